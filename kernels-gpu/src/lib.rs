@@ -1,0 +1,1 @@
+//! Pascaline's GPU kernels, their launch contracts, and the layouts host and device share.

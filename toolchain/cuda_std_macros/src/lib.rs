@@ -1,0 +1,1 @@
+//! The attributes of cuda_std: #[kernel] and #[gpu_only].
