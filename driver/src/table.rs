@@ -89,6 +89,15 @@ macro_rules! travels_as {
     ($ty:ty) => { $ty };
 }
 
+/// Keeps a symbol inside the program or dynamic library that contains it: exported, it would stand in for the
+/// driver's own in every other library of the process.
+macro_rules! hide {
+    ($name:ident) => {
+        #[cfg(target_os = "linux")]
+        std::arch::global_asm!(concat!(".hidden ", stringify!($name)));
+    };
+}
+
 macro_rules! functions {
     ($($reach:ident { $( $name:ident( $( $(#[$open:ident])? $arg:ident : $ty:ty ),* ); )* })*) => {
         #[allow(non_camel_case_types, clippy::enum_variant_names)]
@@ -100,6 +109,8 @@ macro_rules! functions {
 
         $($(
             const _: unsafe extern "C" fn($($ty),*) -> CUresult = cust_raw::$name;
+
+            hide!($name);
 
             #[unsafe(no_mangle)]
             #[allow(non_snake_case)]
@@ -338,6 +349,9 @@ functions! {
 
 const _: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult = cust_raw::cuGetErrorName;
 const _: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult = cust_raw::cuGetErrorString;
+
+hide!(cuGetErrorName);
+hide!(cuGetErrorString);
 
 /// Answered here, never by the backend: every code has a name, so printing an error can't fail.
 #[unsafe(no_mangle)]

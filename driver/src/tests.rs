@@ -259,7 +259,9 @@ fn calls_are_counted_while_asked_for() {
     assert_eq!(faults::calls("cuEventRecord"), 0);
     faults::count_calls(true);
     assert_eq!(faults::script("cuMemFree:1=1"), Ok(()));
-    (record(), record(), free());
+    record();
+    record();
+    free();
     assert_eq!(faults::calls("cuEventRecord"), 2);
     assert_eq!(faults::calls("cuMemFree"), 1, "a call with a scripted fault counts");
     assert_eq!(faults::calls("cuMemFree_v2"), 1);
