@@ -40,8 +40,11 @@ impl Device {
                 for ordinal in 0..count {
                     match CudaDevice::new(ordinal) {
                         Ok(device) => {
-                            let Properties { name, capability: (major, minor), .. } = device.properties().clone();
-                            let reason = format!("{name} is the first device of compute capability 6.1 or newer ({major}.{minor})");
+                            let Properties { name, capability: (major, minor), .. } =
+                                device.properties().clone();
+                            let reason = format!(
+                                "{name} is the first device of compute capability 6.1 or newer ({major}.{minor})"
+                            );
                             return Choice { device: Self::Cuda(device), reason };
                         }
                         Err(error) => refused.push(error.to_string()),

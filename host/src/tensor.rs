@@ -69,7 +69,9 @@ impl Storage {
     fn uninitialized(device: &Device, dtype: DType, elements: usize) -> Result<Self> {
         match device {
             Device::Cpu => Ok(Self::Cpu(CpuBuffer::zeros(dtype, elements))),
-            Device::Cuda(device) => DeviceBuffer::uninitialized(device, elements * dtype.size()).map(Self::Cuda),
+            Device::Cuda(device) => {
+                DeviceBuffer::uninitialized(device, elements * dtype.size()).map(Self::Cuda)
+            }
         }
     }
 
@@ -108,7 +110,13 @@ impl Layout {
         if self.shape.elements() == 0 {
             return 0;
         }
-        1 + self.shape.dims().iter().zip(&self.strides).map(|(&extent, &stride)| (extent - 1) * stride).sum::<usize>()
+        1 + self
+            .shape
+            .dims()
+            .iter()
+            .zip(&self.strides)
+            .map(|(&extent, &stride)| (extent - 1) * stride)
+            .sum::<usize>()
     }
 
     fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
@@ -192,7 +200,12 @@ impl Tensor {
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if self.layout.dtype != T::DTYPE {
             let expected = T::DTYPE.to_string();
-            return Err(Error::DType { op: "to_vec", argument: "tensor", expected, found: self.layout.dtype });
+            return Err(Error::DType {
+                op: "to_vec",
+                argument: "tensor",
+                expected,
+                found: self.layout.dtype,
+            });
         }
         if !self.is_contiguous() {
             return self.contiguous()?.to_vec();
@@ -258,7 +271,12 @@ impl Tensor {
         let rank = self.shape().rank();
         if a >= rank || b >= rank {
             let expected = format!("extents {a} and {b}");
-            return Err(Error::Shape { op: "swap_dims", argument: "tensor", expected, found: self.shape().clone() });
+            return Err(Error::Shape {
+                op: "swap_dims",
+                argument: "tensor",
+                expected,
+                found: self.shape().clone(),
+            });
         }
         let mut layout = self.layout.clone();
         let mut dims = layout.shape.dims().to_vec();
@@ -301,7 +319,9 @@ impl Tensor {
         let (at, bytes) = (offset * size, elements * size);
         let mut storage = Storage::uninitialized(device, source.dtype(), elements)?;
         match (&*source.storage, &mut storage) {
-            (Storage::Cpu(from), Storage::Cpu(to)) => to.bytes_mut().copy_from_slice(&from.bytes()[at..at + bytes]),
+            (Storage::Cpu(from), Storage::Cpu(to)) => {
+                to.bytes_mut().copy_from_slice(&from.bytes()[at..at + bytes])
+            }
             (Storage::Cpu(from), Storage::Cuda(to)) => to.upload(0, &from.bytes()[at..at + bytes])?,
             (Storage::Cuda(from), Storage::Cpu(to)) => from.download(at, to.bytes_mut())?,
             (Storage::Cuda(from), Storage::Cuda(to)) => hand_over(from, at, to, bytes)?,
@@ -472,7 +492,9 @@ mod tests {
         let wrong = Tensor::from_slice(&[1.0f32], [2], &Device::Cpu);
         assert!(matches!(wrong, Err(Error::Shape { .. })));
         let x = Tensor::zeros([2, 3], DType::F32, &Device::Cpu).unwrap();
-        assert!(x.narrow(0, 1, 2).is_err() && x.narrow(2, 0, 1).is_err() && x.narrow(0, usize::MAX, 2).is_err());
+        assert!(
+            x.narrow(0, 1, 2).is_err() && x.narrow(2, 0, 1).is_err() && x.narrow(0, usize::MAX, 2).is_err()
+        );
         assert!(x.reshape([7]).is_err() && x.swap_dims(0, 2).is_err());
         assert!(matches!(x.to_vec::<u32>(), Err(Error::DType { .. })));
     }

@@ -12,4 +12,6 @@ mod spec;
 pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
-pub const KERNELS: &[&[KernelSpec]] = &[softmax::KERNELS];
+pub const KERNELS: &[&[KernelSpec]] = &[
+    softmax::KERNELS, //
+];

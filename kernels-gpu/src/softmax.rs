@@ -75,7 +75,15 @@ unsafe fn row_normalizer<T: Element>(x: *const T, cols: u32, lane: u32, width: u
 /// # Safety
 /// As [`row_normalizer`].
 #[inline(always)]
-unsafe fn write_row<T: Element>(y: *mut T, x: *const T, cols: u32, lane: u32, width: u32, max: f32, sum: f32) {
+unsafe fn write_row<T: Element>(
+    y: *mut T,
+    x: *const T,
+    cols: u32,
+    lane: u32,
+    width: u32,
+    max: f32,
+    sum: f32,
+) {
     let scale = rcp(sum);
     let mut c = lane;
     while c < cols {

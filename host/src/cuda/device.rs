@@ -225,8 +225,10 @@ fn open(ordinal: u32) -> Result<Inner> {
     let (device, properties) = read_properties(ordinal)?;
     if properties.capability < (6, 1) {
         let (major, minor) = properties.capability;
-        let reason =
-            format!("{} has compute capability {major}.{minor}; the kernels need 6.1 or newer", properties.name);
+        let reason = format!(
+            "{} has compute capability {major}.{minor}; the kernels need 6.1 or newer",
+            properties.name
+        );
         return Err(Error::NoDevice { reason });
     }
     let context = Context::new(device).map_err(|_| Error::NoDevice {

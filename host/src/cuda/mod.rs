@@ -13,8 +13,8 @@ mod stream;
 
 pub use device::{CudaDevice, Properties};
 pub use event::Event;
-pub(crate) use launch::{Arg, args};
 pub use launch::trace;
+pub(crate) use launch::{Arg, args};
 pub use module::PTX;
 pub use stream::Stream;
 

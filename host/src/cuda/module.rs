@@ -66,10 +66,8 @@ fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
     let malformed = |log: &str| Error::ModuleLoad { code: 218, log: log.to_owned() };
     let text = CString::new(ptx).map_err(|_| malformed("the PTX holds a NUL byte"))?;
     let mut log = vec![0u8; 16 << 10];
-    let mut options = [
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-    ];
+    let mut options =
+        [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
     let mut module = ptr::null_mut();
     // SAFETY: the caller has made a context current. The text is NUL-terminated; options and values are parallel

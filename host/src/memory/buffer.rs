@@ -101,7 +101,8 @@ impl DeviceBuffer {
         let to = target.as_mut_ptr().cast::<c_void>();
         // SAFETY: the range is inside this buffer (checked above), and `target` is not touched before the
         // synchronisation below.
-        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to, address, target.len(), self.device.stream().raw()) };
+        let result =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(to, address, target.len(), self.device.stream().raw()) };
         check("cuMemcpyDtoHAsync", result)?;
         self.device.synchronize()
     }

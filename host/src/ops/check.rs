@@ -6,24 +6,17 @@ use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut};
 /// A tensor argument, input or output.
 pub(crate) trait Argument {
     fn layout(&self) -> &Layout;
-    fn on(&self) -> Device;
 }
 
 impl Argument for Tensor {
     fn layout(&self) -> &Layout {
         self.layout()
     }
-    fn on(&self) -> Device {
-        self.device()
-    }
 }
 
 impl Argument for TensorMut<'_> {
     fn layout(&self) -> &Layout {
         self.layout()
-    }
-    fn on(&self) -> Device {
-        self.device()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Element types in memory, and vector access to them. All arithmetic is f32: sm_61 computes f16 at 1/64 of its f32
 //! rate, so half precision is a storage format.
 
-use cuda_std::gpu_only;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
+use cuda_std::gpu_only;
 
 /// An IEEE 754 half-precision value as it lies in memory.
 #[derive(Clone, Copy)]

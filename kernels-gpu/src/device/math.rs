@@ -1,8 +1,8 @@
 //! Elementary functions in f32: the hardware's approximations, and what is built on them.
 
-use cuda_std::gpu_only;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
+use cuda_std::gpu_only;
 
 /// log2(e)
 const LOG2_E: f32 = core::f32::consts::LOG2_E;

@@ -91,8 +91,8 @@ pub fn finish(raw: &str) -> Result<String, PtxError> {
             continue;
         }
         if line.contains(".global") && line.contains(MARKER) {
-            let (name, values) =
-                parse_marker(line).ok_or(PtxError::Malformed { line: index + 1, reason: "a launch-bounds marker" })?;
+            let (name, values) = parse_marker(line)
+                .ok_or(PtxError::Malformed { line: index + 1, reason: "a launch-bounds marker" })?;
             bounds.insert(name, values);
             continue;
         }
@@ -210,8 +210,13 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, PtxError> {
             at += 1;
             continue;
         };
-        let mut entry =
-            Entry { name: name.to_owned(), max_threads: 0, min_blocks: 0, shared_bytes: 0, body: String::new() };
+        let mut entry = Entry {
+            name: name.to_owned(),
+            max_threads: 0,
+            min_blocks: 0,
+            shared_bytes: 0,
+            body: String::new(),
+        };
         let malformed = PtxError::Malformed { line: at + 1, reason: "an entry with a body" };
         while at < lines.len() && lines[at] != "{" {
             if let Some(rest) = lines[at].strip_prefix(".maxntid ") {
@@ -320,6 +325,9 @@ mov.u32 %r1, tile;
 
     #[test]
     fn an_unfinished_entry_is_an_error() {
-        assert!(matches!(entries(".visible .entry a()\n{\n\tret;\n"), Err(PtxError::Malformed { line: 1, .. })));
+        assert!(matches!(
+            entries(".visible .entry a()\n{\n\tret;\n"),
+            Err(PtxError::Malformed { line: 1, .. })
+        ));
     }
 }

@@ -18,10 +18,7 @@
 //! [Rust-CUDA]: https://github.com/Rust-GPU/Rust-CUDA
 
 #![cfg_attr(target_arch = "nvptx64", no_std)]
-#![cfg_attr(
-    target_arch = "nvptx64",
-    feature(asm_experimental_arch, stdarch_nvptx, link_llvm_intrinsics)
-)]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx, link_llvm_intrinsics))]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
 pub mod atomic;

@@ -10,7 +10,9 @@ use core::arch::asm;
 pub fn dynamic_smem_size() -> u32 {
     let bytes;
     // SAFETY: reads a special register that every thread has.
-    unsafe { asm!("mov.u32 {}, %dynamic_smem_size;", out(reg32) bytes, options(nomem, nostack, preserves_flags)) };
+    unsafe {
+        asm!("mov.u32 {}, %dynamic_smem_size;", out(reg32) bytes, options(nomem, nostack, preserves_flags))
+    };
     bytes
 }
 
@@ -20,6 +22,8 @@ pub fn dynamic_smem_size() -> u32 {
 pub fn total_smem_size() -> u32 {
     let bytes;
     // SAFETY: reads a special register that every thread has.
-    unsafe { asm!("mov.u32 {}, %total_smem_size;", out(reg32) bytes, options(nomem, nostack, preserves_flags)) };
+    unsafe {
+        asm!("mov.u32 {}, %total_smem_size;", out(reg32) bytes, options(nomem, nostack, preserves_flags))
+    };
     bytes
 }

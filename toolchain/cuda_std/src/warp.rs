@@ -120,7 +120,12 @@ fn clamp(width: u32, last: u32) -> u32 {
 /// Every lane in `mask` executes this same call with the same mask and width; the caller is one of them.
 #[gpu_only]
 #[inline(always)]
-pub unsafe fn warp_shuffle_down<T: WarpShuffleValue>(mask: u32, value: T, delta: u32, width: u32) -> (T, bool) {
+pub unsafe fn warp_shuffle_down<T: WarpShuffleValue>(
+    mask: u32,
+    value: T,
+    delta: u32,
+    width: u32,
+) -> (T, bool) {
     // SAFETY: the caller's contract is the instruction's.
     let word = unsafe { shfl_down(mask, value.to_word(), delta, clamp(width, 31)) };
     (T::from_word(word), (lane_id() & (width - 1)) + delta < width)
@@ -156,7 +161,12 @@ pub unsafe fn warp_shuffle_idx<T: WarpShuffleValue>(mask: u32, value: T, idx: u3
 /// As [`warp_shuffle_down`].
 #[gpu_only]
 #[inline(always)]
-pub unsafe fn warp_shuffle_xor<T: WarpShuffleValue>(mask: u32, value: T, lane_mask: u32, width: u32) -> (T, bool) {
+pub unsafe fn warp_shuffle_xor<T: WarpShuffleValue>(
+    mask: u32,
+    value: T,
+    lane_mask: u32,
+    width: u32,
+) -> (T, bool) {
     // SAFETY: the caller's contract is the instruction's.
     let word = unsafe { shfl_bfly(mask, value.to_word(), lane_mask, clamp(width, 31)) };
     (T::from_word(word), lane_mask < width)

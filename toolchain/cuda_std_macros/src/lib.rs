@@ -28,13 +28,22 @@ fn expand_kernel(
     let (max_threads, min_blocks) = launch_bounds(&options)?;
     let signature = &function.sig;
     if signature.unsafety.is_none() {
-        return Err(Error::new_spanned(signature, "a kernel must be an `unsafe fn`: it is launched by contract"));
+        return Err(Error::new_spanned(
+            signature,
+            "a kernel must be an `unsafe fn`: it is launched by contract",
+        ));
     }
     if let ReturnType::Type(..) = signature.output {
-        return Err(Error::new_spanned(&signature.output, "a kernel returns nothing; write through a pointer"));
+        return Err(Error::new_spanned(
+            &signature.output,
+            "a kernel returns nothing; write through a pointer",
+        ));
     }
     if !signature.generics.params.is_empty() {
-        return Err(Error::new_spanned(&signature.generics, "a kernel has one symbol, so it can't be generic"));
+        return Err(Error::new_spanned(
+            &signature.generics,
+            "a kernel has one symbol, so it can't be generic",
+        ));
     }
     let mut checks = Vec::new();
     for input in &signature.inputs {
