@@ -12,7 +12,6 @@ pub mod against_ours {
 }
 
 /// Against the release.
-#[allow(unexpected_cfgs)] // its attributes ask for the 32-bit `nvptx`, which rustc no longer knows
 pub mod against_published {
     use published as cuda_std;
     include!("kernels.rs");
