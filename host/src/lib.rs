@@ -1,1 +1,35 @@
-//! Pascaline.
+//! Qwen3-VL, and the kernels under it, on NVIDIA Pascal GPUs (sm_61), with the GPU code written in Rust.
+//!
+//! [`Device`] says where, [`Tensor`] holds data, [`ops`] computes, [`Error`] says what went wrong. Every op also
+//! runs on the CPU.
+//!
+//! ```
+//! use pascaline::{Device, Tensor, ops};
+//!
+//! # fn main() -> pascaline::Result<()> {
+//! let device = Device::auto(); // a CUDA device if there is one, else the CPU
+//! let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], &device)?;
+//! let y = ops::softmax(&x)?;
+//! assert!((y.to_vec::<f32>()?[0] - 0.26894143).abs() < 1e-6);
+//! # Ok(()) }
+//! ```
+
+#[doc(hidden)]
+pub mod cli;
+mod cpu;
+pub mod cuda;
+mod device;
+mod dtype;
+mod error;
+mod gpu;
+pub mod memory;
+pub mod ops;
+mod shape;
+mod tensor;
+pub mod testing;
+
+pub use device::{Choice, Device};
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use shape::Shape;
+pub use tensor::{MAX_ELEMENTS, Tensor, TensorMut};

@@ -1,1 +1,17 @@
-//! Pascaline's GPU kernels, their launch contracts, and the layouts host and device share.
+//! Pascaline's GPU kernels: one file per op, each holding its launch contracts ([`KernelSpec`]), the kernels and
+//! what they have in common. On the host this crate is a library of contracts; compiled for `nvptx64` by
+//! `cuda_builder` it is one PTX file.
+
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
+
+pub mod device;
+pub mod softmax;
+mod spec;
+
+pub use spec::KernelSpec;
+
+/// The contracts of every kernel in the PTX, one slice per op.
+pub const KERNELS: &[&[KernelSpec]] = &[
+    softmax::KERNELS, //
+];

@@ -1,0 +1,151 @@
+//! Where the functions come from: the driver library, opened when first needed, or the virtual GPU.
+
+use std::env;
+use std::ffi::c_void;
+use std::sync::{LazyLock, OnceLock};
+
+use libloading::Library;
+
+/// What stands behind the driver API in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// The installed driver's library.
+    Real,
+    /// The virtual sm_61 GPU.
+    Virtual,
+}
+
+/// The backend asked for cannot be had: the other one is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the {0:?} backend of the CUDA driver API is in use in this process and cannot be changed any more")]
+pub struct AlreadySelected(
+    /// The backend in use.
+    pub Backend,
+);
+
+static SELECTED: OnceLock<Backend> = OnceLock::new();
+
+/// Chooses the backend, for the whole process and for good. To be called before the first driver call, which
+/// otherwise decides by the environment: `PASCALINE_DEVICE=virtual` means [`Backend::Virtual`], all else
+/// [`Backend::Real`]. Choosing again what is in use is no error.
+pub fn select(backend: Backend) -> Result<(), AlreadySelected> {
+    match *SELECTED.get_or_init(|| backend) {
+        selected if selected == backend => Ok(()),
+        selected => Err(AlreadySelected(selected)),
+    }
+}
+
+/// The backend in use; `None` before [`select`] and before the first driver call.
+pub fn backend() -> Option<Backend> {
+    SELECTED.get().copied()
+}
+
+/// How the search for the driver library went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LibraryStatus {
+    /// What was tried, in order; the search ends at the first that loads.
+    pub attempts: Vec<Attempt>,
+}
+
+/// One name or path under which the driver library was looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// A bare name is looked for where the system's loader looks.
+    pub path: &'static str,
+    /// Why it could not be used; `None` means that it was loaded.
+    pub error: Option<String>,
+}
+
+impl LibraryStatus {
+    /// The name or path that was loaded.
+    pub fn loaded(&self) -> Option<&'static str> {
+        self.attempts.iter().find(|attempt| attempt.error.is_none()).map(|attempt| attempt.path)
+    }
+}
+
+/// Where the driver library was looked for and with what result. Opens it if no call has done so yet (which
+/// neither initialises the driver nor selects a backend).
+pub fn library() -> &'static LibraryStatus {
+    &REAL.status
+}
+
+/// The backend's function `name`, or the code that a call to it answers: no device where there is no driver
+/// library, not supported where the backend lacks the function.
+pub(crate) fn address_of(name: &str) -> Result<*mut c_void, u32> {
+    const NO_DEVICE: u32 = 100;
+    const NOT_SUPPORTED: u32 = 801;
+    let address = match SELECTED.get_or_init(from_environment) {
+        Backend::Real => symbol(REAL.library.as_ref().ok_or(NO_DEVICE)?, name),
+        Backend::Virtual => virtual_symbol(name),
+    };
+    address.filter(|address| !address.is_null()).map(<*const c_void>::cast_mut).ok_or(NOT_SUPPORTED)
+}
+
+fn from_environment() -> Backend {
+    match env::var_os("PASCALINE_DEVICE") {
+        Some(device) if device == "virtual" => Backend::Virtual,
+        _ => Backend::Real,
+    }
+}
+
+/// The virtual GPU's function `name`.
+#[cfg(not(test))]
+fn virtual_symbol(_name: &str) -> Option<*const c_void> {
+    None
+}
+
+/// This crate's unit tests run on a table of their own.
+#[cfg(test)]
+use crate::tests::virtual_symbol;
+
+/// The names, in order. Never `libcuda.so`: toolkits ship a stub under it that answers every call with an error.
+#[cfg(not(windows))]
+const PATHS: &[&str] = &["libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"];
+#[cfg(windows)]
+const PATHS: &[&str] = &["nvcuda.dll"];
+
+struct Real {
+    /// Never closed: the driver runs threads of its own, and calls may come until the process ends.
+    library: Option<Library>,
+    status: LibraryStatus,
+}
+
+static REAL: LazyLock<Real> = LazyLock::new(|| {
+    let mut attempts = Vec::new();
+    for &path in PATHS {
+        let opened = open(path).map_err(|error| error.to_string()).and_then(|library| {
+            match symbol(&library, "cuInit") {
+                Some(_) => Ok(library),
+                None => Err("it does not export cuInit".to_string()),
+            }
+        });
+        let (library, error) = match opened {
+            Ok(library) => (Some(library), None),
+            Err(error) => (None, Some(error)),
+        };
+        attempts.push(Attempt { path, error });
+        if library.is_some() {
+            return Real { library, status: LibraryStatus { attempts } };
+        }
+    }
+    Real { library: None, status: LibraryStatus { attempts } }
+});
+
+#[cfg(not(windows))]
+fn open(path: &str) -> Result<Library, libloading::Error> {
+    // SAFETY: the file names the system's CUDA driver, whose load-time code the user trusts by having installed it.
+    unsafe { Library::new(path) }
+}
+
+/// From the system's folder alone, so that a file of that name in the current folder is not picked up.
+#[cfg(windows)]
+fn open(path: &str) -> Result<Library, libloading::Error> {
+    use libloading::os::windows::{LOAD_LIBRARY_SEARCH_SYSTEM32, Library as System};
+    // SAFETY: the file names the system's CUDA driver, whose load-time code the user trusts by having installed it.
+    unsafe { System::load_with_flags(path, LOAD_LIBRARY_SEARCH_SYSTEM32) }.map(Library::from)
+}
+
+fn symbol(library: &Library, name: &str) -> Option<*const c_void> {
+    // SAFETY: the symbol is taken as a bare address; what is behind it is claimed where it is called.
+    unsafe { library.get::<*const c_void>(name.as_bytes()) }.ok().map(|symbol| *symbol)
+}

@@ -1,0 +1,42 @@
+//! One file per op, with the names of `gpu/`: the fallback, right and not slow. Arguments have been checked by `ops`.
+
+pub(crate) mod copy;
+pub(crate) mod softmax;
+
+use crate::{DType, Element, Error, Result, Tensor, TensorMut};
+
+/// Work per rayon task, in elements: below it a task costs more than it saves.
+pub(crate) const ELEMENTS_PER_TASK: usize = 1 << 14;
+
+/// Runs `$body` with `$T` bound to the Rust type of a floating-point `DType`; `ops` has refused all others.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            _ => {
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_float;
+
+/// The elements of a CPU tensor from its first on.
+pub(crate) fn slice<T: Element>(x: &Tensor) -> Result<&[T]> {
+    let found = x.dtype();
+    x.cpu().ok_or_else(|| internal::<T>(found))
+}
+
+/// The elements of a CPU output from its first on.
+pub(crate) fn slice_mut<'a, T: Element>(y: &'a mut TensorMut<'_>) -> Result<&'a mut [T]> {
+    let found = y.dtype();
+    y.cpu().ok_or_else(|| internal::<T>(found))
+}
+
+fn internal<T: Element>(found: DType) -> Error {
+    Error::DType { op: "cpu", argument: "tensor", expected: format!("{} in host memory", T::DTYPE), found }
+}

@@ -1,0 +1,292 @@
+//! A CUDA device: its primary context, the loaded kernels and a stream.
+
+use super::module::Module;
+use super::{Event, Stream, check, ensure_alive};
+use crate::{Error, Result};
+use cust::context::{Context, CurrentContext};
+use cust::device::DeviceAttribute;
+use cust::sys;
+use pascaline_driver as driver;
+use std::cell::Cell;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// The oldest driver that loads the kernels' PTX 6.4: CUDA 10.1's.
+const MIN_DRIVER: i32 = 10010;
+/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`, newer than cust's enum.
+const MEMORY_POOLS_SUPPORTED: u32 = 115;
+
+/// A device that the kernels are loaded on, and the stream that work on it goes to. Having one proves that the
+/// driver is new enough, the context is alive and every kernel is there. Cheap to clone.
+#[derive(Clone)]
+pub struct CudaDevice {
+    inner: Arc<Inner>,
+    stream: Arc<Stream>,
+}
+
+struct Inner {
+    context: Context,
+    module: Module,
+    properties: Properties,
+}
+
+/// What is known about a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Properties {
+    /// The driver's number for it.
+    pub ordinal: u32,
+    /// Its name.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (i32, i32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Boost clock in kHz.
+    pub clock_khz: u32,
+    /// Memory clock in kHz.
+    pub memory_clock_khz: u32,
+    /// Width of the memory bus in bits.
+    pub memory_bus_bits: u32,
+    /// Bytes of L2 cache.
+    pub l2_bytes: usize,
+    /// Bytes of device memory.
+    pub memory_bytes: usize,
+    /// Whether the driver has stream-ordered memory pools for it.
+    pub memory_pools: bool,
+    /// Whether the system stops kernels that run for seconds, as it does on a GPU that drives a display.
+    pub watchdog: bool,
+}
+
+thread_local! {
+    /// The ordinal of the device whose context is current on this thread.
+    static CURRENT: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// One context and module per device for the life of the process.
+static OPENED: Mutex<Vec<Option<Arc<Inner>>>> = Mutex::new(Vec::new());
+
+/// Initialises the driver once and gives its version (12040 for 12.4), or why there is none.
+pub(crate) fn driver_version() -> Result<i32> {
+    static VERSION: OnceLock<Result<i32>> = OnceLock::new();
+    VERSION.get_or_init(init_driver).clone()
+}
+
+fn init_driver() -> Result<i32> {
+    // SAFETY: cuInit may be called at any time; without a driver the seam answers with an error code.
+    let result = unsafe { sys::cuInit(0) };
+    if result != sys::CUresult::CUDA_SUCCESS {
+        return Err(Error::NoDevice { reason: why_not_initialised() });
+    }
+    let mut version = 0;
+    // SAFETY: `version` is written before it is used.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    if version < MIN_DRIVER {
+        let reason = format!(
+            "the driver supports CUDA {}.{}, the kernels need 10.1 or newer; update the NVIDIA driver",
+            version / 1000,
+            version % 1000 / 10
+        );
+        return Err(Error::NoDevice { reason });
+    }
+    Ok(version)
+}
+
+fn why_not_initialised() -> String {
+    let code = driver::last_raw_code();
+    let library = driver::library();
+    if driver::backend() == Some(driver::Backend::Real) && library.loaded().is_none() {
+        let tried: Vec<_> = library.attempts.iter().map(|attempt| attempt.path).collect();
+        return format!("no NVIDIA driver is installed (looked for {})", tried.join(", "));
+    }
+    format!("the driver does not start: {} ({code})", driver::code_text(code))
+}
+
+impl CudaDevice {
+    /// How many devices the driver sees.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] without a usable driver.
+    pub fn count() -> Result<u32> {
+        driver_version()?;
+        cust::device::Device::num_devices()
+            .map_err(|_| Error::NoDevice { reason: "the driver does not list its devices".into() })
+    }
+
+    /// What the driver says about a device, without making a context on it.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`].
+    pub fn properties_of(ordinal: u32) -> Result<Properties> {
+        read_properties(ordinal).map(|(_, properties)| properties)
+    }
+
+    /// Opens a device with a stream of its own. The context and the kernels are shared by all handles of one device.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if there is no such device or it is older than compute capability 6.1,
+    /// [`Error::ModuleLoad`] if the driver refuses the kernels.
+    pub fn new(ordinal: u32) -> Result<Self> {
+        ensure_alive("opening the device")?;
+        let index = ordinal as usize;
+        let mut opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if opened.len() <= index {
+            opened.resize(index + 1, None);
+        }
+        let inner = match &opened[index] {
+            Some(inner) => Arc::clone(inner),
+            None => {
+                let inner = Arc::new(open(ordinal)?);
+                opened[index] = Some(Arc::clone(&inner));
+                inner
+            }
+        };
+        drop(opened);
+        bind(&inner)?;
+        Ok(Self { stream: Arc::new(Stream::new()?), inner })
+    }
+
+    /// The same device with a new stream of its own: work on it runs beside work on this one.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn with_new_stream(&self) -> Result<Self> {
+        self.bind()?;
+        Ok(Self { inner: Arc::clone(&self.inner), stream: Arc::new(Stream::new()?) })
+    }
+
+    /// What is known about the device.
+    pub fn properties(&self) -> &Properties {
+        &self.inner.properties
+    }
+
+    /// The stream that work on this handle goes to.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// A new event.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn event(&self) -> Result<Event> {
+        self.bind()?;
+        Event::new()
+    }
+
+    /// Waits for everything queued on this handle's stream and reports errors of it.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] if a kernel faulted.
+    pub fn synchronize(&self) -> Result<()> {
+        self.bind()?;
+        self.stream.synchronize()
+    }
+
+    /// Free and total bytes of device memory now.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: a context is current; both are written before they are used.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    /// Whether two handles mean the same device and the same stream.
+    pub fn same_stream(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.stream, &other.stream)
+    }
+
+    pub(crate) fn module(&self) -> &Module {
+        &self.inner.module
+    }
+
+    /// Makes this device's context current on the calling thread.
+    pub(crate) fn bind(&self) -> Result<()> {
+        bind(&self.inner)
+    }
+}
+
+fn bind(inner: &Inner) -> Result<()> {
+    ensure_alive("cuCtxSetCurrent")?;
+    let ordinal = inner.properties.ordinal;
+    if CURRENT.get() != Some(ordinal) {
+        CurrentContext::set_current(&inner.context)
+            .map_err(|_| Error::NoDevice { reason: "the context can't be made current".into() })?;
+        CURRENT.set(Some(ordinal));
+    }
+    Ok(())
+}
+
+fn open(ordinal: u32) -> Result<Inner> {
+    let (device, properties) = read_properties(ordinal)?;
+    if properties.capability < (6, 1) {
+        let (major, minor) = properties.capability;
+        let reason = format!(
+            "{} has compute capability {major}.{minor}; the kernels need 6.1 or newer",
+            properties.name
+        );
+        return Err(Error::NoDevice { reason });
+    }
+    let context = Context::new(device).map_err(|_| Error::NoDevice {
+        reason: format!("no context on {}: {}", properties.name, driver::code_text(driver::last_raw_code())),
+    })?;
+    let inner = Inner { context, module: Module::empty(), properties };
+    CURRENT.set(None); // the primary context may have been made current by others
+    bind(&inner)?;
+    Ok(Inner { module: Module::load()?, ..inner })
+}
+
+fn read_properties(ordinal: u32) -> Result<(cust::device::Device, Properties)> {
+    let count = CudaDevice::count()?;
+    if ordinal >= count {
+        let reason = match count {
+            0 => "the driver sees no device".to_owned(),
+            _ => format!("device {ordinal} does not exist; the driver sees {count}, counted from 0"),
+        };
+        return Err(Error::NoDevice { reason });
+    }
+    let unreadable = |_| Error::NoDevice { reason: format!("device {ordinal} does not say what it is") };
+    let device = cust::device::Device::get_device(ordinal).map_err(unreadable)?;
+    let attribute = |attribute| device.get_attribute(attribute).unwrap_or(0);
+    let properties = Properties {
+        ordinal,
+        name: device.name().map_err(unreadable)?,
+        capability: (
+            attribute(DeviceAttribute::ComputeCapabilityMajor),
+            attribute(DeviceAttribute::ComputeCapabilityMinor),
+        ),
+        multiprocessors: attribute(DeviceAttribute::MultiprocessorCount) as u32,
+        clock_khz: attribute(DeviceAttribute::ClockRate) as u32,
+        memory_clock_khz: attribute(DeviceAttribute::MemoryClockRate) as u32,
+        memory_bus_bits: attribute(DeviceAttribute::GlobalMemoryBusWidth) as u32,
+        l2_bytes: attribute(DeviceAttribute::L2CacheSize) as usize,
+        memory_bytes: device.total_memory().map_err(unreadable)?,
+        memory_pools: raw_attribute(&device, MEMORY_POOLS_SUPPORTED) != 0,
+        watchdog: attribute(DeviceAttribute::KernelExecTimeout) != 0,
+    };
+    Ok((device, properties))
+}
+
+/// An attribute that cust's enum lacks; zero where the driver does not know it either.
+fn raw_attribute(device: &cust::device::Device, attribute: u32) -> i32 {
+    // The seam exports this symbol with an `int` attribute, so any number may be asked for.
+    #[allow(clashing_extern_declarations)]
+    unsafe extern "C" {
+        fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: i32) -> u32;
+    }
+    let mut value = 0;
+    // SAFETY: `value` is written before it is used; an unknown attribute is answered with an error code, which is
+    // returned as a plain integer here.
+    let code = unsafe { cuDeviceGetAttribute(&mut value, attribute, device.as_raw()) };
+    if code == 0 { value } else { 0 }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cuda:{} ({})", self.inner.properties.ordinal, self.inner.properties.name)
+    }
+}

@@ -1,0 +1,77 @@
+//! Events: points in a stream to wait for and to measure time between.
+
+use super::{Stream, check, ensure_alive, is_lost};
+use crate::Result;
+use cust::sys;
+use std::ptr;
+use std::time::Duration;
+
+/// A point in a stream.
+#[derive(Debug)]
+pub struct Event {
+    raw: sys::CUevent,
+}
+
+// SAFETY: the driver API lets any thread use an event; the handle is only a name for it.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// A new event with timing, in the current context.
+    pub(crate) fn new() -> Result<Self> {
+        ensure_alive("cuEventCreate")?;
+        let mut raw = ptr::null_mut();
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
+        // SAFETY: the caller has made a context current; `raw` is written before it is used.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
+        Ok(Self { raw })
+    }
+
+    /// The driver's handle.
+    pub fn raw(&self) -> sys::CUevent {
+        self.raw
+    }
+
+    /// Puts the event behind all work queued on `stream` so far.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        ensure_alive("cuEventRecord")?;
+        // SAFETY: both handles live.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
+    }
+
+    /// Waits until the event has been reached.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`](crate::Error::DeviceLost) if a kernel faulted.
+    pub fn synchronize(&self) -> Result<()> {
+        ensure_alive("cuEventSynchronize")?;
+        // SAFETY: the event lives as long as `self`.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+    }
+
+    /// GPU time from `earlier` to this event; both must have been reached.
+    ///
+    /// # Errors
+    /// A driver error, also if one of them was never recorded.
+    pub fn since(&self, earlier: &Event) -> Result<Duration> {
+        ensure_alive("cuEventElapsedTime")?;
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both handles live; `milliseconds` is written before it is used.
+        let result = unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.raw, self.raw) };
+        check("cuEventElapsedTime", result)?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if !is_lost() {
+            // SAFETY: created by `new` and destroyed once. An error can't be reported from a drop.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+        }
+    }
+}

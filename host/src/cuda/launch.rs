@@ -1,0 +1,125 @@
+//! Launching a kernel as its [`KernelSpec`] says.
+
+use super::module::Kernel;
+use super::{CudaDevice, check};
+use crate::{Error, Result};
+use cust::sys;
+use kernels_gpu::KernelSpec;
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::ptr;
+
+/// One kernel argument, with its size, so that it can be checked against the PTX.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arg {
+    bits: u64,
+    size: u8,
+}
+
+macro_rules! arg_from {
+    ($($ty:ty: $value:ident => $bits:expr;)*) => {$(
+        impl From<$ty> for Arg {
+            fn from($value: $ty) -> Self {
+                Self { bits: $bits, size: size_of::<$ty>() as u8 }
+            }
+        }
+    )*};
+}
+
+arg_from! {
+    u64: value => value;
+    u32: value => u64::from(value);
+    i32: value => u64::from(value as u32);
+    f32: value => u64::from(value.to_bits());
+}
+
+/// The arguments of a launch, in the kernel's order: device addresses (`u64`), `u32`, `i32`, `f32`.
+macro_rules! args {
+    ($($argument:expr),* $(,)?) => { &[$($crate::cuda::Arg::from($argument)),*] };
+}
+pub(crate) use args;
+
+thread_local! {
+    static TRACE: RefCell<Option<Vec<&'static str>>> = const { RefCell::new(None) };
+}
+
+/// Runs `work` and gives, beside its result, the names of the kernels that this thread launched in it.
+pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<&'static str>) {
+    TRACE.with(|trace| *trace.borrow_mut() = Some(Vec::new()));
+    let result = work();
+    (result, TRACE.with(|trace| trace.borrow_mut().take()).unwrap_or_default())
+}
+
+/// The largest grid along x, y, z (CUDA C Programming Guide, compute capability 6.1).
+const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+
+impl CudaDevice {
+    /// Queues a kernel on this device's stream. A grid with a zero extent is nothing to do.
+    ///
+    /// The number and the sizes of the arguments are checked against the PTX, the grid against the hardware's limit.
+    ///
+    /// # Safety
+    /// What the kernel's own safety section asks for: its pointers are valid on this stream for the extents passed,
+    /// inputs and outputs overlap only where it allows, and the arguments have the types it declares.
+    pub(crate) unsafe fn launch(&self, spec: &KernelSpec, grid: [u32; 3], arguments: &[Arg]) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let kernel: &Kernel = self.module().kernel(spec.name).ok_or_else(|| Error::Unsupported {
+            op: spec.name,
+            argument: "kernel",
+            value: spec.name.to_owned(),
+            reason: "it is not in the PTX".into(),
+        })?;
+        if !arguments.iter().map(|argument| argument.size).eq(kernel.parameters.iter().copied()) {
+            return Err(Error::Unsupported {
+                op: spec.name,
+                argument: "arguments",
+                value: format!("{:?}", arguments.iter().map(|argument| argument.size).collect::<Vec<_>>()),
+                reason: format!("the PTX declares parameters of {:?} bytes", kernel.parameters),
+            });
+        }
+        for (axis, (&extent, limit)) in grid.iter().zip(MAX_GRID).enumerate() {
+            if extent > limit {
+                let argument = ["grid.x", "grid.y", "grid.z"][axis];
+                return Err(Error::TooLarge {
+                    op: spec.name,
+                    argument,
+                    elements: extent.into(),
+                    limit: limit.into(),
+                });
+            }
+        }
+        self.bind()?;
+        let mut values: [*mut c_void; 32] = [ptr::null_mut(); 32];
+        for (value, argument) in values.iter_mut().zip(arguments) {
+            *value = ptr::from_ref(&argument.bits).cast_mut().cast();
+        }
+        let [x, y, z] = spec.block;
+        // SAFETY: the function belongs to the bound context. `values` points to as many arguments as the kernel has,
+        // each at least as large as its parameter (checked above); the driver copies them before it returns. The
+        // rest is the caller's promise.
+        let result = unsafe {
+            sys::cuLaunchKernel(
+                kernel.function,
+                grid[0],
+                grid[1],
+                grid[2],
+                x,
+                y,
+                z,
+                0,
+                self.stream().raw(),
+                values.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check("cuLaunchKernel", result)?;
+        TRACE.with(|trace| {
+            if let Some(names) = trace.borrow_mut().as_mut() {
+                names.push(spec.name);
+            }
+        });
+        Ok(())
+    }
+}

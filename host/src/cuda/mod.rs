@@ -1,0 +1,63 @@
+//! The CUDA driver through cust: device, stream, event, module, launch. Knows no op.
+//!
+//! `use cust` stands only in this folder and in `memory`. cust's own wrappers are used where they are sound and
+//! enough (initialisation, devices, the primary context); streams, events, modules and memory go through `cust::sys`
+//! with types of our own, because cust strips `NON_BLOCKING` from streams, has no JIT error log and frees memory
+//! synchronously on drop.
+
+mod device;
+mod event;
+mod launch;
+mod module;
+mod stream;
+
+pub use device::{CudaDevice, Properties};
+pub use event::Event;
+pub use launch::trace;
+pub(crate) use launch::{Arg, args};
+pub use module::PTX;
+pub use stream::Stream;
+
+use crate::{Error, Result};
+use cust::sys::CUresult;
+use pascaline_driver as driver;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set by the first device fault; no driver call follows it.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Whether the GPU has faulted in this process.
+pub fn is_lost() -> bool {
+    LOST.load(Ordering::Relaxed)
+}
+
+/// Codes after which the context is unusable: faults of a kernel, time-outs, ECC, a device that fell off the bus.
+fn is_sticky(code: u32) -> bool {
+    matches!(code, 4 | 46 | 214 | 219 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
+}
+
+/// Turns a driver result into ours, with the raw code that cust's enum may lack.
+pub(crate) fn check(call: &'static str, result: CUresult) -> Result<()> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let code = match driver::last_raw_code() {
+        0 => result as u32,
+        raw => raw,
+    };
+    let text = driver::code_text(code).to_owned();
+    if is_sticky(code) {
+        LOST.store(true, Ordering::Relaxed);
+        return Err(Error::DeviceLost { call, code, text });
+    }
+    Err(Error::Driver { call, code, text })
+}
+
+/// Fails if the device has faulted, so that nothing is asked of it any more.
+pub(crate) fn ensure_alive(call: &'static str) -> Result<()> {
+    if is_lost() {
+        let text = "the GPU faulted earlier in this process".to_owned();
+        return Err(Error::DeviceLost { call, code: 719, text });
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! Where tensors live and ops run.
+
+use crate::cuda::CudaDevice;
+use crate::{Error, Result};
+use pascaline_driver as driver;
+use std::fmt;
+use std::str::FromStr;
+
+/// The CPU, or a CUDA device (a real one or the virtual GPU) with a stream.
+#[derive(Clone, Debug)]
+pub enum Device {
+    /// The CPU: the fallback for every op.
+    Cpu,
+    /// A CUDA device.
+    Cuda(CudaDevice),
+}
+
+/// The device that `auto` takes, and why.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The device.
+    pub device: Device,
+    /// One sentence for people.
+    pub reason: String,
+}
+
+impl Device {
+    /// The first CUDA device of compute capability 6.1 or newer; without one, the CPU. The virtual GPU is taken only
+    /// if `PASCALINE_DEVICE=virtual` asks for it.
+    pub fn auto() -> Self {
+        Self::choose().device
+    }
+
+    /// As [`auto`](Self::auto), with the reason.
+    pub fn choose() -> Choice {
+        let mut refused = match CudaDevice::count() {
+            Ok(0) => vec!["the driver sees no device".to_owned()],
+            Ok(count) => {
+                let mut refused = Vec::new();
+                for ordinal in 0..count {
+                    match CudaDevice::new(ordinal) {
+                        Ok(device) => {
+                            let Properties { name, capability: (major, minor), .. } =
+                                device.properties().clone();
+                            let reason = format!(
+                                "{name} is the first device of compute capability 6.1 or newer ({major}.{minor})"
+                            );
+                            return Choice { device: Self::Cuda(device), reason };
+                        }
+                        Err(error) => refused.push(error.to_string()),
+                    }
+                }
+                refused
+            }
+            Err(error) => vec![error.to_string()],
+        };
+        refused.dedup();
+        Choice { device: Self::Cpu, reason: refused.join("; ") }
+    }
+
+    /// CUDA device number `ordinal`.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] with the reason.
+    pub fn cuda(ordinal: u32) -> Result<Self> {
+        CudaDevice::new(ordinal).map(Self::Cuda)
+    }
+
+    /// The virtual GPU. It takes the driver's place for the whole process, so it must be asked for before any real
+    /// device is used.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if the real driver is in use already.
+    pub fn virtual_gpu() -> Result<Self> {
+        driver::select(driver::Backend::Virtual)
+            .map_err(|_| Error::NoDevice { reason: "this process already uses the real driver".into() })?;
+        Self::cuda(0)
+    }
+
+    /// Whether it is a CUDA device.
+    pub fn is_cuda(&self) -> bool {
+        matches!(self, Self::Cuda(_))
+    }
+
+    /// Waits for all work queued on it and reports errors.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] if a kernel faulted.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Self::Cpu => Ok(()),
+            Self::Cuda(device) => device.synchronize(),
+        }
+    }
+
+    /// Whether two tensors on these can meet in an op: both on the CPU, or on the same stream of one device.
+    pub fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu, Self::Cpu) => true,
+            (Self::Cuda(a), Self::Cuda(b)) => a.same_stream(b),
+            _ => false,
+        }
+    }
+}
+
+use crate::cuda::Properties;
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(device) => write!(f, "{device:?}"),
+        }
+    }
+}
+
+/// `auto`, `cpu`, `cuda`, `cuda:N` or `virtual`.
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Ok(Self::auto()),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Self::cuda(0),
+            "virtual" => Self::virtual_gpu(),
+            _ => match name.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(ordinal)) => Self::cuda(ordinal),
+                _ => Err(Error::UnknownDevice { name: name.to_owned() }),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_parsed() {
+        assert!(matches!("cpu".parse(), Ok(Device::Cpu)));
+        for name in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "CPU"] {
+            assert_eq!(name.parse::<Device>().unwrap_err(), Error::UnknownDevice { name: name.into() });
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The one error type.
+
+use crate::{DType, Shape};
+
+/// The result of everything here that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, with the op and argument it went wrong at.
+///
+/// Errors of the first group are found before anything is launched: no tensor has changed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A shape that does not fit the op or the other arguments.
+    #[error("{op}: {argument} has shape {found}, expected {expected}")]
+    Shape {
+        /// The op.
+        op: &'static str,
+        /// The argument's name in the op's documentation.
+        argument: &'static str,
+        /// The shape it must have, in words or letters.
+        expected: String,
+        /// The shape it has.
+        found: Shape,
+    },
+    /// An element type the op does not take here.
+    #[error("{op}: {argument} is {found}, expected {expected}")]
+    DType {
+        /// The op.
+        op: &'static str,
+        /// The argument.
+        argument: &'static str,
+        /// The types allowed.
+        expected: String,
+        /// The type it has.
+        found: DType,
+    },
+    /// A view whose elements do not lie as the op needs them.
+    #[error("{op}: {argument} must be {needed}; call `.contiguous()` on it first")]
+    Layout {
+        /// The op.
+        op: &'static str,
+        /// The argument.
+        argument: &'static str,
+        /// What layout is needed.
+        needed: &'static str,
+    },
+    /// A tensor or a launch beyond what the kernels' 32-bit indices reach.
+    #[error("{op}: {argument} has {elements} elements, at most {limit} are supported; split it")]
+    TooLarge {
+        /// The op.
+        op: &'static str,
+        /// The argument.
+        argument: &'static str,
+        /// How many elements it has.
+        elements: u128,
+        /// How many are possible.
+        limit: u128,
+    },
+    /// Arguments on different devices or streams.
+    #[error("{op}: {argument} is on {found}, the output is on {expected}; move it with `.to_device(..)`")]
+    DeviceMismatch {
+        /// The op.
+        op: &'static str,
+        /// The argument.
+        argument: &'static str,
+        /// The output's device.
+        expected: String,
+        /// The argument's device.
+        found: String,
+    },
+    /// An output whose memory other tensors still refer to.
+    #[error("{op}: the output's storage is shared with another tensor or view")]
+    SharedOutput {
+        /// The op.
+        op: &'static str,
+    },
+    /// A value outside what the op supports.
+    #[error("{op}: {argument} = {value} is not supported: {reason}")]
+    Unsupported {
+        /// The op.
+        op: &'static str,
+        /// The argument.
+        argument: &'static str,
+        /// Its value.
+        value: String,
+        /// What is supported.
+        reason: String,
+    },
+
+    /// A device name nobody knows.
+    #[error("unknown device `{name}`; use auto, cpu, cuda, cuda:N or virtual")]
+    UnknownDevice {
+        /// As given.
+        name: String,
+    },
+    /// The GPU was asked for and can't be used.
+    #[error("no usable GPU: {reason}")]
+    NoDevice {
+        /// Why, with the remedy where there is one.
+        reason: String,
+    },
+    /// The driver refused the kernels.
+    #[error("the driver does not load the kernels ({code}): {log}")]
+    ModuleLoad {
+        /// The driver's result code.
+        code: u32,
+        /// Its compiler's log.
+        log: String,
+    },
+    /// The device has no memory left for this. Nothing was launched.
+    #[error("out of memory on {device}: {} asked for, {} of {} free", bytes(*.requested), bytes(*.free), bytes(*.total))]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// Bytes asked for.
+        requested: usize,
+        /// Bytes free on the device.
+        free: usize,
+        /// Bytes of the device.
+        total: usize,
+    },
+    /// A driver call failed; the device is still usable.
+    #[error("{call} failed: {text} ({code})")]
+    Driver {
+        /// The driver API function.
+        call: &'static str,
+        /// The raw result code.
+        code: u32,
+        /// The driver's text for it.
+        text: String,
+    },
+    /// A kernel fault or a lost device. The process can't use this GPU any more; results not yet read are gone.
+    #[error("the GPU stopped at {call}: {text} ({code}); start the program again to use it")]
+    DeviceLost {
+        /// The call that reported it; the fault itself may be older.
+        call: &'static str,
+        /// The raw result code.
+        code: u32,
+        /// The driver's text for it.
+        text: String,
+    },
+}
+
+/// Bytes for people: `1.5 GiB`.
+pub(crate) fn bytes(count: usize) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_are_for_people() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(2 << 30), "2.0 GiB");
+    }
+}

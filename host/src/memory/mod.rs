@@ -1,0 +1,5 @@
+//! Device memory.
+
+mod buffer;
+
+pub use buffer::DeviceBuffer;

@@ -1,0 +1,117 @@
+//! The checks that ops have in common.
+
+use crate::tensor::{Layout, MAX_ELEMENTS};
+use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut};
+
+/// A tensor argument, input or output.
+pub(crate) trait Argument {
+    fn layout(&self) -> &Layout;
+}
+
+impl Argument for Tensor {
+    fn layout(&self) -> &Layout {
+        self.layout()
+    }
+}
+
+impl Argument for TensorMut<'_> {
+    fn layout(&self) -> &Layout {
+        self.layout()
+    }
+}
+
+/// One op's checks: the op's name, and a method per rule. Each gives the typed error that names op and argument.
+#[derive(Clone, Copy)]
+pub(crate) struct Check(pub &'static str);
+
+impl Check {
+    /// Exactly this shape; `expected` says it in the letters of the op's documentation.
+    pub fn shape(
+        self,
+        argument: &'static str,
+        x: &impl Argument,
+        shape: &[usize],
+        expected: impl Into<String>,
+    ) -> Result<()> {
+        match x.layout().shape.dims() == shape {
+            true => Ok(()),
+            false => Err(self.bad_shape(argument, x, expected)),
+        }
+    }
+
+    /// The error for a shape that does not fit.
+    pub fn bad_shape(self, argument: &'static str, x: &impl Argument, expected: impl Into<String>) -> Error {
+        let found: Shape = x.layout().shape.clone();
+        Error::Shape { op: self.0, argument, expected: expected.into(), found }
+    }
+
+    /// f32 or f16.
+    pub fn float(self, argument: &'static str, x: &impl Argument) -> Result<DType> {
+        let dtype = x.layout().dtype;
+        match dtype.is_float() {
+            true => Ok(dtype),
+            false => Err(Error::DType { op: self.0, argument, expected: "f32 or f16".into(), found: dtype }),
+        }
+    }
+
+    /// This element type.
+    pub fn dtype(self, argument: &'static str, x: &impl Argument, expected: DType) -> Result<()> {
+        let found = x.layout().dtype;
+        match found == expected {
+            true => Ok(()),
+            false => Err(Error::DType { op: self.0, argument, expected: expected.to_string(), found }),
+        }
+    }
+
+    /// Row-major without gaps, and small enough for 32-bit indices.
+    pub fn contiguous(self, argument: &'static str, x: &impl Argument) -> Result<()> {
+        self.size(argument, x)?;
+        match x.layout().is_contiguous() {
+            true => Ok(()),
+            false => Err(Error::Layout { op: self.0, argument, needed: "contiguous" }),
+        }
+    }
+
+    /// Small enough for 32-bit indices, gaps between the elements included.
+    pub fn size(self, argument: &'static str, x: &impl Argument) -> Result<()> {
+        let elements = x.layout().span();
+        match elements <= MAX_ELEMENTS {
+            true => Ok(()),
+            false => Err(Error::TooLarge {
+                op: self.0,
+                argument,
+                elements: elements as u128,
+                limit: MAX_ELEMENTS as u128,
+            }),
+        }
+    }
+
+    /// All inputs where the output is; gives the device to run on.
+    pub fn device(self, output: &TensorMut, inputs: &[(&'static str, &Tensor)]) -> Result<Device> {
+        let device = output.device();
+        for (argument, input) in inputs {
+            if !input.device().same(&device) {
+                let (expected, found) = (describe(&device), describe(&input.device()));
+                return Err(Error::DeviceMismatch { op: self.0, argument, expected, found });
+            }
+        }
+        Ok(device)
+    }
+
+    /// The error for a value that is out of range.
+    pub fn unsupported(
+        self,
+        argument: &'static str,
+        value: impl ToString,
+        reason: impl Into<String>,
+    ) -> Error {
+        Error::Unsupported { op: self.0, argument, value: value.to_string(), reason: reason.into() }
+    }
+}
+
+fn describe(device: &Device) -> String {
+    match device {
+        Device::Cpu => "the CPU".into(),
+        Device::Cuda(cuda) => format!("{} (stream {:p})", device, cuda.stream().raw()),
+    }
+}

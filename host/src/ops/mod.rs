@@ -1,0 +1,13 @@
+//! The public, safe ops. Each checks shapes, types, layouts and devices once, for all backends, and then runs on the
+//! device that its tensors are on: `gpu/‹op›.rs` or `cpu/‹op›.rs`.
+//!
+//! Every op comes in two forms: `‹op›(inputs)` allocates its output; `‹op›_into(output, inputs)` writes into a tensor
+//! that nothing else refers to ([`Tensor::view_mut`](crate::Tensor::view_mut)). GPU work is queued on the tensors' stream; only reading back
+//! waits for it. A tensor without elements is a valid argument everywhere its shape fits.
+
+pub(crate) mod check;
+mod copy;
+mod softmax;
+
+pub use copy::{copy, copy_into};
+pub use softmax::{softmax, softmax_into};

@@ -1,0 +1,35 @@
+//! Softmax over the last extent.
+
+use super::check::Check;
+use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("softmax");
+
+/// y[.., c] = exp(x[.., c] − max) / Σ exp(x[.., ·] − max), over the last extent.
+///
+/// `x`: [.., cols] f32 or f16, contiguous. A row of −∞ alone, or with a NaN, gives NaN.
+///
+/// # Errors
+/// [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge), or a
+/// device error.
+pub fn softmax(x: &Tensor) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
+    softmax_into(y.view_mut()?, x)?;
+    Ok(y)
+}
+
+/// [`softmax`] into `y`, of `x`'s shape and type.
+///
+/// # Errors
+/// As [`softmax`], and [`Error::Shape`](crate::Error::Shape), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+pub fn softmax_into(y: TensorMut, x: &Tensor) -> Result<()> {
+    let dtype = CHECK.float("x", x)?;
+    CHECK.contiguous("x", x)?;
+    CHECK.contiguous("y", &y)?;
+    CHECK.dtype("y", &y, dtype)?;
+    CHECK.shape("y", &y, x.dims(), "x's shape")?;
+    match CHECK.device(&y, &[("x", x)])? {
+        Device::Cpu => cpu::softmax::softmax(y, x),
+        Device::Cuda(device) => gpu::softmax::softmax(&device, y, x),
+    }
+}

@@ -1,0 +1,501 @@
+//! Tensors: shape, strides, element type, and shared storage on a device.
+
+use crate::cuda::CudaDevice;
+use crate::memory::DeviceBuffer;
+use crate::{DType, Device, Element, Error, Result, Shape};
+use std::fmt;
+use std::sync::Arc;
+
+/// The most elements a tensor that takes part in an op may have: kernels index with 32 bits.
+pub const MAX_ELEMENTS: usize = i32::MAX as usize;
+
+/// An array on a device. Clones and views share storage; a tensor that shares its storage can't be written.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Arc<Storage>,
+    layout: Layout,
+}
+
+/// Where the elements of a view lie in its storage.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Layout {
+    pub dtype: DType,
+    pub shape: Shape,
+    /// In elements.
+    pub strides: Vec<usize>,
+    /// In elements.
+    pub offset: usize,
+}
+
+pub(crate) enum Storage {
+    Cpu(CpuBuffer),
+    Cuda(DeviceBuffer),
+}
+
+/// Elements in host memory.
+pub(crate) enum CpuBuffer {
+    F32(Vec<f32>),
+    F16(Vec<half::f16>),
+    U32(Vec<u32>),
+}
+
+impl CpuBuffer {
+    fn zeros(dtype: DType, elements: usize) -> Self {
+        match dtype {
+            DType::F32 => Self::F32(vec![0.0; elements]),
+            DType::F16 => Self::F16(vec![half::f16::ZERO; elements]),
+            DType::U32 => Self::U32(vec![0; elements]),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::F32(values) => bytemuck::cast_slice(values),
+            Self::F16(values) => bytemuck::cast_slice(values),
+            Self::U32(values) => bytemuck::cast_slice(values),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::F32(values) => bytemuck::cast_slice_mut(values),
+            Self::F16(values) => bytemuck::cast_slice_mut(values),
+            Self::U32(values) => bytemuck::cast_slice_mut(values),
+        }
+    }
+}
+
+impl Storage {
+    fn uninitialized(device: &Device, dtype: DType, elements: usize) -> Result<Self> {
+        match device {
+            Device::Cpu => Ok(Self::Cpu(CpuBuffer::zeros(dtype, elements))),
+            Device::Cuda(device) => {
+                DeviceBuffer::uninitialized(device, elements * dtype.size()).map(Self::Cuda)
+            }
+        }
+    }
+
+    fn device(&self) -> Device {
+        match self {
+            Self::Cpu(_) => Device::Cpu,
+            Self::Cuda(buffer) => Device::Cuda(buffer.device().clone()),
+        }
+    }
+}
+
+impl Layout {
+    fn contiguous(dtype: DType, shape: Shape) -> Result<Self> {
+        let bytes = shape.checked_elements().and_then(|elements| elements.checked_mul(dtype.size()));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            let elements = shape.dims().iter().fold(1u128, |product, &d| product.saturating_mul(d as u128));
+            let limit = (isize::MAX as usize / dtype.size()) as u128;
+            return Err(Error::TooLarge { op: "tensor", argument: "shape", elements, limit });
+        }
+        Ok(Self { dtype, strides: shape.contiguous_strides(), shape, offset: 0 })
+    }
+
+    pub(crate) fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (&extent, &stride) in self.shape.dims().iter().zip(&self.strides).rev() {
+            if extent != 1 && stride != expected {
+                return self.shape.elements() == 0;
+            }
+            expected *= extent.max(1);
+        }
+        true
+    }
+
+    /// One past the largest element index that the view reaches, relative to its offset.
+    pub(crate) fn span(&self) -> usize {
+        if self.shape.elements() == 0 {
+            return 0;
+        }
+        1 + self
+            .shape
+            .dims()
+            .iter()
+            .zip(&self.strides)
+            .map(|(&extent, &stride)| (extent - 1) * stride)
+            .sum::<usize>()
+    }
+
+    fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+        let extent = self.shape.dims().get(dim).copied();
+        if extent.is_none_or(|extent| start.checked_add(len).is_none_or(|end| end > extent)) {
+            return Err(Error::Shape {
+                op: "narrow",
+                argument: "tensor",
+                expected: format!("extent {dim} to reach {start} + {len}"),
+                found: self.shape.clone(),
+            });
+        }
+        let mut dims = self.shape.dims().to_vec();
+        dims[dim] = len;
+        let offset = if len == 0 { self.offset } else { self.offset + start * self.strides[dim] };
+        Ok(Self { dtype: self.dtype, shape: dims.into(), strides: self.strides.clone(), offset })
+    }
+
+    fn reshape(&self, shape: Shape) -> Result<Self> {
+        if !self.is_contiguous() {
+            return Err(Error::Layout { op: "reshape", argument: "tensor", needed: "contiguous" });
+        }
+        if shape.checked_elements() != Some(self.shape.elements()) {
+            return Err(Error::Shape {
+                op: "reshape",
+                argument: "tensor",
+                expected: format!("as many elements as {shape}"),
+                found: self.shape.clone(),
+            });
+        }
+        Ok(Self { dtype: self.dtype, strides: shape.contiguous_strides(), shape, offset: self.offset })
+    }
+}
+
+impl Tensor {
+    /// A tensor with undefined contents (zeros on the CPU), for an op to write.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if the size in bytes overflows, [`Error::OutOfMemory`].
+    pub fn uninitialized(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+        let layout = Layout::contiguous(dtype, shape.into())?;
+        let storage = Storage::uninitialized(device, dtype, layout.shape.elements())?;
+        Ok(Self { storage: Arc::new(storage), layout })
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// As [`uninitialized`](Self::uninitialized).
+    pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+        let layout = Layout::contiguous(dtype, shape.into())?;
+        let mut storage = Storage::uninitialized(device, dtype, layout.shape.elements())?;
+        if let Storage::Cuda(buffer) = &mut storage {
+            buffer.fill(0)?;
+        }
+        Ok(Self { storage: Arc::new(storage), layout })
+    }
+
+    /// A tensor with these elements, outermost first.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if their number is not the shape's, and as [`uninitialized`](Self::uninitialized).
+    pub fn from_slice<T: Element>(values: &[T], shape: impl Into<Shape>, device: &Device) -> Result<Self> {
+        let layout = Layout::contiguous(T::DTYPE, shape.into())?;
+        if layout.shape.elements() != values.len() {
+            let expected = format!("{} elements", values.len());
+            return Err(Error::Shape { op: "from_slice", argument: "shape", expected, found: layout.shape });
+        }
+        let mut storage = Storage::uninitialized(device, T::DTYPE, values.len())?;
+        match &mut storage {
+            Storage::Cpu(buffer) => buffer.bytes_mut().copy_from_slice(bytemuck::cast_slice(values)),
+            Storage::Cuda(buffer) => buffer.upload(0, bytemuck::cast_slice(values))?,
+        }
+        Ok(Self { storage: Arc::new(storage), layout })
+    }
+
+    /// The elements, outermost first. On a GPU this waits for the work queued before, and reports its errors.
+    ///
+    /// # Errors
+    /// [`Error::DType`] if the elements are not `T`s, [`Error::DeviceLost`] if a kernel faulted.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if self.layout.dtype != T::DTYPE {
+            let expected = T::DTYPE.to_string();
+            return Err(Error::DType {
+                op: "to_vec",
+                argument: "tensor",
+                expected,
+                found: self.layout.dtype,
+            });
+        }
+        if !self.is_contiguous() {
+            return self.contiguous()?.to_vec();
+        }
+        let (offset, elements) = (self.layout.offset, self.shape().elements());
+        match &*self.storage {
+            Storage::Cpu(buffer) => {
+                Ok(bytemuck::cast_slice::<u8, T>(buffer.bytes())[offset..offset + elements].to_vec())
+            }
+            Storage::Cuda(buffer) => {
+                let mut values = vec![T::zeroed(); elements];
+                let size = self.layout.dtype.size();
+                let (offset, target) = (offset * size, bytemuck::cast_slice_mut(&mut values));
+                buffer.download(if elements == 0 { 0 } else { offset }, target)?;
+                Ok(values)
+            }
+        }
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> &Shape {
+        &self.layout.shape
+    }
+
+    /// The extents as a slice.
+    pub fn dims(&self) -> &[usize] {
+        self.layout.shape.dims()
+    }
+
+    /// The distance between neighbours along each extent, in elements.
+    pub fn strides(&self) -> &[usize] {
+        &self.layout.strides
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.layout.dtype
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> Device {
+        self.storage.device()
+    }
+
+    /// Whether the elements lie row-major without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+
+    /// A view of `len` entries along extent `dim`, from `start` on.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if they are outside.
+    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+        Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.narrow(dim, start, len)? })
+    }
+
+    /// A view with two extents exchanged; nothing is moved.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are no such extents.
+    pub fn swap_dims(&self, a: usize, b: usize) -> Result<Self> {
+        let rank = self.shape().rank();
+        if a >= rank || b >= rank {
+            let expected = format!("extents {a} and {b}");
+            return Err(Error::Shape {
+                op: "swap_dims",
+                argument: "tensor",
+                expected,
+                found: self.shape().clone(),
+            });
+        }
+        let mut layout = self.layout.clone();
+        let mut dims = layout.shape.dims().to_vec();
+        dims.swap(a, b);
+        layout.strides.swap(a, b);
+        layout.shape = dims.into();
+        Ok(Self { storage: Arc::clone(&self.storage), layout })
+    }
+
+    /// The same elements under another shape; the tensor must be contiguous.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the counts differ, [`Error::Layout`] if it is not contiguous.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
+        Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.reshape(shape.into())? })
+    }
+
+    /// This tensor if it is contiguous, else a copy that is.
+    ///
+    /// # Errors
+    /// As [`ops::copy`](crate::ops::copy).
+    pub fn contiguous(&self) -> Result<Self> {
+        if self.is_contiguous() { Ok(self.clone()) } else { crate::ops::copy(self) }
+    }
+
+    /// This tensor on another device or stream; a clone if it is there already.
+    ///
+    /// Between two streams of one device the copy waits for the work queued on this tensor's stream so far, and this
+    /// tensor's memory is not reused before the copy is done.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], or a driver error.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        if self.device().same(device) {
+            return Ok(self.clone());
+        }
+        let source = self.contiguous()?;
+        let elements = source.shape().elements();
+        let (size, offset) = (source.dtype().size(), if elements == 0 { 0 } else { source.layout.offset });
+        let (at, bytes) = (offset * size, elements * size);
+        let mut storage = Storage::uninitialized(device, source.dtype(), elements)?;
+        match (&*source.storage, &mut storage) {
+            (Storage::Cpu(from), Storage::Cpu(to)) => {
+                to.bytes_mut().copy_from_slice(&from.bytes()[at..at + bytes])
+            }
+            (Storage::Cpu(from), Storage::Cuda(to)) => to.upload(0, &from.bytes()[at..at + bytes])?,
+            (Storage::Cuda(from), Storage::Cpu(to)) => from.download(at, to.bytes_mut())?,
+            (Storage::Cuda(from), Storage::Cuda(to)) => hand_over(from, at, to, bytes)?,
+        }
+        let layout = Layout::contiguous(source.dtype(), source.shape().clone())?;
+        Ok(Self { storage: Arc::new(storage), layout })
+    }
+
+    /// For writing: proves that nothing else refers to the storage.
+    ///
+    /// # Errors
+    /// [`Error::SharedOutput`] if a clone or view of this tensor is alive.
+    pub fn view_mut(&mut self) -> Result<TensorMut<'_>> {
+        match Arc::get_mut(&mut self.storage) {
+            Some(storage) => Ok(TensorMut { storage, layout: self.layout.clone() }),
+            None => Err(Error::SharedOutput { op: "view_mut" }),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The elements in host memory from the view's first on; `None` on a GPU or for another type.
+    pub(crate) fn cpu<T: Element>(&self) -> Option<&[T]> {
+        match &*self.storage {
+            Storage::Cpu(buffer) if self.layout.dtype == T::DTYPE => {
+                let elements = bytemuck::cast_slice(buffer.bytes());
+                elements.get(self.layout.offset..)
+            }
+            _ => None,
+        }
+    }
+
+    /// The device address of the view's first element; 0 on the CPU and for views without elements.
+    pub(crate) fn address(&self) -> u64 {
+        address(&self.storage, &self.layout)
+    }
+}
+
+fn address(storage: &Storage, layout: &Layout) -> u64 {
+    match storage {
+        Storage::Cuda(buffer) if layout.shape.elements() > 0 => {
+            buffer.address() + (layout.offset * layout.dtype.size()) as u64
+        }
+        _ => 0,
+    }
+}
+
+/// Copies between streams: the target's waits for the source's, and the source's for the copy.
+fn hand_over(from: &DeviceBuffer, at: usize, to: &mut DeviceBuffer, bytes: usize) -> Result<()> {
+    let (source, target): (CudaDevice, CudaDevice) = (from.device().clone(), to.device().clone());
+    if source.properties().ordinal != target.properties().ordinal {
+        let mut staged = vec![0u8; bytes];
+        from.download(at, &mut staged)?;
+        return to.upload(0, &staged);
+    }
+    let written = source.event()?;
+    written.record(source.stream())?;
+    target.stream().wait(&written)?;
+    to.copy_from(0, from, at, bytes)?;
+    let copied = target.event()?;
+    copied.record(target.stream())?;
+    source.stream().wait(&copied)
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor {} {} on {}", self.dtype(), self.shape(), self.device())
+    }
+}
+
+/// A tensor, or a part of one, that is being written. Nothing else refers to its storage meanwhile.
+pub struct TensorMut<'a> {
+    storage: &'a mut Storage,
+    layout: Layout,
+}
+
+impl TensorMut<'_> {
+    /// The extents.
+    pub fn shape(&self) -> &Shape {
+        &self.layout.shape
+    }
+
+    /// The extents as a slice.
+    pub fn dims(&self) -> &[usize] {
+        self.layout.shape.dims()
+    }
+
+    /// The distance between neighbours along each extent, in elements.
+    pub fn strides(&self) -> &[usize] {
+        &self.layout.strides
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.layout.dtype
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> Device {
+        self.storage.device()
+    }
+
+    /// Whether the elements lie row-major without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+
+    /// `len` entries along extent `dim`, from `start` on.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if they are outside.
+    pub fn narrow(self, dim: usize, start: usize, len: usize) -> Result<Self> {
+        let layout = self.layout.narrow(dim, start, len)?;
+        Ok(Self { storage: self.storage, layout })
+    }
+
+    /// The same elements under another shape; they must be contiguous.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the counts differ, [`Error::Layout`] if they are not contiguous.
+    pub fn reshape(self, shape: impl Into<Shape>) -> Result<Self> {
+        let layout = self.layout.reshape(shape.into())?;
+        Ok(Self { storage: self.storage, layout })
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The elements in host memory from the view's first on; `None` on a GPU or for another type.
+    pub(crate) fn cpu<T: Element>(&mut self) -> Option<&mut [T]> {
+        match self.storage {
+            Storage::Cpu(buffer) if self.layout.dtype == T::DTYPE => {
+                let elements = bytemuck::cast_slice_mut(buffer.bytes_mut());
+                elements.get_mut(self.layout.offset..)
+            }
+            _ => None,
+        }
+    }
+
+    /// The device address of the first element; 0 on the CPU and for views without elements.
+    pub(crate) fn address(&self) -> u64 {
+        address(self.storage, &self.layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_share_and_shared_tensors_are_not_written() {
+        let mut x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3], &Device::Cpu).unwrap();
+        let column = x.narrow(1, 1, 1).unwrap();
+        assert_eq!(column.cpu::<f32>().unwrap()[0], 2.0);
+        assert_eq!(column.strides(), [3, 1]);
+        assert_eq!(x.view_mut().err(), Some(Error::SharedOutput { op: "view_mut" }));
+        drop(column);
+        assert!(x.view_mut().is_ok());
+    }
+
+    #[test]
+    fn impossible_shapes_are_typed_errors() {
+        let huge = Tensor::zeros([usize::MAX, 2], DType::F32, &Device::Cpu);
+        assert!(matches!(huge, Err(Error::TooLarge { op: "tensor", .. })), "{huge:?}");
+        let wrong = Tensor::from_slice(&[1.0f32], [2], &Device::Cpu);
+        assert!(matches!(wrong, Err(Error::Shape { .. })));
+        let x = Tensor::zeros([2, 3], DType::F32, &Device::Cpu).unwrap();
+        assert!(
+            x.narrow(0, 1, 2).is_err() && x.narrow(2, 0, 1).is_err() && x.narrow(0, usize::MAX, 2).is_err()
+        );
+        assert!(x.reshape([7]).is_err() && x.swap_dims(0, 2).is_err());
+        assert!(matches!(x.to_vec::<u32>(), Err(Error::DType { .. })));
+    }
+}

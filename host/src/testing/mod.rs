@@ -1,0 +1,21 @@
+//! The case table, and what checks it: one list of [`Case`]s drives the tests, `pascaline validate` and
+//! `pascaline bench`.
+//!
+//! A case knows its shapes, makes its inputs from a fixed seed, runs its op on a device, and computes any rows of the
+//! result naively in f64. [`check()`] runs one on a device and compares.
+
+pub mod case;
+pub mod check;
+pub mod data;
+mod softmax;
+
+pub use case::{Case, HostTensor, Purpose, Tolerance};
+pub use check::{Outcome, Verdict, check};
+
+/// Every case of every op, ops in the order of the README's table.
+pub fn cases() -> Vec<Box<dyn Case>> {
+    let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
+        softmax::cases, //
+    ];
+    ops.iter().flat_map(|cases| cases()).collect()
+}

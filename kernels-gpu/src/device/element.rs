@@ -1,0 +1,248 @@
+//! Element types in memory, and vector access to them. All arithmetic is f32: sm_61 computes f16 at 1/64 of its f32
+//! rate, so half precision is a storage format.
+
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
+use cuda_std::gpu_only;
+
+/// An IEEE 754 half-precision value as it lies in memory.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct F16(pub u16);
+
+/// A type that tensors are stored in.
+pub trait Element: Copy + 'static {
+    /// The value in f32; exact.
+    fn to_f32(self) -> f32;
+
+    /// The nearest value of this type, ties to even.
+    fn from_f32(value: f32) -> Self;
+
+    /// One element through the read-only path.
+    ///
+    /// # Safety
+    /// `pointer` is in global memory and valid; nothing writes it while the kernel runs.
+    unsafe fn load(pointer: *const Self) -> f32;
+
+    /// Four elements by one load through the read-only path.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), for four elements, aligned to four elements.
+    unsafe fn load4(pointer: *const Self) -> [f32; 4];
+
+    /// Four elements by one store.
+    ///
+    /// # Safety
+    /// `pointer` is valid for writing four elements and aligned to four elements.
+    unsafe fn store4(pointer: *mut Self, values: [f32; 4]);
+
+    /// Eight elements by as few 16-byte loads as they take.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load), for eight elements, aligned to 16 bytes.
+    unsafe fn load8(pointer: *const Self) -> [f32; 8];
+
+    /// Eight elements by as few 16-byte stores as they take.
+    ///
+    /// # Safety
+    /// `pointer` is valid for writing eight elements and aligned to 16 bytes.
+    unsafe fn store8(pointer: *mut Self, values: [f32; 8]);
+}
+
+/// `ld.global.nc.v4.b32`. GP10x caches only this form of global load in L1.
+#[gpu_only]
+#[inline(always)]
+unsafe fn load_4_words(pointer: *const u32) -> [u32; 4] {
+    let (a, b, c, d);
+    // SAFETY: the caller's pointer is global, 16-byte aligned, valid, and not written while the kernel runs.
+    unsafe {
+        asm!(
+            "ld.global.nc.v4.b32 {{{a}, {b}, {c}, {d}}}, [{pointer}];",
+            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+            pointer = in(reg64) pointer,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    [a, b, c, d]
+}
+
+#[gpu_only]
+#[inline(always)]
+unsafe fn load_2_words(pointer: *const u32) -> [u32; 2] {
+    let (a, b);
+    // SAFETY: the caller's pointer is global, 8-byte aligned, valid, and not written while the kernel runs.
+    unsafe {
+        asm!(
+            "ld.global.nc.v2.b32 {{{a}, {b}}}, [{pointer}];",
+            a = out(reg32) a, b = out(reg32) b,
+            pointer = in(reg64) pointer,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    [a, b]
+}
+
+#[gpu_only]
+#[inline(always)]
+unsafe fn load_word(pointer: *const u32) -> u32 {
+    let word;
+    // SAFETY: the caller's pointer is global, 4-byte aligned, valid, and not written while the kernel runs.
+    unsafe {
+        asm!(
+            "ld.global.nc.b32 {word}, [{pointer}];",
+            word = out(reg32) word,
+            pointer = in(reg64) pointer,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    word
+}
+
+#[gpu_only]
+#[inline(always)]
+unsafe fn load_half(pointer: *const u16) -> u16 {
+    let half;
+    // SAFETY: the caller's pointer is global, 2-byte aligned, valid, and not written while the kernel runs.
+    unsafe {
+        asm!(
+            "ld.global.nc.b16 {half}, [{pointer}];",
+            half = out(reg16) half,
+            pointer = in(reg64) pointer,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    half
+}
+
+#[gpu_only]
+#[inline(always)]
+fn f16_to_f32(bits: u16) -> f32 {
+    let value;
+    // SAFETY: arithmetic only.
+    unsafe {
+        asm!("cvt.f32.f16 {}, {};", out(reg32) value, in(reg16) bits, options(pure, nomem, nostack, preserves_flags));
+    }
+    value
+}
+
+#[gpu_only]
+#[inline(always)]
+fn f32_to_f16(value: f32) -> u16 {
+    let bits;
+    // SAFETY: arithmetic only.
+    unsafe {
+        asm!("cvt.rn.f16.f32 {}, {};", out(reg16) bits, in(reg32) value, options(pure, nomem, nostack, preserves_flags));
+    }
+    bits
+}
+
+#[inline(always)]
+fn unpack(word: u32) -> [f32; 2] {
+    [f16_to_f32(word as u16), f16_to_f32((word >> 16) as u16)]
+}
+
+#[inline(always)]
+fn pack(low: f32, high: f32) -> u32 {
+    f32_to_f16(low) as u32 | (f32_to_f16(high) as u32) << 16
+}
+
+/// Sixteen bytes that are loaded and stored at once.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+struct Words4([u32; 4]);
+
+/// Eight bytes that are loaded and stored at once.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Words2([u32; 2]);
+
+impl Element for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    #[inline(always)]
+    unsafe fn load(pointer: *const Self) -> f32 {
+        // SAFETY: as the caller promises.
+        f32::from_bits(unsafe { load_word(pointer.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn load4(pointer: *const Self) -> [f32; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { load_4_words(pointer.cast()) }.map(f32::from_bits)
+    }
+
+    #[inline(always)]
+    unsafe fn store4(pointer: *mut Self, values: [f32; 4]) {
+        // SAFETY: as the caller promises.
+        unsafe { pointer.cast::<Words4>().write(Words4(values.map(f32::to_bits))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load8(pointer: *const Self) -> [f32; 8] {
+        // SAFETY: as the caller promises.
+        let ([a, b, c, d], [e, f, g, h]) = unsafe { (Self::load4(pointer), Self::load4(pointer.add(4))) };
+        [a, b, c, d, e, f, g, h]
+    }
+
+    #[inline(always)]
+    unsafe fn store8(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            Self::store4(pointer, [a, b, c, d]);
+            Self::store4(pointer.add(4), [e, f, g, h]);
+        }
+    }
+}
+
+impl Element for F16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16_to_f32(self.0)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        Self(f32_to_f16(value))
+    }
+
+    #[inline(always)]
+    unsafe fn load(pointer: *const Self) -> f32 {
+        // SAFETY: as the caller promises.
+        f16_to_f32(unsafe { load_half(pointer.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn load4(pointer: *const Self) -> [f32; 4] {
+        // SAFETY: as the caller promises.
+        let [low, high] = unsafe { load_2_words(pointer.cast()) };
+        let ([a, b], [c, d]) = (unpack(low), unpack(high));
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    unsafe fn store4(pointer: *mut Self, [a, b, c, d]: [f32; 4]) {
+        // SAFETY: as the caller promises.
+        unsafe { pointer.cast::<Words2>().write(Words2([pack(a, b), pack(c, d)])) }
+    }
+
+    #[inline(always)]
+    unsafe fn load8(pointer: *const Self) -> [f32; 8] {
+        // SAFETY: as the caller promises.
+        let [a, b, c, d] = unsafe { load_4_words(pointer.cast()) }.map(unpack);
+        [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
+    }
+
+    #[inline(always)]
+    unsafe fn store8(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
+        // SAFETY: as the caller promises.
+        unsafe { pointer.cast::<Words4>().write(Words4([pack(a, b), pack(c, d), pack(e, f), pack(g, h)])) }
+    }
+}

@@ -1,0 +1,53 @@
+//! Reductions over the lanes of a warp and the warps of a block.
+
+use super::shared::{Shared, Word};
+use cuda_std::thread::{sync_threads, thread_idx_x};
+use cuda_std::warp::{FULL_MASK, WarpShuffleValue, lane_id, warp_shuffle_xor};
+
+/// Combines `value` over `width` neighbouring lanes (a power of two); the result is valid in all of them. `combine`
+/// must be associative and commutative up to rounding.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub unsafe fn warp<T: WarpShuffleValue>(mut value: T, width: u32, combine: impl Fn(T, T) -> T) -> T {
+    let mut distance = width / 2;
+    while distance > 0 {
+        // SAFETY: all 32 lanes are here, as the caller promises.
+        let (other, _) = unsafe { warp_shuffle_xor(FULL_MASK, value, distance, 32) };
+        value = combine(value, other);
+        distance /= 2;
+    }
+    value
+}
+
+/// Combines `value` over a one-dimensional block of `warps` full warps (at most 32); the result is valid in all
+/// threads. `scratch` holds `warps` elements and may be used again after the call.
+///
+/// # Safety
+/// All threads of the block call it together.
+#[inline(always)]
+pub unsafe fn block<T: WarpShuffleValue + Word>(
+    value: T,
+    warps: u32,
+    scratch: Shared<T>,
+    combine: impl Fn(T, T) -> T,
+) -> T {
+    // SAFETY: all threads are here, as the caller promises; between the barriers only lane 0 of each warp writes its
+    // own element, and after the second nobody reads.
+    unsafe {
+        let value = warp(value, 32, &combine);
+        if lane_id() == 0 {
+            scratch.set(thread_idx_x() / 32, value);
+        }
+        sync_threads();
+        let mut total = scratch.get(0);
+        let mut index = 1;
+        while index < warps {
+            total = combine(total, scratch.get(index));
+            index += 1;
+        }
+        sync_threads();
+        total
+    }
+}

@@ -1,0 +1,336 @@
+//! Finishing, checking and reading the PTX that LLVM writes.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// The marker constant that `#[kernel]` leaves for each kernel.
+const MARKER: &str = "__launch_bounds_";
+
+/// What is wrong with a PTX text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PtxError {
+    /// A directive that every PTX file has is missing.
+    #[error("no {0} directive")]
+    Missing(&'static str),
+    /// Another architecture than asked for.
+    #[error("the target is {found}, not {wanted}")]
+    Target {
+        /// As the file says.
+        found: String,
+        /// As asked for.
+        wanted: String,
+    },
+    /// Another ISA version than asked for.
+    #[error("the PTX version is {}.{}, not {}.{}", .found.0, .found.1, .wanted.0, .wanted.1)]
+    Version {
+        /// As the file says.
+        found: (u32, u32),
+        /// As asked for.
+        wanted: (u32, u32),
+    },
+    /// A `#[kernel]` of the crate is not among the entries.
+    #[error("kernel {0} is declared but has no entry")]
+    MissingKernel(String),
+    /// The file holds no kernel at all.
+    #[error("no kernel")]
+    NoKernels,
+    /// A function that is called and not defined.
+    #[error("unresolved function {0}")]
+    Unresolved(String),
+    /// A line that can't be what LLVM writes.
+    #[error("line {line}: {reason}")]
+    Malformed {
+        /// Counted from one.
+        line: usize,
+        /// What was expected.
+        reason: &'static str,
+    },
+}
+
+/// One kernel as the PTX declares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The symbol.
+    pub name: String,
+    /// `.maxntid`: the most threads in a block, zero where not given.
+    pub max_threads: u32,
+    /// `.minnctapersm`: the blocks per SM to leave registers for, zero where not given.
+    pub min_blocks: u32,
+    /// Bytes of static shared memory declared in the body.
+    pub shared_bytes: u32,
+    /// The body's text, between its braces.
+    pub body: String,
+}
+
+impl Entry {
+    /// How many instructions of the body begin so (`"shfl.sync"`), predicated ones included.
+    pub fn count(&self, mnemonic: &str) -> usize {
+        self.body.lines().filter(|line| instruction(line).starts_with(mnemonic)).count()
+    }
+}
+
+/// A line without its indentation and predicate.
+fn instruction(line: &str) -> &str {
+    let line = line.trim_start();
+    match line.strip_prefix('@') {
+        Some(rest) => rest.split_once(char::is_whitespace).map_or("", |(_, rest)| rest.trim_start()),
+        None => line,
+    }
+}
+
+/// Writes launch bounds into the entries from the markers that `#[kernel]` left, takes the markers out, and checks
+/// that each has its entry.
+///
+/// # Errors
+/// [`PtxError::MissingKernel`], [`PtxError::Malformed`].
+pub fn finish(raw: &str) -> Result<String, PtxError> {
+    let mut bounds = BTreeMap::new();
+    let mut lines = Vec::new();
+    for (index, line) in raw.lines().enumerate() {
+        if line.trim_start().starts_with("// .globl") {
+            continue;
+        }
+        if line.contains(".global") && line.contains(MARKER) {
+            let (name, values) = parse_marker(line)
+                .ok_or(PtxError::Malformed { line: index + 1, reason: "a launch-bounds marker" })?;
+            bounds.insert(name, values);
+            continue;
+        }
+        lines.push(line);
+    }
+
+    let mut text = String::with_capacity(raw.len());
+    let mut current: Option<&str> = None;
+    let mut blank = false;
+    for line in lines {
+        if line.trim().is_empty() {
+            blank = true;
+            continue;
+        }
+        if std::mem::take(&mut blank) {
+            text.push('\n');
+        }
+        if let Some(name) = entry_name(line) {
+            current = Some(name);
+        }
+        if line == "{"
+            && let Some(name) = current.take()
+        {
+            let (max_threads, min_blocks) =
+                bounds.remove(name).ok_or_else(|| PtxError::MissingKernel(name.to_owned()))?;
+            if max_threads > 0 {
+                let _ = writeln!(text, ".maxntid {max_threads}, 1, 1");
+            }
+            if min_blocks > 0 {
+                let _ = writeln!(text, ".minnctapersm {min_blocks}");
+            }
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    match bounds.pop_first() {
+        Some((name, _)) => Err(PtxError::MissingKernel(name)),
+        None => Ok(text),
+    }
+}
+
+/// `.visible .global .align 4 .b8 __launch_bounds_NAME[8] = {0, 1, 0, 0, 4};` (trailing zeros left out).
+fn parse_marker(line: &str) -> Option<(String, (u32, u32))> {
+    let (_, rest) = line.split_once(MARKER)?;
+    let (name, rest) = rest.split_once("[8]")?;
+    let mut bytes = [0u8; 8];
+    if let Some((_, list)) = rest.split_once('{') {
+        let (list, _) = list.split_once('}')?;
+        for (byte, value) in bytes.iter_mut().zip(list.split(',')) {
+            *byte = value.trim().parse().ok()?;
+        }
+    }
+    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    Some((name.to_owned(), (word(0), word(4))))
+}
+
+/// The name in `.visible .entry NAME(`.
+fn entry_name(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once(".entry ")?;
+    Some(rest.split(['(', ' ']).next().unwrap_or(rest).trim())
+}
+
+/// Checks target, version, that there are kernels, and that every function called is defined.
+///
+/// # Errors
+/// [`PtxError`], the first thing found.
+pub fn check(text: &str, target: &str, isa: (u32, u32)) -> Result<(), PtxError> {
+    let found = self::target(text)?;
+    if found != target {
+        return Err(PtxError::Target { found: found.to_owned(), wanted: target.to_owned() });
+    }
+    let version = version(text)?;
+    if version != isa {
+        return Err(PtxError::Version { found: version, wanted: isa });
+    }
+    if let Some(line) = text.lines().find(|line| line.starts_with(".extern .func")) {
+        return Err(PtxError::Unresolved(line.trim_start_matches(".extern .func").trim().to_owned()));
+    }
+    if entries(text)?.is_empty() {
+        return Err(PtxError::NoKernels);
+    }
+    Ok(())
+}
+
+/// The architecture named by `.target`.
+///
+/// # Errors
+/// [`PtxError::Missing`].
+pub fn target(text: &str) -> Result<&str, PtxError> {
+    let line = text.lines().find_map(|line| line.strip_prefix(".target "));
+    line.map(|rest| rest.split(',').next().unwrap_or(rest).trim()).ok_or(PtxError::Missing(".target"))
+}
+
+/// The ISA version named by `.version`.
+///
+/// # Errors
+/// [`PtxError::Missing`].
+pub fn version(text: &str) -> Result<(u32, u32), PtxError> {
+    let line = text.lines().find_map(|line| line.strip_prefix(".version "));
+    let parts = line.and_then(|rest| rest.trim().split_once('.'));
+    let numbers = parts.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    numbers.ok_or(PtxError::Missing(".version"))
+}
+
+/// The kernels in the order of the text.
+///
+/// # Errors
+/// [`PtxError::Malformed`] for an entry without an end.
+pub fn entries(text: &str) -> Result<Vec<Entry>, PtxError> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut entries = Vec::new();
+    let mut at = 0;
+    while at < lines.len() {
+        let Some(name) = entry_name(lines[at]) else {
+            at += 1;
+            continue;
+        };
+        let mut entry = Entry {
+            name: name.to_owned(),
+            max_threads: 0,
+            min_blocks: 0,
+            shared_bytes: 0,
+            body: String::new(),
+        };
+        let malformed = PtxError::Malformed { line: at + 1, reason: "an entry with a body" };
+        while at < lines.len() && lines[at] != "{" {
+            if let Some(rest) = lines[at].strip_prefix(".maxntid ") {
+                let threads = rest.split(',').map(|n| n.trim().parse::<u32>().unwrap_or(0));
+                entry.max_threads = threads.product();
+            }
+            if let Some(rest) = lines[at].strip_prefix(".minnctapersm ") {
+                entry.min_blocks = rest.trim().parse().unwrap_or(0);
+            }
+            at += 1;
+        }
+        at += 1;
+        // LLVM indents bodies and sets braces of inline PTX either in one line or with a partner, so count depth.
+        let mut depth = 1usize;
+        while depth > 0 {
+            let line = *lines.get(at).ok_or(malformed.clone())?;
+            depth += line.matches('{').count();
+            depth = depth.saturating_sub(line.matches('}').count());
+            if depth > 0 {
+                if line.trim_start().starts_with(".shared") {
+                    entry.shared_bytes += array_bytes(line);
+                }
+                entry.body.push_str(line);
+                entry.body.push('\n');
+            }
+            at += 1;
+        }
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+/// The bytes in `.shared .align 16 .b32 name[COUNT];`.
+fn array_bytes(line: &str) -> u32 {
+    let count = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    let count: u32 = count.and_then(|(count, _)| count.trim().parse().ok()).unwrap_or(1);
+    let bits = line.split_whitespace().find_map(|word| word.strip_prefix(".b")?.parse::<u32>().ok());
+    count * bits.unwrap_or(8) / 8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAW: &str = "\
+.version 6.4
+.target sm_61
+.address_size 64
+
+\t// .globl\tdouble
+.visible .global .align 4 .b8 __launch_bounds_double[8] = {0, 1, 0, 0, 4};
+.visible .global .align 4 .b8 __launch_bounds_plain[8];
+
+.visible .entry double(
+\t.param .u64 double_param_0
+)
+{
+\t.reg .b32 \t%r<3>;
+\t{
+.shared .align 16 .b8 tile[4096];
+.shared .align 16 .b32 words[16];
+mov.u32 %r1, tile;
+}
+\t@%p1 shfl.sync.down.b32 \t%r2, %r1, 16, 31, -1;
+\tret;
+}
+
+.visible .entry plain()
+{
+\tret;
+}
+";
+
+    #[test]
+    fn launch_bounds_move_from_markers_into_entries() {
+        let text = finish(RAW).unwrap();
+        assert!(!text.contains(MARKER), "{text}");
+        let entries = entries(&text).unwrap();
+        assert_eq!(entries[0].name, "double");
+        assert_eq!((entries[0].max_threads, entries[0].min_blocks), (256, 4));
+        assert_eq!((entries[1].max_threads, entries[1].min_blocks), (0, 0));
+        assert!(check(&text, "sm_61", (6, 4)).is_ok());
+    }
+
+    #[test]
+    fn bodies_are_read_through_nested_braces() {
+        let entries = entries(&finish(RAW).unwrap()).unwrap();
+        assert_eq!(entries[0].shared_bytes, 4096 + 64);
+        assert_eq!(entries[0].count("shfl.sync"), 1, "a predicated shuffle counts");
+        assert_eq!(entries[0].count("shfl"), 1);
+        assert_eq!(entries[1].count("shfl"), 0);
+    }
+
+    #[test]
+    fn a_marker_without_its_kernel_is_an_error() {
+        let raw = RAW.replace(".visible .entry plain()", ".visible .entry other()");
+        assert_eq!(finish(&raw), Err(PtxError::MissingKernel("other".into())));
+    }
+
+    #[test]
+    fn wrong_target_version_and_unresolved_calls_are_errors() {
+        let text = finish(RAW).unwrap();
+        assert!(matches!(check(&text, "sm_70", (6, 4)), Err(PtxError::Target { .. })));
+        assert!(matches!(check(&text, "sm_61", (6, 5)), Err(PtxError::Version { .. })));
+        let unresolved = format!("{text}.extern .func  malloc\n");
+        assert_eq!(check(&unresolved, "sm_61", (6, 4)), Err(PtxError::Unresolved("malloc".into())));
+        assert_eq!(check("", "sm_61", (6, 4)), Err(PtxError::Missing(".target")));
+    }
+
+    #[test]
+    fn an_unfinished_entry_is_an_error() {
+        assert!(matches!(
+            entries(".visible .entry a()\n{\n\tret;\n"),
+            Err(PtxError::Malformed { line: 1, .. })
+        ));
+    }
+}
