@@ -17,6 +17,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
+    matmul::regtile::tile32::KERNELS,
     matmul::regtile::tile64::KERNELS,
     matmul::vector::KERNELS,
     &matmul::vector::NN,

@@ -7,7 +7,9 @@
 
 pub(crate) mod check;
 mod copy;
+pub(crate) mod matmul;
 mod softmax;
 
 pub use copy::{copy, copy_into};
+pub use matmul::{Matmul, Variant, matmul, matmul_into};
 pub use softmax::{softmax, softmax_into};
