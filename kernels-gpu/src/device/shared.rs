@@ -111,6 +111,46 @@ impl<T: Word> Shared<T> {
         [T::from_bits(a), T::from_bits(b), T::from_bits(c), T::from_bits(d)]
     }
 
+    /// Reads four elements from `index + OFFSET` on by one 16-byte access; the offset is an immediate.
+    ///
+    /// # Safety
+    /// As [`get4`](Self::get4).
+    #[gpu_only]
+    #[inline(always)]
+    pub unsafe fn get4_at<const OFFSET: usize>(self, index: u32) -> [T; 4] {
+        let (a, b, c, d);
+        // SAFETY: as the caller promises.
+        unsafe {
+            asm!(
+                "ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}+{offset}];",
+                a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+                address = in(reg32) self.address + index * 4,
+                offset = const OFFSET * 4,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        [T::from_bits(a), T::from_bits(b), T::from_bits(c), T::from_bits(d)]
+    }
+
+    /// Writes element `index + OFFSET`; the offset is an immediate.
+    ///
+    /// # Safety
+    /// As [`set`](Self::set).
+    #[gpu_only]
+    #[inline(always)]
+    pub unsafe fn set_at<const OFFSET: usize>(self, index: u32, value: T) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            asm!(
+                "st.shared.b32 [{address}+{offset}], {bits};",
+                bits = in(reg32) value.to_bits(),
+                address = in(reg32) self.address + index * 4,
+                offset = const OFFSET * 4,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
     /// Writes element `index`.
     ///
     /// # Safety
