@@ -1,4 +1,5 @@
 //! One file per op: choose the kernel and the grid by shape, launch. Arguments have been checked by `ops`.
 
+pub(crate) mod attention;
 pub(crate) mod copy;
 pub(crate) mod softmax;
