@@ -7,6 +7,7 @@
 
 pub mod attention;
 pub mod device;
+pub mod matmul;
 pub mod softmax;
 mod spec;
 
@@ -15,5 +16,11 @@ pub use spec::KernelSpec;
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
     attention::KERNELS,
+    matmul::KERNELS,
+    matmul::regtile::strided::KERNELS,
+    matmul::regtile::tile128::KERNELS,
+    matmul::regtile::tile64::KERNELS,
+    matmul::vector::KERNELS,
+    &matmul::vector::NN,
     softmax::KERNELS, //
 ];
