@@ -6,6 +6,7 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
 pub mod device;
+pub mod matmul;
 pub mod softmax;
 mod spec;
 
@@ -13,5 +14,11 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
+    matmul::KERNELS,
+    matmul::regtile::strided::KERNELS,
+    matmul::regtile::tile128::KERNELS,
+    matmul::regtile::tile64::KERNELS,
+    matmul::vector::KERNELS,
+    &matmul::vector::NN,
     softmax::KERNELS, //
 ];

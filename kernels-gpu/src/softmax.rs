@@ -23,13 +23,15 @@ pub const ROWS_PER_BLOCK: u32 = WARPS;
 pub const MAX_WARP_COLS: u32 = 1024;
 
 /// grid = [ceil(rows / ROWS_PER_BLOCK)]
-pub const WARP_F32: KernelSpec = KernelSpec::new("softmax_warp_f32", BLOCK);
+pub const WARP_F32: KernelSpec = KernelSpec::new("softmax_warp_f32", BLOCK).shuffles(10);
 /// As [`WARP_F32`].
-pub const WARP_F16: KernelSpec = KernelSpec::new("softmax_warp_f16", BLOCK);
+pub const WARP_F16: KernelSpec = KernelSpec::new("softmax_warp_f16", BLOCK).shuffles(10);
 /// grid = [rows]
-pub const BLOCK_F32: KernelSpec = KernelSpec::new("softmax_block_f32", BLOCK).shared_bytes(2 * WARPS * 4);
+pub const BLOCK_F32: KernelSpec =
+    KernelSpec::new("softmax_block_f32", BLOCK).shared_bytes(2 * WARPS * 4).shuffles(10);
 /// As [`BLOCK_F32`].
-pub const BLOCK_F16: KernelSpec = KernelSpec::new("softmax_block_f16", BLOCK).shared_bytes(2 * WARPS * 4);
+pub const BLOCK_F16: KernelSpec =
+    KernelSpec::new("softmax_block_f16", BLOCK).shared_bytes(2 * WARPS * 4).shuffles(10);
 
 /// All kernels of this file.
 pub const KERNELS: &[KernelSpec] = &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16];

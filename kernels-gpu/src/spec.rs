@@ -11,12 +11,15 @@ pub struct KernelSpec {
     pub min_blocks: u32,
     /// Bytes of static shared memory.
     pub shared_bytes: u32,
+    /// Shuffle instructions in the finished PTX. A test compares: if the compiler copied one into the two arms of a
+    /// divergent branch, which is undefined on sm_61, there are more.
+    pub shuffles: u32,
 }
 
 impl KernelSpec {
     /// A kernel of one-dimensional blocks without shared memory; the setters say what differs.
     pub const fn new(name: &'static str, threads: u32) -> Self {
-        Self { name, block: [threads, 1, 1], min_blocks: 0, shared_bytes: 0 }
+        Self { name, block: [threads, 1, 1], min_blocks: 0, shared_bytes: 0, shuffles: 0 }
     }
 
     /// Two-dimensional blocks.
@@ -34,6 +37,12 @@ impl KernelSpec {
     /// Bytes of static shared memory that the kernel declares.
     pub const fn shared_bytes(mut self, bytes: u32) -> Self {
         self.shared_bytes = bytes;
+        self
+    }
+
+    /// Shuffle instructions that the kernel comes to, loops unrolled.
+    pub const fn shuffles(mut self, count: u32) -> Self {
+        self.shuffles = count;
         self
     }
 

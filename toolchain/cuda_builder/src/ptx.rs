@@ -249,10 +249,12 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, PtxError> {
     Ok(entries)
 }
 
-/// The size in `.shared .align 16 .b8 name[SIZE];`.
+/// The bytes in `.shared .align 16 .b32 name[COUNT];`.
 fn array_bytes(line: &str) -> u32 {
-    let size = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-    size.and_then(|(size, _)| size.trim().parse().ok()).unwrap_or(0)
+    let count = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    let count: u32 = count.and_then(|(count, _)| count.trim().parse().ok()).unwrap_or(1);
+    let bits = line.split_whitespace().find_map(|word| word.strip_prefix(".b")?.parse::<u32>().ok());
+    count * bits.unwrap_or(8) / 8
 }
 
 #[cfg(test)]
@@ -275,6 +277,7 @@ mod tests {
 \t.reg .b32 \t%r<3>;
 \t{
 .shared .align 16 .b8 tile[4096];
+.shared .align 16 .b32 words[16];
 mov.u32 %r1, tile;
 }
 \t@%p1 shfl.sync.down.b32 \t%r2, %r1, 16, 31, -1;
@@ -301,7 +304,7 @@ mov.u32 %r1, tile;
     #[test]
     fn bodies_are_read_through_nested_braces() {
         let entries = entries(&finish(RAW).unwrap()).unwrap();
-        assert_eq!(entries[0].shared_bytes, 4096);
+        assert_eq!(entries[0].shared_bytes, 4096 + 64);
         assert_eq!(entries[0].count("shfl.sync"), 1, "a predicated shuffle counts");
         assert_eq!(entries[0].count("shfl"), 1);
         assert_eq!(entries[1].count("shfl"), 0);

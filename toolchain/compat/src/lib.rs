@@ -1,0 +1,18 @@
+//! One file of kernels, compiled against our `cuda_std` and against the published 0.2.2: every name that both have,
+//! with the types it takes and gives. That it compiles is the test: a kernel that keeps to these names moves to
+//! Rust-CUDA by a changed dependency line.
+//!
+//! What is not in 0.2.2 and so not here: `launch_bounds` in `#[kernel]`, `thread::block_fence`, and the warp shuffles
+//! and votes, whose names and signatures are those of Rust-CUDA's unreleased successor.
+
+/// Against the crate in this repository.
+pub mod against_ours {
+    use ours as cuda_std;
+    include!("kernels.rs");
+}
+
+/// Against the release.
+pub mod against_published {
+    use published as cuda_std;
+    include!("kernels.rs");
+}
