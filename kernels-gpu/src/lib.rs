@@ -15,7 +15,9 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
-    attention::KERNELS,
+    attention::decode::KERNELS,
+    attention::prefill::KERNELS,
+    attention::textbook::KERNELS,
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
