@@ -5,13 +5,18 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
+pub mod cast;
+pub mod copy;
 pub mod device;
+pub mod elementwise;
+pub mod layer_norm;
+pub mod reduce;
+pub mod rms_norm;
 pub mod softmax;
 mod spec;
+pub mod transpose;
 
 pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
-pub const KERNELS: &[&[KernelSpec]] = &[
-    softmax::KERNELS, //
-];
+pub const KERNELS: &[&[KernelSpec]] = &[copy::KERNELS, softmax::KERNELS, transpose::KERNELS];

@@ -5,9 +5,17 @@
 //! result naively in f64. [`check()`] runs one on a device and compares.
 
 pub mod case;
+mod cast;
 pub mod check;
+mod copy;
 pub mod data;
+mod elementwise;
+mod layer_norm;
+mod misaligned;
+mod reduce;
+mod rms_norm;
 mod softmax;
+mod transpose;
 
 pub use case::{Case, HostTensor, Purpose, Tolerance};
 pub use check::{Outcome, Verdict, check};
@@ -15,7 +23,14 @@ pub use check::{Outcome, Verdict, check};
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
-        softmax::cases, //
+        softmax::cases,
+        rms_norm::cases,
+        layer_norm::cases,
+        reduce::cases,
+        elementwise::cases,
+        cast::cases,
+        transpose::cases,
+        copy::cases,
     ];
     ops.iter().flat_map(|cases| cases()).collect()
 }
