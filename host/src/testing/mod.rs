@@ -4,6 +4,7 @@
 //! A case knows its shapes, makes its inputs from a fixed seed, runs its op on a device, and computes any rows of the
 //! result naively in f64. [`check()`] runs one on a device and compares.
 
+mod attention;
 pub mod case;
 mod cast;
 pub mod check;
@@ -11,18 +12,21 @@ mod copy;
 pub mod data;
 mod elementwise;
 mod layer_norm;
+mod matmul;
 mod misaligned;
 mod reduce;
 mod rms_norm;
 mod softmax;
 mod transpose;
 
-pub use case::{Case, HostTensor, Purpose, Tolerance};
-pub use check::{Outcome, Verdict, check};
+pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
+pub use check::{Outcome, Verdict, check, check_with};
 
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
+        attention::cases,
+        matmul::cases,
         softmax::cases,
         rms_norm::cases,
         layer_norm::cases,
