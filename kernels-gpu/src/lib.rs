@@ -6,7 +6,9 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
 pub mod device;
+pub mod embedding;
 pub mod matmul;
+pub mod rope;
 pub mod softmax;
 mod spec;
 
@@ -20,5 +22,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::regtile::tile64::KERNELS,
     matmul::vector::KERNELS,
     &matmul::vector::NN,
+    embedding::KERNELS,
+    rope::KERNELS,
     softmax::KERNELS, //
 ];

@@ -1,4 +1,6 @@
 //! One file per op: choose the kernel and the grid by shape, launch. Arguments have been checked by `ops`.
 
 pub(crate) mod copy;
+pub(crate) mod embedding;
+pub(crate) mod rope;
 pub(crate) mod softmax;

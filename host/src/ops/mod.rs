@@ -7,7 +7,11 @@
 
 pub(crate) mod check;
 mod copy;
+mod embedding;
+mod rope;
 mod softmax;
 
 pub use copy::{copy, copy_into};
+pub use embedding::{embedding, embedding_into};
+pub use rope::{rope, rope_into};
 pub use softmax::{softmax, softmax_into};

@@ -7,6 +7,8 @@
 pub mod case;
 pub mod check;
 pub mod data;
+mod embedding;
+mod rope;
 mod softmax;
 
 pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
@@ -15,6 +17,8 @@ pub use check::{Outcome, Verdict, check, check_with};
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
+        embedding::cases,
+        rope::cases,
         softmax::cases, //
     ];
     ops.iter().flat_map(|cases| cases()).collect()
