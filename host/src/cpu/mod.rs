@@ -1,7 +1,9 @@
 //! One file per op, with the names of `gpu/`: the fallback, right and not slow. Arguments have been checked by `ops`.
 
+pub(crate) mod attention;
 pub(crate) mod copy;
 pub(crate) mod embedding;
+pub(crate) mod matmul;
 pub(crate) mod rope;
 pub(crate) mod softmax;
 

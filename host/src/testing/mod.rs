@@ -4,10 +4,12 @@
 //! A case knows its shapes, makes its inputs from a fixed seed, runs its op on a device, and computes any rows of the
 //! result naively in f64. [`check()`] runs one on a device and compares.
 
+mod attention;
 pub mod case;
 pub mod check;
 pub mod data;
 mod embedding;
+mod matmul;
 mod rope;
 mod softmax;
 
@@ -19,6 +21,8 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
         embedding::cases,
         rope::cases,
+        attention::cases,
+        matmul::cases,
         softmax::cases, //
     ];
     ops.iter().flat_map(|cases| cases()).collect()
