@@ -101,7 +101,12 @@ impl LayerCache {
     ) -> Result<()> {
         if self.len + tokens > self.k.dims()[0] {
             let expected = format!("room for {} tokens", self.len + tokens);
-            return Err(Error::Shape { op: "KvCache", argument: "cache", expected, found: self.k.shape().clone() });
+            return Err(Error::Shape {
+                op: "KvCache",
+                argument: "cache",
+                expected,
+                found: self.k.shape().clone(),
+            });
         }
         let k = self.k.view_mut()?.narrow(0, self.len, tokens)?;
         let v = self.v.view_mut()?.narrow(0, self.len, tokens)?;
