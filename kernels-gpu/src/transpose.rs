@@ -11,6 +11,7 @@
 
 use crate::device::{Raw, shared};
 use crate::spec::KernelSpec;
+use core::hint::assert_unchecked;
 use cuda_std::prelude::*;
 
 /// Rows and columns of a tile.
@@ -48,6 +49,8 @@ unsafe fn tile_transpose<E: Raw>(y: *mut E, x: *const E, rows: u32, cols: u32) {
 
     // place tile
     let (across, down) = (cols.div_ceil(TILE), rows.div_ceil(TILE));
+    // SAFETY: a grid with a block in it has a tile. Without this the divisions would have a panic in them.
+    unsafe { assert_unchecked(across != 0 && down != 0) };
     let index = thread::block_idx_x();
     let (rest, col0) = (index / across, index % across * TILE);
     let (batch, row0) = (rest / down, rest % down * TILE);
