@@ -4,10 +4,20 @@
 //! A case knows its shapes, makes its inputs from a fixed seed, runs its op on a device, and computes any rows of the
 //! result naively in f64. [`check()`] runs one on a device and compares.
 
+mod attention;
 pub mod case;
+mod cast;
 pub mod check;
+mod copy;
 pub mod data;
+mod elementwise;
+mod layer_norm;
+mod matmul;
+mod misaligned;
+mod reduce;
+mod rms_norm;
 mod softmax;
+mod transpose;
 
 pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
 pub use check::{Outcome, Verdict, check, check_with};
@@ -15,7 +25,16 @@ pub use check::{Outcome, Verdict, check, check_with};
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
-        softmax::cases, //
+        attention::cases,
+        matmul::cases,
+        softmax::cases,
+        rms_norm::cases,
+        layer_norm::cases,
+        reduce::cases,
+        elementwise::cases,
+        cast::cases,
+        transpose::cases,
+        copy::cases,
     ];
     ops.iter().flat_map(|cases| cases()).collect()
 }
