@@ -341,7 +341,8 @@ fn f32_arithmetic() {
 /// The approximations against f64, over many arguments: the ISA allows 2 ulp and more.
 #[test]
 fn approximations_stay_within_the_isa() {
-    let functions: [(&str, fn(f64) -> f64); 6] = [
+    type Exact = fn(f64) -> f64;
+    let functions: [(&str, Exact); 6] = [
         ("ex2.approx.ftz.f32", f64::exp2),
         ("lg2.approx.ftz.f32", f64::log2),
         ("rsqrt.approx.ftz.f32", |x| 1.0 / x.sqrt()),
