@@ -10,10 +10,12 @@ pub mod cast;
 pub mod copy;
 pub mod device;
 pub mod elementwise;
+pub mod embedding;
 pub mod layer_norm;
 pub mod matmul;
 pub mod reduce;
 pub mod rms_norm;
+pub mod rope;
 pub mod softmax;
 mod spec;
 pub mod transpose;
@@ -22,13 +24,14 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
-    cast::KERNELS,
-    copy::KERNELS,
-    elementwise::KERNELS,
-    layer_norm::KERNELS,
     attention::decode::KERNELS,
     attention::prefill::KERNELS,
     attention::textbook::KERNELS,
+    cast::KERNELS,
+    copy::KERNELS,
+    elementwise::KERNELS,
+    embedding::KERNELS,
+    layer_norm::KERNELS,
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
@@ -38,6 +41,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     &matmul::vector::NN,
     reduce::KERNELS,
     rms_norm::KERNELS,
+    rope::KERNELS,
     softmax::KERNELS,
     transpose::KERNELS,
 ];

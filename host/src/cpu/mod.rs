@@ -4,10 +4,12 @@ pub(crate) mod attention;
 pub(crate) mod cast;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
+pub(crate) mod embedding;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
+pub(crate) mod rope;
 pub(crate) mod softmax;
 pub(crate) mod transpose;
 

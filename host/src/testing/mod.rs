@@ -11,11 +11,13 @@ pub mod check;
 mod copy;
 pub mod data;
 mod elementwise;
+mod embedding;
 mod layer_norm;
 mod matmul;
 mod misaligned;
 mod reduce;
 mod rms_norm;
+mod rope;
 mod softmax;
 mod transpose;
 
@@ -25,6 +27,8 @@ pub use check::{Outcome, Verdict, check, check_with};
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
+        embedding::cases,
+        rope::cases,
         attention::cases,
         matmul::cases,
         softmax::cases,
