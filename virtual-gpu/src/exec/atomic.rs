@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::access::{What, addresses, by_space, footprint, global, mark, race, set, unread, value, written};
 use super::block::{Block, Check};
+use super::float::{canonical, flush};
 use super::scratch::{bytes_at, party, set_bytes, shared};
 use super::traffic;
 use super::warp::{Warp, lanes};
@@ -34,7 +35,7 @@ pub(super) fn atomic(
             let x = value(w, wide, inst.b, l);
             let y = if inst.c == NONE { 0 } else { value(w, wide, inst.c, l) };
             let old = if space == Space::Shared {
-                shared_atomic(b, w, what, l, at[l], |old| combine(op, ty, old, x, y))?
+                shared_atomic(b, w, what, l, at[l], |old| combine(op, ty, false, old, x, y))?
             } else {
                 let (p, shadow) = global(b, w, what, l, at[l])?;
                 if let Some(s) = shadow {
@@ -46,7 +47,7 @@ pub(super) fn atomic(
                     unsafe { mark(s, size as u32) };
                 }
                 // SAFETY: as above.
-                unsafe { update(p, size, |old| combine(op, ty, old, x, y)) }
+                unsafe { update(p, size, |old| combine(op, ty, true, old, x, y)) }
             };
             if inst.d != NONE {
                 set(w, wide, inst.d, l, old);
@@ -106,11 +107,7 @@ unsafe fn update(p: *mut u8, size: u8, f: impl Fn(u64) -> u64) -> u64 {
 }
 
 /// The value that an atomic leaves: `x` its operand, `y` the new value of `cas`.
-fn combine(op: Atom, ty: Num, old: u64, x: u64, y: u64) -> u64 {
-    let f32_sum = || {
-        // Shared and global f32 atomics round to nearest; the global ones flush subnormals.
-        (f32::from_bits(old as u32) + f32::from_bits(x as u32)).to_bits() as u64
-    };
+fn combine(op: Atom, ty: Num, global: bool, old: u64, x: u64, y: u64) -> u64 {
     match (op, ty) {
         (Atom::And, _) => old & x,
         (Atom::Or, _) => old | x,
@@ -123,7 +120,12 @@ fn combine(op: Atom, ty: Num, old: u64, x: u64, y: u64) -> u64 {
                 old
             }
         }
-        (Atom::Add, Num::F32) => f32_sum(),
+        // On global memory subnormal inputs and results are flushed, on shared memory kept.
+        (Atom::Add, Num::F32) => {
+            let (old, x) = (f32::from_bits(old as u32), f32::from_bits(x as u32));
+            let sum = if global { flush(canonical(flush(old) + flush(x))) } else { canonical(old + x) };
+            sum.to_bits() as u64
+        }
         (Atom::Add, Num::F64) => (f64::from_bits(old) + f64::from_bits(x)).to_bits(),
         (Atom::Add, _) => old.wrapping_add(x),
         (Atom::Inc, _) => {

@@ -114,6 +114,7 @@ impl<'a> Parser<'a, '_> {
                 (f.formals.clone(), f.returns.clone())
             });
         }
+        b.admit(opcode)?;
         let args = self.args(b';')?;
         b.instruction(guard, opcode, &args)
     }

@@ -168,6 +168,19 @@ fn logic(s: &str) -> Option<Logic> {
 }
 
 impl<'a> Body<'a, '_> {
+    /// Refuses an instruction by its name alone, before its operands, which may have forms of their own.
+    pub(in crate::ptx) fn admit(&self, opcode: &str) -> Result<(), PtxError> {
+        let mut parts = opcode.split('.');
+        let base = parts.next().unwrap_or("");
+        if let Some(arch) = newer(base, &parts.collect::<Vec<_>>()) {
+            return self.err(format!("`{opcode}` needs {arch} or newer, the target is sm_61"));
+        }
+        if matches!(base, "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq") {
+            return self.err(format!("`{opcode}`: textures and surfaces are not supported"));
+        }
+        Ok(())
+    }
+
     /// Decodes and appends one instruction.
     pub(in crate::ptx) fn instruction(
         &mut self,
@@ -178,9 +191,6 @@ impl<'a> Body<'a, '_> {
         let mut parts = opcode.split('.');
         let base = parts.next().unwrap_or("");
         let mut mods = Mods { parts: parts.collect() };
-        if let Some(arch) = newer(base, &mods.parts) {
-            return self.err(format!("`{opcode}` needs {arch} or newer, the target is sm_61"));
-        }
         let mut inst = Inst {
             op: Op::Nop,
             class: Class::Other,
