@@ -24,14 +24,14 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
+    attention::decode::KERNELS,
+    attention::prefill::KERNELS,
+    attention::textbook::KERNELS,
     cast::KERNELS,
     copy::KERNELS,
     elementwise::KERNELS,
     embedding::KERNELS,
     layer_norm::KERNELS,
-    attention::decode::KERNELS,
-    attention::prefill::KERNELS,
-    attention::textbook::KERNELS,
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
