@@ -1,17 +1,23 @@
 //! The command line. A subcommand is a variant of [`Command`] and a file with its arguments and a `run`.
 
 mod bench;
+mod bench_row;
 mod ceiling;
+mod chat;
 mod cublas;
 mod doctor;
 mod environment;
 mod failure;
+mod generate;
 mod json;
 mod measure;
+mod model;
+mod random_model;
 mod screen;
 mod select;
 mod table;
 mod validate;
+mod validate_model;
 
 use clap::{Parser, Subcommand};
 use screen::{Colours, Style};
@@ -32,8 +38,14 @@ struct Cli {
 enum Command {
     /// Check and time every op, in GFLOP/s or GB/s and as a share of what the device can do.
     Bench(bench::Args),
-    /// Check every op against a naive reference in double precision.
+    /// Check every op against a naive reference in double precision, or a model against its reference's results.
     Validate(validate::Args),
+    /// Answer a question about images.
+    Generate(generate::Args),
+    /// Talk with a model, with images.
+    Chat(chat::Args),
+    /// Write a checkpoint of a published model's size with random weights, to measure with.
+    RandomModel(random_model::Args),
     /// Say what is here: driver, devices, kernels, and which device `auto` takes.
     Doctor(doctor::Args),
 }
@@ -50,6 +62,9 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Bench(args) => bench::run(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::RandomModel(args) => random_model::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
     match result {

@@ -3,13 +3,16 @@
 use super::environment::Environment;
 use super::failure::Failure;
 use super::json::{Report, is_stdout};
+use super::model::StorageType;
 use super::screen::{Screen, Style};
 use super::select::Select;
 use super::table::{self, Column};
+use super::validate_model;
 use crate::Device;
 use crate::cuda::is_lost;
 use crate::testing::{Case, Purpose, check};
 use serde::Serialize;
+use std::path::PathBuf;
 
 /// Runs every test case twice into a poisoned and guarded output and compares each element with a naive reference
 /// in double precision.
@@ -17,6 +20,14 @@ use serde::Serialize;
 pub(super) struct Args {
     #[command(flatten)]
     select: Select,
+
+    /// Check a checkpoint instead: run the cases of its cases.json and compare every stage with the reference's results.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// With --model, what its matrices are stored as; f32, if nothing is said.
+    #[arg(long, value_name = "TYPE", requires = "model")]
+    dtype: Option<StorageType>,
 
     /// Also check the large shapes that `bench` times, on sampled rows.
     #[arg(long)]
@@ -47,6 +58,10 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (device, reason) = args.select.device()?;
+    if let Some(model) = &args.model {
+        let dtype = args.dtype.map(StorageType::dtype);
+        return validate_model::run(model, &device, dtype, args.select.json.as_deref());
+    }
     let cases = args.select.cases(|case| args.all || case.purpose() == Purpose::Test)?;
     let report = args.select.json.as_deref().map(Report::open).transpose()?;
     let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));

@@ -17,6 +17,7 @@ pub mod sampling;
 pub mod stream;
 pub mod text;
 pub mod tokenizer;
+pub mod validate;
 pub mod vision;
 pub mod weights;
 

@@ -10,20 +10,19 @@ use crate::nn::KvCache;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::path::Path;
 
-/// Prompt tokens that pass at a time: bounds the memory of a long prompt's activations.
-const TOKENS_PER_PASS: usize = 1024;
-
 /// How [`Qwen3Vl::load_with`] loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// What matrices are stored as on the device: f32 or f16. All arithmetic is f32.
     pub dtype: DType,
+    /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
+    pub tokens_per_pass: usize,
 }
 
 impl LoadOptions {
     /// f32 on the CPU, where conversion costs more than it saves; f16 on a GPU.
     pub fn for_device(device: &Device) -> Self {
-        Self { dtype: if device.is_cuda() { DType::F16 } else { DType::F32 } }
+        Self { dtype: if device.is_cuda() { DType::F16 } else { DType::F32 }, tokens_per_pass: 1024 }
     }
 }
 
@@ -35,6 +34,7 @@ pub struct Qwen3Vl {
     pub(super) text: TextModel,
     device: Device,
     parameters: usize,
+    tokens_per_pass: usize,
 }
 
 /// What a prompt's tokens have in the cache of a conversation: compared with the next prompt's to keep what is equal.
@@ -80,7 +80,8 @@ impl Qwen3Vl {
             });
         }
         let parameters = weights.parameters();
-        Ok(Self { vision, text, device: device.clone(), parameters, processor })
+        let tokens_per_pass = options.tokens_per_pass.max(1);
+        Ok(Self { vision, text, device: device.clone(), parameters, tokens_per_pass, processor })
     }
 
     /// The configuration.
@@ -185,8 +186,8 @@ impl Qwen3Vl {
 
         let mut hidden = None;
         let count = prompt.ids.len() - start;
-        for from in (0..count).step_by(TOKENS_PER_PASS) {
-            let len = TOKENS_PER_PASS.min(count - from);
+        for from in (0..count).step_by(self.tokens_per_pass) {
+            let len = self.tokens_per_pass.min(count - from);
             let runs = clip(&runs, from, len);
             let images = Images { outputs: &outputs, runs: &runs };
             let ids = &prompt.ids[start + from..start + from + len];

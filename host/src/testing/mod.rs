@@ -27,8 +27,6 @@ pub use check::{Outcome, Verdict, check, check_with};
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
-        embedding::cases,
-        rope::cases,
         attention::cases,
         matmul::cases,
         softmax::cases,
@@ -39,6 +37,8 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         cast::cases,
         transpose::cases,
         copy::cases,
+        embedding::cases,
+        rope::cases,
     ];
     ops.iter().flat_map(|cases| cases()).collect()
 }

@@ -1,0 +1,121 @@
+//! `pascaline generate`: a question about images, and the answer as it comes.
+
+use super::failure::Failure;
+use super::model::{ModelArgs, SamplingArgs};
+use super::screen::{Colours, Style};
+use crate::error::bytes;
+use crate::qwen3_vl::generate::user_turn;
+use crate::qwen3_vl::{Statistics, StopReason, Visual};
+use serde::Serialize;
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+/// Answers one question. Images and videos stand before the text in one user turn, through the checkpoint's own chat
+/// template.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// A PNG, JPEG or WebP file; may be given more than once.
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
+
+    /// A folder of pictures, in the order of their names: the frames of a video; behind the images.
+    #[arg(long, value_name = "FOLDER")]
+    video: Vec<PathBuf>,
+
+    /// Frames per second of the videos.
+    #[arg(long, value_name = "RATE", default_value_t = 2.0)]
+    fps: f64,
+
+    /// The question.
+    #[arg(long, value_name = "TEXT")]
+    prompt: String,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    /// Print one JSON object behind the end, with tokens, text and statistics, and nothing else.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    prompt_ids: &'a [u32],
+    generated_ids: &'a [u32],
+    text: &'a str,
+    stop_reason: StopReason,
+    device: String,
+    parameters: usize,
+    load_seconds: f64,
+    #[serde(flatten)]
+    statistics: Statistics,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    // pictures are small and quick to refuse, the model is neither
+    let images = args.image.iter().map(|file| Visual::image(file));
+    let videos = args.video.iter().map(|folder| Visual::video(folder, args.fps));
+    let visuals = images.chain(videos).collect::<Result<Vec<_>, _>>()?;
+    let (model, load_time) = args.model.load()?;
+    let prompt = model.processor.prepare(&[user_turn(&visuals, &args.prompt)], &visuals)?;
+    let options = args.sampling.options(&model);
+
+    let mut closed = None;
+    let output = model.generate_from(&mut model.session()?, &prompt, &options, |piece| {
+        match if args.json { Ok(()) } else { print(piece) } {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                closed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    if let Some(error) = closed {
+        return Err(error.into());
+    }
+    if !args.json {
+        print("\n")?;
+        let colours = Colours::for_stream(io::stderr().is_terminal());
+        eprintln!("{}", colours.paint(Style::Faint, &summary(&output.statistics)));
+        return Ok(());
+    }
+    let json = Json {
+        prompt_ids: &prompt.ids,
+        generated_ids: &output.ids,
+        text: &output.text,
+        stop_reason: output.stop_reason,
+        device: model.device().to_string(),
+        parameters: model.parameters(),
+        load_seconds: load_time.as_secs_f64(),
+        statistics: output.statistics,
+    };
+    let text = serde_json::to_string(&json)
+        .map_err(|error| Failure::Failed(format!("the answer can't be made into JSON: {error}")))?;
+    print(&text)?;
+    print("\n").map_err(Failure::from)
+}
+
+pub(super) fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// The statistics in a line.
+pub(super) fn summary(statistics: &Statistics) -> String {
+    let Statistics { prompt_tokens, prefill_tokens, time_to_first_token, .. } = statistics;
+    let cached = match prompt_tokens - prefill_tokens {
+        0 => String::new(),
+        cached => format!(" ({cached} cached)"),
+    };
+    let peak = statistics.peak_bytes.map(|peak| format!(", {} in use", bytes(peak))).unwrap_or_default();
+    format!(
+        "{prompt_tokens} prompt tokens{cached}, first token after {time_to_first_token:.2} s, \
+         then {} tokens at {:.1} per second{peak}",
+        statistics.decode_tokens, statistics.decode_tokens_per_second
+    )
+}

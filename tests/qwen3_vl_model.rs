@@ -1,0 +1,217 @@
+//! The model against the reference, stage by stage, and what generation promises beyond it.
+
+mod common;
+
+use pascaline::qwen3_vl::chat::Message;
+use pascaline::qwen3_vl::generate::user_turn;
+use pascaline::qwen3_vl::validate::{Limits, check_run};
+use pascaline::qwen3_vl::{LoadOptions, Options, Output, Qwen3Vl, Sampling, StopReason, Visual, cases};
+use pascaline::{DType, Device, Error};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny")
+}
+
+/// The checkpoint of 32 layers and 32 heads, if it is there; else says that it is not.
+fn wide() -> Option<PathBuf> {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures/qwen3-vl/wide");
+    let wide = std::env::var_os("QWEN3_VL_WIDE").map_or(beside, PathBuf::from);
+    if wide.exists() {
+        return Some(wide);
+    }
+    common::say(&format!("SKIPPED: the wide checkpoint ({} is not there)", wide.display()));
+    None
+}
+
+fn load(dir: &Path, device: &Device, dtype: DType) -> Qwen3Vl {
+    let options = LoadOptions { dtype, ..LoadOptions::for_device(device) };
+    Qwen3Vl::load_with(dir, device, options, |_| {}).unwrap()
+}
+
+/// Every run that `suits`, within the limits.
+fn check(dir: &Path, device: &Device, dtype: DType, limits: &Limits, suits: impl Fn(&str) -> bool) {
+    let model = load(dir, device, dtype);
+    let mut checked = 0;
+    for run in cases::load(dir).unwrap().unwrap().iter().filter(|run| suits(&run.name)) {
+        let report = check_run(&model, run).unwrap();
+        assert!(
+            report.passed(limits, dtype == DType::F32),
+            "{} on {device} in {dtype}: {report:#?}",
+            run.name
+        );
+        assert!(report.prompt_ids_equal && !report.stages.is_empty());
+        checked += 1;
+    }
+    assert!(checked > 0);
+}
+
+#[test]
+fn tiny_on_the_cpu() {
+    check(&tiny(), &Device::Cpu, DType::F32, &Limits::F32, |_| true);
+    check(&tiny(), &Device::Cpu, DType::F16, &Limits::F16, |_| true);
+}
+
+#[test]
+fn wide_on_the_cpu() {
+    if let Some(wide) = wide() {
+        check(&wide, &Device::Cpu, DType::F32, &Limits::F32, |_| true);
+        check(&wide, &Device::Cpu, DType::F16, &Limits::F16, |name| name == "one_image");
+    }
+}
+
+/// A GPU in software takes minutes for all of it, so there the smallest runs stand for the rest.
+#[test]
+fn on_a_cuda_device() {
+    let device = common::cuda_device();
+    if format!("{device}").contains("Virtual") {
+        check(&tiny(), &device, DType::F32, &Limits::F32_GPU, |name| name == "small_image");
+        return;
+    }
+    for dir in [Some(tiny()), wide()].into_iter().flatten() {
+        check(&dir, &device, DType::F32, &Limits::F32_GPU, |_| true);
+        check(&dir, &device, DType::F16, &Limits::F16, |_| true);
+    }
+}
+
+fn picture(name: &str) -> Visual {
+    Visual::image(&tiny().join("cases").join(name)).unwrap()
+}
+
+fn options(max_new_tokens: usize) -> Options {
+    Options { max_new_tokens, ..Options::default() }
+}
+
+fn answer(model: &Qwen3Vl, visuals: &[Visual], text: &str, options: &Options) -> Output {
+    model.generate(visuals, text, options).unwrap()
+}
+
+/// Logits and so tokens do not depend on how a prompt is cut into passes, images included.
+#[test]
+fn a_prompt_in_pieces_gives_the_same_answer() {
+    let visuals = [picture("wide.png"), picture("square.png")];
+    let whole = answer(&load(&tiny(), &Device::Cpu, DType::F32), &visuals, "Compare.", &options(12));
+    for tokens_per_pass in [1, 7, 20] {
+        let pieces = LoadOptions { dtype: DType::F32, tokens_per_pass };
+        let model = Qwen3Vl::load_with(tiny(), &Device::Cpu, pieces, |_| {}).unwrap();
+        let found = answer(&model, &visuals, "Compare.", &options(12));
+        assert_eq!(found.ids, whole.ids, "{tokens_per_pass} tokens per pass");
+    }
+}
+
+/// What the cache holds is not computed again, and the answer is as without a cache: for a longer conversation, the
+/// same one, another picture, another text, a shorter one.
+#[test]
+fn a_conversation_continues_in_its_cache() {
+    let model = load(&tiny(), &Device::Cpu, DType::F32);
+    let mut session = model.session().unwrap();
+    let conversation = |turns: &[(&[Visual], &str)]| -> Vec<Message> {
+        let mut messages = Vec::new();
+        for (visuals, text) in turns {
+            messages.push(user_turn(visuals, text));
+            messages.push(Message::text("assistant", "Yes."));
+        }
+        messages.pop();
+        messages
+    };
+    let (square, wide) = (vec![picture("square.png")], vec![picture("wide.png")]);
+    let mut cached = Vec::new();
+    for turns in [
+        vec![(&square[..], "First?")],
+        vec![(&square, "First?"), (&wide, "Second?")],
+        vec![(&square, "First?"), (&wide, "Second?"), (&[], "Third?")],
+        vec![(&square, "First?"), (&wide, "Second?"), (&[], "Third?")],
+        vec![(&square, "First?"), (&square, "Second?")],
+        vec![(&wide, "First?")],
+        vec![(&[], "First?")],
+    ] {
+        let visuals: Vec<Visual> = turns.iter().flat_map(|(visuals, _)| visuals.iter().cloned()).collect();
+        let prompt = model.processor.prepare(&conversation(&turns), &visuals).unwrap();
+        let go_on = |_: &str| ControlFlow::Continue(());
+        let kept = model.generate_from(&mut session, &prompt, &options(6), go_on).unwrap();
+        let fresh = model.generate_from(&mut model.session().unwrap(), &prompt, &options(6), go_on).unwrap();
+        assert_eq!(kept.ids, fresh.ids, "{} turns", turns.len());
+        assert_eq!(fresh.statistics.prefill_tokens, prompt.ids.len());
+        cached.push(prompt.ids.len() - kept.statistics.prefill_tokens);
+    }
+    assert_eq!(cached[0], 0);
+    assert!(cached[1] > 10 && cached[2] > cached[1], "{cached:?}");
+    assert!(cached[3] > cached[2], "{cached:?}"); // all but the last token
+    assert!(cached[4] < cached[3] && cached[4] > 10, "{cached:?}"); // another second picture
+    assert!(cached[5] < 6 && cached[6] < 6, "{cached:?}"); // the very first picture is another one
+}
+
+#[test]
+fn text_comes_in_whole_characters_and_ends_where_it_should() {
+    let model = load(&tiny(), &Device::Cpu, DType::F32);
+    let visuals = [picture("square.png")];
+    let prompt =
+        model.processor.prepare(&[user_turn(&visuals, "What colour is the circle?")], &visuals).unwrap();
+    let run = |options: &Options, stop_after: usize| {
+        let mut pieces: Vec<String> = Vec::new();
+        let output = model.generate_from(&mut model.session().unwrap(), &prompt, options, |piece| {
+            pieces.push(piece.to_owned());
+            if pieces.len() == stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        let output = output.unwrap();
+        assert_eq!(pieces.concat(), output.text);
+        (pieces.len(), output)
+    };
+    let (pieces, whole) = run(&options(24), usize::MAX);
+    assert_eq!(whole.stop_reason, StopReason::MaxNewTokens);
+    assert_eq!(whole.text, model.processor.tokenizer.decode(&whole.ids));
+    assert!(pieces > 5);
+
+    // "ne0…\u{11}…\u{12} to1…": a stop string that is cut by tokens
+    let (_, stopped) =
+        run(&Options { stop: vec!["absent".into(), "\u{12} to1".into()], ..options(24) }, usize::MAX);
+    assert_eq!(stopped.stop_reason, StopReason::StopString);
+    assert!(
+        whole.text.starts_with(&stopped.text) && whole.text[stopped.text.len()..].starts_with("\u{12} to1")
+    );
+    assert!(stopped.ids.len() < whole.ids.len());
+
+    let (_, cancelled) = run(&options(24), 3);
+    assert_eq!(cancelled.stop_reason, StopReason::Cancelled);
+
+    let (_, none) = run(&options(0), usize::MAX);
+    assert!(none.ids.is_empty() && none.text.is_empty());
+}
+
+#[test]
+fn a_stop_token_ends_the_answer() {
+    let mut model = load(&tiny(), &Device::Cpu, DType::F32);
+    model.processor.generation.eos_token_ids = vec![7];
+    let run = |stop_at_eos| {
+        answer(
+            &model,
+            &[],
+            "Count the warps in a block of 256 threads.",
+            &Options { stop_at_eos, ..options(24) },
+        )
+    };
+    let ended = run(true);
+    assert_eq!((ended.stop_reason, ended.ids.last()), (StopReason::Eos, Some(&7)));
+    assert!(run(false).ids.len() == 24 && ended.ids.len() < 24);
+}
+
+#[test]
+fn a_seed_fixes_the_answer() {
+    let model = load(&tiny(), &Device::Cpu, DType::F32);
+    let run = |seed| {
+        let sampling = Sampling { temperature: 2.0, seed, ..Sampling::GREEDY };
+        answer(&model, &[], "Hello?", &Options { sampling, stop_at_eos: false, ..options(20) }).ids
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn a_prompt_beyond_the_models_length_is_refused() {
+    let model = load(&tiny(), &Device::Cpu, DType::F32);
+    let found = model.generate(&[], "Hello?", &options(5000));
+    assert!(matches!(found, Err(Error::Prompt { .. })), "{found:?}");
+    let found = model.generate(&[], &"word ".repeat(5000), &options(1));
+    assert!(matches!(found, Err(Error::Prompt { .. })), "{found:?}");
+}
