@@ -86,7 +86,7 @@ unsafe fn dims_copy<E: Raw>(y: *mut E, x: *const E, rows: u32, width_log2: u32, 
     let [d0, d1, d2, d3, d4] = outer;
     for dim in [d4, d3, d2, d1, d0] {
         if dim.extent != 1 {
-            let quotient = row / dim.extent;
+            let quotient = row / dim.extent.max(1); // never 0; said so, no panic is compiled in
             let index = row - quotient * dim.extent;
             y_offset += index * dim.y;
             x_offset += index * dim.x;

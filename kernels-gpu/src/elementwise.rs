@@ -114,6 +114,7 @@ unsafe fn zip<T: Vector>(
     period: u32,
     f: impl Fn(f32, f32) -> f32,
 ) {
+    let period = period.max(1); // never 0 where there is an element; said so, no panic is compiled in
     let y_index = |i: u32| (if period == n { i } else { i % period }) as usize;
     flat::for_each(
         n,

@@ -45,6 +45,7 @@ unsafe fn rotate<T: Element>(
     if pair >= heads * half {
         return;
     }
+    let half = half.max(1); // pair < heads · half, so it is; said so, no panic is compiled in
     let (head, i) = (pair / half, pair % half);
     // SAFETY: s < seq, head < heads and i < half, so every element lies inside its tensor.
     unsafe {

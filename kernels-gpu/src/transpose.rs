@@ -47,7 +47,8 @@ unsafe fn tile_transpose<E: Raw>(y: *mut E, x: *const E, rows: u32, cols: u32) {
     let (tx, ty) = (thread::thread_idx_x(), thread::thread_idx_y());
 
     // place tile
-    let (across, down) = (cols.div_ceil(TILE), rows.div_ceil(TILE));
+    // never 0 where a block is launched; said so, no panic is compiled in
+    let (across, down) = (cols.div_ceil(TILE).max(1), rows.div_ceil(TILE).max(1));
     let index = thread::block_idx_x();
     let (rest, col0) = (index / across, index % across * TILE);
     let (batch, row0) = (rest / down, rest % down * TILE);

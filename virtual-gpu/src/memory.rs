@@ -168,20 +168,22 @@ impl Memory {
             return Err(MemoryError::OutOfMemory);
         }
         let (data, layout) = zeroed(bytes).ok_or(MemoryError::OutOfMemory)?;
-        let shadow = if self.track { Some(zeroed(bytes).ok_or(MemoryError::OutOfMemory)?.0) } else { None };
         let base = inner.next;
-        let a = Arc::new(Allocation {
+        let live = AtomicBool::new(live);
+        let mut a = Allocation {
             base,
             size: bytes,
             kind: Kind::Device,
             data,
-            shadow,
+            shadow: None,
             layout: Some(layout),
-            live: AtomicBool::new(live),
-        });
+            live,
+        };
         if self.track {
+            a.shadow = Some(zeroed(bytes).ok_or(MemoryError::OutOfMemory)?.0);
             a.poison();
         }
+        let a = Arc::new(a);
         inner.next = (base + bytes + GUARD).next_multiple_of(ALIGN);
         inner.used += bytes;
         inner.live.insert(base, a.clone());

@@ -185,17 +185,12 @@ fn a_launch_and_its_result() {
 }
 
 #[test]
-fn without_context_or_module() {
+fn without_a_current_context() {
     let _turn = device(Config::default());
     call!("cuCtxSetCurrent", (*mut c_void), NULL);
     assert_eq!(code!("cuMemAlloc_v2", (*mut u64, usize), &mut 0, 16), 201);
-    let mut module = NULL;
     let other = std::thread::spawn(|| code!("cuCtxSynchronize", (),)).join().unwrap();
-    assert_eq!(other, 201);
-    assert_eq!(
-        code!("cuModuleLoadData", (*mut *mut c_void, *const u8), &mut module, b"\x7fELF\0".as_ptr()),
-        201
-    );
+    assert_eq!(other, 201, "a context is current on one thread only");
 }
 
 #[test]

@@ -341,7 +341,8 @@ fn f32_arithmetic() {
 /// The approximations against f64, over many arguments: the ISA allows 2 ulp and more.
 #[test]
 fn approximations_stay_within_the_isa() {
-    let functions: [(&str, fn(f64) -> f64); 6] = [
+    type Exact = fn(f64) -> f64;
+    let functions: [(&str, Exact); 6] = [
         ("ex2.approx.ftz.f32", f64::exp2),
         ("lg2.approx.ftz.f32", f64::log2),
         ("rsqrt.approx.ftz.f32", |x| 1.0 / x.sqrt()),
@@ -500,6 +501,7 @@ fn atomics() {
         (&old("@%q atom.shared.add.u32 %r5, [t], %r2;"), [5, 7, 0], D(5)),
         (&on("@%q red.shared.add.u64 [t], %rd2;"), [5, 1 << 40, 0], D((1 << 40) + 5)),
         (&on("@%q red.shared.add.f32 [t], %r2;"), [f(1.5), f(2.0), 0], D(f(3.5))),
+        (&on("@%q red.shared.add.f32 [t], %r2;"), [SUB, SUB, 0], D(0x2000)),
         (&on("@%q red.shared.add.f64 [t], %rd2;"), [d(1.5), d(2.0), 0], D(d(3.5))),
         (&on("@%q red.shared.min.s32 [t], %r2;"), [5, 0xffff_ffff, 0], D(0xffff_ffff)),
         (&on("@%q red.shared.min.u32 [t], %r2;"), [5, 0xffff_ffff, 0], D(5)),
@@ -608,7 +610,7 @@ fn newer_instructions_are_refused_with_their_line() {
         ("ld.relaxed.gpu.global.u32 %r0, [%rd1];", "sm_70"),
         ("tanh.approx.f32 %r0, %r1;", "sm_75"),
         ("max.NaN.f32 %r0, %r1, %r2;", "sm_80"),
-        ("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [t, {%r1}];", "unknown or unsupported"),
+        ("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [t, {%r1}];", "textures"),
         ("add.u32 %r0, %rd1, %r2;", "64 bits"),
         ("add.wrong.u32 %r0, %r1, %r2;", "modifier .wrong"),
         ("add.u32 %r0, %r1;", "operands"),

@@ -1,20 +1,20 @@
 //! `pascaline bench`: every bench case is checked, then timed, and printed as a line.
 
+use super::bench_row::{Row, cells, columns, ms, prefix, variant};
 use super::ceiling::{Ceiling, Ceilings};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
 use super::json::{Report, is_stdout};
-use super::measure::{Clock, Times, Way};
+use super::measure::{Clock, Way};
 use super::screen::{Screen, Style};
 use super::select::Select;
-use super::table::{self, Cell, Column};
+use super::table;
 use crate::cuda::{is_lost, trace};
 use crate::testing::check::Run;
-use crate::testing::{Case, Gemm, HostTensor, Outcome, Purpose, check_with};
+use crate::testing::{Case, Gemm, HostTensor, Purpose, check_with};
 use crate::{Device, Error, Result, Tensor, TensorMut};
 use serde::Serialize;
-use std::time::Duration;
 
 /// Checks each case against the reference, then times it: ours, the baseline kernel that users would write, and on
 /// request cuBLAS, in turn.
@@ -79,42 +79,6 @@ impl Budget {
     }
 }
 
-/// A case's line.
-#[derive(Serialize)]
-struct Row {
-    id: String,
-    /// `ok`, `failed` or `left out`.
-    status: &'static str,
-    /// What is wrong, if something is.
-    message: Option<String>,
-    /// The kernels launched, in order, or `cpu`.
-    variant: Option<String>,
-    samples: Option<usize>,
-    median_ms: Option<f64>,
-    min_ms: Option<f64>,
-    gflops: Option<f64>,
-    gbps: Option<f64>,
-    /// The name of the ceiling that `percent` is of.
-    ceiling: Option<&'static str>,
-    percent: Option<f64>,
-    baseline_ms: Option<f64>,
-    speedup: Option<f64>,
-    cublas_ms: Option<f64>,
-    /// cuBLAS's median over ours: above 1 ours is faster.
-    ratio: Option<f64>,
-    max_error: Option<f64>,
-    /// The largest error as a share of what is tolerated.
-    worst_share: Option<f64>,
-    tolerance: Option<Tolerance>,
-}
-
-#[derive(Serialize)]
-struct Tolerance {
-    abs: f64,
-    rel: f64,
-    reason: &'static str,
-}
-
 #[derive(Serialize)]
 struct Json<'a> {
     environment: &'a Environment,
@@ -155,6 +119,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let budget = if args.all { None } else { Budget::of(&device) };
     let (chosen, left_out): (Vec<_>, Vec<_>) =
         cases.into_iter().partition(|case| budget.is_none_or(|budget| budget.covers(case.as_ref())));
+    let chosen = grouped(chosen);
     screen.start(chosen.len());
     screen.doing("measuring what the device can do");
     let mut clock = Clock::new(&device)?;
@@ -241,10 +206,12 @@ impl Bench {
         };
 
         let baseline = |y: TensorMut, x: &[Tensor]| case.baseline(y, x).unwrap_or(Ok(()));
-        let has_baseline = match case.baseline(y.view_mut()?, &on_device) {
-            None | Some(Err(Error::Unsupported { .. })) => false,
-            Some(result) => result.map(|()| true)?,
-        };
+        // The baseline is a kernel: on a CPU it would be the fallback once more.
+        let has_baseline = self.device.is_cuda()
+            && match case.baseline(y.view_mut()?, &on_device) {
+                None | Some(Err(Error::Unsupported { .. })) => false,
+                Some(result) => result.map(|()| true)?,
+            };
         if let (true, Some(wrong)) = (has_baseline, self.wrong(case, &inputs, &on_device, &baseline)?) {
             return Ok(row.failed(format!("the baseline is wrong: {wrong}")));
         }
@@ -311,142 +278,17 @@ fn run_cublas(peer: Option<(&Cublas, Gemm)>, y: TensorMut, inputs: &[Tensor]) ->
     }
 }
 
-/// The kernels in the order of their first launch; none on a CPU.
-fn variant(kernels: &[&'static str]) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for name in kernels {
-        if !names.contains(name) {
-            names.push(name);
+/// The cases with those of one op and type together, in the order in which the first of each came.
+fn grouped(cases: Vec<Box<dyn Case>>) -> Vec<Box<dyn Case>> {
+    let mut groups: Vec<(String, Vec<Box<dyn Case>>)> = Vec::new();
+    for case in cases {
+        let id = case.id();
+        match groups.iter_mut().find(|(name, _)| name == prefix(&id)) {
+            Some((_, group)) => group.push(case),
+            None => groups.push((prefix(&id).to_owned(), vec![case])),
         }
     }
-    if names.is_empty() { "cpu".to_owned() } else { names.join(" + ") }
-}
-
-impl Row {
-    fn new(case: &dyn Case, status: &'static str, message: Option<String>) -> Self {
-        Self {
-            id: case.id(),
-            status,
-            message,
-            variant: None,
-            samples: None,
-            median_ms: None,
-            min_ms: None,
-            gflops: None,
-            gbps: None,
-            ceiling: None,
-            percent: None,
-            baseline_ms: None,
-            speedup: None,
-            cublas_ms: None,
-            ratio: None,
-            max_error: None,
-            worst_share: None,
-            tolerance: None,
-        }
-    }
-
-    fn failed(mut self, message: String) -> Self {
-        self.status = "failed";
-        self.message = Some(message);
-        self
-    }
-
-    fn checked(&mut self, outcome: &Outcome) {
-        let crate::testing::Tolerance { abs, rel, reason } = outcome.tolerance;
-        self.max_error = Some(outcome.max_error);
-        self.worst_share = Some(outcome.worst_share);
-        self.tolerance = Some(Tolerance { abs, rel, reason });
-    }
-
-    fn timed(&mut self, case: &dyn Case, bytes: f64, times: Times, ceilings: &Ceilings) {
-        let seconds = times.median.as_secs_f64();
-        let (flops, bytes) = (case.flops() / seconds, bytes / seconds);
-        self.samples = Some(times.samples);
-        self.median_ms = Some(ms(times.median));
-        self.min_ms = Some(ms(times.min));
-        self.gflops = Some(flops / 1e9);
-        self.gbps = Some(bytes / 1e9);
-        let (rate, ceiling) = match case.compute_bound() {
-            true => (flops, &ceilings.compute),
-            false => (bytes, &ceilings.memory),
-        };
-        if let Some(ceiling) = ceiling {
-            self.ceiling = Some(ceiling.name);
-            self.percent = Some(100.0 * rate / ceiling.per_second);
-        }
-    }
-}
-
-fn ms(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
-}
-
-const CUBLAS: &str = "vs cuBLAS";
-const BASELINE: &str = "vs naive";
-
-/// Wide enough for the shapes of most ops, so that their tables stand alike.
-const LABEL_WIDTH: usize = 27;
-
-fn columns(cases: &[Box<dyn Case>], split: bool, cublas: bool) -> Vec<Column> {
-    let widths = cases.iter().map(|case| label(&case.id(), split).chars().count());
-    let mut columns = vec![
-        Column::left("case", widths.fold(LABEL_WIDTH, usize::max)),
-        Column::right("median", 8),
-        Column::right("min", 8),
-        Column::right("rate", 13),
-        Column::right("of ceiling", 10),
-        Column::right(BASELINE, 8),
-    ];
-    if cublas {
-        columns.push(Column::right(CUBLAS, 9));
-    }
-    columns.extend([Column::right("error", 7), Column::right("of tol.", 7), Column::left("kernel", 0)]);
-    columns
-}
-
-/// The op and type that an id begins with.
-fn prefix(id: &str) -> &str {
-    id.split_once('/').map_or(id, |(prefix, _)| prefix)
-}
-
-/// The id; without its prefix in a table that has it as its title.
-fn label(id: &str, split: bool) -> String {
-    match id.split_once('/') {
-        Some((_, shape)) if split => format!("  {shape}"),
-        _ => id.to_owned(),
-    }
-}
-
-fn cells(row: &Row, columns: &[Column], split: bool) -> Vec<Cell> {
-    let time = |ms: Option<f64>| ms.map(|ms| table::time(Duration::from_secs_f64(ms / 1e3)));
-    let factor = |factor: Option<f64>| factor.map(|factor| format!("{factor:.2}×"));
-    let compute_bound = row.ceiling.is_some_and(|name| name != "copy");
-    let cell = |column: &Column| {
-        let text = match column.title {
-            "case" => return (label(&row.id, split), Style::Plain),
-            "median" if row.status == "failed" => return ("FAILED".to_owned(), Style::Bad),
-            "median" if row.status == "left out" => return ("left out".to_owned(), Style::Faint),
-            "median" => time(row.median_ms),
-            "min" => time(row.min_ms),
-            "rate" if compute_bound => row.gflops.map(|rate| format!("{} GFLOP/s", table::digits(rate))),
-            "rate" => row.gbps.map(|rate| format!("{} GB/s", table::digits(rate))),
-            "of ceiling" => {
-                row.percent.zip(row.ceiling).map(|(p, name)| format!("{} {name}", table::percent(p / 100.0)))
-            }
-            BASELINE => factor(row.speedup),
-            CUBLAS => factor(row.ratio),
-            "error" => row.max_error.map(table::error),
-            "of tol." => row.worst_share.map(table::percent),
-            _ => return (row.variant.clone().unwrap_or_default(), Style::Faint),
-        };
-        match (text, row.status) {
-            (Some(text), _) => (text, Style::Plain),
-            (None, "ok") => ("–".to_owned(), Style::Faint),
-            (None, _) => (String::new(), Style::Plain),
-        }
-    };
-    columns.iter().map(cell).collect()
+    groups.into_iter().flat_map(|(_, group)| group).collect()
 }
 
 fn geometric_mean(ratios: impl Iterator<Item = f64>) -> Option<f64> {

@@ -1,6 +1,7 @@
 //! The command line. A subcommand is a variant of [`Command`] and a file with its arguments and a `run`.
 
 mod bench;
+mod bench_row;
 mod ceiling;
 mod chat;
 mod cublas;

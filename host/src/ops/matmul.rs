@@ -1,7 +1,7 @@
 //! Matrix products.
 
 use super::check::Check;
-use crate::tensor::Layout;
+use crate::tensor::{Layout, MAX_ELEMENTS};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("matmul");
@@ -126,7 +126,12 @@ fn output_shape(a: &Tensor, b: &Tensor) -> Result<Shape> {
         }
     }
     dims.extend([*m, *n]);
-    Ok(dims.into())
+    let elements = dims.iter().fold(1u128, |product, &extent| product.saturating_mul(extent as u128));
+    match elements <= MAX_ELEMENTS as u128 {
+        true => Ok(dims.into()),
+        // found before the output is allocated
+        false => Err(Error::TooLarge { op: "matmul", argument: "c", elements, limit: MAX_ELEMENTS as u128 }),
+    }
 }
 
 /// A product with its strides, as few leading extents as it can be written with, and nothing left to check.

@@ -333,11 +333,11 @@ impl Case for Sdpa {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // A score that is off by δ changes the result, a mean of values below 3.5, by at most 2 · 3.5 · δ. In normal
-        // data δ is below 2⁻²⁰: some 2⁻²⁴ · (the sum of |q·k| · scale, about 8) and ex2's 2⁻²². The hard data's
-        // scores are 2⁶ (negative) and up to 2¹² times as large where they still compete.
+        // A score that is off by δ changes the result, a mean of values below 3.5, by 7 δ at most, and by less than δ
+        // where many keys count. In normal data δ is below 2⁻²¹: 2⁻²⁴ times the sum of |q·k| · scale, about 8, and
+        // ex2's 2⁻²². The hard data's scores are 2⁶ (negative) and up to 2¹² times as large where they still compete.
         let abs = match self.data {
-            Data::Normal => 1e-5,
+            Data::Normal => 4e-6,
             Data::Negative => 2e-4,
             Data::Outliers => 2e-3,
         };

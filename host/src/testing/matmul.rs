@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{Case, Gemm, HostTensor, Purpose, Tolerance, data};
 use crate::{DType, Result, Shape, Tensor, TensorMut, ops};
 use ops::{Matmul, Variant};
 
@@ -377,6 +377,19 @@ impl Case for Product {
     fn flops(&self) -> f64 {
         let entries: usize = self.output_batch().iter().product();
         2.0 * entries as f64 * self.m as f64 * self.n as f64 * self.k as f64
+    }
+
+    fn gemm(&self) -> Option<Gemm> {
+        let plain = self.margin == 0 && (self.options.alpha, self.options.beta) == (1.0, 0.0);
+        let single = self.batch_a.is_empty() && self.batch_b.is_empty();
+        let dtype = match self.types {
+            Types::F32 => DType::F32,
+            Types::F16 => DType::F16,
+            Types::Mixed => return None,
+        };
+        let (transpose_x, transpose_w) = self.transposed();
+        let Self { m, n, k, .. } = *self;
+        (plain && single).then_some(Gemm { transpose_x, transpose_w, batch: 1, m, n, k, dtype })
     }
 
     fn compute_bound(&self) -> bool {

@@ -24,7 +24,7 @@
 //! 7. Keys past the end are read from the last one and masked; columns past head_dim are read from the last ones and
 //!    q is 0 there.
 
-use super::{Strides, unroll, visible};
+use super::{Strides, not_zero, unroll, visible};
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, F16, reduce, shared};
 use crate::spec::KernelSpec;
@@ -178,6 +178,12 @@ unsafe fn decode<
     let all_acc = shared::declare::<f32, ACC>();
     let all_m = shared::declare::<f32, ML>();
     let all_l = shared::declare::<f32, ML>();
+
+    // SAFETY: a grid with a block in it has a kv head and a query.
+    unsafe {
+        not_zero(num_kv_heads);
+        not_zero(q_len);
+    }
 
     // place tile
     let tid = thread::thread_idx_x();
@@ -385,6 +391,8 @@ unsafe fn combine<T: Element>(
             split += 1;
         }
         let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
+        not_zero(num_q_heads); // the row exists
+        not_zero(q_len);
         let head = row / q_len;
         let at = strides.offset(head / num_q_heads, head % num_q_heads) + row % q_len * strides.row + column;
         *out.add(at as usize) = T::from_f32(total * factor);

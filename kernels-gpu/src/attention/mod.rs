@@ -53,6 +53,16 @@ impl Strides {
     }
 }
 
+/// Tells the compiler that a divisor is not zero, so that dividing by it has no panic in it.
+///
+/// # Safety
+/// It is not.
+#[inline(always)]
+unsafe fn not_zero(divisor: u32) {
+    // SAFETY: as the caller promises.
+    unsafe { core::hint::assert_unchecked(divisor != 0) }
+}
+
 /// The index one past the last key that query `i` sees; ≤ 0 if it sees none.
 #[inline(always)]
 fn visible(i: u32, q_len: u32, kv_len: u32, causal: bool) -> i32 {

@@ -27,7 +27,7 @@
 //! 7. A row without a key so far has m = −∞; 0 is subtracted in its place, which gives P = 0 and not NaN.
 //! 8. Rows and keys past the end are read from the last valid one and masked, not zeroed.
 
-use super::{Strides, unroll, visible};
+use super::{Strides, not_zero, unroll, visible};
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, F16, Shared, shared};
 use crate::spec::KernelSpec;
@@ -330,6 +330,12 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
     let probabilities = shared::declare::<f32, { PROBABILITIES as usize }>();
 
     let state = shared::declare::<f32, { STATE as usize }>();
+
+    // SAFETY: a grid with a block in it has a head, and a head belongs to a group.
+    unsafe {
+        not_zero(num_q_heads);
+        not_zero(group);
+    }
 
     // place tile
     let place = Place::read(num_q_heads);

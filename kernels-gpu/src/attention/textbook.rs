@@ -4,7 +4,7 @@
 //! q, out: [b · num_q_heads, q_len, head_dim]; k, v: [b · num_kv_heads, kv_len, head_dim];
 //! scores: [b · num_q_heads, q_len, kv_len].
 
-use super::visible;
+use super::{not_zero, visible};
 use crate::device::math::{exp, fma, rcp};
 use crate::device::{reduce, shared};
 use crate::spec::KernelSpec;
@@ -58,6 +58,7 @@ pub unsafe fn attention_textbook_scores_f32(
     // SAFETY: indices are checked against the extents; all threads reach the barriers; tiles are written before and
     // read behind one.
     unsafe {
+        not_zero(group); // there is a head
         let q = q.add((head * q_len) as usize * head_dim as usize);
         let k = k.add((head / group * kv_len) as usize * head_dim as usize);
         let mut acc = 0.0;
@@ -145,6 +146,7 @@ pub unsafe fn attention_textbook_values_f32(
     let (i, column) = (thread::block_idx_y() * TILE + ty, thread::block_idx_x() * TILE + tx);
     // SAFETY: as in the scores.
     unsafe {
+        not_zero(group); // there is a head
         let scores = scores.add((head * q_len) as usize * kv_len as usize);
         let v = v.add((head / group * kv_len) as usize * head_dim as usize);
         let mut acc = 0.0;

@@ -434,7 +434,7 @@ unsafe fn tile<
     let mut acc: Accumulators = [[0.0; 8]; 8];
 
     // The remainder of k comes first, so that all further tiles are full.
-    let first = if k_count % BK == 0 { BK } else { k_count % BK };
+    let first = if k_count.is_multiple_of(BK) { BK } else { k_count % BK };
     let mut left = (k_count - first) / BK;
     let (mut read_a, mut read_b) = (tile_a.at(thread_m), tile_b.at(thread_n));
     let (mut write_a, mut write_b) = (tile_a.at(load_a.place()), tile_b.at(load_b.place()));

@@ -3,6 +3,8 @@
 //! Work is queued with what it has to wait for and runs when someone waits for it, together with other work
 //! that may run, in an order that the seed decides. So code that forgets an edge between streams meets an
 //! order in which the edge was needed.
+//!
+//! Long because the queue, what each kind of work does and the state it works on are one machine.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! Loads, stores and atomics, with every check on them.
+//! Loads and stores: which space each lane's address lies in, and global memory with every check on it.
 //!
 //! Global memory is shared by blocks that run on several CPU threads. All accesses to it are relaxed atomics of
 //! the access's own width, so that a race of the kernel is a race of values and never undefined behaviour here.
@@ -6,8 +6,9 @@
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::block::{Block, Check};
-use super::races::{Conflict, Party};
+use super::races::Conflict;
 use super::regs::LANES;
+use super::scratch::{load_local, load_shared, store_local, store_shared};
 use super::traffic;
 use super::warp::{Warp, lanes};
 use crate::counters::Class;
@@ -55,7 +56,7 @@ fn space_of(address: u64) -> Space {
     }
 }
 
-fn addresses(w: &Warp, inst: &Inst, wide: bool) -> [u64; LANES] {
+pub(super) fn addresses(w: &Warp, inst: &Inst, wide: bool) -> [u64; LANES] {
     if wide {
         w.regs.row64(inst.a).map(|a| a.wrapping_add(inst.imm as u64))
     } else {
@@ -64,7 +65,7 @@ fn addresses(w: &Warp, inst: &Inst, wide: bool) -> [u64; LANES] {
 }
 
 /// Calls `f(space, addresses, lanes)` for each space that the lanes' addresses lie in, relative to its base.
-fn by_space(
+pub(super) fn by_space(
     space: Space,
     at: &mut [u64; LANES],
     mask: u32,
@@ -97,13 +98,20 @@ fn by_space(
 
 /// What an access does, for messages.
 #[derive(Clone, Copy)]
-struct What {
-    verb: &'static str,
-    bytes: u32,
-    line: u32,
+pub(super) struct What {
+    pub verb: &'static str,
+    pub bytes: u32,
+    pub line: u32,
 }
 
-fn misaligned(b: &Block<'_>, w: &Warp, what: What, lane: usize, space: &str, at: u64) -> Box<crate::Finding> {
+pub(super) fn misaligned(
+    b: &Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    space: &str,
+    at: u64,
+) -> Box<crate::Finding> {
     let message = format!("{}-byte {} of {space} address 0x{at:x}", what.bytes, what.verb);
     b.finding(FindingKind::Misaligned, what.line, w.id * 32 + lane as u32, message)
 }
@@ -118,7 +126,7 @@ fn outside(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Box<cra
 
 /// Host pointer and shadow of one lane's global access, after all checks.
 #[inline(always)]
-fn global(
+pub(super) fn global(
     b: &mut Block<'_>,
     w: &Warp,
     what: What,
@@ -147,7 +155,7 @@ fn global(
 /// # Safety
 /// `p` points to `size` bytes of a live allocation, aligned to `size`, which is 1, 2, 4 or 8.
 #[inline(always)]
-unsafe fn get(p: *mut u8, size: u8) -> u64 {
+pub(super) unsafe fn get(p: *mut u8, size: u8) -> u64 {
     // SAFETY: the caller's promise; other threads access these bytes through atomics only.
     unsafe {
         match size {
@@ -179,7 +187,7 @@ unsafe fn put(p: *mut u8, size: u8, v: u64) {
 /// # Safety
 /// `s` points to `bytes` shadow bytes, aligned to `bytes`.
 #[inline(always)]
-unsafe fn written(s: *mut u8, bytes: u32) -> bool {
+pub(super) unsafe fn written(s: *mut u8, bytes: u32) -> bool {
     const ONES: u64 = 0x0101_0101_0101_0101;
     // SAFETY: the caller's promise.
     unsafe {
@@ -193,7 +201,7 @@ unsafe fn written(s: *mut u8, bytes: u32) -> bool {
 /// # Safety
 /// As [`written`].
 #[inline(always)]
-unsafe fn mark(s: *mut u8, bytes: u32) {
+pub(super) unsafe fn mark(s: *mut u8, bytes: u32) {
     const ONES: u64 = 0x0101_0101_0101_0101;
     // SAFETY: the caller's promise.
     unsafe {
@@ -207,7 +215,7 @@ unsafe fn mark(s: *mut u8, bytes: u32) {
     }
 }
 
-fn extend(v: u64, a: Access) -> u64 {
+pub(super) fn extend(v: u64, a: Access) -> u64 {
     if a.signed {
         let n = 64 - 8 * a.size as u32;
         ((v << n) as i64 >> n) as u64
@@ -222,7 +230,7 @@ fn rows<'f>(f: &'f Function, single: &'f Row, a: Access) -> &'f [Row] {
 }
 
 #[inline(always)]
-fn set(w: &mut Warp, wide: bool, row: Row, lane: usize, v: u64) {
+pub(super) fn set(w: &mut Warp, wide: bool, row: Row, lane: usize, v: u64) {
     if wide {
         w.regs.row64_mut(row)[lane] = v;
     } else {
@@ -230,16 +238,30 @@ fn set(w: &mut Warp, wide: bool, row: Row, lane: usize, v: u64) {
     }
 }
 
-fn value(w: &Warp, wide: bool, row: Row, lane: usize) -> u64 {
+pub(super) fn value(w: &Warp, wide: bool, row: Row, lane: usize) -> u64 {
     if wide { w.regs.row64(row)[lane] } else { w.regs.row32(row)[lane] as u64 }
 }
 
-fn unread(b: &Block<'_>, w: &Warp, what: What, lane: usize, space: &str, at: u64) -> Box<crate::Finding> {
+pub(super) fn unread(
+    b: &Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    space: &str,
+    at: u64,
+) -> Box<crate::Finding> {
     let message = format!("{}-byte {} at {space} address 0x{at:x}", what.bytes, what.verb);
     b.finding(FindingKind::Uninitialized, what.line, w.id * 32 + lane as u32, message)
 }
 
-fn race(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64, c: Conflict) -> Box<crate::Finding> {
+pub(super) fn race(
+    b: &Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    at: u64,
+    c: Conflict,
+) -> Box<crate::Finding> {
     let [x, y, z] = b.thread(c.thread as u32);
     let did = if c.wrote { "wrote" } else { "read" };
     let message = format!(
@@ -351,7 +373,7 @@ fn count_global(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, loa
     footprint(b, at, mask);
 }
 
-fn footprint(b: &mut Block<'_>, at: &[u64; LANES], mask: u32) {
+pub(super) fn footprint(b: &mut Block<'_>, at: &[u64; LANES], mask: u32) {
     let mut last = u64::MAX;
     for l in lanes(mask) {
         if at[l] >> 5 == last {
@@ -363,338 +385,5 @@ fn footprint(b: &mut Block<'_>, at: &[u64; LANES], mask: u32) {
             b.last_allocation = n;
         }
         b.counters.distinct_sectors += b.job.touch(b.last_allocation, at[l]) as u64;
-    }
-}
-
-fn count_shared(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, load: bool) {
-    if !b.job.config.traffic {
-        return;
-    }
-    let (waves, conflicts) = traffic::wavefronts(at, mask, bytes);
-    let t = if load { &mut b.counters.shared_loads } else { &mut b.counters.shared_stores };
-    t.requests += 1;
-    t.units += waves as u64;
-    t.bytes += mask.count_ones() as u64 * bytes as u64;
-    b.counters.bank_conflicts += conflicts as u64;
-}
-
-/// Offset of one lane's shared access, after the checks on the address.
-#[inline(always)]
-fn shared(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Check<usize> {
-    let size = b.shared.len() as u64;
-    if at.checked_add(what.bytes as u64).is_none_or(|end| end > size) {
-        let message = format!(
-            "{}-byte {} at shared address 0x{at:x}, the block has {size} bytes",
-            what.bytes, what.verb
-        );
-        return Err(b.finding(FindingKind::OutOfBounds, what.line, w.id * 32 + lane as u32, message));
-    }
-    if at & (what.bytes as u64 - 1) != 0 {
-        return Err(misaligned(b, w, what, lane, "shared", at));
-    }
-    Ok(at as usize)
-}
-
-#[inline(always)]
-fn bytes_at(memory: &[u8], at: usize, size: u8) -> u64 {
-    let mut v = [0; 8];
-    match size {
-        1 => v[..1].copy_from_slice(&memory[at..at + 1]),
-        2 => v[..2].copy_from_slice(&memory[at..at + 2]),
-        4 => v[..4].copy_from_slice(&memory[at..at + 4]),
-        _ => v.copy_from_slice(&memory[at..at + 8]),
-    }
-    u64::from_le_bytes(v)
-}
-
-#[inline(always)]
-fn set_bytes(memory: &mut [u8], at: usize, size: u8, v: u64) {
-    let v = v.to_le_bytes();
-    match size {
-        1 => memory[at..at + 1].copy_from_slice(&v[..1]),
-        2 => memory[at..at + 2].copy_from_slice(&v[..2]),
-        4 => memory[at..at + 4].copy_from_slice(&v[..4]),
-        _ => memory[at..at + 8].copy_from_slice(&v),
-    }
-}
-
-fn load_shared(
-    b: &mut Block<'_>,
-    w: &mut Warp,
-    rows: &[Row],
-    a: Access,
-    what: What,
-    at: &[u64; LANES],
-    mask: u32,
-) -> Check {
-    let checks = b.job.config.checks;
-    let n = what.bytes as usize;
-    for l in lanes(mask) {
-        let o = shared(b, w, what, l, at[l])?;
-        if checks.uninitialized && b.shared_written[o..o + n].contains(&0) {
-            return Err(unread(b, w, what, l, "shared", at[l]));
-        }
-        if checks.races
-            && let Some(c) = b.races.read(o, n, party(w, what, l))
-        {
-            return Err(race(b, w, what, l, at[l], c));
-        }
-        for (k, &row) in rows.iter().enumerate() {
-            let v = bytes_at(&b.shared, o + k * a.size as usize, a.size);
-            set(w, a.wide, row, l, extend(v, a));
-        }
-    }
-    count_shared(b, at, mask, what.bytes, true);
-    Ok(())
-}
-
-fn store_shared(
-    b: &mut Block<'_>,
-    w: &mut Warp,
-    rows: &[Row],
-    a: Access,
-    what: What,
-    at: &[u64; LANES],
-    mask: u32,
-) -> Check {
-    let checks = b.job.config.checks;
-    let n = what.bytes as usize;
-    for l in lanes(mask) {
-        let o = shared(b, w, what, l, at[l])?;
-        let mut new = [0u8; 16];
-        for (k, &row) in rows.iter().enumerate() {
-            set_bytes(&mut new, k * a.size as usize, a.size, value(w, a.wide, row, l));
-        }
-        if checks.races {
-            let differs = b.shared[o..o + n] != new[..n];
-            if let Some(c) = b.races.write(o, n, party(w, what, l), false, differs) {
-                return Err(race(b, w, what, l, at[l], c));
-            }
-        }
-        b.shared[o..o + n].copy_from_slice(&new[..n]);
-        if checks.uninitialized {
-            b.shared_written[o..o + n].fill(1);
-        }
-    }
-    count_shared(b, at, mask, what.bytes, false);
-    Ok(())
-}
-
-fn party<'w>(w: &'w Warp, what: What, lane: usize) -> Party<'w> {
-    Party {
-        warp: w.id as usize,
-        thread: (w.id * 32 + lane as u32) as u16,
-        line: what.line,
-        step: w.step,
-        clock: &w.clock,
-    }
-}
-
-/// Place of one lane's local access in the warp's local memory.
-fn local(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Check<usize> {
-    let size = w.local_bytes as u64;
-    if at.checked_add(what.bytes as u64).is_none_or(|end| end > size) {
-        let message =
-            format!("{}-byte {} at local address 0x{at:x}, a thread has {size} bytes", what.bytes, what.verb);
-        return Err(b.finding(FindingKind::OutOfBounds, what.line, w.id * 32 + lane as u32, message));
-    }
-    if at & (what.bytes as u64 - 1) != 0 {
-        return Err(misaligned(b, w, what, lane, "local", at));
-    }
-    Ok(lane * w.local_bytes + at as usize)
-}
-
-fn load_local(
-    b: &mut Block<'_>,
-    w: &mut Warp,
-    rows: &[Row],
-    a: Access,
-    what: What,
-    at: &[u64; LANES],
-    mask: u32,
-) -> Check {
-    let n = what.bytes as usize;
-    for l in lanes(mask) {
-        let o = local(b, w, what, l, at[l])?;
-        if !w.local_written.is_empty() && w.local_written[o..o + n].contains(&0) {
-            return Err(unread(b, w, what, l, "local", at[l]));
-        }
-        for (k, &row) in rows.iter().enumerate() {
-            let v = bytes_at(&w.local, o + k * a.size as usize, a.size);
-            set(w, a.wide, row, l, extend(v, a));
-        }
-    }
-    count_local(b, mask, what.bytes);
-    Ok(())
-}
-
-fn store_local(
-    b: &mut Block<'_>,
-    w: &mut Warp,
-    rows: &[Row],
-    a: Access,
-    what: What,
-    at: &[u64; LANES],
-    mask: u32,
-) -> Check {
-    let n = what.bytes as usize;
-    for l in lanes(mask) {
-        let o = local(b, w, what, l, at[l])?;
-        for (k, &row) in rows.iter().enumerate() {
-            let v = value(w, a.wide, row, l);
-            set_bytes(&mut w.local, o + k * a.size as usize, a.size, v);
-        }
-        if !w.local_written.is_empty() {
-            w.local_written[o..o + n].fill(1);
-        }
-    }
-    count_local(b, mask, what.bytes);
-    Ok(())
-}
-
-fn count_local(b: &mut Block<'_>, mask: u32, bytes: u32) {
-    let t = &mut b.counters.local;
-    t.requests += 1;
-    // The hardware interleaves local memory by word: equal addresses of 32 lanes are neighbours.
-    t.units += bytes.div_ceil(4) as u64 * 4;
-    t.bytes += mask.count_ones() as u64 * bytes as u64;
-}
-
-pub(super) fn atomic(
-    b: &mut Block<'_>,
-    w: &mut Warp,
-    inst: &Inst,
-    op: Atom,
-    ty: Num,
-    space: Space,
-    addr_wide: bool,
-    mask: u32,
-) -> Check {
-    let size = (ty.bits() / 8) as u8;
-    let what = What { verb: "atomic", bytes: size as u32, line: inst.line };
-    let wide = size == 8;
-    let mut at = addresses(w, inst, addr_wide);
-    by_space(space, &mut at, mask, |space, at, mask| {
-        if space == Space::Local {
-            let l = mask.trailing_zeros();
-            let message = format!("{size}-byte atomic at local address 0x{:x}", at[l as usize]);
-            return Err(b.finding(FindingKind::OutOfBounds, inst.line, w.id * 32 + l, message));
-        }
-        for l in lanes(mask) {
-            let x = value(w, wide, inst.b, l);
-            let y = if inst.c == NONE { 0 } else { value(w, wide, inst.c, l) };
-            let old = if space == Space::Shared {
-                shared_atomic(b, w, what, l, at[l], |old| combine(op, ty, old, x, y))?
-            } else {
-                let (p, shadow) = global(b, w, what, l, at[l])?;
-                if let Some(s) = shadow {
-                    // SAFETY: `global` checked bounds and alignment; the shadow is as the data.
-                    if !unsafe { written(s, size as u32) } && op != Atom::Exch {
-                        return Err(unread(b, w, what, l, "global", at[l]));
-                    }
-                    // SAFETY: as above.
-                    unsafe { mark(s, size as u32) };
-                }
-                // SAFETY: as above.
-                unsafe { update(p, size, |old| combine(op, ty, old, x, y)) }
-            };
-            if inst.d != NONE {
-                set(w, wide, inst.d, l, old);
-            }
-        }
-        if b.job.config.traffic && space == Space::Global {
-            let t = &mut b.counters.atomics;
-            t.requests += 1;
-            t.units += traffic::sectors(at, mask, size as u32) as u64;
-            t.bytes += mask.count_ones() as u64 * size as u64;
-            footprint(b, at, mask);
-        }
-        Ok(())
-    })
-}
-
-fn shared_atomic(
-    b: &mut Block<'_>,
-    w: &Warp,
-    what: What,
-    lane: usize,
-    at: u64,
-    f: impl Fn(u64) -> u64,
-) -> Check<u64> {
-    let checks = b.job.config.checks;
-    let n = what.bytes as usize;
-    let o = shared(b, w, what, lane, at)?;
-    if checks.uninitialized && b.shared_written[o..o + n].contains(&0) {
-        return Err(unread(b, w, what, lane, "shared", at));
-    }
-    if checks.races
-        && let Some(c) = b.races.write(o, n, party(w, what, lane), true, true)
-    {
-        return Err(race(b, w, what, lane, at, c));
-    }
-    let old = bytes_at(&b.shared, o, n as u8);
-    set_bytes(&mut b.shared, o, n as u8, f(old));
-    Ok(old)
-}
-
-/// Atomically replaces a value and returns the old one.
-///
-/// # Safety
-/// As [`get`], with a size of 4 or 8.
-unsafe fn update(p: *mut u8, size: u8, f: impl Fn(u64) -> u64) -> u64 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if size == 4 {
-            let a = AtomicU32::from_ptr(p.cast());
-            let r = a.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |v| Some(f(v as u64) as u32));
-            r.unwrap_or_else(|v| v) as u64
-        } else {
-            let a = AtomicU64::from_ptr(p.cast());
-            a.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |v| Some(f(v))).unwrap_or_else(|v| v)
-        }
-    }
-}
-
-/// The value that an atomic leaves: `x` its operand, `y` the new value of `cas`.
-fn combine(op: Atom, ty: Num, old: u64, x: u64, y: u64) -> u64 {
-    let f32_sum = || {
-        // Shared and global f32 atomics round to nearest; the global ones flush subnormals.
-        (f32::from_bits(old as u32) + f32::from_bits(x as u32)).to_bits() as u64
-    };
-    match (op, ty) {
-        (Atom::And, _) => old & x,
-        (Atom::Or, _) => old | x,
-        (Atom::Xor, _) => old ^ x,
-        (Atom::Exch, _) => x,
-        (Atom::Cas, _) => {
-            if old == x {
-                y
-            } else {
-                old
-            }
-        }
-        (Atom::Add, Num::F32) => f32_sum(),
-        (Atom::Add, Num::F64) => (f64::from_bits(old) + f64::from_bits(x)).to_bits(),
-        (Atom::Add, _) => old.wrapping_add(x),
-        (Atom::Inc, _) => {
-            if old >= x {
-                0
-            } else {
-                old + 1
-            }
-        }
-        (Atom::Dec, _) => {
-            if old == 0 || old > x {
-                x
-            } else {
-                old - 1
-            }
-        }
-        (Atom::Min, Num::S32) => (old as i32).min(x as i32) as u32 as u64,
-        (Atom::Max, Num::S32) => (old as i32).max(x as i32) as u32 as u64,
-        (Atom::Min, Num::S64) => (old as i64).min(x as i64) as u64,
-        (Atom::Max, Num::S64) => (old as i64).max(x as i64) as u64,
-        (Atom::Min, _) => old.min(x),
-        (Atom::Max, _) => old.max(x),
     }
 }

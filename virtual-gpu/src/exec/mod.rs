@@ -2,12 +2,15 @@
 
 mod access;
 mod alu;
+mod alu_float;
+mod atomic;
 mod block;
 mod cvt;
 mod exchange;
 mod float;
 mod races;
 mod regs;
+mod scratch;
 mod traffic;
 mod warp;
 

@@ -5,6 +5,7 @@
 
 use super::access;
 use super::alu;
+use super::atomic;
 use super::block::{Block, Check};
 use super::exchange;
 use super::races::VectorClock;
@@ -318,7 +319,7 @@ impl Warp {
                     }
                     Op::Atom { op, ty, space, addr_wide } => {
                         if mask != 0 {
-                            access::atomic(b, self, inst, op, ty, space, addr_wide, mask)?;
+                            atomic::atomic(b, self, inst, op, ty, space, addr_wide, mask)?;
                         }
                     }
                     Op::Cvta { .. } | Op::IsSpace { .. } => access::address(self, inst, mask),

@@ -3,10 +3,12 @@
 //! Source of all syntax and semantics: NVIDIA's "Parallel Thread Execution ISA" document, version 6.4 and,
 //! where it is clearer, later editions of the same sections.
 
+mod body;
 mod decode;
 mod flow;
 pub(crate) mod inst;
 mod lexer;
+mod link;
 mod operand;
 mod parser;
 mod registers;

@@ -1,12 +1,12 @@
-//! Directives, declarations and statements; what one instruction means is in `decode`.
+//! Directives, declarations and operands; bodies are in `body`, what one instruction means in `decode`. Long
+//! because PTX has this many directives, each read once.
 
 use std::collections::HashMap;
 
 use super::inst::*;
 use super::lexer::{Tok, Token, lex};
-use super::operand::{Arg, Body, Imm, Name, Scope, Width};
-use super::{Kernel, Module, Param, PtxError, VarSpace, Variable, flow};
-use crate::counters::Class;
+use super::operand::{Arg, Imm, Name, Width};
+use super::{Kernel, Module, Param, PtxError, VarSpace, Variable};
 
 pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
     let toks = lex(text)?;
@@ -19,45 +19,45 @@ pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
     while p.pos < p.toks.len() {
         p.top_level(&mut module)?;
     }
-    link(module.m)
+    super::link::link(module.m)
 }
 
-struct Unit<'a> {
-    m: Module,
-    names: HashMap<&'a str, Name>,
+pub(super) struct Unit<'a> {
+    pub m: Module,
+    pub names: HashMap<&'a str, Name>,
 }
 
-struct Parser<'a, 't> {
-    toks: &'t [Token<'a>],
-    pos: usize,
+pub(super) struct Parser<'a, 't> {
+    pub toks: &'t [Token<'a>],
+    pub pos: usize,
 }
 
 /// `.align 4 .b8 name[12]`
-struct Decl<'a> {
-    name: &'a str,
-    bytes: u64,
-    element: u64,
-    align: u64,
-    unsized_array: bool,
+pub(super) struct Decl<'a> {
+    pub name: &'a str,
+    pub bytes: u64,
+    pub element: u64,
+    pub align: u64,
+    pub unsized_array: bool,
     /// `<n>` after the name, for registers.
-    count: Option<u32>,
-    width: Option<Width>,
+    pub count: Option<u32>,
+    pub width: Option<Width>,
 }
 
 impl<'a> Parser<'a, '_> {
-    fn line(&self) -> u32 {
+    pub fn line(&self) -> u32 {
         self.toks.get(self.pos).or(self.toks.last()).map_or(1, |t| t.line)
     }
 
-    fn err<T>(&self, reason: impl Into<String>) -> Result<T, PtxError> {
+    pub fn err<T>(&self, reason: impl Into<String>) -> Result<T, PtxError> {
         Err(PtxError::new(self.line(), reason))
     }
 
-    fn peek(&self) -> Option<Tok<'a>> {
+    pub fn peek(&self) -> Option<Tok<'a>> {
         self.toks.get(self.pos).map(|t| t.tok)
     }
 
-    fn next(&mut self) -> Result<Tok<'a>, PtxError> {
+    pub fn next(&mut self) -> Result<Tok<'a>, PtxError> {
         match self.peek() {
             Some(t) => {
                 self.pos += 1;
@@ -67,23 +67,23 @@ impl<'a> Parser<'a, '_> {
         }
     }
 
-    fn eat(&mut self, c: u8) -> bool {
+    pub fn eat(&mut self, c: u8) -> bool {
         let hit = self.peek() == Some(Tok::Punct(c));
         self.pos += hit as usize;
         hit
     }
 
-    fn eat_word(&mut self, w: &str) -> bool {
+    pub fn eat_word(&mut self, w: &str) -> bool {
         let hit = self.peek() == Some(Tok::Word(w));
         self.pos += hit as usize;
         hit
     }
 
-    fn expect(&mut self, c: u8) -> Result<(), PtxError> {
+    pub fn expect(&mut self, c: u8) -> Result<(), PtxError> {
         if self.eat(c) { Ok(()) } else { self.err(format!("`{}` is expected", c as char)) }
     }
 
-    fn word(&mut self) -> Result<&'a str, PtxError> {
+    pub fn word(&mut self) -> Result<&'a str, PtxError> {
         match self.peek() {
             Some(Tok::Word(w)) => {
                 self.pos += 1;
@@ -93,7 +93,7 @@ impl<'a> Parser<'a, '_> {
         }
     }
 
-    fn int(&mut self) -> Result<u64, PtxError> {
+    pub fn int(&mut self) -> Result<u64, PtxError> {
         match self.peek() {
             Some(Tok::Int(v)) => {
                 self.pos += 1;
@@ -184,7 +184,7 @@ impl<'a> Parser<'a, '_> {
         }
     }
 
-    fn pragma(&mut self) -> Result<(), PtxError> {
+    pub fn pragma(&mut self) -> Result<(), PtxError> {
         while !self.eat(b';') {
             self.next()?;
         }
@@ -192,7 +192,7 @@ impl<'a> Parser<'a, '_> {
     }
 
     /// Declared type, alignment, name and extent, as all variables, parameters and registers have them.
-    fn decl(&mut self) -> Result<Decl<'a>, PtxError> {
+    pub fn decl(&mut self) -> Result<Decl<'a>, PtxError> {
         let mut d =
             Decl { name: "", bytes: 0, element: 0, align: 0, unsized_array: false, count: None, width: None };
         let mut vector = 1;
@@ -501,198 +501,8 @@ impl<'a> Parser<'a, '_> {
         Ok(())
     }
 
-    fn body(
-        &mut self,
-        u: &mut Unit<'a>,
-        f: Function,
-        entry: bool,
-        params: Vec<(&'a str, Name)>,
-    ) -> Result<Function, PtxError> {
-        let Unit { m, names } = u;
-        let Module { functions, variables, .. } = m;
-        let mut b = Body::new(f, names, entry);
-        b.line = self.line();
-        for (name, n) in params {
-            b.declare(name, n)?;
-        }
-        self.expect(b'{')?;
-        while !b.scopes.is_empty() {
-            b.line = self.line();
-            self.statement(&mut b, variables, functions)?;
-        }
-        let mut f = b.f;
-        let end = Inst {
-            op: if entry { Op::Exit } else { Op::Ret },
-            class: Class::Control,
-            guard: NONE,
-            d: NONE,
-            e: NONE,
-            a: NONE,
-            b: NONE,
-            c: NONE,
-            imm: 0,
-            line: self.toks[self.pos - 1].line,
-        };
-        f.code.push(end);
-        f.reconverge = flow::reconvergence(&f);
-        Ok(f)
-    }
-
-    fn statement(
-        &mut self,
-        b: &mut Body<'a, '_>,
-        variables: &mut Vec<Variable>,
-        functions: &[Function],
-    ) -> Result<(), PtxError> {
-        let mut guard = NONE;
-        match self.next()? {
-            Tok::Punct(b'{') => {
-                b.scopes.push(Scope::default());
-                return Ok(());
-            }
-            Tok::Punct(b'}') => return close_scope(b),
-            Tok::Punct(b';') => return Ok(()),
-            Tok::Punct(b'@') => {
-                let neg = self.eat(b'!');
-                let p = self.word()?;
-                guard = b.pred(&if neg { Arg::Not(p) } else { Arg::Word(p) })?;
-            }
-            Tok::Word(w) if w.starts_with('.') => return self.local_directive(b, variables, w),
-            Tok::Word(label) if self.peek() == Some(Tok::Punct(b':')) => {
-                self.pos += 1;
-                if self.eat_word(".branchtargets") {
-                    let mut list = vec![self.word()?];
-                    while self.eat(b',') {
-                        list.push(self.word()?);
-                    }
-                    b.scope().tables.insert(label, list);
-                    return self.expect(b';');
-                }
-                if matches!(self.peek(), Some(Tok::Word(w)) if w.starts_with(".call")) {
-                    return self.err("indirect calls are not supported");
-                }
-                let at = b.f.code.len() as u32;
-                if b.scope().labels.insert(label, at).is_some() {
-                    return self.err(format!("label `{label}` is defined twice"));
-                }
-                return Ok(());
-            }
-            Tok::Word(_) => self.pos -= 1,
-            _ => {
-                self.pos -= 1;
-                return self.err("an instruction is expected");
-            }
-        }
-        b.line = self.line();
-        let opcode = self.word()?;
-        if opcode == "call" || opcode == "call.uni" {
-            let mut rets = Vec::new();
-            if self.eat(b'(') {
-                rets = self.args(b')')?;
-                self.expect(b',')?;
-            }
-            let callee = self.word()?;
-            let mut args = Vec::new();
-            if self.eat(b',') {
-                self.expect(b'(')?;
-                args = self.args(b')')?;
-            }
-            if self.peek() == Some(Tok::Punct(b',')) {
-                return self.err("indirect calls are not supported");
-            }
-            self.expect(b';')?;
-            return b.call(guard, &rets, callee, &args, |id| {
-                let f = &functions[id as usize];
-                (f.formals.clone(), f.returns.clone())
-            });
-        }
-        let args = self.args(b';')?;
-        b.instruction(guard, opcode, &args)
-    }
-
-    fn local_directive(
-        &mut self,
-        b: &mut Body<'a, '_>,
-        variables: &mut Vec<Variable>,
-        w: &str,
-    ) -> Result<(), PtxError> {
-        match w {
-            ".reg" => {
-                let mut d = self.decl()?;
-                loop {
-                    let Some(width) = d.width else { return self.err("the register has no type") };
-                    match d.count {
-                        Some(n) => b.declare_regs(d.name, n, width)?,
-                        None => {
-                            let row = b.new_row(width);
-                            b.declare(d.name, Name::Reg(row, width))?;
-                        }
-                    }
-                    if !self.eat(b',') {
-                        return self.expect(b';');
-                    }
-                    d.name = self.word()?;
-                    d.count = None;
-                    if self.eat(b'<') {
-                        d.count = u32::try_from(self.int()?).ok();
-                        self.expect(b'>')?;
-                    }
-                }
-            }
-            ".local" | ".param" => {
-                let d = self.decl()?;
-                let at = b.alloc_local(d.bytes, d.align)?;
-                b.declare(d.name, Name::Local(at))?;
-                self.expect(b';')
-            }
-            ".extern" | ".shared" => {
-                let dynamic = w == ".extern";
-                if dynamic && !self.eat_word(".shared") {
-                    return self.err("only shared variables may be external here");
-                }
-                let d = self.decl()?;
-                if d.unsized_array != dynamic {
-                    return self.err("an external array has no extent, any other has one");
-                }
-                let id = variables.len() as u32;
-                variables.push(Variable {
-                    name: d.name.to_owned(),
-                    space: VarSpace::Shared,
-                    bytes: d.bytes,
-                    align: d.align,
-                    init: Vec::new(),
-                    relocs: Vec::new(),
-                    dynamic,
-                });
-                b.declare(d.name, Name::Shared(id))?;
-                self.expect(b';')
-            }
-            ".loc" => {
-                for _ in 0..3 {
-                    self.int()?;
-                }
-                if self.peek() == Some(Tok::Punct(b',')) {
-                    self.pos += 1;
-                    self.word()?;
-                    self.word()?;
-                    if self.eat(b'+') {
-                        self.int()?;
-                    }
-                    self.expect(b',')?;
-                    self.word()?;
-                    for _ in 0..3 {
-                        self.int()?;
-                    }
-                }
-                Ok(())
-            }
-            ".pragma" => self.pragma(),
-            _ => self.err(format!("directive `{w}` is not supported here")),
-        }
-    }
-
     /// Operands up to and with the closing character.
-    fn args(&mut self, close: u8) -> Result<Vec<Arg<'a>>, PtxError> {
+    pub fn args(&mut self, close: u8) -> Result<Vec<Arg<'a>>, PtxError> {
         let mut out = Vec::new();
         if self.eat(close) {
             return Ok(out);
@@ -757,120 +567,4 @@ impl<'a> Parser<'a, '_> {
         let v = self.int()? as i64;
         Ok(if negative { v.wrapping_neg() } else { v })
     }
-}
-
-fn close_scope(b: &mut Body<'_, '_>) -> Result<(), PtxError> {
-    let Some(s) = b.scopes.pop() else { return Ok(()) };
-    for (at, table, line) in s.pending_tables {
-        let Some(list) = s.tables.get(table) else {
-            match b.scopes.last_mut() {
-                Some(parent) => {
-                    parent.pending_tables.push((at, table, line));
-                    continue;
-                }
-                None => return Err(PtxError::new(line, format!("branch table `{table}` is not defined"))),
-            }
-        };
-        let start = b.f.lists.len();
-        b.f.code[at].b = start as u32;
-        b.f.code[at].imm = list.len() as i64;
-        for (n, label) in list.iter().enumerate() {
-            let Some(&target) = s.labels.get(label) else {
-                return Err(PtxError::new(line, format!("label `{label}` is not defined")));
-            };
-            debug_assert_eq!(b.f.lists.len(), start + n);
-            b.f.lists.push(target);
-        }
-    }
-    for (at, label, line) in s.pending {
-        match (s.labels.get(label), b.scopes.last_mut()) {
-            (Some(&target), _) => b.f.code[at].imm = target as i64,
-            (None, Some(parent)) => parent.pending.push((at, label, line)),
-            (None, None) => return Err(PtxError::new(line, format!("label `{label}` is not defined"))),
-        }
-    }
-    Ok(())
-}
-
-/// Per kernel: what it reaches, how its shared variables lie, how deep its local memory goes.
-fn link(mut m: Module) -> Result<Module, PtxError> {
-    let const_bytes: u64 = m.variables.iter().filter(|v| v.space == VarSpace::Const).map(|v| v.bytes).sum();
-    if const_bytes > 64 << 10 {
-        return Err(PtxError::new(1, format!("{const_bytes} bytes of constant memory, sm_61 has 65536")));
-    }
-    let mut kernels = std::mem::take(&mut m.kernels);
-    for k in &mut kernels {
-        k.const_bytes = const_bytes as u32;
-        let mut reached = vec![false; m.functions.len()];
-        k.local_bytes = reach(&m, k.function, k.line, &mut vec![false; m.functions.len()], &mut reached)?;
-        let mut used = vec![false; m.variables.len()];
-        for f in m.functions.iter().zip(&reached).filter(|(_, r)| **r).map(|(f, _)| f) {
-            k.granule = k.granule.min(f.granule);
-            for (_, _, init) in &f.inits {
-                if let Init::Shared(v, _) = *init {
-                    used[v as usize] = true;
-                }
-            }
-        }
-        let mut at = 0u64;
-        let mut dynamic = Vec::new();
-        for (id, v) in
-            m.variables.iter().enumerate().filter(|(id, v)| v.space == VarSpace::Shared && used[*id])
-        {
-            if v.dynamic {
-                dynamic.push((id as u32, v.align));
-                continue;
-            }
-            at = at.next_multiple_of(v.align.max(1));
-            k.shared_layout.push((id as u32, at as u32));
-            at += v.bytes;
-        }
-        if at > 48 << 10 {
-            return Err(PtxError::new(
-                k.line,
-                format!("`{}` has {at} bytes of shared memory, sm_61 has 49152 per block", k.name),
-            ));
-        }
-        k.shared_bytes = at as u32;
-        k.dynamic_shared = !dynamic.is_empty();
-        // All dynamic arrays begin at the same place, behind the static ones.
-        let align = dynamic.iter().map(|d| d.1).max().unwrap_or(1).max(16);
-        let start = at.next_multiple_of(align) as u32;
-        k.dynamic_start = if k.dynamic_shared { start } else { k.shared_bytes };
-        k.shared_layout.extend(dynamic.iter().map(|d| (d.0, start)));
-    }
-    m.kernels = kernels;
-    Ok(m)
-}
-
-/// Local bytes from function `f` down.
-fn reach(
-    m: &Module,
-    f: usize,
-    line: u32,
-    path: &mut Vec<bool>,
-    reached: &mut Vec<bool>,
-) -> Result<u32, PtxError> {
-    let function = &m.functions[f];
-    if !function.defined {
-        return Err(PtxError::new(
-            line,
-            format!("function `{}` is called but defined nowhere", function.name),
-        ));
-    }
-    if path[f] {
-        return Err(PtxError::new(
-            line,
-            format!("function `{}` is recursive, which is not supported", function.name),
-        ));
-    }
-    path[f] = true;
-    reached[f] = true;
-    let mut deepest = 0;
-    for inst in function.code.iter().filter(|i| i.op == Op::Call) {
-        let callee = function.calls[inst.imm as usize].callee;
-        deepest = deepest.max(reach(m, callee as usize, inst.line, path, reached)?);
-    }
-    path[f] = false;
-    Ok(function.local_bytes.next_multiple_of(16) + deepest)
 }

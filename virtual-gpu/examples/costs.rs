@@ -1,0 +1,139 @@
+//! The cost model against published Pascal figures: the table of `COSTS.md`.
+//!
+//! `cargo run --release -p pascaline-virtual-gpu --example costs -- kernels-gpu/prebuilt/kernels.ptx`
+
+use std::error::Error;
+
+use pascaline_virtual_gpu::{
+    Card, Checks, Class, Config, Counters, GTX1080, Gpu, LAUNCH_SECONDS, Launch, LaunchReport, Module, P40,
+    Traffic, estimate,
+};
+
+/// The card of two of the figures, and the slice of a TITAN X that the simulator had.
+static GTX1080TI: Card = Card {
+    name: "GeForce GTX 1080 Ti",
+    id: "gtx1080ti",
+    sms: 28,
+    boost_mhz: 1582,
+    bandwidth: 484.0,
+    memory: 11 << 30,
+    l2_bytes: 2816 << 10,
+    bus_bits: 352,
+    memory_mhz: 5505,
+};
+static TWO_SMS: Card = Card { name: "2 SMs of a TITAN X", id: "slice", sms: 2, bandwidth: 34.3, ..GTX1080TI };
+
+/// Runs a product m × n × k of the project's kernels and answers what it did.
+fn product(
+    module: &str,
+    kernel: &str,
+    tile: u32,
+    [m, n, k]: [u32; 3],
+) -> Result<LaunchReport, Box<dyn Error>> {
+    let config = Config { checks: Checks::NONE, ..Config::default() };
+    let mut gpu = Gpu::new(config);
+    let module = gpu.load(Module::parse(module)?).map_err(|e| format!("{e:?}"))?;
+    let mut alloc = |elements: u32| gpu.alloc(4 * elements as u64).map_err(|e| format!("{e:?}"));
+    let (c, a, b) = (alloc(m * n)?, alloc(m * k)?, alloc(k * n)?);
+    let mut params: Vec<u8> = [c, a, b].iter().flat_map(|p| p.to_le_bytes()).collect();
+    let textbook = kernel.contains("textbook");
+    let words: [u32; 12] = if textbook {
+        [m, n, k, k, 1, n, 1, n, 0, 0, 0, 0]
+    } else {
+        params.extend(0u64.to_le_bytes());
+        [m, n, k, k, n, n, 0, 0, 0, k, 0, 0]
+    };
+    params.extend(words[..if textbook { 11 } else { 10 }].iter().flat_map(|w| w.to_le_bytes()));
+    params.extend([1f32, 0.0].iter().flat_map(|w| w.to_le_bytes()));
+    let grid = [m.div_ceil(tile) * n.div_ceil(tile), 1, 1];
+    Ok(gpu.launch(
+        &module,
+        kernel,
+        Launch { grid, block: [256, 1, 1], dynamic_shared: 0, params: &params },
+    )?)
+}
+
+/// What the same kernel does on a product `f` times as large in each dimension.
+fn enlarge(r: &LaunchReport, f: u64) -> LaunchReport {
+    let c = &r.counters;
+    let traffic = |t: Traffic| Traffic {
+        requests: t.requests * f.pow(3),
+        units: t.units * f.pow(3),
+        bytes: t.bytes * f.pow(3),
+    };
+    let counters = Counters {
+        warp_instructions: c.warp_instructions.map(|n| n * f.pow(3)),
+        thread_instructions: c.thread_instructions.map(|n| n * f.pow(3)),
+        global_loads: traffic(c.global_loads),
+        global_stores: c.global_stores,
+        shared_loads: traffic(c.shared_loads),
+        shared_stores: traffic(c.shared_stores),
+        distinct_sectors: c.distinct_sectors * f.pow(2),
+        barriers: c.barriers * f.pow(3),
+        ..*c
+    };
+    LaunchReport { grid: [r.grid[0] * (f * f) as u32, 1, 1], counters, ..r.clone() }
+}
+
+fn share_of_peak(r: &LaunchReport, card: &Card, registers: u32) -> (f64, &'static str) {
+    let e = estimate(r, card, registers);
+    let flops = 2.0 * r.counters.thread_instructions[Class::Ffma as usize] as f64;
+    (flops / e.time / card.fp32_flops(), e.bound.name())
+}
+
+/// A matrix of 4-bit blocks (18 bytes for 32 weights) times a vector, with dp4a; one warp per row.
+fn gemv_q4(rows: u64, cols: u64) -> LaunchReport {
+    let bytes = rows * cols / 32 * 18;
+    let warps = rows * cols / 32;
+    let mut warp_instructions = [0; Class::COUNT];
+    warp_instructions[Class::Dp4a as usize] = warps / 4;
+    warp_instructions[Class::Int as usize] = warps / 2;
+    warp_instructions[Class::Ffma as usize] = warps / 8;
+    warp_instructions[Class::LoadGlobal as usize] = warps / 4;
+    let requests = warps / 4;
+    let global_loads = Traffic { requests, units: bytes / 32 + requests, bytes };
+    let counters =
+        Counters { warp_instructions, global_loads, distinct_sectors: bytes / 32, ..Counters::default() };
+    LaunchReport {
+        kernel: "gemv_q4".to_owned(),
+        grid: [(rows / 4) as u32, 1, 1],
+        block: [128, 1, 1],
+        shared_bytes: 0,
+        counters,
+    }
+}
+
+/// Share of the P40's bandwidth at which a 7B model decodes, weights in 4-bit blocks.
+fn decode() -> f64 {
+    let layer = [(4096, 4096); 4].into_iter().chain([(11008, 4096), (11008, 4096), (4096, 11008)]);
+    let products: Vec<_> =
+        std::iter::repeat_n(layer.collect::<Vec<_>>(), 32).flatten().chain([(32000, 4096)]).collect();
+    let bytes: u64 = products.iter().map(|(r, c)| r * c / 32 * 18).sum();
+    let seconds: f64 = products.iter().map(|&(r, c)| estimate(&gemv_q4(r, c), &P40, 40).time).sum();
+    // Norms, rotation, attention, activations, quantised inputs: about ten small launches a layer.
+    let small = 32.0 * 10.0 * LAUNCH_SECONDS;
+    bytes as f64 / (seconds + small) / (P40.bandwidth * 1e9)
+}
+
+fn row(what: &str, published: f64, model: f64, bound: &str) {
+    let off = (model / published - 1.0) * 100.0;
+    println!("| {what} | {:.0} % | {:.0} % ({bound}) | {off:+.0} % |", published * 100.0, model * 100.0);
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args().nth(1).ok_or("usage: costs kernels.ptx")?;
+    let ptx = std::fs::read_to_string(path)?;
+    println!("| figure | published | model | off |\n|---|---|---|---|");
+    let tile = product(&ptx, "matmul_tile128_nn_f32", 128, [512; 3])?;
+    let (share, bound) = share_of_peak(&enlarge(&tile, 8), &GTX1080TI, 128);
+    row("SGEMM 4096, 1080 Ti, of FP32 peak (hand-written)", 0.85, share, bound);
+    let slice = product(&ptx, "matmul_tile128_nn_f32", 128, [512, 128, 512])?;
+    let (share, bound) = share_of_peak(&slice, &TWO_SMS, 128);
+    row("the same 512 × 128 × 512, 2 SMs, simulator", 0.62, share, bound);
+    let textbook = product(&ptx, "matmul_textbook_f32", 16, [512, 128, 512])?;
+    let (share, bound) = share_of_peak(&textbook, &TWO_SMS, 32);
+    row("16 × 16 textbook tile, 2 SMs, simulator", 0.09, share, bound);
+    row("decode of a 7B Q4_0 model, P40, of bandwidth", 0.63, decode(), "DRAM and launch");
+    println!("\nSGEMM 512, GTX 1080: {:?}", estimate(&tile, &GTX1080, 128));
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Atomics on global and shared memory.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::access::{What, addresses, by_space, footprint, global, mark, race, set, unread, value, written};
+use super::block::{Block, Check};
+use super::float::{canonical, flush};
+use super::scratch::{bytes_at, party, set_bytes, shared};
+use super::traffic;
+use super::warp::{Warp, lanes};
+use crate::finding::FindingKind;
+use crate::ptx::inst::*;
+
+pub(super) fn atomic(
+    b: &mut Block<'_>,
+    w: &mut Warp,
+    inst: &Inst,
+    op: Atom,
+    ty: Num,
+    space: Space,
+    addr_wide: bool,
+    mask: u32,
+) -> Check {
+    let size = (ty.bits() / 8) as u8;
+    let what = What { verb: "atomic", bytes: size as u32, line: inst.line };
+    let wide = size == 8;
+    let mut at = addresses(w, inst, addr_wide);
+    by_space(space, &mut at, mask, |space, at, mask| {
+        if space == Space::Local {
+            let l = mask.trailing_zeros();
+            let message = format!("{size}-byte atomic at local address 0x{:x}", at[l as usize]);
+            return Err(b.finding(FindingKind::OutOfBounds, inst.line, w.id * 32 + l, message));
+        }
+        for l in lanes(mask) {
+            let x = value(w, wide, inst.b, l);
+            let y = if inst.c == NONE { 0 } else { value(w, wide, inst.c, l) };
+            let old = if space == Space::Shared {
+                shared_atomic(b, w, what, l, at[l], |old| combine(op, ty, false, old, x, y))?
+            } else {
+                let (p, shadow) = global(b, w, what, l, at[l])?;
+                if let Some(s) = shadow {
+                    // SAFETY: `global` checked bounds and alignment; the shadow is as the data.
+                    if !unsafe { written(s, size as u32) } && op != Atom::Exch {
+                        return Err(unread(b, w, what, l, "global", at[l]));
+                    }
+                    // SAFETY: as above.
+                    unsafe { mark(s, size as u32) };
+                }
+                // SAFETY: as above.
+                unsafe { update(p, size, |old| combine(op, ty, true, old, x, y)) }
+            };
+            if inst.d != NONE {
+                set(w, wide, inst.d, l, old);
+            }
+        }
+        if b.job.config.traffic && space == Space::Global {
+            let t = &mut b.counters.atomics;
+            t.requests += 1;
+            t.units += traffic::sectors(at, mask, size as u32) as u64;
+            t.bytes += mask.count_ones() as u64 * size as u64;
+            footprint(b, at, mask);
+        }
+        Ok(())
+    })
+}
+
+fn shared_atomic(
+    b: &mut Block<'_>,
+    w: &Warp,
+    what: What,
+    lane: usize,
+    at: u64,
+    f: impl Fn(u64) -> u64,
+) -> Check<u64> {
+    let checks = b.job.config.checks;
+    let n = what.bytes as usize;
+    let o = shared(b, w, what, lane, at)?;
+    if checks.uninitialized && b.shared_written[o..o + n].contains(&0) {
+        return Err(unread(b, w, what, lane, "shared", at));
+    }
+    if checks.races
+        && let Some(c) = b.races.write(o, n, party(w, what, lane), true, true)
+    {
+        return Err(race(b, w, what, lane, at, c));
+    }
+    let old = bytes_at(&b.shared, o, n as u8);
+    set_bytes(&mut b.shared, o, n as u8, f(old));
+    Ok(old)
+}
+
+/// Atomically replaces a value and returns the old one.
+///
+/// # Safety
+/// As [`super::access::get`], with a size of 4 or 8.
+unsafe fn update(p: *mut u8, size: u8, f: impl Fn(u64) -> u64) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if size == 4 {
+            let a = AtomicU32::from_ptr(p.cast());
+            let r = a.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |v| Some(f(v as u64) as u32));
+            r.unwrap_or_else(|v| v) as u64
+        } else {
+            let a = AtomicU64::from_ptr(p.cast());
+            a.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |v| Some(f(v))).unwrap_or_else(|v| v)
+        }
+    }
+}
+
+/// The value that an atomic leaves: `x` its operand, `y` the new value of `cas`.
+fn combine(op: Atom, ty: Num, global: bool, old: u64, x: u64, y: u64) -> u64 {
+    match (op, ty) {
+        (Atom::And, _) => old & x,
+        (Atom::Or, _) => old | x,
+        (Atom::Xor, _) => old ^ x,
+        (Atom::Exch, _) => x,
+        (Atom::Cas, _) => {
+            if old == x {
+                y
+            } else {
+                old
+            }
+        }
+        // On global memory subnormal inputs and results are flushed, on shared memory kept.
+        (Atom::Add, Num::F32) => {
+            let (old, x) = (f32::from_bits(old as u32), f32::from_bits(x as u32));
+            let sum = if global { flush(canonical(flush(old) + flush(x))) } else { canonical(old + x) };
+            sum.to_bits() as u64
+        }
+        (Atom::Add, Num::F64) => (f64::from_bits(old) + f64::from_bits(x)).to_bits(),
+        (Atom::Add, _) => old.wrapping_add(x),
+        (Atom::Inc, _) => {
+            if old >= x {
+                0
+            } else {
+                old + 1
+            }
+        }
+        (Atom::Dec, _) => {
+            if old == 0 || old > x {
+                x
+            } else {
+                old - 1
+            }
+        }
+        (Atom::Min, Num::S32) => (old as i32).min(x as i32) as u32 as u64,
+        (Atom::Max, Num::S32) => (old as i32).max(x as i32) as u32 as u64,
+        (Atom::Min, Num::S64) => (old as i64).min(x as i64) as u64,
+        (Atom::Max, Num::S64) => (old as i64).max(x as i64) as u64,
+        (Atom::Min, _) => old.min(x),
+        (Atom::Max, _) => old.max(x),
+    }
+}

@@ -1,0 +1,235 @@
+//! Function bodies: statements, local declarations, scopes and labels.
+
+use super::flow;
+use super::inst::*;
+use super::lexer::Tok;
+use super::operand::{Arg, Body, Name, Scope};
+use super::parser::{Parser, Unit};
+use super::{Module, PtxError, VarSpace, Variable};
+use crate::counters::Class;
+
+impl<'a> Parser<'a, '_> {
+    pub(super) fn body(
+        &mut self,
+        u: &mut Unit<'a>,
+        f: Function,
+        entry: bool,
+        params: Vec<(&'a str, Name)>,
+    ) -> Result<Function, PtxError> {
+        let Unit { m, names } = u;
+        let Module { functions, variables, .. } = m;
+        let mut b = Body::new(f, names, entry);
+        b.line = self.line();
+        for (name, n) in params {
+            b.declare(name, n)?;
+        }
+        self.expect(b'{')?;
+        while !b.scopes.is_empty() {
+            b.line = self.line();
+            self.statement(&mut b, variables, functions)?;
+        }
+        let mut f = b.f;
+        let end = Inst {
+            op: if entry { Op::Exit } else { Op::Ret },
+            class: Class::Control,
+            guard: NONE,
+            d: NONE,
+            e: NONE,
+            a: NONE,
+            b: NONE,
+            c: NONE,
+            imm: 0,
+            line: self.toks[self.pos - 1].line,
+        };
+        f.code.push(end);
+        f.reconverge = flow::reconvergence(&f);
+        Ok(f)
+    }
+
+    fn statement(
+        &mut self,
+        b: &mut Body<'a, '_>,
+        variables: &mut Vec<Variable>,
+        functions: &[Function],
+    ) -> Result<(), PtxError> {
+        let mut guard = NONE;
+        match self.next()? {
+            Tok::Punct(b'{') => {
+                b.scopes.push(Scope::default());
+                return Ok(());
+            }
+            Tok::Punct(b'}') => return close_scope(b),
+            Tok::Punct(b';') => return Ok(()),
+            Tok::Punct(b'@') => {
+                let neg = self.eat(b'!');
+                let p = self.word()?;
+                guard = b.pred(&if neg { Arg::Not(p) } else { Arg::Word(p) })?;
+            }
+            Tok::Word(w) if w.starts_with('.') => return self.local_directive(b, variables, w),
+            Tok::Word(label) if self.peek() == Some(Tok::Punct(b':')) => {
+                self.pos += 1;
+                if self.eat_word(".branchtargets") {
+                    let mut list = vec![self.word()?];
+                    while self.eat(b',') {
+                        list.push(self.word()?);
+                    }
+                    b.scope().tables.insert(label, list);
+                    return self.expect(b';');
+                }
+                if matches!(self.peek(), Some(Tok::Word(w)) if w.starts_with(".call")) {
+                    return self.err("indirect calls are not supported");
+                }
+                let at = b.f.code.len() as u32;
+                if b.scope().labels.insert(label, at).is_some() {
+                    return self.err(format!("label `{label}` is defined twice"));
+                }
+                return Ok(());
+            }
+            Tok::Word(_) => self.pos -= 1,
+            _ => {
+                self.pos -= 1;
+                return self.err("an instruction is expected");
+            }
+        }
+        b.line = self.line();
+        let opcode = self.word()?;
+        if opcode == "call" || opcode == "call.uni" {
+            let mut rets = Vec::new();
+            if self.eat(b'(') {
+                rets = self.args(b')')?;
+                self.expect(b',')?;
+            }
+            let callee = self.word()?;
+            let mut args = Vec::new();
+            if self.eat(b',') {
+                self.expect(b'(')?;
+                args = self.args(b')')?;
+            }
+            if self.peek() == Some(Tok::Punct(b',')) {
+                return self.err("indirect calls are not supported");
+            }
+            self.expect(b';')?;
+            return b.call(guard, &rets, callee, &args, |id| {
+                let f = &functions[id as usize];
+                (f.formals.clone(), f.returns.clone())
+            });
+        }
+        b.admit(opcode)?;
+        let args = self.args(b';')?;
+        b.instruction(guard, opcode, &args)
+    }
+
+    fn local_directive(
+        &mut self,
+        b: &mut Body<'a, '_>,
+        variables: &mut Vec<Variable>,
+        w: &str,
+    ) -> Result<(), PtxError> {
+        match w {
+            ".reg" => {
+                let mut d = self.decl()?;
+                loop {
+                    let Some(width) = d.width else { return self.err("the register has no type") };
+                    match d.count {
+                        Some(n) => b.declare_regs(d.name, n, width)?,
+                        None => {
+                            let row = b.new_row(width);
+                            b.declare(d.name, Name::Reg(row, width))?;
+                        }
+                    }
+                    if !self.eat(b',') {
+                        return self.expect(b';');
+                    }
+                    d.name = self.word()?;
+                    d.count = None;
+                    if self.eat(b'<') {
+                        d.count = u32::try_from(self.int()?).ok();
+                        self.expect(b'>')?;
+                    }
+                }
+            }
+            ".local" | ".param" => {
+                let d = self.decl()?;
+                let at = b.alloc_local(d.bytes, d.align)?;
+                b.declare(d.name, Name::Local(at))?;
+                self.expect(b';')
+            }
+            ".extern" | ".shared" => {
+                let dynamic = w == ".extern";
+                if dynamic && !self.eat_word(".shared") {
+                    return self.err("only shared variables may be external here");
+                }
+                let d = self.decl()?;
+                if d.unsized_array != dynamic {
+                    return self.err("an external array has no extent, any other has one");
+                }
+                let id = variables.len() as u32;
+                variables.push(Variable {
+                    name: d.name.to_owned(),
+                    space: VarSpace::Shared,
+                    bytes: d.bytes,
+                    align: d.align,
+                    init: Vec::new(),
+                    relocs: Vec::new(),
+                    dynamic,
+                });
+                b.declare(d.name, Name::Shared(id))?;
+                self.expect(b';')
+            }
+            ".loc" => {
+                for _ in 0..3 {
+                    self.int()?;
+                }
+                if self.peek() == Some(Tok::Punct(b',')) {
+                    self.pos += 1;
+                    self.word()?;
+                    self.word()?;
+                    if self.eat(b'+') {
+                        self.int()?;
+                    }
+                    self.expect(b',')?;
+                    self.word()?;
+                    for _ in 0..3 {
+                        self.int()?;
+                    }
+                }
+                Ok(())
+            }
+            ".pragma" => self.pragma(),
+            _ => self.err(format!("directive `{w}` is not supported here")),
+        }
+    }
+}
+
+fn close_scope(b: &mut Body<'_, '_>) -> Result<(), PtxError> {
+    let Some(s) = b.scopes.pop() else { return Ok(()) };
+    for (at, table, line) in s.pending_tables {
+        let Some(list) = s.tables.get(table) else {
+            match b.scopes.last_mut() {
+                Some(parent) => {
+                    parent.pending_tables.push((at, table, line));
+                    continue;
+                }
+                None => return Err(PtxError::new(line, format!("branch table `{table}` is not defined"))),
+            }
+        };
+        let start = b.f.lists.len();
+        b.f.code[at].b = start as u32;
+        b.f.code[at].imm = list.len() as i64;
+        for (n, label) in list.iter().enumerate() {
+            let Some(&target) = s.labels.get(label) else {
+                return Err(PtxError::new(line, format!("label `{label}` is not defined")));
+            };
+            debug_assert_eq!(b.f.lists.len(), start + n);
+            b.f.lists.push(target);
+        }
+    }
+    for (at, label, line) in s.pending {
+        match (s.labels.get(label), b.scopes.last_mut()) {
+            (Some(&target), _) => b.f.code[at].imm = target as i64,
+            (None, Some(parent)) => parent.pending.push((at, label, line)),
+            (None, None) => return Err(PtxError::new(line, format!("label `{label}` is not defined"))),
+        }
+    }
+    Ok(())
+}
