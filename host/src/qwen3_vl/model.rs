@@ -157,6 +157,9 @@ impl Qwen3Vl {
         let Some(last) = prompt.ids.len().checked_sub(1) else {
             return Err(Error::Prompt { reason: "it has no tokens".into() });
         };
+        if prompt.positions.axes.len() != prompt.ids.len() {
+            return Err(Error::Prompt { reason: "it has not one position for each token".into() });
+        }
         let limit = self.config().text.max_position_embeddings;
         if prompt.ids.len() + spare > limit {
             let reason = format!("{} tokens and {spare} to come; the model has {limit}", prompt.ids.len());
