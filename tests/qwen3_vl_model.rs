@@ -4,6 +4,7 @@ mod common;
 
 use pascaline::qwen3_vl::chat::Message;
 use pascaline::qwen3_vl::generate::user_turn;
+use pascaline::qwen3_vl::preprocess::Picture;
 use pascaline::qwen3_vl::validate::{Limits, check_run};
 use pascaline::qwen3_vl::{LoadOptions, Options, Output, Qwen3Vl, Sampling, StopReason, Visual, cases};
 use pascaline::{DType, Device, Error};
@@ -140,6 +141,26 @@ fn a_conversation_continues_in_its_cache() {
     assert!(cached[3] > cached[2], "{cached:?}"); // all but the last token
     assert!(cached[4] < cached[3] && cached[4] > 10, "{cached:?}"); // another second picture
     assert!(cached[5] < 6 && cached[6] < 6, "{cached:?}"); // the very first picture is another one
+}
+
+/// The same frames at another rate: the texts between them differ, and the video is seen again as a whole.
+#[test]
+fn a_video_is_kept_whole_or_not_at_all() {
+    let model = load(&tiny(), &Device::Cpu, DType::F32);
+    let mut session = model.session().unwrap();
+    let frame = |shade| Picture { height: 64, width: 96, pixels: vec![shade; 64 * 96 * 3] };
+    let frames: Vec<_> = [10, 200, 90, 30].map(frame).to_vec();
+    for (rate, text, kept) in [(2.0, "One?", false), (2.0, "Two?", true), (0.5, "Two?", false)] {
+        let video = [Visual::Video { name: "clip".into(), frames: frames.clone(), rate }];
+        let prompt = model.processor.prepare(&[user_turn(&video, text)], &video).unwrap();
+        let go_on = |_: &str| ControlFlow::Continue(());
+        let found = model.generate_from(&mut session, &prompt, &options(6), go_on).unwrap();
+        let fresh = model.generate_from(&mut model.session().unwrap(), &prompt, &options(6), go_on).unwrap();
+        assert_eq!(found.ids, fresh.ids, "{rate} {text}");
+        let cached = prompt.ids.len() - found.statistics.prefill_tokens;
+        let pads = prompt.ids.iter().filter(|id| **id == model.config().video_token_id).count();
+        assert_eq!(cached > pads, kept, "{cached} of {}", prompt.ids.len());
+    }
 }
 
 #[test]

@@ -24,6 +24,7 @@ impl Rope {
 
 /// How queries, keys and values come from the input.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // one per layer, and never moved about
 pub enum Projections {
     /// By three maps, for grouped queries; each head of q and k may be normalised before it is turned.
     Separate {

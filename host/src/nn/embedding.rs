@@ -22,7 +22,7 @@ impl Embedding {
         }
     }
 
-    /// `ids`: [n] u32 → [n, hidden] f32.
+    /// `ids`: `[n]` u32 → [n, hidden] f32.
     ///
     /// # Errors
     /// As [`ops::embedding`].

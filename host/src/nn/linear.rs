@@ -14,7 +14,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// `weight`: [out, in] f32 or f16, `bias`: [out] f32.
+    /// `weight`: [out, in] f32 or f16, `bias`: `[out]` f32.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if they do not fit each other.

@@ -11,7 +11,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// `weight`: [cols] f32.
+    /// `weight`: `[cols]` f32.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if it is no vector.
@@ -40,7 +40,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// `weight`, `bias`: [cols] f32.
+    /// `weight`, `bias`: `[cols]` f32.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if they do not fit each other.

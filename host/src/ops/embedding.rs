@@ -5,9 +5,9 @@ use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("embedding");
 
-/// y[i, :] = table[ids[i], :], in f32.
+/// `y[i, :] = table[ids[i], :]`, in f32.
 ///
-/// `table`: [rows, cols] f32 or f16, `ids`: [n] u32, both contiguous. An id that is no row of the table gives a row
+/// `table`: [rows, cols] f32 or f16, `ids`: `[n]` u32, both contiguous. An id that is no row of the table gives a row
 /// of NaN.
 ///
 /// # Errors

@@ -6,8 +6,8 @@ use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 const CHECK: Check = Check("rope");
 
 /// Turns elements i and i + dim/2 of each head by the angle of (position, i):
-/// y[s, h, i] = x[s, h, i]·cos[s, i] − x[s, h, i + dim/2]·sin[s, i], and
-/// y[s, h, i + dim/2] = x[s, h, i + dim/2]·cos[s, i] + x[s, h, i]·sin[s, i].
+/// `y[s, h, i] = x[s, h, i]·cos[s, i] − x[s, h, i + dim/2]·sin[s, i]`, and
+/// `y[s, h, i + dim/2] = x[s, h, i + dim/2]·cos[s, i] + x[s, h, i]·sin[s, i]`.
 ///
 /// `x`: [seq, heads, dim] f32 or f16, its last extent dense, so that the heads of a fused projection need no copy;
 /// `cos`, `sin`: [seq, dim/2] f32, contiguous.

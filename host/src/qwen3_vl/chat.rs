@@ -187,3 +187,64 @@ fn refuse_pads(text: &str, tokenizer: &Tokenizer) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendered(template: &str, messages: &[Message]) -> Result<String> {
+        let folder =
+            std::env::temp_dir().join(format!("pascaline-chat-{}-{}", std::process::id(), template.len()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
+        let template = ChatTemplate::load(&folder);
+        std::fs::remove_dir_all(&folder).unwrap();
+        template?.render(messages)
+    }
+
+    /// What published templates use: names that are not given, `in` on a part, namespaces, Python's string methods,
+    /// blocks that leave no line behind.
+    #[test]
+    fn published_constructs_are_understood() {
+        let template = "{%- if tools %}tools{%- endif %}
+{%- set images = namespace(value=0) %}
+{%- for message in messages %}
+    {%- if message.content is string %}
+        {{- message.role + ': ' + message.content.split('</think>')[-1].lstrip('\\n') }}
+    {%- else %}
+        {%- for part in message.content %}
+            {%- if part.type == 'image' or 'image' in part or 'image_url' in part %}
+                {%- set images.value = images.value + 1 %}
+                {%- if add_vision_id %}Picture {{ images.value }}: {% endif -%}
+                <image {{ images.value }}>
+            {%- elif 'text' in part %}
+                {{- part.text }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '|' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'go\\n' }}
+{%- endif %}
+";
+        let messages = [Message::text("system", "<think>x</think>\nshort"), Message::user(2, "a <b>")];
+        assert_eq!(rendered(template, &messages).unwrap(), "system: short|<image 1><image 2>a <b>|go\n");
+        assert_eq!(rendered("{% if true %}\n  a\n  {% endif %}\nb", &[]).unwrap(), "  a\nb"); // trim, lstrip
+    }
+
+    #[test]
+    fn templates_that_fail_or_never_end_are_errors() {
+        for (template, part) in [
+            ("{{ raise_exception('no system turn') }}", "no system turn"),
+            ("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "fuel"),
+            ("{% if %}", "chat_template"),
+            ("{{ nothing.at.all }}", "undefined"),
+        ] {
+            match rendered(template, &[]) {
+                Err(error @ Error::Checkpoint { .. }) => assert!(error.to_string().contains(part), "{error}"),
+                other => panic!("{template}: {other:?}"),
+            }
+        }
+    }
+}

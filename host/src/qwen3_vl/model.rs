@@ -8,6 +8,7 @@ use super::vision::{VisionOutput, VisionTower};
 use super::weights::{Progress, Weights};
 use crate::nn::KvCache;
 use crate::{DType, Device, Error, Result, Tensor};
+use std::ops::Range;
 use std::path::Path;
 
 /// How [`Qwen3Vl::load_with`] loads.
@@ -156,18 +157,19 @@ impl Qwen3Vl {
         let Some(last) = prompt.ids.len().checked_sub(1) else {
             return Err(Error::Prompt { reason: "it has no tokens".into() });
         };
+        if prompt.positions.axes.len() != prompt.ids.len() {
+            return Err(Error::Prompt { reason: "it has not one position for each token".into() });
+        }
         let limit = self.config().text.max_position_embeddings;
         if prompt.ids.len() + spare > limit {
             let reason = format!("{} tokens and {spare} to come; the model has {limit}", prompt.ids.len());
             return Err(Error::Prompt { reason });
         }
-        let mut start = self.shared_prefix(session, prompt).min(last);
-        // an image's embeddings are needed whole
-        while start > 0
-            && self.processor.is_pad(prompt.ids[start])
-            && self.processor.is_pad(prompt.ids[start - 1])
-        {
-            start -= 1;
+        let spans = self.spans(prompt)?;
+        let mut start = shared_prefix(session, prompt, &spans).min(last);
+        // an image's or video's embeddings are needed whole
+        if let Some(cut) = spans.iter().find(|span| span.start < start && start < span.end) {
+            start = cut.start;
         }
         session.cache.truncate(start);
         session.ids.truncate(start);
@@ -175,12 +177,9 @@ impl Qwen3Vl {
         session.cache.reserve(prompt.ids.len() + spare)?;
 
         // images before `start` are in the cache; the others are seen now
-        let before = self.runs_of(&prompt.ids[..start], &token_counts(prompt, self.config()))?;
-        let first_new = before.last().map_or(0, |run| run.output + 1);
-        let outputs = prompt.patches[first_new..]
-            .iter()
-            .map(|patches| self.see(patches))
-            .collect::<Result<Vec<_>>>()?;
+        let first_new = spans.iter().filter(|span| span.end <= start).count();
+        let new = &prompt.patches[first_new..];
+        let outputs = new.iter().map(|patches| self.see(patches)).collect::<Result<Vec<_>>>()?;
         let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
         let rope = self.text.rope(&prompt.positions.axes[start..])?;
 
@@ -206,20 +205,18 @@ impl Qwen3Vl {
         Ok(Prefill { logits: self.text.logits(&hidden)?, passed: count })
     }
 
-    /// How many tokens of the prompt, from its start, are in the session's cache with the same images.
-    fn shared_prefix(&self, session: &Session, prompt: &Prompt) -> usize {
-        let equal = session.ids.iter().zip(&prompt.ids).take_while(|(a, b)| a == b).count();
-        let same_images = session.patches.iter().zip(&prompt.patches).take_while(|(a, b)| a == b).count();
-        let counts = token_counts(prompt, self.config());
-        // the first token of the first image that is another one
-        let mut pads = counts[..same_images].iter().sum::<usize>();
-        let first_other = prompt.ids.iter().position(|&id| {
-            let is_pad = self.processor.is_pad(id);
-            let found = is_pad && pads == 0;
-            pads -= usize::from(is_pad && !found);
-            found
-        });
-        equal.min(first_other.unwrap_or(equal))
+    /// From the first token of each image and video of a prompt to behind its last.
+    fn spans(&self, prompt: &Prompt) -> Result<Vec<Range<usize>>> {
+        let runs = self.runs_of(&prompt.ids, &token_counts(prompt, self.config()))?;
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        for run in runs {
+            let end = run.start + run.len;
+            match spans.get_mut(run.output) {
+                Some(span) => span.end = end,
+                None => spans.push(run.start..end),
+            }
+        }
+        Ok(spans)
     }
 
     /// The runs of image tokens in `ids`, whose features are in `outputs`.
@@ -262,6 +259,13 @@ pub(super) struct Prefill {
     pub logits: Tensor,
     /// Tokens that were not in the cache.
     pub passed: usize,
+}
+
+/// How many tokens of the prompt, from its start, are in the session's cache with the same images.
+fn shared_prefix(session: &Session, prompt: &Prompt, spans: &[Range<usize>]) -> usize {
+    let equal = session.ids.iter().zip(&prompt.ids).take_while(|(a, b)| a == b).count();
+    let same_images = session.patches.iter().zip(&prompt.patches).take_while(|(a, b)| a == b).count();
+    equal.min(spans.get(same_images).map_or(equal, |other| other.start))
 }
 
 /// The number of tokens of each image and video.

@@ -9,6 +9,7 @@
 use super::json::bad;
 use crate::{Error, Result};
 use half::{bf16, f16};
+use rayon::prelude::*;
 use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::collections::{BTreeMap, HashMap};
@@ -127,14 +128,16 @@ impl SafeTensors {
         let mut values = Vec::with_capacity(entry.shape.iter().product());
         self.read_chunks(name, entry, |bytes| {
             match entry.dtype {
-                FileType::F32 => values.extend(words::<4>(bytes).map(f32::from_le_bytes)),
-                FileType::F16 => values.extend(words::<2>(bytes).map(|b| f16::from_le_bytes(b).to_f32())),
-                FileType::BF16 => values.extend(words::<2>(bytes).map(|b| bf16::from_le_bytes(b).to_f32())),
+                FileType::F32 => values.par_extend(words::<4>(bytes).map(f32::from_le_bytes)),
+                FileType::F16 => values.par_extend(words::<2>(bytes).map(|b| f16::from_le_bytes(b).to_f32())),
+                FileType::BF16 => {
+                    values.par_extend(words::<2>(bytes).map(|b| bf16::from_le_bytes(b).to_f32()))
+                }
                 FileType::I64 => return Err(self.bad(name, "holds integers, not numbers")),
             }
             Ok(())
         })?;
-        match values.iter().position(|value| !value.is_finite()) {
+        match values.par_iter().position_first(|value| !value.is_finite()) {
             None => Ok(values),
             Some(at) => Err(self.bad(name, format!("element {at} is {}", values[at]))),
         }
@@ -150,17 +153,16 @@ impl SafeTensors {
         self.read_chunks(name, entry, |bytes| {
             match entry.dtype {
                 FileType::F32 => {
-                    values.extend(words::<4>(bytes).map(|b| f16::from_f32(f32::from_le_bytes(b))))
+                    values.par_extend(words::<4>(bytes).map(|b| f16::from_f32(f32::from_le_bytes(b))))
                 }
-                FileType::F16 => values.extend(words::<2>(bytes).map(f16::from_le_bytes)),
-                FileType::BF16 => {
-                    values.extend(words::<2>(bytes).map(|b| f16::from_f32(bf16::from_le_bytes(b).to_f32())))
-                }
+                FileType::F16 => values.par_extend(words::<2>(bytes).map(f16::from_le_bytes)),
+                FileType::BF16 => values
+                    .par_extend(words::<2>(bytes).map(|b| f16::from_f32(bf16::from_le_bytes(b).to_f32()))),
                 FileType::I64 => return Err(self.bad(name, "holds integers, not numbers")),
             }
             Ok(())
         })?;
-        match values.iter().position(|value| !value.is_finite()) {
+        match values.par_iter().position_first(|value| !value.is_finite()) {
             None => Ok(values),
             Some(at) => {
                 let reason =
@@ -181,7 +183,7 @@ impl SafeTensors {
         }
         let mut values = Vec::new();
         self.read_chunks(name, entry, |bytes| {
-            values.extend(words::<8>(bytes).map(i64::from_le_bytes));
+            values.par_extend(words::<8>(bytes).map(i64::from_le_bytes));
             Ok(())
         })?;
         Ok(values)
@@ -218,8 +220,8 @@ impl SafeTensors {
 }
 
 /// The bytes in groups of `N`.
-fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> + '_ {
-    bytes.as_chunks().0.iter().copied()
+fn words<const N: usize>(bytes: &[u8]) -> impl IndexedParallelIterator<Item = [u8; N]> + '_ {
+    bytes.as_chunks().0.par_iter().copied()
 }
 
 /// As the header spells an entry; unknown and repeated fields are refused.
