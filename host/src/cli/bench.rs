@@ -41,7 +41,7 @@ enum Library {
 }
 
 /// What a device without a GPU's speed is asked to do.
-struct Budget {
+pub(super) struct Budget {
     /// Operations where arithmetic is the limit.
     compute_flops: f64,
     /// Operations where memory is.
@@ -52,7 +52,7 @@ struct Budget {
 }
 
 const CPU: Budget = Budget { compute_flops: 5e9, memory_flops: 2e8, elements: 1 << 24, who: "a CPU" };
-const VIRTUAL: Budget =
+pub(super) const VIRTUAL: Budget =
     Budget { compute_flops: 2e8, memory_flops: 5e6, elements: 1 << 20, who: "the virtual GPU" };
 
 impl Budget {
@@ -63,12 +63,12 @@ impl Budget {
         }
     }
 
-    fn covers(&self, case: &dyn Case) -> bool {
+    pub fn covers(&self, case: &dyn Case) -> bool {
         let flops = if case.compute_bound() { self.compute_flops } else { self.memory_flops };
         case.flops() <= flops && case.output().0.elements() <= self.elements
     }
 
-    fn rule(&self) -> String {
+    pub fn rule(&self) -> String {
         let Self { compute_flops, memory_flops, elements, who } = self;
         format!(
             "too large for a quick look on {who} (above {} GFLOP, {} GFLOP where memory is the limit, or 2^{} outputs)",

@@ -7,6 +7,7 @@
 
 mod device;
 mod event;
+mod foreign;
 mod launch;
 mod module;
 mod stream;
@@ -14,6 +15,7 @@ mod stream;
 pub(crate) use device::driver_version;
 pub use device::{CudaDevice, Properties};
 pub use event::Event;
+pub(crate) use foreign::ForeignKernel;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
 pub use module::PTX;

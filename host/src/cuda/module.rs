@@ -61,7 +61,7 @@ impl Module {
 }
 
 /// Loads PTX text with the driver's compiler, whose log comes back in the error.
-fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
+pub(super) fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
     ensure_alive("cuModuleLoadDataEx")?;
     let malformed = |log: &str| Error::ModuleLoad { code: 218, log: log.to_owned() };
     let text = CString::new(ptx).map_err(|_| malformed("the PTX holds a NUL byte"))?;
