@@ -1,0 +1,281 @@
+//! The memory pool on the simulated device: its invariants on every operation of a random run.
+//!
+//! `PASCALINE_MEMORY_OPERATIONS=100000000 cargo test --release --test memory random` makes the long run.
+
+use pascaline::Error;
+use pascaline::memory::simulated::{Call, Simulated, SimulatedStream};
+use pascaline::memory::{MemoryPool, Statistics};
+use std::collections::BTreeMap;
+use std::env;
+use std::sync::{Mutex, MutexGuard};
+
+const THREADS: u64 = 16;
+const STREAMS: usize = 8;
+const CAPACITY: usize = 24 << 30;
+
+type Pool = MemoryPool<Simulated, Simulated>;
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % limit as u64) as usize
+    }
+
+    /// 0 B to 1 GiB, every power of two as likely as the next.
+    fn size(&mut self) -> usize {
+        let bits = self.below(32);
+        if bits == 0 { 0 } else { (1 << (bits - 1)) + self.below(1 << (bits - 1)) }
+    }
+}
+
+/// What the threads share: the pool, and a second set of books that the pool's are held against.
+struct World {
+    device: Simulated,
+    pool: Pool,
+    state: Mutex<Books>,
+}
+
+struct Books {
+    streams: Vec<SimulatedStream>,
+    /// Address → requested and rounded bytes.
+    live: BTreeMap<u64, (usize, usize)>,
+    live_bytes: usize,
+    requested: usize,
+    zero_sized: u64,
+    invalid: u64,
+    refused: u64,
+    peak: usize,
+    tag: u32,
+}
+
+#[derive(Clone)]
+struct Block {
+    address: u64,
+    bytes: usize,
+
+    tag: u32,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let device = Simulated::new(CAPACITY, seed);
+        let streams = (0..STREAMS).map(|_| device.stream()).collect();
+        let pool = MemoryPool::new(device.clone(), device.clone(), device.stream());
+        let books = Books {
+            streams,
+            live: BTreeMap::new(),
+            live_bytes: 0,
+            requested: 0,
+            zero_sized: 0,
+            invalid: 0,
+            refused: 0,
+            peak: 0,
+            tag: 0,
+        };
+        Self { device, pool, state: Mutex::new(books) }
+    }
+
+    fn allocate(&self, books: &mut Books, random: &mut Random) -> Option<Block> {
+        let bytes = random.size();
+        let stream = books.streams[random.below(STREAMS)];
+        let before = self.pool.statistics();
+        self.device.calls();
+        let result = self.pool.allocate(bytes, &stream);
+        check_order(&self.device.calls());
+        match result {
+            Ok(0) => {
+                assert_eq!(bytes, 0);
+                books.zero_sized += 1;
+                None
+            }
+            Ok(address) => {
+                let rounded = self.pool.statistics().live - before.live;
+                assert!(rounded >= bytes && rounded.is_multiple_of(256), "{bytes}: {rounded}");
+                assert!(address.is_multiple_of(256), "P2: {address:#x}");
+                let below = books.live.range(..address + rounded as u64).next_back();
+                assert!(
+                    below.is_none_or(|(&base, &(_, size))| base + size as u64 <= address),
+                    "P1: {address:#x}, {rounded} bytes, overlaps {below:x?}"
+                );
+                books.live.insert(address, (bytes, rounded));
+                books.live_bytes += rounded;
+                books.requested += bytes;
+                books.tag += 1;
+                let block = Block { address, bytes, tag: books.tag };
+                self.device.write(stream, address, rounded, block.tag); // P3: the device judges it
+                Some(block)
+            }
+            Err(Error::OutOfMemory { .. }) => {
+                books.refused += 1;
+                let after = self.pool.statistics();
+                assert_eq!((after.live, after.requested), (before.live, before.requested), "P7");
+                assert_eq!(after.allocations, before.allocations, "P7");
+                assert!(after.reserved <= before.reserved, "P7");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn free(&self, books: &mut Books, random: &mut Random, block: &Block) {
+        let rounded = books.live[&block.address].1;
+        while random.below(4) == 0 {
+            let other = books.streams[random.below(STREAMS)];
+            self.device.check(other, block.address, rounded, block.tag);
+            self.pool.record_use(block.address, &other).unwrap();
+        }
+        self.pool.free(block.address, block.bytes).unwrap();
+        books.live.remove(&block.address);
+        books.live_bytes -= rounded;
+        books.requested -= block.bytes;
+    }
+
+    /// P9: what is not live, or of another size, is refused and counted.
+    fn free_wrongly(&self, books: &mut Books, random: &mut Random, block: Option<&Block>) {
+        let (address, bytes) = match (block, random.below(3)) {
+            (Some(block), 0) => (block.address, block.bytes + 1),
+            (Some(block), 1) => (block.address + 256, block.bytes),
+            _ => (random.size() as u64 | 1 << 60, 256),
+        };
+        if books.live.get(&address).is_none_or(|&(requested, _)| requested != bytes) {
+            books.invalid += 1;
+            assert!(
+                matches!(self.pool.free(address, bytes), Err(Error::Unsupported { op: "free", .. })),
+                "P9"
+            );
+        }
+    }
+
+    fn replace_stream(&self, books: &mut Books, random: &mut Random) {
+        let index = random.below(STREAMS);
+        self.pool.retire(&books.streams[index]).unwrap();
+        self.device.destroy(books.streams[index]);
+        books.streams[index] = self.device.stream();
+    }
+
+    /// P4, P5 and P9, against books of our own and against upstream's.
+    fn check(&self, books: &mut Books) {
+        let now: Statistics = self.pool.statistics();
+        assert_eq!(now.live + now.free + now.pending, now.reserved, "P4: {now:?}");
+        assert_eq!((now.live, now.requested), (books.live_bytes, books.requested), "P4: {now:?}");
+        assert_eq!(now.reserved, self.device.allocated(), "P4: {now:?}");
+        assert!(now.peak_live >= now.live && now.peak_reserved >= now.reserved, "P5: {now:?}");
+        books.peak = books.peak.max(now.live);
+        assert_eq!(now.peak_live, books.peak, "P5: {now:?}");
+        assert_eq!((now.invalid_frees, now.refused), (books.invalid, books.refused), "P9: {now:?}");
+        assert_eq!(now.allocations - now.frees, books.live.len() as u64);
+    }
+
+    fn finish(self) -> Statistics {
+        assert_eq!(self.device.violations(), [""; 0], "P3");
+        let last = self.pool.statistics();
+        assert_eq!((last.live, self.pool.leaks().len()), (0, 0), "P6");
+        self.device.refuse(0);
+        self.pool.trim().unwrap();
+        let trimmed = self.pool.statistics();
+        assert_eq!((trimmed.reserved, trimmed.free, trimmed.pending), (0, 0, 0), "P6: {trimmed:?}");
+        assert_eq!(self.device.allocated(), 0, "P6");
+        self.pool.audit().unwrap();
+        self.device.finish();
+        assert_eq!(self.device.violations(), [""; 0], "P3");
+        last
+    }
+}
+
+/// P8: questions about events, upstream (perhaps twice: with and without slack), waits on the GPU, segments given
+/// back, upstream once more; each only after the one before was refused.
+fn check_order(calls: &[Call]) {
+    let stage = |call: &Call, asked: usize| match call {
+        Call::Query { .. } => 0,
+        Call::Allocate { .. } if asked == 0 => 1,
+        Call::Wait => 2,
+        Call::Free { .. } | Call::Trim => 3,
+        _ => 4,
+    };
+    let (mut at, mut given) = (0, false);
+    let mut last_was_upstream = false;
+    for call in calls {
+        assert!(!given, "P8: a call after memory was found: {calls:?}");
+        if *call == Call::Record {
+            continue; // belongs to the question or the wait that follows
+        }
+        let mut next = stage(call, at);
+        if matches!(call, Call::Allocate { .. }) {
+            next = if at <= 1 { 1 } else { 4 };
+        }
+        // Giving back waits too, for the stream that it goes in the order of.
+        let giving_back = at == 3 && next == 2;
+        assert!(next >= at || giving_back, "P8: {calls:?}");
+        assert!(next < 2 || at >= 1, "P8: upstream was not asked first: {calls:?}");
+        assert!(!(last_was_upstream && at == 4), "P8: upstream was asked again and again: {calls:?}");
+        at = at.max(next);
+        last_was_upstream = matches!(call, Call::Allocate { .. }) && at == 4;
+        given = matches!(call, Call::Allocate { refused: false, .. });
+    }
+}
+
+#[test]
+fn random_operations_keep_every_invariant() {
+    let operations = env::var("PASCALINE_MEMORY_OPERATIONS").ok().and_then(|n| n.parse().ok());
+    let operations: u64 = operations.unwrap_or(1_000_000);
+    let world = World::new(1);
+    world.device.refuse(1);
+    let step = |books: &mut MutexGuard<Books>, random: &mut Random, blocks: &mut Vec<Block>| {
+        match random.below(400) {
+            0..4 => world.replace_stream(books, random),
+            4..12 => {
+                let index = random.below(blocks.len().max(1));
+                world.free_wrongly(books, random, blocks.get(index))
+            }
+            12 => drop(world.pool.trim().unwrap()),
+            roll if roll % 2 == 0 && blocks.len() < 24 => blocks.extend(world.allocate(books, random)),
+            _ if !blocks.is_empty() => {
+                let block = blocks.swap_remove(random.below(blocks.len()));
+                world.free(books, random, &block);
+            }
+            _ => {}
+        }
+        world.device.run(random.below(6));
+        world.check(books);
+    };
+    let lock = || world.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let step = &step;
+            let world = &world;
+            scope.spawn(move || {
+                let (mut random, mut blocks) = (Random(thread), Vec::new());
+                for operation in 0..operations / THREADS {
+                    step(&mut lock(), &mut random, &mut blocks);
+                    if operation % 4096 == 0 {
+                        world.pool.audit().unwrap();
+                    }
+                }
+                for block in blocks {
+                    let mut books = lock();
+                    world.free(&mut books, &mut random, &block);
+                    world.check(&mut books);
+                }
+            });
+        }
+    });
+    let last = world.finish();
+    println!("{operations} operations: {last:?}");
+    let found = last.found;
+    for (way, count) in [
+        ("same stream", found.same_stream),
+        ("ready", found.ready),
+        ("upstream", found.upstream),
+        ("waited", found.waited),
+        ("trimmed", found.trimmed),
+        ("refused", last.refused),
+    ] {
+        assert!(count > 0, "the run never came to: {way}");
+    }
+}
