@@ -139,7 +139,7 @@ impl FreeLists {
 
     /// Whether streams other than this one have free blocks of their own.
     pub fn waits_for_others(&self, stream: StreamId) -> bool {
-        self.after.iter().any(|(&id, list)| id != stream && !list.is_empty())
+        self.after.keys().any(|&id| id != stream)
     }
 
     /// Every free block that is behind something.
@@ -169,7 +169,15 @@ impl FreeLists {
         let (bytes, entry) = (block.bytes, (block.bytes, address));
         match &when {
             When::Ready => self.ready.remove(&entry),
-            When::After(stream, _) => self.after.get_mut(stream).is_some_and(|list| list.remove(&entry)),
+            When::After(stream, _) => {
+                let list = self.after.get_mut(stream);
+                let (removed, empty) =
+                    list.map_or((false, false), |list| (list.remove(&entry), list.is_empty()));
+                if empty {
+                    self.after.remove(stream); // streams come and go
+                }
+                removed
+            }
             When::AfterAll(_) => self.after_all.remove(&entry),
         };
         match when {

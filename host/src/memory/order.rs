@@ -150,6 +150,7 @@ impl<T: Timeline> Order<T> {
         known.reached = Some(epoch);
         if known.stream.is_none() {
             self.streams.remove(&id); // nothing is behind a stream that is gone and done
+            self.streams.values_mut().for_each(|known| drop(known.behind.remove(&id)));
         }
         Ok(true)
     }

@@ -163,7 +163,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
     /// [`Error::DeviceLost`]; another error of upstream.
     #[track_caller]
     pub fn allocate(&self, bytes: usize, stream: &T::Stream) -> Result<u64> {
-        let site = cfg!(debug_assertions).then(Location::caller);
+        let site = if cfg!(debug_assertions) { Some(Location::caller()) } else { None };
         if bytes == 0 {
             return Ok(0);
         }

@@ -151,14 +151,20 @@ impl Simulated {
         self.lock().touch(stream.0, at, bytes, tag, Work::Check { at, bytes, tag });
     }
 
-    /// Lets `steps` pieces of work run, on streams picked by chance.
-    pub fn run(&self, steps: usize) {
+    /// Lets up to 16 pieces of work of one stream run, `turns` times, all picked by chance.
+    pub fn run(&self, turns: usize) {
         let mut state = self.lock();
-        for _ in 0..steps {
+        for _ in 0..turns {
             let streams = state.streams.len().max(1) as u64;
-            let stream = state.chance(streams) as usize;
-            state.step(stream);
+            let (stream, pieces) = (state.chance(streams) as usize, state.chance(17));
+            let _ = (0..pieces).all(|_| state.step(stream));
         }
+    }
+
+    /// Runs what one stream can run.
+    pub fn run_stream(&self, stream: SimulatedStream) {
+        let mut state = self.lock();
+        while state.step(stream.0) {}
     }
 
     /// Runs all work and lets the host know.

@@ -102,7 +102,7 @@ impl Slabs {
         slab.busy += 1;
         self.used += class;
         if !slab.has_room(base) {
-            self.open.get_mut(&(stream, class)).map(|open| open.remove(&base));
+            self.close((stream, class), base);
         }
         Some((slot, base))
     }
@@ -142,7 +142,7 @@ impl Slabs {
 
     fn remove(&mut self, base: u64) {
         if let Some(slab) = self.slabs.remove(&base) {
-            self.open.get_mut(&(slab.home, slab.class)).map(|open| open.remove(&base));
+            self.close((slab.home, slab.class), base);
             self.total -= SLAB;
         }
     }
@@ -188,12 +188,24 @@ impl Slabs {
         bases.into_iter().for_each(|base| self.rehome(base, to.unwrap_or(NOBODY)));
     }
 
+    /// Takes a slab off the list of those with a free slot.
+    fn close(&mut self, key: (StreamId, usize), base: u64) {
+        if let Some(open) = self.open.get_mut(&key) {
+            open.remove(&base);
+            if open.is_empty() {
+                self.open.remove(&key); // streams come and go
+            }
+        }
+    }
+
     fn rehome(&mut self, base: u64, to: StreamId) {
         if let Some(slab) = self.slabs.get_mut(&base) {
-            self.open.get_mut(&(slab.home, slab.class)).map(|open| open.remove(&base));
+            let old = (slab.home, slab.class);
             slab.home = to;
-            if slab.has_room(base) {
-                self.open.entry((to, slab.class)).or_default().insert(base);
+            let (room, key) = (slab.has_room(base), (to, slab.class));
+            self.close(old, base);
+            if room {
+                self.open.entry(key).or_default().insert(base);
             }
         }
     }
