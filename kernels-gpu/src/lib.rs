@@ -5,7 +5,9 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
+pub mod attention;
 pub mod device;
+pub mod matmul;
 pub mod softmax;
 mod spec;
 
@@ -13,5 +15,13 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
+    attention::KERNELS,
+    matmul::KERNELS,
+    matmul::regtile::strided::KERNELS,
+    matmul::regtile::tile128::KERNELS,
+    matmul::regtile::tile32::KERNELS,
+    matmul::regtile::tile64::KERNELS,
+    matmul::vector::KERNELS,
+    &matmul::vector::NN,
     softmax::KERNELS, //
 ];
