@@ -281,3 +281,223 @@ fn random_operations_keep_every_invariant() {
         assert!(count > 0, "the run never came to: {way}");
     }
 }
+
+mod conformance {
+    //! What every source of memory must do: one suite, run on each upstream and adaptor.
+
+    use super::{Books, Random, World};
+    use pascaline::cuda::CudaDevice;
+    use pascaline::memory::adaptor::{Counted, Entry, Limit, Trace, parse, replay, to_text};
+    use pascaline::memory::simulated::{Simulated, SimulatedStream};
+    use pascaline::memory::{CudaTimeline, DriverPool, MemoryPool, PlainMemory, StreamHandle, Upstream};
+    use pascaline::{Device, Error};
+    use std::env;
+
+    const SIZES: [usize; 14] =
+        [1, 2, 255, 256, 257, 1000, 4096, 16384, 16385, 65537, 1 << 20, (1 << 20) + 1, 3 << 20, 5 << 20];
+
+    fn conforms<S: Sync>(name: &str, memory: &dyn Upstream<S>, streams: &[S]) {
+        // Aligned and disjoint.
+        let mut blocks = Vec::new();
+        for round in 0..3 {
+            for (index, &bytes) in SIZES.iter().enumerate() {
+                let stream = &streams[(index + round) % streams.len()];
+                let address = memory.allocate(bytes, stream).unwrap();
+                assert!(address != 0 && address.is_multiple_of(256), "{name}: {address:#x}");
+                blocks.push((address, bytes, stream));
+            }
+        }
+        let mut ranges: Vec<_> = blocks.iter().map(|&(at, bytes, _)| (at, at + bytes as u64)).collect();
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{name}: {ranges:x?}");
+        // Far too much is refused, and nothing else suffers.
+        let refused = memory.allocate(1 << 46, &streams[0]);
+        assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{name}: {refused:?}");
+        for &(address, bytes, stream) in blocks.iter().rev() {
+            memory.free(address, bytes, stream).unwrap();
+        }
+        // What is not out can't come back, and what comes back can go out again.
+        let (address, bytes, stream) = blocks[10];
+        assert!(memory.free(address, bytes, stream).is_err(), "{name}: freed twice");
+        for _ in 0..100 {
+            let address = memory.allocate(1 << 20, stream).unwrap();
+            memory.free(address, 1 << 20, stream).unwrap();
+        }
+        // From several threads.
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    for _ in 0..50 {
+                        let bytes = 1 + random.below(1 << 20);
+                        let stream = &streams[random.below(streams.len())];
+                        let address = memory.allocate(bytes, stream).unwrap();
+                        memory.free(address, bytes, stream).unwrap();
+                    }
+                });
+            }
+        });
+        memory.trim().unwrap();
+        let address = memory.allocate(1, stream).unwrap();
+        memory.free(address, 1, stream).unwrap();
+        memory.trim().unwrap();
+    }
+
+    #[test]
+    fn on_the_simulated_device() {
+        let device = Simulated::with_contents(256 << 20, 7);
+        let (a, b) = (device.stream(), device.stream());
+        let pool = || MemoryPool::new(device.clone(), device.clone(), device.stream());
+        conforms("simulated", &device, &[a, b]);
+        conforms("limit", &Limit::new(device.clone(), 1 << 40), &[a, b]);
+        conforms("counted", &Counted::new(device.clone()), &[a, b]);
+        conforms("trace", &Trace::new(device.clone()), &[a, b]);
+        conforms("pool", &pool(), &[a, b]);
+        conforms("pool over pool", &MemoryPool::new(device.clone(), pool(), device.stream()), &[a, b]);
+        let limited = Limit::new(Counted::new(device.clone()), 128 << 20);
+        let pool_over = MemoryPool::new(device.clone(), limited, device.stream());
+        conforms("pool over limit over counted", &pool_over, &[a, b]);
+        conforms("trace over pool", &Trace::new(pool()), &[a, b]);
+        drop(pool_over);
+        device.finish();
+        assert_eq!(device.violations(), [""; 0]);
+        assert_eq!(device.allocated(), 0);
+    }
+
+    /// A CUDA device: the real one, else the virtual GPU.
+    fn cuda() -> Option<CudaDevice> {
+        let device = Device::cuda(0).or_else(|_| Device::virtual_gpu());
+        match device {
+            Ok(Device::Cuda(device)) => Some(device),
+            other => {
+                let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value != "0");
+                assert!(!required, "REQUIRE_GPU is set and there is no GPU: {other:?}");
+                println!("SKIPPED: no CUDA device ({other:?})");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn on_a_cuda_device() {
+        let Some(device) = cuda() else { return };
+        let handles = [&device, &device.with_new_stream().unwrap()].map(StreamHandle::of);
+        let plain = || PlainMemory::new(&device);
+        conforms("cuMemAlloc", &plain(), &handles);
+        let service = || StreamHandle::of(&device.with_new_stream().unwrap());
+        let pool = MemoryPool::new(CudaTimeline::new(&device), plain(), service());
+        conforms("pool over cuMemAlloc", &pool, &handles);
+        match DriverPool::new(&device) {
+            Ok(driver) => {
+                conforms("driver pool", &driver, &handles);
+                let pool = MemoryPool::new(CudaTimeline::new(&device), driver, service());
+                conforms("pool over driver pool", &pool, &handles);
+            }
+            Err(error) => println!("SKIPPED: {error}"),
+        }
+        conforms("the device's pool", &*pascaline::memory::pool(&device).unwrap(), &handles);
+    }
+
+    #[test]
+    fn a_limit_holds() {
+        let device = Simulated::new(1 << 30, 1);
+        let stream = device.stream();
+        let limit = Limit::new(device.clone(), 1000);
+        let block = limit.allocate(600, &stream).unwrap();
+        let refused = limit.allocate(401, &stream);
+        let expected =
+            Error::OutOfMemory { device: "the memory limit".into(), requested: 401, free: 400, total: 1000 };
+        assert_eq!(refused, Err(expected));
+        assert!(limit.allocate(usize::MAX, &stream).is_err());
+        let other = limit.allocate(400, &stream).unwrap();
+        limit.set_limit(500);
+        limit.free(block, 600, &stream).unwrap();
+        assert!(limit.allocate(101, &stream).is_err());
+        limit.free(other, 400, &stream).unwrap();
+        assert_eq!((limit.used(), device.allocated()), (0, 0));
+        device.refuse(100);
+        assert!(limit.allocate(1, &stream).is_err());
+        assert_eq!(limit.used(), 0, "what upstream refuses does not count");
+    }
+
+    #[test]
+    fn counts_are_exact() {
+        let device = Simulated::new(1 << 20, 1);
+        let stream = device.stream();
+        let counted = Counted::new(device.clone());
+        let blocks: Vec<_> = (1..=3).map(|i| counted.allocate(i * 1000, &stream).unwrap()).collect();
+        counted.free(blocks[1], 2000, &stream).unwrap();
+        assert!(
+            counted.allocate(2 << 20, &stream).is_err() && counted.free(blocks[1], 2000, &stream).is_err()
+        );
+        let traffic = counted.traffic();
+        assert_eq!((traffic.bytes, traffic.peak_bytes, traffic.allocations), (4000, 6000, 3));
+        assert_eq!((traffic.frees, traffic.refused, traffic.errors), (1, 1, 1));
+    }
+
+    #[test]
+    fn a_trace_replays_to_the_same_books() {
+        let world = World::new(3);
+        let mut random = Random(3);
+        let streams: Vec<SimulatedStream> = world.state.lock().map(|books| books.streams.clone()).unwrap();
+        let trace =
+            Trace::new(MemoryPool::new(world.device.clone(), world.device.clone(), world.device.stream()));
+        let mut live = Vec::new();
+        for _ in 0..2000 {
+            let stream = streams[random.below(4)];
+            if random.below(2) == 0 || live.is_empty() {
+                let bytes = 1 + random.below(1 << 20);
+                live.push((trace.allocate(bytes, &stream).unwrap(), bytes));
+            } else {
+                let (address, bytes) = live.swap_remove(random.below(live.len()));
+                trace.free(address, bytes, &stream).unwrap();
+            }
+        }
+        let entries = trace.entries();
+        assert_eq!(entries.len(), 2000);
+        assert_eq!(parse(&to_text(&entries)), Ok(entries.clone()));
+        let again =
+            Trace::new(MemoryPool::new(world.device.clone(), world.device.clone(), world.device.stream()));
+        replay(&entries, &again, &streams).unwrap();
+        assert_eq!(again.entries()[..2000], entries[..]);
+        let (first, second) = (trace.inner().statistics(), again.inner().statistics());
+        assert_eq!((first.peak_live, first.allocations), (second.peak_live, second.allocations));
+        assert_eq!(second.live, 0, "what the trace leaves live is freed");
+    }
+
+    #[test]
+    fn lines_that_are_no_trace_are_named() {
+        assert_eq!(
+            parse("# nothing\n\n a 0 256 1 # ours\nf 0 1"),
+            Ok(vec![
+                Entry::Allocate { block: 0, bytes: 256, stream: 1 },
+                Entry::Free { block: 0, stream: 1 },
+            ])
+        );
+        for (text, line) in [
+            ("a 0 256", 1),
+            ("\nf 0 0", 2),
+            ("a 0 1 0\na 0 1 0", 2),
+            ("a 0 0 0", 1),
+            ("a 0 -1 0", 1),
+            ("x", 1),
+        ] {
+            assert_eq!(parse(text).map_err(|error| error.line), Err(line), "{text}");
+        }
+    }
+
+    /// The random run's own judge can fail: a block freed too early is seen.
+    #[test]
+    fn the_judge_sees_a_use_that_is_not_noted() {
+        let world = World::new(5);
+        let books: &mut Books = &mut world.state.lock().unwrap();
+        let (a, b) = (books.streams[0], books.streams[1]);
+        let block = world.pool.allocate(1 << 20, &a).unwrap();
+        world.device.write(a, block, 1 << 20, 1);
+        world.device.check(b, block, 1 << 20, 1); // not noted by record_use
+        world.pool.free(block, 1 << 20).unwrap();
+        let again = world.pool.allocate(1 << 20, &a).unwrap();
+        world.device.write(a, again, 1 << 20, 2);
+        assert_eq!((again, world.device.violations().len()), (block, 1));
+    }
+}

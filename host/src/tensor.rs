@@ -385,6 +385,7 @@ fn hand_over(from: &DeviceBuffer, at: usize, to: &mut DeviceBuffer, bytes: usize
     written.record(source.stream())?;
     target.stream().wait(&written)?;
     to.copy_from(0, from, at, bytes)?;
+    from.used_on(&target)?;
     let copied = target.event()?;
     copied.record(target.stream())?;
     source.stream().wait(&copied)

@@ -165,6 +165,11 @@ impl CudaDevice {
         &self.stream
     }
 
+    /// Its stream, to be kept.
+    pub(crate) fn stream_handle(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
     /// A new event.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 
 mod device;
 mod event;
+mod graph;
 mod launch;
 mod module;
 mod stream;
@@ -14,9 +15,11 @@ mod stream;
 pub(crate) use device::driver_version;
 pub use device::{CudaDevice, Properties};
 pub use event::Event;
+pub use graph::Graph;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
 pub use module::PTX;
+pub(crate) use stream::Kept;
 pub use stream::Stream;
 
 use crate::{Error, Result};

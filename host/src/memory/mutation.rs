@@ -18,11 +18,16 @@ pub(crate) enum Wait {
     RetiredStream,
     /// Memory given back upstream is behind its last use.
     GiveBack,
+    /// Pinned memory is used again only when its last copy is done.
+    PinnedReuse,
+    /// A download is read only when its copy is done.
+    Download,
 }
 
 #[cfg(test)]
 impl Wait {
-    pub const ALL: [Self; 6] = [
+    /// Those of the pool; the other two are the copies'.
+    pub const POOL: [Self; 6] = [
         Self::ReadyQuery,
         Self::FreshRecord,
         Self::HandOver,

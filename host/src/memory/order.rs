@@ -150,7 +150,9 @@ impl<T: Timeline> Order<T> {
         known.reached = Some(epoch);
         if known.stream.is_none() {
             self.streams.remove(&id); // nothing is behind a stream that is gone and done
-            self.streams.values_mut().for_each(|known| drop(known.behind.remove(&id)));
+            for known in self.streams.values_mut() {
+                known.behind.remove(&id);
+            }
         }
         Ok(true)
     }

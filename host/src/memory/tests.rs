@@ -78,6 +78,7 @@ fn violations(wait: Wait, removed: bool) -> Vec<String> {
                 world.pool.free(block, BLOCK).unwrap();
                 assert_eq!(world.pool.trim(), Ok(SEGMENT));
             }
+            Wait::PinnedReuse | Wait::Download => unreachable!("of the copies, which need a device"),
         }
         world.device.finish();
         world.pool.audit().unwrap();
@@ -87,7 +88,7 @@ fn violations(wait: Wait, removed: bool) -> Vec<String> {
 
 #[test]
 fn no_wait_can_be_left_out() {
-    for wait in Wait::ALL {
+    for wait in Wait::POOL {
         assert_eq!(violations(wait, false), [""; 0], "{wait:?} in place");
         let found = violations(wait, true);
         assert!(!found.is_empty(), "nothing notices that {wait:?} is left out");

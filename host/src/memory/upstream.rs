@@ -1,9 +1,10 @@
 //! What the pool stands on: a source of memory, and streams with events to order its use by.
 //!
 //! Both are traits, so that the pool's logic runs on a driver, on the virtual GPU and, in tests, on the
-//! [simulated device](super::simulated) alike. The driver's implementations are in [`super::driver`].
+//! [simulated device](super::simulated) alike. [`pool`](super::pool()) puts one on a CUDA device.
 
 use crate::Result;
+use std::sync::Arc;
 
 /// A source of memory in stream order: the driver, a pool, or an adaptor around either.
 ///
@@ -30,19 +31,25 @@ pub trait Upstream<S>: Send + Sync {
     }
 }
 
-impl<S, U: Upstream<S> + ?Sized> Upstream<S> for std::sync::Arc<U> {
-    fn allocate(&self, bytes: usize, stream: &S) -> Result<u64> {
-        (**self).allocate(bytes, stream)
-    }
+macro_rules! forward {
+    ($($pointer:ident),*) => {$(
+        impl<S, U: Upstream<S> + ?Sized> Upstream<S> for $pointer<U> {
+            fn allocate(&self, bytes: usize, stream: &S) -> Result<u64> {
+                (**self).allocate(bytes, stream)
+            }
 
-    fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
-        (**self).free(address, bytes, stream)
-    }
+            fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
+                (**self).free(address, bytes, stream)
+            }
 
-    fn trim(&self) -> Result<()> {
-        (**self).trim()
-    }
+            fn trim(&self) -> Result<()> {
+                (**self).trim()
+            }
+        }
+    )*};
 }
+
+forward!(Arc, Box);
 
 /// Streams and events, as far as the pool orders memory by them.
 pub trait Timeline: Send + Sync {
