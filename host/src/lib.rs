@@ -23,6 +23,7 @@ mod dtype;
 mod error;
 mod gpu;
 pub mod memory;
+pub mod nn;
 pub mod ops;
 pub mod qwen3_vl;
 mod shape;

@@ -6,16 +6,32 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
 pub mod attention;
+pub mod cast;
+pub mod copy;
 pub mod device;
+pub mod elementwise;
+pub mod embedding;
+pub mod layer_norm;
 pub mod matmul;
+pub mod reduce;
+pub mod rms_norm;
+pub mod rope;
 pub mod softmax;
 mod spec;
+pub mod transpose;
 
 pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
-    attention::KERNELS,
+    attention::decode::KERNELS,
+    attention::prefill::KERNELS,
+    attention::textbook::KERNELS,
+    cast::KERNELS,
+    copy::KERNELS,
+    elementwise::KERNELS,
+    embedding::KERNELS,
+    layer_norm::KERNELS,
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
@@ -23,5 +39,9 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::regtile::tile64::KERNELS,
     matmul::vector::KERNELS,
     &matmul::vector::NN,
-    softmax::KERNELS, //
+    reduce::KERNELS,
+    rms_norm::KERNELS,
+    rope::KERNELS,
+    softmax::KERNELS,
+    transpose::KERNELS,
 ];
