@@ -226,26 +226,27 @@ fn random_operations_keep_every_invariant() {
     let operations: u64 = operations.unwrap_or(1_000_000);
     let world = World::new(1);
     world.device.refuse(1);
-    let step = |books: &mut MutexGuard<Books>, random: &mut Random, blocks: &mut Vec<Block>| {
-        match random.below(400) {
-            0..4 => world.replace_stream(books, random),
-            4..12 => {
-                let index = random.below(blocks.len().max(1));
-                world.free_wrongly(books, random, blocks.get(index))
+    let step =
+        |operation: u64, books: &mut MutexGuard<Books>, random: &mut Random, blocks: &mut Vec<Block>| {
+            match random.below(400) {
+                0..4 => world.replace_stream(books, random),
+                4..12 => {
+                    let index = random.below(blocks.len().max(1));
+                    world.free_wrongly(books, random, blocks.get(index))
+                }
+                12 => drop(world.pool.trim().unwrap()),
+                roll if roll % 2 == 0 && blocks.len() < 24 => blocks.extend(world.allocate(books, random)),
+                _ if !blocks.is_empty() => {
+                    let block = blocks.swap_remove(random.below(blocks.len()));
+                    world.free(books, random, &block);
+                }
+                _ => {}
             }
-            12 => drop(world.pool.trim().unwrap()),
-            roll if roll % 2 == 0 && blocks.len() < 24 => blocks.extend(world.allocate(books, random)),
-            _ if !blocks.is_empty() => {
-                let block = blocks.swap_remove(random.below(blocks.len()));
-                world.free(books, random, &block);
-            }
-            _ => {}
-        }
-        // Now the GPU keeps up, now it falls behind.
-        let slow = books.tag / 512 % 4 == 3;
-        world.device.run(if slow { random.below(8) / 7 } else { random.below(3) });
-        world.check(books);
-    };
+            // Now the GPU keeps up, now it falls behind.
+            let slow = operation % 256 < 16;
+            world.device.run(if slow { random.below(8) / 7 } else { random.below(3) });
+            world.check(books);
+        };
     let lock = || world.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -254,7 +255,7 @@ fn random_operations_keep_every_invariant() {
             scope.spawn(move || {
                 let (mut random, mut blocks) = (Random(thread), Vec::new());
                 for operation in 0..operations / THREADS {
-                    step(&mut lock(), &mut random, &mut blocks);
+                    step(operation, &mut lock(), &mut random, &mut blocks);
                     if operation % 4096 == 0 {
                         world.pool.audit().unwrap();
                     }

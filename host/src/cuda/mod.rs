@@ -10,6 +10,7 @@ mod event;
 mod graph;
 mod launch;
 mod module;
+pub mod occupancy;
 mod stream;
 
 pub(crate) use device::driver_version;

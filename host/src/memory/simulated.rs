@@ -155,8 +155,10 @@ impl Simulated {
     pub fn run(&self, turns: usize) {
         let mut state = self.lock();
         for _ in 0..turns {
-            let streams = state.streams.len().max(1) as u64;
-            let (stream, pieces) = (state.chance(streams) as usize, state.chance(17));
+            let places = state.streams.len();
+            let (first, pieces) = (state.chance(places.max(1) as u64) as usize, state.chance(17));
+            let busy = |place: &usize| !state.streams[*place].queue.is_empty();
+            let Some(stream) = (first..places).chain(0..first).find(busy) else { return };
             let _ = (0..pieces).all(|_| state.step(stream));
         }
     }
