@@ -1,9 +1,11 @@
 //! The command line. A subcommand is a variant of [`Command`] and a file with its arguments and a `run`.
 
 mod bench;
+pub mod bench_memory;
 mod ceiling;
 mod cublas;
 mod doctor;
+pub mod doctor_memory;
 mod environment;
 mod failure;
 mod json;
