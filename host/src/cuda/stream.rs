@@ -111,7 +111,8 @@ impl Stream {
     /// What the capture in progress keeps of this type.
     pub(crate) fn kept_of<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         let kept = self.kept();
-        kept.as_ref()?.values().find_map(|thing| Arc::clone(thing).downcast().ok())
+        let thing = kept.as_ref()?.values().find(|thing| thing.is::<T>())?;
+        Arc::clone(thing).downcast().ok()
     }
 }
 

@@ -157,9 +157,21 @@ impl Upstream<StreamHandle> for DriverPool {
     fn allocate(&self, bytes: usize, stream: &StreamHandle) -> Result<u64> {
         self.device.bind()?;
         let mut address = 0;
-        // SAFETY: pool and stream live; `address` is written before it is used.
-        let result = unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, self.pool, stream.0.raw()) };
-        let result = check("cuMemAllocFromPoolAsync", result);
+        let result = stream.0.outside_capture(|| {
+            // SAFETY: pool and stream live; `address` is written before it is used.
+            let result =
+                unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, self.pool, stream.0.raw()) };
+            check("cuMemAllocFromPoolAsync", result)
+        });
+        // In a capture the call would become a part of the graph and give no memory now.
+        let result = result.and_then(|done| {
+            done.ok_or_else(|| Error::Unsupported {
+                op: "allocate",
+                argument: "stream",
+                value: "being captured into a graph".into(),
+                reason: "the capture began on another thread meanwhile".into(),
+            })
+        });
         out_of_memory(&self.device, bytes, result).map(|()| address)
     }
 

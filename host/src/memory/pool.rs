@@ -337,8 +337,12 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
 
     /// Lets go of streams that nobody else holds.
     fn sweep(&self, state: &mut State<T>) -> Result<()> {
-        for id in state.order.abandoned() {
+        let abandoned = state.order.abandoned();
+        for &id in &abandoned {
             tolerate(state.retire(id))?; // if it can't be now, the stream is kept until it can
+        }
+        if !abandoned.is_empty() && state.order.poll()? {
+            state.settle(); // so that those gone and done are forgotten
         }
         Ok(())
     }
