@@ -1,12 +1,14 @@
 //! The command line. A subcommand is a variant of [`Command`] and a file with its arguments and a `run`.
 
 mod bench;
+pub mod bench_memory;
 mod bench_row;
 mod ceiling;
 mod chat;
 mod costs;
 mod cublas;
 mod doctor;
+pub mod doctor_memory;
 mod environment;
 mod failure;
 mod generate;
