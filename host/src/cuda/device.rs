@@ -174,7 +174,8 @@ impl CudaDevice {
         let mut text = [0u8; 32];
         let ordinal = self.inner.properties.ordinal as i32;
         // SAFETY: the buffer is as long as is said; ordinals and device handles are the same numbers.
-        let result = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, ordinal) };
+        let result =
+            unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, ordinal) };
         check("cuDeviceGetPCIBusId", result)?;
         let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
         Ok(String::from_utf8_lossy(&text[..end]).into_owned())

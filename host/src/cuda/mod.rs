@@ -7,8 +7,8 @@
 
 mod device;
 mod event;
-mod graph;
 mod foreign;
+mod graph;
 mod launch;
 mod module;
 pub mod occupancy;
@@ -17,8 +17,8 @@ mod stream;
 pub(crate) use device::driver_version;
 pub use device::{CudaDevice, Properties};
 pub use event::Event;
-pub use graph::Graph;
 pub(crate) use foreign::ForeignKernel;
+pub use graph::Graph;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
 pub use module::PTX;
