@@ -60,20 +60,28 @@ pub fn forward_trace(tokens: usize) -> Vec<Entry> {
         free(&mut entries, normed);
         let rotated = allocate(&mut entries, 1); // positions
         let attended = allocate(&mut entries, HIDDEN);
-        [q, k, v, rotated].into_iter().for_each(|block| free(&mut entries, block));
+        for block in [q, k, v, rotated] {
+            free(&mut entries, block);
+        }
         let projected = allocate(&mut entries, HIDDEN);
         free(&mut entries, attended);
         let summed = allocate(&mut entries, HIDDEN);
-        [x, projected].into_iter().for_each(|block| free(&mut entries, block));
+        for block in [x, projected] {
+            free(&mut entries, block);
+        }
         let normed = allocate(&mut entries, HIDDEN);
         let [gate, up] = [INTERMEDIATE, INTERMEDIATE].map(|columns| allocate(&mut entries, columns));
         free(&mut entries, normed);
         let product = allocate(&mut entries, INTERMEDIATE);
-        [gate, up].into_iter().for_each(|block| free(&mut entries, block));
+        for block in [gate, up] {
+            free(&mut entries, block);
+        }
         let down = allocate(&mut entries, HIDDEN);
         free(&mut entries, product);
         x = allocate(&mut entries, HIDDEN);
-        [summed, down].into_iter().for_each(|block| free(&mut entries, block));
+        for block in [summed, down] {
+            free(&mut entries, block);
+        }
     }
     free(&mut entries, x);
     entries
