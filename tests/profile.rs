@@ -210,7 +210,7 @@ fn run_ptx_says_in_which_line_ptx_is_wrong() {
 
 #[test]
 fn profile_counts_and_estimates_a_case() {
-    let output = run(&["profile", "matmul_f32/nn,m=65,n=67,k=63", "--json", "-"]);
+    let output = run(&["profile", "matmul_f32/m=65,n=67,k=63", "--json", "-"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let report = json(&output);
     let kernel = &report["cases"][0]["kernels"][0];

@@ -114,15 +114,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// The cases that are meant.
 fn chosen(args: &Args) -> Result<Vec<Box<dyn Case>>, Failure> {
     let mut cases = testing::cases();
+    let mut ops: Vec<_> = cases.iter().map(|case| case.op()).collect();
+    ops.dedup();
     match cases.iter().any(|case| case.id() == args.case) {
         true => cases.retain(|case| case.id() == args.case),
         false => cases.retain(|case| case.id().contains(&args.case)),
     }
     let (count, name) = (cases.len(), &args.case);
     match count {
-        0 => Err(Failure::Failed(format!(
-            "no case's id contains `{name}`; `pascaline bench --device cpu --json -` lists ids"
-        ))),
+        0 => {
+            let ops = ops.join(", ");
+            Err(Failure::Failed(format!("no case's id contains `{name}`; the ops are {ops}")))
+        }
         _ if count > MOST_CASES && !args.all => Err(Failure::Failed(format!(
             "{count} cases' ids contain `{name}`, {} to {}; say more of it, or `--all`",
             cases[0].id(),
