@@ -10,8 +10,9 @@ fn main() {
     cuda_builder::stand_in_as_linker();
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=PASCALINE_UPDATE_PREBUILT");
-    let mut builder =
-        CudaBuilder::new("kernels-gpu").arch(NvvmArch::Compute61).prebuilt("kernels-gpu/prebuilt/kernels.ptx");
+    let mut builder = CudaBuilder::new("kernels-gpu")
+        .arch(NvvmArch::Compute61)
+        .prebuilt("kernels-gpu/prebuilt/kernels.ptx");
     if env::var_os("PASCALINE_UPDATE_PREBUILT").is_some() {
         builder = builder.copy_to("kernels-gpu/prebuilt/kernels.ptx");
     }

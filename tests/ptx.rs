@@ -37,7 +37,9 @@ fn launch_bounds_and_shared_memory_are_as_declared() {
     for spec in specs() {
         let entry = &entries[spec.name];
         let found = (entry.max_threads, entry.min_blocks, entry.shared_bytes);
-        if found != (spec.threads(), spec.min_blocks, spec.shared_bytes) || spec.shared_bytes > MAX_SHARED_BYTES {
+        if found != (spec.threads(), spec.min_blocks, spec.shared_bytes)
+            || spec.shared_bytes > MAX_SHARED_BYTES
+        {
             wrong.push(format!("{}: (threads, blocks, bytes) = {found:?}, declared {spec:?}", spec.name));
         }
     }
@@ -61,7 +63,8 @@ fn no_shuffle_was_duplicated() {
 /// Arrays that are indexed by variables, and calls that were not inlined, end up in local memory, which is DRAM.
 #[test]
 fn nothing_lives_in_local_memory() {
-    let local: Vec<_> = entries().into_values().filter(|e| e.body.contains(".local")).map(|e| e.name).collect();
+    let local: Vec<_> =
+        entries().into_values().filter(|e| e.body.contains(".local")).map(|e| e.name).collect();
     assert!(local.is_empty(), "{local:?}");
     assert!(!PTX.contains("\n.func"), "a device function was not inlined");
 }
@@ -70,5 +73,8 @@ fn nothing_lives_in_local_memory() {
 #[test]
 fn the_committed_ptx_is_what_the_sources_give() {
     let committed = std::fs::read_to_string("kernels-gpu/prebuilt/kernels.ptx").expect("committed");
-    assert!(committed == PTX, "run `PASCALINE_UPDATE_PREBUILT=1 cargo build` and commit kernels-gpu/prebuilt");
+    assert!(
+        committed == PTX,
+        "run `PASCALINE_UPDATE_PREBUILT=1 cargo build` and commit kernels-gpu/prebuilt"
+    );
 }

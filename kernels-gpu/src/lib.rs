@@ -6,6 +6,8 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
 pub mod device;
+pub mod float16;
+pub mod quant;
 pub mod softmax;
 mod spec;
 
@@ -13,5 +15,13 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
-    softmax::KERNELS, //
+    &float16::convert::DECODE,
+    &float16::convert::ENCODE,
+    &float16::convert::ENCODE_SATURATING,
+    quant::decode::DECODE.as_flattened(),
+    quant::encode::KERNELS,
+    &quant::tile::TILE128,
+    &quant::tile::TILE32,
+    quant::vector::VECTOR.as_flattened(),
+    softmax::KERNELS,
 ];

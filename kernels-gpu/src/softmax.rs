@@ -27,9 +27,11 @@ pub const WARP_F32: KernelSpec = KernelSpec::new("softmax_warp_f32", BLOCK).shuf
 /// As [`WARP_F32`].
 pub const WARP_F16: KernelSpec = KernelSpec::new("softmax_warp_f16", BLOCK).shuffles(10);
 /// grid = [rows]
-pub const BLOCK_F32: KernelSpec = KernelSpec::new("softmax_block_f32", BLOCK).shared_bytes(2 * WARPS * 4).shuffles(10);
+pub const BLOCK_F32: KernelSpec =
+    KernelSpec::new("softmax_block_f32", BLOCK).shared_bytes(2 * WARPS * 4).shuffles(10);
 /// As [`BLOCK_F32`].
-pub const BLOCK_F16: KernelSpec = KernelSpec::new("softmax_block_f16", BLOCK).shared_bytes(2 * WARPS * 4).shuffles(10);
+pub const BLOCK_F16: KernelSpec =
+    KernelSpec::new("softmax_block_f16", BLOCK).shared_bytes(2 * WARPS * 4).shuffles(10);
 
 /// All kernels of this file.
 pub const KERNELS: &[KernelSpec] = &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16];
