@@ -1,11 +1,10 @@
-//! Every case of the table, on the CPU and on a CUDA device.
-//!
-//! Without a GPU the CUDA half says that it was skipped; `REQUIRE_GPU=1` makes that a failure.
+//! Every case of the table, on the CPU and on a CUDA device: a real one, or else the virtual GPU.
 
+mod common;
+
+use common::say;
+use pascaline::Device;
 use pascaline::testing::{self, Case, Purpose};
-use pascaline::{Device, Result};
-use std::env;
-use std::io::{self, Write};
 
 #[test]
 fn cpu() {
@@ -14,17 +13,7 @@ fn cpu() {
 
 #[test]
 fn cuda() {
-    match cuda_device() {
-        Ok(device) => run(&device),
-        Err(error) if env::var_os("REQUIRE_GPU").is_some_and(|value| value != "0") => {
-            panic!("REQUIRE_GPU is set and there is no GPU: {error}")
-        }
-        Err(error) => say(&format!("SKIPPED: the cases on a CUDA device ({error})")),
-    }
-}
-
-fn cuda_device() -> Result<Device> {
-    Device::cuda(0)
+    run(&common::cuda_device());
 }
 
 /// Checks all test cases and reports every failure, not only the first.
@@ -41,11 +30,6 @@ fn run(device: &Device) {
     }
     say(&format!("{device}: {} of {} cases passed", tests.len() - failures.len(), tests.len()));
     assert!(failures.is_empty(), "{} cases failed:\n{}", failures.len(), failures.join("\n"));
-}
-
-/// Prints past the test harness, which shows nothing of tests that pass.
-fn say(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
 }
 
 #[test]

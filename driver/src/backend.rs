@@ -1,7 +1,8 @@
 //! Where the functions come from: the driver library, opened when first needed, or the virtual GPU.
 
 use std::env;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem;
 use std::sync::{LazyLock, OnceLock};
 
 use libloading::Library;
@@ -67,6 +68,31 @@ impl LibraryStatus {
 /// neither initialises the driver nor selects a backend).
 pub fn library() -> &'static LibraryStatus {
     &REAL.status
+}
+
+/// How many devices the installed driver sees, or the code with which it refuses to start (100 without a driver).
+/// Selects no backend, so that a program may look first and then choose.
+pub fn real_devices() -> Result<u32, u32> {
+    const NO_DEVICE: u32 = 100;
+    const NOT_FOUND: u32 = 500;
+    let library = REAL.library.as_ref().ok_or(NO_DEVICE)?;
+    let (init, count) =
+        (symbol(library, "cuInit").ok_or(NOT_FOUND)?, symbol(library, "cuDeviceGetCount").ok_or(NOT_FOUND)?);
+    let mut devices = 0;
+    // SAFETY: the driver API declares `CUresult cuInit(unsigned)` and `CUresult cuDeviceGetCount(int *)`; the codes are
+    // taken as plain integers.
+    unsafe {
+        let init = mem::transmute::<*const c_void, unsafe extern "C" fn(c_uint) -> u32>(init);
+        let count = mem::transmute::<*const c_void, unsafe extern "C" fn(*mut c_int) -> u32>(count);
+        match init(0) {
+            0 => {}
+            code => return Err(code),
+        }
+        match count(&mut devices) {
+            0 => Ok(devices.max(0) as u32),
+            code => Err(code),
+        }
+    }
 }
 
 /// The backend's function `name`, or the code that a call to it answers: no device where there is no driver

@@ -69,5 +69,5 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{AlreadySelected, Attempt, Backend, LibraryStatus, backend, library, select};
+pub use backend::{AlreadySelected, Attempt, Backend, LibraryStatus, backend, library, real_devices, select};
 pub use codes::{Failure, code_name, code_text, last_failure, last_raw_code};

@@ -10,7 +10,7 @@ use cust::context::Context;
 use cust::device::Device;
 use cust::error::CudaError;
 use cust::{CudaFlags, init};
-use pascaline_driver::{Backend, Failure, backend, faults, last_failure, library};
+use pascaline_driver::{Backend, Failure, backend, faults, last_failure, library, real_devices};
 
 const CHILD: &str = "PASCALINE_DRIVER_TEST_CHILD";
 
@@ -106,6 +106,7 @@ fn child_under_a_misspelt_script() {
 
 #[cfg(target_os = "linux")]
 mod loaded {
+    use std::io::{self, Write};
     use std::path::Path;
 
     use super::*;
@@ -118,6 +119,11 @@ mod loaded {
             .arg(folder.join("libcuda.so.1"))
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/toy/libcuda.rs"))
             .status();
+        if built.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            // straight to the handle: the harness shows nothing of what a passing test prints
+            let _ = writeln!(io::stderr(), "SKIPPED: the toy driver (no rustc on this machine to build it)");
+            return;
+        }
         assert!(built.is_ok_and(|status| status.success()), "rustc builds the toy driver");
         passes("loaded::child_on_the_toy_driver", &[("LD_LIBRARY_PATH", env!("CARGO_TARGET_TMPDIR"))]);
     }
@@ -127,6 +133,8 @@ mod loaded {
         if !is_child() {
             return;
         }
+        assert_eq!(real_devices(), Ok(2));
+        assert_eq!(backend(), None, "looking selects nothing");
         assert_eq!(init(CudaFlags::empty()), Ok(()));
         assert_eq!(library().loaded(), Some("libcuda.so.1"));
         assert_eq!(Device::num_devices(), Ok(2));

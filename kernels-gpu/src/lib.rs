@@ -7,6 +7,7 @@
 
 pub mod device;
 pub mod float16;
+pub mod matmul;
 pub mod quant;
 pub mod softmax;
 mod spec;
@@ -18,10 +19,16 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     &float16::convert::DECODE,
     &float16::convert::ENCODE,
     &float16::convert::ENCODE_SATURATING,
+    matmul::KERNELS,
+    matmul::regtile::strided::KERNELS,
+    matmul::regtile::tile128::KERNELS,
+    matmul::regtile::tile64::KERNELS,
+    matmul::vector::KERNELS,
+    &matmul::vector::NN,
     quant::decode::DECODE.as_flattened(),
     quant::encode::KERNELS,
     &quant::tile::TILE128,
     &quant::tile::TILE32,
     quant::vector::VECTOR.as_flattened(),
-    softmax::KERNELS,
+    softmax::KERNELS, //
 ];

@@ -1,1 +1,65 @@
-//! The command line.
+//! The command line. A subcommand is a variant of [`Command`] and a file with its arguments and a `run`.
+
+mod bench;
+mod ceiling;
+mod cublas;
+mod doctor;
+mod environment;
+mod failure;
+mod json;
+mod measure;
+mod screen;
+mod select;
+mod table;
+mod validate;
+
+use clap::{Parser, Subcommand};
+use screen::{Colours, Style};
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+/// Qwen3-VL and its kernels on NVIDIA Pascal GPUs, with the GPU code in Rust.
+///
+/// Exit status: 0 all right, 1 something failed or a result is wrong, 2 the command line makes no sense.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check and time every op, in GFLOP/s or GB/s and as a share of what the device can do.
+    Bench(bench::Args),
+    /// Check every op against a naive reference in double precision.
+    Validate(validate::Args),
+    /// Say what is here: driver, devices, kernels, and which device `auto` takes.
+    Doctor(doctor::Args),
+}
+
+/// Runs the program's command line.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(help_or_error) => {
+            let _ = help_or_error.print(); // nowhere to report that stdout or stderr is closed
+            return ExitCode::from(help_or_error.exit_code() as u8);
+        }
+    };
+    let result = match cli.command {
+        Command::Bench(args) => bench::run(&args),
+        Command::Validate(args) => validate::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(sentence) = failure.sentence() {
+                let colours = Colours::for_stream(io::stderr().is_terminal());
+                eprintln!("{} {sentence}", colours.paint(Style::Bad, "error:"));
+            }
+            failure.exit_code()
+        }
+    }
+}

@@ -11,6 +11,7 @@ mod launch;
 mod module;
 mod stream;
 
+pub(crate) use device::driver_version;
 pub use device::{CudaDevice, Properties};
 pub use event::Event;
 pub use launch::trace;

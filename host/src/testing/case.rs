@@ -80,6 +80,27 @@ impl HostTensor {
     }
 }
 
+/// The matrix product that a case computes, in words that any BLAS understands:
+/// `y[b] = op(x[b]) · op(w[b])` for every `b < batch`, with `x` the first input, `w` the second, all contiguous and
+/// row-major, nothing added and nothing scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gemm {
+    /// Whether `x` lies as [k, m] and not as [m, k].
+    pub transpose_x: bool,
+    /// Whether `w` lies as [n, k] and not as [k, n].
+    pub transpose_w: bool,
+    /// How many independent products; 1 for a plain one.
+    pub batch: usize,
+    /// Rows of `y`.
+    pub m: usize,
+    /// Columns of `y`.
+    pub n: usize,
+    /// The extent that is summed over.
+    pub k: usize,
+    /// The type of all three; sums are in f32.
+    pub dtype: DType,
+}
+
 /// One op on one shape.
 pub trait Case: Send + Sync {
     /// The op, as its module is called.
@@ -128,6 +149,11 @@ pub trait Case: Send + Sync {
         let output = shape.elements() * dtype.size();
         let inputs: usize = self.inputs().iter().map(|x| x.shape.elements() * x.dtype.size()).sum();
         (output + inputs) as f64
+    }
+
+    /// The plain matrix product that this case is, so that it can be timed beside a BLAS; `None` if it is none.
+    fn gemm(&self) -> Option<Gemm> {
+        None
     }
 
     /// Whether arithmetic (and not memory) is the natural ceiling, so that benches print GFLOP/s.

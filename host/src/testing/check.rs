@@ -1,8 +1,9 @@
 //! Runs a case on a device and compares with the reference.
 
 use super::{Case, HostTensor, Purpose, Tolerance};
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Result, Tensor, TensorMut};
 use half::f16;
+use std::fmt;
 
 /// Elements before and behind the output that the op must leave alone. A multiple of 64, so that the output keeps
 /// the alignment of an allocation.
@@ -50,6 +51,20 @@ pub enum Verdict {
     },
 }
 
+/// Something that does a case's work.
+pub type Run<'a> = dyn Fn(TensorMut, &[Tensor]) -> Result<()> + 'a;
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pass => f.write_str("right"),
+            Self::Wrong { index, got, want } => write!(f, "y[{index}] is {got:e}, should be {want:e}"),
+            Self::GuardOverwritten { index } => write!(f, "it wrote outside its output, at element {index}"),
+            Self::NotRepeatable { index } => write!(f, "y[{index}] was different when it ran again"),
+        }
+    }
+}
+
 impl Outcome {
     /// Whether it passed.
     pub fn passed(&self) -> bool {
@@ -65,8 +80,23 @@ impl Outcome {
 pub fn check(case: &dyn Case, device: &Device) -> Result<Outcome> {
     let inputs = case.inputs();
     let on_device = inputs.iter().map(|input| input.to(device)).collect::<Result<Vec<_>>>()?;
-    let got = run_guarded(case, device, &on_device)?;
-    let again = run_guarded(case, device, &on_device)?;
+    check_with(case, device, &inputs, &on_device, &|y, x| case.run(y, x))
+}
+
+/// As [`check()`], with `inputs` that were made and copied to the device before, and with `run` in the place of the
+/// case's own: its baseline, or a library's function for the same work.
+///
+/// # Errors
+/// As [`check()`].
+pub fn check_with(
+    case: &dyn Case,
+    device: &Device,
+    inputs: &[HostTensor],
+    on_device: &[Tensor],
+    run: &Run,
+) -> Result<Outcome> {
+    let got = run_guarded(case, device, on_device, run)?;
+    let again = run_guarded(case, device, on_device, run)?;
 
     let tolerance = case.tolerance();
     let mut outcome = Outcome { max_error: 0.0, worst_share: 0.0, tolerance, verdict: Verdict::Pass };
@@ -83,12 +113,12 @@ pub fn check(case: &dyn Case, device: &Device) -> Result<Outcome> {
         outcome.verdict = Verdict::NotRepeatable { index };
         return Ok(outcome);
     }
-    compare(case, &inputs, &got[GUARD..GUARD + elements], &mut outcome);
+    compare(case, inputs, &got[GUARD..GUARD + elements], &mut outcome);
     Ok(outcome)
 }
 
 /// The output of one run with its guards, in f64 (exact for every element type).
-fn run_guarded(case: &dyn Case, device: &Device, inputs: &[Tensor]) -> Result<Vec<f64>> {
+fn run_guarded(case: &dyn Case, device: &Device, inputs: &[Tensor], run: &Run) -> Result<Vec<f64>> {
     let (shape, dtype) = case.output();
     let elements = shape.elements();
     let mut values = vec![poison(dtype) as f32; elements + 2 * GUARD];
@@ -96,7 +126,7 @@ fn run_guarded(case: &dyn Case, device: &Device, inputs: &[Tensor]) -> Result<Ve
         values[GUARD..GUARD + elements].copy_from_slice(&initial.values);
     }
     let mut guarded = HostTensor::new([values.len()], dtype, values).to(device)?;
-    case.run(guarded.view_mut()?.narrow(0, GUARD, elements)?.reshape(shape)?, inputs)?;
+    run(guarded.view_mut()?.narrow(0, GUARD, elements)?.reshape(shape)?, inputs)?;
     to_f64(&guarded)
 }
 

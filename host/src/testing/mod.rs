@@ -9,8 +9,8 @@ pub mod check;
 pub mod data;
 mod softmax;
 
-pub use case::{Case, HostTensor, Purpose, Tolerance};
-pub use check::{Outcome, Verdict, check};
+pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
+pub use check::{Outcome, Verdict, check, check_with};
 
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {

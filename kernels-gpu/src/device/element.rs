@@ -30,6 +30,21 @@ pub trait Element: Copy + 'static {
     /// As [`load`](Self::load), for four elements, aligned to four elements.
     unsafe fn load4(pointer: *const Self) -> [f32; 4];
 
+    /// Four elements as they lie in memory.
+    type Packed4: Copy;
+
+    /// Four elements by one load through the read-only path, not yet converted, so that nothing waits for them.
+    ///
+    /// # Safety
+    /// As [`load4`](Self::load4).
+    unsafe fn load4_packed(pointer: *const Self) -> Self::Packed4;
+
+    /// Four zeros.
+    fn zero4() -> Self::Packed4;
+
+    /// The values of [`load4_packed`](Self::load4_packed).
+    fn unpack4(packed: Self::Packed4) -> [f32; 4];
+
     /// Four elements by one store.
     ///
     /// # Safety
@@ -157,6 +172,24 @@ struct Words4([u32; 4]);
 struct Words2([u32; 2]);
 
 impl Element for f32 {
+    type Packed4 = [f32; 4];
+
+    #[inline(always)]
+    unsafe fn load4_packed(pointer: *const Self) -> [f32; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { Self::load4(pointer) }
+    }
+
+    #[inline(always)]
+    fn zero4() -> [f32; 4] {
+        [0.0; 4]
+    }
+
+    #[inline(always)]
+    fn unpack4(packed: [f32; 4]) -> [f32; 4] {
+        packed
+    }
+
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
@@ -203,6 +236,25 @@ impl Element for f32 {
 }
 
 impl Element for F16 {
+    type Packed4 = [u32; 2];
+
+    #[inline(always)]
+    unsafe fn load4_packed(pointer: *const Self) -> [u32; 2] {
+        // SAFETY: as the caller promises.
+        unsafe { load_2_words(pointer.cast()) }
+    }
+
+    #[inline(always)]
+    fn zero4() -> [u32; 2] {
+        [0; 2]
+    }
+
+    #[inline(always)]
+    fn unpack4([low, high]: [u32; 2]) -> [f32; 4] {
+        let ([a, b], [c, d]) = (unpack(low), unpack(high));
+        [a, b, c, d]
+    }
+
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f16_to_f32(self.0)

@@ -68,7 +68,7 @@ impl<T: Word> Shared<T> {
     /// The pointer `index` elements further on.
     #[inline(always)]
     pub fn at(self, index: u32) -> Self {
-        Self { address: self.address + index * 4, element: PhantomData }
+        Self { address: self.address.wrapping_add(index.wrapping_mul(4)), element: PhantomData }
     }
 
     /// Reads element `index`.
@@ -109,6 +109,47 @@ impl<T: Word> Shared<T> {
             );
         }
         [T::from_bits(a), T::from_bits(b), T::from_bits(c), T::from_bits(d)]
+    }
+
+    /// Reads four elements from `ROW · STRIDE + COLUMN` on by one 16-byte access whose offset is part of the
+    /// instruction, so that an unrolled loop over rows computes no addresses.
+    ///
+    /// # Safety
+    /// As [`get4`](Self::get4).
+    #[gpu_only]
+    #[inline(always)]
+    pub unsafe fn get4_at<const ROW: u32, const STRIDE: u32, const COLUMN: u32>(self) -> [T; 4] {
+        let (a, b, c, d);
+        // SAFETY: as the caller promises.
+        unsafe {
+            asm!(
+                "ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}+{offset}];",
+                a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+                address = in(reg32) self.address,
+                offset = const (ROW * STRIDE + COLUMN) * 4,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        [T::from_bits(a), T::from_bits(b), T::from_bits(c), T::from_bits(d)]
+    }
+
+    /// Writes element `ROW · STRIDE`; as [`get4_at`](Self::get4_at).
+    ///
+    /// # Safety
+    /// As [`set`](Self::set).
+    #[gpu_only]
+    #[inline(always)]
+    pub unsafe fn set_at<const ROW: u32, const STRIDE: u32>(self, value: T) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            asm!(
+                "st.shared.b32 [{address}+{offset}], {bits};",
+                bits = in(reg32) value.to_bits(),
+                address = in(reg32) self.address,
+                offset = const ROW * STRIDE * 4,
+                options(nostack, preserves_flags)
+            );
+        }
     }
 
     /// Writes element `index`.

@@ -18,6 +18,7 @@
 //! Values that are not finite: a block with a NaN or an infinity gets a NaN or infinite scale, so that whatever is
 //! computed from it is NaN.
 
+use super::unroll::unroll;
 use crate::float16::Float16;
 
 /// Values with a scale of their own.
@@ -141,13 +142,7 @@ pub fn quant_i8(value: f32, inverse: f32) -> i32 {
 #[inline(always)]
 pub fn scale_q4_0(values: &[f32; BLOCK]) -> f32 {
     let mut largest = values[0];
-    let mut i = 1;
-    while i < BLOCK {
-        if abs_bits(values[i]) > abs_bits(largest) {
-            largest = values[i];
-        }
-        i += 1;
-    }
+    unroll!(I < 32 => largest = if abs_bits(values[I]) > abs_bits(largest) { values[I] } else { largest });
     largest / -8.0
 }
 
@@ -163,12 +158,10 @@ pub fn quant_q4_0(value: f32, inverse: f32) -> u32 {
 #[inline(always)]
 pub fn pack_q4_0(values: &[f32; BLOCK], inverse: f32) -> [u32; 4] {
     let mut words = [0; 4];
-    let mut j = 0;
-    while j < BLOCK / 2 {
-        let byte = quant_q4_0(values[j], inverse) | quant_q4_0(values[j + BLOCK / 2], inverse) << 4;
-        words[j / 4] |= byte << (8 * (j % 4));
-        j += 1;
-    }
+    unroll!(J < 16 => {
+        let byte = quant_q4_0(values[J], inverse) | quant_q4_0(values[J + BLOCK / 2], inverse) << 4;
+        words[J / 4] |= byte << (8 * (J % 4));
+    });
     words
 }
 
@@ -185,12 +178,11 @@ impl ScalesQ4K {
     pub fn get(packed: [u32; 3], j: u32) -> (u32, u32) {
         let [low, high, rest] = packed;
         let shift = 8 * (j % 4);
-        if j < 4 {
-            (low >> shift & 63, high >> shift & 63)
-        } else {
-            let (scale, min) = (rest >> shift & 15, rest >> (shift + 4) & 15);
-            (scale | (low >> (shift + 6) & 3) << 4, min | (high >> (shift + 6) & 3) << 4)
-        }
+        let (first, second) = (low >> shift, high >> shift);
+        // both ways computed: a branch would split the warp
+        let (scale, min) =
+            (rest >> shift & 15 | (first >> 6 & 3) << 4, rest >> (shift + 4) & 15 | (second >> 6 & 3) << 4);
+        if j < 4 { (first & 63, second & 63) } else { (scale, min) }
     }
 
     /// The bits of block `j`, to be or-ed with the others'.

@@ -16,6 +16,7 @@ use super::blocks::{
     scale_q4_0,
 };
 use super::q4_k;
+use super::unroll::unroll;
 use crate::device::int8::dp4a;
 use crate::device::{Element, F16, reduce, shared};
 use crate::spec::KernelSpec;
@@ -81,16 +82,9 @@ unsafe fn four<T: Element>(x: *const T, column: u32, cols: u32) -> [f32; 4] {
 #[inline(always)]
 unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK] {
     let mut values = [0.0; BLOCK];
-    let mut i = 0;
-    while i < BLOCK {
-        // SAFETY: as the caller promises.
-        let [a, b, c, d] = unsafe { four(x, column + i as u32, cols) };
-        values[i] = a;
-        values[i + 1] = b;
-        values[i + 2] = c;
-        values[i + 3] = d;
-        i += 4;
-    }
+    // SAFETY: as the caller promises.
+    unroll!(I < 8 => [values[4 * I], values[4 * I + 1], values[4 * I + 2], values[4 * I + 3]] =
+        unsafe { four(x, column + 4 * I as u32, cols) });
     values
 }
 
@@ -209,18 +203,14 @@ pub unsafe fn quant_encode_q8_0(
         let scale = scale_i8(abs_max(&values));
         let inverse = inverse(scale);
         let to = quants.add(index as usize * BLOCK).cast::<Words>();
-        let mut half = 0;
-        while half < 2 {
+        unroll!(HALF < 2 => {
             let mut words = [0; 4];
-            let mut i = 0;
-            while i < 4 {
-                let at = half * 16 + i * 4;
-                words[i] = pack_i8([values[at], values[at + 1], values[at + 2], values[at + 3]], inverse);
-                i += 1;
-            }
-            to.add(half).write(Words(words));
-            half += 1;
-        }
+            unroll!(I < 4 => {
+                const AT: usize = HALF * 16 + I * 4;
+                words[I] = pack_i8([values[AT], values[AT + 1], values[AT + 2], values[AT + 3]], inverse);
+            });
+            to.add(HALF).write(Words(words));
+        });
         *scales.add(index as usize) = Half::from_f32(scale);
     }
 }
@@ -278,21 +268,15 @@ pub unsafe fn quant_encode_q4_k(
 
         // Lanes 2c and 2c + 1 share 32 bytes, the low halves of them the first's, the high halves the second's. The
         // first stores 16 of the bytes and the second the other 16.
-        let (step, min) = q4_k::step_min(d, d_min, scale, min);
+        let (step, min) = q4_k::step_min(d.to_f32(), d_min.to_f32(), scale, min);
         let inverse = inverse(step);
         let (odd, mut words) = (j % 2, [[0; 4]; 2]);
-        let mut i = 0;
-        while i < 8 {
+        unroll!(I < 8 => {
             let mut word = 0;
-            let mut b = 0;
-            while b < 4 {
-                word |= q4_k::quant(values[i * 4 + b], inverse, min) << (8 * b);
-                b += 1;
-            }
+            unroll!(B < 4 => word |= q4_k::quant(values[I * 4 + B], inverse, min) << (8 * B));
             let (other, _) = warp_shuffle_xor(FULL_MASK, word, 1, 32);
-            words[i / 4][i % 4] = if odd == 0 { word | other << 4 } else { other | word << 4 };
-            i += 1;
-        }
+            words[I / 4][I % 4] = if odd == 0 { word | other << 4 } else { other | word << 4 };
+        });
         if index / blocks < rows {
             let own = if odd == 0 { words[0] } else { words[1] };
             quants.cast::<Words>().add(index as usize).write(Words(own));

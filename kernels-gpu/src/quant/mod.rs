@@ -20,6 +20,7 @@ pub mod encode;
 pub mod epilogue;
 pub mod q4_k;
 pub mod tile;
+mod unroll;
 pub mod vector;
 mod weights;
 

@@ -6,6 +6,7 @@
 //! Source: the reference quantiser of ggml's Q4_K (`make_qkx2_quants`), whose grid and weights these are.
 
 use super::blocks::{BLOCK, Half, ScalesQ4K, inverse, nearest};
+use super::unroll::unroll;
 
 /// The largest quant.
 const MAX_QUANT: i32 = 15;
@@ -40,13 +41,11 @@ fn sqrt(x: f32) -> f32 {
 #[inline(always)]
 fn error(values: &[f32; BLOCK], base: f32, low: f32, inverse: f32, scale: f32, min: f32) -> f32 {
     let mut sum = 0.0;
-    let mut i = 0;
-    while i < BLOCK {
-        let q = nearest(inverse * (values[i] - low)).clamp(0, MAX_QUANT) as f32;
-        let difference = scale * q + min - values[i];
-        sum += (base + values[i].abs()) * (difference * difference);
-        i += 1;
-    }
+    unroll!(I < 32 => {
+        let q = nearest(inverse * (values[I] - low)).clamp(0, MAX_QUANT) as f32;
+        let difference = scale * q + min - values[I];
+        sum += (base + values[I].abs()) * (difference * difference);
+    });
     sum
 }
 
@@ -54,14 +53,12 @@ fn error(values: &[f32; BLOCK], base: f32, low: f32, inverse: f32, scale: f32, m
 #[inline(always)]
 pub fn fit(values: &[f32; BLOCK]) -> Fit {
     let (mut low, mut high, mut squares) = (values[0], values[0], 0.0);
-    let mut i = 0;
-    while i < BLOCK {
-        let value = values[i];
+    unroll!(I < 32 => {
+        let value = values[I];
         low = if value < low { value } else { low };
         high = if value > high { value } else { high };
         squares += value * value;
-        i += 1;
-    }
+    });
     let base = sqrt(squares / BLOCK as f32);
     if !(base < f32::INFINITY) {
         return Fit { scale: f32::NAN, min: f32::NAN };
@@ -72,13 +69,11 @@ pub fn fit(values: &[f32; BLOCK]) -> Fit {
     }
     // Σ weight and Σ weight·w do not depend on the quants.
     let (mut weights, mut weighted) = (0.0, 0.0);
-    let mut i = 0;
-    while i < BLOCK {
-        let weight = base + values[i].abs();
+    unroll!(I < 32 => {
+        let weight = base + values[I].abs();
         weights += weight;
-        weighted += weight * values[i];
-        i += 1;
-    }
+        weighted += weight * values[I];
+    });
     let range = high - low;
     let mut best = Fit { scale: range / MAX_QUANT as f32, min: -low };
     let mut least = error(values, base, low, MAX_QUANT as f32 / range, best.scale, low);
@@ -87,15 +82,13 @@ pub fn fit(values: &[f32; BLOCK]) -> Fit {
         let steps = (MAX_QUANT - 1) as f32 + 0.1 * candidate as f32;
         let inverse = steps / range;
         let (mut q1, mut q2, mut qw) = (0.0, 0.0, 0.0);
-        let mut i = 0;
-        while i < BLOCK {
-            let q = nearest(inverse * (values[i] - low)).clamp(0, MAX_QUANT) as f32;
-            let weight = base + values[i].abs();
+        unroll!(I < 32 => {
+            let q = nearest(inverse * (values[I] - low)).clamp(0, MAX_QUANT) as f32;
+            let weight = base + values[I].abs();
             q1 += weight * q;
             q2 += weight * q * q;
-            qw += weight * q * values[i];
-            i += 1;
-        }
+            qw += weight * q * values[I];
+        });
         let determinant = weights * q2 - q1 * q1;
         if determinant > 0.0 {
             let mut scale = (weights * qw - weighted * q1) / determinant;
@@ -130,8 +123,8 @@ pub fn super_scales(max_scale: f32, max_min: f32) -> (Half, Half) {
 
 /// A block's step and minimum as they are read back: exact products of `d`, `d_min` and the 6-bit factors.
 #[inline(always)]
-pub fn step_min(d: Half, d_min: Half, scale: u32, min: u32) -> (f32, f32) {
-    (d.to_f32() * scale as f32, d_min.to_f32() * min as f32)
+pub fn step_min(d: f32, d_min: f32, scale: u32, min: u32) -> (f32, f32) {
+    (d * scale as f32, d_min * min as f32)
 }
 
 /// The quant of `value`, 0 to 15, for 1/step and the minimum.

@@ -18,6 +18,7 @@
 
 use super::blocks::RowScale;
 use super::epilogue::Epilogue;
+use super::unroll::unroll;
 use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk, row_scale};
 use crate::device::int8::{dp4a, load_words, nibbles};
 use crate::device::math::fma;
@@ -40,21 +41,31 @@ const PAD: u32 = 2;
 /// 1.5 · 2²³
 const MAGIC: f32 = 12_582_912.0;
 
-/// Where things lie in one buffer of `BM` rows of x, in words.
+/// Where things lie in one block of 32 columns of a buffer of `BM` rows of x, in words.
 struct Place<const BM: u32>;
 
 impl<const BM: u32> Place<BM> {
+    /// Two planes of 16 bytes per row of x.
     const X: u32 = 0;
-    const W: u32 = RUNS * (BM + PAD) * 4;
-    /// [BLOCKS, BM] scales of x.
-    const X_SCALE: u32 = Self::W + RUNS * (BN + PAD) * 4;
-    /// [BLOCKS, BM] what Σ x of a block is for: the sum's start, or the factor of the minimum.
-    const X_SUM: u32 = Self::X_SCALE + BLOCKS * BM;
-    /// [BLOCKS, BN] steps of w.
-    const STEP: u32 = Self::X_SUM + BLOCKS * BM;
-    /// [BLOCKS, BN] minima of w.
-    const MIN: u32 = Self::STEP + BLOCKS * BN;
-    const WORDS: u32 = Self::MIN + BLOCKS * BN;
+    /// Two planes of 16 bytes per row of w.
+    const W: u32 = 2 * (BM + PAD) * 4;
+    /// [BM] scales of x.
+    const X_SCALE: u32 = Self::W + 2 * (BN + PAD) * 4;
+    /// [BM] what Σ x is for: the integer sum's start, or the factor of the minimum.
+    const X_SUM: u32 = Self::X_SCALE + BM;
+    /// [BN] steps of w.
+    const STEP: u32 = Self::X_SUM + BM;
+    /// [BN] minima of w, negative.
+    const MIN: u32 = Self::STEP + BN;
+    /// The last 16 words are unused, so that the blocks' planes begin 16 banks apart.
+    const BLOCK: u32 = Self::MIN + BN + 16;
+    const WORDS: u32 = BLOCKS * Self::BLOCK;
+
+    /// Run `run` of 16 columns of row `row`, in `planes` of `rows` rows.
+    #[inline(always)]
+    const fn run(planes: u32, rows: u32, run: u32, row: u32) -> u32 {
+        run / 2 * Self::BLOCK + planes + (run % 2 * (rows + PAD) + row) * 4
+    }
 }
 
 /// Words of shared memory of a block.
@@ -93,12 +104,11 @@ struct Rows {
 
 /// A tile on its way, in registers.
 #[derive(Clone, Copy)]
-struct Stage<const X: usize> {
+struct Stage<W: Weights, const X: usize> {
     x: [[u32; 4]; X],
     x_scale: RowScale,
     w: [u32; 4],
-    step: f32,
-    min: f32,
+    w_scale: W::Packed,
 }
 
 /// Loads this thread's share of columns 64·`index` to 64·`index` + 63 of x and w.
@@ -111,11 +121,15 @@ unsafe fn load<W: Weights, const BM: u32, const X: usize>(
     w: Matrix,
     n: u32,
     index: u32,
-) -> Stage<X> {
+) -> Stage<W, X> {
     let tid = thread::thread_idx_x();
     let (row_0, column_0) = (thread::block_idx_x() * BM, thread::block_idx_y() * BN);
-    let mut stage =
-        Stage { x: [[0; 4]; X], x_scale: RowScale { scale: 0.0, sum: 0 }, w: [0; 4], step: 0.0, min: 0.0 };
+    let mut stage = Stage {
+        x: [[0; 4]; X],
+        x_scale: RowScale { scale: 0.0, sum: 0 },
+        w: [0; 4],
+        w_scale: W::Packed::default(),
+    };
     // SAFETY: rows are cut off at the last, and blocks of w at the row's end.
     unsafe {
         let mut i = 0;
@@ -128,49 +142,72 @@ unsafe fn load<W: Weights, const BM: u32, const X: usize>(
             }
             i += 1;
         }
-        if tid < BLOCKS * BM {
-            let row = (row_0 + tid / BLOCKS).min(x.m - 1) as usize;
-            stage.x_scale = row_scale(x.scales.add(row * (x.k / 4) as usize), index * BLOCKS + tid % BLOCKS);
+        if !W::MINIMUM {
+            stage.x_scale = rows_scale::<BM>(x, index);
         }
         let chunks = BLOCKS * 32 / W::CHUNK;
         if tid < chunks * BN {
             let row = (column_0 + tid / chunks).min(n - 1);
             let at = index * chunks + tid % chunks;
-            if at * W::CHUNK < w.k {
+            if W::WHOLE || at * W::CHUNK < w.k {
                 stage.w = chunk::<W>(w, row, at);
             }
         }
         if tid < BLOCKS * BN {
             let row = (column_0 + tid / BLOCKS).min(n - 1);
             let block = index * BLOCKS + tid % BLOCKS;
-            if block * 32 < w.k {
-                (stage.step, stage.min) = W::block(w, row, block);
+            if W::WHOLE || block * 32 < w.k {
+                stage.w_scale = W::packed(w, row, block);
             }
         }
     }
     stage
 }
 
-/// Puts what was loaded into a buffer.
+/// The scale that this thread puts into tile `index`, if there is one.
+///
+/// # Safety
+/// As [`load`].
+#[inline(always)]
+unsafe fn rows_scale<const BM: u32>(x: Rows, index: u32) -> RowScale {
+    let tid = thread::thread_idx_x();
+    if tid >= BLOCKS * BM {
+        return RowScale { scale: 0.0, sum: 0 };
+    }
+    let row = (thread::block_idx_x() * BM + tid / BLOCKS).min(x.m - 1) as usize;
+    // SAFETY: the row is cut off at the last, and rows of x hold all blocks of a tile.
+    unsafe { row_scale(x.scales.add(row * (x.k / 4) as usize), index * BLOCKS + tid % BLOCKS) }
+}
+
+/// Puts what was loaded for tile `index` into a buffer.
 ///
 /// # Safety
 /// `buffer` has the words of a [`Place`], and nobody reads it.
 #[inline(always)]
-unsafe fn store<W: Weights, const BM: u32, const X: usize>(buffer: Shared<u32>, stage: Stage<X>) {
+unsafe fn store<W: Weights, const BM: u32, const X: usize>(
+    buffer: Shared<u32>,
+    x: Rows,
+    w: Matrix,
+    n: u32,
+    index: u32,
+    stage: Stage<W, X>,
+) {
     let tid = thread::thread_idx_x();
-    // SAFETY: every thread writes words of its own, inside the places.
+    // SAFETY: every thread writes words of its own, inside the places. Rows are cut off at the last; formats that load
+    // here have rows of whole tiles.
     unsafe {
         let mut i = 0;
         while i < X {
             let unit = tid + i as u32 * THREADS;
             if unit < RUNS * BM {
-                buffer.set4(Place::<BM>::X + (unit % RUNS * (BM + PAD) + unit / RUNS) * 4, stage.x[i]);
+                buffer.set4(Place::<BM>::run(Place::<BM>::X, BM, unit % RUNS, unit / RUNS), stage.x[i]);
             }
             i += 1;
         }
         if tid < BLOCKS * BM {
-            let at = tid % BLOCKS * BM + tid / BLOCKS;
-            let RowScale { scale, sum } = stage.x_scale;
+            let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
+            // with minima there are no registers left to have it on its way
+            let RowScale { scale, sum } = if W::MINIMUM { rows_scale::<BM>(x, index) } else { stage.x_scale };
             buffer.set(Place::<BM>::X_SCALE + at, scale.to_bits());
             if W::MINIMUM {
                 buffer.set(Place::<BM>::X_SUM + at, (sum as f32 * scale).to_bits());
@@ -181,7 +218,7 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(buffer: Shared<u32>, 
         let chunks = BLOCKS * 32 / W::CHUNK;
         if tid < chunks * BN {
             let (row, at) = (tid / chunks, tid % chunks);
-            let plane = |run: u32| Place::<BM>::W + (run * (BN + PAD) + row) * 4;
+            let plane = |run| Place::<BM>::run(Place::<BM>::W, BN, run, row);
             if W::BITS == 8 {
                 buffer.set4(plane(at), stage.w);
             } else {
@@ -192,84 +229,115 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(buffer: Shared<u32>, 
             }
         }
         if tid < BLOCKS * BN {
-            let at = tid % BLOCKS * BN + tid / BLOCKS;
-            buffer.set(Place::<BM>::STEP + at, stage.step.to_bits());
+            let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
+            let row = (thread::block_idx_y() * BN + tid / BLOCKS).min(n - 1);
+            let (step, min) = W::step_min(w, row, index * BLOCKS + tid % BLOCKS, stage.w_scale);
+            buffer.set(Place::<BM>::STEP + at, step.to_bits());
             if W::MINIMUM {
-                buffer.set(Place::<BM>::MIN + at, stage.min.to_bits());
+                buffer.set(Place::<BM>::MIN + at, (-min).to_bits());
             }
         }
     }
 }
 
-/// acc += x · wᵀ for the columns of a buffer. The thread's rows are `row`, `row` + 16, …, its columns likewise.
+/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + 16, …, its columns likewise.
 ///
 /// # Safety
-/// The buffer is filled, and a barrier lies between.
+/// The block is filled, and a barrier lies between.
 #[inline(always)]
 unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
     acc: &mut [[f32; TN]; TM],
-    buffer: Shared<u32>,
+    block: Shared<u32>,
     row: u32,
     column: u32,
 ) {
     // SAFETY: as the caller promises; all indices are inside the places.
     unsafe {
+        let (from_x, from_w) = (block.at(Place::<BM>::X + row * 4), block.at(Place::<BM>::W + column * 4));
+        let (x_scales, steps) = (block.at(Place::<BM>::X_SCALE + row), block.at(Place::<BM>::STEP + column));
+        let mut w = [[0; 8]; TN];
+        let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
+        unroll!(J < 4 => {
+            w[J] = columns(from_w, BN, 16 * J as u32);
+            step[J] = f32::from_bits(steps.get(16 * J as u32));
+            base[J] = -MAGIC * step[J];
+        });
+        unroll!(I < 8 => if I < TM {
+            let x = columns(from_x, BM, 16 * I as u32);
+            let scale = f32::from_bits(x_scales.get(16 * I as u32));
+            let mut start = MAGIC.to_bits();
+            if W::OFFSET != 0 {
+                start = x_scales.get(BM + 16 * I as u32);
+            }
+            let mut sums = [start as i32; TN];
+            unroll!(WORD < 8 => unroll!(J < 4 => sums[J] = dp4a(x[WORD], w[J][WORD], sums[J])));
+            unroll!(J < 4 => {
+                let product = fma(f32::from_bits(sums[J] as u32), step[J], base[J]);
+                acc[I][J] = fma(product, scale, acc[I][J]);
+            });
+        });
+    }
+}
+
+/// acc −= minima · Σ x for a block of 32 columns.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn subtract_minima<const BM: u32, const TM: usize>(
+    acc: &mut [[f32; TN]; TM],
+    block: Shared<u32>,
+    row: u32,
+    column: u32,
+) {
+    // SAFETY: as the caller promises; all indices are inside the places.
+    unsafe {
+        let (sums, minima) = (block.at(Place::<BM>::X_SUM + row), block.at(Place::<BM>::MIN + column));
+        let mut min = [0.0; TN];
+        unroll!(J < 4 => min[J] = f32::from_bits(minima.get(16 * J as u32)));
+        unroll!(I < 8 => if I < TM {
+            let sum = f32::from_bits(sums.get(16 * I as u32));
+            unroll!(J < 4 => acc[I][J] = fma(min[J], sum, acc[I][J]));
+        });
+    }
+}
+
+/// acc += x · wᵀ for a tile.
+///
+/// # Safety
+/// The buffer is filled, and a barrier lies between.
+#[inline(always)]
+unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
+    acc: &mut [[f32; TN]; TM],
+    buffer: Shared<u32>,
+    row: u32,
+    column: u32,
+) {
+    // SAFETY: as the caller promises; a tile's blocks lie one behind the other.
+    unsafe {
         let mut block = 0;
         while block < BLOCKS {
-            // this block's 32 columns of four rows of w, in registers
-            let mut w = [[0; 8]; TN];
-            let (mut step, mut base, mut min) = ([0.0; TN], [0.0; TN], [0.0; TN]);
-            let mut j = 0;
-            while j < TN {
-                let own = column + 16 * j as u32;
-                let low = buffer.get4(Place::<BM>::W + ((2 * block) * (BN + PAD) + own) * 4);
-                let high = buffer.get4(Place::<BM>::W + ((2 * block + 1) * (BN + PAD) + own) * 4);
-                w[j] = [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]];
-                step[j] = f32::from_bits(buffer.get(Place::<BM>::STEP + block * BN + own));
-                base[j] = -MAGIC * step[j];
-                if W::MINIMUM {
-                    min[j] = -f32::from_bits(buffer.get(Place::<BM>::MIN + block * BN + own));
-                }
-                j += 1;
-            }
-            let mut i = 0;
-            while i < TM {
-                let own = row + 16 * i as u32;
-                let low = buffer.get4(Place::<BM>::X + ((2 * block) * (BM + PAD) + own) * 4);
-                let high = buffer.get4(Place::<BM>::X + ((2 * block + 1) * (BM + PAD) + own) * 4);
-                let x = [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]];
-                let scale = f32::from_bits(buffer.get(Place::<BM>::X_SCALE + block * BM + own));
-                let mut start = MAGIC.to_bits();
-                let mut carried = 0.0;
-                if W::MINIMUM {
-                    carried = f32::from_bits(buffer.get(Place::<BM>::X_SUM + block * BM + own));
-                } else if W::OFFSET != 0 {
-                    start = buffer.get(Place::<BM>::X_SUM + block * BM + own);
-                }
-                let mut sums = [start as i32; TN];
-                let mut word = 0;
-                while word < 8 {
-                    let mut j = 0;
-                    while j < TN {
-                        sums[j] = dp4a(x[word], w[j][word], sums[j]);
-                        j += 1;
-                    }
-                    word += 1;
-                }
-                let mut j = 0;
-                while j < TN {
-                    let product = fma(f32::from_bits(sums[j] as u32), step[j], base[j]);
-                    acc[i][j] = fma(product, scale, acc[i][j]);
-                    if W::MINIMUM {
-                        acc[i][j] = fma(min[j], carried, acc[i][j]);
-                    }
-                    j += 1;
-                }
-                i += 1;
-            }
+            multiply::<W, BM, TM>(acc, buffer.at(block * Place::<BM>::BLOCK), row, column);
+            block += 1;
+        }
+        // a loop of its own, as its registers come on top of w's otherwise
+        let mut block = 0;
+        while W::MINIMUM && block < BLOCKS {
+            subtract_minima::<BM, TM>(acc, buffer.at(block * Place::<BM>::BLOCK), row, column);
             block += 1;
         }
     }
+}
+
+/// The 32 columns of row `row`, in planes of `rows` rows.
+///
+/// # Safety
+/// They are inside the planes, filled, and a barrier lies between.
+#[inline(always)]
+unsafe fn columns(planes: Shared<u32>, rows: u32, row: u32) -> [u32; 8] {
+    // SAFETY: as the caller promises; rows are 16 bytes.
+    let (low, high) = unsafe { (planes.get4(row * 4), planes.get4((rows + PAD + row) * 4)) };
+    [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
 }
 
 /// # Safety
@@ -289,7 +357,7 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize>(
     // SAFETY: all threads reach every barrier. Between two of them one buffer is read and the other is written; the
     // barrier before made sure that nobody still reads the latter.
     unsafe {
-        store::<W, BM, X>(buffers, load::<W, BM, X>(x, w, epilogue.n, 0));
+        store::<W, BM, X>(buffers, x, w, epilogue.n, 0, load::<W, BM, X>(x, w, epilogue.n, 0));
         sync_threads();
         let mut index = 1;
         let mut current = 0;
@@ -297,33 +365,26 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize>(
             // load
             let stage = load::<W, BM, X>(x, w, epilogue.n, index);
             // compute
-            multiply::<W, BM, TM>(&mut acc, buffers.at(current), row, column);
+            multiply_tile::<W, BM, TM>(&mut acc, buffers.at(current), row, column);
             current = Place::<BM>::WORDS - current;
-            store::<W, BM, X>(buffers.at(current), stage);
+            store::<W, BM, X>(buffers.at(current), x, w, epilogue.n, index, stage);
             // sync
             sync_threads();
             index += 1;
         }
-        multiply::<W, BM, TM>(&mut acc, buffers.at(current), row, column);
+        multiply_tile::<W, BM, TM>(&mut acc, buffers.at(current), row, column);
 
         // write
         let (row, column) = (thread::block_idx_x() * BM + row, thread::block_idx_y() * BN + column);
-        let mut j = 0;
-        while j < TN {
-            let column = column + 16 * j as u32;
+        unroll!(J < 4 => {
+            let column = column + 16 * J as u32;
             if column < epilogue.n {
                 let scale = W::row_scale(w, column);
-                let mut i = 0;
-                while i < TM {
-                    let row = row + 16 * i as u32;
-                    if row < x.m {
-                        epilogue.write(row, column, acc[i][j] * scale);
-                    }
-                    i += 1;
-                }
+                unroll!(I < 8 => if I < TM && row + 16 * (I as u32) < x.m {
+                    epilogue.write(row + 16 * I as u32, column, acc[I][J] * scale);
+                });
             }
-            j += 1;
-        }
+        });
     }
 }
 

@@ -11,6 +11,7 @@
 //! | quant_vector8_‹f›     | 5 to 8    | 2                  |
 
 use super::epilogue::Epilogue;
+use super::unroll::unroll;
 use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk};
 use crate::device::reduce;
 use crate::spec::KernelSpec;
@@ -103,33 +104,23 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize>(
                 r += 1;
             }
             // compute
-            let mut i = 0;
-            while i < M {
-                let row = (i as u32).min(m - 1) as usize * x_k as usize;
+            unroll!(I < 8 => if I < M {
+                let row = (I as u32).min(m - 1) as usize * x_k as usize;
                 let inputs = W::inputs(x.add(row), x_scales.add(row / 4), at);
-                let mut r = 0;
-                while r < R {
-                    acc[i][r] = W::dot(words[r], scales[r], &inputs, acc[i][r]);
-                    r += 1;
-                }
-                i += 1;
-            }
+                unroll!(J < 4 => if J < R {
+                    acc[I][J] = W::dot(words[J], scales[J], &inputs, acc[I][J]);
+                });
+            });
             at += 32;
         }
         // write: lane i·R + r has element (i, r)
         let mut own = 0.0;
-        let mut i = 0;
-        while i < M {
-            let mut r = 0;
-            while r < R {
-                let sum = reduce::warp(acc[i][r], 32, |a, b| a + b);
-                if lane == (i * R + r) as u32 {
-                    own = sum;
-                }
-                r += 1;
-            }
-            i += 1;
-        }
+        unroll!(I < 8 => if I < M {
+            unroll!(J < 4 => if J < R {
+                let sum = reduce::warp(acc[I][J], 32, |a, b| a + b);
+                own = if lane == (I * R + J) as u32 { sum } else { own };
+            });
+        });
         let (row, column) = (lane / R as u32, first + lane % R as u32);
         if row < m && row < M as u32 && column < n {
             epilogue.write(row, column, own * W::row_scale(w, column));

@@ -1,11 +1,10 @@
 //! How kernels read a format: by 16-byte chunks of a row's quants.
 
-use super::blocks::{BLOCK, BLOCKS_PER_SUPER, Half, RowScale, SUPER_BLOCK, ScalesQ4K};
+use super::blocks::{BLOCK, BLOCKS_PER_SUPER, RowScale, SUPER_BLOCK, ScalesQ4K};
 use super::q4_k;
 use crate::device::int8::{dp4a, load_pair, load_words, nibbles};
 use crate::device::math::fma;
 use crate::device::{Element, F16};
-use crate::float16::Float16;
 
 const BLOCK_VALUES: u32 = BLOCK as u32;
 const SUPER_VALUES: u32 = SUPER_BLOCK as u32;
@@ -38,6 +37,8 @@ pub(super) trait Weights {
     const OFFSET: i32;
     /// Whether blocks have a minimum.
     const MINIMUM: bool;
+    /// Whether rows are multiples of 64 values.
+    const WHOLE: bool;
     /// Where the high halves of a chunk's bytes lie in a row, in runs of 16 values behind the low halves.
     const HIGH: u32;
 
@@ -66,11 +67,19 @@ pub(super) trait Weights {
         1.0
     }
 
-    /// The step and the minimum of a block.
-    ///
+    /// What a block's step and minimum are made from, as loaded, so that nothing waits for the load. Empty where that
+    /// would be too many registers.
+    type Packed: Copy + Default;
+
     /// # Safety
     /// `row` and `block` exist in `w`.
-    unsafe fn block(w: Matrix, row: u32, block: u32) -> (f32, f32);
+    unsafe fn packed(w: Matrix, row: u32, block: u32) -> Self::Packed;
+
+    /// The step and the minimum of a block; zero for the default of formats whose rows may end within a tile.
+    ///
+    /// # Safety
+    /// As [`packed`](Self::packed).
+    unsafe fn step_min(w: Matrix, row: u32, block: u32, packed: Self::Packed) -> (f32, f32);
 }
 
 /// The 16 bytes of chunk `chunk` of a row.
@@ -96,10 +105,10 @@ pub(super) unsafe fn row_scale(scales: *const u8, block: u32) -> RowScale {
 /// # Safety
 /// As [`Weights::scale`].
 #[inline(always)]
-unsafe fn half_scale(w: Matrix, row: u32, block: u32) -> f32 {
+unsafe fn half_scale(w: Matrix, row: u32, block: u32) -> u16 {
     let index = row as usize * (w.k / BLOCK_VALUES) as usize + block as usize;
     // SAFETY: as the caller promises.
-    unsafe { F16::load(w.scales.cast::<F16>().add(index)) }
+    unsafe { *w.scales.cast::<u16>().add(index) }
 }
 
 #[inline(always)]
@@ -135,6 +144,7 @@ impl Weights for I8 {
     const BITS: u32 = 8;
     const OFFSET: i32 = 0;
     const MINIMUM: bool = false;
+    const WHOLE: bool = false;
     const HIGH: u32 = 0;
     type Scale = ();
 
@@ -158,8 +168,13 @@ impl Weights for I8 {
         unsafe { f32::load(w.scales.cast::<f32>().add(row as usize)) }
     }
 
+    type Packed = ();
+
     #[inline(always)]
-    unsafe fn block(_w: Matrix, _row: u32, _block: u32) -> (f32, f32) {
+    unsafe fn packed(_w: Matrix, _row: u32, _block: u32) {}
+
+    #[inline(always)]
+    unsafe fn step_min(_w: Matrix, _row: u32, _block: u32, (): ()) -> (f32, f32) {
         (1.0, 0.0)
     }
 }
@@ -170,13 +185,14 @@ impl Weights for Q8_0 {
     const BITS: u32 = 8;
     const OFFSET: i32 = 0;
     const MINIMUM: bool = false;
+    const WHOLE: bool = false;
     const HIGH: u32 = 0;
     type Scale = f32;
 
     #[inline(always)]
     unsafe fn scale(w: Matrix, row: u32, chunk: u32) -> f32 {
         // SAFETY: as the caller promises; a block is two chunks.
-        unsafe { half_scale(w, row, chunk / 2) }
+        F16(unsafe { half_scale(w, row, chunk / 2) }).to_f32()
     }
 
     #[inline(always)]
@@ -190,10 +206,17 @@ impl Weights for Q8_0 {
         fma(dot16(words, x.words[0], 0) as f32, scale * x.scales[0].scale, acc)
     }
 
+    type Packed = u16;
+
     #[inline(always)]
-    unsafe fn block(w: Matrix, row: u32, block: u32) -> (f32, f32) {
+    unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
         // SAFETY: as the caller promises.
-        (unsafe { half_scale(w, row, block) }, 0.0)
+        unsafe { half_scale(w, row, block) }
+    }
+
+    #[inline(always)]
+    unsafe fn step_min(_w: Matrix, _row: u32, _block: u32, packed: u16) -> (f32, f32) {
+        (F16(packed).to_f32(), 0.0)
     }
 }
 
@@ -203,13 +226,14 @@ impl Weights for Q4_0 {
     const BITS: u32 = 4;
     const OFFSET: i32 = 8;
     const MINIMUM: bool = false;
+    const WHOLE: bool = false;
     const HIGH: u32 = 1;
     type Scale = f32;
 
     #[inline(always)]
     unsafe fn scale(w: Matrix, row: u32, chunk: u32) -> f32 {
         // SAFETY: as the caller promises; a block is one chunk.
-        unsafe { half_scale(w, row, chunk) }
+        F16(unsafe { half_scale(w, row, chunk) }).to_f32()
     }
 
     #[inline(always)]
@@ -229,31 +253,45 @@ impl Weights for Q4_0 {
         fma(sum as f32, scale * x.scales[0].scale, acc)
     }
 
+    type Packed = u16;
+
     #[inline(always)]
-    unsafe fn block(w: Matrix, row: u32, block: u32) -> (f32, f32) {
+    unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
         // SAFETY: as the caller promises.
-        (unsafe { half_scale(w, row, block) }, 0.0)
+        unsafe { half_scale(w, row, block) }
+    }
+
+    #[inline(always)]
+    unsafe fn step_min(_w: Matrix, _row: u32, _block: u32, packed: u16) -> (f32, f32) {
+        (F16(packed).to_f32(), 0.0)
     }
 }
 
 pub(super) struct Q4K;
 
-/// A super-block's scales.
+/// A super-block's scales: [`ScalesQ4K`] as four words.
 ///
 /// # Safety
 /// It exists in `w`.
 #[inline(always)]
-unsafe fn super_scales(w: Matrix, row: u32, index: u32) -> (Half, Half, [u32; 3]) {
+unsafe fn super_scales(w: Matrix, row: u32, index: u32) -> [u32; 4] {
     let index = row as usize * (w.k / SUPER_VALUES) as usize + index as usize;
     // SAFETY: as the caller promises.
-    let [d, a, b, c] = unsafe { load_words(w.scales.add(index * size_of::<ScalesQ4K>())) };
-    (Float16(d as u16), Float16((d >> 16) as u16), [a, b, c])
+    unsafe { load_words(w.scales.add(index * size_of::<ScalesQ4K>())) }
+}
+
+/// Step and minimum of block `j` of a super-block.
+#[inline(always)]
+fn super_step_min([d, a, b, c]: [u32; 4], j: u32) -> (f32, f32) {
+    let (scale, min) = ScalesQ4K::get([a, b, c], j);
+    q4_k::step_min(F16(d as u16).to_f32(), F16((d >> 16) as u16).to_f32(), scale, min)
 }
 
 impl Weights for Q4K {
     const BITS: u32 = 4;
     const OFFSET: i32 = 0;
     const MINIMUM: bool = true;
+    const WHOLE: bool = true;
     const HIGH: u32 = 2;
     /// Step and minimum of the two blocks that the low and the high halves belong to.
     type Scale = [(f32, f32); 2];
@@ -261,12 +299,9 @@ impl Weights for Q4K {
     #[inline(always)]
     unsafe fn scale(w: Matrix, row: u32, chunk: u32) -> [(f32, f32); 2] {
         // SAFETY: as the caller promises; a super-block is eight chunks, a pair of blocks two.
-        let (d, d_min, packed) = unsafe { super_scales(w, row, chunk / SUPER_BLOCKS) };
+        let packed = unsafe { super_scales(w, row, chunk / SUPER_BLOCKS) };
         let first = chunk % SUPER_BLOCKS / 2 * 2;
-        [first, first + 1].map(|j| {
-            let (scale, min) = ScalesQ4K::get(packed, j);
-            q4_k::step_min(d, d_min, scale, min)
-        })
+        [super_step_min(packed, first), super_step_min(packed, first + 1)]
     }
 
     #[inline(always)]
@@ -296,11 +331,15 @@ impl Weights for Q4K {
         acc + (first + second)
     }
 
+    type Packed = ();
+
     #[inline(always)]
-    unsafe fn block(w: Matrix, row: u32, block: u32) -> (f32, f32) {
+    unsafe fn packed(_w: Matrix, _row: u32, _block: u32) {}
+
+    #[inline(always)]
+    unsafe fn step_min(w: Matrix, row: u32, block: u32, (): ()) -> (f32, f32) {
+        // Four tiles in a row read the same super-block's scales, so they mostly come from L1.
         // SAFETY: as the caller promises.
-        let (d, d_min, packed) = unsafe { super_scales(w, row, block / SUPER_BLOCKS) };
-        let (scale, min) = ScalesQ4K::get(packed, block % SUPER_BLOCKS);
-        q4_k::step_min(d, d_min, scale, min)
+        super_step_min(unsafe { super_scales(w, row, block / SUPER_BLOCKS) }, block % SUPER_BLOCKS)
     }
 }

@@ -1,0 +1,484 @@
+//! `pascaline bench`: every bench case is checked, then timed, and printed as a line.
+
+use super::ceiling::{Ceiling, Ceilings};
+use super::cublas::Cublas;
+use super::environment::{Environment, is_virtual};
+use super::failure::Failure;
+use super::json::{Report, is_stdout};
+use super::measure::{Clock, Times, Way};
+use super::screen::{Screen, Style};
+use super::select::Select;
+use super::table::{self, Cell, Column};
+use crate::cuda::trace;
+use crate::testing::check::Run;
+use crate::testing::{Case, Gemm, HostTensor, Outcome, Purpose, check_with};
+use crate::{Device, Error, Result, Tensor, TensorMut};
+use serde::Serialize;
+use std::time::Duration;
+
+/// Checks each case against the reference, then times it: ours, the baseline kernel that users would write, and on
+/// request cuBLAS, in turn.
+///
+/// Times are of single runs, with the caches evicted before each; on a GPU by device events.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    select: Select,
+
+    /// Also run the cases that are left out because they are too large for a CPU (or for the virtual GPU).
+    #[arg(long)]
+    all: bool,
+
+    /// Time a library beside our kernels, on the same stream. cuBLAS is looked for where the loader looks, in CUDA's
+    /// folders and beside PyTorch; PASCALINE_CUBLAS names its file.
+    #[arg(long, value_name = "LIBRARY")]
+    against: Option<Library>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Library {
+    Cublas,
+}
+
+/// What a device without a GPU's speed is asked to do.
+struct Budget {
+    /// Operations where arithmetic is the limit.
+    compute_flops: f64,
+    /// Operations where memory is.
+    memory_flops: f64,
+    /// Elements of the output.
+    elements: usize,
+    who: &'static str,
+}
+
+const CPU: Budget =
+    Budget { compute_flops: 5e9, memory_flops: 2e8, elements: 1 << 25, who: "a CPU in a minute or two" };
+const VIRTUAL: Budget = Budget {
+    compute_flops: 2e8,
+    memory_flops: 5e6,
+    elements: 1 << 20,
+    who: "the virtual GPU in a minute or two",
+};
+
+impl Budget {
+    fn of(device: &Device) -> Option<&'static Self> {
+        match device {
+            Device::Cpu => Some(&CPU),
+            Device::Cuda(_) => is_virtual().then_some(&VIRTUAL),
+        }
+    }
+
+    fn covers(&self, case: &dyn Case) -> bool {
+        let flops = if case.compute_bound() { self.compute_flops } else { self.memory_flops };
+        case.flops() <= flops && case.output().0.elements() <= self.elements
+    }
+
+    fn rule(&self) -> String {
+        let Self { compute_flops, memory_flops, elements, who } = self;
+        format!(
+            "too large for {who}: more than {} GFLOP, {} GFLOP where memory is the limit, or 2^{} outputs",
+            compute_flops / 1e9,
+            memory_flops / 1e9,
+            elements.ilog2()
+        )
+    }
+}
+
+/// A case's line.
+#[derive(Serialize)]
+struct Row {
+    id: String,
+    /// `ok`, `failed` or `left out`.
+    status: &'static str,
+    /// What is wrong, if something is.
+    message: Option<String>,
+    /// The kernels launched, in order, or `cpu`.
+    variant: Option<String>,
+    samples: Option<usize>,
+    median_ms: Option<f64>,
+    min_ms: Option<f64>,
+    gflops: Option<f64>,
+    gbps: Option<f64>,
+    /// The name of the ceiling that `percent` is of.
+    ceiling: Option<&'static str>,
+    percent: Option<f64>,
+    baseline_ms: Option<f64>,
+    speedup: Option<f64>,
+    cublas_ms: Option<f64>,
+    /// cuBLAS's median over ours: above 1 ours is faster.
+    ratio: Option<f64>,
+    max_error: Option<f64>,
+    /// The largest error as a share of what is tolerated.
+    worst_share: Option<f64>,
+    tolerance: Option<Tolerance>,
+}
+
+#[derive(Serialize)]
+struct Tolerance {
+    abs: f64,
+    rel: f64,
+    reason: &'static str,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    environment: &'a Environment,
+    ceilings: &'a Ceilings,
+    cublas: Option<String>,
+    cublas_geometric_mean: Option<f64>,
+    /// The rule by which cases of status `left out` without a message of their own were left out.
+    left_out_rule: Option<String>,
+    cases: &'a [Row],
+}
+
+/// What all cases have in common.
+struct Bench {
+    device: Device,
+    clock: Clock,
+    ceilings: Ceilings,
+    cublas: Option<Cublas>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let (device, reason) = args.select.device()?;
+    let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
+    let report = args.select.json.as_deref().map(Report::open).transpose()?;
+    let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));
+    let cublas = match (args.against, &device) {
+        (None, _) => None,
+        (Some(Library::Cublas), Device::Cuda(device)) if !is_virtual() => Some(Cublas::open(device)?),
+        (Some(Library::Cublas), _) => {
+            return Err(Failure::Failed("cuBLAS needs a real GPU; add `--device cuda`".into()));
+        }
+    };
+    let environment = Environment::of(&device);
+    screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;
+    if let Some(reason) = reason {
+        screen.line(&screen.colours.paint(Style::Faint, &format!("taken because {reason}")))?;
+    }
+
+    let budget = if args.all { None } else { Budget::of(&device) };
+    let (chosen, left_out): (Vec<_>, Vec<_>) =
+        cases.into_iter().partition(|case| budget.is_none_or(|budget| budget.covers(case.as_ref())));
+    screen.start(chosen.len());
+    screen.doing("measuring what the device can do");
+    let mut clock = Clock::new(&device)?;
+    let compute = chosen.iter().any(|case| case.compute_bound());
+    let memory = chosen.iter().any(|case| !case.compute_bound());
+    let ceilings = Ceilings::of(&device, memory, compute, &mut clock)?;
+    for Ceiling { name, what, per_second } in ceilings.memory.iter().chain(&ceilings.compute) {
+        let unit = if *name == "copy" { "GB/s" } else { "GFLOP/s" };
+        screen.line(&format!("{name:<5} {} {unit}: {what}", table::digits(per_second / 1e9)))?;
+    }
+    if let Some(cublas) = &cublas {
+        screen.line(&format!("against {}", cublas.line()))?;
+    }
+
+    let mut bench = Bench { device, clock, ceilings, cublas };
+    let columns = columns(&chosen, &screen, bench.cublas.is_some());
+    screen.line("")?;
+    screen.line(&table::header(&columns, screen.colours))?;
+    let mut rows = Vec::new();
+    let mut group = String::new();
+    for case in &chosen {
+        let id = case.id();
+        screen.doing(&id);
+        let row = bench.case(case.as_ref())?;
+        let (of, _) = id.split_once('/').unwrap_or((&id, ""));
+        if screen.is_terminal && of != group {
+            group = of.to_owned();
+            screen.line(&screen.colours.paint(Style::Heading, of))?;
+        }
+        screen.line(&table::row(&columns, &cells(&row, &columns, &screen), screen.colours))?;
+        if let Some(message) = &row.message {
+            let style = if row.status == "failed" { Style::Bad } else { Style::Faint };
+            screen.line(&format!("    {}", screen.colours.paint(style, message)))?;
+        }
+        screen.done();
+        rows.push(row);
+    }
+    screen.finish();
+
+    let left_out_rule = (!left_out.is_empty()).then(|| budget.map(Budget::rule)).flatten();
+    rows.extend(left_out.iter().map(|case| Row::new(case.as_ref(), "left out", None)));
+    let mean = geometric_mean(rows.iter().filter_map(|row| row.ratio));
+    summary(&mut screen, &rows, left_out_rule.as_deref(), bench.cublas.is_some(), mean)?;
+    if let Some(report) = report {
+        let cublas = bench.cublas.as_ref().map(Cublas::line);
+        let (environment, ceilings, cases) = (&environment, &bench.ceilings, &rows[..]);
+        let json = Json { environment, ceilings, cublas, cublas_geometric_mean: mean, left_out_rule, cases };
+        report.write(&json)?;
+    }
+    if rows.iter().any(|row| row.status == "failed") { Err(Failure::Wrong) } else { Ok(()) }
+}
+
+impl Bench {
+    /// Checks and times a case. A wrong result or a refused case is a row; a lost device is an error.
+    fn case(&mut self, case: &dyn Case) -> Result<Row, Failure> {
+        match self.check_and_time(case) {
+            Ok(row) => Ok(row),
+            Err(error @ Error::DeviceLost { .. }) => Err(error.into()),
+            Err(error @ Error::OutOfMemory { .. }) => Ok(Row::new(case, "left out", Some(error.to_string()))),
+            Err(error) => Ok(Row::new(case, "failed", Some(error.to_string()))),
+        }
+    }
+
+    fn check_and_time(&mut self, case: &dyn Case) -> Result<Row> {
+        let inputs = case.inputs();
+        let on_device = inputs.iter().map(|input| input.to(&self.device)).collect::<Result<Vec<_>>>()?;
+        let bytes = case.bytes();
+
+        let ours = |y: TensorMut, x: &[Tensor]| case.run(y, x);
+        let outcome = check_with(case, &self.device, &inputs, &on_device, &ours)?;
+        let mut row = Row::new(case, "ok", None);
+        row.checked(&outcome);
+        if !outcome.passed() {
+            return Ok(row.failed(outcome.verdict.to_string()));
+        }
+        let mut y = match case.initial() {
+            Some(initial) => initial.to(&self.device)?,
+            None => Tensor::uninitialized(case.output().0, case.output().1, &self.device)?,
+        };
+        drop(outcome);
+
+        let baseline = |y: TensorMut, x: &[Tensor]| case.baseline(y, x).unwrap_or(Ok(()));
+        let has_baseline = match case.baseline(y.view_mut()?, &on_device) {
+            None | Some(Err(Error::Unsupported { .. })) => false,
+            Some(result) => result.map(|()| true)?,
+        };
+        if let (true, Some(wrong)) = (has_baseline, self.wrong(case, &inputs, &on_device, &baseline)?) {
+            return Ok(row.failed(format!("the baseline is wrong: {wrong}")));
+        }
+        let peer = self.cublas.as_ref().zip(case.gemm());
+        let cublas = |y: TensorMut, x: &[Tensor]| run_cublas(peer, y, x);
+        if let (true, Some(wrong)) = (peer.is_some(), self.wrong(case, &inputs, &on_device, &cublas)?) {
+            return Ok(row.failed(format!("cuBLAS computes something else: {wrong}")));
+        }
+        drop(inputs);
+
+        let (result, kernels) = trace(|| case.run(y.view_mut()?, &on_device));
+        result?;
+        row.variant = Some(variant(&kernels));
+
+        let mut done: Vec<&Run> = vec![&ours];
+        if has_baseline {
+            done.push(&baseline);
+        }
+        if peer.is_some() {
+            done.push(&cublas);
+        }
+        let mut outputs = vec![y];
+        for _ in 1..done.len() {
+            outputs.push(Tensor::uninitialized(case.output().0, case.output().1, &self.device)?);
+        }
+        let on_device = &on_device;
+        let ways = done.into_iter().zip(&mut outputs);
+        let mut ways: Vec<Way> =
+            ways.map(|(run, y)| Box::new(move || run(y.view_mut()?, on_device)) as Way).collect();
+        let mut times = self.clock.time(&mut ways)?.into_iter();
+        if let Some(times) = times.next() {
+            row.timed(case, bytes, times, &self.ceilings);
+        }
+        if has_baseline && let Some(times) = times.next() {
+            row.baseline_ms = Some(ms(times.median));
+            row.speedup = row.baseline_ms.zip(row.median_ms).map(|(theirs, ours)| theirs / ours);
+        }
+        if peer.is_some()
+            && let Some(times) = times.next()
+        {
+            row.cublas_ms = Some(ms(times.median));
+            row.ratio = row.cublas_ms.zip(row.median_ms).map(|(theirs, ours)| theirs / ours);
+        }
+        Ok(row)
+    }
+
+    /// What is wrong with another way to do the case's work.
+    fn wrong(
+        &self,
+        case: &dyn Case,
+        inputs: &[HostTensor],
+        on_device: &[Tensor],
+        run: &Run,
+    ) -> Result<Option<String>> {
+        let outcome = check_with(case, &self.device, inputs, on_device, run)?;
+        Ok((!outcome.passed()).then(|| outcome.verdict.to_string()))
+    }
+}
+
+fn run_cublas(peer: Option<(&Cublas, Gemm)>, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
+    match (peer, inputs) {
+        (Some((cublas, gemm)), [x, w, ..]) => cublas.gemm(&gemm, y, x, w),
+        _ => Ok(()),
+    }
+}
+
+/// The kernels in the order of their first launch; none on a CPU.
+fn variant(kernels: &[&'static str]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for name in kernels {
+        if !names.contains(name) {
+            names.push(name);
+        }
+    }
+    if names.is_empty() { "cpu".to_owned() } else { names.join(" + ") }
+}
+
+impl Row {
+    fn new(case: &dyn Case, status: &'static str, message: Option<String>) -> Self {
+        Self {
+            id: case.id(),
+            status,
+            message,
+            variant: None,
+            samples: None,
+            median_ms: None,
+            min_ms: None,
+            gflops: None,
+            gbps: None,
+            ceiling: None,
+            percent: None,
+            baseline_ms: None,
+            speedup: None,
+            cublas_ms: None,
+            ratio: None,
+            max_error: None,
+            worst_share: None,
+            tolerance: None,
+        }
+    }
+
+    fn failed(mut self, message: String) -> Self {
+        self.status = "failed";
+        self.message = Some(message);
+        self
+    }
+
+    fn checked(&mut self, outcome: &Outcome) {
+        let crate::testing::Tolerance { abs, rel, reason } = outcome.tolerance;
+        self.max_error = Some(outcome.max_error);
+        self.worst_share = Some(outcome.worst_share);
+        self.tolerance = Some(Tolerance { abs, rel, reason });
+    }
+
+    fn timed(&mut self, case: &dyn Case, bytes: f64, times: Times, ceilings: &Ceilings) {
+        let seconds = times.median.as_secs_f64();
+        let (flops, bytes) = (case.flops() / seconds, bytes / seconds);
+        self.samples = Some(times.samples);
+        self.median_ms = Some(ms(times.median));
+        self.min_ms = Some(ms(times.min));
+        self.gflops = Some(flops / 1e9);
+        self.gbps = Some(bytes / 1e9);
+        let (rate, ceiling) = match case.compute_bound() {
+            true => (flops, &ceilings.compute),
+            false => (bytes, &ceilings.memory),
+        };
+        if let Some(ceiling) = ceiling {
+            self.ceiling = Some(ceiling.name);
+            self.percent = Some(100.0 * rate / ceiling.per_second);
+        }
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+const CUBLAS: &str = "vs cuBLAS";
+const BASELINE: &str = "vs naive";
+
+fn columns(cases: &[Box<dyn Case>], screen: &Screen, cublas: bool) -> Vec<Column> {
+    let width = cases.iter().map(|case| label(&case.id(), screen).chars().count()).max().unwrap_or(0);
+    let mut columns = vec![
+        Column::left("case", width),
+        Column::right("median", 8),
+        Column::right("min", 8),
+        Column::right("rate", 12),
+        Column::right("of ceiling", 10),
+        Column::right(BASELINE, 8),
+    ];
+    if cublas {
+        columns.push(Column::right(CUBLAS, 9));
+    }
+    columns.extend([Column::right("max error", 9), Column::right("tolerance", 9), Column::left("kernel", 0)]);
+    columns
+}
+
+/// The id; on a terminal, where a line above says the op, without it.
+fn label(id: &str, screen: &Screen) -> String {
+    match id.split_once('/') {
+        Some((_, shape)) if screen.is_terminal => format!("  {shape}"),
+        _ => id.to_owned(),
+    }
+}
+
+fn cells(row: &Row, columns: &[Column], screen: &Screen) -> Vec<Cell> {
+    let time = |ms: Option<f64>| ms.map(|ms| table::time(Duration::from_secs_f64(ms / 1e3)));
+    let factor = |factor: Option<f64>| factor.map(|factor| format!("{factor:.2}×"));
+    let compute_bound = row.ceiling.is_some_and(|name| name != "copy");
+    let cell = |column: &Column| {
+        let text = match column.title {
+            "case" => return (label(&row.id, screen), Style::Plain),
+            "median" if row.status == "failed" => return ("FAILED".to_owned(), Style::Bad),
+            "median" if row.status == "left out" => return ("left out".to_owned(), Style::Faint),
+            "median" => time(row.median_ms),
+            "min" => time(row.min_ms),
+            "rate" if compute_bound => row.gflops.map(|rate| format!("{} GFLOP/s", table::digits(rate))),
+            "rate" => row.gbps.map(|rate| format!("{} GB/s", table::digits(rate))),
+            "of ceiling" => {
+                row.percent.zip(row.ceiling).map(|(p, name)| format!("{} {name}", table::percent(p / 100.0)))
+            }
+            BASELINE => factor(row.speedup),
+            CUBLAS => factor(row.ratio),
+            "max error" => row.max_error.map(table::error),
+            "tolerance" => row.worst_share.map(table::percent),
+            _ => return (row.variant.clone().unwrap_or_default(), Style::Faint),
+        };
+        match (text, row.status) {
+            (Some(text), _) => (text, Style::Plain),
+            (None, "ok") => ("–".to_owned(), Style::Faint),
+            (None, _) => (String::new(), Style::Plain),
+        }
+    };
+    columns.iter().map(cell).collect()
+}
+
+fn geometric_mean(ratios: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = ratios.fold((0.0, 0usize), |(sum, count), ratio| (sum + ratio.ln(), count + 1));
+    (count > 0).then(|| (sum / count as f64).exp())
+}
+
+fn summary(
+    screen: &mut Screen,
+    rows: &[Row],
+    rule: Option<&str>,
+    cublas: bool,
+    mean: Option<f64>,
+) -> Result<(), Failure> {
+    let count = |status| rows.iter().filter(|row| row.status == status).count();
+    let (ok, failed) = (count("ok"), count("failed"));
+    let no_room = rows.iter().filter(|row| row.status == "left out" && row.message.is_some()).count();
+    let too_large = count("left out") - no_room;
+    screen.line("")?;
+    let compared = rows.iter().filter(|row| row.ratio.is_some()).count();
+    match (cublas, mean) {
+        (true, Some(mean)) => {
+            let text =
+                format!("{mean:.2}× of cuBLAS, geometric mean of {compared} cases (above 1 ours is faster)");
+            screen.line(&screen.colours.paint(Style::Heading, &text))?;
+        }
+        (true, None) => screen.line("none of these cases is a matrix product that cuBLAS has")?,
+        (false, _) => {}
+    }
+    let right = format!("{ok} cases right within their tolerance");
+    screen.line(&screen.colours.paint(Style::Good, &right))?;
+    if failed > 0 {
+        screen.line(&screen.colours.paint(Style::Bad, &format!("{failed} FAILED")))?;
+    }
+    if no_room > 0 {
+        screen.line(&format!("{no_room} left out for want of device memory"))?;
+    }
+    if let (1.., Some(rule)) = (too_large, rule) {
+        screen.line(&format!("{too_large} left out as {rule}; `--all` runs them"))?;
+    }
+    Ok(())
+}

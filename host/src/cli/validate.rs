@@ -1,0 +1,147 @@
+//! `pascaline validate`: every case against its reference, a line for each op.
+
+use super::environment::Environment;
+use super::failure::Failure;
+use super::json::{Report, is_stdout};
+use super::screen::{Screen, Style};
+use super::select::Select;
+use super::table::{self, Column};
+use crate::testing::{Case, Purpose, check};
+use crate::{Device, Error};
+use serde::Serialize;
+
+/// Runs every test case twice into a poisoned and guarded output and compares each element with a naive reference
+/// in double precision.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    select: Select,
+
+    /// Also check the large shapes that `bench` times, on sampled rows.
+    #[arg(long)]
+    all: bool,
+}
+
+/// How a case came out.
+#[derive(Serialize)]
+struct Checked {
+    id: String,
+    passed: bool,
+    max_error: Option<f64>,
+    /// The largest error as a share of what is tolerated.
+    worst_share: Option<f64>,
+    tolerance_abs: Option<f64>,
+    tolerance_rel: Option<f64>,
+    reason: Option<&'static str>,
+    /// What is wrong, if something is.
+    message: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    environment: &'a Environment,
+    passed: bool,
+    cases: &'a [Checked],
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let (device, reason) = args.select.device()?;
+    let cases = args.select.cases(|case| args.all || case.purpose() == Purpose::Test)?;
+    let report = args.select.json.as_deref().map(Report::open).transpose()?;
+    let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));
+    let environment = Environment::of(&device);
+    screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;
+    if let Some(reason) = reason {
+        screen.line(&screen.colours.paint(Style::Faint, &format!("taken because {reason}")))?;
+    }
+    screen.line("")?;
+
+    let columns = [
+        Column::left("op", cases.iter().map(|case| case.op().len()).max().unwrap_or(0)),
+        Column::left("", 4),
+        Column::right("cases", 5),
+        Column::right("worst error", 11),
+        Column::right("of tolerance", 12),
+        Column::left("which allows for", 0),
+    ];
+    screen.line(&table::header(&columns, screen.colours))?;
+    screen.start(cases.len());
+    let mut all = Vec::new();
+    for of_op in cases.chunk_by(|a, b| a.op() == b.op()) {
+        let mut checked = Vec::new();
+        for case in of_op {
+            screen.doing(&case.id());
+            checked.push(check_one(case.as_ref(), &device)?);
+            screen.done();
+        }
+        let op = of_op.first().map_or("", |case| case.op());
+        screen.line(&line(op, &checked, &columns, &screen))?;
+        for case in checked.iter().filter(|case| !case.passed) {
+            let what = format!("  {}: {}", case.id, case.message.as_deref().unwrap_or_default());
+            screen.line(&screen.colours.paint(Style::Bad, &what))?;
+        }
+        all.append(&mut checked);
+    }
+    screen.finish();
+
+    let failed = all.iter().filter(|case| !case.passed).count();
+    screen.line("")?;
+    let (text, style) = match failed {
+        0 => (format!("all {} cases pass on {device}", all.len()), Style::Good),
+        _ => (format!("{failed} of {} cases FAIL on {device}", all.len()), Style::Bad),
+    };
+    screen.line(&screen.colours.paint(style, &text))?;
+    if let Some(report) = report {
+        report.write(&Json { environment: &environment, passed: failed == 0, cases: &all })?;
+    }
+    if failed > 0 { Err(Failure::Wrong) } else { Ok(()) }
+}
+
+/// A wrong result or a refusal is an outcome; a lost device is an error.
+fn check_one(case: &dyn Case, device: &Device) -> Result<Checked, Failure> {
+    let id = case.id();
+    match check(case, device) {
+        Ok(outcome) => Ok(Checked {
+            id,
+            passed: outcome.passed(),
+            max_error: Some(outcome.max_error),
+            worst_share: Some(outcome.worst_share),
+            tolerance_abs: Some(outcome.tolerance.abs),
+            tolerance_rel: Some(outcome.tolerance.rel),
+            reason: Some(outcome.tolerance.reason),
+            message: (!outcome.passed()).then(|| outcome.verdict.to_string()),
+        }),
+        Err(error @ Error::DeviceLost { .. }) => Err(Failure::Failed(format!("{id}: {error}"))),
+        Err(error) => Ok(Checked {
+            id,
+            passed: false,
+            max_error: None,
+            worst_share: None,
+            tolerance_abs: None,
+            tolerance_rel: None,
+            reason: None,
+            message: Some(error.to_string()),
+        }),
+    }
+}
+
+/// An op's line: the case that came closest to its tolerance speaks for all.
+fn line(op: &str, checked: &[Checked], columns: &[Column], screen: &Screen) -> String {
+    let share = |case: &&Checked| case.worst_share.unwrap_or(f64::INFINITY);
+    let worst = checked.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
+    let verdict = match checked.iter().all(|case| case.passed) {
+        true => ("PASS".to_owned(), Style::Good),
+        false => ("FAIL".to_owned(), Style::Bad),
+    };
+    let dash = || "–".to_owned();
+    let plain = |text: String| (text, Style::Plain);
+    let cells = [
+        plain(op.to_owned()),
+        verdict,
+        plain(checked.len().to_string()),
+        plain(worst.and_then(|case| case.max_error).map_or_else(dash, table::error)),
+        plain(worst.and_then(|case| case.worst_share).map_or_else(dash, table::percent)),
+        (worst.and_then(|case| case.reason).unwrap_or_default().to_owned(), Style::Faint),
+    ];
+    table::row(columns, &cells, screen.colours)
+}

@@ -1,0 +1,89 @@
+//! The Pascal cards that the device can play.
+
+/// A card's figures: published ones, at boost clock.
+#[derive(Debug, PartialEq)]
+pub struct Card {
+    pub name: &'static str,
+    /// Name on the command line and in the environment.
+    pub id: &'static str,
+    pub sms: u32,
+    pub boost_mhz: u32,
+    /// DRAM bandwidth in GB/s.
+    pub bandwidth: f64,
+    /// Bytes of device memory.
+    pub memory: u64,
+    pub l2_bytes: u32,
+    pub bus_bits: u32,
+    pub memory_mhz: u32,
+}
+
+impl Eq for Card {}
+
+pub static MX330: Card = Card {
+    name: "GeForce MX330",
+    id: "mx330",
+    sms: 3,
+    boost_mhz: 1594,
+    bandwidth: 56.0,
+    memory: 2 << 30,
+    l2_bytes: 512 << 10,
+    bus_bits: 64,
+    memory_mhz: 3504,
+};
+pub static GTX1050TI: Card = Card {
+    name: "GeForce GTX 1050 Ti",
+    id: "gtx1050ti",
+    sms: 6,
+    boost_mhz: 1392,
+    bandwidth: 112.0,
+    memory: 4 << 30,
+    l2_bytes: 1 << 20,
+    bus_bits: 128,
+    memory_mhz: 3504,
+};
+pub static GTX1080: Card = Card {
+    name: "GeForce GTX 1080",
+    id: "gtx1080",
+    sms: 20,
+    boost_mhz: 1733,
+    bandwidth: 320.0,
+    memory: 8 << 30,
+    l2_bytes: 2 << 20,
+    bus_bits: 256,
+    memory_mhz: 5005,
+};
+pub static P4: Card = Card {
+    name: "Tesla P4",
+    id: "p4",
+    sms: 20,
+    boost_mhz: 1114,
+    bandwidth: 192.0,
+    memory: 8 << 30,
+    l2_bytes: 2 << 20,
+    bus_bits: 256,
+    memory_mhz: 3003,
+};
+pub static P40: Card = Card {
+    name: "Tesla P40",
+    id: "p40",
+    sms: 30,
+    boost_mhz: 1531,
+    bandwidth: 346.0,
+    memory: 24 << 30,
+    l2_bytes: 3 << 20,
+    bus_bits: 384,
+    memory_mhz: 3615,
+};
+
+impl Card {
+    pub const ALL: [&'static Card; 5] = [&MX330, &GTX1050TI, &GTX1080, &P4, &P40];
+
+    pub fn by_name(id: &str) -> Option<&'static Card> {
+        Self::ALL.into_iter().find(|c| c.id == id)
+    }
+
+    /// FP32 operations per second at boost clock, an FFMA counted as two.
+    pub fn fp32_flops(&self) -> f64 {
+        2.0 * 128.0 * self.sms as f64 * self.boost_mhz as f64 * 1e6
+    }
+}

@@ -1,0 +1,153 @@
+//! What the device is like and how strictly it looks.
+
+use crate::card::Card;
+
+/// Which checks run besides those that always do (bounds, alignment, use after free, launch limits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checks {
+    /// Reads of global, shared and local memory never written.
+    pub uninitialized: bool,
+    /// Shared-memory races between barriers.
+    pub races: bool,
+    /// Barriers not reached by all, shuffles and votes without convergence.
+    pub convergence: bool,
+}
+
+impl Checks {
+    pub const ALL: Checks = Checks { uninitialized: true, races: true, convergence: true };
+    pub const NONE: Checks = Checks { uninitialized: false, races: false, convergence: false };
+}
+
+/// Configuration of the virtual device.
+///
+/// [`Config::from_env`] reads these variables; what is not set keeps its default.
+///
+/// | variable | values | default |
+/// |---|---|---|
+/// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1080`, `p4`, `p40` | `gtx1080` |
+/// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence` | `all` |
+/// | `PASCALINE_VIRTUAL_SEED` | integer: order of streams and warps | `1` |
+/// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory | the card's |
+/// | `PASCALINE_VIRTUAL_POOLS` | `1` or `0`: stream-ordered memory pools | `1` |
+/// | `PASCALINE_VIRTUAL_LATE` | `1`: streams run only when waited for; `0`: at once | `1` |
+/// | `PASCALINE_VIRTUAL_TRAFFIC` | `1` or `0`: count sectors and bank conflicts | `1` |
+/// | `PASCALINE_VIRTUAL_THREADS` | CPU threads that run blocks | all |
+/// | `PASCALINE_VIRTUAL_LIMIT` | thread instructions per block before a time-out | `2^36` |
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub card: &'static Card,
+    pub checks: Checks,
+    /// Seeds the interleaving of streams and the order of a block's warps.
+    pub seed: u64,
+    /// Device memory in bytes; `None`: the card's.
+    pub memory_limit: Option<u64>,
+    /// Whether `cuMemAllocAsync` and pools exist.
+    pub pools: bool,
+    /// Stream work waits until it is waited for.
+    pub late: bool,
+    /// Count 32-byte sectors and bank conflicts, which costs time.
+    pub traffic: bool,
+    /// CPU threads that run blocks.
+    pub threads: usize,
+    /// Thread instructions that one block may execute before the launch counts as timed out.
+    pub instruction_limit: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            card: &crate::card::GTX1080,
+            checks: Checks::ALL,
+            seed: 1,
+            memory_limit: None,
+            pools: true,
+            late: true,
+            traffic: true,
+            threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
+            instruction_limit: 1 << 36,
+        }
+    }
+}
+
+impl Config {
+    /// The default, changed by the environment. An unreadable value is an error that names it.
+    pub fn from_env() -> Result<Self, String> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let mut c = Self::default();
+        let var = |name: &str| get(&format!("PASCALINE_VIRTUAL_{name}"));
+        let bad = |name: &str, v: &str| format!("PASCALINE_VIRTUAL_{name}={v} is not understood");
+        let int = |name: &str| match var(name) {
+            None => Ok(None),
+            Some(v) => v.parse::<u64>().map(Some).map_err(|_| bad(name, &v)),
+        };
+        let flag = |name: &str, default: bool| match var(name).as_deref() {
+            None => Ok(default),
+            Some("1") => Ok(true),
+            Some("0") => Ok(false),
+            Some(v) => Err(bad(name, v)),
+        };
+        if let Some(v) = var("CARD") {
+            c.card = Card::by_name(&v).ok_or_else(|| bad("CARD", &v))?;
+        }
+        if let Some(v) = var("CHECKS") {
+            c.checks = match v.as_str() {
+                "all" => Checks::ALL,
+                "none" => Checks::NONE,
+                list => {
+                    let mut checks = Checks::NONE;
+                    for name in list.split(',') {
+                        match name {
+                            "uninitialized" => checks.uninitialized = true,
+                            "races" => checks.races = true,
+                            "convergence" => checks.convergence = true,
+                            _ => return Err(bad("CHECKS", &v)),
+                        }
+                    }
+                    checks
+                }
+            };
+        }
+        c.seed = int("SEED")?.unwrap_or(c.seed);
+        c.memory_limit = int("MEMORY")?.or(c.memory_limit);
+        c.pools = flag("POOLS", c.pools)?;
+        c.late = flag("LATE", c.late)?;
+        c.traffic = flag("TRAFFIC", c.traffic)?;
+        if let Some(n) = int("THREADS")? {
+            c.threads = n.clamp(1, 1024) as usize;
+        }
+        c.instruction_limit = int("LIMIT")?.unwrap_or(c.instruction_limit);
+        Ok(c)
+    }
+
+    /// Device memory in bytes.
+    pub fn memory(&self) -> u64 {
+        self.memory_limit.unwrap_or(self.card.memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_is_read_and_checked() {
+        let get = |pairs: &'static [(&str, &str)]| {
+            Config::from_variables(|n| pairs.iter().find(|p| p.0 == n).map(|p| p.1.to_owned()))
+        };
+        let c = get(&[
+            ("PASCALINE_VIRTUAL_CARD", "p40"),
+            ("PASCALINE_VIRTUAL_CHECKS", "races"),
+            ("PASCALINE_VIRTUAL_POOLS", "0"),
+            ("PASCALINE_VIRTUAL_MEMORY", "4096"),
+        ])
+        .unwrap();
+        assert_eq!(c.card.name, "Tesla P40");
+        assert!(c.checks.races && !c.checks.uninitialized && !c.pools);
+        assert_eq!(c.memory(), 4096);
+        assert!(get(&[("PASCALINE_VIRTUAL_CARD", "a100")]).unwrap_err().contains("a100"));
+        assert!(get(&[("PASCALINE_VIRTUAL_SEED", "x")]).is_err());
+    }
+}

@@ -1,0 +1,217 @@
+//! What a launch did, counted.
+
+use std::ops::AddAssign;
+
+/// Instruction classes: what the scheduler of an SM would tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Class {
+    /// `fma.f32`
+    Ffma,
+    /// Other f32 arithmetic, comparisons and selections.
+    Fp32,
+    Fp64,
+    /// Half-precision arithmetic: 1/64 rate on sm_61.
+    Fp16,
+    /// `dp4a`, `dp2a`
+    Dp4a,
+    /// Integer additions, logic, shifts, comparisons, moves.
+    Int,
+    /// 16- and 32-bit integer multiplies (XMADs) and 64-bit ones.
+    IntMul,
+    /// Integer division and remainder: a subroutine on this chip.
+    IntDiv,
+    /// Reciprocal, square root, exponential, logarithm, sine.
+    Special,
+    /// Correctly rounded f32 division and square root: a subroutine on this chip.
+    Fp32Div,
+    Convert,
+    /// Register moves, which ptxas mostly removes.
+    Move,
+    LoadGlobal,
+    StoreGlobal,
+    LoadShared,
+    StoreShared,
+    /// Loads and stores of thread-local memory (spills, arrays).
+    Local,
+    /// Parameter and constant loads.
+    Constant,
+    AtomicGlobal,
+    AtomicShared,
+    Shuffle,
+    Vote,
+    Barrier,
+    Control,
+    /// No effect on the machine: prefetch hints and the like.
+    Other,
+}
+
+impl Class {
+    pub const COUNT: usize = 25;
+
+    pub const ALL: [Class; Self::COUNT] = [
+        Class::Ffma,
+        Class::Fp32,
+        Class::Fp64,
+        Class::Fp16,
+        Class::Dp4a,
+        Class::Int,
+        Class::IntMul,
+        Class::IntDiv,
+        Class::Special,
+        Class::Fp32Div,
+        Class::Convert,
+        Class::Move,
+        Class::LoadGlobal,
+        Class::StoreGlobal,
+        Class::LoadShared,
+        Class::StoreShared,
+        Class::Local,
+        Class::Constant,
+        Class::AtomicGlobal,
+        Class::AtomicShared,
+        Class::Shuffle,
+        Class::Vote,
+        Class::Barrier,
+        Class::Control,
+        Class::Other,
+    ];
+
+    /// Short name for tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Ffma => "ffma",
+            Class::Fp32 => "fp32",
+            Class::Fp64 => "fp64",
+            Class::Fp16 => "fp16",
+            Class::Dp4a => "dp4a",
+            Class::Int => "int",
+            Class::IntMul => "int_mul",
+            Class::IntDiv => "int_div",
+            Class::Special => "special",
+            Class::Fp32Div => "fp32_div",
+            Class::Convert => "convert",
+            Class::Move => "move",
+            Class::LoadGlobal => "load_global",
+            Class::StoreGlobal => "store_global",
+            Class::LoadShared => "load_shared",
+            Class::StoreShared => "store_shared",
+            Class::Local => "local",
+            Class::Constant => "constant",
+            Class::AtomicGlobal => "atomic_global",
+            Class::AtomicShared => "atomic_shared",
+            Class::Shuffle => "shuffle",
+            Class::Vote => "vote",
+            Class::Barrier => "barrier",
+            Class::Control => "control",
+            Class::Other => "other",
+        }
+    }
+}
+
+/// Memory traffic of one kind of access.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Warp-level requests.
+    pub requests: u64,
+    /// Distinct 32-byte sectors touched, summed over requests (global), or wavefronts (shared).
+    pub units: u64,
+    /// Bytes that the threads asked for.
+    pub bytes: u64,
+}
+
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, o: Self) {
+        self.requests += o.requests;
+        self.units += o.units;
+        self.bytes += o.bytes;
+    }
+}
+
+/// Counts of one launch, over all its blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Warp instructions issued, by [`Class`].
+    pub warp_instructions: [u64; Class::COUNT],
+    /// Thread instructions executed (predicated-off lanes not counted), by [`Class`].
+    pub thread_instructions: [u64; Class::COUNT],
+    pub global_loads: Traffic,
+    pub global_stores: Traffic,
+    pub atomics: Traffic,
+    pub shared_loads: Traffic,
+    pub shared_stores: Traffic,
+    pub local: Traffic,
+    /// Shared-memory wavefronts beyond what the volume of data needs.
+    pub bank_conflicts: u64,
+    pub branches: u64,
+    /// Branches on which the lanes of a warp disagreed.
+    pub divergent_branches: u64,
+    /// Warps arriving at block barriers.
+    pub barriers: u64,
+}
+
+impl Counters {
+    pub fn warp_total(&self) -> u64 {
+        self.warp_instructions.iter().sum()
+    }
+
+    pub fn thread_total(&self) -> u64 {
+        self.thread_instructions.iter().sum()
+    }
+
+    /// Warp instructions of a class.
+    pub fn warps(&self, class: Class) -> u64 {
+        self.warp_instructions[class as usize]
+    }
+
+    /// Share of a class in all warp instructions, 0 to 1.
+    pub fn share(&self, class: Class) -> f64 {
+        self.warps(class) as f64 / self.warp_total().max(1) as f64
+    }
+
+    /// Mean 32-byte sectors per global load, store or atomic request; a fully used 4-byte access has 4.
+    pub fn sectors_per_request(&self) -> f64 {
+        let (a, b, c) = (&self.global_loads, &self.global_stores, &self.atomics);
+        (a.units + b.units + c.units) as f64 / (a.requests + b.requests + c.requests).max(1) as f64
+    }
+
+    /// Bank-conflict wavefronts per shared access.
+    pub fn conflicts_per_access(&self) -> f64 {
+        self.bank_conflicts as f64 / (self.shared_loads.requests + self.shared_stores.requests).max(1) as f64
+    }
+
+    /// Bytes moved between SMs and the memory system: sectors × 32.
+    pub fn global_bytes(&self) -> u64 {
+        32 * (self.global_loads.units + self.global_stores.units + self.atomics.units)
+    }
+
+    /// Floating-point operations: an FFMA counts two, a dp4a eight.
+    pub fn operations(&self) -> u64 {
+        let t = |c: Class| self.thread_instructions[c as usize];
+        2 * t(Class::Ffma) + t(Class::Fp32) + t(Class::Fp64) + t(Class::Fp16) + 8 * t(Class::Dp4a)
+    }
+
+    /// Operations per byte of global traffic.
+    pub fn arithmetic_intensity(&self) -> f64 {
+        self.operations() as f64 / self.global_bytes().max(1) as f64
+    }
+}
+
+impl AddAssign<&Counters> for Counters {
+    fn add_assign(&mut self, o: &Counters) {
+        for i in 0..Class::COUNT {
+            self.warp_instructions[i] += o.warp_instructions[i];
+            self.thread_instructions[i] += o.thread_instructions[i];
+        }
+        self.global_loads += o.global_loads;
+        self.global_stores += o.global_stores;
+        self.atomics += o.atomics;
+        self.shared_loads += o.shared_loads;
+        self.shared_stores += o.shared_stores;
+        self.local += o.local;
+        self.bank_conflicts += o.bank_conflicts;
+        self.branches += o.branches;
+        self.divergent_branches += o.divergent_branches;
+        self.barriers += o.barriers;
+    }
+}

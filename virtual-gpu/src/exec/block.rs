@@ -1,0 +1,326 @@
+//! One block: its shared memory, its warps, its barriers.
+
+use super::Job;
+use super::races::Races;
+use super::regs::FULL;
+use super::warp::{Stop, Wait, Warp};
+use crate::counters::Counters;
+use crate::finding::{Finding, FindingKind};
+use crate::memory::POISON;
+use crate::ptx::inst::{BarRed, Init, Special};
+
+/// Findings are rare and large.
+pub(super) type Check<T = ()> = Result<T, Box<Finding>>;
+
+/// A block being run, and reused for the next one.
+pub(super) struct Block<'j> {
+    pub job: &'j Job<'j>,
+    pub counters: Counters,
+    pub id: [u32; 3],
+    linear: u64,
+    pub threads: u32,
+    pub shared: Vec<u8>,
+    /// 1 where shared memory was written.
+    pub shared_written: Vec<u8>,
+    pub races: Races,
+    /// Warp instructions of this block so far.
+    pub steps: u64,
+    pub last_allocation: usize,
+    barriers: [Barrier; 16],
+    /// Kept between blocks for their buffers.
+    warps: Vec<Warp>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Barrier {
+    /// Warps that arrived without waiting (`bar.arrive`).
+    arrivals: u32,
+    clock: [u32; 32],
+}
+
+/// Instructions of one warp before the next gets its turn, so that warps may wait for each other.
+const QUANTUM: u32 = 1 << 16;
+
+impl<'j> Block<'j> {
+    pub fn new(job: &'j Job<'j>) -> Self {
+        let threads = job.block.iter().product();
+        Self {
+            job,
+            counters: Counters::default(),
+            id: [0; 3],
+            linear: 0,
+            threads,
+            shared: Vec::new(),
+            shared_written: Vec::new(),
+            races: Races::default(),
+            steps: 0,
+            last_allocation: 0,
+            barriers: [Barrier::default(); 16],
+            warps: Vec::new(),
+        }
+    }
+
+    /// Coordinates of a thread by its number in the block.
+    pub fn thread(&self, linear: u32) -> [u32; 3] {
+        let [x, y, _] = self.job.block;
+        [linear % x, linear / x % y, linear / x / y]
+    }
+
+    pub fn finding(
+        &self,
+        kind: FindingKind,
+        line: u32,
+        thread: u32,
+        message: impl Into<String>,
+    ) -> Box<Finding> {
+        Box::new(Finding {
+            kind,
+            kernel: self.job.kernel.name.clone(),
+            line,
+            block: self.id,
+            thread: self.thread(thread),
+            message: message.into(),
+        })
+    }
+
+    pub fn run(&mut self, linear: u64) -> Check {
+        let [gx, gy, _] = self.job.grid.map(u64::from);
+        self.linear = linear;
+        self.id = [linear % gx, linear / gx % gy, linear / gx / gy].map(|n| n as u32);
+        self.steps = 0;
+        let shared = self.job.shared_bytes() as usize;
+        let checks = self.job.config.checks;
+        self.shared.clear();
+        self.shared.resize(shared, if checks.uninitialized { POISON } else { 0 });
+        if checks.uninitialized {
+            self.shared_written.clear();
+            self.shared_written.resize(shared, 0);
+        }
+        if checks.races {
+            self.races.reset(shared, self.job.kernel.granule);
+        }
+        self.barriers = [Barrier::default(); 16];
+        let count = self.threads.div_ceil(32);
+        let mut warps = std::mem::take(&mut self.warps);
+        warps.resize_with(count as usize, Warp::default);
+        for (w, warp) in (0..count).zip(&mut warps) {
+            let lanes = (self.threads - 32 * w).min(32);
+            let mask = if lanes == 32 { FULL } else { (1 << lanes) - 1 };
+            warp.reset(w, mask, self.job.kernel.local_bytes as usize, checks.uninitialized);
+            warp.enter(self, self.job.kernel.function as u32, mask);
+        }
+        let result = self.schedule(&mut warps);
+        self.warps = warps;
+        result
+    }
+
+    fn schedule(&mut self, warps: &mut [Warp]) -> Check {
+        // A seeded first warp: a result that depends on the order of warps shows itself.
+        let n = warps.len();
+        let start = (self.job.config.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.linear) >> 7)
+            as usize
+            % n;
+        loop {
+            let mut ran = false;
+            for k in 0..n {
+                let w = &mut warps[(start + k) % n];
+                if w.done() || w.waiting.is_some() {
+                    continue;
+                }
+                ran = true;
+                match w.run(self, QUANTUM)? {
+                    Stop::Barrier => {
+                        if let Some(wait) = w.waiting
+                            && wait.arrive
+                        {
+                            self.arrive(w, wait);
+                        }
+                    }
+                    Stop::Quantum | Stop::Done => {}
+                }
+                if self.steps * 32 > self.job.config.instruction_limit {
+                    let limit = self.job.config.instruction_limit;
+                    let w = &warps[(start + k) % n];
+                    let message = format!("the block has executed {limit} thread instructions");
+                    return Err(self.finding(FindingKind::Timeout, w.line(self), w.first_thread(), message));
+                }
+            }
+            if self.job.stop.load(std::sync::atomic::Ordering::Relaxed) {
+                // Another block has a fault: the launch is lost, and this one might wait for it for ever.
+                return Ok(());
+            }
+            let released = self.release(warps)?;
+            if warps.iter().all(|w| w.done()) {
+                return Ok(());
+            }
+            if !ran && !released {
+                return Err(self.deadlock(warps));
+            }
+        }
+    }
+
+    fn arrive(&mut self, w: &mut Warp, wait: Wait) {
+        let b = &mut self.barriers[wait.barrier];
+        b.arrivals |= 1 << w.id;
+        for (c, o) in b.clock.iter_mut().zip(&w.clock) {
+            *c = (*c).max(*o);
+        }
+        w.clock[w.id as usize] += 1;
+        w.waiting = None;
+    }
+
+    /// Opens the barriers whose threads have all come.
+    fn release(&mut self, warps: &mut [Warp]) -> Check<bool> {
+        let mut released = false;
+        for id in 0..self.barriers.len() {
+            let here = |w: &Warp| w.waiting.is_some_and(|x| x.barrier == id);
+            let Some(first) = warps.iter().find(|w| here(w)) else { continue };
+            let Some(wait) = first.waiting else { continue };
+            let mut came = self.barriers[id].arrivals;
+            for w in warps.iter().filter(|w| here(w)) {
+                came |= 1 << w.id;
+                if w.waiting.is_some_and(|x| x.threads != wait.threads) {
+                    let message = format!("warps wait at barrier {id} for different numbers of threads");
+                    return Err(self.finding(
+                        FindingKind::BarrierDivergence,
+                        wait.line,
+                        first.first_thread(),
+                        message,
+                    ));
+                }
+            }
+            match wait.threads {
+                Some(n) if came.count_ones() * 32 < n => continue,
+                None => {
+                    let alive = warps.iter().filter(|w| !w.done()).fold(0, |m, w| m | 1u32 << w.id);
+                    if came & alive != alive {
+                        continue;
+                    }
+                    // Hardware lets the others pass when a warp has ended; PTX does not promise it.
+                    if self.job.config.checks.convergence
+                        && let Some(gone) = warps.iter().find(|w| w.live != w.exist)
+                    {
+                        let lane = (gone.exist & !gone.live).trailing_zeros();
+                        let [x, y, z] = self.thread(gone.id * 32 + lane);
+                        let message =
+                            format!("thread ({x},{y},{z}) has exited and never reaches this barrier");
+                        return Err(self.finding(
+                            FindingKind::BarrierDivergence,
+                            wait.line,
+                            first.first_thread(),
+                            message,
+                        ));
+                    }
+                }
+                _ => {}
+            }
+            self.open(id, warps);
+            released = true;
+        }
+        Ok(released)
+    }
+
+    fn open(&mut self, id: usize, warps: &mut [Warp]) {
+        let mut clock = self.barriers[id].clock;
+        let (mut count, mut all, mut any) = (0, true, false);
+        for w in warps.iter() {
+            let Some(wait) = w.waiting.filter(|x| x.barrier == id) else { continue };
+            for (c, o) in clock.iter_mut().zip(&w.clock) {
+                *c = (*c).max(*o);
+            }
+            let holds = wait.predicate & w.live;
+            count += holds.count_ones();
+            all &= holds == w.live;
+            any |= holds != 0;
+        }
+        for w in warps.iter_mut() {
+            let Some(wait) = w.waiting.filter(|x| x.barrier == id) else { continue };
+            w.waiting = None;
+            w.clock = clock;
+            w.clock[w.id as usize] += 1;
+            match wait.red {
+                BarRed::None => {}
+                BarRed::Popc => w.regs.row32_mut(wait.dst).fill(count),
+                BarRed::And => w.regs.set_pred(wait.dst, if all { FULL } else { 0 }, wait.mask),
+                BarRed::Or => w.regs.set_pred(wait.dst, if any { FULL } else { 0 }, wait.mask),
+            }
+        }
+        self.barriers[id] = Barrier::default();
+    }
+
+    fn deadlock(&self, warps: &[Warp]) -> Box<Finding> {
+        let waiting = warps.iter().find_map(|w| w.waiting.map(|x| (w, x)));
+        let Some((w, wait)) = waiting else {
+            return self.finding(FindingKind::BarrierDivergence, 0, 0, "no warp can go on");
+        };
+        let other =
+            warps.iter().find(|o| o.waiting.is_none_or(|x| x.barrier != wait.barrier || x.line != wait.line));
+        let message = match other {
+            Some(o) if o.done() => {
+                format!("warp {} waits at barrier {}, warp {} has ended", w.id, wait.barrier, o.id)
+            }
+            Some(o) => format!(
+                "warp {} waits at barrier {}, warp {} is at line {}",
+                w.id,
+                wait.barrier,
+                o.id,
+                o.line(self)
+            ),
+            None => {
+                format!("warp {} waits at barrier {} for more threads than there are", w.id, wait.barrier)
+            }
+        };
+        self.finding(FindingKind::BarrierDivergence, wait.line, w.first_thread(), message)
+    }
+
+    /// Value of a constant row in lane `lane` of warp `warp`.
+    pub fn init_value(&self, init: Init, warp: u32, lane: u32, local_base: i64) -> u64 {
+        let job = self.job;
+        let special = |s: Special| -> u32 {
+            let thread = self.thread(warp * 32 + lane);
+            match s {
+                Special::Tid(n) => thread[n as usize],
+                Special::Ntid(n) => job.block[n as usize],
+                Special::Ctaid(n) => self.id[n as usize],
+                Special::Nctaid(n) => job.grid[n as usize],
+                Special::Laneid => lane,
+                Special::Warpid => warp,
+                Special::Nwarpid => 64,
+                Special::Smid => (self.linear % job.config.card.sms as u64) as u32,
+                Special::Nsmid => job.config.card.sms,
+                Special::Gridid => job.launch_id as u32,
+                Special::LanemaskEq => 1 << lane,
+                Special::LanemaskLt => (1 << lane) - 1,
+                Special::LanemaskLe => FULL >> (31 - lane),
+                Special::LanemaskGe => FULL << lane,
+                Special::LanemaskGt => (FULL << lane) << 1,
+                Special::DynamicSmem => job.dynamic_shared,
+                Special::TotalSmem => job.shared_bytes().next_multiple_of(256),
+                Special::Zero => 0,
+            }
+        };
+        match init {
+            Init::Bits(v) => v,
+            Init::Special(s) => special(s) as u64,
+            Init::Global(v, n) => job.globals[v as usize].wrapping_add(n as u64),
+            Init::Shared(v, n) => (job.shared_offsets[v as usize] as u64).wrapping_add(n as u64),
+            Init::Local(n) => (local_base + n) as u64,
+        }
+    }
+
+    /// Whether an initial value is the same in all lanes.
+    pub fn uniform(init: Init) -> bool {
+        !matches!(
+            init,
+            Init::Special(
+                Special::Tid(_)
+                    | Special::Laneid
+                    | Special::LanemaskEq
+                    | Special::LanemaskLt
+                    | Special::LanemaskLe
+                    | Special::LanemaskGe
+                    | Special::LanemaskGt
+            )
+        )
+    }
+}

@@ -1,0 +1,102 @@
+//! Shuffles, votes and warp barriers, and whether the lanes they name are there.
+
+use super::block::{Block, Check};
+use super::regs::{FULL, LANES};
+use super::warp::{Warp, lanes};
+use crate::finding::FindingKind;
+use crate::ptx::inst::*;
+
+/// Checks that the lanes of each executing lane's mask execute this instruction together.
+///
+/// On sm_61 the hardware ignores the mask: a lane that is not there simply does not take part, and the result
+/// is wrong without a sign.
+pub(super) fn converged(b: &Block<'_>, w: &Warp, inst: &Inst, mask: u32) -> Check {
+    if mask == 0 || !b.job.config.checks.convergence {
+        return Ok(());
+    }
+    let named = w.regs.row32(inst.imm as Row);
+    for lane in lanes(mask) {
+        let thread = w.id * 32 + lane as u32;
+        if named[lane] >> lane & 1 == 0 {
+            let message = format!("the mask 0x{:08x} does not name the executing lane {lane}", named[lane]);
+            return Err(b.finding(FindingKind::NotConverged, inst.line, thread, message));
+        }
+        let missing = named[lane] & w.live & !mask;
+        if missing != 0 {
+            let message = format!(
+                "the mask 0x{:08x} names lane {} which is elsewhere; together here are 0x{mask:08x}",
+                named[lane],
+                missing.trailing_zeros()
+            );
+            return Err(b.finding(FindingKind::NotConverged, inst.line, thread, message));
+        }
+        if mask & !named[lane] != 0 {
+            let message = format!(
+                "the mask 0x{:08x} leaves out lane {} which executes this too",
+                named[lane],
+                (mask & !named[lane]).trailing_zeros()
+            );
+            return Err(b.finding(FindingKind::NotConverged, inst.line, thread, message));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn shuffle(b: &Block<'_>, w: &mut Warp, inst: &Inst, mode: Shfl, sync: bool, mask: u32) -> Check {
+    if sync {
+        converged(b, w, inst, mask)?;
+    }
+    let value = *w.regs.row32(inst.a);
+    let (amount, clamp) = (*w.regs.row32(inst.b), *w.regs.row32(inst.c));
+    let mut out = value;
+    let mut inside = 0u32;
+    for lane in lanes(mask) {
+        // Source: the pseudo-code of shfl in the PTX ISA.
+        let bound = clamp[lane] & 31;
+        let segment = clamp[lane] >> 8 & 31;
+        let (l, n) = (lane as u32, amount[lane] & 31);
+        let most = (l & segment) | (bound & !segment);
+        let least = l & segment;
+        let (source, ok) = match mode {
+            Shfl::Up => (l.wrapping_sub(n), l as i32 - n as i32 >= most as i32),
+            Shfl::Down => (l + n, l + n <= most),
+            Shfl::Bfly => (l ^ n, l ^ n <= most),
+            Shfl::Idx => (least | (n & !segment), least | (n & !segment) <= most),
+        };
+        let source = if ok { source } else { l } as usize % LANES;
+        inside |= (ok as u32) << lane;
+        if mask >> source & 1 == 0 && b.job.config.checks.convergence {
+            let message = format!("lane {lane} reads lane {source}, which does not take part");
+            return Err(b.finding(FindingKind::ShuffleInactive, inst.line, w.id * 32 + l, message));
+        }
+        out[lane] = value[source];
+    }
+    let d = w.regs.row32_mut(inst.d);
+    for lane in lanes(mask) {
+        d[lane] = out[lane];
+    }
+    if inst.e != NONE {
+        w.regs.set_pred(inst.e, inside, mask);
+    }
+    Ok(())
+}
+
+pub(super) fn vote(b: &Block<'_>, w: &mut Warp, inst: &Inst, mode: Vote, sync: bool, mask: u32) -> Check {
+    if sync {
+        converged(b, w, inst, mask)?;
+    }
+    let yes = w.regs.pred(inst.a) & mask;
+    let all = |t: bool| if t { FULL } else { 0 };
+    match mode {
+        Vote::All => w.regs.set_pred(inst.d, all(yes == mask), mask),
+        Vote::Any => w.regs.set_pred(inst.d, all(yes != 0), mask),
+        Vote::Uni => w.regs.set_pred(inst.d, all(yes == mask || yes == 0), mask),
+        Vote::Ballot => {
+            let d = w.regs.row32_mut(inst.d);
+            for lane in lanes(mask) {
+                d[lane] = yes;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,328 @@
+//! Runs a launch: blocks over CPU threads, warps in lockstep.
+
+mod access;
+mod alu;
+mod block;
+mod cvt;
+mod exchange;
+mod float;
+mod races;
+mod regs;
+mod traffic;
+mod warp;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::finding::{Fault, Finding, FindingKind};
+use crate::memory::{Memory, MemoryError, Snapshot};
+use crate::ptx::inst::Function;
+use crate::ptx::{Kernel, Module, VarSpace};
+use alu::Fast;
+
+/// What a launch did.
+#[derive(Clone, Debug)]
+pub struct LaunchReport {
+    pub kernel: String,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Static plus dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    pub counters: Counters,
+}
+
+/// Geometry and arguments of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub dynamic_shared: u32,
+    /// The parameter block, laid out as [`Kernel::params`] says.
+    pub params: &'a [u8],
+}
+
+/// A module whose variables have their places in a device's memory.
+#[derive(Debug)]
+pub struct LoadedModule {
+    pub module: Arc<Module>,
+    /// Address of each variable, 0 for shared ones.
+    pub(crate) addresses: Vec<u64>,
+}
+
+impl LoadedModule {
+    /// Address and size of a global or constant variable.
+    pub fn global(&self, name: &str) -> Option<(u64, u64)> {
+        let i = self.module.variables.iter().position(|v| v.name == name && v.space != VarSpace::Shared)?;
+        Some((self.addresses[i], self.module.variables[i].bytes))
+    }
+}
+
+/// A virtual GPU without the driver API: memory, modules, launches.
+///
+/// ```
+/// use pascaline_virtual_gpu::{Config, Gpu, Launch, Module};
+/// let ptx = ".version 6.4 .target sm_61 .address_size 64
+/// .visible .entry double(.param .u64 x) {
+///   .reg .b64 %rd<3>; .reg .b32 %r<3>;
+///   ld.param.u64 %rd1, [x];
+///   mov.u32 %r1, %tid.x;
+///   mad.wide.u32 %rd2, %r1, 4, %rd1;
+///   ld.global.u32 %r2, [%rd2];
+///   add.u32 %r2, %r2, %r2;
+///   st.global.u32 [%rd2], %r2;
+///   ret;
+/// }";
+/// let mut gpu = Gpu::new(Config::default());
+/// let module = gpu.load(Module::parse(ptx).unwrap()).unwrap();
+/// let x = gpu.alloc(8).unwrap();
+/// gpu.write(x, &[1, 0, 0, 0, 21, 0, 0, 0]).unwrap();
+/// let launch = Launch { grid: [1; 3], block: [2, 1, 1], dynamic_shared: 0, params: &x.to_le_bytes() };
+/// gpu.launch(&module, "double", launch).unwrap();
+/// let mut out = [0; 8];
+/// gpu.read(x, &mut out).unwrap();
+/// assert_eq!(out, [2, 0, 0, 0, 42, 0, 0, 0]);
+/// ```
+pub struct Gpu {
+    pub(crate) memory: Memory,
+    config: Config,
+    launches: u64,
+}
+
+impl Gpu {
+    pub fn new(config: Config) -> Self {
+        let memory = Memory::new(config.memory(), config.checks.uninitialized);
+        Self { memory, config, launches: 0 }
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Allocates device memory; the address is a multiple of 512.
+    pub fn alloc(&mut self, bytes: u64) -> Result<u64, MemoryError> {
+        self.memory.alloc(bytes)
+    }
+
+    pub fn free(&mut self, address: u64) -> Result<(), MemoryError> {
+        self.memory.free(address)
+    }
+
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        self.memory.write(address, bytes)
+    }
+
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        self.memory.read(address, bytes)
+    }
+
+    /// Bytes of device memory in use.
+    pub fn used(&self) -> u64 {
+        self.memory.used()
+    }
+
+    /// Places a module's variables in memory.
+    pub fn load(&mut self, module: Module) -> Result<LoadedModule, MemoryError> {
+        let mut addresses = Vec::new();
+        for v in &module.variables {
+            let shared = v.space == VarSpace::Shared;
+            addresses.push(if shared { 0 } else { self.memory.alloc(v.bytes.max(1))? });
+        }
+        for (v, &at) in module.variables.iter().zip(&addresses).filter(|(v, _)| v.space != VarSpace::Shared) {
+            let mut bytes = v.init.clone();
+            bytes.resize(v.bytes as usize, 0);
+            for &(offset, n, target, addend) in &v.relocs {
+                let value = addresses[target as usize].wrapping_add(addend as u64);
+                bytes[offset..offset + n].copy_from_slice(&value.to_le_bytes()[..n]);
+            }
+            self.memory.write(at, &bytes)?;
+        }
+        Ok(LoadedModule { module: Arc::new(module), addresses })
+    }
+
+    pub fn unload(&mut self, loaded: &LoadedModule) -> Result<(), MemoryError> {
+        loaded.addresses.iter().filter(|&&a| a != 0).try_for_each(|&a| self.memory.free(a))
+    }
+
+    /// Runs a kernel to its end.
+    pub fn launch(
+        &mut self,
+        loaded: &LoadedModule,
+        kernel: &str,
+        launch: Launch<'_>,
+    ) -> Result<LaunchReport, Fault> {
+        let invalid = |kind, message: String| Finding {
+            kind,
+            kernel: kernel.to_owned(),
+            line: 0,
+            block: [0; 3],
+            thread: [0; 3],
+            message,
+        };
+        let Some(k) = loaded.module.kernel(kernel) else {
+            return Err(invalid(FindingKind::InvalidLaunch, "no such kernel in the module".to_owned()));
+        };
+        check_launch(k, &launch).map_err(|(kind, message)| invalid(kind, message))?;
+        self.launches += 1;
+        let job = Job::new(self, loaded, k, &launch);
+        job.run()
+    }
+}
+
+/// The limits of sm_61 and of the kernel's own directives.
+pub(crate) fn check_launch(k: &Kernel, l: &Launch<'_>) -> Result<(), (FindingKind, String)> {
+    let invalid = |m: String| Err((FindingKind::InvalidLaunch, m));
+    let threads: u64 = l.block.iter().map(|&n| n as u64).product();
+    let ([gx, gy, gz], [bx, by, bz]) = (l.grid, l.block);
+    if gx == 0 || gy == 0 || gz == 0 || gx > 0x7fff_ffff || gy > 65535 || gz > 65535 {
+        return invalid(format!("grid ({gx},{gy},{gz}): 1 to 2^31-1, 65535, 65535 are allowed"));
+    }
+    if threads == 0 || threads > 1024 || bx > 1024 || by > 1024 || bz > 64 {
+        return invalid(format!("block ({bx},{by},{bz}): at most 1024 threads, and 64 in z"));
+    }
+    if l.params.len() < k.param_bytes as usize {
+        return invalid(format!("{} bytes of parameters, the kernel has {}", l.params.len(), k.param_bytes));
+    }
+    let shared = k.dynamic_start as u64 + l.dynamic_shared as u64;
+    if shared > 48 << 10 {
+        return invalid(format!("{shared} bytes of shared memory, a block has at most 49152"));
+    }
+    if let Some(max) = k.max_ntid
+        && threads > max.iter().map(|&n| n as u64).product()
+    {
+        return Err((
+            FindingKind::TooManyThreads,
+            format!("{threads} threads, the kernel's .maxntid is ({},{},{})", max[0], max[1], max[2]),
+        ));
+    }
+    if let Some(req) = k.req_ntid
+        && req != l.block
+    {
+        return invalid(format!(
+            "block ({bx},{by},{bz}), the kernel's .reqntid is ({},{},{})",
+            req[0], req[1], req[2]
+        ));
+    }
+    Ok(())
+}
+
+/// A running launch: what all its blocks share.
+pub(crate) struct Job<'a> {
+    functions: &'a [Function],
+    kernel: &'a Kernel,
+    memory: &'a Memory,
+    snapshot: Snapshot,
+    config: &'a Config,
+    fast: Fast,
+    grid: [u32; 3],
+    block: [u32; 3],
+    dynamic_shared: u32,
+    params: &'a [u8],
+    globals: &'a [u64],
+    shared_offsets: Vec<u32>,
+    launch_id: u64,
+    next: AtomicU64,
+    stop: AtomicBool,
+    /// The fault of the lowest block that had one.
+    fault: Mutex<Option<(u64, Finding)>>,
+}
+
+impl<'a> Job<'a> {
+    fn new(gpu: &'a Gpu, loaded: &'a LoadedModule, kernel: &'a Kernel, l: &Launch<'a>) -> Self {
+        let mut shared_offsets = vec![0; loaded.module.variables.len()];
+        for &(v, at) in &kernel.shared_layout {
+            shared_offsets[v as usize] = at;
+        }
+        Self {
+            functions: &loaded.module.functions,
+            kernel,
+            memory: &gpu.memory,
+            snapshot: gpu.memory.snapshot(),
+            config: &gpu.config,
+            fast: Fast::detect(),
+            grid: l.grid,
+            block: l.block,
+            dynamic_shared: l.dynamic_shared,
+            params: l.params,
+            globals: &loaded.addresses,
+            shared_offsets,
+            launch_id: gpu.launches,
+            next: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            fault: Mutex::new(None),
+        }
+    }
+
+    /// Bytes of shared memory of one block.
+    fn shared_bytes(&self) -> u32 {
+        self.kernel.dynamic_start + self.dynamic_shared
+    }
+
+    fn blocks(&self) -> u64 {
+        self.grid.iter().map(|&n| n as u64).product()
+    }
+
+    fn run(self) -> Result<LaunchReport, Fault> {
+        // Own threads instead of a shared pool: a launch may come from inside a pool's job, and waiting there
+        // would let that thread start another job that launches while this launch holds the device.
+        // The first block runs alone; it shows whether threads are worth their start.
+        let mut counters = Counters::default();
+        self.work(1, &mut counters);
+        let rest = self.blocks() - 1;
+        let workers =
+            (self.config.threads as u64).min(rest).min(1 + rest.saturating_mul(counters.warp_total()) / 4096);
+        if workers <= 1 {
+            self.work(u64::MAX, &mut counters);
+        } else {
+            let parts = std::thread::scope(|s| {
+                let job = &self;
+                let handles: Vec<_> = (0..workers)
+                    .map(|_| {
+                        s.spawn(move || {
+                            let mut c = Counters::default();
+                            job.work(u64::MAX, &mut c);
+                            c
+                        })
+                    })
+                    .collect();
+                handles.into_iter().map(|h| h.join()).collect::<Vec<_>>()
+            });
+            for p in parts {
+                match p {
+                    Ok(c) => counters += &c,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+        }
+        if let Some((_, f)) = self.fault.into_inner().unwrap_or_else(|e| e.into_inner()) {
+            return Err(f);
+        }
+        let (kernel, grid, block) = (self.kernel.name.clone(), self.grid, self.block);
+        let shared_bytes = self.kernel.dynamic_start + self.dynamic_shared;
+        Ok(LaunchReport { kernel, grid, block, shared_bytes, counters })
+    }
+
+    /// Takes up to `limit` blocks in order and runs them. In order, so that a block which waits for an
+    /// earlier one (a chain through global memory) always finds it running or done.
+    fn work(&self, limit: u64, counters: &mut Counters) {
+        let mut runner = block::Block::new(self);
+        for _ in 0..limit {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let n = self.next.fetch_add(1, Ordering::Relaxed);
+            if n >= self.blocks() {
+                break;
+            }
+            if let Err(finding) = runner.run(n) {
+                self.stop.store(true, Ordering::Relaxed);
+                let mut fault = self.fault.lock().unwrap_or_else(|e| e.into_inner());
+                if fault.as_ref().is_none_or(|(at, _)| n < *at) {
+                    *fault = Some((n, *finding));
+                }
+            }
+        }
+        *counters += &runner.counters;
+    }
+}

@@ -1,0 +1,119 @@
+//! Who touched which shared memory since the last barrier.
+//!
+//! Each warp has a vector clock; a barrier joins the clocks of those who meet there. An access races with an
+//! earlier one of another warp that its clock does not know of. Within a warp, lockstep orders everything
+//! except lanes of one instruction. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per
+//! thread and with the readers of one epoch as a bit mask.
+
+/// `clock[w]`: the latest step of warp w that is known to lie before.
+pub(super) type VectorClock = [u32; 32];
+
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    write_clock: u32,
+    write_line: u32,
+    /// Instruction count of the writing warp.
+    write_step: u32,
+    write_thread: u16,
+    write_warp: u8,
+    write_atomic: bool,
+    read_clock: u32,
+    read_warps: u32,
+    read_line: u32,
+    read_thread: u16,
+}
+
+/// The other party of a race.
+pub(super) struct Conflict {
+    pub wrote: bool,
+    pub thread: u16,
+    pub line: u32,
+}
+
+/// The access being checked.
+#[derive(Clone, Copy)]
+pub(super) struct Party<'a> {
+    pub warp: usize,
+    pub thread: u16,
+    pub line: u32,
+    pub step: u32,
+    pub clock: &'a VectorClock,
+}
+
+#[derive(Default)]
+pub(super) struct Races {
+    cells: Vec<Cell>,
+    shift: u32,
+}
+
+impl Races {
+    pub fn reset(&mut self, bytes: usize, granule: u8) {
+        self.shift = granule.trailing_zeros();
+        self.cells.clear();
+        self.cells.resize(bytes.div_ceil(granule as usize), Cell::default());
+    }
+
+    fn range(&self, at: usize, bytes: usize) -> std::ops::RangeInclusive<usize> {
+        at >> self.shift..=(at + bytes - 1) >> self.shift
+    }
+
+    pub fn read(&mut self, at: usize, bytes: usize, p: Party<'_>) -> Option<Conflict> {
+        for n in self.range(at, bytes) {
+            let c = &mut self.cells[n];
+            if c.write_clock > p.clock[c.write_warp as usize] && c.write_warp as usize != p.warp {
+                return Some(Conflict { wrote: true, thread: c.write_thread, line: c.write_line });
+            }
+            let now = p.clock[p.warp];
+            if now > c.read_clock {
+                c.read_clock = now;
+                c.read_warps = 0;
+            }
+            if now == c.read_clock {
+                c.read_warps |= 1 << p.warp;
+            }
+            c.read_thread = p.thread;
+            c.read_line = p.line;
+        }
+        None
+    }
+
+    /// `differs`: the bytes there now are not those about to be written.
+    pub fn write(
+        &mut self,
+        at: usize,
+        bytes: usize,
+        p: Party<'_>,
+        atomic: bool,
+        differs: bool,
+    ) -> Option<Conflict> {
+        for n in self.range(at, bytes) {
+            let c = &mut self.cells[n];
+            let other = c.write_warp as usize != p.warp;
+            let same_instruction =
+                !other && c.write_step == p.step && c.write_clock != 0 && differs && !atomic;
+            let unordered =
+                other && c.write_clock > p.clock[c.write_warp as usize] && !(atomic && c.write_atomic);
+            if same_instruction || unordered {
+                return Some(Conflict { wrote: true, thread: c.write_thread, line: c.write_line });
+            }
+            let mut readers = c.read_warps & !(1 << p.warp);
+            while readers != 0 {
+                let w = readers.trailing_zeros() as usize;
+                readers &= readers - 1;
+                if c.read_clock > p.clock[w] {
+                    return Some(Conflict { wrote: false, thread: c.read_thread, line: c.read_line });
+                }
+            }
+            *c = Cell {
+                write_clock: p.clock[p.warp],
+                write_line: p.line,
+                write_step: p.step,
+                write_thread: p.thread,
+                write_warp: p.warp as u8,
+                write_atomic: atomic,
+                ..*c
+            };
+        }
+        None
+    }
+}

@@ -1,0 +1,155 @@
+//! The register files of one warp: rows of 32 lanes.
+
+use crate::ptx::inst::{NEG, Row};
+
+pub(crate) const LANES: usize = 32;
+pub(crate) const FULL: u32 = u32::MAX;
+
+/// Rows of the frame on top begin at the bases.
+#[derive(Default)]
+pub(crate) struct Regs {
+    pub r32: Vec<[u32; LANES]>,
+    pub r64: Vec<[u64; LANES]>,
+    pub preds: Vec<u32>,
+    pub base32: usize,
+    pub base64: usize,
+    pub base_pred: usize,
+    /// The carry flag of each lane.
+    pub carry: u32,
+}
+
+impl Regs {
+    #[inline(always)]
+    pub fn row32(&self, row: Row) -> &[u32; LANES] {
+        &self.r32[self.base32 + row as usize]
+    }
+
+    #[inline(always)]
+    pub fn row64(&self, row: Row) -> &[u64; LANES] {
+        &self.r64[self.base64 + row as usize]
+    }
+
+    #[inline(always)]
+    pub fn row32_mut(&mut self, row: Row) -> &mut [u32; LANES] {
+        &mut self.r32[self.base32 + row as usize]
+    }
+
+    #[inline(always)]
+    pub fn row64_mut(&mut self, row: Row) -> &mut [u64; LANES] {
+        &mut self.r64[self.base64 + row as usize]
+    }
+
+    /// Lanes in which a predicate operand, possibly negated, holds.
+    #[inline(always)]
+    pub fn pred(&self, row: Row) -> u32 {
+        let v = self.preds[self.base_pred + (row & !NEG) as usize];
+        if row & NEG != 0 { !v } else { v }
+    }
+
+    #[inline(always)]
+    pub fn set_pred(&mut self, row: Row, value: u32, mask: u32) {
+        let p = &mut self.preds[self.base_pred + row as usize];
+        *p = (*p & !mask) | (value & mask);
+    }
+}
+
+/// A value type with its place in the register files.
+pub(crate) trait Scalar: Copy + Default {
+    fn load(r: &Regs, row: Row) -> [Self; LANES];
+    fn store(r: &mut Regs, row: Row, v: &[Self; LANES], mask: u32);
+}
+
+macro_rules! scalar {
+    ($t:ty, $row:ident, $row_mut:ident, $bits:ty, |$x:ident| $from:expr, |$y:ident| $to:expr) => {
+        impl Scalar for $t {
+            #[inline(always)]
+            fn load(r: &Regs, row: Row) -> [Self; LANES] {
+                let bits = r.$row(row);
+                let mut out = [Self::default(); LANES];
+                for i in 0..LANES {
+                    let $x: $bits = bits[i];
+                    out[i] = $from;
+                }
+                out
+            }
+
+            #[inline(always)]
+            fn store(r: &mut Regs, row: Row, v: &[Self; LANES], mask: u32) {
+                let bits = r.$row_mut(row);
+                if mask == FULL {
+                    for i in 0..LANES {
+                        let $y = v[i];
+                        bits[i] = $to;
+                    }
+                } else {
+                    for i in 0..LANES {
+                        let $y = v[i];
+                        let new: $bits = $to;
+                        let keep = ((mask >> i & 1) as $bits).wrapping_sub(1);
+                        bits[i] = (bits[i] & keep) | (new & !keep);
+                    }
+                }
+            }
+        }
+    };
+}
+
+scalar!(u16, row32, row32_mut, u32, |x| x as u16, |y| y as u32);
+scalar!(i16, row32, row32_mut, u32, |x| x as i16, |y| y as u16 as u32);
+scalar!(u32, row32, row32_mut, u32, |x| x, |y| y);
+scalar!(i32, row32, row32_mut, u32, |x| x as i32, |y| y as u32);
+scalar!(f32, row32, row32_mut, u32, |x| f32::from_bits(x), |y| y.to_bits());
+scalar!(u64, row64, row64_mut, u64, |x| x, |y| y);
+scalar!(i64, row64, row64_mut, u64, |x| x as i64, |y| y as u64);
+scalar!(f64, row64, row64_mut, u64, |x| f64::from_bits(x), |y| y.to_bits());
+
+#[inline(always)]
+pub(crate) fn map1<A: Scalar, D: Scalar>(r: &mut Regs, d: Row, a: Row, mask: u32, f: impl Fn(A) -> D) {
+    let x = A::load(r, a);
+    let mut out = [D::default(); LANES];
+    for i in 0..LANES {
+        out[i] = f(x[i]);
+    }
+    D::store(r, d, &out, mask);
+}
+
+#[inline(always)]
+pub(crate) fn map2<A: Scalar, B: Scalar, D: Scalar>(
+    r: &mut Regs,
+    [d, a, b]: [Row; 3],
+    mask: u32,
+    f: impl Fn(A, B) -> D,
+) {
+    let (x, y) = (A::load(r, a), B::load(r, b));
+    let mut out = [D::default(); LANES];
+    for i in 0..LANES {
+        out[i] = f(x[i], y[i]);
+    }
+    D::store(r, d, &out, mask);
+}
+
+#[inline(always)]
+pub(crate) fn map3<A: Scalar, B: Scalar, C: Scalar, D: Scalar>(
+    r: &mut Regs,
+    [d, a, b, c]: [Row; 4],
+    mask: u32,
+    f: impl Fn(A, B, C) -> D,
+) {
+    let (x, y, z) = (A::load(r, a), B::load(r, b), C::load(r, c));
+    let mut out = [D::default(); LANES];
+    for i in 0..LANES {
+        out[i] = f(x[i], y[i], z[i]);
+    }
+    D::store(r, d, &out, mask);
+}
+
+/// One bit per lane of a test.
+#[inline(always)]
+pub(crate) fn test2<A: Scalar>(r: &Regs, a: Row, b: Row, f: impl Fn(A, A) -> bool) -> u32 {
+    let (x, y) = (A::load(r, a), A::load(r, b));
+    let mut out = 0;
+    for i in 0..LANES {
+        out |= (f(x[i], y[i]) as u32) << i;
+    }
+    out
+}

@@ -1,0 +1,107 @@
+//! What the checks report.
+
+use std::fmt;
+use std::sync::Mutex;
+
+/// The check that a kernel failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// Access outside every live allocation, the block's shared memory, or the thread's local memory.
+    OutOfBounds,
+    /// Access to an allocation that was freed, or not yet made on this stream.
+    UseAfterFree,
+    /// Address not a multiple of the access's size.
+    Misaligned,
+    /// Read of memory that nothing ever wrote.
+    Uninitialized,
+    /// Two warps touch the same shared memory without a barrier between, or two lanes of one instruction
+    /// store different values to the same place.
+    SharedRace,
+    /// A block barrier that not all threads reach.
+    BarrierDivergence,
+    /// A shuffle, vote or warp barrier whose named lanes do not execute it together.
+    NotConverged,
+    /// A shuffle that reads a lane which does not take part.
+    ShuffleInactive,
+    /// `trap` was executed.
+    Trap,
+    /// More instructions than the configured limit: an endless loop.
+    Timeout,
+    /// The launch asks for what sm_61 or the kernel does not have.
+    InvalidLaunch,
+    /// The launch asks for more threads than the kernel's `.maxntid` allows.
+    TooManyThreads,
+}
+
+impl FindingKind {
+    /// The `CUresult` that hardware would give.
+    pub fn code(self) -> u32 {
+        match self {
+            Self::OutOfBounds | Self::UseAfterFree => 700,
+            Self::Misaligned => 716,
+            Self::Timeout => 702,
+            Self::InvalidLaunch => 1,
+            Self::TooManyThreads => 701,
+            _ => 719,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::OutOfBounds => "access out of bounds",
+            Self::UseAfterFree => "use after free",
+            Self::Misaligned => "misaligned access",
+            Self::Uninitialized => "read of memory never written",
+            Self::SharedRace => "shared-memory race",
+            Self::BarrierDivergence => "barrier not reached by all",
+            Self::NotConverged => "lanes not converged",
+            Self::ShuffleInactive => "shuffle from a lane that does not take part",
+            Self::Trap => "trap",
+            Self::Timeout => "time-out",
+            Self::InvalidLaunch => "invalid launch",
+            Self::TooManyThreads => "too many threads for the kernel",
+        }
+    }
+}
+
+/// A fault of a kernel, with everything needed to find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub kind: FindingKind,
+    pub kernel: String,
+    /// Line of the PTX text; 0 for a launch that never began.
+    pub line: u32,
+    pub block: [u32; 3],
+    pub thread: [u32; 3],
+    pub message: String,
+}
+
+/// What a failed launch returns.
+pub type Fault = Finding;
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} in kernel `{}`", self.kind.text(), self.message, self.kernel)?;
+        if self.line > 0 {
+            let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
+            write!(f, ", PTX line {}, block ({bx},{by},{bz}), thread ({tx},{ty},{tz})", self.line)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Finding {}
+
+static FINDINGS: Mutex<Vec<Finding>> = Mutex::new(Vec::new());
+
+/// Prints a finding and keeps it for [`take_findings`].
+pub(crate) fn report(finding: Finding) {
+    eprintln!("virtual GPU: {finding}");
+    FINDINGS.lock().unwrap_or_else(|e| e.into_inner()).push(finding);
+}
+
+/// Takes all findings that launches through the driver API have made in this process so far.
+pub fn take_findings() -> Vec<Finding> {
+    std::mem::take(&mut FINDINGS.lock().unwrap_or_else(|e| e.into_inner()))
+}

@@ -1,0 +1,350 @@
+//! Device memory: fake 49-bit addresses over host buffers.
+//!
+//! Addresses are never used twice and lie where no host pointer can, so that a stale or mixed-up pointer is
+//! always found out. Guard gaps separate allocations.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// First device address: above what x86-64 and AArch64 hosts give to processes.
+const FIRST: u64 = 1 << 48;
+/// Windows of shared and local memory in the generic address space.
+pub(crate) const SHARED_WINDOW: u64 = 0x1_f000_0000_0000;
+pub(crate) const LOCAL_WINDOW: u64 = 0x1_f100_0000_0000;
+pub(crate) const WINDOW_BYTES: u64 = 1 << 24;
+const GUARD: u64 = 4096;
+const ALIGN: u64 = 512;
+/// What fresh and freed memory holds where checks are on: NaN as f32, f16 and f64, and a bad index.
+pub const POISON: u8 = 0xff;
+
+/// Why memory cannot be given or reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryError {
+    /// Beyond the card's or the configured limit, or the host's memory.
+    OutOfMemory,
+    /// Not the start of a live allocation.
+    UnknownPointer,
+    /// The range is not inside one live allocation.
+    OutOfBounds,
+}
+
+/// Where an allocation's bytes live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Device,
+    /// Page-locked host memory, made by us or registered; its address is the host's.
+    Pinned,
+    Registered,
+}
+
+/// One live range of addresses.
+pub(crate) struct Allocation {
+    pub base: u64,
+    pub size: u64,
+    pub kind: Kind,
+    data: NonNull<u8>,
+    /// One byte per byte: 1 once written. `None` where writes cannot be tracked.
+    shadow: Option<NonNull<u8>>,
+    /// Bytes obtained from the host's allocator (not for registered memory).
+    layout: Option<Layout>,
+    /// False until the stream reaches the allocation, and again after the stream freed it.
+    live: AtomicBool,
+}
+
+// SAFETY: `data` and `shadow` are only reached through atomic or raw accesses inside the bounds; the buffers
+// live as long as the Allocation, and no reference to their bytes is ever made by this crate.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+fn zeroed(bytes: u64) -> Option<(NonNull<u8>, Layout)> {
+    let layout = Layout::from_size_align(usize::try_from(bytes.max(1)).ok()?, ALIGN as usize).ok()?;
+    // SAFETY: the layout has a size above zero.
+    NonNull::new(unsafe { alloc_zeroed(layout) }).map(|p| (p, layout))
+}
+
+impl Allocation {
+    pub fn is_live(&self) -> bool {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    pub fn set_live(&self, live: bool) {
+        self.live.store(live, Ordering::Relaxed);
+    }
+
+    pub fn contains(&self, address: u64, bytes: u64) -> bool {
+        address.wrapping_sub(self.base) <= self.size && self.size - (address - self.base) >= bytes
+    }
+
+    /// Host pointer of a device address inside.
+    #[inline(always)]
+    pub fn host(&self, address: u64) -> *mut u8 {
+        debug_assert!(address - self.base <= self.size);
+        self.data.as_ptr().wrapping_add((address - self.base) as usize)
+    }
+
+    #[inline(always)]
+    pub fn shadow(&self, address: u64) -> Option<*mut u8> {
+        self.shadow.map(|s| s.as_ptr().wrapping_add((address - self.base) as usize))
+    }
+
+    /// Marks bytes as written.
+    pub fn mark(&self, address: u64, bytes: u64) {
+        if let Some(s) = self.shadow(address) {
+            // SAFETY: callers pass ranges that `contains` accepted, the shadow is as long as the data, and no
+            // kernel runs while the host copies (the owner of the memory is borrowed mutably for both).
+            unsafe { s.write_bytes(1, bytes as usize) };
+        }
+    }
+
+    fn poison(&self) {
+        // SAFETY: the buffer has `size` bytes and no launch runs while an allocation is made or freed.
+        unsafe { self.data.as_ptr().write_bytes(POISON, self.size as usize) };
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        for (p, layout) in [(Some(self.data), self.layout), (self.shadow, self.layout)] {
+            if let (Some(p), Some(layout)) = (p, layout) {
+                // SAFETY: data and shadow came from `zeroed` with this same layout; registered memory has none.
+                unsafe { dealloc(p.as_ptr(), layout) };
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Inner {
+    live: BTreeMap<u64, Arc<Allocation>>,
+    /// Freed ranges: base → size.
+    freed: BTreeMap<u64, u64>,
+    next: u64,
+    used: u64,
+}
+
+/// The memory of one device.
+pub struct Memory {
+    inner: Mutex<Inner>,
+    limit: u64,
+    /// Poison, and track what was written.
+    track: bool,
+}
+
+/// The allocations as they stand while a launch runs.
+pub(crate) struct Snapshot {
+    pub live: Vec<Arc<Allocation>>,
+}
+
+impl Snapshot {
+    #[inline]
+    pub fn find(&self, address: u64) -> Option<usize> {
+        let i = self.live.partition_point(|a| a.base <= address).checked_sub(1)?;
+        self.live[i].contains(address, 1).then_some(i)
+    }
+}
+
+impl Memory {
+    pub fn new(limit: u64, track: bool) -> Self {
+        Self { inner: Mutex::new(Inner { next: FIRST, ..Inner::default() }), limit, track }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Allocates `bytes` (more than zero) at a 512-byte aligned device address.
+    pub fn alloc(&self, bytes: u64) -> Result<u64, MemoryError> {
+        self.insert(bytes, true).map(|a| a.base)
+    }
+
+    /// As [`Self::alloc`], dead until the stream that allocates makes it live.
+    pub(crate) fn insert(&self, bytes: u64, live: bool) -> Result<Arc<Allocation>, MemoryError> {
+        let mut inner = self.lock();
+        if bytes == 0 || bytes > self.limit - inner.used.min(self.limit) {
+            return Err(MemoryError::OutOfMemory);
+        }
+        let (data, layout) = zeroed(bytes).ok_or(MemoryError::OutOfMemory)?;
+        let shadow = if self.track { Some(zeroed(bytes).ok_or(MemoryError::OutOfMemory)?.0) } else { None };
+        let base = inner.next;
+        let a = Arc::new(Allocation {
+            base,
+            size: bytes,
+            kind: Kind::Device,
+            data,
+            shadow,
+            layout: Some(layout),
+            live: AtomicBool::new(live),
+        });
+        if self.track {
+            a.poison();
+        }
+        inner.next = (base + bytes + GUARD).next_multiple_of(ALIGN);
+        inner.used += bytes;
+        inner.live.insert(base, a.clone());
+        Ok(a)
+    }
+
+    /// Page-locked host memory, reachable from kernels under its host address.
+    pub(crate) fn insert_pinned(&self, bytes: u64) -> Result<u64, MemoryError> {
+        let (data, layout) = zeroed(bytes).ok_or(MemoryError::OutOfMemory)?;
+        let base = data.as_ptr() as u64;
+        let live = AtomicBool::new(true);
+        let a = Allocation {
+            base,
+            size: bytes,
+            kind: Kind::Pinned,
+            data,
+            shadow: None,
+            layout: Some(layout),
+            live,
+        };
+        self.lock().live.insert(base, Arc::new(a));
+        Ok(base)
+    }
+
+    /// The caller's own memory, made reachable from kernels.
+    ///
+    /// # Safety
+    /// `pointer` is valid for reads and writes of `bytes` until it is removed again.
+    pub(crate) unsafe fn register(&self, pointer: NonNull<u8>, bytes: u64) -> Result<(), MemoryError> {
+        let base = pointer.as_ptr() as u64;
+        let mut inner = self.lock();
+        let before = inner.live.range(..base + bytes).next_back();
+        if before.is_some_and(|(_, a)| a.base + a.size > base) {
+            return Err(MemoryError::UnknownPointer);
+        }
+        let live = AtomicBool::new(true);
+        let kind = Kind::Registered;
+        let a = Allocation { base, size: bytes, kind, data: pointer, shadow: None, layout: None, live };
+        inner.live.insert(base, Arc::new(a));
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, base: u64, kind: Kind) -> Result<(), MemoryError> {
+        let mut inner = self.lock();
+        match inner.live.get(&base) {
+            Some(a) if a.kind == kind => {
+                let size = a.size;
+                a.set_live(false);
+                if kind == Kind::Device {
+                    if self.track {
+                        a.poison();
+                    }
+                    inner.used -= size;
+                    inner.freed.insert(base, size);
+                }
+                inner.live.remove(&base);
+                Ok(())
+            }
+            _ => Err(MemoryError::UnknownPointer),
+        }
+    }
+
+    /// Frees an allocation by its first address.
+    pub fn free(&self, base: u64) -> Result<(), MemoryError> {
+        self.remove(base, Kind::Device)
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> u64 {
+        self.lock().used
+    }
+
+    /// Bytes the device has.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The live allocation that holds the whole range.
+    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<Arc<Allocation>, MemoryError> {
+        let inner = self.lock();
+        match inner.live.range(..=address).next_back() {
+            Some((_, a)) if a.contains(address, bytes) => Ok(a.clone()),
+            _ => Err(MemoryError::OutOfBounds),
+        }
+    }
+
+    /// Copies host bytes to the device.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        let a = self.locate(address, bytes.len() as u64)?;
+        // SAFETY: `locate` found the range inside one buffer; a device buffer and a host slice do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), a.host(address), bytes.len()) };
+        a.mark(address, bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Copies device bytes to the host.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let a = self.locate(address, bytes.len() as u64)?;
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::copy_nonoverlapping(a.host(address), bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// What a bad address is near to, in words.
+    pub(crate) fn describe(&self, address: u64) -> (bool, String) {
+        let inner = self.lock();
+        if let Some((base, size)) = inner.freed.range(..=address).next_back()
+            && address - base < *size
+        {
+            return (true, format!("{} bytes into a freed allocation of {size} bytes", address - base));
+        }
+        if let Some((base, a)) = inner.live.range(..=address).next_back() {
+            if address - base < a.size {
+                return if a.is_live() {
+                    (false, format!("which crosses the end of an allocation of {} bytes", a.size))
+                } else {
+                    (
+                        true,
+                        format!(
+                            "{} bytes into an allocation that its stream has not made or has freed",
+                            address - base
+                        ),
+                    )
+                };
+            }
+            let past = address - base - a.size;
+            if past < 1 << 20 {
+                return (false, format!("{past} bytes behind the end of an allocation of {} bytes", a.size));
+            }
+        }
+        if let Some((base, a)) = inner.live.range(address..).next()
+            && base - address < 1 << 20
+        {
+            return (false, format!("{} bytes before an allocation of {} bytes", base - address, a.size));
+        }
+        (false, "near no allocation".to_owned())
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot { live: self.lock().live.values().cloned().collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_bounds_and_reuse() {
+        let m = Memory::new(1000, true);
+        let a = m.alloc(600).unwrap();
+        assert_eq!(a % 512, 0);
+        assert_eq!(m.alloc(401), Err(MemoryError::OutOfMemory));
+        m.write(a + 10, &[1, 2, 3]).unwrap();
+        let mut out = [0; 4];
+        m.read(a + 9, &mut out).unwrap();
+        assert_eq!(out, [POISON, 1, 2, 3]);
+        assert_eq!(m.write(a + 598, &[0; 3]), Err(MemoryError::OutOfBounds));
+        assert_eq!(m.free(a + 1), Err(MemoryError::UnknownPointer));
+        m.free(a).unwrap();
+        assert_eq!(m.free(a), Err(MemoryError::UnknownPointer));
+        assert_eq!(m.used(), 0);
+        assert_ne!(m.alloc(600).unwrap(), a, "addresses are not used twice");
+        assert!(m.describe(a + 5).0, "freed memory is remembered");
+    }
+}

@@ -1,0 +1,882 @@
+//! Directives, declarations and statements; what one instruction means is in `decode`.
+
+use std::collections::HashMap;
+
+use super::inst::*;
+use super::lexer::{Tok, Token, lex};
+use super::operand::{Arg, Body, Imm, Name, Scope, Width};
+use super::{Kernel, Module, Param, PtxError, VarSpace, Variable, flow};
+use crate::counters::Class;
+
+pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
+    let toks = lex(text)?;
+    let mut p = Parser { toks: &toks, pos: 0 };
+    let mut module = Unit {
+        m: Module { functions: Vec::new(), variables: Vec::new(), kernels: Vec::new(), version: (0, 0) },
+        names: HashMap::new(),
+    };
+    p.header(&mut module.m)?;
+    while p.pos < p.toks.len() {
+        p.top_level(&mut module)?;
+    }
+    link(module.m)
+}
+
+struct Unit<'a> {
+    m: Module,
+    names: HashMap<&'a str, Name>,
+}
+
+struct Parser<'a, 't> {
+    toks: &'t [Token<'a>],
+    pos: usize,
+}
+
+/// `.align 4 .b8 name[12]`
+struct Decl<'a> {
+    name: &'a str,
+    bytes: u64,
+    element: u64,
+    align: u64,
+    unsized_array: bool,
+    /// `<n>` after the name, for registers.
+    count: Option<u32>,
+    width: Option<Width>,
+}
+
+impl<'a> Parser<'a, '_> {
+    fn line(&self) -> u32 {
+        self.toks.get(self.pos).or(self.toks.last()).map_or(1, |t| t.line)
+    }
+
+    fn err<T>(&self, reason: impl Into<String>) -> Result<T, PtxError> {
+        Err(PtxError::new(self.line(), reason))
+    }
+
+    fn peek(&self) -> Option<Tok<'a>> {
+        self.toks.get(self.pos).map(|t| t.tok)
+    }
+
+    fn next(&mut self) -> Result<Tok<'a>, PtxError> {
+        match self.peek() {
+            Some(t) => {
+                self.pos += 1;
+                Ok(t)
+            }
+            None => self.err("the text ends too early"),
+        }
+    }
+
+    fn eat(&mut self, c: u8) -> bool {
+        let hit = self.peek() == Some(Tok::Punct(c));
+        self.pos += hit as usize;
+        hit
+    }
+
+    fn eat_word(&mut self, w: &str) -> bool {
+        let hit = self.peek() == Some(Tok::Word(w));
+        self.pos += hit as usize;
+        hit
+    }
+
+    fn expect(&mut self, c: u8) -> Result<(), PtxError> {
+        if self.eat(c) { Ok(()) } else { self.err(format!("`{}` is expected", c as char)) }
+    }
+
+    fn word(&mut self) -> Result<&'a str, PtxError> {
+        match self.peek() {
+            Some(Tok::Word(w)) => {
+                self.pos += 1;
+                Ok(w)
+            }
+            _ => self.err("a name is expected"),
+        }
+    }
+
+    fn int(&mut self) -> Result<u64, PtxError> {
+        match self.peek() {
+            Some(Tok::Int(v)) => {
+                self.pos += 1;
+                Ok(v)
+            }
+            _ => self.err("an integer is expected"),
+        }
+    }
+
+    fn header(&mut self, m: &mut Module) -> Result<(), PtxError> {
+        if !self.eat_word(".version") {
+            return self.err("PTX begins with .version");
+        }
+        match self.next()? {
+            Tok::F64(v) => {
+                let tenths = (f64::from_bits(v) * 10.0).round() as u32;
+                m.version = (tenths / 10, tenths % 10);
+            }
+            _ => return self.err(".version wants a number like 6.4"),
+        }
+        if m.version.0 < 1 || m.version.0 > 8 {
+            return self.err(format!(".version {}.{} is not known", m.version.0, m.version.1));
+        }
+        if !self.eat_word(".target") {
+            return self.err(".target is expected after .version");
+        }
+        loop {
+            let t = self.word()?;
+            match t.strip_prefix("sm_").map(str::parse::<u32>) {
+                Some(Ok(n)) if n <= 61 => {}
+                Some(_) => return self.err(format!(".target {t}: this device is sm_61")),
+                None if matches!(
+                    t,
+                    "debug" | "texmode_independent" | "texmode_unified" | "map_f64_to_f32"
+                ) => {}
+                None => return self.err(format!(".target {t} is not known")),
+            }
+            if !self.eat(b',') {
+                break;
+            }
+        }
+        if self.eat_word(".address_size") && self.int()? != 64 {
+            return self.err("only 64-bit addresses are supported");
+        }
+        Ok(())
+    }
+
+    fn top_level(&mut self, u: &mut Unit<'a>) -> Result<(), PtxError> {
+        let line = self.line();
+        let mut external = false;
+        loop {
+            let w = match self.next()? {
+                Tok::Word(w) => w,
+                Tok::Punct(b';') => return Ok(()),
+                _ => {
+                    self.pos -= 1;
+                    return self.err("a directive is expected");
+                }
+            };
+            match w {
+                ".visible" | ".weak" | ".common" => {}
+                ".extern" => external = true,
+                ".entry" => return self.entry(u, line),
+                ".func" => return self.func(u, line),
+                ".global" | ".const" | ".shared" => return self.variable(u, w, external),
+                ".file" => {
+                    self.int()?;
+                    self.next()?;
+                    while self.eat(b',') {
+                        self.int()?;
+                    }
+                    return Ok(());
+                }
+                ".section" => {
+                    self.word()?;
+                    self.expect(b'{')?;
+                    while !self.eat(b'}') {
+                        self.next()?;
+                    }
+                    return Ok(());
+                }
+                ".pragma" => return self.pragma(),
+                _ => {
+                    self.pos -= 1;
+                    return self.err(format!("directive `{w}` is not supported"));
+                }
+            }
+        }
+    }
+
+    fn pragma(&mut self) -> Result<(), PtxError> {
+        while !self.eat(b';') {
+            self.next()?;
+        }
+        Ok(())
+    }
+
+    /// Declared type, alignment, name and extent, as all variables, parameters and registers have them.
+    fn decl(&mut self) -> Result<Decl<'a>, PtxError> {
+        let mut d =
+            Decl { name: "", bytes: 0, element: 0, align: 0, unsized_array: false, count: None, width: None };
+        let mut vector = 1;
+        let mut pointer = false;
+        d.name = loop {
+            let w = self.word()?;
+            match w {
+                ".align" => {
+                    let align = self.int()?;
+                    if !align.is_power_of_two() || align > 1 << 16 {
+                        return self.err("an alignment is a power of two");
+                    }
+                    // The alignment after .ptr is that of what it points to.
+                    if !pointer {
+                        d.align = align;
+                    }
+                }
+                ".ptr" => pointer = true,
+                ".global" | ".const" | ".shared" | ".local" if pointer => {}
+                ".v2" => vector = 2,
+                ".v4" => vector = 4,
+                ".pred" => d.width = Some(Width::Pred),
+                _ if w.starts_with('.') => {
+                    let (bytes, width) = match &w[1..] {
+                        "b8" | "u8" | "s8" => (1, Width::B16),
+                        "b16" | "u16" | "s16" | "f16" => (2, Width::B16),
+                        "b32" | "u32" | "s32" | "f32" | "f16x2" => (4, Width::B32),
+                        "b64" | "u64" | "s64" | "f64" => (8, Width::B64),
+                        _ => {
+                            self.pos -= 1;
+                            return self.err(format!("`{w}` is not supported in a declaration"));
+                        }
+                    };
+                    d.element = bytes;
+                    d.width = Some(width);
+                }
+                _ => break w,
+            }
+        };
+        if d.width.is_none() {
+            return self.err("the declaration has no type");
+        }
+        let mut count = 1u64;
+        if self.eat(b'<') {
+            d.count = u32::try_from(self.int()?).ok();
+            self.expect(b'>')?;
+            if d.count.is_none() {
+                return self.err("too many registers");
+            }
+        }
+        while self.eat(b'[') {
+            if self.eat(b']') {
+                d.unsized_array = true;
+                continue;
+            }
+            count = match count.checked_mul(self.int()?) {
+                Some(n) if n <= 1 << 32 => n,
+                _ => return self.err("the array is too large"),
+            };
+            self.expect(b']')?;
+        }
+        d.bytes = if d.unsized_array { 0 } else { d.element * vector * count };
+        d.align = d.align.max(d.element * vector);
+        Ok(d)
+    }
+
+    fn variable(&mut self, u: &mut Unit<'a>, space: &str, external: bool) -> Result<(), PtxError> {
+        loop {
+            let d = self.decl()?;
+            let space = match space {
+                ".global" => VarSpace::Global,
+                ".const" => VarSpace::Const,
+                _ => VarSpace::Shared,
+            };
+            let dynamic = space == VarSpace::Shared && external;
+            if external && !dynamic {
+                return self.err(format!("`{}` is defined in no file: there is no linker here", d.name));
+            }
+            let mut v = Variable {
+                name: d.name.to_owned(),
+                space,
+                bytes: d.bytes,
+                align: d.align,
+                init: Vec::new(),
+                relocs: Vec::new(),
+                dynamic,
+            };
+            if self.eat(b'=') {
+                if space == VarSpace::Shared {
+                    return self.err("shared variables have no initialisers");
+                }
+                self.initialiser(u, &d, &mut v)?;
+                if d.unsized_array {
+                    v.bytes = v.init.len() as u64;
+                } else if v.init.len() as u64 > v.bytes {
+                    return self.err("the initialiser is longer than the variable");
+                }
+            } else if d.unsized_array && !dynamic {
+                return self.err("the array has no extent");
+            }
+            let id = u.m.variables.len() as u32;
+            let name = if space == VarSpace::Shared { Name::Shared(id) } else { Name::Global(id) };
+            if u.names.insert(d.name, name).is_some() {
+                return self.err(format!("`{}` is declared twice", d.name));
+            }
+            u.m.variables.push(v);
+            if !self.eat(b',') {
+                return self.expect(b';');
+            }
+            // `a, b` share the type; PTX producers write one variable per directive.
+            return self.err("one variable per directive is supported");
+        }
+    }
+
+    fn initialiser(&mut self, u: &Unit<'a>, d: &Decl<'a>, v: &mut Variable) -> Result<(), PtxError> {
+        let bytes = d.element as usize;
+        let braces = self.peek() == Some(Tok::Punct(b'{'));
+        let mut depth = 0;
+        loop {
+            if self.eat(b'{') {
+                depth += 1;
+                continue;
+            }
+            if self.eat(b'}') {
+                depth -= 1;
+                if depth == 0 {
+                    return Ok(());
+                }
+                self.eat(b',');
+                continue;
+            }
+            let negative = self.eat(b'-');
+            let value = match self.next()? {
+                Tok::Int(n) => {
+                    if negative {
+                        n.wrapping_neg()
+                    } else {
+                        n
+                    }
+                }
+                Tok::F32(b) if bytes == 4 => (b ^ (negative as u32) << 31) as u64,
+                Tok::F64(b) if bytes == 8 => b ^ (negative as u64) << 63,
+                Tok::Word(w) => {
+                    let generic = w == "generic" && self.eat(b'(');
+                    let name = if generic { self.word()? } else { w };
+                    if generic {
+                        self.expect(b')')?;
+                    }
+                    let addend = if self.eat(b'+') { self.int()? as i64 } else { 0 };
+                    let Some(Name::Global(target)) = u.names.get(name) else {
+                        return self.err(format!("`{name}` cannot initialise a variable"));
+                    };
+                    if bytes != 8 {
+                        return self.err("an address has 64 bits");
+                    }
+                    v.relocs.push((v.init.len(), bytes, *target, addend));
+                    0
+                }
+                _ => return self.err("the initialiser does not fit the type"),
+            };
+            v.init.extend_from_slice(&value.to_le_bytes()[..bytes]);
+            if !braces {
+                return Ok(());
+            }
+            self.eat(b',');
+        }
+    }
+
+    fn entry(&mut self, u: &mut Unit<'a>, line: u32) -> Result<(), PtxError> {
+        let name = self.word()?;
+        let mut k = Kernel {
+            name: name.to_owned(),
+            line,
+            params: Vec::new(),
+            param_bytes: 0,
+            max_ntid: None,
+            req_ntid: None,
+            min_blocks_per_sm: None,
+            max_registers: None,
+            shared_bytes: 0,
+            local_bytes: 0,
+            const_bytes: 0,
+            dynamic_shared: false,
+            function: 0,
+            shared_layout: Vec::new(),
+            dynamic_start: 0,
+            granule: 4,
+        };
+        let mut names = Vec::new();
+        if self.eat(b'(') {
+            while !self.eat(b')') {
+                if !self.eat_word(".param") {
+                    return self.err("a kernel's parameters are .param");
+                }
+                let d = self.decl()?;
+                let offset = (k.param_bytes as u64).next_multiple_of(d.align.max(1));
+                if offset + d.bytes > 4096 {
+                    return self.err("more than 4096 bytes of parameters");
+                }
+                let (bytes, align, offset) = (d.bytes as u32, d.align as u32, offset as u32);
+                k.param_bytes = offset + bytes;
+                k.params.push(Param { name: d.name.to_owned(), bytes, align, offset });
+                names.push((d.name, Name::KernelParam(offset)));
+                self.eat(b',');
+            }
+        }
+        loop {
+            if self.eat_word(".maxntid") {
+                k.max_ntid = Some(self.dims()?);
+            } else if self.eat_word(".reqntid") {
+                k.req_ntid = Some(self.dims()?);
+            } else if self.eat_word(".minnctapersm") {
+                k.min_blocks_per_sm = Some(self.int()? as u32);
+            } else if self.eat_word(".maxnreg") {
+                k.max_registers = Some(self.int()? as u32);
+            } else if self.eat_word(".pragma") {
+                self.pragma()?;
+            } else {
+                break;
+            }
+        }
+        // A declaration ahead of the definition says nothing that is needed.
+        if self.eat(b';') {
+            return Ok(());
+        }
+        if u.m.kernels.iter().any(|o| o.name == k.name) {
+            return self.err(format!("kernel `{name}` is defined twice"));
+        }
+        let f =
+            Function { name: name.to_owned(), preds: 1, granule: 4, defined: true, ..Function::default() };
+        let f = self.body(u, f, true, names)?;
+        k.function = u.m.functions.len();
+        u.m.functions.push(f);
+        u.m.kernels.push(k);
+        Ok(())
+    }
+
+    fn dims(&mut self) -> Result<[u32; 3], PtxError> {
+        let mut d = [1u32; 3];
+        for (i, d) in d.iter_mut().enumerate() {
+            if i > 0 && !self.eat(b',') {
+                break;
+            }
+            *d = u32::try_from(self.int()?).unwrap_or(u32::MAX).max(1);
+        }
+        Ok(d)
+    }
+
+    fn func(&mut self, u: &mut Unit<'a>, line: u32) -> Result<(), PtxError> {
+        let mut f = Function { preds: 1, granule: 4, ..Function::default() };
+        let mut names = Vec::new();
+        let mut returns = Vec::new();
+        if self.eat(b'(') {
+            self.formals(&mut f, &mut names, &mut returns)?;
+        }
+        let name = self.word()?;
+        f.name = name.to_owned();
+        let mut formals = Vec::new();
+        if self.eat(b'(') {
+            self.formals(&mut f, &mut names, &mut formals)?;
+        }
+        (f.formals, f.returns) = (formals, returns);
+        while self.eat_word(".noreturn") {}
+        let id = match u.names.get(name) {
+            Some(&Name::Function(id)) => {
+                let old = &u.m.functions[id as usize];
+                if old.formals != f.formals || old.returns != f.returns {
+                    return Err(PtxError::new(line, format!("`{name}` was declared otherwise before")));
+                }
+                id
+            }
+            Some(_) => return Err(PtxError::new(line, format!("`{name}` is declared twice"))),
+            None => {
+                let id = u.m.functions.len() as u32;
+                u.names.insert(name, Name::Function(id));
+                u.m.functions.push(f.clone());
+                id
+            }
+        };
+        if self.eat(b';') {
+            return Ok(());
+        }
+        if u.m.functions[id as usize].defined {
+            return self.err(format!("function `{name}` is defined twice"));
+        }
+        f.defined = true;
+        let f = self.body(u, f, false, names)?;
+        u.m.functions[id as usize] = f;
+        Ok(())
+    }
+
+    fn formals(
+        &mut self,
+        f: &mut Function,
+        names: &mut Vec<(&'a str, Name)>,
+        out: &mut Vec<(u32, u32)>,
+    ) -> Result<(), PtxError> {
+        while !self.eat(b')') {
+            if !self.eat_word(".param") {
+                return self.err("function parameters other than .param are not supported");
+            }
+            let d = self.decl()?;
+            let at = (f.local_bytes as u64).next_multiple_of(d.align.max(1));
+            if at + d.bytes > 4096 {
+                return self.err("more than 4096 bytes of parameters");
+            }
+            f.local_bytes = (at + d.bytes) as u32;
+            out.push((at as u32, d.bytes as u32));
+            names.push((d.name, Name::Local(at as u32)));
+            self.eat(b',');
+        }
+        Ok(())
+    }
+
+    fn body(
+        &mut self,
+        u: &mut Unit<'a>,
+        f: Function,
+        entry: bool,
+        params: Vec<(&'a str, Name)>,
+    ) -> Result<Function, PtxError> {
+        let Unit { m, names } = u;
+        let Module { functions, variables, .. } = m;
+        let mut b = Body::new(f, names, entry);
+        b.line = self.line();
+        for (name, n) in params {
+            b.declare(name, n)?;
+        }
+        self.expect(b'{')?;
+        while !b.scopes.is_empty() {
+            b.line = self.line();
+            self.statement(&mut b, variables, functions)?;
+        }
+        let mut f = b.f;
+        let end = Inst {
+            op: if entry { Op::Exit } else { Op::Ret },
+            class: Class::Control,
+            guard: NONE,
+            d: NONE,
+            e: NONE,
+            a: NONE,
+            b: NONE,
+            c: NONE,
+            imm: 0,
+            line: self.toks[self.pos - 1].line,
+        };
+        f.code.push(end);
+        f.reconverge = flow::reconvergence(&f);
+        Ok(f)
+    }
+
+    fn statement(
+        &mut self,
+        b: &mut Body<'a, '_>,
+        variables: &mut Vec<Variable>,
+        functions: &[Function],
+    ) -> Result<(), PtxError> {
+        let mut guard = NONE;
+        match self.next()? {
+            Tok::Punct(b'{') => {
+                b.scopes.push(Scope::default());
+                return Ok(());
+            }
+            Tok::Punct(b'}') => return close_scope(b),
+            Tok::Punct(b';') => return Ok(()),
+            Tok::Punct(b'@') => {
+                let neg = self.eat(b'!');
+                let p = self.word()?;
+                guard = b.pred(&if neg { Arg::Not(p) } else { Arg::Word(p) })?;
+            }
+            Tok::Word(w) if w.starts_with('.') => return self.local_directive(b, variables, w),
+            Tok::Word(label) if self.peek() == Some(Tok::Punct(b':')) => {
+                self.pos += 1;
+                if self.eat_word(".branchtargets") {
+                    let mut list = vec![self.word()?];
+                    while self.eat(b',') {
+                        list.push(self.word()?);
+                    }
+                    b.scope().tables.insert(label, list);
+                    return self.expect(b';');
+                }
+                if matches!(self.peek(), Some(Tok::Word(w)) if w.starts_with(".call")) {
+                    return self.err("indirect calls are not supported");
+                }
+                let at = b.f.code.len() as u32;
+                if b.scope().labels.insert(label, at).is_some() {
+                    return self.err(format!("label `{label}` is defined twice"));
+                }
+                return Ok(());
+            }
+            Tok::Word(_) => self.pos -= 1,
+            _ => {
+                self.pos -= 1;
+                return self.err("an instruction is expected");
+            }
+        }
+        b.line = self.line();
+        let opcode = self.word()?;
+        if opcode == "call" || opcode == "call.uni" {
+            let mut rets = Vec::new();
+            if self.eat(b'(') {
+                rets = self.args(b')')?;
+                self.expect(b',')?;
+            }
+            let callee = self.word()?;
+            let mut args = Vec::new();
+            if self.eat(b',') {
+                self.expect(b'(')?;
+                args = self.args(b')')?;
+            }
+            if self.peek() == Some(Tok::Punct(b',')) {
+                return self.err("indirect calls are not supported");
+            }
+            self.expect(b';')?;
+            return b.call(guard, &rets, callee, &args, |id| {
+                let f = &functions[id as usize];
+                (f.formals.clone(), f.returns.clone())
+            });
+        }
+        let args = self.args(b';')?;
+        b.instruction(guard, opcode, &args)
+    }
+
+    fn local_directive(
+        &mut self,
+        b: &mut Body<'a, '_>,
+        variables: &mut Vec<Variable>,
+        w: &str,
+    ) -> Result<(), PtxError> {
+        match w {
+            ".reg" => {
+                let mut d = self.decl()?;
+                loop {
+                    let Some(width) = d.width else { return self.err("the register has no type") };
+                    match d.count {
+                        Some(n) => b.declare_regs(d.name, n, width)?,
+                        None => {
+                            let row = b.new_row(width);
+                            b.declare(d.name, Name::Reg(row, width))?;
+                        }
+                    }
+                    if !self.eat(b',') {
+                        return self.expect(b';');
+                    }
+                    d.name = self.word()?;
+                    d.count = None;
+                    if self.eat(b'<') {
+                        d.count = u32::try_from(self.int()?).ok();
+                        self.expect(b'>')?;
+                    }
+                }
+            }
+            ".local" | ".param" => {
+                let d = self.decl()?;
+                let at = b.alloc_local(d.bytes, d.align)?;
+                b.declare(d.name, Name::Local(at))?;
+                self.expect(b';')
+            }
+            ".extern" | ".shared" => {
+                let dynamic = w == ".extern";
+                if dynamic && !self.eat_word(".shared") {
+                    return self.err("only shared variables may be external here");
+                }
+                let d = self.decl()?;
+                if d.unsized_array != dynamic {
+                    return self.err("an external array has no extent, any other has one");
+                }
+                let id = variables.len() as u32;
+                variables.push(Variable {
+                    name: d.name.to_owned(),
+                    space: VarSpace::Shared,
+                    bytes: d.bytes,
+                    align: d.align,
+                    init: Vec::new(),
+                    relocs: Vec::new(),
+                    dynamic,
+                });
+                b.declare(d.name, Name::Shared(id))?;
+                self.expect(b';')
+            }
+            ".loc" => {
+                for _ in 0..3 {
+                    self.int()?;
+                }
+                if self.peek() == Some(Tok::Punct(b',')) {
+                    self.pos += 1;
+                    self.word()?;
+                    self.word()?;
+                    if self.eat(b'+') {
+                        self.int()?;
+                    }
+                    self.expect(b',')?;
+                    self.word()?;
+                    for _ in 0..3 {
+                        self.int()?;
+                    }
+                }
+                Ok(())
+            }
+            ".pragma" => self.pragma(),
+            _ => self.err(format!("directive `{w}` is not supported here")),
+        }
+    }
+
+    /// Operands up to and with the closing character.
+    fn args(&mut self, close: u8) -> Result<Vec<Arg<'a>>, PtxError> {
+        let mut out = Vec::new();
+        if self.eat(close) {
+            return Ok(out);
+        }
+        loop {
+            out.push(self.arg()?);
+            if self.eat(close) {
+                return Ok(out);
+            }
+            self.expect(b',')?;
+        }
+    }
+
+    fn arg(&mut self) -> Result<Arg<'a>, PtxError> {
+        match self.next()? {
+            Tok::Punct(b'{') => Ok(Arg::Vector(self.args(b'}')?)),
+            Tok::Punct(b'!') => Ok(Arg::Not(self.word()?)),
+            Tok::Punct(b'[') => {
+                let base = match self.peek() {
+                    Some(Tok::Word(w)) => {
+                        self.pos += 1;
+                        Some(w)
+                    }
+                    _ => None,
+                };
+                let mut offset = if base.is_none() { self.signed()? } else { 0 };
+                if self.eat(b'+') || (base.is_some() && self.peek() == Some(Tok::Punct(b'-'))) {
+                    offset = self.signed()?;
+                }
+                self.expect(b']')?;
+                Ok(Arg::Address(base, offset))
+            }
+            Tok::Word(w) => {
+                if self.eat(b'|') {
+                    return Ok(Arg::Pair(w, self.word()?));
+                }
+                if self.eat(b'+') || self.peek() == Some(Tok::Punct(b'-')) {
+                    return Ok(Arg::Offset(w, self.signed()?));
+                }
+                Ok(Arg::Word(w))
+            }
+            Tok::Punct(b'-') | Tok::Int(_) | Tok::F32(_) | Tok::F64(_) => {
+                self.pos -= 1;
+                let negative = self.eat(b'-');
+                Ok(Arg::Imm(match (self.next()?, negative) {
+                    (Tok::Int(v), false) => Imm::Int(v),
+                    (Tok::Int(v), true) => Imm::Int(v.wrapping_neg()),
+                    (Tok::F32(v), n) => Imm::F32(v ^ (n as u32) << 31),
+                    (Tok::F64(v), n) => Imm::F64(v ^ (n as u64) << 63),
+                    _ => return self.err("a number is expected"),
+                }))
+            }
+            _ => {
+                self.pos -= 1;
+                self.err("an operand is expected")
+            }
+        }
+    }
+
+    fn signed(&mut self) -> Result<i64, PtxError> {
+        let negative = self.eat(b'-');
+        let v = self.int()? as i64;
+        Ok(if negative { v.wrapping_neg() } else { v })
+    }
+}
+
+fn close_scope(b: &mut Body<'_, '_>) -> Result<(), PtxError> {
+    let Some(s) = b.scopes.pop() else { return Ok(()) };
+    for (at, table, line) in s.pending_tables {
+        let Some(list) = s.tables.get(table) else {
+            match b.scopes.last_mut() {
+                Some(parent) => {
+                    parent.pending_tables.push((at, table, line));
+                    continue;
+                }
+                None => return Err(PtxError::new(line, format!("branch table `{table}` is not defined"))),
+            }
+        };
+        let start = b.f.lists.len();
+        b.f.code[at].b = start as u32;
+        b.f.code[at].imm = list.len() as i64;
+        for (n, label) in list.iter().enumerate() {
+            let Some(&target) = s.labels.get(label) else {
+                return Err(PtxError::new(line, format!("label `{label}` is not defined")));
+            };
+            debug_assert_eq!(b.f.lists.len(), start + n);
+            b.f.lists.push(target);
+        }
+    }
+    for (at, label, line) in s.pending {
+        match (s.labels.get(label), b.scopes.last_mut()) {
+            (Some(&target), _) => b.f.code[at].imm = target as i64,
+            (None, Some(parent)) => parent.pending.push((at, label, line)),
+            (None, None) => return Err(PtxError::new(line, format!("label `{label}` is not defined"))),
+        }
+    }
+    Ok(())
+}
+
+/// Per kernel: what it reaches, how its shared variables lie, how deep its local memory goes.
+fn link(mut m: Module) -> Result<Module, PtxError> {
+    let const_bytes: u64 = m.variables.iter().filter(|v| v.space == VarSpace::Const).map(|v| v.bytes).sum();
+    if const_bytes > 64 << 10 {
+        return Err(PtxError::new(1, format!("{const_bytes} bytes of constant memory, sm_61 has 65536")));
+    }
+    let mut kernels = std::mem::take(&mut m.kernels);
+    for k in &mut kernels {
+        k.const_bytes = const_bytes as u32;
+        let mut reached = vec![false; m.functions.len()];
+        k.local_bytes = reach(&m, k.function, k.line, &mut vec![false; m.functions.len()], &mut reached)?;
+        let mut used = vec![false; m.variables.len()];
+        for f in m.functions.iter().zip(&reached).filter(|(_, r)| **r).map(|(f, _)| f) {
+            k.granule = k.granule.min(f.granule);
+            for (_, _, init) in &f.inits {
+                if let Init::Shared(v, _) = *init {
+                    used[v as usize] = true;
+                }
+            }
+        }
+        let mut at = 0u64;
+        let mut dynamic = Vec::new();
+        for (id, v) in
+            m.variables.iter().enumerate().filter(|(id, v)| v.space == VarSpace::Shared && used[*id])
+        {
+            if v.dynamic {
+                dynamic.push((id as u32, v.align));
+                continue;
+            }
+            at = at.next_multiple_of(v.align.max(1));
+            k.shared_layout.push((id as u32, at as u32));
+            at += v.bytes;
+        }
+        if at > 48 << 10 {
+            return Err(PtxError::new(
+                k.line,
+                format!("`{}` has {at} bytes of shared memory, sm_61 has 49152 per block", k.name),
+            ));
+        }
+        k.shared_bytes = at as u32;
+        k.dynamic_shared = !dynamic.is_empty();
+        // All dynamic arrays begin at the same place, behind the static ones.
+        let align = dynamic.iter().map(|d| d.1).max().unwrap_or(1).max(16);
+        let start = at.next_multiple_of(align) as u32;
+        k.dynamic_start = if k.dynamic_shared { start } else { k.shared_bytes };
+        k.shared_layout.extend(dynamic.iter().map(|d| (d.0, start)));
+    }
+    m.kernels = kernels;
+    Ok(m)
+}
+
+/// Local bytes from function `f` down.
+fn reach(
+    m: &Module,
+    f: usize,
+    line: u32,
+    path: &mut Vec<bool>,
+    reached: &mut Vec<bool>,
+) -> Result<u32, PtxError> {
+    let function = &m.functions[f];
+    if !function.defined {
+        return Err(PtxError::new(
+            line,
+            format!("function `{}` is called but defined nowhere", function.name),
+        ));
+    }
+    if path[f] {
+        return Err(PtxError::new(
+            line,
+            format!("function `{}` is recursive, which is not supported", function.name),
+        ));
+    }
+    path[f] = true;
+    reached[f] = true;
+    let mut deepest = 0;
+    for inst in function.code.iter().filter(|i| i.op == Op::Call) {
+        let callee = function.calls[inst.imm as usize].callee;
+        deepest = deepest.max(reach(m, callee as usize, inst.line, path, reached)?);
+    }
+    path[f] = false;
+    Ok(function.local_bytes.next_multiple_of(16) + deepest)
+}
