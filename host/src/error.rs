@@ -88,6 +88,41 @@ pub enum Error {
         reason: String,
     },
 
+    /// A file of a model directory that can't be used, and the field or tensor in it that is at fault.
+    #[error("{file}: {}{reason}", at(.item))]
+    Checkpoint {
+        /// The file, with the directory.
+        file: String,
+        /// The configuration field or the tensor.
+        item: Option<String>,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A picture that can't be used.
+    #[error("image {file}: {reason}")]
+    Image {
+        /// The file, or what stands for it.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A prompt that can't be made into tokens: the chat template, the tokenizer, or what they were given.
+    #[error("prompt: {reason}")]
+    Prompt {
+        /// What is wrong.
+        reason: String,
+    },
+    /// A result that must be finite and is not; no token is made from it.
+    #[error("{what} holds {value} at index {index}")]
+    NotFinite {
+        /// Which result.
+        what: &'static str,
+        /// NaN or an infinity.
+        value: String,
+        /// Where.
+        index: usize,
+    },
+
     /// A device name nobody knows.
     #[error("unknown device `{name}`; use auto, cpu, cuda, cuda:N or virtual")]
     UnknownDevice {
@@ -140,6 +175,11 @@ pub enum Error {
         /// The driver's text for it.
         text: String,
     },
+}
+
+/// `item: `, or nothing.
+fn at(item: &Option<String>) -> String {
+    item.as_ref().map(|item| format!("{item}: ")).unwrap_or_default()
 }
 
 /// Bytes for people: `1.5 GiB`.

@@ -24,6 +24,7 @@ mod error;
 mod gpu;
 pub mod memory;
 pub mod ops;
+pub mod qwen3_vl;
 mod shape;
 mod tensor;
 pub mod testing;

@@ -135,6 +135,23 @@ impl Layout {
         Ok(Self { dtype: self.dtype, shape: dims.into(), strides: self.strides.clone(), offset })
     }
 
+    fn swap_dims(&self, a: usize, b: usize) -> Result<Self> {
+        let rank = self.shape.rank();
+        if a >= rank || b >= rank {
+            let expected = format!("extents {a} and {b}");
+            return Err(Error::Shape {
+                op: "swap_dims",
+                argument: "tensor",
+                expected,
+                found: self.shape.clone(),
+            });
+        }
+        let (mut dims, mut strides) = (self.shape.dims().to_vec(), self.strides.clone());
+        dims.swap(a, b);
+        strides.swap(a, b);
+        Ok(Self { dtype: self.dtype, shape: dims.into(), strides, offset: self.offset })
+    }
+
     fn reshape(&self, shape: Shape) -> Result<Self> {
         if !self.is_contiguous() {
             return Err(Error::Layout { op: "reshape", argument: "tensor", needed: "contiguous" });
@@ -268,22 +285,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::Shape`] if there are no such extents.
     pub fn swap_dims(&self, a: usize, b: usize) -> Result<Self> {
-        let rank = self.shape().rank();
-        if a >= rank || b >= rank {
-            let expected = format!("extents {a} and {b}");
-            return Err(Error::Shape {
-                op: "swap_dims",
-                argument: "tensor",
-                expected,
-                found: self.shape().clone(),
-            });
-        }
-        let mut layout = self.layout.clone();
-        let mut dims = layout.shape.dims().to_vec();
-        dims.swap(a, b);
-        layout.strides.swap(a, b);
-        layout.shape = dims.into();
-        Ok(Self { storage: Arc::clone(&self.storage), layout })
+        Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.swap_dims(a, b)? })
     }
 
     /// The same elements under another shape; the tensor must be contiguous.
@@ -437,6 +439,15 @@ impl TensorMut<'_> {
     /// [`Error::Shape`] if they are outside.
     pub fn narrow(self, dim: usize, start: usize, len: usize) -> Result<Self> {
         let layout = self.layout.narrow(dim, start, len)?;
+        Ok(Self { storage: self.storage, layout })
+    }
+
+    /// The same elements with two extents exchanged; nothing is moved.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are no such extents.
+    pub fn swap_dims(self, a: usize, b: usize) -> Result<Self> {
+        let layout = self.layout.swap_dims(a, b)?;
         Ok(Self { storage: self.storage, layout })
     }
 

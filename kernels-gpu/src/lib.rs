@@ -5,6 +5,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
+pub mod attention;
 pub mod device;
 pub mod float16;
 pub mod matmul;
@@ -16,12 +17,14 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
+attention::KERNELS,
     &float16::convert::DECODE,
     &float16::convert::ENCODE,
     &float16::convert::ENCODE_SATURATING,
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
+    matmul::regtile::tile32::KERNELS,
     matmul::regtile::tile64::KERNELS,
     matmul::vector::KERNELS,
     &matmul::vector::NN,

@@ -141,6 +141,8 @@ pub struct Counters {
     pub shared_loads: Traffic,
     pub shared_stores: Traffic,
     pub local: Traffic,
+    /// 32-byte sectors of global memory touched at least once: what DRAM must move with a perfect cache.
+    pub distinct_sectors: u64,
     /// Shared-memory wavefronts beyond what the volume of data needs.
     pub bank_conflicts: u64,
     pub branches: u64,
@@ -209,6 +211,7 @@ impl AddAssign<&Counters> for Counters {
         self.shared_loads += o.shared_loads;
         self.shared_stores += o.shared_stores;
         self.local += o.local;
+        self.distinct_sectors += o.distinct_sectors;
         self.bank_conflicts += o.bank_conflicts;
         self.branches += o.branches;
         self.divergent_branches += o.divergent_branches;

@@ -9,7 +9,7 @@ use super::measure::{Clock, Times, Way};
 use super::screen::{Screen, Style};
 use super::select::Select;
 use super::table::{self, Cell, Column};
-use crate::cuda::trace;
+use crate::cuda::{is_lost, trace};
 use crate::testing::check::Run;
 use crate::testing::{Case, Gemm, HostTensor, Outcome, Purpose, check_with};
 use crate::{Device, Error, Result, Tensor, TensorMut};
@@ -51,14 +51,9 @@ struct Budget {
     who: &'static str,
 }
 
-const CPU: Budget =
-    Budget { compute_flops: 5e9, memory_flops: 2e8, elements: 1 << 25, who: "a CPU in a minute or two" };
-const VIRTUAL: Budget = Budget {
-    compute_flops: 2e8,
-    memory_flops: 5e6,
-    elements: 1 << 20,
-    who: "the virtual GPU in a minute or two",
-};
+const CPU: Budget = Budget { compute_flops: 5e9, memory_flops: 2e8, elements: 1 << 25, who: "a CPU" };
+const VIRTUAL: Budget =
+    Budget { compute_flops: 2e8, memory_flops: 5e6, elements: 1 << 20, who: "the virtual GPU" };
 
 impl Budget {
     fn of(device: &Device) -> Option<&'static Self> {
@@ -76,7 +71,7 @@ impl Budget {
     fn rule(&self) -> String {
         let Self { compute_flops, memory_flops, elements, who } = self;
         format!(
-            "too large for {who}: more than {} GFLOP, {} GFLOP where memory is the limit, or 2^{} outputs",
+            "too large for a quick look on {who} (above {} GFLOP, {} GFLOP where memory is the limit, or 2^{} outputs)",
             compute_flops / 1e9,
             memory_flops / 1e9,
             elements.ilog2()
@@ -175,34 +170,40 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 
     let mut bench = Bench { device, clock, ceilings, cublas };
-    let columns = columns(&chosen, &screen, bench.cublas.is_some());
-    screen.line("")?;
-    screen.line(&table::header(&columns, screen.colours))?;
-    let mut rows = Vec::new();
-    let mut group = String::new();
-    for case in &chosen {
-        let id = case.id();
-        screen.doing(&id);
-        let row = bench.case(case.as_ref())?;
-        let (of, _) = id.split_once('/').unwrap_or((&id, ""));
-        if screen.is_terminal && of != group {
-            group = of.to_owned();
-            screen.line(&screen.colours.paint(Style::Heading, of))?;
+    // On a terminal each op is a table under its name; in a pipe there is one table, with whole ids.
+    let split = screen.is_terminal;
+    let mut rows: Vec<Row> = Vec::new();
+    for group in chosen.chunk_by(|a, b| !split || prefix(&a.id()) == prefix(&b.id())) {
+        let columns = columns(group, split, bench.cublas.is_some());
+        let title = group.first().map_or_else(String::new, |case| prefix(&case.id()).to_owned());
+        let title = if split { title } else { "case".to_owned() };
+        screen.line("")?;
+        screen.line(&table::header(&title, &columns, screen.colours))?;
+        for case in group.iter().take_while(|_| !is_lost()) {
+            screen.doing(&case.id());
+            let row = bench.case(case.as_ref());
+            screen.line(&table::row(&columns, &cells(&row, &columns, split), screen.colours))?;
+            if let Some(message) = &row.message {
+                let style = if row.status == "failed" { Style::Bad } else { Style::Faint };
+                screen.line(&format!("    {}", screen.colours.paint(style, message)))?;
+            }
+            screen.done();
+            rows.push(row);
         }
-        screen.line(&table::row(&columns, &cells(&row, &columns, &screen), screen.colours))?;
-        if let Some(message) = &row.message {
-            let style = if row.status == "failed" { Style::Bad } else { Style::Faint };
-            screen.line(&format!("    {}", screen.colours.paint(style, message)))?;
+        if is_lost() {
+            break; // the process can't use the GPU any more
         }
-        screen.done();
-        rows.push(row);
     }
     screen.finish();
 
+    let not_run = chosen.len() - rows.len();
     let left_out_rule = (!left_out.is_empty()).then(|| budget.map(Budget::rule)).flatten();
     rows.extend(left_out.iter().map(|case| Row::new(case.as_ref(), "left out", None)));
     let mean = geometric_mean(rows.iter().filter_map(|row| row.ratio));
     summary(&mut screen, &rows, left_out_rule.as_deref(), bench.cublas.is_some(), mean)?;
+    if is_lost() {
+        screen.line(&format!("{not_run} cases were not run after the GPU stopped"))?;
+    }
     if let Some(report) = report {
         let cublas = bench.cublas.as_ref().map(Cublas::line);
         let (environment, ceilings, cases) = (&environment, &bench.ceilings, &rows[..]);
@@ -213,13 +214,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Bench {
-    /// Checks and times a case. A wrong result or a refused case is a row; a lost device is an error.
-    fn case(&mut self, case: &dyn Case) -> Result<Row, Failure> {
+    /// Checks and times a case.
+    fn case(&mut self, case: &dyn Case) -> Row {
         match self.check_and_time(case) {
-            Ok(row) => Ok(row),
-            Err(error @ Error::DeviceLost { .. }) => Err(error.into()),
-            Err(error @ Error::OutOfMemory { .. }) => Ok(Row::new(case, "left out", Some(error.to_string()))),
-            Err(error) => Ok(Row::new(case, "failed", Some(error.to_string()))),
+            Ok(row) => row,
+            Err(error @ Error::OutOfMemory { .. }) => Row::new(case, "left out", Some(error.to_string())),
+            Err(error) => Row::new(case, "failed", Some(error.to_string())),
         }
     }
 
@@ -239,7 +239,6 @@ impl Bench {
             Some(initial) => initial.to(&self.device)?,
             None => Tensor::uninitialized(case.output().0, case.output().1, &self.device)?,
         };
-        drop(outcome);
 
         let baseline = |y: TensorMut, x: &[Tensor]| case.baseline(y, x).unwrap_or(Ok(()));
         let has_baseline = match case.baseline(y.view_mut()?, &on_device) {
@@ -386,38 +385,46 @@ fn ms(time: Duration) -> f64 {
 const CUBLAS: &str = "vs cuBLAS";
 const BASELINE: &str = "vs naive";
 
-fn columns(cases: &[Box<dyn Case>], screen: &Screen, cublas: bool) -> Vec<Column> {
-    let width = cases.iter().map(|case| label(&case.id(), screen).chars().count()).max().unwrap_or(0);
+/// Wide enough for the shapes of most ops, so that their tables stand alike.
+const LABEL_WIDTH: usize = 27;
+
+fn columns(cases: &[Box<dyn Case>], split: bool, cublas: bool) -> Vec<Column> {
+    let widths = cases.iter().map(|case| label(&case.id(), split).chars().count());
     let mut columns = vec![
-        Column::left("case", width),
+        Column::left("case", widths.fold(LABEL_WIDTH, usize::max)),
         Column::right("median", 8),
         Column::right("min", 8),
-        Column::right("rate", 12),
+        Column::right("rate", 13),
         Column::right("of ceiling", 10),
         Column::right(BASELINE, 8),
     ];
     if cublas {
         columns.push(Column::right(CUBLAS, 9));
     }
-    columns.extend([Column::right("max error", 9), Column::right("tolerance", 9), Column::left("kernel", 0)]);
+    columns.extend([Column::right("error", 7), Column::right("of tol.", 7), Column::left("kernel", 0)]);
     columns
 }
 
-/// The id; on a terminal, where a line above says the op, without it.
-fn label(id: &str, screen: &Screen) -> String {
+/// The op and type that an id begins with.
+fn prefix(id: &str) -> &str {
+    id.split_once('/').map_or(id, |(prefix, _)| prefix)
+}
+
+/// The id; without its prefix in a table that has it as its title.
+fn label(id: &str, split: bool) -> String {
     match id.split_once('/') {
-        Some((_, shape)) if screen.is_terminal => format!("  {shape}"),
+        Some((_, shape)) if split => format!("  {shape}"),
         _ => id.to_owned(),
     }
 }
 
-fn cells(row: &Row, columns: &[Column], screen: &Screen) -> Vec<Cell> {
+fn cells(row: &Row, columns: &[Column], split: bool) -> Vec<Cell> {
     let time = |ms: Option<f64>| ms.map(|ms| table::time(Duration::from_secs_f64(ms / 1e3)));
     let factor = |factor: Option<f64>| factor.map(|factor| format!("{factor:.2}×"));
     let compute_bound = row.ceiling.is_some_and(|name| name != "copy");
     let cell = |column: &Column| {
         let text = match column.title {
-            "case" => return (label(&row.id, screen), Style::Plain),
+            "case" => return (label(&row.id, split), Style::Plain),
             "median" if row.status == "failed" => return ("FAILED".to_owned(), Style::Bad),
             "median" if row.status == "left out" => return ("left out".to_owned(), Style::Faint),
             "median" => time(row.median_ms),
@@ -429,8 +436,8 @@ fn cells(row: &Row, columns: &[Column], screen: &Screen) -> Vec<Cell> {
             }
             BASELINE => factor(row.speedup),
             CUBLAS => factor(row.ratio),
-            "max error" => row.max_error.map(table::error),
-            "tolerance" => row.worst_share.map(table::percent),
+            "error" => row.max_error.map(table::error),
+            "of tol." => row.worst_share.map(table::percent),
             _ => return (row.variant.clone().unwrap_or_default(), Style::Faint),
         };
         match (text, row.status) {
@@ -469,8 +476,11 @@ fn summary(
         (true, None) => screen.line("none of these cases is a matrix product that cuBLAS has")?,
         (false, _) => {}
     }
-    let right = format!("{ok} cases right within their tolerance");
-    screen.line(&screen.colours.paint(Style::Good, &right))?;
+    let right = match ok {
+        1 => "1 case right within its tolerance".to_owned(),
+        _ => format!("{ok} cases right within their tolerance"),
+    };
+    screen.line(&screen.colours.paint(if failed == 0 { Style::Good } else { Style::Plain }, &right))?;
     if failed > 0 {
         screen.line(&screen.colours.paint(Style::Bad, &format!("{failed} FAILED")))?;
     }
@@ -478,7 +488,7 @@ fn summary(
         screen.line(&format!("{no_room} left out for want of device memory"))?;
     }
     if let (1.., Some(rule)) = (too_large, rule) {
-        screen.line(&format!("{too_large} left out as {rule}; `--all` runs them"))?;
+        screen.line(&format!("{too_large} left out: {rule}; `--all` runs them"))?;
     }
     Ok(())
 }

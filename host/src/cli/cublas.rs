@@ -3,7 +3,7 @@
 //! Constants and signatures are those of `cublas_api.h` (11.0 to 13.x); 10 and older take other numbers for the
 //! type of the sums.
 
-use super::failure::Failure;
+use super::failure::{Failure, loader_error};
 use crate::cuda::CudaDevice;
 use crate::testing::Gemm;
 use crate::{DType, Error, Result, Tensor, TensorMut};
@@ -73,8 +73,21 @@ impl Cublas {
         for path in candidates() {
             match Self::open_at(&path, device) {
                 Ok(cublas) => return Ok(cublas),
-                Err(reason) => refused.push(format!("{}: {reason}", path.display())),
+                Err(reason) => {
+                    let name = path.to_string_lossy();
+                    let reason = loader_error(&name, &reason);
+                    // What the loader does not find under its plain name is not there, and no news.
+                    if path.is_absolute() || !reason.starts_with("cannot open") {
+                        refused.push(format!("{name}: {reason}"));
+                    }
+                }
             }
+        }
+        if refused.is_empty() {
+            let names = NAMES.join(", ");
+            refused.push(format!(
+                "looked for {names} where the loader looks, in CUDA's folders and beside Python packages"
+            ));
         }
         Err(Failure::Failed(format!(
             "no usable cuBLAS ({}); install one that knows this GPU (for Pascal 11 or 12: `pip install \
@@ -174,7 +187,7 @@ impl Cublas {
             && x.shape().elements() == batch * m * k
             && w.shape().elements() == batch * k * n
             && [y.dtype(), x.dtype(), w.dtype()] == [dtype; 3];
-        if !fits || !(y.is_contiguous() && x.is_contiguous() && w.is_contiguous()) {
+        if !(fits && y.is_contiguous() && x.is_contiguous() && w.is_contiguous()) {
             return Err(refuse("the tensors are not what the case says".into()));
         }
         let size = |extent: usize| c_int::try_from(extent).map_err(|_| refuse("it has 32-bit sizes".into()));

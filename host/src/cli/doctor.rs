@@ -1,7 +1,7 @@
 //! `pascaline doctor`: what is here, and what `auto` makes of it. Reports trouble, never fails of it.
 
 use super::environment::{Cpu, Driver, Gpu, is_virtual};
-use super::failure::Failure;
+use super::failure::{Failure, loader_error};
 use super::screen::{Screen, Style};
 use crate::Device;
 use crate::cuda::{CudaDevice, PTX};
@@ -122,10 +122,10 @@ impl Report {
             (None, _) => entry(screen, "Driver", "none that starts", Style::Bad)?,
         }
         for Attempt { path, error } in &self.driver.looked_for {
-            let result = error.as_deref().unwrap_or("loaded");
+            let result = error.as_deref().map_or("loaded", |error| loader_error(path, error));
             entry(screen, "", &format!("{path}: {result}"), Style::Faint)?;
         }
-        if let Some(problem) = &self.driver.problem {
+        if let Some(problem) = self.driver.problem.as_ref().filter(|problem| **problem != self.auto_because) {
             entry(screen, "", problem, Style::Plain)?;
         }
 

@@ -35,6 +35,11 @@ impl Failure {
     }
 }
 
+/// What a loader says of a library that it does not open, without the path that it begins with.
+pub(super) fn loader_error<'a>(path: &str, error: &'a str) -> &'a str {
+    error.strip_prefix(path).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(error)
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {

@@ -37,9 +37,12 @@ pub(super) fn row(columns: &[Column], cells: &[Cell], colours: Colours) -> Strin
     line
 }
 
-/// The columns' titles.
-pub(super) fn header(columns: &[Column], colours: Colours) -> String {
-    let cells: Vec<_> = columns.iter().map(|column| (column.title.to_owned(), Style::Faint)).collect();
+/// The columns' titles, with that of the table in the place of the first.
+pub(super) fn header(title: &str, columns: &[Column], colours: Colours) -> String {
+    let mut cells: Vec<_> = columns.iter().map(|column| (column.title.to_owned(), Style::Faint)).collect();
+    if let Some(first) = cells.first_mut() {
+        *first = (title.to_owned(), Style::Heading);
+    }
     row(columns, &cells, colours)
 }
 
@@ -69,11 +72,12 @@ pub(super) fn error(error: f64) -> String {
     if error == 0.0 { "0".to_owned() } else { format!("{error:.1e}") }
 }
 
-/// A share as a whole percentage; small ones as `<1 %`.
+/// A share as a whole percentage; small ones as `<1 %`, absurd ones as a multiple.
 pub(super) fn percent(share: f64) -> String {
     match share * 100.0 {
         p if !p.is_finite() => "–".to_owned(),
         p if p > 0.0 && p < 0.5 => "<1 %".to_owned(),
+        p if p >= 999.5 => format!("{:.0}×", p / 100.0),
         p => format!("{p:.0} %"),
     }
 }
@@ -88,7 +92,7 @@ mod tests {
         let colours = Colours::for_stream(false);
         let plain = |text: &str| (text.to_owned(), Style::Plain);
         assert_eq!(row(&columns, &[plain("a"), plain("1.5 µs")], colours), "a          1.5 µs");
-        assert_eq!(header(&columns, colours), "case         time");
+        assert_eq!(header("case", &columns, colours), "case         time");
     }
 
     #[test]
@@ -101,5 +105,6 @@ mod tests {
         assert_eq!(time(Duration::from_micros(1500)), "1.500 ms");
         assert_eq!(percent(0.001), "<1 %");
         assert_eq!(percent(0.845), "84 %");
+        assert_eq!(percent(1188.3), "1188×");
     }
 }

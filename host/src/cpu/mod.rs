@@ -1,6 +1,8 @@
 //! One file per op, with the names of `gpu/`: the fallback, right and not slow. Arguments have been checked by `ops`.
 
+pub(crate) mod attention;
 pub(crate) mod copy;
+pub(crate) mod matmul;
 pub(crate) mod softmax;
 
 use crate::{DType, Element, Error, Result, Tensor, TensorMut};

@@ -1,4 +1,6 @@
 //! One file per op: choose the kernel and the grid by shape, launch. Arguments have been checked by `ops`.
 
+pub(crate) mod attention;
 pub(crate) mod copy;
+pub(crate) mod matmul;
 pub(crate) mod softmax;

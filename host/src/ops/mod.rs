@@ -5,9 +5,13 @@
 //! that nothing else refers to ([`Tensor::view_mut`](crate::Tensor::view_mut)). GPU work is queued on the tensors' stream; only reading back
 //! waits for it. A tensor without elements is a valid argument everywhere its shape fits.
 
+pub(crate) mod attention;
 pub(crate) mod check;
 mod copy;
+pub(crate) mod matmul;
 mod softmax;
 
+pub use attention::{Attention, attention, attention_into};
 pub use copy::{copy, copy_into};
+pub use matmul::{Matmul, Variant, matmul, matmul_into};
 pub use softmax::{softmax, softmax_into};

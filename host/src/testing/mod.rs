@@ -4,9 +4,11 @@
 //! A case knows its shapes, makes its inputs from a fixed seed, runs its op on a device, and computes any rows of the
 //! result naively in f64. [`check()`] runs one on a device and compares.
 
+mod attention;
 pub mod case;
 pub mod check;
 pub mod data;
+mod matmul;
 mod softmax;
 
 pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
@@ -15,6 +17,8 @@ pub use check::{Outcome, Verdict, check, check_with};
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
+        attention::cases,
+        matmul::cases,
         softmax::cases, //
     ];
     ops.iter().flat_map(|cases| cases()).collect()

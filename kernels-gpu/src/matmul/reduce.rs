@@ -33,6 +33,7 @@ unsafe fn reduce<C: Element>(
         return;
     }
     let batch = thread::block_idx_z();
+    let cols = n.max(1); // divisions have a branch to a panic otherwise
     let between = (thread::grid_dim_z() * m * n) as usize;
     // SAFETY: index < m·n, and the parts and c hold that many elements for every batch entry.
     unsafe {
@@ -44,7 +45,7 @@ unsafe fn reduce<C: Element>(
             from = from.wrapping_add(between);
             split += 1;
         }
-        let to = c.add((batch * stride_c + index / n * ldc + index % n) as usize);
+        let to = c.add((batch * stride_c + index / cols * ldc + index % cols) as usize);
         let mut value = alpha * sum;
         if beta != 0.0 {
             value = fma(beta, (*to).to_f32(), value);

@@ -384,9 +384,9 @@ fn lane_place<const HM: u32>(lane: u32) -> (u32, u32) {
 /// The tile of c that block `index` makes: `GROUP` tile rows at a time, their columns one after the other.
 #[inline(always)]
 fn tile_place(index: u32, tiles_m: u32, tiles_n: u32) -> (u32, u32) {
-    let per_group = GROUP * tiles_n;
+    let per_group = (GROUP * tiles_n).max(1); // .max: divisions have a branch to a panic otherwise
     let first = index / per_group * GROUP;
-    let rows = GROUP.min(tiles_m - first);
+    let rows = GROUP.min(tiles_m - first).max(1);
     let within = index % per_group;
     (first + within % rows, within / rows)
 }
@@ -531,7 +531,7 @@ macro_rules! tile_kernels {
             const HN: u32 = 32 / $lanes_m * 4;
 
             /// [nn, nt, tn][f32, f16, mixed]. grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
-            pub const SPECS: [[KernelSpec; 3]; 3] = [$([$(
+            pub const SPECS: &[[KernelSpec; 3]] = & [$([$(
                 KernelSpec::new(stringify!($name), THREADS).min_blocks($min_blocks).shared_bytes(SHARED),
             )*]),*];
 
@@ -615,6 +615,21 @@ tile_kernels! {
         matmul_tile64_tn_f32: t n, f32, f32, f32;
         matmul_tile64_tn_f16: t n, F16, F16, F16;
         matmul_tile64_tn_mixed: t n, f32, F16, f32;
+    ]
+}
+
+tile_kernels! {
+    /// 32 × 64: a block is one warp. For products with up to 32 rows, so without tn.
+    tile32: BM = 32, BN = 64, LANES_M = 4, MIN_BLOCKS = 12;
+    [
+        matmul_tile32_nn_f32: n n, f32, f32, f32;
+        matmul_tile32_nn_f16: n n, F16, F16, F16;
+        matmul_tile32_nn_mixed: n n, f32, F16, f32;
+    ]
+    [
+        matmul_tile32_nt_f32: n t, f32, f32, f32;
+        matmul_tile32_nt_f16: n t, F16, F16, F16;
+        matmul_tile32_nt_mixed: n t, f32, F16, f32;
     ]
 }
 

@@ -210,7 +210,7 @@ macro_rules! kernels {
     (@ nt $M:literal, $name:ident, $A:ty, $B:ty, $C:ty) => {
         /// # Safety
         /// `c`, `a`, `b` as [`Product`] says, m at most the kernel's M; `aligned` is zero, or a, b, their leading
-        /// dimensions and batch strides are multiples of 8 elements and 16 bytes; launched as its spec says.
+        /// dimensions and batch strides are multiples of 16 bytes; launched as its spec says.
         #[kernel(launch_bounds(THREADS))]
         pub unsafe fn $name(
             c: *mut $C, a: *const $A, b: *const $B, partial: *mut f32,

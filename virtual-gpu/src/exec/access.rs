@@ -289,9 +289,8 @@ pub(super) fn load(
             for l in lanes(mask) {
                 let (p, shadow) = global(b, w, what, l, at[l])?;
                 // SAFETY: `global` checked bounds and alignment; the shadow is aligned as the data.
-                if let Some(s) = shadow
-                    && !unsafe { written(s, bytes) }
-                {
+                let known = shadow.is_none_or(|s| unsafe { written(s, bytes) });
+                if !known {
                     return Err(unread(b, w, what, l, "global", at[l]));
                 }
                 for (k, &row) in rows.iter().enumerate() {
@@ -349,6 +348,22 @@ fn count_global(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, loa
     t.requests += 1;
     t.units += traffic::sectors(at, mask, bytes) as u64;
     t.bytes += mask.count_ones() as u64 * bytes as u64;
+    footprint(b, at, mask);
+}
+
+fn footprint(b: &mut Block<'_>, at: &[u64; LANES], mask: u32) {
+    let mut last = u64::MAX;
+    for l in lanes(mask) {
+        if at[l] >> 5 == last {
+            continue;
+        }
+        last = at[l] >> 5;
+        if !b.job.snapshot.live.get(b.last_allocation).is_some_and(|a| a.contains(at[l], 1)) {
+            let Some(n) = b.job.snapshot.find(at[l]) else { continue };
+            b.last_allocation = n;
+        }
+        b.counters.distinct_sectors += b.job.touch(b.last_allocation, at[l]) as u64;
+    }
 }
 
 fn count_shared(b: &mut Block<'_>, at: &[u64; LANES], mask: u32, bytes: u32, load: bool) {
@@ -416,7 +431,7 @@ fn load_shared(
     let n = what.bytes as usize;
     for l in lanes(mask) {
         let o = shared(b, w, what, l, at[l])?;
-        if checks.uninitialized && b.shared_written[o..o + n].iter().any(|&x| x == 0) {
+        if checks.uninitialized && b.shared_written[o..o + n].contains(&0) {
             return Err(unread(b, w, what, l, "shared", at[l]));
         }
         if checks.races
@@ -501,7 +516,7 @@ fn load_local(
     let n = what.bytes as usize;
     for l in lanes(mask) {
         let o = local(b, w, what, l, at[l])?;
-        if !w.local_written.is_empty() && w.local_written[o..o + n].iter().any(|&x| x == 0) {
+        if !w.local_written.is_empty() && w.local_written[o..o + n].contains(&0) {
             return Err(unread(b, w, what, l, "local", at[l]));
         }
         for (k, &row) in rows.iter().enumerate() {
@@ -592,6 +607,7 @@ pub(super) fn atomic(
             t.requests += 1;
             t.units += traffic::sectors(at, mask, size as u32) as u64;
             t.bytes += mask.count_ones() as u64 * size as u64;
+            footprint(b, at, mask);
         }
         Ok(())
     })
@@ -608,7 +624,7 @@ fn shared_atomic(
     let checks = b.job.config.checks;
     let n = what.bytes as usize;
     let o = shared(b, w, what, lane, at)?;
-    if checks.uninitialized && b.shared_written[o..o + n].iter().any(|&x| x == 0) {
+    if checks.uninitialized && b.shared_written[o..o + n].contains(&0) {
         return Err(unread(b, w, what, lane, "shared", at));
     }
     if checks.races

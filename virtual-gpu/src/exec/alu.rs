@@ -318,7 +318,7 @@ fn int_ternary(r: &mut Regs, i: &Inst, op: ITri, ty: IntTy, mask: u32) {
             (((a as W).wrapping_mul(b as W) >> T::BITS) as T).wrapping_add(c)
         })),
         ITri::MadHiSat => map3::<i32, i32, i32, i32>(r, at, mask, |a, b, c| {
-            ((a as i64 * b as i64 >> 32) as i32).saturating_add(c)
+            (((a as i64 * b as i64) >> 32) as i32).saturating_add(c)
         }),
         ITri::MadWide => match ty {
             IntTy::U16 => {
@@ -567,7 +567,7 @@ macro_rules! float_test {
 }
 
 #[inline(always)]
-#[allow(clippy::neg_cmp_op_on_partial_ord, clippy::eq_op)] // the unordered comparisons are about NaN
+#[allow(clippy::neg_cmp_op_on_partial_ord, clippy::eq_op, clippy::double_comparisons)] // the unordered comparisons are about NaN
 fn compare(r: &Regs, i: &Inst, cmp: Cmp, ty: Num, ftz: bool) -> u32 {
     let ty = match ty {
         Num::F32 if ftz => {

@@ -12,7 +12,7 @@ mod traffic;
 mod warp;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::config::Config;
 use crate::counters::Counters;
@@ -224,6 +224,8 @@ pub(crate) struct Job<'a> {
     launch_id: u64,
     next: AtomicU64,
     stop: AtomicBool,
+    /// Per allocation one bit for each 32-byte sector touched; made when first needed.
+    touched: Vec<OnceLock<Box<[AtomicU64]>>>,
     /// The fault of the lowest block that had one.
     fault: Mutex<Option<(u64, Finding)>>,
 }
@@ -234,11 +236,13 @@ impl<'a> Job<'a> {
         for &(v, at) in &kernel.shared_layout {
             shared_offsets[v as usize] = at;
         }
+        let snapshot = gpu.memory.snapshot();
         Self {
             functions: &loaded.module.functions,
             kernel,
             memory: &gpu.memory,
-            snapshot: gpu.memory.snapshot(),
+            touched: snapshot.live.iter().map(|_| OnceLock::new()).collect(),
+            snapshot,
             config: &gpu.config,
             fast: Fast::detect(),
             grid: l.grid,
@@ -261,6 +265,19 @@ impl<'a> Job<'a> {
 
     fn blocks(&self) -> u64 {
         self.grid.iter().map(|&n| n as u64).product()
+    }
+
+    /// Notes that a sector of allocation `n` is touched; true the first time.
+    fn touch(&self, n: usize, address: u64) -> bool {
+        let a = &self.snapshot.live[n];
+        let sector = (address >> 5) - (a.base >> 5);
+        let bits = self.touched[n].get_or_init(|| {
+            let words = (a.size / 32 + 2).div_ceil(64) as usize;
+            (0..words).map(|_| AtomicU64::new(0)).collect()
+        });
+        let Some(word) = bits.get((sector / 64) as usize) else { return false };
+        let bit = 1 << (sector % 64);
+        word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
     fn run(self) -> Result<LaunchReport, Fault> {

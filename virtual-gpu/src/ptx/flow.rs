@@ -97,10 +97,9 @@ pub(super) fn reconvergence(f: &Function) -> Vec<u32> {
         }
     }
     let mut out = vec![EXIT; n];
-    for b in 0..count {
+    for (b, &p) in ipdom.iter().enumerate().take(count) {
         let last = starts.get(b + 1).copied().unwrap_or(n) - 1;
         if matches!(f.code[last].op, Op::Bra | Op::Brx) {
-            let p = ipdom[b];
             out[last] = if p == exit || p == u32::MAX { EXIT } else { starts[p as usize] as u32 };
         }
     }

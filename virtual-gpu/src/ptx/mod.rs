@@ -9,6 +9,7 @@ pub(crate) mod inst;
 mod lexer;
 mod operand;
 mod parser;
+mod registers;
 
 use std::fmt;
 

@@ -260,51 +260,45 @@ impl<'a> Parser<'a, '_> {
     }
 
     fn variable(&mut self, u: &mut Unit<'a>, space: &str, external: bool) -> Result<(), PtxError> {
-        loop {
-            let d = self.decl()?;
-            let space = match space {
-                ".global" => VarSpace::Global,
-                ".const" => VarSpace::Const,
-                _ => VarSpace::Shared,
-            };
-            let dynamic = space == VarSpace::Shared && external;
-            if external && !dynamic {
-                return self.err(format!("`{}` is defined in no file: there is no linker here", d.name));
-            }
-            let mut v = Variable {
-                name: d.name.to_owned(),
-                space,
-                bytes: d.bytes,
-                align: d.align,
-                init: Vec::new(),
-                relocs: Vec::new(),
-                dynamic,
-            };
-            if self.eat(b'=') {
-                if space == VarSpace::Shared {
-                    return self.err("shared variables have no initialisers");
-                }
-                self.initialiser(u, &d, &mut v)?;
-                if d.unsized_array {
-                    v.bytes = v.init.len() as u64;
-                } else if v.init.len() as u64 > v.bytes {
-                    return self.err("the initialiser is longer than the variable");
-                }
-            } else if d.unsized_array && !dynamic {
-                return self.err("the array has no extent");
-            }
-            let id = u.m.variables.len() as u32;
-            let name = if space == VarSpace::Shared { Name::Shared(id) } else { Name::Global(id) };
-            if u.names.insert(d.name, name).is_some() {
-                return self.err(format!("`{}` is declared twice", d.name));
-            }
-            u.m.variables.push(v);
-            if !self.eat(b',') {
-                return self.expect(b';');
-            }
-            // `a, b` share the type; PTX producers write one variable per directive.
-            return self.err("one variable per directive is supported");
+        let d = self.decl()?;
+        let space = match space {
+            ".global" => VarSpace::Global,
+            ".const" => VarSpace::Const,
+            _ => VarSpace::Shared,
+        };
+        let dynamic = space == VarSpace::Shared && external;
+        if external && !dynamic {
+            return self.err(format!("`{}` is defined in no file: there is no linker here", d.name));
         }
+        let mut v = Variable {
+            name: d.name.to_owned(),
+            space,
+            bytes: d.bytes,
+            align: d.align,
+            init: Vec::new(),
+            relocs: Vec::new(),
+            dynamic,
+        };
+        if self.eat(b'=') {
+            if space == VarSpace::Shared {
+                return self.err("shared variables have no initialisers");
+            }
+            self.initialiser(u, &d, &mut v)?;
+            if d.unsized_array {
+                v.bytes = v.init.len() as u64;
+            } else if v.init.len() as u64 > v.bytes {
+                return self.err("the initialiser is longer than the variable");
+            }
+        } else if d.unsized_array && !dynamic {
+            return self.err("the array has no extent");
+        }
+        let id = u.m.variables.len() as u32;
+        let name = if space == VarSpace::Shared { Name::Shared(id) } else { Name::Global(id) };
+        if u.names.insert(d.name, name).is_some() {
+            return self.err(format!("`{}` is declared twice", d.name));
+        }
+        u.m.variables.push(v);
+        self.expect(b';')
     }
 
     fn initialiser(&mut self, u: &Unit<'a>, d: &Decl<'a>, v: &mut Variable) -> Result<(), PtxError> {

@@ -1,0 +1,128 @@
+//! Matrix products: the `gemm` crate, which takes any strides. Half precision is converted by panels and computed in
+//! f32.
+
+use super::{slice, slice_mut};
+use crate::dtype::Float;
+use crate::ops::matmul::{Matmul, Problem, Strides};
+use crate::{DType, Result, Tensor, TensorMut};
+use gemm::Parallelism;
+use half::f16;
+use rayon::prelude::*;
+
+/// Columns of b that are converted at a time: a panel of 2048 rows is 1 MiB, which stays in a core's L2.
+const PANEL: usize = 128;
+/// Multiply-adds below which a product is not spread over threads.
+const PARALLEL: usize = 1 << 18;
+
+pub(crate) fn matmul(mut c: TensorMut, a: &Tensor, b: &Tensor, p: &Problem, options: &Matmul) -> Result<()> {
+    match (a.dtype(), b.dtype()) {
+        (DType::F32, DType::F32) => f32(slice_mut(&mut c)?, slice(a)?, slice(b)?, p, options),
+        (DType::F32, _) => panels::<f32, f32>(slice_mut(&mut c)?, slice(a)?, slice(b)?, p, options),
+        _ => panels::<f16, f16>(slice_mut(&mut c)?, slice(a)?, slice(b)?, p, options),
+    }
+    Ok(())
+}
+
+/// c [m, n] = alpha·a·b + beta·c on slices that begin at the matrices' first elements.
+fn product(
+    c: &mut [f32],
+    ldc: usize,
+    (a, a_strides): (&[f32], Strides),
+    (b, b_strides): (&[f32], Strides),
+    (m, n, k): (usize, usize, usize),
+    (alpha, beta): (f32, f32),
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    let reach = |rows: usize, cols: usize, s: Strides| match rows * cols {
+        0 => 0,
+        _ => (rows - 1) * s.row + (cols - 1) * s.column + 1,
+    };
+    assert!(reach(m, k, a_strides) <= a.len() && reach(k, n, b_strides) <= b.len());
+    assert!(reach(m, n, Strides { row: ldc, column: 1 }) <= c.len());
+    let parallelism = if m * n * k < PARALLEL { Parallelism::None } else { Parallelism::Rayon(0) };
+    // SAFETY: all elements that the extents and strides reach are inside the slices (asserted above), and c is
+    // borrowed mutably, so it overlaps neither input. gemm's names for the factors are the other way round.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            ldc as isize,
+            beta != 0.0,
+            a.as_ptr(),
+            a_strides.column as isize,
+            a_strides.row as isize,
+            b.as_ptr(),
+            b_strides.column as isize,
+            b_strides.row as isize,
+            beta,
+            alpha,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+fn f32(c: &mut [f32], a: &[f32], b: &[f32], p: &Problem, options: &Matmul) {
+    for [at_a, at_b, at_c] in p.offsets(0) {
+        let (a, b) = (from(a, at_a), from(b, at_b));
+        product(&mut c[at_c..], p.ldc, (a, p.a), (b, p.b), (p.m, p.n, p.k), (options.alpha, options.beta));
+    }
+}
+
+/// The elements from `at` on; none where the tensor has none.
+fn from<T>(x: &[T], at: usize) -> &[T] {
+    x.get(at..).unwrap_or_default()
+}
+
+/// Converts a once and b by panels of columns, multiplies in f32 and rounds once.
+fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, options: &Matmul) {
+    let (m, n, k) = (p.m, p.n, p.k);
+    for [at_a, at_b, at_c] in p.offsets(0) {
+        let (a, b, c) = (from(a, at_a), from(b, at_b), &mut c[at_c..]);
+        let a: Vec<f32> = (0..m * k)
+            .into_par_iter()
+            .with_min_len(super::ELEMENTS_PER_TASK)
+            .map(|i| a[i / k * p.a.row + i % k * p.a.column].to_f32())
+            .collect();
+        let mut sums = vec![0f32; m * n.next_multiple_of(PANEL)];
+        sums.par_chunks_mut(m * PANEL).enumerate().for_each(|(index, sums)| {
+            let first = index * PANEL;
+            let cols = PANEL.min(n - first);
+            // the panel is transposed, [cols, k], where b is: both copies then run along memory
+            let transposed = p.b.row < p.b.column;
+            let (lines, along) = if transposed { (cols, k) } else { (k, cols) };
+            let (line, step) = if transposed { (p.b.column, p.b.row) } else { (p.b.row, p.b.column) };
+            let mut panel = Vec::with_capacity(cols * k);
+            for l in 0..lines {
+                let start = first * p.b.column + l * line;
+                panel.extend((0..along).map(|i| b[start + i * step].to_f32()));
+            }
+            let strides = match transposed {
+                true => Strides { row: 1, column: k },
+                false => Strides { row: cols, column: 1 },
+            };
+            let dense = Strides { row: k, column: 1 };
+            product(sums, PANEL, (&a, dense), (&panel, strides), (m, cols, k), (options.alpha, 0.0));
+        });
+        for r in 0..m {
+            for (index, sums) in sums.chunks(m * PANEL).enumerate() {
+                let first = index * PANEL;
+                let cols = PANEL.min(n - first);
+                let c = &mut c[r * p.ldc + first..][..cols];
+                for (c, sum) in c.iter_mut().zip(&sums[r * PANEL..]) {
+                    *c = C::from_f32(match options.beta {
+                        0.0 => *sum,
+                        beta => sum + beta * c.to_f32(),
+                    });
+                }
+            }
+        }
+    }
+}

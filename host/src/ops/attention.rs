@@ -1,0 +1,164 @@
+//! Scaled dot-product attention.
+
+use super::check::{Argument, Check};
+use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("attention");
+
+/// Addresses and strides are multiples of this many elements: 16 bytes of f16.
+const ALIGNMENT: usize = 8;
+/// The extents of a head that there are kernels for, in steps of [`ALIGNMENT`].
+const HEAD_DIMS: std::ops::RangeInclusive<usize> = 16..=128;
+
+/// What attention is asked for beside its tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Attention {
+    /// The factor on the scores; `None` for 1/√head_dim.
+    pub scale: Option<f32>,
+    /// Whether query i sees only the keys ≤ i + kv_len − q_len: the last query sees all.
+    pub causal: bool,
+}
+
+/// A checked call in numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Problem {
+    pub batch: usize,
+    pub num_q_heads: usize,
+    pub num_kv_heads: usize,
+    pub q_len: usize,
+    pub kv_len: usize,
+    pub head_dim: usize,
+    pub scale: f32,
+    pub causal: bool,
+    pub out: Strides,
+    pub q: Strides,
+    pub k: Strides,
+    pub v: Strides,
+}
+
+/// In elements; 0 along extents of one entry. The last extent's is 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Strides {
+    pub batch: usize,
+    pub head: usize,
+    pub row: usize,
+}
+
+impl Problem {
+    /// Query heads that share a kv head.
+    pub fn group(&self) -> usize {
+        self.num_q_heads / self.num_kv_heads
+    }
+
+    /// How many keys, from the first on, query `i` sees.
+    pub fn visible(&self, i: usize) -> usize {
+        if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
+    }
+}
+
+/// out = softmax(scale · q kᵀ) v for each head, without the score matrix in memory.
+///
+/// `q`: [b, num_q_heads, q_len, head_dim]; `k`, `v`: [b, num_kv_heads, kv_len, head_dim]; the result is as `q`; or
+/// all without b. f32, f16, or `q` f32 with `k` and `v` f16; arithmetic is f32. Query head h reads kv head
+/// h / (num_q_heads / num_kv_heads). head_dim is a multiple of 8 from 16 to 128.
+///
+/// The last extent is contiguous and the other strides are free, as a view of a cache or swapped extents have them,
+/// but first elements and strides are multiples of 8 elements. A query that sees no key gives 0.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::Unsupported`] for another
+/// head_dim, [`Error::DeviceMismatch`], or a device error.
+pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<Tensor> {
+    let mut out = Tensor::uninitialized(q.shape(), q.dtype(), &q.device())?;
+    attention_into(out.view_mut()?, q, k, v, options)?;
+    Ok(out)
+}
+
+/// [`attention`] into `out`, of `q`'s shape and type; its strides are as free as the inputs'.
+///
+/// # Errors
+/// As [`attention`].
+pub fn attention_into(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<()> {
+    let problem = check(&out, q, k, v, options)?;
+    match CHECK.device(&out, &[("q", q), ("k", k), ("v", v)])? {
+        Device::Cpu => cpu::attention::attention(out, q, k, v, &problem),
+        Device::Cuda(device) => gpu::attention::attention(&device, out, q, k, v, &problem),
+    }
+}
+
+fn check(out: &TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<Problem> {
+    let dtype = CHECK.float("q", q)?;
+    CHECK.dtype("out", out, dtype)?;
+    let kv_dtype = CHECK.float("k", k)?;
+    if dtype == DType::F16 {
+        CHECK.dtype("k", k, DType::F16)?;
+    }
+    CHECK.dtype("v", v, kv_dtype)?;
+
+    let batched = q.shape().rank() == 4;
+    let letters = "[b, num_q_heads, q_len, head_dim], or without b";
+    let [batch, num_q_heads, q_len, head_dim] = extents(q).ok_or_else(|| CHECK.bad_shape("q", q, letters))?;
+    let [_, num_kv_heads, kv_len, _] =
+        extents(k).ok_or_else(|| CHECK.bad_shape("k", k, "as many extents as q"))?;
+    let expected = format!("[{batch}, num_kv_heads, kv_len, {head_dim}], as q has it");
+    let whole = [batch, num_kv_heads, kv_len, head_dim];
+    let kv_shape = if batched { &whole[..] } else { &whole[1..] };
+    CHECK.shape("k", k, kv_shape, expected)?;
+    CHECK.shape("v", v, kv_shape, "k's shape")?;
+    CHECK.shape("out", out, q.dims(), "q's shape")?;
+    let divides = num_q_heads.checked_rem(num_kv_heads) == Some(0) || num_q_heads == 0;
+    if !divides {
+        let expected = format!("a number of heads that divides q's {num_q_heads}");
+        return Err(CHECK.bad_shape("k", k, expected));
+    }
+    if !HEAD_DIMS.contains(&head_dim) || !head_dim.is_multiple_of(ALIGNMENT) {
+        return Err(CHECK.unsupported("head_dim", head_dim, "it must be a multiple of 8 from 16 to 128"));
+    }
+    Ok(Problem {
+        batch,
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        scale: options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
+        causal: options.causal,
+        out: strides("out", out)?,
+        q: strides("q", q)?,
+        k: strides("k", k)?,
+        v: strides("v", v)?,
+    })
+}
+
+/// The four extents; one batch where there is none.
+fn extents(x: &Tensor) -> Option<[usize; 4]> {
+    match *x.dims() {
+        [heads, rows, head_dim] => Some([1, heads, rows, head_dim]),
+        [batch, heads, rows, head_dim] => Some([batch, heads, rows, head_dim]),
+        _ => None,
+    }
+}
+
+/// The strides of a tensor of three or four extents, if the kernels can read it.
+fn strides(argument: &'static str, x: &impl Argument) -> Result<Strides> {
+    CHECK.size(argument, x)?;
+    let layout = x.layout();
+    if layout.shape.elements() == 0 {
+        return Ok(Strides { batch: 0, head: 0, row: 0 });
+    }
+    if layout.strides.last() != Some(&1) {
+        return Err(Error::Layout { op: CHECK.0, argument, needed: "contiguous in its last extent" });
+    }
+    let outer = layout.strides.len() - 1;
+    let mut strides = [0; 3];
+    for (d, stride) in strides[3 - outer..].iter_mut().enumerate() {
+        if layout.shape.dims()[d] > 1 {
+            *stride = layout.strides[d];
+        }
+    }
+    if !layout.offset.is_multiple_of(ALIGNMENT) || strides.iter().any(|s| !s.is_multiple_of(ALIGNMENT)) {
+        return Err(Error::Layout { op: CHECK.0, argument, needed: "aligned to 8 elements in every row" });
+    }
+    let [batch, head, row] = strides;
+    Ok(Strides { batch, head, row })
+}

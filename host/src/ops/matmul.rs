@@ -1,0 +1,282 @@
+//! Matrix products.
+
+use super::check::Check;
+use crate::tensor::Layout;
+use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("matmul");
+
+/// How [`matmul_into`] scales, and by which kernel it runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Matmul {
+    /// The factor of the product.
+    pub alpha: f32,
+    /// The factor of what `c` holds; with 0, `c` is not read.
+    pub beta: f32,
+    /// The kernel, for measurements.
+    pub variant: Variant,
+    /// Into how many parts k is split, for measurements; `None` lets the shape decide.
+    pub splits: Option<u32>,
+}
+
+impl Default for Matmul {
+    /// The plain product: alpha 1, beta 0, and the shape decides.
+    fn default() -> Self {
+        Self { alpha: 1.0, beta: 0.0, variant: Variant::Auto, splits: None }
+    }
+}
+
+/// The families of GPU kernels. The CPU has one way and takes any of these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Variant {
+    /// By shape, layout and device.
+    Auto,
+    /// 16 × 16 tiles, an element per thread: what users would write. f32 only.
+    Textbook,
+    /// 128 × 128 register tiles; operands aligned to 16 bytes.
+    Tile128,
+    /// 64 × 64 register tiles; operands aligned to 16 bytes.
+    Tile64,
+    /// 32 × 64 register tiles, for 9 to 32 rows; operands aligned to 16 bytes, `a` row-major.
+    Tile32,
+    /// 64 × 64 register tiles for any strides and alignment.
+    Strided,
+    /// `b` streamed once past up to 8 rows of `a` (1, if `b` is row-major).
+    Vector,
+}
+
+/// c = a·b.
+///
+/// `a`: [.., m, k], `b`: [.., k, n], `c`: [.., m, n]. Leading extents are equal, or missing or 1 in one of the two,
+/// which is then used for all. Each operand may have any strides: `w.swap_dims(0, 1)` is a transposed matrix and costs
+/// nothing. f32 · f32 → f32, f16 · f16 → f16, and f32 · f16 → f32 (weights in half precision); sums are f32.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::DType`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let shape = output_shape(a, b)?;
+    let mut c = Tensor::uninitialized(shape, output_dtype(a, b)?, &a.device())?;
+    matmul_into(c.view_mut()?, a, b, &Matmul::default())?;
+    Ok(c)
+}
+
+/// c = alpha·a·b + beta·c, with `a`, `b` and `c` as in [`matmul`]. The elements of a row of `c` lie side by side.
+///
+/// # Errors
+/// As [`matmul`], [`Error::Layout`] for `c`, and [`Error::Unsupported`] if `options` name a kernel that can't do it.
+pub fn matmul_into(c: TensorMut, a: &Tensor, b: &Tensor, options: &Matmul) -> Result<()> {
+    let shape = output_shape(a, b)?;
+    CHECK.dtype("c", &c, output_dtype(a, b)?)?;
+    CHECK.shape("c", &c, shape.dims(), shape.to_string())?;
+    CHECK.size("a", a)?;
+    CHECK.size("b", b)?;
+    CHECK.size("c", &c)?;
+    let device = CHECK.device(&c, &[("a", a), ("b", b)])?;
+    let problem = Problem::new(c.layout(), a.layout(), b.layout());
+    if problem.n > 1 && problem.c_column != 1 {
+        return Err(Error::Layout { op: "matmul", argument: "c", needed: "row-major in its last extent" });
+    }
+    if problem.is_empty() {
+        return Ok(());
+    }
+    match device {
+        Device::Cpu => cpu::matmul::matmul(c, a, b, &problem, options),
+        Device::Cuda(device) => gpu::matmul::matmul(&device, c, a, b, problem, options),
+    }
+}
+
+/// The type of the product; the error for a pair that is not supported.
+fn output_dtype(a: &Tensor, b: &Tensor) -> Result<DType> {
+    let dtype = CHECK.float("a", a)?;
+    CHECK.float("b", b)?;
+    match (dtype, b.dtype()) {
+        (DType::F16, found @ DType::F32) => {
+            let expected = "f16, as a is; cast one of them".into();
+            Err(Error::DType { op: "matmul", argument: "b", expected, found })
+        }
+        _ => Ok(dtype),
+    }
+}
+
+/// [.., m, n] with the leading extents of both.
+fn output_shape(a: &Tensor, b: &Tensor) -> Result<Shape> {
+    let (Some((outer_a, [m, k])), Some((outer_b, [rows_b, n]))) =
+        (a.dims().split_last_chunk::<2>(), b.dims().split_last_chunk::<2>())
+    else {
+        let (argument, x) = if a.dims().len() < 2 { ("a", a) } else { ("b", b) };
+        return Err(CHECK.bad_shape(argument, x, "a matrix, or several: rank 2 or more"));
+    };
+    if k != rows_b {
+        return Err(CHECK.bad_shape("b", b, format!("[.., {k}, n] for a of shape {}", a.shape())));
+    }
+    let rank = outer_a.len().max(outer_b.len());
+    let mut dims = Vec::with_capacity(rank + 2);
+    for d in 0..rank {
+        // leading extents are aligned at their ends
+        let extent = |outer: &[usize]| (d + outer.len()).checked_sub(rank).map_or(1, |at| outer[at]);
+        match (extent(outer_a), extent(outer_b)) {
+            (x, y) if x == y => dims.push(x),
+            (1, y) => dims.push(y),
+            (x, 1) => dims.push(x),
+            (x, _) => {
+                let expected = format!("leading extent {x} or 1 for a of shape {}", a.shape());
+                return Err(CHECK.bad_shape("b", b, expected));
+            }
+        }
+    }
+    dims.extend([*m, *n]);
+    Ok(dims.into())
+}
+
+/// A product with its strides, as few leading extents as it can be written with, and nothing left to check.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Problem {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: Strides,
+    pub b: Strides,
+    /// Between the rows of c.
+    pub ldc: usize,
+    c_column: usize,
+    /// Outermost first.
+    pub batch: Vec<Batch>,
+}
+
+/// The distances between a matrix's rows and its columns, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Strides {
+    pub row: usize,
+    pub column: usize,
+}
+
+/// A leading extent and its strides in the three tensors; 0 where all entries use the same matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub extent: usize,
+    pub a: usize,
+    pub b: usize,
+    pub c: usize,
+}
+
+impl Problem {
+    fn new(c: &Layout, a: &Layout, b: &Layout) -> Self {
+        let (c_dims, rank) = (c.shape.dims(), c.shape.rank());
+        let stride = |x: &Layout, d: usize| match (d + x.shape.rank()).checked_sub(rank) {
+            Some(at) if x.shape.dims()[at] != 1 => x.strides[at],
+            _ => 0,
+        };
+        let mut batch: Vec<Batch> = Vec::new();
+        for d in 0..rank - 2 {
+            let inner = Batch { extent: c_dims[d], a: stride(a, d), b: stride(b, d), c: stride(c, d) };
+            if inner.extent == 1 {
+                continue;
+            }
+            match batch.last_mut() {
+                Some(outer) if outer.continues_as(&inner) => {
+                    *outer = Batch { extent: outer.extent * inner.extent, ..inner };
+                }
+                _ => batch.push(inner),
+            }
+        }
+        let strides = |x: &Layout| Strides {
+            row: x.strides[x.shape.rank() - 2],
+            column: x.strides[x.shape.rank() - 1],
+        };
+        let mut problem = Self {
+            m: c_dims[rank - 2],
+            n: c_dims[rank - 1],
+            k: a.shape.dims()[a.shape.rank() - 1],
+            a: strides(a),
+            b: strides(b),
+            ldc: c.strides[rank - 2],
+            c_column: c.strides[rank - 1],
+            batch,
+        };
+        problem.fold_batch_into_rows();
+        problem
+    }
+
+    /// Entries that share b and follow each other in a and c are rows of one product.
+    fn fold_batch_into_rows(&mut self) {
+        while let Some(&inner) = self.batch.last() {
+            if self.m == 1 && inner.b == 0 {
+                (self.a.row, self.ldc) = (inner.a, inner.c);
+            } else if inner.b != 0 || inner.a != self.m * self.a.row || inner.c != self.m * self.ldc {
+                break;
+            }
+            self.m *= inner.extent;
+            self.batch.pop();
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.m == 0 || self.n == 0 || self.batch.iter().any(|batch| batch.extent == 0)
+    }
+
+    /// The offsets of every entry of all leading extents but the last `kept` into a, b and c.
+    pub fn offsets(&self, kept: usize) -> Vec<[usize; 3]> {
+        let mut offsets = vec![[0; 3]];
+        for batch in &self.batch[..self.batch.len().saturating_sub(kept)] {
+            offsets = offsets
+                .iter()
+                .flat_map(|&[a, b, c]| {
+                    (0..batch.extent).map(move |i| [a + i * batch.a, b + i * batch.b, c + i * batch.c])
+                })
+                .collect();
+        }
+        offsets
+    }
+}
+
+impl Batch {
+    fn continues_as(&self, inner: &Self) -> bool {
+        self.a == inner.a * inner.extent
+            && self.b == inner.b * inner.extent
+            && self.c == inner.c * inner.extent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(dims: &[usize]) -> Tensor {
+        Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap()
+    }
+
+    fn problem(a: &Tensor, b: &Tensor) -> Problem {
+        let c = tensor(output_shape(a, b).unwrap().dims());
+        Problem::new(c.layout(), a.layout(), b.layout())
+    }
+
+    #[test]
+    fn a_shared_b_makes_one_product_of_all_rows() {
+        let p = problem(&tensor(&[2, 3, 5, 7]), &tensor(&[7, 4]));
+        assert_eq!((p.m, p.n, p.k, p.batch.len()), (30, 4, 7, 0));
+        let p = problem(&tensor(&[6, 1, 7]), &tensor(&[7, 4]));
+        assert_eq!((p.m, p.a.row, p.ldc, p.batch.len()), (6, 7, 4, 0));
+    }
+
+    #[test]
+    fn adjacent_leading_extents_become_one() {
+        let p = problem(&tensor(&[2, 3, 5, 7]), &tensor(&[2, 3, 7, 4]));
+        assert_eq!(p.batch, [Batch { extent: 6, a: 35, b: 28, c: 20 }]);
+        let p = problem(&tensor(&[2, 3, 5, 7]), &tensor(&[2, 1, 7, 4]));
+        assert_eq!((p.m, p.batch.len()), (15, 1), "rows that share b");
+        let p = problem(&tensor(&[2, 1, 5, 7]), &tensor(&[2, 3, 7, 4]));
+        assert_eq!(p.batch.len(), 2);
+        assert_eq!(p.offsets(1), [[0, 0, 0], [35, 84, 60]]);
+        assert_eq!(p.offsets(0).len(), 6);
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_named() {
+        let error = |a: &[usize], b: &[usize]| output_shape(&tensor(a), &tensor(b)).unwrap_err();
+        assert!(matches!(error(&[2, 3], &[4, 2]), Error::Shape { argument: "b", .. }));
+        assert!(matches!(error(&[3], &[3, 2]), Error::Shape { argument: "a", .. }));
+        assert!(matches!(error(&[3, 2], &[2]), Error::Shape { argument: "b", .. }));
+        assert!(matches!(error(&[2, 3, 4], &[3, 4, 5]), Error::Shape { argument: "b", .. }));
+    }
+}

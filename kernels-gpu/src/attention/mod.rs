@@ -1,0 +1,61 @@
+//! Scaled dot-product attention: out = softmax(scale · q kᵀ) v per head, without the score matrix in memory.
+//!
+//! q, out: [b, num_q_heads, q_len, head_dim]; k, v: [b, num_kv_heads, kv_len, head_dim]; query head h reads kv head
+//! h / group, group = num_q_heads / num_kv_heads. Causal: query i sees the keys ≤ i + kv_len − q_len. A row that
+//! sees no key gives 0. Outer strides are free, the last extent is contiguous, rows are 8-element aligned.
+//!
+//! | kernel                     | a block handles                           | when               |
+//! |----------------------------|-------------------------------------------|--------------------|
+//! | attention_prefill_d‹D›_‹t› | 64 queries of a head                      | q_len > 8          |
+//! | attention_decode_d‹D›_r‹R›_‹t› | R rows of a kv head, one split of the keys | q_len ≤ 8      |
+//! | attention_combine_‹t›      | a row: merges its splits                  | splits > 1         |
+//! | attention_textbook_‹step›_f32 | three passes over a score matrix       | baseline of benches |
+//!
+//! ‹t› is q's and out's type, then k's and v's where it differs: f32, f16, f32_f16.
+
+use crate::spec::KernelSpec;
+
+pub mod prefill;
+
+/// All kernels of this folder.
+pub const KERNELS: &[KernelSpec] = &[
+    prefill::PREFILL_D64[0],
+    prefill::PREFILL_D64[1],
+    prefill::PREFILL_D64[2],
+    prefill::PREFILL_D128[0],
+    prefill::PREFILL_D128[1],
+    prefill::PREFILL_D128[2],
+];
+
+/// Which of a kernel's three instances: the index into the arrays of contracts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Types {
+    /// All f32.
+    F32 = 0,
+    /// All f16.
+    F16 = 1,
+    /// q and out f32, k and v f16.
+    F32WithF16 = 2,
+}
+
+/// Strides of a tensor [b, heads, rows, head_dim] in elements; the last is 1.
+#[derive(Clone, Copy)]
+struct Strides {
+    batch: u32,
+    head: u32,
+    row: u32,
+}
+
+impl Strides {
+    /// The first element of head `head` of batch `batch`.
+    #[inline(always)]
+    fn offset(self, batch: u32, head: u32) -> u32 {
+        batch * self.batch + head * self.head
+    }
+}
+
+/// The index one past the last key that query `i` sees; ≤ 0 if it sees none.
+#[inline(always)]
+fn visible(i: u32, q_len: u32, kv_len: u32, causal: bool) -> i32 {
+    if causal { i as i32 + 1 + kv_len as i32 - q_len as i32 } else { kv_len as i32 }
+}

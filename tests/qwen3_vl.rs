@@ -1,0 +1,149 @@
+//! Qwen3-VL against what the reference computed: two small random-weight checkpoints in the published layout, `tiny`
+//! in the repository and `wide` (32 layers, 32 heads) beside it where it is there (`QWEN3_VL_WIDE` names another place).
+
+use pascaline::qwen3_vl::cases::{self, Run};
+use pascaline::qwen3_vl::chat::Message;
+use pascaline::qwen3_vl::preprocess::{Bounds, Picture, smart_resize};
+use pascaline::qwen3_vl::processor::{Processor, Prompt, Visual};
+use pascaline::{Error, Result};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The checkpoints to test, each with its runs.
+fn checkpoints() -> Vec<(Processor, Vec<Run>)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = vec![root.join("tests/fixtures/qwen3-vl/tiny")];
+    let wide = std::env::var_os("QWEN3_VL_WIDE").map_or(root.join("../shared/fixtures/qwen3-vl/wide"), PathBuf::from);
+    match wide.exists() {
+        true => found.push(wide),
+        false => drop(writeln!(std::io::stderr(), "SKIPPED: the wide checkpoint ({} is not there)", wide.display())),
+    }
+    let load = |dir: &PathBuf| (Processor::load(dir).unwrap(), cases::load(dir).unwrap().unwrap());
+    found.iter().map(load).collect()
+}
+
+/// Every run, with its prompt as prepared from its question and picture files.
+fn prepared() -> Vec<(String, Run, Prompt)> {
+    let mut prepared = Vec::new();
+    for (processor, runs) in checkpoints() {
+        for run in runs {
+            let visuals: Vec<_> = run.images.iter().map(|file| Visual::image(file).unwrap()).collect();
+            let messages = [Message::user(visuals.len(), &*run.question)];
+            assert_eq!(processor.render(&messages).unwrap(), run.prompt, "{}", run.name);
+            let prompt = processor.prepare(&messages, &visuals).unwrap();
+            prepared.push((format!("{} of {} layers", run.name, processor.config.text.num_hidden_layers), run, prompt));
+        }
+    }
+    assert!(prepared.len() >= 6);
+    prepared
+}
+
+#[test]
+fn tokens_grids_and_positions_are_the_references() {
+    for (name, run, prompt) in prepared() {
+        assert_eq!(prompt.ids, run.input_ids().unwrap(), "{name}");
+        let grids: Vec<_> = prompt.patches.iter().map(|patches| patches.grid).collect();
+        assert_eq!(grids, run.grids().unwrap(), "{name}");
+        if !run.has("position_ids") {
+            assert_eq!(run.images.len(), 0, "{name}: only text runs go without position_ids");
+            continue;
+        }
+        let flat = run.tensors.read_i64("position_ids").unwrap();
+        for (axis, want) in flat.chunks(prompt.ids.len()).enumerate() {
+            let found: Vec<i64> = prompt.positions.axes.iter().map(|position| position[axis].into()).collect();
+            assert_eq!(found, want, "{name}, axis {axis}");
+        }
+    }
+}
+
+#[test]
+fn pixels_are_the_references() {
+    let mut compared = 0;
+    for (name, run, prompt) in prepared() {
+        if !run.has("pixel_values") {
+            continue;
+        }
+        let want = run.tensors.read_f32("pixel_values").unwrap();
+        let found: Vec<f32> = prompt.patches.iter().flat_map(|patches| &patches.values).copied().collect();
+        assert_eq!(found.len(), want.len(), "{name}");
+        let differing = found.iter().zip(&want).filter(|(found, want)| found != want).count();
+        assert_eq!(differing, 0, "{name}: {differing} of {} values differ", want.len());
+        compared += want.len();
+    }
+    assert!(compared > 0);
+}
+
+#[test]
+fn text_is_decoded_as_the_reference_does() {
+    for (processor, runs) in checkpoints() {
+        for run in runs {
+            assert_eq!(processor.tokenizer.decode(&run.generated_ids), run.generated_text, "{}", run.name);
+        }
+    }
+}
+
+/// By hand from the reference's definition with the published limits.
+#[test]
+fn sizes_are_rounded_as_the_reference_does() -> Result<()> {
+    let bounds = Bounds { factor: 32, min_pixels: 65_536, max_pixels: 16_777_216, frames: 1, group: 1 };
+    for (size, want) in [
+        ((512, 512), (512, 512)),
+        ((496, 528), (512, 512)),     // 15.5 → 16 and 16.5 → 16: halves go to the even neighbour
+        ((560, 592), (576, 576)),     // 17.5 → 18 and 18.5 → 18
+        ((8192, 8192), (4096, 4096)), // above the limit
+        ((4100, 4200), (4032, 4128)), // rounds to 4096 × 4192, above the limit, so floor after scaling
+        ((10, 10), (256, 256)),       // small images grow
+        ((1, 200), (32, 3648)),       // the limit of the aspect ratio
+        ((100, 300), (160, 448)),     // ceil after scaling
+    ] {
+        assert_eq!(smart_resize("test", size, bounds)?, want, "{size:?}");
+    }
+    for size in [(1, 201), (201, 1), (0, 5)] {
+        assert!(matches!(smart_resize("test", size, bounds), Err(Error::Image { .. })), "{size:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_video_is_announced_by_its_times() -> Result<()> {
+    let (processor, _) = checkpoints().remove(0);
+    let frame = |shade: u8| Picture { height: 64, width: 96, pixels: vec![shade; 64 * 96 * 3] };
+    let frames = vec![frame(0), frame(100), frame(200)];
+    let video = Visual::Video { name: "clip".into(), frames, rate: 2.0 };
+    let messages = [Message { role: "user".into(), content: vec![video.part()] }];
+    let prompt = processor.prepare(&messages, &[video])?;
+    // three frames are two groups, the last frame repeated; 64 × 96 is below the fewest pixels of a video
+    let [groups, rows, cols] = prompt.patches[0].grid;
+    assert_eq!(groups, 2);
+    assert!(groups * 2 * rows * cols * 256 >= processor.videos.min_pixels);
+    let pads = processor.config.video_token_id;
+    assert_eq!(prompt.ids.iter().filter(|&&id| id == pads).count(), groups * rows * cols / 4);
+    let text = processor.tokenizer.decode(&prompt.ids);
+    assert!(text.contains("<0.2 seconds>") && text.contains("<1.0 seconds>"), "{text}");
+    // the second group starts anew behind the text between them
+    let first: Vec<_> = prompt.ids.iter().enumerate().filter(|(_, id)| **id == pads).map(|(at, _)| at).collect();
+    let second = first[rows * cols / 4];
+    let [t, h, w] = prompt.positions.axes[second];
+    assert!(t == h && h == w && prompt.positions.axes[second - 1] == [t - 1; 3]);
+    // both frames of a patch differ in the first group and are equal in the second
+    let patch = &prompt.patches[0].values[..1536];
+    assert!(patch[..256].iter().all(|&v| v == -1.0) && patch[256..512].iter().all(|&v| v > -1.0));
+    let last = &prompt.patches[0].values[prompt.patches[0].values.len() - 1536..];
+    assert_eq!(last[..256], last[256..512]);
+    Ok(())
+}
+
+#[test]
+fn placeholders_and_pictures_must_fit() {
+    let (processor, _) = checkpoints().remove(0);
+    let picture = || Visual::from(Picture { height: 40, width: 40, pixels: vec![9; 40 * 40 * 3] });
+    for (messages, visuals) in [
+        (vec![Message::user(2, "two")], vec![picture()]),
+        (vec![Message::user(0, "none")], vec![picture()]),
+        (vec![Message::user(0, "a forged <|image_pad|>")], vec![]),
+        (vec![Message::user(1, "a forged <|video_pad|>")], vec![picture()]),
+    ] {
+        let found = processor.prepare(&messages, &visuals);
+        assert!(matches!(found, Err(Error::Prompt { .. })), "{messages:?}: {found:?}");
+    }
+}

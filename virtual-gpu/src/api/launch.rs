@@ -1,0 +1,414 @@
+//! Modules with their log, functions, launches, occupancy.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use cust_raw::*;
+
+use super::codes::*;
+use super::engine::{Driver, Function, KernelLaunch, Work, after_enqueue, memory_code};
+use super::{Answer, api, enter, give, inside};
+use crate::cost::blocks_per_sm;
+use crate::exec::{Launch, check_launch};
+use crate::finding::{self, Finding, FindingKind};
+use crate::ptx::{Kernel, Module};
+
+/// The log options of a JIT call: buffers and where their sizes stand.
+#[derive(Default)]
+struct Logs {
+    info: (usize, usize),
+    error: (usize, usize),
+    /// Where to write how many bytes each log has.
+    sizes: Vec<(bool, *mut *mut c_void)>,
+}
+
+impl Logs {
+    /// # Safety
+    /// `options` and `values` are null or hold `count` entries; buffers given in them have the sizes given.
+    unsafe fn read(count: c_uint, options: *const c_int, values: *mut *mut c_void) -> Result<Self, u32> {
+        let mut logs = Self::default();
+        if count == 0 {
+            return Ok(logs);
+        }
+        if options.is_null() || values.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        for i in 0..count as usize {
+            // SAFETY: both arrays hold `count` entries.
+            let (option, slot) = unsafe { (options.add(i).read(), values.add(i)) };
+            // SAFETY: as above.
+            let value = unsafe { slot.read() } as usize;
+            match option {
+                3 => logs.info.0 = value,
+                4 => {
+                    logs.info.1 = value as u32 as usize;
+                    logs.sizes.push((false, slot));
+                }
+                5 => logs.error.0 = value,
+                6 => {
+                    logs.error.1 = value as u32 as usize;
+                    logs.sizes.push((true, slot));
+                }
+                // Hints on registers, optimisation, target and caching have no meaning here.
+                0..=24 => {}
+                _ => return Err(INVALID_VALUE),
+            }
+        }
+        Ok(logs)
+    }
+
+    /// # Safety
+    /// As [`Self::read`].
+    unsafe fn write(&self, info: &str, error: &str) {
+        for (text, (buffer, size)) in [(info, self.info), (error, self.error)] {
+            if buffer == 0 || size == 0 {
+                continue;
+            }
+            let n = text.len().min(size - 1);
+            // SAFETY: the caller's buffer has `size` bytes; n + 1 of them are written.
+            unsafe {
+                std::ptr::copy_nonoverlapping(text.as_ptr(), buffer as *mut u8, n);
+                (buffer as *mut u8).add(n).write(0);
+            }
+        }
+        for &(is_error, slot) in &self.sizes {
+            let n = if is_error { error.len().min(self.error.1) } else { info.len().min(self.info.1) };
+            // SAFETY: the caller's array of values, which the driver may overwrite with results.
+            unsafe { slot.write(n as *mut c_void) };
+        }
+    }
+}
+
+fn load(image: &[u8], logs: Option<&Logs>, out: *mut CUmodule) -> Answer {
+    let mut guard = enter()?;
+    let d = inside(&mut guard)?;
+    let text = match std::str::from_utf8(image) {
+        Ok(t) => Module::parse(t).map_err(|e| format!("ptxas application ptx input, {e}")),
+        Err(_) => Err("the image is not text".to_owned()),
+    };
+    let module = match text {
+        Ok(m) => m,
+        Err(log) => {
+            if let Some(l) = logs {
+                // SAFETY: the logs were read from the same call's options.
+                unsafe { l.write("", &log) };
+            }
+            return Err(INVALID_PTX);
+        }
+    };
+    let mut info = String::new();
+    for k in module.kernels() {
+        let r = module.registers(k);
+        info += &format!(
+            "{}: about {r} registers, {} bytes smem, {} bytes lmem\n",
+            k.name, k.shared_bytes, k.local_bytes
+        );
+    }
+    let loaded = d.gpu.load(module).map_err(memory_code)?;
+    if let Some(l) = logs {
+        // SAFETY: as above.
+        unsafe { l.write(&info, "") };
+    }
+    let id = d.handle();
+    d.modules.insert(id, Arc::new(loaded));
+    // SAFETY: the caller's out-pointer.
+    unsafe { give(out, id as CUmodule) }
+}
+
+/// The text of a PTX image, or why it is none.
+///
+/// # Safety
+/// `image` is null, a NUL-terminated text, or a binary image of at least four bytes.
+unsafe fn image_text<'a>(image: *const c_void) -> Result<&'a [u8], u32> {
+    if image.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise; a text shorter than four bytes ends before the comparison goes on.
+    let starts =
+        |magic: &[u8]| magic.iter().enumerate().all(|(i, m)| unsafe { *image.cast::<u8>().add(i) } == *m);
+    // ELF (cubin), or a fat binary: machine code of no use here.
+    if starts(b"\x7fELF") || starts(&0xba55_ed50u32.to_le_bytes()) || starts(&0x466243b1u32.to_le_bytes()) {
+        return Err(NO_BINARY_FOR_GPU);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { CStr::from_ptr(image.cast()) }.to_bytes())
+}
+
+fn name_of<'a>(name: *const c_char) -> Result<&'a str, u32> {
+    if name.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so the caller's NUL-terminated text.
+    unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)
+}
+
+fn function(d: &Driver, f: CUfunction) -> Result<(&Function, &Kernel), u32> {
+    let f = d.functions.get(&(f as u64)).ok_or(INVALID_HANDLE)?;
+    // A module's functions go with it.
+    let k = d.module(f.module)?.module.kernel(&f.kernel).ok_or(INVALID_HANDLE)?;
+    Ok((f, k))
+}
+
+/// Threads that a block of the kernel may have.
+fn max_threads(f: &Function, k: &Kernel) -> u32 {
+    let by_registers = (64 << 10) / (f.registers.max(1) * 32).next_multiple_of(256) * 32;
+    let declared = k.max_ntid.map_or(1024, |n| n.iter().product());
+    declared.min(by_registers).min(1024)
+}
+
+fn resident_blocks(d: &Driver, f: CUfunction, threads: c_int, dynamic: usize) -> Result<u32, u32> {
+    let (f, k) = function(d, f)?;
+    if threads < 1 {
+        return Err(INVALID_VALUE);
+    }
+    let shared = k.dynamic_start as u64 + dynamic as u64;
+    if threads as u32 > max_threads(f, k) || shared > 48 << 10 {
+        return Ok(0);
+    }
+    Ok(blocks_per_sm(threads as u32, f.registers, shared as u32))
+}
+
+fn potential_block_size(
+    min_grid: *mut c_int,
+    block: *mut c_int,
+    f: CUfunction,
+    shared_of: CUoccupancyB2DSize,
+    shared: usize,
+    limit: c_int,
+) -> Answer {
+    let mut guard = enter()?;
+    let d = inside(&mut guard)?;
+    let (function, k) = self::function(d, f)?;
+    let most = max_threads(function, k) as c_int;
+    let most = if limit > 0 { most.min(limit) } else { most };
+    let mut best = (0, 0, 0);
+    for threads in (1..=(most as usize).div_ceil(32)).map(|w| (w as c_int * 32).min(most)).rev() {
+        // SAFETY: the caller's function, which takes any block size.
+        let dynamic = shared_of.map_or(shared, |of| unsafe { of(threads) });
+        let blocks = resident_blocks(d, f, threads, dynamic)?;
+        let resident = blocks * threads as u32;
+        if resident > best.0 {
+            best = (resident, threads, blocks);
+        }
+    }
+    let sms = d.gpu.config().card.sms;
+    // SAFETY: the caller's out-pointers.
+    unsafe {
+        give(min_grid, (best.2 * sms) as c_int)?;
+        give(block, best.1)
+    }
+}
+
+// SAFETY of the unsafe blocks below: each pointer is the caller's, who promised the driver API that it is null
+// or valid.
+api! {
+    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) {
+        // SAFETY: as above.
+        load(unsafe { image_text(image)? }, None, module)
+    }
+
+    fn cuModuleLoadDataEx(
+        module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option => *mut c_int,
+        values: *mut *mut c_void,
+    ) {
+        // SAFETY: as above.
+        let logs = unsafe { Logs::read(count, options, values)? };
+        // SAFETY: as above.
+        load(unsafe { image_text(image)? }, Some(&logs), module)
+    }
+
+    fn cuModuleLoad(module: *mut CUmodule, path: *const c_char) {
+        let bytes = std::fs::read(name_of(path)?).map_err(|_| FILE_NOT_FOUND)?;
+        if bytes.starts_with(b"\x7fELF") {
+            return Err(NO_BINARY_FOR_GPU);
+        }
+        load(&bytes, None, module)
+    }
+
+    /// Waits for the whole device first, as the driver does.
+    fn cuModuleUnload(module: CUmodule) {
+        let guard = enter()?;
+        let mut guard = super::engine::run_until(guard, Driver::idle)?;
+        let d = inside(&mut guard)?;
+        let m = d.modules.remove(&(module as u64)).ok_or(INVALID_HANDLE)?;
+        d.gpu.unload(&m).map_err(memory_code)
+    }
+
+    fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let name = name_of(name)?;
+        let m = d.module(module as u64)?.clone();
+        let k = m.module.kernel(name).ok_or(NOT_FOUND)?;
+        let registers = m.module.registers(k);
+        let id = d.handle();
+        let max_dynamic_shared = (48 << 10) - k.dynamic_start;
+        let f = Function { module: module as u64, kernel: name.to_owned(), registers, max_dynamic_shared };
+        d.functions.insert(id, f);
+        // SAFETY: as above.
+        unsafe { give(out, id as CUfunction) }
+    }
+
+    fn cuModuleGetGlobal_v2(ptr: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let (at, size) = d.module(module as u64)?.global(name_of(name)?).ok_or(NOT_FOUND)?;
+        // SAFETY: as above; both may be null.
+        unsafe {
+            if !ptr.is_null() {
+                give(ptr, at)?;
+            }
+            if !bytes.is_null() {
+                give(bytes, size as usize)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cuFuncGetAttribute(value: *mut c_int, attr: CUfunction_attribute => c_int, f: CUfunction) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let (function, k) = self::function(d, f)?;
+        let (major, minor) = d.module(function.module)?.module.version();
+        let v = match attr {
+            0 => max_threads(function, k),
+            1 => k.shared_bytes,
+            2 => k.const_bytes,
+            3 => k.local_bytes,
+            4 => function.registers,
+            5 => major * 10 + minor,
+            6 => 61,
+            7 => 0,
+            8 => function.max_dynamic_shared,
+            9 => u32::MAX,
+            _ => return Err(INVALID_VALUE),
+        };
+        // SAFETY: as above.
+        unsafe { give(value, v as c_int) }
+    }
+
+    fn cuFuncSetAttribute(f: CUfunction, attr: CUfunction_attribute => c_int, value: c_int) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let (_, k) = function(d, f)?;
+        let most = (48 << 10) - k.dynamic_start;
+        match attr {
+            8 if value >= 0 && value as u32 <= most => {
+                if let Some(f) = d.functions.get_mut(&(f as u64)) {
+                    f.max_dynamic_shared = value as u32;
+                }
+                Ok(())
+            }
+            // A hint: shared memory and L1 are separate on this chip.
+            9 if (-1..=100).contains(&value) => Ok(()),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    /// A hint that this chip ignores.
+    fn cuFuncSetCacheConfig(f: CUfunction, _config: CUfunc_cache => c_int) {
+        let mut guard = enter()?;
+        function(inside(&mut guard)?, f).map(|_| ())
+    }
+
+    /// A hint that this chip ignores.
+    fn cuFuncSetSharedMemConfig(f: CUfunction, _config: CUsharedconfig => c_int) {
+        let mut guard = enter()?;
+        function(inside(&mut guard)?, f).map(|_| ())
+    }
+
+    fn cuLaunchKernel(
+        f: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
+        stream: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void,
+    ) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let (function, k) = self::function(d, f)?;
+        let mut block = vec![0u8; k.param_bytes as usize];
+        if !extra.is_null() {
+            return Err(NOT_SUPPORTED);
+        }
+        if params.is_null() && !k.params.is_empty() {
+            return Err(INVALID_VALUE);
+        }
+        for (i, p) in k.params.iter().enumerate() {
+            // SAFETY: the caller passes one pointer per parameter of the kernel …
+            let from = unsafe { params.add(i).read() };
+            if from.is_null() {
+                return Err(INVALID_VALUE);
+            }
+            let to = &mut block[p.offset as usize..][..p.bytes as usize];
+            // SAFETY: … each to a value of that parameter's size.
+            unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.as_mut_ptr(), to.len()) };
+        }
+        let (grid, threads) = ([gx, gy, gz], [bx, by, bz]);
+        let launch = Launch { grid, block: threads, dynamic_shared: shared, params: &block };
+        let total = bx as u64 * by as u64 * bz as u64;
+        let check = check_launch(k, &launch).and_then(|()| match total <= max_threads(function, k) as u64 {
+            true => Ok(()),
+            false => Err((FindingKind::TooManyThreads, format!("{total} threads of {} registers", function.registers))),
+        });
+        if let Err((kind, message)) = check {
+            let kernel = function.kernel.clone();
+            finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+            return Err(kind.code());
+        }
+        let launch = KernelLaunch {
+            module: d.module(function.module)?.clone(),
+            kernel: function.kernel.clone(),
+            grid,
+            block: threads,
+            shared,
+            registers: function.registers,
+            params: block,
+        };
+        d.enqueue(stream as u64, Work::Launch(Arc::new(launch)))?;
+        after_enqueue(guard)
+    }
+
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: *mut c_int, f: CUfunction, threads: c_int, shared: usize,
+    ) {
+        let mut guard = enter()?;
+        let n = resident_blocks(inside(&mut guard)?, f, threads, shared)?;
+        // SAFETY: as above.
+        unsafe { give(blocks, n as c_int) }
+    }
+
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        blocks: *mut c_int, f: CUfunction, threads: c_int, shared: usize, _flags: c_uint,
+    ) {
+        let mut guard = enter()?;
+        let n = resident_blocks(inside(&mut guard)?, f, threads, shared)?;
+        // SAFETY: as above.
+        unsafe { give(blocks, n as c_int) }
+    }
+
+    fn cuOccupancyAvailableDynamicSMemPerBlock(
+        shared: *mut usize, f: CUfunction, blocks: c_int, threads: c_int,
+    ) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let (_, k) = function(d, f)?;
+        if blocks < 1 || resident_blocks(d, f, threads, 0)? < blocks as u32 {
+            return Err(INVALID_VALUE);
+        }
+        let each = ((96 << 10) / blocks as u32) & !255;
+        // SAFETY: as above.
+        unsafe { give(shared, each.min(48 << 10).saturating_sub(k.dynamic_start) as usize) }
+    }
+
+    fn cuOccupancyMaxPotentialBlockSize(
+        grid: *mut c_int, block: *mut c_int, f: CUfunction, shared_of: CUoccupancyB2DSize, shared: usize,
+        limit: c_int,
+    ) {
+        potential_block_size(grid, block, f, shared_of, shared, limit)
+    }
+
+    fn cuOccupancyMaxPotentialBlockSizeWithFlags(
+        grid: *mut c_int, block: *mut c_int, f: CUfunction, shared_of: CUoccupancyB2DSize, shared: usize,
+        limit: c_int, _flags: c_uint,
+    ) {
+        potential_block_size(grid, block, f, shared_of, shared, limit)
+    }
+}

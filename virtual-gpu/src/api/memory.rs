@@ -1,0 +1,362 @@
+//! Device and pinned memory, copies, memset, pointer attributes.
+
+use std::ffi::{c_int, c_uchar, c_uint, c_ushort, c_void};
+use std::ptr::NonNull;
+
+use cust_raw::*;
+
+use super::codes::*;
+use super::engine::{
+    Driver, Guard, Mark, NULL, Place, StreamId, Work, after_enqueue, memory_code, run_until,
+};
+use super::{Answer, api, enter, give, inside};
+use crate::memory::Kind;
+
+/// Waits for a mark and tells of the device's fault, if there is one.
+pub(super) fn wait(guard: Guard, mark: Mark) -> Answer {
+    let guard = run_until(guard, |d| d.done(mark))?;
+    guard.as_ref().and_then(|d| d.sticky).map_or(Ok(()), Err)
+}
+
+fn no_capture(d: &Driver) -> Answer {
+    if d.captures.values().any(|c| !c.relaxed) { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
+/// A device range named in a call: inside one allocation, live or about to be.
+fn device_range(d: &Driver, at: u64, bytes: u64) -> Answer {
+    d.gpu.memory.locate(at, bytes).map(|_| ()).map_err(memory_code)
+}
+
+/// The memory behind a unified address.
+fn place(d: &Driver, address: u64) -> Place {
+    if d.gpu.memory.locate(address, 1).is_ok() || address >= 1 << 48 {
+        Place::Device(address)
+    } else {
+        Place::Host(address as usize)
+    }
+}
+
+struct Copy {
+    dst: Place,
+    src: Place,
+    width: u64,
+    rows: u64,
+    dst_pitch: u64,
+    src_pitch: u64,
+}
+
+impl Copy {
+    fn plain(dst: Place, src: Place, bytes: u64) -> Self {
+        Self { dst, src, width: bytes, rows: 1, dst_pitch: bytes, src_pitch: bytes }
+    }
+
+    fn work(self) -> Work {
+        let Self { dst, src, width, rows, dst_pitch, src_pitch } = self;
+        Work::Copy { dst, src, width, rows, dst_pitch, src_pitch }
+    }
+}
+
+/// Queues a copy; `wait_for` makes it synchronous.
+fn copy(mut guard: Guard, stream: StreamId, c: Copy, synchronous: bool) -> Answer {
+    let d = inside(&mut guard)?;
+    if c.width == 0 || c.rows == 0 {
+        return d.stream(stream).map(|_| ());
+    }
+    let mut c = c;
+    let mut blocks = synchronous;
+    for (side, pitch) in [(&mut c.dst, c.dst_pitch), (&mut c.src, c.src_pitch)] {
+        let bytes = pitch * (c.rows - 1) + c.width;
+        match *side {
+            Place::Device(at) => device_range(d, at, bytes)?,
+            Place::Host(0) => return Err(INVALID_VALUE),
+            // Pinned memory is read and written late, as the hardware does.
+            Place::Host(p) if d.pinned(p as u64, bytes) => *side = Place::Device(p as u64),
+            _ => {}
+        }
+    }
+    let capturing = d.stream(stream)?.capture.is_some();
+    if synchronous {
+        no_capture(d)?;
+    } else if !capturing {
+        // Pageable memory: the driver takes the source before it returns, and waits for the destination.
+        if let Place::Host(p) = c.src {
+            let bytes = (c.src_pitch * (c.rows - 1) + c.width) as usize;
+            // SAFETY: the caller promised the driver API that the source is valid for these bytes.
+            c.src = Place::Bytes(unsafe { std::slice::from_raw_parts(p as *const u8, bytes) }.into());
+        }
+        blocks |= matches!(c.dst, Place::Host(_));
+    }
+    let mark = d.enqueue(stream, c.work())?;
+    if blocks && !capturing { wait(guard, mark) } else { after_enqueue(guard) }
+}
+
+fn set(mut guard: Guard, stream: StreamId, at: u64, value: u32, size: u8, count: usize) -> Answer {
+    let d = inside(&mut guard)?;
+    let Some(bytes) = (count as u64).checked_mul(size as u64) else { return Err(INVALID_VALUE) };
+    if !at.is_multiple_of(size as u64) {
+        return Err(INVALID_VALUE);
+    }
+    if count == 0 {
+        return Ok(());
+    }
+    device_range(d, at, bytes)?;
+    d.enqueue(stream, Work::Set { at, value, size, count: count as u64 })?;
+    after_enqueue(guard)
+}
+
+fn copy_2d(p: *const CUDA_MEMCPY2D, stream: StreamId, synchronous: bool) -> Answer {
+    let guard = enter()?;
+    if p.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so the caller's valid descriptor.
+    let p = unsafe { &*p };
+    let side = |kind, host: *const c_void, device: u64, x: usize, y: usize, pitch: usize| {
+        let offset = y.checked_mul(pitch).and_then(|n| n.checked_add(x)).ok_or(INVALID_VALUE)?;
+        Ok(match kind {
+            CUmemorytype::CU_MEMORYTYPE_HOST => Place::Host((host as usize).wrapping_add(offset)),
+            CUmemorytype::CU_MEMORYTYPE_DEVICE => Place::Device(device.wrapping_add(offset as u64)),
+            _ => return Err(NOT_SUPPORTED),
+        })
+    };
+    let width = p.WidthInBytes;
+    let pitch = |n: usize| if n == 0 { width } else { n };
+    let (src_pitch, dst_pitch) = (pitch(p.srcPitch), pitch(p.dstPitch));
+    if src_pitch < width || dst_pitch < width || dst_pitch.max(src_pitch).checked_mul(p.Height).is_none() {
+        return Err(INVALID_VALUE);
+    }
+    let src = side(p.srcMemoryType, p.srcHost, p.srcDevice, p.srcXInBytes, p.srcY, src_pitch)?;
+    let dst = side(p.dstMemoryType, p.dstHost, p.dstDevice, p.dstXInBytes, p.dstY, dst_pitch)?;
+    let c = Copy {
+        dst,
+        src,
+        width: width as u64,
+        rows: p.Height as u64,
+        dst_pitch: dst_pitch as u64,
+        src_pitch: src_pitch as u64,
+    };
+    copy(guard, stream, c, synchronous)
+}
+
+fn alloc_pinned(out: *mut *mut c_void, bytes: usize) -> Answer {
+    let mut guard = enter()?;
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let p = inside(&mut guard)?.gpu.memory.insert_pinned(bytes as u64).map_err(memory_code)?;
+    // SAFETY: the caller's out-pointer.
+    unsafe { give(out, p as *mut c_void) }
+}
+
+// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
+// null or valid.
+api! {
+    fn cuMemAlloc_v2(ptr: *mut CUdeviceptr, bytes: usize) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        no_capture(d)?;
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let at = d.gpu.memory.alloc(bytes as u64).map_err(memory_code)?;
+        // SAFETY: as above.
+        unsafe { give(ptr, at) }
+    }
+
+    /// Waits for the whole device first, as the driver does.
+    fn cuMemFree_v2(ptr: CUdeviceptr) {
+        let mut guard = enter()?;
+        if ptr == 0 {
+            return Ok(());
+        }
+        no_capture(inside(&mut guard)?)?;
+        let mut guard = run_until(guard, Driver::idle)?;
+        let d = inside(&mut guard)?;
+        let bytes = d.gpu.memory.locate(ptr, 1).map_or(0, |a| a.size);
+        d.gpu.memory.free(ptr).map_err(memory_code)?;
+        d.forget_pooled(ptr, bytes);
+        d.sticky.map_or(Ok(()), Err)
+    }
+
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let (f, t) = (d.free_memory() as usize, d.gpu.memory.limit() as usize);
+        // SAFETY: as above.
+        unsafe {
+            give(free, f)?;
+            give(total, t)
+        }
+    }
+
+    fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) {
+        let mut guard = enter()?;
+        let a = inside(&mut guard)?.gpu.memory.locate(ptr, 1).map_err(|_| NOT_FOUND)?;
+        // SAFETY: as above; both may be null.
+        unsafe {
+            if !base.is_null() {
+                give(base, a.base)?;
+            }
+            if !size.is_null() {
+                give(size, a.size as usize)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cuMemAllocHost_v2(ptr: *mut *mut c_void, bytes: usize) {
+        alloc_pinned(ptr, bytes)
+    }
+
+    /// All flags are accepted: this memory is portable and mapped in any case.
+    fn cuMemHostAlloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint) {
+        if flags > 7 {
+            return Err(INVALID_VALUE);
+        }
+        alloc_pinned(ptr, bytes)
+    }
+
+    /// Waits for the whole device first, as the driver does.
+    fn cuMemFreeHost(ptr: *mut c_void) {
+        let guard = enter()?;
+        let mut guard = run_until(guard, Driver::idle)?;
+        inside(&mut guard)?.gpu.memory.remove(ptr as u64, Kind::Pinned).map_err(memory_code)
+    }
+
+    fn cuMemHostRegister_v2(ptr: *mut c_void, bytes: usize, flags: c_uint) {
+        let mut guard = enter()?;
+        let Some(p) = NonNull::new(ptr.cast::<u8>()) else { return Err(INVALID_VALUE) };
+        if bytes == 0 || flags > 15 {
+            return Err(INVALID_VALUE);
+        }
+        let memory = &inside(&mut guard)?.gpu.memory;
+        // SAFETY: the caller promised the driver API that the range stays valid until it is unregistered.
+        unsafe { memory.register(p, bytes as u64) }.map_err(|_| HOST_MEMORY_ALREADY_REGISTERED)
+    }
+
+    fn cuMemHostUnregister(ptr: *mut c_void) {
+        let guard = enter()?;
+        let mut guard = run_until(guard, Driver::idle)?;
+        let memory = &inside(&mut guard)?.gpu.memory;
+        memory.remove(ptr as u64, Kind::Registered).map_err(|_| HOST_MEMORY_NOT_REGISTERED)
+    }
+
+    fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, ptr: *mut c_void, flags: c_uint) {
+        let mut guard = enter()?;
+        if flags != 0 || !inside(&mut guard)?.pinned(ptr as u64, 1) {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: as above.
+        unsafe { give(out, ptr as u64) }
+    }
+
+    fn cuMemHostGetFlags(flags: *mut c_uint, ptr: *mut c_void) {
+        let mut guard = enter()?;
+        if !inside(&mut guard)?.pinned(ptr as u64, 1) {
+            return Err(INVALID_VALUE);
+        }
+        // Portable and mapped.
+        // SAFETY: as above.
+        unsafe { give(flags, 3) }
+    }
+
+    fn cuPointerGetAttribute(data: *mut c_void, attr: CUpointer_attribute => c_int, ptr: CUdeviceptr) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let a = d.gpu.memory.locate(ptr, 1).map_err(memory_code)?;
+        let device = a.kind == Kind::Device;
+        // SAFETY: as above; the type of each attribute is the one its documentation gives.
+        unsafe {
+            match attr {
+                1 => give(data.cast::<u64>(), super::device::current()),
+                2 => give(data.cast::<c_uint>(), if device { 2 } else { 1 }),
+                3 => give(data.cast::<u64>(), ptr),
+                4 if !device => give(data.cast::<u64>(), ptr),
+                7 => give(data.cast::<u64>(), a.base),
+                8 => give(data.cast::<c_uint>(), 0),
+                9 => give(data.cast::<c_int>(), 0),
+                11 => give(data.cast::<u64>(), a.base),
+                12 => give(data.cast::<usize>(), a.size as usize),
+                13 => give(data.cast::<c_uint>(), 1),
+                17 => give(data.cast::<u64>(), d.pool_of.get(&a.base).copied().unwrap_or(0)),
+                4 => Err(INVALID_VALUE),
+                _ => Err(NOT_SUPPORTED),
+            }
+        }
+    }
+
+    fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) {
+        let c = Copy::plain(Place::Device(dst), Place::Host(src as usize), bytes as u64);
+        copy(enter()?, NULL, c, true)
+    }
+
+    fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) {
+        let c = Copy::plain(Place::Host(dst as usize), Place::Device(src), bytes as u64);
+        copy(enter()?, NULL, c, true)
+    }
+
+    /// Between device buffers the driver does not wait; neither does this.
+    fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) {
+        copy(enter()?, NULL, Copy::plain(Place::Device(dst), Place::Device(src), bytes as u64), false)
+    }
+
+    fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let c = Copy::plain(place(d, dst), place(d, src), bytes as u64);
+        copy(guard, NULL, c, true)
+    }
+
+    fn cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) {
+        let c = Copy::plain(Place::Device(dst), Place::Host(src as usize), bytes as u64);
+        copy(enter()?, stream as u64, c, false)
+    }
+
+    fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) {
+        let c = Copy::plain(Place::Host(dst as usize), Place::Device(src), bytes as u64);
+        copy(enter()?, stream as u64, c, false)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) {
+        copy(enter()?, stream as u64, Copy::plain(Place::Device(dst), Place::Device(src), bytes as u64), false)
+    }
+
+    fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let c = Copy::plain(place(d, dst), place(d, src), bytes as u64);
+        copy(guard, stream as u64, c, false)
+    }
+
+    fn cuMemcpy2D_v2(p: *const CUDA_MEMCPY2D) {
+        copy_2d(p, NULL, true)
+    }
+
+    fn cuMemcpy2DAsync_v2(p: *const CUDA_MEMCPY2D, stream: CUstream) {
+        copy_2d(p, stream as u64, false)
+    }
+
+    fn cuMemsetD8_v2(dst: CUdeviceptr, value: c_uchar, n: usize) {
+        set(enter()?, NULL, dst, value as u32, 1, n)
+    }
+
+    fn cuMemsetD16_v2(dst: CUdeviceptr, value: c_ushort, n: usize) {
+        set(enter()?, NULL, dst, value as u32, 2, n)
+    }
+
+    fn cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, n: usize) {
+        set(enter()?, NULL, dst, value, 4, n)
+    }
+
+    fn cuMemsetD8Async(dst: CUdeviceptr, value: c_uchar, n: usize, stream: CUstream) {
+        set(enter()?, stream as u64, dst, value as u32, 1, n)
+    }
+
+    fn cuMemsetD16Async(dst: CUdeviceptr, value: c_ushort, n: usize, stream: CUstream) {
+        set(enter()?, stream as u64, dst, value as u32, 2, n)
+    }
+
+    fn cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, n: usize, stream: CUstream) {
+        set(enter()?, stream as u64, dst, value, 4, n)
+    }
+}

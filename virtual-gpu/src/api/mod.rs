@@ -1,0 +1,141 @@
+//! The CUDA driver API over the virtual GPU, by symbol name.
+
+mod codes;
+mod device;
+mod engine;
+mod graph;
+mod launch;
+mod memory;
+mod pool;
+mod stream;
+
+use std::ffi::c_void;
+
+use codes::*;
+use engine::{Driver, Guard};
+
+use crate::config::Config;
+
+/// A function of the driver API and its name.
+struct Symbol(&'static str, *const c_void);
+
+// SAFETY: the pointer is the address of a function, which all threads may share.
+unsafe impl Sync for Symbol {}
+
+/// What the body of an API function answers.
+type Answer = Result<(), u32>;
+
+/// Gives the `extern "C"` function behind a driver-API symbol, as `dlsym` on the driver's library would.
+///
+/// The names are the versioned ones that `cust_raw` 0.11.3 declares (`cuMemAlloc_v2`), and every function has
+/// the type that `cust_raw` gives it, with the return code as a 32-bit number. `None`: not supported.
+pub fn symbol(name: &str) -> Option<*const c_void> {
+    [device::SYMBOLS, memory::SYMBOLS, pool::SYMBOLS, launch::SYMBOLS, stream::SYMBOLS, graph::SYMBOLS]
+        .into_iter()
+        .flatten()
+        .find(|s| s.0 == name)
+        .map(|s| s.1)
+}
+
+/// The names that [`symbol`] knows.
+pub fn symbols() -> impl Iterator<Item = &'static str> {
+    [device::SYMBOLS, memory::SYMBOLS, pool::SYMBOLS, launch::SYMBOLS, stream::SYMBOLS, graph::SYMBOLS]
+        .into_iter()
+        .flatten()
+        .map(|s| s.0)
+}
+
+/// The device was in use already: its configuration is fixed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InUse;
+
+impl std::fmt::Display for InUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the virtual GPU is in use already and cannot be configured any more")
+    }
+}
+
+impl std::error::Error for InUse {}
+
+/// Configures the device behind the driver API, before the first `cuInit`. Without this the environment does,
+/// see [`Config`].
+pub fn configure(config: Config) -> Result<(), InUse> {
+    let mut guard = engine::lock();
+    if guard.is_some() {
+        return Err(InUse);
+    }
+    *guard = Some(Driver::new(config));
+    Ok(())
+}
+
+/// Throws the device's whole state away and starts a fresh one, as a new process would, initialised. All
+/// handles and device pointers become invalid. For tests that need several configurations in one process.
+pub fn restart(config: Config) {
+    device::forget_contexts();
+    *engine::lock() = Some(Driver::new(config));
+    device::initialised();
+}
+
+/// Runs an API function's body; a panic becomes `CUDA_ERROR_UNKNOWN`.
+fn answer(body: impl FnOnce() -> Answer) -> u32 {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(code)) => code,
+        Err(_) => UNKNOWN,
+    }
+}
+
+/// The device, if it is initialised, has a current context and no fault.
+fn enter() -> Result<Guard, u32> {
+    let guard = enter_faulted()?;
+    match guard.as_ref().and_then(|d| d.sticky) {
+        Some(code) => Err(code),
+        None => Ok(guard),
+    }
+}
+
+/// As [`enter`], also after a fault.
+fn enter_faulted() -> Result<Guard, u32> {
+    let guard = device::guard()?;
+    if device::current() == 0 { Err(INVALID_CONTEXT) } else { Ok(guard) }
+}
+
+/// The driver inside a guard that `enter` gave.
+fn inside(guard: &mut Guard) -> Result<&mut Driver, u32> {
+    guard.as_mut().ok_or(NOT_INITIALIZED)
+}
+
+/// Writes an out-parameter.
+///
+/// # Safety
+/// `out` is null or valid for a write, as the driver API asks of its callers.
+unsafe fn give<T>(out: *mut T, value: T) -> Answer {
+    if out.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so the caller's promise holds.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Defines API functions, proves their types against `cust_raw`, and lists them in `SYMBOLS`.
+///
+/// `arg: Type => Raw` takes an argument that `cust_raw` declares as a closed enum as a plain number, so that
+/// a value which the bindings lack is not undefined behaviour.
+macro_rules! api {
+    (@raw $ty:ty) => { $ty };
+    (@raw $ty:ty, $raw:ty) => { $raw };
+    ($($(#[$doc:meta])* fn $name:ident( $($arg:ident : $ty:ty $(=> $raw:ty)?),* $(,)? ) $body:block)*) => {
+        $(
+            const _: unsafe extern "C" fn($($ty),*) -> cust_raw::CUresult = cust_raw::$name;
+            $(#[$doc])*
+            #[allow(non_snake_case)]
+            unsafe extern "C" fn $name($($arg: $crate::api::api!(@raw $ty $(, $raw)?)),*) -> u32 {
+                $crate::api::answer(|| $body)
+            }
+        )*
+        pub(super) static SYMBOLS: &[$crate::api::Symbol] =
+            &[$($crate::api::Symbol(stringify!($name), $name as *const std::ffi::c_void)),*];
+    };
+}
+use api;

@@ -1,0 +1,206 @@
+//! Stream-ordered memory and its pools.
+
+use std::ffi::{c_int, c_void};
+
+use cust_raw::*;
+
+use super::codes::*;
+use super::engine::{DEFAULT_POOL, Driver, Pool, StreamId, Work, after_enqueue, memory_code};
+use super::{Answer, api, enter, give, inside};
+
+impl Driver {
+    /// Bytes that an allocation may still take: what pools keep back counts as free, they give it when asked.
+    pub(super) fn free_memory(&self) -> u64 {
+        let kept: u64 = self.pools.values().map(|p| p.reserved - p.used).sum();
+        (self.gpu.memory.limit() - self.gpu.memory.used()).saturating_sub(kept)
+    }
+
+    /// An allocation is gone: its pool's books.
+    pub(super) fn forget_pooled(&mut self, base: u64, bytes: u64) {
+        if let Some(p) = self.pool_of.remove(&base).and_then(|p| self.pools.get_mut(&p)) {
+            p.used -= bytes.min(p.used);
+        }
+    }
+
+    fn pools_exist(&self) -> Answer {
+        if self.gpu.config().pools { Ok(()) } else { Err(NOT_SUPPORTED) }
+    }
+
+    fn pool(&mut self, id: u64) -> Result<&mut Pool, u32> {
+        self.pools_exist()?;
+        self.pools.get_mut(&id).ok_or(INVALID_VALUE)
+    }
+
+    /// At a synchronisation pools give back what exceeds their threshold.
+    pub(super) fn trim_pools(&mut self) {
+        for p in self.pools.values_mut() {
+            p.trim(p.threshold);
+        }
+    }
+
+    fn alloc_async(&mut self, bytes: u64, pool: u64, stream: StreamId) -> Result<u64, u32> {
+        self.pool(pool)?;
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if self.stream(stream)?.capture.is_some() {
+            // Memory nodes in graphs are not part of this device.
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let a = self.gpu.memory.insert(bytes, false).map_err(memory_code)?;
+        let base = a.base;
+        self.enqueue(stream, Work::Alloc(a))?;
+        self.pool_of.insert(base, pool);
+        let p = self.pool(pool)?;
+        p.used += bytes;
+        p.used_high = p.used_high.max(p.used);
+        p.reserved = p.reserved.max(p.used);
+        p.reserved_high = p.reserved_high.max(p.reserved);
+        Ok(base)
+    }
+}
+
+// SAFETY of the unsafe blocks below: each pointer is the caller's, who promised the driver API that it is null
+// or valid for the type that the documentation names.
+api! {
+    fn cuMemAllocAsync(ptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let at = d.alloc_async(bytes as u64, d.current_pool, stream as u64)?;
+        // SAFETY: as above.
+        unsafe { give(ptr, at)? };
+        after_enqueue(guard)
+    }
+
+    fn cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) {
+        let mut guard = enter()?;
+        let at = inside(&mut guard)?.alloc_async(bytes as u64, pool as u64, stream as u64)?;
+        // SAFETY: as above.
+        unsafe { give(ptr, at)? };
+        after_enqueue(guard)
+    }
+
+    /// Any allocation may be freed so, from pools or not.
+    fn cuMemFreeAsync(ptr: CUdeviceptr, stream: CUstream) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        d.pools_exist()?;
+        let a = d.gpu.memory.locate(ptr, 1).map_err(memory_code)?;
+        if a.base != ptr {
+            return Err(INVALID_VALUE);
+        }
+        if d.stream(stream as u64)?.capture.is_some() {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if !d.freeing.insert(ptr) {
+            // A second free of the same address, the first still on its way.
+            return Err(INVALID_VALUE);
+        }
+        d.enqueue(stream as u64, Work::Free { base: ptr })?;
+        after_enqueue(guard)
+    }
+
+    fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
+        let mut guard = super::device::guard()?;
+        if dev != 0 {
+            return Err(INVALID_DEVICE);
+        }
+        inside(&mut guard)?.pools_exist()?;
+        // SAFETY: as above.
+        unsafe { give(pool, DEFAULT_POOL as CUmemoryPool) }
+    }
+
+    fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
+        let mut guard = super::device::guard()?;
+        if dev != 0 {
+            return Err(INVALID_DEVICE);
+        }
+        let d = inside(&mut guard)?;
+        d.pools_exist()?;
+        // SAFETY: as above.
+        unsafe { give(pool, d.current_pool as CUmemoryPool) }
+    }
+
+    fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
+        let mut guard = enter()?;
+        if dev != 0 {
+            return Err(INVALID_DEVICE);
+        }
+        let d = inside(&mut guard)?;
+        d.pool(pool as u64)?;
+        d.current_pool = pool as u64;
+        Ok(())
+    }
+
+    fn cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        d.pools_exist()?;
+        if props.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let id = d.handle();
+        d.pools.insert(id, Pool::new());
+        // SAFETY: as above.
+        unsafe { give(pool, id as CUmemoryPool) }
+    }
+
+    fn cuMemPoolDestroy(pool: CUmemoryPool) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let id = pool as u64;
+        d.pool(id)?;
+        if id == DEFAULT_POOL {
+            return Err(INVALID_VALUE);
+        }
+        d.pools.remove(&id);
+        if d.current_pool == id {
+            d.current_pool = DEFAULT_POOL;
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
+        let mut guard = enter()?;
+        inside(&mut guard)?.pool(pool as u64)?.trim(keep as u64);
+        Ok(())
+    }
+
+    fn cuMemPoolGetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute => c_int, value: *mut c_void) {
+        let mut guard = enter()?;
+        let p = inside(&mut guard)?.pool(pool as u64)?;
+        let bytes = match attr {
+            // SAFETY: as above.
+            1..=3 => return unsafe { give(value.cast::<c_int>(), p.reuse[attr as usize - 1]) },
+            4 => p.threshold,
+            5 => p.reserved,
+            6 => p.reserved_high,
+            7 => p.used,
+            8 => p.used_high,
+            _ => return Err(INVALID_VALUE),
+        };
+        // SAFETY: as above.
+        unsafe { give(value.cast::<u64>(), bytes) }
+    }
+
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute => c_int, value: *mut c_void) {
+        let mut guard = enter()?;
+        let p = inside(&mut guard)?.pool(pool as u64)?;
+        if value.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        match attr {
+            // SAFETY: as above.
+            1..=3 => p.reuse[attr as usize - 1] = unsafe { value.cast::<c_int>().read() },
+            // SAFETY: as above.
+            4 => p.threshold = unsafe { value.cast::<u64>().read() },
+            // The high-water marks can only be reset.
+            // SAFETY: as above.
+            6 | 8 if unsafe { value.cast::<u64>().read() } != 0 => return Err(INVALID_VALUE),
+            6 => p.reserved_high = p.reserved,
+            8 => p.used_high = p.used,
+            _ => return Err(INVALID_VALUE),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! Streams and events.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use cust_raw::*;
+
+use super::codes::*;
+use super::engine::{
+    Callback, Driver, Event, NULL, Stream, StreamId, Work, after_enqueue, run_some, run_until,
+};
+use super::{Answer, api, enter, give, inside};
+
+/// `CU_EVENT_DISABLE_TIMING`
+const DISABLE_TIMING: c_uint = 2;
+
+fn create(out: *mut CUstream, flags: c_uint, priority: c_int) -> Answer {
+    let mut guard = enter()?;
+    if flags > 1 {
+        return Err(INVALID_VALUE);
+    }
+    let d = inside(&mut guard)?;
+    let id = d.handle();
+    d.streams.insert(id, Stream::new(flags, priority.clamp(-1, 0)));
+    // SAFETY: the caller's out-pointer.
+    unsafe { give(out, id as CUstream) }
+}
+
+fn record(event: CUevent, stream: CUstream) -> Answer {
+    let mut guard = enter()?;
+    let d = inside(&mut guard)?;
+    let (event, stream) = (event as u64, stream as u64);
+    if !d.events.contains_key(&event) {
+        return Err(INVALID_HANDLE);
+    }
+    if let Some(capture) = d.stream(stream)?.capture {
+        let tail = d.stream(stream)?.capture_tail.clone();
+        if let Some(e) = d.events.get_mut(&event) {
+            e.captured = Some((capture, tail));
+        }
+        return Ok(());
+    }
+    let mark = d.enqueue(stream, Work::Record(event))?;
+    if let Some(e) = d.events.get_mut(&event) {
+        e.recorded = Some(mark);
+        e.captured = None;
+    }
+    after_enqueue(guard)
+}
+
+fn event(d: &Driver, id: CUevent) -> Result<&Event, u32> {
+    d.events.get(&(id as u64)).ok_or(INVALID_HANDLE)
+}
+
+/// Host functions and queries are not for captured streams.
+fn not_capturing(d: &mut Driver, id: StreamId) -> Answer {
+    if d.stream(id)?.capture.is_some() { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
+/// What has happened to work that is being waited for.
+fn fault(d: &Driver) -> Answer {
+    d.sticky.map_or(Ok(()), Err)
+}
+
+// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
+// null or valid.
+api! {
+    fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) {
+        create(stream, flags, 0)
+    }
+
+    fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int) {
+        create(stream, flags, priority)
+    }
+
+    /// Work already queued still runs.
+    fn cuStreamDestroy_v2(stream: CUstream) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let id = stream as u64;
+        if id == NULL {
+            return Err(INVALID_HANDLE);
+        }
+        let s = d.stream(id)?;
+        if s.capture.is_some() {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        s.destroyed = true;
+        if s.finished == s.queued {
+            d.streams.remove(&id);
+        }
+        Ok(())
+    }
+
+    fn cuStreamSynchronize(stream: CUstream) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let id = stream as u64;
+        not_capturing(d, id)?;
+        // The legacy default stream waits for all blocking streams.
+        let marks: Vec<_> = if id == NULL {
+            d.streams.iter().filter(|(_, s)| s.flags & 1 == 0).map(|(i, s)| (*i, s.queued)).collect()
+        } else {
+            vec![(id, d.stream(id)?.queued)]
+        };
+        let mut guard = run_until(guard, |d| marks.iter().all(|&m| d.done(m)))?;
+        let d = inside(&mut guard)?;
+        d.trim_pools();
+        fault(d)
+    }
+
+    /// Runs a little first, so that a loop of queries comes to an end.
+    fn cuStreamQuery(stream: CUstream) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let id = stream as u64;
+        not_capturing(d, id)?;
+        let mark = (id, d.stream(id)?.queued);
+        if d.done(mark) {
+            return fault(d);
+        }
+        let mut guard = run_some(guard, 1)?;
+        let d = inside(&mut guard)?;
+        fault(d)?;
+        if d.done(mark) { Ok(()) } else { Err(NOT_READY) }
+    }
+
+    fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) {
+        let mut guard = enter()?;
+        inside(&mut guard)?.stream(stream as u64)?;
+        // SAFETY: as above.
+        unsafe { give(context, super::device::current() as CUcontext) }
+    }
+
+    fn cuStreamGetFlags(stream: CUstream, flags: *mut c_uint) {
+        let mut guard = enter()?;
+        let f = inside(&mut guard)?.stream(stream as u64)?.flags;
+        // SAFETY: as above.
+        unsafe { give(flags, f) }
+    }
+
+    fn cuStreamGetPriority(stream: CUstream, priority: *mut c_int) {
+        let mut guard = enter()?;
+        let p = inside(&mut guard)?.stream(stream as u64)?.priority;
+        // SAFETY: as above.
+        unsafe { give(priority, p) }
+    }
+
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        let e = d.events.get(&(event as u64)).ok_or(INVALID_HANDLE)?;
+        let (recorded, captured) = (e.recorded, e.captured.clone());
+        let id = stream as u64;
+        match (d.stream(id)?.capture, captured) {
+            (_, Some((capture, after))) => d.join_capture(id, capture, after),
+            (Some(_), None) => Err(STREAM_CAPTURE_ISOLATION),
+            (None, None) => match recorded {
+                Some(mark) => {
+                    d.follow(id, mark)?;
+                    after_enqueue(guard)
+                }
+                // An event never recorded counts as complete.
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let Some(f) = function else { return Err(INVALID_VALUE) };
+        not_capturing(d, stream as u64)?;
+        let function = Arc::new(Callback::Host(f));
+        d.enqueue(stream as u64, Work::Call { function, stream: stream as u64, data: data as usize })?;
+        after_enqueue(guard)
+    }
+
+    fn cuStreamAddCallback(stream: CUstream, callback: CUstreamCallback, data: *mut c_void, flags: c_uint) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let (Some(f), 0) = (callback, flags) else { return Err(INVALID_VALUE) };
+        not_capturing(d, stream as u64)?;
+        let function = Arc::new(Callback::Stream(f));
+        d.enqueue(stream as u64, Work::Call { function, stream: stream as u64, data: data as usize })?;
+        after_enqueue(guard)
+    }
+
+    fn cuEventCreate(event: *mut CUevent, flags: c_uint) {
+        let mut guard = enter()?;
+        if flags > 7 {
+            return Err(INVALID_VALUE);
+        }
+        let d = inside(&mut guard)?;
+        let id = d.handle();
+        d.events.insert(id, Event { flags, recorded: None, time: 0.0, captured: None });
+        // SAFETY: as above.
+        unsafe { give(event, id as CUevent) }
+    }
+
+    fn cuEventDestroy_v2(event: CUevent) {
+        let mut guard = enter()?;
+        inside(&mut guard)?.events.remove(&(event as u64)).map(|_| ()).ok_or(INVALID_HANDLE)
+    }
+
+    fn cuEventRecord(event: CUevent, stream: CUstream) {
+        record(event, stream)
+    }
+
+    fn cuEventQuery(event: CUevent) {
+        let mut guard = enter()?;
+        let e = self::event(inside(&mut guard)?, event)?;
+        if e.captured.is_some() {
+            return Err(CAPTURED_EVENT);
+        }
+        let Some(mark) = e.recorded else { return Ok(()) };
+        let mut guard = if inside(&mut guard)?.done(mark) { guard } else { run_some(guard, 1)? };
+        let d = inside(&mut guard)?;
+        fault(d)?;
+        if d.done(mark) { Ok(()) } else { Err(NOT_READY) }
+    }
+
+    fn cuEventSynchronize(event: CUevent) {
+        let mut guard = enter()?;
+        let e = self::event(inside(&mut guard)?, event)?;
+        if e.captured.is_some() {
+            return Err(CAPTURED_EVENT);
+        }
+        let Some(mark) = e.recorded else { return Ok(()) };
+        let mut guard = run_until(guard, |d| d.done(mark))?;
+        fault(inside(&mut guard)?)
+    }
+
+    fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let (s, e) = (event(d, start)?, event(d, end)?);
+        let (Some(a), Some(b)) = (s.recorded, e.recorded) else { return Err(INVALID_HANDLE) };
+        if (s.flags | e.flags) & DISABLE_TIMING != 0 {
+            return Err(INVALID_HANDLE);
+        }
+        if !d.done(a) || !d.done(b) {
+            return Err(NOT_READY);
+        }
+        // SAFETY: as above.
+        unsafe { give(milliseconds, ((e.time - s.time) * 1e3) as f32) }
+    }
+}
