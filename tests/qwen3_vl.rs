@@ -13,10 +13,15 @@ use std::path::{Path, PathBuf};
 fn checkpoints() -> Vec<(Processor, Vec<Run>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = vec![root.join("tests/fixtures/qwen3-vl/tiny")];
-    let wide = std::env::var_os("QWEN3_VL_WIDE").map_or(root.join("../shared/fixtures/qwen3-vl/wide"), PathBuf::from);
+    let wide = std::env::var_os("QWEN3_VL_WIDE")
+        .map_or(root.join("../shared/fixtures/qwen3-vl/wide"), PathBuf::from);
     match wide.exists() {
         true => found.push(wide),
-        false => drop(writeln!(std::io::stderr(), "SKIPPED: the wide checkpoint ({} is not there)", wide.display())),
+        false => drop(writeln!(
+            std::io::stderr(),
+            "SKIPPED: the wide checkpoint ({} is not there)",
+            wide.display()
+        )),
     }
     let load = |dir: &PathBuf| (Processor::load(dir).unwrap(), cases::load(dir).unwrap().unwrap());
     found.iter().map(load).collect()
@@ -31,7 +36,11 @@ fn prepared() -> Vec<(String, Run, Prompt)> {
             let messages = [Message::user(visuals.len(), &*run.question)];
             assert_eq!(processor.render(&messages).unwrap(), run.prompt, "{}", run.name);
             let prompt = processor.prepare(&messages, &visuals).unwrap();
-            prepared.push((format!("{} of {} layers", run.name, processor.config.text.num_hidden_layers), run, prompt));
+            prepared.push((
+                format!("{} of {} layers", run.name, processor.config.text.num_hidden_layers),
+                run,
+                prompt,
+            ));
         }
     }
     assert!(prepared.len() >= 6);
@@ -50,7 +59,8 @@ fn tokens_grids_and_positions_are_the_references() {
         }
         let flat = run.tensors.read_i64("position_ids").unwrap();
         for (axis, want) in flat.chunks(prompt.ids.len()).enumerate() {
-            let found: Vec<i64> = prompt.positions.axes.iter().map(|position| position[axis].into()).collect();
+            let found: Vec<i64> =
+                prompt.positions.axes.iter().map(|position| position[axis].into()).collect();
             assert_eq!(found, want, "{name}, axis {axis}");
         }
     }
@@ -88,13 +98,13 @@ fn sizes_are_rounded_as_the_reference_does() -> Result<()> {
     let bounds = Bounds { factor: 32, min_pixels: 65_536, max_pixels: 16_777_216, frames: 1, group: 1 };
     for (size, want) in [
         ((512, 512), (512, 512)),
-        ((496, 528), (512, 512)),     // 15.5 → 16 and 16.5 → 16: halves go to the even neighbour
-        ((560, 592), (576, 576)),     // 17.5 → 18 and 18.5 → 18
+        ((496, 528), (512, 512)), // 15.5 → 16 and 16.5 → 16: halves go to the even neighbour
+        ((560, 592), (576, 576)), // 17.5 → 18 and 18.5 → 18
         ((8192, 8192), (4096, 4096)), // above the limit
         ((4100, 4200), (4032, 4128)), // rounds to 4096 × 4192, above the limit, so floor after scaling
-        ((10, 10), (256, 256)),       // small images grow
-        ((1, 200), (32, 3648)),       // the limit of the aspect ratio
-        ((100, 300), (160, 448)),     // ceil after scaling
+        ((10, 10), (256, 256)),   // small images grow
+        ((1, 200), (32, 3648)),   // the limit of the aspect ratio
+        ((100, 300), (160, 448)), // ceil after scaling
     ] {
         assert_eq!(smart_resize("test", size, bounds)?, want, "{size:?}");
     }
@@ -121,7 +131,8 @@ fn a_video_is_announced_by_its_times() -> Result<()> {
     let text = processor.tokenizer.decode(&prompt.ids);
     assert!(text.contains("<0.2 seconds>") && text.contains("<1.0 seconds>"), "{text}");
     // the second group starts anew behind the text between them
-    let first: Vec<_> = prompt.ids.iter().enumerate().filter(|(_, id)| **id == pads).map(|(at, _)| at).collect();
+    let first: Vec<_> =
+        prompt.ids.iter().enumerate().filter(|(_, id)| **id == pads).map(|(at, _)| at).collect();
     let second = first[rows * cols / 4];
     let [t, h, w] = prompt.positions.axes[second];
     assert!(t == h && h == w && prompt.positions.axes[second - 1] == [t - 1; 3]);

@@ -145,7 +145,12 @@ fn malformed_headers_are_refused() {
         (format!(r#"{{"a":{}}}"#, entry("F32", "[-1]", 0, 4)), 4, "a", "malformed"),
         (format!(r#"{{"a":{}}}"#, entry("F8_E4M3", "[4]", 0, 4)), 4, "a", "F8_E4M3"),
         (r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}}"#.into(), 4, "a", "malformed"),
-        (r#"{"a":{"dtype":"F32","dtype":"F16","shape":[1],"data_offsets":[0,4]}}"#.into(), 4, "a", "malformed"),
+        (
+            r#"{"a":{"dtype":"F32","dtype":"F16","shape":[1],"data_offsets":[0,4]}}"#.into(),
+            4,
+            "a",
+            "malformed",
+        ),
         (r#"{"a":{"dtype":"F32","shape":[1]}}"#.into(), 4, "a", "malformed"),
         (r#"{"__metadata__":{"x":1}}"#.into(), 0, "__metadata__", "malformed"),
         (r#"{"__metadata__":{},"__metadata__":{}}"#.into(), 0, "__metadata__", "twice"),
@@ -237,7 +242,10 @@ fn missing_extra_and_misshaped_tensors_are_named() {
     let turned = "model.language_model.layers.0.mlp.down_proj.weight";
     let misshaped = with_changed_header(|header| header[turned]["shape"] = json!([160, 64]));
     let (item, reason) = open(&misshaped);
-    assert!(item == turned && reason.contains("[160, 64]") && reason.contains("[64, 160]"), "{item}: {reason}");
+    assert!(
+        item == turned && reason.contains("[160, 64]") && reason.contains("[64, 160]"),
+        "{item}: {reason}"
+    );
 
     let longer = Folder::of_checkpoint();
     longer.edit("config.json", |config| config["text_config"]["num_hidden_layers"] = json!(4));

@@ -17,7 +17,7 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
-attention::KERNELS,
+    attention::KERNELS,
     &float16::convert::DECODE,
     &float16::convert::ENCODE,
     &float16::convert::ENCODE_SATURATING,

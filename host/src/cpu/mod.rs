@@ -2,7 +2,9 @@
 
 pub(crate) mod attention;
 pub(crate) mod copy;
+pub(crate) mod float16;
 pub(crate) mod matmul;
+pub(crate) mod quant;
 pub(crate) mod softmax;
 
 use crate::{DType, Element, Error, Result, Tensor, TensorMut};

@@ -8,10 +8,17 @@
 pub(crate) mod attention;
 pub(crate) mod check;
 mod copy;
+mod float16;
 pub(crate) mod matmul;
+mod quant;
 mod softmax;
 
 pub use attention::{Attention, attention, attention_into};
 pub use copy::{copy, copy_into};
+pub use float16::{float16_decode, float16_encode};
 pub use matmul::{Matmul, Variant, matmul, matmul_into};
+pub use quant::{
+    Activation, Epilogue, dequantize, dequantize_into, fake_quantize, quant_embedding, quant_embedding_into,
+    quant_matmul, quant_matmul_into, quantize, quantize_rows,
+};
 pub use softmax::{softmax, softmax_into};

@@ -45,7 +45,9 @@ fn load_run(dir: &Path, file: &Path, run: &Value) -> Result<Run> {
     let fields = Fields::new(file, "runs.", map);
     let text = |name: &str| -> Result<String> { Ok(fields.required(name, fields.str(name)?)?.to_owned()) };
     let images = match fields.get("images") {
-        Some(Value::Array(images)) => images.iter().map(|image| image.as_str().map(|image| dir.join(image))).collect(),
+        Some(Value::Array(images)) => {
+            images.iter().map(|image| image.as_str().map(|image| dir.join(image))).collect()
+        }
         _ => None,
     };
     let ids = fields.required("generated_ids", fields.sizes("generated_ids")?)?;

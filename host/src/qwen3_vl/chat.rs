@@ -126,9 +126,10 @@ fn source(dir: &Path) -> Result<(PathBuf, String)> {
         }
         let map = json::read_object(&file, MAX_CONFIG)?;
         let template = match map.get("chat_template") {
-            Some(Value::Array(named)) => {
-                named.iter().find(|entry| entry["name"] == "default").and_then(|entry| entry["template"].as_str())
-            }
+            Some(Value::Array(named)) => named
+                .iter()
+                .find(|entry| entry["name"] == "default")
+                .and_then(|entry| entry["template"].as_str()),
             other => other.and_then(Value::as_str),
         };
         if let Some(template) = template {
@@ -179,7 +180,9 @@ pub fn expand(prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<St
 fn refuse_pads(text: &str, tokenizer: &Tokenizer) -> Result<()> {
     for pad in [&tokenizer.image_pad, &tokenizer.video_pad] {
         if text.contains(pad.as_str()) {
-            return Err(Error::Prompt { reason: format!("it has a placeholder {pad} that no image is given for") });
+            return Err(Error::Prompt {
+                reason: format!("it has a placeholder {pad} that no image is given for"),
+            });
         }
     }
     Ok(())

@@ -137,8 +137,7 @@ impl Config {
             vision: vision_config(vision)?,
             image_token_id: top.required("image_token_id", top.id("image_token_id")?)?,
             video_token_id: top.required("video_token_id", top.id("video_token_id")?)?,
-            vision_start_token_id: top
-                .required("vision_start_token_id", top.id("vision_start_token_id")?)?,
+            vision_start_token_id: top.required("vision_start_token_id", top.id("vision_start_token_id")?)?,
             vision_end_token_id: top.required("vision_end_token_id", top.id("vision_end_token_id")?)?,
             tie_word_embeddings: tied,
         };
@@ -217,11 +216,7 @@ fn text_config(text: Fields) -> Result<TextConfig> {
     }
     let theta = match rope.f64("rope_theta")? {
         Some(theta) => positive(rope, "rope_theta", theta)?,
-        None => positive(
-            text,
-            "rope_theta",
-            text.required("rope_theta", text.f64("rope_theta")?)?,
-        )?,
+        None => positive(text, "rope_theta", text.required("rope_theta", text.f64("rope_theta")?)?)?,
     };
     let section = rope.required("mrope_section", rope.sizes("mrope_section")?)?;
     let Ok(mrope_section) = <[usize; 3]>::try_from(section) else {
@@ -288,7 +283,8 @@ fn vision_config(vision: Fields) -> Result<VisionConfig> {
         return Err(vision.bad("in_channels", format!("{} is not supported, only 3", config.in_channels)));
     }
     if !config.hidden_size.is_multiple_of(4 * config.num_heads) {
-        let reason = format!("{} heads do not divide {} into multiples of 4", config.num_heads, config.hidden_size);
+        let reason =
+            format!("{} heads do not divide {} into multiples of 4", config.num_heads, config.hidden_size);
         return Err(vision.bad("num_heads", reason));
     }
     let side = config.position_side();

@@ -44,7 +44,12 @@ pub struct Positions {
 ///
 /// # Errors
 /// [`Error::Prompt`] if the tokens and the grids do not fit each other.
-pub fn positions(ids: &[u32], is_pad: impl Fn(u32) -> bool, grids: &[[usize; 3]], merge: usize) -> Result<Positions> {
+pub fn positions(
+    ids: &[u32],
+    is_pad: impl Fn(u32) -> bool,
+    grids: &[[usize; 3]],
+    merge: usize,
+) -> Result<Positions> {
     let mut axes = Vec::with_capacity(ids.len());
     let mut grids = grids.iter();
     let (mut i, mut next) = (0, 0u32);

@@ -34,8 +34,8 @@ impl Picture {
     /// [`Error::Image`] if it is none of these, damaged, or larger than [`MAX_SIDE`] or [`MAX_DECODED`].
     pub fn open(file: &Path) -> Result<Self> {
         let name = file.display().to_string();
-        let opened =
-            File::open(file).map_err(|error| Error::Image { file: name.clone(), reason: error.to_string() })?;
+        let opened = File::open(file)
+            .map_err(|error| Error::Image { file: name.clone(), reason: error.to_string() })?;
         decode(&name, BufReader::new(opened))
     }
 
@@ -61,7 +61,8 @@ fn decode<R: BufRead + Seek>(name: &str, source: R) -> Result<Picture> {
     let mut decoder = reader.into_decoder().map_err(wrong)?;
     let orientation = decoder.orientation().map_err(wrong)?;
     if decoder.total_bytes() > MAX_DECODED {
-        let reason = format!("it takes {} bytes decoded, at most {MAX_DECODED} are allowed", decoder.total_bytes());
+        let reason =
+            format!("it takes {} bytes decoded, at most {MAX_DECODED} are allowed", decoder.total_bytes());
         return Err(Error::Image { file: name.to_owned(), reason });
     }
     let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
@@ -75,9 +76,13 @@ fn to_rgb(image: DynamicImage) -> Vec<u8> {
     let high = |value: &u16| (value >> 8) as u8;
     match image {
         DynamicImage::ImageRgb16(image) => image.as_raw().iter().map(high).collect(),
-        DynamicImage::ImageRgba16(image) => {
-            image.as_raw().as_chunks::<4>().0.iter().flat_map(|[r, g, b, _]| [high(r), high(g), high(b)]).collect()
-        }
+        DynamicImage::ImageRgba16(image) => image
+            .as_raw()
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .flat_map(|[r, g, b, _]| [high(r), high(g), high(b)])
+            .collect(),
         DynamicImage::ImageLuma16(image) => image.as_raw().iter().flat_map(|grey| [high(grey); 3]).collect(),
         DynamicImage::ImageLumaA16(image) => {
             image.as_raw().as_chunks::<2>().0.iter().flat_map(|[grey, _]| [high(grey); 3]).collect()
@@ -173,7 +178,8 @@ fn resized_patches(
     let mut resized = Vec::with_capacity(frames.len());
     for (index, frame) in frames.iter().enumerate() {
         if (frame.height, frame.width) != size {
-            let reason = format!("frame {index} is {} × {}, the first another size", frame.width, frame.height);
+            let reason =
+                format!("frame {index} is {} × {}, the first another size", frame.width, frame.height);
             return Err(Error::Image { file: name.to_owned(), reason });
         }
         resized.push(resize::bicubic(&frame.pixels, size, target));

@@ -112,7 +112,8 @@ impl Processor {
         let images = PreprocessorConfig::load(dir, &config.vision)?;
         Ok(Self {
             generation: GenerationConfig::load(dir, &config)?,
-            videos: PreprocessorConfig::load_video(dir, &config.vision)?.unwrap_or_else(|| images.for_video()),
+            videos: PreprocessorConfig::load_video(dir, &config.vision)?
+                .unwrap_or_else(|| images.for_video()),
             images,
             tokenizer: Tokenizer::load(dir, &config)?,
             template: ChatTemplate::load(dir)?,

@@ -58,8 +58,13 @@ fn cubic(x: f64) -> f64 {
 }
 
 /// Resizes `pixels`, [height, width, 3], to [new_height, new_width, 3].
-pub fn bicubic(pixels: &[u8], (height, width): (usize, usize), (new_height, new_width): (usize, usize)) -> Vec<u8> {
-    let rows = if width == new_width { pixels.to_vec() } else { along_rows(pixels, height, width, new_width) };
+pub fn bicubic(
+    pixels: &[u8],
+    (height, width): (usize, usize),
+    (new_height, new_width): (usize, usize),
+) -> Vec<u8> {
+    let rows =
+        if width == new_width { pixels.to_vec() } else { along_rows(pixels, height, width, new_width) };
     if height == new_height { rows } else { along_columns(&rows, height, new_height, new_width) }
 }
 
@@ -67,17 +72,19 @@ pub fn bicubic(pixels: &[u8], (height, width): (usize, usize), (new_height, new_
 fn along_rows(pixels: &[u8], height: usize, width: usize, new_width: usize) -> Vec<u8> {
     let (windows, bits) = windows(width, new_width);
     let mut output = vec![0; height * new_width * 3];
-    output.par_chunks_exact_mut(new_width * 3).zip(pixels.par_chunks_exact(width * 3)).for_each(|(to, from)| {
-        for (pixel, Window { first, weights }) in to.as_chunks_mut::<3>().0.iter_mut().zip(&windows) {
-            let mut sums = [1 << (bits - 1); 3];
-            for (rgb, weight) in from[first * 3..].as_chunks::<3>().0.iter().zip(weights) {
-                for (sum, &value) in sums.iter_mut().zip(rgb) {
-                    *sum += i32::from(value) * weight;
+    output.par_chunks_exact_mut(new_width * 3).zip(pixels.par_chunks_exact(width * 3)).for_each(
+        |(to, from)| {
+            for (pixel, Window { first, weights }) in to.as_chunks_mut::<3>().0.iter_mut().zip(&windows) {
+                let mut sums = [1 << (bits - 1); 3];
+                for (rgb, weight) in from[first * 3..].as_chunks::<3>().0.iter().zip(weights) {
+                    for (sum, &value) in sums.iter_mut().zip(rgb) {
+                        *sum += i32::from(value) * weight;
+                    }
                 }
+                *pixel = sums.map(|sum| (sum >> bits).clamp(0, 255) as u8);
             }
-            *pixel = sums.map(|sum| (sum >> bits).clamp(0, 255) as u8);
-        }
-    });
+        },
+    );
     output
 }
 
@@ -124,6 +131,8 @@ mod tests {
         pixels[4 * 3..].fill(255);
         let wide = bicubic(&pixels, (1, 8), (1, 64));
         assert!(wide.contains(&0) && wide.contains(&255));
-        assert!(wide[..6].iter().all(|&value| value == 0) && wide[wide.len() - 6..].iter().all(|&v| v == 255));
+        assert!(
+            wide[..6].iter().all(|&value| value == 0) && wide[wide.len() - 6..].iter().all(|&v| v == 255)
+        );
     }
 }

@@ -163,7 +163,8 @@ impl SafeTensors {
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
             Some(at) => {
-                let reason = format!("element {at} is beyond the range of f16 (±65504) or not finite; use f32");
+                let reason =
+                    format!("element {at} is beyond the range of f16 (±65504) or not finite; use f32");
                 Err(self.bad(name, reason))
             }
         }
@@ -256,7 +257,9 @@ fn parse_header(path: &Path, header: &[u8], data: u64, file_len: u64) -> Result<
             return Err(wrong("has no elements".into()));
         }
         if end.checked_sub(begin) != Some(bytes as u64) {
-            return Err(wrong(format!("is {bytes} bytes by type and shape, but its range is {begin}..{end}")));
+            return Err(wrong(format!(
+                "is {bytes} bytes by type and shape, but its range is {begin}..{end}"
+            )));
         }
         if end > file_len - data {
             let reason = format!("truncated: it ends at {end}, the file's data at {}", file_len - data);

@@ -117,8 +117,7 @@ impl Sampler {
         if repetition_penalty != 1.0 {
             for &id in self.prompt.union(&self.output) {
                 if let Some(logit) = logits.get_mut(id as usize) {
-                    let factor =
-                        if *logit > 0.0 { 1.0 / repetition_penalty } else { repetition_penalty };
+                    let factor = if *logit > 0.0 { 1.0 / repetition_penalty } else { repetition_penalty };
                     *logit = (f64::from(*logit) * factor) as f32;
                 }
             }
@@ -192,11 +191,9 @@ mod tests {
     #[test]
     fn a_broken_result_is_no_token() {
         for options in [Sampling::GREEDY, RANDOM] {
-            for (logits, index) in [
-                ([0.0, f32::NAN], 1),
-                ([f32::INFINITY, 0.0], 0),
-                ([f32::NEG_INFINITY, f32::NEG_INFINITY], 0),
-            ] {
+            for (logits, index) in
+                [([0.0, f32::NAN], 1), ([f32::INFINITY, 0.0], 0), ([f32::NEG_INFINITY, f32::NEG_INFINITY], 0)]
+            {
                 let found = sampler(options.clone()).next(&mut logits.clone());
                 assert!(matches!(found, Err(Error::NotFinite { index: at, .. }) if at == index), "{found:?}");
             }

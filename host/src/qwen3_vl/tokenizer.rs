@@ -39,7 +39,8 @@ impl Tokenizer {
         }
         let largest = inner.get_vocab(true).into_values().max().unwrap_or(0);
         if largest as usize >= config.text.vocab_size {
-            let reason = format!("id {largest} is outside the model's vocabulary of {}", config.text.vocab_size);
+            let reason =
+                format!("id {largest} is outside the model's vocabulary of {}", config.text.vocab_size);
             return Err(bad(&file, Some("vocab"), reason));
         }
         let spelling = |field: &str, id: u32| {
@@ -63,8 +64,10 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Prompt`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding =
-            self.inner.encode_fast(text, true).map_err(|error| Error::Prompt { reason: error.to_string() })?;
+        let encoding = self
+            .inner
+            .encode_fast(text, true)
+            .map_err(|error| Error::Prompt { reason: error.to_string() })?;
         Ok(encoding.get_ids().to_vec())
     }
 

@@ -43,7 +43,8 @@ pub fn expected(config: &Config) -> BTreeMap<String, Vec<usize>> {
 fn expected_vision(vision: &VisionConfig, tensors: &mut BTreeMap<String, Vec<usize>>) {
     let (hidden, mlp) = (vision.hidden_size, vision.intermediate_size);
     let merged = hidden * vision.merge_len();
-    let mut add = |name: String, shape: &[usize]| tensors.insert(format!("model.visual.{name}"), shape.to_vec());
+    let mut add =
+        |name: String, shape: &[usize]| tensors.insert(format!("model.visual.{name}"), shape.to_vec());
     let (frames, side) = (vision.temporal_patch_size, vision.patch_size);
     add("patch_embed.proj.weight".into(), &[hidden, vision.in_channels, frames, side, side]);
     add("patch_embed.proj.bias".into(), &[hidden]);
@@ -122,7 +123,10 @@ impl Weights {
                     });
                 };
                 if entry.shape != shape {
-                    return Err(wrong(format!("has shape {:?}, the configuration says {shape:?}", entry.shape)));
+                    return Err(wrong(format!(
+                        "has shape {:?}, the configuration says {shape:?}",
+                        entry.shape
+                    )));
                 }
                 if entry.dtype == FileType::I64 {
                     return Err(wrong("holds integers".into()));
@@ -232,7 +236,11 @@ fn open_files(dir: &Path) -> Result<Vec<SafeTensors>> {
     for (name, file) in names.iter().zip(&files) {
         for tensor in file.entries().keys() {
             if map.get(tensor).and_then(Value::as_str) != Some(name) {
-                return Err(bad(&index_path, Some(tensor), format!("is in {name}, the index says otherwise")));
+                return Err(bad(
+                    &index_path,
+                    Some(tensor),
+                    format!("is in {name}, the index says otherwise"),
+                ));
             }
         }
     }

@@ -9,6 +9,7 @@ pub mod case;
 pub mod check;
 pub mod data;
 mod matmul;
+pub mod quant;
 mod softmax;
 
 pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
@@ -19,6 +20,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
         attention::cases,
         matmul::cases,
+        quant::cases,
         softmax::cases, //
     ];
     ops.iter().flat_map(|cases| cases()).collect()
