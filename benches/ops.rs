@@ -26,8 +26,8 @@ fn ops(criterion: &mut Criterion) {
             .measurement_time(Duration::from_secs(1));
         // The first bench case of each op that is small enough.
         for of_op in cases.chunk_by(|a, b| a.op() == b.op()) {
-            let small = |case: &&Box<dyn Case>| case.purpose() == Purpose::Bench && case.flops() <= MAX_FLOPS;
-            let Some(case) = of_op.iter().find(small) else { continue };
+            let small = |case: &dyn Case| case.purpose() == Purpose::Bench && case.flops() <= MAX_FLOPS;
+            let Some(case) = of_op.iter().find(|case| small(case.as_ref())) else { continue };
             group.throughput(Throughput::Bytes(case.bytes() as u64));
             let inputs = case.inputs();
             let inputs: Result<Vec<_>> = inputs.iter().map(|input| input.to(device)).collect();

@@ -116,8 +116,8 @@ fn from_environment() -> Backend {
 
 /// The virtual GPU's function `name`.
 #[cfg(not(test))]
-fn virtual_symbol(_name: &str) -> Option<*const c_void> {
-    None
+fn virtual_symbol(name: &str) -> Option<*const c_void> {
+    pascaline_virtual_gpu::symbol(name)
 }
 
 /// This crate's unit tests run on a table of their own.

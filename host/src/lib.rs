@@ -24,6 +24,7 @@ mod error;
 pub mod float16;
 mod gpu;
 pub mod memory;
+pub mod nn;
 pub mod ops;
 pub mod quant;
 pub mod qwen3_vl;

@@ -6,21 +6,37 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
 pub mod attention;
+pub mod cast;
+pub mod copy;
 pub mod device;
+pub mod elementwise;
+pub mod embedding;
 pub mod float16;
+pub mod layer_norm;
 pub mod matmul;
 pub mod quant;
+pub mod reduce;
+pub mod rms_norm;
+pub mod rope;
 pub mod softmax;
 mod spec;
+pub mod transpose;
 
 pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
-    attention::KERNELS,
+    attention::decode::KERNELS,
+    attention::prefill::KERNELS,
+    attention::textbook::KERNELS,
+    cast::KERNELS,
+    copy::KERNELS,
+    elementwise::KERNELS,
+    embedding::KERNELS,
     &float16::convert::DECODE,
     &float16::convert::ENCODE,
     &float16::convert::ENCODE_SATURATING,
+    layer_norm::KERNELS,
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
@@ -33,5 +49,9 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     &quant::tile::TILE128,
     &quant::tile::TILE32,
     quant::vector::VECTOR.as_flattened(),
-    softmax::KERNELS, //
+    reduce::KERNELS,
+    rms_norm::KERNELS,
+    rope::KERNELS,
+    softmax::KERNELS,
+    transpose::KERNELS,
 ];

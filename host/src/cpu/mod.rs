@@ -1,11 +1,19 @@
 //! One file per op, with the names of `gpu/`: the fallback, right and not slow. Arguments have been checked by `ops`.
 
 pub(crate) mod attention;
+pub(crate) mod cast;
 pub(crate) mod copy;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
 pub(crate) mod float16;
+pub(crate) mod layer_norm;
 pub(crate) mod matmul;
 pub(crate) mod quant;
+pub(crate) mod reduce;
+pub(crate) mod rms_norm;
+pub(crate) mod rope;
 pub(crate) mod softmax;
+pub(crate) mod transpose;
 
 use crate::{DType, Element, Error, Result, Tensor, TensorMut};
 

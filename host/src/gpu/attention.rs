@@ -1,11 +1,30 @@
-//! Which attention kernel, and its grid.
+//! Which attention kernels, their grids, and the scratch memory of partial results.
 
 use crate::cuda::{CudaDevice, args};
-use crate::ops::attention::Problem;
+use crate::memory::DeviceBuffer;
+use crate::ops::attention::{Problem, Strides};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::attention::Types;
+use kernels_gpu::attention::decode::{COMBINE_F16, COMBINE_F32, DECODE, Decode, partial_elements};
 use kernels_gpu::attention::prefill::{PREFILL_D64, PREFILL_D128, QUERIES_PER_BLOCK};
+use kernels_gpu::attention::textbook::{SCORES, SOFTMAX, TEXTBOOK_TILE, VALUES};
+
+/// The most queries that the decode kernels take: from here on the prefill kernels' 64 rows a tile waste less than
+/// reading K and V once for every four rows costs.
+const MAX_DECODE_QUERIES: usize = 8;
+/// Decode blocks that one multiprocessor of sm_61 holds: fewer leave it idle, more only add partial results.
+const DECODE_BLOCKS_PER_SM: usize = 4;
+/// The fewest keys of a split: below it merging costs as much as it saves. A multiple of the keys that a block has
+/// in flight.
+const MIN_SPLIT_KEYS: usize = 64;
+
+/// The kernels for a problem.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Plan {
+    Prefill(KernelSpec),
+    Decode { kernel: Decode, splits: usize, keys_per_split: usize },
+}
 
 fn types(q: DType, kv: DType) -> Types {
     match (q, kv) {
@@ -15,8 +34,32 @@ fn types(q: DType, kv: DType) -> Types {
     }
 }
 
-fn prefill_kernel(head_dim: usize, types: Types) -> KernelSpec {
-    if head_dim <= 64 { PREFILL_D64[types as usize] } else { PREFILL_D128[types as usize] }
+fn plan(problem: &Problem, types: Types, multiprocessors: u32) -> Plan {
+    let wide = problem.head_dim > 64;
+    if problem.q_len > MAX_DECODE_QUERIES {
+        return Plan::Prefill(if wide { PREFILL_D128 } else { PREFILL_D64 }[types as usize]);
+    }
+    let rows = problem.group() * problem.q_len;
+    let by_rows = match rows {
+        ..=1 => 0,
+        2 => 1,
+        _ => 2,
+    };
+    let kernel = DECODE[types as usize][3 * usize::from(wide) + by_rows];
+    let blocks = problem.batch * problem.num_kv_heads * rows.div_ceil(kernel.rows as usize);
+    let (splits, keys_per_split) = split(blocks, problem.kv_len, multiprocessors);
+    Plan::Decode { kernel, splits, keys_per_split }
+}
+
+/// Into how many splits the keys go, and how long they are, where one split makes `blocks` blocks.
+fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usize, usize) {
+    let wanted = (DECODE_BLOCKS_PER_SM * multiprocessors as usize).div_ceil(blocks.max(1));
+    let keys = kv_len.div_ceil(wanted.max(1)).next_multiple_of(MIN_SPLIT_KEYS).max(MIN_SPLIT_KEYS);
+    (kv_len.div_ceil(keys).max(1), keys)
+}
+
+fn words(strides: Strides) -> [u32; 3] {
+    [strides.batch, strides.head, strides.row].map(|stride| stride as u32)
 }
 
 pub(crate) fn attention(
@@ -27,43 +70,193 @@ pub(crate) fn attention(
     v: &Tensor,
     problem: &Problem,
 ) -> Result<()> {
-    let &Problem { batch, num_q_heads, q_len, kv_len, head_dim, scale, .. } = problem;
-    let heads = batch * num_q_heads;
+    let heads = problem.batch * problem.num_q_heads;
+    if heads * problem.q_len == 0 {
+        return Ok(());
+    }
+    let (q_len, kv_len, head_dim) = (problem.q_len as u32, problem.kv_len as u32, problem.head_dim as u32);
+    let (group, causal) = (problem.group() as u32, u32::from(problem.causal));
+    let scale_log2 = problem.scale * std::f32::consts::LOG2_E;
+    let [[ob, oh, or], [qb, qh, qr], [kb, kh, kr], [vb, vh, vr]] =
+        [problem.out, problem.q, problem.k, problem.v].map(words);
+    let (o, q, k, v, types) =
+        (out.address(), q.address(), k.address(), v.address(), types(q.dtype(), k.dtype()));
+    match plan(problem, types, device.properties().multiprocessors) {
+        Plan::Prefill(spec) => {
+            let grid = [heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK), 1];
+            let num_q_heads = problem.num_q_heads as u32;
+            let arguments = args![
+                o,
+                q,
+                k,
+                v,
+                ob,
+                oh,
+                or,
+                qb,
+                qh,
+                qr,
+                kb,
+                kh,
+                kr,
+                vb,
+                vh,
+                vr,
+                num_q_heads,
+                group,
+                q_len,
+                kv_len,
+                head_dim,
+                scale_log2,
+                causal,
+            ];
+            // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides,
+            // spans below 2³¹ and that all lie on this stream; a TensorMut overlaps nothing.
+            unsafe { device.launch(&spec, grid, arguments) }
+        }
+        Plan::Decode { kernel, splits, keys_per_split } => {
+            let rows = heads * problem.q_len;
+            let partial_bytes = rows * splits * partial_elements(kernel.head_dim) as usize * size_of::<f32>();
+            let partial = DeviceBuffer::uninitialized(device, if splits > 1 { partial_bytes } else { 0 })?;
+            let num_kv_heads = problem.num_kv_heads as u32;
+            let kv_heads = (problem.batch * problem.num_kv_heads) as u32;
+            let grid = [splits as u32, kv_heads, (group * q_len).div_ceil(kernel.rows)];
+            let arguments = args![
+                o,
+                partial.address(),
+                q,
+                k,
+                v,
+                ob,
+                oh,
+                or,
+                qb,
+                qh,
+                qr,
+                kb,
+                kh,
+                kr,
+                vb,
+                vh,
+                vr,
+                num_kv_heads,
+                group,
+                q_len,
+                kv_len,
+                head_dim,
+                keys_per_split as u32,
+                scale_log2,
+                causal,
+            ];
+            // SAFETY: as above; `partial` has a record for each row and split and is freed behind both launches.
+            unsafe { device.launch(&kernel.spec, grid, arguments)? };
+            if splits == 1 {
+                return Ok(());
+            }
+            let spec = if out.dtype() == DType::F16 { COMBINE_F16 } else { COMBINE_F32 };
+            let num_q_heads = problem.num_q_heads as u32;
+            let arguments = args![
+                o,
+                partial.address(),
+                ob,
+                oh,
+                or,
+                num_q_heads,
+                q_len,
+                head_dim,
+                kernel.head_dim,
+                splits as u32,
+            ];
+            // SAFETY: as above; the launch before has written all records.
+            unsafe { device.launch(&spec, [rows as u32, 1, 1], arguments) }
+        }
+    }
+}
+
+/// The three-pass attention that benches compare with; f32 and contiguous.
+pub(crate) fn textbook(
+    device: &CudaDevice,
+    out: TensorMut,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    problem: &Problem,
+) -> Result<()> {
+    let heads = (problem.batch * problem.num_q_heads) as u32;
+    let (q_len, kv_len, head_dim) = (problem.q_len as u32, problem.kv_len as u32, problem.head_dim as u32);
     if heads * q_len == 0 {
         return Ok(());
     }
-    let types = types(q.dtype(), k.dtype());
-    let [o, q_strides, k_strides, v_strides] = [problem.out, problem.q, problem.k, problem.v]
-        .map(|strides| [strides.batch, strides.head, strides.row].map(|stride| stride as u32));
-    let scale_log2 = scale * std::f32::consts::LOG2_E;
-    let spec = prefill_kernel(head_dim, types);
-    let grid = [heads as u32, (q_len as u32).div_ceil(QUERIES_PER_BLOCK), 1];
-    let arguments = args![
-        out.address(),
-        q.address(),
-        k.address(),
-        v.address(),
-        o[0],
-        o[1],
-        o[2],
-        q_strides[0],
-        q_strides[1],
-        q_strides[2],
-        k_strides[0],
-        k_strides[1],
-        k_strides[2],
-        v_strides[0],
-        v_strides[1],
-        v_strides[2],
-        num_q_heads as u32,
-        problem.group() as u32,
-        q_len as u32,
-        kv_len as u32,
-        head_dim as u32,
-        scale_log2,
-        u32::from(problem.causal),
-    ];
-    // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides, spans
-    // below 2³¹ and that all lie on this stream; a TensorMut overlaps nothing.
-    unsafe { device.launch(&spec, grid, arguments) }
+    let elements = heads as usize * problem.q_len * problem.kv_len;
+    let scores = DeviceBuffer::uninitialized(device, elements * size_of::<f32>())?;
+    let (s, group, tiles) = (scores.address(), problem.group() as u32, q_len.div_ceil(TEXTBOOK_TILE));
+    // SAFETY: `ops::attention::textbook_into` has checked that all tensors are contiguous f32 of the problem's shapes
+    // on this stream; `scores` has an element for each query and key and is freed behind the launches.
+    unsafe {
+        let causal = u32::from(problem.causal);
+        let arguments =
+            args![s, q.address(), k.address(), group, q_len, kv_len, head_dim, problem.scale, causal];
+        device.launch(&SCORES, [kv_len.div_ceil(TEXTBOOK_TILE), tiles, heads], arguments)?;
+        device.launch(&SOFTMAX, [heads * q_len, 1, 1], args![s, kv_len])?;
+        let arguments = args![out.address(), s, v.address(), group, q_len, kv_len, head_dim];
+        device.launch(&VALUES, [head_dim.div_ceil(TEXTBOOK_TILE), tiles, heads], arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(heads: (usize, usize), q_len: usize, kv_len: usize, head_dim: usize) -> Problem {
+        let strides = Strides { batch: 0, head: 0, row: 0 };
+        Problem {
+            batch: 1,
+            num_q_heads: heads.0,
+            num_kv_heads: heads.1,
+            q_len,
+            kv_len,
+            head_dim,
+            scale: 1.0,
+            causal: true,
+            out: strides,
+            q: strides,
+            k: strides,
+            v: strides,
+        }
+    }
+
+    #[test]
+    fn many_queries_take_the_prefill_kernel_of_their_width() {
+        assert_eq!(plan(&problem((2, 1), 9, 9, 64), Types::F32, 20), Plan::Prefill(PREFILL_D64[0]));
+        assert_eq!(plan(&problem((2, 1), 9, 9, 72), Types::F16, 20), Plan::Prefill(PREFILL_D128[1]));
+    }
+
+    #[test]
+    fn few_queries_take_the_decode_kernel_of_their_rows() {
+        for (group, q_len, name) in [
+            (1, 1, "attention_decode_d128_r1_f32"),
+            (2, 1, "attention_decode_d128_r2_f32"),
+            (1, 3, "attention_decode_d128_r4_f32"),
+            (8, 8, "attention_decode_d128_r4_f32"),
+        ] {
+            match plan(&problem((group * 2, 2), q_len, 100, 128), Types::F32, 20) {
+                Plan::Decode { kernel, .. } => assert_eq!(kernel.spec.name, name),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn splits_fill_the_device_and_cover_the_keys() {
+        assert_eq!(split(16, 8192, 20), (5, 1664)); // 80 blocks on 20 multiprocessors
+        assert_eq!(split(16, 100, 20), (2, 64)); // never shorter than the least
+        assert_eq!(split(1000, 8192, 20), (1, 8192)); // enough blocks without
+        assert_eq!(split(1, 0, 20), (1, 64)); // no keys: one block still writes zeros
+        for kv_len in [1, 63, 64, 65, 1000, 32768] {
+            for blocks in [1, 3, 8, 100] {
+                let (splits, keys) = split(blocks, kv_len, 6);
+                assert!(splits * keys >= kv_len && (splits - 1) * keys < kv_len, "{blocks} {kv_len}");
+            }
+        }
+    }
 }

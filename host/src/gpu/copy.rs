@@ -1,8 +1,88 @@
-//! Strided copy.
+//! Which copy kernel, and its grid.
 
-use crate::cuda::CudaDevice;
-use crate::{Error, Result, Tensor, TensorMut};
+use super::{transpose, vectors};
+use crate::cuda::{CudaDevice, args};
+use crate::ops::copy::{Dim, MAX_DIMS, merge};
+use crate::{Result, Tensor, TensorMut};
+use kernels_gpu::copy::{COLUMNS_PER_THREAD, DIMS_B16, DIMS_B32, DIMS_BLOCK, FLAT_B16, FLAT_B32};
+use kernels_gpu::device::flat;
 
-pub(crate) fn copy(_device: &CudaDevice, _y: TensorMut, _x: &Tensor) -> Result<()> {
-    Err(Error::Unsupported { op: "copy", argument: "x", value: String::new(), reason: String::new() })
+/// Neighbouring threads that share a row of this many columns, as a power of two: eight elements of f32 are the least
+/// that fills a memory sector.
+fn width_log2(columns: u32) -> u32 {
+    let width = columns.div_ceil(COLUMNS_PER_THREAD).next_power_of_two().clamp(8, DIMS_BLOCK);
+    width.ilog2().min(columns.ilog2())
+}
+
+pub(crate) fn copy(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> {
+    let n = x.shape().elements();
+    if n == 0 {
+        return Ok(());
+    }
+    let (size, y_address, x_address) = (x.dtype().size(), y.address(), x.address());
+    let mut dims = merge(x.dims(), y.strides(), x.strides());
+    match dims[..] {
+        [] => return contiguous(device, y_address, x_address, n as u32, size),
+        [Dim { y: 1, x: 1, .. }] => return contiguous(device, y_address, x_address, n as u32, size),
+        // y contiguous, x with its last two extents exchanged
+        [Dim { extent: cols, y: ldy, x: 1 }, Dim { extent: rows, y: 1, x: ldx }]
+            if ldy == rows && ldx == cols =>
+        {
+            return transpose::tiles(device, y_address, x_address, 1, rows as u32, cols as u32, size);
+        }
+        [
+            Dim { y: y_batch, x: x_batch, .. },
+            Dim { extent: cols, y: ldy, x: 1 },
+            Dim { extent: rows, y: 1, x: ldx },
+        ] if ldy == rows && ldx == cols && y_batch == rows * cols && x_batch == rows * cols => {
+            let batch = dims[0].extent as u32;
+            return transpose::tiles(device, y_address, x_address, batch, rows as u32, cols as u32, size);
+        }
+        _ => {}
+    }
+    while dims.len() < MAX_DIMS {
+        dims.insert(0, Dim { extent: 1, y: 0, x: 0 });
+    }
+    let columns = dims[MAX_DIMS - 1].extent as u32;
+    let (rows, width_log2) = (n as u32 / columns, width_log2(columns));
+    let spec = if size == 2 { DIMS_B16 } else { DIMS_B32 };
+    let grid = [(rows << width_log2).div_ceil(DIMS_BLOCK), 1, 1];
+    let [d0, d1, d2, d3, d4, d5] = [0, 1, 2, 3, 4, 5].map(|d| {
+        let Dim { extent, y, x } = dims[d];
+        (extent as u32, y as u32, x as u32)
+    });
+    // SAFETY: `ops::copy_into` has checked that both have the same shape and element type on this stream and reach
+    // less than 2³¹ elements, and that there are at most six extents after merging; a TensorMut overlaps nothing.
+    // 2^width_log2 ≤ columns, so the grid's threads are at most the elements.
+    unsafe {
+        device.launch(
+            &spec,
+            grid,
+            args![
+                y_address, x_address, rows, width_log2, d0.0, d0.1, d0.2, d1.0, d1.1, d1.2, d2.0, d2.1, d2.2,
+                d3.0, d3.1, d3.2, d4.0, d4.1, d4.2, d5.0, d5.1, d5.2
+            ],
+        )
+    }
+}
+
+/// Copies `n` > 0 elements of `size` bytes without gaps. The caller has found both on this device's stream, disjoint, and
+/// below 2³¹ elements.
+pub(super) fn contiguous(device: &CudaDevice, y: u64, x: u64, n: u32, size: usize) -> Result<()> {
+    let spec = if size == 2 { FLAT_B16 } else { FLAT_B32 };
+    let len = vectors::len(size);
+    let head = vectors::head(n, len, &[(y, size), (x, size)]);
+    // SAFETY: as this function's contract says; addresses of elements are multiples of their size, and `head` is where both are
+    // aligned.
+    unsafe { device.launch(&spec, [flat::blocks(n, head, len), 1, 1], args![y, x, n, head]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_a_row_never_outnumber_its_columns() {
+        assert_eq!([1, 2, 3, 8, 33, 64, 65, 1 << 20].map(width_log2), [0, 1, 1, 3, 4, 4, 5, 8]);
+    }
 }

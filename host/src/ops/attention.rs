@@ -86,6 +86,27 @@ pub fn attention_into(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, option
     }
 }
 
+/// The baseline of benches: three passes over a score matrix. `None` where there is none: on the CPU, in f16.
+pub(crate) fn textbook_into(
+    out: TensorMut,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    options: &Attention,
+) -> Option<Result<()>> {
+    let Device::Cuda(device) = out.device() else { return None };
+    let checked = check(&out, q, k, v, options).and_then(|problem| {
+        CHECK.device(&out, &[("q", q), ("k", k), ("v", v)])?;
+        Ok(problem)
+    });
+    let problem = match checked {
+        Ok(problem) => problem,
+        Err(error) => return Some(Err(error)),
+    };
+    let plain = k.dtype() == DType::F32 && out.is_contiguous() && [q, k, v].iter().all(|x| x.is_contiguous());
+    plain.then(|| gpu::attention::textbook(&device, out, q, k, v, &problem))
+}
+
 fn check(out: &TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<Problem> {
     let dtype = CHECK.float("q", q)?;
     CHECK.dtype("out", out, dtype)?;

@@ -5,10 +5,37 @@ use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("copy");
 
+/// The most extents that are left after [`merge`].
+pub(crate) const MAX_DIMS: usize = 6;
+
+/// An extent that can't be merged with its neighbours, and the strides along it, in elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Dim {
+    pub extent: usize,
+    pub y: usize,
+    pub x: usize,
+}
+
+/// Leaves extents of 1 out and merges neighbours that lie without a gap in both tensors, outermost first.
+pub(crate) fn merge(extents: &[usize], y_strides: &[usize], x_strides: &[usize]) -> Vec<Dim> {
+    let mut dims: Vec<Dim> = Vec::with_capacity(extents.len());
+    for ((&extent, &y), &x) in extents.iter().zip(y_strides).zip(x_strides) {
+        match dims.last_mut() {
+            _ if extent == 1 => {}
+            Some(outer) if outer.y == y * extent && outer.x == x * extent => {
+                *outer = Dim { extent: outer.extent * extent, y, x };
+            }
+            _ => dims.push(Dim { extent, y, x }),
+        }
+    }
+    dims
+}
+
 /// A contiguous copy of `x`.
 ///
 /// # Errors
-/// [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six extents
+/// are left after neighbours without a gap between them are taken together, or a device error.
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     copy_into(y.view_mut()?, x)?;
@@ -18,14 +45,35 @@ pub fn copy(x: &Tensor) -> Result<Tensor> {
 /// Copies `x` into `y`, of the same shape and type; each may have any strides.
 ///
 /// # Errors
-/// As [`copy`], and [`Error::Shape`](crate::Error::Shape), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+/// As [`copy`], and [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType),
+/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
 pub fn copy_into(y: TensorMut, x: &Tensor) -> Result<()> {
     CHECK.size("x", x)?;
     CHECK.size("y", &y)?;
     CHECK.dtype("y", &y, x.dtype())?;
     CHECK.shape("y", &y, x.dims(), "x's shape")?;
-    match CHECK.device(&y, &[("x", x)])? {
+    let device = CHECK.device(&y, &[("x", x)])?;
+    if x.shape().elements() > 0 && merge(x.dims(), y.strides(), x.strides()).len() > MAX_DIMS {
+        let reason = format!("at most {MAX_DIMS} extents that do not lie without a gap can be copied");
+        return Err(CHECK.unsupported("x", x.shape(), reason));
+    }
+    match device {
         Device::Cpu => cpu::copy::copy(y, x),
         Device::Cuda(device) => gpu::copy::copy(&device, y, x),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_without_a_gap_are_merged() {
+        let dim = |extent, y, x| Dim { extent, y, x };
+        assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[12, 4, 1]), [dim(24, 1, 1)]);
+        assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[24, 8, 1]), [dim(6, 4, 8), dim(4, 1, 1)]);
+        assert_eq!(merge(&[2, 1, 4], &[4, 99, 1], &[4, 7, 1]), [dim(8, 1, 1)]);
+        assert_eq!(merge(&[3, 2], &[2, 1], &[1, 3]), [dim(3, 2, 1), dim(2, 1, 3)]);
+        assert_eq!(merge(&[1, 1], &[1, 1], &[5, 1]), []);
     }
 }

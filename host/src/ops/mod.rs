@@ -6,19 +6,42 @@
 //! waits for it. A tensor without elements is a valid argument everywhere its shape fits.
 
 pub(crate) mod attention;
+mod cast;
 pub(crate) mod check;
-mod copy;
+pub(crate) mod copy;
+pub(crate) mod elementwise;
+mod embedding;
 mod float16;
+mod layer_norm;
 pub(crate) mod matmul;
 mod quant;
+pub(crate) mod reduce;
+mod rms_norm;
+mod rope;
 mod softmax;
+pub(crate) mod transpose;
 
 pub use attention::{Attention, attention, attention_into};
+pub use cast::{cast, cast_into};
 pub use copy::{copy, copy_into};
+pub use elementwise::{add, add_into};
+pub use elementwise::{gelu_erf, gelu_erf_into};
+pub use elementwise::{gelu_tanh, gelu_tanh_into};
+pub use elementwise::{mul, mul_into};
+pub use elementwise::{scale, scale_into};
+pub use elementwise::{silu_mul, silu_mul_into};
+pub use embedding::{embedding, embedding_into};
 pub use float16::{float16_decode, float16_encode};
+pub use layer_norm::{layer_norm, layer_norm_into};
 pub use matmul::{Matmul, Variant, matmul, matmul_into};
 pub use quant::{
     Activation, Epilogue, dequantize, dequantize_into, fake_quantize, quant_embedding, quant_embedding_into,
     quant_matmul, quant_matmul_into, quantize, quantize_rows,
 };
+pub use reduce::{argmax, argmax_into};
+pub use reduce::{max, max_into};
+pub use reduce::{sum, sum_into};
+pub use rms_norm::{rms_norm, rms_norm_into};
+pub use rope::{rope, rope_into};
 pub use softmax::{softmax, softmax_into};
+pub use transpose::{transpose, transpose_into};

@@ -5,7 +5,9 @@
 pub mod cases;
 pub mod chat;
 pub mod config;
+pub mod generate;
 mod json;
+pub mod model;
 pub mod positions;
 pub mod preprocess;
 pub mod processor;
@@ -13,5 +15,12 @@ pub mod resize;
 pub mod safetensors;
 pub mod sampling;
 pub mod stream;
+pub mod text;
 pub mod tokenizer;
+pub mod vision;
 pub mod weights;
+
+pub use generate::{Options, Output, Statistics, StopReason};
+pub use model::{LoadOptions, Qwen3Vl, Session};
+pub use processor::{Processor, Prompt, Visual};
+pub use sampling::Sampling;

@@ -225,9 +225,8 @@ mod tests {
     fn a_seed_fixes_the_draws_for_ever() {
         let mut sampler = sampler(Sampling { seed: 7, ..RANDOM });
         let drawn: Vec<_> = (0..12).map(|_| sampler.next(&mut LOGITS.to_vec()).unwrap()).collect();
-        assert_eq!(drawn, SEED_7);
+        assert_eq!(drawn, [1, 1, 3, 3, 3, 1, 1, 2, 1, 0, 1, 1]);
     }
-    const SEED_7: [u32; 12] = [0; 12];
 
     #[test]
     fn penalties_push_tokens_down() {

@@ -297,6 +297,12 @@ impl Case for Sdpa {
         }
     }
 
+    fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
+        let [q, k, v] = inputs else { unreachable!("three inputs") };
+        let options = Attention { scale: None, causal: self.causal };
+        (self.view == View::Contiguous).then(|| ops::attention::textbook_into(y, q, k, v, &options))?
+    }
+
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let (d, heads) = (self.head_dim, self.num_q_heads);
         let scale = 1.0 / (d as f64).sqrt();

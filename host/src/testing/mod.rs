@@ -6,11 +6,21 @@
 
 mod attention;
 pub mod case;
+mod cast;
 pub mod check;
+mod copy;
 pub mod data;
+mod elementwise;
+mod embedding;
+mod layer_norm;
 mod matmul;
+mod misaligned;
 pub mod quant;
+mod reduce;
+mod rms_norm;
+mod rope;
 mod softmax;
+mod transpose;
 
 pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
 pub use check::{Outcome, Verdict, check, check_with};
@@ -18,10 +28,19 @@ pub use check::{Outcome, Verdict, check, check_with};
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
+        embedding::cases,
+        rope::cases,
         attention::cases,
         matmul::cases,
         quant::cases,
-        softmax::cases, //
+        softmax::cases,
+        rms_norm::cases,
+        layer_norm::cases,
+        reduce::cases,
+        elementwise::cases,
+        cast::cases,
+        transpose::cases,
+        copy::cases,
     ];
     ops.iter().flat_map(|cases| cases()).collect()
 }

@@ -1,8 +1,9 @@
 //! Softmax.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
-use crate::{DType, Result, Shape, Tensor, TensorMut, ops};
+use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
+use crate::{DType, Device, Result, Shape, Tensor, TensorMut, gpu, ops};
 
+#[derive(Clone)]
 struct Softmax {
     rows: usize,
     cols: usize,
@@ -21,22 +22,39 @@ enum Data {
 
 pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases = Vec::new();
-    let mut add = |rows, cols, dtype, purpose, data| {
-        cases.push(Box::new(Softmax { rows, cols, dtype, purpose, data }) as Box<dyn Case>);
-    };
     for dtype in [DType::F32, DType::F16] {
-        for (rows, cols) in
-            [(0, 5), (5, 0), (1, 1), (3, 31), (8, 32), (9, 33), (7, 257), (2, 1024), (3, 1025), (2, 4099)]
-        {
-            add(rows, cols, dtype, Purpose::Test, Data::Normal);
+        let case = |rows, cols, data| Softmax { rows, cols, dtype, purpose: Purpose::Test, data };
+        for (rows, cols) in [
+            (0, 5),
+            (5, 0),
+            (1, 1),
+            (3, 31),
+            (8, 32),
+            (9, 33),
+            (7, 257),
+            (17, 128),
+            (2, 1024),
+            (3, 1025),
+            (3, 1032),
+            (2, 4099),
+            (2, 8192),
+            (2, 8193),
+            (2, 9000),
+            (1, 20011),
+        ] {
+            cases.push(Box::new(case(rows, cols, Data::Normal)) as Box<dyn Case>);
         }
-        add(5, 100, dtype, Purpose::Test, Data::Outliers);
-        add(5, 1500, dtype, Purpose::Test, Data::Outliers);
-        add(4, 70, dtype, Purpose::Test, Data::Masked);
-        add(3, 1300, dtype, Purpose::Test, Data::Masked);
+        for cols in [70, 100, 1300, 1500, 8200, 8301] {
+            cases.push(Box::new(case(4, cols, Data::Outliers)));
+            cases.push(Box::new(case(4, cols, Data::Masked)));
+        }
+        for cols in [96, 1040, 8208] {
+            cases.extend(misaligned::both(&case(3, cols, Data::Normal)));
+        }
     }
     for (rows, cols) in [(4096, 128), (4096, 1024), (8192, 4096), (4096, 32768), (32, 151936)] {
-        add(rows, cols, DType::F32, Purpose::Bench, Data::Normal);
+        let (purpose, data) = (Purpose::Bench, Data::Normal);
+        cases.push(Box::new(Softmax { rows, cols, dtype: DType::F32, purpose, data }));
     }
     cases
 }
@@ -78,6 +96,15 @@ impl Case for Softmax {
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         ops::softmax_into(y, &inputs[0])
+    }
+
+    fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
+        match y.device() {
+            Device::Cuda(device) if self.dtype == DType::F32 => {
+                Some(gpu::softmax::textbook(&device, y, &inputs[0]))
+            }
+            _ => None,
+        }
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {

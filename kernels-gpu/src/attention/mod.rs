@@ -13,19 +13,18 @@
 //!
 //! ‹t› is q's and out's type, then k's and v's where it differs: f32, f16, f32_f16.
 
-use crate::spec::KernelSpec;
-
+pub mod decode;
 pub mod prefill;
+pub mod textbook;
 
-/// All kernels of this folder.
-pub const KERNELS: &[KernelSpec] = &[
-    prefill::PREFILL_D64[0],
-    prefill::PREFILL_D64[1],
-    prefill::PREFILL_D64[2],
-    prefill::PREFILL_D128[0],
-    prefill::PREFILL_D128[1],
-    prefill::PREFILL_D128[2],
-];
+/// Repeats a block with `$i` a constant 0, 1, …: register arrays are only indexed by constants, and so stay in
+/// registers, and addresses become immediates.
+macro_rules! unroll {
+    ($i:ident < 4 $body:block) => { unroll!(@ $i $body 0 1 2 3) };
+    ($i:ident < 8 $body:block) => { unroll!(@ $i $body 0 1 2 3 4 5 6 7) };
+    (@ $i:ident $body:block $($n:literal)*) => { $({ const $i: usize = $n; $body })* };
+}
+use unroll;
 
 /// Which of a kernel's three instances: the index into the arrays of contracts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,7 +27,7 @@
 //! 7. A row without a key so far has m = −∞; 0 is subtracted in its place, which gives P = 0 and not NaN.
 //! 8. Rows and keys past the end are read from the last valid one and masked, not zeroed.
 
-use super::{Strides, visible};
+use super::{Strides, unroll, visible};
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, F16, Shared, shared};
 use crate::spec::KernelSpec;
@@ -56,8 +56,11 @@ const PROBABILITIES: u32 = BM * BN;
 const STATE: u32 = 16 * THREADS;
 const SHARED_BYTES: u32 = 4 * (CHUNK + PROBABILITIES + STATE);
 
+/// Four steps for each of eight rows, of m in a tile and of l at the end.
+const SHUFFLES: u32 = 2 * 4 * 8;
+
 const fn spec(name: &'static str, min_blocks: u32) -> KernelSpec {
-    KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(SHARED_BYTES)
+    KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(SHARED_BYTES).shuffles(SHUFFLES)
 }
 
 /// head_dim ≤ 64: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK)], by [`Types`](super::Types).
@@ -74,13 +77,9 @@ pub const PREFILL_D128: [KernelSpec; 3] = [
     spec("attention_prefill_d128_f32_f16", 3),
 ];
 
-/// Repeats a block with `$i` a constant 0, 1, …: register arrays are only indexed by constants, and so stay in
-/// registers, and addresses become immediates.
-macro_rules! unroll {
-    ($i:ident < 4 $body:block) => { unroll!(@ $i $body 0 1 2 3) };
-    ($i:ident < 8 $body:block) => { unroll!(@ $i $body 0 1 2 3 4 5 6 7) };
-    (@ $i:ident $body:block $($n:literal)*) => { $({ const $i: usize = $n; $body })* };
-}
+/// All kernels of this file.
+pub const KERNELS: &[KernelSpec] =
+    &[PREFILL_D64[0], PREFILL_D64[1], PREFILL_D64[2], PREFILL_D128[0], PREFILL_D128[1], PREFILL_D128[2]];
 
 /// Which thread, head and queries this is.
 #[derive(Clone, Copy)]

@@ -67,7 +67,7 @@ pub trait Element: Copy + 'static {
 /// `ld.global.nc.v4.b32`. GP10x caches only this form of global load in L1.
 #[gpu_only]
 #[inline(always)]
-unsafe fn load_4_words(pointer: *const u32) -> [u32; 4] {
+pub(crate) unsafe fn load_4_words(pointer: *const u32) -> [u32; 4] {
     let (a, b, c, d);
     // SAFETY: the caller's pointer is global, 16-byte aligned, valid, and not written while the kernel runs.
     unsafe {
@@ -99,7 +99,7 @@ unsafe fn load_2_words(pointer: *const u32) -> [u32; 2] {
 
 #[gpu_only]
 #[inline(always)]
-unsafe fn load_word(pointer: *const u32) -> u32 {
+pub(crate) unsafe fn load_word(pointer: *const u32) -> u32 {
     let word;
     // SAFETY: the caller's pointer is global, 4-byte aligned, valid, and not written while the kernel runs.
     unsafe {
@@ -115,7 +115,7 @@ unsafe fn load_word(pointer: *const u32) -> u32 {
 
 #[gpu_only]
 #[inline(always)]
-unsafe fn load_half(pointer: *const u16) -> u16 {
+pub(crate) unsafe fn load_half(pointer: *const u16) -> u16 {
     let half;
     // SAFETY: the caller's pointer is global, 2-byte aligned, valid, and not written while the kernel runs.
     unsafe {
@@ -164,7 +164,7 @@ fn pack(low: f32, high: f32) -> u32 {
 /// Sixteen bytes that are loaded and stored at once.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
-struct Words4([u32; 4]);
+pub(crate) struct Words4(pub [u32; 4]);
 
 /// Eight bytes that are loaded and stored at once.
 #[derive(Clone, Copy)]

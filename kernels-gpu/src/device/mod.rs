@@ -1,10 +1,16 @@
 //! What Rust-CUDA's `cuda_std` does not have and the kernels need. Everything here panics when called on the host.
 
+pub mod columns;
 pub mod element;
+pub mod flat;
 pub mod int8;
 pub mod math;
 pub mod reduce;
 pub mod shared;
+pub mod textbook;
+pub mod vector;
 
+pub use columns::Columns;
 pub use element::{Element, F16};
 pub use shared::Shared;
+pub use vector::{Raw, Vector};

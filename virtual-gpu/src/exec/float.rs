@@ -12,9 +12,11 @@ pub(crate) fn flush(x: f32) -> f32 {
     if x.to_bits() & 0x7f80_0000 == 0 { f32::from_bits(x.to_bits() & 0x8000_0000) } else { x }
 }
 
+/// On the bits: the optimiser may treat all NaNs as equal and drop a selection between floats.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
-    if x.is_nan() { f32::from_bits(NAN32) } else { x }
+    let b = x.to_bits();
+    f32::from_bits(if b & 0x7fff_ffff > 0x7f80_0000 { NAN32 } else { b })
 }
 
 /// `.sat`: to [0, 1], NaN to 0.

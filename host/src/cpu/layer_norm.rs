@@ -1,0 +1,37 @@
+//! Layer norm over rows.
+
+use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
+use crate::dtype::Float;
+use crate::{Result, Tensor, TensorMut};
+use rayon::prelude::*;
+
+pub(crate) fn layer_norm(
+    mut y: TensorMut,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    eps: f32,
+) -> Result<()> {
+    let (rows, cols) = x.shape().rows_cols();
+    if rows == 0 || cols == 0 {
+        return Ok(());
+    }
+    with_float!(x.dtype(), T => {
+        let y = &mut slice_mut::<T>(&mut y)?[..rows * cols];
+        let (x, weight, bias) = (slice::<T>(x)?, &slice::<T>(weight)?[..cols], &slice::<T>(bias)?[..cols]);
+        let rows = y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(cols));
+        let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
+        rows.with_min_len(min_rows).for_each(|(y, x)| row(y, x, weight, bias, eps));
+    });
+    Ok(())
+}
+
+fn row<T: Float>(y: &mut [T], x: &[T], weight: &[T], bias: &[T], eps: f32) {
+    let values = || x.iter().map(|x| f64::from(x.to_f32()));
+    let mean = values().sum::<f64>() / x.len() as f64;
+    let variance = values().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    let scale = (variance + f64::from(eps)).sqrt().recip();
+    for (((y, x), weight), bias) in y.iter_mut().zip(values()).zip(weight).zip(bias) {
+        *y = T::from_f32(((x - mean) * scale) as f32 * weight.to_f32() + bias.to_f32());
+    }
+}

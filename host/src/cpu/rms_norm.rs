@@ -1,0 +1,29 @@
+//! Root mean square norm over rows.
+
+use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
+use crate::dtype::Float;
+use crate::{Result, Tensor, TensorMut};
+use rayon::prelude::*;
+
+pub(crate) fn rms_norm(mut y: TensorMut, x: &Tensor, weight: &Tensor, eps: f32) -> Result<()> {
+    let (rows, cols) = x.shape().rows_cols();
+    if rows == 0 || cols == 0 {
+        return Ok(());
+    }
+    with_float!(x.dtype(), T => {
+        let y = &mut slice_mut::<T>(&mut y)?[..rows * cols];
+        let (x, weight) = (slice::<T>(x)?, &slice::<T>(weight)?[..cols]);
+        let rows = y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(cols));
+        let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
+        rows.with_min_len(min_rows).for_each(|(y, x)| row(y, x, weight, eps));
+    });
+    Ok(())
+}
+
+fn row<T: Float>(y: &mut [T], x: &[T], weight: &[T], eps: f32) {
+    let squares: f64 = x.iter().map(|x| f64::from(x.to_f32()).powi(2)).sum();
+    let scale = (squares / x.len() as f64 + f64::from(eps)).sqrt().recip() as f32;
+    for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
+        *y = T::from_f32(x.to_f32() * scale * weight.to_f32());
+    }
+}

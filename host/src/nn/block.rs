@@ -1,0 +1,36 @@
+//! A transformer block.
+
+use super::{Attention, LayerCache, Mlp, Norm, Rope};
+use crate::{Result, Tensor, ops};
+
+/// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).
+#[derive(Clone, Debug)]
+pub struct TransformerBlock {
+    /// Before the attention.
+    pub norm1: Norm,
+    /// Between positions.
+    pub attention: Attention,
+    /// Before the MLP.
+    pub norm2: Norm,
+    /// At each position.
+    pub mlp: Mlp,
+}
+
+impl TransformerBlock {
+    /// `x`: [rows, hidden] f32 → the same shape.
+    ///
+    /// # Errors
+    /// As [`Attention::forward`].
+    pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
+        let attended = self.attention.forward(&self.norm1.forward(x)?, rope, cache)?;
+        let h = ops::add(x, &attended)?;
+        drop(attended);
+        let y = self.mlp.forward(&self.norm2.forward(&h)?)?;
+        ops::add(&h, &y)
+    }
+
+    /// Bytes of the weights.
+    pub fn weight_bytes(&self) -> usize {
+        self.attention.weight_bytes() + self.mlp.weight_bytes()
+    }
+}

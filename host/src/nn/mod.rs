@@ -1,0 +1,35 @@
+//! Modules over [`ops`](crate::ops): weights together with what is computed from them, for building models.
+//!
+//! All take and give f32 activations; matrices may be stored in f16. A module's constructor checks that its tensors fit
+//! each other, so that `forward` can only fail on its input.
+
+mod attention;
+mod block;
+mod embedding;
+mod kv_cache;
+mod linear;
+mod mlp;
+mod norm;
+
+pub use attention::{Attention, Projections, Rope};
+pub use block::TransformerBlock;
+pub use embedding::Embedding;
+pub use kv_cache::{KvCache, LayerCache};
+pub use linear::Linear;
+pub use mlp::{Activation, Mlp};
+pub use norm::{LayerNorm, Norm, RmsNorm};
+
+use crate::{Error, Result, Tensor};
+
+/// The error for a weight that does not fit its module.
+fn misfit(op: &'static str, argument: &'static str, expected: impl Into<String>, found: &Tensor) -> Error {
+    Error::Shape { op, argument, expected: expected.into(), found: found.shape().clone() }
+}
+
+/// Requires a vector of this length.
+fn expect_len(op: &'static str, argument: &'static str, x: &Tensor, len: usize) -> Result<()> {
+    match x.dims() == [len] {
+        true => Ok(()),
+        false => Err(misfit(op, argument, format!("[{len}]"), x)),
+    }
+}

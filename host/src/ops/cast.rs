@@ -1,0 +1,39 @@
+//! Conversion between f32 and f16.
+
+use super::check::Check;
+use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("cast");
+
+/// `x` in element type `dtype`, rounded to nearest, ties to even; what f16 can't hold becomes ±∞.
+///
+/// `x`: f32 or f16, contiguous. Casting to the type it has is a copy.
+///
+/// # Errors
+/// [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout),
+/// [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
+pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(x.shape(), dtype, &x.device())?;
+    cast_into(y.view_mut()?, x)?;
+    Ok(y)
+}
+
+/// [`cast`] into `y`, of `x`'s shape and the type to cast to.
+///
+/// # Errors
+/// As [`cast`], and [`Error::Shape`](crate::Error::Shape), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+pub fn cast_into(y: TensorMut, x: &Tensor) -> Result<()> {
+    CHECK.float("x", x)?;
+    CHECK.float("y", &y)?;
+    CHECK.contiguous("x", x)?;
+    CHECK.contiguous("y", &y)?;
+    CHECK.shape("y", &y, x.dims(), "x's shape")?;
+    let device = CHECK.device(&y, &[("x", x)])?;
+    if x.dtype() == y.dtype() {
+        return super::copy_into(y, x);
+    }
+    match device {
+        Device::Cpu => cpu::cast::cast(y, x),
+        Device::Cuda(device) => gpu::cast::cast(&device, y, x),
+    }
+}

@@ -1,0 +1,105 @@
+//! Sums, maxima and their indices over the last extent.
+
+use super::check::Check;
+use crate::{DType, Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
+
+/// What a row becomes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Reduction {
+    Sum,
+    Max,
+    Argmax,
+}
+
+/// y[..] = Σ x[.., ·].
+///
+/// `x`: [.., cols] f32 or f16, contiguous; the result is [..] of `x`'s type, added up in f32. No columns give 0.
+///
+/// # Errors
+/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape) for rank 0,
+/// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
+pub fn sum(x: &Tensor) -> Result<Tensor> {
+    new(x, x.dtype(), Reduction::Sum)
+}
+
+/// [`sum`] into `y`: [..] of `x`'s type.
+///
+/// # Errors
+/// As [`sum`], and [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+pub fn sum_into(y: TensorMut, x: &Tensor) -> Result<()> {
+    let dtype = x.dtype();
+    reduce(y, x, dtype, Reduction::Sum)
+}
+
+/// y[..] = max x[.., ·]; NaN if the row has one.
+///
+/// `x`: [.., cols] f32 or f16, contiguous, cols > 0; the result is [..] of `x`'s type.
+///
+/// # Errors
+/// As [`sum`], and [`Error::Shape`](crate::Error::Shape) if there are no columns.
+pub fn max(x: &Tensor) -> Result<Tensor> {
+    new(x, x.dtype(), Reduction::Max)
+}
+
+/// [`max`] into `y`: [..] of `x`'s type.
+///
+/// # Errors
+/// As [`max`], and [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+pub fn max_into(y: TensorMut, x: &Tensor) -> Result<()> {
+    let dtype = x.dtype();
+    reduce(y, x, dtype, Reduction::Max)
+}
+
+/// y[..] = the first index of the largest of x[.., ·]; that of the first NaN if the row has one.
+///
+/// `x`: [.., cols] f32 or f16, contiguous, cols > 0; the result is [..] u32.
+///
+/// # Errors
+/// As [`max`].
+pub fn argmax(x: &Tensor) -> Result<Tensor> {
+    new(x, DType::U32, Reduction::Argmax)
+}
+
+/// [`argmax`] into `y`: [..] u32.
+///
+/// # Errors
+/// As [`max`], and [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+pub fn argmax_into(y: TensorMut, x: &Tensor) -> Result<()> {
+    reduce(y, x, DType::U32, Reduction::Argmax)
+}
+
+fn check(op: Reduction) -> Check {
+    Check(match op {
+        Reduction::Sum => "sum",
+        Reduction::Max => "max",
+        Reduction::Argmax => "argmax",
+    })
+}
+
+/// `x`'s extents but the last.
+fn outer(x: &Tensor, op: Reduction) -> Result<Shape> {
+    match x.dims() {
+        [outer @ .., cols] if *cols > 0 || op == Reduction::Sum => Ok(outer.into()),
+        _ if op == Reduction::Sum => Err(check(op).bad_shape("x", x, "[.., cols]")),
+        _ => Err(check(op).bad_shape("x", x, "[.., cols] with cols > 0")),
+    }
+}
+
+fn new(x: &Tensor, dtype: DType, op: Reduction) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(outer(x, op)?, dtype, &x.device())?;
+    reduce(y.view_mut()?, x, dtype, op)?;
+    Ok(y)
+}
+
+fn reduce(y: TensorMut, x: &Tensor, dtype: DType, op: Reduction) -> Result<()> {
+    let check = check(op);
+    check.float("x", x)?;
+    check.contiguous("x", x)?;
+    check.contiguous("y", &y)?;
+    check.dtype("y", &y, dtype)?;
+    check.shape("y", &y, outer(x, op)?.dims(), "x's shape without its last extent")?;
+    match check.device(&y, &[("x", x)])? {
+        Device::Cpu => cpu::reduce::reduce(op, y, x),
+        Device::Cuda(device) => gpu::reduce::reduce(&device, op, y, x),
+    }
+}

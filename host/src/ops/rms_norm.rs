@@ -1,0 +1,43 @@
+//! Root mean square norm over the last extent.
+
+use super::check::Check;
+use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("rms_norm");
+
+/// y[.., c] = x[.., c] / √(mean(x[.., ·]²) + eps) · weight[c] (Zhang & Sennrich 2019).
+///
+/// `x`: [.., cols] f32 or f16, `weight`: [cols] of the same type, both contiguous; `eps` ≥ 0. Computed in f32.
+///
+/// # Errors
+/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch),
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a negative or infinite `eps`, or a device error.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
+    rms_norm_into(y.view_mut()?, x, weight, eps)?;
+    Ok(y)
+}
+
+/// [`rms_norm`] into `y`, of `x`'s shape and type.
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn rms_norm_into(y: TensorMut, x: &Tensor, weight: &Tensor, eps: f32) -> Result<()> {
+    let dtype = CHECK.float("x", x)?;
+    CHECK.dtype("weight", weight, dtype)?;
+    CHECK.dtype("y", &y, dtype)?;
+    CHECK.contiguous("x", x)?;
+    CHECK.contiguous("weight", weight)?;
+    CHECK.contiguous("y", &y)?;
+    CHECK.shape("y", &y, x.dims(), "x's shape")?;
+    let (_, cols) = x.shape().rows_cols();
+    CHECK.shape("weight", weight, &[cols], "[cols], the last extent of x")?;
+    if !(eps.is_finite() && eps >= 0.0) {
+        return Err(CHECK.unsupported("eps", eps, "it must be finite and not negative"));
+    }
+    match CHECK.device(&y, &[("x", x), ("weight", weight)])? {
+        Device::Cpu => cpu::rms_norm::rms_norm(y, x, weight, eps),
+        Device::Cuda(device) => gpu::rms_norm::rms_norm(&device, y, x, weight, eps),
+    }
+}

@@ -1,0 +1,59 @@
+//! Rotary position embedding.
+
+use super::check::{Argument, Check};
+use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("rope");
+
+/// Turns elements i and i + dim/2 of each head by the angle of (position, i):
+/// y[s, h, i] = x[s, h, i]·cos[s, i] − x[s, h, i + dim/2]·sin[s, i], and
+/// y[s, h, i + dim/2] = x[s, h, i + dim/2]·cos[s, i] + x[s, h, i]·sin[s, i].
+///
+/// `x`: [seq, heads, dim] f32 or f16, its last extent dense, so that the heads of a fused projection need no copy;
+/// `cos`, `sin`: [seq, dim/2] f32, contiguous.
+///
+/// # Errors
+/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape),
+/// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge),
+/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
+pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
+    rope_into(y.view_mut()?, x, cos, sin)?;
+    Ok(y)
+}
+
+/// [`rope`] into `y`, of `x`'s shape and type, its last extent dense too.
+///
+/// # Errors
+/// As [`rope`].
+pub fn rope_into(y: TensorMut, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<()> {
+    let dtype = CHECK.float("x", x)?;
+    CHECK.dtype("y", &y, dtype)?;
+    let &[seq, _, dim] = x.dims() else { return Err(CHECK.bad_shape("x", x, "[seq, heads, dim]")) };
+    if !dim.is_multiple_of(2) {
+        return Err(CHECK.bad_shape("x", x, "an even dim"));
+    }
+    CHECK.shape("y", &y, x.dims(), "x's shape")?;
+    for (argument, table) in [("cos", cos), ("sin", sin)] {
+        CHECK.dtype(argument, table, DType::F32)?;
+        CHECK.shape(argument, table, &[seq, dim / 2], "[seq, dim/2]")?;
+        CHECK.contiguous(argument, table)?;
+    }
+    CHECK.size("x", x)?;
+    CHECK.size("y", &y)?;
+    dense("x", x)?;
+    dense("y", &y)?;
+    match CHECK.device(&y, &[("x", x), ("cos", cos), ("sin", sin)])? {
+        Device::Cpu => cpu::rope::rope(y, x, cos, sin),
+        Device::Cuda(device) => gpu::rope::rope(&device, y, x, cos, sin),
+    }
+}
+
+/// The elements of a head lie side by side.
+fn dense(argument: &'static str, x: &impl Argument) -> Result<()> {
+    let layout = x.layout();
+    match layout.strides[2] == 1 || layout.shape.dims()[2] == 0 {
+        true => Ok(()),
+        false => Err(Error::Layout { op: "rope", argument, needed: "dense in its last extent" }),
+    }
+}

@@ -1,0 +1,59 @@
+//! Transpose of the last two extents.
+
+use super::check::Check;
+use crate::{Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("transpose");
+
+/// y[.., c, r] = x[.., r, c], moved in memory. ([`Tensor::swap_dims`] gives a view and moves nothing.)
+///
+/// `x`: [.., rows, cols] of any type, contiguous. The result is [.., cols, rows], contiguous.
+///
+/// # Errors
+/// [`Error::Shape`](crate::Error::Shape) if `x` has fewer than two extents, [`Error::Layout`](crate::Error::Layout),
+/// [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
+pub fn transpose(x: &Tensor) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(transposed(x)?, x.dtype(), &x.device())?;
+    transpose_into(y.view_mut()?, x)?;
+    Ok(y)
+}
+
+/// [`transpose`] into `y`, [.., cols, rows] of `x`'s type.
+///
+/// # Errors
+/// As [`transpose`], and [`Error::DType`](crate::Error::DType), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch).
+pub fn transpose_into(y: TensorMut, x: &Tensor) -> Result<()> {
+    let shape = transposed(x)?;
+    CHECK.contiguous("x", x)?;
+    CHECK.contiguous("y", &y)?;
+    CHECK.dtype("y", &y, x.dtype())?;
+    CHECK.shape("y", &y, shape.dims(), "x's shape with the last two extents exchanged")?;
+    let device = CHECK.device(&y, &[("x", x)])?;
+    if x.shape().elements() == 0 {
+        return Ok(());
+    }
+    match device {
+        Device::Cpu => cpu::transpose::transpose(y, x),
+        Device::Cuda(device) => gpu::transpose::transpose(&device, y, x),
+    }
+}
+
+fn transposed(x: &Tensor) -> Result<Shape> {
+    let mut dims = x.dims().to_vec();
+    match dims[..] {
+        [.., _, _] => {
+            let last = dims.len() - 1;
+            dims.swap(last - 1, last);
+            Ok(dims.into())
+        }
+        _ => Err(CHECK.bad_shape("x", x, "[.., rows, cols]")),
+    }
+}
+
+/// A shape of at least two extents as [batch, rows, cols].
+pub(crate) fn matrices(shape: &Shape) -> (usize, usize, usize) {
+    match shape.dims() {
+        [batch @ .., rows, cols] => (batch.iter().product(), *rows, *cols),
+        _ => (1, 1, shape.elements()),
+    }
+}

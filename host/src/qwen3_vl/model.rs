@@ -1,0 +1,299 @@
+//! The whole model: loading, and passing prompts through it.
+
+use super::config::Config;
+use super::preprocess::Patches;
+use super::processor::{Processor, Prompt};
+use super::text::{ImageRun, Images, TextModel};
+use super::vision::{VisionOutput, VisionTower};
+use super::weights::{Progress, Weights};
+use crate::nn::KvCache;
+use crate::{DType, Device, Error, Result, Tensor};
+use std::path::Path;
+
+/// Prompt tokens that pass at a time: bounds the memory of a long prompt's activations.
+const TOKENS_PER_PASS: usize = 1024;
+
+/// How [`Qwen3Vl::load_with`] loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// What matrices are stored as on the device: f32 or f16. All arithmetic is f32.
+    pub dtype: DType,
+}
+
+impl LoadOptions {
+    /// f32 on the CPU, where conversion costs more than it saves; f16 on a GPU.
+    pub fn for_device(device: &Device) -> Self {
+        Self { dtype: if device.is_cuda() { DType::F16 } else { DType::F32 } }
+    }
+}
+
+/// A Qwen3-VL model on a device.
+pub struct Qwen3Vl {
+    /// Everything that needs no weights.
+    pub processor: Processor,
+    pub(super) vision: VisionTower,
+    pub(super) text: TextModel,
+    device: Device,
+    parameters: usize,
+}
+
+/// What a prompt's tokens have in the cache of a conversation: compared with the next prompt's to keep what is equal.
+pub struct Session {
+    pub(super) cache: KvCache,
+    /// The tokens in the cache.
+    pub(super) ids: Vec<u32>,
+    /// The images and videos among them.
+    pub(super) patches: Vec<Patches>,
+}
+
+impl Qwen3Vl {
+    /// Loads the checkpoint in `dir` onto `device`, with matrices in the device's usual type.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file and what is wrong in it, or a device error.
+    pub fn load(dir: impl AsRef<Path>, device: &Device) -> Result<Self> {
+        Self::load_with(dir, device, LoadOptions::for_device(device), |_| {})
+    }
+
+    /// As [`load`](Self::load); `progress` is called after each layer.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_with(
+        dir: impl AsRef<Path>,
+        device: &Device,
+        options: LoadOptions,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<Self> {
+        let dir = dir.as_ref();
+        let processor = Processor::load(dir)?;
+        let config = &processor.config;
+        let mut weights = Weights::open(dir, config, options.dtype, device)?;
+        let mut done = |weights: &Weights| progress(weights.progress());
+        let text = TextModel::load(&mut weights, config, device, &mut done)?;
+        let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;
+        if let Some(name) = weights.unused().first() {
+            return Err(Error::Checkpoint {
+                file: dir.display().to_string(),
+                item: Some((*name).to_owned()),
+                reason: "the model does not use it".into(),
+            });
+        }
+        let parameters = weights.parameters();
+        Ok(Self { vision, text, device: device.clone(), parameters, processor })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.processor.config
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The elements of all its tensors; every one has been loaded.
+    pub fn parameters(&self) -> usize {
+        self.parameters
+    }
+
+    /// Bytes of weights that a decoded token reads.
+    pub fn weight_bytes(&self) -> usize {
+        self.text.weight_bytes()
+    }
+
+    /// An empty conversation.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn session(&self) -> Result<Session> {
+        Ok(Session { cache: self.text.cache()?, ids: Vec::new(), patches: Vec::new() })
+    }
+
+    /// What the vision tower makes of an image or video.
+    ///
+    /// # Errors
+    /// As [`VisionTower::forward`].
+    pub fn see(&self, patches: &Patches) -> Result<VisionOutput> {
+        self.vision.forward(patches)
+    }
+
+    /// Every layer's hidden states and the logits of a whole prompt, for comparison with a reference. `trace` sees
+    /// the embeddings as number 0, each layer's output (before deepstack features are added to it), and in the last
+    /// one's place the normalised hidden states. `outputs` are the images' embeddings, as [`see`](Self::see) gives them.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if tokens and images do not fit each other, or a device error.
+    pub fn trace(
+        &self,
+        ids: &[u32],
+        outputs: &[VisionOutput],
+        grids: &[[usize; 3]],
+        mut trace: impl FnMut(usize, &Tensor),
+    ) -> Result<Tensor> {
+        let positions = self.processor.positions(ids, grids.iter().copied())?;
+        let runs = self.runs(ids, 0, outputs)?;
+        let mut cache = self.text.cache()?;
+        cache.reserve(ids.len())?;
+        let layers = self.config().text.num_hidden_layers;
+        let rope = self.text.rope(&positions.axes)?;
+        let images = Images { outputs, runs: &runs };
+        let mut all_but_last = |index: usize, h: &Tensor| {
+            if index < layers {
+                trace(index, h);
+            }
+        };
+        let hidden = self.text.forward(ids, &rope, images, &mut cache, &mut all_but_last)?;
+        trace(layers, &hidden);
+        self.text.logits(&hidden)
+    }
+
+    /// Passes what the session does not hold yet of a prompt and gives the logits behind its last token. At least one
+    /// token passes. The cache gets room for `spare` more tokens.
+    pub(super) fn prefill(&self, session: &mut Session, prompt: &Prompt, spare: usize) -> Result<Prefill> {
+        let Some(last) = prompt.ids.len().checked_sub(1) else {
+            return Err(Error::Prompt { reason: "it has no tokens".into() });
+        };
+        let limit = self.config().text.max_position_embeddings;
+        if prompt.ids.len() + spare > limit {
+            let reason = format!("{} tokens and {spare} to come; the model has {limit}", prompt.ids.len());
+            return Err(Error::Prompt { reason });
+        }
+        let mut start = self.shared_prefix(session, prompt).min(last);
+        // an image's embeddings are needed whole
+        while start > 0
+            && self.processor.is_pad(prompt.ids[start])
+            && self.processor.is_pad(prompt.ids[start - 1])
+        {
+            start -= 1;
+        }
+        session.cache.truncate(start);
+        session.ids.truncate(start);
+        session.patches.clear();
+        session.cache.reserve(prompt.ids.len() + spare)?;
+
+        // images before `start` are in the cache; the others are seen now
+        let before = self.runs_of(&prompt.ids[..start], &token_counts(prompt, self.config()))?;
+        let first_new = before.last().map_or(0, |run| run.output + 1);
+        let outputs = prompt.patches[first_new..]
+            .iter()
+            .map(|patches| self.see(patches))
+            .collect::<Result<Vec<_>>>()?;
+        let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
+        let rope = self.text.rope(&prompt.positions.axes[start..])?;
+
+        let mut hidden = None;
+        let count = prompt.ids.len() - start;
+        for from in (0..count).step_by(TOKENS_PER_PASS) {
+            let len = TOKENS_PER_PASS.min(count - from);
+            let runs = clip(&runs, from, len);
+            let images = Images { outputs: &outputs, runs: &runs };
+            let ids = &prompt.ids[start + from..start + from + len];
+            let h = self.text.forward(
+                ids,
+                &rope.narrow(from, len)?,
+                images,
+                &mut session.cache,
+                &mut |_, _| {},
+            )?;
+            hidden = Some(h.narrow(0, len - 1, 1)?);
+        }
+        session.ids.extend_from_slice(&prompt.ids[start..]);
+        session.patches.extend_from_slice(&prompt.patches);
+        let hidden = hidden.ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })?;
+        Ok(Prefill { logits: self.text.logits(&hidden)?, passed: count })
+    }
+
+    /// How many tokens of the prompt, from its start, are in the session's cache with the same images.
+    fn shared_prefix(&self, session: &Session, prompt: &Prompt) -> usize {
+        let equal = session.ids.iter().zip(&prompt.ids).take_while(|(a, b)| a == b).count();
+        let same_images = session.patches.iter().zip(&prompt.patches).take_while(|(a, b)| a == b).count();
+        let counts = token_counts(prompt, self.config());
+        // the first token of the first image that is another one
+        let mut pads = counts[..same_images].iter().sum::<usize>();
+        let first_other = prompt.ids.iter().position(|&id| {
+            let is_pad = self.processor.is_pad(id);
+            let found = is_pad && pads == 0;
+            pads -= usize::from(is_pad && !found);
+            found
+        });
+        equal.min(first_other.unwrap_or(equal))
+    }
+
+    /// The runs of image tokens in `ids`, whose features are in `outputs`.
+    fn runs(&self, ids: &[u32], at: usize, outputs: &[VisionOutput]) -> Result<Vec<ImageRun>> {
+        let counts: Vec<_> = outputs.iter().map(|output| output.embeddings.dims()[0]).collect();
+        let runs = self.runs_of(ids, &counts)?;
+        let used: usize = runs.iter().map(|run| run.len).sum();
+        match used == counts.iter().sum::<usize>() {
+            true => Ok(runs),
+            false => {
+                Err(Error::Prompt { reason: format!("fewer image tokens than images behind token {at}") })
+            }
+        }
+    }
+
+    /// The runs of image tokens in `ids`, of images with these numbers of tokens.
+    fn runs_of(&self, ids: &[u32], counts: &[usize]) -> Result<Vec<ImageRun>> {
+        let mut runs: Vec<ImageRun> = Vec::new();
+        let (mut output, mut row) = (0, 0);
+        for (at, _) in ids.iter().enumerate().filter(|(_, id)| self.processor.is_pad(**id)) {
+            if counts.get(output) == Some(&row) {
+                (output, row) = (output + 1, 0);
+            }
+            if output >= counts.len() {
+                return Err(Error::Prompt { reason: "more image tokens than images".into() });
+            }
+            match runs.last_mut() {
+                Some(run) if run.start + run.len == at && run.output == output => run.len += 1,
+                _ => runs.push(ImageRun { start: at, len: 1, output, row }),
+            }
+            row += 1;
+        }
+        Ok(runs)
+    }
+}
+
+/// What is behind a prompt.
+pub(super) struct Prefill {
+    /// [1, vocab]
+    pub logits: Tensor,
+    /// Tokens that were not in the cache.
+    pub passed: usize,
+}
+
+/// The number of tokens of each image and video.
+fn token_counts(prompt: &Prompt, config: &Config) -> Vec<usize> {
+    let merge = config.vision.merge_len();
+    prompt.patches.iter().map(|patches| patches.grid.iter().product::<usize>() / merge).collect()
+}
+
+/// The parts of the runs in `from..from + len`, counted from `from`.
+fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> {
+    let inside = |run: &ImageRun| {
+        let start = run.start.max(from);
+        let end = (run.start + run.len).min(from + len);
+        (start < end).then(|| ImageRun {
+            start: start - from,
+            len: end - start,
+            row: run.row + start - run.start,
+            ..*run
+        })
+    };
+    runs.iter().filter_map(inside).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_cut_at_the_borders_of_a_pass() {
+        let run = |start, len, output, row| ImageRun { start, len, output, row };
+        let runs = [run(2, 5, 0, 0), run(9, 4, 1, 3)];
+        assert_eq!(clip(&runs, 0, 20), runs);
+        assert_eq!(clip(&runs, 4, 6), [run(0, 3, 0, 2), run(5, 1, 1, 3)]);
+        assert_eq!(clip(&runs, 7, 2), []);
+    }
+}

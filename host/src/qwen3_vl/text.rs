@@ -1,0 +1,165 @@
+//! The language model: embeddings → hidden states → logits.
+
+use super::config::Config;
+use super::positions::text_rope;
+use super::vision::VisionOutput;
+use super::weights::{EMBEDDING, LM_HEAD, Weights};
+use crate::nn::{
+    Attention, Embedding, KvCache, Linear, Mlp, Norm, Projections, RmsNorm, Rope, TransformerBlock,
+};
+use crate::{DType, Device, Result, Tensor, ops};
+
+/// The decoder with its embedding and output projection.
+pub struct TextModel {
+    config: super::config::TextConfig,
+    device: Device,
+    embed_tokens: Embedding,
+    layers: Vec<TransformerBlock>,
+    norm: RmsNorm,
+    lm_head: Linear,
+}
+
+/// Image tokens that stand side by side in a sequence, and where their features are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ImageRun {
+    /// The first one's place in the sequence.
+    pub start: usize,
+    /// Their number.
+    pub len: usize,
+    /// Which of the outputs of the vision tower.
+    pub output: usize,
+    /// The first one's row in that output.
+    pub row: usize,
+}
+
+/// What is put into a pass beside its tokens.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Images<'a> {
+    /// What the vision tower made of each image and video.
+    pub outputs: &'a [VisionOutput],
+    /// The runs of image tokens, counted from the start of the pass.
+    pub runs: &'a [ImageRun],
+}
+
+impl TextModel {
+    /// Takes the language model's tensors; `done` is called behind each layer.
+    pub(super) fn load(
+        weights: &mut Weights,
+        config: &Config,
+        device: &Device,
+        done: &mut dyn FnMut(&Weights),
+    ) -> Result<Self> {
+        let text = &config.text;
+        let embed_tokens = Embedding::new(weights.matrix(EMBEDDING)?)?;
+        let lm_head = match config.tie_word_embeddings {
+            true => embed_tokens.tied()?,
+            false => Linear::new(weights.matrix(LM_HEAD)?, None)?,
+        };
+        done(weights);
+        let mut layers = Vec::with_capacity(text.num_hidden_layers);
+        for index in 0..text.num_hidden_layers {
+            let mut matrix = |part: &str| {
+                let name = format!("model.language_model.layers.{index}.{part}.weight");
+                Linear::new(weights.matrix(&name)?, None)
+            };
+            let (q, k, v) =
+                (matrix("self_attn.q_proj")?, matrix("self_attn.k_proj")?, matrix("self_attn.v_proj")?);
+            let out = matrix("self_attn.o_proj")?;
+            let mlp = Mlp::gated(matrix("mlp.gate_proj")?, matrix("mlp.up_proj")?, matrix("mlp.down_proj")?)?;
+            let mut norm = |part: &str| {
+                let name = format!("model.language_model.layers.{index}.{part}.weight");
+                RmsNorm::new(weights.vector(&name)?, text.rms_norm_eps)
+            };
+            let norms = Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?));
+            layers.push(TransformerBlock {
+                norm1: Norm::Rms(norm("input_layernorm")?),
+                attention: Attention::new(
+                    Projections::Separate { q, k, v, norms },
+                    out,
+                    text.num_attention_heads,
+                    text.num_key_value_heads,
+                    text.head_dim,
+                    true,
+                )?,
+                norm2: Norm::Rms(norm("post_attention_layernorm")?),
+                mlp,
+            });
+            done(weights);
+        }
+        let norm = RmsNorm::new(weights.vector("model.language_model.norm.weight")?, text.rms_norm_eps)?;
+        Ok(Self { config: text.clone(), device: device.clone(), embed_tokens, layers, norm, lm_head })
+    }
+
+    /// An empty cache for this model.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn cache(&self) -> Result<KvCache> {
+        KvCache::new(self.layers.len(), self.config.num_key_value_heads, self.config.head_dim, &self.device)
+    }
+
+    /// The rotary angles of tokens at these positions.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn rope(&self, axes: &[[u32; 3]]) -> Result<Rope> {
+        let tables = text_rope(&self.config, axes);
+        let shape = [axes.len(), self.config.head_dim / 2];
+        Ok(Rope {
+            cos: Tensor::from_slice(&tables.cos, shape, &self.device)?,
+            sin: Tensor::from_slice(&tables.sin, shape, &self.device)?,
+        })
+    }
+
+    /// Passes tokens through all layers: their keys and values are appended to the cache. Gives the normalised hidden
+    /// states [tokens, hidden]. `trace` sees the embeddings as number 0 and then each layer's output, before the
+    /// deepstack features are added.
+    pub(super) fn forward(
+        &self,
+        ids: &[u32],
+        rope: &Rope,
+        images: Images,
+        cache: &mut KvCache,
+        trace: &mut dyn FnMut(usize, &Tensor),
+    ) -> Result<Tensor> {
+        let ids = Tensor::from_slice(ids, [ids.len()], &self.device)?;
+        let mut h = self.embed_tokens.forward(&ids)?;
+        for run in images.runs {
+            let features = images.outputs[run.output].embeddings.narrow(0, run.row, run.len)?;
+            ops::copy_into(h.view_mut()?.narrow(0, run.start, run.len)?, &features)?;
+        }
+        trace(0, &h);
+        for (index, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
+            h = layer.forward(&h, rope, Some(cache))?;
+            trace(index + 1, &h);
+            let deep = images.outputs.first().is_some_and(|output| index < output.deepstack.len());
+            if deep && !images.runs.is_empty() {
+                h = ops::add(&h, &self.deepstack(index, images, h.dims()[0])?)?;
+            }
+        }
+        self.norm.forward(&h)
+    }
+
+    /// The deepstack features of a layer at the image tokens, zero elsewhere: [tokens, hidden].
+    fn deepstack(&self, layer: usize, images: Images, tokens: usize) -> Result<Tensor> {
+        let mut sparse = Tensor::zeros([tokens, self.config.hidden_size], DType::F32, &self.device)?;
+        for run in images.runs {
+            let features = images.outputs[run.output].deepstack[layer].narrow(0, run.row, run.len)?;
+            ops::copy_into(sparse.view_mut()?.narrow(0, run.start, run.len)?, &features)?;
+        }
+        Ok(sparse)
+    }
+
+    /// [tokens, hidden], normalised → [tokens, vocab]
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.lm_head.forward(hidden)
+    }
+
+    /// Bytes of weights that a decoded token reads.
+    pub fn weight_bytes(&self) -> usize {
+        self.layers.iter().map(TransformerBlock::weight_bytes).sum::<usize>() + self.lm_head.weight_bytes()
+    }
+}

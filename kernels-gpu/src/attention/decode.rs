@@ -1,0 +1,470 @@
+//! Attention of few queries over many keys, whose time is that of reading K and V: the keys are split over blocks,
+//! and a block serves all the query heads of its kv head, so that K and V are read once.
+//!
+//! Source: Dao et al. 2023, "Flash-Decoding for long-context inference"; the merging of partial results is
+//! Milakov & Gimelshein 2018, section 3.1.
+//!
+//! ```text
+//! for each kv head and split of its keys:                                        (one thread block)
+//!     for each key of the split: s = q · k; m' = max(m, s); p = exp(s − m')
+//!         l = exp(m − m') l + p; acc = exp(m − m') acc + p v; m = m'             for R rows
+//!     write (acc, m, l)
+//! for each row: out = Σ exp(mᵢ − max m) accᵢ / Σ exp(mᵢ − max m) lᵢ over its splits     (combine)
+//! ```
+//!
+//! How the code departs from it:
+//! 1. The rows of a kv head are the q_len queries of its `group` query heads: row r is query r mod q_len of head
+//!    r / q_len. A block takes R of them.
+//! 2. L lanes hold a key, 8 columns each; 128 / L keys go side by side, each with (m, l, acc) of its own, which are
+//!    merged in shared memory at the end. So only the dot products need shuffles.
+//! 3. U keys are loaded before the first is used, and m moves once for all of them.
+//! 4. With a single split the block writes the result itself.
+//! 5. Columns of f32 rows are two pieces of 4, L · 4 apart, so that each 16-byte load of the L lanes is contiguous.
+//! 6. Exponents are base 2; a row without a key has m = −∞ and gives 0, as in the prefill kernels.
+//! 7. Keys past the end are read from the last one and masked; columns past head_dim are read from the last ones and
+//!    q is 0 there.
+
+use super::{Strides, unroll, visible};
+use crate::device::math::{exp2, fma, rcp};
+use crate::device::{Element, F16, reduce, shared};
+use crate::spec::KernelSpec;
+use cuda_std::prelude::*;
+
+const THREADS: u32 = 128;
+
+/// Elements behind the columns of a partial result, of which two hold m and l; the rest keeps 16-byte alignment.
+const STATE: u32 = 4;
+
+/// f32 elements of one row's partial result of one split, for an instance of padded head_dim `d`.
+pub const fn partial_elements(d: u32) -> u32 {
+    d + STATE
+}
+
+/// An instance: rows of a block and the padded head_dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decode {
+    /// Its contract: grid = [splits, b · num_kv_heads, ceil(q_len · group / rows)].
+    pub spec: KernelSpec,
+    /// Rows of a kv head that a block handles.
+    pub rows: u32,
+    /// The largest head_dim.
+    pub head_dim: u32,
+}
+
+const fn instance(name: &'static str, head_dim: u32, rows: u32) -> Decode {
+    let lanes = head_dim / 8;
+    // acc [128 / L, R, D] with D = 8 L, and m and l [128 / L, R]
+    let shared = 4 * (8 * THREADS * rows + 2 * THREADS / lanes * rows);
+    let keys = if rows == 4 { 2 } else { 4 }; // U
+    let spec = KernelSpec::new(name, THREADS).min_blocks(4).shared_bytes(shared);
+    Decode { spec: spec.shuffles(lanes.ilog2() * rows * keys), rows, head_dim }
+}
+
+/// The instances of one element type, by head_dim and then by rows.
+type Instances = [Decode; 6];
+
+/// All instances, by [`Types`](super::Types).
+pub const DECODE: [Instances; 3] = [
+    [
+        instance("attention_decode_d64_r1_f32", 64, 1),
+        instance("attention_decode_d64_r2_f32", 64, 2),
+        instance("attention_decode_d64_r4_f32", 64, 4),
+        instance("attention_decode_d128_r1_f32", 128, 1),
+        instance("attention_decode_d128_r2_f32", 128, 2),
+        instance("attention_decode_d128_r4_f32", 128, 4),
+    ],
+    [
+        instance("attention_decode_d64_r1_f16", 64, 1),
+        instance("attention_decode_d64_r2_f16", 64, 2),
+        instance("attention_decode_d64_r4_f16", 64, 4),
+        instance("attention_decode_d128_r1_f16", 128, 1),
+        instance("attention_decode_d128_r2_f16", 128, 2),
+        instance("attention_decode_d128_r4_f16", 128, 4),
+    ],
+    [
+        instance("attention_decode_d64_r1_f32_f16", 64, 1),
+        instance("attention_decode_d64_r2_f32_f16", 64, 2),
+        instance("attention_decode_d64_r4_f32_f16", 64, 4),
+        instance("attention_decode_d128_r1_f32_f16", 128, 1),
+        instance("attention_decode_d128_r2_f32_f16", 128, 2),
+        instance("attention_decode_d128_r4_f32_f16", 128, 4),
+    ],
+];
+
+/// grid = [b · num_q_heads · q_len]
+pub const COMBINE_F32: KernelSpec = KernelSpec::new("attention_combine_f32", THREADS);
+/// As [`COMBINE_F32`].
+pub const COMBINE_F16: KernelSpec = KernelSpec::new("attention_combine_f16", THREADS);
+
+const fn specs() -> [KernelSpec; 20] {
+    let mut specs = [COMBINE_F32; 20];
+    specs[1] = COMBINE_F16;
+    let mut i = 0;
+    while i < 18 {
+        specs[2 + i] = DECODE[i / 6][i % 6].spec;
+        i += 1;
+    }
+    specs
+}
+
+/// All kernels of this file.
+pub const KERNELS: &[KernelSpec] = &specs();
+
+/// The first columns of the two pieces of four that lane `sub` of a key's lanes holds.
+#[inline(always)]
+const fn pieces<T: Element, const L: u32>(sub: u32) -> [u32; 2] {
+    if size_of::<T>() == 4 { [sub * 4, (L + sub) * 4] } else { [sub * 8, sub * 8 + 4] }
+}
+
+/// Eight elements of a row, as two pieces of four.
+///
+/// # Safety
+/// Both pieces are inside the row, which is 16-byte aligned; neighbours, if the elements have two bytes.
+#[inline(always)]
+unsafe fn load_pieces<T: Element>(row: *const T, [low, high]: [u32; 2]) -> [f32; 8] {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if size_of::<T>() == 4 {
+            let [a, b, c, d] = T::load4(row.add(low as usize));
+            let [e, f, g, h] = T::load4(row.add(high as usize));
+            [a, b, c, d, e, f, g, h]
+        } else {
+            T::load8(row.add(low as usize))
+        }
+    }
+}
+
+/// max, or 0 where there was no key, so that −∞ − max is −∞ and not NaN.
+#[inline(always)]
+fn base(max: f32) -> f32 {
+    if max == f32::NEG_INFINITY { 0.0 } else { max }
+}
+
+/// Where query `row % q_len` of the kv head's query head `row / q_len` lies.
+#[inline(always)]
+fn row_offset(strides: Strides, batch: u32, first_head: u32, row: u32, q_len: u32) -> usize {
+    (strides.offset(batch, first_head + row / q_len) + row % q_len * strides.row) as usize
+}
+
+/// # Safety
+/// As the kernels below.
+#[inline(always)]
+unsafe fn decode<
+    TQ: Element,
+    TKV: Element,
+    const L: u32,
+    const R: usize,
+    const U: usize,
+    const ACC: usize,
+    const ML: usize,
+>(
+    out: *mut TQ,
+    partial: *mut f32,
+    q: *const TQ,
+    k: *const TKV,
+    v: *const TKV,
+    [out_strides, q_strides, k_strides, v_strides]: [Strides; 4],
+    num_kv_heads: u32,
+    group: u32,
+    q_len: u32,
+    kv_len: u32,
+    head_dim: u32,
+    keys_per_split: u32,
+    scale_log2: f32,
+    causal: bool,
+) {
+    let slots = THREADS / L;
+    let d = 8 * L;
+    let all_acc = shared::declare::<f32, ACC>();
+    let all_m = shared::declare::<f32, ML>();
+    let all_l = shared::declare::<f32, ML>();
+
+    // place tile
+    let tid = thread::thread_idx_x();
+    let (slot, sub) = (tid / L, tid % L);
+    let (split, splits) = (thread::block_idx_x(), thread::grid_dim_x());
+    let (batch, kv_head) = (thread::block_idx_y() / num_kv_heads, thread::block_idx_y() % num_kv_heads);
+    let (rows, first_row, first_head) = (group * q_len, thread::block_idx_z() * R as u32, kv_head * group);
+    let start = split * keys_per_split;
+    let end = (start + keys_per_split).min(kv_len);
+    let [low, high] = pieces::<TKV, L>(sub);
+    let last = head_dim - 8;
+    // pieces past head_dim: the last ones in their place
+    let read = if size_of::<TKV>() == 4 {
+        [low.min(last + 4), high.min(last + 4)]
+    } else {
+        [low.min(last), low.min(last) + 4]
+    };
+
+    // q [R, D], scaled
+    let mut query = [[0.0f32; 8]; R];
+    let mut ends = [0i32; R];
+    unroll!(I < 4 {
+        if I < R {
+            let row = (first_row + I as u32).min(rows - 1);
+            ends[I] = visible(row % q_len, q_len, kv_len, causal).min(end as i32);
+            // SAFETY: the row and both pieces are inside q; a multiple of four columns on from an aligned address.
+            let (a, b) = unsafe {
+                let q = q.add(row_offset(q_strides, batch, first_head, row, q_len));
+                (TQ::load4(q.add(read[0] as usize)), TQ::load4(q.add(read[1] as usize)))
+            };
+            let (factor_a, factor_b) =
+                (if low < head_dim { scale_log2 } else { 0.0 }, if high < head_dim { scale_log2 } else { 0.0 });
+            unroll!(E < 4 {
+                query[I][E] = a[E] * factor_a;
+                query[I][E + 4] = b[E] * factor_b;
+            });
+        }
+    });
+
+    let mut acc = [[0.0f32; 8]; R];
+    let mut m = [f32::NEG_INFINITY; R];
+    let mut l = [0.0f32; R];
+    let (k_head, v_head) = (k_strides.offset(batch, kv_head), v_strides.offset(batch, kv_head));
+    let mut key = start;
+    while key < end {
+        // load U keys a slot
+        let mut keys = [[0.0f32; 8]; U];
+        let mut values = [[0.0f32; 8]; U];
+        unroll!(J < 4 {
+            if J < U {
+                let at = (key + J as u32 * slots + slot).min(end - 1);
+                // SAFETY: the key is below kv_len, the pieces below head_dim.
+                unsafe {
+                    keys[J] = load_pieces(k.add((k_head + at * k_strides.row) as usize), read);
+                    values[J] = load_pieces(v.add((v_head + at * v_strides.row) as usize), read);
+                }
+            }
+        });
+
+        // s = q · k
+        let mut s = [[0.0f32; U]; R];
+        unroll!(I < 4 {
+            if I < R {
+                unroll!(J < 4 {
+                    if J < U {
+                        unroll!(E < 8 { s[I][J] = fma(query[I][E], keys[J][E], s[I][J]); });
+                    }
+                });
+            }
+        });
+        unroll!(I < 4 {
+            if I < R {
+                unroll!(J < 4 {
+                    if J < U {
+                        // SAFETY: the loop's bounds are those of the block, so all lanes are here.
+                        s[I][J] = unsafe { reduce::warp(s[I][J], L, |a, b| a + b) };
+                        if (key + J as u32 * slots + slot) as i32 >= ends[I] {
+                            s[I][J] = f32::NEG_INFINITY;
+                        }
+                    }
+                });
+            }
+        });
+
+        // m' = max(m, s); p = exp(s − m'); acc = exp(m − m') acc + p v
+        unroll!(I < 4 {
+            if I < R {
+                let mut next = m[I];
+                unroll!(J < 4 { if J < U { next = next.max(s[I][J]); } });
+                let rescale = exp2(m[I] - base(next));
+                m[I] = next;
+                l[I] *= rescale;
+                unroll!(E < 8 { acc[I][E] *= rescale; });
+                unroll!(J < 4 {
+                    if J < U {
+                        let p = exp2(s[I][J] - base(next));
+                        l[I] += p;
+                        unroll!(E < 8 { acc[I][E] = fma(p, values[J][E], acc[I][E]); });
+                    }
+                });
+            }
+        });
+        key += slots * U as u32;
+    }
+
+    // merge the slots
+    unroll!(I < 4 {
+        if I < R {
+            let row = slot * R as u32 + I as u32;
+            let [a, b, c, e, f, g, h, i] = acc[I];
+            // SAFETY: each thread its own elements of [slots, R, D] and, one lane for all of a key's, [slots, R].
+            unsafe {
+                all_acc.set4(row * d + low, [a, b, c, e]);
+                all_acc.set4(row * d + high, [f, g, h, i]);
+                if sub == 0 {
+                    all_m.set(row, m[I]);
+                    all_l.set(row, l[I]);
+                }
+            }
+        }
+    });
+    thread::sync_threads();
+
+    // write: thread by thread the elements of [R, D]
+    let mut element = tid;
+    while element < R as u32 * d {
+        let (row, column) = (element / d, element % d);
+        let mut max = f32::NEG_INFINITY;
+        let mut s = 0;
+        while s < slots {
+            // SAFETY: inside [slots, R], behind the barrier.
+            max = max.max(unsafe { all_m.get(s * R as u32 + row) });
+            s += 1;
+        }
+        let (mut total, mut sum) = (0.0, 0.0);
+        s = 0;
+        while s < slots {
+            let at = s * R as u32 + row;
+            // SAFETY: inside [slots, R] and [slots, R, D], behind the barrier.
+            unsafe {
+                let weight = exp2(all_m.get(at) - base(max));
+                sum = fma(weight, all_l.get(at), sum);
+                total = fma(weight, all_acc.get(at * d + column), total);
+            }
+            s += 1;
+        }
+        let row = first_row + row;
+        if row < rows && column < head_dim {
+            // SAFETY: the row and column are inside out; or the record (row, split) inside partial.
+            unsafe {
+                if splits == 1 {
+                    let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
+                    let at = row_offset(out_strides, batch, first_head, row, q_len);
+                    *out.add(at + column as usize) = TQ::from_f32(total * factor);
+                } else {
+                    let record = (thread::block_idx_y() * rows + row) * splits + split;
+                    let record = partial.add(record as usize * partial_elements(d) as usize);
+                    *record.add(column as usize) = total;
+                    if column == 0 {
+                        *record.add(d as usize) = max;
+                        *record.add(d as usize + 1) = sum;
+                    }
+                }
+            }
+        }
+        element += THREADS;
+    }
+}
+
+/// # Safety
+/// As the kernels below.
+#[inline(always)]
+unsafe fn combine<T: Element>(
+    out: *mut T,
+    partial: *const f32,
+    strides: Strides,
+    num_q_heads: u32,
+    q_len: u32,
+    head_dim: u32,
+    d: u32,
+    splits: u32,
+) {
+    let (row, column) = (thread::block_idx_x(), thread::thread_idx_x());
+    if column >= head_dim {
+        return; // no barrier follows
+    }
+    let width = partial_elements(d) as usize;
+    // SAFETY: the records of this row: `splits` of them, the first two words of the state written, and the columns
+    // below head_dim.
+    unsafe {
+        let records = partial.add(row as usize * splits as usize * width);
+        let state = |split: u32| records.add(split as usize * width + d as usize);
+        let mut max = f32::NEG_INFINITY;
+        let mut split = 0;
+        while split < splits {
+            max = max.max(f32::load(state(split)));
+            split += 1;
+        }
+        let (mut total, mut sum) = (0.0, 0.0);
+        split = 0;
+        while split < splits {
+            let weight = exp2(f32::load(state(split)) - base(max));
+            sum = fma(weight, f32::load(state(split).add(1)), sum);
+            total = fma(weight, f32::load(records.add(split as usize * width + column as usize)), total);
+            split += 1;
+        }
+        let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
+        let head = row / q_len;
+        let at = strides.offset(head / num_q_heads, head % num_q_heads) + row % q_len * strides.row + column;
+        *out.add(at as usize) = T::from_f32(total * factor);
+    }
+}
+
+macro_rules! kernels {
+    ($($name:ident: $tq:ty, $tkv:ty, $lanes:literal, $rows:literal, $keys:literal;)*) => {$(
+        /// # Safety
+        /// As [`attention_prefill_d64_f32`](super::prefill::attention_prefill_d64_f32); head_dim at most the
+        /// instance's and at least 8; kv_len may be 0; keys_per_split · splits ≥ kv_len. With more than one split
+        /// `partial`: f32 [b · num_q_heads · q_len, splits, partial_elements(d)], 16-byte aligned, disjoint from all.
+        #[kernel(launch_bounds(THREADS, 4))]
+        pub unsafe fn $name(
+            out: *mut $tq, partial: *mut f32, q: *const $tq, k: *const $tkv, v: *const $tkv,
+            out_batch: u32, out_head: u32, out_row: u32,
+            q_batch: u32, q_head: u32, q_row: u32,
+            k_batch: u32, k_head: u32, k_row: u32,
+            v_batch: u32, v_head: u32, v_row: u32,
+            num_kv_heads: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32, keys_per_split: u32,
+            scale_log2: f32, causal: u32,
+        ) {
+            const ACC: usize = 8 * THREADS as usize * $rows;
+            const ML: usize = THREADS as usize / $lanes * $rows;
+            let strides = [
+                Strides { batch: out_batch, head: out_head, row: out_row },
+                Strides { batch: q_batch, head: q_head, row: q_row },
+                Strides { batch: k_batch, head: k_head, row: k_row },
+                Strides { batch: v_batch, head: v_head, row: v_row },
+            ];
+            // SAFETY: this kernel's contract is the body's.
+            unsafe {
+                decode::<$tq, $tkv, $lanes, $rows, $keys, ACC, ML>(
+                    out, partial, q, k, v, strides, num_kv_heads, group, q_len, kv_len, head_dim, keys_per_split,
+                    scale_log2, causal != 0,
+                )
+            }
+        }
+    )*};
+}
+
+kernels! {
+    attention_decode_d64_r1_f32: f32, f32, 8, 1, 4;
+    attention_decode_d64_r2_f32: f32, f32, 8, 2, 4;
+    attention_decode_d64_r4_f32: f32, f32, 8, 4, 2;
+    attention_decode_d128_r1_f32: f32, f32, 16, 1, 4;
+    attention_decode_d128_r2_f32: f32, f32, 16, 2, 4;
+    attention_decode_d128_r4_f32: f32, f32, 16, 4, 2;
+    attention_decode_d64_r1_f16: F16, F16, 8, 1, 4;
+    attention_decode_d64_r2_f16: F16, F16, 8, 2, 4;
+    attention_decode_d64_r4_f16: F16, F16, 8, 4, 2;
+    attention_decode_d128_r1_f16: F16, F16, 16, 1, 4;
+    attention_decode_d128_r2_f16: F16, F16, 16, 2, 4;
+    attention_decode_d128_r4_f16: F16, F16, 16, 4, 2;
+    attention_decode_d64_r1_f32_f16: f32, F16, 8, 1, 4;
+    attention_decode_d64_r2_f32_f16: f32, F16, 8, 2, 4;
+    attention_decode_d64_r4_f32_f16: f32, F16, 8, 4, 2;
+    attention_decode_d128_r1_f32_f16: f32, F16, 16, 1, 4;
+    attention_decode_d128_r2_f32_f16: f32, F16, 16, 2, 4;
+    attention_decode_d128_r4_f32_f16: f32, F16, 16, 4, 2;
+}
+
+macro_rules! combine_kernels {
+    ($($name:ident: $t:ty;)*) => {$(
+        /// # Safety
+        /// `partial` as the decode kernels wrote it for `splits` splits and the instance's head_dim `d`; `out` as theirs.
+        /// Launched as [`COMBINE_F32`] says.
+        #[kernel(launch_bounds(THREADS))]
+        pub unsafe fn $name(
+            out: *mut $t, partial: *const f32, out_batch: u32, out_head: u32, out_row: u32,
+            num_q_heads: u32, q_len: u32, head_dim: u32, d: u32, splits: u32,
+        ) {
+            let strides = Strides { batch: out_batch, head: out_head, row: out_row };
+            // SAFETY: this kernel's contract is the body's.
+            unsafe { combine(out, partial, strides, num_q_heads, q_len, head_dim, d, splits) }
+        }
+    )*};
+}
+
+combine_kernels! {
+    attention_combine_f32: f32;
+    attention_combine_f16: F16;
+}

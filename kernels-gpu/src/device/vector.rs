@@ -1,0 +1,165 @@
+//! Sixteen bytes at a time, whatever the element.
+
+use super::element::{Element, F16, Words4, load_4_words, load_half, load_word};
+use core::ops::IndexMut;
+
+/// An [`Element`] in vectors of 16 bytes.
+pub trait Vector: Element {
+    /// Elements in 16 bytes.
+    const LEN: u32;
+
+    /// `[f32; LEN]`
+    type Values: Copy + IndexMut<usize, Output = f32>;
+
+    /// Every value the same.
+    fn splat(value: f32) -> Self::Values;
+
+    /// `f` of every value. Written out and not a loop: what LLVM does not unroll ends up in local memory.
+    fn map(values: Self::Values, f: impl FnMut(f32) -> f32) -> Self::Values;
+
+    /// `f` of every pair.
+    fn zip(x: Self::Values, y: Self::Values, f: impl FnMut(f32, f32) -> f32) -> Self::Values;
+
+    /// `LEN` elements by one load through the read-only path.
+    ///
+    /// # Safety
+    /// As [`Element::load`], for `LEN` elements, aligned to 16 bytes.
+    unsafe fn load_vector(pointer: *const Self) -> Self::Values;
+
+    /// `LEN` elements by one store.
+    ///
+    /// # Safety
+    /// `pointer` is valid for writing `LEN` elements and aligned to 16 bytes.
+    unsafe fn store_vector(pointer: *mut Self, values: Self::Values);
+}
+
+impl Vector for f32 {
+    const LEN: u32 = 4;
+    type Values = [f32; 4];
+
+    #[inline(always)]
+    fn splat(value: f32) -> [f32; 4] {
+        [value; 4]
+    }
+
+    #[inline(always)]
+    fn map([a, b, c, d]: [f32; 4], mut f: impl FnMut(f32) -> f32) -> [f32; 4] {
+        [f(a), f(b), f(c), f(d)]
+    }
+
+    #[inline(always)]
+    fn zip(x: [f32; 4], y: [f32; 4], mut f: impl FnMut(f32, f32) -> f32) -> [f32; 4] {
+        [f(x[0], y[0]), f(x[1], y[1]), f(x[2], y[2]), f(x[3], y[3])]
+    }
+
+    #[inline(always)]
+    unsafe fn load_vector(pointer: *const Self) -> [f32; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { Self::load4(pointer) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_vector(pointer: *mut Self, values: [f32; 4]) {
+        // SAFETY: as the caller promises.
+        unsafe { Self::store4(pointer, values) }
+    }
+}
+
+impl Vector for F16 {
+    const LEN: u32 = 8;
+    type Values = [f32; 8];
+
+    #[inline(always)]
+    fn splat(value: f32) -> [f32; 8] {
+        [value; 8]
+    }
+
+    #[inline(always)]
+    fn map([a, b, c, d, e, g, h, i]: [f32; 8], mut f: impl FnMut(f32) -> f32) -> [f32; 8] {
+        [f(a), f(b), f(c), f(d), f(e), f(g), f(h), f(i)]
+    }
+
+    #[inline(always)]
+    fn zip(x: [f32; 8], y: [f32; 8], mut f: impl FnMut(f32, f32) -> f32) -> [f32; 8] {
+        let low = [f(x[0], y[0]), f(x[1], y[1]), f(x[2], y[2]), f(x[3], y[3])];
+        let high = [f(x[4], y[4]), f(x[5], y[5]), f(x[6], y[6]), f(x[7], y[7])];
+        [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+    }
+
+    #[inline(always)]
+    unsafe fn load_vector(pointer: *const Self) -> [f32; 8] {
+        // SAFETY: as the caller promises.
+        unsafe { Self::load8(pointer) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_vector(pointer: *mut Self, values: [f32; 8]) {
+        // SAFETY: as the caller promises.
+        unsafe { Self::store8(pointer, values) }
+    }
+}
+
+/// Elements that are moved and not computed with: 2 or 4 bytes of any type.
+pub trait Raw: Copy {
+    /// Elements in 16 bytes.
+    const LEN: u32;
+
+    /// One element through the read-only path, in the low bits.
+    ///
+    /// # Safety
+    /// `pointer` is in global memory and valid; nothing writes it while the kernel runs.
+    unsafe fn load(pointer: *const Self) -> u32;
+
+    /// The element in the low bits.
+    fn from_word(word: u32) -> Self;
+}
+
+impl Raw for u32 {
+    const LEN: u32 = 4;
+
+    #[inline(always)]
+    unsafe fn load(pointer: *const Self) -> u32 {
+        // SAFETY: as the caller promises.
+        unsafe { load_word(pointer) }
+    }
+
+    #[inline(always)]
+    fn from_word(word: u32) -> Self {
+        word
+    }
+}
+
+impl Raw for u16 {
+    const LEN: u32 = 8;
+
+    #[inline(always)]
+    unsafe fn load(pointer: *const Self) -> u32 {
+        // SAFETY: as the caller promises.
+        unsafe { load_half(pointer) as u32 }
+    }
+
+    #[inline(always)]
+    fn from_word(word: u32) -> Self {
+        word as u16
+    }
+}
+
+/// Sixteen bytes of raw elements through the read-only path.
+///
+/// # Safety
+/// As [`Raw::load`], for 16 bytes, aligned to 16 bytes.
+#[inline(always)]
+pub unsafe fn load_raw<E: Raw>(pointer: *const E) -> [u32; 4] {
+    // SAFETY: as the caller promises.
+    unsafe { load_4_words(pointer.cast()) }
+}
+
+/// Writes sixteen bytes of raw elements.
+///
+/// # Safety
+/// `pointer` is valid for writing 16 bytes and aligned to 16 bytes.
+#[inline(always)]
+pub unsafe fn store_raw<E: Raw>(pointer: *mut E, words: [u32; 4]) {
+    // SAFETY: as the caller promises.
+    unsafe { pointer.cast::<Words4>().write(Words4(words)) }
+}

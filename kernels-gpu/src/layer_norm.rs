@@ -1,0 +1,329 @@
+//! y[r, c] = (x[r, c] − meanᵣ) / √(varᵣ + eps) · weight[c] + bias[c].   x, y: [rows, cols]; weight, bias: [cols]
+//!
+//! Idea: the corrected two-pass algorithm: d = x − m with m the rounded mean; then mean = m + δ with δ = mean(d), and
+//! var = mean(d²) − δ². δ takes back what m lost, so rows far from zero and rows with outliers keep their accuracy.
+//! Rows that fit stay in registers and are read once; longer rows are read three times.
+//! Source: Ba et al. 2016, "Layer normalization"; Chan, Golub & LeVeque 1983, "Algorithms for computing the sample
+//! variance", equation 1.7.
+//!
+//! | kernel                  | a row is handled by               | when          |
+//! |-------------------------|-----------------------------------|---------------|
+//! | layer_norm_warp_‹t›     | 1 warp, in registers              | cols ≤ 1024   |
+//! | layer_norm_block_‹t›    | 1 block of 16 warps, in registers | cols ≤ 8192   |
+//! | layer_norm_stream_‹t›   | 1 block of 16 warps               | cols > 8192   |
+//! | layer_norm_textbook_f32 | 1 block of 8 warps, three passes  | the baseline of benches |
+
+use crate::device::columns::each_group;
+use crate::device::math::{fma, rsqrt};
+use crate::device::{Columns, F16, Vector, reduce, shared, textbook};
+use crate::spec::KernelSpec;
+use cuda_std::prelude::*;
+
+/// Threads in a block of the warp kernels.
+const WARP_BLOCK: u32 = 256;
+/// Threads in a block of the block and stream kernels.
+const ROW_BLOCK: u32 = 512;
+const ROW_WARPS: u32 = ROW_BLOCK / 32;
+
+/// Rows that a block of the warp kernels handles.
+pub const ROWS_PER_BLOCK: u32 = WARP_BLOCK / 32;
+/// The most columns of the warp kernels: 32 registers of values per lane.
+pub const MAX_WARP_COLS: u32 = 1024;
+/// The most columns of the block kernels: 16 registers of values per thread.
+pub const MAX_BLOCK_COLS: u32 = 8192;
+
+/// grid = [ceil(rows / ROWS_PER_BLOCK)]
+pub const WARP_F32: KernelSpec = KernelSpec::new("layer_norm_warp_f32", WARP_BLOCK).shuffles(15);
+/// As [`WARP_F32`].
+pub const WARP_F16: KernelSpec = KernelSpec::new("layer_norm_warp_f16", WARP_BLOCK).shuffles(15);
+/// grid = [rows]
+pub const BLOCK_F32: KernelSpec = block_spec("layer_norm_block_f32");
+/// As [`BLOCK_F32`].
+pub const BLOCK_F16: KernelSpec = block_spec("layer_norm_block_f16");
+/// grid = [rows]
+pub const STREAM_F32: KernelSpec = block_spec("layer_norm_stream_f32");
+/// As [`STREAM_F32`].
+pub const STREAM_F16: KernelSpec = block_spec("layer_norm_stream_f16");
+/// grid = [rows]
+pub const TEXTBOOK_F32: KernelSpec =
+    KernelSpec::new("layer_norm_textbook_f32", textbook::BLOCK).shared_bytes(textbook::BLOCK * 4);
+
+/// All kernels of this file.
+pub const KERNELS: &[KernelSpec] =
+    &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
+
+const fn block_spec(name: &'static str) -> KernelSpec {
+    KernelSpec::new(name, ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(15)
+}
+
+/// What is subtracted beside the rounded mean, and what the rest is multiplied with.
+struct Scale {
+    delta: f32,
+    factor: f32,
+}
+
+impl Scale {
+    /// From the sums of d and of d².
+    #[inline(always)]
+    fn new(sum: f32, squares: f32, cols: u32, eps: f32) -> Self {
+        let delta = sum / cols as f32;
+        let variance = (squares / cols as f32 - delta * delta).max(0.0);
+        // max() drops a NaN; the sum still has it, and so does every result through delta
+        Self { delta, factor: rsqrt(variance + eps) }
+    }
+
+    #[inline(always)]
+    fn apply(&self, d: f32, weight: f32, bias: f32) -> f32 {
+        fma((d - self.delta) * self.factor, weight, bias)
+    }
+}
+
+/// y = f(d, weight, bias) of one group.
+///
+/// # Safety
+/// As [`row_in_registers`].
+#[inline(always)]
+unsafe fn write_group<T: Vector>(
+    y: *mut T,
+    weight: *const T,
+    bias: *const T,
+    columns: Columns,
+    i: u32,
+    d: T::Values,
+    scale: &Scale,
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (weight, bias) = (columns.load(weight, i, 0.0), columns.load(bias, i, 0.0));
+        let mut j = 0;
+        let values = T::zip(d, weight, |d, weight| {
+            let value = scale.apply(d, weight, bias[j]);
+            j += 1;
+            value
+        });
+        columns.store(y, i, values);
+    }
+}
+
+/// d = x − mean, zero where there is no column.
+#[inline(always)]
+fn centred<T: Vector>(columns: Columns, i: u32, values: T::Values, mean: f32) -> T::Values {
+    let mut j = 0;
+    T::map(values, |x| {
+        let d = if columns.is_valid(i, j) { x - mean } else { 0.0 };
+        j += 1;
+        d
+    })
+}
+
+/// y, x: one row, N groups of whose columns fit; `sum` combines over the threads of the row.
+///
+/// # Safety
+/// `x`, `y`, `weight` and `bias` valid for the row, y disjoint from the others; all threads that `sum` needs are here.
+#[inline(always)]
+unsafe fn row_in_registers<T: Vector, const N: usize>(
+    y: *mut T,
+    x: *const T,
+    weight: *const T,
+    bias: *const T,
+    cols: u32,
+    eps: f32,
+    columns: Columns,
+    sum: impl Fn(f32) -> f32,
+) {
+    let mut values = [T::splat(0.0); N];
+    // SAFETY: as the caller promises.
+    each_group!(columns, i < N, values[i] = unsafe { columns.load(x, i as u32, 0.0) });
+    let mut total = 0.0;
+    each_group!(columns, i < N, {
+        T::map(values[i], |x| {
+            total += x;
+            x
+        });
+    });
+    let mean = sum(total) / cols as f32;
+
+    let (mut total, mut squares) = (0.0, 0.0);
+    each_group!(columns, i < N, {
+        values[i] = T::map(centred::<T>(columns, i as u32, values[i], mean), |d| {
+            total += d;
+            squares += d * d;
+            d
+        });
+    });
+    let scale = Scale::new(sum(total), sum(squares), cols, eps);
+    // SAFETY: as the caller promises.
+    each_group!(columns, i < N, unsafe {
+        write_group(y, weight, bias, columns, i as u32, values[i], &scale);
+    });
+}
+
+/// # Safety
+/// As [`layer_norm_warp_f32`].
+#[inline(always)]
+unsafe fn warp_rows<T: Vector, const N: usize>(
+    y: *mut T,
+    x: *const T,
+    weight: *const T,
+    bias: *const T,
+    rows: u32,
+    cols: u32,
+    eps: f32,
+    vectors: u32,
+) {
+    let row = thread::block_idx_x() * ROWS_PER_BLOCK + thread::thread_idx_x() / 32;
+    if row >= rows {
+        return; // whole warps only, so the shuffles below have all lanes
+    }
+    let at = row as usize * cols as usize;
+    let columns = Columns::new::<T>(cols, warp::lane_id(), 32, vectors != 0);
+    // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
+    unsafe {
+        let sum = |own| reduce::warp(own, 32, |a, b| a + b);
+        row_in_registers::<T, N>(y.add(at), x.add(at), weight, bias, cols, eps, columns, sum);
+    }
+}
+
+/// # Safety
+/// As [`layer_norm_block_f32`].
+#[inline(always)]
+unsafe fn block_row<T: Vector, const N: usize>(
+    y: *mut T,
+    x: *const T,
+    weight: *const T,
+    bias: *const T,
+    cols: u32,
+    eps: f32,
+    vectors: u32,
+) {
+    let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
+    let at = thread::block_idx_x() as usize * cols as usize;
+    let columns = Columns::new::<T>(cols, thread::thread_idx_x(), ROW_BLOCK, vectors != 0);
+    // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+    unsafe {
+        let sum = |own| reduce::block(own, ROW_WARPS, scratch, |a, b| a + b);
+        row_in_registers::<T, N>(y.add(at), x.add(at), weight, bias, cols, eps, columns, sum);
+    }
+}
+
+/// # Safety
+/// As [`layer_norm_stream_f32`].
+#[inline(always)]
+unsafe fn stream_row<T: Vector>(
+    y: *mut T,
+    x: *const T,
+    weight: *const T,
+    bias: *const T,
+    cols: u32,
+    eps: f32,
+    vectors: u32,
+) {
+    let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
+    let at = thread::block_idx_x() as usize * cols as usize;
+    let columns = Columns::new::<T>(cols, thread::thread_idx_x(), ROW_BLOCK, vectors != 0);
+    // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+    unsafe {
+        let (x, y) = (x.add(at), y.add(at));
+        let mut total = 0.0;
+        let mut i = 0;
+        while columns.has(i) {
+            let (first, second) = (columns.load(x, i, 0.0), columns.load(x, i + 1, 0.0));
+            T::zip(first, second, |a, b| {
+                total += a + b;
+                a
+            });
+            i += 2;
+        }
+        let mean = reduce::block(total, ROW_WARPS, scratch, |a, b| a + b) / cols as f32;
+
+        let (mut total, mut squares) = (0.0, 0.0);
+        let mut i = 0;
+        while columns.has(i) {
+            let (first, second) = (columns.load(x, i, 0.0), columns.load(x, i + 1, 0.0));
+            let first = centred::<T>(columns, i, first, mean);
+            T::zip(first, centred::<T>(columns, i + 1, second, mean), |a, b| {
+                total += a + b;
+                squares += a * a + b * b;
+                a
+            });
+            i += 2;
+        }
+        let total = reduce::block(total, ROW_WARPS, scratch, |a, b| a + b);
+        let squares = reduce::block(squares, ROW_WARPS, scratch, |a, b| a + b);
+        let scale = Scale::new(total, squares, cols, eps);
+
+        let mut i = 0;
+        while columns.has(i) {
+            let d = T::map(columns.load(x, i, 0.0), |x| x - mean);
+            write_group(y, weight, bias, columns, i, d, &scale);
+            i += 1;
+        }
+    }
+}
+
+macro_rules! kernels {
+    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident;)*) => {$(
+        /// # Safety
+        /// `x`, `y`: [rows, cols], `weight`, `bias`: [cols], valid on the launching stream, y disjoint from the
+        /// others, below 2³¹ elements; 0 < cols ≤ [`MAX_WARP_COLS`]; `vectors` only if every row of all four starts
+        /// and ends at a multiple of 16 bytes; launched as the spec of its name says.
+        #[kernel(launch_bounds(WARP_BLOCK))]
+        pub unsafe fn $warp(
+            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, rows: u32, cols: u32, eps: f32,
+            vectors: u32,
+        ) {
+            // SAFETY: this kernel's contract is the body's.
+            unsafe { warp_rows::<$ty, $warp_groups>(y, x, weight, bias, rows, cols, eps, vectors) }
+        }
+
+        /// # Safety
+        /// As the warp kernel, with rows = gridDim.x and cols ≤ [`MAX_BLOCK_COLS`].
+        #[kernel(launch_bounds(ROW_BLOCK))]
+        pub unsafe fn $block(
+            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, cols: u32, eps: f32, vectors: u32,
+        ) {
+            // SAFETY: this kernel's contract is the body's.
+            unsafe { block_row::<$ty, $block_groups>(y, x, weight, bias, cols, eps, vectors) }
+        }
+
+        /// # Safety
+        /// As the block kernel, for any cols.
+        #[kernel(launch_bounds(ROW_BLOCK))]
+        pub unsafe fn $stream(
+            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, cols: u32, eps: f32, vectors: u32,
+        ) {
+            // SAFETY: this kernel's contract is the body's.
+            unsafe { stream_row(y, x, weight, bias, cols, eps, vectors) }
+        }
+    )*};
+}
+
+kernels! {
+    f32: layer_norm_warp_f32 8 layer_norm_block_f32 4 layer_norm_stream_f32;
+    F16: layer_norm_warp_f16 4 layer_norm_block_f16 2 layer_norm_stream_f16;
+}
+
+/// # Safety
+/// As [`layer_norm_stream_f32`]; launched as [`TEXTBOOK_F32`] says.
+#[kernel(launch_bounds(textbook::BLOCK))]
+pub unsafe fn layer_norm_textbook_f32(
+    y: *mut f32,
+    x: *const f32,
+    weight: *const f32,
+    bias: *const f32,
+    cols: u32,
+    eps: f32,
+) {
+    let scratch = shared::declare::<f32, { textbook::BLOCK as usize }>();
+    let at = thread::block_idx_x() as usize * cols as usize;
+    // SAFETY: one block per row, so the row lies inside x and y; all threads are here; c < cols.
+    unsafe {
+        let (x, y) = (x.add(at), y.add(at));
+        let sum = textbook::fold(x, cols, 0.0, |sum, x| sum + x);
+        let mean = textbook::reduce(sum, scratch, |a, b| a + b) / cols as f32;
+        let squares = textbook::fold(x, cols, 0.0, |sum, x| sum + (x - mean) * (x - mean));
+        let variance = textbook::reduce(squares, scratch, |a, b| a + b) / cols as f32;
+        let scale = rsqrt(variance + eps);
+        textbook::write(y, x, cols, |c, x| (x - mean) * scale * *weight.add(c) + *bias.add(c));
+    }
+}

@@ -1,0 +1,281 @@
+//! Each check has a kernel that commits exactly its fault, and one next to it that does not.
+
+use pascaline_virtual_gpu::{Checks, Config, Finding, FindingKind, Gpu, Launch, LaunchReport, Module};
+
+const HEAD: &str = ".version 6.4\n.target sm_61\n.address_size 64\n.visible .entry faulty(.param .u64 p) {\n\
+    .reg .b64 %rd<8>; .reg .b32 %r<8>; .reg .b16 %h<4>; .reg .pred %p<4>; .shared .align 16 .b8 s[256]; .local .align 8 .b8 l[16];\n\
+    ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2; shl.b32 %r2, %r1, 2; mov.u32 %r3, s; add.u32 %r3, %r3, %r2;\n";
+
+/// Runs `code` (which begins on line 7) with a buffer of 64 written words, then 64 more that nobody wrote.
+fn run_with(config: Config, grid: u32, threads: u32, code: &str) -> Result<LaunchReport, Finding> {
+    let mut gpu = Gpu::new(config);
+    let module = gpu.load(Module::parse(&format!("{HEAD}{code}\nret;\n}}")).unwrap()).unwrap();
+    let p = gpu.alloc(512).unwrap();
+    gpu.write(p, &[1; 256]).unwrap();
+    let params = p.to_le_bytes();
+    let launch = Launch { grid: [grid, 1, 1], block: [threads, 1, 1], dynamic_shared: 0, params: &params };
+    gpu.launch(&module, "faulty", launch)
+}
+
+fn run(threads: u32, code: &str) -> Result<LaunchReport, Finding> {
+    run_with(Config::default(), 1, threads, code)
+}
+
+#[track_caller]
+fn caught(threads: u32, code: &str, kind: FindingKind, line: u32, thread: u32) -> Finding {
+    let f = run(threads, code).expect_err("the fault must be found");
+    assert_eq!((f.kind, f.line, f.thread, f.kernel.as_str()), (kind, line, [thread, 0, 0], "faulty"), "{f}");
+    f
+}
+
+#[track_caller]
+fn clean(threads: u32, code: &str) {
+    if let Err(f) = run(threads, code) {
+        panic!("false alarm: {f}");
+    }
+}
+
+#[test]
+fn global_out_of_bounds() {
+    let f = caught(64, "st.global.u32 [%rd3+260], %r1;", FindingKind::OutOfBounds, 7, 63);
+    assert_eq!(f.kind.code(), 700);
+    assert!(f.message.contains("0 bytes behind the end of an allocation of 512 bytes"), "{f}");
+    caught(32, "ld.global.u32 %r4, [%rd1+-4];", FindingKind::OutOfBounds, 7, 0);
+    // A vector that begins inside and ends outside.
+    caught(
+        32,
+        "ld.global.u32 %r4, [%rd1];\nld.global.v2.u32 {%r4, %r5}, [%rd1+512];",
+        FindingKind::OutOfBounds,
+        8,
+        0,
+    );
+    caught(1, "mov.u64 %rd4, 0; ld.u32 %r4, [%rd4];", FindingKind::OutOfBounds, 7, 0);
+    clean(64, "st.global.u32 [%rd3+256], %r1;");
+}
+
+#[test]
+fn an_off_by_one_in_a_bound() {
+    let body =
+        |cmp: &str| format!("setp.{cmp}.u32 %p1, %r1, 128;\n@%p1 bra E;\nst.global.u32 [%rd3], %r1;\nE:");
+    clean(160, &body("ge"));
+    caught(160, &body("gt"), FindingKind::OutOfBounds, 9, 128);
+}
+
+#[test]
+fn shared_and_local_out_of_bounds() {
+    caught(65, "st.shared.u32 [%r3], %r1;", FindingKind::OutOfBounds, 7, 64);
+    clean(64, "st.shared.u32 [%r3], %r1;");
+    caught(1, "st.local.u32 [l+16], %r1;", FindingKind::OutOfBounds, 7, 0);
+    clean(1, "st.local.u32 [l+12], %r1;");
+}
+
+#[test]
+fn misaligned() {
+    let f = caught(32, "ld.global.u32 %r4, [%rd1+2];", FindingKind::Misaligned, 7, 0);
+    assert_eq!(f.kind.code(), 716);
+    caught(32, "ld.global.v4.u32 {%r4, %r5, %r6, %r7}, [%rd3];", FindingKind::Misaligned, 7, 1);
+    caught(32, "st.shared.u64 [%r3], %rd1;", FindingKind::Misaligned, 7, 1);
+    caught(1, "st.local.u32 [l+2], %r1;", FindingKind::Misaligned, 7, 0);
+}
+
+#[test]
+fn use_after_free() {
+    let mut gpu = Gpu::new(Config::default());
+    let text = format!("{HEAD}ld.global.u32 %r4, [%rd3];\nret;\n}}");
+    let module = gpu.load(Module::parse(&text).unwrap()).unwrap();
+    let p = gpu.alloc(512).unwrap();
+    gpu.write(p, &[0; 512]).unwrap();
+    gpu.free(p).unwrap();
+    let params = p.to_le_bytes();
+    let launch = Launch { grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0, params: &params };
+    let f = gpu.launch(&module, "faulty", launch).unwrap_err();
+    assert_eq!((f.kind, f.line), (FindingKind::UseAfterFree, 7), "{f}");
+}
+
+#[test]
+fn reads_of_memory_never_written() {
+    clean(64, "ld.global.u32 %r4, [%rd3];");
+    caught(65, "ld.global.u32 %r4, [%rd3];", FindingKind::Uninitialized, 7, 64);
+    caught(1, "ld.shared.u32 %r4, [%r3];", FindingKind::Uninitialized, 7, 0);
+    caught(1, "st.shared.u16 [%r3], %h1;\nld.shared.u32 %r4, [%r3];", FindingKind::Uninitialized, 8, 0);
+    clean(
+        1,
+        "mov.b16 %h1, 0; st.shared.u16 [%r3], %h1; st.shared.u16 [%r3+2], %h1; ld.shared.u32 %r4, [%r3];",
+    );
+    caught(1, "st.local.u32 [l], %r1;\nld.local.u64 %rd4, [l];", FindingKind::Uninitialized, 8, 0);
+    caught(1, "red.shared.add.u32 [s], 1;", FindingKind::Uninitialized, 7, 0);
+    let off = Config { checks: Checks { uninitialized: false, ..Checks::ALL }, ..Config::default() };
+    run_with(off, 1, 65, "ld.global.u32 %r4, [%rd3];").unwrap();
+}
+
+/// Thread t writes word t and reads word t ^ 32: another warp's.
+const EXCHANGE: [&str; 3] = [
+    "st.shared.u32 [%r3], %r1;\n",
+    "bar.sync 0;\n",
+    "xor.b32 %r4, %r2, 128;\nmov.u32 %r5, s; add.u32 %r4, %r4, %r5;\nld.shared.u32 %r6, [%r4];",
+];
+
+#[test]
+fn shared_race_between_warps() {
+    let [write, barrier, read] = EXCHANGE;
+    clean(64, &format!("{write}{barrier}{read}"));
+    let uninitialized_off =
+        Config { checks: Checks { uninitialized: false, ..Checks::ALL }, ..Config::default() };
+    let f = run_with(uninitialized_off.clone(), 1, 64, &format!("{write}{read}")).unwrap_err();
+    assert_eq!(f.kind, FindingKind::SharedRace, "{f}");
+    assert!(f.message.contains("at line"), "{f}");
+    // Write after read: the second barrier of a loop is missing.
+    let f = run(64, &format!("{write}{barrier}{read}\n{write}")).unwrap_err();
+    assert!(f.kind == FindingKind::SharedRace && matches!(f.line, 11 | 12), "{f}");
+    clean(64, &format!("{write}{barrier}{read}\n{barrier}{write}"));
+    let off = Config { checks: Checks { races: false, ..uninitialized_off.checks }, ..uninitialized_off };
+    run_with(off, 1, 64, &format!("{write}{read}")).unwrap();
+}
+
+#[test]
+fn races_know_named_barriers_and_atomics() {
+    // Only warps 0 and 1 meet at barrier 1; warp 2 reads without having met them.
+    let meet = "setp.ge.u32 %p1, %r1, 64;\n@%p1 bra R;\nst.shared.u32 [s+0], 5;\nbar.sync 1, 64;\nR:\n";
+    let writer = "setp.ne.u32 %p1, %r1, 0;\n@!%p1 st.shared.u32 [s], %r1;\nsetp.ge.u32 %p2, %r1, 64;\n@!%p2 bar.sync 1, 64;\n";
+    let reader = "setp.eq.u32 %p3, %r1, 32;\n@%p3 ld.shared.u32 %r6, [s];";
+    clean(96, &format!("{writer}{reader}"));
+    let other = "setp.eq.u32 %p3, %r1, 64;\n@%p3 ld.shared.u32 %r6, [s];";
+    let quiet = Config { checks: Checks { uninitialized: false, ..Checks::ALL }, ..Config::default() };
+    let f = run_with(quiet, 1, 96, &format!("{writer}{other}")).unwrap_err();
+    assert_eq!(f.kind, FindingKind::SharedRace, "{f}");
+    // Two warps store the same word without a barrier, even the same value: which comes first is open.
+    assert_eq!(run(96, meet).unwrap_err().kind, FindingKind::SharedRace);
+    let zero = "setp.eq.u32 %p1, %r1, 0;\n@%p1 st.shared.u32 [s], 0;\nbar.sync 0;\n";
+    clean(96, &format!("{zero}red.shared.add.u32 [s], 1;\nbar.sync 0;\nld.shared.u32 %r6, [s];"));
+    let f = run(96, &format!("{zero}red.shared.add.u32 [s], 1;\nld.shared.u32 %r6, [s];")).unwrap_err();
+    assert_eq!(f.kind, FindingKind::SharedRace, "{f}");
+}
+
+#[test]
+fn lanes_of_one_instruction_that_store_different_values() {
+    caught(32, "st.shared.u32 [s], %r1;", FindingKind::SharedRace, 7, 1);
+    clean(32, "st.shared.u32 [s], 7;");
+    // Neighbouring halves of a word by different warps are no race.
+    clean(64, "mov.u32 %r4, s; mad.lo.u32 %r4, %r1, 2, %r4; mov.b16 %h1, 3; st.shared.u16 [%r4], %h1;");
+}
+
+#[test]
+fn barriers_not_reached_by_all() {
+    // Part of a warp.
+    let f = run(32, "setp.lt.u32 %p1, %r1, 5;\n@%p1 bra E;\nbar.sync 0;\nE:").unwrap_err();
+    assert_eq!((f.kind, f.line, f.thread), (FindingKind::BarrierDivergence, 9, [5, 0, 0]), "{f}");
+    assert_eq!(f.kind.code(), 719);
+    // A whole warp has left.
+    let f = run(64, "setp.lt.u32 %p1, %r1, 32;\n@%p1 ret;\nbar.sync 0;").unwrap_err();
+    assert_eq!((f.kind, f.line), (FindingKind::BarrierDivergence, 9), "{f}");
+    assert!(f.message.contains("(0,0,0) has exited"), "{f}");
+    // Two warps at different barriers.
+    let f = run(64, "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\nbar.sync 1;\nbra E;\nA:\nbar.sync 2;\nE:")
+        .unwrap_err();
+    assert_eq!(f.kind, FindingKind::BarrierDivergence, "{f}");
+    clean(64, "bar.sync 0; bar.sync 1, 64; bar.sync 0;");
+    clean(64, "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\nbar.sync 3, 64;\nbra E;\nA:\nbar.arrive 3, 64;\nE:");
+}
+
+#[test]
+fn shuffles_without_convergence() {
+    let branch = "setp.lt.u32 %p1, %r1, 16;\n@%p1 bra A;\nadd.u32 %r5, %r1, 1;\nshfl.sync.bfly.b32 %r4, %r5, 1, 31, -1;\nbra E;\nA:\nadd.u32 %r5, %r1, 2;\nshfl.sync.bfly.b32 %r4, %r5, 1, 31, -1;\nE:";
+    let f = run(32, branch).unwrap_err();
+    assert_eq!(f.kind, FindingKind::NotConverged, "{f}");
+    assert!(f.line == 10 || f.line == 14, "{f}");
+    // The masks of the two sides named rightly, it is fine.
+    clean(32, &branch.replacen("31, -1", "31, 0xffff0000", 1).replacen("31, -1", "31, 0x0000ffff", 1));
+    let f = run(32, "setp.lt.u32 %p1, %r1, 16;\n@%p1 vote.sync.ballot.b32 %r4, %p1, -1;").unwrap_err();
+    assert_eq!((f.kind, f.line), (FindingKind::NotConverged, 8), "{f}");
+    let f = run(32, "setp.lt.u32 %p1, %r1, 16;\n@%p1 bar.warp.sync -1;").unwrap_err();
+    assert_eq!((f.kind, f.line), (FindingKind::NotConverged, 8), "{f}");
+    caught(32, "shfl.sync.bfly.b32 %r4, %r1, 1, 31, 0xffff;", FindingKind::NotConverged, 7, 0);
+    // Lanes that have exited need not come.
+    clean(32, "setp.ge.u32 %p1, %r1, 16;\n@%p1 ret;\nshfl.sync.bfly.b32 %r4, %r1, 1, 31, -1;");
+}
+
+#[test]
+fn shuffle_from_a_lane_that_is_not_there() {
+    let f =
+        run(32, "setp.ge.u32 %p1, %r1, 16;\n@%p1 ret;\nshfl.sync.down.b32 %r4, %r1, 1, 31, -1;").unwrap_err();
+    assert_eq!((f.kind, f.line, f.thread), (FindingKind::ShuffleInactive, 9, [15, 0, 0]), "{f}");
+}
+
+#[test]
+fn trap_and_endless_loops() {
+    caught(64, "setp.eq.u32 %p1, %r1, 40;\n@%p1 trap;", FindingKind::Trap, 8, 40);
+    let config = Config { instruction_limit: 1 << 20, ..Config::default() };
+    let f = run_with(config, 1, 32, "L: bra L;").unwrap_err();
+    assert_eq!((f.kind, f.kind.code()), (FindingKind::Timeout, 702), "{f}");
+}
+
+#[test]
+fn a_panic_path_beside_a_barrier_is_reported_as_the_trap() {
+    let code = "setp.eq.u32 %p1, %r1, 7;\n@%p1 bra P;\nbar.sync 0;\nbra E;\nP:\ntrap;\nE:";
+    let f = run(32, code).unwrap_err();
+    assert!(matches!(f.kind, FindingKind::Trap | FindingKind::BarrierDivergence), "{f}");
+    clean(32, &code.replace(", 7;", ", 99;"));
+}
+
+#[test]
+fn warps_may_wait_for_each_other() {
+    // Warp 1 spins until warp 0 has set a flag in global memory, and block 1 until block 0 has.
+    let code = "mov.u32 %r4, %ctaid.x; shl.b32 %r5, %r4, 1; shr.u32 %r6, %r1, 5; add.u32 %r5, %r5, %r6;\n\
+        L: ld.volatile.global.u32 %r7, [%rd1]; setp.ne.u32 %p1, %r7, %r5; @%p1 bra L;\n\
+        and.b32 %r6, %r1, 31; setp.eq.u32 %p2, %r6, 0; add.u32 %r5, %r5, 1; bar.warp.sync -1; @%p2 st.volatile.global.u32 [%rd1], %r5;";
+    let mut gpu = Gpu::new(Config { threads: 2, ..Config::default() });
+    let module = gpu.load(Module::parse(&format!("{HEAD}{code}\nret;\n}}")).unwrap()).unwrap();
+    let p = gpu.alloc(4).unwrap();
+    gpu.write(p, &[0; 4]).unwrap();
+    let params = p.to_le_bytes();
+    let launch = Launch { grid: [4, 1, 1], block: [64, 1, 1], dynamic_shared: 0, params: &params };
+    gpu.launch(&module, "faulty", launch).unwrap();
+    let mut out = [0; 4];
+    gpu.read(p, &mut out).unwrap();
+    assert_eq!(out, 8u32.to_le_bytes());
+}
+
+#[test]
+fn launch_limits() {
+    let text = ".version 6.4 .target sm_61 .address_size 64
+.visible .entry k() .maxntid 128, 1, 1 { .extern .shared .align 16 .b8 d[]; .shared .b8 s[1000]; .reg .b32 %r<3>; mov.u32 %r1, d; mov.u32 %r2, s; ret; }";
+    let mut gpu = Gpu::new(Config::default());
+    let module = gpu.load(Module::parse(text).unwrap()).unwrap();
+    let mut launch = |grid, block, dynamic_shared| {
+        gpu.launch(&module, "k", Launch { grid, block, dynamic_shared, params: &[] })
+            .map(|_| ())
+            .map_err(|f| f.kind)
+    };
+    assert_eq!(launch([1; 3], [128, 1, 1], 48 * 1024 - 1008), Ok(()));
+    assert_eq!(launch([1; 3], [128, 1, 1], 48 * 1024 - 1007), Err(FindingKind::InvalidLaunch));
+    assert_eq!(launch([1; 3], [160, 1, 1], 0), Err(FindingKind::TooManyThreads));
+    assert_eq!(launch([1; 3], [2048, 1, 1], 0), Err(FindingKind::InvalidLaunch));
+    assert_eq!(launch([1; 3], [1, 1, 65], 0), Err(FindingKind::InvalidLaunch));
+    assert_eq!(launch([0, 1, 1], [1; 3], 0), Err(FindingKind::InvalidLaunch));
+    assert_eq!(launch([1, 65536, 1], [1; 3], 0), Err(FindingKind::InvalidLaunch));
+}
+
+#[test]
+fn the_block_of_a_fault_is_named() {
+    let code = "mov.u32 %r4, %ctaid.x;\nsetp.ge.u32 %p1, %r4, 5;\n@%p1 trap;";
+    for threads in [1, 3] {
+        let config = Config { threads, ..Config::default() };
+        let f = run_with(config, 40, 32, code).unwrap_err();
+        assert_eq!((f.kind, f.line), (FindingKind::Trap, 9), "{f}");
+        assert!(f.block[0] >= 5 && f.to_string().contains("PTX line 9, block ("), "{f}");
+    }
+}
+
+#[test]
+fn counters() {
+    let code = "ld.global.u32 %r4, [%rd3];\nst.shared.u32 [%r3], %r4;\nbar.sync 0;\nsetp.lt.u32 %p1, %r1, 16;\n@%p1 bra A;\nadd.u32 %r4, %r4, 1;\nA:";
+    let report = run(64, code).unwrap();
+    let c = report.counters;
+    assert_eq!((c.global_loads.requests, c.global_loads.units, c.global_loads.bytes), (2, 8, 256));
+    assert_eq!(c.distinct_sectors, 8);
+    assert_eq!((c.shared_stores.requests, c.shared_stores.units, c.bank_conflicts), (2, 2, 0));
+    assert_eq!((c.barriers, c.branches, c.divergent_branches), (2, 2, 1));
+    assert_eq!(c.sectors_per_request(), 4.0);
+    // 11 instructions by all threads, the branch by the 16 that take it, the addition by the others, ret by all.
+    assert_eq!(c.thread_total(), 64 * 11 + 16 + 48 + 64);
+}
