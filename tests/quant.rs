@@ -203,3 +203,15 @@ fn chosen_scales() -> Result<()> {
     assert!(of(Format::Q8_0, ScaleChoice::Percentile(0.0)).is_err());
     Ok(())
 }
+
+#[test]
+fn the_gradient_stops_where_values_were_cut_off() -> Result<()> {
+    for device in [Device::Cpu, common::cuda_device()] {
+        let x = Tensor::from_slice(&[-2.0f32, -1.0, 0.0, 1.0, 1.5, f32::NAN], [6], &device)?;
+        let dy = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [6], &device)?;
+        let of = |limit| ops::fake_quantize_gradient(&dy, &x, limit)?.to_vec::<f32>();
+        assert_eq!(of(1.0)?, [0.0, 2.0, 3.0, 4.0, 0.0, 0.0]);
+        assert_eq!(of(f32::INFINITY)?, [1.0, 2.0, 3.0, 4.0, 5.0, 0.0]);
+    }
+    Ok(())
+}

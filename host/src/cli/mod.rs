@@ -6,6 +6,7 @@ mod cublas;
 mod doctor;
 mod environment;
 mod failure;
+mod float16;
 mod json;
 mod measure;
 mod screen;
@@ -36,6 +37,8 @@ enum Command {
     Validate(validate::Args),
     /// Say what is here: driver, devices, kernels, and which device `auto` takes.
     Doctor(doctor::Args),
+    /// Measure which 16-bit float format loses least on the tensors of a file.
+    Float16(float16::Args),
 }
 
 /// Runs the program's command line.
@@ -51,6 +54,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Float16(args) => float16::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

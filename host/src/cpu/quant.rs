@@ -276,3 +276,11 @@ fn activate(x: f32, activation: Activation) -> f32 {
         }
     }
 }
+
+pub(crate) fn straight_through(mut dx: TensorMut, dy: &Tensor, x: &Tensor, limit: f32) -> Result<()> {
+    let (dx, inputs) = (slice_mut::<f32>(&mut dx)?, slice::<f32>(dy)?.iter().zip(slice::<f32>(x)?));
+    for (dx, (dy, x)) in dx.iter_mut().zip(inputs) {
+        *dx = if x.abs() <= limit { *dy } else { 0.0 };
+    }
+    Ok(())
+}

@@ -9,6 +9,7 @@ use kernels_gpu::quant::blocks::BLOCK;
 use kernels_gpu::quant::decode::{self, DECODE};
 use kernels_gpu::quant::encode::{self, I8, Q4_0, Q4K, Q8_0, ROWS};
 use kernels_gpu::quant::epilogue::{GELU_TANH, IDENTITY, SILU};
+use kernels_gpu::quant::straight_through::STRAIGHT_THROUGH;
 use kernels_gpu::quant::tile::{BN, TILE32, TILE128};
 use kernels_gpu::quant::vector::{self, VECTOR};
 
@@ -124,6 +125,22 @@ pub(crate) fn matmul(
                 activation
             ],
         )
+    }
+}
+
+pub(crate) fn straight_through(
+    device: &CudaDevice,
+    dx: TensorMut,
+    dy: &Tensor,
+    x: &Tensor,
+    limit: f32,
+) -> Result<()> {
+    let count = x.shape().elements() as u32;
+    let grid = [count.div_ceil(STRAIGHT_THROUGH.threads()), 1, 1];
+    // SAFETY: `ops::fake_quantize_gradient` has checked that dy and x are contiguous f32 of one shape, of less than 2³¹
+    // elements, on this stream, and made dx like them.
+    unsafe {
+        device.launch(&STRAIGHT_THROUGH, grid, args![dx.address(), dy.address(), x.address(), count, limit])
     }
 }
 

@@ -169,6 +169,29 @@ pub fn fake_quantize(x: &Tensor, format: Format) -> Result<Tensor> {
     dequantize(&quantize(x, format)?, DType::F32)
 }
 
+/// The gradient through [`fake_quantize`], or through any quantising whose range ends at ±`limit`: `dy` where |x| ≤ limit
+/// and 0 where `x` was cut off (or is NaN). The formats' own scales cut nothing off: their limit is infinity.
+///
+/// `dy`, `x`: f32 of the same shape, contiguous.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+pub fn fake_quantize_gradient(dy: &Tensor, x: &Tensor, limit: f32) -> Result<Tensor> {
+    const CHECK: Check = Check("fake_quantize_gradient");
+    for (argument, tensor) in [("dy", dy), ("x", x)] {
+        CHECK.dtype(argument, tensor, DType::F32)?;
+        CHECK.contiguous(argument, tensor)?;
+    }
+    CHECK.shape("dy", dy, x.dims(), "x's shape")?;
+    let mut dx = Tensor::uninitialized(x.shape(), DType::F32, &x.device())?;
+    let target = dx.view_mut()?;
+    match CHECK.device(&target, &[("dy", dy), ("x", x)])? {
+        Device::Cpu => cpu::quant::straight_through(target, dy, x, limit)?,
+        Device::Cuda(device) => gpu::quant::straight_through(&device, target, dy, x, limit)?,
+    }
+    Ok(dx)
+}
+
 fn with_last(shape: &Shape, last: usize) -> Shape {
     let mut dims = shape.dims().to_vec();
     dims.push(last);

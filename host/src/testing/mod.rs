@@ -12,6 +12,7 @@ mod copy;
 pub mod data;
 mod elementwise;
 mod embedding;
+mod kv_cache;
 mod layer_norm;
 mod matmul;
 mod misaligned;
@@ -33,6 +34,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         attention::cases,
         matmul::cases,
         quant::cases,
+        kv_cache::cases,
         softmax::cases,
         rms_norm::cases,
         layer_norm::cases,
