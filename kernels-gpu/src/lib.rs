@@ -11,8 +11,10 @@ pub mod copy;
 pub mod device;
 pub mod elementwise;
 pub mod embedding;
+pub mod float16;
 pub mod layer_norm;
 pub mod matmul;
+pub mod quant;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;
@@ -31,6 +33,9 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     copy::KERNELS,
     elementwise::KERNELS,
     embedding::KERNELS,
+    &float16::convert::DECODE,
+    &float16::convert::ENCODE,
+    &float16::convert::ENCODE_SATURATING,
     layer_norm::KERNELS,
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
@@ -39,6 +44,14 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::regtile::tile64::KERNELS,
     matmul::vector::KERNELS,
     &matmul::vector::NN,
+    quant::decode::DECODE.as_flattened(),
+    quant::encode::KERNELS,
+    quant::kv_cache::DECODE.as_flattened(),
+    &quant::kv_cache::WRITE,
+    &[quant::straight_through::STRAIGHT_THROUGH],
+    &quant::tile::TILE128,
+    &quant::tile::TILE32,
+    quant::vector::VECTOR.as_flattened(),
     reduce::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,

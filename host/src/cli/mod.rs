@@ -11,6 +11,7 @@ mod doctor;
 pub mod doctor_memory;
 mod environment;
 mod failure;
+mod float16;
 mod generate;
 mod json;
 mod measure;
@@ -59,6 +60,8 @@ enum Command {
     RandomModel(random_model::Args),
     /// Say what is here: driver, devices, kernels, and which device `auto` takes.
     Doctor(doctor::Args),
+    /// Measure which 16-bit float format loses least on the tensors of a file.
+    Float16(float16::Args),
 }
 
 /// Runs the program's command line.
@@ -79,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Chat(args) => chat::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Float16(args) => float16::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -32,11 +32,12 @@ impl Monitor {
     pub fn new(device: &CudaDevice) -> Result<Self, String> {
         let bus_id = device.pci_bus_id().map_err(|error| error.to_string())?;
         let nvml = Nvml::init().map_err(|error| format!("NVML is not to be had: {error}"))?;
-        let found = nvml.device_by_pci_bus_id(bus_id.as_str());
-        let found = found.map_err(|error| format!("NVML does not know the device at {bus_id}: {error}"))?;
-        let slowdown = found.temperature_threshold(TemperatureThreshold::Slowdown);
-        let slowdown = slowdown.map_or(USUAL_SLOWDOWN, |celsius| celsius as f32);
-        drop(found);
+        let slowdown = {
+            let found = nvml.device_by_pci_bus_id(bus_id.as_str());
+            let found = found.map_err(|error| format!("NVML does not know the device at {bus_id}: {error}"))?;
+            let threshold = found.temperature_threshold(TemperatureThreshold::Slowdown);
+            threshold.map_or(USUAL_SLOWDOWN, |celsius| celsius as f32)
+        };
         let (start, governor) = (Instant::now(), Governor::default());
         Ok(Self { nvml, bus_id, slowdown, start, sampled: None, governor })
     }

@@ -52,7 +52,7 @@ fn plan(problem: &Problem, types: Types, multiprocessors: u32) -> Plan {
 }
 
 /// Into how many splits the keys go, and how long they are, where one split makes `blocks` blocks.
-fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usize, usize) {
+pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usize, usize) {
     let wanted = (DECODE_BLOCKS_PER_SM * multiprocessors as usize).div_ceil(blocks.max(1));
     let keys = kv_len.div_ceil(wanted.max(1)).next_multiple_of(MIN_SPLIT_KEYS).max(MIN_SPLIT_KEYS);
     (kv_len.div_ceil(keys).max(1), keys)

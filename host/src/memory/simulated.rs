@@ -244,7 +244,7 @@ impl State {
 
     fn touch(&mut self, stream: usize, at: u64, bytes: usize, tag: u32, work: Work) {
         let known = self.allocated.range(..=at).next_back();
-        if !known.is_some_and(|(&base, &size)| base + size as u64 >= at + bytes as u64) {
+        if known.is_none_or(|(&base, &size)| base + (size as u64) < at + bytes as u64) {
             self.violations.push(format!("{bytes} bytes at {at:#x} are not allocated"));
         }
         let position = self.issue(stream, work);

@@ -173,8 +173,8 @@ impl Problem {
             _ => 0,
         };
         let mut batch: Vec<Batch> = Vec::new();
-        for d in 0..rank - 2 {
-            let inner = Batch { extent: c_dims[d], a: stride(a, d), b: stride(b, d), c: stride(c, d) };
+        for (d, &extent) in c_dims[..rank - 2].iter().enumerate() {
+            let inner = Batch { extent, a: stride(a, d), b: stride(b, d), c: stride(c, d) };
             if inner.extent == 1 {
                 continue;
             }

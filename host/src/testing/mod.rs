@@ -12,9 +12,11 @@ mod copy;
 pub mod data;
 mod elementwise;
 mod embedding;
+mod kv_cache;
 mod layer_norm;
 mod matmul;
 mod misaligned;
+pub mod quant;
 mod reduce;
 mod rms_norm;
 mod rope;
@@ -26,9 +28,12 @@ pub use check::{Outcome, Verdict, check, check_with};
 
 /// Every case of every op, ops in the order of the README's table.
 pub fn cases() -> Vec<Box<dyn Case>> {
-    let ops: &[fn() -> Vec<Box<dyn Case>>] = &[
+    type Cases = fn() -> Vec<Box<dyn Case>>;
+    let ops: &[Cases] = &[
         attention::cases,
         matmul::cases,
+        quant::cases,
+        kv_cache::cases,
         softmax::cases,
         rms_norm::cases,
         layer_norm::cases,

@@ -3,6 +3,7 @@
 pub mod columns;
 pub mod element;
 pub mod flat;
+pub mod int8;
 pub mod math;
 pub mod reduce;
 pub mod shared;

@@ -1,0 +1,36 @@
+//! Which conversion kernel, and its grid.
+
+use crate::cuda::{CudaDevice, args};
+use crate::float16::{Float16Tensor, MIN_EXPONENT_BITS, Overflow};
+use crate::{Result, Tensor, TensorMut};
+use kernels_gpu::float16::convert::{DECODE, ENCODE, ENCODE_SATURATING, THREADS, VALUES_PER_THREAD};
+
+fn grid(count: u32) -> [u32; 3] {
+    [count.div_ceil(THREADS * VALUES_PER_THREAD), 1, 1]
+}
+
+pub(crate) fn encode(
+    device: &CudaDevice,
+    y: &mut Float16Tensor,
+    x: &Tensor,
+    overflow: Overflow,
+) -> Result<()> {
+    let index = (y.exponent_bits - MIN_EXPONENT_BITS) as usize;
+    let spec = match overflow {
+        Overflow::Infinity => ENCODE[index],
+        Overflow::Saturate => ENCODE_SATURATING[index],
+    };
+    let count = x.shape().elements() as u32;
+    let codes = y.codes.view_mut()?.address();
+    // SAFETY: `ops::float16_encode` has checked x, a 16-byte aligned f32 tensor without gaps of less than 2³¹ elements
+    // on this stream, and made codes for as many.
+    unsafe { device.launch(&spec, grid(count), args![codes, x.address(), count]) }
+}
+
+pub(crate) fn decode(device: &CudaDevice, y: TensorMut, x: &Float16Tensor) -> Result<()> {
+    let spec = DECODE[(x.exponent_bits - MIN_EXPONENT_BITS) as usize];
+    let count = x.shape().elements() as u32;
+    // SAFETY: `ops::float16_decode` has made y for as many values as there are codes, which `float16_encode` has
+    // checked; both are allocations of their own.
+    unsafe { device.launch(&spec, grid(count), args![y.address(), x.codes.address(), count]) }
+}

@@ -1,0 +1,206 @@
+//! Quantised matrices: quantise, read back, multiply.
+
+use super::check::Check;
+use crate::quant::{Format, QuantRows, QuantTensor};
+use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
+
+/// What is applied to a sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    Identity,
+    /// x·σ(x)
+    Silu,
+    /// x·Φ(x), with Φ approximated by tanh.
+    GeluTanh,
+}
+
+/// What happens to a product before it is written: act(product + bias) + residual.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue<'a> {
+    /// [n] f32
+    pub bias: Option<&'a Tensor>,
+    /// Applied after the bias.
+    pub activation: Activation,
+    /// The output's shape, f32; added last.
+    pub residual: Option<&'a Tensor>,
+}
+
+/// Quantises `x` [n, k] f32 by the largest magnitude of each row or block (`Q4K`: by least weighted error). The bits are
+/// the same on every device. Rows are padded with zeros to whole blocks.
+///
+/// # Errors
+/// [`Error::Shape`] if `x` is not [n, k] with k > 0, [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], or a device error.
+pub fn quantize(x: &Tensor, format: Format) -> Result<QuantTensor> {
+    const CHECK: Check = Check("quantize");
+    CHECK.dtype("x", x, DType::F32)?;
+    CHECK.contiguous("x", x)?;
+    let mut w = QuantTensor::uninitialized(format, x.shape().clone(), &x.device())?;
+    match x.device() {
+        Device::Cpu => cpu::quant::quantize(&mut w, x)?,
+        Device::Cuda(device) => gpu::quant::quantize(&device, &mut w, x)?,
+    }
+    Ok(w)
+}
+
+/// The values of `w` [n, k], in f32 or f16.
+///
+/// # Errors
+/// [`Error::DType`], or a device error.
+pub fn dequantize(w: &QuantTensor, dtype: DType) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(w.shape(), dtype, &w.device())?;
+    dequantize_into(y.view_mut()?, w)?;
+    Ok(y)
+}
+
+/// [`dequantize`] into `y` [n, k], f32 or f16.
+///
+/// # Errors
+/// As [`dequantize`], and [`Error::Shape`], [`Error::Layout`], [`Error::DeviceMismatch`].
+pub fn dequantize_into(y: TensorMut, w: &QuantTensor) -> Result<()> {
+    const CHECK: Check = Check("dequantize");
+    CHECK.shape("y", &y, w.shape().dims(), "w's shape")?;
+    rows_into(CHECK, y, w, None)
+}
+
+/// y[.., :] = table[ids[..], :], in f32 or f16: embeddings from a quantised table [n, k].
+///
+/// `ids`: u32, contiguous. An index that is no row gives a row of NaN.
+///
+/// # Errors
+/// [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+pub fn quant_embedding(table: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(with_last(ids.shape(), table.cols()), dtype, &table.device())?;
+    quant_embedding_into(y.view_mut()?, table, ids)?;
+    Ok(y)
+}
+
+/// [`quant_embedding`] into `y` [.., k].
+///
+/// # Errors
+/// As [`quant_embedding`], and [`Error::Shape`].
+pub fn quant_embedding_into(y: TensorMut, table: &QuantTensor, ids: &Tensor) -> Result<()> {
+    const CHECK: Check = Check("quant_embedding");
+    CHECK.dtype("ids", ids, DType::U32)?;
+    CHECK.contiguous("ids", ids)?;
+    CHECK.shape("y", &y, with_last(ids.shape(), table.cols()).dims(), "[ids.., k]")?;
+    CHECK.device(&y, &[("ids", ids)])?;
+    rows_into(CHECK, y, table, Some(ids))
+}
+
+fn rows_into(check: Check, y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>) -> Result<()> {
+    check.float("y", &y)?;
+    check.contiguous("y", &y)?;
+    match check.device(&y, &[("w", &w.quants)])? {
+        Device::Cpu => cpu::quant::dequantize(y, w, ids),
+        Device::Cuda(device) => gpu::quant::dequantize(&device, y, w, ids),
+    }
+}
+
+/// Quantises activations [.., k], f32 or f16, to 8 bits with a scale per 32 values, once for all products they go into.
+///
+/// # Errors
+/// [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], or a device error.
+pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
+    const CHECK: Check = Check("quantize_rows");
+    CHECK.float("x", x)?;
+    CHECK.contiguous("x", x)?;
+    let mut rows = QuantRows::uninitialized(x.shape().clone(), &x.device())?;
+    CHECK.size("x", &rows.quants)?;
+    match x.device() {
+        Device::Cpu => cpu::quant::quantize_rows(&mut rows, x)?,
+        Device::Cuda(device) => gpu::quant::quantize_rows(&device, &mut rows, x)?,
+    }
+    Ok(rows)
+}
+
+/// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits on the way.
+///
+/// `x`: [.., k] f32 or f16, `w`: [n, k], `y`: [.., n] f32. Products within 32 values are summed in integers, exactly, the
+/// rest in f32.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+pub fn quant_matmul(x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
+    quant_matmul_into(y.view_mut()?, &quantize_rows(x)?, w, epilogue)?;
+    Ok(y)
+}
+
+/// [`quant_matmul`] of activations that are quantised already, into `y` [.., n] f32.
+///
+/// # Errors
+/// As [`quant_matmul`].
+pub fn quant_matmul_into(y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
+    const CHECK: Check = Check("quant_matmul");
+    let (_, cols) = x.shape.rows_cols();
+    if cols != w.cols() {
+        let expected = format!("[.., {}], w's columns", w.cols());
+        return Err(Error::Shape { op: "quant_matmul", argument: "x", expected, found: x.shape.clone() });
+    }
+    CHECK.dtype("y", &y, DType::F32)?;
+    CHECK.contiguous("y", &y)?;
+    CHECK.shape("y", &y, with_last_replaced(&x.shape, w.rows()).dims(), "[x.., n]")?;
+    let mut inputs = vec![("x", &x.quants), ("w", &w.quants)];
+    if let Some(bias) = epilogue.bias {
+        CHECK.dtype("bias", bias, DType::F32)?;
+        CHECK.contiguous("bias", bias)?;
+        CHECK.shape("bias", bias, &[w.rows()], "[n]")?;
+        inputs.push(("bias", bias));
+    }
+    if let Some(residual) = epilogue.residual {
+        CHECK.dtype("residual", residual, DType::F32)?;
+        CHECK.contiguous("residual", residual)?;
+        CHECK.shape("residual", residual, y.dims(), "y's shape")?;
+        inputs.push(("residual", residual));
+    }
+    match CHECK.device(&y, &inputs)? {
+        Device::Cpu => cpu::quant::matmul(y, x, w, epilogue),
+        Device::Cuda(device) => gpu::quant::matmul(&device, y, x, w, epilogue),
+    }
+}
+
+/// `x` [n, k] f32 after quantising to `format` and back: what quantisation-aware training computes with.
+///
+/// # Errors
+/// As [`quantize`].
+pub fn fake_quantize(x: &Tensor, format: Format) -> Result<Tensor> {
+    dequantize(&quantize(x, format)?, DType::F32)
+}
+
+/// The gradient through [`fake_quantize`], or through any quantising whose range ends at ±`limit`: `dy` where |x| ≤ limit
+/// and 0 where `x` was cut off (or is NaN). The formats' own scales cut nothing off: their limit is infinity.
+///
+/// `dy`, `x`: f32 of the same shape, contiguous.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+pub fn fake_quantize_gradient(dy: &Tensor, x: &Tensor, limit: f32) -> Result<Tensor> {
+    const CHECK: Check = Check("fake_quantize_gradient");
+    for (argument, tensor) in [("dy", dy), ("x", x)] {
+        CHECK.dtype(argument, tensor, DType::F32)?;
+        CHECK.contiguous(argument, tensor)?;
+    }
+    CHECK.shape("dy", dy, x.dims(), "x's shape")?;
+    let mut dx = Tensor::uninitialized(x.shape(), DType::F32, &x.device())?;
+    let target = dx.view_mut()?;
+    match CHECK.device(&target, &[("dy", dy), ("x", x)])? {
+        Device::Cpu => cpu::quant::straight_through(target, dy, x, limit)?,
+        Device::Cuda(device) => gpu::quant::straight_through(&device, target, dy, x, limit)?,
+    }
+    Ok(dx)
+}
+
+fn with_last(shape: &Shape, last: usize) -> Shape {
+    let mut dims = shape.dims().to_vec();
+    dims.push(last);
+    dims.into()
+}
+
+fn with_last_replaced(shape: &Shape, last: usize) -> Shape {
+    let mut dims = shape.dims().to_vec();
+    dims.pop();
+    dims.push(last);
+    dims.into()
+}

@@ -1,0 +1,115 @@
+//! Scales chosen otherwise than by the largest magnitude.
+
+use super::{Format, QuantTensor, name};
+use crate::cpu::quant::{encode_row, reconstruct};
+use crate::{Device, Error, Result, Shape, Tensor};
+use kernels_gpu::quant::blocks::{BLOCK, scale_i8, scale_q4_0};
+
+/// How the scale of a row (`I8`) or of a block (`Q8_0`, `Q4_0`) is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ScaleChoice {
+    /// The largest magnitude is the largest quant: nothing is cut off.
+    AbsMax,
+    /// Whatever makes the sum of squared errors smallest, among [`CANDIDATES`] scales.
+    LeastError,
+    /// This share of the magnitudes, above 0 and at most 1, is within the quants' range; larger ones are cut off.
+    Percentile(f32),
+}
+
+/// Scales that [`ScaleChoice::LeastError`] tries, from 0.4 to 1.1 of the one by the largest magnitude.
+pub const CANDIDATES: usize = 71;
+
+/// Quantises `x` [n, k], row-major, with the scales chosen so, on the CPU, and puts the result on `device`.
+///
+/// # Errors
+/// [`Error::Shape`] if `shape` is not [n, k] with as many values, [`Error::Unsupported`] for a percentile outside (0, 1]
+/// and for `Q4K` by anything but [`ScaleChoice::AbsMax`] (it searches its scales itself), [`Error::OutOfMemory`].
+pub fn quantize_with(
+    x: &[f32],
+    shape: impl Into<Shape>,
+    format: Format,
+    choice: ScaleChoice,
+    device: &Device,
+) -> Result<QuantTensor> {
+    let shape = shape.into();
+    let unsupported = |argument, value: String, reason: &str| Error::Unsupported {
+        op: "quantize_with",
+        argument,
+        value,
+        reason: reason.into(),
+    };
+    if let ScaleChoice::Percentile(share) = choice
+        && !(share > 0.0 && share <= 1.0)
+    {
+        return Err(unsupported("choice", share.to_string(), "a percentile is above 0 and at most 1"));
+    }
+    let x = Tensor::from_slice(x, &shape, &Device::Cpu)?;
+    if choice == ScaleChoice::AbsMax {
+        return crate::ops::quantize(&x, format)?.to_device(device);
+    }
+    if format == Format::Q4K {
+        return Err(unsupported("format", name(format).into(), "Q4_K searches its scales itself"));
+    }
+    let mut tensor = QuantTensor::uninitialized(format, shape, &Device::Cpu)?;
+    let values = x.to_vec::<f32>()?;
+    let (cols, k) = (tensor.cols(), tensor.k);
+    encode_row_by_row(&mut tensor, &values, cols, k, choice)?;
+    tensor.to_device(device)
+}
+
+fn encode_row_by_row(
+    tensor: &mut QuantTensor,
+    x: &[f32],
+    cols: usize,
+    k: usize,
+    choice: ScaleChoice,
+) -> Result<()> {
+    let format = tensor.format();
+    let mut row = vec![0.0; k];
+    for (r, x) in x.chunks_exact(cols).enumerate() {
+        row[..cols].copy_from_slice(x);
+        let group = if format == Format::I8 { k } else { BLOCK };
+        let scales: Vec<f32> = row
+            .chunks_exact(group)
+            .map(|values| choose(format, if format == Format::I8 { &values[..cols] } else { values }, choice))
+            .collect();
+        encode_row(tensor, r, &row, Some(&scales))?;
+    }
+    Ok(())
+}
+
+/// The scale of one group of values.
+fn choose(format: Format, values: &[f32], choice: ScaleChoice) -> f32 {
+    let by_maximum = match <&[f32; BLOCK]>::try_from(values) {
+        Ok(block) if format == Format::Q4_0 => scale_q4_0(block),
+        _ => scale_i8(kernels_gpu::quant::blocks::abs_max(values)),
+    };
+    if by_maximum == 0.0 || !by_maximum.is_finite() {
+        return by_maximum;
+    }
+    match choice {
+        ScaleChoice::AbsMax => by_maximum,
+        ScaleChoice::Percentile(share) => {
+            let mut magnitudes: Vec<f32> = values.iter().map(|value| value.abs()).collect();
+            magnitudes.sort_by(f32::total_cmp);
+            let index = ((share * magnitudes.len() as f32).ceil() as usize).clamp(1, magnitudes.len()) - 1;
+            let largest = magnitudes[magnitudes.len() - 1];
+            by_maximum * (magnitudes[index] / largest)
+        }
+        ScaleChoice::LeastError => {
+            let mut best = (f64::INFINITY, by_maximum);
+            for candidate in 0..CANDIDATES {
+                let scale = by_maximum * (0.4 + 0.01 * candidate as f32);
+                let error: f64 =
+                    values.iter().map(|&x| f64::from(reconstruct(format, x, scale) - x).powi(2)).sum();
+                if error < best.0 {
+                    best = (error, scale);
+                }
+            }
+            // the plain scale itself, so that the result is never worse
+            let plain: f64 =
+                values.iter().map(|&x| f64::from(reconstruct(format, x, by_maximum) - x).powi(2)).sum();
+            if plain <= best.0 { by_maximum } else { best.1 }
+        }
+    }
+}

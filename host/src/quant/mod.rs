@@ -1,0 +1,188 @@
+//! Quantised tensors: weights in 8 or 4 bits, and activations quantised on the fly.
+//!
+//! | [`Format`] | bits per value | scales                                   | for                                        |
+//! |------------|----------------|------------------------------------------|--------------------------------------------|
+//! | `I8`       | 8              | one f32 per row                          | rows without outliers; scales may be chosen |
+//! | `Q8_0`     | 8.5            | one f16 per 32 values                    | nearly lossless                            |
+//! | `Q4_0`     | 4.5            | one f16 per 32 values                    | speed: the cheapest 4 bits to multiply     |
+//! | `Q4K`      | 4.5            | 6 bits per 32 values under f16 per 256, with minima | quality: at the same size as Q4_0 about 0.8 of its error |
+//!
+//! `Q8_0`, `Q4_0` and `Q4K` are GGUF's formats; [`QuantTensor::from_gguf_bytes`] reads them as they lie in a file. In
+//! memory quants and scales lie apart, so that kernels can load 16 bytes at a time.
+
+mod choice;
+mod gguf;
+mod kv_cache;
+mod report;
+
+pub use choice::{ScaleChoice, quantize_with};
+pub use kernels_gpu::quant::Format;
+pub use kv_cache::QuantKvCache;
+pub use report::ErrorReport;
+
+use crate::{DType, Device, Error, Result, Shape, Tensor};
+use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
+
+/// A matrix of weights [n, k] in a [`Format`]. Clones share storage.
+#[derive(Clone, Debug)]
+pub struct QuantTensor {
+    format: Format,
+    shape: Shape,
+    /// Values of a row with its padding.
+    pub(crate) k: usize,
+    /// u32 words: the quants, row-major.
+    pub(crate) quants: Tensor,
+    /// f32 [n] (`I8`), f16 [n, k/32] (`Q8_0`, `Q4_0`), or u32 [n, k/256, 4] (`Q4K`).
+    pub(crate) scales: Tensor,
+}
+
+/// Values that a row must be whole multiples of in memory.
+pub(crate) const fn block(format: Format) -> usize {
+    match format {
+        Format::Q4K => SUPER_BLOCK,
+        _ => BLOCK,
+    }
+}
+
+/// Bits of a quant.
+pub(crate) const fn bits(format: Format) -> usize {
+    match format {
+        Format::I8 | Format::Q8_0 => 8,
+        Format::Q4_0 | Format::Q4K => 4,
+    }
+}
+
+/// As case ids, kernels and messages spell it.
+pub const fn name(format: Format) -> &'static str {
+    match format {
+        Format::I8 => "i8",
+        Format::Q8_0 => "q8_0",
+        Format::Q4_0 => "q4_0",
+        Format::Q4K => "q4_k",
+    }
+}
+
+/// Every format.
+pub const FORMATS: [Format; 4] = [Format::I8, Format::Q8_0, Format::Q4_0, Format::Q4K];
+
+impl QuantTensor {
+    /// With undefined contents, for an op to write.
+    pub(crate) fn uninitialized(format: Format, shape: Shape, device: &Device) -> Result<Self> {
+        let (n, k) = Self::extents(format, &shape)?;
+        let quants = Tensor::uninitialized([n, k / 32 * bits(format)], DType::U32, device)?;
+        let scales = match format {
+            Format::I8 => Tensor::uninitialized([n], DType::F32, device)?,
+            Format::Q8_0 | Format::Q4_0 => Tensor::uninitialized([n, k / BLOCK], DType::F16, device)?,
+            Format::Q4K => Tensor::uninitialized([n, k / SUPER_BLOCK, 4], DType::U32, device)?,
+        };
+        Ok(Self { format, shape, k, quants, scales })
+    }
+
+    /// Rows, and values of a row with its padding.
+    fn extents(format: Format, shape: &Shape) -> Result<(usize, usize)> {
+        let bad = |expected: &str| Error::Shape {
+            op: "quantize",
+            argument: "shape",
+            expected: expected.into(),
+            found: shape.clone(),
+        };
+        let &[n, cols] = shape.dims() else { return Err(bad("[n, k]")) };
+        if cols == 0 {
+            return Err(bad("[n, k] with k > 0"));
+        }
+        let limit = crate::MAX_ELEMENTS;
+        let k = cols.checked_next_multiple_of(block(format)).filter(|k| *k <= limit).unwrap_or(limit + 1);
+        match k.checked_mul(n.max(1)) {
+            Some(values) if values <= limit => Ok((n, k)),
+            _ => Err(Error::TooLarge {
+                op: "quantize",
+                argument: "shape",
+                elements: n as u128 * cols as u128,
+                limit: limit as u128,
+            }),
+        }
+    }
+
+    /// The format.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// [n, k], padding not counted.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.shape.dims()[0]
+    }
+
+    /// Columns, padding not counted.
+    pub fn cols(&self) -> usize {
+        self.shape.dims()[1]
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> Device {
+        self.quants.device()
+    }
+
+    /// Bytes of quants and scales.
+    pub fn bytes(&self) -> usize {
+        [&self.quants, &self.scales].map(|part| part.shape().elements() * part.dtype().size()).iter().sum()
+    }
+
+    /// This tensor on another device or stream.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_device`].
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        Ok(Self {
+            quants: self.quants.to_device(device)?,
+            scales: self.scales.to_device(device)?,
+            ..self.clone()
+        })
+    }
+}
+
+/// Activations [m, k] in 8 bits, with a scale and a sum per 32 values: what
+/// [`ops::quantize_rows`](crate::ops::quantize_rows) makes for one or more products.
+#[derive(Clone, Debug)]
+pub struct QuantRows {
+    /// The extents of the tensor that was quantised.
+    pub(crate) shape: Shape,
+    /// Values of a row with its padding: a multiple of 256.
+    pub(crate) k: usize,
+    /// u32 [m, k/4]
+    pub(crate) quants: Tensor,
+    /// u32 [m, k/32, 2]: `RowScale`
+    pub(crate) scales: Tensor,
+}
+
+impl QuantRows {
+    /// With undefined contents, for an op to write.
+    pub(crate) fn uninitialized(shape: Shape, device: &Device) -> Result<Self> {
+        let (m, cols) = shape.rows_cols();
+        let k = cols.next_multiple_of(SUPER_BLOCK);
+        let quants = Tensor::uninitialized([m, k / 4], DType::U32, device)?;
+        let scales = Tensor::uninitialized([m, k / BLOCK, 2], DType::U32, device)?;
+        Ok(Self { shape, k, quants, scales })
+    }
+
+    /// The extents of the tensor that was quantised.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The integer sums Σ q of every block of 32, and the quants, for checks: ([m, k] i8, [m, k/32] scale and sum).
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn to_vecs(&self) -> Result<(Vec<i8>, Vec<(f32, i32)>)> {
+        let quants = bytemuck::cast_slice(&self.quants.to_vec::<u32>()?).to_vec();
+        let scales = self.scales.to_vec::<u32>()?;
+        let scales = scales.chunks_exact(2).map(|pair| (f32::from_bits(pair[0]), pair[1] as i32)).collect();
+        Ok((quants, scales))
+    }
+}

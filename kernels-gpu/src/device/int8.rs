@@ -1,0 +1,58 @@
+//! Four 8-bit products at once, and loads of packed integers.
+
+use super::Element;
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
+use cuda_std::gpu_only;
+
+/// c + a₀·b₀ + a₁·b₁ + a₂·b₂ + a₃·b₃ for the signed bytes of `a` and `b` (`dp4a.s32.s32`), wrapping.
+#[gpu_only]
+#[inline(always)]
+pub fn dp4a(a: u32, b: u32, c: i32) -> i32 {
+    let d;
+    // SAFETY: arithmetic only.
+    unsafe {
+        asm!(
+            "dp4a.s32.s32 {d}, {a}, {b}, {c};",
+            d = out(reg32) d, a = in(reg32) a, b = in(reg32) b, c = in(reg32) c,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    d
+}
+
+/// Sixteen bytes by one load through the read-only path.
+///
+/// # Safety
+/// As [`Element::load4`] for f32.
+#[inline(always)]
+pub unsafe fn load_words(pointer: *const u8) -> [u32; 4] {
+    // SAFETY: as the caller promises. The bits pass unchanged: the values are only moved.
+    unsafe { f32::load4(pointer.cast()) }.map(f32::to_bits)
+}
+
+/// Eight bytes by one load through the read-only path.
+///
+/// # Safety
+/// As [`Element::load`], for eight bytes, aligned to 8.
+#[gpu_only]
+#[inline(always)]
+pub unsafe fn load_pair(pointer: *const u8) -> [u32; 2] {
+    let (a, b);
+    // SAFETY: the caller's pointer is global, 8-byte aligned, valid, and not written while the kernel runs.
+    unsafe {
+        asm!(
+            "ld.global.nc.v2.b32 {{{a}, {b}}}, [{pointer}];",
+            a = out(reg32) a, b = out(reg32) b,
+            pointer = in(reg64) pointer,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    [a, b]
+}
+
+/// The nibbles of a word as bytes: the low halves, the high halves.
+#[inline(always)]
+pub fn nibbles(word: u32) -> (u32, u32) {
+    (word & 0x0f0f_0f0f, word >> 4 & 0x0f0f_0f0f)
+}

@@ -1,0 +1,288 @@
+//! f32 to quants and scales.   x: [rows, cols], quants and scales: [rows, k] as the layouts say, k = cols in whole blocks.
+//!
+//! The arithmetic of a block is [`blocks`](super::blocks)', which the host runs too, so the bits are the same. What is
+//! reduced across lanes are maxima and integer sums, whose order does not matter.
+//!
+//! | kernel               | a block of 32 is made by                 |
+//! |----------------------|------------------------------------------|
+//! | quant_encode_rows_‹t› | 8 lanes (activations)                    |
+//! | quant_encode_i8      | 8 lanes; one thread block per row        |
+//! | quant_encode_q8_0    | 1 lane                                   |
+//! | quant_encode_q4_0    | 1 lane                                   |
+//! | quant_encode_q4_k    | 1 lane, 8 of them for a super-block      |
+
+use super::blocks::{
+    BLOCK, Half, RowScale, SUPER_BLOCK, ScalesQ4K, abs_bits, abs_max, inverse, pack_i8, pack_q4_0, scale_i8,
+    scale_q4_0,
+};
+use super::q4_k;
+use super::unroll::unroll;
+use crate::device::int8::dp4a;
+use crate::device::{Element, F16, reduce, shared};
+use crate::spec::KernelSpec;
+use cuda_std::prelude::*;
+use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
+
+/// Threads in a block of every kernel.
+pub const THREADS: u32 = 256;
+const WARPS: u32 = THREADS / 32;
+const BLOCK_VALUES: u32 = BLOCK as u32;
+/// Lanes that make a block of activations together.
+const LANES: u32 = BLOCK_VALUES / 4;
+
+/// [f32, f16]. grid = [ceil(rows · k / 4 / THREADS)]
+pub const ROWS: [KernelSpec; 2] = [
+    KernelSpec::new("quant_encode_rows_f32", THREADS).shuffles(6),
+    KernelSpec::new("quant_encode_rows_f16", THREADS).shuffles(6),
+];
+/// grid = [rows]
+pub const I8: KernelSpec = KernelSpec::new("quant_encode_i8", THREADS).shared_bytes(WARPS * 4).shuffles(5);
+/// grid = [ceil(rows · k / 32 / THREADS)]
+pub const Q8_0: KernelSpec = KernelSpec::new("quant_encode_q8_0", THREADS);
+/// As [`Q8_0`].
+pub const Q4_0: KernelSpec = KernelSpec::new("quant_encode_q4_0", THREADS);
+/// As [`Q8_0`].
+pub const Q4K: KernelSpec = KernelSpec::new("quant_encode_q4_k", THREADS).shuffles(23);
+
+/// All kernels of this file.
+pub const KERNELS: &[KernelSpec] = &[ROWS[0], ROWS[1], I8, Q8_0, Q4_0, Q4K];
+
+/// Sixteen bytes that are stored at once.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+struct Words([u32; 4]);
+
+/// Four values of a row of `cols`, zeros beyond its end.
+///
+/// # Safety
+/// `x` is a row of `cols` values; with `cols` a multiple of 4 it is aligned to four.
+#[inline(always)]
+unsafe fn four<T: Element>(x: *const T, column: u32, cols: u32) -> [f32; 4] {
+    // SAFETY: only columns below `cols` are read.
+    unsafe {
+        if cols % 4 == 0 {
+            return if column < cols { T::load4(x.add(column as usize)) } else { [0.0; 4] };
+        }
+        let mut values = [0.0; 4];
+        let mut i = 0;
+        while i < 4 {
+            if column + (i as u32) < cols {
+                values[i] = T::load(x.add(column as usize + i));
+            }
+            i += 1;
+        }
+        values
+    }
+}
+
+/// The 32 values of a block, zeros beyond the row's end.
+///
+/// # Safety
+/// As [`four`].
+#[inline(always)]
+unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK] {
+    let mut values = [0.0; BLOCK];
+    // SAFETY: as the caller promises.
+    unroll!(I < 8 => [values[4 * I], values[4 * I + 1], values[4 * I + 2], values[4 * I + 3]] =
+        unsafe { four(x, column + 4 * I as u32, cols) });
+    values
+}
+
+/// # Safety
+/// As the kernels below.
+#[inline(always)]
+unsafe fn rows<T: Element>(
+    quants: *mut u32,
+    scales: *mut RowScale,
+    x: *const T,
+    rows: u32,
+    cols: u32,
+    k: u32,
+) {
+    // Rows are multiples of 256 values, so a warp has whole blocks and its lanes leave together.
+    let word = thread::index_1d();
+    let words = k / 4;
+    let row = word / words;
+    if row >= rows {
+        return;
+    }
+    // SAFETY: the word lies inside quants and its block inside scales; all lanes of the warp are at the shuffles.
+    unsafe {
+        let values = four(x.add(row as usize * cols as usize), word % words * 4, cols);
+        let largest = f32::from_bits(reduce::warp(abs_max(&values).to_bits(), LANES, u32::max));
+        let scale = scale_i8(largest);
+        let packed = pack_i8(values, inverse(scale));
+        let sum = reduce::warp(dp4a(packed, 0x0101_0101, 0), LANES, |a, b| a + b);
+        *quants.add(word as usize) = packed;
+        if word % LANES == 0 {
+            *scales.add((word / LANES) as usize) = RowScale { scale, sum };
+        }
+    }
+}
+
+/// # Safety
+/// `quants`: [rows, k] i8, `scales`: [rows, k/32], `x`: [rows, cols], fewer than 2³¹ values each, valid on the launching
+/// stream, disjoint, 16-byte aligned; k is a multiple of 256 and cols ≤ k; launched as [`ROWS`] says.
+#[kernel(launch_bounds(THREADS))]
+pub unsafe fn quant_encode_rows_f32(
+    quants: *mut u32,
+    scales: *mut RowScale,
+    x: *const f32,
+    rows_: u32,
+    cols: u32,
+    k: u32,
+) {
+    // SAFETY: this kernel's contract is the body's.
+    unsafe { rows(quants, scales, x, rows_, cols, k) }
+}
+
+/// # Safety
+/// As [`quant_encode_rows_f32`].
+#[kernel(launch_bounds(THREADS))]
+pub unsafe fn quant_encode_rows_f16(
+    quants: *mut u32,
+    scales: *mut RowScale,
+    x: *const F16,
+    rows_: u32,
+    cols: u32,
+    k: u32,
+) {
+    // SAFETY: this kernel's contract is the body's.
+    unsafe { rows(quants, scales, x, rows_, cols, k) }
+}
+
+/// # Safety
+/// `quants`: [gridDim.x, k] i8, `scales`: [gridDim.x], `x`: [gridDim.x, cols], valid on the launching stream, disjoint,
+/// 16-byte aligned; k is a multiple of 32 and cols ≤ k; launched as [`I8`] says.
+#[kernel(launch_bounds(THREADS))]
+pub unsafe fn quant_encode_i8(quants: *mut u32, scales: *mut f32, x: *const f32, cols: u32, k: u32) {
+    let scratch = shared::declare::<u32, { WARPS as usize }>();
+    let (row, tid) = (thread::block_idx_x() as usize, thread::thread_idx_x());
+    // SAFETY: one block per row, so the row lies inside all arrays; all threads are at the reduction.
+    unsafe {
+        let (x, quants) = (x.add(row * cols as usize), quants.add(row * (k / 4) as usize));
+        let mut largest = 0;
+        let mut c = tid;
+        while c < cols {
+            largest = abs_bits(f32::load(x.add(c as usize))).max(largest);
+            c += THREADS;
+        }
+        let scale = scale_i8(f32::from_bits(reduce::block(largest, WARPS, scratch, u32::max)));
+        let inverse = inverse(scale);
+        let mut word = tid;
+        while word < k / 4 {
+            *quants.add(word as usize) = pack_i8(four(x, word * 4, cols), inverse);
+            word += THREADS;
+        }
+        if tid == 0 {
+            *scales.add(row) = scale;
+        }
+    }
+}
+
+/// # Safety
+/// `quants`: [rows, k] i8, `scales`: [rows, k/32], `x`: [rows, cols], fewer than 2³¹ values each, valid on the launching
+/// stream, disjoint, 16-byte aligned; k is a multiple of 32 and cols ≤ k; launched as [`Q8_0`] says.
+#[kernel(launch_bounds(THREADS))]
+pub unsafe fn quant_encode_q8_0(
+    quants: *mut u8,
+    scales: *mut Half,
+    x: *const f32,
+    rows: u32,
+    cols: u32,
+    k: u32,
+) {
+    let (index, blocks) = (thread::index_1d(), k / BLOCK_VALUES);
+    let row = index / blocks;
+    if row >= rows {
+        return;
+    }
+    // SAFETY: the block lies inside quants and scales.
+    unsafe {
+        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let scale = scale_i8(abs_max(&values));
+        let inverse = inverse(scale);
+        let to = quants.add(index as usize * BLOCK).cast::<Words>();
+        unroll!(HALF < 2 => {
+            let mut words = [0; 4];
+            unroll!(I < 4 => {
+                const AT: usize = HALF * 16 + I * 4;
+                words[I] = pack_i8([values[AT], values[AT + 1], values[AT + 2], values[AT + 3]], inverse);
+            });
+            to.add(HALF).write(Words(words));
+        });
+        *scales.add(index as usize) = Half::from_f32(scale);
+    }
+}
+
+/// # Safety
+/// `quants`: [rows, k/32, 16], `scales`: [rows, k/32]; the rest as [`quant_encode_q8_0`]; launched as [`Q4_0`] says.
+#[kernel(launch_bounds(THREADS))]
+pub unsafe fn quant_encode_q4_0(
+    quants: *mut u8,
+    scales: *mut Half,
+    x: *const f32,
+    rows: u32,
+    cols: u32,
+    k: u32,
+) {
+    let (index, blocks) = (thread::index_1d(), k / BLOCK_VALUES);
+    let row = index / blocks;
+    if row >= rows {
+        return;
+    }
+    // SAFETY: the block lies inside quants and scales.
+    unsafe {
+        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let scale = scale_q4_0(&values);
+        quants.cast::<Words>().add(index as usize).write(Words(pack_q4_0(&values, inverse(scale))));
+        *scales.add(index as usize) = Half::from_f32(scale);
+    }
+}
+
+/// # Safety
+/// `quants`: [rows, k/64, 32], `scales`: [rows, k/256], k a multiple of 256; the rest as [`quant_encode_q8_0`]; launched
+/// as [`Q4K`] says.
+#[kernel(launch_bounds(THREADS))]
+pub unsafe fn quant_encode_q4_k(
+    quants: *mut u8,
+    scales: *mut ScalesQ4K,
+    x: *const f32,
+    rows: u32,
+    cols: u32,
+    k: u32,
+) {
+    let (index, blocks) = (thread::index_1d(), k / BLOCK_VALUES);
+    // Lanes without a block take part in the shuffles with the last row's values and write nothing.
+    let row = (index / blocks).min(rows - 1);
+    let j = index % (SUPER_BLOCK / BLOCK) as u32;
+    // SAFETY: the row exists; what is written lies inside quants and scales. All lanes are at the shuffles.
+    unsafe {
+        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let fit = q4_k::fit(&values);
+        let max_scale = f32::from_bits(reduce::warp(abs_bits(fit.scale), 8, u32::max));
+        let max_min = f32::from_bits(reduce::warp(abs_bits(fit.min), 8, u32::max));
+        let (d, d_min) = q4_k::super_scales(max_scale, max_min);
+        let (scale, min) = q4_k::relative(fit, max_scale, max_min);
+        let packed = ScalesQ4K::bits(j, scale, min).map(|bits| reduce::warp(bits, 8, |a, b| a | b));
+
+        // Lanes 2c and 2c + 1 share 32 bytes, the low halves of them the first's, the high halves the second's. The
+        // first stores 16 of the bytes and the second the other 16.
+        let (step, min) = q4_k::step_min(d.to_f32(), d_min.to_f32(), scale, min);
+        let inverse = inverse(step);
+        let (odd, mut words) = (j % 2, [[0; 4]; 2]);
+        unroll!(I < 8 => {
+            let mut word = 0;
+            unroll!(B < 4 => word |= q4_k::quant(values[I * 4 + B], inverse, min) << (8 * B));
+            let (other, _) = warp_shuffle_xor(FULL_MASK, word, 1, 32);
+            words[I / 4][I % 4] = if odd == 0 { word | other << 4 } else { other | word << 4 };
+        });
+        if index / blocks < rows {
+            let own = if odd == 0 { words[0] } else { words[1] };
+            quants.cast::<Words>().add(index as usize).write(Words(own));
+            if j == 0 {
+                *scales.add(index as usize / (SUPER_BLOCK / BLOCK)) = ScalesQ4K { d, d_min, packed };
+            }
+        }
+    }
+}

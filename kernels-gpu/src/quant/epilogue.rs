@@ -1,0 +1,59 @@
+//! What happens to a product before it is written: y = act(product + bias) + residual.
+
+use crate::device::Element;
+use crate::device::math::{exp, fma, rcp};
+
+/// No activation.
+pub const IDENTITY: u32 = 0;
+/// x·σ(x)
+pub const SILU: u32 = 1;
+/// x·Φ(x), with Φ by tanh: 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
+pub const GELU_TANH: u32 = 2;
+
+/// Where products go.
+///
+/// Contract of its pointers: `y` and `residual`: [m, n]; `bias`: [n]; all valid on the launching stream; `y` overlaps
+/// nothing. `bias` and `residual` may be null.
+#[derive(Clone, Copy)]
+pub(super) struct Epilogue {
+    pub y: *mut f32,
+    pub bias: *const f32,
+    pub residual: *const f32,
+    pub n: u32,
+    pub activation: u32,
+}
+
+/// x·σ(s)
+#[inline(always)]
+fn gate(x: f32, s: f32) -> f32 {
+    // for s → −∞ the exponential is infinite and its reciprocal zero
+    x * rcp(1.0 + exp(-s))
+}
+
+impl Epilogue {
+    /// Writes one product.
+    ///
+    /// # Safety
+    /// `row` < m, `column` < n, and no other thread has this element.
+    #[inline(always)]
+    pub unsafe fn write(&self, row: u32, column: u32, mut value: f32) {
+        let index = row as usize * self.n as usize + column as usize;
+        // SAFETY: the element exists, as the caller promises.
+        unsafe {
+            if !self.bias.is_null() {
+                value += f32::load(self.bias.add(column as usize));
+            }
+            if self.activation == SILU {
+                value = gate(value, value);
+            } else if self.activation == GELU_TANH {
+                // (1 + tanh u)/2 = σ(2u)
+                let cube = value * value * value;
+                value = gate(value, 1.595_769_1 * fma(0.044715, cube, value));
+            }
+            if !self.residual.is_null() {
+                value += f32::load(self.residual.add(index));
+            }
+            *self.y.add(index) = value;
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Quantised weights and activations, multiplied by `dp4a`.
+//!
+//! y = act(x·wᵀ + bias) + residual.   y: [m, n] f32, x: [m, k] in [`blocks`]' row layout, w: [n, k] in one of its formats.
+//!
+//! | file     | idea                                                               |
+//! |----------|--------------------------------------------------------------------|
+//! | blocks   | the layouts, and the arithmetic of one block on host and device    |
+//! | q4_k     | Q4_K's choice of scales                                            |
+//! | encode   | f32 to every format                                                |
+//! | decode   | every format to f32 and f16, all rows or those that indices name   |
+//! | weights  | how a kernel reads a format                                        |
+//! | vector   | x·wᵀ for m ≤ 8: every row of w is read once by a warp              |
+//! | tile     | x·wᵀ for larger m: tiles of w and x in shared memory               |
+//! | kv_cache | keys and values in 8 bits, and attention over them                 |
+//! | straight_through | the gradient of quantising                                 |
+//!
+//! Products of a block are summed in integers, exactly; the blocks of a row in f32.
+
+pub mod blocks;
+pub mod decode;
+pub mod encode;
+pub mod epilogue;
+pub mod kv_cache;
+pub mod q4_k;
+pub mod straight_through;
+pub mod tile;
+mod unroll;
+pub mod vector;
+mod weights;
+
+/// A format of weights, as an index into the kernels' lists of contracts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// 8 bits, one f32 scale per row.
+    I8,
+    /// 8 bits, one f16 scale per 32 values.
+    Q8_0,
+    /// 4 bits, symmetric, one f16 scale per 32 values.
+    Q4_0,
+    /// 4 bits with a minimum, 6-bit scales per 32 values under f16 scales per 256.
+    Q4K,
+}

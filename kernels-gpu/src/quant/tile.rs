@@ -1,0 +1,431 @@
+//! y = act(x·wᵀ + bias) + residual by register tiles.   y: [m, n] f32, x: [m, k] row layout, w: [n, k].
+//!
+//! Idea: a block makes a BM × BN tile of y, a thread TM × 4 of it, from BK = 64 columns of x and w at a time in shared
+//! memory, all as signed bytes: quants of 4 bits are widened on the way. Both operands lie in planes of 16 bytes of k,
+//! so that the 16-byte reads of neighbouring rows are neighbours. Shared memory is double-buffered and the next tile is
+//! on its way to registers while this one is multiplied.
+//!
+//! Per 32 columns an element of y takes 8 `dp4a` and two FMAs, and no conversion: the integer sum starts at the bits of
+//! 1.5 · 2²³, so that it ends as the bits of the float 1.5 · 2²³ + sum, and fma(that, step, −1.5 · 2²³ · step) is
+//! step · sum, correctly rounded, because the product that is taken away is exact: steps have at most 17 significant
+//! bits (f16, or f16 times 6 bits). Where quants have an offset, −offset · Σ x starts the sum too. Minima (Q4_K) cost a
+//! third FMA.
+//!
+//! | kernel              | tile     | threads | when                                   |
+//! |---------------------|----------|---------|----------------------------------------|
+//! | quant_tile128_‹f›   | 128 × 64 | 256     | it gives every multiprocessor a block  |
+//! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
+
+use super::blocks::RowScale;
+use super::epilogue::Epilogue;
+use super::unroll::unroll;
+use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk, row_scale};
+use crate::device::int8::{dp4a, load_words, nibbles};
+use crate::device::math::fma;
+use crate::device::{Shared, shared};
+use crate::spec::KernelSpec;
+use cuda_std::prelude::*;
+use cuda_std::thread::sync_threads;
+
+const THREADS: u32 = 256;
+/// Columns of y in a tile.
+pub const BN: u32 = 64;
+/// Columns of y that a thread makes, 16 apart.
+const TN: usize = 4;
+/// Runs of 16 values along k in a tile: two blocks.
+const RUNS: u32 = 4;
+/// Blocks in a tile.
+const BLOCKS: u32 = 2;
+/// Rows between planes beyond a tile's: with 2, the eight 16-byte stores that go together are conflict-free.
+const PAD: u32 = 2;
+/// 1.5 · 2²³
+const MAGIC: f32 = 12_582_912.0;
+
+/// Where things lie in one block of 32 columns of a buffer of `BM` rows of x, in words.
+struct Place<const BM: u32>;
+
+impl<const BM: u32> Place<BM> {
+    /// Two planes of 16 bytes per row of x.
+    const X: u32 = 0;
+    /// Two planes of 16 bytes per row of w.
+    const W: u32 = 2 * (BM + PAD) * 4;
+    /// [BM] scales of x.
+    const X_SCALE: u32 = Self::W + 2 * (BN + PAD) * 4;
+    /// [BM] what Σ x is for: the integer sum's start, or the factor of the minimum.
+    const X_SUM: u32 = Self::X_SCALE + BM;
+    /// [BN] steps of w.
+    const STEP: u32 = Self::X_SUM + BM;
+    /// [BN] minima of w, negative.
+    const MIN: u32 = Self::STEP + BN;
+    /// The last 16 words are unused, so that the blocks' planes begin 16 banks apart.
+    const BLOCK: u32 = Self::MIN + BN + 16;
+    const WORDS: u32 = BLOCKS * Self::BLOCK;
+
+    /// Run `run` of 16 columns of row `row`, in `planes` of `rows` rows.
+    #[inline(always)]
+    const fn run(planes: u32, rows: u32, run: u32, row: u32) -> u32 {
+        run / 2 * Self::BLOCK + planes + (run % 2 * (rows + PAD) + row) * 4
+    }
+}
+
+/// Words of shared memory of a block.
+const fn shared_words<const BM: u32>() -> u32 {
+    2 * Place::<BM>::WORDS
+}
+
+const fn spec(name: &'static str, bm: u32) -> KernelSpec {
+    let words = if bm == 128 { shared_words::<128>() } else { shared_words::<32>() };
+    KernelSpec::new(name, THREADS).min_blocks(2).shared_bytes(words * 4)
+}
+
+/// By format. grid = [ceil(m / 128), ceil(n / BN)]
+pub const TILE128: [KernelSpec; 4] = [
+    spec("quant_tile128_i8", 128),
+    spec("quant_tile128_q8_0", 128),
+    spec("quant_tile128_q4_0", 128),
+    spec("quant_tile128_q4_k", 128),
+];
+/// By format. grid = [ceil(m / 32), ceil(n / BN)]
+pub const TILE32: [KernelSpec; 4] = [
+    spec("quant_tile32_i8", 32),
+    spec("quant_tile32_q8_0", 32),
+    spec("quant_tile32_q4_0", 32),
+    spec("quant_tile32_q4_k", 32),
+];
+
+/// The activations.
+#[derive(Clone, Copy)]
+struct Rows {
+    quants: *const u8,
+    scales: *const u8,
+    m: u32,
+    k: u32,
+}
+
+/// A tile on its way, in registers.
+#[derive(Clone, Copy)]
+struct Stage<W: Weights, const X: usize> {
+    x: [[u32; 4]; X],
+    x_scale: RowScale,
+    w: [u32; 4],
+    w_scale: W::Packed,
+}
+
+/// Loads this thread's share of columns 64·`index` to 64·`index` + 63 of x and w.
+///
+/// # Safety
+/// As the kernels below; some of these columns exist in w, and all in x.
+#[inline(always)]
+unsafe fn load<W: Weights, const BM: u32, const X: usize>(
+    x: Rows,
+    w: Matrix,
+    n: u32,
+    index: u32,
+) -> Stage<W, X> {
+    let tid = thread::thread_idx_x();
+    let (row_0, column_0) = (thread::block_idx_x() * BM, thread::block_idx_y() * BN);
+    let mut stage = Stage {
+        x: [[0; 4]; X],
+        x_scale: RowScale { scale: 0.0, sum: 0 },
+        w: [0; 4],
+        w_scale: W::Packed::default(),
+    };
+    // SAFETY: rows are cut off at the last, and blocks of w at the row's end.
+    unsafe {
+        let mut i = 0;
+        while i < X {
+            let unit = tid + i as u32 * THREADS;
+            if unit < RUNS * BM {
+                let row = (row_0 + unit / RUNS).min(x.m - 1);
+                let column = (index * RUNS + unit % RUNS) * 16;
+                stage.x[i] = load_words(x.quants.add(row as usize * x.k as usize + column as usize));
+            }
+            i += 1;
+        }
+        if !W::MINIMUM {
+            stage.x_scale = rows_scale::<BM>(x, index);
+        }
+        let chunks = BLOCKS * 32 / W::CHUNK;
+        if tid < chunks * BN {
+            let row = (column_0 + tid / chunks).min(n - 1);
+            let at = index * chunks + tid % chunks;
+            if W::WHOLE || at * W::CHUNK < w.k {
+                stage.w = chunk::<W>(w, row, at);
+            }
+        }
+        if tid < BLOCKS * BN {
+            let row = (column_0 + tid / BLOCKS).min(n - 1);
+            let block = index * BLOCKS + tid % BLOCKS;
+            if W::WHOLE || block * 32 < w.k {
+                stage.w_scale = W::packed(w, row, block);
+            }
+        }
+    }
+    stage
+}
+
+/// The scale that this thread puts into tile `index`, if there is one.
+///
+/// # Safety
+/// As [`load`].
+#[inline(always)]
+unsafe fn rows_scale<const BM: u32>(x: Rows, index: u32) -> RowScale {
+    let tid = thread::thread_idx_x();
+    if tid >= BLOCKS * BM {
+        return RowScale { scale: 0.0, sum: 0 };
+    }
+    let row = (thread::block_idx_x() * BM + tid / BLOCKS).min(x.m - 1) as usize;
+    // SAFETY: the row is cut off at the last, and rows of x hold all blocks of a tile.
+    unsafe { row_scale(x.scales.add(row * (x.k / 4) as usize), index * BLOCKS + tid % BLOCKS) }
+}
+
+/// Puts what was loaded for tile `index` into a buffer.
+///
+/// # Safety
+/// `buffer` has the words of a [`Place`], and nobody reads it.
+#[inline(always)]
+unsafe fn store<W: Weights, const BM: u32, const X: usize>(
+    buffer: Shared<u32>,
+    x: Rows,
+    w: Matrix,
+    n: u32,
+    index: u32,
+    stage: Stage<W, X>,
+) {
+    let tid = thread::thread_idx_x();
+    // SAFETY: every thread writes words of its own, inside the places. Rows are cut off at the last; formats that load
+    // here have rows of whole tiles.
+    unsafe {
+        let mut i = 0;
+        while i < X {
+            let unit = tid + i as u32 * THREADS;
+            if unit < RUNS * BM {
+                buffer.set4(Place::<BM>::run(Place::<BM>::X, BM, unit % RUNS, unit / RUNS), stage.x[i]);
+            }
+            i += 1;
+        }
+        if tid < BLOCKS * BM {
+            let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
+            // with minima there are no registers left to have it on its way
+            let RowScale { scale, sum } = if W::MINIMUM { rows_scale::<BM>(x, index) } else { stage.x_scale };
+            buffer.set(Place::<BM>::X_SCALE + at, scale.to_bits());
+            if W::MINIMUM {
+                buffer.set(Place::<BM>::X_SUM + at, (sum as f32 * scale).to_bits());
+            } else if W::OFFSET != 0 {
+                buffer.set(Place::<BM>::X_SUM + at, (MAGIC.to_bits() as i32 - W::OFFSET * sum) as u32);
+            }
+        }
+        let chunks = BLOCKS * 32 / W::CHUNK;
+        if tid < chunks * BN {
+            let (row, at) = (tid / chunks, tid % chunks);
+            let plane = |run| Place::<BM>::run(Place::<BM>::W, BN, run, row);
+            if W::BITS == 8 {
+                buffer.set4(plane(at), stage.w);
+            } else {
+                // the low halves are run `low`, the high halves the run HIGH behind it
+                let low = if W::HIGH == 1 { at * 2 } else { at };
+                buffer.set4(plane(low), stage.w.map(|word| nibbles(word).0));
+                buffer.set4(plane(low + W::HIGH), stage.w.map(|word| nibbles(word).1));
+            }
+        }
+        if tid < BLOCKS * BN {
+            let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
+            let row = (thread::block_idx_y() * BN + tid / BLOCKS).min(n - 1);
+            let (step, min) = W::step_min(w, row, index * BLOCKS + tid % BLOCKS, stage.w_scale);
+            buffer.set(Place::<BM>::STEP + at, step.to_bits());
+            if W::MINIMUM {
+                buffer.set(Place::<BM>::MIN + at, (-min).to_bits());
+            }
+        }
+    }
+}
+
+/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + 16, …, its columns likewise.
+///
+/// # Safety
+/// The block is filled, and a barrier lies between.
+#[inline(always)]
+unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
+    acc: &mut [[f32; TN]; TM],
+    block: Shared<u32>,
+    row: u32,
+    column: u32,
+) {
+    // SAFETY: as the caller promises; all indices are inside the places.
+    unsafe {
+        let (from_x, from_w) = (block.at(Place::<BM>::X + row * 4), block.at(Place::<BM>::W + column * 4));
+        let (x_scales, steps) = (block.at(Place::<BM>::X_SCALE + row), block.at(Place::<BM>::STEP + column));
+        let mut w = [[0; 8]; TN];
+        let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
+        unroll!(J < 4 => {
+            w[J] = columns(from_w, BN, 16 * J as u32);
+            step[J] = f32::from_bits(steps.get(16 * J as u32));
+            base[J] = -MAGIC * step[J];
+        });
+        unroll!(I < 8 => if I < TM {
+            let x = columns(from_x, BM, 16 * I as u32);
+            let scale = f32::from_bits(x_scales.get(16 * I as u32));
+            let mut start = MAGIC.to_bits();
+            if W::OFFSET != 0 {
+                start = x_scales.get(BM + 16 * I as u32);
+            }
+            let mut sums = [start as i32; TN];
+            unroll!(WORD < 8 => unroll!(J < 4 => sums[J] = dp4a(x[WORD], w[J][WORD], sums[J])));
+            unroll!(J < 4 => {
+                let product = fma(f32::from_bits(sums[J] as u32), step[J], base[J]);
+                acc[I][J] = fma(product, scale, acc[I][J]);
+            });
+        });
+    }
+}
+
+/// acc −= minima · Σ x for a block of 32 columns.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn subtract_minima<const BM: u32, const TM: usize>(
+    acc: &mut [[f32; TN]; TM],
+    block: Shared<u32>,
+    row: u32,
+    column: u32,
+) {
+    // SAFETY: as the caller promises; all indices are inside the places.
+    unsafe {
+        let (sums, minima) = (block.at(Place::<BM>::X_SUM + row), block.at(Place::<BM>::MIN + column));
+        let mut min = [0.0; TN];
+        unroll!(J < 4 => min[J] = f32::from_bits(minima.get(16 * J as u32)));
+        unroll!(I < 8 => if I < TM {
+            let sum = f32::from_bits(sums.get(16 * I as u32));
+            unroll!(J < 4 => acc[I][J] = fma(min[J], sum, acc[I][J]));
+        });
+    }
+}
+
+/// acc += x · wᵀ for a tile.
+///
+/// # Safety
+/// The buffer is filled, and a barrier lies between.
+#[inline(always)]
+unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
+    acc: &mut [[f32; TN]; TM],
+    buffer: Shared<u32>,
+    row: u32,
+    column: u32,
+) {
+    // SAFETY: as the caller promises; a tile's blocks lie one behind the other.
+    unsafe {
+        let mut block = 0;
+        while block < BLOCKS {
+            multiply::<W, BM, TM>(acc, buffer.at(block * Place::<BM>::BLOCK), row, column);
+            block += 1;
+        }
+        // a loop of its own, as its registers come on top of w's otherwise
+        let mut block = 0;
+        while W::MINIMUM && block < BLOCKS {
+            subtract_minima::<BM, TM>(acc, buffer.at(block * Place::<BM>::BLOCK), row, column);
+            block += 1;
+        }
+    }
+}
+
+/// The 32 columns of row `row`, in planes of `rows` rows.
+///
+/// # Safety
+/// They are inside the planes, filled, and a barrier lies between.
+#[inline(always)]
+unsafe fn columns(planes: Shared<u32>, rows: u32, row: u32) -> [u32; 8] {
+    // SAFETY: as the caller promises; rows are 16 bytes.
+    let (low, high) = unsafe { (planes.get4(row * 4), planes.get4((rows + PAD + row) * 4)) };
+    [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+}
+
+/// # Safety
+/// As the kernels below; `buffers` has the words of two [`Place`]s.
+#[inline(always)]
+unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize>(
+    epilogue: Epilogue,
+    x: Rows,
+    w: Matrix,
+    buffers: Shared<u32>,
+) {
+    // place tile: a warp has 4 × 8 threads, so that its reads of x are broadcast to 8 lanes and those of w to 4
+    let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
+    let (row, column) = (warp / 2 * 4 + lane / 8, warp % 2 * 8 + lane % 8);
+    let mut acc = [[0.0f32; TN]; TM];
+    let tiles = w.k.div_ceil(RUNS * 16);
+    // SAFETY: all threads reach every barrier. Between two of them one buffer is read and the other is written; the
+    // barrier before made sure that nobody still reads the latter.
+    unsafe {
+        store::<W, BM, X>(buffers, x, w, epilogue.n, 0, load::<W, BM, X>(x, w, epilogue.n, 0));
+        sync_threads();
+        let mut index = 1;
+        let mut current = 0;
+        while index < tiles {
+            // load
+            let stage = load::<W, BM, X>(x, w, epilogue.n, index);
+            // compute
+            multiply_tile::<W, BM, TM>(&mut acc, buffers.at(current), row, column);
+            current = Place::<BM>::WORDS - current;
+            store::<W, BM, X>(buffers.at(current), x, w, epilogue.n, index, stage);
+            // sync
+            sync_threads();
+            index += 1;
+        }
+        multiply_tile::<W, BM, TM>(&mut acc, buffers.at(current), row, column);
+
+        // write
+        let (row, column) = (thread::block_idx_x() * BM + row, thread::block_idx_y() * BN + column);
+        unroll!(J < 4 => {
+            let column = column + 16 * J as u32;
+            if column < epilogue.n {
+                let scale = W::row_scale(w, column);
+                unroll!(I < 8 => if I < TM && row + 16 * (I as u32) < x.m {
+                    epilogue.write(row + 16 * I as u32, column, acc[I][J] * scale);
+                });
+            }
+        });
+    }
+}
+
+macro_rules! tiles {
+    ($($name:ident: $weights:ident, $bm:literal, $tm:literal, $x:literal;)*) => {$(
+        /// # Safety
+        /// `y`, `residual`: [m, n], `bias`: [n], `x`: [m, x_k] quants with their scales `x_scales`, `w`: [n, k] with its
+        /// scales, as the layouts say, valid on the launching stream; `bias` and `residual` may be null; `y` overlaps
+        /// nothing; m, n, k > 0, x_k ≥ k and a multiple of 64; launched as [`TILE128`] says.
+        #[kernel(launch_bounds(THREADS, 2))]
+        pub unsafe fn $name(
+            y: *mut f32,
+            x: *const u8,
+            x_scales: *const u8,
+            w: *const u8,
+            w_scales: *const u8,
+            bias: *const f32,
+            residual: *const f32,
+            m: u32,
+            n: u32,
+            k: u32,
+            x_k: u32,
+            activation: u32,
+        ) {
+            let buffers = shared::declare::<u32, { shared_words::<$bm>() as usize }>();
+            let epilogue = Epilogue { y, bias, residual, n, activation };
+            let x = Rows { quants: x, scales: x_scales, m, k: x_k };
+            let w = Matrix { quants: w, scales: w_scales, k };
+            // SAFETY: this kernel's contract is the body's.
+            unsafe { tile::<$weights, $bm, $tm, $x>(epilogue, x, w, buffers) }
+        }
+    )*};
+}
+
+tiles! {
+    quant_tile128_i8: I8, 128, 8, 2;
+    quant_tile128_q8_0: Q8_0, 128, 8, 2;
+    quant_tile128_q4_0: Q4_0, 128, 8, 2;
+    quant_tile128_q4_k: Q4K, 128, 8, 2;
+    quant_tile32_i8: I8, 32, 2, 1;
+    quant_tile32_q8_0: Q8_0, 32, 2, 1;
+    quant_tile32_q4_0: Q4_0, 32, 2, 1;
+    quant_tile32_q4_k: Q4K, 32, 2, 1;
+}

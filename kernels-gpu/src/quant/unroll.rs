@@ -1,0 +1,20 @@
+//! Loops whose counter is a constant in every round, so that arrays indexed by it are registers and its offsets part
+//! of the instructions. LLVM unrolls by a limit of size, and an array in a loop it leaves is local memory, which is DRAM.
+
+/// `unroll!(I < 8 => statement)`: the statement for I = 0 to 7; for 2, 4, 8, 16 and 32.
+macro_rules! unroll {
+    ($i:ident < 2 => $body:expr) => { unroll!(@ $i $body; 0 1) };
+    ($i:ident < 4 => $body:expr) => { unroll!(@ $i $body; 0 1 2 3) };
+    ($i:ident < 8 => $body:expr) => { unroll!(@ $i $body; 0 1 2 3 4 5 6 7) };
+    ($i:ident < 16 => $body:expr) => { unroll!(@ $i $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15) };
+    ($i:ident < 32 => $body:expr) => {
+        unroll!(@ $i $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31)
+    };
+    (@ $i:ident $body:expr; $($value:literal)*) => {
+        {$({
+            const $i: usize = $value;
+            $body
+        })*}
+    };
+}
+pub(super) use unroll;
