@@ -1,5 +1,6 @@
 //! `pascaline doctor`: what is here, and what `auto` makes of it. Reports trouble, never fails of it.
 
+use super::doctor_memory;
 use super::environment::{Cpu, Driver, Gpu, is_virtual};
 use super::failure::{Failure, loader_error};
 use super::screen::{Screen, Style};
@@ -59,6 +60,8 @@ struct DeviceState {
     #[serde(flatten)]
     gpu: Option<Gpu>,
     memory_free: Option<usize>,
+    /// What the memory pool stands on and how warm the device is, a sentence each.
+    memory_and_heat: Vec<String>,
     /// None if the kernels are loaded on it.
     problem: Option<String>,
 }
@@ -148,11 +151,18 @@ fn entry(screen: &mut Screen, heading: &str, text: &str, style: Style) -> Result
 impl DeviceState {
     fn of(ordinal: u32) -> Self {
         let properties = CudaDevice::properties_of(ordinal);
-        let opened = CudaDevice::new(ordinal).and_then(|device| device.memory_info());
+        let device = CudaDevice::new(ordinal);
+        let mut memory_and_heat = Vec::new();
+        if let Ok(device) = &device {
+            let lines = doctor_memory::lines(device).into_iter();
+            memory_and_heat.extend(lines.map(|(what, text)| format!("{}: {text}", what.to_lowercase())));
+        }
+        let opened = device.and_then(|device| device.memory_info());
         let problem = properties.as_ref().err().or(opened.as_ref().err()).map(ToString::to_string);
         Self {
             gpu: properties.ok().map(|p| Gpu::new(&p)),
             memory_free: opened.ok().map(|(free, _)| free),
+            memory_and_heat,
             problem,
         }
     }
@@ -180,6 +190,9 @@ impl DeviceState {
         entry(screen, "", &line, Style::Plain)?;
         let pools = if gpu.memory_pools { "the driver's" } else { "none in the driver; plain allocation" };
         entry(screen, "", &format!("memory pools: {pools}"), Style::Plain)?;
+        for line in &self.memory_and_heat {
+            entry(screen, "", line, Style::Plain)?;
+        }
         let watchdog = match gpu.watchdog {
             true => "on: the system stops kernels that run for seconds, as this GPU drives a display",
             false => "off",

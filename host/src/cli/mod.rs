@@ -8,7 +8,7 @@ mod chat;
 mod costs;
 mod cublas;
 mod doctor;
-pub mod doctor_memory;
+mod doctor_memory;
 mod environment;
 mod failure;
 mod float16;

@@ -34,7 +34,8 @@ impl Monitor {
         let nvml = Nvml::init().map_err(|error| format!("NVML is not to be had: {error}"))?;
         let slowdown = {
             let found = nvml.device_by_pci_bus_id(bus_id.as_str());
-            let found = found.map_err(|error| format!("NVML does not know the device at {bus_id}: {error}"))?;
+            let found =
+                found.map_err(|error| format!("NVML does not know the device at {bus_id}: {error}"))?;
             let threshold = found.temperature_threshold(TemperatureThreshold::Slowdown);
             threshold.map_or(USUAL_SLOWDOWN, |celsius| celsius as f32)
         };
