@@ -21,6 +21,7 @@ pub mod cuda;
 mod device;
 mod dtype;
 mod error;
+pub mod governor;
 mod gpu;
 pub mod memory;
 pub mod nn;

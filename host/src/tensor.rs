@@ -66,6 +66,7 @@ impl CpuBuffer {
 }
 
 impl Storage {
+    #[track_caller]
     fn uninitialized(device: &Device, dtype: DType, elements: usize) -> Result<Self> {
         match device {
             Device::Cpu => Ok(Self::Cpu(CpuBuffer::zeros(dtype, elements))),
@@ -173,6 +174,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::TooLarge`] if the size in bytes overflows, [`Error::OutOfMemory`].
+    #[track_caller]
     pub fn uninitialized(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let layout = Layout::contiguous(dtype, shape.into())?;
         let storage = Storage::uninitialized(device, dtype, layout.shape.elements())?;
@@ -183,6 +185,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`uninitialized`](Self::uninitialized).
+    #[track_caller]
     pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
         let layout = Layout::contiguous(dtype, shape.into())?;
         let mut storage = Storage::uninitialized(device, dtype, layout.shape.elements())?;
@@ -196,6 +199,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Shape`] if their number is not the shape's, and as [`uninitialized`](Self::uninitialized).
+    #[track_caller]
     pub fn from_slice<T: Element>(values: &[T], shape: impl Into<Shape>, device: &Device) -> Result<Self> {
         let layout = Layout::contiguous(T::DTYPE, shape.into())?;
         if layout.shape.elements() != values.len() {
@@ -311,6 +315,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], or a driver error.
+    #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         if self.device().same(device) {
             return Ok(self.clone());
@@ -385,6 +390,7 @@ fn hand_over(from: &DeviceBuffer, at: usize, to: &mut DeviceBuffer, bytes: usize
     written.record(source.stream())?;
     target.stream().wait(&written)?;
     to.copy_from(0, from, at, bytes)?;
+    from.used_on(&target)?;
     let copied = target.event()?;
     copied.record(target.stream())?;
     source.stream().wait(&copied)

@@ -29,12 +29,12 @@ pub const ERFC: [f32; 9] = [
     -0.02707305,
     0.27871478,
     -0.4877645,
-    0.2848470,
+    0.284_847,
     -0.0591246,
 ];
 
 /// √(2/π)
-pub const GELU_TANH_SCALE: f32 = 0.797_884_56;
+pub const GELU_TANH_SCALE: f32 = 0.797_884_6;
 /// The cubic coefficient of the tanh form.
 pub const GELU_TANH_CUBIC: f32 = 0.044_715;
 

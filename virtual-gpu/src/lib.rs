@@ -6,7 +6,8 @@
 //! * [`Module::parse`] reads PTX; what sm_61 does not have is an error with its line.
 //! * [`Gpu`] runs kernels without the driver API: memory, modules, launches, [`Finding`]s and [`Counters`].
 //! * [`symbol`] gives the driver API over one such device, with streams that run late and in a seeded order;
-//!   [`configure`] and the environment ([`Config`]) say what the device is like, [`take_findings`] what it found.
+//!   [`configure`] and the environment ([`Config`]) say what the device is like, [`take_findings`] what it found,
+//!   [`take_reports`] what its launches did.
 //! * [`estimate`] turns counts into a time on a [`Card`]: the model and its error are in `COSTS.md`.
 //!
 //! # What it does not do
@@ -25,6 +26,7 @@ mod exec;
 mod finding;
 mod memory;
 mod ptx;
+mod reports;
 
 pub use api::{InUse, configure, restart, symbol, symbols};
 pub use card::{Card, GTX1050TI, GTX1080, MX330, P4, P40};
@@ -35,3 +37,4 @@ pub use exec::{Gpu, Launch, LaunchReport, LoadedModule};
 pub use finding::{Fault, Finding, FindingKind, take_findings};
 pub use memory::{MemoryError, POISON};
 pub use ptx::{Kernel, Module, Param, PtxError};
+pub use reports::{keep_reports, take_reports};

@@ -41,7 +41,7 @@ enum Library {
 }
 
 /// What a device without a GPU's speed is asked to do.
-struct Budget {
+pub(super) struct Budget {
     /// Operations where arithmetic is the limit.
     compute_flops: f64,
     /// Operations where memory is.
@@ -51,8 +51,8 @@ struct Budget {
     who: &'static str,
 }
 
-const CPU: Budget = Budget { compute_flops: 5e9, memory_flops: 2e8, elements: 1 << 25, who: "a CPU" };
-const VIRTUAL: Budget =
+const CPU: Budget = Budget { compute_flops: 5e9, memory_flops: 2e8, elements: 1 << 24, who: "a CPU" };
+pub(super) const VIRTUAL: Budget =
     Budget { compute_flops: 2e8, memory_flops: 5e6, elements: 1 << 20, who: "the virtual GPU" };
 
 impl Budget {
@@ -63,12 +63,12 @@ impl Budget {
         }
     }
 
-    fn covers(&self, case: &dyn Case) -> bool {
+    pub fn covers(&self, case: &dyn Case) -> bool {
         let flops = if case.compute_bound() { self.compute_flops } else { self.memory_flops };
         case.flops() <= flops && case.output().0.elements() <= self.elements
     }
 
-    fn rule(&self) -> String {
+    pub fn rule(&self) -> String {
         let Self { compute_flops, memory_flops, elements, who } = self;
         format!(
             "too large for a quick look on {who} (above {} GFLOP, {} GFLOP where memory is the limit, or 2^{} outputs)",
@@ -137,9 +137,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut bench = Bench { device, clock, ceilings, cublas };
     // On a terminal each op is a table under its name; in a pipe there is one table, with whole ids.
     let split = screen.is_terminal;
+    let has_baselines = bench.device.is_cuda();
     let mut rows: Vec<Row> = Vec::new();
     for group in chosen.chunk_by(|a, b| !split || prefix(&a.id()) == prefix(&b.id())) {
-        let columns = columns(group, split, bench.cublas.is_some());
+        let columns = columns(group, split, has_baselines, bench.cublas.is_some());
         let title = group.first().map_or_else(String::new, |case| prefix(&case.id()).to_owned());
         let title = if split { title } else { "case".to_owned() };
         screen.line("")?;

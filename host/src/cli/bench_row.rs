@@ -121,7 +121,7 @@ const BASELINE: &str = "vs naive";
 /// Wide enough for the shapes of most ops, so that their tables stand alike.
 const LABEL_WIDTH: usize = 27;
 
-pub(super) fn columns(cases: &[Box<dyn Case>], split: bool, cublas: bool) -> Vec<Column> {
+pub(super) fn columns(cases: &[Box<dyn Case>], split: bool, baseline: bool, cublas: bool) -> Vec<Column> {
     let widths = cases.iter().map(|case| label(&case.id(), split).chars().count());
     let mut columns = vec![
         Column::left("case", widths.fold(LABEL_WIDTH, usize::max)),
@@ -129,8 +129,10 @@ pub(super) fn columns(cases: &[Box<dyn Case>], split: bool, cublas: bool) -> Vec
         Column::right("min", 8),
         Column::right("rate", 13),
         Column::right("of ceiling", 10),
-        Column::right(BASELINE, 8),
     ];
+    if baseline {
+        columns.push(Column::right(BASELINE, 8));
+    }
     if cublas {
         columns.push(Column::right(CUBLAS, 9));
     }

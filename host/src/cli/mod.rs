@@ -1,18 +1,25 @@
 //! The command line. A subcommand is a variant of [`Command`] and a file with its arguments and a `run`.
 
 mod bench;
+pub mod bench_memory;
 mod bench_row;
 mod ceiling;
 mod chat;
+mod costs;
 mod cublas;
 mod doctor;
+pub mod doctor_memory;
 mod environment;
 mod failure;
 mod generate;
 mod json;
 mod measure;
 mod model;
+mod profile;
+mod ptx_argument;
+mod ptxas;
 mod random_model;
+mod run_ptx;
 mod screen;
 mod select;
 mod table;
@@ -40,6 +47,10 @@ enum Command {
     Bench(bench::Args),
     /// Check every op against a naive reference in double precision, or a model against its reference's results.
     Validate(validate::Args),
+    /// Count what the kernels of a case do, and estimate their time on Pascal cards.
+    Profile(profile::Args),
+    /// Run a kernel of any PTX file, check it, count what it does and estimate its time on Pascal cards.
+    RunPtx(run_ptx::Args),
     /// Answer a question about images.
     Generate(generate::Args),
     /// Talk with a model, with images.
@@ -62,6 +73,8 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Bench(args) => bench::run(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Profile(args) => profile::run(&args),
+        Command::RunPtx(args) => run_ptx::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::RandomModel(args) => random_model::run(&args),

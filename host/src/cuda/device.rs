@@ -165,6 +165,27 @@ impl CudaDevice {
         &self.stream
     }
 
+    /// Where it sits on the PCI bus, `0000:01:00.0`, which is its name in NVML too.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn pci_bus_id(&self) -> Result<String> {
+        ensure_alive("cuDeviceGetPCIBusId")?;
+        let mut text = [0u8; 32];
+        let ordinal = self.inner.properties.ordinal as i32;
+        // SAFETY: the buffer is as long as is said; ordinals and device handles are the same numbers.
+        let result =
+            unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, ordinal) };
+        check("cuDeviceGetPCIBusId", result)?;
+        let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+        Ok(String::from_utf8_lossy(&text[..end]).into_owned())
+    }
+
+    /// Its stream, to be kept.
+    pub(crate) fn stream_handle(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
     /// A new event.
     ///
     /// # Errors

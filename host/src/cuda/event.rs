@@ -20,9 +20,17 @@ unsafe impl Sync for Event {}
 impl Event {
     /// A new event with timing, in the current context.
     pub(crate) fn new() -> Result<Self> {
+        Self::with_flags(sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32)
+    }
+
+    /// A new event that only orders, which is cheaper, in the current context.
+    pub(crate) fn untimed() -> Result<Self> {
+        Self::with_flags(sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32)
+    }
+
+    fn with_flags(flags: u32) -> Result<Self> {
         ensure_alive("cuEventCreate")?;
         let mut raw = ptr::null_mut();
-        let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
         // SAFETY: the caller has made a context current; `raw` is written before it is used.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
         Ok(Self { raw })
@@ -51,6 +59,19 @@ impl Event {
         ensure_alive("cuEventSynchronize")?;
         // SAFETY: the event lives as long as `self`.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+    }
+
+    /// Whether the event has been reached; also true if it was never recorded.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`](crate::Error::DeviceLost) if a kernel faulted.
+    pub fn is_done(&self) -> Result<bool> {
+        ensure_alive("cuEventQuery")?;
+        // SAFETY: the event lives as long as `self`.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuEventQuery", result).map(|()| true),
+        }
     }
 
     /// GPU time from `earlier` to this event; both must have been reached.

@@ -7,16 +7,22 @@
 
 mod device;
 mod event;
+mod foreign;
+mod graph;
 mod launch;
 mod module;
+pub mod occupancy;
 mod stream;
 
 pub(crate) use device::driver_version;
 pub use device::{CudaDevice, Properties};
 pub use event::Event;
+pub(crate) use foreign::ForeignKernel;
+pub use graph::Graph;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
 pub use module::PTX;
+pub(crate) use stream::Kept;
 pub use stream::Stream;
 
 use crate::{Error, Result};

@@ -61,7 +61,7 @@ impl Module {
 }
 
 /// Loads PTX text with the driver's compiler, whose log comes back in the error.
-fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
+pub(super) fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
     ensure_alive("cuModuleLoadDataEx")?;
     let malformed = |log: &str| Error::ModuleLoad { code: 218, log: log.to_owned() };
     let text = CString::new(ptx).map_err(|_| malformed("the PTX holds a NUL byte"))?;
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn parameters_are_read_from_the_ptx() {
-        assert_eq!(parameter_sizes(PTX, "softmax_warp_f32"), [8, 8, 4, 4]);
+        assert_eq!(parameter_sizes(PTX, "softmax_warp_f32"), [8, 8, 4, 4, 4]);
         assert!(parameter_sizes(PTX, "no_such_kernel").is_empty());
     }
 }

@@ -3,13 +3,24 @@
 use super::{Event, check, ensure_alive, is_lost};
 use crate::Result;
 use cust::sys;
+use std::any::Any;
+use std::collections::HashMap;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A queue of GPU work. Non-blocking: it does not wait for the legacy default stream.
 #[derive(Debug)]
 pub struct Stream {
     raw: sys::CUstream,
+    /// What the capture in progress keeps alive, by address.
+    capture: Mutex<Option<HashMap<usize, Kept>>>,
+    /// Whether `capture` is something; readable without the lock.
+    capturing: AtomicBool,
 }
+
+/// Something that lives as long as a graph that uses it.
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
 // SAFETY: the driver API lets any thread use a stream; the handle is only a name for it.
 unsafe impl Send for Stream {}
@@ -24,7 +35,7 @@ impl Stream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the caller has made a context current; `raw` is written before it is used.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw })
+        Ok(Self { raw, capture: Mutex::new(None), capturing: AtomicBool::new(false) })
     }
 
     /// The driver's handle.
@@ -50,6 +61,58 @@ impl Stream {
         ensure_alive("cuStreamWaitEvent")?;
         // SAFETY: both handles live; the driver keeps what it needs of the event.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw(), 0) })
+    }
+}
+
+/// Capture into a graph: the bookkeeping beside the driver's.
+impl Stream {
+    /// Whether its work is being captured into a graph rather than run.
+    pub fn is_capturing(&self) -> bool {
+        self.capturing.load(Ordering::Acquire)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<HashMap<usize, Kept>>> {
+        self.capture.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` if the stream is not being captured, and lets no capture begin meanwhile.
+    pub(crate) fn outside_capture<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<Option<R>> {
+        let kept = self.kept();
+        if kept.is_some() { Ok(None) } else { work().map(Some) }
+    }
+
+    /// Begins a capture by `begin`, unless one is in progress.
+    pub(super) fn begin_capture(&self, begin: impl FnOnce() -> Result<()>) -> Result<bool> {
+        let mut kept = self.kept();
+        if kept.is_some() {
+            return Ok(false);
+        }
+        begin()?;
+        *kept = Some(HashMap::new());
+        self.capturing.store(true, Ordering::Release);
+        Ok(true)
+    }
+
+    /// Ends the capture by `end`; gives what it kept alive.
+    pub(super) fn end_capture(&self, end: impl FnOnce() -> Result<()>) -> (Result<()>, Vec<Kept>) {
+        let mut kept = self.kept();
+        let result = end();
+        self.capturing.store(false, Ordering::Release);
+        (result, kept.take().unwrap_or_default().into_values().collect())
+    }
+
+    /// Lets the graph that is being captured keep something alive. Without a capture nothing happens.
+    pub(crate) fn keep(&self, thing: &Kept) {
+        if let Some(kept) = &mut *self.kept() {
+            kept.entry(Arc::as_ptr(thing).addr()).or_insert_with(|| Arc::clone(thing));
+        }
+    }
+
+    /// What the capture in progress keeps of this type.
+    pub(crate) fn kept_of<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        let kept = self.kept();
+        let thing = kept.as_ref()?.values().find(|thing| thing.is::<T>())?;
+        Arc::clone(thing).downcast().ok()
     }
 }
 

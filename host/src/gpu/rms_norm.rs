@@ -8,10 +8,12 @@ use kernels_gpu::rms_norm::*;
 
 /// The kernel for rows of this length.
 fn select(cols: u32, dtype: DType) -> KernelSpec {
-    let [f32, f16] = match cols {
-        0..=MAX_WARP_COLS => [WARP_F32, WARP_F16],
-        ..=MAX_BLOCK_COLS => [BLOCK_F32, BLOCK_F16],
-        _ => [STREAM_F32, STREAM_F16],
+    let [f32, f16] = if cols <= MAX_WARP_COLS {
+        [WARP_F32, WARP_F16]
+    } else if cols <= MAX_BLOCK_COLS {
+        [BLOCK_F32, BLOCK_F16]
+    } else {
+        [STREAM_F32, STREAM_F16]
     };
     if dtype == DType::F16 { f16 } else { f32 }
 }

@@ -1,54 +1,75 @@
 //! A block of device memory, allocated and freed in the order of a stream.
 
-use crate::cuda::{CudaDevice, check, is_lost};
+use super::adaptor::{Entry, Recorder};
+use super::device::{DevicePool, StreamHandle, pool_for};
+use crate::cuda::{CudaDevice, Kept, check};
 use crate::{Error, Result};
 use cust::sys;
-use std::ffi::c_void;
+use std::cell::RefCell;
+use std::sync::Arc;
 
 /// Device memory that belongs to one stream: it may be used by work queued on it from the allocation on, and is
-/// freed behind all work queued before the drop. Zero bytes have no memory and address 0.
+/// free for work queued behind the drop. Zero bytes have no memory and address 0.
 ///
-/// Where the device has memory pools this is `cuMemAllocAsync` and `cuMemFreeAsync`; else `cuMemAlloc` and
-/// `cuMemFree`, which waits for the device.
+/// It comes from the device's [pool](super::pool()) and goes back there: other streams get the memory only behind the
+/// work that this one had queued at the drop, and behind that of every stream noted by [`used_on`](Self::used_on).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     device: CudaDevice,
+    memory: Arc<Allocation>,
+}
+
+/// The memory itself. A graph that uses it keeps it too.
+struct Allocation {
+    pool: Arc<DevicePool>,
     address: u64,
     bytes: usize,
+    stream: StreamHandle,
+}
+
+thread_local! {
+    static TRACE: RefCell<Option<Recorder<StreamHandle>>> = const { RefCell::new(None) };
+}
+
+/// Runs `work` and gives, beside its result, what this thread allocated and freed in it, for
+/// [replay](super::adaptor::replay).
+pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<Entry>) {
+    TRACE.with(|trace| *trace.borrow_mut() = Some(Recorder::new()));
+    let result = work();
+    let recorder = TRACE.with(|trace| trace.borrow_mut().take());
+    (result, recorder.map(|recorder| recorder.entries).unwrap_or_default())
+}
+
+fn traced(note: impl FnOnce(&mut Recorder<StreamHandle>)) {
+    // A thread that is ending has no trace any more.
+    let _ = TRACE.try_with(|trace| trace.borrow_mut().as_mut().map(note));
 }
 
 impl DeviceBuffer {
     /// Memory with undefined contents, 256-byte aligned.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or another driver error.
+    /// [`Error::OutOfMemory`] after all that the [pool](super::MemoryPool) can do about it, or another driver error.
+    #[track_caller]
     pub fn uninitialized(device: &CudaDevice, bytes: usize) -> Result<Self> {
-        let mut buffer = Self { device: device.clone(), address: 0, bytes };
-        if bytes == 0 {
-            return Ok(buffer);
-        }
         device.bind()?;
-        let address = &mut buffer.address;
-        // SAFETY: the context is current and the stream lives; `address` is written before it is used.
-        let result = match device.properties().memory_pools {
-            true => check("cuMemAllocAsync", unsafe {
-                sys::cuMemAllocAsync(address, bytes, device.stream().raw())
-            }),
-            // SAFETY: as above.
-            false => check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(address, bytes) }),
-        };
-        match result {
-            Ok(()) => Ok(buffer),
-            Err(error) => {
-                buffer.address = 0; // nothing to free, whatever the failed call wrote
-                let out_of_memory = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
-                if !matches!(error, Error::Driver { code, .. } if code == out_of_memory) {
-                    return Err(error);
-                }
-                let (free, total) = device.memory_info()?;
-                let device = device.properties().name.clone();
-                Err(Error::OutOfMemory { device, requested: bytes, free, total })
-            }
+        let (pool, stream) = (pool_for(device)?, StreamHandle::of(device));
+        let address = pool.allocate(bytes, &stream)?;
+        if bytes > 0 {
+            traced(|trace| trace.allocated(address, bytes, &stream));
+        }
+        Ok(Self { device: device.clone(), memory: Arc::new(Allocation { pool, address, bytes, stream }) })
+    }
+
+    /// Notes that work queued so far on another stream of the device uses the memory, so that it is not reused before
+    /// that work is done.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`].
+    pub fn used_on(&self, device: &CudaDevice) -> Result<()> {
+        match self.memory.bytes {
+            0 => Ok(()),
+            _ => self.memory.pool.record_use(self.memory.address, &StreamHandle::of(device)),
         }
     }
 
@@ -58,33 +79,38 @@ impl DeviceBuffer {
     }
 
     /// The device address of its first byte.
+    ///
+    /// While the stream is being captured, asking means that the graph uses the memory: it keeps it.
     pub fn address(&self) -> u64 {
-        self.address
+        let stream = self.device.stream();
+        if stream.is_capturing() {
+            // What the capture itself allocated stays with the graph anyhow, and may be reused within it.
+            let own = stream.kept_of::<DevicePool>();
+            if own.is_none_or(|own| !Arc::ptr_eq(&own, &self.memory.pool)) {
+                let memory: Kept = self.memory.clone();
+                stream.keep(&memory);
+            }
+        }
+        self.memory.address
     }
 
     /// Its size.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.memory.bytes
     }
 
-    /// Copies host bytes to `offset`; when it returns the source may be changed.
+    /// Copies host bytes to `offset` through pinned memory; when it returns the source may be changed, and the last of
+    /// it may still be on its way on the stream.
     ///
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if the range is outside.
     pub fn upload(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        let address = self.range("upload", offset, source.len())?;
+        self.outside_capture("upload")?;
+        self.range("upload", offset, source.len())?;
         if source.is_empty() {
             return Ok(());
         }
-        self.device.bind()?;
-        let from = source.as_ptr().cast::<c_void>();
-        // SAFETY: the range is inside this buffer (checked above). The source is pageable memory, which the driver
-        // has copied away when the call returns.
-        let result =
-            unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, source.len(), self.device.stream().raw()) };
-        check("cuMemcpyHtoDAsync", result)?;
-        // A driver may still read the source when the call returns (large copies are staged), so wait for it.
-        self.device.synchronize()
+        self.upload_staged(offset, source)
     }
 
     /// Waits for all work queued on the stream, then copies from `offset` to host memory.
@@ -93,18 +119,13 @@ impl DeviceBuffer {
     /// [`Error::DeviceLost`] if a kernel on the stream faulted, another driver error, or [`Error::Unsupported`] if
     /// the range is outside.
     pub fn download(&self, offset: usize, target: &mut [u8]) -> Result<()> {
-        let address = self.range("download", offset, target.len())?;
+        self.outside_capture("download")?;
+        self.range("download", offset, target.len())?;
         if target.is_empty() {
             return self.device.synchronize();
         }
-        self.device.bind()?;
-        let to = target.as_mut_ptr().cast::<c_void>();
-        // SAFETY: the range is inside this buffer (checked above), and `target` is not touched before the
-        // synchronisation below.
-        let result =
-            unsafe { sys::cuMemcpyDtoHAsync_v2(to, address, target.len(), self.device.stream().raw()) };
-        check("cuMemcpyDtoHAsync", result)?;
-        self.device.synchronize()
+        self.download_staged(offset, target)?;
+        self.device.synchronize() // what is handed out is behind a checked wait for its stream
     }
 
     /// Queues a copy of `bytes` bytes of another buffer on this buffer's stream.
@@ -131,43 +152,49 @@ impl DeviceBuffer {
     /// # Errors
     /// A driver error.
     pub fn fill(&mut self, byte: u8) -> Result<()> {
-        if self.bytes == 0 {
+        let bytes = self.memory.bytes;
+        if bytes == 0 {
             return Ok(());
         }
         self.device.bind()?;
         // SAFETY: the range is the whole buffer.
-        let result =
-            unsafe { sys::cuMemsetD8Async(self.address, byte, self.bytes, self.device.stream().raw()) };
+        let result = unsafe { sys::cuMemsetD8Async(self.address(), byte, bytes, self.device.stream().raw()) };
         check("cuMemsetD8Async", result)
     }
 
-    fn range(&self, op: &'static str, offset: usize, bytes: usize) -> Result<u64> {
+    pub(super) fn range(&self, op: &'static str, offset: usize, bytes: usize) -> Result<u64> {
         match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes => Ok(self.address + offset as u64),
+            Some(end) if end <= self.memory.bytes => Ok(self.address() + offset as u64),
             _ => Err(Error::Unsupported {
                 op,
                 argument: "range",
                 value: format!("{bytes} bytes at {offset}"),
-                reason: format!("the buffer has {} bytes", self.bytes),
+                reason: format!("the buffer has {} bytes", self.memory.bytes),
             }),
         }
     }
+
+    /// A copy to or from the host waits for the stream, which a captured one can't be.
+    pub(super) fn outside_capture(&self, op: &'static str) -> Result<()> {
+        if !self.device.stream().is_capturing() {
+            return Ok(());
+        }
+        let (argument, value) = ("stream", "being captured into a graph".to_owned());
+        let reason = "a graph holds no copies to or from the host; do them before or after".into();
+        Err(Error::Unsupported { op, argument, value, reason })
+    }
 }
 
-impl Drop for DeviceBuffer {
+impl Drop for Allocation {
     fn drop(&mut self) {
-        // After a fault no driver call is made; the memory goes with the process.
-        if self.address == 0 || is_lost() || self.device.bind().is_err() {
-            return;
-        }
-        // SAFETY: allocated by `uninitialized` by the same means and freed once. With pools the free is ordered
-        // behind all work queued on the stream; without, the call waits for the device. An error can't be reported
-        // from a drop; a sticky one is reported by the next call.
-        unsafe {
-            let _ = match self.device.properties().memory_pools {
-                true => sys::cuMemFreeAsync(self.address, self.device.stream().raw()),
-                false => sys::cuMemFree_v2(self.address),
-            };
-        }
+        traced(|trace| trace.freed(self.address, &self.stream));
+        // The block is live and ours, so the pool can't refuse it; it asks nothing of the driver, also after a fault.
+        let _ = self.pool.free(self.address, self.bytes);
+    }
+}
+
+impl std::fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes at {:#x}", self.bytes, self.address)
     }
 }

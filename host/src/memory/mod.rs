@@ -1,5 +1,24 @@
-//! Device memory.
+//! Memory in stream order: the pool, what it stands on, and the buffers of device memory that come from it.
+//!
+//! [`DeviceBuffer`] is what tensors hold. All buffers of a device come from its [`pool`]; [`MemoryPool`] is its logic,
+//! over any [`Upstream`] and [`Timeline`].
 
+pub mod adaptor;
 mod buffer;
+mod device;
+mod free_list;
+mod mutation;
+mod order;
+mod pinned;
+mod pool;
+pub mod simulated;
+mod slab;
+#[cfg(test)]
+mod tests;
+mod upstream;
 
-pub use buffer::DeviceBuffer;
+pub use buffer::{DeviceBuffer, trace};
+pub use device::{CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, pool, set_limit, source};
+pub use pinned::{CHUNK, Download, PinnedBuffer};
+pub use pool::{Found, Leak, MemoryPool, Statistics};
+pub use upstream::{Timeline, Upstream};

@@ -157,14 +157,14 @@ fn unpack(word: u32) -> [f32; 2] {
 }
 
 #[inline(always)]
-fn pack(low: f32, high: f32) -> u32 {
+pub(crate) fn pack(low: f32, high: f32) -> u32 {
     f32_to_f16(low) as u32 | (f32_to_f16(high) as u32) << 16
 }
 
 /// Sixteen bytes that are loaded and stored at once.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
-pub(crate) struct Words4(pub [u32; 4]);
+struct Words4([u32; 4]);
 
 /// Eight bytes that are loaded and stored at once.
 #[derive(Clone, Copy)]

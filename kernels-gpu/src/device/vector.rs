@@ -1,7 +1,10 @@
 //! Sixteen bytes at a time, whatever the element.
 
-use super::element::{Element, F16, Words4, load_4_words, load_half, load_word};
+use super::element::{Element, F16, load_4_words, load_half, load_word, pack};
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
 use core::ops::IndexMut;
+use cuda_std::gpu_only;
 
 /// An [`Element`] in vectors of 16 bytes.
 pub trait Vector: Element {
@@ -29,8 +32,24 @@ pub trait Vector: Element {
     /// `LEN` elements by one store.
     ///
     /// # Safety
-    /// `pointer` is valid for writing `LEN` elements and aligned to 16 bytes.
+    /// `pointer` is in global memory, valid for writing `LEN` elements and aligned to 16 bytes.
     unsafe fn store_vector(pointer: *mut Self, values: Self::Values);
+}
+
+/// `st.global.v4.b32`. A store through a pointer would do, if LLVM did not share the ends of two branches by cutting
+/// their last vector store into scalar ones.
+#[gpu_only]
+#[inline(always)]
+unsafe fn store_4_words(pointer: *mut u32, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: the caller's pointer is global, 16-byte aligned and valid for writing.
+    unsafe {
+        asm!(
+            "st.global.v4.b32 [{pointer}], {{{a}, {b}, {c}, {d}}};",
+            pointer = in(reg64) pointer,
+            a = in(reg32) a, b = in(reg32) b, c = in(reg32) c, d = in(reg32) d,
+            options(nostack, preserves_flags)
+        );
+    }
 }
 
 impl Vector for f32 {
@@ -61,7 +80,7 @@ impl Vector for f32 {
     #[inline(always)]
     unsafe fn store_vector(pointer: *mut Self, values: [f32; 4]) {
         // SAFETY: as the caller promises.
-        unsafe { Self::store4(pointer, values) }
+        unsafe { store_4_words(pointer.cast(), values.map(f32::to_bits)) }
     }
 }
 
@@ -93,9 +112,10 @@ impl Vector for F16 {
     }
 
     #[inline(always)]
-    unsafe fn store_vector(pointer: *mut Self, values: [f32; 8]) {
+    unsafe fn store_vector(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
+        let words = [pack(a, b), pack(c, d), pack(e, f), pack(g, h)];
         // SAFETY: as the caller promises.
-        unsafe { Self::store8(pointer, values) }
+        unsafe { store_4_words(pointer.cast(), words) }
     }
 }
 
@@ -157,9 +177,9 @@ pub unsafe fn load_raw<E: Raw>(pointer: *const E) -> [u32; 4] {
 /// Writes sixteen bytes of raw elements.
 ///
 /// # Safety
-/// `pointer` is valid for writing 16 bytes and aligned to 16 bytes.
+/// `pointer` is in global memory, valid for writing 16 bytes and aligned to 16 bytes.
 #[inline(always)]
 pub unsafe fn store_raw<E: Raw>(pointer: *mut E, words: [u32; 4]) {
     // SAFETY: as the caller promises.
-    unsafe { pointer.cast::<Words4>().write(Words4(words)) }
+    unsafe { store_4_words(pointer.cast(), words) }
 }

@@ -17,6 +17,7 @@ use crate::cost;
 use crate::exec::{Gpu, Launch, LoadedModule};
 use crate::finding::{self, Finding, FindingKind};
 use crate::memory::{Allocation, Kind, MemoryError};
+use crate::reports;
 
 pub(super) type StreamId = u64;
 /// The legacy default stream.
@@ -361,7 +362,10 @@ impl Driver {
                 let launch =
                     Launch { grid: l.grid, block: l.block, dynamic_shared: l.shared, params: &l.params };
                 match self.gpu.launch(&l.module, &l.kernel, launch) {
-                    Ok(report) => seconds = cost::estimate(&report, card, l.registers).time,
+                    Ok(report) => {
+                        seconds = cost::estimate(&report, card, l.registers).time;
+                        reports::keep(report);
+                    }
                     Err(f) => self.fault(f),
                 }
             }

@@ -1,0 +1,78 @@
+//! Samples from a device by NVML, the driver's management library, which is opened when asked for. Without it nothing
+//! is paced; that is said once, by who asked.
+
+use super::{Event, Governor, Sample};
+use crate::cuda::CudaDevice;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor, TemperatureThreshold};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Samples are no closer than this: reading one takes about a millisecond, and heat is slow.
+const EVERY: Duration = Duration::from_millis(500);
+/// Where a device slows down that does not say where.
+const USUAL_SLOWDOWN: f32 = 90.0;
+
+/// Watches a device and paces what is submitted to it.
+pub struct Monitor {
+    nvml: Nvml,
+    bus_id: String,
+    slowdown: f32,
+    start: Instant,
+    sampled: Option<Duration>,
+    governor: Governor,
+}
+
+impl Monitor {
+    /// Opens NVML for a device; or says why it can't.
+    ///
+    /// # Errors
+    /// A sentence for people.
+    pub fn new(device: &CudaDevice) -> Result<Self, String> {
+        let bus_id = device.pci_bus_id().map_err(|error| error.to_string())?;
+        let nvml = Nvml::init().map_err(|error| format!("NVML is not to be had: {error}"))?;
+        let found = nvml.device_by_pci_bus_id(bus_id.as_str());
+        let found = found.map_err(|error| format!("NVML does not know the device at {bus_id}: {error}"))?;
+        let slowdown = found.temperature_threshold(TemperatureThreshold::Slowdown);
+        let slowdown = slowdown.map_or(USUAL_SLOWDOWN, |celsius| celsius as f32);
+        drop(found);
+        let (start, governor) = (Instant::now(), Governor::default());
+        Ok(Self { nvml, bus_id, slowdown, start, sampled: None, governor })
+    }
+
+    /// Reads a sample now. What the device does not report is 0; `None` if it reports no temperature.
+    pub fn sample(&self) -> Option<Sample> {
+        let device = self.nvml.device_by_pci_bus_id(self.bus_id.as_str()).ok()?;
+        let reasons = device.current_throttle_reasons().unwrap_or(ThrottleReasons::empty());
+        let heat = ThrottleReasons::SW_THERMAL_SLOWDOWN | ThrottleReasons::HW_THERMAL_SLOWDOWN;
+        let power = ThrottleReasons::SW_POWER_CAP | ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN;
+        Some(Sample {
+            at: self.start.elapsed(),
+            temperature: device.temperature(TemperatureSensor::Gpu).ok()? as f32,
+            slowdown: self.slowdown,
+            power: device.power_usage().map_or(0.0, |milliwatts| milliwatts as f32 / 1e3),
+            clock: device.clock_info(Clock::SM).unwrap_or(0),
+            thermal: reasons.intersects(heat),
+            power_capped: reasons.intersects(power),
+        })
+    }
+
+    /// To be called after each piece of work, with how long it kept the GPU busy: takes a sample if it is time, and
+    /// waits as long as the governor asks for. Says what changed.
+    pub fn pace(&mut self, busy: Duration) -> Option<Event> {
+        let now = self.start.elapsed();
+        let mut event = None;
+        if self.sampled.is_none_or(|at| now - at >= EVERY) {
+            self.sampled = Some(now);
+            event = self.sample().and_then(|sample| self.governor.observe(sample));
+        }
+        thread::sleep(self.governor.pause_after(busy));
+        event
+    }
+
+    /// Its decisions so far.
+    pub fn governor(&self) -> &Governor {
+        &self.governor
+    }
+}

@@ -1,0 +1,68 @@
+//! No more than so many bytes at a time.
+
+use crate::memory::Upstream;
+use crate::{Error, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Refuses what would go beyond a limit, without asking the upstream inside.
+#[derive(Debug)]
+pub struct Limit<U> {
+    inner: U,
+    limit: AtomicUsize,
+    used: AtomicUsize,
+}
+
+impl<U> Limit<U> {
+    /// At most `limit` bytes of `inner`.
+    pub fn new(inner: U, limit: usize) -> Self {
+        Self { inner, limit: AtomicUsize::new(limit), used: AtomicUsize::new(0) }
+    }
+
+    /// The limit in bytes.
+    pub fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Changes the limit. What is out already stays out.
+    pub fn set_limit(&self, bytes: usize) {
+        self.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are out.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// What it wraps.
+    pub fn inner(&self) -> &U {
+        &self.inner
+    }
+}
+
+impl<S, U: Upstream<S>> Upstream<S> for Limit<U> {
+    fn allocate(&self, bytes: usize, stream: &S) -> Result<u64> {
+        let limit = self.limit();
+        let fits = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= limit);
+        // Taken before asking, so that threads can't pass the limit together.
+        if let Err(used) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            let device = "the memory limit".to_owned();
+            let free = limit.saturating_sub(used);
+            return Err(Error::OutOfMemory { device, requested: bytes, free, total: limit });
+        }
+        let result = self.inner.allocate(bytes, stream);
+        if result.is_err() {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
+        self.inner.free(address, bytes, stream)?;
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn trim(&self) -> Result<()> {
+        self.inner.trim()
+    }
+}

@@ -1,0 +1,10 @@
+//! Adaptors: an upstream around an upstream.
+
+mod limit;
+mod statistics;
+mod trace;
+
+pub use limit::Limit;
+pub use statistics::{Counted, Traffic};
+pub(super) use trace::Recorder;
+pub use trace::{Entry, Trace, TraceError, parse, replay, to_text};

@@ -1,0 +1,83 @@
+//! Counts what goes through.
+
+use crate::memory::Upstream;
+use crate::{Error, Result};
+use std::sync::{Mutex, PoisonError};
+
+/// Counts the calls and bytes of the upstream inside.
+#[derive(Debug)]
+pub struct Counted<U> {
+    inner: U,
+    traffic: Mutex<Traffic>,
+}
+
+/// What went through. Sizes are as asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Traffic {
+    /// Bytes out now.
+    pub bytes: usize,
+    /// The most bytes out at a time.
+    pub peak_bytes: usize,
+    /// Allocations that succeeded.
+    pub allocations: u64,
+    /// Blocks taken back.
+    pub frees: u64,
+    /// Allocations that ended out of memory.
+    pub refused: u64,
+    /// Other errors of allocations and frees.
+    pub errors: u64,
+}
+
+impl<U> Counted<U> {
+    /// Counts from zero.
+    pub fn new(inner: U) -> Self {
+        Self { inner, traffic: Mutex::default() }
+    }
+
+    /// The counts now.
+    pub fn traffic(&self) -> Traffic {
+        *self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it wraps.
+    pub fn inner(&self) -> &U {
+        &self.inner
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Traffic)) {
+        change(&mut self.traffic.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl<S, U: Upstream<S>> Upstream<S> for Counted<U> {
+    fn allocate(&self, bytes: usize, stream: &S) -> Result<u64> {
+        let result = self.inner.allocate(bytes, stream);
+        self.count(|traffic| match &result {
+            Ok(_) => {
+                traffic.allocations += 1;
+                traffic.bytes += bytes;
+                traffic.peak_bytes = traffic.peak_bytes.max(traffic.bytes);
+            }
+            Err(Error::OutOfMemory { .. }) => traffic.refused += 1,
+            Err(_) => traffic.errors += 1,
+        });
+        result
+    }
+
+    fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
+        let result = self.inner.free(address, bytes, stream);
+        self.count(|traffic| match &result {
+            Ok(()) => {
+                traffic.frees += 1;
+                traffic.bytes -= bytes;
+            }
+            Err(_) => traffic.errors += 1,
+        });
+        result
+    }
+
+    fn trim(&self) -> Result<()> {
+        self.inner.trim()
+    }
+}

@@ -1,0 +1,321 @@
+//! The pool of a CUDA device: what it stands on there, and the one instance per device.
+
+use super::adaptor::Limit;
+use super::pinned::PinnedPool;
+use super::{MemoryPool, Timeline, Upstream};
+use crate::cuda::{CudaDevice, Event, Stream, check, ensure_alive};
+use crate::{Error, Result};
+use cust::sys;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A stream of a CUDA device, by identity.
+#[derive(Clone, Debug)]
+pub struct StreamHandle(Arc<Stream>);
+
+impl StreamHandle {
+    /// The stream that a device handle queues its work on.
+    pub fn of(device: &CudaDevice) -> Self {
+        Self(Arc::clone(device.stream_handle()))
+    }
+}
+
+impl PartialEq for StreamHandle {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// The streams and events of a CUDA device.
+#[derive(Debug)]
+pub struct CudaTimeline(CudaDevice);
+
+impl CudaTimeline {
+    /// Those of this device.
+    pub fn new(device: &CudaDevice) -> Self {
+        Self(device.clone())
+    }
+}
+
+impl Timeline for CudaTimeline {
+    type Stream = StreamHandle;
+    type Event = Event;
+
+    fn alive(&self) -> Result<()> {
+        ensure_alive("the memory pool")
+    }
+
+    fn event(&self) -> Result<Event> {
+        self.0.bind()?;
+        Event::untimed()
+    }
+
+    fn record(&self, event: &Event, stream: &StreamHandle) -> Result<bool> {
+        self.0.bind()?;
+        stream.0.outside_capture(|| event.record(&stream.0)).map(|done| done.is_some())
+    }
+
+    fn is_done(&self, event: &Event) -> Result<bool> {
+        self.0.bind()?;
+        event.is_done()
+    }
+
+    fn wait(&self, stream: &StreamHandle, event: &Event) -> Result<bool> {
+        self.0.bind()?;
+        stream.0.outside_capture(|| stream.0.wait(event)).map(|done| done.is_some())
+    }
+
+    fn is_abandoned(&self, stream: &StreamHandle) -> bool {
+        Arc::strong_count(&stream.0) == 1
+    }
+}
+
+/// Memory by `cuMemAlloc` and `cuMemFree`, for devices and drivers without memory pools.
+#[derive(Debug)]
+pub struct PlainMemory(CudaDevice);
+
+impl PlainMemory {
+    /// That of this device.
+    pub fn new(device: &CudaDevice) -> Self {
+        Self(device.clone())
+    }
+}
+
+impl Upstream<StreamHandle> for PlainMemory {
+    fn allocate(&self, bytes: usize, _stream: &StreamHandle) -> Result<u64> {
+        self.0.bind()?;
+        let mut address = 0;
+        // SAFETY: the context is current; `address` is written before it is used.
+        let result = check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes) });
+        out_of_memory(&self.0, bytes, result).map(|()| address)
+    }
+
+    fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
+        self.0.bind()?;
+        stream.0.synchronize()?; // the call below frees at once, whatever still runs
+        // SAFETY: allocated by `allocate` (the caller's promise) and used by nothing any more: all uses are behind
+        // the stream just waited for. An unknown address is answered with an error.
+        check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
+    }
+}
+
+/// A memory pool of the driver, with a release threshold above all memory, so that it gives memory back when trimmed
+/// and not at every synchronisation.
+#[derive(Debug)]
+pub struct DriverPool {
+    device: CudaDevice,
+    pool: sys::CUmemoryPool,
+}
+
+// SAFETY: the driver API lets any thread use a pool; the handle is only a name for it.
+unsafe impl Send for DriverPool {}
+// SAFETY: as above; the driver serialises calls on one pool.
+unsafe impl Sync for DriverPool {}
+
+impl DriverPool {
+    /// A new pool.
+    ///
+    /// # Errors
+    /// A driver error; [`Error::Unsupported`] if the device has no memory pools.
+    pub fn new(device: &CudaDevice) -> Result<Self> {
+        if !device.properties().memory_pools {
+            return Err(Error::Unsupported {
+                op: "DriverPool",
+                argument: "device",
+                value: device.properties().name.clone(),
+                reason: "the device or its driver has no memory pools".into(),
+            });
+        }
+        device.bind()?;
+        let ordinal = device.properties().ordinal as i32;
+        let properties = sys::CUmemPoolProps {
+            allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: sys::CUmemLocation {
+                type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: ordinal,
+            },
+            win32SecurityAttributes: ptr::null_mut(),
+            reserved: [0; 64],
+        };
+        let mut pool = ptr::null_mut();
+        // SAFETY: the properties outlive the call; `pool` is written before it is used.
+        check("cuMemPoolCreate", unsafe { sys::cuMemPoolCreate(&mut pool, &properties) })?;
+        let this = Self { device: device.clone(), pool };
+        let mut threshold = u64::MAX;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let value = ptr::from_mut(&mut threshold).cast::<c_void>();
+        // SAFETY: the attribute is a u64, which `value` points to.
+        let result = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, value) };
+        check("cuMemPoolSetAttribute", result)?;
+        Ok(this)
+    }
+}
+
+impl Upstream<StreamHandle> for DriverPool {
+    fn allocate(&self, bytes: usize, stream: &StreamHandle) -> Result<u64> {
+        self.device.bind()?;
+        let mut address = 0;
+        let result = stream.0.outside_capture(|| {
+            // SAFETY: pool and stream live; `address` is written before it is used.
+            let result =
+                unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, self.pool, stream.0.raw()) };
+            check("cuMemAllocFromPoolAsync", result)
+        });
+        // In a capture the call would become a part of the graph and give no memory now.
+        let result = result.and_then(|done| {
+            done.ok_or_else(|| Error::Unsupported {
+                op: "allocate",
+                argument: "stream",
+                value: "being captured into a graph".into(),
+                reason: "the capture began on another thread meanwhile".into(),
+            })
+        });
+        out_of_memory(&self.device, bytes, result).map(|()| address)
+    }
+
+    fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: allocated by `allocate` (the caller's promise); the free is behind all its uses, which are behind
+        // the stream. An unknown address is answered with an error.
+        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, stream.0.raw()) })
+    }
+
+    fn trim(&self) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the pool lives.
+        check("cuMemPoolTrimTo", unsafe { sys::cuMemPoolTrimTo(self.pool, 0) })
+    }
+}
+
+impl Drop for DriverPool {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: created by `new` and destroyed once. The driver keeps what is still in use. An error can't be
+            // reported from a drop.
+            let _ = unsafe { sys::cuMemPoolDestroy(self.pool) };
+        }
+    }
+}
+
+/// Tells a refusal from other errors.
+fn out_of_memory(device: &CudaDevice, requested: usize, result: Result<()>) -> Result<()> {
+    match result {
+        Err(Error::Driver { code: 2, .. }) => {
+            let (free, total) = device.memory_info()?;
+            Err(Error::OutOfMemory { device: device.properties().name.clone(), requested, free, total })
+        }
+        other => other,
+    }
+}
+
+/// Memory of the device's pool for a graph: it may be used without an event, because the host has waited for it.
+struct Settled {
+    pool: Arc<DevicePool>,
+    service: CudaDevice,
+}
+
+impl Upstream<StreamHandle> for Settled {
+    fn allocate(&self, bytes: usize, _stream: &StreamHandle) -> Result<u64> {
+        let service = StreamHandle::of(&self.service);
+        let address = MemoryPool::allocate(&self.pool, bytes, &service)?;
+        // A captured stream can't wait for an event from outside, so what the memory is behind is waited for here.
+        if let Err(error) = self.service.synchronize() {
+            MemoryPool::free(&self.pool, address, bytes)?;
+            return Err(error);
+        }
+        Ok(address)
+    }
+
+    fn free(&self, address: u64, bytes: usize, stream: &StreamHandle) -> Result<()> {
+        Upstream::free(&*self.pool, address, bytes, stream)
+    }
+}
+
+/// The pool of a CUDA device.
+pub type DevicePool = MemoryPool<CudaTimeline, Box<dyn Upstream<StreamHandle>>>;
+
+struct Entry {
+    pool: Arc<DevicePool>,
+    limit: Arc<Limit<Box<dyn Upstream<StreamHandle>>>>,
+    /// A stream for what no other work should wait for.
+    service: CudaDevice,
+    kind: &'static str,
+    pinned: Arc<PinnedPool>,
+}
+
+/// By ordinal. Never dropped, so nothing is asked of the driver when the process ends.
+static POOLS: Mutex<Vec<Option<Arc<Entry>>>> = Mutex::new(Vec::new());
+
+fn entry(device: &CudaDevice) -> Result<Arc<Entry>> {
+    let index = device.properties().ordinal as usize;
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(Some(entry)) = pools.get(index) {
+        return Ok(Arc::clone(entry));
+    }
+    let (upstream, kind): (Box<dyn Upstream<StreamHandle>>, _) = match DriverPool::new(device) {
+        Ok(pool) => (Box::new(pool), "the driver's memory pool"),
+        Err(error @ Error::DeviceLost { .. }) => return Err(error),
+        Err(_) => (Box::new(PlainMemory::new(device)), "cuMemAlloc"),
+    };
+    let service = device.with_new_stream()?;
+    let limit = Arc::new(Limit::new(upstream, usize::MAX));
+    let stream = StreamHandle::of(&service);
+    let pool = MemoryPool::new(CudaTimeline::new(&service), Box::new(Arc::clone(&limit)) as Box<_>, stream);
+    let pinned = Arc::new(PinnedPool::new(&service));
+    let entry = Arc::new(Entry { pool: Arc::new(pool), limit, service, kind, pinned });
+    if pools.len() <= index {
+        pools.resize(index + 1, None);
+    }
+    pools[index] = Some(Arc::clone(&entry));
+    Ok(entry)
+}
+
+/// The pool that all memory of this device comes from; one for all its handles and streams.
+///
+/// # Errors
+/// A driver error when it is made.
+pub fn pool(device: &CudaDevice) -> Result<Arc<DevicePool>> {
+    entry(device).map(|entry| Arc::clone(&entry.pool))
+}
+
+/// The device's pinned host memory.
+pub(super) fn pinned(device: &CudaDevice) -> Result<Arc<PinnedPool>> {
+    entry(device).map(|entry| Arc::clone(&entry.pinned))
+}
+
+/// What the device's pool takes its segments from, for people.
+///
+/// # Errors
+/// As [`pool`].
+pub fn source(device: &CudaDevice) -> Result<&'static str> {
+    entry(device).map(|entry| entry.kind)
+}
+
+/// Lets the device's pool reserve at most `bytes` from now on.
+///
+/// # Errors
+/// As [`pool`].
+pub fn set_limit(device: &CudaDevice, bytes: usize) -> Result<()> {
+    entry(device).map(|entry| entry.limit.set_limit(bytes))
+}
+
+/// The pool that serves the handle's stream now: the device's, or, while the stream is being captured into a graph, one
+/// of the graph's own, whose memory nobody else gets before the graph and all tensors from it are gone.
+pub(super) fn pool_for(device: &CudaDevice) -> Result<Arc<DevicePool>> {
+    let entry = entry(device)?;
+    if !device.stream().is_capturing() {
+        return Ok(Arc::clone(&entry.pool));
+    }
+    if let Some(own) = device.stream().kept_of::<DevicePool>() {
+        return Ok(own);
+    }
+    let upstream = Settled { pool: Arc::clone(&entry.pool), service: entry.service.clone() };
+    let timeline = CudaTimeline::new(&entry.service);
+    let own: Arc<DevicePool> =
+        Arc::new(MemoryPool::new(timeline, Box::new(upstream) as Box<_>, StreamHandle::of(device)));
+    let kept: crate::cuda::Kept = own.clone();
+    device.stream().keep(&kept);
+    Ok(own)
+}

@@ -1,0 +1,603 @@
+//! The pool: memory in stream order, reused across streams by events alone.
+//!
+//! A block that is freed belongs to its stream's list and can be handed out to that stream again at once, since what
+//! is queued later runs later. Another stream gets it only behind an event. The search goes, until one succeeds:
+//!
+//! 1. what the stream itself has freed;
+//! 2. what anyone may use because its events are known to have been reached;
+//! 3. a new segment from upstream, a little larger than asked for, then just as large;
+//! 4. if upstream refuses: the best fit among other streams' blocks, behind an event on the GPU; then all their free
+//!    memory, which merges;
+//! 5. unused segments go back, and upstream is asked once more;
+//! 6. out of memory.
+//!
+//! Blocks up to 16 KiB are slots of size classes ([`super::slab`]), larger ones are cut from segments
+//! ([`super::free_list`]). A refused allocation leaves every block handed out as it was.
+
+use super::free_list::{FreeLists, UNIT};
+use super::mutation::{Wait, left_out};
+use super::order::{Dependency, Order, StreamId, When, tolerate};
+use super::slab::{self, Slabs};
+use super::{Timeline, Upstream};
+use crate::{Error, Result};
+use std::collections::HashMap;
+use std::panic::Location;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Segments are multiples of this: the granularity in which drivers map memory.
+const SEGMENT: usize = 2 << 20;
+/// A pool grows by at least this part of what it has, so that memory stays in large segments...
+const GROWTH: usize = 16;
+/// ...but asks for no more than this beyond the need.
+const MAX_SLACK: usize = 64 << 20;
+
+/// Memory in stream order over an upstream, for any number of threads and streams.
+pub struct MemoryPool<T: Timeline, U: Upstream<T::Stream>> {
+    upstream: U,
+    /// Memory goes back upstream in the order of this stream.
+    service: T::Stream,
+    state: Mutex<State<T>>,
+}
+
+struct State<T: Timeline> {
+    order: Order<T>,
+    lists: FreeLists,
+    slabs: Slabs,
+    live: HashMap<u64, Live>,
+    statistics: Statistics,
+}
+
+/// A block that is handed out.
+struct Live {
+    requested: usize,
+    bytes: usize,
+    home: StreamId,
+    /// Other streams that used it.
+    uses: Vec<StreamId>,
+    slab: Option<u64>,
+    site: Option<&'static Location<'static>>,
+}
+
+/// A pool's books. All sizes are bytes; `live + free + pending = reserved`, always and exactly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// Handed out, with what rounding adds.
+    pub live: usize,
+    /// Of it asked for.
+    pub requested: usize,
+    /// Free for at least one stream at once.
+    pub free: usize,
+    /// Freed, and behind events of several streams or of one that is gone.
+    pub pending: usize,
+    /// Held from upstream.
+    pub reserved: usize,
+    /// The most that was ever live.
+    pub peak_live: usize,
+    /// The most that was ever reserved.
+    pub peak_reserved: usize,
+    /// The largest block that is free or pending.
+    pub largest_free: usize,
+    /// Allocations that succeeded; those of zero bytes don't count.
+    pub allocations: u64,
+    /// Blocks taken back.
+    pub frees: u64,
+    /// Allocations that ended out of memory.
+    pub refused: u64,
+    /// Frees of what was not live, or of another size.
+    pub invalid_frees: u64,
+    /// Allocations by where the memory was found.
+    pub found: Found,
+    /// Segments asked of upstream, with those refused.
+    pub segments_asked: u64,
+    /// Segments given back.
+    pub segments_returned: u64,
+}
+
+/// How many allocations were served from where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Found {
+    /// What the stream itself had freed.
+    pub same_stream: u64,
+    /// What all events had been reached of.
+    pub ready: u64,
+    /// A new segment.
+    pub upstream: u64,
+    /// Other streams' memory, behind an event.
+    pub waited: u64,
+    /// A new segment after unused ones were given back.
+    pub trimmed: u64,
+}
+
+impl Statistics {
+    /// The part of the free and pending memory that is not in one piece: 0 if all is.
+    pub fn fragmentation(&self) -> f64 {
+        match self.free + self.pending {
+            0 => 0.0,
+            idle => 1.0 - self.largest_free as f64 / idle as f64,
+        }
+    }
+}
+
+/// A block that is still handed out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leak {
+    /// Its address.
+    pub address: u64,
+    /// Bytes asked for.
+    pub bytes: usize,
+    /// Where it was allocated; known in debug builds.
+    pub site: Option<&'static Location<'static>>,
+}
+
+impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
+    /// An empty pool. `service` is a stream that no other work is queued on: what memory goes back upstream goes back
+    /// in its order, so that giving back holds up nobody.
+    pub fn new(timeline: T, upstream: U, service: T::Stream) -> Self {
+        let state = State {
+            order: Order::new(timeline),
+            lists: FreeLists::default(),
+            slabs: Slabs::default(),
+            live: HashMap::new(),
+            statistics: Statistics::default(),
+        };
+        Self { upstream, service, state: Mutex::new(state) }
+    }
+
+    /// What it stands on.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Memory for work queued on `stream` from now on, 256-byte aligned. Zero bytes have address 0 and need not be
+    /// freed.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if all ways to find memory have failed; [`Error::TooLarge`] for a size that overflows;
+    /// [`Error::DeviceLost`]; another error of upstream.
+    #[track_caller]
+    pub fn allocate(&self, bytes: usize, stream: &T::Stream) -> Result<u64> {
+        let site = if cfg!(debug_assertions) { Some(Location::caller()) } else { None };
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let Some(need) = rounded(bytes) else {
+            let limit = isize::MAX as u128;
+            return Err(Error::TooLarge {
+                op: "allocate",
+                argument: "bytes",
+                elements: bytes as u128,
+                limit,
+            });
+        };
+        let mut state = self.lock();
+        let state = &mut *state;
+        state.order.timeline().alive()?;
+        let home = self.stream_id(state, stream)?;
+        let found = self.search(state, need, stream, home);
+        if let Err(Error::OutOfMemory { .. }) = &found {
+            state.statistics.refused += 1;
+        }
+        let (address, slab) = found?;
+        let live = Live { requested: bytes, bytes: need, home, uses: Vec::new(), slab, site };
+        state.live.insert(address, live);
+        let books = &mut state.statistics;
+        books.allocations += 1;
+        books.live += need;
+        books.requested += bytes;
+        books.peak_live = books.peak_live.max(books.live);
+        Ok(address)
+    }
+
+    /// Notes that work queued on `stream` so far uses the block, so that it is not reused before that work is done.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it is no live block.
+    pub fn record_use(&self, address: u64, stream: &T::Stream) -> Result<()> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if !state.live.contains_key(&address) {
+            return Err(foreign("record_use", address, "it is no live block of this pool"));
+        }
+        let user = self.stream_id(state, stream)?;
+        if let Some(live) = state.live.get_mut(&address)
+            && live.home != user
+            && !live.uses.contains(&user)
+        {
+            live.uses.push(user);
+        }
+        Ok(())
+    }
+
+    /// Takes a block back: what its own stream queues from now on may use it, other streams behind an event of it and
+    /// of all streams that [used](Self::record_use) it. `bytes` is the size that was asked for.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for an address that is not live (a double free among them) or another size: counted,
+    /// and nothing changes.
+    pub fn free(&self, address: u64, bytes: usize) -> Result<()> {
+        if (address, bytes) == (0, 0) {
+            return Ok(());
+        }
+        let mut state = self.lock();
+        let state = &mut *state;
+        let refused = match state.live.get(&address) {
+            None => Some("it is no live block of this pool"),
+            Some(live) if live.requested != bytes => Some("the block has another size"),
+            Some(_) => None,
+        };
+        if let Some(reason) = refused {
+            state.statistics.invalid_frees += 1;
+            return Err(foreign("free", address, reason));
+        }
+        let Some(live) = state.live.remove(&address) else { return Ok(()) };
+        state.statistics.frees += 1;
+        state.statistics.live -= live.bytes;
+        state.statistics.requested -= live.requested;
+        let mut streams = vec![live.home];
+        if !left_out(Wait::OtherUses) {
+            streams.extend(live.uses);
+        }
+        let when = state.order.after(&streams);
+        match live.slab {
+            None => state.lists.give(address, when),
+            Some(base) => {
+                let empty = state.slabs.give(address, base, when);
+                state.dissolve(empty);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go of a stream that is about to be destroyed: an event behind all its work stands for it from now on.
+    ///
+    /// # Errors
+    /// A driver error; the stream must then not be destroyed yet.
+    pub fn retire(&self, stream: &T::Stream) -> Result<()> {
+        let mut state = self.lock();
+        state.order.timeline().alive()?;
+        match state.order.find(stream) {
+            Some(id) => match state.retire(id)? {
+                true => Ok(()),
+                false => Err(foreign("retire", 0, "the stream is being captured into a graph")),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Gives all segments back of which nothing is live, behind their last use, and lets upstream do the same. Returns
+    /// the bytes that went.
+    ///
+    /// # Errors
+    /// A driver error; what could not go back now stays.
+    pub fn trim(&self) -> Result<usize> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        state.order.timeline().alive()?;
+        self.sweep(state)?;
+        let returned = self.give_back(state)?;
+        self.upstream.trim()?;
+        Ok(returned)
+    }
+
+    /// The books now.
+    pub fn statistics(&self) -> Statistics {
+        let state = self.lock();
+        let (lists, slabs) = (&state.lists, &state.slabs);
+        Statistics {
+            free: lists.free() + slabs.free(),
+            pending: lists.pending() + slabs.pending(),
+            largest_free: lists.largest(),
+            ..state.statistics
+        }
+    }
+
+    /// Every block that is handed out, the largest first.
+    pub fn leaks(&self) -> Vec<Leak> {
+        let state = self.lock();
+        let leak = |(&address, live): (&u64, &Live)| Leak { address, bytes: live.requested, site: live.site };
+        let mut leaks: Vec<_> = state.live.iter().map(leak).collect();
+        leaks.sort_by_key(|leak| (std::cmp::Reverse(leak.bytes), leak.address));
+        leaks
+    }
+
+    /// Walks all bookkeeping and says what does not fit together. For tests.
+    ///
+    /// # Errors
+    /// A sentence about the first contradiction.
+    pub fn audit(&self) -> Result<(), String> {
+        let books = self.statistics();
+        let state = self.lock();
+        state.lists.audit()?;
+        state.slabs.audit()?;
+        let live: usize = state.live.values().map(|live| live.bytes).sum();
+        let requested: usize = state.live.values().map(|live| live.requested).sum();
+        if (live, requested) != (books.live, books.requested) {
+            return Err(format!("{live} bytes are live, {requested} of them asked for: {books:?}"));
+        }
+        match books.live + books.free + books.pending == books.reserved {
+            true => Ok(()),
+            false => Err(format!("live, free and pending are not what is reserved: {books:?}")),
+        }
+    }
+
+    fn stream_id(&self, state: &mut State<T>, stream: &T::Stream) -> Result<StreamId> {
+        if let Some(id) = state.order.find(stream) {
+            return Ok(id);
+        }
+        self.sweep(state)?;
+        Ok(state.order.add(stream))
+    }
+
+    /// Lets go of streams that nobody else holds.
+    fn sweep(&self, state: &mut State<T>) -> Result<()> {
+        let abandoned = state.order.abandoned();
+        for &id in &abandoned {
+            tolerate(state.retire(id))?; // if it can't be now, the stream is kept until it can
+        }
+        if !abandoned.is_empty() && state.order.poll()? {
+            state.settle(); // so that those gone and done are forgotten
+        }
+        Ok(())
+    }
+
+    /// The address, and its slab if it is a slot.
+    fn search(
+        &self,
+        state: &mut State<T>,
+        need: usize,
+        stream: &T::Stream,
+        home: StreamId,
+    ) -> Result<(u64, Option<u64>)> {
+        if let Some((block, ready)) = state.take(need, home) {
+            let found = &mut state.statistics.found;
+            *(if ready { &mut found.ready } else { &mut found.same_stream }) += 1;
+            return Ok(block);
+        }
+        if state.others_have_memory(home) && state.order.poll()? {
+            state.settle();
+            if let Some((block, _)) = state.take(need, home) {
+                state.statistics.found.ready += 1;
+                return Ok(block);
+            }
+        }
+        let segment = segment_for(need);
+        let slack = (state.statistics.reserved / GROWTH).min(MAX_SLACK) / SEGMENT * SEGMENT;
+        let refusal = match self.grow(state, segment + slack, stream, home) {
+            Err(Error::OutOfMemory { .. }) if slack > 0 => self.grow(state, segment, stream, home),
+            other => other,
+        };
+        let refusal = match refusal {
+            Ok(()) => {
+                let block = state.take(need, home).ok_or_else(|| contradiction(need));
+                state.statistics.found.upstream += 1;
+                return block.map(|(block, _)| block);
+            }
+            Err(error @ Error::OutOfMemory { .. }) => error,
+            Err(error) => return Err(error),
+        };
+        for widely in [false, true] {
+            state.wait(need, home, widely)?;
+            if let Some((block, _)) = state.take(need, home) {
+                state.statistics.found.waited += 1;
+                return Ok(block);
+            }
+        }
+        tolerate(self.give_back(state))?;
+        tolerate(self.upstream.trim())?;
+        match self.grow(state, segment, stream, home) {
+            Ok(()) => {
+                let block = state.take(need, home).ok_or_else(|| contradiction(need));
+                state.statistics.found.trimmed += 1;
+                block.map(|(block, _)| block)
+            }
+            Err(Error::OutOfMemory { .. }) => Err(refusal),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn grow(&self, state: &mut State<T>, bytes: usize, stream: &T::Stream, home: StreamId) -> Result<()> {
+        let books = &mut state.statistics;
+        books.segments_asked += 1;
+        let base = self.upstream.allocate(bytes, stream)?;
+        if !base.is_multiple_of(UNIT as u64) || base == 0 || state.lists.overlaps(base, bytes) {
+            return Err(foreign(
+                "allocate",
+                base,
+                "upstream gave memory that is misaligned or given already",
+            ));
+        }
+        books.reserved += bytes;
+        books.peak_reserved = books.peak_reserved.max(books.reserved);
+        // It is the stream's: upstream may have ordered it behind work on this stream alone.
+        let when = state.order.after(&[home]);
+        state.lists.add_segment(base, bytes, when);
+        Ok(())
+    }
+
+    /// Returns unused segments upstream, behind everything that used them.
+    fn give_back(&self, state: &mut State<T>) -> Result<usize> {
+        state.dissolve_unused();
+        let service = match state.order.find(&self.service) {
+            Some(id) => id,
+            None => state.order.add(&self.service),
+        };
+        let mut returned = 0;
+        for (base, bytes, dependencies) in state.lists.unused_segments() {
+            if !left_out(Wait::GiveBack) && !state.order.edges(&dependencies, service)? {
+                continue;
+            }
+            if tolerate(self.upstream.free(base, bytes, &self.service))?.is_some() {
+                state.lists.remove_segment(base);
+                state.statistics.reserved -= bytes;
+                state.statistics.segments_returned += 1;
+                returned += bytes;
+            }
+        }
+        Ok(returned)
+    }
+}
+
+impl<T: Timeline> State<T> {
+    /// From the stream's own memory, or (true) from what anyone may use.
+    fn take(&mut self, need: usize, home: StreamId) -> Option<((u64, Option<u64>), bool)> {
+        let Some(class) = slab::class(need) else {
+            if let Some(address) = self.lists.take_after(need, home) {
+                return Some(((address, None), false));
+            }
+            return Some(((self.lists.take_ready(need)?, None), true));
+        };
+        if let Some((slot, base)) = self.slabs.take(home, class) {
+            return Some(((slot, Some(base)), false));
+        }
+        let own = self.lists.take_after(slab::SLAB, home);
+        let ready = own.is_none();
+        let base = own.or_else(|| self.lists.take_ready(slab::SLAB))?;
+        self.slabs.add(base, home, class);
+        let (slot, base) = self.slabs.take(home, class)?;
+        Some(((slot, Some(base)), ready))
+    }
+
+    fn others_have_memory(&self, home: StreamId) -> bool {
+        self.lists.pending() + self.slabs.pending() > 0
+            || self.lists.waits_for_others(home)
+            || self.slabs.owners().iter().any(|&owner| owner != home)
+    }
+
+    /// Moves what is behind nothing more to where it can be used.
+    fn settle(&mut self) {
+        self.relist();
+        let order = &self.order;
+        let left = |mut dependencies: Vec<Dependency>| {
+            dependencies.retain(|&dependency| !order.is_reached(dependency));
+            dependencies
+        };
+        let empty = self.slabs.settle(left);
+        empty.into_iter().for_each(|empty| self.dissolve(Some(empty)));
+        for owner in self.slabs.owners() {
+            if self.order.last(owner).is_none() && self.order.handle(owner).is_none() {
+                self.slabs.move_all(owner, None); // gone and done
+            }
+        }
+    }
+
+    /// Puts every free block into the list that its dependencies call for now.
+    fn relist(&mut self) {
+        for address in self.lists.waiting() {
+            // Asked for anew each time: neighbours merge, and the older epoch of one must not stand for both.
+            if let Some(dependencies) = self.lists.dependencies(address) {
+                let when = self.order.simplify(dependencies);
+                self.lists.move_to(address, when);
+            }
+        }
+    }
+
+    /// Puts the stream behind other streams' work, so that it may use their memory: just enough for one block, or
+    /// (widely) all there is.
+    fn wait(&mut self, need: usize, home: StreamId, widely: bool) -> Result<()> {
+        if !widely {
+            let bytes = if slab::class(need).is_some() { slab::SLAB } else { need };
+            if let Some((address, dependencies)) = self.lists.best_elsewhere(bytes, home)
+                && self.order.edges(&dependencies, home)?
+            {
+                let when = self.order.after(&[home]);
+                self.lists.move_to(address, when);
+            }
+            return Ok(());
+        }
+        self.dissolve_unused();
+        for address in self.lists.waiting() {
+            let Some(dependencies) = self.lists.dependencies(address) else { continue };
+            if self.order.edges(&dependencies, home)? {
+                let when = self.order.after(&[home]);
+                self.lists.move_to(address, when);
+            }
+        }
+        for owner in self.slabs.owners() {
+            let behind = self.order.last(owner).map_or(Ok(true), |last| self.order.edges(&[last], home))?;
+            if behind {
+                self.slabs.move_all(owner, Some(home));
+            }
+        }
+        Ok(())
+    }
+
+    /// Slabs of which no slot is in use become free blocks, behind what their slots wait for.
+    fn dissolve_unused(&mut self) {
+        for ((base, home), mut dependencies) in self.slabs.take_unused() {
+            if let Some(home) = home {
+                dependencies.extend(self.order.now(home).map(|epoch| (home, epoch)));
+            }
+            let when = self.order.simplify(dependencies);
+            self.lists.give(base, when);
+        }
+    }
+
+    /// A slab that is empty becomes a free block.
+    fn dissolve(&mut self, empty: Option<slab::Empty>) {
+        if let Some((base, home)) = empty {
+            let when = home.map_or(When::Ready, |home| self.order.after(&[home]));
+            self.lists.give(base, when);
+        }
+    }
+
+    fn retire(&mut self, id: StreamId) -> Result<bool> {
+        if !self.order.retire(id)? {
+            return Ok(false);
+        }
+        self.relist(); // what only this stream could use at once is pending from now on
+        Ok(true)
+    }
+}
+
+impl<T: Timeline, U: Upstream<T::Stream>> Upstream<T::Stream> for MemoryPool<T, U> {
+    #[track_caller]
+    fn allocate(&self, bytes: usize, stream: &T::Stream) -> Result<u64> {
+        MemoryPool::allocate(self, bytes, stream)
+    }
+
+    fn free(&self, address: u64, bytes: usize, stream: &T::Stream) -> Result<()> {
+        match self.record_use(address, stream) {
+            Err(error @ Error::DeviceLost { .. }) => Err(error),
+            _ => MemoryPool::free(self, address, bytes), // which says what is wrong with the address
+        }
+    }
+
+    fn trim(&self) -> Result<()> {
+        MemoryPool::trim(self).map(drop)
+    }
+}
+
+impl<T: Timeline, U: Upstream<T::Stream>> Drop for MemoryPool<T, U> {
+    /// Gives back what is not live. An error can't be reported from a drop.
+    fn drop(&mut self) {
+        let _ = self.trim();
+    }
+}
+
+/// The size of the block for a request; `None` if it overflows.
+fn rounded(bytes: usize) -> Option<usize> {
+    let block = slab::class(bytes).or_else(|| bytes.checked_next_multiple_of(UNIT))?;
+    let room = isize::MAX as usize - MAX_SLACK - 2 * SEGMENT;
+    (block <= room).then_some(block)
+}
+
+/// The size of the segment that is asked for when a block of this size is not to be found.
+fn segment_for(need: usize) -> usize {
+    need.max(slab::SLAB).next_multiple_of(SEGMENT)
+}
+
+fn foreign(op: &'static str, address: u64, reason: &str) -> Error {
+    Error::Unsupported { op, argument: "address", value: format!("{address:#x}"), reason: reason.into() }
+}
+
+fn contradiction(need: usize) -> Error {
+    let reason = "a new segment does not hold the block it was made for".into();
+    Error::Unsupported { op: "allocate", argument: "bytes", value: need.to_string(), reason }
+}

@@ -1,0 +1,184 @@
+//! Memory, copies and graphs on a CUDA device: the real one, else the virtual GPU.
+
+use pascaline::cuda::occupancy::blocks_per_multiprocessor;
+use pascaline::cuda::{CudaDevice, Graph, trace};
+use pascaline::memory::{self, CHUNK, DeviceBuffer, PinnedBuffer, Statistics};
+use pascaline::{DType, Device, Error, Tensor, ops};
+use pascaline_driver::faults;
+use std::env;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A device, and the turn to use it: scripted faults and the pool's books are the process's.
+fn cuda() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    match Device::cuda(0).or_else(|_| Device::virtual_gpu()) {
+        Ok(Device::Cuda(device)) => Some((device, turn)),
+        other => {
+            let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value != "0");
+            assert!(!required, "REQUIRE_GPU is set and there is no GPU: {other:?}");
+            println!("SKIPPED: no CUDA device ({other:?})");
+            None
+        }
+    }
+}
+
+fn books(device: &CudaDevice) -> Statistics {
+    memory::pool(device).unwrap().statistics()
+}
+
+fn ramp(count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i % 251) as f32 * 0.25).collect()
+}
+
+#[test]
+fn buffers_come_from_the_pool_and_go_back() {
+    let Some((device, _turn)) = cuda() else { return };
+    let before = books(&device);
+    let ((), entries) = memory::trace(|| {
+        let x = DeviceBuffer::uninitialized(&device, 1 << 20).unwrap();
+        let nothing = DeviceBuffer::uninitialized(&device, 0).unwrap();
+        assert_eq!((nothing.address(), nothing.bytes()), (0, 0));
+        assert!(x.address().is_multiple_of(256));
+        assert_eq!(books(&device).live, before.live + (1 << 20));
+        let address = x.address();
+        drop(x);
+        let again = DeviceBuffer::uninitialized(&device, 1 << 20).unwrap();
+        assert_eq!(again.address(), address, "the same stream gets it again at once");
+    });
+    assert_eq!(entries.len(), 4);
+    assert_eq!(books(&device).live, before.live);
+    memory::pool(&device).unwrap().audit().unwrap();
+}
+
+#[test]
+fn copies_keep_their_bytes() {
+    let Some((device, _turn)) = cuda() else { return };
+    for count in [1, 1000, CHUNK / 4, CHUNK / 4 + 1, 5 * CHUNK / 4 + 3] {
+        let values = ramp(count);
+        let x = Tensor::from_slice(&values, [count], &Device::Cuda(device.clone())).unwrap();
+        assert_eq!(x.to_vec::<f32>().unwrap(), values, "{count}");
+    }
+    let mut buffer = DeviceBuffer::uninitialized(&device, 4096).unwrap();
+    let mut pinned = PinnedBuffer::new(&device, 4096).unwrap();
+    pinned.fill(7);
+    buffer.upload_async(0, pinned).unwrap();
+    let download = buffer.download_async(16, 1024).unwrap();
+    assert_eq!(download.wait().unwrap()[..], [7u8; 1024]);
+    let outside = buffer.upload_async(1, PinnedBuffer::new(&device, 4096).unwrap());
+    assert!(matches!(outside, Err(Error::Unsupported { op: "upload", .. })));
+}
+
+#[test]
+fn hand_overs_between_streams_keep_their_bytes() {
+    let Some((device, _turn)) = cuda() else { return };
+    let other = device.with_new_stream().unwrap();
+    let before = books(&device);
+    for round in 0..200u32 {
+        let values = vec![round; 3000];
+        let x = Tensor::from_slice(&values, [3000], &Device::Cuda(device.clone())).unwrap();
+        let y = x.to_device(&Device::Cuda(other.clone())).unwrap();
+        drop(x); // its memory is free for `device` only behind the copy
+        let scratch = Tensor::from_slice(&vec![!round; 3000], [3000], &Device::Cuda(device.clone())).unwrap();
+        assert_eq!(y.to_vec::<u32>().unwrap(), values);
+        assert_eq!(scratch.to_vec::<u32>().unwrap()[2999], !round);
+    }
+    assert_eq!(books(&device).live, before.live);
+    memory::pool(&device).unwrap().audit().unwrap();
+}
+
+#[test]
+fn after_out_of_memory_old_tensors_and_new_work_are_right() {
+    let Some((device, _turn)) = cuda() else { return };
+    let on = Device::Cuda(device.clone());
+    let x = Tensor::from_slice(&ramp(4096), [4, 1024], &on).unwrap();
+    let expected = ops::softmax(&x).unwrap().to_vec::<f32>().unwrap();
+    faults::script("cuMemAlloc:1+=2,cuMemAllocFromPoolAsync:1+=2").unwrap();
+    let refused = Tensor::uninitialized([64 << 20], DType::F32, &on);
+    faults::clear();
+    assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+    assert_eq!(ops::softmax(&x).unwrap().to_vec::<f32>().unwrap(), expected);
+    assert!(Tensor::uninitialized([1 << 20], DType::F32, &on).is_ok());
+    memory::pool(&device).unwrap().audit().unwrap();
+}
+
+#[test]
+fn a_limit_on_the_device_is_kept() {
+    let Some((device, _turn)) = cuda() else { return };
+    memory::pool(&device).unwrap().trim().unwrap();
+    memory::set_limit(&device, books(&device).reserved + (8 << 20)).unwrap();
+    let refused = DeviceBuffer::uninitialized(&device, 16 << 20);
+    let fits = DeviceBuffer::uninitialized(&device, 4 << 20);
+    memory::set_limit(&device, usize::MAX).unwrap();
+    assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+    assert!(fits.is_ok());
+}
+
+#[test]
+fn a_graph_replays_what_was_captured() {
+    let Some((device, _turn)) = cuda() else { return };
+    let on = Device::Cuda(device.clone());
+    let before = books(&device).live;
+    let values = ramp(2048);
+    let mut x = Tensor::from_slice(&values, [2, 1024], &on).unwrap();
+    let direct = |x: &Tensor| {
+        let y = ops::softmax(&ops::softmax(x).unwrap()).unwrap();
+        y.to_vec::<f32>().unwrap()
+    };
+    let expected = direct(&x);
+    let (captured, names) = trace(|| {
+        Graph::capture(&device, || {
+            let y = ops::softmax(&x)?;
+            ops::softmax(&y) // `y` is dropped here: its memory stays with the graph
+        })
+    });
+    let (graph, y) = captured.unwrap();
+    assert_eq!((graph.nodes(), names.len()), (2, 2));
+    assert_eq!(graph.kept(), 2, "the input and the graph's own pool");
+    graph.launch().unwrap();
+    assert_eq!(y.to_vec::<f32>().unwrap(), expected);
+    // New input in the same place.
+    let reversed: Vec<f32> = values.iter().rev().copied().collect();
+    let other = Tensor::from_slice(&reversed, [2, 1024], &on).unwrap();
+    ops::copy_into(x.view_mut().unwrap(), &other).unwrap();
+    let expected = direct(&x);
+    graph.launch().unwrap();
+    assert_eq!(y.to_vec::<f32>().unwrap(), expected);
+    // The graph's memory outlives the tensors, and nobody else gets it.
+    drop(x);
+    let strangers: Vec<_> = (0..8).map(|_| Tensor::zeros([2, 1024], DType::F32, &on).unwrap()).collect();
+    graph.launch().unwrap();
+    assert_eq!(y.to_vec::<f32>().unwrap(), expected);
+    for stranger in &strangers {
+        assert!(stranger.to_vec::<f32>().unwrap().iter().all(|&value| value == 0.0));
+    }
+    drop((graph, y, strangers, other));
+    assert_eq!(books(&device).live, before, "all of it goes back");
+}
+
+#[test]
+fn what_has_no_place_in_a_capture_is_refused() {
+    let Some((device, _turn)) = cuda() else { return };
+    let on = Device::Cuda(device.clone());
+    let x = Tensor::from_slice(&ramp(64), [64], &on).unwrap();
+    let host_copy = Graph::capture(&device, || x.to_vec::<f32>());
+    assert!(matches!(host_copy, Err(Error::Unsupported { op: "download", .. })), "{host_copy:?}");
+    let nested = Graph::capture(&device, || Graph::capture(&device, || Ok(())).map(drop));
+    assert!(matches!(nested, Err(Error::Unsupported { op: "Graph::capture", .. })), "{nested:?}");
+    assert_eq!(x.to_vec::<f32>().unwrap(), ramp(64), "the stream works on");
+}
+
+#[test]
+fn occupancy_is_the_drivers() {
+    let Some((device, _turn)) = cuda() else { return };
+    if device.properties().capability != (6, 1) {
+        println!("SKIPPED: {device:?} is no sm_61");
+        return;
+    }
+    for spec in kernels_gpu::KERNELS.iter().copied().flatten() {
+        let (registers, shared) = device.kernel_resources(spec.name).unwrap();
+        let ours = blocks_per_multiprocessor(spec.threads(), registers, shared);
+        let drivers = device.blocks_per_multiprocessor(spec.name, spec.threads()).unwrap();
+        assert_eq!(ours, drivers, "{}: {registers} registers, {shared} bytes", spec.name);
+    }
+}
