@@ -1,6 +1,6 @@
 //! Multi-head attention with its projections.
 
-use super::{LayerCache, Linear, RmsNorm, misfit};
+use super::{LayerCache, Linear, RmsNorm, misfit, rows_per_launch};
 use crate::{DType, Error, Result, Tensor, ops};
 
 /// Rotary angles of the rows of a pass: cosines and sines, each [rows, head_dim / 2] f32.
@@ -153,10 +153,9 @@ impl Attention {
 
     /// q: [rows, num_heads, head_dim], k, v: [num_kv_heads, len, head_dim] → [rows, num_heads · head_dim]
     fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let rows = q.dims()[0];
-        let mut out = Tensor::uninitialized([rows, self.num_heads, self.head_dim], DType::F32, &q.device())?;
-        ops::attention_into(out.view_mut()?.swap_dims(0, 1)?, &q.swap_dims(0, 1)?, k, v, &self.options)?;
-        out.reshape([rows, self.num_heads * self.head_dim])
+        let flops_per_row = 4 * k.dims()[1] * self.num_heads * self.head_dim;
+        attend_in_pieces(q, k, v, &self.options, rows_per_launch(flops_per_row))?
+            .reshape([q.dims()[0], self.num_heads * self.head_dim])
     }
 
     /// Bytes of the weights.
@@ -168,5 +167,55 @@ impl Attention {
                 }
                 Projections::Fused(qkv) => qkv.weight_bytes(),
             }
+    }
+}
+
+/// q: [rows, num_heads, head_dim], k, v: [num_kv_heads, len, head_dim] → as q; at most `most` rows in a launch.
+fn attend_in_pieces(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    options: &ops::Attention,
+    most: usize,
+) -> Result<Tensor> {
+    let (rows, len) = (q.dims()[0], k.dims()[1]);
+    let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
+    for start in (0..rows).step_by(most) {
+        let count = most.min(rows - start);
+        // the last row of a causal piece sees all keys that are handed over
+        let seen = if options.causal { (len + start + count).saturating_sub(rows) } else { len };
+        let (k, v) = (k.narrow(1, 0, seen)?, v.narrow(1, 0, seen)?);
+        let q = q.narrow(0, start, count)?.swap_dims(0, 1)?;
+        ops::attention_into(out.view_mut()?.narrow(0, start, count)?.swap_dims(0, 1)?, &q, &k, &v, options)?;
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::testing::data;
+
+    #[test]
+    fn pieces_give_what_the_whole_gives() {
+        let tensor = |name, shape: [usize; 3]| {
+            data::normal("pieces", name, shape, DType::F32).to(&Device::Cpu).unwrap()
+        };
+        let (q, k, v) = (tensor("q", [10, 4, 16]), tensor("k", [2, 13, 16]), tensor("v", [2, 13, 16]));
+        for causal in [false, true] {
+            let options = ops::Attention { scale: None, causal };
+            let values =
+                |most| attend_in_pieces(&q, &k, &v, &options, most).unwrap().to_vec::<f32>().unwrap();
+            let whole = values(10);
+            for most in [1, 3, 9] {
+                for (found, want) in values(most).iter().zip(&whole) {
+                    assert!(
+                        (found - want).abs() <= 1e-6,
+                        "causal {causal}, {most} rows: {found} is not {want}"
+                    );
+                }
+            }
+        }
     }
 }

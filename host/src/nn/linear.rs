@@ -1,6 +1,6 @@
 //! y = x·Wᵀ + b.
 
-use super::{expect_len, misfit};
+use super::{expect_len, misfit, rows_per_launch};
 use crate::ops::{self, Matmul};
 use crate::{DType, Result, Tensor, TensorMut};
 
@@ -41,6 +41,16 @@ impl Linear {
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if `x` does not fit, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let rows = x.dims().first().copied().unwrap_or(0);
+        let most = rows_per_launch(2 * self.weight.shape().elements());
+        if rows > most {
+            let mut y = Tensor::uninitialized([rows, self.out_features()], DType::F32, &x.device())?;
+            for start in (0..rows).step_by(most) {
+                let len = most.min(rows - start);
+                self.forward_into(y.view_mut()?.narrow(0, start, len)?, &x.narrow(0, start, len)?)?;
+            }
+            return Ok(y);
+        }
         let y = ops::matmul(x, &self.weight.swap_dims(0, 1)?)?;
         match &self.bias {
             Some(bias) => ops::add(&y, bias),
