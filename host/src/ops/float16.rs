@@ -41,5 +41,5 @@ pub fn float16_decode(x: &Float16Tensor) -> Result<Tensor> {
 
 /// `x`, or a copy of it where it is a view that does not begin on a 16-byte boundary.
 fn aligned(x: &Tensor) -> Result<Tensor> {
-    if x.address() % 16 == 0 { Ok(x.clone()) } else { super::copy(x) }
+    if x.address().is_multiple_of(16) { Ok(x.clone()) } else { super::copy(x) }
 }

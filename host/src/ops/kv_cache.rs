@@ -91,5 +91,5 @@ pub fn kv_cache_attention_into(
 
 /// `x`, or a copy of it where it is a view that does not begin on a 16-byte boundary.
 fn aligned(x: &Tensor) -> Result<Tensor> {
-    if x.address() % 16 == 0 { Ok(x.clone()) } else { super::copy(x) }
+    if x.address().is_multiple_of(16) { Ok(x.clone()) } else { super::copy(x) }
 }

@@ -179,6 +179,7 @@ impl QuantRows {
     ///
     /// # Errors
     /// A device error.
+    #[allow(clippy::type_complexity)] // two parallel arrays, as documented
     pub fn to_vecs(&self) -> Result<(Vec<i8>, Vec<(f32, i32)>)> {
         let quants = bytemuck::cast_slice(&self.quants.to_vec::<u32>()?).to_vec();
         let scales = self.scales.to_vec::<u32>()?;

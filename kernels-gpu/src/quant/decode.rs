@@ -76,7 +76,7 @@ unsafe fn decode<W: Weights, T: Element>(
             }
         }
         let to = y.add(row as usize * cols as usize + (group * 4) as usize);
-        if cols % 4 == 0 {
+        if cols.is_multiple_of(4) {
             T::store4(to, values);
         } else {
             let mut i = 0;

@@ -60,7 +60,7 @@ struct Words([u32; 4]);
 unsafe fn four<T: Element>(x: *const T, column: u32, cols: u32) -> [f32; 4] {
     // SAFETY: only columns below `cols` are read.
     unsafe {
-        if cols % 4 == 0 {
+        if cols.is_multiple_of(4) {
             return if column < cols { T::load4(x.add(column as usize)) } else { [0.0; 4] };
         }
         let mut values = [0.0; 4];
@@ -114,7 +114,7 @@ unsafe fn rows<T: Element>(
         let packed = pack_i8(values, inverse(scale));
         let sum = reduce::warp(dp4a(packed, 0x0101_0101, 0), LANES, |a, b| a + b);
         *quants.add(word as usize) = packed;
-        if word % LANES == 0 {
+        if word.is_multiple_of(LANES) {
             *scales.add((word / LANES) as usize) = RowScale { scale, sum };
         }
     }

@@ -48,7 +48,7 @@ impl Epilogue {
             } else if self.activation == GELU_TANH {
                 // (1 + tanh u)/2 = σ(2u)
                 let cube = value * value * value;
-                value = gate(value, 1.595_769_1 * fma(0.044715, cube, value));
+                value = gate(value, 1.595_769 * fma(0.044715, cube, value));
             }
             if !self.residual.is_null() {
                 value += f32::load(self.residual.add(index));

@@ -60,7 +60,7 @@ pub fn fit(values: &[f32; BLOCK]) -> Fit {
         squares += value * value;
     });
     let base = sqrt(squares / BLOCK as f32);
-    if !(base < f32::INFINITY) {
+    if base.is_nan() || base == f32::INFINITY {
         return Fit { scale: f32::NAN, min: f32::NAN };
     }
     low = if low > 0.0 { 0.0 } else { low };
