@@ -221,7 +221,8 @@ fn on_cuda(
     screen: &mut Screen,
     report: Option<Report>,
 ) -> Result<(), Failure> {
-    let device = CudaDevice::new(ordinal)?;
+    let device = CudaDevice::new(ordinal)
+        .map_err(|error| Failure::Failed(format!("{error}; `--device virtual` needs no GPU")))?;
     let kernel = ForeignKernel::load(&device, ptx, &args.kernel)?;
     let (mut values, mut buffers) = (Vec::new(), Vec::new());
     for input in inputs {
