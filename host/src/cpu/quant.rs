@@ -8,7 +8,7 @@ use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::quant::blocks::{
     BLOCK, Half, SUPER_BLOCK, ScalesQ4K, abs_max, inverse, pack_i8, pack_q4_0, quant_i8, quant_q4_0,
-    scale_i8, scale_q4_0,
+    scale_i8, scale_q4_0, stored_scale,
 };
 use kernels_gpu::quant::q4_k;
 use rayon::prelude::*;
@@ -57,7 +57,7 @@ fn encode(format: Format, row: &[f32], scales: Option<&[f32]>) -> (Vec<u32>, Row
                     Format::Q4_0 => words.extend(pack_q4_0(&values, inverse(scale))),
                     _ => words.extend(eights(&values, inverse(scale))),
                 }
-                halves.push(f16::from_bits(Half::from_f32(scale).0));
+                halves.push(f16::from_bits(stored_scale(scale).0));
             }
             (words, RowScales::Half(halves))
         }

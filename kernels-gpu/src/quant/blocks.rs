@@ -31,6 +31,12 @@ pub const BLOCKS_PER_SUPER: usize = SUPER_BLOCK / BLOCK;
 /// IEEE half precision, as scales are stored.
 pub type Half = Float16<5>;
 
+/// A scale as it is stored. Which NaN an operation gives differs between processors, so it is always the same one.
+#[inline(always)]
+pub fn stored_scale(scale: f32) -> Half {
+    Half::from_f32(if scale.is_nan() { f32::NAN } else { scale })
+}
+
 /// A block of Q8_0 in a GGUF file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]

@@ -13,7 +13,7 @@
 
 use super::blocks::{
     BLOCK, Half, RowScale, SUPER_BLOCK, ScalesQ4K, abs_bits, abs_max, inverse, pack_i8, pack_q4_0, scale_i8,
-    scale_q4_0,
+    scale_q4_0, stored_scale,
 };
 use super::q4_k;
 use super::unroll::unroll;
@@ -101,7 +101,7 @@ unsafe fn rows<T: Element>(
 ) {
     // Rows are multiples of 256 values, so a warp has whole blocks and its lanes leave together.
     let word = thread::index_1d();
-    let words = k / 4;
+    let words = (k / 4).max(1); // never 0 where there is a row; said so, no panic is compiled in
     let row = word / words;
     if row >= rows {
         return;
@@ -192,7 +192,7 @@ pub unsafe fn quant_encode_q8_0(
     cols: u32,
     k: u32,
 ) {
-    let (index, blocks) = (thread::index_1d(), k / BLOCK_VALUES);
+    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
     let row = index / blocks;
     if row >= rows {
         return;
@@ -211,7 +211,7 @@ pub unsafe fn quant_encode_q8_0(
             });
             to.add(HALF).write(Words(words));
         });
-        *scales.add(index as usize) = Half::from_f32(scale);
+        *scales.add(index as usize) = stored_scale(scale);
     }
 }
 
@@ -226,7 +226,7 @@ pub unsafe fn quant_encode_q4_0(
     cols: u32,
     k: u32,
 ) {
-    let (index, blocks) = (thread::index_1d(), k / BLOCK_VALUES);
+    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
     let row = index / blocks;
     if row >= rows {
         return;
@@ -236,7 +236,7 @@ pub unsafe fn quant_encode_q4_0(
         let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
         let scale = scale_q4_0(&values);
         quants.cast::<Words>().add(index as usize).write(Words(pack_q4_0(&values, inverse(scale))));
-        *scales.add(index as usize) = Half::from_f32(scale);
+        *scales.add(index as usize) = stored_scale(scale);
     }
 }
 
@@ -252,7 +252,7 @@ pub unsafe fn quant_encode_q4_k(
     cols: u32,
     k: u32,
 ) {
-    let (index, blocks) = (thread::index_1d(), k / BLOCK_VALUES);
+    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
     // Lanes without a block take part in the shuffles with the last row's values and write nothing.
     let row = (index / blocks).min(rows - 1);
     let j = index % (SUPER_BLOCK / BLOCK) as u32;

@@ -13,7 +13,7 @@
 //! | kv_cache_write_‹t›         | quantises new tokens into the cache     |
 //! | kv_cache_decode_d‹D›_r‹R›  | attention of R query heads of a kv head |
 
-use super::blocks::{BLOCK, Half, abs_max, inverse, pack_i8, scale_i8};
+use super::blocks::{BLOCK, Half, abs_max, inverse, pack_i8, scale_i8, stored_scale};
 use super::unroll::unroll;
 use crate::attention::decode::partial_elements;
 use crate::device::int8::{dp4a, load_words};
@@ -73,7 +73,8 @@ unsafe fn write<T: Element>(
     capacity: u32,
     position: u32,
 ) {
-    let words = d / 4;
+    // neither is ever 0; said so, no panic is compiled in
+    let (words, num_kv_heads) = ((d / 4).max(1), num_kv_heads.max(1));
     let index = thread::index_1d();
     let exists = index / words < tokens * num_kv_heads;
     // Lanes beyond the end take part in the shuffles with the last row's values and write nothing.
@@ -88,7 +89,7 @@ unsafe fn write<T: Element>(
         if exists {
             *quants.add(to) = pack_i8(values, inverse(scale));
             if word % (BLOCK as u32 / 4) == 0 {
-                *scales.add(to / (BLOCK / 4)) = Half::from_f32(scale);
+                *scales.add(to / (BLOCK / 4)) = stored_scale(scale);
             }
         }
     }

@@ -5,7 +5,7 @@
 //! super-block are then rounded to 6 bits of their common maxima, and the quants made again for the rounded ones.
 //! Source: the reference quantiser of ggml's Q4_K (`make_qkx2_quants`), whose grid and weights these are.
 
-use super::blocks::{BLOCK, Half, ScalesQ4K, inverse, nearest};
+use super::blocks::{BLOCK, Half, ScalesQ4K, inverse, nearest, stored_scale};
 use super::unroll::unroll;
 
 /// The largest quant.
@@ -118,7 +118,7 @@ pub fn relative(fit: Fit, max_scale: f32, max_min: f32) -> (u32, u32) {
 /// The super-block's `d` and `d_min` for its blocks' largest scale and minimum.
 #[inline(always)]
 pub fn super_scales(max_scale: f32, max_min: f32) -> (Half, Half) {
-    (Half::from_f32(max_scale / MAX_SCALE), Half::from_f32(max_min / MAX_SCALE))
+    (stored_scale(max_scale / MAX_SCALE), stored_scale(max_min / MAX_SCALE))
 }
 
 /// A block's step and minimum as they are read back: exact products of `d`, `d_min` and the 6-bit factors.
