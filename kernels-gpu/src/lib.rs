@@ -2,6 +2,8 @@
 //! what they have in common. On the host this crate is a library of contracts; compiled for `nvptx64` by
 //! `cuda_builder` it is one PTX file.
 
+#![allow(rustdoc::broken_intra_doc_links)] // shapes, as [rows] or [n, k], read like links
+#![allow(rustdoc::private_intra_doc_links)] // contracts are stated once, beside the bodies that kernels share
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 

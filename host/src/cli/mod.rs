@@ -1,4 +1,4 @@
-//! The command line. A subcommand is a variant of [`Command`] and a file with its arguments and a `run`.
+//! The command line. A subcommand is a variant of `Command` and a file with its arguments and a `run`.
 
 mod bench;
 pub mod bench_memory;

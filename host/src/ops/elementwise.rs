@@ -21,7 +21,7 @@ pub(crate) enum Unary {
 
 /// z = x + y.
 ///
-/// `x`: [.., cols] f32 or f16, contiguous; `y`: `x`'s shape, or [cols] and added to every row (a bias).
+/// `x`: [.., cols] f32 or f16, contiguous; `y`: `x`'s shape, or \[cols\] and added to every row (a bias).
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
@@ -40,7 +40,7 @@ pub fn add_into(z: TensorMut, x: &Tensor, y: &Tensor) -> Result<()> {
 
 /// z = x · y, element by element.
 ///
-/// `x`: [.., cols] f32 or f16, contiguous; `y`: `x`'s shape, or [cols] for every row.
+/// `x`: [.., cols] f32 or f16, contiguous; `y`: `x`'s shape, or \[cols\] for every row.
 ///
 /// # Errors
 /// As [`add`].

@@ -5,10 +5,10 @@ use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("layer_norm");
 
-/// y[.., c] = (x[.., c] − mean) / √(var + eps) · weight[c] + bias[c], with the mean and the variance (over cols, not
+/// y[.., c] = (x[.., c] − mean) / √(var + eps) · weight\[c\] + bias\[c\], with the mean and the variance (over cols, not
 /// cols − 1) of x[.., ·] (Ba et al. 2016).
 ///
-/// `x`: [.., cols] f32 or f16, `weight`, `bias`: [cols] of the same type, all contiguous; `eps` ≥ 0. Computed in f32; rows far from
+/// `x`: [.., cols] f32 or f16, `weight`, `bias`: \[cols\] of the same type, all contiguous; `eps` ≥ 0. Computed in f32; rows far from
 /// zero and rows with outliers keep their accuracy.
 ///
 /// # Errors

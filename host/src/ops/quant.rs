@@ -19,7 +19,7 @@ pub enum Activation {
 /// What happens to a product before it is written: act(product + bias) + residual.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Epilogue<'a> {
-    /// [n] f32
+    /// \[n\] f32
     pub bias: Option<&'a Tensor>,
     /// Applied after the bias.
     pub activation: Activation,

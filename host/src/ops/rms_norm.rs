@@ -5,9 +5,9 @@ use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("rms_norm");
 
-/// y[.., c] = x[.., c] / √(mean(x[.., ·]²) + eps) · weight[c] (Zhang & Sennrich 2019).
+/// y[.., c] = x[.., c] / √(mean(x[.., ·]²) + eps) · weight\[c\] (Zhang & Sennrich 2019).
 ///
-/// `x`: [.., cols] f32 or f16, `weight`: [cols] of the same type, both contiguous; `eps` ≥ 0. Computed in f32.
+/// `x`: [.., cols] f32 or f16, `weight`: \[cols\] of the same type, both contiguous; `eps` ≥ 0. Computed in f32.
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),

@@ -10,7 +10,7 @@ use kernels_gpu::quant::blocks::{BLOCK, scale_i8, scale_q4_0};
 pub enum ScaleChoice {
     /// The largest magnitude is the largest quant: nothing is cut off.
     AbsMax,
-    /// Whatever makes the sum of squared errors smallest, among [`CANDIDATES`] scales.
+    /// Whatever makes the sum of squared errors smallest, among `CANDIDATES` scales.
     LeastError,
     /// This share of the magnitudes, above 0 and at most 1, is within the quants' range; larger ones are cut off.
     Percentile(f32),
