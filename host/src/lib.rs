@@ -38,3 +38,8 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use shape::Shape;
 pub use tensor::{MAX_ELEMENTS, Tensor, TensorMut};
+
+/// The README's examples are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
