@@ -1,6 +1,6 @@
 //! Conversion between f32 and the 16-bit formats of [`float16`](crate::float16).
 
-use super::check::Check;
+use super::check::{Check, aligned};
 use crate::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
 use crate::{DType, Device, Result, Tensor, cpu, gpu};
 
@@ -37,9 +37,4 @@ pub fn float16_decode(x: &Float16Tensor) -> Result<Tensor> {
         Device::Cuda(device) => gpu::float16::decode(&device, y.view_mut()?, x)?,
     }
     Ok(y)
-}
-
-/// `x`, or a copy of it where it is a view that does not begin on a 16-byte boundary.
-fn aligned(x: &Tensor) -> Result<Tensor> {
-    if x.address().is_multiple_of(16) { Ok(x.clone()) } else { super::copy(x) }
 }

@@ -1,6 +1,6 @@
 //! The cache of keys and values in 8 bits.
 
-use super::check::Check;
+use super::check::{Check, aligned};
 use crate::quant::QuantKvCache;
 use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
@@ -87,9 +87,4 @@ pub fn kv_cache_attention_into(
         Device::Cpu => cpu::kv_cache::attention(out, cache, q, scale),
         Device::Cuda(device) => gpu::kv_cache::attention(&device, out, cache, &aligned(q)?, scale),
     }
-}
-
-/// `x`, or a copy of it where it is a view that does not begin on a 16-byte boundary.
-fn aligned(x: &Tensor) -> Result<Tensor> {
-    if x.address().is_multiple_of(16) { Ok(x.clone()) } else { super::copy(x) }
 }
