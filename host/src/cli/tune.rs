@@ -18,32 +18,16 @@ use std::time::Duration;
 
 /// How long each kernel is timed on each shape.
 const TIME: Duration = Duration::from_millis(20);
-/// The shapes to time.
-struct Shapes {
-    rows: &'static [u32],
-    /// n and k, as in the model's linear layers.
-    linear: [(u32, u32); 3],
-    squares: &'static [u32],
-}
-
-const LARGE: Shapes = Shapes {
-    rows: &[16, 32, 64, 256, 1024],
-    linear: [(2048, 2048), (6144, 2048), (2048, 6144)],
-    squares: &[256, 512, 1024, 2048, 4096],
-};
-
-/// For the virtual GPU, which has fewer multiprocessors and takes a thousand times as long.
-const SMALL: Shapes = Shapes {
-    rows: &[16, 64, 256],
-    linear: [(512, 256), (1024, 256), (256, 1024)],
-    squares: &[128, 256, 512],
-};
+/// Rows, and n and k of the model's linear layers; and squares.
+const ROWS: [u32; 5] = [16, 32, 64, 256, 1024];
+const LINEAR: [(u32, u32); 3] = [(2048, 2048), (6144, 2048), (2048, 6144)];
+const SQUARES: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
 /// Times every matmul kernel with every split on the shapes of the model and on squares, fits the estimate by which
 /// kernels are chosen to the times, and stores it for this card, where it is taken from then on.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The GPU: cuda, cuda:N, or virtual, for which estimates stand in for times.
+    /// The GPU: cuda or cuda:N.
     #[arg(long, value_name = "DEVICE", default_value = "cuda", env = "PASCALINE_DEVICE")]
     device: String,
 
@@ -61,6 +45,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let Device::Cuda(cuda) = &device else {
         return Err(Failure::Usage("only a GPU's kernels have a choice to tune; use `--device cuda`".into()));
     };
+    if is_virtual() {
+        return Err(Failure::Usage("the virtual GPU's times are estimates; `tune` needs a real one".into()));
+    }
     let card = cuda.properties().clone();
     let output = match &args.output {
         Some(path) => path.clone(),
@@ -72,7 +59,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let report = args.json.as_deref().map(Report::open).transpose()?;
     let mut screen = Screen::new(false);
-    let shapes = if is_virtual() { shapes(&SMALL) } else { shapes(&LARGE) };
+    let shapes = shapes();
     screen.line(&screen.colours.paint(Style::Heading, &format!("{}: {} shapes", card.name, shapes.len())))?;
     screen.start(shapes.len());
     let mut clock = Clock::new(&device)?;
@@ -93,9 +80,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     screen.line(&format!("stored in {}", output.display()))
 }
 
-fn shapes(of: &Shapes) -> Vec<(Layouts, [u32; 3])> {
-    let linear = of.rows.iter().flat_map(|&m| of.linear.map(|(n, k)| [m, n, k]));
-    let dims: Vec<_> = linear.chain(of.squares.iter().map(|&n| [n; 3])).collect();
+fn shapes() -> Vec<(Layouts, [u32; 3])> {
+    let linear = ROWS.into_iter().flat_map(|m| LINEAR.map(|(n, k)| [m, n, k]));
+    let dims: Vec<_> = linear.chain(SQUARES.map(|n| [n; 3])).collect();
     let both = [Layouts::Nn, Layouts::Nt].into_iter();
     both.flat_map(|layouts| dims.iter().map(move |&dims| (layouts, dims))).collect()
 }

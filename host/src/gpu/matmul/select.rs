@@ -9,6 +9,8 @@ use kernels_gpu::matmul::{textbook, vector};
 use serde::Serialize;
 use std::fmt;
 
+/// Warps that a multiprocessor should have at work in the few-row kernels: each has 4 KiB of b on their way.
+const VECTOR_WARPS: u32 = 12;
 /// The most parts that k is split into: more cost more to add than they gain.
 const MAX_SPLITS: u32 = 32;
 
@@ -81,6 +83,8 @@ pub(super) struct Plan {
     pub splits: u32,
     /// k of each part but the last.
     pub k_chunk: u32,
+    /// 2 to this power of a block's warps share the columns, for `Vector` with a transposed b.
+    pub log_parts: u32,
 }
 
 /// The family of this name.
@@ -122,7 +126,7 @@ pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<
     let types = q.types as usize;
     let plan = |variant, spec, blocks, splits, step| {
         let (k_chunk, splits) = split(q.k, splits, step);
-        Some(Plan { variant, spec, blocks, splits, k_chunk })
+        Some(Plan { variant, spec, blocks, splits, k_chunk, log_parts: 0 })
     };
     match variant {
         Variant::Auto => {
@@ -146,22 +150,43 @@ pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<
             plan(variant, strided::SPECS[types], blocks, splits, regtile::BK)
         }
         Variant::Vector => {
-            let (spec, columns) = match q.vector_layouts? {
-                Layouts::Nt if q.m <= 1 => (vector::NT[0][types], vector::NT_COLUMNS),
-                Layouts::Nt if q.m <= 4 => (vector::NT[1][types], vector::NT_COLUMNS),
-                Layouts::Nt if q.m <= 8 => (vector::NT[2][types], vector::NT_COLUMNS),
-                Layouts::Nn if q.m <= 1 => (vector::NN[types], vector::NN_COLUMNS),
+            let nt = |table: usize| (vector::NT[table][types], choose_parts(q));
+            let (spec, log_parts) = match q.vector_layouts? {
+                Layouts::Nt if q.m <= 1 => nt(0),
+                Layouts::Nt if q.m <= 4 => nt(1),
+                Layouts::Nt if q.m <= vector::MAX_M => nt(2),
+                Layouts::Nn if q.m <= 1 => (vector::NN[types], 0),
                 _ => return None,
             };
+            let columns = match q.vector_layouts? {
+                Layouts::Nt => vector::NT_COLUMNS * (vector::WARPS >> log_parts),
+                _ => vector::NN_COLUMNS,
+            };
             let blocks = q.n.div_ceil(columns);
-            // enough warps to keep the memory busy: two blocks of eight on every multiprocessor
-            let wanted = (2 * q.multiprocessors).div_ceil(blocks.saturating_mul(q.batch).max(1)).max(1);
-            let splits = splits.or_else(|| {
-                split_candidates(q, vector::K_STEP).take_while(|&splits| splits <= wanted).last()
-            });
-            plan(variant, spec, blocks, splits.unwrap_or(1), vector::K_STEP)
+            let splits = splits.unwrap_or_else(|| vector_splits(q, blocks));
+            Some(Plan { log_parts, ..plan(variant, spec, blocks, splits, vector::K_STEP)? })
         }
     }
+}
+
+/// Warps that read b if each reads whole columns.
+fn vector_warps(q: &Query) -> u32 {
+    q.n.div_ceil(vector::NT_COLUMNS).saturating_mul(q.batch).max(1)
+}
+
+/// The least power of two of warps for each column that keeps the memory busy, if k gives all their lanes something.
+fn choose_parts(q: &Query) -> u32 {
+    let wanted = VECTOR_WARPS * q.multiprocessors;
+    let useful = |parts: u32| q.k >> parts >= vector::K_STEP;
+    let most = vector::WARPS.ilog2();
+    (0..most).find(|&parts| vector_warps(q) << parts >= wanted || !useful(parts + 1)).unwrap_or(most)
+}
+
+/// The parts of k for what a block's own warps can't do.
+fn vector_splits(q: &Query, blocks: u32) -> u32 {
+    let warps = blocks.saturating_mul(q.batch).max(1).saturating_mul(vector::WARPS);
+    let wanted = VECTOR_WARPS * q.multiprocessors / warps;
+    split_candidates(q, vector::K_STEP).take_while(|&splits| splits <= wanted.max(1)).last().unwrap_or(1)
 }
 
 /// The families and numbers of parts that are worth timing: tiles are not twice as tall as c where smaller ones are.
@@ -210,15 +235,19 @@ mod tests {
         Query::plain(Layouts::Nt, [m, n, k], multiprocessors)
     }
 
+    fn sm_61() -> Table {
+        Table::parse(include_str!("sm_61.json")).unwrap()
+    }
+
     fn plan(q: &Query) -> Plan {
-        select(q, Variant::Auto, None).unwrap()
+        select(&sm_61(), q, Variant::Auto, None).unwrap()
     }
 
     #[test]
     fn large_products_take_large_tiles_unsplit() {
-        for multiprocessors in [MX330, P4, 132] {
+        for multiprocessors in [MX330, P4] {
             let plan = plan(&nt(4096, 4096, 4096, multiprocessors));
-            assert_eq!((plan.variant, plan.splits, plan.blocks), (Variant::Tile128, 1, 1024));
+            assert_eq!((plan.variant, plan.splits, plan.blocks), (Variant::Tile("tile128"), 1, 1024));
         }
     }
 
@@ -227,7 +256,7 @@ mod tests {
         assert_eq!(plan(&nt(1, 2048, 2048, P4)).spec, vector::NT[0][0]);
         assert_eq!(plan(&nt(3, 2048, 2048, P4)).spec, vector::NT[1][0]);
         assert_eq!(plan(&nt(8, 2048, 2048, P4)).spec, vector::NT[2][0]);
-        assert_eq!(plan(&nt(16, 2048, 2048, P4)).variant, Variant::Tile32);
+        assert_eq!(plan(&nt(16, 2048, 2048, P4)).variant, Variant::Tile("tile32"));
         let nn = Query { vector_layouts: Some(Layouts::Nn), ..nt(1, 2048, 2048, P4) };
         assert_eq!(plan(&nn).spec, vector::NN[0]);
     }
@@ -242,8 +271,8 @@ mod tests {
     fn what_is_not_aligned_runs_strided() {
         let q = Query { tile_layouts: None, ..nt(100, 101, 103, P4) };
         assert_eq!(plan(&q).variant, Variant::Strided);
-        assert_eq!(select(&q, Variant::Tile128, None), None);
-        assert_eq!(select(&q, Variant::Vector, None), None, "100 rows");
+        assert_eq!(select(&sm_61(), &q, Variant::Tile("tile128"), None), None);
+        assert_eq!(select(&sm_61(), &q, Variant::Vector, None), None, "100 rows");
     }
 
     #[test]

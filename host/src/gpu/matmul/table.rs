@@ -163,7 +163,7 @@ impl Table {
         fs::write(path, text + "\n").map_err(|error| failed(error.to_string()))
     }
 
-    fn parse(text: &str) -> std::result::Result<Self, String> {
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
         let table: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let others = [table.half_rate_warps, table.block_clocks, table.launch_clocks, table.bytes_per_clock];
         match table.rates.values().chain(&others).all(|value| value.is_finite() && *value > 0.0) {
@@ -214,4 +214,52 @@ pub(crate) fn of(card: &Properties) -> Result<&'static Table> {
     let table: &'static Table = Box::leak(Box::new(Table::load(card)?)); // one for each kind of card
     tables.insert(card.name.clone(), table);
     Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::matmul::select::{Layouts, candidates};
+
+    #[test]
+    fn built_in_tables_name_every_family_and_no_other() {
+        for (_, text) in BUILT_IN {
+            let table = Table::parse(text).unwrap();
+            let families: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
+            assert!(families.iter().all(|family| table.rates.contains_key(*family)));
+            assert_eq!(table.rates.len(), families.len());
+        }
+    }
+
+    #[test]
+    fn a_table_that_makes_no_sense_is_refused() {
+        for text in
+            ["", "{}", &BUILT_IN[0].1.replace("0.90", "0"), &BUILT_IN[0].1.replace("\"rates\"", "\"rate\"")]
+        {
+            assert!(Table::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn fitting_finds_the_choices_of_the_table_that_made_the_times() {
+        let truth = Table {
+            half_rate_warps: 9.0,
+            block_clocks: 4000.0,
+            launch_clocks: 9000.0,
+            ..Table::parse(BUILT_IN[0].1).unwrap()
+        };
+        let samples: Vec<Sample> =
+            [[16, 2048, 2048], [64, 6144, 2048], [256, 2048, 6144], [512; 3], [2048; 3]]
+                .into_iter()
+                .map(|dims| Query::plain(Layouts::Nt, dims, 20))
+                .flat_map(|q| candidates(&q).into_iter().map(move |(family, splits)| (q, family, splits)))
+                .map(|(q, name, splits)| {
+                    let family = FAMILIES.iter().find(|family| family.name == name).unwrap();
+                    Sample { q, family: name.to_owned(), splits, clocks: truth.clocks(&q, family, splits) }
+                })
+                .collect();
+        for outcome in Table::fit(&samples).outcomes(&samples) {
+            assert!(outcome.ratio < 1.02, "{}: {}", outcome.q, outcome.ratio);
+        }
+    }
 }
