@@ -6,231 +6,16 @@ use crate::ops::Activation;
 use crate::ops::matmul::{Around, Batch, Matmul, Problem, Strides, Variant};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Error, Result, Tensor, TensorMut};
-use kernels_gpu::KernelSpec;
-use kernels_gpu::matmul::regtile::{self, strided, tile32, tile64, tile128};
-use kernels_gpu::matmul::{reduce, textbook, vector};
+use kernels_gpu::matmul::{reduce, vector};
+use select::{Layouts, Query, Types, select};
+
+pub(crate) mod select;
+pub(crate) mod table;
 
 /// The largest grid along z.
 const MAX_BATCH: usize = 65535;
 /// The most rows of the kernels that read b once, and so of [`linear`].
 pub(crate) const MAX_VECTOR_ROWS: usize = vector::MAX_M as usize;
-/// Warps that a multiprocessor should have at work in those kernels: each has 4 KiB of b on their way.
-const VECTOR_WARPS: u32 = 12;
-/// The most parts that k is split into: more cost more to add than they gain.
-const MAX_SPLITS: u32 = 32;
-
-/// Element types, as the kernels' tables are ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Types {
-    F32,
-    F16,
-    /// a f32, b f16, c f32.
-    Mixed,
-}
-
-/// Which of a and b are transposed, as the kernels' tables are ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layouts {
-    Nn,
-    Nt,
-    Tn,
-}
-
-/// All that the choice depends on.
-#[derive(Clone, Copy, Debug)]
-struct Query {
-    batch: u32,
-    m: u32,
-    n: u32,
-    k: u32,
-    /// For the kernels that load 16 bytes (f16: 8) at a time: `None` if strides or alignment do not allow it.
-    tile_layouts: Option<Layouts>,
-    /// For the few-row kernels: `None` if a does not run along k, or neither extent of b is contiguous.
-    vector_layouts: Option<Layouts>,
-    types: Types,
-    multiprocessors: u32,
-}
-
-/// A kernel and its grid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Plan {
-    variant: Variant,
-    spec: KernelSpec,
-    /// Blocks along x.
-    blocks: u32,
-    splits: u32,
-    /// k of each part but the last.
-    k_chunk: u32,
-    /// 2 to this power of a block's warps share the columns, for `Vector` with a transposed b.
-    log_parts: u32,
-}
-
-/// A register tile as the cost estimate sees it.
-struct Tile {
-    variant: Variant,
-    bm: u32,
-    bn: u32,
-    /// Warps of a block, and blocks that fit a multiprocessor.
-    warps: u32,
-    resident: u32,
-    /// Share of the multiply-add rate when the multiprocessor is full: 1 minus what loads and addresses take.
-    rate: f64,
-}
-
-const TILES: [Tile; 3] = [
-    Tile { variant: Variant::Tile128, bm: tile128::BM, bn: tile128::BN, warps: 8, resident: 2, rate: 0.90 },
-    Tile { variant: Variant::Tile64, bm: tile64::BM, bn: tile64::BN, warps: 2, resident: 6, rate: 0.82 },
-    Tile { variant: Variant::Tile32, bm: tile32::BM, bn: tile32::BN, warps: 1, resident: 10, rate: 0.75 },
-];
-
-/// Multiply-adds of a multiprocessor per clock.
-const FMA_PER_CLOCK: f64 = 128.0;
-/// Bytes per clock and multiprocessor that memory gives: 10 to 19 on all GPUs in question.
-const BYTES_PER_CLOCK: f64 = 12.0;
-/// Warps with which a multiprocessor reaches half its rate: dual issue and latencies want about eight.
-const HALF_RATE_WARPS: f64 = 2.0;
-/// Clocks before a block's first multiply-add and behind its last.
-const BLOCK_CLOCKS: f64 = 1500.0;
-/// Clocks that a second launch costs.
-const LAUNCH_CLOCKS: f64 = 3000.0;
-
-impl Tile {
-    fn blocks(&self, q: &Query) -> u32 {
-        q.m.div_ceil(self.bm) * q.n.div_ceil(self.bn)
-    }
-
-    /// Estimated clocks for this tile with k split `splits` times.
-    fn clocks(&self, q: &Query, splits: u32) -> f64 {
-        let blocks = f64::from(self.blocks(q)) * f64::from(q.batch) * f64::from(splits);
-        let per_multiprocessor = (blocks / f64::from(q.multiprocessors)).ceil();
-        let warps = per_multiprocessor.min(self.resident.into()) * f64::from(self.warps);
-        let rate = FMA_PER_CLOCK * self.rate * warps / (warps + HALF_RATE_WARPS);
-        let k = f64::from(q.k.div_ceil(splits));
-        let work = f64::from(self.bm * self.bn) * k / rate;
-        let rounds = (per_multiprocessor / f64::from(self.resident)).ceil();
-        let mut clocks = per_multiprocessor * work + rounds * BLOCK_CLOCKS;
-        if splits > 1 {
-            let elements = f64::from(q.batch) * f64::from(q.m) * f64::from(q.n);
-            let bytes = elements * 4.0 * (2.0 * f64::from(splits) + 1.0);
-            clocks += LAUNCH_CLOCKS + bytes / (BYTES_PER_CLOCK * f64::from(q.multiprocessors));
-        }
-        clocks
-    }
-}
-
-/// `k` in `splits` parts of a multiple of `step`: the chunk, and how many parts that really makes.
-fn split(k: u32, splits: u32, step: u32) -> (u32, u32) {
-    let chunk = k.div_ceil(splits.max(1)).next_multiple_of(step);
-    (chunk, k.div_ceil(chunk))
-}
-
-/// The numbers of parts worth trying.
-fn split_candidates(q: &Query, step: u32) -> impl Iterator<Item = u32> {
-    let outputs = q.batch as u64 * q.m as u64 * q.n as u64;
-    let by_memory = (MAX_ELEMENTS as u64 / outputs.max(1)).clamp(1, MAX_SPLITS.into()) as u32;
-    let most = (q.k / (4 * step)).clamp(1, by_memory);
-    (0..=MAX_SPLITS.ilog2()).map(|power| 1 << power).take_while(move |&splits| splits <= most)
-}
-
-/// The plan for this product; `None` if `variant` can't do it.
-fn select(q: &Query, variant: Variant, splits: Option<u32>) -> Option<Plan> {
-    let variant = match variant {
-        Variant::Auto => choose(q),
-        other => other,
-    };
-    let types = q.types as usize;
-    let (mut splits, mut log_parts) = (splits, 0);
-    let (spec, blocks, step) = match variant {
-        Variant::Auto => return None,
-        Variant::Textbook => {
-            let tile = textbook::TILE;
-            splits = Some(1);
-            let f32 = (q.types == Types::F32).then_some(textbook::SPEC);
-            (f32?, q.m.div_ceil(tile) * q.n.div_ceil(tile), q.k.max(1))
-        }
-        Variant::Tile128 => {
-            (tile128::SPECS[q.tile_layouts? as usize][types], TILES[0].blocks(q), regtile::BK)
-        }
-        Variant::Tile64 => (tile64::SPECS[q.tile_layouts? as usize][types], TILES[1].blocks(q), regtile::BK),
-        Variant::Tile32 => {
-            let specs = tile32::SPECS.get(q.tile_layouts? as usize)?;
-            (specs[types], TILES[2].blocks(q), regtile::BK)
-        }
-        Variant::Strided => {
-            let blocks = q.m.div_ceil(strided::BM) * q.n.div_ceil(strided::BN);
-            (strided::SPECS[types], blocks, regtile::BK)
-        }
-        Variant::Vector => {
-            let nt = |table: usize| (vector::NT[table][types], choose_parts(q));
-            let (spec, parts) = match q.vector_layouts? {
-                Layouts::Nt if q.m <= 1 => nt(0),
-                Layouts::Nt if q.m <= 4 => nt(1),
-                Layouts::Nt if q.m <= vector::MAX_M => nt(2),
-                Layouts::Nn if q.m <= 1 => (vector::NN[types], 0),
-                _ => return None,
-            };
-            log_parts = parts;
-            let columns = match q.vector_layouts? {
-                Layouts::Nt => vector::NT_COLUMNS * (vector::WARPS >> parts),
-                _ => vector::NN_COLUMNS,
-            };
-            (spec, q.n.div_ceil(columns), vector::K_STEP)
-        }
-    };
-    let splits = splits.unwrap_or_else(|| choose_splits(q, variant, blocks, step));
-    let (k_chunk, splits) = split(q.k, splits, step);
-    Some(Plan { variant, spec, blocks, splits, k_chunk, log_parts })
-}
-
-/// The family for this product.
-fn choose(q: &Query) -> Variant {
-    match (q.vector_layouts, q.tile_layouts) {
-        (Some(Layouts::Nt), _) if q.m <= 8 => Variant::Vector,
-        (Some(Layouts::Nn), _) if q.m <= 1 => Variant::Vector,
-        (_, None) => Variant::Strided,
-        (_, Some(layouts)) => {
-            let best = TILES
-                .iter()
-                .filter(|tile| tile.variant != Variant::Tile32 || (q.m <= tile.bm && layouts != Layouts::Tn))
-                .map(|tile| (tile, best_splits(q, tile).1))
-                .min_by(|(_, x), (_, y)| x.total_cmp(y));
-            best.map_or(Variant::Strided, |(tile, _)| tile.variant)
-        }
-    }
-}
-
-/// The number of parts with the lowest estimate, and the estimate.
-fn best_splits(q: &Query, tile: &Tile) -> (u32, f64) {
-    split_candidates(q, regtile::BK)
-        .map(|splits| (splits, tile.clocks(q, splits)))
-        .min_by(|(_, x), (_, y)| x.total_cmp(y))
-        .unwrap_or((1, 0.0))
-}
-
-/// Warps that read b if each reads whole columns.
-fn vector_warps(q: &Query) -> u32 {
-    q.n.div_ceil(vector::NT_COLUMNS).saturating_mul(q.batch).max(1)
-}
-
-/// The least power of two of warps for each column that keeps the memory busy, if k gives all their lanes something.
-fn choose_parts(q: &Query) -> u32 {
-    let wanted = VECTOR_WARPS * q.multiprocessors;
-    let useful = |parts: u32| q.k >> parts >= vector::K_STEP;
-    let most = vector::WARPS.ilog2();
-    (0..most).find(|&parts| vector_warps(q) << parts >= wanted || !useful(parts + 1)).unwrap_or(most)
-}
-
-fn choose_splits(q: &Query, variant: Variant, blocks: u32, step: u32) -> u32 {
-    if variant == Variant::Vector {
-        // what a block's own warps can't do
-        let warps = blocks.saturating_mul(q.batch).max(1).saturating_mul(vector::WARPS);
-        let wanted = VECTOR_WARPS * q.multiprocessors / warps;
-        return split_candidates(q, step).take_while(|&splits| splits <= wanted.max(1)).last().unwrap_or(1);
-    }
-    // the strided kernel has the tile of the 64 × 64 kernels
-    let tile = TILES.iter().find(|tile| tile.variant == variant).unwrap_or(&TILES[1]);
-    best_splits(q, tile).0
-}
 
 /// A matrix as the kernels see it: device address, type and strides.
 #[derive(Clone, Copy)]
@@ -390,12 +175,13 @@ fn launch(
         return add_parts(device, c, 0, 0, dims, write);
     }
     let q = query(device, c, a, b, dims);
-    let plan = select(&q, variant, splits).ok_or_else(|| Error::Unsupported {
-        op: "matmul",
-        argument: "variant",
-        value: format!("{variant:?}"),
-        reason: "its kernels can't do this shape, layout or type".into(),
-    })?;
+    let plan =
+        select(table::of(device.properties())?, &q, variant, splits).ok_or_else(|| Error::Unsupported {
+            op: "matmul",
+            argument: "variant",
+            value: format!("{variant:?}"),
+            reason: "its kernels can't do this shape, layout or type".into(),
+        })?;
     let elements = plan.splits as usize * batch as usize * m as usize * n as usize;
     let scratch = match plan.splits {
         1 => None,
@@ -466,74 +252,4 @@ fn add_parts(
     // SAFETY: as in `launch`; the parts were written by the launch before on the same stream, and none are read
     // where there are none.
     unsafe { device.launch(&spec, [blocks, 1, batch], &arguments) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const P4: u32 = 20;
-    const MX330: u32 = 3;
-
-    fn nt(m: u32, n: u32, k: u32, multiprocessors: u32) -> Query {
-        Query {
-            batch: 1,
-            m,
-            n,
-            k,
-            tile_layouts: Some(Layouts::Nt),
-            vector_layouts: Some(Layouts::Nt),
-            types: Types::F32,
-            multiprocessors,
-        }
-    }
-
-    fn plan(q: &Query) -> Plan {
-        select(q, Variant::Auto, None).unwrap()
-    }
-
-    #[test]
-    fn large_products_take_large_tiles_unsplit() {
-        for multiprocessors in [MX330, P4, 132] {
-            let plan = plan(&nt(4096, 4096, 4096, multiprocessors));
-            assert_eq!((plan.variant, plan.splits, plan.blocks), (Variant::Tile128, 1, 1024));
-        }
-    }
-
-    #[test]
-    fn few_rows_stream_the_weights() {
-        assert_eq!(plan(&nt(1, 2048, 2048, P4)).spec, vector::NT[0][0]);
-        assert_eq!(plan(&nt(3, 2048, 2048, P4)).spec, vector::NT[1][0]);
-        assert_eq!(plan(&nt(8, 2048, 2048, P4)).spec, vector::NT[2][0]);
-        assert_eq!(plan(&nt(16, 2048, 2048, P4)).variant, Variant::Tile32);
-        let nn = Query { vector_layouts: Some(Layouts::Nn), ..nt(1, 2048, 2048, P4) };
-        assert_eq!(plan(&nn).spec, vector::NN[0]);
-    }
-
-    #[test]
-    fn few_tiles_and_a_long_k_are_split() {
-        let plan = plan(&nt(64, 64, 16384, P4));
-        assert!(plan.splits > 4, "{plan:?}");
-    }
-
-    #[test]
-    fn what_is_not_aligned_runs_strided() {
-        let q = Query { tile_layouts: None, ..nt(100, 101, 103, P4) };
-        assert_eq!(plan(&q).variant, Variant::Strided);
-        assert_eq!(select(&q, Variant::Tile128, None), None);
-        assert_eq!(select(&q, Variant::Vector, None), None, "100 rows");
-    }
-
-    #[test]
-    fn the_parts_cover_k_and_none_is_empty() {
-        for k in [1, 7, 8, 9, 255, 256, 257, 1000, 4096, 65537] {
-            for wanted in 1..40 {
-                for step in [8, 256] {
-                    let (chunk, splits) = split(k, wanted, step);
-                    assert!(chunk % step == 0 && splits <= wanted);
-                    assert!(chunk * (splits - 1) < k && k <= chunk * splits, "{k} {wanted} {step}");
-                }
-            }
-        }
-    }
 }

@@ -35,12 +35,8 @@ pub enum Variant {
     Auto,
     /// 16 × 16 tiles, an element per thread: what users would write. f32 only.
     Textbook,
-    /// 128 × 128 register tiles; operands aligned to 16 bytes.
-    Tile128,
-    /// 64 × 64 register tiles; operands aligned to 16 bytes.
-    Tile64,
-    /// 32 × 64 register tiles, for 9 to 32 rows; operands aligned to 16 bytes, `a` row-major.
-    Tile32,
+    /// The register tiles of this name; operands aligned to 16 bytes. `pascaline tune` lists them.
+    Tile(&'static str),
     /// 64 × 64 register tiles for any strides and alignment.
     Strided,
     /// `b` streamed once past up to 8 rows of `a` (1, if `b` is row-major).

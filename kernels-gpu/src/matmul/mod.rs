@@ -11,6 +11,7 @@
 //! its own. With beta = 0, d is not read. Sums are f32; f16 is a storage format. A product split along k leaves its parts in
 //! scratch memory, which are then added in a fixed order, so results are repeatable bit for bit.
 
+mod load;
 pub mod reduce;
 pub mod regtile;
 pub mod textbook;
