@@ -4,7 +4,8 @@ use super::activate::{Activation, Epilogue, activate_into};
 use super::check::Check;
 use super::matmul::{Around, Matmul, around_into};
 use super::{add_into, rms_norm};
-use crate::{Device, Result, Shape, Tensor, TensorMut, gpu};
+use crate::tensor::MAX_ELEMENTS;
+use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, gpu};
 
 const CHECK: Check = Check("linear");
 
@@ -41,6 +42,10 @@ pub fn linear_into(
     let shape = output_shape(x, w, epilogue.activation)?;
     CHECK.shape("y", &y, shape.dims(), shape.to_string())?;
     CHECK.dtype("y", &y, CHECK.float("x", x)?)?;
+    CHECK.float("w", w)?;
+    if x.dtype() == DType::F16 {
+        CHECK.dtype("w", w, DType::F16)?;
+    }
     CHECK.contiguous("y", &y)?;
     CHECK.contiguous("x", x)?;
     CHECK.contiguous("w", w)?;
@@ -93,11 +98,16 @@ fn output_shape(x: &Tensor, w: &Tensor, activation: Activation) -> Result<Shape>
     let Some((k, outer)) = x.dims().split_last() else {
         return Err(CHECK.bad_shape("x", x, "[.., k]"));
     };
-    match w.dims() {
-        &[n, columns] if columns == *k => match activation.columns(n) {
-            Some(n) => Ok([outer, &[n]].concat().into()),
-            None => Err(CHECK.bad_shape("w", w, "an even number of rows, the two halves of a gate")),
-        },
-        _ => Err(CHECK.bad_shape("w", w, format!("[n, {k}] for x of shape {}", x.shape()))),
+    let n = match w.dims() {
+        &[n, columns] if columns == *k => activation
+            .columns(n)
+            .ok_or_else(|| CHECK.bad_shape("w", w, "an even number of rows, the two halves of a gate"))?,
+        _ => return Err(CHECK.bad_shape("w", w, format!("[n, {k}] for x of shape {}", x.shape()))),
+    };
+    let elements = outer.iter().fold(n as u128, |product, &extent| product.saturating_mul(extent as u128));
+    match elements <= MAX_ELEMENTS as u128 {
+        true => Ok([outer, &[n]].concat().into()),
+        // found before the output is allocated
+        false => Err(Error::TooLarge { op: "linear", argument: "y", elements, limit: MAX_ELEMENTS as u128 }),
     }
 }

@@ -217,6 +217,10 @@ mod tests {
             }
             assert!(sampler(options).next(&mut []).is_err());
         }
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(matches!(checked(3, value), Err(Error::NotFinite { .. })), "{value}");
+        }
+        assert_eq!(checked(3, -1e30), Ok(3));
     }
 
     #[test]
