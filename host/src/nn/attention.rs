@@ -107,7 +107,8 @@ impl Attention {
                 self.out.forward_around(&attended, Around { residual, ..Around::default() })
             }
             None => {
-                let mut own = LayerCache::for_pass(rows, self.num_kv_heads, self.head_dim, &device)?;
+                let (heads, d) = (self.num_kv_heads, self.head_dim);
+                let mut own = LayerCache::with_room(rows, heads, d, DType::F32, &device)?;
                 self.forward_around(x, norm, residual, rope, Some(&mut own))
             }
         }

@@ -8,6 +8,7 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
     num_kv_heads: usize,
     head_dim: usize,
+    dtype: DType,
     device: Device,
 }
 
@@ -22,18 +23,20 @@ pub struct LayerCache {
 }
 
 impl KvCache {
-    /// An empty cache without capacity.
+    /// An empty cache without capacity, for keys and values in f32 or f16.
     ///
     /// # Errors
     /// A device error.
-    pub fn new(layers: usize, num_kv_heads: usize, head_dim: usize, device: &Device) -> Result<Self> {
-        let layers = (0..layers)
-            .map(|_| {
-                let empty = || Tensor::zeros([0, num_kv_heads, head_dim], DType::F32, device);
-                Ok(LayerCache { k: empty()?, v: empty()?, len: 0 })
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { layers, num_kv_heads, head_dim, device: device.clone() })
+    pub fn new(
+        layers: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let layer = |_| LayerCache::with_room(0, num_kv_heads, head_dim, dtype, device);
+        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
+        Ok(Self { layers, num_kv_heads, head_dim, dtype, device: device.clone() })
     }
 
     /// Tokens in the cache.
@@ -62,7 +65,7 @@ impl KvCache {
         for layer in &mut self.layers {
             for tensor in [&mut layer.k, &mut layer.v] {
                 let shape = [capacity, self.num_kv_heads, self.head_dim];
-                let mut larger = Tensor::uninitialized(shape, DType::F32, &self.device)?;
+                let mut larger = Tensor::uninitialized(shape, self.dtype, &self.device)?;
                 let kept = tensor.narrow(0, 0, layer.len)?;
                 ops::copy_into(larger.view_mut()?.narrow(0, 0, layer.len)?, &kept)?;
                 *tensor = larger;
@@ -93,19 +96,21 @@ impl KvCache {
 
     /// Bytes that it takes on the device.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(|layer| 8 * layer.k.shape().elements()).sum()
+        let elements: usize = self.layers.iter().map(|layer| 2 * layer.k.shape().elements()).sum();
+        elements * self.dtype.size()
     }
 }
 
 impl LayerCache {
-    /// An empty cache for one pass of `tokens` tokens.
-    pub(super) fn for_pass(
+    /// An empty cache.
+    pub(super) fn with_room(
         tokens: usize,
         num_kv_heads: usize,
         head_dim: usize,
+        dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let room = || Tensor::uninitialized([tokens, num_kv_heads, head_dim], DType::F32, device);
+        let room = || Tensor::uninitialized([tokens, num_kv_heads, head_dim], dtype, device);
         Ok(Self { k: room()?, v: room()?, len: 0 })
     }
 

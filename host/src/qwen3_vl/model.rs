@@ -14,7 +14,7 @@ use std::path::Path;
 /// How [`Qwen3Vl::load_with`] loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// What matrices are stored as on the device: f32 or f16. All arithmetic is f32.
+    /// What matrices, and the keys and values of the cache, are stored as on the device: f32 or f16. All arithmetic is f32.
     pub dtype: DType,
     /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
     pub tokens_per_pass: usize,

@@ -12,6 +12,8 @@ use crate::{DType, Device, Result, Tensor};
 pub struct TextModel {
     config: super::config::TextConfig,
     device: Device,
+    /// What matrices are stored as, and keys and values.
+    dtype: DType,
     embed_tokens: Embedding,
     layers: Vec<TransformerBlock>,
     norm: RmsNorm,
@@ -78,7 +80,8 @@ impl TextModel {
             done(weights);
         }
         let norm = RmsNorm::new(weights.vector("model.language_model.norm.weight")?, text.rms_norm_eps)?;
-        Ok(Self { config: text.clone(), device: device.clone(), embed_tokens, layers, norm, lm_head })
+        let (config, device, dtype) = (text.clone(), device.clone(), weights.dtype());
+        Ok(Self { config, device, dtype, embed_tokens, layers, norm, lm_head })
     }
 
     /// An empty cache for this model.
@@ -86,7 +89,8 @@ impl TextModel {
     /// # Errors
     /// A device error.
     pub fn cache(&self) -> Result<KvCache> {
-        KvCache::new(self.layers.len(), self.config.num_key_value_heads, self.config.head_dim, &self.device)
+        let (heads, d) = (self.config.num_key_value_heads, self.config.head_dim);
+        KvCache::new(self.layers.len(), heads, d, self.dtype, &self.device)
     }
 
     /// The rotary angles of tokens at these positions: cosines and sines, each [positions, head_dim / 2].

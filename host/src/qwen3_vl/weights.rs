@@ -146,6 +146,11 @@ impl Weights {
         }
     }
 
+    /// The storage type chosen for matrices.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// A matrix, in the storage type chosen.
     ///
     /// # Errors

@@ -86,7 +86,6 @@ impl<const M: usize> Sums<M> {
         norm: *const A,
         at: u32,
     ) {
-        let from_b = words.map(B::unpack);
         let mut weights = B::splat(1.0);
         // SAFETY: as the caller promises.
         unsafe {
@@ -102,7 +101,8 @@ impl<const M: usize> Sums<M> {
                     });
                 }
                 each!(columns J => {
-                    B::zip(x, from_b[J], |x, y| {
+                    // unpacked only now: eight values of each column would be too many registers
+                    B::zip(x, B::unpack(words[J]), |x, y| {
                         self.products[I][J] = fma(x, y, self.products[I][J]);
                         x
                     });
@@ -111,7 +111,7 @@ impl<const M: usize> Sums<M> {
         }
     }
 
-    /// As [`add`](Self::add), for the single element `at`.
+    /// As [`add`](Self::add), for the single element `at`, which the columns begin with.
     ///
     /// # Safety
     /// It exists in all.
@@ -126,7 +126,7 @@ impl<const M: usize> Sums<M> {
         let at = at as usize;
         // SAFETY: as the caller promises.
         unsafe {
-            let from_b = columns.map(|column| B::load(column.add(at)));
+            let from_b = columns.map(|column| B::load(column));
             let weight = if norm.is_null() { 1.0 } else { A::load(norm.add(at)) };
             each!(I < M => {
                 let x = A::load(rows[I].add(at));
@@ -164,12 +164,12 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
     let (across, between, width) = if gated { (2, p.n / 2, p.n / 2) } else { (4, 0, p.n) };
     let place =
         |group: u32, j: u32| ((thread::block_idx_x() * groups + group) * across + j % across, j / across);
-    let mut columns = [b; R];
+    let mut columns = [0; R];
     each!(columns J => {
         // columns that do not exist are read as the last one, and not written
         let (column, partner) = place((tid / 32) >> log_parts, J as u32);
         let column = column.min(width - 1) + partner * between;
-        columns[J] = b.wrapping_add((column * ldb + k_first) as usize);
+        columns[J] = column * ldb + k_first;
     });
     let mut rows = [a; M];
     each!(I < M => rows[I] = a.wrapping_add(((I as u32).min(p.m - 1) * lda + k_first) as usize));
@@ -186,14 +186,14 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
                 // load
                 let mut words = [[[0; 4]; R]; STEPS];
                 each!(S < STEPS => each!(columns J => {
-                    words[S][J] = load_raw(columns[J].add((at + S as u32 * stride) as usize));
+                    words[S][J] = load_raw(b.add((columns[J] + at + S as u32 * stride) as usize));
                 }));
                 // compute
                 each!(S < STEPS => sums.add::<A, B>(words[S], rows, around.norm, at + S as u32 * stride));
                 at += steps * stride;
             }
             while at + B::LEN <= k_count {
-                let words = columns.map(|column| load_raw(column.add(at as usize)));
+                let words = columns.map(|column| load_raw(b.add((column + at) as usize)));
                 sums.add::<A, B>(words, rows, around.norm, at);
                 at += stride;
             }
@@ -203,7 +203,7 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
         }
         at += part * 32 + lane;
         while at < k_count {
-            sums.add_one(columns, rows, around.norm, at);
+            sums.add_one(columns.map(|column| b.add((column + at) as usize)), rows, around.norm, at);
             at += 32 << log_parts;
         }
 
@@ -380,9 +380,9 @@ macro_rules! kernels {
 }
 
 kernels! {
-    matmul_vector1_nt_f32: nt<1, 2, 2>, f32, f32, f32;
-    matmul_vector1_nt_f16: nt<1, 2, 2>, F16, F16, F16;
-    matmul_vector1_nt_mixed: nt<1, 2, 2>, f32, F16, f32;
+    matmul_vector1_nt_f32: nt<1, 2, 3>, f32, f32, f32;
+    matmul_vector1_nt_f16: nt<1, 2, 3>, F16, F16, F16;
+    matmul_vector1_nt_mixed: nt<1, 2, 3>, f32, F16, f32;
     matmul_vector4_nt_f32: nt<4, 2, 2>, f32, f32, f32;
     matmul_vector4_nt_f16: nt<4, 1, 2>, F16, F16, F16;
     matmul_vector4_nt_mixed: nt<4, 1, 2>, f32, F16, f32;
@@ -396,7 +396,11 @@ kernels! {
 
 const fn nt_spec(name: &'static str, m: u32) -> KernelSpec {
     let shared = 2 * 4 * WARPS * MAX_M * NT_COLUMNS;
-    let blocks = if m == MAX_M { 1 } else { 2 };
+    let blocks = match m {
+        1 => 3,
+        4 => 2,
+        _ => 1,
+    };
     KernelSpec::new(name, THREADS).min_blocks(blocks).shared_bytes(shared).shuffles(5 * m * (NT_COLUMNS + 1))
 }
 
