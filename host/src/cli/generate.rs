@@ -4,9 +4,11 @@ use super::failure::Failure;
 use super::model::{ModelArgs, SamplingArgs};
 use super::screen::{Colours, Style};
 use crate::error::bytes;
+use crate::memory::{self, adaptor::to_text};
 use crate::qwen3_vl::generate::user_turn;
 use crate::qwen3_vl::{Statistics, StopReason, Visual};
 use serde::Serialize;
+use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -40,6 +42,10 @@ pub(super) struct Args {
     /// Print one JSON object behind the end, with tokens, text and statistics, and nothing else.
     #[arg(long)]
     json: bool,
+
+    /// Write what was allocated and freed on the GPU for the answer, for `bench --memory --trace`.
+    #[arg(long, value_name = "FILE")]
+    memory_trace: Option<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -65,15 +71,24 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let options = args.sampling.options(&model);
 
     let mut closed = None;
-    let output = model.generate_from(&mut model.session()?, &prompt, &options, |piece| {
-        match if args.json { Ok(()) } else { print(piece) } {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => {
-                closed = Some(error);
-                ControlFlow::Break(())
-            }
+    let mut session = model.session()?;
+    let mut receive = |piece: &str| match if args.json { Ok(()) } else { print(piece) } {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(error) => {
+            closed = Some(error);
+            ControlFlow::Break(())
         }
-    })?;
+    };
+    let mut answer = || model.generate_from(&mut session, &prompt, &options, &mut receive);
+    let output = match &args.memory_trace {
+        None => answer()?,
+        Some(file) => {
+            let (output, entries) = memory::trace(answer);
+            let unwritten = |error| Failure::Failed(format!("{} can't be written: {error}", file.display()));
+            fs::write(file, to_text(&entries)).map_err(unwritten)?;
+            output?
+        }
+    };
     if let Some(error) = closed {
         return Err(error.into());
     }
