@@ -19,14 +19,31 @@ use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Each time is the median of so many runs after one to warm up.
-const RUNS: usize = 9;
-/// Bytes of a copy: large enough that its calls don't count, and no more than the pinned pool keeps.
-const COPY: usize = 32 << 20;
-/// Kernels in the chain that a graph replays, as a decoded token takes.
+/// How much of everything.
+struct Sizes {
+    /// Each time is the median of so many runs after one to warm up.
+    runs: usize,
+    /// Bytes of a copy: large enough that its calls don't count, and no more than the pinned pool keeps.
+    copy: usize,
+    /// Bytes of each of the layers that pass through the device.
+    layer: usize,
+    /// Rows and columns of what a piece of computation works on.
+    work: [usize; 2],
+    /// Columns of the small kernels.
+    row: usize,
+}
+
+const CARD: Sizes = Sizes { runs: 9, copy: 32 << 20, layer: 16 << 20, work: [1024, 1024], row: 2048 };
+/// To see that all of it runs.
+const VIRTUAL: Sizes = Sizes { runs: 1, copy: 4 << 20, layer: 64 << 10, work: [4, 64], row: 64 };
+
+/// Small kernels in the chain that a graph replays, as a decoded token takes.
 const CHAIN: usize = 200;
-/// Layers that pass through the device, and the bytes of each.
-const LAYERS: (usize, usize) = (8, 16 << 20);
+const LAYERS: usize = 8;
+
+fn sizes() -> &'static Sizes {
+    if is_virtual() { &VIRTUAL } else { &CARD }
+}
 
 /// One number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -296,8 +313,8 @@ struct Work {
 impl Work {
     fn new(stream: &CudaDevice) -> Result<Self> {
         let on = Device::Cuda(stream.clone());
-        let x = Tensor::zeros([1024, 1024], DType::F32, &on)?;
-        let y = Tensor::uninitialized([1024, 1024], DType::F32, &on)?;
+        let x = Tensor::zeros(sizes().work, DType::F32, &on)?;
+        let y = Tensor::uninitialized(sizes().work, DType::F32, &on)?;
         Ok(Self { x, y, stream: stream.clone() })
     }
 
@@ -324,9 +341,10 @@ fn hidden(one: Duration, other: Duration, both: Duration) -> f64 {
 
 /// Rates of copies, and how much of a copy disappears behind computation on another stream.
 fn copies(device: &CudaDevice) -> Result<Vec<Measured>> {
-    let mut target = DeviceBuffer::uninitialized(device, COPY)?;
-    let source = vec![1u8; COPY];
-    let rate = |time: Duration| COPY as f64 / time.as_secs_f64() / 1e9;
+    let bytes = sizes().copy;
+    let mut target = DeviceBuffer::uninitialized(device, bytes)?;
+    let source = vec![1u8; bytes];
+    let rate = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
     let pageable = median(|| {
         target.upload_pageable(0, &source)?;
         device.synchronize()
@@ -337,8 +355,8 @@ fn copies(device: &CudaDevice) -> Result<Vec<Measured>> {
     })?;
     let mut upload = |work: &mut dyn FnMut() -> Result<()>| -> Result<Duration> {
         let mut times = Vec::new();
-        for _ in 0..=RUNS {
-            let source = PinnedBuffer::new(device, COPY)?;
+        for _ in 0..=sizes().runs {
+            let source = PinnedBuffer::new(device, bytes)?;
             let start = Instant::now();
             target.upload_async(0, source)?;
             work()?;
@@ -364,7 +382,7 @@ fn copies(device: &CudaDevice) -> Result<Vec<Measured>> {
 
 /// Layers that come from host memory while the layer before is computed.
 fn layers(device: &CudaDevice) -> Result<Vec<Measured>> {
-    let (count, bytes) = LAYERS;
+    let (count, bytes) = (LAYERS, sizes().layer);
     let host = (0..count).map(|_| PinnedBuffer::new(device, bytes)).collect::<Result<_>>()?;
     let mut layers = LayerStream::new(device, host)?;
     let mut work = Work::new(device)?;
@@ -397,8 +415,8 @@ fn layers(device: &CudaDevice) -> Result<Vec<Measured>> {
 /// A chain of small kernels, launched and replayed: until the GPU is done, and the host's part of it.
 fn graph(device: &CudaDevice) -> Result<Vec<Measured>> {
     let on = Device::Cuda(device.clone());
-    let x = Tensor::zeros([1, 2048], DType::F32, &on)?;
-    let mut y = Tensor::uninitialized([1, 2048], DType::F32, &on)?;
+    let x = Tensor::zeros([1, sizes().row], DType::F32, &on)?;
+    let mut y = Tensor::uninitialized([1, sizes().row], DType::F32, &on)?;
     let mut chain = || (0..CHAIN).try_for_each(|_| ops::softmax_into(y.view_mut()?, &x));
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let (launched, launched_host) = timed(device, &mut chain)?;
@@ -419,7 +437,7 @@ fn graph(device: &CudaDevice) -> Result<Vec<Measured>> {
 /// Until the device is done, and until the calls have returned.
 fn timed(device: &CudaDevice, mut work: impl FnMut() -> Result<()>) -> Result<(Duration, Duration)> {
     let (mut done, mut returned) = (Vec::new(), Vec::new());
-    for _ in 0..=RUNS {
+    for _ in 0..=sizes().runs {
         let start = Instant::now();
         work()?;
         returned.push(start.elapsed());
@@ -431,7 +449,7 @@ fn timed(device: &CudaDevice, mut work: impl FnMut() -> Result<()>) -> Result<(D
 
 fn median(mut work: impl FnMut() -> Result<()>) -> Result<Duration> {
     let mut times = Vec::new();
-    for _ in 0..=RUNS {
+    for _ in 0..=sizes().runs {
         let start = Instant::now();
         work()?;
         times.push(start.elapsed());

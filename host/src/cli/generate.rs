@@ -67,6 +67,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let videos = args.video.iter().map(|folder| Visual::video(folder, args.fps));
     let visuals = images.chain(videos).collect::<Result<Vec<_>, _>>()?;
     let (model, load_time) = args.model.load()?;
+    if args.memory_trace.is_some() && !model.device().is_cuda() {
+        return Err(Failure::Failed("only a GPU's memory is traced; add `--device cuda`".into()));
+    }
     let prompt = model.processor.prepare(&[user_turn(&visuals, &args.prompt)], &visuals)?;
     let options = args.sampling.options(&model);
 
@@ -128,9 +131,13 @@ pub(super) fn summary(statistics: &Statistics) -> String {
         cached => format!(" ({cached} cached)"),
     };
     let peak = statistics.peak_bytes.map(|peak| format!(", {} in use", bytes(peak))).unwrap_or_default();
+    let paused = match statistics.paused_seconds {
+        0.0 => String::new(),
+        paused => format!(", {paused:.1} s of it held back by heat"),
+    };
     format!(
         "{prompt_tokens} prompt tokens{cached}, first token after {time_to_first_token:.2} s, \
-         then {} tokens at {:.1} per second{peak}",
+         then {} tokens at {:.1} per second{paused}{peak}",
         statistics.decode_tokens, statistics.decode_tokens_per_second
     )
 }

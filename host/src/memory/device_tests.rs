@@ -206,7 +206,8 @@ fn each_wait_of_a_copy_is_needed() {
         found.iter().all(|&byte| byte == round)
     });
     notices(Wait::ChunkReuse, &mut rig, |rig, round| {
-        let source: Vec<u8> = (0..3).flat_map(|chunk| [round.wrapping_mul(3) + chunk; CHUNK]).collect();
+        let source: Vec<u8> =
+            (0..3).flat_map(|chunk| std::iter::repeat_n(round.wrapping_mul(3) + chunk, CHUNK)).collect();
         rig.late(A);
         buffer.upload(0, &source).unwrap();
         rig.read_late(A, buffer.address(), source.len()) == source

@@ -5,6 +5,7 @@ use super::processor::{Prompt, Visual};
 use super::sampling::{Sampler, Sampling};
 use super::stream::TextStream;
 use super::text::Images;
+use crate::governor::Pacer;
 use crate::{Result, Tensor};
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -68,6 +69,8 @@ pub struct Statistics {
     pub cache_bytes: usize,
     /// The most bytes in use that were seen: of the device on a GPU, of the process on the CPU.
     pub peak_bytes: Option<usize>,
+    /// Seconds that tokens were held back because the GPU was near its thermal limit.
+    pub paused_seconds: f64,
 }
 
 /// An answer.
@@ -118,6 +121,7 @@ impl Qwen3Vl {
                 ..Statistics::default()
             },
         };
+        let mut pacer = Pacer::new(self.device());
         let begin = Instant::now();
         let prefill = self.prefill(session, prompt, options.max_new_tokens)?;
         let mut logits = prefill.logits.to_vec::<f32>()?;
@@ -148,6 +152,7 @@ impl Qwen3Vl {
                 output.stop_reason = StopReason::StopString;
                 break;
             }
+            pacer.pace();
             if output.ids.len() < options.max_new_tokens {
                 logits = decoder.pass(session, id)?;
             }
@@ -168,6 +173,7 @@ impl Qwen3Vl {
             rate(statistics.decode_tokens, elapsed.saturating_sub(first_token));
         statistics.cache_bytes = session.cache.bytes();
         statistics.peak_bytes = peak;
+        statistics.paused_seconds = pacer.paused().as_secs_f64();
         Ok(output)
     }
 
