@@ -10,6 +10,7 @@ use pascaline::memory::simulated::{Call, Simulated, SimulatedStream};
 use pascaline::memory::{MemoryPool, Statistics};
 use std::collections::BTreeMap;
 use std::env;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 const THREADS: u64 = 16;
@@ -234,6 +235,15 @@ fn random_operations_keep_every_invariant() {
     });
 }
 
+/// Waits for threads that are far behind: run one after the other, they would never be short of memory together.
+fn keep_together(state: &Mutex<Books>, progress: &[AtomicU64], thread: usize, operation: u64) {
+    progress[thread].store(operation, Ordering::Relaxed);
+    let behind = |other: &AtomicU64| other.load(Ordering::Relaxed) < operation.saturating_sub(1024);
+    while !state.is_poisoned() && progress.iter().any(behind) {
+        std::thread::yield_now();
+    }
+}
+
 fn random_run(seed: u64, operations: u64) {
     let world = World::new(seed);
     world.device.refuse(1);
@@ -259,18 +269,23 @@ fn random_run(seed: u64, operations: u64) {
             world.check(books);
         };
     let lock = || world.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let progress = [const { AtomicU64::new(0) }; THREADS as usize];
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let step = &step;
-            let world = &world;
+            let (step, world, progress) = (&step, &world, &progress);
             scope.spawn(move || {
                 let (mut random, mut blocks) = (Random((seed - 1) << 32 | thread), Vec::new());
                 for operation in 0..operations / THREADS {
                     step(operation, &mut lock(), &mut random, &mut blocks);
                     if operation % 4096 == 0 {
+                        let _books = lock();
                         world.pool.audit().unwrap();
                     }
+                    if operation % 256 == 0 {
+                        keep_together(&world.state, progress, thread as usize, operation);
+                    }
                 }
+                progress[thread as usize].store(u64::MAX, Ordering::Relaxed);
                 for block in blocks {
                     let mut books = lock();
                     world.free(&mut books, &mut random, &block);
