@@ -19,6 +19,8 @@ pub(super) struct Row {
     /// The kernels launched, in order, or `cpu`.
     pub variant: Option<String>,
     pub samples: Option<usize>,
+    /// The multiprocessors' mean clock while it was timed, where the GPU tells.
+    pub clock_mhz: Option<u32>,
     pub median_ms: Option<f64>,
     pub min_ms: Option<f64>,
     pub gflops: Option<f64>,
@@ -63,6 +65,7 @@ impl Row {
             message,
             variant: None,
             samples: None,
+            clock_mhz: None,
             median_ms: None,
             min_ms: None,
             gflops: None,
