@@ -12,11 +12,13 @@ mod copy;
 pub mod data;
 mod elementwise;
 mod embedding;
+mod float16;
 mod kv_cache;
 mod layer_norm;
 mod matmul;
 mod misaligned;
 pub mod quant;
+mod quantize;
 mod reduce;
 mod rms_norm;
 mod rope;
@@ -33,6 +35,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         attention::cases,
         matmul::cases,
         quant::cases,
+        quantize::cases,
         kv_cache::cases,
         softmax::cases,
         rms_norm::cases,
@@ -40,6 +43,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         reduce::cases,
         elementwise::cases,
         cast::cases,
+        float16::cases,
         transpose::cases,
         copy::cases,
         embedding::cases,
