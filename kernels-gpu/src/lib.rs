@@ -7,6 +7,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
+pub mod activate;
 pub mod attention;
 pub mod cast;
 pub mod copy;
@@ -21,6 +22,7 @@ pub mod quant;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;
+pub mod rope_append;
 pub mod softmax;
 mod spec;
 pub mod transpose;
@@ -29,6 +31,7 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
+    activate::KERNELS,
     attention::decode::KERNELS,
     attention::prefill::KERNELS,
     attention::textbook::KERNELS,
@@ -61,6 +64,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     reduce::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,
+    &rope_append::SPECS,
     softmax::KERNELS,
     transpose::KERNELS,
 ];

@@ -1,8 +1,9 @@
 //! Which matmul kernel, how k is split, and the grid.
 
-use crate::cuda::{CudaDevice, args};
+use crate::cuda::{Arg, CudaDevice, args};
 use crate::memory::DeviceBuffer;
-use crate::ops::matmul::{Batch, Matmul, Problem, Strides, Variant};
+use crate::ops::Activation;
+use crate::ops::matmul::{Around, Batch, Matmul, Problem, Strides, Variant};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Error, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
@@ -11,6 +12,10 @@ use kernels_gpu::matmul::{reduce, textbook, vector};
 
 /// The largest grid along z.
 const MAX_BATCH: usize = 65535;
+/// The most rows of the kernels that read b once, and so of [`linear`].
+pub(crate) const MAX_VECTOR_ROWS: usize = vector::MAX_M as usize;
+/// Warps that a multiprocessor should have at work in those kernels: each has 4 KiB of b on their way.
+const VECTOR_WARPS: u32 = 12;
 /// The most parts that k is split into: more cost more to add than they gain.
 const MAX_SPLITS: u32 = 32;
 
@@ -56,6 +61,8 @@ struct Plan {
     splits: u32,
     /// k of each part but the last.
     k_chunk: u32,
+    /// 2 to this power of a block's warps share the columns, for `Vector` with a transposed b.
+    log_parts: u32,
 }
 
 /// A register tile as the cost estimate sees it.
@@ -132,7 +139,7 @@ fn select(q: &Query, variant: Variant, splits: Option<u32>) -> Option<Plan> {
         other => other,
     };
     let types = q.types as usize;
-    let mut splits = splits;
+    let (mut splits, mut log_parts) = (splits, 0);
     let (spec, blocks, step) = match variant {
         Variant::Auto => return None,
         Variant::Textbook => {
@@ -154,19 +161,25 @@ fn select(q: &Query, variant: Variant, splits: Option<u32>) -> Option<Plan> {
             (strided::SPECS[types], blocks, regtile::BK)
         }
         Variant::Vector => {
-            let (spec, columns) = match q.vector_layouts? {
-                Layouts::Nt if q.m <= 1 => (vector::NT[0][types], vector::NT_COLUMNS),
-                Layouts::Nt if q.m <= 4 => (vector::NT[1][types], vector::NT_COLUMNS),
-                Layouts::Nt if q.m <= 8 => (vector::NT[2][types], vector::NT_COLUMNS),
-                Layouts::Nn if q.m <= 1 => (vector::NN[types], vector::NN_COLUMNS),
+            let nt = |table: usize| (vector::NT[table][types], choose_parts(q));
+            let (spec, parts) = match q.vector_layouts? {
+                Layouts::Nt if q.m <= 1 => nt(0),
+                Layouts::Nt if q.m <= 4 => nt(1),
+                Layouts::Nt if q.m <= vector::MAX_M => nt(2),
+                Layouts::Nn if q.m <= 1 => (vector::NN[types], 0),
                 _ => return None,
+            };
+            log_parts = parts;
+            let columns = match q.vector_layouts? {
+                Layouts::Nt => vector::NT_COLUMNS * (vector::WARPS >> parts),
+                _ => vector::NN_COLUMNS,
             };
             (spec, q.n.div_ceil(columns), vector::K_STEP)
         }
     };
     let splits = splits.unwrap_or_else(|| choose_splits(q, variant, blocks, step));
     let (k_chunk, splits) = split(q.k, splits, step);
-    Some(Plan { variant, spec, blocks, splits, k_chunk })
+    Some(Plan { variant, spec, blocks, splits, k_chunk, log_parts })
 }
 
 /// The family for this product.
@@ -194,10 +207,24 @@ fn best_splits(q: &Query, tile: &Tile) -> (u32, f64) {
         .unwrap_or((1, 0.0))
 }
 
+/// Warps that read b if each reads whole columns.
+fn vector_warps(q: &Query) -> u32 {
+    q.n.div_ceil(vector::NT_COLUMNS).saturating_mul(q.batch).max(1)
+}
+
+/// The least power of two of warps for each column that keeps the memory busy, if k gives all their lanes something.
+fn choose_parts(q: &Query) -> u32 {
+    let wanted = VECTOR_WARPS * q.multiprocessors;
+    let useful = |parts: u32| q.k >> parts >= vector::K_STEP;
+    let most = vector::WARPS.ilog2();
+    (0..most).find(|&parts| vector_warps(q) << parts >= wanted || !useful(parts + 1)).unwrap_or(most)
+}
+
 fn choose_splits(q: &Query, variant: Variant, blocks: u32, step: u32) -> u32 {
     if variant == Variant::Vector {
-        // enough warps to keep the memory busy: two blocks of eight on every multiprocessor
-        let wanted = (2 * q.multiprocessors).div_ceil(blocks.saturating_mul(q.batch).max(1));
+        // what a block's own warps can't do
+        let warps = blocks.saturating_mul(q.batch).max(1).saturating_mul(vector::WARPS);
+        let wanted = VECTOR_WARPS * q.multiprocessors / warps;
         return split_candidates(q, step).take_while(|&splits| splits <= wanted.max(1)).last().unwrap_or(1);
     }
     // the strided kernel has the tile of the 64 × 64 kernels
@@ -230,9 +257,11 @@ pub(crate) fn matmul(
     b: &Tensor,
     mut p: Problem,
     options: &Matmul,
+    around: &Around,
 ) -> Result<()> {
+    let around = &Addresses::of(around);
     let (mut from_a, mut from_b) = ((a.address(), a.dtype()), (b.address(), b.dtype()));
-    if p.n == 1 && p.m > 1 && p.ldc == 1 && a.dtype() == b.dtype() {
+    if p.n == 1 && p.m > 1 && p.ldc == 1 && a.dtype() == b.dtype() && around.bias == 0 {
         // a·x for a column x is xᵀ·aᵀ, for which there are few-row kernels
         std::mem::swap(&mut p.m, &mut p.n);
         (p.a, p.b) = (transposed(p.b), transposed(p.a));
@@ -256,10 +285,54 @@ pub(crate) fn matmul(
             let b = operand(from_b, at_b + first * inner.b, p.b, inner.b);
             let strides = Strides { row: p.ldc, column: 1 };
             let c = operand((c.address(), c.dtype()), at_c + first * inner.c, strides, inner.c);
-            launch(device, c, a, b, [batch as u32, p.m as u32, p.n as u32, p.k as u32], options)?;
+            launch(device, c, a, b, [batch as u32, p.m as u32, p.n as u32, p.k as u32], options, around)?;
         }
     }
     Ok(())
+}
+
+/// What stands around a product, as the kernels see it; 0 where there is nothing.
+#[derive(Clone, Copy)]
+struct Addresses {
+    bias: u64,
+    /// In c's place as the factor of beta.
+    residual: u64,
+    norm: u64,
+    eps: f32,
+    activation: u32,
+}
+
+impl Addresses {
+    fn of(around: &Around) -> Self {
+        let Around { norm, epilogue } = around;
+        Self {
+            bias: epilogue.bias.map_or(0, Tensor::address),
+            residual: epilogue.residual.map_or(0, Tensor::address),
+            norm: norm.map_or(0, |(weight, _)| weight.address()),
+            eps: norm.map_or(0.0, |(_, eps)| eps),
+            activation: super::activate::number(epilogue.activation),
+        }
+    }
+}
+
+/// y = act(norm(x)·wᵀ + bias) + residual in one launch, for up to [`MAX_VECTOR_ROWS`] rows; all are matrices, and k > 0.
+pub(crate) fn linear(
+    device: &CudaDevice,
+    y: TensorMut,
+    x: &Tensor,
+    w: &Tensor,
+    around: &Around,
+) -> Result<()> {
+    let w = w.swap_dims(0, 1)?;
+    let mut p = Problem::new(y.layout(), x.layout(), w.layout());
+    p.n = w.dims()[1]; // of which y may have half
+    if p.is_empty() {
+        return Ok(());
+    }
+    let whole = around.norm.is_some() || around.epilogue.activation != Activation::Identity;
+    // a block sees all of k where something is done with the whole sum
+    let options = Matmul { variant: Variant::Vector, splits: whole.then_some(1), ..Matmul::default() };
+    matmul(device, y, x, &w, p, &options, around)
 }
 
 fn transposed(strides: Strides) -> Strides {
@@ -303,12 +376,18 @@ fn launch(
     b: Operand,
     dims: [u32; 4],
     options: &Matmul,
+    around: &Addresses,
 ) -> Result<()> {
     let [batch, m, n, k] = dims;
-    let Matmul { alpha, beta, variant, splits } = *options;
+    let Matmul { alpha, mut beta, variant, splits } = *options;
+    let (bias, mut addend) = (around.bias, c.address);
+    if around.residual != 0 {
+        (beta, addend) = (1.0, around.residual);
+    }
     let (ldc, stride_c) = (c.strides.row as u32, c.batch as u32);
+    let write = args![alpha, beta, bias, addend];
     if k == 0 {
-        return add_parts(device, c, 0, 0, dims, alpha, beta);
+        return add_parts(device, c, 0, 0, dims, write);
     }
     let q = query(device, c, a, b, dims);
     let plan = select(&q, variant, splits).ok_or_else(|| Error::Unsupported {
@@ -338,127 +417,55 @@ fn launch(
             if q.tile_layouts == Some(Layouts::Nt) { col_b } else { row_b },
         ),
     };
-    // SAFETY: `ops::matmul_into` has checked that types, shapes and streams fit and that every extent times its stride
-    // stays inside tensors of less than 2³¹ elements; a TensorMut overlaps nothing. `select` gives a kernel whose
-    // layouts and alignment are those that `query` found, and parts of k that cover it, none of them empty. The
-    // scratch memory holds all parts and is freed behind the launches.
-    unsafe {
-        match plan.variant {
-            Variant::Textbook => device.launch(
-                &plan.spec,
-                grid,
-                args![
-                    c.address, a.address, b.address, m, n, k, row_a, col_a, row_b, col_b, ldc, stride_a,
-                    stride_b, stride_c, alpha, beta
-                ],
-            )?,
-            Variant::Strided => device.launch(
-                &plan.spec,
-                grid,
-                args![
-                    c.address,
-                    a.address,
-                    b.address,
-                    partial,
-                    m,
-                    n,
-                    k,
-                    row_a,
-                    col_a,
-                    row_b,
-                    col_b,
-                    ldc,
-                    stride_a,
-                    stride_b,
-                    stride_c,
-                    plan.k_chunk,
-                    alpha,
-                    beta
-                ],
-            )?,
-            Variant::Vector => {
-                let aligned = match q.vector_layouts {
-                    Some(Layouts::Nt) => [(a, lda), (b, ldb)]
-                        .iter()
-                        .all(|(x, ld)| x.is_aligned(*ld as usize, 16 / x.dtype.size())),
-                    _ => b.is_aligned(ldb as usize, 4) && n.is_multiple_of(4),
-                };
-                device.launch(
-                    &plan.spec,
-                    grid,
-                    args![
-                        c.address,
-                        a.address,
-                        b.address,
-                        partial,
-                        m,
-                        n,
-                        k,
-                        lda,
-                        ldb,
-                        ldc,
-                        stride_a,
-                        stride_b,
-                        stride_c,
-                        plan.k_chunk,
-                        alpha,
-                        beta,
-                        u32::from(aligned)
-                    ],
-                )?;
-            }
-            _ => device.launch(
-                &plan.spec,
-                grid,
-                args![
-                    c.address,
-                    a.address,
-                    b.address,
-                    partial,
-                    m,
-                    n,
-                    k,
-                    lda,
-                    ldb,
-                    ldc,
-                    stride_a,
-                    stride_b,
-                    stride_c,
-                    plan.k_chunk,
-                    alpha,
-                    beta
-                ],
-            )?,
+    let extents: &[Arg] = args![m, n, k];
+    let strides = args![ldc, stride_a, stride_b, stride_c, plan.k_chunk];
+    let operands: &[Arg] = args![c.address, a.address, b.address, partial];
+    let arguments = match plan.variant {
+        Variant::Textbook => {
+            let lines = args![row_a, col_a, row_b, col_b, ldc, stride_a, stride_b, stride_c, alpha, beta];
+            [&operands[..3], extents, lines].concat()
         }
-    }
+        Variant::Strided => [operands, extents, args![row_a, col_a, row_b, col_b], strides, write].concat(),
+        Variant::Vector if q.vector_layouts == Some(Layouts::Nt) => {
+            let vectors = |x: &Operand, ld: u32| x.is_aligned(ld as usize, 16 / x.dtype.size());
+            let aligned = vectors(&a, lda) && vectors(&b, ldb) && around.norm.is_multiple_of(16);
+            let rest = args![u32::from(aligned), around.norm, around.eps, around.activation, plan.log_parts];
+            [operands, extents, args![lda, ldb], strides, write, rest].concat()
+        }
+        Variant::Vector => {
+            let aligned = b.is_aligned(ldb as usize, 4) && n.is_multiple_of(4);
+            [operands, extents, args![lda, ldb], strides, write, args![u32::from(aligned)]].concat()
+        }
+        _ => [operands, extents, args![lda, ldb], strides, write].concat(),
+    };
+    // SAFETY: `ops::matmul_into` has checked that types, shapes and streams fit and that every extent times its stride
+    // stays inside tensors of less than 2³¹ elements; a TensorMut overlaps nothing. What stands around the product was
+    // checked by `ops::linear_into`: a residual lies as c does. `select` gives a kernel whose layouts and alignment are
+    // those that `query` found, and parts of k that cover it, none of them empty. The scratch memory holds all parts and
+    // is freed behind the launches.
+    unsafe { device.launch(&plan.spec, grid, &arguments)? };
     match plan.splits {
         1 => Ok(()),
-        parts => add_parts(device, c, partial, parts, dims, alpha, beta),
+        parts => add_parts(device, c, partial, parts, dims, write),
     }
 }
 
-/// c = alpha·Σ parts + beta·c.
+/// c = alpha·Σ parts + bias + beta·d, with `write` = (alpha, beta, bias, d).
 fn add_parts(
     device: &CudaDevice,
     c: Operand,
     partial: u64,
     splits: u32,
     [batch, m, n, _]: [u32; 4],
-    alpha: f32,
-    beta: f32,
+    write: &[Arg],
 ) -> Result<()> {
     let spec = reduce::SPECS[usize::from(c.dtype == DType::F16)];
     let blocks = (m as usize * n as usize).div_ceil(reduce::THREADS as usize) as u32;
     let (ldc, stride_c) = (c.strides.row as u32, c.batch as u32);
+    let arguments = [args![c.address, partial, m, n, ldc, stride_c, splits], write].concat();
     // SAFETY: as in `launch`; the parts were written by the launch before on the same stream, and none are read
     // where there are none.
-    unsafe {
-        device.launch(
-            &spec,
-            [blocks, 1, batch],
-            args![c.address, partial, m, n, ldc, stride_c, splits, alpha, beta],
-        )
-    }
+    unsafe { device.launch(&spec, [blocks, 1, batch], &arguments) }
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
 //! Which kernels quantise, read back and multiply, and their grids.
 
 use crate::cuda::{CudaDevice, args};
-use crate::ops::{Activation, Epilogue};
+use crate::ops::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::quant::blocks::BLOCK;
 use kernels_gpu::quant::decode::{self, DECODE};
 use kernels_gpu::quant::encode::{self, I8, Q4_0, Q4K, Q8_0, ROWS};
-use kernels_gpu::quant::epilogue::{GELU_TANH, IDENTITY, SILU};
 use kernels_gpu::quant::straight_through::STRAIGHT_THROUGH;
 use kernels_gpu::quant::tile::{BN, TILE32, TILE64, TILE128};
 use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1};
@@ -112,12 +111,8 @@ pub(crate) fn vector(
 
 /// The addresses of bias and residual, and the activation's number.
 fn arguments(epilogue: &Epilogue) -> [u64; 3] {
-    let activation = match epilogue.activation {
-        Activation::Identity => IDENTITY,
-        Activation::Silu => SILU,
-        Activation::GeluTanh => GELU_TANH,
-    };
     let address = |tensor: Option<&Tensor>| tensor.map_or(0, Tensor::address);
+    let activation = super::activate::number(epilogue.activation);
     [address(epilogue.bias), address(epilogue.residual), u64::from(activation)]
 }
 

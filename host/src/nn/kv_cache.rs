@@ -78,6 +78,14 @@ impl KvCache {
         }
     }
 
+    /// Counts tokens whose keys and values were written by a replayed graph.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there was no room for them: they were not written.
+    pub fn advance(&mut self, tokens: usize) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| layer.advance(tokens))
+    }
+
     /// The layers, in order.
     pub fn layers_mut(&mut self) -> &mut [LayerCache] {
         &mut self.layers
@@ -90,7 +98,18 @@ impl KvCache {
 }
 
 impl LayerCache {
-    /// Appends `tokens` tokens: `write` fills in their keys and values, each [tokens, num_kv_heads, head_dim].
+    /// An empty cache for one pass of `tokens` tokens.
+    pub(super) fn for_pass(
+        tokens: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let room = || Tensor::uninitialized([tokens, num_kv_heads, head_dim], DType::F32, device);
+        Ok(Self { k: room()?, v: room()?, len: 0 })
+    }
+
+    /// Appends `tokens` tokens: `write` fills in their keys and values, in caches that begin with the first token's.
     ///
     /// # Errors
     /// [`Error::Shape`] if the cache has no room for them, and what `write` fails with; nothing is appended then.
@@ -99,18 +118,21 @@ impl LayerCache {
         tokens: usize,
         write: impl FnOnce(TensorMut, TensorMut) -> Result<()>,
     ) -> Result<()> {
-        if self.len + tokens > self.k.dims()[0] {
-            let expected = format!("room for {} tokens", self.len + tokens);
-            return Err(Error::Shape {
-                op: "KvCache",
-                argument: "cache",
-                expected,
-                found: self.k.shape().clone(),
-            });
+        self.room(tokens)?;
+        write(self.k.view_mut()?, self.v.view_mut()?)?;
+        self.advance(tokens)
+    }
+
+    fn room(&self, tokens: usize) -> Result<()> {
+        if self.len + tokens <= self.k.dims()[0] {
+            return Ok(());
         }
-        let k = self.k.view_mut()?.narrow(0, self.len, tokens)?;
-        let v = self.v.view_mut()?.narrow(0, self.len, tokens)?;
-        write(k, v)?;
+        let expected = format!("room for {} tokens", self.len + tokens);
+        Err(Error::Shape { op: "KvCache", argument: "cache", expected, found: self.k.shape().clone() })
+    }
+
+    fn advance(&mut self, tokens: usize) -> Result<()> {
+        self.room(tokens)?;
         self.len += tokens;
         Ok(())
     }
@@ -119,5 +141,10 @@ impl LayerCache {
     pub(super) fn views(&self) -> Result<(Tensor, Tensor)> {
         let view = |x: &Tensor| x.narrow(0, 0, self.len)?.swap_dims(0, 1);
         Ok((view(&self.k)?, view(&self.v)?))
+    }
+
+    /// All that there is room for, each [num_kv_heads, capacity, head_dim].
+    pub(super) fn whole(&self) -> Result<(Tensor, Tensor)> {
+        Ok((self.k.swap_dims(0, 1)?, self.v.swap_dims(0, 1)?))
     }
 }

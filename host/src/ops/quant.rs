@@ -1,31 +1,10 @@
 //! Quantised matrices: quantise, read back, multiply.
 
+use super::activate::{Activation, Epilogue, activate, activate_into};
 use super::check::{Check, aligned};
+use super::{add_into, rms_norm};
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
-
-/// What is applied to a sum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Activation {
-    /// Nothing.
-    #[default]
-    Identity,
-    /// x·σ(x)
-    Silu,
-    /// x·Φ(x), with Φ approximated by tanh.
-    GeluTanh,
-}
-
-/// What happens to a product before it is written: act(product + bias) + residual.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Epilogue<'a> {
-    /// \[n\] f32
-    pub bias: Option<&'a Tensor>,
-    /// Applied after the bias.
-    pub activation: Activation,
-    /// The output's shape, f32; added last.
-    pub residual: Option<&'a Tensor>,
-}
 
 /// Quantises `x` [n, k] f32 by the largest magnitude of each row or block (`Q4K`: by least weighted error). The bits are
 /// the same on every device. Rows are padded with zeros to whole blocks.
@@ -115,6 +94,49 @@ pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
     Ok(rows)
 }
 
+/// [`linear`](super::linear) with a quantised matrix: y = act(norm(x)·wᵀ + bias) + residual.
+///
+/// `x`: [.., k] f32, `w`: [n, k], `y`: [.., n] f32, or [.., n/2] for [`Activation::SwiGlu`]. `norm`: the weight \[k\] and eps of
+/// an RMS norm of x's rows. What the kernels of quantised products do not end with is a pass of its own.
+///
+/// # Errors
+/// As [`quant_matmul`], [`rms_norm`](super::rms_norm()) and [`activate`](super::activate()).
+pub fn quant_linear(
+    x: &Tensor,
+    w: &QuantTensor,
+    norm: Option<(&Tensor, f32)>,
+    epilogue: &Epilogue,
+) -> Result<Tensor> {
+    let Some(columns) = epilogue.activation.columns(w.rows()) else {
+        return Err(MATMUL.unsupported("activation", "SwiGlu", "w's number of rows must be even"));
+    };
+    let mut y = Tensor::uninitialized(with_last_replaced(x.shape(), columns), DType::F32, &x.device())?;
+    quant_linear_into(y.view_mut()?, x, w, norm, epilogue)?;
+    Ok(y)
+}
+
+/// [`quant_linear`] into `y`.
+///
+/// # Errors
+/// As [`quant_linear`].
+pub fn quant_linear_into(
+    y: TensorMut,
+    x: &Tensor,
+    w: &QuantTensor,
+    norm: Option<(&Tensor, f32)>,
+    epilogue: &Epilogue,
+) -> Result<()> {
+    let normed = norm.map(|(weight, eps)| rms_norm(x, weight, eps)).transpose()?;
+    let x = normed.as_ref().unwrap_or(x);
+    let Epilogue { bias, activation, residual } = *epilogue;
+    if !matches!(activation, Activation::GeluErf | Activation::SwiGlu) {
+        return quant_matmul_into(y, x, w, epilogue);
+    }
+    let product = quant_matmul(x, w, &Epilogue::default())?;
+    let Some(residual) = residual else { return activate_into(y, &product, bias, activation) };
+    add_into(y, &activate(&product, bias, activation)?, residual)
+}
+
 /// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits on the way.
 ///
 /// `x`: [.., k] f32 or f16, `w`: [n, k], `y`: [.., n] f32. Products within 32 values are summed in integers, exactly, the
@@ -178,19 +200,12 @@ fn check_product(
     MATMUL.dtype("y", y, DType::F32)?;
     MATMUL.contiguous("y", y)?;
     MATMUL.shape("y", y, with_last_replaced(x, w.rows()).dims(), "[x.., n]")?;
+    if let other @ (Activation::GeluErf | Activation::SwiGlu) = epilogue.activation {
+        let reason = "the kernels of quantised products have no such end; use ops::quant_linear";
+        return Err(MATMUL.unsupported("activation", format!("{other:?}"), reason));
+    }
     let mut inputs = vec![("x", held), ("w", &w.quants)];
-    if let Some(bias) = epilogue.bias {
-        MATMUL.dtype("bias", bias, DType::F32)?;
-        MATMUL.contiguous("bias", bias)?;
-        MATMUL.shape("bias", bias, &[w.rows()], "[n]")?;
-        inputs.push(("bias", bias));
-    }
-    if let Some(residual) = epilogue.residual {
-        MATMUL.dtype("residual", residual, DType::F32)?;
-        MATMUL.contiguous("residual", residual)?;
-        MATMUL.shape("residual", residual, y.dims(), "y's shape")?;
-        inputs.push(("residual", residual));
-    }
+    inputs.extend(epilogue.check(MATMUL, y, w.rows())?);
     MATMUL.device(y, &inputs)
 }
 

@@ -419,7 +419,7 @@ unsafe fn tile<
     const VECTOR: bool,
 >(
     c: *mut C,
-    p: &Product,
+    p: &Product<C>,
     (row, column): (u32, u32),
     k_count: u32,
     (mut load_a, mut load_b): (LA, LB),
@@ -545,11 +545,12 @@ macro_rules! tile_kernels {
                     c: *mut $C, a: *const $A, b: *const $B, partial: *mut f32,
                     m: u32, n: u32, k: u32, lda: u32, ldb: u32, ldc: u32,
                     stride_a: u32, stride_b: u32, stride_c: u32, k_chunk: u32, alpha: f32, beta: f32,
+                    bias: *const $C, addend: *const $C,
                 ) {
                     let tile_a = shared::declare::<f32, { (2 * BK * (BM + PAD)) as usize }>();
                     let tile_b = shared::declare::<f32, { (2 * BK * (BN + PAD)) as usize }>();
                     let tid = thread::thread_idx_x();
-                    let p = Product::new(partial, m, n, ldc, alpha, beta);
+                    let p = Product::new(partial, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
                     let (k_first, k_count) = crate::matmul::k_range(k, k_chunk);
                     let (tile_m, tile_n) = tile_place(thread::block_idx_x(), m.div_ceil(BM), n.div_ceil(BN));
                     let (row, column) = (tile_m * BM, tile_n * BN);
@@ -665,11 +666,12 @@ pub mod strided {
                 c: *mut $C, a: *const $A, b: *const $B, partial: *mut f32,
                 m: u32, n: u32, k: u32, row_a: u32, col_a: u32, row_b: u32, col_b: u32, ldc: u32,
                 stride_a: u32, stride_b: u32, stride_c: u32, k_chunk: u32, alpha: f32, beta: f32,
+                bias: *const $C, addend: *const $C,
             ) {
                 let tile_a = shared::declare::<f32, { (2 * BK * (BM + PAD)) as usize }>();
                 let tile_b = shared::declare::<f32, { (2 * BK * (BN + PAD)) as usize }>();
                 let tid = thread::thread_idx_x();
-                let p = Product::new(partial, m, n, ldc, alpha, beta);
+                let p = Product::new(partial, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
                 let (k_first, k_count) = crate::matmul::k_range(k, k_chunk);
                 let (tile_m, tile_n) = tile_place(thread::block_idx_x(), m.div_ceil(BM), n.div_ceil(BN));
                 let (row, column) = (tile_m * BM, tile_n * BN);
