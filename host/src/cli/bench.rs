@@ -1,8 +1,8 @@
 //! `pascaline bench`: every bench case is checked, then timed, and printed as a line.
 
 use super::bench_memory;
-use super::bench_row::{Row, cells, columns, ms, prefix, variant};
-use super::ceiling::{Ceiling, Ceilings};
+use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
+use super::ceiling::{Ceiling, Ceilings, Needs};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
@@ -148,11 +148,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     screen.start(chosen.len());
     screen.doing("measuring what the device can do");
     let mut clock = Clock::new(&device)?;
-    let compute = chosen.iter().any(|case| case.compute_bound());
-    let memory = chosen.iter().any(|case| !case.compute_bound());
-    let ceilings = Ceilings::of(&device, memory, compute, &mut clock)?;
-    for Ceiling { name, what, per_second } in ceilings.memory.iter().chain(&ceilings.compute) {
-        let unit = if *name == "copy" { "GB/s" } else { "GFLOP/s" };
+    let needs = Needs {
+        memory: chosen.iter().any(|case| !case.compute_bound()),
+        compute: chosen.iter().any(|case| case.compute_bound() && !case.dp4a()),
+        dp4a: chosen.iter().any(|case| case.compute_bound() && case.dp4a()),
+    };
+    let ceilings = Ceilings::of(&device, needs, &mut clock)?;
+    let known = [&ceilings.memory, &ceilings.compute, &ceilings.dp4a];
+    for Ceiling { name, what, per_second } in known.into_iter().flatten() {
+        let unit = unit(name);
         screen.line(&format!("{name:<5} {} {unit}: {what}", table::digits(per_second / 1e9)))?;
     }
     if let Some(cublas) = &cublas {

@@ -3,6 +3,7 @@
 use super::environment::is_virtual;
 use super::measure::{Clock, Way};
 use crate::cuda::{CudaDevice, Properties};
+use crate::gpu::peak::Dp4a;
 use crate::memory::DeviceBuffer;
 use crate::{Device, Result};
 use gemm::Parallelism;
@@ -12,6 +13,8 @@ use std::hint::black_box;
 
 /// Bytes that a copy reads, and as many that it writes: far beyond any cache.
 const COPY_BYTES: usize = 256 << 20;
+/// Rounds of the kernel that measures `dp4a`: 2 ms on a Pascal card of any size.
+const DP4A_ROUNDS: u32 = 400;
 /// m, n and k of the product that stands for a CPU's arithmetic.
 const GEMM_N: usize = 1024;
 
@@ -26,27 +29,39 @@ pub(super) struct Ceiling {
     pub per_second: f64,
 }
 
-/// The ceilings for memory-bound and for compute-bound work; each where it is needed and known.
+/// The ceilings for memory-bound and for compute-bound work, and for work by `dp4a`; each where it is needed and known.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Ceilings {
     pub memory: Option<Ceiling>,
     pub compute: Option<Ceiling>,
+    pub dp4a: Option<Ceiling>,
+}
+
+/// Which ceilings are needed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    pub memory: bool,
+    pub compute: bool,
+    pub dp4a: bool,
 }
 
 impl Ceilings {
     /// Measures what is needed. The virtual GPU has none: its times are estimates.
-    pub fn of(device: &Device, memory: bool, compute: bool, clock: &mut Clock) -> Result<Self> {
+    pub fn of(device: &Device, needs: Needs, clock: &mut Clock) -> Result<Self> {
+        let Needs { memory, compute, dp4a } = needs;
         if device.is_cuda() && is_virtual() {
             return Ok(Self::default());
         }
         Ok(match device {
             Device::Cpu => Self {
                 memory: memory.then(|| cpu_copy(clock)).transpose()?,
-                compute: compute.then(|| cpu_gemm(clock)).transpose()?,
+                compute: (compute || dp4a).then(|| cpu_gemm(clock)).transpose()?,
+                dp4a: None,
             },
             Device::Cuda(device) => Self {
                 memory: memory.then(|| cuda_copy(device, clock)).transpose()?,
                 compute: if compute { fp32_peak(device.properties()) } else { None },
+                dp4a: dp4a.then(|| cuda_dp4a(device, clock)).transpose()?,
             },
         })
     }
@@ -113,6 +128,13 @@ fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     let seconds = best(clock, Box::new(|| to.copy_from(0, &from, 0, bytes)))?;
     let what = format!("device copy of {}, read + written", crate::error::bytes(bytes));
     Ok(Ceiling { name: "copy", what, per_second: 2.0 * bytes as f64 / seconds })
+}
+
+fn cuda_dp4a(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
+    let dp4a = Dp4a::new(device)?;
+    let seconds = best(clock, Box::new(|| dp4a.run(device, DP4A_ROUNDS)))?;
+    let what = "measured, chains of dp4a in registers; a multiply-add counts two".into();
+    Ok(Ceiling { name: "dp4a", what, per_second: 2.0 * dp4a.multiply_adds(DP4A_ROUNDS) / seconds })
 }
 
 /// Multiply-adds per clock of all SMs, counted as two. `None` if the driver does not tell the clock.

@@ -1,6 +1,6 @@
 //! `pascaline generate`: a question about images, and the answer as it comes.
 
-use super::ceiling::Ceilings;
+use super::ceiling::{Ceilings, Needs};
 use super::failure::Failure;
 use super::measure::Clock;
 use super::model::{ModelArgs, SamplingArgs};
@@ -132,7 +132,8 @@ fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f6
     if !device.is_cuda() || statistics.decode_tokens == 0 {
         return Ok(None);
     }
-    let ceilings = Ceilings::of(device, true, false, &mut Clock::new(device)?)?;
+    let needs = Needs { memory: true, compute: false, dp4a: false };
+    let ceilings = Ceilings::of(device, needs, &mut Clock::new(device)?)?;
     let read = statistics.weight_bytes_per_token as f64 * statistics.decode_tokens_per_second;
     Ok(ceilings.memory.map(|copy| read / copy.per_second))
 }
