@@ -52,7 +52,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::regtile::tile32::KERNELS,
     matmul::vector::KERNELS,
     &matmul::vector::NN,
-    &[peak::DP4A],
+    &[peak::FMA, peak::DP4A],
     quant::decode::DECODE.as_flattened(),
     quant::encode::KERNELS,
     quant::kv_cache::DECODE.as_flattened(),
