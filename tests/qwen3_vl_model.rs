@@ -94,7 +94,7 @@ fn a_prompt_in_pieces_gives_the_same_answer() {
     let visuals = [picture("wide.png"), picture("square.png")];
     let whole = answer(&load(&tiny(), &Device::Cpu, DType::F32), &visuals, "Compare.", &options(12));
     for tokens_per_pass in [1, 7, 20] {
-        let pieces = LoadOptions { dtype: DType::F32, tokens_per_pass };
+        let pieces = LoadOptions { dtype: DType::F32, quantize: None, tokens_per_pass };
         let model = Qwen3Vl::load_with(tiny(), &Device::Cpu, pieces, |_| {}).unwrap();
         let found = answer(&model, &visuals, "Compare.", &options(12));
         assert_eq!(found.ids, whole.ids, "{tokens_per_pass} tokens per pass");

@@ -1,6 +1,5 @@
 //! Tensors: shape, strides, element type, and shared storage on a device.
 
-use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result, Shape};
 use std::fmt;
@@ -331,7 +330,7 @@ impl Tensor {
             }
             (Storage::Cpu(from), Storage::Cuda(to)) => to.upload(0, &from.bytes()[at..at + bytes])?,
             (Storage::Cuda(from), Storage::Cpu(to)) => from.download(at, to.bytes_mut())?,
-            (Storage::Cuda(from), Storage::Cuda(to)) => hand_over(from, at, to, bytes)?,
+            (Storage::Cuda(from), Storage::Cuda(to)) => to.copy_across(from, at, bytes)?,
         }
         let layout = Layout::contiguous(source.dtype(), source.shape().clone())?;
         Ok(Self { storage: Arc::new(storage), layout })
@@ -376,24 +375,6 @@ fn address(storage: &Storage, layout: &Layout) -> u64 {
         }
         _ => 0,
     }
-}
-
-/// Copies between streams: the target's waits for the source's, and the source's for the copy.
-fn hand_over(from: &DeviceBuffer, at: usize, to: &mut DeviceBuffer, bytes: usize) -> Result<()> {
-    let (source, target): (CudaDevice, CudaDevice) = (from.device().clone(), to.device().clone());
-    if source.properties().ordinal != target.properties().ordinal {
-        let mut staged = vec![0u8; bytes];
-        from.download(at, &mut staged)?;
-        return to.upload(0, &staged);
-    }
-    let written = source.event()?;
-    written.record(source.stream())?;
-    target.stream().wait(&written)?;
-    to.copy_from(0, from, at, bytes)?;
-    from.used_on(&target)?;
-    let copied = target.event()?;
-    copied.record(target.stream())?;
-    source.stream().wait(&copied)
 }
 
 impl fmt::Debug for Tensor {

@@ -17,6 +17,7 @@ pub mod embedding;
 pub mod float16;
 pub mod layer_norm;
 pub mod matmul;
+pub mod peak;
 pub mod quant;
 pub mod reduce;
 pub mod rms_norm;
@@ -51,6 +52,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::regtile::tile32::KERNELS,
     matmul::vector::KERNELS,
     &matmul::vector::NN,
+    &[peak::FMA, peak::DP4A],
     quant::decode::DECODE.as_flattened(),
     quant::encode::KERNELS,
     quant::kv_cache::DECODE.as_flattened(),
@@ -58,6 +60,8 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     &[quant::straight_through::STRAIGHT_THROUGH],
     &quant::tile::TILE128,
     &quant::tile::TILE32,
+    &quant::tile::TILE64,
+    &quant::vector::VECTOR1,
     quant::vector::VECTOR.as_flattened(),
     reduce::KERNELS,
     rms_norm::KERNELS,

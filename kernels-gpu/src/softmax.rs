@@ -17,7 +17,7 @@ use crate::device::{Columns, F16, Vector, reduce, shared, textbook};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-/// Threads in a block of the warp kernels.
+/// The most threads in a block of the warp kernels: the host chooses by occupancy and by the number of rows.
 const WARP_BLOCK: u32 = 256;
 /// Threads in a block of the block kernels.
 const ROW_BLOCK: u32 = 512;
@@ -26,14 +26,12 @@ const ROW_WARPS: u32 = ROW_BLOCK / 32;
 const STREAM_BLOCK: u32 = 1024;
 const STREAM_WARPS: u32 = STREAM_BLOCK / 32;
 
-/// Rows that a block of the warp kernels handles.
-pub const ROWS_PER_BLOCK: u32 = WARP_BLOCK / 32;
 /// The most columns of the warp kernels: 32 registers of values per lane.
 pub const MAX_WARP_COLS: u32 = 1024;
 /// The most columns of the block kernels: 16 registers of values per thread.
 pub const MAX_BLOCK_COLS: u32 = 8192;
 
-/// grid = [ceil(rows / ROWS_PER_BLOCK)]
+/// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
 pub const WARP_F32: KernelSpec = KernelSpec::new("softmax_warp_f32", WARP_BLOCK).shuffles(10);
 /// As [`WARP_F32`].
 pub const WARP_F16: KernelSpec = KernelSpec::new("softmax_warp_f16", WARP_BLOCK).shuffles(10);
@@ -141,7 +139,7 @@ impl Normalizer {
 /// As [`softmax_warp_f32`].
 #[inline(always)]
 unsafe fn warp_rows<T: Vector, const N: usize>(y: *mut T, x: *const T, rows: u32, cols: u32, vectors: u32) {
-    let row = thread::block_idx_x() * ROWS_PER_BLOCK + thread::thread_idx_x() / 32;
+    let row = thread::block_idx_x() * (thread::block_dim_x() / 32) + thread::thread_idx_x() / 32;
     if row >= rows {
         return; // whole warps only, so the shuffles below have all lanes
     }

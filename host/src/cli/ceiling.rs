@@ -3,6 +3,7 @@
 use super::environment::is_virtual;
 use super::measure::{Clock, Way};
 use crate::cuda::{CudaDevice, Properties};
+use crate::gpu::peak::{Instruction, Peak};
 use crate::memory::DeviceBuffer;
 use crate::{Device, Result};
 use gemm::Parallelism;
@@ -12,6 +13,8 @@ use std::hint::black_box;
 
 /// Bytes that a copy reads, and as many that it writes: far beyond any cache.
 const COPY_BYTES: usize = 256 << 20;
+/// Rounds of the kernel that measures `dp4a`: 2 ms on a Pascal card of any size.
+const PEAK_ROUNDS: u32 = 400;
 /// m, n and k of the product that stands for a CPU's arithmetic.
 const GEMM_N: usize = 1024;
 
@@ -26,27 +29,39 @@ pub(super) struct Ceiling {
     pub per_second: f64,
 }
 
-/// The ceilings for memory-bound and for compute-bound work; each where it is needed and known.
+/// The ceilings for memory-bound and for compute-bound work, and for work by `dp4a`; each where it is needed and known.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Ceilings {
     pub memory: Option<Ceiling>,
     pub compute: Option<Ceiling>,
+    pub dp4a: Option<Ceiling>,
+}
+
+/// Which ceilings are needed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    pub memory: bool,
+    pub compute: bool,
+    pub dp4a: bool,
 }
 
 impl Ceilings {
     /// Measures what is needed. The virtual GPU has none: its times are estimates.
-    pub fn of(device: &Device, memory: bool, compute: bool, clock: &mut Clock) -> Result<Self> {
+    pub fn of(device: &Device, needs: Needs, clock: &mut Clock) -> Result<Self> {
+        let Needs { memory, compute, dp4a } = needs;
         if device.is_cuda() && is_virtual() {
             return Ok(Self::default());
         }
         Ok(match device {
             Device::Cpu => Self {
                 memory: memory.then(|| cpu_copy(clock)).transpose()?,
-                compute: compute.then(|| cpu_gemm(clock)).transpose()?,
+                compute: (compute || dp4a).then(|| cpu_gemm(clock)).transpose()?,
+                dp4a: None,
             },
             Device::Cuda(device) => Self {
                 memory: memory.then(|| cuda_copy(device, clock)).transpose()?,
-                compute: if compute { fp32_peak(device.properties()) } else { None },
+                compute: compute.then(|| cuda_peak(device, Instruction::Fma, clock)).transpose()?,
+                dp4a: dp4a.then(|| cuda_peak(device, Instruction::Dp4a, clock)).transpose()?,
             },
         })
     }
@@ -115,17 +130,32 @@ fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     Ok(Ceiling { name: "copy", what, per_second: 2.0 * bytes as f64 / seconds })
 }
 
-/// Multiply-adds per clock of all SMs, counted as two. `None` if the driver does not tell the clock.
-fn fp32_peak(properties: &Properties) -> Option<Ceiling> {
+/// Measured, as the clock under load is nobody's promise; a multiply-add counts two.
+fn cuda_peak(device: &CudaDevice, instruction: Instruction, clock: &mut Clock) -> Result<Ceiling> {
+    let (name, what) = match instruction {
+        Instruction::Fma => {
+            ("FP32", format!("measured, chains of FFMA in registers{}", nominal(device.properties())))
+        }
+        Instruction::Dp4a => ("dp4a", "measured, chains of dp4a in registers".to_owned()),
+    };
+    let peak = Peak::new(device, instruction)?;
+    let seconds = best(clock, Box::new(|| peak.run(device, PEAK_ROUNDS)))?;
+    Ok(Ceiling { name, what, per_second: 2.0 * peak.multiply_adds(PEAK_ROUNDS) / seconds })
+}
+
+/// What the data sheet would say; nothing if the driver does not tell the clock.
+fn nominal(properties: &Properties) -> String {
     let lanes = fp32_lanes(properties.capability);
-    let clock = 1e3 * f64::from(properties.clock_khz);
-    let per_second = f64::from(properties.multiprocessors * lanes) * 2.0 * clock;
-    let what = format!(
-        "nominal FP32 peak, {} SMs × {lanes} lanes × 2 × {} MHz",
+    let peak = f64::from(properties.multiprocessors * lanes) * 2.0 * 1e3 * f64::from(properties.clock_khz);
+    if peak == 0.0 {
+        return String::new();
+    }
+    format!(
+        " (nominal {:.0} GFLOP/s: {} SMs × {lanes} lanes × 2 × {} MHz)",
+        peak / 1e9,
         properties.multiprocessors,
         properties.clock_khz / 1000
-    );
-    (per_second > 0.0).then_some(Ceiling { name: "FP32", what, per_second })
+    )
 }
 
 /// FP32 lanes of an SM (CUDA C Programming Guide, table of arithmetic throughputs).

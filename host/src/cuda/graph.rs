@@ -2,6 +2,7 @@
 
 use super::stream::{Kept, Stream};
 use super::{CudaDevice, check, is_lost};
+use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
 use std::ptr;
@@ -174,7 +175,8 @@ impl Drop for Graph {
         if is_lost() || self.device.bind().is_err() {
             return;
         }
-        if self.running.load(Ordering::Relaxed) && self.device.stream().synchronize().is_err() {
+        let running = self.running.load(Ordering::Relaxed) && !left_out(Wait::GraphEnd);
+        if running && self.device.stream().synchronize().is_err() {
             return; // what may still run is not taken from under it
         }
         // SAFETY: made by `instantiate`, destroyed once, and no replay runs any more. An error can't be reported here.

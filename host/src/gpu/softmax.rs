@@ -32,7 +32,9 @@ pub(crate) fn softmax(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<(
     // kernel's limit.
     unsafe {
         if cols <= MAX_WARP_COLS {
-            device.launch(&spec, [rows.div_ceil(ROWS_PER_BLOCK), 1, 1], args![y, x, rows, cols, vectors])
+            let spec = device.rows_spec(&spec, rows)?;
+            let grid = [rows.div_ceil(spec.threads() / 32), 1, 1];
+            device.launch(&spec, grid, args![y, x, rows, cols, vectors])
         } else {
             device.launch(&spec, [rows, 1, 1], args![y, x, cols, vectors])
         }

@@ -3,6 +3,7 @@
 use super::adaptor::{Entry, Recorder};
 use super::device::{DevicePool, StreamHandle, pool_for};
 use crate::cuda::{CudaDevice, Kept, check};
+use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
 use std::cell::RefCell;
@@ -147,6 +148,28 @@ impl DeviceBuffer {
         // freeing either is ordered behind this copy on its stream.
         let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.device.stream().raw()) };
         check("cuMemcpyDtoDAsync", result)
+    }
+
+    /// Copies the start of this buffer from another one, of any stream or device: this buffer's stream waits for the
+    /// source's, and what the source's queues from now on, with all reuse of its memory, is behind the copy.
+    ///
+    /// # Errors
+    /// A driver error, or [`Error::Unsupported`] if a range is outside.
+    pub fn copy_across(&mut self, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<()> {
+        let (from, to) = (source.device(), self.device.clone());
+        if from.properties().ordinal != to.properties().ordinal {
+            let mut staged = vec![0u8; bytes];
+            source.download(at, &mut staged)?;
+            return self.upload(0, &staged);
+        }
+        let (written, copied) = (from.event()?, to.event()?);
+        written.record(from.stream())?;
+        if !left_out(Wait::CopyBehindWriter) {
+            to.stream().wait(&written)?;
+        }
+        self.copy_from(0, source, at, bytes)?;
+        copied.record(to.stream())?;
+        if left_out(Wait::WriterBehindCopy) { Ok(()) } else { from.stream().wait(&copied) }
     }
 
     /// Queues setting every byte.

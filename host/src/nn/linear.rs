@@ -1,14 +1,14 @@
 //! y = x·Wᵀ + b, and what may stand around it.
 
-use super::{RmsNorm, expect_len, misfit, rows_per_launch};
-use crate::ops::{self, Activation, Epilogue};
-use crate::{DType, Result, Tensor, TensorMut};
+use super::{Matrix, RmsNorm, expect_len, rows_per_launch};
+use crate::ops::{Activation, Epilogue};
+use crate::{DType, Error, Result, Tensor, TensorMut};
 
 /// A linear map, its weight stored as checkpoints have it.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// [out, in]
-    weight: Tensor,
+    weight: Matrix,
     /// [out]
     bias: Option<Tensor>,
 }
@@ -25,12 +25,16 @@ pub(super) struct Around<'a> {
 }
 
 impl Linear {
-    /// `weight`: [out, in] f32 or f16, `bias`: `[out]` f32.
+    /// `weight`: [out, in] f32, f16 or quantised, `bias`: `[out]` f32.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if they do not fit each other.
-    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
-        let &[out, _] = weight.dims() else { return Err(misfit("Linear", "weight", "[out, in]", &weight)) };
+    pub fn new(weight: impl Into<Matrix>, bias: Option<Tensor>) -> Result<Self> {
+        let weight = weight.into();
+        let &[out, _] = weight.dims() else {
+            let (expected, found) = ("[out, in]".into(), weight.dims().into());
+            return Err(Error::Shape { op: "Linear", argument: "weight", expected, found });
+        };
         if let Some(bias) = &bias {
             expect_len("Linear", "bias", bias, out)?;
         }
@@ -60,7 +64,7 @@ impl Linear {
         let rows = x.dims().first().copied().unwrap_or(0);
         let columns = around.activation.columns(self.out_features()).unwrap_or(0);
         let mut y = Tensor::uninitialized([rows, columns], DType::F32, &x.device())?;
-        let most = rows_per_launch(2 * self.weight.shape().elements());
+        let most = rows_per_launch(2 * self.out_features() * self.in_features());
         for start in (0..rows).step_by(most) {
             let len = most.min(rows - start);
             let residual = around.residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
@@ -74,11 +78,11 @@ impl Linear {
     pub(super) fn forward_into(&self, y: TensorMut, x: &Tensor, around: Around) -> Result<()> {
         let Around { norm, activation, residual } = around;
         let epilogue = Epilogue { bias: self.bias.as_ref(), activation, residual };
-        ops::linear_into(y, x, &self.weight, norm.map(RmsNorm::parts), &epilogue)
+        self.weight.linear_into(y, x, norm, &epilogue)
     }
 
     /// Bytes of the weight, which a product with few rows reads once.
     pub fn weight_bytes(&self) -> usize {
-        self.weight.shape().elements() * self.weight.dtype().size()
+        self.weight.bytes()
     }
 }

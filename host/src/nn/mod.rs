@@ -1,6 +1,6 @@
 //! Modules over [`ops`](crate::ops): weights together with what is computed from them, for building models.
 //!
-//! All take and give f32 activations; matrices may be stored in f16. A module's constructor checks that its tensors fit
+//! All take and give f32 activations; matrices may be stored in f16 or quantised. A module's constructor checks that its tensors fit
 //! each other, so that `forward` can only fail on its input.
 
 mod attention;
@@ -8,6 +8,7 @@ mod block;
 mod embedding;
 mod kv_cache;
 mod linear;
+mod matrix;
 mod mlp;
 mod norm;
 
@@ -16,6 +17,7 @@ pub use block::TransformerBlock;
 pub use embedding::Embedding;
 pub use kv_cache::{KvCache, LayerCache};
 pub use linear::Linear;
+pub use matrix::Matrix;
 pub use mlp::Mlp;
 pub use norm::{LayerNorm, Norm, RmsNorm};
 

@@ -36,14 +36,15 @@ pub use elementwise::{mul, mul_into};
 pub use elementwise::{scale, scale_into};
 pub use elementwise::{silu_mul, silu_mul_into};
 pub use embedding::{embedding, embedding_into};
-pub use float16::{float16_decode, float16_encode};
+pub use float16::{float16_decode, float16_decode_into, float16_encode};
 pub use kv_cache::{kv_cache_append, kv_cache_attention, kv_cache_attention_into};
 pub use layer_norm::{layer_norm, layer_norm_into};
 pub use linear::{linear, linear_into};
 pub use matmul::{Matmul, Variant, matmul, matmul_into};
 pub use quant::{
     dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
-    quant_embedding_into, quant_matmul, quant_matmul_into, quantize, quantize_rows,
+    quant_embedding_into, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,
+    quant_matmul_rows_into, quantize, quantize_rows,
 };
 pub use reduce::{argmax, argmax_into};
 pub use reduce::{max, max_into};

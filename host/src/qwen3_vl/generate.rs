@@ -6,6 +6,7 @@ use super::processor::{Prompt, Visual};
 use super::sampling::{Sampler, Sampling};
 use super::stream::TextStream;
 use crate::Result;
+use crate::governor::Pacer;
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -71,6 +72,8 @@ pub struct Statistics {
     pub cache_bytes: usize,
     /// The most bytes in use that were seen: of the device on a GPU, of the process on the CPU.
     pub peak_bytes: Option<usize>,
+    /// Seconds that tokens were held back because the GPU was near its thermal limit.
+    pub paused_seconds: f64,
 }
 
 /// An answer.
@@ -121,6 +124,7 @@ impl Qwen3Vl {
                 ..Statistics::default()
             },
         };
+        let mut pacer = Pacer::new(self.device());
         let begin = Instant::now();
         let prefill = self.prefill(session, prompt, options.max_new_tokens)?;
         let mut next = Logits::of(prefill.logits, &sampler)?.choose(&mut sampler)?;
@@ -145,6 +149,7 @@ impl Qwen3Vl {
                 output.stop_reason = StopReason::StopString;
                 break;
             }
+            pacer.pace();
             if output.ids.len() < options.max_new_tokens {
                 next = decoder.next(&mut session.cache, id, &mut sampler)?;
                 session.ids.push(id);
@@ -167,6 +172,7 @@ impl Qwen3Vl {
         statistics.graph_launches = decoder.launches();
         statistics.cache_bytes = session.cache.bytes();
         statistics.peak_bytes = peak;
+        statistics.paused_seconds = pacer.paused().as_secs_f64();
         Ok(output)
     }
 

@@ -7,6 +7,7 @@ use super::text::{ImageRun, Images, TextModel};
 use super::vision::{VisionOutput, VisionTower};
 use super::weights::{Progress, Weights};
 use crate::nn::{KvCache, Rope};
+use crate::quant::Format;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
 use std::path::Path;
@@ -16,6 +17,8 @@ use std::path::Path;
 pub struct LoadOptions {
     /// What matrices, and the keys and values of the cache, are stored as on the device: f32 or f16. All arithmetic is f32.
     pub dtype: DType,
+    /// The format that the matrices of linear maps and embeddings are quantised to on the device, in place of `dtype`.
+    pub quantize: Option<Format>,
     /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
     pub tokens_per_pass: usize,
 }
@@ -23,7 +26,8 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// f32 on the CPU, where conversion costs more than it saves; f16 on a GPU.
     pub fn for_device(device: &Device) -> Self {
-        Self { dtype: if device.is_cuda() { DType::F16 } else { DType::F32 }, tokens_per_pass: 1024 }
+        let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
+        Self { dtype, quantize: None, tokens_per_pass: 1024 }
     }
 }
 
@@ -70,6 +74,9 @@ impl Qwen3Vl {
         let processor = Processor::load(dir)?;
         let config = &processor.config;
         let mut weights = Weights::open(dir, config, options.dtype, device)?;
+        if let Some(format) = options.quantize {
+            weights = weights.quantized(format);
+        }
         let mut done = |weights: &Weights| progress(weights.progress());
         let text = TextModel::load(&mut weights, config, device, &mut done)?;
         let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;

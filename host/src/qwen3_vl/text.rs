@@ -51,10 +51,10 @@ impl TextModel {
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let text = &config.text;
-        let embed_tokens = Embedding::new(weights.matrix(EMBEDDING)?)?;
+        let embed_tokens = Embedding::new(weights.weight(&[EMBEDDING])?)?;
         let lm_head = match config.tie_word_embeddings {
             true => embed_tokens.tied()?,
-            false => Linear::new(weights.matrix(LM_HEAD)?, None)?,
+            false => Linear::new(weights.weight(&[LM_HEAD])?, None)?,
         };
         done(weights);
         let mut layers = Vec::with_capacity(text.num_hidden_layers);
@@ -62,7 +62,7 @@ impl TextModel {
             let name = |part: &str| format!("model.language_model.layers.{index}.{part}.weight");
             let mut linear = |parts: &[&str]| {
                 let names: Vec<_> = parts.iter().map(|part| name(part)).collect();
-                Linear::new(weights.stacked(&names)?, None)
+                Linear::new(weights.weight(&names)?, None)
             };
             let qkv = linear(&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"])?;
             let out = linear(&["self_attn.o_proj"])?;

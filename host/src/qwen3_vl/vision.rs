@@ -64,7 +64,7 @@ impl Merger {
 }
 
 fn linear(weights: &mut Weights, name: &str) -> Result<Linear> {
-    let weight = weights.matrix(&format!("{name}.weight"))?;
+    let weight = weights.weight(&[format!("{name}.weight")])?;
     Linear::new(weight, Some(weights.vector(&format!("{name}.bias"))?))
 }
 

@@ -13,12 +13,14 @@ mod copy;
 pub mod data;
 mod elementwise;
 mod embedding;
+mod float16;
 mod kv_cache;
 mod layer_norm;
 mod linear;
 mod matmul;
 mod misaligned;
 pub mod quant;
+mod quantize;
 mod reduce;
 mod rms_norm;
 mod rope;
@@ -37,6 +39,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         matmul::cases,
         linear::cases,
         quant::cases,
+        quantize::cases,
         kv_cache::cases,
         softmax::cases,
         rms_norm::cases,
@@ -45,6 +48,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         elementwise::cases,
         activate::cases,
         cast::cases,
+        float16::cases,
         transpose::cases,
         copy::cases,
         embedding::cases,

@@ -91,6 +91,26 @@ impl<T: Word> Shared<T> {
         T::from_bits(bits)
     }
 
+    /// Reads two elements from `index` on by one 8-byte access.
+    ///
+    /// # Safety
+    /// As [`get`](Self::get), for two elements; the address is a multiple of 8 bytes.
+    #[gpu_only]
+    #[inline(always)]
+    pub unsafe fn get2(self, index: u32) -> [T; 2] {
+        let (a, b);
+        // SAFETY: as the caller promises.
+        unsafe {
+            asm!(
+                "ld.shared.v2.b32 {{{a}, {b}}}, [{address}];",
+                a = out(reg32) a, b = out(reg32) b,
+                address = in(reg32) self.address + index * 4,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        [T::from_bits(a), T::from_bits(b)]
+    }
+
     /// Reads four elements from `index` on by one 16-byte access.
     ///
     /// # Safety
