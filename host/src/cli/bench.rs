@@ -126,7 +126,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let compute = chosen.iter().any(|case| case.compute_bound());
     let memory = chosen.iter().any(|case| !case.compute_bound());
     let ceilings = Ceilings::of(&device, memory, compute, &mut clock)?;
-    for Ceiling { name, what, per_second } in ceilings.memory.iter().chain(&ceilings.compute) {
+    let Ceilings { memory, launch, compute } = &ceilings;
+    if let Some(Ceiling { name, what, .. }) = launch {
+        screen.line(&format!("{name:<5} {what}"))?;
+    }
+    for Ceiling { name, what, per_second } in memory.iter().chain(compute) {
         let unit = if *name == "copy" { "GB/s" } else { "GFLOP/s" };
         screen.line(&format!("{name:<5} {} {unit}: {what}", table::digits(per_second / 1e9)))?;
     }

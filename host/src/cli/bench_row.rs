@@ -94,19 +94,15 @@ impl Row {
 
     pub fn timed(&mut self, case: &dyn Case, bytes: f64, times: Times, ceilings: &Ceilings) {
         let seconds = times.median.as_secs_f64();
-        let (flops, bytes) = (case.flops() / seconds, bytes / seconds);
+        let flops = case.flops();
         self.samples = Some(times.samples);
         self.median_ms = Some(ms(times.median));
         self.min_ms = Some(ms(times.min));
-        self.gflops = Some(flops / 1e9);
-        self.gbps = Some(bytes / 1e9);
-        let (rate, ceiling) = match case.compute_bound() {
-            true => (flops, &ceilings.compute),
-            false => (bytes, &ceilings.memory),
-        };
-        if let Some(ceiling) = ceiling {
+        self.gflops = Some(flops / seconds / 1e9);
+        self.gbps = Some(bytes / seconds / 1e9);
+        if let Some((ceiling, work)) = ceilings.for_work(case.compute_bound(), flops, bytes) {
             self.ceiling = Some(ceiling.name);
-            self.percent = Some(100.0 * rate / ceiling.per_second);
+            self.percent = Some(100.0 * work / seconds / ceiling.per_second);
         }
     }
 }
@@ -156,7 +152,7 @@ fn label(id: &str, split: bool) -> String {
 pub(super) fn cells(row: &Row, columns: &[Column], split: bool) -> Vec<Cell> {
     let time = |ms: Option<f64>| ms.map(|ms| table::time(Duration::from_secs_f64(ms / 1e3)));
     let factor = |factor: Option<f64>| factor.map(|factor| format!("{factor:.2}×"));
-    let compute_bound = row.ceiling.is_some_and(|name| name != "copy");
+    let compute_bound = row.ceiling.is_some_and(|name| !matches!(name, "copy" | "launch"));
     let cell = |column: &Column| {
         let text = match column.title {
             "case" => return (label(&row.id, split), Style::Plain),

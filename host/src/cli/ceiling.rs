@@ -2,10 +2,11 @@
 
 use super::environment::is_virtual;
 use super::measure::{Clock, Way};
-use crate::cuda::{CudaDevice, Properties};
+use crate::cuda::{CudaDevice, Properties, args};
 use crate::memory::DeviceBuffer;
 use crate::{Device, Result};
 use gemm::Parallelism;
+use kernels_gpu::empty::EMPTY;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::hint::black_box;
@@ -26,10 +27,16 @@ pub(super) struct Ceiling {
     pub per_second: f64,
 }
 
-/// The ceilings for memory-bound and for compute-bound work; each where it is needed and known.
+/// Work that touches no more bytes than this is held to the time of an empty launch.
+const SMALL_BYTES: f64 = 65536.0;
+
+/// The ceilings for memory-bound work, for what is too small to be that, and for compute-bound work; each where it is
+/// needed and known.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Ceilings {
     pub memory: Option<Ceiling>,
+    /// In launches per second.
+    pub launch: Option<Ceiling>,
     pub compute: Option<Ceiling>,
 }
 
@@ -42,13 +49,26 @@ impl Ceilings {
         Ok(match device {
             Device::Cpu => Self {
                 memory: memory.then(|| cpu_copy(clock)).transpose()?,
+                launch: None,
                 compute: compute.then(|| cpu_gemm(clock)).transpose()?,
             },
             Device::Cuda(device) => Self {
                 memory: memory.then(|| cuda_copy(device, clock)).transpose()?,
+                launch: memory.then(|| empty_launch(device, clock)).transpose()?,
                 compute: if compute { fp32_peak(device.properties()) } else { None },
             },
         })
+    }
+}
+
+impl Ceilings {
+    /// The ceiling of work that does `flops` and touches `bytes`, and how much of its unit the work does.
+    pub fn for_work(&self, compute_bound: bool, flops: f64, bytes: f64) -> Option<(&Ceiling, f64)> {
+        match (compute_bound, &self.launch) {
+            (true, _) => self.compute.as_ref().map(|ceiling| (ceiling, flops)),
+            (false, Some(launch)) if bytes <= SMALL_BYTES => Some((launch, 1.0)),
+            (false, _) => self.memory.as_ref().map(|ceiling| (ceiling, bytes)),
+        }
     }
 }
 
@@ -115,6 +135,15 @@ fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     Ok(Ceiling { name: "copy", what, per_second: 2.0 * bytes as f64 / seconds })
 }
 
+fn empty_launch(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
+    // SAFETY: the kernel takes nothing and does nothing.
+    let way: Way = Box::new(|| unsafe { device.launch(&EMPTY, [1, 1, 1], args![]) });
+    let times = clock.time(&mut [way])?;
+    let seconds = times.first().map_or(f64::NAN, |times| times.median.as_secs_f64());
+    let what = format!("launches of an empty kernel, {:.2} µs each", seconds * 1e6);
+    Ok(Ceiling { name: "launch", what, per_second: 1.0 / seconds })
+}
+
 /// Multiply-adds per clock of all SMs, counted as two. `None` if the driver does not tell the clock.
 fn fp32_peak(properties: &Properties) -> Option<Ceiling> {
     let lanes = fp32_lanes(properties.capability);
@@ -139,6 +168,21 @@ fn fp32_lanes(capability: (i32, i32)) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_work_is_held_to_a_launch() {
+        let ceiling = |name| Some(Ceiling { name, what: String::new(), per_second: 1.0 });
+        let all = Ceilings { memory: ceiling("copy"), launch: ceiling("launch"), compute: ceiling("FP32") };
+        let name = |ceilings: &Ceilings, compute_bound, bytes| {
+            ceilings.for_work(compute_bound, 7.0, bytes).map(|(ceiling, work)| (ceiling.name, work))
+        };
+        assert_eq!(name(&all, true, 1.0), Some(("FP32", 7.0)));
+        assert_eq!(name(&all, false, 65536.0), Some(("launch", 1.0)));
+        assert_eq!(name(&all, false, 65537.0), Some(("copy", 65537.0)));
+        let cpu = Ceilings { launch: None, ..all };
+        assert_eq!(name(&cpu, false, 1.0), Some(("copy", 1.0)));
+        assert_eq!(name(&Ceilings::default(), false, 1.0), None);
+    }
 
     #[test]
     fn lanes_follow_the_architecture() {

@@ -13,6 +13,7 @@ pub(crate) mod quant;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
+mod rows;
 pub(crate) mod softmax;
 pub(crate) mod transpose;
 pub(crate) mod vectors;

@@ -141,8 +141,9 @@ unsafe fn store_state(state: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
     }
 }
 
-/// Four chunk vectors on their way from global to shared memory: Q, Q, K, K, or V.
-type Staged = [[f32; 4]; 4];
+/// Four chunk vectors on their way from global to shared memory, as they lay there: Q, Q, K, K, or V. Converting them
+/// here would wait for the loads before the chunk in hand is computed.
+type Staged = [[u32; 4]; 4];
 
 /// One head's operands, and what this thread loads of them.
 struct Loader<TQ, TKV> {
@@ -179,10 +180,10 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         // multiple of eight.
         unsafe {
             [
-                TQ::load4(self.q.add(q_at(q))),
-                TQ::load4(self.q.add(q_at(q + 32))),
-                TKV::load4(self.k.add(k_at(k))),
-                TKV::load4(self.k.add(k_at(k + 32))),
+                TQ::load4_words(self.q.add(q_at(q))),
+                TQ::load4_words(self.q.add(q_at(q + 32))),
+                TKV::load4_words(self.k.add(k_at(k))),
+                TKV::load4_words(self.k.add(k_at(k + 32))),
             ]
         }
     }
@@ -199,14 +200,14 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         let last = self.kv_len - 1;
         let row_at = |pass: u32| (row + pass * (THREADS / per_key)).min(last) * self.v_row;
         let at = |pass: u32| (self.v_head + row_at(pass) + column) as usize;
-        let mut staged = [[0.0; 4]; 4];
+        let mut staged = [[0; 4]; 4];
         // SAFETY: as in `qk`.
         unsafe {
-            staged[0] = TKV::load4(self.v.add(at(0)));
-            staged[1] = TKV::load4(self.v.add(at(1)));
+            staged[0] = TKV::load4_words(self.v.add(at(0)));
+            staged[1] = TKV::load4_words(self.v.add(at(1)));
             if G == 2 {
-                staged[2] = TKV::load4(self.v.add(at(2)));
-                staged[3] = TKV::load4(self.v.add(at(3)));
+                staged[2] = TKV::load4_words(self.v.add(at(2)));
+                staged[3] = TKV::load4_words(self.v.add(at(3)));
             }
         }
         staged
@@ -221,17 +222,17 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
     unsafe fn put_qk(&self, place: Place, chunk: Shared<f32>, mut staged: Staged, column: u32) {
         let (row, part) = (place.tid / 4, place.tid % 4);
         if column + part * 4 >= self.head_dim {
-            staged[0] = [0.0; 4];
-            staged[1] = [0.0; 4];
+            staged[0] = [0; 4]; // 0.0 in either type
+            staged[1] = [0; 4];
         }
         let at = chunk.at(row * BK + (part ^ (row / 2 % 4)) * 4);
         // SAFETY: rows below 64 and columns below 16 of two arrays [64, 16]; each thread its own elements. Rows 32
         // apart have the same (row / 2) mod 4.
         unsafe {
-            at.set4(0, staged[0]);
-            at.set4(32 * BK, staged[1]);
-            at.set4(BM * BK, staged[2]);
-            at.set4((BM + 32) * BK, staged[3]);
+            at.set4(0, TQ::from_words(staged[0]));
+            at.set4(32 * BK, TQ::from_words(staged[1]));
+            at.set4(BM * BK, TKV::from_words(staged[2]));
+            at.set4((BM + 32) * BK, TKV::from_words(staged[3]));
         }
     }
 
@@ -247,11 +248,11 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         let at = chunk.at(column / 16 * (BK * 64) + row * 64 + column % 16 * 4);
         // SAFETY: keys below 16 and columns below 64 G of [G, 16, 64]; each thread its own elements.
         unsafe {
-            at.set4(0, staged[0]);
-            at.set4(pass, staged[1]);
+            at.set4(0, TKV::from_words(staged[0]));
+            at.set4(pass, TKV::from_words(staged[1]));
             if G == 2 {
-                at.set4(2 * pass, staged[2]);
-                at.set4(3 * pass, staged[3]);
+                at.set4(2 * pass, TKV::from_words(staged[2]));
+                at.set4(3 * pass, TKV::from_words(staged[3]));
             }
         }
     }
@@ -372,12 +373,14 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
         store_state(m_state, [f32::NEG_INFINITY; 8]);
         store_state(l_state, [0.0; 8]);
     }
-    let mut staged = [[0.0; 4]; 4];
+    let mut staged = [[0; 4]; 4];
     if tiles > 0 {
         // SAFETY: there is a key, and the grid has no block without a query.
         staged = unsafe { load.qk(place, 0, 0) };
     }
 
+    // Where loads are converted, registers are too few to keep what follows from the place through a chunk.
+    let again = |place| if size_of::<TKV>() == 4 { place } else { Place::read(num_q_heads) };
     let mut tile = 0;
     while tile < tiles {
         // S = Q Kᵀ
@@ -392,7 +395,7 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
                 thread::sync_threads();
                 column += BK;
                 staged = if column < head_dim {
-                    load.qk(place, tile, column)
+                    load.qk(again(place), tile, column)
                 } else {
                     load.v::<G>(Place::read(num_q_heads), tile * BN)
                 };
@@ -477,7 +480,7 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
                 let chunk_keys = key / BK;
                 key += BK;
                 if key < BN {
-                    staged = load.v::<G>(place, tile * BN + key);
+                    staged = load.v::<G>(again(place), tile * BN + key);
                 } else {
                     staged = load.qk(Place::read(num_q_heads), tile + 1, 0); // behind the last tile for nothing
                 }

@@ -6,6 +6,7 @@ pub mod flat;
 pub mod int8;
 pub mod math;
 pub mod reduce;
+pub mod rows;
 pub mod shared;
 pub mod textbook;
 pub mod vector;
