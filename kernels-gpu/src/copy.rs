@@ -127,7 +127,14 @@ impl Unit for [u32; 4] {
 /// # Safety
 /// As [`copy_dims_b32`].
 #[inline(always)]
-unsafe fn dims_copy<E: Unit>(y: *mut E, x: *const E, rows: u32, width_log2: u32, outer: [Dim; 5], inner: Dim) {
+unsafe fn dims_copy<E: Unit>(
+    y: *mut E,
+    x: *const E,
+    rows: u32,
+    width_log2: u32,
+    outer: [Dim; 5],
+    inner: Dim,
+) {
     let width = 1 << width_log2;
     let thread = thread::index_1d();
     let (mut row, mut column) = (thread >> width_log2, thread & (width - 1));

@@ -15,7 +15,9 @@
 
 use crate::device::columns::each_group;
 use crate::device::math::{fma, rsqrt};
-use crate::device::rows::{Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, Warp, block_columns, warp_row};
+use crate::device::rows::{
+    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, Warp, block_columns, expect_weights, warp_row,
+};
 use crate::device::{Columns, F16, Vector, shared, textbook};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
@@ -54,11 +56,11 @@ struct Scale {
 }
 
 impl Scale {
-    /// From the sums of d and of d².
+    /// From the sums of d and of d², and one divided by the number of columns.
     #[inline(always)]
-    fn new([sum, squares]: [f32; 2], cols: u32, eps: f32) -> Self {
-        let delta = sum / cols as f32;
-        let variance = (squares / cols as f32 - delta * delta).max(0.0);
+    fn new([sum, squares]: [f32; 2], per_col: f32, eps: f32) -> Self {
+        let delta = sum * per_col;
+        let variance = (squares * per_col - delta * delta).max(0.0);
         // max() drops a NaN; the sum still has it, and so does every result through delta
         Self { delta, factor: rsqrt(variance + eps) }
     }
@@ -96,17 +98,6 @@ unsafe fn write_group<T: Vector>(
     }
 }
 
-/// d = x − mean, zero where there is no column.
-#[inline(always)]
-fn centred<T: Vector>(columns: Columns, i: u32, values: T::Values, mean: f32) -> T::Values {
-    let mut j = 0;
-    T::map(values, |x| {
-        let d = if columns.is_valid(i, j) { x - mean } else { 0.0 };
-        j += 1;
-        d
-    })
-}
-
 /// y, x: one row, N groups of whose columns fit.
 ///
 /// # Safety
@@ -122,9 +113,12 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
     columns: Columns,
     team: impl Team,
 ) {
+    let per_col = 1.0 / cols as f32;
     let mut values = [T::splat(0.0); N];
     // SAFETY: as the caller promises.
     each_group!(columns, i < N, values[i] = unsafe { columns.load(x, i as u32, 0.0) });
+    expect_weights(columns, weight);
+    expect_weights(columns, bias);
     let mut total = 0.0;
     each_group!(columns, i < N, {
         T::map(values[i], |x| {
@@ -134,18 +128,18 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
     });
     // SAFETY: as the caller promises.
     let [total] = unsafe { team.sums([total]) };
-    let mean = total / cols as f32;
+    let mean = total * per_col;
 
     let (mut total, mut squares) = (0.0, 0.0);
     each_group!(columns, i < N, {
-        values[i] = T::map(centred::<T>(columns, i as u32, values[i], mean), |d| {
+        values[i] = T::map(columns.centre::<T>(i as u32, values[i], mean), |d| {
             total += d;
             squares += d * d;
             d
         });
     });
     // SAFETY: as the caller promises.
-    let scale = Scale::new(unsafe { team.sums([total, squares]) }, cols, eps);
+    let scale = Scale::new(unsafe { team.sums([total, squares]) }, per_col, eps);
     // SAFETY: as the caller promises.
     each_group!(columns, i < N, unsafe {
         write_group(y, weight, bias, columns, i as u32, values[i], &scale);
@@ -169,6 +163,7 @@ unsafe fn stream_row<T: Vector>(
 ) {
     // SAFETY: as the caller promises.
     unsafe {
+        let per_col = 1.0 / cols as f32;
         let mut total = 0.0;
         let mut i = 0;
         while columns.has(i) {
@@ -180,21 +175,21 @@ unsafe fn stream_row<T: Vector>(
             i += 2;
         }
         let [total] = team.sums([total]);
-        let mean = total / cols as f32;
+        let mean = total * per_col;
 
         let (mut total, mut squares) = (0.0, 0.0);
         let mut i = 0;
         while columns.has(i) {
             let (first, second) = (columns.load(x, i, 0.0), columns.load(x, i + 1, 0.0));
-            let first = centred::<T>(columns, i, first, mean);
-            T::zip(first, centred::<T>(columns, i + 1, second, mean), |a, b| {
+            let first = columns.centre::<T>(i, first, mean);
+            T::zip(first, columns.centre::<T>(i + 1, second, mean), |a, b| {
                 total += a + b;
                 squares += a * a + b * b;
                 a
             });
             i += 2;
         }
-        let scale = Scale::new(team.sums([total, squares]), cols, eps);
+        let scale = Scale::new(team.sums([total, squares]), per_col, eps);
 
         let mut i = 0;
         while columns.has(i) {

@@ -22,7 +22,12 @@ use cuda_std::prelude::*;
 /// # Safety
 /// As [`Columns::load`].
 #[inline(always)]
-unsafe fn each_sixteen<T: Vector>(columns: Columns, row: *const T, padding: f32, mut f: impl FnMut(u32, [T::Values; 4])) {
+unsafe fn each_sixteen<T: Vector>(
+    columns: Columns,
+    row: *const T,
+    padding: f32,
+    mut f: impl FnMut(u32, [T::Values; 4]),
+) {
     let at_once = groups::<T>();
     let mut i = 0;
     while columns.has(i) {

@@ -12,7 +12,9 @@
 
 use crate::device::columns::each_group;
 use crate::device::math::rsqrt;
-use crate::device::rows::{Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, Warp, block_columns, warp_row};
+use crate::device::rows::{
+    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, Warp, block_columns, expect_weights, warp_row,
+};
 use crate::device::{Columns, F16, Vector, shared, textbook};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
@@ -58,6 +60,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
     let mut values = [T::splat(0.0); N];
     // SAFETY: as the caller promises.
     each_group!(columns, i < N, values[i] = unsafe { columns.load(x, i as u32, 0.0) });
+    expect_weights(columns, weight);
     let mut squares = 0.0;
     each_group!(columns, i < N, {
         T::map(values[i], |x| {

@@ -45,7 +45,8 @@ unsafe fn rotate<T: Element>(
     vectors: u32,
 ) {
     let s = thread::block_idx_x();
-    let pair = (thread::block_idx_y() * BLOCK + thread::thread_idx_x()) * if vectors != 0 { PAIRS } else { 1 };
+    let pair =
+        (thread::block_idx_y() * BLOCK + thread::thread_idx_x()) * if vectors != 0 { PAIRS } else { 1 };
     if pair >= heads * half {
         return;
     }

@@ -50,7 +50,16 @@ pub const TEXTBOOK_F32: KernelSpec =
 
 /// All kernels of this file.
 pub const KERNELS: &[KernelSpec] = &[
-    WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, STREAM_F32, STREAM_F16, PART_F32, PART_F16, MERGE_F32, MERGE_F16,
+    WARP_F32,
+    WARP_F16,
+    BLOCK_F32,
+    BLOCK_F16,
+    STREAM_F32,
+    STREAM_F16,
+    PART_F32,
+    PART_F16,
+    MERGE_F32,
+    MERGE_F16,
     TEXTBOOK_F32,
 ];
 
@@ -151,9 +160,8 @@ impl Normalizer {
         let mut i = 0;
         while columns.has(i) {
             // SAFETY: as the caller promises.
-            let (first, second) = unsafe {
-                (columns.load(x, i, f32::NEG_INFINITY), columns.load(x, i + 1, f32::NEG_INFINITY))
-            };
+            let (first, second) =
+                unsafe { (columns.load(x, i, f32::NEG_INFINITY), columns.load(x, i + 1, f32::NEG_INFINITY)) };
             own = own.push::<T>(first).push::<T>(second);
             i += 2;
         }

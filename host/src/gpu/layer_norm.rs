@@ -27,7 +27,9 @@ pub(crate) fn layer_norm(
     let vectors = u32::from(vectors::rows_aligned(cols, dtype.size(), &[y, x, weight, bias]));
     // SAFETY: `ops::layer_norm_into` has checked that x and y are contiguous [rows, cols] and weight and bias [cols] of
     // the kernel's type on this stream, of less than 2³¹ elements, and a TensorMut overlaps nothing; cols > 0.
-    unsafe { KERNELS.launch(device, (rows, cols), dtype, args![y, x, weight, bias, rows, cols, eps, vectors]) }
+    unsafe {
+        KERNELS.launch(device, (rows, cols), dtype, args![y, x, weight, bias, rows, cols, eps, vectors])
+    }
 }
 
 /// The textbook kernel, for benches.

@@ -2,8 +2,8 @@
 
 use super::vectors;
 use crate::DType;
-use crate::cuda::{Arg, CudaDevice};
 use crate::Result;
+use crate::cuda::{Arg, CudaDevice};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, ROWS_PER_BLOCK, row_threads};
 
@@ -52,7 +52,11 @@ const BLOCKS_PER_SM: u32 = 2;
 pub(super) fn parts(rows: u32, cols: u32, multiprocessors: u32) -> (u32, u32) {
     let wanted = (BLOCKS_PER_SM * multiprocessors / rows.max(1)).max(1);
     let part_cols = cols.div_ceil(wanted).max(MIN_PART_COLS).next_multiple_of(vectors::len(size_of::<u16>()));
-    if rows >= multiprocessors || part_cols >= cols { (1, cols) } else { (cols.div_ceil(part_cols), part_cols) }
+    if rows >= multiprocessors || part_cols >= cols {
+        (1, cols)
+    } else {
+        (cols.div_ceil(part_cols), part_cols)
+    }
 }
 
 #[cfg(test)]

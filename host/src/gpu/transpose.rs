@@ -36,7 +36,8 @@ pub(super) fn tiles(
 
 /// The kernel for elements of `size` bytes at these addresses.
 fn select(addresses: [u64; 2], rows: u32, cols: u32, size: usize) -> KernelSpec {
-    let pairs = rows.is_multiple_of(2) && cols.is_multiple_of(2) && addresses.iter().all(|a| a.is_multiple_of(4));
+    let pairs =
+        rows.is_multiple_of(2) && cols.is_multiple_of(2) && addresses.iter().all(|a| a.is_multiple_of(4));
     match size {
         2 if pairs => PAIRS_B16,
         2 => TILE_B16,

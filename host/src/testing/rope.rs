@@ -26,7 +26,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             add(seq, heads, dim, dtype, Purpose::Test, heads);
         }
         add(5, 3, 16, dtype, Purpose::Test, 9);
-        add(1, 16, 128, dtype, Purpose::Bench, 16);
+        add(1, 32, 128, dtype, Purpose::Bench, 32);
         add(4096, 16, 128, dtype, Purpose::Bench, 16);
     }
     for dtype in [DType::F32, DType::F16] {

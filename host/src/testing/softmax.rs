@@ -54,7 +54,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             cases.extend(misaligned::both(&case(3, cols, Data::Normal)));
         }
     }
-    for (rows, cols) in [(16, 256), (4096, 128), (4096, 1024), (8192, 4096), (4096, 32768), (32, 151936), (1, 151936)] {
+    for (rows, cols) in
+        [(16, 256), (4096, 128), (4096, 1024), (8192, 4096), (4096, 32768), (32, 151936), (1, 151936)]
+    {
         let (purpose, data) = (Purpose::Bench, Data::Normal);
         cases.push(Box::new(Softmax { rows, cols, dtype: DType::F32, purpose, data }));
     }

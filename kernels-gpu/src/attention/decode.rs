@@ -438,6 +438,62 @@ unsafe fn combine<T: Element>(
     }
 }
 
+macro_rules! kernels {
+    ($($name:ident: $tq:ty, $tkv:ty, $lanes:literal, $rows:literal, $keys:literal;)*) => {$(
+        /// # Safety
+        /// As [`attention_prefill_d64_f32`](super::prefill::attention_prefill_d64_f32); head_dim at most the
+        /// instance's and at least 8; kv_len may be 0; keys_per_split · splits ≥ kv_len. With more than one split
+        /// `partial`: f32 [b · num_q_heads · q_len, splits, partial_elements(d)], 16-byte aligned, disjoint from all.
+        #[kernel(launch_bounds(THREADS, 4))]
+        pub unsafe fn $name(
+            out: *mut $tq, partial: *mut f32, q: *const $tq, k: *const $tkv, v: *const $tkv,
+            out_batch: u32, out_head: u32, out_row: u32,
+            q_batch: u32, q_head: u32, q_row: u32,
+            k_batch: u32, k_head: u32, k_row: u32,
+            v_batch: u32, v_head: u32, v_row: u32,
+            num_kv_heads: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32, keys_per_split: u32,
+            scale_log2: f32, causal: u32,
+        ) {
+            const ACC: usize = 8 * THREADS as usize * $rows;
+            const ML: usize = THREADS as usize / $lanes * $rows;
+            let strides = [
+                Strides { batch: out_batch, head: out_head, row: out_row },
+                Strides { batch: q_batch, head: q_head, row: q_row },
+                Strides { batch: k_batch, head: k_head, row: k_row },
+                Strides { batch: v_batch, head: v_head, row: v_row },
+            ];
+            // SAFETY: this kernel's contract is the body's.
+            unsafe {
+                decode::<$tq, $tkv, $lanes, $rows, $keys, ACC, ML>(
+                    out, partial, q, k, v, strides, num_kv_heads, group, q_len, kv_len, head_dim, keys_per_split,
+                    scale_log2, causal != 0,
+                )
+            }
+        }
+    )*};
+}
+
+kernels! {
+    attention_decode_d64_r1_f32: f32, f32, 8, 1, 4;
+    attention_decode_d64_r2_f32: f32, f32, 8, 2, 4;
+    attention_decode_d64_r4_f32: f32, f32, 8, 4, 2;
+    attention_decode_d128_r1_f32: f32, f32, 16, 1, 4;
+    attention_decode_d128_r2_f32: f32, f32, 16, 2, 4;
+    attention_decode_d128_r4_f32: f32, f32, 16, 4, 2;
+    attention_decode_d64_r1_f16: F16, F16, 8, 1, 4;
+    attention_decode_d64_r2_f16: F16, F16, 8, 2, 4;
+    attention_decode_d64_r4_f16: F16, F16, 8, 4, 2;
+    attention_decode_d128_r1_f16: F16, F16, 16, 1, 4;
+    attention_decode_d128_r2_f16: F16, F16, 16, 2, 4;
+    attention_decode_d128_r4_f16: F16, F16, 16, 4, 2;
+    attention_decode_d64_r1_f32_f16: f32, F16, 8, 1, 4;
+    attention_decode_d64_r2_f32_f16: f32, F16, 8, 2, 4;
+    attention_decode_d64_r4_f32_f16: f32, F16, 8, 4, 2;
+    attention_decode_d128_r1_f32_f16: f32, F16, 16, 1, 4;
+    attention_decode_d128_r2_f32_f16: f32, F16, 16, 2, 4;
+    attention_decode_d128_r4_f32_f16: f32, F16, 16, 4, 2;
+}
+
 macro_rules! combine_kernels {
     ($($name:ident: $t:ty;)*) => {$(
         /// # Safety

@@ -16,7 +16,8 @@
 //! How the code departs from it:
 //! 1. Exponents are base 2, the factor log2 e is in `scale`.
 //! 2. Q is not kept: Q and K come through shared memory in chunks of BK = 16 of the head's extent, V in chunks of
-//!    16 keys, so that 32 KB of shared memory hold any head_dim, and three blocks fit on a multiprocessor.
+//!    16 keys, so that 32 KB of shared memory hold any head_dim. Registers are for two blocks on a multiprocessor: with
+//!    those of three the compiler loads less far ahead, which costs more than a third block brings.
 //! 3. The next chunk is loaded into registers while this one is computed.
 //! 4. m and l live in shared memory, a copy per thread: registers are for O, S and the operands.
 //! 5. A thread owns rows 16·warp + ty + 2i (i < 8), keys tx + 16j (j < 4) of S and columns 4·tx + 64g + (0..4) of O,
@@ -65,16 +66,16 @@ const fn spec(name: &'static str, min_blocks: u32) -> KernelSpec {
 
 /// head_dim ≤ 64: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK)], by [`Types`](super::Types).
 pub const PREFILL_D64: [KernelSpec; 3] = [
-    spec("attention_prefill_d64_f32", 3),
-    spec("attention_prefill_d64_f16", 3),
-    spec("attention_prefill_d64_f32_f16", 3),
+    spec("attention_prefill_d64_f32", 2),
+    spec("attention_prefill_d64_f16", 2),
+    spec("attention_prefill_d64_f32_f16", 2),
 ];
 
 /// head_dim ≤ 128; else as [`PREFILL_D64`].
 pub const PREFILL_D128: [KernelSpec; 3] = [
-    spec("attention_prefill_d128_f32", 3),
-    spec("attention_prefill_d128_f16", 3),
-    spec("attention_prefill_d128_f32_f16", 3),
+    spec("attention_prefill_d128_f32", 2),
+    spec("attention_prefill_d128_f16", 2),
+    spec("attention_prefill_d128_f32_f16", 2),
 ];
 
 /// All kernels of this file.
@@ -379,8 +380,6 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
         staged = unsafe { load.qk(place, 0, 0) };
     }
 
-    // Where loads are converted, registers are too few to keep what follows from the place through a chunk.
-    let again = |place| if size_of::<TKV>() == 4 { place } else { Place::read(num_q_heads) };
     let mut tile = 0;
     while tile < tiles {
         // S = Q Kᵀ
@@ -395,7 +394,7 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
                 thread::sync_threads();
                 column += BK;
                 staged = if column < head_dim {
-                    load.qk(again(place), tile, column)
+                    load.qk(place, tile, column)
                 } else {
                     load.v::<G>(Place::read(num_q_heads), tile * BN)
                 };
@@ -480,7 +479,7 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
                 let chunk_keys = key / BK;
                 key += BK;
                 if key < BN {
-                    staged = load.v::<G>(again(place), tile * BN + key);
+                    staged = load.v::<G>(place, tile * BN + key);
                 } else {
                     staged = load.qk(Place::read(num_q_heads), tile + 1, 0); // behind the last tile for nothing
                 }
@@ -551,10 +550,10 @@ macro_rules! kernels {
 }
 
 kernels! {
-    attention_prefill_d64_f32: f32, f32, 1, 3;
-    attention_prefill_d64_f16: F16, F16, 1, 3;
-    attention_prefill_d64_f32_f16: f32, F16, 1, 3;
-    attention_prefill_d128_f32: f32, f32, 2, 3;
-    attention_prefill_d128_f16: F16, F16, 2, 3;
-    attention_prefill_d128_f32_f16: f32, F16, 2, 3;
+    attention_prefill_d64_f32: f32, f32, 1, 2;
+    attention_prefill_d64_f16: F16, F16, 1, 2;
+    attention_prefill_d64_f32_f16: f32, F16, 1, 2;
+    attention_prefill_d128_f32: f32, f32, 2, 2;
+    attention_prefill_d128_f16: F16, F16, 2, 2;
+    attention_prefill_d128_f32_f16: f32, F16, 2, 2;
 }

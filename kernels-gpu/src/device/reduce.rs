@@ -21,8 +21,8 @@ pub unsafe fn warp<T: WarpShuffleValue>(mut value: T, width: u32, combine: impl 
     value
 }
 
-/// Combines `value` over a one-dimensional block of `warps` full warps (at most 32); the result is valid in all
-/// threads. `scratch` holds `warps` elements and may be used again after the call.
+/// Combines `value` over a one-dimensional block of `warps` full warps (a multiple of 4, at most 32); the result is valid
+/// in all threads. `scratch` holds `warps` elements, 16-byte aligned, and may be used again after the call.
 ///
 /// # Safety
 /// All threads of the block call it together.
@@ -63,11 +63,15 @@ pub unsafe fn block_each<T: WarpShuffleValue + Word, const N: usize>(
         sync_threads();
         let mut first = 0;
         let totals = values.map(|_| {
-            let mut total = scratch.get(first);
-            let mut index = 1;
+            let four = |index| {
+                let [a, b, c, d] = scratch.get4(first + index);
+                combine(combine(a, b), combine(c, d))
+            };
+            let mut total = four(0);
+            let mut index = 4;
             while index < warps {
-                total = combine(total, scratch.get(first + index));
-                index += 1;
+                total = combine(total, four(index));
+                index += 4;
             }
             first += warps;
             total

@@ -22,11 +22,11 @@ const COLS_PER_THREAD: u32 = 16;
 /// The most columns of the block kernels.
 pub const MAX_BLOCK_COLS: u32 = ROW_BLOCK * COLS_PER_THREAD;
 
-/// Threads of a block for a row of this length: at least two warps, at most [`ROW_BLOCK`].
+/// Threads of a block for a row of this length: at least four warps, at most [`ROW_BLOCK`].
 pub const fn row_threads(cols: u32) -> u32 {
     let threads = cols.div_ceil(COLS_PER_THREAD).next_power_of_two();
-    if threads < 64 {
-        64
+    if threads < 128 {
+        128
     } else if threads > ROW_BLOCK {
         ROW_BLOCK
     } else {
@@ -45,6 +45,19 @@ pub fn warp_row<T: Vector>(rows: u32, cols: u32, vectors: u32) -> Option<(u32, C
 #[inline(always)]
 pub fn block_columns<T: Vector>(cols: u32, vectors: u32) -> Columns {
     Columns::new::<T>(cols, thread::thread_idx_x(), thread::block_dim_x(), vectors != 0)
+}
+
+/// Asks for a row of weights that is needed later, where so few blocks run that none has fetched it before.
+#[inline(always)]
+pub fn expect_weights<T: Vector>(columns: Columns, weights: *const T) {
+    const FEW_BLOCKS: u32 = 32;
+    if thread::grid_dim_x() <= FEW_BLOCKS {
+        let mut i = 0;
+        while columns.has(i) {
+            columns.prefetch(weights, i);
+            i += 1;
+        }
+    }
 }
 
 /// The threads that share a row.
