@@ -168,6 +168,34 @@ fn a_graph_replays_what_was_captured() {
     assert_eq!(books(&device).live, before, "all of it goes back");
 }
 
+/// What another thread queues while this one captures waits for the end, runs, and is no part of the graph.
+#[test]
+fn other_threads_stay_out_of_a_capture() {
+    let Some((device, _turn)) = cuda() else { return };
+    let on = Device::Cuda(device.clone());
+    let x = Tensor::from_slice(&ramp(2048), [2, 1024], &on).unwrap();
+    let softmax = |x: &Tensor| ops::softmax(x).unwrap().to_vec::<f32>().unwrap();
+    let expected = softmax(&x);
+    std::thread::scope(|scope| {
+        let (started, start) = std::sync::mpsc::channel();
+        let mut other = None;
+        let (graph, y) = Graph::capture(&device, || {
+            other = Some(scope.spawn(|| {
+                started.send(()).unwrap();
+                softmax(&Tensor::from_slice(&ramp(2048), [2, 1024], &on).unwrap())
+            }));
+            start.recv().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(20)); // for the other to come in between, if it could
+            ops::softmax(&x)
+        })
+        .unwrap();
+        assert_eq!(other.unwrap().join().unwrap(), expected);
+        assert_eq!(graph.nodes(), 1);
+        graph.launch().unwrap();
+        assert_eq!(y.to_vec::<f32>().unwrap(), expected);
+    });
+}
+
 #[test]
 fn what_has_no_place_in_a_capture_is_refused() {
     let (device, _turn) = cuda();

@@ -7,6 +7,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
+pub mod activate;
 pub mod attention;
 pub mod cast;
 pub mod copy;
@@ -20,6 +21,7 @@ pub mod quant;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;
+pub mod rope_append;
 pub mod softmax;
 mod spec;
 pub mod transpose;
@@ -28,6 +30,7 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
+    activate::KERNELS,
     attention::decode::KERNELS,
     attention::prefill::KERNELS,
     attention::textbook::KERNELS,
@@ -42,8 +45,10 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
-    matmul::regtile::tile32::KERNELS,
+    matmul::regtile::wide128::KERNELS,
+    matmul::regtile::tile64x128::KERNELS,
     matmul::regtile::tile64::KERNELS,
+    matmul::regtile::tile32::KERNELS,
     matmul::vector::KERNELS,
     &matmul::vector::NN,
     quant::decode::DECODE.as_flattened(),
@@ -57,6 +62,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     reduce::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,
+    &rope_append::SPECS,
     softmax::KERNELS,
     transpose::KERNELS,
 ];

@@ -1,12 +1,15 @@
 //! `pascaline generate`: a question about images, and the answer as it comes.
 
+use super::ceiling::Ceilings;
 use super::failure::Failure;
+use super::measure::Clock;
 use super::model::{ModelArgs, SamplingArgs};
 use super::screen::{Colours, Style};
+use super::table::percent;
 use crate::error::bytes;
 use crate::memory::{self, adaptor::to_text};
 use crate::qwen3_vl::generate::user_turn;
-use crate::qwen3_vl::{Statistics, StopReason, Visual};
+use crate::qwen3_vl::{Qwen3Vl, Statistics, StopReason, Visual};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -57,6 +60,8 @@ struct Json<'a> {
     device: String,
     parameters: usize,
     load_seconds: f64,
+    /// Bytes of weights read per second of decoding, over those that a copy on this GPU reads and writes.
+    decode_bandwidth_share: Option<f64>,
     #[serde(flatten)]
     statistics: Statistics,
 }
@@ -95,10 +100,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(error) = closed {
         return Err(error.into());
     }
+    let share = bandwidth_share(&model, &output.statistics)?;
     if !args.json {
         print("\n")?;
         let colours = Colours::for_stream(io::stderr().is_terminal());
-        eprintln!("{}", colours.paint(Style::Faint, &summary(&output.statistics)));
+        let of_a_copy = share.map(|share| format!(", {} of a copy's bandwidth", percent(share)));
+        let line = summary(&output.statistics) + &of_a_copy.unwrap_or_default();
+        eprintln!("{}", colours.paint(Style::Faint, &line));
         return Ok(());
     }
     let json = Json {
@@ -109,12 +117,24 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         device: model.device().to_string(),
         parameters: model.parameters(),
         load_seconds: load_time.as_secs_f64(),
+        decode_bandwidth_share: share,
         statistics: output.statistics,
     };
     let text = serde_json::to_string(&json)
         .map_err(|error| Failure::Failed(format!("the answer can't be made into JSON: {error}")))?;
     print(&text)?;
     print("\n").map_err(Failure::from)
+}
+
+/// Measures a copy for it, which takes a moment, so only on a real GPU.
+fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f64>, Failure> {
+    let device = model.device();
+    if !device.is_cuda() || statistics.decode_tokens == 0 {
+        return Ok(None);
+    }
+    let ceilings = Ceilings::of(device, true, false, &mut Clock::new(device)?)?;
+    let read = statistics.weight_bytes_per_token as f64 * statistics.decode_tokens_per_second;
+    Ok(ceilings.memory.map(|copy| read / copy.per_second))
 }
 
 pub(super) fn print(text: &str) -> io::Result<()> {

@@ -85,6 +85,10 @@ pub(super) struct SamplingArgs {
     /// Go on behind the checkpoint's stop tokens.
     #[arg(long)]
     ignore_eos: bool,
+
+    /// On a GPU, launch every kernel of every token one by one and not by a captured graph; the tokens are the same.
+    #[arg(long)]
+    no_graph: bool,
 }
 
 impl ModelArgs {
@@ -160,6 +164,7 @@ impl SamplingArgs {
             sampling,
             stop: self.stop.clone(),
             stop_at_eos: !self.ignore_eos,
+            graph: !self.no_graph,
         }
     }
 }

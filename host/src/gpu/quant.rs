@@ -1,14 +1,13 @@
 //! Which kernels quantise, read back and multiply, and their grids.
 
 use crate::cuda::{CudaDevice, args};
-use crate::ops::{Activation, Epilogue};
+use crate::ops::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::quant::blocks::BLOCK;
 use kernels_gpu::quant::decode::{self, DECODE};
 use kernels_gpu::quant::encode::{self, I8, Q4_0, Q4K, Q8_0, ROWS};
-use kernels_gpu::quant::epilogue::{GELU_TANH, IDENTITY, SILU};
 use kernels_gpu::quant::straight_through::STRAIGHT_THROUGH;
 use kernels_gpu::quant::tile::{BN, TILE32, TILE128};
 use kernels_gpu::quant::vector::{self, VECTOR};
@@ -95,11 +94,7 @@ pub(crate) fn matmul(
     let (spec, grid) = select(w.format(), m, n, device.properties().multiprocessors);
     let (bias, residual) =
         (epilogue.bias.map_or(0, Tensor::address), epilogue.residual.map_or(0, Tensor::address));
-    let activation = match epilogue.activation {
-        Activation::Identity => IDENTITY,
-        Activation::Silu => SILU,
-        Activation::GeluTanh => GELU_TANH,
-    };
+    let activation = super::activate::number(epilogue.activation);
     let (x_quants, x_scales) = (x.quants.address(), x.scales.address());
     let (w_quants, w_scales) = (w.quants.address(), w.scales.address());
     let (k, x_k) = (w.k as u32, x.k as u32);

@@ -199,7 +199,7 @@ impl DeviceBuffer {
         source: PinnedBuffer,
         bytes: usize,
     ) -> Result<PinnedBuffer> {
-        self.outside_capture("upload")?;
+        let _turn = self.outside_capture("upload")?;
         let bytes = bytes.min(source.len());
         let address = self.range("upload", offset, bytes)?;
         if bytes == 0 {
@@ -219,7 +219,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
     pub fn download_async(&self, offset: usize, bytes: usize) -> Result<Download> {
-        self.outside_capture("download")?;
+        let _turn = self.outside_capture("download")?;
         let address = self.range("download", offset, bytes)?;
         let target = PinnedBuffer::new(self.device(), bytes)?;
         if bytes == 0 {
@@ -269,7 +269,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
     pub fn upload_pageable(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        self.outside_capture("upload")?;
+        let _turn = self.outside_capture("upload")?;
         let address = self.range("upload", offset, source.len())?;
         self.device().synchronize()?; // the copy below is on no stream of ours
         // SAFETY: the range is inside this buffer (checked above); the call returns when the copy is done.

@@ -11,12 +11,12 @@ mod linear;
 mod mlp;
 mod norm;
 
-pub use attention::{Attention, Projections, Rope};
+pub use attention::{Attention, Rope};
 pub use block::TransformerBlock;
 pub use embedding::Embedding;
 pub use kv_cache::{KvCache, LayerCache};
 pub use linear::Linear;
-pub use mlp::{Activation, Mlp};
+pub use mlp::Mlp;
 pub use norm::{LayerNorm, Norm, RmsNorm};
 
 use crate::{Error, Result, Tensor};

@@ -1,31 +1,9 @@
 //! Quantised matrices: quantise, read back, multiply.
 
+use super::activate::{Activation, Epilogue};
 use super::check::Check;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
-
-/// What is applied to a sum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Activation {
-    /// Nothing.
-    #[default]
-    Identity,
-    /// x·σ(x)
-    Silu,
-    /// x·Φ(x), with Φ approximated by tanh.
-    GeluTanh,
-}
-
-/// What happens to a product before it is written: act(product + bias) + residual.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Epilogue<'a> {
-    /// \[n\] f32
-    pub bias: Option<&'a Tensor>,
-    /// Applied after the bias.
-    pub activation: Activation,
-    /// The output's shape, f32; added last.
-    pub residual: Option<&'a Tensor>,
-}
 
 /// Quantises `x` [n, k] f32 by the largest magnitude of each row or block (`Q4K`: by least weighted error). The bits are
 /// the same on every device. Rows are padded with zeros to whole blocks.
@@ -142,19 +120,12 @@ pub fn quant_matmul_into(y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue:
     CHECK.dtype("y", &y, DType::F32)?;
     CHECK.contiguous("y", &y)?;
     CHECK.shape("y", &y, with_last_replaced(&x.shape, w.rows()).dims(), "[x.., n]")?;
+    if let other @ (Activation::GeluErf | Activation::SwiGlu) = epilogue.activation {
+        let reason = "the kernels of quantised products have no such end; use ops::activate";
+        return Err(CHECK.unsupported("activation", format!("{other:?}"), reason));
+    }
     let mut inputs = vec![("x", &x.quants), ("w", &w.quants)];
-    if let Some(bias) = epilogue.bias {
-        CHECK.dtype("bias", bias, DType::F32)?;
-        CHECK.contiguous("bias", bias)?;
-        CHECK.shape("bias", bias, &[w.rows()], "[n]")?;
-        inputs.push(("bias", bias));
-    }
-    if let Some(residual) = epilogue.residual {
-        CHECK.dtype("residual", residual, DType::F32)?;
-        CHECK.contiguous("residual", residual)?;
-        CHECK.shape("residual", residual, y.dims(), "y's shape")?;
-        inputs.push(("residual", residual));
-    }
+    inputs.extend(epilogue.check(CHECK, &y, w.rows())?);
     match CHECK.device(&y, &inputs)? {
         Device::Cpu => cpu::quant::matmul(y, x, w, epilogue),
         Device::Cuda(device) => gpu::quant::matmul(&device, y, x, w, epilogue),

@@ -6,7 +6,7 @@ use super::processor::{Processor, Prompt};
 use super::text::{ImageRun, Images, TextModel};
 use super::vision::{VisionOutput, VisionTower};
 use super::weights::{Progress, Weights};
-use crate::nn::KvCache;
+use crate::nn::{KvCache, Rope};
 use crate::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::path::Path;
 /// How [`Qwen3Vl::load_with`] loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// What matrices are stored as on the device: f32 or f16. All arithmetic is f32.
+    /// What matrices, and the keys and values of the cache, are stored as on the device: f32 or f16. All arithmetic is f32.
     pub dtype: DType,
     /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
     pub tokens_per_pass: usize,
@@ -139,14 +139,15 @@ impl Qwen3Vl {
         let mut cache = self.text.cache()?;
         cache.reserve(ids.len())?;
         let layers = self.config().text.num_hidden_layers;
-        let rope = self.text.rope(&positions.axes)?;
+        let [cos, sin] = self.text.angles(&positions.axes)?;
+        let (rope, ids) = (Rope::new(cos, sin, 0, 0)?, Tensor::from_slice(ids, [ids.len()], &self.device)?);
         let images = Images { outputs, runs: &runs };
         let mut all_but_last = |index: usize, h: &Tensor| {
             if index < layers {
                 trace(index, h);
             }
         };
-        let hidden = self.text.forward(ids, &rope, images, &mut cache, &mut all_but_last)?;
+        let hidden = self.text.forward(&ids, &rope, images, &mut cache, &mut all_but_last)?;
         trace(layers, &hidden);
         self.text.logits(&hidden)
     }
@@ -181,7 +182,7 @@ impl Qwen3Vl {
         let new = &prompt.patches[first_new..];
         let outputs = new.iter().map(|patches| self.see(patches)).collect::<Result<Vec<_>>>()?;
         let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
-        let rope = self.text.rope(&prompt.positions.axes[start..])?;
+        let [cos, sin] = self.text.angles(&prompt.positions.axes[start..])?;
 
         let mut hidden = None;
         let count = prompt.ids.len() - start;
@@ -190,13 +191,9 @@ impl Qwen3Vl {
             let runs = clip(&runs, from, len);
             let images = Images { outputs: &outputs, runs: &runs };
             let ids = &prompt.ids[start + from..start + from + len];
-            let h = self.text.forward(
-                ids,
-                &rope.narrow(from, len)?,
-                images,
-                &mut session.cache,
-                &mut |_, _| {},
-            )?;
+            let ids = Tensor::from_slice(ids, [len], &self.device)?;
+            let rope = Rope::new(cos.clone(), sin.clone(), start + from, from)?;
+            let h = self.text.forward(&ids, &rope, images, &mut session.cache, &mut |_, _| {})?;
             hidden = Some(h.narrow(0, len - 1, 1)?);
         }
         session.ids.extend_from_slice(&prompt.ids[start..]);

@@ -3,7 +3,7 @@
 //! The reference reads the weights from their GGUF bytes by a reader of its own and sums in f64, so it is exact about
 //! what was quantised; what quantising itself loses is tested elsewhere.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{Case, HostTensor, Purpose, Tolerance, activate, data};
 use crate::ops::{Activation, Epilogue};
 use crate::quant::{Format, QuantTensor, name};
 use crate::{DType, Device, Result, Shape, Tensor, TensorMut, ops};
@@ -140,11 +140,7 @@ impl Case for Product {
             Data::Outliers => ",data=outliers",
             Data::Integers => ",data=integers",
         };
-        let activation = match self.activation {
-            Activation::Identity => "",
-            Activation::Silu => ",act=silu",
-            Activation::GeluTanh => ",act=gelu_tanh",
-        };
+        let activation = activate::name(self.activation);
         let adds = if self.adds { ",bias,residual" } else { "" };
         let (format, dtype, Self { m, n, k, .. }) = (name(self.format), self.dtype, self);
         format!("quant_matmul_{format}_{dtype}/m={m},n={n},k={k}{data}{activation}{adds}")
@@ -200,14 +196,7 @@ impl Case for Product {
                 if let Some(bias) = inputs.get(2) {
                     sum += f64::from(bias.values[column]);
                 }
-                let value = match self.activation {
-                    Activation::Identity => sum,
-                    Activation::Silu => sum / (1.0 + (-sum).exp()),
-                    Activation::GeluTanh => {
-                        let u = (2.0 / std::f64::consts::PI).sqrt() * (sum + 0.044715 * sum.powi(3));
-                        0.5 * sum * (1.0 + u.tanh())
-                    }
-                };
+                let value = activate::reference(sum, self.activation);
                 y.push(value + inputs.get(3).map_or(0.0, |residual| f64::from(residual.row(r)[column])));
             }
         }

@@ -111,14 +111,16 @@ impl<T: Word> Shared<T> {
         [T::from_bits(a), T::from_bits(b), T::from_bits(c), T::from_bits(d)]
     }
 
-    /// Reads four elements from `ROW · STRIDE + COLUMN` on by one 16-byte access whose offset is part of the
+    /// Reads four elements from `ROW · STRIDE + PART · APART` on by one 16-byte access whose offset is part of the
     /// instruction, so that an unrolled loop over rows computes no addresses.
     ///
     /// # Safety
     /// As [`get4`](Self::get4).
     #[gpu_only]
     #[inline(always)]
-    pub unsafe fn get4_at<const ROW: u32, const STRIDE: u32, const COLUMN: u32>(self) -> [T; 4] {
+    pub unsafe fn get4_at<const ROW: u32, const STRIDE: u32, const PART: u32, const APART: u32>(
+        self,
+    ) -> [T; 4] {
         let (a, b, c, d);
         // SAFETY: as the caller promises.
         unsafe {
@@ -126,7 +128,7 @@ impl<T: Word> Shared<T> {
                 "ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}+{offset}];",
                 a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
                 address = in(reg32) self.address,
-                offset = const (ROW * STRIDE + COLUMN) * 4,
+                offset = const (ROW * STRIDE + PART * APART) * 4,
                 options(pure, readonly, nostack, preserves_flags)
             );
         }
