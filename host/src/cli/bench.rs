@@ -44,7 +44,7 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["only", "all", "against"])]
     memory: bool,
 
-    /// The trace of allocations to replay, as `generate --memory-trace` writes it.
+    /// The trace of allocations to replay, as `generate --memory-trace` writes it, instead of a recorded one.
     #[arg(long, value_name = "FILE", requires = "memory")]
     pub trace: Option<PathBuf>,
 
