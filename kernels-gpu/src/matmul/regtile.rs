@@ -18,6 +18,7 @@
 use super::{Product, write};
 use crate::device::math::fma;
 use crate::device::{Element, F16, Shared, shared};
+use crate::float16::Float16;
 use crate::spec::KernelSpec;
 use cuda_std::gpu_only;
 use cuda_std::prelude::*;
@@ -511,13 +512,14 @@ macro_rules! loader {
 macro_rules! tile_kernels {
     (
         $(#[$doc:meta])*
-        $module:ident: BM = $bm:literal, BN = $bn:literal, LANES_M = $lanes_m:literal, MIN_BLOCKS = $min_blocks:literal;
+        $module:ident [$columns:literal]: BM = $bm:literal, BN = $bn:literal, LANES_M = $lanes_m:literal, MIN_BLOCKS = $min_blocks:literal;
         $([$($name:ident: $a:ident $b:ident, $A:ty, $B:ty, $C:ty;)*])*
     ) => {
         $(#[$doc])*
         pub mod $module {
             use super::*;
 
+            const COLUMNS: usize = $columns;
             /// Rows of c that a block makes.
             pub const BM: u32 = $bm;
             /// Columns of c that a block makes.
@@ -530,8 +532,8 @@ macro_rules! tile_kernels {
             const HM: u32 = $lanes_m * 4;
             const HN: u32 = 32 / $lanes_m * 4;
 
-            /// [nn, nt, tn][f32, f16, mixed]. grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
-            pub const SPECS: &[[KernelSpec; 3]] = & [$([$(
+            /// [nn, nt, tn][f32, f16, mixed], or [nt][E = 4, 8]. grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
+            pub const SPECS: &[[KernelSpec; COLUMNS]] = & [$([$(
                 KernelSpec::new(stringify!($name), THREADS).min_blocks($min_blocks).shared_bytes(SHARED),
             )*]),*];
 
@@ -581,7 +583,7 @@ macro_rules! tile_kernels {
 
 tile_kernels! {
     /// 128 × 128: two blocks of 256 threads on a multiprocessor.
-    tile128: BM = 128, BN = 128, LANES_M = 8, MIN_BLOCKS = 2;
+    tile128 [3]: BM = 128, BN = 128, LANES_M = 8, MIN_BLOCKS = 2;
     [
         matmul_tile128_nn_f32: n n, f32, f32, f32;
         matmul_tile128_nn_f16: n n, F16, F16, F16;
@@ -601,7 +603,7 @@ tile_kernels! {
 
 tile_kernels! {
     /// 64 × 64: six blocks of 64 threads on a multiprocessor.
-    tile64: BM = 64, BN = 64, LANES_M = 8, MIN_BLOCKS = 6;
+    tile64 [3]: BM = 64, BN = 64, LANES_M = 8, MIN_BLOCKS = 6;
     [
         matmul_tile64_nn_f32: n n, f32, f32, f32;
         matmul_tile64_nn_f16: n n, F16, F16, F16;
@@ -621,7 +623,7 @@ tile_kernels! {
 
 tile_kernels! {
     /// 32 × 64: a block is one warp. For products with up to 32 rows, so without tn.
-    tile32: BM = 32, BN = 64, LANES_M = 4, MIN_BLOCKS = 12;
+    tile32 [3]: BM = 32, BN = 64, LANES_M = 4, MIN_BLOCKS = 12;
     [
         matmul_tile32_nn_f32: n n, f32, f32, f32;
         matmul_tile32_nn_f16: n n, F16, F16, F16;
@@ -631,6 +633,16 @@ tile_kernels! {
         matmul_tile32_nt_f32: n t, f32, f32, f32;
         matmul_tile32_nt_f16: n t, F16, F16, F16;
         matmul_tile32_nt_mixed: n t, f32, F16, f32;
+    ]
+}
+
+tile_kernels! {
+    /// 64 × 64, a f32, b in a 16-bit format of 4 or 8 exponent bits, c f32: what loads it converts it. In bytes of PTX
+    /// these are the cheapest that do products of any size.
+    tile64_coded [2]: BM = 64, BN = 64, LANES_M = 8, MIN_BLOCKS = 6;
+    [
+        matmul_tile64_nt_e4: n t, f32, Float16<4>, f32;
+        matmul_tile64_nt_e8: n t, f32, Float16<8>, f32;
     ]
 }
 
