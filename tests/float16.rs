@@ -146,6 +146,44 @@ fn the_gpu_gives_the_same_codes() -> pascaline::Result<()> {
     Ok(())
 }
 
+/// A format holds small whole numbers exactly, so a product with them is exact: for every format, one row, several, many,
+/// and extents that no vector load divides.
+#[test]
+fn products_with_weights_in_every_format() -> pascaline::Result<()> {
+    for device in [Device::Cpu, common::cuda_device()] {
+        for bits in EXPONENT_BITS {
+            for (m, n, k) in [
+                (0, 3, 4),
+                (1, 1, 1),
+                (1, 68, 264),
+                (1, 7, 33),
+                (5, 12, 96),
+                (8, 8, 40),
+                (9, 64, 32),
+                (70, 132, 100),
+            ] {
+                // quarters up to 1, which the narrowest format has too
+                let x: Vec<f32> = (0..m * k).map(|i| ((i * 7 + i / k) % 9) as f32 - 4.0).collect();
+                let w: Vec<f32> = (0..n * k).map(|i| (((i * 5 + i / k) % 9) as f32 - 4.0) / 4.0).collect();
+                let codes = Tensor::from_slice(&w, [n, k], &device)?;
+                let codes = ops::float16_encode(&codes, bits, Overflow::Infinity)?;
+                let got = ops::float16_matmul(&Tensor::from_slice(&x, [m, k], &device)?, &codes)?;
+                assert_eq!(got.dims(), [m, n]);
+                let got = got.to_vec::<f32>()?;
+                for (at, got) in got.iter().enumerate() {
+                    let (row, column) = (&x[at / n * k..][..k], &w[at % n * k..][..k]);
+                    let want: f32 = row.iter().zip(column).map(|(x, w)| x * w).sum();
+                    assert_eq!(*got, want, "E = {bits}, {m} × {n} × {k}, element {at}");
+                }
+            }
+        }
+    }
+    let w =
+        ops::float16_encode(&Tensor::from_slice(&[1.0f32; 8], [2, 4], &Device::Cpu)?, 8, Overflow::Infinity)?;
+    assert!(ops::float16_matmul(&Tensor::from_slice(&[1.0f32; 3], [1, 3], &Device::Cpu)?, &w).is_err());
+    Ok(())
+}
+
 #[test]
 fn other_widths_are_refused() {
     let x = Tensor::from_slice(&[1.0f32], [1], &Device::Cpu).unwrap();

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use std::time::{Duration, Instant};
 
 /// How long to go on sampling each way, at least.
-const ENOUGH: Duration = Duration::from_millis(200);
+const ENOUGH: Duration = Duration::from_millis(100);
 /// Samples of each way, however long they take.
 const MIN_SAMPLES: f64 = 5.0;
 /// Samples of each way, however short they are.

@@ -6,6 +6,7 @@ use crate::ops::Activation;
 use crate::ops::matmul::{Around, Batch, Matmul, Problem, Strides, Variant};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Error, Result, Tensor, TensorMut};
+use kernels_gpu::matmul::regtile::tile64_coded;
 use kernels_gpu::matmul::{reduce, vector};
 use select::{Layouts, Query, Types, select};
 
@@ -40,11 +41,22 @@ pub(crate) fn matmul(
     c: TensorMut,
     a: &Tensor,
     b: &Tensor,
-    mut p: Problem,
+    p: Problem,
     options: &Matmul,
     around: &Around,
 ) -> Result<()> {
-    let around = &Addresses::of(around);
+    product(device, c, a, b, p, options, &Addresses::of(around))
+}
+
+fn product(
+    device: &CudaDevice,
+    c: TensorMut,
+    a: &Tensor,
+    b: &Tensor,
+    mut p: Problem,
+    options: &Matmul,
+    around: &Addresses,
+) -> Result<()> {
     let (mut from_a, mut from_b) = ((a.address(), a.dtype()), (b.address(), b.dtype()));
     if p.n == 1 && p.m > 1 && p.ldc == 1 && a.dtype() == b.dtype() && around.bias == 0 {
         // a·x for a column x is xᵀ·aᵀ, for which there are few-row kernels
@@ -85,6 +97,8 @@ struct Addresses {
     norm: u64,
     eps: f32,
     activation: u32,
+    /// Which of the formats that there are kernels for b is in, if it is no f32 or f16.
+    coded: Option<usize>,
 }
 
 impl Addresses {
@@ -96,8 +110,34 @@ impl Addresses {
             norm: norm.map_or(0, |(weight, _)| weight.address()),
             eps: norm.map_or(0.0, |(_, eps)| eps),
             activation: super::activate::number(epilogue.activation),
+            coded: None,
         }
     }
+}
+
+/// The exponent bits of 16-bit formats that products read as they are: 4 loses least on weights, 8 is bfloat16.
+const CODED: [u32; 2] = [4, 8];
+
+/// c = x·wᵀ for the codes `w` [n, k] of a format with `exponent_bits`; `false`, and nothing done, if no kernel reads that
+/// format or these alignments.
+pub(crate) fn coded(
+    device: &CudaDevice,
+    y: TensorMut,
+    x: &Tensor,
+    w: &Tensor,
+    exponent_bits: u32,
+) -> Result<bool> {
+    let Some(format) = CODED.iter().position(|&bits| bits == exponent_bits) else { return Ok(false) };
+    let w = w.swap_dims(0, 1)?;
+    let p = Problem::new(y.layout(), x.layout(), w.layout());
+    let fits = [p.k, p.n].iter().all(|extent| extent.is_multiple_of(4)) && y.address().is_multiple_of(16);
+    if p.is_empty() || !(fits && x.address().is_multiple_of(16)) {
+        return Ok(false);
+    }
+    let variant = if p.m == 1 { Variant::Vector } else { Variant::Tile("tile64") };
+    let around = Addresses { coded: Some(format), ..Addresses::of(&Around::default()) };
+    product(device, y, x, &w, p, &Matmul { variant, ..Matmul::default() }, &around)?;
+    Ok(true)
 }
 
 /// y = act(norm(x)·wᵀ + bias) + residual in one launch, for up to [`MAX_VECTOR_ROWS`] rows; all are matrices, and k > 0.
@@ -175,13 +215,19 @@ fn launch(
         return add_parts(device, c, 0, 0, dims, write);
     }
     let q = query(device, c, a, b, dims);
-    let plan =
+    let mut plan =
         select(table::of(device.properties())?, &q, variant, splits).ok_or_else(|| Error::Unsupported {
             op: "matmul",
             argument: "variant",
             value: format!("{variant:?}"),
             reason: "its kernels can't do this shape, layout or type".into(),
         })?;
+    if let Some(format) = around.coded {
+        plan.spec = match plan.variant {
+            Variant::Vector => vector::NT_CODED[format],
+            _ => tile64_coded::SPECS[0][format],
+        };
+    }
     let elements = plan.splits as usize * batch as usize * m as usize * n as usize;
     let scratch = match plan.splits {
         1 => None,

@@ -1,8 +1,12 @@
 //! Conversion between f32 and the 16-bit formats of [`float16`](crate::float16).
 
 use super::check::{Check, aligned};
+use super::matmul::{Matmul, matmul_into};
 use crate::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
+
+/// IEEE half precision's.
+const F16_EXPONENT_BITS: u32 = 5;
 
 /// `x` f32 in the format with `exponent_bits` (2 to 8) exponent bits: nearest, ties to even. The codes are the same on
 /// every device.
@@ -23,6 +27,40 @@ pub fn float16_encode(x: &Tensor, exponent_bits: u32, overflow: Overflow) -> Res
         Device::Cpu => cpu::float16::encode(&mut y, x, overflow)?,
         Device::Cuda(device) => gpu::float16::encode(&device, &mut y, &aligned(x)?, overflow)?,
     }
+    Ok(y)
+}
+
+/// y = x·wᵀ with `w` in a 16-bit format, arithmetic in f32.
+///
+/// `x`: [.., k] f32, contiguous, `w`: [n, k], `y`: [.., n] f32. On a GPU formats with 4, 5 and 8 exponent bits are converted as
+/// they are loaded, the others (and where k or n is no multiple of 4) before, to f32 in scratch memory.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+pub fn float16_matmul(x: &Tensor, w: &Float16Tensor) -> Result<Tensor> {
+    const CHECK: Check = Check("float16_matmul");
+    let (Some((cols, outer)), &[n, k]) = (x.dims().split_last(), w.shape().dims()) else {
+        return Err(CHECK.bad_shape("x", x, "[.., k], and w [n, k]"));
+    };
+    if *cols != k {
+        return Err(CHECK.bad_shape("x", x, format!("[.., {k}], w's columns")));
+    }
+    CHECK.dtype("x", x, DType::F32)?;
+    CHECK.contiguous("x", x)?;
+    let mut y = Tensor::uninitialized([outer, &[n]].concat(), DType::F32, &x.device())?;
+    let (m, device) = (outer.iter().product(), CHECK.device(&y.view_mut()?, &[("x", x), ("w", &w.codes)])?);
+    let (rows, to) = (x.reshape([m, k])?, y.view_mut()?.reshape([m, n])?);
+    if w.exponent_bits == F16_EXPONENT_BITS {
+        matmul_into(to, &rows, &w.codes.swap_dims(0, 1)?, &Matmul::default())?;
+        return Ok(y);
+    }
+    if let Device::Cuda(device) = &device
+        && gpu::matmul::coded(device, to, &rows, &w.codes, w.exponent_bits)?
+    {
+        return Ok(y);
+    }
+    let values = float16_decode(w)?;
+    matmul_into(y.view_mut()?.reshape([m, n])?, &rows, &values.swap_dims(0, 1)?, &Matmul::default())?;
     Ok(y)
 }
 

@@ -1,5 +1,6 @@
 //! What Rust-CUDA's `cuda_std` does not have and the kernels need. Everything here panics when called on the host.
 
+pub mod coded;
 pub mod columns;
 pub mod element;
 pub mod flat;

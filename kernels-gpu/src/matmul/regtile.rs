@@ -25,6 +25,7 @@ use super::load::{AlongK, AlongWidth, Load, PAD, Strided};
 use super::{Product, write};
 use crate::device::math::fma;
 use crate::device::{Element, F16, Shared, shared};
+use crate::float16::Float16;
 use crate::spec::KernelSpec;
 use cuda_std::gpu_only;
 use cuda_std::prelude::*;
@@ -51,7 +52,7 @@ pub struct Family {
     /// Blocks that fit a multiprocessor of sm_61.
     pub resident: u32,
     /// [nn, nt, tn][f32, f16, mixed]; some families have no tn. grid = [ceil(m / bm) · ceil(n / bn), splits, batch]
-    pub specs: &'static [[KernelSpec; 3]],
+    pub specs: &'static [&'static [KernelSpec]],
 }
 
 /// Bytes of both buffers of both tiles, for every slice.
@@ -341,10 +342,12 @@ macro_rules! tile_kernels {
             const HM: u32 = $lanes_m * 4;
             const HN: u32 = 32 / $lanes_m * 4;
 
-            /// [nn, nt, tn][f32, f16, mixed]. grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
-            pub const SPECS: &[[KernelSpec; 3]] = & [$([$(
-                KernelSpec::new(stringify!($name), THREADS).min_blocks(MIN_BLOCKS).shared_bytes(SHARED),
-            )*]),*];
+            const fn spec(name: &'static str) -> KernelSpec {
+                KernelSpec::new(name, THREADS).min_blocks(MIN_BLOCKS).shared_bytes(SHARED)
+            }
+
+            /// [nn, nt, tn][f32, f16, mixed], or [nt][E = 4, 8]. grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
+            pub const SPECS: &[&[KernelSpec]] = &[$(&[$(spec(stringify!($name))),*]),*];
 
             $($(
                 /// # Safety
@@ -389,7 +392,7 @@ macro_rules! tile_kernels {
             };
 
             /// All kernels of this tile size.
-            pub const KERNELS: &[KernelSpec] = SPECS.as_flattened();
+            pub const KERNELS: &[KernelSpec] = &[$($(spec(stringify!($name))),*),*];
         }
     };
 }
@@ -487,6 +490,15 @@ tile_kernels! {
 /// All tile sizes.
 pub const FAMILIES: &[Family] =
     &[tile128::FAMILY, wide128::FAMILY, tile64x128::FAMILY, tile64::FAMILY, tile32::FAMILY];
+tile_kernels! {
+    /// 64 × 64, a f32, b in a 16-bit format of 4 or 8 exponent bits, c f32: what loads it converts it. In bytes of PTX
+    /// these are the cheapest that do products of any size.
+    tile64_coded: BM = 64, BN = 64, ROWS = 8, LANES_M = 8, SLICES = 2, MIN_BLOCKS = 3;
+    [
+        matmul_tile64_nt_e4: n t, f32, Float16<4>, f32;
+        matmul_tile64_nt_e8: n t, f32, Float16<8>, f32;
+    ]
+}
 
 /// The kernels for any strides: 64 × 64.
 pub mod strided {

@@ -21,6 +21,7 @@ use crate::activate::{IDENTITY, SWIGLU, activate};
 use crate::device::math::{fma, rsqrt};
 use crate::device::vector::load_raw;
 use crate::device::{Element, F16, Vector, reduce, shared};
+use crate::float16::Float16;
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
@@ -389,6 +390,8 @@ kernels! {
     matmul_vector8_nt_f32: nt<8, 1, 1>, f32, f32, f32;
     matmul_vector8_nt_f16: nt<8, 1, 1>, F16, F16, F16;
     matmul_vector8_nt_mixed: nt<8, 1, 1>, f32, F16, f32;
+    matmul_vector1_nt_e4: nt<1, 1, 3>, f32, Float16<4>, f32;
+    matmul_vector1_nt_e8: nt<1, 1, 3>, f32, Float16<8>, f32;
     matmul_vector_nn_f32: nn, f32, f32, f32;
     matmul_vector_nn_f16: nn, F16, F16, F16;
     matmul_vector_nn_mixed: nn, f32, F16, f32;
@@ -431,5 +434,9 @@ pub const NT: [[KernelSpec; 3]; 3] = [
 pub const NN: [KernelSpec; 3] =
     [nn_spec("matmul_vector_nn_f32"), nn_spec("matmul_vector_nn_f16"), nn_spec("matmul_vector_nn_mixed")];
 
-/// All kernels of this file but [`NN`].
+/// a f32, b in a 16-bit format of 4 or 8 exponent bits, c f32, one row: [4, 8]. grid as [`NT`].
+pub const NT_CODED: [KernelSpec; 2] =
+    [nt_spec("matmul_vector1_nt_e4", 1), nt_spec("matmul_vector1_nt_e8", 1)];
+
+/// All kernels of this file but [`NN`] and [`NT_CODED`].
 pub const KERNELS: &[KernelSpec] = NT.as_flattened();
