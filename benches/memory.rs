@@ -28,7 +28,7 @@ fn main() {
         pool.trim().expect("the simulated device takes its memory back");
     }
     match Device::cuda(0) {
-        Ok(Device::Cuda(device)) => match bench_memory::run(&device) {
+        Ok(Device::Cuda(device)) => match bench_memory::measure(&device, &bench_memory::forward_trace(128)) {
             Ok(all) => all.iter().for_each(|m| println!("{device:?}: {} {:.2} {}", m.what, m.value, m.unit)),
             Err(error) => println!("{device:?}: {error}"),
         },

@@ -93,6 +93,34 @@ fn bench_says_how_many_cases_it_leaves_out() {
 }
 
 #[test]
+fn bench_measures_memory_against_its_goals() {
+    let folder = env::temp_dir().join(format!("pascaline-trace-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    let trace = folder.join("small.trace");
+    std::fs::write(&trace, "a 0 5000 0\na 1 3000000 0\nf 0 0\nf 1 0\n").expect("a writable folder");
+    let trace = trace.display().to_string();
+    let output = run(&["bench", "--memory", "--device", "virtual", "--trace", &trace, "--json", "-"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report = json(&stdout(&output));
+    assert_eq!(report["trace_allocations"], 2);
+    assert_eq!(report["leaks"], serde_json::json!([]), "everything was given back");
+    assert_eq!(report["pool"]["live"], 0);
+    let measured = report["measured"].as_array().expect("a list");
+    let goals = measured.iter().filter(|one| !one["goal"].is_null());
+    assert_eq!(goals.count(), 9);
+    let find = |what: &str| measured.iter().find(|one| one["what"] == what).expect(what)["value"].as_f64();
+    assert_eq!(find("peak live, the pool"), Some((5120 + 3_000_064) as f64 / (1 << 20) as f64));
+    assert!(find("peak in use, a cuMemAlloc per tensor") >= Some(3_005_000.0 / (1 << 20) as f64));
+
+    std::fs::write(folder.join("small.trace"), "a 0\n").expect("a writable folder");
+    let output = run(&["bench", "--memory", "--device", "virtual", "--trace", &trace]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("line 1 is no entry of a memory trace: a 0"), "{}", stderr(&output));
+    let output = run(&["bench", "--memory", "--device", "cpu"]);
+    assert!(stderr(&output).contains("add `--device cuda`"), "{}", stderr(&output));
+}
+
+#[test]
 fn validate_passes_on_the_cpu() {
     let file = env::temp_dir().join(format!("pascaline-validate-{}.json", std::process::id()));
     let output = run(&["validate", "--device", "cpu", "--json", &file.to_string_lossy()]);

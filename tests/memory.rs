@@ -1,12 +1,16 @@
 //! The memory pool on the simulated device: its invariants on every operation of a random run.
 //!
-//! `PASCALINE_MEMORY_OPERATIONS=100000000 cargo test --release --test memory random` makes the long run.
+//! `PASCALINE_MEMORY_OPERATIONS=100000000 PASCALINE_MEMORY_WORLDS=16 cargo test --release --test memory random` makes the
+//! long run: sixteen pools side by side, each with 16 threads, 8 streams and a seed of its own.
+
+mod common;
 
 use pascaline::Error;
 use pascaline::memory::simulated::{Call, Simulated, SimulatedStream};
 use pascaline::memory::{MemoryPool, Statistics};
 use std::collections::BTreeMap;
 use std::env;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 const THREADS: u64 = 16;
@@ -58,7 +62,6 @@ struct Books {
 struct Block {
     address: u64,
     bytes: usize,
-
     tag: u32,
 }
 
@@ -222,9 +225,27 @@ fn check_order(calls: &[Call]) {
 
 #[test]
 fn random_operations_keep_every_invariant() {
-    let operations = env::var("PASCALINE_MEMORY_OPERATIONS").ok().and_then(|n| n.parse().ok());
-    let operations: u64 = operations.unwrap_or(1_000_000);
-    let world = World::new(1);
+    let number = |name: &str, default: u64| env::var(name).map_or(default, |n| n.parse().expect("a number"));
+    let operations = number("PASCALINE_MEMORY_OPERATIONS", 1_000_000);
+    let worlds = number("PASCALINE_MEMORY_WORLDS", 1).max(1);
+    std::thread::scope(|scope| {
+        for seed in 1..=worlds {
+            scope.spawn(move || random_run(seed, operations / worlds));
+        }
+    });
+}
+
+/// Waits for threads that are far behind: run one after the other, they would never be short of memory together.
+fn keep_together(state: &Mutex<Books>, progress: &[AtomicU64], thread: usize, operation: u64) {
+    progress[thread].store(operation, Ordering::Relaxed);
+    let behind = |other: &AtomicU64| other.load(Ordering::Relaxed) < operation.saturating_sub(1024);
+    while !state.is_poisoned() && progress.iter().any(behind) {
+        std::thread::yield_now();
+    }
+}
+
+fn random_run(seed: u64, operations: u64) {
+    let world = World::new(seed);
     world.device.refuse(1);
     let step =
         |operation: u64, books: &mut MutexGuard<Books>, random: &mut Random, blocks: &mut Vec<Block>| {
@@ -248,18 +269,23 @@ fn random_operations_keep_every_invariant() {
             world.check(books);
         };
     let lock = || world.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let progress = [const { AtomicU64::new(0) }; THREADS as usize];
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let step = &step;
-            let world = &world;
+            let (step, world, progress) = (&step, &world, &progress);
             scope.spawn(move || {
-                let (mut random, mut blocks) = (Random(thread), Vec::new());
+                let (mut random, mut blocks) = (Random((seed - 1) << 32 | thread), Vec::new());
                 for operation in 0..operations / THREADS {
                     step(operation, &mut lock(), &mut random, &mut blocks);
                     if operation % 4096 == 0 {
+                        let _books = lock();
                         world.pool.audit().unwrap();
                     }
+                    if operation % 256 == 0 {
+                        keep_together(&world.state, progress, thread as usize, operation);
+                    }
                 }
+                progress[thread as usize].store(u64::MAX, Ordering::Relaxed);
                 for block in blocks {
                     let mut books = lock();
                     world.free(&mut books, &mut random, &block);
@@ -269,7 +295,7 @@ fn random_operations_keep_every_invariant() {
         }
     });
     let last = world.finish();
-    println!("{operations} operations: {last:?}");
+    println!("{operations} operations with seed {seed}: {last:?}");
     let found = last.found;
     for (way, count) in [
         ("same stream", found.same_stream),
@@ -287,12 +313,10 @@ mod conformance {
     //! What every source of memory must do: one suite, run on each upstream and adaptor.
 
     use super::{Books, Random, World};
-    use pascaline::cuda::CudaDevice;
     use pascaline::memory::adaptor::{Counted, Entry, Limit, Trace, parse, replay, to_text};
     use pascaline::memory::simulated::{Simulated, SimulatedStream};
     use pascaline::memory::{CudaTimeline, DriverPool, MemoryPool, PlainMemory, StreamHandle, Upstream};
     use pascaline::{Device, Error};
-    use std::env;
 
     const SIZES: [usize; 14] =
         [1, 2, 255, 256, 257, 1000, 4096, 16384, 16385, 65537, 1 << 20, (1 << 20) + 1, 3 << 20, 5 << 20];
@@ -365,23 +389,11 @@ mod conformance {
         assert_eq!(device.allocated(), 0);
     }
 
-    /// A CUDA device: the real one, else the virtual GPU.
-    fn cuda() -> Option<CudaDevice> {
-        let device = Device::cuda(0).or_else(|_| Device::virtual_gpu());
-        match device {
-            Ok(Device::Cuda(device)) => Some(device),
-            other => {
-                let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value != "0");
-                assert!(!required, "REQUIRE_GPU is set and there is no GPU: {other:?}");
-                println!("SKIPPED: no CUDA device ({other:?})");
-                None
-            }
-        }
-    }
-
     #[test]
     fn on_a_cuda_device() {
-        let Some(device) = cuda() else { return };
+        let Device::Cuda(device) = crate::common::cuda_device() else {
+            unreachable!("a CUDA device was asked for")
+        };
         let handles = [&device, &device.with_new_stream().unwrap()].map(StreamHandle::of);
         let plain = || PlainMemory::new(&device);
         conforms("cuMemAlloc", &plain(), &handles);

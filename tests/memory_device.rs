@@ -1,25 +1,21 @@
 //! Memory, copies and graphs on a CUDA device: the real one, else the virtual GPU.
 
-use pascaline::cuda::occupancy::blocks_per_multiprocessor;
+mod common;
+
+use pascaline::cuda::occupancy::{Multiprocessor, Resources};
 use pascaline::cuda::{CudaDevice, Graph, trace};
 use pascaline::memory::{self, CHUNK, DeviceBuffer, PinnedBuffer, Statistics};
 use pascaline::{DType, Device, Error, Tensor, ops};
 use pascaline_driver::faults;
-use std::env;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A device, and the turn to use it: scripted faults and the pool's books are the process's.
-fn cuda() -> Option<(CudaDevice, MutexGuard<'static, ()>)> {
+fn cuda() -> (CudaDevice, MutexGuard<'static, ()>) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    match Device::cuda(0).or_else(|_| Device::virtual_gpu()) {
-        Ok(Device::Cuda(device)) => Some((device, turn)),
-        other => {
-            let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value != "0");
-            assert!(!required, "REQUIRE_GPU is set and there is no GPU: {other:?}");
-            println!("SKIPPED: no CUDA device ({other:?})");
-            None
-        }
+    match common::cuda_device() {
+        Device::Cuda(device) => (device, turn),
+        Device::Cpu => unreachable!("a CUDA device was asked for"),
     }
 }
 
@@ -33,7 +29,7 @@ fn ramp(count: usize) -> Vec<f32> {
 
 #[test]
 fn buffers_come_from_the_pool_and_go_back() {
-    let Some((device, _turn)) = cuda() else { return };
+    let (device, _turn) = cuda();
     let before = books(&device);
     let ((), entries) = memory::trace(|| {
         let x = DeviceBuffer::uninitialized(&device, 1 << 20).unwrap();
@@ -53,7 +49,7 @@ fn buffers_come_from_the_pool_and_go_back() {
 
 #[test]
 fn copies_keep_their_bytes() {
-    let Some((device, _turn)) = cuda() else { return };
+    let (device, _turn) = cuda();
     for count in [1, 1000, CHUNK / 4, CHUNK / 4 + 1, 5 * CHUNK / 4 + 3] {
         let values = ramp(count);
         let x = Tensor::from_slice(&values, [count], &Device::Cuda(device.clone())).unwrap();
@@ -71,7 +67,7 @@ fn copies_keep_their_bytes() {
 
 #[test]
 fn hand_overs_between_streams_keep_their_bytes() {
-    let Some((device, _turn)) = cuda() else { return };
+    let (device, _turn) = cuda();
     let other = device.with_new_stream().unwrap();
     let before = books(&device);
     for round in 0..200u32 {
@@ -89,7 +85,7 @@ fn hand_overs_between_streams_keep_their_bytes() {
 
 #[test]
 fn after_out_of_memory_old_tensors_and_new_work_are_right() {
-    let Some((device, _turn)) = cuda() else { return };
+    let (device, _turn) = cuda();
     let on = Device::Cuda(device.clone());
     let x = Tensor::from_slice(&ramp(4096), [4, 1024], &on).unwrap();
     let expected = ops::softmax(&x).unwrap().to_vec::<f32>().unwrap();
@@ -99,12 +95,28 @@ fn after_out_of_memory_old_tensors_and_new_work_are_right() {
     assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
     assert_eq!(ops::softmax(&x).unwrap().to_vec::<f32>().unwrap(), expected);
     assert!(Tensor::uninitialized([1 << 20], DType::F32, &on).is_ok());
+    // What the driver itself refuses, and not a script.
+    let too_much = DeviceBuffer::uninitialized(&device, 2 * device.properties().memory_bytes);
+    assert!(matches!(too_much, Err(Error::OutOfMemory { .. })), "{too_much:?}");
+    assert_eq!(ops::softmax(&x).unwrap().to_vec::<f32>().unwrap(), expected);
     memory::pool(&device).unwrap().audit().unwrap();
 }
 
 #[test]
+fn leaks_say_where_their_tensors_were_made() {
+    let (device, _turn) = cuda();
+    let (x, line) = (Tensor::zeros([1000], DType::F32, &Device::Cuda(device.clone())).unwrap(), line!());
+    let leaks = memory::pool(&device).unwrap().leaks();
+    let of_x = leaks.iter().find(|leak| leak.bytes == 4000).expect("x is live");
+    let site = of_x.site.map(|site| (site.file().ends_with("memory_device.rs"), site.line()));
+    assert_eq!(site, cfg!(debug_assertions).then_some((true, line)));
+    drop(x);
+    assert!(memory::pool(&device).unwrap().leaks().len() < leaks.len());
+}
+
+#[test]
 fn a_limit_on_the_device_is_kept() {
-    let Some((device, _turn)) = cuda() else { return };
+    let (device, _turn) = cuda();
     memory::pool(&device).unwrap().trim().unwrap();
     memory::set_limit(&device, books(&device).reserved + (8 << 20)).unwrap();
     let refused = DeviceBuffer::uninitialized(&device, 16 << 20);
@@ -116,7 +128,7 @@ fn a_limit_on_the_device_is_kept() {
 
 #[test]
 fn a_graph_replays_what_was_captured() {
-    let Some((device, _turn)) = cuda() else { return };
+    let (device, _turn) = cuda();
     let on = Device::Cuda(device.clone());
     let before = books(&device).live;
     let values = ramp(2048);
@@ -156,9 +168,37 @@ fn a_graph_replays_what_was_captured() {
     assert_eq!(books(&device).live, before, "all of it goes back");
 }
 
+/// What another thread queues while this one captures waits for the end, runs, and is no part of the graph.
+#[test]
+fn other_threads_stay_out_of_a_capture() {
+    let (device, _turn) = cuda();
+    let on = Device::Cuda(device.clone());
+    let x = Tensor::from_slice(&ramp(2048), [2, 1024], &on).unwrap();
+    let softmax = |x: &Tensor| ops::softmax(x).unwrap().to_vec::<f32>().unwrap();
+    let expected = softmax(&x);
+    let (started, start) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let mut other = None;
+        let (graph, y) = Graph::capture(&device, || {
+            other = Some(scope.spawn(|| {
+                started.send(()).unwrap();
+                softmax(&Tensor::from_slice(&ramp(2048), [2, 1024], &on).unwrap())
+            }));
+            start.recv().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(20)); // for the other to come in between, if it could
+            ops::softmax(&x)
+        })
+        .unwrap();
+        assert_eq!(other.unwrap().join().unwrap(), expected);
+        assert_eq!(graph.nodes(), 1);
+        graph.launch().unwrap();
+        assert_eq!(y.to_vec::<f32>().unwrap(), expected);
+    });
+}
+
 #[test]
 fn what_has_no_place_in_a_capture_is_refused() {
-    let Some((device, _turn)) = cuda() else { return };
+    let (device, _turn) = cuda();
     let on = Device::Cuda(device.clone());
     let x = Tensor::from_slice(&ramp(64), [64], &on).unwrap();
     let host_copy = Graph::capture(&device, || x.to_vec::<f32>());
@@ -170,15 +210,17 @@ fn what_has_no_place_in_a_capture_is_refused() {
 
 #[test]
 fn occupancy_is_the_drivers() {
-    let Some((device, _turn)) = cuda() else { return };
-    if device.properties().capability != (6, 1) {
-        println!("SKIPPED: {device:?} is no sm_61");
-        return;
+    let (device, _turn) = cuda();
+    let multiprocessor = device.properties().multiprocessor;
+    if device.properties().capability == (6, 1) {
+        assert_eq!(multiprocessor, Multiprocessor::SM_61);
     }
     for spec in kernels_gpu::KERNELS.iter().copied().flatten() {
-        let (registers, shared) = device.kernel_resources(spec.name).unwrap();
-        let ours = blocks_per_multiprocessor(spec.threads(), registers, shared);
-        let drivers = device.blocks_per_multiprocessor(spec.name, spec.threads()).unwrap();
-        assert_eq!(ours, drivers, "{}: {registers} registers, {shared} bytes", spec.name);
+        let resources @ Resources { registers, shared_bytes } = device.kernel_resources(spec.name).unwrap();
+        for threads in (32..=spec.threads()).step_by(32) {
+            let ours = multiprocessor.resident_blocks(threads, registers, shared_bytes);
+            let drivers = device.blocks_per_multiprocessor(spec.name, threads).unwrap();
+            assert_eq!(ours, drivers, "{} with {threads} threads: {resources:?}", spec.name);
+        }
     }
 }

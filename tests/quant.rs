@@ -179,6 +179,47 @@ fn what_does_not_fit_is_a_typed_error() {
     assert!(ops::quantize(&x.narrow(1, 0, 32).unwrap(), Format::Q8_0).is_err(), "a view with gaps");
 }
 
+/// A block of Q4_0 with this scale, read back, by a code of its own.
+fn q4_0_block(block: &[f32], scale: f32) -> Vec<f32> {
+    let stored = half::f16::from_f32(scale).to_f32();
+    block.iter().map(|x| stored * ((x / scale + 8.5).floor().clamp(0.0, 15.0) - 8.0)).collect()
+}
+
+fn squared_error(x: &[f32], y: &[f32]) -> f64 {
+    x.iter().zip(y).map(|(x, y)| f64::from(x - y).powi(2)).sum()
+}
+
+/// Of `LeastError` is promised: in no block more than the plain scale loses, and about what the best scale there is
+/// loses. The best is searched for in steps a tenth as fine, over a range that is wider below; that can find less, and
+/// how much less is the price of `CANDIDATES` steps: in sum at most 2 %.
+#[test]
+fn the_scale_of_least_error_is_the_best_there_is() -> Result<()> {
+    let (n, k) = (16, 256);
+    for x in
+        [data::normal("choice", "x", [n, k], DType::F32), data::outliers("choice", "y", [n, k], DType::F32)]
+    {
+        let read_back = |choice| -> Result<Vec<f32>> {
+            let w = quantize_with(&x.values, [n, k], Format::Q4_0, choice, &Device::Cpu)?;
+            ops::dequantize(&w, DType::F32)?.to_vec()
+        };
+        let (plain, chosen) = (read_back(ScaleChoice::AbsMax)?, read_back(ScaleChoice::LeastError)?);
+        let (mut in_all, mut best_in_all) = (0.0, 0.0);
+        let blocks = x.values.chunks(32).zip(plain.chunks(32).zip(chosen.chunks(32)));
+        for (block, (plain, chosen)) in blocks {
+            let error = squared_error(block, chosen);
+            assert!(error <= squared_error(block, plain), "worse than the plain scale");
+            let largest = block.iter().fold(0f32, |a, &b| if b.abs() > a.abs() { b } else { a });
+            let best = (300..1400)
+                .map(|step| squared_error(block, &q4_0_block(block, largest / -8.0 * step as f32 / 1000.0)))
+                .fold(f64::INFINITY, f64::min);
+            in_all += error;
+            best_in_all += best;
+        }
+        assert!(in_all <= 1.02 * best_in_all, "{in_all} where {best_in_all} is possible");
+    }
+    Ok(())
+}
+
 #[test]
 fn chosen_scales() -> Result<()> {
     let (n, k) = (16, 256);
@@ -193,14 +234,58 @@ fn chosen_scales() -> Result<()> {
         assert!(best.relative_rms <= plain.relative_rms, "{}: {best} against {plain}", name(format));
         assert!(cut.max > plain.max, "{}: nothing was cut off", name(format));
         assert_eq!(error(ScaleChoice::Percentile(1.0))?.max, plain.max);
-        if format == Format::Q4_0 {
-            assert!(best.relative_rms < 0.98 * plain.relative_rms, "{best} against {plain}");
-        }
     }
     let of = |format, choice| quantize_with(&x, [n, k], format, choice, &Device::Cpu);
     assert!(of(Format::Q4K, ScaleChoice::LeastError).is_err());
     assert!(of(Format::Q8_0, ScaleChoice::Percentile(f32::NAN)).is_err());
     assert!(of(Format::Q8_0, ScaleChoice::Percentile(0.0)).is_err());
+    Ok(())
+}
+
+/// Kernels read four values at a time; a view may begin anywhere.
+#[test]
+fn views_that_begin_off_a_boundary() -> Result<()> {
+    let device = common::cuda_device();
+    let values = data::normal("views", "x", [1 + 2 * 256], DType::F32).values;
+    for device in [&Device::Cpu, &device] {
+        let whole = Tensor::from_slice(&values, [values.len()], device)?;
+        let shifted = whole.narrow(0, 1, 2 * 256)?.reshape([2, 256])?;
+        let copy = Tensor::from_slice(&values[1..], [2, 256], device)?;
+        for format in FORMATS {
+            let (w, same) = (ops::quantize(&shifted, format)?, ops::quantize(&copy, format)?);
+            assert_eq!(
+                ops::dequantize(&w, DType::F32)?.to_vec::<f32>()?,
+                ops::dequantize(&same, DType::F32)?.to_vec::<f32>()?
+            );
+            for rows in [1, 2] {
+                let of = |x: &Tensor| -> Result<Vec<f32>> {
+                    ops::quant_matmul(&x.narrow(0, 0, rows)?, &w, &ops::Epilogue::default())?.to_vec()
+                };
+                assert_eq!(of(&shifted)?, of(&copy)?, "{} {rows}", name(format));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One row of x is quantised inside the product's kernel, several are quantised before: the same integers, so the same
+/// sums up to the order of f32's additions. Longer than what a block holds at a time, and with a ragged end.
+#[test]
+fn one_row_is_what_it_is_among_others() -> Result<()> {
+    let device = common::cuda_device();
+    let (n, k) = (37, 2 * 8192 + 264);
+    let w = data::normal("one row", "w", [n, k], DType::F32).to(&device)?;
+    let x = data::normal("one row", "x", [1, k], DType::F32).to(&device)?;
+    for format in FORMATS {
+        let w = ops::quantize(&w, format)?;
+        let alone = ops::quant_matmul(&x, &w, &ops::Epilogue::default())?.to_vec::<f32>()?;
+        let mut y = Tensor::uninitialized([1, n], DType::F32, &device)?;
+        let rows = ops::quantize_rows(&x)?;
+        ops::quant_matmul_rows_into(y.view_mut()?, &rows, &w, &ops::Epilogue::default())?;
+        for (a, b) in alone.iter().zip(y.to_vec::<f32>()?) {
+            assert!((a - b).abs() <= 2e-3, "{}: {a} and {b}", name(format)); // 520 blocks of about ±10
+        }
+    }
     Ok(())
 }
 

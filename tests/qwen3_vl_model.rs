@@ -94,10 +94,34 @@ fn a_prompt_in_pieces_gives_the_same_answer() {
     let visuals = [picture("wide.png"), picture("square.png")];
     let whole = answer(&load(&tiny(), &Device::Cpu, DType::F32), &visuals, "Compare.", &options(12));
     for tokens_per_pass in [1, 7, 20] {
-        let pieces = LoadOptions { dtype: DType::F32, tokens_per_pass };
+        let pieces = LoadOptions { dtype: DType::F32, quantize: None, tokens_per_pass };
         let model = Qwen3Vl::load_with(tiny(), &Device::Cpu, pieces, |_| {}).unwrap();
         let found = answer(&model, &visuals, "Compare.", &options(12));
         assert_eq!(found.ids, whole.ids, "{tokens_per_pass} tokens per pass");
+    }
+}
+
+/// On a GPU the pass of a token is replayed; tokens are those of single launches, whatever chooses them, and beyond the
+/// angles that are made at a time.
+#[test]
+fn a_replayed_pass_gives_the_same_answer() {
+    let device = common::cuda_device();
+    let model = load(&tiny(), &device, DType::F32);
+    for (sampling, count) in [
+        (Sampling::GREEDY, 5),
+        (Sampling { temperature: 1.5, seed: 3, ..Sampling::GREEDY }, 5),
+        (Sampling { presence_penalty: 1.0, ..Sampling::GREEDY }, 4),
+    ] {
+        let run = |graph| {
+            let options = Options { sampling: sampling.clone(), stop_at_eos: false, graph, ..options(count) };
+            answer(&model, &[], "Hello?", &options)
+        };
+        let (replayed, single) = (run(true), run(false));
+        assert_eq!(replayed.ids, single.ids, "{sampling:?}");
+        let launches = replayed.statistics.graph_launches.expect("a graph");
+        let layers = model.config().text.num_hidden_layers;
+        assert!((6 * layers..9 * layers + 6).contains(&launches), "{launches} launches");
+        assert_eq!(single.statistics.graph_launches, None);
     }
 }
 

@@ -98,6 +98,16 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A table by which kernels are chosen can't be read or written.
+    #[error(
+        "{file}: {reason}; `pascaline tune` writes a new one, and without the file the built-in one is taken"
+    )]
+    Tuning {
+        /// Its path.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A picture that can't be used.
     #[error("image {file}: {reason}")]
     Image {

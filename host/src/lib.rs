@@ -25,6 +25,7 @@ pub mod float16;
 pub mod governor;
 mod gpu;
 pub mod memory;
+mod mutation;
 pub mod nn;
 pub mod ops;
 pub mod quant;

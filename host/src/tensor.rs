@@ -1,6 +1,5 @@
 //! Tensors: shape, strides, element type, and shared storage on a device.
 
-use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result, Shape};
 use std::fmt;
@@ -331,7 +330,7 @@ impl Tensor {
             }
             (Storage::Cpu(from), Storage::Cuda(to)) => to.upload(0, &from.bytes()[at..at + bytes])?,
             (Storage::Cuda(from), Storage::Cpu(to)) => from.download(at, to.bytes_mut())?,
-            (Storage::Cuda(from), Storage::Cuda(to)) => hand_over(from, at, to, bytes)?,
+            (Storage::Cuda(from), Storage::Cuda(to)) => to.copy_across(from, at, bytes)?,
         }
         let layout = Layout::contiguous(source.dtype(), source.shape().clone())?;
         Ok(Self { storage: Arc::new(storage), layout })
@@ -376,24 +375,6 @@ fn address(storage: &Storage, layout: &Layout) -> u64 {
         }
         _ => 0,
     }
-}
-
-/// Copies between streams: the target's waits for the source's, and the source's for the copy.
-fn hand_over(from: &DeviceBuffer, at: usize, to: &mut DeviceBuffer, bytes: usize) -> Result<()> {
-    let (source, target): (CudaDevice, CudaDevice) = (from.device().clone(), to.device().clone());
-    if source.properties().ordinal != target.properties().ordinal {
-        let mut staged = vec![0u8; bytes];
-        from.download(at, &mut staged)?;
-        return to.upload(0, &staged);
-    }
-    let written = source.event()?;
-    written.record(source.stream())?;
-    target.stream().wait(&written)?;
-    to.copy_from(0, from, at, bytes)?;
-    from.used_on(&target)?;
-    let copied = target.event()?;
-    copied.record(target.stream())?;
-    source.stream().wait(&copied)
 }
 
 impl fmt::Debug for Tensor {
@@ -466,6 +447,36 @@ impl TensorMut<'_> {
         Ok(Self { storage: self.storage, layout })
     }
 
+    /// Overwrites all elements, outermost first. On a GPU the copy is queued behind the work so far; `values` may be
+    /// changed when this returns. That is how a captured [`Graph`](crate::cuda::Graph) is fed.
+    ///
+    /// # Errors
+    /// [`Error::DType`] if the elements are not `T`s, [`Error::Shape`] for another number of values, [`Error::Layout`] if
+    /// they do not lie side by side, or a driver error.
+    pub fn write<T: Element>(self, values: &[T]) -> Result<()> {
+        let (op, argument) = ("write", "tensor");
+        if self.layout.dtype != T::DTYPE {
+            let expected = T::DTYPE.to_string();
+            return Err(Error::DType { op, argument, expected, found: self.layout.dtype });
+        }
+        if !self.is_contiguous() {
+            return Err(Error::Layout { op, argument, needed: "contiguous" });
+        }
+        if values.len() != self.shape().elements() {
+            let expected = format!("{} elements", values.len());
+            return Err(Error::Shape { op, argument, expected, found: self.layout.shape });
+        }
+        let (bytes, offset) = (bytemuck::cast_slice(values), self.layout.offset * self.layout.dtype.size());
+        match self.storage {
+            _ if values.is_empty() => Ok(()),
+            Storage::Cpu(buffer) => {
+                buffer.bytes_mut()[offset..offset + bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+            Storage::Cuda(buffer) => buffer.upload(offset, bytes),
+        }
+    }
+
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -500,6 +511,17 @@ mod tests {
         assert_eq!(x.view_mut().err(), Some(Error::SharedOutput { op: "view_mut" }));
         drop(column);
         assert!(x.view_mut().is_ok());
+    }
+
+    #[test]
+    fn a_part_is_overwritten_and_nothing_else() {
+        let mut x = Tensor::zeros([3, 2], DType::F32, &Device::Cpu).unwrap();
+        x.view_mut().unwrap().narrow(0, 1, 1).unwrap().write(&[1.0f32, 2.0]).unwrap();
+        assert_eq!(x.to_vec::<f32>().unwrap(), [0.0, 0.0, 1.0, 2.0, 0.0, 0.0]);
+        assert!(matches!(x.view_mut().unwrap().write(&[1.0f32]), Err(Error::Shape { .. })));
+        assert!(matches!(x.view_mut().unwrap().write(&[1u32; 6]), Err(Error::DType { .. })));
+        let column = x.view_mut().unwrap().narrow(1, 0, 1).unwrap().write(&[1.0f32; 3]);
+        assert!(matches!(column, Err(Error::Layout { .. })));
     }
 
     #[test]

@@ -56,18 +56,18 @@ fn exp_sum(v: f32, rest: f32) -> f32 {
 }
 
 #[inline(always)]
-fn silu(x: f32) -> f32 {
+pub(crate) fn silu(x: f32) -> f32 {
     x * rcp(1.0 + exp_sum(-x, 0.0))
 }
 
 #[inline(always)]
-fn gelu_tanh(x: f32) -> f32 {
+pub(crate) fn gelu_tanh(x: f32) -> f32 {
     let u = GELU_TANH_SCALE * fma(GELU_TANH_CUBIC * x * x, x, x);
     x * rcp(1.0 + exp_sum(-2.0 * u, 0.0))
 }
 
 #[inline(always)]
-fn gelu_erf(x: f32) -> f32 {
+pub(crate) fn gelu_erf(x: f32) -> f32 {
     // Φ(−a) = erfc(a/√2) / 2
     let a = x.abs().min(GELU_ERF_LIMIT);
     let t = rcp(fma(a, 0.5 * core::f32::consts::FRAC_1_SQRT_2, 1.0));

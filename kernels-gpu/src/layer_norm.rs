@@ -25,7 +25,7 @@ use cuda_std::prelude::*;
 /// Words of scratch memory: two sums for each warp.
 const SCRATCH: u32 = 2 * ROW_WARPS;
 
-/// grid = [ceil(rows / ROWS_PER_BLOCK)]
+/// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
 pub const WARP_F32: KernelSpec = KernelSpec::new("layer_norm_warp_f32", WARP_BLOCK).shuffles(15);
 /// As [`WARP_F32`].
 pub const WARP_F16: KernelSpec = KernelSpec::new("layer_norm_warp_f16", WARP_BLOCK).shuffles(15);

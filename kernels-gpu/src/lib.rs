@@ -7,6 +7,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
+pub mod activate;
 pub mod attention;
 pub mod cast;
 pub mod copy;
@@ -17,10 +18,12 @@ pub mod empty;
 pub mod float16;
 pub mod layer_norm;
 pub mod matmul;
+pub mod peak;
 pub mod quant;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;
+pub mod rope_append;
 pub mod softmax;
 mod spec;
 pub mod transpose;
@@ -29,6 +32,7 @@ pub use spec::KernelSpec;
 
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelSpec]] = &[
+    activate::KERNELS,
     attention::decode::KERNELS,
     attention::prefill::KERNELS,
     attention::textbook::KERNELS,
@@ -44,10 +48,13 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
-    matmul::regtile::tile32::KERNELS,
+    matmul::regtile::wide128::KERNELS,
+    matmul::regtile::tile64x128::KERNELS,
     matmul::regtile::tile64::KERNELS,
+    matmul::regtile::tile32::KERNELS,
     matmul::vector::KERNELS,
     &matmul::vector::NN,
+    &[peak::FMA, peak::DP4A],
     quant::decode::DECODE.as_flattened(),
     quant::encode::KERNELS,
     quant::kv_cache::DECODE.as_flattened(),
@@ -55,10 +62,13 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     &[quant::straight_through::STRAIGHT_THROUGH],
     &quant::tile::TILE128,
     &quant::tile::TILE32,
+    &quant::tile::TILE64,
+    &quant::vector::VECTOR1,
     quant::vector::VECTOR.as_flattened(),
     reduce::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,
+    &rope_append::SPECS,
     softmax::KERNELS,
     transpose::KERNELS,
 ];

@@ -178,7 +178,7 @@ unsafe fn warp_best(own: Best) -> u32 {
 macro_rules! sum_kernels {
     ($($spec:ident $warp:ident: $from:ty => $to:ty;)* @ $($part_spec:ident $part:ident: $part_from:ty => $part_to:ty;)*) => {
         $(
-            /// grid = [ceil(rows / ROWS_PER_BLOCK)]
+            /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
             pub const $spec: KernelSpec = KernelSpec::new(stringify!($warp), WARP_BLOCK).shuffles(5);
             /// # Safety
             /// `x`: [rows, cols], `y`: [rows], valid on the launching stream, disjoint, below 2³¹ elements; `vectors`
@@ -239,7 +239,7 @@ macro_rules! max_kernels {
         $argmax_warp_spec:ident $argmax_warp:ident $argmax_block_spec:ident $argmax_block:ident
         $argmax_merge_spec:ident $argmax_merge:ident
     })*) => {$(
-        /// grid = [ceil(rows / ROWS_PER_BLOCK)]
+        /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
         pub const $max_warp_spec: KernelSpec = KernelSpec::new(stringify!($max_warp), WARP_BLOCK).shuffles(5);
         /// # Safety
         /// As the warp kernel of the sum; cols > 0.
@@ -277,7 +277,7 @@ macro_rules! max_kernels {
             }
         }
 
-        /// grid = [ceil(rows / ROWS_PER_BLOCK)]
+        /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
         pub const $argmax_warp_spec: KernelSpec =
             KernelSpec::new(stringify!($argmax_warp), WARP_BLOCK).shuffles(10);
         /// # Safety
@@ -318,7 +318,7 @@ macro_rules! max_kernels {
             }
         }
 
-        /// grid = [ceil(rows / ROWS_PER_BLOCK)]
+        /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
         pub const $argmax_merge_spec: KernelSpec =
             KernelSpec::new(stringify!($argmax_merge), WARP_BLOCK).shuffles(10);
         /// # Safety

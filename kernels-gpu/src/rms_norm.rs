@@ -19,7 +19,7 @@ use crate::device::{Columns, F16, Vector, shared, textbook};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-/// grid = [ceil(rows / ROWS_PER_BLOCK)]
+/// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
 pub const WARP_F32: KernelSpec = KernelSpec::new("rms_norm_warp_f32", WARP_BLOCK).shuffles(5);
 /// As [`WARP_F32`].
 pub const WARP_F16: KernelSpec = KernelSpec::new("rms_norm_warp_f16", WARP_BLOCK).shuffles(5);

@@ -24,7 +24,7 @@ use cuda_std::prelude::*;
 const STREAM_BLOCK: u32 = 1024;
 const STREAM_WARPS: u32 = STREAM_BLOCK / 32;
 
-/// grid = [ceil(rows / ROWS_PER_BLOCK)]
+/// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
 pub const WARP_F32: KernelSpec = KernelSpec::new("softmax_warp_f32", WARP_BLOCK).shuffles(10);
 /// As [`WARP_F32`].
 pub const WARP_F16: KernelSpec = KernelSpec::new("softmax_warp_f16", WARP_BLOCK).shuffles(10);

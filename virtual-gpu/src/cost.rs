@@ -3,6 +3,7 @@
 use crate::card::Card;
 use crate::counters::{Class, Counters};
 use crate::exec::LaunchReport;
+use crate::occupancy::Multiprocessor;
 
 /// Seconds from one kernel's end to the next one's begin, launched one by one and inside a graph.
 pub const LAUNCH_SECONDS: f64 = 5e-6;
@@ -19,12 +20,6 @@ const ARITHMETIC_LATENCY: f64 = 6.0;
 const REQUESTS_IN_FLIGHT: f64 = 4.0;
 const INSTRUCTIONS_IN_FLIGHT: f64 = 4.0;
 const BARRIER_CLOCKS: f64 = 30.0;
-
-/// What an SM of compute capability 6.1 holds.
-const THREADS_PER_SM: u32 = 2048;
-const BLOCKS_PER_SM: u32 = 32;
-const REGISTERS_PER_SM: u32 = 64 << 10;
-const SHARED_PER_SM: u32 = 96 << 10;
 
 /// What limits a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,19 +61,6 @@ pub struct Estimate {
     pub occupancy: f64,
 }
 
-/// Blocks of a kernel that an SM holds at once.
-pub fn blocks_per_sm(threads: u32, registers: u32, shared_bytes: u32) -> u32 {
-    let warps = threads.div_ceil(32).max(1);
-    let by_threads = THREADS_PER_SM / 32 / warps;
-    // Registers are given to a warp in units of 256.
-    let by_registers = REGISTERS_PER_SM / (registers.max(1) * 32).next_multiple_of(256) / warps;
-    let by_shared = match shared_bytes.next_multiple_of(256) {
-        0 => BLOCKS_PER_SM,
-        n => SHARED_PER_SM / n,
-    };
-    by_threads.min(by_registers).min(by_shared).min(BLOCKS_PER_SM)
-}
-
 /// Clocks that one warp instruction occupies one SM's units of its kind.
 fn clocks(class: Class) -> (f64, Unit) {
     use Unit::*;
@@ -111,7 +93,8 @@ pub fn estimate(report: &LaunchReport, card: &Card, registers: u32) -> Estimate 
     let threads: u32 = report.block.iter().product();
     let blocks: f64 = report.grid.iter().map(|&n| n as f64).product();
     let warps_per_block = threads.div_ceil(32) as f64;
-    let resident = blocks_per_sm(threads, registers, report.shared_bytes).max(1) as f64;
+    let resident =
+        Multiprocessor::SM_61.resident_blocks(threads, registers, report.shared_bytes).max(1) as f64;
     let sms = card.sms as f64;
     let hz = card.boost_mhz as f64 * 1e6;
     // The busiest SM decides: its share of the blocks.

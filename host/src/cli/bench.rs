@@ -1,7 +1,8 @@
 //! `pascaline bench`: every bench case is checked, then timed, and printed as a line.
 
-use super::bench_row::{Row, cells, columns, ms, prefix, variant};
-use super::ceiling::{Ceiling, Ceilings};
+use super::bench_memory;
+use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
+use super::ceiling::{Ceiling, Ceilings, Needs};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
@@ -10,11 +11,16 @@ use super::measure::{Clock, Way};
 use super::screen::{Screen, Style};
 use super::select::Select;
 use super::table;
+use crate::DType;
 use crate::cuda::{is_lost, trace};
+use crate::governor::{Pacer, Sustained};
+use crate::ops;
 use crate::testing::check::Run;
 use crate::testing::{Case, Gemm, HostTensor, Purpose, check_with};
 use crate::{Device, Error, Result, Tensor, TensorMut};
 use serde::Serialize;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Checks each case against the reference, then times it: ours, the baseline kernel that users would write, and on
 /// request cuBLAS, in turn.
@@ -23,7 +29,7 @@ use serde::Serialize;
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    select: Select,
+    pub select: Select,
 
     /// Also run the cases that are left out because they are too large for a CPU (or for the virtual GPU).
     #[arg(long)]
@@ -33,6 +39,19 @@ pub(super) struct Args {
     /// folders and beside PyTorch; PASCALINE_CUBLAS names its file.
     #[arg(long, value_name = "LIBRARY")]
     against: Option<Library>,
+
+    /// Measure the memory pool, copies, graphs and prefetching instead of the ops, each against its goal.
+    #[arg(long, conflicts_with_all = ["only", "all", "against"])]
+    memory: bool,
+
+    /// The trace of allocations to replay, as `generate --memory-trace` writes it.
+    #[arg(long, value_name = "FILE", requires = "memory")]
+    pub trace: Option<PathBuf>,
+
+    /// Before the first timing a GPU is kept busy until its temperature is steady, at most so many seconds; 0 measures what
+    /// a cold GPU does in a burst.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    warm_up: f64,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -83,6 +102,8 @@ impl Budget {
 struct Json<'a> {
     environment: &'a Environment,
     ceilings: &'a Ceilings,
+    /// What the GPU held over all timings.
+    sustained: Option<Sustained>,
     cublas: Option<String>,
     cublas_geometric_mean: Option<f64>,
     /// The rule by which cases of status `left out` without a message of their own were left out.
@@ -96,9 +117,13 @@ struct Bench {
     clock: Clock,
     ceilings: Ceilings,
     cublas: Option<Cublas>,
+    pacer: Pacer,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if args.memory {
+        return bench_memory::run(args);
+    }
     let (device, reason) = args.select.device()?;
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
     let report = args.select.json.as_deref().map(Report::open).transpose()?;
@@ -123,22 +148,28 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     screen.start(chosen.len());
     screen.doing("measuring what the device can do");
     let mut clock = Clock::new(&device)?;
-    let compute = chosen.iter().any(|case| case.compute_bound());
-    let memory = chosen.iter().any(|case| !case.compute_bound());
-    let ceilings = Ceilings::of(&device, memory, compute, &mut clock)?;
-    let Ceilings { memory, launch, compute } = &ceilings;
-    if let Some(Ceiling { name, what, .. }) = launch {
+    let needs = Needs {
+        memory: chosen.iter().any(|case| !case.compute_bound()),
+        compute: chosen.iter().any(|case| case.compute_bound() && !case.dp4a()),
+        dp4a: chosen.iter().any(|case| case.compute_bound() && case.dp4a()),
+    };
+    let ceilings = Ceilings::of(&device, needs, &mut clock)?;
+    if let Some(Ceiling { name, what, .. }) = &ceilings.launch {
         screen.line(&format!("{name:<5} {what}"))?;
     }
-    for Ceiling { name, what, per_second } in memory.iter().chain(compute) {
-        let unit = if *name == "copy" { "GB/s" } else { "GFLOP/s" };
+    let known = [&ceilings.memory, &ceilings.compute, &ceilings.dp4a];
+    for Ceiling { name, what, per_second } in known.into_iter().flatten() {
+        let unit = unit(name);
         screen.line(&format!("{name:<5} {} {unit}: {what}", table::digits(per_second / 1e9)))?;
     }
     if let Some(cublas) = &cublas {
         screen.line(&format!("against {}", cublas.line()))?;
     }
 
-    let mut bench = Bench { device, clock, ceilings, cublas };
+    let mut bench = Bench { pacer: Pacer::new(&device), device, clock, ceilings, cublas };
+    screen.doing("warming up");
+    bench.warm_up(Duration::try_from_secs_f64(args.warm_up).unwrap_or_default())?;
+    let begun = Instant::now();
     // On a terminal each op is a table under its name; in a pipe there is one table, with whole ids.
     let split = screen.is_terminal;
     let has_baselines = bench.device.is_cuda();
@@ -159,6 +190,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             }
             screen.done();
             rows.push(row);
+            bench.pacer.pace();
+            for event in bench.pacer.events() {
+                screen.line(&format!("    {}", screen.colours.paint(Style::Faint, &event.to_string())))?;
+            }
         }
         if is_lost() {
             break; // the process can't use the GPU any more
@@ -174,10 +209,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if is_lost() {
         screen.line(&format!("{not_run} cases were not run after the GPU stopped"))?;
     }
+    let sustained = bench.pacer.since(begun);
+    if let Some(sustained) = &sustained {
+        let pauses = match bench.pacer.paused() {
+            Duration::ZERO => String::new(),
+            paused => format!("; paused for {:.1} s to stay so", paused.as_secs_f64()),
+        };
+        screen.line(&format!("sustained: {sustained}{pauses}"))?;
+    }
     if let Some(report) = report {
         let cublas = bench.cublas.as_ref().map(Cublas::line);
         let (environment, ceilings, cases) = (&environment, &bench.ceilings, &rows[..]);
-        let json = Json { environment, ceilings, cublas, cublas_geometric_mean: mean, left_out_rule, cases };
+        let cublas_geometric_mean = mean;
+        let json =
+            Json { environment, ceilings, sustained, cublas, cublas_geometric_mean, left_out_rule, cases };
         report.write(&json)?;
     }
     if rows.iter().any(|row| row.status == "failed") { Err(Failure::Wrong) } else { Ok(()) }
@@ -246,7 +291,9 @@ impl Bench {
         let ways = done.into_iter().zip(&mut outputs);
         let mut ways: Vec<Way> =
             ways.map(|(run, y)| Box::new(move || run(y.view_mut()?, on_device)) as Way).collect();
+        let begun = Instant::now();
         let mut times = self.clock.time(&mut ways)?.into_iter();
+        row.clock_mhz = self.pacer.since(begun).map(|held| held.clock_mhz[0]);
         if let Some(times) = times.next() {
             row.timed(case, bytes, times, &self.ceilings);
         }
@@ -261,6 +308,22 @@ impl Bench {
             row.ratio = row.cublas_ms.zip(row.median_ms).map(|(theirs, ours)| theirs / ours);
         }
         Ok(row)
+    }
+
+    /// Keeps a GPU busy until its temperature is steady: what is timed then is what it holds, and not a burst.
+    fn warm_up(&self, most: Duration) -> Result<()> {
+        if most.is_zero() || is_virtual() || !self.device.is_cuda() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let x = Tensor::zeros([1024, 1024], DType::F32, &self.device)?;
+        while begun.elapsed() < most && !self.pacer.is_steady() {
+            for _ in 0..16 {
+                ops::matmul(&x, &x)?;
+            }
+            x.narrow(0, 0, 1)?.to_vec::<f32>()?; // waits
+        }
+        Ok(())
     }
 
     /// What is wrong with another way to do the case's work.

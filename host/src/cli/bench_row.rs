@@ -19,6 +19,8 @@ pub(super) struct Row {
     /// The kernels launched, in order, or `cpu`.
     pub variant: Option<String>,
     pub samples: Option<usize>,
+    /// The multiprocessors' mean clock while it was timed, where the GPU tells.
+    pub clock_mhz: Option<u32>,
     pub median_ms: Option<f64>,
     pub min_ms: Option<f64>,
     pub gflops: Option<f64>,
@@ -63,6 +65,7 @@ impl Row {
             message,
             variant: None,
             samples: None,
+            clock_mhz: None,
             median_ms: None,
             min_ms: None,
             gflops: None,
@@ -100,7 +103,14 @@ impl Row {
         self.min_ms = Some(ms(times.min));
         self.gflops = Some(flops / seconds / 1e9);
         self.gbps = Some(bytes / seconds / 1e9);
-        if let Some((ceiling, work)) = ceilings.for_work(case.compute_bound(), flops, bytes) {
+        let found = match case.compute_bound() {
+            true if case.dp4a() && ceilings.dp4a.is_some() => {
+                ceilings.dp4a.as_ref().map(|ceiling| (ceiling, flops))
+            }
+            true => ceilings.compute.as_ref().map(|ceiling| (ceiling, flops)),
+            false => ceilings.for_bytes(bytes),
+        };
+        if let Some((ceiling, work)) = found {
             self.ceiling = Some(ceiling.name);
             self.percent = Some(100.0 * work / seconds / ceiling.per_second);
         }
@@ -109,6 +119,15 @@ impl Row {
 
 pub(super) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
+}
+
+/// What rates are counted in that are a share of this ceiling.
+pub(super) fn unit(ceiling: &str) -> &'static str {
+    match ceiling {
+        "copy" | "launch" => "GB/s",
+        "dp4a" => "GOP/s",
+        _ => "GFLOP/s",
+    }
 }
 
 const CUBLAS: &str = "vs cuBLAS";
@@ -152,7 +171,8 @@ fn label(id: &str, split: bool) -> String {
 pub(super) fn cells(row: &Row, columns: &[Column], split: bool) -> Vec<Cell> {
     let time = |ms: Option<f64>| ms.map(|ms| table::time(Duration::from_secs_f64(ms / 1e3)));
     let factor = |factor: Option<f64>| factor.map(|factor| format!("{factor:.2}×"));
-    let compute_bound = row.ceiling.is_some_and(|name| !matches!(name, "copy" | "launch"));
+    let unit = unit(row.ceiling.unwrap_or("copy"));
+    let rate = if unit == "GB/s" { row.gbps } else { row.gflops };
     let cell = |column: &Column| {
         let text = match column.title {
             "case" => return (label(&row.id, split), Style::Plain),
@@ -160,8 +180,7 @@ pub(super) fn cells(row: &Row, columns: &[Column], split: bool) -> Vec<Cell> {
             "median" if row.status == "left out" => return ("left out".to_owned(), Style::Faint),
             "median" => time(row.median_ms),
             "min" => time(row.min_ms),
-            "rate" if compute_bound => row.gflops.map(|rate| format!("{} GFLOP/s", table::digits(rate))),
-            "rate" => row.gbps.map(|rate| format!("{} GB/s", table::digits(rate))),
+            "rate" => rate.map(|rate| format!("{} {unit}", table::digits(rate))),
             "of ceiling" => {
                 row.percent.zip(row.ceiling).map(|(p, name)| format!("{} {name}", table::percent(p / 100.0)))
             }

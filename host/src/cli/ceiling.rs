@@ -3,6 +3,7 @@
 use super::environment::is_virtual;
 use super::measure::{Clock, Way};
 use crate::cuda::{CudaDevice, Properties, args};
+use crate::gpu::peak::{Instruction, Peak};
 use crate::memory::DeviceBuffer;
 use crate::{Device, Result};
 use gemm::Parallelism;
@@ -13,6 +14,8 @@ use std::hint::black_box;
 
 /// Bytes that a copy reads, and as many that it writes: far beyond any cache.
 const COPY_BYTES: usize = 256 << 20;
+/// Rounds of the kernel that measures `dp4a`: 2 ms on a Pascal card of any size.
+const PEAK_ROUNDS: u32 = 400;
 /// m, n and k of the product that stands for a CPU's arithmetic.
 const GEMM_N: usize = 1024;
 
@@ -30,19 +33,29 @@ pub(super) struct Ceiling {
 /// Work that touches no more bytes than this is held to the time of an empty launch.
 const SMALL_BYTES: f64 = 65536.0;
 
-/// The ceilings for memory-bound work, for what is too small to be that, and for compute-bound work; each where it is
-/// needed and known.
+/// The ceilings for memory-bound work, for what is too small to be that, for compute-bound work, and for work by `dp4a`;
+/// each where it is needed and known.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Ceilings {
     pub memory: Option<Ceiling>,
     /// In launches per second.
     pub launch: Option<Ceiling>,
     pub compute: Option<Ceiling>,
+    pub dp4a: Option<Ceiling>,
+}
+
+/// Which ceilings are needed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    pub memory: bool,
+    pub compute: bool,
+    pub dp4a: bool,
 }
 
 impl Ceilings {
     /// Measures what is needed. The virtual GPU has none: its times are estimates.
-    pub fn of(device: &Device, memory: bool, compute: bool, clock: &mut Clock) -> Result<Self> {
+    pub fn of(device: &Device, needs: Needs, clock: &mut Clock) -> Result<Self> {
+        let Needs { memory, compute, dp4a } = needs;
         if device.is_cuda() && is_virtual() {
             return Ok(Self::default());
         }
@@ -50,24 +63,25 @@ impl Ceilings {
             Device::Cpu => Self {
                 memory: memory.then(|| cpu_copy(clock)).transpose()?,
                 launch: None,
-                compute: compute.then(|| cpu_gemm(clock)).transpose()?,
+                compute: (compute || dp4a).then(|| cpu_gemm(clock)).transpose()?,
+                dp4a: None,
             },
             Device::Cuda(device) => Self {
                 memory: memory.then(|| cuda_copy(device, clock)).transpose()?,
                 launch: memory.then(|| empty_launch(device, clock)).transpose()?,
-                compute: if compute { fp32_peak(device.properties()) } else { None },
+                compute: compute.then(|| cuda_peak(device, Instruction::Fma, clock)).transpose()?,
+                dp4a: dp4a.then(|| cuda_peak(device, Instruction::Dp4a, clock)).transpose()?,
             },
         })
     }
 }
 
 impl Ceilings {
-    /// The ceiling of work that does `flops` and touches `bytes`, and how much of its unit the work does.
-    pub fn for_work(&self, compute_bound: bool, flops: f64, bytes: f64) -> Option<(&Ceiling, f64)> {
-        match (compute_bound, &self.launch) {
-            (true, _) => self.compute.as_ref().map(|ceiling| (ceiling, flops)),
-            (false, Some(launch)) if bytes <= SMALL_BYTES => Some((launch, 1.0)),
-            (false, _) => self.memory.as_ref().map(|ceiling| (ceiling, bytes)),
+    /// The ceiling of memory-bound work that touches `bytes`, and how much of its unit the work does.
+    pub fn for_bytes(&self, bytes: f64) -> Option<(&Ceiling, f64)> {
+        match &self.launch {
+            Some(launch) if bytes <= SMALL_BYTES => Some((launch, 1.0)),
+            _ => self.memory.as_ref().map(|ceiling| (ceiling, bytes)),
         }
     }
 }
@@ -144,17 +158,32 @@ fn empty_launch(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     Ok(Ceiling { name: "launch", what, per_second: 1.0 / seconds })
 }
 
-/// Multiply-adds per clock of all SMs, counted as two. `None` if the driver does not tell the clock.
-fn fp32_peak(properties: &Properties) -> Option<Ceiling> {
+/// Measured, as the clock under load is nobody's promise; a multiply-add counts two.
+fn cuda_peak(device: &CudaDevice, instruction: Instruction, clock: &mut Clock) -> Result<Ceiling> {
+    let (name, what) = match instruction {
+        Instruction::Fma => {
+            ("FP32", format!("measured, chains of FFMA in registers{}", nominal(device.properties())))
+        }
+        Instruction::Dp4a => ("dp4a", "measured, chains of dp4a in registers".to_owned()),
+    };
+    let peak = Peak::new(device, instruction)?;
+    let seconds = best(clock, Box::new(|| peak.run(device, PEAK_ROUNDS)))?;
+    Ok(Ceiling { name, what, per_second: 2.0 * peak.multiply_adds(PEAK_ROUNDS) / seconds })
+}
+
+/// What the data sheet would say; nothing if the driver does not tell the clock.
+fn nominal(properties: &Properties) -> String {
     let lanes = fp32_lanes(properties.capability);
-    let clock = 1e3 * f64::from(properties.clock_khz);
-    let per_second = f64::from(properties.multiprocessors * lanes) * 2.0 * clock;
-    let what = format!(
-        "nominal FP32 peak, {} SMs × {lanes} lanes × 2 × {} MHz",
+    let peak = f64::from(properties.multiprocessors * lanes) * 2.0 * 1e3 * f64::from(properties.clock_khz);
+    if peak == 0.0 {
+        return String::new();
+    }
+    format!(
+        " (nominal {:.0} GFLOP/s: {} SMs × {lanes} lanes × 2 × {} MHz)",
+        peak / 1e9,
         properties.multiprocessors,
         properties.clock_khz / 1000
-    );
-    (per_second > 0.0).then_some(Ceiling { name: "FP32", what, per_second })
+    )
 }
 
 /// FP32 lanes of an SM (CUDA C Programming Guide, table of arithmetic throughputs).
@@ -172,16 +201,15 @@ mod tests {
     #[test]
     fn small_work_is_held_to_a_launch() {
         let ceiling = |name| Some(Ceiling { name, what: String::new(), per_second: 1.0 });
-        let all = Ceilings { memory: ceiling("copy"), launch: ceiling("launch"), compute: ceiling("FP32") };
-        let name = |ceilings: &Ceilings, compute_bound, bytes| {
-            ceilings.for_work(compute_bound, 7.0, bytes).map(|(ceiling, work)| (ceiling.name, work))
+        let all = Ceilings { memory: ceiling("copy"), launch: ceiling("launch"), ..Ceilings::default() };
+        let name = |ceilings: &Ceilings, bytes| {
+            ceilings.for_bytes(bytes).map(|(ceiling, work)| (ceiling.name, work))
         };
-        assert_eq!(name(&all, true, 1.0), Some(("FP32", 7.0)));
-        assert_eq!(name(&all, false, 65536.0), Some(("launch", 1.0)));
-        assert_eq!(name(&all, false, 65537.0), Some(("copy", 65537.0)));
+        assert_eq!(name(&all, 65536.0), Some(("launch", 1.0)));
+        assert_eq!(name(&all, 65537.0), Some(("copy", 65537.0)));
         let cpu = Ceilings { launch: None, ..all };
-        assert_eq!(name(&cpu, false, 1.0), Some(("copy", 1.0)));
-        assert_eq!(name(&Ceilings::default(), false, 1.0), None);
+        assert_eq!(name(&cpu, 1.0), Some(("copy", 1.0)));
+        assert_eq!(name(&Ceilings::default(), 1.0), None);
     }
 
     #[test]

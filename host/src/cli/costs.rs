@@ -4,7 +4,7 @@ use super::failure::Failure;
 use super::ptxas::Registers;
 use super::screen::{Screen, Style};
 use super::table::{self, Column, digits, percent};
-use pascaline_virtual_gpu::{Card, Class, Counters, LaunchReport, Traffic, blocks_per_sm, estimate};
+use pascaline_virtual_gpu::{Card, Class, Counters, LaunchReport, Multiprocessor, Traffic, estimate};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -127,7 +127,7 @@ impl Costs {
     pub fn new(report: &LaunchReport, registers: &Registers, cards: &[&'static Card]) -> Self {
         let per_thread = registers.per_thread(&report.kernel);
         let threads: u32 = report.block.iter().product();
-        let blocks_per_sm = blocks_per_sm(threads, per_thread, report.shared_bytes);
+        let blocks_per_sm = Multiprocessor::SM_61.resident_blocks(threads, per_thread, report.shared_bytes);
         let on_card = |card: &&'static Card| {
             let e = estimate(report, card, per_thread);
             OnCard {
@@ -151,7 +151,7 @@ impl Costs {
             registers: per_thread,
             registers_from_ptxas: registers.exact,
             blocks_per_sm,
-            occupancy: f64::from(blocks_per_sm * threads.div_ceil(32)) / 64.0,
+            occupancy: Multiprocessor::SM_61.occupancy(threads, per_thread, report.shared_bytes),
             counts: Counts::new(&report.counters),
             estimates: cards.iter().map(on_card).collect(),
             counters: report.counters,

@@ -7,6 +7,7 @@ use super::screen::{Screen, Style};
 use crate::Device;
 use crate::cuda::{CudaDevice, PTX};
 use crate::error::bytes;
+use crate::gpu::matmul::table;
 use pascaline_driver as driver;
 use serde::Serialize;
 
@@ -33,6 +34,8 @@ struct Report {
 /// What the PTX in this program is.
 #[derive(Serialize)]
 struct Kernels {
+    /// `built from source` or `prebuilt`.
+    origin: &'static str,
     isa: String,
     target: String,
     count: usize,
@@ -62,6 +65,8 @@ struct DeviceState {
     memory_free: Option<usize>,
     /// What the memory pool stands on and how warm the device is, a sentence each.
     memory_and_heat: Vec<String>,
+    /// Where the table comes from by which matmul kernels are chosen, or why it can't be used.
+    matmul_choice: Option<String>,
     /// None if the kernels are loaded on it.
     problem: Option<String>,
 }
@@ -107,12 +112,12 @@ impl Report {
     }
 
     fn print(&self, screen: &mut Screen) -> Result<(), Failure> {
-        let Kernels { isa, target, count, bytes: size } = &self.kernels;
+        let Kernels { origin, isa, target, count, bytes: size } = &self.kernels;
         entry(screen, "Pascaline", self.pascaline, Style::Heading)?;
         entry(
             screen,
             "Kernels",
-            &format!("{count} in PTX {isa} for {target}, {}", bytes(*size)),
+            &format!("{count} in PTX {isa} for {target}, {}, {origin}", bytes(*size)),
             Style::Plain,
         )?;
         entry(screen, "CPU", &self.cpu.line(), Style::Plain)?;
@@ -153,9 +158,14 @@ impl DeviceState {
         let properties = CudaDevice::properties_of(ordinal);
         let device = CudaDevice::new(ordinal);
         let mut memory_and_heat = Vec::new();
+        let mut matmul_choice = None;
         if let Ok(device) = &device {
             let lines = doctor_memory::lines(device).into_iter();
             memory_and_heat.extend(lines.map(|(what, text)| format!("{}: {text}", what.to_lowercase())));
+            matmul_choice = Some(match table::of(device.properties()) {
+                Ok(table) => table.evidence.clone(),
+                Err(error) => error.to_string(),
+            });
         }
         let opened = device.and_then(|device| device.memory_info());
         let problem = properties.as_ref().err().or(opened.as_ref().err()).map(ToString::to_string);
@@ -163,6 +173,7 @@ impl DeviceState {
             gpu: properties.ok().map(|p| Gpu::new(&p)),
             memory_free: opened.ok().map(|(free, _)| free),
             memory_and_heat,
+            matmul_choice,
             problem,
         }
     }
@@ -193,6 +204,9 @@ impl DeviceState {
         for line in &self.memory_and_heat {
             entry(screen, "", line, Style::Plain)?;
         }
+        if let Some(choice) = &self.matmul_choice {
+            entry(screen, "", &format!("matmul kernels are chosen by a table: {choice}"), Style::Plain)?;
+        }
         let watchdog = match gpu.watchdog {
             true => "on: the system stops kernels that run for seconds, as this GPU drives a display",
             false => "off",
@@ -212,6 +226,7 @@ impl Kernels {
             line.map_or("?", str::trim).to_owned()
         };
         Self {
+            origin: env!("CUDA_BUILDER_ORIGIN"),
             isa: directive(".version "),
             target: directive(".target "),
             count: ptx.lines().filter(|line| line.starts_with(".visible .entry ")).count(),

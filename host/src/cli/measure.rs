@@ -71,13 +71,24 @@ impl Clock {
     /// # Errors
     /// The first error of a way or of the device.
     pub fn time(&mut self, ways: &mut [Way]) -> Result<Vec<Times>> {
+        self.time_for(ways, ENOUGH)
+    }
+
+    /// [`time`](Self::time), with `enough` time for each way.
+    ///
+    /// # Errors
+    /// The first error of a way or of the device.
+    pub fn time_for(&mut self, ways: &mut [Way], enough: Duration) -> Result<Vec<Times>> {
+        if is_virtual() {
+            // simulated time does not vary
+            return Ok(self.rounds(1, ways)?.into_iter().map(Times::new).collect());
+        }
         self.rounds(1, ways)?;
         let begun = Instant::now();
         self.rounds(1, ways)?;
         let round = begun.elapsed().as_secs_f64().max(1e-9);
-        let rounds = ENOUGH.as_secs_f64() * ways.len() as f64 / round;
-        let at_least = if is_virtual() { 1.0 } else { MIN_SAMPLES }; // simulated time does not vary
-        let samples = self.rounds(rounds.clamp(at_least, MAX_SAMPLES) as usize, ways)?;
+        let rounds = enough.as_secs_f64() * ways.len() as f64 / round;
+        let samples = self.rounds(rounds.clamp(MIN_SAMPLES, MAX_SAMPLES) as usize, ways)?;
         Ok(samples.into_iter().map(Times::new).collect())
     }
 

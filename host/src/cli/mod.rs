@@ -24,6 +24,7 @@ mod run_ptx;
 mod screen;
 mod select;
 mod table;
+mod tune;
 mod validate;
 mod validate_model;
 
@@ -48,6 +49,8 @@ enum Command {
     Bench(bench::Args),
     /// Check every op against a naive reference in double precision, or a model against its reference's results.
     Validate(validate::Args),
+    /// Time every matmul kernel on a GPU and store which to take when.
+    Tune(tune::Args),
     /// Count what the kernels of a case do, and estimate their time on Pascal cards.
     Profile(profile::Args),
     /// Run a kernel of any PTX file, check it, count what it does and estimate its time on Pascal cards.
@@ -76,6 +79,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Bench(args) => bench::run(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::RunPtx(args) => run_ptx::run(&args),
         Command::Generate(args) => generate::run(&args),

@@ -2,6 +2,7 @@
 
 use super::failure::Failure;
 use super::screen::{Colours, Style};
+use crate::quant::Format;
 use crate::qwen3_vl::{LoadOptions, Options, Qwen3Vl, Sampling};
 use crate::{DType, Device};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,12 +20,13 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto", env = "PASCALINE_DEVICE")]
     device: String,
 
-    /// What matrices are stored as: f16 on a GPU and f32 on the CPU, if nothing is said. Arithmetic is f32.
+    /// What matrices are stored as: f16 on a GPU and f32 on the CPU, if nothing is said. Arithmetic is f32. The others are
+    /// quantised as they are loaded (8.5 and 4.5 bits a value; q4_k loses less than q4_0), and multiplied by dp4a.
     #[arg(long, value_name = "TYPE")]
-    dtype: Option<StorageType>,
+    dtype: Option<WeightType>,
 }
 
-/// `--dtype`.
+/// `--dtype` of a model that is compared with its reference.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum StorageType {
     F16,
@@ -36,6 +38,32 @@ impl StorageType {
         match self {
             Self::F16 => DType::F16,
             Self::F32 => DType::F32,
+        }
+    }
+}
+
+/// `--dtype` of a model that runs.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum WeightType {
+    F16,
+    F32,
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+    #[value(name = "q4_k")]
+    Q4K,
+}
+
+impl WeightType {
+    fn apply(self, usual: LoadOptions) -> LoadOptions {
+        let quantize = |format| LoadOptions { quantize: Some(format), ..usual };
+        match self {
+            Self::F16 => LoadOptions { dtype: DType::F16, ..usual },
+            Self::F32 => LoadOptions { dtype: DType::F32, ..usual },
+            Self::Q8_0 => quantize(Format::Q8_0),
+            Self::Q4_0 => quantize(Format::Q4_0),
+            Self::Q4K => quantize(Format::Q4K),
         }
     }
 }
@@ -85,6 +113,10 @@ pub(super) struct SamplingArgs {
     /// Go on behind the checkpoint's stop tokens.
     #[arg(long)]
     ignore_eos: bool,
+
+    /// On a GPU, launch every kernel of every token one by one and not by a captured graph; the tokens are the same.
+    #[arg(long)]
+    no_graph: bool,
 }
 
 impl ModelArgs {
@@ -102,7 +134,7 @@ impl ModelArgs {
 
     pub fn load_options(&self, device: &Device) -> LoadOptions {
         let usual = LoadOptions::for_device(device);
-        LoadOptions { dtype: self.dtype.map_or(usual.dtype, StorageType::dtype), ..usual }
+        self.dtype.map_or(usual, |dtype| dtype.apply(usual))
     }
 
     /// Loads the model, with a progress bar where people watch; gives the time that it took.
@@ -160,6 +192,7 @@ impl SamplingArgs {
             sampling,
             stop: self.stop.clone(),
             stop_at_eos: !self.ignore_eos,
+            graph: !self.no_graph,
         }
     }
 }

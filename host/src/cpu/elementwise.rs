@@ -57,18 +57,18 @@ fn map<T: Float>(y: &mut [T], x: &[T], f: impl Fn(f32) -> f32 + Sync) {
     chunks.for_each(|(y, x)| y.iter_mut().zip(x).for_each(|(y, x)| *y = T::from_f32(f(x.to_f32()))));
 }
 
-fn silu(x: f32) -> f32 {
+pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
 /// 0.5x(1 + tanh u), written so that nothing cancels for negative x.
-fn gelu_tanh(x: f32) -> f32 {
+pub(super) fn gelu_tanh(x: f32) -> f32 {
     let u = GELU_TANH_SCALE * (GELU_TANH_CUBIC * x * x * x + x);
     x / (1.0 + (-2.0 * u).exp())
 }
 
 /// x·Φ(x), with Φ(−a) = erfc(a/√2)/2 from the kernels' polynomial.
-fn gelu_erf(x: f32) -> f32 {
+pub(super) fn gelu_erf(x: f32) -> f32 {
     let a = x.abs().min(GELU_ERF_LIMIT);
     let t = 1.0 / (1.0 + 0.5 * FRAC_1_SQRT_2 * a);
     let q = ERFC.iter().rev().fold(0.0, |q, coefficient| q * t + coefficient);

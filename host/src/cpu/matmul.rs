@@ -3,8 +3,9 @@
 
 use super::{slice, slice_mut};
 use crate::dtype::Float;
+use crate::ops::Epilogue;
 use crate::ops::matmul::{Matmul, Problem, Strides};
-use crate::{DType, Result, Tensor, TensorMut};
+use crate::{DType, Element, Result, Tensor, TensorMut};
 use gemm::Parallelism;
 use half::f16;
 use rayon::prelude::*;
@@ -14,12 +15,40 @@ const PANEL: usize = 128;
 /// Multiply-adds below which a product is not spread over threads.
 const PARALLEL: usize = 1 << 18;
 
-pub(crate) fn matmul(mut c: TensorMut, a: &Tensor, b: &Tensor, p: &Problem, options: &Matmul) -> Result<()> {
+pub(crate) fn matmul(
+    mut c: TensorMut,
+    a: &Tensor,
+    b: &Tensor,
+    p: &Problem,
+    options: &Matmul,
+    epilogue: &Epilogue,
+) -> Result<()> {
     match (a.dtype(), b.dtype()) {
         (DType::F32, DType::F32) => f32(slice_mut(&mut c)?, slice(a)?, slice(b)?, p, options),
         (DType::F32, _) => panels::<f32, f32>(slice_mut(&mut c)?, slice(a)?, slice(b)?, p, options),
         _ => panels::<f16, f16>(slice_mut(&mut c)?, slice(a)?, slice(b)?, p, options),
     }
+    match c.dtype() {
+        DType::F16 => add::<f16>(&mut c, p, epilogue),
+        _ => add::<f32>(&mut c, p, epilogue),
+    }
+}
+
+/// c [m, n] += bias + residual, for a contiguous c.
+fn add<C: Float + Element>(c: &mut TensorMut, p: &Problem, epilogue: &Epilogue) -> Result<()> {
+    if epilogue.bias.is_none() && epilogue.residual.is_none() {
+        return Ok(());
+    }
+    let bias = epilogue.bias.map(slice::<C>).transpose()?;
+    let residual = epilogue.residual.map(slice::<C>).transpose()?;
+    let rows = slice_mut::<C>(c)?[..p.m * p.n].par_chunks_exact_mut(p.n).enumerate();
+    rows.with_min_len(super::ELEMENTS_PER_TASK.div_ceil(p.n)).for_each(|(row, c)| {
+        for (column, c) in c.iter_mut().enumerate() {
+            let bias = bias.map_or(0.0, |bias| bias[column].to_f32());
+            let residual = residual.map_or(0.0, |residual| residual[row * p.n + column].to_f32());
+            *c = C::from_f32(c.to_f32() + bias + residual);
+        }
+    });
     Ok(())
 }
 

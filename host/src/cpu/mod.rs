@@ -1,5 +1,6 @@
 //! One file per op, with the names of `gpu/`: the fallback, right and not slow. Arguments have been checked by `ops`.
 
+pub(crate) mod activate;
 pub(crate) mod attention;
 pub(crate) mod cast;
 pub(crate) mod copy;
@@ -13,6 +14,7 @@ pub(crate) mod quant;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
+pub(crate) mod rope_append;
 pub(crate) mod softmax;
 pub(crate) mod transpose;
 

@@ -1,8 +1,8 @@
 //! Quantising, reading back and multiplying quantised matrices. The arithmetic of a block is the kernels' own code.
 
-use super::{slice, slice_mut, with_float};
+use super::{activate, slice, slice_mut, with_float};
 use crate::dtype::Float;
-use crate::ops::{Activation, Epilogue};
+use crate::ops::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
@@ -258,23 +258,12 @@ pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue:
     let residual = epilogue.residual.map(slice::<f32>).transpose()?;
     for (row, y) in slice_mut::<f32>(&mut y)?[..m * n].chunks_exact_mut(n).enumerate() {
         for (column, y) in y.iter_mut().enumerate() {
-            let value =
-                activate(columns[column][row] + bias.map_or(0.0, |bias| bias[column]), epilogue.activation);
+            let biased = columns[column][row] + bias.map_or(0.0, |bias| bias[column]);
+            let value = activate::value(biased, epilogue.activation);
             *y = value + residual.map_or(0.0, |residual| residual[row * n + column]);
         }
     }
     Ok(())
-}
-
-fn activate(x: f32, activation: Activation) -> f32 {
-    match activation {
-        Activation::Identity => x,
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
-            let u = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
-            0.5 * x * (1.0 + u.tanh())
-        }
-    }
 }
 
 pub(crate) fn straight_through(mut dx: TensorMut, dy: &Tensor, x: &Tensor, limit: f32) -> Result<()> {

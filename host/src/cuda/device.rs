@@ -1,6 +1,7 @@
 //! A CUDA device: its primary context, the loaded kernels and a stream.
 
 use super::module::Module;
+use super::occupancy::Multiprocessor;
 use super::{Event, Stream, check, ensure_alive};
 use crate::{Error, Result};
 use cust::context::{Context, CurrentContext};
@@ -13,7 +14,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// The oldest driver that loads the kernels' PTX 6.4: CUDA 10.1's.
 const MIN_DRIVER: i32 = 10010;
-/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`, newer than cust's enum.
+/// Attributes that are newer than cust's enum: `CU_DEVICE_ATTRIBUTE_…`.
+const MAX_BLOCKS_PER_MULTIPROCESSOR: u32 = 106;
+const RESERVED_SHARED_MEMORY_PER_BLOCK: u32 = 111;
 const MEMORY_POOLS_SUPPORTED: u32 = 115;
 
 /// A device that the kernels are loaded on, and the stream that work on it goes to. Having one proves that the
@@ -42,6 +45,8 @@ pub struct Properties {
     pub capability: (i32, i32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
+    /// What each of them has.
+    pub multiprocessor: Multiprocessor,
     /// Boost clock in kHz.
     pub clock_khz: u32,
     /// Memory clock in kHz.
@@ -273,13 +278,29 @@ fn read_properties(ordinal: u32) -> Result<(cust::device::Device, Properties)> {
     let unreadable = |_| Error::NoDevice { reason: format!("device {ordinal} does not say what it is") };
     let device = cust::device::Device::get_device(ordinal).map_err(unreadable)?;
     let attribute = |attribute| device.get_attribute(attribute).unwrap_or(0);
+    let capability = (
+        attribute(DeviceAttribute::ComputeCapabilityMajor),
+        attribute(DeviceAttribute::ComputeCapabilityMinor),
+    );
+    let multiprocessor = Multiprocessor {
+        warps: attribute(DeviceAttribute::MaxThreadsPerMultiprocessor) as u32 / 32,
+        // The drivers before 11.0 don't say: those of Pascal hold 32.
+        blocks: match raw_attribute(&device, MAX_BLOCKS_PER_MULTIPROCESSOR) {
+            0 => Multiprocessor::SM_61.blocks,
+            blocks => blocks as u32,
+        },
+        registers: attribute(DeviceAttribute::MaxRegistersPerMultiprocessor) as u32,
+        shared_bytes: attribute(DeviceAttribute::MaxSharedMemoryPerMultiprocessor) as u32,
+        shared_bytes_per_block: attribute(DeviceAttribute::MaxSharedMemoryPerBlock) as u32,
+        shared_bytes_reserved: raw_attribute(&device, RESERVED_SHARED_MEMORY_PER_BLOCK) as u32,
+        shared_unit: if capability.0 >= 8 { 128 } else { 256 },
+        ..Multiprocessor::SM_61
+    };
     let properties = Properties {
         ordinal,
         name: device.name().map_err(unreadable)?,
-        capability: (
-            attribute(DeviceAttribute::ComputeCapabilityMajor),
-            attribute(DeviceAttribute::ComputeCapabilityMinor),
-        ),
+        capability,
+        multiprocessor,
         multiprocessors: attribute(DeviceAttribute::MultiprocessorCount) as u32,
         clock_khz: attribute(DeviceAttribute::ClockRate) as u32,
         memory_clock_khz: attribute(DeviceAttribute::MemoryClockRate) as u32,

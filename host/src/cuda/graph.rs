@@ -1,10 +1,12 @@
 //! Graphs: a run of launches captured from ordinary op calls, and replayed with one call.
 
-use super::stream::Kept;
+use super::stream::{Kept, Stream};
 use super::{CudaDevice, check, is_lost};
+use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
 use std::ptr;
+use std::sync::RwLockWriteGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What was queued on a stream in a capture, ready to be queued again as a whole.
@@ -32,37 +34,44 @@ unsafe impl Send for Graph {}
 // `launch` holds.
 unsafe impl Sync for Graph {}
 
-/// Ends the capture if the work panics.
-struct Capture<'a>(&'a CudaDevice);
+/// A capture in progress. Ends it if the work panics.
+struct Capture<'a> {
+    device: &'a CudaDevice,
+    /// What this thread captures outside of this.
+    outer: *const Stream,
+    /// No other thread queues anything on the stream meanwhile.
+    _turn: RwLockWriteGuard<'a, ()>,
+}
 
 impl Capture<'_> {
     fn begin(device: &CudaDevice) -> Result<Capture<'_>> {
         device.bind()?;
         // Relaxed: the pool may have to ask the driver for memory in between.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let begun = device.stream().begin_capture(|| {
+        let Some(turn) = device.stream().turn_to_capture() else {
+            return Err(Error::Unsupported {
+                op: "Graph::capture",
+                argument: "stream",
+                value: "being captured".into(),
+                reason: "a capture is in progress on it; use a handle with a stream of its own".into(),
+            });
+        };
+        let outer = device.stream().begin_capture(|| {
             // SAFETY: the stream lives and its context is current.
             check("cuStreamBeginCapture", unsafe {
                 sys::cuStreamBeginCapture_v2(device.stream().raw(), mode)
             })
         })?;
-        if begun {
-            return Ok(Capture(device));
-        }
-        Err(Error::Unsupported {
-            op: "Graph::capture",
-            argument: "stream",
-            value: "being captured".into(),
-            reason: "a capture is in progress on it; use a handle with a stream of its own".into(),
-        })
+        Ok(Capture { device, outer, _turn: turn })
     }
 
     fn end(&self) -> (Result<sys::CUgraph>, Vec<Kept>) {
         let mut graph = ptr::null_mut();
-        let (result, kept) = self.0.stream().end_capture(|| {
-            self.0.bind()?;
+        let (result, kept) = self.device.stream().end_capture(self.outer, || {
+            self.device.bind()?;
+            let stream = self.device.stream().raw();
             // SAFETY: the stream lives; `graph` is written before it is used.
-            check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.0.stream().raw(), &mut graph) })
+            check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream, &mut graph) })
         });
         (result.map(|()| graph), kept)
     }
@@ -70,7 +79,7 @@ impl Capture<'_> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        if self.0.stream().is_capturing()
+        if self.device.stream().is_capturing()
             && let (Ok(graph), _) = self.end()
         {
             destroy(graph);
@@ -86,8 +95,9 @@ fn destroy(graph: sys::CUgraph) {
 }
 
 impl Graph {
-    /// Captures what `work` queues on this handle's stream, on whatever thread; nothing of it runs now. Gives the
-    /// graph and what `work` returned, whose tensors have undefined contents before the first replay.
+    /// Captures what `work` queues on this handle's stream; nothing of it runs now. Gives the graph and what `work`
+    /// returned, whose tensors have undefined contents before the first replay. What other threads queue on the stream waits
+    /// meanwhile, so `work` must not wait for them.
     ///
     /// Copies to and from the host, synchronisation and other streams have no place in a capture: they are refused,
     /// and the capture fails.
@@ -121,16 +131,20 @@ impl Graph {
         self.device.bind()?;
         self.running.store(true, Ordering::Relaxed);
         let stream = self.device.stream();
+        let Some(_turn) = stream.turn() else {
+            return Err(Error::Unsupported {
+                op: "Graph::launch",
+                argument: "stream",
+                value: "being captured".into(),
+                reason: "a graph is not captured into another".into(),
+            });
+        };
         let launched = stream.outside_capture(|| {
             // SAFETY: graph and stream live and belong to the current context; the memory that the graph uses is kept.
             check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, stream.raw()) })
         })?;
-        launched.ok_or_else(|| Error::Unsupported {
-            op: "Graph::launch",
-            argument: "stream",
-            value: "being captured".into(),
-            reason: "a graph is not captured into another".into(),
-        })
+        debug_assert!(launched.is_some(), "no capture is in progress while a turn is held");
+        Ok(())
     }
 
     /// How many launches, copies and fills it holds.
@@ -161,7 +175,8 @@ impl Drop for Graph {
         if is_lost() || self.device.bind().is_err() {
             return;
         }
-        if self.running.load(Ordering::Relaxed) && self.device.stream().synchronize().is_err() {
+        let running = self.running.load(Ordering::Relaxed) && !left_out(Wait::GraphEnd);
+        if running && self.device.stream().synchronize().is_err() {
             return; // what may still run is not taken from under it
         }
         // SAFETY: made by `instantiate`, destroyed once, and no replay runs any more. An error can't be reported here.

@@ -96,6 +96,7 @@ impl CudaDevice {
             *value = ptr::from_ref(&argument.bits).cast_mut().cast();
         }
         let [x, y, z] = spec.block;
+        let _turn = self.stream().turn();
         // SAFETY: the function belongs to the bound context. `values` points to as many arguments as the kernel has,
         // each at least as large as its parameter (checked above); the driver copies them before it returns. The
         // rest is the caller's promise.

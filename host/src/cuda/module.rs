@@ -1,11 +1,13 @@
 //! The kernels' PTX, loaded into a context.
 
+use super::occupancy::Resources;
 use super::{check, ensure_alive};
 use crate::{Error, Result};
 use cust::sys;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
+use std::sync::OnceLock;
 
 /// The PTX of all kernels, as `build.rs` made it.
 pub const PTX: &str = include_str!(env!("PASCALINE_PTX"));
@@ -16,6 +18,8 @@ pub(crate) struct Kernel {
     pub(super) function: sys::CUfunction,
     /// The size of each parameter in bytes, as the PTX declares them.
     pub(super) parameters: Vec<u8>,
+    /// What it takes of a multiprocessor, once asked for.
+    pub(super) resources: OnceLock<Resources>,
 }
 
 /// All kernels of [`PTX`] by name.
@@ -50,7 +54,8 @@ impl Module {
                 code: 500,
                 log: format!("kernel {} is not in the PTX: {error}", spec.name),
             })?;
-            kernels.insert(spec.name, Kernel { function, parameters: parameter_sizes(PTX, spec.name) });
+            let (parameters, resources) = (parameter_sizes(PTX, spec.name), OnceLock::new());
+            kernels.insert(spec.name, Kernel { function, parameters, resources });
         }
         Ok(Self { kernels })
     }

@@ -1,73 +1,72 @@
-//! How many blocks of a kernel fit on a multiprocessor at a time: the driver's calculation as a pure function, for
-//! compute capability 6.1.
+//! How many blocks of a kernel fit on a multiprocessor at a time, and the block size that follows from it.
 //!
-//! The limits and units are those of the CUDA C Programming Guide's table of compute capabilities. Registers are given
-//! to a warp, in units of 256, from the file of the quarter of the multiprocessor that runs it. `scripts/ptxas-report`
-//! calculates the same.
+//! The calculation is the virtual GPU's ([`Multiprocessor`]), with the limits of the device at hand; a test on a real
+//! device holds it against the driver's answer for every kernel.
 
-use super::{CudaDevice, check};
+use super::module::Kernel;
+use super::{CudaDevice, Properties, check};
 use crate::{Error, Result};
 use cust::sys;
+use kernels_gpu::KernelSpec;
+pub use pascaline_virtual_gpu::Multiprocessor;
 use std::ffi::c_int;
 
 const WARP: u32 = 32;
-const MAX_WARPS: u32 = 64;
-const MAX_BLOCKS: u32 = 32;
-const MAX_THREADS_PER_BLOCK: u32 = 1024;
-const MAX_REGISTERS_PER_THREAD: u32 = 255;
-/// A multiprocessor has four quarters, each with a scheduler and a register file of its own.
-const QUARTERS: u32 = 4;
-const REGISTERS_PER_QUARTER: u32 = 16384;
-const REGISTER_UNIT: u32 = 256;
-const SHARED_BYTES: u32 = 96 << 10;
-const SHARED_BYTES_PER_BLOCK: u32 = 48 << 10;
-const SHARED_UNIT: u32 = 256;
 
-/// Blocks that run on one sm_61 multiprocessor at a time; 0 if the kernel can't be launched so.
-pub const fn blocks_per_multiprocessor(threads: u32, registers: u32, shared_bytes: u32) -> u32 {
-    if threads == 0 || threads > MAX_THREADS_PER_BLOCK || registers > MAX_REGISTERS_PER_THREAD {
-        return 0;
-    }
-    if shared_bytes > SHARED_BYTES_PER_BLOCK {
-        return 0;
-    }
-    let warps = threads.div_ceil(WARP);
-    let mut blocks = least(MAX_BLOCKS, MAX_WARPS / warps);
-    if registers > 0 {
-        let per_warp = (registers * WARP).next_multiple_of(REGISTER_UNIT);
-        blocks = least(blocks, REGISTERS_PER_QUARTER / per_warp * QUARTERS / warps);
-    }
-    if shared_bytes > 0 {
-        blocks = least(blocks, SHARED_BYTES / shared_bytes.next_multiple_of(SHARED_UNIT));
-    }
-    blocks
+/// What a kernel takes of a multiprocessor, as the driver compiled it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of static shared memory of a block.
+    pub shared_bytes: u32,
 }
 
-/// The part of the multiprocessor's warps that so many blocks fill.
-pub fn occupancy(threads: u32, registers: u32, shared_bytes: u32) -> f64 {
-    let warps = blocks_per_multiprocessor(threads, registers, shared_bytes) * threads.div_ceil(WARP);
-    f64::from(warps) / f64::from(MAX_WARPS)
-}
-
-/// The block size with the most warps on a multiprocessor; of equals the first. `None` if none fits.
-pub fn best_block(sizes: &[u32], registers: u32, shared_bytes: impl Fn(u32) -> u32) -> Option<u32> {
-    let warps = |threads: u32| {
-        blocks_per_multiprocessor(threads, registers, shared_bytes(threads)) * threads.div_ceil(WARP)
+/// The block size for a kernel of which every warp takes one of `rows` rows by itself, so that any number of warps may
+/// form a block: of those that keep as many warps resident as any, the one that spreads the rows over the
+/// multiprocessors most evenly; of equals the largest, since blocks cost to start.
+pub fn rows_block(
+    device: Multiprocessor,
+    multiprocessors: u32,
+    most: u32,
+    kernel: Resources,
+    rows: u32,
+) -> u32 {
+    let sizes = || (0..).map(|halvings| most >> halvings).take_while(|&threads| threads >= WARP);
+    let resident = |threads: u32| {
+        device.resident_blocks(threads, kernel.registers, kernel.shared_bytes) * (threads / WARP)
     };
-    sizes.iter().copied().rev().max_by_key(|&threads| warps(threads)).filter(|&threads| warps(threads) > 0)
-}
-
-const fn least(a: u32, b: u32) -> u32 {
-    if a < b { a } else { b }
+    // Rows of the multiprocessor that has the most, were all blocks of one length.
+    let busiest = |threads: u32| {
+        let rows_per_block = threads / WARP;
+        rows.div_ceil(rows_per_block).div_ceil(multiprocessors.max(1)) * rows_per_block
+    };
+    let full = sizes().map(resident).max().unwrap_or(0);
+    if full == 0 {
+        return most;
+    }
+    // Sparse work needs no more warps than there are rows for.
+    let enough = || sizes().filter(|&threads| resident(threads) >= full.min(busiest(threads)));
+    let least = enough().map(busiest).min().unwrap_or(0);
+    // A sixteenth more work on one of them is not worth smaller blocks.
+    enough().find(|&threads| busiest(threads) <= least + least / 16).unwrap_or(most)
 }
 
 impl CudaDevice {
+    /// The spec of a kernel of which every warp takes one of `rows` rows, with the block size that suits so many.
+    pub(crate) fn rows_spec(&self, spec: &KernelSpec, rows: u32) -> Result<KernelSpec> {
+        let &Properties { multiprocessor, multiprocessors, .. } = self.properties();
+        let resources = self.kernel_resources(spec.name)?;
+        let threads = rows_block(multiprocessor, multiprocessors, spec.threads(), resources, rows);
+        Ok(KernelSpec { block: [threads, 1, 1], ..*spec })
+    }
+
     /// The driver's own answer for one of our kernels, with `threads` per block.
     ///
     /// # Errors
     /// A driver error; [`Error::Unsupported`] if there is no such kernel.
     pub fn blocks_per_multiprocessor(&self, kernel: &str, threads: u32) -> Result<u32> {
-        let function = self.kernel_handle(kernel)?;
+        let function = self.kernel_handle(kernel)?.function;
         let mut blocks: c_int = 0;
         // SAFETY: the function belongs to the bound context; `blocks` is written before it is used.
         let result = unsafe {
@@ -77,26 +76,30 @@ impl CudaDevice {
         Ok(blocks as u32)
     }
 
-    /// Registers per thread and bytes of static shared memory of one of our kernels, as the driver compiled it.
+    /// What one of our kernels takes of a multiprocessor. Asked of the driver once.
     ///
     /// # Errors
     /// As [`blocks_per_multiprocessor`](Self::blocks_per_multiprocessor).
-    pub fn kernel_resources(&self, kernel: &str) -> Result<(u32, u32)> {
-        let function = self.kernel_handle(kernel)?;
+    pub fn kernel_resources(&self, kernel: &str) -> Result<Resources> {
+        let kernel = self.kernel_handle(kernel)?;
+        if let Some(&known) = kernel.resources.get() {
+            return Ok(known);
+        }
         let attribute = |attribute| {
             let mut value: c_int = 0;
             // SAFETY: as above.
-            let result = unsafe { sys::cuFuncGetAttribute(&mut value, attribute, function) };
+            let result = unsafe { sys::cuFuncGetAttribute(&mut value, attribute, kernel.function) };
             check("cuFuncGetAttribute", result).map(|()| value as u32)
         };
         use sys::CUfunction_attribute::{CU_FUNC_ATTRIBUTE_NUM_REGS, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES};
-        Ok((attribute(CU_FUNC_ATTRIBUTE_NUM_REGS)?, attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?))
+        let registers = attribute(CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        let shared_bytes = attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        Ok(*kernel.resources.get_or_init(|| Resources { registers, shared_bytes }))
     }
 
-    fn kernel_handle(&self, kernel: &str) -> Result<sys::CUfunction> {
+    fn kernel_handle(&self, kernel: &str) -> Result<&Kernel> {
         self.bind()?;
-        let found = self.module().kernel(kernel).map(|kernel| kernel.function);
-        found.ok_or_else(|| Error::Unsupported {
+        self.module().kernel(kernel).ok_or_else(|| Error::Unsupported {
             op: "occupancy",
             argument: "kernel",
             value: kernel.to_owned(),
@@ -109,35 +112,29 @@ impl CudaDevice {
 mod tests {
     use super::*;
 
-    #[test]
-    fn known_values() {
-        // threads, registers, shared bytes → blocks, worked by hand from the guide's limits
-        for (threads, registers, shared, blocks) in [
-            (32, 16, 0, 32),     // blocks
-            (1024, 32, 0, 2),    // warps and registers
-            (1024, 33, 0, 1),    // 33 · 32 rounds up to 1280: 12 warps a quarter, 48 in all
-            (256, 128, 0, 2),    // 4096 a warp: 4 a quarter
-            (256, 255, 0, 1),    // 8192 a warp: 2 a quarter
-            (512, 255, 0, 0),    // 16 warps don't fit
-            (64, 88, 0, 10),     // 2816 a warp: 5 a quarter, 20 in all, and not 65536 / 2816 = 23
-            (256, 32, 16384, 6), // shared
-            (256, 32, 49152, 2), // shared, the most a block may have
-            (256, 32, 49153, 0),
-            (128, 32, 1, 16), // one byte takes 256: the warps decide
-            (33, 0, 0, 32),   // two warps
-            (0, 16, 0, 0),
-            (1025, 16, 0, 0),
-        ] {
-            let found = blocks_per_multiprocessor(threads, registers, shared);
-            assert_eq!(found, blocks, "{threads} threads, {registers} registers, {shared} bytes");
-        }
-        assert_eq!(occupancy(256, 128, 0), 0.25);
+    /// Of a GTX 1080: 20 multiprocessors.
+    fn block(registers: u32, rows: u32) -> u32 {
+        rows_block(Multiprocessor::SM_61, 20, 256, Resources { registers, shared_bytes: 0 }, rows)
     }
 
     #[test]
-    fn the_block_with_most_warps_is_chosen() {
-        assert_eq!(best_block(&[128, 256, 512, 1024], 33, |_| 0), Some(128), "1024 leaves a third idle");
-        assert_eq!(best_block(&[64, 1024], 32, |threads| threads * 24), Some(64));
-        assert_eq!(best_block(&[512], 255, |_| 0), None);
+    fn few_rows_are_spread_and_many_fill_the_multiprocessors() {
+        assert_eq!(block(32, 1 << 20), 256, "all sizes from 64 on fill it; large blocks are fewer");
+        assert_eq!(block(32, 8), 32, "a multiprocessor for each");
+        assert_eq!(block(32, 20), 32);
+        assert_eq!(block(32, 40), 64, "two rows each, in one block");
+        assert_eq!(block(32, 160), 256, "eight each");
+        assert_eq!(block(32, 0), 256);
+        // 41 registers leave 40 warps: 5 blocks of 8; 88 leave 20: 2 blocks of 8 or 5 of 4
+        assert_eq!(block(41, 1 << 20), 256);
+        assert_eq!(block(88, 1 << 20), 128);
+    }
+
+    #[test]
+    fn a_kernel_that_fits_no_multiprocessor_keeps_its_block() {
+        assert_eq!(
+            rows_block(Multiprocessor::SM_61, 20, 256, Resources { registers: 256, shared_bytes: 0 }, 99),
+            256
+        );
     }
 }

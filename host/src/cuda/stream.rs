@@ -4,10 +4,10 @@ use super::{Event, check, ensure_alive, is_lost};
 use crate::Result;
 use cust::sys;
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A queue of GPU work. Non-blocking: it does not wait for the legacy default stream.
 #[derive(Debug)]
@@ -15,8 +15,14 @@ pub struct Stream {
     raw: sys::CUstream,
     /// What the capture in progress keeps alive, by address.
     capture: Mutex<Option<HashMap<usize, Kept>>>,
-    /// Whether `capture` is something; readable without the lock.
-    capturing: AtomicBool,
+    /// Held for reading by who queues work, for writing by a capture: what other threads queue meanwhile waits for its end
+    /// and does not become a part of the graph.
+    turns: RwLock<()>,
+}
+
+thread_local! {
+    /// The stream that this thread captures.
+    static CAPTURED: Cell<*const Stream> = const { Cell::new(ptr::null()) };
 }
 
 /// Something that lives as long as a graph that uses it.
@@ -35,7 +41,7 @@ impl Stream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the caller has made a context current; `raw` is written before it is used.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, capture: Mutex::new(None), capturing: AtomicBool::new(false) })
+        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()) })
     }
 
     /// The driver's handle.
@@ -66,9 +72,20 @@ impl Stream {
 
 /// Capture into a graph: the bookkeeping beside the driver's.
 impl Stream {
-    /// Whether its work is being captured into a graph rather than run.
+    /// Whether what this thread queues on it is being captured into a graph rather than run.
     pub fn is_capturing(&self) -> bool {
-        self.capturing.load(Ordering::Acquire)
+        ptr::eq(CAPTURED.get(), self)
+    }
+
+    /// Leave to queue work: while it is held no capture begins, and one on another thread is waited for. `None` on the
+    /// thread that captures. Not to be asked for again by its holder.
+    pub(crate) fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        (!self.is_capturing()).then(|| self.turns.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Leave to capture, as [`turn`](Self::turn).
+    pub(super) fn turn_to_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        (!self.is_capturing()).then(|| self.turns.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn kept(&self) -> MutexGuard<'_, Option<HashMap<usize, Kept>>> {
@@ -81,23 +98,24 @@ impl Stream {
         if kept.is_some() { Ok(None) } else { work().map(Some) }
     }
 
-    /// Begins a capture by `begin`, unless one is in progress.
-    pub(super) fn begin_capture(&self, begin: impl FnOnce() -> Result<()>) -> Result<bool> {
+    /// Begins a capture on this thread by `begin`, with [`turn_to_capture`](Self::turn_to_capture) held; gives the stream
+    /// that the thread captured before.
+    pub(super) fn begin_capture(&self, begin: impl FnOnce() -> Result<()>) -> Result<*const Self> {
         let mut kept = self.kept();
-        if kept.is_some() {
-            return Ok(false);
-        }
         begin()?;
         *kept = Some(HashMap::new());
-        self.capturing.store(true, Ordering::Release);
-        Ok(true)
+        Ok(CAPTURED.replace(self))
     }
 
-    /// Ends the capture by `end`; gives what it kept alive.
-    pub(super) fn end_capture(&self, end: impl FnOnce() -> Result<()>) -> (Result<()>, Vec<Kept>) {
+    /// Ends the capture by `end`; gives what it kept alive. The thread goes on with `outer`.
+    pub(super) fn end_capture(
+        &self,
+        outer: *const Self,
+        end: impl FnOnce() -> Result<()>,
+    ) -> (Result<()>, Vec<Kept>) {
         let mut kept = self.kept();
         let result = end();
-        self.capturing.store(false, Ordering::Release);
+        CAPTURED.set(outer);
         (result, kept.take().unwrap_or_default().into_values().collect())
     }
 

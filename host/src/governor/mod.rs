@@ -3,11 +3,14 @@
 //! A GPU that gets too hot halves its clock until it is cool, then heats up again; a laptop's does so for as long as it
 //! works. [`Governor`] looks at temperature, power and throttle reasons, and near the limit lets work run only a part
 //! of the time (its duty), adjusted step by step with hysteresis, and asks for variants that need less power. It is a
-//! pure state machine over [`Sample`]s; [`nvml`] reads them from a device.
+//! pure state machine over [`Sample`]s; [`nvml`] reads them from a device, [`Pacer`] makes both work for a program.
 
 pub mod nvml;
+mod watch;
 
+use std::fmt;
 use std::time::Duration;
+pub use watch::{Pacer, Sustained};
 
 /// Pacing begins this far below the temperature at which the hardware slows down...
 const MARGIN_HOT: f32 = 3.0;
@@ -108,14 +111,25 @@ impl Governor {
         self.pacing || self.last.is_some_and(|sample| sample.power_capped)
     }
 
-    /// How long to wait before submitting more, after work that kept the GPU busy for `busy`.
-    pub fn pause_after(&self, busy: Duration) -> Duration {
-        busy.mul_f32(1.0 / self.duty - 1.0).min(MAX_PAUSE)
-    }
-
     /// The last sample.
     pub fn last(&self) -> Option<Sample> {
         self.last
+    }
+}
+
+/// How long to wait before submitting more, after work that kept the GPU busy for `busy`, so that work runs the part
+/// `duty` of the time.
+pub fn pause_after(duty: f32, busy: Duration) -> Duration {
+    busy.mul_f32(1.0 / duty - 1.0).min(MAX_PAUSE)
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PacingBegan { temperature } => write!(f, "{temperature:.0} °C: work is paced from now on"),
+            Self::Duty(duty) => write!(f, "work may run {:.0} % of the time", 100.0 * duty),
+            Self::PacingEnded => write!(f, "cool again: work runs freely"),
+        }
     }
 }
 
@@ -196,10 +210,10 @@ mod tests {
             second += 0.5;
         }
         assert_eq!(governor.duty(), MIN_DUTY);
-        let pause = governor.pause_after(Duration::from_millis(30));
+        let pause = pause_after(governor.duty(), Duration::from_millis(30));
         let rounding = Duration::from_micros(1); // of f32 arithmetic
         assert!(pause.abs_diff(Duration::from_millis(70)) < rounding, "{pause:?}");
-        assert_eq!(governor.pause_after(Duration::from_secs(30)), MAX_PAUSE);
+        assert_eq!(pause_after(governor.duty(), Duration::from_secs(30)), MAX_PAUSE);
         let (mut events, begin) = (0, second);
         while governor.duty() < 1.0 && second < 1000.0 {
             events += usize::from(governor.observe(sample(second, 60.0, false)).is_some());
@@ -207,7 +221,7 @@ mod tests {
         }
         assert!(events >= 35 && second - begin >= 69.0, "{events} events in {} s", second - begin);
         assert!(!governor.prefers_low_power());
-        assert_eq!(governor.pause_after(Duration::from_secs(1)), Duration::ZERO);
+        assert_eq!(pause_after(governor.duty(), Duration::from_secs(1)), Duration::ZERO);
     }
 
     /// A chip on a heatsink of one time constant, whose hardware brakes at 90 °C until it is below 84 °C, for 20

@@ -1,27 +1,22 @@
 //! Samples from a device by NVML, the driver's management library, which is opened when asked for. Without it nothing
 //! is paced; that is said once, by who asked.
 
-use super::{Event, Governor, Sample};
+use super::Sample;
 use crate::cuda::CudaDevice;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor, TemperatureThreshold};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Samples are no closer than this: reading one takes about a millisecond, and heat is slow.
-const EVERY: Duration = Duration::from_millis(500);
 /// Where a device slows down that does not say where.
 const USUAL_SLOWDOWN: f32 = 90.0;
 
-/// Watches a device and paces what is submitted to it.
+/// Reads samples of a device.
 pub struct Monitor {
     nvml: Nvml,
     bus_id: String,
     slowdown: f32,
     start: Instant,
-    sampled: Option<Duration>,
-    governor: Governor,
 }
 
 impl Monitor {
@@ -39,8 +34,7 @@ impl Monitor {
             let threshold = found.temperature_threshold(TemperatureThreshold::Slowdown);
             threshold.map_or(USUAL_SLOWDOWN, |celsius| celsius as f32)
         };
-        let (start, governor) = (Instant::now(), Governor::default());
-        Ok(Self { nvml, bus_id, slowdown, start, sampled: None, governor })
+        Ok(Self { nvml, bus_id, slowdown, start: Instant::now() })
     }
 
     /// Reads a sample now. What the device does not report is 0; `None` if it reports no temperature.
@@ -58,23 +52,5 @@ impl Monitor {
             thermal: reasons.intersects(heat),
             power_capped: reasons.intersects(power),
         })
-    }
-
-    /// To be called after each piece of work, with how long it kept the GPU busy: takes a sample if it is time, and
-    /// waits as long as the governor asks for. Says what changed.
-    pub fn pace(&mut self, busy: Duration) -> Option<Event> {
-        let now = self.start.elapsed();
-        let mut event = None;
-        if self.sampled.is_none_or(|at| now - at >= EVERY) {
-            self.sampled = Some(now);
-            event = self.sample().and_then(|sample| self.governor.observe(sample));
-        }
-        thread::sleep(self.governor.pause_after(busy));
-        event
-    }
-
-    /// Its decisions so far.
-    pub fn governor(&self) -> &Governor {
-        &self.governor
     }
 }

@@ -12,7 +12,7 @@ use kernels_gpu::attention::textbook::{SCORES, SOFTMAX, TEXTBOOK_TILE, VALUES};
 
 /// The most queries that the decode kernels take: from here on the prefill kernels' 64 rows a tile waste less than
 /// reading K and V once for every four rows costs.
-const MAX_DECODE_QUERIES: usize = 8;
+pub(crate) const MAX_DECODE_QUERIES: usize = 8;
 /// Decode blocks that one multiprocessor of sm_61 holds: fewer leave it idle, more only add partial results.
 const DECODE_BLOCKS_PER_SM: usize = 4;
 /// The fewest keys of a split: below it merging costs as much as it saves. A multiple of the keys that a block has
@@ -68,6 +68,7 @@ pub(crate) fn attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
+    past: Option<&Tensor>,
     problem: &Problem,
 ) -> Result<()> {
     let heads = problem.batch * problem.num_q_heads;
@@ -147,8 +148,9 @@ pub(crate) fn attention(
                 keys_per_split as u32,
                 scale_log2,
                 causal,
+                past.map_or(0, Tensor::address),
             ];
-            // SAFETY: as above; `partial` has a record for each row and split and is freed behind both launches.
+            // SAFETY: as above; `past` is one number; `partial` has a record for each row and split and is freed behind both launches.
             unsafe { device.launch(&kernel.spec, grid, arguments)? };
             if splits == 1 {
                 return Ok(());

@@ -30,7 +30,7 @@ pub(crate) fn encode(
 pub(crate) fn decode(device: &CudaDevice, y: TensorMut, x: &Float16Tensor) -> Result<()> {
     let spec = DECODE[(x.exponent_bits - MIN_EXPONENT_BITS) as usize];
     let count = x.shape().elements() as u32;
-    // SAFETY: `ops::float16_decode` has made y for as many values as there are codes, which `float16_encode` has
-    // checked; both are allocations of their own.
+    // SAFETY: `ops::float16_decode_into` has checked y: contiguous f32, aligned, as many values as there are codes, on
+    // their stream; codes are an allocation of their own, of fewer than 2³¹.
     unsafe { device.launch(&spec, grid(count), args![y.address(), x.codes.address(), count]) }
 }

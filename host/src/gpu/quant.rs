@@ -1,20 +1,23 @@
 //! Which kernels quantise, read back and multiply, and their grids.
 
 use crate::cuda::{CudaDevice, args};
-use crate::ops::{Activation, Epilogue};
+use crate::ops::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::quant::blocks::BLOCK;
 use kernels_gpu::quant::decode::{self, DECODE};
 use kernels_gpu::quant::encode::{self, I8, Q4_0, Q4K, Q8_0, ROWS};
-use kernels_gpu::quant::epilogue::{GELU_TANH, IDENTITY, SILU};
 use kernels_gpu::quant::straight_through::STRAIGHT_THROUGH;
-use kernels_gpu::quant::tile::{BN, TILE32, TILE128};
-use kernels_gpu::quant::vector::{self, VECTOR};
+use kernels_gpu::quant::tile::{BN, TILE32, TILE64, TILE128};
+use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1};
 
-/// Up to here tiles of 32 rows: with 128, more than half of a tile would be empty.
-const MAX_TILE32_M: u32 = 64;
+/// Up to here tiles of 32 rows: with 64, half of a tile or more would be empty.
+const MAX_TILE32_M: u32 = 32;
+/// Likewise up to here tiles of 64 rows.
+const MAX_TILE64_M: u32 = 64;
+/// Blocks that a multiprocessor holds of the tile kernels: fewer leave latencies uncovered.
+const TILE_BLOCKS_PER_SM: u32 = 2;
 
 pub(crate) fn quantize(device: &CudaDevice, w: &mut QuantTensor, x: &Tensor) -> Result<()> {
     let (rows, cols, k) = (w.rows() as u32, w.cols() as u32, w.k as u32);
@@ -66,6 +69,53 @@ pub(crate) fn dequantize(
     }
 }
 
+/// Blocks of the kernels for one row that a multiprocessor gets: as many as it holds of the largest, so that each
+/// quantises the row once, for all columns that it makes.
+const VECTOR1_BLOCKS_PER_SM: u32 = 4;
+
+/// y = act(x·wᵀ + bias) + residual for one row `x` in f32.
+pub(crate) fn vector(
+    device: &CudaDevice,
+    y: TensorMut,
+    x: &Tensor,
+    w: &QuantTensor,
+    epilogue: &Epilogue,
+) -> Result<()> {
+    let (format, n) = (w.format() as usize, w.rows() as u32);
+    let most = VECTOR1_BLOCKS_PER_SM * device.properties().multiprocessors;
+    let grid = [vector::blocks1(format, n).min(most), 1, 1];
+    let [bias, residual, activation] = arguments(epilogue);
+    let (w_quants, w_scales) = (w.quants.address(), w.scales.address());
+    let (k, cols) = (w.k as u32, w.cols() as u32);
+    // SAFETY: `ops::quant_matmul_into` has checked that x is contiguous f32 with w's columns, aligned, and that y and
+    // residual are as wide as w has rows, and bias; all f32 and on this stream. A TensorMut overlaps nothing.
+    unsafe {
+        device.launch(
+            &VECTOR1[format],
+            grid,
+            args![
+                y.address(),
+                x.address(),
+                w_quants,
+                w_scales,
+                bias,
+                residual,
+                n,
+                k,
+                cols,
+                activation as u32
+            ],
+        )
+    }
+}
+
+/// The addresses of bias and residual, and the activation's number.
+fn arguments(epilogue: &Epilogue) -> [u64; 3] {
+    let address = |tensor: Option<&Tensor>| tensor.map_or(0, Tensor::address);
+    let activation = super::activate::number(epilogue.activation);
+    [address(epilogue.bias), address(epilogue.residual), u64::from(activation)]
+}
+
 /// The kernel for a product, and its grid.
 fn select(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec, [u32; 3]) {
     let format = format as usize;
@@ -74,10 +124,12 @@ fn select(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec, 
         return (VECTOR[variant][format], [n.div_ceil(columns), 1, 1]);
     }
     let columns = n.div_ceil(BN);
-    if m <= MAX_TILE32_M || m.div_ceil(128) * columns < multiprocessors {
-        (TILE32[format], [m.div_ceil(32), columns, 1])
-    } else {
+    if m > MAX_TILE64_M && m.div_ceil(128) * columns >= TILE_BLOCKS_PER_SM * multiprocessors {
         (TILE128[format], [m.div_ceil(128), columns, 1])
+    } else if m > MAX_TILE32_M && m.div_ceil(64) * columns >= multiprocessors {
+        (TILE64[format], [m.div_ceil(64), columns, 1])
+    } else {
+        (TILE32[format], [m.div_ceil(32), columns, 1])
     }
 }
 
@@ -93,17 +145,11 @@ pub(crate) fn matmul(
         return Ok(());
     }
     let (spec, grid) = select(w.format(), m, n, device.properties().multiprocessors);
-    let (bias, residual) =
-        (epilogue.bias.map_or(0, Tensor::address), epilogue.residual.map_or(0, Tensor::address));
-    let activation = match epilogue.activation {
-        Activation::Identity => IDENTITY,
-        Activation::Silu => SILU,
-        Activation::GeluTanh => GELU_TANH,
-    };
+    let [bias, residual, activation] = arguments(epilogue);
     let (x_quants, x_scales) = (x.quants.address(), x.scales.address());
     let (w_quants, w_scales) = (w.quants.address(), w.scales.address());
     let (k, x_k) = (w.k as u32, x.k as u32);
-    // SAFETY: `ops::quant_matmul_into` has checked that x has w's columns, that y and residual are contiguous [m, n] and
+    // SAFETY: `ops::quant_matmul_rows_into` has checked that x has w's columns, that y and residual are contiguous [m, n] and
     // bias [n], all f32 and on this stream. Rows of x are padded to multiples of 256, and so no shorter than those of w,
     // which have at least one block. A TensorMut overlaps nothing.
     unsafe {
@@ -122,7 +168,7 @@ pub(crate) fn matmul(
                 n,
                 k,
                 x_k,
-                activation
+                activation as u32
             ],
         )
     }
@@ -151,12 +197,15 @@ mod tests {
     #[test]
     fn kernels_by_shape() {
         let of = |m, n, sms| select(Format::Q4_0, m, n, sms).0.name;
-        assert_eq!(of(1, 4096, 20), "quant_vector1_q4_0");
+        assert_eq!(of(1, 4096, 20), "quant_vector2_q4_0");
         assert_eq!(of(3, 4096, 20), "quant_vector4_q4_0");
         assert_eq!(of(8, 4096, 20), "quant_vector8_q4_0");
         assert_eq!(of(9, 4096, 20), "quant_tile32_q4_0");
-        assert_eq!(of(128, 1024, 20), "quant_tile32_q4_0");
+        assert_eq!(of(33, 4096, 20), "quant_tile64_q4_0");
+        assert_eq!(of(128, 512, 20), "quant_tile32_q4_0");
+        assert_eq!(of(128, 1024, 20), "quant_tile64_q4_0");
         assert_eq!(of(128, 4096, 20), "quant_tile128_q4_0");
+        assert_eq!(of(64, 8192, 20), "quant_tile64_q4_0"); // 128 rows would be half empty
     }
 
     #[test]
@@ -167,8 +216,10 @@ mod tests {
                 DECODE[format as usize][0].name.contains(name)
                     && TILE128[format as usize].name.ends_with(name)
             );
-            assert!(VECTOR.iter().all(|variant| variant[format as usize].name.ends_with(name)));
-            assert!(TILE32[format as usize].name.ends_with(name));
+            assert!(
+                VECTOR.iter().chain([&VECTOR1]).all(|kernels| kernels[format as usize].name.ends_with(name))
+            );
+            assert!([TILE32, TILE64].iter().all(|tile| tile[format as usize].name.ends_with(name)));
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Which reduction kernel, and its grid.
 
-use super::rows::parts;
+use super::rows::{launch_warps, parts};
 use super::vectors;
 use crate::cuda::{CudaDevice, args};
 use crate::memory::DeviceBuffer;
 use crate::ops::reduce::Reduction;
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
-use kernels_gpu::device::rows::{MAX_WARP_COLS, ROWS_PER_BLOCK, row_threads};
+use kernels_gpu::device::rows::{MAX_WARP_COLS, row_threads};
 use kernels_gpu::reduce::*;
 
 /// What a reduction launches.
@@ -50,13 +50,12 @@ pub(crate) fn reduce(device: &CudaDevice, op: Reduction, y: TensorMut, x: &Tenso
     let (y, x, size) = (y.address(), x.address(), x.dtype().size());
     let vectors = u32::from(vectors::rows_aligned(cols, size, &[x]));
     let (parts, part_cols) = parts(rows, cols, device.properties().multiprocessors);
-    let warps = [rows.div_ceil(ROWS_PER_BLOCK), 1, 1];
     // SAFETY: `ops` has checked that x is contiguous [rows, cols] and y [rows] of the kernel's types on this stream, of
     // less than 2³¹ elements, cols > 0 unless it is a sum, and a TensorMut overlaps nothing. `partial` has an element for
     // each part and is freed behind both launches; the pool's addresses are multiples of 16 bytes.
     unsafe {
         if cols <= MAX_WARP_COLS {
-            return device.launch(&warp, warps, args![y, x, rows, cols, vectors]);
+            return launch_warps(device, &warp, rows, args![y, x, rows, cols, vectors]);
         }
         let threads = row_threads(part_cols);
         if parts == 1 {
@@ -68,9 +67,9 @@ pub(crate) fn reduce(device: &CudaDevice, op: Reduction, y: TensorMut, x: &Tenso
         device.launch(&part, [rows * parts, 1, 1], args![found, x, cols, part_cols, parts, vectors])?;
         match op {
             Reduction::Argmax => {
-                device.launch(&merge, warps, args![y, x, found, rows, cols, part_cols, parts])
+                launch_warps(device, &merge, rows, args![y, x, found, rows, cols, part_cols, parts])
             }
-            _ => device.launch(&merge, warps, args![y, found, rows, parts, 0u32]),
+            _ => launch_warps(device, &merge, rows, args![y, found, rows, parts, 0u32]),
         }
     }
 }

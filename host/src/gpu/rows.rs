@@ -5,7 +5,7 @@ use crate::DType;
 use crate::Result;
 use crate::cuda::{Arg, CudaDevice};
 use kernels_gpu::KernelSpec;
-use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, ROWS_PER_BLOCK, row_threads};
+use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, row_threads};
 
 /// An op's kernels for short, middling and long rows, in f32 and f16. All take the same arguments.
 pub(super) struct Kernels {
@@ -36,10 +36,30 @@ impl Kernels {
         dtype: DType,
         arguments: &[Arg],
     ) -> Result<()> {
-        let blocks = if cols <= MAX_WARP_COLS { rows.div_ceil(ROWS_PER_BLOCK) } else { rows };
+        let spec = self.select(cols, dtype);
         // SAFETY: as the caller promises.
-        unsafe { device.launch(&self.select(cols, dtype), [blocks, 1, 1], arguments) }
+        unsafe {
+            match cols {
+                ..=MAX_WARP_COLS => launch_warps(device, &spec, rows, arguments),
+                _ => device.launch(&spec, [rows, 1, 1], arguments),
+            }
+        }
     }
+}
+
+/// Launches a kernel with a warp for each row.
+///
+/// # Safety
+/// As [`CudaDevice::launch`], but for the grid.
+pub(super) unsafe fn launch_warps(
+    device: &CudaDevice,
+    spec: &KernelSpec,
+    rows: u32,
+    arguments: &[Arg],
+) -> Result<()> {
+    let spec = device.rows_spec(spec, rows)?;
+    // SAFETY: as the caller promises; a warp for each row.
+    unsafe { device.launch(&spec, [rows.div_ceil(spec.threads() / 32), 1, 1], arguments) }
 }
 
 /// The fewest columns of a part: what a block reads at once, and long enough that a second launch pays.

@@ -3,10 +3,11 @@
 use super::adaptor::{Entry, Recorder};
 use super::device::{DevicePool, StreamHandle, pool_for};
 use crate::cuda::{CudaDevice, Kept, check};
+use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, RwLockReadGuard};
 
 /// Device memory that belongs to one stream: it may be used by work queued on it from the allocation on, and is
 /// free for work queued behind the drop. Zero bytes have no memory and address 0.
@@ -53,6 +54,7 @@ impl DeviceBuffer {
     #[track_caller]
     pub fn uninitialized(device: &CudaDevice, bytes: usize) -> Result<Self> {
         device.bind()?;
+        let _turn = device.stream().turn();
         let (pool, stream) = (pool_for(device)?, StreamHandle::of(device));
         let address = pool.allocate(bytes, &stream)?;
         if bytes > 0 {
@@ -105,7 +107,7 @@ impl DeviceBuffer {
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if the range is outside.
     pub fn upload(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        self.outside_capture("upload")?;
+        drop(self.outside_capture("upload")?);
         self.range("upload", offset, source.len())?;
         if source.is_empty() {
             return Ok(());
@@ -119,7 +121,7 @@ impl DeviceBuffer {
     /// [`Error::DeviceLost`] if a kernel on the stream faulted, another driver error, or [`Error::Unsupported`] if
     /// the range is outside.
     pub fn download(&self, offset: usize, target: &mut [u8]) -> Result<()> {
-        self.outside_capture("download")?;
+        drop(self.outside_capture("download")?);
         self.range("download", offset, target.len())?;
         if target.is_empty() {
             return self.device.synchronize();
@@ -141,10 +143,33 @@ impl DeviceBuffer {
             return Ok(());
         }
         self.device.bind()?;
+        let _turn = self.device.stream().turn();
         // SAFETY: both ranges are inside their buffers (checked above); the buffers are different allocations, and
         // freeing either is ordered behind this copy on its stream.
         let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.device.stream().raw()) };
         check("cuMemcpyDtoDAsync", result)
+    }
+
+    /// Copies the start of this buffer from another one, of any stream or device: this buffer's stream waits for the
+    /// source's, and what the source's queues from now on, with all reuse of its memory, is behind the copy.
+    ///
+    /// # Errors
+    /// A driver error, or [`Error::Unsupported`] if a range is outside.
+    pub fn copy_across(&mut self, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<()> {
+        let (from, to) = (source.device(), self.device.clone());
+        if from.properties().ordinal != to.properties().ordinal {
+            let mut staged = vec![0u8; bytes];
+            source.download(at, &mut staged)?;
+            return self.upload(0, &staged);
+        }
+        let (written, copied) = (from.event()?, to.event()?);
+        written.record(from.stream())?;
+        if !left_out(Wait::CopyBehindWriter) {
+            to.stream().wait(&written)?;
+        }
+        self.copy_from(0, source, at, bytes)?;
+        copied.record(to.stream())?;
+        if left_out(Wait::WriterBehindCopy) { Ok(()) } else { from.stream().wait(&copied) }
     }
 
     /// Queues setting every byte.
@@ -157,6 +182,7 @@ impl DeviceBuffer {
             return Ok(());
         }
         self.device.bind()?;
+        let _turn = self.device.stream().turn();
         // SAFETY: the range is the whole buffer.
         let result = unsafe { sys::cuMemsetD8Async(self.address(), byte, bytes, self.device.stream().raw()) };
         check("cuMemsetD8Async", result)
@@ -174,10 +200,10 @@ impl DeviceBuffer {
         }
     }
 
-    /// A copy to or from the host waits for the stream, which a captured one can't be.
-    pub(super) fn outside_capture(&self, op: &'static str) -> Result<()> {
-        if !self.device.stream().is_capturing() {
-            return Ok(());
+    /// Leave to queue a copy to or from the host: that waits for the stream, which a captured one can't be.
+    pub(super) fn outside_capture(&self, op: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
+        if let Some(turn) = self.device.stream().turn() {
+            return Ok(turn);
         }
         let (argument, value) = ("stream", "being captured into a graph".to_owned());
         let reason = "a graph holds no copies to or from the host; do them before or after".into();

@@ -4,6 +4,7 @@ use super::adaptor::Limit;
 use super::pinned::PinnedPool;
 use super::{MemoryPool, Timeline, Upstream};
 use crate::cuda::{CudaDevice, Event, Stream, check, ensure_alive};
+use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
 use std::ffi::c_void;
@@ -93,7 +94,9 @@ impl Upstream<StreamHandle> for PlainMemory {
 
     fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
         self.0.bind()?;
-        stream.0.synchronize()?; // the call below frees at once, whatever still runs
+        if !left_out(Wait::PlainFree) {
+            stream.0.synchronize()?; // the call below frees at once, whatever still runs
+        }
         // SAFETY: allocated by `allocate` (the caller's promise) and used by nothing any more: all uses are behind
         // the stream just waited for. An unknown address is answered with an error.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
@@ -221,7 +224,9 @@ impl Upstream<StreamHandle> for Settled {
         let service = StreamHandle::of(&self.service);
         let address = MemoryPool::allocate(&self.pool, bytes, &service)?;
         // A captured stream can't wait for an event from outside, so what the memory is behind is waited for here.
-        if let Err(error) = self.service.synchronize() {
+        if !left_out(Wait::GraphMemory)
+            && let Err(error) = self.service.synchronize()
+        {
             MemoryPool::free(&self.pool, address, bytes)?;
             return Err(error);
         }

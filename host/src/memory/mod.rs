@@ -6,8 +6,10 @@
 pub mod adaptor;
 mod buffer;
 mod device;
+#[cfg(test)]
+mod device_tests;
 mod free_list;
-mod mutation;
+mod layers;
 mod order;
 mod pinned;
 mod pool;
@@ -19,6 +21,7 @@ mod upstream;
 
 pub use buffer::{DeviceBuffer, trace};
 pub use device::{CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, pool, set_limit, source};
+pub use layers::LayerStream;
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};
 pub use upstream::{Timeline, Upstream};

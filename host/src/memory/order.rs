@@ -6,7 +6,7 @@
 //! with one stream records none. One event object per stream is enough, since a stream's events are reached in order.
 
 use super::Timeline;
-use super::mutation::{Wait, left_out};
+use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 

@@ -4,10 +4,10 @@
 //! memory go through two chunks in turn: while the GPU copies one, the host fills or empties the other. A chunk is
 //! used again only behind the event of its last copy.
 
-use super::mutation::{Wait, left_out};
 use super::{DeviceBuffer, device};
 use crate::Result;
 use crate::cuda::{CudaDevice, Event, check, is_lost};
+use crate::mutation::{Wait, left_out};
 use cust::sys;
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
@@ -67,7 +67,10 @@ impl PinnedPool {
 
     /// A block that no copy uses any more.
     fn take(&self, bytes: usize) -> Result<Block> {
-        let bytes = bytes.max(SMALLEST).checked_next_power_of_two().unwrap_or(bytes);
+        let bytes = match bytes > CHUNK {
+            true => bytes.checked_next_multiple_of(CHUNK).unwrap_or(bytes),
+            false => bytes.max(SMALLEST).next_power_of_two(),
+        };
         self.device.bind()?;
         let mut free = self.lock();
         for index in 0..free.len() {
@@ -101,7 +104,8 @@ impl PinnedPool {
             free.push(block);
         } else {
             drop(free);
-            if self.device.bind().is_ok() && block.copied.synchronize().is_ok() {
+            let bound = self.device.bind().is_ok();
+            if bound && (left_out(Wait::PinnedFree) || block.copied.synchronize().is_ok()) {
                 // SAFETY: allocated by `take`, freed once, and no copy uses it: its last one has just been waited for.
                 // An error can't be reported from here.
                 let _ = unsafe { sys::cuMemFreeHost(block.at.as_ptr().cast()) };
@@ -123,6 +127,15 @@ impl PinnedBuffer {
 
     fn address(&self) -> *mut u8 {
         self.block.as_ref().map_or(NonNull::dangling(), |block| block.at).as_ptr()
+    }
+
+    /// Waits for the last copy from or to it.
+    fn settled(self, wait: Wait) -> Result<Self> {
+        match &self.block {
+            Some(block) if !left_out(wait) => block.copied.synchronize()?,
+            _ => {}
+        }
+        Ok(self)
     }
 
     /// Marks the block as in use up to here of the stream.
@@ -164,11 +177,7 @@ impl Download {
     /// # Errors
     /// [`Error::DeviceLost`](crate::Error::DeviceLost) if a kernel before it faulted.
     pub fn wait(self) -> Result<PinnedBuffer> {
-        match &self.0.block {
-            Some(block) if !left_out(Wait::Download) => block.copied.synchronize()?,
-            _ => {}
-        }
-        Ok(self.0)
+        self.0.settled(Wait::Download)
     }
 }
 
@@ -184,8 +193,13 @@ impl DeviceBuffer {
     }
 
     /// Gives the source back, in use by the copy up to its event.
-    fn queue_upload(&mut self, offset: usize, source: PinnedBuffer, bytes: usize) -> Result<PinnedBuffer> {
-        self.outside_capture("upload")?;
+    pub(super) fn queue_upload(
+        &mut self,
+        offset: usize,
+        source: PinnedBuffer,
+        bytes: usize,
+    ) -> Result<PinnedBuffer> {
+        let _turn = self.outside_capture("upload")?;
         let bytes = bytes.min(source.len());
         let address = self.range("upload", offset, bytes)?;
         if bytes == 0 {
@@ -205,7 +219,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
     pub fn download_async(&self, offset: usize, bytes: usize) -> Result<Download> {
-        self.outside_capture("download")?;
+        let _turn = self.outside_capture("download")?;
         let address = self.range("download", offset, bytes)?;
         let target = PinnedBuffer::new(self.device(), bytes)?;
         if bytes == 0 {
@@ -222,10 +236,10 @@ impl DeviceBuffer {
     /// Copies host bytes to `offset`; when it returns the source may be changed, and the last chunks may still be on
     /// their way on the buffer's stream.
     pub(super) fn upload_staged(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        let mut chunks = [None, None];
+        let mut chunks: [Option<PinnedBuffer>; 2] = [None, None];
         for (index, part) in source.chunks(CHUNK).enumerate() {
             let mut chunk = match chunks[index % 2].take() {
-                Some(chunk) => Download(chunk).wait()?, // its copy of two rounds ago
+                Some(chunk) => chunk.settled(Wait::ChunkReuse)?, // its copy of two rounds ago
                 None => PinnedBuffer::new(self.device(), part.len())?,
             };
             chunk[..part.len()].copy_from_slice(part);
@@ -255,7 +269,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
     pub fn upload_pageable(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        self.outside_capture("upload")?;
+        let _turn = self.outside_capture("upload")?;
         let address = self.range("upload", offset, source.len())?;
         self.device().synchronize()?; // the copy below is on no stream of ours
         // SAFETY: the range is inside this buffer (checked above); the call returns when the copy is done.

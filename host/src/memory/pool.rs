@@ -15,11 +15,12 @@
 //! ([`super::free_list`]). A refused allocation leaves every block handed out as it was.
 
 use super::free_list::{FreeLists, UNIT};
-use super::mutation::{Wait, left_out};
 use super::order::{Dependency, Order, StreamId, When, tolerate};
 use super::slab::{self, Slabs};
 use super::{Timeline, Upstream};
+use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
+use serde::Serialize;
 use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -59,7 +60,7 @@ struct Live {
 }
 
 /// A pool's books. All sizes are bytes; `live + free + pending = reserved`, always and exactly.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Statistics {
     /// Handed out, with what rounding adds.
@@ -95,7 +96,7 @@ pub struct Statistics {
 }
 
 /// How many allocations were served from where.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Found {
     /// What the stream itself had freed.

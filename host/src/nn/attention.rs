@@ -1,50 +1,44 @@
 //! Multi-head attention with its projections.
 
+use super::linear::Around;
 use super::{LayerCache, Linear, RmsNorm, misfit, rows_per_launch};
-use crate::{DType, Error, Result, Tensor, ops};
+use crate::ops::{self, HeadNorms};
+use crate::{DType, Device, Error, Result, Tensor};
 
-/// Rotary angles of the rows of a pass: cosines and sines, each [rows, head_dim / 2] f32.
+/// Where the rows of a pass stand: the rotary angles of positions, and which of them are the rows'.
+///
+/// All of it is in device memory, so that a captured pass can be moved on by writing into it.
 #[derive(Clone, Debug)]
 pub struct Rope {
-    /// [rows, head_dim / 2]
+    /// [angles, head_dim / 2] f32
     pub cos: Tensor,
-    /// [rows, head_dim / 2]
+    /// [angles, head_dim / 2] f32
     pub sin: Tensor,
+    /// [2] u32: how many tokens are in the cache before, and which angle is the first row's.
+    pub at: Tensor,
 }
 
 impl Rope {
-    /// The angles of `len` rows from `start` on.
+    /// For rows behind `past` tokens, the first of which has angle number `first`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if they are outside.
-    pub fn narrow(&self, start: usize, len: usize) -> Result<Self> {
-        Ok(Self { cos: self.cos.narrow(0, start, len)?, sin: self.sin.narrow(0, start, len)? })
+    /// [`Error::TooLarge`] beyond 32 bits, or a device error.
+    pub fn new(cos: Tensor, sin: Tensor, past: usize, first: usize) -> Result<Self> {
+        let at = Tensor::from_slice(&[number(past)?, number(first)?], [2], &cos.device())?;
+        Ok(Self { cos, sin, at })
     }
 }
 
-/// How queries, keys and values come from the input.
-#[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant)] // one per layer, and never moved about
-pub enum Projections {
-    /// By three maps, for grouped queries; each head of q and k may be normalised before it is turned.
-    Separate {
-        /// [num_heads · head_dim, hidden]
-        q: Linear,
-        /// [num_kv_heads · head_dim, hidden]
-        k: Linear,
-        /// [num_kv_heads · head_dim, hidden]
-        v: Linear,
-        /// Over head_dim, for q and k.
-        norms: Option<(RmsNorm, RmsNorm)>,
-    },
-    /// By one map that gives q, k and v side by side, all with the same number of heads: [3 · hidden, hidden].
-    Fused(Linear),
+fn number(value: usize) -> Result<u32> {
+    let (elements, limit) = (value as u128, u32::MAX.into());
+    u32::try_from(value).map_err(|_| Error::TooLarge { op: "Rope", argument: "past", elements, limit })
 }
 
 /// Attention over rows of one sequence.
 #[derive(Clone, Debug)]
 pub struct Attention {
-    projections: Projections,
+    qkv: Linear,
+    norms: Option<(RmsNorm, RmsNorm)>,
     out: Linear,
     num_heads: usize,
     num_kv_heads: usize,
@@ -53,120 +47,111 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// `qkv`: [(num_heads + 2 · num_kv_heads) · head_dim, hidden], q, k and v one below the other: what is read once is
+    /// launched once. `norms`: of each head of q and of k, over head_dim, before it is turned; both have the same eps.
     /// `out`: [hidden, num_heads · head_dim]; the scale is 1/√head_dim.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the weights do not fit each other.
+    /// [`Error::Shape`] if the weights do not fit each other, [`Error::Unsupported`] for norms that differ in eps.
     pub fn new(
-        projections: Projections,
+        qkv: Linear,
+        norms: Option<(RmsNorm, RmsNorm)>,
         out: Linear,
-        num_heads: usize,
-        num_kv_heads: usize,
-        head_dim: usize,
+        [num_heads, num_kv_heads, head_dim]: [usize; 3],
         causal: bool,
     ) -> Result<Self> {
-        let check = |argument, linear: &Linear, width: usize| match linear.out_features() == width {
+        let check = |argument, linear: &Linear, found: usize, width: usize| match found == width {
             true => Ok(()),
             false => Err(Error::Shape {
                 op: "Attention",
                 argument,
-                expected: format!("[{width}, _]"),
+                expected: format!("a width of {width}"),
                 found: [linear.out_features(), linear.in_features()].into(),
             }),
         };
-        let (q_width, kv_width) = (num_heads * head_dim, num_kv_heads * head_dim);
-        match &projections {
-            Projections::Separate { q, k, v, .. } => {
-                check("q", q, q_width)?;
-                check("k", k, kv_width)?;
-                check("v", v, kv_width)?;
-            }
-            Projections::Fused(qkv) => check("qkv", qkv, q_width + 2 * kv_width)?,
-        }
-        check("out", &out, out.out_features())?;
-        if out.in_features() != q_width {
-            let found = [out.out_features(), out.in_features()].into();
-            let expected = format!("[_, {q_width}]");
-            return Err(Error::Shape { op: "Attention", argument: "out", expected, found });
+        check("qkv", &qkv, qkv.out_features(), (num_heads + 2 * num_kv_heads) * head_dim)?;
+        check("out", &out, out.in_features(), num_heads * head_dim)?;
+        if let Some((q, k)) = &norms
+            && q.parts().1 != k.parts().1
+        {
+            let (value, reason) = (k.parts().1.to_string(), "q's and k's norms must have the same".into());
+            return Err(Error::Unsupported { op: "Attention", argument: "eps", value, reason });
         }
         let options = ops::Attention { scale: None, causal };
-        Ok(Self { projections, out, num_heads, num_kv_heads, head_dim, options })
+        Ok(Self { qkv, norms, out, num_heads, num_kv_heads, head_dim, options })
     }
 
     /// `x`: [rows, hidden] f32 → [rows, hidden]. With a cache the rows' keys and values are appended to it, and the
-    /// rows see all that is in it; without, they see each other.
+    /// rows see all that is in it; without, they see each other, and `rope` says that nothing is before them.
     ///
     /// # Errors
     /// [`Error::Shape`] if `x` or `rope` do not fit or the cache is full, or a device error.
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
-        let &[rows, _] = x.dims() else { return Err(misfit("Attention", "x", "[rows, hidden]", x)) };
-        let attended = match &self.projections {
-            Projections::Separate { q, k, v, norms } => {
-                let heads = |y: Tensor, heads: usize| y.reshape([rows, heads, self.head_dim]);
-                let normed = |y: Tensor, norm: Option<&RmsNorm>| match norm {
-                    Some(norm) => norm.forward(&y),
-                    None => Ok(y),
-                };
-                let (q_norm, k_norm) = norms.as_ref().map(|(q, k)| (q, k)).unzip();
-                let q = normed(heads(q.forward(x)?, self.num_heads)?, q_norm)?;
-                let q = ops::rope(&q, &rope.cos, &rope.sin)?;
-                let k = normed(heads(k.forward(x)?, self.num_kv_heads)?, k_norm)?;
-                match cache {
-                    Some(cache) => {
-                        let width = self.num_kv_heads * self.head_dim;
-                        cache.append(rows, |k_new, v_new| {
-                            ops::rope_into(k_new, &k, &rope.cos, &rope.sin)?;
-                            v.forward_into(v_new.reshape([rows, width])?, x)
-                        })?;
-                        let (k, v) = cache.views()?;
-                        self.attend(&q, &k, &v)?
-                    }
-                    None => {
-                        let k = ops::rope(&k, &rope.cos, &rope.sin)?;
-                        let v = heads(v.forward(x)?, self.num_kv_heads)?;
-                        self.attend(&q, &k.swap_dims(0, 1)?, &v.swap_dims(0, 1)?)?
-                    }
-                }
-            }
-            Projections::Fused(qkv) => {
-                let (heads, kv_heads) = (self.num_heads, self.num_kv_heads);
-                let qkv = qkv.forward(x)?.reshape([rows, heads + 2 * kv_heads, self.head_dim])?;
-                // q and k turn by the same angles, so both are turned in one go
-                let qk = ops::rope(&qkv.narrow(1, 0, heads + kv_heads)?, &rope.cos, &rope.sin)?;
-                let (q, k) = (qk.narrow(1, 0, heads)?, qk.narrow(1, heads, kv_heads)?);
-                let v = qkv.narrow(1, heads + kv_heads, kv_heads)?;
-                match cache {
-                    Some(cache) => {
-                        cache.append(rows, |k_new, v_new| {
-                            ops::copy_into(k_new, &k)?;
-                            ops::copy_into(v_new, &v)
-                        })?;
-                        let (k, v) = cache.views()?;
-                        self.attend(&q, &k, &v)?
-                    }
-                    None => self.attend(&q, &k.swap_dims(0, 1)?, &v.swap_dims(0, 1)?)?,
-                }
-            }
-        };
-        self.out.forward(&attended)
+        self.forward_around(x, None, None, rope, cache)
     }
 
-    /// q: [rows, num_heads, head_dim], k, v: [num_kv_heads, len, head_dim] → [rows, num_heads · head_dim]
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let flops_per_row = 4 * k.dims()[1] * self.num_heads * self.head_dim;
-        attend_in_pieces(q, k, v, &self.options, rows_per_launch(flops_per_row))?
-            .reshape([q.dims()[0], self.num_heads * self.head_dim])
+    /// attention(norm(x)) + residual.
+    pub(super) fn forward_around(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        residual: Option<&Tensor>,
+        rope: &Rope,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<Tensor> {
+        let &[rows, _] = x.dims() else { return Err(misfit("Attention", "x", "[rows, hidden]", x)) };
+        let device = x.device();
+        match cache {
+            Some(cache) => {
+                let attended = self.attend(x, norm, rope, cache, &device)?;
+                self.out.forward_around(&attended, Around { residual, ..Around::default() })
+            }
+            None => {
+                let (heads, d) = (self.num_kv_heads, self.head_dim);
+                let mut own = LayerCache::with_room(rows, heads, d, DType::F32, &device)?;
+                self.forward_around(x, norm, residual, rope, Some(&mut own))
+            }
+        }
+    }
+
+    /// [rows, num_heads · head_dim]
+    fn attend(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        rope: &Rope,
+        cache: &mut LayerCache,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let (rows, heads, d) = (x.dims()[0], self.num_heads, self.head_dim);
+        let qkv = self.qkv.forward_around(x, Around { norm, ..Around::default() })?;
+        let qkv = qkv.reshape([rows, heads + 2 * self.num_kv_heads, d])?;
+        let norms = self.norms.as_ref().map(|(q, k)| {
+            let ((q, eps), (k, _)) = (q.parts(), k.parts());
+            HeadNorms { q, k, eps }
+        });
+        let mut q = Tensor::uninitialized([rows, heads, d], DType::F32, device)?;
+        cache.append(rows, |k, v| {
+            ops::rope_append_into([q.view_mut()?, k, v], &qkv, [&rope.cos, &rope.sin], norms, &rope.at)
+        })?;
+        drop(qkv);
+        let out = if rows <= ops::MAX_CACHED_QUERIES {
+            let ((k, v), past) = (cache.whole()?, rope.at.narrow(0, 0, 1)?);
+            let mut out = Tensor::uninitialized(q.shape(), DType::F32, device)?;
+            let to = out.view_mut()?.swap_dims(0, 1)?;
+            ops::attention_cached_into(to, &q.swap_dims(0, 1)?, &k, &v, &past, &self.options)?;
+            out
+        } else {
+            let (k, v) = cache.views()?;
+            let flops_per_row = 4 * k.dims()[1] * heads * d;
+            attend_in_pieces(&q, &k, &v, &self.options, rows_per_launch(flops_per_row))?
+        };
+        out.reshape([rows, heads * d])
     }
 
     /// Bytes of the weights.
     pub fn weight_bytes(&self) -> usize {
-        self.out.weight_bytes()
-            + match &self.projections {
-                Projections::Separate { q, k, v, .. } => {
-                    q.weight_bytes() + k.weight_bytes() + v.weight_bytes()
-                }
-                Projections::Fused(qkv) => qkv.weight_bytes(),
-            }
+        self.qkv.weight_bytes() + self.out.weight_bytes()
     }
 }
 

@@ -1,7 +1,7 @@
 //! A transformer block.
 
 use super::{Attention, LayerCache, Mlp, Norm, Rope};
-use crate::{Result, Tensor, ops};
+use crate::{Result, Tensor};
 
 /// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).
 #[derive(Clone, Debug)]
@@ -22,11 +22,10 @@ impl TransformerBlock {
     /// # Errors
     /// As [`Attention::forward`].
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
-        let attended = self.attention.forward(&self.norm1.forward(x)?, rope, cache)?;
-        let h = ops::add(x, &attended)?;
-        drop(attended);
-        let y = self.mlp.forward(&self.norm2.forward(&h)?)?;
-        ops::add(&h, &y)
+        let (normed, norm) = self.norm1.before(x)?;
+        let h = self.attention.forward_around(&normed, norm, Some(x), rope, cache)?;
+        let (normed, norm) = self.norm2.before(&h)?;
+        self.mlp.forward_around(&normed, norm, Some(&h))
     }
 
     /// Bytes of the weights.

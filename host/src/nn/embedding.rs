@@ -1,33 +1,35 @@
 //! Tokens → rows of a table.
 
-use super::{Linear, misfit};
-use crate::{Result, Tensor, ops};
+use super::{Linear, Matrix};
+use crate::{Error, Result, Tensor};
 
 /// A learned vector per token.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     /// [vocab, hidden]
-    table: Tensor,
+    table: Matrix,
 }
 
 impl Embedding {
-    /// `table`: [vocab, hidden] f32 or f16.
+    /// `table`: [vocab, hidden] f32, f16 or quantised.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if it is no matrix.
-    pub fn new(table: Tensor) -> Result<Self> {
-        match table.shape().rank() {
-            2 => Ok(Self { table }),
-            _ => Err(misfit("Embedding", "table", "[vocab, hidden]", &table)),
+    pub fn new(table: impl Into<Matrix>) -> Result<Self> {
+        let table = table.into();
+        if table.dims().len() == 2 {
+            return Ok(Self { table });
         }
+        let (expected, found) = ("[vocab, hidden]".into(), table.dims().into());
+        Err(Error::Shape { op: "Embedding", argument: "table", expected, found })
     }
 
     /// `ids`: `[n]` u32 → [n, hidden] f32.
     ///
     /// # Errors
-    /// As [`ops::embedding`].
+    /// As [`ops::embedding`](crate::ops::embedding).
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        ops::embedding(&self.table, ids)
+        self.table.rows(ids)
     }
 
     /// The output projection that shares this table (tied embeddings).

@@ -8,6 +8,7 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
     num_kv_heads: usize,
     head_dim: usize,
+    dtype: DType,
     device: Device,
 }
 
@@ -22,18 +23,20 @@ pub struct LayerCache {
 }
 
 impl KvCache {
-    /// An empty cache without capacity.
+    /// An empty cache without capacity, for keys and values in f32 or f16.
     ///
     /// # Errors
     /// A device error.
-    pub fn new(layers: usize, num_kv_heads: usize, head_dim: usize, device: &Device) -> Result<Self> {
-        let layers = (0..layers)
-            .map(|_| {
-                let empty = || Tensor::zeros([0, num_kv_heads, head_dim], DType::F32, device);
-                Ok(LayerCache { k: empty()?, v: empty()?, len: 0 })
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { layers, num_kv_heads, head_dim, device: device.clone() })
+    pub fn new(
+        layers: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let layer = |_| LayerCache::with_room(0, num_kv_heads, head_dim, dtype, device);
+        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
+        Ok(Self { layers, num_kv_heads, head_dim, dtype, device: device.clone() })
     }
 
     /// Tokens in the cache.
@@ -62,7 +65,7 @@ impl KvCache {
         for layer in &mut self.layers {
             for tensor in [&mut layer.k, &mut layer.v] {
                 let shape = [capacity, self.num_kv_heads, self.head_dim];
-                let mut larger = Tensor::uninitialized(shape, DType::F32, &self.device)?;
+                let mut larger = Tensor::uninitialized(shape, self.dtype, &self.device)?;
                 let kept = tensor.narrow(0, 0, layer.len)?;
                 ops::copy_into(larger.view_mut()?.narrow(0, 0, layer.len)?, &kept)?;
                 *tensor = larger;
@@ -78,6 +81,14 @@ impl KvCache {
         }
     }
 
+    /// Counts tokens whose keys and values were written by a replayed graph.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there was no room for them: they were not written.
+    pub fn advance(&mut self, tokens: usize) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| layer.advance(tokens))
+    }
+
     /// The layers, in order.
     pub fn layers_mut(&mut self) -> &mut [LayerCache] {
         &mut self.layers
@@ -85,12 +96,25 @@ impl KvCache {
 
     /// Bytes that it takes on the device.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(|layer| 8 * layer.k.shape().elements()).sum()
+        let elements: usize = self.layers.iter().map(|layer| 2 * layer.k.shape().elements()).sum();
+        elements * self.dtype.size()
     }
 }
 
 impl LayerCache {
-    /// Appends `tokens` tokens: `write` fills in their keys and values, each [tokens, num_kv_heads, head_dim].
+    /// An empty cache.
+    pub(super) fn with_room(
+        tokens: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let room = || Tensor::uninitialized([tokens, num_kv_heads, head_dim], dtype, device);
+        Ok(Self { k: room()?, v: room()?, len: 0 })
+    }
+
+    /// Appends `tokens` tokens: `write` fills in their keys and values, in caches that begin with the first token's.
     ///
     /// # Errors
     /// [`Error::Shape`] if the cache has no room for them, and what `write` fails with; nothing is appended then.
@@ -99,18 +123,21 @@ impl LayerCache {
         tokens: usize,
         write: impl FnOnce(TensorMut, TensorMut) -> Result<()>,
     ) -> Result<()> {
-        if self.len + tokens > self.k.dims()[0] {
-            let expected = format!("room for {} tokens", self.len + tokens);
-            return Err(Error::Shape {
-                op: "KvCache",
-                argument: "cache",
-                expected,
-                found: self.k.shape().clone(),
-            });
+        self.room(tokens)?;
+        write(self.k.view_mut()?, self.v.view_mut()?)?;
+        self.advance(tokens)
+    }
+
+    fn room(&self, tokens: usize) -> Result<()> {
+        if self.len + tokens <= self.k.dims()[0] {
+            return Ok(());
         }
-        let k = self.k.view_mut()?.narrow(0, self.len, tokens)?;
-        let v = self.v.view_mut()?.narrow(0, self.len, tokens)?;
-        write(k, v)?;
+        let expected = format!("room for {} tokens", self.len + tokens);
+        Err(Error::Shape { op: "KvCache", argument: "cache", expected, found: self.k.shape().clone() })
+    }
+
+    fn advance(&mut self, tokens: usize) -> Result<()> {
+        self.room(tokens)?;
         self.len += tokens;
         Ok(())
     }
@@ -119,5 +146,10 @@ impl LayerCache {
     pub(super) fn views(&self) -> Result<(Tensor, Tensor)> {
         let view = |x: &Tensor| x.narrow(0, 0, self.len)?.swap_dims(0, 1);
         Ok((view(&self.k)?, view(&self.v)?))
+    }
+
+    /// All that there is room for, each [num_kv_heads, capacity, head_dim].
+    pub(super) fn whole(&self) -> Result<(Tensor, Tensor)> {
+        Ok((self.k.swap_dims(0, 1)?, self.v.swap_dims(0, 1)?))
     }
 }

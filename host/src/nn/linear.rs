@@ -1,25 +1,40 @@
-//! y = x·Wᵀ + b.
+//! y = x·Wᵀ + b, and what may stand around it.
 
-use super::{expect_len, misfit, rows_per_launch};
-use crate::ops::{self, Matmul};
-use crate::{DType, Result, Tensor, TensorMut};
+use super::{Matrix, RmsNorm, expect_len, rows_per_launch};
+use crate::ops::{Activation, Epilogue};
+use crate::{DType, Error, Result, Tensor, TensorMut};
 
 /// A linear map, its weight stored as checkpoints have it.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// [out, in]
-    weight: Tensor,
+    weight: Matrix,
     /// [out]
     bias: Option<Tensor>,
 }
 
+/// What a module around a linear map leaves to it: fewer passes over memory than steps of their own.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Around<'a> {
+    /// Before the map.
+    pub norm: Option<&'a RmsNorm>,
+    /// Behind it.
+    pub activation: Activation,
+    /// [rows, out], added last.
+    pub residual: Option<&'a Tensor>,
+}
+
 impl Linear {
-    /// `weight`: [out, in] f32 or f16, `bias`: `[out]` f32.
+    /// `weight`: [out, in] f32, f16 or quantised, `bias`: `[out]` f32.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if they do not fit each other.
-    pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
-        let &[out, _] = weight.dims() else { return Err(misfit("Linear", "weight", "[out, in]", &weight)) };
+    pub fn new(weight: impl Into<Matrix>, bias: Option<Tensor>) -> Result<Self> {
+        let weight = weight.into();
+        let &[out, _] = weight.dims() else {
+            let (expected, found) = ("[out, in]".into(), weight.dims().into());
+            return Err(Error::Shape { op: "Linear", argument: "weight", expected, found });
+        };
         if let Some(bias) = &bias {
             expect_len("Linear", "bias", bias, out)?;
         }
@@ -41,37 +56,33 @@ impl Linear {
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if `x` does not fit, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let rows = x.dims().first().copied().unwrap_or(0);
-        let most = rows_per_launch(2 * self.weight.shape().elements());
-        if rows > most {
-            let mut y = Tensor::uninitialized([rows, self.out_features()], DType::F32, &x.device())?;
-            for start in (0..rows).step_by(most) {
-                let len = most.min(rows - start);
-                self.forward_into(y.view_mut()?.narrow(0, start, len)?, &x.narrow(0, start, len)?)?;
-            }
-            return Ok(y);
-        }
-        let y = ops::matmul(x, &self.weight.swap_dims(0, 1)?)?;
-        match &self.bias {
-            Some(bias) => ops::add(&y, bias),
-            None => Ok(y),
-        }
+        self.forward_around(x, Around::default())
     }
 
-    /// As [`forward`](Self::forward), into `y`, [rows, out] f32.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward), and if `y` does not fit.
-    pub fn forward_into(&self, y: TensorMut, x: &Tensor) -> Result<()> {
-        match &self.bias {
-            Some(bias) => ops::add_into(y, &ops::matmul(x, &self.weight.swap_dims(0, 1)?)?, bias),
-            None => ops::matmul_into(y, x, &self.weight.swap_dims(0, 1)?, &Matmul::default()),
+    /// activation(norm(x)·Wᵀ + b) + residual.
+    pub(super) fn forward_around(&self, x: &Tensor, around: Around) -> Result<Tensor> {
+        let rows = x.dims().first().copied().unwrap_or(0);
+        let columns = around.activation.columns(self.out_features()).unwrap_or(0);
+        let mut y = Tensor::uninitialized([rows, columns], DType::F32, &x.device())?;
+        let most = rows_per_launch(2 * self.out_features() * self.in_features());
+        for start in (0..rows).step_by(most) {
+            let len = most.min(rows - start);
+            let residual = around.residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
+            let around = Around { residual: residual.as_ref(), ..around };
+            self.forward_into(y.view_mut()?.narrow(0, start, len)?, &x.narrow(0, start, len)?, around)?;
         }
+        Ok(y)
+    }
+
+    /// As [`forward_around`](Self::forward_around), in one piece into `y`.
+    pub(super) fn forward_into(&self, y: TensorMut, x: &Tensor, around: Around) -> Result<()> {
+        let Around { norm, activation, residual } = around;
+        let epilogue = Epilogue { bias: self.bias.as_ref(), activation, residual };
+        self.weight.linear_into(y, x, norm, &epilogue)
     }
 
     /// Bytes of the weight, which a product with few rows reads once.
     pub fn weight_bytes(&self) -> usize {
-        let size = if self.weight.dtype() == DType::F16 { 2 } else { 4 };
-        self.weight.shape().elements() * size
+        self.weight.bytes()
     }
 }

@@ -1,6 +1,6 @@
 //! Modules over [`ops`](crate::ops): weights together with what is computed from them, for building models.
 //!
-//! All take and give f32 activations; matrices may be stored in f16. A module's constructor checks that its tensors fit
+//! All take and give f32 activations; matrices may be stored in f16 or quantised. A module's constructor checks that its tensors fit
 //! each other, so that `forward` can only fail on its input.
 
 mod attention;
@@ -8,15 +8,17 @@ mod block;
 mod embedding;
 mod kv_cache;
 mod linear;
+mod matrix;
 mod mlp;
 mod norm;
 
-pub use attention::{Attention, Projections, Rope};
+pub use attention::{Attention, Rope};
 pub use block::TransformerBlock;
 pub use embedding::Embedding;
 pub use kv_cache::{KvCache, LayerCache};
 pub use linear::Linear;
-pub use mlp::{Activation, Mlp};
+pub use matrix::Matrix;
+pub use mlp::Mlp;
 pub use norm::{LayerNorm, Norm, RmsNorm};
 
 use crate::{Error, Result, Tensor};

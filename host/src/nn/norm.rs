@@ -22,6 +22,11 @@ impl RmsNorm {
         }
     }
 
+    /// The weight `[cols]` and eps.
+    pub(super) fn parts(&self) -> (&Tensor, f32) {
+        (&self.weight, self.eps)
+    }
+
     /// `x`: [.., cols] f32 → the same shape.
     ///
     /// # Errors
@@ -77,6 +82,14 @@ impl Norm {
         match self {
             Self::Rms(norm) => norm.forward(x),
             Self::Layer(norm) => norm.forward(x),
+        }
+    }
+
+    /// What the linear map behind this norm takes: `x` and the norm, if that is a part of the map, else the normed.
+    pub(super) fn before(&self, x: &Tensor) -> Result<(Tensor, Option<&RmsNorm>)> {
+        match self {
+            Self::Rms(norm) => Ok((x.clone(), Some(norm))),
+            Self::Layer(norm) => Ok((norm.forward(x)?, None)),
         }
     }
 }

@@ -10,6 +10,9 @@ const ALIGNMENT: usize = 8;
 /// The extents of a head that there are kernels for, in steps of [`ALIGNMENT`].
 const HEAD_DIMS: std::ops::RangeInclusive<usize> = 16..=128;
 
+/// The most queries of [`attention_cached_into`].
+pub const MAX_CACHED_QUERIES: usize = gpu::attention::MAX_DECODE_QUERIES;
+
 /// What attention is asked for beside its tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
@@ -82,7 +85,40 @@ pub fn attention_into(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, option
     let problem = check(&out, q, k, v, options)?;
     match CHECK.device(&out, &[("q", q), ("k", k), ("v", v)])? {
         Device::Cpu => cpu::attention::attention(out, q, k, v, &problem),
-        Device::Cuda(device) => gpu::attention::attention(&device, out, q, k, v, &problem),
+        Device::Cuda(device) => gpu::attention::attention(&device, out, q, k, v, None, &problem),
+    }
+}
+
+/// [`attention_into`] over the first `past[0]` + q_len keys of a cache. Their number is read where the tensors are, so that
+/// a captured launch serves every length; where it is beyond kv_len, it counts as kv_len.
+///
+/// `past`: \[1\] u32; `k`, `v`: [num_kv_heads, kv_len, head_dim] with all that there is room for; q_len is at most
+/// [`MAX_CACHED_QUERIES`].
+///
+/// # Errors
+/// As [`attention`], and [`Error::Unsupported`] for more queries.
+pub fn attention_cached_into(
+    out: TensorMut,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    past: &Tensor,
+    options: &Attention,
+) -> Result<()> {
+    let problem = check(&out, q, k, v, options)?;
+    CHECK.dtype("past", past, DType::U32)?;
+    CHECK.shape("past", past, &[1], "[1]")?;
+    if problem.q_len > MAX_CACHED_QUERIES {
+        let reason = format!("at most {MAX_CACHED_QUERIES} where the device knows the length");
+        return Err(CHECK.unsupported("q_len", problem.q_len, reason));
+    }
+    match CHECK.device(&out, &[("q", q), ("k", k), ("v", v), ("past", past)])? {
+        Device::Cpu => {
+            let past = cpu::slice::<u32>(past)?[0] as usize;
+            let kv_len = problem.kv_len.min(past.saturating_add(problem.q_len));
+            cpu::attention::attention(out, q, k, v, &Problem { kv_len, ..problem })
+        }
+        Device::Cuda(device) => gpu::attention::attention(&device, out, q, k, v, Some(past), &problem),
     }
 }
 

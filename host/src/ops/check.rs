@@ -91,11 +91,16 @@ impl Check {
         let device = output.device();
         for (argument, input) in inputs {
             if !input.device().same(&device) {
-                let (expected, found) = (describe(&device), describe(&input.device()));
-                return Err(Error::DeviceMismatch { op: self.0, argument, expected, found });
+                return Err(self.elsewhere(argument, &input.device(), &device));
             }
         }
         Ok(device)
+    }
+
+    /// The error for an argument that is on `found` and not on `expected`.
+    pub fn elsewhere(self, argument: &'static str, found: &Device, expected: &Device) -> Error {
+        let (expected, found) = (describe(expected), describe(found));
+        Error::DeviceMismatch { op: self.0, argument, expected, found }
     }
 
     /// The error for a value that is out of range.

@@ -2,7 +2,7 @@
 
 use super::check::{Check, aligned};
 use crate::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
-use crate::{DType, Device, Result, Tensor, cpu, gpu};
+use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 
 /// `x` f32 in the format with `exponent_bits` (2 to 8) exponent bits: nearest, ties to even. The codes are the same on
 /// every device.
@@ -32,9 +32,25 @@ pub fn float16_encode(x: &Tensor, exponent_bits: u32, overflow: Overflow) -> Res
 /// A device error.
 pub fn float16_decode(x: &Float16Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), DType::F32, &x.device())?;
-    match x.device() {
-        Device::Cpu => cpu::float16::decode(y.view_mut()?, x)?,
-        Device::Cuda(device) => gpu::float16::decode(&device, y.view_mut()?, x)?,
-    }
+    float16_decode_into(y.view_mut()?, x)?;
     Ok(y)
+}
+
+/// [`float16_decode`] into `y`, f32 of `x`'s shape, 16-byte aligned.
+///
+/// # Errors
+/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout),
+/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
+pub fn float16_decode_into(y: TensorMut, x: &Float16Tensor) -> Result<()> {
+    const CHECK: Check = Check("float16_decode");
+    CHECK.dtype("y", &y, DType::F32)?;
+    CHECK.shape("y", &y, x.shape().dims(), "x's shape")?;
+    CHECK.contiguous("y", &y)?;
+    if !y.address().is_multiple_of(16) {
+        return Err(Error::Layout { op: CHECK.0, argument: "y", needed: "16-byte aligned" });
+    }
+    match CHECK.device(&y, &[("x", &x.codes)])? {
+        Device::Cpu => cpu::float16::decode(y, x),
+        Device::Cuda(device) => gpu::float16::decode(&device, y, x),
+    }
 }

@@ -1,5 +1,6 @@
 //! Matrix products.
 
+use super::activate::Epilogue;
 use super::check::Check;
 use crate::tensor::{Layout, MAX_ELEMENTS};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
@@ -34,12 +35,8 @@ pub enum Variant {
     Auto,
     /// 16 × 16 tiles, an element per thread: what users would write. f32 only.
     Textbook,
-    /// 128 × 128 register tiles; operands aligned to 16 bytes.
-    Tile128,
-    /// 64 × 64 register tiles; operands aligned to 16 bytes.
-    Tile64,
-    /// 32 × 64 register tiles, for 9 to 32 rows; operands aligned to 16 bytes, `a` row-major.
-    Tile32,
+    /// The register tiles of this name; operands aligned to 16 bytes. `pascaline tune` lists them.
+    Tile(&'static str),
     /// 64 × 64 register tiles for any strides and alignment.
     Strided,
     /// `b` streamed once past up to 8 rows of `a` (1, if `b` is row-major).
@@ -66,6 +63,26 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As [`matmul`], [`Error::Layout`] for `c`, and [`Error::Unsupported`] if `options` name a kernel that can't do it.
 pub fn matmul_into(c: TensorMut, a: &Tensor, b: &Tensor, options: &Matmul) -> Result<()> {
+    around_into(c, a, b, options, &Around::default())
+}
+
+/// What may stand around a product; the caller has checked it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Around<'a> {
+    /// The weight \[k\] and eps of an RMS norm of a's rows. For [`gpu::matmul::linear`] only.
+    pub norm: Option<(&'a Tensor, f32)>,
+    /// The bias and the residual are c's; the activation is for [`gpu::matmul::linear`] only.
+    pub epilogue: Epilogue<'a>,
+}
+
+/// [`matmul_into`] with a bias and a residual, which needs c to be contiguous.
+pub(crate) fn around_into(
+    c: TensorMut,
+    a: &Tensor,
+    b: &Tensor,
+    options: &Matmul,
+    around: &Around,
+) -> Result<()> {
     let shape = output_shape(a, b)?;
     CHECK.dtype("c", &c, output_dtype(a, b)?)?;
     CHECK.shape("c", &c, shape.dims(), shape.to_string())?;
@@ -81,8 +98,8 @@ pub fn matmul_into(c: TensorMut, a: &Tensor, b: &Tensor, options: &Matmul) -> Re
         return Ok(());
     }
     match device {
-        Device::Cpu => cpu::matmul::matmul(c, a, b, &problem, options),
-        Device::Cuda(device) => gpu::matmul::matmul(&device, c, a, b, problem, options),
+        Device::Cpu => cpu::matmul::matmul(c, a, b, &problem, options, &around.epilogue),
+        Device::Cuda(device) => gpu::matmul::matmul(&device, c, a, b, problem, options, around),
     }
 }
 
@@ -166,7 +183,7 @@ pub(crate) struct Batch {
 }
 
 impl Problem {
-    fn new(c: &Layout, a: &Layout, b: &Layout) -> Self {
+    pub fn new(c: &Layout, a: &Layout, b: &Layout) -> Self {
         let (c_dims, rank) = (c.shape.dims(), c.shape.rank());
         let stride = |x: &Layout, d: usize| match (d + x.shape.rank()).checked_sub(rank) {
             Some(at) if x.shape.dims()[at] != 1 => x.strides[at],
@@ -216,7 +233,7 @@ impl Problem {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.m == 0 || self.n == 0 || self.batch.iter().any(|batch| batch.extent == 0)
     }
 

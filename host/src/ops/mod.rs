@@ -5,6 +5,7 @@
 //! that nothing else refers to ([`Tensor::view_mut`](crate::Tensor::view_mut)). GPU work is queued on the tensors' stream; only reading back
 //! waits for it. A tensor without elements is a valid argument everywhere its shape fits.
 
+pub(crate) mod activate;
 pub(crate) mod attention;
 mod cast;
 pub(crate) mod check;
@@ -14,15 +15,18 @@ mod embedding;
 mod float16;
 mod kv_cache;
 mod layer_norm;
+mod linear;
 pub(crate) mod matmul;
 mod quant;
 pub(crate) mod reduce;
 mod rms_norm;
 mod rope;
+pub(crate) mod rope_append;
 mod softmax;
 pub(crate) mod transpose;
 
-pub use attention::{Attention, attention, attention_into};
+pub use activate::{Activation, Epilogue, activate, activate_into};
+pub use attention::{Attention, MAX_CACHED_QUERIES, attention, attention_cached_into, attention_into};
 pub use cast::{cast, cast_into};
 pub use copy::{copy, copy_into};
 pub use elementwise::{add, add_into};
@@ -32,18 +36,21 @@ pub use elementwise::{mul, mul_into};
 pub use elementwise::{scale, scale_into};
 pub use elementwise::{silu_mul, silu_mul_into};
 pub use embedding::{embedding, embedding_into};
-pub use float16::{float16_decode, float16_encode};
+pub use float16::{float16_decode, float16_decode_into, float16_encode};
 pub use kv_cache::{kv_cache_append, kv_cache_attention, kv_cache_attention_into};
 pub use layer_norm::{layer_norm, layer_norm_into};
+pub use linear::{linear, linear_into};
 pub use matmul::{Matmul, Variant, matmul, matmul_into};
 pub use quant::{
-    Activation, Epilogue, dequantize, dequantize_into, fake_quantize, fake_quantize_gradient,
-    quant_embedding, quant_embedding_into, quant_matmul, quant_matmul_into, quantize, quantize_rows,
+    dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
+    quant_embedding_into, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,
+    quant_matmul_rows_into, quantize, quantize_rows,
 };
 pub use reduce::{argmax, argmax_into};
 pub use reduce::{max, max_into};
 pub use reduce::{sum, sum_into};
 pub use rms_norm::{rms_norm, rms_norm_into};
 pub use rope::{rope, rope_into};
+pub use rope_append::{HeadNorms, rope_append_into};
 pub use softmax::{softmax, softmax_into};
 pub use transpose::{transpose, transpose_into};

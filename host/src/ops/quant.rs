@@ -1,31 +1,10 @@
 //! Quantised matrices: quantise, read back, multiply.
 
-use super::check::Check;
+use super::activate::{Activation, Epilogue, activate, activate_into};
+use super::check::{Check, aligned};
+use super::{add_into, rms_norm};
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
-
-/// What is applied to a sum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Activation {
-    /// Nothing.
-    #[default]
-    Identity,
-    /// x·σ(x)
-    Silu,
-    /// x·Φ(x), with Φ approximated by tanh.
-    GeluTanh,
-}
-
-/// What happens to a product before it is written: act(product + bias) + residual.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Epilogue<'a> {
-    /// \[n\] f32
-    pub bias: Option<&'a Tensor>,
-    /// Applied after the bias.
-    pub activation: Activation,
-    /// The output's shape, f32; added last.
-    pub residual: Option<&'a Tensor>,
-}
 
 /// Quantises `x` [n, k] f32 by the largest magnitude of each row or block (`Q4K`: by least weighted error). The bits are
 /// the same on every device. Rows are padded with zeros to whole blocks.
@@ -39,7 +18,7 @@ pub fn quantize(x: &Tensor, format: Format) -> Result<QuantTensor> {
     let mut w = QuantTensor::uninitialized(format, x.shape().clone(), &x.device())?;
     match x.device() {
         Device::Cpu => cpu::quant::quantize(&mut w, x)?,
-        Device::Cuda(device) => gpu::quant::quantize(&device, &mut w, x)?,
+        Device::Cuda(device) => gpu::quant::quantize(&device, &mut w, &aligned(x)?)?,
     }
     Ok(w)
 }
@@ -110,9 +89,52 @@ pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
     CHECK.size("x", &rows.quants)?;
     match x.device() {
         Device::Cpu => cpu::quant::quantize_rows(&mut rows, x)?,
-        Device::Cuda(device) => gpu::quant::quantize_rows(&device, &mut rows, x)?,
+        Device::Cuda(device) => gpu::quant::quantize_rows(&device, &mut rows, &aligned(x)?)?,
     }
     Ok(rows)
+}
+
+/// [`linear`](super::linear) with a quantised matrix: y = act(norm(x)·wᵀ + bias) + residual.
+///
+/// `x`: [.., k] f32, `w`: [n, k], `y`: [.., n] f32, or [.., n/2] for [`Activation::SwiGlu`]. `norm`: the weight \[k\] and eps of
+/// an RMS norm of x's rows. What the kernels of quantised products do not end with is a pass of its own.
+///
+/// # Errors
+/// As [`quant_matmul`], [`rms_norm`](super::rms_norm()) and [`activate`](super::activate()).
+pub fn quant_linear(
+    x: &Tensor,
+    w: &QuantTensor,
+    norm: Option<(&Tensor, f32)>,
+    epilogue: &Epilogue,
+) -> Result<Tensor> {
+    let Some(columns) = epilogue.activation.columns(w.rows()) else {
+        return Err(MATMUL.unsupported("activation", "SwiGlu", "w's number of rows must be even"));
+    };
+    let mut y = Tensor::uninitialized(with_last_replaced(x.shape(), columns), DType::F32, &x.device())?;
+    quant_linear_into(y.view_mut()?, x, w, norm, epilogue)?;
+    Ok(y)
+}
+
+/// [`quant_linear`] into `y`.
+///
+/// # Errors
+/// As [`quant_linear`].
+pub fn quant_linear_into(
+    y: TensorMut,
+    x: &Tensor,
+    w: &QuantTensor,
+    norm: Option<(&Tensor, f32)>,
+    epilogue: &Epilogue,
+) -> Result<()> {
+    let normed = norm.map(|(weight, eps)| rms_norm(x, weight, eps)).transpose()?;
+    let x = normed.as_ref().unwrap_or(x);
+    let Epilogue { bias, activation, residual } = *epilogue;
+    if !matches!(activation, Activation::GeluErf | Activation::SwiGlu) {
+        return quant_matmul_into(y, x, w, epilogue);
+    }
+    let product = quant_matmul(x, w, &Epilogue::default())?;
+    let Some(residual) = residual else { return activate_into(y, &product, bias, activation) };
+    add_into(y, &activate(&product, bias, activation)?, residual)
 }
 
 /// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits on the way.
@@ -124,41 +146,67 @@ pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
 /// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
 pub fn quant_matmul(x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
-    quant_matmul_into(y.view_mut()?, &quantize_rows(x)?, w, epilogue)?;
+    quant_matmul_into(y.view_mut()?, x, w, epilogue)?;
     Ok(y)
 }
 
-/// [`quant_matmul`] of activations that are quantised already, into `y` [.., n] f32.
+/// [`quant_matmul`] into `y` [.., n] f32.
 ///
 /// # Errors
 /// As [`quant_matmul`].
-pub fn quant_matmul_into(y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
-    const CHECK: Check = Check("quant_matmul");
-    let (_, cols) = x.shape.rows_cols();
-    if cols != w.cols() {
-        let expected = format!("[.., {}], w's columns", w.cols());
-        return Err(Error::Shape { op: "quant_matmul", argument: "x", expected, found: x.shape.clone() });
+pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
+    let one_row = x.shape().rank() > 0 && x.shape().rows_cols().0 == 1 && x.dtype() == DType::F32;
+    if !one_row || !x.device().is_cuda() || w.rows() == 0 {
+        return quant_matmul_rows_into(y, &quantize_rows(x)?, w, epilogue);
     }
-    CHECK.dtype("y", &y, DType::F32)?;
-    CHECK.contiguous("y", &y)?;
-    CHECK.shape("y", &y, with_last_replaced(&x.shape, w.rows()).dims(), "[x.., n]")?;
-    let mut inputs = vec![("x", &x.quants), ("w", &w.quants)];
-    if let Some(bias) = epilogue.bias {
-        CHECK.dtype("bias", bias, DType::F32)?;
-        CHECK.contiguous("bias", bias)?;
-        CHECK.shape("bias", bias, &[w.rows()], "[n]")?;
-        inputs.push(("bias", bias));
+    MATMUL.contiguous("x", x)?;
+    match check_product(&y, x.shape(), x, w, epilogue)? {
+        Device::Cuda(device) => gpu::quant::vector(&device, y, &aligned(x)?, w, epilogue),
+        Device::Cpu => cpu::quant::matmul(y, &quantize_rows(x)?, w, epilogue),
     }
-    if let Some(residual) = epilogue.residual {
-        CHECK.dtype("residual", residual, DType::F32)?;
-        CHECK.contiguous("residual", residual)?;
-        CHECK.shape("residual", residual, y.dims(), "y's shape")?;
-        inputs.push(("residual", residual));
-    }
-    match CHECK.device(&y, &inputs)? {
+}
+
+/// [`quant_matmul_into`] of activations that are quantised already, for several products with the same ones.
+///
+/// # Errors
+/// As [`quant_matmul`].
+pub fn quant_matmul_rows_into(
+    y: TensorMut,
+    x: &QuantRows,
+    w: &QuantTensor,
+    epilogue: &Epilogue,
+) -> Result<()> {
+    match check_product(&y, &x.shape, &x.quants, w, epilogue)? {
         Device::Cpu => cpu::quant::matmul(y, x, w, epilogue),
         Device::Cuda(device) => gpu::quant::matmul(&device, y, x, w, epilogue),
     }
+}
+
+const MATMUL: Check = Check("quant_matmul");
+
+/// Checks a product of activations of shape `x`, which lie in `held`, and gives the device of them all.
+fn check_product(
+    y: &TensorMut,
+    x: &Shape,
+    held: &Tensor,
+    w: &QuantTensor,
+    epilogue: &Epilogue,
+) -> Result<Device> {
+    let (_, cols) = x.rows_cols();
+    if cols != w.cols() {
+        let expected = format!("[.., {}], w's columns", w.cols());
+        return Err(Error::Shape { op: "quant_matmul", argument: "x", expected, found: x.clone() });
+    }
+    MATMUL.dtype("y", y, DType::F32)?;
+    MATMUL.contiguous("y", y)?;
+    MATMUL.shape("y", y, with_last_replaced(x, w.rows()).dims(), "[x.., n]")?;
+    if let other @ (Activation::GeluErf | Activation::SwiGlu) = epilogue.activation {
+        let reason = "the kernels of quantised products have no such end; use ops::quant_linear";
+        return Err(MATMUL.unsupported("activation", format!("{other:?}"), reason));
+    }
+    let mut inputs = vec![("x", held), ("w", &w.quants)];
+    inputs.extend(epilogue.check(MATMUL, y, w.rows())?);
+    MATMUL.device(y, &inputs)
 }
 
 /// `x` [n, k] f32 after quantising to `format` and back: what quantisation-aware training computes with.

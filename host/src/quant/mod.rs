@@ -20,7 +20,7 @@ pub use kernels_gpu::quant::Format;
 pub use kv_cache::QuantKvCache;
 pub use report::ErrorReport;
 
-use crate::{DType, Device, Error, Result, Shape, Tensor};
+use crate::{DType, Device, Error, Result, Shape, Tensor, ops};
 use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
 
 /// A matrix of weights [n, k] in a [`Format`]. Clones share storage.
@@ -35,6 +35,9 @@ pub struct QuantTensor {
     /// f32 [n] (`I8`), f16 [n, k/32] (`Q8_0`, `Q4_0`), or u32 [n, k/256, 4] (`Q4K`).
     pub(crate) scales: Tensor,
 }
+
+/// Values that are in f32 on the device at a time while a matrix is quantised: 64 MiB.
+const PIECE: usize = 16 << 20;
 
 /// Values that a row must be whole multiples of in memory.
 pub(crate) const fn block(format: Format) -> usize {
@@ -131,6 +134,32 @@ impl QuantTensor {
     /// Bytes of quants and scales.
     pub fn bytes(&self) -> usize {
         [&self.quants, &self.scales].map(|part| part.shape().elements() * part.dtype().size()).iter().sum()
+    }
+
+    /// Quantises `x` [n, k], row-major, on `device`, a part of the rows at a time: the f32 values of a large matrix need
+    /// not fit beside it.
+    ///
+    /// # Errors
+    /// As [`ops::quantize`](crate::ops::quantize); [`Error::Shape`] if `shape` is not [n, k] with as many values.
+    pub fn from_f32(x: &[f32], shape: impl Into<Shape>, format: Format, device: &Device) -> Result<Self> {
+        let shape = shape.into();
+        let mut whole = Self::uninitialized(format, shape.clone(), device)?;
+        let (n, cols) = (whole.rows(), whole.cols());
+        if x.len() != n * cols {
+            let expected = format!("{} values", x.len());
+            return Err(Error::Shape { op: "quantize", argument: "shape", expected, found: shape });
+        }
+        let most = (PIECE / cols).max(1);
+        for start in (0..n).step_by(most) {
+            let rows = most.min(n - start);
+            let piece = &x[start * cols..(start + rows) * cols];
+            let piece = ops::quantize(&Tensor::from_slice(piece, [rows, cols], device)?, format)?;
+            let parts = [(&mut whole.quants, &piece.quants), (&mut whole.scales, &piece.scales)];
+            for (to, from) in parts {
+                ops::copy_into(to.view_mut()?.narrow(0, start, rows)?, from)?;
+            }
+        }
+        Ok(whole)
     }
 
     /// This tensor on another device or stream.

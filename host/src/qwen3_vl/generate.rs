@@ -1,17 +1,15 @@
 //! Token after token.
 
+use super::decode::{Decoder, Logits};
 use super::model::{Qwen3Vl, Session};
 use super::processor::{Prompt, Visual};
 use super::sampling::{Sampler, Sampling};
 use super::stream::TextStream;
-use super::text::Images;
-use crate::{Result, Tensor};
+use crate::Result;
+use crate::governor::Pacer;
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
-
-/// Positions whose rotary angles are made at a time while decoding.
-const ROPE_AHEAD: usize = 256;
 
 /// How long and by what rule to generate.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,12 +22,16 @@ pub struct Options {
     pub stop: Vec<String>,
     /// Whether the checkpoint's stop tokens end the answer.
     pub stop_at_eos: bool,
+    /// Whether, on a GPU, the pass of a token is captured into a graph and replayed, which spares the host its launches. The
+    /// tokens are the same either way.
+    pub graph: bool,
 }
 
 impl Default for Options {
     /// Greedy, up to 512 tokens.
     fn default() -> Self {
-        Self { max_new_tokens: 512, sampling: Sampling::GREEDY, stop: Vec::new(), stop_at_eos: true }
+        let (stop, sampling) = (Vec::new(), Sampling::GREEDY);
+        Self { max_new_tokens: 512, sampling, stop, stop_at_eos: true, graph: true }
     }
 }
 
@@ -62,12 +64,16 @@ pub struct Statistics {
     pub decode_tokens: usize,
     /// Of these, per second.
     pub decode_tokens_per_second: f64,
+    /// Launches of the graph that a decoded token replays; `None` if there is none.
+    pub graph_launches: Option<usize>,
     /// Bytes of weights that a decoded token reads.
     pub weight_bytes_per_token: usize,
     /// Bytes of keys and values that there is room for.
     pub cache_bytes: usize,
     /// The most bytes in use that were seen: of the device on a GPU, of the process on the CPU.
     pub peak_bytes: Option<usize>,
+    /// Seconds that tokens were held back because the GPU was near its thermal limit.
+    pub paused_seconds: f64,
 }
 
 /// An answer.
@@ -118,22 +124,17 @@ impl Qwen3Vl {
                 ..Statistics::default()
             },
         };
+        let mut pacer = Pacer::new(self.device());
         let begin = Instant::now();
         let prefill = self.prefill(session, prompt, options.max_new_tokens)?;
-        let mut logits = prefill.logits.to_vec::<f32>()?;
+        let mut next = Logits::of(prefill.logits, &sampler)?.choose(&mut sampler)?;
+        let first_token = begin.elapsed();
         let mut peak = self.bytes_in_use();
-        let mut first_token = Duration::ZERO;
-        let mut decoder = Decoder {
-            model: self,
-            next: prompt.positions.axes.len() as i64 + prompt.positions.rope_delta,
-            ropes: None,
-        };
+        let position = prompt.positions.axes.len() as i64 + prompt.positions.rope_delta;
+        let mut decoder = Decoder::new(self, position as u32, options.graph)?;
         while output.ids.len() < options.max_new_tokens {
-            let id = sampler.next(&mut logits)?;
+            let id = next;
             output.ids.push(id);
-            if output.ids.len() == 1 {
-                first_token = begin.elapsed();
-            }
             if options.stop_at_eos && self.processor.generation.eos_token_ids.contains(&id) {
                 output.stop_reason = StopReason::Eos;
                 break;
@@ -148,8 +149,10 @@ impl Qwen3Vl {
                 output.stop_reason = StopReason::StopString;
                 break;
             }
+            pacer.pace();
             if output.ids.len() < options.max_new_tokens {
-                logits = decoder.pass(session, id)?;
+                next = decoder.next(&mut session.cache, id, &mut sampler)?;
+                session.ids.push(id);
             }
         }
         let elapsed = begin.elapsed();
@@ -166,8 +169,10 @@ impl Qwen3Vl {
         statistics.decode_tokens = output.ids.len().saturating_sub(1);
         statistics.decode_tokens_per_second =
             rate(statistics.decode_tokens, elapsed.saturating_sub(first_token));
+        statistics.graph_launches = decoder.launches();
         statistics.cache_bytes = session.cache.bytes();
         statistics.peak_bytes = peak;
+        statistics.paused_seconds = pacer.paused().as_secs_f64();
         Ok(output)
     }
 
@@ -193,38 +198,4 @@ pub fn user_turn(visuals: &[Visual], text: &str) -> super::chat::Message {
 
 fn rate(count: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
-}
-
-/// Passes one token at a time.
-struct Decoder<'a> {
-    model: &'a Qwen3Vl,
-    /// The next token's position, the same on all axes.
-    next: i64,
-    /// Angles for some positions to come, and the first of these.
-    ropes: Option<(i64, crate::nn::Rope)>,
-}
-
-impl Decoder<'_> {
-    /// Appends a token and gives the logits behind it.
-    fn pass(&mut self, session: &mut Session, id: u32) -> Result<Vec<f32>> {
-        let text = &self.model.text;
-        let known =
-            self.ropes.as_ref().filter(|(first, _)| (*first..first + ROPE_AHEAD as i64).contains(&self.next));
-        let (first, rope) = match known {
-            Some((first, rope)) => (*first, rope.clone()),
-            None => {
-                let axes: Vec<_> =
-                    (0..ROPE_AHEAD as u32).map(|ahead| [self.next as u32 + ahead; 3]).collect();
-                let rope = text.rope(&axes)?;
-                self.ropes = Some((self.next, rope.clone()));
-                (self.next, rope)
-            }
-        };
-        let rope = rope.narrow((self.next - first) as usize, 1)?;
-        let hidden: Tensor =
-            text.forward(&[id], &rope, Images::default(), &mut session.cache, &mut |_, _| {})?;
-        session.ids.push(id);
-        self.next += 1;
-        text.logits(&hidden)?.to_vec()
-    }
 }

@@ -5,6 +5,7 @@
 pub mod cases;
 pub mod chat;
 pub mod config;
+mod decode;
 pub mod generate;
 mod json;
 pub mod model;

@@ -6,7 +6,8 @@ use super::processor::{Processor, Prompt};
 use super::text::{ImageRun, Images, TextModel};
 use super::vision::{VisionOutput, VisionTower};
 use super::weights::{Progress, Weights};
-use crate::nn::KvCache;
+use crate::nn::{KvCache, Rope};
+use crate::quant::Format;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
 use std::path::Path;
@@ -14,8 +15,10 @@ use std::path::Path;
 /// How [`Qwen3Vl::load_with`] loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// What matrices are stored as on the device: f32 or f16. All arithmetic is f32.
+    /// What matrices, and the keys and values of the cache, are stored as on the device: f32 or f16. All arithmetic is f32.
     pub dtype: DType,
+    /// The format that the matrices of linear maps and embeddings are quantised to on the device, in place of `dtype`.
+    pub quantize: Option<Format>,
     /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
     pub tokens_per_pass: usize,
 }
@@ -23,7 +26,8 @@ pub struct LoadOptions {
 impl LoadOptions {
     /// f32 on the CPU, where conversion costs more than it saves; f16 on a GPU.
     pub fn for_device(device: &Device) -> Self {
-        Self { dtype: if device.is_cuda() { DType::F16 } else { DType::F32 }, tokens_per_pass: 1024 }
+        let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
+        Self { dtype, quantize: None, tokens_per_pass: 1024 }
     }
 }
 
@@ -70,6 +74,9 @@ impl Qwen3Vl {
         let processor = Processor::load(dir)?;
         let config = &processor.config;
         let mut weights = Weights::open(dir, config, options.dtype, device)?;
+        if let Some(format) = options.quantize {
+            weights = weights.quantized(format);
+        }
         let mut done = |weights: &Weights| progress(weights.progress());
         let text = TextModel::load(&mut weights, config, device, &mut done)?;
         let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;
@@ -139,14 +146,15 @@ impl Qwen3Vl {
         let mut cache = self.text.cache()?;
         cache.reserve(ids.len())?;
         let layers = self.config().text.num_hidden_layers;
-        let rope = self.text.rope(&positions.axes)?;
+        let [cos, sin] = self.text.angles(&positions.axes)?;
+        let (rope, ids) = (Rope::new(cos, sin, 0, 0)?, Tensor::from_slice(ids, [ids.len()], &self.device)?);
         let images = Images { outputs, runs: &runs };
         let mut all_but_last = |index: usize, h: &Tensor| {
             if index < layers {
                 trace(index, h);
             }
         };
-        let hidden = self.text.forward(ids, &rope, images, &mut cache, &mut all_but_last)?;
+        let hidden = self.text.forward(&ids, &rope, images, &mut cache, &mut all_but_last)?;
         trace(layers, &hidden);
         self.text.logits(&hidden)
     }
@@ -181,7 +189,7 @@ impl Qwen3Vl {
         let new = &prompt.patches[first_new..];
         let outputs = new.iter().map(|patches| self.see(patches)).collect::<Result<Vec<_>>>()?;
         let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
-        let rope = self.text.rope(&prompt.positions.axes[start..])?;
+        let [cos, sin] = self.text.angles(&prompt.positions.axes[start..])?;
 
         let mut hidden = None;
         let count = prompt.ids.len() - start;
@@ -190,13 +198,9 @@ impl Qwen3Vl {
             let runs = clip(&runs, from, len);
             let images = Images { outputs: &outputs, runs: &runs };
             let ids = &prompt.ids[start + from..start + from + len];
-            let h = self.text.forward(
-                ids,
-                &rope.narrow(from, len)?,
-                images,
-                &mut session.cache,
-                &mut |_, _| {},
-            )?;
+            let ids = Tensor::from_slice(ids, [len], &self.device)?;
+            let rope = Rope::new(cos.clone(), sin.clone(), start + from, from)?;
+            let h = self.text.forward(&ids, &rope, images, &mut session.cache, &mut |_, _| {})?;
             hidden = Some(h.narrow(0, len - 1, 1)?);
         }
         session.ids.extend_from_slice(&prompt.ids[start..]);

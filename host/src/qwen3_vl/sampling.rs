@@ -72,6 +72,19 @@ impl Sampling {
     }
 }
 
+/// The largest logit and its place as a token.
+///
+/// # Errors
+/// As [`Sampler::next`].
+pub(super) fn checked(id: u32, largest: f32) -> Result<u32> {
+    let (what, index) = ("the logits", id as usize);
+    match largest {
+        f32::NEG_INFINITY => Err(Error::NotFinite { what, value: "−∞ everywhere".into(), index: 0 }),
+        value if !value.is_finite() => Err(Error::NotFinite { what, value: value.to_string(), index }),
+        _ => Ok(id),
+    }
+}
+
 /// Chooses token after token of one output.
 #[derive(Clone, Debug)]
 pub struct Sampler {
@@ -90,6 +103,12 @@ impl Sampler {
         Ok(Self { options, rng, prompt: prompt.iter().copied().collect(), output: BTreeSet::new() })
     }
 
+    /// Whether the largest logit, the first of equals, is the token whatever came before.
+    pub fn takes_the_largest(&self) -> bool {
+        let Sampling { repetition_penalty, presence_penalty, .. } = self.options;
+        self.options.is_greedy() && (repetition_penalty, presence_penalty) == (1.0, 0.0)
+    }
+
     /// The next token. `logits` has one value per token of the vocabulary and is changed.
     ///
     /// # Errors
@@ -104,10 +123,9 @@ impl Sampler {
             // the first of equals
             if best.is_none_or(|(_, largest)| logit > largest) { Some((index, logit)) } else { best }
         });
-        let Some((best, max)) = best.filter(|(_, max)| *max > f32::NEG_INFINITY) else {
-            return Err(Error::NotFinite { what: "the logits", value: "−∞ everywhere".into(), index: 0 });
-        };
-        let token = if self.options.is_greedy() { best as u32 } else { self.draw(logits, max) };
+        let (best, max) = best.unwrap_or((0, f32::NEG_INFINITY));
+        let best = checked(best as u32, max)?;
+        let token = if self.options.is_greedy() { best } else { self.draw(logits, max) };
         self.output.insert(token);
         Ok(token)
     }
@@ -199,6 +217,10 @@ mod tests {
             }
             assert!(sampler(options).next(&mut []).is_err());
         }
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(matches!(checked(3, value), Err(Error::NotFinite { .. })), "{value}");
+        }
+        assert_eq!(checked(3, -1e30), Ok(3));
     }
 
     #[test]

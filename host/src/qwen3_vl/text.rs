@@ -4,15 +4,16 @@ use super::config::Config;
 use super::positions::text_rope;
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
-use crate::nn::{
-    Attention, Embedding, KvCache, Linear, Mlp, Norm, Projections, RmsNorm, Rope, TransformerBlock,
-};
-use crate::{DType, Device, Result, Tensor, ops};
+use crate::nn::{Attention, Embedding, KvCache, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock};
+use crate::ops::{self, Activation};
+use crate::{DType, Device, Result, Tensor};
 
 /// The decoder with its embedding and output projection.
 pub struct TextModel {
     config: super::config::TextConfig,
     device: Device,
+    /// What matrices are stored as, and keys and values.
+    dtype: DType,
     embed_tokens: Embedding,
     layers: Vec<TransformerBlock>,
     norm: RmsNorm,
@@ -50,44 +51,37 @@ impl TextModel {
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let text = &config.text;
-        let embed_tokens = Embedding::new(weights.matrix(EMBEDDING)?)?;
+        let embed_tokens = Embedding::new(weights.weight(&[EMBEDDING])?)?;
         let lm_head = match config.tie_word_embeddings {
             true => embed_tokens.tied()?,
-            false => Linear::new(weights.matrix(LM_HEAD)?, None)?,
+            false => Linear::new(weights.weight(&[LM_HEAD])?, None)?,
         };
         done(weights);
         let mut layers = Vec::with_capacity(text.num_hidden_layers);
         for index in 0..text.num_hidden_layers {
-            let mut matrix = |part: &str| {
-                let name = format!("model.language_model.layers.{index}.{part}.weight");
-                Linear::new(weights.matrix(&name)?, None)
+            let name = |part: &str| format!("model.language_model.layers.{index}.{part}.weight");
+            let mut linear = |parts: &[&str]| {
+                let names: Vec<_> = parts.iter().map(|part| name(part)).collect();
+                Linear::new(weights.weight(&names)?, None)
             };
-            let (q, k, v) =
-                (matrix("self_attn.q_proj")?, matrix("self_attn.k_proj")?, matrix("self_attn.v_proj")?);
-            let out = matrix("self_attn.o_proj")?;
-            let mlp = Mlp::gated(matrix("mlp.gate_proj")?, matrix("mlp.up_proj")?, matrix("mlp.down_proj")?)?;
-            let mut norm = |part: &str| {
-                let name = format!("model.language_model.layers.{index}.{part}.weight");
-                RmsNorm::new(weights.vector(&name)?, text.rms_norm_eps)
-            };
+            let qkv = linear(&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"])?;
+            let out = linear(&["self_attn.o_proj"])?;
+            let gate_up = linear(&["mlp.gate_proj", "mlp.up_proj"])?;
+            let mlp = Mlp::new(gate_up, Activation::SwiGlu, linear(&["mlp.down_proj"])?)?;
+            let mut norm = |part: &str| RmsNorm::new(weights.vector(&name(part))?, text.rms_norm_eps);
             let norms = Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?));
+            let heads = [text.num_attention_heads, text.num_key_value_heads, text.head_dim];
             layers.push(TransformerBlock {
                 norm1: Norm::Rms(norm("input_layernorm")?),
-                attention: Attention::new(
-                    Projections::Separate { q, k, v, norms },
-                    out,
-                    text.num_attention_heads,
-                    text.num_key_value_heads,
-                    text.head_dim,
-                    true,
-                )?,
+                attention: Attention::new(qkv, norms, out, heads, true)?,
                 norm2: Norm::Rms(norm("post_attention_layernorm")?),
                 mlp,
             });
             done(weights);
         }
         let norm = RmsNorm::new(weights.vector("model.language_model.norm.weight")?, text.rms_norm_eps)?;
-        Ok(Self { config: text.clone(), device: device.clone(), embed_tokens, layers, norm, lm_head })
+        let (config, device, dtype) = (text.clone(), device.clone(), weights.dtype());
+        Ok(Self { config, device, dtype, embed_tokens, layers, norm, lm_head })
     }
 
     /// An empty cache for this model.
@@ -95,35 +89,35 @@ impl TextModel {
     /// # Errors
     /// A device error.
     pub fn cache(&self) -> Result<KvCache> {
-        KvCache::new(self.layers.len(), self.config.num_key_value_heads, self.config.head_dim, &self.device)
+        let (heads, d) = (self.config.num_key_value_heads, self.config.head_dim);
+        KvCache::new(self.layers.len(), heads, d, self.dtype, &self.device)
     }
 
-    /// The rotary angles of tokens at these positions.
+    /// The rotary angles of tokens at these positions: cosines and sines, each [positions, head_dim / 2].
     ///
     /// # Errors
     /// A device error.
-    pub fn rope(&self, axes: &[[u32; 3]]) -> Result<Rope> {
+    pub fn angles(&self, axes: &[[u32; 3]]) -> Result<[Tensor; 2]> {
         let tables = text_rope(&self.config, axes);
         let shape = [axes.len(), self.config.head_dim / 2];
-        Ok(Rope {
-            cos: Tensor::from_slice(&tables.cos, shape, &self.device)?,
-            sin: Tensor::from_slice(&tables.sin, shape, &self.device)?,
-        })
+        Ok([
+            Tensor::from_slice(&tables.cos, shape, &self.device)?,
+            Tensor::from_slice(&tables.sin, shape, &self.device)?,
+        ])
     }
 
-    /// Passes tokens through all layers: their keys and values are appended to the cache. Gives the normalised hidden
+    /// Passes tokens (`ids`: [tokens] u32) through all layers: their keys and values are appended to the cache. Gives the normalised hidden
     /// states [tokens, hidden]. `trace` sees the embeddings as number 0 and then each layer's output, before the
     /// deepstack features are added.
     pub(super) fn forward(
         &self,
-        ids: &[u32],
+        ids: &Tensor,
         rope: &Rope,
         images: Images,
         cache: &mut KvCache,
         trace: &mut dyn FnMut(usize, &Tensor),
     ) -> Result<Tensor> {
-        let ids = Tensor::from_slice(ids, [ids.len()], &self.device)?;
-        let mut h = self.embed_tokens.forward(&ids)?;
+        let mut h = self.embed_tokens.forward(ids)?;
         for run in images.runs {
             let features = images.outputs[run.output].embeddings.narrow(0, run.row, run.len)?;
             ops::copy_into(h.view_mut()?.narrow(0, run.start, run.len)?, &features)?;

@@ -5,8 +5,9 @@ use super::config::VisionConfig;
 use super::positions::{position_embeddings, vision_rope};
 use super::preprocess::Patches;
 use super::weights::Weights;
-use crate::nn::{Activation, Attention, LayerNorm, Linear, Mlp, Norm, Projections, Rope, TransformerBlock};
-use crate::{DType, Device, Error, Result, Tensor, ops};
+use crate::nn::{Attention, LayerNorm, Linear, Mlp, Norm, Rope, TransformerBlock};
+use crate::ops::{self, Activation};
+use crate::{DType, Device, Error, Result, Tensor};
 
 /// In the reference a constant and not part of the configuration.
 const LAYER_NORM_EPS: f32 = 1e-6;
@@ -43,7 +44,7 @@ struct Merger {
 
 impl Merger {
     fn load(weights: &mut Weights, name: &str, norm_joined: bool, joined: usize) -> Result<Self> {
-        let mlp = Mlp::plain(
+        let mlp = Mlp::new(
             linear(weights, &format!("{name}.linear_fc1"))?,
             Activation::GeluErf,
             linear(weights, &format!("{name}.linear_fc2"))?,
@@ -63,7 +64,7 @@ impl Merger {
 }
 
 fn linear(weights: &mut Weights, name: &str) -> Result<Linear> {
-    let weight = weights.matrix(&format!("{name}.weight"))?;
+    let weight = weights.weight(&[format!("{name}.weight")])?;
     Linear::new(weight, Some(weights.vector(&format!("{name}.bias"))?))
 }
 
@@ -88,15 +89,14 @@ impl VisionTower {
             blocks.push(TransformerBlock {
                 norm1: Norm::Layer(layer_norm(weights, &name("norm1"))?),
                 attention: Attention::new(
-                    Projections::Fused(linear(weights, &name("attn.qkv"))?),
+                    linear(weights, &name("attn.qkv"))?,
+                    None,
                     linear(weights, &name("attn.proj"))?,
-                    heads,
-                    heads,
-                    head_dim,
+                    [heads, heads, head_dim],
                     false,
                 )?,
                 norm2: Norm::Layer(layer_norm(weights, &name("norm2"))?),
-                mlp: Mlp::plain(
+                mlp: Mlp::new(
                     linear(weights, &name("mlp.linear_fc1"))?,
                     Activation::GeluTanh,
                     linear(weights, &name("mlp.linear_fc2"))?,
@@ -162,7 +162,7 @@ impl VisionTower {
         let on_device = |values: &[f32], cols| Tensor::from_slice(values, [patches, cols], &self.device);
         let tables = vision_rope(&self.config, &[grid]);
         let half = self.config.head_dim() / 2;
-        let rope = Rope { cos: on_device(&tables.cos, half)?, sin: on_device(&tables.sin, half)? };
+        let rope = Rope::new(on_device(&tables.cos, half)?, on_device(&tables.sin, half)?, 0, 0)?;
         let positions = position_embeddings(&self.config, &self.pos_embed, &[grid]);
 
         let h = self.patch_embed.forward(&on_device(values, self.config.patch_len())?)?;

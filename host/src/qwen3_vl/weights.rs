@@ -3,7 +3,9 @@
 use super::config::{Config, VisionConfig};
 use super::json::{self, MAX_CONFIG, bad};
 use super::safetensors::{FileType, SafeTensors};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::nn::Matrix;
+use crate::quant::{Format, QuantTensor};
+use crate::{DType, Device, Element, Error, Result, Tensor};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -85,6 +87,7 @@ pub struct Weights {
     index: BTreeMap<String, (usize, bool)>,
     device: Device,
     dtype: DType,
+    format: Option<Format>,
 }
 
 /// How far loading is.
@@ -135,7 +138,7 @@ impl Weights {
             }
         }
         match expected.keys().next() {
-            None => Ok(Self { files, index, device: device.clone(), dtype }),
+            None => Ok(Self { files, index, device: device.clone(), dtype, format: None }),
             Some(name) => {
                 let others = match expected.len() - 1 {
                     0 => String::new(),
@@ -146,19 +149,71 @@ impl Weights {
         }
     }
 
+    /// The storage type chosen for matrices.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// With the matrices of linear maps and embeddings quantised on the device as they are loaded.
+    pub fn quantized(self, format: Format) -> Self {
+        Self { format: Some(format), ..self }
+    }
+
+    /// The matrix of a linear map or embedding, of one tensor or of several of equal width, each below the one before.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn weight(&mut self, names: &[impl AsRef<str>]) -> Result<Matrix> {
+        let Some(format) = self.format else { return Ok(self.stacked(names)?.into()) };
+        let (values, shape) = self.read(names, SafeTensors::read_f32)?;
+        Ok(QuantTensor::from_f32(&values, shape, format, &self.device)?.into())
+    }
+
     /// A matrix, in the storage type chosen.
     ///
     /// # Errors
     /// [`Error::Checkpoint`], or a device error.
     pub fn matrix(&mut self, name: &str) -> Result<Tensor> {
-        let (dtype, device) = (self.dtype, self.device.clone());
-        let (file, shape) = self.take(name)?;
-        // A convolution's kernel is a matrix whose rows are the output channels.
-        let shape = [shape[0], shape[1..].iter().product()];
-        match dtype {
-            DType::F16 => Tensor::from_slice(&file.read_f16(name)?, shape, &device),
-            _ => Tensor::from_slice(&file.read_f32(name)?, shape, &device),
+        self.stacked(&[name])
+    }
+
+    /// Matrices of equal width as one, each below the one before.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn stacked(&mut self, names: &[impl AsRef<str>]) -> Result<Tensor> {
+        match self.dtype {
+            DType::F16 => self.stacked_as(names, SafeTensors::read_f16),
+            _ => self.stacked_as(names, SafeTensors::read_f32),
         }
+    }
+
+    fn stacked_as<T: Element>(
+        &mut self,
+        names: &[impl AsRef<str>],
+        read: impl Fn(&SafeTensors, &str) -> Result<Vec<T>>,
+    ) -> Result<Tensor> {
+        let (values, shape) = self.read(names, read)?;
+        Tensor::from_slice(&values, shape, &self.device)
+    }
+
+    fn read<T>(
+        &mut self,
+        names: &[impl AsRef<str>],
+        read: impl Fn(&SafeTensors, &str) -> Result<Vec<T>>,
+    ) -> Result<(Vec<T>, [usize; 2])> {
+        let (mut values, mut shape) = (Vec::new(), [0; 2]);
+        for name in names.iter().map(AsRef::as_ref) {
+            let (file, own) = self.take(name)?;
+            // A convolution's kernel is a matrix whose rows are the output channels.
+            shape = [shape[0] + own[0], own[1..].iter().product()];
+            let mut read = read(file, name)?;
+            match values.is_empty() {
+                true => values = read,
+                false => values.append(&mut read),
+            }
+        }
+        Ok((values, shape))
     }
 
     /// A norm's weight or a bias: always f32.

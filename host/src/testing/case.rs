@@ -160,4 +160,9 @@ pub trait Case: Send + Sync {
     fn compute_bound(&self) -> bool {
         false
     }
+
+    /// Whether its multiply-adds are those of `dp4a`, four of 8 bits at once, so that their rate is the ceiling.
+    fn dp4a(&self) -> bool {
+        false
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::{Case, Gemm, HostTensor, Purpose, Tolerance, data};
 use crate::{DType, Result, Shape, Tensor, TensorMut, ops};
+use kernels_gpu::matmul::regtile::FAMILIES;
 use ops::{Matmul, Variant};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -216,11 +217,11 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         for types in TYPES {
             for layouts in [Layouts::Nn, Layouts::Nt, Layouts::Tn] {
                 let case = |dims| Product::new(layouts, types, dims);
-                cases.push(forced(case([140, 132, 76]), Variant::Tile128));
-                cases.push(forced(case([68, 72, 76]), Variant::Tile64));
                 cases.push(forced(case([33, 31, 37]), Variant::Strided));
-                if layouts != Layouts::Tn {
-                    cases.push(forced(case([31, 68, 76]), Variant::Tile32));
+                // a row and a column of tiles and four more, k beyond all slices
+                for family in FAMILIES.iter().filter(|family| family.specs.len() > layouts as usize) {
+                    let dims = [family.bm as usize + 4, family.bn as usize + 4, 76];
+                    cases.push(forced(case(dims), Variant::Tile(family.name)));
                 }
             }
             cases.push(forced(Product::new(Layouts::Nt, types, [3, 9, 1000]), Variant::Vector));
@@ -283,7 +284,11 @@ impl Case for Product {
             id += &format!(",alpha={alpha},beta={beta}");
         }
         if variant != Variant::Auto {
-            id += &format!(",variant={variant:?}").to_lowercase();
+            let name = match variant {
+                Variant::Tile(name) => name.to_owned(),
+                other => format!("{other:?}").to_lowercase(),
+            };
+            id += &format!(",variant={name}");
         }
         if let Some(splits) = splits {
             id += &format!(",splits={splits}");

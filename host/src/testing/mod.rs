@@ -4,6 +4,7 @@
 //! A case knows its shapes, makes its inputs from a fixed seed, runs its op on a device, and computes any rows of the
 //! result naively in f64. [`check()`] runs one on a device and compares.
 
+mod activate;
 mod attention;
 pub mod case;
 mod cast;
@@ -12,14 +13,18 @@ mod copy;
 pub mod data;
 mod elementwise;
 mod embedding;
+mod float16;
 mod kv_cache;
 mod layer_norm;
+mod linear;
 mod matmul;
 mod misaligned;
 pub mod quant;
+mod quantize;
 mod reduce;
 mod rms_norm;
 mod rope;
+mod rope_append;
 mod softmax;
 mod transpose;
 
@@ -32,18 +37,23 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[Cases] = &[
         attention::cases,
         matmul::cases,
+        linear::cases,
         quant::cases,
+        quantize::cases,
         kv_cache::cases,
         softmax::cases,
         rms_norm::cases,
         layer_norm::cases,
         reduce::cases,
         elementwise::cases,
+        activate::cases,
         cast::cases,
+        float16::cases,
         transpose::cases,
         copy::cases,
         embedding::cases,
         rope::cases,
+        rope_append::cases,
     ];
     ops.iter().flat_map(|cases| cases()).collect()
 }

@@ -3,7 +3,7 @@
 //! The reference reads the weights from their GGUF bytes by a reader of its own and sums in f64, so it is exact about
 //! what was quantised; what quantising itself loses is tested elsewhere.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{Case, HostTensor, Purpose, Tolerance, activate, data};
 use crate::ops::{Activation, Epilogue};
 use crate::quant::{Format, QuantTensor, name};
 use crate::{DType, Device, Result, Shape, Tensor, TensorMut, ops};
@@ -11,7 +11,7 @@ use half::f16;
 use std::sync::Mutex;
 
 /// Rows of weights as numbers: [n, k].
-fn reference_weights(w: &HostTensor, format: Format) -> Vec<f64> {
+pub(super) fn reference_weights(w: &HostTensor, format: Format) -> Vec<f64> {
     let (n, cols) = w.shape.rows_cols();
     if format == Format::I8 {
         let rows = w.values.chunks(cols.max(1)).take(n).flat_map(|row| {
@@ -94,10 +94,10 @@ fn reference_row(x: &[f32]) -> Vec<f64> {
 
 /// The weights of a case in its format, quantised when it first runs on a device, as a model's are when it loads.
 #[derive(Default)]
-struct Weights(Mutex<Option<QuantTensor>>);
+pub(super) struct Weights(Mutex<Option<QuantTensor>>);
 
 impl Weights {
-    fn get(&self, x: &Tensor, format: Format) -> Result<QuantTensor> {
+    pub fn get(&self, x: &Tensor, format: Format) -> Result<QuantTensor> {
         let mut held = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(weights) = held.as_ref().filter(|weights| weights.device().same(&x.device())) {
             return Ok(weights.clone());
@@ -140,11 +140,7 @@ impl Case for Product {
             Data::Outliers => ",data=outliers",
             Data::Integers => ",data=integers",
         };
-        let activation = match self.activation {
-            Activation::Identity => "",
-            Activation::Silu => ",act=silu",
-            Activation::GeluTanh => ",act=gelu_tanh",
-        };
+        let activation = activate::name(self.activation);
         let adds = if self.adds { ",bias,residual" } else { "" };
         let (format, dtype, Self { m, n, k, .. }) = (name(self.format), self.dtype, self);
         format!("quant_matmul_{format}_{dtype}/m={m},n={n},k={k}{data}{activation}{adds}")
@@ -187,7 +183,7 @@ impl Case for Product {
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         let weights = self.weights.get(&inputs[1], self.format)?;
         let epilogue = Epilogue { bias: inputs.get(2), activation: self.activation, residual: inputs.get(3) };
-        ops::quant_matmul_into(y, &ops::quantize_rows(&inputs[0])?, &weights, &epilogue)
+        ops::quant_matmul_into(y, &inputs[0], &weights, &epilogue)
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
@@ -200,14 +196,7 @@ impl Case for Product {
                 if let Some(bias) = inputs.get(2) {
                     sum += f64::from(bias.values[column]);
                 }
-                let value = match self.activation {
-                    Activation::Identity => sum,
-                    Activation::Silu => sum / (1.0 + (-sum).exp()),
-                    Activation::GeluTanh => {
-                        let u = (2.0 / std::f64::consts::PI).sqrt() * (sum + 0.044715 * sum.powi(3));
-                        0.5 * sum * (1.0 + u.tanh())
-                    }
-                };
+                let value = activate::reference(sum, self.activation);
                 y.push(value + inputs.get(3).map_or(0.0, |residual| f64::from(residual.row(r)[column])));
             }
         }
@@ -244,6 +233,10 @@ impl Case for Product {
     fn compute_bound(&self) -> bool {
         self.m > 64
     }
+
+    fn dp4a(&self) -> bool {
+        true
+    }
 }
 
 fn products(cases: &mut Vec<Box<dyn Case>>) {
@@ -266,6 +259,8 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
             test(shape, DType::F32, Data::Normal, none, false);
         }
         test((1, 40, 2080), DType::F16, Data::Normal, none, false);
+        test((1, 70, 1500), DType::F32, Data::Outliers, Activation::Silu, true);
+        test((1, 9, 8192 + 96), DType::F32, Data::Normal, none, false); // x in two parts
         test((20, 40, 100), DType::F16, Data::Normal, none, false);
         test((3, 40, 512), DType::F32, Data::Outliers, none, false);
         test((30, 40, 512), DType::F32, Data::Outliers, none, false);

@@ -21,7 +21,9 @@
 //! 4. With a single split the block writes the result itself.
 //! 5. Columns of f32 rows are two pieces of 4, L · 4 apart, so that each 16-byte load of the L lanes is contiguous.
 //! 6. Exponents are base 2; a row without a key has m = −∞ and gives 0, as in the prefill kernels.
-//! 7. Keys past the end are read from the last one and masked; columns past head_dim are read from the last ones and
+//! 7. How many keys there are may stand in device memory, so that a captured launch serves every length: the splits'
+//!    number is the grid's and their length follows.
+//! 8. Keys past the end are read from the last one and masked; columns past head_dim are read from the last ones and
 //!    q is 0 there.
 
 use super::{Strides, not_zero, unroll, visible};
@@ -31,6 +33,9 @@ use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
 const THREADS: u32 = 128;
+
+/// What the keys of a split are a multiple of where the kernel divides them: those that a block has in flight.
+const KEY_STEP: u32 = 32;
 
 /// Elements behind the columns of a partial result, of which two hold m and l; the rest keeps 16-byte alignment.
 const STATE: u32 = 4;
@@ -177,11 +182,12 @@ unsafe fn decode<
     num_kv_heads: u32,
     group: u32,
     q_len: u32,
-    kv_len: u32,
+    mut kv_len: u32,
     head_dim: u32,
-    keys_per_split: u32,
+    mut keys_per_split: u32,
     scale_log2: f32,
     causal: bool,
+    past: *const u32,
 ) {
     let slots = THREADS / L;
     let d = 8 * L;
@@ -199,6 +205,11 @@ unsafe fn decode<
     let tid = thread::thread_idx_x();
     let (slot, sub) = (tid / L, tid % L);
     let (split, splits) = (thread::block_idx_x(), thread::grid_dim_x());
+    if !past.is_null() {
+        // SAFETY: one number, as the caller promises.
+        kv_len = kv_len.min(unsafe { *past }.saturating_add(q_len));
+        keys_per_split = kv_len.div_ceil(splits.max(1)).next_multiple_of(KEY_STEP);
+    }
     let (batch, kv_head) = (thread::block_idx_y() / num_kv_heads, thread::block_idx_y() % num_kv_heads);
     let (rows, first_row, first_head) = (group * q_len, thread::block_idx_z() * R as u32, kv_head * group);
     let start = split * keys_per_split;
@@ -442,7 +453,8 @@ macro_rules! kernels {
     ($($name:ident: $tq:ty, $tkv:ty, $lanes:literal, $rows:literal, $keys:literal;)*) => {$(
         /// # Safety
         /// As [`attention_prefill_d64_f32`](super::prefill::attention_prefill_d64_f32); head_dim at most the
-        /// instance's and at least 8; kv_len may be 0; keys_per_split · splits ≥ kv_len. With more than one split
+        /// instance's and at least 8; kv_len may be 0; keys_per_split · splits ≥ kv_len. `past` is null, or one number: kv_len
+        /// is then the least of kv_len and that + q_len, and keys_per_split is not used. With more than one split
         /// `partial`: f32 [b · num_q_heads · q_len, splits, partial_elements(d)], 16-byte aligned, disjoint from all.
         #[kernel(launch_bounds(THREADS, 4))]
         pub unsafe fn $name(
@@ -452,7 +464,7 @@ macro_rules! kernels {
             k_batch: u32, k_head: u32, k_row: u32,
             v_batch: u32, v_head: u32, v_row: u32,
             num_kv_heads: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32, keys_per_split: u32,
-            scale_log2: f32, causal: u32,
+            scale_log2: f32, causal: u32, past: *const u32,
         ) {
             const ACC: usize = 8 * THREADS as usize * $rows;
             const ML: usize = THREADS as usize / $lanes * $rows;
@@ -466,7 +478,7 @@ macro_rules! kernels {
             unsafe {
                 decode::<$tq, $tkv, $lanes, $rows, $keys, ACC, ML>(
                     out, partial, q, k, v, strides, num_kv_heads, group, q_len, kv_len, head_dim, keys_per_split,
-                    scale_log2, causal != 0,
+                    scale_log2, causal != 0, past,
                 )
             }
         }

@@ -269,11 +269,11 @@ unsafe fn scores(s: &mut [[f32; 4]; 8], q: Shared<f32>, k: [Shared<f32>; 4]) {
         let mut keys = [[0.0; 4]; 4];
         unroll!(J < 4 {
             // SAFETY: key tx + 16 J, below 64.
-            keys[J] = unsafe { k[C].get4_at::<{ J as u32 * 16 }, BK, 0>() };
+            keys[J] = unsafe { k[C].get4_at::<{ J as u32 * 16 }, BK, 0, 0>() };
         });
         unroll!(I < 8 {
             // SAFETY: row 16 warp + ty + 2 I, below 64; (row / 2) mod 4 = I mod 4.
-            let query = unsafe { q.get4_at::<{ I as u32 * 2 }, BK, { (C ^ (I & 3)) as u32 * 4 }>() };
+            let query = unsafe { q.get4_at::<{ I as u32 * 2 }, BK, { (C ^ (I & 3)) as u32 }, 4>() };
             unroll!(E < 4 {
                 unroll!(J < 4 { s[I][J] = fma(query[E], keys[J][E], s[I][J]); });
             });
@@ -293,13 +293,13 @@ unsafe fn weighted_values<const G: usize>(o: &mut [[[f32; 4]; G]; 8], p: Shared<
         while g < G {
             unroll!(K < 4 {
                 // SAFETY: key 4 C + K, below 16, of group g's [16, 64].
-                values[g][K] = unsafe { v.at(g as u32 * BK * 64).get4_at::<{ (C * 4 + K) as u32 }, 64, 0>() };
+                values[g][K] = unsafe { v.at(g as u32 * BK * 64).get4_at::<{ (C * 4 + K) as u32 }, 64, 0, 0>() };
             });
             g += 1;
         }
         unroll!(I < 8 {
             // SAFETY: row 16 warp + ty + 2 I, below 64, at four of the chunk's keys.
-            let weights = unsafe { p.get4_at::<{ I as u32 * 2 }, BN, { C as u32 * 4 }>() };
+            let weights = unsafe { p.get4_at::<{ I as u32 * 2 }, BN, { C as u32 }, 4>() };
             unroll!(K < 4 {
                 let mut g = 0;
                 while g < G {

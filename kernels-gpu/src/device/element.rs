@@ -161,7 +161,7 @@ fn f32_to_f16(value: f32) -> u16 {
 }
 
 #[inline(always)]
-fn unpack(word: u32) -> [f32; 2] {
+pub(crate) fn unpack(word: u32) -> [f32; 2] {
     [f16_to_f32(word as u16), f16_to_f32((word >> 16) as u16)]
 }
 

@@ -5,6 +5,7 @@ pub mod element;
 pub mod flat;
 pub mod int8;
 pub mod math;
+pub mod order;
 pub mod reduce;
 pub mod rows;
 pub mod shared;
@@ -13,5 +14,6 @@ pub mod vector;
 
 pub use columns::Columns;
 pub use element::{Element, F16};
+pub use order::keep_order;
 pub use shared::Shared;
 pub use vector::{Raw, Vector};

@@ -6,10 +6,8 @@
 use super::{Columns, Shared, Vector, reduce};
 use cuda_std::prelude::*;
 
-/// Threads in a block of the warp kernels.
+/// The most threads in a block of the warp kernels: the host chooses by occupancy and by the number of rows.
 pub const WARP_BLOCK: u32 = 256;
-/// Rows that a block of the warp kernels handles.
-pub const ROWS_PER_BLOCK: u32 = WARP_BLOCK / 32;
 /// The most columns of the warp kernels: 32 registers of values per lane.
 pub const MAX_WARP_COLS: u32 = 1024;
 
@@ -37,7 +35,7 @@ pub const fn row_threads(cols: u32) -> u32 {
 /// The row of this warp, if there is one, and how its lanes share it. Whole warps have a row or have none.
 #[inline(always)]
 pub fn warp_row<T: Vector>(rows: u32, cols: u32, vectors: u32) -> Option<(u32, Columns)> {
-    let row = thread::block_idx_x() * ROWS_PER_BLOCK + thread::thread_idx_x() / 32;
+    let row = thread::block_idx_x() * (thread::block_dim_x() / 32) + thread::thread_idx_x() / 32;
     (row < rows).then(|| (row, Columns::new::<T>(cols, warp::lane_id(), 32, vectors != 0)))
 }
 

@@ -91,6 +91,26 @@ impl<T: Word> Shared<T> {
         T::from_bits(bits)
     }
 
+    /// Reads two elements from `index` on by one 8-byte access.
+    ///
+    /// # Safety
+    /// As [`get`](Self::get), for two elements; the address is a multiple of 8 bytes.
+    #[gpu_only]
+    #[inline(always)]
+    pub unsafe fn get2(self, index: u32) -> [T; 2] {
+        let (a, b);
+        // SAFETY: as the caller promises.
+        unsafe {
+            asm!(
+                "ld.shared.v2.b32 {{{a}, {b}}}, [{address}];",
+                a = out(reg32) a, b = out(reg32) b,
+                address = in(reg32) self.address + index * 4,
+                options(pure, readonly, nostack, preserves_flags)
+            );
+        }
+        [T::from_bits(a), T::from_bits(b)]
+    }
+
     /// Reads four elements from `index` on by one 16-byte access.
     ///
     /// # Safety
@@ -111,14 +131,16 @@ impl<T: Word> Shared<T> {
         [T::from_bits(a), T::from_bits(b), T::from_bits(c), T::from_bits(d)]
     }
 
-    /// Reads four elements from `ROW · STRIDE + COLUMN` on by one 16-byte access whose offset is part of the
+    /// Reads four elements from `ROW · STRIDE + PART · APART` on by one 16-byte access whose offset is part of the
     /// instruction, so that an unrolled loop over rows computes no addresses.
     ///
     /// # Safety
     /// As [`get4`](Self::get4).
     #[gpu_only]
     #[inline(always)]
-    pub unsafe fn get4_at<const ROW: u32, const STRIDE: u32, const COLUMN: u32>(self) -> [T; 4] {
+    pub unsafe fn get4_at<const ROW: u32, const STRIDE: u32, const PART: u32, const APART: u32>(
+        self,
+    ) -> [T; 4] {
         let (a, b, c, d);
         // SAFETY: as the caller promises.
         unsafe {
@@ -126,7 +148,7 @@ impl<T: Word> Shared<T> {
                 "ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}+{offset}];",
                 a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
                 address = in(reg32) self.address,
-                offset = const (ROW * STRIDE + COLUMN) * 4,
+                offset = const (ROW * STRIDE + PART * APART) * 4,
                 options(pure, readonly, nostack, preserves_flags)
             );
         }

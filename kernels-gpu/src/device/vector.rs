@@ -1,6 +1,6 @@
 //! Sixteen bytes at a time, whatever the element.
 
-use super::element::{Element, F16, load_4_words, load_half, load_word, pack};
+use super::element::{Element, F16, load_4_words, load_half, load_word, pack, unpack};
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use core::ops::IndexMut;
@@ -22,6 +22,15 @@ pub trait Vector: Element {
 
     /// `f` of every pair.
     fn zip(x: Self::Values, y: Self::Values, f: impl FnMut(f32, f32) -> f32) -> Self::Values;
+
+    /// The values in sixteen bytes, as [`load_raw`] gives them: what is not converted yet waits in half the registers.
+    fn unpack(words: [u32; 4]) -> Self::Values;
+
+    /// As many elements of another type as this one's vectors have.
+    ///
+    /// # Safety
+    /// As [`Element::load`], for `LEN` elements, aligned to 16 bytes.
+    unsafe fn load_other<T: Element>(pointer: *const T) -> Self::Values;
 
     /// `LEN` elements by one load through the read-only path.
     ///
@@ -72,6 +81,17 @@ impl Vector for f32 {
     }
 
     #[inline(always)]
+    fn unpack(words: [u32; 4]) -> [f32; 4] {
+        words.map(f32::from_bits)
+    }
+
+    #[inline(always)]
+    unsafe fn load_other<T: Element>(pointer: *const T) -> [f32; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { T::load4(pointer) }
+    }
+
+    #[inline(always)]
     unsafe fn load_vector(pointer: *const Self) -> [f32; 4] {
         // SAFETY: as the caller promises.
         unsafe { Self::load4(pointer) }
@@ -103,6 +123,18 @@ impl Vector for F16 {
         let low = [f(x[0], y[0]), f(x[1], y[1]), f(x[2], y[2]), f(x[3], y[3])];
         let high = [f(x[4], y[4]), f(x[5], y[5]), f(x[6], y[6]), f(x[7], y[7])];
         [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+    }
+
+    #[inline(always)]
+    fn unpack(words: [u32; 4]) -> [f32; 8] {
+        let [a, b, c, d] = words.map(unpack);
+        [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
+    }
+
+    #[inline(always)]
+    unsafe fn load_other<T: Element>(pointer: *const T) -> [f32; 8] {
+        // SAFETY: as the caller promises.
+        unsafe { T::load8(pointer) }
     }
 
     #[inline(always)]
@@ -169,7 +201,7 @@ impl Raw for u16 {
 /// # Safety
 /// As [`Raw::load`], for 16 bytes, aligned to 16 bytes.
 #[inline(always)]
-pub unsafe fn load_raw<E: Raw>(pointer: *const E) -> [u32; 4] {
+pub unsafe fn load_raw<E>(pointer: *const E) -> [u32; 4] {
     // SAFETY: as the caller promises.
     unsafe { load_4_words(pointer.cast()) }
 }

@@ -1,8 +1,8 @@
-//! c = alpha·Σ parts + beta·c: the end of a product that was split along k.   parts: [splits, batch, m, n].
+//! c = alpha·Σ parts + bias + beta·d: the end of a product that was split along k.   parts: [splits, batch, m, n].
 //!
-//! Without splits there is nothing to add and c becomes beta·c: the product of matrices with k = 0.
+//! Without splits there is nothing to add and c becomes bias + beta·d: the product of matrices with k = 0.
 
-use crate::device::math::fma;
+use super::{Product, write};
 use crate::device::{Element, F16};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
@@ -17,27 +17,17 @@ pub const SPECS: [KernelSpec; 2] =
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn reduce<C: Element>(
-    c: *mut C,
-    partial: *const f32,
-    m: u32,
-    n: u32,
-    ldc: u32,
-    stride_c: u32,
-    splits: u32,
-    alpha: f32,
-    beta: f32,
-) {
+unsafe fn reduce<C: Element>(c: *mut C, partial: *const f32, p: &Product<C>, stride_c: u32, splits: u32) {
     let index = thread::index_1d();
-    if index >= m * n {
+    if index >= p.m * p.n {
         return;
     }
     let batch = thread::block_idx_z();
-    let cols = n.max(1); // divisions have a branch to a panic otherwise
-    let between = (thread::grid_dim_z() * m * n) as usize;
+    let cols = p.n.max(1); // divisions have a branch to a panic otherwise
+    let between = (thread::grid_dim_z() * p.m * p.n) as usize;
     // SAFETY: index < m·n, and the parts and c hold that many elements for every batch entry.
     unsafe {
-        let mut from = partial.wrapping_add((batch * m * n + index) as usize);
+        let mut from = partial.wrapping_add((batch * p.m * p.n + index) as usize);
         let mut sum = 0.0;
         let mut split = 0;
         while split < splits {
@@ -45,48 +35,31 @@ unsafe fn reduce<C: Element>(
             from = from.wrapping_add(between);
             split += 1;
         }
-        let to = c.add((batch * stride_c + index / cols * ldc + index % cols) as usize);
-        let mut value = alpha * sum;
-        if beta != 0.0 {
-            value = fma(beta, (*to).to_f32(), value);
-        }
-        *to = C::from_f32(value);
+        let c = c.wrapping_add((batch * stride_c) as usize);
+        write::one(c, p, index / cols, index % cols, sum);
     }
 }
 
-/// # Safety
-/// `c`: [gridDim.z, m, n] with ldc and stride_c, `partial`: [splits, gridDim.z, m, n], fewer than 2³¹ elements each,
-/// valid on the launching stream, disjoint; launched as [`SPECS`] says.
-#[kernel(launch_bounds(THREADS))]
-pub unsafe fn matmul_reduce_f32(
-    c: *mut f32,
-    partial: *const f32,
-    m: u32,
-    n: u32,
-    ldc: u32,
-    stride_c: u32,
-    splits: u32,
-    alpha: f32,
-    beta: f32,
-) {
-    // SAFETY: this kernel's contract is the body's.
-    unsafe { reduce(c, partial, m, n, ldc, stride_c, splits, alpha, beta) }
+macro_rules! kernels {
+    ($($name:ident: $C:ty;)*) => {$(
+        /// # Safety
+        /// `c`, `addend`: [gridDim.z, m, n] with ldc and stride_c, `bias`: [n] or null, `partial`: [splits, gridDim.z, m,
+        /// n], fewer than 2³¹ elements each, valid on the launching stream, disjoint but that `addend` may be `c`;
+        /// launched as [`SPECS`] says.
+        #[kernel(launch_bounds(THREADS))]
+        pub unsafe fn $name(
+            c: *mut $C, partial: *const f32, m: u32, n: u32, ldc: u32, stride_c: u32, splits: u32,
+            alpha: f32, beta: f32, bias: *const $C, addend: *const $C,
+        ) {
+            let null = core::ptr::null_mut();
+            let p = Product::new(null, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
+            // SAFETY: this kernel's contract is the body's.
+            unsafe { reduce(c, partial, &p, stride_c, splits) }
+        }
+    )*};
 }
 
-/// # Safety
-/// As [`matmul_reduce_f32`].
-#[kernel(launch_bounds(THREADS))]
-pub unsafe fn matmul_reduce_f16(
-    c: *mut F16,
-    partial: *const f32,
-    m: u32,
-    n: u32,
-    ldc: u32,
-    stride_c: u32,
-    splits: u32,
-    alpha: f32,
-    beta: f32,
-) {
-    // SAFETY: this kernel's contract is the body's.
-    unsafe { reduce(c, partial, m, n, ldc, stride_c, splits, alpha, beta) }
+kernels! {
+    matmul_reduce_f32: f32;
+    matmul_reduce_f16: F16;
 }

@@ -2,19 +2,26 @@
 //!
 //! Idea: a block makes a BM × BN tile of c, a thread 8 × 8 of it in registers, from BK rows of a and b at a time in
 //! shared memory. Shared memory is double-buffered and the next tile is on its way to registers while this one is
-//! multiplied. 8 × 8 is the smallest register tile whose 16-byte shared loads can feed the FMA units.
+//! multiplied. 8 × 8 is the smallest register tile whose 16-byte shared loads can feed the FMA units. Where c has too
+//! few tiles for all warps that a multiprocessor can hold, slices help: two or four groups of threads share a tile, each
+//! takes every second or fourth BK rows, and in the end their sums are added through shared memory.
 //! Source: Volkov & Demmel 2008, "Benchmarking GPUs to tune dense linear algebra"; the lanes' order within a warp is
-//! that of Gray's maxas SGEMM, where every 16-byte shared load is a broadcast without conflicts.
+//! that of Gray's maxas SGEMM, where every 16-byte shared load is a broadcast without conflicts; slices as in CUTLASS's
+//! documentation ("sliced-K").
 //!
-//! | kernel                     | tile      | threads | when                                       |
-//! |----------------------------|-----------|---------|--------------------------------------------|
-//! | matmul_tile128_‹ll›_‹t›    | 128 × 128 | 256     | it gives every multiprocessor a block      |
-//! | matmul_tile64_‹ll›_‹t›     | 64 × 64   | 64      | smaller products                           |
-//! | matmul_strided_‹t›         | 64 × 64   | 64      | any strides and alignment, scalar loads    |
+//! | kernel                     | tile      | a thread's | slices | threads | layouts |
+//! |----------------------------|-----------|------------|--------|---------|---------|
+//! | matmul_tile128_‹ll›_‹t›    | 128 × 128 | 8 × 8      | 1      | 256     | all     |
+//! | matmul_wide128_‹ll›_‹t›    | 128 × 128 | 16 × 8     | 1      | 128     | nn, nt  |
+//! | matmul_tile64x128_‹ll›_‹t› | 64 × 128  | 8 × 8      | 1      | 128     | nn, nt  |
+//! | matmul_tile64_‹ll›_‹t›     | 64 × 64   | 8 × 8      | 2      | 128     | all     |
+//! | matmul_tile32_‹ll›_‹t›     | 32 × 64   | 4 × 8      | 4      | 256     | all     |
+//! | matmul_strided_‹t›         | 64 × 64   | 8 × 8      | 1      | 64      | any strides and alignment, scalar loads |
 //!
 //! ‹ll› is nn, nt (b is the transpose of a row-major [n, k]) or tn (a is the transpose of a row-major [k, m]);
 //! ‹t› is f32, f16, or mixed (a f32, b f16, c f32).
 
+use super::load::{AlongK, AlongWidth, Load, PAD, Strided};
 use super::{Product, write};
 use crate::device::math::fma;
 use crate::device::{Element, F16, Shared, shared};
@@ -23,352 +30,125 @@ use cuda_std::gpu_only;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 
-/// Rows of a and b in shared memory at a time.
+/// Rows of a and b that a slice has in shared memory at a time.
 pub const BK: u32 = 8;
-/// Floats between the rows of a tile in shared memory beyond its width: with 4, the transposing stores of a warp go
-/// to 32 different banks and every row begins at a multiple of 16 bytes.
-const PAD: u32 = 4;
 /// Tile rows that run together through the tile columns, so that the blocks at work share rows and columns in L2.
 const GROUP: u32 = 8;
 
-/// Bytes of both buffers of both tiles.
-const fn shared_bytes(bm: u32, bn: u32) -> u32 {
-    2 * BK * (bm + PAD + bn + PAD) * 4
+/// A tile size and its kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// The name in its kernels' names.
+    pub name: &'static str,
+    /// Rows of c that a block makes.
+    pub bm: u32,
+    /// Columns of c that a block makes.
+    pub bn: u32,
+    /// Groups of threads that share the k of a tile.
+    pub slices: u32,
+    /// Warps of a block.
+    pub warps: u32,
+    /// Blocks that fit a multiprocessor of sm_61.
+    pub resident: u32,
+    /// [nn, nt, tn][f32, f16, mixed]; some families have no tn. grid = [ceil(m / bm) · ceil(n / bn), splits, batch]
+    pub specs: &'static [[KernelSpec; 3]],
 }
 
-/// One operand's way from global memory into a tile [BK, STRIDE] of shared memory.
-trait Load: Copy {
-    /// What is on its way, in registers.
-    type Stage: Copy;
-
-    /// Loads the next tile, of which only the first `valid` of `BK` rows exist; the rest is zero.
-    ///
-    /// # Safety
-    /// Those rows lie in the operand.
-    unsafe fn load_first(&self, valid: u32) -> Self::Stage;
-
-    /// Loads the next tile, all of it.
-    ///
-    /// # Safety
-    /// As [`load_first`](Self::load_first).
-    unsafe fn load(&self) -> Self::Stage;
-
-    /// Goes `rows` rows on.
-    fn advance(&mut self, rows: u32);
-
-    /// The element of a tile that this thread stores first.
-    fn place(&self) -> u32;
-
-    /// Puts what was loaded into a tile.
-    ///
-    /// # Safety
-    /// `to` is [`place`](Self::place) in a tile of `BK` rows that are `STRIDE` apart, and nobody reads it.
-    unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage);
+/// Bytes of both buffers of both tiles, for every slice.
+const fn shared_bytes(bm: u32, bn: u32, slices: u32) -> u32 {
+    slices * 2 * BK * (bm + PAD + bn + PAD) * 4
 }
 
-/// For an operand whose neighbours in memory are neighbours in k: a thread takes four k of one column and turns them
-/// into a column of the tile.
-#[derive(Clone, Copy)]
-struct AlongK<T, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> {
-    from: [*const T; VECTORS],
-    tid: u32,
-}
-
-/// For an operand whose neighbours in memory are neighbours in the tile's width: a thread takes four of one row.
-#[derive(Clone, Copy)]
-struct AlongWidth<T, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> {
-    from: *const T,
-    tid: u32,
-    row_stride: u32,
-}
-
-impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize>
-    AlongK<T, STRIDE, THREADS, VECTORS>
-{
-    /// Four k at a time.
-    const QUADS: u32 = BK / 4;
-
-    /// Columns `first..` of the operand at `base`, whose columns are `ld` apart. Columns from `extent` on are read as
-    /// its last, and not used.
-    #[inline(always)]
-    fn new(base: *const T, ld: u32, first: u32, extent: u32, tid: u32) -> Self {
-        let mut from = [base; VECTORS];
-        let mut v = 0;
-        while v < VECTORS {
-            let index = tid + v as u32 * THREADS;
-            let column = (first + index / Self::QUADS).min(extent - 1);
-            from[v] = base.wrapping_add((column * ld + index % Self::QUADS * 4) as usize);
-            v += 1;
-        }
-        Self { from, tid }
-    }
-}
-
-impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Load
-    for AlongK<T, STRIDE, THREADS, VECTORS>
-{
-    type Stage = [T::Packed4; VECTORS];
-
-    #[inline(always)]
-    unsafe fn load_first(&self, valid: u32) -> Self::Stage {
-        let mut stage = [T::zero4(); VECTORS];
-        let mut v = 0;
-        while v < VECTORS {
-            if (self.tid + v as u32 * THREADS) % Self::QUADS * 4 < valid {
-                // SAFETY: k is a multiple of 4, so four rows exist where one does; aligned as the kernel demands.
-                stage[v] = unsafe { T::load4_packed(self.from[v]) };
-            }
-            v += 1;
-        }
-        stage
-    }
-
-    #[inline(always)]
-    unsafe fn load(&self) -> Self::Stage {
-        let mut stage = [T::zero4(); VECTORS];
-        let mut v = 0;
-        while v < VECTORS {
-            // SAFETY: the caller's tile exists in full; aligned as the kernel demands.
-            stage[v] = unsafe { T::load4_packed(self.from[v]) };
-            v += 1;
-        }
-        stage
-    }
-
-    #[inline(always)]
-    fn advance(&mut self, rows: u32) {
-        let mut v = 0;
-        while v < VECTORS {
-            self.from[v] = self.from[v].wrapping_add(rows as usize);
-            v += 1;
-        }
-    }
-
-    #[inline(always)]
-    fn place(&self) -> u32 {
-        self.tid % Self::QUADS * 4 * STRIDE + self.tid / Self::QUADS
-    }
-
-    #[inline(always)]
-    unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
-        let mut v = 0;
-        while v < VECTORS {
-            let to = to.at(v as u32 * (THREADS / Self::QUADS));
-            let [x, y, z, w] = T::unpack4(stage[v]);
-            // SAFETY: four rows of one column, inside the tile.
-            unsafe {
-                to.set_at::<0, STRIDE>(x);
-                to.set_at::<1, STRIDE>(y);
-                to.set_at::<2, STRIDE>(z);
-                to.set_at::<3, STRIDE>(w);
-            }
-            v += 1;
-        }
-    }
-}
-
-impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize>
-    AlongWidth<T, STRIDE, THREADS, VECTORS>
-{
-    /// Four columns at a time.
-    const QUADS: u32 = (STRIDE - PAD) / 4;
-
-    /// Columns `first..` of the operand at `base`, whose rows are `ld` apart. Columns from `extent` on are read as
-    /// its last four, and not used.
-    #[inline(always)]
-    fn new(base: *const T, ld: u32, first: u32, extent: u32, tid: u32) -> Self {
-        let column = (first + tid % Self::QUADS * 4).min(extent - 4);
-        Self { from: base.wrapping_add((tid / Self::QUADS * ld + column) as usize), tid, row_stride: ld }
-    }
-
-    /// This thread's `v`-th four.
-    #[inline(always)]
-    fn vector(&self, v: usize) -> *const T {
-        let rows = v as u32 * (THREADS / Self::QUADS);
-        self.from.wrapping_add((rows * self.row_stride) as usize)
-    }
-}
-
-impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Load
-    for AlongWidth<T, STRIDE, THREADS, VECTORS>
-{
-    type Stage = [T::Packed4; VECTORS];
-
-    #[inline(always)]
-    unsafe fn load_first(&self, valid: u32) -> Self::Stage {
-        let mut stage = [T::zero4(); VECTORS];
-        let mut v = 0;
-        while v < VECTORS {
-            if (self.tid + v as u32 * THREADS) / Self::QUADS < valid {
-                // SAFETY: the row exists; the width is a multiple of 4; aligned as the kernel demands.
-                stage[v] = unsafe { T::load4_packed(self.vector(v)) };
-            }
-            v += 1;
-        }
-        stage
-    }
-
-    #[inline(always)]
-    unsafe fn load(&self) -> Self::Stage {
-        let mut stage = [T::zero4(); VECTORS];
-        let mut v = 0;
-        while v < VECTORS {
-            // SAFETY: the caller's tile exists in full; aligned as the kernel demands.
-            stage[v] = unsafe { T::load4_packed(self.vector(v)) };
-            v += 1;
-        }
-        stage
-    }
-
-    #[inline(always)]
-    fn advance(&mut self, rows: u32) {
-        self.from = self.from.wrapping_add((rows * self.row_stride) as usize);
-    }
-
-    #[inline(always)]
-    fn place(&self) -> u32 {
-        self.tid / Self::QUADS * STRIDE + self.tid % Self::QUADS * 4
-    }
-
-    #[inline(always)]
-    unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
-        let mut v = 0;
-        while v < VECTORS {
-            // SAFETY: four columns of one row, inside the tile; the address is a multiple of 16 bytes.
-            unsafe { to.set4(v as u32 * (THREADS / Self::QUADS) * STRIDE, T::unpack4(stage[v])) };
-            v += 1;
-        }
-    }
-}
-
-/// For any strides: a thread takes single elements, its neighbours those that are nearest in memory.
-#[derive(Clone, Copy)]
-struct Strided<T, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize> {
-    from: *const T,
-    /// Elements between two of this thread's.
-    step: u32,
-    /// Elements between two rows.
-    row_stride: u32,
-    /// This thread's first element in the tile, and how far apart its elements are there.
-    row: u32,
-    column: u32,
-    row_step: u32,
-    column_step: u32,
-    /// Columns that exist from the tile's first on.
-    columns: u32,
-}
-
-impl<T: Element, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize>
-    Strided<T, STRIDE, THREADS, ELEMENTS>
-{
-    const WIDTH: u32 = STRIDE - PAD;
-
-    /// Columns `first..extent` of the operand at `base` with these strides between rows and columns.
-    #[inline(always)]
-    fn new(base: *const T, row_stride: u32, column_stride: u32, first: u32, extent: u32, tid: u32) -> Self {
-        let (row, column, row_step, column_step) = if row_stride <= column_stride {
-            (tid % BK, tid / BK, 0, THREADS / BK)
-        } else {
-            (tid / Self::WIDTH, tid % Self::WIDTH, THREADS / Self::WIDTH, 0)
-        };
-        Self {
-            from: base.wrapping_add(
-                (row * row_stride) as usize + ((first + column) as usize * column_stride as usize),
-            ),
-            step: row_step * row_stride + column_step * column_stride,
-            row_stride,
-            row,
-            column,
-            row_step,
-            column_step,
-            columns: extent - first,
-        }
-    }
-}
-
-impl<T: Element, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize> Load
-    for Strided<T, STRIDE, THREADS, ELEMENTS>
-{
-    type Stage = [f32; ELEMENTS];
-
-    #[inline(always)]
-    unsafe fn load_first(&self, valid: u32) -> Self::Stage {
-        let mut stage = [0.0; ELEMENTS];
-        let mut e = 0;
-        while e < ELEMENTS {
-            let (row, column) =
-                (self.row + e as u32 * self.row_step, self.column + e as u32 * self.column_step);
-            if row < valid && column < self.columns {
-                // SAFETY: row and column exist.
-                stage[e] = unsafe { T::load(self.from.wrapping_add(e * self.step as usize)) };
-            }
-            e += 1;
-        }
-        stage
-    }
-
-    #[inline(always)]
-    unsafe fn load(&self) -> Self::Stage {
-        // SAFETY: the caller's tile exists in full.
-        unsafe { self.load_first(BK) }
-    }
-
-    #[inline(always)]
-    fn advance(&mut self, rows: u32) {
-        self.from = self.from.wrapping_add(rows as usize * self.row_stride as usize);
-    }
-
-    #[inline(always)]
-    fn place(&self) -> u32 {
-        self.row * STRIDE + self.column
-    }
-
-    #[inline(always)]
-    unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage) {
-        let step = self.row_step * STRIDE + self.column_step;
-        let mut e = 0;
-        while e < ELEMENTS {
-            // SAFETY: THREADS · ELEMENTS = BK · WIDTH, so every element is inside the tile.
-            unsafe { to.set(e as u32 * step, stage[e]) };
-            e += 1;
-        }
-    }
-}
-
-/// A thread's part of c.
-type Accumulators = [[f32; 8]; 8];
-
-/// Repeats a statement for 0 to 7 as constants, so that arrays indexed by them are registers.
-macro_rules! each_of_8 {
-    ($i:ident => $body:expr) => {
-        each_of_8!(@ $i => $body; 0 1 2 3 4 5 6 7)
+/// Repeats a statement for the constants below `$count`, which is 4, 8 or 16, so that arrays indexed by them are registers.
+macro_rules! each {
+    ($i:ident < 8 => $body:expr) => {
+        each!(@ $i => $body; 0 1 2 3 4 5 6 7)
     };
-    (@ $i:ident => $body:expr; $($value:literal)*) => {
-        {$({
+    ($i:ident < $count:ident => $body:expr) => {{
+        each!(@ $i => $body; 0 1 2 3);
+        if $count > 4 {
+            each!(@ $i => $body; 4 5 6 7);
+        }
+        if $count > 8 {
+            each!(@ $i => $body; 8 9 10 11 12 13 14 15);
+        }
+    }};
+    (@ $i:ident => $body:expr; $($value:literal)*) => {{
+        $({
             const $i: usize = $value;
             $body
-        })*}
-    };
+        })*
+    }};
 }
 
-/// acc += outer product of row `K` of both tiles, whose rows are `SA` and `SB` apart. A thread's columns are four here
-/// and four `HM` (in b: `HN`) further on.
+/// acc += outer product of row `K` of both tiles, whose rows are `SA` and `SB` apart. A thread's rows of c are fours
+/// that are `HM` apart, its columns two fours `HN` apart.
 ///
 /// # Safety
 /// `a` and `b` are at this thread's first element in row 0, and a barrier lies behind the tiles' stores.
 #[inline(always)]
-unsafe fn multiply_row<const K: u32, const SA: u32, const SB: u32, const HM: u32, const HN: u32>(
-    acc: &mut Accumulators,
+unsafe fn multiply_row<
+    const K: u32,
+    const ROWS: usize,
+    const SA: u32,
+    const SB: u32,
+    const HM: u32,
+    const HN: u32,
+>(
+    acc: &mut [[f32; 8]; ROWS],
     a: Shared<f32>,
     b: Shared<f32>,
 ) {
+    let (mut reg_m, mut reg_n) = ([0.0; ROWS], [0.0; 8]);
     // SAFETY: as the caller promises; all offsets are multiples of four elements.
-    let (a0, a1, b0, b1) = unsafe {
-        (a.get4_at::<K, SA, 0>(), a.get4_at::<K, SA, HM>(), b.get4_at::<K, SB, 0>(), b.get4_at::<K, SB, HN>())
-    };
-    let reg_m = [a0[0], a0[1], a0[2], a0[3], a1[0], a1[1], a1[2], a1[3]];
-    let reg_n = [b0[0], b0[1], b0[2], b0[3], b1[0], b1[1], b1[2], b1[3]];
-    each_of_8!(I => each_of_8!(J => acc[I][J] = fma(reg_m[I], reg_n[J], acc[I][J])));
+    unsafe {
+        reg_m[..4].copy_from_slice(&a.get4_at::<K, SA, 0, HM>());
+        if ROWS > 4 {
+            reg_m[4..8].copy_from_slice(&a.get4_at::<K, SA, 1, HM>());
+        }
+        if ROWS > 8 {
+            reg_m[8..12].copy_from_slice(&a.get4_at::<K, SA, 2, HM>());
+            reg_m[12..16].copy_from_slice(&a.get4_at::<K, SA, 3, HM>());
+        }
+        reg_n[..4].copy_from_slice(&b.get4_at::<K, SB, 0, HN>());
+        reg_n[4..].copy_from_slice(&b.get4_at::<K, SB, 1, HN>());
+    }
+    each!(I < ROWS => each!(J < 8 => acc[I][J] = fma(reg_m[I], reg_n[J], acc[I][J])));
+}
+
+/// Adds the sums of the upper half of 2 · `HALF` slices to those of the lower, through shared memory.
+///
+/// # Safety
+/// All threads of the block call this; `memory` holds `HALF` slices' sums, 16-byte aligned, and nobody reads it any more.
+#[inline(always)]
+unsafe fn fold<const HALF: u32, const ROWS: usize>(
+    acc: &mut [[f32; 8]; ROWS],
+    memory: Shared<f32>,
+    slice: u32,
+    (tid, threads): (u32, u32),
+) {
+    let own = memory.at((slice % HALF * ROWS as u32 * 2 * threads + tid) * 4);
+    // SAFETY: two fours for each of a thread's rows, those of neighbouring threads side by side; barriers lie between
+    // the writes of one slice and the reads of the other, and behind them.
+    unsafe {
+        sync_threads();
+        if slice >= HALF && slice < 2 * HALF {
+            each!(I < ROWS => {
+                let [x0, x1, x2, x3, x4, x5, x6, x7] = acc[I];
+                own.set4(I as u32 * 2 * threads * 4, [x0, x1, x2, x3]);
+                own.set4((I as u32 * 2 + 1) * threads * 4, [x4, x5, x6, x7]);
+            });
+        }
+        sync_threads();
+        if slice < HALF {
+            each!(I < ROWS => {
+                let [x0, x1, x2, x3] = own.get4(I as u32 * 2 * threads * 4);
+                let [x4, x5, x6, x7] = own.get4((I as u32 * 2 + 1) * threads * 4);
+                let more = [x0, x1, x2, x3, x4, x5, x6, x7];
+                each!(J < 8 => acc[I][J] += more[J]);
+            });
+        }
+    }
 }
 
 /// This thread's place in its warp, whose lanes are HM / 4 down and as many as that leaves across.
@@ -403,15 +183,20 @@ fn opaque(value: u32) -> u32 {
     same
 }
 
-/// The tile of c at (`row`, `column`), from `k` = `k_count` rows of both operands.
+/// The tile of c at (`row`, `column`), from `k` = `k_count` rows of both operands, which `SLICES` groups of `THREADS`
+/// threads share: of every `BK · SLICES` rows, the group `slice` takes the `BK` from `BK · slice` on.
 ///
 /// # Safety
-/// As the kernels below; `tile_a` and `tile_b` have two buffers each.
+/// As the kernels below; `shared` are `SLICES` times two buffers of a tile of each operand, and the loaders are at the
+/// slice's first row.
 #[inline(always)]
 unsafe fn tile<
     LA: Load,
     LB: Load,
     C: Element,
+    const ROWS: usize,
+    const SLICES: u32,
+    const THREADS: u32,
     const SA: u32,
     const SB: u32,
     const HM: u32,
@@ -419,32 +204,36 @@ unsafe fn tile<
     const VECTOR: bool,
 >(
     c: *mut C,
-    p: &Product,
+    p: &Product<C>,
     (row, column): (u32, u32),
     k_count: u32,
     (mut load_a, mut load_b): (LA, LB),
-    (tile_a, tile_b): (Shared<f32>, Shared<f32>),
+    shared: Shared<f32>,
 ) {
     // place tile
-    let tid = thread::thread_idx_x();
+    let (slice, tid) = (thread::thread_idx_x() / THREADS, thread::thread_idx_x() % THREADS);
     let (warp, (lane_m, lane_n)) = (tid / 32, lane_place::<HM>(tid % 32));
-    let warps_m = (SA - PAD) / (2 * HM);
-    let thread_m = warp % warps_m * 2 * HM + lane_m * 4;
+    let warps_m = ((SA - PAD) / (ROWS as u32 / 4 * HM)).max(1);
+    let thread_m = warp % warps_m * (ROWS as u32 / 4 * HM) + lane_m * 4;
     let thread_n = warp / warps_m * 2 * HN + lane_n * 4;
-    let mut acc: Accumulators = [[0.0; 8]; 8];
+    let tile_a = shared.at(slice * 2 * BK * (SA + SB));
+    let tile_b = tile_a.at(2 * BK * SA);
+    let mut acc = [[0.0; 8]; ROWS];
 
     // The remainder of k comes first, so that all further tiles are full.
-    let first = if k_count.is_multiple_of(BK) { BK } else { k_count % BK };
-    let mut left = (k_count - first) / BK;
+    let step = BK * SLICES;
+    let first = if k_count.is_multiple_of(step) { step } else { k_count % step };
+    let mut left = (k_count - first) / step;
     let (mut read_a, mut read_b) = (tile_a.at(thread_m), tile_b.at(thread_n));
     let (mut write_a, mut write_b) = (tile_a.at(load_a.place()), tile_b.at(load_b.place()));
     // From the buffer in use to the other one, and back.
     let (mut other_a, mut other_b) = (BK * SA, BK * SB);
-    // SAFETY: the caller's operands hold `k_count` rows, of which `first + left · BK` are visited. The barriers are
+    // SAFETY: the caller's operands hold `k_count` rows, of which `first + left · step` are visited. The barriers are
     // reached by all threads, as `left` is the same in all. A buffer is written only after the barrier behind its
-    // last reads.
+    // last reads; the buffers hold the sums of half the slices, as every kernel checks.
     unsafe {
-        let mut next = (load_a.load_first(first), load_b.load_first(first));
+        let valid = first.saturating_sub(slice * BK);
+        let mut next = (load_a.load_first(valid), load_b.load_first(valid));
         load_a.advance(first);
         load_b.advance(first);
         load_a.store(write_a, next.0);
@@ -454,18 +243,18 @@ unsafe fn tile<
             // load
             if left > 0 {
                 next = (load_a.load(), load_b.load());
-                load_a.advance(BK);
-                load_b.advance(BK);
+                load_a.advance(step);
+                load_b.advance(step);
             }
             // compute
-            multiply_row::<0, SA, SB, HM, HN>(&mut acc, read_a, read_b);
-            multiply_row::<1, SA, SB, HM, HN>(&mut acc, read_a, read_b);
-            multiply_row::<2, SA, SB, HM, HN>(&mut acc, read_a, read_b);
-            multiply_row::<3, SA, SB, HM, HN>(&mut acc, read_a, read_b);
-            multiply_row::<4, SA, SB, HM, HN>(&mut acc, read_a, read_b);
-            multiply_row::<5, SA, SB, HM, HN>(&mut acc, read_a, read_b);
-            multiply_row::<6, SA, SB, HM, HN>(&mut acc, read_a, read_b);
-            multiply_row::<7, SA, SB, HM, HN>(&mut acc, read_a, read_b);
+            multiply_row::<0, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
+            multiply_row::<1, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
+            multiply_row::<2, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
+            multiply_row::<3, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
+            multiply_row::<4, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
+            multiply_row::<5, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
+            multiply_row::<6, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
+            multiply_row::<7, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
             // `next` and this branch depend on the same number. If LLVM saw that, it would make the last round a copy of
             // its own and sink its multiplications into the branches of the write below: hundreds of registers.
             left = opaque(left);
@@ -482,8 +271,19 @@ unsafe fn tile<
             left -= 1;
         }
 
+        // fold slices
+        if SLICES > 2 {
+            fold::<2, ROWS>(&mut acc, shared, slice, (tid, THREADS));
+        }
+        if SLICES > 1 {
+            fold::<1, ROWS>(&mut acc, shared, slice, (tid, THREADS));
+            if slice > 0 {
+                return;
+            }
+        }
+
         // write
-        each_of_8!(I => {
+        each!(I < ROWS => {
             let i = I as u32;
             let r = row + thread_m + i % 4 + i / 4 * HM;
             if r < p.m {
@@ -511,7 +311,8 @@ macro_rules! loader {
 macro_rules! tile_kernels {
     (
         $(#[$doc:meta])*
-        $module:ident: BM = $bm:literal, BN = $bn:literal, LANES_M = $lanes_m:literal, MIN_BLOCKS = $min_blocks:literal;
+        $module:ident: BM = $bm:literal, BN = $bn:literal, ROWS = $rows:literal, LANES_M = $lanes_m:literal,
+        SLICES = $slices:literal, MIN_BLOCKS = $min_blocks:literal;
         $([$($name:ident: $a:ident $b:ident, $A:ty, $B:ty, $C:ty;)*])*
     ) => {
         $(#[$doc])*
@@ -522,17 +323,27 @@ macro_rules! tile_kernels {
             pub const BM: u32 = $bm;
             /// Columns of c that a block makes.
             pub const BN: u32 = $bn;
-            const THREADS: u32 = BM * BN / 64;
-            const VECTORS_A: usize = (BM * BK / 4 / THREADS) as usize;
-            const VECTORS_B: usize = (BN * BK / 4 / THREADS) as usize;
-            const SHARED: u32 = shared_bytes(BM, BN);
+            /// Rows of c that a thread makes; of columns it makes eight.
+            const ROWS: usize = $rows;
+            /// Groups of threads that share the k of a tile.
+            pub const SLICES: u32 = $slices;
+            /// Threads of one of them.
+            const GROUP_THREADS: u32 = BM * BN / (ROWS as u32 * 8);
+            /// Threads of a block.
+            pub const THREADS: u32 = GROUP_THREADS * SLICES;
+            /// Blocks that fit a multiprocessor of sm_61.
+            pub const MIN_BLOCKS: u32 = $min_blocks;
+            const VECTORS_A: usize = (BM * BK / 4 / GROUP_THREADS) as usize;
+            const VECTORS_B: usize = (BN * BK / 4 / GROUP_THREADS) as usize;
+            const SHARED: u32 = shared_bytes(BM, BN, SLICES);
+            const _: () = assert!(SLICES == 1 || SLICES / 2 * BM * BN * 4 <= SHARED);
             /// Half the width of a warp's part along m and n: 8 × 8 elements each for 32 lanes.
             const HM: u32 = $lanes_m * 4;
             const HN: u32 = 32 / $lanes_m * 4;
 
             /// [nn, nt, tn][f32, f16, mixed]. grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
             pub const SPECS: &[[KernelSpec; 3]] = & [$([$(
-                KernelSpec::new(stringify!($name), THREADS).min_blocks($min_blocks).shared_bytes(SHARED),
+                KernelSpec::new(stringify!($name), THREADS).min_blocks(MIN_BLOCKS).shared_bytes(SHARED),
             )*]),*];
 
             $($(
@@ -540,16 +351,16 @@ macro_rules! tile_kernels {
                 /// `c`, `a`, `b` as [`Product`] says, in this kernel's layouts, 16-byte aligned (f16: 8-byte); `n`, the
                 /// leading dimensions and batch strides are multiples of 4, and so are `k` where an operand runs
                 /// along k and `m` where `a` runs along m; launched as [`SPECS`] says.
-                #[kernel(launch_bounds(THREADS, $min_blocks))]
+                #[kernel(launch_bounds(THREADS, MIN_BLOCKS))]
                 pub unsafe fn $name(
                     c: *mut $C, a: *const $A, b: *const $B, partial: *mut f32,
                     m: u32, n: u32, k: u32, lda: u32, ldb: u32, ldc: u32,
                     stride_a: u32, stride_b: u32, stride_c: u32, k_chunk: u32, alpha: f32, beta: f32,
+                    bias: *const $C, addend: *const $C,
                 ) {
-                    let tile_a = shared::declare::<f32, { (2 * BK * (BM + PAD)) as usize }>();
-                    let tile_b = shared::declare::<f32, { (2 * BK * (BN + PAD)) as usize }>();
-                    let tid = thread::thread_idx_x();
-                    let p = Product::new(partial, m, n, ldc, alpha, beta);
+                    let shared = shared::declare::<f32, { SHARED as usize / 4 }>();
+                    let (slice, tid) = (thread::thread_idx_x() / GROUP_THREADS, thread::thread_idx_x() % GROUP_THREADS);
+                    let p = Product::new(partial, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
                     let (k_first, k_count) = crate::matmul::k_range(k, k_chunk);
                     let (tile_m, tile_n) = tile_place(thread::block_idx_x(), m.div_ceil(BM), n.div_ceil(BN));
                     let (row, column) = (tile_m * BM, tile_n * BN);
@@ -557,20 +368,25 @@ macro_rules! tile_kernels {
                     let c = c.wrapping_add((batch * stride_c) as usize);
                     let a = a.wrapping_add((batch * stride_a) as usize);
                     let b = b.wrapping_add((batch * stride_b) as usize);
-                    type LoadA = loader!($a a $A, THREADS, VECTORS_A);
-                    type LoadB = loader!($b b $B, THREADS, VECTORS_B);
+                    type LoadA = loader!($a a $A, GROUP_THREADS, VECTORS_A);
+                    type LoadB = loader!($b b $B, GROUP_THREADS, VECTORS_B);
                     let mut load_a = LoadA::new(a, lda, row, m, tid);
                     let mut load_b = LoadB::new(b, ldb, column, n, tid);
-                    load_a.advance(k_first);
-                    load_b.advance(k_first);
+                    load_a.advance(k_first + slice * BK);
+                    load_b.advance(k_first + slice * BK);
                     // SAFETY: this kernel's contract is the body's.
                     unsafe {
-                        tile::<_, _, _, { BM + PAD }, { BN + PAD }, HM, HN, true>(
-                            c, &p, (row, column), k_count, (load_a, load_b), (tile_a, tile_b),
+                        tile::<_, _, _, ROWS, SLICES, GROUP_THREADS, { BM + PAD }, { BN + PAD }, HM, HN, true>(
+                            c, &p, (row, column), k_count, (load_a, load_b), shared,
                         );
                     }
                 }
             )*)*
+
+            /// This tile size.
+            pub const FAMILY: Family = Family {
+                name: stringify!($module), bm: BM, bn: BN, slices: SLICES, warps: THREADS / 32, resident: MIN_BLOCKS, specs: SPECS,
+            };
 
             /// All kernels of this tile size.
             pub const KERNELS: &[KernelSpec] = SPECS.as_flattened();
@@ -579,8 +395,8 @@ macro_rules! tile_kernels {
 }
 
 tile_kernels! {
-    /// 128 × 128: two blocks of 256 threads on a multiprocessor.
-    tile128: BM = 128, BN = 128, LANES_M = 8, MIN_BLOCKS = 2;
+    /// 128 × 128, 8 × 8 a thread: 16 warps on a multiprocessor.
+    tile128: BM = 128, BN = 128, ROWS = 8, LANES_M = 8, SLICES = 1, MIN_BLOCKS = 2;
     [
         matmul_tile128_nn_f32: n n, f32, f32, f32;
         matmul_tile128_nn_f16: n n, F16, F16, F16;
@@ -599,8 +415,38 @@ tile_kernels! {
 }
 
 tile_kernels! {
-    /// 64 × 64: six blocks of 64 threads on a multiprocessor.
-    tile64: BM = 64, BN = 64, LANES_M = 8, MIN_BLOCKS = 6;
+    /// 128 × 128, 16 × 8 a thread: six shared loads for 128 multiply-adds instead of eight, but 8 warps.
+    wide128: BM = 128, BN = 128, ROWS = 16, LANES_M = 8, SLICES = 1, MIN_BLOCKS = 2;
+    [
+        matmul_wide128_nn_f32: n n, f32, f32, f32;
+        matmul_wide128_nn_f16: n n, F16, F16, F16;
+        matmul_wide128_nn_mixed: n n, f32, F16, f32;
+    ]
+    [
+        matmul_wide128_nt_f32: n t, f32, f32, f32;
+        matmul_wide128_nt_f16: n t, F16, F16, F16;
+        matmul_wide128_nt_mixed: n t, f32, F16, f32;
+    ]
+}
+
+tile_kernels! {
+    /// 64 × 128, 8 × 8 a thread: 16 warps.
+    tile64x128: BM = 64, BN = 128, ROWS = 8, LANES_M = 8, SLICES = 1, MIN_BLOCKS = 4;
+    [
+        matmul_tile64x128_nn_f32: n n, f32, f32, f32;
+        matmul_tile64x128_nn_f16: n n, F16, F16, F16;
+        matmul_tile64x128_nn_mixed: n n, f32, F16, f32;
+    ]
+    [
+        matmul_tile64x128_nt_f32: n t, f32, f32, f32;
+        matmul_tile64x128_nt_f16: n t, F16, F16, F16;
+        matmul_tile64x128_nt_mixed: n t, f32, F16, f32;
+    ]
+}
+
+tile_kernels! {
+    /// 64 × 64, 8 × 8 a thread, in two slices: 12 warps.
+    tile64: BM = 64, BN = 64, ROWS = 8, LANES_M = 8, SLICES = 2, MIN_BLOCKS = 3;
     [
         matmul_tile64_nn_f32: n n, f32, f32, f32;
         matmul_tile64_nn_f16: n n, F16, F16, F16;
@@ -619,8 +465,8 @@ tile_kernels! {
 }
 
 tile_kernels! {
-    /// 32 × 64: a block is one warp. For products with up to 32 rows, so without tn.
-    tile32: BM = 32, BN = 64, LANES_M = 4, MIN_BLOCKS = 12;
+    /// 32 × 64, 4 × 8 a thread, in four slices: 16 warps.
+    tile32: BM = 32, BN = 64, ROWS = 4, LANES_M = 8, SLICES = 4, MIN_BLOCKS = 2;
     [
         matmul_tile32_nn_f32: n n, f32, f32, f32;
         matmul_tile32_nn_f16: n n, F16, F16, F16;
@@ -631,7 +477,16 @@ tile_kernels! {
         matmul_tile32_nt_f16: n t, F16, F16, F16;
         matmul_tile32_nt_mixed: n t, f32, F16, f32;
     ]
+    [
+        matmul_tile32_tn_f32: t n, f32, f32, f32;
+        matmul_tile32_tn_f16: t n, F16, F16, F16;
+        matmul_tile32_tn_mixed: t n, f32, F16, f32;
+    ]
 }
+
+/// All tile sizes.
+pub const FAMILIES: &[Family] =
+    &[tile128::FAMILY, wide128::FAMILY, tile64x128::FAMILY, tile64::FAMILY, tile32::FAMILY];
 
 /// The kernels for any strides: 64 × 64.
 pub mod strided {
@@ -643,7 +498,7 @@ pub mod strided {
     pub const BN: u32 = 64;
     const THREADS: u32 = BM * BN / 64;
     const ELEMENTS: usize = (BM * BK / THREADS) as usize;
-    const SHARED: u32 = shared_bytes(BM, BN);
+    const SHARED: u32 = shared_bytes(BM, BN, 1);
 
     /// [f32, f16, mixed]. grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
     pub const SPECS: [KernelSpec; 3] = [
@@ -665,11 +520,11 @@ pub mod strided {
                 c: *mut $C, a: *const $A, b: *const $B, partial: *mut f32,
                 m: u32, n: u32, k: u32, row_a: u32, col_a: u32, row_b: u32, col_b: u32, ldc: u32,
                 stride_a: u32, stride_b: u32, stride_c: u32, k_chunk: u32, alpha: f32, beta: f32,
+                bias: *const $C, addend: *const $C,
             ) {
-                let tile_a = shared::declare::<f32, { (2 * BK * (BM + PAD)) as usize }>();
-                let tile_b = shared::declare::<f32, { (2 * BK * (BN + PAD)) as usize }>();
+                let shared = shared::declare::<f32, { SHARED as usize / 4 }>();
                 let tid = thread::thread_idx_x();
-                let p = Product::new(partial, m, n, ldc, alpha, beta);
+                let p = Product::new(partial, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
                 let (k_first, k_count) = crate::matmul::k_range(k, k_chunk);
                 let (tile_m, tile_n) = tile_place(thread::block_idx_x(), m.div_ceil(BM), n.div_ceil(BN));
                 let (row, column) = (tile_m * BM, tile_n * BN);
@@ -683,8 +538,8 @@ pub mod strided {
                 load_b.advance(k_first);
                 // SAFETY: this kernel's contract is the body's.
                 unsafe {
-                    tile::<_, _, _, { BM + PAD }, { BN + PAD }, 32, 16, false>(
-                        c, &p, (row, column), k_count, (load_a, load_b), (tile_a, tile_b),
+                    tile::<_, _, _, 8, 1, THREADS, { BM + PAD }, { BN + PAD }, 32, 16, false>(
+                        c, &p, (row, column), k_count, (load_a, load_b), shared,
                     );
                 }
             }

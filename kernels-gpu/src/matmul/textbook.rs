@@ -77,8 +77,10 @@ pub unsafe fn matmul_textbook_f32(
         }
         // write
         if row < m && column < n {
-            let p = Product { partial: core::ptr::null_mut(), m, n, ldc, alpha, beta };
-            write::one(c.add((batch * stride_c) as usize), &p, row, column, sum);
+            let c = c.add((batch * stride_c) as usize);
+            let (partial, bias) = (core::ptr::null_mut(), core::ptr::null());
+            let p = Product { partial, m, n, ldc, alpha, beta, bias, addend: c };
+            write::one(c, &p, row, column, sum);
         }
     }
 }

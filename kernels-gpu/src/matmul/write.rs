@@ -4,24 +4,46 @@ use super::Product;
 use crate::device::Element;
 use crate::device::math::fma;
 
+impl<C: Element> Product<C> {
+    /// alpha·sum + bias
+    ///
+    /// # Safety
+    /// `column` exists.
+    #[inline(always)]
+    pub(super) unsafe fn scaled(&self, column: u32, sum: f32) -> f32 {
+        let value = self.alpha * sum;
+        // SAFETY: the bias has an element for each column, as the caller promises.
+        if self.bias.is_null() { value } else { value + unsafe { C::load(self.bias.add(column as usize)) } }
+    }
+
+    /// value + beta·d
+    ///
+    /// # Safety
+    /// `at` is the index of an element of c that no other thread writes.
+    #[inline(always)]
+    pub(super) unsafe fn added(&self, at: u32, value: f32) -> f32 {
+        if self.beta == 0.0 {
+            return value;
+        }
+        // SAFETY: d lies as c does. It may be c, so this is no load through the read-only path.
+        fma(self.beta, unsafe { (*self.addend.add(at as usize)).to_f32() }, value)
+    }
+}
+
 /// Writes one sum.
 ///
 /// # Safety
 /// `row` and `column` exist, `c` is valid, and no other thread has this element.
 #[inline(always)]
-pub(super) unsafe fn one<C: Element>(c: *mut C, p: &Product, row: u32, column: u32, sum: f32) {
+pub(super) unsafe fn one<C: Element>(c: *mut C, p: &Product<C>, row: u32, column: u32, sum: f32) {
     // SAFETY: the element exists, as the caller promises.
     unsafe {
         if !p.partial.is_null() {
             *p.partial.add((row * p.n + column) as usize) = sum;
             return;
         }
-        let to = c.add((row * p.ldc + column) as usize);
-        let mut value = p.alpha * sum;
-        if p.beta != 0.0 {
-            value = fma(p.beta, (*to).to_f32(), value);
-        }
-        *to = C::from_f32(value);
+        let at = row * p.ldc + column;
+        *c.add(at as usize) = C::from_f32(p.added(at, p.scaled(column, sum)));
     }
 }
 
@@ -32,7 +54,7 @@ pub(super) unsafe fn one<C: Element>(c: *mut C, p: &Product, row: u32, column: u
 #[inline(always)]
 pub(super) unsafe fn quad<C: Element, const VECTOR: bool>(
     c: *mut C,
-    p: &Product,
+    p: &Product<C>,
     row: u32,
     column: u32,
     sums: [f32; 4],
@@ -56,15 +78,9 @@ pub(super) unsafe fn quad<C: Element, const VECTOR: bool>(
             f32::store4(p.partial.add((row * p.n + column) as usize), sums);
             return;
         }
-        let to = c.add((row * p.ldc + column) as usize);
-        let mut values = sums.map(|sum| p.alpha * sum);
-        if p.beta != 0.0 {
-            let mut j = 0;
-            while j < 4 {
-                values[j] = fma(p.beta, (*to.add(j)).to_f32(), values[j]);
-                j += 1;
-            }
-        }
-        C::store4(to, values);
+        let at = row * p.ldc + column;
+        let [w, x, y, z] = sums;
+        let value = |j, sum| p.added(at + j, p.scaled(column + j, sum));
+        C::store4(c.add(at as usize), [value(0, w), value(1, x), value(2, y), value(3, z)]);
     }
 }

@@ -28,7 +28,7 @@ pub const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
 const BLOCK_VALUES: u32 = BLOCK as u32;
 /// Lanes that make a block of activations together.
-const LANES: u32 = BLOCK_VALUES / 4;
+pub(super) const LANES: u32 = BLOCK_VALUES / 4;
 
 /// [f32, f16]. grid = [ceil(rows · k / 4 / THREADS)]
 pub const ROWS: [KernelSpec; 2] = [
@@ -57,7 +57,7 @@ struct Words([u32; 4]);
 /// # Safety
 /// `x` is a row of `cols` values; with `cols` a multiple of 4 it is aligned to four.
 #[inline(always)]
-unsafe fn four<T: Element>(x: *const T, column: u32, cols: u32) -> [f32; 4] {
+pub(super) unsafe fn four<T: Element>(x: *const T, column: u32, cols: u32) -> [f32; 4] {
     // SAFETY: only columns below `cols` are read.
     unsafe {
         if cols.is_multiple_of(4) {
@@ -88,6 +88,22 @@ unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK] {
     values
 }
 
+/// Four activations as quants, and their block's scale and sum; a block is eight neighbouring lanes'.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub(super) unsafe fn activations(values: [f32; 4]) -> (u32, RowScale) {
+    // SAFETY: all lanes are here, as the caller promises.
+    unsafe {
+        let largest = f32::from_bits(reduce::warp(abs_max(&values).to_bits(), LANES, u32::max));
+        let scale = scale_i8(largest);
+        let packed = pack_i8(values, inverse(scale));
+        let sum = reduce::warp(dp4a(packed, 0x0101_0101, 0), LANES, |a, b| a + b);
+        (packed, RowScale { scale, sum })
+    }
+}
+
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
@@ -109,13 +125,10 @@ unsafe fn rows<T: Element>(
     // SAFETY: the word lies inside quants and its block inside scales; all lanes of the warp are at the shuffles.
     unsafe {
         let values = four(x.add(row as usize * cols as usize), word % words * 4, cols);
-        let largest = f32::from_bits(reduce::warp(abs_max(&values).to_bits(), LANES, u32::max));
-        let scale = scale_i8(largest);
-        let packed = pack_i8(values, inverse(scale));
-        let sum = reduce::warp(dp4a(packed, 0x0101_0101, 0), LANES, |a, b| a + b);
+        let (packed, scale) = activations(values);
         *quants.add(word as usize) = packed;
         if word.is_multiple_of(LANES) {
-            *scales.add((word / LANES) as usize) = RowScale { scale, sum };
+            *scales.add((word / LANES) as usize) = scale;
         }
     }
 }

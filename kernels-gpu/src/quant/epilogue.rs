@@ -1,14 +1,8 @@
 //! What happens to a product before it is written: y = act(product + bias) + residual.
 
+use crate::activate::{GELU_TANH, SILU};
 use crate::device::Element;
 use crate::device::math::{exp, fma, rcp};
-
-/// No activation.
-pub const IDENTITY: u32 = 0;
-/// x·σ(x)
-pub const SILU: u32 = 1;
-/// x·Φ(x), with Φ by tanh: 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
-pub const GELU_TANH: u32 = 2;
 
 /// Where products go.
 ///

@@ -13,7 +13,8 @@
 //!
 //! | kernel              | tile     | threads | when                                   |
 //! |---------------------|----------|---------|----------------------------------------|
-//! | quant_tile128_‹f›   | 128 × 64 | 256     | it gives every multiprocessor a block  |
+//! | quant_tile128_‹f›   | 128 × 64 | 256     | it gives every multiprocessor two blocks |
+//! | quant_tile64_‹f›    | 64 × 64  | 256     | it gives every multiprocessor one      |
 //! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
 
 use super::blocks::RowScale;
@@ -74,7 +75,11 @@ const fn shared_words<const BM: u32>() -> u32 {
 }
 
 const fn spec(name: &'static str, bm: u32) -> KernelSpec {
-    let words = if bm == 128 { shared_words::<128>() } else { shared_words::<32>() };
+    let words = match bm {
+        128 => shared_words::<128>(),
+        64 => shared_words::<64>(),
+        _ => shared_words::<32>(),
+    };
     KernelSpec::new(name, THREADS).min_blocks(2).shared_bytes(words * 4)
 }
 
@@ -84,6 +89,13 @@ pub const TILE128: [KernelSpec; 4] = [
     spec("quant_tile128_q8_0", 128),
     spec("quant_tile128_q4_0", 128),
     spec("quant_tile128_q4_k", 128),
+];
+/// By format. grid = [ceil(m / 64), ceil(n / BN)]
+pub const TILE64: [KernelSpec; 4] = [
+    spec("quant_tile64_i8", 64),
+    spec("quant_tile64_q8_0", 64),
+    spec("quant_tile64_q4_0", 64),
+    spec("quant_tile64_q4_k", 64),
 ];
 /// By format. grid = [ceil(m / 32), ceil(n / BN)]
 pub const TILE32: [KernelSpec; 4] = [
@@ -424,6 +436,10 @@ tiles! {
     quant_tile128_q8_0: Q8_0, 128, 8, 2;
     quant_tile128_q4_0: Q4_0, 128, 8, 2;
     quant_tile128_q4_k: Q4K, 128, 8, 2;
+    quant_tile64_i8: I8, 64, 4, 1;
+    quant_tile64_q8_0: Q8_0, 64, 4, 1;
+    quant_tile64_q4_0: Q4_0, 64, 4, 1;
+    quant_tile64_q4_k: Q4K, 64, 4, 1;
     quant_tile32_i8: I8, 32, 2, 1;
     quant_tile32_q8_0: Q8_0, 32, 2, 1;
     quant_tile32_q4_0: Q4_0, 32, 2, 1;

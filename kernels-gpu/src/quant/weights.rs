@@ -2,9 +2,10 @@
 
 use super::blocks::{BLOCK, BLOCKS_PER_SUPER, RowScale, SUPER_BLOCK, ScalesQ4K};
 use super::q4_k;
+use crate::device::element::load_half;
 use crate::device::int8::{dp4a, load_pair, load_words, nibbles};
 use crate::device::math::fma;
-use crate::device::{Element, F16};
+use crate::device::{Element, F16, Shared};
 
 const BLOCK_VALUES: u32 = BLOCK as u32;
 const SUPER_VALUES: u32 = SUPER_BLOCK as u32;
@@ -27,8 +28,68 @@ pub(super) struct Inputs {
     pub scales: [RowScale; 2],
 }
 
+/// Where a row of quantised activations lies.
+pub(super) trait Activations: Copy {
+    /// The 16 quants from value `at` on, a multiple of 16.
+    ///
+    /// # Safety
+    /// The row holds them.
+    unsafe fn words(&self, at: u32) -> [u32; 4];
+
+    /// The scale and the sum of block `block`.
+    ///
+    /// # Safety
+    /// The row has it.
+    unsafe fn scale(&self, block: u32) -> RowScale;
+}
+
+/// A row in global memory.
+#[derive(Clone, Copy)]
+pub(super) struct GlobalRow {
+    pub quants: *const u8,
+    pub scales: *const u8,
+}
+
+impl Activations for GlobalRow {
+    #[inline(always)]
+    unsafe fn words(&self, at: u32) -> [u32; 4] {
+        // SAFETY: as the caller promises; rows lie on 16-byte boundaries.
+        unsafe { load_words(self.quants.add(at as usize)) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(&self, block: u32) -> RowScale {
+        // SAFETY: as the caller promises.
+        unsafe { row_scale(self.scales, block) }
+    }
+}
+
+/// A row, or a part of one, in shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct SharedRow {
+    /// Four quants a word.
+    pub quants: Shared<u32>,
+    /// A scale's bits and a sum per block.
+    pub scales: Shared<u32>,
+}
+
+impl Activations for SharedRow {
+    #[inline(always)]
+    unsafe fn words(&self, at: u32) -> [u32; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { self.quants.get4(at / 4) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(&self, block: u32) -> RowScale {
+        // SAFETY: as the caller promises.
+        let [scale, sum] = unsafe { self.scales.get2(block * 2) };
+        RowScale { scale: f32::from_bits(scale), sum: sum as i32 }
+    }
+}
+
 /// A format.
-pub(super) trait Weights {
+pub(super) trait Weights: Copy {
     /// Bits of a quant.
     const BITS: u32;
     /// Values whose weights fill 16 bytes.
@@ -44,16 +105,21 @@ pub(super) trait Weights {
 
     /// What a chunk's quants are multiplied with.
     type Scale: Copy;
+    /// What that is made from, as loaded, so that nothing waits for the load.
+    type Raw: Copy + Default;
 
     /// # Safety
     /// `row` and `chunk` exist in `w`.
-    unsafe fn scale(w: Matrix, row: u32, chunk: u32) -> Self::Scale;
+    unsafe fn raw(w: Matrix, row: u32, chunk: u32) -> Self::Raw;
+
+    /// From what [`raw`](Self::raw) has loaded for chunk `chunk`.
+    fn scale(raw: Self::Raw, chunk: u32) -> Self::Scale;
 
     /// The row's activations that chunk `chunk` meets.
     ///
     /// # Safety
     /// The row holds the chunk's values.
-    unsafe fn inputs(quants: *const u8, scales: *const u8, chunk: u32) -> Inputs;
+    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs;
 
     /// acc + chunk · inputs
     fn dot(words: [u32; 4], scale: Self::Scale, x: &Inputs, acc: f32) -> f32;
@@ -108,7 +174,7 @@ pub(super) unsafe fn row_scale(scales: *const u8, block: u32) -> RowScale {
 unsafe fn half_scale(w: Matrix, row: u32, block: u32) -> u16 {
     let index = row as usize * (w.k / BLOCK_VALUES) as usize + block as usize;
     // SAFETY: as the caller promises.
-    unsafe { *w.scales.cast::<u16>().add(index) }
+    unsafe { load_half(w.scales.cast::<u16>().add(index)) }
 }
 
 #[inline(always)]
@@ -129,15 +195,16 @@ fn split(words: [u32; 4]) -> ([u32; 4], [u32; 4]) {
 /// # Safety
 /// As [`Weights::inputs`].
 #[inline(always)]
-unsafe fn half_block(quants: *const u8, scales: *const u8, chunk: u32) -> Inputs {
+unsafe fn half_block<A: Activations>(x: A, chunk: u32) -> Inputs {
     // SAFETY: as the caller promises.
     unsafe {
-        let words = load_words(quants.add(chunk as usize * 16));
-        let scale = row_scale(scales, chunk / 2);
+        let words = x.words(chunk * 16);
+        let scale = x.scale(chunk / 2);
         Inputs { words: [words; 2], scales: [scale; 2] }
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct I8;
 
 impl Weights for I8 {
@@ -147,14 +214,18 @@ impl Weights for I8 {
     const WHOLE: bool = false;
     const HIGH: u32 = 0;
     type Scale = ();
+    type Raw = ();
 
     #[inline(always)]
-    unsafe fn scale(_w: Matrix, _row: u32, _chunk: u32) {}
+    unsafe fn raw(_w: Matrix, _row: u32, _chunk: u32) {}
 
     #[inline(always)]
-    unsafe fn inputs(quants: *const u8, scales: *const u8, chunk: u32) -> Inputs {
+    fn scale((): (), _chunk: u32) {}
+
+    #[inline(always)]
+    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs {
         // SAFETY: as the caller promises.
-        unsafe { half_block(quants, scales, chunk) }
+        unsafe { half_block(x, chunk) }
     }
 
     #[inline(always)]
@@ -179,6 +250,7 @@ impl Weights for I8 {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Q8_0;
 
 impl Weights for Q8_0 {
@@ -188,17 +260,23 @@ impl Weights for Q8_0 {
     const WHOLE: bool = false;
     const HIGH: u32 = 0;
     type Scale = f32;
+    type Raw = u16;
 
     #[inline(always)]
-    unsafe fn scale(w: Matrix, row: u32, chunk: u32) -> f32 {
+    unsafe fn raw(w: Matrix, row: u32, chunk: u32) -> u16 {
         // SAFETY: as the caller promises; a block is two chunks.
-        F16(unsafe { half_scale(w, row, chunk / 2) }).to_f32()
+        unsafe { half_scale(w, row, chunk / 2) }
     }
 
     #[inline(always)]
-    unsafe fn inputs(quants: *const u8, scales: *const u8, chunk: u32) -> Inputs {
+    fn scale(raw: u16, _chunk: u32) -> f32 {
+        F16(raw).to_f32()
+    }
+
+    #[inline(always)]
+    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs {
         // SAFETY: as the caller promises.
-        unsafe { half_block(quants, scales, chunk) }
+        unsafe { half_block(x, chunk) }
     }
 
     #[inline(always)]
@@ -220,6 +298,7 @@ impl Weights for Q8_0 {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Q4_0;
 
 impl Weights for Q4_0 {
@@ -229,20 +308,25 @@ impl Weights for Q4_0 {
     const WHOLE: bool = false;
     const HIGH: u32 = 1;
     type Scale = f32;
+    type Raw = u16;
 
     #[inline(always)]
-    unsafe fn scale(w: Matrix, row: u32, chunk: u32) -> f32 {
+    unsafe fn raw(w: Matrix, row: u32, chunk: u32) -> u16 {
         // SAFETY: as the caller promises; a block is one chunk.
-        F16(unsafe { half_scale(w, row, chunk) }).to_f32()
+        unsafe { half_scale(w, row, chunk) }
     }
 
     #[inline(always)]
-    unsafe fn inputs(quants: *const u8, scales: *const u8, chunk: u32) -> Inputs {
+    fn scale(raw: u16, _chunk: u32) -> f32 {
+        F16(raw).to_f32()
+    }
+
+    #[inline(always)]
+    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs {
         // SAFETY: as the caller promises.
         unsafe {
-            let from = quants.add(chunk as usize * BLOCK);
-            let scale = row_scale(scales, chunk);
-            Inputs { words: [load_words(from), load_words(from.add(16))], scales: [scale; 2] }
+            let from = chunk * BLOCK_VALUES;
+            Inputs { words: [x.words(from), x.words(from + 16)], scales: [x.scale(chunk); 2] }
         }
     }
 
@@ -267,6 +351,7 @@ impl Weights for Q4_0 {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Q4K;
 
 /// A super-block's scales: [`ScalesQ4K`] as four words.
@@ -295,23 +380,28 @@ impl Weights for Q4K {
     const HIGH: u32 = 2;
     /// Step and minimum of the two blocks that the low and the high halves belong to.
     type Scale = [(f32, f32); 2];
+    type Raw = [u32; 4];
 
     #[inline(always)]
-    unsafe fn scale(w: Matrix, row: u32, chunk: u32) -> [(f32, f32); 2] {
-        // SAFETY: as the caller promises; a super-block is eight chunks, a pair of blocks two.
-        let packed = unsafe { super_scales(w, row, chunk / SUPER_BLOCKS) };
-        let first = chunk % SUPER_BLOCKS / 2 * 2;
+    unsafe fn raw(w: Matrix, row: u32, chunk: u32) -> [u32; 4] {
+        // SAFETY: as the caller promises; a super-block is eight chunks.
+        unsafe { super_scales(w, row, chunk / SUPER_BLOCKS) }
+    }
+
+    #[inline(always)]
+    fn scale(packed: [u32; 4], chunk: u32) -> [(f32, f32); 2] {
+        let first = chunk % SUPER_BLOCKS / 2 * 2; // a pair of blocks is two chunks
         [super_step_min(packed, first), super_step_min(packed, first + 1)]
     }
 
     #[inline(always)]
-    unsafe fn inputs(quants: *const u8, scales: *const u8, chunk: u32) -> Inputs {
+    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs {
         let pair = chunk / 2 * 2; // its first block
         // SAFETY: as the caller promises.
         unsafe {
-            let from = quants.add(pair as usize * BLOCK + (chunk % 2) as usize * 16);
-            let words = [load_words(from), load_words(from.add(BLOCK))];
-            let mut scales = [row_scale(scales, pair), row_scale(scales, pair + 1)];
+            let from = pair * BLOCK_VALUES + chunk % 2 * 16;
+            let words = [x.words(from), x.words(from + BLOCK_VALUES)];
+            let mut scales = [x.scale(pair), x.scale(pair + 1)];
             if chunk % 2 == 1 {
                 // the sums are of whole blocks, so only the chunk with the first half of each takes them
                 scales[0].sum = 0;

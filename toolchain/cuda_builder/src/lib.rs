@@ -157,7 +157,8 @@ impl CudaBuilder {
 
     /// Builds and gives the path of the PTX file.
     ///
-    /// In a build script this prints the `cargo:rerun-if-changed` lines for everything the PTX depends on.
+    /// In a build script this prints the `cargo:rerun-if-changed` lines for everything the PTX depends on, and sets
+    /// `CUDA_BUILDER_ORIGIN` for the crate's `env!`: `built from source` or `prebuilt`.
     ///
     /// # Errors
     /// [`CudaBuilderError`]. A crate that does not compile is always an error; only a machine that can't build for
@@ -179,6 +180,7 @@ impl CudaBuilder {
                     .and_then(|text| ptx::check(&text, self.arch.sm(), self.isa).map(|()| text))
                     .map_err(|source| CudaBuilderError::BadPtx { path: ptx_path.clone(), source })?;
                 write(&ptx_path, &finished)?;
+                println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN=built from source");
             }
             Err(CudaBuilderError::Unavailable(why)) => {
                 let Some(prebuilt) = &self.prebuilt else {
@@ -190,6 +192,7 @@ impl CudaBuilder {
                 ptx::check(&text, self.arch.sm(), self.isa)
                     .map_err(|source| CudaBuilderError::BadPtx { path: prebuilt.clone(), source })?;
                 write(&ptx_path, &text)?;
+                println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN=prebuilt");
             }
             Err(other) => return Err(other),
         }

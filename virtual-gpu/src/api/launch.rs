@@ -8,9 +8,9 @@ use cust_raw::*;
 use super::codes::*;
 use super::engine::{Driver, Function, KernelLaunch, Work, after_enqueue, memory_code};
 use super::{Answer, api, enter, give, inside};
-use crate::cost::blocks_per_sm;
 use crate::exec::{Launch, check_launch};
 use crate::finding::{self, Finding, FindingKind};
+use crate::occupancy::Multiprocessor;
 use crate::ptx::{Kernel, Module};
 
 /// The log options of a JIT call: buffers and where their sizes stand.
@@ -165,7 +165,7 @@ fn resident_blocks(d: &Driver, f: CUfunction, threads: c_int, dynamic: usize) ->
     if threads as u32 > max_threads(f, k) || shared > 48 << 10 {
         return Ok(0);
     }
-    Ok(blocks_per_sm(threads as u32, f.registers, shared as u32))
+    Ok(Multiprocessor::SM_61.resident_blocks(threads as u32, f.registers, shared as u32))
 }
 
 fn potential_block_size(

@@ -1,0 +1,69 @@
+//! A fused projection, taken apart.
+
+use super::{slice, slice_mut, with_float};
+use crate::dtype::Float;
+use crate::ops::HeadNorms;
+use crate::ops::rope_append::Outputs;
+use crate::{Result, Tensor};
+
+pub(crate) fn rope_append(
+    Outputs { mut q, mut k, mut v }: Outputs,
+    qkv: &Tensor,
+    [cos, sin]: [&Tensor; 2],
+    norms: Option<HeadNorms>,
+    at: &Tensor,
+) -> Result<()> {
+    let [rows, all_heads, dim] = [0, 1, 2].map(|d| qkv.dims()[d]);
+    if qkv.shape().elements() == 0 {
+        return Ok(());
+    }
+    let (capacity, kv_heads, angles) = (k.dims()[0], k.dims()[1], cos.dims()[0]);
+    let heads = all_heads - 2 * kv_heads;
+    let (cos, sin) = (slice::<f32>(cos)?, slice::<f32>(sin)?);
+    let at = slice::<u32>(at)?;
+    let (past, first) = (at[0] as usize, at[1] as usize);
+    with_float!(qkv.dtype(), T => with_float!(k.dtype(), Kv => {
+        let qkv = slice::<T>(qkv)?;
+        let weights = norms.map(|norms| Ok([slice::<T>(norms.q)?, slice::<T>(norms.k)?])).transpose()?;
+        let eps = norms.map_or(0.0, |norms| norms.eps);
+        let q = slice_mut::<T>(&mut q)?;
+        let (k, v) = (slice_mut::<Kv>(&mut k)?, slice_mut::<Kv>(&mut v)?);
+        for (index, x) in qkv[..rows * all_heads * dim].chunks_exact(dim).enumerate() {
+            let (row, head) = (index / all_heads, index % all_heads);
+            let slot = past + row;
+            if head >= heads && slot >= capacity {
+                continue;
+            }
+            let mut x: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+            if head < heads + kv_heads {
+                let angle = (first + row).min(angles - 1) * dim / 2;
+                let weight = weights.map(|[q, k]| if head < heads { q } else { k });
+                turn(&mut x, weight, eps, &cos[angle..], &sin[angle..]);
+            }
+            let cached = |kv_head: usize| (slot * kv_heads + kv_head) * dim;
+            match head {
+                _ if head < heads => store(&mut q[(row * heads + head) * dim..], &x),
+                _ if head < heads + kv_heads => store(&mut k[cached(head - heads)..], &x),
+                _ => store(&mut v[cached(head - heads - kv_heads)..], &x),
+            }
+        }
+    }));
+    Ok(())
+}
+
+/// Normalises a head and turns its pairs.
+fn turn<T: Float>(x: &mut [f32], weight: Option<&[T]>, eps: f32, cos: &[f32], sin: &[f32]) {
+    if let Some(weight) = weight {
+        let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+        let scale = (squares / x.len() as f64 + f64::from(eps)).sqrt().recip() as f32;
+        x.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * weight.to_f32());
+    }
+    let (low, high) = x.split_at_mut(x.len() / 2);
+    for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
+        (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
+    }
+}
+
+fn store<T: Float>(to: &mut [T], x: &[f32]) {
+    to.iter_mut().zip(x).for_each(|(to, x)| *to = T::from_f32(*x));
+}

@@ -1,0 +1,253 @@
+//! A device watched by a thread in the background: its heat paces whoever submits work, and its clock is written down.
+//!
+//! Reading a sample takes NVML milliseconds, so no token and no timing waits for one. One thread per device; it ends with
+//! the last [`Pacer`].
+
+use super::nvml::Monitor;
+use super::{Event, Governor, Sample, pause_after};
+use crate::Device;
+use crate::cuda::CudaDevice;
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two samples.
+const EVERY: Duration = Duration::from_millis(200);
+/// Samples that are kept: an hour's.
+const KEPT: usize = 18_000;
+/// A device is steady when this long...
+const STEADY: Duration = Duration::from_secs(5);
+/// ...its temperature has stayed within so many °C.
+const STEADY_DEGREES: f32 = 1.5;
+
+/// Paces work by the heat of its device. Without a GPU or without NVML nothing is paced; `doctor` says which.
+#[derive(Debug)]
+pub struct Pacer {
+    watch: Option<Arc<Watch>>,
+    /// When the last pause ended.
+    resumed: Instant,
+    paused: Duration,
+    /// Events of the watch that were asked for already.
+    seen: usize,
+}
+
+#[derive(Debug)]
+struct Watch {
+    /// Bits of an f32.
+    duty: AtomicU32,
+    log: Mutex<Log>,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    samples: VecDeque<(Instant, Sample)>,
+    events: Vec<Event>,
+}
+
+/// What a device held over some time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Sustained {
+    /// The multiprocessors' clock in MHz: the mean, the least and the most.
+    pub clock_mhz: [u32; 3],
+    /// The highest temperature in °C.
+    pub temperature: f32,
+    /// The mean power in W.
+    pub power: f32,
+    /// Whether the device slowed itself down, for heat or for power.
+    pub slowed_down: [bool; 2],
+    /// How many samples this is from.
+    pub samples: usize,
+}
+
+impl Pacer {
+    /// Begins to watch a device.
+    pub fn new(device: &Device) -> Self {
+        let real = pascaline_driver::backend() == Some(pascaline_driver::Backend::Real);
+        let watch = match device {
+            Device::Cuda(device) if real => Some(watch(device)),
+            _ => None,
+        };
+        Self::of(watch)
+    }
+
+    fn of(watch: Option<Arc<Watch>>) -> Self {
+        Self { watch, resumed: Instant::now(), paused: Duration::ZERO, seen: 0 }
+    }
+
+    /// To be called between pieces of work: waits as long as the governor asks for after what ran since the last call.
+    pub fn pace(&mut self) {
+        let Some(watch) = &self.watch else { return };
+        let pause = pause_after(watch.duty(), self.resumed.elapsed());
+        if !pause.is_zero() {
+            thread::sleep(pause);
+        }
+        self.paused += pause;
+        self.resumed = Instant::now();
+    }
+
+    /// How long it has waited in all.
+    pub fn paused(&self) -> Duration {
+        self.paused
+    }
+
+    /// What changed since the last question.
+    pub fn events(&mut self) -> Vec<Event> {
+        let Some(watch) = &self.watch else { return Vec::new() };
+        let events = watch.log().events.get(self.seen..).map_or_else(Vec::new, <[_]>::to_vec);
+        self.seen += events.len();
+        events
+    }
+
+    /// What the device held since `begin`; `None` without a sample.
+    pub fn since(&self, begin: Instant) -> Option<Sustained> {
+        let log = self.watch.as_ref()?.log();
+        sustained(log.samples.iter().filter(|(at, _)| *at >= begin).map(|(_, sample)| sample))
+    }
+
+    /// Whether the temperature has stopped to change.
+    pub fn is_steady(&self) -> bool {
+        let Some(watch) = &self.watch else { return true };
+        let log = watch.log();
+        let Some(&(last, _)) = log.samples.back() else { return false };
+        let recent = log.samples.iter().filter(|(at, _)| last - *at <= STEADY).map(|(_, s)| s.temperature);
+        let (low, high) = recent.fold((f32::MAX, f32::MIN), |(low, high), t| (low.min(t), high.max(t)));
+        let long = log.samples.front().is_some_and(|(first, _)| last - *first >= STEADY);
+        long && high - low <= STEADY_DEGREES
+    }
+}
+
+fn sustained<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<Sustained> {
+    let samples: Vec<_> = samples.collect();
+    let count = samples.len();
+    let clocks = || samples.iter().map(|sample| sample.clock);
+    let mean = clocks().map(u64::from).sum::<u64>() / (count as u64).max(1);
+    Some(Sustained {
+        clock_mhz: [mean as u32, clocks().min()?, clocks().max()?],
+        temperature: samples.iter().map(|sample| sample.temperature).fold(f32::MIN, f32::max),
+        power: samples.iter().map(|sample| sample.power).sum::<f32>() / count as f32,
+        slowed_down: [samples.iter().any(|s| s.thermal), samples.iter().any(|s| s.power_capped)],
+        samples: count,
+    })
+}
+
+impl std::fmt::Display for Sustained {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [mean, least, most] = self.clock_mhz;
+        let why = match self.slowed_down {
+            [true, _] => "slowed down by heat",
+            [_, true] => "slowed down by its power limit",
+            _ => "not slowed down",
+        };
+        let Self { temperature, power, .. } = self;
+        write!(f, "{mean} MHz ({least} to {most}), {temperature:.0} °C at most, {power:.0} W, {why}")
+    }
+}
+
+impl Watch {
+    fn new() -> Self {
+        Self { duty: AtomicU32::new(1f32.to_bits()), log: Mutex::default() }
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn duty(&self) -> f32 {
+        f32::from_bits(self.duty.load(Ordering::Relaxed))
+    }
+
+    fn take_in(&self, governor: &mut Governor, sample: Sample) {
+        let event = governor.observe(sample);
+        self.duty.store(governor.duty().to_bits(), Ordering::Relaxed);
+        let mut log = self.log();
+        log.events.extend(event);
+        log.samples.push_back((Instant::now(), sample));
+        if log.samples.len() > KEPT {
+            log.samples.pop_front();
+        }
+    }
+}
+
+/// The device's watch, with its thread.
+fn watch(device: &CudaDevice) -> Arc<Watch> {
+    static WATCHES: Mutex<Vec<(u32, Weak<Watch>)>> = Mutex::new(Vec::new());
+    let ordinal = device.properties().ordinal;
+    let mut watches = WATCHES.lock().unwrap_or_else(PoisonError::into_inner);
+    let alive = watches.iter().filter(|(of, _)| *of == ordinal).find_map(|(_, watch)| watch.upgrade());
+    alive.unwrap_or_else(|| {
+        let watch = Arc::new(Watch::new());
+        watches.retain(|(of, _)| *of != ordinal);
+        watches.push((ordinal, Arc::downgrade(&watch)));
+        let (device, watch_of_thread) = (device.clone(), Arc::downgrade(&watch));
+        let thread = thread::Builder::new().name("heat".into());
+        // Without the thread nothing is paced, as without NVML.
+        let _ = thread.spawn(move || observe(&device, &watch_of_thread));
+        watch
+    })
+}
+
+fn observe(device: &CudaDevice, watch: &Weak<Watch>) {
+    let Ok(monitor) = Monitor::new(device) else { return };
+    let mut governor = Governor::default();
+    while let Some(watch) = watch.upgrade() {
+        if let Some(sample) = monitor.sample() {
+            watch.take_in(&mut governor, sample);
+        }
+        drop(watch);
+        thread::sleep(EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(seconds: u64, temperature: f32, clock: u32) -> Sample {
+        let at = Duration::from_secs(seconds);
+        Sample { at, temperature, slowdown: 90.0, power: 25.0, clock, thermal: false, power_capped: false }
+    }
+
+    #[test]
+    fn a_hot_device_paces_and_says_so() {
+        let (watch, mut governor) = (Arc::new(Watch::new()), Governor::default());
+        let mut pacer = Pacer::of(Some(Arc::clone(&watch)));
+        pacer.pace();
+        assert_eq!((pacer.paused(), pacer.events()), (Duration::ZERO, Vec::new()));
+        watch.take_in(&mut governor, sample(0, 88.0, 1500));
+        assert_eq!(watch.duty(), governor.duty());
+        assert_eq!(pacer.events(), [Event::PacingBegan { temperature: 88.0 }]);
+        assert_eq!(pacer.events(), [], "each event once");
+        thread::sleep(Duration::from_millis(2));
+        pacer.pace();
+        assert!(pacer.paused() > Duration::ZERO);
+    }
+
+    #[test]
+    fn what_was_held_is_of_the_samples_since() {
+        let (watch, mut governor) = (Arc::new(Watch::new()), Governor::default());
+        let pacer = Pacer::of(Some(Arc::clone(&watch)));
+        watch.take_in(&mut governor, sample(0, 50.0, 300));
+        let begin = Instant::now();
+        assert_eq!(pacer.since(begin), None);
+        watch.take_in(&mut governor, sample(1, 60.0, 1000));
+        watch.take_in(&mut governor, sample(2, 58.0, 1400));
+        let held = pacer.since(begin).unwrap();
+        assert_eq!((held.clock_mhz, held.temperature, held.samples), ([1200, 1000, 1400], 60.0, 2));
+        assert_eq!(held.to_string(), "1200 MHz (1000 to 1400), 60 °C at most, 25 W, not slowed down");
+        assert!(!pacer.is_steady(), "seconds have to pass");
+    }
+
+    #[test]
+    fn without_a_gpu_nothing_is_paced() {
+        let mut pacer = Pacer::new(&Device::Cpu);
+        pacer.pace();
+        assert_eq!(
+            (pacer.paused(), pacer.since(Instant::now()), pacer.is_steady()),
+            (Duration::ZERO, None, true)
+        );
+    }
+}

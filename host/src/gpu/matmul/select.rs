@@ -1,0 +1,290 @@
+//! Which matmul kernel, and how k is split: a pure function of the problem and the card's [`Table`].
+
+use super::table::Table;
+use crate::ops::matmul::Variant;
+use crate::tensor::MAX_ELEMENTS;
+use kernels_gpu::KernelSpec;
+use kernels_gpu::matmul::regtile::{self, FAMILIES, Family, strided, tile64};
+use kernels_gpu::matmul::{textbook, vector};
+use serde::Serialize;
+use std::fmt;
+
+/// Warps that a multiprocessor should have at work in the few-row kernels: each has 4 KiB of b on their way.
+const VECTOR_WARPS: u32 = 12;
+/// The most parts that k is split into: more cost more to add than they gain.
+const MAX_SPLITS: u32 = 32;
+
+/// Element types, as the kernels' tables are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum Types {
+    F32,
+    F16,
+    /// a f32, b f16, c f32.
+    Mixed,
+}
+
+/// Which of a and b are transposed, as the kernels' tables are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum Layouts {
+    Nn,
+    Nt,
+    Tn,
+}
+
+/// All that the choice depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Query {
+    pub batch: u32,
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    /// For the kernels that load 16 bytes (f16: 8) at a time: `None` if strides or alignment do not allow it.
+    pub tile_layouts: Option<Layouts>,
+    /// For the few-row kernels: `None` if a does not run along k, or neither extent of b is contiguous.
+    pub vector_layouts: Option<Layouts>,
+    pub types: Types,
+    pub multiprocessors: u32,
+}
+
+impl Query {
+    /// A single f32 product of aligned operands.
+    pub fn plain(layouts: Layouts, [m, n, k]: [u32; 3], multiprocessors: u32) -> Self {
+        let layouts = Some(layouts);
+        Self {
+            batch: 1,
+            m,
+            n,
+            k,
+            tile_layouts: layouts,
+            vector_layouts: layouts,
+            types: Types::F32,
+            multiprocessors,
+        }
+    }
+}
+
+impl fmt::Display for Query {
+    /// `nt 16 × 2048 × 2048`: m, n and k.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { m, n, k, .. } = self;
+        let layouts =
+            self.tile_layouts.map_or_else(String::new, |layouts| format!("{layouts:?}").to_lowercase());
+        write!(f, "{layouts} {m} × {n} × {k}")
+    }
+}
+
+/// A kernel and its grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub variant: Variant,
+    pub spec: KernelSpec,
+    /// Blocks along x.
+    pub blocks: u32,
+    pub splits: u32,
+    /// k of each part but the last.
+    pub k_chunk: u32,
+    /// 2 to this power of a block's warps share the columns, for `Vector` with a transposed b.
+    pub log_parts: u32,
+}
+
+/// The family of this name.
+fn family(name: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.name == name)
+}
+
+/// The kernels of a family for these layouts and types.
+fn spec(family: &Family, q: &Query) -> Option<KernelSpec> {
+    Some(family.specs.get(q.tile_layouts? as usize)?[q.types as usize])
+}
+
+/// Blocks that cover c.
+fn blocks(family: &Family, q: &Query) -> u32 {
+    q.m.div_ceil(family.bm) * q.n.div_ceil(family.bn)
+}
+
+/// What a split of k must be a multiple of.
+fn step(family: &Family) -> u32 {
+    regtile::BK * family.slices
+}
+
+/// `k` in `splits` parts of a multiple of `step`: the chunk, and how many parts that really makes.
+fn split(k: u32, splits: u32, step: u32) -> (u32, u32) {
+    let chunk = k.div_ceil(splits.max(1)).next_multiple_of(step);
+    (chunk, k.div_ceil(chunk))
+}
+
+/// The numbers of parts worth trying.
+fn split_candidates(q: &Query, step: u32) -> impl Iterator<Item = u32> {
+    let outputs = q.batch as u64 * q.m as u64 * q.n as u64;
+    let by_memory = (MAX_ELEMENTS as u64 / outputs.max(1)).clamp(1, MAX_SPLITS.into()) as u32;
+    let most = (q.k / (4 * step)).clamp(1, by_memory);
+    (0..=MAX_SPLITS.ilog2()).map(|power| 1 << power).take_while(move |&splits| splits <= most)
+}
+
+/// The plan for this product; `None` if `variant` can't do it.
+pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<u32>) -> Option<Plan> {
+    let types = q.types as usize;
+    let plan = |variant, spec, blocks, splits, step| {
+        let (k_chunk, splits) = split(q.k, splits, step);
+        Some(Plan { variant, spec, blocks, splits, k_chunk, log_parts: 0 })
+    };
+    match variant {
+        Variant::Auto => {
+            let (variant, best) = choose(table, q);
+            select(table, q, variant, splits.or(best))
+        }
+        Variant::Textbook => {
+            let (tile, f32) = (textbook::TILE, q.types == Types::F32);
+            let blocks = q.m.div_ceil(tile) * q.n.div_ceil(tile);
+            plan(variant, f32.then_some(textbook::SPEC)?, blocks, 1, q.k.max(1))
+        }
+        Variant::Tile(name) => {
+            let family = family(name)?;
+            let splits = splits.unwrap_or_else(|| best_splits(table, q, family).0);
+            plan(variant, spec(family, q)?, blocks(family, q), splits, step(family))
+        }
+        Variant::Strided => {
+            let blocks = q.m.div_ceil(strided::BM) * q.n.div_ceil(strided::BN);
+            // its tile is that of the 64 × 64 kernels
+            let splits = splits.unwrap_or_else(|| best_splits(table, q, &tile64::FAMILY).0);
+            plan(variant, strided::SPECS[types], blocks, splits, regtile::BK)
+        }
+        Variant::Vector => {
+            let nt = |table: usize| (vector::NT[table][types], choose_parts(q));
+            let (spec, log_parts) = match q.vector_layouts? {
+                Layouts::Nt if q.m <= 1 => nt(0),
+                Layouts::Nt if q.m <= 4 => nt(1),
+                Layouts::Nt if q.m <= vector::MAX_M => nt(2),
+                Layouts::Nn if q.m <= 1 => (vector::NN[types], 0),
+                _ => return None,
+            };
+            let columns = match q.vector_layouts? {
+                Layouts::Nt => vector::NT_COLUMNS * (vector::WARPS >> log_parts),
+                _ => vector::NN_COLUMNS,
+            };
+            let blocks = q.n.div_ceil(columns);
+            let splits = splits.unwrap_or_else(|| vector_splits(q, blocks));
+            Some(Plan { log_parts, ..plan(variant, spec, blocks, splits, vector::K_STEP)? })
+        }
+    }
+}
+
+/// Warps that read b if each reads whole columns.
+fn vector_warps(q: &Query) -> u32 {
+    q.n.div_ceil(vector::NT_COLUMNS).saturating_mul(q.batch).max(1)
+}
+
+/// The least power of two of warps for each column that keeps the memory busy, if k gives all their lanes something.
+fn choose_parts(q: &Query) -> u32 {
+    let wanted = VECTOR_WARPS * q.multiprocessors;
+    let useful = |parts: u32| q.k >> parts >= vector::K_STEP;
+    let most = vector::WARPS.ilog2();
+    (0..most).find(|&parts| vector_warps(q) << parts >= wanted || !useful(parts + 1)).unwrap_or(most)
+}
+
+/// The parts of k for what a block's own warps can't do.
+fn vector_splits(q: &Query, blocks: u32) -> u32 {
+    let warps = blocks.saturating_mul(q.batch).max(1).saturating_mul(vector::WARPS);
+    let wanted = VECTOR_WARPS * q.multiprocessors / warps;
+    split_candidates(q, vector::K_STEP).take_while(|&splits| splits <= wanted.max(1)).last().unwrap_or(1)
+}
+
+/// The families and numbers of parts that are worth timing: tiles are not twice as tall as c where smaller ones are.
+pub(crate) fn candidates(q: &Query) -> Vec<(&'static str, u32)> {
+    let families = FAMILIES.iter().filter(|family| spec(family, q).is_some() && family.bm / 2 < q.m.max(32));
+    let most = 16 * q.multiprocessors;
+    families
+        .flat_map(|family| {
+            split_candidates(q, step(family))
+                .filter(move |&splits| splits == 1 || blocks(family, q).saturating_mul(splits) <= most)
+                .map(|splits| (family.name, splits))
+        })
+        .collect()
+}
+
+/// The kernels for this product, and for tiles the parts of k.
+fn choose(table: &Table, q: &Query) -> (Variant, Option<u32>) {
+    match q.vector_layouts {
+        Some(Layouts::Nt) if q.m <= 8 => return (Variant::Vector, None),
+        Some(Layouts::Nn) if q.m <= 1 => return (Variant::Vector, None),
+        _ => {}
+    }
+    let tiles = FAMILIES.iter().filter(|family| spec(family, q).is_some());
+    let best = tiles
+        .map(|family| (family, best_splits(table, q, family)))
+        .min_by(|(_, (_, x)), (_, (_, y))| x.total_cmp(y));
+    best.map_or((Variant::Strided, None), |(family, (splits, _))| (Variant::Tile(family.name), Some(splits)))
+}
+
+/// The number of parts with the lowest estimate, and the estimate.
+fn best_splits(table: &Table, q: &Query, family: &Family) -> (u32, f64) {
+    split_candidates(q, step(family))
+        .map(|splits| (splits, table.clocks(q, family, splits)))
+        .min_by(|(_, x), (_, y)| x.total_cmp(y))
+        .unwrap_or((1, 0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P4: u32 = 20;
+    const MX330: u32 = 3;
+
+    fn nt(m: u32, n: u32, k: u32, multiprocessors: u32) -> Query {
+        Query::plain(Layouts::Nt, [m, n, k], multiprocessors)
+    }
+
+    fn sm_61() -> Table {
+        Table::parse(include_str!("sm_61.json")).unwrap()
+    }
+
+    fn plan(q: &Query) -> Plan {
+        select(&sm_61(), q, Variant::Auto, None).unwrap()
+    }
+
+    #[test]
+    fn large_products_take_large_tiles_unsplit() {
+        for multiprocessors in [MX330, P4] {
+            let plan = plan(&nt(4096, 4096, 4096, multiprocessors));
+            assert_eq!((plan.variant, plan.splits, plan.blocks), (Variant::Tile("tile128"), 1, 1024));
+        }
+    }
+
+    #[test]
+    fn few_rows_stream_the_weights() {
+        assert_eq!(plan(&nt(1, 2048, 2048, P4)).spec, vector::NT[0][0]);
+        assert_eq!(plan(&nt(3, 2048, 2048, P4)).spec, vector::NT[1][0]);
+        assert_eq!(plan(&nt(8, 2048, 2048, P4)).spec, vector::NT[2][0]);
+        assert_eq!(plan(&nt(16, 2048, 2048, P4)).variant, Variant::Tile("tile32"));
+        let nn = Query { vector_layouts: Some(Layouts::Nn), ..nt(1, 2048, 2048, P4) };
+        assert_eq!(plan(&nn).spec, vector::NN[0]);
+    }
+
+    #[test]
+    fn few_tiles_and_a_long_k_are_split() {
+        let plan = plan(&nt(64, 64, 16384, P4));
+        assert!(plan.splits > 4, "{plan:?}");
+    }
+
+    #[test]
+    fn what_is_not_aligned_runs_strided() {
+        let q = Query { tile_layouts: None, ..nt(100, 101, 103, P4) };
+        assert_eq!(plan(&q).variant, Variant::Strided);
+        assert_eq!(select(&sm_61(), &q, Variant::Tile("tile128"), None), None);
+        assert_eq!(select(&sm_61(), &q, Variant::Vector, None), None, "100 rows");
+    }
+
+    #[test]
+    fn the_parts_cover_k_and_none_is_empty() {
+        for k in [1, 7, 8, 9, 255, 256, 257, 1000, 4096, 65537] {
+            for wanted in 1..40 {
+                for step in [8, 256] {
+                    let (chunk, splits) = split(k, wanted, step);
+                    assert!(chunk % step == 0 && splits <= wanted);
+                    assert!(chunk * (splits - 1) < k && k <= chunk * splits, "{k} {wanted} {step}");
+                }
+            }
+        }
+    }
+}

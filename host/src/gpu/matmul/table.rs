@@ -1,0 +1,265 @@
+//! What the choice of a matmul kernel knows about a card: a rate for every tile size and a model of four numbers.
+//!
+//! `pascaline tune` makes a table for the card at hand; the user's goes before the built-in one of the architecture.
+
+use super::select::Query;
+use crate::cuda::Properties;
+use crate::{Error, Result};
+use kernels_gpu::matmul::regtile::{FAMILIES, Family};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::{env, fs, io};
+
+/// Multiply-adds of a multiprocessor per clock, on every GPU in question.
+const FMA_PER_CLOCK: f64 = 128.0;
+/// What a squared error of an estimate's logarithm weighs beside the logarithm of a lost factor: enough to lead the fit
+/// where no choice changes, and to keep the table sensible for other shapes.
+const ESTIMATE_WEIGHT: f64 = 0.1;
+/// The tables that come with Pascaline, by compute capability; other cards take the first.
+const BUILT_IN: [((i32, i32), &str); 2] =
+    [((6, 1), include_str!("sm_61.json")), ((9, 0), include_str!("sm_90.json"))];
+
+/// The numbers from which a product's time is estimated, for one card or architecture.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Table {
+    /// Where the numbers come from, for people.
+    pub evidence: String,
+    /// For each tile family, the share of the multiply-add rate that it would get from any number of warps. A family that
+    /// is not named is not taken.
+    pub rates: BTreeMap<String, f64>,
+    /// Warps with which a multiprocessor reaches half its rate.
+    pub half_rate_warps: f64,
+    /// Clocks before a block's first multiply-add and behind its last.
+    pub block_clocks: f64,
+    /// Clocks that a second launch costs.
+    pub launch_clocks: f64,
+    /// Bytes per clock and multiprocessor that memory gives.
+    pub bytes_per_clock: f64,
+}
+
+/// A measured time.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Sample {
+    pub q: Query,
+    pub family: String,
+    pub splits: u32,
+    pub clocks: f64,
+}
+
+/// What a table makes of a shape.
+pub(crate) struct Outcome<'a> {
+    pub q: Query,
+    /// Family and splits.
+    pub fastest: (&'a str, u32),
+    pub chosen: (&'a str, u32),
+    /// The time of the chosen over that of the fastest.
+    pub ratio: f64,
+}
+
+impl Table {
+    /// Estimated clocks for the tiles of `family` with k split `splits` times; infinite for a family without a rate.
+    pub fn clocks(&self, q: &Query, family: &Family, splits: u32) -> f64 {
+        let Some(rate) = self.rates.get(family.name) else { return f64::INFINITY };
+        let (tiles_m, tiles_n) = (f64::from(q.m.div_ceil(family.bm)), f64::from(q.n.div_ceil(family.bn)));
+        let (batch, multiprocessors) = (f64::from(q.batch), f64::from(q.multiprocessors));
+        let blocks = tiles_m * tiles_n * batch * f64::from(splits);
+        let per_multiprocessor = (blocks / multiprocessors).ceil();
+        let warps = per_multiprocessor.min(family.resident.into()) * f64::from(family.warps);
+        let rate = FMA_PER_CLOCK * rate * warps / (warps + self.half_rate_warps);
+        let work = f64::from(family.bm * family.bn) * f64::from(q.k.div_ceil(splits)) / rate;
+        let rounds = (per_multiprocessor / f64::from(family.resident)).ceil();
+        let compute = per_multiprocessor * work + rounds * self.block_clocks;
+        // every tile row reads all of b, every tile column all of a
+        let (rows, columns) = (f64::from(q.m) * tiles_n, f64::from(q.n) * tiles_m);
+        let bytes_per_clock = self.bytes_per_clock * multiprocessors;
+        let memory = batch * (rows + columns) * f64::from(q.k) * 4.0 / bytes_per_clock + self.block_clocks;
+        let mut clocks = compute.max(memory);
+        if splits > 1 {
+            let bytes = batch * f64::from(q.m) * f64::from(q.n) * 4.0 * (2.0 * f64::from(splits) + 1.0);
+            clocks += self.launch_clocks + bytes / bytes_per_clock;
+        }
+        clocks
+    }
+
+    fn estimate(&self, sample: &Sample) -> f64 {
+        let family = FAMILIES.iter().find(|family| family.name == sample.family);
+        family.map_or(f64::INFINITY, |family| self.clocks(&sample.q, family, sample.splits))
+    }
+
+    /// For each shape of the samples, which follow each other: the fastest, and what the estimate takes.
+    pub fn outcomes<'a>(&self, samples: &'a [Sample]) -> Vec<Outcome<'a>> {
+        let outcome = |group: &'a [Sample]| {
+            let fastest = group.iter().min_by(|x, y| x.clocks.total_cmp(&y.clocks))?;
+            let chosen = group.iter().min_by(|x, y| self.estimate(x).total_cmp(&self.estimate(y)))?;
+            let kernel = |sample: &'a Sample| (&sample.family[..], sample.splits);
+            let ratio = chosen.clocks / fastest.clocks;
+            Some(Outcome { q: fastest.q, fastest: kernel(fastest), chosen: kernel(chosen), ratio })
+        };
+        samples.chunk_by(|x, y| x.q == y.q).filter_map(outcome).collect()
+    }
+
+    /// How bad this table is for the samples: the mean loss by its choices, and how far its estimates are off.
+    fn loss(&self, samples: &[Sample]) -> f64 {
+        let outcomes = self.outcomes(samples);
+        let lost: f64 = outcomes.iter().map(|outcome| outcome.ratio.ln()).sum();
+        let off = samples.iter().map(|sample| (self.estimate(sample) / sample.clocks).ln().powi(2));
+        lost / outcomes.len().max(1) as f64 + ESTIMATE_WEIGHT * off.sum::<f64>() / samples.len().max(1) as f64
+    }
+
+    /// The table that loses least on these samples, by coordinate descent in the numbers' logarithms.
+    pub fn fit(samples: &[Sample]) -> Self {
+        let rates = FAMILIES.iter().map(|family| (family.name.to_owned(), 0.8));
+        let mut best = Self {
+            evidence: "fitted to measured times by `pascaline tune`".into(),
+            rates: rates.collect(),
+            half_rate_warps: 4.0,
+            block_clocks: 1500.0,
+            launch_clocks: 3000.0,
+            bytes_per_clock: 12.0,
+        };
+        let mut least = best.loss(samples);
+        let mut step = 2.0f64;
+        while step > 1.002 {
+            let before = least;
+            for number in 0..best.rates.len() + 4 {
+                for factor in [step, 1.0 / step] {
+                    let mut table = best.clone();
+                    table.scale(number, factor);
+                    let loss = table.loss(samples);
+                    if loss < least {
+                        (best, least) = (table, loss);
+                    }
+                }
+            }
+            if least > before - 1e-6 {
+                step = step.sqrt();
+            }
+        }
+        best
+    }
+
+    /// Multiplies one of the numbers.
+    fn scale(&mut self, number: usize, factor: f64) {
+        let others = [
+            &mut self.half_rate_warps,
+            &mut self.block_clocks,
+            &mut self.launch_clocks,
+            &mut self.bytes_per_clock,
+        ];
+        if let Some(value) = others.into_iter().chain(self.rates.values_mut()).nth(number) {
+            *value *= factor;
+        }
+    }
+
+    /// Writes it, with its folder.
+    pub fn store(&self, path: &Path) -> Result<()> {
+        let failed = |error: String| Error::Tuning { file: path.display().to_string(), reason: error };
+        let text = serde_json::to_string_pretty(self).map_err(|error| failed(error.to_string()))?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        folder.map_or(Ok(()), fs::create_dir_all).map_err(|error| failed(error.to_string()))?;
+        fs::write(path, text + "\n").map_err(|error| failed(error.to_string()))
+    }
+
+    pub fn parse(text: &str) -> std::result::Result<Self, String> {
+        let table: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let others = [table.half_rate_warps, table.block_clocks, table.launch_clocks, table.bytes_per_clock];
+        match table.rates.values().chain(&others).all(|value| value.is_finite() && *value > 0.0) {
+            true => Ok(table),
+            false => Err("every number must be positive".into()),
+        }
+    }
+
+    /// The table for a card: the user's, or the built-in one.
+    fn load(card: &Properties) -> Result<Self> {
+        if let Some(path) = user_file(&card.name) {
+            let failed = |reason: String| Error::Tuning { file: path.display().to_string(), reason };
+            match fs::read_to_string(&path) {
+                Ok(text) => return Self::parse(&text).map_err(failed),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(error.to_string())),
+            }
+        }
+        let [(_, first), ..] = BUILT_IN;
+        let text = BUILT_IN
+            .iter()
+            .find(|(capability, _)| *capability == card.capability)
+            .map_or(first, |(_, text)| text);
+        Self::parse(text).map_err(|reason| Error::Tuning { file: "the built-in table".into(), reason })
+    }
+}
+
+/// Where the user's table for a card is looked for: `$XDG_CONFIG_HOME` or `~/.config`, then `pascaline/tune/‹card›.json`.
+pub(crate) fn user_file(card: &str) -> Option<PathBuf> {
+    let folder = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let config = folder("XDG_CONFIG_HOME").or_else(|| folder("HOME").map(|home| home.join(".config")))?;
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let card: String = card.chars().map(plain).collect();
+    Some(config.join("pascaline/tune").join(card + ".json"))
+}
+
+/// The table for a card, read at its first use.
+///
+/// # Errors
+/// [`Error::Tuning`] if the user's file can't be read or makes no sense.
+pub(crate) fn of(card: &Properties) -> Result<&'static Table> {
+    static TABLES: Mutex<Option<HashMap<String, &'static Table>>> = Mutex::new(None);
+    let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    let tables = tables.get_or_insert_default();
+    if let Some(table) = tables.get(&card.name) {
+        return Ok(table);
+    }
+    let table: &'static Table = Box::leak(Box::new(Table::load(card)?)); // one for each kind of card
+    tables.insert(card.name.clone(), table);
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::matmul::select::{Layouts, candidates};
+
+    #[test]
+    fn built_in_tables_name_every_family_and_no_other() {
+        for (_, text) in BUILT_IN {
+            let table = Table::parse(text).unwrap();
+            let families: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
+            assert!(families.iter().all(|family| table.rates.contains_key(*family)));
+            assert_eq!(table.rates.len(), families.len());
+        }
+    }
+
+    #[test]
+    fn a_table_that_makes_no_sense_is_refused() {
+        for text in
+            ["", "{}", &BUILT_IN[0].1.replace("0.90", "0"), &BUILT_IN[0].1.replace("\"rates\"", "\"rate\"")]
+        {
+            assert!(Table::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn fitting_finds_the_choices_of_the_table_that_made_the_times() {
+        let truth = Table {
+            half_rate_warps: 9.0,
+            block_clocks: 4000.0,
+            launch_clocks: 9000.0,
+            ..Table::parse(BUILT_IN[0].1).unwrap()
+        };
+        let samples: Vec<Sample> =
+            [[16, 2048, 2048], [64, 6144, 2048], [256, 2048, 6144], [512; 3], [2048; 3]]
+                .into_iter()
+                .map(|dims| Query::plain(Layouts::Nt, dims, 20))
+                .flat_map(|q| candidates(&q).into_iter().map(move |(family, splits)| (q, family, splits)))
+                .map(|(q, name, splits)| {
+                    let family = FAMILIES.iter().find(|family| family.name == name).unwrap();
+                    Sample { q, family: name.to_owned(), splits, clocks: truth.clocks(&q, family, splits) }
+                })
+                .collect();
+        for outcome in Table::fit(&samples).outcomes(&samples) {
+            assert!(outcome.ratio < 1.02, "{}: {}", outcome.q, outcome.ratio);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Kernels that measure what arithmetic alone can do.
+
+use crate::Result;
+use crate::cuda::{CudaDevice, args};
+use crate::memory::DeviceBuffer;
+use kernels_gpu::KernelSpec;
+use kernels_gpu::peak::{CHAINS, DP4A, FMA, STEPS};
+
+/// Blocks for each multiprocessor: all that it holds of 256 threads, twice.
+const BLOCKS_PER_SM: u32 = 16;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Instruction {
+    /// a·x + b on f32, one multiply-add.
+    Fma,
+    /// Four multiply-adds on i8.
+    Dp4a,
+}
+
+impl Instruction {
+    fn spec(self) -> KernelSpec {
+        match self {
+            Self::Fma => FMA,
+            Self::Dp4a => DP4A,
+        }
+    }
+
+    /// The operands' bits.
+    fn operands(self) -> [u32; 2] {
+        match self {
+            // towards 1, of about which size the chains stay
+            Self::Fma => [0.5f32.to_bits(), 0.5f32.to_bits()],
+            // 4·1 + 3·3 + 2·(−128) + 1·127 = −116
+            Self::Dp4a => [0x0102_0304, 0x7f80_0301],
+        }
+    }
+
+    fn multiply_adds(self) -> f64 {
+        match self {
+            Self::Fma => 1.0,
+            Self::Dp4a => 4.0,
+        }
+    }
+}
+
+/// The measuring of an instruction's rate.
+pub(crate) struct Peak {
+    instruction: Instruction,
+    blocks: u32,
+    sums: DeviceBuffer,
+}
+
+impl Peak {
+    pub fn new(device: &CudaDevice, instruction: Instruction) -> Result<Self> {
+        let blocks = BLOCKS_PER_SM * device.properties().multiprocessors;
+        let bytes = (blocks * instruction.spec().threads()) as usize * size_of::<i32>();
+        Ok(Self { instruction, blocks, sums: DeviceBuffer::uninitialized(device, bytes)? })
+    }
+
+    /// Multiply-adds of a run.
+    pub fn multiply_adds(&self, rounds: u32) -> f64 {
+        let threads = f64::from(self.blocks * self.instruction.spec().threads());
+        threads * (CHAINS * STEPS) as f64 * f64::from(rounds) * self.instruction.multiply_adds()
+    }
+
+    /// Queues a run.
+    pub fn run(&self, device: &CudaDevice, rounds: u32) -> Result<()> {
+        let [a, b] = self.instruction.operands();
+        // SAFETY: `new` has made a word for each thread of the grid, on this device's stream.
+        unsafe {
+            device.launch(
+                &self.instruction.spec(),
+                [self.blocks, 1, 1],
+                args![self.sums.address(), a, b, rounds],
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    /// The words of the first threads after two rounds.
+    fn words<T: bytemuck::Pod>(instruction: Instruction) -> Result<[T; 3]> {
+        let Device::Cuda(device) = Device::virtual_gpu()? else { panic!("the virtual GPU is a CUDA device") };
+        let peak = Peak::new(&device, instruction)?;
+        peak.run(&device, 2)?;
+        let mut words = [T::zeroed(); 3];
+        peak.sums.download(0, bytemuck::cast_slice_mut(&mut words))?;
+        Ok(words)
+    }
+
+    #[test]
+    fn every_chain_of_dp4a_runs_to_its_end() -> Result<()> {
+        for (thread, word) in words::<i32>(Instruction::Dp4a)?.into_iter().enumerate() {
+            let starts: i32 = (0..CHAINS).map(|chain| (thread + chain) as i32).sum();
+            assert_eq!(word, starts - 116 * 2 * (CHAINS * STEPS) as i32);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn every_chain_of_fma_runs_to_its_end() -> Result<()> {
+        for (thread, word) in words::<f32>(Instruction::Fma)?.into_iter().enumerate() {
+            let chain = |chain| (0..2 * STEPS).fold((thread + chain) as f32, |x, _| x.mul_add(0.5, 0.5));
+            assert_eq!(word, (0..CHAINS).map(chain).sum::<f32>());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,39 @@
+//! Which kernel takes a fused projection apart, and its grid.
+
+use crate::cuda::{CudaDevice, args};
+use crate::ops::HeadNorms;
+use crate::ops::rope_append::Outputs;
+use crate::{DType, Result, Tensor};
+use kernels_gpu::rope_append::{HEADS_PER_BLOCK, SPECS};
+
+pub(crate) fn rope_append(
+    device: &CudaDevice,
+    Outputs { q, k, v }: Outputs,
+    qkv: &Tensor,
+    [cos, sin]: [&Tensor; 2],
+    norms: Option<HeadNorms>,
+    at: &Tensor,
+) -> Result<()> {
+    let [rows, all_heads, dim] = [0, 1, 2].map(|d| qkv.dims()[d] as u32);
+    if qkv.shape().elements() == 0 {
+        return Ok(());
+    }
+    let spec = match (qkv.dtype(), k.dtype()) {
+        (DType::F16, _) => SPECS[1],
+        (_, DType::F16) => SPECS[2],
+        _ => SPECS[0],
+    };
+    let (capacity, kv_heads, angles) = (k.dims()[0] as u32, k.dims()[1] as u32, cos.dims()[0] as u32);
+    let heads = all_heads - 2 * kv_heads;
+    let [q_weight, k_weight] = norms.map_or([0; 2], |norms| [norms.q.address(), norms.k.address()]);
+    let eps = norms.map_or(0.0, |norms| norms.eps);
+    let (half, grid) = (dim / 2, [rows, all_heads.div_ceil(HEADS_PER_BLOCK), 1]);
+    let (cos, sin, at) = (cos.address(), sin.address(), at.address());
+    let (q, k, v, qkv) = (q.address(), k.address(), v.address(), qkv.address());
+    let arguments =
+        args![q, k, v, qkv, cos, sin, q_weight, k_weight, at, heads, kv_heads, half, capacity, angles, eps];
+    // SAFETY: `ops::rope_append_into` has checked that all are contiguous, of these shapes and the kernel's types, on this
+    // stream and of less than 2³¹ elements, that dim is even and within the kernel's, and that there is an angle; a
+    // TensorMut overlaps nothing.
+    unsafe { device.launch(&spec, grid, arguments) }
+}

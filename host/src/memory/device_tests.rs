@@ -1,0 +1,321 @@
+//! Each wait is needed on a device too: with one left out, a writer that runs late shows wrong bytes. On the real GPU, else
+//! the virtual one, whose streams run late by themselves.
+//!
+//! `PASCALINE_HAND_OVERS=100000` sets the number of hand-overs, which is the default on a real GPU.
+
+use super::adaptor::Limit;
+use super::{CHUNK, Upstream};
+use super::{CudaTimeline, DeviceBuffer, LayerStream, MemoryPool, PinnedBuffer, PlainMemory, StreamHandle};
+use crate::cuda::{CudaDevice, Graph, check};
+use crate::mutation::{Wait, without};
+use crate::{Device, Result};
+use cust::sys;
+use pascaline_driver::{self as driver, faults};
+use std::env;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const SEGMENT: usize = 2 << 20;
+/// How often a wait is left out before it counts as not noticed.
+const ROUNDS: u8 = 30;
+
+/// Two streams of a device, and a buffer on each to be busy with.
+struct Rig {
+    streams: [CudaDevice; 2],
+    busy: [DeviceBuffer; 2],
+    _turn: MutexGuard<'static, ()>,
+}
+
+const A: usize = 0;
+const B: usize = 1;
+
+fn is_virtual() -> bool {
+    driver::backend() == Some(driver::Backend::Virtual)
+}
+
+impl Rig {
+    fn new() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let real = driver::real_devices().is_ok_and(|count| count > 0);
+        let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value == "1");
+        assert!(real || !required, "REQUIRE_GPU=1 asks for a real GPU");
+        let device = if real { Device::cuda(0) } else { Device::virtual_gpu() };
+        let Device::Cuda(a) = device.unwrap() else { unreachable!("a CUDA device was asked for") };
+        let streams = [a.clone(), a.with_new_stream().unwrap()];
+        let bytes = if is_virtual() { 4096 } else { 256 << 20 };
+        let busy = [A, B].map(|stream| DeviceBuffer::uninitialized(&streams[stream], bytes).unwrap());
+        Self { streams, busy, _turn: turn }
+    }
+
+    /// Queues about a millisecond of work.
+    fn late(&mut self, stream: usize) {
+        (0..16).for_each(|byte| self.busy[stream].fill(byte).unwrap());
+    }
+
+    /// Reads on the stream, late enough for what other streams still have in hand.
+    fn read_late(&mut self, stream: usize, address: u64, bytes: usize) -> Vec<u8> {
+        self.late(stream);
+        self.late(stream);
+        let mut found = vec![0u8; bytes];
+        let raw = self.streams[stream].stream().raw();
+        // SAFETY: the caller's range of device memory; the stream is waited for before the vector is looked at.
+        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(found.as_mut_ptr().cast(), address, bytes, raw) };
+        check("cuMemcpyDtoHAsync", result).unwrap();
+        self.streams[stream].synchronize().unwrap();
+        found
+    }
+
+    fn finish(&self) {
+        self.streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    }
+
+    fn handles(&self) -> [StreamHandle; 2] {
+        [A, B].map(|stream| StreamHandle::of(&self.streams[stream]))
+    }
+}
+
+fn set(device: &CudaDevice, address: u64, bytes: usize, word: u32) {
+    // SAFETY: the callers' blocks are at least `bytes` long.
+    let result = unsafe { sys::cuMemsetD32Async(address, word, bytes / 4, device.stream().raw()) };
+    check("cuMemsetD32Async", result).unwrap();
+}
+
+/// Runs a course of events that leads to the right bytes, then with the wait left out, which must show at least once.
+fn notices(wait: Wait, rig: &mut Rig, mut right: impl FnMut(&mut Rig, u8) -> bool) {
+    let mut wrong = |removed: Option<Wait>| {
+        let rounds = (1..=ROUNDS).filter(|&round| {
+            let right = without(removed, || right(rig, round));
+            rig.finish();
+            !right
+        });
+        rounds.count()
+    };
+    assert_eq!(wrong(None), 0, "{wait:?} in place");
+    let noticed = wrong(Some(wait));
+    assert!(noticed > 0, "nothing notices that {wait:?} is left out");
+    println!("{wait:?} left out: wrong bytes in {noticed} of {ROUNDS}");
+}
+
+/// A block written late on one stream, then handed to the other, written there and read.
+fn handed_over(rig: &mut Rig, wait: Wait) -> bool {
+    let [a, b] = rig.handles();
+    let device = rig.streams[A].clone();
+    let segments = if wait == Wait::ReadyQuery { 2 } else { 1 };
+    let upstream = Limit::new(PlainMemory::new(&device), segments * SEGMENT);
+    let service = StreamHandle::of(&device.with_new_stream().unwrap());
+    let pool = MemoryPool::new(CudaTimeline::new(&device), upstream, service);
+    let block = pool.allocate(SEGMENT, &a).unwrap();
+    let (first, second) = if wait == Wait::OtherUses { (B, A) } else { (A, B) };
+    rig.late(first);
+    set(&rig.streams[first], block, SEGMENT, 1);
+    if wait == Wait::OtherUses {
+        pool.record_use(block, &b).unwrap();
+    }
+    pool.free(block, SEGMENT).unwrap();
+    if wait == Wait::RetiredStream {
+        pool.retire(&a).unwrap();
+    }
+    let again = pool.allocate(SEGMENT, if second == A { &a } else { &b }).unwrap();
+    set(&rig.streams[second], again, SEGMENT, 2);
+    let found = rig.read_late(second, again, SEGMENT);
+    pool.free(again, SEGMENT).unwrap();
+    rig.finish();
+    found.chunks(4).all(|word| word == [2, 0, 0, 0])
+}
+
+#[test]
+fn each_wait_of_the_pool_is_needed_on_a_device() {
+    let mut rig = Rig::new();
+    for wait in [Wait::ReadyQuery, Wait::FreshRecord, Wait::HandOver, Wait::OtherUses, Wait::RetiredStream] {
+        notices(wait, &mut rig, |rig, _| handed_over(rig, wait));
+    }
+}
+
+/// One block goes to and fro between two streams, each time written late and read once the other has it.
+#[test]
+fn hand_overs_keep_every_blocks_pattern() {
+    const BLOCK: usize = 20 << 10;
+    const BATCH: usize = 1024;
+    let rig = Rig::new();
+    let default = if is_virtual() { 2_000 } else { 100_000 };
+    let wanted: usize = env::var("PASCALINE_HAND_OVERS").ok().and_then(|n| n.parse().ok()).unwrap_or(default);
+    let device = &rig.streams[A];
+    let upstream = Limit::new(PlainMemory::new(device), SEGMENT);
+    let service = StreamHandle::of(&device.with_new_stream().unwrap());
+    let pool = MemoryPool::new(CudaTimeline::new(device), upstream, service);
+    let handles = rig.handles();
+    let rest = pool.allocate(SEGMENT - BLOCK, &handles[A]).unwrap(); // leaves room for one block
+    let busy_bytes = rig.busy[A].bytes().min(4 << 20);
+    let mut results = DeviceBuffer::uninitialized(device, BATCH * BLOCK).unwrap();
+    let mut only = None;
+    for batch in 0..wanted.div_ceil(BATCH) {
+        for slot in 0..BATCH {
+            let (stream, tag) = (slot % 2, (batch * BATCH + slot + 1) as u32);
+            let on = &rig.streams[stream];
+            let block = pool.allocate(BLOCK, &handles[stream]).unwrap();
+            assert_eq!(*only.get_or_insert(block), block, "there is room for one block only");
+            (0..4).for_each(|word| set(on, rig.busy[stream].address(), busy_bytes, word));
+            set(on, block, BLOCK, tag);
+            (0..2).for_each(|word| set(on, rig.busy[stream].address(), busy_bytes, word));
+            let to = results.address() + (slot * BLOCK) as u64;
+            // SAFETY: both ranges are BLOCK long and in different allocations.
+            let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, block, BLOCK, on.stream().raw()) };
+            check("cuMemcpyDtoDAsync", result).unwrap();
+            pool.free(block, BLOCK).unwrap();
+        }
+        rig.finish();
+        let mut found = vec![0u8; BATCH * BLOCK];
+        results.download(0, &mut found).unwrap();
+        for (slot, block) in found.chunks(BLOCK).enumerate() {
+            let tag = ((batch * BATCH + slot + 1) as u32).to_ne_bytes();
+            assert!(block.chunks(4).all(|word| word == tag), "hand-over {slot} of batch {batch}");
+        }
+        results.fill(0).unwrap();
+    }
+    let books = pool.statistics();
+    println!("{} hand-overs: {:?}", wanted.div_ceil(BATCH) * BATCH, books.found);
+    assert!(books.found.waited > books.allocations / 2, "the writers were not late: {books:?}");
+    pool.free(rest, SEGMENT - BLOCK).unwrap();
+    pool.audit().unwrap();
+}
+
+fn filled(device: &CudaDevice, bytes: usize, byte: u8) -> PinnedBuffer {
+    let mut pinned = PinnedBuffer::new(device, bytes).unwrap();
+    pinned.fill(byte);
+    pinned
+}
+
+#[test]
+fn each_wait_of_a_copy_is_needed() {
+    const BYTES: usize = 512 << 10;
+    let mut rig = Rig::new();
+    let device = rig.streams[A].clone();
+    let mut buffer = DeviceBuffer::uninitialized(&device, 3 * CHUNK).unwrap();
+    notices(Wait::PinnedReuse, &mut rig, |rig, round| {
+        rig.late(A);
+        buffer.upload_async(0, filled(&device, BYTES, round)).unwrap();
+        // None of these may be the block that the copy still reads.
+        let _others: Vec<_> = (0..4).map(|_| filled(&device, BYTES, !round)).collect();
+        rig.read_late(A, buffer.address(), BYTES).iter().all(|&byte| byte == round)
+    });
+    notices(Wait::Download, &mut rig, |rig, round| {
+        drop(filled(&device, BYTES, !round)); // what the copy's target holds before
+        rig.late(A);
+        buffer.fill(round).unwrap();
+        let found = buffer.download_async(0, BYTES).unwrap().wait().unwrap();
+        found.iter().all(|&byte| byte == round)
+    });
+    notices(Wait::ChunkReuse, &mut rig, |rig, round| {
+        let source: Vec<u8> =
+            (0..3).flat_map(|chunk| std::iter::repeat_n(round.wrapping_mul(3) + chunk, CHUNK)).collect();
+        rig.late(A);
+        buffer.upload(0, &source).unwrap();
+        rig.read_late(A, buffer.address(), source.len()) == source
+    });
+}
+
+#[test]
+fn each_wait_between_tensors_is_needed() {
+    const BYTES: usize = 1 << 20;
+    let mut rig = Rig::new();
+    let [a, b] = [A, B].map(|stream| rig.streams[stream].clone());
+    let mut from = DeviceBuffer::uninitialized(&a, BYTES).unwrap();
+    let mut to = DeviceBuffer::uninitialized(&b, BYTES).unwrap();
+    notices(Wait::CopyBehindWriter, &mut rig, |rig, round| {
+        rig.late(A);
+        from.fill(round).unwrap();
+        to.copy_across(&from, 0, BYTES).unwrap();
+        rig.read_late(B, to.address(), BYTES).iter().all(|&byte| byte == round)
+    });
+    notices(Wait::WriterBehindCopy, &mut rig, |rig, round| {
+        from.fill(round).unwrap();
+        rig.finish();
+        rig.late(B);
+        to.copy_across(&from, 0, BYTES).unwrap();
+        from.fill(!round).unwrap();
+        rig.read_late(B, to.address(), BYTES).iter().all(|&byte| byte == round)
+    });
+}
+
+#[test]
+fn memory_of_a_graph_is_waited_for() {
+    const BYTES: usize = 4 << 20;
+    let mut rig = Rig::new();
+    let [a, b] = [A, B].map(|stream| rig.streams[stream].clone());
+    let pool = super::pool(&a).unwrap();
+    notices(Wait::GraphMemory, &mut rig, |rig, round| {
+        pool.trim().unwrap();
+        let mut block = DeviceBuffer::uninitialized(&b, BYTES).unwrap();
+        rig.late(B);
+        block.fill(!round).unwrap();
+        drop(block);
+        super::set_limit(&a, pool.statistics().reserved).unwrap(); // nothing else is to be had
+        let captured = Graph::capture(&a, || {
+            let mut memory = DeviceBuffer::uninitialized(&a, BYTES)?;
+            memory.fill(round)?;
+            Ok(memory)
+        });
+        super::set_limit(&a, usize::MAX).unwrap();
+        let (graph, memory) = captured.unwrap();
+        graph.launch().unwrap();
+        rig.read_late(A, memory.address(), BYTES).iter().all(|&byte| byte == round)
+    });
+}
+
+#[test]
+fn each_wait_of_a_layer_stream_is_needed() {
+    let mut rig = Rig::new();
+    let bytes = if is_virtual() { 64 << 10 } else { 16 << 20 };
+    const LAYERS: usize = 5;
+    let device = rig.streams[A].clone();
+    let host = (0..LAYERS).map(|layer| filled(&device, bytes, layer as u8 + 1)).collect();
+    let mut layers = LayerStream::new(&device, host).unwrap();
+    let mut results = DeviceBuffer::uninitialized(&device, LAYERS * bytes).unwrap();
+    assert!(layers.layer(LAYERS).is_err());
+    for wait in [Wait::LayerUploaded, Wait::LayerReuse] {
+        notices(wait, &mut rig, |rig, _| {
+            results.fill(0).unwrap();
+            for layer in 0..LAYERS {
+                let from = layers.layer(layer).unwrap();
+                if wait == Wait::LayerReuse {
+                    rig.late(A);
+                }
+                let to = results.address() + (layer * bytes) as u64;
+                // SAFETY: both ranges are a layer long, in different allocations, and on this stream.
+                let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, device.stream().raw()) };
+                check("cuMemcpyDtoDAsync", result).unwrap();
+            }
+            let found = rig.read_late(A, results.address(), LAYERS * bytes);
+            found.chunks(bytes).zip(1..).all(|(layer, byte)| layer.iter().all(|&found| found == byte))
+        });
+    }
+}
+
+/// Calls of `function` that `work` makes, with and without the wait.
+fn calls(function: &str, wait: Wait, mut work: impl FnMut() -> Result<()>) -> [u64; 2] {
+    [None, Some(wait)].map(|removed| {
+        faults::count_calls(true);
+        without(removed, &mut work).unwrap();
+        let calls = faults::calls(function);
+        faults::count_calls(false);
+        calls
+    })
+}
+
+#[test]
+fn the_host_waits_before_memory_goes() {
+    let rig = Rig::new();
+    let device = &rig.streams[A];
+    let (plain, [a, _]) = (PlainMemory::new(device), rig.handles());
+    let free = || plain.allocate(SEGMENT, &a).and_then(|block| plain.free(block, SEGMENT, &a));
+    assert_eq!(calls("cuStreamSynchronize", Wait::PlainFree, free), [1, 0]);
+    let drop_large = || PinnedBuffer::new(device, 65 << 20).map(drop); // more than is kept
+    assert_eq!(calls("cuEventSynchronize", Wait::PinnedFree, drop_large), [1, 0]);
+    let mut buffer = DeviceBuffer::uninitialized(device, 4096).unwrap();
+    let drop_graph = || {
+        let (graph, ()) = Graph::capture(device, || buffer.fill(1))?;
+        graph.launch()?;
+        device.synchronize() // one call in any case; the graph's own is the second
+    };
+    assert_eq!(calls("cuStreamSynchronize", Wait::GraphEnd, drop_graph), [2, 1]);
+}

@@ -1,0 +1,99 @@
+//! Weights that stay in pinned host memory and pass through the device layer by layer, for cards that can't hold them.
+//!
+//! Two places on the device take turns: while the kernels of one layer run, the next layer's weights are on their way
+//! on a stream of their own.
+//!
+//! ```text
+//! compute stream    layer 0 │ layer 1 │ layer 2 │ …
+//! copy stream       1 → B   │ 2 → A   │ 3 → B   │ …     layer n is copied once layer n − 2 has been used
+//! ```
+
+use super::{DeviceBuffer, PinnedBuffer};
+use crate::cuda::{CudaDevice, Event};
+use crate::mutation::{Wait, left_out};
+use crate::{Error, Result};
+
+/// Layers in host memory, two of them at a time on the device.
+#[derive(Debug)]
+pub struct LayerStream {
+    device: CudaDevice,
+    /// `None` only while being handed to a copy, or after one that failed.
+    layers: Vec<Option<PinnedBuffer>>,
+    places: [Place; 2],
+}
+
+#[derive(Debug)]
+struct Place {
+    /// Belongs to the copy stream.
+    buffer: DeviceBuffer,
+    layer: Option<usize>,
+    uploaded: Event,
+    used: Event,
+}
+
+impl LayerStream {
+    /// Takes the layers' bytes. Kernels that use them go to this handle's stream.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if twice the largest layer does not fit the device, or a driver error.
+    pub fn new(device: &CudaDevice, layers: Vec<PinnedBuffer>) -> Result<Self> {
+        let largest = layers.iter().map(|layer| layer.len()).max().unwrap_or(0);
+        let copies = device.with_new_stream()?;
+        let place = || -> Result<Place> {
+            let buffer = DeviceBuffer::uninitialized(&copies, largest)?;
+            buffer.used_on(device)?; // so that the memory is not reused before the kernels on it are done
+            Ok(Place { buffer, layer: None, uploaded: device.event()?, used: device.event()? })
+        };
+        let places = [place()?, place()?];
+        Ok(Self { device: device.clone(), layers: layers.into_iter().map(Some).collect(), places })
+    }
+
+    /// The device address of a layer's bytes, for work queued on the handle's stream before the next call; the layer behind it
+    /// (the first behind the last) begins to come. Layers asked for in turn are there in time.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if there is no such layer, or a driver error.
+    pub fn layer(&mut self, index: usize) -> Result<u64> {
+        let held = |this: &Self, layer| this.places.iter().position(|place| place.layer == Some(layer));
+        let place = match held(self, index) {
+            Some(place) => place,
+            None => {
+                self.load(index, 0)?;
+                0
+            }
+        };
+        let next = (index + 1) % self.layers.len().max(1);
+        if held(self, next).is_none() {
+            self.load(next, 1 - place)?;
+        }
+        let Place { buffer, uploaded, .. } = &self.places[place];
+        if !left_out(Wait::LayerUploaded) {
+            self.device.stream().wait(uploaded)?;
+        }
+        Ok(buffer.address())
+    }
+
+    /// Queues the copy of a layer to a place, behind what has been queued for the layer that it held.
+    fn load(&mut self, index: usize, place: usize) -> Result<()> {
+        let layers = self.layers.len();
+        let missing = || Error::Unsupported {
+            op: "LayerStream",
+            argument: "layer",
+            value: index.to_string(),
+            reason: format!("there are {layers}, and none may have been lost in a copy that failed"),
+        };
+        let layer = self.layers.get_mut(index).and_then(Option::take).ok_or_else(missing)?;
+        let Place { buffer, layer: held, uploaded, used } = &mut self.places[place];
+        *held = None;
+        let copies = buffer.device().clone();
+        used.record(self.device.stream())?;
+        if !left_out(Wait::LayerReuse) {
+            copies.stream().wait(used)?;
+        }
+        let bytes = layer.len();
+        self.layers[index] = Some(buffer.queue_upload(0, layer, bytes)?);
+        uploaded.record(copies.stream())?;
+        *held = Some(index);
+        Ok(())
+    }
+}

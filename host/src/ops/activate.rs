@@ -1,0 +1,111 @@
+//! What stands behind a linear map.
+
+use super::check::Check;
+use crate::{Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("activate");
+
+/// A function of one value, or of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// x
+    #[default]
+    Identity,
+    /// x·σ(x)
+    Silu,
+    /// x·Φ(x), with Φ approximated by tanh.
+    GeluTanh,
+    /// x·Φ(x), Φ the normal distribution.
+    GeluErf,
+    /// silu(g)·u, with g from the first half of the columns and u from the second: half as many columns remain (Shazeer
+    /// 2020, "GLU variants improve transformer").
+    SwiGlu,
+}
+
+impl Activation {
+    /// The columns that remain of `cols`; `None` where they have no halves.
+    pub(crate) fn columns(self, cols: usize) -> Option<usize> {
+        match self {
+            Self::SwiGlu => cols.is_multiple_of(2).then_some(cols / 2),
+            _ => Some(cols),
+        }
+    }
+}
+
+/// What happens to a product before it is written: act(product + bias) + residual.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue<'a> {
+    /// \[n\], of the output's type.
+    pub bias: Option<&'a Tensor>,
+    /// Applied after the bias.
+    pub activation: Activation,
+    /// The output's shape and type; added last.
+    pub residual: Option<&'a Tensor>,
+}
+
+impl<'a> Epilogue<'a> {
+    /// Checks bias and residual for an output `y` of products with `n` columns, and gives the tensors that there are.
+    pub(crate) fn check(
+        &self,
+        check: Check,
+        y: &TensorMut,
+        n: usize,
+    ) -> Result<impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a>> {
+        if let Some(bias) = self.bias {
+            check.shape("bias", bias, &[n], "[n]")?;
+        }
+        if let Some(residual) = self.residual {
+            check.shape("residual", residual, y.dims(), "y's shape")?;
+        }
+        let bias = self.bias.map(|bias| ("bias", bias));
+        let tensors = bias.into_iter().chain(self.residual.map(|residual| ("residual", residual)));
+        for (argument, tensor) in tensors.clone() {
+            check.dtype(argument, tensor, y.dtype())?;
+            check.contiguous(argument, tensor)?;
+        }
+        Ok(tensors)
+    }
+}
+
+/// y[.., c] = act(x[.., c] + bias\[c\]), in one pass.
+///
+/// `x`: [.., n] f32 or f16, contiguous; `bias`: \[n\] of the same type; `y`: [.., n], or [.., n/2] for
+/// [`Activation::SwiGlu`].
+///
+/// # Errors
+/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
+pub fn activate(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
+    let mut y = Tensor::uninitialized(output_shape(x, activation)?, x.dtype(), &x.device())?;
+    activate_into(y.view_mut()?, x, bias, activation)?;
+    Ok(y)
+}
+
+/// [`activate`] into `y`.
+///
+/// # Errors
+/// As [`activate`].
+pub fn activate_into(y: TensorMut, x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<()> {
+    let dtype = CHECK.float("x", x)?;
+    CHECK.dtype("y", &y, dtype)?;
+    CHECK.contiguous("x", x)?;
+    CHECK.contiguous("y", &y)?;
+    CHECK.shape("y", &y, output_shape(x, activation)?.dims(), "x's shape, or half of its last extent")?;
+    let epilogue = Epilogue { bias, ..Epilogue::default() };
+    let mut inputs = vec![("x", x)];
+    inputs.extend(epilogue.check(CHECK, &y, x.shape().rows_cols().1)?);
+    match CHECK.device(&y, &inputs)? {
+        Device::Cpu => cpu::activate::activate(y, x, bias, activation),
+        Device::Cuda(device) => gpu::activate::activate(&device, y, x, bias, activation),
+    }
+}
+
+fn output_shape(x: &Tensor, activation: Activation) -> Result<Shape> {
+    let Some((cols, outer)) = x.dims().split_last() else {
+        return Err(CHECK.bad_shape("x", x, "[.., n]"));
+    };
+    match activation.columns(*cols) {
+        Some(cols) => Ok([outer, &[cols]].concat().into()),
+        None => Err(CHECK.bad_shape("x", x, "an even number of columns")),
+    }
+}

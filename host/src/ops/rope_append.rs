@@ -1,0 +1,105 @@
+//! From a fused projection to queries and a cache.
+
+use super::check::Check;
+use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
+use kernels_gpu::rope_append::MAX_DIM;
+
+const CHECK: Check = Check("rope_append");
+
+/// The RMS norm of each head of q and of k.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms<'a> {
+    /// [dim], of qkv's type.
+    pub q: &'a Tensor,
+    /// [dim], of qkv's type.
+    pub k: &'a Tensor,
+    /// Finite and not negative.
+    pub eps: f32,
+}
+
+/// Where the results of [`rope_append_into`] go: `q`: [rows, heads, dim] of qkv's type, `k` and `v`: caches [capacity,
+/// kv_heads, dim] of one type, qkv's or f16; all contiguous.
+pub(crate) struct Outputs<'a> {
+    pub q: TensorMut<'a>,
+    pub k: TensorMut<'a>,
+    pub v: TensorMut<'a>,
+}
+
+/// Takes a fused projection apart: each head of q and k is normalised (or not, without `norms`) and turned as by
+/// [`rope`](super::rope); q goes to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.
+///
+/// `qkv`: [rows, heads + 2·kv_heads, dim] f32 or f16; `q`: [rows, heads, dim] of the same type; `k`, `v`: [capacity, kv_heads,
+/// dim], both of that type or both f16; `cos`, `sin`: [angles, dim/2] f32, with angles > 0; `at`: [2] u32, (past, the first
+/// row's angle). All contiguous; dim is even and at most 256.
+///
+/// `at` is read where the tensors are, so that a captured launch serves every token, and so it can't be checked: rows beyond
+/// the capacity are not written, and rows beyond the angles take the last.
+///
+/// # Errors
+/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) for another dim or eps,
+/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
+pub fn rope_append_into(
+    [q, k, v]: [TensorMut; 3],
+    qkv: &Tensor,
+    [cos, sin]: [&Tensor; 2],
+    norms: Option<HeadNorms>,
+    at: &Tensor,
+) -> Result<()> {
+    let dtype = CHECK.float("qkv", qkv)?;
+    let &[rows, all_heads, dim] = qkv.dims() else {
+        return Err(CHECK.bad_shape("qkv", qkv, "[rows, heads + 2·kv_heads, dim]"));
+    };
+    if !dim.is_multiple_of(2) || dim > MAX_DIM as usize {
+        return Err(CHECK.unsupported("dim", dim, format!("it must be even and at most {MAX_DIM}")));
+    }
+    let &[capacity, kv_heads, _] = k.dims() else {
+        return Err(CHECK.bad_shape("k", &k, "[capacity, kv_heads, dim]"));
+    };
+    let Some(heads) = all_heads.checked_sub(2 * kv_heads) else {
+        return Err(CHECK.bad_shape("qkv", qkv, format!("[rows, heads + 2·{kv_heads}, dim]")));
+    };
+    CHECK.dtype("q", &q, dtype)?;
+    CHECK.shape("q", &q, &[rows, heads, dim], "[rows, heads, dim]")?;
+    if k.dtype() != DType::F16 {
+        CHECK.dtype("k", &k, dtype)?;
+    }
+    for (argument, cache) in [("k", &k), ("v", &v)] {
+        CHECK.dtype(argument, cache, k.dtype())?;
+        CHECK.shape(argument, cache, &[capacity, kv_heads, dim], "[capacity, kv_heads, dim]")?;
+        CHECK.contiguous(argument, cache)?;
+    }
+    CHECK.contiguous("q", &q)?;
+    CHECK.contiguous("qkv", qkv)?;
+    let angles = cos.dims().first().copied().unwrap_or(0);
+    for (argument, table) in [("cos", cos), ("sin", sin)] {
+        CHECK.dtype(argument, table, DType::F32)?;
+        CHECK.shape(argument, table, &[angles.max(1), dim / 2], "[angles, dim/2] with angles > 0")?;
+        CHECK.contiguous(argument, table)?;
+    }
+    CHECK.dtype("at", at, DType::U32)?;
+    CHECK.shape("at", at, &[2], "[2]")?;
+    let mut inputs = vec![("qkv", qkv), ("cos", cos), ("sin", sin), ("at", at)];
+    if let Some(HeadNorms { q, k, eps }) = norms {
+        for (argument, weight) in [("norms.q", q), ("norms.k", k)] {
+            CHECK.dtype(argument, weight, dtype)?;
+            CHECK.shape(argument, weight, &[dim], "[dim]")?;
+            CHECK.contiguous(argument, weight)?;
+            inputs.push((argument, weight));
+        }
+        if !(eps.is_finite() && eps >= 0.0) {
+            return Err(CHECK.unsupported("eps", eps, "it must be finite and not negative"));
+        }
+    }
+    let device = CHECK.device(&q, &inputs)?;
+    for (argument, cache) in [("k", &k), ("v", &v)] {
+        if !cache.device().same(&device) {
+            return Err(CHECK.elsewhere(argument, &cache.device(), &device));
+        }
+    }
+    let outputs = Outputs { q, k, v };
+    match device {
+        Device::Cpu => cpu::rope_append::rope_append(outputs, qkv, [cos, sin], norms, at),
+        Device::Cuda(device) => gpu::rope_append::rope_append(&device, outputs, qkv, [cos, sin], norms, at),
+    }
+}

@@ -1,0 +1,64 @@
+//! What arithmetic alone can do: the rates of FFMA and `dp4a` that a multiprocessor sustains when nothing else is in
+//! their way.
+//!
+//! Every thread runs chains that do not depend on each other, from registers to registers. The number of rounds is an
+//! argument, so that a launch takes long enough to time and stays short enough for a display's card.
+
+use crate::device::int8::dp4a;
+use crate::device::math::fma;
+use crate::spec::KernelSpec;
+use cuda_std::prelude::*;
+
+/// Threads in a block.
+pub const THREADS: u32 = 256;
+/// Independent chains of a thread: more than an instruction's latency (6 clocks) times its rate.
+pub const CHAINS: usize = 8;
+/// Instructions of each chain in a round.
+pub const STEPS: usize = 16;
+
+/// sums: f32, a, b: f32. grid = whatever fills the device
+pub const FMA: KernelSpec = KernelSpec::new("peak_fma", THREADS);
+/// sums: i32, a, b: u32 (four i8 each). grid = whatever fills the device
+pub const DP4A: KernelSpec = KernelSpec::new("peak_dp4a", THREADS);
+
+macro_rules! peak_kernel {
+    ($name:ident: $Sum:ty, $Factor:ty, |$a:ident, $b:ident, $sum:ident| $step:expr) => {
+        /// # Safety
+        /// `sums`: [gridDim.x · THREADS] words, valid on the launching stream; blocks of [`THREADS`].
+        #[kernel(launch_bounds(THREADS))]
+        pub unsafe fn $name(sums: *mut $Sum, $a: $Factor, $b: $Factor, rounds: u32) {
+            let thread = thread::index_1d();
+            // different, or the compiler would make one chain of them
+            let mut chains = [0 as $Sum; CHAINS];
+            let mut c = 0;
+            while c < CHAINS {
+                chains[c] = (thread + c as u32) as $Sum;
+                c += 1;
+            }
+            let mut round = 0;
+            while round < rounds {
+                let mut step = 0;
+                while step < STEPS {
+                    let mut c = 0;
+                    while c < CHAINS {
+                        let $sum = chains[c];
+                        chains[c] = $step;
+                        c += 1;
+                    }
+                    step += 1;
+                }
+                round += 1;
+            }
+            let mut c = 1;
+            while c < CHAINS {
+                chains[0] += chains[c];
+                c += 1;
+            }
+            // SAFETY: the thread's own word.
+            unsafe { *sums.add(thread as usize) = chains[0] };
+        }
+    };
+}
+
+peak_kernel!(peak_fma: f32, f32, |a, b, sum| fma(a, sum, b));
+peak_kernel!(peak_dp4a: i32, u32, |a, b, sum| dp4a(a, b, sum));

@@ -1,0 +1,137 @@
+//! What the fused ops refuse: a typed error that names the argument, before anything is launched.
+
+use pascaline::ops::{self, Activation, Attention, Epilogue, HeadNorms};
+use pascaline::{DType, Device, Error, Result, Tensor};
+
+fn zeros(dims: &[usize], dtype: DType) -> Tensor {
+    Tensor::zeros(dims, dtype, &Device::Cpu).unwrap()
+}
+
+fn f32s(dims: &[usize]) -> Tensor {
+    zeros(dims, DType::F32)
+}
+
+/// Which argument an error is about, and of what kind it is.
+#[track_caller]
+fn refused<T>(result: Result<T>) -> (&'static str, &'static str) {
+    match result {
+        Err(Error::Shape { argument, .. }) => ("shape", argument),
+        Err(Error::DType { argument, .. }) => ("dtype", argument),
+        Err(Error::Layout { argument, .. }) => ("layout", argument),
+        Err(Error::Unsupported { argument, .. }) => ("unsupported", argument),
+        Err(Error::TooLarge { argument, .. }) => ("too large", argument),
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("it was done"),
+    }
+}
+
+#[test]
+fn linear() {
+    let (x, w) = (f32s(&[2, 8]), f32s(&[6, 8]));
+    let none = Epilogue::default();
+    assert!(ops::linear(&x, &w, None, &none).is_ok());
+    assert_eq!(refused(ops::linear(&f32s(&[]), &w, None, &none)), ("shape", "x"));
+    assert_eq!(refused(ops::linear(&x, &f32s(&[6, 7]), None, &none)), ("shape", "w"));
+    assert_eq!(refused(ops::linear(&x, &f32s(&[8]), None, &none)), ("shape", "w"));
+    assert_eq!(
+        refused(ops::linear(&x.swap_dims(0, 1).unwrap(), &f32s(&[6, 2]), None, &none)),
+        ("layout", "x")
+    );
+    assert_eq!(
+        refused(ops::linear(&x, &f32s(&[8, 6]).swap_dims(0, 1).unwrap(), None, &none)),
+        ("layout", "w")
+    );
+    assert_eq!(refused(ops::linear(&zeros(&[2, 8], DType::U32), &w, None, &none)), ("dtype", "x"));
+    assert_eq!(refused(ops::linear(&zeros(&[2, 8], DType::F16), &w, None, &none)), ("dtype", "w"));
+    let huge = (f32s(&[1 << 31, 0]), f32s(&[2, 0]));
+    assert_eq!(refused(ops::linear(&huge.0, &huge.1, None, &none)), ("too large", "y"));
+
+    let with = |epilogue: &Epilogue| refused(ops::linear(&x, &w, None, epilogue));
+    assert_eq!(with(&Epilogue { bias: Some(&f32s(&[5])), ..none }), ("shape", "bias"));
+    assert_eq!(with(&Epilogue { bias: Some(&zeros(&[6], DType::F16)), ..none }), ("dtype", "bias"));
+    assert_eq!(with(&Epilogue { residual: Some(&f32s(&[2, 5])), ..none }), ("shape", "residual"));
+    let gated = Epilogue { activation: Activation::SwiGlu, ..none };
+    assert_eq!(with(&Epilogue { residual: Some(&f32s(&[2, 6])), ..gated }), ("shape", "residual"));
+    assert_eq!(refused(ops::linear(&x, &f32s(&[5, 8]), None, &gated)), ("shape", "w"));
+
+    let norm = |weight: &Tensor, eps| refused(ops::linear(&x, &w, Some((weight, eps)), &none));
+    assert_eq!(norm(&f32s(&[7]), 0.0), ("shape", "norm"));
+    assert_eq!(norm(&zeros(&[8], DType::F16), 0.0), ("dtype", "norm"));
+    assert_eq!(norm(&f32s(&[8]), -1.0), ("unsupported", "eps"));
+    assert_eq!(norm(&f32s(&[8]), f32::NAN), ("unsupported", "eps"));
+}
+
+#[test]
+fn activate() {
+    let x = f32s(&[2, 5]);
+    assert_eq!(refused(ops::activate(&x, None, Activation::SwiGlu)), ("shape", "x"));
+    assert_eq!(refused(ops::activate(&f32s(&[]), None, Activation::Silu)), ("shape", "x"));
+    assert_eq!(refused(ops::activate(&x, Some(&f32s(&[4])), Activation::Silu)), ("shape", "bias"));
+    assert_eq!(refused(ops::activate(&zeros(&[2], DType::U32), None, Activation::Silu)), ("dtype", "x"));
+    let mut y = f32s(&[2, 4]);
+    let into = ops::activate_into(y.view_mut().unwrap(), &x, None, Activation::Silu);
+    assert_eq!(refused(into), ("shape", "y"));
+}
+
+#[test]
+fn rope_append() {
+    struct Call {
+        qkv: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        at: Tensor,
+        norm: Tensor,
+        eps: f32,
+    }
+    let run = |change: &dyn Fn(&mut Call)| {
+        let mut call = Call {
+            qkv: f32s(&[2, 4, 8]),
+            q: f32s(&[2, 2, 8]),
+            k: f32s(&[5, 1, 8]),
+            v: f32s(&[5, 1, 8]),
+            cos: f32s(&[3, 4]),
+            at: zeros(&[2], DType::U32),
+            norm: f32s(&[8]),
+            eps: 1e-6,
+        };
+        change(&mut call);
+        let Call { qkv, mut q, mut k, mut v, cos, at, norm, eps } = call;
+        let norms = Some(HeadNorms { q: &norm, k: &norm, eps });
+        let outputs = [q.view_mut()?, k.view_mut()?, v.view_mut()?];
+        ops::rope_append_into(outputs, &qkv, [&cos, &cos], norms, &at)
+    };
+    assert_eq!(run(&|_| {}), Ok(()));
+    assert_eq!(refused(run(&|call| call.qkv = f32s(&[2, 32]))), ("shape", "qkv"));
+    assert_eq!(refused(run(&|call| call.qkv = f32s(&[2, 1, 8]))), ("shape", "qkv"));
+    assert_eq!(refused(run(&|call| call.qkv = f32s(&[2, 4, 7]))), ("unsupported", "dim"));
+    assert_eq!(refused(run(&|call| call.qkv = f32s(&[2, 4, 258]))), ("unsupported", "dim"));
+    assert_eq!(refused(run(&|call| call.qkv = zeros(&[2, 4, 8], DType::U32))), ("dtype", "qkv"));
+    assert_eq!(refused(run(&|call| call.q = f32s(&[2, 3, 8]))), ("shape", "q"));
+    assert_eq!(refused(run(&|call| call.k = f32s(&[5, 8]))), ("shape", "k"));
+    assert_eq!(refused(run(&|call| call.k = f32s(&[5, 1, 6]))), ("shape", "k"));
+    assert_eq!(refused(run(&|call| call.v = f32s(&[4, 1, 8]))), ("shape", "v"));
+    assert_eq!(refused(run(&|call| call.v = zeros(&[5, 1, 8], DType::F16))), ("dtype", "v"));
+    assert_eq!(refused(run(&|call| call.cos = f32s(&[0, 4]))), ("shape", "cos"));
+    assert_eq!(refused(run(&|call| call.cos = f32s(&[3, 8]))), ("shape", "cos"));
+    assert_eq!(refused(run(&|call| call.at = zeros(&[1], DType::U32))), ("shape", "at"));
+    assert_eq!(refused(run(&|call| call.at = f32s(&[2]))), ("dtype", "at"));
+    assert_eq!(refused(run(&|call| call.norm = f32s(&[4]))), ("shape", "norms.q"));
+    assert_eq!(refused(run(&|call| call.eps = f32::INFINITY)), ("unsupported", "eps"));
+}
+
+#[test]
+fn attention_with_its_length_on_the_device() {
+    let run = |q: &[usize], past: Tensor| {
+        let (q, kv) = (f32s(q), f32s(&[2, 20, 16]));
+        let mut out = f32s(q.dims());
+        ops::attention_cached_into(out.view_mut()?, &q, &kv, &kv, &past, &Attention::default())
+    };
+    let past = |dims: &[usize]| zeros(dims, DType::U32);
+    assert_eq!(run(&[4, 8, 16], past(&[1])), Ok(()));
+    assert_eq!(refused(run(&[4, 9, 16], past(&[1]))), ("unsupported", "q_len"));
+    assert_eq!(refused(run(&[4, 1, 16], past(&[2]))), ("shape", "past"));
+    assert_eq!(refused(run(&[4, 1, 16], f32s(&[1]))), ("dtype", "past"));
+    assert_eq!(refused(run(&[4, 1, 24], past(&[1]))), ("shape", "k"));
+}
