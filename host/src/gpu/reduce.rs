@@ -1,6 +1,6 @@
 //! Which reduction kernel, and its grid.
 
-use super::rows::{by_warps, parts};
+use super::rows::{launch_warps, parts};
 use super::vectors;
 use crate::cuda::{CudaDevice, args};
 use crate::memory::DeviceBuffer;
@@ -50,15 +50,12 @@ pub(crate) fn reduce(device: &CudaDevice, op: Reduction, y: TensorMut, x: &Tenso
     let (y, x, size) = (y.address(), x.address(), x.dtype().size());
     let vectors = u32::from(vectors::rows_aligned(cols, size, &[x]));
     let (parts, part_cols) = parts(rows, cols, device.properties().multiprocessors);
-    // the kernel of which every warp takes a row
-    let (by_warp, blocks) = by_warps(device, if cols <= MAX_WARP_COLS { &warp } else { &merge }, rows)?;
-    let warps = [blocks, 1, 1];
     // SAFETY: `ops` has checked that x is contiguous [rows, cols] and y [rows] of the kernel's types on this stream, of
     // less than 2³¹ elements, cols > 0 unless it is a sum, and a TensorMut overlaps nothing. `partial` has an element for
     // each part and is freed behind both launches; the pool's addresses are multiples of 16 bytes.
     unsafe {
         if cols <= MAX_WARP_COLS {
-            return device.launch(&by_warp, warps, args![y, x, rows, cols, vectors]);
+            return launch_warps(device, &warp, rows, args![y, x, rows, cols, vectors]);
         }
         let threads = row_threads(part_cols);
         if parts == 1 {
@@ -70,9 +67,9 @@ pub(crate) fn reduce(device: &CudaDevice, op: Reduction, y: TensorMut, x: &Tenso
         device.launch(&part, [rows * parts, 1, 1], args![found, x, cols, part_cols, parts, vectors])?;
         match op {
             Reduction::Argmax => {
-                device.launch(&by_warp, warps, args![y, x, found, rows, cols, part_cols, parts])
+                launch_warps(device, &merge, rows, args![y, x, found, rows, cols, part_cols, parts])
             }
-            _ => device.launch(&by_warp, warps, args![y, found, rows, parts, 0u32]),
+            _ => launch_warps(device, &merge, rows, args![y, found, rows, parts, 0u32]),
         }
     }
 }

@@ -37,17 +37,29 @@ impl Kernels {
         arguments: &[Arg],
     ) -> Result<()> {
         let spec = self.select(cols, dtype);
-        let (spec, blocks) =
-            if cols <= MAX_WARP_COLS { by_warps(device, &spec, rows)? } else { (spec, rows) };
         // SAFETY: as the caller promises.
-        unsafe { device.launch(&spec, [blocks, 1, 1], arguments) }
+        unsafe {
+            match cols {
+                ..=MAX_WARP_COLS => launch_warps(device, &spec, rows, arguments),
+                _ => device.launch(&spec, [rows, 1, 1], arguments),
+            }
+        }
     }
 }
 
-/// A kernel of which every warp takes a row, in blocks of the size that suits so many rows, and how many there are.
-pub(super) fn by_warps(device: &CudaDevice, spec: &KernelSpec, rows: u32) -> Result<(KernelSpec, u32)> {
+/// Launches a kernel with a warp for each row.
+///
+/// # Safety
+/// As [`CudaDevice::launch`], but for the grid.
+pub(super) unsafe fn launch_warps(
+    device: &CudaDevice,
+    spec: &KernelSpec,
+    rows: u32,
+    arguments: &[Arg],
+) -> Result<()> {
     let spec = device.rows_spec(spec, rows)?;
-    Ok((spec, rows.div_ceil(spec.threads() / 32)))
+    // SAFETY: as the caller promises; a warp for each row.
+    unsafe { device.launch(&spec, [rows.div_ceil(spec.threads() / 32), 1, 1], arguments) }
 }
 
 /// The fewest columns of a part: what a block reads at once, and long enough that a second launch pays.

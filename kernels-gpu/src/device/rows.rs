@@ -6,8 +6,7 @@
 use super::{Columns, Shared, Vector, reduce};
 use cuda_std::prelude::*;
 
-/// The most threads in a block of the warp kernels: any multiple of 32 will do, and the host chooses by occupancy and by
-/// the number of rows.
+/// The most threads in a block of the warp kernels: the host chooses by occupancy and by the number of rows.
 pub const WARP_BLOCK: u32 = 256;
 /// The most columns of the warp kernels: 32 registers of values per lane.
 pub const MAX_WARP_COLS: u32 = 1024;
