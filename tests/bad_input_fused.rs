@@ -33,8 +33,14 @@ fn linear() {
     assert_eq!(refused(ops::linear(&f32s(&[]), &w, None, &none)), ("shape", "x"));
     assert_eq!(refused(ops::linear(&x, &f32s(&[6, 7]), None, &none)), ("shape", "w"));
     assert_eq!(refused(ops::linear(&x, &f32s(&[8]), None, &none)), ("shape", "w"));
-    assert_eq!(refused(ops::linear(&x.swap_dims(0, 1).unwrap(), &f32s(&[6, 2]), None, &none)), ("layout", "x"));
-    assert_eq!(refused(ops::linear(&x, &f32s(&[8, 6]).swap_dims(0, 1).unwrap(), None, &none)), ("layout", "w"));
+    assert_eq!(
+        refused(ops::linear(&x.swap_dims(0, 1).unwrap(), &f32s(&[6, 2]), None, &none)),
+        ("layout", "x")
+    );
+    assert_eq!(
+        refused(ops::linear(&x, &f32s(&[8, 6]).swap_dims(0, 1).unwrap(), None, &none)),
+        ("layout", "w")
+    );
     assert_eq!(refused(ops::linear(&zeros(&[2, 8], DType::U32), &w, None, &none)), ("dtype", "x"));
     assert_eq!(refused(ops::linear(&zeros(&[2, 8], DType::F16), &w, None, &none)), ("dtype", "w"));
     let huge = (f32s(&[1 << 31, 0]), f32s(&[2, 0]));
