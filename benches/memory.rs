@@ -1,37 +1,34 @@
-//! The memory pool, copies and graphs: `cargo bench --bench memory`. The pool's own cost is measured without a device
-//! too; the rest needs one (`PASCALINE_DEVICE=virtual` shows that it runs, its times say nothing about a card).
+//! The memory pool, copies, graphs and prefetching: `cargo bench --bench memory`. The pool's own cost is measured without a
+//! device too; the rest is `pascaline bench --memory` (`PASCALINE_DEVICE=virtual` shows that it runs, its times say nothing
+//! about a card).
 
-use pascaline::Device;
-use pascaline::cli::bench_memory;
+use pascaline::cli::bench_memory::{measure, recorded_trace};
 use pascaline::memory::MemoryPool;
 use pascaline::memory::adaptor::replay;
 use pascaline::memory::simulated::Simulated;
+use pascaline::{Device, Result};
 use std::time::Instant;
 
-fn main() {
+fn main() -> Result<()> {
+    let trace = recorded_trace().expect("the recorded trace is readable");
     let device = Simulated::new(8 << 30, 1);
     let pool = MemoryPool::new(device.clone(), device.clone(), device.stream());
     let stream = [device.stream()];
-    for tokens in [1, 128, 1024] {
-        let trace = bench_memory::forward_trace(tokens);
-        let start = Instant::now();
-        const RUNS: usize = 200;
-        for _ in 0..RUNS {
-            replay(&trace, &pool, &stream).expect("a forward fits 8 GiB");
+    const RUNS: usize = 20;
+    let start = Instant::now();
+    for _ in 0..RUNS {
+        replay(&trace, &pool, &stream)?;
+    }
+    let nanos = start.elapsed().as_nanos() as f64 / (RUNS * trace.len() / 2) as f64;
+    let books = pool.statistics();
+    let ratio = books.peak_reserved as f64 / books.peak_live as f64;
+    println!("pool alone: {nanos:.0} ns an alloc + free, peak reserved / live {ratio:.2}");
+    match Device::choose().device {
+        Device::Cuda(device) => {
+            let all = measure(&device, &trace)?;
+            all.iter().for_each(|m| println!("{device:?}: {} {:.2} {}", m.what, m.value, m.unit));
         }
-        let nanos = start.elapsed().as_nanos() as f64 / (RUNS * trace.len() / 2) as f64;
-        let books = pool.statistics();
-        let ratio = books.peak_reserved as f64 / books.peak_live as f64;
-        println!(
-            "pool alone, {tokens} tokens: {nanos:.0} ns an alloc + free, peak reserved / live {ratio:.2}"
-        );
-        pool.trim().expect("the simulated device takes its memory back");
+        Device::Cpu => println!("SKIPPED: no CUDA device"),
     }
-    match Device::cuda(0) {
-        Ok(Device::Cuda(device)) => match bench_memory::measure(&device, &bench_memory::forward_trace(128)) {
-            Ok(all) => all.iter().for_each(|m| println!("{device:?}: {} {:.2} {}", m.what, m.value, m.unit)),
-            Err(error) => println!("{device:?}: {error}"),
-        },
-        other => println!("SKIPPED: no CUDA device ({other:?})"),
-    }
+    Ok(())
 }

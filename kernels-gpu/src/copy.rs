@@ -3,7 +3,7 @@
 //! | kernel         | layouts                                          |
 //! |----------------|--------------------------------------------------|
 //! | copy_flat_b‹n› | both without gaps                                |
-//! | copy_dims_b‹n› | any strides, up to six extents after merging     |
+//! | copy_dims_b‹n› | any strides, up to six extents after merging; b128 where all rows are whole 16-byte vectors |
 
 use crate::device::{Raw, flat, vector};
 use crate::spec::KernelSpec;
@@ -17,9 +17,11 @@ pub const FLAT_B16: KernelSpec = KernelSpec::new("copy_flat_b16", flat::BLOCK);
 pub const DIMS_B32: KernelSpec = KernelSpec::new("copy_dims_b32", DIMS_BLOCK);
 /// As [`DIMS_B32`].
 pub const DIMS_B16: KernelSpec = KernelSpec::new("copy_dims_b16", DIMS_BLOCK);
+/// As [`DIMS_B32`].
+pub const DIMS_B128: KernelSpec = KernelSpec::new("copy_dims_b128", DIMS_BLOCK);
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[FLAT_B32, FLAT_B16, DIMS_B32, DIMS_B16];
+pub const KERNELS: &[KernelSpec] = &[FLAT_B32, FLAT_B16, DIMS_B32, DIMS_B16, DIMS_B128];
 
 /// Threads in a block of the strided kernels.
 pub const DIMS_BLOCK: u32 = 256;
@@ -70,12 +72,69 @@ struct Dim {
     x: u32,
 }
 
+/// What a strided copy moves at once.
+trait Unit: Copy {
+    const ZERO: Self;
+
+    /// # Safety
+    /// As [`Raw::load`], aligned to the unit's size.
+    unsafe fn load(pointer: *const Self) -> Self;
+
+    /// # Safety
+    /// `pointer` is in global memory, valid for writing and aligned to the unit's size.
+    unsafe fn store(self, pointer: *mut Self);
+}
+
+macro_rules! scalar_unit {
+    ($($ty:ty)*) => {$(
+        impl Unit for $ty {
+            const ZERO: Self = 0;
+
+            #[inline(always)]
+            unsafe fn load(pointer: *const Self) -> Self {
+                // SAFETY: as the caller promises.
+                Self::from_word(unsafe { Raw::load(pointer) })
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, pointer: *mut Self) {
+                // SAFETY: as the caller promises.
+                unsafe { *pointer = self };
+            }
+        }
+    )*};
+}
+scalar_unit! { u32 u16 }
+
+impl Unit for [u32; 4] {
+    const ZERO: Self = [0; 4];
+
+    #[inline(always)]
+    unsafe fn load(pointer: *const Self) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { vector::load_raw::<u32>(pointer.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, pointer: *mut Self) {
+        // SAFETY: as the caller promises.
+        unsafe { vector::store_raw::<u32>(pointer.cast(), self) }
+    }
+}
+
 /// A row is an index into the five outer extents; 2^width_log2 neighbouring threads copy its columns.
 ///
 /// # Safety
 /// As [`copy_dims_b32`].
 #[inline(always)]
-unsafe fn dims_copy<E: Raw>(y: *mut E, x: *const E, rows: u32, width_log2: u32, outer: [Dim; 5], inner: Dim) {
+unsafe fn dims_copy<E: Unit>(
+    y: *mut E,
+    x: *const E,
+    rows: u32,
+    width_log2: u32,
+    outer: [Dim; 5],
+    inner: Dim,
+) {
     let width = 1 << width_log2;
     let thread = thread::index_1d();
     let (mut row, mut column) = (thread >> width_log2, thread & (width - 1));
@@ -94,13 +153,13 @@ unsafe fn dims_copy<E: Raw>(y: *mut E, x: *const E, rows: u32, width_log2: u32, 
         }
     }
     while column < inner.extent {
-        let mut words = [0; COLUMNS_PER_THREAD as usize];
+        let mut units = [E::ZERO; COLUMNS_PER_THREAD as usize];
         let mut k = 0;
         while k < COLUMNS_PER_THREAD {
             let column = column + k * width;
             if column < inner.extent {
                 // SAFETY: every index is below its extent, and the layouts lie inside x and y.
-                words[k as usize] = unsafe { E::load(x.add((x_offset + column * inner.x) as usize)) };
+                units[k as usize] = unsafe { E::load(x.add((x_offset + column * inner.x) as usize)) };
             }
             k += 1;
         }
@@ -109,9 +168,7 @@ unsafe fn dims_copy<E: Raw>(y: *mut E, x: *const E, rows: u32, width_log2: u32, 
             let column = column + k * width;
             if column < inner.extent {
                 // SAFETY: as above.
-                unsafe {
-                    *y.add((y_offset + column * inner.y) as usize) = E::from_word(words[k as usize]);
-                }
+                unsafe { units[k as usize].store(y.add((y_offset + column * inner.y) as usize)) };
             }
             k += 1;
         }
@@ -153,4 +210,9 @@ dims_kernel! {
     /// # Safety
     /// As [`copy_dims_b32`], of 2 bytes.
     copy_dims_b16, u16
+}
+dims_kernel! {
+    /// # Safety
+    /// As [`copy_dims_b32`], of 16 bytes, at multiples of that.
+    copy_dims_b128, [u32; 4]
 }

@@ -9,34 +9,27 @@
 //! | kernel                  | a row is handled by               | when          |
 //! |-------------------------|-----------------------------------|---------------|
 //! | layer_norm_warp_‹t›     | 1 warp, in registers              | cols ≤ 1024   |
-//! | layer_norm_block_‹t›    | 1 block of 16 warps, in registers | cols ≤ 8192   |
-//! | layer_norm_stream_‹t›   | 1 block of 16 warps               | cols > 8192   |
+//! | layer_norm_block_‹t›    | 1 block, in registers             | cols ≤ 8192   |
+//! | layer_norm_stream_‹t›   | 1 block                           | cols > 8192   |
 //! | layer_norm_textbook_f32 | 1 block of 8 warps, three passes  | the baseline of benches |
 
 use crate::device::columns::each_group;
 use crate::device::math::{fma, rsqrt};
-use crate::device::{Columns, F16, Vector, reduce, shared, textbook};
+use crate::device::rows::{
+    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, Warp, block_columns, expect_weights, warp_row,
+};
+use crate::device::{Columns, F16, Vector, shared, textbook};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-/// Threads in a block of the warp kernels.
-const WARP_BLOCK: u32 = 256;
-/// Threads in a block of the block and stream kernels.
-const ROW_BLOCK: u32 = 512;
-const ROW_WARPS: u32 = ROW_BLOCK / 32;
+/// Words of scratch memory: two sums for each warp.
+const SCRATCH: u32 = 2 * ROW_WARPS;
 
-/// Rows that a block of the warp kernels handles.
-pub const ROWS_PER_BLOCK: u32 = WARP_BLOCK / 32;
-/// The most columns of the warp kernels: 32 registers of values per lane.
-pub const MAX_WARP_COLS: u32 = 1024;
-/// The most columns of the block kernels: 16 registers of values per thread.
-pub const MAX_BLOCK_COLS: u32 = 8192;
-
-/// grid = [ceil(rows / ROWS_PER_BLOCK)]
+/// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
 pub const WARP_F32: KernelSpec = KernelSpec::new("layer_norm_warp_f32", WARP_BLOCK).shuffles(15);
 /// As [`WARP_F32`].
 pub const WARP_F16: KernelSpec = KernelSpec::new("layer_norm_warp_f16", WARP_BLOCK).shuffles(15);
-/// grid = [rows]
+/// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
 pub const BLOCK_F32: KernelSpec = block_spec("layer_norm_block_f32");
 /// As [`BLOCK_F32`].
 pub const BLOCK_F16: KernelSpec = block_spec("layer_norm_block_f16");
@@ -53,7 +46,7 @@ pub const KERNELS: &[KernelSpec] =
     &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
 
 const fn block_spec(name: &'static str) -> KernelSpec {
-    KernelSpec::new(name, ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(15)
+    KernelSpec::new(name, ROW_BLOCK).min_blocks(2).shared_bytes(SCRATCH * 4).shuffles(15)
 }
 
 /// What is subtracted beside the rounded mean, and what the rest is multiplied with.
@@ -63,11 +56,11 @@ struct Scale {
 }
 
 impl Scale {
-    /// From the sums of d and of d².
+    /// From the sums of d and of d², and one divided by the number of columns.
     #[inline(always)]
-    fn new(sum: f32, squares: f32, cols: u32, eps: f32) -> Self {
-        let delta = sum / cols as f32;
-        let variance = (squares / cols as f32 - delta * delta).max(0.0);
+    fn new([sum, squares]: [f32; 2], per_col: f32, eps: f32) -> Self {
+        let delta = sum * per_col;
+        let variance = (squares * per_col - delta * delta).max(0.0);
         // max() drops a NaN; the sum still has it, and so does every result through delta
         Self { delta, factor: rsqrt(variance + eps) }
     }
@@ -105,21 +98,10 @@ unsafe fn write_group<T: Vector>(
     }
 }
 
-/// d = x − mean, zero where there is no column.
-#[inline(always)]
-fn centred<T: Vector>(columns: Columns, i: u32, values: T::Values, mean: f32) -> T::Values {
-    let mut j = 0;
-    T::map(values, |x| {
-        let d = if columns.is_valid(i, j) { x - mean } else { 0.0 };
-        j += 1;
-        d
-    })
-}
-
-/// y, x: one row, N groups of whose columns fit; `sum` combines over the threads of the row.
+/// y, x: one row, N groups of whose columns fit.
 ///
 /// # Safety
-/// `x`, `y`, `weight` and `bias` valid for the row, y disjoint from the others; all threads that `sum` needs are here.
+/// `x`, `y`, `weight` and `bias` valid for the row, y disjoint from the others; all threads of the team are here.
 #[inline(always)]
 unsafe fn row_in_registers<T: Vector, const N: usize>(
     y: *mut T,
@@ -129,11 +111,14 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
     cols: u32,
     eps: f32,
     columns: Columns,
-    sum: impl Fn(f32) -> f32,
+    team: impl Team,
 ) {
+    let per_col = 1.0 / cols as f32;
     let mut values = [T::splat(0.0); N];
     // SAFETY: as the caller promises.
     each_group!(columns, i < N, values[i] = unsafe { columns.load(x, i as u32, 0.0) });
+    expect_weights(columns, weight);
+    expect_weights(columns, bias);
     let mut total = 0.0;
     each_group!(columns, i < N, {
         T::map(values[i], |x| {
@@ -141,73 +126,30 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
             x
         });
     });
-    let mean = sum(total) / cols as f32;
+    // SAFETY: as the caller promises.
+    let [total] = unsafe { team.sums([total]) };
+    let mean = total * per_col;
 
     let (mut total, mut squares) = (0.0, 0.0);
     each_group!(columns, i < N, {
-        values[i] = T::map(centred::<T>(columns, i as u32, values[i], mean), |d| {
+        values[i] = T::map(columns.centre::<T>(i as u32, values[i], mean), |d| {
             total += d;
             squares += d * d;
             d
         });
     });
-    let scale = Scale::new(sum(total), sum(squares), cols, eps);
+    // SAFETY: as the caller promises.
+    let scale = Scale::new(unsafe { team.sums([total, squares]) }, per_col, eps);
     // SAFETY: as the caller promises.
     each_group!(columns, i < N, unsafe {
         write_group(y, weight, bias, columns, i as u32, values[i], &scale);
     });
 }
 
+/// y, x: one row of any length.
+///
 /// # Safety
-/// As [`layer_norm_warp_f32`].
-#[inline(always)]
-unsafe fn warp_rows<T: Vector, const N: usize>(
-    y: *mut T,
-    x: *const T,
-    weight: *const T,
-    bias: *const T,
-    rows: u32,
-    cols: u32,
-    eps: f32,
-    vectors: u32,
-) {
-    let row = thread::block_idx_x() * ROWS_PER_BLOCK + thread::thread_idx_x() / 32;
-    if row >= rows {
-        return; // whole warps only, so the shuffles below have all lanes
-    }
-    let at = row as usize * cols as usize;
-    let columns = Columns::new::<T>(cols, warp::lane_id(), 32, vectors != 0);
-    // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
-    unsafe {
-        let sum = |own| reduce::warp(own, 32, |a, b| a + b);
-        row_in_registers::<T, N>(y.add(at), x.add(at), weight, bias, cols, eps, columns, sum);
-    }
-}
-
-/// # Safety
-/// As [`layer_norm_block_f32`].
-#[inline(always)]
-unsafe fn block_row<T: Vector, const N: usize>(
-    y: *mut T,
-    x: *const T,
-    weight: *const T,
-    bias: *const T,
-    cols: u32,
-    eps: f32,
-    vectors: u32,
-) {
-    let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-    let at = thread::block_idx_x() as usize * cols as usize;
-    let columns = Columns::new::<T>(cols, thread::thread_idx_x(), ROW_BLOCK, vectors != 0);
-    // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
-    unsafe {
-        let sum = |own| reduce::block(own, ROW_WARPS, scratch, |a, b| a + b);
-        row_in_registers::<T, N>(y.add(at), x.add(at), weight, bias, cols, eps, columns, sum);
-    }
-}
-
-/// # Safety
-/// As [`layer_norm_stream_f32`].
+/// As [`row_in_registers`].
 #[inline(always)]
 unsafe fn stream_row<T: Vector>(
     y: *mut T,
@@ -216,14 +158,12 @@ unsafe fn stream_row<T: Vector>(
     bias: *const T,
     cols: u32,
     eps: f32,
-    vectors: u32,
+    columns: Columns,
+    team: impl Team,
 ) {
-    let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-    let at = thread::block_idx_x() as usize * cols as usize;
-    let columns = Columns::new::<T>(cols, thread::thread_idx_x(), ROW_BLOCK, vectors != 0);
-    // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+    // SAFETY: as the caller promises.
     unsafe {
-        let (x, y) = (x.add(at), y.add(at));
+        let per_col = 1.0 / cols as f32;
         let mut total = 0.0;
         let mut i = 0;
         while columns.has(i) {
@@ -234,23 +174,22 @@ unsafe fn stream_row<T: Vector>(
             });
             i += 2;
         }
-        let mean = reduce::block(total, ROW_WARPS, scratch, |a, b| a + b) / cols as f32;
+        let [total] = team.sums([total]);
+        let mean = total * per_col;
 
         let (mut total, mut squares) = (0.0, 0.0);
         let mut i = 0;
         while columns.has(i) {
             let (first, second) = (columns.load(x, i, 0.0), columns.load(x, i + 1, 0.0));
-            let first = centred::<T>(columns, i, first, mean);
-            T::zip(first, centred::<T>(columns, i + 1, second, mean), |a, b| {
+            let first = columns.centre::<T>(i, first, mean);
+            T::zip(first, columns.centre::<T>(i + 1, second, mean), |a, b| {
                 total += a + b;
                 squares += a * a + b * b;
                 a
             });
             i += 2;
         }
-        let total = reduce::block(total, ROW_WARPS, scratch, |a, b| a + b);
-        let squares = reduce::block(squares, ROW_WARPS, scratch, |a, b| a + b);
-        let scale = Scale::new(total, squares, cols, eps);
+        let scale = Scale::new(team.sums([total, squares]), per_col, eps);
 
         let mut i = 0;
         while columns.has(i) {
@@ -265,35 +204,55 @@ macro_rules! kernels {
     ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident;)*) => {$(
         /// # Safety
         /// `x`, `y`: [rows, cols], `weight`, `bias`: [cols], valid on the launching stream, y disjoint from the
-        /// others, below 2³¹ elements; 0 < cols ≤ [`MAX_WARP_COLS`]; `vectors` only if every row of all four starts
-        /// and ends at a multiple of 16 bytes; launched as the spec of its name says.
+        /// others, below 2³¹ elements; 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors`
+        /// only if every row of all four starts and ends at a multiple of 16 bytes; launched as the spec of its name
+        /// says.
         #[kernel(launch_bounds(WARP_BLOCK))]
         pub unsafe fn $warp(
             y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, rows: u32, cols: u32, eps: f32,
             vectors: u32,
         ) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { warp_rows::<$ty, $warp_groups>(y, x, weight, bias, rows, cols, eps, vectors) }
+            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
+            let at = row as usize * cols as usize;
+            // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
+            unsafe {
+                row_in_registers::<$ty, $warp_groups>(
+                    y.add(at), x.add(at), weight, bias, cols, eps, columns, Warp,
+                );
+            }
         }
 
         /// # Safety
-        /// As the warp kernel, with rows = gridDim.x and cols ≤ [`MAX_BLOCK_COLS`].
-        #[kernel(launch_bounds(ROW_BLOCK))]
+        /// As the warp kernel, with a block for each of the rows and
+        /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
+        #[kernel(launch_bounds(ROW_BLOCK, 2))]
         pub unsafe fn $block(
-            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, cols: u32, eps: f32, vectors: u32,
+            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, _rows: u32, cols: u32, eps: f32,
+            vectors: u32,
         ) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { block_row::<$ty, $block_groups>(y, x, weight, bias, cols, eps, vectors) }
+            let team = Block(shared::declare::<f32, { SCRATCH as usize }>());
+            let (at, columns) =
+                (thread::block_idx_x() as usize * cols as usize, block_columns::<$ty>(cols, vectors));
+            // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+            unsafe {
+                row_in_registers::<$ty, $block_groups>(
+                    y.add(at), x.add(at), weight, bias, cols, eps, columns, team,
+                );
+            }
         }
 
         /// # Safety
         /// As the block kernel, for any cols.
-        #[kernel(launch_bounds(ROW_BLOCK))]
+        #[kernel(launch_bounds(ROW_BLOCK, 2))]
         pub unsafe fn $stream(
-            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, cols: u32, eps: f32, vectors: u32,
+            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, _rows: u32, cols: u32, eps: f32,
+            vectors: u32,
         ) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { stream_row(y, x, weight, bias, cols, eps, vectors) }
+            let team = Block(shared::declare::<f32, { SCRATCH as usize }>());
+            let (at, columns) =
+                (thread::block_idx_x() as usize * cols as usize, block_columns::<$ty>(cols, vectors));
+            // SAFETY: as in the block kernel.
+            unsafe { stream_row(y.add(at), x.add(at), weight, bias, cols, eps, columns, team) }
         }
     )*};
 }

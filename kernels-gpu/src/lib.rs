@@ -14,6 +14,7 @@ pub mod copy;
 pub mod device;
 pub mod elementwise;
 pub mod embedding;
+pub mod empty;
 pub mod float16;
 pub mod layer_norm;
 pub mod matmul;
@@ -39,6 +40,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     copy::KERNELS,
     elementwise::KERNELS,
     embedding::KERNELS,
+    &[empty::EMPTY],
     &float16::convert::DECODE,
     &float16::convert::ENCODE,
     &float16::convert::ENCODE_SATURATING,

@@ -6,52 +6,59 @@
 //! | kernel             | a row is handled by  | when        |
 //! |--------------------|----------------------|-------------|
 //! | ‹op›_warp_‹t›      | 1 warp               | cols ≤ 1024 |
-//! | ‹op›_block_‹t›     | 1 block of 16 warps  | cols > 1024 |
+//! | ‹op›_block_‹t›     | 1 block, or as many as it has parts  | cols > 1024 |
+//! | ‹op›_merge_‹t›     | 1 warp, over what was found in the parts; max has max_warp_‹t› | rows too few to fill the device |
+//!
+//! The parts of a sum of f16 are kept in f32: sum_part_f16.
 
+use crate::device::rows::{ROW_BLOCK, ROW_WARPS, WARP_BLOCK, block_columns, warp_row};
 use crate::device::{Columns, Element, F16, Vector, reduce, shared};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-/// Threads in a block of the warp kernels.
-const WARP_BLOCK: u32 = 256;
-/// Threads in a block of the block kernels. Large, so that one long row (a vocabulary's logits) has many loads in
-/// flight; small enough for four blocks per multiprocessor.
-const ROW_BLOCK: u32 = 512;
-const ROW_WARPS: u32 = ROW_BLOCK / 32;
-
-/// Rows that a block of the warp kernels handles.
-pub const ROWS_PER_BLOCK: u32 = WARP_BLOCK / 32;
-/// The most columns for which a warp per row is the better choice.
-pub const MAX_WARP_COLS: u32 = 1024;
-
-/// Calls `f` with the column and value of this thread's part of the row, columns increasing; `padding` beyond the end.
+/// Calls `f` with the thread's columns sixteen values at a time, as the number of their first group and the groups;
+/// `padding` beyond the end.
 ///
 /// # Safety
 /// As [`Columns::load`].
 #[inline(always)]
-unsafe fn for_each<T: Vector>(columns: Columns, row: *const T, padding: f32, mut f: impl FnMut(u32, f32)) {
-    // sixteen values at a time
-    let at_once = 16 / T::LEN;
+unsafe fn each_sixteen<T: Vector>(
+    columns: Columns,
+    row: *const T,
+    padding: f32,
+    mut f: impl FnMut(u32, [T::Values; 4]),
+) {
+    let at_once = groups::<T>();
     let mut i = 0;
     while columns.has(i) {
-        let mut groups = [T::splat(padding); 4];
+        let mut values = [T::splat(padding); 4];
         let mut k = 0;
         while k < at_once {
             // SAFETY: as the caller promises. Groups beyond the row load nothing.
-            groups[k as usize] = unsafe { columns.load(row, i + k, padding) };
+            values[k as usize] = unsafe { columns.load(row, i + k, padding) };
             k += 1;
         }
-        let mut k = 0;
-        while k < at_once {
-            let mut j = 0;
-            T::map(groups[k as usize], |x| {
-                f(columns.column(i + k, j), x);
-                j += 1;
-                x
-            });
-            k += 1;
-        }
+        f(i, values);
         i += at_once;
+    }
+}
+
+/// Groups of sixteen values; only so many of four are used.
+#[inline(always)]
+const fn groups<T: Vector>() -> u32 {
+    16 / T::LEN
+}
+
+/// Calls `f` with each of sixteen values.
+#[inline(always)]
+fn for_each<T: Vector>(values: [T::Values; 4], mut f: impl FnMut(f32)) {
+    let mut k = 0;
+    while k < groups::<T>() {
+        T::map(values[k as usize], |x| {
+            f(x);
+            x
+        });
+        k += 1;
     }
 }
 
@@ -62,159 +69,215 @@ fn max_or_nan(a: f32, b: f32) -> f32 {
 }
 
 /// A number that orders as the values do: −0 and +0 alike, NaN above all, never zero.
+///
+/// By bits and not by branches: LLVM would copy the shuffles of a reduction behind it into their arms.
 #[inline(always)]
 fn order(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits(); // −0 + 0 = +0
-    let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
-    if x.is_nan() { u32::MAX } else { ordered }
+    let negative = (bits as i32 >> 31) as u32;
+    let nan = 0u32.wrapping_sub(u32::from(x.is_nan()));
+    (bits ^ (negative | 1 << 31)) | nan
 }
 
-/// The order of the thread's largest value, and where it is first.
+/// The thread's largest value, and where it is first.
 #[derive(Clone, Copy)]
 struct Best {
-    order: u32,
+    value: f32,
     column: u32,
 }
 
 impl Best {
-    const NONE: Self = Self { order: 0, column: u32::MAX };
-
     /// Of equals the first stays, so columns must come in increasing order.
     #[inline(always)]
-    fn push(self, column: u32, x: f32) -> Self {
-        let order = order(x);
-        if order > self.order { Self { order, column } } else { self }
+    fn push(&mut self, column: u32, x: f32) {
+        if x > self.value || (x.is_nan() && !self.value.is_nan()) {
+            *self = Self { value: x, column };
+        }
     }
 
     /// What this thread proposes when the row's largest is `order`.
     #[inline(always)]
-    fn column_if(self, order: u32) -> u32 {
-        if self.order == order { self.column } else { u32::MAX }
+    fn column_if(self, largest: u32) -> u32 {
+        if order(self.value) == largest { self.column } else { u32::MAX }
     }
 }
 
-/// The row of this warp, if there is one, and how its lanes share it. Whole warps have a row or have none.
+/// The row and the part of it that this block handles: the index of its result, its first element in x, and how the
+/// threads share it. The grid has a block for each part of each row.
 #[inline(always)]
-fn warp_row<T: Vector>(rows: u32, cols: u32, vectors: u32) -> Option<(u32, Columns)> {
-    let row = thread::block_idx_x() * ROWS_PER_BLOCK + thread::thread_idx_x() / 32;
-    (row < rows).then(|| (row, Columns::new::<T>(cols, warp::lane_id(), 32, vectors != 0)))
-}
-
-#[inline(always)]
-fn block_row<T: Vector>(cols: u32, vectors: u32) -> (u32, Columns) {
-    (thread::block_idx_x(), Columns::new::<T>(cols, thread::thread_idx_x(), ROW_BLOCK, vectors != 0))
+fn place_part<T: Vector>(cols: u32, part_cols: u32, parts: u32, vectors: u32) -> (usize, usize, Columns) {
+    let part = thread::block_idx_x();
+    let parts = parts.max(1); // never 0; said so, no panic is compiled in
+    let (row, first) = (part / parts, part % parts * part_cols);
+    let columns = block_columns::<T>(part_cols.min(cols - first), vectors);
+    (part as usize, row as usize * cols as usize + first as usize, columns)
 }
 
 /// # Safety
-/// As the kernels below.
+/// As [`Columns::load`], for x and all rows that follow.
 #[inline(always)]
-unsafe fn own_sum<T: Vector>(x: *const T, row: u32, cols: u32, columns: Columns) -> f32 {
+unsafe fn own_sum<T: Vector>(x: *const T, columns: Columns) -> f32 {
     let mut sum = 0.0;
-    // SAFETY: row < rows, so the row lies inside x.
-    unsafe { for_each(columns, x.add(row as usize * cols as usize), 0.0, |_, x| sum += x) };
+    // SAFETY: as the caller promises.
+    unsafe { each_sixteen(columns, x, 0.0, |_, values| for_each::<T>(values, |x| sum += x)) };
     sum
 }
 
 /// # Safety
-/// As the kernels below.
+/// As [`own_sum`].
 #[inline(always)]
-unsafe fn own_max<T: Vector>(x: *const T, row: u32, cols: u32, columns: Columns) -> f32 {
+unsafe fn own_max<T: Vector>(x: *const T, columns: Columns) -> f32 {
     let mut max = f32::NEG_INFINITY;
-    let row = row as usize * cols as usize;
-    // SAFETY: row < rows, so the row lies inside x.
-    unsafe { for_each(columns, x.add(row), max, |_, x| max = max_or_nan(max, x)) };
+    // SAFETY: as the caller promises.
+    unsafe { each_sixteen(columns, x, max, |_, values| for_each::<T>(values, |x| max = max_or_nan(max, x))) };
     max
 }
 
+/// The best of this thread, looked for only in sixteens with something better than before. Columns without a value
+/// better than −∞ leave the first.
+///
 /// # Safety
-/// As the kernels below.
+/// As [`own_sum`].
 #[inline(always)]
-unsafe fn own_best<T: Vector>(x: *const T, row: u32, cols: u32, columns: Columns) -> Best {
-    let mut best = Best::NONE;
-    let row = row as usize * cols as usize;
-    // Padding is −∞ at columns beyond the row, so a −∞ in the row comes first.
-    // SAFETY: row < rows, so the row lies inside x.
-    unsafe { for_each(columns, x.add(row), f32::NEG_INFINITY, |column, x| best = best.push(column, x)) };
+unsafe fn own_best<T: Vector>(x: *const T, columns: Columns) -> Best {
+    let first = if columns.is_valid(0, 0) { columns.column(0, 0) } else { u32::MAX };
+    let mut best = Best { value: f32::NEG_INFINITY, column: first };
+    let search = |i, values: [T::Values; 4]| {
+        let (mut max, mut nan) = (f32::NEG_INFINITY, false);
+        for_each::<T>(values, |x| {
+            max = max.max(x);
+            nan |= x.is_nan();
+        });
+        if max > best.value || (nan && !best.value.is_nan()) {
+            let mut n = 0;
+            for_each::<T>(values, |x| {
+                best.push(columns.column(i + n / T::LEN, n % T::LEN), x);
+                n += 1;
+            });
+        }
+    };
+    // Padding is −∞, which is never better.
+    // SAFETY: as the caller promises.
+    unsafe { each_sixteen(columns, x, f32::NEG_INFINITY, search) };
     best
 }
 
-macro_rules! kernels {
+/// The column of the best of all lanes.
+///
+/// # Safety
+/// All lanes of the warp are here.
+#[inline(always)]
+unsafe fn warp_best(own: Best) -> u32 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let largest = reduce::warp(order(own.value), 32, u32::max);
+        reduce::warp(own.column_if(largest), 32, u32::min)
+    }
+}
+
+macro_rules! sum_kernels {
+    ($($spec:ident $warp:ident: $from:ty => $to:ty;)* @ $($part_spec:ident $part:ident: $part_from:ty => $part_to:ty;)*) => {
+        $(
+            /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
+            pub const $spec: KernelSpec = KernelSpec::new(stringify!($warp), WARP_BLOCK).shuffles(5);
+            /// # Safety
+            /// `x`: [rows, cols], `y`: [rows], valid on the launching stream, disjoint, below 2³¹ elements; `vectors`
+            /// only if every row of x starts at a multiple of 16 bytes and ends at one. Launched as the spec of its
+            /// name says.
+            #[kernel(launch_bounds(WARP_BLOCK))]
+            pub unsafe fn $warp(y: *mut $to, x: *const $from, rows: u32, cols: u32, vectors: u32) {
+                let Some((row, columns)) = warp_row::<$from>(rows, cols, vectors) else { return };
+                // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
+                unsafe {
+                    let own = own_sum(x.add(row as usize * cols as usize), columns);
+                    let sum = reduce::warp(own, 32, |a, b| a + b);
+                    if warp::lane_id() == 0 {
+                        *y.add(row as usize) = <$to>::from_f32(sum);
+                    }
+                }
+            }
+        )*
+        $(
+            /// grid = [rows · parts], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
+            pub const $part_spec: KernelSpec =
+                KernelSpec::new(stringify!($part), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(5);
+            /// # Safety
+            /// As the warp kernel, `y`: [rows, parts]; (parts − 1) · part_cols < cols ≤ parts · part_cols, and with
+            /// `vectors` part_cols is a multiple of 8.
+            #[kernel(launch_bounds(ROW_BLOCK))]
+            pub unsafe fn $part(
+                y: *mut $part_to, x: *const $part_from, cols: u32, part_cols: u32, parts: u32, vectors: u32,
+            ) {
+                let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
+                let (part, at, columns) = place_part::<$part_from>(cols, part_cols, parts, vectors);
+                // SAFETY: a block per part, which lies inside x; all threads are here.
+                unsafe {
+                    let warps = thread::block_dim_x() / 32;
+                    let sum = reduce::block(own_sum(x.add(at), columns), warps, scratch, |a, b| a + b);
+                    if thread::thread_idx_x() == 0 {
+                        *y.add(part) = <$part_to>::from_f32(sum);
+                    }
+                }
+            }
+        )*
+    };
+}
+
+sum_kernels! {
+    SUM_WARP_F32 sum_warp_f32: f32 => f32;
+    SUM_WARP_F16 sum_warp_f16: F16 => F16;
+    SUM_MERGE_F16 sum_merge_f16: f32 => F16;
+    @
+    SUM_BLOCK_F32 sum_block_f32: f32 => f32;
+    SUM_BLOCK_F16 sum_block_f16: F16 => F16;
+    SUM_PART_F16 sum_part_f16: F16 => f32;
+}
+
+macro_rules! max_kernels {
     ($($ty:ty {
-        $sum_warp_spec:ident $sum_warp:ident $sum_block_spec:ident $sum_block:ident
         $max_warp_spec:ident $max_warp:ident $max_block_spec:ident $max_block:ident
         $argmax_warp_spec:ident $argmax_warp:ident $argmax_block_spec:ident $argmax_block:ident
+        $argmax_merge_spec:ident $argmax_merge:ident
     })*) => {$(
-        /// grid = [ceil(rows / ROWS_PER_BLOCK)]
-        pub const $sum_warp_spec: KernelSpec = KernelSpec::new(stringify!($sum_warp), WARP_BLOCK).shuffles(5);
-        /// # Safety
-        /// `x`: [rows, cols], `y`: [rows], valid on the launching stream, disjoint, below 2³¹ elements; `vectors`
-        /// only if every row of x starts at a multiple of 16 bytes and ends at one. Launched as the spec of its name
-        /// says.
-        #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $sum_warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32) {
-            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
-            // SAFETY: row < rows; all lanes of the warp are here.
-            unsafe {
-                let sum = reduce::warp(own_sum(x, row, cols, columns), 32, |a, b| a + b);
-                if warp::lane_id() == 0 {
-                    *y.add(row as usize) = <$ty>::from_f32(sum);
-                }
-            }
-        }
-
-        /// grid = [rows]
-        pub const $sum_block_spec: KernelSpec =
-            KernelSpec::new(stringify!($sum_block), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(5);
-        /// # Safety
-        /// As the warp kernel, `rows` = gridDim.x.
-        #[kernel(launch_bounds(ROW_BLOCK))]
-        pub unsafe fn $sum_block(y: *mut $ty, x: *const $ty, cols: u32, vectors: u32) {
-            let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-            let (row, columns) = block_row::<$ty>(cols, vectors);
-            // SAFETY: a block per row; all threads are here.
-            unsafe {
-                let sum = reduce::block(own_sum(x, row, cols, columns), ROW_WARPS, scratch, |a, b| a + b);
-                if thread::thread_idx_x() == 0 {
-                    *y.add(row as usize) = <$ty>::from_f32(sum);
-                }
-            }
-        }
-
-        /// grid = [ceil(rows / ROWS_PER_BLOCK)]
+        /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
         pub const $max_warp_spec: KernelSpec = KernelSpec::new(stringify!($max_warp), WARP_BLOCK).shuffles(5);
         /// # Safety
         /// As the warp kernel of the sum; cols > 0.
         #[kernel(launch_bounds(WARP_BLOCK))]
         pub unsafe fn $max_warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32) {
             let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
-            // SAFETY: row < rows; all lanes of the warp are here.
+            // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
             unsafe {
-                let max = reduce::warp(own_max(x, row, cols, columns), 32, max_or_nan);
+                let own = own_max(x.add(row as usize * cols as usize), columns);
+                let max = reduce::warp(own, 32, max_or_nan);
                 if warp::lane_id() == 0 {
                     *y.add(row as usize) = <$ty>::from_f32(max);
                 }
             }
         }
 
-        /// grid = [rows]
+        /// As the block kernel of the sum.
         pub const $max_block_spec: KernelSpec =
             KernelSpec::new(stringify!($max_block), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(5);
         /// # Safety
-        /// As the warp kernel, `rows` = gridDim.x.
+        /// As the block kernel of the sum; cols > 0.
         #[kernel(launch_bounds(ROW_BLOCK))]
-        pub unsafe fn $max_block(y: *mut $ty, x: *const $ty, cols: u32, vectors: u32) {
+        pub unsafe fn $max_block(
+            y: *mut $ty, x: *const $ty, cols: u32, part_cols: u32, parts: u32, vectors: u32,
+        ) {
             let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-            let (row, columns) = block_row::<$ty>(cols, vectors);
-            // SAFETY: a block per row; all threads are here.
+            let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
+            // SAFETY: a block per part, which lies inside x; all threads are here.
             unsafe {
-                let max = reduce::block(own_max(x, row, cols, columns), ROW_WARPS, scratch, max_or_nan);
+                let warps = thread::block_dim_x() / 32;
+                let max = reduce::block(own_max(x.add(at), columns), warps, scratch, max_or_nan);
                 if thread::thread_idx_x() == 0 {
-                    *y.add(row as usize) = <$ty>::from_f32(max);
+                    *y.add(part) = <$ty>::from_f32(max);
                 }
             }
         }
 
-        /// grid = [ceil(rows / ROWS_PER_BLOCK)]
+        /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
         pub const $argmax_warp_spec: KernelSpec =
             KernelSpec::new(stringify!($argmax_warp), WARP_BLOCK).shuffles(10);
         /// # Safety
@@ -222,55 +285,91 @@ macro_rules! kernels {
         #[kernel(launch_bounds(WARP_BLOCK))]
         pub unsafe fn $argmax_warp(y: *mut u32, x: *const $ty, rows: u32, cols: u32, vectors: u32) {
             let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
-            // SAFETY: row < rows; all lanes of the warp are here.
+            // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
             unsafe {
-                let best = own_best(x, row, cols, columns);
-                let order = reduce::warp(best.order, 32, u32::max);
-                let column = reduce::warp(best.column_if(order), 32, u32::min);
+                let column = warp_best(own_best(x.add(row as usize * cols as usize), columns));
                 if warp::lane_id() == 0 {
                     *y.add(row as usize) = column;
                 }
             }
         }
 
-        /// grid = [rows]
+        /// As the block kernel of the sum.
         pub const $argmax_block_spec: KernelSpec =
             KernelSpec::new(stringify!($argmax_block), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(10);
+        /// Columns in y count from the start of the part.
+        ///
         /// # Safety
-        /// As the warp kernel, `rows` = gridDim.x.
+        /// As the block kernel of the sum; cols > 0.
         #[kernel(launch_bounds(ROW_BLOCK))]
-        pub unsafe fn $argmax_block(y: *mut u32, x: *const $ty, cols: u32, vectors: u32) {
+        pub unsafe fn $argmax_block(
+            y: *mut u32, x: *const $ty, cols: u32, part_cols: u32, parts: u32, vectors: u32,
+        ) {
             let scratch = shared::declare::<u32, { ROW_WARPS as usize }>();
-            let (row, columns) = block_row::<$ty>(cols, vectors);
-            // SAFETY: a block per row; all threads are here.
+            let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
+            // SAFETY: a block per part, which lies inside x; all threads are here.
             unsafe {
-                let best = own_best(x, row, cols, columns);
-                let order = reduce::block(best.order, ROW_WARPS, scratch, u32::max);
-                let column = reduce::block(best.column_if(order), ROW_WARPS, scratch, u32::min);
+                let (best, warps) = (own_best(x.add(at), columns), thread::block_dim_x() / 32);
+                let largest = reduce::block(order(best.value), warps, scratch, u32::max);
+                let column = reduce::block(best.column_if(largest), warps, scratch, u32::min);
                 if thread::thread_idx_x() == 0 {
-                    *y.add(row as usize) = column;
+                    *y.add(part) = column;
                 }
+            }
+        }
+
+        /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
+        pub const $argmax_merge_spec: KernelSpec =
+            KernelSpec::new(stringify!($argmax_merge), WARP_BLOCK).shuffles(10);
+        /// # Safety
+        /// As the block kernel, which has written `columns`: [rows, parts]; `y`: [rows].
+        #[kernel(launch_bounds(WARP_BLOCK))]
+        pub unsafe fn $argmax_merge(
+            y: *mut u32, x: *const $ty, columns: *const u32, rows: u32, cols: u32, part_cols: u32, parts: u32,
+        ) {
+            let Some((row, _)) = warp_row::<$ty>(rows, cols, 0) else { return };
+            let mut best = Best { value: f32::NEG_INFINITY, column: u32::MAX };
+            let mut part = warp::lane_id();
+            while part < parts {
+                // SAFETY: row < rows and part < parts, whose best column is below cols.
+                unsafe {
+                    let column = part * part_cols + *columns.add((row * parts + part) as usize);
+                    let value = <$ty>::load(x.add(row as usize * cols as usize + column as usize));
+                    if best.column == u32::MAX {
+                        best.column = column;
+                    }
+                    best.push(column, value);
+                }
+                part += 32;
+            }
+            // SAFETY: all lanes of the warp are here.
+            let column = unsafe { warp_best(best) };
+            if warp::lane_id() == 0 {
+                // SAFETY: row < rows.
+                unsafe { *y.add(row as usize) = column };
             }
         }
     )*
         /// All kernels of this file.
-        pub const KERNELS: &[KernelSpec] = &[$(
-            $sum_warp_spec, $sum_block_spec,
-            $max_warp_spec, $max_block_spec,
-            $argmax_warp_spec, $argmax_block_spec,
-        )*];
+        pub const KERNELS: &[KernelSpec] = &[
+            SUM_WARP_F32, SUM_WARP_F16, SUM_MERGE_F16, SUM_BLOCK_F32, SUM_BLOCK_F16, SUM_PART_F16,
+            $(
+                $max_warp_spec, $max_block_spec,
+                $argmax_warp_spec, $argmax_block_spec, $argmax_merge_spec,
+            )*
+        ];
     };
 }
 
-kernels! {
+max_kernels! {
     f32 {
-        SUM_WARP_F32 sum_warp_f32 SUM_BLOCK_F32 sum_block_f32
         MAX_WARP_F32 max_warp_f32 MAX_BLOCK_F32 max_block_f32
         ARGMAX_WARP_F32 argmax_warp_f32 ARGMAX_BLOCK_F32 argmax_block_f32
+        ARGMAX_MERGE_F32 argmax_merge_f32
     }
     F16 {
-        SUM_WARP_F16 sum_warp_f16 SUM_BLOCK_F16 sum_block_f16
         MAX_WARP_F16 max_warp_f16 MAX_BLOCK_F16 max_block_f16
         ARGMAX_WARP_F16 argmax_warp_f16 ARGMAX_BLOCK_F16 argmax_block_f16
+        ARGMAX_MERGE_F16 argmax_merge_f16
     }
 }

@@ -6,34 +6,24 @@
 //! | kernel                | a row is handled by               | when          |
 //! |-----------------------|-----------------------------------|---------------|
 //! | rms_norm_warp_‹t›     | 1 warp, in registers              | cols ≤ 1024   |
-//! | rms_norm_block_‹t›    | 1 block of 16 warps, in registers | cols ≤ 8192   |
-//! | rms_norm_stream_‹t›   | 1 block of 16 warps               | cols > 8192   |
+//! | rms_norm_block_‹t›    | 1 block, in registers             | cols ≤ 8192   |
+//! | rms_norm_stream_‹t›   | 1 block                           | cols > 8192   |
 //! | rms_norm_textbook_f32 | 1 block of 8 warps, two passes    | the baseline of benches |
 
 use crate::device::columns::each_group;
 use crate::device::math::rsqrt;
-use crate::device::{Columns, F16, Vector, reduce, shared, textbook};
+use crate::device::rows::{
+    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, Warp, block_columns, expect_weights, warp_row,
+};
+use crate::device::{Columns, F16, Vector, shared, textbook};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-/// Threads in a block of the warp kernels.
-const WARP_BLOCK: u32 = 256;
-/// Threads in a block of the block and stream kernels.
-const ROW_BLOCK: u32 = 512;
-const ROW_WARPS: u32 = ROW_BLOCK / 32;
-
-/// Rows that a block of the warp kernels handles.
-pub const ROWS_PER_BLOCK: u32 = WARP_BLOCK / 32;
-/// The most columns of the warp kernels: 32 registers of values per lane.
-pub const MAX_WARP_COLS: u32 = 1024;
-/// The most columns of the block kernels: 16 registers of values per thread.
-pub const MAX_BLOCK_COLS: u32 = 8192;
-
-/// grid = [ceil(rows / ROWS_PER_BLOCK)]
+/// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
 pub const WARP_F32: KernelSpec = KernelSpec::new("rms_norm_warp_f32", WARP_BLOCK).shuffles(5);
 /// As [`WARP_F32`].
 pub const WARP_F16: KernelSpec = KernelSpec::new("rms_norm_warp_f16", WARP_BLOCK).shuffles(5);
-/// grid = [rows]
+/// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
 pub const BLOCK_F32: KernelSpec = block_spec("rms_norm_block_f32");
 /// As [`BLOCK_F32`].
 pub const BLOCK_F16: KernelSpec = block_spec("rms_norm_block_f16");
@@ -53,10 +43,10 @@ const fn block_spec(name: &'static str) -> KernelSpec {
     KernelSpec::new(name, ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(5)
 }
 
-/// y, x: one row, N groups of whose columns fit; `sum` combines over the threads of the row.
+/// y, x: one row, N groups of whose columns fit.
 ///
 /// # Safety
-/// `x`, `y` and `weight` valid for the row, y disjoint from both; all threads that `sum` needs are here.
+/// `x`, `y` and `weight` valid for the row, y disjoint from both; all threads of the team are here.
 #[inline(always)]
 unsafe fn row_in_registers<T: Vector, const N: usize>(
     y: *mut T,
@@ -65,11 +55,12 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
     cols: u32,
     eps: f32,
     columns: Columns,
-    sum: impl Fn(f32) -> f32,
+    team: impl Team,
 ) {
     let mut values = [T::splat(0.0); N];
     // SAFETY: as the caller promises.
     each_group!(columns, i < N, values[i] = unsafe { columns.load(x, i as u32, 0.0) });
+    expect_weights(columns, weight);
     let mut squares = 0.0;
     each_group!(columns, i < N, {
         T::map(values[i], |x| {
@@ -77,7 +68,9 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
             x
         });
     });
-    let scale = rsqrt(sum(squares) / cols as f32 + eps);
+    // SAFETY: as the caller promises.
+    let [squares] = unsafe { team.sums([squares]) };
+    let scale = rsqrt(squares / cols as f32 + eps);
     // SAFETY: as the caller promises.
     each_group!(columns, i < N, unsafe {
         let weight = columns.load(weight, i as u32, 0.0);
@@ -85,62 +78,22 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
     });
 }
 
+/// y, x: one row of any length.
+///
 /// # Safety
-/// As [`rms_norm_warp_f32`].
+/// As [`row_in_registers`].
 #[inline(always)]
-unsafe fn warp_rows<T: Vector, const N: usize>(
-    y: *mut T,
-    x: *const T,
-    weight: *const T,
-    rows: u32,
-    cols: u32,
-    eps: f32,
-    vectors: u32,
-) {
-    let row = thread::block_idx_x() * ROWS_PER_BLOCK + thread::thread_idx_x() / 32;
-    if row >= rows {
-        return; // whole warps only, so the shuffles below have all lanes
-    }
-    let at = row as usize * cols as usize;
-    let columns = Columns::new::<T>(cols, warp::lane_id(), 32, vectors != 0);
-    // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
-    unsafe {
-        let sum = |own| reduce::warp(own, 32, |a, b| a + b);
-        row_in_registers::<T, N>(y.add(at), x.add(at), weight, cols, eps, columns, sum);
-    }
-}
-
-/// # Safety
-/// As [`rms_norm_block_f32`].
-#[inline(always)]
-unsafe fn block_row<T: Vector, const N: usize>(
+unsafe fn stream_row<T: Vector>(
     y: *mut T,
     x: *const T,
     weight: *const T,
     cols: u32,
     eps: f32,
-    vectors: u32,
+    columns: Columns,
+    team: impl Team,
 ) {
-    let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-    let at = thread::block_idx_x() as usize * cols as usize;
-    let columns = Columns::new::<T>(cols, thread::thread_idx_x(), ROW_BLOCK, vectors != 0);
-    // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+    // SAFETY: as the caller promises.
     unsafe {
-        let sum = |own| reduce::block(own, ROW_WARPS, scratch, |a, b| a + b);
-        row_in_registers::<T, N>(y.add(at), x.add(at), weight, cols, eps, columns, sum);
-    }
-}
-
-/// # Safety
-/// As [`rms_norm_stream_f32`].
-#[inline(always)]
-unsafe fn stream_row<T: Vector>(y: *mut T, x: *const T, weight: *const T, cols: u32, eps: f32, vectors: u32) {
-    let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-    let at = thread::block_idx_x() as usize * cols as usize;
-    let columns = Columns::new::<T>(cols, thread::thread_idx_x(), ROW_BLOCK, vectors != 0);
-    // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
-    unsafe {
-        let (x, y) = (x.add(at), y.add(at));
         let mut squares = 0.0;
         let mut i = 0;
         while columns.has(i) {
@@ -151,7 +104,7 @@ unsafe fn stream_row<T: Vector>(y: *mut T, x: *const T, weight: *const T, cols: 
             });
             i += 2;
         }
-        let squares = reduce::block(squares, ROW_WARPS, scratch, |a, b| a + b);
+        let [squares] = team.sums([squares]);
         let scale = rsqrt(squares / cols as f32 + eps);
         let mut i = 0;
         while columns.has(i) {
@@ -166,34 +119,47 @@ macro_rules! kernels {
     ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident;)*) => {$(
         /// # Safety
         /// `x`, `y`: [rows, cols], `weight`: [cols], valid on the launching stream, y disjoint from both, below 2³¹
-        /// elements; 0 < cols ≤ [`MAX_WARP_COLS`]; `vectors` only if every row of all three starts and ends at a
-        /// multiple of 16 bytes; launched as the spec of its name says.
+        /// elements; 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors` only if every row of
+        /// all three starts and ends at a multiple of 16 bytes; launched as the spec of its name says.
         #[kernel(launch_bounds(WARP_BLOCK))]
         pub unsafe fn $warp(
             y: *mut $ty, x: *const $ty, weight: *const $ty, rows: u32, cols: u32, eps: f32, vectors: u32,
         ) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { warp_rows::<$ty, $warp_groups>(y, x, weight, rows, cols, eps, vectors) }
+            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
+            let at = row as usize * cols as usize;
+            // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
+            unsafe {
+                row_in_registers::<$ty, $warp_groups>(y.add(at), x.add(at), weight, cols, eps, columns, Warp);
+            }
         }
 
         /// # Safety
-        /// As the warp kernel, with rows = gridDim.x and cols ≤ [`MAX_BLOCK_COLS`].
+        /// As the warp kernel, with a block for each of the rows and
+        /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
         #[kernel(launch_bounds(ROW_BLOCK))]
         pub unsafe fn $block(
-            y: *mut $ty, x: *const $ty, weight: *const $ty, cols: u32, eps: f32, vectors: u32,
+            y: *mut $ty, x: *const $ty, weight: *const $ty, _rows: u32, cols: u32, eps: f32, vectors: u32,
         ) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { block_row::<$ty, $block_groups>(y, x, weight, cols, eps, vectors) }
+            let team = Block(shared::declare::<f32, { ROW_WARPS as usize }>());
+            let (at, columns) =
+                (thread::block_idx_x() as usize * cols as usize, block_columns::<$ty>(cols, vectors));
+            // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+            unsafe {
+                row_in_registers::<$ty, $block_groups>(y.add(at), x.add(at), weight, cols, eps, columns, team);
+            }
         }
 
         /// # Safety
         /// As the block kernel, for any cols.
         #[kernel(launch_bounds(ROW_BLOCK))]
         pub unsafe fn $stream(
-            y: *mut $ty, x: *const $ty, weight: *const $ty, cols: u32, eps: f32, vectors: u32,
+            y: *mut $ty, x: *const $ty, weight: *const $ty, _rows: u32, cols: u32, eps: f32, vectors: u32,
         ) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { stream_row(y, x, weight, cols, eps, vectors) }
+            let team = Block(shared::declare::<f32, { ROW_WARPS as usize }>());
+            let (at, columns) =
+                (thread::block_idx_x() as usize * cols as usize, block_columns::<$ty>(cols, vectors));
+            // SAFETY: as in the block kernel.
+            unsafe { stream_row(y.add(at), x.add(at), weight, cols, eps, columns, team) }
         }
     )*};
 }

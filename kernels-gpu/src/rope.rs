@@ -6,18 +6,21 @@
 //! x, y: [seq, heads, dim] f32 or f16, the last extent dense; cos, sin: [seq, dim/2] f32.
 //! Source: Su et al. 2021, "RoFormer", in the form of GPT-NeoX (halves, not neighbours, make a pair).
 //!
-//! | kernel   | a pair is handled by | when |
-//! |----------|----------------------|------|
-//! | rope_‹t› | 1 thread             | all  |
+//! | kernel   | pairs of a thread | when                                       |
+//! |----------|-------------------|--------------------------------------------|
+//! | rope_‹t› | 4 neighbours      | rows and halves are multiples of 4 elements |
+//! |          | 1                 | else                                       |
 
 use crate::device::{Element, F16};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-/// Threads in a block: one per pair of one position.
+/// Threads in a block.
 pub const BLOCK: u32 = 128;
+/// Pairs of a thread, with `vectors`.
+pub const PAIRS: u32 = 4;
 
-/// grid = [seq, ceil(heads · dim/2 / BLOCK)]
+/// grid = [seq, ceil(heads · dim/2 / BLOCK)], with `vectors` [seq, ceil(heads · dim/2 / PAIRS / BLOCK)]
 pub const ROPE_F32: KernelSpec = KernelSpec::new("rope_f32", BLOCK);
 /// As [`ROPE_F32`].
 pub const ROPE_F16: KernelSpec = KernelSpec::new("rope_f16", BLOCK);
@@ -39,9 +42,11 @@ unsafe fn rotate<T: Element>(
     y_head: u32,
     x_seq: u32,
     x_head: u32,
+    vectors: u32,
 ) {
     let s = thread::block_idx_x();
-    let pair = thread::block_idx_y() * BLOCK + thread::thread_idx_x();
+    let pair =
+        (thread::block_idx_y() * BLOCK + thread::thread_idx_x()) * if vectors != 0 { PAIRS } else { 1 };
     if pair >= heads * half {
         return;
     }
@@ -50,18 +55,31 @@ unsafe fn rotate<T: Element>(
     // SAFETY: s < seq, head < heads and i < half, so every element lies inside its tensor.
     unsafe {
         let angle = s as usize * half as usize + i as usize;
-        let (cos, sin) = (f32::load(cos.add(angle)), f32::load(sin.add(angle)));
+        let (cos, sin) = (cos.add(angle), sin.add(angle));
         let x = x.add(s as usize * x_seq as usize + head as usize * x_head as usize + i as usize);
         let y = y.add(s as usize * y_seq as usize + head as usize * y_head as usize + i as usize);
-        let (low, high) = (T::load(x), T::load(x.add(half as usize)));
-        *y = T::from_f32(low * cos - high * sin);
-        *y.add(half as usize) = T::from_f32(high * cos + low * sin);
+        let (x_high, y_high) = (x.add(half as usize), y.add(half as usize));
+        let turn = |low: f32, high: f32, cos: f32, sin: f32| [low * cos - high * sin, high * cos + low * sin];
+        if vectors != 0 {
+            // half is a multiple of PAIRS, so all of them belong to one head
+            let ([a, b, c, d], [e, f, g, h]) = (T::load4(x), T::load4(x_high));
+            let (cos, sin) = (f32::load4(cos), f32::load4(sin));
+            let [ae, bf] = [turn(a, e, cos[0], sin[0]), turn(b, f, cos[1], sin[1])];
+            let [cg, dh] = [turn(c, g, cos[2], sin[2]), turn(d, h, cos[3], sin[3])];
+            T::store4(y, [ae[0], bf[0], cg[0], dh[0]]);
+            T::store4(y_high, [ae[1], bf[1], cg[1], dh[1]]);
+        } else {
+            let [low, high] = turn(T::load(x), T::load(x_high), f32::load(cos), f32::load(sin));
+            *y = T::from_f32(low);
+            *y_high = T::from_f32(high);
+        }
     }
 }
 
 /// # Safety
 /// `x`: [gridDim.x, heads, 2·half] with strides (x_seq, x_head, 1), `y` likewise, `cos`, `sin`: [gridDim.x, half];
-/// valid on the launching stream, `y` disjoint from the others; launched as [`ROPE_F32`] says.
+/// valid on the launching stream, `y` disjoint from the others; `vectors` only if all four, half and the strides are multiples of
+/// four elements; launched as [`ROPE_F32`] says.
 #[kernel(launch_bounds(BLOCK))]
 pub unsafe fn rope_f32(
     y: *mut f32,
@@ -74,9 +92,10 @@ pub unsafe fn rope_f32(
     y_head: u32,
     x_seq: u32,
     x_head: u32,
+    vectors: u32,
 ) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { rotate(y, x, cos, sin, heads, half, y_seq, y_head, x_seq, x_head) }
+    unsafe { rotate(y, x, cos, sin, heads, half, y_seq, y_head, x_seq, x_head, vectors) }
 }
 
 /// # Safety
@@ -93,7 +112,8 @@ pub unsafe fn rope_f16(
     y_head: u32,
     x_seq: u32,
     x_head: u32,
+    vectors: u32,
 ) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { rotate(y, x, cos, sin, heads, half, y_seq, y_head, x_seq, x_head) }
+    unsafe { rotate(y, x, cos, sin, heads, half, y_seq, y_head, x_seq, x_head, vectors) }
 }

@@ -7,35 +7,28 @@
 //! | kernel               | a row is handled by                  | when          |
 //! |----------------------|--------------------------------------|---------------|
 //! | softmax_warp_‹t›     | 1 warp, in registers                 | cols ≤ 1024   |
-//! | softmax_block_‹t›    | 1 block of 16 warps, in registers    | cols ≤ 8192   |
+//! | softmax_block_‹t›    | 1 block, in registers                | cols ≤ 8192   |
 //! | softmax_stream_‹t›   | 1 block of 32 warps, online          | cols > 8192   |
+//! | softmax_part_‹t›     | a block per part: its max and sum    | cols > 8192, fewer rows than would fill the device |
+//! | softmax_merge_‹t›    | a block per part: writes it          | behind softmax_part_‹t› |
 //! | softmax_textbook_f32 | 1 block of 8 warps, three passes     | the baseline of benches |
 
 use crate::device::columns::each_group;
 use crate::device::math::{exp, rcp};
-use crate::device::{Columns, F16, Vector, reduce, shared, textbook};
+use crate::device::rows::{Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, Warp, block_columns, warp_row};
+use crate::device::{Columns, F16, Vector, shared, textbook};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-/// The most threads in a block of the warp kernels: the host chooses by occupancy and by the number of rows.
-const WARP_BLOCK: u32 = 256;
-/// Threads in a block of the block kernels.
-const ROW_BLOCK: u32 = 512;
-const ROW_WARPS: u32 = ROW_BLOCK / 32;
-/// Threads in a block of the stream kernels: as many as there can be, since there may be only a few rows.
+/// Threads in a block of the stream kernels: rows are few or long, and one alone should keep many loads in flight.
 const STREAM_BLOCK: u32 = 1024;
 const STREAM_WARPS: u32 = STREAM_BLOCK / 32;
-
-/// The most columns of the warp kernels: 32 registers of values per lane.
-pub const MAX_WARP_COLS: u32 = 1024;
-/// The most columns of the block kernels: 16 registers of values per thread.
-pub const MAX_BLOCK_COLS: u32 = 8192;
 
 /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
 pub const WARP_F32: KernelSpec = KernelSpec::new("softmax_warp_f32", WARP_BLOCK).shuffles(10);
 /// As [`WARP_F32`].
 pub const WARP_F16: KernelSpec = KernelSpec::new("softmax_warp_f16", WARP_BLOCK).shuffles(10);
-/// grid = [rows]
+/// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
 pub const BLOCK_F32: KernelSpec = block_spec("softmax_block_f32", ROW_BLOCK);
 /// As [`BLOCK_F32`].
 pub const BLOCK_F16: KernelSpec = block_spec("softmax_block_f16", ROW_BLOCK);
@@ -43,29 +36,47 @@ pub const BLOCK_F16: KernelSpec = block_spec("softmax_block_f16", ROW_BLOCK);
 pub const STREAM_F32: KernelSpec = block_spec("softmax_stream_f32", STREAM_BLOCK);
 /// As [`STREAM_F32`].
 pub const STREAM_F16: KernelSpec = block_spec("softmax_stream_f16", STREAM_BLOCK);
+/// grid = [rows · parts]
+pub const PART_F32: KernelSpec = block_spec("softmax_part_f32", ROW_BLOCK);
+/// As [`PART_F32`].
+pub const PART_F16: KernelSpec = block_spec("softmax_part_f16", ROW_BLOCK);
+/// grid = [rows · parts]
+pub const MERGE_F32: KernelSpec = block_spec("softmax_merge_f32", ROW_BLOCK);
+/// As [`MERGE_F32`].
+pub const MERGE_F16: KernelSpec = block_spec("softmax_merge_f16", ROW_BLOCK);
 /// grid = [rows]
 pub const TEXTBOOK_F32: KernelSpec =
     KernelSpec::new("softmax_textbook_f32", textbook::BLOCK).shared_bytes(textbook::BLOCK * 4);
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] =
-    &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
+pub const KERNELS: &[KernelSpec] = &[
+    WARP_F32,
+    WARP_F16,
+    BLOCK_F32,
+    BLOCK_F16,
+    STREAM_F32,
+    STREAM_F16,
+    PART_F32,
+    PART_F16,
+    MERGE_F32,
+    MERGE_F16,
+    TEXTBOOK_F32,
+];
 
 const fn block_spec(name: &'static str, threads: u32) -> KernelSpec {
     KernelSpec::new(name, threads).shared_bytes(threads / 32 * 4).shuffles(10)
 }
 
-/// y, x: one row, N groups of whose columns fit; `max` and `sum` combine over the threads of the row.
+/// y, x: one row, N groups of whose columns fit.
 ///
 /// # Safety
-/// `x` and `y` valid for the row, disjoint; all threads that `max` and `sum` need are here.
+/// `x` and `y` valid for the row, disjoint; all threads of the team are here.
 #[inline(always)]
 unsafe fn row_in_registers<T: Vector, const N: usize>(
     y: *mut T,
     x: *const T,
     columns: Columns,
-    max: impl Fn(f32) -> f32,
-    sum: impl Fn(f32) -> f32,
+    team: impl Team,
 ) {
     let mut values = [T::splat(f32::NEG_INFINITY); N];
     // SAFETY: as the caller promises.
@@ -78,7 +89,8 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
             x
         });
     });
-    let max = max(own_max);
+    // SAFETY: as the caller promises.
+    let [max] = unsafe { team.combine([own_max], f32::max) };
 
     // Padding is −∞ and adds nothing. A row of −∞ alone gives −∞ − −∞ = NaN, as the definition does.
     let mut own_sum = 0.0;
@@ -89,7 +101,9 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
             e
         });
     });
-    let scale = rcp(sum(own_sum));
+    // SAFETY: as the caller promises.
+    let [sum] = unsafe { team.sums([own_sum]) };
+    let scale = rcp(sum);
     // SAFETY: as the caller promises.
     each_group!(columns, i < N, unsafe { columns.store(y, i as u32, T::map(values[i], |e| e * scale)) });
 }
@@ -135,126 +149,154 @@ impl Normalizer {
     }
 }
 
-/// # Safety
-/// As [`softmax_warp_f32`].
-#[inline(always)]
-unsafe fn warp_rows<T: Vector, const N: usize>(y: *mut T, x: *const T, rows: u32, cols: u32, vectors: u32) {
-    let row = thread::block_idx_x() * (thread::block_dim_x() / 32) + thread::thread_idx_x() / 32;
-    if row >= rows {
-        return; // whole warps only, so the shuffles below have all lanes
-    }
-    let at = row as usize * cols as usize;
-    let columns = Columns::new::<T>(cols, warp::lane_id(), 32, vectors != 0);
-    // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
-    unsafe {
-        row_in_registers::<T, N>(
-            y.add(at),
-            x.add(at),
-            columns,
-            |max| reduce::warp(max, 32, f32::max),
-            |sum| reduce::warp(sum, 32, |a, b| a + b),
-        );
-    }
-}
-
-/// # Safety
-/// As [`softmax_block_f32`].
-#[inline(always)]
-unsafe fn block_row<T: Vector, const N: usize>(y: *mut T, x: *const T, cols: u32, vectors: u32) {
-    let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-    let at = thread::block_idx_x() as usize * cols as usize;
-    let columns = Columns::new::<T>(cols, thread::thread_idx_x(), ROW_BLOCK, vectors != 0);
-    // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
-    unsafe {
-        row_in_registers::<T, N>(
-            y.add(at),
-            x.add(at),
-            columns,
-            |max| reduce::block(max, ROW_WARPS, scratch, f32::max),
-            |sum| reduce::block(sum, ROW_WARPS, scratch, |a, b| a + b),
-        );
-    }
-}
-
-/// # Safety
-/// As [`softmax_stream_f32`].
-#[inline(always)]
-unsafe fn stream_row<T: Vector>(y: *mut T, x: *const T, cols: u32, vectors: u32) {
-    let scratch = shared::declare::<f32, { STREAM_WARPS as usize }>();
-    let at = thread::block_idx_x() as usize * cols as usize;
-    let columns = Columns::new::<T>(cols, thread::thread_idx_x(), STREAM_BLOCK, vectors != 0);
-    // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
-    unsafe {
-        let (x, y) = (x.add(at), y.add(at));
-        let mut own = Normalizer::EMPTY;
+impl Normalizer {
+    /// Of a thread's part of a row.
+    ///
+    /// # Safety
+    /// `x` valid for the row.
+    #[inline(always)]
+    unsafe fn of<T: Vector>(x: *const T, columns: Columns) -> Self {
+        let mut own = Self::EMPTY;
         let mut i = 0;
         while columns.has(i) {
-            let first = columns.load(x, i, f32::NEG_INFINITY);
-            let second = columns.load(x, i + 1, f32::NEG_INFINITY);
+            // SAFETY: as the caller promises.
+            let (first, second) =
+                unsafe { (columns.load(x, i, f32::NEG_INFINITY), columns.load(x, i + 1, f32::NEG_INFINITY)) };
             own = own.push::<T>(first).push::<T>(second);
             i += 2;
         }
-        let max = reduce::block(own.max, STREAM_WARPS, scratch, f32::max);
-        let sum = reduce::block(own.rescaled(max).sum, STREAM_WARPS, scratch, |a, b| a + b);
-        let scale = rcp(sum);
+        own
+    }
+
+    /// Of all threads of the team together.
+    ///
+    /// # Safety
+    /// They are all here.
+    #[inline(always)]
+    unsafe fn together(self, team: impl Team) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let [max] = team.combine([self.max], f32::max);
+            let [sum] = team.sums([self.rescaled(max).sum]);
+            Self { max, sum }
+        }
+    }
+
+    /// y = exp(x − max) / sum over a thread's part of a row.
+    ///
+    /// # Safety
+    /// `x` and `y` valid for the row, disjoint.
+    #[inline(always)]
+    unsafe fn write<T: Vector>(self, y: *mut T, x: *const T, columns: Columns) {
+        let scale = rcp(self.sum);
         let mut i = 0;
         while columns.has(i) {
-            let first = columns.load(x, i, 0.0);
-            let second = columns.load(x, i + 1, 0.0);
-            columns.store(y, i, T::map(first, |x| exp(x - max) * scale));
-            columns.store(y, i + 1, T::map(second, |x| exp(x - max) * scale));
+            // SAFETY: as the caller promises.
+            unsafe {
+                let (first, second) = (columns.load(x, i, 0.0), columns.load(x, i + 1, 0.0));
+                columns.store(y, i, T::map(first, |x| exp(x - self.max) * scale));
+                columns.store(y, i + 1, T::map(second, |x| exp(x - self.max) * scale));
+            }
             i += 2;
         }
     }
 }
 
-/// # Safety
-/// `x`, `y`: [rows, cols], valid on the launching stream, disjoint, below 2³¹ elements; cols ≤ [`MAX_WARP_COLS`];
-/// `vectors` only if every row of both starts and ends at a multiple of 16 bytes; launched as [`WARP_F32`] says.
-#[kernel(launch_bounds(WARP_BLOCK))]
-pub unsafe fn softmax_warp_f32(y: *mut f32, x: *const f32, rows: u32, cols: u32, vectors: u32) {
-    // SAFETY: this kernel's contract is the body's.
-    unsafe { warp_rows::<f32, 8>(y, x, rows, cols, vectors) }
+/// The part of a row that a block of the part and merge kernels handles: its number, its first element in x, and how
+/// the threads share it.
+#[inline(always)]
+fn place_part<T: Vector>(cols: u32, part_cols: u32, parts: u32, vectors: u32) -> (u32, usize, Columns) {
+    let part = thread::block_idx_x();
+    let parts = parts.max(1); // never 0; said so, no panic is compiled in
+    let (row, first) = (part / parts, part % parts * part_cols);
+    let columns = block_columns::<T>(part_cols.min(cols - first), vectors);
+    (part, row as usize * cols as usize + first as usize, columns)
 }
 
-/// # Safety
-/// As [`softmax_warp_f32`].
-#[kernel(launch_bounds(WARP_BLOCK))]
-pub unsafe fn softmax_warp_f16(y: *mut F16, x: *const F16, rows: u32, cols: u32, vectors: u32) {
-    // SAFETY: this kernel's contract is the body's.
-    unsafe { warp_rows::<F16, 4>(y, x, rows, cols, vectors) }
+macro_rules! kernels {
+    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident $part:ident $merge:ident;)*) => {$(
+        /// # Safety
+        /// `x`, `y`: [rows, cols], valid on the launching stream, disjoint, below 2³¹ elements;
+        /// cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors` only if every row of both starts and
+        /// ends at a multiple of 16 bytes; launched as the spec of its name says.
+        #[kernel(launch_bounds(WARP_BLOCK))]
+        pub unsafe fn $warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32) {
+            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
+            let at = row as usize * cols as usize;
+            // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
+            unsafe { row_in_registers::<$ty, $warp_groups>(y.add(at), x.add(at), columns, Warp) }
+        }
+
+        /// # Safety
+        /// As the warp kernel, with a block for each of the rows and
+        /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
+        #[kernel(launch_bounds(ROW_BLOCK))]
+        pub unsafe fn $block(y: *mut $ty, x: *const $ty, _rows: u32, cols: u32, vectors: u32) {
+            let team = Block(shared::declare::<f32, { ROW_WARPS as usize }>());
+            let at = thread::block_idx_x() as usize * cols as usize;
+            let columns = block_columns::<$ty>(cols, vectors);
+            // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+            unsafe { row_in_registers::<$ty, $block_groups>(y.add(at), x.add(at), columns, team) }
+        }
+
+        /// # Safety
+        /// As the block kernel, for any cols.
+        #[kernel(launch_bounds(STREAM_BLOCK))]
+        pub unsafe fn $stream(y: *mut $ty, x: *const $ty, _rows: u32, cols: u32, vectors: u32) {
+            let team = Block(shared::declare::<f32, { STREAM_WARPS as usize }>());
+            let at = thread::block_idx_x() as usize * cols as usize;
+            let columns = block_columns::<$ty>(cols, vectors);
+            // SAFETY: as in the block kernel.
+            unsafe { Normalizer::of(x.add(at), columns).together(team).write(y.add(at), x.add(at), columns) }
+        }
+
+        /// # Safety
+        /// `x` as the warp kernel's, for any cols; `normalizers`: f32 [rows, parts, 2], disjoint from it; part_cols is a
+        /// multiple of 8, and (parts − 1) · part_cols < cols ≤ parts · part_cols. Launched as the spec of its name says.
+        #[kernel(launch_bounds(ROW_BLOCK))]
+        pub unsafe fn $part(
+            normalizers: *mut f32, x: *const $ty, cols: u32, part_cols: u32, parts: u32, vectors: u32,
+        ) {
+            let team = Block(shared::declare::<f32, { ROW_WARPS as usize }>());
+            let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
+            // SAFETY: a block per part, so it lies inside x and its normalizer inside theirs; all threads are here.
+            unsafe {
+                let own = Normalizer::of(x.add(at), columns).together(team);
+                if thread::thread_idx_x() == 0 {
+                    *normalizers.add(2 * part as usize) = own.max;
+                    *normalizers.add(2 * part as usize + 1) = own.sum;
+                }
+            }
+        }
+
+        /// # Safety
+        /// As the part kernel, which has written `normalizers`; `y` as the warp kernel's, for any cols.
+        #[kernel(launch_bounds(ROW_BLOCK))]
+        pub unsafe fn $merge(
+            y: *mut $ty, x: *const $ty, normalizers: *const f32, cols: u32, part_cols: u32, parts: u32, vectors: u32,
+        ) {
+            let team = Block(shared::declare::<f32, { ROW_WARPS as usize }>());
+            let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
+            // SAFETY: a block per part, so it lies inside x and y, and so do its row's normalizers; all threads are here.
+            unsafe {
+                let mut own = Normalizer::EMPTY;
+                let (mut index, row) = (thread::thread_idx_x(), part - part % parts.max(1));
+                while index < parts {
+                    let [max, sum] = [0, 1].map(|k| *normalizers.add(2 * (row + index) as usize + k));
+                    let larger = own.max.max(max);
+                    let sum = own.rescaled(larger).sum + Normalizer { max, sum }.rescaled(larger).sum;
+                    own = Normalizer { max: larger, sum };
+                    index += thread::block_dim_x();
+                }
+                own.together(team).write(y.add(at), x.add(at), columns);
+            }
+        }
+    )*};
 }
 
-/// # Safety
-/// As [`softmax_warp_f32`], with rows = gridDim.x and cols ≤ [`MAX_BLOCK_COLS`]; launched as [`BLOCK_F32`] says.
-#[kernel(launch_bounds(ROW_BLOCK))]
-pub unsafe fn softmax_block_f32(y: *mut f32, x: *const f32, cols: u32, vectors: u32) {
-    // SAFETY: this kernel's contract is the body's.
-    unsafe { block_row::<f32, 4>(y, x, cols, vectors) }
-}
-
-/// # Safety
-/// As [`softmax_block_f32`].
-#[kernel(launch_bounds(ROW_BLOCK))]
-pub unsafe fn softmax_block_f16(y: *mut F16, x: *const F16, cols: u32, vectors: u32) {
-    // SAFETY: this kernel's contract is the body's.
-    unsafe { block_row::<F16, 2>(y, x, cols, vectors) }
-}
-
-/// # Safety
-/// As [`softmax_block_f32`] for any cols; launched as [`STREAM_F32`] says.
-#[kernel(launch_bounds(STREAM_BLOCK))]
-pub unsafe fn softmax_stream_f32(y: *mut f32, x: *const f32, cols: u32, vectors: u32) {
-    // SAFETY: this kernel's contract is the body's.
-    unsafe { stream_row(y, x, cols, vectors) }
-}
-
-/// # Safety
-/// As [`softmax_stream_f32`].
-#[kernel(launch_bounds(STREAM_BLOCK))]
-pub unsafe fn softmax_stream_f16(y: *mut F16, x: *const F16, cols: u32, vectors: u32) {
-    // SAFETY: this kernel's contract is the body's.
-    unsafe { stream_row(y, x, cols, vectors) }
+kernels! {
+    f32: softmax_warp_f32 8 softmax_block_f32 4 softmax_stream_f32 softmax_part_f32 softmax_merge_f32;
+    F16: softmax_warp_f16 4 softmax_block_f16 2 softmax_stream_f16 softmax_part_f16 softmax_merge_f16;
 }
 
 /// # Safety

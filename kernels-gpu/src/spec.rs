@@ -28,6 +28,12 @@ impl KernelSpec {
         self
     }
 
+    /// The same kernel in blocks of fewer threads, where its contract allows that.
+    pub const fn of_threads(mut self, threads: u32) -> Self {
+        self.block = [threads, 1, 1];
+        self
+    }
+
     /// As the second argument of `launch_bounds`.
     pub const fn min_blocks(mut self, blocks: u32) -> Self {
         self.min_blocks = blocks;

@@ -2,7 +2,7 @@
 
 use super::bench_memory;
 use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
-use super::ceiling::{Ceiling, Ceilings, Needs};
+use super::ceiling::{Bound, Ceiling, Ceilings, Needs};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
@@ -44,7 +44,7 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["only", "all", "against"])]
     memory: bool,
 
-    /// The trace of allocations to replay, as `generate --memory-trace` writes it.
+    /// The trace of allocations to replay, as `generate --memory-trace` writes it, instead of a recorded one.
     #[arg(long, value_name = "FILE", requires = "memory")]
     pub trace: Option<PathBuf>,
 
@@ -148,12 +148,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     screen.start(chosen.len());
     screen.doing("measuring what the device can do");
     let mut clock = Clock::new(&device)?;
-    let needs = Needs {
-        memory: chosen.iter().any(|case| !case.compute_bound()),
-        compute: chosen.iter().any(|case| case.compute_bound() && !case.dp4a()),
-        dp4a: chosen.iter().any(|case| case.compute_bound() && case.dp4a()),
-    };
+    let bound = |bound| chosen.iter().any(|case| Bound::of(case.as_ref()) == bound);
+    let needs =
+        Needs { memory: bound(Bound::Memory), compute: bound(Bound::Compute), dp4a: bound(Bound::Dp4a) };
     let ceilings = Ceilings::of(&device, needs, &mut clock)?;
+    if let Some(Ceiling { name, what, .. }) = &ceilings.launch {
+        screen.line(&format!("{name:<5} {what}"))?;
+    }
     let known = [&ceilings.memory, &ceilings.compute, &ceilings.dp4a];
     for Ceiling { name, what, per_second } in known.into_iter().flatten() {
         let unit = unit(name);

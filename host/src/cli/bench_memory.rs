@@ -8,7 +8,7 @@ use super::json::{Report, is_stdout};
 use super::screen::{Screen, Style};
 use crate::cuda::{CudaDevice, Graph};
 use crate::error::bytes;
-use crate::memory::adaptor::{Entry, parse, replay};
+use crate::memory::adaptor::{Entry, TraceError, parse, replay};
 use crate::memory::{
     self, CudaTimeline, DeviceBuffer, DriverPool, LayerStream, MemoryPool, PinnedBuffer, PlainMemory,
     Statistics, StreamHandle, Upstream,
@@ -16,6 +16,7 @@ use crate::memory::{
 use crate::{DType, Device, Result, Tensor, ops};
 use serde::Serialize;
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -107,10 +108,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         ));
     };
     let trace = match &args.trace {
-        None => forward_trace(1024),
+        None => recorded_trace().map_err(|error| Failure::Failed(error.to_string()))?,
         Some(file) => {
-            let unreadable =
-                |error: &dyn std::fmt::Display| Failure::Failed(format!("{}: {error}", file.display()));
+            let unreadable = |error: &dyn Display| Failure::Failed(format!("{}: {error}", file.display()));
             let text = fs::read_to_string(file).map_err(|error| unreadable(&error))?;
             parse(&text).map_err(|error| unreadable(&error))?
         }
@@ -183,54 +183,9 @@ pub fn measure(device: &CudaDevice, trace: &[Entry]) -> Result<Vec<Measured>> {
     Ok(all)
 }
 
-/// The allocations of one forward pass by the shapes of a 28-layer text model (hidden 2048, intermediate 6144, 16 query
-/// and 8 key-value heads of 128) for this many tokens, in f32. Written from the shapes, not recorded.
-pub fn forward_trace(tokens: usize) -> Vec<Entry> {
-    const LAYERS: usize = 28;
-    const HIDDEN: usize = 2048;
-    const INTERMEDIATE: usize = 6144;
-    const KEY_VALUE: usize = 1024;
-    let mut entries = Vec::new();
-    let mut blocks = 0;
-    let mut allocate = |entries: &mut Vec<Entry>, columns: usize| {
-        blocks += 1;
-        let bytes = (tokens * columns * size_of::<f32>()).max(1);
-        entries.push(Entry::Allocate { block: blocks, bytes, stream: 0 });
-        blocks
-    };
-    let free = |entries: &mut Vec<Entry>, block: u32| entries.push(Entry::Free { block, stream: 0 });
-    let mut x = allocate(&mut entries, HIDDEN);
-    for _ in 0..LAYERS {
-        let normed = allocate(&mut entries, HIDDEN);
-        let [q, k, v] = [HIDDEN, KEY_VALUE, KEY_VALUE].map(|columns| allocate(&mut entries, columns));
-        free(&mut entries, normed);
-        let rotated = allocate(&mut entries, 1); // positions
-        let attended = allocate(&mut entries, HIDDEN);
-        for block in [q, k, v, rotated] {
-            free(&mut entries, block);
-        }
-        let projected = allocate(&mut entries, HIDDEN);
-        free(&mut entries, attended);
-        let summed = allocate(&mut entries, HIDDEN);
-        for block in [x, projected] {
-            free(&mut entries, block);
-        }
-        let normed = allocate(&mut entries, HIDDEN);
-        let [gate, up] = [INTERMEDIATE, INTERMEDIATE].map(|columns| allocate(&mut entries, columns));
-        free(&mut entries, normed);
-        let product = allocate(&mut entries, INTERMEDIATE);
-        for block in [gate, up] {
-            free(&mut entries, block);
-        }
-        let down = allocate(&mut entries, HIDDEN);
-        free(&mut entries, product);
-        x = allocate(&mut entries, HIDDEN);
-        for block in [summed, down] {
-            free(&mut entries, block);
-        }
-    }
-    free(&mut entries, x);
-    entries
+/// The allocations of a forward pass, as recorded.
+pub fn recorded_trace() -> Result<Vec<Entry>, TraceError> {
+    parse(include_str!("../../../tests/data/qwen3_vl_2b.trace"))
 }
 
 fn allocations(trace: &[Entry]) -> usize {

@@ -1,6 +1,6 @@
 //! A case's line in `pascaline bench`: what was found out about it, as JSON and as cells of a table.
 
-use super::ceiling::Ceilings;
+use super::ceiling::{Bound, Ceilings};
 use super::measure::Times;
 use super::screen::Style;
 use super::table::{self, Cell, Column};
@@ -97,20 +97,15 @@ impl Row {
 
     pub fn timed(&mut self, case: &dyn Case, bytes: f64, times: Times, ceilings: &Ceilings) {
         let seconds = times.median.as_secs_f64();
-        let (flops, bytes) = (case.flops() / seconds, bytes / seconds);
+        let flops = case.flops();
         self.samples = Some(times.samples);
         self.median_ms = Some(ms(times.median));
         self.min_ms = Some(ms(times.min));
-        self.gflops = Some(flops / 1e9);
-        self.gbps = Some(bytes / 1e9);
-        let (rate, ceiling) = match case.compute_bound() {
-            true if case.dp4a() && ceilings.dp4a.is_some() => (flops, &ceilings.dp4a),
-            true => (flops, &ceilings.compute),
-            false => (bytes, &ceilings.memory),
-        };
-        if let Some(ceiling) = ceiling {
+        self.gflops = Some(flops / seconds / 1e9);
+        self.gbps = Some(bytes / seconds / 1e9);
+        if let Some((ceiling, work)) = ceilings.for_work(Bound::of(case), flops, bytes) {
             self.ceiling = Some(ceiling.name);
-            self.percent = Some(100.0 * rate / ceiling.per_second);
+            self.percent = Some(100.0 * work / seconds / ceiling.per_second);
         }
     }
 }
@@ -122,7 +117,7 @@ pub(super) fn ms(time: Duration) -> f64 {
 /// What rates are counted in that are a share of this ceiling.
 pub(super) fn unit(ceiling: &str) -> &'static str {
     match ceiling {
-        "copy" => "GB/s",
+        "copy" | "launch" => "GB/s",
         "dp4a" => "GOP/s",
         _ => "GFLOP/s",
     }

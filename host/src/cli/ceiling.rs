@@ -2,11 +2,13 @@
 
 use super::environment::is_virtual;
 use super::measure::{Clock, Way};
-use crate::cuda::{CudaDevice, Properties};
+use crate::cuda::{CudaDevice, Properties, args};
 use crate::gpu::peak::{Instruction, Peak};
 use crate::memory::DeviceBuffer;
+use crate::testing::Case;
 use crate::{Device, Result};
 use gemm::Parallelism;
+use kernels_gpu::empty::EMPTY;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::hint::black_box;
@@ -29,10 +31,16 @@ pub(super) struct Ceiling {
     pub per_second: f64,
 }
 
-/// The ceilings for memory-bound and for compute-bound work, and for work by `dp4a`; each where it is needed and known.
+/// Work that touches no more bytes than this is held to the time of an empty launch.
+const SMALL_BYTES: f64 = 65536.0;
+
+/// The ceilings for memory-bound work, for what is too small to be that, for compute-bound work, and for work by `dp4a`;
+/// each where it is needed and known.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Ceilings {
     pub memory: Option<Ceiling>,
+    /// In launches per second.
+    pub launch: Option<Ceiling>,
     pub compute: Option<Ceiling>,
     pub dp4a: Option<Ceiling>,
 }
@@ -55,15 +63,48 @@ impl Ceilings {
         Ok(match device {
             Device::Cpu => Self {
                 memory: memory.then(|| cpu_copy(clock)).transpose()?,
+                launch: None,
                 compute: (compute || dp4a).then(|| cpu_gemm(clock)).transpose()?,
                 dp4a: None,
             },
             Device::Cuda(device) => Self {
                 memory: memory.then(|| cuda_copy(device, clock)).transpose()?,
+                launch: memory.then(|| empty_launch(device, clock)).transpose()?,
                 compute: compute.then(|| cuda_peak(device, Instruction::Fma, clock)).transpose()?,
                 dp4a: dp4a.then(|| cuda_peak(device, Instruction::Dp4a, clock)).transpose()?,
             },
         })
+    }
+}
+
+impl Ceilings {
+    /// The ceiling of work that does `flops` and touches `bytes`, and how much of its unit the work does.
+    pub fn for_work(&self, bound: Bound, flops: f64, bytes: f64) -> Option<(&Ceiling, f64)> {
+        let (ceiling, work) = match (bound, &self.launch) {
+            (Bound::Dp4a, _) if self.dp4a.is_some() => (&self.dp4a, flops),
+            (Bound::Dp4a | Bound::Compute, _) => (&self.compute, flops),
+            (Bound::Memory, launch @ Some(_)) if bytes <= SMALL_BYTES => (launch, 1.0),
+            (Bound::Memory, _) => (&self.memory, bytes),
+        };
+        Some((ceiling.as_ref()?, work))
+    }
+}
+
+/// What bounds a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bound {
+    Memory,
+    Compute,
+    Dp4a,
+}
+
+impl Bound {
+    pub fn of(case: &dyn Case) -> Self {
+        match (case.compute_bound(), case.dp4a()) {
+            (false, _) => Self::Memory,
+            (true, false) => Self::Compute,
+            (true, true) => Self::Dp4a,
+        }
     }
 }
 
@@ -130,6 +171,15 @@ fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     Ok(Ceiling { name: "copy", what, per_second: 2.0 * bytes as f64 / seconds })
 }
 
+fn empty_launch(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
+    // SAFETY: the kernel takes nothing and does nothing.
+    let way: Way = Box::new(|| unsafe { device.launch(&EMPTY, [1, 1, 1], args![]) });
+    let times = clock.time(&mut [way])?;
+    let seconds = times.first().map_or(f64::NAN, |times| times.median.as_secs_f64());
+    let what = format!("launches of an empty kernel, {:.2} µs each", seconds * 1e6);
+    Ok(Ceiling { name: "launch", what, per_second: 1.0 / seconds })
+}
+
 /// Measured, as the clock under load is nobody's promise; a multiply-add counts two.
 fn cuda_peak(device: &CudaDevice, instruction: Instruction, clock: &mut Clock) -> Result<Ceiling> {
     let (name, what) = match instruction {
@@ -169,6 +219,26 @@ fn fp32_lanes(capability: (i32, i32)) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_work_is_held_to_a_launch() {
+        let ceiling = |name| Some(Ceiling { name, what: String::new(), per_second: 1.0 });
+        let all = Ceilings {
+            memory: ceiling("copy"),
+            launch: ceiling("launch"),
+            compute: ceiling("FP32"),
+            dp4a: ceiling("dp4a"),
+        };
+        let name = |ceilings: &Ceilings, bound, bytes| {
+            ceilings.for_work(bound, 7.0, bytes).map(|(ceiling, work)| (ceiling.name, work))
+        };
+        assert_eq!(name(&all, Bound::Compute, 1.0), Some(("FP32", 7.0)));
+        assert_eq!(name(&all, Bound::Memory, 65536.0), Some(("launch", 1.0)));
+        assert_eq!(name(&all, Bound::Memory, 65537.0), Some(("copy", 65537.0)));
+        let cpu = Ceilings { launch: None, ..all };
+        assert_eq!(name(&cpu, Bound::Memory, 1.0), Some(("copy", 1.0)));
+        assert_eq!(name(&Ceilings::default(), Bound::Memory, 1.0), None);
+    }
 
     #[test]
     fn lanes_follow_the_architecture() {

@@ -200,11 +200,13 @@ impl CudaDevice {
         Event::new()
     }
 
-    /// Waits for everything queued on this handle's stream and reports errors of it.
+    /// Waits for everything queued on this handle's stream and reports errors of it; first for the end of a capture that
+    /// another thread has begun on it.
     ///
     /// # Errors
-    /// [`Error::DeviceLost`] if a kernel faulted.
+    /// [`Error::DeviceLost`] if a kernel faulted; a driver error inside a capture, where there is nothing to wait for.
     pub fn synchronize(&self) -> Result<()> {
+        let _turn = self.stream.turn();
         self.bind()?;
         self.stream.synchronize()
     }

@@ -4,7 +4,8 @@ use super::{transpose, vectors};
 use crate::cuda::{CudaDevice, args};
 use crate::ops::copy::{Dim, MAX_DIMS, merge};
 use crate::{Result, Tensor, TensorMut};
-use kernels_gpu::copy::{COLUMNS_PER_THREAD, DIMS_B16, DIMS_B32, DIMS_BLOCK, FLAT_B16, FLAT_B32};
+use kernels_gpu::KernelSpec;
+use kernels_gpu::copy::{COLUMNS_PER_THREAD, DIMS_B16, DIMS_B32, DIMS_B128, DIMS_BLOCK, FLAT_B16, FLAT_B32};
 use kernels_gpu::device::flat;
 
 /// Neighbouring threads that share a row of this many columns, as a power of two: eight elements of f32 are the least
@@ -40,12 +41,16 @@ pub(crate) fn copy(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> 
         }
         _ => {}
     }
+    let spec = match vectorized(&mut dims, &[y_address, x_address], size) {
+        true => DIMS_B128,
+        false => scalar(size),
+    };
+    let n: usize = dims.iter().map(|dim| dim.extent).product();
     while dims.len() < MAX_DIMS {
         dims.insert(0, Dim { extent: 1, y: 0, x: 0 });
     }
     let columns = dims[MAX_DIMS - 1].extent as u32;
     let (rows, width_log2) = (n as u32 / columns, width_log2(columns));
-    let spec = if size == 2 { DIMS_B16 } else { DIMS_B32 };
     let grid = [(rows << width_log2).div_ceil(DIMS_BLOCK), 1, 1];
     let [d0, d1, d2, d3, d4, d5] = [0, 1, 2, 3, 4, 5].map(|d| {
         let Dim { extent, y, x } = dims[d];
@@ -66,6 +71,28 @@ pub(crate) fn copy(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> 
     }
 }
 
+/// Turns elements of `size` bytes into vectors if the last extent is dense in both and all of it and of the strides and
+/// addresses are whole vectors; whether they are.
+fn vectorized(dims: &mut [Dim], addresses: &[u64], size: usize) -> bool {
+    let len = vectors::len(size) as usize;
+    let Some((Dim { extent, y: 1, x: 1 }, outer)) = dims.split_last_mut() else { return false };
+    let whole = extent.is_multiple_of(len)
+        && outer.iter().all(|dim| dim.y.is_multiple_of(len) && dim.x.is_multiple_of(len))
+        && vectors::rows_aligned(*extent as u32, size, addresses);
+    if whole {
+        *extent /= len;
+        for dim in outer {
+            *dim = Dim { extent: dim.extent, y: dim.y / len, x: dim.x / len };
+        }
+    }
+    whole
+}
+
+/// The strided kernel for elements of `size` bytes.
+fn scalar(size: usize) -> KernelSpec {
+    if size == 2 { DIMS_B16 } else { DIMS_B32 }
+}
+
 /// Copies `n` > 0 elements of `size` bytes without gaps. The caller has found both on this device's stream, disjoint, and
 /// below 2³¹ elements.
 pub(super) fn contiguous(device: &CudaDevice, y: u64, x: u64, n: u32, size: usize) -> Result<()> {
@@ -80,6 +107,25 @@ pub(super) fn contiguous(device: &CudaDevice, y: u64, x: u64, n: u32, size: usiz
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whole_vectors_are_copied_as_such() {
+        let dims = |inner: Dim| vec![Dim { extent: 3, y: 64, x: 128 }, inner];
+        let dense = |extent| Dim { extent, y: 1, x: 1 };
+        let mut whole = dims(dense(24));
+        assert!(vectorized(&mut whole, &[256, 512], 2));
+        assert_eq!(whole, [Dim { extent: 3, y: 8, x: 16 }, dense(3)]);
+        for (mut dims, addresses, what) in [
+            (dims(dense(23)), [256, 512], "a ragged end"),
+            (dims(dense(24)), [256, 520], "an address"),
+            (dims(Dim { extent: 24, y: 1, x: 8 }), [256, 512], "a stride inside"),
+            (vec![Dim { extent: 3, y: 64, x: 100 }, dense(24)], [256, 512], "a stride outside"),
+        ] {
+            let before = dims.clone();
+            assert!(!vectorized(&mut dims, &addresses, 2), "{what}");
+            assert_eq!(dims, before, "{what}");
+        }
+    }
 
     #[test]
     fn threads_of_a_row_never_outnumber_its_columns() {

@@ -16,6 +16,7 @@ pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rope_append;
+mod rows;
 pub(crate) mod softmax;
 pub(crate) mod transpose;
 pub(crate) mod vectors;

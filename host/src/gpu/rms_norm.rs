@@ -1,22 +1,13 @@
 //! Which RMS norm kernel, and its grid.
 
+use super::rows::Kernels;
 use super::vectors;
 use crate::cuda::{CudaDevice, args};
-use crate::{DType, Result, Tensor, TensorMut};
-use kernels_gpu::KernelSpec;
+use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::rms_norm::*;
 
-/// The kernel for rows of this length.
-fn select(cols: u32, dtype: DType) -> KernelSpec {
-    let [f32, f16] = if cols <= MAX_WARP_COLS {
-        [WARP_F32, WARP_F16]
-    } else if cols <= MAX_BLOCK_COLS {
-        [BLOCK_F32, BLOCK_F16]
-    } else {
-        [STREAM_F32, STREAM_F16]
-    };
-    if dtype == DType::F16 { f16 } else { f32 }
-}
+const KERNELS: Kernels =
+    Kernels { warp: [WARP_F32, WARP_F16], block: [BLOCK_F32, BLOCK_F16], stream: [STREAM_F32, STREAM_F16] };
 
 pub(crate) fn rms_norm(
     device: &CudaDevice,
@@ -30,20 +21,12 @@ pub(crate) fn rms_norm(
     if cols == 0 {
         return Ok(());
     }
-    let (spec, size) = (select(cols, x.dtype()), x.dtype().size());
+    let dtype = x.dtype();
     let (y, x, weight) = (y.address(), x.address(), weight.address());
-    let vectors = u32::from(vectors::rows_aligned(cols, size, &[y, x, weight]));
+    let vectors = u32::from(vectors::rows_aligned(cols, dtype.size(), &[y, x, weight]));
     // SAFETY: `ops::rms_norm_into` has checked that x and y are contiguous [rows, cols] and the weight [cols] of the
-    // kernel's type on this stream, of less than 2³¹ elements, and a TensorMut overlaps nothing; `select` has compared
-    // cols with the kernel's limit.
-    unsafe {
-        if cols <= MAX_WARP_COLS {
-            let grid = [rows.div_ceil(ROWS_PER_BLOCK), 1, 1];
-            device.launch(&spec, grid, args![y, x, weight, rows, cols, eps, vectors])
-        } else {
-            device.launch(&spec, [rows, 1, 1], args![y, x, weight, cols, eps, vectors])
-        }
-    }
+    // kernel's type on this stream, of less than 2³¹ elements, and a TensorMut overlaps nothing; cols > 0.
+    unsafe { KERNELS.launch(device, (rows, cols), dtype, args![y, x, weight, rows, cols, eps, vectors]) }
 }
 
 /// The textbook kernel, for benches.
@@ -58,17 +41,4 @@ pub(crate) fn textbook(
     let arguments = args![y.address(), x.address(), weight.address(), cols as u32, eps];
     // SAFETY: the case that calls this has passed `ops::rms_norm_into`, which checks all that the kernel asks for.
     unsafe { device.launch(&TEXTBOOK_F32, [rows as u32, 1, 1], arguments) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernel_follows_the_length_of_rows() {
-        assert_eq!(select(MAX_WARP_COLS, DType::F32), WARP_F32);
-        assert_eq!(select(MAX_WARP_COLS + 1, DType::F16), BLOCK_F16);
-        assert_eq!(select(MAX_BLOCK_COLS, DType::F32), BLOCK_F32);
-        assert_eq!(select(MAX_BLOCK_COLS + 1, DType::F16), STREAM_F16);
-    }
 }

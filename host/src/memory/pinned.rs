@@ -271,7 +271,7 @@ impl DeviceBuffer {
     pub fn upload_pageable(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         let _turn = self.outside_capture("upload")?;
         let address = self.range("upload", offset, source.len())?;
-        self.device().synchronize()?; // the copy below is on no stream of ours
+        self.device().stream().synchronize()?; // the copy below is on no stream of ours
         // SAFETY: the range is inside this buffer (checked above); the call returns when the copy is done.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(address, source.as_ptr().cast(), source.len()) })
     }
@@ -281,7 +281,7 @@ impl DeviceBuffer {
 fn settle(device: &CudaDevice, buffer: PinnedBuffer, queued: Result<()>) -> Result<PinnedBuffer> {
     if let Err(error) = queued.and_then(|()| buffer.copied_on(device)) {
         // The copy may be under way without an event that says when it ends.
-        if device.synchronize().is_err() {
+        if device.stream().synchronize().is_err() {
             std::mem::forget(buffer);
         }
         return Err(error);

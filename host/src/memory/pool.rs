@@ -5,7 +5,7 @@
 //!
 //! 1. what the stream itself has freed;
 //! 2. what anyone may use because its events are known to have been reached;
-//! 3. a new segment from upstream, a little larger than asked for, then just as large;
+//! 3. a new segment from upstream, a large one if the block is small, else just as large;
 //! 4. if upstream refuses: the best fit among other streams' blocks, behind an event on the GPU; then all their free
 //!    memory, which merges;
 //! 5. unused segments go back, and upstream is asked once more;
@@ -27,10 +27,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Segments are multiples of this: the granularity in which drivers map memory.
 const SEGMENT: usize = 2 << 20;
-/// A pool grows by at least this part of what it has, so that memory stays in large segments...
-const GROWTH: usize = 16;
-/// ...but asks for no more than this beyond the need.
-const MAX_SLACK: usize = 64 << 20;
+/// A pool grows by at least this part of what it has, so that few segments are cut into many blocks: with a segment for each
+/// need, a forward pass leaves a quarter of what is reserved in pieces too small for the next...
+const GROWTH: usize = 4;
+/// ...but by no more than this, unless more is needed.
+const SHARED_SEGMENT: usize = 64 << 20;
 
 /// Memory in stream order over an upstream, for any number of threads and streams.
 pub struct MemoryPool<T: Timeline, U: Upstream<T::Stream>> {
@@ -369,9 +370,9 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
             }
         }
         let segment = segment_for(need);
-        let slack = (state.statistics.reserved / GROWTH).min(MAX_SLACK) / SEGMENT * SEGMENT;
-        let refusal = match self.grow(state, segment + slack, stream, home) {
-            Err(Error::OutOfMemory { .. }) if slack > 0 => self.grow(state, segment, stream, home),
+        let shared = (state.statistics.reserved / GROWTH).min(SHARED_SEGMENT).next_multiple_of(SEGMENT);
+        let refusal = match self.grow(state, segment.max(shared), stream, home) {
+            Err(Error::OutOfMemory { .. }) if shared > segment => self.grow(state, segment, stream, home),
             other => other,
         };
         let refusal = match refusal {
@@ -585,7 +586,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> Drop for MemoryPool<T, U> {
 /// The size of the block for a request; `None` if it overflows.
 fn rounded(bytes: usize) -> Option<usize> {
     let block = slab::class(bytes).or_else(|| bytes.checked_next_multiple_of(UNIT))?;
-    let room = isize::MAX as usize - MAX_SLACK - 2 * SEGMENT;
+    let room = isize::MAX as usize - 2 * SEGMENT;
     (block <= room).then_some(block)
 }
 

@@ -118,7 +118,7 @@ impl Simulated {
         let mut state = self.lock();
         // A place can be had again once the host knows that nothing is left of its last stream.
         let done = |place: usize, stream: &Stream| {
-            stream.destroyed && state.host.get(place).is_some_and(|&known| known >= stream.issued)
+            stream.destroyed && state.host.get(place).copied().unwrap_or(0) >= stream.issued
         };
         let old = state.streams.iter().enumerate().position(|(place, stream)| done(place, stream));
         if let Some(place) = old {

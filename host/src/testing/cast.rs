@@ -22,7 +22,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         }
         cases.extend(misaligned::both(&case(3, 347)));
         cases.push(Box::new(Cast { special: true, ..case(2, 24) }));
-        cases.push(Box::new(Cast { purpose: Purpose::Bench, ..case(8192, 4096) }));
+        for (rows, cols) in [(1, 4096), (8192, 4096)] {
+            cases.push(Box::new(Cast { purpose: Purpose::Bench, ..case(rows, cols) }));
+        }
     }
     cases.push(Box::new(Cast {
         rows: 3,

@@ -79,6 +79,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             dtype,
             purpose: Purpose::Bench,
         };
+        cases.push(Box::new(bench(&[64, 64], &[])));
         cases.push(Box::new(bench(&[8192, 8192], &[])));
         cases.push(Box::new(bench(&[8192, 8192], &[(0, 8192), (64, 4096)])));
         cases.push(Box::new(Copy { swap: Some((0, 1)), ..bench(&[4096, 16, 128], &[]) }));

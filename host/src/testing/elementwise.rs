@@ -66,7 +66,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             cases.push(Box::new(Elementwise { data: Data::Special, ..case(2, 16) }));
             cases.push(Box::new(Elementwise { data: Data::Grid, ..case(3, 1111) }));
         }
-        for (rows, cols) in [(1024, 2048), (8192, 2048), (8192, 4096)] {
+        for (rows, cols) in [(1, 4096), (1024, 2048), (8192, 2048), (8192, 4096)] {
             for dtype in [DType::F32, DType::F16] {
                 let (purpose, data) = (Purpose::Bench, Data::Normal);
                 let case = Elementwise { op, rows, cols, bias: false, dtype, purpose, data };

@@ -27,6 +27,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         }
         add(5, 36, 20, dtype, Purpose::Test, true);
         add(0, 8, 3, dtype, Purpose::Test, true);
+        add(151_936, 2048, 1, dtype, Purpose::Bench, false);
         add(151_936, 2048, 4096, dtype, Purpose::Bench, false);
     }
     cases

@@ -46,13 +46,14 @@ pub fn cases() -> Vec<Box<dyn Case>> {
                 (5, 1032),
                 (2, 4099),
                 (1, 20000),
+                (2, 40963),
             ] {
                 cases.push(Box::new(case(rows, cols, Data::Normal)) as Box<dyn Case>);
             }
-            for (rows, cols) in [(17, 128), (5, 1000), (3, 2056)] {
+            for (rows, cols) in [(17, 128), (5, 1000), (3, 2056), (3, 20000)] {
                 cases.push(Box::new(case(rows, cols, Data::Integers)));
             }
-            for cols in [5, 40, 1500, 1600] {
+            for cols in [5, 40, 1500, 1600, 9000] {
                 if op != Op::Sum {
                     cases.push(Box::new(case(6, cols, Data::Special)));
                 }
@@ -62,7 +63,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             }
             cases.extend(misaligned::both(&case(5, 96, Data::Normal)));
             cases.extend(misaligned::both(&case(2, 1040, Data::Normal)));
-            for (rows, cols) in [(1, 151936), (8192, 128), (8192, 4096)] {
+            for (rows, cols) in [(1, 4096), (1, 151936), (32, 151936), (8192, 128), (8192, 4096)] {
                 cases.push(Box::new(Reduce { purpose: Purpose::Bench, ..case(rows, cols, Data::Normal) }));
             }
         }

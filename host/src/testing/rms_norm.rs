@@ -38,6 +38,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             (2, 1024),
             (3, 1025),
             (5, 2048),
+            (3, 3333),
             (2, 4099),
             (2, 8192),
             (2, 8193),
@@ -52,7 +53,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         for cols in [96, 1040, 8208] {
             cases.extend(misaligned::both(&case(3, cols, Data::Normal)));
         }
-        for (rows, cols) in [(1024, 2048), (8192, 2048), (8192, 4096)] {
+        for (rows, cols) in [(1, 2048), (1024, 2048), (8192, 2048), (8192, 4096)] {
             cases.push(Box::new(RmsNorm { purpose: Purpose::Bench, ..case(rows, cols, Data::Normal) }));
         }
         cases.push(Box::new(RmsNorm { purpose: Purpose::Bench, ..case(32768, 128, Data::Normal) }));

@@ -1,8 +1,9 @@
 //! Rotary position embedding.
 
-use super::{Case, HostTensor, Purpose, Tolerance, data};
+use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
 use crate::{DType, Result, Shape, Tensor, TensorMut, ops};
 
+#[derive(Clone)]
 struct Rope {
     seq: usize,
     heads: usize,
@@ -25,7 +26,12 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             add(seq, heads, dim, dtype, Purpose::Test, heads);
         }
         add(5, 3, 16, dtype, Purpose::Test, 9);
+        add(1, 32, 128, dtype, Purpose::Bench, 32);
         add(4096, 16, 128, dtype, Purpose::Bench, 16);
+    }
+    for dtype in [DType::F32, DType::F16] {
+        let aligned = Rope { seq: 3, heads: 2, dim: 16, dtype, purpose: Purpose::Test, fused: 2 };
+        cases.extend(misaligned::both(&aligned));
     }
     cases
 }

@@ -45,7 +45,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             for dim in [2, 6, 64, 66, 128, 194, 256] {
                 cases.push(case(3, (4, 2), dim, norms));
             }
-            cases.push(case(1, (16, 8), 128, norms));
+            cases.push(case(1, (16, 4), 128, norms));
             cases.push(case(7, (3, 3), 72, norms));
         }
         for (rows, heads, dim) in [(0, (2, 1), 8), (2, (0, 1), 8), (2, (2, 0), 8), (2, (2, 1), 0)] {

@@ -41,10 +41,12 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             (2, 8193),
             (2, 9000),
             (1, 20011),
+            (2, 30000),
+            (1, 40000),
         ] {
             cases.push(Box::new(case(rows, cols, Data::Normal)) as Box<dyn Case>);
         }
-        for cols in [70, 100, 1300, 1500, 8200, 8301] {
+        for cols in [70, 100, 1300, 1500, 8200, 8301, 17000] {
             cases.push(Box::new(case(4, cols, Data::Outliers)));
             cases.push(Box::new(case(4, cols, Data::Masked)));
         }
@@ -52,7 +54,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             cases.extend(misaligned::both(&case(3, cols, Data::Normal)));
         }
     }
-    for (rows, cols) in [(4096, 128), (4096, 1024), (8192, 4096), (4096, 32768), (32, 151936)] {
+    for (rows, cols) in
+        [(16, 256), (4096, 128), (4096, 1024), (8192, 4096), (4096, 32768), (32, 151936), (1, 151936)]
+    {
         let (purpose, data) = (Purpose::Bench, Data::Normal);
         cases.push(Box::new(Softmax { rows, cols, dtype: DType::F32, purpose, data }));
     }

@@ -16,16 +16,27 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::F16] {
         let case = |batch, rows, cols| Transpose { batch, rows, cols, dtype, purpose: Purpose::Test };
-        for (rows, cols) in
-            [(0, 5), (5, 0), (1, 1), (1, 37), (37, 1), (31, 33), (32, 32), (33, 31), (64, 97), (131, 67)]
-        {
+        for (rows, cols) in [
+            (0, 5),
+            (5, 0),
+            (1, 1),
+            (1, 37),
+            (37, 1),
+            (31, 33),
+            (32, 32),
+            (33, 31),
+            (64, 97),
+            (131, 67),
+            (66, 130),
+        ] {
             cases.push(Box::new(case(None, rows, cols)) as Box<dyn Case>);
             cases.push(Box::new(case(Some(3), rows, cols)));
         }
         cases.push(Box::new(case(Some(0), 4, 4)));
         cases.extend(misaligned::both(&case(Some(2), 33, 47)));
+        cases.extend(misaligned::both(&case(None, 34, 66)));
     }
-    for (rows, cols) in [(4096, 4096), (8192, 8192), (4097, 4093)] {
+    for (rows, cols) in [(64, 64), (4096, 4096), (8192, 8192), (4097, 4093)] {
         for dtype in [DType::F32, DType::F16] {
             cases.push(Box::new(Transpose { batch: None, rows, cols, dtype, purpose: Purpose::Bench }));
         }

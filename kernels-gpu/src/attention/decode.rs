@@ -96,10 +96,20 @@ pub const DECODE: [Instances; 3] = [
     ],
 ];
 
+/// Threads of a combine block: column by column, a few times over for that many splits at once.
+const COMBINE_THREADS: u32 = 512;
+/// The most columns.
+const COMBINE_COLUMNS: u32 = 128;
+const COMBINE_WARPS: u32 = COMBINE_THREADS / 32;
+
 /// grid = [b · num_q_heads · q_len]
-pub const COMBINE_F32: KernelSpec = KernelSpec::new("attention_combine_f32", THREADS);
+pub const COMBINE_F32: KernelSpec = combine_spec("attention_combine_f32");
 /// As [`COMBINE_F32`].
-pub const COMBINE_F16: KernelSpec = KernelSpec::new("attention_combine_f16", THREADS);
+pub const COMBINE_F16: KernelSpec = combine_spec("attention_combine_f16");
+
+const fn combine_spec(name: &'static str) -> KernelSpec {
+    KernelSpec::new(name, COMBINE_THREADS).shared_bytes(4 * (COMBINE_THREADS + COMBINE_WARPS)).shuffles(2 * 5)
+}
 
 const fn specs() -> [KernelSpec; 20] {
     let mut specs = [COMBINE_F32; 20];
@@ -377,35 +387,64 @@ unsafe fn combine<T: Element>(
     d: u32,
     splits: u32,
 ) {
-    let (row, column) = (thread::block_idx_x(), thread::thread_idx_x());
-    if column >= head_dim {
-        return; // no barrier follows
-    }
+    let totals = shared::declare::<f32, { COMBINE_THREADS as usize }>();
+    let scratch = shared::declare::<f32, { COMBINE_WARPS as usize }>();
+    let (row, tid) = (thread::block_idx_x(), thread::thread_idx_x());
+    let (column, team) = (tid % COMBINE_COLUMNS, tid / COMBINE_COLUMNS);
     let width = partial_elements(d) as usize;
     // SAFETY: the records of this row: `splits` of them, the first two words of the state written, and the columns
-    // below head_dim.
+    // below head_dim. All threads are here until after the barrier.
     unsafe {
         let records = partial.add(row as usize * splits as usize * width);
         let state = |split: u32| records.add(split as usize * width + d as usize);
-        let mut max = f32::NEG_INFINITY;
-        let mut split = 0;
+
+        // m and l: a split per thread
+        let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
+        let mut split = tid;
         while split < splits {
-            max = max.max(f32::load(state(split)));
-            split += 1;
+            let (m, l) = (f32::load(state(split)), f32::load(state(split).add(1)));
+            let next = max.max(m);
+            sum = sum * exp2(max - base(next)) + l * exp2(m - base(next));
+            max = next;
+            split += COMBINE_THREADS;
         }
-        let (mut total, mut sum) = (0.0, 0.0);
-        split = 0;
-        while split < splits {
-            let weight = exp2(f32::load(state(split)) - base(max));
-            sum = fma(weight, f32::load(state(split).add(1)), sum);
-            total = fma(weight, f32::load(records.add(split as usize * width + column as usize)), total);
-            split += 1;
+        let own = max;
+        let max = base(reduce::block(max, COMBINE_WARPS, scratch, f32::max));
+        let sum = reduce::block(sum * exp2(own - max), COMBINE_WARPS, scratch, |a, b| a + b);
+
+        // acc: each team of threads every TEAMS-th split, four of them in flight
+        const TEAMS: u32 = COMBINE_THREADS / COMBINE_COLUMNS;
+        let mut total = 0.0;
+        if column < head_dim {
+            split = team;
+            while split < splits {
+                let (mut m, mut acc) = ([f32::NEG_INFINITY; 4], [0.0; 4]);
+                unroll!(J < 4 {
+                    let split = split + J as u32 * TEAMS;
+                    if split < splits {
+                        m[J] = f32::load(state(split));
+                        acc[J] = f32::load(records.add(split as usize * width + column as usize));
+                    }
+                });
+                unroll!(J < 4 { total = fma(exp2(m[J] - max), acc[J], total); });
+                split += 4 * TEAMS;
+            }
+        }
+        totals.set(tid, total);
+        thread::sync_threads();
+        if tid >= head_dim {
+            return; // no barrier follows
+        }
+        let mut team = 1;
+        while team < TEAMS {
+            total += totals.get(team * COMBINE_COLUMNS + tid);
+            team += 1;
         }
         let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
         not_zero(num_q_heads); // the row exists
         not_zero(q_len);
         let head = row / q_len;
-        let at = strides.offset(head / num_q_heads, head % num_q_heads) + row % q_len * strides.row + column;
+        let at = strides.offset(head / num_q_heads, head % num_q_heads) + row % q_len * strides.row + tid;
         *out.add(at as usize) = T::from_f32(total * factor);
     }
 }
@@ -472,7 +511,7 @@ macro_rules! combine_kernels {
         /// # Safety
         /// `partial` as the decode kernels wrote it for `splits` splits and the instance's head_dim `d`; `out` as theirs.
         /// Launched as [`COMBINE_F32`] says.
-        #[kernel(launch_bounds(THREADS))]
+        #[kernel(launch_bounds(COMBINE_THREADS))]
         pub unsafe fn $name(
             out: *mut $t, partial: *const f32, out_batch: u32, out_head: u32, out_row: u32,
             num_q_heads: u32, q_len: u32, head_dim: u32, d: u32, splits: u32,

@@ -16,7 +16,8 @@
 //! How the code departs from it:
 //! 1. Exponents are base 2, the factor log2 e is in `scale`.
 //! 2. Q is not kept: Q and K come through shared memory in chunks of BK = 16 of the head's extent, V in chunks of
-//!    16 keys, so that 32 KB of shared memory hold any head_dim, and three blocks fit on a multiprocessor.
+//!    16 keys, so that 32 KB of shared memory hold any head_dim. Registers are for two blocks on a multiprocessor: with
+//!    those of three the compiler loads less far ahead, which costs more than a third block brings.
 //! 3. The next chunk is loaded into registers while this one is computed.
 //! 4. m and l live in shared memory, a copy per thread: registers are for O, S and the operands.
 //! 5. A thread owns rows 16·warp + ty + 2i (i < 8), keys tx + 16j (j < 4) of S and columns 4·tx + 64g + (0..4) of O,
@@ -65,16 +66,16 @@ const fn spec(name: &'static str, min_blocks: u32) -> KernelSpec {
 
 /// head_dim ≤ 64: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK)], by [`Types`](super::Types).
 pub const PREFILL_D64: [KernelSpec; 3] = [
-    spec("attention_prefill_d64_f32", 3),
-    spec("attention_prefill_d64_f16", 3),
-    spec("attention_prefill_d64_f32_f16", 3),
+    spec("attention_prefill_d64_f32", 2),
+    spec("attention_prefill_d64_f16", 2),
+    spec("attention_prefill_d64_f32_f16", 2),
 ];
 
 /// head_dim ≤ 128; else as [`PREFILL_D64`].
 pub const PREFILL_D128: [KernelSpec; 3] = [
-    spec("attention_prefill_d128_f32", 3),
-    spec("attention_prefill_d128_f16", 3),
-    spec("attention_prefill_d128_f32_f16", 3),
+    spec("attention_prefill_d128_f32", 2),
+    spec("attention_prefill_d128_f16", 2),
+    spec("attention_prefill_d128_f32_f16", 2),
 ];
 
 /// All kernels of this file.
@@ -141,8 +142,9 @@ unsafe fn store_state(state: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
     }
 }
 
-/// Four chunk vectors on their way from global to shared memory: Q, Q, K, K, or V.
-type Staged = [[f32; 4]; 4];
+/// Four chunk vectors on their way from global to shared memory, as they lay there: Q, Q, K, K, or V. Converting them
+/// here would wait for the loads before the chunk in hand is computed.
+type Staged = [[u32; 4]; 4];
 
 /// One head's operands, and what this thread loads of them.
 struct Loader<TQ, TKV> {
@@ -179,10 +181,10 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         // multiple of eight.
         unsafe {
             [
-                TQ::load4(self.q.add(q_at(q))),
-                TQ::load4(self.q.add(q_at(q + 32))),
-                TKV::load4(self.k.add(k_at(k))),
-                TKV::load4(self.k.add(k_at(k + 32))),
+                TQ::load4_words(self.q.add(q_at(q))),
+                TQ::load4_words(self.q.add(q_at(q + 32))),
+                TKV::load4_words(self.k.add(k_at(k))),
+                TKV::load4_words(self.k.add(k_at(k + 32))),
             ]
         }
     }
@@ -199,14 +201,14 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         let last = self.kv_len - 1;
         let row_at = |pass: u32| (row + pass * (THREADS / per_key)).min(last) * self.v_row;
         let at = |pass: u32| (self.v_head + row_at(pass) + column) as usize;
-        let mut staged = [[0.0; 4]; 4];
+        let mut staged = [[0; 4]; 4];
         // SAFETY: as in `qk`.
         unsafe {
-            staged[0] = TKV::load4(self.v.add(at(0)));
-            staged[1] = TKV::load4(self.v.add(at(1)));
+            staged[0] = TKV::load4_words(self.v.add(at(0)));
+            staged[1] = TKV::load4_words(self.v.add(at(1)));
             if G == 2 {
-                staged[2] = TKV::load4(self.v.add(at(2)));
-                staged[3] = TKV::load4(self.v.add(at(3)));
+                staged[2] = TKV::load4_words(self.v.add(at(2)));
+                staged[3] = TKV::load4_words(self.v.add(at(3)));
             }
         }
         staged
@@ -221,17 +223,17 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
     unsafe fn put_qk(&self, place: Place, chunk: Shared<f32>, mut staged: Staged, column: u32) {
         let (row, part) = (place.tid / 4, place.tid % 4);
         if column + part * 4 >= self.head_dim {
-            staged[0] = [0.0; 4];
-            staged[1] = [0.0; 4];
+            staged[0] = [0; 4]; // 0.0 in either type
+            staged[1] = [0; 4];
         }
         let at = chunk.at(row * BK + (part ^ (row / 2 % 4)) * 4);
         // SAFETY: rows below 64 and columns below 16 of two arrays [64, 16]; each thread its own elements. Rows 32
         // apart have the same (row / 2) mod 4.
         unsafe {
-            at.set4(0, staged[0]);
-            at.set4(32 * BK, staged[1]);
-            at.set4(BM * BK, staged[2]);
-            at.set4((BM + 32) * BK, staged[3]);
+            at.set4(0, TQ::from_words(staged[0]));
+            at.set4(32 * BK, TQ::from_words(staged[1]));
+            at.set4(BM * BK, TKV::from_words(staged[2]));
+            at.set4((BM + 32) * BK, TKV::from_words(staged[3]));
         }
     }
 
@@ -247,11 +249,11 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         let at = chunk.at(column / 16 * (BK * 64) + row * 64 + column % 16 * 4);
         // SAFETY: keys below 16 and columns below 64 G of [G, 16, 64]; each thread its own elements.
         unsafe {
-            at.set4(0, staged[0]);
-            at.set4(pass, staged[1]);
+            at.set4(0, TKV::from_words(staged[0]));
+            at.set4(pass, TKV::from_words(staged[1]));
             if G == 2 {
-                at.set4(2 * pass, staged[2]);
-                at.set4(3 * pass, staged[3]);
+                at.set4(2 * pass, TKV::from_words(staged[2]));
+                at.set4(3 * pass, TKV::from_words(staged[3]));
             }
         }
     }
@@ -372,7 +374,7 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
         store_state(m_state, [f32::NEG_INFINITY; 8]);
         store_state(l_state, [0.0; 8]);
     }
-    let mut staged = [[0.0; 4]; 4];
+    let mut staged = [[0; 4]; 4];
     if tiles > 0 {
         // SAFETY: there is a key, and the grid has no block without a query.
         staged = unsafe { load.qk(place, 0, 0) };
@@ -548,10 +550,10 @@ macro_rules! kernels {
 }
 
 kernels! {
-    attention_prefill_d64_f32: f32, f32, 1, 3;
-    attention_prefill_d64_f16: F16, F16, 1, 3;
-    attention_prefill_d64_f32_f16: f32, F16, 1, 3;
-    attention_prefill_d128_f32: f32, f32, 2, 3;
-    attention_prefill_d128_f16: F16, F16, 2, 3;
-    attention_prefill_d128_f32_f16: f32, F16, 2, 3;
+    attention_prefill_d64_f32: f32, f32, 1, 2;
+    attention_prefill_d64_f16: F16, F16, 1, 2;
+    attention_prefill_d64_f32_f16: f32, F16, 1, 2;
+    attention_prefill_d128_f32: f32, f32, 2, 2;
+    attention_prefill_d128_f16: F16, F16, 2, 2;
+    attention_prefill_d128_f32_f16: f32, F16, 2, 2;
 }

@@ -5,6 +5,9 @@
 //! coalesced either way.
 
 use super::vector::Vector;
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
+use cuda_std::gpu_only;
 
 /// The columns of a row that belong to one thread.
 #[derive(Clone, Copy)]
@@ -70,6 +73,36 @@ impl Columns {
             }
         }
         values
+    }
+
+    /// Asks the L2 cache for the thread's vector in group `i`, if it has one. No register waits for it.
+    #[gpu_only]
+    #[inline(always)]
+    pub fn prefetch<T: Vector>(self, row: *const T, i: u32) {
+        let start = self.column(i, 0);
+        if self.vectors && start < self.cols {
+            let pointer = row.wrapping_add(start as usize);
+            // SAFETY: a hint, which reads nothing.
+            unsafe {
+                asm!("prefetch.global.L2 [{}];", in(reg64) pointer, options(nostack, preserves_flags, readonly));
+            }
+        }
+    }
+
+    /// Subtracts `x` from the thread's values in group `i`; what is beyond the row is zero and stays so.
+    #[inline(always)]
+    pub fn centre<T: Vector>(self, i: u32, values: T::Values, x: f32) -> T::Values {
+        if self.vectors {
+            // vectors are inside the row or beyond it as a whole
+            let x = if self.is_valid(i, 0) { x } else { 0.0 };
+            return T::map(values, |value| value - x);
+        }
+        let mut j = 0;
+        T::map(values, |value| {
+            let centred = if self.is_valid(i, j) { value - x } else { 0.0 };
+            j += 1;
+            centred
+        })
     }
 
     /// Writes the thread's values of group `i`; those of padding are left out.

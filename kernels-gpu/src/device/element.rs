@@ -45,6 +45,15 @@ pub trait Element: Copy + 'static {
     /// The values of [`load4_packed`](Self::load4_packed).
     fn unpack4(packed: Self::Packed4) -> [f32; 4];
 
+    /// Four elements by one load through the read-only path, as they lie in memory; behind two words of them zeros.
+    ///
+    /// # Safety
+    /// As [`load4`](Self::load4).
+    unsafe fn load4_words(pointer: *const Self) -> [u32; 4];
+
+    /// The values of [`load4_words`](Self::load4_words).
+    fn from_words(words: [u32; 4]) -> [f32; 4];
+
     /// Four elements by one store.
     ///
     /// # Safety
@@ -181,6 +190,17 @@ impl Element for f32 {
     }
 
     #[inline(always)]
+    unsafe fn load4_words(pointer: *const Self) -> [u32; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { load_4_words(pointer.cast()) }
+    }
+
+    #[inline(always)]
+    fn from_words(words: [u32; 4]) -> [f32; 4] {
+        words.map(f32::from_bits)
+    }
+
+    #[inline(always)]
     fn zero4() -> [f32; 4] {
         [0.0; 4]
     }
@@ -242,6 +262,18 @@ impl Element for F16 {
     unsafe fn load4_packed(pointer: *const Self) -> [u32; 2] {
         // SAFETY: as the caller promises.
         unsafe { load_2_words(pointer.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load4_words(pointer: *const Self) -> [u32; 4] {
+        // SAFETY: as the caller promises.
+        let [low, high] = unsafe { load_2_words(pointer.cast()) };
+        [low, high, 0, 0]
+    }
+
+    #[inline(always)]
+    fn from_words([low, high, ..]: [u32; 4]) -> [f32; 4] {
+        Self::unpack4([low, high])
     }
 
     #[inline(always)]

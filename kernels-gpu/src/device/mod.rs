@@ -7,6 +7,7 @@ pub mod int8;
 pub mod math;
 pub mod order;
 pub mod reduce;
+pub mod rows;
 pub mod shared;
 pub mod textbook;
 pub mod vector;

@@ -21,8 +21,8 @@ pub unsafe fn warp<T: WarpShuffleValue>(mut value: T, width: u32, combine: impl 
     value
 }
 
-/// Combines `value` over a one-dimensional block of `warps` full warps (at most 32); the result is valid in all
-/// threads. `scratch` holds `warps` elements and may be used again after the call.
+/// Combines `value` over a one-dimensional block of `warps` full warps (a multiple of 4, at most 32); the result is valid
+/// in all threads. `scratch` holds `warps` elements, 16-byte aligned, and may be used again after the call.
 ///
 /// # Safety
 /// All threads of the block call it together.
@@ -33,21 +33,50 @@ pub unsafe fn block<T: WarpShuffleValue + Word>(
     scratch: Shared<T>,
     combine: impl Fn(T, T) -> T,
 ) -> T {
+    // SAFETY: as the caller promises.
+    let [total] = unsafe { block_each([value], warps, scratch, combine) };
+    total
+}
+
+/// [`block`] for each of several values at the price of one's barriers; `scratch` holds `N * warps` elements.
+///
+/// # Safety
+/// As [`block`].
+#[inline(always)]
+pub unsafe fn block_each<T: WarpShuffleValue + Word, const N: usize>(
+    values: [T; N],
+    warps: u32,
+    scratch: Shared<T>,
+    combine: impl Fn(T, T) -> T,
+) -> [T; N] {
     // SAFETY: all threads are here, as the caller promises; between the barriers only lane 0 of each warp writes its
-    // own element, and after the second nobody reads.
+    // own elements, and after the second nobody reads.
     unsafe {
-        let value = warp(value, 32, &combine);
+        let values = values.map(|value| warp(value, 32, &combine));
         if lane_id() == 0 {
-            scratch.set(thread_idx_x() / 32, value);
+            let mut own = thread_idx_x() / 32;
+            for value in values {
+                scratch.set(own, value);
+                own += warps;
+            }
         }
         sync_threads();
-        let mut total = scratch.get(0);
-        let mut index = 1;
-        while index < warps {
-            total = combine(total, scratch.get(index));
-            index += 1;
-        }
+        let mut first = 0;
+        let totals = values.map(|_| {
+            let four = |index| {
+                let [a, b, c, d] = scratch.get4(first + index);
+                combine(combine(a, b), combine(c, d))
+            };
+            let mut total = four(0);
+            let mut index = 4;
+            while index < warps {
+                total = combine(total, four(index));
+                index += 4;
+            }
+            first += warps;
+            total
+        });
         sync_threads();
-        total
+        totals
     }
 }

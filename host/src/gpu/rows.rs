@@ -1,0 +1,107 @@
+//! Which kernel the ops over rows take for a length of rows, and its grid; and how long rows are cut up.
+
+use super::vectors;
+use crate::DType;
+use crate::Result;
+use crate::cuda::{Arg, CudaDevice};
+use kernels_gpu::KernelSpec;
+use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, row_threads};
+
+/// An op's kernels for short, middling and long rows, in f32 and f16. All take the same arguments.
+pub(super) struct Kernels {
+    pub warp: [KernelSpec; 2],
+    pub block: [KernelSpec; 2],
+    pub stream: [KernelSpec; 2],
+}
+
+impl Kernels {
+    /// The kernel for rows of this length.
+    fn select(&self, cols: u32, dtype: DType) -> KernelSpec {
+        let of_type = usize::from(dtype == DType::F16);
+        match cols {
+            ..=MAX_WARP_COLS => self.warp[of_type],
+            ..=MAX_BLOCK_COLS => self.block[of_type].of_threads(row_threads(cols)),
+            _ => self.stream[of_type],
+        }
+    }
+
+    /// Launches it.
+    ///
+    /// # Safety
+    /// As [`CudaDevice::launch`]; what the kernel asks of the length of rows and of its grid is seen to here.
+    pub unsafe fn launch(
+        &self,
+        device: &CudaDevice,
+        (rows, cols): (u32, u32),
+        dtype: DType,
+        arguments: &[Arg],
+    ) -> Result<()> {
+        let spec = self.select(cols, dtype);
+        let (spec, blocks) =
+            if cols <= MAX_WARP_COLS { by_warps(device, &spec, rows)? } else { (spec, rows) };
+        // SAFETY: as the caller promises.
+        unsafe { device.launch(&spec, [blocks, 1, 1], arguments) }
+    }
+}
+
+/// A kernel of which every warp takes a row, in blocks of the size that suits so many rows, and how many there are.
+pub(super) fn by_warps(device: &CudaDevice, spec: &KernelSpec, rows: u32) -> Result<(KernelSpec, u32)> {
+    let spec = device.rows_spec(spec, rows)?;
+    Ok((spec, rows.div_ceil(spec.threads() / 32)))
+}
+
+/// The fewest columns of a part: what a block reads at once, and long enough that a second launch pays.
+const MIN_PART_COLS: u32 = 4096;
+/// Blocks wanted for each multiprocessor where rows are cut up.
+const BLOCKS_PER_SM: u32 = 2;
+
+/// Into how many parts rows are cut so that they fill the device, and how long these are; one part where the rows do by
+/// themselves. Parts begin at a multiple of every vector's length.
+pub(super) fn parts(rows: u32, cols: u32, multiprocessors: u32) -> (u32, u32) {
+    let wanted = (BLOCKS_PER_SM * multiprocessors / rows.max(1)).max(1);
+    let part_cols = cols.div_ceil(wanted).max(MIN_PART_COLS).next_multiple_of(vectors::len(size_of::<u16>()));
+    if rows >= multiprocessors || part_cols >= cols {
+        (1, cols)
+    } else {
+        (cols.div_ceil(part_cols), part_cols)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels_gpu::{layer_norm, softmax};
+
+    const KERNELS: Kernels = Kernels {
+        warp: [layer_norm::WARP_F32, layer_norm::WARP_F16],
+        block: [layer_norm::BLOCK_F32, layer_norm::BLOCK_F16],
+        stream: [softmax::STREAM_F32, softmax::STREAM_F16],
+    };
+
+    #[test]
+    fn the_kernel_follows_the_length_of_rows() {
+        assert_eq!(KERNELS.select(1, DType::F32), KERNELS.warp[0]);
+        assert_eq!(KERNELS.select(MAX_WARP_COLS, DType::F16), KERNELS.warp[1]);
+        assert_eq!(KERNELS.select(MAX_WARP_COLS + 1, DType::F32), KERNELS.block[0].of_threads(128));
+        assert_eq!(KERNELS.select(2048, DType::F32), KERNELS.block[0].of_threads(128));
+        assert_eq!(KERNELS.select(2049, DType::F16), KERNELS.block[1].of_threads(256));
+        assert_eq!(KERNELS.select(MAX_BLOCK_COLS, DType::F32), KERNELS.block[0]);
+        assert_eq!(KERNELS.select(MAX_BLOCK_COLS + 1, DType::F16), KERNELS.stream[1]);
+    }
+
+    #[test]
+    fn few_long_rows_are_cut_into_parts_that_cover_them() {
+        assert_eq!(parts(1, 151_936, 20), (38, 4096));
+        assert_eq!(parts(32, 151_936, 132), (8, 18_992));
+        assert_eq!(parts(1, MIN_PART_COLS, 20), (1, MIN_PART_COLS), "short");
+        assert_eq!(parts(20, 1 << 20, 20), (1, 1 << 20), "enough rows");
+        assert_eq!(parts(0, 5, 20), (1, 5));
+        for cols in [4097, 8191, 10_000, 20_011, 1 << 20] {
+            for rows in [1, 2, 7, 19] {
+                let (parts, part_cols) = parts(rows, cols, 20);
+                assert!(parts == 1 || part_cols % 8 == 0, "{rows} {cols}");
+                assert!((parts - 1) * part_cols < cols && cols <= parts * part_cols, "{rows} {cols}");
+            }
+        }
+    }
+}
