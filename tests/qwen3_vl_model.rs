@@ -136,11 +136,30 @@ fn a_prompt_in_pieces_gives_the_same_answer() {
     let visuals = [picture("wide.png"), picture("square.png")];
     let whole = answer(&load(&tiny(), &Device::Cpu, DType::F32), &visuals, "Compare.", &options(12));
     for tokens_per_pass in [1, 7, 20] {
-        let pieces = LoadOptions { dtype: DType::F32, quantize: None, tokens_per_pass };
+        let pieces = LoadOptions { tokens_per_pass, ..LoadOptions::for_device(&Device::Cpu) };
         let model = Qwen3Vl::load_with(tiny(), &Device::Cpu, pieces, |_| {}).unwrap();
         let found = answer(&model, &visuals, "Compare.", &options(12));
         assert_eq!(found.ids, whole.ids, "{tokens_per_pass} tokens per pass");
     }
+}
+
+/// Keys and values in f16 take half the memory and move the logits by as much as f16 rounds.
+#[test]
+fn a_cache_in_half_precision_stays_close() {
+    let run = &cases::load(&tiny()).unwrap().unwrap()[0];
+    let device = Device::Cpu;
+    let model = |cache| {
+        let options = LoadOptions { cache, ..LoadOptions::for_device(&device) };
+        Qwen3Vl::load_with(tiny(), &device, options, |_| {}).unwrap()
+    };
+    let (whole, half) = (model(DType::F32), model(DType::F16));
+    let worst = check_run(&half, run).unwrap().worst("logits").unwrap();
+    assert!((1e-5..2e-3).contains(&worst), "{worst:e}");
+    let bytes = |model| answer(model, &[], "Hello?", &options(4)).statistics.cache_bytes;
+    assert_eq!(bytes(&whole), 2 * bytes(&half));
+    let refused = LoadOptions { cache: DType::U32, ..LoadOptions::for_device(&device) };
+    let refused = Qwen3Vl::load_with(tiny(), &device, refused, |_| {}).err();
+    assert!(matches!(refused, Some(Error::DType { argument: "cache", .. })), "{refused:?}");
 }
 
 /// On a GPU the pass of a token is replayed; tokens are those of single launches, whatever chooses them, and beyond the

@@ -24,9 +24,13 @@ pub(super) struct ModelArgs {
     /// quantised as they are loaded (8.5 and 4.5 bits a value; q4_k loses less than q4_0), and multiplied by dp4a.
     #[arg(long, value_name = "TYPE")]
     dtype: Option<WeightType>,
+
+    /// What keys and values are stored as: f32, if nothing is said; f16 takes half the memory and rounds them.
+    #[arg(long, value_name = "TYPE")]
+    cache: Option<StorageType>,
 }
 
-/// `--dtype` of a model that is compared with its reference.
+/// `--dtype` of a model that is compared with its reference, and `--cache`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum StorageType {
     F16,
@@ -134,7 +138,8 @@ impl ModelArgs {
 
     pub fn load_options(&self, device: &Device) -> LoadOptions {
         let usual = LoadOptions::for_device(device);
-        self.dtype.map_or(usual, |dtype| dtype.apply(usual))
+        let options = self.dtype.map_or(usual, |dtype| dtype.apply(usual));
+        LoadOptions { cache: self.cache.map_or(usual.cache, StorageType::dtype), ..options }
     }
 
     /// Loads the model, with a progress bar where people watch; gives the time that it took.

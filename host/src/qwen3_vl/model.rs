@@ -15,8 +15,10 @@ use std::path::Path;
 /// How [`Qwen3Vl::load_with`] loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// What matrices, and the keys and values of the cache, are stored as on the device: f32 or f16. All arithmetic is f32.
+    /// What matrices are stored as on the device: f32 or f16. All arithmetic is f32.
     pub dtype: DType,
+    /// What the cache stores keys and values as: f32, or f16 in half the memory, which rounds them.
+    pub cache: DType,
     /// The format that the matrices of linear maps and embeddings are quantised to on the device, in place of `dtype`.
     pub quantize: Option<Format>,
     /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
@@ -24,10 +26,10 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// f32 on the CPU, where conversion costs more than it saves; f16 on a GPU.
+    /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; the cache in f32.
     pub fn for_device(device: &Device) -> Self {
         let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
-        Self { dtype, quantize: None, tokens_per_pass: 1024 }
+        Self { dtype, quantize: None, cache: DType::F32, tokens_per_pass: 1024 }
     }
 }
 
@@ -73,12 +75,16 @@ impl Qwen3Vl {
         let dir = dir.as_ref();
         let processor = Processor::load(dir)?;
         let config = &processor.config;
+        if !options.cache.is_float() {
+            let (argument, expected, found) = ("cache", "f32 or f16".into(), options.cache);
+            return Err(Error::DType { op: "load", argument, expected, found });
+        }
         let mut weights = Weights::open(dir, config, options.dtype, device)?;
         if let Some(format) = options.quantize {
             weights = weights.quantized(format);
         }
         let mut done = |weights: &Weights| progress(weights.progress());
-        let text = TextModel::load(&mut weights, config, device, &mut done)?;
+        let text = TextModel::load(&mut weights, config, device, options.cache, &mut done)?;
         let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;
         if let Some(name) = weights.unused().first() {
             return Err(Error::Checkpoint {

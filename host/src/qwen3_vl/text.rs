@@ -12,8 +12,8 @@ use crate::{DType, Device, Result, Tensor};
 pub struct TextModel {
     config: super::config::TextConfig,
     device: Device,
-    /// What matrices are stored as, and keys and values.
-    dtype: DType,
+    /// What keys and values are stored as.
+    cache: DType,
     embed_tokens: Embedding,
     layers: Vec<TransformerBlock>,
     norm: RmsNorm,
@@ -43,11 +43,12 @@ pub(super) struct Images<'a> {
 }
 
 impl TextModel {
-    /// Takes the language model's tensors; `done` is called behind each layer.
+    /// Takes the language model's tensors; keys and values will be stored as `cache`; `done` is called behind each layer.
     pub(super) fn load(
         weights: &mut Weights,
         config: &Config,
         device: &Device,
+        cache: DType,
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let text = &config.text;
@@ -80,8 +81,8 @@ impl TextModel {
             done(weights);
         }
         let norm = RmsNorm::new(weights.vector("model.language_model.norm.weight")?, text.rms_norm_eps)?;
-        let (config, device, dtype) = (text.clone(), device.clone(), weights.dtype());
-        Ok(Self { config, device, dtype, embed_tokens, layers, norm, lm_head })
+        let (config, device) = (text.clone(), device.clone());
+        Ok(Self { config, device, cache, embed_tokens, layers, norm, lm_head })
     }
 
     /// An empty cache for this model.
@@ -90,7 +91,7 @@ impl TextModel {
     /// A device error.
     pub fn cache(&self) -> Result<KvCache> {
         let (heads, d) = (self.config.num_key_value_heads, self.config.head_dim);
-        KvCache::new(self.layers.len(), heads, d, self.dtype, &self.device)
+        KvCache::new(self.layers.len(), heads, d, self.cache, &self.device)
     }
 
     /// The rotary angles of tokens at these positions: cosines and sines, each [positions, head_dim / 2].

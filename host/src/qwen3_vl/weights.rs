@@ -149,11 +149,6 @@ impl Weights {
         }
     }
 
-    /// The storage type chosen for matrices.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
     /// With the matrices of linear maps and embeddings quantised on the device as they are loaded.
     pub fn quantized(self, format: Format) -> Self {
         Self { format: Some(format), ..self }
