@@ -30,6 +30,9 @@ pub use spec::KernelSpec;
 pub const KERNELS: &[&[KernelSpec]] = &[
     attention::decode::KERNELS,
     attention::prefill::KERNELS,
+    &attention::sparse::block_mean::BLOCK_MEAN,
+    attention::sparse::decode::KERNELS,
+    attention::sparse::prefill::KERNELS,
     attention::textbook::KERNELS,
     cast::KERNELS,
     copy::KERNELS,

@@ -14,6 +14,7 @@ pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
+pub(crate) mod sparse_attention;
 pub(crate) mod transpose;
 
 use crate::{DType, Element, Error, Result, Tensor, TensorMut};

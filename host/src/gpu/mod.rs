@@ -14,5 +14,6 @@ pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod softmax;
+pub(crate) mod sparse_attention;
 pub(crate) mod transpose;
 pub(crate) mod vectors;

@@ -20,6 +20,7 @@ pub(crate) mod reduce;
 mod rms_norm;
 mod rope;
 mod softmax;
+mod sparse_attention;
 pub(crate) mod transpose;
 
 pub use attention::{Attention, attention, attention_into};
@@ -46,4 +47,7 @@ pub use reduce::{sum, sum_into};
 pub use rms_norm::{rms_norm, rms_norm_into};
 pub use rope::{rope, rope_into};
 pub use softmax::{softmax, softmax_into};
+pub use sparse_attention::{DENSE_FROM, Path, PreparedMask, choose_blocks};
+pub use sparse_attention::{block_mean, block_mean_into};
+pub use sparse_attention::{sparse_attention, sparse_attention_into};
 pub use transpose::{transpose, transpose_into};

@@ -21,6 +21,7 @@ mod reduce;
 mod rms_norm;
 mod rope;
 mod softmax;
+mod sparse_attention;
 mod transpose;
 
 pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
@@ -31,6 +32,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     type Cases = fn() -> Vec<Box<dyn Case>>;
     let ops: &[Cases] = &[
         attention::cases,
+        sparse_attention::cases,
         matmul::cases,
         quant::cases,
         kv_cache::cases,
