@@ -117,7 +117,8 @@ fn prefill(
     let wide = problem.head_dim > 64;
     let d = if wide { 128 } else { 64 };
     let spec = if wide { SPARSE_D128 } else { SPARSE_D64 }[types(q.dtype(), k.dtype()) as usize];
-    let (q_len, kv_len, head_dim) = (problem.q_len as u32, problem.kv_len as u32, problem.head_dim as u32);
+    let (q_len, head_dim) = (problem.q_len as u32, problem.head_dim as u32);
+    let last_key = problem.kv_len.saturating_sub(1) as u32;
     let sharing = problem.num_q_heads / lists.heads;
     let columns = problem.batch * sharing; // blocks of one item
     let record = QUERIES * partial_elements(d) as usize;
@@ -156,7 +157,7 @@ fn prefill(
             sharing as u32,
             problem.group() as u32,
             q_len,
-            kv_len,
+            last_key,
             head_dim,
             problem.scale * std::f32::consts::LOG2_E,
         ];

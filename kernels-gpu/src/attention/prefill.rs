@@ -286,6 +286,7 @@ struct Loader<TQ, TKV> {
     k_row: u32,
     v_row: u32,
     q_len: u32,
+    /// The last key; keys behind it are read from it.
     last_key: u32,
     head_dim: u32,
 }

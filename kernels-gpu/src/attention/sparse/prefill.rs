@@ -170,8 +170,8 @@ macro_rules! kernels {
         /// `out`, `q`, `k`, `v`, strides, group, scale_log2: as
         /// [`attention_prefill_d64_f32`](crate::attention::prefill::attention_prefill_d64_f32) has them. `sharing`:
         /// query heads of a mask head. `items`: [`ITEM_WORDS`] words for each block from `first_item` on, with first
-        /// queries below q_len; `tiles`: [`TILE_WORDS`] for each tile that they name and one more, with keys below
-        /// kv_len; `patterns`: 8 for each that the tiles name; all 16-byte aligned. `partial`: f32 [b · blocks along x,
+        /// queries below q_len; `tiles`: [`TILE_WORDS`] for each tile that they name and one more, with keys up to
+        /// last_key, v's last row; `patterns`: 8 for each that the tiles name; all 16-byte aligned. `partial`: f32 [b · blocks along x,
         /// slots, QUERIES, partial_elements(D)], disjoint from all. Launched as the contract of the same name says.
         #[kernel(launch_bounds(THREADS, 3))]
         pub unsafe fn $name(
@@ -181,7 +181,7 @@ macro_rules! kernels {
             q_batch: u32, q_head: u32, q_row: u32,
             k_batch: u32, k_head: u32, k_row: u32,
             v_batch: u32, v_head: u32, v_row: u32,
-            first_item: u32, slots: u32, sharing: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32,
+            first_item: u32, slots: u32, sharing: u32, group: u32, q_len: u32, last_key: u32, head_dim: u32,
             scale_log2: f32,
         ) {
             let strides = [
@@ -195,7 +195,7 @@ macro_rules! kernels {
                 let d = 64 * $groups;
                 let work = Listed { items, tiles, patterns, partial, first_item, slots, sharing, d };
                 prefill::<$tq, $tkv, $groups, _>(
-                    out, q, k, v, strides, group, q_len, kv_len, head_dim, scale_log2, work,
+                    out, q, k, v, strides, group, q_len, last_key, head_dim, scale_log2, work,
                 )
             }
         }
