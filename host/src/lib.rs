@@ -14,6 +14,7 @@
 //! # Ok(()) }
 //! ```
 
+pub mod block_mask;
 #[doc(hidden)]
 pub mod cli;
 mod cpu;

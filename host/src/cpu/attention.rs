@@ -8,16 +8,48 @@ use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
 /// Queries of a task, which read each tile of keys once.
-const QUERIES: usize = 16;
+pub(super) const QUERIES: usize = 16;
 /// Keys of a tile: with 128 columns of f32, K and V of a tile fit a core's first cache together.
-const KEYS: usize = 32;
+pub(super) const KEYS: usize = 32;
 
-pub(crate) fn attention(
+/// What a query sees of a tile of keys: a bit for each, from the tile's first on.
+pub(super) type Seen = u32;
+
+/// Which keys are looked at, and who sees them.
+pub(super) trait Keys: Sync {
+    /// The first keys, and the numbers of keys, of the tiles that up to [`QUERIES`] queries of query head `head`
+    /// (counted over all batches) from `first` on see anything of; a tile is at most [`KEYS`] keys.
+    fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)>;
+
+    /// What query `i` sees of a tile.
+    fn seen(&self, head: usize, i: usize, tile: usize) -> Seen;
+}
+
+/// All keys, or those up to each query's position.
+impl Keys for Problem {
+    fn tiles(&self, _: usize, first: usize) -> impl Iterator<Item = (usize, usize)> {
+        let last = (first + QUERIES).min(self.q_len) - 1;
+        (0..self.visible(last)).step_by(KEYS).map(|tile| (tile, KEYS.min(self.kv_len - tile)))
+    }
+
+    fn seen(&self, _: usize, i: usize, tile: usize) -> Seen {
+        let count = self.visible(i).saturating_sub(tile).min(KEYS);
+        if count == 0 { 0 } else { Seen::MAX >> (KEYS - count) }
+    }
+}
+
+pub(crate) fn attention(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, problem: &Problem) -> Result<()> {
+    attention_over(out, q, k, v, problem, problem)
+}
+
+/// Attention over the keys that `keys` names.
+pub(super) fn attention_over(
     mut out: TensorMut,
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     problem: &Problem,
+    keys: &impl Keys,
 ) -> Result<()> {
     if problem.batch * problem.num_q_heads * problem.q_len == 0 {
         return Ok(());
@@ -29,7 +61,7 @@ pub(crate) fn attention(
         let blocks = problem.q_len.div_ceil(QUERIES);
         let rows: Vec<Vec<f32>> = (0..heads * blocks)
             .into_par_iter()
-            .map(|task| block(q, k, v, problem, task / blocks, task % blocks * QUERIES))
+            .map(|task| block(q, k, v, problem, keys, task / blocks, task % blocks * QUERIES))
             .collect();
         for (task, rows) in rows.iter().enumerate() {
             let start = start(problem.out, problem, task / blocks, 1);
@@ -55,6 +87,7 @@ fn block<TQ: Float, TKV: Float>(
     k: &[TKV],
     v: &[TKV],
     problem: &Problem,
+    keys: &impl Keys,
     head: usize,
     first: usize,
 ) -> Vec<f32> {
@@ -70,22 +103,22 @@ fn block<TQ: Float, TKV: Float>(
     let mut max = [f32::NEG_INFINITY; QUERIES];
     let mut sum = [0.0; QUERIES];
     let (mut k_tile, mut v_tile) = (vec![0.0; KEYS * d], vec![0.0; KEYS * d]);
-    let mut tile = 0;
-    while tile < problem.visible(first + queries - 1) {
-        let keys = KEYS.min(problem.kv_len - tile);
-        convert(&mut k_tile[..keys * d], k, k_start + tile * problem.k.row, problem.k.row, d);
-        convert(&mut v_tile[..keys * d], v, v_start + tile * problem.v.row, problem.v.row, d);
+    for (tile, count) in keys.tiles(head, first) {
+        convert(&mut k_tile[..count * d], k, k_start + tile * problem.k.row, problem.k.row, d);
+        convert(&mut v_tile[..count * d], v, v_start + tile * problem.v.row, problem.v.row, d);
         for i in 0..queries {
-            let seen = problem.visible(first + i).saturating_sub(tile).min(keys);
+            let seen = keys.seen(head, first + i, tile);
             if seen == 0 {
                 continue;
             }
+            let is_seen = |j: usize| seen >> j & 1 == 1;
             let query = &q_rows[i * d..(i + 1) * d];
-            let mut scores = [0.0; KEYS];
-            for (score, key) in scores[..seen].iter_mut().zip(k_tile.chunks_exact(d)) {
-                *score = dot(query, key);
+            let mut scores = [f32::NEG_INFINITY; KEYS];
+            let mut new_max = max[i];
+            for j in (0..count).filter(|&j| is_seen(j)) {
+                scores[j] = dot(query, &k_tile[j * d..(j + 1) * d]);
+                new_max = new_max.max(scores[j]);
             }
-            let new_max = scores[..seen].iter().copied().fold(max[i], f32::max);
             // nothing but −∞ so far: weights of 0, not NaN
             let base = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max };
             let rescale = (max[i] - base).exp();
@@ -93,13 +126,13 @@ fn block<TQ: Float, TKV: Float>(
             sum[i] *= rescale;
             let acc = &mut acc[i * d..(i + 1) * d];
             acc.iter_mut().for_each(|x| *x *= rescale);
-            for (score, value) in scores[..seen].iter().zip(v_tile.chunks_exact(d)) {
-                let weight = (score - base).exp();
+            for j in (0..count).filter(|&j| is_seen(j)) {
+                let weight = (scores[j] - base).exp();
                 sum[i] += weight;
+                let value = &v_tile[j * d..(j + 1) * d];
                 acc.iter_mut().zip(value).for_each(|(acc, value)| *acc += weight * value);
             }
         }
-        tile += KEYS;
     }
     for (row, sum) in acc.chunks_exact_mut(d).zip(sum) {
         let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };

@@ -16,6 +16,7 @@ pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rope_append;
 pub(crate) mod softmax;
+pub(crate) mod sparse_attention;
 pub(crate) mod transpose;
 
 use crate::{DType, Element, Error, Result, Tensor, TensorMut};

@@ -26,7 +26,7 @@ enum Plan {
     Decode { kernel: Decode, splits: usize, keys_per_split: usize },
 }
 
-fn types(q: DType, kv: DType) -> Types {
+pub(super) fn types(q: DType, kv: DType) -> Types {
     match (q, kv) {
         (DType::F16, _) => Types::F16,
         (_, DType::F16) => Types::F32WithF16,
@@ -40,15 +40,20 @@ fn plan(problem: &Problem, types: Types, multiprocessors: u32) -> Plan {
         return Plan::Prefill(if wide { PREFILL_D128 } else { PREFILL_D64 }[types as usize]);
     }
     let rows = problem.group() * problem.q_len;
+    let kernel = decode_kernel(&DECODE[types as usize], problem.head_dim, rows);
+    let blocks = problem.batch * problem.num_kv_heads * rows.div_ceil(kernel.rows as usize);
+    let (splits, keys_per_split) = split(blocks, problem.kv_len, multiprocessors);
+    Plan::Decode { kernel, splits, keys_per_split }
+}
+
+/// Of a type's instances the one for so many rows of a kv head.
+pub(super) fn decode_kernel(instances: &[Decode; 6], head_dim: usize, rows: usize) -> Decode {
     let by_rows = match rows {
         ..=1 => 0,
         2 => 1,
         _ => 2,
     };
-    let kernel = DECODE[types as usize][3 * usize::from(wide) + by_rows];
-    let blocks = problem.batch * problem.num_kv_heads * rows.div_ceil(kernel.rows as usize);
-    let (splits, keys_per_split) = split(blocks, problem.kv_len, multiprocessors);
-    Plan::Decode { kernel, splits, keys_per_split }
+    instances[3 * usize::from(head_dim > 64) + by_rows]
 }
 
 /// Into how many splits the keys go, and how long they are, where one split makes `blocks` blocks.
@@ -58,7 +63,7 @@ pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usiz
     (kv_len.div_ceil(keys).max(1), keys)
 }
 
-fn words(strides: Strides) -> [u32; 3] {
+pub(super) fn words(strides: Strides) -> [u32; 3] {
     [strides.batch, strides.head, strides.row].map(|stride| stride as u32)
 }
 

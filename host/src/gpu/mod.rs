@@ -18,5 +18,6 @@ pub(crate) mod rope;
 pub(crate) mod rope_append;
 mod rows;
 pub(crate) mod softmax;
+pub(crate) mod sparse_attention;
 pub(crate) mod transpose;
 pub(crate) mod vectors;

@@ -82,7 +82,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Res
 /// # Errors
 /// As [`attention`].
 pub fn attention_into(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<()> {
-    let problem = check(&out, q, k, v, options)?;
+    let problem = check(CHECK, &out, q, k, v, options)?;
     match CHECK.device(&out, &[("q", q), ("k", k), ("v", v)])? {
         Device::Cpu => cpu::attention::attention(out, q, k, v, &problem),
         Device::Cuda(device) => gpu::attention::attention(&device, out, q, k, v, None, &problem),
@@ -105,7 +105,7 @@ pub fn attention_cached_into(
     past: &Tensor,
     options: &Attention,
 ) -> Result<()> {
-    let problem = check(&out, q, k, v, options)?;
+    let problem = check(CHECK, &out, q, k, v, options)?;
     CHECK.dtype("past", past, DType::U32)?;
     CHECK.shape("past", past, &[1], "[1]")?;
     if problem.q_len > MAX_CACHED_QUERIES {
@@ -131,7 +131,7 @@ pub(crate) fn textbook_into(
     options: &Attention,
 ) -> Option<Result<()>> {
     let Device::Cuda(device) = out.device() else { return None };
-    let checked = check(&out, q, k, v, options).and_then(|problem| {
+    let checked = check(CHECK, &out, q, k, v, options).and_then(|problem| {
         CHECK.device(&out, &[("q", q), ("k", k), ("v", v)])?;
         Ok(problem)
     });
@@ -143,34 +143,40 @@ pub(crate) fn textbook_into(
     plain.then(|| gpu::attention::textbook(&device, out, q, k, v, &problem))
 }
 
-fn check(out: &TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<Problem> {
-    let dtype = CHECK.float("q", q)?;
-    CHECK.dtype("out", out, dtype)?;
-    let kv_dtype = CHECK.float("k", k)?;
+/// The checks of an op on these tensors, whose name is `op`'s.
+pub(super) fn check(
+    op: Check,
+    out: &TensorMut,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    options: &Attention,
+) -> Result<Problem> {
+    let dtype = op.float("q", q)?;
+    op.dtype("out", out, dtype)?;
+    let kv_dtype = op.float("k", k)?;
     if dtype == DType::F16 {
-        CHECK.dtype("k", k, DType::F16)?;
+        op.dtype("k", k, DType::F16)?;
     }
-    CHECK.dtype("v", v, kv_dtype)?;
+    op.dtype("v", v, kv_dtype)?;
 
     let batched = q.shape().rank() == 4;
     let letters = "[b, num_q_heads, q_len, head_dim], or without b";
-    let [batch, num_q_heads, q_len, head_dim] = extents(q).ok_or_else(|| CHECK.bad_shape("q", q, letters))?;
+    let [batch, num_q_heads, q_len, head_dim] = extents(q).ok_or_else(|| op.bad_shape("q", q, letters))?;
     let [_, num_kv_heads, kv_len, _] =
-        extents(k).ok_or_else(|| CHECK.bad_shape("k", k, "as many extents as q"))?;
+        extents(k).ok_or_else(|| op.bad_shape("k", k, "as many extents as q"))?;
     let expected = format!("[{batch}, num_kv_heads, kv_len, {head_dim}], as q has it");
     let whole = [batch, num_kv_heads, kv_len, head_dim];
     let kv_shape = if batched { &whole[..] } else { &whole[1..] };
-    CHECK.shape("k", k, kv_shape, expected)?;
-    CHECK.shape("v", v, kv_shape, "k's shape")?;
-    CHECK.shape("out", out, q.dims(), "q's shape")?;
+    op.shape("k", k, kv_shape, expected)?;
+    op.shape("v", v, kv_shape, "k's shape")?;
+    op.shape("out", out, q.dims(), "q's shape")?;
     let divides = num_q_heads.checked_rem(num_kv_heads) == Some(0) || num_q_heads == 0;
     if !divides {
         let expected = format!("a number of heads that divides q's {num_q_heads}");
-        return Err(CHECK.bad_shape("k", k, expected));
+        return Err(op.bad_shape("k", k, expected));
     }
-    if !HEAD_DIMS.contains(&head_dim) || !head_dim.is_multiple_of(ALIGNMENT) {
-        return Err(CHECK.unsupported("head_dim", head_dim, "it must be a multiple of 8 from 16 to 128"));
-    }
+    check_head_dim(op, head_dim)?;
     Ok(Problem {
         batch,
         num_q_heads,
@@ -180,15 +186,23 @@ fn check(out: &TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, options: &Attentio
         head_dim,
         scale: options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
         causal: options.causal,
-        out: strides("out", out)?,
-        q: strides("q", q)?,
-        k: strides("k", k)?,
-        v: strides("v", v)?,
+        out: strides(op, "out", out)?,
+        q: strides(op, "q", q)?,
+        k: strides(op, "k", k)?,
+        v: strides(op, "v", v)?,
     })
 }
 
+/// The kernels' limits.
+pub(super) fn check_head_dim(op: Check, head_dim: usize) -> Result<()> {
+    if !HEAD_DIMS.contains(&head_dim) || !head_dim.is_multiple_of(ALIGNMENT) {
+        return Err(op.unsupported("head_dim", head_dim, "it must be a multiple of 8 from 16 to 128"));
+    }
+    Ok(())
+}
+
 /// The four extents; one batch where there is none.
-fn extents(x: &Tensor) -> Option<[usize; 4]> {
+pub(super) fn extents(x: &Tensor) -> Option<[usize; 4]> {
     match *x.dims() {
         [heads, rows, head_dim] => Some([1, heads, rows, head_dim]),
         [batch, heads, rows, head_dim] => Some([batch, heads, rows, head_dim]),
@@ -197,14 +211,14 @@ fn extents(x: &Tensor) -> Option<[usize; 4]> {
 }
 
 /// The strides of a tensor of three or four extents, if the kernels can read it.
-fn strides(argument: &'static str, x: &impl Argument) -> Result<Strides> {
-    CHECK.size(argument, x)?;
+pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> Result<Strides> {
+    op.size(argument, x)?;
     let layout = x.layout();
     if layout.shape.elements() == 0 {
         return Ok(Strides { batch: 0, head: 0, row: 0 });
     }
     if layout.strides.last() != Some(&1) {
-        return Err(Error::Layout { op: CHECK.0, argument, needed: "contiguous in its last extent" });
+        return Err(Error::Layout { op: op.0, argument, needed: "contiguous in its last extent" });
     }
     let outer = layout.strides.len() - 1;
     let mut strides = [0; 3];
@@ -214,7 +228,7 @@ fn strides(argument: &'static str, x: &impl Argument) -> Result<Strides> {
         }
     }
     if !layout.offset.is_multiple_of(ALIGNMENT) || strides.iter().any(|s| !s.is_multiple_of(ALIGNMENT)) {
-        return Err(Error::Layout { op: CHECK.0, argument, needed: "aligned to 8 elements in every row" });
+        return Err(Error::Layout { op: op.0, argument, needed: "aligned to 8 elements in every row" });
     }
     let [batch, head, row] = strides;
     Ok(Strides { batch, head, row })

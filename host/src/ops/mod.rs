@@ -23,6 +23,7 @@ mod rms_norm;
 mod rope;
 pub(crate) mod rope_append;
 mod softmax;
+mod sparse_attention;
 pub(crate) mod transpose;
 
 pub use activate::{Activation, Epilogue, activate, activate_into};
@@ -53,4 +54,7 @@ pub use rms_norm::{rms_norm, rms_norm_into};
 pub use rope::{rope, rope_into};
 pub use rope_append::{HeadNorms, rope_append_into};
 pub use softmax::{softmax, softmax_into};
+pub use sparse_attention::{DENSE_FROM, Path, PreparedMask, choose_blocks};
+pub use sparse_attention::{block_mean, block_mean_into};
+pub use sparse_attention::{sparse_attention, sparse_attention_into};
 pub use transpose::{transpose, transpose_into};

@@ -226,6 +226,21 @@ impl Sdpa {
     }
 }
 
+/// One query over keys and their values, as the definition says; zeros if there are none.
+pub(super) fn naive<'a>(q: &[f32], keys: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> Vec<f64> {
+    let scale = 1.0 / (q.len() as f64).sqrt();
+    let dot = |k: &[f32]| -> f64 { q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum() };
+    let (scores, values): (Vec<f64>, Vec<&[f32]>) = keys.map(|(k, v)| (dot(k) * scale, v)).unzip();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let mut out = vec![0.0; q.len()];
+    for (weight, v) in weights.iter().zip(values) {
+        out.iter_mut().zip(v).for_each(|(x, &v)| *x += weight / sum * f64::from(v));
+    }
+    out
+}
+
 impl Case for Sdpa {
     fn op(&self) -> &'static str {
         "attention"
@@ -326,7 +341,6 @@ impl Case for Sdpa {
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let (d, heads) = (self.head_dim, self.num_q_heads);
-        let scale = 1.0 / (d as f64).sqrt();
         let mut out = Vec::with_capacity(rows.len() * d);
         for &r in rows {
             let (batch, head, i) = match self.view {
@@ -335,20 +349,8 @@ impl Case for Sdpa {
             };
             let kv_head = head / (heads / self.num_kv_heads);
             let kv_row = |j| self.row(batch, self.num_kv_heads, kv_head, self.kv_rows(), j);
-            let q = inputs[0].row(r);
-            let dot =
-                |k: &[f32]| -> f64 { q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum() };
-            let scores: Vec<f64> =
-                (0..self.visible(i)).map(|j| dot(inputs[1].row(kv_row(j))) * scale).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-            let sum: f64 = weights.iter().sum();
-            let mut row = vec![0.0; d];
-            for (j, weight) in weights.iter().enumerate() {
-                let v = inputs[2].row(kv_row(j));
-                row.iter_mut().zip(v).for_each(|(x, &v)| *x += weight / sum * f64::from(v));
-            }
-            out.extend(row);
+            let keys = (0..self.visible(i)).map(|j| (inputs[1].row(kv_row(j)), inputs[2].row(kv_row(j))));
+            out.extend(naive(inputs[0].row(r), keys));
         }
         out
     }

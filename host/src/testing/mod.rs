@@ -26,6 +26,7 @@ mod rms_norm;
 mod rope;
 mod rope_append;
 mod softmax;
+mod sparse_attention;
 mod transpose;
 
 pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
@@ -36,6 +37,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     type Cases = fn() -> Vec<Box<dyn Case>>;
     let ops: &[Cases] = &[
         attention::cases,
+        sparse_attention::cases,
         matmul::cases,
         linear::cases,
         quant::cases,

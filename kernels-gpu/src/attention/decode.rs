@@ -32,13 +32,13 @@ use crate::device::{Element, F16, reduce, shared};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-const THREADS: u32 = 128;
+pub(super) const THREADS: u32 = 128;
 
 /// What the keys of a split are a multiple of where the kernel divides them: those that a block has in flight.
 const KEY_STEP: u32 = 32;
 
 /// Elements behind the columns of a partial result, of which two hold m and l; the rest keeps 16-byte alignment.
-const STATE: u32 = 4;
+pub(super) const STATE: u32 = 4;
 
 /// f32 elements of one row's partial result of one split, for an instance of padded head_dim `d`.
 pub const fn partial_elements(d: u32) -> u32 {
@@ -161,10 +161,98 @@ fn row_offset(strides: Strides, batch: u32, first_head: u32, row: u32, q_len: u3
     (strides.offset(batch, first_head + row / q_len) + row % q_len * strides.row) as usize
 }
 
+/// Which keys a block goes through and who sees them.
+pub(super) trait Keys: Copy {
+    /// What of a row decides what it sees.
+    type Row: Copy;
+
+    /// How many keys there are.
+    fn count(self) -> u32;
+
+    /// The kv head of unit `unit`: query heads that share keys.
+    fn kv_head(self, unit: u32) -> u32;
+
+    /// Key `n`, below the count.
+    ///
+    /// # Safety
+    /// n is below the count.
+    unsafe fn key(self, n: u32) -> u32;
+
+    /// Of a row of query `i` that reads keys below `end`.
+    fn row(self, i: u32, end: u32) -> Self::Row;
+
+    /// Whether the row sees key `n`.
+    ///
+    /// # Safety
+    /// As [`key`](Self::key), or n is at or behind the row's `end`.
+    unsafe fn sees(self, row: Self::Row, n: u32) -> bool;
+}
+
+/// All keys, or those up to each query's position.
+#[derive(Clone, Copy)]
+struct Dense {
+    q_len: u32,
+    kv_len: u32,
+    causal: bool,
+}
+
+impl Dense {
+    /// With the keys of a split. Where there is a `past`, the keys are those before it and the queries', at most `kv_len`,
+    /// and the splits share them.
+    ///
+    /// # Safety
+    /// `past` is null or one number.
+    #[inline(always)]
+    unsafe fn new(
+        q_len: u32,
+        mut kv_len: u32,
+        causal: bool,
+        past: *const u32,
+        mut keys_per_split: u32,
+    ) -> (Self, u32) {
+        if !past.is_null() {
+            // SAFETY: as the caller promises.
+            kv_len = kv_len.min(unsafe { *past }.saturating_add(q_len));
+            keys_per_split = kv_len.div_ceil(thread::grid_dim_x().max(1)).next_multiple_of(KEY_STEP);
+        }
+        (Self { q_len, kv_len, causal }, keys_per_split)
+    }
+}
+
+impl Keys for Dense {
+    /// One past the last key.
+    type Row = i32;
+
+    #[inline(always)]
+    fn count(self) -> u32 {
+        self.kv_len
+    }
+
+    #[inline(always)]
+    fn kv_head(self, unit: u32) -> u32 {
+        unit
+    }
+
+    #[inline(always)]
+    unsafe fn key(self, n: u32) -> u32 {
+        n
+    }
+
+    #[inline(always)]
+    fn row(self, i: u32, end: u32) -> i32 {
+        visible(i, self.q_len, self.kv_len, self.causal).min(end as i32)
+    }
+
+    #[inline(always)]
+    unsafe fn sees(self, row: i32, n: u32) -> bool {
+        (n as i32) < row
+    }
+}
+
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn decode<
+pub(super) unsafe fn decode<
     TQ: Element,
     TKV: Element,
     const L: u32,
@@ -172,6 +260,7 @@ unsafe fn decode<
     const U: usize,
     const ACC: usize,
     const ML: usize,
+    K: Keys,
 >(
     out: *mut TQ,
     partial: *mut f32,
@@ -179,15 +268,13 @@ unsafe fn decode<
     k: *const TKV,
     v: *const TKV,
     [out_strides, q_strides, k_strides, v_strides]: [Strides; 4],
-    num_kv_heads: u32,
+    units: u32,
     group: u32,
     q_len: u32,
-    mut kv_len: u32,
     head_dim: u32,
-    mut keys_per_split: u32,
+    keys_per_split: u32,
     scale_log2: f32,
-    causal: bool,
-    past: *const u32,
+    work: K,
 ) {
     let slots = THREADS / L;
     let d = 8 * L;
@@ -195,9 +282,9 @@ unsafe fn decode<
     let all_m = shared::declare::<f32, ML>();
     let all_l = shared::declare::<f32, ML>();
 
-    // SAFETY: a grid with a block in it has a kv head and a query.
+    // SAFETY: a grid with a block in it has a unit and a query.
     unsafe {
-        not_zero(num_kv_heads);
+        not_zero(units);
         not_zero(q_len);
     }
 
@@ -205,15 +292,10 @@ unsafe fn decode<
     let tid = thread::thread_idx_x();
     let (slot, sub) = (tid / L, tid % L);
     let (split, splits) = (thread::block_idx_x(), thread::grid_dim_x());
-    if !past.is_null() {
-        // SAFETY: one number, as the caller promises.
-        kv_len = kv_len.min(unsafe { *past }.saturating_add(q_len));
-        keys_per_split = kv_len.div_ceil(splits.max(1)).next_multiple_of(KEY_STEP);
-    }
-    let (batch, kv_head) = (thread::block_idx_y() / num_kv_heads, thread::block_idx_y() % num_kv_heads);
-    let (rows, first_row, first_head) = (group * q_len, thread::block_idx_z() * R as u32, kv_head * group);
+    let (batch, unit) = (thread::block_idx_y() / units, thread::block_idx_y() % units);
+    let (rows, first_row, first_head) = (group * q_len, thread::block_idx_z() * R as u32, unit * group);
     let start = split * keys_per_split;
-    let end = (start + keys_per_split).min(kv_len);
+    let end = (start + keys_per_split).min(work.count());
     let [low, high] = pieces::<TKV, L>(sub);
     let last = head_dim - 8;
     // pieces past head_dim: the last ones in their place
@@ -225,11 +307,11 @@ unsafe fn decode<
 
     // q [R, D], scaled
     let mut query = [[0.0f32; 8]; R];
-    let mut ends = [0i32; R];
+    let mut sights = [work.row(0, 0); R];
     unroll!(I < 4 {
         if I < R {
             let row = (first_row + I as u32).min(rows - 1);
-            ends[I] = visible(row % q_len, q_len, kv_len, causal).min(end as i32);
+            sights[I] = work.row(row % q_len, end);
             // SAFETY: the row and both pieces are inside q; a multiple of four columns on from an aligned address.
             let (a, b) = unsafe {
                 let q = q.add(row_offset(q_strides, batch, first_head, row, q_len));
@@ -247,6 +329,7 @@ unsafe fn decode<
     let mut acc = [[0.0f32; 8]; R];
     let mut m = [f32::NEG_INFINITY; R];
     let mut l = [0.0f32; R];
+    let kv_head = work.kv_head(unit);
     let (k_head, v_head) = (k_strides.offset(batch, kv_head), v_strides.offset(batch, kv_head));
     let mut key = start;
     while key < end {
@@ -255,9 +338,9 @@ unsafe fn decode<
         let mut values = [[0.0f32; 8]; U];
         unroll!(J < 4 {
             if J < U {
-                let at = (key + J as u32 * slots + slot).min(end - 1);
                 // SAFETY: the key is below kv_len, the pieces below head_dim.
                 unsafe {
+                    let at = work.key((key + J as u32 * slots + slot).min(end - 1));
                     keys[J] = load_pieces(k.add((k_head + at * k_strides.row) as usize), read);
                     values[J] = load_pieces(v.add((v_head + at * v_strides.row) as usize), read);
                 }
@@ -279,9 +362,13 @@ unsafe fn decode<
             if I < R {
                 unroll!(J < 4 {
                     if J < U {
-                        // SAFETY: the loop's bounds are those of the block, so all lanes are here.
-                        s[I][J] = unsafe { reduce::warp(s[I][J], L, |a, b| a + b) };
-                        if (key + J as u32 * slots + slot) as i32 >= ends[I] {
+                        // SAFETY: the loop's bounds are those of the block, so all lanes are here; the row ends
+                        // where the split does.
+                        let seen = unsafe {
+                            s[I][J] = reduce::warp(s[I][J], L, |a, b| a + b);
+                            work.sees(sights[I], key + J as u32 * slots + slot)
+                        };
+                        if !seen {
                             s[I][J] = f32::NEG_INFINITY;
                         }
                     }
@@ -371,6 +458,33 @@ unsafe fn decode<
             }
         }
         element += THREADS;
+    }
+}
+
+/// Column `column` of the result that `count` partial results make, `stride` elements apart, for padded head_dim `d`.
+///
+/// # Safety
+/// `records` holds them: the column and the first two words of the state are written.
+#[inline(always)]
+pub(super) unsafe fn merge(records: *const f32, stride: usize, count: u32, d: u32, column: u32) -> f32 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let state = |record: u32| records.add(record as usize * stride + d as usize);
+        let mut max = f32::NEG_INFINITY;
+        let mut record = 0;
+        while record < count {
+            max = max.max(f32::load(state(record)));
+            record += 1;
+        }
+        let (mut total, mut sum) = (0.0, 0.0);
+        record = 0;
+        while record < count {
+            let weight = exp2(f32::load(state(record)) - base(max));
+            sum = fma(weight, f32::load(state(record).add(1)), sum);
+            total = fma(weight, f32::load(records.add(record as usize * stride + column as usize)), total);
+            record += 1;
+        }
+        total * if sum == 0.0 { 0.0 } else { rcp(sum) }
     }
 }
 
@@ -476,9 +590,10 @@ macro_rules! kernels {
             ];
             // SAFETY: this kernel's contract is the body's.
             unsafe {
-                decode::<$tq, $tkv, $lanes, $rows, $keys, ACC, ML>(
-                    out, partial, q, k, v, strides, num_kv_heads, group, q_len, kv_len, head_dim, keys_per_split,
-                    scale_log2, causal != 0, past,
+                let (work, keys_per_split) = Dense::new(q_len, kv_len, causal != 0, past, keys_per_split);
+                decode::<$tq, $tkv, $lanes, $rows, $keys, ACC, ML, _>(
+                    out, partial, q, k, v, strides, num_kv_heads, group, q_len, head_dim, keys_per_split,
+                    scale_log2, work,
                 )
             }
         }

@@ -15,6 +15,7 @@
 
 pub mod decode;
 pub mod prefill;
+pub mod sparse;
 pub mod textbook;
 
 /// Repeats a block with `$i` a constant 0, 1, …: register arrays are only indexed by constants, and so stay in

@@ -28,7 +28,8 @@
 //! 7. A row without a key so far has m = −∞; 0 is subtracted in its place, which gives P = 0 and not NaN.
 //! 8. Rows and keys past the end are read from the last valid one and masked, not zeroed.
 
-use super::{Strides, not_zero, unroll, visible};
+use super::decode::STATE as STATE_ELEMENTS;
+use super::{Strides, not_zero, unroll};
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, F16, Shared, shared};
 use crate::spec::KernelSpec;
@@ -38,13 +39,13 @@ use cuda_std::gpu_only;
 use cuda_std::prelude::*;
 
 /// Queries of a block.
-const BM: u32 = 64;
+pub(super) const BM: u32 = 64;
 /// Keys of a tile.
-const BN: u32 = 64;
+pub(super) const BN: u32 = 64;
 /// Columns of Q and K, and keys of V, in a chunk.
 const BK: u32 = 16;
 /// Four warps; each thread owns 8 × 4 scores and 8 × D/16 outputs.
-const THREADS: u32 = 128;
+pub(super) const THREADS: u32 = 128;
 
 /// Queries that a block handles.
 pub const QUERIES_PER_BLOCK: u32 = BM;
@@ -55,10 +56,10 @@ const CHUNK: u32 = 2 * BM * BK;
 const PROBABILITIES: u32 = BM * BN;
 /// Elements of m and l, a copy per thread: [m or l, 2, THREADS, 4].
 const STATE: u32 = 16 * THREADS;
-const SHARED_BYTES: u32 = 4 * (CHUNK + PROBABILITIES + STATE);
+pub(super) const SHARED_BYTES: u32 = 4 * (CHUNK + PROBABILITIES + STATE);
 
 /// Four steps for each of eight rows, of m in a tile and of l at the end.
-const SHUFFLES: u32 = 2 * 4 * 8;
+pub(super) const SHUFFLES: u32 = 2 * 4 * 8;
 
 const fn spec(name: &'static str, min_blocks: u32) -> KernelSpec {
     KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(SHARED_BYTES).shuffles(SHUFFLES)
@@ -84,39 +85,167 @@ pub const KERNELS: &[KernelSpec] =
 
 /// Which thread, head and queries this is.
 #[derive(Clone, Copy)]
-struct Place {
-    tid: u32,
+pub(super) struct Place {
+    pub tid: u32,
     /// lane mod 16
-    tx: u32,
+    pub tx: u32,
     /// lane / 16
-    ty: u32,
+    pub ty: u32,
     /// The thread's first row in the tile; its others are row + 2 i.
-    row: u32,
-    batch: u32,
-    head: u32,
-    /// The block's first query. The blocks with the most keys come first, so that short ones fill the gaps at the end.
-    first: u32,
+    pub row: u32,
+    pub batch: u32,
+    pub head: u32,
+    /// The block's first query.
+    pub first: u32,
+}
+
+/// The thread's index and the block's along x and y, read anew at each call.
+#[gpu_only]
+#[inline(always)]
+pub(super) fn read_indices() -> [u32; 3] {
+    let (tid, x, y): (u32, u32, u32);
+    // SAFETY: reads special registers. Not `pure`, so that readings are not merged.
+    unsafe {
+        asm!(
+            "mov.u32 {tid}, %tid.x;", "mov.u32 {x}, %ctaid.x;", "mov.u32 {y}, %ctaid.y;",
+            tid = out(reg32) tid, x = out(reg32) x, y = out(reg32) y,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    [tid, x, y]
 }
 
 impl Place {
+    /// Of thread `tid` of a block with these queries.
+    #[inline(always)]
+    pub fn new(tid: u32, batch: u32, head: u32, first: u32) -> Self {
+        let (tx, ty) = (tid % 16, tid / 16 % 2);
+        Self { tid, tx, ty, row: tid / 32 * 16 + ty, batch, head, first }
+    }
+}
+
+/// What a block works on: a block of queries, tiles of keys, and which of them see each other.
+pub(super) trait Work: Copy {
     /// Reads the special registers at each call anew, so that what follows from them need not stay in registers
     /// between the phases.
-    #[gpu_only]
+    fn place(self) -> Place;
+
+    /// The same place, read anew where registers are scarce.
     #[inline(always)]
-    fn read(num_q_heads: u32) -> Self {
-        let (tid, x, y): (u32, u32, u32);
-        // SAFETY: reads special registers. Not `pure`, so that readings are not merged.
-        unsafe {
-            asm!(
-                "mov.u32 {tid}, %tid.x;", "mov.u32 {x}, %ctaid.x;", "mov.u32 {y}, %ctaid.y;",
-                tid = out(reg32) tid, x = out(reg32) x, y = out(reg32) y,
-                options(nomem, nostack, preserves_flags)
-            );
+    fn again(self, place: Place) -> Place {
+        place
+    }
+
+    /// From one tile to the next.
+    const STEP: u32;
+
+    /// The first of the block's tiles. Called once, before all that follows.
+    fn begin(&mut self, place: Place) -> u32;
+
+    /// One past the last.
+    fn end(self) -> u32;
+
+    /// The key that is row `row` of a tile, or behind the last one. Rows of one sixteen follow each other.
+    ///
+    /// # Safety
+    /// At most one tile behind the last.
+    unsafe fn key(self, tile: u32, row: u32) -> u32;
+
+    /// Whether a row of the thread's warp sees a key of the tile; the same for all lanes.
+    ///
+    /// # Safety
+    /// The block has this tile.
+    unsafe fn sees(self, place: Place, tile: u32) -> bool;
+
+    /// −∞ where a row does not see a key: rows row + 2i, keys tx + 16j.
+    ///
+    /// # Safety
+    /// As [`sees`](Self::sees).
+    unsafe fn mask(self, s: &mut [[f32; 4]; 8], place: Place, tile: u32);
+
+    /// Where a partial result [BM, D + 4] of these queries goes, if theirs is not the whole.
+    ///
+    /// # Safety
+    /// As the kernels'.
+    unsafe fn partial(self) -> Option<*mut f32>;
+}
+
+/// All keys, or those up to each query's position.
+#[derive(Clone, Copy)]
+struct Dense {
+    num_q_heads: u32,
+    q_len: u32,
+    kv_len: u32,
+    /// All ones if causal, else 0: a mask and no condition, so that the compiler makes no branches of it.
+    causal: u32,
+    /// Keys that the block's first and so every query sees.
+    seen_by_all: u32,
+    /// One past the last tile.
+    end: u32,
+}
+
+impl Dense {
+    /// As [`visible`](super::visible).
+    #[inline(always)]
+    fn visible(self, i: u32) -> i32 {
+        self.kv_len as i32 + (i as i32 + 1 - self.q_len as i32 & self.causal as i32)
+    }
+}
+
+impl Work for Dense {
+    const STEP: u32 = 1;
+
+    /// The blocks with the most keys come first, so that short ones fill the gaps at the end.
+    #[inline(always)]
+    fn place(self) -> Place {
+        let [tid, x, y] = read_indices();
+        Place::new(tid, x / self.num_q_heads, x % self.num_q_heads, (thread::grid_dim_y() - 1 - y) * BM)
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, Place { first, .. }: Place) -> u32 {
+        let last = (first + BM).min(self.q_len) - 1;
+        self.seen_by_all = self.visible(first).max(0) as u32;
+        self.end = (self.visible(last).max(0) as u32).div_ceil(BN);
+        0
+    }
+
+    #[inline(always)]
+    fn end(self) -> u32 {
+        self.end
+    }
+
+    #[inline(always)]
+    unsafe fn key(self, tile: u32, row: u32) -> u32 {
+        tile * BN + row
+    }
+
+    #[inline(always)]
+    unsafe fn sees(self, _: Place, _: u32) -> bool {
+        true
+    }
+
+    /// Rows past q_len see what they like: they are not written.
+    #[inline(always)]
+    unsafe fn mask(self, s: &mut [[f32; 4]; 8], place: Place, tile: u32) {
+        if tile * BN + BN > self.seen_by_all {
+            let key = tile * BN + place.tx;
+            let past_row = key as i32 - self.visible(place.first + place.row);
+            let per_row = (2 & self.causal) as i32;
+            unroll!(I < 8 {
+                unroll!(J < 4 {
+                    let masked = past_row + 16 * J as i32 >= per_row * I as i32;
+                    if masked || key + 16 * J as u32 >= self.kv_len {
+                        s[I][J] = f32::NEG_INFINITY;
+                    }
+                });
+            });
         }
-        let (tx, ty) = (tid % 16, tid / 16 % 2);
-        let first = (thread::grid_dim_y() - 1 - y) * BM;
-        let row = tid / 32 * 16 + ty;
-        Self { tid, tx, ty, row, batch: x / num_q_heads, head: x % num_q_heads, first }
+    }
+
+    #[inline(always)]
+    unsafe fn partial(self) -> Option<*mut f32> {
+        None
     }
 }
 
@@ -159,7 +288,8 @@ struct Loader<TQ, TKV> {
     k_row: u32,
     v_row: u32,
     q_len: u32,
-    kv_len: u32,
+    /// The last key; keys behind it are read from it.
+    last_key: u32,
     head_dim: u32,
 }
 
@@ -168,13 +298,15 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
     /// t / 4 + 32.
     ///
     /// # Safety
-    /// q_len, kv_len and head_dim are not 0.
+    /// q_len, kv_len and head_dim are not 0; at most one tile behind the last.
     #[inline(always)]
-    unsafe fn qk(&self, place: Place, tile: u32, column: u32) -> Staged {
+    unsafe fn qk<W: Work>(&self, work: W, place: Place, tile: u32, column: u32) -> Staged {
         let row = place.tid / 4;
         let column = (column + place.tid % 4 * 4).min(self.head_dim - 4);
-        let (last_q, last_k) = (self.q_len - 1, self.kv_len - 1);
-        let (q, k) = (place.first + row, tile * BN + row);
+        let (last_q, last_k) = (self.q_len - 1, self.last_key);
+        let q = place.first + row;
+        // SAFETY: as the caller promises.
+        let (k, k_32) = unsafe { (work.key(tile, row), work.key(tile, row + 32)) };
         let q_at = |i: u32| (self.q_head + i.min(last_q) * self.q_row + column) as usize;
         let k_at = |i: u32| (self.k_head + i.min(last_k) * self.k_row + column) as usize;
         // SAFETY: rows are below the lengths, and four columns from a multiple of four on are below head_dim, a
@@ -184,7 +316,7 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
                 TQ::load4_words(self.q.add(q_at(q))),
                 TQ::load4_words(self.q.add(q_at(q + 32))),
                 TKV::load4_words(self.k.add(k_at(k))),
-                TKV::load4_words(self.k.add(k_at(k + 32))),
+                TKV::load4_words(self.k.add(k_at(k_32))),
             ]
         }
     }
@@ -198,7 +330,7 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         let per_key = 16 * G as u32;
         let row = key + place.tid / per_key;
         let column = (place.tid % per_key * 4).min(self.head_dim - 4);
-        let last = self.kv_len - 1;
+        let last = self.last_key;
         let row_at = |pass: u32| (row + pass * (THREADS / per_key)).min(last) * self.v_row;
         let at = |pass: u32| (self.v_head + row_at(pass) + column) as usize;
         let mut staged = [[0; 4]; 4];
@@ -314,34 +446,30 @@ unsafe fn weighted_values<const G: usize>(o: &mut [[[f32; 4]; G]; 8], p: Shared<
 /// # Safety
 /// As the kernels below; G = D / 64.
 #[inline(always)]
-unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
+pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>(
     out: *mut TQ,
     q: *const TQ,
     k: *const TKV,
     v: *const TKV,
     [out_strides, q_strides, k_strides, v_strides]: [Strides; 4],
-    num_q_heads: u32,
     group: u32,
     q_len: u32,
-    kv_len: u32,
+    last_key: u32,
     head_dim: u32,
     scale_log2: f32,
-    causal: bool,
+    mut work: W,
 ) {
     let chunk = shared::declare::<f32, { CHUNK as usize }>();
     let probabilities = shared::declare::<f32, { PROBABILITIES as usize }>();
 
     let state = shared::declare::<f32, { STATE as usize }>();
 
-    // SAFETY: a grid with a block in it has a head, and a head belongs to a group.
-    unsafe {
-        not_zero(num_q_heads);
-        not_zero(group);
-    }
+    // SAFETY: a head belongs to a group.
+    unsafe { not_zero(group) };
 
     // place tile
-    let place = Place::read(num_q_heads);
-    let Place { tid, tx, row, batch, head, first, .. } = place;
+    let place = work.place();
+    let Place { tid, tx, row, batch, head, .. } = place;
     let load = Loader {
         q,
         k,
@@ -353,14 +481,10 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
         k_row: k_strides.row,
         v_row: v_strides.row,
         q_len,
-        kv_len,
+        last_key,
         head_dim,
     };
-    // the keys that the block's last query sees, and those that its first and so every query sees
-    let last = (first + BM).min(q_len) - 1;
-    let keys = visible(last, q_len, kv_len, causal).max(0) as u32;
-    let seen_by_all = visible(first, q_len, kv_len, causal).max(0) as u32;
-    let tiles = keys.div_ceil(BN);
+    let mut tile = work.begin(place);
 
     let q_chunk = chunk.at(row * BK);
     let k_column = |c: u32| chunk.at(BM * BK + tx * BK + (c ^ (tx / 2 % 4)) * 4);
@@ -375,36 +499,40 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
         store_state(l_state, [0.0; 8]);
     }
     let mut staged = [[0; 4]; 4];
-    if tiles > 0 {
+    if tile < work.end() {
         // SAFETY: there is a key, and the grid has no block without a query.
-        staged = unsafe { load.qk(place, 0, 0) };
+        staged = unsafe { load.qk(work, place, tile, 0) };
     }
 
-    let mut tile = 0;
-    while tile < tiles {
+    while tile < work.end() {
         // S = Q Kᵀ
+        // SAFETY: the block has this tile.
+        let sees = unsafe { work.sees(place, tile) };
         let mut s = [[0.0f32; 4]; 8];
         let mut column = 0;
         while column < head_dim {
             // SAFETY: all threads run the same loops. Between the barriers nobody reads the chunk; behind the second
             // it is complete.
             unsafe {
+                let place = work.again(place);
                 thread::sync_threads();
                 load.put_qk(place, chunk, staged, column);
                 thread::sync_threads();
                 column += BK;
                 staged = if column < head_dim {
-                    load.qk(place, tile, column)
+                    load.qk(work, place, tile, column)
                 } else {
-                    load.v::<G>(Place::read(num_q_heads), tile * BN)
+                    load.v::<G>(work.place(), work.key(tile, 0))
                 };
-                scores(&mut s, q_chunk, k_chunk);
+                if sees {
+                    scores(&mut s, q_chunk, k_chunk);
+                }
             }
         }
 
         // scale and mask
-        let place = Place::read(num_q_heads);
-        let Place { tid, tx, ty, row, first, .. } = place;
+        let place = work.place();
+        let Place { tid, tx, ty, row, .. } = place;
         let (m_state, l_state) = state_of(tid);
         // P [BM, BN]: the halves of 32 keys are exchanged 16 by 16 in odd rows, which are those of ty = 1
         let p_row = probabilities.at(row * BN);
@@ -413,20 +541,8 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
         unroll!(I < 8 {
             unroll!(J < 4 { s[I][J] *= scale_log2; });
         });
-        if tile * BN + BN > seen_by_all {
-            // Rows past q_len see what they like: they are not written.
-            let key = tile * BN + tx;
-            let past_row = key as i32 - visible(first + row, q_len, kv_len, causal);
-            let per_row = if causal { 2 } else { 0 };
-            unroll!(I < 8 {
-                unroll!(J < 4 {
-                    let masked = past_row + 16 * J as i32 >= per_row * I as i32;
-                    if masked || key + 16 * J as u32 >= kv_len {
-                        s[I][J] = f32::NEG_INFINITY;
-                    }
-                });
-            });
-        }
+        // SAFETY: the block has this tile.
+        unsafe { work.mask(&mut s, place, tile) };
 
         // m' = max(m, rowmax S)
         // SAFETY: this thread's own elements.
@@ -479,18 +595,20 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
                 let chunk_keys = key / BK;
                 key += BK;
                 if key < BN {
-                    staged = load.v::<G>(place, tile * BN + key);
+                    staged = load.v::<G>(place, work.key(tile, key));
                 } else {
-                    staged = load.qk(Place::read(num_q_heads), tile + 1, 0); // behind the last tile for nothing
+                    staged = load.qk(work, work.place(), tile + W::STEP, 0); // behind the last tile for nothing
                 }
-                weighted_values(&mut o, p_row.at((chunk_keys ^ ty) * 16), v_chunk);
+                if sees {
+                    weighted_values(&mut o, p_row.at((chunk_keys ^ ty) * 16), v_chunk);
+                }
             }
         }
-        tile += 1;
+        tile += W::STEP;
     }
 
-    // write O / l
-    let Place { tid, tx, row, batch, head, first, .. } = Place::read(num_q_heads);
+    // write O / l, or O, m and l
+    let Place { tid, tx, row, batch, head, first, .. } = work.place();
     let head = out_strides.offset(batch, head);
     // SAFETY: this thread's own elements.
     let mut l = unsafe { load_state(state_of(tid).1) };
@@ -501,6 +619,28 @@ unsafe fn prefill<TQ: Element, TKV: Element, const G: usize>(
             l[I] += other;
         });
     });
+    // SAFETY: as the caller promises.
+    if let Some(partial) = unsafe { work.partial() } {
+        let width = 64 * G as u32 + STATE_ELEMENTS;
+        // SAFETY: this thread's own elements.
+        let m = unsafe { load_state(state_of(tid).0) };
+        unroll!(I < 8 {
+            // SAFETY: row below BM of [BM, D + 4]; each thread its own columns, one lane for all of a row's m and l.
+            unsafe {
+                let record = partial.add(((row + 2 * I as u32) * width) as usize);
+                let mut g = 0;
+                while g < G {
+                    f32::store4(record.add((tx * 4 + g as u32 * 64) as usize), o[I][g]);
+                    g += 1;
+                }
+                if tx == 0 {
+                    *record.add(64 * G) = m[I];
+                    *record.add(64 * G + 1) = l[I];
+                }
+            }
+        });
+        return;
+    }
     unroll!(I < 8 {
         let i = first + row + 2 * I as u32;
         let factor = if l[I] == 0.0 { 0.0 } else { rcp(l[I]) };
@@ -539,10 +679,12 @@ macro_rules! kernels {
                 Strides { batch: k_batch, head: k_head, row: k_row },
                 Strides { batch: v_batch, head: v_head, row: v_row },
             ];
-            // SAFETY: this kernel's contract is the body's.
+            // SAFETY: this kernel's contract is the body's; a grid with a block in it has a head.
             unsafe {
-                prefill::<$tq, $tkv, $groups>(
-                    out, q, k, v, strides, num_q_heads, group, q_len, kv_len, head_dim, scale_log2, causal != 0,
+                not_zero(num_q_heads);
+                let work = Dense { num_q_heads, q_len, kv_len, causal: 0u32.wrapping_sub(causal), seen_by_all: 0, end: 0 };
+                prefill::<$tq, $tkv, $groups, _>(
+                    out, q, k, v, strides, group, q_len, kv_len.wrapping_sub(1), head_dim, scale_log2, work,
                 )
             }
         }

@@ -138,6 +138,44 @@ pub(crate) unsafe fn load_half(pointer: *const u16) -> u16 {
     half
 }
 
+/// Word `index`: as [`load_word`], with an address that the compiler does not keep in registers from use to use.
+#[gpu_only]
+#[inline(always)]
+pub(crate) unsafe fn load_word_at(pointer: *const u32, index: u32) -> u32 {
+    let word;
+    // SAFETY: the caller's word is global, valid, and not written while the kernel runs.
+    unsafe {
+        asm!(
+            "{{",
+            ".reg .b64 at;",
+            "mad.wide.u32 at, {index}, 4, {pointer};",
+            "ld.global.nc.b32 {word}, [at];",
+            "}}",
+            word = out(reg32) word,
+            index = in(reg32) index,
+            pointer = in(reg64) pointer,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    word
+}
+
+#[gpu_only]
+#[inline(always)]
+pub(crate) unsafe fn load_byte(pointer: *const u8) -> u32 {
+    let byte;
+    // SAFETY: the caller's pointer is global, valid, and not written while the kernel runs.
+    unsafe {
+        asm!(
+            "ld.global.nc.u8 {byte}, [{pointer}];",
+            byte = out(reg32) byte,
+            pointer = in(reg64) pointer,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    byte
+}
+
 #[gpu_only]
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {

@@ -1,0 +1,78 @@
+//! Block-sparse attention: the dense fallback's blocks of queries, over the listed blocks of keys only; and means of
+//! blocks of rows.
+
+use super::attention::{KEYS, Keys, Seen, attention_over};
+use super::{slice, slice_mut, with_float};
+use crate::block_mask::BlockMask;
+use crate::dtype::Float;
+use crate::ops::attention::{Problem, Strides};
+use crate::{Result, Tensor, TensorMut};
+use rayon::prelude::*;
+
+/// A mask, and how many query heads share each of its heads.
+struct Listed<'a> {
+    mask: &'a BlockMask,
+    num_q_heads: usize,
+}
+
+impl Listed<'_> {
+    fn mask_head(&self, head: usize) -> usize {
+        head % self.num_q_heads / (self.num_q_heads / self.mask.heads())
+    }
+}
+
+impl Keys for Listed<'_> {
+    fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)> {
+        let grid = self.mask.grid();
+        let (block, kv_len) = (grid.block(), grid.kv_len());
+        self.mask.seen_by(self.mask_head(head), first).flat_map(move |(column, _)| {
+            let end = kv_len.min((column + 1) * block);
+            (column * block..end).step_by(KEYS).map(move |key| (key, KEYS.min(end - key)))
+        })
+    }
+
+    fn seen(&self, head: usize, i: usize, tile: usize) -> Seen {
+        let block = self.mask.grid().block();
+        (self.mask.row_bits(self.mask_head(head), i, tile / block) >> (tile % block)) as Seen
+    }
+}
+
+pub(crate) fn attention(
+    out: TensorMut,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    problem: &Problem,
+    mask: &BlockMask,
+) -> Result<()> {
+    attention_over(out, q, k, v, problem, &Listed { mask, num_q_heads: problem.num_q_heads })
+}
+
+/// Means of `block` rows each of x [heads, rows, head_dim], with the strides of its heads (over all batches) and rows.
+pub(crate) fn block_mean(
+    mut y: TensorMut,
+    x: &Tensor,
+    strides: Strides,
+    [heads, rows, head_dim]: [usize; 3],
+    block: usize,
+) -> Result<()> {
+    let elements = y.shape().elements();
+    let y = &mut slice_mut::<f32>(&mut y)?[..elements]; // the storage may go on behind it
+    let per_batch = heads;
+    with_float!(x.dtype(), T => {
+        let x = slice::<T>(x)?;
+        let blocks = rows.div_ceil(block);
+        y.par_chunks_mut(head_dim).enumerate().for_each(|(at, y)| {
+            let (head, first) = (at / blocks, at % blocks * block);
+            let start = head / per_batch * strides.batch + head % per_batch * strides.head;
+            let end = rows.min(first + block);
+            y.fill(0.0);
+            for row in first..end {
+                let at = start + row * strides.row;
+                y.iter_mut().zip(&x[at..at + head_dim]).for_each(|(y, x)| *y += x.to_f32());
+            }
+            y.iter_mut().for_each(|y| *y /= (end - first) as f32);
+        });
+    });
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! Block-sparse attention, and choosing its blocks.
+
+use super::attention::{Problem, check, check_head_dim, extents, strides};
+use super::check::Check;
+use crate::block_mask::{BlockGrid, BlockMask, Choose};
+use crate::gpu::sparse_attention::Lists;
+use crate::ops::Attention;
+use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("sparse_attention");
+
+/// Which kernels [`sparse_attention`] runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Path {
+    /// The dense ones where the mask is one that they have (all, or causal), else the sparse ones.
+    #[default]
+    Auto,
+    /// The sparse ones.
+    Sparse,
+}
+
+/// A [`BlockMask`] on a device, as the kernels read it; for any number of calls.
+#[derive(Clone, Debug)]
+pub struct PreparedMask {
+    pub(crate) mask: BlockMask,
+    device: Device,
+    /// For the dense kernels, and whether they are to be causal.
+    plain: Option<bool>,
+    lists: Option<Lists>,
+}
+
+impl PreparedMask {
+    /// Makes the lists and copies them to `device`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), or a driver error.
+    pub fn new(mask: BlockMask, path: Path, device: &Device) -> Result<Self> {
+        let plain = if path == Path::Auto { mask.plain() } else { None };
+        let lists = match (device, plain) {
+            (Device::Cuda(_), None) => Some(Lists::new(&mask, device)?),
+            _ => None,
+        };
+        Ok(Self { mask, device: device.clone(), plain, lists })
+    }
+
+    /// The mask.
+    pub fn mask(&self) -> &BlockMask {
+        &self.mask
+    }
+
+    /// Whether the dense kernels do the work, since the mask is one that they have.
+    pub fn is_dense(&self) -> bool {
+        self.plain.is_some()
+    }
+
+    /// Bytes of the lists on a GPU, which grow with the number of blocks.
+    pub fn bytes(&self) -> usize {
+        self.lists.as_ref().map_or(0, Lists::bytes)
+    }
+}
+
+/// out = softmax(scale · q kᵀ) v for each head, over the keys that `mask` lets each query see.
+///
+/// Shapes, types, layouts and `scale` (`None` for 1/√head_dim) are those of [`attention`](super::attention()); whether it is causal is the
+/// mask's matter. A mask of several heads has a number that divides num_q_heads; consecutive query heads share one. A
+/// query that sees no key gives 0. Keys and values must be finite: of blocks that are not listed nothing is read, but a
+/// NaN that a query does not see may reach it from within 16 keys of one that it does.
+///
+/// # Errors
+/// Those of [`attention`](super::attention()); [`Error::Shape`](crate::Error::Shape) if `q` or `k` have not the mask's
+/// lengths, [`Error::Unsupported`](crate::Error::Unsupported) if the mask's heads are not shared evenly, and
+/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if it was prepared for another device.
+pub fn sparse_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &PreparedMask,
+    scale: Option<f32>,
+) -> Result<Tensor> {
+    let mut out = Tensor::uninitialized(q.shape(), q.dtype(), &q.device())?;
+    sparse_attention_into(out.view_mut()?, q, k, v, mask, scale)?;
+    Ok(out)
+}
+
+/// [`sparse_attention`] into `out`, of `q`'s shape and type; its strides are as free as the inputs'.
+///
+/// # Errors
+/// As [`sparse_attention`].
+pub fn sparse_attention_into(
+    out: TensorMut,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &PreparedMask,
+    scale: Option<f32>,
+) -> Result<()> {
+    let options = Attention { scale, causal: mask.plain == Some(true) };
+    let problem = check(CHECK, &out, q, k, v, &options)?;
+    check_mask(q, k, &problem, &mask.mask)?;
+    let device = CHECK.device(&out, &[("q", q), ("k", k), ("v", v)])?;
+    if !mask.device.same(&device) {
+        return Err(crate::Error::DeviceMismatch {
+            op: CHECK.0,
+            argument: "mask",
+            expected: device.to_string(),
+            found: mask.device.to_string(),
+        });
+    }
+    match (device, &mask.lists) {
+        (Device::Cpu, _) => cpu::sparse_attention::attention(out, q, k, v, &problem, &mask.mask),
+        (Device::Cuda(device), None) => gpu::attention::attention(&device, out, q, k, v, None, &problem),
+        (Device::Cuda(device), Some(lists)) => {
+            gpu::sparse_attention::attention(&device, out, q, k, v, &problem, lists)
+        }
+    }
+}
+
+fn check_mask(q: &Tensor, k: &Tensor, problem: &Problem, mask: &BlockMask) -> Result<()> {
+    let grid = mask.grid();
+    for (argument, x, found, len) in
+        [("q", q, problem.q_len, grid.q_len()), ("k", k, problem.kv_len, grid.kv_len())]
+    {
+        if found != len {
+            return Err(CHECK.bad_shape(argument, x, format!("the mask's {len} rows a head")));
+        }
+    }
+    let (heads, num_q_heads) = (mask.heads(), problem.num_q_heads);
+    let units = heads.max(problem.num_kv_heads);
+    let even = |parts: usize| units.checked_rem(parts) == Some(0);
+    if num_q_heads > 0 && !(even(heads) && even(problem.num_kv_heads) && num_q_heads.is_multiple_of(units)) {
+        let reason =
+            format!("{num_q_heads} query heads on {} kv heads can't share them", problem.num_kv_heads);
+        return Err(CHECK.unsupported("mask's heads", heads, reason));
+    }
+    Ok(())
+}
+
+/// y[h, c, :] = the mean of rows c · block … of x[h, :, :], in f32; the last block may be shorter.
+///
+/// `x`: [b, heads, rows, head_dim] or without b, f32 or f16, laid out as [`attention`](super::attention())'s tensors may be; the
+/// result is [.., heads, ceil(rows / block), head_dim].
+///
+/// # Errors
+/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType),
+/// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge),
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a block of 0 and attention's limits on head_dim.
+pub fn block_mean(x: &Tensor, block: usize) -> Result<Tensor> {
+    let mut dims = x.dims().to_vec();
+    if let Some(rows) = dims.len().checked_sub(2) {
+        dims[rows] = dims[rows].div_ceil(block.max(1));
+    }
+    let mut y = Tensor::uninitialized(dims, DType::F32, &x.device())?;
+    block_mean_into(y.view_mut()?, x, block)?;
+    Ok(y)
+}
+
+/// [`block_mean`] into `y`, which is contiguous.
+///
+/// # Errors
+/// As [`block_mean`].
+pub fn block_mean_into(y: TensorMut, x: &Tensor, block: usize) -> Result<()> {
+    const CHECK: Check = Check("block_mean");
+    CHECK.float("x", x)?;
+    CHECK.dtype("y", &y, DType::F32)?;
+    let letters = "[b, heads, rows, head_dim], or without b";
+    let [batch, heads, rows, head_dim] = extents(x).ok_or_else(|| CHECK.bad_shape("x", x, letters))?;
+    check_head_dim(CHECK, head_dim)?;
+    if block == 0 {
+        return Err(CHECK.unsupported("block", block, "it must be at least 1"));
+    }
+    let blocks = rows.div_ceil(block);
+    let whole = [batch, heads, blocks, head_dim];
+    let shape = if x.shape().rank() == 4 { &whole[..] } else { &whole[1..] };
+    CHECK.shape("y", &y, shape, format!("{shape:?}: x's, with a row for each block"))?;
+    CHECK.contiguous("y", &y)?;
+    let strides = strides(CHECK, "x", x)?;
+    if y.shape().elements() == 0 {
+        return Ok(());
+    }
+    let extents = [heads, rows, head_dim];
+    match CHECK.device(&y, &[("x", x)])? {
+        Device::Cpu => cpu::sparse_attention::block_mean(y, x, strides, extents, block),
+        Device::Cuda(device) => {
+            gpu::sparse_attention::block_mean(&device, y, x, strides, [batch, heads, rows, head_dim], block)
+        }
+    }
+}
+
+/// The share of the blocks of plain attention from which on [`choose_blocks`] gives all of them.
+///
+/// Choosing costs two means, a small product and a wait for the host, and the sparse kernels' tiles cost a little more
+/// than the dense ones'.
+pub const DENSE_FROM: f64 = 0.9;
+
+/// A mask for this `q` and `k`, chosen for each query head from the scores between the means of their blocks.
+///
+/// `q`: [num_q_heads, q_len, head_dim] and `k`: [num_kv_heads, kv_len, head_dim], or with a batch of 1 before them. Where
+/// it comes to [`DENSE_FROM`] of the blocks, it is the mask of plain attention, which [`PreparedMask`] then runs as such.
+/// This waits for the GPU: the lists are made on the host.
+///
+/// Source of the pooled scores: Jiang et al. 2024, "MInference 1.0", section 3.2 (block-sparse heads); of the
+/// threshold on their sum: Lai et al. 2025, "FlexPrefill", section 3.2.
+///
+/// # Errors
+/// Those of [`block_mean`], [`matmul`](super::matmul()) and [`BlockMask::from_scores`];
+/// [`Error::Shape`](crate::Error::Shape) for more than one batch entry, or heads that are not shared evenly.
+pub fn choose_blocks(
+    q: &Tensor,
+    k: &Tensor,
+    block: usize,
+    choose: Choose,
+    options: &Attention,
+) -> Result<BlockMask> {
+    const CHECK: Check = Check("choose_blocks");
+    let letters = "[num_q_heads, q_len, head_dim], for one batch entry";
+    let (Some([1, num_q_heads, q_len, head_dim]), Some([1, num_kv_heads, kv_len, _])) =
+        (extents(q), extents(k))
+    else {
+        return Err(CHECK.bad_shape("q", q, letters));
+    };
+    if num_q_heads.checked_rem(num_kv_heads) != Some(0) {
+        return Err(CHECK.bad_shape("k", k, format!("a number of heads that divides q's {num_q_heads}")));
+    }
+    let grid = BlockGrid::new(block, q_len, kv_len)?;
+    let plain = if options.causal { BlockMask::causal(grid)? } else { BlockMask::dense(grid)? };
+    let (rows, columns) = (grid.rows(), grid.columns());
+    let group = num_q_heads / num_kv_heads;
+    let q = block_mean(q, block)?.reshape([num_kv_heads, group * rows, head_dim])?;
+    let k = block_mean(k, block)?.reshape([num_kv_heads, columns, head_dim])?;
+    let scale = options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
+    let scores = super::matmul(&q, &k.swap_dims(1, 2)?)?.to_vec::<f32>()?;
+    let scores: Vec<f32> = scores.into_iter().map(|score| score * scale).collect();
+    let mask = BlockMask::from_scores(grid, num_q_heads, &scores, choose, options.causal)?;
+    let share = mask.blocks() as f64 / (num_q_heads * plain.blocks()).max(1) as f64;
+    Ok(if share >= DENSE_FROM { plain } else { mask })
+}

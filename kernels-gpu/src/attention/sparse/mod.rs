@@ -1,0 +1,96 @@
+//! Block-sparse attention: out = softmax(scale · q kᵀ, −∞ where masked) v, over listed blocks of keys only.
+//!
+//! Tensors are as in [`attention`](super). A mask head is a mask that one or several query heads have. Whatever the
+//! mask's block, keys come in groups of 16, which a list names in any order, and what is seen within 16 queries by 16
+//! keys is one of a table of patterns; so the ends of the sequences and causality are patterns like any other.
+//!
+//! | kernel                            | a block handles                                       | when       |
+//! |-----------------------------------|-------------------------------------------------------|------------|
+//! | attention_sparse_d‹D›_‹t›         | an item: 64 queries of a head, a part of their tiles   | q_len > 8  |
+//! | attention_sparse_combine_‹t›      | a row whose tiles were shared out: merges its parts   | long rows  |
+//! | attention_sparse_decode_d‹D›_r‹R›_‹t› | R rows that share their keys, one split of these | q_len ≤ 8  |
+//! | attention_block_mean_‹t›          | a block of rows of a head: their mean                  | to choose blocks |
+//!
+//! The tiles' computation is the dense kernels' own ([`prefill`](super::prefill), [`decode`](super::decode)).
+
+pub mod block_mean;
+pub mod decode;
+pub mod prefill;
+
+use super::prefill::{BM, BN};
+
+/// Keys of a group, and queries of a warp.
+pub const GROUP: usize = 16;
+/// Queries of an item.
+pub const QUERIES: usize = BM as usize;
+/// [`Item::slot`] of an item whose queries have no other.
+pub const NO_SLOT: u32 = u32::MAX;
+/// 32-bit words of an item as it lies in memory, 16-byte aligned.
+pub const ITEM_WORDS: u32 = 8;
+/// 32-bit words of a tile as it lies in memory, 16-byte aligned.
+pub const TILE_WORDS: u32 = 20;
+/// 32-bit words of a split as it lies in memory, 16-byte aligned.
+pub const SPLIT_WORDS: u32 = 4;
+
+const _: () = assert!(BN as usize == 4 * GROUP && BM as usize == 4 * GROUP);
+
+/// What a block does: tiles `start` … `start + tiles` for the 64 queries from `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// The mask head.
+    pub head: u32,
+    /// The first query, a multiple of [`QUERIES`].
+    pub first: u32,
+    /// The first tile.
+    pub start: u32,
+    /// How many.
+    pub tiles: u32,
+    /// Where the partial result goes, or [`NO_SLOT`].
+    pub slot: u32,
+}
+
+impl Item {
+    /// As it lies in memory.
+    pub fn words(self) -> [u32; ITEM_WORDS as usize] {
+        [self.head, self.first, self.start, self.tiles, self.slot, 0, 0, 0]
+    }
+}
+
+/// Four groups of keys, and what the four warps see of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// The first key of each group.
+    pub keys: [u32; 4],
+    /// The pattern of each warp's 16 queries and each group's 16 keys; pattern 0 is nothing, 1 is all.
+    pub seen: [[u32; 4]; 4],
+}
+
+impl Tile {
+    /// As it lies in memory.
+    pub fn words(self) -> [u32; TILE_WORDS as usize] {
+        let mut words = [0; TILE_WORDS as usize];
+        words[..4].copy_from_slice(&self.keys);
+        words[4..].copy_from_slice(self.seen.as_flattened());
+        words
+    }
+}
+
+/// 64 queries whose tiles were shared out among items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// The mask head.
+    pub head: u32,
+    /// The first query.
+    pub first: u32,
+    /// The items' first slot; the others follow.
+    pub slot: u32,
+    /// How many.
+    pub slots: u32,
+}
+
+impl Split {
+    /// As it lies in memory.
+    pub fn words(self) -> [u32; SPLIT_WORDS as usize] {
+        [self.head, self.first, self.slot, self.slots]
+    }
+}
