@@ -176,8 +176,8 @@ fn other_threads_stay_out_of_a_capture() {
     let x = Tensor::from_slice(&ramp(2048), [2, 1024], &on).unwrap();
     let softmax = |x: &Tensor| ops::softmax(x).unwrap().to_vec::<f32>().unwrap();
     let expected = softmax(&x);
+    let (started, start) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        let (started, start) = std::sync::mpsc::channel();
         let mut other = None;
         let (graph, y) = Graph::capture(&device, || {
             other = Some(scope.spawn(|| {
