@@ -1,6 +1,5 @@
 //! The memory pool, copies, graphs and prefetching: `cargo bench --bench memory`. The pool's own cost is measured without a
-//! device too; the rest is `pascaline bench --memory` (`PASCALINE_DEVICE=virtual` shows that it runs, its times say nothing
-//! about a card).
+//! device too; the rest is `pascaline bench --memory`.
 
 use pascaline::cli::bench_memory::{measure, recorded_trace};
 use pascaline::memory::MemoryPool;

@@ -240,7 +240,7 @@ fn keep_together(state: &Mutex<Books>, progress: &[AtomicU64], thread: usize, op
     progress[thread].store(operation, Ordering::Relaxed);
     let behind = |other: &AtomicU64| other.load(Ordering::Relaxed) < operation.saturating_sub(1024);
     while !state.is_poisoned() && progress.iter().any(behind) {
-        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
