@@ -13,9 +13,11 @@ use cuda_std::prelude::*;
 
 const G: u32 = GROUP as u32;
 
-/// The dense instance of the same type, width and rows under another name.
+/// The dense instance of the same type, width and rows under another name; of several rows three blocks fit on a
+/// multiprocessor, since what each row sees takes registers.
 const fn instance(name: &'static str, like: Decode) -> Decode {
-    Decode { spec: KernelSpec { name, ..like.spec }, ..like }
+    let min_blocks = if like.rows == 1 { 4 } else { 3 };
+    Decode { spec: KernelSpec { name, min_blocks, ..like.spec }, ..like }
 }
 
 const fn instances(names: [&'static str; 6], like: &[Decode; 6]) -> [Decode; 6] {
@@ -127,13 +129,13 @@ impl Keys for Listed {
 }
 
 macro_rules! kernels {
-    ($($name:ident: $tq:ty, $tkv:ty, $lanes:literal, $rows:literal, $keys:literal;)*) => {$(
+    ($($name:ident: $tq:ty, $tkv:ty, $lanes:literal, $rows:literal, $keys:literal, $blocks:literal;)*) => {$(
         /// # Safety
         /// As [`attention_decode_d64_r1_f32`](crate::attention::decode::attention_decode_d64_r1_f32), with `units` in
         /// the place of kv heads: a multiple of num_kv_heads and of the mask's heads, of which `units_per_kv_head` and
         /// `units_per_mask` share one. `starts`: [mask heads + 1], where each one's groups begin; `keys` [groups], below
         /// kv_len; `seen` [groups, q_len]. keys_per_split · splits ≥ the groups' keys.
-        #[kernel(launch_bounds(THREADS, 4))]
+        #[kernel(launch_bounds(THREADS, $blocks))]
         pub unsafe fn $name(
             out: *mut $tq, partial: *mut f32, starts: *const u32, keys: *const u32, seen: *const u32,
             q: *const $tq, k: *const $tkv, v: *const $tkv,
@@ -168,22 +170,22 @@ macro_rules! kernels {
 }
 
 kernels! {
-    attention_sparse_decode_d64_r1_f32: f32, f32, 8, 1, 4;
-    attention_sparse_decode_d64_r2_f32: f32, f32, 8, 2, 4;
-    attention_sparse_decode_d64_r4_f32: f32, f32, 8, 4, 2;
-    attention_sparse_decode_d128_r1_f32: f32, f32, 16, 1, 4;
-    attention_sparse_decode_d128_r2_f32: f32, f32, 16, 2, 4;
-    attention_sparse_decode_d128_r4_f32: f32, f32, 16, 4, 2;
-    attention_sparse_decode_d64_r1_f16: F16, F16, 8, 1, 4;
-    attention_sparse_decode_d64_r2_f16: F16, F16, 8, 2, 4;
-    attention_sparse_decode_d64_r4_f16: F16, F16, 8, 4, 2;
-    attention_sparse_decode_d128_r1_f16: F16, F16, 16, 1, 4;
-    attention_sparse_decode_d128_r2_f16: F16, F16, 16, 2, 4;
-    attention_sparse_decode_d128_r4_f16: F16, F16, 16, 4, 2;
-    attention_sparse_decode_d64_r1_f32_f16: f32, F16, 8, 1, 4;
-    attention_sparse_decode_d64_r2_f32_f16: f32, F16, 8, 2, 4;
-    attention_sparse_decode_d64_r4_f32_f16: f32, F16, 8, 4, 2;
-    attention_sparse_decode_d128_r1_f32_f16: f32, F16, 16, 1, 4;
-    attention_sparse_decode_d128_r2_f32_f16: f32, F16, 16, 2, 4;
-    attention_sparse_decode_d128_r4_f32_f16: f32, F16, 16, 4, 2;
+    attention_sparse_decode_d64_r1_f32: f32, f32, 8, 1, 4, 4;
+    attention_sparse_decode_d64_r2_f32: f32, f32, 8, 2, 4, 3;
+    attention_sparse_decode_d64_r4_f32: f32, f32, 8, 4, 2, 3;
+    attention_sparse_decode_d128_r1_f32: f32, f32, 16, 1, 4, 4;
+    attention_sparse_decode_d128_r2_f32: f32, f32, 16, 2, 4, 3;
+    attention_sparse_decode_d128_r4_f32: f32, f32, 16, 4, 2, 3;
+    attention_sparse_decode_d64_r1_f16: F16, F16, 8, 1, 4, 4;
+    attention_sparse_decode_d64_r2_f16: F16, F16, 8, 2, 4, 3;
+    attention_sparse_decode_d64_r4_f16: F16, F16, 8, 4, 2, 3;
+    attention_sparse_decode_d128_r1_f16: F16, F16, 16, 1, 4, 4;
+    attention_sparse_decode_d128_r2_f16: F16, F16, 16, 2, 4, 3;
+    attention_sparse_decode_d128_r4_f16: F16, F16, 16, 4, 2, 3;
+    attention_sparse_decode_d64_r1_f32_f16: f32, F16, 8, 1, 4, 4;
+    attention_sparse_decode_d64_r2_f32_f16: f32, F16, 8, 2, 4, 3;
+    attention_sparse_decode_d64_r4_f32_f16: f32, F16, 8, 4, 2, 3;
+    attention_sparse_decode_d128_r1_f32_f16: f32, F16, 16, 1, 4, 4;
+    attention_sparse_decode_d128_r2_f32_f16: f32, F16, 16, 2, 4, 3;
+    attention_sparse_decode_d128_r4_f32_f16: f32, F16, 16, 4, 2, 3;
 }

@@ -15,22 +15,23 @@ use crate::device::{Element, F16};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-const fn spec(name: &'static str) -> KernelSpec {
-    KernelSpec::new(name, THREADS).min_blocks(3).shared_bytes(SHARED_BYTES).shuffles(SHUFFLES)
+const fn spec(name: &'static str, min_blocks: u32) -> KernelSpec {
+    KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(SHARED_BYTES).shuffles(SHUFFLES)
 }
 
 /// head_dim ≤ 64: grid = [num_q_heads / mask heads, items, b], by [`Types`](crate::attention::Types).
 pub const SPARSE_D64: [KernelSpec; 3] = [
-    spec("attention_sparse_d64_f32"),
-    spec("attention_sparse_d64_f16"),
-    spec("attention_sparse_d64_f32_f16"),
+    spec("attention_sparse_d64_f32", 3),
+    spec("attention_sparse_d64_f16", 3),
+    spec("attention_sparse_d64_f32_f16", 3),
 ];
 
-/// head_dim ≤ 128; else as [`SPARSE_D64`].
+/// head_dim ≤ 128; else as [`SPARSE_D64`]. Two blocks to a multiprocessor: with registers for three, two of them are
+/// spilled.
 pub const SPARSE_D128: [KernelSpec; 3] = [
-    spec("attention_sparse_d128_f32"),
-    spec("attention_sparse_d128_f16"),
-    spec("attention_sparse_d128_f32_f16"),
+    spec("attention_sparse_d128_f32", 2),
+    spec("attention_sparse_d128_f16", 2),
+    spec("attention_sparse_d128_f32_f16", 2),
 ];
 
 /// grid = [splits · QUERIES, b · num_q_heads / mask heads]
@@ -165,7 +166,7 @@ impl Work for Listed {
 }
 
 macro_rules! kernels {
-    ($($name:ident: $tq:ty, $tkv:ty, $groups:literal;)*) => {$(
+    ($($name:ident: $tq:ty, $tkv:ty, $groups:literal, $blocks:literal;)*) => {$(
         /// # Safety
         /// `out`, `q`, `k`, `v`, strides, group, scale_log2: as
         /// [`attention_prefill_d64_f32`](crate::attention::prefill::attention_prefill_d64_f32) has them. `sharing`:
@@ -173,7 +174,7 @@ macro_rules! kernels {
         /// queries below q_len; `tiles`: [`TILE_WORDS`] for each tile that they name and one more, with keys up to
         /// last_key, v's last row; `patterns`: 8 for each that the tiles name; all 16-byte aligned. `partial`: f32 [b · blocks along x,
         /// slots, QUERIES, partial_elements(D)], disjoint from all. Launched as the contract of the same name says.
-        #[kernel(launch_bounds(THREADS, 3))]
+        #[kernel(launch_bounds(THREADS, $blocks))]
         pub unsafe fn $name(
             out: *mut $tq, partial: *mut f32, items: *const u32, tiles: *const u32, patterns: *const u32,
             q: *const $tq, k: *const $tkv, v: *const $tkv,
@@ -203,12 +204,12 @@ macro_rules! kernels {
 }
 
 kernels! {
-    attention_sparse_d64_f32: f32, f32, 1;
-    attention_sparse_d64_f16: F16, F16, 1;
-    attention_sparse_d64_f32_f16: f32, F16, 1;
-    attention_sparse_d128_f32: f32, f32, 2;
-    attention_sparse_d128_f16: F16, F16, 2;
-    attention_sparse_d128_f32_f16: f32, F16, 2;
+    attention_sparse_d64_f32: f32, f32, 1, 3;
+    attention_sparse_d64_f16: F16, F16, 1, 3;
+    attention_sparse_d64_f32_f16: f32, F16, 1, 3;
+    attention_sparse_d128_f32: f32, f32, 2, 2;
+    attention_sparse_d128_f16: F16, F16, 2, 2;
+    attention_sparse_d128_f32_f16: f32, F16, 2, 2;
 }
 
 /// # Safety
