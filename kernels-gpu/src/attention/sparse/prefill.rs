@@ -172,8 +172,9 @@ macro_rules! kernels {
         /// [`attention_prefill_d64_f32`](crate::attention::prefill::attention_prefill_d64_f32) has them. `sharing`:
         /// query heads of a mask head. `items`: [`ITEM_WORDS`] words for each block from `first_item` on, with first
         /// queries below q_len; `tiles`: [`TILE_WORDS`] for each tile that they name and one more, with keys up to
-        /// last_key, v's last row; `patterns`: 8 for each that the tiles name; all 16-byte aligned. `partial`: f32 [b · blocks along x,
-        /// slots, QUERIES, partial_elements(D)], disjoint from all. Launched as the contract of the same name says.
+        /// last_key, v's last row; `patterns`: 8 for each that the tiles name; all 16-byte aligned. `partial`: f32
+        /// [b · blocks along x, slots, QUERIES, partial_elements(D)], disjoint from all. Launched as the contract of the
+        /// same name says.
         #[kernel(launch_bounds(THREADS, $blocks))]
         pub unsafe fn $name(
             out: *mut $tq, partial: *mut f32, items: *const u32, tiles: *const u32, patterns: *const u32,
