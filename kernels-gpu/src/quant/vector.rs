@@ -58,7 +58,9 @@ const VARIANTS: [(u32, u32); 3] = [(2, 4), (4, 2), (8, 2)];
 
 const fn spec(name: &'static str, variant: usize) -> KernelSpec {
     let (m, rows) = VARIANTS[variant];
-    KernelSpec::new(name, THREADS).shuffles(5 * m * rows)
+    // left to itself, ptxas takes too few registers for eight rows of x and spills
+    let blocks = if m == MAX_M { 3 } else { 0 };
+    KernelSpec::new(name, THREADS).min_blocks(blocks).shuffles(5 * m * rows)
 }
 
 /// By variant (2, 4, 8 rows of x) and format. grid = [ceil(n / columns per block)], see [`select`].
@@ -308,12 +310,12 @@ vectors1! {
 }
 
 macro_rules! vectors {
-    ($($name:ident: $weights:ident, $m:literal, $r:literal;)*) => {$(
+    ($($name:ident: $weights:ident, $m:literal, $r:literal, $bounds:tt;)*) => {$(
         /// # Safety
         /// `y`, `residual`: [m, n], `bias`: [n], `x`: [m, x_k] quants with their scales `x_scales`, `w`: [n, k] with its
         /// scales, as the layouts say, valid on the launching stream; `bias` and `residual` may be null; `y` overlaps
         /// nothing; 1 ≤ m ≤ the variant's rows, x_k ≥ k; launched as [`VECTOR`] says.
-        #[kernel(launch_bounds(THREADS))]
+        #[kernel(launch_bounds $bounds)]
         pub unsafe fn $name(
             y: *mut f32,
             x: *const u8,
@@ -337,16 +339,16 @@ macro_rules! vectors {
 }
 
 vectors! {
-    quant_vector2_i8: I8, 2, 4;
-    quant_vector4_i8: I8, 4, 2;
-    quant_vector8_i8: I8, 8, 2;
-    quant_vector2_q8_0: Q8_0, 2, 4;
-    quant_vector4_q8_0: Q8_0, 4, 2;
-    quant_vector8_q8_0: Q8_0, 8, 2;
-    quant_vector2_q4_0: Q4_0, 2, 4;
-    quant_vector4_q4_0: Q4_0, 4, 2;
-    quant_vector8_q4_0: Q4_0, 8, 2;
-    quant_vector2_q4_k: Q4K, 2, 4;
-    quant_vector4_q4_k: Q4K, 4, 2;
-    quant_vector8_q4_k: Q4K, 8, 2;
+    quant_vector2_i8: I8, 2, 4, (THREADS);
+    quant_vector4_i8: I8, 4, 2, (THREADS);
+    quant_vector8_i8: I8, 8, 2, (THREADS, 3);
+    quant_vector2_q8_0: Q8_0, 2, 4, (THREADS);
+    quant_vector4_q8_0: Q8_0, 4, 2, (THREADS);
+    quant_vector8_q8_0: Q8_0, 8, 2, (THREADS, 3);
+    quant_vector2_q4_0: Q4_0, 2, 4, (THREADS);
+    quant_vector4_q4_0: Q4_0, 4, 2, (THREADS);
+    quant_vector8_q4_0: Q4_0, 8, 2, (THREADS, 3);
+    quant_vector2_q4_k: Q4K, 2, 4, (THREADS);
+    quant_vector4_q4_k: Q4K, 4, 2, (THREADS);
+    quant_vector8_q4_k: Q4K, 8, 2, (THREADS, 3);
 }
