@@ -7,6 +7,8 @@ use crate::{DType, Result, Shape, Tensor, TensorMut};
 const EPS: f32 = 1e-6;
 /// What the caches hold before.
 const BEFORE: f32 = 77.0;
+/// Rows behind each cache, which the op must leave alone.
+const SPARE: usize = 2;
 
 struct Append {
     rows: usize,
@@ -72,7 +74,7 @@ impl Append {
 
     /// Rows of the output that are heads of q, and of each cache. What is timed is the op alone, and checked in q alone.
     fn parts(&self) -> [usize; 3] {
-        let cache = if self.purpose == Purpose::Bench { 0 } else { self.capacity * self.kv_heads };
+        let cache = if self.purpose == Purpose::Bench { 0 } else { (self.capacity + SPARE) * self.kv_heads };
         [self.rows * self.heads, cache, cache]
     }
 
@@ -156,9 +158,11 @@ impl Case for Append {
             HostTensor::new(shape, dtype, vec![BEFORE; shape.iter().product()]).to(&device)
         };
         let mut q = before([self.rows, self.heads, self.dim], dtype)?;
-        let mut k = before([self.capacity, self.kv_heads, self.dim], cache)?;
-        let mut v = before([self.capacity, self.kv_heads, self.dim], cache)?;
-        ops::rope_append_into([q.view_mut()?, k.view_mut()?, v.view_mut()?], qkv, [cos, sin], norms, at)?;
+        let mut k = before([self.capacity + SPARE, self.kv_heads, self.dim], cache)?;
+        let mut v = before([self.capacity + SPARE, self.kv_heads, self.dim], cache)?;
+        let room = self.capacity;
+        let outputs = [q.view_mut()?, k.view_mut()?.narrow(0, 0, room)?, v.view_mut()?.narrow(0, 0, room)?];
+        ops::rope_append_into(outputs, qkv, [cos, sin], norms, at)?;
         let mut all = Tensor::uninitialized(y.shape(), DType::F32, &device)?;
         let mut at = 0;
         for (part, rows) in [q, k, v].iter().zip(self.parts()) {
@@ -179,7 +183,7 @@ impl Case for Append {
             }
             let (is_value, r) = ((r - queries) / cache, (r - queries) % cache);
             let (slot, head) = (r / self.kv_heads, r % self.kv_heads);
-            match slot.checked_sub(self.past).filter(|&row| row < self.rows) {
+            match slot.checked_sub(self.past).filter(|&row| row < self.rows && slot < self.capacity) {
                 Some(row) => {
                     y.extend(self.head(inputs, row, self.heads + is_value * self.kv_heads + head));
                 }
