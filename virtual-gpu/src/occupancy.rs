@@ -61,8 +61,8 @@ impl Multiprocessor {
             blocks = least(blocks, self.registers / self.parts / per_warp * self.parts / warps);
         }
         let shared = (shared_bytes + self.shared_bytes_reserved).next_multiple_of(self.shared_unit);
-        if shared > 0 {
-            blocks = least(blocks, self.shared_bytes / shared);
+        if let Some(by_shared) = self.shared_bytes.checked_div(shared) {
+            blocks = least(blocks, by_shared);
         }
         blocks
     }

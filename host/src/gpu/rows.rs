@@ -18,10 +18,12 @@ impl Kernels {
     /// The kernel for rows of this length.
     fn select(&self, cols: u32, dtype: DType) -> KernelSpec {
         let of_type = usize::from(dtype == DType::F16);
-        match cols {
-            ..=MAX_WARP_COLS => self.warp[of_type],
-            ..=MAX_BLOCK_COLS => self.block[of_type].of_threads(row_threads(cols)),
-            _ => self.stream[of_type],
+        if cols <= MAX_WARP_COLS {
+            self.warp[of_type]
+        } else if cols <= MAX_BLOCK_COLS {
+            self.block[of_type].of_threads(row_threads(cols))
+        } else {
+            self.stream[of_type]
         }
     }
 

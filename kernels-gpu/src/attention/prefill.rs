@@ -188,7 +188,7 @@ impl Dense {
     /// As [`visible`](super::visible).
     #[inline(always)]
     fn visible(self, i: u32) -> i32 {
-        self.kv_len as i32 + (i as i32 + 1 - self.q_len as i32 & self.causal as i32)
+        self.kv_len as i32 + ((i as i32 + 1 - self.q_len as i32) & self.causal as i32)
     }
 }
 
