@@ -201,7 +201,7 @@ impl BlockMask {
         &self.row_starts
     }
 
-    /// The listed blocks' columns, ascending in each row: [blocks].
+    /// The listed blocks' columns, ascending in each row: \[blocks\].
     pub fn columns(&self) -> &[u32] {
         &self.columns
     }

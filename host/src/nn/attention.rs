@@ -14,7 +14,7 @@ pub struct Rope {
     pub cos: Tensor,
     /// [angles, head_dim / 2] f32
     pub sin: Tensor,
-    /// [2] u32: how many tokens are in the cache before, and which angle is the first row's.
+    /// \[2\] u32: how many tokens are in the cache before, and which angle is the first row's.
     pub at: Tensor,
 }
 

@@ -9,9 +9,9 @@ const CHECK: Check = Check("rope_append");
 /// The RMS norm of each head of q and of k.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms<'a> {
-    /// [dim], of qkv's type.
+    /// \[dim\], of qkv's type.
     pub q: &'a Tensor,
-    /// [dim], of qkv's type.
+    /// \[dim\], of qkv's type.
     pub k: &'a Tensor,
     /// Finite and not negative.
     pub eps: f32,
@@ -29,7 +29,7 @@ pub(crate) struct Outputs<'a> {
 /// [`rope`](super::rope); q goes to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.
 ///
 /// `qkv`: [rows, heads + 2·kv_heads, dim] f32 or f16; `q`: [rows, heads, dim] of the same type; `k`, `v`: [capacity, kv_heads,
-/// dim], both of that type or both f16; `cos`, `sin`: [angles, dim/2] f32, with angles > 0; `at`: [2] u32, (past, the first
+/// dim], both of that type or both f16; `cos`, `sin`: [angles, dim/2] f32, with angles > 0; `at`: \[2\] u32, (past, the first
 /// row's angle). All contiguous; dim is even and at most 256.
 ///
 /// `at` is read where the tensors are, so that a captured launch serves every token, and so it can't be checked: rows beyond

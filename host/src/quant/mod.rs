@@ -140,7 +140,7 @@ impl QuantTensor {
     /// not fit beside it.
     ///
     /// # Errors
-    /// As [`ops::quantize`](crate::ops::quantize); [`Error::Shape`] if `shape` is not [n, k] with as many values.
+    /// As [`ops::quantize`]; [`Error::Shape`] if `shape` is not [n, k] with as many values.
     pub fn from_f32(x: &[f32], shape: impl Into<Shape>, format: Format, device: &Device) -> Result<Self> {
         let shape = shape.into();
         let mut whole = Self::uninitialized(format, shape.clone(), device)?;
@@ -176,7 +176,7 @@ impl QuantTensor {
 }
 
 /// Activations [m, k] in 8 bits, with a scale and a sum per 32 values: what
-/// [`ops::quantize_rows`](crate::ops::quantize_rows) makes for one or more products.
+/// [`ops::quantize_rows`] makes for one or more products.
 #[derive(Clone, Debug)]
 pub struct QuantRows {
     /// The extents of the tensor that was quantised.
