@@ -1,7 +1,7 @@
 //! The memory pool on the simulated device: its invariants on every operation of a random run.
 //!
 //! `PASCALINE_MEMORY_OPERATIONS=100000000 PASCALINE_MEMORY_WORLDS=16 cargo test --release --test memory random` makes the
-//! long run: sixteen pools side by side, each with 16 threads, 8 streams and a seed of its own.
+//! long run: sixteen pools side by side, each with 16 threads, 8 streams and a seed of its own. It takes minutes.
 
 mod common;
 
