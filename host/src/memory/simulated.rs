@@ -158,7 +158,9 @@ impl Simulated {
         for _ in 0..turns {
             let places = state.streams.len();
             let (first, pieces) = (state.chance(places.max(1) as u64) as usize, state.chance(16));
-            let Some(stream) = (first..places).chain(0..first).find(|&place| state.step(place)) else { return };
+            let Some(stream) = (first..places).chain(0..first).find(|&place| state.step(place)) else {
+                return;
+            };
             let _ = (0..pieces).all(|_| state.step(stream));
         }
     }
