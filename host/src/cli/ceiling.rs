@@ -15,7 +15,7 @@ use std::hint::black_box;
 
 /// Bytes that a copy reads, and as many that it writes: far beyond any cache.
 const COPY_BYTES: usize = 256 << 20;
-/// Rounds of the kernel that measures `dp4a`: 2 ms on a Pascal card of any size.
+/// Rounds of the kernels that measure FFMA and `dp4a`: 2 ms on a Pascal card of any size.
 const PEAK_ROUNDS: u32 = 400;
 /// m, n and k of the product that stands for a CPU's arithmetic.
 const GEMM_N: usize = 1024;
@@ -75,9 +75,7 @@ impl Ceilings {
             },
         })
     }
-}
 
-impl Ceilings {
     /// The ceiling of work that does `flops` and touches `bytes`, and how much of its unit the work does.
     pub fn for_work(&self, bound: Bound, flops: f64, bytes: f64) -> Option<(&Ceiling, f64)> {
         let (ceiling, work) = match (bound, &self.launch) {

@@ -1,6 +1,6 @@
 //! Which attention kernels, their grids, and the scratch memory of partial results.
 
-use crate::cuda::{CudaDevice, args};
+use crate::cuda::{Arg, CudaDevice, args};
 use crate::memory::DeviceBuffer;
 use crate::ops::attention::{Problem, Strides};
 use crate::{DType, Result, Tensor, TensorMut};
@@ -67,6 +67,12 @@ pub(super) fn words(strides: Strides) -> [u32; 3] {
     [strides.batch, strides.head, strides.row].map(|stride| stride as u32)
 }
 
+/// The strides of out, q, k and v, as all attention kernels take them.
+pub(super) fn strides(problem: &Problem) -> Vec<Arg> {
+    let all = [problem.out, problem.q, problem.k, problem.v].map(words);
+    all.as_flattened().iter().map(|&stride| Arg::from(stride)).collect()
+}
+
 pub(crate) fn attention(
     device: &CudaDevice,
     out: TensorMut,
@@ -83,42 +89,22 @@ pub(crate) fn attention(
     let (q_len, kv_len, head_dim) = (problem.q_len as u32, problem.kv_len as u32, problem.head_dim as u32);
     let (group, causal) = (problem.group() as u32, u32::from(problem.causal));
     let scale_log2 = problem.scale * std::f32::consts::LOG2_E;
-    let [[ob, oh, or], [qb, qh, qr], [kb, kh, kr], [vb, vh, vr]] =
-        [problem.out, problem.q, problem.k, problem.v].map(words);
+    let strides = strides(problem);
     let (o, q, k, v, types) =
         (out.address(), q.address(), k.address(), v.address(), types(q.dtype(), k.dtype()));
     match plan(problem, types, device.properties().multiprocessors) {
         Plan::Prefill(spec) => {
             let grid = [heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK), 1];
             let num_q_heads = problem.num_q_heads as u32;
-            let arguments = args![
-                o,
-                q,
-                k,
-                v,
-                ob,
-                oh,
-                or,
-                qb,
-                qh,
-                qr,
-                kb,
-                kh,
-                kr,
-                vb,
-                vh,
-                vr,
-                num_q_heads,
-                group,
-                q_len,
-                kv_len,
-                head_dim,
-                scale_log2,
-                causal,
-            ];
+            let arguments = [
+                args![o, q, k, v],
+                &strides[..],
+                args![num_q_heads, group, q_len, kv_len, head_dim, scale_log2, causal],
+            ]
+            .concat();
             // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides,
             // spans below 2³¹ and that all lie on this stream; a TensorMut overlaps nothing.
-            unsafe { device.launch(&spec, grid, arguments) }
+            unsafe { device.launch(&spec, grid, &arguments) }
         }
         Plan::Decode { kernel, splits, keys_per_split } => {
             let rows = heads * problem.q_len;
@@ -127,55 +113,37 @@ pub(crate) fn attention(
             let num_kv_heads = problem.num_kv_heads as u32;
             let kv_heads = (problem.batch * problem.num_kv_heads) as u32;
             let grid = [splits as u32, kv_heads, (group * q_len).div_ceil(kernel.rows)];
-            let arguments = args![
-                o,
-                partial.address(),
-                q,
-                k,
-                v,
-                ob,
-                oh,
-                or,
-                qb,
-                qh,
-                qr,
-                kb,
-                kh,
-                kr,
-                vb,
-                vh,
-                vr,
-                num_kv_heads,
-                group,
-                q_len,
-                kv_len,
-                head_dim,
-                keys_per_split as u32,
-                scale_log2,
-                causal,
-                past.map_or(0, Tensor::address),
-            ];
+            let arguments = [
+                args![o, partial.address(), q, k, v],
+                &strides[..],
+                args![
+                    num_kv_heads,
+                    group,
+                    q_len,
+                    kv_len,
+                    head_dim,
+                    keys_per_split as u32,
+                    scale_log2,
+                    causal,
+                    past.map_or(0, Tensor::address),
+                ],
+            ]
+            .concat();
             // SAFETY: as above; `past` is one number; `partial` has a record for each row and split and is freed behind both launches.
-            unsafe { device.launch(&kernel.spec, grid, arguments)? };
+            unsafe { device.launch(&kernel.spec, grid, &arguments)? };
             if splits == 1 {
                 return Ok(());
             }
             let spec = if out.dtype() == DType::F16 { COMBINE_F16 } else { COMBINE_F32 };
             let num_q_heads = problem.num_q_heads as u32;
-            let arguments = args![
-                o,
-                partial.address(),
-                ob,
-                oh,
-                or,
-                num_q_heads,
-                q_len,
-                head_dim,
-                kernel.head_dim,
-                splits as u32,
-            ];
+            let arguments = [
+                args![o, partial.address()],
+                &strides[..3],
+                args![num_q_heads, q_len, head_dim, kernel.head_dim, splits as u32],
+            ]
+            .concat();
             // SAFETY: as above; the launch before has written all records.
-            unsafe { device.launch(&spec, [rows as u32, 1, 1], arguments) }
+            unsafe { device.launch(&spec, [rows as u32, 1, 1], &arguments) }
         }
     }
 }

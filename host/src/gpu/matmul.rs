@@ -1,4 +1,4 @@
-//! Which matmul kernel, how k is split, and the grid.
+//! Launches of matmul: operands as the kernels see them, the grid, and the parts of k. `select` chooses.
 
 use crate::cuda::{Arg, CudaDevice, args};
 use crate::memory::DeviceBuffer;

@@ -1,6 +1,6 @@
 //! Which kernels of block-sparse attention, their lists and grids, and the scratch memory of partial results.
 
-use super::attention::{MAX_DECODE_QUERIES, split, types, words};
+use super::attention::{MAX_DECODE_QUERIES, split, strides, types, words};
 use crate::block_mask::{BlockMask, DecodeLists, PrefillLists};
 use crate::cuda::{CudaDevice, args};
 use crate::memory::DeviceBuffer;
@@ -123,50 +123,43 @@ fn prefill(
     let columns = problem.batch * sharing; // blocks of one item
     let record = QUERIES * partial_elements(d) as usize;
     let partial = DeviceBuffer::uninitialized(device, columns * *slots as usize * record * size_of::<f32>())?;
-    let [[ob, oh, or], [qb, qh, qr], [kb, kh, kr], [vb, vh, vr]] =
-        [problem.out, problem.q, problem.k, problem.v].map(words);
+    let strides = strides(problem);
     let o = out.address();
 
     let flops = (4 * QUERIES * QUERIES * problem.head_dim * columns) as f64;
     let most = MAX_LAUNCH_FLOPS * f64::from(device.properties().multiprocessors);
     let mut first = 0;
     for end in launches(work, flops, most) {
-        let arguments = args![
-            o,
-            partial.address(),
-            items.address(),
-            tiles.address(),
-            patterns.address(),
-            q.address(),
-            k.address(),
-            v.address(),
-            ob,
-            oh,
-            or,
-            qb,
-            qh,
-            qr,
-            kb,
-            kh,
-            kr,
-            vb,
-            vh,
-            vr,
-            first as u32,
-            *slots,
-            sharing as u32,
-            problem.group() as u32,
-            q_len,
-            last_key,
-            head_dim,
-            problem.scale * std::f32::consts::LOG2_E,
-        ];
+        let arguments = [
+            args![
+                o,
+                partial.address(),
+                items.address(),
+                tiles.address(),
+                patterns.address(),
+                q.address(),
+                k.address(),
+                v.address(),
+            ],
+            &strides[..],
+            args![
+                first as u32,
+                *slots,
+                sharing as u32,
+                problem.group() as u32,
+                q_len,
+                last_key,
+                head_dim,
+                problem.scale * std::f32::consts::LOG2_E,
+            ],
+        ]
+        .concat();
         let grid = [sharing as u32, (end - first) as u32, problem.batch as u32];
         // SAFETY: `ops::sparse_attention_into` has checked types, shapes, the alignment of first elements and strides,
         // spans below 2³¹, that lengths and heads are the mask's and that all lie on this stream; a TensorMut overlaps
         // nothing. `PrefillLists` made the lists for these lengths; `partial` has a record for each slot and column, and
         // is freed behind the launches.
-        unsafe { device.launch(&spec, grid, arguments)? };
+        unsafe { device.launch(&spec, grid, &arguments)? };
         first = end;
     }
     let num_splits = splits.shape().elements() as u32 / kernels_gpu::attention::sparse::SPLIT_WORDS;
@@ -174,22 +167,15 @@ fn prefill(
         return Ok(());
     }
     let spec = if out.dtype() == DType::F16 { COMBINE_F16 } else { COMBINE_F32 };
-    let arguments = args![
-        o,
-        partial.address(),
-        splits.address(),
-        ob,
-        oh,
-        or,
-        *slots,
-        sharing as u32,
-        q_len,
-        head_dim,
-        d,
-    ];
+    let arguments = [
+        args![o, partial.address(), splits.address()],
+        &strides[..3],
+        args![*slots, sharing as u32, q_len, head_dim, d],
+    ]
+    .concat();
     let grid = [QUERIES as u32 * num_splits, columns as u32, 1];
     // SAFETY: as above; the launches before have written all records.
-    unsafe { device.launch(&spec, grid, arguments) }
+    unsafe { device.launch(&spec, grid, &arguments) }
 }
 
 fn decode(
@@ -216,51 +202,48 @@ fn decode(
     let record = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
     let partial = DeviceBuffer::uninitialized(device, if splits > 1 { rows * splits * record } else { 0 })?;
     let (q_len, kv_len, head_dim) = (problem.q_len as u32, problem.kv_len as u32, problem.head_dim as u32);
-    let [[ob, oh, or], [qb, qh, qr], [kb, kh, kr], [vb, vh, vr]] =
-        [problem.out, problem.q, problem.k, problem.v].map(words);
-    let arguments = args![
-        out.address(),
-        partial.address(),
-        starts.address(),
-        keys.address(),
-        seen.address(),
-        q.address(),
-        k.address(),
-        v.address(),
-        ob,
-        oh,
-        or,
-        qb,
-        qh,
-        qr,
-        kb,
-        kh,
-        kr,
-        vb,
-        vh,
-        vr,
-        units as u32,
-        (units / problem.num_kv_heads) as u32,
-        (units / lists.heads) as u32,
-        group as u32,
-        q_len,
-        kv_len,
-        head_dim,
-        keys_per_split as u32,
-        problem.scale * std::f32::consts::LOG2_E,
-    ];
+    let strides = strides(problem);
+    let arguments = [
+        args![
+            out.address(),
+            partial.address(),
+            starts.address(),
+            keys.address(),
+            seen.address(),
+            q.address(),
+            k.address(),
+            v.address(),
+        ],
+        &strides[..],
+        args![
+            units as u32,
+            (units / problem.num_kv_heads) as u32,
+            (units / lists.heads) as u32,
+            group as u32,
+            q_len,
+            kv_len,
+            head_dim,
+            keys_per_split as u32,
+            problem.scale * std::f32::consts::LOG2_E,
+        ],
+    ]
+    .concat();
     let grid = [splits as u32, (problem.batch * units) as u32, (group as u32 * q_len).div_ceil(kernel.rows)];
     // SAFETY: as in `prefill`, with `DecodeLists`; the units are a multiple of both kinds of heads, as has been checked.
-    unsafe { device.launch(&kernel.spec, grid, arguments)? };
+    unsafe { device.launch(&kernel.spec, grid, &arguments)? };
     if splits == 1 {
         return Ok(());
     }
     let spec = if out.dtype() == DType::F16 { DECODE_COMBINE_F16 } else { DECODE_COMBINE_F32 };
     let (o, num_q_heads) = (out.address(), problem.num_q_heads as u32);
-    let arguments =
-        args![o, partial.address(), ob, oh, or, num_q_heads, q_len, head_dim, kernel.head_dim, splits as u32];
+    let arguments = [
+        args![o, partial.address()],
+        &strides[..3],
+        args![num_q_heads, q_len, head_dim, kernel.head_dim, splits as u32],
+    ]
+    .concat();
     // SAFETY: as above; the launch before has written all records.
-    unsafe { device.launch(&spec, [rows as u32, 1, 1], arguments) }
+    unsafe { device.launch(&spec, [rows as u32, 1, 1], &arguments) }
 }
 
 pub(crate) fn block_mean(
