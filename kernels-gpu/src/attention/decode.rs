@@ -281,6 +281,28 @@ pub(super) unsafe fn decode<
         [low.min(last), low.min(last) + 4]
     };
 
+    let kv_head = work.kv_head(unit);
+    let (k_head, v_head) = (k_strides.offset(batch, kv_head), v_strides.offset(batch, kv_head));
+    let load = |x: *const TKV, head: u32, row: u32, key: u32| {
+        let mut words = [[[0; 4]; 2]; U];
+        unroll!(J < 4 {
+            if J < U {
+                // SAFETY: the key is below kv_len, the pieces below head_dim.
+                words[J] = unsafe {
+                    let at = work.key((key + J as u32 * slots + slot).min(end - 1));
+                    load_pieces(x.add((head + at * row) as usize), read)
+                };
+            }
+        });
+        words
+    };
+    // the first keys come while q does
+    let mut key = start;
+    let mut keys = [[[0; 4]; 2]; U];
+    if key < end {
+        keys = load(k, k_head, k_strides.row, key);
+    }
+
     // q [R, D], scaled
     let mut query = [[0.0f32; 8]; R];
     let mut sights = [work.row(0, 0); R];
@@ -305,26 +327,6 @@ pub(super) unsafe fn decode<
     let mut acc = [[[0.0f32; 4]; 2]; R];
     let mut m = [f32::NEG_INFINITY; R];
     let mut l = [0.0f32; R];
-    let kv_head = work.kv_head(unit);
-    let (k_head, v_head) = (k_strides.offset(batch, kv_head), v_strides.offset(batch, kv_head));
-    let load = |x: *const TKV, head: u32, row: u32, key: u32| {
-        let mut words = [[[0; 4]; 2]; U];
-        unroll!(J < 4 {
-            if J < U {
-                // SAFETY: the key is below kv_len, the pieces below head_dim.
-                words[J] = unsafe {
-                    let at = work.key((key + J as u32 * slots + slot).min(end - 1));
-                    load_pieces(x.add((head + at * row) as usize), read)
-                };
-            }
-        });
-        words
-    };
-    let mut key = start;
-    let mut keys = [[[0; 4]; 2]; U];
-    if key < end {
-        keys = load(k, k_head, k_strides.row, key);
-    }
     while key < end {
         let values = load(v, v_head, v_strides.row, key);
 
