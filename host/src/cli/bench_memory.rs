@@ -338,8 +338,8 @@ fn copies(device: &CudaDevice) -> Result<Vec<Measured>> {
 /// Layers that come from host memory while the layer before is computed.
 fn layers(device: &CudaDevice) -> Result<Vec<Measured>> {
     let (count, bytes) = (LAYERS, sizes().layer);
-    let host = (0..count).map(|_| PinnedBuffer::new(device, bytes)).collect::<Result<_>>()?;
-    let mut layers = LayerStream::new(device, host)?;
+    let mut layers = LayerStream::new(device, bytes)?;
+    (0..count).try_for_each(|_| layers.push(PinnedBuffer::new(device, bytes)?))?;
     let mut work = Work::new(device)?;
     let mut pass = |work: &mut Work, pieces: usize| -> Result<()> {
         for layer in 0..count {
