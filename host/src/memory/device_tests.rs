@@ -32,10 +32,16 @@ fn is_virtual() -> bool {
     driver::backend() == Some(driver::Backend::Virtual)
 }
 
+/// The turn to use a device: calls are counted for the whole process, and whoever waits for one stream of the virtual GPU
+/// lets others' work run early.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Rig {
     fn new() -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn();
         let real = driver::real_devices().is_ok_and(|count| count > 0);
         let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value == "1");
         assert!(real || !required, "REQUIRE_GPU=1 asks for a real GPU");
