@@ -5,13 +5,13 @@
 //!
 //! | kernel             | a row is handled by  | when        |
 //! |--------------------|----------------------|-------------|
-//! | ‹op›_warp_‹t›      | 1 warp               | cols ≤ 1024 |
+//! | ‹op›_warp_‹t›      | 8 to 32 lanes of a warp | cols ≤ 1024 |
 //! | ‹op›_block_‹t›     | 1 block, or as many as it has parts  | cols > 1024 |
 //! | ‹op›_merge_‹t›     | 1 warp, over what was found in the parts; max has max_warp_‹t› | rows too few to fill the device |
 //!
 //! The parts of a sum of f16 are kept in f32: sum_part_f16.
 
-use crate::device::rows::{ROW_BLOCK, ROW_WARPS, WARP_BLOCK, block_columns, warp_row};
+use crate::device::rows::{Lanes, ROW_BLOCK, ROW_WARPS, WARP_BLOCK, block_columns, warp_row};
 use crate::device::{Columns, Element, F16, Vector, reduce, shared};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
@@ -162,16 +162,16 @@ unsafe fn own_best<T: Vector>(x: *const T, columns: Columns) -> Best {
     best
 }
 
-/// The column of the best of all lanes.
+/// The column of the best of a row's lanes.
 ///
 /// # Safety
 /// All lanes of the warp are here.
 #[inline(always)]
-unsafe fn warp_best(own: Best) -> u32 {
+unsafe fn best_column(own: Best, lanes: Lanes) -> u32 {
     // SAFETY: as the caller promises.
     unsafe {
-        let largest = reduce::warp(order(own.value), 32, u32::max);
-        reduce::warp(own.column_if(largest), 32, u32::min)
+        let largest = lanes.reduce(order(own.value), u32::max);
+        lanes.reduce(own.column_if(largest), u32::min)
     }
 }
 
@@ -185,13 +185,13 @@ macro_rules! sum_kernels {
             /// only if every row of x starts at a multiple of 16 bytes and ends at one. Launched as the spec of its
             /// name says.
             #[kernel(launch_bounds(WARP_BLOCK))]
-            pub unsafe fn $warp(y: *mut $to, x: *const $from, rows: u32, cols: u32, vectors: u32) {
-                let Some((row, columns)) = warp_row::<$from>(rows, cols, vectors) else { return };
+            pub unsafe fn $warp(y: *mut $to, x: *const $from, rows: u32, cols: u32, vectors: u32, lanes: u32) {
+                let (row, team, columns) = warp_row::<$from>(rows, cols, vectors, lanes);
                 // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
                 unsafe {
                     let own = own_sum(x.add(row as usize * cols as usize), columns);
-                    let sum = reduce::warp(own, 32, |a, b| a + b);
-                    if warp::lane_id() == 0 {
+                    let sum = team.reduce(own, |a, b| a + b);
+                    if team.writes_result() {
                         *y.add(row as usize) = <$to>::from_f32(sum);
                     }
                 }
@@ -213,7 +213,7 @@ macro_rules! sum_kernels {
                 // SAFETY: a block per part, which lies inside x; all threads are here.
                 unsafe {
                     let warps = thread::block_dim_x() / 32;
-                    let sum = reduce::block(own_sum(x.add(at), columns), warps, scratch, |a, b| a + b);
+                    let [sum] = reduce::block_once([own_sum(x.add(at), columns)], warps, scratch, |a, b| a + b);
                     if thread::thread_idx_x() == 0 {
                         *y.add(part) = <$part_to>::from_f32(sum);
                     }
@@ -244,13 +244,13 @@ macro_rules! max_kernels {
         /// # Safety
         /// As the warp kernel of the sum; cols > 0.
         #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $max_warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32) {
-            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
+        pub unsafe fn $max_warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
+            let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
             // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
             unsafe {
                 let own = own_max(x.add(row as usize * cols as usize), columns);
-                let max = reduce::warp(own, 32, max_or_nan);
-                if warp::lane_id() == 0 {
+                let max = team.reduce(own, max_or_nan);
+                if team.writes_result() {
                     *y.add(row as usize) = <$ty>::from_f32(max);
                 }
             }
@@ -270,7 +270,7 @@ macro_rules! max_kernels {
             // SAFETY: a block per part, which lies inside x; all threads are here.
             unsafe {
                 let warps = thread::block_dim_x() / 32;
-                let max = reduce::block(own_max(x.add(at), columns), warps, scratch, max_or_nan);
+                let [max] = reduce::block_once([own_max(x.add(at), columns)], warps, scratch, max_or_nan);
                 if thread::thread_idx_x() == 0 {
                     *y.add(part) = <$ty>::from_f32(max);
                 }
@@ -283,12 +283,12 @@ macro_rules! max_kernels {
         /// # Safety
         /// As the warp kernel of the sum; cols > 0.
         #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $argmax_warp(y: *mut u32, x: *const $ty, rows: u32, cols: u32, vectors: u32) {
-            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
+        pub unsafe fn $argmax_warp(y: *mut u32, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
+            let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
             // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
             unsafe {
-                let column = warp_best(own_best(x.add(row as usize * cols as usize), columns));
-                if warp::lane_id() == 0 {
+                let column = best_column(own_best(x.add(row as usize * cols as usize), columns), team);
+                if team.writes_result() {
                     *y.add(row as usize) = column;
                 }
             }
@@ -296,7 +296,7 @@ macro_rules! max_kernels {
 
         /// As the block kernel of the sum.
         pub const $argmax_block_spec: KernelSpec =
-            KernelSpec::new(stringify!($argmax_block), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(10);
+            KernelSpec::new(stringify!($argmax_block), ROW_BLOCK).shared_bytes(2 * ROW_WARPS * 4).shuffles(10);
         /// Columns in y count from the start of the part.
         ///
         /// # Safety
@@ -305,13 +305,14 @@ macro_rules! max_kernels {
         pub unsafe fn $argmax_block(
             y: *mut u32, x: *const $ty, cols: u32, part_cols: u32, parts: u32, vectors: u32,
         ) {
-            let scratch = shared::declare::<u32, { ROW_WARPS as usize }>();
+            let scratch = shared::declare::<u32, { 2 * ROW_WARPS as usize }>();
             let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
             // SAFETY: a block per part, which lies inside x; all threads are here.
             unsafe {
                 let (best, warps) = (own_best(x.add(at), columns), thread::block_dim_x() / 32);
-                let largest = reduce::block(order(best.value), warps, scratch, u32::max);
-                let column = reduce::block(best.column_if(largest), warps, scratch, u32::min);
+                let [largest] = reduce::block_once([order(best.value)], warps, scratch, u32::max);
+                let (column, scratch) = ([best.column_if(largest)], scratch.at(warps));
+                let [column] = reduce::block_once(column, warps, scratch, u32::min);
                 if thread::thread_idx_x() == 0 {
                     *y.add(part) = column;
                 }
@@ -326,8 +327,9 @@ macro_rules! max_kernels {
         #[kernel(launch_bounds(WARP_BLOCK))]
         pub unsafe fn $argmax_merge(
             y: *mut u32, x: *const $ty, columns: *const u32, rows: u32, cols: u32, part_cols: u32, parts: u32,
+            lanes: u32,
         ) {
-            let Some((row, _)) = warp_row::<$ty>(rows, cols, 0) else { return };
+            let (row, team, _) = warp_row::<$ty>(rows, cols, 0, lanes);
             let mut best = Best { value: f32::NEG_INFINITY, column: u32::MAX };
             let mut part = warp::lane_id();
             while part < parts {
@@ -343,8 +345,8 @@ macro_rules! max_kernels {
                 part += 32;
             }
             // SAFETY: all lanes of the warp are here.
-            let column = unsafe { warp_best(best) };
-            if warp::lane_id() == 0 {
+            let column = unsafe { best_column(best, team) };
+            if team.writes_result() {
                 // SAFETY: row < rows.
                 unsafe { *y.add(row as usize) = column };
             }

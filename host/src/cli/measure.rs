@@ -1,6 +1,8 @@
 //! Timing: several ways to do the same work, in turn, so that a clock that drifts drifts for all.
 //!
-//! Before every sample the caches are evicted. On a GPU samples are device-event timings of single runs, queued
+//! Before every sample the caches are evicted, by writing, so that a GPU's L2 is full of what is still to be written back:
+//! work that writes as much as the L2 holds leaves it so again and pays once, while work that only reads pays for up to
+//! an L2's worth that is not its own. On a GPU samples are device-event timings of single runs, queued
 //! without waiting between them; the eviction in front keeps the queue from running dry, so the host's launch
 //! time is not measured.
 
@@ -72,6 +74,14 @@ impl Clock {
     /// The first error of a way or of the device.
     pub fn time(&mut self, ways: &mut [Way]) -> Result<Vec<Times>> {
         self.time_for(ways, ENOUGH)
+    }
+
+    /// [`time`](Self::time) of a single way.
+    ///
+    /// # Errors
+    /// Its first error, or the device's.
+    pub fn time_one(&mut self, way: Way) -> Result<Times> {
+        Ok(self.time(&mut [way])?.pop().unwrap_or_else(|| Times::new(Vec::new())))
     }
 
     /// [`time`](Self::time), with `enough` time for each way.

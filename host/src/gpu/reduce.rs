@@ -55,7 +55,7 @@ pub(crate) fn reduce(device: &CudaDevice, op: Reduction, y: TensorMut, x: &Tenso
     // each part and is freed behind both launches; the pool's addresses are multiples of 16 bytes.
     unsafe {
         if cols <= MAX_WARP_COLS {
-            return launch_warps(device, &warp, rows, args![y, x, rows, cols, vectors]);
+            return launch_warps(device, &warp, (rows, cols), args![y, x, rows, cols, vectors]);
         }
         let threads = row_threads(part_cols);
         if parts == 1 {
@@ -67,9 +67,10 @@ pub(crate) fn reduce(device: &CudaDevice, op: Reduction, y: TensorMut, x: &Tenso
         device.launch(&part, [rows * parts, 1, 1], args![found, x, cols, part_cols, parts, vectors])?;
         match op {
             Reduction::Argmax => {
-                launch_warps(device, &merge, rows, args![y, x, found, rows, cols, part_cols, parts])
+                let arguments = args![y, x, found, rows, cols, part_cols, parts];
+                launch_warps(device, &merge, (rows, cols), arguments)
             }
-            _ => launch_warps(device, &merge, rows, args![y, found, rows, parts, 0u32]),
+            _ => launch_warps(device, &merge, (rows, parts), args![y, found, rows, parts, 0u32]),
         }
     }
 }

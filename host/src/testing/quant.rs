@@ -8,6 +8,7 @@ use crate::ops::{Activation, Epilogue};
 use crate::quant::{Format, QuantTensor, name};
 use crate::{DType, Device, Result, Shape, Tensor, TensorMut, ops};
 use half::f16;
+use rayon::prelude::*;
 use std::sync::Mutex;
 
 /// Rows of weights as numbers: [n, k].
@@ -34,6 +35,9 @@ pub(super) fn reference_weights(w: &HostTensor, format: Format) -> Vec<f64> {
         .and_then(|w| w.to_gguf_bytes())
         .expect("a case's weights can be quantised");
     let values = read_gguf(&bytes, format);
+    if k == cols {
+        return values;
+    }
     (0..n).flat_map(|r| values[r * k..r * k + cols].to_vec()).collect()
 }
 
@@ -45,12 +49,14 @@ pub fn read_gguf(bytes: &[u8], format: Format) -> Vec<f64> {
         Format::I8 => {}
         Format::Q8_0 => {
             for block in bytes.chunks_exact(34) {
-                values.extend(block[2..].iter().map(|&q| half(block) * f64::from(q as i8)));
+                let scale = half(block);
+                values.extend(block[2..].iter().map(|&q| scale * f64::from(q as i8)));
             }
         }
         Format::Q4_0 => {
             for block in bytes.chunks_exact(18) {
-                let quant = |q: u8| half(block) * (f64::from(q) - 8.0);
+                let scale = half(block);
+                let quant = |q: u8| scale * (f64::from(q) - 8.0);
                 values.extend(block[2..].iter().map(|q| quant(q & 15)));
                 values.extend(block[2..].iter().map(|q| quant(q >> 4)));
             }
@@ -191,14 +197,14 @@ impl Case for Product {
         let mut y = Vec::with_capacity(rows.len() * self.n);
         for &r in rows {
             let x = reference_row(inputs[0].row(r));
-            for (column, w) in weights.chunks_exact(self.k).enumerate() {
+            y.par_extend(weights.par_chunks_exact(self.k).enumerate().map(|(column, w)| {
                 let mut sum: f64 = x.iter().zip(w).map(|(x, w)| x * w).sum();
                 if let Some(bias) = inputs.get(2) {
                     sum += f64::from(bias.values[column]);
                 }
                 let value = activate::reference(sum, self.activation);
-                y.push(value + inputs.get(3).map_or(0.0, |residual| f64::from(residual.row(r)[column])));
-            }
+                value + inputs.get(3).map_or(0.0, |residual| f64::from(residual.row(r)[column]))
+            }));
         }
         y
     }
