@@ -10,7 +10,7 @@
 //! | kernel                  | a row is handled by               | when          |
 //! |-------------------------|-----------------------------------|---------------|
 //! | layer_norm_warp_‹t›     | 8 to 32 lanes of a warp, in registers | cols ≤ 1024 |
-//! | layer_norm_few_‹t›      | 1 block, in registers, and weights and biases | cols ≤ 8192, few rows |
+//! | layer_norm_few_f32      | 1 block, in registers, and weights and biases | cols ≤ 8192, few rows |
 //! | layer_norm_block_‹t›    | 1 block, in registers             | cols ≤ 8192   |
 //! | layer_norm_stream_‹t›   | 1 block                           | cols > 8192   |
 //! | layer_norm_textbook_f32 | 1 block of 8 warps, three passes  | the baseline of benches |
@@ -37,8 +37,6 @@ pub const BLOCK_F32: KernelSpec = block_spec("layer_norm_block_f32");
 pub const BLOCK_F16: KernelSpec = block_spec("layer_norm_block_f16");
 /// As [`BLOCK_F32`].
 pub const FEW_F32: KernelSpec = few_spec("layer_norm_few_f32");
-/// As [`BLOCK_F32`].
-pub const FEW_F16: KernelSpec = few_spec("layer_norm_few_f16");
 /// grid = [rows]
 pub const STREAM_F32: KernelSpec = block_spec("layer_norm_stream_f32");
 /// As [`STREAM_F32`].
@@ -49,7 +47,7 @@ pub const TEXTBOOK_F32: KernelSpec =
 
 /// All kernels of this file.
 pub const KERNELS: &[KernelSpec] =
-    &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, FEW_F32, FEW_F16, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
+    &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, FEW_F32, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
 
 const fn block_spec(name: &'static str) -> KernelSpec {
     few_spec(name).min_blocks(2)
@@ -222,7 +220,7 @@ unsafe fn stream_row<T: Vector>(
 }
 
 macro_rules! kernels {
-    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $few:ident $block_groups:literal $stream:ident;)*) => {$(
+    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident $($few:ident)?;)*) => {$(
         /// # Safety
         /// `x`, `y`: [rows, cols], `weight`, `bias`: [cols], valid on the launching stream, y disjoint from the
         /// others, below 2³¹ elements; 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors`
@@ -262,6 +260,7 @@ macro_rules! kernels {
             }
         }
 
+        $(
         /// # Safety
         /// As the block kernel.
         #[kernel(launch_bounds(ROW_BLOCK))]
@@ -279,6 +278,7 @@ macro_rules! kernels {
                 );
             }
         }
+        )?
 
         /// # Safety
         /// As the block kernel, for any cols.
@@ -297,8 +297,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    f32: layer_norm_warp_f32 8 layer_norm_block_f32 layer_norm_few_f32 4 layer_norm_stream_f32;
-    F16: layer_norm_warp_f16 4 layer_norm_block_f16 layer_norm_few_f16 2 layer_norm_stream_f16;
+    f32: layer_norm_warp_f32 8 layer_norm_block_f32 4 layer_norm_stream_f32 layer_norm_few_f32;
+    F16: layer_norm_warp_f16 4 layer_norm_block_f16 2 layer_norm_stream_f16;
 }
 
 /// # Safety

@@ -8,7 +8,7 @@
 //! | kernel                | a row is handled by               | when          |
 //! |-----------------------|-----------------------------------|---------------|
 //! | rms_norm_warp_‹t›     | 8 to 32 lanes of a warp, in registers | cols ≤ 1024 |
-//! | rms_norm_few_‹t›      | 1 block, in registers, and the weights | cols ≤ 8192, few rows |
+//! | rms_norm_few_f32      | 1 block, in registers, and the weights | cols ≤ 8192, few rows |
 //! | rms_norm_block_‹t›    | 1 block, in registers             | cols ≤ 8192   |
 //! | rms_norm_stream_‹t›   | 1 block                           | cols > 8192   |
 //! | rms_norm_textbook_f32 | 1 block of 8 warps, two passes    | the baseline of benches |
@@ -32,8 +32,6 @@ pub const BLOCK_F32: KernelSpec = block_spec("rms_norm_block_f32");
 pub const BLOCK_F16: KernelSpec = block_spec("rms_norm_block_f16");
 /// As [`BLOCK_F32`].
 pub const FEW_F32: KernelSpec = block_spec("rms_norm_few_f32");
-/// As [`BLOCK_F32`].
-pub const FEW_F16: KernelSpec = block_spec("rms_norm_few_f16");
 /// grid = [rows]
 pub const STREAM_F32: KernelSpec = block_spec("rms_norm_stream_f32");
 /// As [`STREAM_F32`].
@@ -44,7 +42,7 @@ pub const TEXTBOOK_F32: KernelSpec =
 
 /// All kernels of this file.
 pub const KERNELS: &[KernelSpec] =
-    &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, FEW_F32, FEW_F16, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
+    &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, FEW_F32, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
 
 const fn block_spec(name: &'static str) -> KernelSpec {
     KernelSpec::new(name, ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(5)
@@ -130,7 +128,7 @@ unsafe fn stream_row<T: Vector>(
 }
 
 macro_rules! kernels {
-    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $few:ident $block_groups:literal $stream:ident;)*) => {$(
+    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident $($few:ident)?;)*) => {$(
         /// # Safety
         /// `x`, `y`: [rows, cols], `weight`: [cols], valid on the launching stream, y disjoint from both, below 2³¹
         /// elements; 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors` only if every row of
@@ -164,6 +162,7 @@ macro_rules! kernels {
             }
         }
 
+        $(
         /// # Safety
         /// As the block kernel.
         #[kernel(launch_bounds(ROW_BLOCK))]
@@ -178,6 +177,7 @@ macro_rules! kernels {
                 row_in_registers::<$ty, $block_groups, true>(y.add(at), x.add(at), weight, cols, eps, columns, team);
             }
         }
+        )?
 
         /// # Safety
         /// As the block kernel, for any cols.
@@ -195,8 +195,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    f32: rms_norm_warp_f32 8 rms_norm_block_f32 rms_norm_few_f32 4 rms_norm_stream_f32;
-    F16: rms_norm_warp_f16 4 rms_norm_block_f16 rms_norm_few_f16 2 rms_norm_stream_f16;
+    f32: rms_norm_warp_f32 8 rms_norm_block_f32 4 rms_norm_stream_f32 rms_norm_few_f32;
+    F16: rms_norm_warp_f16 4 rms_norm_block_f16 2 rms_norm_stream_f16;
 }
 
 /// # Safety

@@ -113,7 +113,7 @@ mod tests {
     const KERNELS: Kernels = Kernels {
         warp: [layer_norm::WARP_F32, layer_norm::WARP_F16],
         block: [layer_norm::BLOCK_F32, layer_norm::BLOCK_F16],
-        few: [layer_norm::FEW_F32, layer_norm::FEW_F16],
+        few: [layer_norm::FEW_F32, layer_norm::BLOCK_F16],
         stream: [softmax::STREAM_F32, softmax::STREAM_F16],
     };
 
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(select(999, MAX_WARP_COLS + 1, DType::F32), KERNELS.block[0].of_threads(128));
         assert_eq!(select(161, 2048, DType::F32), KERNELS.block[0].of_threads(128));
         assert_eq!(select(160, 2048, DType::F32), KERNELS.few[0].of_threads(128));
-        assert_eq!(select(1, 2049, DType::F16), KERNELS.few[1].of_threads(256));
+        assert_eq!(select(1, 2049, DType::F32), KERNELS.few[0].of_threads(256));
         assert_eq!(select(999, MAX_BLOCK_COLS, DType::F32), KERNELS.block[0]);
         assert_eq!(select(1, MAX_BLOCK_COLS + 1, DType::F16), KERNELS.stream[1]);
     }
