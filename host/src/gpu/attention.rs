@@ -63,6 +63,17 @@ pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usiz
     (kv_len.div_ceil(keys).max(1), keys)
 }
 
+/// How many of a prefill grid's rows of blocks come longest first: all, so that short blocks fill the gaps at the end.
+/// Where all blocks are resident at once there is no such end: the first block of each multiprocessor only, so that
+/// the next one, shortest first, is as much shorter.
+fn longest_first([heads, rows, _]: [u32; 3], per_multiprocessor: u32, multiprocessors: u32) -> u32 {
+    if std::env::var("PASCALINE_NOFOLD").is_ok() {
+        return rows;
+    }
+    let first = multiprocessors / heads;
+    if heads * rows <= per_multiprocessor * multiprocessors { rows.min(first) } else { rows }
+}
+
 pub(super) fn words(strides: Strides) -> [u32; 3] {
     [strides.batch, strides.head, strides.row].map(|stride| stride as u32)
 }
@@ -96,10 +107,12 @@ pub(crate) fn attention(
         Plan::Prefill(spec) => {
             let grid = [heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK), 1];
             let num_q_heads = problem.num_q_heads as u32;
+            let multiprocessors = device.properties().multiprocessors;
+            let longest_first = longest_first(grid, spec.min_blocks, multiprocessors);
             let arguments = [
                 args![o, q, k, v],
                 &strides[..],
-                args![num_q_heads, group, q_len, kv_len, head_dim, scale_log2, causal],
+                args![num_q_heads, group, q_len, kv_len, head_dim, scale_log2, causal, longest_first],
             ]
             .concat();
             // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides,

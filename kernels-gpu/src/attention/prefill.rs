@@ -40,43 +40,53 @@ use cuda_std::prelude::*;
 
 /// Queries of a block.
 pub(super) const BM: u32 = 64;
-/// Keys of a tile.
-pub(super) const BN: u32 = 64;
 /// Columns of Q and K, and keys of V, in a chunk.
 const BK: u32 = 16;
-/// Four warps; each thread owns 8 × 4 scores and 8 × D/16 outputs.
+/// Four warps; each thread owns 8 × KEYS scores and 8 × D/16 outputs.
 pub(super) const THREADS: u32 = 128;
 
 /// Queries that a block handles.
 pub const QUERIES_PER_BLOCK: u32 = BM;
 
-/// Elements of the chunk buffer: Q [BM, BK] and K [BN, BK], or V [D / 64, BK, 64].
-const CHUNK: u32 = 2 * BM * BK;
-/// Elements of P [BM, BN].
-const PROBABILITIES: u32 = BM * BN;
+/// Keys of a tile of which a thread owns `keys` columns.
+pub(super) const fn bn(keys: usize) -> u32 {
+    16 * keys as u32
+}
+/// Elements of a chunk buffer: Q [BM, BK] and K [BN, BK], or V [D / 64, BK, 64].
+const fn chunk_elements(keys: usize) -> u32 {
+    (BM + bn(keys)) * BK
+}
+/// Elements of half of P: [BM, BN / 2].
+const fn half_elements(keys: usize) -> u32 {
+    BM * bn(keys) / 2
+}
 /// Elements of m and l, a copy per thread: [m or l, 2, THREADS, 4].
 const STATE: u32 = 16 * THREADS;
-pub(super) const SHARED_BYTES: u32 = 4 * (CHUNK + PROBABILITIES + STATE);
 
 /// Four steps for each of eight rows, of m in a tile and of l at the end.
-pub(super) const SHUFFLES: u32 = 2 * 4 * 8;
+const SHUFFLES: u32 = 2 * 4 * 8;
 
-const fn spec(name: &'static str, min_blocks: u32) -> KernelSpec {
-    KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(SHARED_BYTES).shuffles(SHUFFLES)
+/// The contract of a kernel whose threads own `keys` columns of a tile's scores.
+pub(super) const fn spec(name: &'static str, keys: usize, min_blocks: u32) -> KernelSpec {
+    let shared_bytes = 4 * (2 * chunk_elements(keys) + half_elements(keys) + STATE);
+    KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(shared_bytes).shuffles(SHUFFLES)
 }
+
+const D64_KEYS: usize = 4;
+const D128_KEYS: usize = 8;
 
 /// head_dim ≤ 64: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK)], by [`Types`](super::Types).
 pub const PREFILL_D64: [KernelSpec; 3] = [
-    spec("attention_prefill_d64_f32", 2),
-    spec("attention_prefill_d64_f16", 2),
-    spec("attention_prefill_d64_f32_f16", 2),
+    spec("attention_prefill_d64_f32", D64_KEYS, 2),
+    spec("attention_prefill_d64_f16", D64_KEYS, 2),
+    spec("attention_prefill_d64_f32_f16", D64_KEYS, 2),
 ];
 
 /// head_dim ≤ 128; else as [`PREFILL_D64`].
 pub const PREFILL_D128: [KernelSpec; 3] = [
-    spec("attention_prefill_d128_f32", 2),
-    spec("attention_prefill_d128_f16", 2),
-    spec("attention_prefill_d128_f32_f16", 2),
+    spec("attention_prefill_d128_f32", D128_KEYS, 2),
+    spec("attention_prefill_d128_f16", D128_KEYS, 2),
+    spec("attention_prefill_d128_f32_f16", D128_KEYS, 2),
 ];
 
 /// All kernels of this file.
@@ -125,7 +135,7 @@ impl Place {
 }
 
 /// What a block works on: a block of queries, tiles of keys, and which of them see each other.
-pub(super) trait Work: Copy {
+pub(super) trait Work<const KEYS: usize>: Copy {
     /// Reads the special registers at each call anew, so that what follows from them need not stay in registers
     /// between the phases.
     fn place(self) -> Place;
@@ -140,10 +150,13 @@ pub(super) trait Work: Copy {
     const STEP: u32;
 
     /// The first of the block's tiles. Called once, before all that follows.
-    fn begin(&mut self, place: Place) -> u32;
+    fn begin(self) -> u32;
 
     /// One past the last.
     fn end(self) -> u32;
+
+    /// How many keys of one of the block's tiles, the first ones, any query sees; not 0.
+    fn keys(self, tile: u32) -> u32;
 
     /// The key that is row `row` of a tile, or behind the last one. Rows of one sixteen follow each other.
     ///
@@ -161,7 +174,7 @@ pub(super) trait Work: Copy {
     ///
     /// # Safety
     /// As [`sees`](Self::sees).
-    unsafe fn mask(self, s: &mut [[f32; 4]; 8], place: Place, tile: u32);
+    unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32);
 
     /// Where a partial result [BM, D + 4] of these queries goes, if theirs is not the whole.
     ///
@@ -178,10 +191,8 @@ struct Dense {
     kv_len: u32,
     /// All ones if causal, else 0: a mask and no condition, so that the compiler makes no branches of it.
     causal: u32,
-    /// Keys that the block's first and so every query sees.
-    seen_by_all: u32,
-    /// One past the last tile.
-    end: u32,
+    /// Rows of blocks that come longest first.
+    longest_first: u32,
 }
 
 impl Dense {
@@ -190,34 +201,53 @@ impl Dense {
     fn visible(self, i: u32) -> i32 {
         self.kv_len as i32 + ((i as i32 + 1 - self.q_len as i32) & self.causal as i32)
     }
+
+    /// The block's first query.
+    #[inline(always)]
+    fn first(self, y: u32) -> u32 {
+        let longest_first = y < self.longest_first;
+        BM * if longest_first { thread::grid_dim_y() - 1 - y } else { y - self.longest_first }
+    }
+
+    /// Keys that the block's last query and so any sees.
+    #[inline(always)]
+    fn seen(self) -> u32 {
+        let [_, _, y] = read_indices();
+        let last = (self.first(y) + BM).min(self.q_len) - 1;
+        self.visible(last).max(0) as u32
+    }
 }
 
-impl Work for Dense {
+impl<const KEYS: usize> Work<KEYS> for Dense {
     const STEP: u32 = 1;
 
-    /// The blocks with the most keys come first, so that short ones fill the gaps at the end.
+    /// The blocks with the most keys come first, so that short ones fill the gaps at the end. Those behind
+    /// `longest_first` come shortest first: where all are resident at once, each joins one that is as much longer.
     #[inline(always)]
     fn place(self) -> Place {
         let [tid, x, y] = read_indices();
-        Place::new(tid, x / self.num_q_heads, x % self.num_q_heads, (thread::grid_dim_y() - 1 - y) * BM)
+        Place::new(tid, x / self.num_q_heads, x % self.num_q_heads, self.first(y))
     }
 
+
     #[inline(always)]
-    fn begin(&mut self, Place { first, .. }: Place) -> u32 {
-        let last = (first + BM).min(self.q_len) - 1;
-        self.seen_by_all = self.visible(first).max(0) as u32;
-        self.end = (self.visible(last).max(0) as u32).div_ceil(BN);
+    fn begin(self) -> u32 {
         0
     }
 
     #[inline(always)]
     fn end(self) -> u32 {
-        self.end
+        self.seen().div_ceil(bn(KEYS))
+    }
+
+    #[inline(always)]
+    fn keys(self, tile: u32) -> u32 {
+        (self.seen() - tile * bn(KEYS)).min(bn(KEYS))
     }
 
     #[inline(always)]
     unsafe fn key(self, tile: u32, row: u32) -> u32 {
-        tile * BN + row
+        tile * bn(KEYS) + row
     }
 
     #[inline(always)]
@@ -227,13 +257,13 @@ impl Work for Dense {
 
     /// Rows past q_len see what they like: they are not written.
     #[inline(always)]
-    unsafe fn mask(self, s: &mut [[f32; 4]; 8], place: Place, tile: u32) {
-        if tile * BN + BN > self.seen_by_all {
-            let key = tile * BN + place.tx;
+    unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
+        if ((tile + 1) * bn(KEYS)) as i32 > self.visible(place.first) {
+            let key = tile * bn(KEYS) + place.tx;
             let past_row = key as i32 - self.visible(place.first + place.row);
             let per_row = (2 & self.causal) as i32;
             unroll!(I < 8 {
-                unroll!(J < 4 {
+                unroll!(J < KEYS {
                     let masked = past_row + 16 * J as i32 >= per_row * I as i32;
                     if masked || key + 16 * J as u32 >= self.kv_len {
                         s[I][J] = f32::NEG_INFINITY;
@@ -271,77 +301,82 @@ unsafe fn store_state(state: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
     }
 }
 
-/// Four chunk vectors on their way from global to shared memory, as they lay there: Q, Q, K, K, or V. Converting them
+/// Chunk vectors on their way from global to shared memory, as they lay there: Q, Q and half of KEYS of K, or V. Converting them
 /// here would wait for the loads before the chunk in hand is computed.
-type Staged = [[u32; 4]; 4];
+type Staged = [[u32; 4]; 6];
 
 /// One head's operands, and what this thread loads of them.
 struct Loader<TQ, TKV> {
     q: *const TQ,
     k: *const TKV,
     v: *const TKV,
+    /// The first element of the thread's row of Q.
+    q_at: u32,
     /// The head's first elements.
-    q_head: u32,
     k_head: u32,
     v_head: u32,
-    q_row: u32,
     k_row: u32,
     v_row: u32,
-    q_len: u32,
+    /// The four columns of a chunk's sixteen that the thread takes first of its rows of Q and K; the others are eight
+    /// further, modulo sixteen.
+    first_column: u32,
+    /// Where they go in a chunk; the others eight further, modulo sixteen.
+    put_at: u32,
     /// The last key; keys behind it are read from it.
     last_key: u32,
     head_dim: u32,
 }
 
 impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
-    /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes column 4 · (t mod 4) of rows t / 4 and
-    /// t / 4 + 32.
+    /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes two times four of row t / 2, of K also of
+    /// the row 64 further.
     ///
     /// # Safety
     /// q_len, kv_len and head_dim are not 0; at most one tile behind the last.
     #[inline(always)]
-    unsafe fn qk<W: Work>(&self, work: W, place: Place, tile: u32, column: u32) -> Staged {
-        let row = place.tid / 4;
-        let column = (column + place.tid % 4 * 4).min(self.head_dim - 4);
-        let (last_q, last_k) = (self.q_len - 1, self.last_key);
-        let q = place.first + row;
-        // SAFETY: as the caller promises.
-        let (k, k_32) = unsafe { (work.key(tile, row), work.key(tile, row + 32)) };
-        let q_at = |i: u32| (self.q_head + i.min(last_q) * self.q_row + column) as usize;
-        let k_at = |i: u32| (self.k_head + i.min(last_k) * self.k_row + column) as usize;
-        // SAFETY: rows are below the lengths, and four columns from a multiple of four on are below head_dim, a
-        // multiple of eight.
+    unsafe fn qk<const KEYS: usize, W: Work<KEYS>>(&self, work: W, place: Place, tile: u32, column: u32) -> Staged {
+        let row = place.tid / 2;
+        let column = column + self.first_column;
+        let columns = [column, column ^ 8].map(|column| column.min(self.head_dim - 4));
+        let mut staged = [[0; 4]; 6];
+        // SAFETY: as the caller promises: rows are below the lengths, and four columns from a multiple of four on are
+        // below head_dim, a multiple of eight.
         unsafe {
-            [
-                TQ::load4_words(self.q.add(q_at(q))),
-                TQ::load4_words(self.q.add(q_at(q + 32))),
-                TKV::load4_words(self.k.add(k_at(k))),
-                TKV::load4_words(self.k.add(k_at(k_32))),
-            ]
+            let q = |column: u32| TQ::load4_words(self.q.add((self.q_at + column) as usize));
+            let k = |at: u32, column: u32| TKV::load4_words(self.k.add((at + column) as usize));
+            let k_at = |row: u32| self.k_head + work.key(tile, row).min(self.last_key) * self.k_row;
+            let at = k_at(row);
+            staged[0] = q(columns[0]);
+            staged[1] = q(columns[1]);
+            staged[2] = k(at, columns[0]);
+            staged[3] = k(at, columns[1]);
+            if KEYS == 8 {
+                let at = k_at(row + 64);
+                staged[4] = k(at, columns[0]);
+                staged[5] = k(at, columns[1]);
+            }
         }
+        staged
     }
 
-    /// BK keys of V from `key` on: in pass p thread t takes column 4 · (t mod 16 G) of key t / 16 G + 8 p / G.
+    /// Keys of V from the tile's row `first` on, BK of them: thread t takes columns 4 · (t mod 8) + 32 i of the key
+    /// t / 8.
     ///
     /// # Safety
     /// As [`qk`](Self::qk).
     #[inline(always)]
-    unsafe fn v<const G: usize>(&self, place: Place, key: u32) -> Staged {
-        let per_key = 16 * G as u32;
-        let row = key + place.tid / per_key;
-        let column = (place.tid % per_key * 4).min(self.head_dim - 4);
-        let last = self.last_key;
-        let row_at = |pass: u32| (row + pass * (THREADS / per_key)).min(last) * self.v_row;
-        let at = |pass: u32| (self.v_head + row_at(pass) + column) as usize;
-        let mut staged = [[0; 4]; 4];
+    unsafe fn v<const G: usize, const KEYS: usize, W: Work<KEYS>>(&self, work: W, place: Place, tile: u32, first: u32) -> Staged {
+        let column = place.tid % 8 * 4;
+        let mut staged = [[0; 4]; 6];
         // SAFETY: as in `qk`.
         unsafe {
-            staged[0] = TKV::load4_words(self.v.add(at(0)));
-            staged[1] = TKV::load4_words(self.v.add(at(1)));
-            if G == 2 {
-                staged[2] = TKV::load4_words(self.v.add(at(2)));
-                staged[3] = TKV::load4_words(self.v.add(at(3)));
-            }
+            let key = work.key(tile, first + place.tid / 8).min(self.last_key);
+            let v = self.v.add((self.v_head + key * self.v_row) as usize);
+            unroll!(I < 4 {
+                if I < 2 * G {
+                    staged[I] = TKV::load4_words(v.add((column + 32 * I as u32).min(self.head_dim - 4) as usize));
+                }
+            });
         }
         staged
     }
@@ -352,20 +387,26 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
     /// # Safety
     /// Nobody reads the chunk.
     #[inline(always)]
-    unsafe fn put_qk(&self, place: Place, chunk: Shared<f32>, mut staged: Staged, column: u32) {
-        let (row, part) = (place.tid / 4, place.tid % 4);
-        if column + part * 4 >= self.head_dim {
+    unsafe fn put_qk<const KEYS: usize>(&self, chunks: Shared<f32>, side: u32, mut staged: Staged, column: u32) {
+        let column = column + self.first_column;
+        if column >= self.head_dim {
             staged[0] = [0; 4]; // 0.0 in either type
+        }
+        if column ^ 8 >= self.head_dim {
             staged[1] = [0; 4];
         }
-        let at = chunk.at(row * BK + (part ^ (row / 2 % 4)) * 4);
-        // SAFETY: rows below 64 and columns below 16 of two arrays [64, 16]; each thread its own elements. Rows 32
-        // apart have the same (row / 2) mod 4.
+        // SAFETY: rows and columns of Q [64, 16] and K [BN, 16] behind it; each thread its own elements. Rows 64 apart
+        // have the same (row / 2) mod 4.
         unsafe {
-            at.set4(0, TQ::from_words(staged[0]));
-            at.set4(32 * BK, TQ::from_words(staged[1]));
-            at.set4(BM * BK, TKV::from_words(staged[2]));
-            at.set4((BM + 32) * BK, TKV::from_words(staged[3]));
+            let at = [chunks.at(side + self.put_at), chunks.at((side + self.put_at) ^ 8)];
+            at[0].set4(0, TQ::from_words(staged[0]));
+            at[1].set4(0, TQ::from_words(staged[1]));
+            at[0].set4(BM * BK, TKV::from_words(staged[2]));
+            at[1].set4(BM * BK, TKV::from_words(staged[3]));
+            if KEYS == 8 {
+                at[0].set4((BM + 64) * BK, TKV::from_words(staged[4]));
+                at[1].set4((BM + 64) * BK, TKV::from_words(staged[5]));
+            }
         }
     }
 
@@ -375,18 +416,14 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
     /// Nobody reads the chunk.
     #[inline(always)]
     unsafe fn put_v<const G: usize>(&self, place: Place, chunk: Shared<f32>, staged: Staged) {
-        let per_key = 16 * G as u32;
-        let (row, column) = (place.tid / per_key, place.tid % per_key);
-        let pass = THREADS / per_key * 64;
-        let at = chunk.at(column / 16 * (BK * 64) + row * 64 + column % 16 * 4);
+        let at = chunk.at(place.tid / 8 * 64 + place.tid % 8 * 4);
         // SAFETY: keys below 16 and columns below 64 G of [G, 16, 64]; each thread its own elements.
         unsafe {
-            at.set4(0, TKV::from_words(staged[0]));
-            at.set4(pass, TKV::from_words(staged[1]));
-            if G == 2 {
-                at.set4(2 * pass, TKV::from_words(staged[2]));
-                at.set4(3 * pass, TKV::from_words(staged[3]));
-            }
+            unroll!(I < 4 {
+                if I < 2 * G {
+                    at.set4(I as u32 / 2 * (BK * 64) + I as u32 % 2 * 32, TKV::from_words(staged[I]));
+                }
+            });
         }
     }
 }
@@ -396,29 +433,29 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
 /// # Safety
 /// The chunk is written and a barrier has passed.
 #[inline(always)]
-unsafe fn scores(s: &mut [[f32; 4]; 8], q: Shared<f32>, k: [Shared<f32>; 4]) {
+unsafe fn scores<const KEYS: usize>(s: &mut [[f32; KEYS]; 8], q: Shared<f32>, k: [Shared<f32>; 4]) {
     unroll!(C < 4 {
-        let mut keys = [[0.0; 4]; 4];
-        unroll!(J < 4 {
-            // SAFETY: key tx + 16 J, below 64.
+        let mut keys = [[0.0; 4]; KEYS];
+        unroll!(J < KEYS {
+            // SAFETY: key tx + 16 J, below BN.
             keys[J] = unsafe { k[C].get4_at::<{ J as u32 * 16 }, BK, 0, 0>() };
         });
         unroll!(I < 8 {
             // SAFETY: row 16 warp + ty + 2 I, below 64; (row / 2) mod 4 = I mod 4.
             let query = unsafe { q.get4_at::<{ I as u32 * 2 }, BK, { (C ^ (I & 3)) as u32 }, 4>() };
             unroll!(E < 4 {
-                unroll!(J < 4 { s[I][J] = fma(query[E], keys[J][E], s[I][J]); });
+                unroll!(J < KEYS { s[I][J] = fma(query[E], keys[J][E], s[I][J]); });
             });
         });
     });
 }
 
-/// o += P V over one chunk of keys. `p` is this thread's first row at the chunk's first key, `v` its first column.
+/// o += P V over one chunk of keys. Rows of P have HALF keys. `p` is this thread's first row at the chunk's first key, `v` its first column.
 ///
 /// # Safety
 /// The chunk and P are written and a barrier has passed.
 #[inline(always)]
-unsafe fn weighted_values<const G: usize>(o: &mut [[[f32; 4]; G]; 8], p: Shared<f32>, v: Shared<f32>) {
+unsafe fn weighted_values<const G: usize, const HALF: u32>(o: &mut [[[f32; 4]; G]; 8], p: Shared<f32>, v: Shared<f32>) {
     unroll!(C < 4 {
         let mut values = [[[0.0; 4]; 4]; G];
         let mut g = 0;
@@ -431,7 +468,7 @@ unsafe fn weighted_values<const G: usize>(o: &mut [[[f32; 4]; G]; 8], p: Shared<
         }
         unroll!(I < 8 {
             // SAFETY: row 16 warp + ty + 2 I, below 64, at four of the chunk's keys.
-            let weights = unsafe { p.get4_at::<{ I as u32 * 2 }, BN, { C as u32 }, 4>() };
+            let weights = unsafe { p.get4_at::<{ I as u32 * 2 }, HALF, { C as u32 }, 4>() };
             unroll!(K < 4 {
                 let mut g = 0;
                 while g < G {
@@ -444,9 +481,9 @@ unsafe fn weighted_values<const G: usize>(o: &mut [[[f32; 4]; G]; 8], p: Shared<
 }
 
 /// # Safety
-/// As the kernels below; G = D / 64.
+/// As the kernels below; G = D / 64, BN = 16 KEYS, HALF = BN / 2.
 #[inline(always)]
-pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>(
+pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KEYS: usize, const HALF: u32, W: Work<KEYS>>(
     out: *mut TQ,
     q: *const TQ,
     k: *const TKV,
@@ -457,11 +494,16 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>
     last_key: u32,
     head_dim: u32,
     scale_log2: f32,
-    mut work: W,
+    work: W,
 ) {
-    let chunk = shared::declare::<f32, { CHUNK as usize }>();
-    let probabilities = shared::declare::<f32, { PROBABILITIES as usize }>();
-
+    let chunks = match KEYS {
+        4 => shared::declare::<f32, { 2 * chunk_elements(4) as usize }>(),
+        _ => shared::declare::<f32, { 2 * chunk_elements(8) as usize }>(),
+    };
+    let probabilities = match KEYS {
+        4 => shared::declare::<f32, { half_elements(4) as usize }>(),
+        _ => shared::declare::<f32, { half_elements(8) as usize }>(),
+    };
     let state = shared::declare::<f32, { STATE as usize }>();
 
     // SAFETY: a head belongs to a group.
@@ -469,26 +511,28 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>
 
     // place tile
     let place = work.place();
-    let Place { tid, tx, row, batch, head, .. } = place;
+    let Place { tid, tx, row, batch, head, first, .. } = place;
+    // rows that are exchanged by an odd number begin with the other half, so that no two of eight threads write to the
+    // same banks
+    let first_part = tid % 2 ^ tid / 4 % 2 * 2;
     let load = Loader {
         q,
         k,
         v,
-        q_head: q_strides.offset(batch, head),
+        q_at: q_strides.offset(batch, head) + (first + tid / 2).min(q_len - 1) * q_strides.row,
         k_head: k_strides.offset(batch, head / group),
         v_head: v_strides.offset(batch, head / group),
-        q_row: q_strides.row,
         k_row: k_strides.row,
         v_row: v_strides.row,
-        q_len,
+        first_column: first_part * 4,
+        put_at: tid / 2 * BK + (first_part ^ (tid / 4 % 4)) * 4,
         last_key,
         head_dim,
     };
-    let mut tile = work.begin(place);
+    let mut tile = work.begin();
 
-    let q_chunk = chunk.at(row * BK);
-    let k_column = |c: u32| chunk.at(BM * BK + tx * BK + (c ^ (tx / 2 % 4)) * 4);
-    let k_chunk = [k_column(0), k_column(1), k_column(2), k_column(3)];
+    // in a chunk: this thread's first row of Q, first key of K
+    let (q_first, k_first) = (row * BK, BM * BK + tx * BK + tx / 2 % 4 * 4);
     let state_of = |tid: u32| (state.at(tid * 4), state.at(8 * THREADS + tid * 4));
     let (m_state, l_state) = state_of(tid);
 
@@ -498,34 +542,42 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>
         store_state(m_state, [f32::NEG_INFINITY; 8]);
         store_state(l_state, [0.0; 8]);
     }
-    let mut staged = [[0; 4]; 4];
+    // where in the two chunk buffers the one is that is read next; the other is written meanwhile
+    let mut side = 0;
+    let other = |side: u32| chunk_elements(KEYS) - side;
     if tile < work.end() {
         // SAFETY: there is a key, and the grid has no block without a query.
-        staged = unsafe { load.qk(work, place, tile, 0) };
+        unsafe { load.put_qk::<KEYS>(chunks, side, load.qk(work, place, tile, 0), 0) };
     }
 
     while tile < work.end() {
         // S = Q Kᵀ
         // SAFETY: the block has this tile.
         let sees = unsafe { work.sees(place, tile) };
-        let mut s = [[0.0f32; 4]; 8];
+        let mut s = [[0.0f32; KEYS]; 8];
         let mut column = 0;
         while column < head_dim {
-            // SAFETY: all threads run the same loops. Between the barriers nobody reads the chunk; behind the second
-            // it is complete.
+            // SAFETY: all threads run the same loops. Behind the barrier the chunk is complete, and nobody reads the
+            // other one any more.
             unsafe {
                 let place = work.again(place);
                 thread::sync_threads();
-                load.put_qk(place, chunk, staged, column);
-                thread::sync_threads();
                 column += BK;
-                staged = if column < head_dim {
+                let staged = if column < head_dim {
                     load.qk(work, place, tile, column)
                 } else {
-                    load.v::<G>(work.place(), work.key(tile, 0))
+                    load.v::<G, KEYS, W>(work, work.place(), tile, 0)
                 };
                 if sees {
-                    scores(&mut s, q_chunk, k_chunk);
+                    // its 16-byte columns lie exchanged: see `put_qk`
+                    let k = [0, 1, 2, 3].map(|c| chunks.at((side + k_first) ^ (c * 4)));
+                    scores(&mut s, chunks.at(side + q_first), k);
+                }
+                side = other(side);
+                if column < head_dim {
+                    load.put_qk::<KEYS>(chunks, side, staged, column);
+                } else {
+                    load.put_v::<G>(place, chunks.at(side), staged);
                 }
             }
         }
@@ -534,12 +586,11 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>
         let place = work.place();
         let Place { tid, tx, ty, row, .. } = place;
         let (m_state, l_state) = state_of(tid);
-        // P [BM, BN]: the halves of 32 keys are exchanged 16 by 16 in odd rows, which are those of ty = 1
-        let p_row = probabilities.at(row * BN);
+        // half of P [BM, HALF]: 32 keys are exchanged 16 by 16 in odd rows, which are those of ty = 1
+        let p_row = probabilities.at(row * HALF);
         let p_write = [p_row.at(tx + 16 * ty), p_row.at(tx + 16 * (1 - ty))];
-        let v_chunk = chunk.at(tx * 4);
         unroll!(I < 8 {
-            unroll!(J < 4 { s[I][J] *= scale_log2; });
+            unroll!(J < KEYS { s[I][J] *= scale_log2; });
         });
         // SAFETY: the block has this tile.
         unsafe { work.mask(&mut s, place, tile) };
@@ -549,7 +600,7 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>
         let (m, mut l) = unsafe { (load_state(m_state), load_state(l_state)) };
         let mut next = m;
         unroll!(I < 8 {
-            unroll!(J < 4 { next[I] = next[I].max(s[I][J]); });
+            unroll!(J < KEYS { next[I] = next[I].max(s[I][J]); });
         });
         unroll!(STEP < 4 {
             unroll!(I < 8 {
@@ -559,17 +610,14 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>
             });
         });
 
-        // P = exp(S − m'), to shared memory; l and O rescaled
+        // P = exp(S − m'); l and O rescaled
         unroll!(I < 8 {
             let base = if next[I] == f32::NEG_INFINITY { 0.0 } else { next[I] };
             let rescale = exp2(m[I] - base);
             l[I] *= rescale;
-            unroll!(J < 4 {
-                let p = exp2(s[I][J] - base);
-                l[I] += p;
-                // SAFETY: row below 64, key tx + 16 J below 64, each element by one thread. The tile before has been
-                // read: barriers of this tile's chunks lie between.
-                unsafe { p_write[J % 2].set_at::<{ (I * 2) as u32 * BN + (J / 2 * 32) as u32 }, 1>(p) };
+            unroll!(J < KEYS {
+                s[I][J] = exp2(s[I][J] - base);
+                l[I] += s[I][J];
             });
             let mut g = 0;
             while g < G {
@@ -584,23 +632,43 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>
             store_state(l_state, l);
         }
 
-        // O += P V
+        // O += P V, by halves of the keys
         let mut key = 0;
-        while key < BN {
-            // SAFETY: as for the scores; the first barrier also completes P.
-            unsafe {
-                thread::sync_threads();
-                load.put_v::<G>(place, chunk, staged);
-                thread::sync_threads();
-                let chunk_keys = key / BK;
-                key += BK;
-                if key < BN {
-                    staged = load.v::<G>(place, work.key(tile, key));
-                } else {
-                    staged = load.qk(work, work.place(), tile + W::STEP, 0); // behind the last tile for nothing
-                }
-                if sees {
-                    weighted_values(&mut o, p_row.at((chunk_keys ^ ty) * 16), v_chunk);
+        let keys = work.keys(tile);
+        while key < keys {
+            // P to shared memory: a warp reads only its own rows
+            // SAFETY: all lanes are here, and have read the half before.
+            unsafe { warp::sync_warp(warp::FULL_MASK) };
+            unroll!(I < 8 {
+                unroll!(J < 4 {
+                    if 2 * J < KEYS {
+                        // SAFETY: row below 64, key tx + 16 J below HALF, each element by one thread.
+                        unsafe { p_write[J % 2].at(J as u32 / 2 * 32).set_at::<{ (I * 2) as u32 }, HALF>(s[I][J]) };
+                        s[I][J] = s[I][J + KEYS / 2];
+                    }
+                });
+            });
+            let half = (key + HALF).min(keys);
+            while key < half {
+                // SAFETY: as for the scores; the first barrier also completes P.
+                unsafe {
+                    thread::sync_threads();
+                    let p_chunk = p_row.at((key % HALF) ^ (ty * 16));
+                    key += BK;
+                    let staged = if key < keys {
+                        load.v::<G, KEYS, W>(work, place, tile, key)
+                    } else {
+                        load.qk(work, work.place(), tile + W::STEP, 0) // behind the last tile for nothing
+                    };
+                    if sees {
+                        weighted_values::<G, HALF>(&mut o, p_chunk, chunks.at(side + tx * 4));
+                    }
+                    side = other(side);
+                    if key < keys {
+                        load.put_v::<G>(place, chunks.at(side), staged);
+                    } else {
+                        load.put_qk::<KEYS>(chunks, side, staged, 0);
+                    }
                 }
             }
         }
@@ -658,11 +726,12 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>
 }
 
 macro_rules! kernels {
-    ($($name:ident: $tq:ty, $tkv:ty, $groups:literal, $blocks:literal;)*) => {$(
+    ($($name:ident: $tq:ty, $tkv:ty, $groups:literal, $keys:expr, $blocks:literal;)*) => {$(
         /// # Safety
         /// `out`, `q`, `k`, `v`: as the module's head says, of less than 2³¹ elements with gaps, valid on the
         /// launching stream, `out` disjoint from the others, addresses and strides (batch, head, row) multiples of
-        /// 8 elements. `causal`: 0 or 1. `scale_log2`: scale · log2 e. Launched as the contract of the same name says.
+        /// 8 elements. `causal`: 0 or 1. `scale_log2`: scale · log2 e. `longest_first`: so many of the grid's rows
+        /// come longest first, the others shortest first. Launched as the contract of the same name says.
         #[kernel(launch_bounds(THREADS, $blocks))]
         pub unsafe fn $name(
             out: *mut $tq, q: *const $tq, k: *const $tkv, v: *const $tkv,
@@ -671,7 +740,7 @@ macro_rules! kernels {
             k_batch: u32, k_head: u32, k_row: u32,
             v_batch: u32, v_head: u32, v_row: u32,
             num_q_heads: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32,
-            scale_log2: f32, causal: u32,
+            scale_log2: f32, causal: u32, longest_first: u32,
         ) {
             let strides = [
                 Strides { batch: out_batch, head: out_head, row: out_row },
@@ -682,8 +751,9 @@ macro_rules! kernels {
             // SAFETY: this kernel's contract is the body's; a grid with a block in it has a head.
             unsafe {
                 not_zero(num_q_heads);
-                let work = Dense { num_q_heads, q_len, kv_len, causal: 0u32.wrapping_sub(causal), seen_by_all: 0, end: 0 };
-                prefill::<$tq, $tkv, $groups, _>(
+                let causal = 0u32.wrapping_sub(causal);
+                let work = Dense { num_q_heads, q_len, kv_len, causal, longest_first };
+                prefill::<$tq, $tkv, $groups, $keys, { $keys as u32 * 8 }, _>(
                     out, q, k, v, strides, group, q_len, kv_len.wrapping_sub(1), head_dim, scale_log2, work,
                 )
             }
@@ -692,10 +762,10 @@ macro_rules! kernels {
 }
 
 kernels! {
-    attention_prefill_d64_f32: f32, f32, 1, 2;
-    attention_prefill_d64_f16: F16, F16, 1, 2;
-    attention_prefill_d64_f32_f16: f32, F16, 1, 2;
-    attention_prefill_d128_f32: f32, f32, 2, 2;
-    attention_prefill_d128_f16: F16, F16, 2, 2;
-    attention_prefill_d128_f32_f16: f32, F16, 2, 2;
+    attention_prefill_d64_f32: f32, f32, 1, D64_KEYS, 2;
+    attention_prefill_d64_f16: F16, F16, 1, D64_KEYS, 2;
+    attention_prefill_d64_f32_f16: f32, F16, 1, D64_KEYS, 2;
+    attention_prefill_d128_f32: f32, f32, 2, D128_KEYS, 2;
+    attention_prefill_d128_f16: F16, F16, 2, D128_KEYS, 2;
+    attention_prefill_d128_f32_f16: f32, F16, 2, D128_KEYS, 2;
 }
