@@ -52,23 +52,25 @@ pub const QUERIES_PER_BLOCK: u32 = BM;
 pub(super) const fn bn(keys: usize) -> u32 {
     16 * keys as u32
 }
-/// Elements of a chunk buffer: Q [BM, BK] and K [BN, BK], or V [D / 64, BK, 64].
+/// Elements behind each column of Q's and K's chunk, so that threads that write to it meet in no bank.
+pub(super) const PAD: u32 = 4;
+/// Elements of a chunk buffer: Qᵀ [BK, BM + PAD] and Kᵀ [BK, BN + PAD], or V [D / 64, BK, 64].
 const fn chunk_elements(keys: usize) -> u32 {
-    (BM + bn(keys)) * BK
+    BK * (BM + PAD + bn(keys) + PAD)
 }
-/// Elements of half of P: [BM, BN / 2].
+/// Elements of half of Pᵀ: [BM / 16, BN / 2, 16].
 const fn half_elements(keys: usize) -> u32 {
     BM * bn(keys) / 2
 }
-/// Elements of m and l, a copy per thread: [m or l, 2, THREADS, 4].
-const STATE: u32 = 16 * THREADS;
+/// Elements of l, a part per thread: [2, THREADS, 4].
+const SUMS: u32 = 8 * THREADS;
 
 /// Four steps for each of eight rows, of m in a tile and of l at the end.
 const SHUFFLES: u32 = 2 * 4 * 8;
 
 /// The contract of a kernel whose threads own `keys` columns of a tile's scores.
 pub(super) const fn spec(name: &'static str, keys: usize, min_blocks: u32) -> KernelSpec {
-    let shared_bytes = 4 * (2 * chunk_elements(keys) + half_elements(keys) + STATE);
+    let shared_bytes = 4 * (2 * chunk_elements(keys) + half_elements(keys) + BM + SUMS);
     KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(shared_bytes).shuffles(SHUFFLES)
 }
 
@@ -101,7 +103,7 @@ pub(super) struct Place {
     pub tx: u32,
     /// lane / 16
     pub ty: u32,
-    /// The thread's first row in the tile; its others are row + 2 i.
+    /// The thread's first row in the tile; seven more follow.
     pub row: u32,
     pub batch: u32,
     pub head: u32,
@@ -130,7 +132,7 @@ impl Place {
     #[inline(always)]
     pub fn new(tid: u32, batch: u32, head: u32, first: u32) -> Self {
         let (tx, ty) = (tid % 16, tid / 16 % 2);
-        Self { tid, tx, ty, row: tid / 32 * 16 + ty, batch, head, first }
+        Self { tid, tx, ty, row: tid / 32 * 16 + ty * 8, batch, head, first }
     }
 }
 
@@ -155,7 +157,7 @@ pub(super) trait Work<const KEYS: usize>: Copy {
     /// One past the last.
     fn end(self) -> u32;
 
-    /// How many keys of one of the block's tiles, the first ones, any query sees; not 0.
+    /// A bound of the keys of one of the block's tiles that any query sees, a multiple of 64.
     fn keys(self, tile: u32) -> u32;
 
     /// The key that is row `row` of a tile, or behind the last one. Rows of one sixteen follow each other.
@@ -170,7 +172,7 @@ pub(super) trait Work<const KEYS: usize>: Copy {
     /// The block has this tile.
     unsafe fn sees(self, place: Place, tile: u32) -> bool;
 
-    /// −∞ where a row does not see a key: rows row + 2i, keys tx + 16j.
+    /// −∞ where a row does not see a key: rows row + i, keys 4 tx + j mod 4 + 64 (j / 4).
     ///
     /// # Safety
     /// As [`sees`](Self::sees).
@@ -242,7 +244,7 @@ impl<const KEYS: usize> Work<KEYS> for Dense {
 
     #[inline(always)]
     fn keys(self, tile: u32) -> u32 {
-        (self.seen() - tile * bn(KEYS)).min(bn(KEYS))
+        (self.seen() - tile * bn(KEYS)).next_multiple_of(64).min(bn(KEYS))
     }
 
     #[inline(always)]
@@ -259,13 +261,13 @@ impl<const KEYS: usize> Work<KEYS> for Dense {
     #[inline(always)]
     unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
         if ((tile + 1) * bn(KEYS)) as i32 > self.visible(place.first) {
-            let key = tile * bn(KEYS) + place.tx;
+            let key = tile * bn(KEYS) + 4 * place.tx;
             let past_row = key as i32 - self.visible(place.first + place.row);
-            let per_row = (2 & self.causal) as i32;
+            let per_row = (1 & self.causal) as i32;
             unroll!(I < 8 {
                 unroll!(J < KEYS {
-                    let masked = past_row + 16 * J as i32 >= per_row * I as i32;
-                    if masked || key + 16 * J as u32 >= self.kv_len {
+                    let masked = past_row + key_of(J) as i32 >= per_row * I as i32;
+                    if masked || key + key_of(J) >= self.kv_len {
                         s[I][J] = f32::NEG_INFINITY;
                     }
                 });
@@ -279,25 +281,32 @@ impl<const KEYS: usize> Work<KEYS> for Dense {
     }
 }
 
-/// This thread's eight values of m or l, [2, THREADS, 4] from `state` on.
+/// The thread's key `j`, from its first one on.
+const fn key_of(j: usize) -> u32 {
+    (j % 4 + j / 4 * 64) as u32
+}
+
+/// Two fours, of which the second lies `APART` elements further.
 ///
 /// # Safety
-/// Written by this thread before.
+/// As [`Shared::get4`].
 #[inline(always)]
-unsafe fn load_state(state: Shared<f32>) -> [f32; 8] {
+unsafe fn load_8<const APART: u32>(at: Shared<f32>) -> [f32; 8] {
     // SAFETY: as the caller promises.
-    let ([a, b, c, d], [e, f, g, h]) = unsafe { (state.get4(0), state.get4(4 * THREADS)) };
+    let ([a, b, c, d], [e, f, g, h]) = unsafe { (at.get4(0), at.get4(APART)) };
     [a, b, c, d, e, f, g, h]
 }
 
+/// As [`load_8`].
+///
 /// # Safety
-/// `state` is this thread's place.
+/// As [`Shared::set4`].
 #[inline(always)]
-unsafe fn store_state(state: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
+unsafe fn store_8<const APART: u32>(at: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
     // SAFETY: as the caller promises.
     unsafe {
-        state.set4(0, [a, b, c, d]);
-        state.set4(4 * THREADS, [e, f, g, h]);
+        at.set4(0, [a, b, c, d]);
+        at.set4(APART, [e, f, g, h]);
     }
 }
 
@@ -317,11 +326,9 @@ struct Loader<TQ, TKV> {
     v_head: u32,
     k_row: u32,
     v_row: u32,
-    /// The four columns of a chunk's sixteen that the thread takes first of its rows of Q and K; the others are eight
-    /// further, modulo sixteen.
+    /// The first of the four columns of a chunk's sixteen that the thread takes of its rows of Q and K, as it does those
+    /// eight further.
     first_column: u32,
-    /// Where they go in a chunk; the others eight further, modulo sixteen.
-    put_at: u32,
     /// The last key; keys behind it are read from it.
     last_key: u32,
     head_dim: u32,
@@ -337,7 +344,7 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
     unsafe fn qk<const KEYS: usize, W: Work<KEYS>>(&self, work: W, place: Place, tile: u32, column: u32) -> Staged {
         let row = place.tid / 2;
         let column = column + self.first_column;
-        let columns = [column, column ^ 8].map(|column| column.min(self.head_dim - 4));
+        let columns = [column, (column + 8).min(self.head_dim - 4)]; // head_dim may end in the chunk's middle
         let mut staged = [[0; 4]; 6];
         // SAFETY: as the caller promises: rows are below the lengths, and four columns from a multiple of four on are
         // below head_dim, a multiple of eight.
@@ -359,18 +366,17 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         staged
     }
 
-    /// Keys of V from the tile's row `first` on, BK of them: thread t takes columns 4 · (t mod 8) + 32 i of the key
-    /// t / 8.
+    /// Chunk `j` of V, keys 4 i + [`key_of`]\(j): thread t takes columns 4 · (t mod 8) + 32 … of i = t / 8.
     ///
     /// # Safety
     /// As [`qk`](Self::qk).
     #[inline(always)]
-    unsafe fn v<const G: usize, const KEYS: usize, W: Work<KEYS>>(&self, work: W, place: Place, tile: u32, first: u32) -> Staged {
+    unsafe fn v<const G: usize, const KEYS: usize, W: Work<KEYS>>(&self, work: W, place: Place, tile: u32, j: u32) -> Staged {
         let column = place.tid % 8 * 4;
         let mut staged = [[0; 4]; 6];
         // SAFETY: as in `qk`.
         unsafe {
-            let key = work.key(tile, first + place.tid / 8).min(self.last_key);
+            let key = work.key(tile, place.tid / 8 * 4 + key_of(j as usize)).min(self.last_key);
             let v = self.v.add((self.v_head + key * self.v_row) as usize);
             unroll!(I < 4 {
                 if I < 2 * G {
@@ -381,32 +387,27 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         staged
     }
 
-    /// Writes what [`qk`](Self::qk) gave for the same `column`: [row, BK] with 16-byte columns exchanged by
-    /// (row / 2) mod 4, and Q zero past head_dim.
+    /// Writes what [`qk`](Self::qk) gave for the same `column`, Q zero past head_dim.
     ///
     /// # Safety
     /// Nobody reads the chunk.
     #[inline(always)]
-    unsafe fn put_qk<const KEYS: usize>(&self, chunks: Shared<f32>, side: u32, mut staged: Staged, column: u32) {
-        let column = column + self.first_column;
-        if column >= self.head_dim {
-            staged[0] = [0; 4]; // 0.0 in either type
+    unsafe fn put_qk<const KEYS: usize>(&self, place: Place, chunk: Shared<f32>, mut staged: Staged, column: u32) {
+        if column + 8 >= self.head_dim {
+            staged[1] = [0; 4]; // 0.0 in either type
         }
-        if column ^ 8 >= self.head_dim {
-            staged[1] = [0; 4];
-        }
-        // SAFETY: rows and columns of Q [64, 16] and K [BN, 16] behind it; each thread its own elements. Rows 64 apart
-        // have the same (row / 2) mod 4.
+        let row = place.tid / 2;
+        // SAFETY: rows and columns of Qᵀ [16, 64 + PAD] and Kᵀ [16, BN + PAD] behind it; each thread its own elements.
         unsafe {
-            let at = [chunks.at(side + self.put_at), chunks.at((side + self.put_at) ^ 8)];
-            at[0].set4(0, TQ::from_words(staged[0]));
-            at[1].set4(0, TQ::from_words(staged[1]));
-            at[0].set4(BM * BK, TKV::from_words(staged[2]));
-            at[1].set4(BM * BK, TKV::from_words(staged[3]));
-            if KEYS == 8 {
-                at[0].set4((BM + 64) * BK, TKV::from_words(staged[4]));
-                at[1].set4((BM + 64) * BK, TKV::from_words(staged[5]));
-            }
+            let q = chunk.at(self.first_column * (BM + PAD) + row);
+            let k = chunk.at(BK * (BM + PAD) + self.first_column * (bn(KEYS) + PAD) + row);
+            unroll!(I < 6 {
+                let (at, stride) = if I < 2 { (q, BM + PAD) } else { (k.at(I as u32 / 4 * 64), bn(KEYS) + PAD) };
+                let values = if I < 2 { TQ::from_words(staged[I]) } else { TKV::from_words(staged[I]) };
+                if I < 4 || KEYS == 8 {
+                    unroll!(E < 4 { at.set((E + I % 2 * 8) as u32 * stride, values[E]); });
+                }
+            });
         }
     }
 
@@ -428,62 +429,59 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
     }
 }
 
-/// s += Q K ᵀ over one chunk. `q` is this thread's first row, `k[c]` its first key's 16-byte column c.
+/// s += Q Kᵀ over one chunk, for the first SEEN of a thread's keys. `q`: this thread's first row in Qᵀ, `k`: its first key in Kᵀ, of STRIDE.
 ///
 /// # Safety
 /// The chunk is written and a barrier has passed.
 #[inline(always)]
-unsafe fn scores<const KEYS: usize>(s: &mut [[f32; KEYS]; 8], q: Shared<f32>, k: [Shared<f32>; 4]) {
-    unroll!(C < 4 {
-        let mut keys = [[0.0; 4]; KEYS];
-        unroll!(J < KEYS {
-            // SAFETY: key tx + 16 J, below BN.
-            keys[J] = unsafe { k[C].get4_at::<{ J as u32 * 16 }, BK, 0, 0>() };
-        });
+unsafe fn scores<const KEYS: usize, const SEEN: usize, const STRIDE: u32>(s: &mut [[f32; KEYS]; 8], q: Shared<f32>, k: Shared<f32>) {
+    unroll!(C < 16 {
+        // SAFETY: eight rows from 16 warp + 8 ty on, below 64, and keys 4 tx + 0 … 3 and 64 further, below BN.
+        let (rows, keys) = unsafe {
+            let (a, b) = (q.get4_at::<{ C as u32 }, { BM + PAD }, 0, 0>(), q.get4_at::<{ C as u32 }, { BM + PAD }, 1, 4>());
+            let c = k.get4_at::<{ C as u32 }, STRIDE, 0, 0>();
+            ([a, b], [c, if SEEN == 8 { k.get4_at::<{ C as u32 }, STRIDE, 1, 64>() } else { c }])
+        };
         unroll!(I < 8 {
-            // SAFETY: row 16 warp + ty + 2 I, below 64; (row / 2) mod 4 = I mod 4.
-            let query = unsafe { q.get4_at::<{ I as u32 * 2 }, BK, { (C ^ (I & 3)) as u32 }, 4>() };
-            unroll!(E < 4 {
-                unroll!(J < KEYS { s[I][J] = fma(query[E], keys[J][E], s[I][J]); });
-            });
+            unroll!(J < SEEN { s[I][J] = fma(rows[I / 4][I % 4], keys[J / 4][J % 4], s[I][J]); });
         });
     });
 }
 
-/// o += P V over one chunk of keys. Rows of P have HALF keys. `p` is this thread's first row at the chunk's first key, `v` its first column.
+/// o += P V over one chunk of keys. `p[x]`: this thread's first four rows at the chunk's first key with the number of four
+/// exchanged by x, `v` its first column.
 ///
 /// # Safety
 /// The chunk and P are written and a barrier has passed.
 #[inline(always)]
-unsafe fn weighted_values<const G: usize, const HALF: u32>(o: &mut [[[f32; 4]; G]; 8], p: Shared<f32>, v: Shared<f32>) {
-    unroll!(C < 4 {
-        let mut values = [[[0.0; 4]; 4]; G];
+unsafe fn weighted_values<const G: usize>(o: &mut [[[f32; 4]; G]; 8], p: [Shared<f32>; 4], v: Shared<f32>) {
+    unroll!(K < 16 {
+        // SAFETY: eight rows from 16 warp + 8 ty on, below 64, at one of the chunk's keys, below 16.
+        let weights = unsafe { [
+            p[K / 2 % 4].get4_at::<{ K as u32 }, 16, 0, 0>(),
+            p[K / 2 % 4 ^ 1].get4_at::<{ K as u32 }, 16, 0, 0>(),
+        ] };
+        let mut values = [[0.0; 4]; G];
         let mut g = 0;
         while g < G {
-            unroll!(K < 4 {
-                // SAFETY: key 4 C + K, below 16, of group g's [16, 64].
-                values[g][K] = unsafe { v.at(g as u32 * BK * 64).get4_at::<{ (C * 4 + K) as u32 }, 64, 0, 0>() };
-            });
+            // SAFETY: of group g's [16, 64].
+            values[g] = unsafe { v.at(g as u32 * BK * 64).get4_at::<{ K as u32 }, 64, 0, 0>() };
             g += 1;
         }
         unroll!(I < 8 {
-            // SAFETY: row 16 warp + ty + 2 I, below 64, at four of the chunk's keys.
-            let weights = unsafe { p.get4_at::<{ I as u32 * 2 }, HALF, { C as u32 }, 4>() };
-            unroll!(K < 4 {
-                let mut g = 0;
-                while g < G {
-                    unroll!(E < 4 { o[I][g][E] = fma(weights[K], values[g][K][E], o[I][g][E]); });
-                    g += 1;
-                }
-            });
+            let mut g = 0;
+            while g < G {
+                unroll!(E < 4 { o[I][g][E] = fma(weights[I / 4][I % 4], values[g][E], o[I][g][E]); });
+                g += 1;
+            }
         });
     });
 }
 
 /// # Safety
-/// As the kernels below; G = D / 64, BN = 16 KEYS, HALF = BN / 2.
+/// As the kernels below; G = D / 64, BN = 16 KEYS, STRIDE = BN + PAD.
 #[inline(always)]
-pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KEYS: usize, const HALF: u32, W: Work<KEYS>>(
+pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KEYS: usize, const STRIDE: u32, W: Work<KEYS>>(
     out: *mut TQ,
     q: *const TQ,
     k: *const TKV,
@@ -504,7 +502,8 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
         4 => shared::declare::<f32, { half_elements(4) as usize }>(),
         _ => shared::declare::<f32, { half_elements(8) as usize }>(),
     };
-    let state = shared::declare::<f32, { STATE as usize }>();
+    let maxima = shared::declare::<f32, { BM as usize }>();
+    let sums = shared::declare::<f32, { SUMS as usize }>();
 
     // SAFETY: a head belongs to a group.
     unsafe { not_zero(group) };
@@ -512,9 +511,6 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
     // place tile
     let place = work.place();
     let Place { tid, tx, row, batch, head, first, .. } = place;
-    // rows that are exchanged by an odd number begin with the other half, so that no two of eight threads write to the
-    // same banks
-    let first_part = tid % 2 ^ tid / 4 % 2 * 2;
     let load = Loader {
         q,
         k,
@@ -524,36 +520,34 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
         v_head: v_strides.offset(batch, head / group),
         k_row: k_strides.row,
         v_row: v_strides.row,
-        first_column: first_part * 4,
-        put_at: tid / 2 * BK + (first_part ^ (tid / 4 % 4)) * 4,
+        first_column: tid % 2 * 4,
         last_key,
         head_dim,
     };
     let mut tile = work.begin();
 
     // in a chunk: this thread's first row of Q, first key of K
-    let (q_first, k_first) = (row * BK, BM * BK + tx * BK + tx / 2 % 4 * 4);
-    let state_of = |tid: u32| (state.at(tid * 4), state.at(8 * THREADS + tid * 4));
-    let (m_state, l_state) = state_of(tid);
+    let (q_first, k_first) = (row, BK * (BM + PAD) + tx * 4);
 
     let mut o = [[[0.0f32; 4]; G]; 8];
     // SAFETY: this thread's own elements.
     unsafe {
-        store_state(m_state, [f32::NEG_INFINITY; 8]);
-        store_state(l_state, [0.0; 8]);
+        store_8::<4>(maxima.at(row), [f32::NEG_INFINITY; 8]);
+        store_8::<{ 4 * THREADS }>(sums.at(tid * 4), [0.0; 8]);
     }
     // where in the two chunk buffers the one is that is read next; the other is written meanwhile
     let mut side = 0;
     let other = |side: u32| chunk_elements(KEYS) - side;
     if tile < work.end() {
         // SAFETY: there is a key, and the grid has no block without a query.
-        unsafe { load.put_qk::<KEYS>(chunks, side, load.qk(work, place, tile, 0), 0) };
+        unsafe { load.put_qk::<KEYS>(place, chunks, load.qk(work, place, tile, 0), 0) };
     }
 
     while tile < work.end() {
         // S = Q Kᵀ
         // SAFETY: the block has this tile.
         let sees = unsafe { work.sees(place, tile) };
+        let keys = work.keys(tile);
         let mut s = [[0.0f32; KEYS]; 8];
         let mut column = 0;
         while column < head_dim {
@@ -569,13 +563,16 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
                     load.v::<G, KEYS, W>(work, work.place(), tile, 0)
                 };
                 if sees {
-                    // its 16-byte columns lie exchanged: see `put_qk`
-                    let k = [0, 1, 2, 3].map(|c| chunks.at((side + k_first) ^ (c * 4)));
-                    scores(&mut s, chunks.at(side + q_first), k);
+                    let (q, k) = (chunks.at(side + q_first), chunks.at(side + k_first));
+                    if KEYS == 4 || keys > 64 {
+                        scores::<KEYS, KEYS, STRIDE>(&mut s, q, k);
+                    } else {
+                        scores::<KEYS, 4, STRIDE>(&mut s, q, k);
+                    }
                 }
                 side = other(side);
                 if column < head_dim {
-                    load.put_qk::<KEYS>(chunks, side, staged, column);
+                    load.put_qk::<KEYS>(place, chunks.at(side), staged, column);
                 } else {
                     load.put_v::<G>(place, chunks.at(side), staged);
                 }
@@ -585,10 +582,10 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
         // scale and mask
         let place = work.place();
         let Place { tid, tx, ty, row, .. } = place;
-        let (m_state, l_state) = state_of(tid);
-        // half of P [BM, HALF]: 32 keys are exchanged 16 by 16 in odd rows, which are those of ty = 1
-        let p_row = probabilities.at(row * HALF);
-        let p_write = [p_row.at(tx + 16 * ty), p_row.at(tx + 16 * (1 - ty))];
+        let (m_state, l_state) = (maxima.at(row), sums.at(tid * 4));
+        // half of Pᵀ of the warp's rows [KEYS / 2, 16, 16]: key 4 x + j at [j, x], fours of rows exchanged by (x / 2) mod 4
+        let p_first = tid / 32 * (KEYS as u32 * 128) + ty * 8;
+        let p_write = p_first + tx * 16 ^ tx / 2 % 4 * 4;
         unroll!(I < 8 {
             unroll!(J < KEYS { s[I][J] *= scale_log2; });
         });
@@ -597,7 +594,7 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
 
         // m' = max(m, rowmax S)
         // SAFETY: this thread's own elements.
-        let (m, mut l) = unsafe { (load_state(m_state), load_state(l_state)) };
+        let (m, mut l) = unsafe { (load_8::<4>(m_state), load_8::<{ 4 * THREADS }>(l_state)) };
         let mut next = m;
         unroll!(I < 8 {
             unroll!(J < KEYS { next[I] = next[I].max(s[I][J]); });
@@ -628,46 +625,49 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
 
         // SAFETY: this thread's own elements.
         unsafe {
-            store_state(m_state, next);
-            store_state(l_state, l);
+            if tx == 0 {
+                store_8::<4>(m_state, next);
+            }
+            store_8::<{ 4 * THREADS }>(l_state, l);
         }
 
         // O += P V, by halves of the keys
-        let mut key = 0;
-        let keys = work.keys(tile);
-        while key < keys {
+        let mut j = 0;
+        while j < keys / BK {
             // P to shared memory: a warp reads only its own rows
             // SAFETY: all lanes are here, and have read the half before.
             unsafe { warp::sync_warp(warp::FULL_MASK) };
-            unroll!(I < 8 {
-                unroll!(J < 4 {
-                    if 2 * J < KEYS {
-                        // SAFETY: row below 64, key tx + 16 J below HALF, each element by one thread.
-                        unsafe { p_write[J % 2].at(J as u32 / 2 * 32).set_at::<{ (I * 2) as u32 }, HALF>(s[I][J]) };
-                        s[I][J] = s[I][J + KEYS / 2];
-                    }
-                });
+            unroll!(J < 4 {
+                if 2 * J < KEYS {
+                    unroll!(HALF < 2 {
+                        let rows = [s[4 * HALF][J], s[4 * HALF + 1][J], s[4 * HALF + 2][J], s[4 * HALF + 3][J]];
+                        // SAFETY: rows and keys of the warp's, each element by one thread.
+                        unsafe { probabilities.at(p_write ^ HALF as u32 * 4).set4(J as u32 * 256, rows) };
+                    });
+                    unroll!(I < 8 { s[I][J] = s[I][J + KEYS / 2]; });
+                }
             });
-            let half = (key + HALF).min(keys);
-            while key < half {
+            let end = (j + KEYS as u32 / 2).min(keys / BK);
+            while j < end {
                 // SAFETY: as for the scores; the first barrier also completes P.
                 unsafe {
                     thread::sync_threads();
-                    let p_chunk = p_row.at((key % HALF) ^ (ty * 16));
-                    key += BK;
-                    let staged = if key < keys {
-                        load.v::<G, KEYS, W>(work, place, tile, key)
+                    let p = p_first + j % (KEYS as u32 / 2) * 256;
+                    j += 1;
+                    let staged = if j < keys / BK {
+                        load.v::<G, KEYS, W>(work, place, tile, j)
                     } else {
                         load.qk(work, work.place(), tile + W::STEP, 0) // behind the last tile for nothing
                     };
                     if sees {
-                        weighted_values::<G, HALF>(&mut o, p_chunk, chunks.at(side + tx * 4));
+                        let p = [0, 1, 2, 3].map(|x| probabilities.at(p ^ x * 4));
+                        weighted_values(&mut o, p, chunks.at(side + tx * 4));
                     }
                     side = other(side);
-                    if key < keys {
+                    if j < keys / BK {
                         load.put_v::<G>(place, chunks.at(side), staged);
                     } else {
-                        load.put_qk::<KEYS>(chunks, side, staged, 0);
+                        load.put_qk::<KEYS>(work.place(), chunks.at(side), staged, 0);
                     }
                 }
             }
@@ -679,7 +679,7 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
     let Place { tid, tx, row, batch, head, first, .. } = work.place();
     let head = out_strides.offset(batch, head);
     // SAFETY: this thread's own elements.
-    let mut l = unsafe { load_state(state_of(tid).1) };
+    let mut l = unsafe { load_8::<{ 4 * THREADS }>(sums.at(tid * 4)) };
     unroll!(STEP < 4 {
         unroll!(I < 8 {
             // SAFETY: all lanes are here.
@@ -691,11 +691,11 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
     if let Some(partial) = unsafe { work.partial() } {
         let width = 64 * G as u32 + STATE_ELEMENTS;
         // SAFETY: this thread's own elements.
-        let m = unsafe { load_state(state_of(tid).0) };
+        let m = unsafe { load_8::<4>(maxima.at(row)) };
         unroll!(I < 8 {
             // SAFETY: row below BM of [BM, D + 4]; each thread its own columns, one lane for all of a row's m and l.
             unsafe {
-                let record = partial.add(((row + 2 * I as u32) * width) as usize);
+                let record = partial.add(((row + I as u32) * width) as usize);
                 let mut g = 0;
                 while g < G {
                     f32::store4(record.add((tx * 4 + g as u32 * 64) as usize), o[I][g]);
@@ -710,7 +710,7 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
         return;
     }
     unroll!(I < 8 {
-        let i = first + row + 2 * I as u32;
+        let i = first + row + I as u32;
         let factor = if l[I] == 0.0 { 0.0 } else { rcp(l[I]) };
         let mut g = 0;
         while g < G {
@@ -753,7 +753,7 @@ macro_rules! kernels {
                 not_zero(num_q_heads);
                 let causal = 0u32.wrapping_sub(causal);
                 let work = Dense { num_q_heads, q_len, kv_len, causal, longest_first };
-                prefill::<$tq, $tkv, $groups, $keys, { $keys as u32 * 8 }, _>(
+                prefill::<$tq, $tkv, $groups, $keys, { bn($keys) + PAD }, _>(
                     out, q, k, v, strides, group, q_len, kv_len.wrapping_sub(1), head_dim, scale_log2, work,
                 )
             }

@@ -8,9 +8,9 @@
 
 use super::{ITEM_WORDS, NO_SLOT, QUERIES, SPLIT_WORDS, TILE_WORDS};
 use crate::attention::decode::{merge, partial_elements};
-use crate::attention::prefill::{Place, THREADS, Work, prefill, read_indices, spec};
+use crate::attention::prefill::{PAD, Place, THREADS, Work, bn, prefill, read_indices, spec};
 use crate::attention::{Strides, not_zero, unroll};
-use crate::device::element::{load_4_words, load_byte, load_word, load_word_at};
+use crate::device::element::{load_4_words, load_word, load_word_at};
 use crate::device::{Element, F16};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
@@ -146,11 +146,17 @@ impl Work<KEYS> for Listed {
             if seen == [1; 4] {
                 return; // all of it
             }
+            let [a, b, c, d] = seen;
+            let pattern = match place.tx / 4 {
+                0 => a,
+                1 => b,
+                2 => c,
+                _ => d,
+            };
+            let bits = load_word(self.patterns.add((pattern * 8 + place.ty * 4 + place.tx % 4) as usize));
             unroll!(J < 4 {
-                let lanes = self.patterns.add(seen[J] as usize * 8).cast::<u8>();
-                let bits = load_byte(lanes.add((place.tid % 32) as usize));
                 unroll!(I < 8 {
-                    if bits >> I & 1 == 0 {
+                    if bits >> (8 * J + I) & 1 == 0 {
                         s[I][J] = f32::NEG_INFINITY;
                     }
                 });
@@ -200,7 +206,7 @@ macro_rules! kernels {
             unsafe {
                 let d = 64 * $groups;
                 let work = Listed { items, tiles, patterns, partial, first_item, slots, sharing, d };
-                prefill::<$tq, $tkv, $groups, KEYS, { KEYS as u32 * 8 }, _>(
+                prefill::<$tq, $tkv, $groups, KEYS, { bn(KEYS) + PAD }, _>(
                     out, q, k, v, strides, group, q_len, last_key, head_dim, scale_log2, work,
                 )
             }
