@@ -319,49 +319,39 @@ struct Loader<TQ, TKV> {
     q: *const TQ,
     k: *const TKV,
     v: *const TKV,
-    /// The first element of the thread's row of Q.
-    q_at: u32,
+    /// The first elements of the thread's two rows of Q.
+    q_at: [u32; 2],
     /// The head's first elements.
     k_head: u32,
     v_head: u32,
     k_row: u32,
     v_row: u32,
-    /// The first of the four columns of a chunk's sixteen that the thread takes of its rows of Q and K, as it does those
-    /// eight further.
-    first_column: u32,
     /// The last key; keys behind it are read from it.
     last_key: u32,
     head_dim: u32,
 }
 
 impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
-    /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes two times four of row t / 2, of K also of
-    /// the row 64 further.
+    /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes column 4 · (t mod 4) of rows t / 4,
+    /// t / 4 + 32, …, so that eight threads read two whole sectors.
     ///
     /// # Safety
     /// q_len, kv_len and head_dim are not 0; at most one tile behind the last.
     #[inline(always)]
     unsafe fn qk<const KEYS: usize, W: Work<KEYS>>(&self, work: W, place: Place, tile: u32, column: u32) -> Staged {
-        let row = place.tid / 2;
-        let column = column + self.first_column;
-        let columns = [column, (column + 8).min(self.head_dim - 4)]; // head_dim may end in the chunk's middle
+        let row = place.tid / 4;
+        let column = (column + place.tid % 4 * 4).min(self.head_dim - 4);
         let mut staged = [[0; 4]; 6];
         // SAFETY: as the caller promises: rows are below the lengths, and four columns from a multiple of four on are
         // below head_dim, a multiple of eight.
         unsafe {
-            let q = |column: u32| TQ::load4_words(self.q.add((self.q_at + column) as usize));
-            let k = |at: u32, column: u32| TKV::load4_words(self.k.add((at + column) as usize));
-            let k_at = |row: u32| self.k_head + work.key(tile, row).min(self.last_key) * self.k_row;
-            let at = k_at(row);
-            staged[0] = q(columns[0]);
-            staged[1] = q(columns[1]);
-            staged[2] = k(at, columns[0]);
-            staged[3] = k(at, columns[1]);
-            if KEYS == 8 {
-                let at = k_at(row + 64);
-                staged[4] = k(at, columns[0]);
-                staged[5] = k(at, columns[1]);
-            }
+            unroll!(I < 2 { staged[I] = TQ::load4_words(self.q.add((self.q_at[I] + column) as usize)); });
+            unroll!(I < 4 {
+                if 2 * I < KEYS {
+                    let at = self.k_head + work.key(tile, row + 32 * I as u32).min(self.last_key) * self.k_row;
+                    staged[2 + I] = TKV::load4_words(self.k.add((at + column) as usize));
+                }
+            });
         }
         staged
     }
@@ -387,25 +377,31 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         staged
     }
 
-    /// Writes what [`qk`](Self::qk) gave for the same `column`, Q zero past head_dim.
+    /// Writes what [`qk`](Self::qk) gave for the same `column`, Q zero past head_dim. In columns from the eighth on, rows are
+    /// exchanged eight by eight, so that the 32 threads that write at a time meet in no bank.
     ///
     /// # Safety
     /// Nobody reads the chunk.
     #[inline(always)]
     unsafe fn put_qk<const KEYS: usize>(&self, place: Place, chunk: Shared<f32>, mut staged: Staged, column: u32) {
-        if column + 8 >= self.head_dim {
-            staged[1] = [0; 4]; // 0.0 in either type
+        let (row, part) = (place.tid / 4, place.tid % 4);
+        if column + part * 4 >= self.head_dim {
+            staged[0] = [0; 4]; // 0.0 in either type
+            staged[1] = [0; 4];
         }
-        let row = place.tid / 2;
+        let row = row ^ part / 2 * 8;
         // SAFETY: rows and columns of Qᵀ [16, 64 + PAD] and Kᵀ [16, BN + PAD] behind it; each thread its own elements.
         unsafe {
-            let q = chunk.at(self.first_column * (BM + PAD) + row);
-            let k = chunk.at(BK * (BM + PAD) + self.first_column * (bn(KEYS) + PAD) + row);
-            unroll!(I < 6 {
-                let (at, stride) = if I < 2 { (q, BM + PAD) } else { (k.at(I as u32 / 4 * 64), bn(KEYS) + PAD) };
-                let values = if I < 2 { TQ::from_words(staged[I]) } else { TKV::from_words(staged[I]) };
-                if I < 4 || KEYS == 8 {
-                    unroll!(E < 4 { at.set((E + I % 2 * 8) as u32 * stride, values[E]); });
+            let q = chunk.at(part * (4 * (BM + PAD)) + row);
+            let k = chunk.at(BK * (BM + PAD) + part * (4 * (bn(KEYS) + PAD)) + row);
+            unroll!(I < 2 {
+                let values = TQ::from_words(staged[I]);
+                unroll!(E < 4 { q.set(E as u32 * (BM + PAD) + I as u32 * 32, values[E]); });
+            });
+            unroll!(I < 4 {
+                if 2 * I < KEYS {
+                    let values = TKV::from_words(staged[2 + I]);
+                    unroll!(E < 4 { k.set(E as u32 * (bn(KEYS) + PAD) + I as u32 * 32, values[E]); });
                 }
             });
         }
@@ -429,15 +425,17 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
     }
 }
 
-/// s += Q Kᵀ over one chunk, for the first SEEN of a thread's keys. `q`: this thread's first row in Qᵀ, `k`: its first key in Kᵀ, of STRIDE.
+/// s += Q Kᵀ over one chunk, for the first SEEN of a thread's keys. `q`: this thread's first row in Qᵀ, `k`: its
+/// first key in Kᵀ, of STRIDE, each in the columns below eight and in the others.
 ///
 /// # Safety
 /// The chunk is written and a barrier has passed.
 #[inline(always)]
-unsafe fn scores<const KEYS: usize, const SEEN: usize, const STRIDE: u32>(s: &mut [[f32; KEYS]; 8], q: Shared<f32>, k: Shared<f32>) {
+unsafe fn scores<const KEYS: usize, const SEEN: usize, const STRIDE: u32>(s: &mut [[f32; KEYS]; 8], q: [Shared<f32>; 2], k: [Shared<f32>; 2]) {
     unroll!(C < 16 {
         // SAFETY: eight rows from 16 warp + 8 ty on, below 64, and keys 4 tx + 0 … 3 and 64 further, below BN.
         let (rows, keys) = unsafe {
+            let (q, k) = (q[C / 8], k[C / 8]);
             let (a, b) = (q.get4_at::<{ C as u32 }, { BM + PAD }, 0, 0>(), q.get4_at::<{ C as u32 }, { BM + PAD }, 1, 4>());
             let c = k.get4_at::<{ C as u32 }, STRIDE, 0, 0>();
             ([a, b], [c, if SEEN == 8 { k.get4_at::<{ C as u32 }, STRIDE, 1, 64>() } else { c }])
@@ -515,12 +513,13 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
         q,
         k,
         v,
-        q_at: q_strides.offset(batch, head) + (first + tid / 2).min(q_len - 1) * q_strides.row,
+        q_at: [0, 32].map(|row| {
+            q_strides.offset(batch, head) + (first + tid / 4 + row).min(q_len - 1) * q_strides.row
+        }),
         k_head: k_strides.offset(batch, head / group),
         v_head: v_strides.offset(batch, head / group),
         k_row: k_strides.row,
         v_row: v_strides.row,
-        first_column: tid % 2 * 4,
         last_key,
         head_dim,
     };
@@ -563,7 +562,8 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, const KE
                     load.v::<G, KEYS, W>(work, work.place(), tile, 0)
                 };
                 if sees {
-                    let (q, k) = (chunks.at(side + q_first), chunks.at(side + k_first));
+                    let both = |at: u32| [chunks.at(side + at), chunks.at((side + at) ^ 8)]; // as `put_qk` exchanges rows
+                    let (q, k) = (both(q_first), both(k_first));
                     if KEYS == 4 || keys > 64 {
                         scores::<KEYS, KEYS, STRIDE>(&mut s, q, k);
                     } else {
