@@ -1,40 +1,13 @@
 //! The command line as a user meets it: the program is run, and what it prints and how it exits is looked at.
 
+#[path = "common/program.rs"]
+mod program;
+
+use program::{pascaline, run, stderr, stdout};
 use serde_json::Value;
 use std::env;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-
-/// The program: as `PASCALINE_BIN` says, where cargo built it, or beside this test or in a folder above, where it
-/// lies when both were carried to another machine.
-fn program() -> PathBuf {
-    let name = format!("pascaline{}", env::consts::EXE_SUFFIX);
-    let mut places: Vec<PathBuf> = env::var_os("PASCALINE_BIN").map(PathBuf::from).into_iter().collect();
-    places.push(env!("CARGO_BIN_EXE_pascaline").into());
-    let test = env::current_exe().expect("a running test has a path");
-    places.extend(test.ancestors().skip(1).map(|folder| folder.join(&name)));
-    let found = places.iter().find(|place| place.is_file());
-    found.unwrap_or_else(|| panic!("the program is at none of {places:?}; set PASCALINE_BIN")).clone()
-}
-
-fn pascaline(arguments: &[&str]) -> Command {
-    let mut command = Command::new(program());
-    command.args(arguments).env_remove("PASCALINE_DEVICE");
-    command
-}
-
-fn run(arguments: &[&str]) -> Output {
-    pascaline(arguments).output().expect("the program starts")
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
+use std::process::Stdio;
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))

@@ -5,6 +5,7 @@
 //! with types of our own, because cust strips `NON_BLOCKING` from streams, has no JIT error log and frees memory
 //! synchronously on drop.
 
+mod counters;
 mod device;
 mod event;
 mod foreign;
@@ -22,6 +23,7 @@ pub use graph::Graph;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
 pub use module::PTX;
+pub(crate) use stream::COUNTERS;
 pub(crate) use stream::Kept;
 pub use stream::Stream;
 

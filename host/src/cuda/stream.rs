@@ -1,5 +1,6 @@
 //! Streams.
 
+use super::counters::Counters;
 use super::{Event, check, ensure_alive, is_lost};
 use crate::Result;
 use cust::sys;
@@ -8,6 +9,9 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// How many counters a stream has for its kernels.
+pub(crate) const COUNTERS: usize = Counters::LEN;
 
 /// A queue of GPU work. Non-blocking: it does not wait for the legacy default stream.
 #[derive(Debug)]
@@ -18,6 +22,7 @@ pub struct Stream {
     /// Held for reading by who queues work, for writing by a capture: what other threads queue meanwhile waits for its end
     /// and does not become a part of the graph.
     turns: RwLock<()>,
+    counters: Counters,
 }
 
 thread_local! {
@@ -41,12 +46,25 @@ impl Stream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the caller has made a context current; `raw` is written before it is used.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()) })
+        let counters = match Counters::new(raw) {
+            Ok(counters) => counters,
+            Err(error) => {
+                // SAFETY: created above, and nothing else names it. The first error is the one to report.
+                let _ = unsafe { sys::cuStreamDestroy_v2(raw) };
+                return Err(error);
+            }
+        };
+        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()), counters })
     }
 
     /// The driver's handle.
     pub fn raw(&self) -> sys::CUstream {
         self.raw
+    }
+
+    /// Words of device memory that are zero when a kernel on this stream begins and that it leaves so; [`COUNTERS`] of them.
+    pub(crate) fn counters(&self) -> u64 {
+        self.counters.address()
     }
 
     /// Waits for all work queued so far, and reports any error it had.

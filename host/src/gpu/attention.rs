@@ -1,12 +1,13 @@
 //! Which attention kernels, their grids, and the scratch memory of partial results.
 
-use crate::cuda::{Arg, CudaDevice, args};
+use crate::cuda::{Arg, COUNTERS, CudaDevice, args};
 use crate::memory::DeviceBuffer;
 use crate::ops::attention::{Problem, Strides};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::attention::Types;
-use kernels_gpu::attention::decode::{COMBINE_F16, COMBINE_F32, DECODE, Decode, partial_elements};
+use kernels_gpu::attention::decode::{DECODE, Decode};
+use kernels_gpu::attention::merge::partial_elements;
 use kernels_gpu::attention::prefill::{PREFILL_D64, PREFILL_D128, QUERIES_PER_BLOCK};
 use kernels_gpu::attention::textbook::{SCORES, SOFTMAX, TEXTBOOK_TILE, VALUES};
 
@@ -56,9 +57,11 @@ pub(super) fn decode_kernel(instances: &[Decode; 6], head_dim: usize, rows: usiz
     instances[3 * usize::from(head_dim > 64) + by_rows]
 }
 
-/// Into how many splits the keys go, and how long they are, where one split makes `blocks` blocks.
+/// Into how many splits the keys go, and how long they are, where one split makes `blocks` blocks; each of those has a
+/// counter if there are more splits.
 pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usize, usize) {
-    let wanted = (DECODE_BLOCKS_PER_SM * multiprocessors as usize).div_ceil(blocks.max(1));
+    let room = if blocks > COUNTERS { 1 } else { DECODE_BLOCKS_PER_SM * multiprocessors as usize };
+    let wanted = room.div_ceil(blocks.max(1));
     let keys = kv_len.div_ceil(wanted.max(1)).next_multiple_of(MIN_SPLIT_KEYS).max(MIN_SPLIT_KEYS);
     (kv_len.div_ceil(keys).max(1), keys)
 }
@@ -127,7 +130,7 @@ pub(crate) fn attention(
             let kv_heads = (problem.batch * problem.num_kv_heads) as u32;
             let grid = [splits as u32, kv_heads, (group * q_len).div_ceil(kernel.rows)];
             let arguments = [
-                args![o, partial.address(), q, k, v],
+                args![o, partial.address(), device.stream().counters(), q, k, v],
                 &strides[..],
                 args![
                     num_kv_heads,
@@ -142,21 +145,9 @@ pub(crate) fn attention(
                 ],
             ]
             .concat();
-            // SAFETY: as above; `past` is one number; `partial` has a record for each row and split and is freed behind both launches.
-            unsafe { device.launch(&kernel.spec, grid, &arguments)? };
-            if splits == 1 {
-                return Ok(());
-            }
-            let spec = if out.dtype() == DType::F16 { COMBINE_F16 } else { COMBINE_F32 };
-            let num_q_heads = problem.num_q_heads as u32;
-            let arguments = [
-                args![o, partial.address()],
-                &strides[..3],
-                args![num_q_heads, q_len, head_dim, kernel.head_dim, splits as u32],
-            ]
-            .concat();
-            // SAFETY: as above; the launch before has written all records.
-            unsafe { device.launch(&spec, [rows as u32, 1, 1], &arguments) }
+            // SAFETY: as above; `past` is one number; `partial` has a record for each row and split and is freed behind the
+            // launch; `split` makes no more groups of blocks than the stream has counters.
+            unsafe { device.launch(&kernel.spec, grid, &arguments) }
         }
     }
 }

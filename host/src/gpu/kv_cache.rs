@@ -5,7 +5,7 @@ use crate::cuda::{CudaDevice, args};
 use crate::memory::DeviceBuffer;
 use crate::quant::QuantKvCache;
 use crate::{DType, Result, Tensor, TensorMut};
-use kernels_gpu::attention::decode::{COMBINE_F32, partial_elements};
+use kernels_gpu::attention::merge::partial_elements;
 use kernels_gpu::quant::kv_cache::{DECODE, DECODE_ROWS, WRITE, WRITE_THREADS};
 
 pub(crate) fn write(
@@ -53,6 +53,7 @@ pub(crate) fn attention(
     let arguments = args![
         out.address(),
         partial.address(),
+        device.stream().counters(),
         q.address(),
         k.0,
         v.0,
@@ -66,15 +67,6 @@ pub(crate) fn attention(
     ];
     // SAFETY: `ops::kv_cache_attention_into` has checked q and out: contiguous [num_q_heads, d] f32 on the cache's stream;
     // `QuantKvCache` made the caches for d and its capacity, of which `len` tokens are written; `partial` has a record for
-    // each head and split and is freed behind both launches.
-    unsafe {
-        device.launch(&spec, grid, arguments)?;
-        if splits == 1 {
-            return Ok(());
-        }
-        let (o, d) = (out.address(), d as u32);
-        let arguments =
-            args![o, partial.address(), 0u32, d, 0u32, num_q_heads as u32, 1u32, d, d, splits as u32];
-        device.launch(&COMBINE_F32, [num_q_heads as u32, 1, 1], arguments)
-    }
+    // each head and split and is freed behind the launch; `split` makes no more groups of blocks than the stream has counters.
+    unsafe { device.launch(&spec, grid, arguments) }
 }

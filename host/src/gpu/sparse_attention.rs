@@ -6,9 +6,7 @@ use crate::cuda::{CudaDevice, args};
 use crate::memory::DeviceBuffer;
 use crate::ops::attention::{Problem, Strides};
 use crate::{DType, Device, Result, Tensor, TensorMut};
-use kernels_gpu::attention::decode::{
-    COMBINE_F16 as DECODE_COMBINE_F16, COMBINE_F32 as DECODE_COMBINE_F32, partial_elements,
-};
+use kernels_gpu::attention::merge::partial_elements;
 use kernels_gpu::attention::sparse::block_mean::BLOCK_MEAN;
 use kernels_gpu::attention::sparse::decode::SPARSE_DECODE;
 use kernels_gpu::attention::sparse::prefill::{COMBINE_F16, COMBINE_F32, SPARSE_D64, SPARSE_D128};
@@ -207,6 +205,7 @@ fn decode(
         args![
             out.address(),
             partial.address(),
+            device.stream().counters(),
             starts.address(),
             keys.address(),
             seen.address(),
@@ -230,20 +229,7 @@ fn decode(
     .concat();
     let grid = [splits as u32, (problem.batch * units) as u32, (group as u32 * q_len).div_ceil(kernel.rows)];
     // SAFETY: as in `prefill`, with `DecodeLists`; the units are a multiple of both kinds of heads, as has been checked.
-    unsafe { device.launch(&kernel.spec, grid, &arguments)? };
-    if splits == 1 {
-        return Ok(());
-    }
-    let spec = if out.dtype() == DType::F16 { DECODE_COMBINE_F16 } else { DECODE_COMBINE_F32 };
-    let (o, num_q_heads) = (out.address(), problem.num_q_heads as u32);
-    let arguments = [
-        args![o, partial.address()],
-        &strides[..3],
-        args![num_q_heads, q_len, head_dim, kernel.head_dim, splits as u32],
-    ]
-    .concat();
-    // SAFETY: as above; the launch before has written all records.
-    unsafe { device.launch(&spec, [rows as u32, 1, 1], &arguments) }
+    unsafe { device.launch(&kernel.spec, grid, &arguments) }
 }
 
 pub(crate) fn block_mean(

@@ -9,7 +9,7 @@
 //!     for each key of the split: s = q · k; m' = max(m, s); p = exp(s − m')
 //!         l = exp(m − m') l + p; acc = exp(m − m') acc + p v; m = m'             for R rows
 //!     write (acc, m, l)
-//! for each row: out = Σ exp(mᵢ − max m) accᵢ / Σ exp(mᵢ − max m) lᵢ over its splits     (combine)
+//! the last block of a kv head: out = Σ exp(mᵢ − max m) accᵢ / Σ exp(mᵢ − max m) lᵢ over its splits
 //! ```
 //!
 //! How the code departs from it:
@@ -17,8 +17,9 @@
 //!    r / q_len. A block takes R of them.
 //! 2. L lanes hold a key, 8 columns each; 128 / L keys go side by side, each with (m, l, acc) of its own, which are
 //!    merged in shared memory at the end. So only the dot products need shuffles.
-//! 3. U keys are loaded before the first is used, and m moves once for all of them.
-//! 4. With a single split the block writes the result itself.
+//! 3. U keys are loaded before the first is used, and m moves once for all of them. The values come while the scores
+//!    are computed, and the next keys while the values are.
+//! 4. With a single split the block writes the result itself; else the last of a kv head's blocks does (see [`merge`]).
 //! 5. Columns of f32 rows are two pieces of 4, L · 4 apart, so that each 16-byte load of the L lanes is contiguous.
 //! 6. Exponents are base 2; a row without a key has m = −∞ and gives 0, as in the prefill kernels.
 //! 7. How many keys there are may stand in device memory, so that a captured launch serves every length: the splits'
@@ -26,9 +27,11 @@
 //! 8. Keys past the end are read from the last one and masked; columns past head_dim are read from the last ones and
 //!    q is 0 there.
 
+use super::merge::{Merge, base};
 use super::{Strides, not_zero, unroll, visible};
-use crate::device::math::{exp2, fma, rcp};
-use crate::device::{Element, F16, reduce, shared};
+use crate::device::element::load_4_words;
+use crate::device::math::{exp2, fma};
+use crate::device::{Element, F16, reduce};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
@@ -36,14 +39,6 @@ pub(super) const THREADS: u32 = 128;
 
 /// What the keys of a split are a multiple of where the kernel divides them: those that a block has in flight.
 const KEY_STEP: u32 = 32;
-
-/// Elements behind the columns of a partial result, of which two hold m and l; the rest keeps 16-byte alignment.
-pub(super) const STATE: u32 = 4;
-
-/// f32 elements of one row's partial result of one split, for an instance of padded head_dim `d`.
-pub const fn partial_elements(d: u32) -> u32 {
-    d + STATE
-}
 
 /// An instance: rows of a block and the padded head_dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +51,10 @@ pub struct Decode {
     pub head_dim: u32,
 }
 
-const fn instance(name: &'static str, head_dim: u32, rows: u32) -> Decode {
+const fn instance(name: &'static str, head_dim: u32, rows: u32, keys: u32) -> Decode {
     let lanes = head_dim / 8;
     // acc [128 / L, R, D] with D = 8 L, and m and l [128 / L, R]
     let shared = 4 * (8 * THREADS * rows + 2 * THREADS / lanes * rows);
-    let keys = if rows == 4 { 2 } else { 4 }; // U
     let spec = KernelSpec::new(name, THREADS).min_blocks(4).shared_bytes(shared);
     Decode { spec: spec.shuffles(lanes.ilog2() * rows * keys), rows, head_dim }
 }
@@ -71,52 +65,36 @@ type Instances = [Decode; 6];
 /// All instances, by [`Types`](super::Types).
 pub const DECODE: [Instances; 3] = [
     [
-        instance("attention_decode_d64_r1_f32", 64, 1),
-        instance("attention_decode_d64_r2_f32", 64, 2),
-        instance("attention_decode_d64_r4_f32", 64, 4),
-        instance("attention_decode_d128_r1_f32", 128, 1),
-        instance("attention_decode_d128_r2_f32", 128, 2),
-        instance("attention_decode_d128_r4_f32", 128, 4),
+        instance("attention_decode_d64_r1_f32", 64, 1, 4),
+        instance("attention_decode_d64_r2_f32", 64, 2, 2),
+        instance("attention_decode_d64_r4_f32", 64, 4, 1),
+        instance("attention_decode_d128_r1_f32", 128, 1, 4),
+        instance("attention_decode_d128_r2_f32", 128, 2, 2),
+        instance("attention_decode_d128_r4_f32", 128, 4, 1),
     ],
     [
-        instance("attention_decode_d64_r1_f16", 64, 1),
-        instance("attention_decode_d64_r2_f16", 64, 2),
-        instance("attention_decode_d64_r4_f16", 64, 4),
-        instance("attention_decode_d128_r1_f16", 128, 1),
-        instance("attention_decode_d128_r2_f16", 128, 2),
-        instance("attention_decode_d128_r4_f16", 128, 4),
+        instance("attention_decode_d64_r1_f16", 64, 1, 4),
+        instance("attention_decode_d64_r2_f16", 64, 2, 4),
+        instance("attention_decode_d64_r4_f16", 64, 4, 2),
+        instance("attention_decode_d128_r1_f16", 128, 1, 4),
+        instance("attention_decode_d128_r2_f16", 128, 2, 4),
+        instance("attention_decode_d128_r4_f16", 128, 4, 2),
     ],
     [
-        instance("attention_decode_d64_r1_f32_f16", 64, 1),
-        instance("attention_decode_d64_r2_f32_f16", 64, 2),
-        instance("attention_decode_d64_r4_f32_f16", 64, 4),
-        instance("attention_decode_d128_r1_f32_f16", 128, 1),
-        instance("attention_decode_d128_r2_f32_f16", 128, 2),
-        instance("attention_decode_d128_r4_f32_f16", 128, 4),
+        instance("attention_decode_d64_r1_f32_f16", 64, 1, 4),
+        instance("attention_decode_d64_r2_f32_f16", 64, 2, 4),
+        instance("attention_decode_d64_r4_f32_f16", 64, 4, 2),
+        instance("attention_decode_d128_r1_f32_f16", 128, 1, 4),
+        instance("attention_decode_d128_r2_f32_f16", 128, 2, 4),
+        instance("attention_decode_d128_r4_f32_f16", 128, 4, 2),
     ],
 ];
 
-/// Threads of a combine block: column by column, a few times over for that many splits at once.
-const COMBINE_THREADS: u32 = 512;
-/// The most columns.
-const COMBINE_COLUMNS: u32 = 128;
-const COMBINE_WARPS: u32 = COMBINE_THREADS / 32;
-
-/// grid = [b · num_q_heads · q_len]
-pub const COMBINE_F32: KernelSpec = combine_spec("attention_combine_f32");
-/// As [`COMBINE_F32`].
-pub const COMBINE_F16: KernelSpec = combine_spec("attention_combine_f16");
-
-const fn combine_spec(name: &'static str) -> KernelSpec {
-    KernelSpec::new(name, COMBINE_THREADS).shared_bytes(4 * (COMBINE_THREADS + COMBINE_WARPS)).shuffles(2 * 5)
-}
-
-const fn specs() -> [KernelSpec; 20] {
-    let mut specs = [COMBINE_F32; 20];
-    specs[1] = COMBINE_F16;
+const fn specs() -> [KernelSpec; 18] {
+    let mut specs = [DECODE[0][0].spec; 18];
     let mut i = 0;
     while i < 18 {
-        specs[2 + i] = DECODE[i / 6][i % 6].spec;
+        specs[i] = DECODE[i / 6][i % 6].spec;
         i += 1;
     }
     specs
@@ -131,28 +109,29 @@ const fn pieces<T: Element, const L: u32>(sub: u32) -> [u32; 2] {
     if size_of::<T>() == 4 { [sub * 4, (L + sub) * 4] } else { [sub * 8, sub * 8 + 4] }
 }
 
-/// Eight elements of a row, as two pieces of four.
+/// Eight elements of a row as they lie in memory, so that nothing waits for them: two pieces of four, or the words of eight
+/// that lie together.
 ///
 /// # Safety
 /// Both pieces are inside the row, which is 16-byte aligned; neighbours, if the elements have two bytes.
 #[inline(always)]
-unsafe fn load_pieces<T: Element>(row: *const T, [low, high]: [u32; 2]) -> [f32; 8] {
+unsafe fn load_pieces<T: Element>(row: *const T, [low, high]: [u32; 2]) -> [[u32; 4]; 2] {
     // SAFETY: as the caller promises.
     unsafe {
         if size_of::<T>() == 4 {
-            let [a, b, c, d] = T::load4(row.add(low as usize));
-            let [e, f, g, h] = T::load4(row.add(high as usize));
-            [a, b, c, d, e, f, g, h]
+            [T::load4_words(row.add(low as usize)), T::load4_words(row.add(high as usize))]
         } else {
-            T::load8(row.add(low as usize))
+            [load_4_words(row.add(low as usize).cast()), [0; 4]]
         }
     }
 }
 
-/// max, or 0 where there was no key, so that −∞ − max is −∞ and not NaN.
+/// The values of [`load_pieces`].
 #[inline(always)]
-fn base(max: f32) -> f32 {
-    if max == f32::NEG_INFINITY { 0.0 } else { max }
+fn unpack_pieces<T: Element>([low, high]: [[u32; 4]; 2]) -> [f32; 8] {
+    let (low, high) = if size_of::<T>() == 4 { (low, high) } else { (low, [low[2], low[3], 0, 0]) };
+    let ([a, b, c, d], [e, f, g, h]) = (T::from_words(low), T::from_words(high));
+    [a, b, c, d, e, f, g, h]
 }
 
 /// Where query `row % q_len` of the kv head's query head `row / q_len` lies.
@@ -264,6 +243,7 @@ pub(super) unsafe fn decode<
 >(
     out: *mut TQ,
     partial: *mut f32,
+    counters: *mut u32,
     q: *const TQ,
     k: *const TKV,
     v: *const TKV,
@@ -278,10 +258,6 @@ pub(super) unsafe fn decode<
 ) {
     let slots = THREADS / L;
     let d = 8 * L;
-    let all_acc = shared::declare::<f32, ACC>();
-    let all_m = shared::declare::<f32, ML>();
-    let all_l = shared::declare::<f32, ML>();
-
     // SAFETY: a grid with a block in it has a unit and a query.
     unsafe {
         not_zero(units);
@@ -291,7 +267,7 @@ pub(super) unsafe fn decode<
     // place tile
     let tid = thread::thread_idx_x();
     let (slot, sub) = (tid / L, tid % L);
-    let (split, splits) = (thread::block_idx_x(), thread::grid_dim_x());
+    let split = thread::block_idx_x();
     let (batch, unit) = (thread::block_idx_y() / units, thread::block_idx_y() % units);
     let (rows, first_row, first_head) = (group * q_len, thread::block_idx_z() * R as u32, unit * group);
     let start = split * keys_per_split;
@@ -304,6 +280,28 @@ pub(super) unsafe fn decode<
     } else {
         [low.min(last), low.min(last) + 4]
     };
+
+    let kv_head = work.kv_head(unit);
+    let (k_head, v_head) = (k_strides.offset(batch, kv_head), v_strides.offset(batch, kv_head));
+    let load = |x: *const TKV, head: u32, row: u32, key: u32| {
+        let mut words = [[[0; 4]; 2]; U];
+        unroll!(J < 4 {
+            if J < U {
+                // SAFETY: the key is below kv_len, the pieces below head_dim.
+                words[J] = unsafe {
+                    let at = work.key((key + J as u32 * slots + slot).min(end - 1));
+                    load_pieces(x.add((head + at * row) as usize), read)
+                };
+            }
+        });
+        words
+    };
+    // the first keys come while q does
+    let mut key = start;
+    let mut keys = [[[0; 4]; 2]; U];
+    if key < end {
+        keys = load(k, k_head, k_strides.row, key);
+    }
 
     // q [R, D], scaled
     let mut query = [[0.0f32; 8]; R];
@@ -326,38 +324,29 @@ pub(super) unsafe fn decode<
         }
     });
 
-    let mut acc = [[0.0f32; 8]; R];
+    let mut acc = [[[0.0f32; 4]; 2]; R];
     let mut m = [f32::NEG_INFINITY; R];
     let mut l = [0.0f32; R];
-    let kv_head = work.kv_head(unit);
-    let (k_head, v_head) = (k_strides.offset(batch, kv_head), v_strides.offset(batch, kv_head));
-    let mut key = start;
     while key < end {
-        // load U keys a slot
-        let mut keys = [[0.0f32; 8]; U];
-        let mut values = [[0.0f32; 8]; U];
-        unroll!(J < 4 {
-            if J < U {
-                // SAFETY: the key is below kv_len, the pieces below head_dim.
-                unsafe {
-                    let at = work.key((key + J as u32 * slots + slot).min(end - 1));
-                    keys[J] = load_pieces(k.add((k_head + at * k_strides.row) as usize), read);
-                    values[J] = load_pieces(v.add((v_head + at * v_strides.row) as usize), read);
-                }
-            }
-        });
+        let values = load(v, v_head, v_strides.row, key);
 
         // s = q · k
         let mut s = [[0.0f32; U]; R];
-        unroll!(I < 4 {
-            if I < R {
-                unroll!(J < 4 {
-                    if J < U {
-                        unroll!(E < 8 { s[I][J] = fma(query[I][E], keys[J][E], s[I][J]); });
+        unroll!(J < 4 {
+            if J < U {
+                let k = unpack_pieces::<TKV>(keys[J]);
+                unroll!(I < 4 {
+                    if I < R {
+                        unroll!(E < 8 { s[I][J] = fma(query[I][E], k[E], s[I][J]); });
                     }
                 });
             }
         });
+        let first = key;
+        key += slots * U as u32;
+        if key < end {
+            keys = load(k, k_head, k_strides.row, key); // come while the values are computed with
+        }
         unroll!(I < 4 {
             if I < R {
                 unroll!(J < 4 {
@@ -366,7 +355,7 @@ pub(super) unsafe fn decode<
                         // where the split does.
                         let seen = unsafe {
                             s[I][J] = reduce::warp(s[I][J], L, |a, b| a + b);
-                            work.sees(sights[I], key + J as u32 * slots + slot)
+                            work.sees(sights[I], first + J as u32 * slots + slot)
                         };
                         if !seen {
                             s[I][J] = f32::NEG_INFINITY;
@@ -384,182 +373,33 @@ pub(super) unsafe fn decode<
                 let rescale = exp2(m[I] - base(next));
                 m[I] = next;
                 l[I] *= rescale;
-                unroll!(E < 8 { acc[I][E] *= rescale; });
+                unroll!(E < 8 { acc[I][E / 4][E % 4] *= rescale; });
                 unroll!(J < 4 {
                     if J < U {
-                        let p = exp2(s[I][J] - base(next));
-                        l[I] += p;
-                        unroll!(E < 8 { acc[I][E] = fma(p, values[J][E], acc[I][E]); });
+                        s[I][J] = exp2(s[I][J] - base(next));
+                        l[I] += s[I][J];
                     }
                 });
             }
         });
-        key += slots * U as u32;
-    }
-
-    // merge the slots
-    unroll!(I < 4 {
-        if I < R {
-            let row = slot * R as u32 + I as u32;
-            let [a, b, c, e, f, g, h, i] = acc[I];
-            // SAFETY: each thread its own elements of [slots, R, D] and, one lane for all of a key's, [slots, R].
-            unsafe {
-                all_acc.set4(row * d + low, [a, b, c, e]);
-                all_acc.set4(row * d + high, [f, g, h, i]);
-                if sub == 0 {
-                    all_m.set(row, m[I]);
-                    all_l.set(row, l[I]);
-                }
-            }
-        }
-    });
-    thread::sync_threads();
-
-    // write: thread by thread the elements of [R, D]
-    let mut element = tid;
-    while element < R as u32 * d {
-        let (row, column) = (element / d, element % d);
-        let mut max = f32::NEG_INFINITY;
-        let mut s = 0;
-        while s < slots {
-            // SAFETY: inside [slots, R], behind the barrier.
-            max = max.max(unsafe { all_m.get(s * R as u32 + row) });
-            s += 1;
-        }
-        let (mut total, mut sum) = (0.0, 0.0);
-        s = 0;
-        while s < slots {
-            let at = s * R as u32 + row;
-            // SAFETY: inside [slots, R] and [slots, R, D], behind the barrier.
-            unsafe {
-                let weight = exp2(all_m.get(at) - base(max));
-                sum = fma(weight, all_l.get(at), sum);
-                total = fma(weight, all_acc.get(at * d + column), total);
-            }
-            s += 1;
-        }
-        let row = first_row + row;
-        if row < rows && column < head_dim {
-            // SAFETY: the row and column are inside out; or the record (row, split) inside partial.
-            unsafe {
-                if splits == 1 {
-                    let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
-                    let at = row_offset(out_strides, batch, first_head, row, q_len);
-                    *out.add(at + column as usize) = TQ::from_f32(total * factor);
-                } else {
-                    let record = (thread::block_idx_y() * rows + row) * splits + split;
-                    let record = partial.add(record as usize * partial_elements(d) as usize);
-                    *record.add(column as usize) = total;
-                    if column == 0 {
-                        *record.add(d as usize) = max;
-                        *record.add(d as usize + 1) = sum;
-                    }
-                }
-            }
-        }
-        element += THREADS;
-    }
-}
-
-/// Column `column` of the result that `count` partial results make, `stride` elements apart, for padded head_dim `d`.
-///
-/// # Safety
-/// `records` holds them: the column and the first two words of the state are written.
-#[inline(always)]
-pub(super) unsafe fn merge(records: *const f32, stride: usize, count: u32, d: u32, column: u32) -> f32 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let state = |record: u32| records.add(record as usize * stride + d as usize);
-        let mut max = f32::NEG_INFINITY;
-        let mut record = 0;
-        while record < count {
-            max = max.max(f32::load(state(record)));
-            record += 1;
-        }
-        let (mut total, mut sum) = (0.0, 0.0);
-        record = 0;
-        while record < count {
-            let weight = exp2(f32::load(state(record)) - base(max));
-            sum = fma(weight, f32::load(state(record).add(1)), sum);
-            total = fma(weight, f32::load(records.add(record as usize * stride + column as usize)), total);
-            record += 1;
-        }
-        total * if sum == 0.0 { 0.0 } else { rcp(sum) }
-    }
-}
-
-/// # Safety
-/// As the kernels below.
-#[inline(always)]
-unsafe fn combine<T: Element>(
-    out: *mut T,
-    partial: *const f32,
-    strides: Strides,
-    num_q_heads: u32,
-    q_len: u32,
-    head_dim: u32,
-    d: u32,
-    splits: u32,
-) {
-    let totals = shared::declare::<f32, { COMBINE_THREADS as usize }>();
-    let scratch = shared::declare::<f32, { COMBINE_WARPS as usize }>();
-    let (row, tid) = (thread::block_idx_x(), thread::thread_idx_x());
-    let (column, team) = (tid % COMBINE_COLUMNS, tid / COMBINE_COLUMNS);
-    let width = partial_elements(d) as usize;
-    // SAFETY: the records of this row: `splits` of them, the first two words of the state written, and the columns
-    // below head_dim. All threads are here until after the barrier.
-    unsafe {
-        let records = partial.add(row as usize * splits as usize * width);
-        let state = |split: u32| records.add(split as usize * width + d as usize);
-
-        // m and l: a split per thread
-        let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
-        let mut split = tid;
-        while split < splits {
-            let (m, l) = (f32::load(state(split)), f32::load(state(split).add(1)));
-            let next = max.max(m);
-            sum = sum * exp2(max - base(next)) + l * exp2(m - base(next));
-            max = next;
-            split += COMBINE_THREADS;
-        }
-        let own = max;
-        let max = base(reduce::block(max, COMBINE_WARPS, scratch, f32::max));
-        let sum = reduce::block(sum * exp2(own - max), COMBINE_WARPS, scratch, |a, b| a + b);
-
-        // acc: each team of threads every TEAMS-th split, four of them in flight
-        const TEAMS: u32 = COMBINE_THREADS / COMBINE_COLUMNS;
-        let mut total = 0.0;
-        if column < head_dim {
-            split = team;
-            while split < splits {
-                let (mut m, mut acc) = ([f32::NEG_INFINITY; 4], [0.0; 4]);
-                unroll!(J < 4 {
-                    let split = split + J as u32 * TEAMS;
-                    if split < splits {
-                        m[J] = f32::load(state(split));
-                        acc[J] = f32::load(records.add(split as usize * width + column as usize));
+        unroll!(J < 4 {
+            if J < U {
+                let v = unpack_pieces::<TKV>(values[J]);
+                unroll!(I < 4 {
+                    if I < R {
+                        unroll!(E < 8 { acc[I][E / 4][E % 4] = fma(s[I][J], v[E], acc[I][E / 4][E % 4]); });
                     }
                 });
-                unroll!(J < 4 { total = fma(exp2(m[J] - max), acc[J], total); });
-                split += 4 * TEAMS;
             }
-        }
-        totals.set(tid, total);
-        thread::sync_threads();
-        if tid >= head_dim {
-            return; // no barrier follows
-        }
-        let mut team = 1;
-        while team < TEAMS {
-            total += totals.get(team * COMBINE_COLUMNS + tid);
-            team += 1;
-        }
-        let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
-        not_zero(num_q_heads); // the row exists
-        not_zero(q_len);
-        let head = row / q_len;
-        let at = strides.offset(head / num_q_heads, head % num_q_heads) + row % q_len * strides.row + tid;
-        *out.add(at as usize) = T::from_f32(total * factor);
+        });
+    }
+
+    let place = Merge { partial, counters, first_row, rows, slot, slots, columns: [low, high], d, head_dim };
+    // SAFETY: all threads are here; out has the row, and partial and counters are the caller's.
+    unsafe {
+        place.finish::<TQ, R, ACC, ML>(m, l, acc, |row| {
+            out.add(row_offset(out_strides, batch, first_head, row, q_len))
+        })
     }
 }
 
@@ -569,10 +409,11 @@ macro_rules! kernels {
         /// As [`attention_prefill_d64_f32`](super::prefill::attention_prefill_d64_f32); head_dim at most the
         /// instance's and at least 8; kv_len may be 0; keys_per_split · splits ≥ kv_len. `past` is null, or one number: kv_len
         /// is then the least of kv_len and that + q_len, and keys_per_split is not used. With more than one split
-        /// `partial`: f32 [b · num_q_heads · q_len, splits, partial_elements(d)], 16-byte aligned, disjoint from all.
+        /// `partial`: f32 [b · num_q_heads · q_len, splits, partial_elements(d)], 16-byte aligned, disjoint from all, and
+        /// `counters`: [gridDim.y · gridDim.z] zeros, which they are again afterwards.
         #[kernel(launch_bounds(THREADS, 4))]
         pub unsafe fn $name(
-            out: *mut $tq, partial: *mut f32, q: *const $tq, k: *const $tkv, v: *const $tkv,
+            out: *mut $tq, partial: *mut f32, counters: *mut u32, q: *const $tq, k: *const $tkv, v: *const $tkv,
             out_batch: u32, out_head: u32, out_row: u32,
             q_batch: u32, q_head: u32, q_row: u32,
             k_batch: u32, k_head: u32, k_row: u32,
@@ -592,7 +433,7 @@ macro_rules! kernels {
             unsafe {
                 let (work, keys_per_split) = Dense::new(q_len, kv_len, causal != 0, past, keys_per_split);
                 decode::<$tq, $tkv, $lanes, $rows, $keys, ACC, ML, _>(
-                    out, partial, q, k, v, strides, num_kv_heads, group, q_len, head_dim, keys_per_split,
+                    out, partial, counters, q, k, v, strides, num_kv_heads, group, q_len, head_dim, keys_per_split,
                     scale_log2, work,
                 )
             }
@@ -602,11 +443,11 @@ macro_rules! kernels {
 
 kernels! {
     attention_decode_d64_r1_f32: f32, f32, 8, 1, 4;
-    attention_decode_d64_r2_f32: f32, f32, 8, 2, 4;
-    attention_decode_d64_r4_f32: f32, f32, 8, 4, 2;
+    attention_decode_d64_r2_f32: f32, f32, 8, 2, 2;
+    attention_decode_d64_r4_f32: f32, f32, 8, 4, 1;
     attention_decode_d128_r1_f32: f32, f32, 16, 1, 4;
-    attention_decode_d128_r2_f32: f32, f32, 16, 2, 4;
-    attention_decode_d128_r4_f32: f32, f32, 16, 4, 2;
+    attention_decode_d128_r2_f32: f32, f32, 16, 2, 2;
+    attention_decode_d128_r4_f32: f32, f32, 16, 4, 1;
     attention_decode_d64_r1_f16: F16, F16, 8, 1, 4;
     attention_decode_d64_r2_f16: F16, F16, 8, 2, 4;
     attention_decode_d64_r4_f16: F16, F16, 8, 4, 2;
@@ -619,26 +460,4 @@ kernels! {
     attention_decode_d128_r1_f32_f16: f32, F16, 16, 1, 4;
     attention_decode_d128_r2_f32_f16: f32, F16, 16, 2, 4;
     attention_decode_d128_r4_f32_f16: f32, F16, 16, 4, 2;
-}
-
-macro_rules! combine_kernels {
-    ($($name:ident: $t:ty;)*) => {$(
-        /// # Safety
-        /// `partial` as the decode kernels wrote it for `splits` splits and the instance's head_dim `d`; `out` as theirs.
-        /// Launched as [`COMBINE_F32`] says.
-        #[kernel(launch_bounds(COMBINE_THREADS))]
-        pub unsafe fn $name(
-            out: *mut $t, partial: *const f32, out_batch: u32, out_head: u32, out_row: u32,
-            num_q_heads: u32, q_len: u32, head_dim: u32, d: u32, splits: u32,
-        ) {
-            let strides = Strides { batch: out_batch, head: out_head, row: out_row };
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { combine(out, partial, strides, num_q_heads, q_len, head_dim, d, splits) }
-        }
-    )*};
-}
-
-combine_kernels! {
-    attention_combine_f32: f32;
-    attention_combine_f16: F16;
 }

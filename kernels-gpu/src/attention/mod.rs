@@ -8,12 +8,12 @@
 //! |----------------------------|-------------------------------------------|--------------------|
 //! | attention_prefill_d‹D›_‹t› | 64 queries of a head                      | q_len > 8          |
 //! | attention_decode_d‹D›_r‹R›_‹t› | R rows of a kv head, one split of the keys | q_len ≤ 8      |
-//! | attention_combine_‹t›      | a row: merges its splits                  | splits > 1         |
 //! | attention_textbook_‹step›_f32 | three passes over a score matrix       | baseline of benches |
 //!
 //! ‹t› is q's and out's type, then k's and v's where it differs: f32, f16, f32_f16.
 
 pub mod decode;
+pub mod merge;
 pub mod prefill;
 pub mod sparse;
 pub mod textbook;

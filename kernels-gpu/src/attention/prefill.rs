@@ -28,7 +28,7 @@
 //! 7. A row without a key so far has m = −∞; 0 is subtracted in its place, which gives P = 0 and not NaN.
 //! 8. Rows and keys past the end are read from the last valid one and masked, not zeroed.
 
-use super::decode::STATE as STATE_ELEMENTS;
+use super::merge::STATE as STATE_ELEMENTS;
 use super::{Strides, not_zero, unroll};
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, F16, Shared, shared};

@@ -218,6 +218,16 @@ struct Words4([u32; 4]);
 #[repr(C, align(8))]
 struct Words2([u32; 2]);
 
+/// Four elements by one ordinary load: for what the kernel itself has written.
+///
+/// # Safety
+/// `pointer` is valid for reading four elements and aligned to 16 bytes.
+#[inline(always)]
+pub(crate) unsafe fn read4(pointer: *const f32) -> [f32; 4] {
+    // SAFETY: as the caller promises.
+    unsafe { pointer.cast::<Words4>().read() }.0.map(f32::from_bits)
+}
+
 impl Element for f32 {
     type Packed4 = [f32; 4];
 

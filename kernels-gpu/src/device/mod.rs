@@ -11,6 +11,7 @@ pub mod reduce;
 pub mod rows;
 pub mod shared;
 pub mod textbook;
+pub mod ticket;
 pub mod vector;
 
 pub use columns::Columns;

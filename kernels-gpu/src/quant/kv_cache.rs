@@ -15,13 +15,12 @@
 
 use super::blocks::{BLOCK, Half, abs_max, inverse, pack_i8, scale_i8, stored_scale};
 use super::unroll::unroll;
-use crate::attention::decode::partial_elements;
+use crate::attention::merge::{Merge, base};
 use crate::device::int8::{dp4a, load_words};
-use crate::device::math::{exp2, fma, rcp};
-use crate::device::{Element, F16, reduce, shared};
+use crate::device::math::{exp2, fma};
+use crate::device::{Element, F16, reduce};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
-use cuda_std::thread::sync_threads;
 
 /// Threads in a block of the writing kernels.
 pub const WRITE_THREADS: u32 = 256;
@@ -131,18 +130,13 @@ pub unsafe fn kv_cache_write_f16(
     unsafe { write(quants, scales, x, tokens, num_kv_heads, d, capacity, position) }
 }
 
-/// max, or 0 where there was no key, so that −∞ − max is −∞ and not NaN.
-#[inline(always)]
-fn base(max: f32) -> f32 {
-    if max == f32::NEG_INFINITY { 0.0 } else { max }
-}
-
 /// # Safety
 /// As the kernels below; `ACC` and `ML` are the words of the arrays that [`spec`] counts.
 #[inline(always)]
 unsafe fn decode<const D: u32, const R: usize, const ACC: usize, const ML: usize>(
     out: *mut f32,
     partial: *mut f32,
+    counters: *mut u32,
     q: *const f32,
     [k, v]: [*const u8; 2],
     [k_scales, v_scales]: [*const F16; 2],
@@ -154,14 +148,10 @@ unsafe fn decode<const D: u32, const R: usize, const ACC: usize, const ML: usize
 ) {
     let lanes = D / COLUMNS;
     let slots = THREADS / lanes;
-    let all_acc = shared::declare::<f32, ACC>();
-    let all_m = shared::declare::<f32, ML>();
-    let all_l = shared::declare::<f32, ML>();
-
     // place tile
     let tid = thread::thread_idx_x();
     let (slot, sub) = (tid / lanes, tid % lanes);
-    let (split, splits, kv_head) = (thread::block_idx_x(), thread::grid_dim_x(), thread::block_idx_y());
+    let (split, kv_head) = (thread::block_idx_x(), thread::block_idx_y());
     let first = thread::block_idx_z() * R as u32;
     let start = split * keys_per_split;
     let end = (start + keys_per_split).min(kv_len);
@@ -183,7 +173,7 @@ unsafe fn decode<const D: u32, const R: usize, const ACC: usize, const ML: usize
         factor[I] = scale * scale_log2;
     });
 
-    let mut acc = [[0.0f32; COLUMNS as usize]; R];
+    let mut acc = [[[0.0f32; 4]; COLUMNS as usize / 4]; R];
     let mut m = [f32::NEG_INFINITY; R];
     let mut l = [0.0f32; R];
     let mut key = start;
@@ -228,76 +218,35 @@ unsafe fn decode<const D: u32, const R: usize, const ACC: usize, const ML: usize
             let rescale = exp2(m[I] - base(next));
             m[I] = next;
             l[I] *= rescale;
-            unroll!(C < 16 => acc[I][C] *= rescale);
+            unroll!(C < 16 => acc[I][C / 4][C % 4] *= rescale);
             unroll!(J < 2 => {
                 let p = exp2(s[I][J] - base(next));
                 l[I] += p;
                 let p = if p == 0.0 { 0.0 } else { p * value_scale[J] };
                 unroll!(C < 16 => {
                     let quant = (values[J][C / 4] >> (8 * (C % 4))) as u8 as i8;
-                    acc[I][C] = fma(p, quant as f32, acc[I][C]);
+                    acc[I][C / 4][C % 4] = fma(p, quant as f32, acc[I][C / 4][C % 4]);
                 });
             });
         });
         key += slots * KEYS as u32;
     }
 
-    // merge the slots
-    unroll!(I < 4 => if I < R {
-        let row = slot * R as u32 + I as u32;
-        // SAFETY: each thread its own elements of [slots, R, D] and, one lane for all of a key's, [slots, R].
-        unsafe {
-            unroll!(W < 4 => all_acc.set4(
-                row * D + sub * COLUMNS + 4 * W as u32,
-                [acc[I][4 * W], acc[I][4 * W + 1], acc[I][4 * W + 2], acc[I][4 * W + 3]],
-            ));
-            if sub == 0 {
-                all_m.set(row, m[I]);
-                all_l.set(row, l[I]);
-            }
-        }
-    });
-    sync_threads();
-
-    // write: thread by thread the elements of [R, D]
-    let mut element = tid;
-    while element < R as u32 * D {
-        let (row, column) = (element / D, element % D);
-        // SAFETY: inside the arrays, behind the barrier; the head and column are inside out, or the record (head, split)
-        // inside partial.
-        unsafe {
-            let mut max = f32::NEG_INFINITY;
-            let mut s = 0;
-            while s < slots {
-                let m = all_m.get(s * R as u32 + row);
-                max = if m > max || m.is_nan() { m } else { max };
-                s += 1;
-            }
-            let (mut total, mut sum) = (0.0, 0.0);
-            s = 0;
-            while s < slots {
-                let at = s * R as u32 + row;
-                let weight = exp2(all_m.get(at) - base(max));
-                sum = fma(weight, all_l.get(at), sum);
-                total = fma(weight, all_acc.get(at * D + column), total);
-                s += 1;
-            }
-            if first + row < group {
-                let head = kv_head * group + first + row;
-                if splits == 1 {
-                    *out.add((head * D + column) as usize) = if sum == 0.0 { 0.0 } else { total * rcp(sum) };
-                } else {
-                    let record = (head * splits + split) as usize * partial_elements(D) as usize;
-                    let record = partial.add(record);
-                    *record.add(column as usize) = total;
-                    if column == 0 {
-                        *record.add(D as usize) = max;
-                        *record.add(D as usize + 1) = sum;
-                    }
-                }
-            }
-        }
-        element += THREADS;
+    let column = sub * COLUMNS;
+    let merge = Merge {
+        partial,
+        counters,
+        first_row: first,
+        rows: group,
+        slot,
+        slots,
+        columns: [column, column + 4, column + 8, column + 12],
+        d: D,
+        head_dim: D,
+    };
+    // SAFETY: all threads are here; out has the head, and partial and counters are the caller's.
+    unsafe {
+        merge.finish::<f32, R, ACC, ML>(m, l, acc, |row| out.add(((kv_head * group + row) * D) as usize))
     }
 }
 
@@ -306,12 +255,14 @@ macro_rules! decoders {
         /// # Safety
         /// `out`, `q`: [num_kv_heads · group, D], the caches' quants and scales of `gridDim.y` heads, `capacity` and D,
         /// 16-byte aligned, fewer than 2³¹ elements each, valid on the launching stream; with more than one split
-        /// `partial`: f32 [num_q_heads, splits, partial_elements(D)]; `out` and `partial` overlap nothing;
+        /// `partial`: f32 [num_q_heads, splits, partial_elements(D)], 16-byte aligned, and `counters`: [gridDim.y · gridDim.z]
+        /// zeros, which they are again afterwards; `out`, `partial` and `counters` overlap nothing;
         /// kv_len ≤ capacity, keys_per_split · splits ≥ kv_len; launched as [`DECODE`] says.
         #[kernel(launch_bounds(THREADS))]
         pub unsafe fn $name(
             out: *mut f32,
             partial: *mut f32,
+            counters: *mut u32,
             q: *const f32,
             k: *const u8,
             v: *const u8,
@@ -328,7 +279,7 @@ macro_rules! decoders {
             // SAFETY: this kernel's contract is the body's.
             unsafe {
                 decode::<$d, $rows, ACC, ML>(
-                    out, partial, q, [k, v], [k_scales, v_scales], group, capacity, kv_len, keys_per_split, scale_log2,
+                    out, partial, counters, q, [k, v], [k_scales, v_scales], group, capacity, kv_len, keys_per_split, scale_log2,
                 )
             }
         }

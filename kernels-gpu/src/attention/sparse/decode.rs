@@ -137,7 +137,7 @@ macro_rules! kernels {
         /// kv_len; `seen` [groups, q_len]. keys_per_split · splits ≥ the groups' keys.
         #[kernel(launch_bounds(THREADS, $blocks))]
         pub unsafe fn $name(
-            out: *mut $tq, partial: *mut f32, starts: *const u32, keys: *const u32, seen: *const u32,
+            out: *mut $tq, partial: *mut f32, counters: *mut u32, starts: *const u32, keys: *const u32, seen: *const u32,
             q: *const $tq, k: *const $tkv, v: *const $tkv,
             out_batch: u32, out_head: u32, out_row: u32,
             q_batch: u32, q_head: u32, q_row: u32,
@@ -162,7 +162,7 @@ macro_rules! kernels {
                 let (keys, seen) = (keys.add(start as usize), seen.add(start as usize * q_len as usize));
                 let work = Listed { keys, seen, groups: end - start, q_len, kv_len, kv_head };
                 decode::<$tq, $tkv, $lanes, $rows, $keys, ACC, ML, _>(
-                    out, partial, q, k, v, strides, units, group, q_len, head_dim, keys_per_split, scale_log2, work,
+                    out, partial, counters, q, k, v, strides, units, group, q_len, head_dim, keys_per_split, scale_log2, work,
                 )
             }
         }
@@ -171,11 +171,11 @@ macro_rules! kernels {
 
 kernels! {
     attention_sparse_decode_d64_r1_f32: f32, f32, 8, 1, 4, 4;
-    attention_sparse_decode_d64_r2_f32: f32, f32, 8, 2, 4, 3;
-    attention_sparse_decode_d64_r4_f32: f32, f32, 8, 4, 2, 3;
+    attention_sparse_decode_d64_r2_f32: f32, f32, 8, 2, 2, 3;
+    attention_sparse_decode_d64_r4_f32: f32, f32, 8, 4, 1, 3;
     attention_sparse_decode_d128_r1_f32: f32, f32, 16, 1, 4, 4;
-    attention_sparse_decode_d128_r2_f32: f32, f32, 16, 2, 4, 3;
-    attention_sparse_decode_d128_r4_f32: f32, f32, 16, 4, 2, 3;
+    attention_sparse_decode_d128_r2_f32: f32, f32, 16, 2, 2, 3;
+    attention_sparse_decode_d128_r4_f32: f32, f32, 16, 4, 1, 3;
     attention_sparse_decode_d64_r1_f16: F16, F16, 8, 1, 4, 4;
     attention_sparse_decode_d64_r2_f16: F16, F16, 8, 2, 4, 3;
     attention_sparse_decode_d64_r4_f16: F16, F16, 8, 4, 2, 3;

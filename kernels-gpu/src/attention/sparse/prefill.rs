@@ -7,7 +7,7 @@
 //!    kernel merges (Milakov & Gimelshein 2018, section 3.1).
 
 use super::{ITEM_WORDS, NO_SLOT, QUERIES, SPLIT_WORDS, TILE_WORDS};
-use crate::attention::decode::{merge, partial_elements};
+use crate::attention::merge::{merge, partial_elements};
 use crate::attention::prefill::{PAD, Place, THREADS, Work, bn, prefill, read_indices, spec};
 use crate::attention::{Strides, not_zero, unroll};
 use crate::device::element::{load_4_words, load_word, load_word_at};

@@ -1,0 +1,44 @@
+//! Counters for kernels whose last block goes on where the others end.
+
+use super::{check, is_lost};
+use crate::Result;
+use cust::sys;
+
+/// Words of device memory that are zero whenever a kernel of their stream begins: a kernel that counts in them leaves them so,
+/// and the kernels of one stream run one behind the other, captured ones included.
+#[derive(Debug)]
+pub(super) struct Counters {
+    address: sys::CUdeviceptr,
+}
+
+impl Counters {
+    /// How many there are: what splits work over blocks to fill a device makes fewer groups than it has room for blocks.
+    pub const LEN: usize = 1024;
+
+    /// Zeros, from the next work on this stream of the current context on.
+    pub fn new(stream: sys::CUstream) -> Result<Self> {
+        let mut address = 0;
+        // SAFETY: the caller has made a context current; `address` is written before it is used.
+        let result = unsafe { sys::cuMemAlloc_v2(&mut address, Self::LEN * size_of::<u32>()) };
+        check("cuMemAlloc", result)?;
+        let counters = Self { address };
+        // SAFETY: the memory holds LEN words; the stream belongs to the same context.
+        check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(address, 0, Self::LEN, stream) })?;
+        Ok(counters)
+    }
+
+    /// Of the first.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        if !is_lost() {
+            // SAFETY: allocated by `new` and freed once, behind all work: the driver waits for the kernels that use it.
+            // An error can't be reported from a drop, and the next call reports a sticky one.
+            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! From the partial results of a block's slots to the result: those of the slots become the block's, and the last of the blocks
+//! that share rows (see [`ticket`]) makes the result of theirs in the same way.
+//!
+//! A partial result is (m, l, acc): the largest score, the sum of exp(score − m), and that of exp(score − m) v.
+//!
+//! Source: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax", section 3.1.
+
+use super::unroll;
+use crate::device::element::read4;
+use crate::device::math::{exp2, fma, rcp};
+use crate::device::{Element, shared, ticket};
+use cuda_std::prelude::*;
+
+/// Elements behind the columns of a partial result, of which two hold m and l; the rest keeps 16-byte alignment.
+pub(super) const STATE: u32 = 4;
+
+/// f32 elements of one row's partial result of one split, for an instance of padded head_dim `d`.
+pub const fn partial_elements(d: u32) -> u32 {
+    d + STATE
+}
+
+/// max, or 0 where there was no key, so that −∞ − max is −∞ and not NaN.
+#[inline(always)]
+pub(crate) fn base(max: f32) -> f32 {
+    if max == f32::NEG_INFINITY { 0.0 } else { max }
+}
+
+/// The work of a thread in merging: blocks of `THREADS`, of which those with the same y and z share rows and x is the split.
+#[derive(Clone, Copy)]
+pub(crate) struct Merge<const P: usize> {
+    /// [rows of all y, splits, d + 4], 16-byte aligned; not used by a single split.
+    pub partial: *mut f32,
+    /// [gridDim.y · gridDim.z] zeros, which they are again afterwards; not used by a single split.
+    pub counters: *mut u32,
+    /// The block's first row of its y's `rows`; it may have more than are left.
+    pub first_row: u32,
+    pub rows: u32,
+    /// Which of the block's `slots` the thread has a part of.
+    pub slot: u32,
+    pub slots: u32,
+    /// The first columns of its pieces of four, column 0 for one thread of each slot.
+    pub columns: [u32; P],
+    /// Columns in memory, a multiple of four.
+    pub d: u32,
+    /// Columns of the result.
+    pub head_dim: u32,
+}
+
+impl<const P: usize> Merge<P> {
+    /// Writes the result of the block's R rows, or its part of them: `out` is where a row's first column goes.
+    ///
+    /// # Safety
+    /// All threads call it together; ACC = slots · R · d, ML = slots · R. The pointers are valid for the extents that the fields
+    /// name and belong to this launch alone, as does what `out` gives for rows below `rows`.
+    #[inline(always)]
+    pub unsafe fn finish<T: Element, const R: usize, const ACC: usize, const ML: usize>(
+        self,
+        mut m: [f32; R],
+        mut l: [f32; R],
+        mut acc: [[[f32; 4]; P]; R],
+        out: impl Fn(u32) -> *mut T,
+    ) {
+        let Self { first_row, rows, slot, slots, columns, d, .. } = self;
+        let all_acc = shared::declare::<f32, ACC>();
+        let all_m = shared::declare::<f32, ML>();
+        let all_l = shared::declare::<f32, ML>();
+        let splits = thread::grid_dim_x();
+        let mut whole = splits == 1;
+        loop {
+            unroll!(I < 4 {
+                if I < R {
+                    let row = slot * R as u32 + I as u32;
+                    // SAFETY: each thread its own elements of [slots, R, D] and, one for all of a slot's, [slots, R].
+                    unsafe {
+                        unroll!(J < 4 { if J < P { all_acc.set4(row * d + columns[J], acc[I][J]); } });
+                        if columns[0] == 0 {
+                            all_m.set(row, m[I]);
+                            all_l.set(row, l[I]);
+                        }
+                    }
+                }
+            });
+            thread::sync_threads();
+
+            // thread by thread the elements of [R, D]
+            let mut element = thread::thread_idx_x();
+            while element < R as u32 * d {
+                let (row, column) = (element / d, element % d);
+                let mut max = f32::NEG_INFINITY;
+                let mut s = 0;
+                while s < slots {
+                    // SAFETY: inside [slots, R], behind the barrier.
+                    max = max.max(unsafe { all_m.get(s * R as u32 + row) });
+                    s += 1;
+                }
+                let (mut total, mut sum) = (0.0, 0.0);
+                s = 0;
+                while s < slots {
+                    let at = s * R as u32 + row;
+                    // SAFETY: inside [slots, R] and [slots, R, D], behind the barrier.
+                    unsafe {
+                        let weight = exp2(all_m.get(at) - base(max));
+                        sum = fma(weight, all_l.get(at), sum);
+                        total = fma(weight, all_acc.get(at * d + column), total);
+                    }
+                    s += 1;
+                }
+                let row = first_row + row;
+                if row < rows && whole && column < self.head_dim {
+                    let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
+                    // SAFETY: a row and a column of out.
+                    unsafe { *out(row).add(column as usize) = T::from_f32(total * factor) };
+                } else if row < rows && !whole {
+                    // SAFETY: the record (row, split) is inside partial.
+                    unsafe {
+                        let record =
+                            self.records(row).add((thread::block_idx_x() * partial_elements(d)) as usize);
+                        *record.add(column as usize) = total;
+                        if column < STATE {
+                            *record.add((d + column) as usize) = if column == 0 { max } else { sum };
+                        }
+                    }
+                }
+                element += thread::block_dim_x();
+            }
+            if whole {
+                return;
+            }
+
+            // the last block goes on with the splits, of which a slot takes every slots-th
+            // SAFETY: all threads are here; each group of blocks that differ in the split alone has its counter.
+            unsafe {
+                let counter = thread::block_idx_z() * thread::grid_dim_y() + thread::block_idx_y();
+                if !ticket::is_last(self.counters.add(counter as usize), splits) {
+                    return;
+                }
+            }
+            unroll!(I < 4 {
+                if I < R {
+                    // SAFETY: the records of a row, all of them written and visible.
+                    (m[I], l[I], acc[I]) = unsafe { self.merged((first_row + I as u32).min(rows - 1)) };
+                }
+            });
+            whole = true;
+        }
+    }
+
+    /// Where a row's records are, one behind the other.
+    #[inline(always)]
+    fn records(self, row: u32) -> *mut f32 {
+        let first = (thread::block_idx_y() * self.rows + row) as usize * thread::grid_dim_x() as usize;
+        self.partial.wrapping_add(first * partial_elements(self.d) as usize)
+    }
+
+    /// The thread's share of a row's records, merged.
+    ///
+    /// # Safety
+    /// They are written, before a fence that this thread has passed.
+    #[inline(always)]
+    unsafe fn merged(self, row: u32) -> (f32, f32, [[f32; 4]; P]) {
+        /// Records in flight.
+        const N: usize = 4;
+        let (records, splits) = (self.records(row), thread::grid_dim_x());
+        let (mut m, mut l, mut acc) = (f32::NEG_INFINITY, 0.0, [[0.0; 4]; P]);
+        let mut split = self.slot;
+        while split < splits {
+            let (mut max, mut sum, mut columns) = ([f32::NEG_INFINITY; N], [0.0; N], [[[0.0; 4]; P]; N]);
+            let mut next = m;
+            unroll!(J < 4 {
+                let split = split + J as u32 * self.slots;
+                if split < splits {
+                    // SAFETY: a record of this row, as the caller promises.
+                    unsafe {
+                        let record = records.add((split * partial_elements(self.d)) as usize);
+                        [max[J], sum[J], ..] = read4(record.add(self.d as usize));
+                        unroll!(K < 4 { if K < P { columns[J][K] = read4(record.add(self.columns[K] as usize)); } });
+                    }
+                    next = next.max(max[J]);
+                }
+            });
+            let rescale = exp2(m - base(next));
+            m = next;
+            l *= rescale;
+            unroll!(K < 4 { if K < P { unroll!(E < 4 { acc[K][E] *= rescale; }); } });
+            unroll!(J < 4 {
+                let weight = exp2(max[J] - base(next));
+                l = fma(weight, sum[J], l);
+                unroll!(K < 4 {
+                    if K < P {
+                        unroll!(E < 4 { acc[K][E] = fma(weight, columns[J][K][E], acc[K][E]); });
+                    }
+                });
+            });
+            split += N as u32 * self.slots;
+        }
+        (m, l, acc)
+    }
+}
+
+/// Column `column` of the result that `count` partial results make, `stride` elements apart, for padded head_dim `d`.
+///
+/// # Safety
+/// `records` holds them: the column and the first two words of the state are written.
+#[inline(always)]
+pub(super) unsafe fn merge(records: *const f32, stride: usize, count: u32, d: u32, column: u32) -> f32 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let state = |record: u32| records.add(record as usize * stride + d as usize);
+        let mut max = f32::NEG_INFINITY;
+        let mut record = 0;
+        while record < count {
+            max = max.max(f32::load(state(record)));
+            record += 1;
+        }
+        let (mut total, mut sum) = (0.0, 0.0);
+        record = 0;
+        while record < count {
+            let weight = exp2(f32::load(state(record)) - base(max));
+            sum = fma(weight, f32::load(state(record).add(1)), sum);
+            total = fma(weight, f32::load(records.add(record as usize * stride + column as usize)), total);
+            record += 1;
+        }
+        total * if sum == 0.0 { 0.0 } else { rcp(sum) }
+    }
+}
