@@ -102,11 +102,6 @@ impl Work<KEYS> for Listed {
     }
 
     #[inline(always)]
-    fn again(self, _: Place) -> Place {
-        self.place()
-    }
-
-    #[inline(always)]
     fn begin(self) -> u32 {
         // SAFETY: the block's own item.
         unsafe { load_word(self.item(thread::block_idx_y()).add(2)) * TILE_WORDS }
