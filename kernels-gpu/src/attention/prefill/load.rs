@@ -102,7 +102,7 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
             staged[0] = [0; 4]; // 0.0 in either type
             staged[1] = [0; 4];
         }
-        let row = row ^ part / 2 * 8;
+        let row = row ^ (part / 2 * 8);
         // SAFETY: rows and columns of Qᵀ [16, 64 + PAD] and Kᵀ [16, BN + PAD] behind it; each thread its own elements.
         unsafe {
             let q = chunk.at(part * (4 * (BM + PAD)) + row);

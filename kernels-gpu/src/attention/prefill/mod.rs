@@ -291,7 +291,7 @@ pub(super) unsafe fn prefill<
                 let staged = if column < head_dim {
                     load.qk(work, tid, tile, column)
                 } else {
-                    load.v::<G, KEYS, W>(work, tid, tile, 0)
+                    load.v::<G, KEYS, W>(work, read_indices()[0], tile, 0)
                 };
                 if sees {
                     let both = |at: u32| [chunks.at(side + at), chunks.at((side + at) ^ 8)]; // as `put_qk` exchanges rows
@@ -319,7 +319,7 @@ pub(super) unsafe fn prefill<
         let (m_state, l_state) = (maxima.at(row), sums.at(tid * 4));
         // half of Pᵀ of the warp's rows [KEYS / 2, 16, 16]: key 4 x + j at [j, x], fours of rows exchanged by (x / 2) mod 4
         let p_first = tid / 32 * (KEYS as u32 * 128) + ty * 8;
-        let p_write = p_first + tx * 16 ^ tx / 2 % 4 * 4;
+        let p_write = (p_first + tx * 16) ^ (tx / 2 % 4 * 4);
         unroll!(I < 8 {
             unroll!(J < KEYS { s[I][J] *= scale_log2; });
         });
@@ -376,7 +376,7 @@ pub(super) unsafe fn prefill<
                     unroll!(HALF < 2 {
                         let rows = [s[4 * HALF][J], s[4 * HALF + 1][J], s[4 * HALF + 2][J], s[4 * HALF + 3][J]];
                         // SAFETY: rows and keys of the warp's, each element by one thread.
-                        unsafe { probabilities.at(p_write ^ HALF as u32 * 4).set4(J as u32 * 256, rows) };
+                        unsafe { probabilities.at(p_write ^ (HALF as u32 * 4)).set4(J as u32 * 256, rows) };
                     });
                     unroll!(I < 8 { s[I][J] = s[I][J + KEYS / 2]; });
                 }
@@ -391,17 +391,17 @@ pub(super) unsafe fn prefill<
                     let staged = if j < keys / BK {
                         load.v::<G, KEYS, W>(work, tid, tile, j)
                     } else {
-                        load.qk(work, tid, tile + W::STEP, 0) // behind the last tile for nothing
+                        load.qk(work, read_indices()[0], tile + W::STEP, 0) // behind the last tile for nothing
                     };
                     if sees {
-                        let p = [0, 1, 2, 3].map(|x| probabilities.at(p ^ x * 4));
+                        let p = [0, 1, 2, 3].map(|x| probabilities.at(p ^ (x * 4)));
                         weighted_values(&mut o, p, chunks.at(side + tx * 4));
                     }
                     side = other(side);
                     if j < keys / BK {
                         load.put_v::<G>(tid, chunks.at(side), staged);
                     } else {
-                        load.put_qk::<KEYS>(tid, chunks.at(side), staged, 0);
+                        load.put_qk::<KEYS>(read_indices()[0], chunks.at(side), staged, 0);
                     }
                 }
             }

@@ -45,7 +45,7 @@ pub(super) unsafe fn weighted_values<const G: usize>(
         // SAFETY: eight rows from 16 warp + 8 ty on, below 64, at one of the chunk's keys, below 16.
         let weights = unsafe { [
             p[K / 2 % 4].get4_at::<{ K as u32 }, 16, 0, 0>(),
-            p[K / 2 % 4 ^ 1].get4_at::<{ K as u32 }, 16, 0, 0>(),
+            p[(K / 2 % 4) ^ 1].get4_at::<{ K as u32 }, 16, 0, 0>(),
         ] };
         let mut values = [[0.0; 4]; G];
         let mut g = 0;
