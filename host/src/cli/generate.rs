@@ -157,9 +157,13 @@ pub(super) fn summary(statistics: &Statistics) -> String {
         0.0 => String::new(),
         paused => format!(", {paused:.1} s of it held back by heat"),
     };
+    let streamed = match statistics.streamed_layers {
+        0 => String::new(),
+        layers => format!(", {layers} layers from host memory, launched kernel by kernel"),
+    };
     format!(
         "{prompt_tokens} prompt tokens{cached}, first token after {time_to_first_token:.2} s, \
-         then {} tokens at {:.1} per second{paused}{peak}",
+         then {} tokens at {:.1} per second{streamed}{paused}{peak}",
         statistics.decode_tokens, statistics.decode_tokens_per_second
     )
 }
