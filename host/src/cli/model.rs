@@ -28,6 +28,12 @@ pub(super) struct ModelArgs {
     /// What keys and values are stored as: f32, if nothing is said; f16 takes half the memory and rounds them.
     #[arg(long, value_name = "TYPE")]
     cache: Option<StorageType>,
+
+    /// Decoder layers whose weights stay on the GPU: all, if nothing is said. Those of the layers behind stay in pinned host
+    /// memory and pass through the GPU while the layer before computes, for cards that can't hold the model. The tokens
+    /// are the same; each then takes the time of copying those weights, and its kernels are launched one by one.
+    #[arg(long, value_name = "N", alias = "n-gpu-layers")]
+    gpu_layers: Option<usize>,
 }
 
 /// `--dtype` of a model that is compared with its reference, and `--cache`.
@@ -139,7 +145,8 @@ impl ModelArgs {
     pub fn load_options(&self, device: &Device) -> LoadOptions {
         let usual = LoadOptions::for_device(device);
         let options = self.dtype.map_or(usual, |dtype| dtype.apply(usual));
-        LoadOptions { cache: self.cache.map_or(usual.cache, StorageType::dtype), ..options }
+        let cache = self.cache.map_or(usual.cache, StorageType::dtype);
+        LoadOptions { cache, gpu_layers: self.gpu_layers, ..options }
     }
 
     /// Loads the model, with a progress bar where people watch; gives the time that it took.
