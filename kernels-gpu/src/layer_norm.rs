@@ -224,8 +224,8 @@ macro_rules! kernels {
         /// # Safety
         /// `x`, `y`: [rows, cols], `weight`, `bias`: [cols], valid on the launching stream, y disjoint from the
         /// others, below 2³¹ elements; 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors`
-        /// only if every row of all four starts and ends at a multiple of 16 bytes; launched as the spec of its name
-        /// says.
+        /// only if every row of all four starts and ends at a multiple of 16 bytes; `lanes` as in `softmax`; launched as
+        /// the spec of its name says.
         #[kernel(launch_bounds(WARP_BLOCK))]
         pub unsafe fn $warp(
             y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, rows: u32, cols: u32, eps: f32,

@@ -257,7 +257,7 @@ macro_rules! kernels {
             /// # Safety
             /// `x`: [rows, cols], `y`: [rows], valid on the launching stream, disjoint, below 2³¹ elements; cols > 0
             /// unless it is a sum; `vectors` only if every row of x starts at a multiple of 16 bytes and ends at one;
-            /// `lanes` as [`warp_row`] says. Launched as the spec of its name says.
+            /// `lanes` as in `softmax`. Launched as the spec of its name says.
             #[kernel(launch_bounds(WARP_BLOCK))]
             pub unsafe fn $warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
                 let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);

@@ -132,7 +132,8 @@ macro_rules! kernels {
         /// # Safety
         /// `x`, `y`: [rows, cols], `weight`: [cols], valid on the launching stream, y disjoint from both, below 2³¹
         /// elements; 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors` only if every row of
-        /// all three starts and ends at a multiple of 16 bytes; launched as the spec of its name says.
+        /// all three starts and ends at a multiple of 16 bytes; `lanes` as in `softmax`; launched as the spec of its name
+        /// says.
         #[kernel(launch_bounds(WARP_BLOCK))]
         pub unsafe fn $warp(
             y: *mut $ty, x: *const $ty, weight: *const $ty, rows: u32, cols: u32, eps: f32, vectors: u32,

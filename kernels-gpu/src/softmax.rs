@@ -234,7 +234,8 @@ macro_rules! kernels {
         /// # Safety
         /// `x`, `y`: [rows, cols], valid on the launching stream, disjoint, below 2³¹ elements;
         /// cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors` only if every row of both starts and
-        /// ends at a multiple of 16 bytes; launched as the spec of its name says.
+        /// ends at a multiple of 16 bytes; `lanes`: a power of two up to 32, not below
+        /// [`row_lanes`](crate::device::rows::row_lanes); launched as the spec of its name says.
         #[kernel(launch_bounds(WARP_BLOCK))]
         pub unsafe fn $warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
             let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);

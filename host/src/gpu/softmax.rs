@@ -34,10 +34,10 @@ pub(crate) fn softmax(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<(
         // SAFETY: `ops::softmax_into` has checked that both are contiguous [rows, cols] of the kernel's type on this
         // stream, of less than 2³¹ elements, and a TensorMut overlaps nothing.
         return unsafe {
-            match cols {
-                ..=MAX_BLOCK_COLS => KERNELS.launch(device, (rows, cols), dtype, arguments),
-                ..=MAX_WIDE_COLS => device.launch(&wide(cols, dtype), [rows, 1, 1], arguments),
-                _ => KERNELS.launch(device, (rows, cols), dtype, arguments),
+            if MAX_BLOCK_COLS < cols && cols <= MAX_WIDE_COLS {
+                device.launch(&wide(cols, dtype), [rows, 1, 1], arguments)
+            } else {
+                KERNELS.launch(device, (rows, cols), dtype, arguments)
             }
         };
     }
