@@ -1,7 +1,7 @@
 //! Many queries of a head with all keys, or causally with those up to each query's position.
 //!
-//! On sm_61 two blocks of either width fit a multiprocessor: eight keys a thread make 86 % of the loops' instructions
-//! multiply-adds. With four a third block fits; on an H200 that took 2 to 7 % longer (head_dim 64), 8 to 38 % (128).
+//! On sm_61 two blocks of either width fit a multiprocessor: eight keys a thread make 85 % of the loops' instructions
+//! multiply-adds. With four a third block fits; on an H200 that took 3 to 7 % longer (head_dim 64), 7 to 38 % (128).
 
 use super::{BM, PAD, Place, THREADS, Work, bn, key_of, prefill, read_indices, spec};
 use crate::attention::{Strides, not_zero, unroll};
