@@ -76,7 +76,10 @@ fn layers_from_host_memory_give_the_same_bits_in_less_device_memory() {
             // Two places stand for all the layers; the small tensors' own rounding goes too.
             let saved = all.saturating_sub(bytes);
             let least = streamed.saturating_sub(2) * least_bytes_of_a_layer(&model);
-            assert!(saved >= least && (saved > 0) == (streamed > 2), "{options:?}: {saved}, at least {least}");
+            assert!(
+                saved >= least && (saved > 0) == (streamed > 2),
+                "{options:?}: {saved}, at least {least}"
+            );
         }
     }
     answers_are_the_same(&device, usual);
@@ -102,7 +105,16 @@ fn answers_are_the_same(device: &Device, usual: LoadOptions) {
 fn the_program_says_so() {
     let generate = |arguments: &[&str]| {
         let mut program = Command::new(env!("CARGO_BIN_EXE_pascaline"));
-        program.args(["generate", "--device", "virtual", "--greedy", "--prompt", "Hi", "--max-new-tokens", "2"]);
+        program.args([
+            "generate",
+            "--device",
+            "virtual",
+            "--greedy",
+            "--prompt",
+            "Hi",
+            "--max-new-tokens",
+            "2",
+        ]);
         let output = program.arg("--model").arg(tiny()).args(arguments).output().expect("the program starts");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         output

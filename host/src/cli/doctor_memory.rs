@@ -14,10 +14,14 @@ pub fn lines(device: &CudaDevice) -> [(&'static str, String); 3] {
 
 fn low_power(device: &CudaDevice) -> String {
     match table::of(device.properties()).map(|table| table.watts.len()) {
-        Ok(0) => "no kernel's power is measured, so heat changes no choice (`pascaline tune` measures it)".into(),
+        Ok(0) => {
+            "no kernel's power is measured, so heat changes no choice (`pascaline tune` measures it)".into()
+        }
         Ok(kernels) => {
             let slower = 100.0 * (LOW_POWER_SLOWER - 1.0);
-            format!("the power of {kernels} kernels is measured; in heat, one that needs less may be {slower:.0} % slower")
+            format!(
+                "the power of {kernels} kernels is measured; in heat, one that needs less may be {slower:.0} % slower"
+            )
         }
         Err(error) => error.to_string(),
     }

@@ -295,7 +295,11 @@ mod tests {
             }
         }
         assert_eq!(chosen, ["tile128", "wide128", "tile128"], "cool, hot, cool");
-        watch.take_in(&mut governor, Sample { power_capped: true, ..sample(1000, 50.0, 1500) }, Instant::now());
+        watch.take_in(
+            &mut governor,
+            Sample { power_capped: true, ..sample(1000, 50.0, 1500) },
+            Instant::now(),
+        );
         assert!(device.prefers_low_power());
         drop(watch);
         assert!(!device.prefers_low_power());

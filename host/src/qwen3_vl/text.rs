@@ -5,7 +5,8 @@ use super::positions::text_rope;
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
 use crate::nn::{
-    Attention, Embedding, KvCache, LayerCache, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks, TransformerBlock,
+    Attention, Embedding, KvCache, LayerCache, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks,
+    TransformerBlock,
 };
 use crate::ops::{self, Activation};
 use crate::{DType, Device, Result, Tensor};

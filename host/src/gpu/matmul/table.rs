@@ -175,7 +175,13 @@ impl Table {
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
         let table: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let others = [table.half_rate_warps, table.block_clocks, table.launch_clocks, table.bytes_per_clock];
-        match table.rates.values().chain(table.watts.values()).chain(&others).all(|value| value.is_finite() && *value > 0.0) {
+        match table
+            .rates
+            .values()
+            .chain(table.watts.values())
+            .chain(&others)
+            .all(|value| value.is_finite() && *value > 0.0)
+        {
             true => Ok(table),
             false => Err("every number must be positive".into()),
         }
@@ -257,9 +263,13 @@ mod tests {
 
     #[test]
     fn a_table_that_makes_no_sense_is_refused() {
-        for text in
-            ["", "{}", &WITH_POWER.replace("15.5", "-1"), &BUILT_IN[0].1.replace("0.90", "0"), &BUILT_IN[0].1.replace("\"rates\"", "\"rate\"")]
-        {
+        for text in [
+            "",
+            "{}",
+            &WITH_POWER.replace("15.5", "-1"),
+            &BUILT_IN[0].1.replace("0.90", "0"),
+            &BUILT_IN[0].1.replace("\"rates\"", "\"rate\""),
+        ] {
             assert!(Table::parse(text).is_err(), "{text}");
         }
     }
