@@ -278,22 +278,30 @@ fn allocation(device: &CudaDevice, trace: &[Entry]) -> Result<Vec<Measured>> {
     }
     let less = |than: usize| 100.0 * (1.0 - ratio(books.peak_reserved, than));
     all.extend([
-        Measured::new("tensors' bytes at the peak, as asked for", mebibytes(asked_at_peak), "MiB"),
-        Measured::new("… live in the pool", mebibytes(books.peak_live), "MiB"),
-        Measured::new("… reserved by the pool, at most", mebibytes(books.peak_reserved), "MiB"),
-        Measured::new("… held by the driver for a cuMemAlloc each", mebibytes(held_at_peak), "MiB"),
-        Measured::new("… and so for the whole pass, each freed at once", mebibytes(peak_of_plain), "MiB"),
-        Measured::new("all tensors' bytes, none used again", mebibytes(without_reuse), "MiB"),
+        Measured::new("peak: tensors' bytes, as asked for", mebibytes(asked_at_peak), "MiB"),
+        Measured::new("peak: live in the pool, rounded", mebibytes(books.peak_live), "MiB"),
+        Measured::new("peak: reserved by the pool", mebibytes(books.peak_reserved), "MiB"),
+        Measured::new(
+            "peak: taken by the driver, one cuMemAlloc a live tensor",
+            mebibytes(held_at_peak),
+            "MiB",
+        ),
+        Measured::new(
+            "peak: taken by the driver in the pass, each freed at once",
+            mebibytes(peak_of_plain),
+            "MiB",
+        ),
+        Measured::new("all tensors' bytes of the pass, none freed", mebibytes(without_reuse), "MiB"),
         Measured::new("peak reserved / peak live", ratio(books.peak_reserved, books.peak_live), "×")
             .goal(Goal::AtMost(1.2)),
-        Measured::new("pool below a cuMemAlloc each, freed at once", less(peak_of_plain), "%")
+        Measured::new("pool below the driver in the pass, each freed at once", less(peak_of_plain), "%")
             .goal(Goal::AtLeast(20.0)),
         Measured::new(
-            "… which no allocator could be further below than",
+            "most that any allocator could be below that",
             100.0 * (1.0 - ratio(asked_at_peak, peak_of_plain)),
             "%",
         ),
-        Measured::new("pool below all tensors' bytes, none used again", less(without_reuse), "%"),
+        Measured::new("pool below all tensors' bytes of the pass, none freed", less(without_reuse), "%"),
     ]);
     Ok(all)
 }
