@@ -215,8 +215,8 @@ fn float16_names_the_format_that_loses_least() {
     let file = env::temp_dir().join(format!("pascaline-float16-{}.safetensors", std::process::id()));
     let path = file.to_str().expect("a temporary folder with a plain name");
     // within one power of two precision counts, over sixty of them range
-    let narrow: Vec<f32> = (0..512).map(|i| 1.0 + i as f32 / 512.0).collect();
-    let wide: Vec<f32> = (0..512).map(|i| (1.0 + i as f32 / 512.0) * 2f32.powi(i % 61 - 30)).collect();
+    let narrow: Vec<f32> = (0..512).map(|i| 1.0 + i as f32 / 600.0).collect();
+    let wide: Vec<f32> = (0..512).map(|i| (1.0 + i as f32 / 600.0) * 2f32.powi(i % 61 - 30)).collect();
     let whole = safetensors(&[("narrow", &narrow), ("wide", &wide), ("odd", &[1.0, f32::NAN])]);
     std::fs::write(&file, &whole).expect("the temporary folder can be written");
 
