@@ -5,6 +5,7 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use pascaline::testing::{self, Case, Purpose};
 use pascaline::{Device, Result, Tensor};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// What a CPU does often enough in a few seconds.
@@ -24,10 +25,13 @@ fn ops(criterion: &mut Criterion) {
             .sample_size(10)
             .warm_up_time(Duration::from_millis(300))
             .measurement_time(Duration::from_secs(1));
-        // The first bench case of each op that is small enough.
-        for of_op in cases.chunk_by(|a, b| a.op() == b.op()) {
-            let small = |case: &dyn Case| case.purpose() == Purpose::Bench && case.flops() <= MAX_FLOPS;
-            let Some(case) = of_op.iter().find(|case| small(case.as_ref())) else { continue };
+        // Of each op and format the first bench case that is small enough.
+        let mut seen = HashSet::new();
+        let small = |case: &dyn Case| case.purpose() == Purpose::Bench && case.flops() <= MAX_FLOPS;
+        for case in cases.iter().filter(|case| small(case.as_ref())) {
+            if !seen.insert(case.id().split('/').next().map(str::to_owned)) {
+                continue;
+            }
             group.throughput(Throughput::Bytes(case.bytes() as u64));
             let inputs = case.inputs();
             let inputs: Result<Vec<_>> = inputs.iter().map(|input| input.to(device)).collect();

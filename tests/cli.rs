@@ -200,3 +200,51 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     assert!(first.starts_with("cpu: "), "{first}");
     assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
 }
+
+/// A safetensors file of f32 tensors.
+fn safetensors(tensors: &[(&str, &[f32])]) -> Vec<u8> {
+    let (mut entries, mut data) = (Vec::new(), Vec::new());
+    for (name, values) in tensors {
+        let begin = data.len();
+        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        let range = format!("[{begin},{}]", data.len());
+        entries
+            .push(format!(r#""{name}":{{"dtype":"F32","shape":[{}],"data_offsets":{range}}}"#, values.len()));
+    }
+    let header = format!("{{{}}}", entries.join(","));
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
+}
+
+#[test]
+fn float16_names_the_format_that_loses_least() {
+    let file = env::temp_dir().join(format!("pascaline-float16-{}.safetensors", std::process::id()));
+    let path = file.to_str().expect("a temporary folder with a plain name");
+    // within one power of two precision counts, over sixty of them range
+    let narrow: Vec<f32> = (0..512).map(|i| 1.0 + i as f32 / 600.0).collect();
+    let wide: Vec<f32> = (0..512).map(|i| (1.0 + i as f32 / 600.0) * 2f32.powi(i % 61 - 30)).collect();
+    let whole = safetensors(&[("narrow", &narrow), ("wide", &wide), ("odd", &[1.0, f32::NAN])]);
+    std::fs::write(&file, &whole).expect("the temporary folder can be written");
+
+    let output = run(&["float16", path]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(text.contains("narrow: 2 exponent, 13 mantissa bits"), "{text}");
+    assert!(text.contains("odd: skipped: ") && text.contains("element 1 is NaN"), "{text}");
+    assert!(text.lines().last().is_some_and(|line| line.starts_with("of 3 tensors, 2 measured")), "{text}");
+    assert_eq!(stdout(&run(&["float16", path, "--tensor", "wide", "--all"])).lines().count(), 8);
+
+    let failure = |arguments: &[&str], code, what: &str| {
+        let output = run(arguments);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(what) && !said.contains("panicked"), "{arguments:?}: {said}");
+    };
+    failure(&["float16", path, "--tensor", "none"], 2, "the file has 3");
+    failure(&["float16", path, "--tensor", "odd"], 1, "none of the tensors could be measured");
+    std::fs::write(&file, &whole[..whole.len() - 4]).expect("the temporary folder can be written");
+    failure(&["float16", path], 1, "truncated");
+    std::fs::write(&file, b"no safetensors file").expect("the temporary folder can be written");
+    failure(&["float16", path], 1, path);
+    std::fs::remove_file(&file).expect("it is there");
+    failure(&["float16", path], 1, path);
+}

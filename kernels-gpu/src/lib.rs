@@ -65,6 +65,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     quant::kv_cache::DECODE.as_flattened(),
     &quant::kv_cache::WRITE,
     &[quant::straight_through::STRAIGHT_THROUGH],
+    &quant::tile::SLICES64,
     &quant::tile::TILE128,
     &quant::tile::TILE32,
     &quant::tile::TILE64,

@@ -1,6 +1,7 @@
 //! Which kernels quantise, read back and multiply, and their grids.
 
-use crate::cuda::{CudaDevice, args};
+use crate::cuda::occupancy::Resources;
+use crate::cuda::{CudaDevice, Properties, args};
 use crate::ops::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
@@ -9,14 +10,14 @@ use kernels_gpu::quant::blocks::BLOCK;
 use kernels_gpu::quant::decode::{self, DECODE};
 use kernels_gpu::quant::encode::{self, I8, Q4_0, Q4K, Q8_0, ROWS};
 use kernels_gpu::quant::straight_through::STRAIGHT_THROUGH;
-use kernels_gpu::quant::tile::{BN, TILE32, TILE64, TILE128};
+use kernels_gpu::quant::tile::{BN, SLICES64, TILE32, TILE64, TILE128};
 use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1};
 
 /// Up to here tiles of 32 rows: with 64, half of a tile or more would be empty.
 const MAX_TILE32_M: u32 = 32;
 /// Likewise up to here tiles of 64 rows.
 const MAX_TILE64_M: u32 = 64;
-/// Blocks that a multiprocessor holds of the tile kernels: fewer leave latencies uncovered.
+/// Blocks of tiles of 128 rows that a multiprocessor holds: fewer leave latencies uncovered.
 const TILE_BLOCKS_PER_SM: u32 = 2;
 
 pub(crate) fn quantize(device: &CudaDevice, w: &mut QuantTensor, x: &Tensor) -> Result<()> {
@@ -69,10 +70,6 @@ pub(crate) fn dequantize(
     }
 }
 
-/// Blocks of the kernels for one row that a multiprocessor gets: as many as it holds of the largest, so that each
-/// quantises the row once, for all columns that it makes.
-const VECTOR1_BLOCKS_PER_SM: u32 = 4;
-
 /// y = act(x·wᵀ + bias) + residual for one row `x` in f32.
 pub(crate) fn vector(
     device: &CudaDevice,
@@ -81,9 +78,12 @@ pub(crate) fn vector(
     w: &QuantTensor,
     epilogue: &Epilogue,
 ) -> Result<()> {
-    let (format, n) = (w.format() as usize, w.rows() as u32);
-    let most = VECTOR1_BLOCKS_PER_SM * device.properties().multiprocessors;
-    let grid = [vector::blocks1(format, n).min(most), 1, 1];
+    let (spec, n) = (VECTOR1[w.format() as usize], w.rows() as u32);
+    // One wave: each block quantises the row once, for all columns that it makes.
+    let &Properties { multiprocessor, multiprocessors, .. } = device.properties();
+    let Resources { registers, shared_bytes } = device.kernel_resources(spec.name)?;
+    let resident = multiprocessor.resident_blocks(spec.threads(), registers, shared_bytes);
+    let grid = [vector::blocks1(n).min(resident.max(1) * multiprocessors), 1, 1];
     let [bias, residual, activation] = arguments(epilogue);
     let (w_quants, w_scales) = (w.quants.address(), w.scales.address());
     let (k, cols) = (w.k as u32, w.cols() as u32);
@@ -91,7 +91,7 @@ pub(crate) fn vector(
     // residual are as wide as w has rows, and bias; all f32 and on this stream. A TensorMut overlaps nothing.
     unsafe {
         device.launch(
-            &VECTOR1[format],
+            &spec,
             grid,
             args![
                 y.address(),
@@ -124,12 +124,16 @@ fn select(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec, 
         return (VECTOR[variant][format], [n.div_ceil(columns), 1, 1]);
     }
     let columns = n.div_ceil(BN);
-    if m > MAX_TILE64_M && m.div_ceil(128) * columns >= TILE_BLOCKS_PER_SM * multiprocessors {
-        (TILE128[format], [m.div_ceil(128), columns, 1])
-    } else if m > MAX_TILE32_M && m.div_ceil(64) * columns >= multiprocessors {
-        (TILE64[format], [m.div_ceil(64), columns, 1])
+    let blocks = |rows| m.div_ceil(rows) * columns;
+    let grid = |rows| [m.div_ceil(rows), columns, 1];
+    if m > MAX_TILE64_M && blocks(128) >= TILE_BLOCKS_PER_SM * multiprocessors {
+        (TILE128[format], grid(128))
+    } else if m <= MAX_TILE32_M || blocks(32) <= multiprocessors {
+        (TILE32[format], grid(32))
+    } else if blocks(64) <= multiprocessors {
+        (SLICES64[format], grid(64))
     } else {
-        (TILE32[format], [m.div_ceil(32), columns, 1])
+        (TILE64[format], grid(64))
     }
 }
 
@@ -202,7 +206,9 @@ mod tests {
         assert_eq!(of(8, 4096, 20), "quant_vector8_q4_0");
         assert_eq!(of(9, 4096, 20), "quant_tile32_q4_0");
         assert_eq!(of(33, 4096, 20), "quant_tile64_q4_0");
-        assert_eq!(of(128, 512, 20), "quant_tile32_q4_0");
+        assert_eq!(of(128, 320, 20), "quant_tile32_q4_0");
+        assert_eq!(of(128, 384, 20), "quant_slices64_q4_0");
+        assert_eq!(of(128, 640, 20), "quant_slices64_q4_0");
         assert_eq!(of(128, 1024, 20), "quant_tile64_q4_0");
         assert_eq!(of(128, 4096, 20), "quant_tile128_q4_0");
         assert_eq!(of(64, 8192, 20), "quant_tile64_q4_0"); // 128 rows would be half empty
@@ -219,7 +225,7 @@ mod tests {
             assert!(
                 VECTOR.iter().chain([&VECTOR1]).all(|kernels| kernels[format as usize].name.ends_with(name))
             );
-            assert!([TILE32, TILE64].iter().all(|tile| tile[format as usize].name.ends_with(name)));
+            assert!([TILE32, TILE64, SLICES64].iter().all(|tile| tile[format as usize].name.ends_with(name)));
         }
     }
 }

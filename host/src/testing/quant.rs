@@ -268,6 +268,10 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         {
             test(shape, DType::F32, Data::Normal, none, false);
         }
+        // two slices of k, the second with nothing or less to do, on a GPU of 20 or 30 multiprocessors and on one of 132
+        for shape in [(100, 600, 64), (100, 600, 160), (200, 1200, 96)] {
+            test(shape, DType::F32, Data::Normal, none, false);
+        }
         test((1, 40, 2080), DType::F16, Data::Normal, none, false);
         test((1, 70, 1500), DType::F32, Data::Outliers, Activation::Silu, true);
         test((1, 9, 8192 + 96), DType::F32, Data::Normal, none, false); // x in two parts

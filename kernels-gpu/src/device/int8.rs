@@ -51,6 +51,27 @@ pub unsafe fn load_pair(pointer: *const u8) -> [u32; 2] {
     [a, b]
 }
 
+/// Two bytes by one load through the read-only path, in a word: the compiler packs loaded 16-bit values together, and
+/// waits for them to do so.
+///
+/// # Safety
+/// As [`Element::load`], for two bytes, aligned to 2.
+#[gpu_only]
+#[inline(always)]
+pub unsafe fn load_half_word(pointer: *const u8) -> u32 {
+    let word;
+    // SAFETY: the caller's pointer is global, 2-byte aligned, valid, and not written while the kernel runs.
+    unsafe {
+        asm!(
+            "ld.global.nc.u16 {word}, [{pointer}];",
+            word = out(reg32) word,
+            pointer = in(reg64) pointer,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    word
+}
+
 /// The nibbles of a word as bytes: the low halves, the high halves.
 #[inline(always)]
 pub fn nibbles(word: u32) -> (u32, u32) {

@@ -59,7 +59,7 @@ unsafe fn decode<W: Weights, T: Element>(
             let words = w.quants.cast::<u32>().add(from as usize * (w.k / 32 * W::BITS) as usize);
             let word = *words.add(word as usize);
             let block = group / (BLOCK as u32 / 4);
-            let (step, min) = W::step_min(w, from, block, W::packed(w, from, block));
+            let (step, min) = W::step_min(W::packed(w, from, block), block);
             let step = step * W::row_scale(w, from);
             let bytes = if W::BITS == 8 {
                 word

@@ -9,6 +9,7 @@
 //! | encode   | f32 to every format                                                |
 //! | decode   | every format to f32 and f16, all rows or those that indices name   |
 //! | weights  | how a kernel reads a format                                        |
+//! | activations | how products with a vector read what they multiply with        |
 //! | vector   | x·wᵀ for m ≤ 8: every row of w is read once by a warp              |
 //! | tile     | x·wᵀ for larger m: tiles of w and x in shared memory               |
 //! | kv_cache | keys and values in 8 bits, and attention over them                 |
@@ -16,6 +17,7 @@
 //!
 //! Products of a block are summed in integers, exactly; the blocks of a row in f32.
 
+mod activations;
 pub mod blocks;
 pub mod decode;
 pub mod encode;

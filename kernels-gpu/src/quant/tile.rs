@@ -14,13 +14,15 @@
 //! | kernel              | tile     | threads | when                                   |
 //! |---------------------|----------|---------|----------------------------------------|
 //! | quant_tile128_‹f›   | 128 × 64 | 256     | it gives every multiprocessor two blocks |
-//! | quant_tile64_‹f›    | 64 × 64  | 256     | it gives every multiprocessor one      |
+//! | quant_tile64_‹f›    | 64 × 64  | 256     | it gives multiprocessors more than one |
+//! | quant_slices64_‹f›  | 64 × 64  | 512     | it gives multiprocessors at most one: each half of the threads takes every second tile of k |
 //! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
 
+use super::activations::row_scale;
 use super::blocks::RowScale;
 use super::epilogue::Epilogue;
 use super::unroll::unroll;
-use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk, row_scale};
+use super::weights::{I8, MAGIC, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk};
 use crate::device::int8::{dp4a, load_words, nibbles};
 use crate::device::math::fma;
 use crate::device::{Shared, shared};
@@ -28,6 +30,7 @@ use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 
+/// Threads that make a tile of y from their part of k.
 const THREADS: u32 = 256;
 /// Columns of y in a tile.
 pub const BN: u32 = 64;
@@ -39,8 +42,6 @@ const RUNS: u32 = 4;
 const BLOCKS: u32 = 2;
 /// Rows between planes beyond a tile's: with 2, the eight 16-byte stores that go together are conflict-free.
 const PAD: u32 = 2;
-/// 1.5 · 2²³
-const MAGIC: f32 = 12_582_912.0;
 
 /// Where things lie in one block of 32 columns of a buffer of `BM` rows of x, in words.
 struct Place<const BM: u32>;
@@ -74,36 +75,34 @@ const fn shared_words<const BM: u32>() -> u32 {
     2 * Place::<BM>::WORDS
 }
 
-const fn spec(name: &'static str, bm: u32) -> KernelSpec {
+/// The kernels of the four formats, with tiles of `bm` rows.
+const fn specs([i8, q8_0, q4_0, q4_k]: [&'static str; 4], bm: u32, slices: u32) -> [KernelSpec; 4] {
     let words = match bm {
         128 => shared_words::<128>(),
         64 => shared_words::<64>(),
         _ => shared_words::<32>(),
     };
-    KernelSpec::new(name, THREADS).min_blocks(2).shared_bytes(words * 4)
+    let spec = KernelSpec::new("", slices * THREADS).min_blocks(2 / slices).shared_bytes(slices * words * 4);
+    [
+        KernelSpec { name: i8, ..spec },
+        KernelSpec { name: q8_0, ..spec },
+        KernelSpec { name: q4_0, ..spec },
+        KernelSpec { name: q4_k, ..spec },
+    ]
 }
 
 /// By format. grid = [ceil(m / 128), ceil(n / BN)]
-pub const TILE128: [KernelSpec; 4] = [
-    spec("quant_tile128_i8", 128),
-    spec("quant_tile128_q8_0", 128),
-    spec("quant_tile128_q4_0", 128),
-    spec("quant_tile128_q4_k", 128),
-];
+pub const TILE128: [KernelSpec; 4] =
+    specs(["quant_tile128_i8", "quant_tile128_q8_0", "quant_tile128_q4_0", "quant_tile128_q4_k"], 128, 1);
 /// By format. grid = [ceil(m / 64), ceil(n / BN)]
-pub const TILE64: [KernelSpec; 4] = [
-    spec("quant_tile64_i8", 64),
-    spec("quant_tile64_q8_0", 64),
-    spec("quant_tile64_q4_0", 64),
-    spec("quant_tile64_q4_k", 64),
-];
+pub const TILE64: [KernelSpec; 4] =
+    specs(["quant_tile64_i8", "quant_tile64_q8_0", "quant_tile64_q4_0", "quant_tile64_q4_k"], 64, 1);
+/// By format. grid as [`TILE64`].
+pub const SLICES64: [KernelSpec; 4] =
+    specs(["quant_slices64_i8", "quant_slices64_q8_0", "quant_slices64_q4_0", "quant_slices64_q4_k"], 64, 2);
 /// By format. grid = [ceil(m / 32), ceil(n / BN)]
-pub const TILE32: [KernelSpec; 4] = [
-    spec("quant_tile32_i8", 32),
-    spec("quant_tile32_q8_0", 32),
-    spec("quant_tile32_q4_0", 32),
-    spec("quant_tile32_q4_k", 32),
-];
+pub const TILE32: [KernelSpec; 4] =
+    specs(["quant_tile32_i8", "quant_tile32_q8_0", "quant_tile32_q4_0", "quant_tile32_q4_k"], 32, 1);
 
 /// The activations.
 #[derive(Clone, Copy)]
@@ -123,25 +122,37 @@ struct Stage<W: Weights, const X: usize> {
     w_scale: W::Packed,
 }
 
-/// Loads this thread's share of columns 64·`index` to 64·`index` + 63 of x and w.
+impl<W: Weights, const X: usize> Stage<W, X> {
+    #[inline(always)]
+    fn zeros() -> Self {
+        Self {
+            x: [[0; 4]; X],
+            x_scale: RowScale { scale: 0.0, sum: 0 },
+            w: [0; 4],
+            w_scale: W::Packed::default(),
+        }
+    }
+}
+
+/// Whether scales are on their way with the rest. In tiles of 128 rows there are no registers left for those of minima.
+const fn scales_early<W: Weights, const BM: u32>() -> bool {
+    !W::MINIMUM || BM < 128
+}
+
+/// Loads the share of thread `tid` of a slice: of columns 64·`index` to 64·`index` + 63 of x and w.
 ///
 /// # Safety
-/// As the kernels below; some of these columns exist in w, and all in x.
+/// As the kernels below; all columns exist in x. Blocks that do not exist in w are zeros.
 #[inline(always)]
 unsafe fn load<W: Weights, const BM: u32, const X: usize>(
+    tid: u32,
     x: Rows,
     w: Matrix,
     n: u32,
     index: u32,
 ) -> Stage<W, X> {
-    let tid = thread::thread_idx_x();
     let (row_0, column_0) = (thread::block_idx_x() * BM, thread::block_idx_y() * BN);
-    let mut stage = Stage {
-        x: [[0; 4]; X],
-        x_scale: RowScale { scale: 0.0, sum: 0 },
-        w: [0; 4],
-        w_scale: W::Packed::default(),
-    };
+    let mut stage = Stage::zeros();
     // SAFETY: rows are cut off at the last, and blocks of w at the row's end.
     unsafe {
         let mut i = 0;
@@ -154,8 +165,8 @@ unsafe fn load<W: Weights, const BM: u32, const X: usize>(
             }
             i += 1;
         }
-        if !W::MINIMUM {
-            stage.x_scale = rows_scale::<BM>(x, index);
+        if scales_early::<W, BM>() {
+            stage.x_scale = rows_scale::<BM>(tid, x, index);
         }
         let chunks = BLOCKS * 32 / W::CHUNK;
         if tid < chunks * BN {
@@ -168,7 +179,7 @@ unsafe fn load<W: Weights, const BM: u32, const X: usize>(
         if tid < BLOCKS * BN {
             let row = (column_0 + tid / BLOCKS).min(n - 1);
             let block = index * BLOCKS + tid % BLOCKS;
-            if W::WHOLE || block * 32 < w.k {
+            if scales_early::<W, BM>() && (W::WHOLE || block * 32 < w.k) {
                 stage.w_scale = W::packed(w, row, block);
             }
         }
@@ -176,13 +187,12 @@ unsafe fn load<W: Weights, const BM: u32, const X: usize>(
     stage
 }
 
-/// The scale that this thread puts into tile `index`, if there is one.
+/// The scale that thread `tid` of a slice puts into tile `index`, if there is one.
 ///
 /// # Safety
 /// As [`load`].
 #[inline(always)]
-unsafe fn rows_scale<const BM: u32>(x: Rows, index: u32) -> RowScale {
-    let tid = thread::thread_idx_x();
+unsafe fn rows_scale<const BM: u32>(tid: u32, x: Rows, index: u32) -> RowScale {
     if tid >= BLOCKS * BM {
         return RowScale { scale: 0.0, sum: 0 };
     }
@@ -198,13 +208,13 @@ unsafe fn rows_scale<const BM: u32>(x: Rows, index: u32) -> RowScale {
 #[inline(always)]
 unsafe fn store<W: Weights, const BM: u32, const X: usize>(
     buffer: Shared<u32>,
+    tid: u32,
     x: Rows,
     w: Matrix,
     n: u32,
     index: u32,
     stage: Stage<W, X>,
 ) {
-    let tid = thread::thread_idx_x();
     // SAFETY: every thread writes words of its own, inside the places. Rows are cut off at the last; formats that load
     // here have rows of whole tiles.
     unsafe {
@@ -218,8 +228,8 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
         }
         if tid < BLOCKS * BM {
             let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
-            // with minima there are no registers left to have it on its way
-            let RowScale { scale, sum } = if W::MINIMUM { rows_scale::<BM>(x, index) } else { stage.x_scale };
+            let RowScale { scale, sum } =
+                if scales_early::<W, BM>() { stage.x_scale } else { rows_scale::<BM>(tid, x, index) };
             buffer.set(Place::<BM>::X_SCALE + at, scale.to_bits());
             if W::MINIMUM {
                 buffer.set(Place::<BM>::X_SUM + at, (sum as f32 * scale).to_bits());
@@ -243,7 +253,9 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
         if tid < BLOCKS * BN {
             let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
             let row = (thread::block_idx_y() * BN + tid / BLOCKS).min(n - 1);
-            let (step, min) = W::step_min(w, row, index * BLOCKS + tid % BLOCKS, stage.w_scale);
+            let block = index * BLOCKS + tid % BLOCKS;
+            let packed = if scales_early::<W, BM>() { stage.w_scale } else { W::packed(w, row, block) };
+            let (step, min) = W::step_min(packed, block);
             buffer.set(Place::<BM>::STEP + at, step.to_bits());
             if W::MINIMUM {
                 buffer.set(Place::<BM>::MIN + at, (-min).to_bits());
@@ -352,39 +364,79 @@ unsafe fn columns(planes: Shared<u32>, rows: u32, row: u32) -> [u32; 8] {
     [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
 }
 
+/// acc += the other slice's, for the threads of the first slice.
+///
 /// # Safety
-/// As the kernels below; `buffers` has the words of two [`Place`]s.
+/// All threads of both slices call it together; nobody reads or writes `scratch`, which has THREADS words per sum.
 #[inline(always)]
-unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize>(
+unsafe fn add_slices<const TM: usize>(acc: &mut [[f32; TN]; TM], scratch: Shared<u32>) {
+    let tid = thread::thread_idx_x();
+    let (first, own) = (tid < THREADS, scratch.at(tid % THREADS));
+    // SAFETY: words of this thread and its partner only, which reads them behind the barrier.
+    unsafe {
+        unroll!(I < 8 => if I < TM { unroll!(J < 4 => if !first {
+            own.set((I * TN + J) as u32 * THREADS, acc[I][J].to_bits());
+        }) });
+        sync_threads();
+        unroll!(I < 8 => if I < TM { unroll!(J < 4 => if first {
+            acc[I][J] += f32::from_bits(own.get((I * TN + J) as u32 * THREADS));
+        }) });
+    }
+}
+
+/// By `S` slices of the block's threads: slice s takes tiles s, s + S, … of k.
+///
+/// # Safety
+/// As the kernels below; `buffers` has the words of two [`Place`]s for each slice.
+#[inline(always)]
+unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize, const S: u32>(
     epilogue: Epilogue,
     x: Rows,
     w: Matrix,
     buffers: Shared<u32>,
 ) {
     // place tile: a warp has 4 × 8 threads, so that its reads of x are broadcast to 8 lanes and those of w to 4
-    let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
+    let (tid, slice) = match S {
+        1 => (thread::thread_idx_x(), 0),
+        _ => (thread::thread_idx_x() % THREADS, thread::thread_idx_x() / THREADS),
+    };
+    let (warp, lane) = (tid / 32, tid % 32);
     let (row, column) = (warp / 2 * 4 + lane / 8, warp % 2 * 8 + lane % 8);
+    let n = epilogue.n;
+    let own = buffers.at(slice * shared_words::<BM>());
     let mut acc = [[0.0f32; TN]; TM];
     let tiles = w.k.div_ceil(RUNS * 16);
     // SAFETY: all threads reach every barrier. Between two of them one buffer is read and the other is written; the
-    // barrier before made sure that nobody still reads the latter.
+    // barrier before made sure that nobody still reads the latter. A tile beyond the last, which a slice may be given, is
+    // not loaded, and is zeros.
     unsafe {
-        store::<W, BM, X>(buffers, x, w, epilogue.n, 0, load::<W, BM, X>(x, w, epilogue.n, 0));
+        let load = |index: u32| match S == 1 || index < tiles {
+            true => load::<W, BM, X>(tid, x, w, n, index),
+            false => Stage::zeros(),
+        };
+        store::<W, BM, X>(own, tid, x, w, n, slice, load(slice));
         sync_threads();
-        let mut index = 1;
+        let mut index = slice + S;
         let mut current = 0;
-        while index < tiles {
+        while index < tiles.next_multiple_of(S) {
             // load
-            let stage = load::<W, BM, X>(x, w, epilogue.n, index);
+            let stage = load(index);
             // compute
-            multiply_tile::<W, BM, TM>(&mut acc, buffers.at(current), row, column);
+            multiply_tile::<W, BM, TM>(&mut acc, own.at(current), row, column);
             current = Place::<BM>::WORDS - current;
-            store::<W, BM, X>(buffers.at(current), x, w, epilogue.n, index, stage);
+            store::<W, BM, X>(own.at(current), tid, x, w, n, index, stage);
             // sync
             sync_threads();
-            index += 1;
+            index += S;
         }
-        multiply_tile::<W, BM, TM>(&mut acc, buffers.at(current), row, column);
+        multiply_tile::<W, BM, TM>(&mut acc, own.at(current), row, column);
+        if S == 2 {
+            sync_threads();
+            add_slices(&mut acc, buffers);
+            if slice == 1 {
+                return;
+            }
+        }
 
         // write
         let (row, column) = (thread::block_idx_x() * BM + row, thread::block_idx_y() * BN + column);
@@ -401,12 +453,12 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize>(
 }
 
 macro_rules! tiles {
-    ($($name:ident: $weights:ident, $bm:literal, $tm:literal, $x:literal;)*) => {$(
+    ($($name:ident: $weights:ident, $bm:literal, $tm:literal, $x:literal, $s:literal, $bounds:tt;)*) => {$(
         /// # Safety
         /// `y`, `residual`: [m, n], `bias`: [n], `x`: [m, x_k] quants with their scales `x_scales`, `w`: [n, k] with its
         /// scales, as the layouts say, valid on the launching stream; `bias` and `residual` may be null; `y` overlaps
-        /// nothing; m, n, k > 0, x_k ≥ k and a multiple of 64; launched as [`TILE128`] says.
-        #[kernel(launch_bounds(THREADS, 2))]
+        /// nothing; m, n, k > 0, x_k ≥ k and a multiple of 64; launched as its spec says.
+        #[kernel(launch_bounds $bounds)]
         pub unsafe fn $name(
             y: *mut f32,
             x: *const u8,
@@ -421,27 +473,31 @@ macro_rules! tiles {
             x_k: u32,
             activation: u32,
         ) {
-            let buffers = shared::declare::<u32, { shared_words::<$bm>() as usize }>();
+            let buffers = shared::declare::<u32, { ($s * shared_words::<$bm>()) as usize }>();
             let epilogue = Epilogue { y, bias, residual, n, activation };
             let x = Rows { quants: x, scales: x_scales, m, k: x_k };
             let w = Matrix { quants: w, scales: w_scales, k };
             // SAFETY: this kernel's contract is the body's.
-            unsafe { tile::<$weights, $bm, $tm, $x>(epilogue, x, w, buffers) }
+            unsafe { tile::<$weights, $bm, $tm, $x, $s>(epilogue, x, w, buffers) }
         }
     )*};
 }
 
 tiles! {
-    quant_tile128_i8: I8, 128, 8, 2;
-    quant_tile128_q8_0: Q8_0, 128, 8, 2;
-    quant_tile128_q4_0: Q4_0, 128, 8, 2;
-    quant_tile128_q4_k: Q4K, 128, 8, 2;
-    quant_tile64_i8: I8, 64, 4, 1;
-    quant_tile64_q8_0: Q8_0, 64, 4, 1;
-    quant_tile64_q4_0: Q4_0, 64, 4, 1;
-    quant_tile64_q4_k: Q4K, 64, 4, 1;
-    quant_tile32_i8: I8, 32, 2, 1;
-    quant_tile32_q8_0: Q8_0, 32, 2, 1;
-    quant_tile32_q4_0: Q4_0, 32, 2, 1;
-    quant_tile32_q4_k: Q4K, 32, 2, 1;
+    quant_tile128_i8: I8, 128, 8, 2, 1, (THREADS, 2);
+    quant_tile128_q8_0: Q8_0, 128, 8, 2, 1, (THREADS, 2);
+    quant_tile128_q4_0: Q4_0, 128, 8, 2, 1, (THREADS, 2);
+    quant_tile128_q4_k: Q4K, 128, 8, 2, 1, (THREADS, 2);
+    quant_tile64_i8: I8, 64, 4, 1, 1, (THREADS, 2);
+    quant_tile64_q8_0: Q8_0, 64, 4, 1, 1, (THREADS, 2);
+    quant_tile64_q4_0: Q4_0, 64, 4, 1, 1, (THREADS, 2);
+    quant_tile64_q4_k: Q4K, 64, 4, 1, 1, (THREADS, 2);
+    quant_slices64_i8: I8, 64, 4, 1, 2, (512, 1);
+    quant_slices64_q8_0: Q8_0, 64, 4, 1, 2, (512, 1);
+    quant_slices64_q4_0: Q4_0, 64, 4, 1, 2, (512, 1);
+    quant_slices64_q4_k: Q4K, 64, 4, 1, 2, (512, 1);
+    quant_tile32_i8: I8, 32, 2, 1, 1, (THREADS, 2);
+    quant_tile32_q8_0: Q8_0, 32, 2, 1, 1, (THREADS, 2);
+    quant_tile32_q4_0: Q4_0, 32, 2, 1, 1, (THREADS, 2);
+    quant_tile32_q4_k: Q4K, 32, 2, 1, 1, (THREADS, 2);
 }

@@ -1,21 +1,32 @@
 //! y = act(x·wᵀ + bias) + residual for up to 8 rows of x.   y: [m, n] f32, w: [n, k].
 //!
-//! Idea: bound by the memory that w lies in, so a warp reads R rows of w at a time, each lane U times 16 bytes of each,
-//! all on their way before the first is used, and multiplies them with all rows of x. The lanes' sums are added at the
-//! end. A single row of x comes as f32: each block quantises it into its shared memory, while its first loads of w are
-//! on their way; that saves the launch of a kernel that does so. More rows come quantised, and from cache.
+//! Idea: bound by the memory that w lies in, so a warp reads R rows of w at a time, each lane U units of each (a block of
+//! 32 values; of Q4_K two, which share bytes), all on their way before the first is used, and multiplies them with all
+//! rows of x. The lanes' sums are added at the end.
 //!
-//! | kernel                | rows of x        | rows of w per warp and loads of each per lane |
+//! A single row of x comes as f32, and each block quantises it into its shared memory; that saves the launch of a kernel
+//! that does so. Its first values are loaded before w's, behind which they would queue, and quantised while w's are on
+//! their way. Blocks are large and all resident at once, so the row is quantised as seldom as can be. More rows come
+//! quantised, and from cache.
+//!
+//! Per unit and row an integer sum, which starts from the bits of a float so that its end is one, too (see [`tile`]),
+//! meets one scale; a lane's share of a row past the last unit reads the last again and meets zeros of x.
+//!
+//! [`tile`]: super::tile
+//!
+//! | kernel                | rows of x        | rows of w per warp and units of each per lane |
 //! |-----------------------|------------------|-----------------------------------------------|
-//! | quant_vector1_‹f›     | 1, f32           | 2 · 4 (8 bits), 4 · 2 (Q4_0), 2 · 2 (Q4_K)     |
+//! | quant_vector1_‹f›     | 1, f32           | 2 · 2 (Q4_0), 2 · 1 (others)                  |
 //! | quant_vector2_‹f›     | 1, 2, quantised  | 4 · 1                                         |
 //! | quant_vector4_‹f›     | 3, 4, quantised  | 2 · 1                                         |
 //! | quant_vector8_‹f›     | 5 to 8, quantised | 2 · 1                                        |
 
+use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
 use super::encode::{LANES, activations, four};
 use super::epilogue::Epilogue;
 use super::unroll::unroll;
-use super::weights::{Activations, GlobalRow, I8, Matrix, Q4_0, Q4K, Q8_0, SharedRow, Weights, chunk};
+use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights};
+use crate::device::int8::load_words;
 use crate::device::{keep_order, reduce, shared};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
@@ -23,34 +34,37 @@ use cuda_std::thread::sync_threads;
 
 const WARPS: u32 = 4;
 const THREADS: u32 = WARPS * 32;
-/// Warps of a block that quantises x: more would share the work, fewer have more of it.
-const WARPS1: u32 = 8;
+/// Warps of a block that quantises x: with more of them fewer blocks do, and those wait for more.
+const WARPS1: u32 = 16;
 const THREADS1: u32 = WARPS1 * 32;
 /// Values of x that a block has quantised at a time.
 const TILE: u32 = 8192;
+/// Rows of w per warp of [`VECTOR1`].
+const ROWS1: u32 = 2;
 
 /// The most rows of x.
 pub const MAX_M: u32 = 8;
 
-/// Rows of w per warp of [`VECTOR1`], by format.
-const ROWS1: [u32; 4] = [2, 2, 4, 2];
-
-const fn spec1(name: &'static str, format: usize) -> KernelSpec {
-    // 3 and 3 where x is quantised, 5 for each sum
-    KernelSpec::new(name, THREADS1).shared_bytes(TILE + TILE / 4).shuffles(6 + 5 * ROWS1[format])
+const fn spec1(name: &'static str, early: u32) -> KernelSpec {
+    // 3 and 3 wherever x is quantised, 5 for each sum
+    let shuffles = 6 * (early + 1) + 5 * ROWS1;
+    KernelSpec::new(name, THREADS1)
+        .min_blocks(2)
+        .shared_bytes(4 * (quant_words(TILE) + block_words(TILE)))
+        .shuffles(shuffles)
 }
 
 /// By format: one row of x, in f32. grid = any number of blocks, see [`blocks1`].
 pub const VECTOR1: [KernelSpec; 4] = [
-    spec1("quant_vector1_i8", 0),
-    spec1("quant_vector1_q8_0", 1),
+    spec1("quant_vector1_i8", 2),
+    spec1("quant_vector1_q8_0", 2),
     spec1("quant_vector1_q4_0", 2),
-    spec1("quant_vector1_q4_k", 3),
+    spec1("quant_vector1_q4_k", 1),
 ];
 
 /// Blocks of [`VECTOR1`] that make every column of y at once.
-pub fn blocks1(format: usize, n: u32) -> u32 {
-    n.div_ceil(WARPS1 * ROWS1[format])
+pub fn blocks1(n: u32) -> u32 {
+    n.div_ceil(WARPS1 * ROWS1)
 }
 
 /// Rows of x and rows of w per warp of the variants, in the order of [`VECTOR`].
@@ -91,28 +105,61 @@ pub fn select(m: u32) -> (usize, u32) {
     (variant, WARPS * VARIANTS[variant].1)
 }
 
-/// Chunks `at`, `at` + 32, … of R rows, as loaded.
+/// Where R rows of w begin, in bytes.
+#[derive(Clone, Copy)]
+struct Rows<const R: usize> {
+    quants: [u32; R],
+    scales: [u32; R],
+}
+
+/// Bytes of a unit's quants.
+const fn unit_bytes<W: Weights>() -> u32 {
+    W::UNIT / 8 * W::BITS
+}
+
+impl<const R: usize> Rows<R> {
+    /// Rows from `first` on, those beyond the last being the last, from unit `unit` on.
+    #[inline(always)]
+    fn new<W: Weights>(w: Matrix, first: u32, n: u32, unit: u32) -> Self {
+        let units = w.k / W::UNIT;
+        let mut rows = Self { quants: [0; R], scales: [0; R] };
+        unroll!(J < 4 => if J < R {
+            let row = (first + J as u32).min(n - 1);
+            rows.quants[J] = (row * units + unit) * unit_bytes::<W>();
+            rows.scales[J] = W::scales_at(row * units + unit);
+        });
+        rows
+    }
+}
+
+/// Units of R rows as loaded: U of each, 32 apart.
 #[derive(Clone, Copy)]
 struct Stage<W: Weights, const R: usize, const U: usize> {
-    words: [[[u32; 4]; U]; R],
+    quants: [[[[u32; 4]; 2]; U]; R],
     raw: [[W::Raw; U]; R],
 }
 
 impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
-    /// Loads those of the chunks that are below `end`; rows beyond the last are the last.
+    /// Loads units `unit`, `unit` + 32, … of each row; for those beyond the row's `units` the last, to which the
+    /// activations have zeros.
     ///
     /// # Safety
-    /// `w` has n > 0 rows of at least `end` chunks.
+    /// The rows of `w` have `units` > 0 units from where `rows` stand.
     #[inline(always)]
-    unsafe fn load(w: Matrix, first: u32, n: u32, at: u32, end: u32) -> Self {
-        let mut stage = Self { words: [[[0; 4]; U]; R], raw: [[W::Raw::default(); U]; R] };
-        unroll!(V < 4 => if V < U && end > at + 32 * V as u32 {
+    unsafe fn load(w: Matrix, rows: &Rows<R>, unit: u32, units: u32) -> Self {
+        let mut stage = Self { quants: [[[[0; 4]; 2]; U]; R], raw: [[W::Raw::default(); U]; R] };
+        unroll!(V < 2 => if V < U {
+            let unit = (unit + 32 * V as u32).min(units - 1);
             unroll!(J < 4 => if J < R {
-                let row = (first + J as u32).min(n - 1);
-                // SAFETY: the row is cut off at the last, the chunk is below the end.
+                let quants = w.quants.wrapping_add((rows.quants[J] + unit * unit_bytes::<W>()) as usize);
+                let scales = w.scales.wrapping_add((rows.scales[J] + W::scales_at(unit)) as usize);
+                // SAFETY: the unit exists; rows are whole units, so units lie on 16-byte boundaries.
                 unsafe {
-                    stage.words[J][V] = chunk::<W>(w, row, at + 32 * V as u32);
-                    stage.raw[J][V] = W::raw(w, row, at + 32 * V as u32);
+                    stage.quants[J][V][0] = load_words(quants);
+                    if unit_bytes::<W>() == 32 {
+                        stage.quants[J][V][1] = load_words(quants.wrapping_add(16));
+                    }
+                    stage.raw[J][V] = W::raw(scales);
                 }
             });
         });
@@ -120,39 +167,84 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
         stage
     }
 
-    /// acc += w · x for chunk `V` of the stage, which is chunk `at` of `x`.
+    /// acc += w · x for unit `V` of the stage, which is unit `unit` + 32 · `V` of `x`, that is `lane` modulo 32.
     ///
     /// # Safety
-    /// `x` has the chunk.
+    /// `x` has the unit.
     #[inline(always)]
-    unsafe fn multiply<const V: usize, A: Activations>(&self, acc: &mut [f32; R], x: A, at: u32) {
+    unsafe fn multiply<const V: usize, A: Activations>(
+        &self,
+        acc: &mut [f32; R],
+        x: A,
+        unit: u32,
+        lane: u32,
+    ) {
         // SAFETY: as the caller promises.
-        let inputs = unsafe { W::inputs(x, at) };
+        let inputs = unsafe { Inputs::of::<W>(x, unit + 32 * V as u32) };
         unroll!(J < 4 => if J < R {
-            acc[J] = W::dot(self.words[J][V], W::scale(self.raw[J][V], at), &inputs, acc[J]);
+            acc[J] = W::dot(self.quants[J][V], W::scale(self.raw[J][V], lane), &inputs, acc[J]);
         });
     }
 }
 
-/// Quantises values `from` to `to` of x, zeros beyond its `cols`, into shared memory.
-///
-/// # Safety
-/// All threads of the block call it together, nobody reads `into`, which has room; x has `cols` values, aligned to 16
-/// bytes.
-#[inline(always)]
-unsafe fn quantize(into: SharedRow, x: *const f32, cols: u32, from: u32, to: u32) {
-    let mut word = thread::thread_idx_x();
-    // SAFETY: whole warps go round, so all lanes are at the shuffles, and the words of a warp are inside the tile, as it
-    // is a multiple of what a warp makes; the rest is the caller's promise.
-    unsafe {
-        while from + word / 32 * 128 < to {
-            let (packed, scale) = activations(four(x, from + word * 4, cols));
-            into.quants.set(word, packed);
-            if word.is_multiple_of(LANES) {
-                into.scales.set(word / LANES * 2, scale.scale.to_bits());
-                into.scales.set(word / LANES * 2 + 1, scale.sum as u32);
+/// The tile of x that begins at value `from`, and how it is quantised into shared memory.
+#[derive(Clone, Copy)]
+struct Tile {
+    x: *const f32,
+    cols: u32,
+    from: u32,
+}
+
+impl Tile {
+    /// This thread's first X times four values; zeros beyond the row's end.
+    ///
+    /// # Safety
+    /// x has `cols` values, aligned to 16 bytes.
+    #[inline(always)]
+    unsafe fn early<const X: usize>(self) -> [[f32; 4]; X] {
+        let mut values = [[0.0; 4]; X];
+        unroll!(I < 2 => if I < X {
+            let word = thread::thread_idx_x() + I as u32 * THREADS1;
+            // SAFETY: as the caller promises.
+            values[I] = unsafe { four(self.x, self.from + word * 4, self.cols) };
+        });
+        keep_order();
+        values
+    }
+
+    /// Quantises `count` values, of which those of [`early`](Self::early) are given.
+    ///
+    /// # Safety
+    /// As there; all threads of the block call it together, and nobody reads `into`, which has room for `count` values
+    /// in whole warps of four.
+    #[inline(always)]
+    unsafe fn quantize<W: Weights, const X: usize>(
+        self,
+        into: SharedRow<TILE>,
+        count: u32,
+        early: [[f32; 4]; X],
+    ) {
+        // SAFETY: whole warps go in, so all lanes are at the shuffles, and the words of a warp are inside the tile; the
+        // rest is the caller's promise.
+        unsafe {
+            let put = |word: u32, values: [f32; 4]| {
+                let (packed, scale) = activations(values);
+                into.set(word, packed);
+                if word.is_multiple_of(LANES) {
+                    into.set_block(word / LANES, scale.scale, W::of_sum(scale));
+                }
+            };
+            let mut word = thread::thread_idx_x();
+            unroll!(I < 2 => if I < X {
+                if word / 32 * 128 < count {
+                    put(word, early[I]);
+                }
+                word += THREADS1;
+            });
+            while word / 32 * 128 < count {
+                put(word, four(self.x, self.from + word * 4, self.cols));
+                word += THREADS1;
             }
-            word += THREADS1;
         }
     }
 }
@@ -160,51 +252,56 @@ unsafe fn quantize(into: SharedRow, x: *const f32, cols: u32, from: u32, to: u32
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn vector1<W: Weights, const R: usize, const U: usize>(
+unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
     epilogue: Epilogue,
     x: *const f32,
     w: Matrix,
     cols: u32,
 ) {
-    let row = SharedRow {
-        quants: shared::declare::<u32, { (TILE / 4) as usize }>(),
-        scales: shared::declare::<u32, { (TILE / 16) as usize }>(),
+    const R: usize = ROWS1 as usize;
+    let row = SharedRow::<TILE> {
+        quants: shared::declare::<u32, { quant_words(TILE) as usize }>(),
+        blocks: shared::declare::<u32, { block_words(TILE) as usize }>(),
     };
     let (warp, lane) = (thread::thread_idx_x() / 32, warp::lane_id());
     let n = epilogue.n;
-    let columns = WARPS1 * R as u32;
-    let mut base = thread::block_idx_x() * columns;
+    let step = 32 * U as u32;
+    let mut base = thread::block_idx_x() * WARPS1 * ROWS1;
     let mut quantized = false;
     while base < n {
         // place: this warp's rows of w; those beyond the last are the last, read again and not written
-        let first = base + warp * R as u32;
+        let first = base + warp * ROWS1;
         let mut acc = [0.0f32; R];
         let mut from = 0;
         // SAFETY: the loops' bounds are the block's, so all threads are at every barrier and shuffle. Rows of w are cut
-        // off at the last and chunks at the tile's end; the tile of x is read behind a barrier.
+        // off at the last and units at the tile's end; the tile of x is read behind a barrier, and holds zeros up to
+        // whole steps.
         unsafe {
             while from < w.k {
-                let to = (from + TILE).min(w.k);
-                let (from_chunk, chunks) = (from / W::CHUNK, (to - from) / W::CHUNK);
+                let units = (w.k - from).min(TILE) / W::UNIT;
+                let tile = Tile { x, cols, from };
                 // load
-                let mut stage = Stage::<W, R, U>::load(w, first, n, from_chunk + lane, from_chunk + chunks);
+                let early = if quantized { [[0.0; 4]; X] } else { tile.early::<X>() };
+                let rows = Rows::<R>::new::<W>(w, first, n, from / W::UNIT);
+                let mut stage = Stage::<W, R, U>::load(w, &rows, lane, units);
+                // sync
                 if !quantized {
-                    quantize(row, x, cols, from, to);
+                    tile.quantize::<W, X>(row, units.next_multiple_of(step) * W::UNIT, early);
                     sync_threads();
                 }
                 // compute
                 let mut at = 0;
                 loop {
-                    unroll!(V < 4 => if V < U && chunks > at + 32 * V as u32 + lane {
-                        stage.multiply::<V, _>(&mut acc, row, at + 32 * V as u32 + lane);
+                    unroll!(V < 2 => if V < U {
+                        stage.multiply::<V, _>(&mut acc, row, at + lane, lane);
                     });
-                    at += 32 * U as u32;
-                    if at >= chunks {
+                    at += step;
+                    if at >= units {
                         break;
                     }
-                    stage = Stage::load(w, first, n, from_chunk + at + lane, from_chunk + chunks);
+                    stage = Stage::load(w, &rows, at + lane, units);
                 }
-                from = to;
+                from += TILE;
                 quantized = w.k <= TILE;
                 if !quantized {
                     sync_threads();
@@ -212,16 +309,16 @@ unsafe fn vector1<W: Weights, const R: usize, const U: usize>(
             }
             // write: lane r has element r
             let mut own = 0.0;
-            unroll!(J < 4 => if J < R {
+            unroll!(J < 2 => {
                 let sum = reduce::warp(acc[J], 32, |a, b| a + b);
                 own = if lane == J as u32 { sum } else { own };
             });
             let column = first + lane;
-            if lane < R as u32 && column < n {
+            if lane < ROWS1 && column < n {
                 epilogue.write(0, column, own * W::row_scale(w, column));
             }
         }
-        base += thread::grid_dim_x() * columns;
+        base += thread::grid_dim_x() * WARPS1 * ROWS1;
     }
 }
 
@@ -243,20 +340,21 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize>(
         return; // whole warps only, so the shuffles below have all lanes
     }
     let lane = warp::lane_id();
-    let chunks = w.k / W::CHUNK;
+    let units = w.k / W::UNIT;
+    let rows = Rows::<R>::new::<W>(w, first, n, 0);
     let mut acc = [[0.0f32; R]; M];
-    // SAFETY: rows of x and w are cut off at the last, chunks at the row's end; rows of x are no shorter than those
+    // SAFETY: rows of x and w are cut off at the last, units at the row's end; rows of x are no shorter than those
     // of w. All lanes of the warp reach the shuffles.
     unsafe {
         let mut at = lane;
-        while at < chunks {
+        while at < units {
             // load
-            let stage = Stage::<W, R, 1>::load(w, first, n, at, chunks);
+            let stage = Stage::<W, R, 1>::load(w, &rows, at, units);
             // compute
             unroll!(I < 8 => if I < M {
                 let row = (I as u32).min(m - 1) as usize * x_k as usize;
                 let x = GlobalRow { quants: x.add(row), scales: x_scales.add(row / 4) };
-                stage.multiply::<0, _>(&mut acc[I], x, at);
+                stage.multiply::<0, _>(&mut acc[I], x, at, lane);
             });
             at += 32;
         }
@@ -276,12 +374,12 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize>(
 }
 
 macro_rules! vectors1 {
-    ($($name:ident: $weights:ident, $r:literal, $u:literal;)*) => {$(
+    ($($name:ident: $weights:ident, $u:literal, $early:literal;)*) => {$(
         /// # Safety
         /// `y`, `residual`, `bias`: [n], `x`: [cols] aligned to 16 bytes, `w`: [n, k] with its scales, as the layouts say,
         /// cols ≤ k, valid on the launching stream; `bias` and `residual` may be null; `y` overlaps nothing; n, k > 0;
         /// launched as [`VECTOR1`] says.
-        #[kernel(launch_bounds(THREADS1))]
+        #[kernel(launch_bounds(THREADS1, 2))]
         pub unsafe fn $name(
             y: *mut f32,
             x: *const f32,
@@ -297,16 +395,16 @@ macro_rules! vectors1 {
             let epilogue = Epilogue { y, bias, residual, n, activation };
             let w = Matrix { quants: w, scales: w_scales, k };
             // SAFETY: this kernel's contract is the body's.
-            unsafe { vector1::<$weights, $r, $u>(epilogue, x, w, cols) }
+            unsafe { vector1::<$weights, $u, $early>(epilogue, x, w, cols) }
         }
     )*};
 }
 
 vectors1! {
-    quant_vector1_i8: I8, 2, 4;
-    quant_vector1_q8_0: Q8_0, 2, 4;
-    quant_vector1_q4_0: Q4_0, 4, 2;
-    quant_vector1_q4_k: Q4K, 2, 2;
+    quant_vector1_i8: I8, 1, 2;
+    quant_vector1_q8_0: Q8_0, 1, 2;
+    quant_vector1_q4_0: Q4_0, 2, 2;
+    quant_vector1_q4_k: Q4K, 1, 1;
 }
 
 macro_rules! vectors {

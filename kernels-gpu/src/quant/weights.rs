@@ -1,13 +1,16 @@
-//! How kernels read a format: by 16-byte chunks of a row's quants.
+//! How kernels read a format: tiles by 16-byte chunks of a row's quants, products with a vector by units of one or two
+//! blocks.
 
+use super::activations::Inputs;
 use super::blocks::{BLOCK, BLOCKS_PER_SUPER, RowScale, SUPER_BLOCK, ScalesQ4K};
 use super::q4_k;
+use super::unroll::unroll;
 use crate::device::element::load_half;
-use crate::device::int8::{dp4a, load_pair, load_words, nibbles};
+use crate::device::int8::{dp4a, load_half_word, load_words, nibbles};
 use crate::device::math::fma;
-use crate::device::{Element, F16, Shared};
+use crate::device::{Element, F16};
 
-const BLOCK_VALUES: u32 = BLOCK as u32;
+pub(super) const BLOCK_VALUES: u32 = BLOCK as u32;
 const SUPER_VALUES: u32 = SUPER_BLOCK as u32;
 const SUPER_BLOCKS: u32 = BLOCKS_PER_SUPER as u32;
 
@@ -17,75 +20,6 @@ pub(super) struct Matrix {
     pub quants: *const u8,
     pub scales: *const u8,
     pub k: u32,
-}
-
-/// The activations that meet one chunk of weights.
-#[derive(Clone, Copy)]
-pub(super) struct Inputs {
-    /// Two runs of 16 values; formats of 8 bits have only the first.
-    pub words: [[u32; 4]; 2],
-    /// The scales of the blocks that the runs lie in.
-    pub scales: [RowScale; 2],
-}
-
-/// Where a row of quantised activations lies.
-pub(super) trait Activations: Copy {
-    /// The 16 quants from value `at` on, a multiple of 16.
-    ///
-    /// # Safety
-    /// The row holds them.
-    unsafe fn words(&self, at: u32) -> [u32; 4];
-
-    /// The scale and the sum of block `block`.
-    ///
-    /// # Safety
-    /// The row has it.
-    unsafe fn scale(&self, block: u32) -> RowScale;
-}
-
-/// A row in global memory.
-#[derive(Clone, Copy)]
-pub(super) struct GlobalRow {
-    pub quants: *const u8,
-    pub scales: *const u8,
-}
-
-impl Activations for GlobalRow {
-    #[inline(always)]
-    unsafe fn words(&self, at: u32) -> [u32; 4] {
-        // SAFETY: as the caller promises; rows lie on 16-byte boundaries.
-        unsafe { load_words(self.quants.add(at as usize)) }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(&self, block: u32) -> RowScale {
-        // SAFETY: as the caller promises.
-        unsafe { row_scale(self.scales, block) }
-    }
-}
-
-/// A row, or a part of one, in shared memory.
-#[derive(Clone, Copy)]
-pub(super) struct SharedRow {
-    /// Four quants a word.
-    pub quants: Shared<u32>,
-    /// A scale's bits and a sum per block.
-    pub scales: Shared<u32>,
-}
-
-impl Activations for SharedRow {
-    #[inline(always)]
-    unsafe fn words(&self, at: u32) -> [u32; 4] {
-        // SAFETY: as the caller promises.
-        unsafe { self.quants.get4(at / 4) }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(&self, block: u32) -> RowScale {
-        // SAFETY: as the caller promises.
-        let [scale, sum] = unsafe { self.scales.get2(block * 2) };
-        RowScale { scale: f32::from_bits(scale), sum: sum as i32 }
-    }
 }
 
 /// A format.
@@ -103,26 +37,30 @@ pub(super) trait Weights: Copy {
     /// Where the high halves of a chunk's bytes lie in a row, in runs of 16 values behind the low halves.
     const HIGH: u32;
 
-    /// What a chunk's quants are multiplied with.
+    /// Values that a lane of a product with a vector takes at a time: one block, or two that share bytes.
+    const UNIT: u32 = BLOCK_VALUES;
+    /// What a unit's quants are multiplied with.
     type Scale: Copy;
     /// What that is made from, as loaded, so that nothing waits for the load.
     type Raw: Copy + Default;
 
-    /// # Safety
-    /// `row` and `chunk` exist in `w`.
-    unsafe fn raw(w: Matrix, row: u32, chunk: u32) -> Self::Raw;
+    /// Where unit `unit`'s scales begin in a row's.
+    fn scales_at(unit: u32) -> u32;
 
-    /// From what [`raw`](Self::raw) has loaded for chunk `chunk`.
-    fn scale(raw: Self::Raw, chunk: u32) -> Self::Scale;
-
-    /// The row's activations that chunk `chunk` meets.
+    /// The scales of a unit.
     ///
     /// # Safety
-    /// The row holds the chunk's values.
-    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs;
+    /// They lie at `scales`.
+    unsafe fn raw(scales: *const u8) -> Self::Raw;
 
-    /// acc + chunk · inputs
-    fn dot(words: [u32; 4], scale: Self::Scale, x: &Inputs, acc: f32) -> f32;
+    /// From what [`raw`](Self::raw) has loaded for a unit; `lane` is the unit modulo 32.
+    fn scale(raw: Self::Raw, lane: u32) -> Self::Scale;
+
+    /// What is wanted of a block's sum: [`BlockInput::sum`](super::activations::BlockInput::sum).
+    fn of_sum(row: RowScale) -> u32;
+
+    /// acc + unit · inputs, the unit's quants being one or two times 16 bytes.
+    fn dot(quants: [[u32; 4]; 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32;
 
     /// The scale of a whole row; 1 where blocks have theirs.
     ///
@@ -133,19 +71,15 @@ pub(super) trait Weights: Copy {
         1.0
     }
 
-    /// What a block's step and minimum are made from, as loaded, so that nothing waits for the load. Empty where that
-    /// would be too many registers.
+    /// What a block's step and minimum are made from, as loaded, so that nothing waits for the load.
     type Packed: Copy + Default;
 
     /// # Safety
     /// `row` and `block` exist in `w`.
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> Self::Packed;
 
-    /// The step and the minimum of a block; zero for the default of formats whose rows may end within a tile.
-    ///
-    /// # Safety
-    /// As [`packed`](Self::packed).
-    unsafe fn step_min(w: Matrix, row: u32, block: u32, packed: Self::Packed) -> (f32, f32);
+    /// The step and the minimum of block `block` of a row; zero for the default, except where there are no blocks.
+    fn step_min(packed: Self::Packed, block: u32) -> (f32, f32);
 }
 
 /// The 16 bytes of chunk `chunk` of a row.
@@ -160,16 +94,7 @@ pub(super) unsafe fn chunk<W: Weights>(w: Matrix, row: u32, chunk: u32) -> [u32;
 }
 
 /// # Safety
-/// The row has that block.
-#[inline(always)]
-pub(super) unsafe fn row_scale(scales: *const u8, block: u32) -> RowScale {
-    // SAFETY: as the caller promises.
-    let [scale, sum] = unsafe { load_pair(scales.add(block as usize * size_of::<RowScale>())) };
-    RowScale { scale: f32::from_bits(scale), sum: sum as i32 }
-}
-
-/// # Safety
-/// As [`Weights::scale`].
+/// As [`Weights::packed`].
 #[inline(always)]
 unsafe fn half_scale(w: Matrix, row: u32, block: u32) -> u16 {
     let index = row as usize * (w.k / BLOCK_VALUES) as usize + block as usize;
@@ -177,31 +102,25 @@ unsafe fn half_scale(w: Matrix, row: u32, block: u32) -> u16 {
     unsafe { load_half(w.scales.cast::<u16>().add(index)) }
 }
 
+/// 1.5 · 2²³: integers below 2²² added to its bits are added to its value.
+pub(super) const MAGIC: f32 = 12_582_912.0;
+
+/// The float that an integer sum is which started from [`MAGIC`]'s bits: no conversion, which has a quarter of the rate.
 #[inline(always)]
-fn dot16(a: [u32; 4], b: [u32; 4], mut sum: i32) -> i32 {
-    sum = dp4a(a[0], b[0], sum);
-    sum = dp4a(a[1], b[1], sum);
-    sum = dp4a(a[2], b[2], sum);
-    dp4a(a[3], b[3], sum)
+fn from_magic(sum: i32) -> f32 {
+    f32::from_bits(sum as u32) - MAGIC
 }
 
 #[inline(always)]
-fn split(words: [u32; 4]) -> ([u32; 4], [u32; 4]) {
-    (words.map(|word| nibbles(word).0), words.map(|word| nibbles(word).1))
+fn dot32(a: [[u32; 4]; 2], b: [[u32; 4]; 2], mut sum: i32) -> i32 {
+    unroll!(HALF < 2 => unroll!(I < 4 => sum = dp4a(a[HALF][I], b[HALF][I], sum)));
+    sum
 }
 
-/// Sixteen values and their block's scale, for formats of 8 bits.
-///
-/// # Safety
-/// As [`Weights::inputs`].
+/// The low and the high nibbles of words.
 #[inline(always)]
-unsafe fn half_block<A: Activations>(x: A, chunk: u32) -> Inputs {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let words = x.words(chunk * 16);
-        let scale = x.scale(chunk / 2);
-        Inputs { words: [words; 2], scales: [scale; 2] }
-    }
+fn split(words: [u32; 4]) -> [[u32; 4]; 2] {
+    [words.map(|word| nibbles(word).0), words.map(|word| nibbles(word).1)]
 }
 
 #[derive(Clone, Copy)]
@@ -217,20 +136,25 @@ impl Weights for I8 {
     type Raw = ();
 
     #[inline(always)]
-    unsafe fn raw(_w: Matrix, _row: u32, _chunk: u32) {}
-
-    #[inline(always)]
-    fn scale((): (), _chunk: u32) {}
-
-    #[inline(always)]
-    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs {
-        // SAFETY: as the caller promises.
-        unsafe { half_block(x, chunk) }
+    fn scales_at(_unit: u32) -> u32 {
+        0
     }
 
     #[inline(always)]
-    fn dot(words: [u32; 4], (): (), x: &Inputs, acc: f32) -> f32 {
-        fma(dot16(words, x.words[0], 0) as f32, x.scales[0].scale, acc)
+    unsafe fn raw(_scales: *const u8) {}
+
+    #[inline(always)]
+    fn scale((): (), _lane: u32) {}
+
+    #[inline(always)]
+    fn of_sum(_row: RowScale) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn dot(quants: [[u32; 4]; 2], (): (), x: &Inputs, acc: f32) -> f32 {
+        let sum = dot32(quants, [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
+        fma(from_magic(sum), x.blocks[0].scale, acc)
     }
 
     #[inline(always)]
@@ -245,7 +169,7 @@ impl Weights for I8 {
     unsafe fn packed(_w: Matrix, _row: u32, _block: u32) {}
 
     #[inline(always)]
-    unsafe fn step_min(_w: Matrix, _row: u32, _block: u32, (): ()) -> (f32, f32) {
+    fn step_min((): (), _block: u32) -> (f32, f32) {
         (1.0, 0.0)
     }
 }
@@ -260,28 +184,33 @@ impl Weights for Q8_0 {
     const WHOLE: bool = false;
     const HIGH: u32 = 0;
     type Scale = f32;
-    type Raw = u16;
+    type Raw = u32;
 
     #[inline(always)]
-    unsafe fn raw(w: Matrix, row: u32, chunk: u32) -> u16 {
-        // SAFETY: as the caller promises; a block is two chunks.
-        unsafe { half_scale(w, row, chunk / 2) }
+    fn scales_at(unit: u32) -> u32 {
+        unit * 2
     }
 
     #[inline(always)]
-    fn scale(raw: u16, _chunk: u32) -> f32 {
-        F16(raw).to_f32()
-    }
-
-    #[inline(always)]
-    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs {
+    unsafe fn raw(scales: *const u8) -> u32 {
         // SAFETY: as the caller promises.
-        unsafe { half_block(x, chunk) }
+        unsafe { load_half_word(scales) }
     }
 
     #[inline(always)]
-    fn dot(words: [u32; 4], scale: f32, x: &Inputs, acc: f32) -> f32 {
-        fma(dot16(words, x.words[0], 0) as f32, scale * x.scales[0].scale, acc)
+    fn scale(raw: u32, _lane: u32) -> f32 {
+        F16(raw as u16).to_f32()
+    }
+
+    #[inline(always)]
+    fn of_sum(_row: RowScale) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn dot(quants: [[u32; 4]; 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
+        let sum = dot32(quants, [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
+        fma(from_magic(sum), scale * x.blocks[0].scale, acc)
     }
 
     type Packed = u16;
@@ -293,7 +222,7 @@ impl Weights for Q8_0 {
     }
 
     #[inline(always)]
-    unsafe fn step_min(_w: Matrix, _row: u32, _block: u32, packed: u16) -> (f32, f32) {
+    fn step_min(packed: u16, _block: u32) -> (f32, f32) {
         (F16(packed).to_f32(), 0.0)
     }
 }
@@ -308,33 +237,34 @@ impl Weights for Q4_0 {
     const WHOLE: bool = false;
     const HIGH: u32 = 1;
     type Scale = f32;
-    type Raw = u16;
+    type Raw = u32;
 
     #[inline(always)]
-    unsafe fn raw(w: Matrix, row: u32, chunk: u32) -> u16 {
-        // SAFETY: as the caller promises; a block is one chunk.
-        unsafe { half_scale(w, row, chunk) }
+    fn scales_at(unit: u32) -> u32 {
+        unit * 2
     }
 
     #[inline(always)]
-    fn scale(raw: u16, _chunk: u32) -> f32 {
-        F16(raw).to_f32()
-    }
-
-    #[inline(always)]
-    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs {
+    unsafe fn raw(scales: *const u8) -> u32 {
         // SAFETY: as the caller promises.
-        unsafe {
-            let from = chunk * BLOCK_VALUES;
-            Inputs { words: [x.words(from), x.words(from + 16)], scales: [x.scale(chunk); 2] }
-        }
+        unsafe { load_half_word(scales) }
     }
 
     #[inline(always)]
-    fn dot(words: [u32; 4], scale: f32, x: &Inputs, acc: f32) -> f32 {
-        let (low, high) = split(words);
-        let sum = dot16(high, x.words[1], dot16(low, x.words[0], -8 * x.scales[0].sum));
-        fma(sum as f32, scale * x.scales[0].scale, acc)
+    fn scale(raw: u32, _lane: u32) -> f32 {
+        F16(raw as u16).to_f32()
+    }
+
+    /// Where the integer sum starts.
+    #[inline(always)]
+    fn of_sum(row: RowScale) -> u32 {
+        (MAGIC.to_bits() as i32 - Self::OFFSET * row.sum) as u32
+    }
+
+    #[inline(always)]
+    fn dot(quants: [[u32; 4]; 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
+        let sum = dot32(split(quants[0]), [x.runs[0], x.runs[1]], x.blocks[0].sum as i32);
+        fma(from_magic(sum), scale * x.blocks[0].scale, acc)
     }
 
     type Packed = u16;
@@ -346,7 +276,7 @@ impl Weights for Q4_0 {
     }
 
     #[inline(always)]
-    unsafe fn step_min(_w: Matrix, _row: u32, _block: u32, packed: u16) -> (f32, f32) {
+    fn step_min(packed: u16, _block: u32) -> (f32, f32) {
         (F16(packed).to_f32(), 0.0)
     }
 }
@@ -378,58 +308,68 @@ impl Weights for Q4K {
     const MINIMUM: bool = true;
     const WHOLE: bool = true;
     const HIGH: u32 = 2;
-    /// Step and minimum of the two blocks that the low and the high halves belong to.
+    const UNIT: u32 = 2 * BLOCK_VALUES;
+    /// Step and minimum of the two blocks that the low and the high halves are.
     type Scale = [(f32, f32); 2];
     type Raw = [u32; 4];
 
     #[inline(always)]
-    unsafe fn raw(w: Matrix, row: u32, chunk: u32) -> [u32; 4] {
-        // SAFETY: as the caller promises; a super-block is eight chunks.
-        unsafe { super_scales(w, row, chunk / SUPER_BLOCKS) }
+    fn scales_at(unit: u32) -> u32 {
+        unit / 4 * 16
     }
 
     #[inline(always)]
-    fn scale(packed: [u32; 4], chunk: u32) -> [(f32, f32); 2] {
-        let first = chunk % SUPER_BLOCKS / 2 * 2; // a pair of blocks is two chunks
-        [super_step_min(packed, first), super_step_min(packed, first + 1)]
-    }
-
-    #[inline(always)]
-    unsafe fn inputs<A: Activations>(x: A, chunk: u32) -> Inputs {
-        let pair = chunk / 2 * 2; // its first block
+    unsafe fn raw(scales: *const u8) -> [u32; 4] {
         // SAFETY: as the caller promises.
-        unsafe {
-            let from = pair * BLOCK_VALUES + chunk % 2 * 16;
-            let words = [x.words(from), x.words(from + BLOCK_VALUES)];
-            let mut scales = [x.scale(pair), x.scale(pair + 1)];
-            if chunk % 2 == 1 {
-                // the sums are of whole blocks, so only the chunk with the first half of each takes them
-                scales[0].sum = 0;
-                scales[1].sum = 0;
-            }
-            Inputs { words, scales }
-        }
+        unsafe { load_words(scales) }
     }
 
     #[inline(always)]
-    fn dot(words: [u32; 4], [low, high]: [(f32, f32); 2], x: &Inputs, acc: f32) -> f32 {
-        let quants = split(words);
-        let product =
-            |sum: i32, x: RowScale, (step, min)| fma(sum as f32, step, -(x.sum as f32) * min) * x.scale;
-        let first = product(dot16(quants.0, x.words[0], 0), x.scales[0], low);
-        let second = product(dot16(quants.1, x.words[1], 0), x.scales[1], high);
-        acc + (first + second)
+    fn scale([d, a, b, c]: [u32; 4], lane: u32) -> [(f32, f32); 2] {
+        // The bits of two neighbouring blocks at a time. What depends on the lane alone is computed once for all units.
+        let (second, shift) = (lane % 4 >= 2, lane % 2 * 16);
+        let (from_c, upper, mask) = if second { (0x0f0f, 2, 0x3030) } else { (0, 0, 0x3f3f) };
+        let scales = c >> shift & from_c | a >> (shift + upper) & mask;
+        let mins = c >> (shift + 4) & from_c | b >> (shift + upper) & mask;
+        let (d, d_min) = (F16(d as u16).to_f32(), F16((d >> 16) as u16).to_f32());
+        [
+            q4_k::step_min(d, d_min, scales & 0xff, mins & 0xff),
+            q4_k::step_min(d, d_min, scales >> 8, mins >> 8),
+        ]
     }
 
-    type Packed = ();
+    /// The sum of the activations themselves.
+    #[inline(always)]
+    fn of_sum(row: RowScale) -> u32 {
+        (row.sum as f32 * row.scale).to_bits()
+    }
 
     #[inline(always)]
-    unsafe fn packed(_w: Matrix, _row: u32, _block: u32) {}
+    fn dot(quants: [[u32; 4]; 2], scale: [(f32, f32); 2], x: &Inputs, acc: f32) -> f32 {
+        let (first, second) = (split(quants[0]), split(quants[1]));
+        let mut sum = 0.0;
+        unroll!(HALF < 2 => {
+            let runs = [x.runs[2 * HALF], x.runs[2 * HALF + 1]];
+            let product = dot32([first[HALF], second[HALF]], runs, MAGIC.to_bits() as i32);
+            let (step, min) = scale[HALF];
+            let block = x.blocks[HALF];
+            sum = fma(from_magic(product) * step, block.scale, sum);
+            sum = fma(-min, f32::from_bits(block.sum), sum);
+        });
+        acc + sum
+    }
+
+    type Packed = [u32; 4];
 
     #[inline(always)]
-    unsafe fn step_min(w: Matrix, row: u32, block: u32, (): ()) -> (f32, f32) {
+    unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 4] {
         // Four tiles in a row read the same super-block's scales, so they mostly come from L1.
         // SAFETY: as the caller promises.
-        super_step_min(unsafe { super_scales(w, row, block / SUPER_BLOCKS) }, block % SUPER_BLOCKS)
+        unsafe { super_scales(w, row, block / SUPER_BLOCKS) }
+    }
+
+    #[inline(always)]
+    fn step_min(packed: [u32; 4], block: u32) -> (f32, f32) {
+        super_step_min(packed, block % SUPER_BLOCKS)
     }
 }

@@ -1,0 +1,160 @@
+//! How products with a vector read quantised activations: by units of weights, from global or from shared memory.
+
+use super::blocks::RowScale;
+use super::unroll::unroll;
+use super::weights::{BLOCK_VALUES, Weights};
+use crate::device::Shared;
+use crate::device::int8::{load_pair, load_words};
+
+/// The activations that meet one unit of weights.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs {
+    /// Runs of 16 values; of units of 32 values only the first two.
+    pub runs: [[u32; 4]; 4],
+    /// What goes with the blocks that the unit is.
+    pub blocks: [BlockInput; 2],
+}
+
+/// What goes with 32 activations.
+#[derive(Clone, Copy, Default)]
+pub(super) struct BlockInput {
+    /// Their scale.
+    pub scale: f32,
+    /// What the format needs of their sum: [`Weights::of_sum`].
+    pub sum: u32,
+}
+
+impl Inputs {
+    /// Those of unit `unit` of `x`.
+    ///
+    /// # Safety
+    /// The row has the unit.
+    #[inline(always)]
+    pub unsafe fn of<W: Weights>(x: impl Activations, unit: u32) -> Self {
+        let blocks = W::UNIT / BLOCK_VALUES;
+        let mut inputs = Self { runs: [[0; 4]; 4], blocks: [BlockInput::default(); 2] };
+        // SAFETY: as the caller promises.
+        unsafe {
+            unroll!(I < 4 => if (I as u32) < 2 * blocks {
+                inputs.runs[I] = x.run::<W>(unit, I as u32);
+            });
+            unroll!(I < 2 => if (I as u32) < blocks {
+                inputs.blocks[I] = x.block::<W>(unit * blocks + I as u32);
+            });
+        }
+        inputs
+    }
+}
+
+/// Where a row of quantised activations lies.
+pub(super) trait Activations: Copy {
+    /// The 16 values that are run `run` of those of unit `unit`.
+    ///
+    /// # Safety
+    /// The row has the unit.
+    unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4];
+
+    /// What goes with block `block`.
+    ///
+    /// # Safety
+    /// The row has it.
+    unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput;
+}
+
+/// A row in global memory.
+#[derive(Clone, Copy)]
+pub(super) struct GlobalRow {
+    pub quants: *const u8,
+    pub scales: *const u8,
+}
+
+impl Activations for GlobalRow {
+    #[inline(always)]
+    unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4] {
+        // SAFETY: as the caller promises; rows lie on 16-byte boundaries.
+        unsafe { load_words(self.quants.add((unit * W::UNIT + run * 16) as usize)) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput {
+        // SAFETY: as the caller promises.
+        let row = unsafe { row_scale(self.scales, block) };
+        BlockInput { scale: row.scale, sum: W::of_sum(row) }
+    }
+}
+
+/// A row, or a part of one, in shared memory: the runs of 16 values in four planes, run r in plane r % 4, so that the
+/// 16-byte reads of neighbouring lanes go to different banks whether a unit is of two runs or of four.
+#[derive(Clone, Copy)]
+pub(super) struct SharedRow<const VALUES: u32> {
+    /// Four quants a word.
+    pub quants: Shared<u32>,
+    /// A scale's bits and [`Weights::of_sum`] per block.
+    pub blocks: Shared<u32>,
+}
+
+/// Words of a plane of a shared row of `values` values: 8 more than they take, so that planes begin in different banks.
+const fn plane(values: u32) -> u32 {
+    values / 16 + 8
+}
+
+/// Words of the quants of a shared row.
+pub(super) const fn quant_words(values: u32) -> u32 {
+    4 * plane(values)
+}
+
+/// Words of what goes with a shared row's blocks.
+pub(super) const fn block_words(values: u32) -> u32 {
+    values / BLOCK_VALUES * 2
+}
+
+impl<const VALUES: u32> SharedRow<VALUES> {
+    /// Puts four quants at word `word` of the row.
+    ///
+    /// # Safety
+    /// As [`Shared::set`].
+    #[inline(always)]
+    pub unsafe fn set(self, word: u32, quants: u32) {
+        let run = word / 4;
+        // SAFETY: as the caller promises.
+        unsafe { self.quants.set(run % 4 * plane(VALUES) + run / 4 * 4 + word % 4, quants) }
+    }
+
+    /// Puts what goes with block `block`.
+    ///
+    /// # Safety
+    /// As [`Shared::set`].
+    #[inline(always)]
+    pub unsafe fn set_block(self, block: u32, scale: f32, sum: u32) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.blocks.set(block * 2, scale.to_bits());
+            self.blocks.set(block * 2 + 1, sum);
+        }
+    }
+}
+
+impl<const VALUES: u32> Activations for SharedRow<VALUES> {
+    #[inline(always)]
+    unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4] {
+        let first = unit * (W::UNIT / 16); // a unit's runs are in planes behind each other
+        // SAFETY: as the caller promises.
+        unsafe { self.quants.get4((first % 4 + run) * plane(VALUES) + first / 4 * 4) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput {
+        // SAFETY: as the caller promises.
+        let [scale, sum] = unsafe { self.blocks.get2(block * 2) };
+        BlockInput { scale: f32::from_bits(scale), sum }
+    }
+}
+
+/// # Safety
+/// The row has that block.
+#[inline(always)]
+pub(super) unsafe fn row_scale(scales: *const u8, block: u32) -> RowScale {
+    // SAFETY: as the caller promises.
+    let [scale, sum] = unsafe { load_pair(scales.add(block as usize * size_of::<RowScale>())) };
+    RowScale { scale: f32::from_bits(scale), sum: sum as i32 }
+}
