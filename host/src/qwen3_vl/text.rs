@@ -4,6 +4,7 @@ use super::config::Config;
 use super::positions::text_rope;
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
+use crate::kv::KvFormat;
 use crate::nn::{Attention, Embedding, KvCache, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock};
 use crate::ops::{self, Activation};
 use crate::{DType, Device, Result, Tensor};
@@ -13,7 +14,7 @@ pub struct TextModel {
     config: super::config::TextConfig,
     device: Device,
     /// What keys and values are stored as.
-    cache: DType,
+    cache: KvFormat,
     embed_tokens: Embedding,
     layers: Vec<TransformerBlock>,
     norm: RmsNorm,
@@ -48,7 +49,7 @@ impl TextModel {
         weights: &mut Weights,
         config: &Config,
         device: &Device,
-        cache: DType,
+        cache: KvFormat,
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let text = &config.text;

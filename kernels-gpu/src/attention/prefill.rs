@@ -31,6 +31,7 @@
 use super::merge::STATE as STATE_ELEMENTS;
 use super::{Strides, not_zero, unroll};
 use crate::device::math::{exp2, fma, rcp};
+use crate::device::stored::{Blocks, Coded, Stored};
 use crate::device::{Element, F16, Shared, shared};
 use crate::spec::KernelSpec;
 #[cfg(target_arch = "nvptx64")]
@@ -79,9 +80,22 @@ pub const PREFILL_D128: [KernelSpec; 3] = [
     spec("attention_prefill_d128_f32_f16", 2),
 ];
 
+/// q and out f32, k and v in a 16-bit format with any exponent bits; head_dim ≤ 128, grid as [`PREFILL_D64`].
+pub const PREFILL_CODED: KernelSpec = spec("attention_prefill_d128_f32_coded", 2);
+/// q and out f32, k and v in blocks of 8 bits; else as [`PREFILL_CODED`].
+pub const PREFILL_Q8_0: KernelSpec = spec("attention_prefill_d128_f32_q8_0", 2);
+
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] =
-    &[PREFILL_D64[0], PREFILL_D64[1], PREFILL_D64[2], PREFILL_D128[0], PREFILL_D128[1], PREFILL_D128[2]];
+pub const KERNELS: &[KernelSpec] = &[
+    PREFILL_D64[0],
+    PREFILL_D64[1],
+    PREFILL_D64[2],
+    PREFILL_D128[0],
+    PREFILL_D128[1],
+    PREFILL_D128[2],
+    PREFILL_CODED,
+    PREFILL_Q8_0,
+];
 
 /// Which thread, head and queries this is.
 #[derive(Clone, Copy)]
@@ -276,10 +290,10 @@ unsafe fn store_state(state: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
 type Staged = [[u32; 4]; 4];
 
 /// One head's operands, and what this thread loads of them.
-struct Loader<TQ, TKV> {
+struct Loader<TQ, S> {
     q: *const TQ,
-    k: *const TKV,
-    v: *const TKV,
+    k: S,
+    v: S,
     /// The head's first elements.
     q_head: u32,
     k_head: u32,
@@ -293,7 +307,7 @@ struct Loader<TQ, TKV> {
     head_dim: u32,
 }
 
-impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
+impl<TQ: Element, S: Stored> Loader<TQ, S> {
     /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes column 4 · (t mod 4) of rows t / 4 and
     /// t / 4 + 32.
     ///
@@ -315,8 +329,8 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
             [
                 TQ::load4_words(self.q.add(q_at(q))),
                 TQ::load4_words(self.q.add(q_at(q + 32))),
-                TKV::load4_words(self.k.add(k_at(k))),
-                TKV::load4_words(self.k.add(k_at(k_32))),
+                self.k.load4_words(k_at(k)),
+                self.k.load4_words(k_at(k_32)),
             ]
         }
     }
@@ -336,11 +350,11 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         let mut staged = [[0; 4]; 4];
         // SAFETY: as in `qk`.
         unsafe {
-            staged[0] = TKV::load4_words(self.v.add(at(0)));
-            staged[1] = TKV::load4_words(self.v.add(at(1)));
+            staged[0] = self.v.load4_words(at(0));
+            staged[1] = self.v.load4_words(at(1));
             if G == 2 {
-                staged[2] = TKV::load4_words(self.v.add(at(2)));
-                staged[3] = TKV::load4_words(self.v.add(at(3)));
+                staged[2] = self.v.load4_words(at(2));
+                staged[3] = self.v.load4_words(at(3));
             }
         }
         staged
@@ -364,8 +378,8 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         unsafe {
             at.set4(0, TQ::from_words(staged[0]));
             at.set4(32 * BK, TQ::from_words(staged[1]));
-            at.set4(BM * BK, TKV::from_words(staged[2]));
-            at.set4((BM + 32) * BK, TKV::from_words(staged[3]));
+            at.set4(BM * BK, self.k.from_words(staged[2]));
+            at.set4((BM + 32) * BK, self.k.from_words(staged[3]));
         }
     }
 
@@ -381,11 +395,11 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         let at = chunk.at(column / 16 * (BK * 64) + row * 64 + column % 16 * 4);
         // SAFETY: keys below 16 and columns below 64 G of [G, 16, 64]; each thread its own elements.
         unsafe {
-            at.set4(0, TKV::from_words(staged[0]));
-            at.set4(pass, TKV::from_words(staged[1]));
+            at.set4(0, self.v.from_words(staged[0]));
+            at.set4(pass, self.v.from_words(staged[1]));
             if G == 2 {
-                at.set4(2 * pass, TKV::from_words(staged[2]));
-                at.set4(3 * pass, TKV::from_words(staged[3]));
+                at.set4(2 * pass, self.v.from_words(staged[2]));
+                at.set4(3 * pass, self.v.from_words(staged[3]));
             }
         }
     }
@@ -446,11 +460,11 @@ unsafe fn weighted_values<const G: usize>(o: &mut [[[f32; 4]; G]; 8], p: Shared<
 /// # Safety
 /// As the kernels below; G = D / 64.
 #[inline(always)]
-pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>(
+pub(super) unsafe fn prefill<TQ: Element, S: Stored, const G: usize, W: Work>(
     out: *mut TQ,
     q: *const TQ,
-    k: *const TKV,
-    v: *const TKV,
+    k: S,
+    v: S,
     [out_strides, q_strides, k_strides, v_strides]: [Strides; 4],
     group: u32,
     q_len: u32,
@@ -658,7 +672,10 @@ pub(super) unsafe fn prefill<TQ: Element, TKV: Element, const G: usize, W: Work>
 }
 
 macro_rules! kernels {
-    ($($name:ident: $tq:ty, $tkv:ty, $groups:literal, $blocks:literal;)*) => {$(
+    ($(
+        $name:ident: $tq:ty, $tkv:ty, $groups:literal, $blocks:literal
+        $(, $open:path { $($more:ident: $type:ty),* })?;
+    )*) => {$(
         /// # Safety
         /// `out`, `q`, `k`, `v`: as the module's head says, of less than 2³¹ elements with gaps, valid on the
         /// launching stream, `out` disjoint from the others, addresses and strides (batch, head, row) multiples of
@@ -671,7 +688,7 @@ macro_rules! kernels {
             k_batch: u32, k_head: u32, k_row: u32,
             v_batch: u32, v_head: u32, v_row: u32,
             num_q_heads: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32,
-            scale_log2: f32, causal: u32,
+            scale_log2: f32, causal: u32 $($(, $more: $type)*)?
         ) {
             let strides = [
                 Strides { batch: out_batch, head: out_head, row: out_row },
@@ -679,11 +696,12 @@ macro_rules! kernels {
                 Strides { batch: k_batch, head: k_head, row: k_row },
                 Strides { batch: v_batch, head: v_head, row: v_row },
             ];
+            $(let [k, v] = $open([k, v], $($more),*);)?
             // SAFETY: this kernel's contract is the body's; a grid with a block in it has a head.
             unsafe {
                 not_zero(num_q_heads);
                 let work = Dense { num_q_heads, q_len, kv_len, causal: 0u32.wrapping_sub(causal), seen_by_all: 0, end: 0 };
-                prefill::<$tq, $tkv, $groups, _>(
+                prefill::<$tq, _, $groups, _>(
                     out, q, k, v, strides, group, q_len, kv_len.wrapping_sub(1), head_dim, scale_log2, work,
                 )
             }
@@ -698,4 +716,6 @@ kernels! {
     attention_prefill_d128_f32: f32, f32, 2, 2;
     attention_prefill_d128_f16: F16, F16, 2, 2;
     attention_prefill_d128_f32_f16: f32, F16, 2, 2;
+    attention_prefill_d128_f32_coded: f32, u16, 2, 2, Coded::pair { exponent_bits: u32 };
+    attention_prefill_d128_f32_q8_0: f32, u8, 2, 2, Blocks::pair { k_scales: *const F16, v_scales: *const F16 };
 }
