@@ -41,6 +41,7 @@ fn bench_writes_json_that_agrees_with_itself() {
     assert!(stderr(&output).contains(CASE), "the table goes to stderr");
     let report = json(&stdout(&output));
     assert_eq!(report["environment"]["device"], "cpu");
+    assert_eq!(report["cases_to_run"], 0, "none was left when it was written");
     let number =
         |name: &str| report["cases"][0][name].as_f64().unwrap_or_else(|| panic!("{name} in {report}"));
     assert_eq!((&report["cases"][0]["id"], &report["cases"][0]["status"]), (&CASE.into(), &"ok".into()));

@@ -2,6 +2,10 @@
 //!
 //! `PASCALINE_MEMORY_OPERATIONS=100000000 PASCALINE_MEMORY_WORLDS=16 cargo test --release --test memory random` makes the
 //! long run: sixteen pools side by side, each with 16 threads, 8 streams and a seed of its own. It takes minutes.
+//! `PASCALINE_MEMORY_SEED=N` is the first of the seeds.
+//!
+//! What a run does depends on its seed and on the order in which its threads come to their turns. A run that fails writes
+//! that order down and prints the command that repeats it, operation for operation, on one thread.
 
 mod common;
 
@@ -9,11 +13,12 @@ use pascaline::Error;
 use pascaline::memory::simulated::{Call, Simulated, SimulatedStream};
 use pascaline::memory::{MemoryPool, Statistics};
 use std::collections::BTreeMap;
-use std::env;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, PoisonError};
+use std::{env, fs};
 
-const THREADS: u64 = 16;
+const THREADS: usize = 16;
 const STREAMS: usize = 8;
 const CAPACITY: usize = 24 << 30;
 
@@ -56,6 +61,8 @@ struct Books {
     refused: u64,
     peak: usize,
     tag: u32,
+    /// Whose turns there were.
+    turns: Vec<u8>,
 }
 
 #[derive(Clone)]
@@ -80,6 +87,7 @@ impl World {
             refused: 0,
             peak: 0,
             tag: 0,
+            turns: Vec::new(),
         };
         Self { device, pool, state: Mutex::new(books) }
     }
@@ -175,7 +183,7 @@ impl World {
         assert_eq!(now.allocations - now.frees, books.live.len() as u64);
     }
 
-    fn finish(self) -> Statistics {
+    fn finish(&self) -> Statistics {
         assert_eq!(self.device.violations(), [""; 0], "P3");
         let last = self.pool.statistics();
         assert_eq!((last.live, self.pool.leaks().len()), (0, 0), "P6");
@@ -223,14 +231,75 @@ fn check_order(calls: &[Call]) {
     }
 }
 
-#[test]
-fn random_operations_keep_every_invariant() {
-    let number = |name: &str, default: u64| env::var(name).map_or(default, |n| n.parse().expect("a number"));
-    let operations = number("PASCALINE_MEMORY_OPERATIONS", 1_000_000);
-    let worlds = number("PASCALINE_MEMORY_WORLDS", 1).max(1);
+/// What one of the threads holds, and how far it is.
+struct Actor {
+    random: Random,
+    blocks: Vec<Block>,
+    operation: u64,
+    operations: u64,
+}
+
+impl Actor {
+    fn new(seed: u64, thread: usize, operations: u64) -> Self {
+        let random = Random(seed << 32 | thread as u64);
+        Self { random, blocks: Vec::new(), operation: 0, operations: operations / THREADS as u64 }
+    }
+
+    /// The next operation; behind the last, a block goes back. False when none is left.
+    fn turn(&mut self, world: &World, books: &mut Books) -> bool {
+        let (random, blocks) = (&mut self.random, &mut self.blocks);
+        if self.operation == self.operations {
+            let Some(block) = blocks.pop() else { return false };
+            world.free(books, random, &block);
+            world.check(books);
+            return true;
+        }
+        match random.below(400) {
+            0..4 => world.replace_stream(books, random),
+            4..12 => {
+                let index = random.below(blocks.len().max(1));
+                world.free_wrongly(books, random, blocks.get(index))
+            }
+            12 => drop(world.pool.trim().unwrap()),
+            roll if roll % 2 == 0 && blocks.len() < 24 => blocks.extend(world.allocate(books, random)),
+            _ if !blocks.is_empty() => {
+                let block = blocks.swap_remove(random.below(blocks.len()));
+                world.free(books, random, &block);
+            }
+            _ => {}
+        }
+        // Now the GPU keeps up, now it falls behind.
+        let slow = self.operation % 256 < 16;
+        world.device.run(if slow { random.below(8) / 7 } else { random.below(3) });
+        world.check(books);
+        if self.operation.is_multiple_of(4096) {
+            world.pool.audit().unwrap();
+        }
+        self.operation += 1;
+        true
+    }
+}
+
+/// Runs the actors on threads, in whatever order these come.
+fn on_threads(world: &World, actors: &mut [Actor]) {
+    let progress = [const { AtomicU64::new(0) }; THREADS];
     std::thread::scope(|scope| {
-        for seed in 1..=worlds {
-            scope.spawn(move || random_run(seed, operations / worlds));
+        for (thread, actor) in actors.iter_mut().enumerate() {
+            let progress = &progress;
+            scope.spawn(move || {
+                // Nothing that comes behind a failure would say more about it.
+                while let Ok(mut books) = world.state.lock() {
+                    books.turns.push(thread as u8);
+                    if !actor.turn(world, &mut books) {
+                        break;
+                    }
+                    drop(books);
+                    if actor.operation % 256 == 1 {
+                        keep_together(&world.state, progress, thread, actor.operation);
+                    }
+                }
+                progress[thread].store(u64::MAX, Ordering::Relaxed);
+            });
         }
     });
 }
@@ -244,69 +313,80 @@ fn keep_together(state: &Mutex<Books>, progress: &[AtomicU64], thread: usize, op
     }
 }
 
-fn random_run(seed: u64, operations: u64) {
+/// Runs the actors in this order, and what is left of them in turn.
+fn in_order(world: &World, actors: &mut [Actor], turns: &[u8]) {
+    let mut books = world.state.lock().unwrap();
+    for &thread in turns {
+        books.turns.push(thread);
+        actors[usize::from(thread)].turn(world, &mut books);
+    }
+    while actors.iter_mut().map(|actor| actor.turn(world, &mut books)).filter(|&more| more).count() > 0 {}
+}
+
+/// One world from its beginning to its end; gives its books and its turns. `turns`: those of a run before.
+fn run(seed: u64, operations: u64, turns: Option<&[u8]>) -> (Statistics, Vec<u8>) {
     let world = World::new(seed);
     world.device.refuse(1);
-    let step =
-        |operation: u64, books: &mut MutexGuard<Books>, random: &mut Random, blocks: &mut Vec<Block>| {
-            match random.below(400) {
-                0..4 => world.replace_stream(books, random),
-                4..12 => {
-                    let index = random.below(blocks.len().max(1));
-                    world.free_wrongly(books, random, blocks.get(index))
-                }
-                12 => drop(world.pool.trim().unwrap()),
-                roll if roll % 2 == 0 && blocks.len() < 24 => blocks.extend(world.allocate(books, random)),
-                _ if !blocks.is_empty() => {
-                    let block = blocks.swap_remove(random.below(blocks.len()));
-                    world.free(books, random, &block);
-                }
-                _ => {}
-            }
-            // Now the GPU keeps up, now it falls behind.
-            let slow = operation % 256 < 16;
-            world.device.run(if slow { random.below(8) / 7 } else { random.below(3) });
-            world.check(books);
-        };
-    let lock = || world.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let progress = [const { AtomicU64::new(0) }; THREADS as usize];
+    let mut actors: Vec<_> = (0..THREADS).map(|thread| Actor::new(seed, thread, operations)).collect();
+    let run = || match turns {
+        Some(turns) => in_order(&world, &mut actors, turns),
+        None => on_threads(&world, &mut actors),
+    };
+    let ended = catch_unwind(AssertUnwindSafe(run)).and_then(|()| {
+        catch_unwind(AssertUnwindSafe(|| world.finish())) // before a run counts as passed
+    });
+    let turns = std::mem::take(&mut world.state.lock().unwrap_or_else(PoisonError::into_inner).turns);
+    match ended {
+        Ok(statistics) => (statistics, turns),
+        Err(failure) => {
+            let file = format!("{}/memory-{seed}.turns", env!("CARGO_TARGET_TMPDIR"));
+            let written = fs::write(&file, &turns).map_or_else(|error| error.to_string(), |()| file);
+            eprintln!(
+                "seed {seed} failed in turn {}; PASCALINE_MEMORY_OPERATIONS={operations} \
+                 PASCALINE_MEMORY_SEED={seed} PASCALINE_MEMORY_TURNS={written} cargo test --test memory random \
+                 repeats it",
+                turns.len()
+            );
+            resume_unwind(failure)
+        }
+    }
+}
+
+#[test]
+fn random_operations_keep_every_invariant() {
+    let number = |name: &str, default: u64| env::var(name).map_or(default, |n| n.parse().expect("a number"));
+    let operations = number("PASCALINE_MEMORY_OPERATIONS", 1_000_000);
+    let worlds = number("PASCALINE_MEMORY_WORLDS", 1).max(1);
+    let first = number("PASCALINE_MEMORY_SEED", 1);
+    let turns = env::var_os("PASCALINE_MEMORY_TURNS").map(|file| fs::read(file).expect("a file of turns"));
     std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let (step, world, progress) = (&step, &world, &progress);
+        for seed in first..first + worlds {
+            let turns = turns.as_deref();
             scope.spawn(move || {
-                let (mut random, mut blocks) = (Random((seed - 1) << 32 | thread), Vec::new());
-                for operation in 0..operations / THREADS {
-                    step(operation, &mut lock(), &mut random, &mut blocks);
-                    if operation % 4096 == 0 {
-                        let _books = lock();
-                        world.pool.audit().unwrap();
-                    }
-                    if operation % 256 == 0 {
-                        keep_together(&world.state, progress, thread as usize, operation);
-                    }
-                }
-                progress[thread as usize].store(u64::MAX, Ordering::Relaxed);
-                for block in blocks {
-                    let mut books = lock();
-                    world.free(&mut books, &mut random, &block);
-                    world.check(&mut books);
+                let (last, _) = run(seed, operations / worlds, turns);
+                println!("{} operations with seed {seed}: {last:?}", operations / worlds);
+                let found = last.found;
+                for (way, count) in [
+                    ("same stream", found.same_stream),
+                    ("ready", found.ready),
+                    ("upstream", found.upstream),
+                    ("waited", found.waited),
+                    ("trimmed", found.trimmed),
+                    ("refused", last.refused),
+                ] {
+                    assert!(count > 0, "the run with seed {seed} never came to: {way}");
                 }
             });
         }
     });
-    let last = world.finish();
-    println!("{operations} operations with seed {seed}: {last:?}");
-    let found = last.found;
-    for (way, count) in [
-        ("same stream", found.same_stream),
-        ("ready", found.ready),
-        ("upstream", found.upstream),
-        ("waited", found.waited),
-        ("trimmed", found.trimmed),
-        ("refused", last.refused),
-    ] {
-        assert!(count > 0, "the run never came to: {way}");
-    }
+}
+
+/// So that a failure is never lost: the turns of a run on threads lead one thread through all of it again.
+#[test]
+fn a_run_is_repeated_by_its_turns() {
+    let (on_threads, turns) = run(11, 40_000, None);
+    let (again, turns_again) = run(11, 40_000, Some(&turns));
+    assert_eq!((again, turns_again.len()), (on_threads, turns.len()));
 }
 
 mod conformance {

@@ -65,6 +65,7 @@ fn errors_name_the_file_and_set_the_exit_status() {
         (tiny().join("none"), vec!["--prompt", "x"], 1, "config.json"),
         (tiny(), vec!["--prompt", "x", "--temperature=-1"], 1, "temperature"),
         (tiny(), vec!["--prompt", "x", "--greedy", "--top-k", "3"], 2, "--greedy"),
+        (tiny(), vec!["--prompt", "x", "--gpu-layers", "1"], 1, "on the CPU all weights are in host memory"),
         (tiny(), vec![], 2, "--prompt"),
     ] {
         let output = run("generate", &model, &arguments);

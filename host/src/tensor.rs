@@ -235,14 +235,41 @@ impl Tensor {
             Storage::Cpu(buffer) => {
                 Ok(bytemuck::cast_slice::<u8, T>(buffer.bytes())[offset..offset + elements].to_vec())
             }
-            Storage::Cuda(buffer) => {
+            Storage::Cuda(_) => {
                 let mut values = vec![T::zeroed(); elements];
-                let size = self.layout.dtype.size();
-                let (offset, target) = (offset * size, bytemuck::cast_slice_mut(&mut values));
-                buffer.download(if elements == 0 { 0 } else { offset }, target)?;
+                self.read_bytes(bytemuck::cast_slice_mut(&mut values))?;
                 Ok(values)
             }
         }
+    }
+
+    /// The elements' bytes, outermost first; `target` is as long. For contiguous tensors.
+    pub(crate) fn read_bytes(&self, target: &mut [u8]) -> Result<()> {
+        let offset = if target.is_empty() { 0 } else { self.layout.offset * self.layout.dtype.size() };
+        match &*self.storage {
+            Storage::Cpu(buffer) => target.copy_from_slice(&buffer.bytes()[offset..offset + target.len()]),
+            Storage::Cuda(buffer) => buffer.download(offset, target)?,
+        }
+        Ok(())
+    }
+
+    /// All of a buffer, as words.
+    pub(crate) fn of_buffer(buffer: DeviceBuffer) -> Result<Self> {
+        let layout = Layout::contiguous(DType::U32, [buffer.bytes() / DType::U32.size()].into())?;
+        Ok(Self { storage: Arc::new(Storage::Cuda(buffer)), layout })
+    }
+
+    /// A tensor of any type in the storage of this one, `at` bytes behind its first element; `None` if it does not fit there.
+    pub(crate) fn within(&self, at: usize, dtype: DType, shape: &Shape) -> Option<Self> {
+        let size = self.layout.dtype.size();
+        let layout = Layout::contiguous(dtype, shape.clone()).ok()?;
+        let end = at.checked_add(layout.shape.elements() * dtype.size())?;
+        let start = at + self.layout.offset * size;
+        let fits = end <= self.shape().elements() * size && start.is_multiple_of(dtype.size());
+        fits.then(|| Self {
+            storage: Arc::clone(&self.storage),
+            layout: Layout { offset: start / dtype.size(), ..layout },
+        })
     }
 
     /// The extents.

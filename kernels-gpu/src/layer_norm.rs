@@ -2,13 +2,15 @@
 //!
 //! Idea: the corrected two-pass algorithm: d = x − m with m the rounded mean; then mean = m + δ with δ = mean(d), and
 //! var = mean(d²) − δ². δ takes back what m lost, so rows far from zero and rows with outliers keep their accuracy.
-//! Rows that fit stay in registers and are read once; longer rows are read three times.
+//! Rows that fit stay in registers and are read once; longer rows are read three times. Few rows find their weights and
+//! biases as in `rms_norm`.
 //! Source: Ba et al. 2016, "Layer normalization"; Chan, Golub & LeVeque 1983, "Algorithms for computing the sample
 //! variance", equation 1.7.
 //!
 //! | kernel                  | a row is handled by               | when          |
 //! |-------------------------|-----------------------------------|---------------|
-//! | layer_norm_warp_‹t›     | 1 warp, in registers              | cols ≤ 1024   |
+//! | layer_norm_warp_‹t›     | 8 to 32 lanes of a warp, in registers | cols ≤ 1024 |
+//! | layer_norm_few_f32      | 1 block, in registers, and weights and biases | cols ≤ 8192, few rows |
 //! | layer_norm_block_‹t›    | 1 block, in registers             | cols ≤ 8192   |
 //! | layer_norm_stream_‹t›   | 1 block                           | cols > 8192   |
 //! | layer_norm_textbook_f32 | 1 block of 8 warps, three passes  | the baseline of benches |
@@ -16,14 +18,14 @@
 use crate::device::columns::each_group;
 use crate::device::math::{fma, rsqrt};
 use crate::device::rows::{
-    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, Warp, block_columns, expect_weights, warp_row,
+    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, block_columns, expect_weights, warp_row,
 };
 use crate::device::{Columns, F16, Vector, shared, textbook};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-/// Words of scratch memory: two sums for each warp.
-const SCRATCH: u32 = 2 * ROW_WARPS;
+/// Words of scratch memory: three sums for each warp.
+const SCRATCH: u32 = 3 * ROW_WARPS;
 
 /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
 pub const WARP_F32: KernelSpec = KernelSpec::new("layer_norm_warp_f32", WARP_BLOCK).shuffles(15);
@@ -33,6 +35,8 @@ pub const WARP_F16: KernelSpec = KernelSpec::new("layer_norm_warp_f16", WARP_BLO
 pub const BLOCK_F32: KernelSpec = block_spec("layer_norm_block_f32");
 /// As [`BLOCK_F32`].
 pub const BLOCK_F16: KernelSpec = block_spec("layer_norm_block_f16");
+/// As [`BLOCK_F32`].
+pub const FEW_F32: KernelSpec = few_spec("layer_norm_few_f32");
 /// grid = [rows]
 pub const STREAM_F32: KernelSpec = block_spec("layer_norm_stream_f32");
 /// As [`STREAM_F32`].
@@ -43,10 +47,14 @@ pub const TEXTBOOK_F32: KernelSpec =
 
 /// All kernels of this file.
 pub const KERNELS: &[KernelSpec] =
-    &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
+    &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, FEW_F32, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
 
 const fn block_spec(name: &'static str) -> KernelSpec {
-    KernelSpec::new(name, ROW_BLOCK).min_blocks(2).shared_bytes(SCRATCH * 4).shuffles(15)
+    few_spec(name).min_blocks(2)
+}
+
+const fn few_spec(name: &'static str) -> KernelSpec {
+    KernelSpec::new(name, ROW_BLOCK).shared_bytes(SCRATCH * 4).shuffles(15)
 }
 
 /// What is subtracted beside the rounded mean, and what the rest is multiplied with.
@@ -74,36 +82,31 @@ impl Scale {
 /// y = f(d, weight, bias) of one group.
 ///
 /// # Safety
-/// As [`row_in_registers`].
+/// `y` valid for writing the row.
 #[inline(always)]
 unsafe fn write_group<T: Vector>(
     y: *mut T,
-    weight: *const T,
-    bias: *const T,
     columns: Columns,
     i: u32,
-    d: T::Values,
+    [d, weight, bias]: [T::Values; 3],
     scale: &Scale,
 ) {
+    let mut j = 0;
+    let values = T::zip(d, weight, |d, weight| {
+        let value = scale.apply(d, weight, bias[j]);
+        j += 1;
+        value
+    });
     // SAFETY: as the caller promises.
-    unsafe {
-        let (weight, bias) = (columns.load(weight, i, 0.0), columns.load(bias, i, 0.0));
-        let mut j = 0;
-        let values = T::zip(d, weight, |d, weight| {
-            let value = scale.apply(d, weight, bias[j]);
-            j += 1;
-            value
-        });
-        columns.store(y, i, values);
-    }
+    unsafe { columns.store(y, i, values) };
 }
 
-/// y, x: one row, N groups of whose columns fit.
+/// y, x: one row, N groups of whose columns fit.   EARLY: weights and biases are loaded along with x.
 ///
 /// # Safety
 /// `x`, `y`, `weight` and `bias` valid for the row, y disjoint from the others; all threads of the team are here.
 #[inline(always)]
-unsafe fn row_in_registers<T: Vector, const N: usize>(
+unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
     y: *mut T,
     x: *const T,
     weight: *const T,
@@ -114,11 +117,19 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
     team: impl Team,
 ) {
     let per_col = 1.0 / cols as f32;
-    let mut values = [T::splat(0.0); N];
+    let [mut values, mut weights, mut biases] = [[T::splat(0.0); N]; 3];
     // SAFETY: as the caller promises.
     each_group!(columns, i < N, values[i] = unsafe { columns.load(x, i as u32, 0.0) });
-    expect_weights(columns, weight);
-    expect_weights(columns, bias);
+    if EARLY {
+        // SAFETY: as the caller promises.
+        each_group!(columns, i < N, unsafe {
+            weights[i] = columns.load(weight, i as u32, 0.0);
+            biases[i] = columns.load(bias, i as u32, 0.0);
+        });
+    } else {
+        expect_weights(columns, weight);
+        expect_weights(columns, bias);
+    }
     let mut total = 0.0;
     each_group!(columns, i < N, {
         T::map(values[i], |x| {
@@ -127,7 +138,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
         });
     });
     // SAFETY: as the caller promises.
-    let [total] = unsafe { team.sums([total]) };
+    let [total] = unsafe { team.combine(0, [total], |a, b| a + b) };
     let mean = total * per_col;
 
     let (mut total, mut squares) = (0.0, 0.0);
@@ -139,11 +150,18 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
         });
     });
     // SAFETY: as the caller promises.
-    let scale = Scale::new(unsafe { team.sums([total, squares]) }, per_col, eps);
-    // SAFETY: as the caller promises.
-    each_group!(columns, i < N, unsafe {
-        write_group(y, weight, bias, columns, i as u32, values[i], &scale);
-    });
+    let sums = unsafe { team.combine(1, [total, squares], |a, b| a + b) };
+    let scale = Scale::new(sums, per_col, eps);
+    if team.has_row() {
+        // SAFETY: as the caller promises.
+        each_group!(columns, i < N, unsafe {
+            let [weight, bias] = match EARLY {
+                true => [weights[i], biases[i]],
+                false => [weight, bias].map(|of| columns.load(of, i as u32, 0.0)),
+            };
+            write_group::<T>(y, columns, i as u32, [values[i], weight, bias], &scale);
+        });
+    }
 }
 
 /// y, x: one row of any length.
@@ -174,7 +192,7 @@ unsafe fn stream_row<T: Vector>(
             });
             i += 2;
         }
-        let [total] = team.sums([total]);
+        let [total] = team.combine(0, [total], |a, b| a + b);
         let mean = total * per_col;
 
         let (mut total, mut squares) = (0.0, 0.0);
@@ -189,35 +207,36 @@ unsafe fn stream_row<T: Vector>(
             });
             i += 2;
         }
-        let scale = Scale::new(team.sums([total, squares]), per_col, eps);
+        let scale = Scale::new(team.combine(1, [total, squares], |a, b| a + b), per_col, eps);
 
         let mut i = 0;
         while columns.has(i) {
             let d = T::map(columns.load(x, i, 0.0), |x| x - mean);
-            write_group(y, weight, bias, columns, i, d, &scale);
+            let [weight, bias] = [weight, bias].map(|of| columns.load(of, i, 0.0));
+            write_group::<T>(y, columns, i, [d, weight, bias], &scale);
             i += 1;
         }
     }
 }
 
 macro_rules! kernels {
-    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident;)*) => {$(
+    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident $($few:ident)?;)*) => {$(
         /// # Safety
         /// `x`, `y`: [rows, cols], `weight`, `bias`: [cols], valid on the launching stream, y disjoint from the
         /// others, below 2³¹ elements; 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors`
-        /// only if every row of all four starts and ends at a multiple of 16 bytes; launched as the spec of its name
-        /// says.
+        /// only if every row of all four starts and ends at a multiple of 16 bytes; `lanes` as in `softmax`; launched as
+        /// the spec of its name says.
         #[kernel(launch_bounds(WARP_BLOCK))]
         pub unsafe fn $warp(
             y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, rows: u32, cols: u32, eps: f32,
-            vectors: u32,
+            vectors: u32, lanes: u32,
         ) {
-            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
+            let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
             let at = row as usize * cols as usize;
             // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
             unsafe {
-                row_in_registers::<$ty, $warp_groups>(
-                    y.add(at), x.add(at), weight, bias, cols, eps, columns, Warp,
+                row_in_registers::<$ty, $warp_groups, false>(
+                    y.add(at), x.add(at), weight, bias, cols, eps, columns, team,
                 );
             }
         }
@@ -235,11 +254,31 @@ macro_rules! kernels {
                 (thread::block_idx_x() as usize * cols as usize, block_columns::<$ty>(cols, vectors));
             // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
             unsafe {
-                row_in_registers::<$ty, $block_groups>(
+                row_in_registers::<$ty, $block_groups, false>(
                     y.add(at), x.add(at), weight, bias, cols, eps, columns, team,
                 );
             }
         }
+
+        $(
+        /// # Safety
+        /// As the block kernel.
+        #[kernel(launch_bounds(ROW_BLOCK))]
+        pub unsafe fn $few(
+            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, _rows: u32, cols: u32, eps: f32,
+            vectors: u32,
+        ) {
+            let team = Block(shared::declare::<f32, { SCRATCH as usize }>());
+            let (at, columns) =
+                (thread::block_idx_x() as usize * cols as usize, block_columns::<$ty>(cols, vectors));
+            // SAFETY: as in the block kernel.
+            unsafe {
+                row_in_registers::<$ty, $block_groups, true>(
+                    y.add(at), x.add(at), weight, bias, cols, eps, columns, team,
+                );
+            }
+        }
+        )?
 
         /// # Safety
         /// As the block kernel, for any cols.
@@ -258,7 +297,7 @@ macro_rules! kernels {
 }
 
 kernels! {
-    f32: layer_norm_warp_f32 8 layer_norm_block_f32 4 layer_norm_stream_f32;
+    f32: layer_norm_warp_f32 8 layer_norm_block_f32 4 layer_norm_stream_f32 layer_norm_few_f32;
     F16: layer_norm_warp_f16 4 layer_norm_block_f16 2 layer_norm_stream_f16;
 }
 

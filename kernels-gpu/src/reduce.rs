@@ -3,16 +3,15 @@
 //! A NaN is larger than everything, as in PyTorch: the maximum of a row with a NaN is NaN, and its index that of the
 //! first NaN. −0 equals +0. A sum is added up in f32, in a fixed order.
 //!
-//! | kernel             | a row is handled by  | when        |
-//! |--------------------|----------------------|-------------|
-//! | ‹op›_warp_‹t›      | 1 warp               | cols ≤ 1024 |
-//! | ‹op›_block_‹t›     | 1 block, or as many as it has parts  | cols > 1024 |
-//! | ‹op›_merge_‹t›     | 1 warp, over what was found in the parts; max has max_warp_‹t› | rows too few to fill the device |
+//! | kernel        | a row is handled by                                              | when        |
+//! |---------------|------------------------------------------------------------------|-------------|
+//! | ‹op›_warp_‹t› | 8 to 32 lanes of a warp                                          | cols ≤ 1024 |
+//! | ‹op›_block_‹t› | 1 block, or as many as it has parts, of which the last merges what all found | cols > 1024 |
 //!
-//! The parts of a sum of f16 are kept in f32: sum_part_f16.
+//! What is found in the parts of a sum of f16 is kept in f32.
 
 use crate::device::rows::{ROW_BLOCK, ROW_WARPS, WARP_BLOCK, block_columns, warp_row};
-use crate::device::{Columns, Element, F16, Vector, reduce, shared};
+use crate::device::{Columns, Element, F16, Shared, Vector, reduce, shared, ticket};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
@@ -95,22 +94,106 @@ impl Best {
         }
     }
 
-    /// What this thread proposes when the row's largest is `order`.
+    /// What this thread proposes, of columns that count from `first` on.
     #[inline(always)]
-    fn column_if(self, largest: u32) -> u32 {
-        if order(self.value) == largest { self.column } else { u32::MAX }
+    fn proposal(self, first: u32) -> Proposal {
+        Proposal { order: order(self.value), column: first.saturating_add(self.column) }
     }
 }
 
-/// The row and the part of it that this block handles: the index of its result, its first element in x, and how the
-/// threads share it. The grid has a block for each part of each row.
+/// A column, and what its value is ordered by.
+#[derive(Clone, Copy)]
+struct Proposal {
+    order: u32,
+    column: u32,
+}
+
+impl Proposal {
+    const NONE: Self = Self { order: 0, column: u32::MAX };
+
+    /// The column if it is one of the best.
+    #[inline(always)]
+    fn column_if(self, largest: u32) -> u32 {
+        if self.order == largest { self.column } else { u32::MAX }
+    }
+
+    /// The better one, of equals the first.
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        let better = other.order > self.order || (other.order == self.order && other.column < self.column);
+        if better { other } else { self }
+    }
+}
+
+/// The part of a row that a block handles, one of `parts` neighbouring blocks that share the row. R is what is found in a
+/// part.
+struct Part<R> {
+    row: u32,
+    part: u32,
+    parts: u32,
+    /// Of the row: what was found in each of its parts.
+    found: *mut R,
+    /// Of the row: zero, which it is again afterwards.
+    counter: *mut u32,
+}
+
+/// Where this block's part is: its first column and first element in x, and how the threads share it. The grid has a block
+/// for each part of each row.
 #[inline(always)]
-fn place_part<T: Vector>(cols: u32, part_cols: u32, parts: u32, vectors: u32) -> (usize, usize, Columns) {
-    let part = thread::block_idx_x();
+fn place_part<T: Vector, R>(
+    found: *mut R,
+    counters: *mut u32,
+    cols: u32,
+    part_cols: u32,
+    parts: u32,
+    vectors: u32,
+) -> (Part<R>, u32, usize, Columns) {
     let parts = parts.max(1); // never 0; said so, no panic is compiled in
-    let (row, first) = (part / parts, part % parts * part_cols);
+    let (row, part) = (thread::block_idx_x() / parts, thread::block_idx_x() % parts);
+    let first = part * part_cols;
     let columns = block_columns::<T>(part_cols.min(cols - first), vectors);
-    (part as usize, row as usize * cols as usize + first as usize, columns)
+    let (found, counter) = (found.wrapping_add((row * parts) as usize), counters.wrapping_add(row as usize));
+    let at = row as usize * cols as usize + first as usize;
+    (Part { row, part, parts, found, counter }, first, at, columns)
+}
+
+impl<R: Copy> Part<R> {
+    /// Gives the row's result from `own`, what each thread found, to `write` in one thread: `combine` makes what a block
+    /// found of what its threads did, by a barrier or more, and `fold` adds what was found in another part to a thread's.
+    ///
+    /// # Safety
+    /// All threads call it together. With several parts, `found` and `counter` are this row's alone.
+    #[inline(always)]
+    unsafe fn finish(
+        self,
+        own: R,
+        empty: R,
+        combine: impl Fn(R) -> R,
+        fold: impl Fn(R, R) -> R,
+        write: impl FnOnce(R),
+    ) {
+        let mut whole = combine(own);
+        if self.parts > 1 {
+            // SAFETY: each block has its own element, and the last to come reads behind all of them.
+            unsafe {
+                if thread::thread_idx_x() == 0 {
+                    *self.found.add(self.part as usize) = whole;
+                }
+                if !ticket::is_last(self.counter, self.parts) {
+                    return;
+                }
+                let (mut own, mut index) = (empty, thread::thread_idx_x());
+                while index < self.parts {
+                    own = fold(own, *self.found.add(index as usize));
+                    index += thread::block_dim_x();
+                }
+                whole = combine(own);
+            }
+        }
+        if thread::thread_idx_x() == 0 {
+            write(whole);
+        }
+    }
 }
 
 /// # Safety
@@ -162,214 +245,137 @@ unsafe fn own_best<T: Vector>(x: *const T, columns: Columns) -> Best {
     best
 }
 
-/// The column of the best of all lanes.
-///
-/// # Safety
-/// All lanes of the warp are here.
-#[inline(always)]
-unsafe fn warp_best(own: Best) -> u32 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let largest = reduce::warp(order(own.value), 32, u32::max);
-        reduce::warp(own.column_if(largest), 32, u32::min)
-    }
-}
-
-macro_rules! sum_kernels {
-    ($($spec:ident $warp:ident: $from:ty => $to:ty;)* @ $($part_spec:ident $part:ident: $part_from:ty => $part_to:ty;)*) => {
+macro_rules! kernels {
+    ($($ty:ty {
+        $($warp_spec:ident $warp:ident $block_spec:ident $block:ident: $own:ident, $empty:expr, $fold:expr;)*
+        @ $argmax_warp_spec:ident $argmax_warp:ident $argmax_block_spec:ident $argmax_block:ident
+    })*) => {
+    $(
         $(
-            /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
-            pub const $spec: KernelSpec = KernelSpec::new(stringify!($warp), WARP_BLOCK).shuffles(5);
+            /// block = [any multiple of 32 up to this], grid = [ceil(rows / rows of a block)]
+            pub const $warp_spec: KernelSpec = KernelSpec::new(stringify!($warp), WARP_BLOCK).shuffles(5);
             /// # Safety
-            /// `x`: [rows, cols], `y`: [rows], valid on the launching stream, disjoint, below 2³¹ elements; `vectors`
-            /// only if every row of x starts at a multiple of 16 bytes and ends at one. Launched as the spec of its
-            /// name says.
+            /// `x`: [rows, cols], `y`: [rows], valid on the launching stream, disjoint, below 2³¹ elements; cols > 0
+            /// unless it is a sum; `vectors` only if every row of x starts at a multiple of 16 bytes and ends at one;
+            /// `lanes` as in `softmax`. Launched as the spec of its name says.
             #[kernel(launch_bounds(WARP_BLOCK))]
-            pub unsafe fn $warp(y: *mut $to, x: *const $from, rows: u32, cols: u32, vectors: u32) {
-                let Some((row, columns)) = warp_row::<$from>(rows, cols, vectors) else { return };
+            pub unsafe fn $warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
+                let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
                 // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
                 unsafe {
-                    let own = own_sum(x.add(row as usize * cols as usize), columns);
-                    let sum = reduce::warp(own, 32, |a, b| a + b);
-                    if warp::lane_id() == 0 {
-                        *y.add(row as usize) = <$to>::from_f32(sum);
+                    let whole = team.reduce($own(x.add(row as usize * cols as usize), columns), $fold);
+                    if team.writes_result() {
+                        *y.add(row as usize) = <$ty>::from_f32(whole);
                     }
                 }
             }
-        )*
-        $(
+
             /// grid = [rows · parts], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
-            pub const $part_spec: KernelSpec =
-                KernelSpec::new(stringify!($part), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(5);
+            pub const $block_spec: KernelSpec =
+                KernelSpec::new(stringify!($block), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(10);
             /// # Safety
-            /// As the warp kernel, `y`: [rows, parts]; (parts − 1) · part_cols < cols ≤ parts · part_cols, and with
-            /// `vectors` part_cols is a multiple of 8.
+            /// As the warp kernel; (parts − 1) · part_cols < cols ≤ parts · part_cols, and with `vectors` part_cols is a
+            /// multiple of 8. If parts > 1, `found`: [rows, parts], and `counters`: [rows] zeros, which they are again
+            /// afterwards, disjoint from all else.
             #[kernel(launch_bounds(ROW_BLOCK))]
-            pub unsafe fn $part(
-                y: *mut $part_to, x: *const $part_from, cols: u32, part_cols: u32, parts: u32, vectors: u32,
+            pub unsafe fn $block(
+                y: *mut $ty, found: *mut f32, counters: *mut u32, x: *const $ty, cols: u32, part_cols: u32,
+                parts: u32, vectors: u32,
             ) {
                 let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-                let (part, at, columns) = place_part::<$part_from>(cols, part_cols, parts, vectors);
-                // SAFETY: a block per part, which lies inside x; all threads are here.
+                let (part, _, at, columns) =
+                    place_part::<$ty, f32>(found, counters, cols, part_cols, parts, vectors);
+                let row = part.row as usize;
+                // SAFETY: a block per part, which lies inside x; all threads are here, and between two uses of the
+                // scratch memory they meet at barriers.
                 unsafe {
-                    let warps = thread::block_dim_x() / 32;
-                    let sum = reduce::block(own_sum(x.add(at), columns), warps, scratch, |a, b| a + b);
-                    if thread::thread_idx_x() == 0 {
-                        *y.add(part) = <$part_to>::from_f32(sum);
-                    }
+                    let combine = |own| reduce::block_once([own], thread::block_dim_x() / 32, scratch, $fold)[0];
+                    let write = |whole| *y.add(row) = <$ty>::from_f32(whole);
+                    part.finish($own(x.add(at), columns), $empty, combine, $fold, write);
                 }
             }
         )*
-    };
-}
 
-sum_kernels! {
-    SUM_WARP_F32 sum_warp_f32: f32 => f32;
-    SUM_WARP_F16 sum_warp_f16: F16 => F16;
-    SUM_MERGE_F16 sum_merge_f16: f32 => F16;
-    @
-    SUM_BLOCK_F32 sum_block_f32: f32 => f32;
-    SUM_BLOCK_F16 sum_block_f16: F16 => F16;
-    SUM_PART_F16 sum_part_f16: F16 => f32;
-}
-
-macro_rules! max_kernels {
-    ($($ty:ty {
-        $max_warp_spec:ident $max_warp:ident $max_block_spec:ident $max_block:ident
-        $argmax_warp_spec:ident $argmax_warp:ident $argmax_block_spec:ident $argmax_block:ident
-        $argmax_merge_spec:ident $argmax_merge:ident
-    })*) => {$(
-        /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
-        pub const $max_warp_spec: KernelSpec = KernelSpec::new(stringify!($max_warp), WARP_BLOCK).shuffles(5);
-        /// # Safety
-        /// As the warp kernel of the sum; cols > 0.
-        #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $max_warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32) {
-            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
-            // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
-            unsafe {
-                let own = own_max(x.add(row as usize * cols as usize), columns);
-                let max = reduce::warp(own, 32, max_or_nan);
-                if warp::lane_id() == 0 {
-                    *y.add(row as usize) = <$ty>::from_f32(max);
-                }
-            }
-        }
-
-        /// As the block kernel of the sum.
-        pub const $max_block_spec: KernelSpec =
-            KernelSpec::new(stringify!($max_block), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(5);
-        /// # Safety
-        /// As the block kernel of the sum; cols > 0.
-        #[kernel(launch_bounds(ROW_BLOCK))]
-        pub unsafe fn $max_block(
-            y: *mut $ty, x: *const $ty, cols: u32, part_cols: u32, parts: u32, vectors: u32,
-        ) {
-            let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-            let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
-            // SAFETY: a block per part, which lies inside x; all threads are here.
-            unsafe {
-                let warps = thread::block_dim_x() / 32;
-                let max = reduce::block(own_max(x.add(at), columns), warps, scratch, max_or_nan);
-                if thread::thread_idx_x() == 0 {
-                    *y.add(part) = <$ty>::from_f32(max);
-                }
-            }
-        }
-
-        /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
+        /// block = [any multiple of 32 up to this], grid = [ceil(rows / rows of a block)]
         pub const $argmax_warp_spec: KernelSpec =
             KernelSpec::new(stringify!($argmax_warp), WARP_BLOCK).shuffles(10);
         /// # Safety
-        /// As the warp kernel of the sum; cols > 0.
+        /// As the warp kernel of the maximum.
         #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $argmax_warp(y: *mut u32, x: *const $ty, rows: u32, cols: u32, vectors: u32) {
-            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
+        pub unsafe fn $argmax_warp(y: *mut u32, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
+            let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
             // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
             unsafe {
-                let column = warp_best(own_best(x.add(row as usize * cols as usize), columns));
-                if warp::lane_id() == 0 {
+                let own = own_best(x.add(row as usize * cols as usize), columns).proposal(0);
+                let largest = team.reduce(own.order, u32::max);
+                let column = team.reduce(own.column_if(largest), u32::min);
+                if team.writes_result() {
                     *y.add(row as usize) = column;
                 }
             }
         }
 
-        /// As the block kernel of the sum.
+        /// As the block kernel of the maximum.
         pub const $argmax_block_spec: KernelSpec =
-            KernelSpec::new(stringify!($argmax_block), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(10);
-        /// Columns in y count from the start of the part.
-        ///
+            KernelSpec::new(stringify!($argmax_block), ROW_BLOCK).shared_bytes(2 * ROW_WARPS * 4).shuffles(20);
         /// # Safety
-        /// As the block kernel of the sum; cols > 0.
+        /// As the block kernel of the maximum, `found`: [rows, parts, 2].
         #[kernel(launch_bounds(ROW_BLOCK))]
         pub unsafe fn $argmax_block(
-            y: *mut u32, x: *const $ty, cols: u32, part_cols: u32, parts: u32, vectors: u32,
+            y: *mut u32, found: *mut u32, counters: *mut u32, x: *const $ty, cols: u32, part_cols: u32, parts: u32,
+            vectors: u32,
         ) {
-            let scratch = shared::declare::<u32, { ROW_WARPS as usize }>();
-            let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
-            // SAFETY: a block per part, which lies inside x; all threads are here.
+            let scratch = shared::declare::<u32, { 2 * ROW_WARPS as usize }>();
+            let (part, first, at, columns) =
+                place_part::<$ty, Proposal>(found.cast(), counters, cols, part_cols, parts, vectors);
+            let row = part.row as usize;
+            // SAFETY: a block per part, which lies inside x; all threads are here, and between two uses of the scratch
+            // memory they meet at barriers.
             unsafe {
-                let (best, warps) = (own_best(x.add(at), columns), thread::block_dim_x() / 32);
-                let largest = reduce::block(order(best.value), warps, scratch, u32::max);
-                let column = reduce::block(best.column_if(largest), warps, scratch, u32::min);
-                if thread::thread_idx_x() == 0 {
-                    *y.add(part) = column;
-                }
-            }
-        }
-
-        /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
-        pub const $argmax_merge_spec: KernelSpec =
-            KernelSpec::new(stringify!($argmax_merge), WARP_BLOCK).shuffles(10);
-        /// # Safety
-        /// As the block kernel, which has written `columns`: [rows, parts]; `y`: [rows].
-        #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $argmax_merge(
-            y: *mut u32, x: *const $ty, columns: *const u32, rows: u32, cols: u32, part_cols: u32, parts: u32,
-        ) {
-            let Some((row, _)) = warp_row::<$ty>(rows, cols, 0) else { return };
-            let mut best = Best { value: f32::NEG_INFINITY, column: u32::MAX };
-            let mut part = warp::lane_id();
-            while part < parts {
-                // SAFETY: row < rows and part < parts, whose best column is below cols.
-                unsafe {
-                    let column = part * part_cols + *columns.add((row * parts + part) as usize);
-                    let value = <$ty>::load(x.add(row as usize * cols as usize + column as usize));
-                    if best.column == u32::MAX {
-                        best.column = column;
-                    }
-                    best.push(column, value);
-                }
-                part += 32;
-            }
-            // SAFETY: all lanes of the warp are here.
-            let column = unsafe { warp_best(best) };
-            if warp::lane_id() == 0 {
-                // SAFETY: row < rows.
-                unsafe { *y.add(row as usize) = column };
+                let own = own_best(x.add(at), columns).proposal(first);
+                let write = |best: Proposal| *y.add(row) = best.column;
+                part.finish(own, Proposal::NONE, |own| block_best(own, scratch), Proposal::or, write);
             }
         }
     )*
         /// All kernels of this file.
-        pub const KERNELS: &[KernelSpec] = &[
-            SUM_WARP_F32, SUM_WARP_F16, SUM_MERGE_F16, SUM_BLOCK_F32, SUM_BLOCK_F16, SUM_PART_F16,
-            $(
-                $max_warp_spec, $max_block_spec,
-                $argmax_warp_spec, $argmax_block_spec, $argmax_merge_spec,
-            )*
-        ];
+        pub const KERNELS: &[KernelSpec] = &[$(
+            $($warp_spec, $block_spec,)*
+            $argmax_warp_spec, $argmax_block_spec,
+        )*];
     };
 }
 
-max_kernels! {
+/// The best of a block's threads; valid in all of them.
+///
+/// # Safety
+/// All threads are here; `scratch` has two words for each warp, used by nobody since a barrier.
+#[inline(always)]
+unsafe fn block_best(own: Proposal, scratch: Shared<u32>) -> Proposal {
+    let warps = thread::block_dim_x() / 32;
+    // SAFETY: as the caller promises.
+    unsafe {
+        let [order] = reduce::block_once([own.order], warps, scratch, u32::max);
+        let [column] = reduce::block_once([own.column_if(order)], warps, scratch.at(warps), u32::min);
+        Proposal { order, column }
+    }
+}
+
+/// a + b
+#[inline(always)]
+fn add(a: f32, b: f32) -> f32 {
+    a + b
+}
+
+kernels! {
     f32 {
-        MAX_WARP_F32 max_warp_f32 MAX_BLOCK_F32 max_block_f32
-        ARGMAX_WARP_F32 argmax_warp_f32 ARGMAX_BLOCK_F32 argmax_block_f32
-        ARGMAX_MERGE_F32 argmax_merge_f32
+        SUM_WARP_F32 sum_warp_f32 SUM_BLOCK_F32 sum_block_f32: own_sum, 0.0, add;
+        MAX_WARP_F32 max_warp_f32 MAX_BLOCK_F32 max_block_f32: own_max, f32::NEG_INFINITY, max_or_nan;
+        @ ARGMAX_WARP_F32 argmax_warp_f32 ARGMAX_BLOCK_F32 argmax_block_f32
     }
     F16 {
-        MAX_WARP_F16 max_warp_f16 MAX_BLOCK_F16 max_block_f16
-        ARGMAX_WARP_F16 argmax_warp_f16 ARGMAX_BLOCK_F16 argmax_block_f16
-        ARGMAX_MERGE_F16 argmax_merge_f16
+        SUM_WARP_F16 sum_warp_f16 SUM_BLOCK_F16 sum_block_f16: own_sum, 0.0, add;
+        MAX_WARP_F16 max_warp_f16 MAX_BLOCK_F16 max_block_f16: own_max, f32::NEG_INFINITY, max_or_nan;
+        @ ARGMAX_WARP_F16 argmax_warp_f16 ARGMAX_BLOCK_F16 argmax_block_f16
     }
 }

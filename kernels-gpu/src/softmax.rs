@@ -6,23 +6,28 @@
 //!
 //! | kernel               | a row is handled by                  | when          |
 //! |----------------------|--------------------------------------|---------------|
-//! | softmax_warp_‹t›     | 1 warp, in registers                 | cols ≤ 1024   |
+//! | softmax_warp_‹t›     | 8 to 32 lanes of a warp, in registers | cols ≤ 1024  |
 //! | softmax_block_‹t›    | 1 block, in registers                | cols ≤ 8192   |
-//! | softmax_stream_‹t›   | 1 block of 32 warps, online          | cols > 8192   |
-//! | softmax_part_‹t›     | a block per part: its max and sum    | cols > 8192, fewer rows than would fill the device |
+//! | softmax_wide_‹t›     | 1 block, in twice the registers      | cols ≤ 32768  |
+//! | softmax_stream_‹t›   | 1 block of 32 warps, online          | cols > 32768  |
+//! | softmax_part_‹t›     | a block per part: its max and sum    | cols > 32768, fewer rows than would fill the device |
 //! | softmax_merge_‹t›    | a block per part: writes it          | behind softmax_part_‹t› |
 //! | softmax_textbook_f32 | 1 block of 8 warps, three passes     | the baseline of benches |
 
 use crate::device::columns::each_group;
 use crate::device::math::{exp, rcp};
-use crate::device::rows::{Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, Warp, block_columns, warp_row};
+use crate::device::rows::{
+    Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, WIDE_BLOCK, WIDE_WARPS, block_columns, warp_row,
+};
 use crate::device::{Columns, F16, Vector, shared, textbook};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
 /// Threads in a block of the stream kernels: rows are few or long, and one alone should keep many loads in flight.
-const STREAM_BLOCK: u32 = 1024;
-const STREAM_WARPS: u32 = STREAM_BLOCK / 32;
+const STREAM_BLOCK: u32 = WIDE_BLOCK;
+const STREAM_WARPS: u32 = WIDE_WARPS;
+/// Values that a block combines, one behind the other.
+const COMBINED: u32 = 2;
 
 /// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
 pub const WARP_F32: KernelSpec = KernelSpec::new("softmax_warp_f32", WARP_BLOCK).shuffles(10);
@@ -32,6 +37,10 @@ pub const WARP_F16: KernelSpec = KernelSpec::new("softmax_warp_f16", WARP_BLOCK)
 pub const BLOCK_F32: KernelSpec = block_spec("softmax_block_f32", ROW_BLOCK);
 /// As [`BLOCK_F32`].
 pub const BLOCK_F16: KernelSpec = block_spec("softmax_block_f16", ROW_BLOCK);
+/// grid = [rows], or with the fewer threads of [`wide_threads`](crate::device::rows::wide_threads)
+pub const WIDE_F32: KernelSpec = block_spec("softmax_wide_f32", WIDE_BLOCK);
+/// As [`WIDE_F32`].
+pub const WIDE_F16: KernelSpec = block_spec("softmax_wide_f16", WIDE_BLOCK);
 /// grid = [rows]
 pub const STREAM_F32: KernelSpec = block_spec("softmax_stream_f32", STREAM_BLOCK);
 /// As [`STREAM_F32`].
@@ -54,6 +63,8 @@ pub const KERNELS: &[KernelSpec] = &[
     WARP_F16,
     BLOCK_F32,
     BLOCK_F16,
+    WIDE_F32,
+    WIDE_F16,
     STREAM_F32,
     STREAM_F16,
     PART_F32,
@@ -64,7 +75,7 @@ pub const KERNELS: &[KernelSpec] = &[
 ];
 
 const fn block_spec(name: &'static str, threads: u32) -> KernelSpec {
-    KernelSpec::new(name, threads).shared_bytes(threads / 32 * 4).shuffles(10)
+    KernelSpec::new(name, threads).shared_bytes(COMBINED * threads / 32 * 4).shuffles(10)
 }
 
 /// y, x: one row, N groups of whose columns fit.
@@ -90,7 +101,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
         });
     });
     // SAFETY: as the caller promises.
-    let [max] = unsafe { team.combine([own_max], f32::max) };
+    let [max] = unsafe { team.combine(0, [own_max], f32::max) };
 
     // Padding is −∞ and adds nothing. A row of −∞ alone gives −∞ − −∞ = NaN, as the definition does.
     let mut own_sum = 0.0;
@@ -102,10 +113,12 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
         });
     });
     // SAFETY: as the caller promises.
-    let [sum] = unsafe { team.sums([own_sum]) };
+    let [sum] = unsafe { team.combine(1, [own_sum], |a, b| a + b) };
     let scale = rcp(sum);
-    // SAFETY: as the caller promises.
-    each_group!(columns, i < N, unsafe { columns.store(y, i as u32, T::map(values[i], |e| e * scale)) });
+    if team.has_row() {
+        // SAFETY: as the caller promises.
+        each_group!(columns, i < N, unsafe { columns.store(y, i as u32, T::map(values[i], |e| e * scale)) });
+    }
 }
 
 /// The running maximum, and the sum of exponentials relative to it.
@@ -176,8 +189,8 @@ impl Normalizer {
     unsafe fn together(self, team: impl Team) -> Self {
         // SAFETY: as the caller promises.
         unsafe {
-            let [max] = team.combine([self.max], f32::max);
-            let [sum] = team.sums([self.rescaled(max).sum]);
+            let [max] = team.combine(0, [self.max], f32::max);
+            let [sum] = team.combine(1, [self.rescaled(max).sum], |a, b| a + b);
             Self { max, sum }
         }
     }
@@ -214,17 +227,21 @@ fn place_part<T: Vector>(cols: u32, part_cols: u32, parts: u32, vectors: u32) ->
 }
 
 macro_rules! kernels {
-    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident $part:ident $merge:ident;)*) => {$(
+    ($(
+        $ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $wide:ident $wide_groups:literal
+        $stream:ident $part:ident $merge:ident;
+    )*) => {$(
         /// # Safety
         /// `x`, `y`: [rows, cols], valid on the launching stream, disjoint, below 2³¹ elements;
         /// cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors` only if every row of both starts and
-        /// ends at a multiple of 16 bytes; launched as the spec of its name says.
+        /// ends at a multiple of 16 bytes; `lanes`: a power of two up to 32, not below
+        /// [`row_lanes`](crate::device::rows::row_lanes); launched as the spec of its name says.
         #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32) {
-            let Some((row, columns)) = warp_row::<$ty>(rows, cols, vectors) else { return };
+        pub unsafe fn $warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
+            let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
             let at = row as usize * cols as usize;
             // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
-            unsafe { row_in_registers::<$ty, $warp_groups>(y.add(at), x.add(at), columns, Warp) }
+            unsafe { row_in_registers::<$ty, $warp_groups>(y.add(at), x.add(at), columns, team) }
         }
 
         /// # Safety
@@ -232,7 +249,7 @@ macro_rules! kernels {
         /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
         #[kernel(launch_bounds(ROW_BLOCK))]
         pub unsafe fn $block(y: *mut $ty, x: *const $ty, _rows: u32, cols: u32, vectors: u32) {
-            let team = Block(shared::declare::<f32, { ROW_WARPS as usize }>());
+            let team = Block(shared::declare::<f32, { (COMBINED * ROW_WARPS) as usize }>());
             let at = thread::block_idx_x() as usize * cols as usize;
             let columns = block_columns::<$ty>(cols, vectors);
             // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
@@ -240,10 +257,21 @@ macro_rules! kernels {
         }
 
         /// # Safety
+        /// As the block kernel, with cols ≤ [`MAX_WIDE_COLS`](crate::device::rows::MAX_WIDE_COLS).
+        #[kernel(launch_bounds(WIDE_BLOCK))]
+        pub unsafe fn $wide(y: *mut $ty, x: *const $ty, _rows: u32, cols: u32, vectors: u32) {
+            let team = Block(shared::declare::<f32, { (COMBINED * WIDE_WARPS) as usize }>());
+            let at = thread::block_idx_x() as usize * cols as usize;
+            let columns = block_columns::<$ty>(cols, vectors);
+            // SAFETY: as in the block kernel.
+            unsafe { row_in_registers::<$ty, $wide_groups>(y.add(at), x.add(at), columns, team) }
+        }
+
+        /// # Safety
         /// As the block kernel, for any cols.
         #[kernel(launch_bounds(STREAM_BLOCK))]
         pub unsafe fn $stream(y: *mut $ty, x: *const $ty, _rows: u32, cols: u32, vectors: u32) {
-            let team = Block(shared::declare::<f32, { STREAM_WARPS as usize }>());
+            let team = Block(shared::declare::<f32, { (COMBINED * STREAM_WARPS) as usize }>());
             let at = thread::block_idx_x() as usize * cols as usize;
             let columns = block_columns::<$ty>(cols, vectors);
             // SAFETY: as in the block kernel.
@@ -257,7 +285,7 @@ macro_rules! kernels {
         pub unsafe fn $part(
             normalizers: *mut f32, x: *const $ty, cols: u32, part_cols: u32, parts: u32, vectors: u32,
         ) {
-            let team = Block(shared::declare::<f32, { ROW_WARPS as usize }>());
+            let team = Block(shared::declare::<f32, { (COMBINED * ROW_WARPS) as usize }>());
             let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
             // SAFETY: a block per part, so it lies inside x and its normalizer inside theirs; all threads are here.
             unsafe {
@@ -275,7 +303,7 @@ macro_rules! kernels {
         pub unsafe fn $merge(
             y: *mut $ty, x: *const $ty, normalizers: *const f32, cols: u32, part_cols: u32, parts: u32, vectors: u32,
         ) {
-            let team = Block(shared::declare::<f32, { ROW_WARPS as usize }>());
+            let team = Block(shared::declare::<f32, { (COMBINED * ROW_WARPS) as usize }>());
             let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
             // SAFETY: a block per part, so it lies inside x and y, and so do its row's normalizers; all threads are here.
             unsafe {
@@ -295,8 +323,10 @@ macro_rules! kernels {
 }
 
 kernels! {
-    f32: softmax_warp_f32 8 softmax_block_f32 4 softmax_stream_f32 softmax_part_f32 softmax_merge_f32;
-    F16: softmax_warp_f16 4 softmax_block_f16 2 softmax_stream_f16 softmax_part_f16 softmax_merge_f16;
+    f32: softmax_warp_f32 8 softmax_block_f32 4 softmax_wide_f32 8
+        softmax_stream_f32 softmax_part_f32 softmax_merge_f32;
+    F16: softmax_warp_f16 4 softmax_block_f16 2 softmax_wide_f16 4
+        softmax_stream_f16 softmax_part_f16 softmax_merge_f16;
 }
 
 /// # Safety

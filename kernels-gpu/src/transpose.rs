@@ -1,55 +1,73 @@
 //! y[b, c, r] = x[b, r, c].   x: [batch, rows, cols], y: [batch, cols, rows], both without gaps, 2 or 4 bytes.
 //!
-//! Idea: a tile of 64 × 64 goes through shared memory, so that global memory is read and written along rows. One
-//! word of padding per row of the tile puts the elements of a column into different banks. Elements of 2 bytes go
-//! two by two where their rows allow it, so that a warp's access is 128 bytes here too; their words are exchanged
-//! within the tile's rows instead of padded.
+//! Idea: a tile of 64 × 64 goes through shared memory, so that global memory is read and written along rows. Where rows
+//! are whole vectors of 4-byte elements, or pairs of 2-byte ones, these are moved as such, and their places within the
+//! tile's rows exchanged so that a warp meets no bank twice. Else one word of padding per row of the tile does that, and
+//! each row of y is written from a sector's start to a sector's end: parts of sectors cost more than the few rows of x
+//! that are then read twice.
 //! Source: Ruetsch & Micikevicius 2009, "Optimizing matrix transpose in CUDA".
 //!
-//! | kernel                 | what                                             |
-//! |------------------------|--------------------------------------------------|
-//! | transpose_tile_b‹n›    | the idea above                                   |
-//! | transpose_pairs_b16    | for even rows and cols                           |
-//! | transpose_textbook_f32 | one thread per element, the baseline of benches  |
+//! | kernel                 | when                                              |
+//! |------------------------|---------------------------------------------------|
+//! | transpose_vectors_b32  | rows and cols are multiples of 4                  |
+//! | transpose_pairs_b16    | rows are a multiple of 8, cols even               |
+//! | transpose_tile_b‹n›    | else                                              |
+//! | transpose_textbook_f32 | one thread per element, the baseline of benches   |
 
 use crate::device::element::load_word;
+use crate::device::vector::{load_raw, store_raw};
 use crate::device::{Raw, shared};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
 /// Rows and columns of a tile.
 pub const TILE: u32 = 64;
+/// Bytes that memory reads and writes at least.
+const SECTOR: u32 = 32;
 /// Threads of a block along x.
 const WIDTH: u32 = 32;
 /// Rows of a tile that the block's threads cover at once.
 const STEP: u32 = 8;
 /// Words of a tile's row in shared memory.
 const PITCH: u32 = TILE + 1;
+/// Steps in which a tile is loaded: its rows, and a sector's more.
+const STEPS_B32: usize = ((TILE + SECTOR / 4) / STEP) as usize;
+const STEPS_B16: usize = ((TILE + SECTOR / 2) / STEP) as usize;
+/// Threads of a block of the vector kernels.
+const VECTOR_BLOCK: u32 = WIDTH * STEP;
 /// Rows and columns of a block of the textbook kernel.
 pub const TEXTBOOK_TILE: u32 = 16;
 
+/// grid = [batch · [`sector_tiles`] · ceil(cols / TILE)]
+pub const TILE_B32: KernelSpec = tile_spec("transpose_tile_b32", STEPS_B32 as u32 * STEP * PITCH);
+/// As [`TILE_B32`].
+pub const TILE_B16: KernelSpec = tile_spec("transpose_tile_b16", STEPS_B16 as u32 * STEP * PITCH);
 /// grid = [batch · ceil(rows / TILE) · ceil(cols / TILE)]
-pub const TILE_B32: KernelSpec = tile_spec("transpose_tile_b32", TILE * PITCH);
-/// As [`TILE_B32`].
-pub const TILE_B16: KernelSpec = tile_spec("transpose_tile_b16", TILE * PITCH);
-/// As [`TILE_B32`].
 pub const PAIRS_B16: KernelSpec = tile_spec("transpose_pairs_b16", TILE * WIDTH);
+/// As [`PAIRS_B16`].
+pub const VECTORS_B32: KernelSpec =
+    KernelSpec::new("transpose_vectors_b32", VECTOR_BLOCK).shared_bytes(TILE * TILE * 4);
 /// grid = [ceil(cols / TEXTBOOK_TILE), ceil(rows / TEXTBOOK_TILE), batch]
 pub const TEXTBOOK_F32: KernelSpec =
     KernelSpec::new("transpose_textbook_f32", 0).block_2d(TEXTBOOK_TILE, TEXTBOOK_TILE);
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[TILE_B32, TILE_B16, PAIRS_B16, TEXTBOOK_F32];
+pub const KERNELS: &[KernelSpec] = &[TILE_B32, TILE_B16, PAIRS_B16, VECTORS_B32, TEXTBOOK_F32];
 
 const fn tile_spec(name: &'static str, words: u32) -> KernelSpec {
     KernelSpec::new(name, 0).block_2d(WIDTH, STEP).shared_bytes(words * 4)
 }
 
-/// The block's tile: its matrix's first element, and its first row and column.
+/// Tiles along `rows` of elements of `size` bytes, where each may begin up to a sector earlier.
+pub const fn sector_tiles(rows: u32, size: u32) -> u32 {
+    (rows + SECTOR / size - 1).div_ceil(TILE)
+}
+
+/// The block's tile: its matrix's first element, and its first row and column; `down` tiles along the rows.
 #[inline(always)]
-fn place_tile(rows: u32, cols: u32) -> (usize, u32, u32) {
+fn place_tile(rows: u32, cols: u32, down: u32) -> (usize, u32, u32) {
     // never 0 where a block is launched; said so, no panic is compiled in
-    let (across, down) = (cols.div_ceil(TILE).max(1), rows.div_ceil(TILE).max(1));
+    let (across, down) = (cols.div_ceil(TILE).max(1), down.max(1));
     let index = thread::block_idx_x();
     let (rest, col0) = (index / across, index % across * TILE);
     let (batch, row0) = (rest / down, rest % down * TILE);
@@ -59,18 +77,24 @@ fn place_tile(rows: u32, cols: u32) -> (usize, u32, u32) {
 /// # Safety
 /// As [`transpose_tile_b32`].
 #[inline(always)]
-unsafe fn tile_transpose<E: Raw>(y: *mut E, x: *const E, rows: u32, cols: u32) {
-    const STEPS: usize = (TILE / STEP) as usize;
-    let tile = shared::declare::<u32, { (TILE * PITCH) as usize }>();
+unsafe fn tile_transpose<E: Raw, const STEPS: usize>(
+    y: *mut E,
+    x: *const E,
+    rows: u32,
+    cols: u32,
+    tile: shared::Shared<u32>,
+) {
+    let sector = SECTOR / size_of::<E>() as u32;
     let (tx, ty) = (thread::thread_idx_x(), thread::thread_idx_y());
 
-    // place tile
-    let (matrix, row0, col0) = place_tile(rows, cols);
+    // place tile: row0 + i − before is row i of it, below zero in the first tile
+    let (matrix, row0, col0) = place_tile(rows, cols, sector_tiles(rows, size_of::<E>() as u32));
+    let before = sector - 1;
 
     // load: rows ty + 8 k, columns tx and tx + 32
     let mut words = [[0; 2]; STEPS];
     for (k, pair) in words.iter_mut().enumerate() {
-        let r = row0 + ty + k as u32 * STEP;
+        let r = (row0 + ty + k as u32 * STEP).wrapping_sub(before);
         for (half, word) in pair.iter_mut().enumerate() {
             let c = col0 + tx + half as u32 * WIDTH;
             if r < rows && c < cols {
@@ -89,16 +113,22 @@ unsafe fn tile_transpose<E: Raw>(y: *mut E, x: *const E, rows: u32, cols: u32) {
     }
     thread::sync_threads(); // no thread has returned
 
-    // write
-    for k in 0..STEPS as u32 {
+    // write: of each row of y the elements from the sector on that row0 is in
+    for k in 0..TILE / STEP {
         let c = ty + k * STEP;
-        for half in 0..2 {
-            let r = tx + half * WIDTH;
-            if col0 + c < cols && row0 + r < rows {
-                // SAFETY: the tile was filled before the barrier; r and c are inside the matrix.
-                unsafe {
-                    let word = tile.get(r * PITCH + c);
-                    *y.add(matrix + ((col0 + c) * rows + row0 + r) as usize) = E::from_word(word);
+        if col0 + c < cols {
+            let y = y.wrapping_add(matrix + ((col0 + c) * rows + row0) as usize);
+            let inside = (y as usize / size_of::<E>()) as u32 % sector;
+            for half in 0..2 {
+                let i = tx + half * WIDTH;
+                let r = (row0 + i).wrapping_sub(inside);
+                if r < rows {
+                    // SAFETY: the tile was filled before the barrier; i + before − inside is one of its rows, and r and
+                    // c are inside the matrix.
+                    unsafe {
+                        let word = tile.get((i + before - inside) * PITCH + c);
+                        *y.wrapping_add(i as usize).wrapping_sub(inside as usize) = E::from_word(word);
+                    }
                 }
             }
         }
@@ -110,16 +140,66 @@ unsafe fn tile_transpose<E: Raw>(y: *mut E, x: *const E, rows: u32, cols: u32) {
 /// elements; launched as [`TILE_B32`] says.
 #[kernel(launch_bounds(WIDTH * STEP))]
 pub unsafe fn transpose_tile_b32(y: *mut u32, x: *const u32, rows: u32, cols: u32) {
+    let tile = shared::declare::<u32, { STEPS_B32 * (STEP * PITCH) as usize }>();
     // SAFETY: this kernel's contract is the body's.
-    unsafe { tile_transpose(y, x, rows, cols) }
+    unsafe { tile_transpose::<_, STEPS_B32>(y, x, rows, cols, tile) }
 }
 
 /// # Safety
 /// As [`transpose_tile_b32`], of 2 bytes.
 #[kernel(launch_bounds(WIDTH * STEP))]
 pub unsafe fn transpose_tile_b16(y: *mut u16, x: *const u16, rows: u32, cols: u32) {
+    let tile = shared::declare::<u32, { STEPS_B16 * (STEP * PITCH) as usize }>();
     // SAFETY: this kernel's contract is the body's.
-    unsafe { tile_transpose(y, x, rows, cols) }
+    unsafe { tile_transpose::<_, STEPS_B16>(y, x, rows, cols, tile) }
+}
+
+/// # Safety
+/// As [`transpose_tile_b32`]; rows and cols are multiples of 4, x and y of 16 bytes; launched as [`VECTORS_B32`] says.
+#[kernel(launch_bounds(VECTOR_BLOCK))]
+pub unsafe fn transpose_vectors_b32(y: *mut u32, x: *const u32, rows: u32, cols: u32) {
+    /// Vectors of a tile's row, and rows of a tile that the block's threads load at once.
+    const VECTORS: u32 = TILE / 4;
+    const ROWS: u32 = VECTOR_BLOCK / VECTORS;
+    const STEPS: usize = (TILE / ROWS) as usize;
+    let tile = shared::declare::<u32, { (TILE * TILE) as usize }>();
+    let tid = thread::thread_idx_x();
+    // where vector v of row r begins: its place is exchanged by the row's four
+    let at = |r: u32, v: u32| r * TILE + 4 * (v ^ (r / 4));
+
+    // place tile
+    let (matrix, row0, col0) = place_tile(rows, cols, rows.div_ceil(TILE));
+
+    // load: rows tid / 16 + 16 k, vector tid % 16
+    let (first, v) = (tid / VECTORS, tid % VECTORS);
+    let mut vectors = [[0; 4]; STEPS];
+    for (k, vector) in vectors.iter_mut().enumerate() {
+        let (r, c) = (row0 + first + k as u32 * ROWS, col0 + 4 * v);
+        if r < rows && c < cols {
+            // SAFETY: r and c to c + 3 are inside the matrix, of which each row starts at a multiple of 16 bytes.
+            *vector = unsafe { load_raw(x.add(matrix + (r * cols + c) as usize)) };
+        }
+    }
+    for (k, vector) in vectors.into_iter().enumerate() {
+        // SAFETY: inside the tile; each thread has its own elements.
+        unsafe { tile.set4(at(first + k as u32 * ROWS, v), vector) };
+    }
+    thread::sync_threads(); // no thread has returned
+
+    // write: a warp has four columns of eight vectors along the rows
+    let (warp, lane) = (tid / 32, tid % 32);
+    for k in 0..STEPS as u32 {
+        let (q, four) = (warp % 2 * 8 + lane % 8, warp / 2 + 4 * k);
+        let (r, c) = (row0 + 4 * q, col0 + 4 * four + lane / 8);
+        if r < rows && c < cols {
+            // SAFETY: the tile was filled before the barrier; r to r + 3 and c are inside the matrix, and each row of y
+            // starts at a multiple of 16 bytes.
+            unsafe {
+                let words = [0, 1, 2, 3].map(|j| tile.get(at(4 * q + j, four) + lane / 8));
+                store_raw(y.add(matrix + (c * rows + r) as usize), words);
+            }
+        }
+    }
 }
 
 /// # Safety
@@ -133,7 +213,7 @@ pub unsafe fn transpose_pairs_b16(y: *mut u16, x: *const u16, rows: u32, cols: u
     let at = |r: u32, w: u32| r * WIDTH + (w ^ (r / 2));
 
     // place tile
-    let (matrix, row0, col0) = place_tile(rows, cols);
+    let (matrix, row0, col0) = place_tile(rows, cols, rows.div_ceil(TILE));
 
     // load: rows ty + 8 k, columns 2 tx and 2 tx + 1
     let mut words = [0; STEPS];

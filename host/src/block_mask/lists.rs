@@ -13,7 +13,7 @@ const MIN_SPLIT_TILES: usize = 16;
 /// average outlast the others.
 const SPLIT_FROM: usize = 2;
 
-/// 16 × 16 pairs: a byte for each lane of a warp, of its eight queries with one key.
+/// 16 × 16 pairs: a byte for each eight queries and each key, [2, 16].
 type Small = [u8; 32];
 
 /// The kinds of patterns that have fixed numbers: nothing is seen, all is seen.
@@ -69,7 +69,7 @@ impl Patterns {
             let mut small = [0; 32];
             for (lane, byte) in small.iter_mut().enumerate() {
                 let bit = |k: usize| {
-                    let query = lane / GROUP + 2 * k;
+                    let query = lane / GROUP * 8 + k;
                     u8::from(query < queries && seen(query) >> (lane % GROUP) & 1 == 1) << k
                 };
                 *byte = (0..8).map(bit).sum();

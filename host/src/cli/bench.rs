@@ -2,7 +2,7 @@
 
 use super::bench_memory;
 use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
-use super::ceiling::{Bound, Ceiling, Ceilings, Needs};
+use super::ceiling::{Bound, Ceiling, Ceilings, Copies, Needs};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
@@ -100,6 +100,8 @@ impl Budget {
 
 #[derive(Serialize)]
 struct Json<'a> {
+    /// Cases that were still to be run when this was written: above zero in what a run that was cut short leaves.
+    cases_to_run: usize,
     environment: &'a Environment,
     ceilings: &'a Ceilings,
     /// What the GPU held over all timings.
@@ -116,6 +118,7 @@ struct Bench {
     device: Device,
     clock: Clock,
     ceilings: Ceilings,
+    copies: Copies,
     cublas: Option<Cublas>,
     pacer: Pacer,
 }
@@ -126,7 +129,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let (device, reason) = args.select.device()?;
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
-    let report = args.select.json.as_deref().map(Report::open).transpose()?;
+    let mut report = args.select.json.as_deref().map(Report::open).transpose()?;
     let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));
     let cublas = match (args.against, &device) {
         (None, _) => None,
@@ -164,7 +167,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         screen.line(&format!("against {}", cublas.line()))?;
     }
 
-    let mut bench = Bench { pacer: Pacer::new(&device), device, clock, ceilings, cublas };
+    let mut bench =
+        Bench { pacer: Pacer::new(&device), device, clock, ceilings, copies: Copies::default(), cublas };
     screen.doing("warming up");
     bench.warm_up(Duration::try_from_secs_f64(args.warm_up).unwrap_or_default())?;
     let begun = Instant::now();
@@ -188,6 +192,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             }
             screen.done();
             rows.push(row);
+            if let Some(report) = &mut report {
+                report.write_partial(&bench.json(
+                    &environment,
+                    chosen.len() - rows.len(),
+                    begun,
+                    None,
+                    &rows,
+                ))?;
+            }
             bench.pacer.pace();
             for event in bench.pacer.events() {
                 screen.line(&format!("    {}", screen.colours.paint(Style::Faint, &event.to_string())))?;
@@ -202,8 +215,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let not_run = chosen.len() - rows.len();
     let left_out_rule = (!left_out.is_empty()).then(|| budget.map(Budget::rule)).flatten();
     rows.extend(left_out.iter().map(|case| Row::new(case.as_ref(), "left out", None)));
-    let mean = geometric_mean(rows.iter().filter_map(|row| row.ratio));
-    summary(&mut screen, &rows, left_out_rule.as_deref(), bench.cublas.is_some(), mean)?;
+    summary(&mut screen, &rows, left_out_rule.as_deref(), bench.cublas.is_some())?;
     if is_lost() {
         screen.line(&format!("{not_run} cases were not run after the GPU stopped"))?;
     }
@@ -216,17 +228,33 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         screen.line(&format!("sustained: {sustained}{pauses}"))?;
     }
     if let Some(report) = report {
-        let cublas = bench.cublas.as_ref().map(Cublas::line);
-        let (environment, ceilings, cases) = (&environment, &bench.ceilings, &rows[..]);
-        let cublas_geometric_mean = mean;
-        let json =
-            Json { environment, ceilings, sustained, cublas, cublas_geometric_mean, left_out_rule, cases };
-        report.write(&json)?;
+        report.write(&bench.json(&environment, not_run, begun, left_out_rule, &rows))?;
     }
     if rows.iter().any(|row| row.status == "failed") { Err(Failure::Wrong) } else { Ok(()) }
 }
 
 impl Bench {
+    /// The report of these rows.
+    fn json<'a>(
+        &'a self,
+        environment: &'a Environment,
+        cases_to_run: usize,
+        begun: Instant,
+        left_out_rule: Option<String>,
+        cases: &'a [Row],
+    ) -> Json<'a> {
+        Json {
+            cases_to_run,
+            environment,
+            ceilings: &self.ceilings,
+            sustained: self.pacer.since(begun),
+            cublas: self.cublas.as_ref().map(Cublas::line),
+            cublas_geometric_mean: cublas_mean(cases),
+            left_out_rule,
+            cases,
+        }
+    }
+
     /// Checks and times a case.
     fn case(&mut self, case: &dyn Case) -> Row {
         match self.check_and_time(case) {
@@ -294,6 +322,11 @@ impl Bench {
         row.clock_mhz = self.pacer.since(begun).map(|held| held.clock_mhz[0]);
         if let Some(times) = times.next() {
             row.timed(case, bytes, times, &self.ceilings);
+            if Bound::of(case) == Bound::Memory
+                && let Some(copy) = self.copies.time(&self.device, bytes, &mut self.clock)?
+            {
+                row.same_size_percent = Some(100.0 * copy.as_secs_f64() / times.median.as_secs_f64());
+            }
         }
         if has_baseline && let Some(times) = times.next() {
             row.baseline_ms = Some(ms(times.median));
@@ -357,25 +390,21 @@ fn grouped(cases: Vec<Box<dyn Case>>) -> Vec<Box<dyn Case>> {
     groups.into_iter().flat_map(|(_, group)| group).collect()
 }
 
-fn geometric_mean(ratios: impl Iterator<Item = f64>) -> Option<f64> {
+/// The geometric mean of cuBLAS's times over ours.
+fn cublas_mean(rows: &[Row]) -> Option<f64> {
+    let ratios = rows.iter().filter_map(|row| row.ratio);
     let (sum, count) = ratios.fold((0.0, 0usize), |(sum, count), ratio| (sum + ratio.ln(), count + 1));
     (count > 0).then(|| (sum / count as f64).exp())
 }
 
-fn summary(
-    screen: &mut Screen,
-    rows: &[Row],
-    rule: Option<&str>,
-    cublas: bool,
-    mean: Option<f64>,
-) -> Result<(), Failure> {
+fn summary(screen: &mut Screen, rows: &[Row], rule: Option<&str>, cublas: bool) -> Result<(), Failure> {
     let count = |status| rows.iter().filter(|row| row.status == status).count();
     let (ok, failed) = (count("ok"), count("failed"));
     let no_room = rows.iter().filter(|row| row.status == "left out" && row.message.is_some()).count();
     let too_large = count("left out") - no_room;
     screen.line("")?;
     let compared = rows.iter().filter(|row| row.ratio.is_some()).count();
-    match (cublas, mean) {
+    match (cublas, cublas_mean(rows)) {
         (true, Some(mean)) => {
             let text =
                 format!("{mean:.2}× of cuBLAS, geometric mean of {compared} cases (above 1 ours is faster)");

@@ -28,6 +28,8 @@ pub(super) struct Row {
     /// The name of the ceiling that `percent` is of.
     pub ceiling: Option<&'static str>,
     pub percent: Option<f64>,
+    /// The time of a device copy that reads and writes as many bytes, in percent of ours, where memory is the limit.
+    pub same_size_percent: Option<f64>,
     pub baseline_ms: Option<f64>,
     pub speedup: Option<f64>,
     pub cublas_ms: Option<f64>,
@@ -72,6 +74,7 @@ impl Row {
             gbps: None,
             ceiling: None,
             percent: None,
+            same_size_percent: None,
             baseline_ms: None,
             speedup: None,
             cublas_ms: None,
@@ -123,6 +126,7 @@ pub(super) fn unit(ceiling: &str) -> &'static str {
     }
 }
 
+const SAME_SIZE: &str = "of a copy";
 const CUBLAS: &str = "vs cuBLAS";
 const BASELINE: &str = "vs naive";
 
@@ -139,6 +143,7 @@ pub(super) fn columns(cases: &[Box<dyn Case>], split: bool, baseline: bool, cubl
         Column::right("of ceiling", 10),
     ];
     if baseline {
+        columns.push(Column::right(SAME_SIZE, 9));
         columns.push(Column::right(BASELINE, 8));
     }
     if cublas {
@@ -177,6 +182,7 @@ pub(super) fn cells(row: &Row, columns: &[Column], split: bool) -> Vec<Cell> {
             "of ceiling" => {
                 row.percent.zip(row.ceiling).map(|(p, name)| format!("{} {name}", table::percent(p / 100.0)))
             }
+            SAME_SIZE => row.same_size_percent.map(|percent| table::percent(percent / 100.0)),
             BASELINE => factor(row.speedup),
             CUBLAS => factor(row.ratio),
             "error" => row.max_error.map(table::error),

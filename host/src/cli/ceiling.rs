@@ -1,17 +1,19 @@
 //! What a device can do at most: the names and numbers that rates are a share of.
 
 use super::environment::is_virtual;
-use super::measure::{Clock, Way};
+use super::measure::{Clock, Times, Way};
 use crate::cuda::{CudaDevice, Properties, args};
 use crate::gpu::peak::{Instruction, Peak};
 use crate::memory::DeviceBuffer;
 use crate::testing::Case;
-use crate::{Device, Result};
+use crate::{Device, Error, Result};
 use gemm::Parallelism;
 use kernels_gpu::empty::EMPTY;
 use rayon::prelude::*;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::hint::black_box;
+use std::time::Duration;
 
 /// Bytes that a copy reads, and as many that it writes: far beyond any cache.
 const COPY_BYTES: usize = 256 << 20;
@@ -107,8 +109,7 @@ impl Bound {
 }
 
 fn best(clock: &mut Clock, way: Way) -> Result<f64> {
-    let times = clock.time(&mut [way])?;
-    Ok(times.first().map_or(f64::NAN, |times| times.min.as_secs_f64()))
+    Ok(clock.time_one(way)?.min.as_secs_f64())
 }
 
 fn cpu_copy(clock: &mut Clock) -> Result<Ceiling> {
@@ -159,21 +160,50 @@ fn cpu_gemm(clock: &mut Clock) -> Result<Ceiling> {
     Ok(Ceiling { name: "gemm", what: "the gemm crate, f32, 1024 × 1024 × 1024".into(), per_second })
 }
 
-fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
+/// What a GPU's memory does at best.
+pub(super) fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     let (free, _) = device.memory_info()?;
     let bytes = COPY_BYTES.min(free / 4);
-    let from = DeviceBuffer::uninitialized(device, bytes)?;
-    let mut to = DeviceBuffer::uninitialized(device, bytes)?;
-    let seconds = best(clock, Box::new(|| to.copy_from(0, &from, 0, bytes)))?;
+    let seconds = copy_times(device, bytes, clock)?.min.as_secs_f64();
     let what = format!("device copy of {}, read + written", crate::error::bytes(bytes));
     Ok(Ceiling { name: "copy", what, per_second: 2.0 * bytes as f64 / seconds })
+}
+
+fn copy_times(device: &CudaDevice, bytes: usize, clock: &mut Clock) -> Result<Times> {
+    let from = DeviceBuffer::uninitialized(device, bytes)?;
+    let mut to = DeviceBuffer::uninitialized(device, bytes)?;
+    clock.time_one(Box::new(|| to.copy_from(0, &from, 0, bytes)))
+}
+
+/// How long device copies of less than the ceiling's size take, each size measured once. They begin and end as other work
+/// does, so that a share of their time says what is left to gain.
+#[derive(Default)]
+pub(super) struct Copies(BTreeMap<usize, Duration>);
+
+impl Copies {
+    /// The median time of a copy that reads and writes `bytes` in all. Nothing where that is not what bounds the work: on
+    /// a CPU or the virtual GPU, and for sizes that other ceilings are for; nor where there is no room for it.
+    pub fn time(&mut self, device: &Device, bytes: f64, clock: &mut Clock) -> Result<Option<Duration>> {
+        let Device::Cuda(device) = device else { return Ok(None) };
+        let half = (bytes / 2.0) as usize;
+        if is_virtual() || bytes <= SMALL_BYTES || half >= COPY_BYTES {
+            return Ok(None);
+        }
+        if let Some(&time) = self.0.get(&half) {
+            return Ok(Some(time));
+        }
+        match copy_times(device, half, clock) {
+            Ok(times) => Ok(Some(*self.0.entry(half).or_insert(times.median))),
+            Err(Error::OutOfMemory { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 fn empty_launch(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     // SAFETY: the kernel takes nothing and does nothing.
     let way: Way = Box::new(|| unsafe { device.launch(&EMPTY, [1, 1, 1], args![]) });
-    let times = clock.time(&mut [way])?;
-    let seconds = times.first().map_or(f64::NAN, |times| times.median.as_secs_f64());
+    let seconds = clock.time_one(way)?.median.as_secs_f64();
     let what = format!("launches of an empty kernel, {:.2} µs each", seconds * 1e6);
     Ok(Ceiling { name: "launch", what, per_second: 1.0 / seconds })
 }

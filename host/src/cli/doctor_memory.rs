@@ -3,11 +3,28 @@
 use crate::cuda::CudaDevice;
 use crate::error::bytes;
 use crate::governor::nvml::Monitor;
+use crate::gpu::matmul::select::LOW_POWER_SLOWER;
+use crate::gpu::matmul::table;
 use crate::memory;
 
 /// Title and text of each line.
-pub fn lines(device: &CudaDevice) -> [(&'static str, String); 2] {
-    [("Memory pool", pool(device)), ("Heat", heat(device))]
+pub fn lines(device: &CudaDevice) -> [(&'static str, String); 3] {
+    [("Memory pool", pool(device)), ("Heat", heat(device)), ("Low power", low_power(device))]
+}
+
+fn low_power(device: &CudaDevice) -> String {
+    match table::of(device.properties()).map(|table| table.watts.len()) {
+        Ok(0) => {
+            "no kernel's power is measured, so heat changes no choice (`pascaline tune` measures it)".into()
+        }
+        Ok(kernels) => {
+            let slower = 100.0 * (LOW_POWER_SLOWER - 1.0);
+            format!(
+                "the power of {kernels} kernels is measured; in heat, one that needs less may be {slower:.0} % slower"
+            )
+        }
+        Err(error) => error.to_string(),
+    }
 }
 
 fn pool(device: &CudaDevice) -> String {

@@ -1,11 +1,13 @@
 //! `pascaline generate`: a question about images, and the answer as it comes.
 
-use super::ceiling::{Ceilings, Needs};
+use super::ceiling;
+use super::environment::is_virtual;
 use super::failure::Failure;
 use super::measure::Clock;
 use super::model::{ModelArgs, SamplingArgs};
 use super::screen::{Colours, Style};
 use super::table::percent;
+use crate::Device;
 use crate::error::bytes;
 use crate::memory::{self, adaptor::to_text};
 use crate::qwen3_vl::generate::user_turn;
@@ -128,14 +130,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Measures a copy for it, which takes a moment, so only on a real GPU.
 fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f64>, Failure> {
-    let device = model.device();
-    if !device.is_cuda() || statistics.decode_tokens == 0 {
+    let Device::Cuda(device) = model.device() else { return Ok(None) };
+    if is_virtual() || statistics.decode_tokens == 0 {
         return Ok(None);
     }
-    let needs = Needs { memory: true, compute: false, dp4a: false };
-    let ceilings = Ceilings::of(device, needs, &mut Clock::new(device)?)?;
+    let copy = ceiling::cuda_copy(device, &mut Clock::new(model.device())?)?;
     let read = statistics.weight_bytes_per_token as f64 * statistics.decode_tokens_per_second;
-    Ok(ceilings.memory.map(|copy| read / copy.per_second))
+    Ok(Some(read / copy.per_second))
 }
 
 pub(super) fn print(text: &str) -> io::Result<()> {
@@ -156,9 +157,13 @@ pub(super) fn summary(statistics: &Statistics) -> String {
         0.0 => String::new(),
         paused => format!(", {paused:.1} s of it held back by heat"),
     };
+    let streamed = match statistics.streamed_layers {
+        0 => String::new(),
+        layers => format!(", {layers} layers from host memory, launched kernel by kernel"),
+    };
     format!(
         "{prompt_tokens} prompt tokens{cached}, first token after {time_to_first_token:.2} s, \
-         then {} tokens at {:.1} per second{paused}{peak}",
+         then {} tokens at {:.1} per second{streamed}{paused}{peak}",
         statistics.decode_tokens, statistics.decode_tokens_per_second
     )
 }

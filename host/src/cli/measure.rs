@@ -1,13 +1,13 @@
 //! Timing: several ways to do the same work, in turn, so that a clock that drifts drifts for all.
 //!
-//! Before every sample the caches are evicted. On a GPU samples are device-event timings of single runs, queued
-//! without waiting between them; the eviction in front keeps the queue from running dry, so the host's launch
-//! time is not measured.
+//! Before every sample the caches are evicted. A GPU's L2 by reading, which leaves nothing in it to be written back: after
+//! writing, work that only reads would pay for up to an L2's worth of bytes that are not its own. On a GPU samples are
+//! device-event timings of single runs, queued without waiting between them; the eviction in front keeps the queue from
+//! running dry, so the host's launch time is not measured.
 
 use super::environment::is_virtual;
 use crate::cuda::{CudaDevice, Event};
-use crate::memory::DeviceBuffer;
-use crate::{Device, Result};
+use crate::{DType, Device, Result, Tensor, ops};
 use rayon::prelude::*;
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,10 @@ const MIN_SAMPLES: f64 = 5.0;
 const MAX_SAMPLES: f64 = 100.0;
 /// What is written to evict the caches of a CPU.
 const CPU_EVICTION_BYTES: usize = 64 << 20;
-/// What is written at least to evict a GPU's L2: at 300 GB/s it takes 0.1 ms, longer than a launch.
+/// What is read at least to evict a GPU's L2: at 300 GB/s it takes 0.1 ms, longer than a launch.
 const GPU_EVICTION_BYTES: usize = 32 << 20;
+/// Elements of a row of what is read and summed up.
+const EVICTION_COLUMNS: usize = 4096;
 
 /// A way to do the work once.
 pub(super) type Way<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
@@ -49,19 +51,22 @@ impl Times {
 /// What time is measured with on a device.
 pub(super) enum Clock {
     Cpu { evict: Vec<u64> },
-    Cuda { device: CudaDevice, evict: DeviceBuffer },
+    Cuda { device: CudaDevice, evict: Tensor, sums: Tensor },
 }
 
 impl Clock {
     pub fn new(device: &Device) -> Result<Self> {
         Ok(match device {
             Device::Cpu => Self::Cpu { evict: vec![0; CPU_EVICTION_BYTES / size_of::<u64>()] },
-            Device::Cuda(device) => {
+            Device::Cuda(cuda) => {
                 let bytes = match is_virtual() {
                     true => 0, // simulated time knows nothing of what ran before
-                    false => (2 * device.properties().l2_bytes).max(GPU_EVICTION_BYTES),
+                    false => (2 * cuda.properties().l2_bytes).max(GPU_EVICTION_BYTES),
                 };
-                Self::Cuda { device: device.clone(), evict: DeviceBuffer::uninitialized(device, bytes)? }
+                let rows = bytes.div_ceil(EVICTION_COLUMNS * size_of::<f32>());
+                let evict = Tensor::zeros([rows, EVICTION_COLUMNS], DType::F32, device)?;
+                let sums = Tensor::zeros([rows], DType::F32, device)?;
+                Self::Cuda { device: cuda.clone(), evict, sums }
             }
         })
     }
@@ -72,6 +77,14 @@ impl Clock {
     /// The first error of a way or of the device.
     pub fn time(&mut self, ways: &mut [Way]) -> Result<Vec<Times>> {
         self.time_for(ways, ENOUGH)
+    }
+
+    /// [`time`](Self::time) of a single way.
+    ///
+    /// # Errors
+    /// Its first error, or the device's.
+    pub fn time_one(&mut self, way: Way) -> Result<Times> {
+        Ok(self.time(&mut [way])?.pop().unwrap_or_else(|| Times::new(Vec::new())))
     }
 
     /// [`time`](Self::time), with `enough` time for each way.
@@ -106,13 +119,13 @@ impl Clock {
                     }
                 }
             }
-            Self::Cuda { device, evict } => {
+            Self::Cuda { device, evict, sums } => {
                 let mut events: Vec<Vec<(Event, Event)>> = Vec::new();
-                for round in 0..rounds {
+                for _ in 0..rounds {
                     let mut pairs = Vec::with_capacity(ways.len());
                     for way in ways.iter_mut() {
                         let (begin, end) = (device.event()?, device.event()?);
-                        evict.fill(round as u8)?;
+                        ops::sum_into(sums.view_mut()?, evict)?;
                         begin.record(device.stream())?;
                         way()?;
                         end.record(device.stream())?;

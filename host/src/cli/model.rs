@@ -31,6 +31,12 @@ pub(super) struct ModelArgs {
     /// `float16` measures, by their exponent bits; q8_0 takes 8.5 bits a value.
     #[arg(long, value_name = "TYPE", value_parser = cache_formats())]
     cache: Option<KvFormat>,
+
+    /// Decoder layers whose weights stay on the GPU: all, if nothing is said. Those of the layers behind stay in pinned host
+    /// memory and pass through the GPU while the layer before computes, for cards that can't hold the model. The tokens
+    /// are the same; each then takes the time of copying those weights, and its kernels are launched one by one.
+    #[arg(long, value_name = "N", alias = "n-gpu-layers")]
+    gpu_layers: Option<usize>,
 }
 
 /// `--cache`
@@ -147,7 +153,7 @@ impl ModelArgs {
     pub fn load_options(&self, device: &Device) -> LoadOptions {
         let usual = LoadOptions::for_device(device);
         let options = self.dtype.map_or(usual, |dtype| dtype.apply(usual));
-        LoadOptions { cache: self.cache.unwrap_or(usual.cache), ..options }
+        LoadOptions { cache: self.cache.unwrap_or(usual.cache), gpu_layers: self.gpu_layers, ..options }
     }
 
     /// Loads the model, with a progress bar where people watch; gives the time that it took.

@@ -6,25 +6,33 @@ use super::json::Report;
 use super::measure::{Clock, Way};
 use super::screen::{Screen, Style};
 use super::table::{self, Column, digits};
-use crate::cuda::Properties;
+use crate::cuda::{CudaDevice, Properties};
+use crate::governor::nvml::Monitor;
 use crate::gpu::matmul::select::{Layouts, Query, candidates};
 use crate::gpu::matmul::table::{Sample, Table, user_file};
 use crate::ops::{Matmul, Variant, matmul_into};
 use crate::testing::data;
 use crate::{DType, Device, Result, Tensor};
+use kernels_gpu::matmul::regtile::FAMILIES;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long each kernel is timed on each shape.
 const TIME: Duration = Duration::from_millis(20);
+/// How long each kernel runs until its power is read, and how long it is read: NVML's reading is a mean of up to a second.
+const POWER: Duration = Duration::from_secs(1);
+/// Rows, columns and k of the product that power is measured on: enough tiles for every multiprocessor.
+const POWER_EXTENT: usize = 4096;
 /// Rows, and n and k of the model's linear layers; and squares.
 const ROWS: [u32; 5] = [16, 32, 64, 256, 1024];
 const LINEAR: [(u32, u32); 3] = [(2048, 2048), (6144, 2048), (2048, 6144)];
 const SQUARES: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
 /// Times every matmul kernel with every split on the shapes of the model and on squares, fits the estimate by which
-/// kernels are chosen to the times, and stores it for this card, where it is taken from then on.
+/// kernels are chosen to the times, and stores it for this card, where it is taken from then on. Where the card says what
+/// power it draws, that of each kernel is stored too, for the choice in heat.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The GPU: cuda or cuda:N.
@@ -74,7 +82,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(report) = report {
         report.write(&samples)?;
     }
-    let table = Table::fit(&samples);
+    let watts = match Monitor::new(cuda) {
+        Ok(monitor) => power(&mut screen, cuda, &monitor)?,
+        Err(reason) => {
+            screen.line(&format!("power is not measured: {reason}"))?;
+            BTreeMap::new()
+        }
+    };
+    let table = Table { watts, ..Table::fit(&samples) };
     show(&mut screen, &table, &samples)?;
     table.store(&output)?;
     screen.line(&format!("stored in {}", output.display()))
@@ -114,6 +129,64 @@ fn measure(clock: &mut Clock, device: &Device, card: &Properties, q: Query) -> R
         clocks: clocks(times.median),
     });
     Ok(samples.collect())
+}
+
+/// Watts of every kernel while it runs back to back; none if the card does not say for one of them.
+fn power(
+    screen: &mut Screen,
+    cuda: &CudaDevice,
+    monitor: &Monitor,
+) -> Result<BTreeMap<String, f64>, Failure> {
+    let device = Device::Cuda(cuda.clone());
+    let square = |argument| data::normal("tune", argument, [POWER_EXTENT; 2], DType::F32).to(&device);
+    let (a, b) = (square("a")?, square("b")?.swap_dims(0, 1)?);
+    let mut c = Tensor::uninitialized([POWER_EXTENT; 2], DType::F32, &device)?;
+    let mut all = BTreeMap::new();
+    for family in FAMILIES {
+        let options = Matmul { variant: Variant::Tile(family.name), splits: Some(1), ..Matmul::default() };
+        let drawn = drawn(cuda, monitor, || matmul_into(c.view_mut()?, &a, &b, &options))?;
+        let Some((watts, seconds)) = drawn else {
+            screen.line("power is not measured: the card does not say what it draws")?;
+            return Ok(BTreeMap::new());
+        };
+        let joules = watts * seconds;
+        screen.line(&format!("{:<12}{watts:>6.1} W, {joules:.3} J for {POWER_EXTENT}³", family.name))?;
+        all.insert(family.name.to_owned(), watts);
+    }
+    Ok(all)
+}
+
+/// The watts that a kernel draws back to back, and its seconds.
+fn drawn(
+    cuda: &CudaDevice,
+    monitor: &Monitor,
+    mut kernel: impl FnMut() -> Result<()>,
+) -> Result<Option<(f64, f64)>> {
+    let mut run = |runs: usize| -> Result<Duration> {
+        let begun = Instant::now();
+        (0..runs).try_for_each(|_| kernel())?;
+        cuda.synchronize()?;
+        Ok(begun.elapsed())
+    };
+    run(1)?;
+    // Batches long enough that the card does not rest between them, short enough for many readings.
+    let batch = (0.05 / run(1)?.as_secs_f64().max(1e-6)).ceil() as usize;
+    let warm = Instant::now();
+    while warm.elapsed() < POWER {
+        run(batch)?;
+    }
+    let (begun, joules) = (Instant::now(), monitor.joules());
+    let (mut readings, mut runs) = (Vec::new(), 0);
+    while begun.elapsed() < POWER {
+        run(batch)?;
+        runs += batch;
+        readings.extend(monitor.sample().map(|sample| f64::from(sample.power)).filter(|watts| *watts > 0.0));
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let counted = joules.zip(monitor.joules()).map(|(before, after)| (after - before) / seconds);
+    let read = (!readings.is_empty()).then(|| readings.iter().sum::<f64>() / readings.len() as f64);
+    let watts = counted.filter(|watts| *watts > 0.0).or(read);
+    Ok(watts.map(|watts| (watts, seconds / runs as f64)))
 }
 
 /// A line per shape: the fastest, what the table takes, and how much slower that is.

@@ -10,6 +10,7 @@ use cust::sys;
 use pascaline_driver as driver;
 use std::cell::Cell;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// The oldest driver that loads the kernels' PTX 6.4: CUDA 10.1's.
@@ -31,6 +32,8 @@ struct Inner {
     context: Context,
     module: Module,
     properties: Properties,
+    /// See [`CudaDevice::prefer_low_power`].
+    low_power: AtomicBool,
 }
 
 /// What is known about a device.
@@ -186,6 +189,18 @@ impl CudaDevice {
         Ok(String::from_utf8_lossy(&text[..end]).into_owned())
     }
 
+    /// Whether kernels that need less energy should be taken from now on, even if they are a little slower: where their
+    /// power has been measured. For all handles of the device; what a graph has captured stays as it is. The thermal
+    /// governor sets this while a [`Pacer`](crate::governor::Pacer) watches the device.
+    pub fn prefer_low_power(&self, low: bool) {
+        self.inner.low_power.store(low, Ordering::Relaxed);
+    }
+
+    /// What was last asked by [`prefer_low_power`](Self::prefer_low_power).
+    pub fn prefers_low_power(&self) -> bool {
+        self.inner.low_power.load(Ordering::Relaxed)
+    }
+
     /// Its stream, to be kept.
     pub(crate) fn stream_handle(&self) -> &Arc<Stream> {
         &self.stream
@@ -262,7 +277,7 @@ fn open(ordinal: u32) -> Result<Inner> {
     let context = Context::new(device).map_err(|_| Error::NoDevice {
         reason: format!("no context on {}: {}", properties.name, driver::code_text(driver::last_raw_code())),
     })?;
-    let inner = Inner { context, module: Module::empty(), properties };
+    let inner = Inner { context, module: Module::empty(), properties, low_power: AtomicBool::new(false) };
     CURRENT.set(None); // the primary context may have been made current by others
     bind(&inner)?;
     Ok(Inner { module: Module::load()?, ..inner })

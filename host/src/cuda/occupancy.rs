@@ -22,30 +22,30 @@ pub struct Resources {
     pub shared_bytes: u32,
 }
 
-/// The block size for a kernel of which every warp takes one of `rows` rows by itself, so that any number of warps may
-/// form a block: of those that keep as many warps resident as any, the one that spreads the rows over the
-/// multiprocessors most evenly; of equals the largest, since blocks cost to start.
-pub fn rows_block(
+/// The block size for a kernel whose `warps` warps work each by itself, so that any number of them may form a block: of
+/// those that keep as many warps resident as any, the one that spreads them over the multiprocessors most evenly; of
+/// equals the largest, since blocks cost to start.
+pub fn warps_block(
     device: Multiprocessor,
     multiprocessors: u32,
     most: u32,
     kernel: Resources,
-    rows: u32,
+    warps: u32,
 ) -> u32 {
     let sizes = || (0..).map(|halvings| most >> halvings).take_while(|&threads| threads >= WARP);
     let resident = |threads: u32| {
         device.resident_blocks(threads, kernel.registers, kernel.shared_bytes) * (threads / WARP)
     };
-    // Rows of the multiprocessor that has the most, were all blocks of one length.
+    // Warps of the multiprocessor that has the most, were all blocks of one length.
     let busiest = |threads: u32| {
-        let rows_per_block = threads / WARP;
-        rows.div_ceil(rows_per_block).div_ceil(multiprocessors.max(1)) * rows_per_block
+        let per_block = threads / WARP;
+        warps.div_ceil(per_block).div_ceil(multiprocessors.max(1)) * per_block
     };
     let full = sizes().map(resident).max().unwrap_or(0);
     if full == 0 {
         return most;
     }
-    // Sparse work needs no more warps than there are rows for.
+    // Sparse work fills no more of them.
     let enough = || sizes().filter(|&threads| resident(threads) >= full.min(busiest(threads)));
     let least = enough().map(busiest).min().unwrap_or(0);
     // A sixteenth more work on one of them is not worth smaller blocks.
@@ -53,11 +53,11 @@ pub fn rows_block(
 }
 
 impl CudaDevice {
-    /// The spec of a kernel of which every warp takes one of `rows` rows, with the block size that suits so many.
-    pub(crate) fn rows_spec(&self, spec: &KernelSpec, rows: u32) -> Result<KernelSpec> {
+    /// The spec of a kernel whose `warps` warps work each by itself, with the block size that suits so many.
+    pub(crate) fn warps_spec(&self, spec: &KernelSpec, warps: u32) -> Result<KernelSpec> {
         let &Properties { multiprocessor, multiprocessors, .. } = self.properties();
         let resources = self.kernel_resources(spec.name)?;
-        let threads = rows_block(multiprocessor, multiprocessors, spec.threads(), resources, rows);
+        let threads = warps_block(multiprocessor, multiprocessors, spec.threads(), resources, warps);
         Ok(KernelSpec { block: [threads, 1, 1], ..*spec })
     }
 
@@ -113,16 +113,16 @@ mod tests {
     use super::*;
 
     /// Of a GTX 1080: 20 multiprocessors.
-    fn block(registers: u32, rows: u32) -> u32 {
-        rows_block(Multiprocessor::SM_61, 20, 256, Resources { registers, shared_bytes: 0 }, rows)
+    fn block(registers: u32, warps: u32) -> u32 {
+        warps_block(Multiprocessor::SM_61, 20, 256, Resources { registers, shared_bytes: 0 }, warps)
     }
 
     #[test]
-    fn few_rows_are_spread_and_many_fill_the_multiprocessors() {
+    fn few_warps_are_spread_and_many_fill_the_multiprocessors() {
         assert_eq!(block(32, 1 << 20), 256, "all sizes from 64 on fill it; large blocks are fewer");
         assert_eq!(block(32, 8), 32, "a multiprocessor for each");
         assert_eq!(block(32, 20), 32);
-        assert_eq!(block(32, 40), 64, "two rows each, in one block");
+        assert_eq!(block(32, 40), 64, "two each, in one block");
         assert_eq!(block(32, 160), 256, "eight each");
         assert_eq!(block(32, 0), 256);
         // 41 registers leave 40 warps: 5 blocks of 8; 88 leave 20: 2 blocks of 8 or 5 of 4
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_kernel_that_fits_no_multiprocessor_keeps_its_block() {
         assert_eq!(
-            rows_block(Multiprocessor::SM_61, 20, 256, Resources { registers: 256, shared_bytes: 0 }, 99),
+            warps_block(Multiprocessor::SM_61, 20, 256, Resources { registers: 256, shared_bytes: 0 }, 99),
             256
         );
     }

@@ -106,7 +106,7 @@ impl Governor {
         self.duty
     }
 
-    /// Whether variants that need less power should be chosen, even if they are a little slower.
+    /// Whether kernels that need less energy should be taken, even if they are a little slower.
     pub fn prefers_low_power(&self) -> bool {
         self.pacing || self.last.is_some_and(|sample| sample.power_capped)
     }

@@ -37,6 +37,12 @@ impl Monitor {
         Ok(Self { nvml, bus_id, slowdown, start: Instant::now() })
     }
 
+    /// Joules since the driver was loaded, where the device counts them: Volta and newer.
+    pub fn joules(&self) -> Option<f64> {
+        let device = self.nvml.device_by_pci_bus_id(self.bus_id.as_str()).ok()?;
+        device.total_energy_consumption().ok().map(|millijoules| millijoules as f64 / 1e3)
+    }
+
     /// Reads a sample now. What the device does not report is 0; `None` if it reports no temperature.
     pub fn sample(&self) -> Option<Sample> {
         let device = self.nvml.device_by_pci_bus_id(self.bus_id.as_str()).ok()?;

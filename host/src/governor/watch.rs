@@ -36,6 +36,8 @@ pub struct Pacer {
 
 #[derive(Debug)]
 struct Watch {
+    /// What is watched; `None` in tests without one.
+    device: Option<CudaDevice>,
     /// Bits of an f32.
     duty: AtomicU32,
     log: Mutex<Log>,
@@ -44,6 +46,8 @@ struct Watch {
 #[derive(Debug, Default)]
 struct Log {
     samples: VecDeque<(Instant, Sample)>,
+    /// When kernels that need less energy were last asked for.
+    low_power: Option<Instant>,
     events: Vec<Event>,
 }
 
@@ -59,6 +63,8 @@ pub struct Sustained {
     pub power: f32,
     /// Whether the device slowed itself down, for heat or for power.
     pub slowed_down: [bool; 2],
+    /// Whether kernels that need less energy were asked for.
+    pub low_power: bool,
     /// How many samples this is from.
     pub samples: usize,
 }
@@ -105,7 +111,8 @@ impl Pacer {
     /// What the device held since `begin`; `None` without a sample.
     pub fn since(&self, begin: Instant) -> Option<Sustained> {
         let log = self.watch.as_ref()?.log();
-        sustained(log.samples.iter().filter(|(at, _)| *at >= begin).map(|(_, sample)| sample))
+        let samples = log.samples.iter().filter(|(at, _)| *at >= begin).map(|(_, sample)| sample);
+        sustained(samples, log.low_power.is_some_and(|at| at >= begin))
     }
 
     /// Whether the temperature has stopped to change.
@@ -120,7 +127,7 @@ impl Pacer {
     }
 }
 
-fn sustained<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<Sustained> {
+fn sustained<'a>(samples: impl Iterator<Item = &'a Sample>, low_power: bool) -> Option<Sustained> {
     let samples: Vec<_> = samples.collect();
     let count = samples.len();
     let clocks = || samples.iter().map(|sample| sample.clock);
@@ -130,6 +137,7 @@ fn sustained<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<Sustained>
         temperature: samples.iter().map(|sample| sample.temperature).fold(f32::MIN, f32::max),
         power: samples.iter().map(|sample| sample.power).sum::<f32>() / count as f32,
         slowed_down: [samples.iter().any(|s| s.thermal), samples.iter().any(|s| s.power_capped)],
+        low_power,
         samples: count,
     })
 }
@@ -143,13 +151,14 @@ impl std::fmt::Display for Sustained {
             _ => "not slowed down",
         };
         let Self { temperature, power, .. } = self;
-        write!(f, "{mean} MHz ({least} to {most}), {temperature:.0} °C at most, {power:.0} W, {why}")
+        write!(f, "{mean} MHz ({least} to {most}), {temperature:.0} °C at most, {power:.0} W, {why}")?;
+        if self.low_power { f.write_str(", kernels that need less energy asked for") } else { Ok(()) }
     }
 }
 
 impl Watch {
-    fn new() -> Self {
-        Self { duty: AtomicU32::new(1f32.to_bits()), log: Mutex::default() }
+    fn new(device: Option<CudaDevice>) -> Self {
+        Self { device, duty: AtomicU32::new(1f32.to_bits()), log: Mutex::default() }
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
@@ -160,14 +169,28 @@ impl Watch {
         f32::from_bits(self.duty.load(Ordering::Relaxed))
     }
 
-    fn take_in(&self, governor: &mut Governor, sample: Sample) {
+    fn take_in(&self, governor: &mut Governor, sample: Sample, now: Instant) {
         let event = governor.observe(sample);
         self.duty.store(governor.duty().to_bits(), Ordering::Relaxed);
+        let low_power = governor.prefers_low_power();
+        if let Some(device) = &self.device {
+            device.prefer_low_power(low_power);
+        }
         let mut log = self.log();
         log.events.extend(event);
-        log.samples.push_back((Instant::now(), sample));
+        log.samples.push_back((now, sample));
+        log.low_power = low_power.then_some(now).or(log.low_power);
         if log.samples.len() > KEPT {
             log.samples.pop_front();
+        }
+    }
+}
+
+impl Drop for Watch {
+    /// Nobody watches any more. If somebody does again, the first sample says what is preferred.
+    fn drop(&mut self) {
+        if let Some(device) = &self.device {
+            device.prefer_low_power(false);
         }
     }
 }
@@ -179,7 +202,7 @@ fn watch(device: &CudaDevice) -> Arc<Watch> {
     let mut watches = WATCHES.lock().unwrap_or_else(PoisonError::into_inner);
     let alive = watches.iter().filter(|(of, _)| *of == ordinal).find_map(|(_, watch)| watch.upgrade());
     alive.unwrap_or_else(|| {
-        let watch = Arc::new(Watch::new());
+        let watch = Arc::new(Watch::new(Some(device.clone())));
         watches.retain(|(of, _)| *of != ordinal);
         watches.push((ordinal, Arc::downgrade(&watch)));
         let (device, watch_of_thread) = (device.clone(), Arc::downgrade(&watch));
@@ -195,7 +218,7 @@ fn observe(device: &CudaDevice, watch: &Weak<Watch>) {
     let mut governor = Governor::default();
     while let Some(watch) = watch.upgrade() {
         if let Some(sample) = monitor.sample() {
-            watch.take_in(&mut governor, sample);
+            watch.take_in(&mut governor, sample, Instant::now());
         }
         drop(watch);
         thread::sleep(EVERY);
@@ -204,7 +227,9 @@ fn observe(device: &CudaDevice, watch: &Weak<Watch>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::parse_trace;
     use super::*;
+    use crate::memory::device_tests::turn;
 
     fn sample(seconds: u64, temperature: f32, clock: u32) -> Sample {
         let at = Duration::from_secs(seconds);
@@ -213,11 +238,11 @@ mod tests {
 
     #[test]
     fn a_hot_device_paces_and_says_so() {
-        let (watch, mut governor) = (Arc::new(Watch::new()), Governor::default());
+        let (watch, mut governor) = (Arc::new(Watch::new(None)), Governor::default());
         let mut pacer = Pacer::of(Some(Arc::clone(&watch)));
         pacer.pace();
         assert_eq!((pacer.paused(), pacer.events()), (Duration::ZERO, Vec::new()));
-        watch.take_in(&mut governor, sample(0, 88.0, 1500));
+        watch.take_in(&mut governor, sample(0, 88.0, 1500), Instant::now());
         assert_eq!(watch.duty(), governor.duty());
         assert_eq!(pacer.events(), [Event::PacingBegan { temperature: 88.0 }]);
         assert_eq!(pacer.events(), [], "each event once");
@@ -228,17 +253,56 @@ mod tests {
 
     #[test]
     fn what_was_held_is_of_the_samples_since() {
-        let (watch, mut governor) = (Arc::new(Watch::new()), Governor::default());
+        let (watch, mut governor) = (Arc::new(Watch::new(None)), Governor::default());
         let pacer = Pacer::of(Some(Arc::clone(&watch)));
-        watch.take_in(&mut governor, sample(0, 50.0, 300));
-        let begin = Instant::now();
+        let start = Instant::now();
+        let mut take_in = |seconds, temperature, clock| {
+            let at = start + Duration::from_secs(seconds);
+            watch.take_in(&mut governor, sample(seconds, temperature, clock), at);
+        };
+        take_in(0, 50.0, 300);
+        let begin = start + Duration::from_millis(500);
         assert_eq!(pacer.since(begin), None);
-        watch.take_in(&mut governor, sample(1, 60.0, 1000));
-        watch.take_in(&mut governor, sample(2, 58.0, 1400));
+        take_in(1, 60.0, 1000);
+        take_in(2, 58.0, 1400);
         let held = pacer.since(begin).unwrap();
         assert_eq!((held.clock_mhz, held.temperature, held.samples), ([1200, 1000, 1400], 60.0, 2));
         assert_eq!(held.to_string(), "1200 MHz (1000 to 1400), 60 °C at most, 25 W, not slowed down");
         assert!(!pacer.is_steady(), "seconds have to pass");
+        for second in 3..8 {
+            take_in(second, 58.5, 1400);
+        }
+        assert!(pacer.is_steady(), "five seconds within a degree");
+    }
+
+    /// From the samples of a thermal run to the kernel: what the governor wishes reaches the choice, and ends with it.
+    #[test]
+    fn a_hot_run_takes_kernels_that_need_less_energy() {
+        let _turn = turn();
+        let Ok(Device::Cuda(device)) = Device::virtual_gpu() else {
+            println!("SKIPPED: this process has a real GPU");
+            return;
+        };
+        let (watch, mut governor) = (Watch::new(Some(device.clone())), Governor::default());
+        let trace = parse_trace(include_str!("../../../tests/data/thermal_synthetic.csv")).unwrap();
+        let mut chosen: Vec<&str> = Vec::new();
+        for sample in trace {
+            watch.take_in(&mut governor, sample, Instant::now());
+            assert_eq!(device.prefers_low_power(), governor.prefers_low_power());
+            let now = crate::gpu::matmul::large_product_with_a_sparing_tile(&device);
+            if chosen.last() != Some(&now) {
+                chosen.push(now);
+            }
+        }
+        assert_eq!(chosen, ["tile128", "wide128", "tile128"], "cool, hot, cool");
+        watch.take_in(
+            &mut governor,
+            Sample { power_capped: true, ..sample(1000, 50.0, 1500) },
+            Instant::now(),
+        );
+        assert!(device.prefers_low_power());
+        drop(watch);
+        assert!(!device.prefers_low_power());
     }
 
     #[test]

@@ -86,6 +86,14 @@ pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usiz
     (kv_len.div_ceil(keys).max(1), keys)
 }
 
+/// How many of the rows of a prefill grid [heads, rows] come longest first: all, so that short blocks fill the gaps at
+/// the end. Where a device holds all blocks at once there are no gaps to fill: then only the first block of each
+/// multiprocessor, and its second, shortest first, is as much shorter.
+fn longest_first(heads: u32, rows: u32, per_multiprocessor: u32, multiprocessors: u32) -> u32 {
+    let held = u64::from(per_multiprocessor) * u64::from(multiprocessors);
+    if u64::from(heads) * u64::from(rows) <= held { rows.min(multiprocessors / heads) } else { rows }
+}
+
 pub(super) fn words(strides: Strides) -> [u32; 3] {
     [strides.batch, strides.head, strides.row].map(|stride| stride as u32)
 }
@@ -121,18 +129,20 @@ pub(crate) fn attention(
     let (o, q, k, v) = (out.address(), q.address(), k.values.address(), v.values.address());
     match plan {
         Plan::Prefill(spec) => {
-            let grid = [heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK), 1];
+            let (heads, rows) = (heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK));
             let num_q_heads = problem.num_q_heads as u32;
+            let multiprocessors = device.properties().multiprocessors;
+            let longest_first = longest_first(heads, rows, spec.min_blocks, multiprocessors);
             let arguments = [
                 args![o, q, k, v],
                 &strides[..],
-                args![num_q_heads, group, q_len, kv_len, head_dim, scale_log2, causal],
+                args![num_q_heads, group, q_len, kv_len, head_dim, scale_log2, causal, longest_first],
                 &more[..],
             ]
             .concat();
             // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides,
             // spans below 2³¹ and that all lie on this stream; a TensorMut overlaps nothing.
-            unsafe { device.launch(&spec, grid, &arguments) }
+            unsafe { device.launch(&spec, [heads, rows, 1], &arguments) }
         }
         Plan::Decode { kernel, splits, keys_per_split } => {
             let rows = heads * problem.q_len;
@@ -231,6 +241,15 @@ mod tests {
         ] {
             assert_eq!(plan(&problem((2, 1), 9, 9, 72), q, kv, 20), Plan::Prefill(kernel));
         }
+    }
+
+    #[test]
+    fn blocks_that_are_all_held_at_once_are_paired_long_with_short() {
+        assert_eq!(longest_first(16, 16, 2, 132), 8); // the ninth row is the second block of its multiprocessors
+        assert_eq!(longest_first(32, 16, 2, 132), 16); // more than are held
+        assert_eq!(longest_first(16, 4, 2, 132), 4); // one for each multiprocessor at most
+        assert_eq!(longest_first(8, 5, 2, 20), 2);
+        assert_eq!(longest_first(30, 1, 2, 20), 0); // one row: the same in either order
     }
 
     #[test]

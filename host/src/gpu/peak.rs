@@ -85,6 +85,7 @@ mod tests {
 
     /// The words of the first threads after two rounds.
     fn words<T: bytemuck::Pod>(instruction: Instruction) -> Result<[T; 3]> {
+        let _turn = crate::memory::device_tests::turn();
         let Device::Cuda(device) = Device::virtual_gpu()? else { panic!("the virtual GPU is a CUDA device") };
         let peak = Peak::new(&device, instruction)?;
         peak.run(&device, 2)?;

@@ -6,8 +6,12 @@ use crate::cuda::{CudaDevice, args};
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::rms_norm::*;
 
-const KERNELS: Kernels =
-    Kernels { warp: [WARP_F32, WARP_F16], block: [BLOCK_F32, BLOCK_F16], stream: [STREAM_F32, STREAM_F16] };
+const KERNELS: Kernels = Kernels {
+    warp: [WARP_F32, WARP_F16],
+    block: [BLOCK_F32, BLOCK_F16],
+    few: [FEW_F32, BLOCK_F16], // of f16 the instructions weigh more than the wait
+    stream: [STREAM_F32, STREAM_F16],
+};
 
 pub(crate) fn rms_norm(
     device: &CudaDevice,

@@ -3,25 +3,32 @@
 use super::vectors;
 use crate::DType;
 use crate::Result;
-use crate::cuda::{Arg, CudaDevice};
+use crate::cuda::{Arg, CudaDevice, args};
 use kernels_gpu::KernelSpec;
-use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, row_threads};
+use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, row_lanes, row_threads};
+
+/// Rows of a multiprocessor that are few: all of them are under way at once.
+const FEW_PER_SM: u32 = 8;
 
 /// An op's kernels for short, middling and long rows, in f32 and f16. All take the same arguments.
 pub(super) struct Kernels {
     pub warp: [KernelSpec; 2],
     pub block: [KernelSpec; 2],
+    /// As `block`, for rows so few that what is the same for all of them is in no cache.
+    pub few: [KernelSpec; 2],
     pub stream: [KernelSpec; 2],
 }
 
 impl Kernels {
-    /// The kernel for rows of this length.
-    fn select(&self, cols: u32, dtype: DType) -> KernelSpec {
+    /// The kernel for so many rows of this length.
+    fn select(&self, (rows, cols): (u32, u32), dtype: DType, multiprocessors: u32) -> KernelSpec {
         let of_type = usize::from(dtype == DType::F16);
         if cols <= MAX_WARP_COLS {
             self.warp[of_type]
         } else if cols <= MAX_BLOCK_COLS {
-            self.block[of_type].of_threads(row_threads(cols))
+            let few = rows <= FEW_PER_SM * multiprocessors;
+            let spec = if few { self.few } else { self.block }[of_type];
+            spec.of_threads(row_threads(cols))
         } else {
             self.stream[of_type]
         }
@@ -38,30 +45,47 @@ impl Kernels {
         dtype: DType,
         arguments: &[Arg],
     ) -> Result<()> {
-        let spec = self.select(cols, dtype);
+        let spec = self.select((rows, cols), dtype, device.properties().multiprocessors);
         // SAFETY: as the caller promises.
         unsafe {
             match cols {
-                ..=MAX_WARP_COLS => launch_warps(device, &spec, rows, arguments),
+                ..=MAX_WARP_COLS => launch_warps(device, &spec, (rows, cols), arguments),
                 _ => device.launch(&spec, [rows, 1, 1], arguments),
             }
         }
     }
 }
 
-/// Launches a kernel with a warp for each row.
+/// Threads of a multiprocessor that are to have work before those of a row become fewer.
+const THREADS_PER_SM: u32 = 1024;
+
+/// Lanes of a warp that share a row: as few as hold it, so that what one of them waits for serves many columns; all of
+/// them where rows are too few to fill the device that way.
+fn lanes(rows: u32, cols: u32, multiprocessors: u32) -> u32 {
+    let wanted = multiprocessors * THREADS_PER_SM / rows.max(1);
+    match wanted.checked_ilog2() {
+        Some(log) => row_lanes(cols).max(1 << log.min(5)),
+        None => row_lanes(cols),
+    }
+}
+
+/// Launches a kernel with some lanes of a warp for each row; their number becomes its last argument.
 ///
 /// # Safety
-/// As [`CudaDevice::launch`], but for the grid.
+/// As [`CudaDevice::launch`], but for the grid and the last argument.
 pub(super) unsafe fn launch_warps(
     device: &CudaDevice,
     spec: &KernelSpec,
-    rows: u32,
+    (rows, cols): (u32, u32),
     arguments: &[Arg],
 ) -> Result<()> {
-    let spec = device.rows_spec(spec, rows)?;
-    // SAFETY: as the caller promises; a warp for each row.
-    unsafe { device.launch(&spec, [rows.div_ceil(spec.threads() / 32), 1, 1], arguments) }
+    let lanes = lanes(rows, cols, device.properties().multiprocessors);
+    let rows_per_warp = 32 / lanes;
+    let spec = device.warps_spec(spec, rows.div_ceil(rows_per_warp))?;
+    let rows_per_block = spec.threads() / 32 * rows_per_warp;
+    let arguments = [arguments, args![lanes]].concat();
+    // SAFETY: as the caller promises; lanes for each row, and without rows no launch.
+    unsafe { device.launch(&spec, [rows.div_ceil(rows_per_block), 1, 1], &arguments) }
 }
 
 /// The fewest columns of a part: what a block reads at once, and long enough that a second launch pays.
@@ -89,18 +113,32 @@ mod tests {
     const KERNELS: Kernels = Kernels {
         warp: [layer_norm::WARP_F32, layer_norm::WARP_F16],
         block: [layer_norm::BLOCK_F32, layer_norm::BLOCK_F16],
+        few: [layer_norm::FEW_F32, layer_norm::BLOCK_F16],
         stream: [softmax::STREAM_F32, softmax::STREAM_F16],
     };
 
     #[test]
-    fn the_kernel_follows_the_length_of_rows() {
-        assert_eq!(KERNELS.select(1, DType::F32), KERNELS.warp[0]);
-        assert_eq!(KERNELS.select(MAX_WARP_COLS, DType::F16), KERNELS.warp[1]);
-        assert_eq!(KERNELS.select(MAX_WARP_COLS + 1, DType::F32), KERNELS.block[0].of_threads(128));
-        assert_eq!(KERNELS.select(2048, DType::F32), KERNELS.block[0].of_threads(128));
-        assert_eq!(KERNELS.select(2049, DType::F16), KERNELS.block[1].of_threads(256));
-        assert_eq!(KERNELS.select(MAX_BLOCK_COLS, DType::F32), KERNELS.block[0]);
-        assert_eq!(KERNELS.select(MAX_BLOCK_COLS + 1, DType::F16), KERNELS.stream[1]);
+    fn the_kernel_follows_the_length_of_rows_and_their_number() {
+        let select = |rows, cols, dtype| KERNELS.select((rows, cols), dtype, 20);
+        assert_eq!(select(1, 1, DType::F32), KERNELS.warp[0]);
+        assert_eq!(select(999, MAX_WARP_COLS, DType::F16), KERNELS.warp[1]);
+        assert_eq!(select(999, MAX_WARP_COLS + 1, DType::F32), KERNELS.block[0].of_threads(128));
+        assert_eq!(select(161, 2048, DType::F32), KERNELS.block[0].of_threads(128));
+        assert_eq!(select(160, 2048, DType::F32), KERNELS.few[0].of_threads(128));
+        assert_eq!(select(1, 2049, DType::F32), KERNELS.few[0].of_threads(256));
+        assert_eq!(select(999, MAX_BLOCK_COLS, DType::F32), KERNELS.block[0]);
+        assert_eq!(select(1, MAX_BLOCK_COLS + 1, DType::F16), KERNELS.stream[1]);
+    }
+
+    #[test]
+    fn a_row_has_fewer_lanes_where_rows_fill_the_device() {
+        assert_eq!(
+            [1, 512, 513, 1024, 2048, 1 << 20].map(|rows| lanes(rows, 128, 16)),
+            [32, 32, 16, 16, 8, 8]
+        );
+        assert_eq!([1, 256, 257, 1024].map(|cols| lanes(1 << 20, cols, 16)), [8, 16, 32, 32]);
+        assert_eq!(lanes(0, 5, 16), 32);
+        assert_eq!(lanes(u32::MAX >> 1, 1, 132), 8);
     }
 
     #[test]

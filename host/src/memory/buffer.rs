@@ -75,6 +75,16 @@ impl DeviceBuffer {
         }
     }
 
+    /// The same memory for work on another stream of the device; it is free behind the work of both. What orders one's
+    /// writes against the other's reads is the caller's.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`].
+    pub(super) fn on(&self, device: &CudaDevice) -> Result<Self> {
+        self.used_on(device)?;
+        Ok(Self { device: device.clone(), memory: Arc::clone(&self.memory) })
+    }
+
     /// The device and stream it belongs to.
     pub fn device(&self) -> &CudaDevice {
         &self.device

@@ -32,10 +32,16 @@ fn is_virtual() -> bool {
     driver::backend() == Some(driver::Backend::Virtual)
 }
 
+/// The turn to use a device: calls are counted for the whole process, and whoever waits for one stream of the virtual GPU
+/// lets others' work run early.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Rig {
     fn new() -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn();
         let real = driver::real_devices().is_ok_and(|count| count > 0);
         let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value == "1");
         assert!(real || !required, "REQUIRE_GPU=1 asks for a real GPU");
@@ -268,15 +274,17 @@ fn each_wait_of_a_layer_stream_is_needed() {
     let bytes = if is_virtual() { 64 << 10 } else { 16 << 20 };
     const LAYERS: usize = 5;
     let device = rig.streams[A].clone();
-    let host = (0..LAYERS).map(|layer| filled(&device, bytes, layer as u8 + 1)).collect();
-    let mut layers = LayerStream::new(&device, host).unwrap();
+    let mut layers = LayerStream::new(&device, bytes).unwrap();
+    (0..LAYERS).for_each(|layer| layers.push(filled(&device, bytes, layer as u8 + 1)).unwrap());
+    let places = layers.places().unwrap();
+    assert!(layers.push(filled(&device, bytes + 1, 0)).is_err(), "more than a place has");
     let mut results = DeviceBuffer::uninitialized(&device, LAYERS * bytes).unwrap();
     assert!(layers.layer(LAYERS).is_err());
     for wait in [Wait::LayerUploaded, Wait::LayerReuse] {
         notices(wait, &mut rig, |rig, _| {
             results.fill(0).unwrap();
             for layer in 0..LAYERS {
-                let from = layers.layer(layer).unwrap();
+                let from = places[layers.layer(layer).unwrap()].address();
                 if wait == Wait::LayerReuse {
                     rig.late(A);
                 }

@@ -32,28 +32,50 @@ struct Place {
 }
 
 impl LayerStream {
-    /// Takes the layers' bytes. Kernels that use them go to this handle's stream.
+    /// Two places for layers of up to `bytes` bytes. Kernels that use them go to this handle's stream.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if twice the largest layer does not fit the device, or a driver error.
-    pub fn new(device: &CudaDevice, layers: Vec<PinnedBuffer>) -> Result<Self> {
-        let largest = layers.iter().map(|layer| layer.len()).max().unwrap_or(0);
+    /// [`Error::OutOfMemory`] if twice that does not fit the device, or a driver error.
+    pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
         let copies = device.with_new_stream()?;
         let place = || -> Result<Place> {
-            let buffer = DeviceBuffer::uninitialized(&copies, largest)?;
-            buffer.used_on(device)?; // so that the memory is not reused before the kernels on it are done
+            let buffer = DeviceBuffer::uninitialized(&copies, bytes)?;
             Ok(Place { buffer, layer: None, uploaded: device.event()?, used: device.event()? })
         };
         let places = [place()?, place()?];
-        Ok(Self { device: device.clone(), layers: layers.into_iter().map(Some).collect(), places })
+        Ok(Self { device: device.clone(), layers: Vec::new(), places })
     }
 
-    /// The device address of a layer's bytes, for work queued on the handle's stream before the next call; the layer behind it
+    /// Takes in the bytes of one more layer.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if they are more than a place has.
+    pub fn push(&mut self, layer: PinnedBuffer) -> Result<()> {
+        self.places[0].buffer.range("LayerStream", 0, layer.len())?;
+        self.layers.push(Some(layer));
+        Ok(())
+    }
+
+    /// The two places, for work on the handle's stream. What they hold is said by [`layer`](Self::layer).
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`].
+    pub fn places(&self) -> Result<[DeviceBuffer; 2]> {
+        let [a, b] = &self.places;
+        Ok([a.buffer.on(&self.device)?, b.buffer.on(&self.device)?])
+    }
+
+    /// In which place a layer's bytes are, for work queued on the handle's stream before the next call; the layer behind it
     /// (the first behind the last) begins to come. Layers asked for in turn are there in time.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if there is no such layer, or a driver error.
-    pub fn layer(&mut self, index: usize) -> Result<u64> {
+    /// [`Error::Unsupported`] if there is no such layer or the stream is being captured into a graph, or a driver error.
+    pub fn layer(&mut self, index: usize) -> Result<usize> {
+        if self.device.stream().turn().is_none() {
+            let (argument, value) = ("stream", "being captured into a graph".to_owned());
+            let reason = "a graph would replay kernels without the copies that they wait for".into();
+            return Err(Error::Unsupported { op: "LayerStream", argument, value, reason });
+        }
         let held = |this: &Self, layer| this.places.iter().position(|place| place.layer == Some(layer));
         let place = match held(self, index) {
             Some(place) => place,
@@ -66,11 +88,10 @@ impl LayerStream {
         if held(self, next).is_none() {
             self.load(next, 1 - place)?;
         }
-        let Place { buffer, uploaded, .. } = &self.places[place];
         if !left_out(Wait::LayerUploaded) {
-            self.device.stream().wait(uploaded)?;
+            self.device.stream().wait(&self.places[place].uploaded)?;
         }
-        Ok(buffer.address())
+        Ok(place)
     }
 
     /// Queues the copy of a layer to a place, behind what has been queued for the layer that it held.

@@ -7,7 +7,7 @@ pub mod adaptor;
 mod buffer;
 mod device;
 #[cfg(test)]
-mod device_tests;
+pub(crate) mod device_tests;
 mod free_list;
 mod layers;
 mod order;

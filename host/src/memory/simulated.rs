@@ -97,7 +97,7 @@ enum Work {
 impl Simulated {
     /// A device with this much memory, of which only the addresses exist.
     pub fn new(capacity: usize, seed: u64) -> Self {
-        let mut state = State { capacity, random: seed | 1, ..State::default() };
+        let mut state = State { capacity, random: seed, ..State::default() };
         state.gaps.insert(BASE, capacity);
         Self { state: Arc::new(Mutex::new(state)) }
     }

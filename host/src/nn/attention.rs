@@ -1,7 +1,7 @@
 //! Multi-head attention with its projections.
 
 use super::linear::Around;
-use super::{LayerCache, Linear, RmsNorm, misfit, rows_per_launch};
+use super::{LayerCache, Linear, Map, RmsNorm, misfit, rows_per_launch};
 use crate::kv::{KvFormat, KvTensor};
 use crate::ops::{self, HeadNorms};
 use crate::{DType, Device, Error, Result, Tensor};
@@ -89,6 +89,12 @@ impl Attention {
     /// [`Error::Shape`] if `x` or `rope` do not fit or the cache is full, or a device error.
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
         self.forward_around(x, None, None, rope, cache)
+    }
+
+    /// As [`Linear::map`].
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        let norms = self.norms.as_ref().map(|(q, k)| Ok((q.map(f)?, k.map(f)?))).transpose()?;
+        Ok(Self { qkv: self.qkv.map(f)?, norms, out: self.out.map(f)?, ..*self })
     }
 
     /// attention(norm(x)) + residual.

@@ -1,6 +1,6 @@
 //! A transformer block.
 
-use super::{Attention, LayerCache, Mlp, Norm, Rope};
+use super::{Attention, LayerCache, Map, Mlp, Norm, Rope};
 use crate::{Result, Tensor};
 
 /// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).
@@ -26,6 +26,12 @@ impl TransformerBlock {
         let h = self.attention.forward_around(&normed, norm, Some(x), rope, cache)?;
         let (normed, norm) = self.norm2.before(&h)?;
         self.mlp.forward_around(&normed, norm, Some(&h))
+    }
+
+    /// As [`Linear::map`](super::Linear::map).
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        let (norm1, attention) = (self.norm1.map(f)?, self.attention.map(f)?);
+        Ok(Self { norm1, attention, norm2: self.norm2.map(f)?, mlp: self.mlp.map(f)? })
     }
 
     /// Bytes of the weights.

@@ -1,6 +1,6 @@
 //! y = x·Wᵀ + b, and what may stand around it.
 
-use super::{Matrix, RmsNorm, expect_len, rows_per_launch};
+use super::{Map, Matrix, RmsNorm, expect_len, rows_per_launch};
 use crate::ops::{Activation, Epilogue};
 use crate::{DType, Error, Result, Tensor, TensorMut};
 
@@ -79,6 +79,11 @@ impl Linear {
         let Around { norm, activation, residual } = around;
         let epilogue = Epilogue { bias: self.bias.as_ref(), activation, residual };
         self.weight.linear_into(y, x, norm, &epilogue)
+    }
+
+    /// The same map with each tensor replaced by what `f` makes of it.
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        Ok(Self { weight: self.weight.map(f)?, bias: self.bias.as_ref().map(f).transpose()? })
     }
 
     /// Bytes of the weight, which a product with few rows reads once.

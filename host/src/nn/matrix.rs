@@ -1,6 +1,6 @@
 //! A matrix of weights, as numbers or quantised.
 
-use super::RmsNorm;
+use super::{Map, RmsNorm};
 use crate::ops::{self, Epilogue};
 use crate::quant::QuantTensor;
 use crate::{DType, Result, Tensor, TensorMut};
@@ -41,6 +41,14 @@ impl Matrix {
             Self::Plain(weight) => weight.shape().elements() * weight.dtype().size(),
             Self::Quantized(weight) => weight.bytes(),
         }
+    }
+
+    /// As [`Linear::map`](super::Linear::map).
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        Ok(match self {
+            Self::Plain(weight) => Self::Plain(f(weight)?),
+            Self::Quantized(weight) => Self::Quantized(weight.map(f)?),
+        })
     }
 
     /// y = act(norm(x)·Wᵀ + bias) + residual, as [`ops::linear_into`] has it.

@@ -1,7 +1,7 @@
 //! The position-wise part of a transformer block.
 
 use super::linear::Around;
-use super::{Linear, RmsNorm, misfit};
+use super::{Linear, Map, RmsNorm, misfit};
 use crate::ops::Activation;
 use crate::{DType, Error, Result, Tensor};
 
@@ -62,6 +62,11 @@ impl Mlp {
             self.fc2.forward_into(y.view_mut()?.narrow(0, start, len)?, &inner, behind)?;
         }
         Ok(y)
+    }
+
+    /// As [`Linear::map`].
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        Ok(Self { fc1: self.fc1.map(f)?, fc2: self.fc2.map(f)?, ..*self })
     }
 
     /// Bytes of the weights.

@@ -11,6 +11,7 @@ mod linear;
 mod matrix;
 mod mlp;
 mod norm;
+mod streamed;
 
 pub use attention::{Attention, Rope};
 pub use block::TransformerBlock;
@@ -20,8 +21,12 @@ pub use linear::Linear;
 pub use matrix::Matrix;
 pub use mlp::Mlp;
 pub use norm::{LayerNorm, Norm, RmsNorm};
+pub use streamed::StreamedBlocks;
 
 use crate::{Error, Result, Tensor};
+
+/// What stands in a tensor's place in a module that is made like another.
+type Map<'a> = dyn FnMut(&Tensor) -> Result<Tensor> + 'a;
 
 /// Floating-point operations that one launch may have: a twentieth of a second on the smallest Pascal card. A card that
 /// drives a display is reset when a launch takes seconds; far below that, launches cost nothing.

@@ -1,6 +1,6 @@
 //! Normalisation over the last extent.
 
-use super::{expect_len, misfit};
+use super::{Map, expect_len, misfit};
 use crate::{Result, Tensor, ops};
 
 /// y = x / √(mean x² + ε) · w.
@@ -20,6 +20,11 @@ impl RmsNorm {
             1 => Ok(Self { weight, eps }),
             _ => Err(misfit("RmsNorm", "weight", "[cols]", &weight)),
         }
+    }
+
+    /// As [`Linear::map`](super::Linear::map).
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        Ok(Self { weight: f(&self.weight)?, ..*self })
     }
 
     /// The weight `[cols]` and eps.
@@ -83,6 +88,16 @@ impl Norm {
             Self::Rms(norm) => norm.forward(x),
             Self::Layer(norm) => norm.forward(x),
         }
+    }
+
+    /// As [`Linear::map`](super::Linear::map).
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        Ok(match self {
+            Self::Rms(norm) => Self::Rms(norm.map(f)?),
+            Self::Layer(LayerNorm { weight, bias, eps }) => {
+                Self::Layer(LayerNorm { weight: f(weight)?, bias: f(bias)?, eps: *eps })
+            }
+        })
     }
 
     /// What the linear map behind this norm takes: `x` and the norm, if that is a part of the map, else the normed.

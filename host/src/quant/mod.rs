@@ -165,11 +165,12 @@ impl QuantTensor {
     /// # Errors
     /// As [`Tensor::to_device`].
     pub fn to_device(&self, device: &Device) -> Result<Self> {
-        Ok(Self {
-            quants: self.quants.to_device(device)?,
-            scales: self.scales.to_device(device)?,
-            ..self.clone()
-        })
+        self.map(&mut |part| part.to_device(device))
+    }
+
+    /// The same tensor with quants and scales replaced by what `f` makes of them, which are of the same shapes.
+    pub(crate) fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self { quants: f(&self.quants)?, scales: f(&self.scales)?, ..self.clone() })
     }
 }
 

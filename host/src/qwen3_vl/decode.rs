@@ -54,11 +54,12 @@ pub(super) struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    /// For tokens from position `next` on; with `capture`, by a graph.
+    /// For tokens from position `next` on; with `capture`, by a graph, if no layer's weights have to be copied meanwhile.
     pub fn new(model: &'a Qwen3Vl, next: u32, capture: bool) -> Result<Self> {
         let (text, device) = (&model.text, model.device());
         let angles = text.angles(&positions(next))?;
         let step = Tensor::zeros([3], DType::U32, device)?;
+        let capture = capture && text.streamed_layers() == 0;
         Ok(Self { text, device, next, first: next, angles, step, captured: None, capture })
     }
 

@@ -23,7 +23,7 @@ pub struct Options {
     /// Whether the checkpoint's stop tokens end the answer.
     pub stop_at_eos: bool,
     /// Whether, on a GPU, the pass of a token is captured into a graph and replayed, which spares the host its launches. The
-    /// tokens are the same either way.
+    /// tokens are the same either way. A model whose layers pass through the GPU always launches kernel by kernel.
     pub graph: bool,
 }
 
@@ -66,6 +66,8 @@ pub struct Statistics {
     pub decode_tokens_per_second: f64,
     /// Launches of the graph that a decoded token replays; `None` if there is none.
     pub graph_launches: Option<usize>,
+    /// Decoder layers whose weights are in host memory and pass through the GPU with every token.
+    pub streamed_layers: usize,
     /// Bytes of weights that a decoded token reads.
     pub weight_bytes_per_token: usize,
     /// Bytes of keys and values that there is room for.
@@ -120,6 +122,7 @@ impl Qwen3Vl {
             stop_reason: StopReason::MaxNewTokens,
             statistics: Statistics {
                 prompt_tokens: prompt.ids.len(),
+                streamed_layers: self.streamed_layers(),
                 weight_bytes_per_token: self.weight_bytes(),
                 ..Statistics::default()
             },

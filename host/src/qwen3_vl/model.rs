@@ -9,7 +9,7 @@ use super::weights::{Progress, Weights};
 use crate::kv::KvFormat;
 use crate::nn::{KvCache, Rope};
 use crate::quant::Format;
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, memory};
 use std::ops::Range;
 use std::path::Path;
 
@@ -22,6 +22,10 @@ pub struct LoadOptions {
     pub cache: KvFormat,
     /// The format that the matrices of linear maps and embeddings are quantised to on the device, in place of `dtype`.
     pub quantize: Option<Format>,
+    /// The decoder layers whose weights stay on the GPU; `None`: all. Those of the layers behind stay in pinned host memory
+    /// and pass through two places on the device, each while the layer before computes: for cards that can't hold the
+    /// model. The results are the same; a decoded token takes at least the time of copying these weights, and no graph.
+    pub gpu_layers: Option<usize>,
     /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
     pub tokens_per_pass: usize,
 }
@@ -30,7 +34,7 @@ impl LoadOptions {
     /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; the cache in f32.
     pub fn for_device(device: &Device) -> Self {
         let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
-        Self { dtype, quantize: None, cache: KvFormat::F32, tokens_per_pass: 1024 }
+        Self { dtype, quantize: None, cache: KvFormat::F32, gpu_layers: None, tokens_per_pass: 1024 }
     }
 }
 
@@ -77,12 +81,19 @@ impl Qwen3Vl {
         let processor = Processor::load(dir)?;
         let config = &processor.config;
         options.cache.check("load", "cache")?;
+        let layers = config.text.num_hidden_layers;
+        let gpu_layers = options.gpu_layers.unwrap_or(layers);
+        if gpu_layers < layers && !device.is_cuda() {
+            let (argument, value) = ("gpu_layers", gpu_layers.to_string());
+            let reason = "on the CPU all weights are in host memory already".into();
+            return Err(Error::Unsupported { op: "load", argument, value, reason });
+        }
         let mut weights = Weights::open(dir, config, options.dtype, device)?;
         if let Some(format) = options.quantize {
             weights = weights.quantized(format);
         }
         let mut done = |weights: &Weights| progress(weights.progress());
-        let text = TextModel::load(&mut weights, config, device, options.cache, &mut done)?;
+        let text = TextModel::load(&mut weights, config, device, options.cache, gpu_layers, &mut done)?;
         let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;
         if let Some(name) = weights.unused().first() {
             return Err(Error::Checkpoint {
@@ -90,6 +101,9 @@ impl Qwen3Vl {
                 item: Some((*name).to_owned()),
                 reason: "the model does not use it".into(),
             });
+        }
+        if let (Device::Cuda(device), 1..) = (device, text.streamed_layers()) {
+            memory::pool(device)?.trim()?; // what the layers took on their way to host memory
         }
         let parameters = weights.parameters();
         let tokens_per_pass = options.tokens_per_pass.max(1);
@@ -114,6 +128,11 @@ impl Qwen3Vl {
     /// Bytes of weights that a decoded token reads.
     pub fn weight_bytes(&self) -> usize {
         self.text.weight_bytes()
+    }
+
+    /// Decoder layers whose weights are in host memory and pass through the device.
+    pub fn streamed_layers(&self) -> usize {
+        self.text.streamed_layers()
     }
 
     /// An empty conversation.

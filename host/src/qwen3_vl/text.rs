@@ -5,7 +5,10 @@ use super::positions::text_rope;
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
 use crate::kv::KvFormat;
-use crate::nn::{Attention, Embedding, KvCache, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock};
+use crate::nn::{
+    Attention, Embedding, KvCache, LayerCache, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks,
+    TransformerBlock,
+};
 use crate::ops::{self, Activation};
 use crate::{DType, Device, Result, Tensor};
 
@@ -16,7 +19,10 @@ pub struct TextModel {
     /// What keys and values are stored as.
     cache: KvFormat,
     embed_tokens: Embedding,
+    /// The first layers, which stay on the device...
     layers: Vec<TransformerBlock>,
+    /// ...and those behind, which pass through it.
+    streamed: Option<StreamedBlocks>,
     norm: RmsNorm,
     lm_head: Linear,
 }
@@ -44,12 +50,14 @@ pub(super) struct Images<'a> {
 }
 
 impl TextModel {
-    /// Takes the language model's tensors; keys and values will be stored as `cache`; `done` is called behind each layer.
+    /// Takes the language model's tensors. Keys and values will be stored as `cache`; the weights of layers from number
+    /// `gpu_layers` on stay in host memory; `done` is called behind each layer.
     pub(super) fn load(
         weights: &mut Weights,
         config: &Config,
         device: &Device,
         cache: KvFormat,
+        gpu_layers: usize,
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let text = &config.text;
@@ -59,7 +67,7 @@ impl TextModel {
             false => Linear::new(weights.weight(&[LM_HEAD])?, None)?,
         };
         done(weights);
-        let mut layers = Vec::with_capacity(text.num_hidden_layers);
+        let (mut layers, mut streamed) = (Vec::new(), None);
         for index in 0..text.num_hidden_layers {
             let name = |part: &str| format!("model.language_model.layers.{index}.{part}.weight");
             let mut linear = |parts: &[&str]| {
@@ -73,17 +81,32 @@ impl TextModel {
             let mut norm = |part: &str| RmsNorm::new(weights.vector(&name(part))?, text.rms_norm_eps);
             let norms = Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?));
             let heads = [text.num_attention_heads, text.num_key_value_heads, text.head_dim];
-            layers.push(TransformerBlock {
+            let block = TransformerBlock {
                 norm1: Norm::Rms(norm("input_layernorm")?),
                 attention: Attention::new(qkv, norms, out, heads, true)?,
                 norm2: Norm::Rms(norm("post_attention_layernorm")?),
                 mlp,
-            });
+            };
+            match device {
+                Device::Cuda(device) if index >= gpu_layers => {
+                    let streamed = match &mut streamed {
+                        Some(streamed) => streamed,
+                        None => streamed.insert(StreamedBlocks::like(&block, device)?),
+                    };
+                    streamed.push(&block)?;
+                }
+                _ => layers.push(block),
+            }
             done(weights);
         }
         let norm = RmsNorm::new(weights.vector("model.language_model.norm.weight")?, text.rms_norm_eps)?;
         let (config, device) = (text.clone(), device.clone());
-        Ok(Self { config, device, cache, embed_tokens, layers, norm, lm_head })
+        Ok(Self { config, device, cache, embed_tokens, layers, streamed, norm, lm_head })
+    }
+
+    /// How many layers' weights are in host memory and pass through the device.
+    pub(super) fn streamed_layers(&self) -> usize {
+        self.streamed.as_ref().map_or(0, StreamedBlocks::len)
     }
 
     /// An empty cache for this model.
@@ -92,7 +115,7 @@ impl TextModel {
     /// A device error.
     pub fn cache(&self) -> Result<KvCache> {
         let (heads, d) = (self.config.num_key_value_heads, self.config.head_dim);
-        KvCache::new(self.layers.len(), heads, d, self.cache, &self.device)
+        KvCache::new(self.config.num_hidden_layers, heads, d, self.cache, &self.device)
     }
 
     /// The rotary angles of tokens at these positions: cosines and sines, each [positions, head_dim / 2].
@@ -125,8 +148,8 @@ impl TextModel {
             ops::copy_into(h.view_mut()?.narrow(0, run.start, run.len)?, &features)?;
         }
         trace(0, &h);
-        for (index, (layer, cache)) in self.layers.iter().zip(cache.layers_mut()).enumerate() {
-            h = layer.forward(&h, rope, Some(cache))?;
+        for (index, cache) in cache.layers_mut().iter_mut().enumerate() {
+            h = self.layer(index, &h, rope, cache)?;
             trace(index + 1, &h);
             let deep = images.outputs.first().is_some_and(|output| index < output.deepstack.len());
             if deep && !images.runs.is_empty() {
@@ -134,6 +157,14 @@ impl TextModel {
             }
         }
         self.norm.forward(&h)
+    }
+
+    fn layer(&self, index: usize, h: &Tensor, rope: &Rope, cache: &mut LayerCache) -> Result<Tensor> {
+        match (self.layers.get(index), &self.streamed) {
+            (Some(layer), _) => layer.forward(h, rope, Some(cache)),
+            (None, Some(streamed)) => streamed.forward(index - self.layers.len(), h, rope, Some(cache)),
+            (None, None) => Ok(h.clone()), // a cache has as many layers as the model
+        }
     }
 
     /// The deepstack features of a layer at the image tokens, zero elsewhere: [tokens, hidden].
@@ -156,6 +187,8 @@ impl TextModel {
 
     /// Bytes of weights that a decoded token reads.
     pub fn weight_bytes(&self) -> usize {
-        self.layers.iter().map(TransformerBlock::weight_bytes).sum::<usize>() + self.lm_head.weight_bytes()
+        let resident: usize = self.layers.iter().map(TransformerBlock::weight_bytes).sum();
+        let streamed = self.streamed.as_ref().map_or(0, StreamedBlocks::weight_bytes);
+        resident + streamed + self.lm_head.weight_bytes()
     }
 }

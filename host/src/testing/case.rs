@@ -2,6 +2,7 @@
 
 use crate::{DType, Device, Result, Shape, Tensor, TensorMut};
 use half::f16;
+use rayon::prelude::*;
 
 /// What a case is for, which decides how large it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,7 @@ impl HostTensor {
         let shape = shape.into();
         assert_eq!(shape.elements(), values.len(), "a host tensor's values fill its shape");
         if dtype == DType::F16 {
-            values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
+            values.par_iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
         }
         Self { shape, dtype, values }
     }
@@ -63,7 +64,7 @@ impl HostTensor {
         match self.dtype {
             DType::F32 => Tensor::from_slice(&self.values, &self.shape, device),
             DType::F16 => {
-                let values: Vec<_> = self.values.iter().map(|&value| f16::from_f32(value)).collect();
+                let values: Vec<_> = self.values.par_iter().map(|&value| f16::from_f32(value)).collect();
                 Tensor::from_slice(&values, &self.shape, device)
             }
             DType::U32 => {

@@ -22,6 +22,8 @@ enum Data {
     Special,
     /// Far from zero: mean 1000 and variance 1, where mean(x²) − mean(x)² would have lost the variance.
     Shifted,
+    /// The first 300 values are 1000 higher: the warps of a block find means that are far apart.
+    Step,
 }
 
 pub fn cases() -> Vec<Box<dyn Case>> {
@@ -36,6 +38,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             (8, 32),
             (9, 33),
             (17, 128),
+            (5003, 9),
+            (3001, 130),
+            (1301, 260),
             (7, 257),
             (2, 1024),
             (3, 1025),
@@ -48,10 +53,11 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         ] {
             cases.push(Box::new(case(rows, cols, Data::Normal)) as Box<dyn Case>);
         }
-        for cols in [100, 1504, 8200] {
+        for cols in [100, 1504, 8003, 8200] {
             cases.push(Box::new(case(3, cols, Data::Outliers)));
             cases.push(Box::new(case(3, cols, Data::Special)));
             cases.push(Box::new(case(3, cols, Data::Shifted)));
+            cases.push(Box::new(case(3, cols, Data::Step)));
         }
         for cols in [96, 1040, 8208] {
             cases.extend(misaligned::both(&case(3, cols, Data::Normal)));
@@ -75,6 +81,7 @@ impl Case for LayerNorm {
             Data::Outliers => ",data=outliers",
             Data::Special => ",data=special",
             Data::Shifted => ",data=shifted",
+            Data::Step => ",data=step",
         };
         format!("layer_norm_{}/rows={},cols={}{data}", self.dtype, self.rows, self.cols)
     }
@@ -95,6 +102,11 @@ impl Case for LayerNorm {
         }
         if self.data == Data::Shifted {
             x.values.iter_mut().for_each(|x| *x += 1000.0);
+        }
+        if self.data == Data::Step {
+            for row in x.values.chunks_mut(self.cols) {
+                row.iter_mut().take(300).for_each(|x| *x += 1000.0);
+            }
         }
         let x = HostTensor::new(x.shape, x.dtype, x.values);
         let weight = data::normal(&id, "weight", [self.cols], self.dtype);

@@ -3,6 +3,7 @@
 use super::{Case, HostTensor, Purpose, Tolerance, activate, data};
 use crate::ops::{self, Activation, Epilogue};
 use crate::{DType, Result, Shape, Tensor, TensorMut};
+use rayon::prelude::*;
 
 const EPS: f32 = 1e-6;
 
@@ -158,7 +159,7 @@ impl Case for Linear {
                 let sum: f64 = x.iter().zip(w).map(|(x, &w)| x * f64::from(w)).sum();
                 sum + if self.with.bias { f64::from(bias.values[c]) } else { 0.0 }
             };
-            y.extend((0..self.columns()).map(|c| {
+            y.par_extend((0..self.columns()).into_par_iter().map(|c| {
                 let mut value = activate::reference(biased(c), self.with.activation);
                 if self.with.activation == Activation::SwiGlu {
                     value *= biased(self.columns() + c);

@@ -4,6 +4,7 @@ use super::{Case, Gemm, HostTensor, Purpose, Tolerance, data};
 use crate::{DType, Result, Shape, Tensor, TensorMut, ops};
 use kernels_gpu::matmul::regtile::FAMILIES;
 use ops::{Matmul, Variant};
+use rayon::prelude::*;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Layouts {
@@ -348,7 +349,7 @@ impl Case for Product {
         for &index in rows {
             let (index, row) = (index / self.m, index % self.m);
             let (entry_a, entry_b) = (entry(index, &all, &self.batch_a), entry(index, &all, &self.batch_b));
-            for col in 0..self.n {
+            c.par_extend((0..self.n).into_par_iter().map(|col| {
                 let product = |i| {
                     element(&inputs[0], self.margin, transposed_a, entry_a, (row, i))
                         * element(&inputs[1], self.margin, transposed_b, entry_b, (i, col))
@@ -356,8 +357,8 @@ impl Case for Product {
                 let sum: f64 = (0..self.k).map(product).sum();
                 let before =
                     initial.as_ref().map_or(0.0, |c| c.values[(index * self.m + row) * self.n + col].into());
-                c.push(alpha * sum + beta * before);
-            }
+                alpha * sum + beta * before
+            }));
         }
         c
     }

@@ -8,13 +8,22 @@ use crate::ops::{Activation, Epilogue};
 use crate::quant::{Format, QuantTensor, name};
 use crate::{DType, Device, Result, Shape, Tensor, TensorMut, ops};
 use half::f16;
+use rayon::prelude::*;
 use std::sync::Mutex;
 
-/// Rows of weights as numbers: [n, k].
+/// Rows of weights as numbers: [n, k]. Each thread some of the rows, as a bench's are many.
 pub(super) fn reference_weights(w: &HostTensor, format: Format) -> Vec<f64> {
-    let (n, cols) = w.shape.rows_cols();
+    const ROWS: usize = 64;
+    let (_, cols) = w.shape.rows_cols();
+    w.values
+        .par_chunks(ROWS * cols.max(1))
+        .flat_map_iter(|rows| reference_of_rows(rows, cols, format))
+        .collect()
+}
+
+fn reference_of_rows(values: &[f32], cols: usize, format: Format) -> Vec<f64> {
     if format == Format::I8 {
-        let rows = w.values.chunks(cols.max(1)).take(n).flat_map(|row| {
+        let rows = values.chunks(cols).flat_map(|row| {
             let max = row.iter().fold(0f32, |max, x| max.max(x.abs()));
             let scale = max / 127.0;
             row.iter().map(move |x| match max > 0.0 {
@@ -24,17 +33,16 @@ pub(super) fn reference_weights(w: &HostTensor, format: Format) -> Vec<f64> {
         });
         return rows.collect();
     }
-    let k = cols.next_multiple_of(if format == Format::Q4K { 256 } else { 32 });
+    let (n, k) = (values.len() / cols, cols.next_multiple_of(if format == Format::Q4K { 256 } else { 32 }));
     let mut padded = vec![0.0; n * k];
-    for r in 0..n {
-        padded[r * k..r * k + cols].copy_from_slice(w.row(r));
+    for (padded, row) in padded.chunks_mut(k).zip(values.chunks(cols)) {
+        padded[..cols].copy_from_slice(row);
     }
     let bytes = Tensor::from_slice(&padded, [n, k], &Device::Cpu)
         .and_then(|x| ops::quantize(&x, format))
         .and_then(|w| w.to_gguf_bytes())
         .expect("a case's weights can be quantised");
-    let values = read_gguf(&bytes, format);
-    (0..n).flat_map(|r| values[r * k..r * k + cols].to_vec()).collect()
+    read_gguf(&bytes, format).chunks(k).flat_map(|row| row[..cols].to_vec()).collect()
 }
 
 /// GGUF blocks as numbers, exactly.
@@ -45,12 +53,14 @@ pub fn read_gguf(bytes: &[u8], format: Format) -> Vec<f64> {
         Format::I8 => {}
         Format::Q8_0 => {
             for block in bytes.chunks_exact(34) {
-                values.extend(block[2..].iter().map(|&q| half(block) * f64::from(q as i8)));
+                let scale = half(block);
+                values.extend(block[2..].iter().map(|&q| scale * f64::from(q as i8)));
             }
         }
         Format::Q4_0 => {
             for block in bytes.chunks_exact(18) {
-                let quant = |q: u8| half(block) * (f64::from(q) - 8.0);
+                let scale = half(block);
+                let quant = |q: u8| scale * (f64::from(q) - 8.0);
                 values.extend(block[2..].iter().map(|q| quant(q & 15)));
                 values.extend(block[2..].iter().map(|q| quant(q >> 4)));
             }
@@ -191,14 +201,14 @@ impl Case for Product {
         let mut y = Vec::with_capacity(rows.len() * self.n);
         for &r in rows {
             let x = reference_row(inputs[0].row(r));
-            for (column, w) in weights.chunks_exact(self.k).enumerate() {
+            y.par_extend(weights.par_chunks_exact(self.k).enumerate().map(|(column, w)| {
                 let mut sum: f64 = x.iter().zip(w).map(|(x, w)| x * w).sum();
                 if let Some(bias) = inputs.get(2) {
                     sum += f64::from(bias.values[column]);
                 }
                 let value = activate::reference(sum, self.activation);
-                y.push(value + inputs.get(3).map_or(0.0, |residual| f64::from(residual.row(r)[column])));
-            }
+                value + inputs.get(3).map_or(0.0, |residual| f64::from(residual.row(r)[column]))
+            }));
         }
         y
     }

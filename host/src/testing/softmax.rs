@@ -33,6 +33,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             (9, 33),
             (7, 257),
             (17, 128),
+            (5003, 9),
+            (3001, 130),
+            (1301, 260),
             (2, 1024),
             (3, 1025),
             (3, 1032),
@@ -40,25 +43,32 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             (2, 8192),
             (2, 8193),
             (2, 9000),
+            (2, 16384),
+            (2, 16385),
             (1, 20011),
             (2, 30000),
+            (2, 32768),
+            (2, 32769),
             (1, 40000),
+            (21, 32776),
         ] {
             cases.push(Box::new(case(rows, cols, Data::Normal)) as Box<dyn Case>);
         }
-        for cols in [70, 100, 1300, 1500, 8200, 8301, 17000] {
+        for cols in [70, 100, 1300, 1500, 8200, 8301, 17000, 33000] {
             cases.push(Box::new(case(4, cols, Data::Outliers)));
             cases.push(Box::new(case(4, cols, Data::Masked)));
         }
-        for cols in [96, 1040, 8208] {
+        for cols in [96, 1040, 8208, 32776] {
             cases.extend(misaligned::both(&case(3, cols, Data::Normal)));
         }
     }
     for (rows, cols) in
         [(16, 256), (4096, 128), (4096, 1024), (8192, 4096), (4096, 32768), (32, 151936), (1, 151936)]
     {
-        let (purpose, data) = (Purpose::Bench, Data::Normal);
-        cases.push(Box::new(Softmax { rows, cols, dtype: DType::F32, purpose, data }));
+        for dtype in [DType::F32, DType::F16] {
+            let (purpose, data) = (Purpose::Bench, Data::Normal);
+            cases.push(Box::new(Softmax { rows, cols, dtype, purpose, data }));
+        }
     }
     cases
 }

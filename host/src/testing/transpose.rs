@@ -28,6 +28,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             (64, 97),
             (131, 67),
             (66, 130),
+            (128, 72),
+            (57, 64),
+            (121, 65),
         ] {
             cases.push(Box::new(case(None, rows, cols)) as Box<dyn Case>);
             cases.push(Box::new(case(Some(3), rows, cols)));
@@ -35,6 +38,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         cases.push(Box::new(case(Some(0), 4, 4)));
         cases.extend(misaligned::both(&case(Some(2), 33, 47)));
         cases.extend(misaligned::both(&case(None, 34, 66)));
+        cases.extend(misaligned::both(&case(Some(2), 136, 80)));
     }
     for (rows, cols) in [(64, 64), (4096, 4096), (8192, 8192), (4097, 4093)] {
         for dtype in [DType::F32, DType::F16] {

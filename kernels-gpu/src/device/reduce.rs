@@ -21,6 +21,22 @@ pub unsafe fn warp<T: WarpShuffleValue>(mut value: T, width: u32, combine: impl 
     value
 }
 
+/// [`warp`] for a `width` that only the launch knows: all shuffles are made, and those beyond it ignored.
+///
+/// # Safety
+/// As [`warp`].
+#[inline(always)]
+pub unsafe fn lanes<T: WarpShuffleValue>(mut value: T, width: u32, combine: impl Fn(T, T) -> T) -> T {
+    let mut distance = 16;
+    while distance > 0 {
+        // SAFETY: all 32 lanes are here, as the caller promises.
+        let (other, _) = unsafe { warp_shuffle_xor(FULL_MASK, value, distance, 32) };
+        value = if distance < width { combine(value, other) } else { value };
+        distance /= 2;
+    }
+    value
+}
+
 /// Combines `value` over a one-dimensional block of `warps` full warps (a multiple of 4, at most 32); the result is valid
 /// in all threads. `scratch` holds `warps` elements, 16-byte aligned, and may be used again after the call.
 ///
@@ -33,24 +49,28 @@ pub unsafe fn block<T: WarpShuffleValue + Word>(
     scratch: Shared<T>,
     combine: impl Fn(T, T) -> T,
 ) -> T {
-    // SAFETY: as the caller promises.
-    let [total] = unsafe { block_each([value], warps, scratch, combine) };
-    total
+    // SAFETY: as the caller promises; behind the second barrier nobody reads.
+    unsafe {
+        let [total] = block_once([value], warps, scratch, combine);
+        sync_threads();
+        total
+    }
 }
 
-/// [`block`] for each of several values at the price of one's barriers; `scratch` holds `N * warps` elements.
+/// [`block`] for each of several values at the price of one barrier; `scratch` holds `N * warps` elements, which other
+/// threads may still be reading after the call.
 ///
 /// # Safety
-/// As [`block`].
+/// As [`block`]; a barrier lies between any other access to these elements and this call.
 #[inline(always)]
-pub unsafe fn block_each<T: WarpShuffleValue + Word, const N: usize>(
+pub unsafe fn block_once<T: WarpShuffleValue + Word, const N: usize>(
     values: [T; N],
     warps: u32,
     scratch: Shared<T>,
     combine: impl Fn(T, T) -> T,
 ) -> [T; N] {
-    // SAFETY: all threads are here, as the caller promises; between the barriers only lane 0 of each warp writes its
-    // own elements, and after the second nobody reads.
+    // SAFETY: all threads are here, as the caller promises; before the barrier only lane 0 of each warp writes its own
+    // elements.
     unsafe {
         let values = values.map(|value| warp(value, 32, &combine));
         if lane_id() == 0 {
@@ -62,7 +82,7 @@ pub unsafe fn block_each<T: WarpShuffleValue + Word, const N: usize>(
         }
         sync_threads();
         let mut first = 0;
-        let totals = values.map(|_| {
+        values.map(|_| {
             let four = |index| {
                 let [a, b, c, d] = scratch.get4(first + index);
                 combine(combine(a, b), combine(c, d))
@@ -75,8 +95,6 @@ pub unsafe fn block_each<T: WarpShuffleValue + Word, const N: usize>(
             }
             first += warps;
             total
-        });
-        sync_threads();
-        totals
+        })
     }
 }

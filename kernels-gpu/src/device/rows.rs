@@ -1,10 +1,11 @@
-//! How the ops over rows share a matrix among threads: a warp takes a short row, a block a longer one. A thread
-//! holds its part of such a row in registers, four 16-byte vectors where there are so many, so that a row is read
-//! once and by loads that are all in flight together. Blocks are as small as that allows: what one waits for, in a
+//! How the ops over rows share a matrix among threads: some lanes of a warp take a short row, a warp or a block a longer
+//! one. A thread holds its part of such a row in registers, four 16-byte vectors where there are so many, so that a row
+//! is read once and by loads that are all in flight together. Teams are as small as that allows: what one waits for, in a
 //! reduction, others fill.
 
 use super::{Columns, Shared, Vector, reduce};
 use cuda_std::prelude::*;
+use cuda_std::warp::WarpShuffleValue;
 
 /// The most threads in a block of the warp kernels: the host chooses by occupancy and by the number of rows.
 pub const WARP_BLOCK: u32 = 256;
@@ -20,23 +21,49 @@ const COLS_PER_THREAD: u32 = 16;
 /// The most columns of the block kernels.
 pub const MAX_BLOCK_COLS: u32 = ROW_BLOCK * COLS_PER_THREAD;
 
+/// The most threads in a block of the wide kernels, whose threads hold twice as many columns.
+pub const WIDE_BLOCK: u32 = 1024;
+/// The most warps of it.
+pub const WIDE_WARPS: u32 = WIDE_BLOCK / 32;
+/// The most columns of the wide kernels.
+pub const MAX_WIDE_COLS: u32 = WIDE_BLOCK * 2 * COLS_PER_THREAD;
+
 /// Threads of a block for a row of this length: at least four warps, at most [`ROW_BLOCK`].
 pub const fn row_threads(cols: u32) -> u32 {
-    let threads = cols.div_ceil(COLS_PER_THREAD).next_power_of_two();
-    if threads < 128 {
-        128
-    } else if threads > ROW_BLOCK {
-        ROW_BLOCK
+    threads(cols.div_ceil(COLS_PER_THREAD), 128, ROW_BLOCK)
+}
+
+/// The same for the wide kernels.
+pub const fn wide_threads(cols: u32) -> u32 {
+    threads(cols.div_ceil(2 * COLS_PER_THREAD), 128, WIDE_BLOCK)
+}
+
+/// The fewest lanes of a warp for a row of this length: at least eight, so that single elements fill a memory sector too.
+pub const fn row_lanes(cols: u32) -> u32 {
+    threads(cols.div_ceil(COLS_PER_THREAD), 8, 32)
+}
+
+/// The next power of two, but not below `least` nor above `most`.
+const fn threads(wanted: u32, least: u32, most: u32) -> u32 {
+    let threads = wanted.next_power_of_two();
+    if threads < least {
+        least
+    } else if threads > most {
+        most
     } else {
         threads
     }
 }
 
-/// The row of this warp, if there is one, and how its lanes share it. Whole warps have a row or have none.
+/// The row of this lane, the neighbours that share it, `lanes` of them (a power of two), and how they do. A row that does
+/// not exist is read as the last one, and [not written](Team::has_row).
 #[inline(always)]
-pub fn warp_row<T: Vector>(rows: u32, cols: u32, vectors: u32) -> Option<(u32, Columns)> {
-    let row = thread::block_idx_x() * (thread::block_dim_x() / 32) + thread::thread_idx_x() / 32;
-    (row < rows).then(|| (row, Columns::new::<T>(cols, warp::lane_id(), 32, vectors != 0)))
+pub fn warp_row<T: Vector>(rows: u32, cols: u32, vectors: u32, lanes: u32) -> (u32, Lanes, Columns) {
+    let (thread, log) = (thread::thread_idx_x(), lanes.trailing_zeros());
+    let row = thread::block_idx_x() * (thread::block_dim_x() >> log) + (thread >> log);
+    let columns = Columns::new::<T>(cols, thread & (lanes - 1), lanes, vectors != 0);
+    let has_row = row < rows;
+    (if has_row { row } else { rows - 1 }, Lanes { width: lanes, has_row }, columns)
 }
 
 /// How the threads of this block share a row.
@@ -60,43 +87,83 @@ pub fn expect_weights<T: Vector>(columns: Columns, weights: *const T) {
 
 /// The threads that share a row.
 pub trait Team: Copy {
-    /// Combines each value over them; the results are valid in all.
+    /// Combines each value over them; the results are valid in all. `before` is how many values were combined before.
     ///
     /// # Safety
     /// All of them call it together, with all lanes of their warps.
-    unsafe fn combine<const N: usize>(self, own: [f32; N], f: impl Fn(f32, f32) -> f32) -> [f32; N];
+    unsafe fn combine<const N: usize>(
+        self,
+        before: u32,
+        own: [f32; N],
+        f: impl Fn(f32, f32) -> f32,
+    ) -> [f32; N];
 
-    /// Sums.
+    /// Whether what they computed is to be written.
+    fn has_row(self) -> bool;
+}
+
+/// Neighbouring lanes of a warp.
+#[derive(Clone, Copy)]
+pub struct Lanes {
+    width: u32,
+    has_row: bool,
+}
+
+impl Lanes {
+    /// Combines a value over the lanes; the result is valid in all of them.
     ///
     /// # Safety
-    /// As [`combine`](Self::combine).
+    /// All lanes of the warp are here.
     #[inline(always)]
-    unsafe fn sums<const N: usize>(self, own: [f32; N]) -> [f32; N] {
+    pub unsafe fn reduce<T: WarpShuffleValue>(self, own: T, f: impl Fn(T, T) -> T) -> T {
         // SAFETY: as the caller promises.
-        unsafe { self.combine(own, |a, b| a + b) }
+        unsafe { reduce::lanes(own, self.width, f) }
+    }
+
+    /// Whether this lane is the first of a row that exists.
+    #[inline(always)]
+    pub fn writes_result(self) -> bool {
+        self.has_row && warp::lane_id() & (self.width - 1) == 0
     }
 }
 
-/// The lanes of a warp.
-#[derive(Clone, Copy)]
-pub struct Warp;
-
-impl Team for Warp {
+impl Team for Lanes {
     #[inline(always)]
-    unsafe fn combine<const N: usize>(self, own: [f32; N], f: impl Fn(f32, f32) -> f32) -> [f32; N] {
+    unsafe fn combine<const N: usize>(
+        self,
+        _before: u32,
+        own: [f32; N],
+        f: impl Fn(f32, f32) -> f32,
+    ) -> [f32; N] {
         // SAFETY: as the caller promises.
-        own.map(|own| unsafe { reduce::warp(own, 32, &f) })
+        own.map(|own| unsafe { self.reduce(own, &f) })
+    }
+
+    #[inline(always)]
+    fn has_row(self) -> bool {
+        self.has_row
     }
 }
 
-/// The threads of a block; a word of scratch memory for each of its warps and each value combined at once.
+/// The threads of a block; scratch memory of a word for each of its warps and each value that is combined.
 #[derive(Clone, Copy)]
 pub struct Block(pub Shared<f32>);
 
 impl Team for Block {
     #[inline(always)]
-    unsafe fn combine<const N: usize>(self, own: [f32; N], f: impl Fn(f32, f32) -> f32) -> [f32; N] {
-        // SAFETY: as the caller promises.
-        unsafe { reduce::block_each(own, thread::block_dim_x() / 32, self.0, f) }
+    unsafe fn combine<const N: usize>(
+        self,
+        before: u32,
+        own: [f32; N],
+        f: impl Fn(f32, f32) -> f32,
+    ) -> [f32; N] {
+        let warps = thread::block_dim_x() / 32;
+        // SAFETY: as the caller promises; each value has its own words.
+        unsafe { reduce::block_once(own, warps, self.0.at(before * warps), f) }
+    }
+
+    #[inline(always)]
+    fn has_row(self) -> bool {
+        true
     }
 }

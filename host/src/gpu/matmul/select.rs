@@ -11,6 +11,9 @@ use std::fmt;
 
 /// Warps that a multiprocessor should have at work in the few-row kernels: each has 4 KiB of b on their way.
 const VECTOR_WARPS: u32 = 12;
+/// How much longer than the fastest a kernel may take that needs less energy, when that is asked for. As much as the
+/// governor's next step would cost, which takes a tenth of the time away: a kernel that spares it is no loss.
+pub(crate) const LOW_POWER_SLOWER: f64 = 1.1;
 /// The most parts that k is split into: more cost more to add than they gain.
 const MAX_SPLITS: u32 = 32;
 
@@ -44,6 +47,8 @@ pub(crate) struct Query {
     pub vector_layouts: Option<Layouts>,
     pub types: Types,
     pub multiprocessors: u32,
+    /// Whether less energy is worth a little time.
+    pub low_power: bool,
 }
 
 impl Query {
@@ -59,6 +64,7 @@ impl Query {
             vector_layouts: layouts,
             types: Types::F32,
             multiprocessors,
+            low_power: false,
         }
     }
 }
@@ -210,10 +216,19 @@ fn choose(table: &Table, q: &Query) -> (Variant, Option<u32>) {
         _ => {}
     }
     let tiles = FAMILIES.iter().filter(|family| spec(family, q).is_some());
-    let best = tiles
-        .map(|family| (family, best_splits(table, q, family)))
-        .min_by(|(_, (_, x)), (_, (_, y))| x.total_cmp(y));
-    best.map_or((Variant::Strided, None), |(family, (splits, _))| (Variant::Tile(family.name), Some(splits)))
+    let estimates: Vec<_> = tiles.map(|family| (family, best_splits(table, q, family))).collect();
+    let clocks = |&&(_, (_, clocks)): &&(&Family, (u32, f64))| clocks;
+    let Some(mut best) = estimates.iter().min_by(|x, y| clocks(x).total_cmp(&clocks(y))) else {
+        return (Variant::Strided, None);
+    };
+    if let (true, Some(least)) = (q.low_power, table.energy(best.0, best.1.1)) {
+        let affordable = estimates.iter().filter(|one| clocks(one) <= LOW_POWER_SLOWER * clocks(&best));
+        let measured = affordable.filter_map(|one| Some((one, table.energy(one.0, one.1.1)?)));
+        let sparing = measured.filter(|&(_, energy)| energy < least).min_by(|x, y| x.1.total_cmp(&y.1));
+        best = sparing.map_or(best, |(one, _)| one);
+    }
+    let (family, (splits, _)) = best;
+    (Variant::Tile(family.name), Some(*splits))
 }
 
 /// The number of parts with the lowest estimate, and the estimate.
@@ -225,7 +240,7 @@ fn best_splits(table: &Table, q: &Query, family: &Family) -> (u32, f64) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const P4: u32 = 20;
@@ -248,6 +263,50 @@ mod tests {
         for multiprocessors in [MX330, P4] {
             let plan = plan(&nt(4096, 4096, 4096, multiprocessors));
             assert_eq!((plan.variant, plan.splits, plan.blocks), (Variant::Tile("tile128"), 1, 1024));
+        }
+    }
+
+    /// `wide128` draws half the power of the others.
+    pub(crate) fn sparing() -> Table {
+        let watts = FAMILIES.iter().map(|family| (family.name.to_owned(), 20.0));
+        Table { watts: watts.chain([("wide128".to_owned(), 10.0)]).collect(), ..sm_61() }
+    }
+
+    fn family_of(table: &Table, q: &Query, low_power: bool) -> Variant {
+        select(table, &Query { low_power, ..*q }, Variant::Auto, None).unwrap().variant
+    }
+
+    #[test]
+    fn less_energy_is_taken_where_it_is_asked_for_and_measured() {
+        let large = nt(4096, 4096, 4096, P4);
+        assert_eq!(family_of(&sparing(), &large, false), Variant::Tile("tile128"));
+        assert_eq!(family_of(&sparing(), &large, true), Variant::Tile("wide128"));
+        assert_eq!(family_of(&sm_61(), &large, true), Variant::Tile("tile128"), "nothing is measured");
+        // Half a table compares nothing: what is not measured is neither left nor taken.
+        for missing in ["tile128", "wide128"] {
+            let mut table = sparing();
+            table.watts.remove(missing);
+            assert_eq!(family_of(&table, &large, true), Variant::Tile("tile128"), "without {missing}");
+        }
+    }
+
+    #[test]
+    fn less_energy_costs_a_tenth_of_the_time_at_most() {
+        // 16 rows: a tile of 128 would be idle for seven eighths, which half the power does not make good.
+        let few = nt(16, 2048, 2048, P4);
+        assert_eq!(family_of(&sparing(), &few, true), Variant::Tile("tile32"));
+        // However little a kernel draws, it is not taken beyond that.
+        let mut table = sparing();
+        table.watts.insert("wide128".into(), 0.001);
+        assert_eq!(family_of(&table, &few, true), Variant::Tile("tile32"));
+        for dims in [[64, 2048, 2048], [256, 6144, 2048], [1024, 2048, 6144], [512; 3], [2048; 3]] {
+            let q = Query::plain(Layouts::Nt, dims, MX330);
+            let clocks = |low_power| {
+                let plan = select(&table, &Query { low_power, ..q }, Variant::Auto, None).unwrap();
+                let Variant::Tile(name) = plan.variant else { unreachable!("tiles fit") };
+                table.clocks(&q, family(name).unwrap(), plan.splits)
+            };
+            assert!(clocks(true) <= LOW_POWER_SLOWER * clocks(false), "{q}");
         }
     }
 

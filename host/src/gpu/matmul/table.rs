@@ -38,6 +38,9 @@ pub(crate) struct Table {
     pub launch_clocks: f64,
     /// Bytes per clock and multiprocessor that memory gives.
     pub bytes_per_clock: f64,
+    /// Watts that the card draws while each family runs back to back on a large product. Empty where it was not measured.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub watts: BTreeMap<String, f64>,
 }
 
 /// A measured time.
@@ -84,6 +87,11 @@ impl Table {
         clocks
     }
 
+    /// Clocks times watts, to compare kernels by; `None` if the family's power was not measured.
+    pub fn energy(&self, family: &Family, clocks: f64) -> Option<f64> {
+        self.watts.get(family.name).map(|watts| watts * clocks)
+    }
+
     fn estimate(&self, sample: &Sample) -> f64 {
         let family = FAMILIES.iter().find(|family| family.name == sample.family);
         family.map_or(f64::INFINITY, |family| self.clocks(&sample.q, family, sample.splits))
@@ -119,6 +127,7 @@ impl Table {
             block_clocks: 1500.0,
             launch_clocks: 3000.0,
             bytes_per_clock: 12.0,
+            watts: BTreeMap::new(),
         };
         let mut least = best.loss(samples);
         let mut step = 2.0f64;
@@ -166,7 +175,13 @@ impl Table {
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
         let table: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let others = [table.half_rate_warps, table.block_clocks, table.launch_clocks, table.bytes_per_clock];
-        match table.rates.values().chain(&others).all(|value| value.is_finite() && *value > 0.0) {
+        match table
+            .rates
+            .values()
+            .chain(table.watts.values())
+            .chain(&others)
+            .all(|value| value.is_finite() && *value > 0.0)
+        {
             true => Ok(table),
             false => Err("every number must be positive".into()),
         }
@@ -231,11 +246,30 @@ mod tests {
         }
     }
 
+    /// As `tune` stores it where the card says its power.
+    const WITH_POWER: &str = r#"{ "evidence": "", "rates": { "tile64": 0.9 }, "half_rate_warps": 2.0, "block_clocks": 1.0,
+        "launch_clocks": 1.0, "bytes_per_clock": 1.0, "watts": { "tile64": 15.5 } }"#;
+
+    #[test]
+    fn tables_with_and_without_power_are_read_and_written() {
+        for text in [WITH_POWER, BUILT_IN[0].1] {
+            let table = Table::parse(text).unwrap();
+            assert_eq!(table.watts.is_empty(), text != WITH_POWER);
+            let written = serde_json::to_string(&table).unwrap();
+            assert_eq!(Table::parse(&written), Ok(table));
+            assert_eq!(written.contains("watts"), text == WITH_POWER);
+        }
+    }
+
     #[test]
     fn a_table_that_makes_no_sense_is_refused() {
-        for text in
-            ["", "{}", &BUILT_IN[0].1.replace("0.90", "0"), &BUILT_IN[0].1.replace("\"rates\"", "\"rate\"")]
-        {
+        for text in [
+            "",
+            "{}",
+            &WITH_POWER.replace("15.5", "-1"),
+            &BUILT_IN[0].1.replace("0.90", "0"),
+            &BUILT_IN[0].1.replace("\"rates\"", "\"rate\""),
+        ] {
             assert!(Table::parse(text).is_err(), "{text}");
         }
     }

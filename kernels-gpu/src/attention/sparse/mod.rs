@@ -17,7 +17,7 @@ pub mod block_mean;
 pub mod decode;
 pub mod prefill;
 
-use super::prefill::{BM, BN};
+use super::prefill::{BM, bn};
 
 /// Keys of a group, and queries of a warp.
 pub const GROUP: usize = 16;
@@ -32,7 +32,7 @@ pub const TILE_WORDS: u32 = 20;
 /// 32-bit words of a split as it lies in memory, 16-byte aligned.
 pub const SPLIT_WORDS: u32 = 4;
 
-const _: () = assert!(BN as usize == 4 * GROUP && BM as usize == 4 * GROUP);
+const _: () = assert!(bn(prefill::KEYS) as usize == 4 * GROUP && BM as usize == 4 * GROUP);
 
 /// What a block does: tiles `start` … `start + tiles` for the 64 queries from `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

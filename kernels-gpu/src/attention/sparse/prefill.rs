@@ -8,30 +8,29 @@
 
 use super::{ITEM_WORDS, NO_SLOT, QUERIES, SPLIT_WORDS, TILE_WORDS};
 use crate::attention::merge::{merge, partial_elements};
-use crate::attention::prefill::{BN, Place, SHARED_BYTES, SHUFFLES, THREADS, Work, prefill, read_indices};
+use crate::attention::prefill::{PAD, Place, THREADS, Work, bn, prefill, read_indices, spec};
 use crate::attention::{Strides, not_zero, unroll};
-use crate::device::element::{load_4_words, load_byte, load_word, load_word_at};
+use crate::device::element::{load_4_words, load_word, load_word_at};
 use crate::device::{Element, F16};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
-const fn spec(name: &'static str, min_blocks: u32) -> KernelSpec {
-    KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(SHARED_BYTES).shuffles(SHUFFLES)
-}
+/// Columns of a tile's scores that a thread owns: tiles of 64 keys, as the list has them.
+pub(super) const KEYS: usize = 4;
 
 /// head_dim ≤ 64: grid = [num_q_heads / mask heads, items, b], by [`Types`](crate::attention::Types).
 pub const SPARSE_D64: [KernelSpec; 3] = [
-    spec("attention_sparse_d64_f32", 3),
-    spec("attention_sparse_d64_f16", 3),
-    spec("attention_sparse_d64_f32_f16", 3),
+    spec("attention_sparse_d64_f32", KEYS, 3),
+    spec("attention_sparse_d64_f16", KEYS, 3),
+    spec("attention_sparse_d64_f32_f16", KEYS, 3),
 ];
 
 /// head_dim ≤ 128; else as [`SPARSE_D64`]. Two blocks to a multiprocessor: with registers for three, two of them are
 /// spilled.
 pub const SPARSE_D128: [KernelSpec; 3] = [
-    spec("attention_sparse_d128_f32", 2),
-    spec("attention_sparse_d128_f16", 2),
-    spec("attention_sparse_d128_f32_f16", 2),
+    spec("attention_sparse_d128_f32", KEYS, 2),
+    spec("attention_sparse_d128_f16", KEYS, 2),
+    spec("attention_sparse_d128_f32_f16", KEYS, 2),
 ];
 
 /// grid = [splits · QUERIES, b · num_q_heads / mask heads]
@@ -91,7 +90,7 @@ impl Listed {
 }
 
 /// A tile is where its words begin: numbers would be multiplied anew for each access.
-impl Work for Listed {
+impl Work<KEYS> for Listed {
     const STEP: u32 = TILE_WORDS;
 
     #[inline(always)]
@@ -103,12 +102,7 @@ impl Work for Listed {
     }
 
     #[inline(always)]
-    fn again(self, _: Place) -> Place {
-        self.place()
-    }
-
-    #[inline(always)]
-    fn begin(&mut self, _: Place) -> u32 {
+    fn begin(self) -> u32 {
         // SAFETY: the block's own item.
         unsafe { load_word(self.item(thread::block_idx_y()).add(2)) * TILE_WORDS }
     }
@@ -122,9 +116,14 @@ impl Work for Listed {
     }
 
     #[inline(always)]
+    fn keys(self, _: u32) -> u32 {
+        16 * KEYS as u32
+    }
+
+    #[inline(always)]
     unsafe fn key(self, tile: u32, row: u32) -> u32 {
-        // SAFETY: the list has a tile behind the last; rows are below BN.
-        unsafe { load_word_at(self.tiles, tile + row / 16 % (BN / 16)) + row % 16 }
+        // SAFETY: the list has a tile behind the last; rows are below 16 KEYS.
+        unsafe { load_word_at(self.tiles, tile + row / 16 % KEYS as u32) + row % 16 }
     }
 
     #[inline(always)]
@@ -135,18 +134,24 @@ impl Work for Listed {
     }
 
     #[inline(always)]
-    unsafe fn mask(self, s: &mut [[f32; 4]; 8], place: Place, tile: u32) {
+    unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
         // SAFETY: as the caller promises; a pattern has a byte for each lane.
         unsafe {
             let seen = self.seen(place, tile);
             if seen == [1; 4] {
                 return; // all of it
             }
+            let [a, b, c, d] = seen;
+            let pattern = match place.tx / 4 {
+                0 => a,
+                1 => b,
+                2 => c,
+                _ => d,
+            };
+            let bits = load_word(self.patterns.add((pattern * 8 + place.ty * 4 + place.tx % 4) as usize));
             unroll!(J < 4 {
-                let lanes = self.patterns.add(seen[J] as usize * 8).cast::<u8>();
-                let bits = load_byte(lanes.add((place.tid % 32) as usize));
                 unroll!(I < 8 {
-                    if bits >> I & 1 == 0 {
+                    if bits >> (8 * J + I) & 1 == 0 {
                         s[I][J] = f32::NEG_INFINITY;
                     }
                 });
@@ -196,7 +201,7 @@ macro_rules! kernels {
             unsafe {
                 let d = 64 * $groups;
                 let work = Listed { items, tiles, patterns, partial, first_item, slots, sharing, d };
-                prefill::<$tq, _, $groups, _>(
+                prefill::<$tq, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(
                     out, q, k, v, strides, group, q_len, last_key, head_dim, scale_log2, work,
                 )
             }

@@ -1,0 +1,134 @@
+//! Blocks whose weights stay in host memory and pass through the device one after the other.
+//!
+//! A block's tensors lie side by side in pinned memory, and in the same order in each of the two places of a
+//! [`LayerStream`]. Two sets of modules, one for each place, are made once: whatever layer a place holds, its kernels find
+//! the weights at the same addresses.
+
+use super::{LayerCache, Rope, TransformerBlock};
+use crate::cuda::CudaDevice;
+use crate::memory::{LayerStream, PinnedBuffer};
+use crate::{DType, Error, Result, Shape, Tensor};
+use std::sync::{Mutex, PoisonError};
+
+/// Tensors begin at multiples of this, as allocations do.
+const ALIGNMENT: usize = 256;
+
+/// Blocks of equal shapes, two of them at a time on the device.
+#[derive(Debug)]
+pub struct StreamedBlocks {
+    device: CudaDevice,
+    parts: Vec<Part>,
+    bytes: usize,
+    /// One for each place.
+    blocks: [TransformerBlock; 2],
+    count: usize,
+    stream: Mutex<LayerStream>,
+}
+
+/// Where one of a block's tensors lies among its bytes.
+#[derive(Clone, Debug, PartialEq)]
+struct Part {
+    at: usize,
+    dtype: DType,
+    shape: Shape,
+}
+
+impl Part {
+    fn bytes(&self) -> usize {
+        self.shape.elements() * self.dtype.size()
+    }
+}
+
+/// The parts of a block, and their bytes.
+fn parts(block: &TransformerBlock) -> Result<(Vec<Part>, usize)> {
+    let (mut parts, mut bytes) = (Vec::new(), 0);
+    block.map(&mut |tensor| {
+        let part = Part { at: bytes, dtype: tensor.dtype(), shape: tensor.shape().clone() };
+        bytes += part.bytes().next_multiple_of(ALIGNMENT);
+        parts.push(part);
+        Ok(tensor.clone())
+    })?;
+    Ok((parts, bytes))
+}
+
+/// The error for a block that is not like the others.
+fn unlike(found: &Tensor) -> Error {
+    let expected = "a block with the first one's types and shapes".into();
+    Error::Shape { op: "StreamedBlocks", argument: "block", expected, found: found.shape().clone() }
+}
+
+impl StreamedBlocks {
+    /// Room for blocks like this one, none of which is there yet. They run on this handle's stream.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if two blocks do not fit the device, or a driver error.
+    pub fn like(block: &TransformerBlock, device: &CudaDevice) -> Result<Self> {
+        let (parts, bytes) = parts(block)?;
+        let stream = LayerStream::new(device, bytes)?;
+        let [a, b] = stream.places()?.map(|place| -> Result<TransformerBlock> {
+            let (place, mut at) = (Tensor::of_buffer(place)?, parts.iter());
+            block.map(&mut |tensor| {
+                let part = at.next().and_then(|part| place.within(part.at, part.dtype, &part.shape));
+                part.ok_or_else(|| unlike(tensor))
+            })
+        });
+        let blocks = [a?, b?];
+        Ok(Self { device: device.clone(), parts, bytes, blocks, count: 0, stream: Mutex::new(stream) })
+    }
+
+    /// Takes in one more block: its weights go to host memory.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if it is not like the first, [`Error::Layout`] for weights that are not contiguous, or a driver
+    /// error.
+    pub fn push(&mut self, block: &TransformerBlock) -> Result<()> {
+        let mut host = PinnedBuffer::new(&self.device, self.bytes)?;
+        let mut parts = self.parts.iter();
+        block.map(&mut |tensor| {
+            let like = |part: &&Part| (part.dtype, &part.shape) == (tensor.dtype(), tensor.shape());
+            let part = parts.next().filter(like).ok_or_else(|| unlike(tensor))?;
+            if !tensor.is_contiguous() {
+                let (op, argument, needed) = ("StreamedBlocks", "block", "contiguous");
+                return Err(Error::Layout { op, argument, needed });
+            }
+            tensor.read_bytes(&mut host[part.at..part.at + part.bytes()])?;
+            Ok(tensor.clone())
+        })?;
+        self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).push(host)?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// How many blocks there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// As [`TransformerBlock::forward`] of block `index`, while the next one's weights begin to come.
+    ///
+    /// # Errors
+    /// As [`TransformerBlock::forward`]; [`Error::Unsupported`] if there is no such block, or while the stream is being
+    /// captured into a graph, which holds no copies from the host.
+    pub fn forward(
+        &self,
+        index: usize,
+        x: &Tensor,
+        rope: &Rope,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<Tensor> {
+        // Until its kernels are queued nobody else may ask for another layer in this one's place.
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = stream.layer(index)?;
+        self.blocks[place].forward(x, rope, cache)
+    }
+
+    /// Bytes of the weights, in host memory.
+    pub fn weight_bytes(&self) -> usize {
+        self.count * self.blocks[0].weight_bytes()
+    }
+}

@@ -1,0 +1,461 @@
+//! Attention over many queries: FlashAttention-2's tiling on the CUDA cores.
+//!
+//! Source: Dao 2023, "FlashAttention-2", algorithm 1; the running maximum and sum are Milakov & Gimelshein 2018,
+//! algorithm 3.
+//!
+//! ```text
+//! for each block of BM queries Q [BM, d] of a head:             (one thread block)
+//!     O [BM, d] = 0; m [BM] = −∞; l [BM] = 0
+//!     for each tile of BN keys that a query of the block sees:
+//!         S [BM, BN] = Q Kᵀ · scale, −∞ where masked
+//!         m' = max(m, rowmax S); P = exp(S − m'); l = exp(m − m') l + rowsum P
+//!         O = exp(m − m') O + P V; m = m'
+//!     out = O / l
+//! ```
+//!
+//! How the code departs from it:
+//! 1. Exponents are base 2, the factor log2 e is in `scale`.
+//! 2. Q is not kept: Q and K come through shared memory in chunks of BK = 16 of the head's extent, V in chunks of
+//!    16 keys, P as one half of a tile after the other, so that 48 KB of shared memory hold any head_dim.
+//! 3. While a chunk is computed the next one is loaded into registers, and behind that written to a second buffer: one
+//!    barrier a chunk. P needs none, as a warp reads only what it wrote.
+//! 4. m and l live in shared memory: registers are for O, S and the operands.
+//! 5. A thread owns rows 16·warp + 8·ty + (0..8), keys 4·tx + (0..4) and, with KEYS = 8, those 64 further of S, and
+//!    columns 4·tx + 64g + (0..4) of O, tx = lane mod 16, ty = lane / 16. So a row lies in the 16 lanes of half a warp: m
+//!    is reduced by shuffles, l is kept per thread and reduced once at the end.
+//! 6. Q, K and P lie transposed, so that both products are the outer products of a matrix product: with rows as they
+//!    come, both factors of a multiply-add lie in register banks of one number. Keys of P and V are therefore taken by
+//!    fours: a chunk of V has the keys 4i + j of one j.
+//! 7. What is written transposed is padded, or exchanged by XOR with the column's number, so that neither reads nor
+//!    writes of shared memory meet in a bank.
+//! 8. A row without a key so far has m = −∞; 0 is subtracted in its place, which gives P = 0 and not NaN.
+//! 9. Rows and keys past the end are read from the last valid one and masked, not zeroed.
+
+mod dense;
+mod load;
+mod products;
+
+pub use dense::*;
+
+use super::merge::STATE as STATE_ELEMENTS;
+use super::{Strides, not_zero, unroll};
+use crate::device::math::{exp2, rcp};
+use crate::device::stored::Stored;
+use crate::device::{Element, Shared, shared};
+use crate::spec::KernelSpec;
+#[cfg(target_arch = "nvptx64")]
+use core::arch::asm;
+use cuda_std::gpu_only;
+use cuda_std::prelude::*;
+use load::Loader;
+use products::{scores, weighted_values};
+
+/// Queries of a block.
+pub(super) const BM: u32 = 64;
+/// Columns of Q and K, and keys of V, in a chunk.
+const BK: u32 = 16;
+/// Four warps; each thread owns 8 × KEYS scores and 8 × D/16 outputs.
+pub(super) const THREADS: u32 = 128;
+
+/// Queries that a block handles.
+pub const QUERIES_PER_BLOCK: u32 = BM;
+
+/// Keys of a tile of which a thread owns `keys`.
+pub(super) const fn bn(keys: usize) -> u32 {
+    16 * keys as u32
+}
+
+/// Elements behind each column of Q's and K's chunk, so that threads that write to it meet in no bank.
+pub(super) const PAD: u32 = 4;
+
+/// Elements of a chunk buffer: Qᵀ [BK, BM + PAD] and Kᵀ [BK, BN + PAD], or V [D / 64, BK, 64].
+const fn chunk_elements(keys: usize) -> u32 {
+    BK * (BM + PAD + bn(keys) + PAD)
+}
+
+/// Elements of half of Pᵀ: [BM / 16, BN / 2, 16].
+const fn half_elements(keys: usize) -> u32 {
+    BM * bn(keys) / 2
+}
+
+/// Elements of l, a part per thread: [2, THREADS, 4].
+const SUMS: u32 = 8 * THREADS;
+
+/// Four steps for each of eight rows, of m in a tile and of l at the end.
+const SHUFFLES: u32 = 2 * 4 * 8;
+
+/// The contract of a kernel whose threads own `keys` of a tile's keys.
+pub(super) const fn spec(name: &'static str, keys: usize, min_blocks: u32) -> KernelSpec {
+    let shared_bytes = 4 * (2 * chunk_elements(keys) + half_elements(keys) + BM + SUMS);
+    KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(shared_bytes).shuffles(SHUFFLES)
+}
+
+/// Which thread, head and queries this is.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub tid: u32,
+    /// lane mod 16
+    pub tx: u32,
+    /// lane / 16
+    pub ty: u32,
+    /// The thread's first row in the tile; seven more follow.
+    pub row: u32,
+    pub batch: u32,
+    pub head: u32,
+    /// The block's first query.
+    pub first: u32,
+}
+
+/// The thread's index and the block's along x and y, read anew at each call.
+#[gpu_only]
+#[inline(always)]
+pub(super) fn read_indices() -> [u32; 3] {
+    let (tid, x, y): (u32, u32, u32);
+    // SAFETY: reads special registers. Not `pure`, so that readings are not merged.
+    unsafe {
+        asm!(
+            "mov.u32 {tid}, %tid.x;", "mov.u32 {x}, %ctaid.x;", "mov.u32 {y}, %ctaid.y;",
+            tid = out(reg32) tid, x = out(reg32) x, y = out(reg32) y,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    [tid, x, y]
+}
+
+impl Place {
+    /// Of thread `tid` of a block with these queries.
+    #[inline(always)]
+    pub fn new(tid: u32, batch: u32, head: u32, first: u32) -> Self {
+        let (tx, ty) = (tid % 16, tid / 16 % 2);
+        Self { tid, tx, ty, row: tid / 32 * 16 + ty * 8, batch, head, first }
+    }
+}
+
+/// What a block works on: a block of queries, tiles of keys, and which of them see each other.
+pub(super) trait Work<const KEYS: usize>: Copy {
+    /// Reads the special registers at each call anew, so that what follows from them need not stay in registers
+    /// between the phases.
+    fn place(self) -> Place;
+
+    /// From one tile to the next.
+    const STEP: u32;
+
+    /// The first of the block's tiles.
+    fn begin(self) -> u32;
+
+    /// One past the last.
+    fn end(self) -> u32;
+
+    /// A bound of the keys of one of the block's tiles that any query sees, a multiple of 64.
+    fn keys(self, tile: u32) -> u32;
+
+    /// The key that is row `row` of a tile, or behind the last one. Rows of one sixteen follow each other.
+    ///
+    /// # Safety
+    /// At most one tile behind the last.
+    unsafe fn key(self, tile: u32, row: u32) -> u32;
+
+    /// Whether a row of the thread's warp sees a key of the tile; the same for all lanes.
+    ///
+    /// # Safety
+    /// The block has this tile.
+    unsafe fn sees(self, place: Place, tile: u32) -> bool;
+
+    /// −∞ where a row does not see a key: rows row + i, keys 4 tx + j mod 4 + 64 (j / 4).
+    ///
+    /// # Safety
+    /// As [`sees`](Self::sees).
+    unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32);
+
+    /// Where a partial result [BM, D + 4] of these queries goes, if theirs is not the whole.
+    ///
+    /// # Safety
+    /// As the kernels'.
+    unsafe fn partial(self) -> Option<*mut f32>;
+}
+
+/// The thread's key `j`, from its first one on.
+const fn key_of(j: usize) -> u32 {
+    (j % 4 + j / 4 * 64) as u32
+}
+
+/// Two fours, of which the second lies `APART` elements further.
+///
+/// # Safety
+/// As [`Shared::get4`].
+#[inline(always)]
+unsafe fn load_8<const APART: u32>(at: Shared<f32>) -> [f32; 8] {
+    // SAFETY: as the caller promises.
+    let ([a, b, c, d], [e, f, g, h]) = unsafe { (at.get4(0), at.get4(APART)) };
+    [a, b, c, d, e, f, g, h]
+}
+
+/// As [`load_8`].
+///
+/// # Safety
+/// As [`Shared::set4`].
+#[inline(always)]
+unsafe fn store_8<const APART: u32>(at: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        at.set4(0, [a, b, c, d]);
+        at.set4(APART, [e, f, g, h]);
+    }
+}
+
+/// # Safety
+/// As the kernels below; G = D / 64, BN = 16 KEYS, STRIDE = BN + PAD.
+#[inline(always)]
+pub(super) unsafe fn prefill<
+    TQ: Element,
+    S: Stored,
+    const G: usize,
+    const KEYS: usize,
+    const STRIDE: u32,
+    W: Work<KEYS>,
+>(
+    out: *mut TQ,
+    q: *const TQ,
+    k: S,
+    v: S,
+    [out_strides, q_strides, k_strides, v_strides]: [Strides; 4],
+    group: u32,
+    q_len: u32,
+    last_key: u32,
+    head_dim: u32,
+    scale_log2: f32,
+    work: W,
+) {
+    let chunks = match KEYS {
+        4 => shared::declare::<f32, { 2 * chunk_elements(4) as usize }>(),
+        _ => shared::declare::<f32, { 2 * chunk_elements(8) as usize }>(),
+    };
+    let probabilities = match KEYS {
+        4 => shared::declare::<f32, { half_elements(4) as usize }>(),
+        _ => shared::declare::<f32, { half_elements(8) as usize }>(),
+    };
+    let maxima = shared::declare::<f32, { BM as usize }>();
+    let sums = shared::declare::<f32, { SUMS as usize }>();
+
+    // SAFETY: a head belongs to a group.
+    unsafe { not_zero(group) };
+
+    // place tile
+    let place = work.place();
+    let Place { tid, tx, row, batch, head, first, .. } = place;
+    let load = Loader {
+        q,
+        k,
+        v,
+        q_at: [0, 32].map(|row| {
+            q_strides.offset(batch, head) + (first + tid / 4 + row).min(q_len - 1) * q_strides.row
+        }),
+        k_head: k_strides.offset(batch, head / group),
+        v_head: v_strides.offset(batch, head / group),
+        k_row: k_strides.row,
+        v_row: v_strides.row,
+        last_key,
+        head_dim,
+    };
+    let mut tile = work.begin();
+
+    // in a chunk: this thread's first row of Q, first key of K
+    let (q_first, k_first) = (|row: u32| row, |tx: u32| BK * (BM + PAD) + tx * 4);
+
+    let mut o = [[[0.0f32; 4]; G]; 8];
+    // SAFETY: this thread's own elements.
+    unsafe {
+        store_8::<4>(maxima.at(row), [f32::NEG_INFINITY; 8]);
+        store_8::<{ 4 * THREADS }>(sums.at(tid * 4), [0.0; 8]);
+    }
+    // where in the two chunk buffers the one is that is read next; the other is written meanwhile
+    let mut side = 0;
+    let other = |side: u32| chunk_elements(KEYS) - side;
+    if tile < work.end() {
+        // SAFETY: there is a key, and the grid has no block without a query.
+        unsafe { load.put_qk::<KEYS>(tid, chunks, load.qk(work, tid, tile, 0), 0) };
+    }
+
+    while tile < work.end() {
+        // S = Q Kᵀ
+        // SAFETY: the block has this tile.
+        let sees = unsafe { work.sees(place, tile) };
+        let keys = work.keys(tile);
+        let mut s = [[0.0f32; KEYS]; 8];
+        let mut column = 0;
+        while column < head_dim {
+            // SAFETY: all threads run the same loops. Behind the barrier the chunk is complete, and nobody reads the
+            // other one any more.
+            unsafe {
+                thread::sync_threads();
+                column += BK;
+                let staged = if column < head_dim {
+                    load.qk(work, tid, tile, column)
+                } else {
+                    load.v::<G, KEYS, W>(work, read_indices()[0], tile, 0)
+                };
+                if sees {
+                    let both = |at: u32| [chunks.at(side + at), chunks.at((side + at) ^ 8)]; // as `put_qk` exchanges rows
+                    if KEYS == 4 || keys > 64 {
+                        scores::<KEYS, KEYS, STRIDE>(&mut s, both(q_first(row)), both(k_first(tx)));
+                    } else {
+                        // read anew, or else the compiler computes what both have in common before it branches, and
+                        // waits for its operands
+                        let Place { tx, row, .. } = work.place();
+                        scores::<KEYS, 4, STRIDE>(&mut s, both(q_first(row)), both(k_first(tx)));
+                    }
+                }
+                side = other(side);
+                if column < head_dim {
+                    load.put_qk::<KEYS>(tid, chunks.at(side), staged, column);
+                } else {
+                    load.put_v::<G>(tid, chunks.at(side), staged);
+                }
+            }
+        }
+
+        // scale and mask
+        let place = work.place();
+        let Place { tid, tx, ty, row, .. } = place;
+        let (m_state, l_state) = (maxima.at(row), sums.at(tid * 4));
+        // half of Pᵀ of the warp's rows [KEYS / 2, 16, 16]: key 4 x + j at [j, x], fours of rows exchanged by (x / 2) mod 4
+        let p_first = tid / 32 * (KEYS as u32 * 128) + ty * 8;
+        let p_write = (p_first + tx * 16) ^ (tx / 2 % 4 * 4);
+        unroll!(I < 8 {
+            unroll!(J < KEYS { s[I][J] *= scale_log2; });
+        });
+        // SAFETY: the block has this tile.
+        unsafe { work.mask(&mut s, place, tile) };
+
+        // m' = max(m, rowmax S)
+        // SAFETY: this thread's own elements.
+        let (m, mut l) = unsafe { (load_8::<4>(m_state), load_8::<{ 4 * THREADS }>(l_state)) };
+        let mut next = m;
+        unroll!(I < 8 {
+            unroll!(J < KEYS { next[I] = next[I].max(s[I][J]); });
+        });
+        unroll!(STEP < 4 {
+            unroll!(I < 8 {
+                // SAFETY: all lanes are here.
+                let (other, _) = unsafe { warp::warp_shuffle_xor(warp::FULL_MASK, next[I], 8 >> STEP, 32) };
+                next[I] = next[I].max(other);
+            });
+        });
+
+        // P = exp(S − m'); l and O rescaled
+        unroll!(I < 8 {
+            let base = if next[I] == f32::NEG_INFINITY { 0.0 } else { next[I] };
+            let rescale = exp2(m[I] - base);
+            l[I] *= rescale;
+            unroll!(J < KEYS {
+                s[I][J] = exp2(s[I][J] - base);
+                l[I] += s[I][J];
+            });
+            let mut g = 0;
+            while g < G {
+                unroll!(E < 4 { o[I][g][E] *= rescale; });
+                g += 1;
+            }
+        });
+
+        // SAFETY: this thread's own elements.
+        unsafe {
+            if tx == 0 {
+                store_8::<4>(m_state, next);
+            }
+            store_8::<{ 4 * THREADS }>(l_state, l);
+        }
+
+        // O += P V, by halves of the keys
+        let mut j = 0;
+        while j < keys / BK {
+            // P to shared memory: a warp reads only its own rows
+            // SAFETY: all lanes are here, and have read the half before.
+            unsafe { warp::sync_warp(warp::FULL_MASK) };
+            unroll!(J < 4 {
+                if 2 * J < KEYS {
+                    unroll!(HALF < 2 {
+                        let rows = [s[4 * HALF][J], s[4 * HALF + 1][J], s[4 * HALF + 2][J], s[4 * HALF + 3][J]];
+                        // SAFETY: rows and keys of the warp's, each element by one thread.
+                        unsafe { probabilities.at(p_write ^ (HALF as u32 * 4)).set4(J as u32 * 256, rows) };
+                    });
+                    unroll!(I < 8 { s[I][J] = s[I][J + KEYS / 2]; });
+                }
+            });
+            let end = (j + KEYS as u32 / 2).min(keys / BK);
+            while j < end {
+                // SAFETY: as for the scores; the first barrier also completes P.
+                unsafe {
+                    thread::sync_threads();
+                    let p = p_first + j % (KEYS as u32 / 2) * 256;
+                    j += 1;
+                    let staged = if j < keys / BK {
+                        load.v::<G, KEYS, W>(work, tid, tile, j)
+                    } else {
+                        load.qk(work, read_indices()[0], tile + W::STEP, 0) // behind the last tile for nothing
+                    };
+                    if sees {
+                        let p = [0, 1, 2, 3].map(|x| probabilities.at(p ^ (x * 4)));
+                        weighted_values(&mut o, p, chunks.at(side + tx * 4));
+                    }
+                    side = other(side);
+                    if j < keys / BK {
+                        load.put_v::<G>(tid, chunks.at(side), staged);
+                    } else {
+                        load.put_qk::<KEYS>(read_indices()[0], chunks.at(side), staged, 0);
+                    }
+                }
+            }
+        }
+        tile += W::STEP;
+    }
+
+    // write O / l, or O, m and l
+    let Place { tid, tx, row, batch, head, first, .. } = work.place();
+    let head = out_strides.offset(batch, head);
+    // SAFETY: this thread's own elements.
+    let mut l = unsafe { load_8::<{ 4 * THREADS }>(sums.at(tid * 4)) };
+    unroll!(STEP < 4 {
+        unroll!(I < 8 {
+            // SAFETY: all lanes are here.
+            let (other, _) = unsafe { warp::warp_shuffle_xor(warp::FULL_MASK, l[I], 8 >> STEP, 32) };
+            l[I] += other;
+        });
+    });
+    // SAFETY: as the caller promises.
+    if let Some(partial) = unsafe { work.partial() } {
+        let width = 64 * G as u32 + STATE_ELEMENTS;
+        // SAFETY: this thread's own elements.
+        let m = unsafe { load_8::<4>(maxima.at(row)) };
+        unroll!(I < 8 {
+            // SAFETY: row below BM of [BM, D + 4]; each thread its own columns, one lane for all of a row's m and l.
+            unsafe {
+                let record = partial.add(((row + I as u32) * width) as usize);
+                let mut g = 0;
+                while g < G {
+                    f32::store4(record.add((tx * 4 + g as u32 * 64) as usize), o[I][g]);
+                    g += 1;
+                }
+                if tx == 0 {
+                    *record.add(64 * G) = m[I];
+                    *record.add(64 * G + 1) = l[I];
+                }
+            }
+        });
+        return;
+    }
+    unroll!(I < 8 {
+        let i = first + row + I as u32;
+        let factor = if l[I] == 0.0 { 0.0 } else { rcp(l[I]) };
+        let mut g = 0;
+        while g < G {
+            let column = tx * 4 + g as u32 * 64;
+            if i < q_len && column < head_dim {
+                let values = o[I][g].map(|x| x * factor);
+                // SAFETY: row and columns are inside this head's output, rows 8-element aligned.
+                unsafe { TQ::store4(out.add((head + i * out_strides.row + column) as usize), values) };
+            }
+            g += 1;
+        }
+    });
+}

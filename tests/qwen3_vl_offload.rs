@@ -1,0 +1,168 @@
+//! Decoder layers whose weights stay in host memory: the same kernels on the same numbers, so the same bits, in less of
+//! the device's memory.
+
+mod common;
+
+use pascaline::cuda::Graph;
+use pascaline::nn::{Attention, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks, TransformerBlock};
+use pascaline::ops::Activation;
+use pascaline::quant::Format;
+use pascaline::qwen3_vl::{LoadOptions, Options, Qwen3Vl, Visual};
+use pascaline::{DType, Device, Error, Tensor, memory};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The turn to use the device: the pool's books are the process's.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny")
+}
+
+fn load(device: &Device, options: LoadOptions) -> Qwen3Vl {
+    Qwen3Vl::load_with(tiny(), device, options, |_| {}).unwrap()
+}
+
+fn logits(model: &Qwen3Vl) -> Vec<u32> {
+    let ids: Vec<u32> = (1..12).collect();
+    let logits = model.trace(&ids, &[], &[], |_, _| {}).unwrap().to_vec::<f32>().unwrap();
+    logits.into_iter().map(f32::to_bits).collect()
+}
+
+/// Bytes of the device's pool that `work` leaves handed out in its result.
+fn taken<R>(device: &Device, work: impl FnOnce() -> R) -> (R, usize) {
+    let Device::Cuda(device) = device else { unreachable!("a CUDA device was asked for") };
+    let live = || memory::pool(device).unwrap().statistics().live;
+    let before = live();
+    let result = work();
+    (result, live() - before)
+}
+
+/// What a layer's matrices take at least, by their share of the weights; that is off by the 4-bit formats' padding to 256
+/// columns, for which a tenth is given.
+fn least_bytes_of_a_layer(model: &Qwen3Vl) -> usize {
+    let text = &model.config().text;
+    let (head, hidden) = (text.head_dim, text.hidden_size);
+    let width = (2 * text.num_attention_heads + 2 * text.num_key_value_heads) * head;
+    let in_layer = text.num_hidden_layers * (width + 3 * text.intermediate_size) * hidden;
+    let in_head = text.vocab_size * hidden;
+    model.weight_bytes() * in_layer / (in_layer + in_head) / text.num_hidden_layers * 9 / 10
+}
+
+#[test]
+fn layers_from_host_memory_give_the_same_bits_in_less_device_memory() {
+    let _turn = turn();
+    let device = common::cuda_device();
+    let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&device) };
+    let quantize = |format| LoadOptions { quantize: Some(format), ..usual };
+    let f16 = LoadOptions { dtype: DType::F16, ..usual };
+    for options in [usual, f16, quantize(Format::Q8_0), quantize(Format::Q4_0), quantize(Format::Q4K)] {
+        let (resident, all) = taken(&device, || load(&device, options));
+        let expected = logits(&resident);
+        assert_eq!(resident.streamed_layers(), 0);
+        let layers = resident.config().text.num_hidden_layers;
+        for gpu_layers in [0, 1, layers + 1] {
+            let options = LoadOptions { gpu_layers: Some(gpu_layers), ..options };
+            let (model, bytes) = taken(&device, || load(&device, options));
+            let streamed = layers.saturating_sub(gpu_layers);
+            assert_eq!(model.streamed_layers(), streamed);
+            assert_eq!(model.weight_bytes(), resident.weight_bytes());
+            assert_eq!(logits(&model), expected, "{options:?}");
+            // Two places stand for all the layers; the small tensors' own rounding goes too.
+            let saved = all.saturating_sub(bytes);
+            let least = streamed.saturating_sub(2) * least_bytes_of_a_layer(&model);
+            assert!(
+                saved >= least && (saved > 0) == (streamed > 2),
+                "{options:?}: {saved}, at least {least}"
+            );
+        }
+    }
+    answers_are_the_same(&device, usual);
+    the_program_says_so();
+}
+
+/// With pictures, in pieces, token after token, and in a second turn.
+fn answers_are_the_same(device: &Device, usual: LoadOptions) {
+    let picture = || [Visual::image(&tiny().join("cases/square.png")).unwrap()];
+    let options = Options { max_new_tokens: 4, stop_at_eos: false, ..Options::default() };
+    let answer = |model: &Qwen3Vl| model.generate(&picture(), "What colour?", &options).unwrap();
+    let expected = answer(&load(device, usual));
+    assert!(expected.statistics.graph_launches.is_some());
+    let streamed = LoadOptions { gpu_layers: Some(0), tokens_per_pass: 13, ..usual };
+    let model = load(device, streamed);
+    for turn in 0..2 {
+        let found = answer(&model);
+        assert_eq!(found.ids, expected.ids, "answer {turn}");
+        assert_eq!((found.statistics.graph_launches, found.statistics.streamed_layers), (None, 3));
+    }
+}
+
+fn the_program_says_so() {
+    let generate = |arguments: &[&str]| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_pascaline"));
+        program.args([
+            "generate",
+            "--device",
+            "virtual",
+            "--greedy",
+            "--prompt",
+            "Hi",
+            "--max-new-tokens",
+            "2",
+        ]);
+        let output = program.arg("--model").arg(tiny()).args(arguments).output().expect("the program starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output
+    };
+    let json = |arguments: &[&str]| -> Value {
+        serde_json::from_slice(&generate(&[&["--json"], arguments].concat()).stdout).unwrap()
+    };
+    let (resident, streamed) = (json(&[]), json(&["--gpu-layers", "0"]));
+    assert_eq!(resident["generated_ids"], streamed["generated_ids"]);
+    assert_eq!((&streamed["streamed_layers"], &streamed["graph_launches"]), (&3.into(), &Value::Null));
+    assert_eq!(resident["streamed_layers"], 0);
+    let notes = String::from_utf8(generate(&["--gpu-layers", "0"]).stderr).unwrap();
+    assert!(notes.contains("3 layers from host memory, launched kernel by kernel"), "{notes}");
+}
+
+/// A block of a hidden width of `n`, all ones.
+fn block(n: usize, device: &Device) -> TransformerBlock {
+    let tensor = |shape: &[usize]| {
+        let ones = vec![1.0f32; shape.iter().product()];
+        Tensor::from_slice(&ones, shape.to_vec(), device).unwrap()
+    };
+    let linear = |out, columns| Linear::new(tensor(&[out, columns]), Some(tensor(&[out]))).unwrap();
+    let norm = || Norm::Rms(RmsNorm::new(tensor(&[n]), 1e-6).unwrap());
+    TransformerBlock {
+        norm1: norm(),
+        attention: Attention::new(linear(3 * n, n), None, linear(n, n), [1, 1, n], true).unwrap(),
+        norm2: norm(),
+        mlp: Mlp::new(linear(n, n), Activation::GeluTanh, linear(n, n)).unwrap(),
+    }
+}
+
+#[test]
+fn what_can_not_pass_is_refused() {
+    let _turn = turn();
+    let device = common::cuda_device();
+    let Device::Cuda(cuda) = &device else { unreachable!("a CUDA device was asked for") };
+    let mut blocks = StreamedBlocks::like(&block(32, &device), cuda).unwrap();
+    let unlike = blocks.push(&block(64, &device));
+    assert!(matches!(unlike, Err(Error::Shape { op: "StreamedBlocks", .. })), "{unlike:?}");
+    blocks.push(&block(32, &device)).unwrap();
+    assert_eq!((blocks.len(), blocks.is_empty()), (1, false));
+    let x = Tensor::zeros([1, 32], DType::F32, &device).unwrap();
+    let angles = Tensor::zeros([1, 16], DType::F32, &device).unwrap();
+    let rope = Rope::new(angles.clone(), angles, 0, 0).unwrap();
+    let missing = blocks.forward(1, &x, &rope, None);
+    assert!(matches!(missing, Err(Error::Unsupported { argument: "layer", .. })), "{missing:?}");
+    let captured = Graph::capture(cuda, || blocks.forward(0, &x, &rope, None));
+    assert!(matches!(captured, Err(Error::Unsupported { argument: "stream", .. })), "{captured:?}");
+    let expected = block(32, &device).forward(&x, &rope, None).unwrap().to_vec::<f32>().unwrap();
+    assert_eq!(blocks.forward(0, &x, &rope, None).unwrap().to_vec::<f32>().unwrap(), expected);
+}
