@@ -161,7 +161,8 @@ fn check_caches(dir: &Path, device: &Device, limits: Limits, suits: impl Fn(&str
         let mut checked = 0;
         for run in cases::load(dir).unwrap().unwrap().iter().filter(|run| suits(&run.name)) {
             let report = check_run(&model, run).unwrap();
-            let worst = report.worst("logits").unwrap();
+            assert!(report.passed(&limits, false), "{} with a cache in {cache}: {report:#?}", run.name);
+            let Some(worst) = report.worst("logits") else { continue }; // of the largest there are only tokens
             let equal =
                 report.generated_ids.iter().zip(&run.generated_ids).take_while(|(a, b)| a == b).count();
             common::say(&format!(
@@ -170,7 +171,6 @@ fn check_caches(dir: &Path, device: &Device, limits: Limits, suits: impl Fn(&str
                 limits.stage,
                 run.generated_ids.len()
             ));
-            assert!(report.passed(&limits, false), "{} with a cache in {cache}: {report:#?}", run.name);
             assert!(worst >= least, "{} with a cache in {cache}: {worst:e}", run.name);
             checked += 1;
         }
