@@ -3,6 +3,7 @@
 mod common;
 
 use half::{bf16, f16};
+use kernels_gpu::float16::Decoder;
 use pascaline::float16::{EXPONENT_BITS, Float16, Overflow};
 use pascaline::{Device, Tensor, ops};
 
@@ -45,8 +46,11 @@ fn nearest(bits: u32, magnitudes: &[f64], x: f32) -> u16 {
 
 fn check_format<const E: u32>(samples: &[f32]) {
     let infinity = ((1u16 << E) - 1) << (15 - E);
+    let decoder = Decoder::new(E);
     for code in 0..=u16::MAX {
         let (got, want) = (Float16::<E>(code).to_f32(), value(E, code));
+        let lower = decoder.both(u32::from(!code) << 16 | u32::from(code))[0];
+        assert_eq!(lower.to_bits(), got.to_bits(), "E = {E}: {code:#06x} by a decoder");
         assert!(
             f64::from(got) == want && got.is_sign_negative() == (code >= 0x8000)
                 || got.is_nan() && want.is_nan()

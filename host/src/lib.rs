@@ -25,6 +25,7 @@ mod error;
 pub mod float16;
 pub mod governor;
 mod gpu;
+pub mod kv;
 pub mod memory;
 mod mutation;
 pub mod nn;

@@ -62,8 +62,6 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     &[peak::FMA, peak::DP4A],
     quant::decode::DECODE.as_flattened(),
     quant::encode::KERNELS,
-    quant::kv_cache::DECODE.as_flattened(),
-    &quant::kv_cache::WRITE,
     &[quant::straight_through::STRAIGHT_THROUGH],
     &quant::tile::SLICES64,
     &quant::tile::TILE128,
@@ -74,7 +72,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     reduce::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,
-    &rope_append::SPECS,
+    rope_append::KERNELS,
     softmax::KERNELS,
     transpose::KERNELS,
 ];

@@ -2,9 +2,11 @@
 
 use super::failure::Failure;
 use super::screen::{Colours, Style};
+use crate::kv::KvFormat;
 use crate::quant::Format;
 use crate::qwen3_vl::{LoadOptions, Options, Qwen3Vl, Sampling};
 use crate::{DType, Device};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -25,9 +27,10 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "TYPE")]
     dtype: Option<WeightType>,
 
-    /// What keys and values are stored as: f32, if nothing is said; f16 takes half the memory and rounds them.
-    #[arg(long, value_name = "TYPE")]
-    cache: Option<StorageType>,
+    /// What keys and values are stored as: f32, if nothing is said. 16-bit floats take half of it: f16, bf16, and those that
+    /// `float16` measures, by their exponent bits; q8_0 takes 8.5 bits a value.
+    #[arg(long, value_name = "TYPE", value_parser = cache_formats())]
+    cache: Option<KvFormat>,
 
     /// Decoder layers whose weights stay on the GPU: all, if nothing is said. Those of the layers behind stay in pinned host
     /// memory and pass through the GPU while the layer before computes, for cards that can't hold the model. The tokens
@@ -36,7 +39,12 @@ pub(super) struct ModelArgs {
     gpu_layers: Option<usize>,
 }
 
-/// `--dtype` of a model that is compared with its reference, and `--cache`.
+/// `--cache`
+pub(super) fn cache_formats() -> impl TypedValueParser<Value = KvFormat> {
+    PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name)).try_map(|name| name.parse::<KvFormat>())
+}
+
+/// `--dtype` of a model that is compared with its reference.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum StorageType {
     F16,
@@ -145,8 +153,7 @@ impl ModelArgs {
     pub fn load_options(&self, device: &Device) -> LoadOptions {
         let usual = LoadOptions::for_device(device);
         let options = self.dtype.map_or(usual, |dtype| dtype.apply(usual));
-        let cache = self.cache.map_or(usual.cache, StorageType::dtype);
-        LoadOptions { cache, gpu_layers: self.gpu_layers, ..options }
+        LoadOptions { cache: self.cache.unwrap_or(usual.cache), gpu_layers: self.gpu_layers, ..options }
     }
 
     /// Loads the model, with a progress bar where people watch; gives the time that it took.

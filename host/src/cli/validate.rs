@@ -3,13 +3,14 @@
 use super::environment::Environment;
 use super::failure::Failure;
 use super::json::{Report, is_stdout};
-use super::model::StorageType;
+use super::model::{StorageType, cache_formats};
 use super::screen::{Screen, Style};
 use super::select::Select;
 use super::table::{self, Column};
 use super::validate_model;
 use crate::Device;
 use crate::cuda::is_lost;
+use crate::kv::KvFormat;
 use crate::testing::{Case, Purpose, check};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -28,6 +29,10 @@ pub(super) struct Args {
     /// With --model, what its matrices are stored as; f32, if nothing is said.
     #[arg(long, value_name = "TYPE", requires = "model")]
     dtype: Option<StorageType>,
+
+    /// With --model, what keys and values are stored as; f32, if nothing is said.
+    #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats())]
+    cache: Option<KvFormat>,
 
     /// Also check the large shapes that `bench` times, on sampled rows.
     #[arg(long)]
@@ -60,7 +65,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (device, reason) = args.select.device()?;
     if let Some(model) = &args.model {
         let dtype = args.dtype.map(StorageType::dtype);
-        return validate_model::run(model, &device, dtype, args.select.json.as_deref());
+        return validate_model::run(model, &device, dtype, args.cache, args.select.json.as_deref());
     }
     let cases = args.select.cases(|case| args.all || case.purpose() == Purpose::Test)?;
     let report = args.select.json.as_deref().map(Report::open).transpose()?;

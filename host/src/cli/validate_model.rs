@@ -5,6 +5,7 @@ use super::failure::Failure;
 use super::json::{Report, is_stdout};
 use super::screen::{Screen, Style};
 use super::table::{self, Column};
+use crate::kv::KvFormat;
 use crate::qwen3_vl::validate::{Limits, RunReport, check_run};
 use crate::qwen3_vl::{LoadOptions, Qwen3Vl, cases};
 use crate::{DType, Device};
@@ -36,6 +37,7 @@ pub(super) fn run(
     dir: &Path,
     device: &Device,
     dtype: Option<DType>,
+    cache: Option<KvFormat>,
     json: Option<&Path>,
 ) -> Result<(), Failure> {
     let runs = cases::load(dir)?.ok_or_else(|| {
@@ -46,8 +48,10 @@ pub(super) fn run(
     let environment = Environment::of(device);
     screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;
     let dtype = dtype.unwrap_or(DType::F32);
-    let options = LoadOptions { dtype, ..LoadOptions::for_device(device) };
+    let usual = LoadOptions::for_device(device);
+    let options = LoadOptions { dtype, cache: cache.unwrap_or(usual.cache), ..usual };
     let model = Qwen3Vl::load_with(dir, device, options, |_| {})?;
+    let rounded = dtype != DType::F32 || options.cache != KvFormat::F32;
     let limits = if dtype == DType::F16 {
         Limits::F16
     } else if device.is_cuda() {
@@ -55,6 +59,7 @@ pub(super) fn run(
     } else {
         Limits::F32
     };
+    let limits = limits.with_cache(options.cache, model.config().text.num_hidden_layers);
     let config = model.config();
     let capacity = Capacity {
         text_layers: config.text.num_hidden_layers,
@@ -66,13 +71,14 @@ pub(super) fn run(
     };
     screen.line(&format!(
         "every tensor is in use: {} layers of {} heads ({} for keys and values), {} vision blocks of {} heads, \
-         {} parameters, matrices in {dtype}",
+         {} parameters, matrices in {dtype}, keys and values in {}",
         capacity.text_layers,
         capacity.text_heads,
         capacity.text_kv_heads,
         capacity.vision_blocks,
         capacity.vision_heads,
-        capacity.parameters
+        capacity.parameters,
+        options.cache
     ))?;
     screen.line("")?;
 
@@ -90,7 +96,7 @@ pub(super) fn run(
     screen.line(&table::header("run", &columns, screen.colours))?;
     screen.start(runs.len());
     let mut reports = Vec::new();
-    let exact_ids = dtype == DType::F32;
+    let exact_ids = !rounded;
     for run in &runs {
         screen.doing(&run.name);
         let found = check_run(&model, run)?;

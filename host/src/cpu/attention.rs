@@ -3,8 +3,12 @@
 
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::kv::{KvFormat, KvView};
 use crate::ops::attention::{Problem, Strides};
 use crate::{Result, Tensor, TensorMut};
+use half::f16;
+use kernels_gpu::float16::Decoder;
+use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
 
 /// Queries of a task, which read each tile of keys once.
@@ -38,30 +42,97 @@ impl Keys for Problem {
     }
 }
 
-pub(crate) fn attention(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, problem: &Problem) -> Result<()> {
-    attention_over(out, q, k, v, problem, problem)
+/// Keys or values as they are stored.
+trait Rows: Sync {
+    /// The elements from number `start` on, of one row.
+    fn read(&self, to: &mut [f32], start: usize);
+}
+
+impl<T: Float> Rows for &[T] {
+    fn read(&self, to: &mut [f32], start: usize) {
+        to.iter_mut().zip(&self[start..]).for_each(|(to, from)| *to = from.to_f32());
+    }
+}
+
+struct Codes<'a>(&'a [f16], Decoder);
+
+impl Rows for Codes<'_> {
+    fn read(&self, to: &mut [f32], start: usize) {
+        let Self(codes, decoder) = self;
+        let codes = codes[start..].iter().map(|code| decoder.upper(u32::from(code.to_bits()) << 16));
+        to.iter_mut().zip(codes).for_each(|(to, from)| *to = from);
+    }
+}
+
+struct Blocks<'a> {
+    quants: &'a [i8],
+    scales: &'a [f16],
+}
+
+impl Rows for Blocks<'_> {
+    fn read(&self, to: &mut [f32], start: usize) {
+        let scales = self.scales[start / BLOCK..].iter().map(|scale| scale.to_f32());
+        for ((to, from), scale) in to.chunks_mut(BLOCK).zip(self.quants[start..].chunks(BLOCK)).zip(scales) {
+            to.iter_mut().zip(from).for_each(|(to, &from)| *to = f32::from(from) * scale);
+        }
+    }
+}
+
+/// Runs `$body` with `$k` and `$v` bound to the [`Rows`] of both.
+macro_rules! with_rows {
+    ([$k:ident, $v:ident] => $body:expr) => {
+        match $k.format {
+            KvFormat::F32 => {
+                let ($k, $v) = (slice::<f32>($k.values)?, slice::<f32>($v.values)?);
+                $body
+            }
+            KvFormat::F16 => {
+                let ($k, $v) = (slice::<f16>($k.values)?, slice::<f16>($v.values)?);
+                $body
+            }
+            KvFormat::Float16(bits) => {
+                let ($k, $v) = (codes($k, bits)?, codes($v, bits)?);
+                $body
+            }
+            KvFormat::Q8_0 => {
+                let ($k, $v) = (blocks($k)?, blocks($v)?);
+                $body
+            }
+        }
+    };
+}
+
+fn codes(x: KvView, exponent_bits: u32) -> Result<Codes> {
+    Ok(Codes(slice(x.values)?, Decoder::new(exponent_bits)))
+}
+
+fn blocks(x: KvView) -> Result<Blocks> {
+    let scales = x.scales.map_or(Ok(&[][..]), slice)?;
+    Ok(Blocks { quants: bytemuck::cast_slice(slice::<u32>(x.values)?), scales })
+}
+
+pub(crate) fn attention(out: TensorMut, q: &Tensor, [k, v]: [KvView; 2], problem: &Problem) -> Result<()> {
+    attention_over(out, q, [k, v], problem, problem)
 }
 
 /// Attention over the keys that `keys` names.
 pub(super) fn attention_over(
     mut out: TensorMut,
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    [k, v]: [KvView; 2],
     problem: &Problem,
     keys: &impl Keys,
 ) -> Result<()> {
     if problem.batch * problem.num_q_heads * problem.q_len == 0 {
         return Ok(());
     }
-    with_float!(q.dtype(), TQ => with_float!(k.dtype(), Kv => {
+    with_float!(q.dtype(), TQ => with_rows!([k, v] => {
         let (out, q) = (slice_mut::<TQ>(&mut out)?, slice::<TQ>(q)?);
-        let (k, v) = (slice::<Kv>(k)?, slice::<Kv>(v)?);
         let heads = problem.batch * problem.num_q_heads;
         let blocks = problem.q_len.div_ceil(QUERIES);
         let rows: Vec<Vec<f32>> = (0..heads * blocks)
             .into_par_iter()
-            .map(|task| block(q, k, v, problem, keys, task / blocks, task % blocks * QUERIES))
+            .map(|task| block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES))
             .collect();
         for (task, rows) in rows.iter().enumerate() {
             let start = start(problem.out, problem, task / blocks, 1);
@@ -82,10 +153,9 @@ fn start(strides: Strides, problem: &Problem, head: usize, group: usize) -> usiz
 }
 
 /// The results [rows, head_dim] of up to [`QUERIES`] queries of one head.
-fn block<TQ: Float, TKV: Float>(
+fn block<TQ: Float, R: Rows>(
     q: &[TQ],
-    k: &[TKV],
-    v: &[TKV],
+    [k, v]: [&R; 2],
     problem: &Problem,
     keys: &impl Keys,
     head: usize,
@@ -94,7 +164,7 @@ fn block<TQ: Float, TKV: Float>(
     let d = problem.head_dim;
     let queries = QUERIES.min(problem.q_len - first);
     let mut q_rows = vec![0.0; queries * d];
-    convert(&mut q_rows, q, start(problem.q, problem, head, 1) + first * problem.q.row, problem.q.row, d);
+    convert(&mut q_rows, &q, start(problem.q, problem, head, 1) + first * problem.q.row, problem.q.row, d);
     q_rows.iter_mut().for_each(|x| *x *= problem.scale);
 
     let group = problem.group();
@@ -142,12 +212,9 @@ fn block<TQ: Float, TKV: Float>(
 }
 
 /// Rows of `d` elements, `stride` apart, to f32 without gaps.
-fn convert<T: Float>(to: &mut [f32], from: &[T], start: usize, stride: usize, d: usize) {
+fn convert(to: &mut [f32], from: &impl Rows, start: usize, stride: usize, d: usize) {
     for (i, row) in to.chunks_exact_mut(d).enumerate() {
-        let at = start + i * stride;
-        for (to, from) in row.iter_mut().zip(&from[at..at + d]) {
-            *to = from.to_f32();
-        }
+        from.read(row, start + i * stride);
     }
 }
 

@@ -7,7 +7,6 @@ pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod float16;
-pub(crate) mod kv_cache;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;
 pub(crate) mod quant;

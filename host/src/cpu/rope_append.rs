@@ -2,9 +2,13 @@
 
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::kv::{KvFormat, KvMut};
 use crate::ops::HeadNorms;
 use crate::ops::rope_append::Outputs;
 use crate::{Result, Tensor};
+use half::f16;
+use kernels_gpu::float16::encode;
+use kernels_gpu::quant::blocks::{BLOCK, abs_max, inverse, quant_i8, scale_i8, stored_scale};
 
 pub(crate) fn rope_append(
     Outputs { mut q, mut k, mut v }: Outputs,
@@ -17,17 +21,16 @@ pub(crate) fn rope_append(
     if qkv.shape().elements() == 0 {
         return Ok(());
     }
-    let (capacity, kv_heads, angles) = (k.dims()[0], k.dims()[1], cos.dims()[0]);
+    let (capacity, kv_heads, angles) = (k.dims[0], k.dims[1], cos.dims()[0]);
     let heads = all_heads - 2 * kv_heads;
     let (cos, sin) = (slice::<f32>(cos)?, slice::<f32>(sin)?);
     let at = slice::<u32>(at)?;
     let (past, first) = (at[0] as usize, at[1] as usize);
-    with_float!(qkv.dtype(), T => with_float!(k.dtype(), Kv => {
+    with_float!(qkv.dtype(), T => {
         let qkv = slice::<T>(qkv)?;
         let weights = norms.map(|norms| Ok([slice::<T>(norms.q)?, slice::<T>(norms.k)?])).transpose()?;
         let eps = norms.map_or(0.0, |norms| norms.eps);
         let q = slice_mut::<T>(&mut q)?;
-        let (k, v) = (slice_mut::<Kv>(&mut k)?, slice_mut::<Kv>(&mut v)?);
         for (index, x) in qkv[..rows * all_heads * dim].chunks_exact(dim).enumerate() {
             let (row, head) = (index / all_heads, index % all_heads);
             let slot = past + row;
@@ -40,14 +43,14 @@ pub(crate) fn rope_append(
                 let weight = weights.map(|[q, k]| if head < heads { q } else { k });
                 turn(&mut x, weight, eps, &cos[angle..], &sin[angle..]);
             }
-            let cached = |kv_head: usize| (slot * kv_heads + kv_head) * dim;
+            let cached = |kv_head: usize| slot * kv_heads + kv_head;
             match head {
                 _ if head < heads => store(&mut q[(row * heads + head) * dim..], &x),
-                _ if head < heads + kv_heads => store(&mut k[cached(head - heads)..], &x),
-                _ => store(&mut v[cached(head - heads - kv_heads)..], &x),
+                _ if head < heads + kv_heads => write(&mut k, cached(head - heads), &x)?,
+                _ => write(&mut v, cached(head - heads - kv_heads), &x)?,
             }
         }
-    }));
+    });
     Ok(())
 }
 
@@ -62,6 +65,34 @@ fn turn<T: Float>(x: &mut [f32], weight: Option<&[T]>, eps: f32, cos: &[f32], si
     for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
         (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
     }
+}
+
+/// Row `row` of a cache.
+fn write(cache: &mut KvMut, row: usize, x: &[f32]) -> Result<()> {
+    match cache.format {
+        KvFormat::F32 => store(&mut slice_mut::<f32>(&mut cache.values)?[row * x.len()..], x),
+        KvFormat::F16 => store(&mut slice_mut::<f16>(&mut cache.values)?[row * x.len()..], x),
+        KvFormat::Float16(bits) => {
+            let codes = &mut slice_mut::<f16>(&mut cache.values)?[row * x.len()..];
+            codes.iter_mut().zip(x).for_each(|(code, &x)| *code = f16::from_bits(encode(x, bits, true)));
+        }
+        KvFormat::Q8_0 => {
+            let blocks = x.len().div_ceil(BLOCK);
+            let quants: &mut [i8] = bytemuck::cast_slice_mut(slice_mut::<u32>(&mut cache.values)?);
+            let quants = quants[row * blocks * BLOCK..].chunks_exact_mut(BLOCK);
+            for (x, quants) in x.chunks(BLOCK).zip(quants) {
+                let inverse = inverse(scale_i8(abs_max(x)));
+                quants.iter_mut().zip(x).for_each(|(quant, &x)| *quant = quant_i8(x, inverse) as i8);
+            }
+            if let Some(scales) = &mut cache.scales {
+                let scales = slice_mut::<f16>(scales)?[row * blocks..].iter_mut();
+                for (x, scale) in x.chunks(BLOCK).zip(scales) {
+                    *scale = f16::from_bits(stored_scale(scale_i8(abs_max(x))).0);
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 fn store<T: Float>(to: &mut [T], x: &[f32]) {

@@ -5,6 +5,7 @@ use super::attention::{KEYS, Keys, Seen, attention_over};
 use super::{slice, slice_mut, with_float};
 use crate::block_mask::BlockMask;
 use crate::dtype::Float;
+use crate::kv::KvView;
 use crate::ops::attention::{Problem, Strides};
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
@@ -45,7 +46,8 @@ pub(crate) fn attention(
     problem: &Problem,
     mask: &BlockMask,
 ) -> Result<()> {
-    attention_over(out, q, k, v, problem, &Listed { mask, num_q_heads: problem.num_q_heads })
+    let kv = [KvView::plain(k), KvView::plain(v)];
+    attention_over(out, q, kv, problem, &Listed { mask, num_q_heads: problem.num_q_heads })
 }
 
 /// Means of `block` rows each of x [heads, rows, head_dim], with the strides of its heads (over all batches) and rows.

@@ -1,14 +1,17 @@
 //! Which attention kernels, their grids, and the scratch memory of partial results.
 
 use crate::cuda::{Arg, COUNTERS, CudaDevice, args};
+use crate::kv::{KvFormat, KvView};
 use crate::memory::DeviceBuffer;
 use crate::ops::attention::{Problem, Strides};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::attention::Types;
-use kernels_gpu::attention::decode::{DECODE, Decode};
+use kernels_gpu::attention::decode::{DECODE, DECODE_CODED, DECODE_Q8_0, Decode};
 use kernels_gpu::attention::merge::partial_elements;
-use kernels_gpu::attention::prefill::{PREFILL_D64, PREFILL_D128, QUERIES_PER_BLOCK};
+use kernels_gpu::attention::prefill::{
+    PREFILL_CODED, PREFILL_D64, PREFILL_D128, PREFILL_Q8_0, QUERIES_PER_BLOCK,
+};
 use kernels_gpu::attention::textbook::{SCORES, SOFTMAX, TEXTBOOK_TILE, VALUES};
 
 /// The most queries that the decode kernels take: from here on the prefill kernels' 64 rows a tile waste less than
@@ -35,13 +38,26 @@ pub(super) fn types(q: DType, kv: DType) -> Types {
     }
 }
 
-fn plan(problem: &Problem, types: Types, multiprocessors: u32) -> Plan {
+fn plan(problem: &Problem, q: DType, kv: KvFormat, multiprocessors: u32) -> Plan {
     let wide = problem.head_dim > 64;
+    let types = match kv {
+        KvFormat::F16 => types(q, DType::F16),
+        _ => types(q, DType::F32),
+    };
     if problem.q_len > MAX_DECODE_QUERIES {
-        return Plan::Prefill(if wide { PREFILL_D128 } else { PREFILL_D64 }[types as usize]);
+        let plain = if wide { PREFILL_D128 } else { PREFILL_D64 };
+        return Plan::Prefill(match kv {
+            KvFormat::F32 | KvFormat::F16 => plain[types as usize],
+            KvFormat::Float16(_) => PREFILL_CODED,
+            KvFormat::Q8_0 => PREFILL_Q8_0,
+        });
     }
     let rows = problem.group() * problem.q_len;
-    let kernel = decode_kernel(&DECODE[types as usize], problem.head_dim, rows);
+    let kernel = match kv {
+        KvFormat::F32 | KvFormat::F16 => decode_kernel(&DECODE[types as usize], problem.head_dim, rows),
+        KvFormat::Float16(_) => DECODE_CODED[by_rows(rows)],
+        KvFormat::Q8_0 => DECODE_Q8_0[by_rows(rows)],
+    };
     let blocks = problem.batch * problem.num_kv_heads * rows.div_ceil(kernel.rows as usize);
     let (splits, keys_per_split) = split(blocks, problem.kv_len, multiprocessors);
     Plan::Decode { kernel, splits, keys_per_split }
@@ -49,12 +65,16 @@ fn plan(problem: &Problem, types: Types, multiprocessors: u32) -> Plan {
 
 /// Of a type's instances the one for so many rows of a kv head.
 pub(super) fn decode_kernel(instances: &[Decode; 6], head_dim: usize, rows: usize) -> Decode {
-    let by_rows = match rows {
+    instances[3 * usize::from(head_dim > 64) + by_rows(rows)]
+}
+
+/// Which of the instances for 1, 2 and 4 rows.
+fn by_rows(rows: usize) -> usize {
+    match rows {
         ..=1 => 0,
         2 => 1,
         _ => 2,
-    };
-    instances[3 * usize::from(head_dim > 64) + by_rows]
+    }
 }
 
 /// Into how many splits the keys go, and how long they are, where one split makes `blocks` blocks; each of those has a
@@ -88,8 +108,7 @@ pub(crate) fn attention(
     device: &CudaDevice,
     out: TensorMut,
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    [k, v]: [KvView; 2],
     past: Option<&Tensor>,
     problem: &Problem,
 ) -> Result<()> {
@@ -101,9 +120,14 @@ pub(crate) fn attention(
     let (group, causal) = (problem.group() as u32, u32::from(problem.causal));
     let scale_log2 = problem.scale * std::f32::consts::LOG2_E;
     let strides = strides(problem);
-    let (o, q, k, v, types) =
-        (out.address(), q.address(), k.address(), v.address(), types(q.dtype(), k.dtype()));
-    match plan(problem, types, device.properties().multiprocessors) {
+    let plan = plan(problem, q.dtype(), k.format, device.properties().multiprocessors);
+    let more = match k.format {
+        KvFormat::F32 | KvFormat::F16 => vec![],
+        KvFormat::Float16(exponent_bits) => vec![Arg::from(exponent_bits)],
+        KvFormat::Q8_0 => [k, v].map(|x| Arg::from(x.scales.map_or(0, Tensor::address))).to_vec(),
+    };
+    let (o, q, k, v) = (out.address(), q.address(), k.values.address(), v.values.address());
+    match plan {
         Plan::Prefill(spec) => {
             let (heads, rows) = (heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK));
             let num_q_heads = problem.num_q_heads as u32;
@@ -113,6 +137,7 @@ pub(crate) fn attention(
                 args![o, q, k, v],
                 &strides[..],
                 args![num_q_heads, group, q_len, kv_len, head_dim, scale_log2, causal, longest_first],
+                &more[..],
             ]
             .concat();
             // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides,
@@ -140,6 +165,7 @@ pub(crate) fn attention(
                     causal,
                     past.map_or(0, Tensor::address),
                 ],
+                &more[..],
             ]
             .concat();
             // SAFETY: as above; `past` is one number; `partial` has a record for each row and split and is freed behind the
@@ -203,8 +229,18 @@ mod tests {
 
     #[test]
     fn many_queries_take_the_prefill_kernel_of_their_width() {
-        assert_eq!(plan(&problem((2, 1), 9, 9, 64), Types::F32, 20), Plan::Prefill(PREFILL_D64[0]));
-        assert_eq!(plan(&problem((2, 1), 9, 9, 72), Types::F16, 20), Plan::Prefill(PREFILL_D128[1]));
+        assert_eq!(
+            plan(&problem((2, 1), 9, 9, 64), DType::F32, KvFormat::F32, 20),
+            Plan::Prefill(PREFILL_D64[0])
+        );
+        for (q, kv, kernel) in [
+            (DType::F16, KvFormat::F16, PREFILL_D128[1]),
+            (DType::F32, KvFormat::F16, PREFILL_D128[2]),
+            (DType::F32, KvFormat::BF16, PREFILL_CODED),
+            (DType::F32, KvFormat::Q8_0, PREFILL_Q8_0),
+        ] {
+            assert_eq!(plan(&problem((2, 1), 9, 9, 72), q, kv, 20), Plan::Prefill(kernel));
+        }
     }
 
     #[test]
@@ -224,7 +260,7 @@ mod tests {
             (1, 3, "attention_decode_d128_r4_f32"),
             (8, 8, "attention_decode_d128_r4_f32"),
         ] {
-            match plan(&problem((group * 2, 2), q_len, 100, 128), Types::F32, 20) {
+            match plan(&problem((group * 2, 2), q_len, 100, 128), DType::F32, KvFormat::F32, 20) {
                 Plan::Decode { kernel, .. } => assert_eq!(kernel.spec.name, name),
                 other => panic!("{other:?}"),
             }

@@ -2,6 +2,7 @@
 
 use super::linear::Around;
 use super::{LayerCache, Linear, Map, RmsNorm, misfit, rows_per_launch};
+use crate::kv::{KvFormat, KvTensor};
 use crate::ops::{self, HeadNorms};
 use crate::{DType, Device, Error, Result, Tensor};
 
@@ -114,7 +115,7 @@ impl Attention {
             }
             None => {
                 let (heads, d) = (self.num_kv_heads, self.head_dim);
-                let mut own = LayerCache::with_room(rows, heads, d, DType::F32, &device)?;
+                let mut own = LayerCache::with_room(rows, heads, d, KvFormat::F32, &device)?;
                 self.forward_around(x, norm, residual, rope, Some(&mut own))
             }
         }
@@ -138,19 +139,19 @@ impl Attention {
         });
         let mut q = Tensor::uninitialized([rows, heads, d], DType::F32, device)?;
         cache.append(rows, |k, v| {
-            ops::rope_append_into([q.view_mut()?, k, v], &qkv, [&rope.cos, &rope.sin], norms, &rope.at)
+            ops::rope_append_into(q.view_mut()?, [k, v], &qkv, [&rope.cos, &rope.sin], norms, &rope.at)
         })?;
         drop(qkv);
+        let kv = cache.parts();
         let out = if rows <= ops::MAX_CACHED_QUERIES {
-            let ((k, v), past) = (cache.whole()?, rope.at.narrow(0, 0, 1)?);
+            let ([k, v], past) = (kv, rope.at.narrow(0, 0, 1)?);
             let mut out = Tensor::uninitialized(q.shape(), DType::F32, device)?;
             let to = out.view_mut()?.swap_dims(0, 1)?;
-            ops::attention_cached_into(to, &q.swap_dims(0, 1)?, &k, &v, &past, &self.options)?;
+            ops::attention_cached_into(to, &q.swap_dims(0, 1)?, k, v, &past, &self.options)?;
             out
         } else {
-            let (k, v) = cache.views()?;
-            let flops_per_row = 4 * k.dims()[1] * heads * d;
-            attend_in_pieces(&q, &k, &v, &self.options, rows_per_launch(flops_per_row))?
+            let flops_per_row = 4 * cache.len() * heads * d;
+            attend_in_pieces(&q, kv, cache.len(), &self.options, rows_per_launch(flops_per_row))?
         };
         out.reshape([rows, heads * d])
     }
@@ -161,23 +162,23 @@ impl Attention {
     }
 }
 
-/// q: [rows, num_heads, head_dim], k, v: [num_kv_heads, len, head_dim] → as q; at most `most` rows in a launch.
+/// q: [rows, num_heads, head_dim] over the first `len` tokens of k and v → as q; at most `most` rows in a launch.
 fn attend_in_pieces(
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    [k, v]: [&KvTensor; 2],
+    len: usize,
     options: &ops::Attention,
     most: usize,
 ) -> Result<Tensor> {
-    let (rows, len) = (q.dims()[0], k.dims()[1]);
+    let rows = q.dims()[0];
     let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
     for start in (0..rows).step_by(most) {
         let count = most.min(rows - start);
         // the last row of a causal piece sees all keys that are handed over
         let seen = if options.causal { (len + start + count).saturating_sub(rows) } else { len };
-        let (k, v) = (k.narrow(1, 0, seen)?, v.narrow(1, 0, seen)?);
         let q = q.narrow(0, start, count)?.swap_dims(0, 1)?;
-        ops::attention_into(out.view_mut()?.narrow(0, start, count)?.swap_dims(0, 1)?, &q, &k, &v, options)?;
+        let to = out.view_mut()?.narrow(0, start, count)?.swap_dims(0, 1)?;
+        ops::attention_over_into(to, &q, k, v, seen, options)?;
     }
     Ok(out)
 }
@@ -187,26 +188,27 @@ mod tests {
     use super::*;
     use crate::Device;
     use crate::testing::data;
+    use crate::testing::kv::fill;
 
     #[test]
-    fn pieces_give_what_the_whole_gives() {
-        let tensor = |name, shape: [usize; 3]| {
-            data::normal("pieces", name, shape, DType::F32).to(&Device::Cpu).unwrap()
-        };
-        let (q, k, v) = (tensor("q", [10, 4, 16]), tensor("k", [2, 13, 16]), tensor("v", [2, 13, 16]));
-        for causal in [false, true] {
-            let options = ops::Attention { scale: None, causal };
-            let values =
-                |most| attend_in_pieces(&q, &k, &v, &options, most).unwrap().to_vec::<f32>().unwrap();
-            let whole = values(10);
-            for most in [1, 3, 9] {
-                for (found, want) in values(most).iter().zip(&whole) {
-                    assert!(
-                        (found - want).abs() <= 1e-6,
-                        "causal {causal}, {most} rows: {found} is not {want}"
-                    );
+    fn pieces_give_what_the_whole_gives() -> Result<()> {
+        let tensor =
+            |name, shape: [usize; 3]| data::normal("pieces", name, shape, DType::F32).to(&Device::Cpu);
+        let (q, kv) = (tensor("q", [10, 4, 16])?, tensor("kv", [13, 4, 16])?);
+        for format in [KvFormat::F32, KvFormat::BF16, KvFormat::Q8_0] {
+            let [k, v] = fill(&kv, format)?;
+            for causal in [false, true] {
+                let options = ops::Attention { scale: None, causal };
+                let values = |most| attend_in_pieces(&q, [&k, &v], 13, &options, most)?.to_vec::<f32>();
+                let whole = values(10)?;
+                for most in [1, 3, 9] {
+                    for (found, want) in values(most)?.iter().zip(&whole) {
+                        let close = (found - want).abs() <= 1e-6;
+                        assert!(close, "{format}, causal {causal}, {most} rows: {found} is not {want}");
+                    }
                 }
             }
         }
+        Ok(())
     }
 }

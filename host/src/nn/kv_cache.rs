@@ -1,6 +1,7 @@
 //! Keys and values of the tokens so far.
 
-use crate::{DType, Device, Error, Result, Tensor, TensorMut, ops};
+use crate::kv::{KvFormat, KvMut, KvTensor};
+use crate::{Device, Error, Result};
 
 /// The keys and values of every layer. All layers hold the same number of tokens between two forward passes.
 #[derive(Debug)]
@@ -8,7 +9,7 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
     num_kv_heads: usize,
     head_dim: usize,
-    dtype: DType,
+    format: KvFormat,
     device: Device,
 }
 
@@ -16,27 +17,27 @@ pub struct KvCache {
 #[derive(Debug)]
 pub struct LayerCache {
     /// [capacity, num_kv_heads, head_dim]
-    k: Tensor,
+    k: KvTensor,
     /// [capacity, num_kv_heads, head_dim]
-    v: Tensor,
+    v: KvTensor,
     len: usize,
 }
 
 impl KvCache {
-    /// An empty cache without capacity, for keys and values in f32 or f16.
+    /// An empty cache without capacity, for keys and values in a format.
     ///
     /// # Errors
-    /// A device error.
+    /// [`Error::Unsupported`] for a number of exponent bits that no format has, or a device error.
     pub fn new(
         layers: usize,
         num_kv_heads: usize,
         head_dim: usize,
-        dtype: DType,
+        format: KvFormat,
         device: &Device,
     ) -> Result<Self> {
-        let layer = |_| LayerCache::with_room(0, num_kv_heads, head_dim, dtype, device);
+        let layer = |_| LayerCache::with_room(0, num_kv_heads, head_dim, format, device);
         let layers = (0..layers).map(layer).collect::<Result<_>>()?;
-        Ok(Self { layers, num_kv_heads, head_dim, dtype, device: device.clone() })
+        Ok(Self { layers, num_kv_heads, head_dim, format, device: device.clone() })
     }
 
     /// Tokens in the cache.
@@ -64,10 +65,9 @@ impl KvCache {
         }
         for layer in &mut self.layers {
             for tensor in [&mut layer.k, &mut layer.v] {
-                let shape = [capacity, self.num_kv_heads, self.head_dim];
-                let mut larger = Tensor::uninitialized(shape, self.dtype, &self.device)?;
-                let kept = tensor.narrow(0, 0, layer.len)?;
-                ops::copy_into(larger.view_mut()?.narrow(0, 0, layer.len)?, &kept)?;
+                let dims = [capacity, self.num_kv_heads, self.head_dim];
+                let mut larger = KvTensor::uninitialized(dims, self.format, &self.device)?;
+                larger.view_mut()?.narrow(0, layer.len)?.copy_from(tensor)?;
                 *tensor = larger;
             }
         }
@@ -96,8 +96,7 @@ impl KvCache {
 
     /// Bytes that it takes on the device.
     pub fn bytes(&self) -> usize {
-        let elements: usize = self.layers.iter().map(|layer| 2 * layer.k.shape().elements()).sum();
-        elements * self.dtype.size()
+        self.layers.iter().map(|layer| layer.k.bytes() + layer.v.bytes()).sum()
     }
 }
 
@@ -107,10 +106,10 @@ impl LayerCache {
         tokens: usize,
         num_kv_heads: usize,
         head_dim: usize,
-        dtype: DType,
+        format: KvFormat,
         device: &Device,
     ) -> Result<Self> {
-        let room = || Tensor::uninitialized([tokens, num_kv_heads, head_dim], dtype, device);
+        let room = || KvTensor::uninitialized([tokens, num_kv_heads, head_dim], format, device);
         Ok(Self { k: room()?, v: room()?, len: 0 })
     }
 
@@ -121,7 +120,7 @@ impl LayerCache {
     pub(super) fn append(
         &mut self,
         tokens: usize,
-        write: impl FnOnce(TensorMut, TensorMut) -> Result<()>,
+        write: impl FnOnce(KvMut, KvMut) -> Result<()>,
     ) -> Result<()> {
         self.room(tokens)?;
         write(self.k.view_mut()?, self.v.view_mut()?)?;
@@ -133,7 +132,7 @@ impl LayerCache {
             return Ok(());
         }
         let expected = format!("room for {} tokens", self.len + tokens);
-        Err(Error::Shape { op: "KvCache", argument: "cache", expected, found: self.k.shape().clone() })
+        Err(Error::Shape { op: "KvCache", argument: "cache", expected, found: self.k.dims().into() })
     }
 
     fn advance(&mut self, tokens: usize) -> Result<()> {
@@ -142,14 +141,13 @@ impl LayerCache {
         Ok(())
     }
 
-    /// The keys and values so far, each [num_kv_heads, len, head_dim].
-    pub(super) fn views(&self) -> Result<(Tensor, Tensor)> {
-        let view = |x: &Tensor| x.narrow(0, 0, self.len)?.swap_dims(0, 1);
-        Ok((view(&self.k)?, view(&self.v)?))
+    /// Tokens in it.
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
-    /// All that there is room for, each [num_kv_heads, capacity, head_dim].
-    pub(super) fn whole(&self) -> Result<(Tensor, Tensor)> {
-        Ok((self.k.swap_dims(0, 1)?, self.v.swap_dims(0, 1)?))
+    /// Keys and values, with all that there is room for.
+    pub(super) fn parts(&self) -> [&KvTensor; 2] {
+        [&self.k, &self.v]
     }
 }

@@ -1,6 +1,7 @@
 //! Scaled dot-product attention.
 
 use super::check::{Argument, Check};
+use crate::kv::{KvFormat, KvTensor, KvView};
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("attention");
@@ -83,42 +84,74 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Res
 /// As [`attention`].
 pub fn attention_into(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<()> {
     let problem = check(CHECK, &out, q, k, v, options)?;
-    match CHECK.device(&out, &[("q", q), ("k", k), ("v", v)])? {
-        Device::Cpu => cpu::attention::attention(out, q, k, v, &problem),
-        Device::Cuda(device) => gpu::attention::attention(&device, out, q, k, v, None, &problem),
-    }
+    let [k, v] = [KvView::plain(k), KvView::plain(v)];
+    run(out, q, [k, v], None, &problem)
 }
 
-/// [`attention_into`] over the first `past[0]` + q_len keys of a cache. Their number is read where the tensors are, so that
-/// a captured launch serves every length; where it is beyond kv_len, it counts as kv_len.
+/// [`attention_into`] over the first `len` tokens of a cache, as they are stored.
 ///
-/// `past`: \[1\] u32; `k`, `v`: [num_kv_heads, kv_len, head_dim] with all that there is room for; q_len is at most
-/// [`MAX_CACHED_QUERIES`].
+/// `q`, `out`: [num_q_heads, q_len, head_dim]; `k`, `v`: [capacity, num_kv_heads, head_dim], in one format, of f16 queries in f16.
 ///
 /// # Errors
-/// As [`attention`], and [`Error::Unsupported`] for more queries.
+/// As [`attention`], and [`Error::Unsupported`] for other formats or more tokens than there is room for.
+pub fn attention_over_into(
+    out: TensorMut,
+    q: &Tensor,
+    k: &KvTensor,
+    v: &KvTensor,
+    len: usize,
+    options: &Attention,
+) -> Result<()> {
+    if len > k.dims()[0] {
+        return Err(CHECK.unsupported("len", len, format!("there is room for {} tokens", k.dims()[0])));
+    }
+    let problem = check_cache(&out, q, k, v, len, options)?;
+    run(out, q, [k.view(), v.view()], None, &problem)
+}
+
+/// [`attention_over_into`] over the first `past[0]` + q_len tokens. Their number is read where the tensors are, so that a
+/// captured launch serves every length; where it is beyond the capacity, it counts as that.
+///
+/// `past`: \[1\] u32; q_len is at most [`MAX_CACHED_QUERIES`].
+///
+/// # Errors
+/// As [`attention_over_into`], and [`Error::Unsupported`] for more queries.
 pub fn attention_cached_into(
     out: TensorMut,
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    k: &KvTensor,
+    v: &KvTensor,
     past: &Tensor,
     options: &Attention,
 ) -> Result<()> {
-    let problem = check(CHECK, &out, q, k, v, options)?;
+    let problem = check_cache(&out, q, k, v, k.dims()[0], options)?;
     CHECK.dtype("past", past, DType::U32)?;
     CHECK.shape("past", past, &[1], "[1]")?;
     if problem.q_len > MAX_CACHED_QUERIES {
         let reason = format!("at most {MAX_CACHED_QUERIES} where the device knows the length");
         return Err(CHECK.unsupported("q_len", problem.q_len, reason));
     }
-    match CHECK.device(&out, &[("q", q), ("k", k), ("v", v), ("past", past)])? {
+    run(out, q, [k.view(), v.view()], Some(past), &problem)
+}
+
+/// Of a checked call.
+fn run(
+    out: TensorMut,
+    q: &Tensor,
+    [k, v]: [KvView; 2],
+    past: Option<&Tensor>,
+    problem: &Problem,
+) -> Result<()> {
+    let mut inputs = vec![("q", q), ("k", k.values), ("v", v.values)];
+    inputs.extend(past.map(|past| ("past", past)));
+    match CHECK.device(&out, &inputs)? {
         Device::Cpu => {
-            let past = cpu::slice::<u32>(past)?[0] as usize;
-            let kv_len = problem.kv_len.min(past.saturating_add(problem.q_len));
-            cpu::attention::attention(out, q, k, v, &Problem { kv_len, ..problem })
+            let past = past.map(|past| Ok(cpu::slice::<u32>(past)?[0] as usize)).transpose()?;
+            let len = past.map_or(problem.kv_len, |past| past.saturating_add(problem.q_len));
+            let problem = Problem { kv_len: problem.kv_len.min(len), ..*problem };
+            cpu::attention::attention(out, q, [k, v], &problem)
         }
-        Device::Cuda(device) => gpu::attention::attention(&device, out, q, k, v, Some(past), &problem),
+        Device::Cuda(device) => gpu::attention::attention(&device, out, q, [k, v], past, problem),
     }
 }
 
@@ -171,9 +204,7 @@ pub(super) fn check(
     op.shape("k", k, kv_shape, expected)?;
     op.shape("v", v, kv_shape, "k's shape")?;
     op.shape("out", out, q.dims(), "q's shape")?;
-    let divides = num_q_heads.checked_rem(num_kv_heads) == Some(0) || num_q_heads == 0;
-    if !divides {
-        let expected = format!("a number of heads that divides q's {num_q_heads}");
+    if let Some(expected) = uneven(num_q_heads, num_kv_heads) {
         return Err(op.bad_shape("k", k, expected));
     }
     check_head_dim(op, head_dim)?;
@@ -191,6 +222,64 @@ pub(super) fn check(
         k: strides(op, "k", k)?,
         v: strides(op, "v", v)?,
     })
+}
+
+/// The checks of an op on a cache, of which `kv_len` tokens count.
+fn check_cache(
+    out: &TensorMut,
+    q: &Tensor,
+    k: &KvTensor,
+    v: &KvTensor,
+    kv_len: usize,
+    options: &Attention,
+) -> Result<Problem> {
+    let dtype = CHECK.float("q", q)?;
+    CHECK.dtype("out", out, dtype)?;
+    CHECK.shape("out", out, q.dims(), "q's shape")?;
+    let &[num_q_heads, q_len, head_dim] = q.dims() else {
+        return Err(CHECK.bad_shape("q", q, "[num_q_heads, q_len, head_dim]"));
+    };
+    if dtype == DType::F16 && k.format() != KvFormat::F16 {
+        return Err(CHECK.unsupported("k", k.format(), "queries in f16 read keys and values in f16"));
+    }
+    if v.format() != k.format() {
+        return Err(CHECK.unsupported("v", v.format(), format!("k is in {}", k.format())));
+    }
+    let [capacity, num_kv_heads, _] = k.dims();
+    let expected = format!("[capacity, num_kv_heads, {head_dim}], as q has it, the same for k and v");
+    let bad = |argument, kv: &KvTensor, expected| {
+        Err(Error::Shape { op: CHECK.0, argument, expected, found: kv.dims().into() })
+    };
+    for (argument, kv) in [("k", k), ("v", v)] {
+        if kv.dims() != [capacity, num_kv_heads, head_dim] {
+            return bad(argument, kv, expected);
+        }
+    }
+    if let Some(expected) = uneven(num_q_heads, num_kv_heads) {
+        return bad("k", k, expected);
+    }
+    check_head_dim(CHECK, head_dim)?;
+    let stored = Strides { batch: 0, head: k.width(), row: num_kv_heads * k.width() };
+    Ok(Problem {
+        batch: 1,
+        num_q_heads,
+        num_kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        scale: options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
+        causal: options.causal,
+        out: strides(CHECK, "out", out)?,
+        q: strides(CHECK, "q", q)?,
+        k: stored,
+        v: stored,
+    })
+}
+
+/// What number of kv heads is needed, if this one is not.
+fn uneven(num_q_heads: usize, num_kv_heads: usize) -> Option<String> {
+    let divides = num_q_heads.checked_rem(num_kv_heads) == Some(0) || num_q_heads == 0;
+    (!divides).then(|| format!("a number of heads that divides q's {num_q_heads}"))
 }
 
 /// The kernels' limits.

@@ -1,7 +1,8 @@
 //! From a fused projection to queries and a cache.
 
 use super::check::Check;
-use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
+use crate::kv::{KvFormat, KvMut};
+use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 use kernels_gpu::rope_append::MAX_DIM;
 
 const CHECK: Check = Check("rope_append");
@@ -18,19 +19,19 @@ pub struct HeadNorms<'a> {
 }
 
 /// Where the results of [`rope_append_into`] go: `q`: [rows, heads, dim] of qkv's type, `k` and `v`: caches [capacity,
-/// kv_heads, dim] of one type, qkv's or f16; all contiguous.
+/// kv_heads, dim] in one format; all contiguous.
 pub(crate) struct Outputs<'a> {
     pub q: TensorMut<'a>,
-    pub k: TensorMut<'a>,
-    pub v: TensorMut<'a>,
+    pub k: KvMut<'a>,
+    pub v: KvMut<'a>,
 }
 
 /// Takes a fused projection apart: each head of q and k is normalised (or not, without `norms`) and turned as by
 /// [`rope`](super::rope); q goes to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.
 ///
 /// `qkv`: [rows, heads + 2·kv_heads, dim] f32 or f16; `q`: [rows, heads, dim] of the same type; `k`, `v`: [capacity, kv_heads,
-/// dim], both of that type or both f16; `cos`, `sin`: [angles, dim/2] f32, with angles > 0; `at`: \[2\] u32, (past, the first
-/// row's angle). All contiguous; dim is even and at most 256.
+/// dim], both in one format, of an f16 `qkv` in f16; `cos`, `sin`: [angles, dim/2] f32, with angles > 0; `at`: \[2\] u32, (past, the
+/// first row's angle). All contiguous; dim is even and at most 256.
 ///
 /// `at` is read where the tensors are, so that a captured launch serves every token, and so it can't be checked: rows beyond
 /// the capacity are not written, and rows beyond the angles take the last.
@@ -40,7 +41,8 @@ pub(crate) struct Outputs<'a> {
 /// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) for another dim or eps,
 /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn rope_append_into(
-    [q, k, v]: [TensorMut; 3],
+    q: TensorMut,
+    [k, v]: [KvMut; 2],
     qkv: &Tensor,
     [cos, sin]: [&Tensor; 2],
     norms: Option<HeadNorms>,
@@ -53,21 +55,23 @@ pub fn rope_append_into(
     if !dim.is_multiple_of(2) || dim > MAX_DIM as usize {
         return Err(CHECK.unsupported("dim", dim, format!("it must be even and at most {MAX_DIM}")));
     }
-    let &[capacity, kv_heads, _] = k.dims() else {
-        return Err(CHECK.bad_shape("k", &k, "[capacity, kv_heads, dim]"));
-    };
+    let [capacity, kv_heads, _] = k.dims;
     let Some(heads) = all_heads.checked_sub(2 * kv_heads) else {
         return Err(CHECK.bad_shape("qkv", qkv, format!("[rows, heads + 2·{kv_heads}, dim]")));
     };
     CHECK.dtype("q", &q, dtype)?;
     CHECK.shape("q", &q, &[rows, heads, dim], "[rows, heads, dim]")?;
-    if k.dtype() != DType::F16 {
-        CHECK.dtype("k", &k, dtype)?;
+    if dtype == DType::F16 && k.format != KvFormat::F16 {
+        return Err(CHECK.unsupported("k", k.format, "what is f16 goes into a cache in f16"));
+    }
+    if v.format != k.format {
+        return Err(CHECK.unsupported("v", v.format, format!("k is in {}", k.format)));
     }
     for (argument, cache) in [("k", &k), ("v", &v)] {
-        CHECK.dtype(argument, cache, k.dtype())?;
-        CHECK.shape(argument, cache, &[capacity, kv_heads, dim], "[capacity, kv_heads, dim]")?;
-        CHECK.contiguous(argument, cache)?;
+        if cache.dims != [capacity, kv_heads, dim] {
+            let expected = format!("[capacity, kv_heads, {dim}], the same for k and v");
+            return Err(Error::Shape { op: CHECK.0, argument, expected, found: cache.dims.into() });
+        }
     }
     CHECK.contiguous("q", &q)?;
     CHECK.contiguous("qkv", qkv)?;
@@ -93,8 +97,9 @@ pub fn rope_append_into(
     }
     let device = CHECK.device(&q, &inputs)?;
     for (argument, cache) in [("k", &k), ("v", &v)] {
-        if !cache.device().same(&device) {
-            return Err(CHECK.elsewhere(argument, &cache.device(), &device));
+        let found = cache.values.device();
+        if !found.same(&device) {
+            return Err(CHECK.elsewhere(argument, &found, &device));
         }
     }
     let outputs = Outputs { q, k, v };

@@ -4,6 +4,7 @@ use super::attention::{Problem, check, check_head_dim, extents, strides};
 use super::check::Check;
 use crate::block_mask::{BlockGrid, BlockMask, Choose};
 use crate::gpu::sparse_attention::Lists;
+use crate::kv::KvView;
 use crate::ops::Attention;
 use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
@@ -108,7 +109,10 @@ pub fn sparse_attention_into(
     }
     match (device, &mask.lists) {
         (Device::Cpu, _) => cpu::sparse_attention::attention(out, q, k, v, &problem, &mask.mask),
-        (Device::Cuda(device), None) => gpu::attention::attention(&device, out, q, k, v, None, &problem),
+        (Device::Cuda(device), None) => {
+            let kv = [KvView::plain(k), KvView::plain(v)];
+            gpu::attention::attention(&device, out, q, kv, None, &problem)
+        }
         (Device::Cuda(device), Some(lists)) => {
             gpu::sparse_attention::attention(&device, out, q, k, v, &problem, lists)
         }

@@ -12,12 +12,10 @@
 
 mod choice;
 mod gguf;
-mod kv_cache;
 mod report;
 
 pub use choice::{ScaleChoice, quantize_with};
 pub use kernels_gpu::quant::Format;
-pub use kv_cache::QuantKvCache;
 pub use report::ErrorReport;
 
 use crate::{DType, Device, Error, Result, Shape, Tensor, ops};

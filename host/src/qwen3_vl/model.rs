@@ -6,6 +6,7 @@ use super::processor::{Processor, Prompt};
 use super::text::{ImageRun, Images, TextModel};
 use super::vision::{VisionOutput, VisionTower};
 use super::weights::{Progress, Weights};
+use crate::kv::KvFormat;
 use crate::nn::{KvCache, Rope};
 use crate::quant::Format;
 use crate::{DType, Device, Error, Result, Tensor, memory};
@@ -17,8 +18,8 @@ use std::path::Path;
 pub struct LoadOptions {
     /// What matrices are stored as on the device: f32 or f16. All arithmetic is f32.
     pub dtype: DType,
-    /// What the cache stores keys and values as: f32, or f16 in half the memory, which rounds them.
-    pub cache: DType,
+    /// What the cache stores keys and values as: f32, or what takes a half or a quarter of the memory and rounds them.
+    pub cache: KvFormat,
     /// The format that the matrices of linear maps and embeddings are quantised to on the device, in place of `dtype`.
     pub quantize: Option<Format>,
     /// The decoder layers whose weights stay on the GPU; `None`: all. Those of the layers behind stay in pinned host memory
@@ -33,7 +34,7 @@ impl LoadOptions {
     /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; the cache in f32.
     pub fn for_device(device: &Device) -> Self {
         let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
-        Self { dtype, quantize: None, cache: DType::F32, gpu_layers: None, tokens_per_pass: 1024 }
+        Self { dtype, quantize: None, cache: KvFormat::F32, gpu_layers: None, tokens_per_pass: 1024 }
     }
 }
 
@@ -79,10 +80,7 @@ impl Qwen3Vl {
         let dir = dir.as_ref();
         let processor = Processor::load(dir)?;
         let config = &processor.config;
-        if !options.cache.is_float() {
-            let (argument, expected, found) = ("cache", "f32 or f16".into(), options.cache);
-            return Err(Error::DType { op: "load", argument, expected, found });
-        }
+        options.cache.check("load", "cache")?;
         let layers = config.text.num_hidden_layers;
         let gpu_layers = options.gpu_layers.unwrap_or(layers);
         if gpu_layers < layers && !device.is_cuda() {

@@ -4,6 +4,7 @@ use super::config::Config;
 use super::positions::text_rope;
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
+use crate::kv::KvFormat;
 use crate::nn::{
     Attention, Embedding, KvCache, LayerCache, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks,
     TransformerBlock,
@@ -16,7 +17,7 @@ pub struct TextModel {
     config: super::config::TextConfig,
     device: Device,
     /// What keys and values are stored as.
-    cache: DType,
+    cache: KvFormat,
     embed_tokens: Embedding,
     /// The first layers, which stay on the device...
     layers: Vec<TransformerBlock>,
@@ -55,7 +56,7 @@ impl TextModel {
         weights: &mut Weights,
         config: &Config,
         device: &Device,
-        cache: DType,
+        cache: KvFormat,
         gpu_layers: usize,
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {

@@ -6,6 +6,7 @@ use super::model::Qwen3Vl;
 use super::preprocess::Patches;
 use super::processor::Visual;
 use super::vision::VisionOutput;
+use crate::kv::KvFormat;
 use crate::{Result, Tensor};
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -66,6 +67,22 @@ impl Limits {
     pub const F32_GPU: Self = Self { stage: 1e-4, ..Self::F32 };
     /// With matrices rounded to f16: 2⁻¹¹ in each weight, amplified by the layers.
     pub const F16: Self = Self { stage: 2e-2, ..Self::F32 };
+}
+
+impl Limits {
+    /// With keys and values in `format` in a model of `layers` layers.
+    ///
+    /// Half a unit of the last place of a 16-bit float, or what blocks of 8 bits lose of normal values, is the relative error
+    /// of a key or value. Attention hands on no more of it, and what the layers add up like independent errors. Twice that
+    /// is tolerated, as norms and softmax may amplify.
+    pub fn with_cache(self, format: KvFormat, layers: usize) -> Self {
+        let lost = match format {
+            KvFormat::F32 => 0.0,
+            KvFormat::Float16(bits) => 0.5f64.powi(16 - bits as i32),
+            KvFormat::Q8_0 => 4e-3,
+        };
+        Self { stage: self.stage + 2.0 * lost * (2.0 * layers as f64).sqrt(), ..self }
+    }
 }
 
 impl RunReport {

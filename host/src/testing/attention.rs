@@ -26,8 +26,6 @@ enum View {
     Contiguous,
     /// k and v are the first kv_len rows of caches with [`SPARE`] more, which hold NaN.
     Cache,
-    /// As `Cache`, handed over whole; how many rows count stands on the device.
-    Device,
     /// All four are [b, len, heads, head_dim] with two extents exchanged.
     Swapped,
 }
@@ -161,13 +159,6 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             cases.push(Sdpa::new((4, 4), q_len, kv_len, 72, false).batch(2).view(view).dtypes(F16));
         }
     }
-    // lengths on the device: splits by the capacity, most of them with nothing to do
-    for (q_len, kv_len) in [(1, 1), (1, 33), (1, 300), (2, 5), (3, 100), (8, 8), (8, 200)] {
-        for dtypes in [F32, F16, MIXED] {
-            cases.push(Sdpa::new((4, 2), q_len, kv_len, 128, true).dtypes(dtypes).view(View::Device));
-        }
-        cases.push(Sdpa::new((3, 3), q_len, kv_len, 64, false).view(View::Device));
-    }
     // hard data
     for data in [Data::Outliers, Data::Negative] {
         for q_len in [1, 66] {
@@ -214,7 +205,6 @@ impl Sdpa {
     fn kv_rows(&self) -> usize {
         match self.view {
             View::Cache => self.kv_len + SPARE,
-            View::Device => self.kv_len + 40 * SPARE,
             _ => self.kv_len,
         }
     }
@@ -256,7 +246,6 @@ impl Case for Sdpa {
         let view = match self.view {
             View::Contiguous => "",
             View::Cache => ",view=cache",
-            View::Device => ",view=device",
             View::Swapped => ",view=swapped",
         };
         let data = match self.data {
@@ -297,7 +286,7 @@ impl Case for Sdpa {
             q = HostTensor::new(q.shape, q.dtype, q.values);
             k = HostTensor::new(k.shape, k.dtype, k.values);
         }
-        if matches!(self.view, View::Cache | View::Device) {
+        if self.view == View::Cache {
             let d = self.head_dim;
             for x in [&mut k, &mut v] {
                 for head in x.values.chunks_exact_mut(self.kv_rows() * d) {
@@ -305,8 +294,7 @@ impl Case for Sdpa {
                 }
             }
         }
-        let past = HostTensor::new([1], DType::U32, vec![self.kv_len.saturating_sub(self.q_len) as f32]);
-        vec![q, k, v, past]
+        vec![q, k, v]
     }
 
     fn output(&self) -> (Shape, DType) {
@@ -315,18 +303,12 @@ impl Case for Sdpa {
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         let options = Attention { scale: None, causal: self.causal };
-        let [q, k, v, past] = inputs else { unreachable!("four inputs") };
+        let [q, k, v] = inputs else { unreachable!("three inputs") };
         match self.view {
             View::Contiguous => ops::attention_into(y, q, k, v, &options),
             View::Cache => {
                 let (k, v) = (k.narrow(2, 0, self.kv_len)?, v.narrow(2, 0, self.kv_len)?);
                 ops::attention_into(y, q, &k, &v, &options)
-            }
-            View::Device => {
-                // without the batch, which a cache does not have
-                let one = |x: &Tensor| x.reshape(&x.dims()[1..]);
-                let y = y.reshape(&q.dims()[1..])?;
-                ops::attention_cached_into(y, &one(q)?, &one(k)?, &one(v)?, past, &options)
             }
             View::Swapped => {
                 let (q, k, v) = (q.swap_dims(1, 2)?, k.swap_dims(1, 2)?, v.swap_dims(1, 2)?);
@@ -336,7 +318,7 @@ impl Case for Sdpa {
     }
 
     fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
-        let [q, k, v, _] = inputs else { unreachable!("four inputs") };
+        let [q, k, v] = inputs else { unreachable!("three inputs") };
         let options = Attention { scale: None, causal: self.causal };
         (self.view == View::Contiguous).then(|| ops::attention::textbook_into(y, q, k, v, &options))?
     }

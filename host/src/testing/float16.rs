@@ -79,7 +79,7 @@ impl Case for Conversion {
 }
 
 /// The nearest number with these exponent bits, ties to even, by the definition of the format.
-fn nearest(x: f64, exponent_bits: u32, overflow: Overflow) -> f64 {
+pub(super) fn nearest(x: f64, exponent_bits: u32, overflow: Overflow) -> f64 {
     if x == 0.0 {
         return x;
     }

@@ -6,6 +6,7 @@
 
 mod activate;
 mod attention;
+mod attention_cached;
 pub mod case;
 mod cast;
 pub mod check;
@@ -14,7 +15,7 @@ pub mod data;
 mod elementwise;
 mod embedding;
 mod float16;
-mod kv_cache;
+pub(crate) mod kv;
 mod layer_norm;
 mod linear;
 mod matmul;
@@ -37,12 +38,12 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     type Cases = fn() -> Vec<Box<dyn Case>>;
     let ops: &[Cases] = &[
         attention::cases,
+        attention_cached::cases,
         sparse_attention::cases,
         matmul::cases,
         linear::cases,
         quant::cases,
         quantize::cases,
-        kv_cache::cases,
         softmax::cases,
         rms_norm::cases,
         layer_norm::cases,

@@ -1,6 +1,9 @@
 //! Fused projections, taken apart into queries and a cache.
 
+use super::kv::{bits, fill, read};
 use super::{Case, HostTensor, Purpose, Tolerance, data};
+use crate::float16::{Float16, with_exponent_bits};
+use crate::kv::{KvFormat, KvTensor};
 use crate::ops::{self, HeadNorms};
 use crate::{DType, Result, Shape, Tensor, TensorMut};
 
@@ -16,8 +19,10 @@ struct Append {
     kv_heads: usize,
     dim: usize,
     norms: bool,
-    /// Of qkv and q, and of the caches.
-    dtypes: (DType, DType),
+    /// Of qkv and q.
+    dtype: DType,
+    /// Of the caches.
+    format: KvFormat,
     /// Rows of the caches, and how many are taken before.
     capacity: usize,
     past: usize,
@@ -29,14 +34,17 @@ struct Append {
 
 pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases: Vec<Append> = Vec::new();
-    for dtypes in [(DType::F32, DType::F32), (DType::F16, DType::F16), (DType::F32, DType::F16)] {
+    let types =
+        KvFormat::ALL.map(|format| (DType::F32, format)).into_iter().chain([(DType::F16, KvFormat::F16)]);
+    for (dtype, format) in types {
         let case = |rows, (heads, kv_heads), dim, norms| Append {
             rows,
             heads,
             kv_heads,
             dim,
             norms,
-            dtypes,
+            dtype,
+            format,
             capacity: rows + 5,
             past: 3,
             angles: rows + 2,
@@ -108,8 +116,8 @@ impl Case for Append {
     }
 
     fn id(&self) -> String {
-        let types = match self.dtypes {
-            (qkv, cache) if qkv == cache => qkv.to_string(),
+        let types = match (self.dtype, self.format) {
+            (qkv, cache) if qkv.name() == cache.name() => qkv.to_string(),
             (qkv, cache) => format!("{qkv}_{cache}"),
         };
         let Self { rows, heads, kv_heads, dim, past, .. } = self;
@@ -122,7 +130,7 @@ impl Case for Append {
     }
 
     fn inputs(&self) -> Vec<HostTensor> {
-        let (id, dtype) = (self.id(), self.dtypes.0);
+        let (id, dtype) = (self.id(), self.dtype);
         let shape = [self.angles, self.dim / 2];
         let angles = data::normal(&id, "angles", shape, DType::F32).values;
         let table = |f: fn(f32) -> f32| {
@@ -140,41 +148,39 @@ impl Case for Append {
 
     /// q and both caches, one behind the other, in f32.
     fn output(&self) -> (Shape, DType) {
-        let dtype = if self.purpose == Purpose::Bench { self.dtypes.0 } else { DType::F32 };
+        let dtype = if self.purpose == Purpose::Bench { self.dtype } else { DType::F32 };
         ([self.parts().iter().sum(), self.dim].into(), dtype)
     }
 
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
         let [qkv, cos, sin, q_weight, k_weight, at] = inputs else { unreachable!("six inputs") };
-        let (device, (dtype, cache)) = (qkv.device(), self.dtypes);
+        let (device, dtype) = (qkv.device(), self.dtype);
         let norms = self.norms.then_some(HeadNorms { q: q_weight, k: k_weight, eps: EPS });
         if self.purpose == Purpose::Bench {
-            let room = || Tensor::uninitialized([self.capacity, self.kv_heads, self.dim], cache, &device);
+            let dims = [self.capacity, self.kv_heads, self.dim];
+            let room = || KvTensor::uninitialized(dims, self.format, &device);
             let (mut k, mut v) = (room()?, room()?);
-            let outputs = [y.reshape([self.rows, self.heads, self.dim])?, k.view_mut()?, v.view_mut()?];
-            return ops::rope_append_into(outputs, qkv, [cos, sin], norms, at);
+            let q = y.reshape([self.rows, self.heads, self.dim])?;
+            return ops::rope_append_into(q, [k.view_mut()?, v.view_mut()?], qkv, [cos, sin], norms, at);
         }
-        let before = |shape: [usize; 3], dtype| {
+        let before = |shape: [usize; 3]| {
             HostTensor::new(shape, dtype, vec![BEFORE; shape.iter().product()]).to(&device)
         };
-        let mut q = before([self.rows, self.heads, self.dim], dtype)?;
-        let mut k = before([self.capacity + SPARE, self.kv_heads, self.dim], cache)?;
-        let mut v = before([self.capacity + SPARE, self.kv_heads, self.dim], cache)?;
-        let room = self.capacity;
-        let outputs = [q.view_mut()?, k.view_mut()?.narrow(0, 0, room)?, v.view_mut()?.narrow(0, 0, room)?];
-        ops::rope_append_into(outputs, qkv, [cos, sin], norms, at)?;
-        let mut all = Tensor::uninitialized(y.shape(), DType::F32, &device)?;
-        let mut at = 0;
-        for (part, rows) in [q, k, v].iter().zip(self.parts()) {
-            let part = ops::cast(part, DType::F32)?.reshape([rows, self.dim])?;
-            ops::copy_into(all.view_mut()?.narrow(0, at, rows)?, &part)?;
-            at += rows;
-        }
-        ops::copy_into(y, &all)
+        let mut q = before([self.rows, self.heads, self.dim])?;
+        let kv = before([self.capacity + SPARE, 2 * self.kv_heads, self.dim])?;
+        let [mut k, mut v] = fill(&kv, self.format)?;
+        let caches = [k.view_mut()?.narrow(0, self.capacity)?, v.view_mut()?.narrow(0, self.capacity)?];
+        ops::rope_append_into(q.view_mut()?, caches, qkv, [cos, sin], norms, at)?;
+        let all = [ops::cast(&q, DType::F32)?.to_vec()?, read(&k)?, read(&v)?].concat();
+        ops::copy_into(y, &Tensor::from_slice(&all, self.output().0, &device)?)
     }
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let [queries, cache, _] = self.parts();
+        let largest = match self.format {
+            KvFormat::Float16(bits) => with_exponent_bits!(bits, E => Float16::<E>::MAX.to_f32()).into(),
+            _ => f64::INFINITY,
+        };
         let mut y = Vec::with_capacity(rows.len() * self.dim);
         for &r in rows {
             if r < queries {
@@ -185,18 +191,26 @@ impl Case for Append {
             let (slot, head) = (r / self.kv_heads, r % self.kv_heads);
             match slot.checked_sub(self.past).filter(|&row| row < self.rows && slot < self.capacity) {
                 Some(row) => {
-                    y.extend(self.head(inputs, row, self.heads + is_value * self.kv_heads + head));
+                    let head = self.head(inputs, row, self.heads + is_value * self.kv_heads + head);
+                    y.extend(head.iter().map(|x| x.clamp(-largest, largest)));
                 }
-                None => y.extend(vec![f64::from(BEFORE); self.dim]),
+                None => y.extend(vec![f64::from(BEFORE).min(largest); self.dim]),
             }
         }
         y
     }
 
     fn tolerance(&self) -> Tolerance {
-        match self.dtypes.1 {
-            DType::F32 => Tolerance::new(8e-6, 1.2e-6, "two products of normed values below 20, rsqrt"),
-            _ => Tolerance::new(8e-6, 1.0 / 1024.0, "one rounding to f16"),
+        match self.format {
+            KvFormat::F32 => Tolerance::new(8e-6, 1.2e-6, "two products of normed values below 20, rsqrt"),
+            KvFormat::Float16(bits) => {
+                // half a unit of the last place, of which subnormals have one size
+                let (bits, bias) = (bits as i32, (1 << (bits - 1)) - 1);
+                let (abs, rel) = (2f64.powi(1 - bias - (15 - bits) - 1), 2f64.powi(-(15 - bits) - 1));
+                Tolerance::new(8e-6 + abs, 1.01 * rel, "one rounding to 16 bits")
+            }
+            // attention over caches sees every quant
+            KvFormat::Q8_0 => Tolerance::new(0.08, 5e-4, "half a step of 1/127 of 20, a scale in f16"),
         }
     }
 
@@ -206,8 +220,7 @@ impl Case for Append {
 
     fn bytes(&self) -> f64 {
         let heads = self.rows * self.dim;
-        let read = heads * self.all_heads() * self.dtypes.0.size();
-        let written = heads * (self.heads * self.dtypes.0.size() + 2 * self.kv_heads * self.dtypes.1.size());
-        (read + written) as f64
+        let float = (heads * (self.all_heads() + self.heads) * self.dtype.size()) as f64;
+        float + (heads * 2 * self.kv_heads) as f64 * bits(self.format) / 8.0
     }
 }

@@ -29,8 +29,8 @@
 
 use super::merge::{Merge, base};
 use super::{Strides, not_zero, unroll, visible};
-use crate::device::element::load_4_words;
 use crate::device::math::{exp2, fma};
+use crate::device::stored::{Blocks, Coded, Stored};
 use crate::device::{Element, F16, reduce};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
@@ -90,11 +90,29 @@ pub const DECODE: [Instances; 3] = [
     ],
 ];
 
-const fn specs() -> [KernelSpec; 18] {
-    let mut specs = [DECODE[0][0].spec; 18];
+/// q and out f32, k and v in a 16-bit format with any exponent bits, by rows.
+pub const DECODE_CODED: [Decode; 3] = [
+    instance("attention_decode_d128_r1_f32_coded", 128, 1, 4),
+    instance("attention_decode_d128_r2_f32_coded", 128, 2, 4),
+    instance("attention_decode_d128_r4_f32_coded", 128, 4, 2),
+];
+
+/// q and out f32, k and v in blocks of 8 bits, by rows.
+pub const DECODE_Q8_0: [Decode; 3] = [
+    instance("attention_decode_d128_r1_f32_q8_0", 128, 1, 4),
+    instance("attention_decode_d128_r2_f32_q8_0", 128, 2, 4),
+    instance("attention_decode_d128_r4_f32_q8_0", 128, 4, 2),
+];
+
+const fn specs() -> [KernelSpec; 24] {
+    let mut specs = [DECODE[0][0].spec; 24];
     let mut i = 0;
-    while i < 18 {
-        specs[i] = DECODE[i / 6][i % 6].spec;
+    while i < 24 {
+        specs[i] = match i {
+            0..18 => DECODE[i / 6][i % 6].spec,
+            18..21 => DECODE_CODED[i - 18].spec,
+            _ => DECODE_Q8_0[i - 21].spec,
+        };
         i += 1;
     }
     specs
@@ -105,33 +123,8 @@ pub const KERNELS: &[KernelSpec] = &specs();
 
 /// The first columns of the two pieces of four that lane `sub` of a key's lanes holds.
 #[inline(always)]
-const fn pieces<T: Element, const L: u32>(sub: u32) -> [u32; 2] {
-    if size_of::<T>() == 4 { [sub * 4, (L + sub) * 4] } else { [sub * 8, sub * 8 + 4] }
-}
-
-/// Eight elements of a row as they lie in memory, so that nothing waits for them: two pieces of four, or the words of eight
-/// that lie together.
-///
-/// # Safety
-/// Both pieces are inside the row, which is 16-byte aligned; neighbours, if the elements have two bytes.
-#[inline(always)]
-unsafe fn load_pieces<T: Element>(row: *const T, [low, high]: [u32; 2]) -> [[u32; 4]; 2] {
-    // SAFETY: as the caller promises.
-    unsafe {
-        if size_of::<T>() == 4 {
-            [T::load4_words(row.add(low as usize)), T::load4_words(row.add(high as usize))]
-        } else {
-            [load_4_words(row.add(low as usize).cast()), [0; 4]]
-        }
-    }
-}
-
-/// The values of [`load_pieces`].
-#[inline(always)]
-fn unpack_pieces<T: Element>([low, high]: [[u32; 4]; 2]) -> [f32; 8] {
-    let (low, high) = if size_of::<T>() == 4 { (low, high) } else { (low, [low[2], low[3], 0, 0]) };
-    let ([a, b, c, d], [e, f, g, h]) = (T::from_words(low), T::from_words(high));
-    [a, b, c, d, e, f, g, h]
+const fn pieces<S: Stored, const L: u32>(sub: u32) -> [u32; 2] {
+    if S::APART { [sub * 4, (L + sub) * 4] } else { [sub * 8, sub * 8 + 4] }
 }
 
 /// Where query `row % q_len` of the kv head's query head `row / q_len` lies.
@@ -233,7 +226,7 @@ impl Keys for Dense {
 #[inline(always)]
 pub(super) unsafe fn decode<
     TQ: Element,
-    TKV: Element,
+    S: Stored,
     const L: u32,
     const R: usize,
     const U: usize,
@@ -245,8 +238,8 @@ pub(super) unsafe fn decode<
     partial: *mut f32,
     counters: *mut u32,
     q: *const TQ,
-    k: *const TKV,
-    v: *const TKV,
+    k: S,
+    v: S,
     [out_strides, q_strides, k_strides, v_strides]: [Strides; 4],
     units: u32,
     group: u32,
@@ -272,25 +265,22 @@ pub(super) unsafe fn decode<
     let (rows, first_row, first_head) = (group * q_len, thread::block_idx_z() * R as u32, unit * group);
     let start = split * keys_per_split;
     let end = (start + keys_per_split).min(work.count());
-    let [low, high] = pieces::<TKV, L>(sub);
+    let [low, high] = pieces::<S, L>(sub);
     let last = head_dim - 8;
     // pieces past head_dim: the last ones in their place
-    let read = if size_of::<TKV>() == 4 {
-        [low.min(last + 4), high.min(last + 4)]
-    } else {
-        [low.min(last), low.min(last) + 4]
-    };
+    let read =
+        if S::APART { [low.min(last + 4), high.min(last + 4)] } else { [low.min(last), low.min(last) + 4] };
 
     let kv_head = work.kv_head(unit);
     let (k_head, v_head) = (k_strides.offset(batch, kv_head), v_strides.offset(batch, kv_head));
-    let load = |x: *const TKV, head: u32, row: u32, key: u32| {
+    let load = |x: S, head: u32, row: u32, key: u32| {
         let mut words = [[[0; 4]; 2]; U];
         unroll!(J < 4 {
             if J < U {
                 // SAFETY: the key is below kv_len, the pieces below head_dim.
                 words[J] = unsafe {
                     let at = work.key((key + J as u32 * slots + slot).min(end - 1));
-                    load_pieces(x.add((head + at * row) as usize), read)
+                    x.load8_words((head + at * row) as usize, read)
                 };
             }
         });
@@ -334,7 +324,7 @@ pub(super) unsafe fn decode<
         let mut s = [[0.0f32; U]; R];
         unroll!(J < 4 {
             if J < U {
-                let k = unpack_pieces::<TKV>(keys[J]);
+                let k = k.from_words8(keys[J]);
                 unroll!(I < 4 {
                     if I < R {
                         unroll!(E < 8 { s[I][J] = fma(query[I][E], k[E], s[I][J]); });
@@ -384,7 +374,7 @@ pub(super) unsafe fn decode<
         });
         unroll!(J < 4 {
             if J < U {
-                let v = unpack_pieces::<TKV>(values[J]);
+                let v = v.from_words8(values[J]);
                 unroll!(I < 4 {
                     if I < R {
                         unroll!(E < 8 { acc[I][E / 4][E % 4] = fma(s[I][J], v[E], acc[I][E / 4][E % 4]); });
@@ -404,7 +394,10 @@ pub(super) unsafe fn decode<
 }
 
 macro_rules! kernels {
-    ($($name:ident: $tq:ty, $tkv:ty, $lanes:literal, $rows:literal, $keys:literal;)*) => {$(
+    ($(
+        $name:ident: $tq:ty, $tkv:ty, $lanes:literal, $rows:literal, $keys:literal
+        $(, $open:path { $($more:ident: $type:ty),* })?;
+    )*) => {$(
         /// # Safety
         /// As [`attention_prefill_d64_f32`](super::prefill::attention_prefill_d64_f32); head_dim at most the
         /// instance's and at least 8; kv_len may be 0; keys_per_split · splits ≥ kv_len. `past` is null, or one number: kv_len
@@ -419,7 +412,7 @@ macro_rules! kernels {
             k_batch: u32, k_head: u32, k_row: u32,
             v_batch: u32, v_head: u32, v_row: u32,
             num_kv_heads: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32, keys_per_split: u32,
-            scale_log2: f32, causal: u32, past: *const u32,
+            scale_log2: f32, causal: u32, past: *const u32 $($(, $more: $type)*)?
         ) {
             const ACC: usize = 8 * THREADS as usize * $rows;
             const ML: usize = THREADS as usize / $lanes * $rows;
@@ -429,10 +422,11 @@ macro_rules! kernels {
                 Strides { batch: k_batch, head: k_head, row: k_row },
                 Strides { batch: v_batch, head: v_head, row: v_row },
             ];
+            $(let [k, v] = $open([k, v], $($more),*);)?
             // SAFETY: this kernel's contract is the body's.
             unsafe {
                 let (work, keys_per_split) = Dense::new(q_len, kv_len, causal != 0, past, keys_per_split);
-                decode::<$tq, $tkv, $lanes, $rows, $keys, ACC, ML, _>(
+                decode::<$tq, _, $lanes, $rows, $keys, ACC, ML, _>(
                     out, partial, counters, q, k, v, strides, num_kv_heads, group, q_len, head_dim, keys_per_split,
                     scale_log2, work,
                 )
@@ -460,4 +454,10 @@ kernels! {
     attention_decode_d128_r1_f32_f16: f32, F16, 16, 1, 4;
     attention_decode_d128_r2_f32_f16: f32, F16, 16, 2, 4;
     attention_decode_d128_r4_f32_f16: f32, F16, 16, 4, 2;
+    attention_decode_d128_r1_f32_coded: f32, u16, 16, 1, 4, Coded::pair { exponent_bits: u32 };
+    attention_decode_d128_r2_f32_coded: f32, u16, 16, 2, 4, Coded::pair { exponent_bits: u32 };
+    attention_decode_d128_r4_f32_coded: f32, u16, 16, 4, 2, Coded::pair { exponent_bits: u32 };
+    attention_decode_d128_r1_f32_q8_0: f32, u8, 16, 1, 4, Blocks::pair { k_scales: *const F16, v_scales: *const F16 };
+    attention_decode_d128_r2_f32_q8_0: f32, u8, 16, 2, 4, Blocks::pair { k_scales: *const F16, v_scales: *const F16 };
+    attention_decode_d128_r4_f32_q8_0: f32, u8, 16, 4, 2, Blocks::pair { k_scales: *const F16, v_scales: *const F16 };
 }

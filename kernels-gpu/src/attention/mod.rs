@@ -10,7 +10,8 @@
 //! | attention_decode_d‹D›_r‹R›_‹t› | R rows of a kv head, one split of the keys | q_len ≤ 8      |
 //! | attention_textbook_‹step›_f32 | three passes over a score matrix       | baseline of benches |
 //!
-//! ‹t› is q's and out's type, then k's and v's where it differs: f32, f16, f32_f16.
+//! ‹t› is q's and out's type, then k's and v's where it differs: f32, f16, f32_f16; and, as the caches of a model may be
+//! [`stored`](crate::device::stored), f32_coded and f32_q8_0. Of these two there is only D = 128, for every head_dim up to it.
 
 pub mod decode;
 pub mod merge;
@@ -31,7 +32,7 @@ macro_rules! unroll {
 }
 use unroll;
 
-/// Which of a kernel's three instances: the index into the arrays of contracts.
+/// Which of a kernel's three instances for plain elements: the index into the arrays of contracts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Types {
     /// All f32.

@@ -10,6 +10,7 @@ pub mod order;
 pub mod reduce;
 pub mod rows;
 pub mod shared;
+pub mod stored;
 pub mod textbook;
 pub mod ticket;
 pub mod vector;

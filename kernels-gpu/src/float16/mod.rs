@@ -4,6 +4,9 @@
 //! precision in steps; below 5 there is more precision and less range than half precision has. They are laid out as
 //! IEEE 754 lays out its own: sign, biased exponent, fraction; an exponent of zeros is subnormal, one of ones is
 //! infinity or NaN. The same code runs on host and device and uses integers and exact f32 operations only.
+//!
+//! A format is a type's parameter or, for kernels that are too large to have an instance for each, a number:
+//! [`encode`] and [`Decoder`].
 
 pub mod convert;
 
@@ -57,31 +60,77 @@ impl<const E: u32> Float16<E> {
     /// The nearest number, ties to even; beyond the largest finite one infinity. NaNs stay NaNs, made quiet.
     #[inline(always)]
     pub const fn from_f32(value: f32) -> Self {
-        Self::round(value, Self::INFINITY)
+        Self(encode(value, E, false))
     }
 
     /// As [`from_f32`](Self::from_f32), but what is too large, infinities included, becomes the largest finite number.
     #[inline(always)]
     pub const fn from_f32_saturating(value: f32) -> Self {
-        Self::round(value, Self::MAX)
+        Self(encode(value, E, true))
+    }
+}
+
+/// The code of the nearest number with `exponent_bits`, as [`Float16::from_f32`] or, if it is to `saturate`,
+/// [`Float16::from_f32_saturating`] has it.
+#[inline(always)]
+pub const fn encode(value: f32, exponent_bits: u32, saturate: bool) -> u16 {
+    let (mantissa_bits, bias) = (15 - exponent_bits, (1 << (exponent_bits - 1)) - 1);
+    let (least_shift, min_normal) = (23 - mantissa_bits, (128 - bias) << 23);
+    let infinity = ((1 << exponent_bits) - 1) << mantissa_bits;
+    let sign = value.to_bits() >> 16 & 0x8000;
+    let bits = value.to_bits() & 0x7fff_ffff;
+    if bits > 0x7f80_0000 {
+        let payload = bits >> least_shift & ((1 << mantissa_bits) - 1);
+        return (sign | infinity | 1 << (mantissa_bits - 1) | payload) as u16;
+    }
+    // What is kept lies above `shift`; a carry out of the fraction goes into the exponent, as it should.
+    let (significand, shift) = if bits >= min_normal || exponent_bits == MAX_EXPONENT_BITS {
+        (bits.wrapping_sub((127 - bias) << 23), least_shift)
+    } else {
+        let down = (min_normal >> 23) - (bits >> 23) + least_shift;
+        (bits & 0x007f_ffff | 0x0080_0000, if down > 25 { 25 } else { down })
+    };
+    let rounded = (significand + (1 << (shift - 1)) - 1 + (significand >> shift & 1)) >> shift;
+    let largest = if saturate { infinity - 1 } else { infinity };
+    (sign | if rounded >= infinity { largest } else { rounded }) as u16
+}
+
+/// Makes values of the codes of a format that is known only at run time, by a few instructions that are the same for all:
+/// the exponent is put where f32 has its own, and the difference of the biases multiplied in.
+#[derive(Clone, Copy)]
+pub struct Decoder {
+    /// Exponent bits that f32 has more.
+    shift: u32,
+    factor: f32,
+    /// What the code of infinity comes to; NaNs come to more.
+    infinity: f32,
+}
+
+impl Decoder {
+    /// For a format with `exponent_bits` (2 to 8).
+    #[inline(always)]
+    pub const fn new(exponent_bits: u32) -> Self {
+        let bias = (1 << (exponent_bits - 1)) - 1;
+        Self {
+            shift: MAX_EXPONENT_BITS - exponent_bits,
+            factor: f32::from_bits((254 - bias) << 23),
+            infinity: f32::from_bits((128 + bias) << 23),
+        }
     }
 
+    /// The value of the code in the upper half of `word`, as [`Float16::to_f32`] has it. Exact: a product with a power of
+    /// two, of a subnormal too.
     #[inline(always)]
-    const fn round(value: f32, too_large: Self) -> Self {
-        let sign = (value.to_bits() >> 16 & 0x8000) as u16;
-        let bits = value.to_bits() & 0x7fff_ffff;
-        if bits > 0x7f80_0000 {
-            let payload = (bits >> Self::SHIFT) as u16 & ((1 << Self::MANTISSA_BITS) - 1);
-            return Self(sign | Self::INFINITY.0 | 1 << (Self::MANTISSA_BITS - 1) | payload);
-        }
-        // What is kept lies above `shift`; a carry out of the fraction goes into the exponent, as it should.
-        let (significand, shift) = if bits >= Self::MIN_NORMAL || E == MAX_EXPONENT_BITS {
-            (bits - ((127 - Self::BIAS) << 23), Self::SHIFT)
-        } else {
-            let down = (Self::MIN_NORMAL >> 23) - (bits >> 23) + Self::SHIFT;
-            (bits & 0x007f_ffff | 0x0080_0000, if down > 25 { 25 } else { down })
-        };
-        let rounded = (significand + (1 << (shift - 1)) - 1 + (significand >> shift & 1)) >> shift;
-        Self(sign | if rounded >= Self::INFINITY.0 as u32 { too_large.0 } else { rounded as u16 })
+    pub const fn upper(self, word: u32) -> f32 {
+        let magnitude = (word & 0x7fff_0000) >> self.shift;
+        let value = f32::from_bits(magnitude) * self.factor;
+        let bits = if value < self.infinity { value.to_bits() } else { magnitude | 0x7f80_0000 };
+        f32::from_bits(word & 0x8000_0000 | bits)
+    }
+
+    /// The values of both codes in `word`, the lower half's first.
+    #[inline(always)]
+    pub const fn both(self, word: u32) -> [f32; 2] {
+        [self.upper(word << 16), self.upper(word)]
     }
 }

@@ -12,7 +12,6 @@
 //! | activations | how products with a vector read what they multiply with        |
 //! | vector   | x·wᵀ for m ≤ 8: every row of w is read once by a warp              |
 //! | tile     | x·wᵀ for larger m: tiles of w and x in shared memory               |
-//! | kv_cache | keys and values in 8 bits, and attention over them                 |
 //! | straight_through | the gradient of quantising                                 |
 //!
 //! Products of a block are summed in integers, exactly; the blocks of a row in f32.
@@ -22,7 +21,6 @@ pub mod blocks;
 pub mod decode;
 pub mod encode;
 pub mod epilogue;
-pub mod kv_cache;
 pub mod q4_k;
 pub mod straight_through;
 pub mod tile;

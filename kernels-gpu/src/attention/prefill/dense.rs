@@ -6,6 +6,7 @@
 use super::{BM, PAD, Place, THREADS, Work, bn, key_of, prefill, read_indices, spec};
 use crate::attention::{Strides, not_zero, unroll};
 use crate::device::F16;
+use crate::device::stored::{Blocks, Coded};
 use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
@@ -26,9 +27,22 @@ pub const PREFILL_D128: [KernelSpec; 3] = [
     spec("attention_prefill_d128_f32_f16", KEYS, 2),
 ];
 
+/// q and out f32, k and v in a 16-bit format with any exponent bits; head_dim ≤ 128, grid as [`PREFILL_D64`].
+pub const PREFILL_CODED: KernelSpec = spec("attention_prefill_d128_f32_coded", KEYS, 2);
+/// q and out f32, k and v in blocks of 8 bits; else as [`PREFILL_CODED`].
+pub const PREFILL_Q8_0: KernelSpec = spec("attention_prefill_d128_f32_q8_0", KEYS, 2);
+
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] =
-    &[PREFILL_D64[0], PREFILL_D64[1], PREFILL_D64[2], PREFILL_D128[0], PREFILL_D128[1], PREFILL_D128[2]];
+pub const KERNELS: &[KernelSpec] = &[
+    PREFILL_D64[0],
+    PREFILL_D64[1],
+    PREFILL_D64[2],
+    PREFILL_D128[0],
+    PREFILL_D128[1],
+    PREFILL_D128[2],
+    PREFILL_CODED,
+    PREFILL_Q8_0,
+];
 
 /// All keys, or those up to each query's position.
 #[derive(Clone, Copy)]
@@ -126,7 +140,10 @@ impl Work<KEYS> for Dense {
 }
 
 macro_rules! kernels {
-    ($($name:ident: $tq:ty, $tkv:ty, $groups:literal, $blocks:literal;)*) => {$(
+    ($(
+        $name:ident: $tq:ty, $tkv:ty, $groups:literal, $blocks:literal
+        $(, $open:path { $($more:ident: $type:ty),* })?;
+    )*) => {$(
         /// # Safety
         /// `out`, `q`, `k`, `v`: as the module's head says, of less than 2³¹ elements with gaps, valid on the
         /// launching stream, `out` disjoint from the others, addresses and strides (batch, head, row) multiples of
@@ -140,7 +157,7 @@ macro_rules! kernels {
             k_batch: u32, k_head: u32, k_row: u32,
             v_batch: u32, v_head: u32, v_row: u32,
             num_q_heads: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32,
-            scale_log2: f32, causal: u32, longest_first: u32,
+            scale_log2: f32, causal: u32, longest_first: u32 $($(, $more: $type)*)?
         ) {
             let strides = [
                 Strides { batch: out_batch, head: out_head, row: out_row },
@@ -148,12 +165,13 @@ macro_rules! kernels {
                 Strides { batch: k_batch, head: k_head, row: k_row },
                 Strides { batch: v_batch, head: v_head, row: v_row },
             ];
+            $(let [k, v] = $open([k, v], $($more),*);)?
             // SAFETY: this kernel's contract is the body's; a grid with a block in it has a head.
             unsafe {
                 not_zero(num_q_heads);
                 let causal = 0u32.wrapping_sub(causal);
                 let work = Dense { num_q_heads, q_len, kv_len, causal, longest_first };
-                prefill::<$tq, $tkv, $groups, KEYS, { bn(KEYS) + PAD }, _>(
+                prefill::<$tq, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(
                     out, q, k, v, strides, group, q_len, kv_len.wrapping_sub(1), head_dim, scale_log2, work,
                 )
             }
@@ -168,4 +186,6 @@ kernels! {
     attention_prefill_d128_f32: f32, f32, 2, 2;
     attention_prefill_d128_f16: F16, F16, 2, 2;
     attention_prefill_d128_f32_f16: f32, F16, 2, 2;
+    attention_prefill_d128_f32_coded: f32, u16, 2, 2, Coded::pair { exponent_bits: u32 };
+    attention_prefill_d128_f32_q8_0: f32, u8, 2, 2, Blocks::pair { k_scales: *const F16, v_scales: *const F16 };
 }

@@ -2,6 +2,7 @@
 
 use super::{BK, BM, PAD, Work, bn, key_of};
 use crate::attention::unroll;
+use crate::device::stored::Stored;
 use crate::device::{Element, Shared};
 
 /// Chunk vectors on their way from global to shared memory, as they lay there: two of Q and KEYS / 2 of K, or V.
@@ -9,10 +10,10 @@ use crate::device::{Element, Shared};
 pub(super) type Staged = [[u32; 4]; 6];
 
 /// One head's operands, and what this thread loads of them.
-pub(super) struct Loader<TQ, TKV> {
+pub(super) struct Loader<TQ, S> {
     pub q: *const TQ,
-    pub k: *const TKV,
-    pub v: *const TKV,
+    pub k: S,
+    pub v: S,
     /// The first elements of the thread's two rows of Q.
     pub q_at: [u32; 2],
     /// The head's first elements.
@@ -25,7 +26,7 @@ pub(super) struct Loader<TQ, TKV> {
     pub head_dim: u32,
 }
 
-impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
+impl<TQ: Element, S: Stored> Loader<TQ, S> {
     /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes column 4 · (t mod 4) of rows t / 4,
     /// t / 4 + 32, …, so that eight threads read two whole sectors.
     ///
@@ -49,7 +50,7 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
             unroll!(I < 4 {
                 if 2 * I < KEYS {
                     let at = self.k_head + work.key(tile, row + 32 * I as u32).min(self.last_key) * self.k_row;
-                    staged[2 + I] = TKV::load4_words(self.k.add((at + column) as usize));
+                    staged[2 + I] = self.k.load4_words((at + column) as usize);
                 }
             });
         }
@@ -77,7 +78,7 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
             unroll!(I < 4 {
                 if I < 2 * G {
                     let column = (column + 32 * I as u32).min(self.head_dim - 4);
-                    staged[I] = TKV::load4_words(self.v.add((at + column) as usize));
+                    staged[I] = self.v.load4_words((at + column) as usize);
                 }
             });
         }
@@ -113,7 +114,7 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
             });
             unroll!(I < 4 {
                 if 2 * I < KEYS {
-                    let values = TKV::from_words(staged[2 + I]);
+                    let values = self.k.from_words(staged[2 + I]);
                     unroll!(E < 4 { k.set(E as u32 * (bn(KEYS) + PAD) + I as u32 * 32, values[E]); });
                 }
             });
@@ -131,7 +132,7 @@ impl<TQ: Element, TKV: Element> Loader<TQ, TKV> {
         unsafe {
             unroll!(I < 4 {
                 if I < 2 * G {
-                    at.set4(I as u32 / 2 * (BK * 64) + I as u32 % 2 * 32, TKV::from_words(staged[I]));
+                    at.set4(I as u32 / 2 * (BK * 64) + I as u32 % 2 * 32, self.v.from_words(staged[I]));
                 }
             });
         }

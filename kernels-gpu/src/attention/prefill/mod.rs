@@ -40,6 +40,7 @@ pub use dense::*;
 use super::merge::STATE as STATE_ELEMENTS;
 use super::{Strides, not_zero, unroll};
 use crate::device::math::{exp2, rcp};
+use crate::device::stored::Stored;
 use crate::device::{Element, Shared, shared};
 use crate::spec::KernelSpec;
 #[cfg(target_arch = "nvptx64")]
@@ -207,7 +208,7 @@ unsafe fn store_8<const APART: u32>(at: Shared<f32>, [a, b, c, d, e, f, g, h]: [
 #[inline(always)]
 pub(super) unsafe fn prefill<
     TQ: Element,
-    TKV: Element,
+    S: Stored,
     const G: usize,
     const KEYS: usize,
     const STRIDE: u32,
@@ -215,8 +216,8 @@ pub(super) unsafe fn prefill<
 >(
     out: *mut TQ,
     q: *const TQ,
-    k: *const TKV,
-    v: *const TKV,
+    k: S,
+    v: S,
     [out_strides, q_strides, k_strides, v_strides]: [Strides; 4],
     group: u32,
     q_len: u32,

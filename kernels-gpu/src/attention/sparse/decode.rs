@@ -161,7 +161,7 @@ macro_rules! kernels {
                 let (start, end) = (load_word(starts.add(head as usize)), load_word(starts.add(head as usize + 1)));
                 let (keys, seen) = (keys.add(start as usize), seen.add(start as usize * q_len as usize));
                 let work = Listed { keys, seen, groups: end - start, q_len, kv_len, kv_head };
-                decode::<$tq, $tkv, $lanes, $rows, $keys, ACC, ML, _>(
+                decode::<$tq, _, $lanes, $rows, $keys, ACC, ML, _>(
                     out, partial, counters, q, k, v, strides, units, group, q_len, head_dim, keys_per_split, scale_log2, work,
                 )
             }

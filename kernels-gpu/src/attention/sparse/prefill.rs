@@ -201,7 +201,7 @@ macro_rules! kernels {
             unsafe {
                 let d = 64 * $groups;
                 let work = Listed { items, tiles, patterns, partial, first_item, slots, sharing, d };
-                prefill::<$tq, $tkv, $groups, KEYS, { bn(KEYS) + PAD }, _>(
+                prefill::<$tq, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(
                     out, q, k, v, strides, group, q_len, last_key, head_dim, scale_log2, work,
                 )
             }

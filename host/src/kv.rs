@@ -1,0 +1,233 @@
+//! Keys and values in the formats that attention reads.
+
+use crate::{DType, Device, Error, MAX_ELEMENTS, Result, Tensor, TensorMut, float16::EXPONENT_BITS};
+use kernels_gpu::quant::blocks::BLOCK;
+use std::fmt;
+use std::str::FromStr;
+
+/// What keys and values are stored as. Arithmetic over them is f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    /// As they are computed.
+    F32,
+    /// A 16-bit float with that many exponent bits (2 to 8). Values beyond the largest number become that, except in IEEE
+    /// half precision, [`F16`](Self::F16), where they become infinite.
+    Float16(u32),
+    /// 8 bits and, for every 32 columns of a head, a scale in f16: 8.5 bits a value.
+    Q8_0,
+}
+
+impl KvFormat {
+    /// IEEE half precision.
+    pub const F16: Self = Self::Float16(5);
+    /// bfloat16.
+    pub const BF16: Self = Self::Float16(8);
+
+    /// Every format.
+    pub const ALL: [Self; 9] = [
+        Self::F32,
+        Self::Float16(2),
+        Self::Float16(3),
+        Self::Float16(4),
+        Self::F16,
+        Self::Float16(6),
+        Self::Float16(7),
+        Self::BF16,
+        Self::Q8_0,
+    ];
+
+    /// As case ids, messages and the command line spell it: a 16-bit float without a name of its own by its exponent bits.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Float16(2) => "e2",
+            Self::Float16(3) => "e3",
+            Self::Float16(4) => "e4",
+            Self::Float16(5) => "f16",
+            Self::Float16(6) => "e6",
+            Self::Float16(7) => "e7",
+            Self::Float16(8) => "bf16",
+            Self::Float16(_) => "no format",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    /// Refuses numbers of exponent bits that there are no formats for.
+    pub(crate) fn check(self, op: &'static str, argument: &'static str) -> Result<()> {
+        match self {
+            Self::Float16(bits) if !EXPONENT_BITS.contains(&bits) => {
+                let (value, reason) =
+                    (format!("Float16({bits})"), "a format has 2 to 8 exponent bits".into());
+                Err(Error::Unsupported { op, argument, value, reason })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for KvFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for KvFormat {
+    type Err = Error;
+
+    /// By [`name`](Self::name).
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name).ok_or_else(|| Error::Unsupported {
+            op: "KvFormat",
+            argument: "name",
+            value: name.into(),
+            reason: format!("the formats are {}", Self::ALL.map(Self::name).join(", ")),
+        })
+    }
+}
+
+/// Keys or values [tokens, heads, dim] of one sequence, in a format.
+#[derive(Debug)]
+pub struct KvTensor {
+    format: KvFormat,
+    dims: [usize; 3],
+    values: Tensor,
+    scales: Option<Tensor>,
+}
+
+/// Keys or values as kernels read them.
+#[derive(Clone, Copy)]
+pub(crate) struct KvView<'a> {
+    pub format: KvFormat,
+    /// f32 or f16, or the codes of another 16-bit float as f16 of the same bits, or four quants a u32.
+    pub values: &'a Tensor,
+    /// Of quants.
+    pub scales: Option<&'a Tensor>,
+}
+
+impl<'a> KvView<'a> {
+    /// Of a tensor in f32 or f16, which `ops` has checked.
+    pub fn plain(values: &'a Tensor) -> Self {
+        let format = if values.dtype() == DType::F16 { KvFormat::F16 } else { KvFormat::F32 };
+        Self { format, values, scales: None }
+    }
+}
+
+/// Keys or values that are being written: [`KvTensor::view_mut`].
+pub struct KvMut<'a> {
+    pub(crate) format: KvFormat,
+    pub(crate) dims: [usize; 3],
+    pub(crate) values: TensorMut<'a>,
+    pub(crate) scales: Option<TensorMut<'a>>,
+}
+
+/// Columns that a row takes in memory.
+const fn width(format: KvFormat, dim: usize) -> usize {
+    match format {
+        KvFormat::Q8_0 => dim.next_multiple_of(BLOCK),
+        _ => dim,
+    }
+}
+
+impl KvTensor {
+    /// With undefined contents, for [`ops::rope_append_into`](crate::ops::rope_append_into) to write.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a number of exponent bits that no format has, [`Error::TooLarge`],
+    /// [`Error::OutOfMemory`].
+    pub fn uninitialized(
+        dims @ [tokens, heads, dim]: [usize; 3],
+        format: KvFormat,
+        device: &Device,
+    ) -> Result<Self> {
+        const OP: &str = "KvTensor";
+        format.check(OP, "format")?;
+        // a row's padding counts, and is less than a block
+        let (elements, limit) =
+            (tokens as u128 * heads as u128 * (dim as u128 + BLOCK as u128), MAX_ELEMENTS as u128);
+        let none = tokens == 0 || heads == 0;
+        if dim > MAX_ELEMENTS - BLOCK || !none && elements > limit {
+            return Err(Error::TooLarge { op: OP, argument: "dims", elements, limit });
+        }
+        let width = width(format, dim);
+        let (values, scales) = match format {
+            KvFormat::F32 => (Tensor::uninitialized(dims, DType::F32, device)?, None),
+            KvFormat::Float16(_) => (Tensor::uninitialized(dims, DType::F16, device)?, None),
+            KvFormat::Q8_0 => {
+                let shape = [tokens, heads, width / 4];
+                // columns that only fill up a block are copied with the others, and so must have been written
+                let quants = match width == dim {
+                    true => Tensor::uninitialized(shape, DType::U32, device)?,
+                    false => Tensor::zeros(shape, DType::U32, device)?,
+                };
+                let scales = Tensor::uninitialized([tokens, heads, width / BLOCK], DType::F16, device)?;
+                (quants, Some(scales))
+            }
+        };
+        Ok(Self { format, dims, values, scales })
+    }
+
+    /// What its values are stored as.
+    pub fn format(&self) -> KvFormat {
+        self.format
+    }
+
+    /// [tokens, heads, dim]
+    pub fn dims(&self) -> [usize; 3] {
+        self.dims
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> Device {
+        self.values.device()
+    }
+
+    /// Bytes of memory.
+    pub fn bytes(&self) -> usize {
+        let bytes = |x: &Tensor| x.shape().elements() * x.dtype().size();
+        bytes(&self.values) + self.scales.as_ref().map_or(0, bytes)
+    }
+
+    /// For writing.
+    ///
+    /// # Errors
+    /// As [`Tensor::view_mut`].
+    pub fn view_mut(&mut self) -> Result<KvMut<'_>> {
+        let Self { format, dims, values, scales } = self;
+        let scales = scales.as_mut().map(Tensor::view_mut).transpose()?;
+        Ok(KvMut { format: *format, dims: *dims, values: values.view_mut()?, scales })
+    }
+
+    pub(crate) fn view(&self) -> KvView<'_> {
+        KvView { format: self.format, values: &self.values, scales: self.scales.as_ref() }
+    }
+
+    /// Columns that a row takes in memory.
+    pub(crate) fn width(&self) -> usize {
+        width(self.format, self.dims[2])
+    }
+}
+
+impl KvMut<'_> {
+    /// `len` tokens from `start` on.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if they are outside.
+    pub fn narrow(self, start: usize, len: usize) -> Result<Self> {
+        let Self { format, dims: [_, heads, dim], values, scales } = self;
+        let scales = scales.map(|scales| scales.narrow(0, start, len)).transpose()?;
+        Ok(Self { format, dims: [len, heads, dim], values: values.narrow(0, start, len)?, scales })
+    }
+
+    /// Overwrites it with the first tokens of `from`, of the same format and dims.
+    ///
+    /// # Errors
+    /// As [`ops::copy_into`](crate::ops::copy_into).
+    pub(crate) fn copy_from(self, from: &KvTensor) -> Result<()> {
+        let len = self.dims[0];
+        crate::ops::copy_into(self.values, &from.values.narrow(0, 0, len)?)?;
+        match (self.scales, &from.scales) {
+            (Some(to), Some(scales)) => crate::ops::copy_into(to, &scales.narrow(0, 0, len)?),
+            _ => Ok(()),
+        }
+    }
+}

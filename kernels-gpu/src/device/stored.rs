@@ -1,0 +1,176 @@
+//! Keys and values as they are stored, and reading them: what the attention kernels are generic over.
+//!
+//! | format                  | a row of d columns                                 | a value          |
+//! |-------------------------|----------------------------------------------------|------------------|
+//! | pointers to elements    | d elements                                         | the element      |
+//! | [`Coded`]               | d codes of a 16-bit float with any exponent bits   | the code's       |
+//! | [`Blocks`] (Q8_0)       | quants i8 \[w\], scales f16 \[w/32\], w = d padded to 32 | scale · quant    |
+
+use super::element::{load_4_words, load_half, load_word};
+use super::int8::load_pair;
+use super::{Element, F16};
+use crate::float16::Decoder;
+use crate::quant::blocks::BLOCK;
+
+/// Where keys or values are, in a storage format. Indices count elements from the first on.
+pub trait Stored: Copy {
+    /// Whether [`load8_words`](Self::load8_words) reads two pieces of 16 bytes that may lie apart, and not neighbours.
+    const APART: bool;
+
+    /// Four neighbours as they lie in memory, not yet converted, so that nothing waits for them.
+    ///
+    /// # Safety
+    /// They are inside a row, and `at` is a multiple of four.
+    unsafe fn load4_words(self, at: usize) -> [u32; 4];
+
+    /// The values of [`load4_words`](Self::load4_words).
+    fn from_words(self, words: [u32; 4]) -> [f32; 4];
+
+    /// Eight elements of the row that begins at `row`, two pieces of four columns, as they lie in memory.
+    ///
+    /// # Safety
+    /// Both pieces are inside the row, their first columns multiples of four; and neighbours, the first at a multiple of
+    /// eight, unless they are [`APART`](Self::APART).
+    unsafe fn load8_words(self, row: usize, pieces: [u32; 2]) -> [[u32; 4]; 2];
+
+    /// The values of [`load8_words`](Self::load8_words).
+    fn from_words8(self, words: [[u32; 4]; 2]) -> [f32; 8];
+}
+
+/// Rows on 16-byte boundaries.
+impl<T: Element> Stored for *const T {
+    const APART: bool = size_of::<T>() == 4;
+
+    #[inline(always)]
+    unsafe fn load4_words(self, at: usize) -> [u32; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { T::load4_words(self.add(at)) }
+    }
+
+    #[inline(always)]
+    fn from_words(self, words: [u32; 4]) -> [f32; 4] {
+        T::from_words(words)
+    }
+
+    #[inline(always)]
+    unsafe fn load8_words(self, row: usize, [low, high]: [u32; 2]) -> [[u32; 4]; 2] {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let row = self.add(row);
+            if Self::APART {
+                [T::load4_words(row.add(low as usize)), T::load4_words(row.add(high as usize))]
+            } else {
+                [load_4_words(row.add(low as usize).cast()), [0; 4]]
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn from_words8(self, [low, high]: [[u32; 4]; 2]) -> [f32; 8] {
+        let (low, high) = if Self::APART { (low, high) } else { (low, [low[2], low[3], 0, 0]) };
+        let ([a, b, c, d], [e, f, g, h]) = (T::from_words(low), T::from_words(high));
+        [a, b, c, d, e, f, g, h]
+    }
+}
+
+/// Codes of a 16-bit float. Rows on 16-byte boundaries.
+#[derive(Clone, Copy)]
+pub struct Coded {
+    codes: *const u16,
+    decoder: Decoder,
+}
+
+impl Coded {
+    /// Keys and values in the same format.
+    #[inline(always)]
+    pub fn pair(codes: [*const u16; 2], exponent_bits: u32) -> [Self; 2] {
+        let [k, v] = codes;
+        let decoder = Decoder::new(exponent_bits);
+        [Self { codes: k, decoder }, Self { codes: v, decoder }]
+    }
+}
+
+impl Stored for Coded {
+    const APART: bool = false;
+
+    #[inline(always)]
+    unsafe fn load4_words(self, at: usize) -> [u32; 4] {
+        // SAFETY: as the caller promises; the elements are as large.
+        unsafe { F16::load4_words(self.codes.add(at).cast()) }
+    }
+
+    #[inline(always)]
+    fn from_words(self, [low, high, ..]: [u32; 4]) -> [f32; 4] {
+        let ([a, b], [c, d]) = (self.decoder.both(low), self.decoder.both(high));
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    unsafe fn load8_words(self, row: usize, [low, _]: [u32; 2]) -> [[u32; 4]; 2] {
+        // SAFETY: as the caller promises: 16 bytes on their boundary.
+        [unsafe { load_4_words(self.codes.add(row + low as usize).cast()) }, [0; 4]]
+    }
+
+    #[inline(always)]
+    fn from_words8(self, [words, _]: [[u32; 4]; 2]) -> [f32; 8] {
+        let [a, b, c, d] = words.map(|word| self.decoder.both(word));
+        [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
+    }
+}
+
+/// Blocks of Q8_0, quants and scales apart. Rows are padded to whole blocks.
+#[derive(Clone, Copy)]
+pub struct Blocks {
+    quants: *const u8,
+    scales: *const F16,
+}
+
+impl Blocks {
+    /// Keys and values.
+    #[inline(always)]
+    pub fn pair([k, v]: [*const u8; 2], k_scales: *const F16, v_scales: *const F16) -> [Self; 2] {
+        [Self { quants: k, scales: k_scales }, Self { quants: v, scales: v_scales }]
+    }
+}
+
+/// Four quants of a word, times their scale.
+#[inline(always)]
+fn scaled(word: u32, scale: f32) -> [f32; 4] {
+    let quant = |byte: u32| (word >> (8 * byte)) as u8 as i8 as f32 * scale;
+    [quant(0), quant(1), quant(2), quant(3)]
+}
+
+impl Stored for Blocks {
+    const APART: bool = false;
+
+    #[inline(always)]
+    unsafe fn load4_words(self, at: usize) -> [u32; 4] {
+        // SAFETY: as the caller promises; rows are whole blocks, so an element's scale is that of its number.
+        unsafe {
+            let scale = load_half(self.scales.add(at / BLOCK).cast());
+            [load_word(self.quants.add(at).cast()), scale as u32, 0, 0]
+        }
+    }
+
+    #[inline(always)]
+    fn from_words(self, [quants, scale, ..]: [u32; 4]) -> [f32; 4] {
+        scaled(quants, F16(scale as u16).to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load8_words(self, row: usize, [low, _]: [u32; 2]) -> [[u32; 4]; 2] {
+        let at = row + low as usize;
+        // SAFETY: as the caller promises: eight bytes on their boundary, of one block.
+        unsafe {
+            let [a, b] = load_pair(self.quants.add(at));
+            [[a, b, load_half(self.scales.add(at / BLOCK).cast()) as u32, 0], [0; 4]]
+        }
+    }
+
+    #[inline(always)]
+    fn from_words8(self, [[low, high, scale, _], _]: [[u32; 4]; 2]) -> [f32; 8] {
+        let scale = F16(scale as u16).to_f32();
+        let ([a, b, c, d], [e, f, g, h]) = (scaled(low, scale), scaled(high, scale));
+        [a, b, c, d, e, f, g, h]
+    }
+}
