@@ -324,7 +324,7 @@ pub(super) unsafe fn decode<
         let mut s = [[0.0f32; U]; R];
         unroll!(J < 4 {
             if J < U {
-                let k = k.from_words8(keys[J]);
+                let k = k.values8(keys[J]);
                 unroll!(I < 4 {
                     if I < R {
                         unroll!(E < 8 { s[I][J] = fma(query[I][E], k[E], s[I][J]); });
@@ -374,7 +374,7 @@ pub(super) unsafe fn decode<
         });
         unroll!(J < 4 {
             if J < U {
-                let v = v.from_words8(values[J]);
+                let v = v.values8(values[J]);
                 unroll!(I < 4 {
                     if I < R {
                         unroll!(E < 8 { acc[I][E / 4][E % 4] = fma(s[I][J], v[E], acc[I][E / 4][E % 4]); });

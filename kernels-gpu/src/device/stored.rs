@@ -24,7 +24,7 @@ pub trait Stored: Copy {
     unsafe fn load4_words(self, at: usize) -> [u32; 4];
 
     /// The values of [`load4_words`](Self::load4_words).
-    fn from_words(self, words: [u32; 4]) -> [f32; 4];
+    fn values4(self, words: [u32; 4]) -> [f32; 4];
 
     /// Eight elements of the row that begins at `row`, two pieces of four columns, as they lie in memory.
     ///
@@ -34,7 +34,7 @@ pub trait Stored: Copy {
     unsafe fn load8_words(self, row: usize, pieces: [u32; 2]) -> [[u32; 4]; 2];
 
     /// The values of [`load8_words`](Self::load8_words).
-    fn from_words8(self, words: [[u32; 4]; 2]) -> [f32; 8];
+    fn values8(self, words: [[u32; 4]; 2]) -> [f32; 8];
 }
 
 /// Rows on 16-byte boundaries.
@@ -48,7 +48,7 @@ impl<T: Element> Stored for *const T {
     }
 
     #[inline(always)]
-    fn from_words(self, words: [u32; 4]) -> [f32; 4] {
+    fn values4(self, words: [u32; 4]) -> [f32; 4] {
         T::from_words(words)
     }
 
@@ -66,7 +66,7 @@ impl<T: Element> Stored for *const T {
     }
 
     #[inline(always)]
-    fn from_words8(self, [low, high]: [[u32; 4]; 2]) -> [f32; 8] {
+    fn values8(self, [low, high]: [[u32; 4]; 2]) -> [f32; 8] {
         let (low, high) = if Self::APART { (low, high) } else { (low, [low[2], low[3], 0, 0]) };
         let ([a, b, c, d], [e, f, g, h]) = (T::from_words(low), T::from_words(high));
         [a, b, c, d, e, f, g, h]
@@ -100,7 +100,7 @@ impl Stored for Coded {
     }
 
     #[inline(always)]
-    fn from_words(self, [low, high, ..]: [u32; 4]) -> [f32; 4] {
+    fn values4(self, [low, high, ..]: [u32; 4]) -> [f32; 4] {
         let ([a, b], [c, d]) = (self.decoder.both(low), self.decoder.both(high));
         [a, b, c, d]
     }
@@ -112,7 +112,7 @@ impl Stored for Coded {
     }
 
     #[inline(always)]
-    fn from_words8(self, [words, _]: [[u32; 4]; 2]) -> [f32; 8] {
+    fn values8(self, [words, _]: [[u32; 4]; 2]) -> [f32; 8] {
         let [a, b, c, d] = words.map(|word| self.decoder.both(word));
         [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
     }
@@ -153,7 +153,7 @@ impl Stored for Blocks {
     }
 
     #[inline(always)]
-    fn from_words(self, [quants, scale, ..]: [u32; 4]) -> [f32; 4] {
+    fn values4(self, [quants, scale, ..]: [u32; 4]) -> [f32; 4] {
         scaled(quants, F16(scale as u16).to_f32())
     }
 
@@ -168,7 +168,7 @@ impl Stored for Blocks {
     }
 
     #[inline(always)]
-    fn from_words8(self, [[low, high, scale, _], _]: [[u32; 4]; 2]) -> [f32; 8] {
+    fn values8(self, [[low, high, scale, _], _]: [[u32; 4]; 2]) -> [f32; 8] {
         let scale = F16(scale as u16).to_f32();
         let ([a, b, c, d], [e, f, g, h]) = (scaled(low, scale), scaled(high, scale));
         [a, b, c, d, e, f, g, h]

@@ -114,7 +114,7 @@ impl<TQ: Element, S: Stored> Loader<TQ, S> {
             });
             unroll!(I < 4 {
                 if 2 * I < KEYS {
-                    let values = self.k.from_words(staged[2 + I]);
+                    let values = self.k.values4(staged[2 + I]);
                     unroll!(E < 4 { k.set(E as u32 * (bn(KEYS) + PAD) + I as u32 * 32, values[E]); });
                 }
             });
@@ -132,7 +132,7 @@ impl<TQ: Element, S: Stored> Loader<TQ, S> {
         unsafe {
             unroll!(I < 4 {
                 if I < 2 * G {
-                    at.set4(I as u32 / 2 * (BK * 64) + I as u32 % 2 * 32, self.v.from_words(staged[I]));
+                    at.set4(I as u32 / 2 * (BK * 64) + I as u32 % 2 * 32, self.v.values4(staged[I]));
                 }
             });
         }
