@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn parameters_are_read_from_the_ptx() {
-        assert_eq!(parameter_sizes(PTX, "softmax_warp_f32"), [8, 8, 4, 4, 4]);
+        assert_eq!(parameter_sizes(PTX, "softmax_warp_f32"), [8, 8, 4, 4, 4, 4]);
         assert!(parameter_sizes(PTX, "no_such_kernel").is_empty());
     }
 }
