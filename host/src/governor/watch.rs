@@ -229,7 +229,7 @@ fn observe(device: &CudaDevice, watch: &Weak<Watch>) {
 mod tests {
     use super::super::parse_trace;
     use super::*;
-    use crate::memory::device_tests::turn;
+    use crate::memory::device_tests::{cuda_device, turn};
 
     fn sample(seconds: u64, temperature: f32, clock: u32) -> Sample {
         let at = Duration::from_secs(seconds);
@@ -279,10 +279,7 @@ mod tests {
     #[test]
     fn a_hot_run_takes_kernels_that_need_less_energy() {
         let _turn = turn();
-        let Ok(Device::Cuda(device)) = Device::virtual_gpu() else {
-            println!("SKIPPED: this process has a real GPU");
-            return;
-        };
+        let device = cuda_device();
         let (watch, mut governor) = (Watch::new(Some(device.clone())), Governor::default());
         let trace = parse_trace(include_str!("../../../tests/data/thermal_synthetic.csv")).unwrap();
         let mut chosen: Vec<&str> = Vec::new();

@@ -81,12 +81,12 @@ impl Peak {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
+    use crate::memory::device_tests::{cuda_device, turn};
 
     /// The words of the first threads after two rounds.
     fn words<T: bytemuck::Pod>(instruction: Instruction) -> Result<[T; 3]> {
-        let _turn = crate::memory::device_tests::turn();
-        let Device::Cuda(device) = Device::virtual_gpu()? else { panic!("the virtual GPU is a CUDA device") };
+        let _turn = turn();
+        let device = cuda_device();
         let peak = Peak::new(&device, instruction)?;
         peak.run(&device, 2)?;
         let mut words = [T::zeroed(); 3];

@@ -39,14 +39,20 @@ pub(crate) fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The CUDA device of all tests in this process, which can use only one driver: the first real one, else the virtual GPU.
+pub(crate) fn cuda_device() -> CudaDevice {
+    let real = driver::real_devices().is_ok_and(|count| count > 0);
+    let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value == "1");
+    assert!(real || !required, "REQUIRE_GPU=1 asks for a real GPU");
+    let device = if real { Device::cuda(0) } else { Device::virtual_gpu() };
+    let Device::Cuda(device) = device.unwrap() else { unreachable!("a CUDA device was asked for") };
+    device
+}
+
 impl Rig {
     fn new() -> Self {
         let turn = turn();
-        let real = driver::real_devices().is_ok_and(|count| count > 0);
-        let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value == "1");
-        assert!(real || !required, "REQUIRE_GPU=1 asks for a real GPU");
-        let device = if real { Device::cuda(0) } else { Device::virtual_gpu() };
-        let Device::Cuda(a) = device.unwrap() else { unreachable!("a CUDA device was asked for") };
+        let a = cuda_device();
         let streams = [a.clone(), a.with_new_stream().unwrap()];
         let bytes = if is_virtual() { 4096 } else { 256 << 20 };
         let busy = [A, B].map(|stream| DeviceBuffer::uninitialized(&streams[stream], bytes).unwrap());
