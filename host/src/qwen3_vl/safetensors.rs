@@ -96,7 +96,10 @@ impl SafeTensors {
         file.read_exact(&mut prefix).map_err(io)?;
         let header_len = u64::from_le_bytes(prefix);
         if header_len > MAX_HEADER {
-            return Err(bad(&path, None, format!("a header of {header_len} bytes; at most {MAX_HEADER}")));
+            let reason = format!(
+                "no safetensors file: its header would have {header_len} bytes, of at most {MAX_HEADER}"
+            );
+            return Err(bad(&path, None, reason));
         }
         if header_len > file_len - 8 {
             let reason = format!("truncated: a header of {header_len} bytes in a file of {file_len}");
