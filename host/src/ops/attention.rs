@@ -23,6 +23,13 @@ pub struct Attention {
     pub causal: bool,
 }
 
+impl Attention {
+    /// The factor for heads of this extent.
+    pub(super) fn scale_for(&self, head_dim: usize) -> f32 {
+        self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
+    }
+}
+
 /// A checked call in numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Problem {
@@ -215,7 +222,7 @@ pub(super) fn check(
         q_len,
         kv_len,
         head_dim,
-        scale: options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
+        scale: options.scale_for(head_dim),
         causal: options.causal,
         out: strides(op, "out", out)?,
         q: strides(op, "q", q)?,
@@ -267,7 +274,7 @@ fn check_cache(
         q_len,
         kv_len,
         head_dim,
-        scale: options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
+        scale: options.scale_for(head_dim),
         causal: options.causal,
         out: strides(CHECK, "out", out)?,
         q: strides(CHECK, "q", q)?,

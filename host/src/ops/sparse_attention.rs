@@ -231,7 +231,7 @@ pub fn choose_blocks(
     let group = num_q_heads / num_kv_heads;
     let q = block_mean(q, block)?.reshape([num_kv_heads, group * rows, head_dim])?;
     let k = block_mean(k, block)?.reshape([num_kv_heads, columns, head_dim])?;
-    let scale = options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
+    let scale = options.scale_for(head_dim);
     let scores = super::matmul(&q, &k.swap_dims(1, 2)?)?.to_vec::<f32>()?;
     let scores: Vec<f32> = scores.into_iter().map(|score| score * scale).collect();
     let mask = BlockMask::from_scores(grid, num_q_heads, &scores, choose, options.causal)?;
