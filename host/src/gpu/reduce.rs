@@ -45,5 +45,5 @@ pub(crate) fn reduce(device: &CudaDevice, op: Reduction, y: TensorMut, x: &Tenso
     let block = block.of_threads(row_threads(part_cols));
     // SAFETY: as above; `found` has room for each part and is freed behind the launch, the stream a counter for each row that
     // is cut up, and parts begin at whole vectors.
-    unsafe { device.launch(&block, [rows * parts, 1, 1], arguments) }
+    unsafe { device.launch_args(&block, [rows * parts, 1, 1], arguments) }
 }

@@ -44,5 +44,5 @@ pub(crate) fn textbook(
     let (rows, cols) = x.shape().rows_cols();
     let arguments = args![y.address(), x.address(), weight.address(), cols as u32, eps];
     // SAFETY: the case that calls this has passed `ops::rms_norm_into`, which checks all that the kernel asks for.
-    unsafe { device.launch(&TEXTBOOK_F32, [rows as u32, 1, 1], arguments) }
+    unsafe { device.launch_args(&TEXTBOOK_F32, [rows as u32, 1, 1], arguments) }
 }
