@@ -1,6 +1,5 @@
 //! Launching a kernel as its [`KernelSpec`] says.
 
-use super::module::Kernel;
 use super::{CudaDevice, check};
 use crate::{Error, Result};
 use cuda_std::{KernelInfo, KernelParams, KernelSpec};

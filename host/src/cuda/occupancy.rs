@@ -5,7 +5,7 @@
 
 use super::module::Kernel;
 use super::{CudaDevice, Properties, check};
-use crate::{Error, Result};
+use crate::Result;
 use cuda_std::KernelInfo;
 use cust::sys;
 pub use pascaline_virtual_gpu::Multiprocessor;
