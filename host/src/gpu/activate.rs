@@ -2,7 +2,7 @@
 
 use super::vectors;
 use crate::cuda::{CudaDevice, args};
-use crate::ops::Activation;
+use crate::problem::activate::Activation;
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::activate::*;
 

@@ -2,7 +2,7 @@
 
 use super::{transpose, vectors};
 use crate::cuda::{CudaDevice, args};
-use crate::ops::copy::{Dim, MAX_DIMS, merge};
+use crate::problem::copy::{Dim, MAX_DIMS, merge};
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::copy::{COLUMNS_PER_THREAD, DIMS_B16, DIMS_B32, DIMS_B128, DIMS_BLOCK, FLAT_B16, FLAT_B32};

@@ -2,7 +2,7 @@
 
 use super::vectors;
 use crate::cuda::{Arg, CudaDevice, args};
-use crate::ops::elementwise::{Binary, Unary};
+use crate::problem::elementwise::{Binary, Unary};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::device::flat;

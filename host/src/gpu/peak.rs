@@ -4,6 +4,7 @@ use crate::Result;
 use crate::cuda::{CudaDevice, args};
 use crate::memory::DeviceBuffer;
 use kernels_gpu::KernelSpec;
+use kernels_gpu::empty::EMPTY;
 use kernels_gpu::peak::{CHAINS, DP4A, FMA, STEPS};
 
 /// Blocks for each multiprocessor: all that it holds of 256 threads, twice.
@@ -11,7 +12,7 @@ const BLOCKS_PER_SM: u32 = 16;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Instruction {
+pub enum Instruction {
     /// a·x + b on f32, one multiply-add.
     Fma,
     /// Four multiply-adds on i8.
@@ -45,13 +46,14 @@ impl Instruction {
 }
 
 /// The measuring of an instruction's rate.
-pub(crate) struct Peak {
+pub struct Peak {
     instruction: Instruction,
     blocks: u32,
     sums: DeviceBuffer,
 }
 
 impl Peak {
+    /// Of an instruction on a device.
     pub fn new(device: &CudaDevice, instruction: Instruction) -> Result<Self> {
         let blocks = BLOCKS_PER_SM * device.properties().multiprocessors;
         let bytes = (blocks * instruction.spec().threads()) as usize * size_of::<i32>();
@@ -76,6 +78,12 @@ impl Peak {
             )
         }
     }
+}
+
+/// Queues a kernel that does nothing: what every launch costs.
+pub fn launch_nothing(device: &CudaDevice) -> Result<()> {
+    // SAFETY: the kernel has no parameters and touches no memory.
+    unsafe { device.launch(&EMPTY, [1; 3], args![]) }
 }
 
 #[cfg(test)]

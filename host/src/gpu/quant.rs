@@ -2,7 +2,7 @@
 
 use crate::cuda::occupancy::Resources;
 use crate::cuda::{CudaDevice, Properties, args};
-use crate::ops::Epilogue;
+use crate::problem::activate::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;

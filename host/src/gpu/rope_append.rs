@@ -2,8 +2,7 @@
 
 use crate::cuda::{Arg, CudaDevice, args};
 use crate::kv::KvFormat;
-use crate::ops::HeadNorms;
-use crate::ops::rope_append::Outputs;
+use crate::problem::rope_append::{HeadNorms, Outputs};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::rope_append::{CODED, HEADS_PER_BLOCK, Q8_0, SPECS};
 

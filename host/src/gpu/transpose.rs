@@ -2,7 +2,7 @@
 
 use super::copy::contiguous;
 use crate::cuda::{CudaDevice, args};
-use crate::ops::transpose::matrices;
+use crate::problem::transpose::matrices;
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::transpose::{
@@ -57,7 +57,8 @@ pub(crate) fn textbook(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<
     let (batch, rows, cols) = matrices(x.shape());
     let (batch, rows, cols) = (batch as u32, rows as u32, cols as u32);
     let grid = [cols.div_ceil(TEXTBOOK_TILE), rows.div_ceil(TEXTBOOK_TILE), batch];
-    // SAFETY: the case that calls this has passed `ops::transpose_into`, which checks all that the kernel asks for.
+    // SAFETY: `ops::textbook::transpose_into` has checked that all tensors are contiguous f32 of the shapes the kernel asks for,
+    // on one stream.
     unsafe { device.launch(&TEXTBOOK_F32, grid, args![y.address(), x.address(), rows, cols]) }
 }
 
