@@ -3,8 +3,8 @@
 //! ceilings and peers.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use pascaline::testing::{self, Case, Purpose};
 use pascaline::{Device, Result, Tensor};
+use pascaline_testing::{self as testing, Case, Purpose};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 

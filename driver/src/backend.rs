@@ -114,10 +114,19 @@ fn from_environment() -> Backend {
     }
 }
 
+/// Whether the virtual GPU is linked. Without it [`Backend::Virtual`] can be selected, and each call answers that it is not
+/// supported.
+pub const HAS_VIRTUAL_GPU: bool = cfg!(feature = "virtual-gpu");
+
 /// The virtual GPU's function `name`.
-#[cfg(not(test))]
+#[cfg(all(not(test), feature = "virtual-gpu"))]
 fn virtual_symbol(name: &str) -> Option<*const c_void> {
     pascaline_virtual_gpu::symbol(name)
+}
+
+#[cfg(all(not(test), not(feature = "virtual-gpu")))]
+fn virtual_symbol(_: &str) -> Option<*const c_void> {
+    None
 }
 
 /// This crate's unit tests run on a table of their own.

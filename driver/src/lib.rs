@@ -9,7 +9,8 @@
 //!
 //! * builds without a toolkit and starts without a driver; there every call answers `CUDA_ERROR_NO_DEVICE`;
 //! * uses the driver where there is one; a function that an older driver lacks answers `CUDA_ERROR_NOT_SUPPORTED`;
-//! * runs on the virtual sm_61 GPU instead, if [`select`] or `PASCALINE_DEVICE=virtual` says so;
+//! * runs on the virtual sm_61 GPU instead, if [`select`] or `PASCALINE_DEVICE=virtual` says so (feature `virtual-gpu`, on by
+//!   default);
 //! * never meets a result code that cust's enum does not list, which would be undefined behaviour: such a code
 //!   arrives as `CUDA_ERROR_UNKNOWN`, and [`last_failure`] still has its number;
 //! * can be made to fail at any driver call: [`faults`].
@@ -69,5 +70,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{AlreadySelected, Attempt, Backend, LibraryStatus, backend, library, real_devices, select};
+pub use backend::{
+    AlreadySelected, Attempt, Backend, HAS_VIRTUAL_GPU, LibraryStatus, backend, library, real_devices, select,
+};
 pub use codes::{Failure, code_name, code_text, last_failure, last_raw_code};

@@ -3,7 +3,7 @@
 use crate::card::Card;
 use crate::counters::{Class, Counters};
 use crate::exec::LaunchReport;
-use crate::occupancy::Multiprocessor;
+use pascaline_occupancy::Multiprocessor;
 
 /// Seconds from one kernel's end to the next one's begin, launched one by one and inside a graph.
 pub const LAUNCH_SECONDS: f64 = 5e-6;

@@ -25,7 +25,6 @@ mod counters;
 mod exec;
 mod finding;
 mod memory;
-mod occupancy;
 mod ptx;
 mod reports;
 
@@ -37,6 +36,6 @@ pub use counters::{Class, Counters, Traffic};
 pub use exec::{Gpu, Launch, LaunchReport, LoadedModule};
 pub use finding::{Fault, Finding, FindingKind, take_findings};
 pub use memory::{MemoryError, POISON};
-pub use occupancy::Multiprocessor;
+pub use pascaline_occupancy::Multiprocessor;
 pub use ptx::{Kernel, Module, Param, PtxError};
 pub use reports::{keep_reports, take_reports};

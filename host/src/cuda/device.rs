@@ -75,7 +75,10 @@ thread_local! {
 static OPENED: Mutex<Vec<Option<Arc<Inner>>>> = Mutex::new(Vec::new());
 
 /// Initialises the driver once and gives its version (12040 for 12.4), or why there is none.
-pub(crate) fn driver_version() -> Result<i32> {
+///
+/// # Errors
+/// [`Error::NoDevice`] without a driver that starts and is new enough.
+pub fn driver_version() -> Result<i32> {
     static VERSION: OnceLock<Result<i32>> = OnceLock::new();
     VERSION.get_or_init(init_driver).clone()
 }
@@ -100,7 +103,13 @@ fn init_driver() -> Result<i32> {
     Ok(version)
 }
 
+/// Why there is no virtual GPU in this program.
+pub(crate) const WITHOUT_VIRTUAL_GPU: &str = "this program was built without the feature `virtual-gpu`";
+
 fn why_not_initialised() -> String {
+    if driver::backend() == Some(driver::Backend::Virtual) && !driver::HAS_VIRTUAL_GPU {
+        return WITHOUT_VIRTUAL_GPU.into();
+    }
     let code = driver::last_raw_code();
     let library = driver::library();
     if driver::backend() == Some(driver::Backend::Real) && library.loaded().is_none() {
@@ -247,8 +256,11 @@ impl CudaDevice {
         &self.inner.module
     }
 
-    /// Makes this device's context current on the calling thread.
-    pub(crate) fn bind(&self) -> Result<()> {
+    /// Makes this device's context current on the calling thread, as libraries that work in the current context need it.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] if the GPU has faulted in this process.
+    pub fn bind(&self) -> Result<()> {
         bind(&self.inner)
     }
 }

@@ -15,10 +15,10 @@ mod module;
 pub mod occupancy;
 mod stream;
 
-pub(crate) use device::driver_version;
-pub use device::{CudaDevice, Properties};
+pub(crate) use device::WITHOUT_VIRTUAL_GPU;
+pub use device::{CudaDevice, Properties, driver_version};
 pub use event::Event;
-pub(crate) use foreign::ForeignKernel;
+pub use foreign::ForeignKernel;
 pub use graph::Graph;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
@@ -31,6 +31,9 @@ use crate::{Error, Result};
 use cust::sys::CUresult;
 use pascaline_driver as driver;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Where [`PTX`] comes from: `built from source` or `prebuilt`.
+pub const PTX_ORIGIN: &str = env!("CUDA_BUILDER_ORIGIN");
 
 /// Set by the first device fault; no driver call follows it.
 static LOST: AtomicBool = AtomicBool::new(false);

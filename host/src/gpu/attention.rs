@@ -3,7 +3,7 @@
 use crate::cuda::{Arg, COUNTERS, CudaDevice, args};
 use crate::kv::{KvFormat, KvView};
 use crate::memory::DeviceBuffer;
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{Problem, Strides};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::KernelSpec;
 use kernels_gpu::attention::Types;

@@ -4,7 +4,7 @@ use super::attention::{MAX_DECODE_QUERIES, split, strides, types, words};
 use crate::block_mask::{BlockMask, DecodeLists, PrefillLists};
 use crate::cuda::{CudaDevice, args};
 use crate::memory::DeviceBuffer;
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{Problem, Strides};
 use crate::{DType, Device, Result, Tensor, TensorMut};
 use kernels_gpu::attention::merge::partial_elements;
 use kernels_gpu::attention::sparse::block_mean::BLOCK_MEAN;

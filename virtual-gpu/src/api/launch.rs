@@ -10,8 +10,8 @@ use super::engine::{Driver, Function, KernelLaunch, Work, after_enqueue, memory_
 use super::{Answer, api, enter, give, inside};
 use crate::exec::{Launch, check_launch};
 use crate::finding::{self, Finding, FindingKind};
-use crate::occupancy::Multiprocessor;
 use crate::ptx::{Kernel, Module};
+use pascaline_occupancy::Multiprocessor;
 
 /// The log options of a JIT call: buffers and where their sizes stand.
 #[derive(Default)]
