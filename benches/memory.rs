@@ -1,5 +1,5 @@
-//! The memory pool, copies, graphs and prefetching: `cargo bench --bench memory`. The pool's own cost is measured without a
-//! device too; the rest is `pascaline bench --memory`.
+//! The memory pool, copies, graphs and prefetching: `cargo bench --bench memory`. The pool's own cost is measured on
+//! machines without a device too; the other measurements are those of `pascaline bench --memory`.
 
 use pascaline::cli::bench_memory::{measure, recorded_trace};
 use pascaline::memory::MemoryPool;
