@@ -102,6 +102,8 @@ impl Budget {
 struct Json<'a> {
     /// Cases that were still to be run when this was written: above zero in what a run that was cut short leaves.
     cases_to_run: usize,
+    /// All bench cases that there are, whatever `--only` takes: shows whether several reports together are complete.
+    cases_in_table: usize,
     environment: &'a Environment,
     ceilings: &'a Ceilings,
     /// What the GPU held over all timings.
@@ -121,6 +123,7 @@ struct Bench {
     copies: Copies,
     cublas: Option<Cublas>,
     pacer: Pacer,
+    cases_in_table: usize,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -167,8 +170,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         screen.line(&format!("against {}", cublas.line()))?;
     }
 
+    let cases_in_table = testing::cases().iter().filter(|case| case.purpose() == Purpose::Bench).count();
+    let pacer = Pacer::new(&device);
     let mut bench =
-        Bench { pacer: Pacer::new(&device), device, clock, ceilings, copies: Copies::default(), cublas };
+        Bench { device, clock, ceilings, copies: Copies::default(), cublas, pacer, cases_in_table };
     screen.doing("warming up");
     bench.warm_up(Duration::try_from_secs_f64(args.warm_up).unwrap_or_default())?;
     let begun = Instant::now();
@@ -245,6 +250,7 @@ impl Bench {
     ) -> Json<'a> {
         Json {
             cases_to_run,
+            cases_in_table: self.cases_in_table,
             environment,
             ceilings: &self.ceilings,
             sustained: self.pacer.since(begun),

@@ -3,6 +3,7 @@
 #[path = "common/program.rs"]
 mod program;
 
+use pascaline::testing::{self, Purpose};
 use program::{pascaline, run, stderr, stdout};
 use serde_json::Value;
 use std::env;
@@ -42,6 +43,8 @@ fn bench_writes_json_that_agrees_with_itself() {
     let report = json(&stdout(&output));
     assert_eq!(report["environment"]["device"], "cpu");
     assert_eq!(report["cases_to_run"], 0, "none was left when it was written");
+    let bench_cases = testing::cases().iter().filter(|case| case.purpose() == Purpose::Bench).count();
+    assert_eq!(report["cases_in_table"], bench_cases, "of all cases, not of those that --only takes");
     let number =
         |name: &str| report["cases"][0][name].as_f64().unwrap_or_else(|| panic!("{name} in {report}"));
     assert_eq!((&report["cases"][0]["id"], &report["cases"][0]["status"]), (&CASE.into(), &"ok".into()));

@@ -1,29 +1,29 @@
-//! How many blocks of a kernel a multiprocessor holds at a time.
+//! Occupancy: how many blocks of a kernel are resident on a multiprocessor.
 //!
-//! The one calculation of it: the virtual driver answers with it, the cost model and the host's choice of block sizes
-//! use it. The limits of a GPU are its device attributes; the units are those of NVIDIA's occupancy calculator. Registers are
-//! given to a warp, in units of 256, from the file of the part of the multiprocessor that runs it, so a part holds a
-//! whole number of warps; shared memory is given to a block, in units of 256 bytes (128 from compute capability 8.0 on, where
-//! the system keeps a KiB of each block's for itself).
+//! The one calculation of it, for the virtual driver, the cost model and the host's choice of block sizes. The limits
+//! of a GPU are its device attributes; the allocation units are those of NVIDIA's occupancy calculator. Registers are
+//! allocated per warp in units of 256, from the register file of one partition, so a partition holds a whole number
+//! of warps. Shared memory is allocated per block in units of 256 bytes (128 from compute capability 8.0 on, where
+//! the system reserves a KiB of each block's).
 
-/// What a multiprocessor has.
+/// The resources of a multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multiprocessor {
-    /// Warps at a time.
+    /// Resident warps at most.
     pub warps: u32,
-    /// Blocks at a time.
+    /// Resident blocks at most.
     pub blocks: u32,
     /// 32-bit registers.
     pub registers: u32,
-    /// Parts with a scheduler and registers of their own.
+    /// Partitions with a scheduler and a register file of their own.
     pub parts: u32,
     /// Bytes of shared memory.
     pub shared_bytes: u32,
-    /// Of them at most for one block.
+    /// Bytes of it that one block may use.
     pub shared_bytes_per_block: u32,
-    /// Of each block's kept by the system.
+    /// Bytes of it that the system reserves in each block.
     pub shared_bytes_reserved: u32,
-    /// Shared memory is given out in multiples of this.
+    /// Shared memory is allocated in multiples of this.
     pub shared_unit: u32,
 }
 
@@ -45,8 +45,8 @@ impl Multiprocessor {
         shared_unit: 256,
     };
 
-    /// Blocks that run at a time; 0 if the kernel can't be launched so. `registers` are of a thread, `shared_bytes` of
-    /// a block.
+    /// Resident blocks; 0 if the kernel can't be launched so. `registers` are those of a thread, `shared_bytes`
+    /// those of a block.
     pub const fn resident_blocks(&self, threads: u32, registers: u32, shared_bytes: u32) -> u32 {
         if threads == 0 || threads > MAX_THREADS_PER_BLOCK || registers > MAX_REGISTERS_PER_THREAD {
             return 0;
@@ -67,7 +67,7 @@ impl Multiprocessor {
         blocks
     }
 
-    /// The part of the warps that [so many blocks](Self::resident_blocks) fill.
+    /// The share of the warps that the [resident blocks](Self::resident_blocks) fill.
     pub fn occupancy(&self, threads: u32, registers: u32, shared_bytes: u32) -> f64 {
         let warps = self.resident_blocks(threads, registers, shared_bytes) * threads.div_ceil(WARP);
         f64::from(warps) / f64::from(self.warps)
