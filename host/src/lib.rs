@@ -14,6 +14,8 @@
 //! # Ok(()) }
 //! ```
 
+#![deny(missing_docs)]
+
 pub mod block_mask;
 #[doc(hidden)]
 pub mod cli;

@@ -8,6 +8,7 @@
 pub(crate) mod activate;
 pub(crate) mod attention;
 mod cast;
+mod cat;
 pub(crate) mod check;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
@@ -29,6 +30,7 @@ pub use activate::{Activation, Epilogue, activate, activate_into};
 pub use attention::{Attention, MAX_CACHED_QUERIES, attention, attention_into};
 pub use attention::{attention_cached_into, attention_over_into};
 pub use cast::{cast, cast_into};
+pub use cat::{cat, cat_into, stack, stack_into};
 pub use copy::{copy, copy_into};
 pub use elementwise::{add, add_into};
 pub use elementwise::{gelu_erf, gelu_erf_into};
