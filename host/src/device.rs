@@ -106,6 +106,20 @@ impl Device {
     }
 }
 
+/// The same device, whichever stream is meant: both the CPU, or CUDA devices with the same number (real and virtual ones are
+/// not mixed in a process). Whether tensors can meet in an op is asked by [`same`](Device::same).
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu, Self::Cpu) => true,
+            (Self::Cuda(a), Self::Cuda(b)) => a.properties().ordinal == b.properties().ordinal,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Device {}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

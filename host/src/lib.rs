@@ -24,6 +24,8 @@
 //! | `nvml`        | temperature, clocks and power of a device, for [`governor`]                | nothing is paced               |
 //! | `sparse`      | block-sparse attention and block masks                                     | they are not there             |
 
+#![deny(missing_docs)]
+
 #[cfg(feature = "sparse")]
 pub mod block_mask;
 mod cpu;

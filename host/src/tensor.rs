@@ -1,5 +1,8 @@
 //! Tensors: shape, strides, element type, and shared storage on a device.
 
+mod construct;
+mod display;
+
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result, Shape};
 use std::fmt;
@@ -119,7 +122,7 @@ impl Layout {
             .sum::<usize>()
     }
 
-    fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+    pub(crate) fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
         let extent = self.shape.dims().get(dim).copied();
         if extent.is_none_or(|extent| start.checked_add(len).is_none_or(|end| end > extent)) {
             return Err(Error::Shape {
@@ -133,6 +136,14 @@ impl Layout {
         dims[dim] = len;
         let offset = if len == 0 { self.offset } else { self.offset + start * self.strides[dim] };
         Ok(Self { dtype: self.dtype, shape: dims.into(), strides: self.strides.clone(), offset })
+    }
+
+    /// With a dimension of one entry put in before `dim`.
+    fn unsqueeze(&self, dim: usize) -> Self {
+        let (mut dims, mut strides) = (self.shape.dims().to_vec(), self.strides.clone());
+        dims.insert(dim, 1);
+        strides.insert(dim, 1);
+        Self { dtype: self.dtype, shape: dims.into(), strides, offset: self.offset }
     }
 
     fn swap_dims(&self, a: usize, b: usize) -> Result<Self> {
@@ -326,6 +337,11 @@ impl Tensor {
         Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.reshape(shape.into())? })
     }
 
+    /// A view with a dimension of one entry put in before `dim`, which is at most the rank.
+    pub(crate) fn unsqueeze(&self, dim: usize) -> Self {
+        Self { storage: Arc::clone(&self.storage), layout: self.layout.unsqueeze(dim) }
+    }
+
     /// This tensor on another device or stream; a clone if it is there already.
     ///
     /// Between two streams of one device the copy waits for the work queued on this tensor's stream so far, and this
@@ -412,6 +428,11 @@ pub struct TensorMut<'a> {
 }
 
 impl TensorMut<'_> {
+    /// The same view for a shorter time, so that it can be used more than once.
+    pub fn reborrow(&mut self) -> TensorMut<'_> {
+        TensorMut { storage: self.storage, layout: self.layout.clone() }
+    }
+
     /// The extents.
     pub fn shape(&self) -> &Shape {
         &self.layout.shape

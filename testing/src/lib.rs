@@ -9,6 +9,7 @@ mod attention;
 mod attention_cached;
 pub mod case;
 mod cast;
+mod cat;
 pub mod check;
 mod copy;
 pub mod data;
@@ -54,6 +55,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         float16::cases,
         transpose::cases,
         copy::cases,
+        cat::cases,
         embedding::cases,
         rope::cases,
         rope_append::cases,

@@ -371,6 +371,7 @@ impl Case for Embedding {
     }
 }
 
+/// Every case of the ops on quantised matrices.
 pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases = Vec::new();
     products(&mut cases);

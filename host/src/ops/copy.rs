@@ -3,6 +3,7 @@
 use super::check::Check;
 use crate::kv::{KvMut, KvTensor};
 use crate::problem::copy::{MAX_DIMS, merge};
+use crate::tensor::Layout;
 use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("copy");
@@ -29,10 +30,7 @@ pub fn copy_into(y: TensorMut, x: &Tensor) -> Result<()> {
     CHECK.dtype("y", &y, x.dtype())?;
     CHECK.shape("y", &y, x.dims(), "x's shape")?;
     let device = CHECK.device(&y, &[("x", x)])?;
-    if x.shape().elements() > 0 && merge(x.dims(), y.strides(), x.strides()).len() > MAX_DIMS {
-        let reason = format!("at most {MAX_DIMS} extents that do not lie without a gap can be copied");
-        return Err(CHECK.unsupported("x", x.shape(), reason));
-    }
+    check_dims(CHECK, "x", y.layout(), x)?;
     match device {
         Device::Cpu => cpu::copy::copy(y, x),
         Device::Cuda(device) => gpu::copy::copy(&device, y, x),
@@ -62,4 +60,13 @@ impl KvMut<'_> {
             _ => Ok(()),
         }
     }
+}
+
+/// That the kernels have enough dimensions to copy `x` to where `y` says, which has the same shape.
+pub(super) fn check_dims(check: Check, argument: &'static str, y: &Layout, x: &Tensor) -> Result<()> {
+    if x.shape().elements() > 0 && merge(x.dims(), &y.strides, x.strides()).len() > MAX_DIMS {
+        let reason = format!("at most {MAX_DIMS} dimensions with gaps between their entries can be copied");
+        return Err(check.unsupported(argument, x.shape(), reason));
+    }
+    Ok(())
 }

@@ -8,6 +8,7 @@
 mod activate;
 mod attention;
 mod cast;
+mod cat;
 mod check;
 mod copy;
 mod elementwise;
@@ -37,6 +38,7 @@ pub use activate::{activate, activate_into};
 pub use attention::{MAX_CACHED_QUERIES, attention, attention_into};
 pub use attention::{attention_cached_into, attention_over_into};
 pub use cast::{cast, cast_into};
+pub use cat::{cat, cat_into, stack, stack_into};
 pub use copy::{copy, copy_into};
 pub use elementwise::{add, add_into};
 pub use elementwise::{gelu_erf, gelu_erf_into};
