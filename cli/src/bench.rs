@@ -6,7 +6,6 @@ use super::ceiling::{Bound, Ceiling, Ceilings, Copies, Needs};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
 use super::measure::{Clock, Way};
 use super::screen::{Screen, Style};
 use super::select::Select;
@@ -50,13 +49,18 @@ pub(super) struct Args {
 
     /// Before the first timing a GPU is kept busy until its temperature is steady, at most so many seconds; 0 measures what
     /// a cold GPU does in a burst.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
-    warm_up: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds, allow_negative_numbers = true)]
+    warm_up: Duration,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Library {
     Cublas,
+}
+
+fn seconds(text: &str) -> std::result::Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| "it must be a number of seconds".to_owned())
 }
 
 /// What a device without a GPU's speed is asked to do.
@@ -130,21 +134,21 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.memory {
         return bench_memory::run(args);
     }
-    let (device, reason) = args.select.device()?;
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
-    let mut report = args.select.json.as_deref().map(Report::open).transpose()?;
-    let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));
+    let (device, reason) = args.select.device.open()?;
+    let mut report = args.select.output.report()?;
+    let mut screen = args.select.output.screen();
     let cublas = match (args.against, &device) {
         (None, _) => None,
         (Some(Library::Cublas), Device::Cuda(device)) if !is_virtual() => Some(Cublas::open(device)?),
         (Some(Library::Cublas), _) => {
-            return Err(Failure::Failed("cuBLAS needs a real GPU; add `--device cuda`".into()));
+            return Err(Failure::Usage("cuBLAS needs a real GPU; add `--device cuda`".into()));
         }
     };
     let environment = Environment::of(&device);
-    screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;
+    screen.text(&environment.line(), Style::Heading)?;
     if let Some(reason) = reason {
-        screen.line(&screen.colours.paint(Style::Faint, &format!("taken because {reason}")))?;
+        screen.faint(&format!("taken because {reason}"))?;
     }
 
     let budget = if args.all { None } else { Budget::of(&device) };
@@ -159,15 +163,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Needs { memory: bound(Bound::Memory), compute: bound(Bound::Compute), dp4a: bound(Bound::Dp4a) };
     let ceilings = Ceilings::of(&device, needs, &mut clock)?;
     if let Some(Ceiling { name, what, .. }) = &ceilings.launch {
-        screen.line(&format!("{name:<5} {what}"))?;
+        screen.entry(&format!("{name:<5} "), what, Style::Plain)?;
     }
     let known = [&ceilings.memory, &ceilings.compute, &ceilings.dp4a];
     for Ceiling { name, what, per_second } in known.into_iter().flatten() {
         let unit = unit(name);
-        screen.line(&format!("{name:<5} {} {unit}: {what}", table::digits(per_second / 1e9)))?;
+        let text = format!("{} {unit}: {what}", table::digits(per_second / 1e9));
+        screen.entry(&format!("{name:<5} "), &text, Style::Plain)?;
     }
     if let Some(cublas) = &cublas {
-        screen.line(&format!("against {}", cublas.line()))?;
+        screen.text(&format!("against {}", cublas.line()), Style::Plain)?;
     }
 
     let cases_in_table = testing::cases().iter().filter(|case| case.purpose() == Purpose::Bench).count();
@@ -175,25 +180,25 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut bench =
         Bench { device, clock, ceilings, copies: Copies::default(), cublas, pacer, cases_in_table };
     screen.doing("warming up");
-    bench.warm_up(Duration::try_from_secs_f64(args.warm_up).unwrap_or_default())?;
+    bench.warm_up(args.warm_up)?;
     let begun = Instant::now();
     // On a terminal each op is a table under its name; in a pipe there is one table, with whole ids.
     let split = screen.is_terminal;
     let has_baselines = bench.device.is_cuda();
     let mut rows: Vec<Row> = Vec::new();
     for group in chosen.chunk_by(|a, b| !split || prefix(&a.id()) == prefix(&b.id())) {
-        let columns = columns(group, split, has_baselines, bench.cublas.is_some());
+        let table = screen.table(columns(group, split, has_baselines, bench.cublas.is_some()));
         let title = group.first().map_or_else(String::new, |case| prefix(&case.id()).to_owned());
         let title = if split { title } else { "case".to_owned() };
         screen.line("")?;
-        screen.line(&table::header(&title, &columns, screen.colours))?;
+        screen.line(&table.header(&title))?;
         for case in group.iter().take_while(|_| !is_lost()) {
             screen.doing(&case.id());
             let row = bench.case(case.as_ref());
-            screen.line(&table::row(&columns, &cells(&row, &columns, split), screen.colours))?;
+            screen.line(&table.row(&cells(&row, table.columns(), split)))?;
             if let Some(message) = &row.message {
                 let style = if row.status == "failed" { Style::Bad } else { Style::Faint };
-                screen.line(&format!("    {}", screen.colours.paint(style, message)))?;
+                screen.entry("    ", message, style)?;
             }
             screen.done();
             rows.push(row);
@@ -208,7 +213,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             }
             bench.pacer.pace();
             for event in bench.pacer.events() {
-                screen.line(&format!("    {}", screen.colours.paint(Style::Faint, &event.to_string())))?;
+                screen.entry("    ", &event.to_string(), Style::Faint)?;
             }
         }
         if is_lost() {
@@ -216,6 +221,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     screen.finish();
+    screen.say_what_is_left_out()?;
 
     let not_run = chosen.len() - rows.len();
     let left_out_rule = (!left_out.is_empty()).then(|| budget.map(Budget::rule)).flatten();
@@ -230,7 +236,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Duration::ZERO => String::new(),
             paused => format!("; paused for {:.1} s to stay so", paused.as_secs_f64()),
         };
-        screen.line(&format!("sustained: {sustained}{pauses}"))?;
+        screen.text(&format!("sustained: {sustained}{pauses}"), Style::Plain)?;
     }
     if let Some(report) = report {
         report.write(&bench.json(&environment, not_run, begun, left_out_rule, &rows))?;
@@ -414,7 +420,7 @@ fn summary(screen: &mut Screen, rows: &[Row], rule: Option<&str>, cublas: bool) 
         (true, Some(mean)) => {
             let text =
                 format!("{mean:.2}× of cuBLAS, geometric mean of {compared} cases (above 1 ours is faster)");
-            screen.line(&screen.colours.paint(Style::Heading, &text))?;
+            screen.text(&text, Style::Heading)?;
         }
         (true, None) => screen.line("none of these cases is a matrix product that cuBLAS has")?,
         (false, _) => {}
@@ -431,7 +437,7 @@ fn summary(screen: &mut Screen, rows: &[Row], rule: Option<&str>, cublas: bool) 
         screen.line(&format!("{no_room} left out for want of device memory"))?;
     }
     if let (1.., Some(rule)) = (too_large, rule) {
-        screen.line(&format!("{too_large} left out: {rule}; `--all` runs them"))?;
+        screen.text(&format!("{too_large} left out: {rule}; `--all` runs them"), Style::Plain)?;
     }
     Ok(())
 }

@@ -4,8 +4,8 @@
 use super::bench::Args;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
-use super::screen::{Screen, Style};
+use super::screen::Style;
+use super::table::{Column, digits};
 use pascaline::cuda::{CudaDevice, Graph};
 use pascaline::format_bytes as bytes;
 use pascaline::memory::adaptor::{Entry, TraceError, parse, replay};
@@ -101,12 +101,6 @@ struct Json<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let (device, _) = args.select.device()?;
-    let Device::Cuda(device) = device else {
-        return Err(Failure::Failed(
-            "memory is measured on a GPU; add `--device cuda` or `--device virtual`".into(),
-        ));
-    };
     let trace = match &args.trace {
         None => recorded_trace().map_err(|error| Failure::Failed(error.to_string()))?,
         Some(file) => {
@@ -115,29 +109,48 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             parse(&text).map_err(|error| unreadable(&error))?
         }
     };
-    let report = args.select.json.as_deref().map(Report::open).transpose()?;
-    let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));
+    let (device, _) = args.select.device.open()?;
+    let Device::Cuda(device) = device else {
+        return Err(Failure::Usage(
+            "memory is measured on a GPU; add `--device cuda` or `--device virtual`".into(),
+        ));
+    };
+    let report = args.select.output.report()?;
+    let mut screen = args.select.output.screen();
     let environment = Environment::of(&Device::Cuda(device.clone()));
-    screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;
+    screen.text(&environment.line(), Style::Heading)?;
+    if is_virtual() {
+        screen.faint("a virtual GPU's times are not judged")?;
+    }
     let measured = measure(&device, &trace)?;
+    let table = screen.table(vec![
+        Column::left("", measured.iter().map(|one| one.what.chars().count()).max().unwrap_or(0)),
+        Column::right("", 12),
+        Column::left("", 6),
+        Column::left("goal", 15).rank(1),
+    ]);
+    screen.line(&table.header("memory"))?;
     for one in &measured {
         let Measured { what, value, unit, goal } = one;
         let goal = match goal {
             None => String::new(),
-            Some(Goal::AtLeast(bound)) => format!("  goal: at least {bound}"),
-            Some(Goal::AtMost(bound)) => format!("  goal: at most {bound}"),
+            Some(Goal::AtLeast(bound)) => format!("at least {bound}"),
+            Some(Goal::AtMost(bound)) => format!("at most {bound}"),
         };
         let (verdict, style) = match one.met() {
-            Some(_) if is_virtual() => ("  (a virtual GPU's times are not judged)", Style::Faint),
-            Some(true) => ("  met", Style::Good),
-            Some(false) => ("  MISSED", Style::Bad),
+            Some(_) if is_virtual() => ("", Style::Plain),
+            Some(true) => ("met", Style::Good),
+            Some(false) => ("MISSED", Style::Bad),
             None => ("", Style::Plain),
         };
-        screen.line(&format!(
-            "{what:<58}{value:>10.2} {unit:<5}{goal}{}",
-            screen.colours.paint(style, verdict)
-        ))?;
+        screen.line(&table.row(&[
+            ((*what).to_owned(), Style::Plain),
+            (format!("{} {unit:<4}", digits(*value)), Style::Plain),
+            (verdict.to_owned(), style),
+            (goal, Style::Faint),
+        ]))?;
     }
+    screen.say_what_is_left_out()?;
     let pool = memory::pool(&device)?;
     let (books, leaks) = (pool.statistics(), pool.leaks());
     let leaks: Vec<_> = leaks
@@ -147,14 +160,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             None => format!("{} (a debug build says where from)", bytes(leak.bytes)),
         })
         .collect();
-    screen.line(&format!(
-        "the device's pool: {} live, {} at most; {} reserved, {} at most; {} of what is free in pieces",
+    let state = format!(
+        "the device's pool: {} live, {} at most; {} reserved, {} at most; {:.0} % of what is free in pieces",
         bytes(books.live),
         bytes(books.peak_live),
         bytes(books.reserved),
         bytes(books.peak_reserved),
-        format_args!("{:.0} %", 100.0 * books.fragmentation())
-    ))?;
+        100.0 * books.fragmentation()
+    );
+    screen.text(&state, Style::Plain)?;
     leaks.iter().try_for_each(|leak| screen.line(&format!("    still handed out: {leak}")))?;
     if let Some(report) = report {
         let (trace_allocations, fragmentation) = (allocations(&trace), books.fragmentation());

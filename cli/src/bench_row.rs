@@ -138,18 +138,22 @@ pub(super) fn columns(cases: &[Box<dyn Case>], split: bool, baseline: bool, cubl
     let mut columns = vec![
         Column::left("case", widths.fold(LABEL_WIDTH, usize::max)),
         Column::right("median", 8),
-        Column::right("min", 8),
-        Column::right("rate", 13),
-        Column::right("of ceiling", 10),
+        Column::right("min", 8).rank(8),
+        Column::right("rate", 13).rank(2),
+        Column::right("of ceiling", 10).rank(1),
     ];
     if baseline {
-        columns.push(Column::right(SAME_SIZE, 9));
-        columns.push(Column::right(BASELINE, 8));
+        columns.push(Column::right(SAME_SIZE, 9).rank(4));
+        columns.push(Column::right(BASELINE, 8).rank(5));
     }
     if cublas {
-        columns.push(Column::right(CUBLAS, 9));
+        columns.push(Column::right(CUBLAS, 9).rank(3));
     }
-    columns.extend([Column::right("error", 7), Column::right("of tol.", 7), Column::left("kernel", 0)]);
+    columns.extend([
+        Column::right("error", 7).rank(6),
+        Column::right("of tol.", 7).rank(7),
+        Column::left("kernel", 0).rank(9),
+    ]);
     columns
 }
 

@@ -74,6 +74,52 @@ struct Access {
     bytes: u64,
 }
 
+/// What several launches one after another take.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Total {
+    pub launches: usize,
+    cards: Vec<TotalOnCard>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct TotalOnCard {
+    card: &'static str,
+    name: &'static str,
+    seconds: f64,
+}
+
+impl Total {
+    pub fn of<'a>(all: impl Iterator<Item = &'a Costs>) -> Self {
+        let mut total = Self { launches: 0, cards: Vec::new() };
+        for costs in all {
+            total.launches += costs.launches;
+            for one in &costs.estimates {
+                let seconds = costs.launches as f64 * one.seconds;
+                match total.cards.iter_mut().find(|sum| sum.card == one.card) {
+                    Some(sum) => sum.seconds += seconds,
+                    None => total.cards.push(TotalOnCard { card: one.card, name: one.name, seconds }),
+                }
+            }
+        }
+        total
+    }
+
+    /// Prints it as a table.
+    pub fn print(&self, title: &str, screen: &mut Screen) -> Result<(), Failure> {
+        let title = format!("{title}, {} launches", self.launches);
+        let table = screen.table(vec![Column::left("", CARD_WIDTH.max(title.len())), Column::right("time", 8)]);
+        screen.line(&table.header(&title))?;
+        for TotalOnCard { name, seconds, .. } in &self.cards {
+            let time = table::time(Duration::from_secs_f64(*seconds));
+            screen.line(&table.row(&[(format!("  {name}"), Style::Plain), (time, Style::Plain)]))?;
+        }
+        Ok(())
+    }
+}
+
+/// Wide enough for every card's name, indented.
+const CARD_WIDTH: usize = 21;
+
 /// Seconds on a card: of the launch, and that each resource alone would take.
 #[derive(Serialize)]
 struct OnCard {
@@ -181,46 +227,47 @@ impl Costs {
         let Self { grid, block, shared_bytes, registers, blocks_per_sm, counts, .. } = self;
         let times = if self.launches > 1 { format!(", {} launches", self.launches) } else { String::new() };
         let kernel = screen.colours.paint(Style::Heading, &self.kernel);
-        screen.line(&format!("{kernel}  grid {}, block {}{times}", extents(grid), extents(block)))?;
+        screen.line(&kernel)?;
+        screen.line(&format!("  grid {}, block {}{times}", extents(grid), extents(block)))?;
         let sign = if self.registers_from_ptxas { "" } else { "about " };
         let occupancy = percent(self.occupancy);
-        screen.line(&format!(
+        let text = format!(
             "  {sign}{registers} registers, {shared_bytes} bytes of shared memory: {blocks_per_sm} blocks per SM, occupancy {occupancy}"
-        ))?;
+        );
+        screen.text(&text, Style::Plain)?;
         let mut mix: Vec<_> = counts.mix.iter().collect();
         mix.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), **name));
         let share = |count: u64| percent(count as f64 / counts.warp_instructions.max(1) as f64);
         let head = format!(
-            "  {} warp instructions ({} of threads):",
+            "  {} warp instructions ({} of threads): ",
             counts.warp_instructions, counts.thread_instructions
         );
-        let parts = mix.iter().map(|(name, count)| format!(" {name} {}", share(**count)));
-        for line in wrapped(head, parts) {
-            screen.line(&line)?;
-        }
+        let parts: Vec<_> = mix.iter().map(|(name, count)| format!("{name} {}", share(**count))).collect();
+        screen.text(&(head + &parts.join(", ")), Style::Plain)?;
         let multiply = match counts.dp4a_share > counts.ffma_share {
             true => format!("dp4a {}", percent(counts.dp4a_share)),
             false => format!("FFMA {}", percent(counts.ffma_share)),
         };
-        screen.line(&format!(
+        let text = format!(
             "  {multiply}, {:.2} sectors/request, {:.2} bank conflicts/access, {} of {} branches diverge, {} op/byte",
             counts.sectors_per_request,
             counts.bank_conflicts_per_access,
             counts.divergent_branches,
             counts.branches,
             digits(counts.arithmetic_intensity),
-        ))?;
-        let columns = [
-            Column::left("", 22),
-            Column::right("time", 9),
+        );
+        screen.text(&text, Style::Plain)?;
+        let table = screen.table(vec![
+            Column::left("", CARD_WIDTH),
+            Column::right("time", 8),
             Column::left("bound by", 13),
-            Column::right("compute", 9),
-            Column::right("shared", 9),
-            Column::right("L2", 9),
-            Column::right("DRAM", 9),
-            Column::right("latency", 9),
-        ];
-        screen.line(&table::header("  card", &columns, screen.colours))?;
+            Column::right("compute", 8),
+            Column::right("shared", 8).rank(2),
+            Column::right("L2", 8).rank(1),
+            Column::right("DRAM", 8),
+            Column::right("latency", 8),
+        ]);
+        screen.line(&table.header("  card"))?;
         for e in &self.estimates {
             let time = |seconds: f64| table::time(Duration::from_secs_f64(seconds));
             let mut cells = vec![
@@ -229,7 +276,7 @@ impl Costs {
                 (e.bound.to_owned(), Style::Plain),
             ];
             cells.extend([e.compute, e.shared, e.l2, e.dram, e.latency].map(|s| (time(s), Style::Faint)));
-            screen.line(&table::row(&columns, &cells, screen.colours))?;
+            screen.line(&table.row(&cells))?;
         }
         Ok(())
     }
@@ -237,11 +284,12 @@ impl Costs {
 
 /// The model's assumptions and where the registers come from, in a few lines.
 pub(super) fn print_assumptions(registers: &Registers, screen: &mut Screen) -> Result<(), Failure> {
-    for line in MODEL {
-        screen.line(&screen.colours.paint(Style::Faint, line))?;
+    screen.say_what_is_left_out()?;
+    match screen.width {
+        Some(_) => screen.faint(&MODEL.join(" "))?,
+        None => MODEL.iter().try_for_each(|line| screen.faint(line))?,
     }
-    let line = format!("registers: {}", registers.source);
-    screen.line(&screen.colours.paint(Style::Faint, &line))
+    screen.faint(&format!("registers: {}", registers.source))
 }
 
 /// `4×2` for (4, 2, 1).
@@ -251,22 +299,4 @@ fn extents([x, y, z]: &[u32; 3]) -> String {
         (_, 1) => format!("{x}×{y}"),
         _ => format!("{x}×{y}×{z}"),
     }
-}
-
-/// The parts behind the head, in lines of up to 120 characters.
-fn wrapped(head: String, parts: impl Iterator<Item = String>) -> Vec<String> {
-    let mut lines = vec![head];
-    for (i, part) in parts.enumerate() {
-        if let Some(line) = lines.last_mut() {
-            if i > 0 {
-                line.push(',');
-            }
-            if line.chars().count() + part.chars().count() < 120 {
-                line.push_str(&part);
-                continue;
-            }
-        }
-        lines.push(format!("   {part}"));
-    }
-    lines
 }

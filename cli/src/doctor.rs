@@ -3,6 +3,7 @@
 use super::doctor_memory;
 use super::environment::{Cpu, Driver, Gpu, is_virtual};
 use super::failure::{Failure, loader_error};
+use super::output::Output;
 use super::screen::{Screen, Style};
 use pascaline::Device;
 use pascaline::cuda::{CudaDevice, PTX, PTX_ORIGIN};
@@ -14,9 +15,8 @@ use serde::Serialize;
 /// Looks for the driver and the devices, loads the kernels on each, and says which device `auto` takes and why.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// As JSON, on stdout.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Serialize)]
@@ -72,14 +72,13 @@ struct DeviceState {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let file = args.output.report()?;
     let report = Report::new();
-    let mut screen = Screen::new(false);
-    if args.json {
-        let text = serde_json::to_string_pretty(&report)
-            .map_err(|error| Failure::Failed(format!("the report can't be made into JSON: {error}")))?;
-        return screen.line(&text);
+    // stdout holds the same as JSON then
+    if !args.output.stdout_is_taken() {
+        report.print(&mut args.output.screen())?;
     }
-    report.print(&mut screen)
+    file.map_or(Ok(()), |file| file.write(&report))
 }
 
 impl Report {
@@ -150,7 +149,7 @@ impl Report {
 
 /// A line under a heading on the left, or under none.
 fn entry(screen: &mut Screen, heading: &str, text: &str, style: Style) -> Result<(), Failure> {
-    screen.line(&format!("{heading:<12}{}", screen.colours.paint(style, text)))
+    screen.entry(&format!("{heading:<12}"), text, style)
 }
 
 impl DeviceState {

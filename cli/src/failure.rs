@@ -44,7 +44,6 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
             Error::UnknownDevice { .. } => Self::Usage(error.to_string()),
-            Error::NoDevice { .. } => Self::Failed(format!("{error}; `--device cpu` needs none")),
             _ => Self::Failed(error.to_string()),
         }
     }

@@ -1,22 +1,23 @@
 //! `pascaline generate`: a question about images, and the answer as it comes.
 
+use super::answer::{Answer, summary};
 use super::ceiling;
 use super::environment::is_virtual;
 use super::failure::Failure;
 use super::measure::Clock;
 use super::model::{ModelArgs, SamplingArgs};
-use super::screen::{Colours, Style};
+use super::output::Output;
+use super::source::{Text, image, is_stdin};
 use super::table::percent;
 use pascaline::Device;
-use pascaline::format_bytes as bytes;
 use pascaline::memory::{self, adaptor::to_text};
+use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Qwen3Vl, Statistics, StopReason, Visual};
 use serde::Serialize;
-use std::fs;
-use std::io::{self, IsTerminal, Write};
-use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 /// Answers one question. Images and videos stand before the text in one user turn, through the checkpoint's own chat
 /// template.
@@ -25,32 +26,40 @@ pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// A PNG, JPEG or WebP file; may be given more than once.
+    /// A PNG, JPEG or WebP file, or - for one on stdin; may be given more than once.
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
 
-    /// A folder of pictures, in the order of their names: the frames of a video; behind the images.
+    /// A folder of pictures, in the order of their names: the frames of a video; after the images.
     #[arg(long, value_name = "FOLDER")]
     video: Vec<PathBuf>,
 
     /// Frames per second of the videos.
-    #[arg(long, value_name = "RATE", default_value_t = 2.0)]
+    #[arg(long, value_name = "RATE", default_value = "2", value_parser = rate, allow_negative_numbers = true)]
     fps: f64,
 
-    /// The question.
-    #[arg(long, value_name = "TEXT")]
-    prompt: String,
+    /// The question: a text, - for stdin, or @FILE for a file's text; @@ begins a text that begins with @.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Text,
+
+    /// The system turn before the question.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    system: Option<String>,
 
     #[command(flatten)]
     sampling: SamplingArgs,
 
-    /// Print one JSON object behind the end, with tokens, text and statistics, and nothing else.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 
     /// Write what was allocated and freed on the GPU for the answer, for `bench --memory --trace`.
     #[arg(long, value_name = "FILE")]
     memory_trace: Option<PathBuf>,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| *rate > 0.0 && rate.is_finite());
+    rate.ok_or_else(|| "it must be a number above 0".to_owned())
 }
 
 #[derive(Serialize)]
@@ -59,6 +68,8 @@ struct Json<'a> {
     generated_ids: &'a [u32],
     text: &'a str,
     stop_reason: StopReason,
+    /// With it the same tokens are drawn again; none are drawn without it.
+    seed: Option<u64>,
     device: String,
     parameters: usize,
     load_seconds: f64,
@@ -69,63 +80,84 @@ struct Json<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let on_stdin = args.image.iter().filter(|file| is_stdin(file)).count();
+    if on_stdin + usize::from(args.prompt == Text::Stdin) > 1 {
+        return Err(Failure::Usage("stdin holds one thing: the prompt or one image".into()));
+    }
+    args.model.check_directory()?;
     // pictures are small and quick to refuse, the model is neither
-    let images = args.image.iter().map(|file| Visual::image(file));
-    let videos = args.video.iter().map(|folder| Visual::video(folder, args.fps));
-    let visuals = images.chain(videos).collect::<Result<Vec<_>, _>>()?;
-    let (model, load_time) = args.model.load()?;
-    if args.memory_trace.is_some() && !model.device().is_cuda() {
-        return Err(Failure::Failed("only a GPU's memory is traced; add `--device cuda`".into()));
+    let question = args.prompt.read()?;
+    let mut visuals = args.image.iter().map(|file| image(file)).collect::<Result<Vec<_>, _>>()?;
+    for folder in &args.video {
+        visuals.push(Visual::video(folder, args.fps)?);
     }
-    let prompt = model.processor.prepare(&[user_turn(&visuals, &args.prompt)], &visuals)?;
+    let output = &args.output;
+    let device = args.model.device(output)?;
+    if args.memory_trace.is_some() && !device.is_cuda() {
+        return Err(Failure::Usage("only a GPU's memory is traced; add `--device cuda`".into()));
+    }
+    let report = output.report()?;
+    let trace_file = args.memory_trace.as_deref().map(TraceFile::create).transpose()?;
+    let (model, load_time) = args.model.load(&device, output)?;
+    let mut messages: Vec<_> = args.system.iter().map(|text| Message::text("system", text)).collect();
+    messages.push(user_turn(&visuals, &question));
+    let prompt = model.processor.prepare(&messages, &visuals)?;
     let options = args.sampling.options(&model);
+    args.sampling.say_seed(&options, output);
+    args.sampling.say_room(&model, &prompt, output)?;
 
-    let mut closed = None;
-    let mut session = model.session()?;
-    let mut receive = |piece: &str| match if args.json { Ok(()) } else { print(piece) } {
-        Ok(()) => ControlFlow::Continue(()),
-        Err(error) => {
-            closed = Some(error);
-            ControlFlow::Break(())
-        }
-    };
-    let mut answer = || model.generate_from(&mut session, &prompt, &options, &mut receive);
-    let output = match &args.memory_trace {
-        None => answer()?,
+    let mut answer = if output.stdout_is_taken() { Answer::nowhere() } else { Answer::on_stdout() };
+    let mut session = model.session().map_err(|error| args.model.failure(error))?;
+    let mut generate = || model.generate_from(&mut session, &prompt, &options, |piece| answer.push(piece));
+    let found = match trace_file {
+        None => generate(),
         Some(file) => {
-            let (output, entries) = memory::trace(answer);
-            let unwritten = |error| Failure::Failed(format!("{} can't be written: {error}", file.display()));
-            fs::write(file, to_text(&entries)).map_err(unwritten)?;
-            output?
+            let (found, entries) = memory::trace(generate);
+            file.write(&to_text(&entries))?;
+            found
         }
     };
-    if let Some(error) = closed {
-        return Err(error.into());
-    }
-    let share = bandwidth_share(&model, &output.statistics)?;
-    if !args.json {
-        print("\n")?;
-        let colours = Colours::for_stream(io::stderr().is_terminal());
+    let found = found.map_err(|error| args.model.failure(error))?;
+    answer.end()?;
+    let share = bandwidth_share(&model, &found.statistics)?;
+    if !output.stdout_is_taken() {
         let of_a_copy = share.map(|share| format!(", {} of a copy's bandwidth", percent(share)));
-        let line = summary(&output.statistics) + &of_a_copy.unwrap_or_default();
-        eprintln!("{}", colours.paint(Style::Faint, &line));
-        return Ok(());
+        output.note(&(summary(&found.statistics) + &of_a_copy.unwrap_or_default()));
     }
-    let json = Json {
+    let Some(report) = report else { return Ok(()) };
+    report.write(&Json {
         prompt_ids: &prompt.ids,
-        generated_ids: &output.ids,
-        text: &output.text,
-        stop_reason: output.stop_reason,
-        device: model.device().to_string(),
+        generated_ids: &found.ids,
+        text: &found.text,
+        stop_reason: found.stop_reason,
+        seed: (!options.sampling.is_greedy()).then_some(options.sampling.seed),
+        device: device.to_string(),
         parameters: model.parameters(),
         load_seconds: load_time.as_secs_f64(),
         decode_bandwidth_share: share,
-        statistics: output.statistics,
-    };
-    let text = serde_json::to_string(&json)
-        .map_err(|error| Failure::Failed(format!("the answer can't be made into JSON: {error}")))?;
-    print(&text)?;
-    print("\n").map_err(Failure::from)
+        statistics: found.statistics,
+    })
+}
+
+/// `--memory-trace`, opened before the model is loaded.
+struct TraceFile<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> TraceFile<'a> {
+    fn create(path: &'a Path) -> Result<Self, Failure> {
+        let file = File::create(path).map_err(|error| Self::unwritten(path, &error))?;
+        Ok(Self { path, file })
+    }
+
+    fn write(mut self, text: &str) -> Result<(), Failure> {
+        self.file.write_all(text.as_bytes()).map_err(|error| Self::unwritten(self.path, &error))
+    }
+
+    fn unwritten(path: &Path, error: &io::Error) -> Failure {
+        Failure::Failed(format!("{} can't be written: {error}", path.display()))
+    }
 }
 
 /// Measures a copy for it, which takes a moment, so only on a real GPU.
@@ -137,33 +169,4 @@ fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f6
     let copy = ceiling::cuda_copy(device, &mut Clock::new(model.device())?)?;
     let read = statistics.weight_bytes_per_token as f64 * statistics.decode_tokens_per_second;
     Ok(Some(read / copy.per_second))
-}
-
-pub(super) fn print(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
-}
-
-/// The statistics in a line.
-pub(super) fn summary(statistics: &Statistics) -> String {
-    let Statistics { prompt_tokens, prefill_tokens, time_to_first_token, .. } = statistics;
-    let cached = match prompt_tokens - prefill_tokens {
-        0 => String::new(),
-        cached => format!(" ({cached} cached)"),
-    };
-    let peak = statistics.peak_bytes.map(|peak| format!(", {} in use", bytes(peak))).unwrap_or_default();
-    let paused = match statistics.paused_seconds {
-        0.0 => String::new(),
-        paused => format!(", {paused:.1} s of it held back by heat"),
-    };
-    let streamed = match statistics.streamed_layers {
-        0 => String::new(),
-        layers => format!(", {layers} layers from host memory, launched kernel by kernel"),
-    };
-    format!(
-        "{prompt_tokens} prompt tokens{cached}, first token after {time_to_first_token:.2} s, \
-         then {} tokens at {:.1} per second{streamed}{paused}{peak}",
-        statistics.decode_tokens, statistics.decode_tokens_per_second
-    )
 }

@@ -61,11 +61,6 @@ fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
     file.set_len(text.len() as u64)
 }
 
-/// Whether `--json` takes stdout.
-pub(super) fn is_stdout(path: Option<&Path>) -> bool {
-    path.is_some_and(|path| path.as_os_str() == "-")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,14 +1,18 @@
 //! The command line. A subcommand is a variant of `Command` and a file with its arguments and a `run`.
 
+mod answer;
 mod bench;
 mod bench_memory;
 mod bench_row;
 mod ceiling;
 mod chat;
+mod completions;
 mod costs;
 mod cublas;
+mod device;
 mod doctor;
 mod doctor_memory;
+mod editor;
 mod environment;
 mod failure;
 mod float16;
@@ -16,6 +20,8 @@ mod generate;
 mod json;
 mod measure;
 mod model;
+mod output;
+mod printable;
 mod profile;
 mod ptx_argument;
 mod ptxas;
@@ -23,12 +29,14 @@ mod random_model;
 mod run_ptx;
 mod screen;
 mod select;
+mod source;
 mod table;
 mod tune;
 mod validate;
 mod validate_model;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use printable::printable;
 use screen::{Colours, Style};
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -65,6 +73,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Measure which 16-bit float format loses least on the tensors of a file.
     Float16(float16::Args),
+    /// Print a script by which a shell completes command lines.
+    Completions(completions::Args),
 }
 
 fn main() -> ExitCode {
@@ -86,12 +96,16 @@ fn main() -> ExitCode {
         Command::RandomModel(args) => random_model::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Float16(args) => float16::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if let Some(sentence) = failure.sentence() {
-                let colours = Colours::for_stream(io::stderr().is_terminal());
+                let is_terminal = io::stderr().is_terminal();
+                // it may quote a file
+                let sentence = if is_terminal { printable(sentence) } else { sentence.into() };
+                let colours = Colours::for_stream(is_terminal);
                 eprintln!("{} {sentence}", colours.paint(Style::Bad, "error:"));
             }
             failure.exit_code()

@@ -1,19 +1,18 @@
 //! `pascaline profile`: what the kernels of a case do, counted on the virtual GPU, and their time on Pascal cards.
 
 use super::bench::VIRTUAL;
-use super::costs::{Costs, MODEL, print_assumptions};
+use super::costs::{Costs, MODEL, Total, print_assumptions};
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
+use super::output::Output;
 use super::ptxas::{self, Registers};
-use super::screen::{Screen, Style};
+use super::screen::Style;
 use pascaline::cuda::{PTX, is_lost};
-use pascaline::{Device, Tensor};
 use pascaline_testing::{self as testing, Case, Purpose};
+use pascaline::{Device, Tensor};
 use pascaline_virtual_gpu::{
     Card, Config, LaunchReport, Module, configure, keep_reports, take_findings, take_reports,
 };
 use serde::Serialize;
-use std::path::PathBuf;
 
 /// More cases than this are likely a mistake, and long to read.
 const MOST_CASES: usize = 8;
@@ -34,9 +33,8 @@ pub(super) struct Args {
     #[command(flatten)]
     ptxas: ptxas::Choice,
 
-    /// Also write the results as JSON; `-` is stdout, the table then goes to stderr.
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// A case's launches, or why there are none.
@@ -47,6 +45,7 @@ struct Profiled {
     message: Option<String>,
     failed: bool,
     kernels: Vec<Costs>,
+    total: Total,
 }
 
 #[derive(Serialize)]
@@ -54,12 +53,14 @@ struct Json<'a> {
     model: [&'static str; 2],
     registers: &'a str,
     cases: &'a [Profiled],
+    /// Of all cases.
+    total: Total,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let cases = chosen(args)?;
-    let report = args.json.as_deref().map(Report::open).transpose()?;
-    let mut screen = Screen::new(is_stdout(args.json.as_deref()));
+    let report = args.output.report()?;
+    let mut screen = args.output.screen();
     let config = Config::from_env().map_err(Failure::Usage)?;
     configure(Config { traffic: true, ..config }).map_err(|error| Failure::Failed(error.to_string()))?;
     let device = Device::virtual_gpu()?;
@@ -85,28 +86,41 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         .map(|(id, outcome)| match outcome {
             Ok(reports) => {
                 let kernels = Costs::all(&reports, &registers, &Card::ALL);
-                Profiled { id, message: None, failed: false, kernels }
+                let total = Total::of(kernels.iter());
+                Profiled { id, message: None, failed: false, kernels, total }
             }
-            Err((message, failed)) => Profiled { id, message: Some(message), failed, kernels: Vec::new() },
+            Err((message, failed)) => {
+                let total = Total::of([].into_iter());
+                Profiled { id, message: Some(message), failed, kernels: Vec::new(), total }
+            }
         })
         .collect();
+    let total = Total::of(profiled.iter().flat_map(|case| &case.kernels));
 
     for case in &profiled {
         screen.line(&screen.colours.paint(Style::Heading, &case.id))?;
         if let Some(message) = &case.message {
             let style = if case.failed { Style::Bad } else { Style::Faint };
-            screen.line(&format!("  {}", screen.colours.paint(style, message)))?;
+            screen.entry("  ", message, style)?;
         } else if case.kernels.is_empty() {
             screen.line("  launches no kernel")?;
         }
         for costs in &case.kernels {
             costs.print(&mut screen)?;
         }
+        if case.total.launches > 1 {
+            case.total.print("total", &mut screen)?;
+        }
+        screen.line("")?;
+    }
+    let with_kernels = profiled.iter().filter(|case| case.total.launches > 0).count();
+    if with_kernels > 1 {
+        total.print(&format!("total of {with_kernels} cases"), &mut screen)?;
         screen.line("")?;
     }
     print_assumptions(&registers, &mut screen)?;
     if let Some(report) = report {
-        report.write(&Json { model: MODEL, registers: &registers.source, cases: &profiled })?;
+        report.write(&Json { model: MODEL, registers: &registers.source, cases: &profiled, total })?;
     }
     if profiled.iter().any(|case| case.failed) { Err(Failure::Wrong) } else { Ok(()) }
 }
@@ -124,9 +138,9 @@ fn chosen(args: &Args) -> Result<Vec<Box<dyn Case>>, Failure> {
     match count {
         0 => {
             let ops = ops.join(", ");
-            Err(Failure::Failed(format!("no case's id contains `{name}`; the ops are {ops}")))
+            Err(Failure::Usage(format!("no case's id contains `{name}`; the ops are {ops}")))
         }
-        _ if count > MOST_CASES && !args.all => Err(Failure::Failed(format!(
+        _ if count > MOST_CASES && !args.all => Err(Failure::Usage(format!(
             "{count} cases' ids contain `{name}`, {} to {}; say more of it, or `--all`",
             cases[0].id(),
             cases[count - 1].id()

@@ -10,11 +10,23 @@ use std::{env, fs, io, process};
 /// Where `pip install --target target/ptxas nvidia-cuda-nvcc-cu12==12.6.85` puts it.
 const BUNDLED: &str = "target/ptxas/nvidia/cuda_nvcc/bin/ptxas";
 
+/// Why a newer CUDA's ptxas counts as none.
+const NO_SM_61: &str = "it does not know sm_61; CUDA 12.9's is the last that does";
+
 #[derive(clap::Args)]
 pub(super) struct Choice {
-    /// The ptxas that says how many registers a kernel takes; else target/ptxas and PATH are looked through.
-    #[arg(long, value_name = "PATH", env = "PTXAS")]
+    /// The ptxas that says how many registers a kernel takes; else PTXAS names it, or target/ptxas and PATH are looked
+    /// through for one that knows sm_61, as CUDA's up to 12.9 do.
+    #[arg(long, value_name = "PATH")]
     ptxas: Option<PathBuf>,
+}
+
+impl Choice {
+    /// The one that the user names. A variable that is empty counts as unset.
+    fn named(&self) -> Option<PathBuf> {
+        let variable = || env::var_os("PTXAS").filter(|path| !path.is_empty());
+        self.ptxas.clone().or_else(|| variable().map(PathBuf::from))
+    }
 }
 
 /// Registers per thread of kernels.
@@ -33,7 +45,8 @@ impl Registers {
     /// If the user has named a ptxas that does not work; one that was only found is done without.
     pub fn of(choice: &Choice, ptx: &str, module: &Module, kernels: &[&str]) -> Result<Self, Failure> {
         let bundled = Path::new(BUNDLED);
-        let (path, asked) = match &choice.ptxas {
+        let named = choice.named();
+        let (path, asked) = match &named {
             Some(path) => (path.as_path(), true),
             None if bundled.is_file() => (bundled, false),
             None => (Path::new("ptxas"), false),
@@ -49,7 +62,7 @@ impl Registers {
         };
         let estimated = kernels.iter().filter_map(|&name| module.kernel(name));
         let of = estimated.map(|kernel| (kernel.name.clone(), module.registers(kernel))).collect();
-        let source = format!("estimated from what is live in the PTX (ptxas: {why}; name one with --ptxas)");
+        let source = format!("estimated from what is live in the PTX (ptxas: {why}; --ptxas names another)");
         Ok(Self { of, exact: false, source })
     }
 
@@ -78,6 +91,9 @@ fn assemble(ptxas: &Path, ptx: &str, kernels: &[&str]) -> Result<HashMap<String,
     })?;
     let log = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
+        if log.lines().any(|line| line.contains("'sm_61' is not defined")) {
+            return Err(NO_SM_61.to_owned());
+        }
         return Err(log.lines().next().unwrap_or("it fails without a word").trim().to_owned());
     }
     let registers = used_registers(&log);

@@ -2,11 +2,16 @@
 //! and memory without a download.
 
 use super::failure::Failure;
+use super::model::check_directory;
+use super::output::Output;
+use qwen3_vl::config::Config;
+use qwen3_vl::weights::expected;
 use half::bf16;
 use qwen3_vl::config::Config;
 use qwen3_vl::weights::expected;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -26,6 +31,15 @@ pub(super) struct Args {
     /// The published model whose size to take.
     #[arg(long, default_value = "2b")]
     size: Size,
+
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Serialize)]
+struct Json {
+    file: String,
+    parameters: usize,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -45,7 +59,9 @@ const COPIED: [&str; 5] = [
 ];
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    check_directory(&args.from)?;
     Config::load(&args.from)?;
+    let report = args.output.report()?;
     fs::create_dir_all(&args.to).map_err(|error| cannot("made", &args.to, &error))?;
     for name in COPIED {
         let (from, to) = (args.from.join(name), args.to.join(name));
@@ -67,8 +83,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let file = args.to.join("model.safetensors");
     let config = Config::load(&args.to)?;
     let parameters = write_weights(&file, &config).map_err(|error| cannot("written", &file, &error))?;
-    super::generate::print(&format!("{}: {parameters} parameters in bf16\n", file.display()))?;
-    Ok(())
+    if !args.output.stdout_is_taken() {
+        args.output.screen().line(&format!("{}: {parameters} parameters in bf16", file.display()))?;
+    }
+    let file = file.display().to_string();
+    report.map_or(Ok(()), |report| report.write(&Json { file, parameters }))
 }
 
 fn cannot(what: &str, path: &Path, error: &dyn std::fmt::Display) -> Failure {

@@ -2,7 +2,8 @@
 
 use super::costs::{Costs, MODEL, print_assumptions};
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
+use super::json::Report;
+use super::output::Output;
 use super::ptx_argument::{Argument, extents, fit};
 use super::ptxas::{self, Registers};
 use super::screen::{Screen, Style};
@@ -57,9 +58,8 @@ pub(super) struct Args {
     #[command(flatten)]
     ptxas: ptxas::Choice,
 
-    /// Also write the results as JSON; `-` is stdout, the table then goes to stderr.
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -138,8 +138,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     fit(&kernel, &args.arguments).map_err(|misfit| Failure::Usage(misfit.to_string()))?;
     let inputs = args.arguments.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    let report = args.json.as_deref().map(Report::open).transpose()?;
-    let mut screen = Screen::new(is_stdout(args.json.as_deref()));
+    let report = args.output.report()?;
+    let mut screen = args.output.screen();
     match args.device {
         On::Virtual => on_virtual(args, &ptx, module, &kernel, &inputs, &mut screen, report),
         On::Cuda(ordinal) => on_cuda(args, ordinal, &ptx, &inputs, &mut screen, report),
@@ -182,7 +182,7 @@ fn on_virtual(
     let (launch, findings) = match gpu.launch(&module, &kernel.name, launch) {
         Ok(launched) => (Some(Costs::new(&launched, &registers, &cards)), Vec::new()),
         Err(finding) => {
-            screen.line(&screen.colours.paint(Style::Bad, &finding.to_string()))?;
+            screen.text(&finding.to_string(), Style::Bad)?;
             screen.line("no counts, and no output was written")?;
             (None, vec![Found::from(&finding)])
         }

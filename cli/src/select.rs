@@ -1,35 +1,24 @@
 //! Which device and which cases: the arguments that `bench` and `validate` have in common.
 
+use super::device::DeviceArg;
 use super::failure::Failure;
-use pascaline::Device;
+use super::output::Output;
 use pascaline_testing::{self as testing, Case};
-use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(super) struct Select {
-    /// Where to run: auto, cpu, cuda, cuda:N, or virtual (an sm_61 GPU in software).
-    #[arg(long, value_name = "DEVICE", default_value = "auto", env = "PASCALINE_DEVICE")]
-    device: String,
+    #[command(flatten)]
+    pub device: DeviceArg,
 
     /// Take only the cases whose id contains this.
     #[arg(long, value_name = "SUBSTRING")]
     only: Option<String>,
 
-    /// Also write the results as JSON; `-` is stdout, the table then goes to stderr.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 impl Select {
-    /// The device, and why it is the one if that was not said.
-    pub fn device(&self) -> Result<(Device, Option<String>), Failure> {
-        if self.device == "auto" {
-            let choice = Device::choose();
-            return Ok((choice.device, Some(choice.reason)));
-        }
-        Ok((self.device.parse()?, None))
-    }
-
     /// The cases whose id is asked for, of those that `suit` takes.
     pub fn cases(&self, suit: impl Fn(&dyn Case) -> bool) -> Result<Vec<Box<dyn Case>>, Failure> {
         let mut cases = testing::cases();
@@ -40,7 +29,7 @@ impl Select {
         cases.retain(|case| case.id().contains(only));
         if cases.is_empty() {
             let ops = ops.join(", ");
-            return Err(Failure::Failed(format!("no case's id contains `{only}`; the ops are {ops}")));
+            return Err(Failure::Usage(format!("no case's id contains `{only}`; the ops are {ops}")));
         }
         Ok(cases)
     }

@@ -2,10 +2,18 @@
 
 use super::environment::is_virtual;
 use super::failure::Failure;
-use super::json::Report;
+use super::device::asked_for;
+use super::output::Output;
 use super::measure::{Clock, Way};
 use super::screen::{Screen, Style};
-use super::table::{self, Column, digits};
+use super::table::{Column, digits};
+use pascaline::cuda::{CudaDevice, Properties};
+use pascaline::governor::nvml::Monitor;
+use pascaline::internals::select::{Layouts, Query, candidates};
+use pascaline::internals::table::{Sample, Table, user_file};
+use pascaline::ops::{Matmul, Variant, matmul_into};
+use pascaline_testing::data;
+use pascaline::{DType, Device, Error, Result, Tensor};
 use kernels_gpu::matmul::regtile::FAMILIES;
 use pascaline::cuda::{CudaDevice, Properties};
 use pascaline::governor::nvml::Monitor;
@@ -35,23 +43,29 @@ const SQUARES: [u32; 5] = [256, 512, 1024, 2048, 4096];
 /// power it draws, that of each kernel is stored too, for the choice in heat.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The GPU: cuda or cuda:N.
-    #[arg(long, value_name = "DEVICE", default_value = "cuda", env = "PASCALINE_DEVICE")]
-    device: String,
+    /// The GPU: cuda or cuda:N. If not given, as PASCALINE_DEVICE says, else cuda.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
 
     /// Where to store the table, if not in the user's configuration folder.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Also write every time as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    report: Output,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let device: Device = args.device.parse()?;
+    let device: Device = match asked_for(args.device.as_deref()).as_deref().unwrap_or("cuda").parse() {
+        Err(error @ Error::NoDevice { .. }) => {
+            return Err(Failure::Failed(format!("{error}; without a GPU there is nothing to tune")));
+        }
+        device => device?,
+    };
     let Device::Cuda(cuda) = &device else {
-        return Err(Failure::Usage("only a GPU's kernels have a choice to tune; use `--device cuda`".into()));
+        return Err(Failure::Usage(
+            "`tune` times a GPU's kernels, and the CPU has none to choose from; with a GPU, use `--device cuda`".into(),
+        ));
     };
     if is_virtual() {
         return Err(Failure::Usage("the virtual GPU's times are estimates; `tune` needs a real one".into()));
@@ -65,10 +79,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             )
         })?,
     };
-    let report = args.json.as_deref().map(Report::open).transpose()?;
-    let mut screen = Screen::new(false);
+    let report = args.report.report()?;
+    let mut screen = args.report.screen();
     let shapes = shapes();
-    screen.line(&screen.colours.paint(Style::Heading, &format!("{}: {} shapes", card.name, shapes.len())))?;
+    screen.text(&format!("{}: {} shapes", card.name, shapes.len()), Style::Heading)?;
     screen.start(shapes.len());
     let mut clock = Clock::new(&device)?;
     let mut samples = Vec::new();
@@ -85,7 +99,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let watts = match Monitor::new(cuda) {
         Ok(monitor) => power(&mut screen, cuda, &monitor)?,
         Err(reason) => {
-            screen.line(&format!("power is not measured: {reason}"))?;
+            screen.text(&format!("power is not measured: {reason}"), Style::Plain)?;
             BTreeMap::new()
         }
     };
@@ -191,18 +205,18 @@ fn drawn(
 
 /// A line per shape: the fastest, what the table takes, and how much slower that is.
 fn show(screen: &mut Screen, table: &Table, samples: &[Sample]) -> Result<(), Failure> {
-    let columns = [
+    let columns = screen.table(vec![
         Column::left("", 24),
         Column::left("fastest", 16),
         Column::left("chosen", 16),
         Column::right("ratio", 8),
-    ];
-    screen.line(&table::header("shape", &columns, screen.colours))?;
+    ]);
+    screen.line(&columns.header("shape"))?;
     for shape in table.outcomes(samples) {
         let kernel = |(family, splits): (&str, u32)| format!("{family} / {splits}");
         let cells = [shape.q.to_string(), kernel(shape.fastest), kernel(shape.chosen), digits(shape.ratio)];
         let cells = cells.map(|text| (text, Style::Plain));
-        screen.line(&table::row(&columns, &cells, screen.colours))?;
+        screen.line(&columns.row(&cells))?;
     }
     Ok(())
 }

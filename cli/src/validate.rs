@@ -2,11 +2,10 @@
 
 use super::environment::Environment;
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
 use super::model::{StorageType, cache_formats};
-use super::screen::{Screen, Style};
+use super::screen::Style;
 use super::select::Select;
-use super::table::{self, Column};
+use super::table::{self, Column, Table};
 use super::validate_model;
 use pascaline::Device;
 use pascaline::cuda::is_lost;
@@ -62,30 +61,31 @@ struct Json<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let (device, reason) = args.select.device()?;
+    let output = &args.select.output;
     if let Some(model) = &args.model {
         let dtype = args.dtype.map(StorageType::dtype);
-        return validate_model::run(model, &device, dtype, args.cache, args.select.json.as_deref());
+        return validate_model::run(model, &args.select.device, dtype, args.cache, output);
     }
     let cases = args.select.cases(|case| args.all || case.purpose() == Purpose::Test)?;
-    let report = args.select.json.as_deref().map(Report::open).transpose()?;
-    let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));
+    let (device, reason) = args.select.device.open()?;
+    let report = output.report()?;
+    let mut screen = output.screen();
     let environment = Environment::of(&device);
-    screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;
+    screen.text(&environment.line(), Style::Heading)?;
     if let Some(reason) = reason {
-        screen.line(&screen.colours.paint(Style::Faint, &format!("taken because {reason}")))?;
+        screen.faint(&format!("taken because {reason}"))?;
     }
     screen.line("")?;
 
-    let columns = [
+    let table = screen.table(vec![
         Column::left("op", cases.iter().map(|case| case.op().len()).max().unwrap_or(0)),
         Column::left("", 4),
         Column::right("cases", 5),
         Column::right("worst error", 11),
         Column::right("of tolerance", 12),
         Column::left("which allows for", 0),
-    ];
-    screen.line(&table::header("op", &columns, screen.colours))?;
+    ]);
+    screen.line(&table.header("op"))?;
     screen.start(cases.len());
     let mut all = Vec::new();
     for of_op in cases.chunk_by(|a, b| a.op() == b.op()) {
@@ -99,10 +99,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             }
         }
         let op = of_op.first().map_or("", |case| case.op());
-        screen.line(&line(op, &checked, &columns, &screen))?;
+        screen.line(&line(op, &checked, &table))?;
         for case in checked.iter().filter(|case| !case.passed) {
             let what = format!("  {}: {}", case.id, case.message.as_deref().unwrap_or_default());
-            screen.line(&screen.colours.paint(Style::Bad, &what))?;
+            screen.text(&what, Style::Bad)?;
         }
         all.append(&mut checked);
         if is_lost() {
@@ -152,7 +152,7 @@ fn check_one(case: &dyn Case, device: &Device) -> Checked {
 }
 
 /// An op's line: the case that came closest to its tolerance speaks for all.
-fn line(op: &str, checked: &[Checked], columns: &[Column], screen: &Screen) -> String {
+fn line(op: &str, checked: &[Checked], table: &Table) -> String {
     let share = |case: &&Checked| case.worst_share.unwrap_or(f64::INFINITY);
     let worst = checked.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
     let verdict = match checked.iter().all(|case| case.passed) {
@@ -169,5 +169,5 @@ fn line(op: &str, checked: &[Checked], columns: &[Column], screen: &Screen) -> S
         plain(worst.and_then(|case| case.worst_share).map_or_else(dash, table::percent)),
         (worst.and_then(|case| case.reason).unwrap_or_default().to_owned(), Style::Faint),
     ];
-    table::row(columns, &cells, screen.colours)
+    table.row(&cells)
 }

@@ -2,13 +2,15 @@
 
 use super::environment::Environment;
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
-use super::screen::{Screen, Style};
+use super::device::DeviceArg;
+use super::model::check_directory;
+use super::output::Output;
+use super::screen::Style;
 use super::table::{self, Column};
 use pascaline::kv::KvFormat;
-use pascaline::{DType, Device};
 use qwen3_vl::validate::{Limits, RunReport, check_run};
 use qwen3_vl::{LoadOptions, Qwen3Vl, cases};
+use pascaline::DType;
 use serde::Serialize;
 use std::path::Path;
 
@@ -35,18 +37,21 @@ struct Capacity {
 /// Runs every case of `cases.json` and prints the worst error of each stage.
 pub(super) fn run(
     dir: &Path,
-    device: &Device,
+    device: &DeviceArg,
     dtype: Option<DType>,
     cache: Option<KvFormat>,
-    json: Option<&Path>,
+    output: &Output,
 ) -> Result<(), Failure> {
+    check_directory(dir)?;
     let runs = cases::load(dir)?.ok_or_else(|| {
         Failure::Failed(format!("{} has no cases.json to compare with; `generate` uses it", dir.display()))
     })?;
-    let report = json.map(Report::open).transpose()?;
-    let mut screen = Screen::new(is_stdout(json));
+    let (device, _) = device.open()?;
+    let device = &device;
+    let report = output.report()?;
+    let mut screen = output.screen();
     let environment = Environment::of(device);
-    screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;
+    screen.text(&environment.line(), Style::Heading)?;
     let dtype = dtype.unwrap_or(DType::F32);
     let usual = LoadOptions::for_device(device);
     let options = LoadOptions { dtype, cache: cache.unwrap_or(usual.cache), ..usual };
@@ -69,7 +74,7 @@ pub(super) fn run(
         vision_heads: config.vision.num_heads,
         parameters: model.parameters(),
     };
-    screen.line(&format!(
+    let text = format!(
         "every tensor is in use: {} layers of {} heads ({} for keys and values), {} vision blocks of {} heads, \
          {} parameters, matrices in {dtype}, keys and values in {}",
         capacity.text_layers,
@@ -79,21 +84,22 @@ pub(super) fn run(
         capacity.vision_heads,
         capacity.parameters,
         options.cache
-    ))?;
+    );
+    screen.text(&text, Style::Plain)?;
     screen.line("")?;
 
-    let columns = [
+    let table = screen.table(vec![
         Column::left("run", runs.iter().map(|run| run.name.len()).max().unwrap_or(0)),
         Column::left("", 4),
-        Column::right("pixels equal", 12),
+        Column::right("pixels equal", 12).rank(2),
         Column::right("embeddings", 10),
         Column::right("deepstack", 9),
-        Column::left("positions", 9),
+        Column::left("positions", 9).rank(1),
         Column::right("hidden", 9),
         Column::right("logits", 9),
         Column::left("tokens", 6),
-    ];
-    screen.line(&table::header("run", &columns, screen.colours))?;
+    ]);
+    screen.line(&table.header("run"))?;
     screen.start(runs.len());
     let mut reports = Vec::new();
     let exact_ids = !rounded;
@@ -119,10 +125,11 @@ pub(super) fn run(
             stage("logits"),
             verdict(found.generated_equal && found.prompt_ids_equal),
         ];
-        screen.line(&table::row(&columns, &cells, screen.colours))?;
+        screen.line(&table.row(&cells))?;
         reports.push(found);
     }
     screen.finish();
+    screen.say_what_is_left_out()?;
     let failed = reports.iter().filter(|report| !report.passed(&limits, exact_ids)).count();
     screen.line("")?;
     let (text, style) = match failed {

@@ -5,7 +5,7 @@ use super::model::{Qwen3Vl, Session};
 use super::processor::{Prompt, Visual};
 use super::sampling::{Sampler, Sampling};
 use super::stream::TextStream;
-use pascaline::Result;
+use pascaline::{Error, Result};
 use pascaline::governor::Pacer;
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// How long and by what rule to generate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// The most tokens.
+    /// The most tokens. Fewer come where the model's context ends before.
     pub max_new_tokens: usize,
     /// How each is chosen.
     pub sampling: Sampling,
@@ -45,6 +45,8 @@ pub enum StopReason {
     StopString,
     /// The most tokens asked for.
     MaxNewTokens,
+    /// The model's context is full.
+    ContextFull,
     /// The receiver of the text wanted no more.
     Cancelled,
 }
@@ -102,8 +104,13 @@ impl Qwen3Vl {
         self.generate_from(&mut self.session()?, &prompt, options, |_| ControlFlow::Continue(()))
     }
 
-    /// Answers a prepared prompt. What the session holds of the prompt is not computed again. `receive` is given the
-    /// text as it comes, never a part of a character, and may end the answer.
+    /// Answers a prepared prompt. What the session holds of the prompt is not computed again.
+    ///
+    /// `receive` is given the text as it comes, never a part of a character, and may end the answer. It is called once
+    /// for each token, and also before each image and each pass of the prompt: often enough to end what takes long.
+    /// The text is empty where there is none yet.
+    ///
+    /// The session stays usable after an error and after the end that `receive` asked for: it holds what was computed.
     ///
     /// # Errors
     /// As [`generate`](Self::generate).
@@ -127,15 +134,27 @@ impl Qwen3Vl {
                 ..Statistics::default()
             },
         };
+        let room = self.room_after(prompt)?;
+        let limit = options.max_new_tokens.min(room);
+        if limit < options.max_new_tokens {
+            output.stop_reason = StopReason::ContextFull; // unless something else ends it before
+        }
+        if (room, options.max_new_tokens > 0) == (0, true) {
+            let reason = format!("its {} tokens fill the model's context", prompt.ids.len());
+            return Err(Error::Prompt { reason });
+        }
         let mut pacer = Pacer::new(self.device());
         let begin = Instant::now();
-        let prefill = self.prefill(session, prompt, options.max_new_tokens)?;
+        let Some(prefill) = self.prefill(session, prompt, limit, &mut || receive(""))? else {
+            output.stop_reason = StopReason::Cancelled;
+            return Ok(output);
+        };
         let mut next = Logits::of(prefill.logits, &sampler)?.choose(&mut sampler)?;
         let first_token = begin.elapsed();
         let mut peak = self.bytes_in_use();
         let position = prompt.positions.axes.len() as i64 + prompt.positions.rope_delta;
         let mut decoder = Decoder::new(self, position as u32, options.graph)?;
-        while output.ids.len() < options.max_new_tokens {
+        while output.ids.len() < limit {
             let id = next;
             output.ids.push(id);
             if options.stop_at_eos && self.processor.generation.eos_token_ids.contains(&id) {
@@ -144,7 +163,7 @@ impl Qwen3Vl {
             }
             let piece = stream.push(id);
             output.text += &piece;
-            if !piece.is_empty() && receive(&piece).is_break() {
+            if receive(&piece).is_break() {
                 output.stop_reason = StopReason::Cancelled;
                 break;
             }
@@ -153,7 +172,7 @@ impl Qwen3Vl {
                 break;
             }
             pacer.pace();
-            if output.ids.len() < options.max_new_tokens {
+            if output.ids.len() < limit {
                 next = decoder.next(&mut session.cache, id, &mut sampler)?;
                 session.ids.push(id);
             }

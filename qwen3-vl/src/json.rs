@@ -26,7 +26,16 @@ pub(crate) fn read_bytes(file: &Path, limit: u64) -> Result<Vec<u8>> {
     if bytes.len() as u64 > limit {
         return Err(bad(file, None, format!("larger than {}", pascaline::format_bytes(limit as usize))));
     }
+    refuse_lfs_pointer(file, &bytes)?;
     Ok(bytes)
+}
+
+/// A clone without Git LFS has a small text in the place of each large file.
+pub(crate) fn refuse_lfs_pointer(file: &Path, beginning: &[u8]) -> Result<()> {
+    match beginning.starts_with(b"version https://git-lfs.") {
+        true => Err(bad(file, None, "a Git LFS pointer and not the file itself; `git lfs pull` fetches that")),
+        false => Ok(()),
+    }
 }
 
 /// As [`read_bytes`], UTF-8.

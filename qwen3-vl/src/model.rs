@@ -10,7 +10,7 @@ use pascaline::kv::KvFormat;
 use pascaline::nn::{KvCache, Rope};
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, Result, Tensor, memory};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 /// How [`Qwen3Vl::load_with`] loads.
@@ -182,19 +182,32 @@ impl Qwen3Vl {
         self.text.logits(&hidden)
     }
 
-    /// Passes what the session does not hold yet of a prompt and gives the logits behind its last token. At least one
-    /// token passes. The cache gets room for `spare` more tokens.
-    pub(super) fn prefill(&self, session: &mut Session, prompt: &Prompt, spare: usize) -> Result<Prefill> {
+    /// How many tokens the model's context has room for after a prompt.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if the prompt alone is longer than the context.
+    pub fn room_after(&self, prompt: &Prompt) -> Result<usize> {
+        let (tokens, limit) = (prompt.ids.len(), self.config().text.max_position_embeddings);
+        limit.checked_sub(tokens).ok_or_else(|| Error::Prompt {
+            reason: format!("it has {tokens} tokens, the model's context {limit}"),
+        })
+    }
+
+    /// Passes what the session does not hold yet of a prompt and gives the logits after its last token. At least one
+    /// token passes. The cache gets room for `spare` more tokens. `go_on` is asked before each image and each pass;
+    /// `None`: it wanted no more. Then, and after an error, the session holds what has passed.
+    pub(super) fn prefill(
+        &self,
+        session: &mut Session,
+        prompt: &Prompt,
+        spare: usize,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Prefill>> {
         let Some(last) = prompt.ids.len().checked_sub(1) else {
             return Err(Error::Prompt { reason: "it has no tokens".into() });
         };
         if prompt.positions.axes.len() != prompt.ids.len() {
             return Err(Error::Prompt { reason: "it has not one position for each token".into() });
-        }
-        let limit = self.config().text.max_position_embeddings;
-        if prompt.ids.len() + spare > limit {
-            let reason = format!("{} tokens and {spare} to come; the model has {limit}", prompt.ids.len());
-            return Err(Error::Prompt { reason });
         }
         let spans = self.spans(prompt)?;
         let mut start = shared_prefix(session, prompt, &spans).min(last);
@@ -204,19 +217,29 @@ impl Qwen3Vl {
         }
         session.cache.truncate(start);
         session.ids.truncate(start);
-        session.patches.clear();
+        // those whose tokens have not passed yet are never compared: `ids` ends before them
+        session.patches.clone_from(&prompt.patches);
         session.cache.reserve(prompt.ids.len() + spare)?;
 
         // images before `start` are in the cache; the others are seen now
         let first_new = spans.iter().filter(|span| span.end <= start).count();
         let new = &prompt.patches[first_new..];
-        let outputs = new.iter().map(|patches| self.see(patches)).collect::<Result<Vec<_>>>()?;
+        let mut outputs = Vec::with_capacity(new.len());
+        for patches in new {
+            if go_on().is_break() {
+                return Ok(None);
+            }
+            outputs.push(self.see(patches)?);
+        }
         let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
         let [cos, sin] = self.text.angles(&prompt.positions.axes[start..])?;
 
         let mut hidden = None;
         let count = prompt.ids.len() - start;
         for from in (0..count).step_by(self.tokens_per_pass) {
+            if go_on().is_break() {
+                return Ok(None);
+            }
             let len = self.tokens_per_pass.min(count - from);
             let runs = clip(&runs, from, len);
             let images = Images { outputs: &outputs, runs: &runs };
@@ -225,11 +248,10 @@ impl Qwen3Vl {
             let rope = Rope::new(cos.clone(), sin.clone(), start + from, from)?;
             let h = self.text.forward(&ids, &rope, images, &mut session.cache, &mut |_, _| {})?;
             hidden = Some(h.narrow(0, len - 1, 1)?);
+            session.ids.extend_from_slice(&prompt.ids[start + from..start + from + len]);
         }
-        session.ids.extend_from_slice(&prompt.ids[start..]);
-        session.patches.extend_from_slice(&prompt.patches);
         let hidden = hidden.ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })?;
-        Ok(Prefill { logits: self.text.logits(&hidden)?, passed: count })
+        Ok(Some(Prefill { logits: self.text.logits(&hidden)?, passed: count }))
     }
 
     /// From the first token of each image and video of a prompt to behind its last.

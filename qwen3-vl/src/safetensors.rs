@@ -6,7 +6,8 @@
 //! Data is read with positioned reads instead of a memory map, so that a file cut short while it is in use gives an
 //! error and no signal.
 
-use super::json::bad;
+use super::json::{bad, refuse_lfs_pointer};
+use pascaline::{Error, Result};
 use half::{bf16, f16};
 use pascaline::{Error, Result};
 use rayon::prelude::*;
@@ -96,6 +97,9 @@ impl SafeTensors {
         file.read_exact(&mut prefix).map_err(io)?;
         let header_len = u64::from_le_bytes(prefix);
         if header_len > MAX_HEADER {
+            let mut beginning = prefix.to_vec();
+            (&file).take(64).read_to_end(&mut beginning).map_err(io)?;
+            refuse_lfs_pointer(&path, &beginning)?;
             let reason = format!(
                 "no safetensors file: its header would have {header_len} bytes, of at most {MAX_HEADER}"
             );

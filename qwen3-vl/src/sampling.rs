@@ -48,7 +48,11 @@ impl Sampling {
         self.temperature == 0.0
     }
 
-    fn check(&self) -> Result<()> {
+    /// Whether every option is in its range.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the first that is not.
+    pub fn check(&self) -> Result<()> {
         let refuse = |argument: &'static str, value: f64, reason: &str| {
             let (value, reason) = (value.to_string(), reason.to_owned());
             Err(Error::Unsupported { op: "sampling", argument, value, reason })
