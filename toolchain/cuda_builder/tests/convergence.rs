@@ -7,7 +7,6 @@ use cuda_builder::{CudaBuilder, CudaBuilderError, ptx};
 use std::path::Path;
 
 fn main() {
-    cuda_builder::stand_in_as_linker();
     let crate_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convergence");
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
