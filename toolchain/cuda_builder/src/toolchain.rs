@@ -261,3 +261,157 @@ fn stdout(command: &mut Command) -> Result<String, String> {
     Err(text.lines().find(|line| !line.trim().is_empty()).unwrap_or("it failed and said nothing").to_owned())
 }
 
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const SM_61: &str = "sm_60\n    sm_61  - This is the default\n    sm_70";
+    const SM_70: &str = "    sm_70\n    sm_75";
+
+    /// A machine of made-up compilers: each a folder that is its sysroot, with a `bin/rustc` that answers as a real one.
+    struct Machine {
+        root: PathBuf,
+    }
+
+    impl Machine {
+        fn new(test: &str) -> Self {
+            let root = env::temp_dir().join(format!("cuda_builder-{}-{test}", std::process::id()));
+            let _ = fs::remove_dir_all(&root);
+            let machine = Self { root };
+            fs::create_dir_all(machine.root.join("home/update-hashes")).unwrap();
+            machine
+        }
+
+        fn script(&self, path: &str, body: &str) -> OsString {
+            let path = self.root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            path.into()
+        }
+
+        fn compiler(&self, name: &str, version: &str, cpus: &str) -> OsString {
+            let sysroot = self.root.join(name);
+            fs::create_dir_all(sysroot.join("lib/rustlib/src")).unwrap();
+            let body = format!(
+                "case \"$*\" in\n-vV) echo 'rustc {version} (x)'; echo 'release: {version}';;\n\
+                 '--print sysroot') echo '{}';;\n*target-cpus*) echo '{cpus}';;\n*) exit 1;;\nesac",
+                sysroot.display()
+            );
+            self.script(&format!("{name}/bin/rustc"), &body)
+        }
+
+        fn add_core(&self, name: &str) {
+            let path = self.root.join(name).join(CORE_SOURCES);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+
+        fn rustup(&self, names: &[&str]) -> OsString {
+            let root = self.root.display();
+            let list: String = names.iter().map(|name| format!("echo '{name} (active)';")).collect();
+            let body = format!(
+                "case \"$1 $2\" in\n'toolchain list') {list};;\n'show home') echo '{root}/home';;\n\
+                 run*) test \"$3\" = rustc && shift 3 && exec '{root}/'\"$TOOLCHAIN\"/bin/rustc \"$@\";;\nesac"
+            );
+            self.script("rustup", &format!("TOOLCHAIN=\"$2\"\n{body}").replace(";;;", ";;"))
+        }
+
+        fn find(&self, rustc: OsString, rustup: OsString) -> Search {
+            Programs { cargo: "own-cargo".into(), rustc, rustup }.find("sm_61")
+        }
+
+        fn no_rustup(&self) -> OsString {
+            self.root.join("no-rustup").into()
+        }
+    }
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.root);
+        }
+    }
+
+    #[test]
+    fn a_compiler_that_can_is_taken_without_asking_for_others() {
+        let machine = Machine::new("own");
+        let own = machine.compiler("own", "1.95.0", SM_61);
+        machine.add_core("own");
+        let rustup = machine.script("rustup", "exit 9");
+        let search = machine.find(own, rustup);
+        assert_eq!(search.watch, [machine.root.join("own").join(CORE_SOURCES)]);
+        let (toolchain, why) = search.result().unwrap();
+        assert_eq!((toolchain.name, toolchain.core, why), (None, Core::Sources, None));
+        assert_eq!(toolchain.cargo, "own-cargo");
+    }
+
+    #[test]
+    fn a_newer_compiler_with_sources_is_passed_over_for_the_oldest_that_will_do() {
+        let machine = Machine::new("newer");
+        let own = machine.compiler("stable", "1.97.0-nightly", SM_70);
+        for (name, version, cpus) in
+            [("1.96.1", "1.96.1", SM_61), ("1.95.0", "1.95.0", SM_61), ("1.80", "1.80.0", SM_61)]
+        {
+            machine.compiler(name, version, cpus);
+            machine.add_core(name);
+        }
+        machine.add_core("stable");
+        let search = machine.find(own, machine.rustup(&["stable", "1.80", "1.96.1", "1.95.0"]));
+        assert!(search.watch.contains(&machine.root.join("home/update-hashes")), "{:?}", search.watch);
+        let (toolchain, why) = search.result().unwrap();
+        assert_eq!(toolchain.name.as_deref(), Some("1.95.0"));
+        assert_eq!(toolchain.rustc, machine.root.join("1.95.0/bin/rustc"));
+        assert_eq!(toolchain.cargo, machine.root.join("1.95.0/bin/cargo"));
+        assert_eq!(why.unwrap(), "rustc 1.97.0-nightly does not compile for sm_61");
+    }
+
+    #[test]
+    fn a_toolchain_without_sources_is_named_and_watched() {
+        let machine = Machine::new("sources");
+        let own = machine.compiler("stable", "1.97.0", SM_70);
+        machine.compiler("1.95.0", "1.95.0", SM_61);
+        let search = machine.find(own.clone(), machine.rustup(&["stable", "1.95.0"]));
+        let place = machine.root.join("1.95.0/lib/rustlib/src");
+        assert!(search.watch.contains(&place), "{:?}", search.watch);
+        let error = search.result().unwrap_err();
+        assert_eq!(error.tried.len(), 2, "{error}");
+        assert_eq!(error.tried[1].1, Unusable::NoCore);
+        assert!(error.to_string().contains("`rustup component add rust-src --toolchain 1.95.0`"), "{error}");
+
+        machine.add_core("1.95.0");
+        let search = machine.find(own, machine.rustup(&["stable", "1.95.0"]));
+        assert_eq!(search.result().unwrap().0.name.as_deref(), Some("1.95.0"));
+    }
+
+    #[test]
+    fn the_command_for_missing_sources_is_that_of_this_builds_own_toolchain() {
+        let machine = Machine::new("own-sources");
+        let own = machine.compiler("stable", "1.95.0", SM_61);
+        machine.compiler("1.96.0", "1.96.0", SM_61);
+        let search = machine.find(own, machine.rustup(&["1.96.0", "stable"]));
+        let error = search.result().unwrap_err();
+        assert!(error.to_string().ends_with("--toolchain stable` installs them"), "{error}");
+        assert_eq!(error.tried.len(), 2, "its own is listed once: {error}");
+    }
+
+    #[test]
+    fn without_rustup_or_any_fitting_toolchain_the_error_says_what_to_install() {
+        let machine = Machine::new("nothing");
+        let own = machine.compiler("stable", "1.97.0", SM_70);
+        let alone = machine.find(own.clone(), machine.no_rustup()).result().unwrap_err();
+        assert_eq!(alone.tried, [("rustc 1.97.0".into(), Unusable::NoArchitecture("sm_61".into()))]);
+        assert!(alone.to_string().contains("https://rustup.rs"), "{alone}");
+        let others = machine.find(own, machine.rustup(&["stable"])).result().unwrap_err();
+        assert!(others.to_string().contains(INSTALL) && !others.to_string().contains("rustup.rs"), "{others}");
+        let none = machine.find(machine.no_rustup(), machine.no_rustup()).result().unwrap_err();
+        assert!(matches!(none.tried[0].1, Unusable::NotStarted(_)), "{none}");
+    }
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert!(number("1.100.0") > number("1.97.0-nightly"));
+        assert_eq!(number("unknown"), (0, 0));
+    }
+}
