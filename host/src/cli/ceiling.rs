@@ -202,7 +202,7 @@ impl Copies {
 
 fn empty_launch(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     // SAFETY: the kernel takes nothing and does nothing.
-    let way: Way = Box::new(|| unsafe { device.launch(&EMPTY, [1, 1, 1], args![]) });
+    let way: Way = Box::new(|| unsafe { device.launch_args(&EMPTY, [1, 1, 1], args![]) });
     let seconds = clock.time_one(way)?.median.as_secs_f64();
     let what = format!("launches of an empty kernel, {:.2} µs each", seconds * 1e6);
     Ok(Ceiling { name: "launch", what, per_second: 1.0 / seconds })

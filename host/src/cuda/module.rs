@@ -16,8 +16,6 @@ pub const PTX: &str = include_str!(env!("PASCALINE_PTX"));
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub(super) function: sys::CUfunction,
-    /// The size of each parameter in bytes, as the PTX declares them.
-    pub(super) parameters: Vec<u8>,
     /// What it takes of a multiprocessor, once asked for.
     pub(super) resources: OnceLock<Resources>,
 }
@@ -54,14 +52,18 @@ impl Module {
                 code: 500,
                 log: format!("kernel {} is not in the PTX: {error}", spec.name),
             })?;
-            let (parameters, resources) = (parameter_sizes(PTX, spec.name), OnceLock::new());
-            kernels.insert(spec.name, Kernel { function, parameters, resources });
+            kernels.insert(spec.name, Kernel { function, resources: OnceLock::new() });
         }
         Ok(Self { kernels })
     }
 
-    pub(crate) fn kernel(&self, name: &str) -> Option<&Kernel> {
-        self.kernels.get(name)
+    pub(crate) fn kernel(&self, name: &str) -> Result<&Kernel> {
+        self.kernels.get(name).ok_or_else(|| Error::Unsupported {
+            op: "launch",
+            argument: "kernel",
+            value: name.to_owned(),
+            reason: "it is not in the PTX".into(),
+        })
     }
 }
 
@@ -94,33 +96,5 @@ pub(super) fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
             Err(Error::ModuleLoad { code, log: if log.is_empty() { text } else { log } })
         }
         Err(other) => Err(other),
-    }
-}
-
-/// The sizes in the parameter list of `.entry NAME(…)`.
-fn parameter_sizes(ptx: &str, name: &str) -> Vec<u8> {
-    let head = format!(".entry {name}(");
-    let Some(start) = ptx.find(&head) else { return Vec::new() };
-    let list = &ptx[start + head.len()..];
-    let list = &list[..list.find(')').unwrap_or(0)];
-    let types = list.split(".param ").skip(1).map(|parameter| parameter.split_whitespace().next());
-    types
-        .map(|ty| match ty {
-            Some(".u64" | ".b64" | ".s64" | ".f64") => 8,
-            Some(".u16" | ".b16" | ".s16" | ".f16") => 2,
-            Some(".u8" | ".b8" | ".s8") => 1,
-            _ => 4,
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{PTX, parameter_sizes};
-
-    #[test]
-    fn parameters_are_read_from_the_ptx() {
-        assert_eq!(parameter_sizes(PTX, "softmax_warp_f32"), [8, 8, 4, 4, 4, 4]);
-        assert!(parameter_sizes(PTX, "no_such_kernel").is_empty());
     }
 }

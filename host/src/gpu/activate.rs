@@ -32,5 +32,7 @@ pub(crate) fn activate(
     let pieces = (cols as usize * size).div_ceil(BLOCK_BYTES as usize) as u32;
     // SAFETY: `ops` has checked that y [rows, cols], x and the bias are contiguous, of the kernel's type, on this stream and
     // of less than 2³¹ elements, and a TensorMut overlaps nothing.
-    unsafe { device.launch(&spec, [rows, pieces, 1], args![y, x, bias, cols, number(activation), vectors]) }
+    unsafe {
+        device.launch_args(&spec, [rows, pieces, 1], args![y, x, bias, cols, number(activation), vectors])
+    }
 }

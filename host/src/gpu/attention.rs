@@ -142,7 +142,7 @@ pub(crate) fn attention(
             .concat();
             // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides,
             // spans below 2³¹ and that all lie on this stream; a TensorMut overlaps nothing.
-            unsafe { device.launch(&spec, [heads, rows, 1], &arguments) }
+            unsafe { device.launch_args(&spec, [heads, rows, 1], &arguments) }
         }
         Plan::Decode { kernel, splits, keys_per_split } => {
             let rows = heads * problem.q_len;
@@ -170,7 +170,7 @@ pub(crate) fn attention(
             .concat();
             // SAFETY: as above; `past` is one number; `partial` has a record for each row and split and is freed behind the
             // launch; `split` makes no more groups of blocks than the stream has counters.
-            unsafe { device.launch(&kernel.spec, grid, &arguments) }
+            unsafe { device.launch_args(&kernel.spec, grid, &arguments) }
         }
     }
 }
@@ -198,10 +198,10 @@ pub(crate) fn textbook(
         let causal = u32::from(problem.causal);
         let arguments =
             args![s, q.address(), k.address(), group, q_len, kv_len, head_dim, problem.scale, causal];
-        device.launch(&SCORES, [kv_len.div_ceil(TEXTBOOK_TILE), tiles, heads], arguments)?;
-        device.launch(&SOFTMAX, [heads * q_len, 1, 1], args![s, kv_len])?;
+        device.launch_args(&SCORES, [kv_len.div_ceil(TEXTBOOK_TILE), tiles, heads], arguments)?;
+        device.launch_args(&SOFTMAX, [heads * q_len, 1, 1], args![s, kv_len])?;
         let arguments = args![out.address(), s, v.address(), group, q_len, kv_len, head_dim];
-        device.launch(&VALUES, [head_dim.div_ceil(TEXTBOOK_TILE), tiles, heads], arguments)
+        device.launch_args(&VALUES, [head_dim.div_ceil(TEXTBOOK_TILE), tiles, heads], arguments)
     }
 }
 

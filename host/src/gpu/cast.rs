@@ -16,5 +16,5 @@ pub(crate) fn cast(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> 
     let grid = [flat::blocks(n, head, LEN), 1, 1];
     // SAFETY: `ops::cast_into` has checked that both are contiguous [n] of the kernel's types on this stream, of less
     // than 2³¹ elements, and a TensorMut overlaps nothing; `head` is where both are aligned.
-    unsafe { device.launch(&spec, grid, args![y.address(), x.address(), n, head]) }
+    unsafe { device.launch_args(&spec, grid, args![y.address(), x.address(), n, head]) }
 }

@@ -60,7 +60,7 @@ pub(crate) fn copy(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> 
     // less than 2³¹ elements, and that there are at most six extents after merging; a TensorMut overlaps nothing.
     // 2^width_log2 ≤ columns, so the grid's threads are at most the elements.
     unsafe {
-        device.launch(
+        device.launch_args(
             &spec,
             grid,
             args![
@@ -101,7 +101,7 @@ pub(super) fn contiguous(device: &CudaDevice, y: u64, x: u64, n: u32, size: usiz
     let head = vectors::head(n, len, &[(y, size), (x, size)]);
     // SAFETY: as this function's contract says; addresses of elements are multiples of their size, and `head` is where both are
     // aligned.
-    unsafe { device.launch(&spec, [flat::blocks(n, head, len), 1, 1], args![y, x, n, head]) }
+    unsafe { device.launch_args(&spec, [flat::blocks(n, head, len), 1, 1], args![y, x, n, head]) }
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ pub(crate) fn binary(device: &CudaDevice, op: Binary, z: TensorMut, x: &Tensor, 
     let [z, x, y] = addresses;
     // SAFETY: `ops` has checked that z and x are contiguous [n] and y [period] of the kernel's type on this stream, of
     // less than 2³¹ elements, and a TensorMut overlaps nothing; `head` is where all are aligned.
-    unsafe { device.launch(&spec, [flat::blocks(n, head, len), 1, 1], args![z, x, y, n, head, period]) }
+    unsafe { device.launch_args(&spec, [flat::blocks(n, head, len), 1, 1], args![z, x, y, n, head, period]) }
 }
 
 pub(crate) fn unary(device: &CudaDevice, op: Unary, y: TensorMut, x: &Tensor) -> Result<()> {
@@ -57,5 +57,5 @@ fn launch(device: &CudaDevice, spec: KernelSpec, y: TensorMut, x: &Tensor, scala
     let arguments = [args![y, x, n, head], scalars].concat();
     // SAFETY: `ops` has checked that both are contiguous [n] of the kernel's type on this stream, of less than 2³¹
     // elements, and a TensorMut overlaps nothing; `head` is where both are aligned.
-    unsafe { device.launch(&spec, [flat::blocks(n, head, len), 1, 1], &arguments) }
+    unsafe { device.launch_args(&spec, [flat::blocks(n, head, len), 1, 1], &arguments) }
 }

@@ -17,5 +17,5 @@ pub(crate) fn embedding(device: &CudaDevice, y: TensorMut, table: &Tensor, ids: 
     // SAFETY: `ops::embedding_into` has checked that table [rows, cols], ids [n] and y [n, cols] are contiguous, of
     // the kernel's types, on this stream and of less than 2³¹ elements; a TensorMut overlaps nothing. An empty table
     // has address 0 and no valid id, so nothing is read from it.
-    unsafe { device.launch(&spec, [n, 1, 1], args![y, table, ids, rows, cols, u32::from(vectors)]) }
+    unsafe { device.launch_args(&spec, [n, 1, 1], args![y, table, ids, rows, cols, u32::from(vectors)]) }
 }

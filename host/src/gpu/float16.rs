@@ -24,7 +24,7 @@ pub(crate) fn encode(
     let codes = y.codes.view_mut()?.address();
     // SAFETY: `ops::float16_encode` has checked x, a 16-byte aligned f32 tensor without gaps of less than 2³¹ elements
     // on this stream, and made codes for as many.
-    unsafe { device.launch(&spec, grid(count), args![codes, x.address(), count]) }
+    unsafe { device.launch_args(&spec, grid(count), args![codes, x.address(), count]) }
 }
 
 pub(crate) fn decode(device: &CudaDevice, y: TensorMut, x: &Float16Tensor) -> Result<()> {
@@ -32,5 +32,5 @@ pub(crate) fn decode(device: &CudaDevice, y: TensorMut, x: &Float16Tensor) -> Re
     let count = x.shape().elements() as u32;
     // SAFETY: `ops::float16_decode_into` has checked y: contiguous f32, aligned, as many values as there are codes, on
     // their stream; codes are an allocation of their own, of fewer than 2³¹.
-    unsafe { device.launch(&spec, grid(count), args![y.address(), x.codes.address(), count]) }
+    unsafe { device.launch_args(&spec, grid(count), args![y.address(), x.codes.address(), count]) }
 }

@@ -69,7 +69,7 @@ impl Peak {
         let [a, b] = self.instruction.operands();
         // SAFETY: `new` has made a word for each thread of the grid, on this device's stream.
         unsafe {
-            device.launch(
+            device.launch_args(
                 &self.instruction.spec(),
                 [self.blocks, 1, 1],
                 args![self.sums.address(), a, b, rounds],

@@ -29,10 +29,14 @@ pub(crate) fn quantize(device: &CudaDevice, w: &mut QuantTensor, x: &Tensor) -> 
     // and these extents; all are on this stream, of less than 2³¹ values, and nothing else refers to the new ones.
     unsafe {
         match format {
-            Format::I8 => device.launch(&I8, [rows, 1, 1], args![quants, scales, x, cols, k]),
-            Format::Q8_0 => device.launch(&Q8_0, threads(&Q8_0), args![quants, scales, x, rows, cols, k]),
-            Format::Q4_0 => device.launch(&Q4_0, threads(&Q4_0), args![quants, scales, x, rows, cols, k]),
-            Format::Q4K => device.launch(&Q4K, threads(&Q4K), args![quants, scales, x, rows, cols, k]),
+            Format::I8 => device.launch_args(&I8, [rows, 1, 1], args![quants, scales, x, cols, k]),
+            Format::Q8_0 => {
+                device.launch_args(&Q8_0, threads(&Q8_0), args![quants, scales, x, rows, cols, k])
+            }
+            Format::Q4_0 => {
+                device.launch_args(&Q4_0, threads(&Q4_0), args![quants, scales, x, rows, cols, k])
+            }
+            Format::Q4K => device.launch_args(&Q4K, threads(&Q4K), args![quants, scales, x, rows, cols, k]),
         }
     }
 }
@@ -45,7 +49,7 @@ pub(crate) fn quantize_rows(device: &CudaDevice, rows: &mut QuantRows, x: &Tenso
     let grid = [(m * (k / 4)).div_ceil(encode::THREADS), 1, 1];
     // SAFETY: `ops::quantize_rows` has checked that x is contiguous [m, cols] of the kernel's type and made quants and
     // scales for k, a multiple of 256; all are on this stream and small enough.
-    unsafe { device.launch(&spec, grid, args![quants, scales, x.address(), m, cols, k]) }
+    unsafe { device.launch_args(&spec, grid, args![quants, scales, x.address(), m, cols, k]) }
 }
 
 pub(crate) fn dequantize(
@@ -62,7 +66,7 @@ pub(crate) fn dequantize(
     // SAFETY: `ops::quant` has checked that y is contiguous [rows, cols] of the kernel's type with w's columns, and that
     // ids has `rows` indices or that rows is w's; all are on this stream and of less than 2³¹ values.
     unsafe {
-        device.launch(
+        device.launch_args(
             &spec,
             grid,
             args![y.address(), w.quants.address(), w.scales.address(), ids, rows, cols, n, k],
@@ -90,7 +94,7 @@ pub(crate) fn vector(
     // SAFETY: `ops::quant_matmul_into` has checked that x is contiguous f32 with w's columns, aligned, and that y and
     // residual are as wide as w has rows, and bias; all f32 and on this stream. A TensorMut overlaps nothing.
     unsafe {
-        device.launch(
+        device.launch_args(
             &spec,
             grid,
             args![
@@ -157,7 +161,7 @@ pub(crate) fn matmul(
     // bias [n], all f32 and on this stream. Rows of x are padded to multiples of 256, and so no shorter than those of w,
     // which have at least one block. A TensorMut overlaps nothing.
     unsafe {
-        device.launch(
+        device.launch_args(
             &spec,
             grid,
             args![
@@ -190,7 +194,11 @@ pub(crate) fn straight_through(
     // SAFETY: `ops::fake_quantize_gradient` has checked that dy and x are contiguous f32 of one shape, of less than 2³¹
     // elements, on this stream, and made dx like them.
     unsafe {
-        device.launch(&STRAIGHT_THROUGH, grid, args![dx.address(), dy.address(), x.address(), count, limit])
+        device.launch_args(
+            &STRAIGHT_THROUGH,
+            grid,
+            args![dx.address(), dy.address(), x.address(), count, limit],
+        )
     }
 }
 

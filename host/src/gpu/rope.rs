@@ -23,5 +23,5 @@ pub(crate) fn rope(device: &CudaDevice, y: TensorMut, x: &Tensor, cos: &Tensor, 
     let arguments = args![y, x, cos, sin, heads, half, y_seq, y_head, x_seq, x_head, u32::from(vectors)];
     // SAFETY: `ops::rope_into` has checked shapes, types, device and dense last extents; the strides are the
     // tensors' own, whose spans are below 2³¹ elements, and a TensorMut overlaps nothing.
-    unsafe { device.launch(&spec, grid, arguments) }
+    unsafe { device.launch_args(&spec, grid, arguments) }
 }

@@ -40,5 +40,5 @@ pub(crate) fn rope_append(
     // SAFETY: `ops::rope_append_into` has checked that all are contiguous, of these shapes and the kernel's types, on this
     // stream and of less than 2³¹ elements, that dim is even and within the kernel's, and that there is an angle; a
     // `KvTensor` has the values and scales of its format; a TensorMut overlaps nothing.
-    unsafe { device.launch(&spec, grid, &arguments) }
+    unsafe { device.launch_args(&spec, grid, &arguments) }
 }

@@ -157,7 +157,7 @@ fn prefill(
         // spans below 2³¹, that lengths and heads are the mask's and that all lie on this stream; a TensorMut overlaps
         // nothing. `PrefillLists` made the lists for these lengths; `partial` has a record for each slot and column, and
         // is freed behind the launches.
-        unsafe { device.launch(&spec, grid, &arguments)? };
+        unsafe { device.launch_args(&spec, grid, &arguments)? };
         first = end;
     }
     let num_splits = splits.shape().elements() as u32 / kernels_gpu::attention::sparse::SPLIT_WORDS;
@@ -173,7 +173,7 @@ fn prefill(
     .concat();
     let grid = [QUERIES as u32 * num_splits, columns as u32, 1];
     // SAFETY: as above; the launches before have written all records.
-    unsafe { device.launch(&spec, grid, &arguments) }
+    unsafe { device.launch_args(&spec, grid, &arguments) }
 }
 
 fn decode(
@@ -229,7 +229,7 @@ fn decode(
     .concat();
     let grid = [splits as u32, (problem.batch * units) as u32, (group as u32 * q_len).div_ceil(kernel.rows)];
     // SAFETY: as in `prefill`, with `DecodeLists`; the units are a multiple of both kinds of heads, as has been checked.
-    unsafe { device.launch(&kernel.spec, grid, &arguments) }
+    unsafe { device.launch_args(&kernel.spec, grid, &arguments) }
 }
 
 pub(crate) fn block_mean(
@@ -255,7 +255,7 @@ pub(crate) fn block_mean(
         block.min(rows) as u32,
     ];
     // SAFETY: `ops::block_mean_into` has checked types, shapes, strides, sizes and the device; neither tensor is empty.
-    unsafe { device.launch(&spec, [rows.div_ceil(block) as u32, all, 1], arguments) }
+    unsafe { device.launch_args(&spec, [rows.div_ceil(block) as u32, all, 1], arguments) }
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub(super) fn tiles(
     // at most as many tiles as elements
     let grid = [batch * down * cols.div_ceil(TILE), 1, 1];
     // SAFETY: as this function's contract says.
-    unsafe { device.launch(&spec, grid, args![y, x, rows, cols]) }
+    unsafe { device.launch_args(&spec, grid, args![y, x, rows, cols]) }
 }
 
 /// The kernel for elements of `size` bytes at these addresses, of y and x. Where rows of y do not begin with whole vectors,
@@ -58,7 +58,7 @@ pub(crate) fn textbook(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<
     let (batch, rows, cols) = (batch as u32, rows as u32, cols as u32);
     let grid = [cols.div_ceil(TEXTBOOK_TILE), rows.div_ceil(TEXTBOOK_TILE), batch];
     // SAFETY: the case that calls this has passed `ops::transpose_into`, which checks all that the kernel asks for.
-    unsafe { device.launch(&TEXTBOOK_F32, grid, args![y.address(), x.address(), rows, cols]) }
+    unsafe { device.launch_args(&TEXTBOOK_F32, grid, args![y.address(), x.address(), rows, cols]) }
 }
 
 #[cfg(test)]

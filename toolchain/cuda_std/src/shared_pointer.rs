@@ -1,10 +1,10 @@
 //! Shared memory through 32-bit addresses, so that every access is an `ld.shared` or `st.shared` and address
 //! arithmetic is one 32-bit add.
 
+use crate::gpu_only;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use core::marker::PhantomData;
-use cuda_std::gpu_only;
 
 /// A pointer into the block's static shared memory, to 32-bit elements.
 #[derive(Clone, Copy)]
