@@ -1,23 +1,58 @@
-//! Compiles a GPU crate to one PTX file, from a build script.
+//! Compiles a GPU crate to one PTX file, from a build script. The interface is that of Rust-CUDA's `cuda_builder`; under it
+//! is rustc's own NVPTX back end, so that a stable compiler suffices. No linker and no CUDA toolkit are needed.
 //!
-//! The interface is that of Rust-CUDA's `cuda_builder`:
+//! # Use
+//!
+//! A package that launches kernels of its own has this `build.rs`, and `cuda_builder` in its `[build-dependencies]`:
 //!
 //! ```no_run
-//! # fn main() -> Result<(), cuda_builder::CudaBuilderError> {
-//! use cuda_builder::{CudaBuilder, NvvmArch};
-//!
-//! let ptx = CudaBuilder::new("kernels-gpu").arch(NvvmArch::Compute61).copy_to("kernels.ptx").build()?;
-//! # Ok(()) }
+#![doc = include_str!("../tests/stranger/build.rs")]
 //! ```
 //!
-//! What is under it differs: rustc's own NVPTX back end instead of a code generator of its own, so that a stable
-//! compiler suffices. `build` finds `core`'s sources (rustup's `rust-src`), runs cargo for the crate in a target
-//! folder of its own and with a clean environment, and takes the PTX that fat LTO leaves behind; nothing is linked.
-//! The PTX is then finished and checked by [`ptx`]: launch bounds written into the entries, `.target` and
+//! The kernels are a library crate in the folder `kernels`. Its manifest needs nothing but the dependency on `cuda_std`:
+//!
+//! ```toml
+//! [package]
+//! name = "kernels"
+//! version = "0.1.0"
+//! edition = "2024"
+//!
+//! [dependencies]
+//! cuda_std = { path = "../../pascaline/toolchain/cuda_std" }
+//! ```
+//!
+//! The crate is either a member of the package's workspace or the root of one (an empty `[workspace]` table in its
+//! manifest). As a member it is also compiled for the host, where kernels are type-checked and linted. Its `src/lib.rs`:
+//!
+//! ```ignore
+#![doc = include_str!("../tests/stranger/kernels/src/lib.rs")]
+//! ```
+//!
+//! * `no_std`: there is no standard library on the GPU. `cuda_std` brings the panic handler: a panic ends the grid, and the
+//!   next synchronisation reports an error. Indexing with a bounds check compiles into such a panic; `get` does not.
+//! * `feature(abi_ptx)`: the calling convention of kernels, to which `#[kernel]` changes the function. It is not stable;
+//!   `cuda_builder` lets a stable compiler take it for the GPU crate alone (by `RUSTC_BOOTSTRAP`). Inline PTX needs
+//!   `asm_experimental_arch` as well.
+//! * `cfg_attr`: both are for the GPU alone, and the same file compiles on the host.
+//!
+//! The host embeds the PTX by `include_str!("../kernels.ptx")` and loads it with cust's `Module::from_ptx` or
+//! Pascaline's `CudaDevice::load_ptx`. Without [`copy_to`](CudaBuilder::copy_to) the file is in `OUT_DIR`, where
+//! [`build`](CudaBuilder::build) says. Relative paths are relative to the package of the build script.
+//!
+//! # How
+//!
+//! `build` runs cargo for the crate, in a target folder of its own and with a clean environment, and takes the PTX that fat
+//! LTO leaves. The PTX is then finished and checked by [`ptx`]: launch bounds written into the entries, `.target` and
 //! `.version` as asked for, every `#[kernel]` there, nothing unresolved.
 //!
-//! Where the GPU target can't be built, [`CudaBuilder::prebuilt`] names a PTX file to use instead, with one cargo
-//! warning that says why and what to do about it.
+//! # Compilers
+//!
+//! rustc compiles for `sm_61` up to 1.96; later releases begin at `sm_70`. A build whose own rustc has dropped the
+//! architecture, or has no sources of `core` (rustup's component `rust-src`), takes another toolchain that rustup has,
+//! of 1.95 or later and with sources of its own. One cargo warning says which and why. Where there is none,
+//! [`CudaBuilder::prebuilt`] names a PTX file to use instead, again with one warning; without that the error says which
+//! command installs what is missing. When the sources or a toolchain have been installed, cargo runs the build script
+//! again.
 
 pub mod ptx;
 mod toolchain;
@@ -27,7 +62,7 @@ pub use toolchain::{NoToolchain, Unusable};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs, io};
+use std::{env, fmt, fs, io};
 use toolchain::{Core, Programs, TARGET, Toolchain};
 
 /// Environment variables of the outer cargo that must not reach the inner one: they would change flags, the
@@ -46,8 +81,8 @@ const HOST_ONLY: &[&str] = &[
     "CLIPPY_ARGS",
 ];
 
-/// Why no PTX came of it.
-#[derive(Debug, thiserror::Error)]
+/// Why no PTX came of it. `Debug`, by which `unwrap` and `main` print an error, gives the same text as `Display`.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaBuilderError {
     /// The path given to [`CudaBuilder::new`] holds no `Cargo.toml`.
@@ -81,6 +116,12 @@ pub enum CudaBuilderError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+impl fmt::Debug for CudaBuilderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The GPU architectures that rustc 1.95 has in common with Rust-CUDA's enum of this name.
@@ -125,7 +166,8 @@ pub struct CudaBuilder {
 }
 
 impl CudaBuilder {
-    /// A builder for the crate in this folder (its `Cargo.toml` needs no `crate-type`).
+    /// A builder for the crate in this folder, which is relative to the package of the build script. Its `Cargo.toml` needs
+    /// no `crate-type`.
     pub fn new(path_to_crate_root: impl AsRef<Path>) -> Self {
         Self {
             crate_path: path_to_crate_root.as_ref().to_path_buf(),
@@ -185,7 +227,11 @@ impl CudaBuilder {
         let out_dir = env::var_os("OUT_DIR").map_or_else(|| crate_path.join("target"), PathBuf::from);
         let ptx_path = out_dir.join(self.file_name(&crate_path));
         let force_prebuilt = env::var_os(FORCE_PREBUILT).is_some_and(|value| value != "0");
-        let built = if force_prebuilt { Err(CudaBuilderError::NoPrebuilt) } else { self.compile(&manifest, &out_dir) };
+        let built = if force_prebuilt {
+            Err(CudaBuilderError::NoPrebuilt)
+        } else {
+            self.compile(&manifest, &out_dir)
+        };
         let (text, origin) = match (built, &self.prebuilt) {
             (Ok((raw, toolchain)), _) => {
                 let finished = ptx::finish(&raw).and_then(|text| {
@@ -257,8 +303,9 @@ impl CudaBuilder {
                 CudaBuilderError::Unavailable(log[start..].trim().to_owned())
             });
         }
-        let archive = archive(&String::from_utf8_lossy(&output.stdout))
-            .ok_or_else(|| CudaBuilderError::Unavailable("cargo names no library that it has built".into()))?;
+        let archive = archive(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
+            CudaBuilderError::Unavailable("cargo names no library that it has built".into())
+        })?;
         rerun_if_dependencies_change(&archive.with_extension("d"));
         let asm = assembly_of(&archive, &target_dir.join(TARGET).join("release"))?;
         Ok((read(&asm)?, toolchain))

@@ -126,7 +126,9 @@ impl Programs {
             }
         }
         // rustup changes this folder when it installs a toolchain; to watch all of `toolchains` would take seconds.
-        search.watch.extend(self.rustup_home().map(|home| home.join("update-hashes")).filter(|path| path.is_dir()));
+        search
+            .watch
+            .extend(self.rustup_home().map(|home| home.join("update-hashes")).filter(|path| path.is_dir()));
         usable.sort_by_key(|toolchain| number(&toolchain.version));
         if let Some(toolchain) = usable.into_iter().next() {
             search.take(toolchain);
@@ -261,11 +263,14 @@ fn stdout(command: &mut Command) -> Result<String, String> {
     Err(text.lines().find(|line| !line.trim().is_empty()).unwrap_or("it failed and said nothing").to_owned())
 }
 
-
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    /// One test at a time: a program can't be started while a process that another thread is starting has it open.
+    static TURN: Mutex<()> = Mutex::new(());
 
     const SM_61: &str = "sm_60\n    sm_61  - This is the default\n    sm_70";
     const SM_70: &str = "    sm_70\n    sm_75";
@@ -273,13 +278,14 @@ mod tests {
     /// A machine of made-up compilers: each a folder that is its sysroot, with a `bin/rustc` that answers as a real one.
     struct Machine {
         root: PathBuf,
+        _turn: MutexGuard<'static, ()>,
     }
 
     impl Machine {
         fn new(test: &str) -> Self {
             let root = env::temp_dir().join(format!("cuda_builder-{}-{test}", std::process::id()));
             let _ = fs::remove_dir_all(&root);
-            let machine = Self { root };
+            let machine = Self { root, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) };
             fs::create_dir_all(machine.root.join("home/update-hashes")).unwrap();
             machine
         }
@@ -404,7 +410,10 @@ mod tests {
         assert_eq!(alone.tried, [("rustc 1.97.0".into(), Unusable::NoArchitecture("sm_61".into()))]);
         assert!(alone.to_string().contains("https://rustup.rs"), "{alone}");
         let others = machine.find(own, machine.rustup(&["stable"])).result().unwrap_err();
-        assert!(others.to_string().contains(INSTALL) && !others.to_string().contains("rustup.rs"), "{others}");
+        assert!(
+            others.to_string().contains(INSTALL) && !others.to_string().contains("rustup.rs"),
+            "{others}"
+        );
         let none = machine.find(machine.no_rustup(), machine.no_rustup()).result().unwrap_err();
         assert!(matches!(none.tried[0].1, Unusable::NotStarted(_)), "{none}");
     }

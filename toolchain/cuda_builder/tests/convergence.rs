@@ -1,7 +1,7 @@
 //! The convergence trap, provoked: a kernel whose two shuffles stand behind divergent branches must come out with two.
 //! With the shuffles as plain inline PTX it comes out with four.
 //!
-//! A program of its own and not a `#[test]`, because rustc starts it again as the stand-in linker.
+//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
 use cuda_builder::{CudaBuilder, CudaBuilderError, ptx};
 use std::path::Path;
@@ -12,7 +12,7 @@ fn main() {
     unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
     let path = match CudaBuilder::new(crate_path).build() {
         Ok(path) => path,
-        Err(error @ (CudaBuilderError::Unavailable(_) | CudaBuilderError::CratePathDoesntExist(_))) => {
+        Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
             eprintln!("SKIPPED: the convergence of shuffles ({error})");
             return;
         }
