@@ -42,7 +42,10 @@ impl Project {
     fn cargo(&self) -> Command {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.arg("run").current_dir(&self.root);
-        cargo.env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("target of strangers"));
+        cargo.env(
+            "CARGO_TARGET_DIR",
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join("strangers/the target folder"),
+        );
         cargo.env_remove("CUDA_BUILDER_PREBUILT");
         cargo
     }
@@ -155,18 +158,19 @@ mod newer {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// `bin/rustc`, which is the tests' own but for the CPUs it lists and, if given, its sysroot.
-    fn rustc(project: &Project, cpus: &str, other_sysroot: Option<&Path>) -> PathBuf {
-        let path = project.root.join("bin/rustc");
+    /// A rustc that is the tests' own but for what two variables of the environment say: `FORGET`, a pattern of CPUs that it
+    /// does not list, and `SYSROOT`. The same file for all tests, or cargo would compile everything again for each.
+    fn rustc() -> PathBuf {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("strangers/rustc");
         let real = sysroot().join("bin/rustc");
-        let sysroot =
-            other_sysroot.map(|path| format!("'--print sysroot') echo \"{}\"; exit;;\n", path.display()));
         let body = format!(
-            "case \"$*\" in\n*target-cpus*) \"{real}\" \"$@\" | {cpus}; exit;;\n{}esac\nexec \"{real}\" \"$@\"",
-            sysroot.unwrap_or_default(),
-            real = real.display(),
+            "real='{}'\ncase \"$*\" in\n*target-cpus*) \"$real\" \"$@\" | grep -v \"${{FORGET:-nothing}}\"; exit;;\n\
+             '--print sysroot') test \"$SYSROOT\" && echo \"$SYSROOT\" && exit;;\nesac\nexec \"$real\" \"$@\"",
+            real.display(),
         );
-        script(&path, &body);
+        if !fs::read_to_string(&path).is_ok_and(|text| text.contains(&body)) {
+            script(&path, &body);
+        }
         path
     }
 
@@ -188,9 +192,11 @@ mod newer {
             return;
         }
         let project = Project::new("newer compiler");
-        let rustc = rustc(&project, "grep -v sm_6", None);
         let mut cargo = project.cargo();
-        cargo.env("RUSTC", rustc).env("PATH", rustup(&project, Some("1.95.0-here (active)")));
+        cargo
+            .env("RUSTC", rustc())
+            .env("FORGET", "sm_6")
+            .env("PATH", rustup(&project, Some("1.95.0-here (active)")));
         let (ok, stdout, stderr) = run(&mut cargo);
         assert!(ok, "{stderr}");
         assert!(stdout.starts_with("kernels: 1, built from source by 1.95.0-here (rustc 1."), "{stdout}");
@@ -213,9 +219,8 @@ mod newer {
             return;
         }
         let project = Project::new("newer compiler alone");
-        let rustc = rustc(&project, "grep -v sm_6", None);
         let mut cargo = project.cargo();
-        cargo.env("RUSTC", rustc).env("PATH", rustup(&project, None));
+        cargo.env("RUSTC", rustc()).env("FORGET", "sm_6").env("PATH", rustup(&project, None));
         let (ok, _, stderr) = run(&mut cargo);
         assert!(!ok);
         assert!(stderr.contains("does not compile for sm_61; `rustup toolchain install 1.95.0 "), "{stderr}");
@@ -239,9 +244,8 @@ mod newer {
         let project = Project::new("machine without sources");
         let sysroot = project.root.join("sysroot");
         fs::create_dir_all(sysroot.join("lib/rustlib")).unwrap();
-        let rustc = rustc(&project, "cat", Some(&sysroot));
         let mut cargo = project.cargo();
-        cargo.env("RUSTC", rustc).env("PATH", rustup(&project, None));
+        cargo.env("RUSTC", rustc()).env("SYSROOT", &sysroot).env("PATH", rustup(&project, None));
         prebuilt(&project);
         for _ in 0..2 {
             let (ok, stdout, stderr) = run(&mut cargo);
