@@ -2,13 +2,13 @@
 
 use super::environment::is_virtual;
 use super::measure::{Clock, Times, Way};
-use crate::cuda::{CudaDevice, Properties, args};
+use crate::cuda::{CudaDevice, Properties};
 use crate::gpu::peak::{Instruction, Peak};
 use crate::memory::DeviceBuffer;
 use crate::testing::Case;
 use crate::{Device, Error, Result};
 use gemm::Parallelism;
-use kernels_gpu::empty::EMPTY;
+use kernels_gpu::empty::empty;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -202,7 +202,7 @@ impl Copies {
 
 fn empty_launch(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     // SAFETY: the kernel takes nothing and does nothing.
-    let way: Way = Box::new(|| unsafe { device.launch_args(&EMPTY, [1, 1, 1], args![]) });
+    let way: Way = Box::new(|| unsafe { device.launch(&empty, [1, 1, 1], &()) });
     let seconds = clock.time_one(way)?.median.as_secs_f64();
     let what = format!("launches of an empty kernel, {:.2} µs each", seconds * 1e6);
     Ok(Ceiling { name: "launch", what, per_second: 1.0 / seconds })
