@@ -7,7 +7,6 @@ use cuda_builder::{CudaBuilder, NvvmArch};
 use std::env;
 
 fn main() {
-    cuda_builder::stand_in_as_linker();
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=PASCALINE_UPDATE_PREBUILT");
     let mut builder = CudaBuilder::new("kernels-gpu")
