@@ -6,7 +6,7 @@
 //! Every kernel runs on a slice of its matrix (all of k, some rows) on the virtual GPU. Its counts are scaled to the
 //! whole matrix by the number of blocks, and the cost model (virtual-gpu/COSTS.md) turns them into time on a P40.
 
-use pascaline::cuda::PTX;
+use pascaline::cuda;
 use pascaline::ops::{self, Epilogue};
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Tensor};
@@ -84,7 +84,7 @@ fn multiplied(report: &LaunchReport, factor: f64) -> LaunchReport {
 }
 
 fn main() -> Result<()> {
-    let products = Products { module: Module::parse(PTX)?, device: Device::virtual_gpu()? };
+    let products = Products { module: Module::parse(&cuda::ptx()?)?, device: Device::virtual_gpu()? };
     keep_reports();
     let weights = LAYERS * MATRICES.iter().map(|(count, n, k)| count * n * k).sum::<usize>();
     let output = OUTPUT.0 * OUTPUT.1;

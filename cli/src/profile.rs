@@ -6,7 +6,7 @@ use super::failure::Failure;
 use super::output::Output;
 use super::ptxas::{self, Registers};
 use super::screen::Style;
-use pascaline::cuda::{PTX, is_lost};
+use pascaline::cuda::{self, is_lost};
 use pascaline_testing::{self as testing, Case, Purpose};
 use pascaline::{Device, Tensor};
 use pascaline_virtual_gpu::{
@@ -64,7 +64,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let config = Config::from_env().map_err(Failure::Usage)?;
     configure(Config { traffic: true, ..config }).map_err(|error| Failure::Failed(error.to_string()))?;
     let device = Device::virtual_gpu()?;
-    let module = Module::parse(PTX).map_err(|error| Failure::Failed(format!("the kernels' PTX: {error}")))?;
+    let ptx = cuda::ptx()?;
+    let module = Module::parse(&ptx).map_err(|error| Failure::Failed(format!("the kernels' PTX: {error}")))?;
 
     screen.start(cases.len());
     keep_reports();
@@ -80,7 +81,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut kernels: Vec<&str> = reports.map(|report| report.kernel.as_str()).collect();
     kernels.sort_unstable();
     kernels.dedup();
-    let registers = Registers::of(&args.ptxas, PTX, &module, &kernels)?;
+    let registers = Registers::of(&args.ptxas, &ptx, &module, &kernels)?;
     let profiled: Vec<Profiled> = launched
         .into_iter()
         .map(|(id, outcome)| match outcome {

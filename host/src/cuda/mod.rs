@@ -5,6 +5,8 @@
 //! with types of our own, because cust strips `NON_BLOCKING` from streams, has no JIT error log and frees memory
 //! synchronously on drop.
 
+mod archive;
+mod compiling;
 mod counters;
 mod device;
 mod event;
@@ -22,7 +24,9 @@ pub use foreign::ForeignKernel;
 pub use graph::Graph;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
-pub use module::PTX;
+pub use archive::{PTX_ORIGIN, ptx, ptx_compressed_bytes, ptx_modules, ptx_of};
+pub use compiling::on_slow_compilation;
+pub use module::Loaded;
 pub(crate) use stream::COUNTERS;
 pub(crate) use stream::Kept;
 pub use stream::Stream;
@@ -31,9 +35,6 @@ use crate::{Error, Result};
 use cust::sys::CUresult;
 use pascaline_driver as driver;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Where [`PTX`] comes from: `built from source` or `prebuilt`.
-pub const PTX_ORIGIN: &str = env!("CUDA_BUILDER_ORIGIN");
 
 /// Set by the first device fault; no driver call follows it.
 static LOST: AtomicBool = AtomicBool::new(false);

@@ -98,7 +98,7 @@ impl CudaDevice {
 
     fn kernel_handle(&self, kernel: &str) -> Result<&Kernel> {
         self.bind()?;
-        self.module().kernel(kernel)
+        self.modules().kernel(kernel)
     }
 }
 
