@@ -18,7 +18,7 @@ mod stream;
 pub(crate) use device::driver_version;
 pub use device::{CudaDevice, Properties};
 pub use event::Event;
-pub(crate) use foreign::ForeignKernel;
+pub use foreign::{Function, PtxModule};
 pub use graph::Graph;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
