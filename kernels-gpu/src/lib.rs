@@ -35,7 +35,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     activate::KERNELS,
     attention::decode::KERNELS,
     attention::prefill::KERNELS,
-    &attention::sparse::block_mean::BLOCK_MEAN,
+    attention::sparse::block_mean::KERNELS,
     attention::sparse::decode::KERNELS,
     attention::sparse::prefill::KERNELS,
     attention::textbook::KERNELS,

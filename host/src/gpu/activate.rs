@@ -2,7 +2,7 @@
 
 use super::{DeviceElement, vectors};
 use crate::cuda::CudaDevice;
-use crate::ops::Activation;
+use crate::problem::activate::Activation;
 use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::activate::*;

@@ -2,7 +2,7 @@
 
 use super::{transpose, vectors};
 use crate::cuda::CudaDevice;
-use crate::ops::copy::{Dim, MAX_DIMS, merge};
+use crate::problem::copy::{Dim, MAX_DIMS, merge};
 use crate::{Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::copy::{

@@ -2,7 +2,7 @@
 
 use super::{DeviceElement, vectors};
 use crate::cuda::CudaDevice;
-use crate::ops::elementwise::{Binary, Unary};
+use crate::problem::elementwise::{Binary, Unary};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::device::flat;
 use kernels_gpu::elementwise::{Kernels, OF_F16, OF_F32, One, Two};

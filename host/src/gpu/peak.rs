@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
+use kernels_gpu::empty::empty;
 use kernels_gpu::peak::{self, CHAINS, STEPS, THREADS, peak_dp4a, peak_fma};
 
 /// Blocks for each multiprocessor: all that it holds of 256 threads, twice.
@@ -10,7 +11,7 @@ const BLOCKS_PER_SM: u32 = 16;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Instruction {
+pub enum Instruction {
     /// a·x + b on f32, one multiply-add.
     Fma,
     /// Four multiply-adds on i8.
@@ -27,13 +28,14 @@ impl Instruction {
 }
 
 /// The measuring of an instruction's rate.
-pub(crate) struct Peak {
+pub struct Peak {
     instruction: Instruction,
     blocks: u32,
     sums: DeviceBuffer,
 }
 
 impl Peak {
+    /// Of an instruction on a device.
     pub fn new(device: &CudaDevice, instruction: Instruction) -> Result<Self> {
         let blocks = BLOCKS_PER_SM * device.properties().multiprocessors;
         let bytes = (blocks * THREADS) as usize * size_of::<i32>();
@@ -64,6 +66,15 @@ impl Peak {
             }
         }
     }
+}
+
+/// Queues a kernel that does nothing: what every launch costs.
+///
+/// # Errors
+/// A driver error.
+pub fn launch_nothing(device: &CudaDevice) -> Result<()> {
+    // SAFETY: the kernel has no parameters and touches no memory.
+    unsafe { device.launch(&empty, [1; 3], &()) }
 }
 
 #[cfg(test)]

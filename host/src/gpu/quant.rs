@@ -3,7 +3,7 @@
 use super::DeviceElement;
 use crate::cuda::occupancy::Resources;
 use crate::cuda::{CudaDevice, Properties};
-use crate::ops::Epilogue;
+use crate::problem::activate::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;

@@ -3,8 +3,7 @@
 use super::DeviceElement;
 use crate::cuda::CudaDevice;
 use crate::kv::KvFormat;
-use crate::ops::HeadNorms;
-use crate::ops::rope_append::Outputs;
+use crate::problem::rope_append::{HeadNorms, Outputs};
 use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::rope_append::{

@@ -2,7 +2,7 @@
 
 use super::copy::contiguous;
 use crate::cuda::CudaDevice;
-use crate::ops::transpose::matrices;
+use crate::problem::transpose::matrices;
 use crate::{Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::transpose::{
@@ -78,7 +78,8 @@ pub(crate) fn textbook(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<
     let (batch, rows, cols) = matrices(x.shape());
     let (batch, rows, cols) = (batch as u32, rows as u32, cols as u32);
     let grid = [cols.div_ceil(TEXTBOOK_TILE), rows.div_ceil(TEXTBOOK_TILE), batch];
-    // SAFETY: the case that calls this has passed `ops::transpose_into`, which checks all that the kernel asks for.
+    // SAFETY: `ops::textbook::transpose_into` has checked that all tensors are contiguous f32 of the shapes the kernel asks for,
+    // on one stream.
     unsafe { device.launch(&transpose_textbook_f32, grid, &Transpose { y: y.ptr(), x: x.ptr(), rows, cols }) }
 }
 
