@@ -22,7 +22,7 @@ pub use compiling::on_slow_compilation;
 pub(crate) use device::WITHOUT_VIRTUAL_GPU;
 pub use device::{CudaDevice, Properties, driver_version};
 pub use event::Event;
-pub use foreign::ForeignKernel;
+pub use foreign::{Function, PtxModule};
 pub use graph::Graph;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
