@@ -41,6 +41,8 @@ pub mod testing;
 pub use device::{Choice, Device};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+/// The Rust type of elements in [`DType::F16`].
+pub use half::f16;
 pub use shape::Shape;
 pub use tensor::{MAX_ELEMENTS, Tensor, TensorMut};
 

@@ -6,10 +6,10 @@ use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("copy");
 
-/// The most extents that are left after [`merge`].
+/// The most dimensions that may be left after [`merge`].
 pub(crate) const MAX_DIMS: usize = 6;
 
-/// An extent that can't be merged with its neighbours, and the strides along it, in elements.
+/// A dimension that can't be merged with its neighbours, and the strides along it, in elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Dim {
     pub extent: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Dim {
     pub x: usize,
 }
 
-/// Leaves extents of 1 out and merges neighbours that lie without a gap in both tensors, outermost first.
+/// Leaves out dimensions of size 1 and merges neighbours without a gap between them in both tensors; outermost first.
 pub(crate) fn merge(extents: &[usize], y_strides: &[usize], x_strides: &[usize]) -> Vec<Dim> {
     let mut dims: Vec<Dim> = Vec::with_capacity(extents.len());
     for ((&extent, &y), &x) in extents.iter().zip(y_strides).zip(x_strides) {
@@ -32,11 +32,20 @@ pub(crate) fn merge(extents: &[usize], y_strides: &[usize], x_strides: &[usize])
     dims
 }
 
-/// A contiguous copy of `x`.
+/// A contiguous copy of `x`, of any shape, type and strides.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::arange(0u32, 6, &Device::Cpu)?.reshape([2, 3])?;
+/// let column = x.narrow(1, 1, 1)?; // a view with gaps
+/// let y = ops::copy(&column)?;
+/// assert!(y.is_contiguous() && y.to_vec::<u32>()? == [1, 4]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six extents
-/// are left after neighbours without a gap between them are taken together, or a device error.
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six
+/// dimensions are left after neighbours without a gap between them are merged, or a device error.
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     copy_into(y.view_mut()?, x)?;
