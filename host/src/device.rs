@@ -1,6 +1,6 @@
 //! Where tensors live and ops run.
 
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, Properties, WITHOUT_VIRTUAL_GPU};
 use crate::{Error, Result};
 use pascaline_driver as driver;
 use std::fmt;
@@ -70,8 +70,11 @@ impl Device {
     /// device is used.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if the real driver is in use already.
+    /// [`Error::NoDevice`] if the real driver is in use already, or the feature `virtual-gpu` is off.
     pub fn virtual_gpu() -> Result<Self> {
+        if !driver::HAS_VIRTUAL_GPU {
+            return Err(Error::NoDevice { reason: WITHOUT_VIRTUAL_GPU.into() });
+        }
         driver::select(driver::Backend::Virtual)
             .map_err(|_| Error::NoDevice { reason: "this process already uses the real driver".into() })?;
         Self::cuda(0)
@@ -103,7 +106,19 @@ impl Device {
     }
 }
 
-use crate::cuda::Properties;
+/// The same device, whichever stream is meant: both the CPU, or CUDA devices with the same number (real and virtual ones are
+/// not mixed in a process). Whether tensors can meet in an op is asked by [`same`](Device::same).
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu, Self::Cpu) => true,
+            (Self::Cuda(a), Self::Cuda(b)) => a.properties().ordinal == b.properties().ordinal,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Device {}
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

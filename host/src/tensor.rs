@@ -1,5 +1,8 @@
 //! Tensors: shape, strides, element type, and shared storage on a device.
 
+mod construct;
+mod display;
+
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result, Shape};
 use std::fmt;
@@ -119,7 +122,7 @@ impl Layout {
             .sum::<usize>()
     }
 
-    fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+    pub(crate) fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
         let extent = self.shape.dims().get(dim).copied();
         if extent.is_none_or(|extent| start.checked_add(len).is_none_or(|end| end > extent)) {
             return Err(Error::Shape {
@@ -133,6 +136,14 @@ impl Layout {
         dims[dim] = len;
         let offset = if len == 0 { self.offset } else { self.offset + start * self.strides[dim] };
         Ok(Self { dtype: self.dtype, shape: dims.into(), strides: self.strides.clone(), offset })
+    }
+
+    /// With a dimension of one entry put in before `dim`.
+    fn unsqueeze(&self, dim: usize) -> Self {
+        let (mut dims, mut strides) = (self.shape.dims().to_vec(), self.strides.clone());
+        dims.insert(dim, 1);
+        strides.insert(dim, 1);
+        Self { dtype: self.dtype, shape: dims.into(), strides, offset: self.offset }
     }
 
     fn swap_dims(&self, a: usize, b: usize) -> Result<Self> {
@@ -326,12 +337,9 @@ impl Tensor {
         Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.reshape(shape.into())? })
     }
 
-    /// This tensor if it is contiguous, else a copy that is.
-    ///
-    /// # Errors
-    /// As [`ops::copy`](crate::ops::copy).
-    pub fn contiguous(&self) -> Result<Self> {
-        if self.is_contiguous() { Ok(self.clone()) } else { crate::ops::copy(self) }
+    /// A view with a dimension of one entry put in before `dim`, which is at most the rank.
+    pub(crate) fn unsqueeze(&self, dim: usize) -> Self {
+        Self { storage: Arc::clone(&self.storage), layout: self.layout.unsqueeze(dim) }
     }
 
     /// This tensor on another device or stream; a clone if it is there already.
@@ -390,9 +398,40 @@ impl Tensor {
     }
 
     /// The device address of the view's first element; 0 on the CPU and for views without elements.
-    pub(crate) fn address(&self) -> u64 {
+    ///
+    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives:
+    /// what is read through it must be queued there, and nothing may be written.
+    pub fn address(&self) -> u64 {
         address(&self.storage, &self.layout)
     }
+
+    /// The device address of the first element, for a kernel of your own that reads the tensor; 0 if it has no elements.
+    /// The elements lie one after the other. [`PtxModule`](crate::cuda::PtxModule) has an example.
+    ///
+    /// It is valid for work that is queued on the stream of [`device`](Self::device) while the tensor, or another that
+    /// shares its storage, lives. Kernels write through [`TensorMut::device_address`] only.
+    ///
+    /// # Errors
+    /// [`Error::DType`] if the elements are not `T`s, [`Error::Layout`] if the tensor is not contiguous,
+    /// [`Error::Unsupported`] on the CPU.
+    pub fn device_address<T: Element>(&self) -> Result<u64> {
+        device_address::<T>(&self.storage, &self.layout)
+    }
+}
+
+fn device_address<T: Element>(storage: &Storage, layout: &Layout) -> Result<u64> {
+    let (op, argument) = ("device_address", "tensor");
+    if layout.dtype != T::DTYPE {
+        return Err(Error::DType { op, argument, expected: T::DTYPE.to_string(), found: layout.dtype });
+    }
+    if !layout.is_contiguous() {
+        return Err(Error::Layout { op, argument, needed: "contiguous" });
+    }
+    if let Storage::Cpu(_) = storage {
+        let reason = "it is in host memory; `to_device` copies it to a GPU".into();
+        return Err(Error::Unsupported { op, argument, value: "on the CPU".into(), reason });
+    }
+    Ok(address(storage, layout))
 }
 
 fn address(storage: &Storage, layout: &Layout) -> u64 {
@@ -417,6 +456,11 @@ pub struct TensorMut<'a> {
 }
 
 impl TensorMut<'_> {
+    /// The same view for a shorter time, so that it can be used more than once.
+    pub fn reborrow(&mut self) -> TensorMut<'_> {
+        TensorMut { storage: self.storage, layout: self.layout.clone() }
+    }
+
     /// The extents.
     pub fn shape(&self) -> &Shape {
         &self.layout.shape
@@ -520,8 +564,19 @@ impl TensorMut<'_> {
     }
 
     /// The device address of the first element; 0 on the CPU and for views without elements.
-    pub(crate) fn address(&self) -> u64 {
+    ///
+    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives:
+    /// what is read or written through it must be queued there.
+    pub fn address(&self) -> u64 {
         address(self.storage, &self.layout)
+    }
+
+    /// As [`Tensor::device_address`], for a kernel of your own that writes the elements: nothing else refers to them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn device_address<T: Element>(&self) -> Result<u64> {
+        device_address::<T>(self.storage, &self.layout)
     }
 }
 

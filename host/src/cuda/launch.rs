@@ -107,7 +107,7 @@ impl CudaDevice {
             }
         }
         self.bind()?;
-        let function = self.module().kernel(spec.name)?.function;
+        let function = self.modules().kernel(spec.name)?.function;
         let [x, y, z] = spec.block;
         let _turn = self.stream().turn();
         // SAFETY: the function belongs to the bound context. `values` points to the kernel's parameters, as the caller

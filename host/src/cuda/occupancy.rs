@@ -1,6 +1,6 @@
 //! How many blocks of a kernel fit on a multiprocessor at a time, and the block size that follows from it.
 //!
-//! The calculation is the virtual GPU's ([`Multiprocessor`]), with the limits of the device at hand; a test on a real
+//! The calculation is the one that the virtual GPU answers with ([`Multiprocessor`]), with the limits of the device at hand; a test on a real
 //! device holds it against the driver's answer for every kernel.
 
 use super::module::Kernel;
@@ -8,7 +8,7 @@ use super::{CudaDevice, Properties, check};
 use crate::Result;
 use cuda_std::KernelInfo;
 use cust::sys;
-pub use pascaline_virtual_gpu::Multiprocessor;
+pub use pascaline_occupancy::Multiprocessor;
 use std::ffi::c_int;
 
 const WARP: u32 = 32;
@@ -98,7 +98,7 @@ impl CudaDevice {
 
     fn kernel_handle(&self, kernel: &str) -> Result<&Kernel> {
         self.bind()?;
-        self.module().kernel(kernel)
+        self.modules().kernel(kernel)
     }
 }
 

@@ -4,7 +4,7 @@ use super::DeviceElement;
 use crate::cuda::{COUNTERS, CudaDevice};
 use crate::kv::{KvFormat, KvView};
 use crate::memory::DeviceBuffer;
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{Problem, Strides};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::attention::decode::{Decode, Instance, Instances};
 use kernels_gpu::attention::merge::partial_elements;

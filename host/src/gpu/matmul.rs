@@ -2,8 +2,8 @@
 
 use crate::cuda::{Arg, CudaDevice, args};
 use crate::memory::DeviceBuffer;
-use crate::ops::Activation;
-use crate::ops::matmul::{Around, Batch, Matmul, Problem, Strides, Variant};
+use crate::problem::activate::Activation;
+use crate::problem::matmul::{Around, Batch, Matmul, Problem, Strides, Variant};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Error, Result, Tensor, TensorMut};
 use kernels_gpu::matmul::regtile::tile64_coded;

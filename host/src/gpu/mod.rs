@@ -17,6 +17,7 @@ pub(crate) mod rope;
 pub(crate) mod rope_append;
 mod rows;
 pub(crate) mod softmax;
+#[cfg(feature = "sparse")]
 pub(crate) mod sparse_attention;
 pub(crate) mod transpose;
 pub(crate) mod vectors;

@@ -4,7 +4,7 @@ use super::rows::{launch_warps, parts};
 use super::{DeviceElement, vectors};
 use crate::cuda::{COUNTERS, CudaDevice};
 use crate::memory::DeviceBuffer;
-use crate::ops::reduce::Reduction;
+use crate::problem::reduce::Reduction;
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::device::rows::{MAX_WARP_COLS, row_threads};
 use kernels_gpu::reduce::*;

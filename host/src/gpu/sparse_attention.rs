@@ -5,7 +5,7 @@ use super::attention::{MAX_DECODE_QUERIES, by_width, instance, scale_log2, split
 use crate::block_mask::{BlockMask, DecodeLists, PrefillLists};
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{Problem, Strides};
 use crate::{DType, Device, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::attention::merge::partial_elements;

@@ -4,7 +4,7 @@ use super::adaptor::{Entry, Recorder};
 use super::device::{DevicePool, StreamHandle, pool_for};
 use crate::cuda::{CudaDevice, Kept, check};
 use crate::mutation::{Wait, left_out};
-use crate::{Error, Result};
+use crate::{Element, Error, Result};
 use cust::sys;
 use std::cell::RefCell;
 use std::sync::{Arc, RwLockReadGuard};
@@ -187,15 +187,42 @@ impl DeviceBuffer {
     /// # Errors
     /// A driver error.
     pub fn fill(&mut self, byte: u8) -> Result<()> {
-        let bytes = self.memory.bytes;
-        if bytes == 0 {
+        self.queue_fill("cuMemsetD8Async", |address, bytes, stream| {
+            // SAFETY: `queue_fill` hands over the whole buffer and a live stream of its device.
+            unsafe { sys::cuMemsetD8Async(address, byte, bytes, stream) }
+        })
+    }
+
+    /// Queues setting every element; the buffer holds a whole number of them.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub(crate) fn fill_elements<T: Element>(&mut self, value: T) -> Result<()> {
+        match *bytemuck::bytes_of(&value) {
+            [a, b] => self.queue_fill("cuMemsetD16Async", |address, bytes, stream| {
+                // SAFETY: as above, and allocations are 256-byte aligned.
+                unsafe { sys::cuMemsetD16Async(address, u16::from_ne_bytes([a, b]), bytes / 2, stream) }
+            }),
+            [a, b, c, d] => self.queue_fill("cuMemsetD32Async", |address, bytes, stream| {
+                // SAFETY: as above.
+                unsafe { sys::cuMemsetD32Async(address, u32::from_ne_bytes([a, b, c, d]), bytes / 4, stream) }
+            }),
+            _ => unreachable!("elements have two or four bytes"),
+        }
+    }
+
+    /// Runs `fill` with the buffer's address, bytes and stream, unless it is empty.
+    fn queue_fill(
+        &mut self,
+        call: &'static str,
+        fill: impl FnOnce(u64, usize, sys::CUstream) -> sys::CUresult,
+    ) -> Result<()> {
+        if self.memory.bytes == 0 {
             return Ok(());
         }
         self.device.bind()?;
         let _turn = self.device.stream().turn();
-        // SAFETY: the range is the whole buffer.
-        let result = unsafe { sys::cuMemsetD8Async(self.address(), byte, bytes, self.device.stream().raw()) };
-        check("cuMemsetD8Async", result)
+        check(call, fill(self.address(), self.memory.bytes, self.device.stream().raw()))
     }
 
     pub(super) fn range(&self, op: &'static str, offset: usize, bytes: usize) -> Result<u64> {

@@ -62,6 +62,8 @@ pub struct Entry {
     pub min_blocks: u32,
     /// Bytes of static shared memory declared in the body.
     pub shared_bytes: u32,
+    /// Bytes of each parameter.
+    pub parameters: Vec<usize>,
     /// The body's text, between its braces.
     pub body: String,
 }
@@ -319,10 +321,12 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, PtxError> {
             max_threads: 0,
             min_blocks: 0,
             shared_bytes: 0,
+            parameters: Vec::new(),
             body: String::new(),
         };
         let malformed = PtxError::Malformed { line: at + 1, reason: "an entry with a body" };
         while at < lines.len() && lines[at] != "{" {
+            entry.parameters.extend(lines[at].split(".param ").skip(1).filter_map(parameter_bytes));
             if let Some(rest) = lines[at].strip_prefix(".maxntid ") {
                 let threads = rest.split(',').map(|n| n.trim().parse::<u32>().unwrap_or(0));
                 entry.max_threads = threads.product();
@@ -353,6 +357,15 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, PtxError> {
     Ok(entries)
 }
 
+/// The bytes of `.u64 name` or `.align 4 .b8 name[12]`.
+fn parameter_bytes(declaration: &str) -> Option<usize> {
+    let bits =
+        |word: &str| word.strip_prefix('.')?.trim_start_matches(char::is_alphabetic).parse::<usize>().ok();
+    let size = declaration.split_whitespace().filter(|word| *word != ".align").find_map(bits)? / 8;
+    let count = declaration.split_once('[').and_then(|(_, rest)| rest.split_once(']')?.0.parse().ok());
+    Some(size * count.unwrap_or(1))
+}
+
 /// The bytes in `.shared .align 16 .b32 name[COUNT];`.
 fn array_bytes(line: &str) -> u32 {
     let count = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
@@ -375,7 +388,8 @@ mod tests {
 .visible .global .align 4 .b8 __launch_bounds_plain[8];
 
 .visible .entry double(
-\t.param .u64 double_param_0
+\t.param .u64 .ptr .align 1 double_param_0,
+\t.param .align 4 .b8 double_param_1[12]
 )
 {
 \t.reg .b32 \t%r<3>;
@@ -402,6 +416,7 @@ mov.u32 %r1, tile;
         assert_eq!(entries[0].name, "double");
         assert_eq!((entries[0].max_threads, entries[0].min_blocks), (256, 4));
         assert_eq!((entries[1].max_threads, entries[1].min_blocks), (0, 0));
+        assert_eq!(entries[0].parameters, [8, 12]);
         assert!(check(&text, "sm_61", (6, 4)).is_ok());
     }
 

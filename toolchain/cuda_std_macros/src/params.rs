@@ -38,11 +38,12 @@ pub fn expand(input: DeriveInput) -> syn::Result<TokenStream> {
 
     let name = &input.ident;
     let (generics, of, bounds) = input.generics.split_for_impl();
+    let of_copies = input.generics.type_params().map(|parameter| &parameter.ident);
     let conditions =
         bounds.map(|bounds| bounds.predicates.iter().map(|p| quote!(#p,)).collect::<TokenStream>());
     Ok(quote! {
         // SAFETY: `SIZES`, `pointers` and the types of the entry's parameters all list the fields in their order.
-        unsafe impl #generics ::cuda_std::KernelParams for #name #of where Self: ::core::marker::Copy, #conditions {
+        unsafe impl #generics ::cuda_std::KernelParams for #name #of where #(#of_copies: ::core::marker::Copy,)* #conditions {
             #(type #used_slots = #types;)*
             #(type #free_slots = ();)*
 
