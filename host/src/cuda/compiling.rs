@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 static NOTICE: OnceLock<fn()> = OnceLock::new();
-static STATE: Mutex<State> = Mutex::new(State { spent: Duration::ZERO, running: 0, since: None, said: false });
+static STATE: Mutex<State> =
+    Mutex::new(State { spent: Duration::ZERO, running: 0, since: None, said: false });
 
 struct State {
     /// Time in which at least one module was compiled.

@@ -1,10 +1,22 @@
-//! y = x·Wᵀ + b, and what may stand around it.
+//! y = x·Wᵀ + b, and what is fused with it.
 
 use super::{Map, Matrix, RmsNorm, expect_len, rows_per_launch};
 use crate::ops::{Activation, Epilogue};
 use crate::{DType, Error, Result, Tensor, TensorMut};
 
-/// A linear map, its weight stored as checkpoints have it.
+/// A linear map y = x·Wᵀ + b, its weight stored as [out, in], as checkpoints have it.
+///
+/// ```
+/// use pascaline::nn::Linear;
+/// use pascaline::{Device, Tensor};
+/// let weight = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [3, 2], &Device::Cpu)?;
+/// let bias = Tensor::from_slice(&[0.5f32, 0.0, -0.5], [3], &Device::Cpu)?;
+/// let linear = Linear::new(weight, Some(bias))?;
+/// assert_eq!((linear.in_features(), linear.out_features()), (2, 3));
+/// let y = linear.forward(&Tensor::from_slice(&[1.0f32, 1.0], [1, 2], &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec::<f32>()?, [3.5, 7.0, 10.5]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// [out, in]
@@ -13,12 +25,12 @@ pub struct Linear {
     bias: Option<Tensor>,
 }
 
-/// What a module around a linear map leaves to it: fewer passes over memory than steps of their own.
+/// The steps of the surrounding module that are fused with a linear map, which saves passes over memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Around<'a> {
     /// Before the map.
     pub norm: Option<&'a RmsNorm>,
-    /// Behind it.
+    /// After it.
     pub activation: Activation,
     /// [rows, out], added last.
     pub residual: Option<&'a Tensor>,
@@ -41,12 +53,12 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
-    /// Width of the result.
+    /// Columns of the result: the weight's rows.
     pub fn out_features(&self) -> usize {
         self.weight.dims()[0]
     }
 
-    /// Width of the input.
+    /// Columns of the input: the weight's columns.
     pub fn in_features(&self) -> usize {
         self.weight.dims()[1]
     }
@@ -81,12 +93,12 @@ impl Linear {
         self.weight.linear_into(y, x, norm, &epilogue)
     }
 
-    /// The same map with each tensor replaced by what `f` makes of it.
+    /// The same module with each tensor replaced by what `f` makes of it.
     pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
         Ok(Self { weight: self.weight.map(f)?, bias: self.bias.as_ref().map(f).transpose()? })
     }
 
-    /// Bytes of the weight, which a product with few rows reads once.
+    /// Bytes of the weight as it is stored; a product with few rows reads them once.
     pub fn weight_bytes(&self) -> usize {
         self.weight.bytes()
     }

@@ -11,8 +11,8 @@ const CHECK: Check = Check("copy");
 /// A contiguous copy of `x`.
 ///
 /// # Errors
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six extents
-/// are left after neighbours without a gap between them are taken together, or a device error.
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six
+/// dimensions are left after neighbours without a gap between them are merged, or a device error.
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     copy_into(y.view_mut()?, x)?;

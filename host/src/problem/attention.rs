@@ -1,6 +1,6 @@
 //! Scaled dot-product attention.
 
-/// What attention is asked for beside its tensors.
+/// Options of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
     /// The factor on the scores; `None` for 1/√head_dim.
@@ -10,13 +10,13 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// The factor for heads of this extent.
+    /// The factor for heads of this size.
     pub(crate) fn scale_for(&self, head_dim: usize) -> f32 {
         self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
     }
 }
 
-/// A checked call in numbers.
+/// The sizes and strides of a checked call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Problem {
     pub batch: usize,
@@ -33,7 +33,7 @@ pub struct Problem {
     pub v: Strides,
 }
 
-/// In elements; 0 along extents of one entry. The last extent's is 1.
+/// In elements; 0 along dimensions of one entry. The last dimension's is 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Strides {
     pub batch: usize,

@@ -3,7 +3,7 @@
 /// The most extents that are left after [`merge`].
 pub const MAX_DIMS: usize = 6;
 
-/// An extent that can't be merged with its neighbours, and the strides along it, in elements.
+/// A dimension that can't be merged with its neighbours, and the strides along it, in elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dim {
     pub extent: usize,
@@ -11,7 +11,7 @@ pub struct Dim {
     pub x: usize,
 }
 
-/// Leaves extents of 1 out and merges neighbours that lie without a gap in both tensors, outermost first.
+/// Leaves out dimensions of size 1 and merges neighbours without a gap between them in both tensors; outermost first.
 pub fn merge(extents: &[usize], y_strides: &[usize], x_strides: &[usize]) -> Vec<Dim> {
     let mut dims: Vec<Dim> = Vec::with_capacity(extents.len());
     for ((&extent, &y), &x) in extents.iter().zip(y_strides).zip(x_strides) {

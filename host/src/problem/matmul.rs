@@ -4,7 +4,7 @@ use super::activate::Epilogue;
 use crate::Tensor;
 use crate::tensor::Layout;
 
-/// How [`ops::matmul_into`](crate::ops::matmul_into) scales, and by which kernel it runs.
+/// How [`matmul_into`] scales, and by which kernel it runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matmul {
     /// The factor of the product.
@@ -24,7 +24,7 @@ impl Default for Matmul {
     }
 }
 
-/// The families of GPU kernels. The CPU has one way and takes any of these names.
+/// The families of GPU kernels. The CPU has one implementation and takes any of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Variant {

@@ -3,7 +3,7 @@
 use crate::kv::KvMut;
 use crate::{Tensor, TensorMut};
 
-/// The RMS norm of each head of q and of k.
+/// The RMS norm of each head of q and of k, before they are rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms<'a> {
     /// \[dim\], of qkv's type.
@@ -14,7 +14,7 @@ pub struct HeadNorms<'a> {
     pub eps: f32,
 }
 
-/// Where the results of [`ops::rope_append_into`](crate::ops::rope_append_into) go: `q`: [rows, heads, dim] of qkv's type, `k` and `v`: caches [capacity,
+/// Where the results of [`rope_append_into`] go: `q`: [rows, heads, dim] of qkv's type, `k` and `v`: caches [capacity,
 /// kv_heads, dim] in one format; all contiguous.
 pub struct Outputs<'a> {
     pub q: TensorMut<'a>,
