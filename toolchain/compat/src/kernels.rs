@@ -4,7 +4,7 @@ use cuda_std::{gpu_only, kernel, mem, misc, shared, shared_array, thread, warp};
 
 /// Every index and size of a thread.
 #[gpu_only]
-pub fn indices() -> [u32; 15] {
+pub fn indices() -> [u32; 14] {
     [
         thread::thread_idx_x(),
         thread::thread_idx_y(),
@@ -20,7 +20,6 @@ pub fn indices() -> [u32; 15] {
         thread::grid_dim_z(),
         thread::index_1d(),
         thread::warp_size(),
-        warp::lane_id(),
     ]
 }
 
@@ -52,7 +51,7 @@ pub unsafe fn reverse(x: *mut i32, cycles: *mut u64, total: &AtomicF32) {
     // SAFETY: i < 64 by the launch, and the barrier lies between the writes and the reads.
     unsafe {
         *tile.add(i) = *x.add(i);
-        if i == 0 {
+        if i < 32 && warp::lane_id() == 0 {
             *extra = mem::dynamic_smem_size() + mem::total_smem_size();
         }
         thread::sync_threads();
