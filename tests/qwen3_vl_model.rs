@@ -4,12 +4,12 @@ mod common;
 
 use pascaline::kv::KvFormat;
 use pascaline::quant::{self, ErrorReport, Format};
-use pascaline::qwen3_vl::chat::Message;
-use pascaline::qwen3_vl::generate::user_turn;
-use pascaline::qwen3_vl::preprocess::Picture;
-use pascaline::qwen3_vl::validate::{Limits, check_run};
-use pascaline::qwen3_vl::{LoadOptions, Options, Output, Qwen3Vl, Sampling, StopReason, Visual, cases};
 use pascaline::{DType, Device, Error};
+use qwen3_vl::chat::Message;
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::preprocess::Picture;
+use qwen3_vl::validate::{Limits, check_run};
+use qwen3_vl::{LoadOptions, Options, Output, Qwen3Vl, Sampling, StopReason, Visual, cases};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
 //! Where tensors live and ops run.
 
-use crate::cuda::{CudaDevice, Properties};
+use crate::cuda::{CudaDevice, Properties, WITHOUT_VIRTUAL_GPU};
 use crate::{Error, Result};
 use pascaline_driver as driver;
 use std::fmt;
@@ -70,8 +70,11 @@ impl Device {
     /// device is used.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if the real driver is in use already.
+    /// [`Error::NoDevice`] if the real driver is in use already, or the feature `virtual-gpu` is off.
     pub fn virtual_gpu() -> Result<Self> {
+        if !driver::HAS_VIRTUAL_GPU {
+            return Err(Error::NoDevice { reason: WITHOUT_VIRTUAL_GPU.into() });
+        }
         driver::select(driver::Backend::Virtual)
             .map_err(|_| Error::NoDevice { reason: "this process already uses the real driver".into() })?;
         Self::cuda(0)

@@ -154,7 +154,7 @@ pub enum Error {
         log: String,
     },
     /// The device has no memory left for this. Nothing was launched.
-    #[error("out of memory on {device}: {} asked for, {} of {} free", bytes(*.requested), bytes(*.free), bytes(*.total))]
+    #[error("out of memory on {device}: {} asked for, {} of {} free", format_bytes(*.requested), format_bytes(*.free), format_bytes(*.total))]
     OutOfMemory {
         /// The device.
         device: String,
@@ -192,8 +192,8 @@ fn at(item: &Option<String>) -> String {
     item.as_ref().map(|item| format!("{item}: ")).unwrap_or_default()
 }
 
-/// Bytes for people: `1.5 GiB`.
-pub(crate) fn bytes(count: usize) -> String {
+/// A number of bytes for people: `1.5 GiB`.
+pub fn format_bytes(count: usize) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
     let mut unit = 0;
@@ -206,7 +206,7 @@ pub(crate) fn bytes(count: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::format_bytes as bytes;
 
     #[test]
     fn sizes_are_for_people() {

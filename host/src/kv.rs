@@ -52,8 +52,11 @@ impl KvFormat {
         }
     }
 
-    /// Refuses numbers of exponent bits that there are no formats for.
-    pub(crate) fn check(self, op: &'static str, argument: &'static str) -> Result<()> {
+    /// Refuses numbers of exponent bits that there are no formats for, in the name of an op and its argument.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn check(self, op: &'static str, argument: &'static str) -> Result<()> {
         match self {
             Self::Float16(bits) if !EXPONENT_BITS.contains(&bits) => {
                 let (value, reason) =
@@ -90,8 +93,8 @@ impl FromStr for KvFormat {
 pub struct KvTensor {
     format: KvFormat,
     dims: [usize; 3],
-    values: Tensor,
-    scales: Option<Tensor>,
+    pub(crate) values: Tensor,
+    pub(crate) scales: Option<Tensor>,
 }
 
 /// Keys or values as kernels read them.
@@ -197,6 +200,13 @@ impl KvTensor {
         Ok(KvMut { format: *format, dims: *dims, values: values.view_mut()?, scales })
     }
 
+    /// The tensors that hold it: f32 or f16 [tokens, heads, dim], where the codes of another 16-bit float are f16 of the same
+    /// bits; or, for [`KvFormat::Q8_0`], u32 words of four quants, rows filled up to whole blocks of 32, and the blocks' f16
+    /// scales.
+    pub fn parts(&self) -> (&Tensor, Option<&Tensor>) {
+        (&self.values, self.scales.as_ref())
+    }
+
     pub(crate) fn view(&self) -> KvView<'_> {
         KvView { format: self.format, values: &self.values, scales: self.scales.as_ref() }
     }
@@ -216,18 +226,5 @@ impl KvMut<'_> {
         let Self { format, dims: [_, heads, dim], values, scales } = self;
         let scales = scales.map(|scales| scales.narrow(0, start, len)).transpose()?;
         Ok(Self { format, dims: [len, heads, dim], values: values.narrow(0, start, len)?, scales })
-    }
-
-    /// Overwrites it with the first tokens of `from`, of the same format and dims.
-    ///
-    /// # Errors
-    /// As [`ops::copy_into`](crate::ops::copy_into).
-    pub(crate) fn copy_from(self, from: &KvTensor) -> Result<()> {
-        let len = self.dims[0];
-        crate::ops::copy_into(self.values, &from.values.narrow(0, 0, len)?)?;
-        match (self.scales, &from.scales) {
-            (Some(to), Some(scales)) => crate::ops::copy_into(to, &scales.narrow(0, 0, len)?),
-            _ => Ok(()),
-        }
     }
 }

@@ -342,14 +342,6 @@ impl Tensor {
         Self { storage: Arc::clone(&self.storage), layout: self.layout.unsqueeze(dim) }
     }
 
-    /// This tensor if it is contiguous, else a copy that is.
-    ///
-    /// # Errors
-    /// As [`ops::copy`](crate::ops::copy).
-    pub fn contiguous(&self) -> Result<Self> {
-        if self.is_contiguous() { Ok(self.clone()) } else { crate::ops::copy(self) }
-    }
-
     /// This tensor on another device or stream; a clone if it is there already.
     ///
     /// Between two streams of one device the copy waits for the work queued on this tensor's stream so far, and this
@@ -406,7 +398,10 @@ impl Tensor {
     }
 
     /// The device address of the view's first element; 0 on the CPU and for views without elements.
-    pub(crate) fn address(&self) -> u64 {
+    ///
+    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives:
+    /// what is read through it must be queued there, and nothing may be written.
+    pub fn address(&self) -> u64 {
         address(&self.storage, &self.layout)
     }
 }
@@ -541,7 +536,10 @@ impl TensorMut<'_> {
     }
 
     /// The device address of the first element; 0 on the CPU and for views without elements.
-    pub(crate) fn address(&self) -> u64 {
+    ///
+    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives:
+    /// what is read or written through it must be queued there.
+    pub fn address(&self) -> u64 {
         address(self.storage, &self.layout)
     }
 }

@@ -339,7 +339,7 @@ impl fmt::Display for BlockMask {
             if self.heads == 1 { "one mask for all heads".into() } else { format!("{} heads", self.heads) },
             100.0 * self.density(),
             100.0 * share(self.pairs() as f64, all),
-            crate::error::bytes(self.cost(1, 0).bytes),
+            crate::format_bytes(self.cost(1, 0).bytes),
         )
     }
 }

@@ -4,7 +4,7 @@
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvView};
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{Problem, Strides};
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::float16::Decoder;

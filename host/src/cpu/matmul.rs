@@ -3,8 +3,8 @@
 
 use super::{slice, slice_mut};
 use crate::dtype::Float;
-use crate::ops::Epilogue;
-use crate::ops::matmul::{Matmul, Problem, Strides};
+use crate::problem::activate::Epilogue;
+use crate::problem::matmul::{Matmul, Problem, Strides};
 use crate::{DType, Element, Result, Tensor, TensorMut};
 use gemm::Parallelism;
 use half::f16;

@@ -2,7 +2,7 @@
 
 use super::{activate, slice, slice_mut, with_float};
 use crate::dtype::Float;
-use crate::ops::Epilogue;
+use crate::problem::activate::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{Result, Tensor, TensorMut};
 use half::f16;

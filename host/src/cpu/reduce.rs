@@ -2,7 +2,7 @@
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
-use crate::ops::reduce::Reduction;
+use crate::problem::reduce::Reduction;
 use crate::{Element, Result, Tensor, TensorMut};
 use rayon::prelude::*;
 

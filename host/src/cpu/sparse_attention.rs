@@ -6,7 +6,7 @@ use super::{slice, slice_mut, with_float};
 use crate::block_mask::BlockMask;
 use crate::dtype::Float;
 use crate::kv::KvView;
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{Problem, Strides};
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 

@@ -8,7 +8,7 @@ use std::ffi::{CString, c_void};
 use std::ptr;
 
 /// A kernel of a module that was loaded from someone's PTX; the module lives as long as the process.
-pub(crate) struct ForeignKernel {
+pub struct ForeignKernel {
     device: CudaDevice,
     function: sys::CUfunction,
 }

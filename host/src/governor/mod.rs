@@ -5,6 +5,7 @@
 //! of the time (its duty), adjusted step by step with hysteresis, and asks for variants that need less power. It is a
 //! pure state machine over [`Sample`]s; [`nvml`] reads them from a device, [`Pacer`] makes both work for a program.
 
+#[cfg_attr(not(feature = "nvml"), path = "no_nvml.rs")]
 pub mod nvml;
 mod watch;
 

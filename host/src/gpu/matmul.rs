@@ -2,8 +2,8 @@
 
 use crate::cuda::{Arg, CudaDevice, args};
 use crate::memory::DeviceBuffer;
-use crate::ops::Activation;
-use crate::ops::matmul::{Around, Batch, Matmul, Problem, Strides, Variant};
+use crate::problem::activate::Activation;
+use crate::problem::matmul::{Around, Batch, Matmul, Problem, Strides, Variant};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Error, Result, Tensor, TensorMut};
 use kernels_gpu::matmul::regtile::tile64_coded;
@@ -290,7 +290,7 @@ fn launch(
     // checked by `ops::linear_into`: a residual lies as c does. `select` gives a kernel whose layouts and alignment are
     // those that `query` found, and parts of k that cover it, none of them empty. The scratch memory holds all parts and
     // is freed behind the launches.
-    unsafe { device.launch(&plan.spec, grid, &arguments)? };
+    unsafe { device.launch_args(&plan.spec, grid, &arguments)? };
     match plan.splits {
         1 => Ok(()),
         parts => add_parts(device, c, partial, parts, dims, write),
@@ -312,5 +312,5 @@ fn add_parts(
     let arguments = [args![c.address, partial, m, n, ldc, stride_c, splits], write].concat();
     // SAFETY: as in `launch`; the parts were written by the launch before on the same stream, and none are read
     // where there are none.
-    unsafe { device.launch(&spec, [blocks, 1, batch], &arguments) }
+    unsafe { device.launch_args(&spec, [blocks, 1, batch], &arguments) }
 }

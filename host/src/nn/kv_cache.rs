@@ -75,7 +75,8 @@ impl KvCache {
 
     /// Tokens that it has memory for.
     pub fn capacity(&self) -> usize {
-        self.layers.first().map_or(0, |layer| layer.k.dims()[0])
+        // a layer whose turn had not come when memory ran out has less than those before it
+        self.layers.iter().flat_map(|layer| [&layer.k, &layer.v]).map(|kv| kv.dims()[0]).min().unwrap_or(0)
     }
 
     /// Makes room for `capacity` tokens in total; the tokens in the cache stay.
@@ -87,7 +88,7 @@ impl KvCache {
             return Ok(());
         }
         for layer in &mut self.layers {
-            for tensor in [&mut layer.k, &mut layer.v] {
+            for tensor in [&mut layer.k, &mut layer.v].into_iter().filter(|kv| kv.dims()[0] < capacity) {
                 let dims = [capacity, self.num_kv_heads, self.head_dim];
                 let mut larger = KvTensor::uninitialized(dims, self.format, &self.device)?;
                 larger.view_mut()?.narrow(0, layer.len)?.copy_from(tensor)?;

@@ -2,6 +2,7 @@
 
 use super::check::{Argument, Check};
 use crate::kv::{KvFormat, KvTensor, KvView};
+use crate::problem::attention::{Attention, Problem, Strides};
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("attention");
@@ -13,59 +14,6 @@ const HEAD_DIMS: std::ops::RangeInclusive<usize> = 16..=128;
 
 /// The most queries of [`attention_cached_into`].
 pub const MAX_CACHED_QUERIES: usize = gpu::attention::MAX_DECODE_QUERIES;
-
-/// Options of attention.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Attention {
-    /// The factor on the scores; `None` for 1/√head_dim.
-    pub scale: Option<f32>,
-    /// Whether query i sees only keys up to number i + kv_len − q_len, so that the last query sees all.
-    pub causal: bool,
-}
-
-impl Attention {
-    /// The factor for heads of this size.
-    pub(super) fn scale_for(&self, head_dim: usize) -> f32 {
-        self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
-    }
-}
-
-/// The sizes and strides of a checked call.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Problem {
-    pub batch: usize,
-    pub num_q_heads: usize,
-    pub num_kv_heads: usize,
-    pub q_len: usize,
-    pub kv_len: usize,
-    pub head_dim: usize,
-    pub scale: f32,
-    pub causal: bool,
-    pub out: Strides,
-    pub q: Strides,
-    pub k: Strides,
-    pub v: Strides,
-}
-
-/// In elements; 0 along dimensions of one entry. The last dimension's is 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Strides {
-    pub batch: usize,
-    pub head: usize,
-    pub row: usize,
-}
-
-impl Problem {
-    /// Query heads that share a kv head.
-    pub fn group(&self) -> usize {
-        self.num_q_heads / self.num_kv_heads
-    }
-
-    /// How many keys, from the first on, query `i` sees.
-    pub fn visible(&self, i: usize) -> usize {
-        if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
-    }
-}
 
 /// out = softmax(scale · q kᵀ) v for each head, without the score matrix in memory.
 ///
@@ -219,8 +167,8 @@ fn run(
     }
 }
 
-/// The baseline of benches: three passes over a score matrix. `None` where it does not run: on the CPU, in f16.
-pub(crate) fn textbook_into(
+/// [`attention_into`] with three passes over a score matrix. `None` where there is no such kernel: on the CPU, in f16.
+pub fn textbook_into(
     out: TensorMut,
     q: &Tensor,
     k: &Tensor,

@@ -1,36 +1,12 @@
 //! Strided copy.
 
 use super::check::Check;
+use crate::kv::{KvMut, KvTensor};
+use crate::problem::copy::{MAX_DIMS, merge};
 use crate::tensor::Layout;
 use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("copy");
-
-/// The most dimensions that may be left after [`merge`].
-pub(crate) const MAX_DIMS: usize = 6;
-
-/// A dimension that can't be merged with its neighbours, and the strides along it, in elements.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Dim {
-    pub extent: usize,
-    pub y: usize,
-    pub x: usize,
-}
-
-/// Leaves out dimensions of size 1 and merges neighbours without a gap between them in both tensors; outermost first.
-pub(crate) fn merge(extents: &[usize], y_strides: &[usize], x_strides: &[usize]) -> Vec<Dim> {
-    let mut dims: Vec<Dim> = Vec::with_capacity(extents.len());
-    for ((&extent, &y), &x) in extents.iter().zip(y_strides).zip(x_strides) {
-        match dims.last_mut() {
-            _ if extent == 1 => {}
-            Some(outer) if outer.y == y * extent && outer.x == x * extent => {
-                *outer = Dim { extent: outer.extent * extent, y, x };
-            }
-            _ => dims.push(Dim { extent, y, x }),
-        }
-    }
-    dims
-}
 
 /// A contiguous copy of `x`, of any shape, type and strides.
 ///
@@ -70,6 +46,31 @@ pub fn copy_into(y: TensorMut, x: &Tensor) -> Result<()> {
     }
 }
 
+impl Tensor {
+    /// This tensor if it is contiguous, else a copy that is.
+    ///
+    /// # Errors
+    /// As [`copy`].
+    pub fn contiguous(&self) -> Result<Self> {
+        if self.is_contiguous() { Ok(self.clone()) } else { copy(self) }
+    }
+}
+
+impl KvMut<'_> {
+    /// Overwrites it with the first tokens of `from`, of the same format and dims.
+    ///
+    /// # Errors
+    /// As [`copy_into`].
+    pub(crate) fn copy_from(self, from: &KvTensor) -> Result<()> {
+        let len = self.dims[0];
+        copy_into(self.values, &from.values.narrow(0, 0, len)?)?;
+        match (self.scales, &from.scales) {
+            (Some(to), Some(scales)) => copy_into(to, &scales.narrow(0, 0, len)?),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// That the kernels have enough dimensions to copy `x` to where `y` says, which has the same shape.
 pub(super) fn check_dims(check: Check, argument: &'static str, y: &Layout, x: &Tensor) -> Result<()> {
     if x.shape().elements() > 0 && merge(x.dims(), &y.strides, x.strides()).len() > MAX_DIMS {
@@ -77,19 +78,4 @@ pub(super) fn check_dims(check: Check, argument: &'static str, y: &Layout, x: &T
         return Err(check.unsupported(argument, x.shape(), reason));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn extents_without_a_gap_are_merged() {
-        let dim = |extent, y, x| Dim { extent, y, x };
-        assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[12, 4, 1]), [dim(24, 1, 1)]);
-        assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[24, 8, 1]), [dim(6, 4, 8), dim(4, 1, 1)]);
-        assert_eq!(merge(&[2, 1, 4], &[4, 99, 1], &[4, 7, 1]), [dim(8, 1, 1)]);
-        assert_eq!(merge(&[3, 2], &[2, 1], &[1, 3]), [dim(3, 2, 1), dim(2, 1, 3)]);
-        assert_eq!(merge(&[1, 1], &[1, 1], &[5, 1]), []);
-    }
 }

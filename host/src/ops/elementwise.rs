@@ -1,23 +1,8 @@
 //! Element by element.
 
 use super::check::Check;
+use crate::problem::elementwise::{Binary, Unary};
 use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
-
-/// z = f(x, y)
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Binary {
-    Add,
-    Mul,
-    SiluMul,
-}
-
-/// y = f(x)
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Unary {
-    Scale(f32),
-    GeluTanh,
-    GeluErf,
-}
 
 /// z = x + y.
 ///

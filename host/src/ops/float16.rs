@@ -1,8 +1,9 @@
 //! Conversion between f32 and the 16-bit formats of [`float16`](crate::float16).
 
 use super::check::{Check, aligned};
-use super::matmul::{Matmul, matmul_into};
+use super::matmul::matmul_into;
 use crate::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
+use crate::problem::matmul::Matmul;
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 
 /// Exponent bits of IEEE half precision.

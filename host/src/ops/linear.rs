@@ -1,9 +1,11 @@
 //! A linear map with a norm before it and an epilogue after it.
 
-use super::activate::{Activation, Epilogue, activate_into};
+use super::activate::activate_into;
 use super::check::Check;
-use super::matmul::{Around, Matmul, around_into};
+use super::matmul::around_into;
 use super::{add_into, rms_norm};
+use crate::problem::activate::{Activation, Epilogue};
+use crate::problem::matmul::{Around, Matmul};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, gpu};
 

@@ -21,29 +21,37 @@
 //! is fused, and takes more than two operands ([`linear()`], [`silu_mul`], [`Epilogue`]). And `+` and `*` promise
 //! broadcasting and a `-` and `/` beside them, which there are no kernels for.
 
-pub(crate) mod activate;
-pub(crate) mod attention;
+mod activate;
+mod attention;
 mod cast;
 mod cat;
-pub(crate) mod check;
-pub(crate) mod copy;
-pub(crate) mod elementwise;
+mod check;
+mod copy;
+mod elementwise;
 mod embedding;
 mod float16;
 mod layer_norm;
 mod linear;
-pub(crate) mod matmul;
+mod matmul;
 mod quant;
-pub(crate) mod reduce;
+mod quantize_with;
+mod reduce;
 mod rms_norm;
 mod rope;
-pub(crate) mod rope_append;
+mod rope_append;
 mod softmax;
+#[cfg(feature = "sparse")]
 mod sparse_attention;
-pub(crate) mod transpose;
+pub(crate) mod textbook;
+mod transpose;
 
-pub use activate::{Activation, Epilogue, activate, activate_into};
-pub use attention::{Attention, MAX_CACHED_QUERIES, attention, attention_into};
+pub use crate::problem::activate::{Activation, Epilogue};
+pub use crate::problem::attention::Attention;
+pub use crate::problem::matmul::{Matmul, Variant};
+pub use crate::problem::rope_append::HeadNorms;
+
+pub use activate::{activate, activate_into};
+pub use attention::{MAX_CACHED_QUERIES, attention, attention_into};
 pub use attention::{attention_cached_into, attention_over_into};
 pub use cast::{cast, cast_into};
 pub use cat::{cat, cat_into, stack, stack_into};
@@ -58,20 +66,24 @@ pub use embedding::{embedding, embedding_into};
 pub use float16::{float16_decode, float16_decode_into, float16_encode, float16_matmul};
 pub use layer_norm::{layer_norm, layer_norm_into};
 pub use linear::{linear, linear_into};
-pub use matmul::{Matmul, Variant, matmul, matmul_into};
+pub use matmul::{matmul, matmul_into};
 pub use quant::{
     dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
     quant_embedding_into, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,
     quant_matmul_rows_into, quantize, quantize_rows,
 };
+pub use quantize_with::quantize_with;
 pub use reduce::{argmax, argmax_into};
 pub use reduce::{max, max_into};
 pub use reduce::{sum, sum_into};
 pub use rms_norm::{rms_norm, rms_norm_into};
 pub use rope::{rope, rope_into};
-pub use rope_append::{HeadNorms, rope_append_into};
+pub use rope_append::rope_append_into;
 pub use softmax::{softmax, softmax_into};
+#[cfg(feature = "sparse")]
 pub use sparse_attention::{DENSE_FROM, Path, PreparedMask, choose_blocks};
+#[cfg(feature = "sparse")]
 pub use sparse_attention::{block_mean, block_mean_into};
+#[cfg(feature = "sparse")]
 pub use sparse_attention::{sparse_attention, sparse_attention_into};
 pub use transpose::{transpose, transpose_into};

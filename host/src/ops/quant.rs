@@ -1,8 +1,9 @@
 //! Quantised matrices: quantise, dequantise, multiply.
 
-use super::activate::{Activation, Epilogue, activate, activate_into};
+use super::activate::{activate, activate_into};
 use super::check::{Check, aligned};
-use super::{add_into, rms_norm};
+use super::{add_into, copy_into, rms_norm};
+use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
@@ -33,6 +34,37 @@ pub fn quantize(x: &Tensor, format: Format) -> Result<QuantTensor> {
         Device::Cuda(device) => gpu::quant::quantize(&device, &mut w, &aligned(x)?)?,
     }
     Ok(w)
+}
+
+/// Values that are in f32 on the device at a time while a matrix is quantised: 64 MiB.
+const PIECE: usize = 16 << 20;
+
+impl QuantTensor {
+    /// Quantises `x` [n, k], row-major, on `device`, a part of the rows at a time: the f32 values of a large matrix need
+    /// not fit beside it.
+    ///
+    /// # Errors
+    /// As [`quantize`]; [`Error::Shape`] if `shape` is not [n, k] with as many values.
+    pub fn from_f32(x: &[f32], shape: impl Into<Shape>, format: Format, device: &Device) -> Result<Self> {
+        let shape = shape.into();
+        let mut whole = Self::uninitialized(format, shape.clone(), device)?;
+        let (n, cols) = (whole.rows(), whole.cols());
+        if x.len() != n * cols {
+            let expected = format!("{} values", x.len());
+            return Err(Error::Shape { op: "quantize", argument: "shape", expected, found: shape });
+        }
+        let most = (PIECE / cols).max(1);
+        for start in (0..n).step_by(most) {
+            let rows = most.min(n - start);
+            let piece = &x[start * cols..(start + rows) * cols];
+            let piece = quantize(&Tensor::from_slice(piece, [rows, cols], device)?, format)?;
+            let parts = [(&mut whole.quants, &piece.quants), (&mut whole.scales, &piece.scales)];
+            for (to, from) in parts {
+                copy_into(to.view_mut()?.narrow(0, start, rows)?, from)?;
+            }
+        }
+        Ok(whole)
+    }
 }
 
 /// The values of `w` [n, k], in f32 or f16.

@@ -1,15 +1,8 @@
 //! Sums, maxima and their indices over the last dimension.
 
 use super::check::Check;
+use crate::problem::reduce::Reduction;
 use crate::{DType, Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
-
-/// What a row becomes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Reduction {
-    Sum,
-    Max,
-    Argmax,
-}
 
 /// y[..] = Σ x[.., ·].
 ///

@@ -2,29 +2,11 @@
 
 use super::check::Check;
 use crate::kv::{KvFormat, KvMut};
+use crate::problem::rope_append::{HeadNorms, Outputs};
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 use kernels_gpu::rope_append::MAX_DIM;
 
 const CHECK: Check = Check("rope_append");
-
-/// The RMS norm of each head of q and of k, before they are rotated.
-#[derive(Clone, Copy, Debug)]
-pub struct HeadNorms<'a> {
-    /// \[dim\], of qkv's type.
-    pub q: &'a Tensor,
-    /// \[dim\], of qkv's type.
-    pub k: &'a Tensor,
-    /// Finite and not negative.
-    pub eps: f32,
-}
-
-/// Where the results of [`rope_append_into`] go: `q`: [rows, heads, dim] of qkv's type, `k` and `v`: caches [capacity,
-/// kv_heads, dim] in one format; all contiguous.
-pub(crate) struct Outputs<'a> {
-    pub q: TensorMut<'a>,
-    pub k: KvMut<'a>,
-    pub v: KvMut<'a>,
-}
 
 /// Splits a fused projection: each head of q and k is normalised (not without `norms`) and rotated as by
 /// [`rope`](super::rope()); q goes to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.

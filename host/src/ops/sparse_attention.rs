@@ -1,11 +1,11 @@
 //! Block-sparse attention, and the choice of its blocks.
 
-use super::attention::{Problem, check, check_head_dim, extents, strides};
+use super::attention::{check, check_head_dim, extents, strides};
 use super::check::Check;
 use crate::block_mask::{BlockGrid, BlockMask, Choose};
 use crate::gpu::sparse_attention::Lists;
 use crate::kv::KvView;
-use crate::ops::Attention;
+use crate::problem::attention::{Attention, Problem};
 use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("sparse_attention");

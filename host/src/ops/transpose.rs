@@ -47,7 +47,7 @@ pub fn transpose_into(y: TensorMut, x: &Tensor) -> Result<()> {
     }
 }
 
-fn transposed(x: &Tensor) -> Result<Shape> {
+pub(super) fn transposed(x: &Tensor) -> Result<Shape> {
     let mut dims = x.dims().to_vec();
     match dims[..] {
         [.., _, _] => {
@@ -56,13 +56,5 @@ fn transposed(x: &Tensor) -> Result<Shape> {
             Ok(dims.into())
         }
         _ => Err(CHECK.bad_shape("x", x, "[.., rows, cols]")),
-    }
-}
-
-/// A shape of at least two dimensions as [batch, rows, cols].
-pub(crate) fn matrices(shape: &Shape) -> (usize, usize, usize) {
-    match shape.dims() {
-        [batch @ .., rows, cols] => (batch.iter().product(), *rows, *cols),
-        _ => (1, 1, shape.elements()),
     }
 }

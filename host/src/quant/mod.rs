@@ -14,11 +14,11 @@ mod choice;
 mod gguf;
 mod report;
 
-pub use choice::{ScaleChoice, quantize_with};
+pub use choice::ScaleChoice;
 pub use kernels_gpu::quant::Format;
 pub use report::ErrorReport;
 
-use crate::{DType, Device, Error, Result, Shape, Tensor, ops};
+use crate::{DType, Device, Error, Result, Shape, Tensor};
 use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
 
 /// A matrix of weights [n, k] in a [`Format`]. Clones share storage.
@@ -34,9 +34,6 @@ pub struct QuantTensor {
     pub(crate) scales: Tensor,
 }
 
-/// Values that are in f32 on the device at a time while a matrix is quantised: 64 MiB.
-const PIECE: usize = 16 << 20;
-
 /// Values that a row must be whole multiples of in memory.
 pub(crate) const fn block(format: Format) -> usize {
     match format {
@@ -45,8 +42,8 @@ pub(crate) const fn block(format: Format) -> usize {
     }
 }
 
-/// Bits of a quant.
-pub(crate) const fn bits(format: Format) -> usize {
+/// Bits of a quant, its scales not counted.
+pub const fn bits(format: Format) -> usize {
     match format {
         Format::I8 | Format::Q8_0 => 8,
         Format::Q4_0 | Format::Q4K => 4,
@@ -134,32 +131,6 @@ impl QuantTensor {
         [&self.quants, &self.scales].map(|part| part.shape().elements() * part.dtype().size()).iter().sum()
     }
 
-    /// Quantises `x` [n, k], row-major, on `device`, a part of the rows at a time: the f32 values of a large matrix need
-    /// not fit beside it.
-    ///
-    /// # Errors
-    /// As [`ops::quantize`]; [`Error::Shape`] if `shape` is not [n, k] with as many values.
-    pub fn from_f32(x: &[f32], shape: impl Into<Shape>, format: Format, device: &Device) -> Result<Self> {
-        let shape = shape.into();
-        let mut whole = Self::uninitialized(format, shape.clone(), device)?;
-        let (n, cols) = (whole.rows(), whole.cols());
-        if x.len() != n * cols {
-            let expected = format!("{} values", x.len());
-            return Err(Error::Shape { op: "quantize", argument: "shape", expected, found: shape });
-        }
-        let most = (PIECE / cols).max(1);
-        for start in (0..n).step_by(most) {
-            let rows = most.min(n - start);
-            let piece = &x[start * cols..(start + rows) * cols];
-            let piece = ops::quantize(&Tensor::from_slice(piece, [rows, cols], device)?, format)?;
-            let parts = [(&mut whole.quants, &piece.quants), (&mut whole.scales, &piece.scales)];
-            for (to, from) in parts {
-                ops::copy_into(to.view_mut()?.narrow(0, start, rows)?, from)?;
-            }
-        }
-        Ok(whole)
-    }
-
     /// This tensor on another device or stream.
     ///
     /// # Errors
@@ -175,7 +146,7 @@ impl QuantTensor {
 }
 
 /// Activations [m, k] in 8 bits, with a scale and a sum per 32 values: what
-/// [`ops::quantize_rows`] makes for one or more products.
+/// [`ops::quantize_rows`](crate::ops::quantize_rows) makes for one or more products.
 #[derive(Clone, Debug)]
 pub struct QuantRows {
     /// The extents of the tensor that was quantised.

@@ -1,7 +1,7 @@
 //! Which matmul kernel, and how k is split: a pure function of the problem and the card's [`Table`].
 
 use super::table::Table;
-use crate::ops::matmul::Variant;
+use crate::problem::matmul::Variant;
 use crate::tensor::MAX_ELEMENTS;
 use kernels_gpu::KernelSpec;
 use kernels_gpu::matmul::regtile::{self, FAMILIES, Family, strided, tile64};
@@ -13,13 +13,13 @@ use std::fmt;
 const VECTOR_WARPS: u32 = 12;
 /// How much longer than the fastest a kernel may take that needs less energy, when that is asked for. As much as the
 /// governor's next step would cost, which takes a tenth of the time away: a kernel that spares it is no loss.
-pub(crate) const LOW_POWER_SLOWER: f64 = 1.1;
+pub const LOW_POWER_SLOWER: f64 = 1.1;
 /// The most parts that k is split into: more cost more to add than they gain.
 const MAX_SPLITS: u32 = 32;
 
 /// Element types, as the kernels' tables are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) enum Types {
+pub enum Types {
     F32,
     F16,
     /// a f32, b f16, c f32.
@@ -28,7 +28,7 @@ pub(crate) enum Types {
 
 /// Which of a and b are transposed, as the kernels' tables are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) enum Layouts {
+pub enum Layouts {
     Nn,
     Nt,
     Tn,
@@ -36,7 +36,7 @@ pub(crate) enum Layouts {
 
 /// All that the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Query {
+pub struct Query {
     pub batch: u32,
     pub m: u32,
     pub n: u32,
@@ -196,7 +196,7 @@ fn vector_splits(q: &Query, blocks: u32) -> u32 {
 }
 
 /// The families and numbers of parts that are worth timing: tiles are not twice as tall as c where smaller ones are.
-pub(crate) fn candidates(q: &Query) -> Vec<(&'static str, u32)> {
+pub fn candidates(q: &Query) -> Vec<(&'static str, u32)> {
     let families = FAMILIES.iter().filter(|family| spec(family, q).is_some() && family.bm / 2 < q.m.max(32));
     let most = 16 * q.multiprocessors;
     families
