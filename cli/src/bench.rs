@@ -175,7 +175,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         screen.text(&format!("against {}", cublas.line()), Style::Plain)?;
     }
 
-    let cases_in_table = testing::cases().iter().filter(|case| case.purpose() == Purpose::Bench).count();
+    let cases_in_table =
+        pascaline_testing::cases().iter().filter(|case| case.purpose() == Purpose::Bench).count();
     let pacer = Pacer::new(&device);
     let mut bench =
         Bench { device, clock, ceilings, copies: Copies::default(), cublas, pacer, cases_in_table };

@@ -190,7 +190,9 @@ impl Chat<'_> {
                 output.note("forgotten");
             }
             Request::Unknown(text) => {
-                return Err(format!("{text} is no command; /help lists them, a space before it makes it a message"));
+                return Err(format!(
+                    "{text} is no command; /help lists them, a space before it makes it a message"
+                ));
             }
             Request::Nothing | Request::Quit | Request::Turn(_) => {}
         }
@@ -271,7 +273,10 @@ impl Chat<'_> {
                 let error = self.args.model.explain(&error);
                 output.complain(&error);
                 if images > 0 {
-                    output.note(&format!("{} still wait for the next message; /drop leaves them out", pictures(images)));
+                    output.note(&format!(
+                        "{} still wait for the next message; /drop leaves them out",
+                        pictures(images)
+                    ));
                 }
                 turn.error = Some(error);
                 Err(())

@@ -107,7 +107,8 @@ impl Total {
     /// Prints it as a table.
     pub fn print(&self, title: &str, screen: &mut Screen) -> Result<(), Failure> {
         let title = format!("{title}, {} launches", self.launches);
-        let table = screen.table(vec![Column::left("", CARD_WIDTH.max(title.len())), Column::right("time", 8)]);
+        let table =
+            screen.table(vec![Column::left("", CARD_WIDTH.max(title.len())), Column::right("time", 8)]);
         screen.line(&table.header(&title))?;
         for TotalOnCard { name, seconds, .. } in &self.cards {
             let time = table::time(Duration::from_secs_f64(*seconds));

@@ -6,15 +6,27 @@ use super::failure::{Failure, loader_error};
 use super::output::Output;
 use super::screen::{Screen, Style};
 use pascaline::Device;
-use pascaline::cuda::{CudaDevice, PTX, PTX_ORIGIN};
+use pascaline::cuda::{self, CudaDevice, PTX_ORIGIN, ptx_modules};
 use pascaline::format_bytes as bytes;
 use pascaline::internals::table;
 use pascaline_driver as driver;
 use serde::Serialize;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
 
-/// Looks for the driver and the devices, loads the kernels on each, and says which device `auto` takes and why.
+/// Looks for the driver and the devices, and says which device `auto` takes and why. Compiles nothing unless asked to.
 #[derive(clap::Args)]
 pub(super) struct Args {
+    /// Load every module of the kernels on each device, and say how long that took: with an empty cache the driver compiles
+    /// them.
+    #[arg(long)]
+    modules: bool,
+
+    /// Write the kernels' PTX to this file, as one text.
+    #[arg(long, value_name = "FILE")]
+    ptx: Option<PathBuf>,
+
     #[command(flatten)]
     output: Output,
 }
@@ -39,6 +51,8 @@ struct Kernels {
     isa: String,
     target: String,
     count: usize,
+    modules: usize,
+    /// In this program, compressed.
     bytes: usize,
 }
 
@@ -67,13 +81,28 @@ struct DeviceState {
     memory_and_heat: Vec<String>,
     /// Where the table comes from by which matmul kernels are chosen, or why it can't be used.
     matmul_choice: Option<String>,
-    /// None if the kernels are loaded on it.
+    /// What loading all modules took, if that was asked for.
+    modules_loaded: Option<ModulesLoaded>,
+    /// None if it can be used.
     problem: Option<String>,
+}
+
+/// All modules were loaded on a device.
+#[derive(Serialize)]
+struct ModulesLoaded {
+    count: usize,
+    seconds: f64,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let file = args.output.report()?;
-    let report = Report::new();
+    if let Some(path) = &args.ptx {
+        let written = cuda::ptx().map_err(Failure::from).and_then(|text| {
+            fs::write(path, text).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+        });
+        written?;
+    }
+    let report = Report::new(args.modules)?;
     // stdout holds the same as JSON then
     if !args.output.stdout_is_taken() {
         report.print(&mut args.output.screen())?;
@@ -82,19 +111,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Report {
-    fn new() -> Self {
+    fn new(load_modules: bool) -> Result<Self, Failure> {
         let count = CudaDevice::count();
         let problem = count.as_ref().err().map(ToString::to_string);
-        let devices = (0..count.unwrap_or(0)).map(DeviceState::of).collect();
+        let devices = (0..count.unwrap_or(0)).map(|ordinal| DeviceState::of(ordinal, load_modules)).collect();
         // The virtual GPU takes the library's place; opening the library all the same would only say so.
         let attempts = if is_virtual() { &[][..] } else { &driver::library().attempts };
         let looked_for =
             attempts.iter().map(|attempt| Attempt { path: attempt.path, error: attempt.error.clone() });
         let choice = Device::choose();
-        Self {
+        Ok(Self {
             pascaline: env!("CARGO_PKG_VERSION"),
             cpu: Cpu::here(),
-            kernels: Kernels::read(PTX),
+            kernels: Kernels::here()?,
             driver: DriverState {
                 backend: if is_virtual() { "virtual" } else { "real" },
                 found: Driver::in_use(),
@@ -107,16 +136,19 @@ impl Report {
                 Device::Cuda(device) => format!("cuda:{}", device.properties().ordinal),
             },
             auto_because: choice.reason,
-        }
+        })
     }
 
     fn print(&self, screen: &mut Screen) -> Result<(), Failure> {
-        let Kernels { origin, isa, target, count, bytes: size } = &self.kernels;
+        let Kernels { origin, isa, target, count, modules, bytes: size } = &self.kernels;
         entry(screen, "Pascaline", self.pascaline, Style::Heading)?;
         entry(
             screen,
             "Kernels",
-            &format!("{count} in PTX {isa} for {target}, {}, {origin}", bytes(*size)),
+            &format!(
+                "{count} in {modules} modules, PTX {isa} for {target}, {} compressed, {origin}",
+                bytes(*size)
+            ),
             Style::Plain,
         )?;
         entry(screen, "CPU", &self.cpu.line(), Style::Plain)?;
@@ -153,7 +185,7 @@ fn entry(screen: &mut Screen, heading: &str, text: &str, style: Style) -> Result
 }
 
 impl DeviceState {
-    fn of(ordinal: u32) -> Self {
+    fn of(ordinal: u32, load_modules: bool) -> Self {
         let properties = CudaDevice::properties_of(ordinal);
         let device = CudaDevice::new(ordinal);
         let mut memory_and_heat = Vec::new();
@@ -166,13 +198,23 @@ impl DeviceState {
                 Err(error) => error.to_string(),
             });
         }
-        let opened = device.and_then(|device| device.memory_info());
+        let mut modules_loaded = None;
+        let opened = device.and_then(|device| {
+            if load_modules {
+                let (started, all) = (Instant::now(), ptx_modules().collect::<Vec<_>>());
+                device.load_modules(&all)?;
+                let seconds = started.elapsed().as_secs_f64();
+                modules_loaded = Some(ModulesLoaded { count: all.len(), seconds });
+            }
+            device.memory_info()
+        });
         let problem = properties.as_ref().err().or(opened.as_ref().err()).map(ToString::to_string);
         Self {
             gpu: properties.ok().map(|p| Gpu::new(&p)),
             memory_free: opened.ok().map(|(free, _)| free),
             memory_and_heat,
             matmul_choice,
+            modules_loaded,
             problem,
         }
     }
@@ -211,26 +253,35 @@ impl DeviceState {
             false => "off",
         };
         entry(screen, "", &format!("watchdog: {watchdog}"), Style::Plain)?;
+        if let Some(ModulesLoaded { count, seconds }) = &self.modules_loaded {
+            let line = format!("all {count} modules of the kernels loaded in {seconds:.1} s");
+            entry(screen, "", &line, Style::Plain)?;
+        }
         match &self.problem {
             Some(problem) => entry(screen, "", problem, Style::Bad),
-            None => entry(screen, "", "the kernels are loaded", Style::Plain),
+            None => entry(screen, "", "ready", Style::Plain),
         }
     }
 }
 
 impl Kernels {
-    fn read(ptx: &str) -> Self {
+    fn here() -> Result<Self, Failure> {
+        let ptx = match ptx_modules().next() {
+            Some(module) => cuda::ptx_of(module)?,
+            None => String::new(),
+        };
         let directive = |name: &str| {
             let line = ptx.lines().find_map(|line| line.strip_prefix(name));
             line.map_or("?", str::trim).to_owned()
         };
-        Self {
+        Ok(Self {
             origin: PTX_ORIGIN,
             isa: directive(".version "),
             target: directive(".target "),
-            count: ptx.lines().filter(|line| line.starts_with(".visible .entry ")).count(),
-            bytes: ptx.len(),
-        }
+            count: kernels_gpu::KERNELS.iter().copied().flatten().count(),
+            modules: ptx_modules().len(),
+            bytes: cuda::ptx_compressed_bytes(),
+        })
     }
 }
 
@@ -239,9 +290,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ptx_says_what_it_is() {
-        let kernels = Kernels::read(PTX);
+    fn the_ptx_says_what_it_is() -> Result<(), Failure> {
+        let kernels = Kernels::here()?;
         assert_eq!((kernels.isa.as_str(), kernels.target.as_str()), ("6.4", "sm_61"));
-        assert_eq!(kernels.count, kernels_gpu::KERNELS.iter().copied().flatten().count());
+        let entries = cuda::ptx()?.lines().filter(|line| line.starts_with(".visible .entry ")).count();
+        assert_eq!(kernels.count, entries);
+        Ok(())
     }
 }

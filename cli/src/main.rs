@@ -85,6 +85,11 @@ fn main() -> ExitCode {
             return ExitCode::from(help_or_error.exit_code() as u8);
         }
     };
+    pascaline::cuda::on_slow_compilation(|| {
+        eprintln!(
+            "The driver compiles the kernels for this GPU. It keeps them, so that the next start is faster."
+        );
+    });
     let result = match cli.command {
         Command::Bench(args) => bench::run(&args),
         Command::Validate(args) => validate::run(&args),

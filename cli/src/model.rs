@@ -3,16 +3,12 @@
 use super::device::DeviceArg;
 use super::failure::Failure;
 use super::output::Output;
-use pascaline::kv::KvFormat;
-use pascaline::quant::Format;
-use qwen3_vl::{LoadOptions, Options, Prompt, Qwen3Vl, Sampling};
-use pascaline::{DType, Device, Error};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
 use pascaline::quant::Format;
-use pascaline::{DType, Device};
-use qwen3_vl::{LoadOptions, Options, Qwen3Vl, Sampling};
+use pascaline::{DType, Device, Error};
+use qwen3_vl::{LoadOptions, Options, Prompt, Qwen3Vl, Sampling};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -7,8 +7,8 @@ use super::output::Output;
 use super::ptxas::{self, Registers};
 use super::screen::Style;
 use pascaline::cuda::{self, is_lost};
-use pascaline_testing::{self as testing, Case, Purpose};
 use pascaline::{Device, Tensor};
+use pascaline_testing::{self as testing, Case, Purpose};
 use pascaline_virtual_gpu::{
     Card, Config, LaunchReport, Module, configure, keep_reports, take_findings, take_reports,
 };
@@ -65,7 +65,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     configure(Config { traffic: true, ..config }).map_err(|error| Failure::Failed(error.to_string()))?;
     let device = Device::virtual_gpu()?;
     let ptx = cuda::ptx()?;
-    let module = Module::parse(&ptx).map_err(|error| Failure::Failed(format!("the kernels' PTX: {error}")))?;
+    let module =
+        Module::parse(&ptx).map_err(|error| Failure::Failed(format!("the kernels' PTX: {error}")))?;
 
     screen.start(cases.len());
     keep_reports();

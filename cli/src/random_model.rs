@@ -4,8 +4,6 @@
 use super::failure::Failure;
 use super::model::check_directory;
 use super::output::Output;
-use qwen3_vl::config::Config;
-use qwen3_vl::weights::expected;
 use half::bf16;
 use qwen3_vl::config::Config;
 use qwen3_vl::weights::expected;

@@ -8,12 +8,14 @@ use super::ptx_argument::{Argument, extents, fit};
 use super::ptxas::{self, Registers};
 use super::screen::{Screen, Style};
 use super::table;
-use pascaline::cuda::{CudaDevice, ForeignKernel};
+use pascaline::cuda::CudaDevice;
 use pascaline::memory::DeviceBuffer;
 use pascaline_virtual_gpu::{Card, Config, Finding, Gpu, Kernel, Launch, MemoryError, Module, POISON};
 use serde::Serialize;
+use std::ffi::c_void;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::ptr;
 
 /// Runs one launch. On the virtual GPU it prints findings, counts and the estimated time on Pascal cards; on a real
 /// one, its time.
@@ -223,7 +225,7 @@ fn on_cuda(
 ) -> Result<(), Failure> {
     let device = CudaDevice::new(ordinal)
         .map_err(|error| Failure::Failed(format!("{error}; `--device virtual` needs no GPU")))?;
-    let kernel = ForeignKernel::load(&device, ptx, &args.kernel)?;
+    let kernel = device.load_ptx(ptx)?.get_function(&args.kernel)?;
     let (mut values, mut buffers) = (Vec::new(), Vec::new());
     for input in inputs {
         let (value, buffer) = match input.argument {
@@ -237,10 +239,15 @@ fn on_cuda(
         values.push(value);
         buffers.push(buffer);
     }
+    let arguments: Vec<*mut c_void> =
+        values.iter().map(|value| ptr::from_ref(value).cast_mut().cast()).collect();
+    let ([gx, gy, gz], [bx, by, bz]) = (args.grid, args.block);
     let (begin, end) = (device.event()?, device.event()?);
     begin.record(device.stream())?;
-    // SAFETY: `fit` has checked that there are as many arguments as parameters, each of 4 or 8 bytes.
-    unsafe { kernel.launch(args.grid, args.block, args.shared, &values)? };
+    // SAFETY: `fit` has checked that there are as many arguments as parameters, each of 4 or 8 bytes, and every value has
+    // 8. Addresses are of buffers on this stream that live until it is waited for. What a wrong kernel does to device
+    // memory can't touch the host's.
+    unsafe { device.stream().launch(&kernel, (gx, gy, gz), (bx, by, bz), args.shared, &arguments)? };
     end.record(device.stream())?;
     device.synchronize()?;
     let time = end.since(&begin)?;

@@ -68,7 +68,9 @@ impl Screen {
             (true, false) => {
                 (Box::new(io::stderr()), io::stderr().is_terminal(), terminal_size_of(io::stderr()))
             }
-            (false, _) => (Box::new(io::stdout()), io::stdout().is_terminal(), terminal_size_of(io::stdout())),
+            (false, _) => {
+                (Box::new(io::stdout()), io::stdout().is_terminal(), terminal_size_of(io::stdout()))
+            }
         };
         Self {
             out,

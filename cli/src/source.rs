@@ -71,7 +71,7 @@ fn read_to_end(from: impl Read, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(limit + 1).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > limit {
-        true => Err(io::Error::other(format!("more than {}", pascaline::format_bytes as bytes(limit as usize)))),
+        true => Err(io::Error::other(format!("more than {}", pascaline::format_bytes(limit as usize)))),
         false => Ok(bytes),
     }
 }

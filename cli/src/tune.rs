@@ -1,26 +1,19 @@
 //! `pascaline tune`: times every matmul kernel on a card and keeps what the choice between them should know.
 
+use super::device::asked_for;
 use super::environment::is_virtual;
 use super::failure::Failure;
-use super::device::asked_for;
-use super::output::Output;
 use super::measure::{Clock, Way};
+use super::output::Output;
 use super::screen::{Screen, Style};
 use super::table::{Column, digits};
-use pascaline::cuda::{CudaDevice, Properties};
-use pascaline::governor::nvml::Monitor;
-use pascaline::internals::select::{Layouts, Query, candidates};
-use pascaline::internals::table::{Sample, Table, user_file};
-use pascaline::ops::{Matmul, Variant, matmul_into};
-use pascaline_testing::data;
-use pascaline::{DType, Device, Error, Result, Tensor};
 use kernels_gpu::matmul::regtile::FAMILIES;
 use pascaline::cuda::{CudaDevice, Properties};
 use pascaline::governor::nvml::Monitor;
 use pascaline::internals::select::{Layouts, Query, candidates};
 use pascaline::internals::table::{Sample, Table, user_file};
 use pascaline::ops::{Matmul, Variant, matmul_into};
-use pascaline::{DType, Device, Result, Tensor};
+use pascaline::{DType, Device, Error, Result, Tensor};
 use pascaline_testing::data;
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,16 +1,16 @@
 //! `pascaline validate --model DIR`: a checkpoint against what the reference computed on it.
 
+use super::device::DeviceArg;
 use super::environment::Environment;
 use super::failure::Failure;
-use super::device::DeviceArg;
 use super::model::check_directory;
 use super::output::Output;
 use super::screen::Style;
 use super::table::{self, Column};
+use pascaline::DType;
 use pascaline::kv::KvFormat;
 use qwen3_vl::validate::{Limits, RunReport, check_run};
 use qwen3_vl::{LoadOptions, Qwen3Vl, cases};
-use pascaline::DType;
 use serde::Serialize;
 use std::path::Path;
 

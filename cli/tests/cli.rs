@@ -3,7 +3,7 @@
 #[path = "common/program.rs"]
 mod program;
 
-use pascaline::testing::{self, Purpose};
+use pascaline_testing::{self as testing, Purpose};
 use program::{pascaline, run, stderr, stdout};
 use serde_json::Value;
 use std::env;

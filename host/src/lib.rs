@@ -35,6 +35,7 @@ mod dtype;
 mod error;
 pub mod float16;
 pub mod governor;
+#[allow(missing_docs)] // public only for `internals`
 mod gpu;
 #[doc(hidden)]
 pub mod internals;

@@ -404,6 +404,34 @@ impl Tensor {
     pub fn address(&self) -> u64 {
         address(&self.storage, &self.layout)
     }
+
+    /// The device address of the first element, for a kernel of your own that reads the tensor; 0 if it has no elements.
+    /// The elements lie one after the other. [`PtxModule`](crate::cuda::PtxModule) has an example.
+    ///
+    /// It is valid for work that is queued on the stream of [`device`](Self::device) while the tensor, or another that
+    /// shares its storage, lives. Kernels write through [`TensorMut::device_address`] only.
+    ///
+    /// # Errors
+    /// [`Error::DType`] if the elements are not `T`s, [`Error::Layout`] if the tensor is not contiguous,
+    /// [`Error::Unsupported`] on the CPU.
+    pub fn device_address<T: Element>(&self) -> Result<u64> {
+        device_address::<T>(&self.storage, &self.layout)
+    }
+}
+
+fn device_address<T: Element>(storage: &Storage, layout: &Layout) -> Result<u64> {
+    let (op, argument) = ("device_address", "tensor");
+    if layout.dtype != T::DTYPE {
+        return Err(Error::DType { op, argument, expected: T::DTYPE.to_string(), found: layout.dtype });
+    }
+    if !layout.is_contiguous() {
+        return Err(Error::Layout { op, argument, needed: "contiguous" });
+    }
+    if let Storage::Cpu(_) = storage {
+        let reason = "it is in host memory; `to_device` copies it to a GPU".into();
+        return Err(Error::Unsupported { op, argument, value: "on the CPU".into(), reason });
+    }
+    Ok(address(storage, layout))
 }
 
 fn address(storage: &Storage, layout: &Layout) -> u64 {
@@ -541,6 +569,14 @@ impl TensorMut<'_> {
     /// what is read or written through it must be queued there.
     pub fn address(&self) -> u64 {
         address(self.storage, &self.layout)
+    }
+
+    /// As [`Tensor::device_address`], for a kernel of your own that writes the elements: nothing else refers to them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn device_address<T: Element>(&self) -> Result<u64> {
+        device_address::<T>(self.storage, &self.layout)
     }
 }
 

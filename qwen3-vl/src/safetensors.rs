@@ -7,7 +7,6 @@
 //! error and no signal.
 
 use super::json::{bad, refuse_lfs_pointer};
-use pascaline::{Error, Result};
 use half::{bf16, f16};
 use pascaline::{Error, Result};
 use rayon::prelude::*;

@@ -42,7 +42,8 @@ pub fn ptx() -> Result<String> {
     for (index, name) in ptx_modules().enumerate() {
         let text = ptx_of(name)?;
         // each module begins with the same directives, which a file has once
-        let is_header = |line: &str| [".version", ".target", ".address_size"].iter().any(|word| line.starts_with(word));
+        let is_header =
+            |line: &str| [".version", ".target", ".address_size"].iter().any(|word| line.starts_with(word));
         for line in text.lines().filter(|line| index == 0 || !is_header(line)) {
             all.push_str(line);
             all.push('\n');

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 static NOTICE: OnceLock<fn()> = OnceLock::new();
-static STATE: Mutex<State> = Mutex::new(State { spent: Duration::ZERO, running: 0, since: None, said: false });
+static STATE: Mutex<State> =
+    Mutex::new(State { spent: Duration::ZERO, running: 0, since: None, said: false });
 
 struct State {
     /// Time in which at least one module was compiled.
@@ -59,7 +60,8 @@ impl Drop for Compiling {
         let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
         state.running -= 1;
         if state.running == 0 {
-            state.spent += state.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+            let spent = state.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+            state.spent += spent;
         }
     }
 }

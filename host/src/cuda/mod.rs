@@ -17,15 +17,15 @@ mod module;
 pub mod occupancy;
 mod stream;
 
+pub use archive::{PTX_ORIGIN, ptx, ptx_compressed_bytes, ptx_modules, ptx_of};
+pub use compiling::on_slow_compilation;
 pub(crate) use device::WITHOUT_VIRTUAL_GPU;
 pub use device::{CudaDevice, Properties, driver_version};
 pub use event::Event;
-pub use foreign::ForeignKernel;
+pub use foreign::{Function, PtxModule};
 pub use graph::Graph;
 pub use launch::trace;
 pub(crate) use launch::{Arg, args};
-pub use archive::{PTX_ORIGIN, ptx, ptx_compressed_bytes, ptx_modules, ptx_of};
-pub use compiling::on_slow_compilation;
 pub use module::Loaded;
 pub(crate) use stream::COUNTERS;
 pub(crate) use stream::Kept;

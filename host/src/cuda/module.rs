@@ -85,8 +85,7 @@ impl Modules {
     ///
     /// Modules are never unloaded: they live as long as the primary context, which lives as long as the process.
     fn load(&self, name: &str) -> Result<()> {
-        let _lock =
-            self.loading.get(name).map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        let _lock = self.loading.get(name).map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         if self.is_loaded(name) {
             return Ok(());
         }

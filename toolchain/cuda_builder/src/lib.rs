@@ -98,7 +98,7 @@ pub enum CudaBuilderError {
     #[error("the GPU crate can't be built here: {0}")]
     Unavailable(String),
     /// `CUDA_BUILDER_PREBUILT` asks for the prebuilt PTX, and none was named.
-    #[error("CUDA_BUILDER_PREBUILT is set, and there is no prebuilt PTX")]
+    #[error("CUDA_BUILDER_PREBUILT is set, so nothing is compiled")]
     NoPrebuilt,
     /// The PTX was made and is not what was asked for.
     #[error("{}: {source}", .path.display())]
@@ -253,7 +253,6 @@ impl CudaBuilder {
             ) => {
                 let path = base.join(prebuilt);
                 rerun_if_changed(&path);
-                let why = if force_prebuilt { format!("{FORCE_PREBUILT} is set") } else { why.to_string() };
                 warn(&format!("using the prebuilt {}: {why}", prebuilt.display()));
                 let text = read(&path)?;
                 ptx::check(&text, self.arch.sm(), self.isa)

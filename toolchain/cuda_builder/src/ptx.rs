@@ -359,7 +359,8 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, PtxError> {
 
 /// The bytes of `.u64 name` or `.align 4 .b8 name[12]`.
 fn parameter_bytes(declaration: &str) -> Option<usize> {
-    let bits = |word: &str| word.strip_prefix('.')?.trim_start_matches(char::is_alphabetic).parse::<usize>().ok();
+    let bits =
+        |word: &str| word.strip_prefix('.')?.trim_start_matches(char::is_alphabetic).parse::<usize>().ok();
     let size = declaration.split_whitespace().filter(|word| *word != ".align").find_map(bits)? / 8;
     let count = declaration.split_once('[').and_then(|(_, rest)| rest.split_once(']')?.0.parse().ok());
     Some(size * count.unwrap_or(1))
