@@ -1,7 +1,6 @@
 //! Tensors: shape, strides, element type, and shared storage on a device.
 
 mod construct;
-mod display;
 
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result, Shape};
