@@ -71,7 +71,7 @@ fn product(
     assert!(reach(m, k, a_strides) <= a.len() && reach(k, n, b_strides) <= b.len());
     assert!(reach(m, n, Strides { row: ldc, column: 1 }) <= c.len());
     let parallelism = if m * n * k < PARALLEL { Parallelism::None } else { Parallelism::Rayon(0) };
-    // SAFETY: all elements that the extents and strides reach are inside the slices (asserted above), and c is
+    // SAFETY: all elements that the sizes and strides reach are inside the slices (asserted above), and c is
     // borrowed mutably, so it overlaps neither input. gemm's names for the factors are the other way round.
     unsafe {
         gemm::gemm(

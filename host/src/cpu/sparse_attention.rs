@@ -59,7 +59,7 @@ pub(crate) fn block_mean(
     block: usize,
 ) -> Result<()> {
     let elements = y.shape().elements();
-    let y = &mut slice_mut::<f32>(&mut y)?[..elements]; // the storage may go on behind it
+    let y = &mut slice_mut::<f32>(&mut y)?[..elements]; // the storage may go on after it
     let per_batch = heads;
     with_float!(x.dtype(), T => {
         let x = slice::<T>(x)?;
