@@ -15,13 +15,13 @@
 //! ```
 
 mod builders;
+mod choose;
 mod draw;
 mod lists;
-mod select;
 mod sets;
 
+pub use choose::Choose;
 pub(crate) use lists::{DecodeLists, PrefillLists};
-pub use select::Choose;
 
 use crate::tensor::MAX_ELEMENTS;
 use crate::{Error, Result};
@@ -268,8 +268,7 @@ impl BlockMask {
         let mut pairs = 0;
         for at in 0..self.row_starts.len() - 1 {
             for i in self.row_starts[at] as usize..self.row_starts[at + 1] as usize {
-                let (queries, keys) =
-                    self.grid.sizes(at % self.grid.rows().max(1), self.columns[i] as usize);
+                let (queries, keys) = self.grid.sizes(at % self.grid.rows().max(1), self.columns[i] as usize);
                 pairs += match self.cells[i] {
                     0 => (queries * keys) as u64,
                     id => of_patterns[id as usize - 1],

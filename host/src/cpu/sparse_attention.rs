@@ -6,7 +6,7 @@ use super::{slice, slice_mut, with_float};
 use crate::block_mask::BlockMask;
 use crate::dtype::Float;
 use crate::kv::KvView;
-use crate::problem::attention::{Problem, Strides};
+use crate::problem::attention::{HeadStrides, Problem};
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
@@ -54,7 +54,7 @@ pub(crate) fn attention(
 pub(crate) fn block_mean(
     mut y: TensorMut,
     x: &Tensor,
-    strides: Strides,
+    strides: HeadStrides,
     [heads, rows, head_dim]: [usize; 3],
     block: usize,
 ) -> Result<()> {

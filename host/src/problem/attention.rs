@@ -27,15 +27,15 @@ pub struct Problem {
     pub head_dim: usize,
     pub scale: f32,
     pub causal: bool,
-    pub out: Strides,
-    pub q: Strides,
-    pub k: Strides,
-    pub v: Strides,
+    pub out: HeadStrides,
+    pub q: HeadStrides,
+    pub k: HeadStrides,
+    pub v: HeadStrides,
 }
 
 /// In elements; 0 along dimensions of one entry. The last dimension's is 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Strides {
+pub struct HeadStrides {
     pub batch: usize,
     pub head: usize,
     pub row: usize,

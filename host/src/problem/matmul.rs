@@ -40,9 +40,9 @@ pub enum Variant {
     Vector,
 }
 
-/// What may stand around a product; the caller has checked it.
+/// The operands fused with a product: a norm as its prologue, and an epilogue. The caller has checked them.
 #[derive(Clone, Copy, Default)]
-pub struct Around<'a> {
+pub struct Fusion<'a> {
     /// The weight \[k\] and eps of an RMS norm of a's rows. For the GPU's fused linear maps only.
     pub norm: Option<(&'a Tensor, f32)>,
     /// The bias and the residual are c's; the activation is for the GPU's fused linear maps only.
@@ -55,8 +55,8 @@ pub struct Problem {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    pub a: Strides,
-    pub b: Strides,
+    pub a: MatrixStrides,
+    pub b: MatrixStrides,
     /// Between the rows of c.
     pub ldc: usize,
     pub c_column: usize,
@@ -66,7 +66,7 @@ pub struct Problem {
 
 /// The distances between a matrix's rows and its columns, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Strides {
+pub struct MatrixStrides {
     pub row: usize,
     pub column: usize,
 }
@@ -100,7 +100,7 @@ impl Problem {
                 _ => batch.push(inner),
             }
         }
-        let strides = |x: &Layout| Strides {
+        let strides = |x: &Layout| MatrixStrides {
             row: x.strides[x.shape.rank() - 2],
             column: x.strides[x.shape.rank() - 1],
         };
