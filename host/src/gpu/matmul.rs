@@ -101,7 +101,8 @@ pub(crate) fn matmul<'a>(
     options: &Matmul,
     fusion: &Fusion,
 ) -> Result<()> {
-    let plain = fusion.epilogue.bias.is_none();
+    // a bias belongs to columns and a norm to rows of a, which the transposed product exchanges
+    let plain = fusion.epilogue.bias.is_none() && fusion.norm.is_none();
     if p.n == 1 && p.m > 1 && p.ldc == 1 && a.dtype() == b.dtype() && plain {
         // a·x for a column x is xᵀ·aᵀ, for which there are few-row kernels
         std::mem::swap(&mut p.m, &mut p.n);
