@@ -52,6 +52,8 @@ mod tensor;
 pub use device::{Choice, Device};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result, format_bytes};
+/// The Rust type of elements in [`DType::F16`].
+pub use half::f16;
 pub use shape::Shape;
 pub use tensor::{MAX_ELEMENTS, Tensor, TensorMut};
 

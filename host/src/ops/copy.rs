@@ -8,11 +8,20 @@ use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("copy");
 
-/// A contiguous copy of `x`.
+/// A contiguous copy of `x`, of any shape, type and strides.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::arange(0u32, 6, &Device::Cpu)?.reshape([2, 3])?;
+/// let column = x.narrow(1, 1, 1)?; // a view with gaps
+/// let y = ops::copy(&column)?;
+/// assert!(y.is_contiguous() && y.to_vec::<u32>()? == [1, 4]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six extents
-/// are left after neighbours without a gap between them are taken together, or a device error.
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six
+/// dimensions are left after neighbours without a gap between them are merged, or a device error.
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     copy_into(y.view_mut()?, x)?;

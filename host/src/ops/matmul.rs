@@ -1,7 +1,7 @@
 //! Matrix products.
 
 use super::check::Check;
-use crate::problem::matmul::{Around, Matmul, Problem};
+use crate::problem::matmul::{Fusion, Matmul, Problem};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
@@ -9,9 +9,19 @@ const CHECK: Check = Check("matmul");
 
 /// c = a·b.
 ///
-/// `a`: [.., m, k], `b`: [.., k, n], `c`: [.., m, n]. Leading extents are equal, or missing or 1 in one of the two,
-/// which is then used for all. Each operand may have any strides: `w.swap_dims(0, 1)` is a transposed matrix and costs
+/// `a`: [.., m, k], `b`: [.., k, n], `c`: [.., m, n]. Leading dimensions are equal, or missing or 1 in one of the two,
+/// which is then broadcast. Each operand may have any strides: `w.swap_dims(0, 1)` is a transposed matrix and costs
 /// nothing. f32 · f32 → f32, f16 · f16 → f16, and f32 · f16 → f32 (weights in half precision); sums are f32.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let a = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::Cpu)?;
+/// let b = Tensor::from_slice(&[1.0f32, 10.0, 100.0, 1000.0], [2, 2], &Device::Cpu)?;
+/// assert_eq!(ops::matmul(&a, &b)?.to_vec::<f32>()?, [201.0, 2010.0, 403.0, 4030.0]);
+/// let transposed = b.swap_dims(0, 1)?;
+/// assert_eq!(ops::matmul(&a, &transposed)?.to_vec::<f32>()?, [21.0, 2100.0, 43.0, 4300.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::DType`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
@@ -22,21 +32,33 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(c)
 }
 
-/// c = alpha·a·b + beta·c, with `a`, `b` and `c` as in [`matmul`]. The elements of a row of `c` lie side by side.
+/// c = alpha·a·b + beta·c, with `a`, `b` and `c` as in [`matmul`]. `c` has stride 1 in its last dimension.
+///
+/// ```
+/// use pascaline::ops::{self, Matmul};
+/// use pascaline::{DType, Device, Tensor};
+/// let a = Tensor::from_slice(&[1.0f32, 2.0], [1, 2], &Device::Cpu)?;
+/// let b = Tensor::from_slice(&[3.0f32, 4.0], [2, 1], &Device::Cpu)?;
+/// let mut c = Tensor::full(100.0f32, [1, 1], &Device::Cpu)?;
+/// let options = Matmul { alpha: 2.0, beta: 1.0, ..Matmul::default() };
+/// ops::matmul_into(c.view_mut()?, &a, &b, &options)?;
+/// assert_eq!(c.to_vec::<f32>()?, [2.0 * 11.0 + 100.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
-/// As [`matmul`], [`Error::Layout`] for `c`, and [`Error::Unsupported`] if `options` name a kernel that can't do it.
+/// As [`matmul`], [`Error::Layout`] for `c`, and [`Error::Unsupported`] if `options` name a kernel that does not take such operands.
 pub fn matmul_into(c: TensorMut, a: &Tensor, b: &Tensor, options: &Matmul) -> Result<()> {
-    around_into(c, a, b, options, &Around::default())
+    fused_into(c, a, b, options, &Fusion::default())
 }
 
 /// [`matmul_into`] with a bias and a residual, which needs c to be contiguous.
-pub(crate) fn around_into(
+pub(crate) fn fused_into(
     c: TensorMut,
     a: &Tensor,
     b: &Tensor,
     options: &Matmul,
-    around: &Around,
+    fusion: &Fusion,
 ) -> Result<()> {
     let shape = output_shape(a, b)?;
     CHECK.dtype("c", &c, output_dtype(a, b)?)?;
@@ -47,14 +69,18 @@ pub(crate) fn around_into(
     let device = CHECK.device(&c, &[("a", a), ("b", b)])?;
     let problem = Problem::new(c.layout(), a.layout(), b.layout());
     if problem.n > 1 && problem.c_column != 1 {
-        return Err(Error::Layout { op: "matmul", argument: "c", needed: "row-major in its last extent" });
+        return Err(Error::Layout {
+            op: "matmul",
+            argument: "c",
+            needed: "contiguous in its last dimension",
+        });
     }
     if problem.is_empty() {
         return Ok(());
     }
     match device {
-        Device::Cpu => cpu::matmul::matmul(c, a, b, &problem, options, &around.epilogue),
-        Device::Cuda(device) => gpu::matmul::matmul(&device, c, a, b, problem, options, around),
+        Device::Cpu => cpu::matmul::matmul(c, a, b, &problem, options, &fusion.epilogue),
+        Device::Cuda(device) => gpu::matmul::matmul(&device, c, a, b, problem, options, fusion),
     }
 }
 
@@ -71,7 +97,7 @@ fn output_dtype(a: &Tensor, b: &Tensor) -> Result<DType> {
     }
 }
 
-/// [.., m, n] with the leading extents of both.
+/// [.., m, n] with the leading dimensions of both.
 fn output_shape(a: &Tensor, b: &Tensor) -> Result<Shape> {
     let (Some((outer_a, [m, k])), Some((outer_b, [rows_b, n]))) =
         (a.dims().split_last_chunk::<2>(), b.dims().split_last_chunk::<2>())
@@ -85,20 +111,20 @@ fn output_shape(a: &Tensor, b: &Tensor) -> Result<Shape> {
     let rank = outer_a.len().max(outer_b.len());
     let mut dims = Vec::with_capacity(rank + 2);
     for d in 0..rank {
-        // leading extents are aligned at their ends
-        let extent = |outer: &[usize]| (d + outer.len()).checked_sub(rank).map_or(1, |at| outer[at]);
-        match (extent(outer_a), extent(outer_b)) {
+        // leading dimensions are aligned at their ends
+        let size = |outer: &[usize]| (d + outer.len()).checked_sub(rank).map_or(1, |at| outer[at]);
+        match (size(outer_a), size(outer_b)) {
             (x, y) if x == y => dims.push(x),
             (1, y) => dims.push(y),
             (x, 1) => dims.push(x),
             (x, _) => {
-                let expected = format!("leading extent {x} or 1 for a of shape {}", a.shape());
+                let expected = format!("leading dimension {x} or 1 for a of shape {}", a.shape());
                 return Err(CHECK.bad_shape("b", b, expected));
             }
         }
     }
     dims.extend([*m, *n]);
-    let elements = dims.iter().fold(1u128, |product, &extent| product.saturating_mul(extent as u128));
+    let elements = dims.iter().fold(1u128, |product, &size| product.saturating_mul(size as u128));
     match elements <= MAX_ELEMENTS as u128 {
         true => Ok(dims.into()),
         // found before the output is allocated

@@ -1,9 +1,25 @@
 //! The public, safe ops. Each checks shapes, types, layouts and devices once, for all backends, and then runs on the
 //! device that its tensors are on: `gpu/‹op›.rs` or `cpu/‹op›.rs`.
 //!
-//! Every op comes in two forms: `‹op›(inputs)` allocates its output; `‹op›_into(output, inputs)` writes into a tensor
-//! that nothing else refers to ([`Tensor::view_mut`](crate::Tensor::view_mut)). GPU work is queued on the tensors' stream; only reading back
-//! waits for it. A tensor without elements is a valid argument everywhere its shape fits.
+//! Most ops have two forms: `‹op›(inputs)` allocates its output; `‹op›_into(output, inputs)` writes into a tensor
+//! that nothing else refers to ([`Tensor::view_mut`](crate::Tensor::view_mut)), or into a part of one. GPU work is queued on
+//! the tensors' stream; only reading back waits for it. A tensor without elements is a valid argument everywhere its shape
+//! fits.
+//!
+//! ```
+//! use pascaline::{DType, Device, Tensor, ops};
+//! let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 2], &Device::Cpu)?;
+//! let mut y = Tensor::zeros([2, 2], DType::F32, &Device::Cpu)?;
+//! ops::scale_into(y.view_mut()?.narrow(0, 1, 1)?, &x, 10.0)?; // row 1 of y
+//! assert_eq!(y.to_vec::<f32>()?, [0.0, 0.0, 10.0, 20.0]);
+//! # Ok::<(), pascaline::Error>(())
+//! ```
+//!
+//! **Why functions and not operators.** Every op allocates and can fail: with its arguments' shapes, types and devices, and for
+//! want of memory. A `+` must then either panic, which nothing here does, or give a `Result`: `((&a + &b)? * &c)?` says no
+//! more than the functions' names do and hides that each step is a launch and a pass over memory. What is fast on these GPUs
+//! is fused, and takes more than two operands ([`linear()`], [`silu_mul`], [`Epilogue`]). And `+` and `*` promise
+//! broadcasting and a `-` and `/` beside them, which there are no kernels for.
 
 mod activate;
 mod attention;
@@ -11,6 +27,7 @@ mod cast;
 mod cat;
 mod check;
 mod copy;
+mod display;
 mod elementwise;
 mod embedding;
 mod float16;

@@ -1,4 +1,4 @@
-//! Transpose of the last two extents.
+//! Transpose of the last two dimensions.
 
 use super::check::Check;
 use crate::{Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
@@ -9,8 +9,17 @@ const CHECK: Check = Check("transpose");
 ///
 /// `x`: [.., rows, cols] of any type, contiguous. The result is [.., cols, rows], contiguous.
 ///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::arange(0u32, 6, &Device::Cpu)?.reshape([2, 3])?;
+/// let y = ops::transpose(&x)?;
+/// assert_eq!(y.dims(), [3, 2]);
+/// assert_eq!(y.to_vec::<u32>()?, [0, 3, 1, 4, 2, 5]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
-/// [`Error::Shape`](crate::Error::Shape) if `x` has fewer than two extents, [`Error::Layout`](crate::Error::Layout),
+/// [`Error::Shape`](crate::Error::Shape) if `x` has fewer than two dimensions, [`Error::Layout`](crate::Error::Layout),
 /// [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
 pub fn transpose(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(transposed(x)?, x.dtype(), &x.device())?;
@@ -27,7 +36,7 @@ pub fn transpose_into(y: TensorMut, x: &Tensor) -> Result<()> {
     CHECK.contiguous("x", x)?;
     CHECK.contiguous("y", &y)?;
     CHECK.dtype("y", &y, x.dtype())?;
-    CHECK.shape("y", &y, shape.dims(), "x's shape with the last two extents exchanged")?;
+    CHECK.shape("y", &y, shape.dims(), "x's shape with the last two dimensions exchanged")?;
     let device = CHECK.device(&y, &[("x", x)])?;
     if x.shape().elements() == 0 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What stands behind a linear map.
+//! The epilogue of a linear map: bias, activation, residual.
 
 use crate::Tensor;
 
@@ -14,13 +14,13 @@ pub enum Activation {
     GeluTanh,
     /// x·Φ(x), Φ the normal distribution.
     GeluErf,
-    /// silu(g)·u, with g from the first half of the columns and u from the second: half as many columns remain (Shazeer
+    /// silu(g)·u, with g from the first half of the columns and u from the second: the result has half as many (Shazeer
     /// 2020, "GLU variants improve transformer").
     SwiGlu,
 }
 
 impl Activation {
-    /// The columns that remain of `cols`; `None` where they have no halves.
+    /// The columns of the result for `cols` columns; `None` where two halves are needed and there are none.
     pub(crate) fn columns(self, cols: usize) -> Option<usize> {
         match self {
             Self::SwiGlu => cols.is_multiple_of(2).then_some(cols / 2),
@@ -29,7 +29,18 @@ impl Activation {
     }
 }
 
-/// What happens to a product before it is written: act(product + bias) + residual.
+/// The part of a product's kernel after the sums: act(product + bias) + residual. The default does nothing.
+///
+/// ```
+/// use pascaline::ops::{self, Epilogue};
+/// use pascaline::{Device, Tensor};
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 2], &Device::Cpu)?;
+/// let w = Tensor::from_slice(&[1.0f32, 1.0, 1.0, -1.0], [2, 2], &Device::Cpu)?; // [out, in]
+/// let bias = Tensor::from_slice(&[10.0f32, 20.0], [2], &Device::Cpu)?;
+/// let epilogue = Epilogue { bias: Some(&bias), residual: Some(&x), ..Epilogue::default() };
+/// assert_eq!(ops::linear(&x, &w, None, &epilogue)?.to_vec::<f32>()?, [3.0 + 10.0 + 1.0, -1.0 + 20.0 + 2.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Epilogue<'a> {
     /// \[n\], of the output's type.

@@ -1,9 +1,9 @@
 //! Strided copies.
 
-/// The most extents that are left after [`merge`].
+/// The most dimensions that may be left after [`merge`].
 pub const MAX_DIMS: usize = 6;
 
-/// An extent that can't be merged with its neighbours, and the strides along it, in elements.
+/// A dimension that can't be merged with its neighbours, and the strides along it, in elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dim {
     pub extent: usize,
@@ -11,7 +11,7 @@ pub struct Dim {
     pub x: usize,
 }
 
-/// Leaves extents of 1 out and merges neighbours that lie without a gap in both tensors, outermost first.
+/// Leaves out dimensions of size 1 and merges neighbours without a gap between them in both tensors; outermost first.
 pub fn merge(extents: &[usize], y_strides: &[usize], x_strides: &[usize]) -> Vec<Dim> {
     let mut dims: Vec<Dim> = Vec::with_capacity(extents.len());
     for ((&extent, &y), &x) in extents.iter().zip(y_strides).zip(x_strides) {
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extents_without_a_gap_are_merged() {
+    fn dimensions_without_a_gap_are_merged() {
         let dim = |extent, y, x| Dim { extent, y, x };
         assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[12, 4, 1]), [dim(24, 1, 1)]);
         assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[24, 8, 1]), [dim(6, 4, 8), dim(4, 1, 1)]);

@@ -1,9 +1,9 @@
-//! From a fused projection to queries and a cache.
+//! From a fused projection to rotated queries and a cache.
 
 use crate::kv::KvMut;
 use crate::{Tensor, TensorMut};
 
-/// The RMS norm of each head of q and of k.
+/// The RMS norm of each head of q and of k, before they are rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNorms<'a> {
     /// \[dim\], of qkv's type.
@@ -14,8 +14,8 @@ pub struct HeadNorms<'a> {
     pub eps: f32,
 }
 
-/// Where the results of [`ops::rope_append_into`](crate::ops::rope_append_into) go: `q`: [rows, heads, dim] of qkv's type, `k` and `v`: caches [capacity,
-/// kv_heads, dim] in one format; all contiguous.
+/// The outputs of [`ops::rope_append_into`](crate::ops::rope_append_into): `q`: [rows, heads, dim] of qkv's type, `k` and
+/// `v`: caches [capacity, kv_heads, dim] in one format; all contiguous.
 pub struct Outputs<'a> {
     pub q: TensorMut<'a>,
     pub k: KvMut<'a>,

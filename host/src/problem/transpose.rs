@@ -2,7 +2,7 @@
 
 use crate::Shape;
 
-/// A shape of at least two extents as [batch, rows, cols].
+/// A shape of at least two dimensions as [batch, rows, cols].
 pub fn matrices(shape: &Shape) -> (usize, usize, usize) {
     match shape.dims() {
         [batch @ .., rows, cols] => (batch.iter().product(), *rows, *cols),
