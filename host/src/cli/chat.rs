@@ -9,6 +9,7 @@ use super::source::typed_path;
 use crate::qwen3_vl::chat::Message;
 use crate::qwen3_vl::generate::user_turn;
 use crate::qwen3_vl::{Options, Qwen3Vl, Session, Statistics, StopReason, Visual};
+use crate::{Device, Error, memory};
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -190,7 +191,9 @@ impl Chat<'_> {
                 output.note("forgotten");
             }
             Request::Unknown(text) => {
-                return Err(format!("{text} is no command; /help lists them, a space before it makes it a message"));
+                return Err(format!(
+                    "{text} is no command; /help lists them, a space before it makes it a message"
+                ));
             }
             Request::Nothing | Request::Quit | Request::Turn(_) => {}
         }
@@ -214,7 +217,17 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Answers. A turn that fails is taken back: pictures wait for the next one, and the cache stays as far as it goes.
+    /// Empties the cache, which has grown for a turn that did not fit, so that the next turn has the room.
+    fn give_memory_back(&mut self) -> crate::Result<()> {
+        self.session = self.model.session()?;
+        match self.model.device() {
+            Device::Cuda(device) => memory::pool(device)?.trim().map(drop),
+            Device::Cpu => Ok(()),
+        }
+    }
+
+    /// Answers. A turn that fails is taken back: pictures wait for the next one, and the cache stays, but for want of
+    /// memory.
     ///
     /// # Errors
     /// What ends the conversation: a lost device, or that nobody reads the answers. The inner one is said already.
@@ -267,11 +280,18 @@ impl Chat<'_> {
             }
             Err(error) if crate::cuda::is_lost() => return Err(error.into()),
             Err(error) => {
+                answer.abandon();
                 self.messages.pop();
+                if let Error::OutOfMemory { .. } = error {
+                    self.give_memory_back()?;
+                }
                 let error = self.args.model.explain(&error);
                 output.complain(&error);
                 if images > 0 {
-                    output.note(&format!("{} still wait for the next message; /drop leaves them out", pictures(images)));
+                    output.note(&format!(
+                        "{} still wait for the next message; /drop leaves them out",
+                        pictures(images)
+                    ));
                 }
                 turn.error = Some(error);
                 Err(())

@@ -107,7 +107,8 @@ impl Total {
     /// Prints it as a table.
     pub fn print(&self, title: &str, screen: &mut Screen) -> Result<(), Failure> {
         let title = format!("{title}, {} launches", self.launches);
-        let table = screen.table(vec![Column::left("", CARD_WIDTH.max(title.len())), Column::right("time", 8)]);
+        let table =
+            screen.table(vec![Column::left("", CARD_WIDTH.max(title.len())), Column::right("time", 8)]);
         screen.line(&table.header(&title))?;
         for TotalOnCard { name, seconds, .. } in &self.cards {
             let time = table::time(Duration::from_secs_f64(*seconds));
@@ -243,7 +244,7 @@ impl Costs {
             counts.warp_instructions, counts.thread_instructions
         );
         let parts: Vec<_> = mix.iter().map(|(name, count)| format!("{name} {}", share(**count))).collect();
-        screen.text(&(head + &parts.join(", ")), Style::Plain)?;
+        screen.long_text(&(head + &parts.join(", ")))?;
         let multiply = match counts.dp4a_share > counts.ffma_share {
             true => format!("dp4a {}", percent(counts.dp4a_share)),
             false => format!("FFMA {}", percent(counts.ffma_share)),

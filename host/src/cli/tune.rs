@@ -1,10 +1,10 @@
 //! `pascaline tune`: times every matmul kernel on a card and keeps what the choice between them should know.
 
+use super::device::asked_for;
 use super::environment::is_virtual;
 use super::failure::Failure;
-use super::device::asked_for;
-use super::output::Output;
 use super::measure::{Clock, Way};
+use super::output::Output;
 use super::screen::{Screen, Style};
 use super::table::{Column, digits};
 use crate::cuda::{CudaDevice, Properties};

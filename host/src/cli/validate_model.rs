@@ -1,16 +1,16 @@
 //! `pascaline validate --model DIR`: a checkpoint against what the reference computed on it.
 
+use super::device::DeviceArg;
 use super::environment::Environment;
 use super::failure::Failure;
-use super::device::DeviceArg;
 use super::model::check_directory;
 use super::output::Output;
 use super::screen::Style;
 use super::table::{self, Column};
+use crate::DType;
 use crate::kv::KvFormat;
 use crate::qwen3_vl::validate::{Limits, RunReport, check_run};
 use crate::qwen3_vl::{LoadOptions, Qwen3Vl, cases};
-use crate::DType;
 use serde::Serialize;
 use std::path::Path;
 

@@ -33,7 +33,9 @@ pub(crate) fn read_bytes(file: &Path, limit: u64) -> Result<Vec<u8>> {
 /// A clone without Git LFS has a small text in the place of each large file.
 pub(crate) fn refuse_lfs_pointer(file: &Path, beginning: &[u8]) -> Result<()> {
     match beginning.starts_with(b"version https://git-lfs.") {
-        true => Err(bad(file, None, "a Git LFS pointer and not the file itself; `git lfs pull` fetches that")),
+        true => {
+            Err(bad(file, None, "a Git LFS pointer and not the file itself; `git lfs pull` fetches that"))
+        }
         false => Ok(()),
     }
 }
