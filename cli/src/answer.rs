@@ -10,21 +10,27 @@ use std::ops::ControlFlow;
 pub(super) struct Answer {
     out: Box<dyn Write>,
     is_terminal: bool,
+    /// Whether something of the answer is there.
+    begun: bool,
     /// Why nothing more can be written.
     failed: Option<io::Error>,
 }
 
 impl Answer {
     pub fn on_stdout() -> Self {
-        Self { out: Box::new(io::stdout()), is_terminal: io::stdout().is_terminal(), failed: None }
+        Self::on(Box::new(io::stdout()), io::stdout().is_terminal())
     }
 
     pub fn on_stderr() -> Self {
-        Self { out: Box::new(io::stderr()), is_terminal: io::stderr().is_terminal(), failed: None }
+        Self::on(Box::new(io::stderr()), io::stderr().is_terminal())
     }
 
     pub fn nowhere() -> Self {
-        Self { out: Box::new(io::sink()), is_terminal: false, failed: None }
+        Self::on(Box::new(io::sink()), false)
+    }
+
+    fn on(out: Box<dyn Write>, is_terminal: bool) -> Self {
+        Self { out, is_terminal, begun: false, failed: None }
     }
 
     /// Prints a piece of text; breaks off when nobody reads it any more.
@@ -32,6 +38,7 @@ impl Answer {
         if piece.is_empty() {
             return ControlFlow::Continue(());
         }
+        self.begun = true;
         let text = if self.is_terminal { printable(piece) } else { piece.into() };
         match self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()) {
             Ok(()) => ControlFlow::Continue(()),
@@ -51,6 +58,13 @@ impl Answer {
             let _ = self.push("\n"); // which keeps its error
         }
         self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Ends the line of an answer that fails, so that its error has one of its own.
+    pub fn abandon(&mut self) {
+        if self.begun {
+            let _ = self.end(); // the answer's own error is the one to tell
+        }
     }
 }
 

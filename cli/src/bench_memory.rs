@@ -137,6 +137,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Some(Goal::AtLeast(bound)) => format!("at least {bound}"),
             Some(Goal::AtMost(bound)) => format!("at most {bound}"),
         };
+        let sign = if *value < 0.0 { "-" } else { "" };
         let (verdict, style) = match one.met() {
             Some(_) if is_virtual() => ("", Style::Plain),
             Some(true) => ("met", Style::Good),
@@ -145,7 +146,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         };
         screen.line(&table.row(&[
             ((*what).to_owned(), Style::Plain),
-            (format!("{} {unit:<4}", digits(*value)), Style::Plain),
+            (format!("{sign}{} {unit:<4}", digits(value.abs())), Style::Plain),
             (verdict.to_owned(), style),
             (goal, Style::Faint),
         ]))?;

@@ -6,6 +6,7 @@ use super::failure::Failure;
 use super::model::{ModelArgs, SamplingArgs};
 use super::output::Output;
 use super::source::typed_path;
+use pascaline::{Device, Error, memory};
 use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Options, Qwen3Vl, Session, Statistics, StopReason, Visual};
@@ -216,7 +217,17 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Answers. A turn that fails is taken back: pictures wait for the next one, and the cache stays as far as it goes.
+    /// Empties the cache, which has grown for a turn that did not fit, so that the next turn has the room.
+    fn give_memory_back(&mut self) -> pascaline::Result<()> {
+        self.session = self.model.session()?;
+        match self.model.device() {
+            Device::Cuda(device) => memory::pool(device)?.trim().map(drop),
+            Device::Cpu => Ok(()),
+        }
+    }
+
+    /// Answers. A turn that fails is taken back: pictures wait for the next one, and the cache stays, but for want of
+    /// memory.
     ///
     /// # Errors
     /// What ends the conversation: a lost device, or that nobody reads the answers. The inner one is said already.
@@ -269,7 +280,11 @@ impl Chat<'_> {
             }
             Err(error) if pascaline::cuda::is_lost() => return Err(error.into()),
             Err(error) => {
+                answer.abandon();
                 self.messages.pop();
+                if let Error::OutOfMemory { .. } = error {
+                    self.give_memory_back()?;
+                }
                 let error = self.args.model.explain(&error);
                 output.complain(&error);
                 if images > 0 {

@@ -244,7 +244,7 @@ impl Costs {
             counts.warp_instructions, counts.thread_instructions
         );
         let parts: Vec<_> = mix.iter().map(|(name, count)| format!("{name} {}", share(**count))).collect();
-        screen.text(&(head + &parts.join(", ")), Style::Plain)?;
+        screen.long_text(&(head + &parts.join(", ")))?;
         let multiply = match counts.dp4a_share > counts.ffma_share {
             true => format!("dp4a {}", percent(counts.dp4a_share)),
             false => format!("FFMA {}", percent(counts.ffma_share)),

@@ -117,7 +117,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             found
         }
     };
-    let found = found.map_err(|error| args.model.failure(error))?;
+    let found = found.map_err(|error| {
+        answer.abandon();
+        args.model.failure(error)
+    })?;
     answer.end()?;
     let share = bandwidth_share(&model, &found.statistics)?;
     if !output.stdout_is_taken() {

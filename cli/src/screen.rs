@@ -138,6 +138,15 @@ impl Screen {
         self.entry(&text[..indent], text.trim_start(), style)
     }
 
+    /// As [`text`](Self::text), for what is too long for a line in a file, too.
+    pub fn long_text(&mut self, text: &str) -> Result<(), Failure> {
+        let width = self.width;
+        self.width = width.or(Some(LINE_OF_A_FILE));
+        let printed = self.text(text, Style::Plain);
+        self.width = width;
+        printed
+    }
+
     /// Prints a text beside a heading, in lines that fit.
     pub fn entry(&mut self, heading: &str, text: &str, style: Style) -> Result<(), Failure> {
         let indent = heading.chars().count();
@@ -157,22 +166,25 @@ impl Screen {
 
 /// Text is wrapped in lines of at least so many characters, however narrow the terminal.
 const LEAST_TEXT: usize = 20;
+/// Characters of a line of long texts in a pipe or file.
+const LINE_OF_A_FILE: usize = 120;
 
 /// Lines of up to `room` characters; a longer word has a line of its own.
 fn wrapped(text: &str, room: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    let mut used = 0;
-    for (number, word) in text.split(' ').enumerate() {
-        let length = word.chars().count();
-        if number > 0 && used + 1 + length > room {
-            lines.push(String::new());
-            used = 0;
-        } else if number > 0 {
-            lines.last_mut().into_iter().for_each(|line| line.push(' '));
-            used += 1;
+    let mut words: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match words.last_mut().filter(|_| word.starts_with('%')) {
+            Some(number) => *number += &format!(" {word}"), // its sign of percent stays with it
+            None => words.push(word.to_owned()),
         }
-        lines.last_mut().into_iter().for_each(|line| line.push_str(word));
-        used += length;
+    }
+    let length = |text: &str| text.chars().count();
+    let mut lines: Vec<String> = Vec::new();
+    for word in words {
+        match lines.last_mut().filter(|line| length(line) + 1 + length(&word) <= room) {
+            Some(line) => *line += &format!(" {word}"),
+            None => lines.push(word),
+        }
     }
     lines
 }
@@ -193,6 +205,7 @@ mod tests {
         assert_eq!(wrapped("a  b", 4), ["a  b"]);
         assert_eq!(wrapped("é longer-word x", 6), ["é", "longer-word", "x"]);
         assert_eq!(wrapped("", 4), [""]);
+        assert_eq!(wrapped("a 19 %, b", 5), ["a", "19 %,", "b"]);
         assert_eq!(wrapped("all of it", usize::MAX), ["all of it"]);
     }
 }

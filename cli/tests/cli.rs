@@ -98,6 +98,7 @@ fn bench_measures_memory_against_its_goals() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("line 1 is no entry of a memory trace: a 0"), "{}", stderr(&output));
     let output = run(&["bench", "--memory", "--device", "cpu"]);
+    assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("add `--device cuda`"), "{}", stderr(&output));
 }
 
@@ -124,6 +125,72 @@ fn the_device_may_come_from_the_environment() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).starts_with("cpu: "), "{}", stdout(&output));
     assert!(!stdout(&output).contains("taken because"), "it was said, not chosen");
+}
+
+#[test]
+fn an_empty_variable_counts_as_unset() {
+    let with = |variable| {
+        let mut command = pascaline(&["validate", "--only", "softmax_f32/rows=1,", "--json", "--quiet"]);
+        let output = command.env("PASCALINE_DEVICE", variable).output().expect("the program starts");
+        (output.status.code(), stderr(&output), stdout(&output))
+    };
+    let (status, said, report) = with("");
+    assert_eq!((status, said), (Some(0), String::new()));
+    assert!(json(&report)["environment"]["device"].is_string());
+    assert_eq!(with("gpu").0, Some(2), "another that is no device is an error");
+}
+
+#[test]
+fn tune_without_a_gpu_does_not_send_to_the_cpu() {
+    let output = run(&["tune", "--device", "cuda:77"]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(
+        text.contains("without a GPU there is nothing to tune") && !text.contains("--device cpu"),
+        "{text}"
+    );
+}
+
+/// In every subcommand JSON goes to stdout or to a file, and nothing else is printed then if nobody wants it.
+#[test]
+fn json_is_the_same_everywhere() {
+    let folder = env::temp_dir().join(format!("pascaline-json-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    let tensors = folder.join("x.safetensors");
+    std::fs::write(&tensors, safetensors(&[("x", &[1.0, 2.0])])).expect("a writable folder");
+    let file = folder.join("report.json").display().to_string();
+    for arguments in [
+        &["doctor"][..],
+        &["float16", &tensors.display().to_string()],
+        &["validate", "--device", "cpu", "--only", "softmax_f32/rows=1,"],
+        &["bench", "--device", "cpu", "--only", CASE],
+        &["profile", "softmax_f32/rows=3,cols=31"],
+    ] {
+        let quiet = run(&[arguments, &["--quiet", "--json"]].concat());
+        assert_eq!((quiet.status.code(), stderr(&quiet)), (Some(0), String::new()), "{arguments:?}");
+        let keys =
+            |text: &str| json(text).as_object().map(|report| report.keys().cloned().collect::<Vec<_>>());
+        assert_eq!(run(&[arguments, &["--json", &file]].concat()).status.code(), Some(0), "{arguments:?}");
+        let written = std::fs::read_to_string(&file).expect("the report");
+        assert_eq!(keys(&written), keys(&stdout(&quiet)), "{arguments:?}");
+    }
+    std::fs::remove_dir_all(&folder).expect("the folder is ours");
+}
+
+#[test]
+fn shells_get_their_completions() {
+    for (shell, part) in
+        [("bash", "complete -F"), ("zsh", "#compdef pascaline"), ("fish", "complete -c pascaline")]
+    {
+        let output = run(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let script = stdout(&output);
+        assert!(
+            script.contains(part) && script.contains("generate") && script.contains("gpu-layers"),
+            "{script}"
+        );
+    }
+    assert_eq!(run(&["completions", "csh"]).status.code(), Some(2));
 }
 
 #[test]
@@ -175,13 +242,15 @@ fn nonsense_is_a_usage_error() {
 
 #[test]
 fn what_cannot_be_done_says_what_to_do() {
-    for (arguments, remedy) in [
-        (&["bench", "--device", "cpu", "--only", "no such case"][..], "the ops are "),
-        (&["bench", "--device", "cpu", "--json", "/no/such/folder/x.json"], "choose another path"),
-        (&["bench", "--device", "cpu", "--against", "cublas"], "--device cuda"),
+    for (arguments, status, remedy) in [
+        (&["bench", "--device", "cpu", "--only", "no such case"][..], 2, "the ops are "),
+        (&["bench", "--device", "cpu", "--json", "/no/such/folder/x.json"], 1, "choose another path"),
+        (&["bench", "--device", "cpu", "--against", "cublas"], 2, "--device cuda"),
+        (&["tune", "--device", "cpu"], 2, "the CPU has none to choose from; with a GPU, use `--device cuda`"),
+        (&["tune", "--device", "virtual"], 2, "`tune` needs a real one"),
     ] {
         let output = run(arguments);
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
         let text = stderr(&output);
         assert!(text.starts_with("error: ") && text.contains(remedy) && text.lines().count() == 1, "{text}");
         assert_eq!(stdout(&output), "", "{arguments:?} fails before any work");
@@ -235,6 +304,14 @@ fn float16_names_the_format_that_loses_least() {
     assert!(text.contains("odd: skipped: ") && text.contains("element 1 is NaN"), "{text}");
     assert!(text.lines().last().is_some_and(|line| line.starts_with("of 3 tensors, 2 measured")), "{text}");
     assert_eq!(stdout(&run(&["float16", path, "--tensor", "wide", "--all"])).lines().count(), 8);
+    let report = json(&stdout(&run(&["float16", path, "--json"])));
+    let tensor = |name: &str| {
+        let tensors = report["tensors"].as_array().expect("tensors");
+        tensors.iter().find(|tensor| tensor["name"] == name).expect("the tensor")
+    };
+    assert_eq!((&tensor("narrow")["best"], &report["best_for"]["2"]), (&2.into(), &1.into()));
+    assert_eq!(tensor("narrow")["formats"].as_array().map(Vec::len), Some(7));
+    assert!(tensor("odd")["skipped"].as_str().is_some_and(|reason| reason.contains("NaN")), "{report}");
 
     let failure = |arguments: &[&str], code, what: &str| {
         let output = run(arguments);

@@ -212,9 +212,76 @@ fn profile_asks_for_fewer_cases() {
         [("matmul", "cases' ids contain `matmul`"), ("no such case", "no case's id contains")]
     {
         let output = run(&["profile", case]);
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains(words) && stdout(&output).is_empty(), "{}", stderr(&output));
     }
+}
+
+/// Several launches are added up, card by card.
+#[test]
+fn profile_adds_launches_up() {
+    let output = run(&["profile", "softmax_f32/rows=1,cols=", "--json", "-"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report = json(&output);
+    let cases = report["cases"].as_array().expect("cases");
+    assert!(cases.len() > 1, "{report}");
+    let seconds = |estimates: &Value, card: &str| -> f64 {
+        let on_card = estimates.as_array().expect("estimates").iter().find(|one| one["card"] == card);
+        on_card.and_then(|one| one["seconds"].as_f64()).expect("seconds")
+    };
+    let kernels: Vec<_> =
+        cases.iter().flat_map(|case| case["kernels"].as_array().expect("kernels")).collect();
+    let launches = |kernel: &Value| kernel["launches"].as_u64().expect("a count");
+    assert_eq!(report["total"]["launches"], kernels.iter().map(|kernel| launches(kernel)).sum::<u64>());
+    for card in ["mx330", "p40"] {
+        let one_by_one: f64 =
+            kernels.iter().map(|kernel| launches(kernel) as f64 * seconds(&kernel["estimates"], card)).sum();
+        let total = seconds(&report["total"]["cards"], card);
+        assert!((total / one_by_one - 1.0).abs() < 1e-9, "{card}: {total} of {one_by_one}");
+    }
+    let text = stderr(&output);
+    assert!(text.contains(&format!("total of {} cases, ", cases.len())), "{text}");
+}
+
+/// CUDA 13's knows no Pascal: it counts as none, unless it is named.
+#[test]
+#[cfg(unix)]
+fn a_ptxas_without_sm_61_counts_as_none() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new("new-ptxas");
+    let ptxas = folder.0.join("ptxas");
+    let fatal = "ptxas fatal   : Value 'sm_61' is not defined for option 'gpu-name'";
+    fs::write(&ptxas, format!("#!/bin/sh\necho \"{fatal}\" >&2\nexit 255\n")).expect("a temporary file");
+    fs::set_permissions(&ptxas, fs::Permissions::from_mode(0o755)).expect("it is ours");
+
+    // not where target/ptxas may be
+    let mut found = folder.saxpy("2", &["--arg", "f32:2"]);
+    let output = found.current_dir(&folder.0).env("PATH", &folder.0).output().expect("the program starts");
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}{}", stderr(&output));
+    assert!(
+        text.contains("about ") && text.contains("does not know sm_61") && !text.contains("fatal"),
+        "{text}"
+    );
+    assert!(text.lines().all(|line| line.chars().count() <= 140), "{text}");
+
+    for variable in [false, true] {
+        let path = ptxas.display().to_string();
+        let rest = if variable { vec![] } else { vec!["--ptxas", &path] };
+        let mut named = folder.saxpy("2", &[&["--arg", "f32:2"], &rest[..]].concat());
+        if variable {
+            named.env("PTXAS", &path);
+        }
+        let output = named.output().expect("the program starts");
+        assert_eq!(output.status.code(), Some(1));
+        assert!(
+            stderr(&output).contains("does not work as ptxas: it does not know sm_61"),
+            "{}",
+            stderr(&output)
+        );
+    }
+    let mut unset = folder.saxpy("2", &["--arg", "f32:2"]);
+    assert_eq!(unset.env("PTXAS", "").output().expect("the program starts").status.code(), Some(0));
 }
 
 #[test]

@@ -34,6 +34,7 @@ pub fn stdout(output: &Output) -> String {
 }
 
 /// What it printed for people.
+#[allow(dead_code)] // not all tests look at it
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

@@ -175,3 +175,20 @@ impl LayerCache {
         [&self.k, &self.v]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As after a `reserve` that ran out of memory in the second layer.
+    #[test]
+    fn room_is_what_every_layer_has() -> Result<()> {
+        let mut cache = KvCache::new(2, 1, 4, KvFormat::F32, &Device::Cpu)?;
+        cache.reserve(3)?;
+        cache.layers[0].k = KvTensor::uninitialized([8, 1, 4], KvFormat::F32, &Device::Cpu)?;
+        assert_eq!(cache.capacity(), 3);
+        cache.reserve(8)?;
+        assert_eq!(cache.capacity(), 8);
+        cache.layers_mut().iter_mut().try_for_each(|layer| layer.append(8, |_, _| Ok(())))
+    }
+}
