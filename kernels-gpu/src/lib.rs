@@ -25,13 +25,12 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;
 pub mod softmax;
-mod spec;
 pub mod transpose;
 
-pub use spec::KernelSpec;
+use cuda_std::KernelInfo;
 
 /// The contracts of every kernel in the PTX, one slice per op.
-pub const KERNELS: &[&[KernelSpec]] = &[
+pub const KERNELS: &[&[KernelInfo]] = &[
     activate::KERNELS,
     attention::decode::KERNELS,
     attention::prefill::KERNELS,
@@ -46,7 +45,7 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     &[empty::empty.info()],
     float16::convert::KERNELS,
     layer_norm::KERNELS,
-    matmul::KERNELS,
+    matmul::reduce::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
     matmul::regtile::wide128::KERNELS,
@@ -54,9 +53,8 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::regtile::tile64::KERNELS,
     matmul::regtile::tile32::KERNELS,
     matmul::regtile::tile64_coded::KERNELS,
+    matmul::textbook::KERNELS,
     matmul::vector::KERNELS,
-    &matmul::vector::NN,
-    &matmul::vector::NT_CODED,
     &[peak::peak_fma.info(), peak::peak_dp4a.info()],
     quant::decode::KERNELS,
     quant::encode::KERNELS,
