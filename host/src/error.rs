@@ -192,7 +192,7 @@ fn at(item: &Option<String>) -> String {
     item.as_ref().map(|item| format!("{item}: ")).unwrap_or_default()
 }
 
-/// A number of bytes for people: `1.5 GiB`.
+/// A number of bytes for reading: `1.5 GiB`.
 pub fn format_bytes(count: usize) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;

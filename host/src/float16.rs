@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 /// The exponent bits of the formats.
 pub const EXPONENT_BITS: RangeInclusive<u32> = MIN_EXPONENT_BITS..=MAX_EXPONENT_BITS;
 
-/// What conversion makes of values beyond the largest finite number.
+/// The result of converting values beyond the largest finite number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
     /// Infinity, as IEEE 754 has it.

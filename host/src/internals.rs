@@ -1,4 +1,4 @@
-//! What the program and the case table need of the library beside its API, and nobody else. It may change with every
+//! The parts of the library outside its API that the program and the case table need, and nobody else. It may change with every
 //! version.
 
 /// The choice of matmul's kernels.

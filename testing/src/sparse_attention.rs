@@ -309,7 +309,7 @@ impl Case for Sparse {
             let (batch, head, i) = (r / self.q_len / q_heads, r / self.q_len % q_heads, r % self.q_len);
             let kv_head = head / (q_heads / kv_heads);
             let mask_head = head / (q_heads / self.mask_heads);
-            let keys = (0..self.kv_len).filter(|&j| mask.sees(mask_head, i, j));
+            let keys = (0..self.kv_len).filter(|&j| mask.attends(mask_head, i, j));
             let keys = keys.map(|j| {
                 let row = (batch * kv_heads + kv_head) * self.kv_len + j;
                 (inputs[1].row(row), inputs[2].row(row))

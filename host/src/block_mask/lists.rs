@@ -183,7 +183,7 @@ pub(crate) struct DecodeLists {
     pub starts: Vec<u32>,
     /// The first key of each group: [groups].
     pub keys: Vec<u32>,
-    /// Which of a group's keys each query sees, as bits: [groups, q_len].
+    /// The keys of a group that each query attends to, as bits: [groups, q_len].
     pub seen: Vec<u32>,
     /// Groups of the head that has the most.
     pub longest: usize,

@@ -1,4 +1,4 @@
-//! Block-sparse attention masks: which blocks of keys each block of queries sees, and which pairs within them.
+//! Block-sparse attention masks: which blocks of keys each block of queries attends to, and which pairs within them.
 //!
 //! Queries stand at the end of the keys, as in causal attention: query i is at position i + kv_len − q_len. A block is
 //! seen by a head in full or in part; a part is a pattern of block × block bits, and equal patterns are kept once, so
@@ -99,10 +99,10 @@ fn low_bits(count: usize) -> u128 {
     if count >= 128 { u128::MAX } else { (1 << count) - 1 }
 }
 
-/// Which pairs of a block are seen: a word per query, a bit per key.
+/// The pairs of a block that the mask has: a word per query, a bit per key.
 type Pattern = Box<[u128]>;
 
-/// What is seen of a listed block.
+/// The part of a listed block that the mask has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cell<'a> {
     Full,
@@ -110,7 +110,7 @@ enum Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// The keys that query `i` of the block sees, as bits.
+    /// The keys that query `i` of the block attends to, as bits.
     fn row(self, i: usize) -> u128 {
         match self {
             Self::Full => u128::MAX,
@@ -238,8 +238,8 @@ impl BlockMask {
         columns.binary_search(&(column as u32)).ok().map(|i| self.cell(start + i))
     }
 
-    /// Whether query `i` of head `head` sees key `j`; false outside.
-    pub fn sees(&self, head: usize, i: usize, j: usize) -> bool {
+    /// Whether query `i` of head `head` attends to key `j`; false outside of the lengths.
+    pub fn attends(&self, head: usize, i: usize, j: usize) -> bool {
         let BlockGrid { block, q_len, kv_len } = self.grid;
         if head >= self.heads || i >= q_len || j >= kv_len {
             return false;
@@ -248,20 +248,20 @@ impl BlockMask {
         cell.is_some_and(|cell| cell.row(i % block) >> (j % block) & 1 == 1)
     }
 
-    /// The columns of the listed blocks of the row of blocks that query `i` is in, and the keys that it sees of each,
+    /// The columns of the listed blocks of the row of blocks that query `i` is in, and the keys of each that it attends to,
     /// as bits.
     pub(crate) fn seen_by(&self, head: usize, i: usize) -> impl Iterator<Item = (usize, u128)> {
         let block = self.grid.block;
         self.row(head, i / block).map(move |(column, cell)| (column, cell.row(i % block)))
     }
 
-    /// The keys of block column `column` that query `i` sees, as bits; past kv_len they may be ones.
+    /// The keys of block column `column` that query `i` attends to, as bits; past kv_len they may be ones.
     pub(crate) fn row_bits(&self, head: usize, i: usize, column: usize) -> u128 {
         let block = self.grid.block;
         self.find(head, i / block, column).map_or(0, |cell| cell.row(i % block))
     }
 
-    /// How many pairs of a query and a key see each other, over all heads.
+    /// The number of pairs of a query and a key that it attends to, over all heads.
     pub fn pairs(&self) -> u64 {
         let of_pattern = |pattern: &Pattern| pattern.iter().map(|row| u64::from(row.count_ones())).sum();
         let of_patterns: Vec<u64> = self.patterns.iter().map(of_pattern).collect();
@@ -283,7 +283,7 @@ impl BlockMask {
         share(self.blocks() as f64, (self.heads * self.grid.rows() * self.grid.columns()) as f64)
     }
 
-    /// What attention with this mask computes and keeps.
+    /// The work and memory of attention with this mask.
     pub fn cost(&self, num_q_heads: usize, head_dim: usize) -> Cost {
         let per_block = (4 * self.grid.block * self.grid.block * head_dim) as f64;
         let grid = (self.grid.rows() * self.grid.columns()) as f64;
@@ -310,7 +310,7 @@ impl BlockMask {
     }
 }
 
-/// What attention with a mask computes and keeps.
+/// The work and memory of attention with a mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Operations over the listed blocks, two for a multiply-add.

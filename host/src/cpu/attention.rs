@@ -16,16 +16,16 @@ pub(super) const QUERIES: usize = 16;
 /// Keys of a tile: with 128 columns of f32, K and V of a tile fit a core's first cache together.
 pub(super) const KEYS: usize = 32;
 
-/// What a query sees of a tile of keys: a bit for each, from the tile's first on.
+/// The keys of a tile that a query attends to: a bit for each, from the tile's first on.
 pub(super) type Seen = u32;
 
-/// Which keys are looked at, and who sees them.
+/// The keys that are visited, and the queries that attend to them.
 pub(super) trait Keys: Sync {
     /// The first keys, and the numbers of keys, of the tiles that up to [`QUERIES`] queries of query head `head`
     /// (counted over all batches) from `first` on see anything of; a tile is at most [`KEYS`] keys.
     fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)>;
 
-    /// What query `i` sees of a tile.
+    /// The keys of a tile that query `i` attends to.
     fn seen(&self, head: usize, i: usize, tile: usize) -> Seen;
 }
 

@@ -18,7 +18,7 @@ fn block(values: &[f32]) -> [f32; BLOCK] {
     std::array::from_fn(|i| values[i])
 }
 
-/// What `x` becomes when it is quantised with this scale and read back.
+/// `x` quantised with this scale and dequantised.
 pub(crate) fn reconstruct(format: Format, x: f32, scale: f32) -> f32 {
     let stored = if format == Format::I8 { scale } else { Half::from_f32(scale).to_f32() };
     match format {

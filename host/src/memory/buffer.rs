@@ -96,7 +96,7 @@ impl DeviceBuffer {
     pub fn address(&self) -> u64 {
         let stream = self.device.stream();
         if stream.is_capturing() {
-            // What the capture itself allocated stays with the graph anyhow, and may be reused within it.
+            // memory that the capture itself allocated stays with the graph anyhow, and may be reused within it.
             let own = stream.kept_of::<DevicePool>();
             if own.is_none_or(|own| !Arc::ptr_eq(&own, &self.memory.pool)) {
                 let memory: Kept = self.memory.clone();

@@ -23,7 +23,7 @@ pub const CHUNK: usize = 2 << 20;
 const PIECE: usize = 512 << 10;
 /// The smallest block: small copies share one size, so that a block is always at hand.
 const SMALLEST: usize = 64 << 10;
-/// What the pool keeps for later; more goes back to the system. Pinned memory is taken from everyone on the machine.
+/// The most that the pool keeps for later; more goes back to the system. Pinned memory is taken from everyone on the machine.
 const KEEP: usize = 64 << 20;
 
 /// Pinned memory that is used again.

@@ -96,13 +96,13 @@ pub struct Statistics {
     pub segments_returned: u64,
 }
 
-/// How many allocations were served from where.
+/// Allocations by the place that served them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Found {
-    /// What the stream itself had freed.
+    /// From memory that the stream itself had freed.
     pub same_stream: u64,
-    /// What all events had been reached of.
+    /// From memory of which all events had been reached.
     pub ready: u64,
     /// A new segment.
     pub upstream: u64,
@@ -148,7 +148,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Self { upstream, service, state: Mutex::new(state) }
     }
 
-    /// What it stands on.
+    /// Its source of memory.
     pub fn upstream(&self) -> &U {
         &self.upstream
     }

@@ -32,7 +32,7 @@ pub struct SimulatedEvent {
     recorded: Mutex<Option<(usize, u64, Clock)>>,
 }
 
-/// What was asked of it, in order.
+/// The calls made to it, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names of the calls")]
@@ -51,7 +51,7 @@ type Clock = Vec<u64>;
 #[derive(Default)]
 struct State {
     streams: Vec<Stream>,
-    /// What the host knows to be done.
+    /// The work that the host knows to be done.
     host: Clock,
     capacity: usize,
     /// Free address ranges.

@@ -107,7 +107,7 @@ impl Attention {
     }
 
     /// `x`: [rows, hidden] f32 → [rows, hidden]. With a cache the rows' keys and values are appended to it, and the
-    /// rows see all tokens in it. Without one they see each other, and `rope` has 0 tokens before them.
+    /// rows attend to all tokens in it. Without one they attend to each other, and `rope` has 0 tokens before them.
     ///
     /// # Errors
     /// [`Error::Shape`] if `x` or `rope` do not fit or the cache is full, or a device error.
@@ -198,7 +198,7 @@ fn attend_in_pieces(
     let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
     for start in (0..rows).step_by(most) {
         let count = most.min(rows - start);
-        // the last row of a causal piece sees all keys that the launch gets
+        // the last row of a causal piece attends to all keys that the launch gets
         let seen = if options.causal { (len + start + count).saturating_sub(rows) } else { len };
         let q = q.narrow(0, start, count)?.swap_dims(0, 1)?;
         let to = out.view_mut()?.narrow(0, start, count)?.swap_dims(0, 1)?;

@@ -37,6 +37,17 @@ pub struct KvCache {
 }
 
 /// The keys and values of one layer of a [`KvCache`], which an [`Attention`](super::Attention) appends to.
+///
+/// ```
+/// use pascaline::Device;
+/// use pascaline::kv::KvFormat;
+/// use pascaline::nn::KvCache;
+/// let mut cache = KvCache::new(2, 1, 16, KvFormat::F16, &Device::Cpu)?;
+/// let [first, second] = cache.layers_mut() else { unreachable!("two layers") };
+/// // first_block.forward(&x, &rope, Some(first))?, then second_block.forward(&x, &rope, Some(second))?
+/// # let _ = (first, second);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct LayerCache {
     /// [capacity, num_kv_heads, head_dim]

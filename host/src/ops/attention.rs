@@ -22,13 +22,13 @@ pub const MAX_CACHED_QUERIES: usize = gpu::attention::MAX_DECODE_QUERIES;
 /// h / (num_q_heads / num_kv_heads). head_dim is a multiple of 8 from 16 to 128.
 ///
 /// The last dimension has stride 1; the other strides are free, as a view of a cache or exchanged dimensions have them, but
-/// offsets and strides are multiples of 8 elements. A query that sees no key gives 0.
+/// offsets and strides are multiples of 8 elements. A query that attends to no key gives 0.
 ///
 /// ```
 /// use pascaline::ops::{self, Attention};
 /// use pascaline::{DType, Device, Tensor};
 /// let cpu = Device::Cpu;
-/// // one head of 16, two queries; equal keys, so that each query gives the mean of the values that it sees
+/// // one head of 16, two queries; equal keys, so that each query gives the mean of the values that it attends to
 /// let (q, k) = (Tensor::ones([1, 2, 16], DType::F32, &cpu)?, Tensor::ones([1, 2, 16], DType::F32, &cpu)?);
 /// let values = [Tensor::full(1.0f32, [1, 1, 16], &cpu)?, Tensor::full(3.0f32, [1, 1, 16], &cpu)?];
 /// let v = ops::cat(&values, 1)?;

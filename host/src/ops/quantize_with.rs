@@ -1,4 +1,4 @@
-//! Scales chosen otherwise than by the largest magnitude.
+//! Quantisation with scales other than by the largest magnitude.
 
 use super::quantize;
 use crate::cpu::quant::{encode_row, reconstruct};
@@ -10,7 +10,19 @@ use kernels_gpu::quant::blocks::{BLOCK, inverse, quant_i8, quant_q4_0, scale_i8,
 /// largest of a 4-bit block becomes −7 or −6 in place of −8. Each is then fitted to the quants that it gives.
 const CANDIDATES: usize = 101;
 
-/// Quantises `x` [n, k], row-major, with the scales chosen so, on the CPU, and puts the result on `device`.
+/// Quantises `x` [n, k], row-major, on the CPU, with scales by `choice`, and copies the result to `device`.
+///
+/// ```
+/// use pascaline::quant::{ErrorReport, Format, ScaleChoice};
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let x = Tensor::randn([8, 256], DType::F32, 1, &Device::Cpu)?.to_vec::<f32>()?;
+/// let error = |choice| -> pascaline::Result<f64> {
+///     let w = ops::quantize_with(&x, [8, 256], Format::Q4_0, choice, &Device::Cpu)?;
+///     Ok(ErrorReport::new(&x, &ops::dequantize(&w, DType::F32)?.to_vec::<f32>()?).relative_rms)
+/// };
+/// assert!(error(ScaleChoice::LeastError)? < error(ScaleChoice::AbsMax)?);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`] if `shape` is not [n, k] with as many values, [`Error::Unsupported`] for a percentile outside (0, 1]

@@ -74,8 +74,8 @@ impl PreparedMask {
 ///
 /// Shapes, types, layouts and `scale` (`None` for 1/√head_dim) are those of [`attention`](super::attention()); the mask
 /// says whether it is causal. The number of a mask's heads divides num_q_heads; consecutive query heads share one. A
-/// query that sees no key gives 0. Keys and values must be finite: nothing is read of blocks that are not listed, but a
-/// NaN that a query does not see may reach it from within 16 keys of one that it does.
+/// query that attends to no key gives 0. Keys and values must be finite: nothing is read of blocks that are not listed, but a
+/// NaN at a key that a query does not attend to may reach it if that is within 16 keys of one that it does.
 ///
 /// ```
 /// use pascaline::block_mask::{BlockGrid, BlockMask};
@@ -88,7 +88,7 @@ impl PreparedMask {
 /// let v = ops::cat(&[Tensor::full(1.0f32, [1, 16, 16], &cpu)?, Tensor::full(3.0f32, [1, 16, 16], &cpu)?], 1)?;
 /// let out = ops::sparse_attention(&q, &k, &v, &mask, None)?;
 /// let last = out.narrow(1, 31, 1)?.to_vec::<f32>()?;
-/// assert!(last.iter().all(|x| (x - 2.0).abs() < 1e-6)); // the last query sees as many ones as threes
+/// assert!(last.iter().all(|x| (x - 2.0).abs() < 1e-6)); // the last query attends to as many ones as threes
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 ///

@@ -5,7 +5,7 @@
 pub struct Attention {
     /// The factor on the scores; `None` for 1/√head_dim.
     pub scale: Option<f32>,
-    /// Whether query i sees only keys up to number i + kv_len − q_len, so that the last query sees all.
+    /// Whether query i attends only to keys up to number i + kv_len − q_len, so that the last query attends to all.
     pub causal: bool,
 }
 
@@ -47,7 +47,7 @@ impl Problem {
         self.num_q_heads / self.num_kv_heads
     }
 
-    /// The number of keys that query `i` sees, from the first on.
+    /// The number of keys that query `i` attends to, from the first on.
     pub fn visible(&self, i: usize) -> usize {
         if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
     }

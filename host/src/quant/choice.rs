@@ -3,10 +3,10 @@
 /// How the scale of a row (`I8`) or of a block (`Q8_0`, `Q4_0`) is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScaleChoice {
-    /// The largest magnitude is the largest quant: nothing is cut off.
+    /// The largest magnitude is the largest quant: nothing is clipped.
     AbsMax,
-    /// Whatever makes the sum of squared errors smallest, among about a hundred scales.
+    /// The scale with the smallest sum of squared errors, among about a hundred scales.
     LeastError,
-    /// This share of the magnitudes, above 0 and at most 1, is within the quants' range; larger ones are cut off.
+    /// This share of the magnitudes, above 0 and at most 1, is within the quants' range; larger ones are clipped.
     Percentile(f32),
 }

@@ -1,4 +1,4 @@
-//! Quantised tensors: weights in 8 or 4 bits, and activations quantised on the fly.
+//! Quantised tensors: weights in 8 or 4 bits, and activations in 8 bits.
 //!
 //! | [`Format`] | bits per value | scales                                   | for                                        |
 //! |------------|----------------|------------------------------------------|--------------------------------------------|
@@ -21,12 +21,12 @@ pub use report::ErrorReport;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
 
-/// A matrix of weights [n, k] in a [`Format`]. Clones share storage.
+/// A matrix of weights [n, k] in a [`Format`], from [`ops::quantize`](crate::ops::quantize) or a GGUF file. Clones share storage.
 #[derive(Clone, Debug)]
 pub struct QuantTensor {
     format: Format,
     shape: Shape,
-    /// Values of a row with its padding.
+    /// Values of a row, padding included.
     pub(crate) k: usize,
     /// u32 words: the quants, row-major.
     pub(crate) quants: Tensor,
@@ -50,7 +50,7 @@ pub const fn bits(format: Format) -> usize {
     }
 }
 
-/// As case ids, kernels and messages spell it.
+/// The name in case ids, kernels and messages.
 pub const fn name(format: Format) -> &'static str {
     match format {
         Format::I8 => "i8",
@@ -76,7 +76,7 @@ impl QuantTensor {
         Ok(Self { format, shape, k, quants, scales })
     }
 
-    /// Rows, and values of a row with its padding.
+    /// Rows, and values of a row, padding included.
     fn padded(format: Format, shape: &Shape) -> Result<(usize, usize)> {
         let bad = |expected: &str| Error::Shape {
             op: "quantize",
@@ -139,14 +139,14 @@ impl QuantTensor {
         self.map(&mut |part| part.to_device(device))
     }
 
-    /// The same tensor with quants and scales replaced by what `f` makes of them, which are of the same shapes.
+    /// The same tensor with quants and scales mapped by `f`, which keeps their shapes.
     pub(crate) fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self { quants: f(&self.quants)?, scales: f(&self.scales)?, ..self.clone() })
     }
 }
 
-/// Activations [m, k] in 8 bits, with a scale and a sum per 32 values: what
-/// [`ops::quantize_rows`](crate::ops::quantize_rows) makes for one or more products.
+/// Activations [m, k] in 8 bits, with a scale and a sum per 32 values, from
+/// [`ops::quantize_rows`](crate::ops::quantize_rows), for one or more products.
 #[derive(Clone, Debug)]
 pub struct QuantRows {
     /// The shape of the tensor that was quantised.

@@ -38,12 +38,12 @@ impl<U, S> Trace<U, S> {
         Self { inner, log: Mutex::new(Recorder::new()) }
     }
 
-    /// What was written down so far.
+    /// The trace so far.
     pub fn entries(&self) -> Vec<Entry> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).entries.clone()
     }
 
-    /// What it wraps.
+    /// The upstream inside.
     pub fn inner(&self) -> &U {
         &self.inner
     }
