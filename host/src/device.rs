@@ -1,4 +1,4 @@
-//! Where tensors live and ops run.
+//! The device that tensors are on and ops run on.
 
 use crate::cuda::{CudaDevice, Properties, WITHOUT_VIRTUAL_GPU};
 use crate::{Error, Result};
@@ -7,6 +7,14 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The CPU, or a CUDA device (a real one or the virtual GPU) with a stream.
+///
+/// ```
+/// use pascaline::{DType, Device, Tensor};
+/// let device: Device = "cpu".parse()?; // or auto, cuda, cuda:1, virtual
+/// let x = Tensor::zeros([2], DType::F32, &device)?;
+/// assert!(x.device() == Device::Cpu && !device.is_cuda());
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub enum Device {
     /// The CPU: the fallback for every op.
@@ -15,12 +23,12 @@ pub enum Device {
     Cuda(CudaDevice),
 }
 
-/// The device that `auto` takes, and why.
+/// The device that `auto` takes, and the reason.
 #[derive(Clone, Debug)]
 pub struct Choice {
     /// The device.
     pub device: Device,
-    /// One sentence for people.
+    /// One sentence for users.
     pub reason: String,
 }
 
@@ -97,7 +105,7 @@ impl Device {
         matches!(self, Self::Cuda(_))
     }
 
-    /// Waits for all work queued on it and reports errors.
+    /// Waits for all work queued on the device's stream and reports its errors.
     ///
     /// # Errors
     /// [`Error::DeviceLost`] if a kernel faulted.

@@ -3,7 +3,7 @@
 use half::f16;
 use std::fmt;
 
-/// What a tensor's elements are.
+/// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE 754 single precision.
@@ -23,7 +23,7 @@ impl DType {
         }
     }
 
-    /// As case ids and messages spell it.
+    /// `f32`, `f16` or `u32`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -58,8 +58,8 @@ pub trait Element: sealed::Sealed + bytemuck::Pod + Send + Sync + fmt::Debug + P
     /// The same type as a value.
     const DTYPE: DType;
 
-    /// The nearest element, ties to even; f16 by way of f32. For u32 the fraction is dropped, and what is out of range becomes
-    /// the nearest end of it (NaN: 0).
+    /// The nearest element, ties to even; f16 by way of f32. For u32 the fraction is dropped, and a number outside of its range
+    /// becomes the nearest end of it (NaN: 0).
     fn from_f64(value: f64) -> Self;
 
     /// The same number; exact.

@@ -24,7 +24,7 @@ impl BlockMask {
         Self::ranges(grid, |i| 0..clamp(grid, grid.position(i) + 1))
     }
 
-    /// A query sees the key at its position, `before` keys before and `after` keys behind it.
+    /// A query sees the key at its position, `before` keys before and `after` keys after it.
     ///
     /// # Errors
     /// As [`dense`](Self::dense).
@@ -213,7 +213,7 @@ impl BlockMask {
         for head in 0..heads {
             for row in 0..grid.rows() {
                 for column in 0..grid.columns() {
-                    let (queries, keys) = grid.extents(row, column);
+                    let (queries, keys) = grid.sizes(row, column);
                     for (i, bits) in pattern[..queries].iter_mut().enumerate() {
                         let at =
                             (head * grid.q_len + row * grid.block + i) * grid.kv_len + column * grid.block;
@@ -242,7 +242,7 @@ fn clamp(grid: BlockGrid, position: i64) -> usize {
     position.clamp(0, grid.kv_len as i64) as usize
 }
 
-/// The block columns in which the positions of a block row lie: two, where kv_len − q_len is no multiple of the block.
+/// The block columns that the positions of a block row are in: two, where kv_len − q_len is no multiple of the block.
 /// `None` if all of them are before the first key.
 pub(super) fn own_blocks(grid: BlockGrid, row: usize) -> Option<Range<usize>> {
     let last = grid.position(grid.q_len.min((row + 1) * grid.block) - 1);

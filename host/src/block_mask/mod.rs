@@ -15,13 +15,13 @@
 //! ```
 
 mod builders;
+mod choose;
 mod draw;
 mod lists;
-mod select;
 mod sets;
 
+pub use choose::Choose;
 pub(crate) use lists::{DecodeLists, PrefillLists};
-pub use select::Choose;
 
 use crate::tensor::MAX_ELEMENTS;
 use crate::{Error, Result};
@@ -82,15 +82,15 @@ impl BlockGrid {
         self.kv_len.div_ceil(self.block)
     }
 
-    /// The key that query `i` stands at; below 0 if there are more queries than keys.
+    /// The key at the position of query `i`; below 0 if there are more queries than keys.
     fn position(self, i: usize) -> i64 {
         i as i64 + self.kv_len as i64 - self.q_len as i64
     }
 
     /// Queries of block row `row`, and keys of block column `column`.
-    fn extents(self, row: usize, column: usize) -> (usize, usize) {
-        let extent = |index: usize, len: usize| self.block.min(len - index * self.block);
-        (extent(row, self.q_len), extent(column, self.kv_len))
+    fn sizes(self, row: usize, column: usize) -> (usize, usize) {
+        let size = |index: usize, len: usize| self.block.min(len - index * self.block);
+        (size(row, self.q_len), size(column, self.kv_len))
     }
 }
 
@@ -121,7 +121,7 @@ impl Cell<'_> {
 
 /// Which keys each query may see, per head or the same for all heads.
 ///
-/// Listed blocks lie row after row (compressed rows): those of block row r of head h are `row_starts[h · rows + r]` …
+/// Blocks are listed row by row (compressed rows): those of block row r of head h are `row_starts[h · rows + r]` …
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockMask {
     grid: BlockGrid,
@@ -150,7 +150,7 @@ impl Assembler {
     /// The next block of the row that is being made, if anything of it is seen.
     fn push(&mut self, column: usize, cell: Cell) {
         let row = (self.mask.row_starts.len() - 1) % self.mask.grid.rows();
-        let (queries, keys) = self.mask.grid.extents(row, column);
+        let (queries, keys) = self.mask.grid.sizes(row, column);
         let valid = low_bits(keys);
         let seen = |i: usize| cell.row(i) & valid;
         let id = if (0..queries).all(|i| seen(i) == valid) {
@@ -268,8 +268,7 @@ impl BlockMask {
         let mut pairs = 0;
         for at in 0..self.row_starts.len() - 1 {
             for i in self.row_starts[at] as usize..self.row_starts[at + 1] as usize {
-                let (queries, keys) =
-                    self.grid.extents(at % self.grid.rows().max(1), self.columns[i] as usize);
+                let (queries, keys) = self.grid.sizes(at % self.grid.rows().max(1), self.columns[i] as usize);
                 pairs += match self.cells[i] {
                     0 => (queries * keys) as u64,
                     id => of_patterns[id as usize - 1],

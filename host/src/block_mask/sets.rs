@@ -21,7 +21,7 @@ impl BlockMask {
         self.merge(other, false, |a, b| a & b)
     }
 
-    /// This mask without the keys behind each query's position.
+    /// This mask without the keys after each query's position.
     ///
     /// # Errors
     /// None that this mask has not passed.

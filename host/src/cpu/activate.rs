@@ -1,4 +1,4 @@
-//! What stands behind a linear map, row by row.
+//! Bias and activation, row by row.
 
 use super::elementwise::{gelu_erf, gelu_tanh, silu};
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};

@@ -1,4 +1,4 @@
-//! Sums, maxima and their indices over the last extent.
+//! Sums, maxima and their indices over the last dimension.
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;

@@ -4,7 +4,7 @@ use super::DeviceElement;
 use crate::cuda::{COUNTERS, CudaDevice};
 use crate::kv::{KvFormat, KvView};
 use crate::memory::DeviceBuffer;
-use crate::problem::attention::{Problem, Strides};
+use crate::problem::attention::{HeadStrides, Problem};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::attention::decode::{Decode, Instance, Instances};
 use kernels_gpu::attention::merge::partial_elements;
@@ -74,7 +74,7 @@ pub(super) fn scale_log2(problem: &Problem) -> f32 {
 }
 
 /// As the kernels have them; `ops` has checked that they are below 2³¹.
-pub(super) fn strides(Strides { batch, head, row }: Strides) -> attention::Strides {
+pub(super) fn strides(HeadStrides { batch, head, row }: HeadStrides) -> attention::Strides {
     attention::Strides { batch: batch as u32, head: head as u32, row: row as u32 }
 }
 

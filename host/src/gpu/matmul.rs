@@ -3,7 +3,7 @@
 use crate::cuda::{Arg, CudaDevice, args};
 use crate::memory::DeviceBuffer;
 use crate::problem::activate::Activation;
-use crate::problem::matmul::{Around, Batch, Matmul, Problem, Strides, Variant};
+use crate::problem::matmul::{Batch, Fusion, Matmul, MatrixStrides, Problem, Variant};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Error, Result, Tensor, TensorMut};
 use kernels_gpu::matmul::regtile::tile64_coded;
@@ -23,7 +23,7 @@ pub(crate) const MAX_VECTOR_ROWS: usize = vector::MAX_M as usize;
 struct Operand {
     address: u64,
     dtype: DType,
-    strides: Strides,
+    strides: MatrixStrides,
     batch: usize,
 }
 
@@ -43,9 +43,9 @@ pub(crate) fn matmul(
     b: &Tensor,
     p: Problem,
     options: &Matmul,
-    around: &Around,
+    fusion: &Fusion,
 ) -> Result<()> {
-    product(device, c, a, b, p, options, &Addresses::of(around))
+    product(device, c, a, b, p, options, &Addresses::of(fusion))
 }
 
 fn product(
@@ -80,7 +80,7 @@ fn product(
             };
             let a = operand(from_a, at_a + first * inner.a, p.a, inner.a);
             let b = operand(from_b, at_b + first * inner.b, p.b, inner.b);
-            let strides = Strides { row: p.ldc, column: 1 };
+            let strides = MatrixStrides { row: p.ldc, column: 1 };
             let c = operand((c.address(), c.dtype()), at_c + first * inner.c, strides, inner.c);
             launch(device, c, a, b, [batch as u32, p.m as u32, p.n as u32, p.k as u32], options, around)?;
         }
@@ -102,8 +102,8 @@ struct Addresses {
 }
 
 impl Addresses {
-    fn of(around: &Around) -> Self {
-        let Around { norm, epilogue } = around;
+    fn of(fusion: &Fusion) -> Self {
+        let Fusion { norm, epilogue } = fusion;
         Self {
             bias: epilogue.bias.map_or(0, Tensor::address),
             residual: epilogue.residual.map_or(0, Tensor::address),
@@ -135,7 +135,7 @@ pub(crate) fn coded(
         return Ok(false);
     }
     let variant = if p.m == 1 { Variant::Vector } else { Variant::Tile("tile64") };
-    let around = Addresses { coded: Some(format), ..Addresses::of(&Around::default()) };
+    let around = Addresses { coded: Some(format), ..Addresses::of(&Fusion::default()) };
     product(device, y, x, &w, p, &Matmul { variant, ..Matmul::default() }, &around)?;
     Ok(true)
 }
@@ -146,7 +146,7 @@ pub(crate) fn linear(
     y: TensorMut,
     x: &Tensor,
     w: &Tensor,
-    around: &Around,
+    fusion: &Fusion,
 ) -> Result<()> {
     let w = w.swap_dims(0, 1)?;
     let mut p = Problem::new(y.layout(), x.layout(), w.layout());
@@ -154,14 +154,14 @@ pub(crate) fn linear(
     if p.is_empty() {
         return Ok(());
     }
-    let whole = around.norm.is_some() || around.epilogue.activation != Activation::Identity;
+    let whole = fusion.norm.is_some() || fusion.epilogue.activation != Activation::Identity;
     // a block sees all of k where something is done with the whole sum
     let options = Matmul { variant: Variant::Vector, splits: whole.then_some(1), ..Matmul::default() };
-    matmul(device, y, x, &w, p, &options, around)
+    matmul(device, y, x, &w, p, &options, fusion)
 }
 
-fn transposed(strides: Strides) -> Strides {
-    Strides { row: strides.column, column: strides.row }
+fn transposed(strides: MatrixStrides) -> MatrixStrides {
+    MatrixStrides { row: strides.column, column: strides.row }
 }
 
 /// What [`select`] is asked about these operands.
@@ -186,8 +186,8 @@ fn query(device: &CudaDevice, c: Operand, a: Operand, b: Operand, [batch, m, n, 
     };
     let vector_layouts = match (a.strides.column == 1 || k == 1, b.strides) {
         (false, _) => None,
-        (true, Strides { row: 1, .. }) => Some(Layouts::Nt),
-        (true, Strides { column: 1, .. }) => Some(Layouts::Nn),
+        (true, MatrixStrides { row: 1, .. }) => Some(Layouts::Nt),
+        (true, MatrixStrides { column: 1, .. }) => Some(Layouts::Nn),
         _ => None,
     };
     let multiprocessors = device.properties().multiprocessors.max(1);
@@ -199,8 +199,12 @@ fn query(device: &CudaDevice, c: Operand, a: Operand, b: Operand, [batch, m, n, 
 /// less energy.
 #[cfg(test)]
 pub(crate) fn large_product_with_a_sparing_tile(device: &CudaDevice) -> &'static str {
-    let operand =
-        Operand { address: 256, dtype: DType::F32, strides: Strides { row: 4096, column: 1 }, batch: 0 };
+    let operand = Operand {
+        address: 256,
+        dtype: DType::F32,
+        strides: MatrixStrides { row: 4096, column: 1 },
+        batch: 0,
+    };
     let q = Query { multiprocessors: 20, ..query(device, operand, operand, operand, [1, 4096, 4096, 4096]) };
     let plan = select(&select::tests::sparing(), &q, Variant::Auto, None);
     match plan.map(|plan| plan.variant) {

@@ -5,7 +5,7 @@ use super::attention::{MAX_DECODE_QUERIES, by_width, instance, scale_log2, split
 use crate::block_mask::{BlockMask, DecodeLists, PrefillLists};
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
-use crate::problem::attention::{Problem, Strides};
+use crate::problem::attention::{HeadStrides, Problem};
 use crate::{DType, Device, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::attention::merge::partial_elements;
@@ -245,7 +245,7 @@ pub(crate) fn block_mean(
     device: &CudaDevice,
     y: TensorMut,
     x: &Tensor,
-    x_strides: Strides,
+    x_strides: HeadStrides,
     dims: [usize; 4],
     block: usize,
 ) -> Result<()> {
@@ -260,7 +260,7 @@ fn block_mean_of<T: DeviceElement>(
     spec: &KernelSpec<BlockMean<T>>,
     y: TensorMut,
     x: &Tensor,
-    x_strides: Strides,
+    x_strides: HeadStrides,
     [batch, heads, rows, head_dim]: [usize; 4],
     block: usize,
 ) -> Result<()> {

@@ -10,10 +10,10 @@ use std::cell::RefCell;
 use std::sync::{Arc, RwLockReadGuard};
 
 /// Device memory that belongs to one stream: it may be used by work queued on it from the allocation on, and is
-/// free for work queued behind the drop. Zero bytes have no memory and address 0.
+/// free for work queued after the drop. Zero bytes have no memory and address 0.
 ///
-/// It comes from the device's [pool](super::pool()) and goes back there: other streams get the memory only behind the
-/// work that this one had queued at the drop, and behind that of every stream noted by [`used_on`](Self::used_on).
+/// It comes from the device's [pool](super::pool()) and goes back there: other streams get the memory only after the
+/// work that this one had queued at the drop, and after that of every stream noted by [`used_on`](Self::used_on).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     device: CudaDevice,
@@ -75,8 +75,8 @@ impl DeviceBuffer {
         }
     }
 
-    /// The same memory for work on another stream of the device; it is free behind the work of both. What orders one's
-    /// writes against the other's reads is the caller's.
+    /// The same memory for work on another stream of the device; it is free after the work of both. The caller orders one's
+    /// writes against the other's reads.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
@@ -111,8 +111,8 @@ impl DeviceBuffer {
         self.memory.bytes
     }
 
-    /// Copies host bytes to `offset` through pinned memory; when it returns the source may be changed, and the last of
-    /// it may still be on its way on the stream.
+    /// Copies host bytes to `offset` through pinned memory. When it returns the source may be changed; the last chunks may
+    /// still be in flight on the stream.
     ///
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if the range is outside.
@@ -137,12 +137,12 @@ impl DeviceBuffer {
             return self.device.synchronize();
         }
         self.download_staged(offset, target)?;
-        self.device.synchronize() // what is handed out is behind a checked wait for its stream
+        self.device.synchronize() // bytes are handed out only after a checked wait for their stream
     }
 
     /// Queues a copy of `bytes` bytes of another buffer on this buffer's stream.
     ///
-    /// The caller orders it behind the work that wrote the source, if that is on another stream.
+    /// The caller orders it after the work that wrote the source, if that is on another stream.
     ///
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if a range is outside.
@@ -155,13 +155,13 @@ impl DeviceBuffer {
         self.device.bind()?;
         let _turn = self.device.stream().turn();
         // SAFETY: both ranges are inside their buffers (checked above); the buffers are different allocations, and
-        // freeing either is ordered behind this copy on its stream.
+        // freeing either is ordered after this copy on its stream.
         let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.device.stream().raw()) };
         check("cuMemcpyDtoDAsync", result)
     }
 
     /// Copies the start of this buffer from another one, of any stream or device: this buffer's stream waits for the
-    /// source's, and what the source's queues from now on, with all reuse of its memory, is behind the copy.
+    /// source's, and the source's stream, with all reuse of its memory, waits for the copy.
     ///
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if a range is outside.
@@ -174,12 +174,12 @@ impl DeviceBuffer {
         }
         let (written, copied) = (from.event()?, to.event()?);
         written.record(from.stream())?;
-        if !left_out(Wait::CopyBehindWriter) {
+        if !left_out(Wait::CopyAfterWriter) {
             to.stream().wait(&written)?;
         }
         self.copy_from(0, source, at, bytes)?;
         copied.record(to.stream())?;
-        if left_out(Wait::WriterBehindCopy) { Ok(()) } else { from.stream().wait(&copied) }
+        if left_out(Wait::WriterAfterCopy) { Ok(()) } else { from.stream().wait(&copied) }
     }
 
     /// Queues setting every byte.
@@ -237,7 +237,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Leave to queue a copy to or from the host: that waits for the stream, which a captured one can't be.
+    /// The turn to queue a copy to or from the host, which waits for the stream; a captured stream can't be waited for.
     pub(super) fn outside_capture(&self, op: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
         if let Some(turn) = self.device.stream().turn() {
             return Ok(turn);

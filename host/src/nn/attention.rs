@@ -1,9 +1,8 @@
 //! Multi-head attention with its projections.
 
-use super::linear::Around;
 use super::{LayerCache, Linear, Map, RmsNorm, misfit, rows_per_launch};
 use crate::kv::{KvFormat, KvTensor};
-use crate::ops::{self, HeadNorms};
+use crate::ops::{self, Epilogue, HeadNorms};
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// The positions of a pass's rows: the rotary angles by position, and the index of the first row's.
@@ -113,7 +112,7 @@ impl Attention {
     /// # Errors
     /// [`Error::Shape`] if `x` or `rope` do not fit or the cache is full, or a device error.
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
-        self.forward_around(x, None, None, rope, cache)
+        self.forward_fused(x, None, None, rope, cache)
     }
 
     /// As [`Linear::map`].
@@ -123,7 +122,7 @@ impl Attention {
     }
 
     /// attention(norm(x)) + residual.
-    pub(super) fn forward_around(
+    pub(super) fn forward_fused(
         &self,
         x: &Tensor,
         norm: Option<&RmsNorm>,
@@ -136,12 +135,12 @@ impl Attention {
         match cache {
             Some(cache) => {
                 let attended = self.attend(x, norm, rope, cache, &device)?;
-                self.out.forward_around(&attended, Around { residual, ..Around::default() })
+                self.out.forward_fused(&attended, None, Epilogue { residual, ..Epilogue::default() })
             }
             None => {
                 let (heads, d) = (self.num_kv_heads, self.head_dim);
                 let mut own = LayerCache::with_room(rows, heads, d, KvFormat::F32, &device)?;
-                self.forward_around(x, norm, residual, rope, Some(&mut own))
+                self.forward_fused(x, norm, residual, rope, Some(&mut own))
             }
         }
     }
@@ -156,7 +155,7 @@ impl Attention {
         device: &Device,
     ) -> Result<Tensor> {
         let (rows, heads, d) = (x.dims()[0], self.num_heads, self.head_dim);
-        let qkv = self.qkv.forward_around(x, Around { norm, ..Around::default() })?;
+        let qkv = self.qkv.forward_fused(x, norm, Epilogue::default())?;
         let qkv = qkv.reshape([rows, heads + 2 * self.num_kv_heads, d])?;
         let norms = self.norms.as_ref().map(|(q, k)| {
             let ((q, eps), (k, _)) = (q.parts(), k.parts());

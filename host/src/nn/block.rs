@@ -42,9 +42,9 @@ impl TransformerBlock {
     /// As [`Attention::forward`].
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
         let (normed, norm) = self.norm1.before(x)?;
-        let h = self.attention.forward_around(&normed, norm, Some(x), rope, cache)?;
+        let h = self.attention.forward_fused(&normed, norm, Some(x), rope, cache)?;
         let (normed, norm) = self.norm2.before(&h)?;
-        self.mlp.forward_around(&normed, norm, Some(&h))
+        self.mlp.forward_fused(&normed, norm, Some(&h))
     }
 
     /// As [`Linear::map`](super::Linear::map).

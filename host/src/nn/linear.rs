@@ -1,7 +1,7 @@
-//! y = x·Wᵀ + b, and what is fused with it.
+//! y = x·Wᵀ + b, with the steps that are fused with it.
 
 use super::{Map, Matrix, RmsNorm, expect_len, rows_per_launch};
-use crate::ops::{Activation, Epilogue};
+use crate::ops::Epilogue;
 use crate::{DType, Error, Result, Tensor, TensorMut};
 
 /// A linear map y = x·Wᵀ + b, its weight stored as [out, in], as checkpoints have it.
@@ -23,17 +23,6 @@ pub struct Linear {
     weight: Matrix,
     /// [out]
     bias: Option<Tensor>,
-}
-
-/// The steps of the surrounding module that are fused with a linear map, which saves passes over memory.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Around<'a> {
-    /// Before the map.
-    pub norm: Option<&'a RmsNorm>,
-    /// After it.
-    pub activation: Activation,
-    /// [rows, out], added last.
-    pub residual: Option<&'a Tensor>,
 }
 
 impl Linear {
@@ -68,29 +57,44 @@ impl Linear {
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if `x` does not fit, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward_around(x, Around::default())
+        self.forward_fused(x, None, Epilogue::default())
     }
 
-    /// activation(norm(x)·Wᵀ + b) + residual.
-    pub(super) fn forward_around(&self, x: &Tensor, around: Around) -> Result<Tensor> {
+    /// activation(norm(x)·Wᵀ + b) + residual: steps of the surrounding module, which cost fewer passes over memory so. The
+    /// epilogue's bias is this map's, not the argument's.
+    pub(super) fn forward_fused(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        epilogue: Epilogue,
+    ) -> Result<Tensor> {
         let rows = x.dims().first().copied().unwrap_or(0);
-        let columns = around.activation.columns(self.out_features()).unwrap_or(0);
+        let columns = epilogue.activation.columns(self.out_features()).unwrap_or(0);
         let mut y = Tensor::uninitialized([rows, columns], DType::F32, &x.device())?;
         let most = rows_per_launch(2 * self.out_features() * self.in_features());
         for start in (0..rows).step_by(most) {
             let len = most.min(rows - start);
-            let residual = around.residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
-            let around = Around { residual: residual.as_ref(), ..around };
-            self.forward_into(y.view_mut()?.narrow(0, start, len)?, &x.narrow(0, start, len)?, around)?;
+            let residual = epilogue.residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
+            let epilogue = Epilogue { residual: residual.as_ref(), ..epilogue };
+            self.forward_into(
+                y.view_mut()?.narrow(0, start, len)?,
+                &x.narrow(0, start, len)?,
+                norm,
+                epilogue,
+            )?;
         }
         Ok(y)
     }
 
-    /// As [`forward_around`](Self::forward_around), in one piece into `y`.
-    pub(super) fn forward_into(&self, y: TensorMut, x: &Tensor, around: Around) -> Result<()> {
-        let Around { norm, activation, residual } = around;
-        let epilogue = Epilogue { bias: self.bias.as_ref(), activation, residual };
-        self.weight.linear_into(y, x, norm, &epilogue)
+    /// As [`forward_fused`](Self::forward_fused), in one piece into `y`.
+    pub(super) fn forward_into(
+        &self,
+        y: TensorMut,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        self.weight.linear_into(y, x, norm, &Epilogue { bias: self.bias.as_ref(), ..epilogue })
     }
 
     /// The same module with each tensor replaced by what `f` makes of it.

@@ -1,8 +1,7 @@
 //! The position-wise part of a transformer block.
 
-use super::linear::Around;
 use super::{Linear, Map, RmsNorm, misfit};
-use crate::ops::Activation;
+use crate::ops::{Activation, Epilogue};
 use crate::{DType, Error, Result, Tensor};
 
 /// Rows that are computed at a time. This bounds the memory of the wide intermediate; more rows would not make the
@@ -53,11 +52,11 @@ impl Mlp {
     /// # Errors
     /// [`Error::Shape`] if `x` does not fit, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward_around(x, None, None)
+        self.forward_fused(x, None, None)
     }
 
     /// mlp(norm(x)) + residual.
-    pub(super) fn forward_around(
+    pub(super) fn forward_fused(
         &self,
         x: &Tensor,
         norm: Option<&RmsNorm>,
@@ -67,11 +66,11 @@ impl Mlp {
         let mut y = Tensor::uninitialized([rows, self.fc2.out_features()], DType::F32, &x.device())?;
         for start in (0..rows).step_by(ROWS_PER_PIECE) {
             let len = ROWS_PER_PIECE.min(rows - start);
-            let before = Around { norm, activation: self.activation, residual: None };
-            let inner = self.fc1.forward_around(&x.narrow(0, start, len)?, before)?;
+            let activate = Epilogue { activation: self.activation, ..Epilogue::default() };
+            let inner = self.fc1.forward_fused(&x.narrow(0, start, len)?, norm, activate)?;
             let residual = residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
-            let after = Around { residual: residual.as_ref(), ..Around::default() };
-            self.fc2.forward_into(y.view_mut()?.narrow(0, start, len)?, &inner, after)?;
+            let add = Epilogue { residual: residual.as_ref(), ..Epilogue::default() };
+            self.fc2.forward_into(y.view_mut()?.narrow(0, start, len)?, &inner, None, add)?;
         }
         Ok(y)
     }

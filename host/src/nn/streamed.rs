@@ -16,6 +16,7 @@ const ALIGNMENT: usize = 256;
 /// Blocks of equal shapes, two of them at a time on the device.
 ///
 /// ```
+/// # #[cfg(feature = "virtual-gpu")] {
 /// use pascaline::nn::{Attention, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks, TransformerBlock};
 /// use pascaline::ops::Activation;
 /// use pascaline::{DType, Device, Tensor};
@@ -38,6 +39,7 @@ const ALIGNMENT: usize = 256;
 /// let y = blocks.forward(1, &blocks.forward(0, &x, &rope, None)?, &rope, None)?;
 /// let expected = second.forward(&first.forward(&x, &rope, None)?, &rope, None)?;
 /// assert_eq!(y.to_vec::<f32>()?, expected.to_vec::<f32>()?);
+/// # }
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use super::check::{Argument, Check};
 use crate::kv::{KvFormat, KvTensor, KvView};
-use crate::problem::attention::{Attention, Problem, Strides};
+use crate::problem::attention::{Attention, HeadStrides, Problem};
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("attention");
@@ -271,7 +271,7 @@ fn check_cache(
         return bad("k", k, expected);
     }
     check_head_dim(CHECK, head_dim)?;
-    let stored = Strides { batch: 0, head: k.width(), row: num_kv_heads * k.width() };
+    let stored = HeadStrides { batch: 0, head: k.width(), row: num_kv_heads * k.width() };
     Ok(Problem {
         batch: 1,
         num_q_heads,
@@ -312,11 +312,11 @@ pub(super) fn extents(x: &Tensor) -> Option<[usize; 4]> {
 }
 
 /// The strides of a tensor of rank 3 or 4, if the kernels can read it.
-pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> Result<Strides> {
+pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> Result<HeadStrides> {
     op.size(argument, x)?;
     let layout = x.layout();
     if layout.shape.elements() == 0 {
-        return Ok(Strides { batch: 0, head: 0, row: 0 });
+        return Ok(HeadStrides { batch: 0, head: 0, row: 0 });
     }
     if layout.strides.last() != Some(&1) {
         return Err(Error::Layout { op: op.0, argument, needed: "contiguous in its last dimension" });
@@ -332,5 +332,5 @@ pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> R
         return Err(Error::Layout { op: op.0, argument, needed: "aligned to 8 elements in every row" });
     }
     let [batch, head, row] = strides;
-    Ok(Strides { batch, head, row })
+    Ok(HeadStrides { batch, head, row })
 }

@@ -8,7 +8,16 @@ use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("copy");
 
-/// A contiguous copy of `x`.
+/// A contiguous copy of `x`, of any shape, type and strides.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::arange(0u32, 6, &Device::Cpu)?.reshape([2, 3])?;
+/// let column = x.narrow(1, 1, 1)?; // a view with gaps
+/// let y = ops::copy(&column)?;
+/// assert!(y.is_contiguous() && y.to_vec::<u32>()? == [1, 4]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six

@@ -2,10 +2,10 @@
 
 use super::activate::activate_into;
 use super::check::Check;
-use super::matmul::around_into;
+use super::matmul::fused_into;
 use super::{add_into, rms_norm};
 use crate::problem::activate::{Activation, Epilogue};
-use crate::problem::matmul::{Around, Matmul};
+use crate::problem::matmul::{Fusion, Matmul};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, gpu};
 
@@ -85,7 +85,7 @@ pub fn linear_into(
     let epilogue = Epilogue { residual: residual.as_ref(), ..*epilogue };
     match device {
         Device::Cuda(device) if rows <= gpu::matmul::MAX_VECTOR_ROWS && k > 0 => {
-            gpu::matmul::linear(&device, y, &x, w, &Around { norm, epilogue })
+            gpu::matmul::linear(&device, y, &x, w, &Fusion { norm, epilogue })
         }
         _ => in_passes(y, &x, w, norm, &epilogue),
     }
@@ -102,7 +102,7 @@ fn in_passes(
     let (x, w) = (normed.as_ref().unwrap_or(x), w.swap_dims(0, 1)?);
     let Epilogue { bias, activation, residual } = *epilogue;
     if activation == Activation::Identity {
-        return around_into(y, x, &w, &Matmul::default(), &Around { norm: None, epilogue: *epilogue });
+        return fused_into(y, x, &w, &Matmul::default(), &Fusion { norm: None, epilogue: *epilogue });
     }
     let product = super::matmul(x, &w)?;
     let Some(residual) = residual else { return activate_into(y, &product, bias, activation) };

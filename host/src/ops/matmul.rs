@@ -1,7 +1,7 @@
 //! Matrix products.
 
 use super::check::Check;
-use crate::problem::matmul::{Around, Matmul, Problem};
+use crate::problem::matmul::{Fusion, Matmul, Problem};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
@@ -49,16 +49,16 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As [`matmul`], [`Error::Layout`] for `c`, and [`Error::Unsupported`] if `options` name a kernel that does not take such operands.
 pub fn matmul_into(c: TensorMut, a: &Tensor, b: &Tensor, options: &Matmul) -> Result<()> {
-    around_into(c, a, b, options, &Around::default())
+    fused_into(c, a, b, options, &Fusion::default())
 }
 
 /// [`matmul_into`] with a bias and a residual, which needs c to be contiguous.
-pub(crate) fn around_into(
+pub(crate) fn fused_into(
     c: TensorMut,
     a: &Tensor,
     b: &Tensor,
     options: &Matmul,
-    around: &Around,
+    fusion: &Fusion,
 ) -> Result<()> {
     let shape = output_shape(a, b)?;
     CHECK.dtype("c", &c, output_dtype(a, b)?)?;
@@ -69,14 +69,18 @@ pub(crate) fn around_into(
     let device = CHECK.device(&c, &[("a", a), ("b", b)])?;
     let problem = Problem::new(c.layout(), a.layout(), b.layout());
     if problem.n > 1 && problem.c_column != 1 {
-        return Err(Error::Layout { op: "matmul", argument: "c", needed: "contiguous in its last dimension" });
+        return Err(Error::Layout {
+            op: "matmul",
+            argument: "c",
+            needed: "contiguous in its last dimension",
+        });
     }
     if problem.is_empty() {
         return Ok(());
     }
     match device {
-        Device::Cpu => cpu::matmul::matmul(c, a, b, &problem, options, &around.epilogue),
-        Device::Cuda(device) => gpu::matmul::matmul(&device, c, a, b, problem, options, around),
+        Device::Cpu => cpu::matmul::matmul(c, a, b, &problem, options, &fusion.epilogue),
+        Device::Cuda(device) => gpu::matmul::matmul(&device, c, a, b, problem, options, fusion),
     }
 }
 

@@ -27,6 +27,7 @@ mod cast;
 mod cat;
 mod check;
 mod copy;
+mod display;
 mod elementwise;
 mod embedding;
 mod float16;

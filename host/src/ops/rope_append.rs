@@ -8,8 +8,8 @@ use kernels_gpu::rope_append::MAX_DIM;
 
 const CHECK: Check = Check("rope_append");
 
-/// Takes a fused projection apart: each head of q and k is normalised (or not, without `norms`) and turned as by
-/// [`rope`](super::rope); q goes to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.
+/// Splits a fused projection: each head of q and k is normalised (not without `norms`) and rotated as by
+/// [`rope`](super::rope()); q goes to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.
 ///
 /// `qkv`: [rows, heads + 2·kv_heads, dim] f32 or f16; `q`: [rows, heads, dim] of the same type; `k`, `v`: [capacity, kv_heads,
 /// dim], both in one format, of an f16 `qkv` in f16; `cos`, `sin`: [angles, dim/2] f32, with angles > 0; `at`: \[2\] u32, (past, the

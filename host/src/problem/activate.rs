@@ -1,4 +1,4 @@
-//! What stands behind a linear map.
+//! The epilogue of a linear map: bias, activation, residual.
 
 use crate::Tensor;
 
@@ -14,7 +14,7 @@ pub enum Activation {
     GeluTanh,
     /// x·Φ(x), Φ the normal distribution.
     GeluErf,
-    /// silu(g)·u, with g from the first half of the columns and u from the second: half as many columns remain (Shazeer
+    /// silu(g)·u, with g from the first half of the columns and u from the second: the result has half as many (Shazeer
     /// 2020, "GLU variants improve transformer").
     SwiGlu,
 }
@@ -32,7 +32,7 @@ impl Activation {
 /// The part of a product's kernel after the sums: act(product + bias) + residual. The default does nothing.
 ///
 /// ```
-/// use pascaline::ops::{self, Activation, Epilogue};
+/// use pascaline::ops::{self, Epilogue};
 /// use pascaline::{Device, Tensor};
 /// let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 2], &Device::Cpu)?;
 /// let w = Tensor::from_slice(&[1.0f32, 1.0, 1.0, -1.0], [2, 2], &Device::Cpu)?; // [out, in]

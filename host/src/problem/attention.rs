@@ -5,7 +5,7 @@
 pub struct Attention {
     /// The factor on the scores; `None` for 1/√head_dim.
     pub scale: Option<f32>,
-    /// Whether query i sees only the keys ≤ i + kv_len − q_len: the last query sees all.
+    /// Whether query i sees only keys up to number i + kv_len − q_len, so that the last query sees all.
     pub causal: bool,
 }
 
@@ -27,15 +27,15 @@ pub struct Problem {
     pub head_dim: usize,
     pub scale: f32,
     pub causal: bool,
-    pub out: Strides,
-    pub q: Strides,
-    pub k: Strides,
-    pub v: Strides,
+    pub out: HeadStrides,
+    pub q: HeadStrides,
+    pub k: HeadStrides,
+    pub v: HeadStrides,
 }
 
 /// In elements; 0 along dimensions of one entry. The last dimension's is 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Strides {
+pub struct HeadStrides {
     pub batch: usize,
     pub head: usize,
     pub row: usize,
@@ -47,7 +47,7 @@ impl Problem {
         self.num_q_heads / self.num_kv_heads
     }
 
-    /// How many keys, from the first on, query `i` sees.
+    /// The number of keys that query `i` sees, from the first on.
     pub fn visible(&self, i: usize) -> usize {
         if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
     }

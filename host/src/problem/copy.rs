@@ -1,6 +1,6 @@
 //! Strided copies.
 
-/// The most extents that are left after [`merge`].
+/// The most dimensions that may be left after [`merge`].
 pub const MAX_DIMS: usize = 6;
 
 /// A dimension that can't be merged with its neighbours, and the strides along it, in elements.
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extents_without_a_gap_are_merged() {
+    fn dimensions_without_a_gap_are_merged() {
         let dim = |extent, y, x| Dim { extent, y, x };
         assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[12, 4, 1]), [dim(24, 1, 1)]);
         assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[24, 8, 1]), [dim(6, 4, 8), dim(4, 1, 1)]);

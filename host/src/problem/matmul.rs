@@ -4,21 +4,21 @@ use super::activate::Epilogue;
 use crate::Tensor;
 use crate::tensor::Layout;
 
-/// How [`matmul_into`] scales, and by which kernel it runs.
+/// Options of [`ops::matmul_into`](crate::ops::matmul_into): its factors and its kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matmul {
     /// The factor of the product.
     pub alpha: f32,
-    /// The factor of what `c` holds; with 0, `c` is not read.
+    /// The factor of `c` before; with 0, `c` is not read.
     pub beta: f32,
-    /// The kernel, for measurements.
+    /// The family of kernels; for measurements.
     pub variant: Variant,
-    /// Into how many parts k is split, for measurements; `None` lets the shape decide.
+    /// The number of parts that k is split into (split-K); for measurements. `None`: by the shape.
     pub splits: Option<u32>,
 }
 
 impl Default for Matmul {
-    /// The plain product: alpha 1, beta 0, and the shape decides.
+    /// The plain product: alpha 1, beta 0, kernel and split by the shape.
     fn default() -> Self {
         Self { alpha: 1.0, beta: 0.0, variant: Variant::Auto, splits: None }
     }
@@ -30,7 +30,7 @@ impl Default for Matmul {
 pub enum Variant {
     /// By shape, layout and device.
     Auto,
-    /// 16 × 16 tiles, an element per thread: what users would write. f32 only.
+    /// 16 × 16 tiles, an element per thread: the baseline. f32 only.
     Textbook,
     /// The register tiles of this name; operands aligned to 16 bytes. `pascaline tune` lists them.
     Tile(&'static str),
@@ -40,23 +40,23 @@ pub enum Variant {
     Vector,
 }
 
-/// What may stand around a product; the caller has checked it.
+/// The operands fused with a product: a norm as its prologue, and an epilogue. The caller has checked them.
 #[derive(Clone, Copy, Default)]
-pub struct Around<'a> {
+pub struct Fusion<'a> {
     /// The weight \[k\] and eps of an RMS norm of a's rows. For the GPU's fused linear maps only.
     pub norm: Option<(&'a Tensor, f32)>,
     /// The bias and the residual are c's; the activation is for the GPU's fused linear maps only.
     pub epilogue: Epilogue<'a>,
 }
 
-/// A product with its strides, as few leading extents as it can be written with, and nothing left to check.
+/// A checked product: sizes, strides, and as few leading dimensions as it can be written with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    pub a: Strides,
-    pub b: Strides,
+    pub a: MatrixStrides,
+    pub b: MatrixStrides,
     /// Between the rows of c.
     pub ldc: usize,
     pub c_column: usize,
@@ -66,12 +66,12 @@ pub struct Problem {
 
 /// The distances between a matrix's rows and its columns, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Strides {
+pub struct MatrixStrides {
     pub row: usize,
     pub column: usize,
 }
 
-/// A leading extent and its strides in the three tensors; 0 where all entries use the same matrix.
+/// A leading dimension and its strides in the three tensors; 0 where all entries use the same matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
     pub extent: usize,
@@ -100,7 +100,7 @@ impl Problem {
                 _ => batch.push(inner),
             }
         }
-        let strides = |x: &Layout| Strides {
+        let strides = |x: &Layout| MatrixStrides {
             row: x.strides[x.shape.rank() - 2],
             column: x.strides[x.shape.rank() - 1],
         };
@@ -135,7 +135,7 @@ impl Problem {
         self.m == 0 || self.n == 0 || self.batch.iter().any(|batch| batch.extent == 0)
     }
 
-    /// The offsets of every entry of all leading extents but the last `kept` into a, b and c.
+    /// The offsets of every entry of all leading dimensions but the last `kept` into a, b and c.
     pub fn offsets(&self, kept: usize) -> Vec<[usize; 3]> {
         let mut offsets = vec![[0; 3]];
         for batch in &self.batch[..self.batch.len().saturating_sub(kept)] {

@@ -1,5 +1,5 @@
-//! The ops' problems as numbers and options: what `ops` makes of a checked call and `cpu` and `gpu` solve. What users
-//! name of them is re-exported by `ops`.
+//! The ops' problems as sizes, strides and options: `ops` makes them of checked calls, `cpu` and `gpu` solve them. `ops`
+//! re-exports those that users name.
 
 pub(crate) mod activate;
 pub(crate) mod attention;

@@ -1,6 +1,6 @@
 //! Reductions of rows.
 
-/// What a row becomes.
+/// The value that a row is reduced to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reduction {
     Sum,

@@ -1,4 +1,4 @@
-//! From a fused projection to queries and a cache.
+//! From a fused projection to rotated queries and a cache.
 
 use crate::kv::KvMut;
 use crate::{Tensor, TensorMut};
@@ -14,8 +14,8 @@ pub struct HeadNorms<'a> {
     pub eps: f32,
 }
 
-/// Where the results of [`rope_append_into`] go: `q`: [rows, heads, dim] of qkv's type, `k` and `v`: caches [capacity,
-/// kv_heads, dim] in one format; all contiguous.
+/// The outputs of [`ops::rope_append_into`](crate::ops::rope_append_into): `q`: [rows, heads, dim] of qkv's type, `k` and
+/// `v`: caches [capacity, kv_heads, dim] in one format; all contiguous.
 pub struct Outputs<'a> {
     pub q: TensorMut<'a>,
     pub k: KvMut<'a>,

@@ -7,8 +7,8 @@
 //! | `Q4_0`     | 4.5            | one f16 per 32 values                    | speed: the cheapest 4 bits to multiply     |
 //! | `Q4K`      | 4.5            | 6 bits per 32 values under f16 per 256, with minima | quality: at the same size as Q4_0 0.88 of its error on ggml's test data |
 //!
-//! `Q8_0`, `Q4_0` and `Q4K` are GGUF's formats; [`QuantTensor::from_gguf_bytes`] reads them as they lie in a file. In
-//! memory quants and scales lie apart, so that kernels can load 16 bytes at a time.
+//! `Q8_0`, `Q4_0` and `Q4K` are GGUF's formats; [`QuantTensor::from_gguf_bytes`] reads a file's bytes. In
+//! memory quants and scales are separate arrays, so that kernels can load 16 bytes at a time.
 
 mod choice;
 mod gguf;
@@ -66,7 +66,7 @@ pub const FORMATS: [Format; 4] = [Format::I8, Format::Q8_0, Format::Q4_0, Format
 impl QuantTensor {
     /// With undefined contents, for an op to write.
     pub(crate) fn uninitialized(format: Format, shape: Shape, device: &Device) -> Result<Self> {
-        let (n, k) = Self::extents(format, &shape)?;
+        let (n, k) = Self::padded(format, &shape)?;
         let quants = Tensor::uninitialized([n, k / 32 * bits(format)], DType::U32, device)?;
         let scales = match format {
             Format::I8 => Tensor::uninitialized([n], DType::F32, device)?,
@@ -77,7 +77,7 @@ impl QuantTensor {
     }
 
     /// Rows, and values of a row with its padding.
-    fn extents(format: Format, shape: &Shape) -> Result<(usize, usize)> {
+    fn padded(format: Format, shape: &Shape) -> Result<(usize, usize)> {
         let bad = |expected: &str| Error::Shape {
             op: "quantize",
             argument: "shape",
@@ -121,7 +121,7 @@ impl QuantTensor {
         self.shape.dims()[1]
     }
 
-    /// Where it lives.
+    /// The device that it is on, with the stream.
     pub fn device(&self) -> Device {
         self.quants.device()
     }
@@ -149,7 +149,7 @@ impl QuantTensor {
 /// [`ops::quantize_rows`](crate::ops::quantize_rows) makes for one or more products.
 #[derive(Clone, Debug)]
 pub struct QuantRows {
-    /// The extents of the tensor that was quantised.
+    /// The shape of the tensor that was quantised.
     pub(crate) shape: Shape,
     /// Values of a row with its padding: a multiple of 256.
     pub(crate) k: usize,
@@ -169,7 +169,7 @@ impl QuantRows {
         Ok(Self { shape, k, quants, scales })
     }
 
-    /// The extents of the tensor that was quantised.
+    /// The shape of the tensor that was quantised.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }

@@ -152,13 +152,13 @@ impl Work<KEYS> for Dense {
 }
 
 macro_rules! kernels {
-    ($($name:ident: $module:literal, $q:ty, $kv:ty, $groups:literal;)*) => {
+    ($($name:ident: $q:ty, $kv:ty, $groups:literal;)*) => {
         $(
             /// # Safety
             /// [`Prefill`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
             /// launched as [`Kernels::prefill`](crate::attention::Kernels::prefill) says.
             #[kernel(
-                block = THREADS, min_blocks = 2, module = $module, shuffles = SHUFFLES,
+                block = THREADS, min_blocks = 2, module = stringify!($name), shuffles = SHUFFLES,
                 shared(
                     chunks: [f32; 2 * chunk_elements(KEYS)], probabilities: [f32; half_elements(KEYS)],
                     maxima: [f32; BM], sums: [f32; SUMS]
@@ -190,14 +190,14 @@ macro_rules! kernels {
 }
 
 kernels! {
-    attention_prefill_d64_f32: "attention_prefill_d64_f32", f32, f32, 1;
-    attention_prefill_d64_f16: "attention_prefill_d64_f16", F16, F16, 1;
-    attention_prefill_d64_f32_f16: "attention_prefill_d64_f32_f16", f32, F16, 1;
-    attention_prefill_d128_f32: "attention_prefill_d128_f32", f32, f32, 2;
-    attention_prefill_d128_f16: "attention_prefill_d128_f16", F16, F16, 2;
-    attention_prefill_d128_f32_f16: "attention_prefill_d128_f32_f16", f32, F16, 2;
-    attention_prefill_d128_f32_coded: "attention_prefill_d128_f32_coded", f32, u16, 2;
-    attention_prefill_d128_f32_q8_0: "attention_prefill_d128_f32_q8_0", f32, u8, 2;
+    attention_prefill_d64_f32: f32, f32, 1;
+    attention_prefill_d64_f16: F16, F16, 1;
+    attention_prefill_d64_f32_f16: f32, F16, 1;
+    attention_prefill_d128_f32: f32, f32, 2;
+    attention_prefill_d128_f16: F16, F16, 2;
+    attention_prefill_d128_f32_f16: f32, F16, 2;
+    attention_prefill_d128_f32_coded: f32, u16, 2;
+    attention_prefill_d128_f32_q8_0: f32, u8, 2;
 }
 
 /// For head_dim ≤ 64 and ≤ 128, as the others.

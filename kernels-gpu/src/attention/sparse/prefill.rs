@@ -194,13 +194,13 @@ impl Work<KEYS> for Listed {
 }
 
 macro_rules! kernels {
-    ($($name:ident: $module:literal, $q:ty, $kv:ty, $groups:literal, $blocks:literal;)*) => {
+    ($($name:ident: $q:ty, $kv:ty, $groups:literal, $blocks:literal;)*) => {
         $(
             /// # Safety
             /// [`SparsePrefill`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
             /// launched as [`Kernels::prefill`](super::Kernels::prefill) says.
             #[kernel(
-                block = THREADS, min_blocks = $blocks, module = $module, shuffles = SHUFFLES,
+                block = THREADS, min_blocks = $blocks, module = stringify!($name), shuffles = SHUFFLES,
                 shared(
                     chunks: [f32; 2 * chunk_elements(KEYS)], probabilities: [f32; half_elements(KEYS)],
                     maxima: [f32; BM], sums: [f32; SUMS]
@@ -230,12 +230,12 @@ macro_rules! kernels {
 
 // Of wide heads two blocks to a multiprocessor: with registers for three, two of them are spilled.
 kernels! {
-    attention_sparse_d64_f32: "attention_sparse_d64_f32", f32, f32, 1, 3;
-    attention_sparse_d64_f16: "attention_sparse_d64_f16", F16, F16, 1, 3;
-    attention_sparse_d64_f32_f16: "attention_sparse_d64_f32_f16", f32, F16, 1, 3;
-    attention_sparse_d128_f32: "attention_sparse_d128_f32", f32, f32, 2, 2;
-    attention_sparse_d128_f16: "attention_sparse_d128_f16", F16, F16, 2, 2;
-    attention_sparse_d128_f32_f16: "attention_sparse_d128_f32_f16", f32, F16, 2, 2;
+    attention_sparse_d64_f32: f32, f32, 1, 3;
+    attention_sparse_d64_f16: F16, F16, 1, 3;
+    attention_sparse_d64_f32_f16: f32, F16, 1, 3;
+    attention_sparse_d128_f32: f32, f32, 2, 2;
+    attention_sparse_d128_f16: F16, F16, 2, 2;
+    attention_sparse_d128_f32_f16: f32, F16, 2, 2;
 }
 
 /// For head_dim ≤ 64 and ≤ 128, as the others.

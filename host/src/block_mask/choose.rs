@@ -16,7 +16,7 @@ pub enum Choose {
 impl BlockMask {
     /// Each head's blocks chosen by `scores` [heads, rows, columns], which a softmax is taken of: the blocks of a row's
     /// own position always, and the best of the others. Causal: only blocks up to a row's own compete, and within them
-    /// each query sees what is not behind it.
+    /// each query sees no key after its position.
     ///
     /// A NaN among the scores counts as the lowest.
     ///

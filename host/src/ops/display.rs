@@ -1,7 +1,7 @@
 //! A tensor's values as text.
 
-use super::Tensor;
-use crate::{DType, Device, Result, ops};
+use super::check::Check;
+use crate::{DType, Device, Result, Tensor};
 use half::f16;
 use std::fmt;
 
@@ -51,9 +51,8 @@ fn values(x: &Tensor) -> Result<(Vec<usize>, Vec<f64>)> {
         && device.stream().is_capturing()
     {
         // before the copies that gather the values: they would become a part of the graph
-        let (argument, value) = ("stream", "being captured into a graph".into());
-        let reason = "there are no values yet".into();
-        return Err(crate::Error::Unsupported { op: "Display", argument, value, reason });
+        let (value, reason) = ("being captured into a graph", "there are no values yet");
+        return Err(Check("Display").unsupported("stream", value, reason));
     }
     let shown = if x.shape().elements() > MOST_ELEMENTS { edges(x, 0)? } else { x.clone() };
     let values = match x.dtype() {
@@ -70,7 +69,7 @@ fn edges(x: &Tensor, dim: usize) -> Result<Tensor> {
         None => x.contiguous(),
         Some(&size) if size > 2 * EDGE => {
             let ends = [x.narrow(dim, 0, EDGE)?, x.narrow(dim, size - EDGE, EDGE)?];
-            ops::cat(&[edges(&ends[0], dim + 1)?, edges(&ends[1], dim + 1)?], dim)
+            super::cat(&[edges(&ends[0], dim + 1)?, edges(&ends[1], dim + 1)?], dim)
         }
         Some(_) => edges(x, dim + 1),
     }
@@ -101,7 +100,7 @@ fn numbers(values: &[f64], dtype: DType, precision: Option<usize>) -> Vec<String
     texts.into_iter().map(|text| format!("{text:>width$}")).collect()
 }
 
-/// One bracket with the entries of the first of `dims`, (entries, how many of them are shown); the next entry of a matrix stands
+/// One bracket with the entries of the first of `dims`, (entries, how many of them are shown); the next entry of a matrix is
 /// on a line of its own, after `indent` blanks.
 fn write_entries<'a>(
     f: &mut fmt::Formatter<'_>,
