@@ -1,5 +1,5 @@
-//! What the memory pool alone costs, without a device: `cargo bench --bench memory`. `pascaline bench --memory` measures it on
-//! one, with copies, graphs and prefetching.
+//! The cost of the memory pool alone, without a device: `cargo bench --bench memory`. `pascaline bench --memory` measures
+//! it on a device, with copies, graphs and prefetching.
 
 use pascaline::Result;
 use pascaline::memory::MemoryPool;

@@ -25,13 +25,12 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;
 pub mod softmax;
-mod spec;
 pub mod transpose;
 
-pub use spec::KernelSpec;
+use cuda_std::KernelInfo;
 
 /// The contracts of every kernel in the PTX, one slice per op.
-pub const KERNELS: &[&[KernelSpec]] = &[
+pub const KERNELS: &[&[KernelInfo]] = &[
     activate::KERNELS,
     attention::decode::KERNELS,
     attention::prefill::KERNELS,

@@ -8,6 +8,7 @@ pub mod config;
 mod decode;
 pub mod generate;
 mod json;
+mod kernels;
 pub mod model;
 pub mod positions;
 pub mod preprocess;

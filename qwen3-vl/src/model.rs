@@ -1,6 +1,7 @@
 //! The whole model: loading, and passing prompts through it.
 
 use super::config::Config;
+use super::kernels;
 use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
 use super::text::{ImageRun, Images, TextModel};
@@ -12,6 +13,7 @@ use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, Result, Tensor, memory};
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
+use std::thread::{self, ScopedJoinHandle};
 
 /// How [`Qwen3Vl::load_with`] loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,20 +90,32 @@ impl Qwen3Vl {
             let reason = "on the CPU all weights are in host memory already".into();
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
-        let mut weights = Weights::open(dir, config, options.dtype, device)?;
-        if let Some(format) = options.quantize {
-            weights = weights.quantized(format);
-        }
-        let mut done = |weights: &Weights| progress(weights.progress());
-        let text = TextModel::load(&mut weights, config, device, options.cache, gpu_layers, &mut done)?;
-        let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;
-        if let Some(name) = weights.unused().first() {
-            return Err(Error::Checkpoint {
-                file: dir.display().to_string(),
-                item: Some((*name).to_owned()),
-                reason: "the model does not use it".into(),
-            });
-        }
+        let (weights, text, vision) = thread::scope(|scope| -> Result<_> {
+            let ahead = match device {
+                Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options)),
+                Device::Cpu => None,
+            };
+            let mut weights = Weights::open(dir, config, options.dtype, device)?;
+            if let Some(format) = options.quantize {
+                weights = weights.quantized(format);
+            }
+            let mut done = |weights: &Weights| progress(weights.progress());
+            let text = TextModel::load(&mut weights, config, device, options.cache, gpu_layers, &mut done)?;
+            let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;
+            if let Some(name) = weights.unused().first() {
+                return Err(Error::Checkpoint {
+                    file: dir.display().to_string(),
+                    item: Some((*name).to_owned()),
+                    reason: "the model does not use it".into(),
+                });
+            }
+            match ahead.map(ScopedJoinHandle::join) {
+                Some(Ok(compiled)) => compiled?,
+                Some(Err(panic)) => std::panic::resume_unwind(panic),
+                None => {}
+            }
+            Ok((weights, text, vision))
+        })?;
         if let (Device::Cuda(device), 1..) = (device, text.streamed_layers()) {
             memory::pool(device)?.trim()?; // what the layers took on their way to host memory
         }

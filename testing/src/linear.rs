@@ -71,6 +71,9 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             add([m, n, k], FC2);
         }
         add([1, 5, 300], With { bias: true, ..NORM });
+        // one column: the same as a row of the transposed product, but for the norm's rows
+        add([4, 1, 264], NORM);
+        add([4, 1, 264], RESIDUAL);
     }
     let bench = |m, n, k, dtypes, with| Linear { m, n, k, dtypes, with, purpose: Purpose::Bench };
     for dtypes in [TYPES[0], TYPES[2]] {

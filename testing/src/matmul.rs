@@ -220,7 +220,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
                 let case = |dims| Product::new(layouts, types, dims);
                 cases.push(forced(case([33, 31, 37]), Variant::Strided));
                 // a row and a column of tiles and four more, k beyond all slices
-                for family in FAMILIES.iter().filter(|family| family.specs.len() > layouts as usize) {
+                for family in FAMILIES.iter().filter(|family| family.layouts > layouts as usize) {
                     let dims = [family.bm as usize + 4, family.bn as usize + 4, 76];
                     cases.push(forced(case(dims), Variant::Tile(family.name)));
                 }

@@ -1,6 +1,6 @@
 //! The cost model against published Pascal figures: the table of `COSTS.md`.
 //!
-//! `cargo run --release -p pascaline-virtual-gpu --example costs -- kernels-gpu/prebuilt/kernels.ptx`
+//! `pascaline doctor --ptx kernels.ptx && cargo run --release -p pascaline-virtual-gpu --example costs -- kernels.ptx`
 
 use std::error::Error;
 

@@ -8,36 +8,6 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr;
 
-/// One kernel argument, with its size, so that it can be checked against the PTX.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arg {
-    bits: u64,
-    size: u8,
-}
-
-macro_rules! arg_from {
-    ($($ty:ty: $value:ident => $bits:expr;)*) => {$(
-        impl From<$ty> for Arg {
-            fn from($value: $ty) -> Self {
-                Self { bits: $bits, size: size_of::<$ty>() as u8 }
-            }
-        }
-    )*};
-}
-
-arg_from! {
-    u64: value => value;
-    u32: value => u64::from(value);
-    i32: value => u64::from(value as u32);
-    f32: value => u64::from(value.to_bits());
-}
-
-/// The arguments of a launch, in the kernel's order: device addresses (`u64`), `u32`, `i32`, `f32`.
-macro_rules! args {
-    ($($argument:expr),* $(,)?) => { &[$($crate::cuda::Arg::from($argument)),*] };
-}
-pub(crate) use args;
-
 thread_local! {
     static TRACE: RefCell<Option<Vec<&'static str>>> = const { RefCell::new(None) };
 }
@@ -72,21 +42,6 @@ impl CudaDevice {
         // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, and `parameters` lives until
         // the driver has copied them. The rest is the caller's promise.
         unsafe { self.launch_raw(spec, grid, &mut pointers) }
-    }
-
-    /// Transition: arguments without a type.
-    pub(crate) unsafe fn launch_args(
-        &self,
-        spec: &KernelInfo,
-        grid: [u32; 3],
-        arguments: &[Arg],
-    ) -> Result<()> {
-        let mut values: [*mut c_void; 32] = [ptr::null_mut(); 32];
-        for (value, argument) in values.iter_mut().zip(arguments) {
-            *value = ptr::from_ref(&argument.bits).cast_mut().cast();
-        }
-        // SAFETY: as the caller promises.
-        unsafe { self.launch_raw(spec, grid, &mut values) }
     }
 
     /// # Safety

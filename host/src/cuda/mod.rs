@@ -25,7 +25,6 @@ pub use event::Event;
 pub use foreign::{Function, PtxModule};
 pub use graph::Graph;
 pub use launch::trace;
-pub(crate) use launch::{Arg, args};
 pub use module::Loaded;
 pub(crate) use stream::COUNTERS;
 pub(crate) use stream::Kept;

@@ -114,6 +114,13 @@ pub enum Size {
     Tile32,
 }
 
+impl Size {
+    /// What its kernels have in common.
+    pub fn family(self) -> &'static Family {
+        &FAMILIES[self as usize]
+    }
+}
+
 /// What the kernels of a tile size have in common, whatever their types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
@@ -616,6 +623,14 @@ pub const FAMILIES: &[Family] = &[
     family!(Tile64 tile64),
     family!(Tile32 tile32),
 ];
+
+const _: () = {
+    let mut i = 0;
+    while i < FAMILIES.len() {
+        assert!(FAMILIES[i].size as usize == i, "in the order of the sizes");
+        i += 1;
+    }
+};
 
 /// The kernels for any strides: 64 × 64.
 pub mod strided {

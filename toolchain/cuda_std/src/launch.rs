@@ -230,47 +230,6 @@ pub struct KernelInfo {
     pub parameters: &'static [usize],
 }
 
-/// Transition: contracts without a parameter type.
-impl KernelInfo {
-    /// Transition.
-    pub const fn new(name: &'static str, threads: u32) -> Self {
-        Self {
-            name,
-            module: "",
-            block: [threads, 1, 1],
-            min_blocks: 0,
-            shared_bytes: 0,
-            shuffles: 0,
-            parameters: &[],
-        }
-    }
-    /// Transition.
-    pub const fn block_2d(mut self, x: u32, y: u32) -> Self {
-        self.block = [x, y, 1];
-        self
-    }
-    /// Transition.
-    pub const fn of_threads(mut self, threads: u32) -> Self {
-        self.block = [threads, 1, 1];
-        self
-    }
-    /// Transition.
-    pub const fn min_blocks(mut self, blocks: u32) -> Self {
-        self.min_blocks = blocks;
-        self
-    }
-    /// Transition.
-    pub const fn shared_bytes(mut self, bytes: u32) -> Self {
-        self.shared_bytes = bytes;
-        self
-    }
-    /// Transition.
-    pub const fn shuffles(mut self, count: u32) -> Self {
-        self.shuffles = count;
-        self
-    }
-}
-
 impl KernelInfo {
     /// Threads in a block.
     pub const fn threads(&self) -> u32 {

@@ -32,7 +32,7 @@ pub struct Table {
     pub rates: BTreeMap<String, f64>,
     /// Warps with which a multiprocessor reaches half its rate.
     pub half_rate_warps: f64,
-    /// Clocks before a block's first multiply-add and behind its last.
+    /// Clocks before a block's first multiply-add and after its last.
     pub block_clocks: f64,
     /// Clocks that a second launch costs.
     pub launch_clocks: f64,

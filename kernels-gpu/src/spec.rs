@@ -1,2 +1,0 @@
-//! Transition: contracts without a parameter type.
-pub use cuda_std::KernelInfo as KernelSpec;
