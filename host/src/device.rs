@@ -88,6 +88,18 @@ impl Device {
         Self::cuda(0)
     }
 
+    /// The first CUDA device, or the virtual GPU where the driver sees none: for programs that need a GPU in any case, such
+    /// as those with kernels of their own. Its name says which it is.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if the device can't be used, or as for [`virtual_gpu`](Self::virtual_gpu).
+    pub fn cuda_or_virtual() -> Result<Self> {
+        match driver::real_devices() {
+            Ok(1..) => Self::cuda(0),
+            Ok(0) | Err(_) => Self::virtual_gpu(),
+        }
+    }
+
     /// Whether it is a CUDA device.
     pub fn is_cuda(&self) -> bool {
         matches!(self, Self::Cuda(_))

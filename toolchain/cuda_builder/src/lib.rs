@@ -298,8 +298,8 @@ impl CudaBuilder {
             return Err(if log.contains("error: could not compile") || log.contains("error[E") {
                 CudaBuilderError::BuildFailed(log)
             } else {
-                let start = log.find("error").unwrap_or(0);
-                CudaBuilderError::Unavailable(log[start..].trim().to_owned())
+                let lines = log.lines().skip_while(|line| !line.starts_with("error"));
+                CudaBuilderError::Unavailable(lines.collect::<Vec<_>>().join("\n"))
             });
         }
         let archive = archive(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
