@@ -366,7 +366,7 @@ fn archive(messages: &str) -> Option<PathBuf> {
     let built = messages.filter(|message| {
         message["reason"] == "compiler-artifact" && message["target"]["kind"][0] == "staticlib"
     });
-    built.last()?["filenames"][0].as_str().map(PathBuf::from)
+    built.next_back()?["filenames"][0].as_str().map(PathBuf::from)
 }
 
 /// The PTX file that rustc wrote beside a static library. Cargo links the library, under a name with a hash, to the place it
