@@ -291,7 +291,7 @@ macro_rules! kernels {
                 unsafe {
                     let combine = |own| reduce::block_once([own], thread::block_dim_x() / 32, scratch, $fold)[0];
                     let write = |whole| *y.add(row) = <$ty>::from_f32(whole);
-                    part.finish($own(x.add(at), columns), $empty, combine, $fold, write);
+                    part.finish($own(x.add(at), columns), $empty, combine, |a, b| Butterfly::combine($fold, a, b), write);
                 }
             }
         )*
@@ -307,8 +307,8 @@ macro_rules! kernels {
             // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
             unsafe {
                 let own = own_best(x.add(row as usize * cols as usize), columns).proposal(0);
-                let largest = team.reduce(own.order, u32::max);
-                let column = team.reduce(own.column_if(largest), u32::min);
+                let largest = team.reduce(own.order, Max);
+                let column = team.reduce(own.column_if(largest), Min);
                 if team.writes_result() {
                     *y.add(row as usize) = column;
                 }
@@ -355,8 +355,8 @@ unsafe fn block_best(own: Proposal, scratch: Shared<u32>) -> Proposal {
     let warps = thread::block_dim_x() / 32;
     // SAFETY: as the caller promises.
     unsafe {
-        let [order] = reduce::block_once([own.order], warps, scratch, u32::max);
-        let [column] = reduce::block_once([own.column_if(order)], warps, scratch.at(warps), u32::min);
+        let [order] = reduce::block_once([own.order], warps, scratch, Max);
+        let [column] = reduce::block_once([own.column_if(order)], warps, scratch.at(warps), Min);
         Proposal { order, column }
     }
 }
@@ -369,13 +369,13 @@ fn add(a: f32, b: f32) -> f32 {
 
 kernels! {
     f32 {
-        SUM_WARP_F32 sum_warp_f32 SUM_BLOCK_F32 sum_block_f32: own_sum, 0.0, add;
-        MAX_WARP_F32 max_warp_f32 MAX_BLOCK_F32 max_block_f32: own_max, f32::NEG_INFINITY, max_or_nan;
+        SUM_WARP_F32 sum_warp_f32 SUM_BLOCK_F32 sum_block_f32: own_sum, 0.0, Sum;
+        MAX_WARP_F32 max_warp_f32 MAX_BLOCK_F32 max_block_f32: own_max, f32::NEG_INFINITY, MaxOrNan;
         @ ARGMAX_WARP_F32 argmax_warp_f32 ARGMAX_BLOCK_F32 argmax_block_f32
     }
     F16 {
-        SUM_WARP_F16 sum_warp_f16 SUM_BLOCK_F16 sum_block_f16: own_sum, 0.0, add;
-        MAX_WARP_F16 max_warp_f16 MAX_BLOCK_F16 max_block_f16: own_max, f32::NEG_INFINITY, max_or_nan;
+        SUM_WARP_F16 sum_warp_f16 SUM_BLOCK_F16 sum_block_f16: own_sum, 0.0, Sum;
+        MAX_WARP_F16 max_warp_f16 MAX_BLOCK_F16 max_block_f16: own_max, f32::NEG_INFINITY, MaxOrNan;
         @ ARGMAX_WARP_F16 argmax_warp_f16 ARGMAX_BLOCK_F16 argmax_block_f16
     }
 }

@@ -148,7 +148,7 @@ impl Cache for Blocks {
             let number = row * blocks + block;
             // SAFETY: all lanes are here; columns of the row's block.
             unsafe {
-                let scale = scale_i8(f32::from_bits(reduce::warp(largest, 32, u32::max)));
+                let scale = scale_i8(f32::from_bits(Max.over::<32>(largest)));
                 let (inverse, quants) = (inverse(scale), self.quants.add((number * WIDTH) as usize));
                 each_pair!(half, P, i => {
                     if is_in(i) {
@@ -206,7 +206,7 @@ unsafe fn append<T: Element, C: Cache>(
         });
         let weight = if to_cache { k_weight } else { q_weight };
         if !is_value && !weight.is_null() {
-            let scale = rsqrt(reduce::warp(squares, 32, |a, b| a + b) / dim as f32 + eps);
+            let scale = rsqrt(Sum.over::<32>(squares) / dim as f32 + eps);
             each_pair!(e.half, P, i => {
                 low[P] *= scale * T::load(weight.add(i as usize));
                 high[P] *= scale * T::load(weight.add((i + e.half) as usize));

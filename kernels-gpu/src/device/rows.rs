@@ -91,12 +91,7 @@ pub trait Team: Copy {
     ///
     /// # Safety
     /// All of them call it together, with all lanes of their warps.
-    unsafe fn combine<const N: usize>(
-        self,
-        before: u32,
-        own: [f32; N],
-        f: impl Fn(f32, f32) -> f32,
-    ) -> [f32; N];
+    unsafe fn combine<const N: usize>(self, before: u32, own: [f32; N], f: impl Butterfly<f32>) -> [f32; N];
 
     /// Whether what they computed is to be written.
     fn has_row(self) -> bool;
@@ -115,9 +110,9 @@ impl Lanes {
     /// # Safety
     /// All lanes of the warp are here.
     #[inline(always)]
-    pub unsafe fn reduce<T: WarpShuffleValue>(self, own: T, f: impl Fn(T, T) -> T) -> T {
+    pub unsafe fn reduce<T: WarpShuffleValue>(self, own: T, f: impl Butterfly<T>) -> T {
         // SAFETY: as the caller promises.
-        unsafe { reduce::lanes(own, self.width, f) }
+        unsafe { f.over_lanes(own, self.width) }
     }
 
     /// Whether this lane is the first of a row that exists.
@@ -129,14 +124,9 @@ impl Lanes {
 
 impl Team for Lanes {
     #[inline(always)]
-    unsafe fn combine<const N: usize>(
-        self,
-        _before: u32,
-        own: [f32; N],
-        f: impl Fn(f32, f32) -> f32,
-    ) -> [f32; N] {
+    unsafe fn combine<const N: usize>(self, _before: u32, own: [f32; N], f: impl Butterfly<f32>) -> [f32; N] {
         // SAFETY: as the caller promises.
-        own.map(|own| unsafe { self.reduce(own, &f) })
+        own.map(|own| unsafe { self.reduce(own, f) })
     }
 
     #[inline(always)]
@@ -151,12 +141,7 @@ pub struct Block(pub Shared<f32>);
 
 impl Team for Block {
     #[inline(always)]
-    unsafe fn combine<const N: usize>(
-        self,
-        before: u32,
-        own: [f32; N],
-        f: impl Fn(f32, f32) -> f32,
-    ) -> [f32; N] {
+    unsafe fn combine<const N: usize>(self, before: u32, own: [f32; N], f: impl Butterfly<f32>) -> [f32; N] {
         let warps = thread::block_dim_x() / 32;
         // SAFETY: as the caller promises; each value has its own words.
         unsafe { reduce::block_once(own, warps, self.0.at(before * warps), f) }

@@ -22,6 +22,7 @@
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
 pub mod atomic;
+pub mod butterfly;
 pub mod mem;
 pub mod misc;
 pub mod shared;
@@ -32,6 +33,7 @@ pub use cuda_std_macros::{gpu_only, kernel};
 
 /// What a kernel file usually needs.
 pub mod prelude {
+    pub use crate::butterfly::{Butterfly, Max, MaxOrNan, Min, Or, Sum};
     pub use crate::{kernel, thread, warp};
 }
 
