@@ -1,4 +1,4 @@
-//! What the checks report.
+//! Findings: the faults that the checks report.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -15,8 +15,8 @@ pub enum FindingKind {
     Misaligned,
     /// Read of memory that nothing ever wrote.
     Uninitialized,
-    /// Two warps touch the same shared memory without a barrier between, or two lanes of one instruction
-    /// store different values to the same place.
+    /// Two warps touch the same shared memory without a barrier in between, or two lanes of one instruction
+    /// store different values to the same address.
     SharedRace,
     /// A block barrier that not all threads reach.
     BarrierDivergence,
@@ -28,7 +28,7 @@ pub enum FindingKind {
     Trap,
     /// More instructions than the configured limit: an endless loop.
     Timeout,
-    /// The launch asks for what sm_61 or the kernel does not have.
+    /// The launch exceeds a limit of sm_61 or of the kernel.
     InvalidLaunch,
     /// The launch asks for more threads than the kernel's `.maxntid` allows.
     TooManyThreads,
@@ -77,7 +77,7 @@ pub struct Finding {
     pub message: String,
 }
 
-/// What a failed launch returns.
+/// The error of a failed launch.
 pub type Fault = Finding;
 
 impl fmt::Display for Finding {

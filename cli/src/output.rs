@@ -1,0 +1,64 @@
+//! `--json` and `--quiet`, the same in every subcommand, and remarks beside the results.
+
+use super::failure::Failure;
+use super::json::Report;
+use super::printable::printable;
+use super::screen::{Colours, Screen, Style};
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct Output {
+    /// Write the results as JSON, to FILE or, without FILE or for `-`, to stdout; what people read then goes to stderr.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+
+    /// Only results and errors: no remarks, no progress, and no tables while JSON goes to stdout.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl Output {
+    /// Where the JSON goes, opened before the work begins.
+    pub fn report(&self) -> Result<Option<Report>, Failure> {
+        self.json.as_deref().map(Report::open).transpose()
+    }
+
+    /// Whether JSON takes stdout.
+    pub fn stdout_is_taken(&self) -> bool {
+        self.json.as_deref().is_some_and(|path| path.as_os_str() == "-")
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// Where tables go: stdout, stderr where JSON takes stdout, or nowhere where then nobody wants them.
+    pub fn screen(&self) -> Screen {
+        Screen::new(self.stdout_is_taken(), self.quiet)
+    }
+
+    /// A remark on stderr.
+    pub fn note(&self, text: &str) {
+        if !self.quiet {
+            self.say(text);
+        }
+    }
+
+    /// What was asked for, on stderr.
+    pub fn say(&self, text: &str) {
+        on_stderr(text, Style::Faint);
+    }
+
+    /// What went wrong, on stderr.
+    pub fn complain(&self, text: &str) {
+        on_stderr(text, Style::Bad);
+    }
+}
+
+/// Prints a text that may quote a file.
+fn on_stderr(text: &str, style: Style) {
+    let is_terminal = io::stderr().is_terminal();
+    let text = if is_terminal { printable(text) } else { text.into() };
+    eprintln!("{}", Colours::for_stream(is_terminal).paint(style, &text));
+}

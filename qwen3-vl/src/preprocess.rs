@@ -1,0 +1,218 @@
+//! Pictures → patches, as the reference's `Qwen2VLImageProcessor` makes them.
+
+use super::config::PreprocessorConfig;
+use super::resize;
+use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+use pascaline::{Error, Result};
+use rayon::prelude::*;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Cursor, Seek};
+use std::path::Path;
+
+/// The largest side of a picture file in pixels.
+pub const MAX_SIDE: u32 = 32_768;
+/// The most bytes that decoding one picture may take.
+pub const MAX_DECODED: u64 = 1 << 30;
+/// The largest ratio of a picture's sides; the reference's.
+const MAX_ASPECT: usize = 200;
+
+/// 8-bit RGB, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Picture {
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+    /// [height, width, 3]
+    pub pixels: Vec<u8>,
+}
+
+impl Picture {
+    /// Decodes a PNG, JPEG or WebP file. An EXIF orientation is applied, transparency is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Image`] if it is none of these, damaged, or larger than [`MAX_SIDE`] or [`MAX_DECODED`].
+    pub fn open(file: &Path) -> Result<Self> {
+        let name = file.display().to_string();
+        let opened = File::open(file)
+            .map_err(|error| Error::Image { file: name.clone(), reason: error.to_string() })?;
+        decode(&name, BufReader::new(opened))
+    }
+
+    /// As [`open`](Self::open), from memory; `name` stands in errors.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Self> {
+        decode(name, Cursor::new(bytes))
+    }
+}
+
+fn decode<R: BufRead + Seek>(name: &str, source: R) -> Result<Picture> {
+    let wrong = |error: image::ImageError| Error::Image { file: name.to_owned(), reason: error.to_string() };
+    let mut reader = ImageReader::new(source)
+        .with_guessed_format()
+        .map_err(|error| Error::Image { file: name.to_owned(), reason: error.to_string() })?;
+    let mut limits = Limits::default();
+    limits.max_image_width = Some(MAX_SIDE);
+    limits.max_image_height = Some(MAX_SIDE);
+    limits.max_alloc = Some(MAX_DECODED);
+    reader.limits(limits);
+    let mut decoder = reader.into_decoder().map_err(wrong)?;
+    let orientation = decoder.orientation().map_err(wrong)?;
+    if decoder.total_bytes() > MAX_DECODED {
+        let reason =
+            format!("it takes {} bytes decoded, at most {MAX_DECODED} are allowed", decoder.total_bytes());
+        return Err(Error::Image { file: name.to_owned(), reason });
+    }
+    let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
+    image.apply_orientation(orientation);
+    let (width, height) = (image.width() as usize, image.height() as usize);
+    Ok(Picture { height, width, pixels: to_rgb(image) })
+}
+
+/// Alpha is dropped, grey repeated, and of 16 bits the upper 8 kept: as Pillow converts to RGB.
+fn to_rgb(image: DynamicImage) -> Vec<u8> {
+    let high = |value: &u16| (value >> 8) as u8;
+    match image {
+        DynamicImage::ImageRgb16(image) => image.as_raw().iter().map(high).collect(),
+        DynamicImage::ImageRgba16(image) => image
+            .as_raw()
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .flat_map(|[r, g, b, _]| [high(r), high(g), high(b)])
+            .collect(),
+        DynamicImage::ImageLuma16(image) => image.as_raw().iter().flat_map(|grey| [high(grey); 3]).collect(),
+        DynamicImage::ImageLumaA16(image) => {
+            image.as_raw().as_chunks::<2>().0.iter().flat_map(|[grey, _]| [high(grey); 3]).collect()
+        }
+        other => other.into_rgb8().into_raw(),
+    }
+}
+
+/// The pixels that a picture or a video may have once it is resized.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Sides become multiples of this.
+    pub factor: usize,
+    /// The fewest pixels, of all frames together.
+    pub min_pixels: usize,
+    /// The most pixels, of all frames together.
+    pub max_pixels: usize,
+    /// Frames; 1 for a still image.
+    pub frames: usize,
+    /// Frames in a group, which the last one is filled up to; 1 for a still image.
+    pub group: usize,
+}
+
+/// The size that pictures are resized to: (height, width), near their aspect ratio and inside the bounds.
+///
+/// # Errors
+/// [`Error::Image`] for a side of zero or an aspect ratio above 200.
+pub fn smart_resize(name: &str, (height, width): (usize, usize), bounds: Bounds) -> Result<(usize, usize)> {
+    let refuse = |reason: String| Err(Error::Image { file: name.to_owned(), reason });
+    let (shorter, longer) = (height.min(width), height.max(width));
+    if shorter == 0 || bounds.frames == 0 {
+        return refuse(format!("{} frames of {width} × {height} pixels", bounds.frames));
+    }
+    if longer as f64 / shorter as f64 > MAX_ASPECT as f64 {
+        return refuse(format!("{width} × {height}: an aspect ratio above {MAX_ASPECT}"));
+    }
+    let Bounds { factor, min_pixels, max_pixels, frames, group } = bounds;
+    let (h, w, f) = (height as f64, width as f64, factor as f64);
+    let rounded = |side: f64| (side / f).round_ties_even() as usize * factor;
+    let (new_height, new_width) = (rounded(h), rounded(w));
+    let pixels = frames.next_multiple_of(group) * new_height * new_width;
+    Ok(if pixels > max_pixels {
+        let beta = (frames as f64 * h * w / max_pixels as f64).sqrt();
+        let down = |side: f64| ((side / beta / f).floor() as usize * factor).max(factor);
+        (down(h), down(w))
+    } else if pixels < min_pixels {
+        let beta = (min_pixels as f64 / (frames as f64 * h * w)).sqrt();
+        let up = |side: f64| (side * beta / f).ceil() as usize * factor;
+        (up(h), up(w))
+    } else {
+        (new_height, new_width)
+    })
+}
+
+/// A picture, or a piece of a video, as patches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Patches {
+    /// Groups of frames, rows and columns of patches.
+    pub grid: [usize; 3],
+    /// [t · gh · gw, channels · frames · side²], in the order of merge blocks: the patches that become one token are
+    /// neighbours.
+    pub values: Vec<f32>,
+}
+
+/// Resizes a picture and cuts it into patches; a still image fills all frames of its patches.
+///
+/// # Errors
+/// As [`smart_resize`].
+pub fn image_patches(name: &str, picture: &Picture, config: &PreprocessorConfig) -> Result<Patches> {
+    let PreprocessorConfig { min_pixels, max_pixels, .. } = *config;
+    let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: 1, group: 1 };
+    resized_patches(name, std::slice::from_ref(picture), bounds, config)
+}
+
+/// Resizes a video's frames, all of one size, and cuts them into patches.
+///
+/// # Errors
+/// As [`smart_resize`], and [`Error::Image`] if a frame has another size than the first.
+pub fn video_patches(name: &str, frames: &[Picture], config: &PreprocessorConfig) -> Result<Patches> {
+    let PreprocessorConfig { min_pixels, max_pixels, temporal_patch_size: group, .. } = *config;
+    let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: frames.len(), group };
+    resized_patches(name, frames, bounds, config)
+}
+
+fn resized_patches(
+    name: &str,
+    frames: &[Picture],
+    bounds: Bounds,
+    config: &PreprocessorConfig,
+) -> Result<Patches> {
+    let size = frames.first().map_or((0, 0), |frame| (frame.height, frame.width));
+    let target = smart_resize(name, size, bounds)?;
+    let mut resized = Vec::with_capacity(frames.len());
+    for (index, frame) in frames.iter().enumerate() {
+        if (frame.height, frame.width) != size {
+            let reason =
+                format!("frame {index} is {} × {}, the first another size", frame.width, frame.height);
+            return Err(Error::Image { file: name.to_owned(), reason });
+        }
+        resized.push(resize::bicubic(&frame.pixels, size, target));
+    }
+    let frames: Vec<&[u8]> = resized.iter().map(Vec::as_slice).collect();
+    Ok(patches(&frames, target, config))
+}
+
+/// Cuts resized frames, each [height, width, 3], into patches; the last frame is repeated to fill the last group.
+pub fn patches(frames: &[&[u8]], (height, width): (usize, usize), config: &PreprocessorConfig) -> Patches {
+    let PreprocessorConfig { patch_size: side, temporal_patch_size: depth, merge_size: merge, .. } = *config;
+    let (groups, rows, cols) = (frames.len().div_ceil(depth), height / side, width / side);
+    // (value · rescale − mean) / std in one step, as the reference fuses it
+    let inverse = (1.0 / config.rescale_factor) as f32;
+    let (mean, std) = (config.image_mean.map(|m| m * inverse), config.image_std.map(|s| s * inverse));
+    let patch_len = 3 * depth * side * side;
+    let mut values = vec![0f32; groups * rows * cols * patch_len];
+    values.par_chunks_exact_mut(patch_len).enumerate().for_each(|(index, patch)| {
+        // index = ((t · rows/merge + block_row) · cols/merge + block_col) · merge² + row · merge + col
+        let (block, within) = (index / (merge * merge), index % (merge * merge));
+        let (block, block_col) = (block / (cols / merge), block % (cols / merge));
+        let (group, block_row) = (block / (rows / merge), block % (rows / merge));
+        let top = (block_row * merge + within / merge) * side;
+        let left = (block_col * merge + within % merge) * side;
+        for (run, row) in patch.chunks_exact_mut(side).enumerate() {
+            // run = (channel · depth + frame) · side + y
+            let (channel, frame, y) = (run / (depth * side), run / side % depth, run % side);
+            let frame = frames[(group * depth + frame).min(frames.len() - 1)];
+            let line = &frame[((top + y) * width + left) * 3..][..side * 3];
+            for (value, rgb) in row.iter_mut().zip(line.as_chunks::<3>().0) {
+                *value = (f32::from(rgb[channel]) - mean[channel]) / std[channel];
+            }
+        }
+    });
+    Patches { grid: [groups, rows, cols], values }
+}
