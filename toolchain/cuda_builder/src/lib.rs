@@ -334,8 +334,14 @@ impl CudaBuilder {
             }
         }
         let (major, minor) = self.isa;
-        let flags =
-            [format!("-Ctarget-cpu={}", self.arch.sm()), format!("-Ctarget-feature=+ptx{major}{minor}")];
+        let flags = [
+            format!("-Ctarget-cpu={}", self.arch.sm()),
+            format!("-Ctarget-feature=+ptx{major}{minor}"),
+            // Jump threading copies a call into the arms of a branch where that decides a later branch. rustc's does not
+            // know convergent functions. LLVM's first one sees them, but not those in functions not yet inlined.
+            "-Zmir-enable-passes=-JumpThreading".to_owned(),
+            "-Cllvm-args=-simplifycfg-max-small-block-size=0".to_owned(),
+        ];
         cargo
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             .env("RUSTC", &toolchain.rustc)
