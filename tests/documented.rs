@@ -72,7 +72,8 @@ fn every_module_of_nn_has_an_example() {
 
 #[test]
 fn an_item_without_an_example_is_found() {
-    let source = "/// Adds.\n///\n/// ```\n/// ```\n#[inline]\npub fn add(x: u32) {}\n\n/// Text.\npub fn sub() {}\n";
+    let source =
+        "/// Adds.\n///\n/// ```\n/// ```\n#[inline]\npub fn add(x: u32) {}\n\n/// Text.\npub fn sub() {}\n";
     let found = items(source);
     let found: Vec<_> = found.iter().map(|item| (item.name.as_str(), item.has_example())).collect();
     assert_eq!(found, [("add", true), ("sub", false)]);

@@ -17,7 +17,7 @@
 //! become that), q8_0 (a block is a head's 32 columns, so that a new token needs no scale of another one).
 
 use crate::device::math::rsqrt;
-use crate::device::{Element, F16, reduce};
+use crate::device::{Element, F16};
 use crate::float16::encode;
 use crate::quant::blocks::{BLOCK as QUANTS, Half, abs_bits, inverse, quant_i8, scale_i8, stored_scale};
 use cuda_std::KernelInfo;

@@ -31,7 +31,7 @@ use super::merge::{Merge, Scratch, base};
 use super::{Strides, Tensors, not_zero, tensors, unroll, visible};
 use crate::device::math::{exp2, fma};
 use crate::device::stored::{KvElement, Stored};
-use crate::device::{Element, F16, reduce};
+use crate::device::{Element, F16};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 

@@ -43,10 +43,11 @@ pub unsafe fn block_once<T: WarpShuffleValue + Word, const N: usize>(
         let values = values.map(|value| op.over::<32>(value));
         if lane_id() == 0 {
             let mut own = thread_idx_x() / 32;
-            for value in values {
+            // not a `for`: its iterator may keep the array in local memory
+            let _ = values.map(|value| {
                 scratch.set(own, value);
                 own += warps;
-            }
+            });
         }
         sync_threads();
         let mut first = 0;

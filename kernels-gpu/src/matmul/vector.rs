@@ -20,7 +20,7 @@ use super::{batch_offset, k_range, product, write};
 use crate::activate::{IDENTITY, SWIGLU, activate};
 use crate::device::math::{fma, rsqrt};
 use crate::device::vector::load_raw;
-use crate::device::{Element, F16, Shared, Vector, reduce};
+use crate::device::{Element, F16, Shared, Vector};
 use crate::float16::Float16;
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;

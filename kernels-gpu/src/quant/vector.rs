@@ -28,7 +28,7 @@ use super::epilogue::Epilogue;
 use super::unroll::unroll;
 use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights};
 use crate::device::int8::load_words;
-use crate::device::{keep_order, reduce, shared};
+use crate::device::{keep_order, shared};
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec};

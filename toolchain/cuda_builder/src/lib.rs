@@ -369,7 +369,7 @@ const FORCE_PREBUILT: &str = "CUDA_BUILDER_PREBUILT";
 /// The static library in cargo's messages, one JSON object a line.
 fn archive(messages: &str) -> Option<PathBuf> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let built = messages.filter(|message| {
+    let mut built = messages.filter(|message| {
         message["reason"] == "compiler-artifact" && message["target"]["kind"][0] == "staticlib"
     });
     built.next_back()?["filenames"][0].as_str().map(PathBuf::from)

@@ -112,6 +112,7 @@ pub struct Or;
 
 /// A step of a butterfly: `other` is register `$own` of the lane at this distance, and `$combine` is the PTX that uses it.
 /// Each shuffle begins a line, where the test that counts them looks.
+#[cfg(target_arch = "nvptx64")]
 macro_rules! step {
     ($distance:literal, $own:literal, $combine:expr) => {
         concat!("shfl.sync.bfly.b32 {other}, {", $own, "}, ", $distance, ", 31, -1;\n", $combine)
@@ -119,6 +120,7 @@ macro_rules! step {
 }
 
 /// A step in whose PTX the predicate `p` says whether the other lane is in the same segment.
+#[cfg(target_arch = "nvptx64")]
 macro_rules! step_if {
     ($distance:literal, $own:literal, $combine:expr) => {
         concat!(
@@ -132,6 +134,7 @@ macro_rules! step_if {
 }
 
 /// The steps of a butterfly and its last shuffle as one block of PTX.
+#[cfg(target_arch = "nvptx64")]
 macro_rules! steps {
     ($own:ident, $other:ident $(, $width:ident)?; $($step:expr),*) => {
         asm!(
