@@ -1,5 +1,7 @@
-//! The convergence trap, provoked: shuffles after a divergent branch must come out as often as they are written. As inline
-//! PTX without an anchor before it they come out twice, which shows that the test can fail.
+//! The convergence trap, provoked: shuffles between two divergent branches must come out as often as they are written.
+//!
+//! If the builder does not switch off rustc's jump threading, the single shuffle and the butterflies come out twice; if it does
+//! not switch off LLVM's, the butterflies do.
 //!
 //! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
@@ -25,6 +27,7 @@ fn main() {
         entry.unwrap_or_else(|| panic!("no kernel {name}")).count("shfl.sync")
     };
     let written = [
+        ("divergent_shuffle", 1),
         ("divergent_shuffles", 2),
         ("divergent_sum", 5),
         ("divergent_sum_of_lanes", 5),
@@ -32,12 +35,7 @@ fn main() {
         ("divergent_argmax", 10),
     ];
     for (name, count) in written {
-        assert_eq!(shuffles(name), count, "LLVM has copied a shuffle of {name} into the arms of a branch");
+        assert_eq!(shuffles(name), count, "a shuffle of {name} was copied into the arms of a branch");
     }
-    assert_eq!(
-        shuffles("unanchored_sum"),
-        2 * 5,
-        "LLVM no longer copies inline PTX: are the anchors still needed?"
-    );
     println!("test result: ok. 1 passed; 0 failed; shuffles are not copied");
 }

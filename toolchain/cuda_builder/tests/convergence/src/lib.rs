@@ -1,9 +1,9 @@
-//! Exchanges between lanes behind divergent branches: the form in which LLVM copies what is not marked convergent.
+//! Exchanges between lanes after divergent branches, and before one that the first decides: the form in which compilers copy
+//! them.
 
 #![no_std]
-#![feature(abi_ptx, asm_experimental_arch)]
+#![feature(abi_ptx)]
 
-use core::arch::asm;
 use cuda_std::butterfly;
 use cuda_std::prelude::*;
 use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
@@ -52,33 +52,4 @@ divergent! {
     divergent_max_or_nan: |value, i, n| MaxOrNan.over::<32>(value);
     /// Two butterflies in one block.
     divergent_argmax: |value, i, n| f32::from_bits(butterfly::argmax(value.to_bits(), i, 32).1);
-    /// A butterfly without the anchor, which LLVM copies.
-    unanchored_sum: |value, i, n| unanchored_sum_over_the_warp(value);
-}
-
-/// As `Sum.over::<32>`, without the anchor.
-///
-/// # Safety
-/// As that.
-#[inline(always)]
-unsafe fn unanchored_sum_over_the_warp(mut value: f32) -> f32 {
-    let other: f32;
-    // SAFETY: none: LLVM may copy this, and the copies are undefined behaviour. The kernel is compiled and never launched.
-    unsafe {
-        asm!(
-            "shfl.sync.bfly.b32 {other}, {own}, 16, 31, -1;",
-            "add.rn.f32 {own}, {own}, {other};",
-            "shfl.sync.bfly.b32 {other}, {own}, 8, 31, -1;",
-            "add.rn.f32 {own}, {own}, {other};",
-            "shfl.sync.bfly.b32 {other}, {own}, 4, 31, -1;",
-            "add.rn.f32 {own}, {own}, {other};",
-            "shfl.sync.bfly.b32 {other}, {own}, 2, 31, -1;",
-            "add.rn.f32 {own}, {own}, {other};",
-            "shfl.sync.bfly.b32 {other}, {own}, 1, 31, -1;",
-            own = inout(reg32) value,
-            other = out(reg32) other,
-            options(nomem, nostack, preserves_flags)
-        );
-    }
-    value + other
 }
