@@ -25,6 +25,33 @@ const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 impl CudaDevice {
     /// Queues a kernel on this device's stream. A grid with a zero dimension is nothing to do.
     ///
+    /// The specification of a kernel names the type of its parameters, whose fields are typed pointers and numbers. A launch
+    /// that swaps an output with an input, or takes another element type, does not compile:
+    ///
+    /// ```compile_fail,E0308
+    /// use kernels_gpu::softmax::Rows;
+    /// fn parameters(y: *mut f32, x: *const f32) -> Rows<f32> {
+    ///     Rows { y: x, x: y, rows: 1, cols: 1, vectors: 0, lanes: 32 }
+    /// }
+    /// ```
+    ///
+    /// ```compile_fail,E0308
+    /// use kernels_gpu::softmax::{Rows, softmax_warp_f16};
+    /// use pascaline::cuda::CudaDevice;
+    /// unsafe fn launch(device: &CudaDevice, p: &Rows<f32>) -> pascaline::Result<()> {
+    ///     unsafe { device.launch(&softmax_warp_f16, [1, 1, 1], p) }
+    /// }
+    /// ```
+    ///
+    /// ```
+    /// use kernels_gpu::softmax::{Rows, softmax_warp_f32};
+    /// use pascaline::cuda::CudaDevice;
+    /// unsafe fn launch(device: &CudaDevice, y: *mut f32, x: *const f32) -> pascaline::Result<()> {
+    ///     let parameters = Rows { y, x, rows: 1, cols: 1, vectors: 0, lanes: 32 };
+    ///     unsafe { device.launch(&softmax_warp_f32, [1, 1, 1], &parameters) }
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::TooLarge`] for a grid beyond the hardware's limit, [`Error::ModuleLoad`] if the driver refuses the kernel's
     /// module, a driver error.
