@@ -6,7 +6,7 @@ use super::ceiling::{Bound, Ceiling, Ceilings, Copies, Needs};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
+use super::json::is_stdout;
 use super::measure::{Clock, Way};
 use super::screen::{Screen, Style};
 use super::select::Select;
@@ -129,7 +129,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let (device, reason) = args.select.device()?;
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
-    let mut report = args.select.json.as_deref().map(Report::open).transpose()?;
+    let mut report = args.select.report()?;
     let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));
     let cublas = match (args.against, &device) {
         (None, _) => None,

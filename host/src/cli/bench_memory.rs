@@ -4,7 +4,7 @@
 use super::bench::Args;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
+use super::json::is_stdout;
 use super::screen::{Screen, Style};
 use crate::cuda::{CudaDevice, Graph};
 use crate::error::bytes;
@@ -115,7 +115,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             parse(&text).map_err(|error| unreadable(&error))?
         }
     };
-    let report = args.select.json.as_deref().map(Report::open).transpose()?;
+    let report = args.select.report()?;
     let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));
     let environment = Environment::of(&Device::Cuda(device.clone()));
     screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;

@@ -5,6 +5,7 @@ use super::environment::is_virtual;
 use super::failure::Failure;
 use super::measure::Clock;
 use super::model::{ModelArgs, SamplingArgs};
+use super::output::{self, Overwrite};
 use super::screen::{Colours, Style};
 use super::table::percent;
 use crate::Device;
@@ -13,7 +14,6 @@ use crate::memory::{self, adaptor::to_text};
 use crate::qwen3_vl::generate::user_turn;
 use crate::qwen3_vl::{Qwen3Vl, Statistics, StopReason, Visual};
 use serde::Serialize;
-use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -51,6 +51,9 @@ pub(super) struct Args {
     /// Write what was allocated and freed on the GPU for the answer, for `bench --memory --trace`.
     #[arg(long, value_name = "FILE")]
     memory_trace: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 #[derive(Serialize)]
@@ -73,6 +76,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let images = args.image.iter().map(|file| Visual::image(file));
     let videos = args.video.iter().map(|folder| Visual::video(folder, args.fps));
     let visuals = images.chain(videos).collect::<Result<Vec<_>, _>>()?;
+    if let Some(file) = &args.memory_trace {
+        output::check(file, args.overwrite.force)?;
+    }
     let (model, load_time) = args.model.load()?;
     if args.memory_trace.is_some() && !model.device().is_cuda() {
         return Err(Failure::Failed("only a GPU's memory is traced; add `--device cuda`".into()));
@@ -94,8 +100,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         None => answer()?,
         Some(file) => {
             let (output, entries) = memory::trace(answer);
-            let unwritten = |error| Failure::Failed(format!("{} can't be written: {error}", file.display()));
-            fs::write(file, to_text(&entries)).map_err(unwritten)?;
+            output::write(file, to_text(&entries).as_bytes(), args.overwrite.force)?;
             output?
         }
     };

@@ -16,6 +16,7 @@ mod generate;
 mod json;
 mod measure;
 mod model;
+mod output;
 mod profile;
 mod ptx_argument;
 mod ptxas;

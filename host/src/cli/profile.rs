@@ -4,6 +4,7 @@ use super::bench::VIRTUAL;
 use super::costs::{Costs, MODEL, print_assumptions};
 use super::failure::Failure;
 use super::json::{Report, is_stdout};
+use super::output::Overwrite;
 use super::ptxas::{self, Registers};
 use super::screen::{Screen, Style};
 use crate::cuda::{PTX, is_lost};
@@ -37,6 +38,9 @@ pub(super) struct Args {
     /// Also write the results as JSON; `-` is stdout, the table then goes to stderr.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 /// A case's launches, or why there are none.
@@ -58,7 +62,7 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let cases = chosen(args)?;
-    let report = args.json.as_deref().map(Report::open).transpose()?;
+    let report = args.json.as_deref().map(|path| Report::open(path, args.overwrite.force)).transpose()?;
     let mut screen = Screen::new(is_stdout(args.json.as_deref()));
     let config = Config::from_env().map_err(Failure::Usage)?;
     configure(Config { traffic: true, ..config }).map_err(|error| Failure::Failed(error.to_string()))?;

@@ -2,13 +2,14 @@
 //! and memory without a download.
 
 use super::failure::Failure;
+use super::output::{OutputFile, Overwrite, unwritable};
 use crate::qwen3_vl::config::Config;
 use crate::qwen3_vl::weights::expected;
 use half::bf16;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde_json::{Map, Value, json};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -26,6 +27,9 @@ pub(super) struct Args {
     /// The published model whose size to take.
     #[arg(long, default_value = "2b")]
     size: Size,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -47,27 +51,44 @@ const COPIED: [&str; 5] = [
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     Config::load(&args.from)?;
     fs::create_dir_all(&args.to).map_err(|error| cannot("made", &args.to, &error))?;
+    let whole = |path: &Path| fs::canonicalize(path).map_err(|error| cannot("read", path, &error));
+    if whole(&args.from)? == whole(&args.to)? {
+        let to = args.to.display();
+        return Err(Failure::Usage(format!("{to} is --from as well as --to; name another folder")));
+    }
+    // All files get their names at the end, the weights last: a folder that has them is a whole checkpoint.
+    let mut files = Vec::new();
+    let mut write = |name: &str, bytes: &[u8]| -> Result<(), Failure> {
+        let to = args.to.join(name);
+        let mut file = OutputFile::create(&to, args.overwrite.force)?;
+        file.write_all(bytes).map_err(|error| unwritable(&to, &error))?;
+        files.push(file);
+        Ok(())
+    };
+    let read = |from: &Path| fs::read(from).map_err(|error| cannot("read", from, &error));
     for name in COPIED {
-        let (from, to) = (args.from.join(name), args.to.join(name));
+        let from = args.from.join(name);
         if from.exists() {
-            fs::copy(&from, &to).map_err(|error| cannot("written", &to, &error))?;
+            write(name, &read(&from)?)?;
         }
     }
-    for (name, changed) in
-        [("config.json", args.size.config()), ("preprocessor_config.json", args.size.preprocessor())]
-    {
+    let changed = |name: &str, changes: Value| -> Result<Vec<u8>, Failure> {
         let from = args.from.join(name);
-        let bytes = fs::read(&from).map_err(|error| cannot("read", &from, &error))?;
         let mut value: Value =
-            serde_json::from_slice(&bytes).map_err(|error| cannot("read", &from, &error))?;
-        merge(&mut value, changed);
-        let to = args.to.join(name);
-        fs::write(&to, value.to_string()).map_err(|error| cannot("written", &to, &error))?;
-    }
-    let file = args.to.join("model.safetensors");
-    let config = Config::load(&args.to)?;
-    let parameters = write_weights(&file, &config).map_err(|error| cannot("written", &file, &error))?;
-    super::generate::print(&format!("{}: {parameters} parameters in bf16\n", file.display()))?;
+            serde_json::from_slice(&read(&from)?).map_err(|error| cannot("read", &from, &error))?;
+        merge(&mut value, changes);
+        Ok(value.to_string().into_bytes())
+    };
+    let config = changed("config.json", args.size.config())?;
+    write("config.json", &config)?;
+    write("preprocessor_config.json", &changed("preprocessor_config.json", args.size.preprocessor())?)?;
+    let config = Config::parse(&args.to.join("config.json"), &config)?;
+    let to = args.to.join("model.safetensors");
+    let mut file = OutputFile::create(&to, args.overwrite.force)?;
+    let parameters = write_weights(&mut file, &config).map_err(|error| unwritable(&to, &error))?;
+    files.push(file);
+    files.into_iter().try_for_each(OutputFile::keep)?;
+    super::generate::print(&format!("{}: {parameters} parameters in bf16\n", to.display()))?;
     Ok(())
 }
 
@@ -113,7 +134,7 @@ fn merge(value: &mut Value, changes: Value) {
 }
 
 /// Matrices uniform with the standard deviation that such models are initialised with, norms one, biases zero.
-fn write_weights(file: &Path, config: &Config) -> std::io::Result<usize> {
+fn write_weights(file: &mut OutputFile, config: &Config) -> std::io::Result<usize> {
     const DEVIATION: f32 = 0.02;
     let tensors = expected(config);
     let mut header = Map::new();
@@ -125,7 +146,7 @@ fn write_weights(file: &Path, config: &Config) -> std::io::Result<usize> {
         at += bytes;
     }
     let header = Value::Object(header).to_string();
-    let mut out = BufWriter::with_capacity(1 << 20, File::create(file)?);
+    let mut out = BufWriter::with_capacity(1 << 20, file);
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
 

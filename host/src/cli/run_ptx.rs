@@ -3,6 +3,7 @@
 use super::costs::{Costs, MODEL, print_assumptions};
 use super::failure::Failure;
 use super::json::{Report, is_stdout};
+use super::output::{self, Overwrite};
 use super::ptx_argument::{Argument, extents, fit};
 use super::ptxas::{self, Registers};
 use super::screen::{Screen, Style};
@@ -12,7 +13,7 @@ use crate::memory::DeviceBuffer;
 use pascaline_virtual_gpu::{Card, Config, Finding, Gpu, Kernel, Launch, MemoryError, Module, POISON};
 use serde::Serialize;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Runs one launch. On the virtual GPU it prints findings, counts and the estimated time on Pascal cards; on a real
 /// one, its time.
@@ -60,6 +61,9 @@ pub(super) struct Args {
     /// Also write the results as JSON; `-` is stdout, the table then goes to stderr.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -137,8 +141,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Failure::Failed(format!("{file} has no kernel {}; it has {}", args.kernel, names.join(", ")))
     })?;
     fit(&kernel, &args.arguments).map_err(|misfit| Failure::Usage(misfit.to_string()))?;
+    let buffers = args.arguments.iter().filter_map(|argument| match argument {
+        Argument::Buffer { from, to, .. } => Some((from.as_deref(), to.as_deref())),
+        Argument::Scalar { .. } => None,
+    });
+    let (sources, targets): (Vec<_>, Vec<_>) = buffers.unzip();
+    let sources = sources.into_iter().flatten().chain([args.file.as_path()]);
+    let targets: Vec<_> = targets.into_iter().flatten().collect();
+    output::check_apart(sources, targets.iter().copied().chain(args.json.as_deref()))?;
+    targets.iter().try_for_each(|target| output::check(target, args.overwrite.force))?;
     let inputs = args.arguments.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    let report = args.json.as_deref().map(Report::open).transpose()?;
+    let report = args.json.as_deref().map(|path| Report::open(path, args.overwrite.force)).transpose()?;
     let mut screen = Screen::new(is_stdout(args.json.as_deref()));
     match args.device {
         On::Virtual => on_virtual(args, &ptx, module, &kernel, &inputs, &mut screen, report),
@@ -190,7 +203,9 @@ fn on_virtual(
     let failed = launch.is_none();
     if let Some(costs) = &launch {
         for (input, address) in inputs.iter().zip(addresses) {
-            write(&input.argument, input.bytes.len(), |bytes| gpu.read(address, bytes).map_err(memory))?;
+            write(&input.argument, input.bytes.len(), args.overwrite.force, |bytes| {
+                gpu.read(address, bytes).map_err(memory)
+            })?;
         }
         costs.print(screen)?;
         screen.line("no findings")?;
@@ -246,7 +261,9 @@ fn on_cuda(
     let time = end.since(&begin)?;
     for (input, buffer) in inputs.iter().zip(&buffers) {
         if let Some(buffer) = buffer {
-            write(&input.argument, input.bytes.len(), |bytes| Ok(buffer.download(0, bytes)?))?;
+            write(&input.argument, input.bytes.len(), args.overwrite.force, |bytes| {
+                Ok(buffer.download(0, bytes)?)
+            })?;
         }
     }
     let name = format!("{device:?}");
@@ -291,6 +308,7 @@ fn poison(bytes: u64) -> Result<Vec<u8>, Failure> {
 fn write(
     argument: &Argument,
     bytes: usize,
+    force: bool,
     download: impl FnOnce(&mut [u8]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let Argument::Buffer { to: Some(to), .. } = argument else { return Ok(()) };
@@ -298,12 +316,7 @@ fn write(
     if bytes > 0 {
         download(&mut held)?;
     }
-    save(to, &held)
-}
-
-fn save(to: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    fs::write(to, bytes)
-        .map_err(|error| Failure::Failed(format!("{} can't be written: {error}", to.display())))
+    output::write(to, &held, force)
 }
 
 /// Only a want of memory can come of correct addresses.

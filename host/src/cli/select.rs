@@ -1,6 +1,8 @@
 //! Which device and which cases: the arguments that `bench` and `validate` have in common.
 
 use super::failure::Failure;
+use super::json::Report;
+use super::output::Overwrite;
 use crate::Device;
 use crate::testing::{self, Case};
 use std::path::PathBuf;
@@ -18,9 +20,17 @@ pub(super) struct Select {
     /// Also write the results as JSON; `-` is stdout, the table then goes to stderr.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 impl Select {
+    /// Where the results go besides the screen.
+    pub fn report(&self) -> Result<Option<Report>, Failure> {
+        self.json.as_deref().map(|path| Report::open(path, self.overwrite.force)).transpose()
+    }
+
     /// The device, and why it is the one if that was not said.
     pub fn device(&self) -> Result<(Device, Option<String>), Failure> {
         if self.device == "auto" {

@@ -4,6 +4,7 @@ use super::environment::is_virtual;
 use super::failure::Failure;
 use super::json::Report;
 use super::measure::{Clock, Way};
+use super::output::{self, Overwrite, unwritable};
 use super::screen::{Screen, Style};
 use super::table::{self, Column, digits};
 use crate::cuda::{CudaDevice, Properties};
@@ -16,6 +17,7 @@ use crate::{DType, Device, Result, Tensor};
 use kernels_gpu::matmul::regtile::FAMILIES;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -46,6 +48,9 @@ pub(super) struct Args {
     /// Also write every time as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -65,7 +70,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             )
         })?,
     };
-    let report = args.json.as_deref().map(Report::open).transpose()?;
+    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.map_or(Ok(()), fs::create_dir_all).map_err(|error| unwritable(&output, &error))?;
+    output::check(&output, args.overwrite.force)?;
+    let report = args.json.as_deref().map(|path| Report::open(path, args.overwrite.force)).transpose()?;
     let mut screen = Screen::new(false);
     let shapes = shapes();
     screen.line(&screen.colours.paint(Style::Heading, &format!("{}: {} shapes", card.name, shapes.len())))?;
@@ -91,7 +99,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let table = Table { watts, ..Table::fit(&samples) };
     show(&mut screen, &table, &samples)?;
-    table.store(&output)?;
+    let mut text = serde_json::to_vec_pretty(&table)
+        .map_err(|error| Failure::Failed(format!("the table can't be made into JSON: {error}")))?;
+    text.push(b'\n');
+    output::write(&output, &text, args.overwrite.force)?;
     screen.line(&format!("stored in {}", output.display()))
 }
 

@@ -2,7 +2,7 @@
 
 use super::environment::Environment;
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
+use super::json::is_stdout;
 use super::model::{StorageType, cache_formats};
 use super::screen::{Screen, Style};
 use super::select::Select;
@@ -65,10 +65,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (device, reason) = args.select.device()?;
     if let Some(model) = &args.model {
         let dtype = args.dtype.map(StorageType::dtype);
-        return validate_model::run(model, &device, dtype, args.cache, args.select.json.as_deref());
+        return validate_model::run(model, &device, dtype, args.cache, &args.select);
     }
     let cases = args.select.cases(|case| args.all || case.purpose() == Purpose::Test)?;
-    let report = args.select.json.as_deref().map(Report::open).transpose()?;
+    let report = args.select.report()?;
     let mut screen = Screen::new(is_stdout(args.select.json.as_deref()));
     let environment = Environment::of(&device);
     screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;

@@ -2,8 +2,9 @@
 
 use super::environment::Environment;
 use super::failure::Failure;
-use super::json::{Report, is_stdout};
+use super::json::is_stdout;
 use super::screen::{Screen, Style};
+use super::select::Select;
 use super::table::{self, Column};
 use crate::kv::KvFormat;
 use crate::qwen3_vl::validate::{Limits, RunReport, check_run};
@@ -38,13 +39,13 @@ pub(super) fn run(
     device: &Device,
     dtype: Option<DType>,
     cache: Option<KvFormat>,
-    json: Option<&Path>,
+    select: &Select,
 ) -> Result<(), Failure> {
     let runs = cases::load(dir)?.ok_or_else(|| {
         Failure::Failed(format!("{} has no cases.json to compare with; `generate` uses it", dir.display()))
     })?;
-    let report = json.map(Report::open).transpose()?;
-    let mut screen = Screen::new(is_stdout(json));
+    let report = select.report()?;
+    let mut screen = Screen::new(is_stdout(select.json.as_deref()));
     let environment = Environment::of(device);
     screen.line(&screen.colours.paint(Style::Heading, &environment.line()))?;
     let dtype = dtype.unwrap_or(DType::F32);

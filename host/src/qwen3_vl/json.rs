@@ -34,9 +34,14 @@ pub(crate) fn read_text(file: &Path, limit: u64) -> Result<String> {
     String::from_utf8(read_bytes(file, limit)?).map_err(|_| bad(file, None, "not UTF-8"))
 }
 
-/// A JSON document whose outermost value is an object. (serde_json limits the depth to 128.)
+/// As [`parse_object`], at most `limit` bytes of it.
 pub(crate) fn read_object(file: &Path, limit: u64) -> Result<Map<String, Value>> {
-    match serde_json::from_slice(&read_bytes(file, limit)?) {
+    parse_object(file, &read_bytes(file, limit)?)
+}
+
+/// A JSON document whose outermost value is an object. (serde_json limits the depth to 128.)
+pub(crate) fn parse_object(file: &Path, bytes: &[u8]) -> Result<Map<String, Value>> {
+    match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(bad(file, None, "not a JSON object")),
         Err(error) => Err(bad(file, None, format!("not JSON: {error}"))),
