@@ -6,7 +6,7 @@ use crate::cuda::{CudaDevice, Kept, check};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, RwLockReadGuard};
 
 /// Device memory that belongs to one stream: it may be used by work queued on it from the allocation on, and is
@@ -29,6 +29,7 @@ struct Allocation {
 }
 
 thread_local! {
+    static REFUSE: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
     static TRACE: RefCell<Option<Recorder<StreamHandle>>> = const { RefCell::new(None) };
 }
 
@@ -39,6 +40,25 @@ pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<Entry>) {
     let result = work();
     let recorder = TRACE.with(|trace| trace.borrow_mut().take());
     (result, recorder.map(|recorder| recorder.entries).unwrap_or_default())
+}
+
+/// Runs `work` and refuses this thread's allocation number `which` in it, from 1 on, as a device without memory does. Gives
+/// also how many were asked for. For tests of what is still right afterwards.
+pub fn refusing<R>(which: u64, work: impl FnOnce() -> R) -> (R, u64) {
+    REFUSE.set(Some((0, which)));
+    let result = work();
+    let asked = REFUSE.take().map_or(0, |(asked, _)| asked);
+    (result, asked)
+}
+
+/// The error of an allocation that [`refusing`] refuses.
+pub(super) fn refused(bytes: usize) -> Result<()> {
+    let Some((asked, which)) = REFUSE.get() else { return Ok(()) };
+    REFUSE.set(Some((asked + 1, which)));
+    match asked + 1 == which {
+        true => Err(Error::OutOfMemory { device: "a test".into(), requested: bytes, free: 0, total: 0 }),
+        false => Ok(()),
+    }
 }
 
 fn traced(note: impl FnOnce(&mut Recorder<StreamHandle>)) {
@@ -56,6 +76,9 @@ impl DeviceBuffer {
         device.bind()?;
         let _turn = device.stream().turn();
         let (pool, stream) = (pool_for(device)?, StreamHandle::of(device));
+        if bytes > 0 {
+            refused(bytes)?;
+        }
         let address = pool.allocate(bytes, &stream)?;
         if bytes > 0 {
             traced(|trace| trace.allocated(address, bytes, &stream));
