@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 /// Steps that rendering may take: a template that loops without end is stopped.
 const FUEL: u64 = 50_000_000;
 
+/// The most tokens of all images and videos of a prompt; no model has as many positions.
+const MAX_PADS: usize = 1 << 24;
+
 /// A turn of the conversation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Message {
@@ -149,6 +152,7 @@ pub fn expand(prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<St
     let Tokenizer { image_pad, video_pad, vision_start, vision_end, .. } = tokenizer;
     let video = format!("{vision_start}{video_pad}{vision_end}");
     let mut expanded = String::with_capacity(prompt.len());
+    let mut pads = 0usize;
     let mut rest = prompt;
     for (number, item) in media.iter().enumerate() {
         let placeholder = match item {
@@ -162,8 +166,12 @@ pub fn expand(prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<St
         refuse_pads(before, tokenizer)?;
         expanded.push_str(before);
         match item {
-            Media::Image { tokens } => expanded.push_str(&image_pad.repeat(*tokens)),
+            Media::Image { tokens } => {
+                pads = more_pads(pads, *tokens, 1)?;
+                expanded.push_str(&image_pad.repeat(*tokens));
+            }
             Media::Video { timestamps, tokens } => {
+                pads = more_pads(pads, *tokens, timestamps.len())?;
                 for time in timestamps {
                     let pads = video_pad.repeat(*tokens);
                     expanded.push_str(&format!("<{time:.1} seconds>{vision_start}{pads}{vision_end}"));
@@ -175,6 +183,13 @@ pub fn expand(prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<St
     refuse_pads(rest, tokenizer)?;
     expanded.push_str(rest);
     Ok(expanded)
+}
+
+fn more_pads(pads: usize, tokens: usize, groups: usize) -> Result<usize> {
+    let all = tokens.checked_mul(groups).and_then(|more| more.checked_add(pads));
+    all.filter(|&pads| pads <= MAX_PADS).ok_or_else(|| Error::Prompt {
+        reason: format!("{groups} × {tokens} tokens of images and videos are more than {MAX_PADS}"),
+    })
 }
 
 fn refuse_pads(text: &str, tokenizer: &Tokenizer) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Pictures → patches, as the reference's `Qwen2VLImageProcessor` makes them.
 
-use super::config::PreprocessorConfig;
+use super::config::{PreprocessorConfig, VisionConfig};
 use super::resize;
 use crate::{Error, Result};
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
@@ -15,6 +15,8 @@ pub const MAX_SIDE: u32 = 32_768;
 pub const MAX_DECODED: u64 = 1 << 30;
 /// The largest ratio of a picture's sides; the reference's.
 const MAX_ASPECT: usize = 200;
+/// The most bytes that the patches of one picture or video may take; published limits ask for up to 604 MB.
+pub const MAX_PATCHES: usize = 1 << 30;
 
 /// 8-bit RGB, row-major.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,16 +123,19 @@ pub fn smart_resize(name: &str, (height, width): (usize, usize), bounds: Bounds)
     }
     let Bounds { factor, min_pixels, max_pixels, frames, group } = bounds;
     let (h, w, f) = (height as f64, width as f64, factor as f64);
-    let rounded = |side: f64| (side / f).round_ties_even() as usize * factor;
+    // Sides and frames beyond all memory stay at the largest number, which is more than any limit.
+    let sides = |factors: f64| (factors as usize).saturating_mul(factor);
+    let rounded = |side: f64| sides((side / f).round_ties_even());
     let (new_height, new_width) = (rounded(h), rounded(w));
-    let pixels = frames.next_multiple_of(group) * new_height * new_width;
+    let frames_in_groups = frames.checked_next_multiple_of(group).unwrap_or(usize::MAX);
+    let pixels = frames_in_groups.saturating_mul(new_height).saturating_mul(new_width);
     Ok(if pixels > max_pixels {
         let beta = (frames as f64 * h * w / max_pixels as f64).sqrt();
-        let down = |side: f64| ((side / beta / f).floor() as usize * factor).max(factor);
+        let down = |side: f64| sides((side / beta / f).floor()).max(factor);
         (down(h), down(w))
     } else if pixels < min_pixels {
         let beta = (min_pixels as f64 / (frames as f64 * h * w)).sqrt();
-        let up = |side: f64| (side * beta / f).ceil() as usize * factor;
+        let up = |side: f64| sides((side * beta / f).ceil());
         (up(h), up(w))
     } else {
         (new_height, new_width)
@@ -147,10 +152,36 @@ pub struct Patches {
     pub values: Vec<f32>,
 }
 
+impl Patches {
+    /// The tokens that they become in a vision tower.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the grid is not that of the values, or not made of the tower's blocks.
+    pub fn tokens(&self, config: &VisionConfig) -> Result<usize> {
+        let [groups, rows, cols] = self.grid;
+        let (len, merge) = (config.patch_len(), config.spatial_merge_size);
+        let whole = groups > 0 && [rows, cols].iter().all(|&side| side > 0 && side.is_multiple_of(merge));
+        let count = self.grid.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
+        match count {
+            Some(count) if whole && count.checked_mul(len) == Some(self.values.len()) => {
+                Ok(count / config.merge_len())
+            }
+            _ => Err(Error::Shape {
+                op: "VisionTower",
+                argument: "patches",
+                expected: format!(
+                    "{groups} × {rows} × {cols} of {len} values, in blocks of {merge} × {merge}"
+                ),
+                found: [self.values.len()].into(),
+            }),
+        }
+    }
+}
+
 /// Resizes a picture and cuts it into patches; a still image fills all frames of its patches.
 ///
 /// # Errors
-/// As [`smart_resize`].
+/// As [`smart_resize`]; [`Error::Image`] beyond [`MAX_PATCHES`].
 pub fn image_patches(name: &str, picture: &Picture, config: &PreprocessorConfig) -> Result<Patches> {
     let PreprocessorConfig { min_pixels, max_pixels, .. } = *config;
     let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: 1, group: 1 };
@@ -160,7 +191,7 @@ pub fn image_patches(name: &str, picture: &Picture, config: &PreprocessorConfig)
 /// Resizes a video's frames, all of one size, and cuts them into patches.
 ///
 /// # Errors
-/// As [`smart_resize`], and [`Error::Image`] if a frame has another size than the first.
+/// As [`image_patches`], and [`Error::Image`] if a frame has another size than the first.
 pub fn video_patches(name: &str, frames: &[Picture], config: &PreprocessorConfig) -> Result<Patches> {
     let PreprocessorConfig { min_pixels, max_pixels, temporal_patch_size: group, .. } = *config;
     let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: frames.len(), group };
@@ -174,13 +205,35 @@ fn resized_patches(
     config: &PreprocessorConfig,
 ) -> Result<Patches> {
     let size = frames.first().map_or((0, 0), |frame| (frame.height, frame.width));
+    let refuse = |reason: String| Err(Error::Image { file: name.to_owned(), reason });
     let target = smart_resize(name, size, bounds)?;
+    let whole_frames = frames.len().checked_next_multiple_of(config.temporal_patch_size);
+    let factors = [whole_frames.unwrap_or(usize::MAX), target.0, target.1, 3, size_of::<f32>()];
+    let bytes = factors.iter().fold(1usize, |product, &factor| product.saturating_mul(factor));
+    if bytes > MAX_PATCHES {
+        let (height, width) = target;
+        let reason = format!(
+            "resized to {width} × {height}, as the preprocessor's pixel limits ask for, it takes more than {}",
+            crate::error::bytes(MAX_PATCHES)
+        );
+        return refuse(reason);
+    }
     let mut resized = Vec::with_capacity(frames.len());
     for (index, frame) in frames.iter().enumerate() {
         if (frame.height, frame.width) != size {
-            let reason =
-                format!("frame {index} is {} × {}, the first another size", frame.width, frame.height);
-            return Err(Error::Image { file: name.to_owned(), reason });
+            return refuse(format!(
+                "frame {index} is {} × {}, the first another size",
+                frame.width, frame.height
+            ));
+        }
+        let values = size.0.checked_mul(size.1).and_then(|pixels| pixels.checked_mul(3));
+        if values != Some(frame.pixels.len()) {
+            return refuse(format!(
+                "{} values are not those of {} × {} pixels",
+                frame.pixels.len(),
+                frame.width,
+                frame.height
+            ));
         }
         resized.push(resize::bicubic(&frame.pixels, size, target));
     }
