@@ -1,9 +1,9 @@
-//! Reading JSON files of a checkpoint: size limits, and errors that name file and field.
+//! Reading files of a checkpoint, JSON among them: size limits, and errors that name file and field.
 
 use crate::{Error, Result};
 use serde_json::{Map, Value};
-use std::fs::File;
-use std::io::Read;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
 
 /// The most bytes of a configuration file.
@@ -17,16 +17,32 @@ pub(crate) fn bad(file: &Path, item: Option<&str>, reason: impl Into<String>) ->
     }
 }
 
-/// The whole file, at most `limit` bytes of it.
-pub(crate) fn read_bytes(file: &Path, limit: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(file)
-        .and_then(|opened| opened.take(limit + 1).read_to_end(&mut bytes))
-        .map_err(|error| bad(file, None, error.to_string()))?;
-    if bytes.len() as u64 > limit {
-        return Err(bad(file, None, format!("larger than {}", crate::error::bytes(limit as usize))));
+/// The most bytes of a picture file.
+pub(crate) const MAX_PICTURE: u64 = 256 << 20;
+
+/// Opens an ordinary file. A pipe would keep the program waiting for whoever writes to it.
+pub(crate) fn open_file(file: &Path) -> io::Result<File> {
+    let kind = fs::metadata(file)?;
+    match (kind.is_file(), kind.is_dir()) {
+        (true, _) => File::open(file),
+        (_, true) => Err(io::ErrorKind::IsADirectory.into()),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "not an ordinary file")),
     }
-    Ok(bytes)
+}
+
+/// The whole file, if it has no more than `limit` bytes.
+pub(crate) fn read_at_most(file: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_file(file)?.take(limit + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > limit {
+        true => Err(io::Error::other(format!("larger than {}", crate::error::bytes(limit as usize)))),
+        false => Ok(bytes),
+    }
+}
+
+/// As [`read_at_most`].
+pub(crate) fn read_bytes(file: &Path, limit: u64) -> Result<Vec<u8>> {
+    read_at_most(file, limit).map_err(|error| bad(file, None, error.to_string()))
 }
 
 /// As [`read_bytes`], UTF-8.

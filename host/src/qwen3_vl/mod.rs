@@ -9,6 +9,7 @@ mod decode;
 pub mod generate;
 mod json;
 pub mod model;
+mod picture;
 pub mod positions;
 pub mod preprocess;
 pub mod processor;

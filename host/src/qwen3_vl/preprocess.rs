@@ -3,95 +3,14 @@
 use super::config::{PreprocessorConfig, VisionConfig};
 use super::resize;
 use crate::{Error, Result};
-use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 use rayon::prelude::*;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, Seek};
-use std::path::Path;
 
-/// The largest side of a picture file in pixels.
-pub const MAX_SIDE: u32 = 32_768;
-/// The most bytes that decoding one picture may take.
-pub const MAX_DECODED: u64 = 1 << 30;
+pub use super::picture::{MAX_DECODED, MAX_PIXELS, MAX_SIDE, Picture};
+
 /// The largest ratio of a picture's sides; the reference's.
 const MAX_ASPECT: usize = 200;
 /// The most bytes that the patches of one picture or video may take; published limits ask for up to 604 MB.
 pub const MAX_PATCHES: usize = 1 << 30;
-
-/// 8-bit RGB, row-major.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Picture {
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-    /// [height, width, 3]
-    pub pixels: Vec<u8>,
-}
-
-impl Picture {
-    /// Decodes a PNG, JPEG or WebP file. An EXIF orientation is applied, transparency is dropped.
-    ///
-    /// # Errors
-    /// [`Error::Image`] if it is none of these, damaged, or larger than [`MAX_SIDE`] or [`MAX_DECODED`].
-    pub fn open(file: &Path) -> Result<Self> {
-        let name = file.display().to_string();
-        let opened = File::open(file)
-            .map_err(|error| Error::Image { file: name.clone(), reason: error.to_string() })?;
-        decode(&name, BufReader::new(opened))
-    }
-
-    /// As [`open`](Self::open), from memory; `name` stands in errors.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Self> {
-        decode(name, Cursor::new(bytes))
-    }
-}
-
-fn decode<R: BufRead + Seek>(name: &str, source: R) -> Result<Picture> {
-    let wrong = |error: image::ImageError| Error::Image { file: name.to_owned(), reason: error.to_string() };
-    let mut reader = ImageReader::new(source)
-        .with_guessed_format()
-        .map_err(|error| Error::Image { file: name.to_owned(), reason: error.to_string() })?;
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE);
-    limits.max_image_height = Some(MAX_SIDE);
-    limits.max_alloc = Some(MAX_DECODED);
-    reader.limits(limits);
-    let mut decoder = reader.into_decoder().map_err(wrong)?;
-    let orientation = decoder.orientation().map_err(wrong)?;
-    if decoder.total_bytes() > MAX_DECODED {
-        let reason =
-            format!("it takes {} bytes decoded, at most {MAX_DECODED} are allowed", decoder.total_bytes());
-        return Err(Error::Image { file: name.to_owned(), reason });
-    }
-    let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
-    image.apply_orientation(orientation);
-    let (width, height) = (image.width() as usize, image.height() as usize);
-    Ok(Picture { height, width, pixels: to_rgb(image) })
-}
-
-/// Alpha is dropped, grey repeated, and of 16 bits the upper 8 kept: as Pillow converts to RGB.
-fn to_rgb(image: DynamicImage) -> Vec<u8> {
-    let high = |value: &u16| (value >> 8) as u8;
-    match image {
-        DynamicImage::ImageRgb16(image) => image.as_raw().iter().map(high).collect(),
-        DynamicImage::ImageRgba16(image) => image
-            .as_raw()
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .flat_map(|[r, g, b, _]| [high(r), high(g), high(b)])
-            .collect(),
-        DynamicImage::ImageLuma16(image) => image.as_raw().iter().flat_map(|grey| [high(grey); 3]).collect(),
-        DynamicImage::ImageLumaA16(image) => {
-            image.as_raw().as_chunks::<2>().0.iter().flat_map(|[grey, _]| [high(grey); 3]).collect()
-        }
-        other => other.into_rgb8().into_raw(),
-    }
-}
 
 /// The pixels that a picture or a video may have once it is resized.
 #[derive(Clone, Copy, Debug, PartialEq)]
