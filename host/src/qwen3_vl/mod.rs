@@ -17,6 +17,7 @@ pub mod resize;
 pub mod safetensors;
 pub mod sampling;
 pub mod stream;
+mod template;
 pub mod text;
 pub mod tokenizer;
 pub mod validate;
