@@ -1,14 +1,14 @@
-//! A few cases of the table under criterion, for comparing one build with the next: `cargo bench`. On the CPU, and on
-//! the first CUDA device where there is one, there with device events. `pascaline bench` times all of them, against
-//! ceilings and peers.
+//! A few cases of the table under criterion, to compare one build with the next: `cargo bench`. They run on the CPU
+//! and, timed by device events, on the first CUDA device if there is one. `pascaline bench` times all cases, against
+//! ceilings and other libraries.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use pascaline::testing::{self, Case, Purpose};
 use pascaline::{Device, Result, Tensor};
+use pascaline_testing::{self as testing, Case, Purpose};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// What a CPU does often enough in a few seconds.
+/// The largest case that a CPU repeats often enough in a few seconds.
 const MAX_FLOPS: f64 = 5e7;
 
 fn ops(criterion: &mut Criterion) {
@@ -25,7 +25,7 @@ fn ops(criterion: &mut Criterion) {
             .sample_size(10)
             .warm_up_time(Duration::from_millis(300))
             .measurement_time(Duration::from_secs(1));
-        // Of each op and format the first bench case that is small enough.
+        // The first bench case of each op and format that is small enough.
         let mut seen = HashSet::new();
         let small = |case: &dyn Case| case.purpose() == Purpose::Bench && case.flops() <= MAX_FLOPS;
         for case in cases.iter().filter(|case| small(case.as_ref())) {

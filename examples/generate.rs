@@ -1,7 +1,7 @@
 //! Describes a picture: `cargo run --release --example generate -- CHECKPOINT PICTURE`.
 
-use pascaline::qwen3_vl::{Options, Qwen3Vl, Sampling, Visual};
 use pascaline::{Device, Result};
+use qwen3_vl::{Options, Qwen3Vl, Sampling, Visual};
 use std::env;
 use std::path::Path;
 use std::process::ExitCode;

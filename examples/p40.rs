@@ -3,10 +3,10 @@
 //!
 //! `cargo run --release --example p40`
 //!
-//! Every kernel runs on a slice of its matrix (all of k, some rows) on the virtual GPU; its counts are then multiplied up
-//! to the whole matrix, block by block, and the cost model (virtual-gpu/COSTS.md) turns them into time on a P40.
+//! Every kernel runs on a slice of its matrix (all of k, some rows) on the virtual GPU. Its counts are scaled to the
+//! whole matrix by the number of blocks, and the cost model (virtual-gpu/COSTS.md) turns them into time on a P40.
 
-use pascaline::cuda::PTX;
+use pascaline::cuda;
 use pascaline::ops::{self, Epilogue};
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Tensor};
@@ -21,12 +21,12 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const LAYERS: usize = 32;
 const MATRICES: [(usize, usize, usize); 3] = [(4, 4096, 4096), (2, 11008, 4096), (1, 4096, 11008)];
 const OUTPUT: (usize, usize) = (32000, 4096);
-/// Launches of a layer beside its products: norms, rotation, cache, attention, activation, additions.
+/// Launches of a layer besides its products: norms, RoPE, cache, attention, activation, additions.
 const SMALL_LAUNCHES: usize = 10;
-/// Prompt tokens that pass together.
+/// Prompt tokens in one pass.
 const PROMPT: usize = 512;
 
-/// Seconds of products of `m` rows with `n` × `k` weights, and of what quantises the rows.
+/// Seconds of products of `m` rows with `n` × `k` weights, the quantising of the rows included.
 struct Products {
     module: Module,
     device: Device,
@@ -34,12 +34,12 @@ struct Products {
 
 impl Products {
     fn seconds(&self, format: Format, m: usize, n: usize, k: usize) -> Result<f64> {
-        // enough that the same kernel is taken as for the whole, and whole blocks, so that counts are multiples
+        // enough that the whole matrix's kernel is chosen, and whole blocks, so that the counts scale exactly
         let columns = 512;
         let weights = ops::quantize(&Tensor::zeros([columns, k], DType::F32, &self.device)?, format)?;
         let x = Tensor::zeros([m, k], DType::F32, &self.device)?;
         self.device.synchronize()?;
-        take_reports(); // of preparing them
+        take_reports(); // discards those of the preparation
         ops::quant_matmul(&x, &weights, &Epilogue::default())?;
         self.device.synchronize()?;
         let mut seconds = 0.0;
@@ -84,7 +84,7 @@ fn multiplied(report: &LaunchReport, factor: f64) -> LaunchReport {
 }
 
 fn main() -> Result<()> {
-    let products = Products { module: Module::parse(PTX)?, device: Device::virtual_gpu()? };
+    let products = Products { module: Module::parse(&cuda::ptx()?)?, device: Device::virtual_gpu()? };
     keep_reports();
     let weights = LAYERS * MATRICES.iter().map(|(count, n, k)| count * n * k).sum::<usize>();
     let output = OUTPUT.0 * OUTPUT.1;

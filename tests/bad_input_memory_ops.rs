@@ -38,6 +38,44 @@ fn copy() {
 }
 
 #[test]
+fn cat() {
+    let (x, columns) = (zeros(&[2, 3]), zeros(&[2, 5]));
+    assert_eq!(named(ops::cat::<Tensor>(&[], 0)), ("cat", "tensors", "value"));
+    assert_eq!(named(ops::cat(&[&x], 2)), ("cat", "dim", "value"));
+    assert_eq!(named(ops::cat(&[&zeros(&[])], 0)), ("cat", "dim", "value"));
+    assert_eq!(named(ops::cat(&[&x, &columns], 0)), ("cat", "tensors", "shape"));
+    assert_eq!(named(ops::cat(&[&x, &zeros(&[2, 3, 1])], 0)), ("cat", "tensors", "shape"));
+    let error = ops::cat(&[&x, &x, &zeros(&[4])], 1).unwrap_err().to_string();
+    assert!(error.contains("[4]") && error.contains("index 2"), "{error}");
+    assert_eq!(named(ops::cat(&[&x, &typed(&[2, 3], DType::F16)], 0)), ("cat", "tensors", "dtype"));
+    let into = |mut y: Tensor, dim| named(ops::cat_into(y.view_mut().unwrap(), &[&x, &columns], dim));
+    assert_eq!(into(zeros(&[2, 7]), 1), ("cat", "y", "shape"));
+    assert_eq!(into(typed(&[2, 8], DType::U32), 1), ("cat", "y", "dtype"));
+    // seven dimensions with gaps, of which the second tensor has too many: nothing is written
+    let mut gaps = zeros(&[3; 7]);
+    for dim in 0..7 {
+        gaps = gaps.narrow(dim, 0, 2).unwrap();
+    }
+    let ones = Tensor::ones([2; 7], DType::F32, &Device::Cpu).unwrap();
+    let mut y = zeros(&[4, 2, 2, 2, 2, 2, 2]);
+    let result = ops::cat_into(y.view_mut().unwrap(), &[&ones, &gaps], 0);
+    assert_eq!(named(result), ("cat", "tensors", "value"));
+    assert!(y.to_vec::<f32>().unwrap().iter().all(|&value| value == 0.0));
+}
+
+#[test]
+fn stack() {
+    let x = zeros(&[2, 3]);
+    assert_eq!(named(ops::stack::<&Tensor>(&[], 0)), ("stack", "tensors", "value"));
+    assert_eq!(named(ops::stack(&[&x], 3)), ("stack", "dim", "value"));
+    assert_eq!(named(ops::stack(&[&x, &zeros(&[3, 2])], 0)), ("stack", "tensors", "shape"));
+    assert_eq!(named(ops::stack(&[&x, &typed(&[2, 3], DType::U32)], 0)), ("stack", "tensors", "dtype"));
+    let mut y = zeros(&[2, 2, 3]);
+    let result = ops::stack_into(y.view_mut().unwrap(), &[&x, &x], 2);
+    assert_eq!(named(result), ("stack", "y", "shape"), "it would be [2, 3, 2]");
+}
+
+#[test]
 fn transpose() {
     assert_eq!(named(ops::transpose(&zeros(&[6]))), ("transpose", "x", "shape"));
     assert_eq!(named(ops::transpose(&zeros(&[]))), ("transpose", "x", "shape"));
@@ -108,4 +146,7 @@ fn more_than_32_bit_indices_reach() {
     assert_eq!(named(ops::sum_into(zeros(&[1 << 16]).view_mut().unwrap(), &x)), ("sum", "x", "size"));
     assert_eq!(named(ops::copy_into(zeros(&[1]).view_mut().unwrap(), &x)), ("copy", "x", "size"));
     assert_eq!(named(ops::transpose_into(zeros(&[1]).view_mut().unwrap(), &x)), ("transpose", "x", "size"));
+    let half = x.narrow(0, 0, 1 << 15).unwrap();
+    assert_eq!(named(ops::cat(&[&half, &half], 0)), ("cat", "y", "size"), "before it is allocated");
+    assert_eq!(named(ops::stack(&[&half, &half], 2)), ("stack", "y", "size"));
 }

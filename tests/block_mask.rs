@@ -18,7 +18,7 @@ fn compare(mask: &BlockMask, sees: impl Fn(i64, i64) -> bool) {
     for i in 0..q_len {
         for j in 0..kv_len {
             let wanted = sees(i as i64 + kv_len as i64 - q_len as i64, j as i64);
-            assert_eq!(mask.sees(0, i, j), wanted, "{:?} query {i} key {j}", mask.grid());
+            assert_eq!(mask.attends(0, i, j), wanted, "{:?} query {i} key {j}", mask.grid());
             pairs += u64::from(wanted);
         }
     }
@@ -194,9 +194,9 @@ proptest! {
         let (union, both) = (first.union(&of(&b)).expect("one grid"), first.intersection(&of(&b)).expect("one grid"));
         for (at, (&a_sees, &b_sees)) in a.iter().zip(&b).enumerate() {
             let (i, j) = (at / kv_len, at % kv_len);
-            prop_assert_eq!(first.sees(0, i, j), a_sees);
-            prop_assert_eq!(union.sees(0, i, j), a_sees || b_sees);
-            prop_assert_eq!(both.sees(0, i, j), a_sees && b_sees);
+            prop_assert_eq!(first.attends(0, i, j), a_sees);
+            prop_assert_eq!(union.attends(0, i, j), a_sees || b_sees);
+            prop_assert_eq!(both.attends(0, i, j), a_sees && b_sees);
         }
         let either: Vec<bool> = a.iter().zip(&b).map(|(a, b)| a | b).collect();
         prop_assert_eq!(union, of(&either));

@@ -2,7 +2,7 @@
 //! reads has the pixels that it gives.
 
 use pascaline::Error;
-use pascaline::qwen3_vl::preprocess::{MAX_PIXELS, Picture};
+use qwen3_vl::preprocess::{MAX_PIXELS, Picture};
 use std::fs;
 use std::path::{Path, PathBuf};
 

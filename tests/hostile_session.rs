@@ -3,13 +3,13 @@
 
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::nn::KvCache;
-use pascaline::qwen3_vl::chat::{Media, expand};
-use pascaline::qwen3_vl::config::Config;
-use pascaline::qwen3_vl::generate::user_turn;
-use pascaline::qwen3_vl::positions::positions;
-use pascaline::qwen3_vl::preprocess::{Bounds, Patches, Picture, smart_resize};
-use pascaline::qwen3_vl::weights::Weights;
-use pascaline::qwen3_vl::{Options, Processor, Prompt, Qwen3Vl, Session, Visual};
+use qwen3_vl::chat::{Media, expand};
+use qwen3_vl::config::Config;
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::positions::positions;
+use qwen3_vl::preprocess::{Bounds, Patches, Picture, smart_resize};
+use qwen3_vl::weights::Weights;
+use qwen3_vl::{Options, Processor, Prompt, Qwen3Vl, Session, Visual};
 use pascaline::{DType, Device, Error, Result, Tensor};
 use serde_json::{Value, json};
 use std::fs;
@@ -105,7 +105,7 @@ fn positions_of_grids_beyond_all_sizes_are_refused() {
         assert!(matches!(found, Err(Error::Prompt { .. })), "{grid:?}: {found:?}");
     }
     let tokenizer = &MODEL.processor.tokenizer;
-    let text = MODEL.processor.render(&[pascaline::qwen3_vl::chat::Message::user(1, "x")]).unwrap();
+    let text = MODEL.processor.render(&[qwen3_vl::chat::Message::user(1, "x")]).unwrap();
     for tokens in [usize::MAX, 1 << 40, 1 << 25] {
         let found = expand(&text, &[Media::Image { tokens }], tokenizer);
         assert!(matches!(found, Err(Error::Prompt { .. })), "{tokens} pads");

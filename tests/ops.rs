@@ -4,7 +4,7 @@ mod common;
 
 use common::say;
 use pascaline::Device;
-use pascaline::testing::{self, Case, Purpose};
+use pascaline_testing::{self as testing, Case, Purpose};
 
 #[test]
 fn cpu() {

@@ -1,33 +1,65 @@
 //! The finished PTX against the kernels' contracts. Needs no GPU.
 
 use cuda_builder::ptx::{self, Entry};
-use kernels_gpu::KernelSpec;
-use pascaline::cuda::PTX;
-use std::collections::BTreeMap;
+use cuda_std::KernelInfo;
+use pascaline::cuda::{ptx_modules, ptx_of};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 /// What a block may use on sm_61.
 const MAX_SHARED_BYTES: u32 = 48 << 10;
 
-fn specs() -> impl Iterator<Item = KernelSpec> {
+/// The most bytes of a file in the repository.
+const MAX_FILE_BYTES: u64 = 3_000_000;
+
+fn specs() -> impl Iterator<Item = KernelInfo> {
     kernels_gpu::KERNELS.iter().flat_map(|specs| specs.iter().copied())
 }
 
-fn entries() -> BTreeMap<String, Entry> {
-    let entries = ptx::entries(PTX).expect("the builder has checked it");
-    entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect()
+/// The text of each module.
+static MODULES: LazyLock<BTreeMap<&str, String>> = LazyLock::new(|| {
+    ptx_modules().map(|name| (name, ptx_of(name).expect("the program's own module"))).collect()
+});
+
+/// Every kernel, and the module that it is in.
+fn entries() -> BTreeMap<String, (Entry, &'static str)> {
+    let mut all = BTreeMap::new();
+    for (module, text) in MODULES.iter() {
+        for entry in ptx::entries(text).expect("the builder has checked it") {
+            let other = all.insert(entry.name.clone(), (entry, *module));
+            assert!(other.is_none(), "a kernel in two modules: {other:?}");
+        }
+    }
+    all
 }
 
 #[test]
-fn target_and_version() {
-    assert_eq!(ptx::check(PTX, "sm_61", (6, 4)), Ok(()));
+fn target_and_version_of_every_module() {
+    for (name, text) in MODULES.iter() {
+        assert_eq!(ptx::check(text, "sm_61", (6, 4)), Ok(()), "{name}");
+    }
 }
 
 #[test]
-fn every_contract_has_its_kernel_and_every_kernel_its_contract() {
-    let mut declared: Vec<_> = specs().map(|spec| spec.name.to_owned()).collect();
+fn every_contract_has_its_kernel_in_its_module_and_every_kernel_its_contract() {
+    let mut declared: Vec<_> = specs().map(|spec| (spec.name.to_owned(), spec.module)).collect();
     declared.sort();
-    let compiled: Vec<_> = entries().into_keys().collect();
+    let compiled: Vec<_> = entries().into_iter().map(|(name, (_, module))| (name, module)).collect();
     assert_eq!(declared, compiled);
+}
+
+/// What the host passes is what the entry takes: as many parameters, each of the same size.
+#[test]
+fn parameters_are_as_declared() {
+    let entries = entries();
+    let mut wrong = Vec::new();
+    for spec in specs() {
+        let found = &entries[spec.name].0.parameters;
+        if *found != spec.parameters {
+            wrong.push(format!("{}: {found:?} bytes, declared {:?}", spec.name, spec.parameters));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
@@ -35,7 +67,7 @@ fn launch_bounds_and_shared_memory_are_as_declared() {
     let entries = entries();
     let mut wrong = Vec::new();
     for spec in specs() {
-        let entry = &entries[spec.name];
+        let entry = &entries[spec.name].0;
         let found = (entry.max_threads, entry.min_blocks, entry.shared_bytes);
         if found != (spec.threads(), spec.min_blocks, spec.shared_bytes)
             || spec.shared_bytes > MAX_SHARED_BYTES
@@ -52,7 +84,7 @@ fn no_shuffle_was_duplicated() {
     let entries = entries();
     let mut wrong = Vec::new();
     for spec in specs() {
-        let found = entries[spec.name].count("shfl.sync") as u32;
+        let found = entries[spec.name].0.count("shfl.sync") as u32;
         if found != spec.shuffles {
             wrong.push(format!("{}: {found} shuffles, declared {}", spec.name, spec.shuffles));
         }
@@ -63,18 +95,37 @@ fn no_shuffle_was_duplicated() {
 /// Arrays that are indexed by variables, and calls that were not inlined, end up in local memory, which is DRAM.
 #[test]
 fn nothing_lives_in_local_memory() {
-    let local: Vec<_> =
-        entries().into_values().filter(|e| e.body.contains(".local")).map(|e| e.name).collect();
+    let local: Vec<_> = entries()
+        .into_values()
+        .filter(|(entry, _)| entry.body.contains(".local"))
+        .map(|(entry, _)| entry.name)
+        .collect();
     assert!(local.is_empty(), "{local:?}");
-    assert!(!PTX.contains("\n.func"), "a device function was not inlined");
+    for (name, text) in MODULES.iter() {
+        assert!(!text.contains("\n.func"), "{name}: a device function was not inlined");
+    }
 }
 
-/// Machines without `core`'s sources use the committed PTX, so it must be what the sources give.
+/// Machines that cannot compile the kernels use the committed modules, so these must be what the sources give.
 #[test]
-fn the_committed_ptx_is_what_the_sources_give() {
-    let committed = std::fs::read_to_string("kernels-gpu/prebuilt/kernels.ptx").expect("committed");
+fn the_committed_modules_are_what_the_sources_give() {
+    let mut committed = BTreeSet::new();
+    let mut stale = Vec::new();
+    for entry in std::fs::read_dir("kernels-gpu/prebuilt").expect("committed") {
+        let path = entry.expect("readable").path();
+        let size = path.metadata().expect("readable").len();
+        assert!(size <= MAX_FILE_BYTES, "{}: {size} bytes", path.display());
+        let file = path.file_name().expect("a file").to_string_lossy().into_owned();
+        let name = file.strip_suffix(".ptx.zst").expect("only modules are here").replace('.', "::");
+        let text = zstd::decode_all(std::fs::File::open(&path).expect("readable")).expect("compressed");
+        if MODULES.get(&*name).is_none_or(|module| module.as_bytes() != text) {
+            stale.push(name.clone());
+        }
+        committed.insert(name);
+    }
+    stale.extend(MODULES.keys().filter(|name| !committed.contains(**name)).map(|name| (*name).to_owned()));
     assert!(
-        committed == PTX,
-        "run `PASCALINE_UPDATE_PREBUILT=1 cargo build` and commit kernels-gpu/prebuilt"
+        stale.is_empty(),
+        "{stale:?}: run `PASCALINE_UPDATE_PREBUILT=1 cargo build` and commit kernels-gpu/prebuilt"
     );
 }

@@ -3,9 +3,9 @@
 
 mod common;
 
-use pascaline::quant::{ErrorReport, FORMATS, Format, QuantTensor, ScaleChoice, name, quantize_with};
-use pascaline::testing::{data, quant::read_gguf};
+use pascaline::quant::{ErrorReport, FORMATS, Format, QuantTensor, ScaleChoice, name};
 use pascaline::{DType, Device, Error, Result, Tensor, ops};
+use pascaline_testing::{data, quant::read_gguf};
 
 /// The data of ggml's quantisation test (`generate_data` in its `test-quantize-fns`): 0.1 + 2·cos(i + offset).
 fn ggml_data(offset: f32) -> Vec<f32> {
@@ -199,7 +199,7 @@ fn the_scale_of_least_error_is_the_best_there_is() -> Result<()> {
         [data::normal("choice", "x", [n, k], DType::F32), data::outliers("choice", "y", [n, k], DType::F32)]
     {
         let read_back = |choice| -> Result<Vec<f32>> {
-            let w = quantize_with(&x.values, [n, k], Format::Q4_0, choice, &Device::Cpu)?;
+            let w = ops::quantize_with(&x.values, [n, k], Format::Q4_0, choice, &Device::Cpu)?;
             ops::dequantize(&w, DType::F32)?.to_vec()
         };
         let (plain, chosen) = (read_back(ScaleChoice::AbsMax)?, read_back(ScaleChoice::LeastError)?);
@@ -226,7 +226,7 @@ fn chosen_scales() -> Result<()> {
     let x = data::normal("choice", "x", [n, k], DType::F32).values;
     for format in [Format::I8, Format::Q8_0, Format::Q4_0] {
         let error = |choice| -> Result<ErrorReport> {
-            let w = quantize_with(&x, [n, k], format, choice, &Device::Cpu)?;
+            let w = ops::quantize_with(&x, [n, k], format, choice, &Device::Cpu)?;
             Ok(ErrorReport::new(&x, &ops::dequantize(&w, DType::F32)?.to_vec::<f32>()?))
         };
         let (plain, best) = (error(ScaleChoice::AbsMax)?, error(ScaleChoice::LeastError)?);
@@ -235,7 +235,7 @@ fn chosen_scales() -> Result<()> {
         assert!(cut.max > plain.max, "{}: nothing was cut off", name(format));
         assert_eq!(error(ScaleChoice::Percentile(1.0))?.max, plain.max);
     }
-    let of = |format, choice| quantize_with(&x, [n, k], format, choice, &Device::Cpu);
+    let of = |format, choice| ops::quantize_with(&x, [n, k], format, choice, &Device::Cpu);
     assert!(of(Format::Q4K, ScaleChoice::LeastError).is_err());
     assert!(of(Format::Q8_0, ScaleChoice::Percentile(f32::NAN)).is_err());
     assert!(of(Format::Q8_0, ScaleChoice::Percentile(0.0)).is_err());

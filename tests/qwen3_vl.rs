@@ -1,11 +1,11 @@
 //! Qwen3-VL against what the reference computed: two small random-weight checkpoints in the published layout, `tiny`
 //! in the repository and `wide` (32 layers, 32 heads) beside it where it is there (`QWEN3_VL_WIDE` names another place).
 
-use pascaline::qwen3_vl::cases::{self, Run};
-use pascaline::qwen3_vl::chat::Message;
-use pascaline::qwen3_vl::preprocess::{Bounds, Picture, smart_resize};
-use pascaline::qwen3_vl::processor::{Processor, Prompt, Visual};
 use pascaline::{Error, Result};
+use qwen3_vl::cases::{self, Run};
+use qwen3_vl::chat::Message;
+use qwen3_vl::preprocess::{Bounds, Picture, smart_resize};
+use qwen3_vl::processor::{Processor, Prompt, Visual};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

@@ -1,11 +1,11 @@
 //! Where other implementations of Qwen3-VL go wrong: one test for each, which fails when it is done so here.
 
-use pascaline::qwen3_vl::config::Config;
-use pascaline::qwen3_vl::positions::{position_embeddings, text_rope};
-use pascaline::qwen3_vl::preprocess::{Bounds, Picture, image_patches, smart_resize};
-use pascaline::qwen3_vl::validate::{Limits, RunReport, check_run};
-use pascaline::qwen3_vl::{LoadOptions, Processor, Qwen3Vl, cases};
 use pascaline::{DType, Device};
+use qwen3_vl::config::Config;
+use qwen3_vl::positions::{position_embeddings, text_rope};
+use qwen3_vl::preprocess::{Bounds, Picture, image_patches, smart_resize};
+use qwen3_vl::validate::{Limits, RunReport, check_run};
+use qwen3_vl::{LoadOptions, Processor, Qwen3Vl, cases};
 use std::path::{Path, PathBuf};
 
 fn tiny() -> PathBuf {

@@ -2,12 +2,12 @@
 //! file and what is wrong in it, before anything is loaded.
 
 use half::f16;
-use pascaline::qwen3_vl::config::{Config, GenerationConfig, PreprocessorConfig};
-use pascaline::qwen3_vl::preprocess::Picture;
-use pascaline::qwen3_vl::safetensors::{MAX_HEADER, SafeTensors};
-use pascaline::qwen3_vl::weights::{Weights, expected};
 use pascaline::{DType, Device, Error, Result};
 use proptest::prelude::*;
+use qwen3_vl::config::{Config, GenerationConfig, PreprocessorConfig};
+use qwen3_vl::preprocess::Picture;
+use qwen3_vl::safetensors::{MAX_HEADER, SafeTensors};
+use qwen3_vl::weights::{Weights, expected};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

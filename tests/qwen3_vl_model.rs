@@ -4,12 +4,12 @@ mod common;
 
 use pascaline::kv::KvFormat;
 use pascaline::quant::{self, ErrorReport, Format};
-use pascaline::qwen3_vl::chat::Message;
-use pascaline::qwen3_vl::generate::user_turn;
-use pascaline::qwen3_vl::preprocess::Picture;
-use pascaline::qwen3_vl::validate::{Limits, check_run};
-use pascaline::qwen3_vl::{LoadOptions, Options, Output, Qwen3Vl, Sampling, StopReason, Visual, cases};
 use pascaline::{DType, Device, Error};
+use qwen3_vl::chat::Message;
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::preprocess::Picture;
+use qwen3_vl::validate::{Limits, check_run};
+use qwen3_vl::{LoadOptions, Options, Output, Qwen3Vl, Sampling, StopReason, Visual, cases};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -362,11 +362,59 @@ fn a_seed_fixes_the_answer() {
     assert_ne!(run(1), run(2));
 }
 
+/// A prompt that `receive` ends in its middle stays in the cache as far as it came, and the next goes on from there.
+#[test]
+fn a_prompt_goes_on_where_it_was_ended() {
+    const PASS: usize = 8;
+    let pieces = LoadOptions { tokens_per_pass: PASS, ..LoadOptions::for_device(&Device::Cpu) };
+    let model = Qwen3Vl::load_with(tiny(), &Device::Cpu, pieces, |_| {}).unwrap();
+    let text = "Count the warps in a block of 256 threads, and say how many there are.";
+    for visuals in [vec![], vec![picture("square.png")]] {
+        let prompt = model.processor.prepare(&[user_turn(&visuals, text)], &visuals).unwrap();
+        let whole = answer(&model, &visuals, text, &options(6));
+        // a call before each image, and one before each pass
+        let calls = visuals.len() + prompt.ids.len().div_ceil(PASS);
+        assert!(calls > 4);
+        for last in 0..calls {
+            let mut session = model.session().unwrap();
+            let mut call = 0;
+            let ended = model.generate_from(&mut session, &prompt, &options(6), |_| {
+                call += 1;
+                if call > last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            let ended = ended.unwrap();
+            assert_eq!(
+                (ended.stop_reason, ended.ids.len()),
+                (StopReason::Cancelled, 0),
+                "after {last} calls"
+            );
+            let go_on = |_: &str| ControlFlow::Continue(());
+            let found = model.generate_from(&mut session, &prompt, &options(6), go_on).unwrap();
+            assert_eq!(found.ids, whole.ids, "after {last} calls");
+            if visuals.is_empty() {
+                assert_eq!(found.statistics.prefill_tokens, prompt.ids.len() - last * PASS);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_answer_ends_with_the_context() {
+    let mut model = load(&tiny(), &Device::Cpu, DType::F32);
+    let whole = answer(&model, &[], "Hello?", &Options { stop_at_eos: false, ..options(8) });
+    let prompt = whole.statistics.prompt_tokens;
+    model.processor.config.text.max_position_embeddings = prompt + 5;
+    let options = Options { stop_at_eos: false, ..options(8) };
+    let cut = answer(&model, &[], "Hello?", &options);
+    assert_eq!((cut.stop_reason, &cut.ids[..]), (StopReason::ContextFull, &whole.ids[..5]));
+    model.processor.config.text.max_position_embeddings = prompt;
+    let found = model.generate(&[], "Hello?", &options);
+    assert!(matches!(found, Err(Error::Prompt { .. })), "{found:?}");
+}
+
 #[test]
 fn a_prompt_beyond_the_models_length_is_refused() {
     let model = load(&tiny(), &Device::Cpu, DType::F32);
-    let found = model.generate(&[], "Hello?", &options(5000));
-    assert!(matches!(found, Err(Error::Prompt { .. })), "{found:?}");
     let found = model.generate(&[], &"word ".repeat(5000), &options(1));
     assert!(matches!(found, Err(Error::Prompt { .. })), "{found:?}");
 }

@@ -7,11 +7,9 @@ use pascaline::cuda::Graph;
 use pascaline::nn::{Attention, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks, TransformerBlock};
 use pascaline::ops::Activation;
 use pascaline::quant::Format;
-use pascaline::qwen3_vl::{LoadOptions, Options, Qwen3Vl, Visual};
 use pascaline::{DType, Device, Error, Tensor, memory};
-use serde_json::Value;
+use qwen3_vl::{LoadOptions, Options, Qwen3Vl, Visual};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The turn to use the device: the pool's books are the process's.
@@ -83,7 +81,6 @@ fn layers_from_host_memory_give_the_same_bits_in_less_device_memory() {
         }
     }
     answers_are_the_same(&device, usual);
-    the_program_says_so();
 }
 
 /// With pictures, in pieces, token after token, and in a second turn.
@@ -100,34 +97,6 @@ fn answers_are_the_same(device: &Device, usual: LoadOptions) {
         assert_eq!(found.ids, expected.ids, "answer {turn}");
         assert_eq!((found.statistics.graph_launches, found.statistics.streamed_layers), (None, 3));
     }
-}
-
-fn the_program_says_so() {
-    let generate = |arguments: &[&str]| {
-        let mut program = Command::new(env!("CARGO_BIN_EXE_pascaline"));
-        program.args([
-            "generate",
-            "--device",
-            "virtual",
-            "--greedy",
-            "--prompt",
-            "Hi",
-            "--max-new-tokens",
-            "2",
-        ]);
-        let output = program.arg("--model").arg(tiny()).args(arguments).output().expect("the program starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        output
-    };
-    let json = |arguments: &[&str]| -> Value {
-        serde_json::from_slice(&generate(&[&["--json"], arguments].concat()).stdout).unwrap()
-    };
-    let (resident, streamed) = (json(&[]), json(&["--gpu-layers", "0"]));
-    assert_eq!(resident["generated_ids"], streamed["generated_ids"]);
-    assert_eq!((&streamed["streamed_layers"], &streamed["graph_launches"]), (&3.into(), &Value::Null));
-    assert_eq!(resident["streamed_layers"], 0);
-    let notes = String::from_utf8(generate(&["--gpu-layers", "0"]).stderr).unwrap();
-    assert!(notes.contains("3 layers from host memory, launched kernel by kernel"), "{notes}");
 }
 
 /// A block of a hidden width of `n`, all ones.

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, OnceLock};
 
 use libloading::Library;
 
-/// What stands behind the driver API in this process.
+/// The implementation of the driver API in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// The installed driver's library.
@@ -28,7 +28,7 @@ static SELECTED: OnceLock<Backend> = OnceLock::new();
 
 /// Chooses the backend, for the whole process and for good. To be called before the first driver call, which
 /// otherwise decides by the environment: `PASCALINE_DEVICE=virtual` means [`Backend::Virtual`], all else
-/// [`Backend::Real`]. Choosing again what is in use is no error.
+/// [`Backend::Real`]. Choosing the backend in use again is no error.
 pub fn select(backend: Backend) -> Result<(), AlreadySelected> {
     match *SELECTED.get_or_init(|| backend) {
         selected if selected == backend => Ok(()),
@@ -44,7 +44,7 @@ pub fn backend() -> Option<Backend> {
 /// How the search for the driver library went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LibraryStatus {
-    /// What was tried, in order; the search ends at the first that loads.
+    /// The attempts, in order; the search ends at the first that loads.
     pub attempts: Vec<Attempt>,
 }
 
@@ -114,10 +114,19 @@ fn from_environment() -> Backend {
     }
 }
 
+/// Whether the virtual GPU is linked. Without it [`Backend::Virtual`] can be selected, and each call answers that it is not
+/// supported.
+pub const HAS_VIRTUAL_GPU: bool = cfg!(feature = "virtual-gpu");
+
 /// The virtual GPU's function `name`.
-#[cfg(not(test))]
+#[cfg(all(not(test), feature = "virtual-gpu"))]
 fn virtual_symbol(name: &str) -> Option<*const c_void> {
     pascaline_virtual_gpu::symbol(name)
+}
+
+#[cfg(all(not(test), not(feature = "virtual-gpu")))]
+fn virtual_symbol(_: &str) -> Option<*const c_void> {
+    None
 }
 
 /// This crate's unit tests run on a table of their own.
@@ -172,6 +181,6 @@ fn open(path: &str) -> Result<Library, libloading::Error> {
 }
 
 fn symbol(library: &Library, name: &str) -> Option<*const c_void> {
-    // SAFETY: the symbol is taken as a bare address; what is behind it is claimed where it is called.
+    // SAFETY: the symbol is taken as a bare address; its type is claimed where it is called.
     unsafe { library.get::<*const c_void>(name.as_bytes()) }.ok().map(|symbol| *symbol)
 }

@@ -11,7 +11,7 @@ use cust_raw::CUresult;
 pub struct Failure {
     /// The driver function, under the name it is exported by (`cuMemFree_v2`).
     pub function: &'static str,
-    /// What the driver answered, also where `CUresult` has no such value.
+    /// The driver's result code, also one that `CUresult` lacks.
     pub code: u32,
 }
 
@@ -26,7 +26,7 @@ pub fn last_failure() -> Option<Failure> {
 }
 
 /// The code of [`last_failure`], 0 before the first. Read it directly after a call has failed: it tells apart
-/// what cust folds into `UnknownError`.
+/// the codes that cust folds into `UnknownError`.
 pub fn last_raw_code() -> u32 {
     LAST.get().map_or(0, |failure| failure.code)
 }
@@ -36,12 +36,13 @@ pub fn code_name(code: u32) -> &'static str {
     name_and_text(code).0.to_str().unwrap_or("CUDA_ERROR_UNKNOWN")
 }
 
-/// What a result code means, in a few words.
+/// The meaning of a result code, in a few words.
 pub fn code_text(code: u32) -> &'static str {
     name_and_text(code).1.to_str().unwrap_or("unknown error")
 }
 
-/// Records a call's failure and gives the code as the closed enum; a code it lacks becomes `CUDA_ERROR_UNKNOWN`.
+/// Records a call's failure and gives the code as the closed enum; a code that this lacks becomes
+/// `CUDA_ERROR_UNKNOWN`.
 #[cold]
 pub(crate) fn failed(function: &'static str, code: u32) -> CUresult {
     LAST.set(Some(Failure { function, code }));

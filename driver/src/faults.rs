@@ -20,6 +20,7 @@
 //! Calls are counted over all threads, from when the script was set. While neither a script is set nor calls are
 //! counted, all this costs a driver call one relaxed load.
 
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{env, ptr};
@@ -32,11 +33,11 @@ use crate::table::{self, Function, Reach};
 pub struct ScriptError {
     /// The rule as written.
     pub rule: String,
-    /// What is wrong with it.
+    /// Why it cannot be read.
     pub reason: &'static str,
 }
 
-/// Replaces the script in force, and forgets what faults it has left behind. On an error nothing changes.
+/// Replaces the script in force and clears the faults that it raised. On an error nothing changes.
 pub fn script(rules: &str) -> Result<(), ScriptError> {
     let rules = parse(rules)?;
     let mut state = lock();
@@ -47,7 +48,7 @@ pub fn script(rules: &str) -> Result<(), ScriptError> {
     Ok(())
 }
 
-/// Takes the script in force away, a sticky fault included.
+/// Removes the script in force, a sticky fault included.
 pub fn clear() {
     let mut state = lock();
     *state = State { counting: state.counting, ..State::default() };
@@ -91,9 +92,9 @@ struct Rule {
 #[derive(Default)]
 struct State {
     rules: Vec<Rule>,
-    /// Raised, and not reported yet.
+    /// A fault that was raised and not yet reported.
     pending: Option<Fault>,
-    /// Answered from now on by all that needs a live context.
+    /// The code that every call with a live context answers from now on.
     sticky: Option<u32>,
     counting: bool,
 }
@@ -103,8 +104,9 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
     let mut state = State::default();
     if let Some(rules) = env::var_os("PASCALINE_FAULTS") {
         state.rules = parse(&rules.to_string_lossy()).unwrap_or_else(|error| {
-            // A script that is dropped in silence would make the run look good: nothing starts under it.
-            eprintln!("PASCALINE_FAULTS: {error}; cuInit will fail");
+            // Ignoring the script would make the run look good, so no driver starts under it.
+            // `eprintln!` panics where stderr can't be written
+            let _ = writeln!(io::stderr(), "PASCALINE_FAULTS: {error}; cuInit will fail");
             parse("cuInit:1+=1").unwrap_or_default()
         });
     }

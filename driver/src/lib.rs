@@ -4,15 +4,16 @@
 //! # Why it exists
 //!
 //! cust links against `libcuda`. A program that uses it therefore builds only where a CUDA toolkit is found, and
-//! starts only where a driver is installed. This crate defines the driver's functions itself, as forwarders under
-//! the same names, and opens the driver library when the first of them is called. So one binary
+//! starts only where a driver is installed. This crate defines forwarders under the driver's own names and opens the
+//! driver library when the first of them is called. One binary
 //!
 //! * builds without a toolkit and starts without a driver; there every call answers `CUDA_ERROR_NO_DEVICE`;
 //! * uses the driver where there is one; a function that an older driver lacks answers `CUDA_ERROR_NOT_SUPPORTED`;
-//! * runs on the virtual sm_61 GPU instead, if [`select`] or `PASCALINE_DEVICE=virtual` says so;
+//! * runs on the virtual sm_61 GPU instead, if [`select`] or `PASCALINE_DEVICE=virtual` says so (feature `virtual-gpu`, on by
+//!   default);
 //! * never meets a result code that cust's enum does not list, which would be undefined behaviour: such a code
 //!   arrives as `CUDA_ERROR_UNKNOWN`, and [`last_failure`] still has its number;
-//! * can be made to fail at any driver call: [`faults`].
+//! * can be made to fail at any driver call, see [`faults`].
 //!
 //! A call costs a load, a test and an indirect call on top of the driver's own time.
 //!
@@ -29,9 +30,9 @@
 //! }
 //! ```
 //!
-//! cust's build script still asks `find_cuda_helper` for a toolkit. Where none is installed, the stand-in beside
-//! this crate answers it. Cargo does not take patches from dependencies, so the `Cargo.toml` of the program (or of
-//! its workspace) has to say:
+//! cust's build script still asks `find_cuda_helper` for a toolkit. Where none is installed, the replacement in
+//! `driver/find_cuda_helper` answers it. Cargo does not take patches from dependencies, so the `Cargo.toml` of the
+//! program (or of its workspace) must contain:
 //!
 //! ```toml
 //! [patch.crates-io]
@@ -69,5 +70,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{AlreadySelected, Attempt, Backend, LibraryStatus, backend, library, real_devices, select};
+pub use backend::{
+    AlreadySelected, Attempt, Backend, HAS_VIRTUAL_GPU, LibraryStatus, backend, library, real_devices, select,
+};
 pub use codes::{Failure, code_name, code_text, last_failure, last_raw_code};

@@ -15,7 +15,7 @@ use cust_raw::*;
 
 use crate::{backend, codes, faults};
 
-/// What a call needs of the device; decides which scripted faults it sees.
+/// How far a call depends on the device; decides which scripted faults it sees.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// Answered by the host alone; still works after a device fault.
@@ -26,13 +26,13 @@ pub(crate) enum Reach {
     Waits,
 }
 
-/// One line of the table, and what the process has learnt about it.
+/// One line of the table, with its address and its count of calls in this process.
 pub(crate) struct Function {
     pub name: &'static str,
     pub reach: Reach,
     /// Calls since counting was switched on.
     pub calls: AtomicU64,
-    /// Where the backend has it; null until the first call, and for good where the backend lacks it.
+    /// Its address in the backend; null until the first call, and for good where the backend lacks it.
     address: AtomicPtr<c_void>,
 }
 
@@ -89,7 +89,7 @@ macro_rules! travels_as {
     ($ty:ty) => { $ty };
 }
 
-/// Keeps a symbol inside the program or dynamic library that contains it: exported, it would stand in for the
+/// Keeps a symbol inside the program or dynamic library that contains it. Exported, it would take the place of the
 /// driver's own in every other library of the process.
 macro_rules! hide {
     ($name:ident) => {

@@ -1,4 +1,4 @@
-//! The seam over a table of functions written here: what crosses it, and what scripted faults do to it.
+//! The seam over a table of functions defined here: the values that cross it, and scripted faults.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -226,7 +226,7 @@ fn a_sticky_fault_takes_the_device_away() {
     assert_eq!(faults::script("cuStreamSynchronize:1=700!sticky"), Ok(()));
     assert_eq!(record(), 0);
     assert_eq!([synchronize(), record(), synchronize(), free()], [700; 4]);
-    assert_eq!(init(), 0, "what the host alone answers still works");
+    assert_eq!(init(), 0, "calls that the host alone answers still work");
     assert_eq!(faults::script("cuEventRecord:1=716@sync!sticky"), Ok(()), "a new script starts afresh");
     assert_eq!([record(), record(), synchronize(), record()], [0, 0, 716, 716]);
     faults::clear();

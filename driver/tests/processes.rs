@@ -120,7 +120,7 @@ mod loaded {
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/toy/libcuda.rs"))
             .status();
         if built.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-            // straight to the handle: the harness shows nothing of what a passing test prints
+            // straight to the handle: the harness hides the output of a passing test
             let _ = writeln!(io::stderr(), "SKIPPED: the toy driver (no rustc on this machine to build it)");
             return;
         }

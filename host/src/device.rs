@@ -1,12 +1,20 @@
-//! Where tensors live and ops run.
+//! The device that tensors are on and ops run on.
 
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, Properties, WITHOUT_VIRTUAL_GPU};
 use crate::{Error, Result};
 use pascaline_driver as driver;
 use std::fmt;
 use std::str::FromStr;
 
 /// The CPU, or a CUDA device (a real one or the virtual GPU) with a stream.
+///
+/// ```
+/// use pascaline::{DType, Device, Tensor};
+/// let device: Device = "cpu".parse()?; // or auto, cuda, cuda:1, virtual
+/// let x = Tensor::zeros([2], DType::F32, &device)?;
+/// assert!(x.device() == Device::Cpu && !device.is_cuda());
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub enum Device {
     /// The CPU: the fallback for every op.
@@ -15,12 +23,12 @@ pub enum Device {
     Cuda(CudaDevice),
 }
 
-/// The device that `auto` takes, and why.
+/// The device that `auto` takes, and the reason.
 #[derive(Clone, Debug)]
 pub struct Choice {
     /// The device.
     pub device: Device,
-    /// One sentence for people.
+    /// One sentence for users.
     pub reason: String,
 }
 
@@ -70,11 +78,26 @@ impl Device {
     /// device is used.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if the real driver is in use already.
+    /// [`Error::NoDevice`] if the real driver is in use already, or the feature `virtual-gpu` is off.
     pub fn virtual_gpu() -> Result<Self> {
+        if !driver::HAS_VIRTUAL_GPU {
+            return Err(Error::NoDevice { reason: WITHOUT_VIRTUAL_GPU.into() });
+        }
         driver::select(driver::Backend::Virtual)
             .map_err(|_| Error::NoDevice { reason: "this process already uses the real driver".into() })?;
         Self::cuda(0)
+    }
+
+    /// The first CUDA device, or the virtual GPU where the driver sees none: for programs that need a GPU in any case, such
+    /// as those with kernels of their own. Its name says which it is.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if the device can't be used, or as for [`virtual_gpu`](Self::virtual_gpu).
+    pub fn cuda_or_virtual() -> Result<Self> {
+        match driver::real_devices() {
+            Ok(1..) => Self::cuda(0),
+            Ok(0) | Err(_) => Self::virtual_gpu(),
+        }
     }
 
     /// Whether it is a CUDA device.
@@ -82,7 +105,7 @@ impl Device {
         matches!(self, Self::Cuda(_))
     }
 
-    /// Waits for all work queued on it and reports errors.
+    /// Waits for all work queued on the device's stream and reports its errors.
     ///
     /// # Errors
     /// [`Error::DeviceLost`] if a kernel faulted.
@@ -103,7 +126,19 @@ impl Device {
     }
 }
 
-use crate::cuda::Properties;
+/// The same device, whichever stream is meant: both the CPU, or CUDA devices with the same number (real and virtual ones are
+/// not mixed in a process). Whether tensors can meet in an op is asked by [`same`](Device::same).
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu, Self::Cpu) => true,
+            (Self::Cuda(a), Self::Cuda(b)) => a.properties().ordinal == b.properties().ordinal,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Device {}
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,7 +3,7 @@
 use half::f16;
 use std::fmt;
 
-/// What a tensor's elements are.
+/// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE 754 single precision.
@@ -23,7 +23,7 @@ impl DType {
         }
     }
 
-    /// As case ids and messages spell it.
+    /// `f32`, `f16` or `u32`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -53,21 +53,43 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that tensors are made of.
-pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq {
-    /// Its name in a tensor.
+/// A Rust type that a tensor's elements can have: f32, f16, u32. There are no others, so the trait is sealed.
+pub trait Element: sealed::Sealed + bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq {
+    /// The same type as a value.
     const DTYPE: DType;
+
+    /// The nearest element, ties to even; f16 by way of f32. For u32 the fraction is dropped, and a number outside of its range
+    /// becomes the nearest end of it (NaN: 0).
+    fn from_f64(value: f64) -> Self;
+
+    /// The same number; exact.
+    fn to_f64(self) -> f64;
 }
 
-impl Element for f32 {
-    const DTYPE: DType = DType::F32;
+mod sealed {
+    pub trait Sealed {}
 }
-impl Element for f16 {
-    const DTYPE: DType = DType::F16;
+
+macro_rules! element {
+    ($type:ty, $dtype:ident, $from:expr, $to:expr) => {
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+            #[inline]
+            fn from_f64(value: f64) -> Self {
+                $from(value)
+            }
+            #[inline]
+            fn to_f64(self) -> f64 {
+                $to(self)
+            }
+        }
+    };
 }
-impl Element for u32 {
-    const DTYPE: DType = DType::U32;
-}
+
+element!(f32, F32, |value| value as f32, f64::from);
+element!(f16, F16, |value| f16::from_f32(value as f32), f64::from);
+element!(u32, U32, |value| value as u32, f64::from);
 
 /// An element type that arithmetic is done on, in f32.
 pub trait Float: Element {

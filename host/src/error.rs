@@ -5,7 +5,7 @@ use crate::{DType, Shape};
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, with the op and argument it went wrong at.
+/// What went wrong, with the op and the argument.
 ///
 /// Errors of the first group are found before anything is launched: no tensor has changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum Error {
         /// The shape it has.
         found: Shape,
     },
-    /// An element type the op does not take here.
+    /// An element type that the op does not take for this argument.
     #[error("{op}: {argument} is {found}, expected {expected}")]
     DType {
         /// The op.
@@ -35,26 +35,26 @@ pub enum Error {
         /// The type it has.
         found: DType,
     },
-    /// A view whose elements do not lie as the op needs them.
+    /// A view with strides that the op does not take.
     #[error("{op}: {argument} must be {needed}; call `.contiguous()` on it first")]
     Layout {
         /// The op.
         op: &'static str,
         /// The argument.
         argument: &'static str,
-        /// What layout is needed.
+        /// The layout that is needed.
         needed: &'static str,
     },
-    /// A tensor or a launch beyond what the kernels' 32-bit indices reach.
+    /// A tensor or a launch larger than the kernels' 32-bit indices reach.
     #[error("{op}: {argument} has {elements} elements, at most {limit} are supported; split it")]
     TooLarge {
         /// The op.
         op: &'static str,
         /// The argument.
         argument: &'static str,
-        /// How many elements it has.
+        /// Its number of elements.
         elements: u128,
-        /// How many are possible.
+        /// The most elements that are supported.
         limit: u128,
     },
     /// Arguments on different devices or streams.
@@ -75,7 +75,7 @@ pub enum Error {
         /// The op.
         op: &'static str,
     },
-    /// A value outside what the op supports.
+    /// A value that the op does not support.
     #[error("{op}: {argument} = {value} is not supported: {reason}")]
     Unsupported {
         /// The op.
@@ -84,7 +84,7 @@ pub enum Error {
         argument: &'static str,
         /// Its value.
         value: String,
-        /// What is supported.
+        /// The values that are supported.
         reason: String,
     },
 
@@ -133,7 +133,7 @@ pub enum Error {
         index: usize,
     },
 
-    /// A device name nobody knows.
+    /// A device name that is not known.
     #[error("unknown device `{name}`; use auto, cpu, cuda, cuda:N or virtual")]
     UnknownDevice {
         /// As given.
@@ -154,7 +154,7 @@ pub enum Error {
         log: String,
     },
     /// The device has no memory left for this. Nothing was launched.
-    #[error("out of memory on {device}: {} asked for, {} of {} free", bytes(*.requested), bytes(*.free), bytes(*.total))]
+    #[error("out of memory on {device}: {} asked for, {} of {} free", format_bytes(*.requested), format_bytes(*.free), format_bytes(*.total))]
     OutOfMemory {
         /// The device.
         device: String,
@@ -192,8 +192,8 @@ fn at(item: &Option<String>) -> String {
     item.as_ref().map(|item| format!("{item}: ")).unwrap_or_default()
 }
 
-/// Bytes for people: `1.5 GiB`.
-pub(crate) fn bytes(count: usize) -> String {
+/// A number of bytes for reading: `1.5 GiB`.
+pub fn format_bytes(count: usize) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
     let mut unit = 0;
@@ -206,7 +206,7 @@ pub(crate) fn bytes(count: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::format_bytes as bytes;
 
     #[test]
     fn sizes_are_for_people() {

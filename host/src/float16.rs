@@ -9,10 +9,10 @@ pub use kernels_gpu::float16::{Float16, MAX_EXPONENT_BITS, MIN_EXPONENT_BITS};
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// The numbers of exponent bits that there are formats for.
+/// The exponent bits of the formats.
 pub const EXPONENT_BITS: RangeInclusive<u32> = MIN_EXPONENT_BITS..=MAX_EXPONENT_BITS;
 
-/// What becomes of values beyond the largest finite number.
+/// The result of converting values beyond the largest finite number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
     /// Infinity, as IEEE 754 has it.
@@ -22,7 +22,7 @@ pub enum Overflow {
     Saturate,
 }
 
-/// A tensor of 16-bit codes. Clones share storage.
+/// A tensor of 16-bit codes: see [`ops::float16_encode`](crate::ops::float16_encode). Clones share storage.
 #[derive(Clone, Debug)]
 pub struct Float16Tensor {
     pub(crate) exponent_bits: u32,
@@ -31,17 +31,17 @@ pub struct Float16Tensor {
 }
 
 impl Float16Tensor {
-    /// Exponent bits of its format.
+    /// The exponent bits of its format; the mantissa has the other 15.
     pub fn exponent_bits(&self) -> u32 {
         self.exponent_bits
     }
 
-    /// The extents.
+    /// The shape: the sizes of its dimensions.
     pub fn shape(&self) -> &Shape {
         self.codes.shape()
     }
 
-    /// Where it lives.
+    /// The device that it is on, with the stream.
     pub fn device(&self) -> Device {
         self.codes.device()
     }
@@ -55,7 +55,7 @@ impl Float16Tensor {
     }
 }
 
-/// Runs `$body` with `$E` bound to a number of exponent bits; the caller has refused all that there are no formats for.
+/// Runs `$body` with `$E` bound to a number of exponent bits; the caller has refused numbers outside of [`EXPONENT_BITS`].
 macro_rules! with_exponent_bits {
     ($bits:expr, $E:ident => $body:expr) => {
         with_exponent_bits!(@ $bits, $E, $body; 2 3 4 5 6 7; 8)
@@ -69,16 +69,16 @@ macro_rules! with_exponent_bits {
 }
 pub(crate) use with_exponent_bits;
 
-/// What a format loses on given values.
+/// The error of a format on given values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Loss {
     /// Exponent bits of the format.
     pub exponent_bits: u32,
-    /// The values against themselves after saturating conversion.
+    /// The values against their saturating conversion.
     pub error: ErrorReport,
     /// Finite values beyond the largest number.
     pub overflows: usize,
-    /// Values that are not zero and became zero.
+    /// Values other than zero that became zero.
     pub underflows: usize,
 }
 
@@ -93,7 +93,13 @@ impl fmt::Display for Loss {
     }
 }
 
-/// What every format loses on `values`, by exponent bits.
+/// The error of every format on `values`, by exponent bits.
+///
+/// ```
+/// use pascaline::float16::{least, survey};
+/// let losses = survey(&[1.0, 1.001, 1.002, 1.003]); // a narrow range needs mantissa bits
+/// assert_eq!(least(&losses).map(|loss| loss.exponent_bits), Some(2));
+/// ```
 pub fn survey(values: &[f32]) -> Vec<Loss> {
     EXPONENT_BITS.map(|bits| with_exponent_bits!(bits, E => loss::<E>(values))).collect()
 }

@@ -5,12 +5,12 @@ use kernels_gpu::quant::blocks::BLOCK;
 use std::fmt;
 use std::str::FromStr;
 
-/// What keys and values are stored as. Arithmetic over them is f32.
+/// The format in which keys and values are stored. Arithmetic on them is f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvFormat {
-    /// As they are computed.
+    /// As they are computed, in single precision.
     F32,
-    /// A 16-bit float with that many exponent bits (2 to 8). Values beyond the largest number become that, except in IEEE
+    /// A 16-bit float with that many exponent bits (2 to 8). Values beyond the largest number become the largest, except in IEEE
     /// half precision, [`F16`](Self::F16), where they become infinite.
     Float16(u32),
     /// 8 bits and, for every 32 columns of a head, a scale in f16: 8.5 bits a value.
@@ -36,7 +36,8 @@ impl KvFormat {
         Self::Q8_0,
     ];
 
-    /// As case ids, messages and the command line spell it: a 16-bit float without a name of its own by its exponent bits.
+    /// The name by which [`from_str`](Self::from_str) and the command line know it: `f32`, `f16`, `bf16`, `q8_0`, or `e2` to `e7` for
+    /// the 16-bit floats that have no common name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -52,8 +53,11 @@ impl KvFormat {
         }
     }
 
-    /// Refuses numbers of exponent bits that there are no formats for.
-    pub(crate) fn check(self, op: &'static str, argument: &'static str) -> Result<()> {
+    /// Refuses numbers of exponent bits that there are no formats for, in the name of an op and its argument.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn check(self, op: &'static str, argument: &'static str) -> Result<()> {
         match self {
             Self::Float16(bits) if !EXPONENT_BITS.contains(&bits) => {
                 let (value, reason) =
@@ -86,33 +90,46 @@ impl FromStr for KvFormat {
 }
 
 /// Keys or values [tokens, heads, dim] of one sequence, in a format.
+///
+/// [`ops::rope_append_into`](crate::ops::rope_append_into) writes them, [`ops::attention_over_into`](crate::ops::attention_over_into)
+/// reads them.
+///
+/// ```
+/// use pascaline::Device;
+/// use pascaline::kv::{KvFormat, KvTensor};
+/// let k = KvTensor::uninitialized([1024, 8, 128], "q8_0".parse()?, &Device::Cpu)?;
+/// assert_eq!((k.format(), k.dims()), (KvFormat::Q8_0, [1024, 8, 128]));
+/// assert_eq!(k.bytes(), 1024 * 8 * (128 + 4 * 2)); // 8 bits a value, and an f16 scale for 32
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct KvTensor {
     format: KvFormat,
     dims: [usize; 3],
-    values: Tensor,
-    scales: Option<Tensor>,
+    pub(crate) values: Tensor,
+    pub(crate) scales: Option<Tensor>,
 }
 
-/// Keys or values as kernels read them.
+/// Keys or values in the form that kernels read.
 #[derive(Clone, Copy)]
 pub(crate) struct KvView<'a> {
     pub format: KvFormat,
     /// f32 or f16, or the codes of another 16-bit float as f16 of the same bits, or four quants a u32.
     pub values: &'a Tensor,
-    /// Of quants.
+    /// The scales of quants.
     pub scales: Option<&'a Tensor>,
 }
 
 impl<'a> KvView<'a> {
-    /// Of a tensor in f32 or f16, which `ops` has checked.
+    /// The view of a tensor in f32 or f16, which `ops` has checked.
     pub fn plain(values: &'a Tensor) -> Self {
         let format = if values.dtype() == DType::F16 { KvFormat::F16 } else { KvFormat::F32 };
         Self { format, values, scales: None }
     }
 }
 
-/// Keys or values that are being written: [`KvTensor::view_mut`].
+/// Keys or values for writing: [`KvTensor::view_mut`].
+#[derive(Debug)]
 pub struct KvMut<'a> {
     pub(crate) format: KvFormat,
     pub(crate) dims: [usize; 3],
@@ -120,7 +137,7 @@ pub struct KvMut<'a> {
     pub(crate) scales: Option<TensorMut<'a>>,
 }
 
-/// Columns that a row takes in memory.
+/// Columns of a row in memory, padding included.
 const fn width(format: KvFormat, dim: usize) -> usize {
     match format {
         KvFormat::Q8_0 => dim.next_multiple_of(BLOCK),
@@ -154,7 +171,7 @@ impl KvTensor {
             KvFormat::Float16(_) => (Tensor::uninitialized(dims, DType::F16, device)?, None),
             KvFormat::Q8_0 => {
                 let shape = [tokens, heads, width / 4];
-                // columns that only fill up a block are copied with the others, and so must have been written
+                // padding is copied with the other columns, and so must have been written
                 let quants = match width == dim {
                     true => Tensor::uninitialized(shape, DType::U32, device)?,
                     false => Tensor::zeros(shape, DType::U32, device)?,
@@ -166,7 +183,7 @@ impl KvTensor {
         Ok(Self { format, dims, values, scales })
     }
 
-    /// What its values are stored as.
+    /// The format of its values.
     pub fn format(&self) -> KvFormat {
         self.format
     }
@@ -176,18 +193,18 @@ impl KvTensor {
         self.dims
     }
 
-    /// Where it lives.
+    /// The device that it is on, with the stream.
     pub fn device(&self) -> Device {
         self.values.device()
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory, padding and scales included.
     pub fn bytes(&self) -> usize {
         let bytes = |x: &Tensor| x.shape().elements() * x.dtype().size();
         bytes(&self.values) + self.scales.as_ref().map_or(0, bytes)
     }
 
-    /// For writing.
+    /// The keys or values for writing.
     ///
     /// # Errors
     /// As [`Tensor::view_mut`].
@@ -197,11 +214,18 @@ impl KvTensor {
         Ok(KvMut { format: *format, dims: *dims, values: values.view_mut()?, scales })
     }
 
+    /// The tensors that hold it: f32 or f16 [tokens, heads, dim], where the codes of another 16-bit float are f16 of the same
+    /// bits; or, for [`KvFormat::Q8_0`], u32 words of four quants, rows filled up to whole blocks of 32, and the blocks' f16
+    /// scales.
+    pub fn parts(&self) -> (&Tensor, Option<&Tensor>) {
+        (&self.values, self.scales.as_ref())
+    }
+
     pub(crate) fn view(&self) -> KvView<'_> {
         KvView { format: self.format, values: &self.values, scales: self.scales.as_ref() }
     }
 
-    /// Columns that a row takes in memory.
+    /// Columns of a row in memory, padding included.
     pub(crate) fn width(&self) -> usize {
         width(self.format, self.dims[2])
     }
@@ -211,23 +235,10 @@ impl KvMut<'_> {
     /// `len` tokens from `start` on.
     ///
     /// # Errors
-    /// [`Error::Shape`] if they are outside.
+    /// [`Error::Shape`] if there are not that many.
     pub fn narrow(self, start: usize, len: usize) -> Result<Self> {
         let Self { format, dims: [_, heads, dim], values, scales } = self;
         let scales = scales.map(|scales| scales.narrow(0, start, len)).transpose()?;
         Ok(Self { format, dims: [len, heads, dim], values: values.narrow(0, start, len)?, scales })
-    }
-
-    /// Overwrites it with the first tokens of `from`, of the same format and dims.
-    ///
-    /// # Errors
-    /// As [`ops::copy_into`](crate::ops::copy_into).
-    pub(crate) fn copy_from(self, from: &KvTensor) -> Result<()> {
-        let len = self.dims[0];
-        crate::ops::copy_into(self.values, &from.values.narrow(0, 0, len)?)?;
-        match (self.scales, &from.scales) {
-            (Some(to), Some(scales)) => crate::ops::copy_into(to, &scales.narrow(0, 0, len)?),
-            _ => Ok(()),
-        }
     }
 }

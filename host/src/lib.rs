@@ -1,4 +1,4 @@
-//! Qwen3-VL, and the kernels under it, on NVIDIA Pascal GPUs (sm_61), with the GPU code written in Rust.
+//! Tensors, ops and modules on NVIDIA Pascal GPUs (sm_61), with the GPU code written in Rust.
 //!
 //! [`Device`] says where, [`Tensor`] holds data, [`ops`] computes, [`Error`] says what went wrong. Every op also
 //! runs on the CPU.
@@ -13,10 +13,21 @@
 //! assert!((y.to_vec::<f32>()?[0] - 0.26894143).abs() < 1e-6);
 //! # Ok(()) }
 //! ```
+//!
+//! # Features
+//!
+//! All are on by default.
+//!
+//! | feature       | brings                                                                     | without it                     |
+//! |---------------|----------------------------------------------------------------------------|--------------------------------|
+//! | `virtual-gpu` | the sm_61 GPU in software, for [`Device::virtual_gpu`]                     | asking for it is an error      |
+//! | `nvml`        | temperature, clocks and power of a device, for [`governor`]                | nothing is paced               |
+//! | `sparse`      | block-sparse attention and block masks                                     | they are not there             |
 
+#![deny(missing_docs)]
+
+#[cfg(feature = "sparse")]
 pub mod block_mask;
-#[doc(hidden)]
-pub mod cli;
 mod cpu;
 pub mod cuda;
 mod device;
@@ -24,21 +35,25 @@ mod dtype;
 mod error;
 pub mod float16;
 pub mod governor;
+#[allow(missing_docs)] // public only for `internals`
 mod gpu;
+#[doc(hidden)]
+pub mod internals;
 pub mod kv;
 pub mod memory;
 mod mutation;
 pub mod nn;
 pub mod ops;
+mod problem;
 pub mod quant;
-pub mod qwen3_vl;
 mod shape;
 mod tensor;
-pub mod testing;
 
 pub use device::{Choice, Device};
 pub use dtype::{DType, Element};
-pub use error::{Error, Result};
+pub use error::{Error, Result, format_bytes};
+/// The Rust type of elements in [`DType::F16`].
+pub use half::f16;
 pub use shape::Shape;
 pub use tensor::{MAX_ELEMENTS, Tensor, TensorMut};
 

@@ -1,4 +1,4 @@
-//! The list of everything that orders one use of memory behind another, and a way to leave one of them out.
+//! The list of everything that orders one use of memory after another, and a way to leave one of them out.
 //!
 //! In the crate's own tests [`without`] runs code with one of them missing, to see that a test notices. In every other
 //! build [`left_out`] is the constant `false`. What notices which, seen on the virtual GPU and on the simulated device:
@@ -8,25 +8,25 @@
 //! | `ReadyQuery`, `FreshRecord`, `HandOver`, `OtherUses`, `RetiredStream` | `memory/tests.rs` `no_wait_can_be_left_out`, `memory/device_tests.rs` `each_wait_of_the_pool_is_needed_on_a_device` | a use before the last one is done; wrong bytes |
 //! | `GiveBack` | `memory/tests.rs` `no_wait_can_be_left_out` | memory given back before its last use is done |
 //! | `PinnedReuse`, `Download`, `ChunkReuse` | `memory/device_tests.rs` `each_wait_of_a_copy_is_needed` | wrong bytes |
-//! | `CopyBehindWriter`, `WriterBehindCopy` | `memory/device_tests.rs` `each_wait_between_tensors_is_needed` | wrong bytes |
+//! | `CopyAfterWriter`, `WriterAfterCopy` | `memory/device_tests.rs` `each_wait_between_tensors_is_needed` | wrong bytes |
 //! | `GraphMemory` | `memory/device_tests.rs` `memory_of_a_graph_is_waited_for` | wrong bytes |
 //! | `LayerUploaded`, `LayerReuse` | `memory/device_tests.rs` `each_wait_of_a_layer_stream_is_needed` | wrong bytes |
 //! | `PlainFree`, `PinnedFree`, `GraphEnd` | `memory/device_tests.rs` `the_host_waits_before_memory_goes` | the missing call; the drivers at hand also wait by themselves, which is not promised by all |
 
-/// One place where memory's next use is put behind its last.
+/// One place where memory's next use is ordered after its last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Memory of another stream counts as ready only when its event has been reached.
     ReadyQuery,
-    /// The event waited for is recorded behind the last use, not an older one.
+    /// The event waited for is recorded after the last use, not before it.
     FreshRecord,
     /// A stream that takes another's memory waits for that one's event.
     HandOver,
     /// Memory freed on its stream also waits for the other streams that used it.
     OtherUses,
-    /// A stream that goes away leaves an event behind its last work.
+    /// A stream that goes away leaves an event after its last work.
     RetiredStream,
-    /// Memory given back upstream is behind its last use.
+    /// Memory is given back upstream after its last use.
     GiveBack,
     /// `cuMemFree` is called only when the work before it is done.
     PlainFree,
@@ -38,11 +38,11 @@ pub(crate) enum Wait {
     Download,
     /// A staging chunk is filled again only when its last copy is done.
     ChunkReuse,
-    /// A copy to another stream is behind what wrote its source.
-    CopyBehindWriter,
-    /// What the source's stream does next is behind a copy to another stream.
-    WriterBehindCopy,
-    /// Memory that a capture allocates is behind its last use, since the graph waits for no event from outside.
+    /// A copy to another stream comes after the work that wrote its source.
+    CopyAfterWriter,
+    /// The next work of the source's stream comes after a copy to another stream.
+    WriterAfterCopy,
+    /// Memory that a capture allocates is past its last use, since the graph waits for no event from outside.
     GraphMemory,
     /// A graph goes only when its last replay is done.
     GraphEnd,

@@ -2,28 +2,38 @@
 
 use std::fmt;
 
-/// The extents of a tensor, outermost first. Rank 0 is one element.
+/// The sizes of a tensor's dimensions, outermost first. Rank 0 is one element.
+///
+/// Functions that take `impl Into<Shape>` take arrays, slices, vectors and shapes.
+///
+/// ```
+/// use pascaline::Shape;
+/// let shape = Shape::from([2, 3, 4]);
+/// assert_eq!((shape.rank(), shape.elements()), (3, 24));
+/// assert_eq!(shape.contiguous_strides(), [12, 4, 1]);
+/// assert_eq!(shape.rows_cols(), (6, 4));
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Shape(Vec<usize>);
 
 impl Shape {
-    /// The extents.
+    /// The sizes of the dimensions.
     pub fn dims(&self) -> &[usize] {
         &self.0
     }
 
-    /// How many extents there are.
+    /// The number of dimensions.
     pub fn rank(&self) -> usize {
         self.0.len()
     }
 
     /// The number of elements; `None` if it does not fit `usize`.
     pub fn checked_elements(&self) -> Option<usize> {
-        // a zero extent makes the rest irrelevant, however large
+        // with a size of 0 there are no elements, however large the others are
         if self.0.contains(&0) {
             return Some(0);
         }
-        self.0.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent))
+        self.0.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
     }
 
     /// The number of elements. Tensors are only made with shapes whose count fits.
@@ -31,7 +41,7 @@ impl Shape {
         self.checked_elements().unwrap_or(usize::MAX)
     }
 
-    /// Seen as a matrix: all extents but the last multiplied, and the last. Rank 0 is 1 × 1.
+    /// As a matrix: (the product of all dimensions but the last, the last). Rank 0 is 1 × 1.
     pub fn rows_cols(&self) -> (usize, usize) {
         match self.0.split_last() {
             Some((&cols, outer)) => (outer.iter().product(), cols),
@@ -39,7 +49,7 @@ impl Shape {
         }
     }
 
-    /// The strides, in elements, of a row-major tensor without gaps.
+    /// The strides, in elements, of a contiguous tensor: row-major without gaps.
     pub fn contiguous_strides(&self) -> Vec<usize> {
         let mut strides = vec![1usize; self.rank()];
         for d in (1..self.rank()).rev() {

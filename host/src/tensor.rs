@@ -1,5 +1,7 @@
 //! Tensors: shape, strides, element type, and shared storage on a device.
 
+mod construct;
+
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result, Shape};
 use std::fmt;
@@ -9,13 +11,26 @@ use std::sync::Arc;
 pub const MAX_ELEMENTS: usize = i32::MAX as usize;
 
 /// An array on a device. Clones and views share storage; a tensor that shares its storage can't be written.
+///
+/// ```
+/// use pascaline::{Device, Tensor};
+/// let mut x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3], &Device::Cpu)?;
+/// let column = x.narrow(1, 2, 1)?; // a view: nothing is copied
+/// assert_eq!((column.dims(), column.strides()), (&[2, 1][..], &[3, 1][..]));
+/// assert_eq!(column.to_vec::<f32>()?, [3.0, 6.0]);
+/// assert!(x.view_mut().is_err()); // the view shares the storage
+/// drop(column);
+/// x.view_mut()?.narrow(0, 0, 1)?.write(&[7.0f32, 8.0, 9.0])?;
+/// assert_eq!(x.swap_dims(0, 1)?.to_vec::<f32>()?, [7.0, 4.0, 8.0, 5.0, 9.0, 6.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Tensor {
     storage: Arc<Storage>,
     layout: Layout,
 }
 
-/// Where the elements of a view lie in its storage.
+/// The shape of a view and the places of its elements in the storage.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Layout {
     pub dtype: DType,
@@ -105,11 +120,11 @@ impl Layout {
 
     pub(crate) fn is_contiguous(&self) -> bool {
         let mut expected = 1;
-        for (&extent, &stride) in self.shape.dims().iter().zip(&self.strides).rev() {
-            if extent != 1 && stride != expected {
+        for (&size, &stride) in self.shape.dims().iter().zip(&self.strides).rev() {
+            if size != 1 && stride != expected {
                 return self.shape.elements() == 0;
             }
-            expected *= extent.max(1);
+            expected *= size.max(1);
         }
         true
     }
@@ -124,17 +139,17 @@ impl Layout {
             .dims()
             .iter()
             .zip(&self.strides)
-            .map(|(&extent, &stride)| (extent - 1) * stride)
+            .map(|(&size, &stride)| (size - 1) * stride)
             .sum::<usize>()
     }
 
-    fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
-        let extent = self.shape.dims().get(dim).copied();
-        if extent.is_none_or(|extent| start.checked_add(len).is_none_or(|end| end > extent)) {
+    pub(crate) fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+        let size = self.shape.dims().get(dim).copied();
+        if size.is_none_or(|size| start.checked_add(len).is_none_or(|end| end > size)) {
             return Err(Error::Shape {
                 op: "narrow",
                 argument: "tensor",
-                expected: format!("extent {dim} to reach {start} + {len}"),
+                expected: format!("dimension {dim} to have {start} + {len} entries"),
                 found: self.shape.clone(),
             });
         }
@@ -144,10 +159,18 @@ impl Layout {
         Ok(Self { dtype: self.dtype, shape: dims.into(), strides: self.strides.clone(), offset })
     }
 
+    /// With a dimension of one entry put in before `dim`.
+    fn unsqueeze(&self, dim: usize) -> Self {
+        let (mut dims, mut strides) = (self.shape.dims().to_vec(), self.strides.clone());
+        dims.insert(dim, 1);
+        strides.insert(dim, 1);
+        Self { dtype: self.dtype, shape: dims.into(), strides, offset: self.offset }
+    }
+
     fn swap_dims(&self, a: usize, b: usize) -> Result<Self> {
         let rank = self.shape.rank();
         if a >= rank || b >= rank {
-            let expected = format!("extents {a} and {b}");
+            let expected = format!("dimensions {a} and {b}");
             return Err(Error::Shape {
                 op: "swap_dims",
                 argument: "tensor",
@@ -268,7 +291,7 @@ impl Tensor {
         Ok(Self { storage: Arc::new(Storage::Cuda(buffer)), layout })
     }
 
-    /// A tensor of any type in the storage of this one, `at` bytes behind its first element; `None` if it does not fit there.
+    /// A tensor of any type in the storage of this one, `at` bytes after its first element; `None` if it does not fit there.
     pub(crate) fn within(&self, at: usize, dtype: DType, shape: &Shape) -> Option<Self> {
         let size = self.layout.dtype.size();
         let layout = Layout::contiguous(dtype, shape.clone()).ok()?;
@@ -281,17 +304,17 @@ impl Tensor {
         })
     }
 
-    /// The extents.
+    /// The shape: the sizes of its dimensions.
     pub fn shape(&self) -> &Shape {
         &self.layout.shape
     }
 
-    /// The extents as a slice.
+    /// The sizes of the dimensions as a slice.
     pub fn dims(&self) -> &[usize] {
         self.layout.shape.dims()
     }
 
-    /// The distance between neighbours along each extent, in elements.
+    /// The stride of each dimension: the distance between neighbours along it, in elements.
     pub fn strides(&self) -> &[usize] {
         &self.layout.strides
     }
@@ -301,28 +324,28 @@ impl Tensor {
         self.layout.dtype
     }
 
-    /// Where it lives.
+    /// The device that it is on, with the stream.
     pub fn device(&self) -> Device {
         self.storage.device()
     }
 
-    /// Whether the elements lie row-major without gaps.
+    /// Whether the elements are in row-major order without gaps.
     pub fn is_contiguous(&self) -> bool {
         self.layout.is_contiguous()
     }
 
-    /// A view of `len` entries along extent `dim`, from `start` on.
+    /// A view of `len` entries of dimension `dim`, from `start` on.
     ///
     /// # Errors
-    /// [`Error::Shape`] if they are outside.
+    /// [`Error::Shape`] if there are not that many.
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
         Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.narrow(dim, start, len)? })
     }
 
-    /// A view with two extents exchanged; nothing is moved.
+    /// A view with two dimensions exchanged; nothing is moved.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are no such extents.
+    /// [`Error::Shape`] if there are no such dimensions.
     pub fn swap_dims(&self, a: usize, b: usize) -> Result<Self> {
         Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.swap_dims(a, b)? })
     }
@@ -335,12 +358,9 @@ impl Tensor {
         Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.reshape(shape.into())? })
     }
 
-    /// This tensor if it is contiguous, else a copy that is.
-    ///
-    /// # Errors
-    /// As [`ops::copy`](crate::ops::copy).
-    pub fn contiguous(&self) -> Result<Self> {
-        if self.is_contiguous() { Ok(self.clone()) } else { crate::ops::copy(self) }
+    /// A view with a dimension of one entry put in before `dim`, which is at most the rank.
+    pub(crate) fn unsqueeze(&self, dim: usize) -> Self {
+        Self { storage: Arc::clone(&self.storage), layout: self.layout.unsqueeze(dim) }
     }
 
     /// This tensor on another device or stream; a clone if it is there already.
@@ -372,7 +392,7 @@ impl Tensor {
         Ok(Self { storage: Arc::new(storage), layout })
     }
 
-    /// For writing: proves that nothing else refers to the storage.
+    /// The tensor for writing: proves that nothing else refers to the storage.
     ///
     /// # Errors
     /// [`Error::SharedOutput`] if a clone or view of this tensor is alive.
@@ -399,9 +419,40 @@ impl Tensor {
     }
 
     /// The device address of the view's first element; 0 on the CPU and for views without elements.
-    pub(crate) fn address(&self) -> u64 {
+    ///
+    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives:
+    /// what is read through it must be queued there, and nothing may be written.
+    pub fn address(&self) -> u64 {
         address(&self.storage, &self.layout)
     }
+
+    /// The device address of the first element, for a kernel of your own that reads the tensor; 0 if it has no elements.
+    /// The elements are contiguous. [`PtxModule`](crate::cuda::PtxModule) has an example.
+    ///
+    /// It is valid for work that is queued on the stream of [`device`](Self::device) while the tensor, or another that
+    /// shares its storage, lives. Kernels write through [`TensorMut::device_address`] only.
+    ///
+    /// # Errors
+    /// [`Error::DType`] if the elements are not `T`s, [`Error::Layout`] if the tensor is not contiguous,
+    /// [`Error::Unsupported`] on the CPU.
+    pub fn device_address<T: Element>(&self) -> Result<u64> {
+        device_address::<T>(&self.storage, &self.layout)
+    }
+}
+
+fn device_address<T: Element>(storage: &Storage, layout: &Layout) -> Result<u64> {
+    let (op, argument) = ("device_address", "tensor");
+    if layout.dtype != T::DTYPE {
+        return Err(Error::DType { op, argument, expected: T::DTYPE.to_string(), found: layout.dtype });
+    }
+    if !layout.is_contiguous() {
+        return Err(Error::Layout { op, argument, needed: "contiguous" });
+    }
+    if let Storage::Cpu(_) = storage {
+        let reason = "it is in host memory; `to_device` copies it to a GPU".into();
+        return Err(Error::Unsupported { op, argument, value: "on the CPU".into(), reason });
+    }
+    Ok(address(storage, layout))
 }
 
 fn address(storage: &Storage, layout: &Layout) -> u64 {
@@ -419,24 +470,35 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// A tensor, or a part of one, that is being written. Nothing else refers to its storage meanwhile.
+impl fmt::Debug for TensorMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorMut {} {} on {}", self.dtype(), self.shape(), self.device())
+    }
+}
+
+/// A tensor, or a part of one, for writing: [`Tensor::view_mut`]. Nothing else refers to its storage meanwhile.
 pub struct TensorMut<'a> {
     storage: &'a mut Storage,
     layout: Layout,
 }
 
 impl TensorMut<'_> {
-    /// The extents.
+    /// The same view for a shorter time, so that it can be used more than once.
+    pub fn reborrow(&mut self) -> TensorMut<'_> {
+        TensorMut { storage: self.storage, layout: self.layout.clone() }
+    }
+
+    /// The shape: the sizes of its dimensions.
     pub fn shape(&self) -> &Shape {
         &self.layout.shape
     }
 
-    /// The extents as a slice.
+    /// The sizes of the dimensions as a slice.
     pub fn dims(&self) -> &[usize] {
         self.layout.shape.dims()
     }
 
-    /// The distance between neighbours along each extent, in elements.
+    /// The stride of each dimension: the distance between neighbours along it, in elements.
     pub fn strides(&self) -> &[usize] {
         &self.layout.strides
     }
@@ -446,29 +508,29 @@ impl TensorMut<'_> {
         self.layout.dtype
     }
 
-    /// Where it lives.
+    /// The device that it is on, with the stream.
     pub fn device(&self) -> Device {
         self.storage.device()
     }
 
-    /// Whether the elements lie row-major without gaps.
+    /// Whether the elements are in row-major order without gaps.
     pub fn is_contiguous(&self) -> bool {
         self.layout.is_contiguous()
     }
 
-    /// `len` entries along extent `dim`, from `start` on.
+    /// `len` entries of dimension `dim`, from `start` on.
     ///
     /// # Errors
-    /// [`Error::Shape`] if they are outside.
+    /// [`Error::Shape`] if there are not that many.
     pub fn narrow(self, dim: usize, start: usize, len: usize) -> Result<Self> {
         let layout = self.layout.narrow(dim, start, len)?;
         Ok(Self { storage: self.storage, layout })
     }
 
-    /// The same elements with two extents exchanged; nothing is moved.
+    /// The same elements with two dimensions exchanged; nothing is moved.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are no such extents.
+    /// [`Error::Shape`] if there are no such dimensions.
     pub fn swap_dims(self, a: usize, b: usize) -> Result<Self> {
         let layout = self.layout.swap_dims(a, b)?;
         Ok(Self { storage: self.storage, layout })
@@ -483,12 +545,12 @@ impl TensorMut<'_> {
         Ok(Self { storage: self.storage, layout })
     }
 
-    /// Overwrites all elements, outermost first. On a GPU the copy is queued behind the work so far; `values` may be
-    /// changed when this returns. That is how a captured [`Graph`](crate::cuda::Graph) is fed.
+    /// Overwrites all elements, outermost first. On a GPU the copy is queued after the work so far; `values` may be
+    /// changed when this returns. A captured [`Graph`](crate::cuda::Graph) gets its inputs so.
     ///
     /// # Errors
     /// [`Error::DType`] if the elements are not `T`s, [`Error::Shape`] for another number of values, [`Error::Layout`] if
-    /// they do not lie side by side, or a driver error.
+    /// they are not contiguous, or a driver error.
     pub fn write<T: Element>(self, values: &[T]) -> Result<()> {
         let (op, argument) = ("write", "tensor");
         if self.layout.dtype != T::DTYPE {
@@ -529,8 +591,19 @@ impl TensorMut<'_> {
     }
 
     /// The device address of the first element; 0 on the CPU and for views without elements.
-    pub(crate) fn address(&self) -> u64 {
+    ///
+    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives:
+    /// what is read or written through it must be queued there.
+    pub fn address(&self) -> u64 {
         address(self.storage, &self.layout)
+    }
+
+    /// As [`Tensor::device_address`], for a kernel of your own that writes the elements: nothing else refers to them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn device_address<T: Element>(&self) -> Result<u64> {
+        device_address::<T>(self.storage, &self.layout)
     }
 }
 

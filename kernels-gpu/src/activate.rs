@@ -1,4 +1,4 @@
-//! y[r, c] = f(x[r, c] + bias[c]): what stands behind a linear map, in one pass.   x, y: [rows, cols], bias: [cols]
+//! y[r, c] = f(x[r, c] + bias[c]): the epilogue of a linear map, in one pass.   x, y: [rows, cols], bias: [cols]
 //!
 //! [`SWIGLU`] takes two halves of a row: y[r, c] = silu(g)·u with g = x[r, c] + bias[c] and u = x[r, cols + c] + bias[cols + c];
 //! x: [rows, 2·cols], bias: [2·cols].   Source: Shazeer 2020, "GLU variants improve transformer".
@@ -9,7 +9,7 @@
 
 use crate::device::{Columns, F16, Vector};
 use crate::elementwise::{gelu_erf, gelu_tanh, silu};
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 /// x
@@ -28,13 +28,22 @@ const BLOCK: u32 = 128;
 /// Bytes of a row that a block handles.
 pub const BLOCK_BYTES: u32 = BLOCK * 16;
 
-/// grid = [rows, ceil(cols · size / BLOCK_BYTES)]
-pub const ACTIVATE_F32: KernelSpec = KernelSpec::new("activate_f32", BLOCK);
-/// As [`ACTIVATE_F32`].
-pub const ACTIVATE_F16: KernelSpec = KernelSpec::new("activate_f16", BLOCK);
-
-/// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[ACTIVATE_F32, ACTIVATE_F16];
+/// The parameters of the kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Activate<T> {
+    /// [gridDim.x, cols]
+    pub y: *mut T,
+    /// [gridDim.x, cols], with [`SWIGLU`] [gridDim.x, 2 · cols]; disjoint from y
+    pub x: *const T,
+    /// [cols], with [`SWIGLU`] [2 · cols], disjoint from y; or null
+    pub bias: *const T,
+    pub cols: u32,
+    /// One of the numbers above.
+    pub activation: u32,
+    /// 1 if every row of all three, and every half of one, starts and ends at a multiple of 16 bytes, else 0.
+    pub vectors: u32,
+}
 
 /// The function with this number, of one value: for [`SWIGLU`], that of its first half.
 #[inline(always)]
@@ -50,7 +59,8 @@ pub(crate) fn activate(x: f32, activation: u32) -> f32 {
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn rows<T: Vector>(y: *mut T, x: *const T, bias: *const T, cols: u32, activation: u32, vectors: u32) {
+unsafe fn rows<T: Vector>(p: Activate<T>) {
+    let Activate { y, x, bias, cols, activation, vectors } = p;
     let (row, group) = (thread::block_idx_x() as usize, thread::block_idx_y());
     let columns = Columns::new::<T>(cols, thread::thread_idx_x(), BLOCK, vectors != 0);
     let gated = activation == SWIGLU;
@@ -73,19 +83,23 @@ unsafe fn rows<T: Vector>(y: *mut T, x: *const T, bias: *const T, cols: u32, act
 }
 
 macro_rules! kernels {
-    ($($name:ident: $T:ty;)*) => {$(
-        /// # Safety
-        /// `y`: [gridDim.x, cols], `x` and `bias` as this file's head says, `bias` may be null, valid on the launching
-        /// stream, y disjoint from both, below 2³¹ elements; `vectors` only if every row of all three, and every half of
-        /// one, starts and ends at a multiple of 16 bytes; launched as the spec of its name says.
-        #[kernel(launch_bounds(BLOCK))]
-        pub unsafe fn $name(
-            y: *mut $T, x: *const $T, bias: *const $T, cols: u32, activation: u32, vectors: u32,
-        ) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { rows(y, x, bias, cols, activation, vectors) }
-        }
-    )*};
+    ($($name:ident: $T:ty;)*) => {
+        $(
+            /// grid = [rows, ceil(cols · size / [`BLOCK_BYTES`])]
+            ///
+            /// # Safety
+            /// [`Activate`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹
+            /// elements.
+            #[kernel(block = BLOCK)]
+            pub unsafe fn $name(p: Activate<$T>) {
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { rows(p) }
+            }
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+    };
 }
 
 kernels! {

@@ -3,24 +3,32 @@
 //! Both kernels move four elements at a time: 16 bytes of f32, 8 bytes of f16.
 
 use crate::device::{Element, F16, flat};
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 /// Elements that are loaded and stored at once.
 pub const LEN: u32 = 4;
 
-/// grid = [`flat::blocks`](n, head, LEN)
-pub const F16_F32: KernelSpec = KernelSpec::new("cast_f16_f32", flat::BLOCK);
-/// As [`F16_F32`].
-pub const F32_F16: KernelSpec = KernelSpec::new("cast_f32_f16", flat::BLOCK);
+/// The parameters of the kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Cast<Y, X> {
+    /// [n]
+    pub y: *mut Y,
+    /// [n], disjoint from y
+    pub x: *const X,
+    pub n: u32,
+    /// Of both an element at a multiple of four elements, or n.
+    pub head: u32,
+}
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[F16_F32, F32_F16];
+pub const KERNELS: &[KernelInfo] = &[cast_f16_f32.info(), cast_f32_f16.info()];
 
 /// # Safety
 /// As [`cast_f16_f32`].
 #[inline(always)]
-unsafe fn cast<Y: Element, X: Element>(y: *mut Y, x: *const X, n: u32, head: u32) {
+unsafe fn cast<Y: Element, X: Element>(Cast { y, x, n, head }: Cast<Y, X>) {
     flat::for_each(
         n,
         head,
@@ -34,23 +42,22 @@ unsafe fn cast<Y: Element, X: Element>(y: *mut Y, x: *const X, n: u32, head: u32
     );
 }
 
-/// f32 → f16
+/// f32 → f16.   grid = [[`flat::blocks`](n, head, LEN)]
 ///
 /// # Safety
-/// `x`, `y`: [n], valid on the launching stream, disjoint; unless `head = n`, element `head` of both lies at a
-/// multiple of four elements. Launched as [`F16_F32`] says.
-#[kernel(launch_bounds(flat::BLOCK))]
-pub unsafe fn cast_f16_f32(y: *mut F16, x: *const f32, n: u32, head: u32) {
+/// [`Cast`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+#[kernel(block = flat::BLOCK)]
+pub unsafe fn cast_f16_f32(p: Cast<F16, f32>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { cast(y, x, n, head) }
+    unsafe { cast(p) }
 }
 
-/// f16 → f32
+/// f16 → f32.   grid = [[`flat::blocks`](n, head, LEN)]
 ///
 /// # Safety
 /// As [`cast_f16_f32`].
-#[kernel(launch_bounds(flat::BLOCK))]
-pub unsafe fn cast_f32_f16(y: *mut f32, x: *const F16, n: u32, head: u32) {
+#[kernel(block = flat::BLOCK)]
+pub unsafe fn cast_f32_f16(p: Cast<f32, F16>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { cast(y, x, n, head) }
+    unsafe { cast(p) }
 }

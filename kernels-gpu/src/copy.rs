@@ -3,25 +3,63 @@
 //! | kernel         | layouts                                          |
 //! |----------------|--------------------------------------------------|
 //! | copy_flat_b‹n› | both without gaps                                |
-//! | copy_dims_b‹n› | any strides, up to six extents after merging; b128 where all rows are whole 16-byte vectors |
+//! | copy_dims_b‹n› | any strides, up to six dimensions after merging; b128 where all rows are whole 16-byte vectors |
 
 use crate::device::{Raw, flat, vector};
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
-/// grid = [`flat::blocks`](n, head, 16 / element size)
-pub const FLAT_B32: KernelSpec = KernelSpec::new("copy_flat_b32", flat::BLOCK);
-/// As [`FLAT_B32`].
-pub const FLAT_B16: KernelSpec = KernelSpec::new("copy_flat_b16", flat::BLOCK);
-/// grid = [ceil(rows << width_log2 / DIMS_BLOCK)], rows = d0·d1·d2·d3·d4
-pub const DIMS_B32: KernelSpec = KernelSpec::new("copy_dims_b32", DIMS_BLOCK);
-/// As [`DIMS_B32`].
-pub const DIMS_B16: KernelSpec = KernelSpec::new("copy_dims_b16", DIMS_BLOCK);
-/// As [`DIMS_B32`].
-pub const DIMS_B128: KernelSpec = KernelSpec::new("copy_dims_b128", DIMS_BLOCK);
+/// The parameters of the flat kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Flat<E> {
+    /// [n]
+    pub y: *mut E,
+    /// [n], disjoint from y
+    pub x: *const E,
+    pub n: u32,
+    /// Of both an element at a multiple of 16 bytes, or n.
+    pub head: u32,
+}
+
+/// One dimension and the strides along it, in elements.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Dim {
+    /// Not zero.
+    pub size: u32,
+    pub y: u32,
+    pub x: u32,
+}
+
+/// The parameters of the strided kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Dims<E> {
+    /// The dimensions with their strides in y; no element lies at two indices or in x
+    pub y: *mut E,
+    /// The dimensions with their strides in x
+    pub x: *const E,
+    /// d0 · d1 · d2 · d3 · d4
+    pub rows: u32,
+    /// The threads of a row, as a power of two up to 256.
+    pub width_log2: u32,
+    pub d0: Dim,
+    pub d1: Dim,
+    pub d2: Dim,
+    pub d3: Dim,
+    pub d4: Dim,
+    pub d5: Dim,
+}
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[FLAT_B32, FLAT_B16, DIMS_B32, DIMS_B16, DIMS_B128];
+pub const KERNELS: &[KernelInfo] = &[
+    copy_flat_b32.info(),
+    copy_flat_b16.info(),
+    copy_dims_b32.info(),
+    copy_dims_b16.info(),
+    copy_dims_b128.info(),
+];
 
 /// Threads in a block of the strided kernels.
 pub const DIMS_BLOCK: u32 = 256;
@@ -33,7 +71,7 @@ pub const COLUMNS_PER_THREAD: u32 = 4;
 /// # Safety
 /// As [`copy_flat_b32`].
 #[inline(always)]
-unsafe fn flat_copy<E: Raw>(y: *mut E, x: *const E, n: u32, head: u32) {
+unsafe fn flat_copy<E: Raw>(Flat { y, x, n, head }: Flat<E>) {
     flat::for_each(
         n,
         head,
@@ -47,29 +85,24 @@ unsafe fn flat_copy<E: Raw>(y: *mut E, x: *const E, n: u32, head: u32) {
     );
 }
 
+/// grid = [[`flat::blocks`](n, head, 4)]
+///
 /// # Safety
-/// `x`, `y`: [n] elements of 4 bytes, valid on the launching stream, disjoint; unless `head = n`, element `head` of
-/// both lies at a multiple of 16 bytes. Launched as [`FLAT_B32`] says.
-#[kernel(launch_bounds(flat::BLOCK))]
-pub unsafe fn copy_flat_b32(y: *mut u32, x: *const u32, n: u32, head: u32) {
+/// [`Flat`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+#[kernel(block = flat::BLOCK)]
+pub unsafe fn copy_flat_b32(p: Flat<u32>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { flat_copy(y, x, n, head) }
+    unsafe { flat_copy(p) }
 }
 
+/// grid = [[`flat::blocks`](n, head, 8)]
+///
 /// # Safety
-/// As [`copy_flat_b32`], of 2 bytes.
-#[kernel(launch_bounds(flat::BLOCK))]
-pub unsafe fn copy_flat_b16(y: *mut u16, x: *const u16, n: u32, head: u32) {
+/// As [`copy_flat_b32`].
+#[kernel(block = flat::BLOCK)]
+pub unsafe fn copy_flat_b16(p: Flat<u16>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { flat_copy(y, x, n, head) }
-}
-
-/// One extent and the strides along it, in elements.
-#[derive(Clone, Copy)]
-struct Dim {
-    extent: u32,
-    y: u32,
-    x: u32,
+    unsafe { flat_copy(p) }
 }
 
 /// What a strided copy moves at once.
@@ -122,19 +155,12 @@ impl Unit for [u32; 4] {
     }
 }
 
-/// A row is an index into the five outer extents; 2^width_log2 neighbouring threads copy its columns.
+/// A row is an index into the five outer dimensions; 2^width_log2 neighbouring threads copy its columns.
 ///
 /// # Safety
 /// As [`copy_dims_b32`].
 #[inline(always)]
-unsafe fn dims_copy<E: Unit>(
-    y: *mut E,
-    x: *const E,
-    rows: u32,
-    width_log2: u32,
-    outer: [Dim; 5],
-    inner: Dim,
-) {
+unsafe fn dims_copy<E: Unit>(Dims { y, x, rows, width_log2, d0, d1, d2, d3, d4, d5: inner }: Dims<E>) {
     let width = 1 << width_log2;
     let thread = thread::index_1d();
     let (mut row, mut column) = (thread >> width_log2, thread & (width - 1));
@@ -142,23 +168,22 @@ unsafe fn dims_copy<E: Unit>(
         return; // nothing below exchanges data between threads
     }
     let (mut y_offset, mut x_offset) = (0, 0);
-    let [d0, d1, d2, d3, d4] = outer;
     for dim in [d4, d3, d2, d1, d0] {
-        if dim.extent != 1 {
-            let quotient = row / dim.extent.max(1); // never 0; said so, no panic is compiled in
-            let index = row - quotient * dim.extent;
+        if dim.size != 1 {
+            let quotient = row / dim.size.max(1); // never 0; said so, no panic is compiled in
+            let index = row - quotient * dim.size;
             y_offset += index * dim.y;
             x_offset += index * dim.x;
             row = quotient;
         }
     }
-    while column < inner.extent {
+    while column < inner.size {
         let mut units = [E::ZERO; COLUMNS_PER_THREAD as usize];
         let mut k = 0;
         while k < COLUMNS_PER_THREAD {
             let column = column + k * width;
-            if column < inner.extent {
-                // SAFETY: every index is below its extent, and the layouts lie inside x and y.
+            if column < inner.size {
+                // SAFETY: every index is below its dimension, and the layouts lie inside x and y.
                 units[k as usize] = unsafe { E::load(x.add((x_offset + column * inner.x) as usize)) };
             }
             k += 1;
@@ -166,7 +191,7 @@ unsafe fn dims_copy<E: Unit>(
         let mut k = 0;
         while k < COLUMNS_PER_THREAD {
             let column = column + k * width;
-            if column < inner.extent {
+            if column < inner.size {
                 // SAFETY: as above.
                 unsafe { units[k as usize].store(y.add((y_offset + column * inner.y) as usize)) };
             }
@@ -176,43 +201,32 @@ unsafe fn dims_copy<E: Unit>(
     }
 }
 
-macro_rules! dims_kernel {
-    ($(#[$doc:meta])* $name:ident, $ty:ty) => {
-        $(#[$doc])*
-        #[kernel(launch_bounds(DIMS_BLOCK))]
-        pub unsafe fn $name(
-            y: *mut $ty, x: *const $ty, rows: u32, width_log2: u32,
-            d0: u32, y0: u32, x0: u32, d1: u32, y1: u32, x1: u32, d2: u32, y2: u32, x2: u32,
-            d3: u32, y3: u32, x3: u32, d4: u32, y4: u32, x4: u32, d5: u32, y5: u32, x5: u32,
-        ) {
-            let outer = [
-                Dim { extent: d0, y: y0, x: x0 },
-                Dim { extent: d1, y: y1, x: x1 },
-                Dim { extent: d2, y: y2, x: x2 },
-                Dim { extent: d3, y: y3, x: x3 },
-                Dim { extent: d4, y: y4, x: x4 },
-            ];
-            let inner = Dim { extent: d5, y: y5, x: x5 };
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { dims_copy(y, x, rows, width_log2, outer, inner) }
-        }
-    };
+/// grid = [ceil(rows << width_log2 / [`DIMS_BLOCK`])]
+///
+/// # Safety
+/// [`Dims`] says what holds of the pointers, which are valid on the launching stream; offsets are below 2³¹.
+#[kernel(block = DIMS_BLOCK)]
+pub unsafe fn copy_dims_b32(p: Dims<u32>) {
+    // SAFETY: this kernel's contract is the body's.
+    unsafe { dims_copy(p) }
 }
 
-dims_kernel! {
-    /// # Safety
-    /// `x`, `y`: [d0, …, d5] with the strides x0, … and y0, …, in elements of 4 bytes, valid on the launching stream;
-    /// no element of y lies at two indices or in x; all extents above zero, offsets below 2³¹. Launched as
-    /// [`DIMS_B32`] says, width_log2 ≤ 8.
-    copy_dims_b32, u32
+/// As [`copy_dims_b32`], of 2 bytes.
+///
+/// # Safety
+/// As [`copy_dims_b32`].
+#[kernel(block = DIMS_BLOCK)]
+pub unsafe fn copy_dims_b16(p: Dims<u16>) {
+    // SAFETY: this kernel's contract is the body's.
+    unsafe { dims_copy(p) }
 }
-dims_kernel! {
-    /// # Safety
-    /// As [`copy_dims_b32`], of 2 bytes.
-    copy_dims_b16, u16
-}
-dims_kernel! {
-    /// # Safety
-    /// As [`copy_dims_b32`], of 16 bytes, at multiples of that.
-    copy_dims_b128, [u32; 4]
+
+/// As [`copy_dims_b32`], of 16 bytes, at multiples of that.
+///
+/// # Safety
+/// As [`copy_dims_b32`].
+#[kernel(block = DIMS_BLOCK)]
+pub unsafe fn copy_dims_b128(p: Dims<[u32; 4]>) {
+    // SAFETY: this kernel's contract is the body's.
+    unsafe { dims_copy(p) }
 }

@@ -14,8 +14,8 @@
 
 use crate::device::math::{exp2, fma, rcp};
 use crate::device::{F16, Vector, flat};
-use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Coefficients of Q in erfc(a) = t·Q(t)·e^(−a²), t = 1/(1 + a/2), for 0 ≤ a ≤ 10, lowest first.
 ///
@@ -88,7 +88,7 @@ pub(crate) fn gelu_erf(x: f32) -> f32 {
 /// # Safety
 /// As the kernels of one operand below.
 #[inline(always)]
-unsafe fn map<T: Vector>(y: *mut T, x: *const T, n: u32, head: u32, f: impl Fn(f32) -> f32) {
+unsafe fn map<T: Vector>(One { y, x, n, head, .. }: One<T>, f: impl Fn(f32) -> f32) {
     flat::for_each(
         n,
         head,
@@ -105,15 +105,7 @@ unsafe fn map<T: Vector>(y: *mut T, x: *const T, n: u32, head: u32, f: impl Fn(f
 /// # Safety
 /// As the kernels of two operands below.
 #[inline(always)]
-unsafe fn zip<T: Vector>(
-    z: *mut T,
-    x: *const T,
-    y: *const T,
-    n: u32,
-    head: u32,
-    period: u32,
-    f: impl Fn(f32, f32) -> f32,
-) {
+unsafe fn zip<T: Vector>(Two { z, x, y, n, head, period }: Two<T>, f: impl Fn(f32, f32) -> f32) {
     let period = period.max(1); // never 0 where there is an element; said so, no panic is compiled in
     let y_index = |i: u32| (if period == n { i } else { i % period }) as usize;
     flat::for_each(
@@ -134,56 +126,114 @@ unsafe fn zip<T: Vector>(
 
 macro_rules! kernels {
     (
-        two { $($(#[$two_doc:meta])* $two_spec:ident $two:ident: $two_t:ty = $f:expr;)* }
-        one { $($(#[$one_doc:meta])* $one_spec:ident $one:ident: $one_t:ty, ($($scalar:ident)?) = $g:expr;)* }
+        two { $($two:ident: $two_t:ty = $f:expr;)* }
+        one { $($one:ident: $one_t:ty = |$p:ident| $g:expr;)* }
     ) => {
         $(
-            #[doc = "grid = [`flat::blocks`](n, head, elements in 16 bytes)"]
-            pub const $two_spec: KernelSpec = KernelSpec::new(stringify!($two), flat::BLOCK);
+            /// grid = [[`flat::blocks`](n, head, elements in 16 bytes)]
+            ///
             /// # Safety
-            /// `z`, `x`: [n], `y`: [period], valid on the launching stream, z disjoint from both; `period` is n or a
-            /// divisor of it. Unless `head = n`, element `head` of all three lies at a multiple of 16 bytes, and if
-            /// `period < n`, `head` is 0 and 16 bytes divide the period. Launched as the spec of its name says.
-            #[kernel(launch_bounds(flat::BLOCK))]
-            pub unsafe fn $two(
-                z: *mut $two_t, x: *const $two_t, y: *const $two_t, n: u32, head: u32, period: u32,
-            ) {
+            /// [`Two`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+            #[kernel(block = flat::BLOCK)]
+            pub unsafe fn $two(p: Two<$two_t>) {
                 // SAFETY: this kernel's contract is the body's.
-                unsafe { zip(z, x, y, n, head, period, $f) }
+                unsafe { zip(p, $f) }
             }
         )*
         $(
-            #[doc = "grid = [`flat::blocks`](n, head, elements in 16 bytes)"]
-            pub const $one_spec: KernelSpec = KernelSpec::new(stringify!($one), flat::BLOCK);
+            /// grid = [[`flat::blocks`](n, head, elements in 16 bytes)]
+            ///
             /// # Safety
-            /// `y`, `x`: [n], valid on the launching stream, disjoint. Unless `head = n`, element `head` of both lies
-            /// at a multiple of 16 bytes. Launched as the spec of its name says.
-            #[kernel(launch_bounds(flat::BLOCK))]
-            pub unsafe fn $one(y: *mut $one_t, x: *const $one_t, n: u32, head: u32, $($scalar: f32)?) {
+            /// [`One`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+            #[kernel(block = flat::BLOCK)]
+            pub unsafe fn $one($p: One<$one_t>) {
                 // SAFETY: this kernel's contract is the body's.
-                unsafe { map(y, x, n, head, $g) }
+                unsafe { map($p, $g) }
             }
         )*
         /// All kernels of this file.
-        pub const KERNELS: &[KernelSpec] = &[$($two_spec,)* $($one_spec,)*];
+        pub const KERNELS: &[KernelInfo] = &[$($two.info(),)* $($one.info(),)*];
     };
+}
+
+/// The parameters of the kernels of two operands.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Two<T> {
+    /// [n]
+    pub z: *mut T,
+    /// [n], disjoint from z
+    pub x: *const T,
+    /// [period], disjoint from z
+    pub y: *const T,
+    pub n: u32,
+    /// Of all three an element at a multiple of 16 bytes, or n; if period < n, 0 or n.
+    pub head: u32,
+    /// n or a divisor of it; if it is less than n and head is 0, a multiple of the elements in 16 bytes.
+    pub period: u32,
+}
+
+/// The parameters of the kernels of one operand.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct One<T> {
+    /// [n]
+    pub y: *mut T,
+    /// [n], disjoint from y
+    pub x: *const T,
+    pub n: u32,
+    /// Of both an element at a multiple of 16 bytes, or n.
+    pub head: u32,
+    /// Read by the scale kernels alone.
+    pub factor: f32,
 }
 
 kernels! {
     two {
-        ADD_F32 add_f32: f32 = |x, y| x + y;
-        ADD_F16 add_f16: F16 = |x, y| x + y;
-        MUL_F32 mul_f32: f32 = |x, y| x * y;
-        MUL_F16 mul_f16: F16 = |x, y| x * y;
-        SILU_MUL_F32 silu_mul_f32: f32 = |x, y| silu(x) * y;
-        SILU_MUL_F16 silu_mul_f16: F16 = |x, y| silu(x) * y;
+        add_f32: f32 = |x, y| x + y;
+        add_f16: F16 = |x, y| x + y;
+        mul_f32: f32 = |x, y| x * y;
+        mul_f16: F16 = |x, y| x * y;
+        silu_mul_f32: f32 = |x, y| silu(x) * y;
+        silu_mul_f16: F16 = |x, y| silu(x) * y;
     }
     one {
-        SCALE_F32 scale_f32: f32, (factor) = |x| x * factor;
-        SCALE_F16 scale_f16: F16, (factor) = |x| x * factor;
-        GELU_TANH_F32 gelu_tanh_f32: f32, () = gelu_tanh;
-        GELU_TANH_F16 gelu_tanh_f16: F16, () = gelu_tanh;
-        GELU_ERF_F32 gelu_erf_f32: f32, () = gelu_erf;
-        GELU_ERF_F16 gelu_erf_f16: F16, () = gelu_erf;
+        scale_f32: f32 = |p| |x| x * p.factor;
+        scale_f16: F16 = |p| |x| x * p.factor;
+        gelu_tanh_f32: f32 = |p| gelu_tanh;
+        gelu_tanh_f16: F16 = |p| gelu_tanh;
+        gelu_erf_f32: f32 = |p| gelu_erf;
+        gelu_erf_f16: F16 = |p| gelu_erf;
     }
 }
+
+/// The kernels of one element type.
+#[derive(Clone, Copy)]
+pub struct Kernels<T> {
+    pub add: KernelSpec<Two<T>>,
+    pub mul: KernelSpec<Two<T>>,
+    pub silu_mul: KernelSpec<Two<T>>,
+    pub scale: KernelSpec<One<T>>,
+    pub gelu_tanh: KernelSpec<One<T>>,
+    pub gelu_erf: KernelSpec<One<T>>,
+}
+
+/// Those of f32.
+pub const OF_F32: Kernels<f32> = Kernels {
+    add: add_f32,
+    mul: mul_f32,
+    silu_mul: silu_mul_f32,
+    scale: scale_f32,
+    gelu_tanh: gelu_tanh_f32,
+    gelu_erf: gelu_erf_f32,
+};
+
+/// Those of f16.
+pub const OF_F16: Kernels<F16> = Kernels {
+    add: add_f16,
+    mul: mul_f16,
+    silu_mul: silu_mul_f16,
+    scale: scale_f16,
+    gelu_tanh: gelu_tanh_f16,
+    gelu_erf: gelu_erf_f16,
+};

@@ -7,30 +7,34 @@
 //! | embedding_‹t› | 1 block                  | all  |
 
 use crate::device::{Element, F16};
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 const BLOCK: u32 = 256;
 
-/// grid = [n]
-pub const GATHER_F32: KernelSpec = KernelSpec::new("embedding_f32", BLOCK);
-/// As [`GATHER_F32`].
-pub const GATHER_F16: KernelSpec = KernelSpec::new("embedding_f16", BLOCK);
+/// The parameters of the kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Gather<T> {
+    /// [gridDim.x, cols]
+    pub y: *mut f32,
+    /// [rows, cols], disjoint from y
+    pub table: *const T,
+    /// [gridDim.x], disjoint from y
+    pub ids: *const u32,
+    pub rows: u32,
+    pub cols: u32,
+    /// 1 if y and the table start at a multiple of four elements and cols is one, else 0.
+    pub vectors: u32,
+}
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[GATHER_F32, GATHER_F16];
+pub const KERNELS: &[KernelInfo] = &[embedding_f32.info(), embedding_f16.info()];
 
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn gather<T: Element>(
-    y: *mut f32,
-    table: *const T,
-    ids: *const u32,
-    rows: u32,
-    cols: u32,
-    vectors: u32,
-) {
+unsafe fn gather<T: Element>(Gather { y, table, ids, rows, cols, vectors }: Gather<T>) {
     let (i, tid) = (thread::block_idx_x() as usize, thread::thread_idx_x());
     // SAFETY: one block per id; every column written or read is below cols, every row below rows.
     unsafe {
@@ -59,33 +63,22 @@ unsafe fn gather<T: Element>(
     }
 }
 
+/// grid = [n]
+///
 /// # Safety
-/// `y`: [gridDim.x, cols], `table`: [rows, cols], `ids`: [gridDim.x], valid on the launching stream and disjoint; with
-/// `vectors`, `y` and `table` start at a multiple of four elements and cols is one; launched as [`GATHER_F32`] says.
-#[kernel(launch_bounds(BLOCK))]
-pub unsafe fn embedding_f32(
-    y: *mut f32,
-    table: *const f32,
-    ids: *const u32,
-    rows: u32,
-    cols: u32,
-    vectors: u32,
-) {
+/// [`Gather`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+#[kernel(block = BLOCK)]
+pub unsafe fn embedding_f32(p: Gather<f32>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { gather(y, table, ids, rows, cols, vectors) }
+    unsafe { gather(p) }
 }
 
+/// grid = [n]
+///
 /// # Safety
-/// As [`embedding_f32`], launched as [`GATHER_F16`] says.
-#[kernel(launch_bounds(BLOCK))]
-pub unsafe fn embedding_f16(
-    y: *mut f32,
-    table: *const F16,
-    ids: *const u32,
-    rows: u32,
-    cols: u32,
-    vectors: u32,
-) {
+/// As [`embedding_f32`].
+#[kernel(block = BLOCK)]
+pub unsafe fn embedding_f16(p: Gather<F16>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { gather(y, table, ids, rows, cols, vectors) }
+    unsafe { gather(p) }
 }

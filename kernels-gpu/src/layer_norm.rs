@@ -20,41 +20,62 @@ use crate::device::math::{fma, rsqrt};
 use crate::device::rows::{
     Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, block_columns, expect_weights, warp_row,
 };
-use crate::device::{Columns, F16, Vector, shared, textbook};
-use crate::spec::KernelSpec;
+use crate::device::{Columns, F16, Vector, textbook};
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Words of scratch memory: three sums for each warp.
 const SCRATCH: u32 = 3 * ROW_WARPS;
 
-/// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
-pub const WARP_F32: KernelSpec = KernelSpec::new("layer_norm_warp_f32", WARP_BLOCK).shuffles(15);
-/// As [`WARP_F32`].
-pub const WARP_F16: KernelSpec = KernelSpec::new("layer_norm_warp_f16", WARP_BLOCK).shuffles(15);
-/// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
-pub const BLOCK_F32: KernelSpec = block_spec("layer_norm_block_f32");
-/// As [`BLOCK_F32`].
-pub const BLOCK_F16: KernelSpec = block_spec("layer_norm_block_f16");
-/// As [`BLOCK_F32`].
-pub const FEW_F32: KernelSpec = few_spec("layer_norm_few_f32");
-/// grid = [rows]
-pub const STREAM_F32: KernelSpec = block_spec("layer_norm_stream_f32");
-/// As [`STREAM_F32`].
-pub const STREAM_F16: KernelSpec = block_spec("layer_norm_stream_f16");
-/// grid = [rows]
-pub const TEXTBOOK_F32: KernelSpec =
-    KernelSpec::new("layer_norm_textbook_f32", textbook::BLOCK).shared_bytes(textbook::BLOCK * 4);
-
-/// All kernels of this file.
-pub const KERNELS: &[KernelSpec] =
-    &[WARP_F32, WARP_F16, BLOCK_F32, BLOCK_F16, FEW_F32, STREAM_F32, STREAM_F16, TEXTBOOK_F32];
-
-const fn block_spec(name: &'static str) -> KernelSpec {
-    few_spec(name).min_blocks(2)
+/// The parameters of the kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Rows<T> {
+    /// [rows, cols]
+    pub y: *mut T,
+    /// [rows, cols], disjoint from y
+    pub x: *const T,
+    /// [cols], disjoint from y
+    pub weight: *const T,
+    /// [cols], disjoint from y
+    pub bias: *const T,
+    pub rows: u32,
+    pub cols: u32,
+    pub eps: f32,
+    /// 1 if every row of all tensors starts and ends at a multiple of 16 bytes, else 0.
+    pub vectors: u32,
+    /// Lanes of a warp for each row, of the warp kernels alone: a power of two up to 32, not below
+    /// [`row_lanes`](crate::device::rows::row_lanes).
+    pub lanes: u32,
 }
 
-const fn few_spec(name: &'static str) -> KernelSpec {
-    KernelSpec::new(name, ROW_BLOCK).shared_bytes(SCRATCH * 4).shuffles(15)
+/// The parameters of the textbook kernel.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Textbook {
+    /// [gridDim.x, cols]
+    pub y: *mut f32,
+    /// [gridDim.x, cols], disjoint from y
+    pub x: *const f32,
+    /// [cols], disjoint from y
+    pub weight: *const f32,
+    /// [cols], disjoint from y
+    pub bias: *const f32,
+    pub cols: u32,
+    pub eps: f32,
+}
+
+/// The kernels of one element type.
+#[derive(Clone, Copy)]
+pub struct Kernels<T> {
+    /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
+    pub warp: KernelSpec<Rows<T>>,
+    /// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
+    pub block: KernelSpec<Rows<T>>,
+    /// As `block`, for few rows. Of f16 it is `block`: the instructions weigh more than the wait for the weights.
+    pub few: KernelSpec<Rows<T>>,
+    /// grid = [rows]
+    pub stream: KernelSpec<Rows<T>>,
 }
 
 /// What is subtracted beside the rounded mean, and what the rest is multiplied with.
@@ -220,99 +241,87 @@ unsafe fn stream_row<T: Vector>(
 }
 
 macro_rules! kernels {
-    ($($ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $stream:ident $($few:ident)?;)*) => {$(
-        /// # Safety
-        /// `x`, `y`: [rows, cols], `weight`, `bias`: [cols], valid on the launching stream, y disjoint from the
-        /// others, below 2³¹ elements; 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors`
-        /// only if every row of all four starts and ends at a multiple of 16 bytes; `lanes` as in `softmax`; launched as
-        /// the spec of its name says.
-        #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $warp(
-            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, rows: u32, cols: u32, eps: f32,
-            vectors: u32, lanes: u32,
-        ) {
-            let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
-            let at = row as usize * cols as usize;
-            // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
-            unsafe {
-                row_in_registers::<$ty, $warp_groups, false>(
-                    y.add(at), x.add(at), weight, bias, cols, eps, columns, team,
-                );
-            }
-        }
-
-        /// # Safety
-        /// As the warp kernel, with a block for each of the rows and
-        /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
-        #[kernel(launch_bounds(ROW_BLOCK, 2))]
-        pub unsafe fn $block(
-            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, _rows: u32, cols: u32, eps: f32,
-            vectors: u32,
-        ) {
-            let team = Block(shared::declare::<f32, { SCRATCH as usize }>());
-            let (at, columns) =
-                (thread::block_idx_x() as usize * cols as usize, block_columns::<$ty>(cols, vectors));
-            // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
-            unsafe {
-                row_in_registers::<$ty, $block_groups, false>(
-                    y.add(at), x.add(at), weight, bias, cols, eps, columns, team,
-                );
-            }
-        }
-
+    ($(
+        $name:ident $ty:ty:
+        $warp:ident $warp_groups:literal, $block:ident $block_groups:literal, $stream:ident, few = $few:ident $(($own_few:ident))?;
+    )*) => {
         $(
-        /// # Safety
-        /// As the block kernel.
-        #[kernel(launch_bounds(ROW_BLOCK))]
-        pub unsafe fn $few(
-            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, _rows: u32, cols: u32, eps: f32,
-            vectors: u32,
-        ) {
-            let team = Block(shared::declare::<f32, { SCRATCH as usize }>());
-            let (at, columns) =
-                (thread::block_idx_x() as usize * cols as usize, block_columns::<$ty>(cols, vectors));
-            // SAFETY: as in the block kernel.
-            unsafe {
-                row_in_registers::<$ty, $block_groups, true>(
-                    y.add(at), x.add(at), weight, bias, cols, eps, columns, team,
-                );
+            /// # Safety
+            /// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`Kernels::warp`] says.
+            #[kernel(block = WARP_BLOCK, shuffles = 15)]
+            pub unsafe fn $warp(p: Rows<$ty>) {
+                let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
+                let at = row as usize * p.cols as usize;
+                // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
+                unsafe {
+                    row_in_registers::<$ty, $warp_groups, false>(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, team);
+                }
             }
-        }
-        )?
 
-        /// # Safety
-        /// As the block kernel, for any cols.
-        #[kernel(launch_bounds(ROW_BLOCK, 2))]
-        pub unsafe fn $stream(
-            y: *mut $ty, x: *const $ty, weight: *const $ty, bias: *const $ty, _rows: u32, cols: u32, eps: f32,
-            vectors: u32,
-        ) {
-            let team = Block(shared::declare::<f32, { SCRATCH as usize }>());
-            let (at, columns) =
-                (thread::block_idx_x() as usize * cols as usize, block_columns::<$ty>(cols, vectors));
-            // SAFETY: as in the block kernel.
-            unsafe { stream_row(y.add(at), x.add(at), weight, bias, cols, eps, columns, team) }
-        }
-    )*};
+            /// # Safety
+            /// As the warp kernel, with a block for each of the rows and
+            /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
+            #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
+            pub unsafe fn $block(p: Rows<$ty>) {
+                let (at, columns) = block_row(&p);
+                let team = Block(scratch);
+                // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+                unsafe {
+                    row_in_registers::<$ty, $block_groups, false>(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, team);
+                }
+            }
+
+            $(
+                /// # Safety
+                /// As the block kernel.
+                #[kernel(block = ROW_BLOCK, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
+                pub unsafe fn $own_few(p: Rows<$ty>) {
+                    let (at, columns) = block_row(&p);
+                    let team = Block(scratch);
+                    // SAFETY: as in the block kernel.
+                    unsafe {
+                        row_in_registers::<$ty, $block_groups, true>(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, team);
+                    }
+                }
+            )?
+
+            /// # Safety
+            /// As the block kernel, for any cols.
+            #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
+            pub unsafe fn $stream(p: Rows<$ty>) {
+                let (at, columns) = block_row(&p);
+                // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+                unsafe { stream_row(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, Block(scratch)) }
+            }
+
+            /// The kernels of this element type.
+            pub const $name: Kernels<$ty> = Kernels { warp: $warp, block: $block, few: $few, stream: $stream };
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[
+            $($warp.info(), $block.info(), $stream.info(), $($own_few.info(),)?)*
+            layer_norm_textbook_f32.info(),
+        ];
+    };
 }
 
 kernels! {
-    f32: layer_norm_warp_f32 8 layer_norm_block_f32 4 layer_norm_stream_f32 layer_norm_few_f32;
-    F16: layer_norm_warp_f16 4 layer_norm_block_f16 2 layer_norm_stream_f16;
+    OF_F32 f32: layer_norm_warp_f32 8, layer_norm_block_f32 4, layer_norm_stream_f32, few = layer_norm_few_f32 (layer_norm_few_f32);
+    OF_F16 F16: layer_norm_warp_f16 4, layer_norm_block_f16 2, layer_norm_stream_f16, few = layer_norm_block_f16;
+}
+
+/// Where a block's row begins, and how its threads share it.
+#[inline(always)]
+fn block_row<T: Vector>(p: &Rows<T>) -> (usize, Columns) {
+    (thread::block_idx_x() as usize * p.cols as usize, block_columns::<T>(p.cols, p.vectors))
 }
 
 /// # Safety
-/// As [`layer_norm_stream_f32`]; launched as [`TEXTBOOK_F32`] says.
-#[kernel(launch_bounds(textbook::BLOCK))]
-pub unsafe fn layer_norm_textbook_f32(
-    y: *mut f32,
-    x: *const f32,
-    weight: *const f32,
-    bias: *const f32,
-    cols: u32,
-    eps: f32,
-) {
-    let scratch = shared::declare::<f32, { textbook::BLOCK as usize }>();
+/// As [`layer_norm_stream_f32`], with a block for each row.
+#[kernel(block = textbook::BLOCK, shared(scratch: [f32; textbook::BLOCK]))]
+pub unsafe fn layer_norm_textbook_f32(Textbook { y, x, weight, bias, cols, eps }: Textbook) {
     let at = thread::block_idx_x() as usize * cols as usize;
     // SAFETY: one block per row, so the row lies inside x and y; all threads are here; c < cols.
     unsafe {

@@ -25,17 +25,16 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;
 pub mod softmax;
-mod spec;
 pub mod transpose;
 
-pub use spec::KernelSpec;
+use cuda_std::KernelInfo;
 
 /// The contracts of every kernel in the PTX, one slice per op.
-pub const KERNELS: &[&[KernelSpec]] = &[
+pub const KERNELS: &[&[KernelInfo]] = &[
     activate::KERNELS,
     attention::decode::KERNELS,
     attention::prefill::KERNELS,
-    &attention::sparse::block_mean::BLOCK_MEAN,
+    attention::sparse::block_mean::KERNELS,
     attention::sparse::decode::KERNELS,
     attention::sparse::prefill::KERNELS,
     attention::textbook::KERNELS,
@@ -43,12 +42,10 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     copy::KERNELS,
     elementwise::KERNELS,
     embedding::KERNELS,
-    &[empty::EMPTY],
-    &float16::convert::DECODE,
-    &float16::convert::ENCODE,
-    &float16::convert::ENCODE_SATURATING,
+    &[empty::empty.info()],
+    float16::convert::KERNELS,
     layer_norm::KERNELS,
-    matmul::KERNELS,
+    matmul::reduce::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,
     matmul::regtile::wide128::KERNELS,
@@ -56,19 +53,15 @@ pub const KERNELS: &[&[KernelSpec]] = &[
     matmul::regtile::tile64::KERNELS,
     matmul::regtile::tile32::KERNELS,
     matmul::regtile::tile64_coded::KERNELS,
+    matmul::textbook::KERNELS,
     matmul::vector::KERNELS,
-    &matmul::vector::NN,
-    &matmul::vector::NT_CODED,
-    &[peak::FMA, peak::DP4A],
-    quant::decode::DECODE.as_flattened(),
+    &[peak::peak_fma.info(), peak::peak_dp4a.info()],
+    quant::decode::KERNELS,
     quant::encode::KERNELS,
-    &[quant::straight_through::STRAIGHT_THROUGH],
-    &quant::tile::SLICES64,
-    &quant::tile::TILE128,
-    &quant::tile::TILE32,
-    &quant::tile::TILE64,
-    &quant::vector::VECTOR1,
-    quant::vector::VECTOR.as_flattened(),
+    &[quant::straight_through::quant_straight_through_f32.info()],
+    quant::tile::KERNELS,
+    quant::vector::KERNELS[0],
+    quant::vector::KERNELS[1],
     reduce::KERNELS,
     rms_norm::KERNELS,
     rope::KERNELS,

@@ -6,7 +6,6 @@
 
 use crate::device::int8::dp4a;
 use crate::device::math::fma;
-use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
 /// Threads in a block.
@@ -16,17 +15,25 @@ pub const CHAINS: usize = 8;
 /// Instructions of each chain in a round.
 pub const STEPS: usize = 16;
 
-/// sums: f32, a, b: f32. grid = whatever fills the device
-pub const FMA: KernelSpec = KernelSpec::new("peak_fma", THREADS);
-/// sums: i32, a, b: u32 (four i8 each). grid = whatever fills the device
-pub const DP4A: KernelSpec = KernelSpec::new("peak_dp4a", THREADS);
+/// The parameters of the kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Peak<S, F> {
+    /// [gridDim.x · THREADS]
+    pub sums: *mut S,
+    pub a: F,
+    pub b: F,
+    pub rounds: u32,
+}
 
 macro_rules! peak_kernel {
     ($name:ident: $Sum:ty, $Factor:ty, |$a:ident, $b:ident, $sum:ident| $step:expr) => {
+        /// grid = whatever fills the device
+        ///
         /// # Safety
-        /// `sums`: [gridDim.x · THREADS] words, valid on the launching stream; blocks of [`THREADS`].
-        #[kernel(launch_bounds(THREADS))]
-        pub unsafe fn $name(sums: *mut $Sum, $a: $Factor, $b: $Factor, rounds: u32) {
+        /// [`Peak::sums`] is valid on the launching stream.
+        #[kernel(block = THREADS)]
+        pub unsafe fn $name(Peak { sums, a: $a, b: $b, rounds }: Peak<$Sum, $Factor>) {
             let thread = thread::index_1d();
             // different, or the compiler would make one chain of them
             let mut chains = [0 as $Sum; CHAINS];
@@ -61,4 +68,5 @@ macro_rules! peak_kernel {
 }
 
 peak_kernel!(peak_fma: f32, f32, |a, b, sum| fma(a, sum, b));
+// four i8 in each factor
 peak_kernel!(peak_dp4a: i32, u32, |a, b, sum| dp4a(a, b, sum));

@@ -1,4 +1,4 @@
-//! Over the last extent: y[r] = Σ x[r, ·], max x[r, ·] or the index of the first maximum.   x: [rows, cols], y: [rows]
+//! Over the last dimension: y[r] = Σ x[r, ·], max x[r, ·] or the index of the first maximum.   x: [rows, cols], y: [rows]
 //!
 //! A NaN is larger than everything, as in PyTorch: the maximum of a row with a NaN is NaN, and its index that of the
 //! first NaN. −0 equals +0. A sum is added up in f32, in a fixed order.
@@ -11,9 +11,9 @@
 //! What is found in the parts of a sum of f16 is kept in f32.
 
 use crate::device::rows::{ROW_BLOCK, ROW_WARPS, WARP_BLOCK, block_columns, warp_row};
-use crate::device::{Columns, Element, F16, Shared, Vector, reduce, shared, ticket};
-use crate::spec::KernelSpec;
+use crate::device::{Columns, Element, F16, Shared, Vector, reduce, ticket};
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Calls `f` with the thread's columns sixteen values at a time, as the number of their first group and the groups;
 /// `padding` beyond the end.
@@ -103,7 +103,8 @@ impl Best {
 
 /// A column, and what its value is ordered by.
 #[derive(Clone, Copy)]
-struct Proposal {
+#[repr(C)]
+pub struct Proposal {
     order: u32,
     column: u32,
 }
@@ -125,8 +126,7 @@ impl Proposal {
     }
 }
 
-/// The part of a row that a block handles, one of `parts` neighbouring blocks that share the row. R is what is found in a
-/// part.
+/// The part of a row that a block handles, one of `parts` neighbouring blocks that share the row. R is what is found in a part.
 struct Part<R> {
     row: u32,
     part: u32,
@@ -140,20 +140,14 @@ struct Part<R> {
 /// Where this block's part is: its first column and first element in x, and how the threads share it. The grid has a block
 /// for each part of each row.
 #[inline(always)]
-fn place_part<T: Vector, R>(
-    found: *mut R,
-    counters: *mut u32,
-    cols: u32,
-    part_cols: u32,
-    parts: u32,
-    vectors: u32,
-) -> (Part<R>, u32, usize, Columns) {
-    let parts = parts.max(1); // never 0; said so, no panic is compiled in
+fn place_part<R, T: Vector, F>(p: &Parts<R, T, F>) -> (Part<F>, u32, usize, Columns) {
+    let parts = p.parts.max(1); // never 0; said so, no panic is compiled in
     let (row, part) = (thread::block_idx_x() / parts, thread::block_idx_x() % parts);
-    let first = part * part_cols;
-    let columns = block_columns::<T>(part_cols.min(cols - first), vectors);
-    let (found, counter) = (found.wrapping_add((row * parts) as usize), counters.wrapping_add(row as usize));
-    let at = row as usize * cols as usize + first as usize;
+    let first = part * p.part_cols;
+    let columns = block_columns::<T>(p.part_cols.min(p.cols - first), p.vectors);
+    let found = p.found.wrapping_add((row * parts) as usize);
+    let counter = p.counters.wrapping_add(row as usize);
+    let at = row as usize * p.cols as usize + first as usize;
     (Part { row, part, parts, found, counter }, first, at, columns)
 }
 
@@ -245,103 +239,131 @@ unsafe fn own_best<T: Vector>(x: *const T, columns: Columns) -> Best {
     best
 }
 
+/// The parameters of the kernels by warps. R is what a row gives.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Rows<R, T> {
+    /// [rows], disjoint from x
+    pub y: *mut R,
+    /// [rows, cols]
+    pub x: *const T,
+    pub rows: u32,
+    pub cols: u32,
+    /// 1 if every row of x starts and ends at a multiple of 16 bytes, else 0.
+    pub vectors: u32,
+    /// Lanes of a warp for each row: a power of two up to 32, not below [`row_lanes`](crate::device::rows::row_lanes).
+    pub lanes: u32,
+}
+
+/// The parameters of the kernels by blocks. R is what a row gives, F what is found in a part of it.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Parts<R, T, F> {
+    /// [rows], disjoint from all else
+    pub y: *mut R,
+    /// [rows, parts] if parts > 1, disjoint from all else
+    pub found: *mut F,
+    /// [rows] zeros if parts > 1, which they are again after the launch; disjoint from all else
+    pub counters: *mut u32,
+    /// [rows, cols]
+    pub x: *const T,
+    pub cols: u32,
+    /// (parts − 1) · part_cols < cols ≤ parts · part_cols; a multiple of 8 with `vectors`.
+    pub part_cols: u32,
+    pub parts: u32,
+    /// As [`Rows::vectors`].
+    pub vectors: u32,
+}
+
+/// The kernels of one op and element type.
+#[derive(Clone, Copy)]
+pub struct Kernels<R, T, F> {
+    /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
+    pub warp: KernelSpec<Rows<R, T>>,
+    /// grid = [rows · parts], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
+    pub block: KernelSpec<Parts<R, T, F>>,
+}
+
 macro_rules! kernels {
     ($($ty:ty {
-        $($warp_spec:ident $warp:ident $block_spec:ident $block:ident: $own:ident, $empty:expr, $fold:expr;)*
-        @ $argmax_warp_spec:ident $argmax_warp:ident $argmax_block_spec:ident $argmax_block:ident
+        $($name:ident $warp:ident $block:ident: $own:ident, $empty:expr, $fold:expr;)*
+        @ $argmax:ident $argmax_warp:ident $argmax_block:ident
     })*) => {
     $(
         $(
-            /// block = [any multiple of 32 up to this], grid = [ceil(rows / rows of a block)]
-            pub const $warp_spec: KernelSpec = KernelSpec::new(stringify!($warp), WARP_BLOCK).shuffles(5);
             /// # Safety
-            /// `x`: [rows, cols], `y`: [rows], valid on the launching stream, disjoint, below 2³¹ elements; cols > 0
-            /// unless it is a sum; `vectors` only if every row of x starts at a multiple of 16 bytes and ends at one;
-            /// `lanes` as in `softmax`. Launched as the spec of its name says.
-            #[kernel(launch_bounds(WARP_BLOCK))]
-            pub unsafe fn $warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
-                let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
+            /// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// cols > 0 unless it is a sum. Launched as [`Kernels::warp`] says.
+            #[kernel(block = WARP_BLOCK, shuffles = 5)]
+            pub unsafe fn $warp(p: Rows<$ty, $ty>) {
+                let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
                 unsafe {
-                    let whole = team.reduce($own(x.add(row as usize * cols as usize), columns), $fold);
+                    let whole = team.reduce($own(p.x.add(row as usize * p.cols as usize), columns), $fold);
                     if team.writes_result() {
-                        *y.add(row as usize) = <$ty>::from_f32(whole);
+                        *p.y.add(row as usize) = <$ty>::from_f32(whole);
                     }
                 }
             }
 
-            /// grid = [rows · parts], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
-            pub const $block_spec: KernelSpec =
-                KernelSpec::new(stringify!($block), ROW_BLOCK).shared_bytes(ROW_WARPS * 4).shuffles(10);
             /// # Safety
-            /// As the warp kernel; (parts − 1) · part_cols < cols ≤ parts · part_cols, and with `vectors` part_cols is a
-            /// multiple of 8. If parts > 1, `found`: [rows, parts], and `counters`: [rows] zeros, which they are again
-            /// afterwards, disjoint from all else.
-            #[kernel(launch_bounds(ROW_BLOCK))]
-            pub unsafe fn $block(
-                y: *mut $ty, found: *mut f32, counters: *mut u32, x: *const $ty, cols: u32, part_cols: u32,
-                parts: u32, vectors: u32,
-            ) {
-                let scratch = shared::declare::<f32, { ROW_WARPS as usize }>();
-                let (part, _, at, columns) =
-                    place_part::<$ty, f32>(found, counters, cols, part_cols, parts, vectors);
+            /// [`Parts`] says what holds of the pointers, which are valid as the warp kernel's, and of the parts. Launched as
+            /// [`Kernels::block`] says.
+            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 10)]
+            pub unsafe fn $block(p: Parts<$ty, $ty, f32>) {
+                let (part, _, at, columns) = place_part(&p);
                 let row = part.row as usize;
                 // SAFETY: a block per part, which lies inside x; all threads are here, and between two uses of the
                 // scratch memory they meet at barriers.
                 unsafe {
                     let combine = |own| reduce::block_once([own], thread::block_dim_x() / 32, scratch, $fold)[0];
-                    let write = |whole| *y.add(row) = <$ty>::from_f32(whole);
-                    part.finish($own(x.add(at), columns), $empty, combine, $fold, write);
+                    let write = |whole| *p.y.add(row) = <$ty>::from_f32(whole);
+                    part.finish($own(p.x.add(at), columns), $empty, combine, $fold, write);
                 }
             }
+
+            /// The kernels of this op and element type.
+            pub const $name: Kernels<$ty, $ty, f32> = Kernels { warp: $warp, block: $block };
         )*
 
-        /// block = [any multiple of 32 up to this], grid = [ceil(rows / rows of a block)]
-        pub const $argmax_warp_spec: KernelSpec =
-            KernelSpec::new(stringify!($argmax_warp), WARP_BLOCK).shuffles(10);
         /// # Safety
         /// As the warp kernel of the maximum.
-        #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $argmax_warp(y: *mut u32, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
-            let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
+        #[kernel(block = WARP_BLOCK, shuffles = 10)]
+        pub unsafe fn $argmax_warp(p: Rows<u32, $ty>) {
+            let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
             // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
             unsafe {
-                let own = own_best(x.add(row as usize * cols as usize), columns).proposal(0);
+                let own = own_best(p.x.add(row as usize * p.cols as usize), columns).proposal(0);
                 let largest = team.reduce(own.order, u32::max);
                 let column = team.reduce(own.column_if(largest), u32::min);
                 if team.writes_result() {
-                    *y.add(row as usize) = column;
+                    *p.y.add(row as usize) = column;
                 }
             }
         }
 
-        /// As the block kernel of the maximum.
-        pub const $argmax_block_spec: KernelSpec =
-            KernelSpec::new(stringify!($argmax_block), ROW_BLOCK).shared_bytes(2 * ROW_WARPS * 4).shuffles(20);
         /// # Safety
-        /// As the block kernel of the maximum, `found`: [rows, parts, 2].
-        #[kernel(launch_bounds(ROW_BLOCK))]
-        pub unsafe fn $argmax_block(
-            y: *mut u32, found: *mut u32, counters: *mut u32, x: *const $ty, cols: u32, part_cols: u32, parts: u32,
-            vectors: u32,
-        ) {
-            let scratch = shared::declare::<u32, { 2 * ROW_WARPS as usize }>();
-            let (part, first, at, columns) =
-                place_part::<$ty, Proposal>(found.cast(), counters, cols, part_cols, parts, vectors);
+        /// As the block kernel of the maximum.
+        #[kernel(block = ROW_BLOCK, shared(scratch: [u32; 2 * ROW_WARPS]), shuffles = 20)]
+        pub unsafe fn $argmax_block(p: Parts<u32, $ty, Proposal>) {
+            let (part, first, at, columns) = place_part(&p);
             let row = part.row as usize;
             // SAFETY: a block per part, which lies inside x; all threads are here, and between two uses of the scratch
             // memory they meet at barriers.
             unsafe {
-                let own = own_best(x.add(at), columns).proposal(first);
-                let write = |best: Proposal| *y.add(row) = best.column;
+                let own = own_best(p.x.add(at), columns).proposal(first);
+                let write = |best: Proposal| *p.y.add(row) = best.column;
                 part.finish(own, Proposal::NONE, |own| block_best(own, scratch), Proposal::or, write);
             }
         }
+
+        /// The kernels of the argmax of this element type.
+        pub const $argmax: Kernels<u32, $ty, Proposal> = Kernels { warp: $argmax_warp, block: $argmax_block };
     )*
         /// All kernels of this file.
-        pub const KERNELS: &[KernelSpec] = &[$(
-            $($warp_spec, $block_spec,)*
-            $argmax_warp_spec, $argmax_block_spec,
+        pub const KERNELS: &[KernelInfo] = &[$(
+            $($warp.info(), $block.info(),)*
+            $argmax_warp.info(), $argmax_block.info(),
         )*];
     };
 }
@@ -369,13 +391,13 @@ fn add(a: f32, b: f32) -> f32 {
 
 kernels! {
     f32 {
-        SUM_WARP_F32 sum_warp_f32 SUM_BLOCK_F32 sum_block_f32: own_sum, 0.0, add;
-        MAX_WARP_F32 max_warp_f32 MAX_BLOCK_F32 max_block_f32: own_max, f32::NEG_INFINITY, max_or_nan;
-        @ ARGMAX_WARP_F32 argmax_warp_f32 ARGMAX_BLOCK_F32 argmax_block_f32
+        SUM_F32 sum_warp_f32 sum_block_f32: own_sum, 0.0, add;
+        MAX_F32 max_warp_f32 max_block_f32: own_max, f32::NEG_INFINITY, max_or_nan;
+        @ ARGMAX_F32 argmax_warp_f32 argmax_block_f32
     }
     F16 {
-        SUM_WARP_F16 sum_warp_f16 SUM_BLOCK_F16 sum_block_f16: own_sum, 0.0, add;
-        MAX_WARP_F16 max_warp_f16 MAX_BLOCK_F16 max_block_f16: own_max, f32::NEG_INFINITY, max_or_nan;
-        @ ARGMAX_WARP_F16 argmax_warp_f16 ARGMAX_BLOCK_F16 argmax_block_f16
+        SUM_F16 sum_warp_f16 sum_block_f16: own_sum, 0.0, add;
+        MAX_F16 max_warp_f16 max_block_f16: own_max, f32::NEG_INFINITY, max_or_nan;
+        @ ARGMAX_F16 argmax_warp_f16 argmax_block_f16
     }
 }

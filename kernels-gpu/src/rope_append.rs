@@ -1,8 +1,8 @@
-//! From a fused projection to queries and a cache: each head of q and k is normalised and turned, keys and values go to
+//! From a fused projection to queries and a cache: each head of q and k is normalised and rotated, keys and values go to
 //! their rows of the cache.
 //!
 //! ```text
-//! qkv [rows, heads + 2·kv_heads, dim] → q, k: x / √(mean(x²) + eps) · weight → turned as in rope.rs
+//! qkv [rows, heads + 2·kv_heads, dim] → q, k: x / √(mean(x²) + eps) · weight → rotated as in rope.rs
 //!                                     → q [rows, heads, dim]; k, v [capacity, kv_heads, dim] from row past on
 //! ```
 //!
@@ -20,7 +20,7 @@ use crate::device::math::rsqrt;
 use crate::device::{Element, F16, reduce};
 use crate::float16::encode;
 use crate::quant::blocks::{BLOCK as QUANTS, Half, abs_bits, inverse, quant_i8, scale_i8, stored_scale};
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 /// Heads that a block handles, each by a warp.
@@ -31,27 +31,44 @@ const PAIRS: usize = 4;
 /// The largest dim.
 pub const MAX_DIM: u32 = 2 * 32 * PAIRS as u32;
 
-/// [f32, f16, f32 with a cache in f16]. grid = [rows, ceil((heads + 2·kv_heads) / HEADS_PER_BLOCK)]
-pub const SPECS: [KernelSpec; 3] = [
-    KernelSpec::new("rope_append_f32", BLOCK).shuffles(5),
-    KernelSpec::new("rope_append_f16", BLOCK).shuffles(5),
-    KernelSpec::new("rope_append_f32_f16", BLOCK).shuffles(5),
-];
-/// f32 with a cache in a 16-bit format with any exponent bits; else as [`SPECS`].
-pub const CODED: KernelSpec = KernelSpec::new("rope_append_f32_coded", BLOCK).shuffles(5);
-/// f32 with a cache in blocks of 8 bits; else as [`SPECS`].
-pub const Q8_0: KernelSpec = KernelSpec::new("rope_append_f32_q8_0", BLOCK).shuffles(2 * 5);
-
-/// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[SPECS[0], SPECS[1], SPECS[2], CODED, Q8_0];
-
-/// The extents.
-struct Extents {
-    heads: u32,
-    kv_heads: u32,
-    half: u32,
-    capacity: u32,
-    angles: u32,
+/// The parameters of the kernels. T is the type of the projection, KV that of the cache's values and S that of its scales,
+/// which only blocks have.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Append<T, KV, S> {
+    /// [rows, heads, dim]
+    pub q: *mut T,
+    /// [capacity, kv_heads, dim]; rows of blocks are padded to whole ones
+    pub k: *mut KV,
+    /// As k.
+    pub v: *mut KV,
+    /// [capacity, kv_heads, ceil(dim / 32)] for blocks, else null
+    pub k_scales: *mut S,
+    /// As k_scales.
+    pub v_scales: *mut S,
+    /// [rows, heads + 2 · kv_heads, dim]
+    pub qkv: *const T,
+    /// [angles, half]
+    pub cos: *const f32,
+    /// [angles, half]
+    pub sin: *const f32,
+    /// [dim] or null
+    pub q_weight: *const T,
+    /// [dim] or null
+    pub k_weight: *const T,
+    /// [2]: how many rows are in the cache, and the first row's angle
+    pub at: *const u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    /// dim / 2, at most [`MAX_DIM`] / 2.
+    pub half: u32,
+    /// Rows of the cache. Those beyond are not written.
+    pub capacity: u32,
+    /// More than zero. Angles beyond the last are the last.
+    pub angles: u32,
+    pub eps: f32,
+    /// Of a cache in a 16-bit format, else unused.
+    pub exponent_bits: u32,
 }
 
 /// Repeats a statement for the pairs of a lane that exist: number `$p`, elements `$i` and `$i` + half.
@@ -97,13 +114,6 @@ struct Coded {
     exponent_bits: u32,
 }
 
-impl Coded {
-    #[inline(always)]
-    fn pair([k, v]: [*mut u16; 2], exponent_bits: u32) -> [Self; 2] {
-        [Self { codes: k, exponent_bits }, Self { codes: v, exponent_bits }]
-    }
-}
-
 impl Cache for Coded {
     #[inline(always)]
     unsafe fn store(self, row: u32, half: u32, low: [f32; PAIRS], high: [f32; PAIRS]) {
@@ -122,13 +132,6 @@ impl Cache for Coded {
 struct Blocks {
     quants: *mut u8,
     scales: *mut Half,
-}
-
-impl Blocks {
-    #[inline(always)]
-    fn pair([k, v]: [*mut u8; 2], k_scales: *mut Half, v_scales: *mut Half) -> [Self; 2] {
-        [Self { quants: k, scales: k_scales }, Self { quants: v, scales: v_scales }]
-    }
 }
 
 impl Cache for Blocks {
@@ -170,19 +173,11 @@ impl Cache for Blocks {
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn append<T: Element, C: Cache>(
-    q: *mut T,
-    [k, v]: [C; 2],
-    qkv: *const T,
-    [cos, sin]: [*const f32; 2],
-    [q_weight, k_weight]: [*const T; 2],
-    at: *const u32,
-    e: Extents,
-    eps: f32,
-) {
-    let (row, dim) = (thread::block_idx_x(), 2 * e.half);
+unsafe fn append<T: Element, KV, S, C: Cache>(p: Append<T, KV, S>, [k, v]: [C; 2]) {
+    let Append { q, qkv, cos, sin, q_weight, k_weight, at, eps, .. } = p;
+    let (row, dim) = (thread::block_idx_x(), 2 * p.half);
     let head = thread::block_idx_y() * HEADS_PER_BLOCK + thread::thread_idx_x() / 32;
-    let all_heads = e.heads + 2 * e.kv_heads;
+    let all_heads = p.heads + 2 * p.kv_heads;
     if head >= all_heads {
         return; // whole warps only, so the shuffles below have all lanes
     }
@@ -192,69 +187,69 @@ unsafe fn append<T: Element, C: Cache>(
         let (past, first) = (*at, *at.add(1));
         let x = qkv.add(((row * all_heads + head) * dim) as usize);
         let slot = past.saturating_add(row);
-        let to_cache = head >= e.heads;
-        if to_cache && slot >= e.capacity {
+        let to_cache = head >= p.heads;
+        if to_cache && slot >= p.capacity {
             return;
         }
-        let is_value = head >= e.heads + e.kv_heads;
+        let is_value = head >= p.heads + p.kv_heads;
 
         let (mut low, mut high) = ([0.0f32; PAIRS], [0.0f32; PAIRS]);
         let mut squares = 0.0;
-        each_pair!(e.half, P, i => {
-            (low[P], high[P]) = (T::load(x.add(i as usize)), T::load(x.add((i + e.half) as usize)));
+        each_pair!(p.half, P, i => {
+            (low[P], high[P]) = (T::load(x.add(i as usize)), T::load(x.add((i + p.half) as usize)));
             squares += low[P] * low[P] + high[P] * high[P];
         });
         let weight = if to_cache { k_weight } else { q_weight };
         if !is_value && !weight.is_null() {
             let scale = rsqrt(reduce::warp(squares, 32, |a, b| a + b) / dim as f32 + eps);
-            each_pair!(e.half, P, i => {
+            each_pair!(p.half, P, i => {
                 low[P] *= scale * T::load(weight.add(i as usize));
-                high[P] *= scale * T::load(weight.add((i + e.half) as usize));
+                high[P] *= scale * T::load(weight.add((i + p.half) as usize));
             });
         }
         if !is_value {
-            let angle = first.saturating_add(row).min(e.angles - 1) * e.half;
-            each_pair!(e.half, P, i => {
+            let angle = first.saturating_add(row).min(p.angles - 1) * p.half;
+            each_pair!(p.half, P, i => {
                 let (cos, sin) = (f32::load(cos.add((angle + i) as usize)), f32::load(sin.add((angle + i) as usize)));
                 (low[P], high[P]) = (low[P] * cos - high[P] * sin, high[P] * cos + low[P] * sin);
             });
         }
         if to_cache {
-            let kv_head = head - e.heads - if is_value { e.kv_heads } else { 0 };
+            let kv_head = head - p.heads - if is_value { p.kv_heads } else { 0 };
             let cache = if is_value { v } else { k };
-            cache.store(slot * e.kv_heads + kv_head, e.half, low, high);
+            cache.store(slot * p.kv_heads + kv_head, p.half, low, high);
         } else {
-            q.store(row * e.heads + head, e.half, low, high);
+            q.store(row * p.heads + head, p.half, low, high);
         }
     }
 }
 
 macro_rules! kernels {
-    ($($name:ident: $T:ty, $KV:ty $(, $open:path { $($more:ident: $type:ty),* })?;)*) => {$(
-        /// # Safety
-        /// The tensors as this file's head says, with rows = gridDim.x, dim = 2·half ≤ [`MAX_DIM`] and angles > 0; rows of
-        /// quants are padded to whole blocks. The weights [dim] or null; all valid on the launching stream and below 2³¹
-        /// elements, the outputs disjoint from everything. Rows beyond the capacity are not written, angles beyond the last
-        /// are the last. Launched as the contract of the same name says.
-        #[kernel(launch_bounds(BLOCK))]
-        pub unsafe fn $name(
-            q: *mut $T, k: *mut $KV, v: *mut $KV, qkv: *const $T, cos: *const f32, sin: *const f32,
-            q_weight: *const $T, k_weight: *const $T, at: *const u32,
-            heads: u32, kv_heads: u32, half: u32, capacity: u32, angles: u32, eps: f32 $($(, $more: $type)*)?
-        ) {
-            let extents = Extents { heads, kv_heads, half, capacity, angles };
-            let caches = [k, v];
-            $(let caches = $open(caches, $($more),*);)?
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { append(q, caches, qkv, [cos, sin], [q_weight, k_weight], at, extents, eps) }
-        }
-    )*};
+    ($($name:ident: $T:ty, $KV:ty, $S:ty, shuffles = $shuffles:expr, |$p:ident| $caches:expr;)*) => {
+        $(
+            /// grid = [rows, ceil((heads + 2 · kv_heads) / [`HEADS_PER_BLOCK`])]
+            ///
+            /// # Safety
+            /// [`Append`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// the outputs are disjoint from everything.
+            #[kernel(block = BLOCK, shuffles = $shuffles, module = stringify!($name))]
+            pub unsafe fn $name($p: Append<$T, $KV, $S>) {
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { append($p, $caches) }
+            }
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+    };
 }
 
 kernels! {
-    rope_append_f32: f32, f32;
-    rope_append_f16: F16, F16;
-    rope_append_f32_f16: f32, F16;
-    rope_append_f32_coded: f32, u16, Coded::pair { exponent_bits: u32 };
-    rope_append_f32_q8_0: f32, u8, Blocks::pair { k_scales: *mut Half, v_scales: *mut Half };
+    rope_append_f32: f32, f32, (), shuffles = 5, |p| [p.k, p.v];
+    rope_append_f16: F16, F16, (), shuffles = 5, |p| [p.k, p.v];
+    rope_append_f32_f16: f32, F16, (), shuffles = 5, |p| [p.k, p.v];
+    rope_append_f32_coded: f32, u16, (), shuffles = 5,
+        |p| [p.k, p.v].map(|codes| Coded { codes, exponent_bits: p.exponent_bits });
+    rope_append_f32_q8_0: f32, u8, Half, shuffles = 2 * 5,
+        |p| [Blocks { quants: p.k, scales: p.k_scales }, Blocks { quants: p.v, scales: p.v_scales }];
 }

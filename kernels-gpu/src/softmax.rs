@@ -19,9 +19,9 @@ use crate::device::math::{exp, rcp};
 use crate::device::rows::{
     Block, ROW_BLOCK, ROW_WARPS, Team, WARP_BLOCK, WIDE_BLOCK, WIDE_WARPS, block_columns, warp_row,
 };
-use crate::device::{Columns, F16, Vector, shared, textbook};
-use crate::spec::KernelSpec;
+use crate::device::{Columns, F16, Vector, textbook};
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Threads in a block of the stream kernels: rows are few or long, and one alone should keep many loads in flight.
 const STREAM_BLOCK: u32 = WIDE_BLOCK;
@@ -29,53 +29,83 @@ const STREAM_WARPS: u32 = WIDE_WARPS;
 /// Values that a block combines, one behind the other.
 const COMBINED: u32 = 2;
 
-/// block = [any multiple of 32 up to this], grid = [ceil(rows / warps of a block)]
-pub const WARP_F32: KernelSpec = KernelSpec::new("softmax_warp_f32", WARP_BLOCK).shuffles(10);
-/// As [`WARP_F32`].
-pub const WARP_F16: KernelSpec = KernelSpec::new("softmax_warp_f16", WARP_BLOCK).shuffles(10);
-/// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
-pub const BLOCK_F32: KernelSpec = block_spec("softmax_block_f32", ROW_BLOCK);
-/// As [`BLOCK_F32`].
-pub const BLOCK_F16: KernelSpec = block_spec("softmax_block_f16", ROW_BLOCK);
-/// grid = [rows], or with the fewer threads of [`wide_threads`](crate::device::rows::wide_threads)
-pub const WIDE_F32: KernelSpec = block_spec("softmax_wide_f32", WIDE_BLOCK);
-/// As [`WIDE_F32`].
-pub const WIDE_F16: KernelSpec = block_spec("softmax_wide_f16", WIDE_BLOCK);
-/// grid = [rows]
-pub const STREAM_F32: KernelSpec = block_spec("softmax_stream_f32", STREAM_BLOCK);
-/// As [`STREAM_F32`].
-pub const STREAM_F16: KernelSpec = block_spec("softmax_stream_f16", STREAM_BLOCK);
-/// grid = [rows · parts]
-pub const PART_F32: KernelSpec = block_spec("softmax_part_f32", ROW_BLOCK);
-/// As [`PART_F32`].
-pub const PART_F16: KernelSpec = block_spec("softmax_part_f16", ROW_BLOCK);
-/// grid = [rows · parts]
-pub const MERGE_F32: KernelSpec = block_spec("softmax_merge_f32", ROW_BLOCK);
-/// As [`MERGE_F32`].
-pub const MERGE_F16: KernelSpec = block_spec("softmax_merge_f16", ROW_BLOCK);
-/// grid = [rows]
-pub const TEXTBOOK_F32: KernelSpec =
-    KernelSpec::new("softmax_textbook_f32", textbook::BLOCK).shared_bytes(textbook::BLOCK * 4);
+/// The parameters of the kernels that take whole rows.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Rows<T> {
+    /// [rows, cols]
+    pub y: *mut T,
+    /// [rows, cols], disjoint from y
+    pub x: *const T,
+    pub rows: u32,
+    pub cols: u32,
+    /// 1 if every row of both starts and ends at a multiple of 16 bytes, else 0.
+    pub vectors: u32,
+    /// Lanes of a warp for each row, of the warp kernels alone: a power of two up to 32, not below
+    /// [`row_lanes`](crate::device::rows::row_lanes).
+    pub lanes: u32,
+}
 
-/// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[
-    WARP_F32,
-    WARP_F16,
-    BLOCK_F32,
-    BLOCK_F16,
-    WIDE_F32,
-    WIDE_F16,
-    STREAM_F32,
-    STREAM_F16,
-    PART_F32,
-    PART_F16,
-    MERGE_F32,
-    MERGE_F16,
-    TEXTBOOK_F32,
-];
+/// The parameters of the kernels that find the maximum and the sum of each part of a row.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Part<T> {
+    /// [rows, parts, 2], disjoint from x
+    pub normalizers: *mut f32,
+    /// [rows, cols]
+    pub x: *const T,
+    pub cols: u32,
+    /// A multiple of 8, with (parts − 1) · part_cols < cols ≤ parts · part_cols.
+    pub part_cols: u32,
+    pub parts: u32,
+    /// As [`Rows::vectors`].
+    pub vectors: u32,
+}
 
-const fn block_spec(name: &'static str, threads: u32) -> KernelSpec {
-    KernelSpec::new(name, threads).shared_bytes(COMBINED * threads / 32 * 4).shuffles(10)
+/// The parameters of the kernels that write each part of a row.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Merge<T> {
+    /// [rows, cols]
+    pub y: *mut T,
+    /// [rows, cols], disjoint from y
+    pub x: *const T,
+    /// [rows, parts, 2], as the part kernel has written them
+    pub normalizers: *const f32,
+    pub cols: u32,
+    /// As [`Part::part_cols`].
+    pub part_cols: u32,
+    pub parts: u32,
+    /// As [`Rows::vectors`].
+    pub vectors: u32,
+}
+
+/// The parameters of the textbook kernel.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Textbook {
+    /// [gridDim.x, cols]
+    pub y: *mut f32,
+    /// [gridDim.x, cols]
+    pub x: *const f32,
+    pub cols: u32,
+}
+
+/// The kernels of one element type.
+#[derive(Clone, Copy)]
+pub struct Kernels<T> {
+    /// grid = [ceil(rows / rows of a block)], in blocks of any multiple of 32 threads up to its own
+    pub warp: KernelSpec<Rows<T>>,
+    /// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
+    pub block: KernelSpec<Rows<T>>,
+    /// grid = [rows], or with the fewer threads of [`wide_threads`](crate::device::rows::wide_threads)
+    pub wide: KernelSpec<Rows<T>>,
+    /// grid = [rows]
+    pub stream: KernelSpec<Rows<T>>,
+    /// grid = [rows · parts]
+    pub part: KernelSpec<Part<T>>,
+    /// grid = [rows · parts]
+    pub merge: KernelSpec<Merge<T>>,
 }
 
 /// y, x: one row, N groups of whose columns fit.
@@ -228,112 +258,117 @@ fn place_part<T: Vector>(cols: u32, part_cols: u32, parts: u32, vectors: u32) ->
 
 macro_rules! kernels {
     ($(
-        $ty:ty: $warp:ident $warp_groups:literal $block:ident $block_groups:literal $wide:ident $wide_groups:literal
-        $stream:ident $part:ident $merge:ident;
-    )*) => {$(
-        /// # Safety
-        /// `x`, `y`: [rows, cols], valid on the launching stream, disjoint, below 2³¹ elements;
-        /// cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); `vectors` only if every row of both starts and
-        /// ends at a multiple of 16 bytes; `lanes`: a power of two up to 32, not below
-        /// [`row_lanes`](crate::device::rows::row_lanes); launched as the spec of its name says.
-        #[kernel(launch_bounds(WARP_BLOCK))]
-        pub unsafe fn $warp(y: *mut $ty, x: *const $ty, rows: u32, cols: u32, vectors: u32, lanes: u32) {
-            let (row, team, columns) = warp_row::<$ty>(rows, cols, vectors, lanes);
-            let at = row as usize * cols as usize;
-            // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
-            unsafe { row_in_registers::<$ty, $warp_groups>(y.add(at), x.add(at), columns, team) }
-        }
+        $name:ident $ty:ty: $warp:ident $warp_groups:literal, $block:ident $block_groups:literal,
+        $wide:ident $wide_groups:literal, $stream:ident, $part:ident,
+        $merge:ident;
+    )*) => {
+        $(
+            /// # Safety
+            /// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`Kernels::warp`] says.
+            #[kernel(block = WARP_BLOCK, shuffles = 10)]
+            pub unsafe fn $warp(p: Rows<$ty>) {
+                let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
+                let at = row as usize * p.cols as usize;
+                // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
+                unsafe { row_in_registers::<$ty, $warp_groups>(p.y.add(at), p.x.add(at), columns, team) }
+            }
 
-        /// # Safety
-        /// As the warp kernel, with a block for each of the rows and
-        /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
-        #[kernel(launch_bounds(ROW_BLOCK))]
-        pub unsafe fn $block(y: *mut $ty, x: *const $ty, _rows: u32, cols: u32, vectors: u32) {
-            let team = Block(shared::declare::<f32, { (COMBINED * ROW_WARPS) as usize }>());
-            let at = thread::block_idx_x() as usize * cols as usize;
-            let columns = block_columns::<$ty>(cols, vectors);
-            // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
-            unsafe { row_in_registers::<$ty, $block_groups>(y.add(at), x.add(at), columns, team) }
-        }
+            /// # Safety
+            /// As the warp kernel, with a block for each of the rows and
+            /// cols ≤ [`MAX_BLOCK_COLS`](crate::device::rows::MAX_BLOCK_COLS).
+            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
+            pub unsafe fn $block(p: Rows<$ty>) {
+                let at = thread::block_idx_x() as usize * p.cols as usize;
+                let columns = block_columns::<$ty>(p.cols, p.vectors);
+                // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+                unsafe { row_in_registers::<$ty, $block_groups>(p.y.add(at), p.x.add(at), columns, Block(scratch)) }
+            }
 
-        /// # Safety
-        /// As the block kernel, with cols ≤ [`MAX_WIDE_COLS`](crate::device::rows::MAX_WIDE_COLS).
-        #[kernel(launch_bounds(WIDE_BLOCK))]
-        pub unsafe fn $wide(y: *mut $ty, x: *const $ty, _rows: u32, cols: u32, vectors: u32) {
-            let team = Block(shared::declare::<f32, { (COMBINED * WIDE_WARPS) as usize }>());
-            let at = thread::block_idx_x() as usize * cols as usize;
-            let columns = block_columns::<$ty>(cols, vectors);
-            // SAFETY: as in the block kernel.
-            unsafe { row_in_registers::<$ty, $wide_groups>(y.add(at), x.add(at), columns, team) }
-        }
+            /// # Safety
+            /// As the block kernel, with cols ≤ [`MAX_WIDE_COLS`](crate::device::rows::MAX_WIDE_COLS).
+            #[kernel(block = WIDE_BLOCK, shared(scratch: [f32; COMBINED * WIDE_WARPS]), shuffles = 10)]
+            pub unsafe fn $wide(p: Rows<$ty>) {
+                let at = thread::block_idx_x() as usize * p.cols as usize;
+                let columns = block_columns::<$ty>(p.cols, p.vectors);
+                // SAFETY: as in the block kernel.
+                unsafe { row_in_registers::<$ty, $wide_groups>(p.y.add(at), p.x.add(at), columns, Block(scratch)) }
+            }
 
-        /// # Safety
-        /// As the block kernel, for any cols.
-        #[kernel(launch_bounds(STREAM_BLOCK))]
-        pub unsafe fn $stream(y: *mut $ty, x: *const $ty, _rows: u32, cols: u32, vectors: u32) {
-            let team = Block(shared::declare::<f32, { (COMBINED * STREAM_WARPS) as usize }>());
-            let at = thread::block_idx_x() as usize * cols as usize;
-            let columns = block_columns::<$ty>(cols, vectors);
-            // SAFETY: as in the block kernel.
-            unsafe { Normalizer::of(x.add(at), columns).together(team).write(y.add(at), x.add(at), columns) }
-        }
-
-        /// # Safety
-        /// `x` as the warp kernel's, for any cols; `normalizers`: f32 [rows, parts, 2], disjoint from it; part_cols is a
-        /// multiple of 8, and (parts − 1) · part_cols < cols ≤ parts · part_cols. Launched as the spec of its name says.
-        #[kernel(launch_bounds(ROW_BLOCK))]
-        pub unsafe fn $part(
-            normalizers: *mut f32, x: *const $ty, cols: u32, part_cols: u32, parts: u32, vectors: u32,
-        ) {
-            let team = Block(shared::declare::<f32, { (COMBINED * ROW_WARPS) as usize }>());
-            let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
-            // SAFETY: a block per part, so it lies inside x and its normalizer inside theirs; all threads are here.
-            unsafe {
-                let own = Normalizer::of(x.add(at), columns).together(team);
-                if thread::thread_idx_x() == 0 {
-                    *normalizers.add(2 * part as usize) = own.max;
-                    *normalizers.add(2 * part as usize + 1) = own.sum;
+            /// # Safety
+            /// As the block kernel, for any cols.
+            #[kernel(block = STREAM_BLOCK, shared(scratch: [f32; COMBINED * STREAM_WARPS]), shuffles = 10)]
+            pub unsafe fn $stream(p: Rows<$ty>) {
+                let at = thread::block_idx_x() as usize * p.cols as usize;
+                let columns = block_columns::<$ty>(p.cols, p.vectors);
+                // SAFETY: as in the block kernel.
+                unsafe {
+                    let whole = Normalizer::of(p.x.add(at), columns).together(Block(scratch));
+                    whole.write(p.y.add(at), p.x.add(at), columns)
                 }
             }
-        }
 
-        /// # Safety
-        /// As the part kernel, which has written `normalizers`; `y` as the warp kernel's, for any cols.
-        #[kernel(launch_bounds(ROW_BLOCK))]
-        pub unsafe fn $merge(
-            y: *mut $ty, x: *const $ty, normalizers: *const f32, cols: u32, part_cols: u32, parts: u32, vectors: u32,
-        ) {
-            let team = Block(shared::declare::<f32, { (COMBINED * ROW_WARPS) as usize }>());
-            let (part, at, columns) = place_part::<$ty>(cols, part_cols, parts, vectors);
-            // SAFETY: a block per part, so it lies inside x and y, and so do its row's normalizers; all threads are here.
-            unsafe {
-                let mut own = Normalizer::EMPTY;
-                let (mut index, row) = (thread::thread_idx_x(), part - part % parts.max(1));
-                while index < parts {
-                    let [max, sum] = [0, 1].map(|k| *normalizers.add(2 * (row + index) as usize + k));
-                    let larger = own.max.max(max);
-                    let sum = own.rescaled(larger).sum + Normalizer { max, sum }.rescaled(larger).sum;
-                    own = Normalizer { max: larger, sum };
-                    index += thread::block_dim_x();
+            /// # Safety
+            /// [`Part`] says what holds of the pointers, which are valid as the warp kernel's, and of part_cols.
+            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
+            pub unsafe fn $part(p: Part<$ty>) {
+                let (part, at, columns) = place_part::<$ty>(p.cols, p.part_cols, p.parts, p.vectors);
+                // SAFETY: a block per part, so it lies inside x and its normalizer inside theirs; all threads are here.
+                unsafe {
+                    let own = Normalizer::of(p.x.add(at), columns).together(Block(scratch));
+                    if thread::thread_idx_x() == 0 {
+                        *p.normalizers.add(2 * part as usize) = own.max;
+                        *p.normalizers.add(2 * part as usize + 1) = own.sum;
+                    }
                 }
-                own.together(team).write(y.add(at), x.add(at), columns);
             }
-        }
-    )*};
+
+            /// # Safety
+            /// [`Merge`] says what holds of the pointers, which are valid as the warp kernel's, and of part_cols.
+            #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
+            pub unsafe fn $merge(p: Merge<$ty>) {
+                let (part, at, columns) = place_part::<$ty>(p.cols, p.part_cols, p.parts, p.vectors);
+                // SAFETY: a block per part, so it lies inside x and y, and so do its row's normalizers; all threads are here.
+                unsafe {
+                    let mut own = Normalizer::EMPTY;
+                    let (mut index, row) = (thread::thread_idx_x(), part - part % p.parts.max(1));
+                    while index < p.parts {
+                        let [max, sum] = [0, 1].map(|k| *p.normalizers.add(2 * (row + index) as usize + k));
+                        let larger = own.max.max(max);
+                        let sum = own.rescaled(larger).sum + Normalizer { max, sum }.rescaled(larger).sum;
+                        own = Normalizer { max: larger, sum };
+                        index += thread::block_dim_x();
+                    }
+                    own.together(Block(scratch)).write(p.y.add(at), p.x.add(at), columns);
+                }
+            }
+
+            /// The kernels of this element type.
+            pub const $name: Kernels<$ty> =
+                Kernels { warp: $warp, block: $block, wide: $wide, stream: $stream, part: $part, merge: $merge };
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[
+            $($warp.info(), $block.info(), $wide.info(), $stream.info(), $part.info(), $merge.info(),)*
+            softmax_textbook_f32.info(),
+        ];
+    };
 }
 
 kernels! {
-    f32: softmax_warp_f32 8 softmax_block_f32 4 softmax_wide_f32 8
-        softmax_stream_f32 softmax_part_f32 softmax_merge_f32;
-    F16: softmax_warp_f16 4 softmax_block_f16 2 softmax_wide_f16 4
-        softmax_stream_f16 softmax_part_f16 softmax_merge_f16;
+    OF_F32 f32: softmax_warp_f32 8, softmax_block_f32 4,
+        softmax_wide_f32 8, softmax_stream_f32, softmax_part_f32,
+        softmax_merge_f32;
+    OF_F16 F16: softmax_warp_f16 4, softmax_block_f16 2,
+        softmax_wide_f16 4, softmax_stream_f16, softmax_part_f16,
+        softmax_merge_f16;
 }
 
 /// # Safety
-/// `x`, `y`: [gridDim.x, cols], valid on the launching stream; launched as [`TEXTBOOK_F32`] says.
-#[kernel(launch_bounds(textbook::BLOCK))]
-pub unsafe fn softmax_textbook_f32(y: *mut f32, x: *const f32, cols: u32) {
-    let scratch = shared::declare::<f32, { textbook::BLOCK as usize }>();
+/// [`Textbook`] says what holds of the pointers, which are valid on the launching stream; a block for each row.
+#[kernel(block = textbook::BLOCK, shared(scratch: [f32; textbook::BLOCK]))]
+pub unsafe fn softmax_textbook_f32(Textbook { y, x, cols }: Textbook) {
     let at = thread::block_idx_x() as usize * cols as usize;
     // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
     unsafe {

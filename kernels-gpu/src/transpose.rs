@@ -16,8 +16,8 @@
 
 use crate::device::element::load_word;
 use crate::device::vector::{load_raw, store_raw};
-use crate::device::{Raw, shared};
-use crate::spec::KernelSpec;
+use crate::device::{Raw, Shared};
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 /// Rows and columns of a tile.
@@ -38,25 +38,26 @@ const VECTOR_BLOCK: u32 = WIDTH * STEP;
 /// Rows and columns of a block of the textbook kernel.
 pub const TEXTBOOK_TILE: u32 = 16;
 
-/// grid = [batch · [`sector_tiles`] · ceil(cols / TILE)]
-pub const TILE_B32: KernelSpec = tile_spec("transpose_tile_b32", STEPS_B32 as u32 * STEP * PITCH);
-/// As [`TILE_B32`].
-pub const TILE_B16: KernelSpec = tile_spec("transpose_tile_b16", STEPS_B16 as u32 * STEP * PITCH);
-/// grid = [batch · ceil(rows / TILE) · ceil(cols / TILE)]
-pub const PAIRS_B16: KernelSpec = tile_spec("transpose_pairs_b16", TILE * WIDTH);
-/// As [`PAIRS_B16`].
-pub const VECTORS_B32: KernelSpec =
-    KernelSpec::new("transpose_vectors_b32", VECTOR_BLOCK).shared_bytes(TILE * TILE * 4);
-/// grid = [ceil(cols / TEXTBOOK_TILE), ceil(rows / TEXTBOOK_TILE), batch]
-pub const TEXTBOOK_F32: KernelSpec =
-    KernelSpec::new("transpose_textbook_f32", 0).block_2d(TEXTBOOK_TILE, TEXTBOOK_TILE);
+/// The parameters of the kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Transpose<E> {
+    /// [batch, cols, rows]
+    pub y: *mut E,
+    /// [batch, rows, cols], disjoint from y
+    pub x: *const E,
+    pub rows: u32,
+    pub cols: u32,
+}
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[TILE_B32, TILE_B16, PAIRS_B16, VECTORS_B32, TEXTBOOK_F32];
-
-const fn tile_spec(name: &'static str, words: u32) -> KernelSpec {
-    KernelSpec::new(name, 0).block_2d(WIDTH, STEP).shared_bytes(words * 4)
-}
+pub const KERNELS: &[KernelInfo] = &[
+    transpose_tile_b32.info(),
+    transpose_tile_b16.info(),
+    transpose_pairs_b16.info(),
+    transpose_vectors_b32.info(),
+    transpose_textbook_f32.info(),
+];
 
 /// Tiles along `rows` of elements of `size` bytes, where each may begin up to a sector earlier.
 pub const fn sector_tiles(rows: u32, size: u32) -> u32 {
@@ -78,11 +79,8 @@ fn place_tile(rows: u32, cols: u32, down: u32) -> (usize, u32, u32) {
 /// As [`transpose_tile_b32`].
 #[inline(always)]
 unsafe fn tile_transpose<E: Raw, const STEPS: usize>(
-    y: *mut E,
-    x: *const E,
-    rows: u32,
-    cols: u32,
-    tile: shared::Shared<u32>,
+    Transpose { y, x, rows, cols }: Transpose<E>,
+    tile: Shared<u32>,
 ) {
     let sector = SECTOR / size_of::<E>() as u32;
     let (tx, ty) = (thread::thread_idx_x(), thread::thread_idx_y());
@@ -135,34 +133,36 @@ unsafe fn tile_transpose<E: Raw, const STEPS: usize>(
     }
 }
 
+/// grid = [batch · [`sector_tiles`] · ceil(cols / TILE)]
+///
 /// # Safety
-/// `x`: [batch, rows, cols], `y`: [batch, cols, rows] of 4 bytes, valid on the launching stream, disjoint, below 2³¹
-/// elements; launched as [`TILE_B32`] says.
-#[kernel(launch_bounds(WIDTH * STEP))]
-pub unsafe fn transpose_tile_b32(y: *mut u32, x: *const u32, rows: u32, cols: u32) {
-    let tile = shared::declare::<u32, { STEPS_B32 * (STEP * PITCH) as usize }>();
+/// [`Transpose`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+#[kernel(block = [WIDTH, STEP], shared(tile: [u32; STEPS_B32 as u32 * STEP * PITCH]))]
+pub unsafe fn transpose_tile_b32(p: Transpose<u32>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { tile_transpose::<_, STEPS_B32>(y, x, rows, cols, tile) }
+    unsafe { tile_transpose::<_, STEPS_B32>(p, tile) }
 }
 
-/// # Safety
 /// As [`transpose_tile_b32`], of 2 bytes.
-#[kernel(launch_bounds(WIDTH * STEP))]
-pub unsafe fn transpose_tile_b16(y: *mut u16, x: *const u16, rows: u32, cols: u32) {
-    let tile = shared::declare::<u32, { STEPS_B16 * (STEP * PITCH) as usize }>();
+///
+/// # Safety
+/// As [`transpose_tile_b32`].
+#[kernel(block = [WIDTH, STEP], shared(tile: [u32; STEPS_B16 as u32 * STEP * PITCH]))]
+pub unsafe fn transpose_tile_b16(p: Transpose<u16>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { tile_transpose::<_, STEPS_B16>(y, x, rows, cols, tile) }
+    unsafe { tile_transpose::<_, STEPS_B16>(p, tile) }
 }
 
+/// grid = [batch · ceil(rows / TILE) · ceil(cols / TILE)]
+///
 /// # Safety
-/// As [`transpose_tile_b32`]; rows and cols are multiples of 4, x and y of 16 bytes; launched as [`VECTORS_B32`] says.
-#[kernel(launch_bounds(VECTOR_BLOCK))]
-pub unsafe fn transpose_vectors_b32(y: *mut u32, x: *const u32, rows: u32, cols: u32) {
+/// As [`transpose_tile_b32`]; rows and cols are multiples of 4, x and y of 16 bytes.
+#[kernel(block = VECTOR_BLOCK, shared(tile: [u32; TILE * TILE]))]
+pub unsafe fn transpose_vectors_b32(Transpose { y, x, rows, cols }: Transpose<u32>) {
     /// Vectors of a tile's row, and rows of a tile that the block's threads load at once.
     const VECTORS: u32 = TILE / 4;
     const ROWS: u32 = VECTOR_BLOCK / VECTORS;
     const STEPS: usize = (TILE / ROWS) as usize;
-    let tile = shared::declare::<u32, { (TILE * TILE) as usize }>();
     let tid = thread::thread_idx_x();
     // where vector v of row r begins: its place is exchanged by the row's four
     let at = |r: u32, v: u32| r * TILE + 4 * (v ^ (r / 4));
@@ -202,12 +202,13 @@ pub unsafe fn transpose_vectors_b32(y: *mut u32, x: *const u32, rows: u32, cols:
     }
 }
 
+/// As [`transpose_vectors_b32`], of 2 bytes.
+///
 /// # Safety
-/// As [`transpose_tile_b16`]; rows and cols are even, x and y multiples of 4 bytes; launched as [`PAIRS_B16`] says.
-#[kernel(launch_bounds(WIDTH * STEP))]
-pub unsafe fn transpose_pairs_b16(y: *mut u16, x: *const u16, rows: u32, cols: u32) {
+/// As [`transpose_tile_b16`]; rows and cols are even, x and y multiples of 4 bytes.
+#[kernel(block = [WIDTH, STEP], shared(tile: [u32; TILE * WIDTH]))]
+pub unsafe fn transpose_pairs_b16(Transpose { y, x, rows, cols }: Transpose<u16>) {
     const STEPS: usize = (TILE / STEP) as usize;
-    let tile = shared::declare::<u32, { (TILE * WIDTH) as usize }>();
     let (tx, ty) = (thread::thread_idx_x(), thread::thread_idx_y());
     // word w of row r: its place is exchanged by the row's pair
     let at = |r: u32, w: u32| r * WIDTH + (w ^ (r / 2));
@@ -247,10 +248,12 @@ pub unsafe fn transpose_pairs_b16(y: *mut u16, x: *const u16, rows: u32, cols: u
     }
 }
 
+/// grid = [ceil(cols / TEXTBOOK_TILE), ceil(rows / TEXTBOOK_TILE), batch]
+///
 /// # Safety
-/// As [`transpose_tile_b32`]; launched as [`TEXTBOOK_F32`] says.
-#[kernel(launch_bounds(TEXTBOOK_TILE * TEXTBOOK_TILE))]
-pub unsafe fn transpose_textbook_f32(y: *mut f32, x: *const f32, rows: u32, cols: u32) {
+/// As [`transpose_tile_b32`].
+#[kernel(block = [TEXTBOOK_TILE, TEXTBOOK_TILE])]
+pub unsafe fn transpose_textbook_f32(Transpose { y, x, rows, cols }: Transpose<f32>) {
     let c = thread::block_idx_x() * TEXTBOOK_TILE + thread::thread_idx_x();
     let r = thread::block_idx_y() * TEXTBOOK_TILE + thread::thread_idx_y();
     let matrix = thread::block_idx_z() as usize * rows as usize * cols as usize;

@@ -1,6 +1,6 @@
 //! The cost model against published Pascal figures: the table of `COSTS.md`.
 //!
-//! `cargo run --release -p pascaline-virtual-gpu --example costs -- kernels-gpu/prebuilt/kernels.ptx`
+//! `pascaline doctor --ptx kernels.ptx && cargo run --release -p pascaline-virtual-gpu --example costs -- kernels.ptx`
 
 use std::error::Error;
 
@@ -9,7 +9,7 @@ use pascaline_virtual_gpu::{
     Traffic, estimate,
 };
 
-/// The card of two of the figures, and the slice of a TITAN X that the simulator had.
+/// The card of two of the figures, and the slice of a TITAN X that was simulated.
 static GTX1080TI: Card = Card {
     name: "GeForce GTX 1080 Ti",
     id: "gtx1080ti",
@@ -23,7 +23,7 @@ static GTX1080TI: Card = Card {
 };
 static TWO_SMS: Card = Card { name: "2 SMs of a TITAN X", id: "slice", sms: 2, bandwidth: 34.3, ..GTX1080TI };
 
-/// Runs a product m × n × k of the project's kernels and answers what it did.
+/// Runs one of the project's matmul kernels on m × n × k and returns its report.
 fn product(
     module: &str,
     kernel: &str,
@@ -53,7 +53,7 @@ fn product(
     )?)
 }
 
-/// What the same kernel does on a product `f` times as large in each dimension.
+/// The report of the same kernel on a product `f` times as large in each dimension.
 fn enlarge(r: &LaunchReport, f: u64) -> LaunchReport {
     let c = &r.counters;
     let traffic = |t: Traffic| Traffic {

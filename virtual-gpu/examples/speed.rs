@@ -2,9 +2,8 @@
 //!
 //! `cargo run --release -p pascaline-virtual-gpu --example speed`
 //!
-//! The kernel is a matrix product as textbooks have it: 16 × 16 tiles in shared memory, two loads, two barriers
-//! and 16 FFMAs with two shared loads each per step. About half its instructions touch memory, so it is no
-//! flattering case.
+//! The kernel is a textbook matrix product: 16 × 16 tiles in shared memory; per step two loads, two barriers and 16
+//! FFMAs with two shared loads each. About half its instructions touch memory, so the case does not flatter.
 
 use std::error::Error;
 use std::sync::LazyLock;
@@ -46,7 +45,7 @@ mad.lo.u32 %i, %row, %n, %col; mad.wide.u32 %o, %i, 4, %c; st.global.f32 [%o], %
     )
 }
 
-/// CPU time of this thread, which other load on the machine does not lengthen; wall time where it is not told.
+/// CPU time of this thread, which other load on the machine does not lengthen; wall time where there is none.
 fn cpu_seconds() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     let ran = std::fs::read_to_string("/proc/thread-self/schedstat").ok();

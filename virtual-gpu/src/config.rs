@@ -1,4 +1,4 @@
-//! What the device is like and how strictly it looks.
+//! Which card the device plays, and which checks run on it.
 
 use crate::card::Card;
 
@@ -20,7 +20,7 @@ impl Checks {
 
 /// Configuration of the virtual device.
 ///
-/// [`Config::from_env`] reads these variables; what is not set keeps its default.
+/// [`Config::from_env`] reads these variables; one that is not set keeps its default.
 ///
 /// | variable | values | default |
 /// |---|---|---|
@@ -29,7 +29,7 @@ impl Checks {
 /// | `PASCALINE_VIRTUAL_SEED` | integer: order of streams and warps | `1` |
 /// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory | the card's |
 /// | `PASCALINE_VIRTUAL_POOLS` | `1` or `0`: stream-ordered memory pools | `1` |
-/// | `PASCALINE_VIRTUAL_LATE` | `1`: streams run only when waited for; `0`: at once | `1` |
+/// | `PASCALINE_VIRTUAL_LATE` | `1`: a stream runs only when something waits for it; `0`: at once | `1` |
 /// | `PASCALINE_VIRTUAL_TRAFFIC` | `1` or `0`: count sectors and bank conflicts | `1` |
 /// | `PASCALINE_VIRTUAL_THREADS` | CPU threads that run blocks | all |
 /// | `PASCALINE_VIRTUAL_LIMIT` | thread instructions per block before a time-out | `2^36` |
@@ -43,7 +43,7 @@ pub struct Config {
     pub memory_limit: Option<u64>,
     /// Whether `cuMemAllocAsync` and pools exist.
     pub pools: bool,
-    /// Stream work waits until it is waited for.
+    /// Work on a stream runs only when something waits for it.
     pub late: bool,
     /// Count 32-byte sectors and bank conflicts, which costs time.
     pub traffic: bool,

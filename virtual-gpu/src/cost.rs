@@ -1,11 +1,11 @@
-//! From counts to time on a Pascal card. The model and how far off it is: `COSTS.md`.
+//! From counts to time on a Pascal card. `COSTS.md` describes the model and its error.
 
 use crate::card::Card;
 use crate::counters::{Class, Counters};
 use crate::exec::LaunchReport;
-use crate::occupancy::Multiprocessor;
+use pascaline_occupancy::Multiprocessor;
 
-/// Seconds from one kernel's end to the next one's begin, launched one by one and inside a graph.
+/// Seconds from one kernel's end to the next one's start: launched one by one, and inside a graph.
 pub const LAUNCH_SECONDS: f64 = 5e-6;
 pub const GRAPH_LAUNCH_SECONDS: f64 = 1.5e-6;
 
@@ -21,7 +21,7 @@ const REQUESTS_IN_FLIGHT: f64 = 4.0;
 const INSTRUCTIONS_IN_FLIGHT: f64 = 4.0;
 const BARRIER_CLOCKS: f64 = 30.0;
 
-/// What limits a kernel.
+/// The resource that limits a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     Compute,
@@ -61,7 +61,7 @@ pub struct Estimate {
     pub occupancy: f64,
 }
 
-/// Clocks that one warp instruction occupies one SM's units of its kind.
+/// Clocks for which one warp instruction occupies an SM's units of its kind.
 fn clocks(class: Class) -> (f64, Unit) {
     use Unit::*;
     match class {
@@ -115,7 +115,7 @@ pub fn estimate(report: &LaunchReport, card: &Card, registers: u32) -> Estimate 
     let dram =
         (c.distinct_sectors * 32 + c.local.units * 32 / 8) as f64 / (card.bandwidth * 1e9 * DRAM_EFFICIENCY);
 
-    // One warp's own path through its instructions, times the rounds of resident blocks.
+    // The critical path of one warp, times the waves of resident blocks.
     let warps = blocks * warps_per_block;
     let requests = (c.global_loads.requests + c.atomics.requests) as f64 / warps;
     let path = requests * GLOBAL_LATENCY / REQUESTS_IN_FLIGHT

@@ -1,8 +1,8 @@
-//! What a launch did, counted.
+//! Counts of what a launch did.
 
 use std::ops::AddAssign;
 
-/// Instruction classes: what the scheduler of an SM would tell apart.
+/// Instruction classes, as far as an SM's scheduler treats them differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Class {
@@ -141,9 +141,9 @@ pub struct Counters {
     pub shared_loads: Traffic,
     pub shared_stores: Traffic,
     pub local: Traffic,
-    /// 32-byte sectors of global memory touched at least once: what DRAM must move with a perfect cache.
+    /// 32-byte sectors of global memory touched at least once: DRAM's traffic under a perfect cache.
     pub distinct_sectors: u64,
-    /// Shared-memory wavefronts beyond what the volume of data needs.
+    /// Shared-memory wavefronts beyond the number that the data itself needs.
     pub bank_conflicts: u64,
     pub branches: u64,
     /// Branches on which the lanes of a warp disagreed.

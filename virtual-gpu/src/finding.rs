@@ -1,6 +1,7 @@
-//! What the checks report.
+//! Findings: the faults that the checks report.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::sync::Mutex;
 
 /// The check that a kernel failed.
@@ -15,8 +16,8 @@ pub enum FindingKind {
     Misaligned,
     /// Read of memory that nothing ever wrote.
     Uninitialized,
-    /// Two warps touch the same shared memory without a barrier between, or two lanes of one instruction
-    /// store different values to the same place.
+    /// Two warps touch the same shared memory without a barrier in between, or two lanes of one instruction
+    /// store different values to the same address.
     SharedRace,
     /// A block barrier that not all threads reach.
     BarrierDivergence,
@@ -28,7 +29,7 @@ pub enum FindingKind {
     Trap,
     /// More instructions than the configured limit: an endless loop.
     Timeout,
-    /// The launch asks for what sm_61 or the kernel does not have.
+    /// The launch exceeds a limit of sm_61 or of the kernel.
     InvalidLaunch,
     /// The launch asks for more threads than the kernel's `.maxntid` allows.
     TooManyThreads,
@@ -77,7 +78,7 @@ pub struct Finding {
     pub message: String,
 }
 
-/// What a failed launch returns.
+/// The error of a failed launch.
 pub type Fault = Finding;
 
 impl fmt::Display for Finding {
@@ -95,9 +96,14 @@ impl std::error::Error for Finding {}
 
 static FINDINGS: Mutex<Vec<Finding>> = Mutex::new(Vec::new());
 
+/// Prints a line for people. Where stderr can't be written there is nobody to tell; `eprintln!` would panic.
+pub(crate) fn say(what: &impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "virtual GPU: {what}");
+}
+
 /// Prints a finding and keeps it for [`take_findings`].
 pub(crate) fn report(finding: Finding) {
-    eprintln!("virtual GPU: {finding}");
+    say(&finding);
     FINDINGS.lock().unwrap_or_else(|e| e.into_inner()).push(finding);
 }
 

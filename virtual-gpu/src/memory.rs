@@ -1,7 +1,7 @@
 //! Device memory: fake 49-bit addresses over host buffers.
 //!
-//! Addresses are never used twice and lie where no host pointer can, so that a stale or mixed-up pointer is
-//! always found out. Guard gaps separate allocations.
+//! No address is used twice, and all lie where no host pointer can, so that a stale or mixed-up pointer is always
+//! detected. Guard gaps separate allocations.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// First device address: above what x86-64 and AArch64 hosts give to processes.
+/// First device address: above every address that x86-64 and AArch64 hosts give to processes.
 const FIRST: u64 = 1 << 48;
 /// Windows of shared and local memory in the generic address space.
 pub(crate) const SHARED_WINDOW: u64 = 0x1_f000_0000_0000;
@@ -17,7 +17,7 @@ pub(crate) const LOCAL_WINDOW: u64 = 0x1_f100_0000_0000;
 pub(crate) const WINDOW_BYTES: u64 = 1 << 24;
 const GUARD: u64 = 4096;
 const ALIGN: u64 = 512;
-/// What fresh and freed memory holds where checks are on: NaN as f32, f16 and f64, and a bad index.
+/// Fills fresh and freed memory where checks are on: NaN as f32, f16 and f64, and a bad index.
 pub const POISON: u8 = 0xff;
 
 /// Why memory cannot be given or reached.
@@ -46,7 +46,7 @@ pub(crate) struct Allocation {
     pub size: u64,
     pub kind: Kind,
     data: NonNull<u8>,
-    /// One byte per byte: 1 once written. `None` where writes cannot be tracked.
+    /// One byte per byte of data, 1 once that is written. `None` where writes cannot be tracked.
     shadow: Option<NonNull<u8>>,
     /// Bytes obtained from the host's allocator (not for registered memory).
     layout: Option<Layout>,
@@ -79,7 +79,7 @@ impl Allocation {
         address.wrapping_sub(self.base) <= self.size && self.size - (address - self.base) >= bytes
     }
 
-    /// Host pointer of a device address inside.
+    /// Host pointer of a device address inside this allocation.
     #[inline(always)]
     pub fn host(&self, address: u64) -> *mut u8 {
         debug_assert!(address - self.base <= self.size);
@@ -130,11 +130,11 @@ struct Inner {
 pub struct Memory {
     inner: Mutex<Inner>,
     limit: u64,
-    /// Poison, and track what was written.
+    /// Poison memory, and track which bytes were written.
     track: bool,
 }
 
-/// The allocations as they stand while a launch runs.
+/// The allocations that were live when a launch began.
 pub(crate) struct Snapshot {
     pub live: Vec<Arc<Allocation>>,
 }
@@ -161,7 +161,7 @@ impl Memory {
         self.insert(bytes, true).map(|a| a.base)
     }
 
-    /// As [`Self::alloc`], dead until the stream that allocates makes it live.
+    /// As [`Self::alloc`], but dead until the allocating stream reaches it.
     pub(crate) fn insert(&self, bytes: u64, live: bool) -> Result<Arc<Allocation>, MemoryError> {
         let mut inner = self.lock();
         if bytes == 0 || bytes > self.limit - inner.used.min(self.limit) {
@@ -287,7 +287,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What a bad address is near to, in words.
+    /// Whether a bad address lies in memory that is not live, and a description of what it is near.
     pub(crate) fn describe(&self, address: u64) -> (bool, String) {
         let inner = self.lock();
         if let Some((base, size)) = inner.freed.range(..=address).next_back()
@@ -311,7 +311,7 @@ impl Memory {
             }
             let past = address - base - a.size;
             if past < 1 << 20 {
-                return (false, format!("{past} bytes behind the end of an allocation of {} bytes", a.size));
+                return (false, format!("{past} bytes past the end of an allocation of {} bytes", a.size));
             }
         }
         if let Some((base, a)) = inner.live.range(address..).next()

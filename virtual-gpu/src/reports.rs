@@ -1,10 +1,10 @@
-//! What launches through the driver API did, for those who ask to have it kept.
+//! Reports of launches through the driver API, kept on request.
 
 use std::sync::{Mutex, MutexGuard};
 
 use crate::exec::LaunchReport;
 
-/// `None`: nobody asked.
+/// `None` until [`keep_reports`].
 static REPORTS: Mutex<Option<Vec<LaunchReport>>> = Mutex::new(None);
 
 fn lock() -> MutexGuard<'static, Option<Vec<LaunchReport>>> {
@@ -22,7 +22,7 @@ pub fn take_reports() -> Vec<LaunchReport> {
     lock().as_mut().map(std::mem::take).unwrap_or_default()
 }
 
-/// Keeps a report if somebody asked.
+/// Keeps a report if reports are kept.
 pub(crate) fn keep(report: LaunchReport) {
     if let Some(reports) = lock().as_mut() {
         reports.push(report);

@@ -1,4 +1,4 @@
-//! Each check has a kernel that commits exactly its fault, and one next to it that does not.
+//! Each check has a kernel that commits exactly its fault, and a similar one that does not.
 
 use pascaline_virtual_gpu::{Checks, Config, Finding, FindingKind, Gpu, Launch, LaunchReport, Module};
 
@@ -39,7 +39,7 @@ fn clean(threads: u32, code: &str) {
 fn global_out_of_bounds() {
     let f = caught(64, "st.global.u32 [%rd3+260], %r1;", FindingKind::OutOfBounds, 7, 63);
     assert_eq!(f.kind.code(), 700);
-    assert!(f.message.contains("0 bytes behind the end of an allocation of 512 bytes"), "{f}");
+    assert!(f.message.contains("0 bytes past the end of an allocation of 512 bytes"), "{f}");
     caught(32, "ld.global.u32 %r4, [%rd1+-4];", FindingKind::OutOfBounds, 7, 0);
     // A vector that begins inside and ends outside.
     caught(
@@ -124,7 +124,7 @@ fn shared_race_between_warps() {
     let f = run_with(uninitialized_off.clone(), 1, 64, &format!("{write}{read}")).unwrap_err();
     assert_eq!(f.kind, FindingKind::SharedRace, "{f}");
     assert!(f.message.contains("at line"), "{f}");
-    // Write after read: the second barrier of a loop is missing.
+    // Write after read: the loop's second barrier is missing.
     let f = run(64, &format!("{write}{barrier}{read}\n{write}")).unwrap_err();
     assert!(f.kind == FindingKind::SharedRace && matches!(f.line, 11 | 12), "{f}");
     clean(64, &format!("{write}{barrier}{read}\n{barrier}{write}"));
@@ -143,7 +143,7 @@ fn races_know_named_barriers_and_atomics() {
     let quiet = Config { checks: Checks { uninitialized: false, ..Checks::ALL }, ..Config::default() };
     let f = run_with(quiet, 1, 96, &format!("{writer}{other}")).unwrap_err();
     assert_eq!(f.kind, FindingKind::SharedRace, "{f}");
-    // Two warps store the same word without a barrier, even the same value: which comes first is open.
+    // Two warps store to the same word without a barrier: a race even if the values are equal.
     assert_eq!(run(96, meet).unwrap_err().kind, FindingKind::SharedRace);
     let zero = "setp.eq.u32 %p1, %r1, 0;\n@%p1 st.shared.u32 [s], 0;\nbar.sync 0;\n";
     clean(96, &format!("{zero}red.shared.add.u32 [s], 1;\nbar.sync 0;\nld.shared.u32 %r6, [s];"));
@@ -183,14 +183,14 @@ fn shuffles_without_convergence() {
     let f = run(32, branch).unwrap_err();
     assert_eq!(f.kind, FindingKind::NotConverged, "{f}");
     assert!(f.line == 10 || f.line == 14, "{f}");
-    // The masks of the two sides named rightly, it is fine.
+    // With the right mask on each side there is no finding.
     clean(32, &branch.replacen("31, -1", "31, 0xffff0000", 1).replacen("31, -1", "31, 0x0000ffff", 1));
     let f = run(32, "setp.lt.u32 %p1, %r1, 16;\n@%p1 vote.sync.ballot.b32 %r4, %p1, -1;").unwrap_err();
     assert_eq!((f.kind, f.line), (FindingKind::NotConverged, 8), "{f}");
     let f = run(32, "setp.lt.u32 %p1, %r1, 16;\n@%p1 bar.warp.sync -1;").unwrap_err();
     assert_eq!((f.kind, f.line), (FindingKind::NotConverged, 8), "{f}");
     caught(32, "shfl.sync.bfly.b32 %r4, %r1, 1, 31, 0xffff;", FindingKind::NotConverged, 7, 0);
-    // Lanes that have exited need not come.
+    // Lanes that have exited need not arrive.
     clean(32, "setp.ge.u32 %p1, %r1, 16;\n@%p1 ret;\nshfl.sync.bfly.b32 %r4, %r1, 1, 31, -1;");
 }
 

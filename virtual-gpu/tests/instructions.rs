@@ -31,7 +31,7 @@ fn df(x: f64) -> Out {
 }
 
 const NAN: u64 = 0x7fc0_0000;
-/// What f32 arithmetic makes of any NaN.
+/// The NaN that f32 arithmetic returns for any NaN.
 const NAN_OUT: Out = R(0x7fff_ffff);
 const INF: u64 = 0x7f80_0000;
 const SUB: u64 = 0x0000_1000; // a subnormal f32

@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 
 impl BlockMask {
-    /// Every query sees every key.
+    /// Every query attends to every key.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for more than 2²⁶ blocks.
@@ -16,7 +16,7 @@ impl BlockMask {
         Self::ranges(grid, |_| 0..grid.kv_len)
     }
 
-    /// Query i sees the keys up to its position i + kv_len − q_len.
+    /// Query i attends to the keys up to its position i + kv_len − q_len.
     ///
     /// # Errors
     /// As [`dense`](Self::dense).
@@ -24,7 +24,7 @@ impl BlockMask {
         Self::ranges(grid, |i| 0..clamp(grid, grid.position(i) + 1))
     }
 
-    /// A query sees the key at its position, `before` keys before and `after` keys behind it.
+    /// A query attends to the key at its position, `before` keys before and `after` keys after it.
     ///
     /// # Errors
     /// As [`dense`](Self::dense).
@@ -49,7 +49,7 @@ impl BlockMask {
         tokens.union(&Self::sliding_window(grid, before, after)?)
     }
 
-    /// A query sees the `stride` blocks up to its own, and before them each `stride`-th block; causal.
+    /// A query attends to the `stride` blocks up to its own, and before them each `stride`-th block; causal.
     ///
     /// Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.3, on blocks in the
     /// place of tokens, as their own kernels have it; both heads of the factorisation in one mask.
@@ -65,7 +65,7 @@ impl BlockMask {
         Self::by_distance(grid, seen)?.and_causal()
     }
 
-    /// Blocks come in segments of `stride`; a query sees its own segment, and of each segment before it the last
+    /// Blocks come in segments of `stride`; a query attends to its own segment, and of each segment before it the last
     /// `summary` blocks; causal. Source: as [`strided`](Self::strided).
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl BlockMask {
         Self::by_distance(grid, seen)?.and_causal()
     }
 
-    /// A window of `window` blocks to both sides of a query's own, `global` first blocks that see all and are seen
+    /// A window of `window` blocks to both sides of a query's own, `global` first blocks that attend to all and are attended to
     /// by all, and `random` blocks more in each row, drawn anew for each of `heads` heads.
     ///
     /// Source: Zaheer et al. 2020, "Big Bird", section 2 (the variant ITC). Causal with [`and_causal`](Self::and_causal),
@@ -108,7 +108,7 @@ impl BlockMask {
         })
     }
 
-    /// Query i sees the keys `keys(i)`, a range that is cut off at kv_len: documents packed into one sequence, for
+    /// Query i attends to the keys `keys(i)`, a range clipped at kv_len: documents packed into one sequence, for
     /// example.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl BlockMask {
         Ok(mask.mask)
     }
 
-    /// Each of `heads` heads sees in full the blocks that `columns(head, row)` lists, in any order.
+    /// Each of `heads` heads attends to all of the blocks that `columns(head, row)` lists, in any order.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a column that there is not, and as [`dense`](Self::dense).
@@ -198,7 +198,7 @@ impl BlockMask {
         })
     }
 
-    /// From a matrix of booleans [heads, q_len, kv_len], row-major: true where a query sees a key.
+    /// From a matrix of booleans [heads, q_len, kv_len], row-major: true where a query attends to a key.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if it has not as many entries, and as [`dense`](Self::dense).
@@ -213,7 +213,7 @@ impl BlockMask {
         for head in 0..heads {
             for row in 0..grid.rows() {
                 for column in 0..grid.columns() {
-                    let (queries, keys) = grid.extents(row, column);
+                    let (queries, keys) = grid.sizes(row, column);
                     for (i, bits) in pattern[..queries].iter_mut().enumerate() {
                         let at =
                             (head * grid.q_len + row * grid.block + i) * grid.kv_len + column * grid.block;
@@ -237,12 +237,12 @@ impl BlockMask {
     }
 }
 
-/// A position as a key's index, cut off at both ends.
+/// A position as a key's index, clipped at both ends.
 fn clamp(grid: BlockGrid, position: i64) -> usize {
     position.clamp(0, grid.kv_len as i64) as usize
 }
 
-/// The block columns in which the positions of a block row lie: two, where kv_len − q_len is no multiple of the block.
+/// The block columns that the positions of a block row are in: two, where kv_len − q_len is no multiple of the block.
 /// `None` if all of them are before the first key.
 pub(super) fn own_blocks(grid: BlockGrid, row: usize) -> Option<Range<usize>> {
     let last = grid.position(grid.q_len.min((row + 1) * grid.block) - 1);

@@ -5,14 +5,14 @@ use crate::{Error, Result};
 use image::{ImageFormat, Rgb, RgbImage};
 use std::io::Cursor;
 
-/// What is seen in full; what is not seen is white, and parts are between.
+/// Color of a block that is attended to in full; others are white, and parts are between.
 const SEEN: [f64; 3] = [24.0, 72.0, 148.0];
 /// Pixels of a picture's side, at most.
 const MAX_SIDE: usize = 16384;
 
 impl BlockMask {
-    /// One head's mask, a line for each row of blocks and a character for each block: `█` seen in full, `░` in part,
-    /// `·` not at all. Empty for a head that there is not.
+    /// One head's mask, a line for each row of blocks and a character for each block: `█` attended to in full, `░` in part,
+    /// `·` not at all. Empty for a head that does not exist.
     pub fn text(&self, head: usize) -> String {
         if head >= self.heads {
             return String::new();
@@ -30,10 +30,10 @@ impl BlockMask {
     }
 
     /// One head's mask as a PNG file, `pixels` × `pixels` for a block (a power of two, at most a block): the more of a
-    /// pixel's pairs are seen, the darker it is.
+    /// pixel's pairs the mask has, the darker it is.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a head that there is not, other numbers of pixels, or a picture of more than 16384
+    /// [`Error::Unsupported`] for a head that does not exist, other numbers of pixels, or a picture of more than 16384
     /// pixels to a side; [`Error::Image`] if it can't be encoded.
     pub fn png(&self, head: usize, pixels: usize) -> Result<Vec<u8>> {
         let BlockGrid { block, q_len, kv_len } = self.grid;

@@ -153,8 +153,8 @@ fn groups(
             let keys = column * block..grid.kv_len.min((column + 1) * block);
             for key in keys.step_by(GROUP) {
                 let within = [query % block, key % block];
-                let extents = [GROUP.min(grid.q_len - query), GROUP.min(grid.kv_len - key)];
-                let id = patterns.id(mask.cells[at + n], cell, within, extents);
+                let sizes = [GROUP.min(grid.q_len - query), GROUP.min(grid.kv_len - key)];
+                let id = patterns.id(mask.cells[at + n], cell, within, sizes);
                 let group = &mut seen[key / GROUP];
                 if id != NONE {
                     if *group == [NONE; 4] {
@@ -179,11 +179,11 @@ fn groups(
 /// The lists of the decode kernels: queries are at most 8, and so of one row of blocks.
 #[derive(Debug, Default)]
 pub(crate) struct DecodeLists {
-    /// Of each mask head, where its groups begin, and behind the last where they end: [heads + 1].
+    /// The index of each mask head's first group, and after the last head the number of groups: [heads + 1].
     pub starts: Vec<u32>,
     /// The first key of each group: [groups].
     pub keys: Vec<u32>,
-    /// Which of a group's keys each query sees, as bits: [groups, q_len].
+    /// The keys of a group that each query attends to, as bits: [groups, q_len].
     pub seen: Vec<u32>,
     /// Groups of the head that has the most.
     pub longest: usize,

@@ -1,4 +1,4 @@
-//! Block-sparse attention masks: which blocks of keys each block of queries sees, and which pairs within them.
+//! Block-sparse attention masks: which blocks of keys each block of queries attends to, and which pairs within them.
 //!
 //! Queries stand at the end of the keys, as in causal attention: query i is at position i + kv_len − q_len. A block is
 //! seen by a head in full or in part; a part is a pattern of block × block bits, and equal patterns are kept once, so
@@ -15,13 +15,13 @@
 //! ```
 
 mod builders;
+mod choose;
 mod draw;
 mod lists;
-mod select;
 mod sets;
 
+pub use choose::Choose;
 pub(crate) use lists::{DecodeLists, PrefillLists};
-pub use select::Choose;
 
 use crate::tensor::MAX_ELEMENTS;
 use crate::{Error, Result};
@@ -82,15 +82,15 @@ impl BlockGrid {
         self.kv_len.div_ceil(self.block)
     }
 
-    /// The key that query `i` stands at; below 0 if there are more queries than keys.
+    /// The key at the position of query `i`; below 0 if there are more queries than keys.
     fn position(self, i: usize) -> i64 {
         i as i64 + self.kv_len as i64 - self.q_len as i64
     }
 
     /// Queries of block row `row`, and keys of block column `column`.
-    fn extents(self, row: usize, column: usize) -> (usize, usize) {
-        let extent = |index: usize, len: usize| self.block.min(len - index * self.block);
-        (extent(row, self.q_len), extent(column, self.kv_len))
+    fn sizes(self, row: usize, column: usize) -> (usize, usize) {
+        let size = |index: usize, len: usize| self.block.min(len - index * self.block);
+        (size(row, self.q_len), size(column, self.kv_len))
     }
 }
 
@@ -99,10 +99,10 @@ fn low_bits(count: usize) -> u128 {
     if count >= 128 { u128::MAX } else { (1 << count) - 1 }
 }
 
-/// Which pairs of a block are seen: a word per query, a bit per key.
+/// The pairs of a block that the mask has: a word per query, a bit per key.
 type Pattern = Box<[u128]>;
 
-/// What is seen of a listed block.
+/// The part of a listed block that the mask has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cell<'a> {
     Full,
@@ -110,7 +110,7 @@ enum Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// The keys that query `i` of the block sees, as bits.
+    /// The keys that query `i` of the block attends to, as bits.
     fn row(self, i: usize) -> u128 {
         match self {
             Self::Full => u128::MAX,
@@ -121,7 +121,7 @@ impl Cell<'_> {
 
 /// Which keys each query may see, per head or the same for all heads.
 ///
-/// Listed blocks lie row after row (compressed rows): those of block row r of head h are `row_starts[h · rows + r]` …
+/// Blocks are listed row by row (compressed rows): those of block row r of head h are `row_starts[h · rows + r]` …
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockMask {
     grid: BlockGrid,
@@ -150,7 +150,7 @@ impl Assembler {
     /// The next block of the row that is being made, if anything of it is seen.
     fn push(&mut self, column: usize, cell: Cell) {
         let row = (self.mask.row_starts.len() - 1) % self.mask.grid.rows();
-        let (queries, keys) = self.mask.grid.extents(row, column);
+        let (queries, keys) = self.mask.grid.sizes(row, column);
         let valid = low_bits(keys);
         let seen = |i: usize| cell.row(i) & valid;
         let id = if (0..queries).all(|i| seen(i) == valid) {
@@ -238,8 +238,8 @@ impl BlockMask {
         columns.binary_search(&(column as u32)).ok().map(|i| self.cell(start + i))
     }
 
-    /// Whether query `i` of head `head` sees key `j`; false outside.
-    pub fn sees(&self, head: usize, i: usize, j: usize) -> bool {
+    /// Whether query `i` of head `head` attends to key `j`; false outside of the lengths.
+    pub fn attends(&self, head: usize, i: usize, j: usize) -> bool {
         let BlockGrid { block, q_len, kv_len } = self.grid;
         if head >= self.heads || i >= q_len || j >= kv_len {
             return false;
@@ -248,28 +248,27 @@ impl BlockMask {
         cell.is_some_and(|cell| cell.row(i % block) >> (j % block) & 1 == 1)
     }
 
-    /// The columns of the listed blocks of the row of blocks that query `i` is in, and the keys that it sees of each,
+    /// The columns of the listed blocks of the row of blocks that query `i` is in, and the keys of each that it attends to,
     /// as bits.
     pub(crate) fn seen_by(&self, head: usize, i: usize) -> impl Iterator<Item = (usize, u128)> {
         let block = self.grid.block;
         self.row(head, i / block).map(move |(column, cell)| (column, cell.row(i % block)))
     }
 
-    /// The keys of block column `column` that query `i` sees, as bits; past kv_len they may be ones.
+    /// The keys of block column `column` that query `i` attends to, as bits; past kv_len they may be ones.
     pub(crate) fn row_bits(&self, head: usize, i: usize, column: usize) -> u128 {
         let block = self.grid.block;
         self.find(head, i / block, column).map_or(0, |cell| cell.row(i % block))
     }
 
-    /// How many pairs of a query and a key see each other, over all heads.
+    /// The number of pairs of a query and a key that it attends to, over all heads.
     pub fn pairs(&self) -> u64 {
         let of_pattern = |pattern: &Pattern| pattern.iter().map(|row| u64::from(row.count_ones())).sum();
         let of_patterns: Vec<u64> = self.patterns.iter().map(of_pattern).collect();
         let mut pairs = 0;
         for at in 0..self.row_starts.len() - 1 {
             for i in self.row_starts[at] as usize..self.row_starts[at + 1] as usize {
-                let (queries, keys) =
-                    self.grid.extents(at % self.grid.rows().max(1), self.columns[i] as usize);
+                let (queries, keys) = self.grid.sizes(at % self.grid.rows().max(1), self.columns[i] as usize);
                 pairs += match self.cells[i] {
                     0 => (queries * keys) as u64,
                     id => of_patterns[id as usize - 1],
@@ -284,7 +283,7 @@ impl BlockMask {
         share(self.blocks() as f64, (self.heads * self.grid.rows() * self.grid.columns()) as f64)
     }
 
-    /// What attention with this mask computes and keeps.
+    /// The work and memory of attention with this mask.
     pub fn cost(&self, num_q_heads: usize, head_dim: usize) -> Cost {
         let per_block = (4 * self.grid.block * self.grid.block * head_dim) as f64;
         let grid = (self.grid.rows() * self.grid.columns()) as f64;
@@ -311,7 +310,7 @@ impl BlockMask {
     }
 }
 
-/// What attention with a mask computes and keeps.
+/// The work and memory of attention with a mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Operations over the listed blocks, two for a multiply-add.
@@ -339,7 +338,7 @@ impl fmt::Display for BlockMask {
             if self.heads == 1 { "one mask for all heads".into() } else { format!("{} heads", self.heads) },
             100.0 * self.density(),
             100.0 * share(self.pairs() as f64, all),
-            crate::error::bytes(self.cost(1, 0).bytes),
+            crate::format_bytes(self.cost(1, 0).bytes),
         )
     }
 }

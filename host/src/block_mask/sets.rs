@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use std::cmp::Ordering;
 
 impl BlockMask {
-    /// What either mask sees. A mask for all heads is combined with each head of the other.
+    /// Every pair that either mask has. A mask for all heads is combined with each head of the other.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if grids or numbers of heads differ.
@@ -13,7 +13,7 @@ impl BlockMask {
         self.merge(other, true, |a, b| a | b)
     }
 
-    /// What both masks see; else as [`union`](Self::union).
+    /// Every pair that both masks have; else as [`union`](Self::union).
     ///
     /// # Errors
     /// As [`union`](Self::union).
@@ -21,7 +21,7 @@ impl BlockMask {
         self.merge(other, false, |a, b| a & b)
     }
 
-    /// This mask without the keys behind each query's position.
+    /// This mask without the keys after each query's position.
     ///
     /// # Errors
     /// None that this mask has not passed.

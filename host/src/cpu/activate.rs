@@ -1,9 +1,9 @@
-//! What stands behind a linear map, row by row.
+//! Bias and activation, row by row.
 
 use super::elementwise::{gelu_erf, gelu_tanh, silu};
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
-use crate::ops::Activation;
+use crate::problem::activate::Activation;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 

@@ -4,7 +4,7 @@
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvView};
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{HeadStrides, Problem};
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::float16::Decoder;
@@ -16,16 +16,16 @@ pub(super) const QUERIES: usize = 16;
 /// Keys of a tile: with 128 columns of f32, K and V of a tile fit a core's first cache together.
 pub(super) const KEYS: usize = 32;
 
-/// What a query sees of a tile of keys: a bit for each, from the tile's first on.
+/// The keys of a tile that a query attends to: a bit for each, from the tile's first on.
 pub(super) type Seen = u32;
 
-/// Which keys are looked at, and who sees them.
+/// The keys that are visited, and the queries that attend to them.
 pub(super) trait Keys: Sync {
     /// The first keys, and the numbers of keys, of the tiles that up to [`QUERIES`] queries of query head `head`
     /// (counted over all batches) from `first` on see anything of; a tile is at most [`KEYS`] keys.
     fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)>;
 
-    /// What query `i` sees of a tile.
+    /// The keys of a tile that query `i` attends to.
     fn seen(&self, head: usize, i: usize, tile: usize) -> Seen;
 }
 
@@ -64,12 +64,12 @@ impl Rows for Codes<'_> {
     }
 }
 
-struct Blocks<'a> {
+struct Q8Rows<'a> {
     quants: &'a [i8],
     scales: &'a [f16],
 }
 
-impl Rows for Blocks<'_> {
+impl Rows for Q8Rows<'_> {
     fn read(&self, to: &mut [f32], start: usize) {
         let scales = self.scales[start / BLOCK..].iter().map(|scale| scale.to_f32());
         for ((to, from), scale) in to.chunks_mut(BLOCK).zip(self.quants[start..].chunks(BLOCK)).zip(scales) {
@@ -95,7 +95,7 @@ macro_rules! with_rows {
                 $body
             }
             KvFormat::Q8_0 => {
-                let ($k, $v) = (blocks($k)?, blocks($v)?);
+                let ($k, $v) = (q8_rows($k)?, q8_rows($v)?);
                 $body
             }
         }
@@ -106,9 +106,9 @@ fn codes(x: KvView, exponent_bits: u32) -> Result<Codes> {
     Ok(Codes(slice(x.values)?, Decoder::new(exponent_bits)))
 }
 
-fn blocks(x: KvView) -> Result<Blocks> {
+fn q8_rows(x: KvView) -> Result<Q8Rows> {
     let scales = x.scales.map_or(Ok(&[][..]), slice)?;
-    Ok(Blocks { quants: bytemuck::cast_slice(slice::<u32>(x.values)?), scales })
+    Ok(Q8Rows { quants: bytemuck::cast_slice(slice::<u32>(x.values)?), scales })
 }
 
 pub(crate) fn attention(out: TensorMut, q: &Tensor, [k, v]: [KvView; 2], problem: &Problem) -> Result<()> {
@@ -148,7 +148,7 @@ pub(super) fn attention_over(
 }
 
 /// The first element of query head `head` (counted over all batches), or of the kv head that `group` of them share.
-fn start(strides: Strides, problem: &Problem, head: usize, group: usize) -> usize {
+fn start(strides: HeadStrides, problem: &Problem, head: usize, group: usize) -> usize {
     head / problem.num_q_heads * strides.batch + head % problem.num_q_heads / group * strides.head
 }
 

@@ -1,7 +1,7 @@
 //! Strided copy.
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut};
-use crate::ops::copy::{Dim, merge};
+use crate::problem::copy::{Dim, merge};
 use crate::{DType, Element, Result, Tensor, TensorMut};
 use rayon::prelude::*;
 

@@ -2,7 +2,7 @@
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
-use crate::ops::elementwise::{Binary, Unary};
+use crate::problem::elementwise::{Binary, Unary};
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::elementwise::{ERFC, GELU_ERF_LIMIT, GELU_TANH_CUBIC, GELU_TANH_SCALE};
 use rayon::prelude::*;

@@ -3,8 +3,8 @@
 
 use super::{slice, slice_mut};
 use crate::dtype::Float;
-use crate::ops::Epilogue;
-use crate::ops::matmul::{Matmul, Problem, Strides};
+use crate::problem::activate::Epilogue;
+use crate::problem::matmul::{Matmul, MatrixStrides, Problem};
 use crate::{DType, Element, Result, Tensor, TensorMut};
 use gemm::Parallelism;
 use half::f16;
@@ -56,22 +56,22 @@ fn add<C: Float + Element>(c: &mut TensorMut, p: &Problem, epilogue: &Epilogue) 
 fn product(
     c: &mut [f32],
     ldc: usize,
-    (a, a_strides): (&[f32], Strides),
-    (b, b_strides): (&[f32], Strides),
+    (a, a_strides): (&[f32], MatrixStrides),
+    (b, b_strides): (&[f32], MatrixStrides),
     (m, n, k): (usize, usize, usize),
     (alpha, beta): (f32, f32),
 ) {
     if m == 0 || n == 0 {
         return;
     }
-    let reach = |rows: usize, cols: usize, s: Strides| match rows * cols {
+    let reach = |rows: usize, cols: usize, s: MatrixStrides| match rows * cols {
         0 => 0,
         _ => (rows - 1) * s.row + (cols - 1) * s.column + 1,
     };
     assert!(reach(m, k, a_strides) <= a.len() && reach(k, n, b_strides) <= b.len());
-    assert!(reach(m, n, Strides { row: ldc, column: 1 }) <= c.len());
+    assert!(reach(m, n, MatrixStrides { row: ldc, column: 1 }) <= c.len());
     let parallelism = if m * n * k < PARALLEL { Parallelism::None } else { Parallelism::Rayon(0) };
-    // SAFETY: all elements that the extents and strides reach are inside the slices (asserted above), and c is
+    // SAFETY: all elements that the sizes and strides reach are inside the slices (asserted above), and c is
     // borrowed mutably, so it overlaps neither input. gemm's names for the factors are the other way round.
     unsafe {
         gemm::gemm(
@@ -134,10 +134,10 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
                 panel.extend((0..along).map(|i| b[start + i * step].to_f32()));
             }
             let strides = match transposed {
-                true => Strides { row: 1, column: k },
-                false => Strides { row: cols, column: 1 },
+                true => MatrixStrides { row: 1, column: k },
+                false => MatrixStrides { row: cols, column: 1 },
             };
-            let dense = Strides { row: k, column: 1 };
+            let dense = MatrixStrides { row: k, column: 1 };
             product(sums, PANEL, (&a, dense), (&panel, strides), (m, cols, k), (options.alpha, 0.0));
         });
         for r in 0..m {

@@ -2,7 +2,7 @@
 
 use super::{activate, slice, slice_mut, with_float};
 use crate::dtype::Float;
-use crate::ops::Epilogue;
+use crate::problem::activate::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
@@ -18,7 +18,7 @@ fn block(values: &[f32]) -> [f32; BLOCK] {
     std::array::from_fn(|i| values[i])
 }
 
-/// What `x` becomes when it is quantised with this scale and read back.
+/// `x` quantised with this scale and dequantised.
 pub(crate) fn reconstruct(format: Format, x: f32, scale: f32) -> f32 {
     let stored = if format == Format::I8 { scale } else { Half::from_f32(scale).to_f32() };
     match format {

@@ -1,8 +1,8 @@
-//! Sums, maxima and their indices over the last extent.
+//! Sums, maxima and their indices over the last dimension.
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
-use crate::ops::reduce::Reduction;
+use crate::problem::reduce::Reduction;
 use crate::{Element, Result, Tensor, TensorMut};
 use rayon::prelude::*;
 

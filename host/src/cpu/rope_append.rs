@@ -3,8 +3,7 @@
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvMut};
-use crate::ops::HeadNorms;
-use crate::ops::rope_append::Outputs;
+use crate::problem::rope_append::{HeadNorms, Outputs};
 use crate::{Result, Tensor};
 use half::f16;
 use kernels_gpu::float16::encode;

@@ -6,7 +6,7 @@ use super::{slice, slice_mut, with_float};
 use crate::block_mask::BlockMask;
 use crate::dtype::Float;
 use crate::kv::KvView;
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{HeadStrides, Problem};
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
@@ -54,12 +54,12 @@ pub(crate) fn attention(
 pub(crate) fn block_mean(
     mut y: TensorMut,
     x: &Tensor,
-    strides: Strides,
+    strides: HeadStrides,
     [heads, rows, head_dim]: [usize; 3],
     block: usize,
 ) -> Result<()> {
     let elements = y.shape().elements();
-    let y = &mut slice_mut::<f32>(&mut y)?[..elements]; // the storage may go on behind it
+    let y = &mut slice_mut::<f32>(&mut y)?[..elements]; // the storage may go on after it
     let per_batch = heads;
     with_float!(x.dtype(), T => {
         let x = slice::<T>(x)?;

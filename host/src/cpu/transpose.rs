@@ -1,7 +1,7 @@
 //! Transpose, in blocks that stay in the L1 cache.
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut};
-use crate::ops::transpose::matrices;
+use crate::problem::transpose::matrices;
 use crate::{DType, Element, Result, Tensor, TensorMut};
 use rayon::prelude::*;
 

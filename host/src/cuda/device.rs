@@ -1,6 +1,6 @@
 //! A CUDA device: its primary context, the loaded kernels and a stream.
 
-use super::module::Module;
+use super::module::Modules;
 use super::occupancy::Multiprocessor;
 use super::{Event, Stream, check, ensure_alive};
 use crate::{Error, Result};
@@ -20,8 +20,8 @@ const MAX_BLOCKS_PER_MULTIPROCESSOR: u32 = 106;
 const RESERVED_SHARED_MEMORY_PER_BLOCK: u32 = 111;
 const MEMORY_POOLS_SUPPORTED: u32 = 115;
 
-/// A device that the kernels are loaded on, and the stream that work on it goes to. Having one proves that the
-/// driver is new enough, the context is alive and every kernel is there. Cheap to clone.
+/// A device, and the stream that work on it goes to. Having one proves that the driver is new enough and the context is
+/// alive. The kernels' modules are loaded when they are first used. Cheap to clone.
 #[derive(Clone)]
 pub struct CudaDevice {
     inner: Arc<Inner>,
@@ -30,7 +30,7 @@ pub struct CudaDevice {
 
 struct Inner {
     context: Context,
-    module: Module,
+    modules: Modules,
     properties: Properties,
     /// See [`CudaDevice::prefer_low_power`].
     low_power: AtomicBool,
@@ -75,7 +75,10 @@ thread_local! {
 static OPENED: Mutex<Vec<Option<Arc<Inner>>>> = Mutex::new(Vec::new());
 
 /// Initialises the driver once and gives its version (12040 for 12.4), or why there is none.
-pub(crate) fn driver_version() -> Result<i32> {
+///
+/// # Errors
+/// [`Error::NoDevice`] without a driver that starts and is new enough.
+pub fn driver_version() -> Result<i32> {
     static VERSION: OnceLock<Result<i32>> = OnceLock::new();
     VERSION.get_or_init(init_driver).clone()
 }
@@ -100,7 +103,13 @@ fn init_driver() -> Result<i32> {
     Ok(version)
 }
 
+/// Why there is no virtual GPU in this program.
+pub(crate) const WITHOUT_VIRTUAL_GPU: &str = "this program was built without the feature `virtual-gpu`";
+
 fn why_not_initialised() -> String {
+    if driver::backend() == Some(driver::Backend::Virtual) && !driver::HAS_VIRTUAL_GPU {
+        return WITHOUT_VIRTUAL_GPU.into();
+    }
     let code = driver::last_raw_code();
     let library = driver::library();
     if driver::backend() == Some(driver::Backend::Real) && library.loaded().is_none() {
@@ -129,11 +138,11 @@ impl CudaDevice {
         read_properties(ordinal).map(|(_, properties)| properties)
     }
 
-    /// Opens a device with a stream of its own. The context and the kernels are shared by all handles of one device.
+    /// Opens a device with a stream of its own. The context and the modules loaded into it are shared by all handles of one
+    /// device.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if there is no such device or it is older than compute capability 6.1,
-    /// [`Error::ModuleLoad`] if the driver refuses the kernels.
+    /// [`Error::NoDevice`] if there is no such device or it is older than compute capability 6.1.
     pub fn new(ordinal: u32) -> Result<Self> {
         ensure_alive("opening the device")?;
         let index = ordinal as usize;
@@ -243,12 +252,15 @@ impl CudaDevice {
         Arc::ptr_eq(&self.stream, &other.stream)
     }
 
-    pub(crate) fn module(&self) -> &Module {
-        &self.inner.module
+    pub(crate) fn modules(&self) -> &Modules {
+        &self.inner.modules
     }
 
-    /// Makes this device's context current on the calling thread.
-    pub(crate) fn bind(&self) -> Result<()> {
+    /// Makes this device's context current on the calling thread, as libraries that work in the current context need it.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] if the GPU has faulted in this process.
+    pub fn bind(&self) -> Result<()> {
         bind(&self.inner)
     }
 }
@@ -277,10 +289,10 @@ fn open(ordinal: u32) -> Result<Inner> {
     let context = Context::new(device).map_err(|_| Error::NoDevice {
         reason: format!("no context on {}: {}", properties.name, driver::code_text(driver::last_raw_code())),
     })?;
-    let inner = Inner { context, module: Module::empty(), properties, low_power: AtomicBool::new(false) };
+    let inner = Inner { context, modules: Modules::new(), properties, low_power: AtomicBool::new(false) };
     CURRENT.set(None); // the primary context may have been made current by others
     bind(&inner)?;
-    Ok(Inner { module: Module::load()?, ..inner })
+    Ok(inner)
 }
 
 fn read_properties(ordinal: u32) -> Result<(cust::device::Device, Properties)> {

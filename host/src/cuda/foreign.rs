@@ -1,71 +1,214 @@
-//! A kernel of PTX that is not this program's own.
+//! Kernels of someone's own PTX, launched through cust's `launch!`.
 
 use super::module::load_ptx;
-use super::{CudaDevice, check};
+use super::{CudaDevice, Stream, check};
 use crate::{Error, Result};
+use cust::function::{BlockSize, GridSize};
 use cust::sys;
+use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
 
-/// A kernel of a module that was loaded from someone's PTX; the module lives as long as the process.
-pub(crate) struct ForeignKernel {
+/// A module of your own PTX on a device, from [`CudaDevice::load_ptx`]. It lives as long as the process.
+///
+/// Its kernels are launched on a [`Stream`] by cust's `launch!`, which takes this type and [`Function`] as it takes cust's
+/// own; addresses come from [`Tensor::device_address`](crate::Tensor::device_address) and
+/// [`TensorMut::device_address`](crate::TensorMut::device_address):
+///
+/// ```
+/// use cust::launch;
+/// use pascaline::{DType, Device, Tensor};
+///
+/// # // as cuda_builder makes it of `#[kernel] unsafe fn double(y: *mut f32, x: &[f32])`
+/// # const PTX: &str = "
+/// #     .version 6.4
+/// #     .target sm_61
+/// #     .address_size 64
+/// #     .visible .entry double(.param .u64 y, .param .u64 x, .param .u64 len)
+/// #     {
+/// #         .reg .pred %p<2>; .reg .f32 %f<3>; .reg .b32 %r<2>; .reg .b64 %rd<8>;
+/// #         ld.param.u64 %rd1, [y];
+/// #         ld.param.u64 %rd2, [x];
+/// #         ld.param.u64 %rd3, [len];
+/// #         mov.u32 %r1, %tid.x;
+/// #         cvt.u64.u32 %rd4, %r1;
+/// #         setp.ge.u64 %p1, %rd4, %rd3;
+/// #         @%p1 bra DONE;
+/// #         shl.b64 %rd5, %rd4, 2;
+/// #         add.u64 %rd6, %rd2, %rd5;
+/// #         add.u64 %rd7, %rd1, %rd5;
+/// #         ld.global.f32 %f1, [%rd6];
+/// #         add.rn.f32 %f2, %f1, %f1;
+/// #         st.global.f32 [%rd7], %f2;
+/// #     DONE:
+/// #         ret;
+/// #     }";
+/// # fn main() -> pascaline::Result<()> {
+/// let device = Device::virtual_gpu()?;
+/// let Device::Cuda(gpu) = &device else { unreachable!("it is a CUDA device") };
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3], &device)?;
+/// let mut y = Tensor::zeros([3], DType::F32, &device)?;
+///
+/// let module = gpu.load_ptx(PTX)?; // #[kernel] unsafe fn double(y: *mut f32, x: &[f32])
+/// let stream = gpu.stream();
+/// let (written, read) = (y.view_mut()?.device_address::<f32>()?, x.device_address::<f32>()?);
+/// // SAFETY: `double` takes a pointer and a slice, which is a pointer and a length. x and y have 3 elements and are of
+/// // this stream; y is not x.
+/// unsafe { launch!(module.double<<<1, 32, 0, stream>>>(written, read, x.shape().elements()))? };
+///
+/// assert_eq!(y.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct PtxModule {
     device: CudaDevice,
-    function: sys::CUfunction,
+    module: sys::CUmodule,
+    /// How many parameters each kernel has.
+    parameters: HashMap<String, usize>,
 }
 
-impl ForeignKernel {
-    /// Loads PTX text on a device and looks the kernel up.
-    ///
-    /// # Errors
-    /// [`Error::ModuleLoad`] with the driver's log, or without such a kernel.
-    pub fn load(device: &CudaDevice, ptx: &str, kernel: &str) -> Result<Self> {
-        device.bind()?;
-        let module = load_ptx(ptx)?;
-        let missing =
-            |reason: String| Error::ModuleLoad { code: 500, log: format!("kernel {kernel}: {reason}") };
-        let name = CString::new(kernel).map_err(|error| missing(error.to_string()))?;
-        let mut function = ptr::null_mut();
-        // SAFETY: `module` was just loaded into the bound context; the name is a C string.
-        let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
-        check("cuModuleGetFunction", result).map_err(|error| missing(error.to_string()))?;
-        Ok(Self { device: device.clone(), function })
-    }
+// SAFETY: the handle names code of the device's context, which outlives it; the driver lets any thread use it.
+unsafe impl Send for PtxModule {}
+// SAFETY: as above.
+unsafe impl Sync for PtxModule {}
 
-    /// Queues a launch on the device's stream, with `shared` bytes of dynamic shared memory.
+/// A kernel of a [`PtxModule`].
+#[derive(Clone, Debug)]
+pub struct Function {
+    device: CudaDevice,
+    function: sys::CUfunction,
+    name: String,
+    parameters: usize,
+}
+
+// SAFETY: as for the module, which is never unloaded.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl CudaDevice {
+    /// Loads PTX of your own, which the driver compiles for this device.
     ///
     /// # Errors
-    /// A driver error; a fault of the kernel comes with the next synchronisation.
+    /// [`Error::ModuleLoad`] with the log of the driver's compiler.
+    pub fn load_ptx(&self, ptx: &str) -> Result<PtxModule> {
+        self.bind()?;
+        let module = load_ptx(ptx)?;
+        Ok(PtxModule { device: self.clone(), module, parameters: parameter_counts(ptx) })
+    }
+}
+
+impl PtxModule {
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    /// [`Error::ModuleLoad`] if there is none.
+    pub fn get_function(&self, name: &str) -> Result<Function> {
+        self.device.bind()?;
+        let missing =
+            |reason: String| Error::ModuleLoad { code: 500, log: format!("kernel {name}: {reason}") };
+        let symbol = CString::new(name).map_err(|error| missing(error.to_string()))?;
+        let mut function = ptr::null_mut();
+        // SAFETY: `module` was loaded into the bound context and is never unloaded; the name is a C string.
+        let result = unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
+        check("cuModuleGetFunction", result).map_err(|error| missing(error.to_string()))?;
+        let parameters = self.parameters.get(name).copied().unwrap_or(0);
+        Ok(Function { device: self.device.clone(), function, name: name.to_owned(), parameters })
+    }
+}
+
+impl Stream {
+    /// Queues a kernel of your own; the method that cust's `launch!` calls. A grid with a zero dimension is nothing to do.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for another number of arguments than the kernel has parameters, and a driver error. A fault of
+    /// the kernel is reported by the next synchronisation, after which the GPU can't be used in this process.
     ///
     /// # Safety
-    /// `arguments` are as many as the kernel has parameters, none of which is larger than 8 bytes.
-    pub unsafe fn launch(
+    /// * Each argument points to a value of the type that the kernel declares at this place. A slice is two: a device
+    ///   address and a length (`usize`). `launch!` takes these pointers itself; write literals with their suffix (`0u32`).
+    /// * A device address is valid for all that the kernel reads and writes there. One from
+    ///   [`Tensor::device_address`](crate::Tensor::device_address) is so for work that is queued, while the tensor lives, on
+    ///   the stream of the tensor's device; the memory is not given to others before that work is done. For another stream
+    ///   of the device the caller sees to order and lifetime.
+    /// * What the kernel writes comes from [`TensorMut::device_address`](crate::TensorMut::device_address) or is otherwise
+    ///   the caller's alone.
+    /// * Grid, block and shared memory are such as the kernel's own safety section asks for.
+    pub unsafe fn launch<G: Into<GridSize>, B: Into<BlockSize>>(
         &self,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared: u32,
-        arguments: &[u64],
+        function: &Function,
+        grid: G,
+        block: B,
+        shared_bytes: u32,
+        arguments: &[*mut c_void],
     ) -> Result<()> {
-        self.device.bind()?;
-        let mut values: Vec<*mut c_void> =
-            arguments.iter().map(|argument| ptr::from_ref(argument).cast_mut().cast()).collect();
-        // SAFETY: the function belongs to the bound context. `values` points to one value of 8 bytes for each
-        // parameter (the caller's promise), which the driver copies before it returns. What the kernel does to device
-        // memory can't touch the host's.
+        let (grid, block): (GridSize, BlockSize) = (grid.into(), block.into());
+        if arguments.len() != function.parameters {
+            return Err(Error::Unsupported {
+                op: "launch",
+                argument: "arguments",
+                value: arguments.len().to_string(),
+                reason: format!(
+                    "{} has {} parameters, of which a slice is two: pointer and length",
+                    function.name, function.parameters
+                ),
+            });
+        }
+        if [grid.x, grid.y, grid.z].contains(&0) {
+            return Ok(());
+        }
+        function.device.bind()?;
+        let _turn = self.turn();
+        // SAFETY: the function belongs to the bound context. `arguments` points to one value for each parameter (counted
+        // above; their types are the caller's promise), which the driver copies before it returns and does not write.
         let result = unsafe {
             sys::cuLaunchKernel(
-                self.function,
-                grid[0],
-                grid[1],
-                grid[2],
-                block[0],
-                block[1],
-                block[2],
-                shared,
-                self.device.stream().raw(),
-                values.as_mut_ptr(),
+                function.function,
+                grid.x,
+                grid.y,
+                grid.z,
+                block.x,
+                block.y,
+                block.z,
+                shared_bytes,
+                self.raw(),
+                arguments.as_ptr().cast_mut(),
                 ptr::null_mut(),
             )
         };
         check("cuLaunchKernel", result)
+    }
+}
+
+/// The number of parameters of each `.entry NAME(.param …, .param …)`. The driver says it only since CUDA 12.4.
+fn parameter_counts(ptx: &str) -> HashMap<String, usize> {
+    let code: Vec<&str> = ptx.lines().map(|line| line.split("//").next().unwrap_or(line)).collect();
+    let code = code.join("\n");
+    let entries = code.split(".entry").skip(1).map(|rest| {
+        let rest = rest.trim_start();
+        let end = rest.find(|c: char| !c.is_alphanumeric() && !"_$%".contains(c)).unwrap_or(rest.len());
+        let (name, rest) = rest.split_at(end);
+        let list = rest.trim_start().strip_prefix('(').and_then(|list| list.split(')').next());
+        (name.to_owned(), list.map_or(0, |list| list.matches(".param").count()))
+    });
+    entries.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parameter_counts;
+
+    #[test]
+    fn parameters_are_counted_however_the_text_is_broken() {
+        let ptx = ".visible .entry one(\n\t.param .u64 .ptr .align 1 a\n)\n{ ret; }\n// .entry two(.param .u32 n)\n\
+                   .entry two ( .param .align 8 .b8 p[16], // .param\n .param .f32 x)\n.maxntid 32\n{ ret; }\n\
+                   .entry none { ret; }\n.entry\nempty() { ret; }";
+        let counts = parameter_counts(ptx);
+        let count = |name: &str| counts.get(name).copied();
+        assert_eq!(
+            [count("one"), count("two"), count("none"), count("empty")],
+            [Some(1), Some(2), Some(0), Some(0)]
+        );
+        assert_eq!(counts.len(), 4);
     }
 }

@@ -1,43 +1,12 @@
 //! Launching a kernel as its [`KernelSpec`] says.
 
-use super::module::Kernel;
 use super::{CudaDevice, check};
 use crate::{Error, Result};
+use cuda_std::{KernelInfo, KernelParams, KernelSpec};
 use cust::sys;
-use kernels_gpu::KernelSpec;
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr;
-
-/// One kernel argument, with its size, so that it can be checked against the PTX.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arg {
-    bits: u64,
-    size: u8,
-}
-
-macro_rules! arg_from {
-    ($($ty:ty: $value:ident => $bits:expr;)*) => {$(
-        impl From<$ty> for Arg {
-            fn from($value: $ty) -> Self {
-                Self { bits: $bits, size: size_of::<$ty>() as u8 }
-            }
-        }
-    )*};
-}
-
-arg_from! {
-    u64: value => value;
-    u32: value => u64::from(value);
-    i32: value => u64::from(value as u32);
-    f32: value => u64::from(value.to_bits());
-}
-
-/// The arguments of a launch, in the kernel's order: device addresses (`u64`), `u32`, `i32`, `f32`.
-macro_rules! args {
-    ($($argument:expr),* $(,)?) => { &[$($crate::cuda::Arg::from($argument)),*] };
-}
-pub(crate) use args;
 
 thread_local! {
     static TRACE: RefCell<Option<Vec<&'static str>>> = const { RefCell::new(None) };
@@ -54,55 +23,53 @@ pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<&'static str>) {
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 
 impl CudaDevice {
-    /// Queues a kernel on this device's stream. A grid with a zero extent is nothing to do.
+    /// Queues a kernel on this device's stream. A grid with a zero dimension is nothing to do.
     ///
-    /// The number and the sizes of the arguments are checked against the PTX, the grid against the hardware's limit.
+    /// # Errors
+    /// [`Error::TooLarge`] for a grid beyond the hardware's limit, [`Error::ModuleLoad`] if the driver refuses the kernel's
+    /// module, a driver error.
     ///
     /// # Safety
-    /// What the kernel's own safety section asks for: its pointers are valid on this stream for the extents passed,
-    /// inputs and outputs overlap only where it allows, and the arguments have the types it declares.
-    pub(crate) unsafe fn launch(&self, spec: &KernelSpec, grid: [u32; 3], arguments: &[Arg]) -> Result<()> {
+    /// What the kernel's own safety section asks for: its pointers are device addresses, valid on this stream for the
+    /// dimensions passed, and inputs and outputs overlap only where it allows.
+    pub unsafe fn launch<P: KernelParams>(
+        &self,
+        spec: &KernelSpec<P>,
+        grid: [u32; 3],
+        parameters: &P,
+    ) -> Result<()> {
+        let mut pointers = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
+        // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, and `parameters` lives until
+        // the driver has copied them. The rest is the caller's promise.
+        unsafe { self.launch_raw(spec, grid, &mut pointers) }
+    }
+
+    /// # Safety
+    /// As [`launch`](Self::launch); `values` points to as many parameters as the kernel has, of its sizes.
+    unsafe fn launch_raw(&self, spec: &KernelInfo, grid: [u32; 3], values: &mut [*mut c_void]) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
-        let kernel: &Kernel = self.module().kernel(spec.name).ok_or_else(|| Error::Unsupported {
-            op: spec.name,
-            argument: "kernel",
-            value: spec.name.to_owned(),
-            reason: "it is not in the PTX".into(),
-        })?;
-        if !arguments.iter().map(|argument| argument.size).eq(kernel.parameters.iter().copied()) {
-            return Err(Error::Unsupported {
-                op: spec.name,
-                argument: "arguments",
-                value: format!("{:?}", arguments.iter().map(|argument| argument.size).collect::<Vec<_>>()),
-                reason: format!("the PTX declares parameters of {:?} bytes", kernel.parameters),
-            });
-        }
-        for (axis, (&extent, limit)) in grid.iter().zip(MAX_GRID).enumerate() {
-            if extent > limit {
+        for (axis, (&blocks, limit)) in grid.iter().zip(MAX_GRID).enumerate() {
+            if blocks > limit {
                 let argument = ["grid.x", "grid.y", "grid.z"][axis];
                 return Err(Error::TooLarge {
                     op: spec.name,
                     argument,
-                    elements: extent.into(),
+                    elements: blocks.into(),
                     limit: limit.into(),
                 });
             }
         }
         self.bind()?;
-        let mut values: [*mut c_void; 32] = [ptr::null_mut(); 32];
-        for (value, argument) in values.iter_mut().zip(arguments) {
-            *value = ptr::from_ref(&argument.bits).cast_mut().cast();
-        }
+        let function = self.modules().kernel(spec.name)?.function;
         let [x, y, z] = spec.block;
         let _turn = self.stream().turn();
-        // SAFETY: the function belongs to the bound context. `values` points to as many arguments as the kernel has,
-        // each at least as large as its parameter (checked above); the driver copies them before it returns. The
-        // rest is the caller's promise.
+        // SAFETY: the function belongs to the bound context. `values` points to the kernel's parameters, as the caller
+        // promises; the driver copies them before it returns.
         let result = unsafe {
             sys::cuLaunchKernel(
-                kernel.function,
+                function,
                 grid[0],
                 grid[1],
                 grid[2],

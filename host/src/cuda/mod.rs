@@ -5,6 +5,8 @@
 //! with types of our own, because cust strips `NON_BLOCKING` from streams, has no JIT error log and frees memory
 //! synchronously on drop.
 
+mod archive;
+mod compiling;
 mod counters;
 mod device;
 mod event;
@@ -15,14 +17,15 @@ mod module;
 pub mod occupancy;
 mod stream;
 
-pub(crate) use device::driver_version;
-pub use device::{CudaDevice, Properties};
+pub use archive::{PTX_ORIGIN, ptx, ptx_compressed_bytes, ptx_modules, ptx_of};
+pub use compiling::on_slow_compilation;
+pub(crate) use device::WITHOUT_VIRTUAL_GPU;
+pub use device::{CudaDevice, Properties, driver_version};
 pub use event::Event;
-pub(crate) use foreign::ForeignKernel;
+pub use foreign::{Function, PtxModule};
 pub use graph::Graph;
 pub use launch::trace;
-pub(crate) use launch::{Arg, args};
-pub use module::PTX;
+pub use module::Loaded;
 pub(crate) use stream::COUNTERS;
 pub(crate) use stream::Kept;
 pub use stream::Stream;

@@ -1,67 +1,165 @@
-//! The kernels' PTX, loaded into a context.
+//! The kernels' modules, loaded into a context when the first of their kernels is used.
 
+use super::archive::{ptx_modules, ptx_of};
+use super::compiling::Compiling;
 use super::occupancy::Resources;
-use super::{check, ensure_alive};
+use super::{CudaDevice, check, ensure_alive};
 use crate::{Error, Result};
+use cuda_std::KernelInfo;
 use cust::sys;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 
-/// The PTX of all kernels, as `build.rs` made it.
-pub const PTX: &str = include_str!(env!("PASCALINE_PTX"));
-
-/// A kernel's handle and what its parameters look like.
+/// A kernel of a loaded module.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub(super) function: sys::CUfunction,
-    /// The size of each parameter in bytes, as the PTX declares them.
-    pub(super) parameters: Vec<u8>,
     /// What it takes of a multiprocessor, once asked for.
     pub(super) resources: OnceLock<Resources>,
 }
 
-/// All kernels of [`PTX`] by name.
+/// A kernel and whether its module has been loaded.
 #[derive(Debug)]
-pub(crate) struct Module {
-    kernels: HashMap<&'static str, Kernel>,
+struct Slot {
+    info: KernelInfo,
+    kernel: OnceLock<Kernel>,
+}
+
+/// All kernels of the program by name, and the lock of each module.
+#[derive(Debug)]
+pub(crate) struct Modules {
+    kernels: HashMap<&'static str, Slot>,
+    /// Held while a module is loaded: others that need it wait, and those that need another do not.
+    loading: HashMap<&'static str, Mutex<()>>,
 }
 
 // SAFETY: function handles name code of the context, which outlives this; the driver lets any thread launch them.
-unsafe impl Send for Module {}
+unsafe impl Send for Modules {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for Modules {}
 
-impl Module {
-    /// A module without kernels, for a context that has none loaded yet.
-    pub(crate) fn empty() -> Self {
-        Self { kernels: HashMap::new() }
+impl Modules {
+    /// Of a context into which nothing has been loaded.
+    pub(crate) fn new() -> Self {
+        let slot = |info: &KernelInfo| (info.name, Slot { info: *info, kernel: OnceLock::new() });
+        Self {
+            kernels: kernels_gpu::KERNELS.iter().copied().flatten().map(slot).collect(),
+            loading: ptx_modules().map(|name| (name, Mutex::new(()))).collect(),
+        }
     }
 
-    /// Loads [`PTX`] into the current context and looks up every kernel that `kernels-gpu` declares.
+    /// The kernel, whose module is loaded first if it was not before. The context is current.
     ///
-    /// The module is never unloaded: it lives as long as the primary context, which lives as long as the process.
-    pub(crate) fn load() -> Result<Self> {
-        let module = load_ptx(PTX)?;
-        let mut kernels = HashMap::new();
-        for spec in kernels_gpu::KERNELS.iter().copied().flatten() {
-            let name = CString::new(spec.name).unwrap_or_default();
+    /// # Errors
+    /// [`Error::Unsupported`] if the program has no such kernel, [`Error::ModuleLoad`] if the driver refuses its module.
+    pub(crate) fn kernel(&self, name: &str) -> Result<&Kernel> {
+        let slot = self.kernels.get(name).ok_or_else(|| Error::Unsupported {
+            op: "launch",
+            argument: "kernel",
+            value: name.to_owned(),
+            reason: "it is not in this program".into(),
+        })?;
+        if slot.kernel.get().is_none() {
+            self.load(slot.info.module)?;
+        }
+        slot.kernel.get().ok_or_else(|| Error::ModuleLoad {
+            code: 500,
+            log: format!("kernel {name} is not in PTX module {}", slot.info.module),
+        })
+    }
+
+    /// Whether the module has been loaded. One without kernels never is.
+    fn is_loaded(&self, module: &str) -> bool {
+        self.of(module).any(|slot| slot.kernel.get().is_some())
+    }
+
+    fn of(&self, module: &str) -> impl Iterator<Item = &Slot> {
+        self.kernels.values().filter(move |slot| slot.info.module == module)
+    }
+
+    /// Loads a module into the current context and looks up its kernels, unless that has been done.
+    ///
+    /// Modules are never unloaded: they live as long as the primary context, which lives as long as the process.
+    fn load(&self, name: &str) -> Result<()> {
+        let _lock = self.loading.get(name).map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
+        if self.is_loaded(name) {
+            return Ok(());
+        }
+        let text = ptx_of(name)?;
+        let module = {
+            let _compiling = Compiling::begin();
+            load_ptx(&text)?
+        };
+        let mut functions = Vec::new();
+        for slot in self.of(name) {
+            let symbol = CString::new(slot.info.name).unwrap_or_default();
             let mut function = ptr::null_mut();
             // SAFETY: `module` was just loaded into the current context; the name is a C string.
-            let result = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
-            check("cuModuleGetFunction", result).map_err(|error| Error::ModuleLoad {
-                code: 500,
-                log: format!("kernel {} is not in the PTX: {error}", spec.name),
-            })?;
-            let (parameters, resources) = (parameter_sizes(PTX, spec.name), OnceLock::new());
-            kernels.insert(spec.name, Kernel { function, parameters, resources });
+            let result = unsafe { sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
+            check("cuModuleGetFunction", result)?;
+            functions.push((slot, function));
         }
-        Ok(Self { kernels })
+        for (slot, function) in functions {
+            // unset so far, and nobody else sets it while the lock is held
+            let _ = slot.kernel.set(Kernel { function, resources: OnceLock::new() });
+        }
+        Ok(())
+    }
+}
+
+/// What [`CudaDevice::load_modules`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Modules that were loaded.
+    pub modules: usize,
+    /// Modules that had been loaded before.
+    pub before: usize,
+}
+
+impl CudaDevice {
+    /// Loads modules ahead of their first launch, by several threads at once: with an empty driver cache the driver compiles
+    /// each, which takes up to a second.
+    ///
+    /// `modules` are names of [`ptx_modules`]; names that this program does not have are errors.
+    ///
+    /// # Errors
+    /// The first error of a module: [`Error::ModuleLoad`] or a driver error. The others are loaded all the same.
+    pub fn load_modules(&self, modules: &[&str]) -> Result<Loaded> {
+        self.bind()?;
+        let before = modules.iter().filter(|name| self.modules().is_loaded(name)).count();
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(modules.len());
+        let (next, first_error) = (AtomicUsize::new(0), Mutex::new(None));
+        let work = || {
+            let mut result = self.bind();
+            while let (Ok(()), Some(name)) = (&result, modules.get(next.fetch_add(1, Ordering::Relaxed))) {
+                result = self.modules().load(name);
+                if let Err(error) = std::mem::replace(&mut result, Ok(())) {
+                    first_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            }
+            if let Err(error) = result {
+                first_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        match first_error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(Loaded { modules: modules.len() - before, before }),
+            Some(error) => Err(error),
+        }
     }
 
-    pub(crate) fn kernel(&self, name: &str) -> Option<&Kernel> {
-        self.kernels.get(name)
+    /// The modules that have been loaded on this device so far.
+    pub fn loaded_modules(&self) -> Vec<&'static str> {
+        ptx_modules().filter(|name| self.modules().is_loaded(name)).collect()
     }
 }
 
@@ -94,33 +192,5 @@ pub(super) fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
             Err(Error::ModuleLoad { code, log: if log.is_empty() { text } else { log } })
         }
         Err(other) => Err(other),
-    }
-}
-
-/// The sizes in the parameter list of `.entry NAME(…)`.
-fn parameter_sizes(ptx: &str, name: &str) -> Vec<u8> {
-    let head = format!(".entry {name}(");
-    let Some(start) = ptx.find(&head) else { return Vec::new() };
-    let list = &ptx[start + head.len()..];
-    let list = &list[..list.find(')').unwrap_or(0)];
-    let types = list.split(".param ").skip(1).map(|parameter| parameter.split_whitespace().next());
-    types
-        .map(|ty| match ty {
-            Some(".u64" | ".b64" | ".s64" | ".f64") => 8,
-            Some(".u16" | ".b16" | ".s16" | ".f16") => 2,
-            Some(".u8" | ".b8" | ".s8") => 1,
-            _ => 4,
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{PTX, parameter_sizes};
-
-    #[test]
-    fn parameters_are_read_from_the_ptx() {
-        assert_eq!(parameter_sizes(PTX, "softmax_warp_f32"), [8, 8, 4, 4, 4, 4]);
-        assert!(parameter_sizes(PTX, "no_such_kernel").is_empty());
     }
 }

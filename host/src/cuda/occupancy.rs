@@ -1,14 +1,14 @@
 //! How many blocks of a kernel fit on a multiprocessor at a time, and the block size that follows from it.
 //!
-//! The calculation is the virtual GPU's ([`Multiprocessor`]), with the limits of the device at hand; a test on a real
+//! The calculation is the one that the virtual GPU answers with ([`Multiprocessor`]), with the limits of the device at hand; a test on a real
 //! device holds it against the driver's answer for every kernel.
 
 use super::module::Kernel;
 use super::{CudaDevice, Properties, check};
-use crate::{Error, Result};
+use crate::Result;
+use cuda_std::KernelInfo;
 use cust::sys;
-use kernels_gpu::KernelSpec;
-pub use pascaline_virtual_gpu::Multiprocessor;
+pub use pascaline_occupancy::Multiprocessor;
 use std::ffi::c_int;
 
 const WARP: u32 = 32;
@@ -53,12 +53,11 @@ pub fn warps_block(
 }
 
 impl CudaDevice {
-    /// The spec of a kernel whose `warps` warps work each by itself, with the block size that suits so many.
-    pub(crate) fn warps_spec(&self, spec: &KernelSpec, warps: u32) -> Result<KernelSpec> {
+    /// The threads of a block that suit a kernel of `warps` warps which work each on its own.
+    pub(crate) fn warps_block(&self, kernel: &KernelInfo, warps: u32) -> Result<u32> {
         let &Properties { multiprocessor, multiprocessors, .. } = self.properties();
-        let resources = self.kernel_resources(spec.name)?;
-        let threads = warps_block(multiprocessor, multiprocessors, spec.threads(), resources, warps);
-        Ok(KernelSpec { block: [threads, 1, 1], ..*spec })
+        let resources = self.kernel_resources(kernel.name)?;
+        Ok(warps_block(multiprocessor, multiprocessors, kernel.threads(), resources, warps))
     }
 
     /// The driver's own answer for one of our kernels, with `threads` per block.
@@ -99,12 +98,7 @@ impl CudaDevice {
 
     fn kernel_handle(&self, kernel: &str) -> Result<&Kernel> {
         self.bind()?;
-        self.module().kernel(kernel).ok_or_else(|| Error::Unsupported {
-            op: "occupancy",
-            argument: "kernel",
-            value: kernel.to_owned(),
-            reason: "it is not in the PTX".into(),
-        })
+        self.modules().kernel(kernel)
     }
 }
 

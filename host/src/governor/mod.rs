@@ -5,6 +5,7 @@
 //! of the time (its duty), adjusted step by step with hysteresis, and asks for variants that need less power. It is a
 //! pure state machine over [`Sample`]s; [`nvml`] reads them from a device, [`Pacer`] makes both work for a program.
 
+#[cfg_attr(not(feature = "nvml"), path = "no_nvml.rs")]
 pub mod nvml;
 mod watch;
 
@@ -27,7 +28,7 @@ const STEP_EVERY: Duration = Duration::from_secs(2);
 /// A pause is no longer than this, so that a stop or an answer is not held up.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 
-/// What a device says of itself at one time.
+/// A device's state at one time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
     /// Since the start.
@@ -46,10 +47,10 @@ pub struct Sample {
     pub power_capped: bool,
 }
 
-/// What changed.
+/// A change of the state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// Too hot: work is paced from now on.
+    /// Too hot: work is paced after this.
     PacingBegan {
         /// The temperature in °C.
         temperature: f32,
@@ -139,7 +140,7 @@ impl fmt::Display for Event {
 pub struct TraceError {
     /// From 1.
     pub line: usize,
-    /// What stands there.
+    /// The text there.
     pub text: String,
 }
 

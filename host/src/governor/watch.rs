@@ -36,7 +36,7 @@ pub struct Pacer {
 
 #[derive(Debug)]
 struct Watch {
-    /// What is watched; `None` in tests without one.
+    /// The device watched; `None` in tests without one.
     device: Option<CudaDevice>,
     /// Bits of an f32.
     duty: AtomicU32,
@@ -46,12 +46,12 @@ struct Watch {
 #[derive(Debug, Default)]
 struct Log {
     samples: VecDeque<(Instant, Sample)>,
-    /// When kernels that need less energy were last asked for.
+    /// The last time that kernels which need less energy were asked for.
     low_power: Option<Instant>,
     events: Vec<Event>,
 }
 
-/// What a device held over some time.
+/// The state that a device sustained over some time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Sustained {
@@ -100,7 +100,7 @@ impl Pacer {
         self.paused
     }
 
-    /// What changed since the last question.
+    /// The changes since the last call.
     pub fn events(&mut self) -> Vec<Event> {
         let Some(watch) = &self.watch else { return Vec::new() };
         let events = watch.log().events.get(self.seen..).map_or_else(Vec::new, <[_]>::to_vec);
@@ -108,7 +108,7 @@ impl Pacer {
         events
     }
 
-    /// What the device held since `begin`; `None` without a sample.
+    /// The state that the device sustained since `begin`; `None` without a sample.
     pub fn since(&self, begin: Instant) -> Option<Sustained> {
         let log = self.watch.as_ref()?.log();
         let samples = log.samples.iter().filter(|(at, _)| *at >= begin).map(|(_, sample)| sample);

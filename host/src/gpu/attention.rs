@@ -1,18 +1,17 @@
 //! Which attention kernels, their grids, and the scratch memory of partial results.
 
-use crate::cuda::{Arg, COUNTERS, CudaDevice, args};
+use super::DeviceElement;
+use crate::cuda::{COUNTERS, CudaDevice};
 use crate::kv::{KvFormat, KvView};
 use crate::memory::DeviceBuffer;
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{HeadStrides, Problem};
 use crate::{DType, Result, Tensor, TensorMut};
-use kernels_gpu::KernelSpec;
-use kernels_gpu::attention::Types;
-use kernels_gpu::attention::decode::{DECODE, DECODE_CODED, DECODE_Q8_0, Decode};
+use kernels_gpu::attention::decode::{Decode, Instance, Instances};
 use kernels_gpu::attention::merge::partial_elements;
-use kernels_gpu::attention::prefill::{
-    PREFILL_CODED, PREFILL_D64, PREFILL_D128, PREFILL_Q8_0, QUERIES_PER_BLOCK,
-};
-use kernels_gpu::attention::textbook::{SCORES, SOFTMAX, TEXTBOOK_TILE, VALUES};
+use kernels_gpu::attention::prefill::{Prefill, QUERIES_PER_BLOCK};
+use kernels_gpu::attention::textbook::{self, Scores, Softmax, TEXTBOOK_TILE, Values};
+use kernels_gpu::attention::{self, Kernels};
+use std::ptr;
 
 /// The most queries that the decode kernels take: from here on the prefill kernels' 64 rows a tile waste less than
 /// reading K and V once for every four rows costs.
@@ -23,58 +22,33 @@ const DECODE_BLOCKS_PER_SM: usize = 4;
 /// in flight.
 const MIN_SPLIT_KEYS: usize = 64;
 
-/// The kernels for a problem.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Plan {
-    Prefill(KernelSpec),
-    Decode { kernel: Decode, splits: usize, keys_per_split: usize },
+/// Codes of a 16-bit float, which lie in an f16 tensor of the same bits.
+impl DeviceElement for u16 {
+    const DTYPE: DType = DType::F16;
 }
 
-pub(super) fn types(q: DType, kv: DType) -> Types {
-    match (q, kv) {
-        (DType::F16, _) => Types::F16,
-        (_, DType::F16) => Types::F32WithF16,
-        _ => Types::F32,
-    }
+/// Quants, four of which are an element of a u32 tensor.
+impl DeviceElement for u8 {
+    const DTYPE: DType = DType::U32;
 }
 
-fn plan(problem: &Problem, q: DType, kv: KvFormat, multiprocessors: u32) -> Plan {
-    let wide = problem.head_dim > 64;
-    let types = match kv {
-        KvFormat::F16 => types(q, DType::F16),
-        _ => types(q, DType::F32),
-    };
-    if problem.q_len > MAX_DECODE_QUERIES {
-        let plain = if wide { PREFILL_D128 } else { PREFILL_D64 };
-        return Plan::Prefill(match kv {
-            KvFormat::F32 | KvFormat::F16 => plain[types as usize],
-            KvFormat::Float16(_) => PREFILL_CODED,
-            KvFormat::Q8_0 => PREFILL_Q8_0,
-        });
-    }
-    let rows = problem.group() * problem.q_len;
-    let kernel = match kv {
-        KvFormat::F32 | KvFormat::F16 => decode_kernel(&DECODE[types as usize], problem.head_dim, rows),
-        KvFormat::Float16(_) => DECODE_CODED[by_rows(rows)],
-        KvFormat::Q8_0 => DECODE_Q8_0[by_rows(rows)],
-    };
-    let blocks = problem.batch * problem.num_kv_heads * rows.div_ceil(kernel.rows as usize);
-    let (splits, keys_per_split) = split(blocks, problem.kv_len, multiprocessors);
-    Plan::Decode { kernel, splits, keys_per_split }
+/// The index of the kernels for this head_dim.
+pub(super) fn by_width(head_dim: usize) -> usize {
+    usize::from(head_dim > 64)
 }
 
-/// Of a type's instances the one for so many rows of a kv head.
-pub(super) fn decode_kernel(instances: &[Decode; 6], head_dim: usize, rows: usize) -> Decode {
-    instances[3 * usize::from(head_dim > 64) + by_rows(rows)]
-}
-
-/// Which of the instances for 1, 2 and 4 rows.
+/// The index of the instance for so many rows of a kv head, among those for 1, 2 and 4.
 fn by_rows(rows: usize) -> usize {
     match rows {
         ..=1 => 0,
         2 => 1,
         _ => 2,
     }
+}
+
+/// The instance for so many rows of a kv head.
+pub(super) fn instance<P>(instances: &Instances<P>, head_dim: usize, rows: usize) -> &Instance<P> {
+    &instances[by_width(head_dim)][by_rows(rows)]
 }
 
 /// Into how many splits the keys go, and how long they are, where one split makes `blocks` blocks; each of those has a
@@ -94,21 +68,39 @@ fn longest_first(heads: u32, rows: u32, per_multiprocessor: u32, multiprocessors
     if u64::from(heads) * u64::from(rows) <= held { rows.min(multiprocessors / heads) } else { rows }
 }
 
-pub(super) fn words(strides: Strides) -> [u32; 3] {
-    [strides.batch, strides.head, strides.row].map(|stride| stride as u32)
+/// The factor of scores whose exponents are base 2.
+pub(super) fn scale_log2(problem: &Problem) -> f32 {
+    problem.scale * std::f32::consts::LOG2_E
 }
 
-/// The strides of out, q, k and v, as all attention kernels take them.
-pub(super) fn strides(problem: &Problem) -> Vec<Arg> {
-    let all = [problem.out, problem.q, problem.k, problem.v].map(words);
-    all.as_flattened().iter().map(|&stride| Arg::from(stride)).collect()
+/// As the kernels have them; `ops` has checked that they are below 2³¹.
+pub(super) fn strides(HeadStrides { batch, head, row }: HeadStrides) -> attention::Strides {
+    attention::Strides { batch: batch as u32, head: head as u32, row: row as u32 }
 }
 
 pub(crate) fn attention(
     device: &CudaDevice,
     out: TensorMut,
     q: &Tensor,
-    [k, v]: [KvView; 2],
+    kv: [KvView; 2],
+    past: Option<&Tensor>,
+    problem: &Problem,
+) -> Result<()> {
+    match (q.dtype(), kv[0].format) {
+        (DType::F16, _) => of(device, &attention::OF_F16, out, q, kv, past, problem),
+        (_, KvFormat::F32) => of(device, &attention::OF_F32, out, q, kv, past, problem),
+        (_, KvFormat::F16) => of(device, &attention::OF_F32_F16, out, q, kv, past, problem),
+        (_, KvFormat::Float16(_)) => of(device, &attention::OF_F32_CODED, out, q, kv, past, problem),
+        (_, KvFormat::Q8_0) => of(device, &attention::OF_F32_Q8_0, out, q, kv, past, problem),
+    }
+}
+
+fn of<Q: DeviceElement, Kv: DeviceElement>(
+    device: &CudaDevice,
+    kernels: &Kernels<Q, Kv>,
+    out: TensorMut,
+    q: &Tensor,
+    kv: [KvView; 2],
     past: Option<&Tensor>,
     problem: &Problem,
 ) -> Result<()> {
@@ -116,63 +108,85 @@ pub(crate) fn attention(
     if heads * problem.q_len == 0 {
         return Ok(());
     }
+    let (out, q, [k, v]) = (out.ptr::<Q>(), q.ptr::<Q>(), kv.map(|x| x.values.ptr::<Kv>()));
+    let [k_scales, v_scales] = kv.map(|x| x.scales.map_or(ptr::null(), Tensor::ptr));
+    let exponent_bits = match kv[0].format {
+        KvFormat::Float16(bits) => bits,
+        _ => 0,
+    };
+    let (out_strides, q_strides) = (strides(problem.out), strides(problem.q));
+    let (k_strides, v_strides) = (strides(problem.k), strides(problem.v));
+    let (num_q_heads, num_kv_heads) = (problem.num_q_heads as u32, problem.num_kv_heads as u32);
     let (q_len, kv_len, head_dim) = (problem.q_len as u32, problem.kv_len as u32, problem.head_dim as u32);
     let (group, causal) = (problem.group() as u32, u32::from(problem.causal));
-    let scale_log2 = problem.scale * std::f32::consts::LOG2_E;
-    let strides = strides(problem);
-    let plan = plan(problem, q.dtype(), k.format, device.properties().multiprocessors);
-    let more = match k.format {
-        KvFormat::F32 | KvFormat::F16 => vec![],
-        KvFormat::Float16(exponent_bits) => vec![Arg::from(exponent_bits)],
-        KvFormat::Q8_0 => [k, v].map(|x| Arg::from(x.scales.map_or(0, Tensor::address))).to_vec(),
-    };
-    let (o, q, k, v) = (out.address(), q.address(), k.values.address(), v.values.address());
-    match plan {
-        Plan::Prefill(spec) => {
-            let (heads, rows) = (heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK));
-            let num_q_heads = problem.num_q_heads as u32;
-            let multiprocessors = device.properties().multiprocessors;
-            let longest_first = longest_first(heads, rows, spec.min_blocks, multiprocessors);
-            let arguments = [
-                args![o, q, k, v],
-                &strides[..],
-                args![num_q_heads, group, q_len, kv_len, head_dim, scale_log2, causal, longest_first],
-                &more[..],
-            ]
-            .concat();
-            // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides,
-            // spans below 2³¹ and that all lie on this stream; a TensorMut overlaps nothing.
-            unsafe { device.launch(&spec, [heads, rows, 1], &arguments) }
-        }
-        Plan::Decode { kernel, splits, keys_per_split } => {
-            let rows = heads * problem.q_len;
-            let partial_bytes = rows * splits * partial_elements(kernel.head_dim) as usize * size_of::<f32>();
-            let partial = DeviceBuffer::uninitialized(device, if splits > 1 { partial_bytes } else { 0 })?;
-            let num_kv_heads = problem.num_kv_heads as u32;
-            let kv_heads = (problem.batch * problem.num_kv_heads) as u32;
-            let grid = [splits as u32, kv_heads, (group * q_len).div_ceil(kernel.rows)];
-            let arguments = [
-                args![o, partial.address(), device.stream().counters(), q, k, v],
-                &strides[..],
-                args![
-                    num_kv_heads,
-                    group,
-                    q_len,
-                    kv_len,
-                    head_dim,
-                    keys_per_split as u32,
-                    scale_log2,
-                    causal,
-                    past.map_or(0, Tensor::address),
-                ],
-                &more[..],
-            ]
-            .concat();
-            // SAFETY: as above; `past` is one number; `partial` has a record for each row and split and is freed behind the
-            // launch; `split` makes no more groups of blocks than the stream has counters.
-            unsafe { device.launch(&kernel.spec, grid, &arguments) }
-        }
+    let scale_log2 = scale_log2(problem);
+    let multiprocessors = device.properties().multiprocessors;
+
+    if problem.q_len > MAX_DECODE_QUERIES {
+        let spec = &kernels.prefill[by_width(problem.head_dim)];
+        let (heads, rows) = (heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK));
+        let parameters = Prefill {
+            out,
+            q,
+            k,
+            v,
+            out_strides,
+            q_strides,
+            k_strides,
+            v_strides,
+            num_q_heads,
+            group,
+            q_len,
+            kv_len,
+            head_dim,
+            scale_log2,
+            causal,
+            longest_first: longest_first(heads, rows, spec.min_blocks, multiprocessors),
+            exponent_bits,
+            k_scales,
+            v_scales,
+        };
+        // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides, spans below
+        // 2³¹ and that all lie on this stream; a TensorMut overlaps nothing. Tensors in Q8_0 have scales.
+        return unsafe { device.launch(spec, [heads, rows, 1], &parameters) };
     }
+
+    let rows = problem.group() * problem.q_len;
+    let kernel = instance(&kernels.decode, problem.head_dim, rows);
+    let groups = rows.div_ceil(kernel.rows as usize);
+    let kv_heads = problem.batch * problem.num_kv_heads;
+    let (splits, keys_per_split) = split(kv_heads * groups, problem.kv_len, multiprocessors);
+    let records = if splits > 1 { heads * problem.q_len * splits } else { 0 };
+    let record_bytes = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
+    let partial = DeviceBuffer::uninitialized(device, records * record_bytes)?;
+    let parameters = Decode {
+        out,
+        partial: partial.ptr(),
+        counters: device.stream().counters() as *mut u32,
+        q,
+        k,
+        v,
+        out_strides,
+        q_strides,
+        k_strides,
+        v_strides,
+        num_kv_heads,
+        group,
+        q_len,
+        kv_len,
+        head_dim,
+        keys_per_split: keys_per_split as u32,
+        scale_log2,
+        causal,
+        past: past.map_or(ptr::null(), Tensor::ptr),
+        exponent_bits,
+        k_scales,
+        v_scales,
+    };
+    let grid = [splits as u32, kv_heads as u32, groups as u32];
+    // SAFETY: as above; `past` is one number; `partial` has a record for each row and split and is freed after the launch;
+    // `split` makes no more groups of blocks than the stream has counters.
+    unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 
 /// The three-pass attention that benches compare with; f32 and contiguous.
@@ -191,55 +205,69 @@ pub(crate) fn textbook(
     }
     let elements = heads as usize * problem.q_len * problem.kv_len;
     let scores = DeviceBuffer::uninitialized(device, elements * size_of::<f32>())?;
-    let (s, group, tiles) = (scores.address(), problem.group() as u32, q_len.div_ceil(TEXTBOOK_TILE));
+    let (group, causal) = (problem.group() as u32, u32::from(problem.causal));
+    let (scale, tiles) = (problem.scale, q_len.div_ceil(TEXTBOOK_TILE));
+    let (out, q, k, v, scores) = (out.ptr(), q.ptr(), k.ptr(), v.ptr(), scores.ptr());
+    let first = Scores { scores, q, k, group, q_len, kv_len, head_dim, scale, causal };
+    let second = Softmax { scores, kv_len };
+    let third = Values { out, scores, v, group, q_len, kv_len, head_dim };
     // SAFETY: `ops::attention::textbook_into` has checked that all tensors are contiguous f32 of the problem's shapes
-    // on this stream; `scores` has an element for each query and key and is freed behind the launches.
+    // on this stream; `scores` has an element for each query and key and is freed after the launches.
     unsafe {
-        let causal = u32::from(problem.causal);
-        let arguments =
-            args![s, q.address(), k.address(), group, q_len, kv_len, head_dim, problem.scale, causal];
-        device.launch(&SCORES, [kv_len.div_ceil(TEXTBOOK_TILE), tiles, heads], arguments)?;
-        device.launch(&SOFTMAX, [heads * q_len, 1, 1], args![s, kv_len])?;
-        let arguments = args![out.address(), s, v.address(), group, q_len, kv_len, head_dim];
-        device.launch(&VALUES, [head_dim.div_ceil(TEXTBOOK_TILE), tiles, heads], arguments)
+        let grid = [kv_len.div_ceil(TEXTBOOK_TILE), tiles, heads];
+        device.launch(&textbook::attention_textbook_scores_f32, grid, &first)?;
+        device.launch(&textbook::attention_textbook_softmax_f32, [heads * q_len, 1, 1], &second)?;
+        let grid = [head_dim.div_ceil(TEXTBOOK_TILE), tiles, heads];
+        device.launch(&textbook::attention_textbook_values_f32, grid, &third)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::KvTensor;
+    use crate::memory::device_tests::{cuda_device, turn};
+    use crate::{Device, cuda, ops};
 
-    fn problem(heads: (usize, usize), q_len: usize, kv_len: usize, head_dim: usize) -> Problem {
-        let strides = Strides { batch: 0, head: 0, row: 0 };
-        Problem {
-            batch: 1,
-            num_q_heads: heads.0,
-            num_kv_heads: heads.1,
-            q_len,
-            kv_len,
-            head_dim,
-            scale: 1.0,
-            causal: true,
-            out: strides,
-            q: strides,
-            k: strides,
-            v: strides,
-        }
+    /// The kernel that attention over an empty cache of this format launches.
+    fn launched(q: DType, format: KvFormat, head_dim: usize, q_len: usize) -> &'static str {
+        let device = Device::Cuda(cuda_device());
+        let q = Tensor::zeros([1, q_len, head_dim], q, &device).unwrap();
+        let mut out = Tensor::zeros(q.shape(), q.dtype(), &device).unwrap();
+        let [k, v] =
+            [(); 2].map(|()| KvTensor::uninitialized([q_len, 1, head_dim], format, &device).unwrap());
+        let (result, names) = cuda::trace(|| {
+            ops::attention_over_into(out.view_mut().unwrap(), &q, &k, &v, 0, &Default::default())
+        });
+        result.unwrap();
+        device.synchronize().unwrap();
+        names[0]
     }
 
     #[test]
-    fn many_queries_take_the_prefill_kernel_of_their_width() {
-        assert_eq!(
-            plan(&problem((2, 1), 9, 9, 64), DType::F32, KvFormat::F32, 20),
-            Plan::Prefill(PREFILL_D64[0])
-        );
-        for (q, kv, kernel) in [
-            (DType::F16, KvFormat::F16, PREFILL_D128[1]),
-            (DType::F32, KvFormat::F16, PREFILL_D128[2]),
-            (DType::F32, KvFormat::BF16, PREFILL_CODED),
-            (DType::F32, KvFormat::Q8_0, PREFILL_Q8_0),
+    fn the_kernel_follows_types_formats_widths_and_queries() {
+        let _turn = turn();
+        for (q, format, types) in [
+            (DType::F32, KvFormat::F32, "f32"),
+            (DType::F16, KvFormat::F16, "f16"),
+            (DType::F32, KvFormat::F16, "f32_f16"),
         ] {
-            assert_eq!(plan(&problem((2, 1), 9, 9, 72), q, kv, 20), Plan::Prefill(kernel));
+            for (head_dim, width) in [(64, "d64"), (72, "d128")] {
+                assert_eq!(launched(q, format, head_dim, 8), format!("attention_decode_{width}_r4_{types}"));
+                assert_eq!(launched(q, format, head_dim, 9), format!("attention_prefill_{width}_{types}"));
+            }
+        }
+        for (format, types) in [(KvFormat::BF16, "f32_coded"), (KvFormat::Q8_0, "f32_q8_0")] {
+            for head_dim in [64, 72] {
+                assert_eq!(
+                    launched(DType::F32, format, head_dim, 1),
+                    format!("attention_decode_d128_r1_{types}")
+                );
+                assert_eq!(
+                    launched(DType::F32, format, head_dim, 9),
+                    format!("attention_prefill_d128_{types}")
+                );
+            }
         }
     }
 
@@ -253,17 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn few_queries_take_the_decode_kernel_of_their_rows() {
-        for (group, q_len, name) in [
-            (1, 1, "attention_decode_d128_r1_f32"),
-            (2, 1, "attention_decode_d128_r2_f32"),
-            (1, 3, "attention_decode_d128_r4_f32"),
-            (8, 8, "attention_decode_d128_r4_f32"),
+    fn few_queries_take_the_instance_of_their_rows() {
+        for (rows, name) in [
+            (1, "attention_decode_d128_r1_f32"),
+            (2, "attention_decode_d128_r2_f32"),
+            (3, "attention_decode_d128_r4_f32"),
+            (64, "attention_decode_d128_r4_f32"),
         ] {
-            match plan(&problem((group * 2, 2), q_len, 100, 128), DType::F32, KvFormat::F32, 20) {
-                Plan::Decode { kernel, .. } => assert_eq!(kernel.spec.name, name),
-                other => panic!("{other:?}"),
-            }
+            assert_eq!(instance(&attention::OF_F32.decode, 128, rows).spec.name, name);
         }
     }
 

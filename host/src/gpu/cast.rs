@@ -1,20 +1,32 @@
 //! Cast: the kernel by types, the grid by size and alignment.
 
-use super::vectors;
-use crate::cuda::{CudaDevice, args};
+use super::{DeviceElement, vectors};
+use crate::cuda::CudaDevice;
 use crate::{DType, Result, Tensor, TensorMut};
-use kernels_gpu::cast::{F16_F32, F32_F16, LEN};
+use cuda_std::KernelSpec;
+use kernels_gpu::cast::{Cast, LEN, cast_f16_f32, cast_f32_f16};
 use kernels_gpu::device::flat;
 
 pub(crate) fn cast(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> {
+    match x.dtype() {
+        DType::F16 => of(device, &cast_f32_f16, y, x),
+        _ => of(device, &cast_f16_f32, y, x),
+    }
+}
+
+fn of<Y: DeviceElement, X: DeviceElement>(
+    device: &CudaDevice,
+    spec: &KernelSpec<Cast<Y, X>>,
+    y: TensorMut,
+    x: &Tensor,
+) -> Result<()> {
     let n = x.shape().elements() as u32;
     if n == 0 {
         return Ok(());
     }
-    let spec = if x.dtype() == DType::F16 { F32_F16 } else { F16_F32 };
-    let head = vectors::head(n, LEN, &[(y.address(), y.dtype().size()), (x.address(), x.dtype().size())]);
-    let grid = [flat::blocks(n, head, LEN), 1, 1];
+    let (y, x) = (y.ptr::<Y>(), x.ptr::<X>());
+    let head = vectors::head(n, LEN, &[(y as u64, size_of::<Y>()), (x as u64, size_of::<X>())]);
     // SAFETY: `ops::cast_into` has checked that both are contiguous [n] of the kernel's types on this stream, of less
     // than 2³¹ elements, and a TensorMut overlaps nothing; `head` is where both are aligned.
-    unsafe { device.launch(&spec, grid, args![y.address(), x.address(), n, head]) }
+    unsafe { device.launch(spec, [flat::blocks(n, head, LEN), 1, 1], &Cast { y, x, n, head }) }
 }

@@ -1,11 +1,14 @@
 //! Which copy kernel, and its grid.
 
 use super::{transpose, vectors};
-use crate::cuda::{CudaDevice, args};
-use crate::ops::copy::{Dim, MAX_DIMS, merge};
+use crate::cuda::CudaDevice;
+use crate::problem::copy::{Dim, MAX_DIMS, merge};
 use crate::{Result, Tensor, TensorMut};
-use kernels_gpu::KernelSpec;
-use kernels_gpu::copy::{COLUMNS_PER_THREAD, DIMS_B16, DIMS_B32, DIMS_B128, DIMS_BLOCK, FLAT_B16, FLAT_B32};
+use cuda_std::KernelSpec;
+use kernels_gpu::copy::{
+    self, COLUMNS_PER_THREAD, DIMS_BLOCK, Dims, Flat, copy_dims_b16, copy_dims_b32, copy_dims_b128,
+    copy_flat_b16, copy_flat_b32,
+};
 use kernels_gpu::device::flat;
 
 /// Neighbouring threads that share a row of this many columns, as a power of two: eight elements of f32 are the least
@@ -41,10 +44,29 @@ pub(crate) fn copy(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> 
         }
         _ => {}
     }
-    let spec = match vectorized(&mut dims, &[y_address, x_address], size) {
-        true => DIMS_B128,
-        false => scalar(size),
-    };
+    let vectorized = vectorized(&mut dims, &[y_address, x_address], size);
+    // SAFETY: `ops::copy_into` has checked that both have the same shape and element type on this stream and reach
+    // less than 2³¹ elements, and that there are at most six dimensions after merging; a TensorMut overlaps nothing.
+    unsafe {
+        match (vectorized, size) {
+            (true, _) => strided(device, &copy_dims_b128, y_address, x_address, dims),
+            (false, 2) => strided(device, &copy_dims_b16, y_address, x_address, dims),
+            (false, _) => strided(device, &copy_dims_b32, y_address, x_address, dims),
+        }
+    }
+}
+
+/// Copies `dims`, at most six, whose last is the columns.
+///
+/// # Safety
+/// As [`CudaDevice::launch`], but for the grid and the number of dimensions.
+unsafe fn strided<E: Copy>(
+    device: &CudaDevice,
+    spec: &KernelSpec<Dims<E>>,
+    y: u64,
+    x: u64,
+    mut dims: Vec<Dim>,
+) -> Result<()> {
     let n: usize = dims.iter().map(|dim| dim.extent).product();
     while dims.len() < MAX_DIMS {
         dims.insert(0, Dim { extent: 1, y: 0, x: 0 });
@@ -54,21 +76,11 @@ pub(crate) fn copy(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> 
     let grid = [(rows << width_log2).div_ceil(DIMS_BLOCK), 1, 1];
     let [d0, d1, d2, d3, d4, d5] = [0, 1, 2, 3, 4, 5].map(|d| {
         let Dim { extent, y, x } = dims[d];
-        (extent as u32, y as u32, x as u32)
+        copy::Dim { size: extent as u32, y: y as u32, x: x as u32 }
     });
-    // SAFETY: `ops::copy_into` has checked that both have the same shape and element type on this stream and reach
-    // less than 2³¹ elements, and that there are at most six extents after merging; a TensorMut overlaps nothing.
-    // 2^width_log2 ≤ columns, so the grid's threads are at most the elements.
-    unsafe {
-        device.launch(
-            &spec,
-            grid,
-            args![
-                y_address, x_address, rows, width_log2, d0.0, d0.1, d0.2, d1.0, d1.1, d1.2, d2.0, d2.1, d2.2,
-                d3.0, d3.1, d3.2, d4.0, d4.1, d4.2, d5.0, d5.1, d5.2
-            ],
-        )
-    }
+    let (y, x) = (y as *mut E, x as *const E);
+    // SAFETY: as the caller promises; 2^width_log2 ≤ columns, so the grid's threads are at most the elements.
+    unsafe { device.launch(spec, grid, &Dims { y, x, rows, width_log2, d0, d1, d2, d3, d4, d5 }) }
 }
 
 /// Turns elements of `size` bytes into vectors if the last extent is dense in both and all of it and of the strides and
@@ -88,20 +100,20 @@ fn vectorized(dims: &mut [Dim], addresses: &[u64], size: usize) -> bool {
     whole
 }
 
-/// The strided kernel for elements of `size` bytes.
-fn scalar(size: usize) -> KernelSpec {
-    if size == 2 { DIMS_B16 } else { DIMS_B32 }
-}
-
 /// Copies `n` > 0 elements of `size` bytes without gaps. The caller has found both on this device's stream, disjoint, and
 /// below 2³¹ elements.
 pub(super) fn contiguous(device: &CudaDevice, y: u64, x: u64, n: u32, size: usize) -> Result<()> {
-    let spec = if size == 2 { FLAT_B16 } else { FLAT_B32 };
     let len = vectors::len(size);
     let head = vectors::head(n, len, &[(y, size), (x, size)]);
+    let grid = [flat::blocks(n, head, len), 1, 1];
     // SAFETY: as this function's contract says; addresses of elements are multiples of their size, and `head` is where both are
     // aligned.
-    unsafe { device.launch(&spec, [flat::blocks(n, head, len), 1, 1], args![y, x, n, head]) }
+    unsafe {
+        match size {
+            2 => device.launch(&copy_flat_b16, grid, &Flat { y: y as *mut u16, x: x as *const u16, n, head }),
+            _ => device.launch(&copy_flat_b32, grid, &Flat { y: y as *mut u32, x: x as *const u32, n, head }),
+        }
+    }
 }
 
 #[cfg(test)]

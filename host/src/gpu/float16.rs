@@ -1,9 +1,11 @@
 //! Which conversion kernel, and its grid.
 
-use crate::cuda::{CudaDevice, args};
+use crate::cuda::CudaDevice;
 use crate::float16::{Float16Tensor, MIN_EXPONENT_BITS, Overflow};
 use crate::{Result, Tensor, TensorMut};
-use kernels_gpu::float16::convert::{DECODE, ENCODE, ENCODE_SATURATING, THREADS, VALUES_PER_THREAD};
+use kernels_gpu::float16::convert::{
+    DECODE, Decode, ENCODE, ENCODE_SATURATING, Encode, THREADS, VALUES_PER_THREAD,
+};
 
 fn grid(count: u32) -> [u32; 3] {
     [count.div_ceil(THREADS * VALUES_PER_THREAD), 1, 1]
@@ -21,16 +23,17 @@ pub(crate) fn encode(
         Overflow::Saturate => ENCODE_SATURATING[index],
     };
     let count = x.shape().elements() as u32;
-    let codes = y.codes.view_mut()?.address();
+    let codes = y.codes.view_mut()?.address() as *mut u16;
     // SAFETY: `ops::float16_encode` has checked x, a 16-byte aligned f32 tensor without gaps of less than 2³¹ elements
     // on this stream, and made codes for as many.
-    unsafe { device.launch(&spec, grid(count), args![codes, x.address(), count]) }
+    unsafe { device.launch(&spec, grid(count), &Encode { codes, values: x.ptr(), count }) }
 }
 
 pub(crate) fn decode(device: &CudaDevice, y: TensorMut, x: &Float16Tensor) -> Result<()> {
     let spec = DECODE[(x.exponent_bits - MIN_EXPONENT_BITS) as usize];
     let count = x.shape().elements() as u32;
+    let codes = x.codes.address() as *const u16;
     // SAFETY: `ops::float16_decode_into` has checked y: contiguous f32, aligned, as many values as there are codes, on
     // their stream; codes are an allocation of their own, of fewer than 2³¹.
-    unsafe { device.launch(&spec, grid(count), args![y.address(), x.codes.address(), count]) }
+    unsafe { device.launch(&spec, grid(count), &Decode { values: y.ptr(), codes, count }) }
 }

@@ -1,20 +1,28 @@
 //! Which layer norm kernel, and its grid.
 
 use super::rows::Kernels;
-use super::vectors;
-use crate::cuda::{CudaDevice, args};
-use crate::{Result, Tensor, TensorMut};
-use kernels_gpu::layer_norm::*;
-
-const KERNELS: Kernels = Kernels {
-    warp: [WARP_F32, WARP_F16],
-    block: [BLOCK_F32, BLOCK_F16],
-    few: [FEW_F32, BLOCK_F16], // of f16 the instructions weigh more than the wait
-    stream: [STREAM_F32, STREAM_F16],
-};
+use super::{DeviceElement, vectors};
+use crate::cuda::CudaDevice;
+use crate::{DType, Result, Tensor, TensorMut};
+use kernels_gpu::layer_norm::{self, Rows, Textbook, layer_norm_textbook_f32};
 
 pub(crate) fn layer_norm(
     device: &CudaDevice,
+    y: TensorMut,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    eps: f32,
+) -> Result<()> {
+    match x.dtype() {
+        DType::F16 => of(device, &layer_norm::OF_F16, y, x, weight, bias, eps),
+        _ => of(device, &layer_norm::OF_F32, y, x, weight, bias, eps),
+    }
+}
+
+fn of<T: DeviceElement>(
+    device: &CudaDevice,
+    kernels: &layer_norm::Kernels<T>,
     y: TensorMut,
     x: &Tensor,
     weight: &Tensor,
@@ -26,13 +34,25 @@ pub(crate) fn layer_norm(
     if cols == 0 {
         return Ok(());
     }
-    let dtype = x.dtype();
-    let (y, x, weight, bias) = (y.address(), x.address(), weight.address(), bias.address());
-    let vectors = u32::from(vectors::rows_aligned(cols, dtype.size(), &[y, x, weight, bias]));
+    let (y, x, weight, bias) = (y.ptr::<T>(), x.ptr::<T>(), weight.ptr::<T>(), bias.ptr::<T>());
+    let vectors =
+        vectors::rows_aligned(cols, size_of::<T>(), &[y as u64, x as u64, weight as u64, bias as u64]);
+    let vectors = u32::from(vectors);
+    let &layer_norm::Kernels { warp, block, few, stream } = kernels;
     // SAFETY: `ops::layer_norm_into` has checked that x and y are contiguous [rows, cols] and weight and bias [cols] of
     // the kernel's type on this stream, of less than 2³¹ elements, and a TensorMut overlaps nothing; cols > 0.
     unsafe {
-        KERNELS.launch(device, (rows, cols), dtype, args![y, x, weight, bias, rows, cols, eps, vectors])
+        Kernels { warp, block, few, stream }.launch(device, (rows, cols), |lanes| Rows {
+            y,
+            x,
+            weight,
+            bias,
+            rows,
+            cols,
+            eps,
+            vectors,
+            lanes,
+        })
     }
 }
 
@@ -46,7 +66,9 @@ pub(crate) fn textbook(
     eps: f32,
 ) -> Result<()> {
     let (rows, cols) = x.shape().rows_cols();
-    let arguments = args![y.address(), x.address(), weight.address(), bias.address(), cols as u32, eps];
-    // SAFETY: the case that calls this has passed `ops::layer_norm_into`, which checks all that the kernel asks for.
-    unsafe { device.launch(&TEXTBOOK_F32, [rows as u32, 1, 1], arguments) }
+    let cols = cols as u32;
+    let parameters = Textbook { y: y.ptr(), x: x.ptr(), weight: weight.ptr(), bias: bias.ptr(), cols, eps };
+    // SAFETY: `ops::textbook::layer_norm_into` has checked that all tensors are contiguous f32 of the shapes the kernel asks for,
+    // on one stream.
+    unsafe { device.launch(&layer_norm_textbook_f32, [rows as u32, 1, 1], &parameters) }
 }

@@ -1,14 +1,21 @@
 //! Launches of matmul: operands as the kernels see them, the grid, and the parts of k. `select` chooses.
 
-use crate::cuda::{Arg, CudaDevice, args};
+use super::DeviceElement;
+use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
-use crate::ops::Activation;
-use crate::ops::matmul::{Around, Batch, Matmul, Problem, Strides, Variant};
+use crate::problem::activate::Activation;
+use crate::problem::matmul::{Batch, Fusion, Matmul, MatrixStrides, Problem, Variant};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Error, Result, Tensor, TensorMut};
-use kernels_gpu::matmul::regtile::tile64_coded;
-use kernels_gpu::matmul::{reduce, vector};
-use select::{Layouts, Query, Types, select};
+use cuda_std::KernelSpec;
+use kernels_gpu::float16::Float16;
+use kernels_gpu::matmul::reduce::{self, Reduce};
+use kernels_gpu::matmul::regtile::{AnyStrides, Tile};
+use kernels_gpu::matmul::textbook::Textbook;
+use kernels_gpu::matmul::vector::{self, Nn, Nt};
+use kernels_gpu::matmul::{Kernels, OF_E4, OF_E8, OF_F16, OF_F32, OF_MIXED};
+use select::{Kernel, Layouts, Plan, Query, Types, select};
+use std::ptr;
 
 pub(crate) mod select;
 pub(crate) mod table;
@@ -18,108 +25,134 @@ const MAX_BATCH: usize = 65535;
 /// The most rows of the kernels that read b once, and so of [`linear`].
 pub(crate) const MAX_VECTOR_ROWS: usize = vector::MAX_M as usize;
 
-/// A matrix as the kernels see it: device address, type and strides.
+/// Codes of a 16-bit float, which lie in an f16 tensor of the same bits.
+impl<const E: u32> DeviceElement for Float16<E> {
+    const DTYPE: DType = DType::F16;
+}
+
+/// A matrix, or several `batch` elements apart, as the kernels see it.
 #[derive(Clone, Copy)]
-struct Operand {
-    address: u64,
-    dtype: DType,
-    strides: Strides,
+struct Operand<P> {
+    pointer: P,
+    strides: MatrixStrides,
     batch: usize,
 }
 
-impl Operand {
+impl<T> Operand<*const T> {
     /// Whether vectors of `elements` begin at multiples of their size, whichever of the lines `ld` apart they are in.
     fn is_aligned(&self, ld: usize, elements: usize) -> bool {
-        self.address.is_multiple_of((elements * self.dtype.size()) as u64)
+        (self.pointer as usize).is_multiple_of(elements * size_of::<T>())
             && ld.is_multiple_of(elements)
             && self.batch.is_multiple_of(elements)
     }
 }
 
-pub(crate) fn matmul(
-    device: &CudaDevice,
-    c: TensorMut,
-    a: &Tensor,
-    b: &Tensor,
-    p: Problem,
-    options: &Matmul,
-    around: &Around,
-) -> Result<()> {
-    product(device, c, a, b, p, options, &Addresses::of(around))
+impl<T> Operand<*mut T> {
+    fn as_const(&self) -> Operand<*const T> {
+        Operand { pointer: self.pointer.cast_const(), strides: self.strides, batch: self.batch }
+    }
 }
 
-fn product(
+/// The operands of one launch; batch, m, n and k.
+#[derive(Clone, Copy)]
+struct Operands<A, B, C> {
+    c: Operand<*mut C>,
+    a: Operand<*const A>,
+    b: Operand<*const B>,
+    dims: [u32; 4],
+}
+
+/// The prologue and the epilogue of a product as the kernels see them.
+#[derive(Clone, Copy)]
+struct Fused<A, C> {
+    alpha: f32,
+    beta: f32,
+    /// Null for none.
+    bias: *const C,
+    /// What beta is the factor of, if it is not c.
+    residual: Option<*const C>,
+    /// Null for none.
+    norm: *const A,
+    eps: f32,
+    activation: u32,
+}
+
+impl<A: DeviceElement, C: DeviceElement> Fused<A, C> {
+    fn new(options: &Matmul, Fusion { norm, epilogue }: &Fusion) -> Self {
+        let residual = epilogue.residual.map(Tensor::ptr);
+        Self {
+            alpha: options.alpha,
+            beta: if residual.is_some() { 1.0 } else { options.beta },
+            bias: epilogue.bias.map_or(ptr::null(), Tensor::ptr),
+            residual,
+            norm: norm.map_or(ptr::null(), |(weight, _)| weight.ptr()),
+            eps: norm.map_or(0.0, |(_, eps)| eps),
+            activation: super::activate::number(epilogue.activation),
+        }
+    }
+}
+
+pub(crate) fn matmul<'a>(
     device: &CudaDevice,
     c: TensorMut,
-    a: &Tensor,
-    b: &Tensor,
+    mut a: &'a Tensor,
+    mut b: &'a Tensor,
     mut p: Problem,
     options: &Matmul,
-    around: &Addresses,
+    fusion: &Fusion,
 ) -> Result<()> {
-    let (mut from_a, mut from_b) = ((a.address(), a.dtype()), (b.address(), b.dtype()));
-    if p.n == 1 && p.m > 1 && p.ldc == 1 && a.dtype() == b.dtype() && around.bias == 0 {
+    // a bias belongs to columns and a norm to rows of a, which the transposed product exchanges
+    let plain = fusion.epilogue.bias.is_none() && fusion.norm.is_none();
+    if p.n == 1 && p.m > 1 && p.ldc == 1 && a.dtype() == b.dtype() && plain {
         // a·x for a column x is xᵀ·aᵀ, for which there are few-row kernels
         std::mem::swap(&mut p.m, &mut p.n);
         (p.a, p.b) = (transposed(p.b), transposed(p.a));
-        (from_a, from_b) = (from_b, from_a);
+        (a, b) = (b, a);
         p.batch.iter_mut().for_each(|batch| std::mem::swap(&mut batch.a, &mut batch.b));
     }
+    match (a.dtype(), b.dtype()) {
+        (DType::F32, DType::F32) => product(device, &OF_F32, c, [a, b], p, options, fusion),
+        (DType::F32, _) => product(device, &OF_MIXED, c, [a, b], p, options, fusion),
+        _ => product(device, &OF_F16, c, [a, b], p, options, fusion),
+    }
+}
+
+fn product<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
+    device: &CudaDevice,
+    kernels: &Kernels<A, B, C>,
+    c: TensorMut,
+    [a, b]: [&Tensor; 2],
+    mut p: Problem,
+    options: &Matmul,
+    fusion: &Fusion,
+) -> Result<()> {
     if p.m == 1 {
         (p.a.row, p.ldc) = (0, 0); // a row has no next one, whose alignment could matter
     }
+    let (c, a, b) = (c.ptr::<C>(), a.ptr::<A>(), b.ptr::<B>());
+    let fused = Fused::new(options, fusion);
     let inner = p.batch.last().copied().unwrap_or(Batch { extent: 1, a: 0, b: 0, c: 0 });
     for [at_a, at_b, at_c] in p.offsets(1) {
         for first in (0..inner.extent).step_by(MAX_BATCH) {
             let batch = (inner.extent - first).min(MAX_BATCH);
-            let operand = |(address, dtype): (u64, DType), at: usize, strides, batch| Operand {
-                address: address + (at * dtype.size()) as u64,
-                dtype,
-                strides,
-                batch,
+            let c = c.wrapping_add(at_c + first * inner.c);
+            let a = a.wrapping_add(at_a + first * inner.a);
+            let b = b.wrapping_add(at_b + first * inner.b);
+            let strides = MatrixStrides { row: p.ldc, column: 1 };
+            let operands = Operands {
+                c: Operand { pointer: c, strides, batch: inner.c },
+                a: Operand { pointer: a, strides: p.a, batch: inner.a },
+                b: Operand { pointer: b, strides: p.b, batch: inner.b },
+                dims: [batch as u32, p.m as u32, p.n as u32, p.k as u32],
             };
-            let a = operand(from_a, at_a + first * inner.a, p.a, inner.a);
-            let b = operand(from_b, at_b + first * inner.b, p.b, inner.b);
-            let strides = Strides { row: p.ldc, column: 1 };
-            let c = operand((c.address(), c.dtype()), at_c + first * inner.c, strides, inner.c);
-            launch(device, c, a, b, [batch as u32, p.m as u32, p.n as u32, p.k as u32], options, around)?;
+            launch(device, kernels, &operands, options, &fused)?;
         }
     }
     Ok(())
 }
 
-/// What stands around a product, as the kernels see it; 0 where there is nothing.
-#[derive(Clone, Copy)]
-struct Addresses {
-    bias: u64,
-    /// In c's place as the factor of beta.
-    residual: u64,
-    norm: u64,
-    eps: f32,
-    activation: u32,
-    /// Which of the formats that there are kernels for b is in, if it is no f32 or f16.
-    coded: Option<usize>,
-}
-
-impl Addresses {
-    fn of(around: &Around) -> Self {
-        let Around { norm, epilogue } = around;
-        Self {
-            bias: epilogue.bias.map_or(0, Tensor::address),
-            residual: epilogue.residual.map_or(0, Tensor::address),
-            norm: norm.map_or(0, |(weight, _)| weight.address()),
-            eps: norm.map_or(0.0, |(_, eps)| eps),
-            activation: super::activate::number(epilogue.activation),
-            coded: None,
-        }
-    }
-}
-
-/// The exponent bits of 16-bit formats that products read as they are: 4 loses least on weights, 8 is bfloat16.
-const CODED: [u32; 2] = [4, 8];
-
 /// c = x·wᵀ for the codes `w` [n, k] of a format with `exponent_bits`; `false`, and nothing done, if no kernel reads that
-/// format or these alignments.
+/// format or these alignments. Of the formats with kernels, 4 exponent bits lose least on weights, and 8 are bfloat16.
 pub(crate) fn coded(
     device: &CudaDevice,
     y: TensorMut,
@@ -127,16 +160,19 @@ pub(crate) fn coded(
     w: &Tensor,
     exponent_bits: u32,
 ) -> Result<bool> {
-    let Some(format) = CODED.iter().position(|&bits| bits == exponent_bits) else { return Ok(false) };
     let w = w.swap_dims(0, 1)?;
     let p = Problem::new(y.layout(), x.layout(), w.layout());
-    let fits = [p.k, p.n].iter().all(|extent| extent.is_multiple_of(4)) && y.address().is_multiple_of(16);
+    let fits = [p.k, p.n].iter().all(|dim| dim.is_multiple_of(4)) && y.address().is_multiple_of(16);
     if p.is_empty() || !(fits && x.address().is_multiple_of(16)) {
         return Ok(false);
     }
     let variant = if p.m == 1 { Variant::Vector } else { Variant::Tile("tile64") };
-    let around = Addresses { coded: Some(format), ..Addresses::of(&Around::default()) };
-    product(device, y, x, &w, p, &Matmul { variant, ..Matmul::default() }, &around)?;
+    let (options, fusion) = (Matmul { variant, ..Matmul::default() }, Fusion::default());
+    match exponent_bits {
+        4 => product(device, &OF_E4, y, [x, &w], p, &options, &fusion)?,
+        8 => product(device, &OF_E8, y, [x, &w], p, &options, &fusion)?,
+        _ => return Ok(false),
+    }
     Ok(true)
 }
 
@@ -146,7 +182,7 @@ pub(crate) fn linear(
     y: TensorMut,
     x: &Tensor,
     w: &Tensor,
-    around: &Around,
+    fusion: &Fusion,
 ) -> Result<()> {
     let w = w.swap_dims(0, 1)?;
     let mut p = Problem::new(y.layout(), x.layout(), w.layout());
@@ -154,24 +190,26 @@ pub(crate) fn linear(
     if p.is_empty() {
         return Ok(());
     }
-    let whole = around.norm.is_some() || around.epilogue.activation != Activation::Identity;
+    let whole = fusion.norm.is_some() || fusion.epilogue.activation != Activation::Identity;
     // a block sees all of k where something is done with the whole sum
     let options = Matmul { variant: Variant::Vector, splits: whole.then_some(1), ..Matmul::default() };
-    matmul(device, y, x, &w, p, &options, around)
+    matmul(device, y, x, &w, p, &options, fusion)
 }
 
-fn transposed(strides: Strides) -> Strides {
-    Strides { row: strides.column, column: strides.row }
+fn transposed(strides: MatrixStrides) -> MatrixStrides {
+    MatrixStrides { row: strides.column, column: strides.row }
 }
 
 /// What [`select`] is asked about these operands.
-fn query(device: &CudaDevice, c: Operand, a: Operand, b: Operand, [batch, m, n, k]: [u32; 4]) -> Query {
-    let types = match (a.dtype, b.dtype) {
+fn query<A: DeviceElement, B: DeviceElement, C>(device: &CudaDevice, x: &Operands<A, B, C>) -> Query {
+    let Operands { c, a, b, dims: [batch, m, n, k] } = x;
+    let (c, [batch, m, n, k]) = (c.as_const(), [*batch, *m, *n, *k]);
+    let types = match (A::DTYPE, B::DTYPE) {
         (DType::F32, DType::F32) => Types::F32,
         (DType::F32, _) => Types::Mixed,
         _ => Types::F16,
     };
-    let quads = |extent: u32| extent.is_multiple_of(4);
+    let quads = |dim: u32| dim.is_multiple_of(4);
     let a_n = a.strides.column == 1 && a.is_aligned(a.strides.row, 4) && quads(k);
     let a_t = a.strides.row == 1 && a.is_aligned(a.strides.column, 4) && quads(m);
     let b_n = b.strides.column == 1 && b.is_aligned(b.strides.row, 4) && quads(n);
@@ -186,8 +224,8 @@ fn query(device: &CudaDevice, c: Operand, a: Operand, b: Operand, [batch, m, n, 
     };
     let vector_layouts = match (a.strides.column == 1 || k == 1, b.strides) {
         (false, _) => None,
-        (true, Strides { row: 1, .. }) => Some(Layouts::Nt),
-        (true, Strides { column: 1, .. }) => Some(Layouts::Nn),
+        (true, MatrixStrides { row: 1, .. }) => Some(Layouts::Nt),
+        (true, MatrixStrides { column: 1, .. }) => Some(Layouts::Nn),
         _ => None,
     };
     let multiprocessors = device.properties().multiprocessors.max(1);
@@ -199,50 +237,37 @@ fn query(device: &CudaDevice, c: Operand, a: Operand, b: Operand, [batch, m, n, 
 /// less energy.
 #[cfg(test)]
 pub(crate) fn large_product_with_a_sparing_tile(device: &CudaDevice) -> &'static str {
-    let operand =
-        Operand { address: 256, dtype: DType::F32, strides: Strides { row: 4096, column: 1 }, batch: 0 };
-    let q = Query { multiprocessors: 20, ..query(device, operand, operand, operand, [1, 4096, 4096, 4096]) };
+    let strides = MatrixStrides { row: 4096, column: 1 };
+    let c = Operand { pointer: ptr::without_provenance_mut::<f32>(256), strides, batch: 0 };
+    let operands = Operands { c, a: c.as_const(), b: c.as_const(), dims: [1, 4096, 4096, 4096] };
+    let q = Query { multiprocessors: 20, ..query(device, &operands) };
     let plan = select(&select::tests::sparing(), &q, Variant::Auto, None);
-    match plan.map(|plan| plan.variant) {
-        Some(Variant::Tile(name)) => name,
+    match plan.map(|plan| plan.kernel) {
+        Some(Kernel::Tile(size, _)) => size.family().name,
         other => unreachable!("{other:?} for a large product"),
     }
 }
 
-fn launch(
+fn launch<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     device: &CudaDevice,
-    c: Operand,
-    a: Operand,
-    b: Operand,
-    dims: [u32; 4],
+    kernels: &Kernels<A, B, C>,
+    operands: &Operands<A, B, C>,
     options: &Matmul,
-    around: &Addresses,
+    fused: &Fused<A, C>,
 ) -> Result<()> {
-    let [batch, m, n, k] = dims;
-    let Matmul { alpha, mut beta, variant, splits } = *options;
-    let (bias, mut addend) = (around.bias, c.address);
-    if around.residual != 0 {
-        (beta, addend) = (1.0, around.residual);
-    }
-    let (ldc, stride_c) = (c.strides.row as u32, c.batch as u32);
-    let write = args![alpha, beta, bias, addend];
+    let [batch, m, n, k] = operands.dims;
     if k == 0 {
-        return add_parts(device, c, 0, 0, dims, write);
+        return add_parts(device, &kernels.reduce, operands, fused, ptr::null(), 0);
     }
-    let q = query(device, c, a, b, dims);
-    let mut plan =
-        select(table::of(device.properties())?, &q, variant, splits).ok_or_else(|| Error::Unsupported {
-            op: "matmul",
-            argument: "variant",
-            value: format!("{variant:?}"),
-            reason: "its kernels can't do this shape, layout or type".into(),
-        })?;
-    if let Some(format) = around.coded {
-        plan.spec = match plan.variant {
-            Variant::Vector => vector::NT_CODED[format],
-            _ => tile64_coded::SPECS[0][format],
-        };
-    }
+    let q = query(device, operands);
+    let unsupported = || Error::Unsupported {
+        op: "matmul",
+        argument: "variant",
+        value: format!("{:?}", options.variant),
+        reason: "its kernels can't do this shape, layout or type".into(),
+    };
+    let table = table::of(device.properties())?;
+    let plan = select(table, &q, options.variant, options.splits).ok_or_else(unsupported)?;
     let elements = plan.splits as usize * batch as usize * m as usize * n as usize;
     let scratch = match plan.splits {
         1 => None,
@@ -252,65 +277,189 @@ fn launch(
         }
         _ => Some(DeviceBuffer::uninitialized(device, elements * size_of::<f32>())?),
     };
-    let partial = scratch.as_ref().map_or(0, DeviceBuffer::address);
-    let grid = [plan.blocks, plan.splits, batch];
-    let (stride_a, stride_b) = (a.batch as u32, b.batch as u32);
-    let (row_a, col_a) = (a.strides.row as u32, a.strides.column as u32);
-    let (row_b, col_b) = (b.strides.row as u32, b.strides.column as u32);
-    let (lda, ldb) = match plan.variant {
-        Variant::Vector => (row_a, if q.vector_layouts == Some(Layouts::Nt) { col_b } else { row_b }),
-        _ => (
-            if q.tile_layouts == Some(Layouts::Tn) { col_a } else { row_a },
-            if q.tile_layouts == Some(Layouts::Nt) { col_b } else { row_b },
-        ),
-    };
-    let extents: &[Arg] = args![m, n, k];
-    let strides = args![ldc, stride_a, stride_b, stride_c, plan.k_chunk];
-    let operands: &[Arg] = args![c.address, a.address, b.address, partial];
-    let arguments = match plan.variant {
-        Variant::Textbook => {
-            let lines = args![row_a, col_a, row_b, col_b, ldc, stride_a, stride_b, stride_c, alpha, beta];
-            [&operands[..3], extents, lines].concat()
-        }
-        Variant::Strided => [operands, extents, args![row_a, col_a, row_b, col_b], strides, write].concat(),
-        Variant::Vector if q.vector_layouts == Some(Layouts::Nt) => {
-            let vectors = |x: &Operand, ld: u32| x.is_aligned(ld as usize, 16 / x.dtype.size());
-            let aligned = vectors(&a, lda) && vectors(&b, ldb) && around.norm.is_multiple_of(16);
-            let rest = args![u32::from(aligned), around.norm, around.eps, around.activation, plan.log_parts];
-            [operands, extents, args![lda, ldb], strides, write, rest].concat()
-        }
-        Variant::Vector => {
-            let aligned = b.is_aligned(ldb as usize, 4) && n.is_multiple_of(4);
-            [operands, extents, args![lda, ldb], strides, write, args![u32::from(aligned)]].concat()
-        }
-        _ => [operands, extents, args![lda, ldb], strides, write].concat(),
-    };
-    // SAFETY: `ops::matmul_into` has checked that types, shapes and streams fit and that every extent times its stride
-    // stays inside tensors of less than 2³¹ elements; a TensorMut overlaps nothing. What stands around the product was
-    // checked by `ops::linear_into`: a residual lies as c does. `select` gives a kernel whose layouts and alignment are
-    // those that `query` found, and parts of k that cover it, none of them empty. The scratch memory holds all parts and
-    // is freed behind the launches.
-    unsafe { device.launch(&plan.spec, grid, &arguments)? };
+    let partial = scratch.as_ref().map_or(ptr::null_mut(), DeviceBuffer::ptr);
+    run(device, kernels, operands, &plan, fused, partial)?.ok_or_else(unsupported)?;
     match plan.splits {
         1 => Ok(()),
-        parts => add_parts(device, c, partial, parts, dims, write),
+        parts => add_parts(device, &kernels.reduce, operands, fused, partial, parts),
     }
 }
 
-/// c = alpha·Σ parts + bias + beta·d, with `write` = (alpha, beta, bias, d).
-fn add_parts(
+/// Launches the kernel of a plan; `None`, and nothing launched, if there is none of these types.
+fn run<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     device: &CudaDevice,
-    c: Operand,
-    partial: u64,
+    kernels: &Kernels<A, B, C>,
+    operands: &Operands<A, B, C>,
+    plan: &Plan,
+    fused: &Fused<A, C>,
+    partial: *mut f32,
+) -> Result<Option<()>> {
+    let &Operands { c: to, a: from_a, b: from_b, dims: [batch, m, n, k] } = operands;
+    let (c, a, b) = (to.pointer, from_a.pointer, from_b.pointer);
+    let (stride_a, stride_b, stride_c) = (from_a.batch as u32, from_b.batch as u32, to.batch as u32);
+    let (row_a, col_a) = (from_a.strides.row as u32, from_a.strides.column as u32);
+    let (row_b, col_b) = (from_b.strides.row as u32, from_b.strides.column as u32);
+    let (ldc, k_chunk, grid) = (to.strides.row as u32, plan.k_chunk, [plan.blocks, plan.splits, batch]);
+    let &Fused { alpha, beta, bias, residual, norm, eps, activation } = fused;
+    let addend = residual.unwrap_or(c);
+
+    // SAFETY: `ops::matmul_into` has checked that types, shapes and streams fit and that every dimension times its stride
+    // stays inside tensors of less than 2³¹ elements; a TensorMut overlaps nothing. The prologue and the epilogue were
+    // checked by `ops::linear_into`: a residual lies as c does. `select` gives a kernel whose layouts and alignment are
+    // those that `query` found, and parts of k that cover it, none of them empty. The scratch memory holds all parts and
+    // is freed after the launches.
+    unsafe {
+        match plan.kernel {
+            Kernel::Textbook => {
+                let Some(spec) = kernels.textbook else { return Ok(None) };
+                let parameters = Textbook {
+                    c,
+                    a,
+                    b,
+                    m,
+                    n,
+                    k,
+                    row_a,
+                    col_a,
+                    row_b,
+                    col_b,
+                    ldc,
+                    stride_a,
+                    stride_b,
+                    stride_c,
+                    alpha,
+                    beta,
+                };
+                device.launch(&spec, grid, &parameters)?;
+            }
+            Kernel::Tile(size, layouts) => {
+                let Some(spec) = kernels.tiles[size as usize][layouts as usize] else { return Ok(None) };
+                let parameters = Tile {
+                    c,
+                    a,
+                    b,
+                    partial,
+                    m,
+                    n,
+                    k,
+                    lda: if layouts == Layouts::Tn { col_a } else { row_a },
+                    ldb: if layouts == Layouts::Nt { col_b } else { row_b },
+                    ldc,
+                    stride_a,
+                    stride_b,
+                    stride_c,
+                    k_chunk,
+                    alpha,
+                    beta,
+                    bias,
+                    addend,
+                };
+                device.launch(&spec, grid, &parameters)?;
+            }
+            Kernel::Strided => {
+                let Some(spec) = kernels.strided else { return Ok(None) };
+                let parameters = AnyStrides {
+                    c,
+                    a,
+                    b,
+                    partial,
+                    m,
+                    n,
+                    k,
+                    row_a,
+                    col_a,
+                    row_b,
+                    col_b,
+                    ldc,
+                    stride_a,
+                    stride_b,
+                    stride_c,
+                    k_chunk,
+                    alpha,
+                    beta,
+                    bias,
+                    addend,
+                };
+                device.launch(&spec, grid, &parameters)?;
+            }
+            Kernel::VectorNt(rows) => {
+                let Some(spec) = kernels.vector_nt[rows as usize] else { return Ok(None) };
+                let aligned = from_a.is_aligned(row_a as usize, 16 / size_of::<A>())
+                    && from_b.is_aligned(col_b as usize, 16 / size_of::<B>())
+                    && (norm as usize).is_multiple_of(16);
+                let parameters = Nt {
+                    c,
+                    a,
+                    b,
+                    partial,
+                    m,
+                    n,
+                    k,
+                    lda: row_a,
+                    ldb: col_b,
+                    ldc,
+                    stride_a,
+                    stride_b,
+                    stride_c,
+                    k_chunk,
+                    alpha,
+                    beta,
+                    bias,
+                    addend,
+                    aligned: u32::from(aligned),
+                    norm,
+                    eps,
+                    activation,
+                    log_parts: plan.log_parts,
+                };
+                device.launch(&spec, grid, &parameters)?;
+            }
+            Kernel::VectorNn => {
+                let Some(spec) = kernels.vector_nn else { return Ok(None) };
+                let aligned = from_b.is_aligned(row_b as usize, 4) && n.is_multiple_of(4);
+                let parameters = Nn {
+                    c,
+                    a,
+                    b,
+                    partial,
+                    m,
+                    n,
+                    k,
+                    ldb: row_b,
+                    ldc,
+                    stride_a,
+                    stride_b,
+                    stride_c,
+                    k_chunk,
+                    alpha,
+                    beta,
+                    bias,
+                    addend,
+                    aligned: u32::from(aligned),
+                };
+                device.launch(&spec, grid, &parameters)?;
+            }
+        }
+    }
+    Ok(Some(()))
+}
+
+/// c = alpha·Σ parts + bias + beta·d.
+fn add_parts<A, B, C: DeviceElement>(
+    device: &CudaDevice,
+    spec: &KernelSpec<Reduce<C>>,
+    operands: &Operands<A, B, C>,
+    fused: &Fused<A, C>,
+    partial: *const f32,
     splits: u32,
-    [batch, m, n, _]: [u32; 4],
-    write: &[Arg],
 ) -> Result<()> {
-    let spec = reduce::SPECS[usize::from(c.dtype == DType::F16)];
+    let (to, [batch, m, n, _]) = (&operands.c, operands.dims);
+    let &Fused { alpha, beta, bias, residual, .. } = fused;
+    let (c, addend) = (to.pointer, residual.unwrap_or(to.pointer));
+    let (ldc, stride_c) = (to.strides.row as u32, to.batch as u32);
+    let parameters = Reduce { c, partial, m, n, ldc, stride_c, splits, alpha, beta, bias, addend };
     let blocks = (m as usize * n as usize).div_ceil(reduce::THREADS as usize) as u32;
-    let (ldc, stride_c) = (c.strides.row as u32, c.batch as u32);
-    let arguments = [args![c.address, partial, m, n, ldc, stride_c, splits], write].concat();
-    // SAFETY: as in `launch`; the parts were written by the launch before on the same stream, and none are read
+    // SAFETY: as in `run`; the parts were written by the launch before on the same stream, and none are read
     // where there are none.
-    unsafe { device.launch(&spec, [blocks, 1, batch], &arguments) }
+    unsafe { device.launch(spec, [blocks, 1, batch], &parameters) }
 }

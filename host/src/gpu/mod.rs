@@ -17,6 +17,52 @@ pub(crate) mod rope;
 pub(crate) mod rope_append;
 mod rows;
 pub(crate) mod softmax;
+#[cfg(feature = "sparse")]
 pub(crate) mod sparse_attention;
 pub(crate) mod transpose;
 pub(crate) mod vectors;
+
+use crate::memory::DeviceBuffer;
+use crate::{DType, Tensor, TensorMut};
+use kernels_gpu::device::F16;
+
+/// A type that kernels see a tensor's elements as.
+pub(crate) trait DeviceElement: Copy + 'static {
+    /// The tensor's type.
+    const DTYPE: DType;
+}
+
+impl DeviceElement for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl DeviceElement for F16 {
+    const DTYPE: DType = DType::F16;
+}
+
+impl DeviceElement for u32 {
+    const DTYPE: DType = DType::U32;
+}
+
+impl Tensor {
+    /// The device address of the first element; null on the CPU and for views without elements.
+    pub(crate) fn ptr<T: DeviceElement>(&self) -> *const T {
+        assert_eq!(self.dtype(), T::DTYPE, "the launch was chosen by the tensor's type");
+        self.address() as *const T
+    }
+}
+
+impl TensorMut<'_> {
+    /// As [`Tensor::ptr`], to write to.
+    pub(crate) fn ptr<T: DeviceElement>(&self) -> *mut T {
+        assert_eq!(self.dtype(), T::DTYPE, "the launch was chosen by the tensor's type");
+        self.address() as *mut T
+    }
+}
+
+impl DeviceBuffer {
+    /// The device address of its first byte, as that of elements.
+    pub(crate) fn ptr<T>(&self) -> *mut T {
+        self.address() as *mut T
+    }
+}

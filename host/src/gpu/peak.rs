@@ -1,17 +1,17 @@
 //! Kernels that measure what arithmetic alone can do.
 
 use crate::Result;
-use crate::cuda::{CudaDevice, args};
+use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
-use kernels_gpu::KernelSpec;
-use kernels_gpu::peak::{CHAINS, DP4A, FMA, STEPS};
+use kernels_gpu::empty::empty;
+use kernels_gpu::peak::{self, CHAINS, STEPS, THREADS, peak_dp4a, peak_fma};
 
 /// Blocks for each multiprocessor: all that it holds of 256 threads, twice.
 const BLOCKS_PER_SM: u32 = 16;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Instruction {
+pub enum Instruction {
     /// a·x + b on f32, one multiply-add.
     Fma,
     /// Four multiply-adds on i8.
@@ -19,23 +19,6 @@ pub(crate) enum Instruction {
 }
 
 impl Instruction {
-    fn spec(self) -> KernelSpec {
-        match self {
-            Self::Fma => FMA,
-            Self::Dp4a => DP4A,
-        }
-    }
-
-    /// The operands' bits.
-    fn operands(self) -> [u32; 2] {
-        match self {
-            // towards 1, of about which size the chains stay
-            Self::Fma => [0.5f32.to_bits(), 0.5f32.to_bits()],
-            // 4·1 + 3·3 + 2·(−128) + 1·127 = −116
-            Self::Dp4a => [0x0102_0304, 0x7f80_0301],
-        }
-    }
-
     fn multiply_adds(self) -> f64 {
         match self {
             Self::Fma => 1.0,
@@ -45,37 +28,53 @@ impl Instruction {
 }
 
 /// The measuring of an instruction's rate.
-pub(crate) struct Peak {
+pub struct Peak {
     instruction: Instruction,
     blocks: u32,
     sums: DeviceBuffer,
 }
 
 impl Peak {
+    /// Of an instruction on a device.
     pub fn new(device: &CudaDevice, instruction: Instruction) -> Result<Self> {
         let blocks = BLOCKS_PER_SM * device.properties().multiprocessors;
-        let bytes = (blocks * instruction.spec().threads()) as usize * size_of::<i32>();
+        let bytes = (blocks * THREADS) as usize * size_of::<i32>();
         Ok(Self { instruction, blocks, sums: DeviceBuffer::uninitialized(device, bytes)? })
     }
 
     /// Multiply-adds of a run.
     pub fn multiply_adds(&self, rounds: u32) -> f64 {
-        let threads = f64::from(self.blocks * self.instruction.spec().threads());
+        let threads = f64::from(self.blocks * THREADS);
         threads * (CHAINS * STEPS) as f64 * f64::from(rounds) * self.instruction.multiply_adds()
     }
 
     /// Queues a run.
     pub fn run(&self, device: &CudaDevice, rounds: u32) -> Result<()> {
-        let [a, b] = self.instruction.operands();
+        let (grid, sums) = ([self.blocks, 1, 1], &self.sums);
         // SAFETY: `new` has made a word for each thread of the grid, on this device's stream.
         unsafe {
-            device.launch(
-                &self.instruction.spec(),
-                [self.blocks, 1, 1],
-                args![self.sums.address(), a, b, rounds],
-            )
+            match self.instruction {
+                // towards 1, about which size the chains keep
+                Instruction::Fma => {
+                    device.launch(&peak_fma, grid, &peak::Peak { sums: sums.ptr(), a: 0.5, b: 0.5, rounds })
+                }
+                // 4·1 + 3·3 + 2·(−128) + 1·127 = −116
+                Instruction::Dp4a => {
+                    let (a, b) = (0x0102_0304, 0x7f80_0301);
+                    device.launch(&peak_dp4a, grid, &peak::Peak { sums: sums.ptr(), a, b, rounds })
+                }
+            }
         }
     }
+}
+
+/// Queues a kernel that does nothing: what every launch costs.
+///
+/// # Errors
+/// A driver error.
+pub fn launch_nothing(device: &CudaDevice) -> Result<()> {
+    // SAFETY: the kernel has no parameters and touches no memory.
+    unsafe { device.launch(&empty, [1; 3], &()) }
 }
 
 #[cfg(test)]

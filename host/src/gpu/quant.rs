@@ -1,17 +1,23 @@
 //! Which kernels quantise, read back and multiply, and their grids.
 
+use super::DeviceElement;
 use crate::cuda::occupancy::Resources;
-use crate::cuda::{CudaDevice, Properties, args};
-use crate::ops::Epilogue;
+use crate::cuda::{CudaDevice, Properties};
+use crate::problem::activate::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
-use kernels_gpu::KernelSpec;
+use cuda_std::KernelSpec;
+use kernels_gpu::quant::Product;
 use kernels_gpu::quant::blocks::BLOCK;
-use kernels_gpu::quant::decode::{self, DECODE};
-use kernels_gpu::quant::encode::{self, I8, Q4_0, Q4K, Q8_0, ROWS};
-use kernels_gpu::quant::straight_through::STRAIGHT_THROUGH;
+use kernels_gpu::quant::decode::{self, Decode, TO_F16, TO_F32};
+use kernels_gpu::quant::encode::{
+    self, Encode, EncodeRows, quant_encode_i8, quant_encode_q4_0, quant_encode_q4_k, quant_encode_q8_0,
+    quant_encode_rows_f16, quant_encode_rows_f32,
+};
+use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight_through_f32};
 use kernels_gpu::quant::tile::{BN, SLICES64, TILE32, TILE64, TILE128};
-use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1};
+use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1, Vector1};
+use std::ptr;
 
 /// Up to here tiles of 32 rows: with 64, half of a tile or more would be empty.
 const MAX_TILE32_M: u32 = 32;
@@ -21,31 +27,55 @@ const MAX_TILE64_M: u32 = 64;
 const TILE_BLOCKS_PER_SM: u32 = 2;
 
 pub(crate) fn quantize(device: &CudaDevice, w: &mut QuantTensor, x: &Tensor) -> Result<()> {
-    let (rows, cols, k) = (w.rows() as u32, w.cols() as u32, w.k as u32);
-    let format = w.format();
-    let (quants, scales, x) = (w.quants.view_mut()?.address(), w.scales.view_mut()?.address(), x.address());
-    let threads = |spec: &KernelSpec| [(rows * (k / BLOCK as u32)).div_ceil(spec.threads()), 1, 1];
-    // SAFETY: `ops::quantize` has checked that x is contiguous [rows, cols] f32 and made quants and scales for the format
-    // and these extents; all are on this stream, of less than 2³¹ values, and nothing else refers to the new ones.
-    unsafe {
-        match format {
-            Format::I8 => device.launch(&I8, [rows, 1, 1], args![quants, scales, x, cols, k]),
-            Format::Q8_0 => device.launch(&Q8_0, threads(&Q8_0), args![quants, scales, x, rows, cols, k]),
-            Format::Q4_0 => device.launch(&Q4_0, threads(&Q4_0), args![quants, scales, x, rows, cols, k]),
-            Format::Q4K => device.launch(&Q4K, threads(&Q4K), args![quants, scales, x, rows, cols, k]),
-        }
+    match w.format() {
+        Format::I8 => encode(device, &quant_encode_i8, w, x),
+        Format::Q8_0 => encode(device, &quant_encode_q8_0, w, x),
+        Format::Q4_0 => encode(device, &quant_encode_q4_0, w, x),
+        Format::Q4K => encode(device, &quant_encode_q4_k, w, x),
     }
 }
 
+fn encode<Q: Copy, S: Copy>(
+    device: &CudaDevice,
+    spec: &KernelSpec<Encode<Q, S>>,
+    w: &mut QuantTensor,
+    x: &Tensor,
+) -> Result<()> {
+    let (rows, cols, k) = (w.rows() as u32, w.cols() as u32, w.k as u32);
+    let blocks = match w.format() {
+        Format::I8 => rows,
+        _ => (rows * (k / BLOCK as u32)).div_ceil(encode::THREADS),
+    };
+    let (quants, scales) =
+        (w.quants.view_mut()?.address() as *mut Q, w.scales.view_mut()?.address() as *mut S);
+    let parameters = Encode { quants, scales, x: x.ptr(), rows, cols, k };
+    // SAFETY: `ops::quantize` has checked that x is contiguous [rows, cols] f32 and made quants and scales for the format
+    // and these dimensions; all are on this stream, of less than 2³¹ values, and nothing else refers to the new ones.
+    unsafe { device.launch(spec, [blocks, 1, 1], &parameters) }
+}
+
 pub(crate) fn quantize_rows(device: &CudaDevice, rows: &mut QuantRows, x: &Tensor) -> Result<()> {
+    match x.dtype() {
+        DType::F16 => encode_rows(device, &quant_encode_rows_f16, rows, x),
+        _ => encode_rows(device, &quant_encode_rows_f32, rows, x),
+    }
+}
+
+fn encode_rows<T: DeviceElement>(
+    device: &CudaDevice,
+    spec: &KernelSpec<EncodeRows<T>>,
+    rows: &mut QuantRows,
+    x: &Tensor,
+) -> Result<()> {
     let (m, cols) = x.shape().rows_cols();
     let (m, cols, k) = (m as u32, cols as u32, rows.k as u32);
-    let spec = ROWS[usize::from(x.dtype() == DType::F16)];
     let (quants, scales) = (rows.quants.view_mut()?.address(), rows.scales.view_mut()?.address());
     let grid = [(m * (k / 4)).div_ceil(encode::THREADS), 1, 1];
+    let (quants, scales) = (quants as *mut u32, scales as *mut _);
+    let parameters = EncodeRows { quants, scales, x: x.ptr::<T>(), rows: m, cols, k };
     // SAFETY: `ops::quantize_rows` has checked that x is contiguous [m, cols] of the kernel's type and made quants and
     // scales for k, a multiple of 256; all are on this stream and small enough.
-    unsafe { device.launch(&spec, grid, args![quants, scales, x.address(), m, cols, k]) }
+    unsafe { device.launch(spec, grid, &parameters) }
 }
 
 pub(crate) fn dequantize(
@@ -54,20 +84,34 @@ pub(crate) fn dequantize(
     w: &QuantTensor,
     ids: Option<&Tensor>,
 ) -> Result<()> {
+    let format = w.format() as usize;
+    match y.dtype() {
+        DType::F16 => decode(device, &TO_F16[format], y, w, ids),
+        _ => decode(device, &TO_F32[format], y, w, ids),
+    }
+}
+
+fn decode<T: DeviceElement>(
+    device: &CudaDevice,
+    spec: &KernelSpec<Decode<T>>,
+    y: TensorMut,
+    w: &QuantTensor,
+    ids: Option<&Tensor>,
+) -> Result<()> {
     let (rows, cols) = y.shape().rows_cols();
     let (rows, cols, n, k) = (rows as u32, cols as u32, w.rows() as u32, w.k as u32);
-    let spec = DECODE[w.format() as usize][usize::from(y.dtype() == DType::F16)];
     let grid = [(rows * cols.div_ceil(4)).div_ceil(decode::THREADS), 1, 1];
-    let ids = ids.map_or(0, Tensor::address);
+    let ids = ids.map_or(ptr::null(), Tensor::ptr);
+    let (w, w_scales) = addresses(w);
+    let parameters = Decode { y: y.ptr::<T>(), w, w_scales, ids, rows, cols, n, k };
     // SAFETY: `ops::quant` has checked that y is contiguous [rows, cols] of the kernel's type with w's columns, and that
     // ids has `rows` indices or that rows is w's; all are on this stream and of less than 2³¹ values.
-    unsafe {
-        device.launch(
-            &spec,
-            grid,
-            args![y.address(), w.quants.address(), w.scales.address(), ids, rows, cols, n, k],
-        )
-    }
+    unsafe { device.launch(spec, grid, &parameters) }
+}
+
+/// A matrix's quants and scales, whose layout the format gives.
+fn addresses(w: &QuantTensor) -> (*const u8, *const u8) {
+    (w.quants.address() as *const u8, w.scales.address() as *const u8)
 }
 
 /// y = act(x·wᵀ + bias) + residual for one row `x` in f32.
@@ -84,40 +128,23 @@ pub(crate) fn vector(
     let Resources { registers, shared_bytes } = device.kernel_resources(spec.name)?;
     let resident = multiprocessor.resident_blocks(spec.threads(), registers, shared_bytes);
     let grid = [vector::blocks1(n).min(resident.max(1) * multiprocessors), 1, 1];
-    let [bias, residual, activation] = arguments(epilogue);
-    let (w_quants, w_scales) = (w.quants.address(), w.scales.address());
     let (k, cols) = (w.k as u32, w.cols() as u32);
+    let (bias, residual, activation) = arguments(epilogue);
+    let (w, w_scales) = addresses(w);
+    let parameters = Vector1 { y: y.ptr(), x: x.ptr(), w, w_scales, bias, residual, n, k, cols, activation };
     // SAFETY: `ops::quant_matmul_into` has checked that x is contiguous f32 with w's columns, aligned, and that y and
     // residual are as wide as w has rows, and bias; all f32 and on this stream. A TensorMut overlaps nothing.
-    unsafe {
-        device.launch(
-            &spec,
-            grid,
-            args![
-                y.address(),
-                x.address(),
-                w_quants,
-                w_scales,
-                bias,
-                residual,
-                n,
-                k,
-                cols,
-                activation as u32
-            ],
-        )
-    }
+    unsafe { device.launch(&spec, grid, &parameters) }
 }
 
-/// The addresses of bias and residual, and the activation's number.
-fn arguments(epilogue: &Epilogue) -> [u64; 3] {
-    let address = |tensor: Option<&Tensor>| tensor.map_or(0, Tensor::address);
-    let activation = super::activate::number(epilogue.activation);
-    [address(epilogue.bias), address(epilogue.residual), u64::from(activation)]
+/// Bias and residual, and the activation's number.
+fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
+    let pointer = |tensor: Option<&Tensor>| tensor.map_or(ptr::null(), Tensor::ptr);
+    (pointer(epilogue.bias), pointer(epilogue.residual), super::activate::number(epilogue.activation))
 }
 
 /// The kernel for a product, and its grid.
-fn select(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec, [u32; 3]) {
+fn select(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec<Product>, [u32; 3]) {
     let format = format as usize;
     if m <= vector::MAX_M {
         let (variant, columns) = vector::select(m);
@@ -149,33 +176,16 @@ pub(crate) fn matmul(
         return Ok(());
     }
     let (spec, grid) = select(w.format(), m, n, device.properties().multiprocessors);
-    let [bias, residual, activation] = arguments(epilogue);
-    let (x_quants, x_scales) = (x.quants.address(), x.scales.address());
-    let (w_quants, w_scales) = (w.quants.address(), w.scales.address());
+    let (bias, residual, activation) = arguments(epilogue);
     let (k, x_k) = (w.k as u32, x.k as u32);
+    let (w, w_scales) = addresses(w);
+    let (x, x_scales) = (x.quants.address() as *const u8, x.scales.address() as *const u8);
+    let parameters =
+        Product { y: y.ptr(), x, x_scales, w, w_scales, bias, residual, m, n, k, x_k, activation };
     // SAFETY: `ops::quant_matmul_rows_into` has checked that x has w's columns, that y and residual are contiguous [m, n] and
     // bias [n], all f32 and on this stream. Rows of x are padded to multiples of 256, and so no shorter than those of w,
     // which have at least one block. A TensorMut overlaps nothing.
-    unsafe {
-        device.launch(
-            &spec,
-            grid,
-            args![
-                y.address(),
-                x_quants,
-                x_scales,
-                w_quants,
-                w_scales,
-                bias,
-                residual,
-                m,
-                n,
-                k,
-                x_k,
-                activation as u32
-            ],
-        )
-    }
+    unsafe { device.launch(&spec, grid, &parameters) }
 }
 
 pub(crate) fn straight_through(
@@ -186,12 +196,11 @@ pub(crate) fn straight_through(
     limit: f32,
 ) -> Result<()> {
     let count = x.shape().elements() as u32;
-    let grid = [count.div_ceil(STRAIGHT_THROUGH.threads()), 1, 1];
+    let grid = [count.div_ceil(straight_through::THREADS), 1, 1];
+    let parameters = StraightThrough { dx: dx.ptr(), dy: dy.ptr(), x: x.ptr(), count, limit };
     // SAFETY: `ops::fake_quantize_gradient` has checked that dy and x are contiguous f32 of one shape, of less than 2³¹
     // elements, on this stream, and made dx like them.
-    unsafe {
-        device.launch(&STRAIGHT_THROUGH, grid, args![dx.address(), dy.address(), x.address(), count, limit])
-    }
+    unsafe { device.launch(&quant_straight_through_f32, grid, &parameters) }
 }
 
 #[cfg(test)]
@@ -219,12 +228,13 @@ mod tests {
         for format in crate::quant::FORMATS {
             let name = crate::quant::name(format);
             assert!(
-                DECODE[format as usize][0].name.contains(name)
-                    && TILE128[format as usize].name.ends_with(name)
+                TO_F32[format as usize].name.contains(name) && TO_F16[format as usize].name.contains(name)
             );
             assert!(
-                VECTOR.iter().chain([&VECTOR1]).all(|kernels| kernels[format as usize].name.ends_with(name))
+                VECTOR1[format as usize].name.ends_with(name)
+                    && TILE128[format as usize].name.ends_with(name)
             );
+            assert!(VECTOR.iter().all(|kernels| kernels[format as usize].name.ends_with(name)));
             assert!([TILE32, TILE64, SLICES64].iter().all(|tile| tile[format as usize].name.ends_with(name)));
         }
     }

@@ -1,40 +1,37 @@
 //! Which kernel the ops over rows take for a length of rows, and its grid; and how long rows are cut up.
 
 use super::vectors;
-use crate::DType;
 use crate::Result;
-use crate::cuda::{Arg, CudaDevice, args};
-use kernels_gpu::KernelSpec;
+use crate::cuda::CudaDevice;
+use cuda_std::{KernelParams, KernelSpec};
 use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, row_lanes, row_threads};
 
 /// Rows of a multiprocessor that are few: all of them are under way at once.
 const FEW_PER_SM: u32 = 8;
 
-/// An op's kernels for short, middling and long rows, in f32 and f16. All take the same arguments.
-pub(super) struct Kernels {
-    pub warp: [KernelSpec; 2],
-    pub block: [KernelSpec; 2],
+/// An op's kernels for short, middling and long rows, of one element type. All take the same parameters.
+pub(super) struct Kernels<P> {
+    pub warp: KernelSpec<P>,
+    pub block: KernelSpec<P>,
     /// As `block`, for rows so few that what is the same for all of them is in no cache.
-    pub few: [KernelSpec; 2],
-    pub stream: [KernelSpec; 2],
+    pub few: KernelSpec<P>,
+    pub stream: KernelSpec<P>,
 }
 
-impl Kernels {
+impl<P: KernelParams> Kernels<P> {
     /// The kernel for so many rows of this length.
-    fn select(&self, (rows, cols): (u32, u32), dtype: DType, multiprocessors: u32) -> KernelSpec {
-        let of_type = usize::from(dtype == DType::F16);
+    fn select(&self, (rows, cols): (u32, u32), multiprocessors: u32) -> KernelSpec<P> {
         if cols <= MAX_WARP_COLS {
-            self.warp[of_type]
+            self.warp
         } else if cols <= MAX_BLOCK_COLS {
             let few = rows <= FEW_PER_SM * multiprocessors;
-            let spec = if few { self.few } else { self.block }[of_type];
-            spec.of_threads(row_threads(cols))
+            if few { self.few } else { self.block }.of_threads(row_threads(cols))
         } else {
-            self.stream[of_type]
+            self.stream
         }
     }
 
-    /// Launches it.
+    /// Launches it. `parameters` takes the lanes of a warp for each row, which only the warp kernels read.
     ///
     /// # Safety
     /// As [`CudaDevice::launch`]; what the kernel asks of the length of rows and of its grid is seen to here.
@@ -42,15 +39,14 @@ impl Kernels {
         &self,
         device: &CudaDevice,
         (rows, cols): (u32, u32),
-        dtype: DType,
-        arguments: &[Arg],
+        parameters: impl Fn(u32) -> P,
     ) -> Result<()> {
-        let spec = self.select((rows, cols), dtype, device.properties().multiprocessors);
+        let spec = self.select((rows, cols), device.properties().multiprocessors);
         // SAFETY: as the caller promises.
         unsafe {
             match cols {
-                ..=MAX_WARP_COLS => launch_warps(device, &spec, (rows, cols), arguments),
-                _ => device.launch(&spec, [rows, 1, 1], arguments),
+                ..=MAX_WARP_COLS => launch_warps(device, &spec, (rows, cols), parameters),
+                _ => device.launch(&spec, [rows, 1, 1], &parameters(32)),
             }
         }
     }
@@ -69,23 +65,23 @@ fn lanes(rows: u32, cols: u32, multiprocessors: u32) -> u32 {
     }
 }
 
-/// Launches a kernel with some lanes of a warp for each row; their number becomes its last argument.
+/// Launches a kernel with some lanes of a warp for each row, which `parameters` takes.
 ///
 /// # Safety
-/// As [`CudaDevice::launch`], but for the grid and the last argument.
-pub(super) unsafe fn launch_warps(
+/// As [`CudaDevice::launch`], but for the grid and the lanes.
+pub(super) unsafe fn launch_warps<P: KernelParams>(
     device: &CudaDevice,
-    spec: &KernelSpec,
+    spec: &KernelSpec<P>,
     (rows, cols): (u32, u32),
-    arguments: &[Arg],
+    parameters: impl Fn(u32) -> P,
 ) -> Result<()> {
     let lanes = lanes(rows, cols, device.properties().multiprocessors);
     let rows_per_warp = 32 / lanes;
-    let spec = device.warps_spec(spec, rows.div_ceil(rows_per_warp))?;
-    let rows_per_block = spec.threads() / 32 * rows_per_warp;
-    let arguments = [arguments, args![lanes]].concat();
+    let threads = device.warps_block(spec, rows.div_ceil(rows_per_warp))?;
+    let rows_per_block = threads / 32 * rows_per_warp;
+    let grid = [rows.div_ceil(rows_per_block), 1, 1];
     // SAFETY: as the caller promises; lanes for each row, and without rows no launch.
-    unsafe { device.launch(&spec, [rows.div_ceil(rows_per_block), 1, 1], &arguments) }
+    unsafe { device.launch(&spec.of_threads(threads), grid, &parameters(lanes)) }
 }
 
 /// The fewest columns of a part: what a block reads at once, and long enough that a second launch pays.
@@ -108,26 +104,26 @@ pub(super) fn parts(rows: u32, cols: u32, multiprocessors: u32) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels_gpu::{layer_norm, softmax};
+    use kernels_gpu::softmax;
 
-    const KERNELS: Kernels = Kernels {
-        warp: [layer_norm::WARP_F32, layer_norm::WARP_F16],
-        block: [layer_norm::BLOCK_F32, layer_norm::BLOCK_F16],
-        few: [layer_norm::FEW_F32, layer_norm::BLOCK_F16],
-        stream: [softmax::STREAM_F32, softmax::STREAM_F16],
+    const KERNELS: Kernels<softmax::Rows<f32>> = Kernels {
+        warp: softmax::OF_F32.warp,
+        block: softmax::OF_F32.block,
+        few: softmax::OF_F32.wide, // any other
+        stream: softmax::OF_F32.stream,
     };
 
     #[test]
     fn the_kernel_follows_the_length_of_rows_and_their_number() {
-        let select = |rows, cols, dtype| KERNELS.select((rows, cols), dtype, 20);
-        assert_eq!(select(1, 1, DType::F32), KERNELS.warp[0]);
-        assert_eq!(select(999, MAX_WARP_COLS, DType::F16), KERNELS.warp[1]);
-        assert_eq!(select(999, MAX_WARP_COLS + 1, DType::F32), KERNELS.block[0].of_threads(128));
-        assert_eq!(select(161, 2048, DType::F32), KERNELS.block[0].of_threads(128));
-        assert_eq!(select(160, 2048, DType::F32), KERNELS.few[0].of_threads(128));
-        assert_eq!(select(1, 2049, DType::F32), KERNELS.few[0].of_threads(256));
-        assert_eq!(select(999, MAX_BLOCK_COLS, DType::F32), KERNELS.block[0]);
-        assert_eq!(select(1, MAX_BLOCK_COLS + 1, DType::F16), KERNELS.stream[1]);
+        let select = |rows, cols| KERNELS.select((rows, cols), 20);
+        assert_eq!(select(1, 1), KERNELS.warp);
+        assert_eq!(select(999, MAX_WARP_COLS), KERNELS.warp);
+        assert_eq!(select(999, MAX_WARP_COLS + 1), KERNELS.block.of_threads(128));
+        assert_eq!(select(161, 2048), KERNELS.block.of_threads(128));
+        assert_eq!(select(160, 2048), KERNELS.few.of_threads(128));
+        assert_eq!(select(1, 2049), KERNELS.few.of_threads(256));
+        assert_eq!(select(999, MAX_BLOCK_COLS), KERNELS.block.of_threads(512));
+        assert_eq!(select(1, MAX_BLOCK_COLS + 1), KERNELS.stream);
     }
 
     #[test]

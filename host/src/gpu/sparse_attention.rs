@@ -1,16 +1,20 @@
 //! Which kernels of block-sparse attention, their lists and grids, and the scratch memory of partial results.
 
-use super::attention::{MAX_DECODE_QUERIES, split, strides, types, words};
+use super::DeviceElement;
+use super::attention::{MAX_DECODE_QUERIES, by_width, instance, scale_log2, split, strides};
 use crate::block_mask::{BlockMask, DecodeLists, PrefillLists};
-use crate::cuda::{CudaDevice, args};
+use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
-use crate::ops::attention::{Problem, Strides};
+use crate::problem::attention::{HeadStrides, Problem};
 use crate::{DType, Device, Result, Tensor, TensorMut};
+use cuda_std::KernelSpec;
 use kernels_gpu::attention::merge::partial_elements;
-use kernels_gpu::attention::sparse::block_mean::BLOCK_MEAN;
-use kernels_gpu::attention::sparse::decode::SPARSE_DECODE;
-use kernels_gpu::attention::sparse::prefill::{COMBINE_F16, COMBINE_F32, SPARSE_D64, SPARSE_D128};
-use kernels_gpu::attention::sparse::{GROUP, QUERIES};
+use kernels_gpu::attention::sparse::block_mean::{
+    BlockMean, attention_block_mean_f16, attention_block_mean_f32,
+};
+use kernels_gpu::attention::sparse::decode::SparseDecode;
+use kernels_gpu::attention::sparse::prefill::{Combine, SparsePrefill};
+use kernels_gpu::attention::sparse::{self, GROUP, Kernels, QUERIES, SPLIT_WORDS};
 
 /// Operations that one launch may take for each multiprocessor: at 256 a cycle, 1.5 GHz and half of the peak that is
 /// about 60 ms, so that a card that also drives a display is never held up for long.
@@ -96,166 +100,182 @@ pub(crate) fn attention(
     if problem.batch * problem.num_q_heads * problem.q_len == 0 {
         return Ok(());
     }
-    match &lists.kind {
-        Kind::Prefill { .. } => prefill(device, out, q, k, v, problem, lists),
-        Kind::Decode { .. } => decode(device, out, q, k, v, problem, lists),
+    match (q.dtype(), k.dtype()) {
+        (DType::F16, _) => of(device, &sparse::OF_F16, out, q, [k, v], problem, lists),
+        (_, DType::F16) => of(device, &sparse::OF_F32_F16, out, q, [k, v], problem, lists),
+        _ => of(device, &sparse::OF_F32, out, q, [k, v], problem, lists),
     }
 }
 
-fn prefill(
+fn of<Q: DeviceElement, Kv: DeviceElement>(
     device: &CudaDevice,
+    kernels: &Kernels<Q, Kv>,
     out: TensorMut,
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    [k, v]: [&Tensor; 2],
+    problem: &Problem,
+    lists: &Lists,
+) -> Result<()> {
+    let tensors = Pointers { out: out.ptr(), q: q.ptr(), k: k.ptr(), v: v.ptr() };
+    match &lists.kind {
+        Kind::Prefill { .. } => prefill(device, kernels, tensors, problem, lists),
+        Kind::Decode { .. } => decode(device, kernels, tensors, problem, lists),
+    }
+}
+
+/// The tensors' device addresses.
+#[derive(Clone, Copy)]
+struct Pointers<Q, Kv> {
+    out: *mut Q,
+    q: *const Q,
+    k: *const Kv,
+    v: *const Kv,
+}
+
+fn prefill<Q: Copy, Kv: Copy>(
+    device: &CudaDevice,
+    kernels: &Kernels<Q, Kv>,
+    Pointers { out, q, k, v }: Pointers<Q, Kv>,
     problem: &Problem,
     lists: &Lists,
 ) -> Result<()> {
     let Kind::Prefill { items, tiles, patterns, splits, slots, work } = &lists.kind else { return Ok(()) };
-    let wide = problem.head_dim > 64;
-    let d = if wide { 128 } else { 64 };
-    let spec = if wide { SPARSE_D128 } else { SPARSE_D64 }[types(q.dtype(), k.dtype()) as usize];
-    let (q_len, head_dim) = (problem.q_len as u32, problem.head_dim as u32);
-    let last_key = problem.kv_len.saturating_sub(1) as u32;
+    let width = by_width(problem.head_dim);
+    let (spec, d) = (&kernels.prefill[width], [64, 128][width]);
     let sharing = problem.num_q_heads / lists.heads;
     let columns = problem.batch * sharing; // blocks of one item
     let record = QUERIES * partial_elements(d) as usize;
     let partial = DeviceBuffer::uninitialized(device, columns * *slots as usize * record * size_of::<f32>())?;
-    let strides = strides(problem);
-    let o = out.address();
+    let parameters = SparsePrefill {
+        out,
+        partial: partial.ptr(),
+        items: items.ptr(),
+        tiles: tiles.ptr(),
+        patterns: patterns.ptr(),
+        q,
+        k,
+        v,
+        out_strides: strides(problem.out),
+        q_strides: strides(problem.q),
+        k_strides: strides(problem.k),
+        v_strides: strides(problem.v),
+        first_item: 0,
+        slots: *slots,
+        sharing: sharing as u32,
+        group: problem.group() as u32,
+        q_len: problem.q_len as u32,
+        last_key: problem.kv_len.saturating_sub(1) as u32,
+        head_dim: problem.head_dim as u32,
+        scale_log2: scale_log2(problem),
+    };
 
     let flops = (4 * QUERIES * QUERIES * problem.head_dim * columns) as f64;
     let most = MAX_LAUNCH_FLOPS * f64::from(device.properties().multiprocessors);
     let mut first = 0;
     for end in launches(work, flops, most) {
-        let arguments = [
-            args![
-                o,
-                partial.address(),
-                items.address(),
-                tiles.address(),
-                patterns.address(),
-                q.address(),
-                k.address(),
-                v.address(),
-            ],
-            &strides[..],
-            args![
-                first as u32,
-                *slots,
-                sharing as u32,
-                problem.group() as u32,
-                q_len,
-                last_key,
-                head_dim,
-                problem.scale * std::f32::consts::LOG2_E,
-            ],
-        ]
-        .concat();
+        let parameters = SparsePrefill { first_item: first as u32, ..parameters };
         let grid = [sharing as u32, (end - first) as u32, problem.batch as u32];
         // SAFETY: `ops::sparse_attention_into` has checked types, shapes, the alignment of first elements and strides,
         // spans below 2³¹, that lengths and heads are the mask's and that all lie on this stream; a TensorMut overlaps
         // nothing. `PrefillLists` made the lists for these lengths; `partial` has a record for each slot and column, and
-        // is freed behind the launches.
-        unsafe { device.launch(&spec, grid, &arguments)? };
+        // is freed after the launches.
+        unsafe { device.launch(spec, grid, &parameters)? };
         first = end;
     }
-    let num_splits = splits.shape().elements() as u32 / kernels_gpu::attention::sparse::SPLIT_WORDS;
+    let num_splits = splits.shape().elements() as u32 / SPLIT_WORDS;
     if num_splits == 0 {
         return Ok(());
     }
-    let spec = if out.dtype() == DType::F16 { COMBINE_F16 } else { COMBINE_F32 };
-    let arguments = [
-        args![o, partial.address(), splits.address()],
-        &strides[..3],
-        args![*slots, sharing as u32, q_len, head_dim, d],
-    ]
-    .concat();
+    let SparsePrefill { out_strides, slots, sharing, q_len, head_dim, .. } = parameters;
+    let (partial, splits) = (partial.ptr(), splits.ptr());
+    let parameters = Combine { out, partial, splits, out_strides, slots, sharing, q_len, head_dim, d };
     let grid = [QUERIES as u32 * num_splits, columns as u32, 1];
     // SAFETY: as above; the launches before have written all records.
-    unsafe { device.launch(&spec, grid, &arguments) }
+    unsafe { device.launch(&kernels.combine, grid, &parameters) }
 }
 
-fn decode(
+fn decode<Q: Copy, Kv: Copy>(
     device: &CudaDevice,
-    out: TensorMut,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    kernels: &Kernels<Q, Kv>,
+    Pointers { out, q, k, v }: Pointers<Q, Kv>,
     problem: &Problem,
     lists: &Lists,
 ) -> Result<()> {
     let Kind::Decode { starts, keys, seen, longest } = &lists.kind else { return Ok(()) };
     let units = lists.heads.max(problem.num_kv_heads);
     let group = problem.num_q_heads / units;
-    let types = types(q.dtype(), k.dtype());
-    let kernel = super::attention::decode_kernel(
-        &SPARSE_DECODE[types as usize],
-        problem.head_dim,
-        group * problem.q_len,
-    );
-    let blocks = problem.batch * units * (group * problem.q_len).div_ceil(kernel.rows as usize);
+    let kernel = instance(&kernels.decode, problem.head_dim, group * problem.q_len);
+    let groups = (group * problem.q_len).div_ceil(kernel.rows as usize);
+    let blocks = problem.batch * units * groups;
     let (splits, keys_per_split) = split(blocks, longest * GROUP, device.properties().multiprocessors);
     let rows = problem.batch * problem.num_q_heads * problem.q_len;
     let record = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
     let partial = DeviceBuffer::uninitialized(device, if splits > 1 { rows * splits * record } else { 0 })?;
-    let (q_len, kv_len, head_dim) = (problem.q_len as u32, problem.kv_len as u32, problem.head_dim as u32);
-    let strides = strides(problem);
-    let arguments = [
-        args![
-            out.address(),
-            partial.address(),
-            device.stream().counters(),
-            starts.address(),
-            keys.address(),
-            seen.address(),
-            q.address(),
-            k.address(),
-            v.address(),
-        ],
-        &strides[..],
-        args![
-            units as u32,
-            (units / problem.num_kv_heads) as u32,
-            (units / lists.heads) as u32,
-            group as u32,
-            q_len,
-            kv_len,
-            head_dim,
-            keys_per_split as u32,
-            problem.scale * std::f32::consts::LOG2_E,
-        ],
-    ]
-    .concat();
-    let grid = [splits as u32, (problem.batch * units) as u32, (group as u32 * q_len).div_ceil(kernel.rows)];
-    // SAFETY: as in `prefill`, with `DecodeLists`; the units are a multiple of both kinds of heads, as has been checked.
-    unsafe { device.launch(&kernel.spec, grid, &arguments) }
+    let parameters = SparseDecode {
+        out,
+        partial: partial.ptr(),
+        counters: device.stream().counters() as *mut u32,
+        starts: starts.ptr(),
+        keys: keys.ptr(),
+        seen: seen.ptr(),
+        q,
+        k,
+        v,
+        out_strides: strides(problem.out),
+        q_strides: strides(problem.q),
+        k_strides: strides(problem.k),
+        v_strides: strides(problem.v),
+        units: units as u32,
+        units_per_kv_head: (units / problem.num_kv_heads) as u32,
+        units_per_mask: (units / lists.heads) as u32,
+        group: group as u32,
+        q_len: problem.q_len as u32,
+        kv_len: problem.kv_len as u32,
+        head_dim: problem.head_dim as u32,
+        keys_per_split: keys_per_split as u32,
+        scale_log2: scale_log2(problem),
+    };
+    let grid = [splits as u32, (problem.batch * units) as u32, groups as u32];
+    // SAFETY: as in `prefill`, with `DecodeLists`; the units are a multiple of both kinds of heads, as has been checked;
+    // `split` makes no more groups of blocks than the stream has counters.
+    unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 
 pub(crate) fn block_mean(
     device: &CudaDevice,
     y: TensorMut,
     x: &Tensor,
-    strides: Strides,
+    x_strides: HeadStrides,
+    dims: [usize; 4],
+    block: usize,
+) -> Result<()> {
+    match x.dtype() {
+        DType::F16 => block_mean_of(device, &attention_block_mean_f16, y, x, x_strides, dims, block),
+        _ => block_mean_of(device, &attention_block_mean_f32, y, x, x_strides, dims, block),
+    }
+}
+
+fn block_mean_of<T: DeviceElement>(
+    device: &CudaDevice,
+    spec: &KernelSpec<BlockMean<T>>,
+    y: TensorMut,
+    x: &Tensor,
+    x_strides: HeadStrides,
     [batch, heads, rows, head_dim]: [usize; 4],
     block: usize,
 ) -> Result<()> {
-    let spec = BLOCK_MEAN[usize::from(x.dtype() == DType::F16)];
-    let [xb, xh, xr] = words(strides);
-    let (heads, all) = (heads as u32, (batch * heads) as u32);
-    let arguments = args![
-        y.address(),
-        x.address(),
-        xb,
-        xh,
-        xr,
-        heads,
-        rows as u32,
-        head_dim as u32,
-        block.min(rows) as u32,
-    ];
+    let parameters = BlockMean {
+        y: y.ptr(),
+        x: x.ptr(),
+        x_strides: strides(x_strides),
+        heads: heads as u32,
+        rows: rows as u32,
+        head_dim: head_dim as u32,
+        block: block.min(rows) as u32,
+    };
+    let grid = [rows.div_ceil(block) as u32, (batch * heads) as u32, 1];
     // SAFETY: `ops::block_mean_into` has checked types, shapes, strides, sizes and the device; neither tensor is empty.
-    unsafe { device.launch(&spec, [rows.div_ceil(block) as u32, all, 1], arguments) }
+    unsafe { device.launch(spec, grid, &parameters) }
 }
 
 #[cfg(test)]

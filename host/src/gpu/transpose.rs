@@ -1,12 +1,13 @@
 //! Transpose: the grid of its tiles.
 
 use super::copy::contiguous;
-use crate::cuda::{CudaDevice, args};
-use crate::ops::transpose::matrices;
+use crate::cuda::CudaDevice;
+use crate::problem::transpose::matrices;
 use crate::{Result, Tensor, TensorMut};
-use kernels_gpu::KernelSpec;
+use cuda_std::KernelSpec;
 use kernels_gpu::transpose::{
-    PAIRS_B16, TEXTBOOK_F32, TEXTBOOK_TILE, TILE, TILE_B16, TILE_B32, VECTORS_B32, sector_tiles,
+    TEXTBOOK_TILE, TILE, Transpose, sector_tiles, transpose_pairs_b16, transpose_textbook_f32,
+    transpose_tile_b16, transpose_tile_b32, transpose_vectors_b32,
 };
 
 pub(crate) fn transpose(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> {
@@ -29,27 +30,47 @@ pub(super) fn tiles(
     cols: u32,
     size: usize,
 ) -> Result<()> {
-    let spec = select([y, x], rows, cols, size);
-    let down = match spec {
-        TILE_B32 | TILE_B16 => sector_tiles(rows, size as u32),
-        _ => rows.div_ceil(TILE),
-    };
-    // at most as many tiles as elements
-    let grid = [batch * down * cols.div_ceil(TILE), 1, 1];
     // SAFETY: as this function's contract says.
-    unsafe { device.launch(&spec, grid, args![y, x, rows, cols]) }
+    unsafe {
+        match size {
+            2 => launch(device, &of_2_bytes([y, x], rows, cols), y, x, batch, rows, cols),
+            _ => launch(device, &of_4_bytes([y, x], rows, cols), y, x, batch, rows, cols),
+        }
+    }
 }
 
-/// The kernel for elements of `size` bytes at these addresses, of y and x. Where rows of y do not begin with whole vectors,
+/// # Safety
+/// As [`CudaDevice::launch`], but for the grid.
+unsafe fn launch<E: Copy>(
+    device: &CudaDevice,
+    spec: &KernelSpec<Transpose<E>>,
+    y: u64,
+    x: u64,
+    batch: u32,
+    rows: u32,
+    cols: u32,
+) -> Result<()> {
+    let writes_sectors = [transpose_tile_b32.name, transpose_tile_b16.name].contains(&spec.name);
+    let down = if writes_sectors { sector_tiles(rows, size_of::<E>() as u32) } else { rows.div_ceil(TILE) };
+    // at most as many tiles as elements
+    let grid = [batch * down * cols.div_ceil(TILE), 1, 1];
+    let parameters = Transpose { y: y as *mut E, x: x as *const E, rows, cols };
+    // SAFETY: as the caller promises.
+    unsafe { device.launch(spec, grid, &parameters) }
+}
+
+/// The kernel for elements of 2 bytes at these addresses, of y and x. Where rows of y do not begin with whole vectors,
 /// those that write whole sectors are ahead of those that read pairs.
-fn select([y, x]: [u64; 2], rows: u32, cols: u32, size: usize) -> KernelSpec {
-    let whole = rows.is_multiple_of((16 / size) as u32) && y.is_multiple_of(16);
-    match size {
-        2 if whole && cols.is_multiple_of(2) && x.is_multiple_of(4) => PAIRS_B16,
-        2 => TILE_B16,
-        _ if whole && cols.is_multiple_of(4) && x.is_multiple_of(16) => VECTORS_B32,
-        _ => TILE_B32,
-    }
+fn of_2_bytes([y, x]: [u64; 2], rows: u32, cols: u32) -> KernelSpec<Transpose<u16>> {
+    let whole = rows.is_multiple_of(8) && y.is_multiple_of(16);
+    let pairs = cols.is_multiple_of(2) && x.is_multiple_of(4);
+    if whole && pairs { transpose_pairs_b16 } else { transpose_tile_b16 }
+}
+
+/// The kernel for elements of 4 bytes at these addresses, of y and x.
+fn of_4_bytes([y, x]: [u64; 2], rows: u32, cols: u32) -> KernelSpec<Transpose<u32>> {
+    let whole = |n: u32, address: u64| n.is_multiple_of(4) && address.is_multiple_of(16);
+    if whole(rows, y) && whole(cols, x) { transpose_vectors_b32 } else { transpose_tile_b32 }
 }
 
 /// The textbook kernel, for benches.
@@ -57,8 +78,9 @@ pub(crate) fn textbook(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<
     let (batch, rows, cols) = matrices(x.shape());
     let (batch, rows, cols) = (batch as u32, rows as u32, cols as u32);
     let grid = [cols.div_ceil(TEXTBOOK_TILE), rows.div_ceil(TEXTBOOK_TILE), batch];
-    // SAFETY: the case that calls this has passed `ops::transpose_into`, which checks all that the kernel asks for.
-    unsafe { device.launch(&TEXTBOOK_F32, grid, args![y.address(), x.address(), rows, cols]) }
+    // SAFETY: `ops::textbook::transpose_into` has checked that all tensors are contiguous f32 of the shapes the kernel asks for,
+    // on one stream.
+    unsafe { device.launch(&transpose_textbook_f32, grid, &Transpose { y: y.ptr(), x: x.ptr(), rows, cols }) }
 }
 
 #[cfg(test)]
@@ -66,19 +88,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vectors_and_pairs_need_extents_and_addresses_that_are_multiples_of_them() {
-        assert_eq!(select([256, 512], 16, 6, 2), PAIRS_B16);
-        assert_eq!(select([256, 516], 16, 6, 2), PAIRS_B16);
+    fn vectors_and_pairs_need_dimensions_and_addresses_that_are_multiples_of_them() {
+        assert_eq!(of_2_bytes([256, 512], 16, 6), transpose_pairs_b16);
+        assert_eq!(of_2_bytes([256, 516], 16, 6), transpose_pairs_b16);
         for (addresses, rows, cols) in
             [([256, 512], 12, 4), ([256, 512], 16, 3), ([264, 512], 16, 4), ([256, 514], 16, 4)]
         {
-            assert_eq!(select(addresses, rows, cols, 2), TILE_B16);
+            assert_eq!(of_2_bytes(addresses, rows, cols), transpose_tile_b16);
         }
-        assert_eq!(select([256, 512], 8, 4, 4), VECTORS_B32);
+        assert_eq!(of_4_bytes([256, 512], 8, 4), transpose_vectors_b32);
         for (addresses, rows, cols) in
             [([256, 512], 6, 4), ([256, 512], 8, 7), ([260, 512], 8, 4), ([256, 520], 8, 4)]
         {
-            assert_eq!(select(addresses, rows, cols, 4), TILE_B32);
+            assert_eq!(of_4_bytes(addresses, rows, cols), transpose_tile_b32);
         }
     }
 }

@@ -4,16 +4,16 @@ use super::adaptor::{Entry, Recorder};
 use super::device::{DevicePool, StreamHandle, pool_for};
 use crate::cuda::{CudaDevice, Kept, check};
 use crate::mutation::{Wait, left_out};
-use crate::{Error, Result};
+use crate::{Element, Error, Result};
 use cust::sys;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, RwLockReadGuard};
 
 /// Device memory that belongs to one stream: it may be used by work queued on it from the allocation on, and is
-/// free for work queued behind the drop. Zero bytes have no memory and address 0.
+/// free for work queued after the drop. Zero bytes have no memory and address 0.
 ///
-/// It comes from the device's [pool](super::pool()) and goes back there: other streams get the memory only behind the
-/// work that this one had queued at the drop, and behind that of every stream noted by [`used_on`](Self::used_on).
+/// It comes from the device's [pool](super::pool()) and goes back there: other streams get the memory only after the
+/// work that this one had queued at the drop, and after that of every stream noted by [`used_on`](Self::used_on).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     device: CudaDevice,
@@ -98,8 +98,8 @@ impl DeviceBuffer {
         }
     }
 
-    /// The same memory for work on another stream of the device; it is free behind the work of both. What orders one's
-    /// writes against the other's reads is the caller's.
+    /// The same memory for work on another stream of the device; it is free after the work of both. The caller orders one's
+    /// writes against the other's reads.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
@@ -119,7 +119,7 @@ impl DeviceBuffer {
     pub fn address(&self) -> u64 {
         let stream = self.device.stream();
         if stream.is_capturing() {
-            // What the capture itself allocated stays with the graph anyhow, and may be reused within it.
+            // memory that the capture itself allocated stays with the graph anyhow, and may be reused within it.
             let own = stream.kept_of::<DevicePool>();
             if own.is_none_or(|own| !Arc::ptr_eq(&own, &self.memory.pool)) {
                 let memory: Kept = self.memory.clone();
@@ -134,8 +134,8 @@ impl DeviceBuffer {
         self.memory.bytes
     }
 
-    /// Copies host bytes to `offset` through pinned memory; when it returns the source may be changed, and the last of
-    /// it may still be on its way on the stream.
+    /// Copies host bytes to `offset` through pinned memory. When it returns the source may be changed; the last chunks may
+    /// still be in flight on the stream.
     ///
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if the range is outside.
@@ -160,12 +160,12 @@ impl DeviceBuffer {
             return self.device.synchronize();
         }
         self.download_staged(offset, target)?;
-        self.device.synchronize() // what is handed out is behind a checked wait for its stream
+        self.device.synchronize() // bytes are handed out only after a checked wait for their stream
     }
 
     /// Queues a copy of `bytes` bytes of another buffer on this buffer's stream.
     ///
-    /// The caller orders it behind the work that wrote the source, if that is on another stream.
+    /// The caller orders it after the work that wrote the source, if that is on another stream.
     ///
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if a range is outside.
@@ -178,13 +178,13 @@ impl DeviceBuffer {
         self.device.bind()?;
         let _turn = self.device.stream().turn();
         // SAFETY: both ranges are inside their buffers (checked above); the buffers are different allocations, and
-        // freeing either is ordered behind this copy on its stream.
+        // freeing either is ordered after this copy on its stream.
         let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.device.stream().raw()) };
         check("cuMemcpyDtoDAsync", result)
     }
 
     /// Copies the start of this buffer from another one, of any stream or device: this buffer's stream waits for the
-    /// source's, and what the source's queues from now on, with all reuse of its memory, is behind the copy.
+    /// source's, and the source's stream, with all reuse of its memory, waits for the copy.
     ///
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if a range is outside.
@@ -197,12 +197,12 @@ impl DeviceBuffer {
         }
         let (written, copied) = (from.event()?, to.event()?);
         written.record(from.stream())?;
-        if !left_out(Wait::CopyBehindWriter) {
+        if !left_out(Wait::CopyAfterWriter) {
             to.stream().wait(&written)?;
         }
         self.copy_from(0, source, at, bytes)?;
         copied.record(to.stream())?;
-        if left_out(Wait::WriterBehindCopy) { Ok(()) } else { from.stream().wait(&copied) }
+        if left_out(Wait::WriterAfterCopy) { Ok(()) } else { from.stream().wait(&copied) }
     }
 
     /// Queues setting every byte.
@@ -210,15 +210,42 @@ impl DeviceBuffer {
     /// # Errors
     /// A driver error.
     pub fn fill(&mut self, byte: u8) -> Result<()> {
-        let bytes = self.memory.bytes;
-        if bytes == 0 {
+        self.queue_fill("cuMemsetD8Async", |address, bytes, stream| {
+            // SAFETY: `queue_fill` hands over the whole buffer and a live stream of its device.
+            unsafe { sys::cuMemsetD8Async(address, byte, bytes, stream) }
+        })
+    }
+
+    /// Queues setting every element; the buffer holds a whole number of them.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub(crate) fn fill_elements<T: Element>(&mut self, value: T) -> Result<()> {
+        match *bytemuck::bytes_of(&value) {
+            [a, b] => self.queue_fill("cuMemsetD16Async", |address, bytes, stream| {
+                // SAFETY: as above, and allocations are 256-byte aligned.
+                unsafe { sys::cuMemsetD16Async(address, u16::from_ne_bytes([a, b]), bytes / 2, stream) }
+            }),
+            [a, b, c, d] => self.queue_fill("cuMemsetD32Async", |address, bytes, stream| {
+                // SAFETY: as above.
+                unsafe { sys::cuMemsetD32Async(address, u32::from_ne_bytes([a, b, c, d]), bytes / 4, stream) }
+            }),
+            _ => unreachable!("elements have two or four bytes"),
+        }
+    }
+
+    /// Runs `fill` with the buffer's address, bytes and stream, unless it is empty.
+    fn queue_fill(
+        &mut self,
+        call: &'static str,
+        fill: impl FnOnce(u64, usize, sys::CUstream) -> sys::CUresult,
+    ) -> Result<()> {
+        if self.memory.bytes == 0 {
             return Ok(());
         }
         self.device.bind()?;
         let _turn = self.device.stream().turn();
-        // SAFETY: the range is the whole buffer.
-        let result = unsafe { sys::cuMemsetD8Async(self.address(), byte, bytes, self.device.stream().raw()) };
-        check("cuMemsetD8Async", result)
+        check(call, fill(self.address(), self.memory.bytes, self.device.stream().raw()))
     }
 
     pub(super) fn range(&self, op: &'static str, offset: usize, bytes: usize) -> Result<u64> {
@@ -233,7 +260,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Leave to queue a copy to or from the host: that waits for the stream, which a captured one can't be.
+    /// The turn to queue a copy to or from the host, which waits for the stream; a captured stream can't be waited for.
     pub(super) fn outside_capture(&self, op: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
         if let Some(turn) = self.device.stream().turn() {
             return Ok(turn);

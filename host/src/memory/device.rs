@@ -1,4 +1,4 @@
-//! The pool of a CUDA device: what it stands on there, and the one instance per device.
+//! The pool of a CUDA device: its upstream and timeline there, and the one instance per device.
 
 use super::adaptor::Limit;
 use super::pinned::PinnedPool;
@@ -97,7 +97,7 @@ impl Upstream<StreamHandle> for PlainMemory {
         if !left_out(Wait::PlainFree) {
             stream.0.synchronize()?; // the call below frees at once, whatever still runs
         }
-        // SAFETY: allocated by `allocate` (the caller's promise) and used by nothing any more: all uses are behind
+        // SAFETY: allocated by `allocate` (the caller's promise) and used by nothing any more: all uses were ordered before
         // the stream just waited for. An unknown address is answered with an error.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
     }
@@ -180,8 +180,8 @@ impl Upstream<StreamHandle> for DriverPool {
 
     fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
         self.device.bind()?;
-        // SAFETY: allocated by `allocate` (the caller's promise); the free is behind all its uses, which are behind
-        // the stream. An unknown address is answered with an error.
+        // SAFETY: allocated by `allocate` (the caller's promise); the free is after all its uses, which are ordered before
+        // it on the stream. An unknown address is answered with an error.
         check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, stream.0.raw()) })
     }
 
@@ -223,7 +223,7 @@ impl Upstream<StreamHandle> for Settled {
     fn allocate(&self, bytes: usize, _stream: &StreamHandle) -> Result<u64> {
         let service = StreamHandle::of(&self.service);
         let address = MemoryPool::allocate(&self.pool, bytes, &service)?;
-        // A captured stream can't wait for an event from outside, so what the memory is behind is waited for here.
+        // A captured stream can't wait for an event from outside, so the memory's last uses are waited for here.
         if !left_out(Wait::GraphMemory)
             && let Err(error) = self.service.synchronize()
         {
@@ -244,7 +244,7 @@ pub type DevicePool = MemoryPool<CudaTimeline, Box<dyn Upstream<StreamHandle>>>;
 struct Entry {
     pool: Arc<DevicePool>,
     limit: Arc<Limit<Box<dyn Upstream<StreamHandle>>>>,
-    /// A stream for what no other work should wait for.
+    /// A stream for work that no other work should wait for.
     service: CudaDevice,
     kind: &'static str,
     pinned: Arc<PinnedPool>,
@@ -290,7 +290,7 @@ pub(super) fn pinned(device: &CudaDevice) -> Result<Arc<PinnedPool>> {
     entry(device).map(|entry| Arc::clone(&entry.pinned))
 }
 
-/// What the device's pool takes its segments from, for people.
+/// The name of the source that the device's pool takes its segments from.
 ///
 /// # Errors
 /// As [`pool`].

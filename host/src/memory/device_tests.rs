@@ -233,13 +233,13 @@ fn each_wait_between_tensors_is_needed() {
     let [a, b] = [A, B].map(|stream| rig.streams[stream].clone());
     let mut from = DeviceBuffer::uninitialized(&a, BYTES).unwrap();
     let mut to = DeviceBuffer::uninitialized(&b, BYTES).unwrap();
-    notices(Wait::CopyBehindWriter, &mut rig, |rig, round| {
+    notices(Wait::CopyAfterWriter, &mut rig, |rig, round| {
         rig.late(A);
         from.fill(round).unwrap();
         to.copy_across(&from, 0, BYTES).unwrap();
         rig.read_late(B, to.address(), BYTES).iter().all(|&byte| byte == round)
     });
-    notices(Wait::WriterBehindCopy, &mut rig, |rig, round| {
+    notices(Wait::WriterAfterCopy, &mut rig, |rig, round| {
         from.fill(round).unwrap();
         rig.finish();
         rig.late(B);

@@ -1,6 +1,6 @@
 //! Large blocks: segments from upstream, cut best-fit and merged with their free neighbours.
 //!
-//! Free blocks stand in a list by when they may be used: at once, behind one stream, or (pending) behind several
+//! Free blocks are in lists by when they may be used: at once, after one stream, or (pending) after several
 //! streams or one that is gone. Neighbours in the same list merge, so a stream's memory becomes whole again as it is
 //! freed. Pure bookkeeping: nothing here calls a driver.
 
@@ -70,7 +70,7 @@ impl FreeLists {
         before.is_some_and(|(&start, segment)| start + segment.bytes as u64 > base)
     }
 
-    /// Segments of which nothing is handed out, with everything their memory is behind.
+    /// Segments of which nothing is handed out, with everything that their memory waits for.
     pub fn unused_segments(&self) -> Vec<(u64, usize, Vec<Dependency>)> {
         let unused = self.segments.iter().filter(|(_, segment)| segment.used == 0);
         let dependencies = |base: u64, bytes: usize| {
@@ -111,7 +111,7 @@ impl FreeLists {
         if rest > 0 {
             let at = address + bytes as u64;
             self.blocks.insert(at, Block { bytes: rest, segment, free: None });
-            self.enlist(at, when); // its neighbour behind is used: free neighbours have merged
+            self.enlist(at, when); // its next neighbour is used: free neighbours have merged
         }
         if let Some(segment) = self.segments.get_mut(&segment) {
             segment.used += bytes;
@@ -128,7 +128,7 @@ impl FreeLists {
         self.enlist(address, when);
     }
 
-    /// The best fit among what other streams have or are behind, with what it is behind.
+    /// The best fit among the blocks that other streams have or that wait for them, with what it waits for.
     pub fn best_elsewhere(&self, bytes: usize, stream: StreamId) -> Option<(u64, Vec<Dependency>)> {
         let others = self.after.iter().filter(|&(&id, _)| id != stream).map(|(_, list)| list);
         let fits = others.chain([&self.after_all]).filter_map(|list| list.range((bytes, 0)..).next());
@@ -142,13 +142,13 @@ impl FreeLists {
         self.after.keys().any(|&id| id != stream)
     }
 
-    /// Every free block that is behind something.
+    /// Every free block that waits for something.
     pub fn waiting(&self) -> Vec<u64> {
         let lists = self.after.values().chain([&self.after_all]);
         lists.flatten().map(|&(_, address)| address).collect()
     }
 
-    /// What a free block is behind; `None` if there is no such block (any more: it may have merged).
+    /// The epochs that a free block waits for; `None` if there is no such block (any more: it may have merged).
     pub fn dependencies(&self, address: u64) -> Option<Vec<Dependency>> {
         self.blocks.get(&address)?.free.as_ref().map(|when| when.dependencies().collect())
     }
@@ -274,7 +274,7 @@ impl Block {
 }
 
 impl When {
-    /// What memory is behind, if it is behind anything.
+    /// The epochs that memory waits for, if there are any.
     pub fn dependencies(&self) -> impl Iterator<Item = Dependency> + '_ {
         let (one, many) = match self {
             Self::Ready => (None, [].as_slice()),
@@ -284,7 +284,7 @@ impl When {
         one.into_iter().chain(many.iter().copied())
     }
 
-    /// What two neighbours are behind together, if they are of one list. Pending blocks stay apart: merged, the
+    /// When two neighbours may be used together, if they are of one list. Pending blocks stay apart: merged, the
     /// younger would hold up the older.
     fn merge(&self, other: &Self) -> Option<Self> {
         match (self, other) {

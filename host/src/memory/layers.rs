@@ -1,6 +1,6 @@
-//! Weights that stay in pinned host memory and pass through the device layer by layer, for cards that can't hold them.
+//! Weights that stay in pinned host memory and are copied to the device layer by layer, for cards that can't hold them.
 //!
-//! Two places on the device take turns: while the kernels of one layer run, the next layer's weights are on their way
+//! Two places on the device are used in turn: while the kernels of one layer run, the next layer's weights are in flight
 //! on a stream of their own.
 //!
 //! ```text
@@ -46,7 +46,7 @@ impl LayerStream {
         Ok(Self { device: device.clone(), layers: Vec::new(), places })
     }
 
-    /// Takes in the bytes of one more layer.
+    /// Appends the bytes of a layer.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if they are more than a place has.
@@ -56,7 +56,7 @@ impl LayerStream {
         Ok(())
     }
 
-    /// The two places, for work on the handle's stream. What they hold is said by [`layer`](Self::layer).
+    /// The two places, for work on the handle's stream. [`layer`](Self::layer) says which layer is in which.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
@@ -65,8 +65,8 @@ impl LayerStream {
         Ok([a.buffer.on(&self.device)?, b.buffer.on(&self.device)?])
     }
 
-    /// In which place a layer's bytes are, for work queued on the handle's stream before the next call; the layer behind it
-    /// (the first behind the last) begins to come. Layers asked for in turn are there in time.
+    /// The place that holds a layer's bytes, for work queued on the handle's stream before the next call. The copy of the next
+    /// layer begins (after the last one the first's), so that layers asked for in order are there in time.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there is no such layer or the stream is being captured into a graph, or a driver error.
@@ -94,7 +94,7 @@ impl LayerStream {
         Ok(place)
     }
 
-    /// Queues the copy of a layer to a place, behind what has been queued for the layer that it held.
+    /// Queues the copy of a layer to a place, after the work that has been queued for the layer that it held.
     fn load(&mut self, index: usize, place: usize) -> Result<()> {
         let layers = self.layers.len();
         let missing = || Error::Unsupported {

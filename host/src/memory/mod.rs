@@ -1,6 +1,6 @@
-//! Memory in stream order: the pool, what it stands on, and the buffers of device memory that come from it.
+//! Memory in stream order: the pool, the sources that it allocates from, and the buffers of device memory that come from it.
 //!
-//! [`DeviceBuffer`] is what tensors hold. All buffers of a device come from its [`pool`]; [`MemoryPool`] is its logic,
+//! Tensors hold [`DeviceBuffer`]s. All buffers of a device come from its [`pool`]; [`MemoryPool`] is its logic,
 //! over any [`Upstream`] and [`Timeline`].
 
 pub mod adaptor;

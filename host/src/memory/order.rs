@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 pub(super) type StreamId = u64;
 /// Counts the records of one stream's event.
 pub(super) type Epoch = u64;
-/// "Behind what was queued on this stream in this epoch."
+/// "After the work queued on this stream in this epoch."
 pub(super) type Dependency = (StreamId, Epoch);
 
 /// When free memory may be used.
@@ -22,9 +22,9 @@ pub(super) type Dependency = (StreamId, Epoch);
 pub(super) enum When {
     /// By anyone, at once.
     Ready,
-    /// By the stream at once, by others behind the epoch.
+    /// By the stream at once, by others after the epoch.
     After(StreamId, Epoch),
-    /// Behind all of these.
+    /// After all of these.
     AfterAll(Vec<Dependency>),
 }
 
@@ -35,17 +35,17 @@ pub(super) struct Order<T: Timeline> {
 }
 
 struct Known<T: Timeline> {
-    /// `None`: the stream is gone; its last epoch is behind a record.
+    /// `None`: the stream is gone; its last epoch ended with a record.
     stream: Option<T::Stream>,
     event: Option<T::Event>,
-    /// The epoch that work queued now falls into; all before are behind the event.
+    /// The epoch that work queued now falls into; all before ended with a record of the event.
     epoch: Epoch,
     /// Whether memory waits for the current epoch.
     dirty: bool,
     /// This epoch and all before are known to be reached.
     reached: Option<Epoch>,
-    /// The epochs of other streams that this one's work is already ordered behind.
-    behind: BTreeMap<StreamId, Epoch>,
+    /// The epochs of other streams that this one's work is already ordered after.
+    ordered_after: BTreeMap<StreamId, Epoch>,
 }
 
 impl<T: Timeline> Order<T> {
@@ -71,7 +71,7 @@ impl<T: Timeline> Order<T> {
             epoch: 0,
             dirty: false,
             reached: None,
-            behind: BTreeMap::new(),
+            ordered_after: BTreeMap::new(),
         };
         self.streams.insert(id, known);
         id
@@ -87,11 +87,11 @@ impl<T: Timeline> Order<T> {
         self.streams.iter().filter(|(_, known)| gone(known)).map(|(&id, _)| id).collect()
     }
 
-    /// The epoch that memory freed now, last used on `id`, is behind; `None` if the stream is gone and done.
+    /// The epoch that memory freed now, last used on `id`, must wait for; `None` if the stream is gone and done.
     pub fn now(&mut self, id: StreamId) -> Option<Epoch> {
         let known = self.streams.get_mut(&id)?;
         if known.stream.is_none() {
-            return Some(known.epoch.saturating_sub(1)); // behind the last record; see `retire`
+            return Some(known.epoch.saturating_sub(1)); // ended with the last record; see `retire`
         }
         known.dirty = true;
         Some(known.epoch)
@@ -149,9 +149,9 @@ impl<T: Timeline> Order<T> {
         }
         known.reached = Some(epoch);
         if known.stream.is_none() {
-            self.streams.remove(&id); // nothing is behind a stream that is gone and done
+            self.streams.remove(&id); // nothing waits for a stream that is gone and done
             for known in self.streams.values_mut() {
-                known.behind.remove(&id);
+                known.ordered_after.remove(&id);
             }
         }
         Ok(true)
@@ -174,14 +174,14 @@ impl<T: Timeline> Order<T> {
         Ok(true)
     }
 
-    /// Orders all further work of `later` behind `dependency`. False if that can't be done now.
+    /// Orders all further work of `later` after `dependency`. False if that can't be done now.
     pub fn edge(&mut self, dependency: Dependency, later: StreamId) -> Result<bool> {
         let (earlier, epoch) = dependency;
         if earlier == later || self.is_reached(dependency) {
             return Ok(true);
         }
-        let behind = |order: &Self| order.streams.get(&later)?.behind.get(&earlier).copied();
-        if behind(self).is_some_and(|behind| behind >= epoch) {
+        let known = |order: &Self| order.streams.get(&later)?.ordered_after.get(&earlier).copied();
+        if known(self).is_some_and(|known| known >= epoch) {
             return Ok(true);
         }
         if self.streams.get(&earlier).is_none_or(|known| known.epoch <= epoch) && !self.record(earlier)? {
@@ -195,7 +195,7 @@ impl<T: Timeline> Order<T> {
             return Ok(false);
         }
         if let Some(known) = self.streams.get_mut(&later) {
-            known.behind.insert(earlier, covered);
+            known.ordered_after.insert(earlier, covered);
         }
         Ok(true)
     }
@@ -210,20 +210,20 @@ impl<T: Timeline> Order<T> {
         Ok(true)
     }
 
-    /// Lets go of a stream: an event behind all its work stands for it from now on.
+    /// Lets go of a stream: an event after all its work represents it from now on.
     pub fn retire(&mut self, id: StreamId) -> Result<bool> {
         if !left_out(Wait::RetiredStream) && !self.record(id)? {
             return Ok(false);
         }
         match self.streams.get_mut(&id) {
-            // Memory whose last use was on this stream is behind the record just made: epoch - 1.
+            // memory whose last use was on this stream waits for the record just made: epoch - 1
             Some(known) if known.event.is_some() => known.stream = None,
             _ => drop(self.streams.remove(&id)),
         }
         Ok(true)
     }
 
-    /// The last epoch that memory may be behind.
+    /// The last epoch that memory may wait for.
     pub fn last(&self, id: StreamId) -> Option<Dependency> {
         let known = self.streams.get(&id)?;
         match known.dirty {

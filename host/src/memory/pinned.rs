@@ -1,8 +1,8 @@
-//! Pinned host memory, and copies through it that run beside other work.
+//! Pinned host memory, and copies through it that overlap with other work.
 //!
 //! The GPU copies straight from and to page-locked memory, so a copy does not hold up the host. Copies from ordinary
 //! memory go through two chunks in turn: while the GPU copies one, the host fills or empties the other. A chunk is
-//! used again only behind the event of its last copy.
+//! used again only after the event of its last copy.
 
 use super::{DeviceBuffer, buffer, device};
 use crate::Result;
@@ -23,7 +23,7 @@ pub const CHUNK: usize = 2 << 20;
 const PIECE: usize = 512 << 10;
 /// The smallest block: small copies share one size, so that a block is always at hand.
 const SMALLEST: usize = 64 << 10;
-/// What the pool keeps for later; more goes back to the system. Pinned memory is taken from everyone on the machine.
+/// The most that the pool keeps for later; more goes back to the system. Pinned memory is taken from everyone on the machine.
 const KEEP: usize = 64 << 20;
 
 /// Pinned memory that is used again.
@@ -46,7 +46,7 @@ unsafe impl Send for Block {}
 // SAFETY: shared references give no access to the memory.
 unsafe impl Sync for Block {}
 
-/// Pinned host memory: copies from and to it run beside other work.
+/// Pinned host memory: copies from and to it overlap with other work.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     pool: Arc<PinnedPool>,
@@ -212,7 +212,7 @@ impl DeviceBuffer {
         self.device().bind()?;
         let from = source.address().cast_const().cast::<c_void>();
         // SAFETY: both ranges are at least `bytes` long (checked above). The source is pinned, and nobody writes to it
-        // before the event recorded next: it goes back to its pool behind it, or `upload_staged` waits for it.
+        // before the event recorded next: it goes back to its pool after it, or `upload_staged` waits for it.
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, bytes, self.device().stream().raw()) };
         let queued = check("cuMemcpyHtoDAsync", result);
         settle(self.device(), source, queued)
@@ -231,14 +231,14 @@ impl DeviceBuffer {
         }
         let to = target.address().cast::<c_void>();
         // SAFETY: both ranges are `bytes` long; the target is owned by the `Download` until the copy has been waited
-        // for, or goes back to its pool behind the event recorded next.
+        // for, or goes back to its pool after the event recorded next.
         let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to, address, bytes, self.device().stream().raw()) };
         let queued = check("cuMemcpyDtoHAsync", result);
         settle(self.device(), target, queued).map(Download)
     }
 
-    /// Copies host bytes to `offset`; when it returns the source may be changed, and the last chunks may still be on
-    /// their way on the buffer's stream.
+    /// Copies host bytes to `offset`; when it returns the source may be changed, and the last chunks may still be
+    /// in flight on the buffer's stream.
     pub(super) fn upload_staged(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         let mut chunks: [Option<PinnedBuffer>; 2] = [None, None];
         for (index, part) in source.chunks(CHUNK).enumerate() {
@@ -282,7 +282,7 @@ impl DeviceBuffer {
     }
 }
 
-/// Puts pinned memory that a copy uses behind the copy's event.
+/// Lets pinned memory that a copy uses wait for the copy's event.
 fn settle(device: &CudaDevice, buffer: PinnedBuffer, queued: Result<()>) -> Result<PinnedBuffer> {
     if let Err(error) = queued.and_then(|()| buffer.copied_on(device)) {
         // The copy may be under way without an event that says when it ends.

@@ -1,12 +1,12 @@
 //! The pool: memory in stream order, reused across streams by events alone.
 //!
-//! A block that is freed belongs to its stream's list and can be handed out to that stream again at once, since what
-//! is queued later runs later. Another stream gets it only behind an event. The search goes, until one succeeds:
+//! A block that is freed belongs to its stream's list and can be handed out to that stream again at once, since work
+//! queued later runs later. Another stream gets it only after an event. An allocation tries, until one succeeds:
 //!
 //! 1. what the stream itself has freed;
 //! 2. what anyone may use because its events are known to have been reached;
 //! 3. a new segment from upstream, a large one if the block is small, else just as large;
-//! 4. if upstream refuses: the best fit among other streams' blocks, behind an event on the GPU; then all their free
+//! 4. if upstream refuses: the best fit among other streams' blocks, after an event on the GPU; then all their free
 //!    memory, which merges;
 //! 5. unused segments go back, and upstream is asked once more;
 //! 6. out of memory.
@@ -70,7 +70,7 @@ pub struct Statistics {
     pub requested: usize,
     /// Free for at least one stream at once.
     pub free: usize,
-    /// Freed, and behind events of several streams or of one that is gone.
+    /// Freed, and waiting for events of several streams or of one that is gone.
     pub pending: usize,
     /// Held from upstream.
     pub reserved: usize,
@@ -96,17 +96,17 @@ pub struct Statistics {
     pub segments_returned: u64,
 }
 
-/// How many allocations were served from where.
+/// Allocations by the place that served them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Found {
-    /// What the stream itself had freed.
+    /// From memory that the stream itself had freed.
     pub same_stream: u64,
-    /// What all events had been reached of.
+    /// From memory of which all events had been reached.
     pub ready: u64,
     /// A new segment.
     pub upstream: u64,
-    /// Other streams' memory, behind an event.
+    /// Other streams' memory, after an event.
     pub waited: u64,
     /// A new segment after unused ones were given back.
     pub trimmed: u64,
@@ -148,7 +148,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Self { upstream, service, state: Mutex::new(state) }
     }
 
-    /// What it stands on.
+    /// Its source of memory.
     pub fn upstream(&self) -> &U {
         &self.upstream
     }
@@ -217,7 +217,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Ok(())
     }
 
-    /// Takes a block back: what its own stream queues from now on may use it, other streams behind an event of it and
+    /// Takes a block back: work that its own stream queues from now on may use it, other streams' after an event of it and
     /// of all streams that [used](Self::record_use) it. `bytes` is the size that was asked for.
     ///
     /// # Errors
@@ -257,7 +257,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Ok(())
     }
 
-    /// Lets go of a stream that is about to be destroyed: an event behind all its work stands for it from now on.
+    /// Lets go of a stream that is about to be destroyed: an event after all its work represents it from now on.
     ///
     /// # Errors
     /// A driver error; the stream must then not be destroyed yet.
@@ -273,8 +273,8 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         }
     }
 
-    /// Gives all segments back of which nothing is live, behind their last use, and lets upstream do the same. Returns
-    /// the bytes that went.
+    /// Gives back all segments of which nothing is live, after their last use, and lets upstream do the same. Returns
+    /// the bytes given back.
     ///
     /// # Errors
     /// A driver error; what could not go back now stays.
@@ -417,13 +417,13 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         }
         books.reserved += bytes;
         books.peak_reserved = books.peak_reserved.max(books.reserved);
-        // It is the stream's: upstream may have ordered it behind work on this stream alone.
+        // It is the stream's: upstream may have ordered it after work on this stream alone.
         let when = state.order.after(&[home]);
         state.lists.add_segment(base, bytes, when);
         Ok(())
     }
 
-    /// Returns unused segments upstream, behind everything that used them.
+    /// Returns unused segments upstream, after everything that used them.
     fn give_back(&self, state: &mut State<T>) -> Result<usize> {
         state.dissolve_unused();
         let service = match state.order.find(&self.service) {
@@ -472,7 +472,7 @@ impl<T: Timeline> State<T> {
             || self.slabs.owners().iter().any(|&owner| owner != home)
     }
 
-    /// Moves what is behind nothing more to where it can be used.
+    /// Moves memory that waits for nothing more to where it can be used.
     fn settle(&mut self) {
         self.relist();
         let order = &self.order;
@@ -500,7 +500,7 @@ impl<T: Timeline> State<T> {
         }
     }
 
-    /// Puts the stream behind other streams' work, so that it may use their memory: just enough for one block, or
+    /// Orders the stream after other streams' work, so that it may use their memory: just enough for one block, or
     /// (widely) all there is.
     fn wait(&mut self, need: usize, home: StreamId, widely: bool) -> Result<()> {
         if !widely {
@@ -522,15 +522,15 @@ impl<T: Timeline> State<T> {
             }
         }
         for owner in self.slabs.owners() {
-            let behind = self.order.last(owner).map_or(Ok(true), |last| self.order.edges(&[last], home))?;
-            if behind {
+            let ordered = self.order.last(owner).map_or(Ok(true), |last| self.order.edges(&[last], home))?;
+            if ordered {
                 self.slabs.move_all(owner, Some(home));
             }
         }
         Ok(())
     }
 
-    /// Slabs of which no slot is in use become free blocks, behind what their slots wait for.
+    /// Slabs of which no slot is in use become free blocks, after the events that their slots wait for.
     fn dissolve_unused(&mut self) {
         for ((base, home), mut dependencies) in self.slabs.take_unused() {
             if let Some(home) = home {

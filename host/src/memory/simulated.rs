@@ -1,7 +1,7 @@
 //! A device without a driver, for tests of allocators: streams that run late, and a judge of every use of memory.
 //!
 //! Work is queued and runs when a seeded scheduler lets it, in the order that streams and events ask for and no other.
-//! Vector clocks know exactly which use of memory is ordered before which; a use that is not behind every earlier use
+//! Vector clocks know exactly which use of memory is ordered before which; a use that is not after every earlier use
 //! of the same bytes under another tag is a violation, whether or not the schedule happens to show it. With
 //! [`with_contents`](Simulated::with_contents) the bytes are there too, so that a wrong order also shows as a wrong
 //! pattern.
@@ -32,7 +32,7 @@ pub struct SimulatedEvent {
     recorded: Mutex<Option<(usize, u64, Clock)>>,
 }
 
-/// What was asked of it, in order.
+/// The calls made to it, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names of the calls")]
@@ -51,7 +51,7 @@ type Clock = Vec<u64>;
 #[derive(Default)]
 struct State {
     streams: Vec<Stream>,
-    /// What the host knows to be done.
+    /// The work that the host knows to be done.
     host: Clock,
     capacity: usize,
     /// Free address ranges.
@@ -239,7 +239,7 @@ impl State {
     }
 
     /// Whether a use is ordered before what is queued on `stream` next.
-    fn is_behind(&self, stream: usize, (user, position): (usize, u64)) -> bool {
+    fn is_ordered_after(&self, stream: usize, (user, position): (usize, u64)) -> bool {
         let known = |clock: &Clock| clock.get(user).is_some_and(|&at| at >= position);
         known(&self.streams[stream].clock) || known(&self.host)
     }
@@ -259,7 +259,7 @@ impl State {
             return;
         }
         for use_ in self.cut(at, end) {
-            if !self.is_behind(stream, use_) {
+            if !self.is_ordered_after(stream, use_) {
                 let (user, then) = use_;
                 self.violations
                     .push(format!("{at:#x} is used on {stream} before use {then} of it on {user} is done"));
@@ -407,7 +407,7 @@ impl Upstream<SimulatedStream> for Simulated {
         }
         state.allocated.insert(at, size);
         state.allocated_bytes += size;
-        // As a driver does: the memory is behind what was queued where it was freed.
+        // As a driver does: the memory waits for what was queued where it was freed.
         for (user, position) in state.cut(at, at + size as u64) {
             state.issue(stream.0, Work::Wait(user, position));
             let known = entry(&mut state.streams[stream.0].clock, user);
@@ -428,7 +428,7 @@ impl Upstream<SimulatedStream> for Simulated {
         state.allocated_bytes -= size;
         let end = address + size as u64;
         for use_ in state.cut(address, end) {
-            if !state.is_behind(stream.0, use_) {
+            if !state.is_ordered_after(stream.0, use_) {
                 state
                     .violations
                     .push(format!("{address:#x} is given back before use {} on {}", use_.1, use_.0));

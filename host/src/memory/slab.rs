@@ -147,7 +147,7 @@ impl Slabs {
         }
     }
 
-    /// All slabs without a slot in use, which then are no slabs any more, and what each is behind besides its stream.
+    /// All slabs without a slot in use, which then are no slabs any more, and what each waits for besides its stream.
     pub fn take_unused(&mut self) -> Vec<(Empty, Vec<Dependency>)> {
         let unused = self.slabs.iter().filter(|(_, slab)| slab.busy == slab.waiting);
         let mut unused: BTreeMap<_, _> =
@@ -181,7 +181,7 @@ impl Slabs {
         empty
     }
 
-    /// Lets another stream have all slabs of a stream whose work it is ordered behind; `None`: anyone.
+    /// Lets another stream have all slabs of a stream whose work it is ordered after; `None`: any stream.
     pub fn move_all(&mut self, from: StreamId, to: Option<StreamId>) {
         let bases = self.slabs.iter().filter(|(_, slab)| slab.home == from).map(|(&base, _)| base);
         let bases: Vec<_> = bases.collect();

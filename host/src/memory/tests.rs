@@ -57,7 +57,7 @@ impl World {
     }
 }
 
-/// What the device judges of a course of events in which memory's safety hangs on `wait` alone.
+/// The device's judgement of a course of events in which memory's safety hangs on `wait` alone.
 fn violations(wait: Wait, removed: bool) -> Vec<String> {
     without(removed.then_some(wait), || {
         // One segment for most: then no new memory can stand in for a wait.

@@ -1,4 +1,4 @@
-//! What the pool stands on: a source of memory, and streams with events to order its use by.
+//! The interfaces under the pool: a source of memory, and streams with events to order its use by.
 //!
 //! Both are traits, so that the pool's logic runs on a driver, on the virtual GPU and, in tests, on the
 //! [simulated device](super::simulated) alike. [`pool`](super::pool()) puts one on a CUDA device.
@@ -70,7 +70,7 @@ pub trait Timeline: Send + Sync {
     /// A driver error.
     fn event(&self) -> Result<Self::Event>;
 
-    /// Puts the event behind all work queued on the stream so far. `false`: the stream is being captured into a graph
+    /// Records the event after all work queued on the stream so far. `false`: the stream is being captured into a graph
     /// and can't take it now.
     ///
     /// # Errors

@@ -1,26 +1,34 @@
 //! Multi-head attention with its projections.
 
-use super::linear::Around;
 use super::{LayerCache, Linear, Map, RmsNorm, misfit, rows_per_launch};
 use crate::kv::{KvFormat, KvTensor};
-use crate::ops::{self, HeadNorms};
+use crate::ops::{self, Epilogue, HeadNorms};
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// Where the rows of a pass stand: the rotary angles of positions, and which of them are the rows'.
+/// The positions of a pass's rows: the rotary angles by position, and the index of the first row's.
 ///
-/// All of it is in device memory, so that a captured pass can be moved on by writing into it.
+/// All of it is in device memory, so that writing into it moves a captured pass to the next position.
+///
+/// ```
+/// use pascaline::nn::Rope;
+/// use pascaline::{DType, Device, Tensor};
+/// let (cos, sin) = (Tensor::ones([32, 8], DType::F32, &Device::Cpu)?, Tensor::zeros([32, 8], DType::F32, &Device::Cpu)?);
+/// let rope = Rope::new(cos, sin, 5, 5)?; // after five tokens, with the angles of row 5 on
+/// assert_eq!(rope.at.to_vec::<u32>()?, [5, 5]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Rope {
     /// [angles, head_dim / 2] f32
     pub cos: Tensor,
     /// [angles, head_dim / 2] f32
     pub sin: Tensor,
-    /// \[2\] u32: how many tokens are in the cache before, and which angle is the first row's.
+    /// \[2\] u32: the number of tokens in the cache before, and the index of the first row's angle.
     pub at: Tensor,
 }
 
 impl Rope {
-    /// For rows behind `past` tokens, the first of which has angle number `first`.
+    /// For rows after `past` tokens, the first of which has angle number `first`.
     ///
     /// # Errors
     /// [`Error::TooLarge`] beyond 32 bits, or a device error.
@@ -35,7 +43,23 @@ fn number(value: usize) -> Result<u32> {
     u32::try_from(value).map_err(|_| Error::TooLarge { op: "Rope", argument: "past", elements, limit })
 }
 
-/// Attention over rows of one sequence.
+/// Multi-head attention over rows of one sequence, with its projections.
+///
+/// ```
+/// use pascaline::nn::{Attention, Linear, Rope};
+/// use pascaline::{DType, Device, Tensor, ops};
+/// # let cpu = Device::Cpu;
+/// let eye = Tensor::from_slice(&std::array::from_fn::<f32, 256, _>(|i| (i % 17 == 0) as u8 as f32), [16, 16], &cpu)?;
+/// let qkv = ops::cat(&[Tensor::zeros([32, 16], DType::F32, &cpu)?, eye.clone()], 0)?; // q = k = 0, v = x
+/// let attention = Attention::new(Linear::new(qkv, None)?, None, Linear::new(eye, None)?, [1, 1, 16], true)?;
+/// let angles = || Ok::<_, pascaline::Error>([Tensor::ones([8, 8], DType::F32, &cpu)?, Tensor::zeros([8, 8], DType::F32, &cpu)?]);
+/// let [cos, sin] = angles()?;
+/// let x = Tensor::arange(0.0f32, 32.0, &cpu)?.reshape([2, 16])?;
+/// let y = attention.forward(&x, &Rope::new(cos, sin, 0, 0)?, None)?;
+/// // all scores are equal: each row gives the mean of the rows up to itself
+/// assert_eq!(y.narrow(1, 0, 2)?.to_vec::<f32>()?, [0.0, 1.0, 8.0, 9.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Attention {
     qkv: Linear,
@@ -48,8 +72,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// `qkv`: [(num_heads + 2 · num_kv_heads) · head_dim, hidden], q, k and v one below the other: what is read once is
-    /// launched once. `norms`: of each head of q and of k, over head_dim, before it is turned; both have the same eps.
+    /// `qkv`: [(num_heads + 2 · num_kv_heads) · head_dim, hidden], q above k above v: one launch reads x
+    /// once. `norms`: of each head of q and of k, over head_dim, before it is rotated; both have the same eps.
     /// `out`: [hidden, num_heads · head_dim]; the scale is 1/√head_dim.
     ///
     /// # Errors
@@ -83,12 +107,12 @@ impl Attention {
     }
 
     /// `x`: [rows, hidden] f32 → [rows, hidden]. With a cache the rows' keys and values are appended to it, and the
-    /// rows see all that is in it; without, they see each other, and `rope` says that nothing is before them.
+    /// rows attend to all tokens in it. Without one they attend to each other, and `rope` has 0 tokens before them.
     ///
     /// # Errors
     /// [`Error::Shape`] if `x` or `rope` do not fit or the cache is full, or a device error.
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
-        self.forward_around(x, None, None, rope, cache)
+        self.forward_fused(x, None, None, rope, cache)
     }
 
     /// As [`Linear::map`].
@@ -98,7 +122,7 @@ impl Attention {
     }
 
     /// attention(norm(x)) + residual.
-    pub(super) fn forward_around(
+    pub(super) fn forward_fused(
         &self,
         x: &Tensor,
         norm: Option<&RmsNorm>,
@@ -111,12 +135,12 @@ impl Attention {
         match cache {
             Some(cache) => {
                 let attended = self.attend(x, norm, rope, cache, &device)?;
-                self.out.forward_around(&attended, Around { residual, ..Around::default() })
+                self.out.forward_fused(&attended, None, Epilogue { residual, ..Epilogue::default() })
             }
             None => {
                 let (heads, d) = (self.num_kv_heads, self.head_dim);
                 let mut own = LayerCache::with_room(rows, heads, d, KvFormat::F32, &device)?;
-                self.forward_around(x, norm, residual, rope, Some(&mut own))
+                self.forward_fused(x, norm, residual, rope, Some(&mut own))
             }
         }
     }
@@ -131,7 +155,7 @@ impl Attention {
         device: &Device,
     ) -> Result<Tensor> {
         let (rows, heads, d) = (x.dims()[0], self.num_heads, self.head_dim);
-        let qkv = self.qkv.forward_around(x, Around { norm, ..Around::default() })?;
+        let qkv = self.qkv.forward_fused(x, norm, Epilogue::default())?;
         let qkv = qkv.reshape([rows, heads + 2 * self.num_kv_heads, d])?;
         let norms = self.norms.as_ref().map(|(q, k)| {
             let ((q, eps), (k, _)) = (q.parts(), k.parts());
@@ -156,13 +180,13 @@ impl Attention {
         out.reshape([rows, heads * d])
     }
 
-    /// Bytes of the weights.
+    /// Bytes of the projections' weights as they are stored.
     pub fn weight_bytes(&self) -> usize {
         self.qkv.weight_bytes() + self.out.weight_bytes()
     }
 }
 
-/// q: [rows, num_heads, head_dim] over the first `len` tokens of k and v → as q; at most `most` rows in a launch.
+/// Attention of q [rows, num_heads, head_dim] over the first `len` tokens of k and v, of q's shape; at most `most` rows a launch.
 fn attend_in_pieces(
     q: &Tensor,
     [k, v]: [&KvTensor; 2],
@@ -174,7 +198,7 @@ fn attend_in_pieces(
     let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
     for start in (0..rows).step_by(most) {
         let count = most.min(rows - start);
-        // the last row of a causal piece sees all keys that are handed over
+        // the last row of a causal piece attends to all keys that the launch gets
         let seen = if options.causal { (len + start + count).saturating_sub(rows) } else { len };
         let q = q.narrow(0, start, count)?.swap_dims(0, 1)?;
         let to = out.view_mut()?.narrow(0, start, count)?.swap_dims(0, 1)?;
@@ -187,16 +211,32 @@ fn attend_in_pieces(
 mod tests {
     use super::*;
     use crate::Device;
-    use crate::testing::data;
-    use crate::testing::kv::fill;
+
+    /// Numbers between −2 and 2 that no two places share.
+    fn tensor(shape: [usize; 3]) -> Result<Tensor> {
+        let number = |i: u32| i.wrapping_mul(0x9e37_79b9) as f32 / (1u32 << 30) as f32 - 2.0;
+        let values: Vec<f32> = (0..shape.iter().product::<usize>() as u32).map(number).collect();
+        Tensor::from_slice(&values, shape, &Device::Cpu)
+    }
+
+    /// A cache with these keys and values [tokens, 2 · heads, dim], keys first: appended with nothing normed or rotated.
+    fn cache(kv: &Tensor, format: KvFormat) -> Result<[KvTensor; 2]> {
+        let &[tokens, both, dim] = kv.dims() else { unreachable!("three dimensions") };
+        let cache = || KvTensor::uninitialized([tokens, both / 2, dim], format, &Device::Cpu);
+        let (mut k, mut v) = (cache()?, cache()?);
+        let mut q = Tensor::uninitialized([tokens, 0, dim], kv.dtype(), &Device::Cpu)?;
+        let cos = Tensor::from_slice(&vec![1.0f32; dim / 2], [1, dim / 2], &Device::Cpu)?;
+        let sin = Tensor::zeros([1, dim / 2], DType::F32, &Device::Cpu)?;
+        let at = Tensor::zeros([2], DType::U32, &Device::Cpu)?;
+        ops::rope_append_into(q.view_mut()?, [k.view_mut()?, v.view_mut()?], kv, [&cos, &sin], None, &at)?;
+        Ok([k, v])
+    }
 
     #[test]
     fn pieces_give_what_the_whole_gives() -> Result<()> {
-        let tensor =
-            |name, shape: [usize; 3]| data::normal("pieces", name, shape, DType::F32).to(&Device::Cpu);
-        let (q, kv) = (tensor("q", [10, 4, 16])?, tensor("kv", [13, 4, 16])?);
+        let (q, kv) = (tensor([10, 4, 16])?, tensor([13, 4, 16])?);
         for format in [KvFormat::F32, KvFormat::BF16, KvFormat::Q8_0] {
-            let [k, v] = fill(&kv, format)?;
+            let [k, v] = cache(&kv, format)?;
             for causal in [false, true] {
                 let options = ops::Attention { scale: None, causal };
                 let values = |most| attend_in_pieces(&q, [&k, &v], 13, &options, most)?.to_vec::<f32>();

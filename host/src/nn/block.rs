@@ -4,15 +4,34 @@ use super::{Attention, LayerCache, Map, Mlp, Norm, Rope};
 use crate::{Result, Tensor};
 
 /// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).
+///
+/// ```
+/// use pascaline::nn::{Attention, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock};
+/// use pascaline::ops::Activation;
+/// use pascaline::{DType, Device, Result, Tensor};
+/// let zeros = |shape: [usize; 2]| Linear::new(Tensor::zeros(shape, DType::F32, &Device::Cpu)?, None);
+/// let norm = || Ok::<_, pascaline::Error>(Norm::Rms(RmsNorm::new(Tensor::ones([32], DType::F32, &Device::Cpu)?, 1e-6)?));
+/// let block = TransformerBlock {
+///     norm1: norm()?,
+///     attention: Attention::new(zeros([64, 32])?, None, zeros([32, 32])?, [2, 1, 16], true)?, // 2 heads on 1 kv head
+///     norm2: norm()?,
+///     mlp: Mlp::new(zeros([128, 32])?, Activation::SwiGlu, zeros([32, 64])?)?,
+/// };
+/// let angles = Tensor::zeros([8, 8], DType::F32, &Device::Cpu)?;
+/// let x = Tensor::randn([3, 32], DType::F32, 1, &Device::Cpu)?;
+/// let y = block.forward(&x, &Rope::new(angles.clone(), angles, 0, 0)?, None)?;
+/// assert_eq!(y.to_vec::<f32>()?, x.to_vec::<f32>()?); // with weights of 0 only the residual path is left
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct TransformerBlock {
     /// Before the attention.
     pub norm1: Norm,
-    /// Between positions.
+    /// Mixes positions.
     pub attention: Attention,
     /// Before the MLP.
     pub norm2: Norm,
-    /// At each position.
+    /// Works on each position alone.
     pub mlp: Mlp,
 }
 
@@ -23,9 +42,9 @@ impl TransformerBlock {
     /// As [`Attention::forward`].
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
         let (normed, norm) = self.norm1.before(x)?;
-        let h = self.attention.forward_around(&normed, norm, Some(x), rope, cache)?;
+        let h = self.attention.forward_fused(&normed, norm, Some(x), rope, cache)?;
         let (normed, norm) = self.norm2.before(&h)?;
-        self.mlp.forward_around(&normed, norm, Some(&h))
+        self.mlp.forward_fused(&normed, norm, Some(&h))
     }
 
     /// As [`Linear::map`](super::Linear::map).
@@ -34,7 +53,7 @@ impl TransformerBlock {
         Ok(Self { norm1, attention, norm2: self.norm2.map(f)?, mlp: self.mlp.map(f)? })
     }
 
-    /// Bytes of the weights.
+    /// Bytes of the matrices as they are stored.
     pub fn weight_bytes(&self) -> usize {
         self.attention.weight_bytes() + self.mlp.weight_bytes()
     }

@@ -1,9 +1,22 @@
-//! Tokens → rows of a table.
+//! Token ids → rows of a table.
 
 use super::{Linear, Matrix};
 use crate::{Error, Result, Tensor};
 
 /// A learned vector per token.
+///
+/// ```
+/// use pascaline::nn::Embedding;
+/// use pascaline::{Device, Tensor};
+/// let table = Tensor::from_slice(&[0.0f32, 1.0, 10.0, 11.0, 20.0, 21.0], [3, 2], &Device::Cpu)?;
+/// let embedding = Embedding::new(table)?;
+/// let ids = Tensor::from_slice(&[2u32, 1], [2], &Device::Cpu)?;
+/// let x = embedding.forward(&ids)?;
+/// assert_eq!(x.to_vec::<f32>()?, [20.0, 21.0, 10.0, 11.0]);
+/// let logits = embedding.tied()?.forward(&x)?; // the products with each row of the table
+/// assert_eq!(logits.dims(), [2, 3]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Embedding {
     /// [vocab, hidden]
@@ -14,7 +27,7 @@ impl Embedding {
     /// `table`: [vocab, hidden] f32, f16 or quantised.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if it is no matrix.
+    /// [`Error::Shape`](crate::Error::Shape) if it is not a matrix.
     pub fn new(table: impl Into<Matrix>) -> Result<Self> {
         let table = table.into();
         if table.dims().len() == 2 {
@@ -35,7 +48,7 @@ impl Embedding {
     /// The output projection that shares this table (tied embeddings).
     ///
     /// # Errors
-    /// None in practice: the table is a matrix.
+    /// None: the table is a matrix.
     pub fn tied(&self) -> Result<Linear> {
         Linear::new(self.table.clone(), None)
     }

@@ -3,13 +3,47 @@
 use crate::kv::{KvFormat, KvMut, KvTensor};
 use crate::{Device, Error, Result};
 
-/// The keys and values of every layer. All layers hold the same number of tokens between two forward passes.
+/// The keys and values of every layer. Between two forward passes all layers hold the same number of tokens.
+///
+/// ```
+/// use pascaline::kv::KvFormat;
+/// use pascaline::nn::{Attention, KvCache, Linear, Rope};
+/// use pascaline::{DType, Device, Tensor, ops};
+/// # let cpu = Device::Cpu;
+/// # let eye = Tensor::from_slice(&std::array::from_fn::<f32, 256, _>(|i| (i % 17 == 0) as u8 as f32), [16, 16], &cpu)?;
+/// # let qkv = ops::cat(&[Tensor::zeros([32, 16], DType::F32, &cpu)?, eye.clone()], 0)?; // q = k = 0, v = x
+/// # let attention = Attention::new(Linear::new(qkv, None)?, None, Linear::new(eye, None)?, [1, 1, 16], true)?;
+/// # let angles = || Ok::<_, pascaline::Error>([Tensor::ones([8, 8], DType::F32, &cpu)?, Tensor::zeros([8, 8], DType::F32, &cpu)?]);
+/// # let [cos, sin] = angles()?;
+/// // `attention` gives the mean of the rows up to each; cos and sin are the angles
+/// let mut cache = KvCache::new(1, 1, 16, KvFormat::F32, &cpu)?; // 1 layer, 1 kv head of 16
+/// cache.reserve(8)?;
+/// for token in 0..3 {
+///     let x = Tensor::full(token as f32, [1, 16], &cpu)?;
+///     let rope = Rope::new(cos.clone(), sin.clone(), cache.len(), cache.len())?;
+///     let y = attention.forward(&x, &rope, cache.layers_mut().first_mut())?;
+///     assert_eq!(y.to_vec::<f32>()?, [token as f32 / 2.0; 16]);
+/// }
+/// assert_eq!((cache.len(), cache.capacity()), (3, 8));
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
 }
 
-/// The keys and values of one layer.
+/// The keys and values of one layer of a [`KvCache`], which an [`Attention`](super::Attention) appends to.
+///
+/// ```
+/// use pascaline::Device;
+/// use pascaline::kv::KvFormat;
+/// use pascaline::nn::KvCache;
+/// let mut cache = KvCache::new(2, 1, 16, KvFormat::F16, &Device::Cpu)?;
+/// let [first, second] = cache.layers_mut() else { unreachable!("two layers") };
+/// // first_block.forward(&x, &rope, Some(first))?, then second_block.forward(&x, &rope, Some(second))?
+/// # let _ = (first, second);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct LayerCache {
     /// [capacity, num_kv_heads, head_dim]
@@ -20,7 +54,7 @@ pub struct LayerCache {
 }
 
 impl KvCache {
-    /// An empty cache without capacity, for keys and values in a format.
+    /// An empty cache without capacity, for keys and values in `format`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a number of exponent bits that no format has, or a device error.
@@ -41,7 +75,7 @@ impl KvCache {
         self.layers.iter().map(|layer| layer.len).min().unwrap_or(0)
     }
 
-    /// Whether there are none.
+    /// Whether there are no tokens in it.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -51,7 +85,7 @@ impl KvCache {
         self.layers.iter().map(LayerCache::capacity).min().unwrap_or(0)
     }
 
-    /// Makes room for `capacity` tokens in all; what is in the cache stays.
+    /// Makes room for `capacity` tokens in total; the tokens in the cache stay.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], or another device error. Capacity and contents are as before then.
@@ -72,17 +106,17 @@ impl KvCache {
         grown
     }
 
-    /// Forgets all tokens from number `len` on.
+    /// Drops all tokens from number `len` on; the capacity stays.
     pub fn truncate(&mut self, len: usize) {
         for layer in &mut self.layers {
             layer.len = layer.len.min(len);
         }
     }
 
-    /// Counts tokens whose keys and values were written by a replayed graph.
+    /// Counts tokens whose keys and values a replayed graph has written.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there was no room for them: they were not written. Nothing is counted then.
+    /// [`Error::Shape`] if there was no room for them, so that they were not written. Nothing is counted then.
     pub fn advance(&mut self, tokens: usize) -> Result<()> {
         let lens = self.layers.iter().map(|layer| layer.room(tokens)).collect::<Result<Vec<_>>>()?;
         self.layers.iter_mut().zip(lens).for_each(|(layer, len)| layer.len = len);
@@ -94,7 +128,7 @@ impl KvCache {
         &mut self.layers
     }
 
-    /// Bytes that it takes on the device.
+    /// Bytes of device memory, unused capacity included.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(|layer| layer.k.bytes() + layer.v.bytes()).sum()
     }
@@ -113,10 +147,10 @@ impl LayerCache {
         Ok(Self { k: room()?, v: room()?, len: 0 })
     }
 
-    /// Appends `tokens` tokens: `write` fills in their keys and values, in caches that begin with the first token's.
+    /// Appends `tokens` tokens: `write` gets the whole caches of keys and values and writes the rows of these tokens.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the cache has no room for them, and what `write` fails with; nothing is appended then.
+    /// [`Error::Shape`] if the cache has no room for them, and `write`'s errors; nothing is appended then.
     pub(super) fn append(
         &mut self,
         tokens: usize,
@@ -164,8 +198,25 @@ impl LayerCache {
         self.len
     }
 
-    /// Keys and values, with all that there is room for.
+    /// Keys and values, unused capacity included.
     pub(super) fn parts(&self) -> [&KvTensor; 2] {
         [&self.k, &self.v]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As after a `reserve` that ran out of memory in the second layer.
+    #[test]
+    fn room_is_what_every_layer_has() -> Result<()> {
+        let mut cache = KvCache::new(2, 1, 4, KvFormat::F32, &Device::Cpu)?;
+        cache.reserve(3)?;
+        cache.layers[0].k = KvTensor::uninitialized([8, 1, 4], KvFormat::F32, &Device::Cpu)?;
+        assert_eq!(cache.capacity(), 3);
+        cache.reserve(8)?;
+        assert_eq!(cache.capacity(), 8);
+        cache.layers_mut().iter_mut().try_for_each(|layer| layer.append(8, |_, _| Ok(())))
     }
 }

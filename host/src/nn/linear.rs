@@ -1,27 +1,28 @@
-//! y = x·Wᵀ + b, and what may stand around it.
+//! y = x·Wᵀ + b, with the steps that are fused with it.
 
 use super::{Map, Matrix, RmsNorm, expect_len, rows_per_launch};
-use crate::ops::{Activation, Epilogue};
+use crate::ops::Epilogue;
 use crate::{DType, Error, Result, Tensor, TensorMut};
 
-/// A linear map, its weight stored as checkpoints have it.
+/// A linear map y = x·Wᵀ + b, its weight stored as [out, in], as checkpoints have it.
+///
+/// ```
+/// use pascaline::nn::Linear;
+/// use pascaline::{Device, Tensor};
+/// let weight = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [3, 2], &Device::Cpu)?;
+/// let bias = Tensor::from_slice(&[0.5f32, 0.0, -0.5], [3], &Device::Cpu)?;
+/// let linear = Linear::new(weight, Some(bias))?;
+/// assert_eq!((linear.in_features(), linear.out_features()), (2, 3));
+/// let y = linear.forward(&Tensor::from_slice(&[1.0f32, 1.0], [1, 2], &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec::<f32>()?, [3.5, 7.0, 10.5]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// [out, in]
     weight: Matrix,
     /// [out]
     bias: Option<Tensor>,
-}
-
-/// What a module around a linear map leaves to it: fewer passes over memory than steps of their own.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Around<'a> {
-    /// Before the map.
-    pub norm: Option<&'a RmsNorm>,
-    /// Behind it.
-    pub activation: Activation,
-    /// [rows, out], added last.
-    pub residual: Option<&'a Tensor>,
 }
 
 impl Linear {
@@ -41,12 +42,12 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
-    /// Width of the result.
+    /// Columns of the result: the weight's rows.
     pub fn out_features(&self) -> usize {
         self.weight.dims()[0]
     }
 
-    /// Width of the input.
+    /// Columns of the input: the weight's columns.
     pub fn in_features(&self) -> usize {
         self.weight.dims()[1]
     }
@@ -56,37 +57,52 @@ impl Linear {
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if `x` does not fit, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward_around(x, Around::default())
+        self.forward_fused(x, None, Epilogue::default())
     }
 
-    /// activation(norm(x)·Wᵀ + b) + residual.
-    pub(super) fn forward_around(&self, x: &Tensor, around: Around) -> Result<Tensor> {
+    /// activation(norm(x)·Wᵀ + b) + residual: steps of the surrounding module, which cost fewer passes over memory so. The
+    /// epilogue's bias is this map's, not the argument's.
+    pub(super) fn forward_fused(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        epilogue: Epilogue,
+    ) -> Result<Tensor> {
         let rows = x.dims().first().copied().unwrap_or(0);
-        let columns = around.activation.columns(self.out_features()).unwrap_or(0);
+        let columns = epilogue.activation.columns(self.out_features()).unwrap_or(0);
         let mut y = Tensor::uninitialized([rows, columns], DType::F32, &x.device())?;
         let most = rows_per_launch(2 * self.out_features() * self.in_features());
         for start in (0..rows).step_by(most) {
             let len = most.min(rows - start);
-            let residual = around.residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
-            let around = Around { residual: residual.as_ref(), ..around };
-            self.forward_into(y.view_mut()?.narrow(0, start, len)?, &x.narrow(0, start, len)?, around)?;
+            let residual = epilogue.residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
+            let epilogue = Epilogue { residual: residual.as_ref(), ..epilogue };
+            self.forward_into(
+                y.view_mut()?.narrow(0, start, len)?,
+                &x.narrow(0, start, len)?,
+                norm,
+                epilogue,
+            )?;
         }
         Ok(y)
     }
 
-    /// As [`forward_around`](Self::forward_around), in one piece into `y`.
-    pub(super) fn forward_into(&self, y: TensorMut, x: &Tensor, around: Around) -> Result<()> {
-        let Around { norm, activation, residual } = around;
-        let epilogue = Epilogue { bias: self.bias.as_ref(), activation, residual };
-        self.weight.linear_into(y, x, norm, &epilogue)
+    /// As [`forward_fused`](Self::forward_fused), in one piece into `y`.
+    pub(super) fn forward_into(
+        &self,
+        y: TensorMut,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        self.weight.linear_into(y, x, norm, &Epilogue { bias: self.bias.as_ref(), ..epilogue })
     }
 
-    /// The same map with each tensor replaced by what `f` makes of it.
+    /// The same module with each tensor replaced by what `f` makes of it.
     pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
         Ok(Self { weight: self.weight.map(f)?, bias: self.bias.as_ref().map(f).transpose()? })
     }
 
-    /// Bytes of the weight, which a product with few rows reads once.
+    /// Bytes of the weight as it is stored; a product with few rows reads them once.
     pub fn weight_bytes(&self) -> usize {
         self.weight.bytes()
     }

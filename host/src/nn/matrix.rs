@@ -1,16 +1,29 @@
-//! A matrix of weights, as numbers or quantised.
+//! A matrix of weights, in floating point or quantised.
 
 use super::{Map, RmsNorm};
 use crate::ops::{self, Epilogue};
 use crate::quant::QuantTensor;
 use crate::{DType, Result, Tensor, TensorMut};
 
-/// Weights [n, k].
+/// Weights [n, k]: a [`Tensor`] or a [`QuantTensor`], either of which turns into one by `into()`.
+///
+/// ```
+/// use pascaline::nn::{Linear, Matrix};
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let weight = Tensor::randn([4, 64], DType::F32, 1, &Device::Cpu)?;
+/// let quantized = Matrix::from(ops::quantize(&weight, Format::Q4_0)?);
+/// assert_eq!((quantized.dims(), quantized.bytes()), (&[4, 64][..], 4 * 2 * 18)); // two blocks of 18 bytes in a row
+/// assert_eq!(Matrix::from(weight).bytes(), 4 * 64 * 4);
+/// let linear = Linear::new(quantized, None)?; // modules take either
+/// assert_eq!(linear.out_features(), 4);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub enum Matrix {
     /// In f32 or f16.
     Plain(Tensor),
-    /// In 8 or 4 bits; activations are quantised to 8 bits where they meet it.
+    /// In 8 or 4 bits; in products with it activations are quantised to 8 bits.
     Quantized(QuantTensor),
 }
 
@@ -27,7 +40,7 @@ impl From<QuantTensor> for Matrix {
 }
 
 impl Matrix {
-    /// The extents: two of them, unless a plain tensor is no matrix.
+    /// The dimensions: two, unless a plain tensor is no matrix.
     pub fn dims(&self) -> &[usize] {
         match self {
             Self::Plain(weight) => weight.dims(),
@@ -35,7 +48,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes that a product with few rows reads.
+    /// Bytes as it is stored; a product with few rows reads them once.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Plain(weight) => weight.shape().elements() * weight.dtype().size(),
@@ -66,7 +79,7 @@ impl Matrix {
         }
     }
 
-    /// Rows `ids` in f32.
+    /// The rows that `ids` name, in f32.
     pub(super) fn rows(&self, ids: &Tensor) -> Result<Tensor> {
         match self {
             Self::Plain(table) => ops::embedding(table, ids),

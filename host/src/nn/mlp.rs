@@ -1,16 +1,27 @@
 //! The position-wise part of a transformer block.
 
-use super::linear::Around;
 use super::{Linear, Map, RmsNorm, misfit};
-use crate::ops::Activation;
+use crate::ops::{Activation, Epilogue};
 use crate::{DType, Error, Result, Tensor};
 
-/// Rows that are computed at a time: bounds the memory of the wide intermediate, and more rows would not make the
+/// Rows that are computed at a time. This bounds the memory of the wide intermediate; more rows would not make the
 /// products faster.
 const ROWS_PER_PIECE: usize = 4096;
 
-/// fc2(activation(fc1(x))). With [`Activation::SwiGlu`] fc1 is gate and up in one, [2 · mlp, hidden]: what is read once is
-/// launched once.
+/// fc2(activation(fc1(x))). With [`Activation::SwiGlu`] fc1 is gate and up in one matrix, [2 · mlp, hidden], in that order:
+/// one launch reads x once.
+///
+/// ```
+/// use pascaline::nn::{Linear, Mlp};
+/// use pascaline::ops::Activation;
+/// use pascaline::{Device, Tensor};
+/// let gate_up = Tensor::from_slice(&[100.0f32, 0.0, 0.0, 3.0], [2, 2], &Device::Cpu)?; // gate (100, 0), up (0, 3)
+/// let down = Tensor::from_slice(&[1.0f32, -1.0], [2, 1], &Device::Cpu)?;
+/// let mlp = Mlp::new(Linear::new(gate_up, None)?, Activation::SwiGlu, Linear::new(down, None)?)?;
+/// let y = mlp.forward(&Tensor::from_slice(&[1.0f32, 2.0], [1, 2], &Device::Cpu)?)?; // silu(100) · 6
+/// assert_eq!(y.to_vec::<f32>()?, [600.0, -600.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Mlp {
     fc1: Linear,
@@ -19,7 +30,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// `fc1`: [mlp, hidden], `fc2`: [out, mlp], or mlp/2 where the activation joins halves.
+    /// `fc1`: [mlp, hidden], `fc2`: [out, mlp], or [out, mlp/2] for [`Activation::SwiGlu`].
     ///
     /// # Errors
     /// [`Error::Shape`] if the weights do not fit each other.
@@ -30,7 +41,7 @@ impl Mlp {
             false => Err(Error::Shape {
                 op: "Mlp",
                 argument: "fc2",
-                expected: format!("[_, {}] behind {activation:?}", width.unwrap_or(0)),
+                expected: format!("[_, {}] after {activation:?}", width.unwrap_or(0)),
                 found: [fc2.out_features(), fc2.in_features()].into(),
             }),
         }
@@ -41,11 +52,11 @@ impl Mlp {
     /// # Errors
     /// [`Error::Shape`] if `x` does not fit, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward_around(x, None, None)
+        self.forward_fused(x, None, None)
     }
 
     /// mlp(norm(x)) + residual.
-    pub(super) fn forward_around(
+    pub(super) fn forward_fused(
         &self,
         x: &Tensor,
         norm: Option<&RmsNorm>,
@@ -55,11 +66,11 @@ impl Mlp {
         let mut y = Tensor::uninitialized([rows, self.fc2.out_features()], DType::F32, &x.device())?;
         for start in (0..rows).step_by(ROWS_PER_PIECE) {
             let len = ROWS_PER_PIECE.min(rows - start);
-            let before = Around { norm, activation: self.activation, residual: None };
-            let inner = self.fc1.forward_around(&x.narrow(0, start, len)?, before)?;
+            let activate = Epilogue { activation: self.activation, ..Epilogue::default() };
+            let inner = self.fc1.forward_fused(&x.narrow(0, start, len)?, norm, activate)?;
             let residual = residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
-            let behind = Around { residual: residual.as_ref(), ..Around::default() };
-            self.fc2.forward_into(y.view_mut()?.narrow(0, start, len)?, &inner, behind)?;
+            let add = Epilogue { residual: residual.as_ref(), ..Epilogue::default() };
+            self.fc2.forward_into(y.view_mut()?.narrow(0, start, len)?, &inner, None, add)?;
         }
         Ok(y)
     }

@@ -1,7 +1,8 @@
-//! Modules over [`ops`](crate::ops): weights together with what is computed from them, for building models.
+//! Modules over [`ops`](crate::ops): weights together with their computation, for building models.
 //!
-//! All take and give f32 activations; matrices may be stored in f16 or quantised. A module's constructor checks that its tensors fit
-//! each other, so that `forward` can only fail on its input.
+//! All take and give f32 activations [rows, features]; matrices may be stored in f16 or quantised. A module's constructor
+//! checks that its tensors fit each other, so that `forward` can only fail on its input or the device. Cloning a module
+//! shares its weights.
 
 mod attention;
 mod block;
@@ -25,14 +26,14 @@ pub use streamed::StreamedBlocks;
 
 use crate::{Error, Result, Tensor};
 
-/// What stands in a tensor's place in a module that is made like another.
+/// Maps each of a module's tensors to the one that a copy of the module has in its place.
 type Map<'a> = dyn FnMut(&Tensor) -> Result<Tensor> + 'a;
 
 /// Floating-point operations that one launch may have: a twentieth of a second on the smallest Pascal card. A card that
 /// drives a display is reset when a launch takes seconds; far below that, launches cost nothing.
 const FLOPS_PER_LAUNCH: usize = 60_000_000_000;
 
-/// How many rows one launch may have; a multiple of the kernels' tiles.
+/// The most rows of one launch; a multiple of the kernels' tiles.
 fn rows_per_launch(flops_per_row: usize) -> usize {
     (FLOPS_PER_LAUNCH / flops_per_row.max(1) / 128 * 128).max(128)
 }

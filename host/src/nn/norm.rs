@@ -1,9 +1,18 @@
-//! Normalisation over the last extent.
+//! Normalisation over the last dimension.
 
 use super::{Map, expect_len, misfit};
 use crate::{Result, Tensor, ops};
 
-/// y = x / √(mean x² + ε) · w.
+/// y = x / √(mean x² + ε) · w, with the mean over the last dimension.
+///
+/// ```
+/// use pascaline::nn::RmsNorm;
+/// use pascaline::{Device, Tensor};
+/// let norm = RmsNorm::new(Tensor::from_slice(&[1.0f32, 2.0], [2], &Device::Cpu)?, 0.0)?;
+/// let y = norm.forward(&Tensor::from_slice(&[5.0f32, 5.0], [1, 2], &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec::<f32>()?, [1.0, 2.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     weight: Tensor,
@@ -11,10 +20,10 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// `weight`: `[cols]` f32.
+    /// `weight`: `[cols]` f32; `eps` = ε.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if it is no vector.
+    /// [`Error::Shape`](crate::Error::Shape) if it is not a vector.
     pub fn new(weight: Tensor, eps: f32) -> Result<Self> {
         match weight.shape().rank() {
             1 => Ok(Self { weight, eps }),
@@ -27,7 +36,7 @@ impl RmsNorm {
         Ok(Self { weight: f(&self.weight)?, ..*self })
     }
 
-    /// The weight `[cols]` and eps.
+    /// The weight `[cols]` and ε.
     pub(super) fn parts(&self) -> (&Tensor, f32) {
         (&self.weight, self.eps)
     }
@@ -41,7 +50,18 @@ impl RmsNorm {
     }
 }
 
-/// y = (x − mean) / √(variance + ε) · w + b.
+/// y = (x − mean) / √(variance + ε) · w + b, with mean and variance over the last dimension.
+///
+/// ```
+/// use pascaline::nn::LayerNorm;
+/// use pascaline::{DType, Device, Tensor};
+/// let weight = Tensor::ones([2], DType::F32, &Device::Cpu)?;
+/// let bias = Tensor::full(10.0f32, [2], &Device::Cpu)?;
+/// let norm = LayerNorm::new(weight, bias, 0.0)?;
+/// let y = norm.forward(&Tensor::from_slice(&[4.0f32, 6.0], [1, 2], &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec::<f32>()?, [9.0, 11.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: Tensor,
@@ -50,7 +70,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// `weight`, `bias`: `[cols]` f32.
+    /// `weight`, `bias`: `[cols]` f32; `eps` = ε.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if they do not fit each other.
@@ -69,7 +89,16 @@ impl LayerNorm {
     }
 }
 
-/// Either, where a block may have one or the other.
+/// The norm of a block, of either kind.
+///
+/// ```
+/// use pascaline::nn::{Norm, RmsNorm};
+/// use pascaline::{DType, Device, Tensor};
+/// let norm = Norm::Rms(RmsNorm::new(Tensor::ones([2], DType::F32, &Device::Cpu)?, 0.0)?);
+/// let y = norm.forward(&Tensor::full(3.0f32, [1, 2], &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec::<f32>()?, [1.0, 1.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub enum Norm {
     /// Root mean square.
@@ -79,10 +108,10 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// As the norm's own.
+    /// As [`RmsNorm::forward`] or [`LayerNorm::forward`].
     ///
     /// # Errors
-    /// As the norm's own.
+    /// [`Error::Shape`](crate::Error::Shape) if `x` does not fit, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Rms(norm) => norm.forward(x),
@@ -100,7 +129,7 @@ impl Norm {
         })
     }
 
-    /// What the linear map behind this norm takes: `x` and the norm, if that is a part of the map, else the normed.
+    /// The operands of the linear map after this norm: `x` and the norm, if the map can fuse it, else the normalised `x`.
     pub(super) fn before(&self, x: &Tensor) -> Result<(Tensor, Option<&RmsNorm>)> {
         match self {
             Self::Rms(norm) => Ok((x.clone(), Some(norm))),

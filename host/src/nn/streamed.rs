@@ -1,7 +1,7 @@
-//! Blocks whose weights stay in host memory and pass through the device one after the other.
+//! Blocks whose weights stay in host memory and are copied to the device one after the other.
 //!
-//! A block's tensors lie side by side in pinned memory, and in the same order in each of the two places of a
-//! [`LayerStream`]. Two sets of modules, one for each place, are made once: whatever layer a place holds, its kernels find
+//! A block's tensors are contiguous in pinned memory, and in the same order in each of the two places of a
+//! [`LayerStream`]. Two sets of modules, one for each place, are made once: whichever layer a place holds, its kernels find
 //! the weights at the same addresses.
 
 use super::{LayerCache, Rope, TransformerBlock};
@@ -14,6 +14,34 @@ use std::sync::{Mutex, PoisonError};
 const ALIGNMENT: usize = 256;
 
 /// Blocks of equal shapes, two of them at a time on the device.
+///
+/// ```
+/// # #[cfg(feature = "virtual-gpu")] {
+/// use pascaline::nn::{Attention, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks, TransformerBlock};
+/// use pascaline::ops::Activation;
+/// use pascaline::{DType, Device, Tensor};
+/// let gpu = Device::virtual_gpu()?;
+/// let Device::Cuda(cuda) = &gpu else { unreachable!() };
+/// let random = |shape: [usize; 2], seed| Linear::new(Tensor::randn(shape, DType::F32, seed, &gpu)?, None);
+/// let block = |seed| {
+///     let norm = Norm::Rms(RmsNorm::new(Tensor::ones([16], DType::F32, &gpu)?, 1e-6)?);
+///     let attention = Attention::new(random([48, 16], seed)?, None, random([16, 16], seed + 1)?, [1, 1, 16], true)?;
+///     let mlp = Mlp::new(random([32, 16], seed + 2)?, Activation::Silu, random([16, 32], seed + 3)?)?;
+///     Ok::<_, pascaline::Error>(TransformerBlock { norm1: norm.clone(), attention, norm2: norm, mlp })
+/// };
+/// let (first, second) = (block(1)?, block(5)?);
+/// let mut blocks = StreamedBlocks::like(&first, cuda)?;
+/// blocks.push(&first)?;
+/// blocks.push(&second)?;
+/// let angles = Tensor::zeros([2, 8], DType::F32, &gpu)?;
+/// let rope = Rope::new(angles.clone(), angles, 0, 0)?;
+/// let x = Tensor::ones([2, 16], DType::F32, &gpu)?;
+/// let y = blocks.forward(1, &blocks.forward(0, &x, &rope, None)?, &rope, None)?;
+/// let expected = second.forward(&first.forward(&x, &rope, None)?, &rope, None)?;
+/// assert_eq!(y.to_vec::<f32>()?, expected.to_vec::<f32>()?);
+/// # }
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct StreamedBlocks {
     device: CudaDevice,
@@ -25,7 +53,7 @@ pub struct StreamedBlocks {
     stream: Mutex<LayerStream>,
 }
 
-/// Where one of a block's tensors lies among its bytes.
+/// One of a block's tensors, and its offset in the block's bytes.
 #[derive(Clone, Debug, PartialEq)]
 struct Part {
     at: usize,
@@ -39,7 +67,7 @@ impl Part {
     }
 }
 
-/// The parts of a block, and their bytes.
+/// The parts of a block, and the bytes of all.
 fn parts(block: &TransformerBlock) -> Result<(Vec<Part>, usize)> {
     let (mut parts, mut bytes) = (Vec::new(), 0);
     block.map(&mut |tensor| {
@@ -58,7 +86,7 @@ fn unlike(found: &Tensor) -> Error {
 }
 
 impl StreamedBlocks {
-    /// Room for blocks like this one, none of which is there yet. They run on this handle's stream.
+    /// No blocks yet, with room on the device for blocks of this one's shapes. They run on this handle's stream.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if two blocks do not fit the device, or a driver error.
@@ -76,7 +104,7 @@ impl StreamedBlocks {
         Ok(Self { device: device.clone(), parts, bytes, blocks, count: 0, stream: Mutex::new(stream) })
     }
 
-    /// Takes in one more block: its weights go to host memory.
+    /// Appends a block: its weights are copied to host memory.
     ///
     /// # Errors
     /// [`Error::Shape`] if it is not like the first, [`Error::Layout`] for weights that are not contiguous, or a driver
@@ -99,17 +127,17 @@ impl StreamedBlocks {
         Ok(())
     }
 
-    /// How many blocks there are.
+    /// The number of blocks.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether there are no blocks.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// As [`TransformerBlock::forward`] of block `index`, while the next one's weights begin to come.
+    /// As [`TransformerBlock::forward`] of block `index`; the copy of the next one's weights begins meanwhile.
     ///
     /// # Errors
     /// As [`TransformerBlock::forward`]; [`Error::Unsupported`] if there is no such block, or while the stream is being
@@ -121,13 +149,13 @@ impl StreamedBlocks {
         rope: &Rope,
         cache: Option<&mut LayerCache>,
     ) -> Result<Tensor> {
-        // Until its kernels are queued nobody else may ask for another layer in this one's place.
+        // until its kernels are queued, no other thread may have another layer copied to this one's place
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let place = stream.layer(index)?;
         self.blocks[place].forward(x, rope, cache)
     }
 
-    /// Bytes of the weights, in host memory.
+    /// Bytes of the matrices, in host memory.
     pub fn weight_bytes(&self) -> usize {
         self.count * self.blocks[0].weight_bytes()
     }

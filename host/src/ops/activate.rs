@@ -1,47 +1,10 @@
-//! What stands behind a linear map.
+//! The epilogue of a linear map: bias, activation, residual.
 
 use super::check::Check;
+use crate::problem::activate::{Activation, Epilogue};
 use crate::{Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("activate");
-
-/// A function of one value, or of two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Activation {
-    /// x
-    #[default]
-    Identity,
-    /// x·σ(x)
-    Silu,
-    /// x·Φ(x), with Φ approximated by tanh.
-    GeluTanh,
-    /// x·Φ(x), Φ the normal distribution.
-    GeluErf,
-    /// silu(g)·u, with g from the first half of the columns and u from the second: half as many columns remain (Shazeer
-    /// 2020, "GLU variants improve transformer").
-    SwiGlu,
-}
-
-impl Activation {
-    /// The columns that remain of `cols`; `None` where they have no halves.
-    pub(crate) fn columns(self, cols: usize) -> Option<usize> {
-        match self {
-            Self::SwiGlu => cols.is_multiple_of(2).then_some(cols / 2),
-            _ => Some(cols),
-        }
-    }
-}
-
-/// What happens to a product before it is written: act(product + bias) + residual.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Epilogue<'a> {
-    /// \[n\], of the output's type.
-    pub bias: Option<&'a Tensor>,
-    /// Applied after the bias.
-    pub activation: Activation,
-    /// The output's shape and type; added last.
-    pub residual: Option<&'a Tensor>,
-}
 
 impl<'a> Epilogue<'a> {
     /// Checks bias and residual for an output `y` of products with `n` columns, and gives the tensors that there are.
@@ -72,6 +35,15 @@ impl<'a> Epilogue<'a> {
 /// `x`: [.., n] f32 or f16, contiguous; `bias`: \[n\] of the same type; `y`: [.., n], or [.., n/2] for
 /// [`Activation::SwiGlu`].
 ///
+/// ```
+/// use pascaline::ops::{self, Activation};
+/// use pascaline::{Device, Tensor};
+/// let x = Tensor::from_slice(&[0.0f32, 100.0, 3.0, 4.0], [1, 4], &Device::Cpu)?;
+/// let y = ops::activate(&x, None, Activation::SwiGlu)?; // silu of the first half, times the second
+/// assert_eq!((y.dims(), y.to_vec::<f32>()?), (&[1, 2][..], vec![0.0, 400.0]));
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
 /// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
@@ -81,7 +53,7 @@ pub fn activate(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Re
     Ok(y)
 }
 
-/// [`activate`] into `y`.
+/// [`activate`] into `y`, contiguous.
 ///
 /// # Errors
 /// As [`activate`].
@@ -90,7 +62,7 @@ pub fn activate_into(y: TensorMut, x: &Tensor, bias: Option<&Tensor>, activation
     CHECK.dtype("y", &y, dtype)?;
     CHECK.contiguous("x", x)?;
     CHECK.contiguous("y", &y)?;
-    CHECK.shape("y", &y, output_shape(x, activation)?.dims(), "x's shape, or half of its last extent")?;
+    CHECK.shape("y", &y, output_shape(x, activation)?.dims(), "x's shape, or half of its last dimension")?;
     let epilogue = Epilogue { bias, ..Epilogue::default() };
     let mut inputs = vec![("x", x)];
     inputs.extend(epilogue.check(CHECK, &y, x.shape().rows_cols().1)?);

@@ -2,70 +2,18 @@
 
 use super::check::{Argument, Check};
 use crate::kv::{KvFormat, KvTensor, KvView};
+use crate::problem::attention::{Attention, HeadStrides, Problem};
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("attention");
 
 /// Addresses and strides are multiples of this many elements: 16 bytes of f16.
 const ALIGNMENT: usize = 8;
-/// The extents of a head that there are kernels for, in steps of [`ALIGNMENT`].
+/// The sizes of a head that there are kernels for, in steps of [`ALIGNMENT`].
 const HEAD_DIMS: std::ops::RangeInclusive<usize> = 16..=128;
 
 /// The most queries of [`attention_cached_into`].
 pub const MAX_CACHED_QUERIES: usize = gpu::attention::MAX_DECODE_QUERIES;
-
-/// What attention is asked for beside its tensors.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Attention {
-    /// The factor on the scores; `None` for 1/√head_dim.
-    pub scale: Option<f32>,
-    /// Whether query i sees only the keys ≤ i + kv_len − q_len: the last query sees all.
-    pub causal: bool,
-}
-
-impl Attention {
-    /// The factor for heads of this extent.
-    pub(super) fn scale_for(&self, head_dim: usize) -> f32 {
-        self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
-    }
-}
-
-/// A checked call in numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Problem {
-    pub batch: usize,
-    pub num_q_heads: usize,
-    pub num_kv_heads: usize,
-    pub q_len: usize,
-    pub kv_len: usize,
-    pub head_dim: usize,
-    pub scale: f32,
-    pub causal: bool,
-    pub out: Strides,
-    pub q: Strides,
-    pub k: Strides,
-    pub v: Strides,
-}
-
-/// In elements; 0 along extents of one entry. The last extent's is 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Strides {
-    pub batch: usize,
-    pub head: usize,
-    pub row: usize,
-}
-
-impl Problem {
-    /// Query heads that share a kv head.
-    pub fn group(&self) -> usize {
-        self.num_q_heads / self.num_kv_heads
-    }
-
-    /// How many keys, from the first on, query `i` sees.
-    pub fn visible(&self, i: usize) -> usize {
-        if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
-    }
-}
 
 /// out = softmax(scale · q kᵀ) v for each head, without the score matrix in memory.
 ///
@@ -73,8 +21,21 @@ impl Problem {
 /// all without b. f32, f16, or `q` f32 with `k` and `v` f16; arithmetic is f32. Query head h reads kv head
 /// h / (num_q_heads / num_kv_heads). head_dim is a multiple of 8 from 16 to 128.
 ///
-/// The last extent is contiguous and the other strides are free, as a view of a cache or swapped extents have them,
-/// but first elements and strides are multiples of 8 elements. A query that sees no key gives 0.
+/// The last dimension has stride 1; the other strides are free, as a view of a cache or exchanged dimensions have them, but
+/// offsets and strides are multiples of 8 elements. A query that attends to no key gives 0.
+///
+/// ```
+/// use pascaline::ops::{self, Attention};
+/// use pascaline::{DType, Device, Tensor};
+/// let cpu = Device::Cpu;
+/// // one head of 16, two queries; equal keys, so that each query gives the mean of the values that it attends to
+/// let (q, k) = (Tensor::ones([1, 2, 16], DType::F32, &cpu)?, Tensor::ones([1, 2, 16], DType::F32, &cpu)?);
+/// let values = [Tensor::full(1.0f32, [1, 1, 16], &cpu)?, Tensor::full(3.0f32, [1, 1, 16], &cpu)?];
+/// let v = ops::cat(&values, 1)?;
+/// let out = ops::attention(&q, &k, &v, &Attention { causal: true, ..Attention::default() })?;
+/// assert_eq!(ops::max(&out)?.to_vec::<f32>()?, [1.0, 2.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::Unsupported`] for another
@@ -97,7 +58,27 @@ pub fn attention_into(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, option
 
 /// [`attention_into`] over the first `len` tokens of a cache, as they are stored.
 ///
-/// `q`, `out`: [num_q_heads, q_len, head_dim]; `k`, `v`: [capacity, num_kv_heads, head_dim], in one format, of f16 queries in f16.
+/// `q`, `out`: [num_q_heads, q_len, head_dim]; `k`, `v`: [capacity, num_kv_heads, head_dim], in one format: any for queries in
+/// f32, f16 for queries in f16.
+///
+/// ```
+/// use pascaline::kv::{KvFormat, KvTensor};
+/// use pascaline::ops::{self, Attention};
+/// use pascaline::{DType, Device, Tensor};
+/// let cpu = Device::Cpu;
+/// // q, k and v of one token, from a fused projection; an angle of 0 rotates nothing
+/// let qkv = Tensor::arange(0.0f32, 48.0, &cpu)?.reshape([1, 3, 16])?;
+/// let (cos, sin) = (Tensor::ones([1, 8], DType::F32, &cpu)?, Tensor::zeros([1, 8], DType::F32, &cpu)?);
+/// let mut q = Tensor::uninitialized([1, 1, 16], DType::F32, &cpu)?;
+/// let mut k = KvTensor::uninitialized([4, 1, 16], KvFormat::F16, &cpu)?;
+/// let mut v = KvTensor::uninitialized([4, 1, 16], KvFormat::F16, &cpu)?;
+/// let at = Tensor::zeros([2], DType::U32, &cpu)?;
+/// ops::rope_append_into(q.view_mut()?, [k.view_mut()?, v.view_mut()?], &qkv, [&cos, &sin], None, &at)?;
+/// let mut out = Tensor::uninitialized([1, 1, 16], DType::F32, &cpu)?;
+/// ops::attention_over_into(out.view_mut()?, &q, &k, &v, 1, &Attention::default())?;
+/// assert_eq!(out.to_vec::<f32>()?[..2], [32.0, 33.0]); // of one key the result is its value
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`attention`], and [`Error::Unsupported`] for other formats or more tokens than there is room for.
@@ -116,10 +97,34 @@ pub fn attention_over_into(
     run(out, q, [k.view(), v.view()], None, &problem)
 }
 
-/// [`attention_over_into`] over the first `past[0]` + q_len tokens. Their number is read where the tensors are, so that a
-/// captured launch serves every length; where it is beyond the capacity, it counts as that.
+/// [`attention_over_into`] over the first `past[0]` + q_len tokens. Their number is read on the device, so that a captured
+/// launch serves every length; one beyond the capacity counts as the capacity.
 ///
 /// `past`: \[1\] u32; q_len is at most [`MAX_CACHED_QUERIES`].
+///
+/// ```
+/// # use pascaline::kv::{KvFormat, KvTensor};
+/// # use pascaline::ops::{self, Attention};
+/// # use pascaline::{DType, Device, Tensor};
+/// # let cpu = Device::Cpu;
+/// # let (cos, sin) = (Tensor::ones([1, 8], DType::F32, &cpu)?, Tensor::zeros([1, 8], DType::F32, &cpu)?);
+/// # let mut k = KvTensor::uninitialized([4, 1, 16], KvFormat::F32, &cpu)?;
+/// # let mut v = KvTensor::uninitialized([4, 1, 16], KvFormat::F32, &cpu)?;
+/// let mut at = Tensor::zeros([2], DType::U32, &cpu)?; // (tokens in the cache, the row's angle)
+/// let mut out = Tensor::uninitialized([1, 1, 16], DType::F32, &cpu)?;
+/// for token in 0..3u32 {
+///     at.view_mut()?.write(&[token, 0])?;
+///     // … a projection gives q, k and v of the token; here its values are its number
+///     let (q, kv) = (Tensor::zeros([1, 2, 16], DType::F32, &cpu)?, Tensor::full(token as f32, [1, 1, 16], &cpu)?);
+///     let qkv = ops::cat(&[&q, &kv], 1)?;
+///     let mut q = Tensor::uninitialized([1, 1, 16], DType::F32, &cpu)?;
+///     ops::rope_append_into(q.view_mut()?, [k.view_mut()?, v.view_mut()?], &qkv, [&cos, &sin], None, &at)?;
+///     let past = at.narrow(0, 0, 1)?;
+///     ops::attention_cached_into(out.view_mut()?, &q, &k, &v, &past, &Attention::default())?;
+/// }
+/// assert_eq!(out.to_vec::<f32>()?, [1.0; 16]); // equal keys: the mean of 0, 1 and 2
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`attention_over_into`], and [`Error::Unsupported`] for more queries.
@@ -135,13 +140,13 @@ pub fn attention_cached_into(
     CHECK.dtype("past", past, DType::U32)?;
     CHECK.shape("past", past, &[1], "[1]")?;
     if problem.q_len > MAX_CACHED_QUERIES {
-        let reason = format!("at most {MAX_CACHED_QUERIES} where the device knows the length");
+        let reason = format!("at most {MAX_CACHED_QUERIES} where the length is on the device");
         return Err(CHECK.unsupported("q_len", problem.q_len, reason));
     }
     run(out, q, [k.view(), v.view()], Some(past), &problem)
 }
 
-/// Of a checked call.
+/// Runs a checked call.
 fn run(
     out: TensorMut,
     q: &Tensor,
@@ -162,8 +167,8 @@ fn run(
     }
 }
 
-/// The baseline of benches: three passes over a score matrix. `None` where there is none: on the CPU, in f16.
-pub(crate) fn textbook_into(
+/// [`attention_into`] with three passes over a score matrix. `None` where there is no such kernel: on the CPU, in f16.
+pub fn textbook_into(
     out: TensorMut,
     q: &Tensor,
     k: &Tensor,
@@ -183,7 +188,7 @@ pub(crate) fn textbook_into(
     plain.then(|| gpu::attention::textbook(&device, out, q, k, v, &problem))
 }
 
-/// The checks of an op on these tensors, whose name is `op`'s.
+/// The checks of an op on these tensors; errors name `op`.
 pub(super) fn check(
     op: Check,
     out: &TensorMut,
@@ -204,7 +209,7 @@ pub(super) fn check(
     let letters = "[b, num_q_heads, q_len, head_dim], or without b";
     let [batch, num_q_heads, q_len, head_dim] = extents(q).ok_or_else(|| op.bad_shape("q", q, letters))?;
     let [_, num_kv_heads, kv_len, _] =
-        extents(k).ok_or_else(|| op.bad_shape("k", k, "as many extents as q"))?;
+        extents(k).ok_or_else(|| op.bad_shape("k", k, "as many dimensions as q"))?;
     let expected = format!("[{batch}, num_kv_heads, kv_len, {head_dim}], as q has it");
     let whole = [batch, num_kv_heads, kv_len, head_dim];
     let kv_shape = if batched { &whole[..] } else { &whole[1..] };
@@ -266,7 +271,7 @@ fn check_cache(
         return bad("k", k, expected);
     }
     check_head_dim(CHECK, head_dim)?;
-    let stored = Strides { batch: 0, head: k.width(), row: num_kv_heads * k.width() };
+    let stored = HeadStrides { batch: 0, head: k.width(), row: num_kv_heads * k.width() };
     Ok(Problem {
         batch: 1,
         num_q_heads,
@@ -283,7 +288,7 @@ fn check_cache(
     })
 }
 
-/// What number of kv heads is needed, if this one is not.
+/// The error's text for a number of kv heads that does not divide the query heads; `None` if it does.
 fn uneven(num_q_heads: usize, num_kv_heads: usize) -> Option<String> {
     let divides = num_q_heads.checked_rem(num_kv_heads) == Some(0) || num_q_heads == 0;
     (!divides).then(|| format!("a number of heads that divides q's {num_q_heads}"))
@@ -297,7 +302,7 @@ pub(super) fn check_head_dim(op: Check, head_dim: usize) -> Result<()> {
     Ok(())
 }
 
-/// The four extents; one batch where there is none.
+/// The four dimensions, with a batch of 1 where there is none.
 pub(super) fn extents(x: &Tensor) -> Option<[usize; 4]> {
     match *x.dims() {
         [heads, rows, head_dim] => Some([1, heads, rows, head_dim]),
@@ -306,15 +311,15 @@ pub(super) fn extents(x: &Tensor) -> Option<[usize; 4]> {
     }
 }
 
-/// The strides of a tensor of three or four extents, if the kernels can read it.
-pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> Result<Strides> {
+/// The strides of a tensor of rank 3 or 4, if the kernels can read it.
+pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> Result<HeadStrides> {
     op.size(argument, x)?;
     let layout = x.layout();
     if layout.shape.elements() == 0 {
-        return Ok(Strides { batch: 0, head: 0, row: 0 });
+        return Ok(HeadStrides { batch: 0, head: 0, row: 0 });
     }
     if layout.strides.last() != Some(&1) {
-        return Err(Error::Layout { op: op.0, argument, needed: "contiguous in its last extent" });
+        return Err(Error::Layout { op: op.0, argument, needed: "contiguous in its last dimension" });
     }
     let outer = layout.strides.len() - 1;
     let mut strides = [0; 3];
@@ -327,5 +332,5 @@ pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> R
         return Err(Error::Layout { op: op.0, argument, needed: "aligned to 8 elements in every row" });
     }
     let [batch, head, row] = strides;
-    Ok(Strides { batch, head, row })
+    Ok(HeadStrides { batch, head, row })
 }

@@ -5,9 +5,17 @@ use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("cast");
 
-/// `x` in element type `dtype`, rounded to nearest, ties to even; what f16 can't hold becomes ±∞.
+/// `x` in element type `dtype`, rounded to nearest, ties to even; magnitudes beyond f16's largest become ±∞.
 ///
 /// `x`: f32 or f16, contiguous. Casting to the type it has is a copy.
+///
+/// ```
+/// use pascaline::{DType, Device, Tensor, f16, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 1.0 / 3.0, 1e6], [3], &Device::Cpu)?;
+/// let y = ops::cast(&x, DType::F16)?;
+/// assert_eq!(y.to_vec::<f16>()?, [f16::ONE, f16::from_f32(1.0 / 3.0), f16::INFINITY]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout),

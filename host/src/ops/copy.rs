@@ -1,41 +1,27 @@
 //! Strided copy.
 
 use super::check::Check;
+use crate::kv::{KvMut, KvTensor};
+use crate::problem::copy::{MAX_DIMS, merge};
+use crate::tensor::Layout;
 use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("copy");
 
-/// The most extents that are left after [`merge`].
-pub(crate) const MAX_DIMS: usize = 6;
-
-/// An extent that can't be merged with its neighbours, and the strides along it, in elements.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Dim {
-    pub extent: usize,
-    pub y: usize,
-    pub x: usize,
-}
-
-/// Leaves extents of 1 out and merges neighbours that lie without a gap in both tensors, outermost first.
-pub(crate) fn merge(extents: &[usize], y_strides: &[usize], x_strides: &[usize]) -> Vec<Dim> {
-    let mut dims: Vec<Dim> = Vec::with_capacity(extents.len());
-    for ((&extent, &y), &x) in extents.iter().zip(y_strides).zip(x_strides) {
-        match dims.last_mut() {
-            _ if extent == 1 => {}
-            Some(outer) if outer.y == y * extent && outer.x == x * extent => {
-                *outer = Dim { extent: outer.extent * extent, y, x };
-            }
-            _ => dims.push(Dim { extent, y, x }),
-        }
-    }
-    dims
-}
-
-/// A contiguous copy of `x`.
+/// A contiguous copy of `x`, of any shape, type and strides.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::arange(0u32, 6, &Device::Cpu)?.reshape([2, 3])?;
+/// let column = x.narrow(1, 1, 1)?; // a view with gaps
+/// let y = ops::copy(&column)?;
+/// assert!(y.is_contiguous() && y.to_vec::<u32>()? == [1, 4]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
-/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six extents
-/// are left after neighbours without a gap between them are taken together, or a device error.
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six
+/// dimensions are left after neighbours without a gap between them are merged, or a device error.
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     copy_into(y.view_mut()?, x)?;
@@ -53,27 +39,43 @@ pub fn copy_into(y: TensorMut, x: &Tensor) -> Result<()> {
     CHECK.dtype("y", &y, x.dtype())?;
     CHECK.shape("y", &y, x.dims(), "x's shape")?;
     let device = CHECK.device(&y, &[("x", x)])?;
-    if x.shape().elements() > 0 && merge(x.dims(), y.strides(), x.strides()).len() > MAX_DIMS {
-        let reason = format!("at most {MAX_DIMS} extents that do not lie without a gap can be copied");
-        return Err(CHECK.unsupported("x", x.shape(), reason));
-    }
+    check_dims(CHECK, "x", y.layout(), x)?;
     match device {
         Device::Cpu => cpu::copy::copy(y, x),
         Device::Cuda(device) => gpu::copy::copy(&device, y, x),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn extents_without_a_gap_are_merged() {
-        let dim = |extent, y, x| Dim { extent, y, x };
-        assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[12, 4, 1]), [dim(24, 1, 1)]);
-        assert_eq!(merge(&[2, 3, 4], &[12, 4, 1], &[24, 8, 1]), [dim(6, 4, 8), dim(4, 1, 1)]);
-        assert_eq!(merge(&[2, 1, 4], &[4, 99, 1], &[4, 7, 1]), [dim(8, 1, 1)]);
-        assert_eq!(merge(&[3, 2], &[2, 1], &[1, 3]), [dim(3, 2, 1), dim(2, 1, 3)]);
-        assert_eq!(merge(&[1, 1], &[1, 1], &[5, 1]), []);
+impl Tensor {
+    /// This tensor if it is contiguous, else a copy that is.
+    ///
+    /// # Errors
+    /// As [`copy`].
+    pub fn contiguous(&self) -> Result<Self> {
+        if self.is_contiguous() { Ok(self.clone()) } else { copy(self) }
     }
+}
+
+impl KvMut<'_> {
+    /// Overwrites it with the first tokens of `from`, of the same format and dims.
+    ///
+    /// # Errors
+    /// As [`copy_into`].
+    pub(crate) fn copy_from(self, from: &KvTensor) -> Result<()> {
+        let len = self.dims[0];
+        copy_into(self.values, &from.values.narrow(0, 0, len)?)?;
+        match (self.scales, &from.scales) {
+            (Some(to), Some(scales)) => copy_into(to, &scales.narrow(0, 0, len)?),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// That the kernels have enough dimensions to copy `x` to where `y` says, which has the same shape.
+pub(super) fn check_dims(check: Check, argument: &'static str, y: &Layout, x: &Tensor) -> Result<()> {
+    if x.shape().elements() > 0 && merge(x.dims(), &y.strides, x.strides()).len() > MAX_DIMS {
+        let reason = format!("at most {MAX_DIMS} dimensions with gaps between their entries can be copied");
+        return Err(check.unsupported(argument, x.shape(), reason));
+    }
+    Ok(())
 }

@@ -1,27 +1,20 @@
 //! Element by element.
 
 use super::check::Check;
+use crate::problem::elementwise::{Binary, Unary};
 use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
-
-/// z = f(x, y)
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Binary {
-    Add,
-    Mul,
-    SiluMul,
-}
-
-/// y = f(x)
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Unary {
-    Scale(f32),
-    GeluTanh,
-    GeluErf,
-}
 
 /// z = x + y.
 ///
 /// `x`: [.., cols] f32 or f16, contiguous; `y`: `x`'s shape, or \[cols\] and added to every row (a bias).
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::Cpu)?;
+/// let bias = Tensor::from_slice(&[10.0f32, 20.0], [2], &Device::Cpu)?;
+/// assert_eq!(ops::add(&x, &bias)?.to_vec::<f32>()?, [11.0, 22.0, 13.0, 24.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
@@ -42,6 +35,13 @@ pub fn add_into(z: TensorMut, x: &Tensor, y: &Tensor) -> Result<()> {
 ///
 /// `x`: [.., cols] f32 or f16, contiguous; `y`: `x`'s shape, or \[cols\] for every row.
 ///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3], &Device::Cpu)?;
+/// assert_eq!(ops::mul(&x, &x)?.to_vec::<f32>()?, [1.0, 4.0, 9.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`add`].
 pub fn mul(x: &Tensor, y: &Tensor) -> Result<Tensor> {
@@ -59,6 +59,14 @@ pub fn mul_into(z: TensorMut, x: &Tensor, y: &Tensor) -> Result<()> {
 /// z = gate / (1 + e^−gate) · up, the gated unit of SwiGLU (Shazeer 2020, "GLU variants improve transformer").
 ///
 /// `gate`, `up`: the same shape, f32 or f16, contiguous.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let gate = Tensor::from_slice(&[0.0f32, 100.0], [2], &Device::Cpu)?;
+/// let up = Tensor::from_slice(&[5.0f32, 5.0], [2], &Device::Cpu)?;
+/// assert_eq!(ops::silu_mul(&gate, &up)?.to_vec::<f32>()?, [0.0, 500.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`add`].
@@ -80,6 +88,13 @@ pub fn silu_mul_into(z: TensorMut, gate: &Tensor, up: &Tensor) -> Result<()> {
 ///
 /// `x`: f32 or f16, contiguous.
 ///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, -2.0], [2], &Device::Cpu)?;
+/// assert_eq!(ops::scale(&x, 0.5)?.to_vec::<f32>()?, [0.5, -1.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`add`].
 pub fn scale(x: &Tensor, factor: f32) -> Result<Tensor> {
@@ -98,6 +113,14 @@ pub fn scale_into(y: TensorMut, x: &Tensor, factor: f32) -> Result<()> {
 ///
 /// `x`: f32 or f16, contiguous. Small results for negative `x` keep their relative accuracy. −∞ gives NaN.
 ///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 0.0, -100.0], [3], &Device::Cpu)?;
+/// let y = ops::gelu_tanh(&x)?.to_vec::<f32>()?;
+/// assert!((y[0] - 0.841192).abs() < 1e-6 && y[1] == 0.0 && y[2] == 0.0);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`add`].
 pub fn gelu_tanh(x: &Tensor) -> Result<Tensor> {
@@ -115,6 +138,14 @@ pub fn gelu_tanh_into(y: TensorMut, x: &Tensor) -> Result<()> {
 /// y = 0.5·x·(1 + erf(x/√2)) (Hendrycks & Gimpel 2016).
 ///
 /// `x`: f32 or f16, contiguous. Small results for negative `x` keep their relative accuracy. −∞ gives NaN.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 0.0, -100.0], [3], &Device::Cpu)?;
+/// let y = ops::gelu_erf(&x)?.to_vec::<f32>()?;
+/// assert!((y[0] - 0.8413447).abs() < 1e-6 && y[1] == 0.0 && y[2] == 0.0);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`add`].

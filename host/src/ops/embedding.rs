@@ -10,6 +10,14 @@ const CHECK: Check = Check("embedding");
 /// `table`: [rows, cols] f32 or f16, `ids`: `[n]` u32, both contiguous. An id that is no row of the table gives a row
 /// of NaN.
 ///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let table = Tensor::from_slice(&[0.0f32, 0.5, 1.0, 1.5, 2.0, 2.5], [3, 2], &Device::Cpu)?;
+/// let ids = Tensor::from_slice(&[2u32, 0], [2], &Device::Cpu)?;
+/// assert_eq!(ops::embedding(&table, &ids)?.to_vec::<f32>()?, [2.0, 2.5, 0.0, 0.5]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape),
 /// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge),

@@ -1,15 +1,27 @@
 //! Conversion between f32 and the 16-bit formats of [`float16`](crate::float16).
 
 use super::check::{Check, aligned};
-use super::matmul::{Matmul, matmul_into};
+use super::matmul::matmul_into;
 use crate::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
+use crate::problem::matmul::Matmul;
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 
-/// IEEE half precision's.
+/// Exponent bits of IEEE half precision.
 const F16_EXPONENT_BITS: u32 = 5;
 
-/// `x` f32 in the format with `exponent_bits` (2 to 8) exponent bits: nearest, ties to even. The codes are the same on
-/// every device.
+/// `x` f32, contiguous, in the format with `exponent_bits` (2 to 8) exponent bits: nearest, ties to even. The codes are the
+/// same on every device.
+///
+/// ```
+/// use pascaline::float16::Overflow;
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 1e6], [2], &Device::Cpu)?;
+/// let bfloat16 = ops::float16_encode(&x, 8, Overflow::Infinity)?;
+/// assert_eq!(bfloat16.to_codes()?[0], 0x3f80); // the upper half of 1.0's bits in f32
+/// let half = ops::float16_encode(&x, 5, Overflow::Saturate)?;
+/// assert_eq!(ops::float16_decode(&half)?.to_vec::<f32>()?, [1.0, 65504.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) for another number of bits, [`Error::DType`](crate::Error::DType),
@@ -34,6 +46,16 @@ pub fn float16_encode(x: &Tensor, exponent_bits: u32, overflow: Overflow) -> Res
 ///
 /// `x`: [.., k] f32, contiguous, `w`: [n, k], `y`: [.., n] f32. On a GPU formats with 4, 5 and 8 exponent bits are converted as
 /// they are loaded, the others (and where k or n is no multiple of 4) before, to f32 in scratch memory.
+///
+/// ```
+/// use pascaline::float16::Overflow;
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 2], &Device::Cpu)?;
+/// let w = Tensor::from_slice(&[0.5f32, 1.0, 2.0, 4.0], [2, 2], &Device::Cpu)?;
+/// let w = ops::float16_encode(&w, 8, Overflow::Infinity)?; // powers of two are exact
+/// assert_eq!(ops::float16_matmul(&x, &w)?.to_vec::<f32>()?, [2.5, 10.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
@@ -65,6 +87,15 @@ pub fn float16_matmul(x: &Tensor, w: &Float16Tensor) -> Result<Tensor> {
 }
 
 /// The values of `x` in f32; exact.
+///
+/// ```
+/// use pascaline::float16::Overflow;
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[0.1f32, -3.0], [2], &Device::Cpu)?;
+/// let y = ops::float16_decode(&ops::float16_encode(&x, 4, Overflow::Infinity)?)?.to_vec::<f32>()?;
+/// assert!((y[0] - 0.1).abs() < 0.1 / 2048.0 && y[1] == -3.0); // 11 bits of mantissa
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// A device error.

@@ -1,4 +1,4 @@
-//! Layer norm over the last extent.
+//! Layer norm over the last dimension.
 
 use super::check::Check;
 use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
@@ -10,6 +10,15 @@ const CHECK: Check = Check("layer_norm");
 ///
 /// `x`: [.., cols] f32 or f16, `weight`, `bias`: \[cols\] of the same type, all contiguous; `eps` ≥ 0. Computed in f32; rows far from
 /// zero and rows with outliers keep their accuracy.
+///
+/// ```
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[11.0f32, 13.0], [1, 2], &Device::Cpu)?; // mean 12, variance 1
+/// let weight = Tensor::ones([2], DType::F32, &Device::Cpu)?;
+/// let bias = Tensor::zeros([2], DType::F32, &Device::Cpu)?;
+/// assert_eq!(ops::layer_norm(&x, &weight, &bias, 0.0)?.to_vec::<f32>()?, [-1.0, 1.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
@@ -36,8 +45,8 @@ pub fn layer_norm_into(y: TensorMut, x: &Tensor, weight: &Tensor, bias: &Tensor,
     CHECK.contiguous("y", &y)?;
     CHECK.shape("y", &y, x.dims(), "x's shape")?;
     let (_, cols) = x.shape().rows_cols();
-    CHECK.shape("weight", weight, &[cols], "[cols], the last extent of x")?;
-    CHECK.shape("bias", bias, &[cols], "[cols], the last extent of x")?;
+    CHECK.shape("weight", weight, &[cols], "[cols], the last dimension of x")?;
+    CHECK.shape("bias", bias, &[cols], "[cols], the last dimension of x")?;
     if !(eps.is_finite() && eps >= 0.0) {
         return Err(CHECK.unsupported("eps", eps, "it must be finite and not negative"));
     }

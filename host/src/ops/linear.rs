@@ -1,9 +1,11 @@
-//! A linear map with what stands before and behind it.
+//! A linear map with a norm before it and an epilogue after it.
 
-use super::activate::{Activation, Epilogue, activate_into};
+use super::activate::activate_into;
 use super::check::Check;
-use super::matmul::{Around, Matmul, around_into};
+use super::matmul::fused_into;
 use super::{add_into, rms_norm};
+use crate::problem::activate::{Activation, Epilogue};
+use crate::problem::matmul::{Fusion, Matmul};
 use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, gpu};
 
@@ -15,8 +17,23 @@ const CHECK: Check = Check("linear");
 /// in f32. `norm`: the weight \[k\] (of x's type) and eps of an [`rms_norm`] of x's rows, `None` for none. `y`: [.., n], or
 /// [.., n/2] for [`Activation::SwiGlu`].
 ///
-/// On a GPU it is one launch for up to 8 rows. For more, norm and activation are passes of their own, bias and residual
-/// are part of the product.
+/// On a GPU it is one launch for up to 8 rows. For more, norm and activation are separate passes, and bias and residual
+/// belong to the product's epilogue.
+///
+/// ```
+/// use pascaline::ops::{self, Activation, Epilogue};
+/// use pascaline::{DType, Device, Tensor};
+/// let x = Tensor::from_slice(&[3.0f32, 3.0], [1, 2], &Device::Cpu)?;
+/// let w = Tensor::from_slice(&[1.0f32, 1.0, 1.0, -1.0, 2.0, 0.0], [3, 2], &Device::Cpu)?;
+/// let norm = Tensor::ones([2], DType::F32, &Device::Cpu)?; // the norm makes x's row (1, 1)
+/// let epilogue = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
+/// let y = ops::linear(&x, &w, Some((&norm, 0.0)), &epilogue)?;
+/// let silu = |x: f32| x / (1.0 + (-x).exp());
+/// for (found, expected) in y.to_vec::<f32>()?.into_iter().zip([silu(2.0), silu(0.0), silu(2.0)]) {
+///     assert!((found - expected).abs() < 1e-6);
+/// }
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
@@ -68,7 +85,7 @@ pub fn linear_into(
     let epilogue = Epilogue { residual: residual.as_ref(), ..*epilogue };
     match device {
         Device::Cuda(device) if rows <= gpu::matmul::MAX_VECTOR_ROWS && k > 0 => {
-            gpu::matmul::linear(&device, y, &x, w, &Around { norm, epilogue })
+            gpu::matmul::linear(&device, y, &x, w, &Fusion { norm, epilogue })
         }
         _ => in_passes(y, &x, w, norm, &epilogue),
     }
@@ -85,7 +102,7 @@ fn in_passes(
     let (x, w) = (normed.as_ref().unwrap_or(x), w.swap_dims(0, 1)?);
     let Epilogue { bias, activation, residual } = *epilogue;
     if activation == Activation::Identity {
-        return around_into(y, x, &w, &Matmul::default(), &Around { norm: None, epilogue: *epilogue });
+        return fused_into(y, x, &w, &Matmul::default(), &Fusion { norm: None, epilogue: *epilogue });
     }
     let product = super::matmul(x, &w)?;
     let Some(residual) = residual else { return activate_into(y, &product, bias, activation) };
@@ -104,7 +121,7 @@ fn output_shape(x: &Tensor, w: &Tensor, activation: Activation) -> Result<Shape>
             .ok_or_else(|| CHECK.bad_shape("w", w, "an even number of rows, the two halves of a gate"))?,
         _ => return Err(CHECK.bad_shape("w", w, format!("[n, {k}] for x of shape {}", x.shape()))),
     };
-    let elements = outer.iter().fold(n as u128, |product, &extent| product.saturating_mul(extent as u128));
+    let elements = outer.iter().fold(n as u128, |product, &size| product.saturating_mul(size as u128));
     match elements <= MAX_ELEMENTS as u128 {
         true => Ok([outer, &[n]].concat().into()),
         // found before the output is allocated

@@ -1,53 +1,27 @@
 //! Matrix products.
 
-use super::activate::Epilogue;
 use super::check::Check;
-use crate::tensor::{Layout, MAX_ELEMENTS};
+use crate::problem::matmul::{Fusion, Matmul, Problem};
+use crate::tensor::MAX_ELEMENTS;
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("matmul");
 
-/// How [`matmul_into`] scales, and by which kernel it runs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Matmul {
-    /// The factor of the product.
-    pub alpha: f32,
-    /// The factor of what `c` holds; with 0, `c` is not read.
-    pub beta: f32,
-    /// The kernel, for measurements.
-    pub variant: Variant,
-    /// Into how many parts k is split, for measurements; `None` lets the shape decide.
-    pub splits: Option<u32>,
-}
-
-impl Default for Matmul {
-    /// The plain product: alpha 1, beta 0, and the shape decides.
-    fn default() -> Self {
-        Self { alpha: 1.0, beta: 0.0, variant: Variant::Auto, splits: None }
-    }
-}
-
-/// The families of GPU kernels. The CPU has one way and takes any of these names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Variant {
-    /// By shape, layout and device.
-    Auto,
-    /// 16 × 16 tiles, an element per thread: what users would write. f32 only.
-    Textbook,
-    /// The register tiles of this name; operands aligned to 16 bytes. `pascaline tune` lists them.
-    Tile(&'static str),
-    /// 64 × 64 register tiles for any strides and alignment.
-    Strided,
-    /// `b` streamed once past up to 8 rows of `a` (1, if `b` is row-major).
-    Vector,
-}
-
 /// c = a·b.
 ///
-/// `a`: [.., m, k], `b`: [.., k, n], `c`: [.., m, n]. Leading extents are equal, or missing or 1 in one of the two,
-/// which is then used for all. Each operand may have any strides: `w.swap_dims(0, 1)` is a transposed matrix and costs
+/// `a`: [.., m, k], `b`: [.., k, n], `c`: [.., m, n]. Leading dimensions are equal, or missing or 1 in one of the two,
+/// which is then broadcast. Each operand may have any strides: `w.swap_dims(0, 1)` is a transposed matrix and costs
 /// nothing. f32 · f32 → f32, f16 · f16 → f16, and f32 · f16 → f32 (weights in half precision); sums are f32.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let a = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::Cpu)?;
+/// let b = Tensor::from_slice(&[1.0f32, 10.0, 100.0, 1000.0], [2, 2], &Device::Cpu)?;
+/// assert_eq!(ops::matmul(&a, &b)?.to_vec::<f32>()?, [201.0, 2010.0, 403.0, 4030.0]);
+/// let transposed = b.swap_dims(0, 1)?;
+/// assert_eq!(ops::matmul(&a, &transposed)?.to_vec::<f32>()?, [21.0, 2100.0, 43.0, 4300.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::DType`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
@@ -58,30 +32,33 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(c)
 }
 
-/// c = alpha·a·b + beta·c, with `a`, `b` and `c` as in [`matmul`]. The elements of a row of `c` lie side by side.
+/// c = alpha·a·b + beta·c, with `a`, `b` and `c` as in [`matmul`]. `c` has stride 1 in its last dimension.
+///
+/// ```
+/// use pascaline::ops::{self, Matmul};
+/// use pascaline::{DType, Device, Tensor};
+/// let a = Tensor::from_slice(&[1.0f32, 2.0], [1, 2], &Device::Cpu)?;
+/// let b = Tensor::from_slice(&[3.0f32, 4.0], [2, 1], &Device::Cpu)?;
+/// let mut c = Tensor::full(100.0f32, [1, 1], &Device::Cpu)?;
+/// let options = Matmul { alpha: 2.0, beta: 1.0, ..Matmul::default() };
+/// ops::matmul_into(c.view_mut()?, &a, &b, &options)?;
+/// assert_eq!(c.to_vec::<f32>()?, [2.0 * 11.0 + 100.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
-/// As [`matmul`], [`Error::Layout`] for `c`, and [`Error::Unsupported`] if `options` name a kernel that can't do it.
+/// As [`matmul`], [`Error::Layout`] for `c`, and [`Error::Unsupported`] if `options` name a kernel that does not take such operands.
 pub fn matmul_into(c: TensorMut, a: &Tensor, b: &Tensor, options: &Matmul) -> Result<()> {
-    around_into(c, a, b, options, &Around::default())
-}
-
-/// What may stand around a product; the caller has checked it.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Around<'a> {
-    /// The weight \[k\] and eps of an RMS norm of a's rows. For [`gpu::matmul::linear`] only.
-    pub norm: Option<(&'a Tensor, f32)>,
-    /// The bias and the residual are c's; the activation is for [`gpu::matmul::linear`] only.
-    pub epilogue: Epilogue<'a>,
+    fused_into(c, a, b, options, &Fusion::default())
 }
 
 /// [`matmul_into`] with a bias and a residual, which needs c to be contiguous.
-pub(crate) fn around_into(
+pub(crate) fn fused_into(
     c: TensorMut,
     a: &Tensor,
     b: &Tensor,
     options: &Matmul,
-    around: &Around,
+    fusion: &Fusion,
 ) -> Result<()> {
     let shape = output_shape(a, b)?;
     CHECK.dtype("c", &c, output_dtype(a, b)?)?;
@@ -92,14 +69,18 @@ pub(crate) fn around_into(
     let device = CHECK.device(&c, &[("a", a), ("b", b)])?;
     let problem = Problem::new(c.layout(), a.layout(), b.layout());
     if problem.n > 1 && problem.c_column != 1 {
-        return Err(Error::Layout { op: "matmul", argument: "c", needed: "row-major in its last extent" });
+        return Err(Error::Layout {
+            op: "matmul",
+            argument: "c",
+            needed: "contiguous in its last dimension",
+        });
     }
     if problem.is_empty() {
         return Ok(());
     }
     match device {
-        Device::Cpu => cpu::matmul::matmul(c, a, b, &problem, options, &around.epilogue),
-        Device::Cuda(device) => gpu::matmul::matmul(&device, c, a, b, problem, options, around),
+        Device::Cpu => cpu::matmul::matmul(c, a, b, &problem, options, &fusion.epilogue),
+        Device::Cuda(device) => gpu::matmul::matmul(&device, c, a, b, problem, options, fusion),
     }
 }
 
@@ -116,7 +97,7 @@ fn output_dtype(a: &Tensor, b: &Tensor) -> Result<DType> {
     }
 }
 
-/// [.., m, n] with the leading extents of both.
+/// [.., m, n] with the leading dimensions of both.
 fn output_shape(a: &Tensor, b: &Tensor) -> Result<Shape> {
     let (Some((outer_a, [m, k])), Some((outer_b, [rows_b, n]))) =
         (a.dims().split_last_chunk::<2>(), b.dims().split_last_chunk::<2>())
@@ -130,20 +111,20 @@ fn output_shape(a: &Tensor, b: &Tensor) -> Result<Shape> {
     let rank = outer_a.len().max(outer_b.len());
     let mut dims = Vec::with_capacity(rank + 2);
     for d in 0..rank {
-        // leading extents are aligned at their ends
-        let extent = |outer: &[usize]| (d + outer.len()).checked_sub(rank).map_or(1, |at| outer[at]);
-        match (extent(outer_a), extent(outer_b)) {
+        // leading dimensions are aligned at their ends
+        let size = |outer: &[usize]| (d + outer.len()).checked_sub(rank).map_or(1, |at| outer[at]);
+        match (size(outer_a), size(outer_b)) {
             (x, y) if x == y => dims.push(x),
             (1, y) => dims.push(y),
             (x, 1) => dims.push(x),
             (x, _) => {
-                let expected = format!("leading extent {x} or 1 for a of shape {}", a.shape());
+                let expected = format!("leading dimension {x} or 1 for a of shape {}", a.shape());
                 return Err(CHECK.bad_shape("b", b, expected));
             }
         }
     }
     dims.extend([*m, *n]);
-    let elements = dims.iter().fold(1u128, |product, &extent| product.saturating_mul(extent as u128));
+    let elements = dims.iter().fold(1u128, |product, &size| product.saturating_mul(size as u128));
     match elements <= MAX_ELEMENTS as u128 {
         true => Ok(dims.into()),
         // found before the output is allocated
@@ -151,118 +132,10 @@ fn output_shape(a: &Tensor, b: &Tensor) -> Result<Shape> {
     }
 }
 
-/// A product with its strides, as few leading extents as it can be written with, and nothing left to check.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Problem {
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-    pub a: Strides,
-    pub b: Strides,
-    /// Between the rows of c.
-    pub ldc: usize,
-    c_column: usize,
-    /// Outermost first.
-    pub batch: Vec<Batch>,
-}
-
-/// The distances between a matrix's rows and its columns, in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Strides {
-    pub row: usize,
-    pub column: usize,
-}
-
-/// A leading extent and its strides in the three tensors; 0 where all entries use the same matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Batch {
-    pub extent: usize,
-    pub a: usize,
-    pub b: usize,
-    pub c: usize,
-}
-
-impl Problem {
-    pub fn new(c: &Layout, a: &Layout, b: &Layout) -> Self {
-        let (c_dims, rank) = (c.shape.dims(), c.shape.rank());
-        let stride = |x: &Layout, d: usize| match (d + x.shape.rank()).checked_sub(rank) {
-            Some(at) if x.shape.dims()[at] != 1 => x.strides[at],
-            _ => 0,
-        };
-        let mut batch: Vec<Batch> = Vec::new();
-        for (d, &extent) in c_dims[..rank - 2].iter().enumerate() {
-            let inner = Batch { extent, a: stride(a, d), b: stride(b, d), c: stride(c, d) };
-            if inner.extent == 1 {
-                continue;
-            }
-            match batch.last_mut() {
-                Some(outer) if outer.continues_as(&inner) => {
-                    *outer = Batch { extent: outer.extent * inner.extent, ..inner };
-                }
-                _ => batch.push(inner),
-            }
-        }
-        let strides = |x: &Layout| Strides {
-            row: x.strides[x.shape.rank() - 2],
-            column: x.strides[x.shape.rank() - 1],
-        };
-        let mut problem = Self {
-            m: c_dims[rank - 2],
-            n: c_dims[rank - 1],
-            k: a.shape.dims()[a.shape.rank() - 1],
-            a: strides(a),
-            b: strides(b),
-            ldc: c.strides[rank - 2],
-            c_column: c.strides[rank - 1],
-            batch,
-        };
-        problem.fold_batch_into_rows();
-        problem
-    }
-
-    /// Entries that share b and follow each other in a and c are rows of one product.
-    fn fold_batch_into_rows(&mut self) {
-        while let Some(&inner) = self.batch.last() {
-            if self.m == 1 && inner.b == 0 {
-                (self.a.row, self.ldc) = (inner.a, inner.c);
-            } else if inner.b != 0 || inner.a != self.m * self.a.row || inner.c != self.m * self.ldc {
-                break;
-            }
-            self.m *= inner.extent;
-            self.batch.pop();
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.m == 0 || self.n == 0 || self.batch.iter().any(|batch| batch.extent == 0)
-    }
-
-    /// The offsets of every entry of all leading extents but the last `kept` into a, b and c.
-    pub fn offsets(&self, kept: usize) -> Vec<[usize; 3]> {
-        let mut offsets = vec![[0; 3]];
-        for batch in &self.batch[..self.batch.len().saturating_sub(kept)] {
-            offsets = offsets
-                .iter()
-                .flat_map(|&[a, b, c]| {
-                    (0..batch.extent).map(move |i| [a + i * batch.a, b + i * batch.b, c + i * batch.c])
-                })
-                .collect();
-        }
-        offsets
-    }
-}
-
-impl Batch {
-    fn continues_as(&self, inner: &Self) -> bool {
-        self.a == inner.a * inner.extent
-            && self.b == inner.b * inner.extent
-            && self.c == inner.c * inner.extent
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::matmul::Batch;
 
     fn tensor(dims: &[usize]) -> Tensor {
         Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap()

@@ -1,34 +1,61 @@
 //! The public, safe ops. Each checks shapes, types, layouts and devices once, for all backends, and then runs on the
 //! device that its tensors are on: `gpu/‹op›.rs` or `cpu/‹op›.rs`.
 //!
-//! Every op comes in two forms: `‹op›(inputs)` allocates its output; `‹op›_into(output, inputs)` writes into a tensor
-//! that nothing else refers to ([`Tensor::view_mut`](crate::Tensor::view_mut)). GPU work is queued on the tensors' stream; only reading back
-//! waits for it. A tensor without elements is a valid argument everywhere its shape fits.
+//! Most ops have two forms: `‹op›(inputs)` allocates its output; `‹op›_into(output, inputs)` writes into a tensor
+//! that nothing else refers to ([`Tensor::view_mut`](crate::Tensor::view_mut)), or into a part of one. GPU work is queued on
+//! the tensors' stream; only reading back waits for it. A tensor without elements is a valid argument everywhere its shape
+//! fits.
+//!
+//! ```
+//! use pascaline::{DType, Device, Tensor, ops};
+//! let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 2], &Device::Cpu)?;
+//! let mut y = Tensor::zeros([2, 2], DType::F32, &Device::Cpu)?;
+//! ops::scale_into(y.view_mut()?.narrow(0, 1, 1)?, &x, 10.0)?; // row 1 of y
+//! assert_eq!(y.to_vec::<f32>()?, [0.0, 0.0, 10.0, 20.0]);
+//! # Ok::<(), pascaline::Error>(())
+//! ```
+//!
+//! **Why functions and not operators.** Every op allocates and can fail: with its arguments' shapes, types and devices, and for
+//! want of memory. A `+` must then either panic, which nothing here does, or give a `Result`: `((&a + &b)? * &c)?` says no
+//! more than the functions' names do and hides that each step is a launch and a pass over memory. What is fast on these GPUs
+//! is fused, and takes more than two operands ([`linear()`], [`silu_mul`], [`Epilogue`]). And `+` and `*` promise
+//! broadcasting and a `-` and `/` beside them, which there are no kernels for.
 
-pub(crate) mod activate;
-pub(crate) mod attention;
+mod activate;
+mod attention;
 mod cast;
-pub(crate) mod check;
-pub(crate) mod copy;
-pub(crate) mod elementwise;
+mod cat;
+mod check;
+mod copy;
+mod display;
+mod elementwise;
 mod embedding;
 mod float16;
 mod layer_norm;
 mod linear;
-pub(crate) mod matmul;
+mod matmul;
 mod quant;
-pub(crate) mod reduce;
+mod quantize_with;
+mod reduce;
 mod rms_norm;
 mod rope;
-pub(crate) mod rope_append;
+mod rope_append;
 mod softmax;
+#[cfg(feature = "sparse")]
 mod sparse_attention;
-pub(crate) mod transpose;
+pub(crate) mod textbook;
+mod transpose;
 
-pub use activate::{Activation, Epilogue, activate, activate_into};
-pub use attention::{Attention, MAX_CACHED_QUERIES, attention, attention_into};
+pub use crate::problem::activate::{Activation, Epilogue};
+pub use crate::problem::attention::Attention;
+pub use crate::problem::matmul::{Matmul, Variant};
+pub use crate::problem::rope_append::HeadNorms;
+
+pub use activate::{activate, activate_into};
+pub use attention::{MAX_CACHED_QUERIES, attention, attention_into};
 pub use attention::{attention_cached_into, attention_over_into};
 pub use cast::{cast, cast_into};
+pub use cat::{cat, cat_into, stack, stack_into};
 pub use copy::{copy, copy_into};
 pub use elementwise::{add, add_into};
 pub use elementwise::{gelu_erf, gelu_erf_into};
@@ -40,20 +67,24 @@ pub use embedding::{embedding, embedding_into};
 pub use float16::{float16_decode, float16_decode_into, float16_encode, float16_matmul};
 pub use layer_norm::{layer_norm, layer_norm_into};
 pub use linear::{linear, linear_into};
-pub use matmul::{Matmul, Variant, matmul, matmul_into};
+pub use matmul::{matmul, matmul_into};
 pub use quant::{
     dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
     quant_embedding_into, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,
     quant_matmul_rows_into, quantize, quantize_rows,
 };
+pub use quantize_with::quantize_with;
 pub use reduce::{argmax, argmax_into};
 pub use reduce::{max, max_into};
 pub use reduce::{sum, sum_into};
 pub use rms_norm::{rms_norm, rms_norm_into};
 pub use rope::{rope, rope_into};
-pub use rope_append::{HeadNorms, rope_append_into};
+pub use rope_append::rope_append_into;
 pub use softmax::{softmax, softmax_into};
+#[cfg(feature = "sparse")]
 pub use sparse_attention::{DENSE_FROM, Path, PreparedMask, choose_blocks};
+#[cfg(feature = "sparse")]
 pub use sparse_attention::{block_mean, block_mean_into};
+#[cfg(feature = "sparse")]
 pub use sparse_attention::{sparse_attention, sparse_attention_into};
 pub use transpose::{transpose, transpose_into};

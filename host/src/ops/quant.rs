@@ -1,13 +1,26 @@
-//! Quantised matrices: quantise, read back, multiply.
+//! Quantised matrices: quantise, dequantise, multiply.
 
-use super::activate::{Activation, Epilogue, activate, activate_into};
+use super::activate::{activate, activate_into};
 use super::check::{Check, aligned};
-use super::{add_into, rms_norm};
+use super::{add_into, copy_into, rms_norm};
+use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
 /// Quantises `x` [n, k] f32 by the largest magnitude of each row or block (`Q4K`: by least weighted error). The bits are
 /// the same on every device. Rows are padded with zeros to whole blocks.
+///
+/// ```
+/// use pascaline::quant::{ErrorReport, Format};
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let x = Tensor::randn([4, 64], DType::F32, 1, &Device::Cpu)?;
+/// let w = ops::quantize(&x, Format::Q8_0)?;
+/// assert_eq!(w.bytes(), 4 * (64 + 2 * 2)); // 8 bits a value, and an f16 scale for each block of 32
+/// let y = ops::dequantize(&w, DType::F32)?;
+/// let error = ErrorReport::new(&x.to_vec::<f32>()?, &y.to_vec::<f32>()?);
+/// assert!(error.relative_rms < 0.01);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`] if `x` is not [n, k] with k > 0, [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], or a device error.
@@ -23,7 +36,47 @@ pub fn quantize(x: &Tensor, format: Format) -> Result<QuantTensor> {
     Ok(w)
 }
 
+/// Values that are in f32 on the device at a time while a matrix is quantised: 64 MiB.
+const PIECE: usize = 16 << 20;
+
+impl QuantTensor {
+    /// Quantises `x` [n, k], row-major, on `device`, a part of the rows at a time: the f32 values of a large matrix need
+    /// not fit beside it.
+    ///
+    /// # Errors
+    /// As [`quantize`]; [`Error::Shape`] if `shape` is not [n, k] with as many values.
+    pub fn from_f32(x: &[f32], shape: impl Into<Shape>, format: Format, device: &Device) -> Result<Self> {
+        let shape = shape.into();
+        let mut whole = Self::uninitialized(format, shape.clone(), device)?;
+        let (n, cols) = (whole.rows(), whole.cols());
+        if x.len() != n * cols {
+            let expected = format!("{} values", x.len());
+            return Err(Error::Shape { op: "quantize", argument: "shape", expected, found: shape });
+        }
+        let most = (PIECE / cols).max(1);
+        for start in (0..n).step_by(most) {
+            let rows = most.min(n - start);
+            let piece = &x[start * cols..(start + rows) * cols];
+            let piece = quantize(&Tensor::from_slice(piece, [rows, cols], device)?, format)?;
+            let parts = [(&mut whole.quants, &piece.quants), (&mut whole.scales, &piece.scales)];
+            for (to, from) in parts {
+                copy_into(to.view_mut()?.narrow(0, start, rows)?, from)?;
+            }
+        }
+        Ok(whole)
+    }
+}
+
 /// The values of `w` [n, k], in f32 or f16.
+///
+/// ```
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[127.0f32, -64.0, 1.0], [1, 3], &Device::Cpu)?;
+/// let w = ops::quantize(&x, Format::I8)?; // the largest magnitude is 127 quants: these are whole numbers of them
+/// assert_eq!(ops::dequantize(&w, DType::F32)?.to_vec::<f32>()?, [127.0, -64.0, 1.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`], or a device error.
@@ -46,6 +99,16 @@ pub fn dequantize_into(y: TensorMut, w: &QuantTensor) -> Result<()> {
 /// y[.., :] = table[ids[..], :], in f32 or f16: embeddings from a quantised table [n, k].
 ///
 /// `ids`: u32, contiguous. An index that is no row gives a row of NaN.
+///
+/// ```
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let table = Tensor::from_slice(&[127.0f32, 1.0, 254.0, 2.0], [2, 2], &Device::Cpu)?;
+/// let table = ops::quantize(&table, Format::I8)?; // a scale for each row
+/// let ids = Tensor::from_slice(&[1u32], [1], &Device::Cpu)?;
+/// assert_eq!(ops::quant_embedding(&table, &ids, DType::F32)?.to_vec::<f32>()?, [254.0, 2.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
@@ -77,7 +140,18 @@ fn rows_into(check: Check, y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>) 
     }
 }
 
-/// Quantises activations [.., k], f32 or f16, to 8 bits with a scale per 32 values, once for all products they go into.
+/// Quantises activations [.., k], f32 or f16, contiguous, to 8 bits with a scale per 32 values, once for all products that
+/// they are operands of.
+///
+/// ```
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let x = Tensor::full(2.0f32, [1, 32], &Device::Cpu)?;
+/// let (quants, scales) = ops::quantize_rows(&x)?.to_vecs()?;
+/// assert_eq!(quants[..32], [127; 32]);
+/// let (scale, sum) = scales[0];
+/// assert_eq!((scale, sum), (2.0 / 127.0, 32 * 127));
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], or a device error.
@@ -94,10 +168,24 @@ pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
     Ok(rows)
 }
 
-/// [`linear`](super::linear) with a quantised matrix: y = act(norm(x)·wᵀ + bias) + residual.
+/// [`linear`](super::linear()) with a quantised matrix: y = act(norm(x)·wᵀ + bias) + residual.
 ///
 /// `x`: [.., k] f32, `w`: [n, k], `y`: [.., n] f32, or [.., n/2] for [`Activation::SwiGlu`]. `norm`: the weight \[k\] and eps of
-/// an RMS norm of x's rows. What the kernels of quantised products do not end with is a pass of its own.
+/// an RMS norm of x's rows. The norm, and an activation that the kernels of quantised products do not have in their
+/// epilogue, are separate passes.
+///
+/// ```
+/// use pascaline::ops::{self, Activation, Epilogue};
+/// use pascaline::quant::Format;
+/// use pascaline::{Device, Tensor};
+/// let x = Tensor::from_slice(&[1.0f32, 0.0], [1, 2], &Device::Cpu)?;
+/// let w = Tensor::from_slice(&[100.0f32, 0.0, 3.0, 0.0], [2, 2], &Device::Cpu)?; // gate and up, a row each
+/// let w = ops::quantize(&w, Format::I8)?;
+/// let epilogue = Epilogue { activation: Activation::SwiGlu, ..Epilogue::default() };
+/// let y = ops::quant_linear(&x, &w, None, &epilogue)?;
+/// assert!((y.to_vec::<f32>()?[0] - 300.0).abs() < 0.01);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`quant_matmul`], [`rms_norm`](super::rms_norm()) and [`activate`](super::activate()).
@@ -115,7 +203,7 @@ pub fn quant_linear(
     Ok(y)
 }
 
-/// [`quant_linear`] into `y`.
+/// [`quant_linear`] into `y`, contiguous.
 ///
 /// # Errors
 /// As [`quant_linear`].
@@ -137,10 +225,21 @@ pub fn quant_linear_into(
     add_into(y, &activate(&product, bias, activation)?, residual)
 }
 
-/// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits on the way.
+/// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits first.
 ///
-/// `x`: [.., k] f32 or f16, `w`: [n, k], `y`: [.., n] f32. Products within 32 values are summed in integers, exactly, the
-/// rest in f32.
+/// `x`: [.., k] f32 or f16, `w`: [n, k], `y`: [.., n] f32. The products of 32 values are summed in integers, exactly, these
+/// sums in f32.
+///
+/// ```
+/// use pascaline::ops::{self, Epilogue};
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor};
+/// let (x, w) = (Tensor::randn([2, 64], DType::F32, 1, &Device::Cpu)?, Tensor::randn([3, 64], DType::F32, 2, &Device::Cpu)?);
+/// let y = ops::quant_matmul(&x, &ops::quantize(&w, Format::Q8_0)?, &Epilogue::default())?.to_vec::<f32>()?;
+/// let exact = ops::matmul(&x, &w.swap_dims(0, 1)?)?.to_vec::<f32>()?;
+/// assert!(y.iter().zip(&exact).all(|(y, exact)| (y - exact).abs() < 0.3)); // sums of 64 products, of about ±8
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
@@ -168,6 +267,20 @@ pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &E
 
 /// [`quant_matmul_into`] of activations that are quantised already, for several products with the same ones.
 ///
+/// ```
+/// use pascaline::ops::{self, Epilogue};
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor};
+/// let rows = ops::quantize_rows(&Tensor::full(127.0f32, [1, 32], &Device::Cpu)?)?;
+/// for value in [1.0f32, 2.0] {
+///     let w = ops::quantize(&Tensor::full(value, [1, 32], &Device::Cpu)?, Format::Q4_0)?;
+///     let mut y = Tensor::uninitialized([1, 1], DType::F32, &Device::Cpu)?;
+///     ops::quant_matmul_rows_into(y.view_mut()?, &rows, &w, &Epilogue::default())?;
+///     assert_eq!(y.to_vec::<f32>()?, [32.0 * 127.0 * value]);
+/// }
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`quant_matmul`].
 pub fn quant_matmul_rows_into(
@@ -184,7 +297,7 @@ pub fn quant_matmul_rows_into(
 
 const MATMUL: Check = Check("quant_matmul");
 
-/// Checks a product of activations of shape `x`, which lie in `held`, and gives the device of them all.
+/// Checks a product of activations of shape `x`, stored in `held`; the device of all tensors.
 fn check_product(
     y: &TensorMut,
     x: &Shape,
@@ -201,7 +314,7 @@ fn check_product(
     MATMUL.contiguous("y", y)?;
     MATMUL.shape("y", y, with_last_replaced(x, w.rows()).dims(), "[x.., n]")?;
     if let other @ (Activation::GeluErf | Activation::SwiGlu) = epilogue.activation {
-        let reason = "the kernels of quantised products have no such end; use ops::quant_linear";
+        let reason = "not in the epilogue of quantised products; use ops::quant_linear";
         return Err(MATMUL.unsupported("activation", format!("{other:?}"), reason));
     }
     let mut inputs = vec![("x", held), ("w", &w.quants)];
@@ -209,7 +322,15 @@ fn check_product(
     MATMUL.device(y, &inputs)
 }
 
-/// `x` [n, k] f32 after quantising to `format` and back: what quantisation-aware training computes with.
+/// `x` [n, k] f32 quantised to `format` and dequantised: the forward pass of quantisation-aware training.
+///
+/// ```
+/// use pascaline::quant::Format;
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[127.0f32, 1.4, -0.6], [1, 3], &Device::Cpu)?;
+/// assert_eq!(ops::fake_quantize(&x, Format::I8)?.to_vec::<f32>()?, [127.0, 1.0, -1.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`quantize`].
@@ -217,10 +338,18 @@ pub fn fake_quantize(x: &Tensor, format: Format) -> Result<Tensor> {
     dequantize(&quantize(x, format)?, DType::F32)
 }
 
-/// The gradient through [`fake_quantize`], or through any quantising whose range ends at ±`limit`: `dy` where |x| ≤ limit
-/// and 0 where `x` was cut off (or is NaN). The formats' own scales cut nothing off: their limit is infinity.
+/// The straight-through estimate of the gradient of [`fake_quantize`], or of any quantisation that clips at ±`limit`: `dy`
+/// where |x| ≤ limit and 0 where `x` was clipped (or is NaN). The formats' own scales clip nothing: their limit is infinity.
 ///
 /// `dy`, `x`: f32 of the same shape, contiguous.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[0.5f32, -3.0, 2.0], [3], &Device::Cpu)?;
+/// let dy = Tensor::from_slice(&[10.0f32, 20.0, 30.0], [3], &Device::Cpu)?;
+/// assert_eq!(ops::fake_quantize_gradient(&dy, &x, 2.0)?.to_vec::<f32>()?, [10.0, 0.0, 30.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.

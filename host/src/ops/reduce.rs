@@ -1,19 +1,20 @@
-//! Sums, maxima and their indices over the last extent.
+//! Sums, maxima and their indices over the last dimension.
 
 use super::check::Check;
+use crate::problem::reduce::Reduction;
 use crate::{DType, Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
-
-/// What a row becomes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Reduction {
-    Sum,
-    Max,
-    Argmax,
-}
 
 /// y[..] = Σ x[.., ·].
 ///
 /// `x`: [.., cols] f32 or f16, contiguous; the result is [..] of `x`'s type, added up in f32. No columns give 0.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::Cpu)?;
+/// let y = ops::sum(&x)?;
+/// assert_eq!((y.dims(), y.to_vec::<f32>()?), (&[2][..], vec![3.0, 7.0]));
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape) for rank 0,
@@ -35,8 +36,15 @@ pub fn sum_into(y: TensorMut, x: &Tensor) -> Result<()> {
 ///
 /// `x`: [.., cols] f32 or f16, contiguous, cols > 0; the result is [..] of `x`'s type.
 ///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, -2.0, -3.0, -4.0], [2, 2], &Device::Cpu)?;
+/// assert_eq!(ops::max(&x)?.to_vec::<f32>()?, [1.0, -3.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
-/// As [`sum`], and [`Error::Shape`](crate::Error::Shape) if there are no columns.
+/// As [`sum`], and [`Error::Shape`](crate::Error::Shape) without columns.
 pub fn max(x: &Tensor) -> Result<Tensor> {
     new(x, x.dtype(), Reduction::Max)
 }
@@ -53,6 +61,13 @@ pub fn max_into(y: TensorMut, x: &Tensor) -> Result<()> {
 /// y[..] = the first index of the largest of x[.., ·]; that of the first NaN if the row has one.
 ///
 /// `x`: [.., cols] f32 or f16, contiguous, cols > 0; the result is [..] u32.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let logits = Tensor::from_slice(&[0.1f32, 0.7, 0.2, 0.3, 0.3, 0.1], [2, 3], &Device::Cpu)?;
+/// assert_eq!(ops::argmax(&logits)?.to_vec::<u32>()?, [1, 0]); // of equals the first
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`max`].
@@ -76,7 +91,7 @@ fn check(op: Reduction) -> Check {
     })
 }
 
-/// `x`'s extents but the last.
+/// `x`'s dimensions but the last.
 fn outer(x: &Tensor, op: Reduction) -> Result<Shape> {
     match x.dims() {
         [outer @ .., cols] if *cols > 0 || op == Reduction::Sum => Ok(outer.into()),
@@ -97,7 +112,7 @@ fn reduce(y: TensorMut, x: &Tensor, dtype: DType, op: Reduction) -> Result<()> {
     check.contiguous("x", x)?;
     check.contiguous("y", &y)?;
     check.dtype("y", &y, dtype)?;
-    check.shape("y", &y, outer(x, op)?.dims(), "x's shape without its last extent")?;
+    check.shape("y", &y, outer(x, op)?.dims(), "x's shape without its last dimension")?;
     match check.device(&y, &[("x", x)])? {
         Device::Cpu => cpu::reduce::reduce(op, y, x),
         Device::Cuda(device) => gpu::reduce::reduce(&device, op, y, x),

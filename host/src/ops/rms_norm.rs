@@ -1,4 +1,4 @@
-//! Root mean square norm over the last extent.
+//! Root mean square norm over the last dimension.
 
 use super::check::Check;
 use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
@@ -8,6 +8,15 @@ const CHECK: Check = Check("rms_norm");
 /// y[.., c] = x[.., c] / √(mean(x[.., ·]²) + eps) · weight\[c\] (Zhang & Sennrich 2019).
 ///
 /// `x`: [.., cols] f32 or f16, `weight`: \[cols\] of the same type, both contiguous; `eps` ≥ 0. Computed in f32.
+///
+/// ```
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[3.0f32, 4.0, -3.0, -4.0], [1, 4], &Device::Cpu)?;
+/// let weight = Tensor::ones([4], DType::F32, &Device::Cpu)?;
+/// let y = ops::rms_norm(&x, &weight, 0.0)?.to_vec::<f32>()?;
+/// assert!((y[0] - 3.0 / 12.5f32.sqrt()).abs() < 1e-6); // the mean of the squares is 12.5
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
@@ -32,7 +41,7 @@ pub fn rms_norm_into(y: TensorMut, x: &Tensor, weight: &Tensor, eps: f32) -> Res
     CHECK.contiguous("y", &y)?;
     CHECK.shape("y", &y, x.dims(), "x's shape")?;
     let (_, cols) = x.shape().rows_cols();
-    CHECK.shape("weight", weight, &[cols], "[cols], the last extent of x")?;
+    CHECK.shape("weight", weight, &[cols], "[cols], the last dimension of x")?;
     if !(eps.is_finite() && eps >= 0.0) {
         return Err(CHECK.unsupported("eps", eps, "it must be finite and not negative"));
     }

@@ -5,12 +5,21 @@ use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("rope");
 
-/// Turns elements i and i + dim/2 of each head by the angle of (position, i):
+/// Rotates the pair of elements i and i + dim/2 of each head by the angle of (position, i) (Su et al. 2021, in the halves of GPT-NeoX):
 /// `y[s, h, i] = x[s, h, i]·cos[s, i] − x[s, h, i + dim/2]·sin[s, i]`, and
 /// `y[s, h, i + dim/2] = x[s, h, i + dim/2]·cos[s, i] + x[s, h, i]·sin[s, i]`.
 ///
-/// `x`: [seq, heads, dim] f32 or f16, its last extent dense, so that the heads of a fused projection need no copy;
+/// `x`: [seq, heads, dim] f32 or f16, with stride 1 in its last dimension, so that the heads of a fused projection need no copy;
 /// `cos`, `sin`: [seq, dim/2] f32, contiguous.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 0.0], [1, 1, 2], &Device::Cpu)?; // one position, one head, one pair
+/// let quarter = |value: f32| Tensor::from_slice(&[value], [1, 1], &Device::Cpu);
+/// let y = ops::rope(&x, &quarter(0.0)?, &quarter(1.0)?)?; // cos and sin of a quarter turn
+/// assert_eq!(y.to_vec::<f32>()?, [0.0, 1.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape),
@@ -22,7 +31,7 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// [`rope`] into `y`, of `x`'s shape and type, its last extent dense too.
+/// [`rope`] into `y`, of `x`'s shape and type, with stride 1 in its last dimension too.
 ///
 /// # Errors
 /// As [`rope`].
@@ -54,6 +63,6 @@ fn dense(argument: &'static str, x: &impl Argument) -> Result<()> {
     let layout = x.layout();
     match layout.strides[2] == 1 || layout.shape.dims()[2] == 0 {
         true => Ok(()),
-        false => Err(Error::Layout { op: "rope", argument, needed: "dense in its last extent" }),
+        false => Err(Error::Layout { op: "rope", argument, needed: "contiguous in its last dimension" }),
     }
 }

@@ -1,40 +1,38 @@
-//! From a fused projection to queries and a cache.
+//! From a fused projection to rotated queries and a cache.
 
 use super::check::Check;
 use crate::kv::{KvFormat, KvMut};
+use crate::problem::rope_append::{HeadNorms, Outputs};
 use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 use kernels_gpu::rope_append::MAX_DIM;
 
 const CHECK: Check = Check("rope_append");
 
-/// The RMS norm of each head of q and of k.
-#[derive(Clone, Copy, Debug)]
-pub struct HeadNorms<'a> {
-    /// \[dim\], of qkv's type.
-    pub q: &'a Tensor,
-    /// \[dim\], of qkv's type.
-    pub k: &'a Tensor,
-    /// Finite and not negative.
-    pub eps: f32,
-}
-
-/// Where the results of [`rope_append_into`] go: `q`: [rows, heads, dim] of qkv's type, `k` and `v`: caches [capacity,
-/// kv_heads, dim] in one format; all contiguous.
-pub(crate) struct Outputs<'a> {
-    pub q: TensorMut<'a>,
-    pub k: KvMut<'a>,
-    pub v: KvMut<'a>,
-}
-
-/// Takes a fused projection apart: each head of q and k is normalised (or not, without `norms`) and turned as by
-/// [`rope`](super::rope); q goes to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.
+/// Splits a fused projection: each head of q and k is normalised (not without `norms`) and rotated as by
+/// [`rope`](super::rope()); q goes to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.
 ///
 /// `qkv`: [rows, heads + 2·kv_heads, dim] f32 or f16; `q`: [rows, heads, dim] of the same type; `k`, `v`: [capacity, kv_heads,
 /// dim], both in one format, of an f16 `qkv` in f16; `cos`, `sin`: [angles, dim/2] f32, with angles > 0; `at`: \[2\] u32, (past, the
 /// first row's angle). All contiguous; dim is even and at most 256.
 ///
-/// `at` is read where the tensors are, so that a captured launch serves every token, and so it can't be checked: rows beyond
+/// `at` is read on the device, so that a captured launch serves every token, and so it can't be checked: rows beyond
 /// the capacity are not written, and rows beyond the angles take the last.
+///
+/// ```
+/// use pascaline::kv::{KvFormat, KvTensor};
+/// use pascaline::{DType, Device, Tensor, ops};
+/// // one row with a head each of q, k and v, of two elements; its angle is a quarter turn
+/// let qkv = Tensor::from_slice(&[1.0f32, 0.0, 2.0, 0.0, 3.0, 4.0], [1, 3, 2], &Device::Cpu)?;
+/// let cos = Tensor::zeros([1, 1], DType::F32, &Device::Cpu)?;
+/// let sin = Tensor::ones([1, 1], DType::F32, &Device::Cpu)?;
+/// let at = Tensor::from_slice(&[5u32, 0], [2], &Device::Cpu)?; // five tokens are in the cache
+/// let mut q = Tensor::uninitialized([1, 1, 2], DType::F32, &Device::Cpu)?;
+/// let mut k = KvTensor::uninitialized([8, 1, 2], KvFormat::F32, &Device::Cpu)?;
+/// let mut v = KvTensor::uninitialized([8, 1, 2], KvFormat::F32, &Device::Cpu)?;
+/// ops::rope_append_into(q.view_mut()?, [k.view_mut()?, v.view_mut()?], &qkv, [&cos, &sin], None, &at)?;
+/// assert_eq!(q.to_vec::<f32>()?, [0.0, 1.0]); // row 5 of k is (0, 2), that of v (3, 4)
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
@@ -62,7 +60,7 @@ pub fn rope_append_into(
     CHECK.dtype("q", &q, dtype)?;
     CHECK.shape("q", &q, &[rows, heads, dim], "[rows, heads, dim]")?;
     if dtype == DType::F16 && k.format != KvFormat::F16 {
-        return Err(CHECK.unsupported("k", k.format, "what is f16 goes into a cache in f16"));
+        return Err(CHECK.unsupported("k", k.format, "f16 keys and values need a cache in f16"));
     }
     if v.format != k.format {
         return Err(CHECK.unsupported("v", v.format, format!("k is in {}", k.format)));

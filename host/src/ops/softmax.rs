@@ -1,13 +1,20 @@
-//! Softmax over the last extent.
+//! Softmax over the last dimension.
 
 use super::check::Check;
 use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("softmax");
 
-/// y[.., c] = exp(x[.., c] − max) / Σ exp(x[.., ·] − max), over the last extent.
+/// y[.., c] = exp(x[.., c] − max) / Σ exp(x[.., ·] − max), over the last dimension.
 ///
 /// `x`: [.., cols] f32 or f16, contiguous. A row of −∞ alone, or with a NaN, gives NaN.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[0.0f32, 0.0, f32::NEG_INFINITY, 1000.0, 0.0, 0.0], [2, 3], &Device::Cpu)?;
+/// assert_eq!(ops::softmax(&x)?.to_vec::<f32>()?, [0.5, 0.5, 0.0, 1.0, 0.0, 0.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge), or a

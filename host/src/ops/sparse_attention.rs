@@ -1,37 +1,47 @@
-//! Block-sparse attention, and choosing its blocks.
+//! Block-sparse attention, and the choice of its blocks.
 
-use super::attention::{Problem, check, check_head_dim, extents, strides};
+use super::attention::{check, check_head_dim, extents, strides};
 use super::check::Check;
 use crate::block_mask::{BlockGrid, BlockMask, Choose};
 use crate::gpu::sparse_attention::Lists;
 use crate::kv::KvView;
-use crate::ops::Attention;
+use crate::problem::attention::{Attention, Problem};
 use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("sparse_attention");
 
-/// Which kernels [`sparse_attention`] runs.
+/// The kernels that [`sparse_attention`] runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
-    /// The dense ones where the mask is one that they have (all, or causal), else the sparse ones.
+    /// The dense ones if the mask is dense or causal without gaps, else the sparse ones.
     #[default]
     Auto,
     /// The sparse ones.
     Sparse,
 }
 
-/// A [`BlockMask`] on a device, as the kernels read it; for any number of calls.
+/// A [`BlockMask`] on a device, in the form that the kernels read; for any number of calls.
+///
+/// ```
+/// use pascaline::block_mask::{BlockGrid, BlockMask};
+/// use pascaline::ops::{Path, PreparedMask};
+/// use pascaline::Device;
+/// let grid = BlockGrid::new(16, 64, 64)?; // blocks of 16 × 16
+/// let causal = PreparedMask::new(BlockMask::causal(grid)?, Path::Auto, &Device::Cpu)?;
+/// assert!(causal.is_dense()); // the dense kernels have a causal form
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PreparedMask {
     pub(crate) mask: BlockMask,
     device: Device,
-    /// For the dense kernels, and whether they are to be causal.
+    /// The dense kernels take it, causal or not.
     plain: Option<bool>,
     lists: Option<Lists>,
 }
 
 impl PreparedMask {
-    /// Makes the lists and copies them to `device`.
+    /// Makes the lists of blocks and copies them to `device`.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), or a driver error.
@@ -49,7 +59,7 @@ impl PreparedMask {
         &self.mask
     }
 
-    /// Whether the dense kernels do the work, since the mask is one that they have.
+    /// Whether the dense kernels do the work.
     pub fn is_dense(&self) -> bool {
         self.plain.is_some()
     }
@@ -62,14 +72,29 @@ impl PreparedMask {
 
 /// out = softmax(scale · q kᵀ) v for each head, over the keys that `mask` lets each query see.
 ///
-/// Shapes, types, layouts and `scale` (`None` for 1/√head_dim) are those of [`attention`](super::attention()); whether it is causal is the
-/// mask's matter. A mask of several heads has a number that divides num_q_heads; consecutive query heads share one. A
-/// query that sees no key gives 0. Keys and values must be finite: of blocks that are not listed nothing is read, but a
-/// NaN that a query does not see may reach it from within 16 keys of one that it does.
+/// Shapes, types, layouts and `scale` (`None` for 1/√head_dim) are those of [`attention`](super::attention()); the mask
+/// says whether it is causal. The number of a mask's heads divides num_q_heads; consecutive query heads share one. A
+/// query that attends to no key gives 0. Keys and values must be finite: nothing is read of blocks that are not listed, but a
+/// NaN at a key that a query does not attend to may reach it if that is within 16 keys of one that it does.
+///
+/// ```
+/// use pascaline::block_mask::{BlockGrid, BlockMask};
+/// use pascaline::ops::{self, Path, PreparedMask};
+/// use pascaline::{DType, Device, Tensor};
+/// let cpu = Device::Cpu;
+/// let mask = BlockMask::causal(BlockGrid::new(16, 32, 32)?)?;
+/// let mask = PreparedMask::new(mask, Path::Sparse, &cpu)?;
+/// let (q, k) = (Tensor::ones([1, 32, 16], DType::F32, &cpu)?, Tensor::ones([1, 32, 16], DType::F32, &cpu)?);
+/// let v = ops::cat(&[Tensor::full(1.0f32, [1, 16, 16], &cpu)?, Tensor::full(3.0f32, [1, 16, 16], &cpu)?], 1)?;
+/// let out = ops::sparse_attention(&q, &k, &v, &mask, None)?;
+/// let last = out.narrow(1, 31, 1)?.to_vec::<f32>()?;
+/// assert!(last.iter().all(|x| (x - 2.0).abs() < 1e-6)); // the last query attends to as many ones as threes
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 ///
 /// # Errors
-/// Those of [`attention`](super::attention()); [`Error::Shape`](crate::Error::Shape) if `q` or `k` have not the mask's
-/// lengths, [`Error::Unsupported`](crate::Error::Unsupported) if the mask's heads are not shared evenly, and
+/// Those of [`attention`](super::attention()); [`Error::Shape`](crate::Error::Shape) if `q` or `k` do not have the mask's
+/// lengths, [`Error::Unsupported`](crate::Error::Unsupported) if the heads can't be shared evenly, and
 /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if it was prepared for another device.
 pub fn sparse_attention(
     q: &Tensor,
@@ -144,10 +169,20 @@ fn check_mask(q: &Tensor, k: &Tensor, problem: &Problem, mask: &BlockMask) -> Re
 /// `x`: [b, heads, rows, head_dim] or without b, f32 or f16, laid out as [`attention`](super::attention())'s tensors may be; the
 /// result is [.., heads, ceil(rows / block), head_dim].
 ///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::arange(0.0f32, 48.0, &Device::Cpu)?.reshape([1, 3, 16])?; // rows 0 …, 16 …, 32 …
+/// let y = ops::block_mean(&x, 2)?; // of rows 0 and 1, and of row 2
+/// assert_eq!(y.dims(), [1, 2, 16]);
+/// assert_eq!(y.narrow(2, 0, 1)?.to_vec::<f32>()?, [8.0, 32.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType),
 /// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge),
-/// [`Error::Unsupported`](crate::Error::Unsupported) for a block of 0 and attention's limits on head_dim.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a block of 0 and for a head_dim that [`attention`](super::attention()) does not take,
+/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn block_mean(x: &Tensor, block: usize) -> Result<Tensor> {
     let mut dims = x.dims().to_vec();
     if let Some(rows) = dims.len().checked_sub(2) {
@@ -190,7 +225,7 @@ pub fn block_mean_into(y: TensorMut, x: &Tensor, block: usize) -> Result<()> {
     }
 }
 
-/// The share of the blocks of plain attention from which on [`choose_blocks`] gives all of them.
+/// The share of the blocks of plain attention from which [`choose_blocks`] gives all of them.
 ///
 /// Measured: on an NVIDIA H200 a mask with every block in its lists takes 1.11 times the dense kernels' time, and time
 /// goes with the number of blocks (blocks of 64, 16 heads of 128, lengths 4096 and 8192).
@@ -198,16 +233,31 @@ pub const DENSE_FROM: f64 = 0.9;
 
 /// A mask for this `q` and `k`, chosen for each query head from the scores between the means of their blocks.
 ///
-/// `q`: [num_q_heads, q_len, head_dim] and `k`: [num_kv_heads, kv_len, head_dim], or with a batch of 1 before them. Where
-/// it comes to [`DENSE_FROM`] of the blocks, it is the mask of plain attention, which [`PreparedMask`] then runs as such.
-/// This waits for the GPU: the lists are made on the host.
+/// `q`: [num_q_heads, q_len, head_dim] and `k`: [num_kv_heads, kv_len, head_dim], or with a batch of 1 before them. If
+/// the choice is [`DENSE_FROM`] of the blocks or more, the result is the mask of plain attention, which the dense kernels
+/// run. This waits for the GPU: the choice is made on the host.
 ///
 /// Source of the pooled scores: Jiang et al. 2024, "MInference 1.0", section 3.2 (block-sparse heads); of the
 /// threshold on their sum: Lai et al. 2025, "FlexPrefill", section 3.2.
 ///
+/// ```
+/// use pascaline::block_mask::Choose;
+/// use pascaline::ops::{self, Attention};
+/// use pascaline::{DType, Device, Tensor};
+/// let (q, k) = (randn([2, 256, 64], 1)?, randn([1, 256, 64], 2)?); // two query heads share a kv head
+/// let causal = Attention { causal: true, ..Attention::default() };
+/// let mask = ops::choose_blocks(&q, &k, 32, Choose::TopK(3), &causal)?;
+/// assert_eq!(mask.heads(), 2);
+/// assert!(mask.blocks() < 2 * 36); // of the 36 blocks at or below the diagonal, in each head
+/// # fn randn(shape: [usize; 3], seed: u64) -> pascaline::Result<Tensor> {
+/// #     Tensor::randn(shape, DType::F32, seed, &Device::Cpu)
+/// # }
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
 /// Those of [`block_mean`], [`matmul`](super::matmul()) and [`BlockMask::from_scores`];
-/// [`Error::Shape`](crate::Error::Shape) for more than one batch entry, or heads that are not shared evenly.
+/// [`Error::Shape`](crate::Error::Shape) for more than one batch entry, or if num_kv_heads does not divide num_q_heads.
 pub fn choose_blocks(
     q: &Tensor,
     k: &Tensor,

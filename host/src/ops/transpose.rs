@@ -1,4 +1,4 @@
-//! Transpose of the last two extents.
+//! Transpose of the last two dimensions.
 
 use super::check::Check;
 use crate::{Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
@@ -9,8 +9,17 @@ const CHECK: Check = Check("transpose");
 ///
 /// `x`: [.., rows, cols] of any type, contiguous. The result is [.., cols, rows], contiguous.
 ///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::arange(0u32, 6, &Device::Cpu)?.reshape([2, 3])?;
+/// let y = ops::transpose(&x)?;
+/// assert_eq!(y.dims(), [3, 2]);
+/// assert_eq!(y.to_vec::<u32>()?, [0, 3, 1, 4, 2, 5]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
 /// # Errors
-/// [`Error::Shape`](crate::Error::Shape) if `x` has fewer than two extents, [`Error::Layout`](crate::Error::Layout),
+/// [`Error::Shape`](crate::Error::Shape) if `x` has fewer than two dimensions, [`Error::Layout`](crate::Error::Layout),
 /// [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
 pub fn transpose(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(transposed(x)?, x.dtype(), &x.device())?;
@@ -27,7 +36,7 @@ pub fn transpose_into(y: TensorMut, x: &Tensor) -> Result<()> {
     CHECK.contiguous("x", x)?;
     CHECK.contiguous("y", &y)?;
     CHECK.dtype("y", &y, x.dtype())?;
-    CHECK.shape("y", &y, shape.dims(), "x's shape with the last two extents exchanged")?;
+    CHECK.shape("y", &y, shape.dims(), "x's shape with the last two dimensions exchanged")?;
     let device = CHECK.device(&y, &[("x", x)])?;
     if x.shape().elements() == 0 {
         return Ok(());
@@ -38,7 +47,7 @@ pub fn transpose_into(y: TensorMut, x: &Tensor) -> Result<()> {
     }
 }
 
-fn transposed(x: &Tensor) -> Result<Shape> {
+pub(super) fn transposed(x: &Tensor) -> Result<Shape> {
     let mut dims = x.dims().to_vec();
     match dims[..] {
         [.., _, _] => {
@@ -47,13 +56,5 @@ fn transposed(x: &Tensor) -> Result<Shape> {
             Ok(dims.into())
         }
         _ => Err(CHECK.bad_shape("x", x, "[.., rows, cols]")),
-    }
-}
-
-/// A shape of at least two extents as [batch, rows, cols].
-pub(crate) fn matrices(shape: &Shape) -> (usize, usize, usize) {
-    match shape.dims() {
-        [batch @ .., rows, cols] => (batch.iter().product(), *rows, *cols),
-        _ => (1, 1, shape.elements()),
     }
 }

@@ -21,7 +21,7 @@ fn unsupported(op: &'static str, argument: &'static str, value: String, reason: 
 }
 
 impl QuantTensor {
-    /// A tensor [n, k] from the blocks of a GGUF file, outermost first (GGUF itself lists extents innermost first).
+    /// A tensor [n, k] from the blocks of a GGUF file, outermost first (GGUF itself lists dimensions innermost first).
     ///
     /// # Errors
     /// [`Error::Shape`] if `shape` is not [n, k], [`Error::Unsupported`] for `I8`, for rows that are not whole blocks

@@ -1,4 +1,4 @@
-//! Quantised tensors: weights in 8 or 4 bits, and activations quantised on the fly.
+//! Quantised tensors: weights in 8 or 4 bits, and activations in 8 bits.
 //!
 //! | [`Format`] | bits per value | scales                                   | for                                        |
 //! |------------|----------------|------------------------------------------|--------------------------------------------|
@@ -7,35 +7,32 @@
 //! | `Q4_0`     | 4.5            | one f16 per 32 values                    | speed: the cheapest 4 bits to multiply     |
 //! | `Q4K`      | 4.5            | 6 bits per 32 values under f16 per 256, with minima | quality: at the same size as Q4_0 0.88 of its error on ggml's test data |
 //!
-//! `Q8_0`, `Q4_0` and `Q4K` are GGUF's formats; [`QuantTensor::from_gguf_bytes`] reads them as they lie in a file. In
-//! memory quants and scales lie apart, so that kernels can load 16 bytes at a time.
+//! `Q8_0`, `Q4_0` and `Q4K` are GGUF's formats; [`QuantTensor::from_gguf_bytes`] reads a file's bytes. In
+//! memory quants and scales are separate arrays, so that kernels can load 16 bytes at a time.
 
 mod choice;
 mod gguf;
 mod report;
 
-pub use choice::{ScaleChoice, quantize_with};
+pub use choice::ScaleChoice;
 pub use kernels_gpu::quant::Format;
 pub use report::ErrorReport;
 
-use crate::{DType, Device, Error, Result, Shape, Tensor, ops};
+use crate::{DType, Device, Error, Result, Shape, Tensor};
 use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
 
-/// A matrix of weights [n, k] in a [`Format`]. Clones share storage.
+/// A matrix of weights [n, k] in a [`Format`], from [`ops::quantize`](crate::ops::quantize) or a GGUF file. Clones share storage.
 #[derive(Clone, Debug)]
 pub struct QuantTensor {
     format: Format,
     shape: Shape,
-    /// Values of a row with its padding.
+    /// Values of a row, padding included.
     pub(crate) k: usize,
     /// u32 words: the quants, row-major.
     pub(crate) quants: Tensor,
     /// f32 [n] (`I8`), f16 [n, k/32] (`Q8_0`, `Q4_0`), or u32 [n, k/256, 4] (`Q4K`).
     pub(crate) scales: Tensor,
 }
-
-/// Values that are in f32 on the device at a time while a matrix is quantised: 64 MiB.
-const PIECE: usize = 16 << 20;
 
 /// Values that a row must be whole multiples of in memory.
 pub(crate) const fn block(format: Format) -> usize {
@@ -45,15 +42,15 @@ pub(crate) const fn block(format: Format) -> usize {
     }
 }
 
-/// Bits of a quant.
-pub(crate) const fn bits(format: Format) -> usize {
+/// Bits of a quant, its scales not counted.
+pub const fn bits(format: Format) -> usize {
     match format {
         Format::I8 | Format::Q8_0 => 8,
         Format::Q4_0 | Format::Q4K => 4,
     }
 }
 
-/// As case ids, kernels and messages spell it.
+/// The name in case ids, kernels and messages.
 pub const fn name(format: Format) -> &'static str {
     match format {
         Format::I8 => "i8",
@@ -69,7 +66,7 @@ pub const FORMATS: [Format; 4] = [Format::I8, Format::Q8_0, Format::Q4_0, Format
 impl QuantTensor {
     /// With undefined contents, for an op to write.
     pub(crate) fn uninitialized(format: Format, shape: Shape, device: &Device) -> Result<Self> {
-        let (n, k) = Self::extents(format, &shape)?;
+        let (n, k) = Self::padded(format, &shape)?;
         let quants = Tensor::uninitialized([n, k / 32 * bits(format)], DType::U32, device)?;
         let scales = match format {
             Format::I8 => Tensor::uninitialized([n], DType::F32, device)?,
@@ -79,8 +76,8 @@ impl QuantTensor {
         Ok(Self { format, shape, k, quants, scales })
     }
 
-    /// Rows, and values of a row with its padding.
-    fn extents(format: Format, shape: &Shape) -> Result<(usize, usize)> {
+    /// Rows, and values of a row, padding included.
+    fn padded(format: Format, shape: &Shape) -> Result<(usize, usize)> {
         let bad = |expected: &str| Error::Shape {
             op: "quantize",
             argument: "shape",
@@ -124,7 +121,7 @@ impl QuantTensor {
         self.shape.dims()[1]
     }
 
-    /// Where it lives.
+    /// The device that it is on, with the stream.
     pub fn device(&self) -> Device {
         self.quants.device()
     }
@@ -132,32 +129,6 @@ impl QuantTensor {
     /// Bytes of quants and scales.
     pub fn bytes(&self) -> usize {
         [&self.quants, &self.scales].map(|part| part.shape().elements() * part.dtype().size()).iter().sum()
-    }
-
-    /// Quantises `x` [n, k], row-major, on `device`, a part of the rows at a time: the f32 values of a large matrix need
-    /// not fit beside it.
-    ///
-    /// # Errors
-    /// As [`ops::quantize`]; [`Error::Shape`] if `shape` is not [n, k] with as many values.
-    pub fn from_f32(x: &[f32], shape: impl Into<Shape>, format: Format, device: &Device) -> Result<Self> {
-        let shape = shape.into();
-        let mut whole = Self::uninitialized(format, shape.clone(), device)?;
-        let (n, cols) = (whole.rows(), whole.cols());
-        if x.len() != n * cols {
-            let expected = format!("{} values", x.len());
-            return Err(Error::Shape { op: "quantize", argument: "shape", expected, found: shape });
-        }
-        let most = (PIECE / cols).max(1);
-        for start in (0..n).step_by(most) {
-            let rows = most.min(n - start);
-            let piece = &x[start * cols..(start + rows) * cols];
-            let piece = ops::quantize(&Tensor::from_slice(piece, [rows, cols], device)?, format)?;
-            let parts = [(&mut whole.quants, &piece.quants), (&mut whole.scales, &piece.scales)];
-            for (to, from) in parts {
-                ops::copy_into(to.view_mut()?.narrow(0, start, rows)?, from)?;
-            }
-        }
-        Ok(whole)
     }
 
     /// This tensor on another device or stream.
@@ -168,17 +139,17 @@ impl QuantTensor {
         self.map(&mut |part| part.to_device(device))
     }
 
-    /// The same tensor with quants and scales replaced by what `f` makes of them, which are of the same shapes.
+    /// The same tensor with quants and scales mapped by `f`, which keeps their shapes.
     pub(crate) fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self { quants: f(&self.quants)?, scales: f(&self.scales)?, ..self.clone() })
     }
 }
 
-/// Activations [m, k] in 8 bits, with a scale and a sum per 32 values: what
-/// [`ops::quantize_rows`] makes for one or more products.
+/// Activations [m, k] in 8 bits, with a scale and a sum per 32 values, from
+/// [`ops::quantize_rows`](crate::ops::quantize_rows), for one or more products.
 #[derive(Clone, Debug)]
 pub struct QuantRows {
-    /// The extents of the tensor that was quantised.
+    /// The shape of the tensor that was quantised.
     pub(crate) shape: Shape,
     /// Values of a row with its padding: a multiple of 256.
     pub(crate) k: usize,
@@ -198,7 +169,7 @@ impl QuantRows {
         Ok(Self { shape, k, quants, scales })
     }
 
-    /// The extents of the tensor that was quantised.
+    /// The shape of the tensor that was quantised.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }

@@ -27,99 +27,94 @@
 //! 8. Keys past the end are read from the last one and masked; columns past head_dim are read from the last ones and
 //!    q is 0 there.
 
-use super::merge::{Merge, base};
-use super::{Strides, not_zero, unroll, visible};
+use super::merge::{Merge, Scratch, base};
+use super::{Strides, Tensors, not_zero, tensors, unroll, visible};
 use crate::device::math::{exp2, fma};
-use crate::device::stored::{Blocks, Coded, Stored};
+use crate::device::stored::{KvElement, Stored};
 use crate::device::{Element, F16, reduce};
-use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 pub(super) const THREADS: u32 = 128;
 
 /// What the keys of a split are a multiple of where the kernel divides them: those that a block has in flight.
 const KEY_STEP: u32 = 32;
 
-/// An instance: rows of a block and the padded head_dim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decode {
-    /// Its contract: grid = [splits, b · num_kv_heads, ceil(q_len · group / rows)].
-    pub spec: KernelSpec,
+/// The parameters of the kernels. q and out are of type `Q`; k and v are stored as `Kv`, see [`KvElement`].
+///
+/// First elements and strides of all four tensors are multiples of 8 elements, and they span less than 2³¹ elements with gaps.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Decode<Q, Kv> {
+    /// [b, num_q_heads, q_len, head_dim], disjoint from all others
+    pub out: *mut Q,
+    /// With more than one split, [b · num_q_heads · q_len, splits, [`partial_elements`](super::merge::partial_elements)(d)] for
+    /// the instance's head_dim d, 16-byte aligned, disjoint from all others; else not used.
+    pub partial: *mut f32,
+    /// With more than one split, [gridDim.y · gridDim.z] zeros, which they are again afterwards; else not used.
+    pub counters: *mut u32,
+    /// [b, num_q_heads, q_len, head_dim]
+    pub q: *const Q,
+    /// [b, num_kv_heads, kv_len, head_dim]
+    pub k: *const Kv,
+    /// [b, num_kv_heads, kv_len, head_dim]
+    pub v: *const Kv,
+    pub out_strides: Strides,
+    pub q_strides: Strides,
+    pub k_strides: Strides,
+    pub v_strides: Strides,
+    pub num_kv_heads: u32,
+    /// Query heads of a kv head.
+    pub group: u32,
+    pub q_len: u32,
+    /// May be 0.
+    pub kv_len: u32,
+    /// A multiple of 8, at least 8 and at most the instance's.
+    pub head_dim: u32,
+    /// With `past` null, keys_per_split · splits ≥ kv_len; else not used.
+    pub keys_per_split: u32,
+    /// scale · log₂ e
+    pub scale_log2: f32,
+    /// 1 if causal, else 0.
+    pub causal: u32,
+    /// Null, or [1]: there are then only past\[0\] + q_len keys, at most kv_len, which the splits share.
+    pub past: *const u32,
+    /// Of codes (`Kv` = `u16`), 2 to 8; else not used.
+    pub exponent_bits: u32,
+    /// Of k's quants (`Kv` = `u8`), one for each block; else not used.
+    pub k_scales: *const F16,
+    /// As `k_scales`, of v's.
+    pub v_scales: *const F16,
+}
+
+/// A kernel for so many rows and so wide heads.
+#[derive(Clone, Copy)]
+pub struct Instance<P> {
+    /// grid = [splits, b · num_kv_heads, ceil(q_len · group / rows)]
+    pub spec: KernelSpec<P>,
     /// Rows of a kv head that a block handles.
     pub rows: u32,
     /// The largest head_dim.
     pub head_dim: u32,
 }
 
-const fn instance(name: &'static str, head_dim: u32, rows: u32, keys: u32) -> Decode {
-    let lanes = head_dim / 8;
-    // acc [128 / L, R, D] with D = 8 L, and m and l [128 / L, R]
-    let shared = 4 * (8 * THREADS * rows + 2 * THREADS / lanes * rows);
-    let spec = KernelSpec::new(name, THREADS).min_blocks(4).shared_bytes(shared);
-    Decode { spec: spec.shuffles(lanes.ilog2() * rows * keys), rows, head_dim }
+/// For head_dim ≤ 64 and ≤ 128, each for 1, 2 and 4 rows.
+pub type Instances<P> = [[Instance<P>; 3]; 2];
+
+/// Elements of acc: [128 / L, R, D] with D = 8 L.
+pub(super) const fn acc_elements(rows: u32) -> u32 {
+    8 * THREADS * rows
 }
 
-/// The instances of one element type, by head_dim and then by rows.
-type Instances = [Decode; 6];
-
-/// All instances, by [`Types`](super::Types).
-pub const DECODE: [Instances; 3] = [
-    [
-        instance("attention_decode_d64_r1_f32", 64, 1, 4),
-        instance("attention_decode_d64_r2_f32", 64, 2, 2),
-        instance("attention_decode_d64_r4_f32", 64, 4, 1),
-        instance("attention_decode_d128_r1_f32", 128, 1, 4),
-        instance("attention_decode_d128_r2_f32", 128, 2, 2),
-        instance("attention_decode_d128_r4_f32", 128, 4, 1),
-    ],
-    [
-        instance("attention_decode_d64_r1_f16", 64, 1, 4),
-        instance("attention_decode_d64_r2_f16", 64, 2, 4),
-        instance("attention_decode_d64_r4_f16", 64, 4, 2),
-        instance("attention_decode_d128_r1_f16", 128, 1, 4),
-        instance("attention_decode_d128_r2_f16", 128, 2, 4),
-        instance("attention_decode_d128_r4_f16", 128, 4, 2),
-    ],
-    [
-        instance("attention_decode_d64_r1_f32_f16", 64, 1, 4),
-        instance("attention_decode_d64_r2_f32_f16", 64, 2, 4),
-        instance("attention_decode_d64_r4_f32_f16", 64, 4, 2),
-        instance("attention_decode_d128_r1_f32_f16", 128, 1, 4),
-        instance("attention_decode_d128_r2_f32_f16", 128, 2, 4),
-        instance("attention_decode_d128_r4_f32_f16", 128, 4, 2),
-    ],
-];
-
-/// q and out f32, k and v in a 16-bit format with any exponent bits, by rows.
-pub const DECODE_CODED: [Decode; 3] = [
-    instance("attention_decode_d128_r1_f32_coded", 128, 1, 4),
-    instance("attention_decode_d128_r2_f32_coded", 128, 2, 4),
-    instance("attention_decode_d128_r4_f32_coded", 128, 4, 2),
-];
-
-/// q and out f32, k and v in blocks of 8 bits, by rows.
-pub const DECODE_Q8_0: [Decode; 3] = [
-    instance("attention_decode_d128_r1_f32_q8_0", 128, 1, 4),
-    instance("attention_decode_d128_r2_f32_q8_0", 128, 2, 4),
-    instance("attention_decode_d128_r4_f32_q8_0", 128, 4, 2),
-];
-
-const fn specs() -> [KernelSpec; 24] {
-    let mut specs = [DECODE[0][0].spec; 24];
-    let mut i = 0;
-    while i < 24 {
-        specs[i] = match i {
-            0..18 => DECODE[i / 6][i % 6].spec,
-            18..21 => DECODE_CODED[i - 18].spec,
-            _ => DECODE_Q8_0[i - 21].spec,
-        };
-        i += 1;
-    }
-    specs
+/// Elements of m and of l: [128 / L, R].
+pub(super) const fn state_elements(head_dim: u32, rows: u32) -> u32 {
+    THREADS / (head_dim / 8) * rows
 }
 
-/// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &specs();
+/// A step for each halving of a key's lanes, for every row and every key in flight.
+pub(super) const fn shuffles(head_dim: u32, rows: u32, keys: u32) -> u32 {
+    (head_dim / 8).ilog2() * rows * keys
+}
 
 /// The first columns of the two pieces of four that lane `sub` of a key's lanes holds.
 #[inline(always)]
@@ -156,7 +151,7 @@ pub(super) trait Keys: Copy {
     /// Whether the row sees key `n`.
     ///
     /// # Safety
-    /// As [`key`](Self::key), or n is at or behind the row's `end`.
+    /// As [`key`](Self::key), or n is the row's `end` or after it.
     unsafe fn sees(self, row: Self::Row, n: u32) -> bool;
 }
 
@@ -183,7 +178,7 @@ impl Dense {
         mut keys_per_split: u32,
     ) -> (Self, u32) {
         if !past.is_null() {
-            // SAFETY: as the caller promises.
+            // SAFETY: `past` is not null, and so it is one number.
             kv_len = kv_len.min(unsafe { *past }.saturating_add(q_len));
             keys_per_split = kv_len.div_ceil(thread::grid_dim_x().max(1)).next_multiple_of(KEY_STEP);
         }
@@ -222,33 +217,18 @@ impl Keys for Dense {
 }
 
 /// # Safety
-/// As the kernels below.
+/// `t`: as [`Decode`] says, for kv heads in whose place there are `units` of query heads with the same keys; `scratch` belongs to
+/// the block, its `partial` and `counters` as [`Decode`] says; keys_per_split · splits ≥ the number of keys. L = D / 8 lanes.
 #[inline(always)]
-pub(super) unsafe fn decode<
-    TQ: Element,
-    S: Stored,
-    const L: u32,
-    const R: usize,
-    const U: usize,
-    const ACC: usize,
-    const ML: usize,
-    K: Keys,
->(
-    out: *mut TQ,
-    partial: *mut f32,
-    counters: *mut u32,
-    q: *const TQ,
-    k: S,
-    v: S,
-    [out_strides, q_strides, k_strides, v_strides]: [Strides; 4],
+pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize, const U: usize, K: Keys>(
+    t: Tensors<Q, S>,
     units: u32,
-    group: u32,
-    q_len: u32,
-    head_dim: u32,
     keys_per_split: u32,
-    scale_log2: f32,
     work: K,
+    scratch: Scratch,
 ) {
+    let Tensors { out, q, k, v, group, q_len, head_dim, scale_log2, .. } = t;
+    let Tensors { out_strides, q_strides, k_strides, v_strides, .. } = t;
     let slots = THREADS / L;
     let d = 8 * L;
     // SAFETY: a grid with a block in it has a unit and a query.
@@ -303,7 +283,7 @@ pub(super) unsafe fn decode<
             // SAFETY: the row and both pieces are inside q; a multiple of four columns on from an aligned address.
             let (a, b) = unsafe {
                 let q = q.add(row_offset(q_strides, batch, first_head, row, q_len));
-                (TQ::load4(q.add(read[0] as usize)), TQ::load4(q.add(read[1] as usize)))
+                (Q::load4(q.add(read[0] as usize)), Q::load4(q.add(read[1] as usize)))
             };
             let (factor_a, factor_b) =
                 (if low < head_dim { scale_log2 } else { 0.0 }, if high < head_dim { scale_log2 } else { 0.0 });
@@ -384,80 +364,97 @@ pub(super) unsafe fn decode<
         });
     }
 
-    let place = Merge { partial, counters, first_row, rows, slot, slots, columns: [low, high], d, head_dim };
-    // SAFETY: all threads are here; out has the row, and partial and counters are the caller's.
+    let merge = Merge { scratch, first_row, rows, slot, slots, columns: [low, high], d, head_dim };
+    // SAFETY: all threads are here; out has the row; the scratch memory is the block's and large enough, as its caller promises.
     unsafe {
-        place.finish::<TQ, R, ACC, ML>(m, l, acc, |row| {
-            out.add(row_offset(out_strides, batch, first_head, row, q_len))
-        })
+        merge.finish::<Q, R>(m, l, acc, |row| out.add(row_offset(out_strides, batch, first_head, row, q_len)))
     }
 }
 
 macro_rules! kernels {
     ($(
-        $name:ident: $tq:ty, $tkv:ty, $lanes:literal, $rows:literal, $keys:literal
-        $(, $open:path { $($more:ident: $type:ty),* })?;
-    )*) => {$(
-        /// # Safety
-        /// As [`attention_prefill_d64_f32`](super::prefill::attention_prefill_d64_f32); head_dim at most the
-        /// instance's and at least 8; kv_len may be 0; keys_per_split · splits ≥ kv_len. `past` is null, or one number: kv_len
-        /// is then the least of kv_len and that + q_len, and keys_per_split is not used. With more than one split
-        /// `partial`: f32 [b · num_q_heads · q_len, splits, partial_elements(d)], 16-byte aligned, disjoint from all, and
-        /// `counters`: [gridDim.y · gridDim.z] zeros, which they are again afterwards.
-        #[kernel(launch_bounds(THREADS, 4))]
-        pub unsafe fn $name(
-            out: *mut $tq, partial: *mut f32, counters: *mut u32, q: *const $tq, k: *const $tkv, v: *const $tkv,
-            out_batch: u32, out_head: u32, out_row: u32,
-            q_batch: u32, q_head: u32, q_row: u32,
-            k_batch: u32, k_head: u32, k_row: u32,
-            v_batch: u32, v_head: u32, v_row: u32,
-            num_kv_heads: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32, keys_per_split: u32,
-            scale_log2: f32, causal: u32, past: *const u32 $($(, $more: $type)*)?
-        ) {
-            const ACC: usize = 8 * THREADS as usize * $rows;
-            const ML: usize = THREADS as usize / $lanes * $rows;
-            let strides = [
-                Strides { batch: out_batch, head: out_head, row: out_row },
-                Strides { batch: q_batch, head: q_head, row: q_row },
-                Strides { batch: k_batch, head: k_head, row: k_row },
-                Strides { batch: v_batch, head: v_head, row: v_row },
-            ];
-            $(let [k, v] = $open([k, v], $($more),*);)?
-            // SAFETY: this kernel's contract is the body's.
-            unsafe {
-                let (work, keys_per_split) = Dense::new(q_len, kv_len, causal != 0, past, keys_per_split);
-                decode::<$tq, _, $lanes, $rows, $keys, ACC, ML, _>(
-                    out, partial, counters, q, k, v, strides, num_kv_heads, group, q_len, head_dim, keys_per_split,
-                    scale_log2, work,
-                )
-            }
+        $instances:ident: $module:literal, $q:ty, $kv:ty, $d:literal {
+            $($name:ident: $rows:literal, $keys:literal;)*
         }
-    )*};
+    )*) => {
+        $($(
+            /// # Safety
+            /// [`Decode`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// launched as [`Instance::spec`] says.
+            #[kernel(
+                block = THREADS, min_blocks = 4, module = $module, shuffles = shuffles($d, $rows, $keys),
+                shared(
+                    acc: [f32; acc_elements($rows)], m: [f32; state_elements($d, $rows)], l: [f32; state_elements($d, $rows)]
+                )
+            )]
+            pub unsafe fn $name(p: Decode<$q, $kv>) {
+                let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
+                let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
+                // SAFETY: `past` is null or one number; the rest of the parameters is as `decode` asks for, too.
+                unsafe {
+                    let (work, keys_per_split) = Dense::new(p.q_len, p.kv_len, p.causal != 0, p.past, p.keys_per_split);
+                    decode::<_, _, { $d / 8 }, $rows, $keys, _>(
+                        tensors!(p, k, v), p.num_kv_heads, keys_per_split, work, scratch,
+                    )
+                }
+            }
+        )*
+
+        /// For 1, 2 and 4 rows.
+        const $instances: [Instance<Decode<$q, $kv>>; 3] =
+            [$(Instance { spec: $name, rows: $rows, head_dim: $d }),*];
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($($name.info()),*),*];
+    };
 }
 
 kernels! {
-    attention_decode_d64_r1_f32: f32, f32, 8, 1, 4;
-    attention_decode_d64_r2_f32: f32, f32, 8, 2, 2;
-    attention_decode_d64_r4_f32: f32, f32, 8, 4, 1;
-    attention_decode_d128_r1_f32: f32, f32, 16, 1, 4;
-    attention_decode_d128_r2_f32: f32, f32, 16, 2, 2;
-    attention_decode_d128_r4_f32: f32, f32, 16, 4, 1;
-    attention_decode_d64_r1_f16: F16, F16, 8, 1, 4;
-    attention_decode_d64_r2_f16: F16, F16, 8, 2, 4;
-    attention_decode_d64_r4_f16: F16, F16, 8, 4, 2;
-    attention_decode_d128_r1_f16: F16, F16, 16, 1, 4;
-    attention_decode_d128_r2_f16: F16, F16, 16, 2, 4;
-    attention_decode_d128_r4_f16: F16, F16, 16, 4, 2;
-    attention_decode_d64_r1_f32_f16: f32, F16, 8, 1, 4;
-    attention_decode_d64_r2_f32_f16: f32, F16, 8, 2, 4;
-    attention_decode_d64_r4_f32_f16: f32, F16, 8, 4, 2;
-    attention_decode_d128_r1_f32_f16: f32, F16, 16, 1, 4;
-    attention_decode_d128_r2_f32_f16: f32, F16, 16, 2, 4;
-    attention_decode_d128_r4_f32_f16: f32, F16, 16, 4, 2;
-    attention_decode_d128_r1_f32_coded: f32, u16, 16, 1, 4, Coded::pair { exponent_bits: u32 };
-    attention_decode_d128_r2_f32_coded: f32, u16, 16, 2, 4, Coded::pair { exponent_bits: u32 };
-    attention_decode_d128_r4_f32_coded: f32, u16, 16, 4, 2, Coded::pair { exponent_bits: u32 };
-    attention_decode_d128_r1_f32_q8_0: f32, u8, 16, 1, 4, Blocks::pair { k_scales: *const F16, v_scales: *const F16 };
-    attention_decode_d128_r2_f32_q8_0: f32, u8, 16, 2, 4, Blocks::pair { k_scales: *const F16, v_scales: *const F16 };
-    attention_decode_d128_r4_f32_q8_0: f32, u8, 16, 4, 2, Blocks::pair { k_scales: *const F16, v_scales: *const F16 };
+    D64_F32: "attention_decode_d64_f32", f32, f32, 64 {
+        attention_decode_d64_r1_f32: 1, 4;
+        attention_decode_d64_r2_f32: 2, 2;
+        attention_decode_d64_r4_f32: 4, 1;
+    }
+    D128_F32: "attention_decode_d128_f32", f32, f32, 128 {
+        attention_decode_d128_r1_f32: 1, 4;
+        attention_decode_d128_r2_f32: 2, 2;
+        attention_decode_d128_r4_f32: 4, 1;
+    }
+    D64_F16: "attention_decode_d64_f16", F16, F16, 64 {
+        attention_decode_d64_r1_f16: 1, 4;
+        attention_decode_d64_r2_f16: 2, 4;
+        attention_decode_d64_r4_f16: 4, 2;
+    }
+    D128_F16: "attention_decode_d128_f16", F16, F16, 128 {
+        attention_decode_d128_r1_f16: 1, 4;
+        attention_decode_d128_r2_f16: 2, 4;
+        attention_decode_d128_r4_f16: 4, 2;
+    }
+    D64_F32_F16: "attention_decode_d64_f32_f16", f32, F16, 64 {
+        attention_decode_d64_r1_f32_f16: 1, 4;
+        attention_decode_d64_r2_f32_f16: 2, 4;
+        attention_decode_d64_r4_f32_f16: 4, 2;
+    }
+    D128_F32_F16: "attention_decode_d128_f32_f16", f32, F16, 128 {
+        attention_decode_d128_r1_f32_f16: 1, 4;
+        attention_decode_d128_r2_f32_f16: 2, 4;
+        attention_decode_d128_r4_f32_f16: 4, 2;
+    }
+    D128_F32_CODED: "attention_decode_d128_f32_coded", f32, u16, 128 {
+        attention_decode_d128_r1_f32_coded: 1, 4;
+        attention_decode_d128_r2_f32_coded: 2, 4;
+        attention_decode_d128_r4_f32_coded: 4, 2;
+    }
+    D128_F32_Q8_0: "attention_decode_d128_f32_q8_0", f32, u8, 128 {
+        attention_decode_d128_r1_f32_q8_0: 1, 4;
+        attention_decode_d128_r2_f32_q8_0: 2, 4;
+        attention_decode_d128_r4_f32_q8_0: 4, 2;
+    }
 }
+
+pub(super) const OF_F32: Instances<Decode<f32, f32>> = [D64_F32, D128_F32];
+pub(super) const OF_F16: Instances<Decode<F16, F16>> = [D64_F16, D128_F16];
+pub(super) const OF_F32_F16: Instances<Decode<f32, F16>> = [D64_F32_F16, D128_F32_F16];
+pub(super) const OF_F32_CODED: Instances<Decode<f32, u16>> = [D128_F32_CODED, D128_F32_CODED];
+pub(super) const OF_F32_Q8_0: Instances<Decode<f32, u8>> = [D128_F32_Q8_0, D128_F32_Q8_0];

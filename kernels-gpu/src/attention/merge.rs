@@ -8,10 +8,10 @@
 use super::unroll;
 use crate::device::element::read4;
 use crate::device::math::{exp2, fma, rcp};
-use crate::device::{Element, shared, ticket};
+use crate::device::{Element, Shared, ticket};
 use cuda_std::prelude::*;
 
-/// Elements behind the columns of a partial result, of which two hold m and l; the rest keeps 16-byte alignment.
+/// Elements after the columns of a partial result, of which two hold m and l; the rest keeps 16-byte alignment.
 pub(super) const STATE: u32 = 4;
 
 /// f32 elements of one row's partial result of one split, for an instance of padded head_dim `d`.
@@ -21,17 +21,29 @@ pub const fn partial_elements(d: u32) -> u32 {
 
 /// max, or 0 where there was no key, so that −∞ − max is −∞ and not NaN.
 #[inline(always)]
-pub(crate) fn base(max: f32) -> f32 {
+pub(super) fn base(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
-/// The work of a thread in merging: blocks of `THREADS`, of which those with the same y and z share rows and x is the split.
+/// Where partial results meet: those of the splits in global memory, those of a block's slots in its shared memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Merge<const P: usize> {
+pub(super) struct Scratch {
     /// [rows of all y, splits, d + 4], 16-byte aligned; not used by a single split.
     pub partial: *mut f32,
     /// [gridDim.y · gridDim.z] zeros, which they are again afterwards; not used by a single split.
     pub counters: *mut u32,
+    /// [slots, R, d]
+    pub acc: Shared<f32>,
+    /// [slots, R]
+    pub m: Shared<f32>,
+    /// [slots, R]
+    pub l: Shared<f32>,
+}
+
+/// The work of a thread in merging: blocks of `THREADS`, of which those with the same y and z share rows and x is the split.
+#[derive(Clone, Copy)]
+pub(super) struct Merge<const P: usize> {
+    pub scratch: Scratch,
     /// The block's first row of its y's `rows`; it may have more than are left.
     pub first_row: u32,
     pub rows: u32,
@@ -50,10 +62,10 @@ impl<const P: usize> Merge<P> {
     /// Writes the result of the block's R rows, or its part of them: `out` is where a row's first column goes.
     ///
     /// # Safety
-    /// All threads call it together; ACC = slots · R · d, ML = slots · R. The pointers are valid for the extents that the fields
-    /// name and belong to this launch alone, as does what `out` gives for rows below `rows`.
+    /// All threads call it together. The scratch memory is valid for the dimensions that its fields name; in global memory it
+    /// belongs to this launch alone, as does what `out` gives for rows below `rows`.
     #[inline(always)]
-    pub unsafe fn finish<T: Element, const R: usize, const ACC: usize, const ML: usize>(
+    pub unsafe fn finish<T: Element, const R: usize>(
         self,
         mut m: [f32; R],
         mut l: [f32; R],
@@ -61,9 +73,7 @@ impl<const P: usize> Merge<P> {
         out: impl Fn(u32) -> *mut T,
     ) {
         let Self { first_row, rows, slot, slots, columns, d, .. } = self;
-        let all_acc = shared::declare::<f32, ACC>();
-        let all_m = shared::declare::<f32, ML>();
-        let all_l = shared::declare::<f32, ML>();
+        let Scratch { counters, acc: all_acc, m: all_m, l: all_l, .. } = self.scratch;
         let splits = thread::grid_dim_x();
         let mut whole = splits == 1;
         loop {
@@ -89,7 +99,7 @@ impl<const P: usize> Merge<P> {
                 let mut max = f32::NEG_INFINITY;
                 let mut s = 0;
                 while s < slots {
-                    // SAFETY: inside [slots, R], behind the barrier.
+                    // SAFETY: inside [slots, R], written before the barrier.
                     max = max.max(unsafe { all_m.get(s * R as u32 + row) });
                     s += 1;
                 }
@@ -97,7 +107,7 @@ impl<const P: usize> Merge<P> {
                 s = 0;
                 while s < slots {
                     let at = s * R as u32 + row;
-                    // SAFETY: inside [slots, R] and [slots, R, D], behind the barrier.
+                    // SAFETY: inside [slots, R] and [slots, R, D], written before the barrier.
                     unsafe {
                         let weight = exp2(all_m.get(at) - base(max));
                         sum = fma(weight, all_l.get(at), sum);
@@ -131,7 +141,7 @@ impl<const P: usize> Merge<P> {
             // SAFETY: all threads are here; each group of blocks that differ in the split alone has its counter.
             unsafe {
                 let counter = thread::block_idx_z() * thread::grid_dim_y() + thread::block_idx_y();
-                if !ticket::is_last(self.counters.add(counter as usize), splits) {
+                if !ticket::is_last(counters.add(counter as usize), splits) {
                     return;
                 }
             }
@@ -145,11 +155,11 @@ impl<const P: usize> Merge<P> {
         }
     }
 
-    /// Where a row's records are, one behind the other.
+    /// Where a row's records are, one after the other.
     #[inline(always)]
     fn records(self, row: u32) -> *mut f32 {
         let first = (thread::block_idx_y() * self.rows + row) as usize * thread::grid_dim_x() as usize;
-        self.partial.wrapping_add(first * partial_elements(self.d) as usize)
+        self.scratch.partial.wrapping_add(first * partial_elements(self.d) as usize)
     }
 
     /// The thread's share of a row's records, merged.
@@ -169,7 +179,7 @@ impl<const P: usize> Merge<P> {
             unroll!(J < 4 {
                 let split = split + J as u32 * self.slots;
                 if split < splits {
-                    // SAFETY: a record of this row, as the caller promises.
+                    // SAFETY: a record of this row, which its block wrote before the fence that the caller has passed.
                     unsafe {
                         let record = records.add((split * partial_elements(self.d)) as usize);
                         [max[J], sum[J], ..] = read4(record.add(self.d as usize));
@@ -203,7 +213,7 @@ impl<const P: usize> Merge<P> {
 /// `records` holds them: the column and the first two words of the state are written.
 #[inline(always)]
 pub(super) unsafe fn merge(records: *const f32, stride: usize, count: u32, d: u32, column: u32) -> f32 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's records are below `count`, with the column and both words of the state written.
     unsafe {
         let state = |record: u32| records.add(record as usize * stride + d as usize);
         let mut max = f32::NEG_INFINITY;

@@ -2,7 +2,7 @@
 //!
 //! q, out: [b, num_q_heads, q_len, head_dim]; k, v: [b, num_kv_heads, kv_len, head_dim]; query head h reads kv head
 //! h / group, group = num_q_heads / num_kv_heads. Causal: query i sees the keys ≤ i + kv_len − q_len. A row that
-//! sees no key gives 0. Outer strides are free, the last extent is contiguous, rows are 8-element aligned.
+//! sees no key gives 0. Outer strides are free, the last dimension is contiguous, rows are 8-element aligned.
 //!
 //! | kernel                     | a block handles                           | when               |
 //! |----------------------------|-------------------------------------------|--------------------|
@@ -19,6 +19,12 @@ pub mod prefill;
 pub mod sparse;
 pub mod textbook;
 
+pub use decode::Decode;
+pub use prefill::Prefill;
+
+use crate::device::F16;
+use cuda_std::KernelSpec;
+
 /// Repeats a block with `$i` a constant 0, 1, …: register arrays are only indexed by constants, and so stay in
 /// registers, and addresses become immediates. A count that is a const parameter is 8 at most.
 macro_rules! unroll {
@@ -32,24 +38,40 @@ macro_rules! unroll {
 }
 use unroll;
 
-/// Which of a kernel's three instances for plain elements: the index into the arrays of contracts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Types {
-    /// All f32.
-    F32 = 0,
-    /// All f16.
-    F16 = 1,
-    /// q and out f32, k and v f16.
-    F32WithF16 = 2,
+/// The dense kernels of one type of q and out, `Q`, and one element type of k and v, `Kv`: see
+/// [`KvElement`](crate::device::stored::KvElement).
+#[derive(Clone, Copy)]
+pub struct Kernels<Q, Kv> {
+    /// Few queries.
+    pub decode: decode::Instances<Decode<Q, Kv>>,
+    /// Many queries, of head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK)]
+    pub prefill: [KernelSpec<Prefill<Q, Kv>>; 2],
 }
 
+/// All f32.
+pub const OF_F32: Kernels<f32, f32> = Kernels { decode: decode::OF_F32, prefill: prefill::OF_F32 };
+/// All f16.
+pub const OF_F16: Kernels<F16, F16> = Kernels { decode: decode::OF_F16, prefill: prefill::OF_F16 };
+/// q and out f32, k and v f16.
+pub const OF_F32_F16: Kernels<f32, F16> =
+    Kernels { decode: decode::OF_F32_F16, prefill: prefill::OF_F32_F16 };
+/// q and out f32, k and v codes of a 16-bit float with any exponent bits.
+pub const OF_F32_CODED: Kernels<f32, u16> =
+    Kernels { decode: decode::OF_F32_CODED, prefill: prefill::OF_F32_CODED };
+/// q and out f32, k and v in blocks of 8 bits.
+pub const OF_F32_Q8_0: Kernels<f32, u8> =
+    Kernels { decode: decode::OF_F32_Q8_0, prefill: prefill::OF_F32_Q8_0 };
+
 /// Strides of a tensor [b, heads, rows, head_dim] in elements; the last is 1.
-#[derive(Clone, Copy)]
-struct Strides {
-    batch: u32,
-    head: u32,
-    row: u32,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Strides {
+    pub batch: u32,
+    pub head: u32,
+    pub row: u32,
 }
+
+const _: () = assert!(size_of::<Strides>() == 12 && align_of::<Strides>() == 4);
 
 impl Strides {
     /// The first element of head `head` of batch `batch`.
@@ -59,13 +81,51 @@ impl Strides {
     }
 }
 
+/// The fields that the parameters of all dense and sparse kernels have in common, with k and v ready to be read.
+#[derive(Clone, Copy)]
+struct Tensors<Q, S> {
+    out: *mut Q,
+    q: *const Q,
+    k: S,
+    v: S,
+    out_strides: Strides,
+    q_strides: Strides,
+    k_strides: Strides,
+    v_strides: Strides,
+    group: u32,
+    q_len: u32,
+    head_dim: u32,
+    scale_log2: f32,
+}
+
+/// The [`Tensors`] of parameters.
+macro_rules! tensors {
+    ($p:ident, $k:expr, $v:expr) => {
+        crate::attention::Tensors {
+            out: $p.out,
+            q: $p.q,
+            k: $k,
+            v: $v,
+            out_strides: $p.out_strides,
+            q_strides: $p.q_strides,
+            k_strides: $p.k_strides,
+            v_strides: $p.v_strides,
+            group: $p.group,
+            q_len: $p.q_len,
+            head_dim: $p.head_dim,
+            scale_log2: $p.scale_log2,
+        }
+    };
+}
+use tensors;
+
 /// Tells the compiler that a divisor is not zero, so that dividing by it has no panic in it.
 ///
 /// # Safety
 /// It is not.
 #[inline(always)]
 unsafe fn not_zero(divisor: u32) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller knows that it is not zero.
     unsafe { core::hint::assert_unchecked(divisor != 0) }
 }
 

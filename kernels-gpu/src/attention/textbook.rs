@@ -6,8 +6,8 @@
 
 use super::{not_zero, visible};
 use crate::device::math::{exp, fma, rcp};
-use crate::device::{reduce, shared};
-use crate::spec::KernelSpec;
+use crate::device::reduce;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 const TILE: u32 = 16;
@@ -16,47 +16,79 @@ const TILE_ELEMENTS: u32 = TILE * TILE;
 const BLOCK: u32 = 256;
 const WARPS: u32 = BLOCK / 32;
 
-/// Rows and columns of the output that a block of [`SCORES`] and [`VALUES`] computes.
+/// Rows and columns of the output that a block of [`attention_textbook_scores_f32`] and [`attention_textbook_values_f32`]
+/// computes.
 pub const TEXTBOOK_TILE: u32 = TILE;
 
-/// grid = [ceil(kv_len / TEXTBOOK_TILE), ceil(q_len / TEXTBOOK_TILE), b · num_q_heads]
-pub const SCORES: KernelSpec = KernelSpec::new("attention_textbook_scores_f32", TILE_ELEMENTS)
-    .block_2d(TILE, TILE)
-    .shared_bytes(2 * TILE_ELEMENTS * 4);
-/// grid = [b · num_q_heads · q_len]
-pub const SOFTMAX: KernelSpec =
-    KernelSpec::new("attention_textbook_softmax_f32", BLOCK).shared_bytes(2 * WARPS * 4).shuffles(2 * 5);
-/// grid = [ceil(head_dim / TEXTBOOK_TILE), ceil(q_len / TEXTBOOK_TILE), b · num_q_heads]
-pub const VALUES: KernelSpec = KernelSpec::new("attention_textbook_values_f32", TILE_ELEMENTS)
-    .block_2d(TILE, TILE)
-    .shared_bytes(2 * TILE_ELEMENTS * 4);
-
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[SCORES, SOFTMAX, VALUES];
+pub const KERNELS: &[KernelInfo] = &[
+    attention_textbook_scores_f32.info(),
+    attention_textbook_softmax_f32.info(),
+    attention_textbook_values_f32.info(),
+];
 
-/// scores = scale · q kᵀ, −∞ where masked. `group`: query heads per kv head.
+/// The parameters of the first pass.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Scores {
+    /// [b · num_q_heads, q_len, kv_len]
+    pub scores: *mut f32,
+    /// [b · num_q_heads, q_len, head_dim]
+    pub q: *const f32,
+    /// [b · num_kv_heads, kv_len, head_dim]
+    pub k: *const f32,
+    /// Query heads of a kv head.
+    pub group: u32,
+    pub q_len: u32,
+    pub kv_len: u32,
+    pub head_dim: u32,
+    pub scale: f32,
+    /// 1 if causal, else 0.
+    pub causal: u32,
+}
+
+/// The parameters of the second pass.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Softmax {
+    /// [gridDim.x, kv_len]
+    pub scores: *mut f32,
+    pub kv_len: u32,
+}
+
+/// The parameters of the third pass.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Values {
+    /// [b · num_q_heads, q_len, head_dim]
+    pub out: *mut f32,
+    /// [b · num_q_heads, q_len, kv_len]
+    pub scores: *const f32,
+    /// [b · num_kv_heads, kv_len, head_dim]
+    pub v: *const f32,
+    /// Query heads of a kv head.
+    pub group: u32,
+    pub q_len: u32,
+    pub kv_len: u32,
+    pub head_dim: u32,
+}
+
+/// scores = scale · q kᵀ, −∞ where masked. grid = [ceil(kv_len / TEXTBOOK_TILE), ceil(q_len / TEXTBOOK_TILE),
+/// b · num_q_heads]
 ///
 /// # Safety
-/// Tensors as the module's head says, valid on the launching stream; launched as [`SCORES`] says.
-#[kernel(launch_bounds(TILE_ELEMENTS))]
-pub unsafe fn attention_textbook_scores_f32(
-    scores: *mut f32,
-    q: *const f32,
-    k: *const f32,
-    group: u32,
-    q_len: u32,
-    kv_len: u32,
-    head_dim: u32,
-    scale: f32,
-    causal: u32,
-) {
-    let q_tile = shared::declare::<f32, { TILE_ELEMENTS as usize }>();
-    let k_tile = shared::declare::<f32, { TILE_ELEMENTS as usize }>();
+/// [`Scores`] says what holds of the pointers, which are valid on the launching stream.
+#[kernel(
+    block = [TILE, TILE], module = "attention_textbook",
+    shared(q_tile: [f32; TILE_ELEMENTS], k_tile: [f32; TILE_ELEMENTS])
+)]
+pub unsafe fn attention_textbook_scores_f32(p: Scores) {
+    let Scores { scores, q, k, group, q_len, kv_len, head_dim, scale, causal } = p;
     let (tx, ty, head) = (thread::thread_idx_x(), thread::thread_idx_y(), thread::block_idx_z());
     let (i, j) = (thread::block_idx_y() * TILE + ty, thread::block_idx_x() * TILE + tx);
     let key_row = thread::block_idx_x() * TILE + ty;
-    // SAFETY: indices are checked against the extents; all threads reach the barriers; tiles are written before and
-    // read behind one.
+    // SAFETY: indices are checked against the dimensions; all threads reach the barriers; tiles are written before one and read
+    // after it.
     unsafe {
         not_zero(group); // there is a head
         let q = q.add((head * q_len) as usize * head_dim as usize);
@@ -88,14 +120,15 @@ pub unsafe fn attention_textbook_scores_f32(
     }
 }
 
-/// Softmax of each row in place; a row of −∞ alone becomes 0.
+/// Softmax of each row in place; a row of −∞ alone becomes 0. grid = [b · num_q_heads · q_len]
 ///
 /// # Safety
-/// `scores`: [gridDim.x, kv_len], valid on the launching stream; launched as [`SOFTMAX`] says.
-#[kernel(launch_bounds(BLOCK))]
-pub unsafe fn attention_textbook_softmax_f32(scores: *mut f32, kv_len: u32) {
-    let maxima = shared::declare::<f32, { WARPS as usize }>();
-    let sums = shared::declare::<f32, { WARPS as usize }>();
+/// [`Softmax`] says what holds of the pointer, which is valid on the launching stream.
+#[kernel(
+    block = BLOCK, module = "attention_textbook", shuffles = 2 * 5,
+    shared(maxima: [f32; WARPS], sums: [f32; WARPS])
+)]
+pub unsafe fn attention_textbook_softmax_f32(Softmax { scores, kv_len }: Softmax) {
     let tid = thread::thread_idx_x();
     // SAFETY: a block per row, columns below kv_len, each touched by one thread; all threads call the reductions.
     unsafe {
@@ -126,22 +159,16 @@ pub unsafe fn attention_textbook_softmax_f32(scores: *mut f32, kv_len: u32) {
     }
 }
 
-/// out = scores · v.
+/// out = scores · v. grid = [ceil(head_dim / TEXTBOOK_TILE), ceil(q_len / TEXTBOOK_TILE), b · num_q_heads]
 ///
 /// # Safety
-/// As [`attention_textbook_scores_f32`]; launched as [`VALUES`] says.
-#[kernel(launch_bounds(TILE_ELEMENTS))]
-pub unsafe fn attention_textbook_values_f32(
-    out: *mut f32,
-    scores: *const f32,
-    v: *const f32,
-    group: u32,
-    q_len: u32,
-    kv_len: u32,
-    head_dim: u32,
-) {
-    let s_tile = shared::declare::<f32, { TILE_ELEMENTS as usize }>();
-    let v_tile = shared::declare::<f32, { TILE_ELEMENTS as usize }>();
+/// [`Values`] says what holds of the pointers, which are valid on the launching stream.
+#[kernel(
+    block = [TILE, TILE], module = "attention_textbook",
+    shared(s_tile: [f32; TILE_ELEMENTS], v_tile: [f32; TILE_ELEMENTS])
+)]
+pub unsafe fn attention_textbook_values_f32(p: Values) {
+    let Values { out, scores, v, group, q_len, kv_len, head_dim } = p;
     let (tx, ty, head) = (thread::thread_idx_x(), thread::thread_idx_y(), thread::block_idx_z());
     let (i, column) = (thread::block_idx_y() * TILE + ty, thread::block_idx_x() * TILE + tx);
     // SAFETY: as in the scores.

@@ -9,14 +9,14 @@ pub mod math;
 pub mod order;
 pub mod reduce;
 pub mod rows;
-pub mod shared;
 pub mod stored;
 pub mod textbook;
 pub mod ticket;
 pub mod vector;
 
 pub use columns::Columns;
+pub use cuda_std::shared;
+pub use cuda_std::shared::Shared;
 pub use element::{Element, F16};
 pub use order::keep_order;
-pub use shared::Shared;
 pub use vector::{Raw, Vector};

@@ -37,13 +37,51 @@ pub trait Stored: Copy {
     fn values8(self, words: [[u32; 4]; 2]) -> [f32; 8];
 }
 
+/// The type of keys' and values' elements in memory, which says how they are read: f32, [`F16`], `u16` for codes ([`Coded`]),
+/// `u8` for quants ([`Blocks`]).
+pub trait KvElement: Copy {
+    /// What reads them.
+    type Stored: Stored;
+
+    /// Keys and values, ready to be read. Only codes have `exponent_bits`, only quants have `scales`.
+    fn stored(kv: [*const Self; 2], exponent_bits: u32, scales: [*const F16; 2]) -> [Self::Stored; 2];
+}
+
+impl<T: Element> KvElement for T {
+    type Stored = *const T;
+
+    #[inline(always)]
+    fn stored(kv: [*const T; 2], _: u32, _: [*const F16; 2]) -> [*const T; 2] {
+        kv
+    }
+}
+
+impl KvElement for u16 {
+    type Stored = Coded;
+
+    #[inline(always)]
+    fn stored(kv: [*const u16; 2], exponent_bits: u32, _: [*const F16; 2]) -> [Coded; 2] {
+        let decoder = Decoder::new(exponent_bits);
+        kv.map(|codes| Coded { codes, decoder })
+    }
+}
+
+impl KvElement for u8 {
+    type Stored = Blocks;
+
+    #[inline(always)]
+    fn stored([k, v]: [*const u8; 2], _: u32, [k_scales, v_scales]: [*const F16; 2]) -> [Blocks; 2] {
+        [Blocks { quants: k, scales: k_scales }, Blocks { quants: v, scales: v_scales }]
+    }
+}
+
 /// Rows on 16-byte boundaries.
 impl<T: Element> Stored for *const T {
     const APART: bool = size_of::<T>() == 4;
 
     #[inline(always)]
     unsafe fn load4_words(self, at: usize) -> [u32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's four elements are inside a row; rows are on 16-byte boundaries and `at` is a multiple of four.
         unsafe { T::load4_words(self.add(at)) }
     }
 
@@ -54,7 +92,7 @@ impl<T: Element> Stored for *const T {
 
     #[inline(always)]
     unsafe fn load8_words(self, row: usize, [low, high]: [u32; 2]) -> [[u32; 4]; 2] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's pieces are inside the row, at multiples of four; neighbours begin at a multiple of eight.
         unsafe {
             let row = self.add(row);
             if Self::APART {
@@ -80,22 +118,12 @@ pub struct Coded {
     decoder: Decoder,
 }
 
-impl Coded {
-    /// Keys and values in the same format.
-    #[inline(always)]
-    pub fn pair(codes: [*const u16; 2], exponent_bits: u32) -> [Self; 2] {
-        let [k, v] = codes;
-        let decoder = Decoder::new(exponent_bits);
-        [Self { codes: k, decoder }, Self { codes: v, decoder }]
-    }
-}
-
 impl Stored for Coded {
     const APART: bool = false;
 
     #[inline(always)]
     unsafe fn load4_words(self, at: usize) -> [u32; 4] {
-        // SAFETY: as the caller promises; the elements are as large.
+        // SAFETY: the caller's four codes are inside a row at a multiple of four, and as large as f16.
         unsafe { F16::load4_words(self.codes.add(at).cast()) }
     }
 
@@ -107,7 +135,7 @@ impl Stored for Coded {
 
     #[inline(always)]
     unsafe fn load8_words(self, row: usize, [low, _]: [u32; 2]) -> [[u32; 4]; 2] {
-        // SAFETY: as the caller promises: 16 bytes on their boundary.
+        // SAFETY: the caller's pieces are neighbours inside the row, the first at a multiple of eight: 16 bytes on their boundary.
         [unsafe { load_4_words(self.codes.add(row + low as usize).cast()) }, [0; 4]]
     }
 
@@ -125,14 +153,6 @@ pub struct Blocks {
     scales: *const F16,
 }
 
-impl Blocks {
-    /// Keys and values.
-    #[inline(always)]
-    pub fn pair([k, v]: [*const u8; 2], k_scales: *const F16, v_scales: *const F16) -> [Self; 2] {
-        [Self { quants: k, scales: k_scales }, Self { quants: v, scales: v_scales }]
-    }
-}
-
 /// Four quants of a word, times their scale.
 #[inline(always)]
 fn scaled(word: u32, scale: f32) -> [f32; 4] {
@@ -145,7 +165,8 @@ impl Stored for Blocks {
 
     #[inline(always)]
     unsafe fn load4_words(self, at: usize) -> [u32; 4] {
-        // SAFETY: as the caller promises; rows are whole blocks, so an element's scale is that of its number.
+        // SAFETY: the caller's four quants are inside a row at a multiple of four; rows are whole blocks, so an element's scale
+        // is that of its number.
         unsafe {
             let scale = load_half(self.scales.add(at / BLOCK).cast());
             [load_word(self.quants.add(at).cast()), scale as u32, 0, 0]
@@ -160,7 +181,8 @@ impl Stored for Blocks {
     #[inline(always)]
     unsafe fn load8_words(self, row: usize, [low, _]: [u32; 2]) -> [[u32; 4]; 2] {
         let at = row + low as usize;
-        // SAFETY: as the caller promises: eight bytes on their boundary, of one block.
+        // SAFETY: the caller's pieces are neighbours inside the row, the first at a multiple of eight: eight bytes on their
+        // boundary, of one block.
         unsafe {
             let [a, b] = load_pair(self.quants.add(at));
             [[a, b, load_half(self.scales.add(at / BLOCK).cast()) as u32, 0], [0; 4]]

@@ -10,44 +10,35 @@
 
 use super::Float16;
 use crate::device::Element;
-use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Threads in a block.
 pub const THREADS: u32 = 256;
 /// Values that a thread converts.
 pub const VALUES_PER_THREAD: u32 = 8;
 
-/// By exponent bits from 2 on. grid = [ceil(count / (THREADS · VALUES_PER_THREAD))]
-pub const ENCODE: [KernelSpec; 7] = [
-    KernelSpec::new("float16_encode_e2", THREADS),
-    KernelSpec::new("float16_encode_e3", THREADS),
-    KernelSpec::new("float16_encode_e4", THREADS),
-    KernelSpec::new("float16_encode_e5", THREADS),
-    KernelSpec::new("float16_encode_e6", THREADS),
-    KernelSpec::new("float16_encode_e7", THREADS),
-    KernelSpec::new("float16_encode_e8", THREADS),
-];
-/// As [`ENCODE`].
-pub const ENCODE_SATURATING: [KernelSpec; 7] = [
-    KernelSpec::new("float16_encode_saturating_e2", THREADS),
-    KernelSpec::new("float16_encode_saturating_e3", THREADS),
-    KernelSpec::new("float16_encode_saturating_e4", THREADS),
-    KernelSpec::new("float16_encode_saturating_e5", THREADS),
-    KernelSpec::new("float16_encode_saturating_e6", THREADS),
-    KernelSpec::new("float16_encode_saturating_e7", THREADS),
-    KernelSpec::new("float16_encode_saturating_e8", THREADS),
-];
-/// As [`ENCODE`].
-pub const DECODE: [KernelSpec; 7] = [
-    KernelSpec::new("float16_decode_e2", THREADS),
-    KernelSpec::new("float16_decode_e3", THREADS),
-    KernelSpec::new("float16_decode_e4", THREADS),
-    KernelSpec::new("float16_decode_e5", THREADS),
-    KernelSpec::new("float16_decode_e6", THREADS),
-    KernelSpec::new("float16_decode_e7", THREADS),
-    KernelSpec::new("float16_decode_e8", THREADS),
-];
+/// The parameters of the encoding kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Encode {
+    /// [count], 16-byte aligned
+    pub codes: *mut u16,
+    /// [count], 16-byte aligned, disjoint from the codes
+    pub values: *const f32,
+    pub count: u32,
+}
+
+/// The parameters of the decoding kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Decode {
+    /// [count], 16-byte aligned
+    pub values: *mut f32,
+    /// [count], 16-byte aligned, disjoint from the values
+    pub codes: *const u16,
+    pub count: u32,
+}
 
 /// Sixteen bytes that are loaded and stored at once.
 #[derive(Clone, Copy)]
@@ -57,7 +48,7 @@ struct Codes([u16; 8]);
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn encode(codes: *mut u16, values: *const f32, count: u32, convert: impl Fn(f32) -> u16) {
+unsafe fn encode(Encode { codes, values, count }: Encode, convert: impl Fn(f32) -> u16) {
     let first = thread::index_1d() * VALUES_PER_THREAD;
     if first >= count {
         return;
@@ -80,7 +71,7 @@ unsafe fn encode(codes: *mut u16, values: *const f32, count: u32, convert: impl 
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn decode(values: *mut f32, codes: *const u16, count: u32, convert: impl Fn(u16) -> f32) {
+unsafe fn decode(Decode { values, codes, count }: Decode, convert: impl Fn(u16) -> f32) {
     let first = thread::index_1d() * VALUES_PER_THREAD;
     if first >= count {
         return;
@@ -105,32 +96,48 @@ unsafe fn decode(values: *mut f32, codes: *const u16, count: u32, convert: impl 
 }
 
 macro_rules! conversions {
-    ($($bits:literal: $encode:ident, $saturating:ident, $decode:ident;)*) => {$(
-        /// # Safety
-        /// `codes`, `values`: [count] with count ≤ 2³¹, valid on the launching stream, 16-byte aligned, disjoint;
-        /// launched as [`ENCODE`] says.
-        #[kernel(launch_bounds(THREADS))]
-        pub unsafe fn $encode(codes: *mut u16, values: *const f32, count: u32) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { encode(codes, values, count, |value| Float16::<$bits>::from_f32(value).0) }
-        }
+    ($($bits:literal: $encode:ident, $saturating:ident, $decode:ident;)*) => {
+        $(
+            /// grid = [ceil(count / ([`THREADS`] · [`VALUES_PER_THREAD`]))]
+            ///
+            /// # Safety
+            /// [`Encode`] says what holds of the pointers, which are valid on the launching stream; count ≤ 2³¹.
+            #[kernel(block = THREADS, module = concat!("float16_e", $bits))]
+            pub unsafe fn $encode(p: Encode) {
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { encode(p, |value| Float16::<$bits>::from_f32(value).0) }
+            }
 
-        /// # Safety
-        /// As the encoding kernel.
-        #[kernel(launch_bounds(THREADS))]
-        pub unsafe fn $saturating(codes: *mut u16, values: *const f32, count: u32) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { encode(codes, values, count, |value| Float16::<$bits>::from_f32_saturating(value).0) }
-        }
+            /// As the encoding kernel; beyond the largest number it gives that.
+            ///
+            /// # Safety
+            /// As the encoding kernel.
+            #[kernel(block = THREADS, module = concat!("float16_e", $bits))]
+            pub unsafe fn $saturating(p: Encode) {
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { encode(p, |value| Float16::<$bits>::from_f32_saturating(value).0) }
+            }
 
-        /// # Safety
-        /// As the encoding kernel.
-        #[kernel(launch_bounds(THREADS))]
-        pub unsafe fn $decode(values: *mut f32, codes: *const u16, count: u32) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { decode(values, codes, count, |code| Float16::<$bits>(code).to_f32()) }
-        }
-    )*};
+            /// The same grid.
+            ///
+            /// # Safety
+            /// [`Decode`] says what holds of the pointers, which are valid on the launching stream; count ≤ 2³¹.
+            #[kernel(block = THREADS, module = concat!("float16_e", $bits))]
+            pub unsafe fn $decode(p: Decode) {
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { decode(p, |code| Float16::<$bits>(code).to_f32()) }
+            }
+        )*
+
+        /// By exponent bits, from 2 on; values beyond the largest number become ∞.
+        pub const ENCODE: [KernelSpec<Encode>; 7] = [$($encode),*];
+        /// By exponent bits, from 2 on; values beyond the largest number become that.
+        pub const ENCODE_SATURATING: [KernelSpec<Encode>; 7] = [$($saturating),*];
+        /// By exponent bits, from 2 on.
+        pub const DECODE: [KernelSpec<Decode>; 7] = [$($decode),*];
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($encode.info(), $saturating.info(), $decode.info(),)*];
+    };
 }
 
 conversions! {

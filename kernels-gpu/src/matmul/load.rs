@@ -59,15 +59,15 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize>
     /// Four k at a time.
     const QUADS: u32 = BK / 4;
 
-    /// Columns `first..` of the operand at `base`, whose columns are `ld` apart. Columns from `extent` on are read as
+    /// Columns `first..` of the operand at `base`, whose columns are `ld` apart. Columns from `columns` on are read as
     /// its last, and not used.
     #[inline(always)]
-    pub(super) fn new(base: *const T, ld: u32, first: u32, extent: u32, tid: u32) -> Self {
+    pub(super) fn new(base: *const T, ld: u32, first: u32, columns: u32, tid: u32) -> Self {
         let mut from = [base; VECTORS];
         let mut v = 0;
         while v < VECTORS {
             let index = tid + v as u32 * THREADS;
-            let column = (first + index / Self::QUADS).min(extent - 1);
+            let column = (first + index / Self::QUADS).min(columns - 1);
             from[v] = base.wrapping_add((column * ld + index % Self::QUADS * 4) as usize);
             v += 1;
         }
@@ -144,11 +144,11 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize>
     /// Four columns at a time.
     const QUADS: u32 = (STRIDE - PAD) / 4;
 
-    /// Columns `first..` of the operand at `base`, whose rows are `ld` apart. Columns from `extent` on are read as
+    /// Columns `first..` of the operand at `base`, whose rows are `ld` apart. Columns from `columns` on are read as
     /// its last four, and not used.
     #[inline(always)]
-    pub(super) fn new(base: *const T, ld: u32, first: u32, extent: u32, tid: u32) -> Self {
-        let column = (first + tid % Self::QUADS * 4).min(extent - 4);
+    pub(super) fn new(base: *const T, ld: u32, first: u32, columns: u32, tid: u32) -> Self {
+        let column = (first + tid % Self::QUADS * 4).min(columns - 4);
         Self { from: base.wrapping_add((tid / Self::QUADS * ld + column) as usize), tid, row_stride: ld }
     }
 
@@ -234,14 +234,14 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize>
 {
     const WIDTH: u32 = STRIDE - PAD;
 
-    /// Columns `first..extent` of the operand at `base` with these strides between rows and columns.
+    /// Columns `first..columns` of the operand at `base` with these strides between rows and columns.
     #[inline(always)]
     pub(super) fn new(
         base: *const T,
         row_stride: u32,
         column_stride: u32,
         first: u32,
-        extent: u32,
+        columns: u32,
         tid: u32,
     ) -> Self {
         let (row, column, row_step, column_step) = if row_stride <= column_stride {
@@ -259,7 +259,7 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize>
             column,
             row_step,
             column_step,
-            columns: extent - first,
+            columns: columns - first,
         }
     }
 }

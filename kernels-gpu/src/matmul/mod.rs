@@ -18,31 +18,101 @@ pub mod textbook;
 pub mod vector;
 mod write;
 
-use crate::spec::KernelSpec;
-use cuda_std::thread;
+use crate::device::F16;
+use crate::float16::Float16;
+use cuda_std::{KernelSpec, thread};
+use reduce::Reduce;
+use regtile::wide128;
+use regtile::{AnyStrides, ByLayouts, Tile, strided, tile32, tile64, tile64_coded, tile64x128, tile128};
+use textbook::Textbook;
+use vector::{Nn, Nt};
 
-/// The kernels without variants.
-pub const KERNELS: &[KernelSpec] = &[textbook::SPEC, reduce::SPECS[0], reduce::SPECS[1]];
+/// The kernels of one combination of types, a's `A`, b's `B` and c's `C`.
+#[derive(Clone, Copy)]
+pub struct Kernels<A, B, C> {
+    /// By [`Size`](regtile::Size).
+    pub tiles: [ByLayouts<Tile<A, B, C>>; 5],
+    /// For any strides.
+    pub strided: Option<KernelSpec<AnyStrides<A, B, C>>>,
+    /// For up to 1, 4 and 8 rows of a, and b the transpose of a row-major [n, k].
+    pub vector_nt: [Option<KernelSpec<Nt<A, B, C>>>; 3],
+    /// For a row of a, and a row-major b.
+    pub vector_nn: Option<KernelSpec<Nn<A, B, C>>>,
+    /// For the parts of a product split along k.
+    pub reduce: KernelSpec<Reduce<C>>,
+    /// The baseline.
+    pub textbook: Option<KernelSpec<Textbook<A, B, C>>>,
+}
 
-/// What all kernels need to write their part of a product.
-///
-/// Their contract: `a`, `b`, `c` and `addend` (and `partial` and `bias`, unless null) hold the elements that m, n, k, the
-/// leading dimensions (`lda` between the rows of a, or between its columns where it is transposed) and the batch
-/// strides reach, fewer than 2³¹ each, and are valid on the launching stream; `c` and `partial` overlap nothing but that
-/// `addend` may be `c`. m, n and k are not zero, `k_chunk · (splits − 1) < k ≤ k_chunk · splits`, and `k_chunk` is a
-/// multiple of the kernel's step. `partial`: [splits, batch, m, n], null if splits = 1.
+/// All f32.
+pub const OF_F32: Kernels<f32, f32, f32> = Kernels {
+    tiles: [tile128::OF_F32, wide128::OF_F32, tile64x128::OF_F32, tile64::OF_F32, tile32::OF_F32],
+    strided: Some(strided::matmul_strided_f32),
+    vector_nt: [
+        Some(vector::matmul_vector1_nt_f32),
+        Some(vector::matmul_vector4_nt_f32),
+        Some(vector::matmul_vector8_nt_f32),
+    ],
+    vector_nn: Some(vector::matmul_vector_nn_f32),
+    reduce: reduce::matmul_reduce_f32,
+    textbook: Some(textbook::matmul_textbook_f32),
+};
+/// All f16.
+pub const OF_F16: Kernels<F16, F16, F16> = Kernels {
+    tiles: [tile128::OF_F16, wide128::OF_F16, tile64x128::OF_F16, tile64::OF_F16, tile32::OF_F16],
+    strided: Some(strided::matmul_strided_f16),
+    vector_nt: [
+        Some(vector::matmul_vector1_nt_f16),
+        Some(vector::matmul_vector4_nt_f16),
+        Some(vector::matmul_vector8_nt_f16),
+    ],
+    vector_nn: Some(vector::matmul_vector_nn_f16),
+    reduce: reduce::matmul_reduce_f16,
+    textbook: None,
+};
+/// a and c f32, b f16.
+pub const OF_MIXED: Kernels<f32, F16, f32> = Kernels {
+    tiles: [tile128::OF_MIXED, wide128::OF_MIXED, tile64x128::OF_MIXED, tile64::OF_MIXED, tile32::OF_MIXED],
+    strided: Some(strided::matmul_strided_mixed),
+    vector_nt: [
+        Some(vector::matmul_vector1_nt_mixed),
+        Some(vector::matmul_vector4_nt_mixed),
+        Some(vector::matmul_vector8_nt_mixed),
+    ],
+    vector_nn: Some(vector::matmul_vector_nn_mixed),
+    reduce: reduce::matmul_reduce_f32,
+    textbook: None,
+};
+/// a and c f32, b in a 16-bit format of 4 exponent bits.
+pub const OF_E4: Kernels<f32, Float16<4>, f32> = Kernels {
+    tiles: [[None; 3], [None; 3], [None; 3], tile64_coded::OF_E4, [None; 3]],
+    strided: None,
+    vector_nt: [Some(vector::matmul_vector1_nt_e4), None, None],
+    vector_nn: None,
+    reduce: reduce::matmul_reduce_f32,
+    textbook: None,
+};
+/// a and c f32, b in a 16-bit format of 8 exponent bits, bfloat16.
+pub const OF_E8: Kernels<f32, Float16<8>, f32> = Kernels {
+    tiles: [[None; 3], [None; 3], [None; 3], tile64_coded::OF_E8, [None; 3]],
+    strided: None,
+    vector_nt: [Some(vector::matmul_vector1_nt_e8), None, None],
+    vector_nn: None,
+    reduce: reduce::matmul_reduce_f32,
+    textbook: None,
+};
+
+/// What all kernels need to write their part of a product; the fields are as in [`Tile`].
 struct Product<C> {
     /// This block's [m, n] of the parts, or null to write to c.
     partial: *mut f32,
     m: u32,
     n: u32,
-    /// Between the rows of c.
     ldc: u32,
     alpha: f32,
     beta: f32,
-    /// [n], added to every row; or null.
     bias: *const C,
-    /// What beta is the factor of: c, or a matrix that lies as c does.
+    /// This block's batch entry.
     addend: *const C,
 }
 
@@ -61,9 +131,37 @@ impl<C> Product<C> {
             let entry = thread::block_idx_y() * thread::grid_dim_z() + thread::block_idx_z();
             own = partial.wrapping_add((entry * m * n) as usize);
         }
-        let addend = addend.wrapping_add((thread::block_idx_z() * stride_c) as usize);
-        Self { partial: own, m, n, ldc, alpha, beta, bias, addend }
+        Self {
+            partial: own,
+            m,
+            n,
+            ldc,
+            alpha,
+            beta,
+            bias,
+            addend: addend.wrapping_add(batch_offset(stride_c)),
+        }
     }
+}
+
+/// The [`Product`] of parameters.
+macro_rules! product {
+    ($p:ident) => {
+        crate::matmul::Product::new(
+            $p.partial,
+            [$p.m, $p.n, $p.ldc, $p.stride_c],
+            [$p.alpha, $p.beta],
+            $p.bias,
+            $p.addend,
+        )
+    };
+}
+use product;
+
+/// Where this block's batch entry begins.
+#[inline(always)]
+fn batch_offset(stride: u32) -> usize {
+    (thread::block_idx_z() * stride) as usize
 }
 
 /// The first of this block's k, and how many there are.

@@ -2,22 +2,43 @@
 //!
 //! Without splits there is nothing to add and c becomes bias + beta·d: the product of matrices with k = 0.
 
-use super::{Product, write};
+use super::{Product, batch_offset, write};
 use crate::device::{Element, F16};
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 /// Threads in a block.
 pub const THREADS: u32 = 256;
 
-/// [f32, f16]. grid = [ceil(m · n / THREADS), 1, batch]
-pub const SPECS: [KernelSpec; 2] =
-    [KernelSpec::new("matmul_reduce_f32", THREADS), KernelSpec::new("matmul_reduce_f16", THREADS)];
+/// The parameters of the kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Reduce<C> {
+    /// [gridDim.z, m, n] by ldc and stride_c, fewer than 2³¹ elements, disjoint from all others
+    pub c: *mut C,
+    /// [splits, gridDim.z, m, n], fewer than 2³¹ elements
+    pub partial: *const f32,
+    pub m: u32,
+    pub n: u32,
+    /// Between the rows of c.
+    pub ldc: u32,
+    /// Between the batch entries of c.
+    pub stride_c: u32,
+    /// May be 0; `partial` is not read then.
+    pub splits: u32,
+    pub alpha: f32,
+    pub beta: f32,
+    /// [n], or null
+    pub bias: *const C,
+    /// The matrix that beta is the factor of: c itself, or disjoint from it and laid out as it.
+    pub addend: *const C,
+}
 
 /// # Safety
-/// As the kernels below.
+/// [`Reduce`] says what holds of the pointers, which are valid on the launching stream; a thread for each of the m · n elements of
+/// an entry, an entry for each block along z.
 #[inline(always)]
-unsafe fn reduce<C: Element>(c: *mut C, partial: *const f32, p: &Product<C>, stride_c: u32, splits: u32) {
+unsafe fn reduce<C: Element>(p: Reduce<C>) {
     let index = thread::index_1d();
     if index >= p.m * p.n {
         return;
@@ -25,38 +46,40 @@ unsafe fn reduce<C: Element>(c: *mut C, partial: *const f32, p: &Product<C>, str
     let batch = thread::block_idx_z();
     let cols = p.n.max(1); // divisions have a branch to a panic otherwise
     let between = (thread::grid_dim_z() * p.m * p.n) as usize;
+    let (whole, dims) = (core::ptr::null_mut(), [p.m, p.n, p.ldc, p.stride_c]);
+    let product = Product::new(whole, dims, [p.alpha, p.beta], p.bias, p.addend);
     // SAFETY: index < m·n, and the parts and c hold that many elements for every batch entry.
     unsafe {
-        let mut from = partial.wrapping_add((batch * p.m * p.n + index) as usize);
+        let mut from = p.partial.wrapping_add((batch * p.m * p.n + index) as usize);
         let mut sum = 0.0;
         let mut split = 0;
-        while split < splits {
+        while split < p.splits {
             sum += f32::load(from);
             from = from.wrapping_add(between);
             split += 1;
         }
-        let c = c.wrapping_add((batch * stride_c) as usize);
-        write::one(c, p, index / cols, index % cols, sum);
+        let c = p.c.wrapping_add(batch_offset(p.stride_c));
+        write::one(c, &product, index / cols, index % cols, sum);
     }
 }
 
 macro_rules! kernels {
-    ($($name:ident: $C:ty;)*) => {$(
-        /// # Safety
-        /// `c`, `addend`: [gridDim.z, m, n] with ldc and stride_c, `bias`: [n] or null, `partial`: [splits, gridDim.z, m,
-        /// n], fewer than 2³¹ elements each, valid on the launching stream, disjoint but that `addend` may be `c`;
-        /// launched as [`SPECS`] says.
-        #[kernel(launch_bounds(THREADS))]
-        pub unsafe fn $name(
-            c: *mut $C, partial: *const f32, m: u32, n: u32, ldc: u32, stride_c: u32, splits: u32,
-            alpha: f32, beta: f32, bias: *const $C, addend: *const $C,
-        ) {
-            let null = core::ptr::null_mut();
-            let p = Product::new(null, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { reduce(c, partial, &p, stride_c, splits) }
-        }
-    )*};
+    ($($name:ident: $C:ty;)*) => {
+        $(
+            /// grid = [ceil(m · n / THREADS), 1, batch]
+            ///
+            /// # Safety
+            /// [`Reduce`] says what holds of the pointers, which are valid on the launching stream.
+            #[kernel(block = THREADS, module = "matmul_reduce")]
+            pub unsafe fn $name(p: Reduce<$C>) {
+                // SAFETY: the parameters and the grid are as the body asks for, too.
+                unsafe { reduce(p) }
+            }
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+    };
 }
 
 kernels! {

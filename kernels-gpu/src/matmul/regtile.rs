@@ -22,23 +22,109 @@
 //! ‹t› is f32, f16, or mixed (a f32, b f16, c f32).
 
 use super::load::{AlongK, AlongWidth, Load, PAD, Strided};
-use super::{Product, write};
+use super::{Product, batch_offset, k_range, product, write};
 use crate::device::math::fma;
-use crate::device::{Element, F16, Shared, shared};
+use crate::device::{Element, F16, Shared};
 use crate::float16::Float16;
-use crate::spec::KernelSpec;
-use cuda_std::gpu_only;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
+use cuda_std::{KernelInfo, KernelSpec, gpu_only};
 
 /// Rows of a and b that a slice has in shared memory at a time.
 pub const BK: u32 = 8;
 /// Tile rows that run together through the tile columns, so that the blocks at work share rows and columns in L2.
 const GROUP: u32 = 8;
 
-/// A tile size and its kernels.
-#[derive(Clone, Copy, Debug)]
+/// The parameters of the kernels, and what those of all kernels of products have in common.
+///
+/// Every operand has fewer than 2³¹ elements. m, n and k are not 0. Of these kernels alone: c, a and b are 16-byte aligned (f16:
+/// 8-byte); n, the leading dimensions and the batch strides are multiples of 4, and so are k where an operand runs along k and m
+/// where a runs along m.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Tile<A, B, C> {
+    /// [batch, m, n], disjoint from all others
+    pub c: *mut C,
+    /// [batch, m, k], or its transpose as the layout says
+    pub a: *const A,
+    /// [batch, k, n], or its transpose as the layout says
+    pub b: *const B,
+    /// [splits, batch, m, n], disjoint from all others; null if splits = 1
+    pub partial: *mut f32,
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    /// Between the rows of a, or between its columns where it is transposed.
+    pub lda: u32,
+    /// Between the rows of b, or between its columns where it is transposed.
+    pub ldb: u32,
+    /// Between the rows of c.
+    pub ldc: u32,
+    /// Between the batch entries of a.
+    pub stride_a: u32,
+    pub stride_b: u32,
+    pub stride_c: u32,
+    /// k of each split but the last, a multiple of the kernel's step: k_chunk · (splits − 1) < k ≤ k_chunk · splits.
+    pub k_chunk: u32,
+    pub alpha: f32,
+    pub beta: f32,
+    /// [n], added to every row; or null
+    pub bias: *const C,
+    /// The matrix that beta is the factor of: c itself, or disjoint from it and laid out as it. With beta = 0, it is not read.
+    pub addend: *const C,
+}
+
+/// The parameters of the kernels for any strides: fields without a comment are as [`Tile`] has them.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct AnyStrides<A, B, C> {
+    pub c: *mut C,
+    /// [batch, m, k]
+    pub a: *const A,
+    /// [batch, k, n]
+    pub b: *const B,
+    pub partial: *mut f32,
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    /// Between the rows of a.
+    pub row_a: u32,
+    /// Between the columns of a.
+    pub col_a: u32,
+    pub row_b: u32,
+    pub col_b: u32,
+    pub ldc: u32,
+    pub stride_a: u32,
+    pub stride_b: u32,
+    pub stride_c: u32,
+    pub k_chunk: u32,
+    pub alpha: f32,
+    pub beta: f32,
+    pub bias: *const C,
+    pub addend: *const C,
+}
+
+/// The tile sizes, in the order of [`FAMILIES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    Tile128,
+    Wide128,
+    Tile64x128,
+    Tile64,
+    Tile32,
+}
+
+impl Size {
+    /// What its kernels have in common.
+    pub fn family(self) -> &'static Family {
+        &FAMILIES[self as usize]
+    }
+}
+
+/// What the kernels of a tile size have in common, whatever their types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
+    pub size: Size,
     /// The name in its kernels' names.
     pub name: &'static str,
     /// Rows of c that a block makes.
@@ -51,9 +137,12 @@ pub struct Family {
     pub warps: u32,
     /// Blocks that fit a multiprocessor of sm_61.
     pub resident: u32,
-    /// [nn, nt, tn][f32, f16, mixed]; some families have no tn. grid = [ceil(m / bm) · ceil(n / bn), splits, batch]
-    pub specs: &'static [&'static [KernelSpec]],
+    /// How many of nn, nt and tn there are kernels for.
+    pub layouts: usize,
 }
+
+/// The kernels of a tile size for nn, nt and tn, as far as there are any: grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
+pub type ByLayouts<P> = [Option<KernelSpec<P>>; 3];
 
 /// Bytes of both buffers of both tiles, for every slice.
 const fn shared_bytes(bm: u32, bn: u32, slices: u32) -> u32 {
@@ -86,7 +175,7 @@ macro_rules! each {
 /// that are `HM` apart, its columns two fours `HN` apart.
 ///
 /// # Safety
-/// `a` and `b` are at this thread's first element in row 0, and a barrier lies behind the tiles' stores.
+/// `a` and `b` are at this thread's first element in row 0, and a barrier has passed since the tiles were stored.
 #[inline(always)]
 unsafe fn multiply_row<
     const K: u32,
@@ -101,7 +190,8 @@ unsafe fn multiply_row<
     b: Shared<f32>,
 ) {
     let (mut reg_m, mut reg_n) = ([0.0; ROWS], [0.0; 8]);
-    // SAFETY: as the caller promises; all offsets are multiples of four elements.
+    // SAFETY: the rows are inside the tiles, which are stored, as the caller promises; all offsets are multiples of four
+    // elements.
     unsafe {
         reg_m[..4].copy_from_slice(&a.get4_at::<K, SA, 0, HM>());
         if ROWS > 4 {
@@ -130,7 +220,7 @@ unsafe fn fold<const HALF: u32, const ROWS: usize>(
 ) {
     let own = memory.at((slice % HALF * ROWS as u32 * 2 * threads + tid) * 4);
     // SAFETY: two fours for each of a thread's rows, those of neighbouring threads side by side; barriers lie between
-    // the writes of one slice and the reads of the other, and behind them.
+    // the writes of one slice and the reads of the other, and after these.
     unsafe {
         sync_threads();
         if slice >= HALF && slice < 2 * HALF {
@@ -152,13 +242,14 @@ unsafe fn fold<const HALF: u32, const ROWS: usize>(
     }
 }
 
-/// This thread's place in its warp, whose lanes are HM / 4 down and as many as that leaves across.
+/// This thread's first row and column in its warp's part, whose lanes are HM / 4 down and as many as that leaves across, a lane for
+/// every four.
 #[inline(always)]
 fn lane_place<const HM: u32>(lane: u32) -> (u32, u32) {
     match HM / 4 {
-        8 => ((lane >> 1) & 7, (lane & 1) | (lane >> 4) << 1),
-        4 => ((lane & 1) | (lane >> 4) << 1, (lane >> 1) & 7),
-        lanes_m => (lane % lanes_m, lane / lanes_m),
+        8 => ((lane << 1) & 28, ((lane & 1) | (lane >> 4) << 1) * 4),
+        4 => (((lane & 1) | (lane >> 4) << 1) * 4, (lane << 1) & 28),
+        lanes_m => (lane % lanes_m * 4, lane / lanes_m * 4),
     }
 }
 
@@ -188,8 +279,9 @@ fn opaque(value: u32) -> u32 {
 /// threads share: of every `BK · SLICES` rows, the group `slice` takes the `BK` from `BK · slice` on.
 ///
 /// # Safety
-/// As the kernels below; `shared` are `SLICES` times two buffers of a tile of each operand, and the loaders are at the
-/// slice's first row.
+/// `c` and `p` are this block's batch batch_offset, as [`Tile`] says; the operands hold `k_count` rows, not 0, from the loaders' rows of
+/// slice 0 on, and the loaders are at the slice's first row; `shared` is `SLICES` times two buffers of a tile of each operand. With
+/// `VECTOR`, n and ldc are multiples of 4 and c is aligned to 4 elements.
 #[inline(always)]
 unsafe fn tile<
     LA: Load,
@@ -213,10 +305,10 @@ unsafe fn tile<
 ) {
     // place tile
     let (slice, tid) = (thread::thread_idx_x() / THREADS, thread::thread_idx_x() % THREADS);
-    let (warp, (lane_m, lane_n)) = (tid / 32, lane_place::<HM>(tid % 32));
+    let (warp, (lane_row, lane_column)) = (tid / 32, lane_place::<HM>(tid % 32));
     let warps_m = ((SA - PAD) / (ROWS as u32 / 4 * HM)).max(1);
-    let thread_m = warp % warps_m * (ROWS as u32 / 4 * HM) + lane_m * 4;
-    let thread_n = warp / warps_m * 2 * HN + lane_n * 4;
+    let thread_m = warp % warps_m * (ROWS as u32 / 4 * HM) + lane_row;
+    let thread_n = warp / warps_m * 2 * HN + lane_column;
     let tile_a = shared.at(slice * 2 * BK * (SA + SB));
     let tile_b = tile_a.at(2 * BK * SA);
     let mut acc = [[0.0; 8]; ROWS];
@@ -230,8 +322,8 @@ unsafe fn tile<
     // From the buffer in use to the other one, and back.
     let (mut other_a, mut other_b) = (BK * SA, BK * SB);
     // SAFETY: the caller's operands hold `k_count` rows, of which `first + left · step` are visited. The barriers are
-    // reached by all threads, as `left` is the same in all. A buffer is written only after the barrier behind its
-    // last reads; the buffers hold the sums of half the slices, as every kernel checks.
+    // reached by all threads, as `left` is the same in all. A buffer is written only after the barrier that
+    // follows its last reads; the buffers hold the sums of half the slices, as every kernel checks.
     unsafe {
         let valid = first.saturating_sub(slice * BK);
         let mut next = (load_a.load_first(valid), load_b.load_first(valid));
@@ -308,13 +400,26 @@ macro_rules! loader {
     (@ b t $T:ty, $threads:ident, $vectors:ident) => { AlongK::<$T, { BN + PAD }, $threads, $vectors> };
 }
 
-/// The kernels of one tile size, and the table of their contracts: [nn, nt, tn][f32, f16, mixed].
+/// The index of a layout among [nn, nt, tn].
+macro_rules! layouts {
+    (n n) => {
+        0
+    };
+    (n t) => {
+        1
+    };
+    (t n) => {
+        2
+    };
+}
+
+/// The kernels of one tile size.
 macro_rules! tile_kernels {
     (
         $(#[$doc:meta])*
         $module:ident: BM = $bm:literal, BN = $bn:literal, ROWS = $rows:literal, LANES_M = $lanes_m:literal,
         SLICES = $slices:literal, MIN_BLOCKS = $min_blocks:literal;
-        $([$($name:ident: $a:ident $b:ident, $A:ty, $B:ty, $C:ty;)*])*
+        $($table:ident: $A:ty, $B:ty, $C:ty { $($name:ident: $a:ident $b:ident;)* })*
     ) => {
         $(#[$doc])*
         pub mod $module {
@@ -342,57 +447,64 @@ macro_rules! tile_kernels {
             const HM: u32 = $lanes_m * 4;
             const HN: u32 = 32 / $lanes_m * 4;
 
-            const fn spec(name: &'static str) -> KernelSpec {
-                KernelSpec::new(name, THREADS).min_blocks(MIN_BLOCKS).shared_bytes(SHARED)
-            }
-
-            /// [nn, nt, tn][f32, f16, mixed], or [nt][E = 4, 8]. grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
-            pub const SPECS: &[&[KernelSpec]] = &[$(&[$(spec(stringify!($name))),*]),*];
-
             $($(
                 /// # Safety
-                /// `c`, `a`, `b` as [`Product`] says, in this kernel's layouts, 16-byte aligned (f16: 8-byte); `n`, the
-                /// leading dimensions and batch strides are multiples of 4, and so are `k` where an operand runs
-                /// along k and `m` where `a` runs along m; launched as [`SPECS`] says.
-                #[kernel(launch_bounds(THREADS, MIN_BLOCKS))]
-                pub unsafe fn $name(
-                    c: *mut $C, a: *const $A, b: *const $B, partial: *mut f32,
-                    m: u32, n: u32, k: u32, lda: u32, ldb: u32, ldc: u32,
-                    stride_a: u32, stride_b: u32, stride_c: u32, k_chunk: u32, alpha: f32, beta: f32,
-                    bias: *const $C, addend: *const $C,
-                ) {
-                    let shared = shared::declare::<f32, { SHARED as usize / 4 }>();
+                /// [`Tile`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+                /// launched as [`ByLayouts`] says.
+                #[kernel(
+                    block = THREADS, min_blocks = MIN_BLOCKS, module = stringify!($name), shared(shared: [f32; SHARED / 4])
+                )]
+                pub unsafe fn $name(p: Tile<$A, $B, $C>) {
                     let (slice, tid) = (thread::thread_idx_x() / GROUP_THREADS, thread::thread_idx_x() % GROUP_THREADS);
-                    let p = Product::new(partial, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
-                    let (k_first, k_count) = crate::matmul::k_range(k, k_chunk);
-                    let (tile_m, tile_n) = tile_place(thread::block_idx_x(), m.div_ceil(BM), n.div_ceil(BN));
+                    let product = product!(p);
+                    let (k_first, k_count) = k_range(p.k, p.k_chunk);
+                    let (tile_m, tile_n) = tile_place(thread::block_idx_x(), p.m.div_ceil(BM), p.n.div_ceil(BN));
                     let (row, column) = (tile_m * BM, tile_n * BN);
-                    let batch = thread::block_idx_z();
-                    let c = c.wrapping_add((batch * stride_c) as usize);
-                    let a = a.wrapping_add((batch * stride_a) as usize);
-                    let b = b.wrapping_add((batch * stride_b) as usize);
+                    let c = p.c.wrapping_add(batch_offset(p.stride_c));
+                    let a = p.a.wrapping_add(batch_offset(p.stride_a));
+                    let b = p.b.wrapping_add(batch_offset(p.stride_b));
                     type LoadA = loader!($a a $A, GROUP_THREADS, VECTORS_A);
                     type LoadB = loader!($b b $B, GROUP_THREADS, VECTORS_B);
-                    let mut load_a = LoadA::new(a, lda, row, m, tid);
-                    let mut load_b = LoadB::new(b, ldb, column, n, tid);
+                    let mut load_a = LoadA::new(a, p.lda, row, p.m, tid);
+                    let mut load_b = LoadB::new(b, p.ldb, column, p.n, tid);
                     load_a.advance(k_first + slice * BK);
                     load_b.advance(k_first + slice * BK);
-                    // SAFETY: this kernel's contract is the body's.
+                    // SAFETY: the block's part of k is not empty and inside the operands; n, ldc and c are aligned to 4.
                     unsafe {
                         tile::<_, _, _, ROWS, SLICES, GROUP_THREADS, { BM + PAD }, { BN + PAD }, HM, HN, true>(
-                            c, &p, (row, column), k_count, (load_a, load_b), shared,
+                            c, &product, (row, column), k_count, (load_a, load_b), shared,
                         );
                     }
                 }
             )*)*
 
-            /// This tile size.
-            pub const FAMILY: Family = Family {
-                name: stringify!($module), bm: BM, bn: BN, slices: SLICES, warps: THREADS / 32, resident: MIN_BLOCKS, specs: SPECS,
-            };
+            $(
+                /// The kernels of these types.
+                pub(in crate::matmul) const $table: ByLayouts<Tile<$A, $B, $C>> = {
+                    let mut all = [None; 3];
+                    $(all[layouts!($a $b)] = Some($name);)*
+                    all
+                };
+            )*
 
             /// All kernels of this tile size.
-            pub const KERNELS: &[KernelSpec] = &[$($(spec(stringify!($name))),*),*];
+            pub const KERNELS: &[KernelInfo] = &[$($($name.info()),*),*];
+        }
+    };
+}
+
+/// What is known of a tile size's kernels.
+macro_rules! family {
+    ($size:ident $module:ident) => {
+        Family {
+            size: Size::$size,
+            name: stringify!($module),
+            bm: $module::BM,
+            bn: $module::BN,
+            slices: $module::SLICES,
+            warps: $module::THREADS / 32,
+            resident: $module::MIN_BLOCKS,
+            layouts: $module::OF_F32[2].is_some() as usize + 2,
         }
     };
 }
@@ -400,105 +512,125 @@ macro_rules! tile_kernels {
 tile_kernels! {
     /// 128 × 128, 8 × 8 a thread: 16 warps on a multiprocessor.
     tile128: BM = 128, BN = 128, ROWS = 8, LANES_M = 8, SLICES = 1, MIN_BLOCKS = 2;
-    [
-        matmul_tile128_nn_f32: n n, f32, f32, f32;
-        matmul_tile128_nn_f16: n n, F16, F16, F16;
-        matmul_tile128_nn_mixed: n n, f32, F16, f32;
-    ]
-    [
-        matmul_tile128_nt_f32: n t, f32, f32, f32;
-        matmul_tile128_nt_f16: n t, F16, F16, F16;
-        matmul_tile128_nt_mixed: n t, f32, F16, f32;
-    ]
-    [
-        matmul_tile128_tn_f32: t n, f32, f32, f32;
-        matmul_tile128_tn_f16: t n, F16, F16, F16;
-        matmul_tile128_tn_mixed: t n, f32, F16, f32;
-    ]
+    OF_F32: f32, f32, f32 {
+        matmul_tile128_nn_f32: n n;
+        matmul_tile128_nt_f32: n t;
+        matmul_tile128_tn_f32: t n;
+    }
+    OF_F16: F16, F16, F16 {
+        matmul_tile128_nn_f16: n n;
+        matmul_tile128_nt_f16: n t;
+        matmul_tile128_tn_f16: t n;
+    }
+    OF_MIXED: f32, F16, f32 {
+        matmul_tile128_nn_mixed: n n;
+        matmul_tile128_nt_mixed: n t;
+        matmul_tile128_tn_mixed: t n;
+    }
 }
 
 tile_kernels! {
     /// 128 × 128, 16 × 8 a thread: six shared loads for 128 multiply-adds instead of eight, but 8 warps.
     wide128: BM = 128, BN = 128, ROWS = 16, LANES_M = 8, SLICES = 1, MIN_BLOCKS = 2;
-    [
-        matmul_wide128_nn_f32: n n, f32, f32, f32;
-        matmul_wide128_nn_f16: n n, F16, F16, F16;
-        matmul_wide128_nn_mixed: n n, f32, F16, f32;
-    ]
-    [
-        matmul_wide128_nt_f32: n t, f32, f32, f32;
-        matmul_wide128_nt_f16: n t, F16, F16, F16;
-        matmul_wide128_nt_mixed: n t, f32, F16, f32;
-    ]
+    OF_F32: f32, f32, f32 {
+        matmul_wide128_nn_f32: n n;
+        matmul_wide128_nt_f32: n t;
+    }
+    OF_F16: F16, F16, F16 {
+        matmul_wide128_nn_f16: n n;
+        matmul_wide128_nt_f16: n t;
+    }
+    OF_MIXED: f32, F16, f32 {
+        matmul_wide128_nn_mixed: n n;
+        matmul_wide128_nt_mixed: n t;
+    }
 }
 
 tile_kernels! {
     /// 64 × 128, 8 × 8 a thread: 16 warps.
     tile64x128: BM = 64, BN = 128, ROWS = 8, LANES_M = 8, SLICES = 1, MIN_BLOCKS = 4;
-    [
-        matmul_tile64x128_nn_f32: n n, f32, f32, f32;
-        matmul_tile64x128_nn_f16: n n, F16, F16, F16;
-        matmul_tile64x128_nn_mixed: n n, f32, F16, f32;
-    ]
-    [
-        matmul_tile64x128_nt_f32: n t, f32, f32, f32;
-        matmul_tile64x128_nt_f16: n t, F16, F16, F16;
-        matmul_tile64x128_nt_mixed: n t, f32, F16, f32;
-    ]
+    OF_F32: f32, f32, f32 {
+        matmul_tile64x128_nn_f32: n n;
+        matmul_tile64x128_nt_f32: n t;
+    }
+    OF_F16: F16, F16, F16 {
+        matmul_tile64x128_nn_f16: n n;
+        matmul_tile64x128_nt_f16: n t;
+    }
+    OF_MIXED: f32, F16, f32 {
+        matmul_tile64x128_nn_mixed: n n;
+        matmul_tile64x128_nt_mixed: n t;
+    }
 }
 
 tile_kernels! {
     /// 64 × 64, 8 × 8 a thread, in two slices: 12 warps.
     tile64: BM = 64, BN = 64, ROWS = 8, LANES_M = 8, SLICES = 2, MIN_BLOCKS = 3;
-    [
-        matmul_tile64_nn_f32: n n, f32, f32, f32;
-        matmul_tile64_nn_f16: n n, F16, F16, F16;
-        matmul_tile64_nn_mixed: n n, f32, F16, f32;
-    ]
-    [
-        matmul_tile64_nt_f32: n t, f32, f32, f32;
-        matmul_tile64_nt_f16: n t, F16, F16, F16;
-        matmul_tile64_nt_mixed: n t, f32, F16, f32;
-    ]
-    [
-        matmul_tile64_tn_f32: t n, f32, f32, f32;
-        matmul_tile64_tn_f16: t n, F16, F16, F16;
-        matmul_tile64_tn_mixed: t n, f32, F16, f32;
-    ]
+    OF_F32: f32, f32, f32 {
+        matmul_tile64_nn_f32: n n;
+        matmul_tile64_nt_f32: n t;
+        matmul_tile64_tn_f32: t n;
+    }
+    OF_F16: F16, F16, F16 {
+        matmul_tile64_nn_f16: n n;
+        matmul_tile64_nt_f16: n t;
+        matmul_tile64_tn_f16: t n;
+    }
+    OF_MIXED: f32, F16, f32 {
+        matmul_tile64_nn_mixed: n n;
+        matmul_tile64_nt_mixed: n t;
+        matmul_tile64_tn_mixed: t n;
+    }
 }
 
 tile_kernels! {
     /// 32 × 64, 4 × 8 a thread, in four slices: 16 warps.
     tile32: BM = 32, BN = 64, ROWS = 4, LANES_M = 8, SLICES = 4, MIN_BLOCKS = 2;
-    [
-        matmul_tile32_nn_f32: n n, f32, f32, f32;
-        matmul_tile32_nn_f16: n n, F16, F16, F16;
-        matmul_tile32_nn_mixed: n n, f32, F16, f32;
-    ]
-    [
-        matmul_tile32_nt_f32: n t, f32, f32, f32;
-        matmul_tile32_nt_f16: n t, F16, F16, F16;
-        matmul_tile32_nt_mixed: n t, f32, F16, f32;
-    ]
-    [
-        matmul_tile32_tn_f32: t n, f32, f32, f32;
-        matmul_tile32_tn_f16: t n, F16, F16, F16;
-        matmul_tile32_tn_mixed: t n, f32, F16, f32;
-    ]
+    OF_F32: f32, f32, f32 {
+        matmul_tile32_nn_f32: n n;
+        matmul_tile32_nt_f32: n t;
+        matmul_tile32_tn_f32: t n;
+    }
+    OF_F16: F16, F16, F16 {
+        matmul_tile32_nn_f16: n n;
+        matmul_tile32_nt_f16: n t;
+        matmul_tile32_tn_f16: t n;
+    }
+    OF_MIXED: f32, F16, f32 {
+        matmul_tile32_nn_mixed: n n;
+        matmul_tile32_nt_mixed: n t;
+        matmul_tile32_tn_mixed: t n;
+    }
 }
 
-/// All tile sizes.
-pub const FAMILIES: &[Family] =
-    &[tile128::FAMILY, wide128::FAMILY, tile64x128::FAMILY, tile64::FAMILY, tile32::FAMILY];
 tile_kernels! {
     /// 64 × 64, a f32, b in a 16-bit format of 4 or 8 exponent bits, c f32: what loads it converts it. In bytes of PTX
     /// these are the cheapest that do products of any size.
     tile64_coded: BM = 64, BN = 64, ROWS = 8, LANES_M = 8, SLICES = 2, MIN_BLOCKS = 3;
-    [
-        matmul_tile64_nt_e4: n t, f32, Float16<4>, f32;
-        matmul_tile64_nt_e8: n t, f32, Float16<8>, f32;
-    ]
+    OF_E4: f32, Float16<4>, f32 {
+        matmul_tile64_nt_e4: n t;
+    }
+    OF_E8: f32, Float16<8>, f32 {
+        matmul_tile64_nt_e8: n t;
+    }
 }
+
+/// All tile sizes.
+pub const FAMILIES: &[Family] = &[
+    family!(Tile128 tile128),
+    family!(Wide128 wide128),
+    family!(Tile64x128 tile64x128),
+    family!(Tile64 tile64),
+    family!(Tile32 tile32),
+];
+
+const _: () = {
+    let mut i = 0;
+    while i < FAMILIES.len() {
+        assert!(FAMILIES[i].size as usize == i, "in the order of the sizes");
+        i += 1;
+    }
+};
 
 /// The kernels for any strides: 64 × 64.
 pub mod strided {
@@ -512,50 +644,41 @@ pub mod strided {
     const ELEMENTS: usize = (BM * BK / THREADS) as usize;
     const SHARED: u32 = shared_bytes(BM, BN, 1);
 
-    /// [f32, f16, mixed]. grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
-    pub const SPECS: [KernelSpec; 3] = [
-        KernelSpec::new("matmul_strided_f32", THREADS).shared_bytes(SHARED),
-        KernelSpec::new("matmul_strided_f16", THREADS).shared_bytes(SHARED),
-        KernelSpec::new("matmul_strided_mixed", THREADS).shared_bytes(SHARED),
-    ];
-
-    /// All kernels for any strides.
-    pub const KERNELS: &[KernelSpec] = &SPECS;
-
     macro_rules! kernels {
-        ($($name:ident: $A:ty, $B:ty, $C:ty;)*) => {$(
-            /// # Safety
-            /// `c`, `a`, `b` as [`Product`] says, with any strides (`row_a` between the rows of a, `col_a` between its
-            /// columns, and so on); launched as [`SPECS`] says.
-            #[kernel(launch_bounds(THREADS))]
-            pub unsafe fn $name(
-                c: *mut $C, a: *const $A, b: *const $B, partial: *mut f32,
-                m: u32, n: u32, k: u32, row_a: u32, col_a: u32, row_b: u32, col_b: u32, ldc: u32,
-                stride_a: u32, stride_b: u32, stride_c: u32, k_chunk: u32, alpha: f32, beta: f32,
-                bias: *const $C, addend: *const $C,
-            ) {
-                let shared = shared::declare::<f32, { SHARED as usize / 4 }>();
-                let tid = thread::thread_idx_x();
-                let p = Product::new(partial, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
-                let (k_first, k_count) = crate::matmul::k_range(k, k_chunk);
-                let (tile_m, tile_n) = tile_place(thread::block_idx_x(), m.div_ceil(BM), n.div_ceil(BN));
-                let (row, column) = (tile_m * BM, tile_n * BN);
-                let batch = thread::block_idx_z();
-                let c = c.wrapping_add((batch * stride_c) as usize);
-                let a = a.wrapping_add((batch * stride_a) as usize);
-                let b = b.wrapping_add((batch * stride_b) as usize);
-                let mut load_a = Strided::<$A, { BM + PAD }, THREADS, ELEMENTS>::new(a, col_a, row_a, row, m, tid);
-                let mut load_b = Strided::<$B, { BN + PAD }, THREADS, ELEMENTS>::new(b, row_b, col_b, column, n, tid);
-                load_a.advance(k_first);
-                load_b.advance(k_first);
-                // SAFETY: this kernel's contract is the body's.
-                unsafe {
-                    tile::<_, _, _, 8, 1, THREADS, { BM + PAD }, { BN + PAD }, 32, 16, false>(
-                        c, &p, (row, column), k_count, (load_a, load_b), shared,
-                    );
+        ($($name:ident: $A:ty, $B:ty, $C:ty;)*) => {
+            $(
+                /// grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
+                ///
+                /// # Safety
+                /// [`AnyStrides`] says what holds of the pointers, which are valid on the launching stream, and of the numbers.
+                #[kernel(block = THREADS, module = stringify!($name), shared(shared: [f32; SHARED / 4]))]
+                pub unsafe fn $name(p: AnyStrides<$A, $B, $C>) {
+                    let tid = thread::thread_idx_x();
+                    let product = product!(p);
+                    let (k_first, k_count) = k_range(p.k, p.k_chunk);
+                    let (tile_m, tile_n) = tile_place(thread::block_idx_x(), p.m.div_ceil(BM), p.n.div_ceil(BN));
+                    let (row, column) = (tile_m * BM, tile_n * BN);
+                    let c = p.c.wrapping_add(batch_offset(p.stride_c));
+                    let a = p.a.wrapping_add(batch_offset(p.stride_a));
+                    let b = p.b.wrapping_add(batch_offset(p.stride_b));
+                    let mut load_a =
+                        Strided::<$A, { BM + PAD }, THREADS, ELEMENTS>::new(a, p.col_a, p.row_a, row, p.m, tid);
+                    let mut load_b =
+                        Strided::<$B, { BN + PAD }, THREADS, ELEMENTS>::new(b, p.row_b, p.col_b, column, p.n, tid);
+                    load_a.advance(k_first);
+                    load_b.advance(k_first);
+                    // SAFETY: the block's part of k is not empty and inside the operands.
+                    unsafe {
+                        tile::<_, _, _, 8, 1, THREADS, { BM + PAD }, { BN + PAD }, 32, 16, false>(
+                            c, &product, (row, column), k_count, (load_a, load_b), shared,
+                        );
+                    }
                 }
-            }
-        )*};
+            )*
+
+            /// All kernels for any strides.
+            pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+        };
     }
 
     kernels! {

@@ -3,46 +3,59 @@
 //! Idea: a block makes a 16 × 16 tile of c, a thread one element of it, from 16 × 16 tiles of a and b in shared memory.
 //! Source: the shared-memory example of the CUDA C Programming Guide.
 
-use super::{Product, write};
+use super::{Product, batch_offset, write};
+use crate::device::Element;
 use crate::device::math::fma;
-use crate::device::{Element, shared};
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 
 /// Rows and columns of a tile.
 pub const TILE: u32 = 16;
-const AREA: usize = (TILE * TILE) as usize;
+const AREA: u32 = TILE * TILE;
 
-/// f32, any strides. grid = [ceil(m / 16) · ceil(n / 16), 1, batch]
-pub const SPEC: KernelSpec =
-    KernelSpec::new("matmul_textbook_f32", TILE * TILE).shared_bytes(2 * TILE * TILE * 4);
+/// The parameters of the kernel; there is one of f32 only.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Textbook<A, B, C> {
+    /// [batch, m, n], fewer than 2³¹ elements, disjoint from a and b
+    pub c: *mut C,
+    /// [batch, m, k], fewer than 2³¹ elements
+    pub a: *const A,
+    /// [batch, k, n], fewer than 2³¹ elements
+    pub b: *const B,
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    /// Between the rows of a.
+    pub row_a: u32,
+    /// Between the columns of a.
+    pub col_a: u32,
+    pub row_b: u32,
+    pub col_b: u32,
+    /// Between the rows of c; its columns are neighbours.
+    pub ldc: u32,
+    /// Between the batch entries of a.
+    pub stride_a: u32,
+    pub stride_b: u32,
+    pub stride_c: u32,
+    pub alpha: f32,
+    /// The factor of what c holds; with 0, it is not read.
+    pub beta: f32,
+}
 
+/// All kernels of this file.
+pub const KERNELS: &[KernelInfo] = &[matmul_textbook_f32.info()];
+
+/// grid = [ceil(m / TILE) · ceil(n / TILE), 1, batch]
+///
 /// # Safety
-/// `c`, `a`, `b` as [`Product`] says, with any strides (`row_a` between the rows of a, `col_a` between its columns, and
-/// so on); launched as [`SPEC`] says.
-#[kernel(launch_bounds(TILE * TILE))]
-pub unsafe fn matmul_textbook_f32(
-    c: *mut f32,
-    a: *const f32,
-    b: *const f32,
-    m: u32,
-    n: u32,
-    k: u32,
-    row_a: u32,
-    col_a: u32,
-    row_b: u32,
-    col_b: u32,
-    ldc: u32,
-    stride_a: u32,
-    stride_b: u32,
-    stride_c: u32,
-    alpha: f32,
-    beta: f32,
-) {
+/// [`Textbook`] says what holds of the pointers, which are valid on the launching stream.
+#[kernel(block = TILE * TILE, module = "matmul_textbook", shared(tile_a: [f32; AREA], tile_b: [f32; AREA]))]
+pub unsafe fn matmul_textbook_f32(p: Textbook<f32, f32, f32>) {
+    let Textbook { m, n, k, row_a, col_a, row_b, col_b, ldc, alpha, beta, .. } = p;
     // place tile
-    let tile_a = shared::declare::<f32, AREA>();
-    let tile_b = shared::declare::<f32, AREA>();
+    let c = p.c.wrapping_add(batch_offset(p.stride_c));
     let tiles_n = n.div_ceil(TILE).max(1); // .max: divisions have a branch to a panic otherwise
     let (block, batch) = (thread::block_idx_x(), thread::block_idx_z());
     let (x, y) = (thread::thread_idx_x() % TILE, thread::thread_idx_x() / TILE);
@@ -56,10 +69,11 @@ pub unsafe fn matmul_textbook_f32(
             // load
             let (mut from_a, mut from_b) = (0.0, 0.0);
             if row < m && at + x < k {
-                from_a = f32::load(a.add((batch * stride_a + row * row_a + (at + x) * col_a) as usize));
+                from_a = f32::load(p.a.add((batch * p.stride_a + row * row_a + (at + x) * col_a) as usize));
             }
             if at + y < k && column < n {
-                from_b = f32::load(b.add((batch * stride_b + (at + y) * row_b + column * col_b) as usize));
+                from_b =
+                    f32::load(p.b.add((batch * p.stride_b + (at + y) * row_b + column * col_b) as usize));
             }
             tile_a.set(y * TILE + x, from_a);
             tile_b.set(y * TILE + x, from_b);
@@ -77,7 +91,6 @@ pub unsafe fn matmul_textbook_f32(
         }
         // write
         if row < m && column < n {
-            let c = c.add((batch * stride_c) as usize);
             let (partial, bias) = (core::ptr::null_mut(), core::ptr::null());
             let p = Product { partial, m, n, ldc, alpha, beta, bias, addend: c };
             write::one(c, &p, row, column, sum);

@@ -7,7 +7,7 @@
 //! | matmul_vector‹M›_nt_‹t›    | row-major [n, k]      | four by one to eight warps, their lanes along k   |
 //! | matmul_vector_nn_‹t›       | row-major [k, n]      | one by one lane in each of 8 warps, warps along k |
 //!
-//! The nt kernels can do what stands before and behind a product in a transformer's block, since a block has all of k:
+//! The nt kernels can do the prologue and the epilogue of a product in a transformer's block, since a block has all of k:
 //!
 //! ```text
 //! a [m, k] → a / √(mean(a²) + eps) · norm [k] → ·b + bias [n] → activation → + beta·d → c [m, n]
@@ -16,13 +16,13 @@
 //! The norm's factor is the same for all of a row, so the sum of squares is taken beside the product and multiplies it at
 //! the end. With [`SWIGLU`], columns j and j + n/2 make column j of c: [m, n/2].
 
-use super::{Product, write};
+use super::{batch_offset, k_range, product, write};
 use crate::activate::{IDENTITY, SWIGLU, activate};
 use crate::device::math::{fma, rsqrt};
 use crate::device::vector::load_raw;
-use crate::device::{Element, F16, Vector, reduce, shared};
+use crate::device::{Element, F16, Shared, Vector, reduce};
 use crate::float16::Float16;
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 
@@ -40,6 +40,8 @@ pub const NN_COLUMNS: u32 = 128;
 const NN_ROWS: usize = 4;
 /// What a split of k must be a multiple of.
 pub const K_STEP: u32 = 256;
+/// Elements of a warp's sums in shared memory, of which the nt kernels use M · R; of those of squares only the first M count.
+const SUMS: u32 = MAX_M * NT_COLUMNS;
 
 /// Repeats a statement for each column of a warp, or for the constants 0 to `$m` − 1 (at most 7), so that arrays indexed
 /// by them are registers.
@@ -58,14 +60,72 @@ macro_rules! each {
     };
 }
 
-/// What the nt kernels do beside the product.
-#[derive(Clone, Copy)]
-struct Around<A> {
-    /// [k], or null for no norm.
-    norm: *const A,
-    eps: f32,
+/// The parameters of the nt kernels: fields without a comment are as [`Tile`](super::regtile::Tile) has them, of any alignment.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Nt<A, B, C> {
+    /// [batch, m, n]; with [`SWIGLU`] [batch, m, n / 2]
+    pub c: *mut C,
+    /// [batch, m, k]
+    pub a: *const A,
+    /// [batch, n, k]
+    pub b: *const B,
+    pub partial: *mut f32,
+    /// At most the kernel's M.
+    pub m: u32,
+    /// Even with [`SWIGLU`].
+    pub n: u32,
+    pub k: u32,
+    pub lda: u32,
+    pub ldb: u32,
+    pub ldc: u32,
+    pub stride_a: u32,
+    pub stride_b: u32,
+    pub stride_c: u32,
+    /// A multiple of [`K_STEP`] if there are several splits; with a norm or an activation there is one.
+    pub k_chunk: u32,
+    pub alpha: f32,
+    pub beta: f32,
+    pub bias: *const C,
+    pub addend: *const C,
+    /// 1 if a, b, the norm's weights, leading dimensions and batch strides are multiples of 16 bytes, else 0.
+    pub aligned: u32,
+    /// [k], or null for no norm
+    pub norm: *const A,
+    pub eps: f32,
     /// One of [`activate`](crate::activate)'s.
-    activation: u32,
+    pub activation: u32,
+    /// 2 to this power of a block's warps share its columns; at most 3.
+    pub log_parts: u32,
+}
+
+/// The parameters of the nn kernels: fields without a comment are as [`Tile`](super::regtile::Tile) has them, of any alignment.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Nn<A, B, C> {
+    /// [batch, 1, n]
+    pub c: *mut C,
+    /// [batch, 1, k]
+    pub a: *const A,
+    /// [batch, k, n]
+    pub b: *const B,
+    pub partial: *mut f32,
+    /// 1
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    pub ldb: u32,
+    pub ldc: u32,
+    pub stride_a: u32,
+    pub stride_b: u32,
+    pub stride_c: u32,
+    pub k_chunk: u32,
+    pub alpha: f32,
+    pub beta: f32,
+    pub bias: *const C,
+    pub addend: *const C,
+    /// 1 if n, ldb and b's batch stride are multiples of 4 and b is aligned to 4 elements, else 0.
+    pub aligned: u32,
 }
 
 /// The sums of one lane: of the products of M rows with R columns, and of the rows' squares.
@@ -88,7 +148,7 @@ impl<const M: usize> Sums<M> {
         at: u32,
     ) {
         let mut weights = B::splat(1.0);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's rows and weights have a vector's elements from `at` on, aligned.
         unsafe {
             if !norm.is_null() {
                 weights = B::load_other(norm.add(at as usize));
@@ -125,7 +185,7 @@ impl<const M: usize> Sums<M> {
         at: u32,
     ) {
         let at = at as usize;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's element exists in the columns, the rows and the weights.
         unsafe {
             let from_b = columns.map(|column| B::load(column));
             let weight = if norm.is_null() { 1.0 } else { A::load(norm.add(at)) };
@@ -141,28 +201,26 @@ impl<const M: usize> Sums<M> {
 /// R columns of c by 2^`log_parts` warps, each with its part of every 32 · 2^`log_parts` vectors of k.
 ///
 /// # Safety
-/// As the kernels below.
+/// [`Nt`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; the grid is that of the
+/// kernels, and all threads of the block are here. `all_products` and `all_squares`: [WARPS, [`SUMS`]].
 #[inline(always)]
 unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usize>(
-    c: *mut C,
-    a: *const A,
-    b: *const B,
-    p: &Product<C>,
-    (k_first, k_count): (u32, u32),
-    [lda, ldb]: [u32; 2],
-    aligned: u32,
-    around: Around<A>,
-    log_parts: u32,
+    p: Nt<A, B, C>,
+    all_products: Shared<f32>,
+    all_squares: Shared<f32>,
 ) {
-    // [WARPS][M · R]: of the second only the first M of each warp count
-    let all_products = shared::declare::<f32, { (WARPS * MAX_M * NT_COLUMNS) as usize }>();
-    let all_squares = shared::declare::<f32, { (WARPS * MAX_M * NT_COLUMNS) as usize }>();
+    let Nt { lda, ldb, aligned, norm, activation, log_parts, .. } = p;
+    let product = product!(p);
+    let c = p.c.wrapping_add(batch_offset(p.stride_c));
+    let a = p.a.wrapping_add(batch_offset(p.stride_a));
+    let b = p.b.wrapping_add(batch_offset(p.stride_b));
+    let (k_first, k_count) = k_range(p.k, p.k_chunk);
 
     // place: plain, the columns of a warp are neighbours; gated, two neighbours and their partners
     let (tid, lane) = (thread::thread_idx_x(), warp::lane_id());
     let (groups, part) = (WARPS >> log_parts, (tid / 32) % (1 << log_parts));
-    let gated = around.activation == SWIGLU;
-    let (across, between, width) = if gated { (2, p.n / 2, p.n / 2) } else { (4, 0, p.n) };
+    let gated = activation == SWIGLU;
+    let (across, between, width) = if gated { (2, product.n / 2, product.n / 2) } else { (4, 0, product.n) };
     let place =
         |group: u32, j: u32| ((thread::block_idx_x() * groups + group) * across + j % across, j / across);
     let mut columns = [0; R];
@@ -173,13 +231,13 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
         columns[J] = column * ldb + k_first;
     });
     let mut rows = [a; M];
-    each!(I < M => rows[I] = a.wrapping_add(((I as u32).min(p.m - 1) * lda + k_first) as usize));
+    each!(I < M => rows[I] = a.wrapping_add(((I as u32).min(product.m - 1) * lda + k_first) as usize));
 
     let mut sums = Sums::<M> { products: [[0.0; R]; M], squares: [0.0; M] };
     let stride = (32 * B::LEN) << log_parts;
     let mut at = (part * 32 + lane) * B::LEN;
     // SAFETY: every element read is below k_count in a row and a column that exist; all threads are at the shuffles and
-    // the barrier, behind which the sums are only read.
+    // the barrier, after which the sums are only read.
     unsafe {
         if aligned != 0 {
             let steps = STEPS as u32;
@@ -190,12 +248,12 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
                     words[S][J] = load_raw(b.add((columns[J] + at + S as u32 * stride) as usize));
                 }));
                 // compute
-                each!(S < STEPS => sums.add::<A, B>(words[S], rows, around.norm, at + S as u32 * stride));
+                each!(S < STEPS => sums.add::<A, B>(words[S], rows, norm, at + S as u32 * stride));
                 at += steps * stride;
             }
             while at + B::LEN <= k_count {
                 let words = columns.map(|column| load_raw(b.add((column + at) as usize)));
-                sums.add::<A, B>(words, rows, around.norm, at);
+                sums.add::<A, B>(words, rows, norm, at);
                 at += stride;
             }
             at = k_count / B::LEN * B::LEN;
@@ -204,22 +262,22 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
         }
         at += part * 32 + lane;
         while at < k_count {
-            sums.add_one(columns.map(|column| b.add((column + at) as usize)), rows, around.norm, at);
+            sums.add_one(columns.map(|column| b.add((column + at) as usize)), rows, norm, at);
             at += 32 << log_parts;
         }
 
         // sync: lane i · R + j has the product (i, j), lane i the squares of row i
-        let (mut product, mut squares) = (0.0, 0.0);
+        let (mut own, mut squares) = (0.0, 0.0);
         each!(I < M => {
             let sum = reduce::warp(sums.squares[I], 32, |x, y| x + y);
             squares = if lane == I as u32 { sum } else { squares };
             each!(columns J => {
                 let sum = reduce::warp(sums.products[I][J], 32, |x, y| x + y);
-                product = if lane == (I * R + J) as u32 { sum } else { product };
+                own = if lane == (I * R + J) as u32 { sum } else { own };
             });
         });
         if lane < (M * R) as u32 {
-            all_products.set(tid / 32 * (M * R) as u32 + lane, product);
+            all_products.set(tid / 32 * (M * R) as u32 + lane, own);
             all_squares.set(tid / 32 * (M * R) as u32 + lane, squares);
         }
         sync_threads();
@@ -227,10 +285,10 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
         // write: each thread one element
         let (group, row, j) = (tid / NT_COLUMNS / M as u32, tid / NT_COLUMNS % M as u32, tid % NT_COLUMNS);
         let (column, partner) = place(group, j);
-        if group >= groups || row >= p.m || column >= width || partner != 0 {
+        if group >= groups || row >= product.m || column >= width || partner != 0 {
             return;
         }
-        let total = |sums: shared::Shared<f32>, index: u32| {
+        let total = |sums: Shared<f32>, index: u32| {
             let mut sum = 0.0;
             let mut warp = group << log_parts;
             while warp < (group + 1) << log_parts {
@@ -240,48 +298,45 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
             sum
         };
         let mut factor = 1.0;
-        if !around.norm.is_null() {
-            factor = rsqrt(total(all_squares, row) / k_count as f32 + around.eps);
+        if !norm.is_null() {
+            factor = rsqrt(total(all_squares, row) / k_count as f32 + p.eps);
         }
-        let product = factor * total(all_products, row * NT_COLUMNS + j);
-        if around.activation == IDENTITY {
-            return write::one(c, p, row, column, product);
+        let sum = factor * total(all_products, row * NT_COLUMNS + j);
+        if activation == IDENTITY {
+            return write::one(c, &product, row, column, sum);
         }
-        let mut value = activate(p.scaled(column, product), around.activation);
+        let mut value = activate(product.scaled(column, sum), activation);
         if gated {
             let partner = factor * total(all_products, row * NT_COLUMNS + j + across);
-            value *= p.scaled(column + between, partner);
+            value *= product.scaled(column + between, partner);
         }
         let at = row * p.ldc + column;
-        *c.add(at as usize) = C::from_f32(p.added(at, value));
+        *c.add(at as usize) = C::from_f32(product.added(at, value));
     }
 }
 
 /// Four columns of c by one lane of each warp.
 ///
 /// # Safety
-/// As the kernels below.
+/// [`Nn`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; the grid is that of the
+/// kernels, and all threads of the block are here. `sums`: [WARPS, NN_COLUMNS].
 #[inline(always)]
-unsafe fn nn<A: Element, B: Element, C: Element>(
-    c: *mut C,
-    a: *const A,
-    b: *const B,
-    p: &Product<C>,
-    (k_first, k_count): (u32, u32),
-    ldb: u32,
-    aligned: u32,
-) {
-    let sums = shared::declare::<f32, { (WARPS * NN_COLUMNS) as usize }>();
+unsafe fn nn<A: Element, B: Element, C: Element>(p: Nn<A, B, C>, sums: Shared<f32>) {
+    let Nn { ldb, aligned, .. } = p;
+    let product = product!(p);
+    let c = p.c.wrapping_add(batch_offset(p.stride_c));
+    let a = p.a.wrapping_add(batch_offset(p.stride_a));
+    let b = p.b.wrapping_add(batch_offset(p.stride_b));
+    let (k_first, k_count) = k_range(p.k, p.k_chunk);
     let (warp, lane) = (thread::thread_idx_x() / 32, thread::thread_idx_x() % 32);
     let column = thread::block_idx_x() * NN_COLUMNS + lane * 4;
-    let a = a.wrapping_add(k_first as usize);
-    let b = b.wrapping_add((k_first * ldb + column) as usize);
+    let (a, b) = (a.wrapping_add(k_first as usize), b.wrapping_add((k_first * ldb + column) as usize));
     let mut acc = [0.0; 4];
     let mut at = warp;
     // SAFETY: every element read is in a row below k_count and a column below n; with `aligned`, n is a multiple of 4.
-    // All threads are at the barrier, and behind it the sums are only read.
+    // All threads are at the barrier, and after it the sums are only read.
     unsafe {
-        if aligned != 0 && column < p.n {
+        if aligned != 0 && column < product.n {
             while at + (NN_ROWS as u32 - 1) * WARPS < k_count {
                 let mut from_b = [[0.0; 4]; NN_ROWS];
                 let mut s = 0;
@@ -306,7 +361,7 @@ unsafe fn nn<A: Element, B: Element, C: Element>(
             let from_a = A::load(a.add(at as usize));
             let mut j = 0;
             while j < 4 {
-                if column + (j as u32) < p.n {
+                if column + (j as u32) < product.n {
                     acc[j] = fma(from_a, B::load(b.add((at * ldb) as usize + j)), acc[j]);
                 }
                 j += 1;
@@ -317,126 +372,81 @@ unsafe fn nn<A: Element, B: Element, C: Element>(
         sync_threads();
         let own = thread::thread_idx_x();
         let column = thread::block_idx_x() * NN_COLUMNS + own;
-        if own < NN_COLUMNS && column < p.n {
+        if own < NN_COLUMNS && column < product.n {
             let mut sum = sums.get(own);
             let mut w = 1;
             while w < WARPS {
                 sum += sums.get(w * NN_COLUMNS + own);
                 w += 1;
             }
-            write::one(c, p, 0, column, sum);
+            write::one(c, &product, 0, column, sum);
         }
     }
 }
 
+/// Blocks per multiprocessor that the nt kernels' registers are for.
+const fn min_blocks(m: u32) -> u32 {
+    match m {
+        1 => 3,
+        4 => 2,
+        _ => 1,
+    }
+}
+
 macro_rules! kernels {
-    ($($name:ident: $body:ident $(<$M:literal, $STEPS:literal, $blocks:literal>)?, $A:ty, $B:ty, $C:ty;)*) => {$(
-        kernels!(@ $body $($M $STEPS $blocks)?, $name, $A, $B, $C);
-    )*};
-    (@ nt $M:literal $STEPS:literal $blocks:literal, $name:ident, $A:ty, $B:ty, $C:ty) => {
-        /// # Safety
-        /// `c`, `a`, `b` as [`Product`] says, m at most the kernel's M; `aligned` is zero, or a, b, the norm's weights,
-        /// leading dimensions and batch strides are multiples of 16 bytes; `log_parts` ≤ 3. With a norm ([k], else null) or an
-        /// activation, k is not split; with [`SWIGLU`], n is even and c is [m, n/2]. Launched as its spec says.
-        #[kernel(launch_bounds(THREADS, $blocks))]
-        pub unsafe fn $name(
-            c: *mut $C, a: *const $A, b: *const $B, partial: *mut f32,
-            m: u32, n: u32, k: u32, lda: u32, ldb: u32, ldc: u32,
-            stride_a: u32, stride_b: u32, stride_c: u32, k_chunk: u32, alpha: f32, beta: f32,
-            bias: *const $C, addend: *const $C, aligned: u32,
-            norm: *const $A, eps: f32, activation: u32, log_parts: u32,
-        ) {
-            let p = Product::new(partial, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
-            let batch = thread::block_idx_z();
-            let c = c.wrapping_add((batch * stride_c) as usize);
-            let a = a.wrapping_add((batch * stride_a) as usize);
-            let b = b.wrapping_add((batch * stride_b) as usize);
-            let around = Around { norm, eps, activation };
-            let k = super::k_range(k, k_chunk);
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { nt::<_, _, _, $M, $STEPS>(c, a, b, &p, k, [lda, ldb], aligned, around, log_parts) }
-        }
-    };
-    (@ nn , $name:ident, $A:ty, $B:ty, $C:ty) => {
-        /// # Safety
-        /// `c`, `a`, `b` as [`Product`] says, m = 1; `aligned` is zero, or n, ldb and b's batch stride are multiples of
-        /// 4 and b is aligned to 4 elements; launched as its spec says.
-        #[kernel(launch_bounds(THREADS))]
-        pub unsafe fn $name(
-            c: *mut $C, a: *const $A, b: *const $B, partial: *mut f32,
-            m: u32, n: u32, k: u32, lda: u32, ldb: u32, ldc: u32,
-            stride_a: u32, stride_b: u32, stride_c: u32, k_chunk: u32, alpha: f32, beta: f32,
-            bias: *const $C, addend: *const $C, aligned: u32,
-        ) {
-            let _ = lda;
-            let p = Product::new(partial, [m, n, ldc, stride_c], [alpha, beta], bias, addend);
-            let batch = thread::block_idx_z();
-            let c = c.wrapping_add((batch * stride_c) as usize);
-            let a = a.wrapping_add((batch * stride_a) as usize);
-            let b = b.wrapping_add((batch * stride_b) as usize);
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { nn(c, a, b, &p, super::k_range(k, k_chunk), ldb, aligned) }
-        }
+    (
+        nt { $($nt:ident $nt_module:literal: $M:literal, $STEPS:literal, $nt_A:ty, $nt_B:ty, $nt_C:ty;)* }
+        nn { $($nn:ident: $nn_A:ty, $nn_B:ty, $nn_C:ty;)* }
+    ) => {
+        $(
+            /// grid = [ceil(n / (NT_COLUMNS · WARPS / 2^log_parts)), splits, batch]
+            ///
+            /// # Safety
+            /// [`Nt`] says what holds of the pointers, which are valid on the launching stream, and of the numbers.
+            #[kernel(
+                block = THREADS, min_blocks = min_blocks($M), module = $nt_module,
+                shuffles = 5 * $M * (NT_COLUMNS + 1), shared(products: [f32; WARPS * SUMS], squares: [f32; WARPS * SUMS])
+            )]
+            pub unsafe fn $nt(p: Nt<$nt_A, $nt_B, $nt_C>) {
+                // SAFETY: the parameters and the grid are as the body asks for, too, and all threads call it.
+                unsafe { nt::<_, _, _, $M, $STEPS>(p, products, squares) }
+            }
+        )*
+
+        $(
+            /// grid = [ceil(n / NN_COLUMNS), splits, batch]
+            ///
+            /// # Safety
+            /// [`Nn`] says what holds of the pointers, which are valid on the launching stream, and of the numbers.
+            #[kernel(block = THREADS, module = stringify!($nn), shared(sums: [f32; WARPS * NN_COLUMNS]))]
+            pub unsafe fn $nn(p: Nn<$nn_A, $nn_B, $nn_C>) {
+                // SAFETY: the parameters and the grid are as the body asks for, too, and all threads call it.
+                unsafe { nn(p, sums) }
+            }
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($nt.info(),)* $($nn.info(),)*];
     };
 }
 
 kernels! {
-    matmul_vector1_nt_f32: nt<1, 2, 3>, f32, f32, f32;
-    matmul_vector1_nt_f16: nt<1, 2, 3>, F16, F16, F16;
-    matmul_vector1_nt_mixed: nt<1, 2, 3>, f32, F16, f32;
-    matmul_vector4_nt_f32: nt<4, 2, 2>, f32, f32, f32;
-    matmul_vector4_nt_f16: nt<4, 1, 2>, F16, F16, F16;
-    matmul_vector4_nt_mixed: nt<4, 1, 2>, f32, F16, f32;
-    matmul_vector8_nt_f32: nt<8, 1, 1>, f32, f32, f32;
-    matmul_vector8_nt_f16: nt<8, 1, 1>, F16, F16, F16;
-    matmul_vector8_nt_mixed: nt<8, 1, 1>, f32, F16, f32;
-    matmul_vector1_nt_e4: nt<1, 1, 3>, f32, Float16<4>, f32;
-    matmul_vector1_nt_e8: nt<1, 1, 3>, f32, Float16<8>, f32;
-    matmul_vector_nn_f32: nn, f32, f32, f32;
-    matmul_vector_nn_f16: nn, F16, F16, F16;
-    matmul_vector_nn_mixed: nn, f32, F16, f32;
+    nt {
+        matmul_vector1_nt_f32 "matmul_vector_nt_f32": 1, 2, f32, f32, f32;
+        matmul_vector4_nt_f32 "matmul_vector_nt_f32": 4, 2, f32, f32, f32;
+        matmul_vector8_nt_f32 "matmul_vector_nt_f32": 8, 1, f32, f32, f32;
+        matmul_vector1_nt_f16 "matmul_vector_nt_f16": 1, 2, F16, F16, F16;
+        matmul_vector4_nt_f16 "matmul_vector_nt_f16": 4, 1, F16, F16, F16;
+        matmul_vector8_nt_f16 "matmul_vector_nt_f16": 8, 1, F16, F16, F16;
+        matmul_vector1_nt_mixed "matmul_vector_nt_mixed": 1, 2, f32, F16, f32;
+        matmul_vector4_nt_mixed "matmul_vector_nt_mixed": 4, 1, f32, F16, f32;
+        matmul_vector8_nt_mixed "matmul_vector_nt_mixed": 8, 1, f32, F16, f32;
+        matmul_vector1_nt_e4 "matmul_vector_nt_e4": 1, 1, f32, Float16<4>, f32;
+        matmul_vector1_nt_e8 "matmul_vector_nt_e8": 1, 1, f32, Float16<8>, f32;
+    }
+    nn {
+        matmul_vector_nn_f32: f32, f32, f32;
+        matmul_vector_nn_f16: F16, F16, F16;
+        matmul_vector_nn_mixed: f32, F16, f32;
+    }
 }
-
-const fn nt_spec(name: &'static str, m: u32) -> KernelSpec {
-    let shared = 2 * 4 * WARPS * MAX_M * NT_COLUMNS;
-    let blocks = match m {
-        1 => 3,
-        4 => 2,
-        _ => 1,
-    };
-    KernelSpec::new(name, THREADS).min_blocks(blocks).shared_bytes(shared).shuffles(5 * m * (NT_COLUMNS + 1))
-}
-
-const fn nn_spec(name: &'static str) -> KernelSpec {
-    KernelSpec::new(name, THREADS).shared_bytes(WARPS * NN_COLUMNS * 4)
-}
-
-/// [M = 1, 4, 8][f32, f16, mixed]. grid = [ceil(n / (NT_COLUMNS · WARPS / 2^log_parts)), splits, batch]
-pub const NT: [[KernelSpec; 3]; 3] = [
-    [
-        nt_spec("matmul_vector1_nt_f32", 1),
-        nt_spec("matmul_vector1_nt_f16", 1),
-        nt_spec("matmul_vector1_nt_mixed", 1),
-    ],
-    [
-        nt_spec("matmul_vector4_nt_f32", 4),
-        nt_spec("matmul_vector4_nt_f16", 4),
-        nt_spec("matmul_vector4_nt_mixed", 4),
-    ],
-    [
-        nt_spec("matmul_vector8_nt_f32", 8),
-        nt_spec("matmul_vector8_nt_f16", 8),
-        nt_spec("matmul_vector8_nt_mixed", 8),
-    ],
-];
-
-/// [f32, f16, mixed], m = 1. grid = [ceil(n / NN_COLUMNS), splits, batch]
-pub const NN: [KernelSpec; 3] =
-    [nn_spec("matmul_vector_nn_f32"), nn_spec("matmul_vector_nn_f16"), nn_spec("matmul_vector_nn_mixed")];
-
-/// a f32, b in a 16-bit format of 4 or 8 exponent bits, c f32, one row: [4, 8]. grid as [`NT`].
-pub const NT_CODED: [KernelSpec; 2] =
-    [nt_spec("matmul_vector1_nt_e4", 1), nt_spec("matmul_vector1_nt_e8", 1)];
-
-/// All kernels of this file but [`NN`] and [`NT_CODED`].
-pub const KERNELS: &[KernelSpec] = NT.as_flattened();

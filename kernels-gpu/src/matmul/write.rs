@@ -12,7 +12,7 @@ impl<C: Element> Product<C> {
     #[inline(always)]
     pub(super) unsafe fn scaled(&self, column: u32, sum: f32) -> f32 {
         let value = self.alpha * sum;
-        // SAFETY: the bias has an element for each column, as the caller promises.
+        // SAFETY: the bias has an element for each column, and the caller's column exists.
         if self.bias.is_null() { value } else { value + unsafe { C::load(self.bias.add(column as usize)) } }
     }
 
@@ -36,7 +36,7 @@ impl<C: Element> Product<C> {
 /// `row` and `column` exist, `c` is valid, and no other thread has this element.
 #[inline(always)]
 pub(super) unsafe fn one<C: Element>(c: *mut C, p: &Product<C>, row: u32, column: u32, sum: f32) {
-    // SAFETY: the element exists, as the caller promises.
+    // SAFETY: the caller's row and column exist, in c and in the parts, and are this thread's alone.
     unsafe {
         if !p.partial.is_null() {
             *p.partial.add((row * p.n + column) as usize) = sum;
@@ -59,7 +59,8 @@ pub(super) unsafe fn quad<C: Element, const VECTOR: bool>(
     column: u32,
     sums: [f32; 4],
 ) {
-    // SAFETY: the elements exist, as the caller promises; where the first of an aligned four does, all do.
+    // SAFETY: the row exists and the elements are this thread's alone; columns are compared with n, and where the first of an
+    // aligned four exists, all do.
     unsafe {
         if !VECTOR {
             let mut j = 0;

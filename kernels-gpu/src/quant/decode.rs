@@ -7,19 +7,30 @@ use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights};
 use crate::device::int8::nibbles;
 use crate::device::math::fma;
 use crate::device::{Element, F16};
-use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Threads in a block.
 pub const THREADS: u32 = 256;
 
-/// By format, [f32, f16]. grid = [ceil(rows · ceil(cols / 4) / THREADS)]
-pub const DECODE: [[KernelSpec; 2]; 4] = [
-    [KernelSpec::new("quant_decode_i8_f32", THREADS), KernelSpec::new("quant_decode_i8_f16", THREADS)],
-    [KernelSpec::new("quant_decode_q8_0_f32", THREADS), KernelSpec::new("quant_decode_q8_0_f16", THREADS)],
-    [KernelSpec::new("quant_decode_q4_0_f32", THREADS), KernelSpec::new("quant_decode_q4_0_f16", THREADS)],
-    [KernelSpec::new("quant_decode_q4_k_f32", THREADS), KernelSpec::new("quant_decode_q4_k_f16", THREADS)],
-];
+/// The parameters of the kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Decode<T> {
+    /// [rows, cols], 16-byte aligned, disjoint from all else
+    pub y: *mut T,
+    /// [n, k] quants, 16-byte aligned
+    pub w: *const u8,
+    /// Of w, 16-byte aligned.
+    pub w_scales: *const u8,
+    /// [rows], or null, and then rows ≤ n
+    pub ids: *const u32,
+    pub rows: u32,
+    /// Not more than k.
+    pub cols: u32,
+    pub n: u32,
+    pub k: u32,
+}
 
 /// The word of a row's quants that holds columns 4·`group` to 4·`group` + 3, and whether in its high halves.
 #[inline(always)]
@@ -91,39 +102,43 @@ unsafe fn decode<W: Weights, T: Element>(
 }
 
 macro_rules! decoders {
-    ($($name:ident: $weights:ident, $element:ident;)*) => {$(
-        /// An index that is no row gives a row of NaN.
-        ///
-        /// # Safety
-        /// `y`: [rows, cols], `w`: [n, k] quants with their scales, `ids`: [rows] or null (and then rows ≤ n), fewer
-        /// than 2³¹ values each, valid on the launching stream, disjoint, 16-byte aligned; cols ≤ k; launched as
-        /// [`DECODE`] says.
-        #[kernel(launch_bounds(THREADS))]
-        pub unsafe fn $name(
-            y: *mut $element,
-            w: *const u8,
-            w_scales: *const u8,
-            ids: *const u32,
-            rows: u32,
-            cols: u32,
-            n: u32,
-            k: u32,
-        ) {
-            // SAFETY: this kernel's contract is the body's.
-            unsafe {
-                decode::<$weights, $element>(y, Matrix { quants: w, scales: w_scales, k }, ids, rows, cols, n)
+    ($($f32:ident $f16:ident: $weights:ident;)*) => {
+        $(
+            /// grid = [ceil(rows · ceil(cols / 4) / [`THREADS`])]. An index that is no row gives a row of NaN.
+            ///
+            /// # Safety
+            /// [`Decode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+            #[kernel(block = THREADS)]
+            pub unsafe fn $f32(p: Decode<f32>) {
+                let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { decode::<$weights, f32>(p.y, w, p.ids, p.rows, p.cols, p.n) }
             }
-        }
-    )*};
+
+            /// As the kernel to f32.
+            ///
+            /// # Safety
+            /// As the kernel to f32.
+            #[kernel(block = THREADS)]
+            pub unsafe fn $f16(p: Decode<F16>) {
+                let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { decode::<$weights, F16>(p.y, w, p.ids, p.rows, p.cols, p.n) }
+            }
+        )*
+
+        /// To f32, by format.
+        pub const TO_F32: [KernelSpec<Decode<f32>>; 4] = [$($f32),*];
+        /// To f16, by format.
+        pub const TO_F16: [KernelSpec<Decode<F16>>; 4] = [$($f16),*];
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($f32.info(), $f16.info(),)*];
+    };
 }
 
 decoders! {
-    quant_decode_i8_f32: I8, f32;
-    quant_decode_i8_f16: I8, F16;
-    quant_decode_q8_0_f32: Q8_0, f32;
-    quant_decode_q8_0_f16: Q8_0, F16;
-    quant_decode_q4_0_f32: Q4_0, f32;
-    quant_decode_q4_0_f16: Q4_0, F16;
-    quant_decode_q4_k_f32: Q4K, f32;
-    quant_decode_q4_k_f16: Q4K, F16;
+    quant_decode_i8_f32 quant_decode_i8_f16: I8;
+    quant_decode_q8_0_f32 quant_decode_q8_0_f16: Q8_0;
+    quant_decode_q4_0_f32 quant_decode_q4_0_f16: Q4_0;
+    quant_decode_q4_k_f32 quant_decode_q4_k_f16: Q4K;
 }

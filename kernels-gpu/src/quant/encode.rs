@@ -18,8 +18,8 @@ use super::blocks::{
 use super::q4_k;
 use super::unroll::unroll;
 use crate::device::int8::dp4a;
-use crate::device::{Element, F16, reduce, shared};
-use crate::spec::KernelSpec;
+use crate::device::{Element, F16, reduce};
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
 
@@ -30,22 +30,49 @@ const BLOCK_VALUES: u32 = BLOCK as u32;
 /// Lanes that make a block of activations together.
 pub(super) const LANES: u32 = BLOCK_VALUES / 4;
 
-/// [f32, f16]. grid = [ceil(rows · k / 4 / THREADS)]
-pub const ROWS: [KernelSpec; 2] = [
-    KernelSpec::new("quant_encode_rows_f32", THREADS).shuffles(6),
-    KernelSpec::new("quant_encode_rows_f16", THREADS).shuffles(6),
-];
-/// grid = [rows]
-pub const I8: KernelSpec = KernelSpec::new("quant_encode_i8", THREADS).shared_bytes(WARPS * 4).shuffles(5);
-/// grid = [ceil(rows · k / 32 / THREADS)]
-pub const Q8_0: KernelSpec = KernelSpec::new("quant_encode_q8_0", THREADS);
-/// As [`Q8_0`].
-pub const Q4_0: KernelSpec = KernelSpec::new("quant_encode_q4_0", THREADS);
-/// As [`Q8_0`].
-pub const Q4K: KernelSpec = KernelSpec::new("quant_encode_q4_k", THREADS).shuffles(23);
+/// The parameters of the kernels for rows of activations.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct EncodeRows<T> {
+    /// [rows, k] i8, 16-byte aligned
+    pub quants: *mut u32,
+    /// [rows, k / 32], 16-byte aligned, disjoint from the quants
+    pub scales: *mut RowScale,
+    /// [rows, cols], 16-byte aligned, disjoint from both
+    pub x: *const T,
+    pub rows: u32,
+    /// Not more than k.
+    pub cols: u32,
+    /// A multiple of 256.
+    pub k: u32,
+}
+
+/// The parameters of the kernels for weights: quants and scales as the format has them.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Encode<Q, S> {
+    /// [rows, k] values, 16-byte aligned
+    pub quants: *mut Q,
+    /// 16-byte aligned, disjoint from the quants
+    pub scales: *mut S,
+    /// [rows, cols], 16-byte aligned, disjoint from both
+    pub x: *const f32,
+    pub rows: u32,
+    /// Not more than k.
+    pub cols: u32,
+    /// A multiple of 32, for Q4_K of 256.
+    pub k: u32,
+}
 
 /// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[ROWS[0], ROWS[1], I8, Q8_0, Q4_0, Q4K];
+pub const KERNELS: &[KernelInfo] = &[
+    quant_encode_rows_f32.info(),
+    quant_encode_rows_f16.info(),
+    quant_encode_i8.info(),
+    quant_encode_q8_0.info(),
+    quant_encode_q4_0.info(),
+    quant_encode_q4_k.info(),
+];
 
 /// Sixteen bytes that are stored at once.
 #[derive(Clone, Copy)]
@@ -107,14 +134,7 @@ pub(super) unsafe fn activations(values: [f32; 4]) -> (u32, RowScale) {
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn rows<T: Element>(
-    quants: *mut u32,
-    scales: *mut RowScale,
-    x: *const T,
-    rows: u32,
-    cols: u32,
-    k: u32,
-) {
+unsafe fn encode_rows<T: Element>(EncodeRows { quants, scales, x, rows, cols, k }: EncodeRows<T>) {
     // Rows are multiples of 256 values, so a warp has whole blocks and its lanes leave together.
     let word = thread::index_1d();
     let words = (k / 4).max(1); // never 0 where there is a row; said so, no panic is compiled in
@@ -133,43 +153,32 @@ unsafe fn rows<T: Element>(
     }
 }
 
+/// grid = [ceil(rows · k / 4 / [`THREADS`])]
+///
 /// # Safety
-/// `quants`: [rows, k] i8, `scales`: [rows, k/32], `x`: [rows, cols], fewer than 2³¹ values each, valid on the launching
-/// stream, disjoint, 16-byte aligned; k is a multiple of 256 and cols ≤ k; launched as [`ROWS`] says.
-#[kernel(launch_bounds(THREADS))]
-pub unsafe fn quant_encode_rows_f32(
-    quants: *mut u32,
-    scales: *mut RowScale,
-    x: *const f32,
-    rows_: u32,
-    cols: u32,
-    k: u32,
-) {
+/// [`EncodeRows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+#[kernel(block = THREADS, module = "quant_encode_rows", shuffles = 6)]
+pub unsafe fn quant_encode_rows_f32(p: EncodeRows<f32>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { rows(quants, scales, x, rows_, cols, k) }
+    unsafe { encode_rows(p) }
 }
 
+/// As [`quant_encode_rows_f32`].
+///
 /// # Safety
 /// As [`quant_encode_rows_f32`].
-#[kernel(launch_bounds(THREADS))]
-pub unsafe fn quant_encode_rows_f16(
-    quants: *mut u32,
-    scales: *mut RowScale,
-    x: *const F16,
-    rows_: u32,
-    cols: u32,
-    k: u32,
-) {
+#[kernel(block = THREADS, module = "quant_encode_rows", shuffles = 6)]
+pub unsafe fn quant_encode_rows_f16(p: EncodeRows<F16>) {
     // SAFETY: this kernel's contract is the body's.
-    unsafe { rows(quants, scales, x, rows_, cols, k) }
+    unsafe { encode_rows(p) }
 }
 
+/// grid = [rows]; scales: [rows]
+///
 /// # Safety
-/// `quants`: [gridDim.x, k] i8, `scales`: [gridDim.x], `x`: [gridDim.x, cols], valid on the launching stream, disjoint,
-/// 16-byte aligned; k is a multiple of 32 and cols ≤ k; launched as [`I8`] says.
-#[kernel(launch_bounds(THREADS))]
-pub unsafe fn quant_encode_i8(quants: *mut u32, scales: *mut f32, x: *const f32, cols: u32, k: u32) {
-    let scratch = shared::declare::<u32, { WARPS as usize }>();
+/// [`Encode`] says what holds of the pointers, which are valid on the launching stream.
+#[kernel(block = THREADS, shared(scratch: [u32; WARPS]), shuffles = 5)]
+pub unsafe fn quant_encode_i8(Encode { quants, scales, x, cols, k, .. }: Encode<u32, f32>) {
     let (row, tid) = (thread::block_idx_x() as usize, thread::thread_idx_x());
     // SAFETY: one block per row, so the row lies inside all arrays; all threads are at the reduction.
     unsafe {
@@ -193,18 +202,12 @@ pub unsafe fn quant_encode_i8(quants: *mut u32, scales: *mut f32, x: *const f32,
     }
 }
 
+/// grid = [ceil(rows · k / 32 / [`THREADS`])]; scales: [rows, k / 32]
+///
 /// # Safety
-/// `quants`: [rows, k] i8, `scales`: [rows, k/32], `x`: [rows, cols], fewer than 2³¹ values each, valid on the launching
-/// stream, disjoint, 16-byte aligned; k is a multiple of 32 and cols ≤ k; launched as [`Q8_0`] says.
-#[kernel(launch_bounds(THREADS))]
-pub unsafe fn quant_encode_q8_0(
-    quants: *mut u8,
-    scales: *mut Half,
-    x: *const f32,
-    rows: u32,
-    cols: u32,
-    k: u32,
-) {
+/// As [`quant_encode_i8`], for fewer than 2³¹ values.
+#[kernel(block = THREADS)]
+pub unsafe fn quant_encode_q8_0(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
     let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
     let row = index / blocks;
     if row >= rows {
@@ -228,17 +231,12 @@ pub unsafe fn quant_encode_q8_0(
     }
 }
 
+/// grid and scales as [`quant_encode_q8_0`]; quants: [rows, k / 32, 16]
+///
 /// # Safety
-/// `quants`: [rows, k/32, 16], `scales`: [rows, k/32]; the rest as [`quant_encode_q8_0`]; launched as [`Q4_0`] says.
-#[kernel(launch_bounds(THREADS))]
-pub unsafe fn quant_encode_q4_0(
-    quants: *mut u8,
-    scales: *mut Half,
-    x: *const f32,
-    rows: u32,
-    cols: u32,
-    k: u32,
-) {
+/// As [`quant_encode_q8_0`].
+#[kernel(block = THREADS)]
+pub unsafe fn quant_encode_q4_0(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
     let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
     let row = index / blocks;
     if row >= rows {
@@ -253,18 +251,12 @@ pub unsafe fn quant_encode_q4_0(
     }
 }
 
+/// grid as [`quant_encode_q8_0`]; quants: [rows, k / 64, 32], scales: [rows, k / 256]
+///
 /// # Safety
-/// `quants`: [rows, k/64, 32], `scales`: [rows, k/256], k a multiple of 256; the rest as [`quant_encode_q8_0`]; launched
-/// as [`Q4K`] says.
-#[kernel(launch_bounds(THREADS))]
-pub unsafe fn quant_encode_q4_k(
-    quants: *mut u8,
-    scales: *mut ScalesQ4K,
-    x: *const f32,
-    rows: u32,
-    cols: u32,
-    k: u32,
-) {
+/// As [`quant_encode_q8_0`].
+#[kernel(block = THREADS, shuffles = 23)]
+pub unsafe fn quant_encode_q4_k(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesQ4K>) {
     let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
     // Lanes without a block take part in the shuffles with the last row's values and write nothing.
     let row = (index / blocks).min(rows - 1);

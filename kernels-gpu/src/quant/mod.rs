@@ -28,6 +28,36 @@ mod unroll;
 pub mod vector;
 mod weights;
 
+use cuda_std::KernelParams;
+
+/// The parameters of the products of quantised rows: y = act(x·wᵀ + bias) + residual. The formats' layouts are
+/// [`blocks`]'.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Product {
+    /// [m, n], disjoint from all else
+    pub y: *mut f32,
+    /// [m, x_k] quants
+    pub x: *const u8,
+    /// Of x.
+    pub x_scales: *const u8,
+    /// [n, k] quants
+    pub w: *const u8,
+    /// Of w.
+    pub w_scales: *const u8,
+    /// [n] or null
+    pub bias: *const f32,
+    /// [m, n] or null
+    pub residual: *const f32,
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    /// Not less than k.
+    pub x_k: u32,
+    /// As [`activate`](crate::activate) numbers them.
+    pub activation: u32,
+}
+
 /// A format of weights, as an index into the kernels' lists of contracts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {

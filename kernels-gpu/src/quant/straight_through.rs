@@ -4,25 +4,31 @@
 //! Source: Bengio, Léonard & Courville 2013, "Estimating or propagating gradients through stochastic neurons".
 
 use crate::device::Element;
-use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 
 /// Threads in a block.
 pub const THREADS: u32 = 256;
 
-/// grid = [ceil(count / THREADS)]
-pub const STRAIGHT_THROUGH: KernelSpec = KernelSpec::new("quant_straight_through_f32", THREADS);
+/// The parameters of the kernel.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct StraightThrough {
+    /// [count], disjoint from both
+    pub dx: *mut f32,
+    /// [count]
+    pub dy: *const f32,
+    /// [count]
+    pub x: *const f32,
+    pub count: u32,
+    pub limit: f32,
+}
 
+/// grid = [ceil(count / [`THREADS`])]
+///
 /// # Safety
-/// `dx`, `dy`, `x`: [count], valid on the launching stream; dx overlaps neither; launched as [`STRAIGHT_THROUGH`] says.
-#[kernel(launch_bounds(THREADS))]
-pub unsafe fn quant_straight_through_f32(
-    dx: *mut f32,
-    dy: *const f32,
-    x: *const f32,
-    count: u32,
-    limit: f32,
-) {
+/// [`StraightThrough`] says what holds of the pointers, which are valid on the launching stream.
+#[kernel(block = THREADS)]
+pub unsafe fn quant_straight_through_f32(StraightThrough { dx, dy, x, count, limit }: StraightThrough) {
     let i = thread::index_1d();
     if i >= count {
         return;

@@ -18,17 +18,18 @@
 //! | quant_slices64_‹f›  | 64 × 64  | 512     | it gives multiprocessors at most one: each half of the threads takes every second tile of k |
 //! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
 
+use super::Product;
 use super::activations::row_scale;
 use super::blocks::RowScale;
 use super::epilogue::Epilogue;
 use super::unroll::unroll;
 use super::weights::{I8, MAGIC, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk};
+use crate::device::Shared;
 use crate::device::int8::{dp4a, load_words, nibbles};
 use crate::device::math::fma;
-use crate::device::{Shared, shared};
-use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Threads that make a tile of y from their part of k.
 const THREADS: u32 = 256;
@@ -74,35 +75,6 @@ impl<const BM: u32> Place<BM> {
 const fn shared_words<const BM: u32>() -> u32 {
     2 * Place::<BM>::WORDS
 }
-
-/// The kernels of the four formats, with tiles of `bm` rows.
-const fn specs([i8, q8_0, q4_0, q4_k]: [&'static str; 4], bm: u32, slices: u32) -> [KernelSpec; 4] {
-    let words = match bm {
-        128 => shared_words::<128>(),
-        64 => shared_words::<64>(),
-        _ => shared_words::<32>(),
-    };
-    let spec = KernelSpec::new("", slices * THREADS).min_blocks(2 / slices).shared_bytes(slices * words * 4);
-    [
-        KernelSpec { name: i8, ..spec },
-        KernelSpec { name: q8_0, ..spec },
-        KernelSpec { name: q4_0, ..spec },
-        KernelSpec { name: q4_k, ..spec },
-    ]
-}
-
-/// By format. grid = [ceil(m / 128), ceil(n / BN)]
-pub const TILE128: [KernelSpec; 4] =
-    specs(["quant_tile128_i8", "quant_tile128_q8_0", "quant_tile128_q4_0", "quant_tile128_q4_k"], 128, 1);
-/// By format. grid = [ceil(m / 64), ceil(n / BN)]
-pub const TILE64: [KernelSpec; 4] =
-    specs(["quant_tile64_i8", "quant_tile64_q8_0", "quant_tile64_q4_0", "quant_tile64_q4_k"], 64, 1);
-/// By format. grid as [`TILE64`].
-pub const SLICES64: [KernelSpec; 4] =
-    specs(["quant_slices64_i8", "quant_slices64_q8_0", "quant_slices64_q4_0", "quant_slices64_q4_k"], 64, 2);
-/// By format. grid = [ceil(m / 32), ceil(n / BN)]
-pub const TILE32: [KernelSpec; 4] =
-    specs(["quant_tile32_i8", "quant_tile32_q8_0", "quant_tile32_q4_0", "quant_tile32_q4_k"], 32, 1);
 
 /// The activations.
 #[derive(Clone, Copy)]
@@ -453,51 +425,54 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize, const
 }
 
 macro_rules! tiles {
-    ($($name:ident: $weights:ident, $bm:literal, $tm:literal, $x:literal, $s:literal, $bounds:tt;)*) => {$(
+    ($(
+        $(#[$doc:meta])*
+        $list:ident: BM = $bm:literal, TM = $tm:literal, X = $x:literal, SLICES = $s:literal, MIN_BLOCKS = $blocks:literal;
+        $i8:ident $q8_0:ident $q4_0:ident $q4_k:ident;
+    )*) => {
+        $(
+            tiles! { @ $i8 I8 $bm $tm $x $s $blocks }
+            tiles! { @ $q8_0 Q8_0 $bm $tm $x $s $blocks }
+            tiles! { @ $q4_0 Q4_0 $bm $tm $x $s $blocks }
+            tiles! { @ $q4_k Q4K $bm $tm $x $s $blocks }
+
+            $(#[$doc])*
+            pub const $list: [KernelSpec<Product>; 4] = [$i8, $q8_0, $q4_0, $q4_k];
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info(),)*];
+    };
+    (@ $name:ident $weights:ident $bm:literal $tm:literal $x:literal $s:literal $blocks:literal) => {
         /// # Safety
-        /// `y`, `residual`: [m, n], `bias`: [n], `x`: [m, x_k] quants with their scales `x_scales`, `w`: [n, k] with its
-        /// scales, as the layouts say, valid on the launching stream; `bias` and `residual` may be null; `y` overlaps
-        /// nothing; m, n, k > 0, x_k ≥ k and a multiple of 64; launched as its spec says.
-        #[kernel(launch_bounds $bounds)]
-        pub unsafe fn $name(
-            y: *mut f32,
-            x: *const u8,
-            x_scales: *const u8,
-            w: *const u8,
-            w_scales: *const u8,
-            bias: *const f32,
-            residual: *const f32,
-            m: u32,
-            n: u32,
-            k: u32,
-            x_k: u32,
-            activation: u32,
-        ) {
-            let buffers = shared::declare::<u32, { ($s * shared_words::<$bm>()) as usize }>();
+        /// [`Product`] says what holds of the pointers, which are valid on the launching stream; m, n, k > 0 and x_k is a
+        /// multiple of 64.
+        #[kernel(
+            block = $s * THREADS, min_blocks = $blocks, shared(buffers: [u32; $s * shared_words::<$bm>()]),
+            module = stringify!($name)
+        )]
+        pub unsafe fn $name(p: Product) {
+            let Product { y, bias, residual, m, n, k, x_k, activation, .. } = p;
             let epilogue = Epilogue { y, bias, residual, n, activation };
-            let x = Rows { quants: x, scales: x_scales, m, k: x_k };
-            let w = Matrix { quants: w, scales: w_scales, k };
+            let x = Rows { quants: p.x, scales: p.x_scales, m, k: x_k };
+            let w = Matrix { quants: p.w, scales: p.w_scales, k };
             // SAFETY: this kernel's contract is the body's.
             unsafe { tile::<$weights, $bm, $tm, $x, $s>(epilogue, x, w, buffers) }
         }
-    )*};
+    };
 }
 
 tiles! {
-    quant_tile128_i8: I8, 128, 8, 2, 1, (THREADS, 2);
-    quant_tile128_q8_0: Q8_0, 128, 8, 2, 1, (THREADS, 2);
-    quant_tile128_q4_0: Q4_0, 128, 8, 2, 1, (THREADS, 2);
-    quant_tile128_q4_k: Q4K, 128, 8, 2, 1, (THREADS, 2);
-    quant_tile64_i8: I8, 64, 4, 1, 1, (THREADS, 2);
-    quant_tile64_q8_0: Q8_0, 64, 4, 1, 1, (THREADS, 2);
-    quant_tile64_q4_0: Q4_0, 64, 4, 1, 1, (THREADS, 2);
-    quant_tile64_q4_k: Q4K, 64, 4, 1, 1, (THREADS, 2);
-    quant_slices64_i8: I8, 64, 4, 1, 2, (512, 1);
-    quant_slices64_q8_0: Q8_0, 64, 4, 1, 2, (512, 1);
-    quant_slices64_q4_0: Q4_0, 64, 4, 1, 2, (512, 1);
-    quant_slices64_q4_k: Q4K, 64, 4, 1, 2, (512, 1);
-    quant_tile32_i8: I8, 32, 2, 1, 1, (THREADS, 2);
-    quant_tile32_q8_0: Q8_0, 32, 2, 1, 1, (THREADS, 2);
-    quant_tile32_q4_0: Q4_0, 32, 2, 1, 1, (THREADS, 2);
-    quant_tile32_q4_k: Q4K, 32, 2, 1, 1, (THREADS, 2);
+    /// By format. grid = [ceil(m / 128), ceil(n / BN)]
+    TILE128: BM = 128, TM = 8, X = 2, SLICES = 1, MIN_BLOCKS = 2;
+    quant_tile128_i8 quant_tile128_q8_0 quant_tile128_q4_0 quant_tile128_q4_k;
+    /// By format. grid = [ceil(m / 64), ceil(n / BN)]
+    TILE64: BM = 64, TM = 4, X = 1, SLICES = 1, MIN_BLOCKS = 2;
+    quant_tile64_i8 quant_tile64_q8_0 quant_tile64_q4_0 quant_tile64_q4_k;
+    /// By format. grid as [`TILE64`].
+    SLICES64: BM = 64, TM = 4, X = 1, SLICES = 2, MIN_BLOCKS = 1;
+    quant_slices64_i8 quant_slices64_q8_0 quant_slices64_q4_0 quant_slices64_q4_k;
+    /// By format. grid = [ceil(m / 32), ceil(n / BN)]
+    TILE32: BM = 32, TM = 2, X = 1, SLICES = 1, MIN_BLOCKS = 2;
+    quant_tile32_i8 quant_tile32_q8_0 quant_tile32_q4_0 quant_tile32_q4_k;
 }

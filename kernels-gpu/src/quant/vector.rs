@@ -21,6 +21,7 @@
 //! | quant_vector4_‹f›     | 3, 4, quantised  | 2 · 1                                         |
 //! | quant_vector8_‹f›     | 5 to 8, quantised | 2 · 1                                        |
 
+use super::Product;
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
 use super::encode::{LANES, activations, four};
 use super::epilogue::Epilogue;
@@ -28,9 +29,9 @@ use super::unroll::unroll;
 use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights};
 use crate::device::int8::load_words;
 use crate::device::{keep_order, reduce, shared};
-use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
+use cuda_std::{KernelInfo, KernelSpec};
 
 const WARPS: u32 = 4;
 const THREADS: u32 = WARPS * 32;
@@ -45,59 +46,34 @@ const ROWS1: u32 = 2;
 /// The most rows of x.
 pub const MAX_M: u32 = 8;
 
-const fn spec1(name: &'static str, early: u32) -> KernelSpec {
-    // 3 and 3 wherever x is quantised, 5 for each sum
-    let shuffles = 6 * (early + 1) + 5 * ROWS1;
-    KernelSpec::new(name, THREADS1)
-        .min_blocks(2)
-        .shared_bytes(4 * (quant_words(TILE) + block_words(TILE)))
-        .shuffles(shuffles)
+/// The parameters of the kernels for one row: y = act(x·wᵀ + bias) + residual.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Vector1 {
+    /// [n], disjoint from all else
+    pub y: *mut f32,
+    /// [cols], 16-byte aligned
+    pub x: *const f32,
+    /// [n, k] quants
+    pub w: *const u8,
+    /// Of w.
+    pub w_scales: *const u8,
+    /// [n] or null
+    pub bias: *const f32,
+    /// [n] or null
+    pub residual: *const f32,
+    pub n: u32,
+    pub k: u32,
+    /// Not more than k.
+    pub cols: u32,
+    /// As [`activate`](crate::activate) numbers them.
+    pub activation: u32,
 }
-
-/// By format: one row of x, in f32. grid = any number of blocks, see [`blocks1`].
-pub const VECTOR1: [KernelSpec; 4] = [
-    spec1("quant_vector1_i8", 2),
-    spec1("quant_vector1_q8_0", 2),
-    spec1("quant_vector1_q4_0", 2),
-    spec1("quant_vector1_q4_k", 1),
-];
 
 /// Blocks of [`VECTOR1`] that make every column of y at once.
 pub fn blocks1(n: u32) -> u32 {
     n.div_ceil(WARPS1 * ROWS1)
 }
-
-/// Rows of x and rows of w per warp of the variants, in the order of [`VECTOR`].
-const VARIANTS: [(u32, u32); 3] = [(2, 4), (4, 2), (8, 2)];
-
-const fn spec(name: &'static str, variant: usize) -> KernelSpec {
-    let (m, rows) = VARIANTS[variant];
-    // left to itself, ptxas takes too few registers for eight rows of x and spills
-    let blocks = if m == MAX_M { 3 } else { 0 };
-    KernelSpec::new(name, THREADS).min_blocks(blocks).shuffles(5 * m * rows)
-}
-
-/// By variant (2, 4, 8 rows of x) and format. grid = [ceil(n / columns per block)], see [`select`].
-pub const VECTOR: [[KernelSpec; 4]; 3] = [
-    [
-        spec("quant_vector2_i8", 0),
-        spec("quant_vector2_q8_0", 0),
-        spec("quant_vector2_q4_0", 0),
-        spec("quant_vector2_q4_k", 0),
-    ],
-    [
-        spec("quant_vector4_i8", 1),
-        spec("quant_vector4_q8_0", 1),
-        spec("quant_vector4_q4_0", 1),
-        spec("quant_vector4_q4_k", 1),
-    ],
-    [
-        spec("quant_vector8_i8", 2),
-        spec("quant_vector8_q8_0", 2),
-        spec("quant_vector8_q4_0", 2),
-        spec("quant_vector8_q4_k", 2),
-    ],
-];
 
 /// The variant of [`VECTOR`] for `m` rows of x (at most [`MAX_M`]), and how many columns of y its blocks make.
 pub fn select(m: u32) -> (usize, u32) {
@@ -374,30 +350,30 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize>(
 }
 
 macro_rules! vectors1 {
-    ($($name:ident: $weights:ident, $u:literal, $early:literal;)*) => {$(
-        /// # Safety
-        /// `y`, `residual`, `bias`: [n], `x`: [cols] aligned to 16 bytes, `w`: [n, k] with its scales, as the layouts say,
-        /// cols ≤ k, valid on the launching stream; `bias` and `residual` may be null; `y` overlaps nothing; n, k > 0;
-        /// launched as [`VECTOR1`] says.
-        #[kernel(launch_bounds(THREADS1, 2))]
-        pub unsafe fn $name(
-            y: *mut f32,
-            x: *const f32,
-            w: *const u8,
-            w_scales: *const u8,
-            bias: *const f32,
-            residual: *const f32,
-            n: u32,
-            k: u32,
-            cols: u32,
-            activation: u32,
-        ) {
-            let epilogue = Epilogue { y, bias, residual, n, activation };
-            let w = Matrix { quants: w, scales: w_scales, k };
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { vector1::<$weights, $u, $early>(epilogue, x, w, cols) }
-        }
-    )*};
+    ($($name:ident: $weights:ident, $u:literal, $early:literal;)*) => {
+        $(
+            /// One row of x, in f32. grid = any number of blocks, see [`blocks1`].
+            ///
+            /// # Safety
+            /// [`Vector1`] says what holds of the pointers, which are valid on the launching stream; n, k > 0.
+            #[kernel(
+                block = THREADS1, min_blocks = 2, shared_bytes = 4 * (quant_words(TILE) + block_words(TILE)),
+                // 3 and 3 wherever x is quantised, 5 for each sum
+                shuffles = 6 * ($early + 1) + 5 * ROWS1, module = stringify!($name)
+            )]
+            pub unsafe fn $name(p: Vector1) {
+                let Vector1 { y, bias, residual, n, k, activation, .. } = p;
+                let epilogue = Epilogue { y, bias, residual, n, activation };
+                let w = Matrix { quants: p.w, scales: p.w_scales, k };
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { vector1::<$weights, $u, $early>(epilogue, p.x, w, p.cols) }
+            }
+        )*
+
+        /// By format.
+        pub const VECTOR1: [KernelSpec<Vector1>; 4] = [$($name),*];
+        const KERNELS1: [KernelInfo; 4] = [$($name.info()),*];
+    };
 }
 
 vectors1! {
@@ -408,45 +384,43 @@ vectors1! {
 }
 
 macro_rules! vectors {
-    ($($name:ident: $weights:ident, $m:literal, $r:literal, $bounds:tt;)*) => {$(
+    ($(
+        $m:literal, $r:literal, MIN_BLOCKS = $blocks:literal:
+        $i8:ident $q8_0:ident $q4_0:ident $q4_k:ident;
+    )*) => {
+        $(
+            vectors! { @ $i8 I8 "quant_vector_i8" $m $r $blocks }
+            vectors! { @ $q8_0 Q8_0 "quant_vector_q8_0" $m $r $blocks }
+            vectors! { @ $q4_0 Q4_0 "quant_vector_q4_0" $m $r $blocks }
+            vectors! { @ $q4_k Q4K "quant_vector_q4_k" $m $r $blocks }
+        )*
+
+        /// By variant (2, 4, 8 rows of x) and format. grid = [ceil(n / columns per block)], see [`select`].
+        pub const VECTOR: [[KernelSpec<Product>; 4]; 3] = [$([$i8, $q8_0, $q4_0, $q4_k]),*];
+        const KERNELS_MORE: [[KernelInfo; 4]; 3] = [$([$i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info()]),*];
+        /// Rows of x and rows of w per warp of the variants, in the order of [`VECTOR`].
+        const VARIANTS: [(u32, u32); 3] = [$(($m, $r)),*];
+    };
+    (@ $name:ident $weights:ident $module:literal $m:literal $r:literal $blocks:literal) => {
         /// # Safety
-        /// `y`, `residual`: [m, n], `bias`: [n], `x`: [m, x_k] quants with their scales `x_scales`, `w`: [n, k] with its
-        /// scales, as the layouts say, valid on the launching stream; `bias` and `residual` may be null; `y` overlaps
-        /// nothing; 1 ≤ m ≤ the variant's rows, x_k ≥ k; launched as [`VECTOR`] says.
-        #[kernel(launch_bounds $bounds)]
-        pub unsafe fn $name(
-            y: *mut f32,
-            x: *const u8,
-            x_scales: *const u8,
-            w: *const u8,
-            w_scales: *const u8,
-            bias: *const f32,
-            residual: *const f32,
-            m: u32,
-            n: u32,
-            k: u32,
-            x_k: u32,
-            activation: u32,
-        ) {
+        /// [`Product`] says what holds of the pointers, which are valid on the launching stream; 1 ≤ m ≤ the variant's rows.
+        #[kernel(block = THREADS, min_blocks = $blocks, shuffles = 5 * $m * $r, module = $module)]
+        pub unsafe fn $name(p: Product) {
+            let Product { y, bias, residual, m, n, k, x_k, activation, .. } = p;
             let epilogue = Epilogue { y, bias, residual, n, activation };
-            let w = Matrix { quants: w, scales: w_scales, k };
+            let w = Matrix { quants: p.w, scales: p.w_scales, k };
             // SAFETY: this kernel's contract is the body's.
-            unsafe { vector::<$weights, $m, $r>(epilogue, x, x_scales, w, m, x_k) }
+            unsafe { vector::<$weights, $m, $r>(epilogue, p.x, p.x_scales, w, m, x_k) }
         }
-    )*};
+    };
 }
 
+// left to itself, ptxas takes too few registers for eight rows of x and spills
 vectors! {
-    quant_vector2_i8: I8, 2, 4, (THREADS);
-    quant_vector4_i8: I8, 4, 2, (THREADS);
-    quant_vector8_i8: I8, 8, 2, (THREADS, 3);
-    quant_vector2_q8_0: Q8_0, 2, 4, (THREADS);
-    quant_vector4_q8_0: Q8_0, 4, 2, (THREADS);
-    quant_vector8_q8_0: Q8_0, 8, 2, (THREADS, 3);
-    quant_vector2_q4_0: Q4_0, 2, 4, (THREADS);
-    quant_vector4_q4_0: Q4_0, 4, 2, (THREADS);
-    quant_vector8_q4_0: Q4_0, 8, 2, (THREADS, 3);
-    quant_vector2_q4_k: Q4K, 2, 4, (THREADS);
-    quant_vector4_q4_k: Q4K, 4, 2, (THREADS);
-    quant_vector8_q4_k: Q4K, 8, 2, (THREADS, 3);
+    2, 4, MIN_BLOCKS = 0: quant_vector2_i8 quant_vector2_q8_0 quant_vector2_q4_0 quant_vector2_q4_k;
+    4, 2, MIN_BLOCKS = 0: quant_vector4_i8 quant_vector4_q8_0 quant_vector4_q4_0 quant_vector4_q4_k;
+    8, 2, MIN_BLOCKS = 3: quant_vector8_i8 quant_vector8_q8_0 quant_vector8_q4_0 quant_vector8_q4_k;
 }
+
+/// All kernels of this file.
+pub const KERNELS: [&[KernelInfo]; 2] = [&KERNELS1, KERNELS_MORE.as_flattened()];

@@ -51,14 +51,47 @@ pub unsafe fn reverse(x: *mut i32, cycles: *mut u64, total: &AtomicF32) {
     // SAFETY: i < 64 by the launch, and the barrier lies between the writes and the reads.
     unsafe {
         *tile.add(i) = *x.add(i);
-        if warp::lane_id() == 0 {
+        if i < 32 && warp::lane_id() == 0 {
             *extra = mem::dynamic_smem_size() + mem::total_smem_size();
         }
         thread::sync_threads();
         *x.add(i) = *tile.add(63 - i);
         let _before: f32 = total.fetch_add(1.0, Ordering::Relaxed);
-        *cycles = misc::clock() - start;
+        if i == 0 {
+            *cycles = misc::clock() - start;
+        }
     }
+}
+
+/// sum[i] = a[i] + b[i]: slices to read, each a pointer and a length in the entry, and a pointer to write.
+///
+/// # Safety
+/// `sum` is valid for as many elements as both slices have, and nothing else refers to it.
+#[kernel]
+pub unsafe fn add(a: &[f32], b: &[f32], sum: *mut f32) {
+    let i = thread::index_1d() as usize;
+    if i < a.len() && i < b.len() {
+        // SAFETY: i is inside both slices, and no other thread has it.
+        unsafe { *sum.add(i) = a[i] + b[i] };
+    }
+}
+
+/// y[i] = Σⱼ weights[j] · x[(i + j + shift) mod len of x]: slices of other types, with other parameters between them.
+///
+/// # Safety
+/// `y` is valid for as many elements as `x` has, and nothing else refers to it; `x` is not empty.
+#[kernel]
+pub unsafe fn correlate(y: *mut f64, shift: u8, x: &[u16], n: u32, weights: &[f64]) {
+    let i = thread::index_1d();
+    if i >= n {
+        return;
+    }
+    let mut sum = 0.0;
+    for (j, weight) in weights.iter().enumerate() {
+        sum += weight * f64::from(x[(i as usize + j + usize::from(shift)) % x.len()]);
+    }
+    // SAFETY: i < n, which is the number of elements, and no other thread has it.
+    unsafe { *y.add(i as usize) = sum };
 }
 
 /// Atomics work on the host too.

@@ -1,6 +1,7 @@
 //! One file of kernels, compiled against our `cuda_std` and against the published 0.2.2: every name that both have,
-//! with the types it takes and gives. That it compiles is the test: a kernel that keeps to these names moves to
-//! Rust-CUDA by a changed dependency line.
+//! with the types it takes and gives. That it compiles is the first test: a kernel that keeps to these names moves to
+//! Rust-CUDA by a changed dependency line. The second is in `tests/launch.rs`: the same file, compiled for the GPU, is
+//! launched by cust as a host program of Rust-CUDA would.
 //!
 //! What is not in 0.2.2 and so not here: `launch_bounds` in `#[kernel]`, `thread::block_fence`, and the warp shuffles
 //! and votes, whose names and signatures are those of Rust-CUDA's unreleased successor.
@@ -11,7 +12,8 @@ pub mod against_ours {
     include!("kernels.rs");
 }
 
-/// Against the release.
+/// Against the release, whose attribute makes kernels `extern "C"`: how they take slices is its own compiler's affair.
+#[allow(improper_ctypes_definitions)]
 pub mod against_published {
     use published as cuda_std;
     include!("kernels.rs");

@@ -1,40 +1,75 @@
-//! Compiles a GPU crate to one PTX file, from a build script.
+//! Compiles a GPU crate to one PTX file, from a build script. The interface is that of Rust-CUDA's `cuda_builder`; under it
+//! is rustc's own NVPTX back end, so that a stable compiler suffices. No linker and no CUDA toolkit are needed.
 //!
-//! The interface is that of Rust-CUDA's `cuda_builder`:
+//! # Use
+//!
+//! A package that launches kernels of its own has this `build.rs`, and `cuda_builder` in its `[build-dependencies]`:
 //!
 //! ```no_run
-//! # fn main() -> Result<(), cuda_builder::CudaBuilderError> {
-//! use cuda_builder::{CudaBuilder, NvvmArch};
-//!
-//! let ptx = CudaBuilder::new("kernels-gpu").arch(NvvmArch::Compute61).copy_to("kernels.ptx").build()?;
-//! # Ok(()) }
+#![doc = include_str!("../tests/stranger/build.rs")]
 //! ```
 //!
-//! What is under it differs: rustc's own NVPTX back end instead of a code generator of its own, so that a stable
-//! compiler suffices. `build` finds `core`'s sources (rustup's `rust-src`), runs cargo for the crate in a target
-//! folder of its own and with a clean environment, and takes the PTX that fat LTO leaves behind; nothing is linked.
-//! The PTX is then finished and checked by [`ptx`]: launch bounds written into the entries, `.target` and
+//! The kernels are a library crate in the folder `kernels`. Its manifest needs nothing but the dependency on `cuda_std`:
+//!
+//! ```toml
+//! [package]
+//! name = "kernels"
+//! version = "0.1.0"
+//! edition = "2024"
+//!
+//! [dependencies]
+//! cuda_std = { path = "../../pascaline/toolchain/cuda_std" }
+//! ```
+//!
+//! The crate is either a member of the package's workspace or the root of one (an empty `[workspace]` table in its
+//! manifest). As a member it is also compiled for the host, where kernels are type-checked and linted. Its `src/lib.rs`:
+//!
+//! ```ignore
+#![doc = include_str!("../tests/stranger/kernels/src/lib.rs")]
+//! ```
+//!
+//! * `no_std`: there is no standard library on the GPU. `cuda_std` brings the panic handler: a panic ends the grid, and the
+//!   next synchronisation reports an error. Indexing with a bounds check compiles into such a panic; `get` does not.
+//! * `feature(abi_ptx)`: the calling convention of kernels, to which `#[kernel]` changes the function. It is not stable;
+//!   `cuda_builder` lets a stable compiler take it for the GPU crate alone (by `RUSTC_BOOTSTRAP`). Inline PTX needs
+//!   `asm_experimental_arch` as well.
+//! * `cfg_attr`: both are for the GPU alone, and the same file compiles on the host.
+//!
+//! The host embeds the PTX by `include_str!("../kernels.ptx")` and loads it with cust's `Module::from_ptx` or
+//! Pascaline's `CudaDevice::load_ptx`. Without [`copy_to`](CudaBuilder::copy_to) the file is in `OUT_DIR`, where
+//! [`build`](CudaBuilder::build) says. Relative paths are relative to the package of the build script.
+//!
+//! # How
+//!
+//! `build` runs cargo for the crate, in a target folder of its own and with a clean environment, and takes the PTX that fat
+//! LTO leaves. The PTX is then finished and checked by [`ptx`]: launch bounds written into the entries, `.target` and
 //! `.version` as asked for, every `#[kernel]` there, nothing unresolved.
 //!
-//! Where the GPU target can't be built, [`CudaBuilder::prebuilt`] names a PTX file to use instead, with one cargo
-//! warning that says why and what to do about it.
+//! # Compilers
+//!
+//! rustc compiles for `sm_61` up to 1.96; later releases begin at `sm_70`. A build whose own rustc has dropped the
+//! architecture, or has no sources of `core` (rustup's component `rust-src`), takes another toolchain that rustup has,
+//! of 1.95 or later and with sources of its own. One cargo warning says which and why. Where there is none,
+//! [`CudaBuilder::prebuilt`] names a PTX file to use instead, again with one warning; without that the error says which
+//! command installs what is missing. When the sources or a toolchain have been installed, cargo runs the build script
+//! again.
 
 pub mod ptx;
+mod toolchain;
+
+pub use toolchain::{NoToolchain, Unusable};
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs, io};
-
-const TARGET: &str = "nvptx64-nvidia-cuda";
+use std::{env, fmt, fs, io};
+use toolchain::{Core, Programs, TARGET, Toolchain};
 
 /// Environment variables of the outer cargo that must not reach the inner one: they would change flags, the
 /// compiler (clippy runs through a wrapper) or the target folder.
 const HOST_ONLY: &[&str] = &[
     "RUSTFLAGS",
-    "CARGO_ENCODED_RUSTFLAGS",
-    "RUSTC_WRAPPER",
-    "RUSTC_WORKSPACE_WRAPPER",
+    "CARGO_BUILD_RUSTC",
     "CARGO_BUILD_RUSTC_WRAPPER",
     "CARGO_BUILD_RUSTC_WORKSPACE_WRAPPER",
     "CARGO_BUILD_RUSTFLAGS",
@@ -46,8 +81,9 @@ const HOST_ONLY: &[&str] = &[
     "CLIPPY_ARGS",
 ];
 
-/// Why no PTX came of it.
-#[derive(Debug, thiserror::Error)]
+/// Why no PTX came of it. `Debug`, by which `unwrap` and `main` print an error, gives the same text as `Display`.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
 pub enum CudaBuilderError {
     /// The path given to [`CudaBuilder::new`] holds no `Cargo.toml`.
     #[error("no crate at {}", .0.display())]
@@ -55,9 +91,15 @@ pub enum CudaBuilderError {
     /// The GPU crate did not compile; rustc's diagnostics are in the text.
     #[error("the GPU crate does not compile:\n{0}")]
     BuildFailed(String),
-    /// The GPU target can't be built on this machine and no prebuilt PTX was named.
-    #[error("the GPU target can't be built here: {0}")]
+    /// No compiler of this machine builds for the GPU, and no prebuilt PTX was named.
+    #[error("no compiler for the GPU: {0}")]
+    NoToolchain(#[from] NoToolchain),
+    /// Cargo could not begin to compile the GPU crate, and no prebuilt PTX was named; cargo's own text.
+    #[error("the GPU crate can't be built here: {0}")]
     Unavailable(String),
+    /// `CUDA_BUILDER_PREBUILT` asks for the prebuilt PTX, and none was named.
+    #[error("CUDA_BUILDER_PREBUILT is set, so nothing is compiled")]
+    NoPrebuilt,
     /// The PTX was made and is not what was asked for.
     #[error("{}: {source}", .path.display())]
     BadPtx {
@@ -74,6 +116,12 @@ pub enum CudaBuilderError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+impl fmt::Debug for CudaBuilderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The GPU architectures that rustc 1.95 has in common with Rust-CUDA's enum of this name.
@@ -118,7 +166,8 @@ pub struct CudaBuilder {
 }
 
 impl CudaBuilder {
-    /// A builder for the crate in this folder (its `Cargo.toml` needs no `crate-type`).
+    /// A builder for the crate in this folder, which is relative to the package of the build script. Its `Cargo.toml` needs
+    /// no `crate-type`.
     pub fn new(path_to_crate_root: impl AsRef<Path>) -> Self {
         Self {
             crate_path: path_to_crate_root.as_ref().to_path_buf(),
@@ -142,82 +191,137 @@ impl CudaBuilder {
         self
     }
 
-    /// Also copies the PTX to this path.
+    /// Also copies the PTX to this path. A file that is the same already is left alone.
     pub fn copy_to(mut self, path: impl AsRef<Path>) -> Self {
         self.copy_to = Some(path.as_ref().to_path_buf());
         self
     }
 
-    /// A PTX file to use where the GPU target can't be built. `CUDA_BUILDER_PREBUILT=1` in the environment asks for
-    /// it everywhere.
+    /// A PTX file to use where the GPU crate can't be built. `CUDA_BUILDER_PREBUILT=1` in the environment asks for it
+    /// everywhere.
     pub fn prebuilt(mut self, path: impl AsRef<Path>) -> Self {
         self.prebuilt = Some(path.as_ref().to_path_buf());
         self
     }
 
-    /// Builds and gives the path of the PTX file.
+    /// Builds and gives the path of the PTX file, which is in `OUT_DIR`.
     ///
     /// In a build script this prints the `cargo:rerun-if-changed` lines for everything the PTX depends on, and sets
-    /// `CUDA_BUILDER_ORIGIN` for the crate's `env!`: `built from source` or `prebuilt`.
+    /// `CUDA_BUILDER_ORIGIN` for the crate's `env!`: `built from source`, that with the toolchain where it is not
+    /// this build's own, or `prebuilt`.
     ///
     /// # Errors
     /// [`CudaBuilderError`]. A crate that does not compile is always an error; only a machine that can't build for
     /// the GPU at all falls back to the prebuilt file.
     pub fn build(self) -> Result<PathBuf, CudaBuilderError> {
-        println!("cargo:rerun-if-env-changed=CUDA_BUILDER_PREBUILT");
-        println!("cargo:rerun-if-changed={}", self.crate_path.join("src").display());
-        let manifest = self.crate_path.join("Cargo.toml");
+        println!("cargo:rerun-if-env-changed={FORCE_PREBUILT}");
+        let base = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
+        let crate_path = base.join(&self.crate_path);
+        let manifest = crate_path.join("Cargo.toml");
         if !manifest.is_file() {
-            return Err(CudaBuilderError::CratePathDoesntExist(self.crate_path));
+            return Err(CudaBuilderError::CratePathDoesntExist(crate_path));
         }
-        let name = crate_name(&manifest)?;
-        let out_dir = env::var_os("OUT_DIR").map_or_else(|| self.crate_path.join("target"), PathBuf::from);
-        let ptx_path = out_dir.join(format!("{name}.ptx"));
-
-        match self.compile(&manifest, &name, &out_dir) {
-            Ok(raw) => {
-                let finished = ptx::finish(&raw)
-                    .and_then(|text| ptx::check(&text, self.arch.sm(), self.isa).map(|()| text))
-                    .map_err(|source| CudaBuilderError::BadPtx { path: ptx_path.clone(), source })?;
-                write(&ptx_path, &finished)?;
-                println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN=built from source");
+        for path in ["Cargo.toml", "Cargo.lock", "src"].map(|name| crate_path.join(name)) {
+            rerun_if_changed(&path);
+        }
+        let out_dir = env::var_os("OUT_DIR").map_or_else(|| crate_path.join("target"), PathBuf::from);
+        let ptx_path = out_dir.join(self.file_name(&crate_path));
+        let force_prebuilt = env::var_os(FORCE_PREBUILT).is_some_and(|value| value != "0");
+        let built = if force_prebuilt {
+            Err(CudaBuilderError::NoPrebuilt)
+        } else {
+            self.compile(&manifest, &out_dir)
+        };
+        let (text, origin) = match (built, &self.prebuilt) {
+            (Ok((raw, toolchain)), _) => {
+                let finished = ptx::finish(&raw).and_then(|text| {
+                    ptx::check(&text, self.arch.sm(), self.isa)?;
+                    Ok(text)
+                });
+                let text =
+                    finished.map_err(|source| CudaBuilderError::BadPtx { path: ptx_path.clone(), source })?;
+                let by = toolchain.name.map(|name| format!(" by {name} (rustc {})", toolchain.version));
+                (text, format!("built from source{}", by.unwrap_or_default()))
             }
-            Err(CudaBuilderError::Unavailable(why)) => {
-                let Some(prebuilt) = &self.prebuilt else {
-                    return Err(CudaBuilderError::Unavailable(why));
-                };
-                println!("cargo:rerun-if-changed={}", prebuilt.display());
-                println!("cargo:warning=using the prebuilt {}: {why}", prebuilt.display());
-                let text = read(prebuilt)?;
+            (
+                Err(
+                    why @ (CudaBuilderError::NoToolchain(_)
+                    | CudaBuilderError::Unavailable(_)
+                    | CudaBuilderError::NoPrebuilt),
+                ),
+                Some(prebuilt),
+            ) => {
+                let path = base.join(prebuilt);
+                rerun_if_changed(&path);
+                warn(&format!("using the prebuilt {}: {why}", prebuilt.display()));
+                let text = read(&path)?;
                 ptx::check(&text, self.arch.sm(), self.isa)
-                    .map_err(|source| CudaBuilderError::BadPtx { path: prebuilt.clone(), source })?;
-                write(&ptx_path, &text)?;
-                println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN=prebuilt");
+                    .map_err(|source| CudaBuilderError::BadPtx { path, source })?;
+                (text, "prebuilt".to_owned())
             }
-            Err(other) => return Err(other),
-        }
+            (Err(other), _) => return Err(other),
+        };
+        println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN={origin}");
+        write(&ptx_path, &text)?;
         if let Some(copy) = &self.copy_to {
-            write(copy, &read(&ptx_path)?)?;
+            write(&base.join(copy), &text)?;
         }
         Ok(ptx_path)
     }
 
-    /// Runs cargo for the crate and gives the PTX as LLVM wrote it.
-    fn compile(&self, manifest: &Path, name: &str, out_dir: &Path) -> Result<String, CudaBuilderError> {
-        if env::var_os("CUDA_BUILDER_PREBUILT").is_some_and(|value| value != "0") {
-            return Err(CudaBuilderError::Unavailable("CUDA_BUILDER_PREBUILT is set".into()));
+    /// `kernels-sm_61.ptx` for the crate in `kernels`: one build script may build several crates, and one crate for
+    /// several architectures.
+    fn file_name(&self, crate_path: &Path) -> String {
+        let whole = crate_path.canonicalize();
+        let folder = whole.as_deref().unwrap_or(crate_path).file_name().unwrap_or(OsStr::new("kernels"));
+        format!("{}-{}.ptx", folder.to_string_lossy(), self.arch.sm())
+    }
+
+    /// Runs cargo for the crate and gives the PTX as LLVM wrote it, and who compiled it.
+    fn compile(&self, manifest: &Path, out_dir: &Path) -> Result<(String, Toolchain), CudaBuilderError> {
+        let search = Programs::of_this_build().find(self.arch.sm());
+        for path in &search.watch {
+            rerun_if_changed(path);
         }
-        let core = Core::find()?;
+        let (toolchain, why_not_own) = search.result()?;
+        if let (Some(name), Some(why)) = (&toolchain.name, why_not_own) {
+            warn(&format!("the GPU crate is compiled by {name} (rustc {}): {why}", toolchain.version));
+        }
         let target_dir = shared_target_dir(out_dir);
-        let (major, minor) = self.isa;
-        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let output = self
+            .cargo(&toolchain, manifest, &target_dir)
+            .output()
+            .map_err(|error| CudaBuilderError::Unavailable(format!("cargo does not start: {error}")))?;
+        if !output.status.success() {
+            let log = String::from_utf8_lossy(&output.stderr).into_owned();
+            // Anything but a compile error (no network for what -Zbuild-std resolves, say) is the machine's state.
+            return Err(if log.contains("error: could not compile") || log.contains("error[E") {
+                CudaBuilderError::BuildFailed(log)
+            } else {
+                let lines = log.lines().skip_while(|line| !line.starts_with("error"));
+                CudaBuilderError::Unavailable(lines.collect::<Vec<_>>().join("\n"))
+            });
+        }
+        let archive = archive(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
+            CudaBuilderError::Unavailable("cargo names no library that it has built".into())
+        })?;
+        rerun_if_dependencies_change(&archive.with_extension("d"));
+        let asm = assembly_of(&archive, &target_dir.join(TARGET).join("release"))?;
+        Ok((read(&asm)?, toolchain))
+    }
+
+    /// The inner cargo.
+    fn cargo(&self, toolchain: &Toolchain, manifest: &Path, target_dir: &Path) -> Command {
+        let mut cargo = Command::new(&toolchain.cargo);
+        // A static library is put together by rustc itself. Fat LTO, which comes before that, leaves the whole
+        // program as one PTX file, so that no linker is needed.
         cargo
-            .args(["rustc", "--release", "--lib", "--crate-type=cdylib", "--target", TARGET])
-            .arg("--manifest-path")
+            .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "--target", TARGET])
+            .args(["--message-format=json-render-diagnostics", "--manifest-path"])
             .arg(manifest)
             .arg("--target-dir")
-            .arg(&target_dir);
-        if core == Core::Sources {
+            .arg(target_dir);
+        if toolchain.core == Core::Sources {
             cargo.arg("-Zbuild-std=core");
         }
         cargo.args(["--", "--emit=asm"]);
@@ -229,87 +333,64 @@ impl CudaBuilder {
                 cargo.env_remove(&variable);
             }
         }
-        // Fat LTO merges everything inside rustc and leaves the whole program as one PTX file. What the linker
-        // would then make of it is of no use, so this program stands in for the linker and does nothing.
-        let linker = env::current_exe()
-            .map_err(|source| CudaBuilderError::Io { path: "the running executable".into(), source })?;
-        let flags = [
-            format!("-Ctarget-cpu={}", self.arch.sm()),
-            format!("-Ctarget-feature=+ptx{major}{minor}"),
-            format!("-Clinker={}", linker.display()),
-        ];
+        let (major, minor) = self.isa;
+        let flags =
+            [format!("-Ctarget-cpu={}", self.arch.sm()), format!("-Ctarget-feature=+ptx{major}{minor}")];
         cargo
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
-            .env(STAND_IN_LINKER, "1")
+            .env("RUSTC", &toolchain.rustc)
+            .env("RUSTC_WRAPPER", "") // empty, so that none of a configuration file is taken either
+            .env("RUSTC_WORKSPACE_WRAPPER", "")
             .env("RUSTC_BOOTSTRAP", "1") // build-std, the kernel ABI and PTX asm! are not stable
+            .env("CARGO_BUILD_BUILD_DIR", target_dir)
+            .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_PROFILE_RELEASE_LTO", "fat")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
             .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
             .env("CARGO_PROFILE_RELEASE_STRIP", "none");
-
-        let output = cargo
-            .output()
-            .map_err(|error| CudaBuilderError::Unavailable(format!("cargo does not start: {error}")))?;
-        if !output.status.success() {
-            let log = String::from_utf8_lossy(&output.stderr).into_owned();
-            // Anything but a compile error (no network for what -Zbuild-std resolves, say) is the machine's state.
-            return Err(if log.contains("error: could not compile") || log.contains("error[E") {
-                CudaBuilderError::BuildFailed(log)
-            } else {
-                let first = log.lines().find(|line| line.starts_with("error")).unwrap_or("cargo failed");
-                CudaBuilderError::Unavailable(first.to_owned())
-            });
+        if let Some(name) = &toolchain.name {
+            cargo.env("RUSTUP_TOOLCHAIN", name);
         }
-        let release = target_dir.join(TARGET).join("release");
-        let stem = name.replace('-', "_");
-        rerun_if_dependencies_change(&release.join(format!("{stem}.d")));
-        read(&release.join("deps").join(format!("{stem}.s")))
+        cargo
     }
 }
 
-/// Set for the inner cargo, and so for the linker that rustc starts, which is this same executable.
-const STAND_IN_LINKER: &str = "CUDA_BUILDER_STAND_IN_LINKER";
+/// Asks for the prebuilt PTX.
+const FORCE_PREBUILT: &str = "CUDA_BUILDER_PREBUILT";
 
-/// To be called first in the `main` of a build script that uses [`CudaBuilder`]: ends the process at once where the
-/// build script has been started as the linker of the GPU crate, whose output nobody needs.
-pub fn stand_in_as_linker() {
-    if env::var_os(STAND_IN_LINKER).is_some() {
-        std::process::exit(0);
-    }
+/// The static library in cargo's messages, one JSON object a line.
+fn archive(messages: &str) -> Option<PathBuf> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let built = messages.filter(|message| {
+        message["reason"] == "compiler-artifact" && message["target"]["kind"][0] == "staticlib"
+    });
+    built.last()?["filenames"][0].as_str().map(PathBuf::from)
 }
 
-/// Where `core` for the GPU comes from.
-#[derive(PartialEq, Eq)]
-enum Core {
-    /// `rust-src`: compiled along with the crate.
-    Sources,
-    /// A compiled `core` in the sysroot (rustup's target component).
-    Compiled,
-}
-
-impl Core {
-    fn find() -> Result<Self, CudaBuilderError> {
-        let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-        let sysroot = Command::new(rustc)
-            .args(["--print", "sysroot"])
-            .output()
-            .map_err(|error| CudaBuilderError::Unavailable(format!("rustc does not start: {error}")))?;
-        let lib = Path::new(String::from_utf8_lossy(&sysroot.stdout).trim()).join("lib/rustlib");
-        // The standard library's manifest names `core`; without its sources beside it cargo fails late and oddly.
-        if lib.join("src/rust/library/core/src/lib.rs").is_file() {
-            return Ok(Self::Sources);
+/// The PTX file that rustc wrote beside a static library. Cargo links the library, under a name with a hash, to the place it
+/// reports; versions of the crate that were built with other flags or dependencies lie in the same folder.
+fn assembly_of(archive: &Path, release: &Path) -> Result<PathBuf, CudaBuilderError> {
+    let wanted = fs::read(archive).map_err(|source| CudaBuilderError::Io { path: archive.into(), source })?;
+    let mut folders = vec![release.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let stem = path.file_stem().and_then(OsStr::to_str).and_then(|stem| stem.strip_prefix("lib"));
+            let (Some(stem), Some("a")) = (stem, path.extension().and_then(OsStr::to_str)) else { continue };
+            let asm = path.with_file_name(format!("{stem}.s"));
+            if asm.is_file() && fs::read(&path).is_ok_and(|bytes| bytes == wanted) {
+                return Ok(asm);
+            }
         }
-        let has_core = |entry: fs::DirEntry| entry.file_name().to_string_lossy().starts_with("libcore-");
-        let compiled = fs::read_dir(lib.join(TARGET).join("lib"));
-        if compiled.is_ok_and(|entries| entries.flatten().any(has_core)) {
-            return Ok(Self::Compiled);
-        }
-        Err(CudaBuilderError::Unavailable(
-            "the sources of `core` are missing; `rustup component add rust-src` installs them".into(),
-        ))
     }
+    let reason = format!("rustc left no PTX for {}", archive.display());
+    Err(CudaBuilderError::Unavailable(reason))
 }
 
 /// `target/cuda-builder`, shared by the host's debug and release builds, since the PTX is the same for both; where
@@ -320,24 +401,26 @@ fn shared_target_dir(out_dir: &Path) -> PathBuf {
     target.unwrap_or(out_dir).join("cuda-builder")
 }
 
-/// The `name` of the package in a manifest.
-fn crate_name(manifest: &Path) -> Result<String, CudaBuilderError> {
-    let text = read(manifest)?;
-    let name = text.lines().find_map(|line| {
-        let value = line.trim().strip_prefix("name")?.trim_start().strip_prefix('=')?.trim();
-        value.strip_prefix('"')?.strip_suffix('"').map(str::to_owned)
-    });
-    name.ok_or_else(|| CudaBuilderError::CratePathDoesntExist(manifest.to_path_buf()))
-}
-
 /// Tells cargo about every source file that the GPU build read, from the dep-info file it left (make's syntax).
 fn rerun_if_dependencies_change(dep_info: &Path) {
     let Ok(text) = fs::read_to_string(dep_info) else { return };
     let Some((_, files)) = text.split_once(": ") else { return };
     let files = files.replace("\\ ", "\0");
     for file in files.split_whitespace() {
-        println!("cargo:rerun-if-changed={}", file.replace('\0', " "));
+        rerun_if_changed(Path::new(&file.replace('\0', " ")));
     }
+}
+
+/// Cargo takes a path that is not there for one that has always just changed.
+fn rerun_if_changed(path: &Path) {
+    if path.exists() {
+        println!("cargo:rerun-if-changed={}", path.display());
+    }
+}
+
+/// One warning of cargo's is one line.
+fn warn(text: &str) {
+    println!("cargo:warning={}", text.split_whitespace().collect::<Vec<_>>().join(" "));
 }
 
 fn read(path: &Path) -> Result<String, CudaBuilderError> {
@@ -345,5 +428,11 @@ fn read(path: &Path) -> Result<String, CudaBuilderError> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), CudaBuilderError> {
-    fs::write(path, text).map_err(|source| CudaBuilderError::Io { path: path.to_path_buf(), source })
+    if fs::read(path).is_ok_and(|bytes| bytes == text.as_bytes()) {
+        return Ok(()); // a new date would have cargo compile what embeds it again
+    }
+    let parent = path.parent().map_or(Ok(()), fs::create_dir_all);
+    parent
+        .and_then(|()| fs::write(path, text))
+        .map_err(|source| CudaBuilderError::Io { path: path.to_path_buf(), source })
 }

@@ -5,6 +5,10 @@ use std::fmt::Write as _;
 
 /// The marker constant that `#[kernel]` leaves for each kernel.
 const MARKER: &str = "__launch_bounds_";
+/// The marker constant that names the PTX module of each kernel.
+const MODULE_MARKER: &str = "__kernel_module_";
+/// A comment line before an entry of the finished text, with the name of its module.
+const MODULE_LINE: &str = "// module ";
 
 /// What is wrong with a PTX text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +62,8 @@ pub struct Entry {
     pub min_blocks: u32,
     /// Bytes of static shared memory declared in the body.
     pub shared_bytes: u32,
+    /// Bytes of each parameter.
+    pub parameters: Vec<usize>,
     /// The body's text, between its braces.
     pub body: String,
 }
@@ -78,22 +84,28 @@ fn instruction(line: &str) -> &str {
     }
 }
 
-/// Writes launch bounds into the entries from the markers that `#[kernel]` left, takes the markers out, and checks
-/// that each has its entry.
+/// Writes launch bounds into the entries, and the names of their modules before them, from the markers that `#[kernel]`
+/// left; takes the markers out, and checks that each has its entry.
 ///
 /// # Errors
 /// [`PtxError::MissingKernel`], [`PtxError::Malformed`].
 pub fn finish(raw: &str) -> Result<String, PtxError> {
-    let mut bounds = BTreeMap::new();
+    let (mut bounds, mut modules) = (BTreeMap::new(), BTreeMap::new());
     let mut lines = Vec::new();
     for (index, line) in raw.lines().enumerate() {
         if line.trim_start().starts_with("// .globl") {
             continue;
         }
         if line.contains(".global") && line.contains(MARKER) {
-            let (name, values) = parse_marker(line)
+            let (name, values) = parse_bounds(line)
                 .ok_or(PtxError::Malformed { line: index + 1, reason: "a launch-bounds marker" })?;
             bounds.insert(name, values);
+            continue;
+        }
+        if line.contains(".global") && line.contains(MODULE_MARKER) {
+            let (name, bytes) = parse_marker(line, MODULE_MARKER)
+                .ok_or(PtxError::Malformed { line: index + 1, reason: "a module marker" })?;
+            modules.insert(name, String::from_utf8_lossy(&bytes).into_owned());
             continue;
         }
         lines.push(line);
@@ -112,6 +124,9 @@ pub fn finish(raw: &str) -> Result<String, PtxError> {
         }
         if let Some(name) = entry_name(line) {
             current = Some(name);
+            if let Some(module) = modules.remove(name) {
+                let _ = writeln!(text, "{MODULE_LINE}{module}");
+            }
         }
         if line == "{"
             && let Some(name) = current.take()
@@ -134,19 +149,110 @@ pub fn finish(raw: &str) -> Result<String, PtxError> {
     }
 }
 
-/// `.visible .global .align 4 .b8 __launch_bounds_NAME[8] = {0, 1, 0, 0, 4};` (trailing zeros left out).
-fn parse_marker(line: &str) -> Option<(String, (u32, u32))> {
-    let (_, rest) = line.split_once(MARKER)?;
-    let (name, rest) = rest.split_once("[8]")?;
-    let mut bytes = [0u8; 8];
+/// The kernel's name and the two numbers of a launch-bounds marker.
+fn parse_bounds(line: &str) -> Option<(String, (u32, u32))> {
+    let (name, bytes) = parse_marker(line, MARKER)?;
+    let bytes: [u8; 8] = bytes.try_into().ok()?;
+    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    Some((name, (word(0), word(4))))
+}
+
+/// NAME and the bytes of `.visible .global .align 4 .b8 ‹marker›NAME[8] = {0, 1, 0, 0, 4};` (trailing zeros are left out).
+fn parse_marker(line: &str, marker: &str) -> Option<(String, Vec<u8>)> {
+    let (_, rest) = line.split_once(marker)?;
+    let (name, rest) = rest.split_once('[')?;
+    let (count, rest) = rest.split_once(']')?;
+    let mut bytes = vec![0u8; count.trim().parse().ok().filter(|&count| count <= rest.len().max(8))?];
     if let Some((_, list)) = rest.split_once('{') {
         let (list, _) = list.split_once('}')?;
         for (byte, value) in bytes.iter_mut().zip(list.split(',')) {
             *byte = value.trim().parse().ok()?;
         }
     }
-    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    Some((name.to_owned(), (word(0), word(4))))
+    Some((name.to_owned(), bytes))
+}
+
+/// A finished text cut into one complete PTX text for each module, with its name, in the order in which the modules begin.
+/// Declarations and functions outside of entries go to every module that names them. Entries without a module are one of
+/// their own, whose name is empty.
+///
+/// # Errors
+/// [`PtxError::Malformed`] for an entry or function without an end.
+pub fn modules(text: &str) -> Result<Vec<(String, String)>, PtxError> {
+    let (mut header, mut shared, mut modules) = (String::new(), Vec::new(), Vec::<(String, String)>::new());
+    let mut module = String::new();
+    let lines: Vec<&str> = text.lines().collect();
+    let mut at = 0;
+    while at < lines.len() {
+        let line = lines[at];
+        if [".version", ".target", ".address_size"].iter().any(|directive| line.starts_with(directive)) {
+            header.push_str(line);
+            header.push('\n');
+            at += 1;
+            continue;
+        }
+        if let Some(name) = line.strip_prefix(MODULE_LINE) {
+            module = name.to_owned();
+        }
+        if line.is_empty() || line.starts_with("//") {
+            at += 1;
+            continue;
+        }
+        let end = item_end(&lines, at)
+            .ok_or(PtxError::Malformed { line: at + 1, reason: "an item with an end" })?;
+        let item = lines[at..end].iter().flat_map(|line| [line, "\n"]).collect::<String>();
+        at = end;
+        if entry_name(line).is_none() {
+            shared.push((declared_name(line).to_owned(), item));
+            continue;
+        }
+        let name = std::mem::take(&mut module);
+        let index = modules.iter().position(|(other, _)| *other == name).unwrap_or_else(|| {
+            modules.push((name, String::new()));
+            modules.len() - 1
+        });
+        modules[index].1.push('\n');
+        modules[index].1.push_str(&item);
+    }
+    for (_, body) in &mut modules {
+        let mut needed = vec![false; shared.len()];
+        // a function may name what only it needs: until nothing is added
+        loop {
+            let next = (0..shared.len()).find(|&i| {
+                let named = |text: &str| text.contains(&shared[i].0);
+                !needed[i] && (named(body) || (0..shared.len()).any(|j| needed[j] && named(&shared[j].1)))
+            });
+            match next {
+                Some(index) => needed[index] = true,
+                None => break,
+            }
+        }
+        let declarations =
+            shared.iter().zip(&needed).filter(|(_, needed)| **needed).map(|((_, item), _)| &**item);
+        *body = [&*header].into_iter().chain(declarations).chain([&**body]).collect();
+    }
+    Ok(modules)
+}
+
+/// One past the last line of the declaration, function or entry that begins at `first`.
+fn item_end(lines: &[&str], first: usize) -> Option<usize> {
+    let mut depth = 0usize;
+    for (index, line) in lines.iter().enumerate().skip(first) {
+        let opened = line.matches('{').count();
+        let closed = line.matches('}').count();
+        depth = (depth + opened).saturating_sub(closed);
+        if depth == 0 && (closed > 0 || line.trim_end().ends_with(';')) {
+            return Some(index + 1);
+        }
+    }
+    None
+}
+
+/// The name that a line outside of entries declares: the last word before its size, value, parameters or end.
+fn declared_name(line: &str) -> &str {
+    let head = line.split(['[', '=', ';']).next().unwrap_or(line);
+    let head = head.strip_suffix('(').unwrap_or(head).trim_end();
+    head.rsplit([' ', '\t', '(']).find(|word| !word.is_empty()).unwrap_or(head)
 }
 
 /// The name in `.visible .entry NAME(`.
@@ -215,10 +321,12 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, PtxError> {
             max_threads: 0,
             min_blocks: 0,
             shared_bytes: 0,
+            parameters: Vec::new(),
             body: String::new(),
         };
         let malformed = PtxError::Malformed { line: at + 1, reason: "an entry with a body" };
         while at < lines.len() && lines[at] != "{" {
+            entry.parameters.extend(lines[at].split(".param ").skip(1).filter_map(parameter_bytes));
             if let Some(rest) = lines[at].strip_prefix(".maxntid ") {
                 let threads = rest.split(',').map(|n| n.trim().parse::<u32>().unwrap_or(0));
                 entry.max_threads = threads.product();
@@ -249,6 +357,15 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, PtxError> {
     Ok(entries)
 }
 
+/// The bytes of `.u64 name` or `.align 4 .b8 name[12]`.
+fn parameter_bytes(declaration: &str) -> Option<usize> {
+    let bits =
+        |word: &str| word.strip_prefix('.')?.trim_start_matches(char::is_alphabetic).parse::<usize>().ok();
+    let size = declaration.split_whitespace().filter(|word| *word != ".align").find_map(bits)? / 8;
+    let count = declaration.split_once('[').and_then(|(_, rest)| rest.split_once(']')?.0.parse().ok());
+    Some(size * count.unwrap_or(1))
+}
+
 /// The bytes in `.shared .align 16 .b32 name[COUNT];`.
 fn array_bytes(line: &str) -> u32 {
     let count = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
@@ -271,7 +388,8 @@ mod tests {
 .visible .global .align 4 .b8 __launch_bounds_plain[8];
 
 .visible .entry double(
-\t.param .u64 double_param_0
+\t.param .u64 .ptr .align 1 double_param_0,
+\t.param .align 4 .b8 double_param_1[12]
 )
 {
 \t.reg .b32 \t%r<3>;
@@ -298,6 +416,7 @@ mov.u32 %r1, tile;
         assert_eq!(entries[0].name, "double");
         assert_eq!((entries[0].max_threads, entries[0].min_blocks), (256, 4));
         assert_eq!((entries[1].max_threads, entries[1].min_blocks), (0, 0));
+        assert_eq!(entries[0].parameters, [8, 12]);
         assert!(check(&text, "sm_61", (6, 4)).is_ok());
     }
 
@@ -308,6 +427,31 @@ mov.u32 %r1, tile;
         assert_eq!(entries[0].count("shfl.sync"), 1, "a predicated shuffle counts");
         assert_eq!(entries[0].count("shfl"), 1);
         assert_eq!(entries[1].count("shfl"), 0);
+    }
+
+    #[test]
+    fn a_text_is_cut_into_modules_with_what_they_need() {
+        let raw = RAW
+            .replace(
+                ".visible .entry double(",
+                ".visible .global .align 1 .b8 __kernel_module_double[3] = {97, 58, 98};\n\
+                 .visible .global .align 1 .b8 __kernel_module_plain[1] = {99};\n\
+                 .global .align 4 .b8 table[8] = {1};\n.extern .shared .align 16 .b8 dynamic[];\n.visible .entry double(",
+            )
+            .replace("mov.u32 %r1, tile;", "mov.u32 %r1, tile;\nmov.u64 %rd1, table;");
+        let text = finish(&raw).unwrap();
+        assert!(!text.contains(MODULE_MARKER), "{text}");
+        let modules = modules(&text).unwrap();
+        let names: Vec<_> = modules.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["a:b", "c"]);
+        for (_, module) in &modules {
+            assert!(
+                check(module, "sm_61", (6, 4)).is_ok() && entries(module).unwrap().len() == 1,
+                "{module}"
+            );
+            assert!(!module.contains("dynamic"), "nobody names it: {module}");
+        }
+        assert!(modules[0].1.contains("table[8]") && !modules[1].1.contains("table[8]"));
     }
 
     #[test]

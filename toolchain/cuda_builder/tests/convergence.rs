@@ -1,19 +1,18 @@
 //! The convergence trap, provoked: a kernel whose two shuffles stand behind divergent branches must come out with two.
 //! With the shuffles as plain inline PTX it comes out with four.
 //!
-//! A program of its own and not a `#[test]`, because rustc starts it again as the stand-in linker.
+//! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.
 
 use cuda_builder::{CudaBuilder, CudaBuilderError, ptx};
 use std::path::Path;
 
 fn main() {
-    cuda_builder::stand_in_as_linker();
     let crate_path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convergence");
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var("OUT_DIR", env!("CARGO_TARGET_TMPDIR")) };
     let path = match CudaBuilder::new(crate_path).build() {
         Ok(path) => path,
-        Err(error @ (CudaBuilderError::Unavailable(_) | CudaBuilderError::CratePathDoesntExist(_))) => {
+        Err(error @ (CudaBuilderError::NoToolchain(_) | CudaBuilderError::Unavailable(_))) => {
             eprintln!("SKIPPED: the convergence of shuffles ({error})");
             return;
         }

@@ -21,18 +21,23 @@
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx, link_llvm_intrinsics))]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 
+extern crate self as cuda_std; // for the macros' paths
+
 pub mod atomic;
+pub mod launch;
 pub mod mem;
 pub mod misc;
 pub mod shared;
+mod shared_pointer;
 pub mod thread;
 pub mod warp;
 
-pub use cuda_std_macros::{gpu_only, kernel};
+pub use cuda_std_macros::{KernelParams, gpu_only, kernel};
+pub use launch::{KernelInfo, KernelParams, KernelSpec};
 
 /// What a kernel file usually needs.
 pub mod prelude {
-    pub use crate::{kernel, thread, warp};
+    pub use crate::{KernelParams, kernel, thread, warp};
 }
 
 /// A panic ends the grid with an illegal-instruction error at the next synchronisation; there is no message.

@@ -2,6 +2,8 @@
 
 use crate::gpu_only;
 
+pub use crate::shared_pointer::{Shared, Word, declare};
+
 /// Declares an array in static shared memory and gives a generic `*mut T` to its first element:
 /// `shared_array![f32; 256]`.
 ///

@@ -14,7 +14,7 @@ use crate::config::Config;
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// This thread's stack of contexts; the last one is current. 0 stands for none.
+    /// This thread's stack of contexts; the last one is current, 0 means none.
     static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -119,7 +119,7 @@ api! {
         let mut guard = lock();
         if guard.is_none() {
             let config = Config::from_env().map_err(|e| {
-                eprintln!("virtual GPU: {e}");
+                crate::finding::say(&e);
                 INVALID_VALUE
             })?;
             *guard = Some(Driver::new(config));

@@ -1,10 +1,10 @@
 //! The device behind the driver API: handles, streams as queues, and the seeded order in which work runs.
 //!
-//! Work is queued with what it has to wait for and runs when someone waits for it, together with other work
-//! that may run, in an order that the seed decides. So code that forgets an edge between streams meets an
-//! order in which the edge was needed.
+//! Work is queued with its dependencies. It runs when something waits for it, together with other work that may
+//! run, in an order that the seed decides. Code that forgets an edge between streams so meets an order in which the
+//! edge was needed.
 //!
-//! Long because the queue, what each kind of work does and the state it works on are one machine.
+//! Long because the queue, the kinds of work and the state they change are one machine.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
@@ -22,7 +22,7 @@ use crate::reports;
 pub(super) type StreamId = u64;
 /// The legacy default stream.
 pub(super) const NULL: StreamId = 0;
-/// Work queued beyond this runs at once, as a driver's queue is finite too.
+/// Beyond this many, queued work runs at once: a driver's queue is finite too.
 const QUEUE_LIMIT: usize = 1024;
 
 /// A host function to call in stream order.
@@ -60,13 +60,13 @@ pub(super) enum Work {
         size: u8,
         count: u64,
     },
-    /// A stream-ordered allocation becomes usable.
+    /// Makes a stream-ordered allocation usable.
     Alloc(Arc<Allocation>),
     Free {
         base: u64,
     },
     Record(u64),
-    /// Nothing to do but to wait.
+    /// Only waits.
     Wait,
     Call {
         function: Arc<Callback>,
@@ -215,7 +215,7 @@ impl Driver {
         d
     }
 
-    /// A value for a new handle; never used twice, so that a stale handle is always found out.
+    /// A value for a new handle; none is used twice, so that a stale handle is always detected.
     pub fn handle(&mut self) -> u64 {
         self.next_handle += 16;
         self.next_handle
@@ -244,7 +244,7 @@ impl Driver {
         s.flags & 1 == 0
     }
 
-    /// Queues work on a stream, or records it where the stream is being captured. Answers its mark.
+    /// Queues work on a stream, or records it if the stream is being captured. Returns its mark.
     pub fn enqueue(&mut self, id: StreamId, work: Work) -> Result<Mark, u32> {
         if self.stream(id)?.capture.is_some() {
             self.capture_work(id, work)?;
@@ -277,7 +277,7 @@ impl Driver {
         Ok(mark)
     }
 
-    /// The stream's next work follows a mark.
+    /// Makes the stream's next work wait for a mark.
     pub fn follow(&mut self, id: StreamId, mark: Mark) -> Result<(), u32> {
         self.stream(id)?.pending_waits.push(mark);
         // Queued as work of its own, so that whoever waits for the stream waits for the mark too.
@@ -305,7 +305,7 @@ impl Driver {
         ids
     }
 
-    /// Takes one piece of work that may run, at random. `None`: none may.
+    /// Takes one piece of work that may run, at random; `None` if there is none.
     fn take(&mut self) -> Option<(StreamId, Work)> {
         let ready = self.ready();
         if ready.is_empty() {
@@ -437,7 +437,7 @@ impl Driver {
         let serial = seconds > 0.0;
         let device_time = self.device_time;
         if let Some(s) = self.streams.get_mut(&id) {
-            // One thing at a time: the model does not overlap kernels and copies.
+            // The model does not overlap kernels and copies.
             if serial {
                 s.time = s.time.max(device_time) + seconds;
                 self.device_time = s.time;
@@ -445,7 +445,7 @@ impl Driver {
         }
     }
 
-    /// Host bytes behind a place, marked as written or checked as readable.
+    /// Host pointer to a place's bytes, marked as written or checked as readable.
     fn reach(&mut self, place: &Place, offset: u64, bytes: u64) -> Option<*mut u8> {
         match place {
             Place::Device(at) => match self.gpu.memory.locate(at + offset, bytes) {
@@ -478,7 +478,7 @@ impl Driver {
                 }
                 _ => None,
             };
-            // What was never written stays so in the copy.
+            // Bytes that were never written count as unwritten in the copy too.
             match from.as_ref().and_then(|(a, at)| a.shadow(*at)).zip(to_allocation.shadow(to + dst_offset)) {
                 // SAFETY: both shadows are as long as the ranges located.
                 Some((s, d)) => unsafe { std::ptr::copy(s, d, bytes as usize) },
@@ -507,7 +507,7 @@ pub(super) fn lock() -> Guard {
     DRIVER.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Runs queued work, in a seeded order, until `until` holds. Returns the guard, which is given up while a host
+/// Runs queued work, in a seeded order, until `until` holds. Returns the guard, which is released while a host
 /// function runs.
 pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Result<Guard, u32> {
     loop {
@@ -519,7 +519,7 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
             None if d.streams.values().any(|s| s.busy) => {
                 guard = RETURNED.wait(guard).unwrap_or_else(|e| e.into_inner());
             }
-            // Nothing can run: whatever is waited for will never come.
+            // Nothing can run, so the wait would never end.
             None => return Err(LAUNCH_TIMEOUT),
             Some((id, Work::Call { function, stream, data })) => {
                 let failed = d.sticky.is_some();
@@ -557,7 +557,7 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
     }
 }
 
-/// After queueing: runs nothing, a little, or everything, as the configuration and the seed say.
+/// Called after work was queued: runs none, some or all of it, as the configuration and the seed say.
 pub(super) fn after_enqueue(mut guard: Guard) -> Result<(), u32> {
     let Some(d) = guard.as_mut() else { return Err(NOT_INITIALIZED) };
     let waiting: usize = d.streams.values().map(|s| s.queue.len()).sum();

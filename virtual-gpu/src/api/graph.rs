@@ -40,7 +40,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A stream waits for an event of a capture: it becomes part of it.
+    /// Adds a stream that waits for a captured event to the capture.
     pub(super) fn join_capture(&mut self, id: StreamId, capture: u64, after: Vec<usize>) -> Answer {
         let Some(c) = self.captures.get_mut(&capture) else { return Err(INVALID_VALUE) };
         if !c.joined.contains(&id) {
@@ -80,7 +80,7 @@ impl Driver {
                 s.capture_tail.clear();
             }
         }
-        // Work of a forked stream that the origin never waited for.
+        // A forked stream has work that the origin never waited for.
         if reached.contains(&false) { Err(STREAM_CAPTURE_UNJOINED) } else { Ok(Graph { nodes: c.nodes }) }
     }
 }
@@ -176,7 +176,7 @@ api! {
         inside(&mut guard)?.graphs.remove(&(graph as u64)).map(|_| ()).ok_or(INVALID_VALUE)
     }
 
-    /// Gives the number of nodes; node handles are not part of this device.
+    /// Gives the number of nodes; this device has no node handles.
     fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
         let mut guard = enter()?;
         let n = inside(&mut guard)?.graphs.get(&(graph as u64)).ok_or(INVALID_VALUE)?.nodes.len();
@@ -212,7 +212,7 @@ api! {
         let d = inside(&mut guard)?;
         let nodes = d.execs.get(&(exec as u64)).ok_or(INVALID_VALUE)?.clone();
         if d.stream(stream as u64)?.capture.is_some() {
-            // Child graphs are not part of this device.
+            // This device has no child graphs.
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         d.enqueue(stream as u64, Work::Graph(nodes))?;

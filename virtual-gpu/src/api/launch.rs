@@ -1,4 +1,4 @@
-//! Modules with their log, functions, launches, occupancy.
+//! Modules and their JIT logs, functions, launches, occupancy.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use super::engine::{Driver, Function, KernelLaunch, Work, after_enqueue, memory_
 use super::{Answer, api, enter, give, inside};
 use crate::exec::{Launch, check_launch};
 use crate::finding::{self, Finding, FindingKind};
-use crate::occupancy::Multiprocessor;
 use crate::ptx::{Kernel, Module};
+use pascaline_occupancy::Multiprocessor;
 
-/// The log options of a JIT call: buffers and where their sizes stand.
+/// The log options of a JIT call: the buffers, and where their sizes are given.
 #[derive(Default)]
 struct Logs {
     info: (usize, usize),
@@ -49,7 +49,7 @@ impl Logs {
                     logs.error.1 = value as u32 as usize;
                     logs.sizes.push((true, slot));
                 }
-                // Hints on registers, optimisation, target and caching have no meaning here.
+                // Hints on registers, optimisation, target and caching have no effect here.
                 0..=24 => {}
                 _ => return Err(INVALID_VALUE),
             }
@@ -115,7 +115,7 @@ fn load(image: &[u8], logs: Option<&Logs>, out: *mut CUmodule) -> Answer {
     unsafe { give(out, id as CUmodule) }
 }
 
-/// The text of a PTX image, or why it is none.
+/// The text of a PTX image, or the code that says why it is not one.
 ///
 /// # Safety
 /// `image` is null, a NUL-terminated text, or a binary image of at least four bytes.
@@ -144,7 +144,7 @@ fn name_of<'a>(name: *const c_char) -> Result<&'a str, u32> {
 
 fn function(d: &Driver, f: CUfunction) -> Result<(&Function, &Kernel), u32> {
     let f = d.functions.get(&(f as u64)).ok_or(INVALID_HANDLE)?;
-    // A module's functions go with it.
+    // Unloading a module invalidates its functions.
     let k = d.module(f.module)?.module.kernel(&f.kernel).ok_or(INVALID_HANDLE)?;
     Ok((f, k))
 }

@@ -12,7 +12,7 @@ use super::engine::{
 use super::{Answer, api, enter, give, inside};
 use crate::memory::Kind;
 
-/// Waits for a mark and tells of the device's fault, if there is one.
+/// Waits for a mark and returns the device's fault, if there is one.
 pub(super) fn wait(guard: Guard, mark: Mark) -> Answer {
     let guard = run_until(guard, |d| d.done(mark))?;
     guard.as_ref().and_then(|d| d.sticky).map_or(Ok(()), Err)
@@ -22,12 +22,12 @@ fn no_capture(d: &Driver) -> Answer {
     if d.captures.values().any(|c| !c.relaxed) { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// A device range named in a call: inside one allocation, live or about to be.
+/// Checks a device range named in a call: it must lie in one allocation, live or queued.
 fn device_range(d: &Driver, at: u64, bytes: u64) -> Answer {
     d.gpu.memory.locate(at, bytes).map(|_| ()).map_err(memory_code)
 }
 
-/// The memory behind a unified address.
+/// The memory that a unified address names.
 fn place(d: &Driver, address: u64) -> Place {
     if d.gpu.memory.locate(address, 1).is_ok() || address >= 1 << 48 {
         Place::Device(address)
@@ -56,7 +56,7 @@ impl Copy {
     }
 }
 
-/// Queues a copy; `wait_for` makes it synchronous.
+/// Queues a copy, and waits for it if `synchronous`.
 fn copy(mut guard: Guard, stream: StreamId, c: Copy, synchronous: bool) -> Answer {
     let d = inside(&mut guard)?;
     if c.width == 0 || c.rows == 0 {
@@ -69,7 +69,7 @@ fn copy(mut guard: Guard, stream: StreamId, c: Copy, synchronous: bool) -> Answe
         match *side {
             Place::Device(at) => device_range(d, at, bytes)?,
             Place::Host(0) => return Err(INVALID_VALUE),
-            // Pinned memory is read and written late, as the hardware does.
+            // Pinned memory is read and written when the copy runs, as by the hardware.
             Place::Host(p) if d.pinned(p as u64, bytes) => *side = Place::Device(p as u64),
             _ => {}
         }
@@ -78,7 +78,7 @@ fn copy(mut guard: Guard, stream: StreamId, c: Copy, synchronous: bool) -> Answe
     if synchronous {
         no_capture(d)?;
     } else if !capturing {
-        // Pageable memory: the driver takes the source before it returns, and waits for the destination.
+        // Pageable memory: the driver reads the source before it returns, and waits for the destination.
         if let Place::Host(p) = c.src {
             let bytes = (c.src_pitch * (c.rows - 1) + c.width) as usize;
             // SAFETY: the caller promised the driver API that the source is valid for these bytes.
@@ -295,7 +295,7 @@ api! {
         copy(enter()?, NULL, c, true)
     }
 
-    /// Between device buffers the driver does not wait; neither does this.
+    /// Between device buffers the driver does not wait, so neither does this.
     fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) {
         copy(enter()?, NULL, Copy::plain(Place::Device(dst), Place::Device(src), bytes as u64), false)
     }

@@ -22,10 +22,10 @@ struct Symbol(&'static str, *const c_void);
 // SAFETY: the pointer is the address of a function, which all threads may share.
 unsafe impl Sync for Symbol {}
 
-/// What the body of an API function answers.
+/// The result of an API function's body.
 type Answer = Result<(), u32>;
 
-/// Gives the `extern "C"` function behind a driver-API symbol, as `dlsym` on the driver's library would.
+/// The `extern "C"` function of a driver-API symbol, as `dlsym` on the driver's library would give it.
 ///
 /// The names are the versioned ones that `cust_raw` 0.11.3 declares (`cuMemAlloc_v2`), and every function has
 /// the type that `cust_raw` gives it, with the return code as a 32-bit number. `None`: not supported.
@@ -45,7 +45,7 @@ pub fn symbols() -> impl Iterator<Item = &'static str> {
         .map(|s| s.0)
 }
 
-/// The device was in use already: its configuration is fixed.
+/// The device is in use already, so its configuration is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InUse;
 
@@ -57,7 +57,7 @@ impl std::fmt::Display for InUse {
 
 impl std::error::Error for InUse {}
 
-/// Configures the device behind the driver API, before the first `cuInit`. Without this the environment does,
+/// Configures the driver API's device, before the first `cuInit`. Without this call the environment decides,
 /// see [`Config`].
 pub fn configure(config: Config) -> Result<(), InUse> {
     let mut guard = engine::lock();
@@ -68,8 +68,8 @@ pub fn configure(config: Config) -> Result<(), InUse> {
     Ok(())
 }
 
-/// Throws the device's whole state away and starts a fresh one, as a new process would, initialised. All
-/// handles and device pointers become invalid. For tests that need several configurations in one process.
+/// Discards the device's whole state and initialises a fresh one, as a new process would. All handles and device
+/// pointers become invalid. For tests that need several configurations in one process.
 pub fn restart(config: Config) {
     device::forget_contexts();
     *engine::lock() = Some(Driver::new(config));

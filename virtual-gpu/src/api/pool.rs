@@ -9,13 +9,13 @@ use super::engine::{DEFAULT_POOL, Driver, Pool, StreamId, Work, after_enqueue, m
 use super::{Answer, api, enter, give, inside};
 
 impl Driver {
-    /// Bytes that an allocation may still take: what pools keep back counts as free, they give it when asked.
+    /// Bytes reported as free. Those that a pool retains count as used, though it releases them on demand.
     pub(super) fn free_memory(&self) -> u64 {
         let kept: u64 = self.pools.values().map(|p| p.reserved - p.used).sum();
         (self.gpu.memory.limit() - self.gpu.memory.used()).saturating_sub(kept)
     }
 
-    /// An allocation is gone: its pool's books.
+    /// Takes a freed allocation off its pool's counts.
     pub(super) fn forget_pooled(&mut self, base: u64, bytes: u64) {
         if let Some(p) = self.pool_of.remove(&base).and_then(|p| self.pools.get_mut(&p)) {
             p.used -= bytes.min(p.used);
@@ -31,7 +31,7 @@ impl Driver {
         self.pools.get_mut(&id).ok_or(INVALID_VALUE)
     }
 
-    /// At a synchronisation pools give back what exceeds their threshold.
+    /// At a synchronisation pools release the bytes above their threshold.
     pub(super) fn trim_pools(&mut self) {
         for p in self.pools.values_mut() {
             p.trim(p.threshold);
@@ -44,7 +44,7 @@ impl Driver {
             return Err(INVALID_VALUE);
         }
         if self.stream(stream)?.capture.is_some() {
-            // Memory nodes in graphs are not part of this device.
+            // This device's graphs have no memory nodes.
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         let a = self.gpu.memory.insert(bytes, false).map_err(memory_code)?;
@@ -80,7 +80,7 @@ api! {
         after_enqueue(guard)
     }
 
-    /// Any allocation may be freed so, from pools or not.
+    /// Frees any allocation, whether it came from a pool or not.
     fn cuMemFreeAsync(ptr: CUdeviceptr, stream: CUstream) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
@@ -93,7 +93,7 @@ api! {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         if !d.freeing.insert(ptr) {
-            // A second free of the same address, the first still on its way.
+            // A second free of the same address while the first is still queued.
             return Err(INVALID_VALUE);
         }
         d.enqueue(stream as u64, Work::Free { base: ptr })?;

@@ -52,12 +52,12 @@ fn event(d: &Driver, id: CUevent) -> Result<&Event, u32> {
     d.events.get(&(id as u64)).ok_or(INVALID_HANDLE)
 }
 
-/// Host functions and queries are not for captured streams.
+/// Refuses a call that a capturing stream does not allow.
 fn not_capturing(d: &mut Driver, id: StreamId) -> Answer {
     if d.stream(id)?.capture.is_some() { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// What has happened to work that is being waited for.
+/// The fault of the work that was waited for, if there is one.
 fn fault(d: &Driver) -> Answer {
     d.sticky.map_or(Ok(()), Err)
 }
@@ -109,7 +109,7 @@ api! {
         fault(d)
     }
 
-    /// Runs a little first, so that a loop of queries comes to an end.
+    /// Runs some work first, so that a loop of queries ends.
     fn cuStreamQuery(stream: CUstream) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;

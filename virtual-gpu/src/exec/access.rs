@@ -96,7 +96,7 @@ pub(super) fn by_space(
     Ok(())
 }
 
-/// What an access does, for messages.
+/// An access, as messages describe it.
 #[derive(Clone, Copy)]
 pub(super) struct What {
     pub verb: &'static str,

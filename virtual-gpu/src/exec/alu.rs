@@ -9,9 +9,9 @@ use super::float::flush;
 use super::regs::*;
 use crate::ptx::inst::*;
 
-/// Executes a register instruction for the lanes of `mask`. Anything else is the caller's.
+/// Executes a register instruction for the lanes of `mask`. All other instructions are the caller's.
 ///
-/// On x86-64 the same code is compiled a second time for AVX2 and FMA, which `fast` says the CPU has.
+/// On x86-64 the same code is compiled a second time for AVX2 and FMA; `fast` says whether the CPU has them.
 #[inline(always)]
 pub(super) fn execute(fast: Fast, r: &mut Regs, lists: &[u32], i: &Inst, mask: u32) {
     #[cfg(target_arch = "x86_64")]
@@ -288,7 +288,7 @@ fn int_binary(r: &mut Regs, i: &Inst, op: IBin, ty: IntTy, mask: u32) {
             IntTy::S32 => map2::<i32, i32, i64>(r, at, mask, |a, b| a as i64 * b as i64),
             _ => map2::<u32, u32, u64>(r, at, mask, |a, b| a as u64 * b as u64),
         },
-        // The hardware's quotient by zero is all ones; PTX leaves it open. MIN / -1 wraps.
+        // The hardware's quotient by zero is all ones; PTX leaves it undefined. MIN / -1 wraps.
         IBin::Div => {
             by_int!(ty, T => map2::<T, T, T>(r, at, mask, |a, b| if b == 0 { !0 } else { a.wrapping_div(b) }))
         }

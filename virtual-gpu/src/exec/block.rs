@@ -38,7 +38,7 @@ struct Barrier {
     clock: [u32; 32],
 }
 
-/// Instructions of one warp before the next gets its turn, so that warps may wait for each other.
+/// Instructions that one warp runs before the next is scheduled, so that warps may wait for each other.
 const QUANTUM: u32 = 1 << 16;
 
 impl<'j> Block<'j> {
@@ -115,7 +115,7 @@ impl<'j> Block<'j> {
     }
 
     fn schedule(&mut self, warps: &mut [Warp]) -> Check {
-        // A seeded first warp: a result that depends on the order of warps shows itself.
+        // The first warp is seeded, so that a result that depends on the order of warps varies with the seed.
         let n = warps.len();
         let start = (self.job.config.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.linear) >> 7)
             as usize
@@ -146,7 +146,7 @@ impl<'j> Block<'j> {
                 }
             }
             if self.job.stop.load(std::sync::atomic::Ordering::Relaxed) {
-                // Another block has a fault: the launch is lost, and this one might wait for it for ever.
+                // Another block faulted: the launch has failed, and this block might wait for that one for ever.
                 return Ok(());
             }
             let released = self.release(warps)?;
@@ -169,7 +169,7 @@ impl<'j> Block<'j> {
         w.waiting = None;
     }
 
-    /// Opens the barriers whose threads have all come.
+    /// Releases the barriers at which all threads have arrived.
     fn release(&mut self, warps: &mut [Warp]) -> Check<bool> {
         let mut released = false;
         for id in 0..self.barriers.len() {
@@ -196,7 +196,7 @@ impl<'j> Block<'j> {
                     if came & alive != alive {
                         continue;
                     }
-                    // Hardware lets the others pass when a warp has ended; PTX does not promise it.
+                    // Hardware lets the others pass once a warp has ended; PTX does not promise it.
                     if self.job.config.checks.convergence
                         && let Some(gone) = warps.iter().find(|w| w.live != w.exist)
                     {

@@ -69,7 +69,7 @@ fn from_int(bits: u64, m: CvtMode) -> u64 {
     }
 }
 
-/// An integer in the destination type: saturated, or cut and extended.
+/// An integer in the destination type: saturated, or truncated and extended.
 fn fit(value: i128, to: Num, sat: bool) -> u64 {
     let n = to.bits();
     let (least, most) =

@@ -1,4 +1,4 @@
-//! Shuffles, votes and warp barriers, and whether the lanes they name are there.
+//! Shuffles, votes and warp barriers, and the check that the lanes they name are converged.
 
 use super::block::{Block, Check};
 use super::regs::{FULL, LANES};
@@ -8,8 +8,8 @@ use crate::ptx::inst::*;
 
 /// Checks that the lanes of each executing lane's mask execute this instruction together.
 ///
-/// On sm_61 the hardware ignores the mask: a lane that is not there simply does not take part, and the result
-/// is wrong without a sign.
+/// On sm_61 the hardware ignores the mask. A lane that is elsewhere does not take part, and the result is silently
+/// wrong.
 pub(super) fn converged(b: &Block<'_>, w: &Warp, inst: &Inst, mask: u32) -> Check {
     if mask == 0 || !b.job.config.checks.convergence {
         return Ok(());

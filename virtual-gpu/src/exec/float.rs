@@ -1,6 +1,6 @@
 //! Floating-point arithmetic as sm_61 does it: exact where PTX says so, canonical NaNs, flush to zero.
 //!
-//! Directed rounding works on an exact pair (rounded result, sign of what rounding dropped): see [`directed`].
+//! Directed rounding works on an exact pair, the rounded result and the sign of the rounding error: see [`directed`].
 
 use crate::ptx::inst::Round;
 

@@ -25,7 +25,7 @@ use crate::ptx::inst::Function;
 use crate::ptx::{Kernel, Module, VarSpace};
 use alu::Fast;
 
-/// What a launch did.
+/// Counts and geometry of a launch.
 #[derive(Clone, Debug)]
 pub struct LaunchReport {
     pub kernel: String,
@@ -210,7 +210,7 @@ pub(crate) fn check_launch(k: &Kernel, l: &Launch<'_>) -> Result<(), (FindingKin
     Ok(())
 }
 
-/// A running launch: what all its blocks share.
+/// A running launch: the state that all its blocks share.
 pub(crate) struct Job<'a> {
     functions: &'a [Function],
     kernel: &'a Kernel,

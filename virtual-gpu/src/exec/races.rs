@@ -1,7 +1,7 @@
-//! Who touched which shared memory since the last barrier.
+//! Race detection: which warp touched which shared memory since the last barrier.
 //!
-//! Each warp has a vector clock; a barrier joins the clocks of those who meet there. An access races with an
-//! earlier one of another warp that its clock does not know of. Within a warp, lockstep orders everything
+//! Each warp has a vector clock; a barrier joins the clocks of those that meet there. An access races with an
+//! earlier one of another warp that is not in its clock. Within a warp, lockstep orders everything
 //! except lanes of one instruction. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per
 //! thread and with the readers of one epoch as a bit mask.
 
@@ -77,7 +77,7 @@ impl Races {
         None
     }
 
-    /// `differs`: the bytes there now are not those about to be written.
+    /// `differs`: the bytes already there differ from those about to be written.
     pub fn write(
         &mut self,
         at: usize,

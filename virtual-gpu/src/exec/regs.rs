@@ -5,7 +5,7 @@ use crate::ptx::inst::{NEG, Row};
 pub(crate) const LANES: usize = 32;
 pub(crate) const FULL: u32 = u32::MAX;
 
-/// Rows of the frame on top begin at the bases.
+/// The rows of the top frame begin at the bases.
 #[derive(Default)]
 pub(crate) struct Regs {
     pub r32: Vec<[u32; LANES]>,

@@ -104,7 +104,7 @@ impl Warp {
         self.id * 32 + if self.live != 0 { self.live.trailing_zeros() } else { 0 }
     }
 
-    /// PTX line at which the warp stands.
+    /// PTX line of the warp's next instruction.
     pub fn line(&self, b: &Block<'_>) -> u32 {
         let (Some(f), Some(e)) = (self.frames.last(), self.stack.last()) else { return 0 };
         b.job.functions[f.function as usize].code.get(e.pc as usize).map_or(0, |i| i.line)
@@ -215,7 +215,7 @@ impl Warp {
         }
     }
 
-    /// Runs until the warp ends, waits, or has used up its turn.
+    /// Runs until the warp ends, waits, or has used up its quantum.
     pub fn run(&mut self, b: &mut Block<'_>, quantum: u32) -> Check<Stop> {
         let job = b.job;
         let mut left = quantum;
@@ -350,11 +350,11 @@ impl Warp {
         }
     }
 
-    /// Replaces the entry on top by one per side; they meet at `meet`.
+    /// Replaces the top entry by one per side; they reconverge at `meet`.
     fn diverge(&mut self, meet: u32, sides: &[(u32, u32)]) {
         let Some(top) = self.stack.last_mut() else { return };
         if top.meet == meet {
-            // The entry below waits at the same place: no need to wait for it twice, and loops stay shallow.
+            // The entry below reconverges at the same place, so one of the two is enough, and loops stay shallow.
             self.stack.pop();
         } else {
             top.pc = meet;
@@ -425,7 +425,7 @@ impl Warp {
         }
         self.waiting = Some(Wait {
             barrier: barrier as usize,
-            // All threads by number is the same as all threads.
+            // A count of all threads is the same as none given.
             threads: threads.filter(|&n| n < b.threads.next_multiple_of(32)),
             red,
             arrive,

@@ -161,7 +161,7 @@ impl<'a> Parser<'a, '_> {
                 }
                 let d = self.decl()?;
                 if d.unsized_array != dynamic {
-                    return self.err("an external array has no extent, any other has one");
+                    return self.err("an external array has no size, any other has one");
                 }
                 let id = variables.len() as u32;
                 variables.push(Variable {

@@ -43,7 +43,7 @@ pub(super) fn reconvergence(f: &Function) -> Vec<u32> {
             .map(|t| if (t as usize) < n { block_of[t as usize] } else { exit })
             .collect();
         let leaves = ends(inst.op);
-        // A trap ends the launch, so no path through it matters for where the others meet.
+        // A trap ends the launch, so its path does not change where the others meet.
         if leaves && inst.op != Op::Trap {
             out.push(exit);
         }

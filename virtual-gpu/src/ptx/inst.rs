@@ -46,7 +46,7 @@ pub(crate) struct FMode {
     pub round: Round,
     pub ftz: bool,
     pub sat: bool,
-    /// `.approx`: matters only where the ISA gives the approximation other special values.
+    /// `.approx`: has an effect only where the ISA gives the approximation other special values.
     pub approx: bool,
 }
 
@@ -155,7 +155,7 @@ pub(crate) enum Logic {
     Xor,
 }
 
-/// What a comparison or conversion reads or writes.
+/// The type that a comparison or conversion reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Num {
     U8,
@@ -276,7 +276,7 @@ pub(crate) enum Clock {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Scheduling hints and everything else without an effect here.
+    /// Scheduling hints and other instructions without an effect here.
     Nop,
     Mov32,
     Mov64,
@@ -443,7 +443,7 @@ pub(crate) enum Special {
     Zero,
 }
 
-/// What a constant row holds when a function's frame begins.
+/// The value that a constant row is set to when a function's frame begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Init {
     Bits(u64),

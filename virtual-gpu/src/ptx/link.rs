@@ -1,4 +1,4 @@
-//! Per kernel: what it reaches, how its shared variables lie, how deep its local memory goes.
+//! Per kernel: the functions it reaches, the layout of its shared variables, the size of its local memory.
 
 use super::inst::{Init, Op};
 use super::{Module, PtxError, VarSpace};
@@ -43,7 +43,7 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
         }
         k.shared_bytes = at as u32;
         k.dynamic_shared = !dynamic.is_empty();
-        // All dynamic arrays begin at the same place, behind the static ones.
+        // All dynamic arrays begin at the same offset, after the static ones.
         let align = dynamic.iter().map(|d| d.1).max().unwrap_or(1).max(16);
         let start = at.next_multiple_of(align) as u32;
         k.dynamic_start = if k.dynamic_shared { start } else { k.shared_bytes };

@@ -1,4 +1,4 @@
-//! PTX text → [`Module`]: kernels decoded for execution, with the facts a launcher wants to know.
+//! PTX text → [`Module`]: kernels decoded for execution, with the facts that a launch needs.
 //!
 //! Source of all syntax and semantics: NVIDIA's "Parallel Thread Execution ISA" document, version 6.4 and,
 //! where it is clearer, later editions of the same sections.

@@ -1,5 +1,5 @@
-//! Directives, declarations and operands; bodies are in `body`, what one instruction means in `decode`. Long
-//! because PTX has this many directives, each read once.
+//! Directives, declarations and operands. Bodies are parsed in `body`, single instructions in `decode`. Long because
+//! PTX has many directives, each of which is read here once.
 
 use std::collections::HashMap;
 
@@ -191,7 +191,7 @@ impl<'a> Parser<'a, '_> {
         Ok(())
     }
 
-    /// Declared type, alignment, name and extent, as all variables, parameters and registers have them.
+    /// Declared type, alignment, name and array size, as all variables, parameters and registers have them.
     pub fn decl(&mut self) -> Result<Decl<'a>, PtxError> {
         let mut d =
             Decl { name: "", bytes: 0, element: 0, align: 0, unsized_array: false, count: None, width: None };
@@ -290,7 +290,7 @@ impl<'a> Parser<'a, '_> {
                 return self.err("the initialiser is longer than the variable");
             }
         } else if d.unsized_array && !dynamic {
-            return self.err("the array has no extent");
+            return self.err("the array has no size");
         }
         let id = u.m.variables.len() as u32;
         let name = if space == VarSpace::Shared { Name::Shared(id) } else { Name::Global(id) };
@@ -408,7 +408,7 @@ impl<'a> Parser<'a, '_> {
                 break;
             }
         }
-        // A declaration ahead of the definition says nothing that is needed.
+        // A forward declaration holds nothing that the definition lacks.
         if self.eat(b';') {
             return Ok(());
         }

@@ -1,7 +1,7 @@
-//! How many registers a kernel needs, from the liveness of PTX's own.
+//! The number of registers that a kernel needs, estimated from the liveness of its PTX registers.
 //!
-//! ptxas reorders and rematerialises, so this is an estimate, good to about a fifth on unrolled kernels. Where
-//! ptxas is at hand its number is the right one.
+//! ptxas reorders and rematerialises, so the estimate is good to about a fifth on unrolled kernels. Where ptxas is
+//! available, take its number instead.
 
 use super::inst::*;
 use super::{Kernel, Module};
@@ -44,7 +44,7 @@ fn live(f: &Function) -> u32 {
             out
         })
         .collect();
-    // Sets at the begin of each instruction that is a jump's target, until nothing changes.
+    // Live sets at the start of each jump target, iterated until nothing changes.
     let mut at_target: std::collections::HashMap<u32, Vec<u64>> = std::collections::HashMap::new();
     for i in &f.code {
         for t in targets(i, f) {

@@ -1,10 +1,9 @@
 //! Which matmul kernel, and how k is split: a pure function of the problem and the card's [`Table`].
 
 use super::table::Table;
-use crate::ops::matmul::Variant;
+use crate::problem::matmul::Variant;
 use crate::tensor::MAX_ELEMENTS;
-use kernels_gpu::KernelSpec;
-use kernels_gpu::matmul::regtile::{self, FAMILIES, Family, strided, tile64};
+use kernels_gpu::matmul::regtile::{self, FAMILIES, Family, Size, strided};
 use kernels_gpu::matmul::{textbook, vector};
 use serde::Serialize;
 use std::fmt;
@@ -13,13 +12,13 @@ use std::fmt;
 const VECTOR_WARPS: u32 = 12;
 /// How much longer than the fastest a kernel may take that needs less energy, when that is asked for. As much as the
 /// governor's next step would cost, which takes a tenth of the time away: a kernel that spares it is no loss.
-pub(crate) const LOW_POWER_SLOWER: f64 = 1.1;
+pub const LOW_POWER_SLOWER: f64 = 1.1;
 /// The most parts that k is split into: more cost more to add than they gain.
 const MAX_SPLITS: u32 = 32;
 
 /// Element types, as the kernels' tables are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) enum Types {
+pub enum Types {
     F32,
     F16,
     /// a f32, b f16, c f32.
@@ -28,7 +27,7 @@ pub(crate) enum Types {
 
 /// Which of a and b are transposed, as the kernels' tables are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) enum Layouts {
+pub enum Layouts {
     Nn,
     Nt,
     Tn,
@@ -36,14 +35,14 @@ pub(crate) enum Layouts {
 
 /// All that the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Query {
+pub struct Query {
     pub batch: u32,
     pub m: u32,
     pub n: u32,
     pub k: u32,
     /// For the kernels that load 16 bytes (f16: 8) at a time: `None` if strides or alignment do not allow it.
     pub tile_layouts: Option<Layouts>,
-    /// For the few-row kernels: `None` if a does not run along k, or neither extent of b is contiguous.
+    /// For the few-row kernels: `None` if a does not run along k, or neither dimension of b is contiguous.
     pub vector_layouts: Option<Layouts>,
     pub types: Types,
     pub multiprocessors: u32,
@@ -79,11 +78,30 @@ impl fmt::Display for Query {
     }
 }
 
+/// A kernel of any types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    Textbook,
+    Tile(Size, Layouts),
+    Strided,
+    /// Few rows, and b the transpose of a row-major matrix.
+    VectorNt(Rows),
+    /// One row, and a row-major b.
+    VectorNn,
+}
+
+/// Up to how many rows a kernel handles, as the kernels' tables are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    One,
+    Four,
+    Eight,
+}
+
 /// A kernel and its grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    pub variant: Variant,
-    pub spec: KernelSpec,
+    pub kernel: Kernel,
     /// Blocks along x.
     pub blocks: u32,
     pub splits: u32,
@@ -98,9 +116,9 @@ fn family(name: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.name == name)
 }
 
-/// The kernels of a family for these layouts and types.
-fn spec(family: &Family, q: &Query) -> Option<KernelSpec> {
-    Some(family.specs.get(q.tile_layouts? as usize)?[q.types as usize])
+/// These operands' layouts, if the family has kernels for them.
+fn layouts(family: &Family, q: &Query) -> Option<Layouts> {
+    q.tile_layouts.filter(|&layouts| (layouts as usize) < family.layouts)
 }
 
 /// Blocks that cover c.
@@ -129,48 +147,48 @@ fn split_candidates(q: &Query, step: u32) -> impl Iterator<Item = u32> {
 
 /// The plan for this product; `None` if `variant` can't do it.
 pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<u32>) -> Option<Plan> {
-    let types = q.types as usize;
-    let plan = |variant, spec, blocks, splits, step| {
+    let plan = |kernel, blocks, splits, step| {
         let (k_chunk, splits) = split(q.k, splits, step);
-        Some(Plan { variant, spec, blocks, splits, k_chunk, log_parts: 0 })
+        Some(Plan { kernel, blocks, splits, k_chunk, log_parts: 0 })
     };
     match variant {
         Variant::Auto => {
             let (variant, best) = choose(table, q);
             select(table, q, variant, splits.or(best))
         }
+        Variant::Textbook if q.types != Types::F32 => None,
         Variant::Textbook => {
-            let (tile, f32) = (textbook::TILE, q.types == Types::F32);
-            let blocks = q.m.div_ceil(tile) * q.n.div_ceil(tile);
-            plan(variant, f32.then_some(textbook::SPEC)?, blocks, 1, q.k.max(1))
+            let blocks = q.m.div_ceil(textbook::TILE) * q.n.div_ceil(textbook::TILE);
+            plan(Kernel::Textbook, blocks, 1, q.k.max(1))
         }
         Variant::Tile(name) => {
             let family = family(name)?;
             let splits = splits.unwrap_or_else(|| best_splits(table, q, family).0);
-            plan(variant, spec(family, q)?, blocks(family, q), splits, step(family))
+            let kernel = Kernel::Tile(family.size, layouts(family, q)?);
+            plan(kernel, blocks(family, q), splits, step(family))
         }
         Variant::Strided => {
             let blocks = q.m.div_ceil(strided::BM) * q.n.div_ceil(strided::BN);
             // its tile is that of the 64 × 64 kernels
-            let splits = splits.unwrap_or_else(|| best_splits(table, q, &tile64::FAMILY).0);
-            plan(variant, strided::SPECS[types], blocks, splits, regtile::BK)
+            let splits = splits.unwrap_or_else(|| best_splits(table, q, Size::Tile64.family()).0);
+            plan(Kernel::Strided, blocks, splits, regtile::BK)
         }
         Variant::Vector => {
-            let nt = |table: usize| (vector::NT[table][types], choose_parts(q));
-            let (spec, log_parts) = match q.vector_layouts? {
-                Layouts::Nt if q.m <= 1 => nt(0),
-                Layouts::Nt if q.m <= 4 => nt(1),
-                Layouts::Nt if q.m <= vector::MAX_M => nt(2),
-                Layouts::Nn if q.m <= 1 => (vector::NN[types], 0),
+            let nt = |rows| (Kernel::VectorNt(rows), choose_parts(q));
+            let (kernel, log_parts) = match q.vector_layouts? {
+                Layouts::Nt if q.m <= 1 => nt(Rows::One),
+                Layouts::Nt if q.m <= 4 => nt(Rows::Four),
+                Layouts::Nt if q.m <= vector::MAX_M => nt(Rows::Eight),
+                Layouts::Nn if q.m <= 1 => (Kernel::VectorNn, 0),
                 _ => return None,
             };
-            let columns = match q.vector_layouts? {
-                Layouts::Nt => vector::NT_COLUMNS * (vector::WARPS >> log_parts),
+            let columns = match kernel {
+                Kernel::VectorNt(_) => vector::NT_COLUMNS * (vector::WARPS >> log_parts),
                 _ => vector::NN_COLUMNS,
             };
             let blocks = q.n.div_ceil(columns);
             let splits = splits.unwrap_or_else(|| vector_splits(q, blocks));
-            Some(Plan { log_parts, ..plan(variant, spec, blocks, splits, vector::K_STEP)? })
+            Some(Plan { log_parts, ..plan(kernel, blocks, splits, vector::K_STEP)? })
         }
     }
 }
@@ -188,7 +206,7 @@ fn choose_parts(q: &Query) -> u32 {
     (0..most).find(|&parts| vector_warps(q) << parts >= wanted || !useful(parts + 1)).unwrap_or(most)
 }
 
-/// The parts of k for what a block's own warps can't do.
+/// The splits of k that make up for what a block's own warps can't do.
 fn vector_splits(q: &Query, blocks: u32) -> u32 {
     let warps = blocks.saturating_mul(q.batch).max(1).saturating_mul(vector::WARPS);
     let wanted = VECTOR_WARPS * q.multiprocessors / warps;
@@ -196,8 +214,9 @@ fn vector_splits(q: &Query, blocks: u32) -> u32 {
 }
 
 /// The families and numbers of parts that are worth timing: tiles are not twice as tall as c where smaller ones are.
-pub(crate) fn candidates(q: &Query) -> Vec<(&'static str, u32)> {
-    let families = FAMILIES.iter().filter(|family| spec(family, q).is_some() && family.bm / 2 < q.m.max(32));
+pub fn candidates(q: &Query) -> Vec<(&'static str, u32)> {
+    let families =
+        FAMILIES.iter().filter(|family| layouts(family, q).is_some() && family.bm / 2 < q.m.max(32));
     let most = 16 * q.multiprocessors;
     families
         .flat_map(|family| {
@@ -215,7 +234,7 @@ fn choose(table: &Table, q: &Query) -> (Variant, Option<u32>) {
         Some(Layouts::Nn) if q.m <= 1 => return (Variant::Vector, None),
         _ => {}
     }
-    let tiles = FAMILIES.iter().filter(|family| spec(family, q).is_some());
+    let tiles = FAMILIES.iter().filter(|family| layouts(family, q).is_some());
     let estimates: Vec<_> = tiles.map(|family| (family, best_splits(table, q, family))).collect();
     let clocks = |&&(_, (_, clocks)): &&(&Family, (u32, f64))| clocks;
     let Some(mut best) = estimates.iter().min_by(|x, y| clocks(x).total_cmp(&clocks(y))) else {
@@ -262,7 +281,8 @@ pub(crate) mod tests {
     fn large_products_take_large_tiles_unsplit() {
         for multiprocessors in [MX330, P4] {
             let plan = plan(&nt(4096, 4096, 4096, multiprocessors));
-            assert_eq!((plan.variant, plan.splits, plan.blocks), (Variant::Tile("tile128"), 1, 1024));
+            let tile128 = Kernel::Tile(Size::Tile128, Layouts::Nt);
+            assert_eq!((plan.kernel, plan.splits, plan.blocks), (tile128, 1, 1024));
         }
     }
 
@@ -272,21 +292,28 @@ pub(crate) mod tests {
         Table { watts: watts.chain([("wide128".to_owned(), 10.0)]).collect(), ..sm_61() }
     }
 
-    fn family_of(table: &Table, q: &Query, low_power: bool) -> Variant {
-        select(table, &Query { low_power, ..*q }, Variant::Auto, None).unwrap().variant
+    /// The tile size, and the parts of k.
+    fn tile(table: &Table, q: &Query, low_power: bool) -> (Size, u32) {
+        let plan = select(table, &Query { low_power, ..*q }, Variant::Auto, None).unwrap();
+        let Kernel::Tile(size, Layouts::Nt) = plan.kernel else { unreachable!("tiles fit") };
+        (size, plan.splits)
+    }
+
+    fn size(table: &Table, q: &Query, low_power: bool) -> Size {
+        tile(table, q, low_power).0
     }
 
     #[test]
     fn less_energy_is_taken_where_it_is_asked_for_and_measured() {
         let large = nt(4096, 4096, 4096, P4);
-        assert_eq!(family_of(&sparing(), &large, false), Variant::Tile("tile128"));
-        assert_eq!(family_of(&sparing(), &large, true), Variant::Tile("wide128"));
-        assert_eq!(family_of(&sm_61(), &large, true), Variant::Tile("tile128"), "nothing is measured");
+        assert_eq!(size(&sparing(), &large, false), Size::Tile128);
+        assert_eq!(size(&sparing(), &large, true), Size::Wide128);
+        assert_eq!(size(&sm_61(), &large, true), Size::Tile128, "nothing is measured");
         // Half a table compares nothing: what is not measured is neither left nor taken.
         for missing in ["tile128", "wide128"] {
             let mut table = sparing();
             table.watts.remove(missing);
-            assert_eq!(family_of(&table, &large, true), Variant::Tile("tile128"), "without {missing}");
+            assert_eq!(size(&table, &large, true), Size::Tile128, "without {missing}");
         }
     }
 
@@ -294,17 +321,16 @@ pub(crate) mod tests {
     fn less_energy_costs_a_tenth_of_the_time_at_most() {
         // 16 rows: a tile of 128 would be idle for seven eighths, which half the power does not make good.
         let few = nt(16, 2048, 2048, P4);
-        assert_eq!(family_of(&sparing(), &few, true), Variant::Tile("tile32"));
+        assert_eq!(size(&sparing(), &few, true), Size::Tile32);
         // However little a kernel draws, it is not taken beyond that.
         let mut table = sparing();
         table.watts.insert("wide128".into(), 0.001);
-        assert_eq!(family_of(&table, &few, true), Variant::Tile("tile32"));
+        assert_eq!(size(&table, &few, true), Size::Tile32);
         for dims in [[64, 2048, 2048], [256, 6144, 2048], [1024, 2048, 6144], [512; 3], [2048; 3]] {
             let q = Query::plain(Layouts::Nt, dims, MX330);
             let clocks = |low_power| {
-                let plan = select(&table, &Query { low_power, ..q }, Variant::Auto, None).unwrap();
-                let Variant::Tile(name) = plan.variant else { unreachable!("tiles fit") };
-                table.clocks(&q, family(name).unwrap(), plan.splits)
+                let (size, splits) = tile(&table, &q, low_power);
+                table.clocks(&q, size.family(), splits)
             };
             assert!(clocks(true) <= LOW_POWER_SLOWER * clocks(false), "{q}");
         }
@@ -312,12 +338,12 @@ pub(crate) mod tests {
 
     #[test]
     fn few_rows_stream_the_weights() {
-        assert_eq!(plan(&nt(1, 2048, 2048, P4)).spec, vector::NT[0][0]);
-        assert_eq!(plan(&nt(3, 2048, 2048, P4)).spec, vector::NT[1][0]);
-        assert_eq!(plan(&nt(8, 2048, 2048, P4)).spec, vector::NT[2][0]);
-        assert_eq!(plan(&nt(16, 2048, 2048, P4)).variant, Variant::Tile("tile32"));
+        assert_eq!(plan(&nt(1, 2048, 2048, P4)).kernel, Kernel::VectorNt(Rows::One));
+        assert_eq!(plan(&nt(3, 2048, 2048, P4)).kernel, Kernel::VectorNt(Rows::Four));
+        assert_eq!(plan(&nt(8, 2048, 2048, P4)).kernel, Kernel::VectorNt(Rows::Eight));
+        assert_eq!(plan(&nt(16, 2048, 2048, P4)).kernel, Kernel::Tile(Size::Tile32, Layouts::Nt));
         let nn = Query { vector_layouts: Some(Layouts::Nn), ..nt(1, 2048, 2048, P4) };
-        assert_eq!(plan(&nn).spec, vector::NN[0]);
+        assert_eq!(plan(&nn).kernel, Kernel::VectorNn);
     }
 
     #[test]
@@ -329,7 +355,7 @@ pub(crate) mod tests {
     #[test]
     fn what_is_not_aligned_runs_strided() {
         let q = Query { tile_layouts: None, ..nt(100, 101, 103, P4) };
-        assert_eq!(plan(&q).variant, Variant::Strided);
+        assert_eq!(plan(&q).kernel, Kernel::Strided);
         assert_eq!(select(&sm_61(), &q, Variant::Tile("tile128"), None), None);
         assert_eq!(select(&sm_61(), &q, Variant::Vector, None), None, "100 rows");
     }

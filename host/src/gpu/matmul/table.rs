@@ -24,7 +24,7 @@ const BUILT_IN: [((i32, i32), &str); 2] =
 /// The numbers from which a product's time is estimated, for one card or architecture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Table {
+pub struct Table {
     /// Where the numbers come from, for people.
     pub evidence: String,
     /// For each tile family, the share of the multiply-add rate that it would get from any number of warps. A family that
@@ -32,7 +32,7 @@ pub(crate) struct Table {
     pub rates: BTreeMap<String, f64>,
     /// Warps with which a multiprocessor reaches half its rate.
     pub half_rate_warps: f64,
-    /// Clocks before a block's first multiply-add and behind its last.
+    /// Clocks before a block's first multiply-add and after its last.
     pub block_clocks: f64,
     /// Clocks that a second launch costs.
     pub launch_clocks: f64,
@@ -45,7 +45,7 @@ pub(crate) struct Table {
 
 /// A measured time.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Sample {
+pub struct Sample {
     pub q: Query,
     pub family: String,
     pub splits: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Sample {
 }
 
 /// What a table makes of a shape.
-pub(crate) struct Outcome<'a> {
+pub struct Outcome<'a> {
     pub q: Query,
     /// Family and splits.
     pub fastest: (&'a str, u32),
@@ -198,7 +198,7 @@ impl Table {
 }
 
 /// Where the user's table for a card is looked for: `$XDG_CONFIG_HOME` or `~/.config`, then `pascaline/tune/‹card›.json`.
-pub(crate) fn user_file(card: &str) -> Option<PathBuf> {
+pub fn user_file(card: &str) -> Option<PathBuf> {
     let folder = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let config = folder("XDG_CONFIG_HOME").or_else(|| folder("HOME").map(|home| home.join(".config")))?;
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
@@ -210,7 +210,7 @@ pub(crate) fn user_file(card: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`Error::Tuning`] if the user's file can't be read or makes no sense.
-pub(crate) fn of(card: &Properties) -> Result<&'static Table> {
+pub fn of(card: &Properties) -> Result<&'static Table> {
     static TABLES: Mutex<Option<HashMap<String, &'static Table>>> = Mutex::new(None);
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     let tables = tables.get_or_insert_default();

@@ -33,7 +33,7 @@ impl<U> Limit<U> {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// What it wraps.
+    /// The upstream inside.
     pub fn inner(&self) -> &U {
         &self.inner
     }

@@ -11,7 +11,7 @@ pub struct Counted<U> {
     traffic: Mutex<Traffic>,
 }
 
-/// What went through. Sizes are as asked for.
+/// The allocations and frees of the upstream. Sizes are as asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Traffic {
@@ -40,7 +40,7 @@ impl<U> Counted<U> {
         *self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it wraps.
+    /// The upstream inside.
     pub fn inner(&self) -> &U {
         &self.inner
     }

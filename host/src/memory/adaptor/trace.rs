@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 pub enum Entry {
     /// Succeeded; refused allocations are not written down.
     Allocate { block: u32, bytes: usize, stream: u32 },
-    /// Behind the stream's work.
+    /// After the stream's work.
     Free { block: u32, stream: u32 },
 }
 
@@ -38,12 +38,12 @@ impl<U, S> Trace<U, S> {
         Self { inner, log: Mutex::new(Recorder::new()) }
     }
 
-    /// What was written down so far.
+    /// The trace so far.
     pub fn entries(&self) -> Vec<Entry> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).entries.clone()
     }
 
-    /// What it wraps.
+    /// The upstream inside.
     pub fn inner(&self) -> &U {
         &self.inner
     }
@@ -117,7 +117,7 @@ pub fn to_text(entries: &[Entry]) -> String {
 pub struct TraceError {
     /// From 1.
     pub line: usize,
-    /// What stands there.
+    /// The line's text.
     pub text: String,
 }
 

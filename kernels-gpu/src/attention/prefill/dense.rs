@@ -3,46 +3,58 @@
 //! On sm_61 two blocks of either width fit a multiprocessor: eight keys a thread make 85 % of the loops' instructions
 //! multiply-adds. With four a third block fits; on an H200 that took 3 to 7 % longer (head_dim 64), 7 to 38 % (128).
 
-use super::{BM, PAD, Place, THREADS, Work, bn, key_of, prefill, read_indices, spec};
-use crate::attention::{Strides, not_zero, unroll};
+use super::{
+    BM, PAD, Place, SHUFFLES, SUMS, Scratch, THREADS, Work, bn, chunk_elements, half_elements, key_of,
+    prefill, read_indices,
+};
+use crate::attention::{Strides, not_zero, tensors, unroll};
 use crate::device::F16;
-use crate::device::stored::{Blocks, Coded};
-use crate::spec::KernelSpec;
+use crate::device::stored::KvElement;
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Columns of a tile's scores that a thread owns: tiles of 128 keys.
 const KEYS: usize = 8;
 
-/// head_dim ≤ 64: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK)], by [`Types`](super::Types).
-pub const PREFILL_D64: [KernelSpec; 3] = [
-    spec("attention_prefill_d64_f32", KEYS, 2),
-    spec("attention_prefill_d64_f16", KEYS, 2),
-    spec("attention_prefill_d64_f32_f16", KEYS, 2),
-];
-
-/// head_dim ≤ 128; else as [`PREFILL_D64`].
-pub const PREFILL_D128: [KernelSpec; 3] = [
-    spec("attention_prefill_d128_f32", KEYS, 2),
-    spec("attention_prefill_d128_f16", KEYS, 2),
-    spec("attention_prefill_d128_f32_f16", KEYS, 2),
-];
-
-/// q and out f32, k and v in a 16-bit format with any exponent bits; head_dim ≤ 128, grid as [`PREFILL_D64`].
-pub const PREFILL_CODED: KernelSpec = spec("attention_prefill_d128_f32_coded", KEYS, 2);
-/// q and out f32, k and v in blocks of 8 bits; else as [`PREFILL_CODED`].
-pub const PREFILL_Q8_0: KernelSpec = spec("attention_prefill_d128_f32_q8_0", KEYS, 2);
-
-/// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[
-    PREFILL_D64[0],
-    PREFILL_D64[1],
-    PREFILL_D64[2],
-    PREFILL_D128[0],
-    PREFILL_D128[1],
-    PREFILL_D128[2],
-    PREFILL_CODED,
-    PREFILL_Q8_0,
-];
+/// The parameters of the kernels. q and out are of type `Q`; k and v are stored as `Kv`, see [`KvElement`].
+///
+/// First elements and strides of all four tensors are multiples of 8 elements, and they span less than 2³¹ elements with gaps.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Prefill<Q, Kv> {
+    /// [b, num_q_heads, q_len, head_dim], disjoint from all others
+    pub out: *mut Q,
+    /// [b, num_q_heads, q_len, head_dim]
+    pub q: *const Q,
+    /// [b, num_kv_heads, kv_len, head_dim]
+    pub k: *const Kv,
+    /// [b, num_kv_heads, kv_len, head_dim]
+    pub v: *const Kv,
+    pub out_strides: Strides,
+    pub q_strides: Strides,
+    pub k_strides: Strides,
+    pub v_strides: Strides,
+    pub num_q_heads: u32,
+    /// Query heads of a kv head.
+    pub group: u32,
+    pub q_len: u32,
+    /// May be 0.
+    pub kv_len: u32,
+    /// A multiple of 8, at least 8 and at most the kernel's.
+    pub head_dim: u32,
+    /// scale · log₂ e
+    pub scale_log2: f32,
+    /// 1 if causal, else 0.
+    pub causal: u32,
+    /// So many of the grid's rows come longest first, the others shortest first.
+    pub longest_first: u32,
+    /// Of codes (`Kv` = `u16`), 2 to 8; else not used.
+    pub exponent_bits: u32,
+    /// Of k's quants (`Kv` = `u8`), one for each block; else not used.
+    pub k_scales: *const F16,
+    /// As `k_scales`, of v's.
+    pub v_scales: *const F16,
+}
 
 /// All keys, or those up to each query's position.
 #[derive(Clone, Copy)]
@@ -82,7 +94,7 @@ impl Dense {
 impl Work<KEYS> for Dense {
     const STEP: u32 = 1;
 
-    /// The blocks with the most keys come first, so that short ones fill the gaps at the end. Those behind
+    /// The blocks with the most keys come first, so that short ones fill the gaps at the end. Those after
     /// `longest_first` come shortest first: where all are resident at once, each joins one that is as much longer.
     #[inline(always)]
     fn place(self) -> Place {
@@ -140,52 +152,62 @@ impl Work<KEYS> for Dense {
 }
 
 macro_rules! kernels {
-    ($(
-        $name:ident: $tq:ty, $tkv:ty, $groups:literal, $blocks:literal
-        $(, $open:path { $($more:ident: $type:ty),* })?;
-    )*) => {$(
-        /// # Safety
-        /// `out`, `q`, `k`, `v`: as the module's head says, of less than 2³¹ elements with gaps, valid on the
-        /// launching stream, `out` disjoint from the others, addresses and strides (batch, head, row) multiples of
-        /// 8 elements. `causal`: 0 or 1. `scale_log2`: scale · log2 e. `longest_first`: so many of the grid's rows
-        /// come longest first, the others shortest first. Launched as the contract of the same name says.
-        #[kernel(launch_bounds(THREADS, $blocks))]
-        pub unsafe fn $name(
-            out: *mut $tq, q: *const $tq, k: *const $tkv, v: *const $tkv,
-            out_batch: u32, out_head: u32, out_row: u32,
-            q_batch: u32, q_head: u32, q_row: u32,
-            k_batch: u32, k_head: u32, k_row: u32,
-            v_batch: u32, v_head: u32, v_row: u32,
-            num_q_heads: u32, group: u32, q_len: u32, kv_len: u32, head_dim: u32,
-            scale_log2: f32, causal: u32, longest_first: u32 $($(, $more: $type)*)?
-        ) {
-            let strides = [
-                Strides { batch: out_batch, head: out_head, row: out_row },
-                Strides { batch: q_batch, head: q_head, row: q_row },
-                Strides { batch: k_batch, head: k_head, row: k_row },
-                Strides { batch: v_batch, head: v_head, row: v_row },
-            ];
-            $(let [k, v] = $open([k, v], $($more),*);)?
-            // SAFETY: this kernel's contract is the body's; a grid with a block in it has a head.
-            unsafe {
-                not_zero(num_q_heads);
-                let causal = 0u32.wrapping_sub(causal);
-                let work = Dense { num_q_heads, q_len, kv_len, causal, longest_first };
-                prefill::<$tq, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(
-                    out, q, k, v, strides, group, q_len, kv_len.wrapping_sub(1), head_dim, scale_log2, work,
+    ($($name:ident: $q:ty, $kv:ty, $groups:literal;)*) => {
+        $(
+            /// # Safety
+            /// [`Prefill`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// launched as [`Kernels::prefill`](crate::attention::Kernels::prefill) says.
+            #[kernel(
+                block = THREADS, min_blocks = 2, module = stringify!($name), shuffles = SHUFFLES,
+                shared(
+                    chunks: [f32; 2 * chunk_elements(KEYS)], probabilities: [f32; half_elements(KEYS)],
+                    maxima: [f32; BM], sums: [f32; SUMS]
                 )
+            )]
+            pub unsafe fn $name(p: Prefill<$q, $kv>) {
+                let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
+                let scratch = Scratch { chunks, probabilities, maxima, sums };
+                // SAFETY: a grid with a block in it has a head; the parameters are as `prefill` asks for, too.
+                unsafe {
+                    not_zero(p.num_q_heads);
+                    let work = Dense {
+                        num_q_heads: p.num_q_heads,
+                        q_len: p.q_len,
+                        kv_len: p.kv_len,
+                        causal: 0u32.wrapping_sub(p.causal),
+                        longest_first: p.longest_first,
+                    };
+                    prefill::<_, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(
+                        tensors!(p, k, v), p.kv_len.wrapping_sub(1), work, scratch,
+                    )
+                }
             }
-        }
-    )*};
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+    };
 }
 
 kernels! {
-    attention_prefill_d64_f32: f32, f32, 1, 2;
-    attention_prefill_d64_f16: F16, F16, 1, 2;
-    attention_prefill_d64_f32_f16: f32, F16, 1, 2;
-    attention_prefill_d128_f32: f32, f32, 2, 2;
-    attention_prefill_d128_f16: F16, F16, 2, 2;
-    attention_prefill_d128_f32_f16: f32, F16, 2, 2;
-    attention_prefill_d128_f32_coded: f32, u16, 2, 2, Coded::pair { exponent_bits: u32 };
-    attention_prefill_d128_f32_q8_0: f32, u8, 2, 2, Blocks::pair { k_scales: *const F16, v_scales: *const F16 };
+    attention_prefill_d64_f32: f32, f32, 1;
+    attention_prefill_d64_f16: F16, F16, 1;
+    attention_prefill_d64_f32_f16: f32, F16, 1;
+    attention_prefill_d128_f32: f32, f32, 2;
+    attention_prefill_d128_f16: F16, F16, 2;
+    attention_prefill_d128_f32_f16: f32, F16, 2;
+    attention_prefill_d128_f32_coded: f32, u16, 2;
+    attention_prefill_d128_f32_q8_0: f32, u8, 2;
 }
+
+/// For head_dim ≤ 64 and ≤ 128, as the others.
+pub(in crate::attention) const OF_F32: [KernelSpec<Prefill<f32, f32>>; 2] =
+    [attention_prefill_d64_f32, attention_prefill_d128_f32];
+pub(in crate::attention) const OF_F16: [KernelSpec<Prefill<F16, F16>>; 2] =
+    [attention_prefill_d64_f16, attention_prefill_d128_f16];
+pub(in crate::attention) const OF_F32_F16: [KernelSpec<Prefill<f32, F16>>; 2] =
+    [attention_prefill_d64_f32_f16, attention_prefill_d128_f32_f16];
+pub(in crate::attention) const OF_F32_CODED: [KernelSpec<Prefill<f32, u16>>; 2] =
+    [attention_prefill_d128_f32_coded; 2];
+pub(in crate::attention) const OF_F32_Q8_0: [KernelSpec<Prefill<f32, u8>>; 2] =
+    [attention_prefill_d128_f32_q8_0; 2];

@@ -10,8 +10,8 @@ use crate::device::{Element, Shared};
 pub(super) type Staged = [[u32; 4]; 6];
 
 /// One head's operands, and what this thread loads of them.
-pub(super) struct Loader<TQ, S> {
-    pub q: *const TQ,
+pub(super) struct Loader<Q, S> {
+    pub q: *const Q,
     pub k: S,
     pub v: S,
     /// The first elements of the thread's two rows of Q.
@@ -21,17 +21,17 @@ pub(super) struct Loader<TQ, S> {
     pub v_head: u32,
     pub k_row: u32,
     pub v_row: u32,
-    /// The last key; keys behind it are read from it.
+    /// The last key; keys after it are read from it.
     pub last_key: u32,
     pub head_dim: u32,
 }
 
-impl<TQ: Element, S: Stored> Loader<TQ, S> {
+impl<Q: Element, S: Stored> Loader<Q, S> {
     /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes column 4 · (t mod 4) of rows t / 4,
     /// t / 4 + 32, …, so that eight threads read two whole sectors.
     ///
     /// # Safety
-    /// q_len, kv_len and head_dim are not 0; at most one tile behind the last.
+    /// q_len, kv_len and head_dim are not 0; at most one tile after the last.
     #[inline(always)]
     pub unsafe fn qk<const KEYS: usize, W: Work<KEYS>>(
         &self,
@@ -43,10 +43,10 @@ impl<TQ: Element, S: Stored> Loader<TQ, S> {
         let row = tid / 4;
         let column = (column + tid % 4 * 4).min(self.head_dim - 4);
         let mut staged = [[0; 4]; 6];
-        // SAFETY: as the caller promises: rows are below the lengths, and four columns from a multiple of four on are
-        // below head_dim, a multiple of eight.
+        // SAFETY: the lengths are not 0, so rows are below them, and four columns from a multiple of four on are below
+        // head_dim, a multiple of eight.
         unsafe {
-            unroll!(I < 2 { staged[I] = TQ::load4_words(self.q.add((self.q_at[I] + column) as usize)); });
+            unroll!(I < 2 { staged[I] = Q::load4_words(self.q.add((self.q_at[I] + column) as usize)); });
             unroll!(I < 4 {
                 if 2 * I < KEYS {
                     let at = self.k_head + work.key(tile, row + 32 * I as u32).min(self.last_key) * self.k_row;
@@ -104,12 +104,12 @@ impl<TQ: Element, S: Stored> Loader<TQ, S> {
             staged[1] = [0; 4];
         }
         let row = row ^ (part / 2 * 8);
-        // SAFETY: rows and columns of Qᵀ [16, 64 + PAD] and Kᵀ [16, BN + PAD] behind it; each thread its own elements.
+        // SAFETY: rows and columns of Qᵀ [16, 64 + PAD] and Kᵀ [16, BN + PAD] after it; each thread its own elements.
         unsafe {
             let q = chunk.at(part * (4 * (BM + PAD)) + row);
             let k = chunk.at(BK * (BM + PAD) + part * (4 * (bn(KEYS) + PAD)) + row);
             unroll!(I < 2 {
-                let values = TQ::from_words(staged[I]);
+                let values = Q::from_words(staged[I]);
                 unroll!(E < 4 { q.set(E as u32 * (BM + PAD) + I as u32 * 32, values[E]); });
             });
             unroll!(I < 4 {

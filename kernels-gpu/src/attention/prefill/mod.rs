@@ -15,9 +15,8 @@
 //!
 //! How the code departs from it:
 //! 1. Exponents are base 2, the factor log2 e is in `scale`.
-//! 2. Q is not kept: Q and K come through shared memory in chunks of BK = 16 of the head's extent, V in chunks of
-//!    16 keys, P as one half of a tile after the other, so that 48 KB of shared memory hold any head_dim.
-//! 3. While a chunk is computed the next one is loaded into registers, and behind that written to a second buffer: one
+//! 2. Q is not kept: Q and K come through shared memory in chunks of BK = 16 columns, V in chunks of 16 keys, P as one half of a tile after the other, so that 48 KB of shared memory hold any head_dim.
+//! 3. While a chunk is computed the next one is loaded into registers, and then written to a second buffer: one
 //!    barrier a chunk. P needs none, as a warp reads only what it wrote.
 //! 4. m and l live in shared memory: registers are for O, S and the operands.
 //! 5. A thread owns rows 16·warp + 8·ty + (0..8), keys 4·tx + (0..4) and, with KEYS = 8, those 64 further of S, and
@@ -38,11 +37,10 @@ mod products;
 pub use dense::*;
 
 use super::merge::STATE as STATE_ELEMENTS;
-use super::{Strides, not_zero, unroll};
+use super::{Tensors, not_zero, unroll};
 use crate::device::math::{exp2, rcp};
 use crate::device::stored::Stored;
-use crate::device::{Element, Shared, shared};
-use crate::spec::KernelSpec;
+use crate::device::{Element, Shared};
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use cuda_std::gpu_only;
@@ -65,29 +63,36 @@ pub(super) const fn bn(keys: usize) -> u32 {
     16 * keys as u32
 }
 
-/// Elements behind each column of Q's and K's chunk, so that threads that write to it meet in no bank.
+/// Elements after each column of Q's and K's chunk, so that threads that write to it meet in no bank.
 pub(super) const PAD: u32 = 4;
 
 /// Elements of a chunk buffer: Qᵀ [BK, BM + PAD] and Kᵀ [BK, BN + PAD], or V [D / 64, BK, 64].
-const fn chunk_elements(keys: usize) -> u32 {
+pub(super) const fn chunk_elements(keys: usize) -> u32 {
     BK * (BM + PAD + bn(keys) + PAD)
 }
 
 /// Elements of half of Pᵀ: [BM / 16, BN / 2, 16].
-const fn half_elements(keys: usize) -> u32 {
+pub(super) const fn half_elements(keys: usize) -> u32 {
     BM * bn(keys) / 2
 }
 
 /// Elements of l, a part per thread: [2, THREADS, 4].
-const SUMS: u32 = 8 * THREADS;
+pub(super) const SUMS: u32 = 8 * THREADS;
 
 /// Four steps for each of eight rows, of m in a tile and of l at the end.
-const SHUFFLES: u32 = 2 * 4 * 8;
+pub(super) const SHUFFLES: u32 = 2 * 4 * 8;
 
-/// The contract of a kernel whose threads own `keys` of a tile's keys.
-pub(super) const fn spec(name: &'static str, keys: usize, min_blocks: u32) -> KernelSpec {
-    let shared_bytes = 4 * (2 * chunk_elements(keys) + half_elements(keys) + BM + SUMS);
-    KernelSpec::new(name, THREADS).min_blocks(min_blocks).shared_bytes(shared_bytes).shuffles(SHUFFLES)
+/// The kernels' shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Scratch {
+    /// Two chunk buffers.
+    pub chunks: Shared<f32>,
+    /// Half of a tile's Pᵀ.
+    pub probabilities: Shared<f32>,
+    /// m: [BM]
+    pub maxima: Shared<f32>,
+    /// l, a part per thread.
+    pub sums: Shared<f32>,
 }
 
 /// Which thread, head and queries this is.
@@ -149,10 +154,10 @@ pub(super) trait Work<const KEYS: usize>: Copy {
     /// A bound of the keys of one of the block's tiles that any query sees, a multiple of 64.
     fn keys(self, tile: u32) -> u32;
 
-    /// The key that is row `row` of a tile, or behind the last one. Rows of one sixteen follow each other.
+    /// The key that is row `row` of a tile, or after the last one. Rows of one sixteen follow each other.
     ///
     /// # Safety
-    /// At most one tile behind the last.
+    /// At most one tile after the last.
     unsafe fn key(self, tile: u32, row: u32) -> u32;
 
     /// Whether a row of the thread's warp sees a key of the tile; the same for all lanes.
@@ -170,7 +175,7 @@ pub(super) trait Work<const KEYS: usize>: Copy {
     /// Where a partial result [BM, D + 4] of these queries goes, if theirs is not the whole.
     ///
     /// # Safety
-    /// As the kernels'.
+    /// The block has an item.
     unsafe fn partial(self) -> Option<*mut f32>;
 }
 
@@ -185,7 +190,7 @@ const fn key_of(j: usize) -> u32 {
 /// As [`Shared::get4`].
 #[inline(always)]
 unsafe fn load_8<const APART: u32>(at: Shared<f32>) -> [f32; 8] {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's pointer is at written elements, at multiples of four of its array.
     let ([a, b, c, d], [e, f, g, h]) = unsafe { (at.get4(0), at.get4(APART)) };
     [a, b, c, d, e, f, g, h]
 }
@@ -196,7 +201,7 @@ unsafe fn load_8<const APART: u32>(at: Shared<f32>) -> [f32; 8] {
 /// As [`Shared::set4`].
 #[inline(always)]
 unsafe fn store_8<const APART: u32>(at: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller's pointer is at elements that it alone accesses, at multiples of four of its array.
     unsafe {
         at.set4(0, [a, b, c, d]);
         at.set4(APART, [e, f, g, h]);
@@ -204,38 +209,26 @@ unsafe fn store_8<const APART: u32>(at: Shared<f32>, [a, b, c, d, e, f, g, h]: [
 }
 
 /// # Safety
-/// As the kernels below; G = D / 64, BN = 16 KEYS, STRIDE = BN + PAD.
+/// `t`: as [`Prefill`] says; `work` gives queries of it and keys up to `last_key`, v's last row. All threads of the block are here,
+/// and `scratch` is its own: chunks [2, [`chunk_elements`]], probabilities [[`half_elements`]], maxima [BM], sums [[`SUMS`]].
+/// G = D / 64, BN = 16 KEYS, STRIDE = BN + PAD.
 #[inline(always)]
 pub(super) unsafe fn prefill<
-    TQ: Element,
+    Q: Element,
     S: Stored,
     const G: usize,
     const KEYS: usize,
     const STRIDE: u32,
     W: Work<KEYS>,
 >(
-    out: *mut TQ,
-    q: *const TQ,
-    k: S,
-    v: S,
-    [out_strides, q_strides, k_strides, v_strides]: [Strides; 4],
-    group: u32,
-    q_len: u32,
+    t: Tensors<Q, S>,
     last_key: u32,
-    head_dim: u32,
-    scale_log2: f32,
     work: W,
+    scratch: Scratch,
 ) {
-    let chunks = match KEYS {
-        4 => shared::declare::<f32, { 2 * chunk_elements(4) as usize }>(),
-        _ => shared::declare::<f32, { 2 * chunk_elements(8) as usize }>(),
-    };
-    let probabilities = match KEYS {
-        4 => shared::declare::<f32, { half_elements(4) as usize }>(),
-        _ => shared::declare::<f32, { half_elements(8) as usize }>(),
-    };
-    let maxima = shared::declare::<f32, { BM as usize }>();
-    let sums = shared::declare::<f32, { SUMS as usize }>();
+    let Tensors { out, q, k, v, group, q_len, head_dim, scale_log2, .. } = t;
+    let Tensors { out_strides, q_strides, k_strides, v_strides, .. } = t;
+    let Scratch { chunks, probabilities, maxima, sums } = scratch;
 
     // SAFETY: a head belongs to a group.
     unsafe { not_zero(group) };
@@ -284,7 +277,7 @@ pub(super) unsafe fn prefill<
         let mut s = [[0.0f32; KEYS]; 8];
         let mut column = 0;
         while column < head_dim {
-            // SAFETY: all threads run the same loops. Behind the barrier the chunk is complete, and nobody reads the
+            // SAFETY: all threads run the same loops. After the barrier the chunk is complete, and nobody reads the
             // other one any more.
             unsafe {
                 thread::sync_threads();
@@ -392,7 +385,7 @@ pub(super) unsafe fn prefill<
                     let staged = if j < keys / BK {
                         load.v::<G, KEYS, W>(work, tid, tile, j)
                     } else {
-                        load.qk(work, read_indices()[0], tile + W::STEP, 0) // behind the last tile for nothing
+                        load.qk(work, read_indices()[0], tile + W::STEP, 0) // after the last tile for nothing
                     };
                     if sees {
                         let p = [0, 1, 2, 3].map(|x| probabilities.at(p ^ (x * 4)));
@@ -422,7 +415,7 @@ pub(super) unsafe fn prefill<
             l[I] += other;
         });
     });
-    // SAFETY: as the caller promises.
+    // SAFETY: the block's own item.
     if let Some(partial) = unsafe { work.partial() } {
         let width = 64 * G as u32 + STATE_ELEMENTS;
         // SAFETY: this thread's own elements.
@@ -453,7 +446,7 @@ pub(super) unsafe fn prefill<
             if i < q_len && column < head_dim {
                 let values = o[I][g].map(|x| x * factor);
                 // SAFETY: row and columns are inside this head's output, rows 8-element aligned.
-                unsafe { TQ::store4(out.add((head + i * out_strides.row + column) as usize), values) };
+                unsafe { Q::store4(out.add((head + i * out_strides.row + column) as usize), values) };
             }
             g += 1;
         }

@@ -4,7 +4,7 @@
 
 use crate::attention::{Strides, not_zero};
 use crate::device::{Element, F16};
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 /// A thread for each column.
@@ -13,37 +13,43 @@ const THREADS: u32 = 128;
 /// The largest head_dim.
 pub const MAX_HEAD_DIM: u32 = THREADS;
 
-/// f32 and f16: grid = [ceil(rows / block), b · heads].
-pub const BLOCK_MEAN: [KernelSpec; 2] = [
-    KernelSpec::new("attention_block_mean_f32", THREADS),
-    KernelSpec::new("attention_block_mean_f16", THREADS),
-];
+/// The parameters of the kernels.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct BlockMean<T> {
+    /// [b · heads, ceil(rows / block), head_dim], fewer than 2³² elements, disjoint from x
+    pub y: *mut f32,
+    /// [b, heads, rows, head_dim], spanning less than 2³¹ elements with gaps
+    pub x: *const T,
+    pub x_strides: Strides,
+    pub heads: u32,
+    pub rows: u32,
+    /// At most [`MAX_HEAD_DIM`].
+    pub head_dim: u32,
+    /// Rows of a block, not 0.
+    pub block: u32,
+}
 
 /// # Safety
-/// As the kernels below.
+/// [`BlockMean`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; a thread for
+/// each column, a block for each of ceil(rows / block) along x and of b · heads along y.
 #[inline(always)]
-unsafe fn block_mean<T: Element>(
-    y: *mut f32,
-    x: *const T,
-    strides: Strides,
-    heads: u32,
-    rows: u32,
-    head_dim: u32,
-    block: u32,
-) {
+unsafe fn block_mean<T: Element>(p: BlockMean<T>) {
+    let BlockMean { y, x, x_strides, heads, rows, head_dim, block } = p;
     let (c, h, column) = (thread::block_idx_x(), thread::block_idx_y(), thread::thread_idx_x());
     if column >= head_dim {
         return; // no barrier follows
     }
-    // SAFETY: as the caller promises; the grid has only heads and blocks that there are, so neither divisor is 0.
+    // SAFETY: the grid has only heads and blocks that there are, so neither divisor is 0 and the rows and the column lie inside
+    // x, and their mean inside y.
     unsafe {
         not_zero(heads);
-        let x = x.add((strides.offset(h / heads, h % heads) + column) as usize);
+        let x = x.add((x_strides.offset(h / heads, h % heads) + column) as usize);
         let (mut row, end) = (c * block, (c * block + block).min(rows));
         let count = (end - row) as f32;
         let mut sum = 0.0;
         while row < end {
-            sum += T::load(x.add((row * strides.row) as usize));
+            sum += T::load(x.add((row * x_strides.row) as usize));
             row += 1;
         }
         *y.add(((h * thread::grid_dim_x() + c) * head_dim + column) as usize) = sum / count;
@@ -51,20 +57,22 @@ unsafe fn block_mean<T: Element>(
 }
 
 macro_rules! kernels {
-    ($($name:ident: $t:ty;)*) => {$(
-        /// # Safety
-        /// `x`, `y`: as the module's head says, x of less than 2³¹ elements with gaps and y of less than 2³², disjoint,
-        /// valid on the launching stream; head_dim ≤ [`MAX_HEAD_DIM`]. Launched as [`BLOCK_MEAN`] says.
-        #[kernel(launch_bounds(THREADS))]
-        pub unsafe fn $name(
-            y: *mut f32, x: *const $t, x_batch: u32, x_head: u32, x_row: u32,
-            heads: u32, rows: u32, head_dim: u32, block: u32,
-        ) {
-            let strides = Strides { batch: x_batch, head: x_head, row: x_row };
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { block_mean(y, x, strides, heads, rows, head_dim, block) }
-        }
-    )*};
+    ($($name:ident: $t:ty;)*) => {
+        $(
+            /// grid = [ceil(rows / block), b · heads]
+            ///
+            /// # Safety
+            /// [`BlockMean`] says what holds of the pointers, which are valid on the launching stream, and of the numbers.
+            #[kernel(block = THREADS, module = "attention_block_mean")]
+            pub unsafe fn $name(p: BlockMean<$t>) {
+                // SAFETY: the parameters and the grid are as the body asks for, too.
+                unsafe { block_mean(p) }
+            }
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+    };
 }
 
 kernels! {

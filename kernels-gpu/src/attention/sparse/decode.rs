@@ -4,82 +4,53 @@
 //! mask head. The list's groups count as one row of keys, and are split as the dense kernels split theirs.
 
 use super::GROUP;
-use crate::attention::Strides;
-use crate::attention::decode::{DECODE, Decode, Keys, THREADS, decode};
+use crate::attention::decode::{
+    Instance, Instances, Keys, THREADS, acc_elements, decode, shuffles, state_elements,
+};
+use crate::attention::merge::Scratch;
+use crate::attention::{Strides, tensors};
 use crate::device::F16;
 use crate::device::element::load_word;
-use crate::spec::KernelSpec;
+use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 const G: u32 = GROUP as u32;
 
-/// The dense instance of the same type, width and rows under another name; of several rows three blocks fit on a
-/// multiprocessor, since what each row sees takes registers.
-const fn instance(name: &'static str, like: Decode) -> Decode {
-    let min_blocks = if like.rows == 1 { 4 } else { 3 };
-    Decode { spec: KernelSpec { name, min_blocks, ..like.spec }, ..like }
+/// The parameters of the kernels: fields without a comment are as [`Decode`](crate::attention::Decode) has them, with units in the
+/// place of kv heads.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct SparseDecode<Q, Kv> {
+    pub out: *mut Q,
+    pub partial: *mut f32,
+    pub counters: *mut u32,
+    /// [mask heads + 1], where each one's groups begin
+    pub starts: *const u32,
+    /// The first key of each group, below kv_len: [groups]
+    pub keys: *const u32,
+    /// What each query sees of each group, as bits: [groups, q_len]
+    pub seen: *const u32,
+    pub q: *const Q,
+    pub k: *const Kv,
+    pub v: *const Kv,
+    pub out_strides: Strides,
+    pub q_strides: Strides,
+    pub k_strides: Strides,
+    pub v_strides: Strides,
+    /// A multiple of num_kv_heads and of the mask's heads.
+    pub units: u32,
+    pub units_per_kv_head: u32,
+    /// Units of a mask head.
+    pub units_per_mask: u32,
+    /// Query heads of a unit.
+    pub group: u32,
+    pub q_len: u32,
+    pub kv_len: u32,
+    pub head_dim: u32,
+    /// keys_per_split · splits ≥ the keys of a mask head's groups.
+    pub keys_per_split: u32,
+    pub scale_log2: f32,
 }
-
-const fn instances(names: [&'static str; 6], like: &[Decode; 6]) -> [Decode; 6] {
-    let mut instances = *like;
-    let mut i = 0;
-    while i < 6 {
-        instances[i] = instance(names[i], like[i]);
-        i += 1;
-    }
-    instances
-}
-
-/// All instances, by [`Types`](crate::attention::Types), head_dim and rows: grid = [splits, b · units,
-/// ceil(q_len · group / rows)].
-pub const SPARSE_DECODE: [[Decode; 6]; 3] = [
-    instances(
-        [
-            "attention_sparse_decode_d64_r1_f32",
-            "attention_sparse_decode_d64_r2_f32",
-            "attention_sparse_decode_d64_r4_f32",
-            "attention_sparse_decode_d128_r1_f32",
-            "attention_sparse_decode_d128_r2_f32",
-            "attention_sparse_decode_d128_r4_f32",
-        ],
-        &DECODE[0],
-    ),
-    instances(
-        [
-            "attention_sparse_decode_d64_r1_f16",
-            "attention_sparse_decode_d64_r2_f16",
-            "attention_sparse_decode_d64_r4_f16",
-            "attention_sparse_decode_d128_r1_f16",
-            "attention_sparse_decode_d128_r2_f16",
-            "attention_sparse_decode_d128_r4_f16",
-        ],
-        &DECODE[1],
-    ),
-    instances(
-        [
-            "attention_sparse_decode_d64_r1_f32_f16",
-            "attention_sparse_decode_d64_r2_f32_f16",
-            "attention_sparse_decode_d64_r4_f32_f16",
-            "attention_sparse_decode_d128_r1_f32_f16",
-            "attention_sparse_decode_d128_r2_f32_f16",
-            "attention_sparse_decode_d128_r4_f32_f16",
-        ],
-        &DECODE[2],
-    ),
-];
-
-const fn specs() -> [KernelSpec; 18] {
-    let mut specs = [SPARSE_DECODE[0][0].spec; 18];
-    let mut i = 0;
-    while i < 18 {
-        specs[i] = SPARSE_DECODE[i / 6][i % 6].spec;
-        i += 1;
-    }
-    specs
-}
-
-/// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &specs();
 
 /// The groups that a list names for one unit.
 #[derive(Clone, Copy)]
@@ -128,64 +99,93 @@ impl Keys for Listed {
     }
 }
 
+/// The blocks that fit a multiprocessor: of several rows three, since what each row sees takes registers.
+const fn min_blocks(rows: u32) -> u32 {
+    if rows == 1 { 4 } else { 3 }
+}
+
 macro_rules! kernels {
-    ($($name:ident: $tq:ty, $tkv:ty, $lanes:literal, $rows:literal, $keys:literal, $blocks:literal;)*) => {$(
-        /// # Safety
-        /// As [`attention_decode_d64_r1_f32`](crate::attention::decode::attention_decode_d64_r1_f32), with `units` in
-        /// the place of kv heads: a multiple of num_kv_heads and of the mask's heads, of which `units_per_kv_head` and
-        /// `units_per_mask` share one. `starts`: [mask heads + 1], where each one's groups begin; `keys` [groups], below
-        /// kv_len; `seen` [groups, q_len]. keys_per_split · splits ≥ the groups' keys.
-        #[kernel(launch_bounds(THREADS, $blocks))]
-        pub unsafe fn $name(
-            out: *mut $tq, partial: *mut f32, counters: *mut u32, starts: *const u32, keys: *const u32, seen: *const u32,
-            q: *const $tq, k: *const $tkv, v: *const $tkv,
-            out_batch: u32, out_head: u32, out_row: u32,
-            q_batch: u32, q_head: u32, q_row: u32,
-            k_batch: u32, k_head: u32, k_row: u32,
-            v_batch: u32, v_head: u32, v_row: u32,
-            units: u32, units_per_kv_head: u32, units_per_mask: u32, group: u32, q_len: u32, kv_len: u32,
-            head_dim: u32, keys_per_split: u32, scale_log2: f32,
-        ) {
-            const ACC: usize = 8 * THREADS as usize * $rows;
-            const ML: usize = THREADS as usize / $lanes * $rows;
-            let strides = [
-                Strides { batch: out_batch, head: out_head, row: out_row },
-                Strides { batch: q_batch, head: q_head, row: q_row },
-                Strides { batch: k_batch, head: k_head, row: k_row },
-                Strides { batch: v_batch, head: v_head, row: v_row },
-            ];
-            // SAFETY: this kernel's contract is the body's.
-            unsafe {
-                let unit = thread::block_idx_y() % units.max(1);
-                let (head, kv_head) = (unit / units_per_mask.max(1), unit / units_per_kv_head.max(1));
-                let (start, end) = (load_word(starts.add(head as usize)), load_word(starts.add(head as usize + 1)));
-                let (keys, seen) = (keys.add(start as usize), seen.add(start as usize * q_len as usize));
-                let work = Listed { keys, seen, groups: end - start, q_len, kv_len, kv_head };
-                decode::<$tq, _, $lanes, $rows, $keys, ACC, ML, _>(
-                    out, partial, counters, q, k, v, strides, units, group, q_len, head_dim, keys_per_split, scale_log2, work,
-                )
-            }
+    ($(
+        $instances:ident: $module:literal, $q:ty, $kv:ty, $d:literal {
+            $($name:ident: $rows:literal, $keys:literal;)*
         }
-    )*};
+    )*) => {
+        $($(
+            /// # Safety
+            /// [`SparseDecode`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// launched as [`Instance::spec`] says.
+            #[kernel(
+                block = THREADS, min_blocks = min_blocks($rows), module = $module, shuffles = shuffles($d, $rows, $keys),
+                shared(
+                    acc: [f32; acc_elements($rows)], m: [f32; state_elements($d, $rows)], l: [f32; state_elements($d, $rows)]
+                )
+            )]
+            pub unsafe fn $name(p: SparseDecode<$q, $kv>) {
+                let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
+                // SAFETY: the unit's mask head has a start and an end among `starts`, and these are groups of `keys` and `seen`;
+                // the rest of the parameters is as `decode` asks for, too.
+                unsafe {
+                    let unit = thread::block_idx_y() % p.units.max(1);
+                    let (head, kv_head) = (unit / p.units_per_mask.max(1), unit / p.units_per_kv_head.max(1));
+                    let (start, end) = (load_word(p.starts.add(head as usize)), load_word(p.starts.add(head as usize + 1)));
+                    let work = Listed {
+                        keys: p.keys.add(start as usize),
+                        seen: p.seen.add(start as usize * p.q_len as usize),
+                        groups: end - start,
+                        q_len: p.q_len,
+                        kv_len: p.kv_len,
+                        kv_head,
+                    };
+                    decode::<_, _, { $d / 8 }, $rows, $keys, _>(
+                        tensors!(p, p.k, p.v), p.units, p.keys_per_split, work, scratch,
+                    )
+                }
+            }
+        )*
+
+        /// For 1, 2 and 4 rows.
+        const $instances: [Instance<SparseDecode<$q, $kv>>; 3] =
+            [$(Instance { spec: $name, rows: $rows, head_dim: $d }),*];
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($($name.info()),*),*];
+    };
 }
 
 kernels! {
-    attention_sparse_decode_d64_r1_f32: f32, f32, 8, 1, 4, 4;
-    attention_sparse_decode_d64_r2_f32: f32, f32, 8, 2, 2, 3;
-    attention_sparse_decode_d64_r4_f32: f32, f32, 8, 4, 1, 3;
-    attention_sparse_decode_d128_r1_f32: f32, f32, 16, 1, 4, 4;
-    attention_sparse_decode_d128_r2_f32: f32, f32, 16, 2, 2, 3;
-    attention_sparse_decode_d128_r4_f32: f32, f32, 16, 4, 1, 3;
-    attention_sparse_decode_d64_r1_f16: F16, F16, 8, 1, 4, 4;
-    attention_sparse_decode_d64_r2_f16: F16, F16, 8, 2, 4, 3;
-    attention_sparse_decode_d64_r4_f16: F16, F16, 8, 4, 2, 3;
-    attention_sparse_decode_d128_r1_f16: F16, F16, 16, 1, 4, 4;
-    attention_sparse_decode_d128_r2_f16: F16, F16, 16, 2, 4, 3;
-    attention_sparse_decode_d128_r4_f16: F16, F16, 16, 4, 2, 3;
-    attention_sparse_decode_d64_r1_f32_f16: f32, F16, 8, 1, 4, 4;
-    attention_sparse_decode_d64_r2_f32_f16: f32, F16, 8, 2, 4, 3;
-    attention_sparse_decode_d64_r4_f32_f16: f32, F16, 8, 4, 2, 3;
-    attention_sparse_decode_d128_r1_f32_f16: f32, F16, 16, 1, 4, 4;
-    attention_sparse_decode_d128_r2_f32_f16: f32, F16, 16, 2, 4, 3;
-    attention_sparse_decode_d128_r4_f32_f16: f32, F16, 16, 4, 2, 3;
+    D64_F32: "attention_sparse_decode_d64_f32", f32, f32, 64 {
+        attention_sparse_decode_d64_r1_f32: 1, 4;
+        attention_sparse_decode_d64_r2_f32: 2, 2;
+        attention_sparse_decode_d64_r4_f32: 4, 1;
+    }
+    D128_F32: "attention_sparse_decode_d128_f32", f32, f32, 128 {
+        attention_sparse_decode_d128_r1_f32: 1, 4;
+        attention_sparse_decode_d128_r2_f32: 2, 2;
+        attention_sparse_decode_d128_r4_f32: 4, 1;
+    }
+    D64_F16: "attention_sparse_decode_d64_f16", F16, F16, 64 {
+        attention_sparse_decode_d64_r1_f16: 1, 4;
+        attention_sparse_decode_d64_r2_f16: 2, 4;
+        attention_sparse_decode_d64_r4_f16: 4, 2;
+    }
+    D128_F16: "attention_sparse_decode_d128_f16", F16, F16, 128 {
+        attention_sparse_decode_d128_r1_f16: 1, 4;
+        attention_sparse_decode_d128_r2_f16: 2, 4;
+        attention_sparse_decode_d128_r4_f16: 4, 2;
+    }
+    D64_F32_F16: "attention_sparse_decode_d64_f32_f16", f32, F16, 64 {
+        attention_sparse_decode_d64_r1_f32_f16: 1, 4;
+        attention_sparse_decode_d64_r2_f32_f16: 2, 4;
+        attention_sparse_decode_d64_r4_f32_f16: 4, 2;
+    }
+    D128_F32_F16: "attention_sparse_decode_d128_f32_f16", f32, F16, 128 {
+        attention_sparse_decode_d128_r1_f32_f16: 1, 4;
+        attention_sparse_decode_d128_r2_f32_f16: 2, 4;
+        attention_sparse_decode_d128_r4_f32_f16: 4, 2;
+    }
 }
+
+pub(super) const OF_F32: Instances<SparseDecode<f32, f32>> = [D64_F32, D128_F32];
+pub(super) const OF_F16: Instances<SparseDecode<F16, F16>> = [D64_F16, D128_F16];
+pub(super) const OF_F32_F16: Instances<SparseDecode<f32, F16>> = [D64_F32_F16, D128_F32_F16];

@@ -17,7 +17,36 @@ pub mod block_mean;
 pub mod decode;
 pub mod prefill;
 
+use super::decode::Instances;
 use super::prefill::{BM, bn};
+use crate::device::F16;
+use cuda_std::KernelSpec;
+use decode::SparseDecode;
+use prefill::{Combine, SparsePrefill, attention_sparse_combine_f16, attention_sparse_combine_f32};
+
+/// The kernels of one type of q and out, `Q`, and one of k and v, `Kv`.
+#[derive(Clone, Copy)]
+pub struct Kernels<Q, Kv> {
+    /// Few queries: grid = [splits, b · units, ceil(q_len · group / rows)]
+    pub decode: Instances<SparseDecode<Q, Kv>>,
+    /// Many queries, of head_dim ≤ 64 and ≤ 128: grid = [num_q_heads / mask heads, items, b]
+    pub prefill: [KernelSpec<SparsePrefill<Q, Kv>>; 2],
+    /// grid = [splits · QUERIES, b · num_q_heads / mask heads]
+    pub combine: KernelSpec<Combine<Q>>,
+}
+
+/// All f32.
+pub const OF_F32: Kernels<f32, f32> =
+    Kernels { decode: decode::OF_F32, prefill: prefill::OF_F32, combine: attention_sparse_combine_f32 };
+/// All f16.
+pub const OF_F16: Kernels<F16, F16> =
+    Kernels { decode: decode::OF_F16, prefill: prefill::OF_F16, combine: attention_sparse_combine_f16 };
+/// q and out f32, k and v f16.
+pub const OF_F32_F16: Kernels<f32, F16> = Kernels {
+    decode: decode::OF_F32_F16,
+    prefill: prefill::OF_F32_F16,
+    combine: attention_sparse_combine_f32,
+};
 
 /// Keys of a group, and queries of a warp.
 pub const GROUP: usize = 16;

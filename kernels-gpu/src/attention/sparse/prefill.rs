@@ -8,47 +8,70 @@
 
 use super::{ITEM_WORDS, NO_SLOT, QUERIES, SPLIT_WORDS, TILE_WORDS};
 use crate::attention::merge::{merge, partial_elements};
-use crate::attention::prefill::{PAD, Place, THREADS, Work, bn, prefill, read_indices, spec};
-use crate::attention::{Strides, not_zero, unroll};
+use crate::attention::prefill::{
+    BM, PAD, Place, SHUFFLES, SUMS, Scratch, THREADS, Work, bn, chunk_elements, half_elements, prefill,
+    read_indices,
+};
+use crate::attention::{Strides, not_zero, tensors, unroll};
 use crate::device::element::{load_4_words, load_word, load_word_at};
 use crate::device::{Element, F16};
-use crate::spec::KernelSpec;
 use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
 
 /// Columns of a tile's scores that a thread owns: tiles of 64 keys, as the list has them.
 pub(super) const KEYS: usize = 4;
 
-/// head_dim ≤ 64: grid = [num_q_heads / mask heads, items, b], by [`Types`](crate::attention::Types).
-pub const SPARSE_D64: [KernelSpec; 3] = [
-    spec("attention_sparse_d64_f32", KEYS, 3),
-    spec("attention_sparse_d64_f16", KEYS, 3),
-    spec("attention_sparse_d64_f32_f16", KEYS, 3),
-];
+/// The parameters of the kernels: fields without a comment are as [`Prefill`](crate::attention::Prefill) has them.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct SparsePrefill<Q, Kv> {
+    pub out: *mut Q,
+    /// [b · gridDim.x, slots, QUERIES, partial_elements(D)], disjoint from all others
+    pub partial: *mut f32,
+    /// [`ITEM_WORDS`] words for each block from `first_item` on, with first queries below q_len; 16-byte aligned
+    pub items: *const u32,
+    /// [`TILE_WORDS`] words for each tile that the items name and one more, with keys up to last_key; 16-byte aligned
+    pub tiles: *const u32,
+    /// 8 words for each pattern that the tiles name; 16-byte aligned
+    pub patterns: *const u32,
+    pub q: *const Q,
+    pub k: *const Kv,
+    pub v: *const Kv,
+    pub out_strides: Strides,
+    pub q_strides: Strides,
+    pub k_strides: Strides,
+    pub v_strides: Strides,
+    pub first_item: u32,
+    /// Of all items' partial results.
+    pub slots: u32,
+    /// Query heads of a mask head.
+    pub sharing: u32,
+    pub group: u32,
+    pub q_len: u32,
+    /// The last row of k and v.
+    pub last_key: u32,
+    pub head_dim: u32,
+    pub scale_log2: f32,
+}
 
-/// head_dim ≤ 128; else as [`SPARSE_D64`]. Two blocks to a multiprocessor: with registers for three, two of them are
-/// spilled.
-pub const SPARSE_D128: [KernelSpec; 3] = [
-    spec("attention_sparse_d128_f32", KEYS, 2),
-    spec("attention_sparse_d128_f16", KEYS, 2),
-    spec("attention_sparse_d128_f32_f16", KEYS, 2),
-];
-
-/// grid = [splits · QUERIES, b · num_q_heads / mask heads]
-pub const COMBINE_F32: KernelSpec = KernelSpec::new("attention_sparse_combine_f32", THREADS);
-/// As [`COMBINE_F32`].
-pub const COMBINE_F16: KernelSpec = KernelSpec::new("attention_sparse_combine_f16", THREADS);
-
-/// All kernels of this file.
-pub const KERNELS: &[KernelSpec] = &[
-    SPARSE_D64[0],
-    SPARSE_D64[1],
-    SPARSE_D64[2],
-    SPARSE_D128[0],
-    SPARSE_D128[1],
-    SPARSE_D128[2],
-    COMBINE_F32,
-    COMBINE_F16,
-];
+/// The parameters of the kernels that merge partial results: fields without a comment are as [`SparsePrefill`] has them.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Combine<T> {
+    /// [b, num_q_heads, q_len, head_dim]
+    pub out: *mut T,
+    /// As the kernels before have written it.
+    pub partial: *const f32,
+    /// [`SPLIT_WORDS`] words for each split, 16-byte aligned
+    pub splits: *const u32,
+    pub out_strides: Strides,
+    pub slots: u32,
+    pub sharing: u32,
+    pub q_len: u32,
+    pub head_dim: u32,
+    /// The head_dim D of the kernels before.
+    pub d: u32,
+}
 
 /// An item of a list. What is not needed in the loops is read again where it is: registers are for the tiles.
 #[derive(Clone, Copy)]
@@ -122,20 +145,20 @@ impl Work<KEYS> for Listed {
 
     #[inline(always)]
     unsafe fn key(self, tile: u32, row: u32) -> u32 {
-        // SAFETY: the list has a tile behind the last; rows are below 16 KEYS.
+        // SAFETY: the list has a tile after the last; rows are below 16 KEYS.
         unsafe { load_word_at(self.tiles, tile + row / 16 % KEYS as u32) + row % 16 }
     }
 
     #[inline(always)]
     unsafe fn sees(self, place: Place, tile: u32) -> bool {
-        // SAFETY: as the caller promises.
+        // SAFETY: the block has this tile.
         let [a, b, c, d] = unsafe { self.seen(place, tile) };
         a | b | c | d != 0
     }
 
     #[inline(always)]
     unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
-        // SAFETY: as the caller promises; a pattern has a byte for each lane.
+        // SAFETY: the block has this tile; a pattern has a byte for each lane.
         unsafe {
             let seen = self.seen(place, tile);
             if seen == [1; 4] {
@@ -171,44 +194,41 @@ impl Work<KEYS> for Listed {
 }
 
 macro_rules! kernels {
-    ($($name:ident: $tq:ty, $tkv:ty, $groups:literal, $blocks:literal;)*) => {$(
-        /// # Safety
-        /// `out`, `q`, `k`, `v`, strides, group, scale_log2: as
-        /// [`attention_prefill_d64_f32`](crate::attention::prefill::attention_prefill_d64_f32) has them. `sharing`:
-        /// query heads of a mask head. `items`: [`ITEM_WORDS`] words for each block from `first_item` on, with first
-        /// queries below q_len; `tiles`: [`TILE_WORDS`] for each tile that they name and one more, with keys up to
-        /// last_key, v's last row; `patterns`: 8 for each that the tiles name; all 16-byte aligned. `partial`: f32
-        /// [b · blocks along x, slots, QUERIES, partial_elements(D)], disjoint from all. Launched as the contract of the
-        /// same name says.
-        #[kernel(launch_bounds(THREADS, $blocks))]
-        pub unsafe fn $name(
-            out: *mut $tq, partial: *mut f32, items: *const u32, tiles: *const u32, patterns: *const u32,
-            q: *const $tq, k: *const $tkv, v: *const $tkv,
-            out_batch: u32, out_head: u32, out_row: u32,
-            q_batch: u32, q_head: u32, q_row: u32,
-            k_batch: u32, k_head: u32, k_row: u32,
-            v_batch: u32, v_head: u32, v_row: u32,
-            first_item: u32, slots: u32, sharing: u32, group: u32, q_len: u32, last_key: u32, head_dim: u32,
-            scale_log2: f32,
-        ) {
-            let strides = [
-                Strides { batch: out_batch, head: out_head, row: out_row },
-                Strides { batch: q_batch, head: q_head, row: q_row },
-                Strides { batch: k_batch, head: k_head, row: k_row },
-                Strides { batch: v_batch, head: v_head, row: v_row },
-            ];
-            // SAFETY: this kernel's contract is the body's; a grid with a block in it has a head.
-            unsafe {
-                let d = 64 * $groups;
-                let work = Listed { items, tiles, patterns, partial, first_item, slots, sharing, d };
-                prefill::<$tq, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(
-                    out, q, k, v, strides, group, q_len, last_key, head_dim, scale_log2, work,
+    ($($name:ident: $q:ty, $kv:ty, $groups:literal, $blocks:literal;)*) => {
+        $(
+            /// # Safety
+            /// [`SparsePrefill`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// launched as [`Kernels::prefill`](super::Kernels::prefill) says.
+            #[kernel(
+                block = THREADS, min_blocks = $blocks, module = stringify!($name), shuffles = SHUFFLES,
+                shared(
+                    chunks: [f32; 2 * chunk_elements(KEYS)], probabilities: [f32; half_elements(KEYS)],
+                    maxima: [f32; BM], sums: [f32; SUMS]
                 )
+            )]
+            pub unsafe fn $name(p: SparsePrefill<$q, $kv>) {
+                let work = Listed {
+                    items: p.items,
+                    tiles: p.tiles,
+                    patterns: p.patterns,
+                    partial: p.partial,
+                    first_item: p.first_item,
+                    slots: p.slots,
+                    sharing: p.sharing,
+                    d: 64 * $groups,
+                };
+                let scratch = Scratch { chunks, probabilities, maxima, sums };
+                // SAFETY: the parameters are as `prefill` asks for, too: the items' queries are below q_len, their keys up to
+                // last_key.
+                unsafe {
+                    prefill::<_, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(tensors!(p, p.k, p.v), p.last_key, work, scratch)
+                }
             }
-        }
-    )*};
+        )*
+    };
 }
 
+// Of wide heads two blocks to a multiprocessor: with registers for three, two of them are spilled.
 kernels! {
     attention_sparse_d64_f32: f32, f32, 1, 3;
     attention_sparse_d64_f16: F16, F16, 1, 3;
@@ -218,21 +238,22 @@ kernels! {
     attention_sparse_d128_f32_f16: f32, F16, 2, 2;
 }
 
+/// For head_dim ≤ 64 and ≤ 128, as the others.
+pub(super) const OF_F32: [KernelSpec<SparsePrefill<f32, f32>>; 2] =
+    [attention_sparse_d64_f32, attention_sparse_d128_f32];
+pub(super) const OF_F16: [KernelSpec<SparsePrefill<F16, F16>>; 2] =
+    [attention_sparse_d64_f16, attention_sparse_d128_f16];
+pub(super) const OF_F32_F16: [KernelSpec<SparsePrefill<f32, F16>>; 2] =
+    [attention_sparse_d64_f32_f16, attention_sparse_d128_f32_f16];
+
 /// # Safety
-/// As the kernels below.
+/// [`Combine`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; a block for each
+/// query of a split along x, and for each of b · num_q_heads / mask heads along y.
 #[inline(always)]
-unsafe fn combine<T: Element>(
-    out: *mut T,
-    partial: *const f32,
-    splits: *const u32,
-    strides: Strides,
-    slots: u32,
-    sharing: u32,
-    q_len: u32,
-    head_dim: u32,
-    d: u32,
-) {
-    // SAFETY: as the caller promises.
+unsafe fn combine<T: Element>(p: Combine<T>) {
+    let Combine { out, partial, splits, out_strides, slots, sharing, q_len, head_dim, d } = p;
+    // SAFETY: the block's split is one of the list, and its slots below `slots` hold records of QUERIES rows; the row and the
+    // column are inside out; a grid with a block in it has query heads.
     unsafe {
         not_zero(sharing);
         let (x, column) = (thread::block_idx_y(), thread::thread_idx_x());
@@ -246,7 +267,7 @@ unsafe fn combine<T: Element>(
         let records = partial.add(((x * slots + slot) as usize * QUERIES + row as usize) * width);
         let value = merge(records, QUERIES * width, parts, d, column);
         let head = head * sharing + x % sharing;
-        *out.add((strides.offset(x / sharing, head) + i * strides.row + column) as usize) =
+        *out.add((out_strides.offset(x / sharing, head) + i * out_strides.row + column) as usize) =
             T::from_f32(value);
     }
 }
@@ -254,16 +275,12 @@ unsafe fn combine<T: Element>(
 macro_rules! combine_kernels {
     ($($name:ident: $t:ty;)*) => {$(
         /// # Safety
-        /// `partial` as the kernels above wrote it, for the instance's head_dim `d`; `splits`: [`SPLIT_WORDS`] words for
-        /// each split; the rest as theirs. Launched as [`COMBINE_F32`] says.
-        #[kernel(launch_bounds(THREADS))]
-        pub unsafe fn $name(
-            out: *mut $t, partial: *const f32, splits: *const u32, out_batch: u32, out_head: u32, out_row: u32,
-            slots: u32, sharing: u32, q_len: u32, head_dim: u32, d: u32,
-        ) {
-            let strides = Strides { batch: out_batch, head: out_head, row: out_row };
-            // SAFETY: this kernel's contract is the body's.
-            unsafe { combine(out, partial, splits, strides, slots, sharing, q_len, head_dim, d) }
+        /// [`Combine`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; launched as
+        /// [`Kernels::combine`](super::Kernels::combine) says.
+        #[kernel(block = THREADS, module = "attention_sparse_combine")]
+        pub unsafe fn $name(p: Combine<$t>) {
+            // SAFETY: the parameters and the grid are as the body asks for, too.
+            unsafe { combine(p) }
         }
     )*};
 }
@@ -272,3 +289,15 @@ combine_kernels! {
     attention_sparse_combine_f32: f32;
     attention_sparse_combine_f16: F16;
 }
+
+/// All kernels of this file.
+pub const KERNELS: &[KernelInfo] = &[
+    attention_sparse_d64_f32.info(),
+    attention_sparse_d64_f16.info(),
+    attention_sparse_d64_f32_f16.info(),
+    attention_sparse_d128_f32.info(),
+    attention_sparse_d128_f16.info(),
+    attention_sparse_d128_f32_f16.info(),
+    attention_sparse_combine_f32.info(),
+    attention_sparse_combine_f16.info(),
+];

@@ -1,0 +1,329 @@
+//! `pascaline chat`: a conversation with images.
+
+use super::answer::{Answer, summary};
+use super::editor::{Editor, Input};
+use super::failure::Failure;
+use super::model::{ModelArgs, SamplingArgs};
+use super::output::Output;
+use super::source::typed_path;
+use pascaline::{Device, Error, memory};
+use qwen3_vl::chat::Message;
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::{Options, Qwen3Vl, Session, Statistics, StopReason, Visual};
+use serde::Serialize;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+/// Talks. What the model has read stays in its cache between turns.
+///
+/// On a terminal messages are edited, with those before under the arrow keys, and what is pasted is one message; Ctrl-C
+/// ends an answer and keeps the conversation. From a pipe or file each line is a message. /help lists the commands.
+/// The exit status is 1 if a turn failed.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// What the conversation is to be like.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    system: Option<String>,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    #[command(flatten)]
+    output: Output,
+}
+
+const HELP: &str = "\
+/image FILE  shows a picture with the next message; may be given more than once
+/drop        leaves out the pictures that wait for the next message
+/reset       begins the conversation anew
+/help        lists these commands
+/quit        ends the conversation, as Ctrl-D does
+A space before the / makes it a message.";
+
+/// What a message asks for.
+#[derive(Debug, PartialEq)]
+enum Request<'a> {
+    Nothing,
+    Help,
+    Image(&'a str),
+    Drop,
+    Reset,
+    Quit,
+    Unknown(&'a str),
+    /// Something to be answered.
+    Turn(&'a str),
+}
+
+impl<'a> Request<'a> {
+    fn of(message: &'a str) -> Self {
+        let text = message.trim();
+        if text.is_empty() || !message.starts_with('/') {
+            return if text.is_empty() { Self::Nothing } else { Self::Turn(text) };
+        }
+        let (command, argument) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        match (command, argument.trim()) {
+            ("/image", file) => Self::Image(file),
+            ("/help", "") => Self::Help,
+            ("/drop", "") => Self::Drop,
+            ("/reset", "") => Self::Reset,
+            ("/quit", "") => Self::Quit,
+            _ => Self::Unknown(text),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    device: String,
+    /// With it the same tokens are drawn again; none are drawn without it.
+    seed: Option<u64>,
+    turns: &'a [Turn],
+}
+
+#[derive(Serialize)]
+struct Turn {
+    message: String,
+    images: usize,
+    /// The answer; none if the turn failed.
+    text: Option<String>,
+    generated_ids: Vec<u32>,
+    stop_reason: Option<StopReason>,
+    statistics: Option<Statistics>,
+    error: Option<String>,
+}
+
+/// The conversation so far.
+struct Chat<'a> {
+    args: &'a Args,
+    model: Qwen3Vl,
+    options: Options,
+    session: Session,
+    messages: Vec<Message>,
+    visuals: Vec<Visual>,
+    /// Visuals that earlier turns have; the others wait for the next.
+    shown: usize,
+    turns: Vec<Turn>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    args.model.check_directory()?;
+    let output = &args.output;
+    let mut report = output.report()?;
+    let device = args.model.device(output)?;
+    let (model, _) = args.model.load(&device, output)?;
+    let options = args.sampling.options(&model);
+    args.sampling.say_seed(&options, output);
+    let seed = (!options.sampling.is_greedy()).then_some(options.sampling.seed);
+    let session = model.session().map_err(|error| args.model.failure(error))?;
+    let (messages, visuals, turns) = (beginning(args), Vec::new(), Vec::new());
+    let mut chat = Chat { args, model, options, session, messages, visuals, shown: 0, turns };
+
+    let mut editor = Editor::new()?;
+    if editor.is_terminal() {
+        output.note("Ctrl-C ends an answer, Ctrl-D the conversation; /help lists the commands");
+    }
+    let (mut failed, mut leaving) = (0, false);
+    loop {
+        let message = match editor.read()? {
+            Input::End => break,
+            Input::Interrupt if leaving => break,
+            Input::Interrupt => {
+                output.note("Ctrl-C once more, or Ctrl-D, ends the conversation");
+                leaving = true;
+                continue;
+            }
+            Input::Message(message) => message,
+        };
+        leaving = false;
+        let result = match Request::of(&message) {
+            Request::Nothing => Ok(()),
+            Request::Quit => break,
+            Request::Turn(text) => {
+                let result = chat.turn(text, &editor)?;
+                if let Some(report) = &mut report {
+                    let device = device.to_string();
+                    report.write_partial(&Json { device, seed, turns: &chat.turns })?;
+                }
+                result
+            }
+            // a slip of the keyboard is no failure where its author sees it
+            command => chat.command(&command).or_else(|error| {
+                output.complain(&error);
+                if editor.is_terminal() { Ok(()) } else { Err(()) }
+            }),
+        };
+        failed += usize::from(result.is_err());
+    }
+    if let Some(report) = report {
+        report.write(&Json { device: device.to_string(), seed, turns: &chat.turns })?;
+    }
+    match failed {
+        0 => Ok(()),
+        _ if editor.is_terminal() => Err(Failure::Wrong), // it has been said
+        1 => Err(Failure::Failed("a turn or command failed".into())),
+        _ => Err(Failure::Failed(format!("{failed} turns or commands failed"))),
+    }
+}
+
+fn beginning(args: &Args) -> Vec<Message> {
+    args.system.iter().map(|text| Message::text("system", text)).collect()
+}
+
+impl Chat<'_> {
+    /// Does what is no turn.
+    fn command(&mut self, request: &Request) -> Result<(), String> {
+        let output = &self.args.output;
+        match request {
+            Request::Help => output.say(HELP),
+            Request::Image("") => return Err("/image needs a file".into()),
+            Request::Image(file) => self.image(&typed_path(file))?,
+            Request::Drop => {
+                output.note(&format!("left out: {}", pictures(self.visuals.len() - self.shown)));
+                self.visuals.truncate(self.shown);
+            }
+            Request::Reset => {
+                self.messages = beginning(self.args);
+                self.visuals.clear();
+                self.shown = 0;
+                output.note("forgotten");
+            }
+            Request::Unknown(text) => {
+                return Err(format!(
+                    "{text} is no command; /help lists them, a space before it makes it a message"
+                ));
+            }
+            Request::Nothing | Request::Quit | Request::Turn(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Takes a picture for the next turn, if it can be shown.
+    fn image(&mut self, file: &Path) -> Result<(), String> {
+        let visual = [Visual::image(file).map_err(|error| error.to_string())?];
+        let prompt = self.model.processor.prepare(&[user_turn(&visual, "")], &visual);
+        let tokens = prompt.map_err(|error| error.to_string())?.ids;
+        let tokens = tokens.into_iter().filter(|&id| self.model.processor.is_pad(id)).count();
+        let [visual] = visual;
+        if let Visual::Image { picture, .. } = &visual {
+            let (file, width, height) = (file.display(), picture.width, picture.height);
+            self.args.output.note(&format!(
+                "{file}: {width} × {height} pixels, {tokens} tokens; shown with the next message"
+            ));
+        }
+        self.visuals.push(visual);
+        Ok(())
+    }
+
+    /// Empties the cache, which has grown for a turn that did not fit, so that the next turn has the room.
+    fn give_memory_back(&mut self) -> pascaline::Result<()> {
+        self.session = self.model.session()?;
+        match self.model.device() {
+            Device::Cuda(device) => memory::pool(device)?.trim().map(drop),
+            Device::Cpu => Ok(()),
+        }
+    }
+
+    /// Answers. A turn that fails is taken back: pictures wait for the next one, and the cache stays, but for want of
+    /// memory.
+    ///
+    /// # Errors
+    /// What ends the conversation: a lost device, or that nobody reads the answers. The inner one is said already.
+    fn turn(&mut self, text: &str, editor: &Editor) -> Result<Result<(), ()>, Failure> {
+        let output = &self.args.output;
+        let images = self.visuals.len() - self.shown;
+        self.messages.push(user_turn(&self.visuals[self.shown..], text));
+        let mut turn = Turn {
+            message: text.to_owned(),
+            images,
+            text: None,
+            generated_ids: Vec::new(),
+            stop_reason: None,
+            statistics: None,
+            error: None,
+        };
+        let mut answer = match (output.stdout_is_taken(), output.is_quiet()) {
+            (false, _) => Answer::on_stdout(),
+            (true, false) => Answer::on_stderr(),
+            (true, true) => Answer::nowhere(),
+        };
+        editor.begin_answer();
+        let found = self.model.processor.prepare(&self.messages, &self.visuals).and_then(|prompt| {
+            self.args.sampling.say_room(&self.model, &prompt, output)?;
+            self.model.generate_from(&mut self.session, &prompt, &self.options, |piece| {
+                match editor.is_interrupted() {
+                    true => ControlFlow::Break(()),
+                    false => answer.push(piece),
+                }
+            })
+        });
+        let result = match found {
+            Ok(found) => {
+                answer.end()?;
+                let cancelled = found.stop_reason == StopReason::Cancelled;
+                if cancelled && found.ids.is_empty() {
+                    self.messages.pop();
+                    output.note("ended before the answer began; the message is taken back");
+                } else {
+                    let end = if cancelled { "ended by Ctrl-C; " } else { "" };
+                    output.note(&format!("{end}{}", summary(&found.statistics)));
+                    self.messages.push(Message::text("assistant", &found.text));
+                    self.shown = self.visuals.len();
+                }
+                turn.text = Some(found.text);
+                turn.generated_ids = found.ids;
+                turn.stop_reason = Some(found.stop_reason);
+                turn.statistics = Some(found.statistics);
+                Ok(())
+            }
+            Err(error) if pascaline::cuda::is_lost() => return Err(error.into()),
+            Err(error) => {
+                answer.abandon();
+                self.messages.pop();
+                if let Error::OutOfMemory { .. } = error {
+                    self.give_memory_back()?;
+                }
+                let error = self.args.model.explain(&error);
+                output.complain(&error);
+                if images > 0 {
+                    output.note(&format!(
+                        "{} still wait for the next message; /drop leaves them out",
+                        pictures(images)
+                    ));
+                }
+                turn.error = Some(error);
+                Err(())
+            }
+        };
+        self.turns.push(turn);
+        Ok(result)
+    }
+}
+
+fn pictures(count: usize) -> String {
+    if count == 1 { "1 picture".to_owned() } else { format!("{count} pictures") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Request;
+
+    #[test]
+    fn commands_begin_with_a_slash() {
+        for (message, request) in [
+            ("  \n", Request::Nothing),
+            ("What is this?\n", Request::Turn("What is this?")),
+            (" /image is a folder\n", Request::Turn("/image is a folder")),
+            ("/image  '~/a b.png' \n", Request::Image("'~/a b.png'")),
+            ("/image\n", Request::Image("")),
+            ("/quit", Request::Quit),
+            ("/quit now", Request::Unknown("/quit now")),
+            ("/images a", Request::Unknown("/images a")),
+            ("a\n/quit\nb", Request::Turn("a\n/quit\nb")),
+        ] {
+            assert_eq!(Request::of(message), request, "{message}");
+        }
+    }
+}

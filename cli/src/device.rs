@@ -1,0 +1,38 @@
+//! `--device`.
+
+use super::failure::Failure;
+use pascaline::{Device, Error};
+use std::env;
+
+#[derive(clap::Args)]
+pub(super) struct DeviceArg {
+    /// Where to run: auto, cpu, cuda, cuda:N, or virtual (an sm_61 GPU in software). If not given, as PASCALINE_DEVICE
+    /// says, else auto.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+}
+
+impl DeviceArg {
+    /// The device, and why it is the one if that was not said.
+    pub fn open(&self) -> Result<(Device, Option<String>), Failure> {
+        match asked_for(self.device.as_deref()).as_deref() {
+            None | Some("auto") => {
+                let choice = Device::choose();
+                Ok((choice.device, Some(choice.reason)))
+            }
+            Some(name) => match name.parse() {
+                Ok(device) => Ok((device, None)),
+                Err(error @ Error::NoDevice { .. }) => {
+                    Err(Failure::Failed(format!("{error}; `--device cpu` needs none")))
+                }
+                Err(error) => Err(error.into()),
+            },
+        }
+    }
+}
+
+/// The device that the option names, else the environment. A variable that is empty counts as unset.
+pub(super) fn asked_for(option: Option<&str>) -> Option<String> {
+    let variable = || env::var_os("PASCALINE_DEVICE").filter(|name| !name.is_empty());
+    option.map(str::to_owned).or_else(|| variable().map(|name| name.to_string_lossy().into_owned()))
+}

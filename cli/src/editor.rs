@@ -1,0 +1,95 @@
+//! What people say to `chat`: a line editor on a terminal, lines of a pipe or file elsewhere.
+
+use super::failure::Failure;
+use rustyline::error::ReadlineError;
+use rustyline::{Behavior, Config, DefaultEditor};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+use std::io::{self, BufRead, IsTerminal};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Before each message, on a terminal.
+const PROMPT: &str = "> ";
+
+/// What came in.
+#[derive(Debug, PartialEq)]
+pub(super) enum Input {
+    /// A message; on a terminal what was pasted is one, however many lines it has.
+    Message(String),
+    /// Ctrl-C in the place of a message.
+    Interrupt,
+    /// No more comes.
+    End,
+}
+
+/// Where messages come from.
+pub(super) enum Editor {
+    Terminal {
+        editor: Box<DefaultEditor>,
+        /// Set by Ctrl-C while an answer comes.
+        interrupted: Arc<AtomicBool>,
+    },
+    Lines,
+}
+
+impl Editor {
+    pub fn new() -> Result<Self, Failure> {
+        if !io::stdin().is_terminal() {
+            return Ok(Self::Lines);
+        }
+        // The terminal itself, so that stdout, which may be a file, holds the answers alone.
+        let config = Config::builder().behavior(Behavior::PreferTerm).auto_add_history(true).build();
+        let editor = DefaultEditor::with_config(config).map_err(|error| unusable(&error))?;
+        let interrupted = Arc::new(AtomicBool::new(false));
+        // In this order: the first Ctrl-C sets the flag, and one that finds it set ends the program, if an answer can't
+        // be ended. While a line is edited, Ctrl-C is a key and no signal.
+        flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&interrupted))
+            .and_then(|_| flag::register(SIGINT, Arc::clone(&interrupted)))
+            .map_err(|error| Failure::Failed(format!("Ctrl-C can't be handled: {error}")))?;
+        Ok(Self::Terminal { editor: Box::new(editor), interrupted })
+    }
+
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Terminal { .. })
+    }
+
+    /// Waits for the next message.
+    pub fn read(&mut self) -> Result<Input, Failure> {
+        match self {
+            Self::Terminal { editor, .. } => match editor.readline(PROMPT) {
+                Ok(message) => Ok(Input::Message(message)),
+                Err(ReadlineError::Interrupted) => Ok(Input::Interrupt),
+                Err(ReadlineError::Eof) => Ok(Input::End),
+                Err(error) => Err(unusable(&error)),
+            },
+            Self::Lines => {
+                let mut line = String::new();
+                let read = io::stdin().lock().read_line(&mut line);
+                match read.map_err(|error| Failure::Failed(format!("the input can't be read: {error}")))? {
+                    0 => Ok(Input::End),
+                    _ => Ok(Input::Message(line)),
+                }
+            }
+        }
+    }
+
+    /// From here on Ctrl-C is meant for the answer.
+    pub fn begin_answer(&self) {
+        if let Self::Terminal { interrupted, .. } = self {
+            interrupted.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the answer is to end.
+    pub fn is_interrupted(&self) -> bool {
+        match self {
+            Self::Terminal { interrupted, .. } => interrupted.load(Ordering::Relaxed),
+            Self::Lines => false,
+        }
+    }
+}
+
+fn unusable(error: &ReadlineError) -> Failure {
+    Failure::Failed(format!("the terminal can't be used: {error}"))
+}

@@ -1,0 +1,60 @@
+//! How a command ends when it does not end well.
+
+use pascaline::Error;
+use std::io;
+use std::process::ExitCode;
+
+/// Why a command stopped.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The command line asks for something that can't be: exit status 2.
+    Usage(String),
+    /// Something failed: exit status 1.
+    Failed(String),
+    /// Results are wrong, and have been reported as such: exit status 1.
+    Wrong,
+    /// Whoever read the output has seen enough: no error.
+    OutputClosed,
+}
+
+impl Failure {
+    /// What there is to say on stderr.
+    pub fn sentence(&self) -> Option<&str> {
+        match self {
+            Self::Usage(sentence) | Self::Failed(sentence) => Some(sentence),
+            Self::Wrong | Self::OutputClosed => None,
+        }
+    }
+
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Usage(_) => ExitCode::from(2),
+            Self::Failed(_) | Self::Wrong => ExitCode::FAILURE,
+            Self::OutputClosed => ExitCode::SUCCESS,
+        }
+    }
+}
+
+/// What a loader says of a library that it does not open, without the path that it begins with.
+pub(super) fn loader_error<'a>(path: &str, error: &'a str) -> &'a str {
+    error.strip_prefix(path).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(error)
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::UnknownDevice { .. } => Self::Usage(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Errors of writing the output.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            _ => Self::Failed(format!("the output can't be written: {error}")),
+        }
+    }
+}

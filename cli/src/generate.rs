@@ -1,0 +1,154 @@
+//! `pascaline generate`: a question about images, and the answer as it comes.
+
+use super::answer::{Answer, summary};
+use super::ceiling;
+use super::environment::is_virtual;
+use super::failure::Failure;
+use super::files;
+use super::measure::Clock;
+use super::model::{ModelArgs, SamplingArgs};
+use super::output::Output;
+use super::source::{Text, image, is_stdin};
+use super::table::percent;
+use pascaline::Device;
+use pascaline::memory::{self, adaptor::to_text};
+use qwen3_vl::chat::Message;
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::{Qwen3Vl, Statistics, StopReason, Visual};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Answers one question. Images and videos stand before the text in one user turn, through the checkpoint's own chat
+/// template.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// A PNG, JPEG or WebP file, or - for one on stdin; may be given more than once.
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
+
+    /// A folder of pictures, in the order of their names: the frames of a video; after the images.
+    #[arg(long, value_name = "FOLDER")]
+    video: Vec<PathBuf>,
+
+    /// Frames per second of the videos.
+    #[arg(long, value_name = "RATE", default_value = "2", value_parser = rate, allow_negative_numbers = true)]
+    fps: f64,
+
+    /// The question: a text, - for stdin, or @FILE for a file's text; @@ begins a text that begins with @.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Text,
+
+    /// The system turn before the question.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    system: Option<String>,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    #[command(flatten)]
+    output: Output,
+
+    /// Write what was allocated and freed on the GPU for the answer, for `bench --memory --trace`.
+    #[arg(long, value_name = "FILE")]
+    memory_trace: Option<PathBuf>,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| *rate > 0.0 && rate.is_finite());
+    rate.ok_or_else(|| "it must be a number above 0".to_owned())
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    prompt_ids: &'a [u32],
+    generated_ids: &'a [u32],
+    text: &'a str,
+    stop_reason: StopReason,
+    /// With it the same tokens are drawn again; none are drawn without it.
+    seed: Option<u64>,
+    device: String,
+    parameters: usize,
+    load_seconds: f64,
+    /// Bytes of weights read per second of decoding, over those that a copy on this GPU reads and writes.
+    decode_bandwidth_share: Option<f64>,
+    #[serde(flatten)]
+    statistics: Statistics,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let on_stdin = args.image.iter().filter(|file| is_stdin(file)).count();
+    if on_stdin + usize::from(args.prompt == Text::Stdin) > 1 {
+        return Err(Failure::Usage("stdin holds one thing: the prompt or one image".into()));
+    }
+    args.model.check_directory()?;
+    // pictures are small and quick to refuse, the model is neither
+    let question = args.prompt.read()?;
+    let mut visuals = args.image.iter().map(|file| image(file)).collect::<Result<Vec<_>, _>>()?;
+    for folder in &args.video {
+        visuals.push(Visual::video(folder, args.fps)?);
+    }
+    let output = &args.output;
+    let device = args.model.device(output)?;
+    if args.memory_trace.is_some() && !device.is_cuda() {
+        return Err(Failure::Usage("only a GPU's memory is traced; add `--device cuda`".into()));
+    }
+    let report = output.report()?;
+    let trace_file = args.memory_trace.as_deref();
+    trace_file.map_or(Ok(()), |file| files::check(file, output.may_replace()))?;
+    let (model, load_time) = args.model.load(&device, output)?;
+    let mut messages: Vec<_> = args.system.iter().map(|text| Message::text("system", text)).collect();
+    messages.push(user_turn(&visuals, &question));
+    let prompt = model.processor.prepare(&messages, &visuals)?;
+    let options = args.sampling.options(&model);
+    args.sampling.say_seed(&options, output);
+    args.sampling.say_room(&model, &prompt, output)?;
+
+    let mut answer = if output.stdout_is_taken() { Answer::nowhere() } else { Answer::on_stdout() };
+    let mut session = model.session().map_err(|error| args.model.failure(error))?;
+    let mut generate = || model.generate_from(&mut session, &prompt, &options, |piece| answer.push(piece));
+    let found = match trace_file {
+        None => generate(),
+        Some(file) => {
+            let (found, entries) = memory::trace(generate);
+            files::write(file, to_text(&entries).as_bytes(), output.may_replace())?;
+            found
+        }
+    };
+    let found = found.map_err(|error| {
+        answer.abandon();
+        args.model.failure(error)
+    })?;
+    answer.end()?;
+    let share = bandwidth_share(&model, &found.statistics)?;
+    if !output.stdout_is_taken() {
+        let of_a_copy = share.map(|share| format!(", {} of a copy's bandwidth", percent(share)));
+        output.note(&(summary(&found.statistics) + &of_a_copy.unwrap_or_default()));
+    }
+    let Some(report) = report else { return Ok(()) };
+    report.write(&Json {
+        prompt_ids: &prompt.ids,
+        generated_ids: &found.ids,
+        text: &found.text,
+        stop_reason: found.stop_reason,
+        seed: (!options.sampling.is_greedy()).then_some(options.sampling.seed),
+        device: device.to_string(),
+        parameters: model.parameters(),
+        load_seconds: load_time.as_secs_f64(),
+        decode_bandwidth_share: share,
+        statistics: found.statistics,
+    })
+}
+
+/// Measures a copy for it, which takes a moment, so only on a real GPU.
+fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f64>, Failure> {
+    let Device::Cuda(device) = model.device() else { return Ok(None) };
+    if is_virtual() || statistics.decode_tokens == 0 {
+        return Ok(None);
+    }
+    let copy = ceiling::cuda_copy(device, &mut Clock::new(model.device())?)?;
+    let read = statistics.weight_bytes_per_token as f64 * statistics.decode_tokens_per_second;
+    Ok(Some(read / copy.per_second))
+}

@@ -1,0 +1,121 @@
+//! The command line. A subcommand is a variant of `Command` and a file with its arguments and a `run`.
+
+mod answer;
+mod bench;
+mod bench_memory;
+mod bench_row;
+mod ceiling;
+mod chat;
+mod completions;
+mod costs;
+mod cublas;
+mod device;
+mod doctor;
+mod doctor_memory;
+mod editor;
+mod environment;
+mod failure;
+mod files;
+mod float16;
+mod generate;
+mod json;
+mod measure;
+mod model;
+mod output;
+mod printable;
+mod profile;
+mod ptx_argument;
+mod ptxas;
+mod random_model;
+mod run_ptx;
+mod screen;
+mod select;
+mod source;
+mod table;
+mod tune;
+mod validate;
+mod validate_model;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use output::complain;
+use printable::printable;
+use screen::{Colours, Style};
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+/// Qwen3-VL and its kernels on NVIDIA Pascal GPUs, with the GPU code in Rust.
+///
+/// Exit status: 0 all right, 1 something failed or a result is wrong, 2 the command line makes no sense.
+#[derive(Parser)]
+#[command(name = "pascaline", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check and time every op, in GFLOP/s or GB/s and as a share of what the device can do.
+    Bench(bench::Args),
+    /// Check every op against a naive reference in double precision, or a model against its reference's results.
+    Validate(validate::Args),
+    /// Time every matmul kernel on a GPU and store which to take when.
+    Tune(tune::Args),
+    /// Count what the kernels of a case do, and estimate their time on Pascal cards.
+    Profile(profile::Args),
+    /// Run a kernel of any PTX file, check it, count what it does and estimate its time on Pascal cards.
+    RunPtx(run_ptx::Args),
+    /// Answer a question about images.
+    Generate(generate::Args),
+    /// Talk with a model, with images.
+    Chat(chat::Args),
+    /// Write a checkpoint of a published model's size with random weights, to measure with.
+    RandomModel(random_model::Args),
+    /// Say what is here: driver, devices, kernels, and which device `auto` takes.
+    Doctor(doctor::Args),
+    /// Measure which 16-bit float format loses least on the tensors of a file.
+    Float16(float16::Args),
+    /// Print a script by which a shell completes command lines.
+    Completions(completions::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(help_or_error) => {
+            let _ = help_or_error.print(); // nowhere to report that stdout or stderr is closed
+            return ExitCode::from(help_or_error.exit_code() as u8);
+        }
+    };
+    pascaline::cuda::on_slow_compilation(|| {
+        complain(
+            "The driver compiles the kernels for this GPU. It keeps them, so that the next start is faster.",
+        );
+    });
+    let result = match cli.command {
+        Command::Bench(args) => bench::run(&args),
+        Command::Validate(args) => validate::run(&args),
+        Command::Tune(args) => tune::run(&args),
+        Command::Profile(args) => profile::run(&args),
+        Command::RunPtx(args) => run_ptx::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::RandomModel(args) => random_model::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Float16(args) => float16::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(sentence) = failure.sentence() {
+                let is_terminal = io::stderr().is_terminal();
+                // it may quote a file
+                let sentence = if is_terminal { printable(sentence) } else { sentence.into() };
+                let colours = Colours::for_stream(is_terminal);
+                complain(&format!("{} {sentence}", colours.paint(Style::Bad, "error:")));
+            }
+            failure.exit_code()
+        }
+    }
+}

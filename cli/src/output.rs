@@ -1,0 +1,83 @@
+//! `--json` and `--quiet`, the same in every subcommand, and remarks beside the results.
+
+use super::failure::Failure;
+use super::json::Report;
+use super::printable::printable;
+use super::screen::{Colours, Screen, Style};
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct Output {
+    /// Write the results as JSON, to FILE or, without FILE or for `-`, to stdout; what people read then goes to stderr.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+
+    /// Replace files that exist.
+    #[arg(long)]
+    force: bool,
+
+    /// Only results and errors: no remarks, no progress, and no tables while JSON goes to stdout.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+impl Output {
+    /// Where the JSON goes, looked at before the work begins.
+    pub fn report(&self) -> Result<Option<Report>, Failure> {
+        self.json.as_deref().map(|path| Report::open(path, self.force)).transpose()
+    }
+
+    /// The file that the JSON goes to.
+    pub fn file(&self) -> Option<&Path> {
+        self.json.as_deref().filter(|_| !self.stdout_is_taken())
+    }
+
+    /// Whether files that exist may be replaced.
+    pub fn may_replace(&self) -> bool {
+        self.force
+    }
+
+    /// Whether JSON takes stdout.
+    pub fn stdout_is_taken(&self) -> bool {
+        self.json.as_deref().is_some_and(|path| path.as_os_str() == "-")
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// Where tables go: stdout, stderr where JSON takes stdout, or nowhere where then nobody wants them.
+    pub fn screen(&self) -> Screen {
+        Screen::new(self.stdout_is_taken(), self.quiet)
+    }
+
+    /// A remark on stderr.
+    pub fn note(&self, text: &str) {
+        if !self.quiet {
+            self.say(text);
+        }
+    }
+
+    /// What was asked for, on stderr.
+    pub fn say(&self, text: &str) {
+        on_stderr(text, Style::Faint);
+    }
+
+    /// What went wrong, on stderr.
+    pub fn complain(&self, text: &str) {
+        on_stderr(text, Style::Bad);
+    }
+}
+
+/// Prints a line on stderr. Where that can't be written there is nobody left to tell; `eprintln!` would panic.
+pub(super) fn complain(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Prints a text that may quote a file.
+fn on_stderr(text: &str, style: Style) {
+    let is_terminal = io::stderr().is_terminal();
+    let text = if is_terminal { printable(text) } else { text.into() };
+    complain(&Colours::for_stream(is_terminal).paint(style, &text));
+}

@@ -1,0 +1,31 @@
+//! Text of models and files on a terminal.
+
+use std::borrow::Cow;
+
+/// The text without control characters, by which it could move the cursor, rename the window or write to the clipboard:
+/// each becomes a visible sign. Newlines and tabs stay.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
+    if text.chars().all(harmless) {
+        return Cow::Borrowed(text);
+    }
+    let sign = |c: char| match c {
+        c if harmless(c) => c,
+        '\x7f' => '␡',
+        // Unicode has a picture of each control character below the space, in their order.
+        c => char::from_u32(0x2400 + u32::from(c)).filter(|_| c < ' ').unwrap_or(char::REPLACEMENT_CHARACTER),
+    };
+    Cow::Owned(text.chars().map(sign).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn control_characters_become_visible() {
+        assert_eq!(printable("\x1b[2Ja\rb\0\x7f\u{9b}31m"), "␛[2Ja␍b␀␡\u{fffd}31m");
+        let harmless = "é ☂ 漢字\n\tx \u{2400}";
+        assert!(matches!(printable(harmless), std::borrow::Cow::Borrowed(text) if text == harmless));
+    }
+}

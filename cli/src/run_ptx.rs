@@ -1,0 +1,332 @@
+//! `pascaline run-ptx`: a kernel of any PTX file on the virtual GPU, checked, counted and costed, or on a real one.
+
+use super::costs::{Costs, MODEL, print_assumptions};
+use super::failure::Failure;
+use super::files;
+use super::json::Report;
+use super::output::Output;
+use super::ptx_argument::{Argument, extents, fit};
+use super::ptxas::{self, Registers};
+use super::screen::{Screen, Style};
+use super::table;
+use pascaline::cuda::CudaDevice;
+use pascaline::memory::DeviceBuffer;
+use pascaline_virtual_gpu::{Card, Config, Finding, Gpu, Kernel, Launch, MemoryError, Module, POISON};
+use serde::Serialize;
+use std::ffi::c_void;
+use std::fs;
+use std::path::PathBuf;
+use std::ptr;
+
+/// Runs one launch. On the virtual GPU it prints findings, counts and the estimated time on Pascal cards; on a real
+/// one, its time.
+///
+/// Buffers begin at addresses that are multiples of 256. What `out` buffers hold before the launch is undefined, and
+/// what the kernel leaves of it comes back as bytes of ff.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// PTX for sm_61 or older, of any compiler.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// The kernel's name in the PTX.
+    #[arg(long, value_name = "NAME")]
+    kernel: String,
+
+    /// Blocks.
+    #[arg(long, value_name = "X[,Y[,Z]]", value_parser = extents)]
+    grid: [u32; 3],
+
+    /// Threads of a block.
+    #[arg(long, value_name = "X[,Y[,Z]]", value_parser = extents)]
+    block: [u32; 3],
+
+    /// Bytes of dynamic shared memory.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    shared: u32,
+
+    /// An argument, in the kernel's order: in:FILE (raw bytes, uploaded), inout:FILE:OUTFILE, out:BYTES:OUTFILE, or a
+    /// number as i32:V, u32:V, i64:V, u64:V, f32:V or f64:V.
+    #[arg(long = "arg", value_name = "ARG")]
+    arguments: Vec<Argument>,
+
+    /// Where to run: virtual (an sm_61 GPU in software), cuda or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "virtual")]
+    device: On,
+
+    /// Play this card and estimate for it alone: mx330, gtx1050ti, gtx1080, p4 or p40.
+    #[arg(long, value_name = "CARD", value_parser = card)]
+    card: Option<&'static Card>,
+
+    #[command(flatten)]
+    ptxas: ptxas::Choice,
+
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum On {
+    Virtual,
+    Cuda(u32),
+}
+
+impl std::str::FromStr for On {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "virtual" => Ok(Self::Virtual),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => match name.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(ordinal)) => Ok(Self::Cuda(ordinal)),
+                _ => Err("use virtual, cuda or cuda:N"),
+            },
+        }
+    }
+}
+
+fn card(name: &str) -> Result<&'static Card, String> {
+    Card::by_name(name).ok_or_else(|| format!("use one of {}", Card::ALL.map(|card| card.id).join(", ")))
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    kernel: &'a str,
+    device: &'a str,
+    findings: Vec<Found>,
+    /// Of the virtual GPU.
+    launch: Option<Costs>,
+    model: Option<[&'static str; 2]>,
+    registers: Option<&'a str>,
+    /// Measured on a real GPU, the first launch after loading.
+    milliseconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Found {
+    kind: String,
+    kernel: String,
+    /// Of the PTX; 0 for a launch that never began.
+    line: u32,
+    block: [u32; 3],
+    thread: [u32; 3],
+    message: String,
+}
+
+impl From<&Finding> for Found {
+    fn from(finding: &Finding) -> Self {
+        let Finding { kind, kernel, line, block, thread, message } = finding.clone();
+        Self { kind: format!("{kind:?}"), kernel, line, block, thread, message }
+    }
+}
+
+/// What a parameter gets: a buffer's bytes before the launch, where it is one.
+struct Input {
+    argument: Argument,
+    bytes: Vec<u8>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if args.card.is_some() && args.device != On::Virtual {
+        return Err(Failure::Usage("--card is for `--device virtual`".into()));
+    }
+    let file = args.file.display();
+    let ptx = fs::read_to_string(&args.file)
+        .map_err(|error| Failure::Failed(format!("{file} can't be read: {error}")))?;
+    let module = Module::parse(&ptx).map_err(|error| Failure::Failed(format!("{file}: {error}")))?;
+    let kernel = module.kernel(&args.kernel).cloned().ok_or_else(|| {
+        let names: Vec<_> = module.kernels().iter().map(|kernel| kernel.name.as_str()).collect();
+        Failure::Failed(format!("{file} has no kernel {}; it has {}", args.kernel, names.join(", ")))
+    })?;
+    fit(&kernel, &args.arguments).map_err(|misfit| Failure::Usage(misfit.to_string()))?;
+    let buffers = args.arguments.iter().filter_map(|argument| match argument {
+        Argument::Buffer { from, to, .. } => Some((from.as_deref(), to.as_deref())),
+        Argument::Scalar { .. } => None,
+    });
+    let (sources, targets): (Vec<_>, Vec<_>) = buffers.unzip();
+    let sources = sources.into_iter().flatten().chain([args.file.as_path()]);
+    let targets: Vec<_> = targets.into_iter().flatten().collect();
+    files::check_apart(sources, targets.iter().copied().chain(args.output.file()))?;
+    targets.iter().try_for_each(|target| files::check(target, args.output.may_replace()))?;
+    let inputs = args.arguments.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let report = args.output.report()?;
+    let mut screen = args.output.screen();
+    match args.device {
+        On::Virtual => on_virtual(args, &ptx, module, &kernel, &inputs, &mut screen, report),
+        On::Cuda(ordinal) => on_cuda(args, ordinal, &ptx, &inputs, &mut screen, report),
+    }
+}
+
+fn on_virtual(
+    args: &Args,
+    ptx: &str,
+    module: Module,
+    kernel: &Kernel,
+    inputs: &[Input],
+    screen: &mut Screen,
+    report: Option<Report>,
+) -> Result<(), Failure> {
+    let force = args.output.may_replace();
+    let registers = Registers::of(&args.ptxas, ptx, &module, &[&kernel.name])?;
+    let config = Config::from_env().map_err(Failure::Usage)?;
+    let cards = args.card.map_or(Card::ALL.to_vec(), |card| vec![card]);
+    let mut gpu = Gpu::new(Config { card: args.card.unwrap_or(config.card), traffic: true, ..config });
+    let module = gpu.load(module).map_err(memory)?;
+    let mut params = vec![0; kernel.param_bytes as usize];
+    let mut addresses = Vec::new();
+    for (parameter, input) in kernel.params.iter().zip(inputs) {
+        let value = match input.argument {
+            Argument::Scalar { bits, .. } => bits,
+            Argument::Buffer { .. } if input.bytes.is_empty() => 0,
+            Argument::Buffer { ref from, .. } => {
+                let address = gpu.alloc(input.bytes.len() as u64).map_err(memory)?;
+                if from.is_some() {
+                    gpu.write(address, &input.bytes).map_err(memory)?;
+                }
+                address
+            }
+        };
+        addresses.push(value);
+        let (offset, bytes) = (parameter.offset as usize, parameter.bytes as usize);
+        params[offset..offset + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
+    }
+    let launch = Launch { grid: args.grid, block: args.block, dynamic_shared: args.shared, params: &params };
+    let (launch, findings) = match gpu.launch(&module, &kernel.name, launch) {
+        Ok(launched) => (Some(Costs::new(&launched, &registers, &cards)), Vec::new()),
+        Err(finding) => {
+            screen.text(&finding.to_string(), Style::Bad)?;
+            screen.line("no counts, and no output was written")?;
+            (None, vec![Found::from(&finding)])
+        }
+    };
+    let failed = launch.is_none();
+    if let Some(costs) = &launch {
+        for (input, address) in inputs.iter().zip(addresses) {
+            write(&input.argument, input.bytes.len(), force, |bytes| gpu.read(address, bytes).map_err(memory))?;
+        }
+        costs.print(screen)?;
+        screen.line("no findings")?;
+        print_assumptions(&registers, screen)?;
+    }
+    if let Some(report) = report {
+        let (model, registers) = (Some(MODEL), Some(registers.source.as_str()));
+        let kernel = &kernel.name;
+        let milliseconds = None;
+        report.write(&Json {
+            kernel,
+            device: "virtual",
+            findings,
+            launch,
+            model,
+            registers,
+            milliseconds,
+        })?;
+    }
+    if failed { Err(Failure::Wrong) } else { Ok(()) }
+}
+
+fn on_cuda(
+    args: &Args,
+    ordinal: u32,
+    ptx: &str,
+    inputs: &[Input],
+    screen: &mut Screen,
+    report: Option<Report>,
+) -> Result<(), Failure> {
+    let force = args.output.may_replace();
+    let device = CudaDevice::new(ordinal)
+        .map_err(|error| Failure::Failed(format!("{error}; `--device virtual` needs no GPU")))?;
+    let kernel = device.load_ptx(ptx)?.get_function(&args.kernel)?;
+    let (mut values, mut buffers) = (Vec::new(), Vec::new());
+    for input in inputs {
+        let (value, buffer) = match input.argument {
+            Argument::Scalar { bits, .. } => (bits, None),
+            Argument::Buffer { .. } => {
+                let mut buffer = DeviceBuffer::uninitialized(&device, input.bytes.len())?;
+                buffer.upload(0, &input.bytes)?;
+                (buffer.address(), Some(buffer))
+            }
+        };
+        values.push(value);
+        buffers.push(buffer);
+    }
+    let arguments: Vec<*mut c_void> =
+        values.iter().map(|value| ptr::from_ref(value).cast_mut().cast()).collect();
+    let ([gx, gy, gz], [bx, by, bz]) = (args.grid, args.block);
+    let (begin, end) = (device.event()?, device.event()?);
+    begin.record(device.stream())?;
+    // SAFETY: `fit` has checked that there are as many arguments as parameters, each of 4 or 8 bytes, and every value has
+    // 8. Addresses are of buffers on this stream that live until it is waited for. What a wrong kernel does to device
+    // memory can't touch the host's.
+    unsafe { device.stream().launch(&kernel, (gx, gy, gz), (bx, by, bz), args.shared, &arguments)? };
+    end.record(device.stream())?;
+    device.synchronize()?;
+    let time = end.since(&begin)?;
+    for (input, buffer) in inputs.iter().zip(&buffers) {
+        if let Some(buffer) = buffer {
+            write(&input.argument, input.bytes.len(), force, |bytes| Ok(buffer.download(0, bytes)?))?;
+        }
+    }
+    let name = format!("{device:?}");
+    let heading = screen.colours.paint(Style::Heading, &args.kernel);
+    screen.line(&format!("{heading} on {name}: {} by device events, one launch", table::time(time)))?;
+    screen.line("no findings and no counts, which only `--device virtual` gives")?;
+    if let Some(report) = report {
+        report.write(&Json {
+            kernel: &args.kernel,
+            device: &name,
+            findings: Vec::new(),
+            launch: None,
+            model: None,
+            registers: None,
+            milliseconds: Some(time.as_secs_f64() * 1e3),
+        })?;
+    }
+    Ok(())
+}
+
+/// Reads the file of an argument that has one; the bytes of an output are poison.
+fn read(argument: &Argument) -> Result<Input, Failure> {
+    let bytes = match argument {
+        Argument::Buffer { from: Some(from), .. } => fs::read(from)
+            .map_err(|error| Failure::Failed(format!("{} can't be read: {error}", from.display())))?,
+        Argument::Buffer { from: None, bytes, .. } => poison(*bytes)?,
+        Argument::Scalar { .. } => Vec::new(),
+    };
+    Ok(Input { argument: argument.clone(), bytes })
+}
+
+fn poison(bytes: u64) -> Result<Vec<u8>, Failure> {
+    let no_room = || Failure::Failed(format!("there is no memory for an output of {bytes} bytes"));
+    let bytes = usize::try_from(bytes).map_err(|_| no_room())?;
+    let mut poison = Vec::new();
+    poison.try_reserve_exact(bytes).map_err(|_| no_room())?;
+    poison.resize(bytes, POISON);
+    Ok(poison)
+}
+
+/// Writes what a buffer holds after the launch to its file, if it has one.
+fn write(
+    argument: &Argument,
+    bytes: usize,
+    force: bool,
+    download: impl FnOnce(&mut [u8]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let Argument::Buffer { to: Some(to), .. } = argument else { return Ok(()) };
+    let mut held = vec![0; bytes];
+    if bytes > 0 {
+        download(&mut held)?;
+    }
+    files::write(to, &held, force)
+}
+
+/// Only a want of memory can come of correct addresses.
+fn memory(error: MemoryError) -> Failure {
+    Failure::Failed(match error {
+        MemoryError::OutOfMemory => "the card, or this machine, has not that much memory".to_owned(),
+        MemoryError::UnknownPointer | MemoryError::OutOfBounds => {
+            format!("the virtual GPU's memory: {error:?}")
+        }
+    })
+}

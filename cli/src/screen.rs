@@ -1,0 +1,211 @@
+//! What people see: lines of output, a progress bar on stderr, colours; the last two only on a terminal.
+
+use super::failure::Failure;
+use super::table::{Column, Table};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::BTreeSet;
+use std::env;
+use std::io::{self, IsTerminal, Write};
+use terminal_size::{Width, terminal_size_of};
+
+/// How a piece of text is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    Plain,
+    Heading,
+    Faint,
+    Good,
+    Bad,
+}
+
+/// Whether to colour.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Colours(bool);
+
+impl Colours {
+    /// On a terminal that can, unless `NO_COLOR` is set (no-color.org).
+    pub fn for_stream(is_terminal: bool) -> Self {
+        let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Self(is_terminal && !unwanted && !dumb)
+    }
+
+    pub fn paint(self, style: Style, text: &str) -> String {
+        let code = match style {
+            Style::Heading => "1",
+            Style::Faint => "2",
+            Style::Good => "32",
+            Style::Bad => "1;31",
+            Style::Plain => "",
+        };
+        if self.0 && !code.is_empty() && !text.is_empty() {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}
+
+/// The output of a command.
+pub(super) struct Screen {
+    out: Box<dyn Write>,
+    /// Whether people read it.
+    pub is_terminal: bool,
+    pub colours: Colours,
+    /// Columns of the terminal; `None` in a pipe or a file, where lines are as long as they are.
+    pub width: Option<usize>,
+    bar: ProgressBar,
+    quiet: bool,
+    /// Titles of the columns that the terminal had no room for.
+    left_out: BTreeSet<&'static str>,
+}
+
+impl Screen {
+    /// On stdout; where that is taken for data on stderr, or nowhere if it is to be quiet.
+    pub fn new(stdout_is_taken: bool, quiet: bool) -> Self {
+        let (out, is_terminal, size): (Box<dyn Write>, _, _) = match (stdout_is_taken, quiet) {
+            (true, true) => (Box::new(io::sink()), false, None),
+            (true, false) => {
+                (Box::new(io::stderr()), io::stderr().is_terminal(), terminal_size_of(io::stderr()))
+            }
+            (false, _) => {
+                (Box::new(io::stdout()), io::stdout().is_terminal(), terminal_size_of(io::stdout()))
+            }
+        };
+        Self {
+            out,
+            is_terminal,
+            colours: Colours::for_stream(is_terminal),
+            width: size.map(|(Width(columns), _)| usize::from(columns)),
+            bar: ProgressBar::hidden(),
+            quiet,
+            left_out: BTreeSet::new(),
+        }
+    }
+
+    /// A table as wide as the screen.
+    pub fn table(&mut self, columns: Vec<Column>) -> Table {
+        let table = Table::new(columns, self.width, self.colours);
+        self.left_out.extend(table.left_out());
+        table
+    }
+
+    /// Says which columns the tables so far had no room for.
+    pub fn say_what_is_left_out(&mut self) -> Result<(), Failure> {
+        let titles: Vec<_> = std::mem::take(&mut self.left_out).into_iter().collect();
+        match titles.is_empty() {
+            true => Ok(()),
+            false => self.faint(&format!("left out on this narrow terminal: {}", titles.join(", "))),
+        }
+    }
+
+    /// Shows a progress bar on stderr, if that is a terminal, until the screen is dropped.
+    pub fn start(&mut self, steps: usize) {
+        if self.quiet {
+            return;
+        }
+        self.bar = ProgressBar::new(steps as u64);
+        if let Ok(style) = ProgressStyle::with_template("  {bar:24} {pos}/{len}  {elapsed}  {wide_msg}") {
+            self.bar.set_style(style.progress_chars("━━╌"));
+        }
+    }
+
+    /// Begins the next step.
+    pub fn doing(&self, what: &str) {
+        self.bar.set_message(what.to_owned());
+        self.bar.tick();
+    }
+
+    /// Ends a step.
+    pub fn done(&self) {
+        self.bar.inc(1);
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// Prints a line.
+    pub fn line(&mut self, line: &str) -> Result<(), Failure> {
+        let out = &mut self.out;
+        self.bar.suspend(|| writeln!(out, "{line}").and_then(|()| out.flush())).map_err(Failure::from)
+    }
+
+    /// Prints a text in lines that fit, those after the first indented as the text is.
+    pub fn text(&mut self, text: &str, style: Style) -> Result<(), Failure> {
+        let indent = text.len() - text.trim_start().len();
+        self.entry(&text[..indent], text.trim_start(), style)
+    }
+
+    /// As [`text`](Self::text), for what is too long for a line in a file, too.
+    pub fn long_text(&mut self, text: &str) -> Result<(), Failure> {
+        let width = self.width;
+        self.width = width.or(Some(LINE_OF_A_FILE));
+        let printed = self.text(text, Style::Plain);
+        self.width = width;
+        printed
+    }
+
+    /// Prints a text beside a heading, in lines that fit.
+    pub fn entry(&mut self, heading: &str, text: &str, style: Style) -> Result<(), Failure> {
+        let indent = heading.chars().count();
+        let room = self.width.unwrap_or(usize::MAX).saturating_sub(indent).max(LEAST_TEXT);
+        for (number, line) in wrapped(text, room).iter().enumerate() {
+            let start = if number == 0 { heading.to_owned() } else { " ".repeat(indent) };
+            self.line(&format!("{start}{}", self.colours.paint(style, line)))?;
+        }
+        Ok(())
+    }
+
+    /// As [`text`](Self::text), for what matters less.
+    pub fn faint(&mut self, text: &str) -> Result<(), Failure> {
+        self.text(text, Style::Faint)
+    }
+}
+
+/// Text is wrapped in lines of at least so many characters, however narrow the terminal.
+const LEAST_TEXT: usize = 20;
+/// Characters of a line of long texts in a pipe or file.
+const LINE_OF_A_FILE: usize = 120;
+
+/// Lines of up to `room` characters; a longer word has a line of its own.
+fn wrapped(text: &str, room: usize) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match words.last_mut().filter(|_| word.starts_with('%')) {
+            Some(number) => *number += &format!(" {word}"), // its sign of percent stays with it
+            None => words.push(word.to_owned()),
+        }
+    }
+    let length = |text: &str| text.chars().count();
+    let mut lines: Vec<String> = Vec::new();
+    for word in words {
+        match lines.last_mut().filter(|line| length(line) + 1 + length(&word) <= room) {
+            Some(line) => *line += &format!(" {word}"),
+            None => lines.push(word),
+        }
+    }
+    lines
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrapped;
+
+    #[test]
+    fn text_is_wrapped_between_words() {
+        assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
+        assert_eq!(wrapped("a  b", 4), ["a  b"]);
+        assert_eq!(wrapped("é longer-word x", 6), ["é", "longer-word", "x"]);
+        assert_eq!(wrapped("", 4), [""]);
+        assert_eq!(wrapped("a 19 %, b", 5), ["a", "19 %,", "b"]);
+        assert_eq!(wrapped("all of it", usize::MAX), ["all of it"]);
+    }
+}

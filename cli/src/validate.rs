@@ -1,0 +1,173 @@
+//! `pascaline validate`: every case against its reference, a line for each op.
+
+use super::environment::Environment;
+use super::failure::Failure;
+use super::model::{StorageType, cache_formats};
+use super::screen::Style;
+use super::select::Select;
+use super::table::{self, Column, Table};
+use super::validate_model;
+use pascaline::Device;
+use pascaline::cuda::is_lost;
+use pascaline::kv::KvFormat;
+use pascaline_testing::{Case, Purpose, check};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Runs every test case twice into a poisoned and guarded output and compares each element with a naive reference
+/// in double precision.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    select: Select,
+
+    /// Check a checkpoint instead: run the cases of its cases.json and compare every stage with the reference's results.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// With --model, what its matrices are stored as; f32, if nothing is said.
+    #[arg(long, value_name = "TYPE", requires = "model")]
+    dtype: Option<StorageType>,
+
+    /// With --model, what keys and values are stored as; f32, if nothing is said.
+    #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats())]
+    cache: Option<KvFormat>,
+
+    /// Also check the large shapes that `bench` times, on sampled rows.
+    #[arg(long)]
+    all: bool,
+}
+
+/// How a case came out.
+#[derive(Serialize)]
+struct Checked {
+    id: String,
+    passed: bool,
+    max_error: Option<f64>,
+    /// The largest error as a share of what is tolerated.
+    worst_share: Option<f64>,
+    tolerance_abs: Option<f64>,
+    tolerance_rel: Option<f64>,
+    reason: Option<&'static str>,
+    /// What is wrong, if something is.
+    message: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    environment: &'a Environment,
+    passed: bool,
+    cases: &'a [Checked],
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let output = &args.select.output;
+    if let Some(model) = &args.model {
+        let dtype = args.dtype.map(StorageType::dtype);
+        return validate_model::run(model, &args.select.device, dtype, args.cache, output);
+    }
+    let cases = args.select.cases(|case| args.all || case.purpose() == Purpose::Test)?;
+    let (device, reason) = args.select.device.open()?;
+    let report = output.report()?;
+    let mut screen = output.screen();
+    let environment = Environment::of(&device);
+    screen.text(&environment.line(), Style::Heading)?;
+    if let Some(reason) = reason {
+        screen.faint(&format!("taken because {reason}"))?;
+    }
+    screen.line("")?;
+
+    let table = screen.table(vec![
+        Column::left("op", cases.iter().map(|case| case.op().len()).max().unwrap_or(0)),
+        Column::left("", 4),
+        Column::right("cases", 5),
+        Column::right("worst error", 11),
+        Column::right("of tolerance", 12),
+        Column::left("which allows for", 0),
+    ]);
+    screen.line(&table.header("op"))?;
+    screen.start(cases.len());
+    let mut all = Vec::new();
+    for of_op in cases.chunk_by(|a, b| a.op() == b.op()) {
+        let mut checked = Vec::new();
+        for case in of_op {
+            screen.doing(&case.id());
+            checked.push(check_one(case.as_ref(), &device));
+            screen.done();
+            if is_lost() {
+                break; // the process can't use the GPU any more
+            }
+        }
+        let op = of_op.first().map_or("", |case| case.op());
+        screen.line(&line(op, &checked, &table))?;
+        for case in checked.iter().filter(|case| !case.passed) {
+            let what = format!("  {}: {}", case.id, case.message.as_deref().unwrap_or_default());
+            screen.text(&what, Style::Bad)?;
+        }
+        all.append(&mut checked);
+        if is_lost() {
+            screen.line(&format!("{} cases were not run after the GPU stopped", cases.len() - all.len()))?;
+            break;
+        }
+    }
+    screen.finish();
+
+    let failed = all.iter().filter(|case| !case.passed).count();
+    screen.line("")?;
+    let (text, style) = match failed {
+        0 => (format!("all {} cases pass on {device}", all.len()), Style::Good),
+        _ => (format!("{failed} of {} cases FAIL on {device}", all.len()), Style::Bad),
+    };
+    screen.line(&screen.colours.paint(style, &text))?;
+    if let Some(report) = report {
+        report.write(&Json { environment: &environment, passed: failed == 0, cases: &all })?;
+    }
+    if failed > 0 { Err(Failure::Wrong) } else { Ok(()) }
+}
+
+fn check_one(case: &dyn Case, device: &Device) -> Checked {
+    let id = case.id();
+    match check(case, device) {
+        Ok(outcome) => Checked {
+            id,
+            passed: outcome.passed(),
+            max_error: Some(outcome.max_error),
+            worst_share: Some(outcome.worst_share),
+            tolerance_abs: Some(outcome.tolerance.abs),
+            tolerance_rel: Some(outcome.tolerance.rel),
+            reason: Some(outcome.tolerance.reason),
+            message: (!outcome.passed()).then(|| outcome.verdict.to_string()),
+        },
+        Err(error) => Checked {
+            id,
+            passed: false,
+            max_error: None,
+            worst_share: None,
+            tolerance_abs: None,
+            tolerance_rel: None,
+            reason: None,
+            message: Some(error.to_string()),
+        },
+    }
+}
+
+/// An op's line: the case that came closest to its tolerance speaks for all.
+fn line(op: &str, checked: &[Checked], table: &Table) -> String {
+    let share = |case: &&Checked| case.worst_share.unwrap_or(f64::INFINITY);
+    let worst = checked.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
+    let verdict = match checked.iter().all(|case| case.passed) {
+        true => ("PASS".to_owned(), Style::Good),
+        false => ("FAIL".to_owned(), Style::Bad),
+    };
+    let dash = || "–".to_owned();
+    let plain = |text: String| (text, Style::Plain);
+    let cells = [
+        plain(op.to_owned()),
+        verdict,
+        plain(checked.len().to_string()),
+        plain(worst.and_then(|case| case.max_error).map_or_else(dash, table::error)),
+        plain(worst.and_then(|case| case.worst_share).map_or_else(dash, table::percent)),
+        (worst.and_then(|case| case.reason).unwrap_or_default().to_owned(), Style::Faint),
+    ];
+    table.row(&cells)
+}

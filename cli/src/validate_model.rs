@@ -1,0 +1,151 @@
+//! `pascaline validate --model DIR`: a checkpoint against what the reference computed on it.
+
+use super::device::DeviceArg;
+use super::environment::Environment;
+use super::failure::Failure;
+use super::model::check_directory;
+use super::output::Output;
+use super::screen::Style;
+use super::table::{self, Column};
+use pascaline::DType;
+use pascaline::kv::KvFormat;
+use qwen3_vl::validate::{Limits, RunReport, check_run};
+use qwen3_vl::{LoadOptions, Qwen3Vl, cases};
+use serde::Serialize;
+use std::path::Path;
+
+#[derive(Serialize)]
+struct Json<'a> {
+    environment: &'a Environment,
+    passed: bool,
+    capacity: &'a Capacity,
+    limits: Limits,
+    runs: &'a [RunReport],
+}
+
+/// What the checkpoint has, all of it in use.
+#[derive(Serialize)]
+struct Capacity {
+    text_layers: usize,
+    text_heads: usize,
+    text_kv_heads: usize,
+    vision_blocks: usize,
+    vision_heads: usize,
+    parameters: usize,
+}
+
+/// Runs every case of `cases.json` and prints the worst error of each stage.
+pub(super) fn run(
+    dir: &Path,
+    device: &DeviceArg,
+    dtype: Option<DType>,
+    cache: Option<KvFormat>,
+    output: &Output,
+) -> Result<(), Failure> {
+    check_directory(dir)?;
+    let runs = cases::load(dir)?.ok_or_else(|| {
+        Failure::Failed(format!("{} has no cases.json to compare with; `generate` uses it", dir.display()))
+    })?;
+    let (device, _) = device.open()?;
+    let device = &device;
+    let report = output.report()?;
+    let mut screen = output.screen();
+    let environment = Environment::of(device);
+    screen.text(&environment.line(), Style::Heading)?;
+    let dtype = dtype.unwrap_or(DType::F32);
+    let usual = LoadOptions::for_device(device);
+    let options = LoadOptions { dtype, cache: cache.unwrap_or(usual.cache), ..usual };
+    let model = Qwen3Vl::load_with(dir, device, options, |_| {})?;
+    let rounded = dtype != DType::F32 || options.cache != KvFormat::F32;
+    let limits = if dtype == DType::F16 {
+        Limits::F16
+    } else if device.is_cuda() {
+        Limits::F32_GPU
+    } else {
+        Limits::F32
+    };
+    let limits = limits.with_cache(options.cache, model.config().text.num_hidden_layers);
+    let config = model.config();
+    let capacity = Capacity {
+        text_layers: config.text.num_hidden_layers,
+        text_heads: config.text.num_attention_heads,
+        text_kv_heads: config.text.num_key_value_heads,
+        vision_blocks: config.vision.depth,
+        vision_heads: config.vision.num_heads,
+        parameters: model.parameters(),
+    };
+    let text = format!(
+        "every tensor is in use: {} layers of {} heads ({} for keys and values), {} vision blocks of {} heads, \
+         {} parameters, matrices in {dtype}, keys and values in {}",
+        capacity.text_layers,
+        capacity.text_heads,
+        capacity.text_kv_heads,
+        capacity.vision_blocks,
+        capacity.vision_heads,
+        capacity.parameters,
+        options.cache
+    );
+    screen.text(&text, Style::Plain)?;
+    screen.line("")?;
+
+    let table = screen.table(vec![
+        Column::left("run", runs.iter().map(|run| run.name.len()).max().unwrap_or(0)),
+        Column::left("", 4),
+        Column::right("pixels equal", 12).rank(2),
+        Column::right("embeddings", 10),
+        Column::right("deepstack", 9),
+        Column::left("positions", 9).rank(1),
+        Column::right("hidden", 9),
+        Column::right("logits", 9),
+        Column::left("tokens", 6),
+    ]);
+    screen.line(&table.header("run"))?;
+    screen.start(runs.len());
+    let mut reports = Vec::new();
+    let exact_ids = !rounded;
+    for run in &runs {
+        screen.doing(&run.name);
+        let found = check_run(&model, run)?;
+        screen.done();
+        let passed = found.passed(&limits, exact_ids);
+        let plain = |text: String| (text, Style::Plain);
+        let stage = |name: &str| plain(found.worst(name).map_or_else(|| "–".into(), table::error));
+        let verdict = |ok: bool| match ok {
+            true => ("equal".to_owned(), Style::Plain),
+            false => ("DIFFER".to_owned(), Style::Bad),
+        };
+        let cells = [
+            plain(found.name.clone()),
+            if passed { ("PASS".to_owned(), Style::Good) } else { ("FAIL".to_owned(), Style::Bad) },
+            plain(found.pixels.map_or_else(|| "–".into(), |pixels| table::percent(pixels.equal))),
+            stage("image_embeds"),
+            stage("deepstack"),
+            found.positions_equal.map_or_else(|| plain("–".into()), verdict),
+            stage("hidden"),
+            stage("logits"),
+            verdict(found.generated_equal && found.prompt_ids_equal),
+        ];
+        screen.line(&table.row(&cells))?;
+        reports.push(found);
+    }
+    screen.finish();
+    screen.say_what_is_left_out()?;
+    let failed = reports.iter().filter(|report| !report.passed(&limits, exact_ids)).count();
+    screen.line("")?;
+    let (text, style) = match failed {
+        0 => (format!("all {} runs are the reference's on {device}", reports.len()), Style::Good),
+        _ => (format!("{failed} of {} runs DIFFER on {device}", reports.len()), Style::Bad),
+    };
+    screen.line(&screen.colours.paint(style, &format!("{text} (stages within {:.0e})", limits.stage)))?;
+    if let Some(report) = report {
+        let passed = failed == 0;
+        report.write(&Json {
+            environment: &environment,
+            passed,
+            capacity: &capacity,
+            limits,
+            runs: &reports,
+        })?;
+    }
+    if failed > 0 { Err(Failure::Wrong) } else { Ok(()) }
+}

@@ -1,0 +1,53 @@
+//! The kernels' PTX in this program: one complete text for each module, compressed by zstd.
+
+use crate::{Error, Result};
+
+/// Name and compressed PTX of each module, as `build.rs` made them.
+static MODULES: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+/// Whether the kernels were `built from source` with this program, and by which other toolchain, or are the `prebuilt` ones
+/// of the repository.
+pub const PTX_ORIGIN: &str = env!("CUDA_BUILDER_ORIGIN");
+
+/// The names of the modules.
+pub fn ptx_modules() -> impl ExactSizeIterator<Item = &'static str> {
+    MODULES.iter().map(|(name, _)| *name)
+}
+
+/// The bytes that the modules take in the program.
+pub fn ptx_compressed_bytes() -> usize {
+    MODULES.iter().map(|(_, compressed)| compressed.len()).sum()
+}
+
+/// The PTX of a module.
+///
+/// # Errors
+/// [`Error::ModuleLoad`] if there is no such module in this program.
+pub fn ptx_of(module: &str) -> Result<String> {
+    let broken = |log: String| Error::ModuleLoad { code: 500, log: format!("PTX module {module}: {log}") };
+    let (_, compressed) = MODULES
+        .iter()
+        .find(|(name, _)| *name == module)
+        .ok_or_else(|| broken("it is not in this program".into()))?;
+    let text = zstd::decode_all(*compressed).map_err(|error| broken(error.to_string()))?;
+    String::from_utf8(text).map_err(|error| broken(error.to_string()))
+}
+
+/// The PTX of all modules as one text, for tools that read or assemble it.
+///
+/// # Errors
+/// As [`ptx_of`].
+pub fn ptx() -> Result<String> {
+    let mut all = String::new();
+    for (index, name) in ptx_modules().enumerate() {
+        let text = ptx_of(name)?;
+        // each module begins with the same directives, which a file has once
+        let is_header =
+            |line: &str| [".version", ".target", ".address_size"].iter().any(|word| line.starts_with(word));
+        for line in text.lines().filter(|line| index == 0 || !is_header(line)) {
+            all.push_str(line);
+            all.push('\n');
+        }
+    }
+    Ok(all)
+}

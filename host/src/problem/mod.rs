@@ -1,0 +1,11 @@
+//! The ops' problems as sizes, strides and options: `ops` makes them of checked calls, `cpu` and `gpu` solve them. `ops`
+//! re-exports those that users name.
+
+pub(crate) mod activate;
+pub(crate) mod attention;
+pub(crate) mod copy;
+pub(crate) mod elementwise;
+pub(crate) mod matmul;
+pub(crate) mod reduce;
+pub(crate) mod rope_append;
+pub(crate) mod transpose;

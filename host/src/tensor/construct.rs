@@ -1,0 +1,143 @@
+//! Tensors made from a rule: one value, a range, random numbers.
+
+use super::{Layout, Storage, Tensor};
+use crate::{DType, Device, Element, Error, Result, Shape};
+use half::f16;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rayon::prelude::*;
+use std::f64::consts::TAU;
+use std::sync::Arc;
+
+/// Elements per rayon task of [`Tensor::randn`]; even, as normals come in pairs.
+const CHUNK: usize = 1 << 14;
+
+impl Tensor {
+    /// A tensor of ones.
+    ///
+    /// ```
+    /// use pascaline::{DType, Device, Tensor};
+    /// let x = Tensor::ones([2, 2], DType::F32, &Device::Cpu)?;
+    /// assert_eq!(x.to_vec::<f32>()?, [1.0; 4]);
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`uninitialized`](Self::uninitialized).
+    #[track_caller]
+    pub fn ones(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Self> {
+        match dtype {
+            DType::F32 => Self::full(1.0f32, shape, device),
+            DType::F16 => Self::full(f16::ONE, shape, device),
+            DType::U32 => Self::full(1u32, shape, device),
+        }
+    }
+
+    /// A tensor whose elements all are `value`. On a GPU no element passes the bus.
+    ///
+    /// ```
+    /// use pascaline::{Device, Tensor};
+    /// let x = Tensor::full(7u32, [3], &Device::Cpu)?;
+    /// assert_eq!(x.to_vec::<u32>()?, [7, 7, 7]);
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`uninitialized`](Self::uninitialized).
+    #[track_caller]
+    pub fn full<T: Element>(value: T, shape: impl Into<Shape>, device: &Device) -> Result<Self> {
+        let layout = Layout::contiguous(T::DTYPE, shape.into())?;
+        let mut storage = Storage::uninitialized(device, T::DTYPE, layout.shape.elements())?;
+        match &mut storage {
+            Storage::Cpu(buffer) => bytemuck::cast_slice_mut::<u8, T>(buffer.bytes_mut()).fill(value),
+            Storage::Cuda(buffer) => buffer.fill_elements(value)?,
+        }
+        Ok(Self { storage: Arc::new(storage), layout })
+    }
+
+    /// \[n\]: start, start + 1, … up to but not including `end`. Without such numbers the tensor is empty.
+    ///
+    /// Element i is start + i, computed in f64 and rounded to the element type ([`Element::from_f64`]).
+    ///
+    /// ```
+    /// use pascaline::{Device, Tensor};
+    /// let positions = Tensor::arange(3u32, 6, &Device::Cpu)?;
+    /// assert_eq!(positions.to_vec::<u32>()?, [3, 4, 5]);
+    /// let x = Tensor::arange(0.5f32, 2.0, &Device::Cpu)?;
+    /// assert_eq!(x.to_vec::<f32>()?, [0.5, 1.5]);
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if `start` or `end` is infinite or NaN, and as [`uninitialized`](Self::uninitialized).
+    #[track_caller]
+    pub fn arange<T: Element>(start: T, end: T, device: &Device) -> Result<Self> {
+        let (first, end) = (start.to_f64(), end.to_f64());
+        for (argument, value) in [("start", first), ("end", end)] {
+            if !value.is_finite() {
+                let (value, reason) = (value.to_string(), "it must be finite".into());
+                return Err(Error::Unsupported { op: "arange", argument, value, reason });
+            }
+        }
+        let elements = (end - first).ceil().max(0.0) as usize;
+        Layout::contiguous(T::DTYPE, [elements].into())?; // before the host allocates them
+        let values: Vec<T> = (0..elements).map(|i| T::from_f64(first + i as f64)).collect();
+        Self::from_slice(&values, [elements], device)
+    }
+
+    /// Random numbers of the standard normal distribution (mean 0, variance 1), in f32 or f16.
+    ///
+    /// The same seed gives the same numbers on every device and with any number of threads; the first n of them do not
+    /// depend on the shape. The generator is ChaCha with 8 rounds,
+    /// [`ChaCha8Rng::seed_from_u64(seed)`](rand_chacha::ChaCha8Rng). Its outputs number 2i and 2i + 1, of 64 bits each, of
+    /// which the upper 53 are used, give u in (0, 1] and v in [0, 1); elements 2i and 2i + 1 are √(−2 ln u)·cos 2πv and
+    /// √(−2 ln u)·sin 2πv (Box & Muller 1958). That is computed in f64, with the platform's ln, cos and sin, and rounded to the
+    /// element type. The numbers are made on the host.
+    ///
+    /// ```
+    /// use pascaline::{DType, Device, Tensor};
+    /// let x = Tensor::randn([2, 3], DType::F32, 42, &Device::Cpu)?;
+    /// let same = Tensor::randn([6], DType::F32, 42, &Device::Cpu)?;
+    /// assert_eq!(x.to_vec::<f32>()?, same.to_vec::<f32>()?);
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::DType`] for u32, and as [`uninitialized`](Self::uninitialized).
+    #[track_caller]
+    pub fn randn(shape: impl Into<Shape>, dtype: DType, seed: u64, device: &Device) -> Result<Self> {
+        let layout = Layout::contiguous(dtype, shape.into())?;
+        match dtype {
+            DType::F32 => {
+                Self::from_slice(&normals::<f32>(layout.shape.elements(), seed), layout.shape, device)
+            }
+            DType::F16 => {
+                Self::from_slice(&normals::<f16>(layout.shape.elements(), seed), layout.shape, device)
+            }
+            found => {
+                let expected = "f32 or f16".into();
+                Err(Error::DType { op: "randn", argument: "dtype", expected, found })
+            }
+        }
+    }
+}
+
+/// As [`Tensor::randn`] says.
+fn normals<T: Element>(elements: usize, seed: u64) -> Vec<T> {
+    /// Words of 32 bits that an element takes of the generator.
+    const WORDS: u128 = 2;
+    let mut values = vec![T::zeroed(); elements];
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_word_pos((chunk * CHUNK) as u128 * WORDS);
+        let mut bits = || (rng.next_u64() >> 11) as f64;
+        for pair in values.chunks_mut(2) {
+            let (u, v) = ((bits() + 1.0) / (1u64 << 53) as f64, bits() / (1u64 << 53) as f64);
+            let (radius, (sin, cos)) = ((-2.0 * u.ln()).sqrt(), (TAU * v).sin_cos());
+            for (value, part) in pair.iter_mut().zip([cos, sin]) {
+                *value = T::from_f64(radius * part);
+            }
+        }
+    });
+    values
+}

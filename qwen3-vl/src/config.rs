@@ -1,0 +1,484 @@
+//! A checkpoint's `config.json`, `generation_config.json` and `preprocessor_config.json`.
+//!
+//! Nothing of the model's size is fixed in code: layers, heads, widths, RoPE and pixel limits are what the files say.
+//! Fields and defaults are those of transformers' `Qwen3VLConfig` and `Qwen2VLImageProcessor`.
+
+use super::json::{self, Fields, MAX_CONFIG};
+use pascaline::Result;
+use std::path::Path;
+
+/// The most that any extent or count may be; products of two stay far from overflow.
+const MAX_EXTENT: u64 = 1 << 24;
+
+/// What `config.json` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The language model.
+    pub text: TextConfig,
+    /// The vision tower.
+    pub vision: VisionConfig,
+    /// The token that an image's embeddings replace.
+    pub image_token_id: u32,
+    /// The token that a video's embeddings replace.
+    pub video_token_id: u32,
+    /// The token before an image's.
+    pub vision_start_token_id: u32,
+    /// The token behind an image's.
+    pub vision_end_token_id: u32,
+    /// Whether the output projection is the token embedding.
+    pub tie_word_embeddings: bool,
+}
+
+/// The language model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextConfig {
+    /// Width of the hidden state.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Decoder layers.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads.
+    pub num_key_value_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Rows of the token embedding.
+    pub vocab_size: usize,
+    /// Added to the mean square in RMSNorm.
+    pub rms_norm_eps: f32,
+    /// The base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// How many frequencies belong to time, height and width.
+    pub mrope_section: [usize; 3],
+    /// The longest sequence the model was made for.
+    pub max_position_embeddings: usize,
+    /// The end of a turn, where `generation_config.json` does not say.
+    pub eos_token_id: Option<u32>,
+}
+
+/// The vision tower.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VisionConfig {
+    /// Blocks.
+    pub depth: usize,
+    /// Width of the hidden state.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Heads.
+    pub num_heads: usize,
+    /// Colour channels; 3.
+    pub in_channels: usize,
+    /// Side of a patch in pixels.
+    pub patch_size: usize,
+    /// Frames in a patch.
+    pub temporal_patch_size: usize,
+    /// Side of the square of patches that become one token.
+    pub spatial_merge_size: usize,
+    /// Learned position embeddings: a square grid.
+    pub num_position_embeddings: usize,
+    /// The blocks whose output goes, merged, into the first decoder layers.
+    pub deepstack_visual_indexes: Vec<usize>,
+    /// Width of the merged tokens: the text's hidden size.
+    pub out_hidden_size: usize,
+    /// The base of the rotary frequencies.
+    pub rope_theta: f64,
+}
+
+impl VisionConfig {
+    /// Width of a head.
+    pub fn head_dim(&self) -> usize {
+        self.hidden_size / self.num_heads
+    }
+
+    /// Values in a patch: channels · frames · side².
+    pub fn patch_len(&self) -> usize {
+        self.in_channels * self.temporal_patch_size * self.patch_size * self.patch_size
+    }
+
+    /// Side of the grid of learned position embeddings.
+    pub fn position_side(&self) -> usize {
+        self.num_position_embeddings.isqrt()
+    }
+
+    /// Patches that become one token.
+    pub fn merge_len(&self) -> usize {
+        self.spatial_merge_size * self.spatial_merge_size
+    }
+}
+
+impl Config {
+    /// Reads and checks `config.json` in `dir`.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
+    pub fn load(dir: &Path) -> Result<Self> {
+        let file = dir.join("config.json");
+        Self::parse(&file, &json::read_bytes(&file, MAX_CONFIG)?)
+    }
+
+    /// As [`load`](Self::load), of the bytes of a `config.json`; errors call it `file`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn parse(file: &Path, bytes: &[u8]) -> Result<Self> {
+        let map = json::parse_object(file, bytes)?;
+        let top = Fields::new(file, "", &map);
+        match top.str("model_type")? {
+            Some("qwen3_vl") => {}
+            other => {
+                return Err(
+                    top.bad("model_type", format!("{} is not \"qwen3_vl\"", other.unwrap_or("nothing")))
+                );
+            }
+        }
+        let text = top.required("text_config", top.object("text_config", "text_config.")?)?;
+        let vision = top.required("vision_config", top.object("vision_config", "vision_config.")?)?;
+        let tied = match top.bool("tie_word_embeddings")? {
+            Some(tied) => tied,
+            None => text.bool("tie_word_embeddings")?.unwrap_or(false),
+        };
+        let config = Self {
+            text: text_config(text)?,
+            vision: vision_config(vision)?,
+            image_token_id: top.required("image_token_id", top.id("image_token_id")?)?,
+            video_token_id: top.required("video_token_id", top.id("video_token_id")?)?,
+            vision_start_token_id: top.required("vision_start_token_id", top.id("vision_start_token_id")?)?,
+            vision_end_token_id: top.required("vision_end_token_id", top.id("vision_end_token_id")?)?,
+            tie_word_embeddings: tied,
+        };
+        for (name, id) in [
+            ("image_token_id", config.image_token_id),
+            ("video_token_id", config.video_token_id),
+            ("vision_start_token_id", config.vision_start_token_id),
+            ("vision_end_token_id", config.vision_end_token_id),
+        ] {
+            if id as usize >= config.text.vocab_size {
+                let reason = format!("{id} is outside the vocabulary of {}", config.text.vocab_size);
+                return Err(top.bad(name, reason));
+            }
+        }
+        if config.vision.out_hidden_size != config.text.hidden_size {
+            let reason =
+                format!("{} is not the text's {}", config.vision.out_hidden_size, config.text.hidden_size);
+            return Err(vision.bad("out_hidden_size", reason));
+        }
+        if config.vision.deepstack_visual_indexes.len() > config.text.num_hidden_layers {
+            return Err(vision.bad("deepstack_visual_indexes", "more entries than the text has layers"));
+        }
+        Ok(config)
+    }
+}
+
+/// A positive extent.
+fn extent(fields: Fields, name: &str) -> Result<usize> {
+    let value = fields.required(name, fields.u64(name)?)?;
+    in_range(fields, name, value)
+}
+
+fn in_range(fields: Fields, name: &str, value: u64) -> Result<usize> {
+    match value {
+        1..=MAX_EXTENT => Ok(value as usize),
+        _ => Err(fields.bad(name, format!("{value} is not between 1 and {MAX_EXTENT}"))),
+    }
+}
+
+fn extent_or(fields: Fields, name: &str, default: usize) -> Result<usize> {
+    fields.u64(name)?.map_or(Ok(default), |value| in_range(fields, name, value))
+}
+
+/// A field that has one supported value.
+fn only(fields: Fields, name: &str, supported: &str) -> Result<()> {
+    match fields.str(name)? {
+        Some(value) if value != supported => {
+            Err(fields.bad(name, format!("\"{value}\" is not supported, only \"{supported}\"")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn positive(fields: Fields, name: &str, value: f64) -> Result<f64> {
+    if value > 0.0 && value.is_finite() {
+        Ok(value)
+    } else {
+        Err(fields.bad(name, format!("{value} is not a positive number")))
+    }
+}
+
+fn text_config(text: Fields) -> Result<TextConfig> {
+    only(text, "hidden_act", "silu")?;
+    if text.bool("attention_bias")? == Some(true) {
+        return Err(text.bad("attention_bias", "true is not supported"));
+    }
+    // `rope_parameters` is the newer spelling of `rope_theta` + `rope_scaling`.
+    let parameters = text.object("rope_parameters", "text_config.rope_parameters.")?;
+    let scaling = text.object("rope_scaling", "text_config.rope_scaling.")?;
+    let Some(rope) = parameters.or(scaling) else {
+        return Err(text.bad("rope_scaling", "missing, and so is rope_parameters"));
+    };
+    only(rope, "rope_type", "default")?;
+    if rope.bool("mrope_interleaved")? == Some(false) {
+        return Err(rope.bad("mrope_interleaved", "false is not supported"));
+    }
+    let theta = match rope.f64("rope_theta")? {
+        Some(theta) => positive(rope, "rope_theta", theta)?,
+        None => positive(text, "rope_theta", text.required("rope_theta", text.f64("rope_theta")?)?)?,
+    };
+    let section = rope.required("mrope_section", rope.sizes("mrope_section")?)?;
+    let Ok(mrope_section) = <[usize; 3]>::try_from(section) else {
+        return Err(rope.bad("mrope_section", "needs three numbers: time, height, width"));
+    };
+
+    let hidden_size = extent(text, "hidden_size")?;
+    let num_attention_heads = extent(text, "num_attention_heads")?;
+    let num_key_value_heads = extent_or(text, "num_key_value_heads", num_attention_heads)?;
+    let head_dim = extent_or(text, "head_dim", hidden_size / num_attention_heads)?;
+    if !num_attention_heads.is_multiple_of(num_key_value_heads) {
+        let reason = format!("{num_key_value_heads} does not divide the {num_attention_heads} query heads");
+        return Err(text.bad("num_key_value_heads", reason));
+    }
+    if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        return Err(text.bad("head_dim", format!("{head_dim} is not a positive even number")));
+    }
+    let frequencies = mrope_section.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
+    if frequencies != Some(head_dim / 2) {
+        let reason = format!("{mrope_section:?} does not sum to head_dim / 2 = {}", head_dim / 2);
+        return Err(rope.bad("mrope_section", reason));
+    }
+    Ok(TextConfig {
+        hidden_size,
+        intermediate_size: extent(text, "intermediate_size")?,
+        num_hidden_layers: extent(text, "num_hidden_layers")?,
+        num_attention_heads,
+        num_key_value_heads,
+        head_dim,
+        vocab_size: extent(text, "vocab_size")?,
+        rms_norm_eps: positive(text, "rms_norm_eps", text.f64("rms_norm_eps")?.unwrap_or(1e-6))? as f32,
+        rope_theta: theta,
+        mrope_section,
+        max_position_embeddings: extent_or(text, "max_position_embeddings", 128_000)?,
+        eos_token_id: text.id("eos_token_id")?,
+    })
+}
+
+fn vision_config(vision: Fields) -> Result<VisionConfig> {
+    only(vision, "hidden_act", "gelu_pytorch_tanh")?;
+    let rope_theta = match vision.object("rope_parameters", "vision_config.rope_parameters.")? {
+        Some(rope) => {
+            let theta = rope.required("rope_theta", rope.f64("rope_theta")?)?;
+            positive(rope, "rope_theta", theta)?
+        }
+        None => 10_000.0, // the reference's own; older configurations do not state it
+    };
+    let config = VisionConfig {
+        depth: extent(vision, "depth")?,
+        hidden_size: extent(vision, "hidden_size")?,
+        intermediate_size: extent(vision, "intermediate_size")?,
+        num_heads: extent(vision, "num_heads")?,
+        in_channels: extent_or(vision, "in_channels", 3)?,
+        patch_size: extent(vision, "patch_size")?,
+        temporal_patch_size: extent(vision, "temporal_patch_size")?,
+        spatial_merge_size: extent(vision, "spatial_merge_size")?,
+        num_position_embeddings: extent(vision, "num_position_embeddings")?,
+        deepstack_visual_indexes: vision
+            .required("deepstack_visual_indexes", vision.sizes("deepstack_visual_indexes")?)?,
+        out_hidden_size: extent(vision, "out_hidden_size")?,
+        rope_theta,
+    };
+    if config.in_channels != 3 {
+        return Err(vision.bad("in_channels", format!("{} is not supported, only 3", config.in_channels)));
+    }
+    if !config.hidden_size.is_multiple_of(4 * config.num_heads) {
+        let reason =
+            format!("{} heads do not divide {} into multiples of 4", config.num_heads, config.hidden_size);
+        return Err(vision.bad("num_heads", reason));
+    }
+    let side = config.position_side();
+    if side * side != config.num_position_embeddings {
+        let reason = format!("{} is not a square", config.num_position_embeddings);
+        return Err(vision.bad("num_position_embeddings", reason));
+    }
+    for (name, value, limit) in [
+        ("patch_size", config.patch_size, 256),
+        ("temporal_patch_size", config.temporal_patch_size, 16),
+        ("spatial_merge_size", config.spatial_merge_size, 16),
+    ] {
+        if value > limit {
+            return Err(vision.bad(name, format!("{value} is above {limit}")));
+        }
+    }
+    let deepstack = &config.deepstack_visual_indexes;
+    if !deepstack.is_sorted_by(|a, b| a < b) || deepstack.last().is_some_and(|&last| last >= config.depth) {
+        let reason = format!("{deepstack:?} are not ascending blocks below {}", config.depth);
+        return Err(vision.bad("deepstack_visual_indexes", reason));
+    }
+    Ok(config)
+}
+
+/// What `generation_config.json` says; every field has a default, and the file may be missing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationConfig {
+    /// Generation stops at any of these.
+    pub eos_token_ids: Vec<u32>,
+    /// Whether the checkpoint's authors sample; otherwise greedy.
+    pub do_sample: bool,
+    /// Divides the logits.
+    pub temperature: Option<f64>,
+    /// How many of the likeliest tokens take part.
+    pub top_k: Option<u64>,
+    /// The share of probability that takes part.
+    pub top_p: Option<f64>,
+    /// As in the sampling options.
+    pub repetition_penalty: Option<f64>,
+}
+
+impl GenerationConfig {
+    /// Reads and checks `generation_config.json` in `dir`; without one, the stop token is `config.json`'s.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
+    pub fn load(dir: &Path, config: &Config) -> Result<Self> {
+        let file = dir.join("generation_config.json");
+        let fallback = || config.text.eos_token_id.into_iter().collect();
+        if !file.exists() {
+            return Ok(Self { eos_token_ids: fallback(), ..Self::default() });
+        }
+        let map = json::read_object(&file, MAX_CONFIG)?;
+        let fields = Fields::new(&file, "", &map);
+        let eos_token_ids: Vec<u32> = match fields.get("eos_token_id") {
+            None => fallback(),
+            Some(value) if value.is_array() => {
+                let ids = fields.required("eos_token_id", fields.sizes("eos_token_id")?)?;
+                ids.into_iter().map(|id| u32::try_from(id).unwrap_or(u32::MAX)).collect()
+            }
+            Some(_) => fields.id("eos_token_id")?.into_iter().collect(),
+        };
+        if let Some(id) = eos_token_ids.iter().find(|&&id| id as usize >= config.text.vocab_size) {
+            let reason = format!("{id} is outside the vocabulary of {}", config.text.vocab_size);
+            return Err(fields.bad("eos_token_id", reason));
+        }
+        Ok(Self {
+            eos_token_ids,
+            do_sample: fields.bool("do_sample")?.unwrap_or(false),
+            temperature: fields.f64("temperature")?,
+            top_k: fields.u64("top_k")?,
+            top_p: fields.f64("top_p")?,
+            repetition_penalty: fields.f64("repetition_penalty")?,
+        })
+    }
+}
+
+/// What `preprocessor_config.json` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreprocessorConfig {
+    /// The fewest pixels of a resized image.
+    pub min_pixels: usize,
+    /// The most pixels of a resized image.
+    pub max_pixels: usize,
+    /// Side of a patch.
+    pub patch_size: usize,
+    /// Frames in a patch.
+    pub temporal_patch_size: usize,
+    /// Side of the square of patches that become one token.
+    pub merge_size: usize,
+    /// Multiplies the 8-bit values.
+    pub rescale_factor: f64,
+    /// Subtracted from each rescaled channel.
+    pub image_mean: [f32; 3],
+    /// Divides each channel behind that.
+    pub image_std: [f32; 3],
+}
+
+impl PreprocessorConfig {
+    /// Reads `preprocessor_config.json` in `dir` and checks it against the vision tower's configuration.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
+    pub fn load(dir: &Path, vision: &VisionConfig) -> Result<Self> {
+        Self::read(&dir.join("preprocessor_config.json"), vision)
+    }
+
+    /// As [`load`](Self::load) for `video_preprocessor_config.json`, whose pixel limits count the pixels of all
+    /// frames; `None` if the checkpoint has none.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_video(dir: &Path, vision: &VisionConfig) -> Result<Option<Self>> {
+        let file = dir.join("video_preprocessor_config.json");
+        if file.exists() { Self::read(&file, vision).map(Some) } else { Ok(None) }
+    }
+
+    /// These settings with the reference's pixel limits for videos, for checkpoints that state none.
+    pub fn for_video(&self) -> Self {
+        let pixels = self.factor() * self.factor();
+        Self { min_pixels: 128 * pixels, max_pixels: 768 * pixels, ..self.clone() }
+    }
+
+    fn read(file: &Path, vision: &VisionConfig) -> Result<Self> {
+        let map = json::read_object(file, MAX_CONFIG)?;
+        let top = Fields::new(file, "", &map);
+        let (limits, shortest, longest) = match top.object("size", "size.")? {
+            Some(size) => (size, "shortest_edge", "longest_edge"),
+            None => (top, "min_pixels", "max_pixels"), // an older spelling
+        };
+        let (min_pixels, max_pixels) = (pixels(limits, shortest)?, pixels(limits, longest)?);
+        if min_pixels > max_pixels {
+            return Err(limits.bad(shortest, format!("{min_pixels} is above {longest} = {max_pixels}")));
+        }
+        let same = |name: &str, expected: usize| -> Result<usize> {
+            let value = extent_or(top, name, expected)?;
+            match value == expected {
+                true => Ok(value),
+                false => Err(top.bad(name, format!("{value} is not the vision tower's {expected}"))),
+            }
+        };
+        for name in ["do_resize", "do_rescale", "do_normalize"] {
+            if top.bool(name)? == Some(false) {
+                return Err(top.bad(name, "false is not supported"));
+            }
+        }
+        Ok(Self {
+            min_pixels,
+            max_pixels,
+            patch_size: same("patch_size", vision.patch_size)?,
+            temporal_patch_size: same("temporal_patch_size", vision.temporal_patch_size)?,
+            merge_size: same("merge_size", vision.spatial_merge_size)?,
+            rescale_factor: positive(
+                top,
+                "rescale_factor",
+                top.f64("rescale_factor")?.unwrap_or(1.0 / 255.0),
+            )?,
+            image_mean: channels(top, "image_mean")?,
+            image_std: {
+                let std = channels(top, "image_std")?;
+                if std.iter().any(|&std| std <= 0.0) {
+                    return Err(top.bad("image_std", format!("{std:?} are not all positive")));
+                }
+                std
+            },
+        })
+    }
+
+    /// Sides of a resized image are multiples of this.
+    pub fn factor(&self) -> usize {
+        self.patch_size * self.merge_size
+    }
+}
+
+fn pixels(fields: Fields, name: &str) -> Result<usize> {
+    let value = fields.required(name, fields.u64(name)?)?;
+    match value {
+        1..=0x1_0000_0000 => Ok(value as usize),
+        _ => Err(fields.bad(name, format!("{value} is not between 1 and 2³²"))),
+    }
+}
+
+fn channels(fields: Fields, name: &str) -> Result<[f32; 3]> {
+    let values = fields.required(name, fields.numbers(name)?)?;
+    match values[..] {
+        [r, g, b] => Ok([r as f32, g as f32, b as f32]),
+        _ => Err(fields.bad(name, format!("has {} numbers, not one per channel", values.len()))),
+    }
+}

@@ -1,0 +1,238 @@
+//! Token after token.
+
+use super::decode::{ANGLES_AHEAD, Decoder, Logits};
+use super::model::{Qwen3Vl, Session};
+use super::positions::Positions;
+use super::processor::{Prompt, Visual};
+use super::sampling::{Sampler, Sampling};
+use super::stream::TextStream;
+use pascaline::governor::Pacer;
+use pascaline::{Error, Result};
+use serde::Serialize;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// How long and by what rule to generate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The most tokens. Fewer come where the model's context ends before.
+    pub max_new_tokens: usize,
+    /// How each is chosen.
+    pub sampling: Sampling,
+    /// Text that ends the answer and is not part of it.
+    pub stop: Vec<String>,
+    /// Whether the checkpoint's stop tokens end the answer.
+    pub stop_at_eos: bool,
+    /// Whether, on a GPU, the pass of a token is captured into a graph and replayed, which spares the host its launches. The
+    /// tokens are the same either way. A model whose layers pass through the GPU always launches kernel by kernel.
+    pub graph: bool,
+}
+
+impl Default for Options {
+    /// Greedy, up to 512 tokens.
+    fn default() -> Self {
+        let (stop, sampling) = (Vec::new(), Sampling::GREEDY);
+        Self { max_new_tokens: 512, sampling, stop, stop_at_eos: true, graph: true }
+    }
+}
+
+/// Why generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// A stop token of the checkpoint.
+    Eos,
+    /// A stop string.
+    StopString,
+    /// The most tokens asked for.
+    MaxNewTokens,
+    /// The model's context is full.
+    ContextFull,
+    /// The receiver of the text wanted no more.
+    Cancelled,
+}
+
+/// How long it took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Statistics {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of these, the ones that were computed and not in the cache already.
+    pub prefill_tokens: usize,
+    /// Seconds from the prepared prompt to the first token, images included.
+    pub time_to_first_token: f64,
+    /// `prefill_tokens` per second of that.
+    pub prefill_tokens_per_second: f64,
+    /// Tokens behind the first.
+    pub decode_tokens: usize,
+    /// Of these, per second.
+    pub decode_tokens_per_second: f64,
+    /// Launches of the graph that a decoded token replays; `None` if there is none.
+    pub graph_launches: Option<usize>,
+    /// Decoder layers whose weights are in host memory and pass through the GPU with every token.
+    pub streamed_layers: usize,
+    /// Bytes of weights that a decoded token reads.
+    pub weight_bytes_per_token: usize,
+    /// Bytes of keys and values that there is room for.
+    pub cache_bytes: usize,
+    /// The most bytes in use that were seen: of the device on a GPU, of the process on the CPU.
+    pub peak_bytes: Option<usize>,
+    /// Seconds that tokens were held back because the GPU was near its thermal limit.
+    pub paused_seconds: f64,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// Its tokens, a stop token included.
+    pub ids: Vec<u32>,
+    /// Its text.
+    pub text: String,
+    /// Why it ended.
+    pub stop_reason: StopReason,
+    /// How long it took.
+    pub statistics: Statistics,
+}
+
+impl Qwen3Vl {
+    /// Answers a question about images and videos: they stand before the text in one user turn.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`](pascaline::Error::Prompt), [`Error::Image`](pascaline::Error::Image),
+    /// [`Error::NotFinite`](pascaline::Error::NotFinite), or a device error.
+    pub fn generate(&self, visuals: &[Visual], text: &str, options: &Options) -> Result<Output> {
+        let prompt = self.processor.prepare(&[user_turn(visuals, text)], visuals)?;
+        self.generate_from(&mut self.session()?, &prompt, options, |_| ControlFlow::Continue(()))
+    }
+
+    /// Answers a prepared prompt. What the session holds of the prompt is not computed again.
+    ///
+    /// `receive` is given the text as it comes, never a part of a character, and may end the answer. It is called once
+    /// for each token, and also before each image and each pass of the prompt: often enough to end what takes long.
+    /// The text is empty where there is none yet.
+    ///
+    /// The session stays usable after an error and after the end that `receive` asked for: it holds what was computed.
+    ///
+    /// # Errors
+    /// As [`generate`](Self::generate).
+    pub fn generate_from(
+        &self,
+        session: &mut Session,
+        prompt: &Prompt,
+        options: &Options,
+        mut receive: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Output> {
+        let mut sampler = Sampler::new(options.sampling.clone(), &prompt.ids)?;
+        let mut stream = TextStream::new(&self.processor.tokenizer, &options.stop);
+        let mut output = Output {
+            ids: Vec::new(),
+            text: String::new(),
+            stop_reason: StopReason::MaxNewTokens,
+            statistics: Statistics {
+                prompt_tokens: prompt.ids.len(),
+                streamed_layers: self.streamed_layers(),
+                weight_bytes_per_token: self.weight_bytes(),
+                ..Statistics::default()
+            },
+        };
+        let room = self.room_after(prompt)?;
+        let limit = options.max_new_tokens.min(room);
+        if limit < options.max_new_tokens {
+            output.stop_reason = StopReason::ContextFull; // unless something else ends it before
+        }
+        if (room, options.max_new_tokens > 0) == (0, true) {
+            let reason = format!("its {} tokens fill the model's context", prompt.ids.len());
+            return Err(Error::Prompt { reason });
+        }
+        self.capacity(prompt, limit)?;
+        let position = first_position(prompt, limit)?;
+        let mut pacer = Pacer::new(self.device());
+        let begin = Instant::now();
+        let Some(prefill) = self.prefill(session, prompt, limit, &mut || receive(""))? else {
+            output.stop_reason = StopReason::Cancelled;
+            return Ok(output);
+        };
+        let mut next = Logits::of(prefill.logits, &sampler)?.choose(&mut sampler)?;
+        let first_token = begin.elapsed();
+        let mut peak = self.bytes_in_use();
+        let mut decoder = Decoder::new(self, position, options.graph)?;
+        while output.ids.len() < limit {
+            let id = next;
+            output.ids.push(id);
+            if options.stop_at_eos && self.processor.generation.eos_token_ids.contains(&id) {
+                output.stop_reason = StopReason::Eos;
+                break;
+            }
+            let piece = stream.push(id);
+            output.text += &piece;
+            if receive(&piece).is_break() {
+                output.stop_reason = StopReason::Cancelled;
+                break;
+            }
+            if stream.stopped() {
+                output.stop_reason = StopReason::StopString;
+                break;
+            }
+            pacer.pace();
+            if output.ids.len() < limit {
+                next = decoder.next(&mut session.cache, id, &mut sampler)?;
+                session.ids.push(id);
+            }
+        }
+        let elapsed = begin.elapsed();
+        let rest = stream.finish();
+        if !rest.is_empty() {
+            let _ = receive(&rest); // nothing is left to end
+            output.text += &rest;
+        }
+        peak = peak.max(self.bytes_in_use());
+        let statistics = &mut output.statistics;
+        statistics.prefill_tokens = prefill.passed;
+        statistics.time_to_first_token = first_token.as_secs_f64();
+        statistics.prefill_tokens_per_second = rate(prefill.passed, first_token);
+        statistics.decode_tokens = output.ids.len().saturating_sub(1);
+        statistics.decode_tokens_per_second =
+            rate(statistics.decode_tokens, elapsed.saturating_sub(first_token));
+        statistics.graph_launches = decoder.launches();
+        statistics.cache_bytes = session.cache.bytes();
+        statistics.peak_bytes = peak;
+        statistics.paused_seconds = pacer.paused().as_secs_f64();
+        Ok(output)
+    }
+
+    /// Bytes in use now on a GPU; the most so far of the process on the CPU, where the system says.
+    fn bytes_in_use(&self) -> Option<usize> {
+        match self.device() {
+            pascaline::Device::Cuda(device) => device.memory_info().ok().map(|(free, total)| total - free),
+            pascaline::Device::Cpu => {
+                let status = std::fs::read_to_string("/proc/self/status").ok()?;
+                let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+                line.trim().strip_suffix(" kB")?.trim().parse::<usize>().ok().map(|kib| kib << 10)
+            }
+        }
+    }
+}
+
+/// The position of the first token behind a prompt, if so many tokens have one.
+fn first_position(prompt: &Prompt, tokens: usize) -> Result<u32> {
+    let Positions { axes, rope_delta } = &prompt.positions;
+    let first = i64::try_from(axes.len()).ok().and_then(|len| len.checked_add(*rope_delta));
+    let first = first.and_then(|first| u32::try_from(first).ok());
+    // The last table of angles may reach beyond the last token.
+    let last =
+        first.and_then(|first| first.checked_add(u32::try_from(tokens).ok()?)?.checked_add(ANGLES_AHEAD));
+    first.filter(|_| last.is_some()).ok_or_else(|| Error::Prompt {
+        reason: format!("{tokens} tokens behind {} and {rope_delta} have no positions", axes.len()),
+    })
+}
+
+/// A user's turn: the images and videos, then the text.
+pub fn user_turn(visuals: &[Visual], text: &str) -> super::chat::Message {
+    let mut content: Vec<_> = visuals.iter().map(Visual::part).collect();
+    content.push(super::chat::Part::Text { text: text.to_owned() });
+    super::chat::Message { role: "user".into(), content }
+}
+
+fn rate(count: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}

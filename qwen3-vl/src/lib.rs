@@ -1,0 +1,31 @@
+//! Qwen3-VL: pictures and text in, text out.
+//!
+//! The computation is that of transformers' `qwen3_vl`; every number of a model comes from its own files.
+
+pub mod cases;
+pub mod chat;
+pub mod config;
+mod decode;
+pub mod generate;
+mod json;
+mod kernels;
+pub mod model;
+mod picture;
+pub mod positions;
+pub mod preprocess;
+pub mod processor;
+pub mod resize;
+pub mod safetensors;
+pub mod sampling;
+pub mod stream;
+mod template;
+pub mod text;
+pub mod tokenizer;
+pub mod validate;
+pub mod vision;
+pub mod weights;
+
+pub use generate::{Options, Output, Statistics, StopReason};
+pub use model::{LoadOptions, Qwen3Vl, Session};
+pub use processor::{Processor, Prompt, Visual};
+pub use sampling::Sampling;

@@ -1,0 +1,400 @@
+//! The whole model: loading, and passing prompts through it.
+
+use super::config::{Config, TextConfig};
+use super::kernels;
+use super::preprocess::Patches;
+use super::processor::{Processor, Prompt};
+use super::text::{ImageRun, Images, TextModel};
+use super::vision::{VisionOutput, VisionTower};
+use super::weights::{Progress, Weights};
+use pascaline::kv::KvFormat;
+use pascaline::nn::{KvCache, Rope};
+use pascaline::quant::Format;
+use pascaline::{DType, Device, Error, Result, Tensor, memory};
+use std::ops::{ControlFlow, Range};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+
+/// How [`Qwen3Vl::load_with`] loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// What matrices are stored as on the device: f32 or f16. All arithmetic is f32.
+    pub dtype: DType,
+    /// What the cache stores keys and values as: f32, or what takes a half or a quarter of the memory and rounds them.
+    pub cache: KvFormat,
+    /// The format that the matrices of linear maps and embeddings are quantised to on the device, in place of `dtype`.
+    pub quantize: Option<Format>,
+    /// The decoder layers whose weights stay on the GPU; `None`: all. Those of the layers behind stay in pinned host memory
+    /// and pass through two places on the device, each while the layer before computes: for cards that can't hold the
+    /// model. The results are the same; a decoded token takes at least the time of copying these weights, and no graph.
+    pub gpu_layers: Option<usize>,
+    /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
+    pub tokens_per_pass: usize,
+}
+
+impl LoadOptions {
+    /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; the cache in f32.
+    pub fn for_device(device: &Device) -> Self {
+        let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
+        Self { dtype, quantize: None, cache: KvFormat::F32, gpu_layers: None, tokens_per_pass: 1024 }
+    }
+}
+
+/// A Qwen3-VL model on a device.
+pub struct Qwen3Vl {
+    /// Everything that needs no weights.
+    pub processor: Processor,
+    pub(super) vision: VisionTower,
+    pub(super) text: TextModel,
+    device: Device,
+    parameters: usize,
+    tokens_per_pass: usize,
+    id: ModelId,
+}
+
+/// Tells one model's sessions from those of another, whatever their shapes; never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ModelId(u64);
+
+impl ModelId {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// What a prompt's tokens have in the cache of a conversation: compared with the next prompt's to keep what is equal.
+pub struct Session {
+    /// Whose weights made the keys and values.
+    model: ModelId,
+    pub(super) cache: KvCache,
+    /// The tokens in the cache.
+    pub(super) ids: Vec<u32>,
+    /// The images and videos among them.
+    pub(super) patches: Vec<Patches>,
+}
+
+impl Qwen3Vl {
+    /// Loads the checkpoint in `dir` onto `device`, with matrices in the device's usual type.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file and what is wrong in it, or a device error.
+    pub fn load(dir: impl AsRef<Path>, device: &Device) -> Result<Self> {
+        Self::load_with(dir, device, LoadOptions::for_device(device), |_| {})
+    }
+
+    /// As [`load`](Self::load); `progress` is called after each layer.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_with(
+        dir: impl AsRef<Path>,
+        device: &Device,
+        options: LoadOptions,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<Self> {
+        let dir = dir.as_ref();
+        let processor = Processor::load(dir)?;
+        let config = &processor.config;
+        options.cache.check("load", "cache")?;
+        let layers = config.text.num_hidden_layers;
+        let gpu_layers = options.gpu_layers.unwrap_or(layers);
+        if gpu_layers < layers && !device.is_cuda() {
+            let (argument, value) = ("gpu_layers", gpu_layers.to_string());
+            let reason = "on the CPU all weights are in host memory already".into();
+            return Err(Error::Unsupported { op: "load", argument, value, reason });
+        }
+        let (weights, text, vision) = thread::scope(|scope| -> Result<_> {
+            let ahead = match device {
+                Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options)),
+                Device::Cpu => None,
+            };
+            let mut weights = Weights::open(dir, config, options.dtype, device)?;
+            if let Some(format) = options.quantize {
+                weights = weights.quantized(format);
+            }
+            let mut done = |weights: &Weights| progress(weights.progress());
+            let text = TextModel::load(&mut weights, config, device, options.cache, gpu_layers, &mut done)?;
+            let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;
+            if let Some(name) = weights.unused().first() {
+                return Err(Error::Checkpoint {
+                    file: dir.display().to_string(),
+                    item: Some((*name).to_owned()),
+                    reason: "the model does not use it".into(),
+                });
+            }
+            match ahead.map(ScopedJoinHandle::join) {
+                Some(Ok(compiled)) => compiled?,
+                Some(Err(panic)) => std::panic::resume_unwind(panic),
+                None => {}
+            }
+            Ok((weights, text, vision))
+        })?;
+        if let (Device::Cuda(device), 1..) = (device, text.streamed_layers()) {
+            memory::pool(device)?.trim()?; // what the layers took on their way to host memory
+        }
+        let parameters = weights.parameters();
+        let tokens_per_pass = options.tokens_per_pass.max(1);
+        let (device, id) = (device.clone(), ModelId::new());
+        Ok(Self { vision, text, device, parameters, tokens_per_pass, id, processor })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.processor.config
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The elements of all its tensors; every one has been loaded.
+    pub fn parameters(&self) -> usize {
+        self.parameters
+    }
+
+    /// Bytes of weights that a decoded token reads.
+    pub fn weight_bytes(&self) -> usize {
+        self.text.weight_bytes()
+    }
+
+    /// Decoder layers whose weights are in host memory and pass through the device.
+    pub fn streamed_layers(&self) -> usize {
+        self.text.streamed_layers()
+    }
+
+    /// An empty conversation with this model.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn session(&self) -> Result<Session> {
+        let (ids, patches) = (Vec::new(), Vec::new());
+        Ok(Session { model: self.id, cache: self.text.cache()?, ids, patches })
+    }
+
+    /// What the vision tower makes of an image or video.
+    ///
+    /// # Errors
+    /// As [`VisionTower::forward`].
+    pub fn see(&self, patches: &Patches) -> Result<VisionOutput> {
+        self.vision.forward(patches)
+    }
+
+    /// Every layer's hidden states and the logits of a whole prompt, for comparison with a reference. `trace` sees
+    /// the embeddings as number 0, each layer's output (before deepstack features are added to it), and in the last
+    /// one's place the normalised hidden states. `outputs` are the images' embeddings, as [`see`](Self::see) gives them.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if tokens and images do not fit each other, or a device error.
+    pub fn trace(
+        &self,
+        ids: &[u32],
+        outputs: &[VisionOutput],
+        grids: &[[usize; 3]],
+        mut trace: impl FnMut(usize, &Tensor),
+    ) -> Result<Tensor> {
+        let positions = self.processor.positions(ids, grids.iter().copied())?;
+        let runs = self.runs(ids, 0, outputs)?;
+        let mut cache = self.text.cache()?;
+        cache.reserve(ids.len())?;
+        let layers = self.config().text.num_hidden_layers;
+        let [cos, sin] = self.text.angles(&positions.axes)?;
+        let (rope, ids) = (Rope::new(cos, sin, 0, 0)?, Tensor::from_slice(ids, [ids.len()], &self.device)?);
+        let images = Images { outputs, runs: &runs };
+        let mut all_but_last = |index: usize, h: &Tensor| {
+            if index < layers {
+                trace(index, h);
+            }
+        };
+        let hidden = self.text.forward(&ids, &rope, images, &mut cache, &mut all_but_last)?;
+        trace(layers, &hidden);
+        self.text.logits(&hidden)
+    }
+
+    /// How many tokens the model's context has room for after a prompt.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if the prompt alone is longer than the context.
+    pub fn room_after(&self, prompt: &Prompt) -> Result<usize> {
+        let (tokens, limit) = (prompt.ids.len(), self.config().text.max_position_embeddings);
+        limit.checked_sub(tokens).ok_or_else(|| Error::Prompt {
+            reason: format!("it has {tokens} tokens, the model's context {limit}"),
+        })
+    }
+
+    /// The tokens that the cache must hold for a prompt and `spare` more.
+    pub(super) fn capacity(&self, prompt: &Prompt, spare: usize) -> Result<usize> {
+        if prompt.ids.is_empty() {
+            return Err(Error::Prompt { reason: "it has no tokens".into() });
+        }
+        if prompt.positions.axes.len() != prompt.ids.len() {
+            return Err(Error::Prompt { reason: "it has not one position for each token".into() });
+        }
+        let TextConfig { max_position_embeddings: limit, vocab_size, .. } = self.config().text;
+        if let Some(id) = prompt.ids.iter().find(|&&id| id as usize >= vocab_size) {
+            let reason = format!("token {id} is outside the vocabulary of {vocab_size}");
+            return Err(Error::Prompt { reason });
+        }
+        let capacity = prompt.ids.len().checked_add(spare).filter(|&tokens| tokens <= limit);
+        capacity.ok_or_else(|| Error::Prompt {
+            reason: format!("{} tokens and {spare} to come; the model has {limit}", prompt.ids.len()),
+        })
+    }
+
+    /// Passes what the session does not hold yet of a prompt and gives the logits after its last token. At least one
+    /// token passes. The cache gets room for `spare` more tokens. `go_on` is asked before each image and each pass;
+    /// `None`: it wanted no more. Then, and after an error, the session holds what has passed.
+    pub(super) fn prefill(
+        &self,
+        session: &mut Session,
+        prompt: &Prompt,
+        spare: usize,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Option<Prefill>> {
+        if session.model != self.id {
+            let (argument, value) = ("session", "another model's".to_owned());
+            let reason =
+                "what it holds was computed with other weights; take `session()` of this model".into();
+            return Err(Error::Unsupported { op: "generate", argument, value, reason });
+        }
+        let capacity = self.capacity(prompt, spare)?;
+        let spans = self.spans(prompt)?;
+        let mut start = shared_prefix(session, prompt, &spans).min(prompt.ids.len() - 1);
+        // an image's or video's embeddings are needed whole
+        if let Some(cut) = spans.iter().find(|span| span.start < start && start < span.end) {
+            start = cut.start;
+        }
+        session.cache.truncate(start);
+        session.ids.truncate(start);
+        // those whose tokens have not passed yet are never compared: `ids` ends before them
+        session.patches.clone_from(&prompt.patches);
+        session.cache.reserve(capacity)?;
+
+        // images before `start` are in the cache; the others are seen now
+        let first_new = spans.iter().filter(|span| span.end <= start).count();
+        let new = &prompt.patches[first_new..];
+        let mut outputs = Vec::with_capacity(new.len());
+        for patches in new {
+            if go_on().is_break() {
+                return Ok(None);
+            }
+            outputs.push(self.see(patches)?);
+        }
+        let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
+        let [cos, sin] = self.text.angles(&prompt.positions.axes[start..])?;
+
+        let mut hidden = None;
+        let count = prompt.ids.len() - start;
+        for from in (0..count).step_by(self.tokens_per_pass) {
+            if go_on().is_break() {
+                return Ok(None);
+            }
+            let len = self.tokens_per_pass.min(count - from);
+            let runs = clip(&runs, from, len);
+            let images = Images { outputs: &outputs, runs: &runs };
+            let ids = &prompt.ids[start + from..start + from + len];
+            let ids = Tensor::from_slice(ids, [len], &self.device)?;
+            let rope = Rope::new(cos.clone(), sin.clone(), start + from, from)?;
+            let h = self.text.forward(&ids, &rope, images, &mut session.cache, &mut |_, _| {})?;
+            hidden = Some(h.narrow(0, len - 1, 1)?);
+            session.ids.extend_from_slice(&prompt.ids[start + from..start + from + len]);
+        }
+        let hidden = hidden.ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })?;
+        Ok(Some(Prefill { logits: self.text.logits(&hidden)?, passed: count }))
+    }
+
+    /// From the first token of each image and video of a prompt to behind its last.
+    fn spans(&self, prompt: &Prompt) -> Result<Vec<Range<usize>>> {
+        let tokens = |patches: &Patches| patches.tokens(&self.config().vision);
+        let counts = prompt.patches.iter().map(tokens).collect::<Result<Vec<_>>>()?;
+        let runs = self.runs_of(&prompt.ids, &counts)?;
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        for run in runs {
+            let end = run.start + run.len;
+            match spans.get_mut(run.output) {
+                Some(span) => span.end = end,
+                None => spans.push(run.start..end),
+            }
+        }
+        Ok(spans)
+    }
+
+    /// The runs of image tokens in `ids`, whose features are in `outputs`.
+    fn runs(&self, ids: &[u32], at: usize, outputs: &[VisionOutput]) -> Result<Vec<ImageRun>> {
+        let counts: Vec<_> = outputs.iter().map(|output| output.embeddings.dims()[0]).collect();
+        let runs = self.runs_of(ids, &counts)?;
+        let used: usize = runs.iter().map(|run| run.len).sum();
+        match used == counts.iter().sum::<usize>() {
+            true => Ok(runs),
+            false => {
+                Err(Error::Prompt { reason: format!("fewer image tokens than images behind token {at}") })
+            }
+        }
+    }
+
+    /// The runs of image tokens in `ids`, of images with these numbers of tokens.
+    fn runs_of(&self, ids: &[u32], counts: &[usize]) -> Result<Vec<ImageRun>> {
+        let mut runs: Vec<ImageRun> = Vec::new();
+        let (mut output, mut row) = (0, 0);
+        for (at, _) in ids.iter().enumerate().filter(|(_, id)| self.processor.is_pad(**id)) {
+            if counts.get(output) == Some(&row) {
+                (output, row) = (output + 1, 0);
+            }
+            if output >= counts.len() {
+                return Err(Error::Prompt { reason: "more image tokens than images".into() });
+            }
+            match runs.last_mut() {
+                Some(run) if run.start + run.len == at && run.output == output => run.len += 1,
+                _ => runs.push(ImageRun { start: at, len: 1, output, row }),
+            }
+            row += 1;
+        }
+        Ok(runs)
+    }
+}
+
+/// What is behind a prompt.
+pub(super) struct Prefill {
+    /// [1, vocab]
+    pub logits: Tensor,
+    /// Tokens that were not in the cache.
+    pub passed: usize,
+}
+
+/// How many tokens of the prompt, from its start, are in the session's cache with the same images.
+fn shared_prefix(session: &Session, prompt: &Prompt, spans: &[Range<usize>]) -> usize {
+    let equal = session.ids.iter().zip(&prompt.ids).take_while(|(a, b)| a == b).count();
+    let same_images = session.patches.iter().zip(&prompt.patches).take_while(|(a, b)| a == b).count();
+    equal.min(spans.get(same_images).map_or(equal, |other| other.start))
+}
+
+/// The parts of the runs in `from..from + len`, counted from `from`.
+fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> {
+    let inside = |run: &ImageRun| {
+        let start = run.start.max(from);
+        let end = (run.start + run.len).min(from + len);
+        (start < end).then(|| ImageRun {
+            start: start - from,
+            len: end - start,
+            row: run.row + start - run.start,
+            ..*run
+        })
+    };
+    runs.iter().filter_map(inside).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_cut_at_the_borders_of_a_pass() {
+        let run = |start, len, output, row| ImageRun { start, len, output, row };
+        let runs = [run(2, 5, 0, 0), run(9, 4, 1, 3)];
+        assert_eq!(clip(&runs, 0, 20), runs);
+        assert_eq!(clip(&runs, 4, 6), [run(0, 3, 0, 2), run(5, 1, 1, 3)]);
+        assert_eq!(clip(&runs, 7, 2), []);
+    }
+}

@@ -1,0 +1,217 @@
+//! Where tokens and patches are: positions on three axes, rotary angles, interpolated position embeddings.
+
+use super::config::{TextConfig, VisionConfig};
+use pascaline::{Error, Result};
+use rayon::prelude::*;
+
+/// Cosines and sines of rotary angles, each [positions, head_dim / 2]: angle i rotates elements i and
+/// i + head_dim / 2 of a head. Computed in f64.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeTables {
+    /// [positions, head_dim / 2]
+    pub cos: Vec<f32>,
+    /// [positions, head_dim / 2]
+    pub sin: Vec<f32>,
+}
+
+impl RopeTables {
+    fn with_capacity(angles: usize) -> Self {
+        Self { cos: Vec::with_capacity(angles), sin: Vec::with_capacity(angles) }
+    }
+
+    fn push(&mut self, angle: f64) {
+        let (sin, cos) = angle.sin_cos();
+        self.cos.push(cos as f32);
+        self.sin.push(sin as f32);
+    }
+}
+
+/// A sequence's positions along time, height and width.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Positions {
+    /// (time, height, width) of each token.
+    pub axes: Vec<[u32; 3]>,
+    /// What is added to the number of tokens before one that is generated to get its position: the largest position
+    /// plus one, minus the length. Never positive: an image takes fewer positions than tokens.
+    pub rope_delta: i64,
+}
+
+/// The positions of `ids`. A text token counts up on all axes; an image's tokens share their time and have their row
+/// and column, all counted from where the image starts; what follows starts behind the largest position.
+///
+/// `grids` holds (groups of frames, rows, columns) in patches of each run of image or video tokens, in order; a
+/// token is `merge` × `merge` patches.
+///
+/// # Errors
+/// [`Error::Prompt`] if the tokens and the grids do not fit each other.
+pub fn positions(
+    ids: &[u32],
+    is_pad: impl Fn(u32) -> bool,
+    grids: &[[usize; 3]],
+    merge: usize,
+) -> Result<Positions> {
+    // An image takes no more positions than tokens, so none is beyond the number of tokens.
+    if u32::try_from(ids.len()).is_err() {
+        return Err(Error::Prompt { reason: format!("{} tokens are beyond 32 bits", ids.len()) });
+    }
+    let mut axes = Vec::with_capacity(ids.len());
+    let mut grids = grids.iter();
+    let (mut i, mut next) = (0, 0u32);
+    while i < ids.len() {
+        if !is_pad(ids[i]) {
+            axes.push([next; 3]);
+            next += 1;
+            i += 1;
+            continue;
+        }
+        let mismatch = |what: &str| Error::Prompt { reason: format!("at token {i}: {what}") };
+        let Some(&[frames, rows, cols]) = grids.next() else {
+            return Err(mismatch("more image tokens than images"));
+        };
+        let (rows, cols) = (rows / merge, cols / merge);
+        let len = frames.checked_mul(rows).and_then(|len| len.checked_mul(cols)).filter(|&len| len > 0);
+        let Some(len) = len else {
+            return Err(mismatch(&format!("an image of {frames} × {rows} × {cols} tokens")));
+        };
+        if ids.len() - i < len || !ids[i..i + len].iter().all(|&id| is_pad(id)) {
+            return Err(mismatch(&format!("an image of {len} tokens has fewer")));
+        }
+        for t in 0..frames as u32 {
+            for r in 0..rows as u32 {
+                axes.extend((0..cols as u32).map(|c| [next + t, next + r, next + c]));
+            }
+        }
+        next += frames.max(rows).max(cols) as u32;
+        i += len;
+    }
+    if grids.next().is_some() {
+        return Err(Error::Prompt { reason: "fewer image tokens than images".into() });
+    }
+    Ok(Positions { axes, rope_delta: i64::from(next) - ids.len() as i64 })
+}
+
+/// θ⁻²ⁱᐟᵈ for i < d / 2.
+fn frequencies(theta: f64, dim: usize) -> Vec<f64> {
+    (0..dim / 2).map(|i| theta.powf(-((2 * i) as f64) / dim as f64)).collect()
+}
+
+/// The decoder's rotary angles at these positions: of the frequencies, those at 1, 4, 7, … < 3·section\[1\] turn with
+/// the height, those at 2, 5, 8, … < 3·section\[2\] with the width, the others with the time.
+pub fn text_rope(config: &TextConfig, axes: &[[u32; 3]]) -> RopeTables {
+    let frequencies = frequencies(config.rope_theta, config.head_dim);
+    let axis_of = |i: usize| match i % 3 {
+        axis @ (1 | 2) if i < 3 * config.mrope_section[axis] => axis,
+        _ => 0,
+    };
+    let mut tables = RopeTables::with_capacity(axes.len() * frequencies.len());
+    for position in axes {
+        for (i, frequency) in frequencies.iter().enumerate() {
+            tables.push(f64::from(position[axis_of(i)]) * frequency);
+        }
+    }
+    tables
+}
+
+/// (row, column) of every patch of one image in merge-block order.
+fn block_order(rows: usize, cols: usize, merge: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
+    let blocks = (0..rows / merge).flat_map(move |r| (0..cols / merge).map(move |c| (r, c)));
+    blocks.flat_map(move |(r, c)| {
+        (0..merge * merge).map(move |i| (r * merge + i / merge, c * merge + i % merge))
+    })
+}
+
+/// The vision tower's rotary angles: the row turns the first half of the frequencies, the column the second.
+pub fn vision_rope(config: &VisionConfig, grids: &[[usize; 3]]) -> RopeTables {
+    let frequencies = frequencies(config.rope_theta, config.head_dim() / 2);
+    let patches: usize = grids.iter().map(|grid| grid.iter().product::<usize>()).sum();
+    let mut tables = RopeTables::with_capacity(patches * config.head_dim() / 2);
+    for &[frames, rows, cols] in grids {
+        for _ in 0..frames {
+            for (row, col) in block_order(rows, cols, config.spatial_merge_size) {
+                for along in [row, col] {
+                    frequencies.iter().for_each(|frequency| tables.push(along as f64 * frequency));
+                }
+            }
+        }
+    }
+    tables
+}
+
+/// The grid line before position `i` of `count` spread evenly over `side` lines, ends on ends, and the share of the
+/// next one.
+fn between(i: usize, count: usize, side: usize) -> (usize, f32) {
+    if count < 2 {
+        return (0, 0.0);
+    }
+    let scaled = i * (side - 1);
+    (scaled / (count - 1), (scaled % (count - 1)) as f32 / (count - 1) as f32)
+}
+
+/// Position embeddings of the patches, [patches, hidden], from the learned grid `table` [side², hidden]: bilinear,
+/// with the corners of the image on the corners of the grid (align_corners).
+pub fn position_embeddings(config: &VisionConfig, table: &[f32], grids: &[[usize; 3]]) -> Vec<f32> {
+    let (side, hidden) = (config.position_side(), config.hidden_size);
+    let line = |row: usize, col: usize| &table[(row * side + col) * hidden..][..hidden];
+    let mut output = Vec::new();
+    for &[frames, rows, cols] in grids {
+        let at = output.len();
+        output.resize(at + rows * cols * hidden, 0.0);
+        let places: Vec<_> = block_order(rows, cols, config.spatial_merge_size).collect();
+        output[at..].par_chunks_exact_mut(hidden).zip(&places).for_each(|(patch, &(row, col))| {
+            let ((top, down), (left, right)) = (between(row, rows, side), between(col, cols, side));
+            let (bottom, next) = ((top + 1).min(side - 1), (left + 1).min(side - 1));
+            let corners = [
+                (line(top, left), (1.0 - down) * (1.0 - right)),
+                (line(top, next), (1.0 - down) * right),
+                (line(bottom, left), down * (1.0 - right)),
+                (line(bottom, next), down * right),
+            ];
+            for (source, weight) in corners {
+                patch.iter_mut().zip(source).for_each(|(value, &learned)| *value += weight * learned);
+            }
+        });
+        for _ in 1..frames {
+            output.extend_from_within(at..at + rows * cols * hidden);
+        }
+    }
+    output
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAD: u32 = 9;
+
+    #[test]
+    fn text_behind_an_image_starts_behind_its_longer_side() {
+        let ids = [1, PAD, PAD, PAD, PAD, PAD, PAD, 2, 3];
+        let found = positions(&ids, |id| id == PAD, &[[1, 4, 6]], 2).unwrap();
+        let image = [[1, 1, 1], [1, 1, 2], [1, 1, 3], [1, 2, 1], [1, 2, 2], [1, 2, 3]];
+        assert_eq!(found.axes[1..7], image);
+        assert_eq!(found.axes[7..], [[4; 3], [5; 3]]);
+        assert_eq!(found.rope_delta, 6 - 9);
+    }
+
+    #[test]
+    fn tokens_and_images_must_fit() {
+        let is_pad = |id| id == PAD;
+        for (ids, grids) in [
+            (&[PAD, PAD, 1][..], &[][..]),
+            (&[PAD, 1, PAD], &[[1, 2, 4]]),
+            (&[PAD], &[[1, 2, 4]]),
+            (&[1], &[[1, 2, 2]]),
+        ] {
+            let found = positions(ids, is_pad, grids, 2);
+            assert!(matches!(found, Err(Error::Prompt { .. })), "{ids:?} {grids:?}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn corners_meet_corners() {
+        assert_eq!(between(0, 7, 48), (0, 0.0));
+        assert_eq!(between(6, 7, 48), (47, 0.0));
+        assert_eq!(between(1, 3, 4), (1, 0.5));
+        assert_eq!(between(0, 1, 48), (0, 0.0));
+    }
+}

@@ -1,0 +1,190 @@
+//! Pictures → patches, as the reference's `Qwen2VLImageProcessor` makes them.
+
+use super::config::{PreprocessorConfig, VisionConfig};
+use super::resize;
+use pascaline::{Error, Result};
+use rayon::prelude::*;
+
+pub use super::picture::{MAX_DECODED, MAX_PIXELS, MAX_SIDE, Picture};
+
+/// The largest ratio of a picture's sides; the reference's.
+const MAX_ASPECT: usize = 200;
+/// The most bytes that the patches of one picture or video may take; published limits ask for up to 604 MB.
+pub const MAX_PATCHES: usize = 1 << 30;
+
+/// The pixels that a picture or a video may have once it is resized.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Sides become multiples of this.
+    pub factor: usize,
+    /// The fewest pixels, of all frames together.
+    pub min_pixels: usize,
+    /// The most pixels, of all frames together.
+    pub max_pixels: usize,
+    /// Frames; 1 for a still image.
+    pub frames: usize,
+    /// Frames in a group, which the last one is filled up to; 1 for a still image.
+    pub group: usize,
+}
+
+/// The size that pictures are resized to: (height, width), near their aspect ratio and inside the bounds.
+///
+/// # Errors
+/// [`Error::Image`] for a side of zero or an aspect ratio above 200.
+pub fn smart_resize(name: &str, (height, width): (usize, usize), bounds: Bounds) -> Result<(usize, usize)> {
+    let refuse = |reason: String| Err(Error::Image { file: name.to_owned(), reason });
+    let (shorter, longer) = (height.min(width), height.max(width));
+    if shorter == 0 || bounds.frames == 0 {
+        return refuse(format!("{} frames of {width} × {height} pixels", bounds.frames));
+    }
+    if longer as f64 / shorter as f64 > MAX_ASPECT as f64 {
+        return refuse(format!("{width} × {height}: an aspect ratio above {MAX_ASPECT}"));
+    }
+    let Bounds { factor, min_pixels, max_pixels, frames, group } = bounds;
+    let (h, w, f) = (height as f64, width as f64, factor as f64);
+    // Sides and frames beyond all memory stay at the largest number, which is more than any limit.
+    let sides = |factors: f64| (factors as usize).saturating_mul(factor);
+    let rounded = |side: f64| sides((side / f).round_ties_even());
+    let (new_height, new_width) = (rounded(h), rounded(w));
+    let frames_in_groups = frames.checked_next_multiple_of(group).unwrap_or(usize::MAX);
+    let pixels = frames_in_groups.saturating_mul(new_height).saturating_mul(new_width);
+    Ok(if pixels > max_pixels {
+        let beta = (frames as f64 * h * w / max_pixels as f64).sqrt();
+        let down = |side: f64| sides((side / beta / f).floor()).max(factor);
+        (down(h), down(w))
+    } else if pixels < min_pixels {
+        let beta = (min_pixels as f64 / (frames as f64 * h * w)).sqrt();
+        let up = |side: f64| sides((side * beta / f).ceil());
+        (up(h), up(w))
+    } else {
+        (new_height, new_width)
+    })
+}
+
+/// A picture, or a piece of a video, as patches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Patches {
+    /// Groups of frames, rows and columns of patches.
+    pub grid: [usize; 3],
+    /// [t · gh · gw, channels · frames · side²], in the order of merge blocks: the patches that become one token are
+    /// neighbours.
+    pub values: Vec<f32>,
+}
+
+impl Patches {
+    /// The tokens that they become in a vision tower.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the grid is not that of the values, or not made of the tower's blocks.
+    pub fn tokens(&self, config: &VisionConfig) -> Result<usize> {
+        let [groups, rows, cols] = self.grid;
+        let (len, merge) = (config.patch_len(), config.spatial_merge_size);
+        let whole = groups > 0 && [rows, cols].iter().all(|&side| side > 0 && side.is_multiple_of(merge));
+        let count = self.grid.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
+        match count {
+            Some(count) if whole && count.checked_mul(len) == Some(self.values.len()) => {
+                Ok(count / config.merge_len())
+            }
+            _ => Err(Error::Shape {
+                op: "VisionTower",
+                argument: "patches",
+                expected: format!(
+                    "{groups} × {rows} × {cols} of {len} values, in blocks of {merge} × {merge}"
+                ),
+                found: [self.values.len()].into(),
+            }),
+        }
+    }
+}
+
+/// Resizes a picture and cuts it into patches; a still image fills all frames of its patches.
+///
+/// # Errors
+/// As [`smart_resize`]; [`Error::Image`] beyond [`MAX_PATCHES`].
+pub fn image_patches(name: &str, picture: &Picture, config: &PreprocessorConfig) -> Result<Patches> {
+    let PreprocessorConfig { min_pixels, max_pixels, .. } = *config;
+    let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: 1, group: 1 };
+    resized_patches(name, std::slice::from_ref(picture), bounds, config)
+}
+
+/// Resizes a video's frames, all of one size, and cuts them into patches.
+///
+/// # Errors
+/// As [`image_patches`], and [`Error::Image`] if a frame has another size than the first.
+pub fn video_patches(name: &str, frames: &[Picture], config: &PreprocessorConfig) -> Result<Patches> {
+    let PreprocessorConfig { min_pixels, max_pixels, temporal_patch_size: group, .. } = *config;
+    let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: frames.len(), group };
+    resized_patches(name, frames, bounds, config)
+}
+
+fn resized_patches(
+    name: &str,
+    frames: &[Picture],
+    bounds: Bounds,
+    config: &PreprocessorConfig,
+) -> Result<Patches> {
+    let size = frames.first().map_or((0, 0), |frame| (frame.height, frame.width));
+    let refuse = |reason: String| Err(Error::Image { file: name.to_owned(), reason });
+    let target = smart_resize(name, size, bounds)?;
+    let whole_frames = frames.len().checked_next_multiple_of(config.temporal_patch_size);
+    let factors = [whole_frames.unwrap_or(usize::MAX), target.0, target.1, 3, size_of::<f32>()];
+    let bytes = factors.iter().fold(1usize, |product, &factor| product.saturating_mul(factor));
+    if bytes > MAX_PATCHES {
+        let (height, width) = target;
+        let reason = format!(
+            "resized to {width} × {height}, as the preprocessor's pixel limits ask for, it takes more than {}",
+            pascaline::format_bytes(MAX_PATCHES)
+        );
+        return refuse(reason);
+    }
+    let mut resized = Vec::with_capacity(frames.len());
+    for (index, frame) in frames.iter().enumerate() {
+        if (frame.height, frame.width) != size {
+            return refuse(format!(
+                "frame {index} is {} × {}, the first another size",
+                frame.width, frame.height
+            ));
+        }
+        let values = size.0.checked_mul(size.1).and_then(|pixels| pixels.checked_mul(3));
+        if values != Some(frame.pixels.len()) {
+            return refuse(format!(
+                "{} values are not those of {} × {} pixels",
+                frame.pixels.len(),
+                frame.width,
+                frame.height
+            ));
+        }
+        resized.push(resize::bicubic(&frame.pixels, size, target));
+    }
+    let frames: Vec<&[u8]> = resized.iter().map(Vec::as_slice).collect();
+    Ok(patches(&frames, target, config))
+}
+
+/// Cuts resized frames, each [height, width, 3], into patches; the last frame is repeated to fill the last group.
+pub fn patches(frames: &[&[u8]], (height, width): (usize, usize), config: &PreprocessorConfig) -> Patches {
+    let PreprocessorConfig { patch_size: side, temporal_patch_size: depth, merge_size: merge, .. } = *config;
+    let (groups, rows, cols) = (frames.len().div_ceil(depth), height / side, width / side);
+    // (value · rescale − mean) / std in one step, as the reference fuses it
+    let inverse = (1.0 / config.rescale_factor) as f32;
+    let (mean, std) = (config.image_mean.map(|m| m * inverse), config.image_std.map(|s| s * inverse));
+    let patch_len = 3 * depth * side * side;
+    let mut values = vec![0f32; groups * rows * cols * patch_len];
+    values.par_chunks_exact_mut(patch_len).enumerate().for_each(|(index, patch)| {
+        // index = ((t · rows/merge + block_row) · cols/merge + block_col) · merge² + row · merge + col
+        let (block, within) = (index / (merge * merge), index % (merge * merge));
+        let (block, block_col) = (block / (cols / merge), block % (cols / merge));
+        let (group, block_row) = (block / (rows / merge), block % (rows / merge));
+        let top = (block_row * merge + within / merge) * side;
+        let left = (block_col * merge + within % merge) * side;
+        for (run, row) in patch.chunks_exact_mut(side).enumerate() {
+            // run = (channel · depth + frame) · side + y
+            let (channel, frame, y) = (run / (depth * side), run / side % depth, run % side);
+            let frame = frames[(group * depth + frame).min(frames.len() - 1)];
+            let line = &frame[((top + y) * width + left) * 3..][..side * 3];
+            for (value, rgb) in row.iter_mut().zip(line.as_chunks::<3>().0) {
+                *value = (f32::from(rgb[channel]) - mean[channel]) / std[channel];
+            }
+        }
+    });
+    Patches { grid: [groups, rows, cols], values }
+}

@@ -1,0 +1,332 @@
+//! Reading safetensors files that nobody vouches for.
+//!
+//! Format: <https://huggingface.co/docs/safetensors> — eight bytes of header length, little-endian; a JSON object
+//! `name → {dtype, shape, data_offsets}`; the data. What is checked when a file is opened: the header's length, that
+//! no name comes twice, that every size is type × shape, and that the ranges cover the data without hole or overlap.
+//! Data is read with positioned reads instead of a memory map, so that a file cut short while it is in use gives an
+//! error and no signal.
+
+use super::json::{bad, open_file, refuse_lfs_pointer};
+use half::{bf16, f16};
+use pascaline::{Error, Result};
+use rayon::prelude::*;
+use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// The longest header; the reference implementation's limit too.
+pub const MAX_HEADER: u64 = 100_000_000;
+/// Bytes that are read and converted at a time.
+const CHUNK: usize = 8 << 20;
+
+/// How a tensor's elements are stored in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileType {
+    /// IEEE 754 single precision.
+    F32,
+    /// IEEE 754 half precision.
+    F16,
+    /// The upper half of single precision.
+    BF16,
+    /// Signed 64-bit.
+    I64,
+}
+
+impl FileType {
+    fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "F32" => Self::F32,
+            "F16" => Self::F16,
+            "BF16" => Self::BF16,
+            "I64" => Self::I64,
+            _ => return None,
+        })
+    }
+
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::I64 => 8,
+        }
+    }
+}
+
+/// A tensor in a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// How its elements are stored.
+    pub dtype: FileType,
+    /// Its extents.
+    pub shape: Vec<usize>,
+    /// Its first byte, counted from the start of the file.
+    begin: u64,
+    /// Its size in bytes.
+    bytes: u64,
+}
+
+/// An open, checked file.
+#[derive(Debug)]
+pub struct SafeTensors {
+    path: PathBuf,
+    file: Mutex<File>,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl SafeTensors {
+    /// Opens a file and checks its header against its length.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file, the tensor where there is one, and what is wrong.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let io = |error: std::io::Error| bad(&path, None, error.to_string());
+        let mut file = open_file(&path).map_err(io)?;
+        let file_len = file.metadata().map_err(io)?.len();
+        if file_len < 8 {
+            return Err(bad(&path, None, format!("truncated: {file_len} bytes are no safetensors file")));
+        }
+        let mut prefix = [0; 8];
+        file.read_exact(&mut prefix).map_err(io)?;
+        let header_len = u64::from_le_bytes(prefix);
+        if header_len > MAX_HEADER {
+            let mut beginning = prefix.to_vec();
+            (&file).take(64).read_to_end(&mut beginning).map_err(io)?;
+            refuse_lfs_pointer(&path, &beginning)?;
+            let reason = format!(
+                "no safetensors file: its header would have {header_len} bytes, of at most {MAX_HEADER}"
+            );
+            return Err(bad(&path, None, reason));
+        }
+        if header_len > file_len - 8 {
+            let reason = format!("truncated: a header of {header_len} bytes in a file of {file_len}");
+            return Err(bad(&path, None, reason));
+        }
+        let mut header = vec![0; header_len as usize];
+        file.read_exact(&mut header).map_err(io)?;
+        let entries = parse_header(&path, &header, 8 + header_len, file_len)?;
+        Ok(Self { file: Mutex::new(file), path, entries })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its tensors by name.
+    pub fn entries(&self) -> &BTreeMap<String, Entry> {
+        &self.entries
+    }
+
+    /// A tensor's elements in f32: exact, since all file types but I64 are subsets.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if there is no such tensor, it holds integers or a value that is not finite, or the
+    /// file can't be read any more.
+    pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
+        let entry = self.entry(name)?;
+        let mut values = Vec::with_capacity(entry.shape.iter().product());
+        self.read_chunks(name, entry, |bytes| {
+            match entry.dtype {
+                FileType::F32 => values.par_extend(words::<4>(bytes).map(f32::from_le_bytes)),
+                FileType::F16 => values.par_extend(words::<2>(bytes).map(|b| f16::from_le_bytes(b).to_f32())),
+                FileType::BF16 => {
+                    values.par_extend(words::<2>(bytes).map(|b| bf16::from_le_bytes(b).to_f32()))
+                }
+                FileType::I64 => return Err(self.bad(name, "holds integers, not numbers")),
+            }
+            Ok(())
+        })?;
+        match values.par_iter().position_first(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(at) => Err(self.bad(name, format!("element {at} is {}", values[at]))),
+        }
+    }
+
+    /// A tensor's elements in f16, rounded to nearest even.
+    ///
+    /// # Errors
+    /// As [`read_f32`](Self::read_f32), and if a value is beyond f16's range.
+    pub fn read_f16(&self, name: &str) -> Result<Vec<f16>> {
+        let entry = self.entry(name)?;
+        let mut values = Vec::with_capacity(entry.shape.iter().product());
+        self.read_chunks(name, entry, |bytes| {
+            match entry.dtype {
+                FileType::F32 => {
+                    values.par_extend(words::<4>(bytes).map(|b| f16::from_f32(f32::from_le_bytes(b))))
+                }
+                FileType::F16 => values.par_extend(words::<2>(bytes).map(f16::from_le_bytes)),
+                FileType::BF16 => values
+                    .par_extend(words::<2>(bytes).map(|b| f16::from_f32(bf16::from_le_bytes(b).to_f32()))),
+                FileType::I64 => return Err(self.bad(name, "holds integers, not numbers")),
+            }
+            Ok(())
+        })?;
+        match values.par_iter().position_first(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(at) => {
+                let reason =
+                    format!("element {at} is beyond the range of f16 (±65504) or not finite; use f32");
+                Err(self.bad(name, reason))
+            }
+        }
+    }
+
+    /// A tensor of 64-bit integers.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if there is no such tensor, it holds something else, or the file can't be read any more.
+    pub fn read_i64(&self, name: &str) -> Result<Vec<i64>> {
+        let entry = self.entry(name)?;
+        if entry.dtype != FileType::I64 {
+            return Err(self.bad(name, format!("is {:?}, expected I64", entry.dtype)));
+        }
+        let mut values = Vec::new();
+        self.read_chunks(name, entry, |bytes| {
+            values.par_extend(words::<8>(bytes).map(i64::from_le_bytes));
+            Ok(())
+        })?;
+        Ok(values)
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry> {
+        self.entries.get(name).ok_or_else(|| self.bad(name, "missing"))
+    }
+
+    fn bad(&self, name: &str, reason: impl Into<String>) -> Error {
+        bad(&self.path, Some(name), reason)
+    }
+
+    /// Hands a tensor's bytes on, piece by piece; a piece ends between elements.
+    fn read_chunks(
+        &self,
+        name: &str,
+        entry: &Entry,
+        mut take: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let failed = |error: std::io::Error| self.bad(name, format!("can't be read: {error}"));
+        file.seek(SeekFrom::Start(entry.begin)).map_err(failed)?;
+        let mut buffer = vec![0; CHUNK.min(entry.bytes as usize)];
+        let mut left = entry.bytes as usize;
+        while left > 0 {
+            let piece = &mut buffer[..left.min(CHUNK)];
+            file.read_exact(piece).map_err(failed)?;
+            take(piece)?;
+            left -= piece.len();
+        }
+        Ok(())
+    }
+}
+
+/// The bytes in groups of `N`.
+fn words<const N: usize>(bytes: &[u8]) -> impl IndexedParallelIterator<Item = [u8; N]> + '_ {
+    bytes.as_chunks().0.par_iter().copied()
+}
+
+/// As the header spells an entry; unknown and repeated fields are refused.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawEntry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+fn parse_header(path: &Path, header: &[u8], data: u64, file_len: u64) -> Result<BTreeMap<String, Entry>> {
+    let mut raw = Header::default();
+    let mut json = serde_json::Deserializer::from_slice(header);
+    let parsed = (&mut raw).deserialize(&mut json).and_then(|()| json.end());
+    if let Err(error) = parsed {
+        return Err(bad(path, raw.at.as_deref(), format!("the header is malformed: {error}")));
+    }
+
+    let mut entries = BTreeMap::new();
+    let mut ranges = Vec::with_capacity(raw.entries.len());
+    for (name, RawEntry { dtype, shape, data_offsets: [begin, end] }) in raw.entries {
+        let wrong = |reason: String| bad(path, Some(&name), reason);
+        let Some(dtype) = FileType::parse(&dtype) else {
+            return Err(wrong(format!("type {dtype} is not supported, only F32, F16, BF16 and I64")));
+        };
+        let shape = shape.iter().map(|&extent| usize::try_from(extent).ok()).collect::<Option<Vec<_>>>();
+        let bytes = shape.as_ref().and_then(|shape| {
+            shape.iter().try_fold(dtype.size(), |product, &extent| product.checked_mul(extent))
+        });
+        let (Some(shape), Some(bytes)) = (shape, bytes) else {
+            return Err(wrong("its size overflows".into()));
+        };
+        if bytes == 0 {
+            return Err(wrong("has no elements".into()));
+        }
+        if end.checked_sub(begin) != Some(bytes as u64) {
+            return Err(wrong(format!(
+                "is {bytes} bytes by type and shape, but its range is {begin}..{end}"
+            )));
+        }
+        if end > file_len - data {
+            let reason = format!("truncated: it ends at {end}, the file's data at {}", file_len - data);
+            return Err(wrong(reason));
+        }
+        ranges.push((begin, end, name.clone()));
+        entries.insert(name, Entry { dtype, shape, begin: data + begin, bytes: bytes as u64 });
+    }
+    ranges.sort_unstable();
+    let mut covered = 0;
+    for (begin, end, name) in ranges {
+        if begin != covered {
+            let what = if begin < covered { "overlaps the one before" } else { "leaves a hole before it" };
+            return Err(bad(path, Some(&name), format!("its range {begin}..{end} {what}")));
+        }
+        covered = end;
+    }
+    match covered == file_len - data {
+        true => Ok(entries),
+        false => Err(bad(path, None, format!("{} bytes behind the last tensor", file_len - data - covered))),
+    }
+}
+
+/// The header's entries in its order, and the name last seen, for errors.
+#[derive(Default)]
+struct Header {
+    entries: HashMap<String, RawEntry>,
+    at: Option<String>,
+}
+
+impl<'de> DeserializeSeed<'de> for &mut Header {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for &mut Header {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut metadata = false;
+        while let Some(name) = map.next_key::<String>()? {
+            self.at = Some(name.clone());
+            if name == "__metadata__" {
+                map.next_value::<HashMap<String, String>>()?;
+                if std::mem::replace(&mut metadata, true) {
+                    return Err(A::Error::custom("it comes twice"));
+                }
+            } else if self.entries.insert(name, map.next_value()?).is_some() {
+                return Err(A::Error::custom("it comes twice"));
+            }
+        }
+        self.at = None;
+        Ok(())
+    }
+}

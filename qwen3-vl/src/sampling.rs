@@ -1,0 +1,283 @@
+//! Logits → the next token.
+
+use pascaline::{Error, Result};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+
+/// How the next token is chosen. The steps run in this order: repetition penalty, presence penalty, temperature,
+/// top-k, top-p, min-p, then a draw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 takes the largest logit (greedy) and makes the fields from `top_k` to `min_p` idle.
+    pub temperature: f64,
+    /// How many of the likeliest tokens take part; 0 for all.
+    pub top_k: usize,
+    /// The fewest of the likeliest tokens whose probabilities reach this sum take part; 1 for all.
+    pub top_p: f64,
+    /// Tokens less likely than this share of the likeliest do not take part; 0 for all.
+    pub min_p: f64,
+    /// Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 for none.
+    pub repetition_penalty: f64,
+    /// Subtracted from logits of tokens in the output; 0 for none.
+    pub presence_penalty: f64,
+    /// Seeds the generator (ChaCha with 8 rounds): the same seed and logits give the same tokens, in every version
+    /// and on every machine.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// Always the largest logit.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        seed: 0,
+    };
+
+    /// What is published for the Instruct models: temperature 0.7, top-k 20, top-p 0.8, presence penalty 1.5.
+    pub const INSTRUCT: Self =
+        Self { temperature: 0.7, top_k: 20, top_p: 0.8, presence_penalty: 1.5, ..Self::GREEDY };
+
+    /// Whether it draws no random numbers.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
+    /// Whether every option is in its range.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the first that is not.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |argument: &'static str, value: f64, reason: &str| {
+            let (value, reason) = (value.to_string(), reason.to_owned());
+            Err(Error::Unsupported { op: "sampling", argument, value, reason })
+        };
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            return refuse("temperature", self.temperature, "it must be finite and not negative");
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return refuse("top_p", self.top_p, "it must be above 0 and at most 1");
+        }
+        if !(0.0..=1.0).contains(&self.min_p) {
+            return refuse("min_p", self.min_p, "it must be between 0 and 1");
+        }
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            return refuse("repetition_penalty", self.repetition_penalty, "it must be finite and above 0");
+        }
+        if !self.presence_penalty.is_finite() {
+            return refuse("presence_penalty", self.presence_penalty, "it must be finite");
+        }
+        Ok(())
+    }
+}
+
+/// The largest logit and its place as a token.
+///
+/// # Errors
+/// As [`Sampler::next`].
+pub(super) fn checked(id: u32, largest: f32) -> Result<u32> {
+    let (what, index) = ("the logits", id as usize);
+    match largest {
+        f32::NEG_INFINITY => Err(Error::NotFinite { what, value: "−∞ everywhere".into(), index: 0 }),
+        value if !value.is_finite() => Err(Error::NotFinite { what, value: value.to_string(), index }),
+        _ => Ok(id),
+    }
+}
+
+/// Chooses token after token of one output.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    options: Sampling,
+    rng: ChaCha8Rng,
+    prompt: BTreeSet<u32>,
+    output: BTreeSet<u32>,
+}
+
+impl Sampler {
+    /// # Errors
+    /// [`Error::Unsupported`] for an option out of range.
+    pub fn new(options: Sampling, prompt: &[u32]) -> Result<Self> {
+        options.check()?;
+        let rng = ChaCha8Rng::seed_from_u64(options.seed);
+        Ok(Self { options, rng, prompt: prompt.iter().copied().collect(), output: BTreeSet::new() })
+    }
+
+    /// Whether the largest logit, the first of equals, is the token whatever came before.
+    pub fn takes_the_largest(&self) -> bool {
+        let Sampling { repetition_penalty, presence_penalty, .. } = self.options;
+        self.options.is_greedy() && (repetition_penalty, presence_penalty) == (1.0, 0.0)
+    }
+
+    /// The next token. `logits` has one value per token of the vocabulary and is changed.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] if a logit is NaN or +∞, or all are −∞: no token is made from a broken result.
+    pub fn next(&mut self, logits: &mut [f32]) -> Result<u32> {
+        if let Some(index) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+            let value = logits[index].to_string();
+            return Err(Error::NotFinite { what: "the logits", value, index });
+        }
+        self.penalize(logits);
+        let best = logits.iter().enumerate().fold(None, |best: Option<(usize, f32)>, (index, &logit)| {
+            // the first of equals
+            if best.is_none_or(|(_, largest)| logit > largest) { Some((index, logit)) } else { best }
+        });
+        let (best, max) = best.unwrap_or((0, f32::NEG_INFINITY));
+        let best = checked(best as u32, max)?;
+        let token = if self.options.is_greedy() { best } else { self.draw(logits, max) };
+        self.output.insert(token);
+        Ok(token)
+    }
+
+    fn penalize(&self, logits: &mut [f32]) {
+        let Sampling { repetition_penalty, presence_penalty, .. } = self.options;
+        if repetition_penalty != 1.0 {
+            for &id in self.prompt.union(&self.output) {
+                if let Some(logit) = logits.get_mut(id as usize) {
+                    let factor = if *logit > 0.0 { 1.0 / repetition_penalty } else { repetition_penalty };
+                    *logit = (f64::from(*logit) * factor) as f32;
+                }
+            }
+        }
+        if presence_penalty != 0.0 {
+            for &id in &self.output {
+                if let Some(logit) = logits.get_mut(id as usize) {
+                    *logit -= presence_penalty as f32;
+                }
+            }
+        }
+    }
+
+    fn draw(&mut self, logits: &[f32], max: f32) -> u32 {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.options;
+        // likeliest first, the lower id first among equals
+        let order = |a: &(u32, f32), b: &(u32, f32)| -> Ordering { b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)) };
+        let mut candidates: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+        if 0 < top_k && top_k < candidates.len() {
+            candidates.select_nth_unstable_by(top_k - 1, order);
+            candidates.truncate(top_k);
+        }
+        candidates.sort_unstable_by(order);
+        let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / temperature).exp();
+        let mut weights: Vec<f64> = candidates.iter().map(|&(_, logit)| weight(logit)).collect();
+        if top_p < 1.0 {
+            let enough = top_p * weights.iter().sum::<f64>();
+            let mut sum = 0.0;
+            let last = weights.iter().position(|weight| {
+                sum += weight;
+                sum >= enough
+            });
+            weights.truncate(last.map_or(weights.len(), |last| last + 1));
+        }
+        let least = min_p * weights[0];
+        weights.truncate(weights.partition_point(|&weight| weight >= least).max(1));
+
+        // 53 random bits: a uniform number in [0, 1)
+        let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let mut left = uniform * weights.iter().sum::<f64>();
+        let drawn = weights.iter().position(|weight| {
+            left -= weight;
+            left < 0.0
+        });
+        candidates[drawn.unwrap_or(0)].0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(options: Sampling) -> Sampler {
+        Sampler::new(options, &[]).unwrap()
+    }
+
+    /// Which tokens come up in many draws, each from the same logits.
+    fn drawn(options: &Sampling, logits: &[f32]) -> BTreeSet<u32> {
+        let draw = |seed| sampler(Sampling { seed, ..options.clone() }).next(&mut logits.to_vec()).unwrap();
+        (0..500).map(draw).collect()
+    }
+
+    const LOGITS: [f32; 5] = [0.0, 2.0, 1.0, 1.9, -3.0];
+    const RANDOM: Sampling = Sampling { temperature: 1.0, ..Sampling::GREEDY };
+
+    #[test]
+    fn greedy_takes_the_first_of_the_largest() {
+        assert_eq!(sampler(Sampling::GREEDY).next(&mut [1.0, 3.0, 3.0, f32::NEG_INFINITY]), Ok(1));
+    }
+
+    #[test]
+    fn a_broken_result_is_no_token() {
+        for options in [Sampling::GREEDY, RANDOM] {
+            for (logits, index) in
+                [([0.0, f32::NAN], 1), ([f32::INFINITY, 0.0], 0), ([f32::NEG_INFINITY, f32::NEG_INFINITY], 0)]
+            {
+                let found = sampler(options.clone()).next(&mut logits.clone());
+                assert!(matches!(found, Err(Error::NotFinite { index: at, .. }) if at == index), "{found:?}");
+            }
+            assert!(sampler(options).next(&mut []).is_err());
+        }
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(matches!(checked(3, value), Err(Error::NotFinite { .. })), "{value}");
+        }
+        assert_eq!(checked(3, -1e30), Ok(3));
+    }
+
+    #[test]
+    fn filters_keep_what_they_should() {
+        assert_eq!(drawn(&RANDOM, &LOGITS), BTreeSet::from([0, 1, 2, 3, 4]));
+        assert_eq!(drawn(&Sampling { top_k: 2, ..RANDOM }, &LOGITS), BTreeSet::from([1, 3]));
+        // e² + e^1.9 of e² + e^1.9 + e + 1 + e⁻³ are 0.79
+        assert_eq!(drawn(&Sampling { top_p: 0.78, ..RANDOM }, &LOGITS), BTreeSet::from([1, 3]));
+        assert_eq!(drawn(&Sampling { top_p: 0.8, ..RANDOM }, &LOGITS), BTreeSet::from([1, 2, 3]));
+        assert_eq!(drawn(&Sampling { min_p: 0.36, ..RANDOM }, &LOGITS), BTreeSet::from([1, 2, 3]));
+        assert_eq!(drawn(&Sampling { min_p: 1.0, ..RANDOM }, &LOGITS), BTreeSet::from([1]));
+        assert_eq!(drawn(&Sampling { temperature: 0.01, ..RANDOM }, &LOGITS), BTreeSet::from([1]));
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let logits = [0.0, 3f32.ln()]; // 1 : 3
+        let mut sampler = sampler(RANDOM);
+        let ones = (0..20_000).filter(|_| sampler.next(&mut logits.to_vec()) == Ok(1)).count();
+        assert!((14_600..15_400).contains(&ones), "{ones} of 20000"); // 15000 ± 6.5 standard deviations
+    }
+
+    #[test]
+    fn a_seed_fixes_the_draws_for_ever() {
+        let mut sampler = sampler(Sampling { seed: 7, ..RANDOM });
+        let drawn: Vec<_> = (0..12).map(|_| sampler.next(&mut LOGITS.to_vec()).unwrap()).collect();
+        assert_eq!(drawn, [1, 1, 3, 3, 3, 1, 1, 2, 1, 0, 1, 1]);
+    }
+
+    #[test]
+    fn penalties_push_tokens_down() {
+        let penalized = Sampling { repetition_penalty: 2.0, ..Sampling::GREEDY };
+        let mut repeated = Sampler::new(penalized, &[0]).unwrap();
+        assert_eq!(repeated.next(&mut [3.0, 2.0, 0.5]), Ok(1)); // 1.5, 2, 0.5
+        assert_eq!(repeated.next(&mut [3.0, 2.0, 0.5]), Ok(0)); // 1.5, 1, 0.5
+        assert_eq!(repeated.next(&mut [-1.0, -2.0, -1.5]), Ok(2)); // −2, −4, −1.5
+        let mut present = sampler(Sampling { presence_penalty: 1.0, ..Sampling::GREEDY });
+        assert_eq!(present.next(&mut [3.0, 2.5]), Ok(0));
+        assert_eq!(present.next(&mut [3.0, 2.5]), Ok(1));
+        assert_eq!(present.next(&mut [3.0, 2.5]), Ok(0)); // once, not per repetition
+    }
+
+    #[test]
+    fn options_out_of_range_are_refused() {
+        for options in [
+            Sampling { temperature: -1.0, ..RANDOM },
+            Sampling { temperature: f64::NAN, ..RANDOM },
+            Sampling { top_p: 0.0, ..RANDOM },
+            Sampling { min_p: 1.5, ..RANDOM },
+            Sampling { repetition_penalty: 0.0, ..RANDOM },
+            Sampling { presence_penalty: f64::INFINITY, ..RANDOM },
+        ] {
+            assert!(matches!(Sampler::new(options, &[]), Err(Error::Unsupported { op: "sampling", .. })));
+        }
+    }
+}

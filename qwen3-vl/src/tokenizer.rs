@@ -1,0 +1,105 @@
+//! Text ↔ tokens, by the checkpoint's `tokenizer.json`.
+
+use super::config::Config;
+use super::json::{bad, read_bytes};
+use pascaline::{Error, Result};
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use tokenizers::DecoderWrapper;
+
+/// The most bytes of a `tokenizer.json`; the published one has 11 MB.
+const MAX_TOKENIZER: u64 = 128 << 20;
+
+/// A byte-level BPE tokenizer with the model's special tokens.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    /// Tokens that are not part of the text.
+    special: HashSet<u32>,
+    /// The byte that each character of a token's spelling stands for.
+    bytes: HashMap<char, u8>,
+    pub(super) image_pad: String,
+    pub(super) video_pad: String,
+    pub(super) vision_start: String,
+    pub(super) vision_end: String,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` in `dir` and checks it against the configuration.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if it is no byte-level tokenizer, has ids beyond the vocabulary, or lacks one of the
+    /// special tokens.
+    pub fn load(dir: &Path, config: &Config) -> Result<Self> {
+        let file = dir.join("tokenizer.json");
+        let bytes = read_bytes(&file, MAX_TOKENIZER)?;
+        let inner = tokenizers::Tokenizer::from_bytes(bytes)
+            .map_err(|error| bad(&file, None, format!("not a tokenizer: {error}")))?;
+        if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+            return Err(bad(&file, Some("decoder"), "not ByteLevel, the only one supported"));
+        }
+        let largest = inner.get_vocab(true).into_values().max().unwrap_or(0);
+        if largest as usize >= config.text.vocab_size {
+            let reason =
+                format!("id {largest} is outside the model's vocabulary of {}", config.text.vocab_size);
+            return Err(bad(&file, Some("vocab"), reason));
+        }
+        let spelling = |field: &str, id: u32| {
+            let missing = || bad(&file, Some("added_tokens"), format!("{field} {id} is not there"));
+            inner.id_to_token(id).ok_or_else(missing)
+        };
+        let added = inner.get_added_tokens_decoder();
+        Ok(Self {
+            special: added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect(),
+            bytes: byte_characters(),
+            image_pad: spelling("image_token_id", config.image_token_id)?,
+            video_pad: spelling("video_token_id", config.video_token_id)?,
+            vision_start: spelling("vision_start_token_id", config.vision_start_token_id)?,
+            vision_end: spelling("vision_end_token_id", config.vision_end_token_id)?,
+            inner,
+        })
+    }
+
+    /// The tokens of a text in which special tokens are spelled out.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`].
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self
+            .inner
+            .encode_fast(text, true)
+            .map_err(|error| Error::Prompt { reason: error.to_string() })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of tokens, without special ones; what is no UTF-8 becomes U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The bytes that a token stands for: none for special tokens and for ids that no token has.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        if self.special.contains(&id) {
+            return Vec::new();
+        }
+        let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
+        // An added token that is not spelled in byte characters stands for itself.
+        let bytes: Option<Vec<u8>> = token.chars().map(|c| self.bytes.get(&c).copied()).collect();
+        bytes.unwrap_or_else(|| token.into_bytes())
+    }
+}
+
+/// Byte-level BPE spells each byte as one printable character: bytes that are printable in Latin-1 as themselves, the
+/// others, in ascending order, as U+0100 and on. Source: GPT-2's `bytes_to_unicode`.
+fn byte_characters() -> HashMap<char, u8> {
+    let mut next = 0x100;
+    (0..=255u8)
+        .map(|byte| match byte {
+            b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => (char::from(byte), byte),
+            _ => {
+                next += 1;
+                (char::from_u32(next - 1).unwrap_or(char::REPLACEMENT_CHARACTER), byte)
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,182 @@
+//! The vision tower: patches → embeddings that take image tokens' places, and the deepstack features that are added to
+//! the first decoder layers.
+
+use super::config::VisionConfig;
+use super::positions::{position_embeddings, vision_rope};
+use super::preprocess::Patches;
+use super::weights::Weights;
+use pascaline::nn::{Attention, LayerNorm, Linear, Mlp, Norm, Rope, TransformerBlock};
+use pascaline::ops::{self, Activation};
+use pascaline::{DType, Device, Result, Tensor};
+
+/// In the reference a constant and not part of the configuration.
+const LAYER_NORM_EPS: f32 = 1e-6;
+
+/// The vision tower.
+pub struct VisionTower {
+    config: VisionConfig,
+    device: Device,
+    patch_embed: Linear,
+    /// [side², hidden], in host memory: it is interpolated for each image size.
+    pos_embed: Vec<f32>,
+    blocks: Vec<TransformerBlock>,
+    merger: Merger,
+    deepstack_mergers: Vec<Merger>,
+}
+
+/// What the tower makes of an image.
+#[derive(Clone, Debug)]
+pub struct VisionOutput {
+    /// [tokens, text hidden]
+    pub embeddings: Tensor,
+    /// For each of the first decoder layers: [tokens, text hidden].
+    pub deepstack: Vec<Tensor>,
+}
+
+/// Joins the patches of a merge block into one token.
+struct Merger {
+    norm: LayerNorm,
+    /// Whether the norm is over the joined patches, as in the deepstack mergers, or over each patch before.
+    norm_joined: bool,
+    mlp: Mlp,
+    joined: usize,
+}
+
+impl Merger {
+    fn load(weights: &mut Weights, name: &str, norm_joined: bool, joined: usize) -> Result<Self> {
+        let mlp = Mlp::new(
+            linear(weights, &format!("{name}.linear_fc1"))?,
+            Activation::GeluErf,
+            linear(weights, &format!("{name}.linear_fc2"))?,
+        )?;
+        Ok(Self { norm: layer_norm(weights, &format!("{name}.norm"))?, norm_joined, mlp, joined })
+    }
+
+    /// [patches, hidden] → [patches / merge², text hidden]
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let joined = [x.shape().elements() / self.joined, self.joined];
+        let normed = match self.norm_joined {
+            true => self.norm.forward(&x.reshape(joined)?)?,
+            false => self.norm.forward(x)?.reshape(joined)?,
+        };
+        self.mlp.forward(&normed)
+    }
+}
+
+fn linear(weights: &mut Weights, name: &str) -> Result<Linear> {
+    let weight = weights.weight(&[format!("{name}.weight")])?;
+    Linear::new(weight, Some(weights.vector(&format!("{name}.bias"))?))
+}
+
+fn layer_norm(weights: &mut Weights, name: &str) -> Result<LayerNorm> {
+    let weight = weights.vector(&format!("{name}.weight"))?;
+    LayerNorm::new(weight, weights.vector(&format!("{name}.bias"))?, LAYER_NORM_EPS)
+}
+
+impl VisionTower {
+    /// Takes the tower's tensors; `done` is called behind each block.
+    pub(super) fn load(
+        weights: &mut Weights,
+        config: &VisionConfig,
+        device: &Device,
+        done: &mut dyn FnMut(&Weights),
+    ) -> Result<Self> {
+        let joined = config.hidden_size * config.merge_len();
+        let mut blocks = Vec::with_capacity(config.depth);
+        for index in 0..config.depth {
+            let name = |part: &str| format!("model.visual.blocks.{index}.{part}");
+            let (heads, head_dim) = (config.num_heads, config.head_dim());
+            blocks.push(TransformerBlock {
+                norm1: Norm::Layer(layer_norm(weights, &name("norm1"))?),
+                attention: Attention::new(
+                    linear(weights, &name("attn.qkv"))?,
+                    None,
+                    linear(weights, &name("attn.proj"))?,
+                    [heads, heads, head_dim],
+                    false,
+                )?,
+                norm2: Norm::Layer(layer_norm(weights, &name("norm2"))?),
+                mlp: Mlp::new(
+                    linear(weights, &name("mlp.linear_fc1"))?,
+                    Activation::GeluTanh,
+                    linear(weights, &name("mlp.linear_fc2"))?,
+                )?,
+            });
+            done(weights);
+        }
+        let deepstack_mergers = (0..config.deepstack_visual_indexes.len())
+            .map(|i| Merger::load(weights, &format!("model.visual.deepstack_merger_list.{i}"), true, joined))
+            .collect::<Result<_>>()?;
+        let tower = Self {
+            patch_embed: linear(weights, "model.visual.patch_embed.proj")?,
+            pos_embed: weights.host("model.visual.pos_embed.weight")?,
+            merger: Merger::load(weights, "model.visual.merger", false, joined)?,
+            deepstack_mergers,
+            blocks,
+            device: device.clone(),
+            config: config.clone(),
+        };
+        done(weights);
+        Ok(tower)
+    }
+
+    /// One image or video. Each group of frames passes alone, since patches see only those of their own group: that
+    /// bounds the memory too.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the patches are not the tower's, or a device error.
+    pub fn forward(&self, patches: &Patches) -> Result<VisionOutput> {
+        patches.tokens(&self.config)?;
+        let [groups, rows, cols] = patches.grid;
+        let count = rows * cols * self.config.patch_len();
+        let mut outputs =
+            patches.values.chunks_exact(count).map(|group| self.forward_group(group, [1, rows, cols]));
+        let first = outputs.next().unwrap_or_else(|| self.forward_group(&[], [1, 0, 0]))?;
+        if groups == 1 {
+            return Ok(first);
+        }
+        let all: Vec<_> = std::iter::once(Ok(first)).chain(outputs).collect::<Result<_>>()?;
+        let stacked = |of: &dyn Fn(&VisionOutput) -> Tensor| stack(&all.iter().map(of).collect::<Vec<_>>());
+        Ok(VisionOutput {
+            embeddings: stacked(&|output| output.embeddings.clone())?,
+            deepstack: (0..self.deepstack_mergers.len())
+                .map(|i| stacked(&|output| output.deepstack[i].clone()))
+                .collect::<Result<_>>()?,
+        })
+    }
+
+    fn forward_group(&self, values: &[f32], grid: [usize; 3]) -> Result<VisionOutput> {
+        let patches = grid.iter().product::<usize>();
+        let on_device = |values: &[f32], cols| Tensor::from_slice(values, [patches, cols], &self.device);
+        let tables = vision_rope(&self.config, &[grid]);
+        let half = self.config.head_dim() / 2;
+        let rope = Rope::new(on_device(&tables.cos, half)?, on_device(&tables.sin, half)?, 0, 0)?;
+        let positions = position_embeddings(&self.config, &self.pos_embed, &[grid]);
+
+        let h = self.patch_embed.forward(&on_device(values, self.config.patch_len())?)?;
+        let mut h = ops::add(&h, &on_device(&positions, self.config.hidden_size)?)?;
+        let mut deepstack = Vec::with_capacity(self.deepstack_mergers.len());
+        for (index, block) in self.blocks.iter().enumerate() {
+            h = block.forward(&h, &rope, None)?;
+            if let Some(i) = self.config.deepstack_visual_indexes.iter().position(|&at| at == index) {
+                deepstack.push(self.deepstack_mergers[i].forward(&h)?);
+            }
+        }
+        Ok(VisionOutput { embeddings: self.merger.forward(&h)?, deepstack })
+    }
+}
+
+/// Matrices of equal width, one above the other.
+fn stack(parts: &[Tensor]) -> Result<Tensor> {
+    let rows: usize = parts.iter().map(|part| part.dims()[0]).sum();
+    let cols = parts.first().map_or(0, |part| part.dims()[1]);
+    let device = parts.first().map_or(Device::Cpu, Tensor::device);
+    let mut whole = Tensor::uninitialized([rows, cols], DType::F32, &device)?;
+    let mut at = 0;
+    for part in parts {
+        let len = part.dims()[0];
+        ops::copy_into(whole.view_mut()?.narrow(0, at, len)?, part)?;
+        at += len;
+    }
+    Ok(whole)
+}

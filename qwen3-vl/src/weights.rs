@@ -1,0 +1,343 @@
+//! The tensors of a checkpoint: which there must be, where they are, and onto the device.
+
+use super::config::{Config, VisionConfig};
+use super::json::{self, MAX_CONFIG, bad};
+use super::safetensors::{FileType, SafeTensors};
+use pascaline::nn::Matrix;
+use pascaline::quant::{Format, QuantTensor};
+use pascaline::{DType, Device, Element, Error, Result, Tensor};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// The names and shapes that a model of this configuration has in its files.
+pub fn expected(config: &Config) -> BTreeMap<String, Vec<usize>> {
+    let mut tensors = BTreeMap::new();
+    let text = &config.text;
+    let (hidden, mlp, head) = (text.hidden_size, text.intermediate_size, text.head_dim);
+    let (q_width, kv_width) = (text.num_attention_heads * head, text.num_key_value_heads * head);
+    let mut add = |name: String, shape: &[usize]| tensors.insert(name, shape.to_vec());
+    add(EMBEDDING.into(), &[text.vocab_size, hidden]);
+    add("model.language_model.norm.weight".into(), &[hidden]);
+    if !config.tie_word_embeddings {
+        add(LM_HEAD.into(), &[text.vocab_size, hidden]);
+    }
+    for layer in 0..text.num_hidden_layers {
+        let mut add = |name: &str, shape: &[usize]| {
+            add(format!("model.language_model.layers.{layer}.{name}.weight"), shape);
+        };
+        add("input_layernorm", &[hidden]);
+        add("self_attn.q_proj", &[q_width, hidden]);
+        add("self_attn.k_proj", &[kv_width, hidden]);
+        add("self_attn.v_proj", &[kv_width, hidden]);
+        add("self_attn.o_proj", &[hidden, q_width]);
+        add("self_attn.q_norm", &[head]);
+        add("self_attn.k_norm", &[head]);
+        add("post_attention_layernorm", &[hidden]);
+        add("mlp.gate_proj", &[mlp, hidden]);
+        add("mlp.up_proj", &[mlp, hidden]);
+        add("mlp.down_proj", &[hidden, mlp]);
+    }
+    expected_vision(&config.vision, &mut tensors);
+    tensors
+}
+
+fn expected_vision(vision: &VisionConfig, tensors: &mut BTreeMap<String, Vec<usize>>) {
+    let (hidden, mlp) = (vision.hidden_size, vision.intermediate_size);
+    let merged = hidden * vision.merge_len();
+    let mut add =
+        |name: String, shape: &[usize]| tensors.insert(format!("model.visual.{name}"), shape.to_vec());
+    let (frames, side) = (vision.temporal_patch_size, vision.patch_size);
+    add("patch_embed.proj.weight".into(), &[hidden, vision.in_channels, frames, side, side]);
+    add("patch_embed.proj.bias".into(), &[hidden]);
+    add("pos_embed.weight".into(), &[vision.num_position_embeddings, hidden]);
+    // A weight and a bias as long as the weight's first extent.
+    let mut pair = |name: String, weight: &[usize]| {
+        add(format!("{name}.weight"), weight);
+        add(format!("{name}.bias"), &weight[..1]);
+    };
+    for block in 0..vision.depth {
+        pair(format!("blocks.{block}.norm1"), &[hidden]);
+        pair(format!("blocks.{block}.norm2"), &[hidden]);
+        pair(format!("blocks.{block}.attn.qkv"), &[3 * hidden, hidden]);
+        pair(format!("blocks.{block}.attn.proj"), &[hidden, hidden]);
+        pair(format!("blocks.{block}.mlp.linear_fc1"), &[mlp, hidden]);
+        pair(format!("blocks.{block}.mlp.linear_fc2"), &[hidden, mlp]);
+    }
+    let mut merger = |name: String, norm: usize| {
+        pair(format!("{name}.norm"), &[norm]);
+        pair(format!("{name}.linear_fc1"), &[merged, merged]);
+        pair(format!("{name}.linear_fc2"), &[vision.out_hidden_size, merged]);
+    };
+    merger("merger".into(), hidden);
+    for index in 0..vision.deepstack_visual_indexes.len() {
+        merger(format!("deepstack_merger_list.{index}"), merged);
+    }
+}
+
+/// How many tensors [`expected`] has, without making them.
+fn expected_count(config: &Config) -> usize {
+    let Config { text, vision, tie_word_embeddings, .. } = config;
+    let (decoder, patches, merger) = (2 + usize::from(!tie_word_embeddings), 3, 6);
+    decoder
+        + 11 * text.num_hidden_layers
+        + patches
+        + 12 * vision.depth
+        + merger * (1 + vision.deepstack_visual_indexes.len())
+}
+
+/// The most tensors that a configuration may have more than the files: what is missing is listed up to there.
+const MANY: usize = 10_000;
+
+/// The token embedding's name in the files.
+pub const EMBEDDING: &str = "model.language_model.embed_tokens.weight";
+/// The output projection's name, where it is not the embedding.
+pub const LM_HEAD: &str = "lm_head.weight";
+
+/// A checkpoint's tensors: all there, none too many, all of the right shape.
+pub struct Weights {
+    files: Vec<SafeTensors>,
+    /// name → (file, taken)
+    index: BTreeMap<String, (usize, bool)>,
+    device: Device,
+    dtype: DType,
+    format: Option<Format>,
+}
+
+/// How far loading is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Tensors loaded so far.
+    pub loaded: usize,
+    /// Tensors of the model.
+    pub total: usize,
+}
+
+impl Weights {
+    /// Opens the checkpoint in `dir` and checks every name, type and shape before anything is loaded. `dtype` (f32 or
+    /// f16) is what matrices are stored as on `device`.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file and the tensor.
+    pub fn open(dir: &Path, config: &Config, dtype: DType, device: &Device) -> Result<Self> {
+        if !dtype.is_float() {
+            let expected = "f32 or f16".into();
+            return Err(Error::DType { op: "load", argument: "dtype", expected, found: dtype });
+        }
+        let files = open_files(dir)?;
+        let (count, held) = (expected_count(config), files.iter().map(|file| file.entries().len()).sum());
+        if count > MANY.saturating_add(held) {
+            let reason = format!("the configuration has {count} tensors, the files only {held}");
+            return Err(bad(&dir.join("config.json"), Some("num_hidden_layers or depth"), reason));
+        }
+        let mut expected = expected(config);
+        let mut index = BTreeMap::new();
+        for (number, file) in files.iter().enumerate() {
+            for (name, entry) in file.entries() {
+                let wrong = |reason: String| bad(file.path(), Some(name), reason);
+                let Some(shape) = expected.remove(name) else {
+                    return Err(match index.get(name) {
+                        Some(&(other, _)) => {
+                            let other: &SafeTensors = &files[other];
+                            wrong(format!("is in {} too", other.path().display()))
+                        }
+                        None => wrong("is not a tensor of this model".into()),
+                    });
+                };
+                if entry.shape != shape {
+                    return Err(wrong(format!(
+                        "has shape {:?}, the configuration says {shape:?}",
+                        entry.shape
+                    )));
+                }
+                if entry.dtype == FileType::I64 {
+                    return Err(wrong("holds integers".into()));
+                }
+                index.insert(name.clone(), (number, false));
+            }
+        }
+        match expected.keys().next() {
+            None => Ok(Self { files, index, device: device.clone(), dtype, format: None }),
+            Some(name) => {
+                let others = match expected.len() - 1 {
+                    0 => String::new(),
+                    others => format!(", and {others} more"),
+                };
+                Err(bad(dir, Some(name), format!("is in no file of the checkpoint{others}")))
+            }
+        }
+    }
+
+    /// With the matrices of linear maps and embeddings quantised on the device as they are loaded.
+    pub fn quantized(self, format: Format) -> Self {
+        Self { format: Some(format), ..self }
+    }
+
+    /// The matrix of a linear map or embedding, of one tensor or of several of equal width, each below the one before.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn weight(&mut self, names: &[impl AsRef<str>]) -> Result<Matrix> {
+        let Some(format) = self.format else { return Ok(self.stacked(names)?.into()) };
+        let (values, shape) = self.read(names, SafeTensors::read_f32)?;
+        Ok(QuantTensor::from_f32(&values, shape, format, &self.device)?.into())
+    }
+
+    /// A matrix, in the storage type chosen.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], or a device error.
+    pub fn matrix(&mut self, name: &str) -> Result<Tensor> {
+        self.stacked(&[name])
+    }
+
+    /// Matrices of equal width as one, each below the one before.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn stacked(&mut self, names: &[impl AsRef<str>]) -> Result<Tensor> {
+        match self.dtype {
+            DType::F16 => self.stacked_as(names, SafeTensors::read_f16),
+            _ => self.stacked_as(names, SafeTensors::read_f32),
+        }
+    }
+
+    fn stacked_as<T: Element>(
+        &mut self,
+        names: &[impl AsRef<str>],
+        read: impl Fn(&SafeTensors, &str) -> Result<Vec<T>>,
+    ) -> Result<Tensor> {
+        let (values, shape) = self.read(names, read)?;
+        Tensor::from_slice(&values, shape, &self.device)
+    }
+
+    fn read<T>(
+        &mut self,
+        names: &[impl AsRef<str>],
+        read: impl Fn(&SafeTensors, &str) -> Result<Vec<T>>,
+    ) -> Result<(Vec<T>, [usize; 2])> {
+        let (mut values, mut shape) = (Vec::new(), [0; 2]);
+        for name in names.iter().map(AsRef::as_ref) {
+            let (file, own) = self.take(name)?;
+            // A convolution's kernel is a matrix whose rows are the output channels.
+            shape = [shape[0] + own[0], own[1..].iter().product()];
+            let mut read = read(file, name)?;
+            match values.is_empty() {
+                true => values = read,
+                false => values.append(&mut read),
+            }
+        }
+        Ok((values, shape))
+    }
+
+    /// A norm's weight or a bias: always f32.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], or a device error.
+    pub fn vector(&mut self, name: &str) -> Result<Tensor> {
+        let device = self.device.clone();
+        let (file, shape) = self.take(name)?;
+        Tensor::from_slice(&file.read_f32(name)?, shape, &device)
+    }
+
+    /// A table that stays in host memory, in f32.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`].
+    pub fn host(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.take(name)?.0.read_f32(name)
+    }
+
+    /// How many tensors have been taken, of how many.
+    pub fn progress(&self) -> Progress {
+        let loaded = self.index.values().filter(|(_, taken)| *taken).count();
+        Progress { loaded, total: self.index.len() }
+    }
+
+    /// The elements of all tensors.
+    pub fn parameters(&self) -> usize {
+        let entries = self.files.iter().flat_map(|file| file.entries().values());
+        entries.map(|entry| entry.shape.iter().product::<usize>()).sum()
+    }
+
+    /// The tensors that the model has not asked for: none, when it has been built.
+    pub fn unused(&self) -> Vec<&str> {
+        self.index.iter().filter(|(_, (_, taken))| !taken).map(|(name, _)| name.as_str()).collect()
+    }
+
+    fn take(&mut self, name: &str) -> Result<(&SafeTensors, Vec<usize>)> {
+        let missing = |file: &str| Error::Checkpoint {
+            file: file.to_owned(),
+            item: Some(name.to_owned()),
+            reason: "is not a tensor of this model".into(),
+        };
+        let (number, taken) = self.index.get_mut(name).ok_or_else(|| missing("checkpoint"))?;
+        *taken = true;
+        let file = &self.files[*number];
+        let entry = file.entries().get(name).ok_or_else(|| missing(&file.path().display().to_string()))?;
+        Ok((file, entry.shape.clone()))
+    }
+}
+
+/// `model.safetensors`, or the files that `model.safetensors.index.json` names.
+fn open_files(dir: &Path) -> Result<Vec<SafeTensors>> {
+    let index_path = dir.join("model.safetensors.index.json");
+    if !index_path.exists() {
+        return Ok(vec![SafeTensors::open(dir.join("model.safetensors"))?]);
+    }
+    let index = json::read_object(&index_path, MAX_CONFIG)?;
+    let Some(Value::Object(map)) = index.get("weight_map") else {
+        return Err(bad(&index_path, Some("weight_map"), "missing or not an object"));
+    };
+    let mut names = BTreeSet::new();
+    for (tensor, file) in map {
+        let plain = file.as_str().filter(|name| {
+            let path = Path::new(name);
+            path.file_name().is_some_and(|file| file == *name) && path.parent() == Some(Path::new(""))
+        });
+        match plain {
+            Some(name) => names.insert(name),
+            None => return Err(bad(&index_path, Some(tensor), format!("{file} is not a file name"))),
+        };
+    }
+    let files: Vec<_> =
+        names.iter().map(|name| SafeTensors::open(PathBuf::from(dir).join(name))).collect::<Result<_>>()?;
+    for (name, file) in names.iter().zip(&files) {
+        for tensor in file.entries().keys() {
+            if map.get(tensor).and_then(Value::as_str) != Some(name) {
+                return Err(bad(
+                    &index_path,
+                    Some(tensor),
+                    format!("is in {name}, the index says otherwise"),
+                ));
+            }
+        }
+    }
+    let held: BTreeSet<_> = files.iter().flat_map(|file| file.entries().keys()).collect();
+    match map.iter().find(|(tensor, _)| !held.contains(tensor)) {
+        None => Ok(files),
+        Some((tensor, file)) => Err(bad(&index_path, Some(tensor), format!("is not in {file}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_is_that_of_the_list() {
+        for (layers, depth, deepstack, tied) in [(3, 4, "0,2", true), (7, 11, "", false), (1, 1, "0", true)] {
+            let config = format!(
+                r#"{{"model_type": "qwen3_vl", "tie_word_embeddings": {tied}, "image_token_id": 1, "video_token_id": 1,
+                "vision_start_token_id": 1, "vision_end_token_id": 1, "text_config": {{"hidden_size": 8,
+                "intermediate_size": 8, "num_hidden_layers": {layers}, "num_attention_heads": 1, "vocab_size": 8,
+                "rope_theta": 1.0, "rope_scaling": {{"mrope_section": [2, 1, 1]}}}}, "vision_config": {{"depth": {depth},
+                "hidden_size": 4, "intermediate_size": 8, "num_heads": 1, "patch_size": 1, "temporal_patch_size": 1,
+                "spatial_merge_size": 1, "num_position_embeddings": 4, "out_hidden_size": 8,
+                "deepstack_visual_indexes": [{deepstack}]}}}}"#
+            );
+            let config = Config::parse(Path::new("config.json"), config.as_bytes()).unwrap();
+            assert_eq!(expected_count(&config), expected(&config).len());
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! Attention.
+
+use super::{Case, HostTensor, Purpose, Tolerance, data};
+use pascaline::internals::textbook;
+use pascaline::ops::{self, Attention};
+use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+
+#[derive(Clone, Copy)]
+struct Sdpa {
+    batch: usize,
+    num_q_heads: usize,
+    num_kv_heads: usize,
+    q_len: usize,
+    kv_len: usize,
+    head_dim: usize,
+    causal: bool,
+    /// Of q and out, and of k and v.
+    dtypes: (DType, DType),
+    view: View,
+    data: Data,
+    purpose: Purpose,
+}
+
+/// How the tensors lie in memory.
+#[derive(Clone, Copy, PartialEq)]
+enum View {
+    Contiguous,
+    /// k and v are the first kv_len rows of caches with [`SPARE`] more, which hold NaN.
+    Cache,
+    /// All four are [b, len, heads, head_dim] with two extents exchanged.
+    Swapped,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Data {
+    Normal,
+    /// A few entries of q and k are a hundred times as large, so that single keys win.
+    Outliers,
+    /// All scores are far below zero: a maximum that starts at 0 would underflow.
+    Negative,
+}
+
+/// Rows of a cache behind kv_len.
+const SPARE: usize = 9;
+
+const F32: (DType, DType) = (DType::F32, DType::F32);
+const F16: (DType, DType) = (DType::F16, DType::F16);
+const MIXED: (DType, DType) = (DType::F32, DType::F16);
+
+impl Sdpa {
+    const fn new(heads: (usize, usize), q_len: usize, kv_len: usize, head_dim: usize, causal: bool) -> Self {
+        Self {
+            batch: 1,
+            num_q_heads: heads.0,
+            num_kv_heads: heads.1,
+            q_len,
+            kv_len,
+            head_dim,
+            causal,
+            dtypes: F32,
+            view: View::Contiguous,
+            data: Data::Normal,
+            purpose: Purpose::Test,
+        }
+    }
+
+    const fn dtypes(mut self, dtypes: (DType, DType)) -> Self {
+        self.dtypes = dtypes;
+        self
+    }
+
+    const fn view(mut self, view: View) -> Self {
+        self.view = view;
+        self
+    }
+
+    const fn data(mut self, data: Data) -> Self {
+        self.data = data;
+        self
+    }
+
+    const fn batch(mut self, batch: usize) -> Self {
+        self.batch = batch;
+        self
+    }
+
+    const fn bench(mut self) -> Self {
+        self.purpose = Purpose::Bench;
+        self
+    }
+}
+
+pub fn cases() -> Vec<Box<dyn Case>> {
+    let mut cases = Vec::new();
+    // lengths around the tiles' edges, full and causal, queries fewer and more than keys
+    for (q_len, kv_len) in [
+        (0, 5),
+        (9, 0),
+        (9, 1),
+        (17, 17),
+        (31, 65),
+        (33, 31),
+        (63, 64),
+        (64, 64),
+        (65, 63),
+        (64, 129),
+        (100, 100),
+        (129, 65),
+        (130, 7),
+    ] {
+        for causal in [false, true] {
+            cases.push(Sdpa::new((2, 2), q_len, kv_len, 64, causal));
+        }
+    }
+    // so many blocks that GPUs of about 20 multiprocessors take some longest first, the others shortest first
+    cases.push(Sdpa::new((8, 2), 260, 270, 24, true));
+    // head_dim, each with another grouping and type
+    for (head_dim, heads, dtypes) in [
+        (16, (2, 1), F32),
+        (24, (4, 1), F16),
+        (40, (3, 3), MIXED),
+        (64, (4, 2), F16),
+        (72, (2, 2), F32),
+        (80, (8, 1), F16),
+        (96, (2, 1), MIXED),
+        (128, (2, 1), F32),
+        (128, (2, 2), F16),
+        (128, (1, 1), MIXED),
+    ] {
+        cases.push(Sdpa::new(heads, 33, 65, head_dim, true).dtypes(dtypes));
+        cases.push(Sdpa::new(heads, 70, 40, head_dim, false).dtypes(dtypes));
+        cases.push(Sdpa::new(heads, 1, 100, head_dim, true).dtypes(dtypes));
+        cases.push(Sdpa::new(heads, 5, 33, head_dim, true).dtypes(dtypes));
+    }
+    // few queries: splits of the keys, and their edges
+    for (q_len, kv_len) in [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (1, 7),
+        (1, 64),
+        (1, 129),
+        (1, 257),
+        (1, 600),
+        (2, 1),
+        (2, 300),
+        (7, 8),
+        (8, 7),
+        (8, 500),
+    ] {
+        cases.push(Sdpa::new((4, 2), q_len, kv_len, 128, true));
+        cases.push(Sdpa::new((2, 2), q_len, kv_len, 64, true).dtypes(F16));
+    }
+    cases.push(Sdpa::new((8, 1), 1, 513, 128, false).dtypes(F16));
+    cases.push(Sdpa::new((8, 1), 3, 200, 72, true).dtypes(MIXED));
+    // views
+    for view in [View::Cache, View::Swapped] {
+        for (q_len, kv_len) in [(1, 300), (4, 33), (40, 70)] {
+            cases.push(Sdpa::new((4, 2), q_len, kv_len, 128, true).batch(2).view(view));
+            cases.push(Sdpa::new((4, 4), q_len, kv_len, 72, false).batch(2).view(view).dtypes(F16));
+        }
+    }
+    // hard data
+    for data in [Data::Outliers, Data::Negative] {
+        for q_len in [1, 66] {
+            cases.push(Sdpa::new((2, 1), q_len, 200, 64, false).data(data));
+            cases.push(Sdpa::new((2, 1), q_len, 200, 128, true).data(data).dtypes(F16));
+        }
+    }
+    for dtypes in [F32, F16] {
+        for (heads, len, head_dim) in [
+            ((16, 8), 1024, 128),
+            ((16, 8), 4096, 128),
+            ((32, 32), 1024, 128),
+            ((32, 32), 4096, 128),
+            ((16, 16), 4096, 64),
+        ] {
+            for causal in [false, true] {
+                cases.push(Sdpa::new(heads, len, len, head_dim, causal).dtypes(dtypes).bench());
+            }
+        }
+        for (heads, kv_len) in
+            [((16, 16), 1024), ((16, 16), 8192), ((16, 16), 32768), ((16, 8), 8192), ((32, 8), 8192)]
+        {
+            cases.push(Sdpa::new(heads, 1, kv_len, 128, false).dtypes(dtypes).bench());
+        }
+    }
+    cases.into_iter().map(|case| Box::new(case) as Box<dyn Case>).collect()
+}
+
+impl Sdpa {
+    /// How many keys query `i` sees.
+    fn visible(&self, i: usize) -> usize {
+        if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
+    }
+
+    /// The extents as they lie in memory, of a tensor with `len` rows a head.
+    fn stored(&self, heads: usize, len: usize) -> [usize; 4] {
+        match self.view {
+            View::Swapped => [self.batch, len, heads, self.head_dim],
+            _ => [self.batch, heads, len, self.head_dim],
+        }
+    }
+
+    /// Rows of k and v in memory.
+    fn kv_rows(&self) -> usize {
+        match self.view {
+            View::Cache => self.kv_len + SPARE,
+            _ => self.kv_len,
+        }
+    }
+
+    /// The number of the row in memory that is row `i` of head `head`.
+    fn row(&self, batch: usize, heads: usize, head: usize, len: usize, i: usize) -> usize {
+        match self.view {
+            View::Swapped => (batch * len + i) * heads + head,
+            _ => (batch * heads + head) * len + i,
+        }
+    }
+}
+
+/// One query over keys and their values, as the definition says; zeros if there are none.
+pub(super) fn naive<'a>(q: &[f32], keys: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> Vec<f64> {
+    let scale = 1.0 / (q.len() as f64).sqrt();
+    let dot = |k: &[f32]| -> f64 { q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum() };
+    let (scores, values): (Vec<f64>, Vec<&[f32]>) = keys.map(|(k, v)| (dot(k) * scale, v)).unzip();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let mut out = vec![0.0; q.len()];
+    for (weight, v) in weights.iter().zip(values) {
+        out.iter_mut().zip(v).for_each(|(x, &v)| *x += weight / sum * f64::from(v));
+    }
+    out
+}
+
+impl Case for Sdpa {
+    fn op(&self) -> &'static str {
+        "attention"
+    }
+
+    fn id(&self) -> String {
+        let types = match self.dtypes {
+            (q, kv) if q == kv => q.to_string(),
+            (q, kv) => format!("{q}_{kv}"),
+        };
+        let view = match self.view {
+            View::Contiguous => "",
+            View::Cache => ",view=cache",
+            View::Swapped => ",view=swapped",
+        };
+        let data = match self.data {
+            Data::Normal => "",
+            Data::Outliers => ",data=outliers",
+            Data::Negative => ",data=negative",
+        };
+        format!(
+            "attention_{types}/b={},hq={},hkv={},q={},kv={},d={},causal={}{view}{data}",
+            self.batch,
+            self.num_q_heads,
+            self.num_kv_heads,
+            self.q_len,
+            self.kv_len,
+            self.head_dim,
+            u8::from(self.causal),
+        )
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    fn inputs(&self) -> Vec<HostTensor> {
+        let id = self.id();
+        let hard = match self.data {
+            Data::Outliers => data::outliers,
+            _ => data::normal,
+        };
+        let q_shape = self.stored(self.num_q_heads, self.q_len);
+        let kv_shape = self.stored(self.num_kv_heads, self.kv_rows());
+        let mut q = hard(&id, "q", q_shape, self.dtypes.0);
+        let mut k = hard(&id, "k", kv_shape, self.dtypes.1);
+        let mut v = data::normal(&id, "v", kv_shape, self.dtypes.1);
+        if self.data == Data::Negative {
+            q.values.iter_mut().for_each(|x| *x = 2.0 + x.abs().min(4.0) / 4.0);
+            k.values.iter_mut().for_each(|x| *x = -4.0 - x.abs().min(4.0) / 4.0);
+            q = HostTensor::new(q.shape, q.dtype, q.values);
+            k = HostTensor::new(k.shape, k.dtype, k.values);
+        }
+        if self.view == View::Cache {
+            let d = self.head_dim;
+            for x in [&mut k, &mut v] {
+                for head in x.values.chunks_exact_mut(self.kv_rows() * d) {
+                    head[self.kv_len * d..].fill(f32::NAN);
+                }
+            }
+        }
+        vec![q, k, v]
+    }
+
+    fn output(&self) -> (Shape, DType) {
+        (self.stored(self.num_q_heads, self.q_len).into(), self.dtypes.0)
+    }
+
+    fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
+        let options = Attention { scale: None, causal: self.causal };
+        let [q, k, v] = inputs else { unreachable!("three inputs") };
+        match self.view {
+            View::Contiguous => ops::attention_into(y, q, k, v, &options),
+            View::Cache => {
+                let (k, v) = (k.narrow(2, 0, self.kv_len)?, v.narrow(2, 0, self.kv_len)?);
+                ops::attention_into(y, q, &k, &v, &options)
+            }
+            View::Swapped => {
+                let (q, k, v) = (q.swap_dims(1, 2)?, k.swap_dims(1, 2)?, v.swap_dims(1, 2)?);
+                ops::attention_into(y.swap_dims(1, 2)?, &q, &k, &v, &options)
+            }
+        }
+    }
+
+    fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
+        let [q, k, v] = inputs else { unreachable!("three inputs") };
+        let options = Attention { scale: None, causal: self.causal };
+        (self.view == View::Contiguous).then(|| textbook::attention_into(y, q, k, v, &options))?
+    }
+
+    fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
+        let (d, heads) = (self.head_dim, self.num_q_heads);
+        let mut out = Vec::with_capacity(rows.len() * d);
+        for &r in rows {
+            let (batch, head, i) = match self.view {
+                View::Swapped => (r / heads / self.q_len, r % heads, r / heads % self.q_len),
+                _ => (r / self.q_len / heads, r / self.q_len % heads, r % self.q_len),
+            };
+            let kv_head = head / (heads / self.num_kv_heads);
+            let kv_row = |j| self.row(batch, self.num_kv_heads, kv_head, self.kv_rows(), j);
+            let keys = (0..self.visible(i)).map(|j| (inputs[1].row(kv_row(j)), inputs[2].row(kv_row(j))));
+            out.extend(naive(inputs[0].row(r), keys));
+        }
+        out
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        // A score that is off by δ changes the result, a mean of values below 3.5, by 7 δ at most, and by less than δ
+        // where many keys count. In normal data δ is below 2⁻²¹: 2⁻²⁴ times the sum of |q·k| · scale, about 8, and
+        // ex2's 2⁻²². The hard data's scores are 2⁶ (negative) and up to 2¹² times as large where they still compete.
+        let abs = match self.data {
+            Data::Normal => 4e-6,
+            Data::Negative => 2e-4,
+            Data::Outliers => 2e-3,
+        };
+        match self.dtypes.0 {
+            DType::F32 => Tolerance::new(abs, 0.0, "rounding of the scores times the largest value"),
+            // 2⁻¹¹, a little more since the rounding starts from a result that is off already
+            _ => Tolerance::new(abs, 5e-4, "rounding of the scores, and one rounding to f16"),
+        }
+    }
+
+    /// Two products of [q_len, kv_len, head_dim]; a causal square counts half, as its masked half is no work.
+    fn flops(&self) -> f64 {
+        let keys: usize = match self.causal {
+            true if self.q_len == self.kv_len => self.q_len * self.kv_len / 2,
+            true => (0..self.q_len).map(|i| self.visible(i)).sum(),
+            false => self.q_len * self.kv_len,
+        };
+        4.0 * (self.batch * self.num_q_heads * self.head_dim) as f64 * keys as f64
+    }
+
+    fn bytes(&self) -> f64 {
+        let q = 2 * self.num_q_heads * self.q_len * self.dtypes.0.size();
+        let kv = 2 * self.num_kv_heads * self.kv_len * self.dtypes.1.size();
+        (self.batch * self.head_dim * (q + kv)) as f64
+    }
+
+    fn compute_bound(&self) -> bool {
+        self.q_len > 8
+    }
+}

@@ -1,0 +1,133 @@
+//! Conversion to the 16-bit formats and back.
+
+use super::{Case, HostTensor, Purpose, Tolerance, data};
+use pascaline::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
+use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use std::sync::Mutex;
+
+struct Conversion {
+    count: usize,
+    exponent_bits: u32,
+    overflow: Overflow,
+    purpose: Purpose,
+    /// Where the codes are, if only reading them is the case.
+    held: Option<Mutex<Option<Float16Tensor>>>,
+}
+
+impl Conversion {
+    fn encode(&self, x: &Tensor) -> Result<Float16Tensor> {
+        ops::float16_encode(x, self.exponent_bits, self.overflow)
+    }
+}
+
+impl Case for Conversion {
+    fn op(&self) -> &'static str {
+        "float16"
+    }
+
+    fn id(&self) -> String {
+        let Self { count, exponent_bits, .. } = self;
+        let op = if self.held.is_some() { "decode" } else { "round_trip" };
+        let overflow = if self.overflow == Overflow::Saturate { ",saturating" } else { "" };
+        format!("float16_{op}_e{exponent_bits}/n={count}{overflow}")
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    fn inputs(&self) -> Vec<HostTensor> {
+        let mut x = data::outliers(&self.id(), "x", [self.count], DType::F32);
+        // from subnormals of the narrow formats to overflow
+        for (i, value) in x.values.iter_mut().enumerate() {
+            *value *= ((i % 41) as f32 - 20.0).exp2();
+        }
+        vec![x]
+    }
+
+    fn output(&self) -> (Shape, DType) {
+        ([self.count].into(), DType::F32)
+    }
+
+    fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
+        let Some(held) = &self.held else {
+            return ops::float16_decode_into(y, &self.encode(&inputs[0])?);
+        };
+        let mut held = held.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match held.as_ref().filter(|codes| codes.device().same(&y.device())) {
+            Some(codes) => ops::float16_decode_into(y, codes),
+            None => ops::float16_decode_into(y, held.insert(self.encode(&inputs[0])?)),
+        }
+    }
+
+    fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
+        let x = rows.iter().flat_map(|&r| inputs[0].row(r));
+        x.map(|&x| nearest(f64::from(x), self.exponent_bits, self.overflow)).collect()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::EXACT
+    }
+
+    fn flops(&self) -> f64 {
+        0.0
+    }
+
+    fn bytes(&self) -> f64 {
+        self.count as f64 * if self.held.is_some() { 6.0 } else { 12.0 }
+    }
+}
+
+/// The nearest number with these exponent bits, ties to even, by the definition of the format.
+pub(super) fn nearest(x: f64, exponent_bits: u32, overflow: Overflow) -> f64 {
+    if x == 0.0 {
+        return x;
+    }
+    let (bias, mantissa_bits) = ((1 << (exponent_bits - 1)) - 1, 15 - exponent_bits as i32);
+    // of two powers of two around x the lower; the logarithm may be rounded up to the upper
+    let exponent = x.abs().log2().floor();
+    let exponent = if exponent.exp2() > x.abs() { exponent - 1.0 } else { exponent };
+    let unit = (exponent.max(f64::from(1 - bias)) - f64::from(mantissa_bits)).exp2();
+    let rounded = (x / unit).round_ties_even() * unit;
+    let largest = f64::from(bias).exp2() * (2.0 - f64::from(-mantissa_bits).exp2());
+    match overflow {
+        _ if rounded.abs() <= largest => rounded,
+        Overflow::Infinity => f64::INFINITY.copysign(x),
+        Overflow::Saturate => largest.copysign(x),
+    }
+}
+
+/// What a code means, by the definition: (−1)ˢ·2^(e − bias)·(1 + f/2ᵐ), subnormals without the 1.
+pub(super) fn value(code: u16, exponent_bits: u32) -> f64 {
+    let (bias, mantissa_bits) = ((1 << (exponent_bits - 1)) - 1, 15 - exponent_bits);
+    let exponent = i32::from((code & 0x7fff) >> mantissa_bits);
+    let fraction = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1u32 << mantissa_bits);
+    let magnitude = match exponent {
+        0 => fraction * f64::from(1 - bias).exp2(),
+        e if e < (1 << exponent_bits) - 1 => (1.0 + fraction) * f64::from(e - bias).exp2(),
+        _ if fraction == 0.0 => f64::INFINITY,
+        _ => f64::NAN,
+    };
+    if code & 0x8000 == 0 { magnitude } else { -magnitude }
+}
+
+pub fn cases() -> Vec<Box<dyn Case>> {
+    let mut cases = Vec::new();
+    for exponent_bits in EXPONENT_BITS {
+        let mut add = |count, overflow, purpose, held: bool| {
+            let held = held.then(Mutex::default);
+            let case = Conversion { count, exponent_bits, overflow, purpose, held };
+            cases.push(Box::new(case) as Box<dyn Case>);
+        };
+        for count in [0, 1, 7, 8, 2049] {
+            add(count, Overflow::Infinity, Purpose::Test, false);
+        }
+        add(333, Overflow::Saturate, Purpose::Test, false);
+        add(333, Overflow::Infinity, Purpose::Test, true);
+        if [4, 5, 8].contains(&exponent_bits) {
+            add(1 << 25, Overflow::Infinity, Purpose::Bench, false);
+            add(1 << 25, Overflow::Infinity, Purpose::Bench, true);
+        }
+    }
+    cases
+}

@@ -1,0 +1,72 @@
+//! What a cache must hold, and what it does hold: by a code of its own, so that it stands beside the kernels and the fallback.
+
+use super::float16::{nearest, value};
+use half::f16;
+use pascaline::float16::Overflow;
+use pascaline::kv::{KvFormat, KvTensor};
+use pascaline::{DType, Result, Tensor, ops};
+
+/// A head's columns as a format stores them; every value is exact in f32.
+pub(super) fn stored(row: &[f32], format: KvFormat) -> Vec<f32> {
+    let rounded =
+        |bits, overflow| row.iter().map(|&x| nearest(f64::from(x), bits, overflow) as f32).collect();
+    match format {
+        KvFormat::F32 => row.to_vec(),
+        KvFormat::F16 => rounded(5, Overflow::Infinity),
+        KvFormat::Float16(bits) => rounded(bits, Overflow::Saturate),
+        KvFormat::Q8_0 => row.chunks(32).flat_map(block).collect(),
+    }
+}
+
+/// A block of Q8_0: quants by the scale before it is rounded to f16, times the rounded one.
+fn block(x: &[f32]) -> Vec<f32> {
+    let scale = x.iter().fold(0f32, |max, x| max.max(x.abs())) / 127.0;
+    let quant = |x: &f32| if scale > 0.0 { (x * (1.0 / scale)).round_ties_even() } else { 0.0 };
+    x.iter().map(|x| f16::from_f32(scale).to_f32() * quant(x)).collect()
+}
+
+/// Bits that a value takes.
+pub(super) fn bits(format: KvFormat) -> f64 {
+    match format {
+        KvFormat::F32 => 32.0,
+        KvFormat::Float16(_) => 16.0,
+        KvFormat::Q8_0 => 8.5,
+    }
+}
+
+/// A cache with these keys and values [tokens, 2 · heads, dim], keys first: appended with nothing normed or turned.
+pub(super) fn fill(kv: &Tensor, format: KvFormat) -> Result<[KvTensor; 2]> {
+    let &[tokens, both, dim] = kv.dims() else { unreachable!("three extents") };
+    let device = kv.device();
+    let cache = || KvTensor::uninitialized([tokens, both / 2, dim], format, &device);
+    let (mut k, mut v) = (cache()?, cache()?);
+    let mut q = Tensor::uninitialized([tokens, 0, dim], kv.dtype(), &device)?;
+    let cos = Tensor::from_slice(&vec![1.0f32; dim / 2], [1, dim / 2], &device)?;
+    let sin = Tensor::zeros([1, dim / 2], DType::F32, &device)?;
+    let at = Tensor::zeros([2], DType::U32, &device)?;
+    ops::rope_append_into(q.view_mut()?, [k.view_mut()?, v.view_mut()?], kv, [&cos, &sin], None, &at)?;
+    Ok([k, v])
+}
+
+/// All values of a cache.
+pub(super) fn read(kv: &KvTensor) -> Result<Vec<f32>> {
+    let (values, scales) = kv.parts();
+    Ok(match kv.format() {
+        KvFormat::F32 => values.to_vec()?,
+        KvFormat::Float16(bits) => {
+            let codes = values.to_vec::<f16>()?.into_iter().map(f16::to_bits);
+            codes.map(|code| value(code, bits) as f32).collect()
+        }
+        KvFormat::Q8_0 => {
+            let words = values.to_vec::<u32>()?;
+            let scales = scales.map_or(Ok(vec![]), Tensor::to_vec::<f16>)?;
+            let quants = words.into_iter().flat_map(u32::to_le_bytes).map(|byte| f32::from(byte as i8));
+            let values: Vec<f32> = quants
+                .zip(scales.iter().flat_map(|scale| [scale.to_f32(); 32]))
+                .map(|(q, s)| q * s)
+                .collect();
+            let dim = kv.dims()[2];
+            values.chunks(dim.next_multiple_of(32).max(1)).flat_map(|row| row[..dim].to_vec()).collect()
+        }
+    })
+}

@@ -1,0 +1,64 @@
+//! The case table, and what checks it: one list of [`Case`]s drives the tests, `pascaline validate` and
+//! `pascaline bench`.
+//!
+//! A case knows its shapes, makes its inputs from a fixed seed, runs its op on a device, and computes any rows of the
+//! result naively in f64. [`check()`] runs one on a device and compares.
+
+mod activate;
+mod attention;
+mod attention_cached;
+pub mod case;
+mod cast;
+mod cat;
+pub mod check;
+mod copy;
+pub mod data;
+mod elementwise;
+mod embedding;
+mod float16;
+pub(crate) mod kv;
+mod layer_norm;
+mod linear;
+mod matmul;
+mod misaligned;
+pub mod quant;
+mod quantize;
+mod reduce;
+mod rms_norm;
+mod rope;
+mod rope_append;
+mod softmax;
+mod sparse_attention;
+mod transpose;
+
+pub use case::{Case, Gemm, HostTensor, Purpose, Tolerance};
+pub use check::{Outcome, Verdict, check, check_with};
+
+/// Every case of every op, ops in the order of the README's table.
+pub fn cases() -> Vec<Box<dyn Case>> {
+    type Cases = fn() -> Vec<Box<dyn Case>>;
+    let ops: &[Cases] = &[
+        attention::cases,
+        attention_cached::cases,
+        sparse_attention::cases,
+        matmul::cases,
+        linear::cases,
+        quant::cases,
+        quantize::cases,
+        softmax::cases,
+        rms_norm::cases,
+        layer_norm::cases,
+        reduce::cases,
+        elementwise::cases,
+        activate::cases,
+        cast::cases,
+        float16::cases,
+        transpose::cases,
+        copy::cases,
+        cat::cases,
+        embedding::cases,
+        rope::cases,
+        rope_append::cases,
+    ];
+    ops.iter().flat_map(|cases| cases()).collect()
+}

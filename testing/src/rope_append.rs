@@ -1,0 +1,227 @@
+//! Fused projections, taken apart into queries and a cache.
+
+use super::float16::nearest;
+use super::kv::{bits, fill, read};
+use super::{Case, HostTensor, Purpose, Tolerance, data};
+use pascaline::float16::Overflow;
+use pascaline::kv::{KvFormat, KvTensor};
+use pascaline::ops::{self, HeadNorms};
+use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+
+const EPS: f32 = 1e-6;
+/// What the caches hold before.
+const BEFORE: f32 = 77.0;
+/// Rows behind each cache, which the op must leave alone.
+const SPARE: usize = 2;
+
+struct Append {
+    rows: usize,
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    norms: bool,
+    /// Of qkv and q.
+    dtype: DType,
+    /// Of the caches.
+    format: KvFormat,
+    /// Rows of the caches, and how many are taken before.
+    capacity: usize,
+    past: usize,
+    /// Angles that there are, and the first row's.
+    angles: usize,
+    first: usize,
+    purpose: Purpose,
+}
+
+pub fn cases() -> Vec<Box<dyn Case>> {
+    let mut cases: Vec<Append> = Vec::new();
+    let types =
+        KvFormat::ALL.map(|format| (DType::F32, format)).into_iter().chain([(DType::F16, KvFormat::F16)]);
+    for (dtype, format) in types {
+        let case = |rows, (heads, kv_heads), dim, norms| Append {
+            rows,
+            heads,
+            kv_heads,
+            dim,
+            norms,
+            dtype,
+            format,
+            capacity: rows + 5,
+            past: 3,
+            angles: rows + 2,
+            first: 1,
+            purpose: Purpose::Test,
+        };
+        for norms in [false, true] {
+            for dim in [2, 6, 64, 66, 128, 194, 256] {
+                cases.push(case(3, (4, 2), dim, norms));
+            }
+            cases.push(case(1, (16, 4), 128, norms));
+            cases.push(case(7, (3, 3), 72, norms));
+        }
+        for (rows, heads, dim) in [(0, (2, 1), 8), (2, (0, 1), 8), (2, (2, 0), 8), (2, (2, 1), 0)] {
+            cases.push(case(rows, heads, dim, true));
+        }
+        // more rows than room and angles: what has no place is left out
+        cases.push(Append { past: 6, angles: 2, ..case(4, (2, 1), 32, true) });
+        cases.push(Append { past: u32::MAX as usize >> 8, first: 9, ..case(2, (2, 2), 32, true) });
+        let bench = |rows, past| Append {
+            purpose: Purpose::Bench,
+            capacity: past + rows,
+            past,
+            ..case(rows, (16, 8), 128, true)
+        };
+        cases.extend([bench(1, 1400), bench(1024, 0)]);
+    }
+    cases.into_iter().map(|case| Box::new(case) as Box<dyn Case>).collect()
+}
+
+impl Append {
+    fn all_heads(&self) -> usize {
+        self.heads + 2 * self.kv_heads
+    }
+
+    /// Rows of the output that are heads of q, and of each cache. What is timed is the op alone, and checked in q alone.
+    fn parts(&self) -> [usize; 3] {
+        let cache = if self.purpose == Purpose::Bench { 0 } else { (self.capacity + SPARE) * self.kv_heads };
+        [self.rows * self.heads, cache, cache]
+    }
+
+    /// Head `head` of row `row` as the definition says.
+    fn head(&self, inputs: &[HostTensor], row: usize, head: usize) -> Vec<f64> {
+        let x = inputs[0].row(row * self.all_heads() + head);
+        let mut x: Vec<f64> = x.iter().copied().map(f64::from).collect();
+        if head >= self.heads + self.kv_heads {
+            return x;
+        }
+        if self.norms {
+            let squares: f64 = x.iter().map(|x| x * x).sum();
+            let scale = 1.0 / (squares / self.dim as f64 + f64::from(EPS)).sqrt();
+            let weight = &inputs[if head < self.heads { 3 } else { 4 }].values;
+            x.iter_mut().zip(weight).for_each(|(x, &weight)| *x *= scale * f64::from(weight));
+        }
+        let angle = (self.first + row).min(self.angles - 1);
+        let (cos, sin, half) = (inputs[1].row(angle), inputs[2].row(angle), self.dim / 2);
+        let turned = |i: usize| {
+            let (low, high) = (x[i % half], x[i % half + half]);
+            let (cos, sin) = (f64::from(cos[i % half]), f64::from(sin[i % half]));
+            if i < half { low * cos - high * sin } else { high * cos + low * sin }
+        };
+        (0..self.dim).map(turned).collect()
+    }
+}
+
+impl Case for Append {
+    fn op(&self) -> &'static str {
+        "rope_append"
+    }
+
+    fn id(&self) -> String {
+        let types = match (self.dtype, self.format) {
+            (qkv, cache) if qkv.name() == cache.name() => qkv.to_string(),
+            (qkv, cache) => format!("{qkv}_{cache}"),
+        };
+        let Self { rows, heads, kv_heads, dim, past, .. } = self;
+        let norms = if self.norms { ",norms" } else { "" };
+        format!("rope_append_{types}/rows={rows},h={heads},hkv={kv_heads},d={dim},past={past}{norms}")
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    fn inputs(&self) -> Vec<HostTensor> {
+        let (id, dtype) = (self.id(), self.dtype);
+        let shape = [self.angles, self.dim / 2];
+        let angles = data::normal(&id, "angles", shape, DType::F32).values;
+        let table = |f: fn(f32) -> f32| {
+            HostTensor::new(shape, DType::F32, angles.iter().map(|&angle| f(angle)).collect())
+        };
+        vec![
+            data::normal(&id, "qkv", [self.rows, self.all_heads(), self.dim], dtype),
+            table(f32::cos),
+            table(f32::sin),
+            data::normal(&id, "q_weight", [self.dim], dtype),
+            data::normal(&id, "k_weight", [self.dim], dtype),
+            HostTensor::new([2], DType::U32, vec![self.past as f32, self.first as f32]),
+        ]
+    }
+
+    /// q and both caches, one behind the other, in f32.
+    fn output(&self) -> (Shape, DType) {
+        let dtype = if self.purpose == Purpose::Bench { self.dtype } else { DType::F32 };
+        ([self.parts().iter().sum(), self.dim].into(), dtype)
+    }
+
+    fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
+        let [qkv, cos, sin, q_weight, k_weight, at] = inputs else { unreachable!("six inputs") };
+        let (device, dtype) = (qkv.device(), self.dtype);
+        let norms = self.norms.then_some(HeadNorms { q: q_weight, k: k_weight, eps: EPS });
+        if self.purpose == Purpose::Bench {
+            let dims = [self.capacity, self.kv_heads, self.dim];
+            let room = || KvTensor::uninitialized(dims, self.format, &device);
+            let (mut k, mut v) = (room()?, room()?);
+            let q = y.reshape([self.rows, self.heads, self.dim])?;
+            return ops::rope_append_into(q, [k.view_mut()?, v.view_mut()?], qkv, [cos, sin], norms, at);
+        }
+        let before = |shape: [usize; 3]| {
+            HostTensor::new(shape, dtype, vec![BEFORE; shape.iter().product()]).to(&device)
+        };
+        let mut q = before([self.rows, self.heads, self.dim])?;
+        let kv = before([self.capacity + SPARE, 2 * self.kv_heads, self.dim])?;
+        let [mut k, mut v] = fill(&kv, self.format)?;
+        let caches = [k.view_mut()?.narrow(0, self.capacity)?, v.view_mut()?.narrow(0, self.capacity)?];
+        ops::rope_append_into(q.view_mut()?, caches, qkv, [cos, sin], norms, at)?;
+        let all = [ops::cast(&q, DType::F32)?.to_vec()?, read(&k)?, read(&v)?].concat();
+        ops::copy_into(y, &Tensor::from_slice(&all, self.output().0, &device)?)
+    }
+
+    fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
+        let [queries, cache, _] = self.parts();
+        let largest = match self.format {
+            KvFormat::Float16(bits) => nearest(f64::MAX, bits, Overflow::Saturate),
+            _ => f64::INFINITY,
+        };
+        let mut y = Vec::with_capacity(rows.len() * self.dim);
+        for &r in rows {
+            if r < queries {
+                y.extend(self.head(inputs, r / self.heads, r % self.heads));
+                continue;
+            }
+            let (is_value, r) = ((r - queries) / cache, (r - queries) % cache);
+            let (slot, head) = (r / self.kv_heads, r % self.kv_heads);
+            match slot.checked_sub(self.past).filter(|&row| row < self.rows && slot < self.capacity) {
+                Some(row) => {
+                    let head = self.head(inputs, row, self.heads + is_value * self.kv_heads + head);
+                    y.extend(head.iter().map(|x| x.clamp(-largest, largest)));
+                }
+                None => y.extend(vec![f64::from(BEFORE).min(largest); self.dim]),
+            }
+        }
+        y
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match self.format {
+            KvFormat::F32 => Tolerance::new(8e-6, 1.2e-6, "two products of normed values below 20, rsqrt"),
+            KvFormat::Float16(bits) => {
+                // half a unit of the last place, of which subnormals have one size
+                let (bits, bias) = (bits as i32, (1 << (bits - 1)) - 1);
+                let (abs, rel) = (2f64.powi(1 - bias - (15 - bits) - 1), 2f64.powi(-(15 - bits) - 1));
+                Tolerance::new(8e-6 + abs, 1.01 * rel, "one rounding to 16 bits")
+            }
+            // attention over caches sees every quant
+            KvFormat::Q8_0 => Tolerance::new(0.08, 5e-4, "half a step of 1/127 of 20, a scale in f16"),
+        }
+    }
+
+    fn flops(&self) -> f64 {
+        8.0 * (self.rows * self.all_heads() * self.dim) as f64
+    }
+
+    fn bytes(&self) -> f64 {
+        let heads = self.rows * self.dim;
+        let float = (heads * (self.all_heads() + self.heads) * self.dtype.size()) as f64;
+        float + (heads * 2 * self.kv_heads) as f64 * bits(self.format) / 8.0
+    }
+}

@@ -1,0 +1,272 @@
+//! A project as someone else would write it by the crate's documentation, whose files it has: built by cargo from a folder
+//! with spaces in its path, with compilers old and new.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{env, fs};
+
+/// One project at a time: they share a target folder.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A copy of `tests/stranger`.
+struct Project {
+    root: PathBuf,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Project {
+    fn new(name: &str) -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("a stranger's {name}"));
+        let _ = fs::remove_dir_all(&root);
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let toolchain = here.parent().unwrap().to_str().unwrap().replace('\\', "/");
+        for file in ["Cargo.toml", "build.rs", "src/main.rs", "kernels/Cargo.toml", "kernels/src/lib.rs"] {
+            let text = fs::read_to_string(here.join("tests/stranger").join(file)).unwrap();
+            let target = root.join(file);
+            fs::create_dir_all(target.parent().unwrap()).unwrap();
+            fs::write(target, text.replace("TOOLCHAIN", &toolchain)).unwrap();
+        }
+        fs::copy(here.join("../../Cargo.lock"), root.join("Cargo.lock")).unwrap();
+        Self { root, _turn: turn }
+    }
+
+    fn edit(&self, file: &str, from: &str, to: &str) {
+        let path = self.root.join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{file} holds no {from:?}");
+        fs::write(path, text.replace(from, to)).unwrap();
+    }
+
+    fn cargo(&self) -> Command {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.arg("run").current_dir(&self.root);
+        cargo.env(
+            "CARGO_TARGET_DIR",
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join("strangers/the target folder"),
+        );
+        cargo.env_remove("CUDA_BUILDER_PREBUILT");
+        cargo
+    }
+
+    fn ptx(&self) -> String {
+        fs::read_to_string(self.root.join("kernels.ptx")).unwrap()
+    }
+}
+
+fn run(cargo: &mut Command) -> (bool, String, String) {
+    let Output { status, stdout, stderr } = cargo.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.success(), text(stdout).trim().to_owned(), text(stderr))
+}
+
+fn warnings(stderr: &str) -> Vec<&str> {
+    stderr.lines().filter(|line| line.starts_with("warning:")).collect()
+}
+
+/// The sysroot of the compiler that runs the tests.
+fn sysroot() -> PathBuf {
+    let rustc = Command::new("rustc").args(["--print", "sysroot"]).output().unwrap();
+    String::from_utf8(rustc.stdout).unwrap().trim().into()
+}
+
+/// Without the sources of `core` nothing is built for the GPU, so there is nothing to test.
+fn no_sources() -> bool {
+    let missing = !sysroot().join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file();
+    if missing {
+        eprintln!("SKIPPED: a stranger's project (the sources of `core` are missing)");
+    }
+    missing
+}
+
+#[test]
+fn the_documented_project_builds_and_runs() {
+    if no_sources() {
+        return;
+    }
+    let project = Project::new("project");
+    let (ok, stdout, stderr) = run(&mut project.cargo());
+    assert!(ok, "{stderr}");
+    assert_eq!(stdout, "kernels: 1, built from source");
+    assert_eq!(warnings(&stderr), [""; 0], "{stderr}");
+    assert!(project.ptx().contains(".target sm_61"));
+
+    let (_, _, stderr) = run(&mut project.cargo());
+    assert!(!stderr.contains("Compiling"), "nothing has changed: {stderr}");
+
+    project.edit("kernels/src/lib.rs", "fn add", "fn plus");
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(ok, "{stderr}");
+    assert!(project.ptx().contains(".entry plus("), "a change of the kernels reaches the PTX");
+}
+
+#[test]
+fn names_and_places_in_the_manifest_are_cargos_affair() {
+    if no_sources() {
+        return;
+    }
+    let project = Project::new("manifest");
+    let tables = "[package.metadata.badge]\nname = \"not this\"\n\n[lib]\nname = \"gpu_code\"\npath = \"gpu.rs\"\n\n[package]";
+    project.edit("kernels/Cargo.toml", "[package]", tables);
+    fs::rename(project.root.join("kernels/src/lib.rs"), project.root.join("kernels/gpu.rs")).unwrap();
+    let (ok, stdout, stderr) = run(&mut project.cargo());
+    assert!(ok, "{stderr}");
+    assert_eq!(stdout, "kernels: 1, built from source");
+
+    project.edit("kernels/gpu.rs", "fn add", "fn plus");
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(ok && project.ptx().contains(".entry plus("), "{stderr}");
+
+    // an earlier state of dependencies or flags, which cargo still has, must not bring another state's PTX
+    project.edit("build.rs", ".copy_to", ".arch(cuda_builder::NvvmArch::Compute75).copy_to");
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(ok && project.ptx().contains(".target sm_75"), "{stderr}");
+    project.edit("build.rs", ".arch(cuda_builder::NvvmArch::Compute75)", "");
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(ok && project.ptx().contains(".target sm_61"), "{stderr}");
+}
+
+#[test]
+fn what_the_compiler_says_of_the_kernels_is_shown() {
+    if no_sources() {
+        return;
+    }
+    let project = Project::new("mistake");
+    project.edit("kernels/src/lib.rs", "a + b", "a + c");
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(!ok);
+    assert!(stderr.contains("cannot find value `c` in this scope"), "{stderr}");
+    let folder = "no such folder";
+    project.edit("build.rs", "\"kernels\"", &format!("{folder:?}"));
+    let (ok, _, stderr) = run(&mut project.cargo());
+    assert!(
+        !ok && stderr.contains(&format!("no crate at {}", project.root.join(folder).display())),
+        "{stderr}"
+    );
+}
+
+/// A newer compiler, its sources of `core` present: rustc with `sm_61` taken out of what it lists, as 1.97 does.
+#[cfg(unix)]
+mod newer {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn script(path: &Path, body: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// A rustc that is the tests' own but for what two variables of the environment say: `FORGET`, a pattern of CPUs that it
+    /// does not list, and `SYSROOT`. The same file for all tests, or cargo would compile everything again for each.
+    fn rustc() -> PathBuf {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("strangers/rustc");
+        let real = sysroot().join("bin/rustc");
+        let body = format!(
+            "real='{}'\ncase \"$*\" in\n*target-cpus*) \"$real\" \"$@\" | grep -v \"${{FORGET:-nothing}}\"; exit;;\n\
+             '--print sysroot') test \"$SYSROOT\" && echo \"$SYSROOT\" && exit;;\nesac\nexec \"$real\" \"$@\"",
+            real.display(),
+        );
+        if !fs::read_to_string(&path).is_ok_and(|text| text.contains(&body)) {
+            script(&path, &body);
+        }
+        path
+    }
+
+    /// A rustup that has this one toolchain, which is the tests' own, or none.
+    fn rustup(project: &Project, toolchain: Option<&str>) -> String {
+        let list = toolchain.unwrap_or("no installed toolchains");
+        let body = format!(
+            "case \"$1\" in\ntoolchain) echo '{list}';;\nrun) echo \"{}\";;\nshow) echo /no/home;;\nesac",
+            sysroot().display()
+        );
+        script(&project.root.join("bin/rustup"), &body);
+        let path = env::var("PATH").unwrap();
+        format!("{}:{path}", project.root.join("bin").display())
+    }
+
+    #[test]
+    fn another_toolchain_is_taken_and_named() {
+        if no_sources() {
+            return;
+        }
+        let project = Project::new("newer compiler");
+        let mut cargo = project.cargo();
+        cargo
+            .env("RUSTC", rustc())
+            .env("FORGET", "sm_6")
+            .env("PATH", rustup(&project, Some("1.95.0-here (active)")));
+        let (ok, stdout, stderr) = run(&mut cargo);
+        assert!(ok, "{stderr}");
+        assert!(stdout.starts_with("kernels: 1, built from source by 1.95.0-here (rustc 1."), "{stdout}");
+        let [warning] = warnings(&stderr)[..] else { panic!("expected one warning: {stderr}") };
+        assert!(warning.contains("is compiled by 1.95.0-here (rustc 1."), "{warning}");
+        assert!(warning.ends_with("does not compile for sm_61"), "{warning}");
+        assert!(project.ptx().contains(".target sm_61"));
+
+        // an architecture that it has needs no other
+        project.edit("build.rs", ".copy_to", ".arch(cuda_builder::NvvmArch::Compute75).copy_to");
+        let (ok, stdout, stderr) = run(&mut cargo);
+        assert!(ok, "{stderr}");
+        assert_eq!(stdout, "kernels: 1, built from source");
+        assert!(project.ptx().contains(".target sm_75"));
+    }
+
+    #[test]
+    fn without_another_toolchain_the_prebuilt_ptx_or_an_error_that_says_what_to_install() {
+        if no_sources() {
+            return;
+        }
+        let project = Project::new("newer compiler alone");
+        let mut cargo = project.cargo();
+        cargo.env("RUSTC", rustc()).env("FORGET", "sm_6").env("PATH", rustup(&project, None));
+        let (ok, _, stderr) = run(&mut cargo);
+        assert!(!ok);
+        assert!(stderr.contains("does not compile for sm_61; `rustup toolchain install 1.95.0 "), "{stderr}");
+
+        prebuilt(&project);
+        let (ok, stdout, stderr) = run(&mut cargo);
+        assert!(ok, "{stderr}");
+        assert_eq!(stdout, "kernels: 1, prebuilt");
+        let [warning] = warnings(&stderr)[..] else { panic!("expected one warning: {stderr}") };
+        assert!(
+            warning.contains("using the prebuilt add.ptx: no compiler for the GPU: rustc 1."),
+            "{warning}"
+        );
+    }
+
+    #[test]
+    fn the_build_script_runs_again_when_the_sources_appear() {
+        if no_sources() {
+            return;
+        }
+        let project = Project::new("machine without sources");
+        let sysroot = project.root.join("sysroot");
+        fs::create_dir_all(sysroot.join("lib/rustlib")).unwrap();
+        let mut cargo = project.cargo();
+        cargo.env("RUSTC", rustc()).env("SYSROOT", &sysroot).env("PATH", rustup(&project, None));
+        prebuilt(&project);
+        for _ in 0..2 {
+            let (ok, stdout, stderr) = run(&mut cargo);
+            assert!(ok, "{stderr}");
+            assert_eq!(stdout, "kernels: 1, prebuilt");
+            assert!(stderr.contains("lacks the sources of `core`"), "{stderr}");
+        }
+        let (_, _, stderr) = run(&mut cargo);
+        assert!(!stderr.contains("Compiling"), "nothing has changed: {stderr}");
+
+        let core = sysroot.join("lib/rustlib/src/rust/library/core/src");
+        fs::create_dir_all(&core).unwrap();
+        fs::write(core.join("lib.rs"), "").unwrap();
+        let (ok, stdout, stderr) = run(&mut cargo);
+        assert!(ok, "{stderr}");
+        assert_eq!(stdout, "kernels: 1, built from source");
+    }
+
+    fn prebuilt(project: &Project) {
+        let entry = ".version 6.4\n.target sm_61\n.address_size 64\n\n.visible .entry add()\n{\n\tret;\n}\n";
+        fs::write(project.root.join("add.ptx"), entry).unwrap();
+        project.edit("build.rs", ".copy_to", ".prebuilt(\"add.ptx\").copy_to");
+    }
+}
