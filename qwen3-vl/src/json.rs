@@ -95,6 +95,11 @@ impl<'a> Fields<'a> {
         bad(self.file, Some(&format!("{}{name}", self.prefix)), reason)
     }
 
+    /// The file that they are in.
+    pub fn file(&self) -> &'a Path {
+        self.file
+    }
+
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }

@@ -21,6 +21,7 @@ pub mod stream;
 mod template;
 pub mod text;
 pub mod tokenizer;
+mod tokenizer_parts;
 pub mod validate;
 pub mod vision;
 pub mod weights;
