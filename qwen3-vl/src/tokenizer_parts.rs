@@ -144,14 +144,14 @@ fn check_added(file: &Path, top: Fields, vocab_size: usize) -> Result<()> {
 fn check_model(model: Part, vocab_size: usize) -> Result<()> {
     let Part { fields, map } = model;
     is_a(model, &["BPE"])?;
-    let nothing = [Value::String(String::new())];
+    let (none, empty, no): (&[Value], &[Value], &[Value]) = (&[], &["".into()], &[false.into()]);
     for (name, values) in [
-        ("dropout", &[][..]),
-        ("unk_token", &[]),
-        ("continuing_subword_prefix", &nothing),
-        ("end_of_word_suffix", &nothing),
-        ("fuse_unk", &[Value::Bool(false)]),
-        ("byte_fallback", &[Value::Bool(false)]),
+        ("dropout", none),
+        ("unk_token", none),
+        ("continuing_subword_prefix", empty),
+        ("end_of_word_suffix", empty),
+        ("fuse_unk", no),
+        ("byte_fallback", no),
     ] {
         must_be(fields, name, values)?;
     }
