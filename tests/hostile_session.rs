@@ -192,3 +192,25 @@ fn pictures_that_are_not_what_they_say_are_refused() {
         smart_resize("picture", size, bounds).unwrap(); // no overflow; what it takes is budgeted by who resizes
     }
 }
+
+/// A pipe in a file's place is refused; its writer, who never comes, is not waited for.
+#[cfg(unix)]
+#[test]
+fn pipes_in_the_place_of_files_are_refused() {
+    for name in ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"] {
+        let folder = changed("config.json", "/model_type", json!("qwen3_vl"));
+        let file = folder.path().join(name);
+        fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let dir = folder.path().to_owned();
+        std::thread::spawn(move || sender.send(Qwen3Vl::load(dir, &Device::Cpu).map(drop)));
+        let refused = receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits for the pipe");
+        match refused {
+            Err(Error::Checkpoint { file: found, reason, .. }) => {
+                assert!(found.contains(name) && reason.contains("not an ordinary file"), "{found}: {reason}");
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}

@@ -159,3 +159,29 @@ fn a_memory_trace_replaces_no_file_unasked() {
     refused(&run(&[&arguments[..], &["--device", "virtual"]].concat()), 1, "--force");
     assert_eq!(fs::read(&file).unwrap(), b"the old one");
 }
+
+/// A kernel that faults, whose finding is printed by the virtual GPU itself.
+const FAULT: &str = ".version 6.4\n.target sm_61\n.address_size 64\n.visible .entry fault()\n{\n.reg .b64 %rd<2>;\n\
+    .reg .b32 %r<2>;\nmov.u64 %rd1, 8;\nld.global.u32 %r1, [%rd1];\nret;\n}\n";
+
+/// There is nobody left to tell, but what was asked for has failed all the same.
+#[cfg(unix)]
+#[test]
+fn an_error_that_nobody_can_read_sets_the_exit_status() {
+    let folder = folder();
+    let ptx = folder.path().join("fault.ptx");
+    fs::write(&ptx, FAULT).unwrap();
+    let model = tiny();
+    for (arguments, status) in [
+        (&["generate", "--model", "/none", "--prompt", "x"][..], None),
+        (&["validate", "--device", "cpu", "--only", "no such case"], None),
+        (&["run-ptx", path(&ptx), "--kernel", "fault", "--grid", "1", "--block", "1"], Some(1)),
+        (&["generate", "--model", path(&model), "--device", "cpu", "--prompt", "x", "--max-new-tokens", "1"], Some(0)),
+    ] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let unread = pascaline(arguments).stderr(full).output().unwrap().status.code();
+        assert_eq!(unread, run(arguments).status.code(), "{arguments:?}");
+        assert!(unread.is_some_and(|code| code < 3), "{arguments:?} panics");
+        assert!(status.is_none_or(|status| unread == Some(status)), "{arguments:?}: {unread:?}");
+    }
+}
