@@ -37,7 +37,8 @@ fn embed() -> Result<(), Box<dyn Error>> {
             | CudaBuilderError::Unavailable(_)
             | CudaBuilderError::NoPrebuilt),
         ) => {
-            println!("cargo:warning=using the prebuilt kernels in {PREBUILT}: {error}");
+            let why = error.to_string().replace('\n', " ");
+            println!("cargo:warning=using the prebuilt kernels in {PREBUILT}: {why}");
             println!("cargo:rustc-env=CUDA_BUILDER_ORIGIN=prebuilt");
             committed()?
         }

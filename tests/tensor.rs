@@ -56,7 +56,7 @@ fn ranges() -> Result<()> {
 /// The numbers are part of the interface: they were computed apart from the crates, by a ChaCha8 in another language.
 #[test]
 fn random_numbers_stay_the_same() -> Result<()> {
-    let seed_7 = [0.946982324f32, 1.67216253, -0.121935442, -0.828433037, -0.639855146];
+    let seed_7 = [0.946_982_3f32, 1.672_162_5, -0.121_935_44, -0.828_433_04, -0.639_855_15];
     for device in devices() {
         assert_eq!(Tensor::randn([5], DType::F32, 7, &device)?.to_vec::<f32>()?, seed_7);
         let halves = Tensor::randn([5], DType::F16, 7, &device)?.to_vec::<f16>()?;
@@ -203,7 +203,9 @@ fn nothing_is_printed_from_a_capture() -> Result<()> {
 #[test]
 fn devices_are_equal_by_kind_and_number() -> Result<()> {
     let [cpu, gpu] = devices();
-    assert!(cpu == Device::Cpu && gpu == gpu.clone() && cpu != gpu && gpu != cpu);
+    assert_eq!(cpu, Device::Cpu);
+    assert_eq!(gpu, gpu.clone());
+    assert_ne!(cpu, gpu);
     let Device::Cuda(device) = &gpu else { panic!("a CUDA device") };
     let other_stream = Device::Cuda(device.with_new_stream()?);
     assert!(gpu == other_stream && !gpu.same(&other_stream), "equal, but not on the same stream");

@@ -159,7 +159,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
         });
     });
     // SAFETY: as the caller promises.
-    let [total] = unsafe { team.combine(0, [total], |a, b| a + b) };
+    let [total] = unsafe { team.combine(0, [total], Sum) };
     let mean = total * per_col;
 
     let (mut total, mut squares) = (0.0, 0.0);
@@ -171,7 +171,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
         });
     });
     // SAFETY: as the caller promises.
-    let sums = unsafe { team.combine(1, [total, squares], |a, b| a + b) };
+    let sums = unsafe { team.combine(1, [total, squares], Sum) };
     let scale = Scale::new(sums, per_col, eps);
     if team.has_row() {
         // SAFETY: as the caller promises.
@@ -213,7 +213,7 @@ unsafe fn stream_row<T: Vector>(
             });
             i += 2;
         }
-        let [total] = team.combine(0, [total], |a, b| a + b);
+        let [total] = team.combine(0, [total], Sum);
         let mean = total * per_col;
 
         let (mut total, mut squares) = (0.0, 0.0);
@@ -228,7 +228,7 @@ unsafe fn stream_row<T: Vector>(
             });
             i += 2;
         }
-        let scale = Scale::new(team.combine(1, [total, squares], |a, b| a + b), per_col, eps);
+        let scale = Scale::new(team.combine(1, [total, squares], Sum), per_col, eps);
 
         let mut i = 0;
         while columns.has(i) {

@@ -13,7 +13,7 @@
 use crate::device::rows::{ROW_BLOCK, ROW_WARPS, WARP_BLOCK, block_columns, warp_row};
 use crate::device::{Columns, Element, F16, Shared, Vector, reduce, ticket};
 use cuda_std::prelude::*;
-use cuda_std::{KernelInfo, KernelSpec};
+use cuda_std::{KernelInfo, KernelSpec, butterfly};
 
 /// Calls `f` with the thread's columns sixteen values at a time, as the number of their first group and the groups;
 /// `padding` beyond the end.
@@ -61,12 +61,6 @@ fn for_each<T: Vector>(values: [T::Values; 4], mut f: impl FnMut(f32)) {
     }
 }
 
-/// The larger of two, a NaN if there is one.
-#[inline(always)]
-fn max_or_nan(a: f32, b: f32) -> f32 {
-    if a > b || a.is_nan() { a } else { b }
-}
-
 /// A number that orders as the values do: −0 and +0 alike, NaN above all, never zero.
 ///
 /// By bits and not by branches: LLVM would copy the shuffles of a reduction behind it into their arms.
@@ -111,12 +105,6 @@ pub struct Proposal {
 
 impl Proposal {
     const NONE: Self = Self { order: 0, column: u32::MAX };
-
-    /// The column if it is one of the best.
-    #[inline(always)]
-    fn column_if(self, largest: u32) -> u32 {
-        if self.order == largest { self.column } else { u32::MAX }
-    }
 
     /// The better one, of equals the first.
     #[inline(always)]
@@ -206,7 +194,9 @@ unsafe fn own_sum<T: Vector>(x: *const T, columns: Columns) -> f32 {
 unsafe fn own_max<T: Vector>(x: *const T, columns: Columns) -> f32 {
     let mut max = f32::NEG_INFINITY;
     // SAFETY: as the caller promises.
-    unsafe { each_sixteen(columns, x, max, |_, values| for_each::<T>(values, |x| max = max_or_nan(max, x))) };
+    unsafe {
+        each_sixteen(columns, x, max, |_, values| for_each::<T>(values, |x| max = MaxOrNan.combine(max, x)))
+    };
     max
 }
 
@@ -318,7 +308,7 @@ macro_rules! kernels {
                 unsafe {
                     let combine = |own| reduce::block_once([own], thread::block_dim_x() / 32, scratch, $fold)[0];
                     let write = |whole| *p.y.add(row) = <$ty>::from_f32(whole);
-                    part.finish($own(p.x.add(at), columns), $empty, combine, $fold, write);
+                    part.finish($own(p.x.add(at), columns), $empty, combine, |a, b| $fold.combine(a, b), write);
                 }
             }
 
@@ -334,8 +324,7 @@ macro_rules! kernels {
             // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
             unsafe {
                 let own = own_best(p.x.add(row as usize * p.cols as usize), columns).proposal(0);
-                let largest = team.reduce(own.order, u32::max);
-                let column = team.reduce(own.column_if(largest), u32::min);
+                let (_, column) = team.argmax(own.order, own.column);
                 if team.writes_result() {
                     *p.y.add(row as usize) = column;
                 }
@@ -377,27 +366,37 @@ unsafe fn block_best(own: Proposal, scratch: Shared<u32>) -> Proposal {
     let warps = thread::block_dim_x() / 32;
     // SAFETY: as the caller promises.
     unsafe {
-        let [order] = reduce::block_once([own.order], warps, scratch, u32::max);
-        let [column] = reduce::block_once([own.column_if(order)], warps, scratch.at(warps), u32::min);
-        Proposal { order, column }
+        let (order, column) = butterfly::argmax(own.order, own.column, 32);
+        if warp::lane_id() == 0 {
+            let own = thread::thread_idx_x() / 32;
+            scratch.set(own, order);
+            scratch.set(own + warps, column);
+        }
+        thread::sync_threads();
+        let four = |index| {
+            let (orders, columns) = (scratch.get4(index), scratch.get4(index + warps));
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i| Proposal { order: orders[i], column: columns[i] });
+            a.or(b).or(c.or(d))
+        };
+        let mut best = four(0);
+        let mut index = 4;
+        while index < warps {
+            best = best.or(four(index));
+            index += 4;
+        }
+        best
     }
-}
-
-/// a + b
-#[inline(always)]
-fn add(a: f32, b: f32) -> f32 {
-    a + b
 }
 
 kernels! {
     f32 {
-        SUM_F32 sum_warp_f32 sum_block_f32: own_sum, 0.0, add;
-        MAX_F32 max_warp_f32 max_block_f32: own_max, f32::NEG_INFINITY, max_or_nan;
+        SUM_F32 sum_warp_f32 sum_block_f32: own_sum, 0.0, Sum;
+        MAX_F32 max_warp_f32 max_block_f32: own_max, f32::NEG_INFINITY, MaxOrNan;
         @ ARGMAX_F32 argmax_warp_f32 argmax_block_f32
     }
     F16 {
-        SUM_F16 sum_warp_f16 sum_block_f16: own_sum, 0.0, add;
-        MAX_F16 max_warp_f16 max_block_f16: own_max, f32::NEG_INFINITY, max_or_nan;
+        SUM_F16 sum_warp_f16 sum_block_f16: own_sum, 0.0, Sum;
+        MAX_F16 max_warp_f16 max_block_f16: own_max, f32::NEG_INFINITY, MaxOrNan;
         @ ARGMAX_F16 argmax_warp_f16 argmax_block_f16
     }
 }

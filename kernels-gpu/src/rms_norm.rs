@@ -100,7 +100,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
         });
     });
     // SAFETY: as the caller promises.
-    let [squares] = unsafe { team.combine(0, [squares], |a, b| a + b) };
+    let [squares] = unsafe { team.combine(0, [squares], Sum) };
     let scale = rsqrt(squares / cols as f32 + eps);
     if team.has_row() {
         // SAFETY: as the caller promises.
@@ -137,7 +137,7 @@ unsafe fn stream_row<T: Vector>(
             });
             i += 2;
         }
-        let [squares] = team.combine(0, [squares], |a, b| a + b);
+        let [squares] = team.combine(0, [squares], Sum);
         let scale = rsqrt(squares / cols as f32 + eps);
         let mut i = 0;
         while columns.has(i) {

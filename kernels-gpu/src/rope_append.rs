@@ -17,7 +17,7 @@
 //! become that), q8_0 (a block is a head's 32 columns, so that a new token needs no scale of another one).
 
 use crate::device::math::rsqrt;
-use crate::device::{Element, F16, reduce};
+use crate::device::{Element, F16};
 use crate::float16::encode;
 use crate::quant::blocks::{BLOCK as QUANTS, Half, abs_bits, inverse, quant_i8, scale_i8, stored_scale};
 use cuda_std::KernelInfo;
@@ -151,7 +151,7 @@ impl Cache for Blocks {
             let number = row * blocks + block;
             // SAFETY: all lanes are here; columns of the row's block.
             unsafe {
-                let scale = scale_i8(f32::from_bits(reduce::warp(largest, 32, u32::max)));
+                let scale = scale_i8(f32::from_bits(Max.over::<32>(largest)));
                 let (inverse, quants) = (inverse(scale), self.quants.add((number * WIDTH) as usize));
                 each_pair!(half, P, i => {
                     if is_in(i) {
@@ -201,7 +201,7 @@ unsafe fn append<T: Element, KV, S, C: Cache>(p: Append<T, KV, S>, [k, v]: [C; 2
         });
         let weight = if to_cache { k_weight } else { q_weight };
         if !is_value && !weight.is_null() {
-            let scale = rsqrt(reduce::warp(squares, 32, |a, b| a + b) / dim as f32 + eps);
+            let scale = rsqrt(Sum.over::<32>(squares) / dim as f32 + eps);
             each_pair!(p.half, P, i => {
                 low[P] *= scale * T::load(weight.add(i as usize));
                 high[P] *= scale * T::load(weight.add((i + p.half) as usize));

@@ -131,7 +131,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
         });
     });
     // SAFETY: as the caller promises.
-    let [max] = unsafe { team.combine(0, [own_max], f32::max) };
+    let [max] = unsafe { team.combine(0, [own_max], Max) };
 
     // Padding is −∞ and adds nothing. A row of −∞ alone gives −∞ − −∞ = NaN, as the definition does.
     let mut own_sum = 0.0;
@@ -143,7 +143,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
         });
     });
     // SAFETY: as the caller promises.
-    let [sum] = unsafe { team.combine(1, [own_sum], |a, b| a + b) };
+    let [sum] = unsafe { team.combine(1, [own_sum], Sum) };
     let scale = rcp(sum);
     if team.has_row() {
         // SAFETY: as the caller promises.
@@ -219,8 +219,8 @@ impl Normalizer {
     unsafe fn together(self, team: impl Team) -> Self {
         // SAFETY: as the caller promises.
         unsafe {
-            let [max] = team.combine(0, [self.max], f32::max);
-            let [sum] = team.combine(1, [self.rescaled(max).sum], |a, b| a + b);
+            let [max] = team.combine(0, [self.max], Max);
+            let [sum] = team.combine(1, [self.rescaled(max).sum], Sum);
             Self { max, sum }
         }
     }

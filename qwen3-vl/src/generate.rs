@@ -98,8 +98,8 @@ impl Qwen3Vl {
     /// Answers a question about images and videos: they stand before the text in one user turn.
     ///
     /// # Errors
-    /// [`Error::Prompt`](pascaline::Error::Prompt), [`Error::Image`](pascaline::Error::Image),
-    /// [`Error::NotFinite`](pascaline::Error::NotFinite), or a device error.
+    /// [`Error::Prompt`], [`Error::Image`],
+    /// [`Error::NotFinite`], or a device error.
     pub fn generate(&self, visuals: &[Visual], text: &str, options: &Options) -> Result<Output> {
         let prompt = self.processor.prepare(&[user_turn(visuals, text)], visuals)?;
         self.generate_from(&mut self.session()?, &prompt, options, |_| ControlFlow::Continue(()))

@@ -74,7 +74,7 @@ impl Terminal {
             // bytes, as a piece may end inside a character
             let printed = String::from_utf8_lossy(&self.printed).into_owned();
             if let Some(end) = found(&printed) {
-                self.printed = printed[end..].as_bytes().to_vec();
+                self.printed = printed.as_bytes()[end..].to_vec();
                 return printed[..end].to_owned();
             }
             match self.pieces.recv_timeout(PATIENCE) {

@@ -63,7 +63,7 @@ impl CudaDevice {
     /// The driver's own answer for one of our kernels, with `threads` per block.
     ///
     /// # Errors
-    /// A driver error; [`Error::Unsupported`] if there is no such kernel.
+    /// A driver error; [`Error::Unsupported`](crate::Error::Unsupported) if there is no such kernel.
     pub fn blocks_per_multiprocessor(&self, kernel: &str, threads: u32) -> Result<u32> {
         let function = self.kernel_handle(kernel)?.function;
         let mut blocks: c_int = 0;

@@ -31,7 +31,7 @@ use super::merge::{Merge, Scratch, base};
 use super::{Strides, Tensors, not_zero, tensors, unroll, visible};
 use crate::device::math::{exp2, fma};
 use crate::device::stored::{KvElement, Stored};
-use crate::device::{Element, F16, reduce};
+use crate::device::{Element, F16};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
@@ -324,7 +324,7 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
                         // SAFETY: the loop's bounds are those of the block, so all lanes are here; the row ends
                         // where the split does.
                         let seen = unsafe {
-                            s[I][J] = reduce::warp(s[I][J], L, |a, b| a + b);
+                            s[I][J] = Sum.over::<L>(s[I][J]);
                             work.sees(sights[I], first + J as u32 * slots + slot)
                         };
                         if !seen {

@@ -139,7 +139,7 @@ pub unsafe fn attention_textbook_softmax_f32(Softmax { scores, kv_len }: Softmax
             max = max.max(*row.add(c as usize));
             c += BLOCK;
         }
-        let max = reduce::block(max, WARPS, maxima, f32::max);
+        let max = reduce::block(max, WARPS, maxima, Max);
         let max = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let mut sum = 0.0;
         c = tid;
@@ -149,7 +149,7 @@ pub unsafe fn attention_textbook_softmax_f32(Softmax { scores, kv_len }: Softmax
             sum += weight;
             c += BLOCK;
         }
-        let sum = reduce::block(sum, WARPS, sums, |a, b| a + b);
+        let sum = reduce::block(sum, WARPS, sums, Sum);
         let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
         c = tid;
         while c < kv_len {

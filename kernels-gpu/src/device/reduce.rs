@@ -1,41 +1,9 @@
 //! Reductions over the lanes of a warp and the warps of a block.
 
 use super::shared::{Shared, Word};
+use cuda_std::butterfly::Butterfly;
 use cuda_std::thread::{sync_threads, thread_idx_x};
-use cuda_std::warp::{FULL_MASK, WarpShuffleValue, lane_id, warp_shuffle_xor};
-
-/// Combines `value` over `width` neighbouring lanes (a power of two); the result is valid in all of them. `combine`
-/// must be associative and commutative up to rounding.
-///
-/// # Safety
-/// All 32 lanes call it together.
-#[inline(always)]
-pub unsafe fn warp<T: WarpShuffleValue>(mut value: T, width: u32, combine: impl Fn(T, T) -> T) -> T {
-    let mut distance = width / 2;
-    while distance > 0 {
-        // SAFETY: all 32 lanes are here, as the caller promises.
-        let (other, _) = unsafe { warp_shuffle_xor(FULL_MASK, value, distance, 32) };
-        value = combine(value, other);
-        distance /= 2;
-    }
-    value
-}
-
-/// [`warp`] for a `width` that only the launch knows: all shuffles are made, and those beyond it ignored.
-///
-/// # Safety
-/// As [`warp`].
-#[inline(always)]
-pub unsafe fn lanes<T: WarpShuffleValue>(mut value: T, width: u32, combine: impl Fn(T, T) -> T) -> T {
-    let mut distance = 16;
-    while distance > 0 {
-        // SAFETY: all 32 lanes are here, as the caller promises.
-        let (other, _) = unsafe { warp_shuffle_xor(FULL_MASK, value, distance, 32) };
-        value = if distance < width { combine(value, other) } else { value };
-        distance /= 2;
-    }
-    value
-}
+use cuda_std::warp::{WarpShuffleValue, lane_id};
 
 /// Combines `value` over a one-dimensional block of `warps` full warps (a multiple of 4, at most 32); the result is valid
 /// in all threads. `scratch` holds `warps` elements, 16-byte aligned, and may be used again after the call.
@@ -47,11 +15,11 @@ pub unsafe fn block<T: WarpShuffleValue + Word>(
     value: T,
     warps: u32,
     scratch: Shared<T>,
-    combine: impl Fn(T, T) -> T,
+    op: impl Butterfly<T>,
 ) -> T {
     // SAFETY: as the caller promises; behind the second barrier nobody reads.
     unsafe {
-        let [total] = block_once([value], warps, scratch, combine);
+        let [total] = block_once([value], warps, scratch, op);
         sync_threads();
         total
     }
@@ -67,30 +35,31 @@ pub unsafe fn block_once<T: WarpShuffleValue + Word, const N: usize>(
     values: [T; N],
     warps: u32,
     scratch: Shared<T>,
-    combine: impl Fn(T, T) -> T,
+    op: impl Butterfly<T>,
 ) -> [T; N] {
     // SAFETY: all threads are here, as the caller promises; before the barrier only lane 0 of each warp writes its own
     // elements.
     unsafe {
-        let values = values.map(|value| warp(value, 32, &combine));
+        let values = values.map(|value| op.over::<32>(value));
         if lane_id() == 0 {
             let mut own = thread_idx_x() / 32;
-            for value in values {
+            // not a `for`: its iterator may keep the array in local memory
+            let _ = values.map(|value| {
                 scratch.set(own, value);
                 own += warps;
-            }
+            });
         }
         sync_threads();
         let mut first = 0;
         values.map(|_| {
             let four = |index| {
                 let [a, b, c, d] = scratch.get4(first + index);
-                combine(combine(a, b), combine(c, d))
+                op.combine(op.combine(a, b), op.combine(c, d))
             };
             let mut total = four(0);
             let mut index = 4;
             while index < warps {
-                total = combine(total, four(index));
+                total = op.combine(total, four(index));
                 index += 4;
             }
             first += warps;

@@ -4,6 +4,7 @@
 //! reduction, others fill.
 
 use super::{Columns, Shared, Vector, reduce};
+use cuda_std::butterfly;
 use cuda_std::prelude::*;
 use cuda_std::warp::WarpShuffleValue;
 
@@ -55,7 +56,7 @@ const fn threads(wanted: u32, least: u32, most: u32) -> u32 {
     }
 }
 
-/// The row of this lane, the neighbours that share it, `lanes` of them (a power of two), and how they do. A row that does
+/// The row of this lane, the neighbours that share it, `lanes` of them (8, 16 or 32), and how they do. A row that does
 /// not exist is read as the last one, and [not written](Team::has_row).
 #[inline(always)]
 pub fn warp_row<T: Vector>(rows: u32, cols: u32, vectors: u32, lanes: u32) -> (u32, Lanes, Columns) {
@@ -91,12 +92,7 @@ pub trait Team: Copy {
     ///
     /// # Safety
     /// All of them call it together, with all lanes of their warps.
-    unsafe fn combine<const N: usize>(
-        self,
-        before: u32,
-        own: [f32; N],
-        f: impl Fn(f32, f32) -> f32,
-    ) -> [f32; N];
+    unsafe fn combine<const N: usize>(self, before: u32, own: [f32; N], op: impl Butterfly<f32>) -> [f32; N];
 
     /// Whether what they computed is to be written.
     fn has_row(self) -> bool;
@@ -115,9 +111,19 @@ impl Lanes {
     /// # Safety
     /// All lanes of the warp are here.
     #[inline(always)]
-    pub unsafe fn reduce<T: WarpShuffleValue>(self, own: T, f: impl Fn(T, T) -> T) -> T {
-        // SAFETY: as the caller promises.
-        unsafe { reduce::lanes(own, self.width, f) }
+    pub unsafe fn reduce<T: WarpShuffleValue>(self, own: T, op: impl Butterfly<T>) -> T {
+        // SAFETY: as the caller promises; `warp_row` was given the width.
+        unsafe { op.over_lanes(own, self.width) }
+    }
+
+    /// The largest key over the lanes, and the least index among those that have it; valid in all of them.
+    ///
+    /// # Safety
+    /// As [`reduce`](Self::reduce).
+    #[inline(always)]
+    pub unsafe fn argmax(self, key: u32, index: u32) -> (u32, u32) {
+        // SAFETY: as in `reduce`.
+        unsafe { butterfly::argmax(key, index, self.width) }
     }
 
     /// Whether this lane is the first of a row that exists.
@@ -133,10 +139,10 @@ impl Team for Lanes {
         self,
         _before: u32,
         own: [f32; N],
-        f: impl Fn(f32, f32) -> f32,
+        op: impl Butterfly<f32>,
     ) -> [f32; N] {
         // SAFETY: as the caller promises.
-        own.map(|own| unsafe { self.reduce(own, &f) })
+        own.map(|own| unsafe { self.reduce(own, op) })
     }
 
     #[inline(always)]
@@ -151,15 +157,10 @@ pub struct Block(pub Shared<f32>);
 
 impl Team for Block {
     #[inline(always)]
-    unsafe fn combine<const N: usize>(
-        self,
-        before: u32,
-        own: [f32; N],
-        f: impl Fn(f32, f32) -> f32,
-    ) -> [f32; N] {
+    unsafe fn combine<const N: usize>(self, before: u32, own: [f32; N], op: impl Butterfly<f32>) -> [f32; N] {
         let warps = thread::block_dim_x() / 32;
         // SAFETY: as the caller promises; each value has its own words.
-        unsafe { reduce::block_once(own, warps, self.0.at(before * warps), f) }
+        unsafe { reduce::block_once(own, warps, self.0.at(before * warps), op) }
     }
 
     #[inline(always)]

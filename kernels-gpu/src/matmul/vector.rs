@@ -20,7 +20,7 @@ use super::{batch_offset, k_range, product, write};
 use crate::activate::{IDENTITY, SWIGLU, activate};
 use crate::device::math::{fma, rsqrt};
 use crate::device::vector::load_raw;
-use crate::device::{Element, F16, Shared, Vector, reduce};
+use crate::device::{Element, F16, Shared, Vector};
 use crate::float16::Float16;
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
@@ -221,8 +221,9 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
     let (groups, part) = (WARPS >> log_parts, (tid / 32) % (1 << log_parts));
     let gated = activation == SWIGLU;
     let (across, between, width) = if gated { (2, product.n / 2, product.n / 2) } else { (4, 0, product.n) };
-    let place =
-        |group: u32, j: u32| ((thread::block_idx_x() * groups + group) * across + j % across, j / across);
+    let place = |group: u32, j: u32| {
+        ((thread::block_idx_x() * groups + group) * across + j % across, if gated { j / 2 } else { 0 })
+    };
     let mut columns = [0; R];
     each!(columns J => {
         // columns that do not exist are read as the last one, and not written
@@ -269,10 +270,10 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
         // sync: lane i · R + j has the product (i, j), lane i the squares of row i
         let (mut own, mut squares) = (0.0, 0.0);
         each!(I < M => {
-            let sum = reduce::warp(sums.squares[I], 32, |x, y| x + y);
+            let sum = Sum.over::<32>(sums.squares[I]);
             squares = if lane == I as u32 { sum } else { squares };
             each!(columns J => {
-                let sum = reduce::warp(sums.products[I][J], 32, |x, y| x + y);
+                let sum = Sum.over::<32>(sums.products[I][J]);
                 own = if lane == (I * R + J) as u32 { sum } else { own };
             });
         });

@@ -123,10 +123,10 @@ unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK] {
 pub(super) unsafe fn activations(values: [f32; 4]) -> (u32, RowScale) {
     // SAFETY: all lanes are here, as the caller promises.
     unsafe {
-        let largest = f32::from_bits(reduce::warp(abs_max(&values).to_bits(), LANES, u32::max));
+        let largest = f32::from_bits(Max.over::<LANES>(abs_max(&values).to_bits()));
         let scale = scale_i8(largest);
         let packed = pack_i8(values, inverse(scale));
-        let sum = reduce::warp(dp4a(packed, 0x0101_0101, 0), LANES, |a, b| a + b);
+        let sum = Sum.over::<LANES>(dp4a(packed, 0x0101_0101, 0));
         (packed, RowScale { scale, sum })
     }
 }
@@ -189,7 +189,7 @@ pub unsafe fn quant_encode_i8(Encode { quants, scales, x, cols, k, .. }: Encode<
             largest = abs_bits(f32::load(x.add(c as usize))).max(largest);
             c += THREADS;
         }
-        let scale = scale_i8(f32::from_bits(reduce::block(largest, WARPS, scratch, u32::max)));
+        let scale = scale_i8(f32::from_bits(reduce::block(largest, WARPS, scratch, Max)));
         let inverse = inverse(scale);
         let mut word = tid;
         while word < k / 4 {
@@ -265,11 +265,11 @@ pub unsafe fn quant_encode_q4_k(Encode { quants, scales, x, rows, cols, k }: Enc
     unsafe {
         let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
         let fit = q4_k::fit(&values);
-        let max_scale = f32::from_bits(reduce::warp(abs_bits(fit.scale), 8, u32::max));
-        let max_min = f32::from_bits(reduce::warp(abs_bits(fit.min), 8, u32::max));
+        let max_scale = f32::from_bits(Max.over::<8>(abs_bits(fit.scale)));
+        let max_min = f32::from_bits(Max.over::<8>(abs_bits(fit.min)));
         let (d, d_min) = q4_k::super_scales(max_scale, max_min);
         let (scale, min) = q4_k::relative(fit, max_scale, max_min);
-        let packed = ScalesQ4K::bits(j, scale, min).map(|bits| reduce::warp(bits, 8, |a, b| a | b));
+        let packed = ScalesQ4K::bits(j, scale, min).map(|bits| Or.over::<8>(bits));
 
         // Lanes 2c and 2c + 1 share 32 bytes, the low halves of them the first's, the high halves the second's. The
         // first stores 16 of the bytes and the second the other 16.

@@ -28,7 +28,7 @@ use super::epilogue::Epilogue;
 use super::unroll::unroll;
 use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights};
 use crate::device::int8::load_words;
-use crate::device::{keep_order, reduce, shared};
+use crate::device::{keep_order, shared};
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec};
@@ -286,7 +286,7 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
             // write: lane r has element r
             let mut own = 0.0;
             unroll!(J < 2 => {
-                let sum = reduce::warp(acc[J], 32, |a, b| a + b);
+                let sum = Sum.over::<32>(acc[J]);
                 own = if lane == J as u32 { sum } else { own };
             });
             let column = first + lane;
@@ -338,7 +338,7 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize>(
         let mut own = 0.0;
         unroll!(I < 8 => if I < M {
             unroll!(J < 4 => if J < R {
-                let sum = reduce::warp(acc[I][J], 32, |a, b| a + b);
+                let sum = Sum.over::<32>(acc[I][J]);
                 own = if lane == (I * R + J) as u32 { sum } else { own };
             });
         });

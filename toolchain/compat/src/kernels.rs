@@ -63,7 +63,7 @@ pub unsafe fn reverse(x: *mut i32, cycles: *mut u64, total: &AtomicF32) {
     }
 }
 
-/// sum[i] = a[i] + b[i]: slices to read, each a pointer and a length in the entry, and a pointer to write.
+/// `sum[i] = a[i] + b[i]`: slices to read, each a pointer and a length in the entry, and a pointer to write.
 ///
 /// # Safety
 /// `sum` is valid for as many elements as both slices have, and nothing else refers to it.
@@ -76,7 +76,7 @@ pub unsafe fn add(a: &[f32], b: &[f32], sum: *mut f32) {
     }
 }
 
-/// y[i] = Σⱼ weights[j] · x[(i + j + shift) mod len of x]: slices of other types, with other parameters between them.
+/// `y[i] = Σⱼ weights[j] · x[(i + j + shift) mod len of x]`: slices of other types, with other parameters between them.
 ///
 /// # Safety
 /// `y` is valid for as many elements as `x` has, and nothing else refers to it; `x` is not empty.

@@ -334,8 +334,14 @@ impl CudaBuilder {
             }
         }
         let (major, minor) = self.isa;
-        let flags =
-            [format!("-Ctarget-cpu={}", self.arch.sm()), format!("-Ctarget-feature=+ptx{major}{minor}")];
+        let flags = [
+            format!("-Ctarget-cpu={}", self.arch.sm()),
+            format!("-Ctarget-feature=+ptx{major}{minor}"),
+            // Jump threading copies a call into the arms of a branch where that decides a later branch. rustc's does not
+            // know convergent functions. LLVM's first one sees them, but not those in functions not yet inlined.
+            "-Zmir-enable-passes=-JumpThreading".to_owned(),
+            "-Cllvm-args=-simplifycfg-max-small-block-size=0".to_owned(),
+        ];
         cargo
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             .env("RUSTC", &toolchain.rustc)
@@ -363,10 +369,10 @@ const FORCE_PREBUILT: &str = "CUDA_BUILDER_PREBUILT";
 /// The static library in cargo's messages, one JSON object a line.
 fn archive(messages: &str) -> Option<PathBuf> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let built = messages.filter(|message| {
+    let mut built = messages.filter(|message| {
         message["reason"] == "compiler-artifact" && message["target"]["kind"][0] == "staticlib"
     });
-    built.last()?["filenames"][0].as_str().map(PathBuf::from)
+    built.next_back()?["filenames"][0].as_str().map(PathBuf::from)
 }
 
 /// The PTX file that rustc wrote beside a static library. Cargo links the library, under a name with a hash, to the place it

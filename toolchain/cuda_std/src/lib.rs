@@ -8,12 +8,17 @@
 //!
 //! # Convergence
 //!
-//! On sm_61 all lanes that a shuffle, vote or barrier names must execute the *same* instruction together. LLVM may
-//! only be trusted to keep such instructions where they are when they are marked `convergent`, and rustc marks
-//! neither functions nor `asm!` so. Everything here that exchanges data between lanes is therefore a direct call of
-//! an LLVM intrinsic, which carries the mark by definition, in a function that is always inlined. Inline PTX must
-//! not be used for it: LLVM copies it into both arms of a divergent branch. A test counts these instructions in
-//! the finished PTX.
+//! On sm_61 all lanes that a shuffle, vote or barrier names must execute the *same* instruction together. A compiler that
+//! copies one into both arms of a divergent branch breaks that. LLVM keeps such instructions where they are if they are
+//! marked `convergent`, and rustc marks neither functions nor `asm!` so. Three things stand in for the mark:
+//!
+//! * A single exchange between lanes is a direct call of an LLVM intrinsic, which carries the mark by definition, in a
+//!   function that is always inlined.
+//! * Inline PTX that exchanges data between lanes comes right after such a call: see [`butterfly`].
+//! * `cuda_builder` switches off rustc's jump threading, which knows no convergent calls, and LLVM's in the first pass, which
+//!   does not see those in functions that are yet to be inlined.
+//!
+//! A test counts the shuffles in the finished PTX.
 //!
 //! [Rust-CUDA]: https://github.com/Rust-GPU/Rust-CUDA
 
@@ -24,6 +29,7 @@
 extern crate self as cuda_std; // for the macros' paths
 
 pub mod atomic;
+pub mod butterfly;
 pub mod launch;
 pub mod mem;
 pub mod misc;
@@ -37,6 +43,7 @@ pub use launch::{KernelInfo, KernelParams, KernelSpec};
 
 /// What a kernel file usually needs.
 pub mod prelude {
+    pub use crate::butterfly::{Butterfly, Max, MaxOrNan, Min, Or, Sum};
     pub use crate::{KernelParams, kernel, thread, warp};
 }
 

@@ -156,7 +156,7 @@ fn typed(options: &Options, block: &Expr, mut function: ItemFn) -> syn::Result<T
     let module = module(options);
 
     let statements = &function.block.stmts;
-    function.block = Box::new(parse_quote!({ #declared #(#statements)* }));
+    *function.block = parse_quote!({ #declared #(#statements)* });
 
     let ItemFn { attrs, vis, sig, block: body } = &function;
     let (name, inputs, symbol) = (&sig.ident, &sig.inputs, sig.ident.to_string());

@@ -327,13 +327,8 @@ pub(super) unsafe fn prefill<
         unroll!(I < 8 {
             unroll!(J < KEYS { next[I] = next[I].max(s[I][J]); });
         });
-        unroll!(STEP < 4 {
-            unroll!(I < 8 {
-                // SAFETY: all lanes are here.
-                let (other, _) = unsafe { warp::warp_shuffle_xor(warp::FULL_MASK, next[I], 8 >> STEP, 32) };
-                next[I] = next[I].max(other);
-            });
-        });
+        // SAFETY: all lanes are here.
+        unroll!(I < 8 { next[I] = unsafe { Max.over::<16>(next[I]) }; });
 
         // P = exp(S − m'); l and O rescaled
         unroll!(I < 8 {
@@ -408,13 +403,8 @@ pub(super) unsafe fn prefill<
     let head = out_strides.offset(batch, head);
     // SAFETY: this thread's own elements.
     let mut l = unsafe { load_8::<{ 4 * THREADS }>(sums.at(tid * 4)) };
-    unroll!(STEP < 4 {
-        unroll!(I < 8 {
-            // SAFETY: all lanes are here.
-            let (other, _) = unsafe { warp::warp_shuffle_xor(warp::FULL_MASK, l[I], 8 >> STEP, 32) };
-            l[I] += other;
-        });
-    });
+    // SAFETY: all lanes are here.
+    unroll!(I < 8 { l[I] = unsafe { Sum.over::<16>(l[I]) }; });
     // SAFETY: the block's own item.
     if let Some(partial) = unsafe { work.partial() } {
         let width = 64 * G as u32 + STATE_ELEMENTS;

@@ -1,32 +1,55 @@
-//! Two shuffles behind divergent branches: the form in which LLVM copies what is not marked convergent.
+//! Exchanges between lanes after divergent branches, and before one that the first decides: the form in which compilers copy
+//! them.
 
 #![no_std]
 #![feature(abi_ptx)]
 
+use cuda_std::butterfly;
 use cuda_std::prelude::*;
 use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
 
-/// y[i] = the sum of x over the lanes i, i ^ 16, i ^ 8 and i ^ 24, with doubled values above 1; x, y: [n], n ≤ 32.
-///
-/// # Safety
-/// `x` and `y` valid for `n` elements; launched with one warp.
-#[kernel]
-pub unsafe fn divergent_sum(y: *mut f32, x: *const f32, n: u32) {
-    let i = thread::thread_idx_x();
-    let mut value = 0.0f32;
-    // SAFETY: i < n where memory is touched; the whole warp is at both shuffles.
-    unsafe {
-        if i < n {
-            value = *x.add(i as usize);
-            if value > 1.0 {
-                value *= 2.0;
+macro_rules! divergent {
+    ($($(#[$doc:meta])* $name:ident: |$value:ident, $i:ident, $n:ident| $exchange:expr;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `x` and `y` valid for `n` elements; launched with one warp.
+        #[kernel]
+        pub unsafe fn $name(y: *mut f32, x: *const f32, $n: u32) {
+            let $i = thread::thread_idx_x();
+            let mut $value = 0.0f32;
+            // SAFETY: i < n where memory is touched; the whole warp is at the exchange.
+            unsafe {
+                if $i < $n {
+                    $value = *x.add($i as usize);
+                    if $value > 1.0 {
+                        $value *= 2.0;
+                    }
+                }
+                let result = $exchange;
+                if $i < $n {
+                    *y.add($i as usize) = result;
+                }
             }
         }
+    )*};
+}
+
+divergent! {
+    /// One shuffle by LLVM's intrinsic.
+    divergent_shuffle: |value, i, n| value + warp_shuffle_xor(FULL_MASK, value, 16, 32).0;
+    /// Two.
+    divergent_shuffles: |value, i, n| {
         let (far, _) = warp_shuffle_xor(FULL_MASK, value, 16, 32);
         let sum = value + far;
-        let (near, _) = warp_shuffle_xor(FULL_MASK, sum, 8, 32);
-        if i < n {
-            *y.add(i as usize) = sum + near;
-        }
-    }
+        sum + warp_shuffle_xor(FULL_MASK, sum, 8, 32).0
+    };
+    /// A butterfly of five shuffles.
+    divergent_sum: |value, i, n| Sum.over::<32>(value);
+    /// The same for a width known at run time.
+    divergent_sum_of_lanes: |value, i, n| Sum.over_lanes(value, n);
+    /// Its operation is more than one instruction.
+    divergent_max_or_nan: |value, i, n| MaxOrNan.over::<32>(value);
+    /// Two butterflies in one block.
+    divergent_argmax: |value, i, n| f32::from_bits(butterfly::argmax(value.to_bits(), i, 32).1);
 }
