@@ -98,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let file = args.output.report()?;
     if let Some(path) = &args.ptx {
         let written = cuda::ptx().map_err(Failure::from).and_then(|text| {
-            fs::write(path, text).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+            files::write(path, text.as_bytes(), args.output.may_replace())
         });
         written?;
     }

@@ -4,6 +4,7 @@ use super::answer::{Answer, summary};
 use super::ceiling;
 use super::environment::is_virtual;
 use super::failure::Failure;
+use super::files;
 use super::measure::Clock;
 use super::model::{ModelArgs, SamplingArgs};
 use super::output::Output;
@@ -15,9 +16,7 @@ use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Qwen3Vl, Statistics, StopReason, Visual};
 use serde::Serialize;
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Answers one question. Images and videos stand before the text in one user turn, through the checkpoint's own chat
 /// template.
@@ -97,7 +96,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage("only a GPU's memory is traced; add `--device cuda`".into()));
     }
     let report = output.report()?;
-    let trace_file = args.memory_trace.as_deref().map(TraceFile::create).transpose()?;
+    let trace_file = args.memory_trace.as_deref();
+    trace_file.map_or(Ok(()), |file| files::check(file, output.may_replace()))?;
     let (model, load_time) = args.model.load(&device, output)?;
     let mut messages: Vec<_> = args.system.iter().map(|text| Message::text("system", text)).collect();
     messages.push(user_turn(&visuals, &question));
@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         None => generate(),
         Some(file) => {
             let (found, entries) = memory::trace(generate);
-            file.write(&to_text(&entries))?;
+            files::write(file, to_text(&entries).as_bytes(), output.may_replace())?;
             found
         }
     };
@@ -140,27 +140,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         decode_bandwidth_share: share,
         statistics: found.statistics,
     })
-}
-
-/// `--memory-trace`, opened before the model is loaded.
-struct TraceFile<'a> {
-    path: &'a Path,
-    file: File,
-}
-
-impl<'a> TraceFile<'a> {
-    fn create(path: &'a Path) -> Result<Self, Failure> {
-        let file = File::create(path).map_err(|error| Self::unwritten(path, &error))?;
-        Ok(Self { path, file })
-    }
-
-    fn write(mut self, text: &str) -> Result<(), Failure> {
-        self.file.write_all(text.as_bytes()).map_err(|error| Self::unwritten(self.path, &error))
-    }
-
-    fn unwritten(path: &Path, error: &io::Error) -> Failure {
-        Failure::Failed(format!("{} can't be written: {error}", path.display()))
-    }
 }
 
 /// Measures a copy for it, which takes a moment, so only on a real GPU.

@@ -1,47 +1,51 @@
 //! `--json FILE`.
 
 use super::failure::Failure;
+use super::files;
 use serde::Serialize;
-use std::fs::File;
-use std::io::{self, Seek, Write};
-use std::path::Path;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 /// Where a report goes: a file, or stdout for `-`.
 pub(super) struct Report {
     /// None is stdout.
-    file: Option<File>,
+    file: Option<PathBuf>,
+    /// Whether the file may be replaced: because the user said so, or because it is this report's own.
+    replace: bool,
 }
 
 impl Report {
-    /// Opens it before the work begins, so that minutes are not lost to a path that can't be written.
-    pub fn open(path: &Path) -> Result<Self, Failure> {
+    /// Refuses a file that can't be written before the work begins, so that minutes are not lost to it; one that exists
+    /// can only with `force`.
+    pub fn open(path: &Path, force: bool) -> Result<Self, Failure> {
         if path.as_os_str() == "-" {
-            return Ok(Self { file: None });
+            return Ok(Self { file: None, replace: force });
         }
-        let file = File::create(path).map_err(|error| {
-            let path = path.display();
-            Failure::Failed(format!("{path} can't be written: {error}; choose another path for --json"))
-        })?;
-        Ok(Self { file: Some(file) })
+        files::check(path, force)?;
+        Ok(Self { file: Some(path.to_owned()), replace: force })
     }
 
     /// What is known so far, in the place of what was written before, so that a run that is cut short leaves it; only in
     /// an ordinary file, where it can be replaced.
     pub fn write_partial(&mut self, report: &impl Serialize) -> Result<(), Failure> {
-        match &mut self.file {
-            Some(file) if file.metadata()?.is_file() => replace(file, &text(report)?).map_err(Failure::from),
+        match &self.file {
+            Some(file) if fs::metadata(file).map_or(true, |found| found.is_file()) => {
+                files::write(file, &text(report)?, self.replace)?;
+                self.replace = true;
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
 
-    pub fn write(mut self, report: &impl Serialize) -> Result<(), Failure> {
-        self.write_partial(report)?;
+    pub fn write(self, report: &impl Serialize) -> Result<(), Failure> {
+        let text = text(report)?;
         match self.file {
-            Some(file) if file.metadata()?.is_file() => Ok(()),
-            Some(mut file) => file.write_all(&text(report)?).map_err(Failure::from),
+            Some(file) => files::write(&file, &text, self.replace),
             None => {
                 let mut out = io::stdout().lock();
-                out.write_all(&text(report)?).and_then(|()| out.flush()).map_err(Failure::from)
+                out.write_all(&text).and_then(|()| out.flush()).map_err(Failure::from)
             }
         }
     }
@@ -55,28 +59,26 @@ fn text(report: &impl Serialize) -> Result<Vec<u8>, Failure> {
     Ok(text)
 }
 
-fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
-    file.rewind()?;
-    file.write_all(text)?;
-    file.set_len(text.len() as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_is_known_so_far_is_replaced() -> Result<(), Failure> {
-        let path = std::env::temp_dir().join(format!("pascaline-report-{}", std::process::id()));
-        let mut report = Report::open(&path)?;
-        let read = || std::fs::read_to_string(&path);
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("report");
+        let mut report = Report::open(&path, false)?;
+        let read = || fs::read_to_string(&path);
+        assert!(read().is_err(), "there is no file before there is a report");
         report.write_partial(&"a longer text")?;
         assert_eq!(read()?, "\"a longer text\"\n");
         report.write_partial(&[1])?;
         assert_eq!(read()?, "[\n  1\n]\n");
         report.write(&"end")?;
         assert_eq!(read()?, "\"end\"\n");
-        std::fs::remove_file(&path)?;
+        assert!(Report::open(&path, false).is_err(), "the next report needs --force");
+        Report::open(&path, true)?.write(&2)?;
+        assert_eq!(read()?, "2\n");
         Ok(())
     }
 }

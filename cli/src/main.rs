@@ -15,6 +15,7 @@ mod doctor_memory;
 mod editor;
 mod environment;
 mod failure;
+mod files;
 mod float16;
 mod generate;
 mod json;
@@ -36,6 +37,7 @@ mod validate;
 mod validate_model;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use output::complain;
 use printable::printable;
 use screen::{Colours, Style};
 use std::io::{self, IsTerminal};
@@ -86,8 +88,8 @@ fn main() -> ExitCode {
         }
     };
     pascaline::cuda::on_slow_compilation(|| {
-        eprintln!(
-            "The driver compiles the kernels for this GPU. It keeps them, so that the next start is faster."
+        complain(
+            "The driver compiles the kernels for this GPU. It keeps them, so that the next start is faster.",
         );
     });
     let result = match cli.command {
@@ -111,7 +113,7 @@ fn main() -> ExitCode {
                 // it may quote a file
                 let sentence = if is_terminal { printable(sentence) } else { sentence.into() };
                 let colours = Colours::for_stream(is_terminal);
-                eprintln!("{} {sentence}", colours.paint(Style::Bad, "error:"));
+                complain(&format!("{} {sentence}", colours.paint(Style::Bad, "error:")));
             }
             failure.exit_code()
         }

@@ -4,8 +4,8 @@ use super::failure::Failure;
 use super::json::Report;
 use super::printable::printable;
 use super::screen::{Colours, Screen, Style};
-use std::io::{self, IsTerminal};
-use std::path::PathBuf;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct Output {
@@ -13,15 +13,29 @@ pub(super) struct Output {
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 
+    /// Replace files that exist.
+    #[arg(long)]
+    force: bool,
+
     /// Only results and errors: no remarks, no progress, and no tables while JSON goes to stdout.
     #[arg(long, short)]
     quiet: bool,
 }
 
 impl Output {
-    /// Where the JSON goes, opened before the work begins.
+    /// Where the JSON goes, looked at before the work begins.
     pub fn report(&self) -> Result<Option<Report>, Failure> {
-        self.json.as_deref().map(Report::open).transpose()
+        self.json.as_deref().map(|path| Report::open(path, self.force)).transpose()
+    }
+
+    /// The file that the JSON goes to.
+    pub fn file(&self) -> Option<&Path> {
+        self.json.as_deref().filter(|_| !self.stdout_is_taken())
+    }
+
+    /// Whether files that exist may be replaced.
+    pub fn may_replace(&self) -> bool {
+        self.force
     }
 
     /// Whether JSON takes stdout.
@@ -56,9 +70,14 @@ impl Output {
     }
 }
 
+/// Prints a line on stderr. Where that can't be written there is nobody left to tell; `eprintln!` would panic.
+pub(super) fn complain(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// Prints a text that may quote a file.
 fn on_stderr(text: &str, style: Style) {
     let is_terminal = io::stderr().is_terminal();
     let text = if is_terminal { printable(text) } else { text.into() };
-    eprintln!("{}", Colours::for_stream(is_terminal).paint(style, &text));
+    complain(&Colours::for_stream(is_terminal).paint(style, &text));
 }

@@ -5,7 +5,7 @@ use pascaline_virtual_gpu::Module;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs, io, process};
+use std::{fs, io};
 
 /// Where `pip install --target target/ptxas nvidia-cuda-nvcc-cu12==12.6.85` puts it.
 const BUNDLED: &str = "target/ptxas/nvidia/cuda_nvcc/bin/ptxas";
@@ -73,19 +73,15 @@ impl Registers {
 }
 
 fn assemble(ptxas: &Path, ptx: &str, kernels: &[&str]) -> Result<HashMap<String, u32>, String> {
-    let stem = env::temp_dir().join(format!("pascaline-{}", process::id()));
-    let (source, target) = (stem.with_extension("ptx"), stem.with_extension("cubin"));
+    let folder = tempfile::tempdir().map_err(|error| format!("there is no temporary folder: {error}"))?;
+    let (source, target) = (folder.path().join("kernels.ptx"), folder.path().join("kernels.cubin"));
     fs::write(&source, ptx).map_err(|error| format!("{} can't be written: {error}", source.display()))?;
     let mut command = Command::new(ptxas);
     command.args(["-arch=sm_61", "-v"]).arg(&source).arg("-o").arg(&target);
     for kernel in kernels {
         command.arg("-e").arg(kernel);
     }
-    let output = command.output();
-    for file in [source, target] {
-        let _ = fs::remove_file(file); // a file left in the temporary folder is no failure
-    }
-    let output = output.map_err(|error| match error.kind() {
+    let output = command.output().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => "not found".to_owned(),
         _ => error.to_string(),
     })?;

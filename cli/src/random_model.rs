@@ -2,6 +2,7 @@
 //! and memory without a download.
 
 use super::failure::Failure;
+use super::files::{OutputFile, unwritable};
 use super::model::check_directory;
 use super::output::Output;
 use half::bf16;
@@ -11,7 +12,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -61,30 +62,47 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     Config::load(&args.from)?;
     let report = args.output.report()?;
     fs::create_dir_all(&args.to).map_err(|error| cannot("made", &args.to, &error))?;
+    let whole = |path: &Path| fs::canonicalize(path).map_err(|error| cannot("read", path, &error));
+    if whole(&args.from)? == whole(&args.to)? {
+        let to = args.to.display();
+        return Err(Failure::Usage(format!("{to} is --from as well as --to; name another folder")));
+    }
+    // All files get their names at the end, the weights last: a folder that has them is a whole checkpoint.
+    let mut files = Vec::new();
+    let mut write = |name: &str, bytes: &[u8]| -> Result<(), Failure> {
+        let to = args.to.join(name);
+        let mut file = OutputFile::create(&to, args.output.may_replace())?;
+        file.write_all(bytes).map_err(|error| unwritable(&to, &error))?;
+        files.push(file);
+        Ok(())
+    };
+    let read = |from: &Path| fs::read(from).map_err(|error| cannot("read", from, &error));
     for name in COPIED {
-        let (from, to) = (args.from.join(name), args.to.join(name));
+        let from = args.from.join(name);
         if from.exists() {
-            fs::copy(&from, &to).map_err(|error| cannot("written", &to, &error))?;
+            write(name, &read(&from)?)?;
         }
     }
-    for (name, changed) in
-        [("config.json", args.size.config()), ("preprocessor_config.json", args.size.preprocessor())]
-    {
+    let changed = |name: &str, changes: Value| -> Result<Vec<u8>, Failure> {
         let from = args.from.join(name);
-        let bytes = fs::read(&from).map_err(|error| cannot("read", &from, &error))?;
         let mut value: Value =
-            serde_json::from_slice(&bytes).map_err(|error| cannot("read", &from, &error))?;
-        merge(&mut value, changed);
-        let to = args.to.join(name);
-        fs::write(&to, value.to_string()).map_err(|error| cannot("written", &to, &error))?;
-    }
-    let file = args.to.join("model.safetensors");
-    let config = Config::load(&args.to)?;
-    let parameters = write_weights(&file, &config).map_err(|error| cannot("written", &file, &error))?;
+            serde_json::from_slice(&read(&from)?).map_err(|error| cannot("read", &from, &error))?;
+        merge(&mut value, changes);
+        Ok(value.to_string().into_bytes())
+    };
+    let config = changed("config.json", args.size.config())?;
+    write("config.json", &config)?;
+    write("preprocessor_config.json", &changed("preprocessor_config.json", args.size.preprocessor())?)?;
+    let config = Config::parse(&args.to.join("config.json"), &config)?;
+    let to = args.to.join("model.safetensors");
+    let mut file = OutputFile::create(&to, args.output.may_replace())?;
+    let parameters = write_weights(&mut file, &config).map_err(|error| unwritable(&to, &error))?;
+    files.push(file);
+    files.into_iter().try_for_each(OutputFile::keep)?;
     if !args.output.stdout_is_taken() {
-        args.output.screen().line(&format!("{}: {parameters} parameters in bf16", file.display()))?;
+        args.output.screen().line(&format!("{}: {parameters} parameters in bf16", to.display()))?;
     }
-    let file = file.display().to_string();
+    let file = to.display().to_string();
     report.map_or(Ok(()), |report| report.write(&Json { file, parameters }))
 }
 
@@ -130,7 +148,7 @@ fn merge(value: &mut Value, changes: Value) {
 }
 
 /// Matrices uniform with the standard deviation that such models are initialised with, norms one, biases zero.
-fn write_weights(file: &Path, config: &Config) -> std::io::Result<usize> {
+fn write_weights(file: &mut OutputFile, config: &Config) -> std::io::Result<usize> {
     const DEVIATION: f32 = 0.02;
     let tensors = expected(config);
     let mut header = Map::new();
@@ -142,7 +160,7 @@ fn write_weights(file: &Path, config: &Config) -> std::io::Result<usize> {
         at += bytes;
     }
     let header = Value::Object(header).to_string();
-    let mut out = BufWriter::with_capacity(1 << 20, File::create(file)?);
+    let mut out = BufWriter::with_capacity(1 << 20, file);
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
 

@@ -2,6 +2,7 @@
 
 use super::costs::{Costs, MODEL, print_assumptions};
 use super::failure::Failure;
+use super::files;
 use super::json::Report;
 use super::output::Output;
 use super::ptx_argument::{Argument, extents, fit};
@@ -14,7 +15,7 @@ use pascaline_virtual_gpu::{Card, Config, Finding, Gpu, Kernel, Launch, MemoryEr
 use serde::Serialize;
 use std::ffi::c_void;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::ptr;
 
 /// Runs one launch. On the virtual GPU it prints findings, counts and the estimated time on Pascal cards; on a real
@@ -139,6 +140,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Failure::Failed(format!("{file} has no kernel {}; it has {}", args.kernel, names.join(", ")))
     })?;
     fit(&kernel, &args.arguments).map_err(|misfit| Failure::Usage(misfit.to_string()))?;
+    let buffers = args.arguments.iter().filter_map(|argument| match argument {
+        Argument::Buffer { from, to, .. } => Some((from.as_deref(), to.as_deref())),
+        Argument::Scalar { .. } => None,
+    });
+    let (sources, targets): (Vec<_>, Vec<_>) = buffers.unzip();
+    let sources = sources.into_iter().flatten().chain([args.file.as_path()]);
+    let targets: Vec<_> = targets.into_iter().flatten().collect();
+    files::check_apart(sources, targets.iter().copied().chain(args.output.file()))?;
+    targets.iter().try_for_each(|target| files::check(target, args.output.may_replace()))?;
     let inputs = args.arguments.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let report = args.output.report()?;
     let mut screen = args.output.screen();
@@ -157,6 +167,7 @@ fn on_virtual(
     screen: &mut Screen,
     report: Option<Report>,
 ) -> Result<(), Failure> {
+    let force = args.output.may_replace();
     let registers = Registers::of(&args.ptxas, ptx, &module, &[&kernel.name])?;
     let config = Config::from_env().map_err(Failure::Usage)?;
     let cards = args.card.map_or(Card::ALL.to_vec(), |card| vec![card]);
@@ -192,7 +203,7 @@ fn on_virtual(
     let failed = launch.is_none();
     if let Some(costs) = &launch {
         for (input, address) in inputs.iter().zip(addresses) {
-            write(&input.argument, input.bytes.len(), |bytes| gpu.read(address, bytes).map_err(memory))?;
+            write(&input.argument, input.bytes.len(), force, |bytes| gpu.read(address, bytes).map_err(memory))?;
         }
         costs.print(screen)?;
         screen.line("no findings")?;
@@ -223,6 +234,7 @@ fn on_cuda(
     screen: &mut Screen,
     report: Option<Report>,
 ) -> Result<(), Failure> {
+    let force = args.output.may_replace();
     let device = CudaDevice::new(ordinal)
         .map_err(|error| Failure::Failed(format!("{error}; `--device virtual` needs no GPU")))?;
     let kernel = device.load_ptx(ptx)?.get_function(&args.kernel)?;
@@ -253,7 +265,7 @@ fn on_cuda(
     let time = end.since(&begin)?;
     for (input, buffer) in inputs.iter().zip(&buffers) {
         if let Some(buffer) = buffer {
-            write(&input.argument, input.bytes.len(), |bytes| Ok(buffer.download(0, bytes)?))?;
+            write(&input.argument, input.bytes.len(), force, |bytes| Ok(buffer.download(0, bytes)?))?;
         }
     }
     let name = format!("{device:?}");
@@ -298,6 +310,7 @@ fn poison(bytes: u64) -> Result<Vec<u8>, Failure> {
 fn write(
     argument: &Argument,
     bytes: usize,
+    force: bool,
     download: impl FnOnce(&mut [u8]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let Argument::Buffer { to: Some(to), .. } = argument else { return Ok(()) };
@@ -305,12 +318,7 @@ fn write(
     if bytes > 0 {
         download(&mut held)?;
     }
-    save(to, &held)
-}
-
-fn save(to: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    fs::write(to, bytes)
-        .map_err(|error| Failure::Failed(format!("{} can't be written: {error}", to.display())))
+    files::write(to, &held, force)
 }
 
 /// Only a want of memory can come of correct addresses.

@@ -3,6 +3,7 @@
 use super::device::asked_for;
 use super::environment::is_virtual;
 use super::failure::Failure;
+use super::files::{self, unwritable};
 use super::measure::{Clock, Way};
 use super::output::Output;
 use super::screen::{Screen, Style};
@@ -17,6 +18,7 @@ use pascaline::{DType, Device, Error, Result, Tensor};
 use pascaline_testing::data;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -72,6 +74,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             )
         })?,
     };
+    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.map_or(Ok(()), fs::create_dir_all).map_err(|error| unwritable(&output, &error))?;
+    files::check(&output, args.report.may_replace())?;
     let report = args.report.report()?;
     let mut screen = args.report.screen();
     let shapes = shapes();
@@ -98,7 +103,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let table = Table { watts, ..Table::fit(&samples) };
     show(&mut screen, &table, &samples)?;
-    table.store(&output)?;
+    let mut text = serde_json::to_vec_pretty(&table)
+        .map_err(|error| Failure::Failed(format!("the table can't be made into JSON: {error}")))?;
+    text.push(b'\n');
+    files::write(&output, &text, args.report.may_replace())?;
     screen.line(&format!("stored in {}", output.display()))
 }
 

@@ -20,6 +20,7 @@
 //! Calls are counted over all threads, from when the script was set. While neither a script is set nor calls are
 //! counted, all this costs a driver call one relaxed load.
 
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{env, ptr};
@@ -104,7 +105,8 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
     if let Some(rules) = env::var_os("PASCALINE_FAULTS") {
         state.rules = parse(&rules.to_string_lossy()).unwrap_or_else(|error| {
             // Ignoring the script would make the run look good, so no driver starts under it.
-            eprintln!("PASCALINE_FAULTS: {error}; cuInit will fail");
+            // `eprintln!` panics where stderr can't be written
+            let _ = writeln!(io::stderr(), "PASCALINE_FAULTS: {error}; cuInit will fail");
             parse("cuInit:1+=1").unwrap_or_default()
         });
     }

@@ -53,7 +53,23 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that a tensor's elements can have: f32, f16, u32. There are no others, so the trait is sealed.
+/// A Rust type that a tensor's elements can have: f32, f16, u32. There are no others, so the trait is sealed: a size that is
+/// not its [`DTYPE`](Self::DTYPE)'s would reach beyond a tensor's memory.
+///
+/// ```compile_fail,E0277
+/// #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+/// #[repr(C)]
+/// struct Pair([f32; 2]);
+/// impl pascaline::Element for Pair {
+///     const DTYPE: pascaline::DType = pascaline::DType::F32;
+///     fn from_f64(value: f64) -> Self {
+///         Self([value as f32; 2])
+///     }
+///     fn to_f64(self) -> f64 {
+///         self.0[0].into()
+///     }
+/// }
+/// ```
 pub trait Element: sealed::Sealed + bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq {
     /// The same type as a value.
     const DTYPE: DType;

@@ -100,7 +100,7 @@ pub enum Error {
     },
     /// A table by which kernels are chosen can't be read or written.
     #[error(
-        "{file}: {reason}; `pascaline tune` writes a new one, and without the file the built-in one is taken"
+        "{file}: {reason}; `pascaline tune --force` writes a new one, and without the file the built-in one is taken"
     )]
     Tuning {
         /// Its path.

@@ -54,12 +54,21 @@ pub(crate) enum CpuBuffer {
 }
 
 impl CpuBuffer {
-    fn zeros(dtype: DType, elements: usize) -> Self {
-        match dtype {
-            DType::F32 => Self::F32(vec![0.0; elements]),
-            DType::F16 => Self::F16(vec![half::f16::ZERO; elements]),
-            DType::U32 => Self::U32(vec![0; elements]),
+    fn zeros(dtype: DType, elements: usize) -> Result<Self> {
+        // The system's refusal is an error; `vec![0; elements]` would end the process.
+        fn zeros<T: Element>(elements: usize) -> Result<Vec<T>> {
+            let zeros = bytemuck::try_zeroed_slice_box(elements).map(Vec::from);
+            zeros.map_err(|()| {
+                let (free, total) = crate::memory::of_the_host();
+                let requested = elements.saturating_mul(size_of::<T>());
+                Error::OutOfMemory { device: "the CPU".into(), requested, free, total }
+            })
         }
+        Ok(match dtype {
+            DType::F32 => Self::F32(zeros(elements)?),
+            DType::F16 => Self::F16(zeros(elements)?),
+            DType::U32 => Self::U32(zeros(elements)?),
+        })
     }
 
     fn bytes(&self) -> &[u8] {
@@ -83,7 +92,7 @@ impl Storage {
     #[track_caller]
     fn uninitialized(device: &Device, dtype: DType, elements: usize) -> Result<Self> {
         match device {
-            Device::Cpu => Ok(Self::Cpu(CpuBuffer::zeros(dtype, elements))),
+            Device::Cpu => CpuBuffer::zeros(dtype, elements).map(Self::Cpu),
             Device::Cuda(device) => {
                 DeviceBuffer::uninitialized(device, elements * dtype.size()).map(Self::Cuda)
             }

@@ -1,29 +1,26 @@
 //! Messages → prompt text, by the checkpoint's own chat template.
 
 use super::json::{self, MAX_CONFIG, bad};
+use super::template::{self, Template, TemplateError};
 use super::tokenizer::Tokenizer;
-use minijinja::{Environment, ErrorKind, context};
 use pascaline::{Error, Result};
-use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Steps that rendering may take: a template that loops without end is stopped.
-const FUEL: u64 = 50_000_000;
+/// The most tokens of all images and videos of a prompt; no model has as many positions.
+const MAX_PADS: usize = 1 << 24;
 
 /// A turn of the conversation.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     /// `system`, `user` or `assistant`.
     pub role: String,
     /// What is said, in order.
-    #[serde(serialize_with = "content")]
     pub content: Vec<Part>,
 }
 
 /// A piece of a turn.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Part {
     /// Text.
     Text {
@@ -34,14 +31,6 @@ pub enum Part {
     Image,
     /// The next video.
     Video,
-}
-
-/// One piece of text is a string, anything else a list: what templates distinguish.
-fn content<S: Serializer>(parts: &[Part], serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    match parts {
-        [Part::Text { text }] => text.serialize(serializer),
-        _ => parts.serialize(serializer),
-    }
 }
 
 impl Message {
@@ -55,6 +44,22 @@ impl Message {
         let mut content = vec![Part::Image; images];
         content.push(Part::Text { text: text.into() });
         Self { role: "user".into(), content }
+    }
+}
+
+/// As templates see a turn. One piece of text is a string, anything else a list: what they distinguish.
+impl From<&Message> for template::Value {
+    fn from(message: &Message) -> Self {
+        let part = |part: &Part| match part {
+            Part::Text { text } => Self::map([("type", "text".into()), ("text", (&**text).into())]),
+            Part::Image => Self::map([("type", "image".into())]),
+            Part::Video => Self::map([("type", "video".into())]),
+        };
+        let content = match &message.content[..] {
+            [Part::Text { text }] => (&**text).into(),
+            parts => Self::list(parts.iter().map(part).collect()),
+        };
+        Self::map([("role", (&*message.role).into()), ("content", content)])
     }
 }
 
@@ -77,7 +82,7 @@ pub enum Media {
 
 /// The checkpoint's chat template.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    template: Template,
     file: PathBuf,
 }
 
@@ -88,29 +93,26 @@ impl ChatTemplate {
     /// [`Error::Checkpoint`] if there is none or it is malformed.
     pub fn load(dir: &Path) -> Result<Self> {
         let (file, source) = source(dir)?;
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
-        environment
-            .add_template_owned("chat", source)
-            .map_err(|error| bad(&file, Some("chat_template"), error.to_string()))?;
-        Ok(Self { environment, file })
+        match Template::parse(&source) {
+            Ok(template) => Ok(Self { template, file }),
+            Err(error) => Err(refused(&file, &error)),
+        }
     }
 
     /// The prompt up to where the assistant speaks, with one placeholder per image and video.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if the template refuses the messages.
+    /// [`Error::Checkpoint`] if the template refuses the messages, asks for what is not supported, or costs too much time
+    /// or memory.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
-        let wrong = |error: minijinja::Error| bad(&self.file, Some("chat_template"), error.to_string());
-        let template = self.environment.get_template("chat").map_err(wrong)?;
-        template.render(context! { messages, add_generation_prompt => true }).map_err(wrong)
+        let messages = template::Value::list(messages.iter().map(template::Value::from).collect());
+        let variables = vec![("messages", messages), ("add_generation_prompt", true.into())];
+        self.template.render(variables).map_err(|error| refused(&self.file, &error))
     }
+}
+
+fn refused(file: &Path, error: &TemplateError) -> Error {
+    bad(file, Some("chat_template"), error.to_string())
 }
 
 fn source(dir: &Path) -> Result<(PathBuf, String)> {
@@ -149,6 +151,7 @@ pub fn expand(prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<St
     let Tokenizer { image_pad, video_pad, vision_start, vision_end, .. } = tokenizer;
     let video = format!("{vision_start}{video_pad}{vision_end}");
     let mut expanded = String::with_capacity(prompt.len());
+    let mut pads = 0usize;
     let mut rest = prompt;
     for (number, item) in media.iter().enumerate() {
         let placeholder = match item {
@@ -162,8 +165,12 @@ pub fn expand(prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<St
         refuse_pads(before, tokenizer)?;
         expanded.push_str(before);
         match item {
-            Media::Image { tokens } => expanded.push_str(&image_pad.repeat(*tokens)),
+            Media::Image { tokens } => {
+                pads = more_pads(pads, *tokens, 1)?;
+                expanded.push_str(&image_pad.repeat(*tokens));
+            }
             Media::Video { timestamps, tokens } => {
+                pads = more_pads(pads, *tokens, timestamps.len())?;
                 for time in timestamps {
                     let pads = video_pad.repeat(*tokens);
                     expanded.push_str(&format!("<{time:.1} seconds>{vision_start}{pads}{vision_end}"));
@@ -175,6 +182,13 @@ pub fn expand(prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<St
     refuse_pads(rest, tokenizer)?;
     expanded.push_str(rest);
     Ok(expanded)
+}
+
+fn more_pads(pads: usize, tokens: usize, groups: usize) -> Result<usize> {
+    let all = tokens.checked_mul(groups).and_then(|more| more.checked_add(pads));
+    all.filter(|&pads| pads <= MAX_PADS).ok_or_else(|| Error::Prompt {
+        reason: format!("{groups} × {tokens} tokens of images and videos are more than {MAX_PADS}"),
+    })
 }
 
 fn refuse_pads(text: &str, tokenizer: &Tokenizer) -> Result<()> {

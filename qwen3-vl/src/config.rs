@@ -116,8 +116,16 @@ impl Config {
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
     pub fn load(dir: &Path) -> Result<Self> {
         let file = dir.join("config.json");
-        let map = json::read_object(&file, MAX_CONFIG)?;
-        let top = Fields::new(&file, "", &map);
+        Self::parse(&file, &json::read_bytes(&file, MAX_CONFIG)?)
+    }
+
+    /// As [`load`](Self::load), of the bytes of a `config.json`; errors call it `file`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn parse(file: &Path, bytes: &[u8]) -> Result<Self> {
+        let map = json::parse_object(file, bytes)?;
+        let top = Fields::new(file, "", &map);
         match top.str("model_type")? {
             Some("qwen3_vl") => {}
             other => {

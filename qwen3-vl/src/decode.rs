@@ -8,7 +8,7 @@ use pascaline::nn::{KvCache, Rope};
 use pascaline::{DType, Device, Result, Tensor, ops};
 
 /// Positions whose rotary angles are made at a time.
-const ANGLES_AHEAD: usize = 256;
+pub(super) const ANGLES_AHEAD: u32 = 256;
 
 /// What a pass leaves for the choice of the next token.
 pub(super) struct Logits {
@@ -54,7 +54,7 @@ pub(super) struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    /// For tokens from position `next` on; with `capture`, by a graph, if no layer's weights have to be copied meanwhile.
+    /// For tokens from position `next` on, all of which fit 32 bits with [`ANGLES_AHEAD`] more; with `capture`, by a graph, if no layer's weights have to be copied meanwhile.
     pub fn new(model: &'a Qwen3Vl, next: u32, capture: bool) -> Result<Self> {
         let (text, device) = (&model.text, model.device());
         let angles = text.angles(&positions(next))?;
@@ -89,7 +89,7 @@ impl<'a> Decoder<'a> {
 
     /// Writes what differs from token to token.
     fn feed(&mut self, past: usize, id: u32) -> Result<()> {
-        if self.next - self.first == ANGLES_AHEAD as u32 {
+        if self.next - self.first == ANGLES_AHEAD {
             self.first = self.next;
             let angles = self.text.angles(&positions(self.next))?;
             for (to, from) in self.angles.iter_mut().zip(&angles) {
@@ -112,5 +112,5 @@ impl<'a> Decoder<'a> {
 
 /// A token's positions on the three axes, and those behind it.
 fn positions(first: u32) -> Vec<[u32; 3]> {
-    (0..ANGLES_AHEAD as u32).map(|ahead| [first + ahead; 3]).collect()
+    (0..ANGLES_AHEAD).map(|ahead| [first + ahead; 3]).collect()
 }

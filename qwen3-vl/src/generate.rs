@@ -1,7 +1,8 @@
 //! Token after token.
 
-use super::decode::{Decoder, Logits};
+use super::decode::{ANGLES_AHEAD, Decoder, Logits};
 use super::model::{Qwen3Vl, Session};
+use super::positions::Positions;
 use super::processor::{Prompt, Visual};
 use super::sampling::{Sampler, Sampling};
 use super::stream::TextStream;
@@ -143,6 +144,8 @@ impl Qwen3Vl {
             let reason = format!("its {} tokens fill the model's context", prompt.ids.len());
             return Err(Error::Prompt { reason });
         }
+        self.capacity(prompt, limit)?;
+        let position = first_position(prompt, limit)?;
         let mut pacer = Pacer::new(self.device());
         let begin = Instant::now();
         let Some(prefill) = self.prefill(session, prompt, limit, &mut || receive(""))? else {
@@ -152,8 +155,7 @@ impl Qwen3Vl {
         let mut next = Logits::of(prefill.logits, &sampler)?.choose(&mut sampler)?;
         let first_token = begin.elapsed();
         let mut peak = self.bytes_in_use();
-        let position = prompt.positions.axes.len() as i64 + prompt.positions.rope_delta;
-        let mut decoder = Decoder::new(self, position as u32, options.graph)?;
+        let mut decoder = Decoder::new(self, position, options.graph)?;
         while output.ids.len() < limit {
             let id = next;
             output.ids.push(id);
@@ -209,6 +211,19 @@ impl Qwen3Vl {
             }
         }
     }
+}
+
+/// The position of the first token behind a prompt, if so many tokens have one.
+fn first_position(prompt: &Prompt, tokens: usize) -> Result<u32> {
+    let Positions { axes, rope_delta } = &prompt.positions;
+    let first = i64::try_from(axes.len()).ok().and_then(|len| len.checked_add(*rope_delta));
+    let first = first.and_then(|first| u32::try_from(first).ok());
+    // The last table of angles may reach beyond the last token.
+    let last =
+        first.and_then(|first| first.checked_add(u32::try_from(tokens).ok()?)?.checked_add(ANGLES_AHEAD));
+    first.filter(|_| last.is_some()).ok_or_else(|| Error::Prompt {
+        reason: format!("{tokens} tokens behind {} and {rope_delta} have no positions", axes.len()),
+    })
 }
 
 /// A user's turn: the images and videos, then the text.

@@ -1,9 +1,9 @@
-//! Reading JSON files of a checkpoint: size limits, and errors that name file and field.
+//! Reading files of a checkpoint, JSON among them: size limits, and errors that name file and field.
 
 use pascaline::{Error, Result};
 use serde_json::{Map, Value};
-use std::fs::File;
-use std::io::Read;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
 
 /// The most bytes of a configuration file.
@@ -17,15 +17,32 @@ pub(crate) fn bad(file: &Path, item: Option<&str>, reason: impl Into<String>) ->
     }
 }
 
-/// The whole file, at most `limit` bytes of it.
-pub(crate) fn read_bytes(file: &Path, limit: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(file)
-        .and_then(|opened| opened.take(limit + 1).read_to_end(&mut bytes))
-        .map_err(|error| bad(file, None, error.to_string()))?;
-    if bytes.len() as u64 > limit {
-        return Err(bad(file, None, format!("larger than {}", pascaline::format_bytes(limit as usize))));
+/// The most bytes of a picture file.
+pub(crate) const MAX_PICTURE: u64 = 256 << 20;
+
+/// Opens an ordinary file. A pipe would keep the program waiting for whoever writes to it.
+pub(crate) fn open_file(file: &Path) -> io::Result<File> {
+    let kind = fs::metadata(file)?;
+    match (kind.is_file(), kind.is_dir()) {
+        (true, _) => File::open(file),
+        (_, true) => Err(io::ErrorKind::IsADirectory.into()),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "not an ordinary file")),
     }
+}
+
+/// The whole file, if it has no more than `limit` bytes.
+pub(crate) fn read_at_most(file: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_file(file)?.take(limit + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > limit {
+        true => Err(io::Error::other(format!("larger than {}", pascaline::format_bytes(limit as usize)))),
+        false => Ok(bytes),
+    }
+}
+
+/// As [`read_at_most`].
+pub(crate) fn read_bytes(file: &Path, limit: u64) -> Result<Vec<u8>> {
+    let bytes = read_at_most(file, limit).map_err(|error| bad(file, None, error.to_string()))?;
     refuse_lfs_pointer(file, &bytes)?;
     Ok(bytes)
 }
@@ -45,9 +62,14 @@ pub(crate) fn read_text(file: &Path, limit: u64) -> Result<String> {
     String::from_utf8(read_bytes(file, limit)?).map_err(|_| bad(file, None, "not UTF-8"))
 }
 
-/// A JSON document whose outermost value is an object. (serde_json limits the depth to 128.)
+/// As [`parse_object`], at most `limit` bytes of it.
 pub(crate) fn read_object(file: &Path, limit: u64) -> Result<Map<String, Value>> {
-    match serde_json::from_slice(&read_bytes(file, limit)?) {
+    parse_object(file, &read_bytes(file, limit)?)
+}
+
+/// A JSON document whose outermost value is an object. (serde_json limits the depth to 128.)
+pub(crate) fn parse_object(file: &Path, bytes: &[u8]) -> Result<Map<String, Value>> {
+    match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(bad(file, None, "not a JSON object")),
         Err(error) => Err(bad(file, None, format!("not JSON: {error}"))),
@@ -71,6 +93,11 @@ impl<'a> Fields<'a> {
     /// The error for a field.
     pub fn bad(&self, name: &str, reason: impl Into<String>) -> Error {
         bad(self.file, Some(&format!("{}{name}", self.prefix)), reason)
+    }
+
+    /// The file that they are in.
+    pub fn file(&self) -> &'a Path {
+        self.file
     }
 
     pub fn get(&self, name: &str) -> Option<&'a Value> {

@@ -1,6 +1,6 @@
 //! The whole model: loading, and passing prompts through it.
 
-use super::config::Config;
+use super::config::{Config, TextConfig};
 use super::kernels;
 use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
@@ -13,6 +13,7 @@ use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, Result, Tensor, memory};
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
 /// How [`Qwen3Vl::load_with`] loads.
@@ -49,10 +50,24 @@ pub struct Qwen3Vl {
     device: Device,
     parameters: usize,
     tokens_per_pass: usize,
+    id: ModelId,
+}
+
+/// Tells one model's sessions from those of another, whatever their shapes; never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ModelId(u64);
+
+impl ModelId {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// What a prompt's tokens have in the cache of a conversation: compared with the next prompt's to keep what is equal.
 pub struct Session {
+    /// Whose weights made the keys and values.
+    model: ModelId,
     pub(super) cache: KvCache,
     /// The tokens in the cache.
     pub(super) ids: Vec<u32>,
@@ -121,7 +136,8 @@ impl Qwen3Vl {
         }
         let parameters = weights.parameters();
         let tokens_per_pass = options.tokens_per_pass.max(1);
-        Ok(Self { vision, text, device: device.clone(), parameters, tokens_per_pass, processor })
+        let (device, id) = (device.clone(), ModelId::new());
+        Ok(Self { vision, text, device, parameters, tokens_per_pass, id, processor })
     }
 
     /// The configuration.
@@ -149,12 +165,13 @@ impl Qwen3Vl {
         self.text.streamed_layers()
     }
 
-    /// An empty conversation.
+    /// An empty conversation with this model.
     ///
     /// # Errors
     /// A device error.
     pub fn session(&self) -> Result<Session> {
-        Ok(Session { cache: self.text.cache()?, ids: Vec::new(), patches: Vec::new() })
+        let (ids, patches) = (Vec::new(), Vec::new());
+        Ok(Session { model: self.id, cache: self.text.cache()?, ids, patches })
     }
 
     /// What the vision tower makes of an image or video.
@@ -207,6 +224,25 @@ impl Qwen3Vl {
         })
     }
 
+    /// The tokens that the cache must hold for a prompt and `spare` more.
+    pub(super) fn capacity(&self, prompt: &Prompt, spare: usize) -> Result<usize> {
+        if prompt.ids.is_empty() {
+            return Err(Error::Prompt { reason: "it has no tokens".into() });
+        }
+        if prompt.positions.axes.len() != prompt.ids.len() {
+            return Err(Error::Prompt { reason: "it has not one position for each token".into() });
+        }
+        let TextConfig { max_position_embeddings: limit, vocab_size, .. } = self.config().text;
+        if let Some(id) = prompt.ids.iter().find(|&&id| id as usize >= vocab_size) {
+            let reason = format!("token {id} is outside the vocabulary of {vocab_size}");
+            return Err(Error::Prompt { reason });
+        }
+        let capacity = prompt.ids.len().checked_add(spare).filter(|&tokens| tokens <= limit);
+        capacity.ok_or_else(|| Error::Prompt {
+            reason: format!("{} tokens and {spare} to come; the model has {limit}", prompt.ids.len()),
+        })
+    }
+
     /// Passes what the session does not hold yet of a prompt and gives the logits after its last token. At least one
     /// token passes. The cache gets room for `spare` more tokens. `go_on` is asked before each image and each pass;
     /// `None`: it wanted no more. Then, and after an error, the session holds what has passed.
@@ -217,14 +253,15 @@ impl Qwen3Vl {
         spare: usize,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Option<Prefill>> {
-        let Some(last) = prompt.ids.len().checked_sub(1) else {
-            return Err(Error::Prompt { reason: "it has no tokens".into() });
-        };
-        if prompt.positions.axes.len() != prompt.ids.len() {
-            return Err(Error::Prompt { reason: "it has not one position for each token".into() });
+        if session.model != self.id {
+            let (argument, value) = ("session", "another model's".to_owned());
+            let reason =
+                "what it holds was computed with other weights; take `session()` of this model".into();
+            return Err(Error::Unsupported { op: "generate", argument, value, reason });
         }
+        let capacity = self.capacity(prompt, spare)?;
         let spans = self.spans(prompt)?;
-        let mut start = shared_prefix(session, prompt, &spans).min(last);
+        let mut start = shared_prefix(session, prompt, &spans).min(prompt.ids.len() - 1);
         // an image's or video's embeddings are needed whole
         if let Some(cut) = spans.iter().find(|span| span.start < start && start < span.end) {
             start = cut.start;
@@ -233,7 +270,7 @@ impl Qwen3Vl {
         session.ids.truncate(start);
         // those whose tokens have not passed yet are never compared: `ids` ends before them
         session.patches.clone_from(&prompt.patches);
-        session.cache.reserve(prompt.ids.len() + spare)?;
+        session.cache.reserve(capacity)?;
 
         // images before `start` are in the cache; the others are seen now
         let first_new = spans.iter().filter(|span| span.end <= start).count();
@@ -270,7 +307,9 @@ impl Qwen3Vl {
 
     /// From the first token of each image and video of a prompt to behind its last.
     fn spans(&self, prompt: &Prompt) -> Result<Vec<Range<usize>>> {
-        let runs = self.runs_of(&prompt.ids, &token_counts(prompt, self.config()))?;
+        let tokens = |patches: &Patches| patches.tokens(&self.config().vision);
+        let counts = prompt.patches.iter().map(tokens).collect::<Result<Vec<_>>>()?;
+        let runs = self.runs_of(&prompt.ids, &counts)?;
         let mut spans: Vec<Range<usize>> = Vec::new();
         for run in runs {
             let end = run.start + run.len;
@@ -329,12 +368,6 @@ fn shared_prefix(session: &Session, prompt: &Prompt, spans: &[Range<usize>]) -> 
     let equal = session.ids.iter().zip(&prompt.ids).take_while(|(a, b)| a == b).count();
     let same_images = session.patches.iter().zip(&prompt.patches).take_while(|(a, b)| a == b).count();
     equal.min(spans.get(same_images).map_or(equal, |other| other.start))
-}
-
-/// The number of tokens of each image and video.
-fn token_counts(prompt: &Prompt, config: &Config) -> Vec<usize> {
-    let merge = config.vision.merge_len();
-    prompt.patches.iter().map(|patches| patches.grid.iter().product::<usize>() / merge).collect()
 }
 
 /// The parts of the runs in `from..from + len`, counted from `from`.

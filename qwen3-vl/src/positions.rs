@@ -50,6 +50,10 @@ pub fn positions(
     grids: &[[usize; 3]],
     merge: usize,
 ) -> Result<Positions> {
+    // An image takes no more positions than tokens, so none is beyond the number of tokens.
+    if u32::try_from(ids.len()).is_err() {
+        return Err(Error::Prompt { reason: format!("{} tokens are beyond 32 bits", ids.len()) });
+    }
     let mut axes = Vec::with_capacity(ids.len());
     let mut grids = grids.iter();
     let (mut i, mut next) = (0, 0u32);
@@ -65,7 +69,10 @@ pub fn positions(
             return Err(mismatch("more image tokens than images"));
         };
         let (rows, cols) = (rows / merge, cols / merge);
-        let len = frames * rows * cols;
+        let len = frames.checked_mul(rows).and_then(|len| len.checked_mul(cols)).filter(|&len| len > 0);
+        let Some(len) = len else {
+            return Err(mismatch(&format!("an image of {frames} × {rows} × {cols} tokens")));
+        };
         if ids.len() - i < len || !ids[i..i + len].iter().all(|&id| is_pad(id)) {
             return Err(mismatch(&format!("an image of {len} tokens has fewer")));
         }

@@ -1,95 +1,16 @@
 //! Pictures → patches, as the reference's `Qwen2VLImageProcessor` makes them.
 
-use super::config::PreprocessorConfig;
+use super::config::{PreprocessorConfig, VisionConfig};
 use super::resize;
-use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 use pascaline::{Error, Result};
 use rayon::prelude::*;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, Seek};
-use std::path::Path;
 
-/// The largest side of a picture file in pixels.
-pub const MAX_SIDE: u32 = 32_768;
-/// The most bytes that decoding one picture may take.
-pub const MAX_DECODED: u64 = 1 << 30;
+pub use super::picture::{MAX_DECODED, MAX_PIXELS, MAX_SIDE, Picture};
+
 /// The largest ratio of a picture's sides; the reference's.
 const MAX_ASPECT: usize = 200;
-
-/// 8-bit RGB, row-major.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Picture {
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-    /// [height, width, 3]
-    pub pixels: Vec<u8>,
-}
-
-impl Picture {
-    /// Decodes a PNG, JPEG or WebP file. An EXIF orientation is applied, transparency is dropped.
-    ///
-    /// # Errors
-    /// [`Error::Image`] if it is none of these, damaged, or larger than [`MAX_SIDE`] or [`MAX_DECODED`].
-    pub fn open(file: &Path) -> Result<Self> {
-        let name = file.display().to_string();
-        let opened = File::open(file)
-            .map_err(|error| Error::Image { file: name.clone(), reason: error.to_string() })?;
-        decode(&name, BufReader::new(opened))
-    }
-
-    /// As [`open`](Self::open), from memory; `name` stands in errors.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Self> {
-        decode(name, Cursor::new(bytes))
-    }
-}
-
-fn decode<R: BufRead + Seek>(name: &str, source: R) -> Result<Picture> {
-    let wrong = |error: image::ImageError| Error::Image { file: name.to_owned(), reason: error.to_string() };
-    let mut reader = ImageReader::new(source)
-        .with_guessed_format()
-        .map_err(|error| Error::Image { file: name.to_owned(), reason: error.to_string() })?;
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE);
-    limits.max_image_height = Some(MAX_SIDE);
-    limits.max_alloc = Some(MAX_DECODED);
-    reader.limits(limits);
-    let mut decoder = reader.into_decoder().map_err(wrong)?;
-    let orientation = decoder.orientation().map_err(wrong)?;
-    if decoder.total_bytes() > MAX_DECODED {
-        let reason =
-            format!("it takes {} bytes decoded, at most {MAX_DECODED} are allowed", decoder.total_bytes());
-        return Err(Error::Image { file: name.to_owned(), reason });
-    }
-    let mut image = DynamicImage::from_decoder(decoder).map_err(wrong)?;
-    image.apply_orientation(orientation);
-    let (width, height) = (image.width() as usize, image.height() as usize);
-    Ok(Picture { height, width, pixels: to_rgb(image) })
-}
-
-/// Alpha is dropped, grey repeated, and of 16 bits the upper 8 kept: as Pillow converts to RGB.
-fn to_rgb(image: DynamicImage) -> Vec<u8> {
-    let high = |value: &u16| (value >> 8) as u8;
-    match image {
-        DynamicImage::ImageRgb16(image) => image.as_raw().iter().map(high).collect(),
-        DynamicImage::ImageRgba16(image) => image
-            .as_raw()
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .flat_map(|[r, g, b, _]| [high(r), high(g), high(b)])
-            .collect(),
-        DynamicImage::ImageLuma16(image) => image.as_raw().iter().flat_map(|grey| [high(grey); 3]).collect(),
-        DynamicImage::ImageLumaA16(image) => {
-            image.as_raw().as_chunks::<2>().0.iter().flat_map(|[grey, _]| [high(grey); 3]).collect()
-        }
-        other => other.into_rgb8().into_raw(),
-    }
-}
+/// The most bytes that the patches of one picture or video may take; published limits ask for up to 604 MB.
+pub const MAX_PATCHES: usize = 1 << 30;
 
 /// The pixels that a picture or a video may have once it is resized.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -121,16 +42,19 @@ pub fn smart_resize(name: &str, (height, width): (usize, usize), bounds: Bounds)
     }
     let Bounds { factor, min_pixels, max_pixels, frames, group } = bounds;
     let (h, w, f) = (height as f64, width as f64, factor as f64);
-    let rounded = |side: f64| (side / f).round_ties_even() as usize * factor;
+    // Sides and frames beyond all memory stay at the largest number, which is more than any limit.
+    let sides = |factors: f64| (factors as usize).saturating_mul(factor);
+    let rounded = |side: f64| sides((side / f).round_ties_even());
     let (new_height, new_width) = (rounded(h), rounded(w));
-    let pixels = frames.next_multiple_of(group) * new_height * new_width;
+    let frames_in_groups = frames.checked_next_multiple_of(group).unwrap_or(usize::MAX);
+    let pixels = frames_in_groups.saturating_mul(new_height).saturating_mul(new_width);
     Ok(if pixels > max_pixels {
         let beta = (frames as f64 * h * w / max_pixels as f64).sqrt();
-        let down = |side: f64| ((side / beta / f).floor() as usize * factor).max(factor);
+        let down = |side: f64| sides((side / beta / f).floor()).max(factor);
         (down(h), down(w))
     } else if pixels < min_pixels {
         let beta = (min_pixels as f64 / (frames as f64 * h * w)).sqrt();
-        let up = |side: f64| (side * beta / f).ceil() as usize * factor;
+        let up = |side: f64| sides((side * beta / f).ceil());
         (up(h), up(w))
     } else {
         (new_height, new_width)
@@ -147,10 +71,36 @@ pub struct Patches {
     pub values: Vec<f32>,
 }
 
+impl Patches {
+    /// The tokens that they become in a vision tower.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the grid is not that of the values, or not made of the tower's blocks.
+    pub fn tokens(&self, config: &VisionConfig) -> Result<usize> {
+        let [groups, rows, cols] = self.grid;
+        let (len, merge) = (config.patch_len(), config.spatial_merge_size);
+        let whole = groups > 0 && [rows, cols].iter().all(|&side| side > 0 && side.is_multiple_of(merge));
+        let count = self.grid.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
+        match count {
+            Some(count) if whole && count.checked_mul(len) == Some(self.values.len()) => {
+                Ok(count / config.merge_len())
+            }
+            _ => Err(Error::Shape {
+                op: "VisionTower",
+                argument: "patches",
+                expected: format!(
+                    "{groups} × {rows} × {cols} of {len} values, in blocks of {merge} × {merge}"
+                ),
+                found: [self.values.len()].into(),
+            }),
+        }
+    }
+}
+
 /// Resizes a picture and cuts it into patches; a still image fills all frames of its patches.
 ///
 /// # Errors
-/// As [`smart_resize`].
+/// As [`smart_resize`]; [`Error::Image`] beyond [`MAX_PATCHES`].
 pub fn image_patches(name: &str, picture: &Picture, config: &PreprocessorConfig) -> Result<Patches> {
     let PreprocessorConfig { min_pixels, max_pixels, .. } = *config;
     let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: 1, group: 1 };
@@ -160,7 +110,7 @@ pub fn image_patches(name: &str, picture: &Picture, config: &PreprocessorConfig)
 /// Resizes a video's frames, all of one size, and cuts them into patches.
 ///
 /// # Errors
-/// As [`smart_resize`], and [`Error::Image`] if a frame has another size than the first.
+/// As [`image_patches`], and [`Error::Image`] if a frame has another size than the first.
 pub fn video_patches(name: &str, frames: &[Picture], config: &PreprocessorConfig) -> Result<Patches> {
     let PreprocessorConfig { min_pixels, max_pixels, temporal_patch_size: group, .. } = *config;
     let bounds = Bounds { factor: config.factor(), min_pixels, max_pixels, frames: frames.len(), group };
@@ -174,13 +124,35 @@ fn resized_patches(
     config: &PreprocessorConfig,
 ) -> Result<Patches> {
     let size = frames.first().map_or((0, 0), |frame| (frame.height, frame.width));
+    let refuse = |reason: String| Err(Error::Image { file: name.to_owned(), reason });
     let target = smart_resize(name, size, bounds)?;
+    let whole_frames = frames.len().checked_next_multiple_of(config.temporal_patch_size);
+    let factors = [whole_frames.unwrap_or(usize::MAX), target.0, target.1, 3, size_of::<f32>()];
+    let bytes = factors.iter().fold(1usize, |product, &factor| product.saturating_mul(factor));
+    if bytes > MAX_PATCHES {
+        let (height, width) = target;
+        let reason = format!(
+            "resized to {width} × {height}, as the preprocessor's pixel limits ask for, it takes more than {}",
+            pascaline::format_bytes(MAX_PATCHES)
+        );
+        return refuse(reason);
+    }
     let mut resized = Vec::with_capacity(frames.len());
     for (index, frame) in frames.iter().enumerate() {
         if (frame.height, frame.width) != size {
-            let reason =
-                format!("frame {index} is {} × {}, the first another size", frame.width, frame.height);
-            return Err(Error::Image { file: name.to_owned(), reason });
+            return refuse(format!(
+                "frame {index} is {} × {}, the first another size",
+                frame.width, frame.height
+            ));
+        }
+        let values = size.0.checked_mul(size.1).and_then(|pixels| pixels.checked_mul(3));
+        if values != Some(frame.pixels.len()) {
+            return refuse(format!(
+                "{} values are not those of {} × {} pixels",
+                frame.pixels.len(),
+                frame.width,
+                frame.height
+            ));
         }
         resized.push(resize::bicubic(&frame.pixels, size, target));
     }

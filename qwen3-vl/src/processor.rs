@@ -147,9 +147,9 @@ impl Processor {
     /// # Errors
     /// As [`positions`].
     pub fn positions(&self, ids: &[u32], grids: impl Iterator<Item = [usize; 3]>) -> Result<Positions> {
-        // Each group of a video's frames stands alone, behind its time.
-        let groups: Vec<_> =
-            grids.flat_map(|[frames, rows, cols]| std::iter::repeat_n([1, rows, cols], frames)).collect();
+        // Each group of a video's frames stands alone, behind its time. One has a token at least.
+        let groups = grids.flat_map(|[frames, rows, cols]| std::iter::repeat_n([1, rows, cols], frames));
+        let groups: Vec<_> = groups.take(ids.len() + 1).collect();
         positions(ids, |id| self.is_pad(id), &groups, self.config.vision.spatial_merge_size)
     }
 

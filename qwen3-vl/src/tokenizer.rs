@@ -1,14 +1,15 @@
 //! Text ↔ tokens, by the checkpoint's `tokenizer.json`.
 
 use super::config::Config;
-use super::json::{bad, read_bytes};
+use super::json::{bad, parse_object, read_bytes};
+use super::tokenizer_parts;
 use pascaline::{Error, Result};
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use tokenizers::DecoderWrapper;
 
 /// The most bytes of a `tokenizer.json`; the published one has 11 MB.
-const MAX_TOKENIZER: u64 = 128 << 20;
+const MAX_TOKENIZER: u64 = 32 << 20;
 
 /// A byte-level BPE tokenizer with the model's special tokens.
 pub struct Tokenizer {
@@ -27,16 +28,14 @@ impl Tokenizer {
     /// Reads `tokenizer.json` in `dir` and checks it against the configuration.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if it is no byte-level tokenizer, has ids beyond the vocabulary, or lacks one of the
-    /// special tokens.
+    /// [`Error::Checkpoint`] if it is no byte-level tokenizer, has parts that the models' own has not or ids beyond the
+    /// vocabulary, or lacks one of the special tokens.
     pub fn load(dir: &Path, config: &Config) -> Result<Self> {
         let file = dir.join("tokenizer.json");
         let bytes = read_bytes(&file, MAX_TOKENIZER)?;
-        let inner = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|error| bad(&file, None, format!("not a tokenizer: {error}")))?;
-        if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
-            return Err(bad(&file, Some("decoder"), "not ByteLevel, the only one supported"));
-        }
+        tokenizer_parts::check(&file, &parse_object(&file, &bytes)?, config.text.vocab_size)?;
+        let inner = caught(|| tokenizers::Tokenizer::from_bytes(bytes))
+            .map_err(|reason| bad(&file, None, format!("not a tokenizer: {reason}")))?;
         let largest = inner.get_vocab(true).into_values().max().unwrap_or(0);
         if largest as usize >= config.text.vocab_size {
             let reason =
@@ -64,11 +63,8 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Prompt`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self
-            .inner
-            .encode_fast(text, true)
-            .map_err(|error| Error::Prompt { reason: error.to_string() })?;
-        Ok(encoding.get_ids().to_vec())
+        let encoding = caught(|| self.inner.encode_fast(text, true));
+        encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|reason| Error::Prompt { reason })
     }
 
     /// The text of tokens, without special ones; what is no UTF-8 becomes U+FFFD.
@@ -86,6 +82,15 @@ impl Tokenizer {
         // An added token that is not spelled in byte characters stands for itself.
         let bytes: Option<Vec<u8>> = token.chars().map(|c| self.bytes.get(&c).copied()).collect();
         bytes.unwrap_or_else(|| token.into_bytes())
+    }
+}
+
+/// What `work` of the tokenizers crate gives, or why it does not: it panics on some files and texts. What was being made is
+/// thrown away then, and nothing is changed in place.
+fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("the tokenizer's parts do not fit each other".into()),
     }
 }
 

@@ -7,7 +7,7 @@ use super::preprocess::Patches;
 use super::weights::Weights;
 use pascaline::nn::{Attention, LayerNorm, Linear, Mlp, Norm, Rope, TransformerBlock};
 use pascaline::ops::{self, Activation};
-use pascaline::{DType, Device, Error, Result, Tensor};
+use pascaline::{DType, Device, Result, Tensor};
 
 /// In the reference a constant and not part of the configuration.
 const LAYER_NORM_EPS: f32 = 1e-6;
@@ -126,21 +126,9 @@ impl VisionTower {
     /// # Errors
     /// [`Error::Shape`] if the patches are not the tower's, or a device error.
     pub fn forward(&self, patches: &Patches) -> Result<VisionOutput> {
+        patches.tokens(&self.config)?;
         let [groups, rows, cols] = patches.grid;
-        let (len, merge) = (self.config.patch_len(), self.config.spatial_merge_size);
-        let count = rows * cols * len;
-        let fits =
-            groups > 0 && rows > 0 && cols > 0 && rows.is_multiple_of(merge) && cols.is_multiple_of(merge);
-        if !fits || patches.values.len() != groups * count {
-            return Err(Error::Shape {
-                op: "VisionTower",
-                argument: "patches",
-                expected: format!(
-                    "{groups} × {rows} × {cols} of {len} values, in blocks of {merge} × {merge}"
-                ),
-                found: [patches.values.len()].into(),
-            });
-        }
+        let count = rows * cols * self.config.patch_len();
         let mut outputs =
             patches.values.chunks_exact(count).map(|group| self.forward_group(group, [1, rows, cols]));
         let first = outputs.next().unwrap_or_else(|| self.forward_group(&[], [1, 0, 0]))?;

@@ -75,6 +75,20 @@ fn expected_vision(vision: &VisionConfig, tensors: &mut BTreeMap<String, Vec<usi
     }
 }
 
+/// How many tensors [`expected`] has, without making them.
+fn expected_count(config: &Config) -> usize {
+    let Config { text, vision, tie_word_embeddings, .. } = config;
+    let (decoder, patches, merger) = (2 + usize::from(!tie_word_embeddings), 3, 6);
+    decoder
+        + 11 * text.num_hidden_layers
+        + patches
+        + 12 * vision.depth
+        + merger * (1 + vision.deepstack_visual_indexes.len())
+}
+
+/// The most tensors that a configuration may have more than the files: what is missing is listed up to there.
+const MANY: usize = 10_000;
+
 /// The token embedding's name in the files.
 pub const EMBEDDING: &str = "model.language_model.embed_tokens.weight";
 /// The output projection's name, where it is not the embedding.
@@ -111,6 +125,11 @@ impl Weights {
             return Err(Error::DType { op: "load", argument: "dtype", expected, found: dtype });
         }
         let files = open_files(dir)?;
+        let (count, held) = (expected_count(config), files.iter().map(|file| file.entries().len()).sum());
+        if count > MANY.saturating_add(held) {
+            let reason = format!("the configuration has {count} tensors, the files only {held}");
+            return Err(bad(&dir.join("config.json"), Some("num_hidden_layers or depth"), reason));
+        }
         let mut expected = expected(config);
         let mut index = BTreeMap::new();
         for (number, file) in files.iter().enumerate() {
@@ -298,5 +317,27 @@ fn open_files(dir: &Path) -> Result<Vec<SafeTensors>> {
     match map.iter().find(|(tensor, _)| !held.contains(tensor)) {
         None => Ok(files),
         Some((tensor, file)) => Err(bad(&index_path, Some(tensor), format!("is not in {file}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_is_that_of_the_list() {
+        for (layers, depth, deepstack, tied) in [(3, 4, "0,2", true), (7, 11, "", false), (1, 1, "0", true)] {
+            let config = format!(
+                r#"{{"model_type": "qwen3_vl", "tie_word_embeddings": {tied}, "image_token_id": 1, "video_token_id": 1,
+                "vision_start_token_id": 1, "vision_end_token_id": 1, "text_config": {{"hidden_size": 8,
+                "intermediate_size": 8, "num_hidden_layers": {layers}, "num_attention_heads": 1, "vocab_size": 8,
+                "rope_theta": 1.0, "rope_scaling": {{"mrope_section": [2, 1, 1]}}}}, "vision_config": {{"depth": {depth},
+                "hidden_size": 4, "intermediate_size": 8, "num_heads": 1, "patch_size": 1, "temporal_patch_size": 1,
+                "spatial_merge_size": 1, "num_position_embeddings": 4, "out_hidden_size": 8,
+                "deepstack_visual_indexes": [{deepstack}]}}}}"#
+            );
+            let config = Config::parse(Path::new("config.json"), config.as_bytes()).unwrap();
+            assert_eq!(expected_count(&config), expected(&config).len());
+        }
     }
 }

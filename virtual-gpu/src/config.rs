@@ -33,6 +33,7 @@ impl Checks {
 /// | `PASCALINE_VIRTUAL_TRAFFIC` | `1` or `0`: count sectors and bank conflicts | `1` |
 /// | `PASCALINE_VIRTUAL_THREADS` | CPU threads that run blocks | all |
 /// | `PASCALINE_VIRTUAL_LIMIT` | thread instructions per block before a time-out | `2^36` |
+/// | `PASCALINE_VIRTUAL_LAUNCH_LIMIT` | thread instructions per launch before a time-out; a block counts 2^14 at least | `2^40` |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub card: &'static Card,
@@ -51,6 +52,9 @@ pub struct Config {
     pub threads: usize,
     /// Thread instructions that one block may execute before the launch counts as timed out.
     pub instruction_limit: u64,
+    /// Thread instructions that a launch may execute before it counts as timed out; a block counts for
+    /// [`BLOCK_COST`](Self::BLOCK_COST) more.
+    pub launch_limit: u64,
 }
 
 impl Default for Config {
@@ -65,11 +69,15 @@ impl Default for Config {
             traffic: true,
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
             instruction_limit: 1 << 36,
+            launch_limit: 1 << 40,
         }
     }
 }
 
 impl Config {
+    /// What a block costs besides its instructions, in thread instructions: its start takes about as long.
+    pub const BLOCK_COST: u64 = 1 << 14;
+
     /// The default, changed by the environment. An unreadable value is an error that names it.
     pub fn from_env() -> Result<Self, String> {
         Self::from_variables(|name| std::env::var(name).ok())
@@ -119,6 +127,7 @@ impl Config {
             c.threads = n.clamp(1, 1024) as usize;
         }
         c.instruction_limit = int("LIMIT")?.unwrap_or(c.instruction_limit);
+        c.launch_limit = int("LAUNCH_LIMIT")?.unwrap_or(c.launch_limit);
         Ok(c)
     }
 

@@ -1,6 +1,7 @@
 //! Findings: the faults that the checks report.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::sync::Mutex;
 
 /// The check that a kernel failed.
@@ -95,9 +96,14 @@ impl std::error::Error for Finding {}
 
 static FINDINGS: Mutex<Vec<Finding>> = Mutex::new(Vec::new());
 
+/// Prints a line for people. Where stderr can't be written there is nobody to tell; `eprintln!` would panic.
+pub(crate) fn say(what: &impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "virtual GPU: {what}");
+}
+
 /// Prints a finding and keeps it for [`take_findings`].
 pub(crate) fn report(finding: Finding) {
-    eprintln!("virtual GPU: {finding}");
+    say(&finding);
     FINDINGS.lock().unwrap_or_else(|e| e.into_inner()).push(finding);
 }
 

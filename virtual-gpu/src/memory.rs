@@ -190,6 +190,13 @@ impl Memory {
         Ok(a)
     }
 
+    /// Lets all page-locked memory stay for ever: the host may hold references into it, which nothing here knows of.
+    pub(crate) fn leave_pinned(&self) {
+        for allocation in self.lock().live.values().filter(|allocation| matches!(allocation.kind, Kind::Pinned)) {
+            std::mem::forget(Arc::clone(allocation));
+        }
+    }
+
     /// Page-locked host memory, reachable from kernels under its host address.
     pub(crate) fn insert_pinned(&self, bytes: u64) -> Result<u64, MemoryError> {
         let (data, layout) = zeroed(bytes).ok_or(MemoryError::OutOfMemory)?;

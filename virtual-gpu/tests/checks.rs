@@ -209,6 +209,21 @@ fn trap_and_endless_loops() {
     assert_eq!((f.kind, f.kind.code()), (FindingKind::Timeout, 702), "{f}");
 }
 
+/// A launch ends, however many blocks it asks for and whatever they do.
+#[test]
+fn a_launch_has_a_limit_too() {
+    let f = run_with(Config::default(), 0x7fff_ffff, 1, "").unwrap_err();
+    assert_eq!((f.kind, f.kind.code(), f.line), (FindingKind::Timeout, 702, 0), "{f}");
+    // 100 blocks of 32 threads in a loop of 4 instructions, 4096 times
+    let code = "mov.u32 %r4, 0;\nL: add.u32 %r4, %r4, 1;\nsetp.lt.u32 %p1, %r4, 4096;\n@%p1 bra L;";
+    let launch = |launch_limit| run_with(Config { launch_limit, ..Config::default() }, 100, 32, code);
+    let spent = 100 * (Config::BLOCK_COST + 32 * 3 * 4096);
+    let f = launch(spent).unwrap_err(); // what is around the loop is beyond
+    assert_eq!(f.kind, FindingKind::Timeout, "{f}");
+    assert!(f.message.contains("the launch costs more than"), "{f}");
+    launch(spent + 100 * 32 * 100).unwrap();
+}
+
 #[test]
 fn a_panic_path_beside_a_barrier_is_reported_as_the_trap() {
     let code = "setp.eq.u32 %p1, %r1, 7;\n@%p1 bra P;\nbar.sync 0;\nbra E;\nP:\ntrap;\nE:";

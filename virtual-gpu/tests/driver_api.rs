@@ -559,3 +559,19 @@ fn strided_copies() {
     c.dstY = 2;
     assert_eq!(code!("cuMemcpy2D_v2", (*const cust_raw::CUDA_MEMCPY2D), &c), 1, "beyond the allocation");
 }
+
+/// Safe code may hold on to page-locked memory over a restart; a block of this size that is freed is unmapped.
+#[test]
+fn page_locked_memory_outlives_a_restart() {
+    const BYTES: usize = 4 << 20;
+    let guard = device(Config::default());
+    let mut at: *mut c_void = std::ptr::null_mut();
+    call!("cuMemHostAlloc", (*mut *mut c_void, usize, c_uint), &mut at, BYTES, 0);
+    // SAFETY: as long as was asked for, and nobody else's.
+    let held = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), BYTES) };
+    held.fill(7);
+    restart(Config::default());
+    let others: Vec<_> = (0..8).map(|_| vec![9u8; BYTES]).collect();
+    assert!(held.iter().all(|&byte| byte == 7));
+    drop((others, guard));
+}

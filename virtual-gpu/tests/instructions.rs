@@ -596,6 +596,23 @@ fn control_flow() {
     ]);
 }
 
+/// Bounds beyond what there is are those that there are: the estimate of registers divides by them.
+#[test]
+fn bounds_beyond_the_hardware_are_those_of_the_hardware() {
+    let registers = |bounds: &str| {
+        let text = format!(
+            ".version 6.4 .target sm_61 .address_size 64 .visible .entry k() .maxntid 1024 {bounds} {{ ret; }}"
+        );
+        let module = Module::parse(&text).unwrap();
+        module.registers(&module.kernels()[0])
+    };
+    let most = registers(".minnctapersm 32");
+    for bounds in [".minnctapersm 4194304", ".minnctapersm 4294967296", ".minnctapersm 18446744073709551615"] {
+        assert_eq!(registers(bounds), most, "{bounds}");
+    }
+    assert!(registers(".maxnreg 18446744073709551615") <= 255);
+}
+
 #[test]
 fn newer_instructions_are_refused_with_their_line() {
     for (code, word) in [
@@ -643,6 +660,15 @@ fn other_targets_and_broken_files_are_refused() {
         (
             ".version 6.4 .target sm_61 .address_size 64 .extern .func f; .visible .entry k() { call f; }",
             "defined nowhere",
+        ),
+        (
+            ".version 6.4 .target sm_61 .address_size 64 .visible .entry k() .maxntid 99999999999 { ret; }",
+            ".maxntid 99999999999: a block has 1 to 1024 threads",
+        ),
+        (".version 6.4 .target sm_61 .address_size 64 .visible .entry k() .maxntid 0 { ret; }", ".maxntid 0"),
+        (
+            ".version 6.4 .target sm_61 .address_size 64 .visible .entry k() .reqntid 64, 64, 64 { ret; }",
+            ".reqntid of 262144 threads",
         ),
     ] {
         let e = Module::parse(text).expect_err(text);

@@ -2,7 +2,7 @@
 
 use super::module::Modules;
 use super::occupancy::Multiprocessor;
-use super::{Event, Stream, check, ensure_alive};
+use super::{Event, Stream, check, ensure_alive, failure};
 use crate::{Error, Result};
 use cust::context::{Context, CurrentContext};
 use cust::device::DeviceAttribute;
@@ -270,7 +270,7 @@ fn bind(inner: &Inner) -> Result<()> {
     let ordinal = inner.properties.ordinal;
     if CURRENT.get() != Some(ordinal) {
         CurrentContext::set_current(&inner.context)
-            .map_err(|_| Error::NoDevice { reason: "the context can't be made current".into() })?;
+            .map_err(|_| failure("cuCtxSetCurrent", driver::last_raw_code()))?;
         CURRENT.set(Some(ordinal));
     }
     Ok(())
@@ -304,46 +304,52 @@ fn read_properties(ordinal: u32) -> Result<(cust::device::Device, Properties)> {
         };
         return Err(Error::NoDevice { reason });
     }
-    let unreadable = |_| Error::NoDevice { reason: format!("device {ordinal} does not say what it is") };
-    let device = cust::device::Device::get_device(ordinal).map_err(unreadable)?;
-    let attribute = |attribute| device.get_attribute(attribute).unwrap_or(0);
+    let unreadable = |error: Error| match error {
+        lost @ Error::DeviceLost { .. } => lost,
+        other => Error::NoDevice { reason: format!("device {ordinal} does not say what it is: {other}") },
+    };
+    let failed = |call| move |_| unreadable(failure(call, driver::last_raw_code()));
+    let device = cust::device::Device::get_device(ordinal).map_err(failed("cuDeviceGet"))?;
+    let raw_attribute = |number| raw_attribute(&device, number).map_err(unreadable);
+    let attribute = |attribute: DeviceAttribute| raw_attribute(attribute as u32);
     let capability = (
-        attribute(DeviceAttribute::ComputeCapabilityMajor),
-        attribute(DeviceAttribute::ComputeCapabilityMinor),
+        attribute(DeviceAttribute::ComputeCapabilityMajor)?,
+        attribute(DeviceAttribute::ComputeCapabilityMinor)?,
     );
     let multiprocessor = Multiprocessor {
-        warps: attribute(DeviceAttribute::MaxThreadsPerMultiprocessor) as u32 / 32,
+        warps: attribute(DeviceAttribute::MaxThreadsPerMultiprocessor)? as u32 / 32,
         // The drivers before 11.0 don't say: those of Pascal hold 32.
-        blocks: match raw_attribute(&device, MAX_BLOCKS_PER_MULTIPROCESSOR) {
+        blocks: match raw_attribute(MAX_BLOCKS_PER_MULTIPROCESSOR)? {
             0 => Multiprocessor::SM_61.blocks,
             blocks => blocks as u32,
         },
-        registers: attribute(DeviceAttribute::MaxRegistersPerMultiprocessor) as u32,
-        shared_bytes: attribute(DeviceAttribute::MaxSharedMemoryPerMultiprocessor) as u32,
-        shared_bytes_per_block: attribute(DeviceAttribute::MaxSharedMemoryPerBlock) as u32,
-        shared_bytes_reserved: raw_attribute(&device, RESERVED_SHARED_MEMORY_PER_BLOCK) as u32,
+        registers: attribute(DeviceAttribute::MaxRegistersPerMultiprocessor)? as u32,
+        shared_bytes: attribute(DeviceAttribute::MaxSharedMemoryPerMultiprocessor)? as u32,
+        shared_bytes_per_block: attribute(DeviceAttribute::MaxSharedMemoryPerBlock)? as u32,
+        shared_bytes_reserved: raw_attribute(RESERVED_SHARED_MEMORY_PER_BLOCK)? as u32,
         shared_unit: if capability.0 >= 8 { 128 } else { 256 },
         ..Multiprocessor::SM_61
     };
     let properties = Properties {
         ordinal,
-        name: device.name().map_err(unreadable)?,
+        name: device.name().map_err(failed("cuDeviceGetName"))?,
         capability,
         multiprocessor,
-        multiprocessors: attribute(DeviceAttribute::MultiprocessorCount) as u32,
-        clock_khz: attribute(DeviceAttribute::ClockRate) as u32,
-        memory_clock_khz: attribute(DeviceAttribute::MemoryClockRate) as u32,
-        memory_bus_bits: attribute(DeviceAttribute::GlobalMemoryBusWidth) as u32,
-        l2_bytes: attribute(DeviceAttribute::L2CacheSize) as usize,
-        memory_bytes: device.total_memory().map_err(unreadable)?,
-        memory_pools: raw_attribute(&device, MEMORY_POOLS_SUPPORTED) != 0,
-        watchdog: attribute(DeviceAttribute::KernelExecTimeout) != 0,
+        multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)? as u32,
+        clock_khz: attribute(DeviceAttribute::ClockRate)? as u32,
+        memory_clock_khz: attribute(DeviceAttribute::MemoryClockRate)? as u32,
+        memory_bus_bits: attribute(DeviceAttribute::GlobalMemoryBusWidth)? as u32,
+        l2_bytes: attribute(DeviceAttribute::L2CacheSize)? as usize,
+        memory_bytes: device.total_memory().map_err(failed("cuDeviceTotalMem"))?,
+        memory_pools: raw_attribute(MEMORY_POOLS_SUPPORTED)? != 0,
+        watchdog: attribute(DeviceAttribute::KernelExecTimeout)? != 0,
     };
     Ok((device, properties))
 }
 
-/// An attribute that cust's enum lacks; zero where the driver does not know it either.
-fn raw_attribute(device: &cust::device::Device, attribute: u32) -> i32 {
+/// An attribute by its number, also one that cust's enum lacks; zero where the driver does not know it either.
+fn raw_attribute(device: &cust::device::Device, attribute: u32) -> Result<i32> {
+    const NOT_KNOWN: u32 = 1;
     // The seam exports this symbol with an `int` attribute, so any number may be asked for.
     #[allow(clashing_extern_declarations)]
     unsafe extern "C" {
@@ -353,7 +359,13 @@ fn raw_attribute(device: &cust::device::Device, attribute: u32) -> i32 {
     // SAFETY: `value` is written before it is used; an unknown attribute is answered with an error code, which is
     // returned as a plain integer here.
     let code = unsafe { cuDeviceGetAttribute(&mut value, attribute, device.as_raw()) };
-    if code == 0 { value } else { 0 }
+    match code {
+        0 => Ok(value),
+        _ => match driver::last_raw_code() {
+            NOT_KNOWN => Ok(0),
+            code => Err(failure("cuDeviceGetAttribute", code)),
+        },
+    }
 }
 
 impl fmt::Debug for CudaDevice {

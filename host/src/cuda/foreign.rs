@@ -9,6 +9,9 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
 
+/// The driver's code for a name that a module does not have.
+const NOT_FOUND: u32 = 500;
+
 /// A module of your own PTX on a device, from [`CudaDevice::load_ptx`]. It lives as long as the process.
 ///
 /// Its kernels are launched on a [`Stream`] by cust's `launch!`, which takes this type and [`Function`] as it takes cust's
@@ -106,12 +109,15 @@ impl PtxModule {
     pub fn get_function(&self, name: &str) -> Result<Function> {
         self.device.bind()?;
         let missing =
-            |reason: String| Error::ModuleLoad { code: 500, log: format!("kernel {name}: {reason}") };
+            |reason: String| Error::ModuleLoad { code: NOT_FOUND, log: format!("kernel {name}: {reason}") };
         let symbol = CString::new(name).map_err(|error| missing(error.to_string()))?;
         let mut function = ptr::null_mut();
         // SAFETY: `module` was loaded into the bound context and is never unloaded; the name is a C string.
         let result = unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
-        check("cuModuleGetFunction", result).map_err(|error| missing(error.to_string()))?;
+        check("cuModuleGetFunction", result).map_err(|error| match error {
+            Error::Driver { code: NOT_FOUND, .. } => missing("it is not in the PTX".into()),
+            other => other,
+        })?;
         let parameters = self.parameters.get(name).copied().unwrap_or(0);
         Ok(Function { device: self.device.clone(), function, name: name.to_owned(), parameters })
     }

@@ -33,14 +33,14 @@ pub use stream::Stream;
 use crate::{Error, Result};
 use cust::sys::CUresult;
 use pascaline_driver as driver;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 
-/// Set by the first device fault; no driver call follows it.
-static LOST: AtomicBool = AtomicBool::new(false);
+/// The first device fault: the call that reported it, and its code. No driver call follows it.
+static FAULT: OnceLock<(&'static str, u32)> = OnceLock::new();
 
 /// Whether the GPU has faulted in this process.
 pub fn is_lost() -> bool {
-    LOST.load(Ordering::Relaxed)
+    FAULT.get().is_some()
 }
 
 /// Codes after which the context is unusable: faults of a kernel, time-outs, ECC, a device that fell off the bus.
@@ -57,19 +57,22 @@ pub(crate) fn check(call: &'static str, result: CUresult) -> Result<()> {
         0 => result as u32,
         raw => raw,
     };
-    let text = driver::code_text(code).to_owned();
-    if is_sticky(code) {
-        LOST.store(true, Ordering::Relaxed);
-        return Err(Error::DeviceLost { call, code, text });
-    }
-    Err(Error::Driver { call, code, text })
+    Err(failure(call, code))
 }
 
-/// Fails if the device has faulted, so that nothing is asked of it any more.
-pub(crate) fn ensure_alive(call: &'static str) -> Result<()> {
-    if is_lost() {
-        let text = "the GPU faulted earlier in this process".to_owned();
-        return Err(Error::DeviceLost { call, code: 719, text });
+/// The error of a call that has answered this code. A fault of the device is remembered.
+pub(crate) fn failure(call: &'static str, code: u32) -> Error {
+    let text = driver::code_text(code).to_owned();
+    if is_sticky(code) {
+        FAULT.get_or_init(|| (call, code));
+        return Error::DeviceLost { call, code, text };
     }
-    Ok(())
+    Error::Driver { call, code, text }
+}
+
+/// Fails if the device has faulted, so that nothing is asked of it any more: with the fault itself, not one of its own.
+pub(crate) fn ensure_alive(call: &'static str) -> Result<()> {
+    let Some(&(first, code)) = FAULT.get() else { return Ok(()) };
+    let text = format!("{}; {call} was not tried after it", driver::code_text(code));
+    Err(Error::DeviceLost { call: first, code, text })
 }

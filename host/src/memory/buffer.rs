@@ -6,7 +6,7 @@ use crate::cuda::{CudaDevice, Kept, check};
 use crate::mutation::{Wait, left_out};
 use crate::{Element, Error, Result};
 use cust::sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, RwLockReadGuard};
 
 /// Device memory that belongs to one stream: it may be used by work queued on it from the allocation on, and is
@@ -29,6 +29,7 @@ struct Allocation {
 }
 
 thread_local! {
+    static REFUSE: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
     static TRACE: RefCell<Option<Recorder<StreamHandle>>> = const { RefCell::new(None) };
 }
 
@@ -39,6 +40,25 @@ pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<Entry>) {
     let result = work();
     let recorder = TRACE.with(|trace| trace.borrow_mut().take());
     (result, recorder.map(|recorder| recorder.entries).unwrap_or_default())
+}
+
+/// Runs `work` and refuses this thread's allocation number `which` in it, from 1 on, as a device without memory does. Gives
+/// also how many were asked for. For tests of what is still right afterwards.
+pub fn refusing<R>(which: u64, work: impl FnOnce() -> R) -> (R, u64) {
+    REFUSE.set(Some((0, which)));
+    let result = work();
+    let asked = REFUSE.take().map_or(0, |(asked, _)| asked);
+    (result, asked)
+}
+
+/// The error of an allocation that [`refusing`] refuses.
+pub(super) fn refused(bytes: usize) -> Result<()> {
+    let Some((asked, which)) = REFUSE.get() else { return Ok(()) };
+    REFUSE.set(Some((asked + 1, which)));
+    match asked + 1 == which {
+        true => Err(Error::OutOfMemory { device: "a test".into(), requested: bytes, free: 0, total: 0 }),
+        false => Ok(()),
+    }
 }
 
 fn traced(note: impl FnOnce(&mut Recorder<StreamHandle>)) {
@@ -56,6 +76,9 @@ impl DeviceBuffer {
         device.bind()?;
         let _turn = device.stream().turn();
         let (pool, stream) = (pool_for(device)?, StreamHandle::of(device));
+        if bytes > 0 {
+            refused(bytes)?;
+        }
         let address = pool.allocate(bytes, &stream)?;
         if bytes > 0 {
             traced(|trace| trace.allocated(address, bytes, &stream));
@@ -140,13 +163,39 @@ impl DeviceBuffer {
         self.device.synchronize() // bytes are handed out only after a checked wait for their stream
     }
 
-    /// Queues a copy of `bytes` bytes of another buffer on this buffer's stream.
-    ///
-    /// The caller orders it after the work that wrote the source, if that is on another stream.
+    /// Queues a copy of `bytes` bytes of another buffer of this device on this buffer's stream. If the source is on another
+    /// stream, the copy waits for what that one has queued, and that one, with all reuse of its memory, for the copy.
     ///
     /// # Errors
-    /// A driver error, or [`Error::Unsupported`] if a range is outside.
+    /// A driver error, or [`Error::Unsupported`] if a range is outside or the source on another device.
     pub fn copy_from(&mut self, offset: usize, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<()> {
+        let (from, to) = (source.device(), self.device.clone());
+        if from.properties().ordinal != to.properties().ordinal {
+            let (argument, value) = ("source", format!("on {from:?}"));
+            let reason = format!("the buffer is on {to:?}; `copy_across` copies between devices");
+            return Err(Error::Unsupported { op: "copy", argument, value, reason });
+        }
+        if bytes == 0 || from.same_stream(&to) {
+            return self.queue_copy(offset, source, at, bytes);
+        }
+        let (written, copied) = (from.event()?, to.event()?);
+        written.record(from.stream())?;
+        if !left_out(Wait::CopyAfterWriter) {
+            to.stream().wait(&written)?;
+        }
+        self.queue_copy(offset, source, at, bytes)?;
+        if left_out(Wait::WriterAfterCopy) {
+            return Ok(());
+        }
+        let ordered = copied.record(to.stream()).and_then(|()| from.stream().wait(&copied));
+        if ordered.is_err() {
+            to.stream().synchronize()?; // the source may be freed as soon as this returns
+        }
+        ordered
+    }
+
+    /// Queues the copy and nothing that orders it after or before work of another stream.
+    fn queue_copy(&mut self, offset: usize, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<()> {
         let to = self.range("copy", offset, bytes)?;
         let from = source.range("copy", at, bytes)?;
         if bytes == 0 {
@@ -154,32 +203,24 @@ impl DeviceBuffer {
         }
         self.device.bind()?;
         let _turn = self.device.stream().turn();
-        // SAFETY: both ranges are inside their buffers (checked above); the buffers are different allocations, and
-        // freeing either is ordered after this copy on its stream.
+        // SAFETY: both ranges are inside their buffers (checked above); the buffers are different allocations. Freeing
+        // this one is ordered after the copy on its stream, and so is freeing the source: the caller sees to it.
         let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.device.stream().raw()) };
         check("cuMemcpyDtoDAsync", result)
     }
 
-    /// Copies the start of this buffer from another one, of any stream or device: this buffer's stream waits for the
-    /// source's, and the source's stream, with all reuse of its memory, waits for the copy.
+    /// Copies the start of this buffer from another one, of any stream or device, with the order of
+    /// [`copy_from`](Self::copy_from). From another device it goes by way of host memory, and is waited for.
     ///
     /// # Errors
     /// A driver error, or [`Error::Unsupported`] if a range is outside.
     pub fn copy_across(&mut self, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<()> {
-        let (from, to) = (source.device(), self.device.clone());
-        if from.properties().ordinal != to.properties().ordinal {
-            let mut staged = vec![0u8; bytes];
-            source.download(at, &mut staged)?;
-            return self.upload(0, &staged);
+        if source.device().properties().ordinal == self.device.properties().ordinal {
+            return self.copy_from(0, source, at, bytes);
         }
-        let (written, copied) = (from.event()?, to.event()?);
-        written.record(from.stream())?;
-        if !left_out(Wait::CopyAfterWriter) {
-            to.stream().wait(&written)?;
-        }
-        self.copy_from(0, source, at, bytes)?;
-        copied.record(to.stream())?;
-        if left_out(Wait::WriterAfterCopy) { Ok(()) } else { from.stream().wait(&copied) }
+        let mut staged = vec![0u8; bytes];
+        source.download(at, &mut staged)?;
+        self.upload(0, &staged)
     }
 
     /// Queues setting every byte.

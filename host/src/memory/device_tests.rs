@@ -249,6 +249,26 @@ fn each_wait_between_tensors_is_needed() {
     });
 }
 
+/// Memory that a copy on another stream reads is not used again before the copy, though its owner is gone.
+#[test]
+fn a_source_that_is_dropped_is_read_first() {
+    const BYTES: usize = 1 << 20;
+    let mut rig = Rig::new();
+    let [a, b] = [A, B].map(|stream| rig.streams[stream].clone());
+    let mut to = DeviceBuffer::uninitialized(&b, BYTES).unwrap();
+    notices(Wait::WriterAfterCopy, &mut rig, |rig, round| {
+        let mut from = DeviceBuffer::uninitialized(&a, BYTES).unwrap();
+        from.fill(round).unwrap();
+        rig.finish();
+        rig.late(B);
+        to.copy_from(0, &from, 0, BYTES).unwrap();
+        drop(from);
+        let mut next = DeviceBuffer::uninitialized(&a, BYTES).unwrap();
+        next.fill(!round).unwrap();
+        rig.read_late(B, to.address(), BYTES).iter().all(|&byte| byte == round)
+    });
+}
+
 #[test]
 fn memory_of_a_graph_is_waited_for() {
     const BYTES: usize = 4 << 20;

@@ -56,11 +56,19 @@ impl LayerStream {
         Ok(())
     }
 
-    /// The two places, for work on the handle's stream. [`layer`](Self::layer) says which layer is in which.
+    /// The two places, for kernels on the handle's stream to read; who has them must not write. [`layer`](Self::layer) says
+    /// which layer is in which.
+    ///
+    /// ```compile_fail,E0624
+    /// # fn two_writers(layers: &pascaline::memory::LayerStream) -> pascaline::Result<()> {
+    /// let [mut a, _] = layers.places()?; // of this crate alone: handles to one place could write to it side by side
+    /// let [mut the_same, _] = layers.places()?;
+    /// # a.fill(1)?; the_same.fill(2) }
+    /// ```
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
-    pub fn places(&self) -> Result<[DeviceBuffer; 2]> {
+    pub(crate) fn places(&self) -> Result<[DeviceBuffer; 2]> {
         let [a, b] = &self.places;
         Ok([a.buffer.on(&self.device)?, b.buffer.on(&self.device)?])
     }

@@ -19,7 +19,17 @@ mod slab;
 mod tests;
 mod upstream;
 
-pub use buffer::{DeviceBuffer, trace};
+/// Bytes of this machine's memory that are free and that there are; zeros where the system does not say.
+pub(crate) fn of_the_host() -> (usize, usize) {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name))?.trim().strip_suffix(" kB")?;
+        value.parse::<usize>().ok()?.checked_mul(1 << 10)
+    };
+    (line("MemAvailable:").unwrap_or(0), line("MemTotal:").unwrap_or(0))
+}
+
+pub use buffer::{DeviceBuffer, refusing, trace};
 pub use device::{CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, pool, set_limit, source};
 pub use layers::LayerStream;
 pub use pinned::{CHUNK, Download, PinnedBuffer};

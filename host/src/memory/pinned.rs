@@ -4,7 +4,7 @@
 //! memory go through two chunks in turn: while the GPU copies one, the host fills or empties the other. A chunk is
 //! used again only after the event of its last copy.
 
-use super::{DeviceBuffer, device};
+use super::{DeviceBuffer, buffer, device};
 use crate::Result;
 use crate::cuda::{CudaDevice, Event, check, is_lost};
 use crate::mutation::{Wait, left_out};
@@ -124,6 +124,7 @@ impl PinnedBuffer {
     /// A driver error.
     pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
         let pool = device::pinned(device)?;
+        buffer::refused(bytes)?;
         let block = pool.take(bytes)?;
         Ok(Self { pool, block: Some(block), bytes })
     }

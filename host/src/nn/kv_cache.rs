@@ -30,10 +30,6 @@ use crate::{Device, Error, Result};
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
-    num_kv_heads: usize,
-    head_dim: usize,
-    format: KvFormat,
-    device: Device,
 }
 
 /// The keys and values of one layer of a [`KvCache`], which an [`Attention`](super::Attention) appends to.
@@ -71,12 +67,12 @@ impl KvCache {
     ) -> Result<Self> {
         let layer = |_| LayerCache::with_room(0, num_kv_heads, head_dim, format, device);
         let layers = (0..layers).map(layer).collect::<Result<_>>()?;
-        Ok(Self { layers, num_kv_heads, head_dim, format, device: device.clone() })
+        Ok(Self { layers })
     }
 
-    /// Tokens in the cache.
+    /// Tokens that all layers hold. A pass that failed may have left more in the first ones.
     pub fn len(&self) -> usize {
-        self.layers.first().map_or(0, |layer| layer.len)
+        self.layers.iter().map(|layer| layer.len).min().unwrap_or(0)
     }
 
     /// Whether there are no tokens in it.
@@ -84,29 +80,30 @@ impl KvCache {
         self.len() == 0
     }
 
-    /// Tokens that it has memory for.
+    /// Tokens that there is memory for in every layer.
     pub fn capacity(&self) -> usize {
-        // a layer whose turn had not come when memory ran out has less than those before it
-        self.layers.iter().flat_map(|layer| [&layer.k, &layer.v]).map(|kv| kv.dims()[0]).min().unwrap_or(0)
+        self.layers.iter().map(LayerCache::capacity).min().unwrap_or(0)
     }
 
     /// Makes room for `capacity` tokens in total; the tokens in the cache stay.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or another device error. Nothing is lost then.
+    /// [`Error::OutOfMemory`], or another device error. Capacity and contents are as before then.
     pub fn reserve(&mut self, capacity: usize) -> Result<()> {
-        if capacity <= self.capacity() {
+        let before = self.capacity();
+        if capacity <= before {
             return Ok(());
         }
-        for layer in &mut self.layers {
-            for tensor in [&mut layer.k, &mut layer.v].into_iter().filter(|kv| kv.dims()[0] < capacity) {
-                let dims = [capacity, self.num_kv_heads, self.head_dim];
-                let mut larger = KvTensor::uninitialized(dims, self.format, &self.device)?;
-                larger.view_mut()?.narrow(0, layer.len)?.copy_from(tensor)?;
-                *tensor = larger;
+        // Layer by layer, which takes one layer more than the cache; all at once would take the cache twice.
+        let grown = self.layers.iter_mut().try_for_each(|layer| layer.resize(capacity));
+        if grown.is_err() {
+            for layer in &mut self.layers {
+                // The next request may need what the first layers have taken. One that can't give it back stays larger
+                // and is right: `capacity` counts the smallest.
+                let _ = layer.resize(before);
             }
         }
-        Ok(())
+        grown
     }
 
     /// Drops all tokens from number `len` on; the capacity stays.
@@ -119,9 +116,11 @@ impl KvCache {
     /// Counts tokens whose keys and values a replayed graph has written.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there was no room for them, so that they were not written.
+    /// [`Error::Shape`] if there was no room for them, so that they were not written. Nothing is counted then.
     pub fn advance(&mut self, tokens: usize) -> Result<()> {
-        self.layers.iter_mut().try_for_each(|layer| layer.advance(tokens))
+        let lens = self.layers.iter().map(|layer| layer.room(tokens)).collect::<Result<Vec<_>>>()?;
+        self.layers.iter_mut().zip(lens).for_each(|(layer, len)| layer.len = len);
+        Ok(())
     }
 
     /// The layers, in order.
@@ -157,22 +156,40 @@ impl LayerCache {
         tokens: usize,
         write: impl FnOnce(KvMut, KvMut) -> Result<()>,
     ) -> Result<()> {
-        self.room(tokens)?;
+        let len = self.room(tokens)?;
         write(self.k.view_mut()?, self.v.view_mut()?)?;
-        self.advance(tokens)
+        self.len = len;
+        Ok(())
     }
 
-    fn room(&self, tokens: usize) -> Result<()> {
-        if self.len + tokens <= self.k.dims()[0] {
+    fn capacity(&self) -> usize {
+        self.k.dims()[0]
+    }
+
+    /// The length with so many tokens more, if there is room for them.
+    fn room(&self, tokens: usize) -> Result<usize> {
+        match self.len.checked_add(tokens) {
+            Some(len) if len <= self.capacity() => Ok(len),
+            _ => {
+                let expected = format!("room for {tokens} tokens behind {}", self.len);
+                Err(Error::Shape { op: "KvCache", argument: "cache", expected, found: self.k.dims().into() })
+            }
+        }
+    }
+
+    /// Memory for `capacity` tokens, no fewer than are held; both tensors or neither.
+    fn resize(&mut self, capacity: usize) -> Result<()> {
+        if capacity == self.capacity() {
             return Ok(());
         }
-        let expected = format!("room for {} tokens", self.len + tokens);
-        Err(Error::Shape { op: "KvCache", argument: "cache", expected, found: self.k.dims().into() })
-    }
-
-    fn advance(&mut self, tokens: usize) -> Result<()> {
-        self.room(tokens)?;
-        self.len += tokens;
+        let resized = |tensor: &KvTensor| -> Result<KvTensor> {
+            let [_, heads, dim] = tensor.dims();
+            let mut other =
+                KvTensor::uninitialized([capacity, heads, dim], tensor.format(), &tensor.device())?;
+            other.view_mut()?.narrow(0, self.len)?.copy_from(tensor)?;
+            Ok(other)
+        };
+        (self.k, self.v) = (resized(&self.k)?, resized(&self.v)?);
         Ok(())
     }
 

@@ -119,7 +119,7 @@ api! {
         let mut guard = lock();
         if guard.is_none() {
             let config = Config::from_env().map_err(|e| {
-                eprintln!("virtual GPU: {e}");
+                crate::finding::say(&e);
                 INVALID_VALUE
             })?;
             *guard = Some(Driver::new(config));

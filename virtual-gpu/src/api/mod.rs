@@ -69,10 +69,16 @@ pub fn configure(config: Config) -> Result<(), InUse> {
 }
 
 /// Discards the device's whole state and initialises a fresh one, as a new process would. All handles and device
-/// pointers become invalid. For tests that need several configurations in one process.
+/// pointers become invalid; page-locked memory stays for ever, as the host may still hold references into it. For
+/// tests that need several configurations in one process.
 pub fn restart(config: Config) {
     device::forget_contexts();
-    *engine::lock() = Some(Driver::new(config));
+    let mut guard = engine::lock();
+    if let Some(old) = guard.as_ref() {
+        old.gpu.memory.leave_pinned();
+    }
+    *guard = Some(Driver::new(config));
+    drop(guard);
     device::initialised();
 }
 

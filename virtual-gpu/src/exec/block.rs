@@ -4,6 +4,7 @@ use super::Job;
 use super::races::Races;
 use super::regs::FULL;
 use super::warp::{Stop, Wait, Warp};
+use crate::config::Config;
 use crate::counters::Counters;
 use crate::finding::{Finding, FindingKind};
 use crate::memory::POISON;
@@ -88,6 +89,7 @@ impl<'j> Block<'j> {
         self.linear = linear;
         self.id = [linear % gx, linear / gx % gy, linear / gx / gy].map(|n| n as u32);
         self.steps = 0;
+        self.spend(Config::BLOCK_COST)?;
         let shared = self.job.shared_bytes() as usize;
         let checks = self.job.config.checks;
         self.shared.clear();
@@ -111,7 +113,13 @@ impl<'j> Block<'j> {
         }
         let result = self.schedule(&mut warps);
         self.warps = warps;
-        result
+        result?;
+        self.spend(self.steps * 32)
+    }
+
+    fn spend(&self, cost: u64) -> Check {
+        let line = self.job.kernel.line;
+        self.job.spend(cost).map_err(|message| self.finding(FindingKind::Timeout, line, 0, message))
     }
 
     fn schedule(&mut self, warps: &mut [Warp]) -> Check {

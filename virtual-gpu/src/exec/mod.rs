@@ -227,6 +227,8 @@ pub(crate) struct Job<'a> {
     launch_id: u64,
     next: AtomicU64,
     stop: AtomicBool,
+    /// Thread instructions of all blocks so far, and what their starts cost.
+    spent: AtomicU64,
     /// Per allocation one bit for each 32-byte sector touched; made when first needed.
     touched: Vec<OnceLock<Box<[AtomicU64]>>>,
     /// The fault of the lowest block that had one.
@@ -257,6 +259,7 @@ impl<'a> Job<'a> {
             launch_id: gpu.launches,
             next: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            spent: AtomicU64::new(0),
             fault: Mutex::new(None),
         }
     }
@@ -264,6 +267,15 @@ impl<'a> Job<'a> {
     /// Bytes of shared memory of one block.
     fn shared_bytes(&self) -> u32 {
         self.kernel.dynamic_start + self.dynamic_shared
+    }
+
+    /// Counts what a block costs. An error if the launch costs more than it may.
+    fn spend(&self, cost: u64) -> Result<(), String> {
+        let (before, limit) = (self.spent.fetch_add(cost, Ordering::Relaxed), self.config.launch_limit);
+        match before.saturating_add(cost) > limit {
+            true => Err(format!("the launch costs more than {limit} thread instructions")),
+            false => Ok(()),
+        }
     }
 
     fn blocks(&self) -> u64 {
@@ -288,6 +300,15 @@ impl<'a> Job<'a> {
         // would let that thread start another job that launches while this launch holds the device.
         // The first block runs alone; it shows whether threads are worth their start.
         let mut counters = Counters::default();
+        let (blocks, limit) = (self.blocks(), self.config.launch_limit);
+        if blocks.saturating_mul(Config::BLOCK_COST) > limit {
+            let message = format!(
+                "{blocks} blocks cost more than {limit} thread instructions, {} each for their start",
+                Config::BLOCK_COST
+            );
+            let (kind, kernel) = (FindingKind::Timeout, self.kernel.name.clone());
+            return Err(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+        }
         self.work(1, &mut counters);
         let rest = self.blocks() - 1;
         let workers =

@@ -395,13 +395,14 @@ impl<'a> Parser<'a, '_> {
         }
         loop {
             if self.eat_word(".maxntid") {
-                k.max_ntid = Some(self.dims()?);
+                k.max_ntid = Some(self.block_dims(".maxntid")?);
             } else if self.eat_word(".reqntid") {
-                k.req_ntid = Some(self.dims()?);
+                k.req_ntid = Some(self.block_dims(".reqntid")?);
             } else if self.eat_word(".minnctapersm") {
-                k.min_blocks_per_sm = Some(self.int()? as u32);
+                // More than are ever resident can't be asked for; ptxas ignores what is beyond.
+                k.min_blocks_per_sm = Some(self.int()?.min(32) as u32);
             } else if self.eat_word(".maxnreg") {
-                k.max_registers = Some(self.int()? as u32);
+                k.max_registers = Some(self.int()?.min(255) as u32);
             } else if self.eat_word(".pragma") {
                 self.pragma()?;
             } else {
@@ -424,15 +425,22 @@ impl<'a> Parser<'a, '_> {
         Ok(())
     }
 
-    fn dims(&mut self) -> Result<[u32; 3], PtxError> {
+    /// The dimensions of a block, which has 1 to 1024 threads.
+    fn block_dims(&mut self, directive: &str) -> Result<[u32; 3], PtxError> {
         let mut d = [1u32; 3];
         for (i, d) in d.iter_mut().enumerate() {
             if i > 0 && !self.eat(b',') {
                 break;
             }
-            *d = u32::try_from(self.int()?).unwrap_or(u32::MAX).max(1);
+            match self.int()? {
+                n @ 1..=1024 => *d = n as u32,
+                n => return self.err(format!("{directive} {n}: a block has 1 to 1024 threads")),
+            }
         }
-        Ok(d)
+        match d.iter().product() {
+            1..=1024u32 => Ok(d),
+            n => self.err(format!("{directive} of {n} threads: a block has 1 to 1024")),
+        }
     }
 
     fn func(&mut self, u: &mut Unit<'a>, line: u32) -> Result<(), PtxError> {

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 use kernels_gpu::matmul::regtile::{FAMILIES, Family};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs, io};
 
@@ -161,15 +161,6 @@ impl Table {
         if let Some(value) = others.into_iter().chain(self.rates.values_mut()).nth(number) {
             *value *= factor;
         }
-    }
-
-    /// Writes it, with its folder.
-    pub fn store(&self, path: &Path) -> Result<()> {
-        let failed = |error: String| Error::Tuning { file: path.display().to_string(), reason: error };
-        let text = serde_json::to_string_pretty(self).map_err(|error| failed(error.to_string()))?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        folder.map_or(Ok(()), fs::create_dir_all).map_err(|error| failed(error.to_string()))?;
-        fs::write(path, text + "\n").map_err(|error| failed(error.to_string()))
     }
 
     pub fn parse(text: &str) -> std::result::Result<Self, String> {

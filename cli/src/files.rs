@@ -1,0 +1,233 @@
+//! Files that a command writes. One appears under its name when it is whole, or not at all: a signal, a full disk or a
+//! failure leaves what was there before.
+
+use super::failure::Failure;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+/// A file that is being written.
+pub(super) struct OutputFile {
+    to: PathBuf,
+    force: bool,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Beside the file, which it is renamed to.
+    Temporary(NamedTempFile),
+    /// A device or a pipe: it is written to as it is, and holds nothing that could be lost.
+    Special(File),
+}
+
+impl OutputFile {
+    /// Begins a file; `force` says whether it may replace one.
+    ///
+    /// # Errors
+    /// [`Failure::Failed`] if there is one already, or none can be made there.
+    pub fn create(to: &Path, force: bool) -> Result<Self, Failure> {
+        let cannot = |error: io::Error| unwritable(to, &error);
+        match fs::metadata(to) {
+            Ok(found) if found.is_dir() => Err(cannot(io::ErrorKind::IsADirectory.into())),
+            Ok(found) if !found.is_file() => {
+                let file = File::options().write(true).open(to).map_err(cannot)?;
+                Ok(Self { to: to.to_owned(), force, kind: Kind::Special(file) })
+            }
+            Ok(_) if !force => Err(exists(to)),
+            Ok(found) => {
+                // Through a link: the link stays, and what it names is replaced. Its permissions stay too.
+                let to = fs::canonicalize(to).map_err(cannot)?;
+                let file = temporary(&to).map_err(cannot)?;
+                file.as_file().set_permissions(found.permissions()).map_err(cannot)?;
+                Ok(Self { to, force, kind: Kind::Temporary(file) })
+            }
+            Err(_) => {
+                let file = temporary(to).map_err(cannot)?;
+                Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file) })
+            }
+        }
+    }
+
+    /// Gives the whole file its name.
+    ///
+    /// # Errors
+    /// [`Failure::Failed`] if it can't be written, or a file has come to be there that may not be replaced.
+    pub fn keep(self) -> Result<(), Failure> {
+        let Self { to, force, kind } = self;
+        let file = match kind {
+            Kind::Temporary(file) => file,
+            Kind::Special(mut file) => return file.flush().map_err(|error| unwritable(&to, &error)),
+        };
+        // Else a crash of the machine could leave the name with nothing behind it.
+        file.as_file().sync_all().map_err(|error| unwritable(&to, &error))?;
+        let kept = if force { file.persist(&to) } else { file.persist_noclobber(&to) };
+        match kept {
+            Ok(_) => Ok(()),
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Err(exists(&to)),
+            Err(error) => Err(unwritable(&to, &error.error)),
+        }
+    }
+}
+
+impl Write for OutputFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.kind {
+            Kind::Temporary(file) => file.write(bytes),
+            Kind::Special(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.kind {
+            Kind::Temporary(file) => file.flush(),
+            Kind::Special(file) => file.flush(),
+        }
+    }
+}
+
+/// Writes a whole file.
+///
+/// # Errors
+/// As [`OutputFile::create`] and [`OutputFile::keep`].
+pub(super) fn write(to: &Path, bytes: &[u8], force: bool) -> Result<(), Failure> {
+    let mut file = OutputFile::create(to, force)?;
+    file.write_all(bytes).map_err(|error| unwritable(to, &error))?;
+    file.keep()
+}
+
+/// Refuses early what [`OutputFile::create`] would refuse when the work is done.
+///
+/// # Errors
+/// As [`OutputFile::create`].
+pub(super) fn check(to: &Path, force: bool) -> Result<(), Failure> {
+    match fs::metadata(to) {
+        // Opening a pipe here would wait for its reader twice.
+        Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
+        _ => OutputFile::create(to, force).map(drop),
+    }
+}
+
+/// Refuses a target that is a source too, or another target: the one written last would replace it.
+///
+/// # Errors
+/// [`Failure::Usage`].
+pub(super) fn check_apart<'a>(
+    sources: impl Iterator<Item = &'a Path>,
+    targets: impl Iterator<Item = &'a Path>,
+) -> Result<(), Failure> {
+    let mut taken: Vec<PathBuf> = sources.filter_map(place).collect();
+    for target in targets {
+        let Some(place) = place(target) else { continue };
+        if taken.contains(&place) {
+            let target = target.display();
+            return Err(Failure::Usage(format!("{target} is read or written twice; name another file")));
+        }
+        taken.push(place);
+    }
+    Ok(())
+}
+
+/// Where an ordinary file is or would be; `None` for devices and pipes, which may be named more than once.
+fn place(path: &Path) -> Option<PathBuf> {
+    match fs::canonicalize(path) {
+        Ok(whole) => whole.is_file().then_some(whole),
+        Err(_) => Some(fs::canonicalize(folder_of(path)).ok()?.join(path.file_name()?)),
+    }
+}
+
+pub(super) fn unwritable(to: &Path, error: &io::Error) -> Failure {
+    Failure::Failed(format!("{} can't be written: {error}; choose another path", to.display()))
+}
+
+fn exists(to: &Path) -> Failure {
+    Failure::Failed(format!("{} exists; --force replaces it", to.display()))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// In the folder of `to`, since a file can't be renamed from one file system to another.
+fn temporary(to: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".pascaline-").suffix(".part");
+    #[cfg(unix)]
+    {
+        // What an ordinary new file has; the system takes the user's mask from it.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder_of(to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sentence(result: Result<(), Failure>) -> String {
+        result.expect_err("it is refused").sentence().expect("with a reason").to_owned()
+    }
+
+    #[test]
+    fn a_file_is_replaced_only_when_asked_for_and_only_as_a_whole() -> Result<(), Failure> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("report");
+        write(&file, b"one", false)?;
+        assert!(sentence(write(&file, b"two", false)).contains("--force"));
+        assert_eq!(fs::read(&file)?, b"one");
+        let mut unfinished = OutputFile::create(&file, true)?;
+        unfinished.write_all(b"half")?;
+        drop(unfinished);
+        assert_eq!(fs::read(&file)?, b"one");
+        write(&file, b"two", true)?;
+        assert_eq!(fs::read(&file)?, b"two");
+        assert_eq!(fs::read_dir(folder.path())?.count(), 1, "no temporary file stays");
+        Ok(())
+    }
+
+    #[test]
+    fn a_file_that_has_come_meanwhile_is_not_replaced() -> Result<(), Failure> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("report");
+        let mut ours = OutputFile::create(&file, false)?;
+        ours.write_all(b"ours")?;
+        fs::write(&file, b"theirs")?;
+        assert!(sentence(ours.keep()).contains("--force"));
+        assert_eq!(fs::read(&file)?, b"theirs");
+        Ok(())
+    }
+
+    #[test]
+    fn folders_and_places_that_are_not_there_are_refused_early() -> Result<(), Failure> {
+        let folder = tempfile::tempdir()?;
+        assert!(sentence(check(folder.path(), true)).contains("can't be written"));
+        assert!(sentence(check(&folder.path().join("no/file"), true)).contains("can't be written"));
+        check(&folder.path().join("file"), false)?;
+        assert_eq!(fs::read_dir(folder.path())?.count(), 0);
+        Ok(())
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn devices_links_and_permissions_stay() -> Result<(), Failure> {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir()?;
+        write(Path::new("/dev/null"), b"gone", false)?;
+        let full = sentence(write(Path::new("/dev/full"), b"more than there is room for", false));
+        assert!(full.contains("/dev/full can't be written"), "{full}");
+
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        write(&file, b"one", false)?;
+        let mode = |path: &Path| fs::metadata(path).map(|found| found.permissions().mode() & 0o777);
+        let ordinary = folder.path().join("ordinary");
+        fs::write(&ordinary, b"")?;
+        assert_eq!(mode(&file)?, mode(&ordinary)?);
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
+        symlink(&file, &link)?;
+        write(&link, b"two", true)?;
+        assert!(fs::symlink_metadata(&link)?.is_symlink());
+        assert_eq!((fs::read(&file)?, mode(&file)?), (b"two".to_vec(), 0o600));
+        Ok(())
+    }
+}

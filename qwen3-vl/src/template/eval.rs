@@ -1,0 +1,747 @@
+//! Statements and expressions → text, each step paid for before it is taken.
+
+use super::builtins::{self, Given};
+use super::parser::{Arguments, Comparison, Expr, Node, Postfix, Statement, Target};
+use super::value::{List, Loop, Map, Value};
+use super::{MAX_CALLS, MAX_DEPTH, STEP, TemplateError};
+use std::cmp::Ordering;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// What is wrong; the statement at fault adds its line.
+pub(super) type Result<T> = std::result::Result<T, String>;
+
+type Scope = Vec<(Arc<str>, Value)>;
+
+pub(super) struct Run<'t> {
+    budget: u64,
+    /// The template's variables, and those of the blocks and macros around what runs.
+    scopes: Vec<Scope>,
+    /// The first of the scopes that a macro's body sees besides the outermost.
+    visible: usize,
+    namespaces: Vec<Scope>,
+    macros: Vec<&'t Statement>,
+    calls: usize,
+    /// The line of the statement that runs.
+    line: usize,
+}
+
+/// How a block ended.
+#[derive(PartialEq)]
+enum Flow {
+    On,
+    Break,
+    Continue,
+}
+
+pub(super) fn render(
+    template: &[Node],
+    variables: Vec<(&str, Value)>,
+    budget: u64,
+) -> std::result::Result<String, TemplateError> {
+    let variables = variables.into_iter().map(|(name, value)| (name.into(), value)).collect();
+    let mut run = Run {
+        budget,
+        scopes: vec![variables],
+        visible: 1,
+        namespaces: Vec::new(),
+        macros: Vec::new(),
+        calls: 0,
+        line: 1,
+    };
+    let mut text = String::new();
+    match run.block(template, &mut text) {
+        Ok(_) => Ok(text),
+        Err(reason) => Err(TemplateError { line: run.line, reason }),
+    }
+}
+
+impl<'t> Run<'t> {
+    /// Pays for what is about to be done with so many bytes or entries.
+    pub fn pay(&mut self, cost: usize) -> Result<()> {
+        match self.budget.checked_sub(cost as u64) {
+            Some(left) => {
+                self.budget = left;
+                Ok(())
+            }
+            None => {
+                self.budget = 0;
+                Err("rendering takes too many steps, or makes too much text".into())
+            }
+        }
+    }
+
+    fn block(&mut self, nodes: &'t [Node], out: &mut String) -> Result<Flow> {
+        for node in nodes {
+            self.line = node.line;
+            self.pay(STEP)?;
+            match self.statement(&node.kind, out)? {
+                Flow::On => {}
+                other => return Ok(other),
+            }
+        }
+        Ok(Flow::On)
+    }
+
+    fn statement(&mut self, statement: &'t Statement, out: &mut String) -> Result<Flow> {
+        match statement {
+            Statement::Text(text) => {
+                self.pay(text.len())?;
+                out.push_str(text);
+            }
+            Statement::Print(value) => {
+                let value = self.value(value)?;
+                self.print(&value, out)?;
+            }
+            Statement::For { targets, over, only, body, otherwise } => {
+                let over = self.value(over)?;
+                return self.repeat(targets, &over, only.as_ref(), body, otherwise, out);
+            }
+            Statement::If { branches, otherwise } => {
+                for (test, body) in branches {
+                    if self.value(test)?.is_true() {
+                        return self.block(body, out);
+                    }
+                }
+                return self.block(otherwise, out);
+            }
+            Statement::Set { target: Target::Names(names), value } => {
+                let value = self.value(value)?;
+                for (name, value) in self.unpack(names, value)? {
+                    self.set(name, value)?;
+                }
+            }
+            Statement::Set { target: Target::Attribute(name, attribute), value } => {
+                let value = self.value(value)?;
+                let Value::Namespace(number) = self.lookup(name)? else {
+                    return Err(format!("`{name}` is no namespace, so it has no attributes to set"));
+                };
+                self.plain(&value)?;
+                let cost = self.namespaces[number].len();
+                self.pay(cost)?;
+                put(&mut self.namespaces[number], attribute, value);
+            }
+            Statement::SetBlock { name, body } => {
+                let mut text = String::new();
+                self.scopes.push(Scope::new());
+                let flow = self.block(body, &mut text);
+                self.scopes.pop();
+                flow?;
+                self.set(name, text.into())?;
+            }
+            Statement::Macro { name, .. } => {
+                self.macros.push(statement);
+                self.set(name, Value::Macro(self.macros.len() - 1))?;
+            }
+            Statement::Break => return Ok(Flow::Break),
+            Statement::Continue => return Ok(Flow::Continue),
+            Statement::Inside(body) => return self.block(body, out),
+        }
+        Ok(Flow::On)
+    }
+
+    fn repeat(
+        &mut self,
+        targets: &'t [Arc<str>],
+        over: &Value,
+        only: Option<&'t Expr>,
+        body: &'t [Node],
+        otherwise: &'t [Node],
+        out: &mut String,
+    ) -> Result<Flow> {
+        let mut items = self.entries(over)?;
+        if let Some(only) = only {
+            let mut kept = Vec::new();
+            for item in items {
+                self.pay(STEP)?;
+                let scope = self.unpack(targets, item.clone())?;
+                let scope = scope.into_iter().map(|(name, value)| (Arc::clone(name), value)).collect();
+                self.scopes.push(scope);
+                let keep = self.value(only).map(|keep| keep.is_true());
+                self.scopes.pop();
+                if keep? {
+                    kept.push(item);
+                }
+            }
+            items = kept;
+        }
+        if items.is_empty() {
+            return self.block(otherwise, out);
+        }
+        let items = Arc::new(List { items, depth: over.depth().max(1) });
+        for index in 0..items.items.len() {
+            self.pay(STEP)?;
+            let scope = self.unpack(targets, items.items[index].clone())?;
+            let mut scope: Scope = scope.into_iter().map(|(name, value)| (Arc::clone(name), value)).collect();
+            scope.push(("loop".into(), Value::Loop(Arc::new(Loop { items: Arc::clone(&items), index }))));
+            self.scopes.push(scope);
+            let flow = self.block(body, out);
+            self.scopes.pop();
+            if flow? == Flow::Break {
+                break;
+            }
+        }
+        Ok(Flow::On)
+    }
+
+    /// A value for each name.
+    fn unpack<'n>(&mut self, names: &'n [Arc<str>], value: Value) -> Result<Vec<(&'n Arc<str>, Value)>> {
+        if let [name] = names {
+            return Ok(vec![(name, value)]);
+        }
+        let values = self.entries(&value)?;
+        match values.len() == names.len() {
+            true => Ok(names.iter().zip(values).collect()),
+            false => Err(format!("{} names for {} values", names.len(), values.len())),
+        }
+    }
+
+    fn set(&mut self, name: &Arc<str>, value: Value) -> Result<()> {
+        let cost = self.scopes.last().map_or(0, Vec::len);
+        self.pay(cost)?;
+        if let Some(scope) = self.scopes.last_mut() {
+            put(scope, name, value);
+        }
+        Ok(())
+    }
+
+    fn lookup(&mut self, name: &str) -> Result<Value> {
+        let inner = self.scopes.get(self.visible..).unwrap_or_default().iter().rev();
+        let scopes: Vec<&Scope> = inner.chain(self.scopes.first()).collect();
+        let cost = scopes.iter().map(|scope| scope.len()).sum();
+        let found = scopes.into_iter().find_map(|scope| find(scope, name)).cloned();
+        self.pay(cost)?;
+        Ok(found.unwrap_or(Value::Undefined))
+    }
+
+    pub fn value(&mut self, expr: &'t Expr) -> Result<Value> {
+        self.pay(STEP)?;
+        Ok(match expr {
+            Expr::Value(value) => value.clone(),
+            Expr::Name(name) => self.lookup(name)?,
+            Expr::List(items) => {
+                let items = items.iter().map(|item| self.value(item)).collect::<Result<_>>()?;
+                self.list(items)?
+            }
+            Expr::Map(entries) => {
+                let mut map = Scope::new();
+                for (name, value) in entries {
+                    let (name, value) = (self.value(name)?, self.value(value)?);
+                    let Value::Text(name) = name else {
+                        return Err(format!("a dictionary's name is {}, not a string", name.kind()));
+                    };
+                    self.pay(map.len())?;
+                    put(&mut map, &name, value);
+                }
+                self.map(map)?
+            }
+            Expr::Not(value) => Value::Bool(!self.value(value)?.is_true()),
+            Expr::Negative(value) => match self.value(value)? {
+                Value::Float(value) => Value::Float(-value),
+                other => match other.int().and_then(i64::checked_neg) {
+                    Some(value) => Value::Int(value),
+                    None => return Err(format!("{} has no negative", other.kind())),
+                },
+            },
+            Expr::All(values) => self.first_where(values, |value| !value.is_true())?,
+            Expr::Any(values) => self.first_where(values, Value::is_true)?,
+            Expr::Compare(first, comparisons) => {
+                let mut left = self.value(first)?;
+                for (comparison, right) in comparisons {
+                    let right = self.value(right)?;
+                    if !self.holds(&left, *comparison, &right)? {
+                        return Ok(Value::Bool(false));
+                    }
+                    left = right;
+                }
+                Value::Bool(true)
+            }
+            Expr::Chain(first, steps) => {
+                let mut left = self.value(first)?;
+                for (operator, right) in steps {
+                    let right = self.value(right)?;
+                    self.pay(STEP)?;
+                    left = self.arithmetic(left, operator, right)?;
+                }
+                left
+            }
+            Expr::Postfix(base, steps) => {
+                let mut value = match (&**base, steps.first()) {
+                    // a function's name, unless the template has made it its own
+                    (Expr::Name(name), Some(Postfix::Call(arguments))) => {
+                        let value = self.lookup(name)?;
+                        let arguments = self.given(arguments)?;
+                        match value {
+                            Value::Undefined => builtins::function(self, name, arguments)?,
+                            value => self.call(&value, arguments)?,
+                        }
+                    }
+                    (base, Some(step)) => {
+                        let value = self.value(base)?;
+                        self.step(value, step)?
+                    }
+                    (base, None) => self.value(base)?,
+                };
+                for step in steps.iter().skip(1) {
+                    self.pay(STEP)?;
+                    value = self.step(value, step)?;
+                }
+                value
+            }
+            Expr::If { then, test, otherwise } => match (self.value(test)?.is_true(), otherwise) {
+                (true, _) => self.value(then)?,
+                (false, Some(otherwise)) => self.value(otherwise)?,
+                (false, None) => Value::Undefined,
+            },
+        })
+    }
+
+    /// The first value that ends the search, or else the last one.
+    fn first_where(&mut self, values: &'t [Expr], ends: impl Fn(&Value) -> bool) -> Result<Value> {
+        let mut last = Value::Undefined;
+        for value in values {
+            last = self.value(value)?;
+            if ends(&last) {
+                break;
+            }
+        }
+        Ok(last)
+    }
+
+    fn step(&mut self, value: Value, step: &'t Postfix) -> Result<Value> {
+        match step {
+            Postfix::Attribute(name) => self.attribute(&value, name),
+            Postfix::Item(index) => {
+                let index = self.value(index)?;
+                self.item(&value, &index)
+            }
+            Postfix::Slice(parts) => {
+                let mut bounds = [None; 3];
+                for (bound, part) in bounds.iter_mut().zip(parts) {
+                    let Some(part) = part else { continue };
+                    match self.value(part)? {
+                        Value::None => {}
+                        other => match other.int() {
+                            Some(number) => *bound = Some(number),
+                            None => return Err(format!("a slice's bound is {}", other.kind())),
+                        },
+                    }
+                }
+                self.slice(&value, bounds)
+            }
+            Postfix::Call(arguments) => {
+                let arguments = self.given(arguments)?;
+                self.call(&value, arguments)
+            }
+            Postfix::Method(name, arguments) => {
+                let arguments = self.given(arguments)?;
+                builtins::method(self, &value, name, arguments)
+            }
+            Postfix::Filter(name, arguments) => {
+                let arguments = self.given(arguments)?;
+                builtins::filter(self, value, name, arguments)
+            }
+            Postfix::Test { name, arguments, negated } => {
+                let arguments = self.given(arguments)?;
+                Ok(Value::Bool(builtins::test(self, &value, name, arguments)? != *negated))
+            }
+        }
+    }
+
+    fn given(&mut self, arguments: &'t Arguments) -> Result<Given> {
+        let plain = arguments.plain.iter().map(|value| self.value(value)).collect::<Result<_>>()?;
+        let named = arguments.named.iter().map(|(name, value)| Ok((Arc::clone(name), self.value(value)?)));
+        Ok(Given { plain, named: named.collect::<Result<_>>()? })
+    }
+
+    fn call(&mut self, value: &Value, mut given: Given) -> Result<Value> {
+        let Value::Macro(number) = *value else { return Err(format!("{} can't be called", value.kind())) };
+        let Statement::Macro { name, parameters, body } = self.macros[number] else {
+            return Err("it is no macro".into());
+        };
+        if self.calls == MAX_CALLS {
+            return Err(format!("macros call each other more than {MAX_CALLS} deep"));
+        }
+        let mut scope = Scope::new();
+        let mut plain = std::mem::take(&mut given.plain).into_iter();
+        for (parameter, default) in parameters {
+            let value = match (plain.next().or_else(|| given.take(parameter)), default) {
+                (Some(value), _) => value,
+                (None, Some(default)) => self.value(default)?,
+                (None, None) => Value::Undefined,
+            };
+            scope.push((Arc::clone(parameter), value));
+        }
+        if plain.next().is_some() || !given.named.is_empty() {
+            return Err(format!("macro `{name}` has {} parameters and is given others", parameters.len()));
+        }
+        let visible = std::mem::replace(&mut self.visible, self.scopes.len());
+        let line = self.line;
+        self.scopes.push(scope);
+        self.calls += 1;
+        let mut text = String::new();
+        let flow = self.block(body, &mut text);
+        flow?; // an error ends the rendering, so nothing need be put back
+        self.calls -= 1;
+        self.scopes.pop();
+        (self.visible, self.line) = (visible, line);
+        Ok(text.into())
+    }
+
+    /// Refuses what lists, dictionaries and namespaces do not hold: a namespace could hold itself.
+    fn plain(&mut self, value: &Value) -> Result<()> {
+        match value {
+            Value::Namespace(_) | Value::Macro(_) | Value::Loop(_) => {
+                Err(format!("{} can't be put into another value", value.kind()))
+            }
+            value if value.depth() >= MAX_DEPTH => {
+                Err(format!("values are nested more than {MAX_DEPTH} deep"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub fn list(&mut self, items: Vec<Value>) -> Result<Value> {
+        self.pay(items.len().saturating_mul(STEP))?;
+        items.iter().try_for_each(|item| self.plain(item))?;
+        Ok(Value::list(items))
+    }
+
+    fn map(&mut self, entries: Scope) -> Result<Value> {
+        self.pay(entries.len().saturating_mul(STEP))?;
+        entries.iter().try_for_each(|(_, value)| self.plain(value))?;
+        Ok(Value::map(entries))
+    }
+
+    pub fn text(&mut self, text: impl Into<String>) -> Result<Value> {
+        let text = text.into();
+        self.pay(text.len())?;
+        Ok(text.into())
+    }
+
+    pub fn namespace(&mut self, entries: Scope) -> Result<Value> {
+        entries.iter().try_for_each(|(_, value)| self.plain(value))?;
+        self.pay(STEP)?;
+        self.namespaces.push(entries);
+        Ok(Value::Namespace(self.namespaces.len() - 1))
+    }
+
+    /// What a loop over a value goes through.
+    pub fn entries(&mut self, value: &Value) -> Result<Vec<Value>> {
+        match value {
+            Value::Undefined => Ok(Vec::new()),
+            Value::List(list) => {
+                self.pay(list.items.len().saturating_mul(STEP))?;
+                Ok(list.items.clone())
+            }
+            Value::Map(map) => {
+                self.pay(map.entries.len().saturating_mul(STEP))?;
+                Ok(map.entries.iter().map(|(name, _)| Value::Text(Arc::clone(name))).collect())
+            }
+            Value::Text(text) => {
+                self.pay(text.len().saturating_mul(STEP))?;
+                Ok(text.chars().map(|c| Value::from(&*c.encode_utf8(&mut [0; 4]))).collect())
+            }
+            other => Err(format!("{} can't be looped over", other.kind())),
+        }
+    }
+
+    fn attribute(&mut self, value: &Value, name: &str) -> Result<Value> {
+        match value {
+            Value::Undefined => Err(format!("undefined has no attribute `{name}`")),
+            Value::Map(map) => self.of_map(map, name),
+            Value::Namespace(number) => {
+                let cost = self.namespaces[*number].len();
+                self.pay(cost)?;
+                Ok(find(&self.namespaces[*number], name).cloned().unwrap_or(Value::Undefined))
+            }
+            Value::Loop(at) => builtins::of_loop(at, name),
+            _ => Ok(Value::Undefined),
+        }
+    }
+
+    fn of_map(&mut self, map: &Map, name: &str) -> Result<Value> {
+        self.pay(map.entries.len())?;
+        Ok(map.get(name).cloned().unwrap_or(Value::Undefined))
+    }
+
+    pub fn item(&mut self, value: &Value, index: &Value) -> Result<Value> {
+        let at = |len: usize| {
+            let index = index.int()?;
+            let from_end = if index < 0 { len as i64 } else { 0 };
+            usize::try_from(index.checked_add(from_end)?).ok().filter(|&at| at < len)
+        };
+        match (value, index) {
+            (Value::Undefined, _) => Err("undefined has no entries".into()),
+            (Value::Map(map), Value::Text(name)) => self.of_map(map, name),
+            (Value::Namespace(_) | Value::Loop(_), Value::Text(name)) => self.attribute(value, name),
+            (Value::List(list), _) => {
+                Ok(at(list.items.len()).map_or(Value::Undefined, |at| list.items[at].clone()))
+            }
+            (Value::Text(text), _) => {
+                self.pay(text.len())?;
+                let found = at(text.chars().count()).and_then(|at| text.chars().nth(at));
+                Ok(found.map_or(Value::Undefined, |c| Value::from(&*c.encode_utf8(&mut [0; 4]))))
+            }
+            _ => Ok(Value::Undefined),
+        }
+    }
+
+    /// Python's `[start:stop:step]`.
+    fn slice(&mut self, value: &Value, [start, stop, step]: [Option<i64>; 3]) -> Result<Value> {
+        let items = match value {
+            Value::List(_) | Value::Text(_) => self.entries(value)?,
+            other => return Err(format!("{} has no slices", other.kind())),
+        };
+        let (len, step) = (items.len() as i64, step.unwrap_or(1));
+        if step == 0 {
+            return Err("a slice's step is 0".into());
+        }
+        // Before the first and behind the last, as far as the direction allows.
+        let (least, most) = if step > 0 { (0, len) } else { (-1, len - 1) };
+        let bound = |bound: Option<i64>, usual: i64| match bound {
+            None => usual,
+            Some(bound) if bound < 0 => bound.saturating_add(len).clamp(least, most),
+            Some(bound) => bound.clamp(least, most),
+        };
+        let (first, last) = if step > 0 { (least, most) } else { (most, least) };
+        let (mut at, stop) = (bound(start, first), bound(stop, last));
+        let mut taken = Vec::new();
+        while (step > 0 && at < stop) || (step < 0 && at > stop) {
+            taken.push(items[at as usize].clone());
+            at = at.saturating_add(step);
+        }
+        match value {
+            Value::Text(_) => {
+                let mut text = String::new();
+                taken.iter().try_for_each(|c| self.print(c, &mut text))?;
+                Ok(text.into())
+            }
+            _ => self.list(taken),
+        }
+    }
+
+    fn arithmetic(&mut self, left: Value, operator: &str, right: Value) -> Result<Value> {
+        let misfit = || format!("`{operator}` of {} and {}", left.kind(), right.kind());
+        match (operator, &left, &right) {
+            ("~", ..) => {
+                let mut text = String::new();
+                self.print(&left, &mut text)?;
+                self.print(&right, &mut text)?;
+                return Ok(text.into());
+            }
+            ("+", Value::Text(a), Value::Text(b)) => {
+                self.pay(a.len().saturating_add(b.len()))?;
+                return Ok([&**a, b].concat().into());
+            }
+            ("+", Value::List(a), Value::List(b)) => {
+                self.pay(a.items.len().saturating_add(b.items.len()).saturating_mul(STEP))?;
+                return Ok(Value::list([&a.items[..], &b.items].concat()));
+            }
+            ("*", Value::Text(text), count) | ("*", count, Value::Text(text)) => {
+                let count = usize::try_from(count.int().ok_or_else(misfit)?).unwrap_or(0);
+                self.pay(text.len().saturating_mul(count))?;
+                return Ok(text.repeat(count).into());
+            }
+            ("*", Value::List(list), count) | ("*", count, Value::List(list)) => {
+                let count = usize::try_from(count.int().ok_or_else(misfit)?).unwrap_or(0);
+                self.pay(list.items.len().saturating_mul(count).saturating_mul(STEP))?;
+                let items = std::iter::repeat_n(&list.items, count).flatten().cloned();
+                return Ok(Value::list(items.collect()));
+            }
+            _ => {}
+        }
+        let too_large = || format!("`{operator}` gives a number that is too large");
+        if let (Some(a), Some(b)) = (left.int(), right.int()) {
+            let zero = || "division by zero".to_owned();
+            let floored = |a: i64, b: i64| -> Result<i64> {
+                let quotient = a.checked_div(b).ok_or_else(too_large)?;
+                let below = a.wrapping_rem(b) != 0 && (a < 0) != (b < 0);
+                Ok(quotient - i64::from(below))
+            };
+            let whole = match operator {
+                "+" => a.checked_add(b),
+                "-" => a.checked_sub(b),
+                "*" => a.checked_mul(b),
+                "//" | "%" | "/" if b == 0 => return Err(zero()),
+                "//" => Some(floored(a, b)?),
+                "%" => floored(a, b)?.checked_mul(b).and_then(|part| a.checked_sub(part)),
+                "/" => return Ok(Value::Float(a as f64 / b as f64)),
+                _ => match u32::try_from(b) {
+                    Ok(b) => a.checked_pow(b),
+                    Err(_) => return Ok(Value::Float((a as f64).powf(b as f64))),
+                },
+            };
+            return whole.map(Value::Int).ok_or_else(too_large);
+        }
+        let (Some(a), Some(b)) = (left.number(), right.number()) else { return Err(misfit()) };
+        Ok(Value::Float(match operator {
+            "+" => a + b,
+            "-" => a - b,
+            "*" => a * b,
+            _ if b == 0.0 && operator != "**" => return Err("division by zero".into()),
+            "/" => a / b,
+            "//" => (a / b).floor(),
+            "%" => a - (a / b).floor() * b,
+            _ => a.powf(b),
+        }))
+    }
+
+    fn holds(&mut self, left: &Value, comparison: Comparison, right: &Value) -> Result<bool> {
+        self.pay(STEP)?;
+        Ok(match comparison {
+            Comparison::Equal => self.equal(left, right)?,
+            Comparison::NotEqual => !self.equal(left, right)?,
+            Comparison::In => self.contains(right, left)?,
+            Comparison::NotIn => !self.contains(right, left)?,
+            _ => {
+                let order = match (left, right) {
+                    (Value::Text(a), Value::Text(b)) => {
+                        self.pay(a.len().min(b.len()))?;
+                        Some(a.cmp(b))
+                    }
+                    _ => match (left.number(), right.number()) {
+                        (Some(a), Some(b)) => a.partial_cmp(&b),
+                        _ => return Err(format!("{} and {} have no order", left.kind(), right.kind())),
+                    },
+                };
+                match comparison {
+                    Comparison::Less => order == Some(Ordering::Less),
+                    Comparison::LessOrEqual => matches!(order, Some(Ordering::Less | Ordering::Equal)),
+                    Comparison::Greater => order == Some(Ordering::Greater),
+                    _ => matches!(order, Some(Ordering::Greater | Ordering::Equal)),
+                }
+            }
+        })
+    }
+
+    /// Recursion ends as values are not deeper than [`MAX_DEPTH`].
+    pub fn equal(&mut self, left: &Value, right: &Value) -> Result<bool> {
+        self.pay(STEP)?;
+        Ok(match (left, right) {
+            (Value::Undefined, Value::Undefined) | (Value::None, Value::None) => true,
+            (Value::Text(a), Value::Text(b)) => {
+                self.pay(a.len().min(b.len()))?;
+                a == b
+            }
+            (Value::List(a), Value::List(b)) => {
+                let mut equal = a.items.len() == b.items.len();
+                for (a, b) in a.items.iter().zip(&b.items) {
+                    equal = equal && self.equal(a, b)?;
+                }
+                equal
+            }
+            (Value::Map(a), Value::Map(b)) => {
+                let mut equal = a.entries.len() == b.entries.len();
+                for (name, value) in &a.entries {
+                    self.pay(b.entries.len())?;
+                    equal = equal
+                        && match b.get(name) {
+                            Some(other) => self.equal(value, other)?,
+                            None => false,
+                        };
+                }
+                equal
+            }
+            (Value::Int(a), Value::Int(b)) => a == b,
+            _ => matches!((left.number(), right.number()), (Some(a), Some(b)) if a == b),
+        })
+    }
+
+    pub fn contains(&mut self, whole: &Value, part: &Value) -> Result<bool> {
+        match (whole, part) {
+            (Value::Text(whole), Value::Text(part)) => {
+                self.pay(whole.len())?;
+                Ok(whole.contains(&**part))
+            }
+            (Value::Map(map), Value::Text(name)) => {
+                self.pay(map.entries.len())?;
+                Ok(map.get(name).is_some())
+            }
+            (Value::List(list), part) => {
+                for item in &list.items {
+                    if self.equal(item, part)? {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+            (Value::Undefined | Value::Map(_), _) => Ok(false),
+            _ => Err(format!("`in` of {} and {}", part.kind(), whole.kind())),
+        }
+    }
+
+    /// Appends what Python's `str` gives.
+    pub fn print(&mut self, value: &Value, out: &mut String) -> Result<()> {
+        match value {
+            Value::Text(text) => {
+                self.pay(text.len())?;
+                out.push_str(text);
+                Ok(())
+            }
+            Value::Undefined => Ok(()),
+            other => self.literal(other, out),
+        }
+    }
+
+    /// Appends what Python's `repr` gives. Recursion ends as values are not deeper than [`MAX_DEPTH`].
+    fn literal(&mut self, value: &Value, out: &mut String) -> Result<()> {
+        self.pay(STEP)?;
+        match value {
+            Value::Undefined => out.push_str("Undefined"),
+            Value::None => out.push_str("None"),
+            Value::Bool(true) => out.push_str("True"),
+            Value::Bool(false) => out.push_str("False"),
+            Value::Int(value) => drop(write!(out, "{value}")), // a string takes all that is written
+            Value::Float(value) => drop(write!(out, "{value:?}")),
+            Value::Text(text) => {
+                self.pay(text.len().saturating_mul(2))?;
+                let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+                out.push(quote);
+                for c in text.chars() {
+                    match c {
+                        '\n' => out.push_str("\\n"),
+                        '\t' => out.push_str("\\t"),
+                        '\r' => out.push_str("\\r"),
+                        c if c == quote || c == '\\' => out.extend(['\\', c]),
+                        c => out.push(c),
+                    }
+                }
+                out.push(quote);
+            }
+            Value::List(list) => {
+                out.push('[');
+                for (index, item) in list.items.iter().enumerate() {
+                    out.push_str(if index > 0 { ", " } else { "" });
+                    self.literal(item, out)?;
+                }
+                out.push(']');
+            }
+            Value::Map(map) => {
+                out.push('{');
+                for (index, (name, value)) in map.entries.iter().enumerate() {
+                    out.push_str(if index > 0 { ", " } else { "" });
+                    self.literal(&Value::Text(Arc::clone(name)), out)?;
+                    out.push_str(": ");
+                    self.literal(value, out)?;
+                }
+                out.push('}');
+            }
+            Value::Namespace(_) | Value::Macro(_) | Value::Loop(_) => {
+                return Err(format!("{} can't be printed", value.kind()));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn find<'a>(scope: &'a Scope, name: &str) -> Option<&'a Value> {
+    scope.iter().find(|(entry, _)| **entry == *name).map(|(_, value)| value)
+}
+
+fn put(scope: &mut Scope, name: &Arc<str>, value: Value) {
+    match scope.iter_mut().find(|(entry, _)| entry == name) {
+        Some((_, old)) => *old = value,
+        None => scope.push((Arc::clone(name), value)),
+    }
+}

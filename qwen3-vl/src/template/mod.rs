@@ -1,0 +1,70 @@
+//! Jinja as chat templates use it, for templates that nobody vouches for.
+//!
+//! A template comes with a checkpoint and is a program. Interpreters at hand bound its steps, but neither the memory that
+//! one step takes (`s ~ s` doubles a string) nor the time (`[0] * 10 ** 9`), and some recurse as deep as a template asks
+//! for. Here everything is paid for from one budget before it is done: a step costs [`STEP`], and every byte of text and
+//! every entry of a list that is made, looked at or printed costs one or more. Nesting is bounded where a template is
+//! read, the depth of values where they are made, so nothing recurses without end.
+//!
+//! What published templates use is there, with Jinja2's results: loops, conditions, assignments, namespaces, macros,
+//! slices, Python's methods of strings and dictionaries, and the filters and tests listed in `builtins.rs`. Anything else
+//! is refused by its name when it is met.
+
+mod builtins;
+mod eval;
+mod lexer;
+mod parser;
+mod value;
+
+pub use value::Value;
+
+/// The most bytes of a template; published ones have up to 20 kB.
+const MAX_SOURCE: usize = 1 << 20;
+/// How deep expressions and blocks may be nested.
+const MAX_NESTING: usize = 64;
+/// How deep lists and dictionaries may be nested.
+const MAX_DEPTH: usize = 32;
+/// How deep macros may call each other.
+const MAX_CALLS: usize = 8;
+/// What rendering may cost. A prompt of a million bytes costs some tens of millions; at most it is 3 s and 0.5 GB.
+const BUDGET: u64 = 1 << 28;
+/// What a step costs: it takes about as long as so many bytes.
+const STEP: usize = 32;
+
+/// Why a template can't be read or rendered.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("line {line}: {reason}")]
+pub struct TemplateError {
+    /// Of the template, from 1 on.
+    pub line: usize,
+    /// What is wrong there.
+    pub reason: String,
+}
+
+/// A template that has been read.
+#[derive(Debug)]
+pub struct Template(Vec<parser::Node>);
+
+impl Template {
+    /// Reads a template; lines that hold only a block or a comment leave no trace (`trim_blocks`, `lstrip_blocks`).
+    ///
+    /// # Errors
+    /// [`TemplateError`] if it is malformed, too large or nested too deep.
+    pub fn parse(source: &str) -> Result<Self, TemplateError> {
+        if source.len() > MAX_SOURCE {
+            return Err(TemplateError { line: 1, reason: format!("it is larger than {MAX_SOURCE} bytes") });
+        }
+        parser::parse(lexer::pieces(source)?).map(Self)
+    }
+
+    /// Fills in these variables.
+    ///
+    /// # Errors
+    /// [`TemplateError`] if the template raises one, asks for what is not supported, or costs too much.
+    pub fn render(&self, variables: Vec<(&str, Value)>) -> Result<String, TemplateError> {
+        eval::render(&self.0, variables, BUDGET)
+    }
+}
+
+#[cfg(test)]
+mod tests;

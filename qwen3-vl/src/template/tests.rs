@@ -1,0 +1,338 @@
+//! What Jinja2 3.1.6 gives for the same templates, with the settings of transformers; and templates made to do harm.
+
+use super::value::Value;
+use super::{BUDGET, MAX_NESTING, MAX_SOURCE, Template, TemplateError};
+
+fn value(json: &serde_json::Value) -> Value {
+    match json {
+        serde_json::Value::Null => Value::None,
+        serde_json::Value::Bool(value) => Value::Bool(*value),
+        serde_json::Value::Number(number) => {
+            number.as_i64().map_or_else(|| Value::Float(number.as_f64().unwrap()), Value::Int)
+        }
+        serde_json::Value::String(text) => text.clone().into(),
+        serde_json::Value::Array(items) => Value::list(items.iter().map(value).collect()),
+        serde_json::Value::Object(map) => Value::map(map.iter().map(|(name, item)| (&**name, value(item)))),
+    }
+}
+
+fn rendered(template: &str) -> Result<String, TemplateError> {
+    let serde_json::Value::Object(variables) = serde_json::from_str(VARIABLES).unwrap() else { panic!() };
+    let variables = variables.iter().map(|(name, item)| (&**name, value(item))).collect();
+    Template::parse(template)?.render(variables)
+}
+
+const VARIABLES: &str = r##"{"messages": [{"role": "system", "content": "Be <brief>."}, 
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Wh'at\n is it?"}]}, 
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nA cat.\n"}],
+    "add_generation_prompt": true, "n": 7, "f": 2.5, "s": "H\u00e4llo w\u00f6rld", "nothing": null, "tools": [{"name": "f",
+    "parameters": {"a": [1, 2.0, true, null, "x\"y"]}}], "empty": []}"##;
+
+/// A template and its text.
+const CASES: &[(&str, &str)] = &[
+    (
+        "{{ 1 + 2 * 3 - 4 // 3 }} {{ 7 % 3 }} {{ -7 // 2 }} {{ -7 % 3 }} {{ 2 ** 10 }} {{ 7 / 2 }} {{ -n }} {{ +n }} {{ (1 + 2) * 3 }}",
+        "6 1 -4 2 1024 3.5 -7 7 9",
+    ),
+    ("{{ f * 2 }} {{ 1.0 }} {{ 10 / 5 }} {{ 5.5 // 2 }} {{ 5.5 % 2 }}", "5.0 1.0 2.0 2.0 1.5"),
+    (
+        "{{ true }} {{ False }} {{ none }} {{ None is none }} {{ missing }}|{{ missing is defined }}",
+        "True False None True |False",
+    ),
+    (
+        "{{ [1, 'a', \"b'c\", 2.5, none, true] }} {{ {'a': 1, 'b': [2]} }} {{ (1, 2)[1] }}",
+        "[1, 'a', \"b'c\", 2.5, None, True] {'a': 1, 'b': [2]} 2",
+    ),
+    (
+        "{{ 'a' ~ 1 ~ none ~ missing ~ 2.5 }} {{ 'a' + 'b' 'c' }} {{ 'ab' * 3 }} {{ [1] * 2 + [3] }}",
+        "a1None2.5 abc ababab [1, 1, 3]",
+    ),
+    (
+        "{{ 1 < 2 < 3 }} {{ 1 < 2 > 3 }} {{ 1 == 1.0 }} {{ true == 1 }} {{ 'a' < 'b' }} {{ 'a' == 1 }} {{ [1, 2] == [1, 2] }} {{ {'a': 1} == {'a': 1.0} }} {{ missing == none }}",
+        "True False True True True False True True False",
+    ),
+    (
+        "{{ 'ell' in 'hello' }} {{ 2 in [1, 2] }} {{ 'a' in {'a': 0} }} {{ 3 not in [1, 2] }} {{ not 'x' in 'y' }} {{ 'x' in missing }}",
+        "True True True True True False",
+    ),
+    (
+        "{{ not true }} {{ not not 1 }} {{ not not not none }} {{ 1 and 0 }} {{ 0 or 'x' }} {{ '' or [] or 'last' }} {{ 1 and 'yes' or 'no' }}",
+        "False True True 0 x last yes",
+    ),
+    (
+        "{{ 'a' if n > 5 else 'b' }} {{ 'a' if n > 9 }}| {{ 'a' if n > 9 else 'b' if n > 6 else 'c' }}",
+        "a | b",
+    ),
+    (
+        "{{ messages[0].role }} {{ messages[0]['content'] }} {{ messages[-1]['role'] }} {{ messages[9] }}| {{ messages[1].content[1].text }} {{ messages.0.role }}",
+        "system Be <brief>. assistant | Wh'at\n is it? system",
+    ),
+    (
+        "{{ messages[0].missing }}| {{ messages[0].missing is defined }} {{ nothing.x }}| {{ s[1] }} {{ s[-1] }}",
+        "| False | ä d",
+    ),
+    (
+        "{{ s[1:4] }} {{ s[::-1] }} {{ s[:-2] }} {{ s[-3:] }} {{ [1,2,3,4,5][::2] }} {{ [1,2,3,4,5][4:0:-2] }} {{ [1,2,3][5:] }} {{ [1,2,3][:-9] }} {{ [1,2,3][-9:2] }} {{ [1,2,3][::-1] }} {{ [1,2,3][1::-1] }}",
+        "äll dlröw olläH Hällo wör rld [1, 3, 5] [5, 3] [] [] [1, 2] [3, 2, 1] [2, 1]",
+    ),
+    (
+        "{{ s.upper() }} {{ s.lower() }} {{ s.title() }} {{ s.capitalize() }} {{ s.startswith('Hä') }} {{ s.endswith('x') }} {{ 'aXbXc'.split('X') }} {{ 'aXbXc'.split('X', 1) }} {{ ' a  b '.split() }} {{ 'a\\nb\\n'.splitlines() }}",
+        "HÄLLO WÖRLD hällo wörld Hällo Wörld Hällo wörld True False ['a', 'b', 'c'] ['a', 'bXc'] ['a', 'b'] ['a', 'b']",
+    ),
+    (
+        "{{ '  x '.strip() }}|{{ 'xxaxx'.strip('x') }}|{{ '\\n\\na\\n'.lstrip('\\n') }}|{{ 'a  '.rstrip() }}| {{ 'abcabc'.replace('b', '--') }} {{ 'abcabc'.replace('b', 'x', 1) }} {{ 'abc'.find('c') }} {{ 'abc'.find('z') }} {{ 'aaa'.count('a') }} {{ 'abc'.count('') }} {{ ', '.join(['a', 'b']) }} {{ 'xay'.removeprefix('x').removesuffix('y') }}",
+        "x|a|a\n|a| a--ca--c axcabc 2 -1 3 4 a, b a",
+    ),
+    (
+        "{{ {'a': 1, 'b': 2}.items() | length }} {{ {'a': 1}.keys() | list }} {{ {'a': 1}.values() | list }} {{ {'a': 1}.get('a') }} {{ {'a': 1}.get('b') }} {{ {'a': 1}.get('b', 5) }}",
+        "2 ['a'] [1] 1 None 5",
+    ),
+    (
+        "{{ '  x ' | trim }}| {{ s | upper }} {{ s | length }} {{ messages | length }} {{ {'a': 1} | length }} {{ [1,2] | first }} {{ [1,2] | last }} {{ 'abc' | list }} {{ [3,1] | reverse | list }} {{ 'abc' | reverse }} {{ [1, 'a'] | join('-') }} {{ [1, 2] | join }}",
+        "x| HÄLLO WÖRLD 11 3 1 1 2 ['a', 'b', 'c'] [1, 3] cba 1-a 12",
+    ),
+    (
+        "{{ missing | default('d') }} {{ '' | default('d') }}| {{ '' | default('d', true) }} {{ '' | d('e', boolean=true) }} {{ none | default('d') }} {{ '42' | int + 1 }} {{ 'x' | int }} {{ 'x' | int(5) }} {{ 3.9 | int }} {{ 3 | string + 'x' }} {{ 'a' | safe }} {{ 'ab' | replace('a', 'c') }} {{ 'hello world' | title }} {{ {'a': 1} | items | map(attribute=0) | join }}",
+        "d | d e None 43 0 5 3 3x a cb Hello World a",
+    ),
+    (
+        "{{ tools | tojson }} {{ s | tojson }} {{ {'a': none, 'b': 'q\"\\\\\\n\\u0001é'} | tojson }}",
+        "[{\"name\": \"f\", \"parameters\": {\"a\": [1, 2.0, true, null, \"x\\\"y\"]}}] \"Hällo wörld\" {\"a\": null, \"b\": \"q\\\"\\\\\\n\\u0001é\"}",
+    ),
+    (
+        "{{ messages | map(attribute='role') | join(',') }} {{ messages | selectattr('role', 'equalto', 'user') | list | length }} {{ messages | rejectattr('role', 'eq', 'user') | map(attribute='role') | list }} {{ [{'a': 0}, {'a': 1}] | selectattr('a') | list }}",
+        "system,user,assistant 1 ['system', 'assistant'] [{'a': 1}]",
+    ),
+    (
+        "{{ 1 is number }} {{ 'a' is string }} {{ {} is mapping }} {{ [] is iterable }} {{ [] is sequence }} {{ 3 is odd }} {{ 4 is even }} {{ 9 is divisibleby 3 }} {{ 9 is divisibleby(2) }} {{ true is boolean }} {{ 1.5 is float }} {{ 1 is integer }} {{ true is true }} {{ 1 is not none }} {{ 2 is in [1, 2] }} {{ 'a' is eq 'a' }} {{ missing is undefined }} {{ 1 is true }} {{ s is iterable and s is not mapping }}",
+        "True True True True True True True True False True True True True True True True True False True",
+    ),
+    (
+        "{{ range(4) | list }} {{ range(1, 4) | list }} {{ range(5, 0, -2) | list }} {{ range(0) | list }} {{ range(3, 1) | list }}",
+        "[0, 1, 2, 3] [1, 2, 3] [5, 3, 1] [] []",
+    ),
+    (
+        "{% for x in [1, 2, 3] %}{{ loop.index }}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.previtem }}{{ loop.nextitem }};{% endfor %}",
+        "10TrueFalse3322;21FalseFalse32113;32FalseTrue3102;",
+    ),
+    (
+        "{% for x in empty %}x{% else %}none{% endfor %}{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}={{ v }} {% endfor %}{% for k in {'a': 1} %}{{ k }}{% endfor %}{% for c in 'ab' %}[{{ c }}]{% endfor %}{% for x in missing %}{% else %}!{% endfor %}",
+        "nonea=1 b=2 a[a][b]!",
+    ),
+    (
+        "{% for x in range(9) if x is odd %}{% if x == 7 %}{% break %}{% endif %}{% if x == 3 %}{% continue %}{% endif %}{{ loop.index }}:{{ x }} {% endfor %}",
+        "1:1 3:5 ",
+    ),
+    (
+        "{% set x = 1 %}{% for i in [1, 2] %}{% set x = x + i %}{{ x }}{% endfor %}{{ x }}{% if true %}{% set x = 9 %}{% endif %}{{ x }}",
+        "2319",
+    ),
+    (
+        "{% set ns = namespace(a=0, b='x') %}{% for i in [1, 2] %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}{{ ns.b }}{% set ns.c = [1] %}{{ ns.c }}{{ ns.z }}",
+        "3x[1]",
+    ),
+    (
+        "{% set a, b = 1, 2 %}{{ a }}{{ b }}{% set (c, d) = [3, 4] %}{{ c + d }}{% set t = 1, 2 %}{{ t[0] }}",
+        "1271",
+    ),
+    ("{% set b %}<{{ n }}>{% endset %}{{ b }}{{ b | length }}", "<7>3"),
+    (
+        "{% macro m(a, b='y', c=3) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m('x') }} {{ m('x', c=1) }} {{ m(a=1, b=2) }} {{ m(1, 2, 3) | length }}",
+        "xy3 xy1 123 3",
+    ),
+    (
+        "{% set g = 'global' %}{% macro m() %}{{ g }}{{ n }}{% endmacro %}{% for i in [1] %}{% set g = 'local' %}{{ m() }}{% endfor %}",
+        "global7",
+    ),
+    (
+        "{% if n == 7 %}seven{% elif n == 8 %}eight{% else %}other{% endif %}{% if n == 8 %}{% elif n > 6 %}big{% endif %}{% if n == 1 %}{% elif n == 2 %}{% else %}x{% endif %}",
+        "sevenbigx",
+    ),
+    ("{# a comment #}a{#- b -#} c {{- 'x' -}} d{%- if true %} e {%- endif -%} f", "acxd ef"),
+    (
+        "{{ \"dq \\\" \\\\ \\x41 \\u00e9 \\q\" }} {{ 'it''s' }} {{ 'a' in ('a', 'b') }} {{ (1,)[0] }} {{ [1, 2,] }}",
+        "dq \" \\ A é \\q its True 1 [1, 2]",
+    ),
+    (
+        "{{ {'a': {'b': {'c': 1}}}.a.b['c'] }} {{ ('%s' ~ 'x') }} {{ 'a.b'.split('.')[-1].upper() | lower }}",
+        "1 %sx b",
+    ),
+    (
+        "{{ messages[1:] | length }} {{ messages[::-1][0].role }} {{ (messages | length - 1) }} {{ messages[(messages | length) - 1].content.split('</think>')[-1].lstrip('\\n') }}",
+        "2 assistant 2 A cat.\n",
+    ),
+    (
+        "{{ -2 | string }} {{ not messages }} {{ messages and 'some' }} {{ [] == empty }} {{ n is defined and n }} {{ [[1, [2]]] }}",
+        "-2 False some True 7 [[1, [2]]]",
+    ),
+    (
+        "{%- for message in messages %}\n    {%- if loop.first %}\n        {{- 'first\\n' }}\n    {%- endif %}\n    {{- message.role }}\n    {% if message.content is string %}\n  text\n    {% else %}\n        {% for part in message.content %}\n            {% if 'text' in part %}\n [{{ part.text }}]\n            {% endif -%}\n        {% endfor %}\n    {% endif %}\n{%- endfor %}",
+        "first\nsystem\n  text\nuser\n [Wh'at\n is it?]\nassistant\n  text\n",
+    ),
+    ("a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  b\nc"),
+    ("  {%+ if true %}x{% endif +%}\n y\n\n", "  x\n y\n"),
+    ("{% if true %}\n\nx{% endif %}\n{{ n }}\n{# c #}\nend\n\n", "\nx7\nend\n"),
+    ("x {%- if true -%} y {%- endif -%} z\r\nq\r\n", "xyz\nq"),
+    ("\t{# c #}\n\t{% set a = 1 %}\n {{ a }} {% if a %} b {% endif %} \n", " 1  b  "),
+    ("{{ '{{' }} { % x % } {{ {'a': {}} }} }} %}", "{{ { % x % } {'a': {}} }} %}"),
+];
+
+#[test]
+fn texts_are_those_of_jinja() {
+    for (template, text) in CASES {
+        match rendered(template) {
+            Ok(found) => assert_eq!(found, *text, "{template}"),
+            Err(error) => panic!("{template}: {error}"),
+        }
+    }
+}
+
+/// The error of a template, which is read or rendered on a thread with no more stack than threads have.
+fn refused(template: &str) -> TemplateError {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(2 << 20);
+        let refused = thread.spawn_scoped(scope, || rendered(template)).unwrap().join().unwrap();
+        refused.map(|text| text.len()).expect_err(&template[..template.len().min(100)])
+    })
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_line() {
+    for (template, line, part) in [
+        ("a\n{{ missing.x }}", 2, "undefined has no attribute `x`"),
+        ("{{ 1 + 'a' }}", 1, "`+` of a whole number and a string"),
+        ("\n\n{% if true %}\n{{ raise_exception('no tools') }}{% endif %}", 4, "no tools"),
+        ("{% if true %}\n", 1, "`if` without its end"),
+        ("{% endfor %}", 1, "`endfor` without its beginning"),
+        ("{% if 1 %}{% else %}{% elif 2 %}{% endif %}", 1, "`elif` without its beginning"),
+        ("{{ 1 +", 1, "a tag without an end"),
+        ("{{ 'a }}", 1, "a string without an end"),
+        ("{# a", 1, "a comment without an end"),
+        ("{{ (1 }}", 1, "a tag without an end"),
+        ("{{ 1 2 }}", 1, "the end of the tag is expected before a literal"),
+        ("{{ }}", 1, "a value is expected before the end of the tag"),
+        ("{{ a ? b }}", 1, "`?` is not expected"),
+        ("{% include 'x' %}", 1, "`include` blocks are not supported"),
+        ("{{ x | eval }}", 1, "undefined has no `eval`"),
+        ("{{ 1 | eval }}", 1, "the filter `eval` is not supported"),
+        ("{{ '%s' | format(1) }}", 1, "the filter `format` is not supported"),
+        ("{{ 'a'.format(1) }}", 1, "the method `format` of a string is not supported"),
+        ("{{ cycler(1) }}", 1, "`cycler` is undefined, and no function that is supported"),
+        ("{{ 1 is prime }}", 1, "the test `prime` is not supported"),
+        ("{% set messages.x = 1 %}", 1, "`messages` is no namespace"),
+        ("{% for a, b in [[1]] %}{% endfor %}", 1, "2 names for 1 values"),
+        ("{{ 9223372036854775807 + 1 }}", 1, "too large"),
+        ("{{ 99999999999999999999 }}", 1, "too large"),
+        ("{{ 10 ** 30 }}", 1, "too large"),
+        ("{{ 1 // 0 }}{{ 1 % 0 }}", 1, "division by zero"),
+        ("{{ (0 - 9223372036854775807 - 1) // -1 }}", 1, "too large"),
+        ("{{ 'a'[::0] }}", 1, "step is 0"),
+        ("{{ range(1, 2, 0) }}", 1, "step of 0"),
+        ("{{ 'a'.split('') }}", 1, "`split` by nothing"),
+        ("{{ 'a'.replace('', 'b') }}", 1, "`replace` of nothing"),
+        ("{{ '\\ud800' }}", 1, "digits of a character's number"),
+    ] {
+        let error = refused(template);
+        assert!(error.line == line && error.reason.contains(part), "{template}: {error}");
+    }
+}
+
+/// Each takes all time, memory or stack elsewhere.
+#[test]
+fn templates_made_to_do_harm_are_refused() {
+    let doubling =
+        "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
+    let tree = "{% set ns = namespace(a=['x'], b=['x']) %}{% for i in range(28) %}{% set ns.a = [ns.a, ns.a] %}\
+        {% set ns.b = [ns.b, ns.b] %}{% endfor %}";
+    let costs = "too many steps, or makes too much text";
+    for (template, part) in [
+        ("{% set ns = namespace() %}{% set ns.s = ns %}{{ ns }}".to_owned(), "a namespace can't be put into another"),
+        ("{% set ns = namespace() %}{{ [ns] }}".to_owned(), "a namespace can't be put into another"),
+        ("{% set ns = namespace() %}{{ ns }}".to_owned(), "a namespace can't be printed"),
+        (doubling.to_owned(), costs),
+        (doubling.replace('~', "+"), costs),
+        (doubling.replace("ns.s ~ ns.s", "ns.s * 2"), costs),
+        (doubling.replace("ns.s ~ ns.s", "ns.s | replace('a', ns.s)"), costs),
+        (doubling.replace("ns.s ~ ns.s", "ns.s.join([ns.s, ns.s])"), costs),
+        (doubling.replace("{% set ns.s = ns.s ~ ns.s %}", "{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = t %}"), costs),
+        ("{% macro m(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='ab') %}{% for i in range(99) %}\
+          {% set ns.s = m(ns.s) %}{% endfor %}".to_owned(), costs),
+        (doubling.replace("'ab'", "[1]").replace('~', "+"), costs),
+        (format!("{tree}{{% if ns.a == ns.b %}}{{% endif %}}"), costs),
+        (format!("{tree}{{{{ ns.a }}}}"), costs),
+        (format!("{tree}{{{{ ns.a | tojson }}}}"), costs),
+        (format!("{tree}{{{{ ns.a | join }}}}"), costs),
+        (tree.replace("28", "99"), "values are nested more than 32 deep"),
+        ("{{ [0] * 1000000000 }}".to_owned(), costs),
+        ("{{ 'a' * 1000000000000000 }}".to_owned(), costs),
+        ("{{ [0, 0] * 9223372036854775807 }}".to_owned(), costs),
+        ("{{ range(1000000000) | length }}".to_owned(), costs),
+        ("{{ range(-9223372036854775807, 9223372036854775807) | length }}".to_owned(), costs),
+        ("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}".to_owned(), costs),
+        ("{% for i in range(9999) %}{% for j in range(9999) %}{{ 'some text' }}{% endfor %}{% endfor %}".to_owned(), costs),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".to_owned(), "macros call each other more than 8 deep"),
+        ("{{ '%.999999999f' | format(1.0) }}".to_owned(), "`format` is not supported"),
+        (format!("{{{{ {}1 }}}}", "(".repeat(100_000)), "without an end"),
+        (format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000)), "nested"),
+        (format!("{{{{ {}1{} }}}}", "[".repeat(100_000), "]".repeat(100_000)), "nested"),
+        (format!("{{{{ {}1{} }}}}", "{'a':".repeat(100_000), "}".repeat(100_000)), "nested"),
+        (format!("{{{{ x{}0{} }}}}", "[x".repeat(100_000), "]".repeat(100_000)), "nested"),
+        (format!("{{{{ {}1 }}}}", "- ".repeat(100_000)), "nested"),
+        (format!("{{{{ {}1 }}}}", "1 if 1 else ".repeat(80_000)), "nested"),
+        (format!("{{{{ {}1{} }}}}", "range(".repeat(100_000), ")".repeat(100_000)), "nested"),
+        (format!("{}{}", "{% if 1 %}".repeat(40_000), "{% endif %}".repeat(40_000)), "nested"),
+        ("{".repeat(100_000), "a tag without an end"),
+        (" ".repeat(MAX_SOURCE + 1), "larger than"),
+    ] {
+        let error = refused(&template);
+        assert!(error.reason.contains(part), "{}: {error}", &template[..template.len().min(100)]);
+    }
+}
+
+/// What is written side by side takes no stack, however long.
+#[test]
+fn long_chains_are_no_nesting() {
+    std::thread::Builder::new()
+        .stack_size(2 << 20)
+        .spawn(|| {
+            assert_eq!(rendered(&format!("{{{{ {}1 }}}}", "not ".repeat(100_000))).unwrap(), "True");
+            assert_eq!(rendered(&format!("{{{{ 0{} }}}}", " + 1".repeat(100_000))).unwrap(), "100000");
+            assert_eq!(rendered(&format!("{{{{ 0{} }}}}", " or 0".repeat(100_000))).unwrap(), "0");
+            assert_eq!(rendered(&format!("{{{{ 1{} }}}}", " < 2 > 1".repeat(50_000))).unwrap(), "True");
+            assert_eq!(rendered(&format!("{{{{ 'a'{} }}}}", " | trim".repeat(100_000))).unwrap(), "a");
+            assert_eq!(rendered(&format!("{{{{ 'a'{} }}}}", "[0]".repeat(100_000))).unwrap(), "a");
+            let branches = "{% elif 0 %}".repeat(50_000);
+            assert_eq!(rendered(&format!("{{% if 0 %}}{branches}{{% else %}}x{{% endif %}}")).unwrap(), "x");
+        })
+        .unwrap()
+        .join()
+        .unwrap();
+}
+
+/// The deepest nesting of everything at once fits a thread's stack.
+#[test]
+fn the_deepest_template_fits_the_stack() {
+    let depth = MAX_NESTING / 2 - 1;
+    let inner = format!("{}m(){}", "(".repeat(depth), ")".repeat(depth));
+    let blocks = MAX_NESTING - 2;
+    let body =
+        format!("{}{{{{ {inner} }}}}{}", "{% for i in [1] %}".repeat(blocks), "{% endfor %}".repeat(blocks));
+    let error = refused(&format!("{{% macro m() %}}{body}{{% endmacro %}}{{{{ m() }}}}"));
+    assert!(error.reason.contains("macros call each other"), "{error}");
+    let list = format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+    assert!(refused(&format!("{{{{ {list} }}}}{{{{ [[[{list}]]] }}}}")).reason.contains("nested"));
+}
+
+/// A conversation as long as any model takes costs a small part of what is allowed.
+#[test]
+fn long_conversations_are_rendered() {
+    let (template, _) =
+        CASES.iter().find(|(template, _)| template.contains("for message in messages")).unwrap();
+    let long = "word ".repeat(1000);
+    let turn = |role: &str| Value::map([("role", role.into()), ("content", (&*long).into())]);
+    let messages =
+        Value::list((0..400).map(|i| turn(if i % 2 == 0 { "user" } else { "assistant" })).collect());
+    let nodes = Template::parse(template).unwrap();
+    let text = super::eval::render(&nodes.0, vec![("messages", messages)], BUDGET / 10).unwrap();
+    assert!(text.len() < 2_000_000 && text.contains("text"), "{}", text.len());
+}

@@ -1,0 +1,139 @@
+//! A `tokenizer.json` with parts that the models' tokenizer does not have: each is refused by its name.
+
+use pascaline::{Error, Result};
+use qwen3_vl::config::Config;
+use qwen3_vl::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny")
+}
+
+/// The checkpoint's tokenizer with a change.
+fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut root = serde_json::from_slice(&fs::read(tiny().join("tokenizer.json")).unwrap()).unwrap();
+    change(&mut root);
+    fs::write(folder.path().join("tokenizer.json"), root.to_string()).unwrap();
+    let begun = Instant::now();
+    let loaded = Tokenizer::load(folder.path(), &Config::load(&tiny()).unwrap());
+    assert!(begun.elapsed() < Duration::from_secs(5), "it takes {:?}", begun.elapsed());
+    loaded
+}
+
+/// The part at fault and what is wrong with it.
+fn refused(change: impl FnOnce(&mut Value)) -> (String, String) {
+    match changed(change) {
+        Err(Error::Checkpoint { item, reason, .. }) => (item.unwrap_or_default(), reason),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it is accepted"),
+    }
+}
+
+#[test]
+fn parts_that_the_models_have_are_read() {
+    let tokens = |tokenizer: Tokenizer| tokenizer.encode("Grüße, 3 wórds<|im_end|>\n").unwrap();
+    let published = tokens(changed(|_| ()).unwrap());
+    assert_eq!(published, tokens(Tokenizer::load(&tiny(), &Config::load(&tiny()).unwrap()).unwrap()));
+    let same = [
+        ("/normalizer", json!({"type": "NFC"})),
+        ("/model/continuing_subword_prefix", json!("")),
+        ("/model/end_of_word_suffix", json!("")),
+        (
+            "/post_processor",
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false}),
+        ),
+    ];
+    for (at, value) in same {
+        let found = changed(|root| *root.pointer_mut(at).unwrap() = value.clone());
+        assert_eq!(tokens(found.unwrap()), published, "{at}");
+    }
+    // merges as pairs, the newer spelling
+    let found = changed(|root| {
+        for merge in root["model"]["merges"].as_array_mut().unwrap() {
+            if let Some((a, b)) = merge.as_str().and_then(|merge| merge.split_once(' ')) {
+                *merge = json!([a, b]);
+            }
+        }
+    });
+    assert_eq!(tokens(found.unwrap()), published);
+}
+
+#[test]
+fn parts_that_the_models_do_not_have_are_refused_by_name() {
+    let truncation = json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 4});
+    let padding = json!({"strategy": {"Fixed": 1_000_000_000_000u64}, "direction": "Right", "pad_to_multiple_of": null,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "x"});
+    let fixed_zero = json!({"strategy": {"Fixed": 0}, "direction": "Left", "pad_to_multiple_of": 0, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "x"});
+    let template = json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "?", "type_id": 0}}],
+        "pair": [], "special_tokens": {}});
+    let split = |pattern: Value| {
+        json!({"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": pattern, "behavior": "Isolated",
+            "invert": false}, {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]})
+    };
+    for (at, value, item, part) in [
+        ("/truncation", truncation, "truncation", "set it to null"),
+        ("/padding", padding, "padding", "set it to null"),
+        ("/padding", fixed_zero, "padding", "set it to null"),
+        ("/normalizer", json!({"type": "Replace", "pattern": {"String": ""}, "content": "a"}), "normalizer.type", "Replace"),
+        ("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "normalizer.type", "Precompiled"),
+        ("/normalizer", json!({"type": "Sequence", "normalizers": []}), "normalizer.type", "Sequence"),
+        ("/normalizer", json!({"type": "NFC", "more": 1}), "normalizer.more", "not supported"),
+        ("/normalizer", json!([]), "normalizer", "not an object"),
+        ("/post_processor", template, "post_processor.type", "TemplateProcessing"),
+        ("/decoder", json!(null), "decoder", "missing"),
+        ("/decoder", json!({"type": "WordPiece", "prefix": "", "cleanup": true}), "decoder.type", "WordPiece"),
+        ("/pre_tokenizer", json!(null), "pre_tokenizer", "missing"),
+        ("/pre_tokenizer", json!({"type": "Metaspace"}), "pre_tokenizer.type", "Metaspace"),
+        ("/pre_tokenizer", split(json!({"Regex": "(a*)*b"})), "pre_tokenizer.pretokenizers[0].pattern", "published"),
+        ("/pre_tokenizer", split(json!({"String": ""})), "pre_tokenizer.pretokenizers[0].pattern", "published"),
+        ("/pre_tokenizer", json!({"type": "Sequence", "pretokenizers": []}), "pre_tokenizer.pretokenizers", "Split"),
+        ("/model/type", json!("Unigram"), "model.type", "Unigram"),
+        ("/model/continuing_subword_prefix", json!("##"), "model.continuing_subword_prefix", "##"),
+        ("/model/end_of_word_suffix", json!("</w>"), "model.end_of_word_suffix", "</w>"),
+        ("/model/dropout", json!(0.5), "model.dropout", "0.5"),
+        ("/model/unk_token", json!("?"), "model.unk_token", "?"),
+        ("/model/byte_fallback", json!(true), "model.byte_fallback", "true"),
+        ("/model/vocab", json!({"a": 4_000_000_000u64}), "model.vocab", "outside the model's vocabulary"),
+        ("/model/vocab", json!({"a": -1}), "model.vocab", "outside the model's vocabulary"),
+        ("/model/vocab", json!({}), "model.merges", "of a vocabulary of 0"),
+        ("/model/merges/0", json!("a b c"), "model.merges", "no pair"),
+        ("/model/merges/0", json!(["a"]), "model.merges", "no pair"),
+        ("/model/merges/0", json!(7), "model.merges", "no pair"),
+        ("/model/merges/0", json!("neither nor"), "", "not a tokenizer"),
+        ("/added_tokens/0/content", json!(""), "added_tokens.content", "1 to 256"),
+        ("/added_tokens/0/content", json!("x".repeat(32 << 10)), "added_tokens.content", "1 to 256"),
+        ("/added_tokens/0/id", json!(4_000_000_000u64), "added_tokens.id", "outside the model's vocabulary"),
+        ("/added_tokens/0/single_word", json!(1), "added_tokens.single_word", "true or false"),
+        ("/added_tokens", json!({}), "added_tokens", "not a list"),
+        ("/added_tokens", json!([]), "added_tokens", "image_token_id 398 is not there"),
+    ] {
+        let found = refused(|root| *root.pointer_mut(at).unwrap() = value.clone());
+        assert_eq!(found.0, item, "{at} = {value:.100}: {}", found.1);
+        assert!(found.1.contains(part), "{at}: {}", found.1);
+    }
+    let more = refused(|root| root["extra"] = json!({}));
+    assert_eq!((more.0.as_str(), more.1.contains("not supported")), ("extra", true), "{}", more.1);
+    let many = |root: &mut Value| {
+        let token = |i: usize| json!({"id": i, "content": format!("{i}{}", "x".repeat(250))});
+        root["added_tokens"] = (0..100).map(token).collect();
+    };
+    assert!(refused(many).1.contains("all together"));
+}
+
+/// Long words and texts take time in proportion to their length.
+#[test]
+fn long_texts_are_encoded_in_time() {
+    let tokenizer = changed(|_| ()).unwrap();
+    for piece in ["a", "ab", " ", "\n", "1", "é", "<|im_end|>", "<|im", "'s"] {
+        let begun = Instant::now();
+        let text = piece.repeat((1 << 20) / piece.len());
+        let ids = tokenizer.encode(&text).unwrap();
+        assert_eq!(tokenizer.decode(&ids).len() + 10 * ids.iter().filter(|&&id| id == 394).count(), text.len());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{piece:?} takes {:?}", begun.elapsed());
+    }
+}
