@@ -29,7 +29,10 @@ fn errors_name_the_fault() {
 
     let module = device.load_ptx(PTX).unwrap();
     let missing = module.get_function("nowhere").map(drop);
-    assert!(matches!(&missing, Err(Error::ModuleLoad { code: 500, log }) if log.contains("not in the PTX")), "{missing:?}");
+    assert!(
+        matches!(&missing, Err(Error::ModuleLoad { code: 500, log }) if log.contains("not in the PTX")),
+        "{missing:?}"
+    );
     for code in [2, 304, 999] {
         faults::script(&format!("cuModuleGetFunction:1={code}")).unwrap();
         match module.get_function("here").map(drop) {
@@ -45,7 +48,11 @@ fn errors_name_the_fault() {
     let first = device.memory_info();
     assert!(matches!(first, Err(Error::DeviceLost { call: "cuMemGetInfo", code: 700, .. })), "{first:?}");
     faults::clear();
-    for later in [device.memory_info().map(drop), device.synchronize(), DeviceBuffer::uninitialized(&device, 1).map(drop)] {
+    for later in [
+        device.memory_info().map(drop),
+        device.synchronize(),
+        DeviceBuffer::uninitialized(&device, 1).map(drop),
+    ] {
         assert!(matches!(later, Err(Error::DeviceLost { call: "cuMemGetInfo", code: 700, .. })), "{later:?}");
     }
     let sentence = device.synchronize().unwrap_err().to_string();

@@ -3,6 +3,7 @@
 
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::nn::KvCache;
+use pascaline::{DType, Device, Error, Result, Tensor};
 use qwen3_vl::chat::{Media, expand};
 use qwen3_vl::config::Config;
 use qwen3_vl::generate::user_turn;
@@ -10,7 +11,6 @@ use qwen3_vl::positions::positions;
 use qwen3_vl::preprocess::{Bounds, Patches, Picture, smart_resize};
 use qwen3_vl::weights::Weights;
 use qwen3_vl::{Options, Processor, Prompt, Qwen3Vl, Session, StopReason, Visual};
-use pascaline::{DType, Device, Error, Result, Tensor};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::ControlFlow;
@@ -74,7 +74,11 @@ fn numbers_beyond_all_sizes_are_refused() {
             "" => ControlFlow::Continue(()),
             _ => ControlFlow::Break(()),
         });
-        assert_eq!(first.unwrap().stop_reason, StopReason::Cancelled, "the answer ends where the context does");
+        assert_eq!(
+            first.unwrap().stop_reason,
+            StopReason::Cancelled,
+            "the answer ends where the context does"
+        );
     }
     for rope_delta in [i64::MAX, i64::MIN, u32::MAX.into(), i64::from(u32::MAX) - 100, -1000] {
         let mut prompt = whole.clone();
@@ -210,7 +214,8 @@ fn pipes_in_the_place_of_files_are_refused() {
         let (sender, receiver) = std::sync::mpsc::channel();
         let dir = folder.path().to_owned();
         std::thread::spawn(move || sender.send(Qwen3Vl::load(dir, &Device::Cpu).map(drop)));
-        let refused = receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits for the pipe");
+        let refused =
+            receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it waits for the pipe");
         match refused {
             Err(Error::Checkpoint { file: found, reason, .. }) => {
                 assert!(found.contains(name) && reason.contains("not an ordinary file"), "{found}: {reason}");

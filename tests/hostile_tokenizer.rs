@@ -79,19 +79,49 @@ fn parts_that_the_models_do_not_have_are_refused_by_name() {
         ("/truncation", truncation, "truncation", "set it to null"),
         ("/padding", padding, "padding", "set it to null"),
         ("/padding", fixed_zero, "padding", "set it to null"),
-        ("/normalizer", json!({"type": "Replace", "pattern": {"String": ""}, "content": "a"}), "normalizer.type", "Replace"),
-        ("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "normalizer.type", "Precompiled"),
+        (
+            "/normalizer",
+            json!({"type": "Replace", "pattern": {"String": ""}, "content": "a"}),
+            "normalizer.type",
+            "Replace",
+        ),
+        (
+            "/normalizer",
+            json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+            "normalizer.type",
+            "Precompiled",
+        ),
         ("/normalizer", json!({"type": "Sequence", "normalizers": []}), "normalizer.type", "Sequence"),
         ("/normalizer", json!({"type": "NFC", "more": 1}), "normalizer.more", "not supported"),
         ("/normalizer", json!([]), "normalizer", "not an object"),
         ("/post_processor", template, "post_processor.type", "TemplateProcessing"),
         ("/decoder", json!(null), "decoder", "missing"),
-        ("/decoder", json!({"type": "WordPiece", "prefix": "", "cleanup": true}), "decoder.type", "WordPiece"),
+        (
+            "/decoder",
+            json!({"type": "WordPiece", "prefix": "", "cleanup": true}),
+            "decoder.type",
+            "WordPiece",
+        ),
         ("/pre_tokenizer", json!(null), "pre_tokenizer", "missing"),
         ("/pre_tokenizer", json!({"type": "Metaspace"}), "pre_tokenizer.type", "Metaspace"),
-        ("/pre_tokenizer", split(json!({"Regex": "(a*)*b"})), "pre_tokenizer.pretokenizers[0].pattern", "published"),
-        ("/pre_tokenizer", split(json!({"String": ""})), "pre_tokenizer.pretokenizers[0].pattern", "published"),
-        ("/pre_tokenizer", json!({"type": "Sequence", "pretokenizers": []}), "pre_tokenizer.pretokenizers", "Split"),
+        (
+            "/pre_tokenizer",
+            split(json!({"Regex": "(a*)*b"})),
+            "pre_tokenizer.pretokenizers[0].pattern",
+            "published",
+        ),
+        (
+            "/pre_tokenizer",
+            split(json!({"String": ""})),
+            "pre_tokenizer.pretokenizers[0].pattern",
+            "published",
+        ),
+        (
+            "/pre_tokenizer",
+            json!({"type": "Sequence", "pretokenizers": []}),
+            "pre_tokenizer.pretokenizers",
+            "Split",
+        ),
         ("/model/type", json!("Unigram"), "model.type", "Unigram"),
         ("/model/continuing_subword_prefix", json!("##"), "model.continuing_subword_prefix", "##"),
         ("/model/end_of_word_suffix", json!("</w>"), "model.end_of_word_suffix", "</w>"),
@@ -133,7 +163,10 @@ fn long_texts_are_encoded_in_time() {
         let begun = Instant::now();
         let text = piece.repeat((1 << 20) / piece.len());
         let ids = tokenizer.encode(&text).unwrap();
-        assert_eq!(tokenizer.decode(&ids).len() + 10 * ids.iter().filter(|&&id| id == 394).count(), text.len());
+        assert_eq!(
+            tokenizer.decode(&ids).len() + 10 * ids.iter().filter(|&&id| id == 394).count(),
+            text.len()
+        );
         assert!(begun.elapsed() < Duration::from_secs(10), "{piece:?} takes {:?}", begun.elapsed());
     }
 }

@@ -6,9 +6,9 @@ mod common;
 use pascaline::kv::KvFormat;
 use pascaline::memory;
 use pascaline::nn::KvCache;
+use pascaline::{Error, Result};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Options, Prompt, Qwen3Vl, Session, Visual};
-use pascaline::{Error, Result};
 use std::ops::ControlFlow;
 use std::path::Path;
 

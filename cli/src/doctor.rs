@@ -97,9 +97,9 @@ struct ModulesLoaded {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let file = args.output.report()?;
     if let Some(path) = &args.ptx {
-        let written = cuda::ptx().map_err(Failure::from).and_then(|text| {
-            files::write(path, text.as_bytes(), args.output.may_replace())
-        });
+        let written = cuda::ptx()
+            .map_err(Failure::from)
+            .and_then(|text| files::write(path, text.as_bytes(), args.output.may_replace()));
         written?;
     }
     let report = Report::new(args.modules)?;

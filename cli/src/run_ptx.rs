@@ -203,7 +203,9 @@ fn on_virtual(
     let failed = launch.is_none();
     if let Some(costs) = &launch {
         for (input, address) in inputs.iter().zip(addresses) {
-            write(&input.argument, input.bytes.len(), force, |bytes| gpu.read(address, bytes).map_err(memory))?;
+            write(&input.argument, input.bytes.len(), force, |bytes| {
+                gpu.read(address, bytes).map_err(memory)
+            })?;
         }
         costs.print(screen)?;
         screen.line("no findings")?;

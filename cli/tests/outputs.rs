@@ -176,7 +176,20 @@ fn an_error_that_nobody_can_read_sets_the_exit_status() {
         (&["generate", "--model", "/none", "--prompt", "x"][..], None),
         (&["validate", "--device", "cpu", "--only", "no such case"], None),
         (&["run-ptx", path(&ptx), "--kernel", "fault", "--grid", "1", "--block", "1"], Some(1)),
-        (&["generate", "--model", path(&model), "--device", "cpu", "--prompt", "x", "--max-new-tokens", "1"], Some(0)),
+        (
+            &[
+                "generate",
+                "--model",
+                path(&model),
+                "--device",
+                "cpu",
+                "--prompt",
+                "x",
+                "--max-new-tokens",
+                "1",
+            ],
+            Some(0),
+        ),
     ] {
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
         let unread = pascaline(arguments).stderr(full).output().unwrap().status.code();

@@ -75,7 +75,9 @@ fn is_a(part: Part, kinds: &[&str]) -> Result<()> {
     let kind = part.fields.required("type", part.fields.str("type")?)?;
     match kinds.contains(&kind) {
         true => Ok(()),
-        false => Err(part.fields.bad("type", format!("{kind} is not supported, only {}", kinds.join(" and ")))),
+        false => {
+            Err(part.fields.bad("type", format!("{kind} is not supported, only {}", kinds.join(" and "))))
+        }
     }
 }
 
@@ -100,7 +102,9 @@ fn check_words(file: &Path, sequence: Part) -> Result<()> {
     no_others(sequence.fields, sequence.map, &["type", "pretokenizers"])?;
     let steps = sequence.fields.get("pretokenizers").and_then(Value::as_array).map(Vec::as_slice);
     let Some([Value::Object(split), Value::Object(bytes)]) = steps else {
-        return Err(sequence.fields.bad("pretokenizers", "is not Split and ByteLevel, all that is supported"));
+        return Err(sequence
+            .fields
+            .bad("pretokenizers", "is not Split and ByteLevel, all that is supported"));
     };
     let inside = |map, prefix| Part { fields: Fields::new(file, prefix, map), map };
     let split = inside(split, "pre_tokenizer.pretokenizers[0].");
@@ -108,7 +112,9 @@ fn check_words(file: &Path, sequence: Part) -> Result<()> {
     no_others(split.fields, split.map, &["type", "pattern", "behavior", "invert"])?;
     let pattern = split.fields.object("pattern", "pre_tokenizer.pretokenizers[0].pattern.")?;
     if pattern.is_none_or(|pattern| pattern.get("Regex").and_then(Value::as_str) != Some(PATTERN)) {
-        return Err(split.fields.bad("pattern", "is not the one of the published models, which alone is supported"));
+        return Err(split
+            .fields
+            .bad("pattern", "is not the one of the published models, which alone is supported"));
     }
     must_be(split.fields, "behavior", &["Isolated".into()])?;
     must_be(split.fields, "invert", &[false.into()])?;
@@ -120,7 +126,9 @@ fn check_added(file: &Path, top: Fields, vocab_size: usize) -> Result<()> {
     let Some(added) = added.as_array() else { return Err(top.bad("added_tokens", "is not a list")) };
     let mut bytes = 0;
     for token in added {
-        let Value::Object(map) = token else { return Err(top.bad("added_tokens", "an entry is not an object")) };
+        let Value::Object(map) = token else {
+            return Err(top.bad("added_tokens", "an entry is not an object"));
+        };
         let fields = Fields::new(file, "added_tokens.", map);
         let flags = ["single_word", "lstrip", "rstrip", "normalized", "special"];
         no_others(fields, map, &[&["id", "content"][..], &flags].concat())?;
@@ -156,7 +164,8 @@ fn check_model(model: Part, vocab_size: usize) -> Result<()> {
         must_be(fields, name, values)?;
     }
     fields.bool("ignore_merges")?;
-    let known = ["type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk"];
+    let known =
+        ["type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk"];
     no_others(fields, map, &[&known[..], &["byte_fallback", "ignore_merges", "vocab", "merges"]].concat())?;
 
     let vocab = fields.get("vocab").and_then(Value::as_object);

@@ -192,7 +192,9 @@ impl Memory {
 
     /// Lets all page-locked memory stay for ever: the host may hold references into it, which nothing here knows of.
     pub(crate) fn leave_pinned(&self) {
-        for allocation in self.lock().live.values().filter(|allocation| matches!(allocation.kind, Kind::Pinned)) {
+        for allocation in
+            self.lock().live.values().filter(|allocation| matches!(allocation.kind, Kind::Pinned))
+        {
             std::mem::forget(Arc::clone(allocation));
         }
     }

@@ -607,7 +607,8 @@ fn bounds_beyond_the_hardware_are_those_of_the_hardware() {
         module.registers(&module.kernels()[0])
     };
     let most = registers(".minnctapersm 32");
-    for bounds in [".minnctapersm 4194304", ".minnctapersm 4294967296", ".minnctapersm 18446744073709551615"] {
+    for bounds in [".minnctapersm 4194304", ".minnctapersm 4294967296", ".minnctapersm 18446744073709551615"]
+    {
         assert_eq!(registers(bounds), most, "{bounds}");
     }
     assert!(registers(".maxnreg 18446744073709551615") <= 255);
