@@ -3,6 +3,7 @@
 use super::doctor_memory;
 use super::environment::{Cpu, Driver, Gpu, is_virtual};
 use super::failure::{Failure, loader_error};
+use super::files;
 use super::output::Output;
 use super::screen::{Screen, Style};
 use pascaline::Device;
@@ -11,7 +12,6 @@ use pascaline::format_bytes as bytes;
 use pascaline::internals::table;
 use pascaline_driver as driver;
 use serde::Serialize;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 

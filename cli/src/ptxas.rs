@@ -3,6 +3,7 @@
 use super::failure::Failure;
 use pascaline_virtual_gpu::Module;
 use std::collections::HashMap;
+use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
