@@ -124,7 +124,7 @@ impl VisionTower {
     /// bounds the memory too.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the patches are not the tower's, or a device error.
+    /// [`Error::Shape`](pascaline::Error::Shape) if the patches are not the tower's, or a device error.
     pub fn forward(&self, patches: &Patches) -> Result<VisionOutput> {
         patches.tokens(&self.config)?;
         let [groups, rows, cols] = patches.grid;
