@@ -170,7 +170,11 @@ fn json_is_the_same_everywhere() {
         assert_eq!((quiet.status.code(), stderr(&quiet)), (Some(0), String::new()), "{arguments:?}");
         let keys =
             |text: &str| json(text).as_object().map(|report| report.keys().cloned().collect::<Vec<_>>());
-        assert_eq!(run(&[arguments, &["--json", &file]].concat()).status.code(), Some(0), "{arguments:?}");
+        assert_eq!(
+            run(&[arguments, &["--force", "--json", &file]].concat()).status.code(),
+            Some(0),
+            "{arguments:?}"
+        );
         let written = std::fs::read_to_string(&file).expect("the report");
         assert_eq!(keys(&written), keys(&stdout(&quiet)), "{arguments:?}");
     }

@@ -280,7 +280,7 @@ fn a_ptxas_without_sm_61_counts_as_none() {
             stderr(&output)
         );
     }
-    let mut unset = folder.saxpy("2", &["--arg", "f32:2"]);
+    let mut unset = folder.saxpy("2", &["--arg", "f32:2", "--force"]);
     assert_eq!(unset.env("PTXAS", "").output().expect("the program starts").status.code(), Some(0));
 }
 

@@ -550,14 +550,16 @@ impl Tokens {
         Ok(arguments)
     }
 
-    /// Behind `is`.
+    /// What follows `is`. A test's one argument may stand without parentheses: `is divisibleby 3`, `is in [1, 2]`.
     fn test(&mut self) -> Result<Postfix> {
         let negated = self.word("not");
         let name = self.name()?;
         let mut arguments = Arguments::default();
         if self.operator("(") {
             arguments = self.arguments()?;
-        } else if let Some(Token::Text(_) | Token::Int(_) | Token::Float(_)) = self.peek() {
+        } else if let Some(Token::Text(_) | Token::Int(_) | Token::Float(_) | Token::Op("[" | "{")) =
+            self.peek()
+        {
             arguments.plain.push(self.primary()?);
         }
         Ok(Postfix::Test { name, arguments, negated })
