@@ -18,6 +18,7 @@ mod failure;
 mod files;
 mod float16;
 mod generate;
+mod hub;
 mod json;
 mod measure;
 mod model;
@@ -69,6 +70,8 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model, with images.
     Chat(chat::Args),
+    /// Fetch a model from the Hugging Face hub.
+    Pull(hub::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
     RandomModel(random_model::Args),
     /// Say what is here: driver, devices, kernels, and which device `auto` takes.
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Command::RunPtx(args) => run_ptx::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Pull(args) => hub::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Float16(args) => float16::run(&args),

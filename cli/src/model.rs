@@ -2,6 +2,7 @@
 
 use super::device::DeviceArg;
 use super::failure::Failure;
+use super::hub;
 use super::output::Output;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,8 +16,9 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub(super) struct ModelArgs {
-    /// The checkpoint: a directory with config.json, safetensors and tokenizer.json, as published.
-    #[arg(long, value_name = "DIR")]
+    /// The checkpoint: a directory with config.json, safetensors and tokenizer.json, as published, or the name of a model
+    /// on the Hugging Face hub, which is fetched if need be (as `pull` does): OWNER/NAME, or OWNER/NAME:TYPE for GGUF files.
+    #[arg(long, value_name = "MODEL")]
     pub model: PathBuf,
 
     #[command(flatten)]
@@ -208,15 +210,17 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
     let last = dir.file_name().and_then(|last| last.to_str()).filter(|last| last.starts_with("Qwen3-VL-"));
     let model = last.unwrap_or("Qwen3-VL-2B-Instruct");
     Err(Failure::Failed(format!(
-        "{name}: {problem}; `hf download Qwen/{model} --local-dir {model}` gets one \
-         (`pip install huggingface_hub` installs hf)"
+        "{name}: {problem}; `--model Qwen/{model}` fetches one from the Hugging Face hub"
     )))
 }
 
 impl ModelArgs {
     /// Refuses what can't be a checkpoint's directory, with the way to one.
     pub fn check_directory(&self) -> Result<(), Failure> {
-        check_directory(&self.model)
+        match hub::named(&self.model) {
+            Some(_) => Ok(()), // the hub knows whether it is one
+            None => check_directory(&self.model),
+        }
     }
 
     /// The device, checked against the other options; if `auto` took it, says why.
@@ -268,6 +272,7 @@ impl ModelArgs {
 
     /// Loads the model, with a progress bar where people watch; gives the time that it took.
     pub fn load(&self, device: &Device, output: &Output) -> Result<(Qwen3Vl, Duration), Failure> {
+        let model = hub::locate(&self.model, output)?;
         let begin = Instant::now();
         let bar = match io::stderr().is_terminal() && !output.is_quiet() {
             true => ProgressBar::new(0),
@@ -276,7 +281,7 @@ impl ModelArgs {
         if let Ok(style) = ProgressStyle::with_template("  {bar:24} {pos}/{len} tensors  {elapsed}") {
             bar.set_style(style.progress_chars("━━╌"));
         }
-        let loaded = Qwen3Vl::load_with(&self.model, device, self.load_options(device), |progress| {
+        let loaded = Qwen3Vl::load_with(&model, device, self.load_options(device), |progress| {
             bar.set_length(progress.total as u64);
             bar.set_position(progress.loaded as u64);
         });

@@ -7,6 +7,8 @@ pub mod chat;
 pub mod config;
 mod decode;
 pub mod generate;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod json;
 mod kernels;
 pub mod model;
