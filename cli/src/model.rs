@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error};
-use qwen3_vl::{LoadOptions, Options, Prompt, Qwen3Vl, Sampling};
+use qwen3_vl::{LoadOptions, Options, Prompt, Qwen3Vl, Sampling, VisionPlace};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -39,6 +39,31 @@ pub(super) struct ModelArgs {
     /// are the same; each then takes the time of copying those weights, and its kernels are launched one by one.
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     gpu_layers: Option<usize>,
+
+    /// Where the vision tower is: on the GPU, if nothing is said.
+    #[arg(long, value_name = "PLACE")]
+    vision_device: Option<VisionDevice>,
+}
+
+/// `--vision-device`
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
+enum VisionDevice {
+    /// Its weights are on the GPU.
+    Gpu,
+    /// Its weights are in pinned host memory and pass through the GPU while a picture is encoded; the answers are the same.
+    Stream,
+    /// The CPU encodes pictures.
+    Cpu,
+}
+
+impl VisionDevice {
+    fn place(self) -> VisionPlace {
+        match self {
+            Self::Gpu => VisionPlace::Resident,
+            Self::Stream => VisionPlace::Streamed,
+            Self::Cpu => VisionPlace::Cpu,
+        }
+    }
 }
 
 /// `--cache`
@@ -229,10 +254,13 @@ impl ModelArgs {
         if let Some(reason) = reason {
             output.note(&format!("on {device}, because {reason}"));
         }
-        match self.gpu_layers {
-            Some(layers) if !device.is_cuda() => Err(Failure::Usage(format!(
+        match (self.gpu_layers, self.vision_device) {
+            (Some(layers), _) if !device.is_cuda() => Err(Failure::Usage(format!(
                 "--gpu-layers {layers} is for a GPU; on the CPU all weights are in host memory"
             ))),
+            (_, Some(VisionDevice::Gpu | VisionDevice::Stream)) if !device.is_cuda() => {
+                Err(Failure::Usage("--vision-device asks for a GPU, and the model is on the CPU".to_owned()))
+            }
             _ => Ok(device),
         }
     }
@@ -246,6 +274,9 @@ impl ModelArgs {
         }
         if self.cache != Some(KvFormat::Q8_0) {
             smaller.push("`--cache q8_0` (keys and values)");
+        }
+        if self.vision_device.is_none_or(|place| place == VisionDevice::Gpu) {
+            smaller.push("`--vision-device stream` (the vision tower stays in host memory)");
         }
         if self.gpu_layers != Some(0) {
             smaller.push("`--gpu-layers N` (the other layers stay in host memory)");
@@ -267,7 +298,12 @@ impl ModelArgs {
     fn load_options(&self, device: &Device) -> LoadOptions {
         let usual = LoadOptions::for_device(device);
         let options = self.dtype.map_or(usual, |dtype| dtype.apply(usual));
-        LoadOptions { cache: self.cache.unwrap_or(usual.cache), gpu_layers: self.gpu_layers, ..options }
+        LoadOptions {
+            cache: self.cache.unwrap_or(usual.cache),
+            gpu_layers: self.gpu_layers,
+            vision: self.vision_device.map_or(usual.vision, VisionDevice::place),
+            ..options
+        }
     }
 
     /// Loads the model, with a progress bar where people watch; gives the time that it took.

@@ -77,7 +77,7 @@ fn errors_name_the_file_and_set_the_exit_status() {
             tiny().join("Qwen3-VL-4B-Thinking"),
             vec!["--prompt", "x"],
             1,
-            "Qwen/Qwen3-VL-4B-Thinking --local-dir",
+            "`--model Qwen/Qwen3-VL-4B-Thinking` fetches",
         ),
         (tiny().join("cases"), vec!["--prompt", "x"], 1, "no config.json in it"),
         (tiny().join("config.json"), vec!["--prompt", "x"], 1, "that is no directory"),

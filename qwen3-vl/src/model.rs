@@ -5,7 +5,7 @@ use super::kernels;
 use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
 use super::text::{ImageRun, Images, TextModel};
-use super::vision::{VisionOutput, VisionTower};
+use super::vision::{VisionOutput, VisionPlace, VisionTower};
 use super::weights::{Progress, Weights};
 use pascaline::kv::KvFormat;
 use pascaline::nn::{KvCache, Rope};
@@ -29,6 +29,8 @@ pub struct LoadOptions {
     /// and pass through two places on the device, each while the layer before computes: for cards that can't hold the
     /// model. The results are the same; a decoded token takes at least the time of copying these weights, and no graph.
     pub gpu_layers: Option<usize>,
+    /// Where the vision tower is, for cards that can't hold it beside the text model.
+    pub vision: VisionPlace,
     /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
     pub tokens_per_pass: usize,
 }
@@ -37,7 +39,14 @@ impl LoadOptions {
     /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; the cache in f32.
     pub fn for_device(device: &Device) -> Self {
         let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
-        Self { dtype, quantize: None, cache: KvFormat::F32, gpu_layers: None, tokens_per_pass: 1024 }
+        Self {
+            dtype,
+            quantize: None,
+            cache: KvFormat::F32,
+            gpu_layers: None,
+            vision: VisionPlace::Resident,
+            tokens_per_pass: 1024,
+        }
     }
 }
 
@@ -116,7 +125,13 @@ impl Qwen3Vl {
             }
             let mut done = |weights: &Weights| progress(weights.progress());
             let text = TextModel::load(&mut weights, config, device, options.cache, gpu_layers, &mut done)?;
-            let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;
+            let (place, streamed) = match options.vision {
+                VisionPlace::Resident => (device, false),
+                VisionPlace::Streamed => (device, true),
+                VisionPlace::Cpu => (&Device::Cpu, false),
+            };
+            weights.load_onto(place);
+            let vision = VisionTower::load(&mut weights, &config.vision, place, streamed, &mut done)?;
             if let Some(name) = weights.unused().first() {
                 return Err(Error::Checkpoint {
                     file: dir.display().to_string(),
@@ -131,7 +146,8 @@ impl Qwen3Vl {
             }
             Ok((weights, text, vision))
         })?;
-        if let (Device::Cuda(device), 1..) = (device, text.streamed_layers()) {
+        let passes_through = text.streamed_layers() > 0 || options.vision == VisionPlace::Streamed;
+        if let (Device::Cuda(device), true) = (device, passes_through) {
             memory::pool(device)?.trim()?; // what the layers took on their way to host memory
         }
         let parameters = weights.parameters();
@@ -179,7 +195,7 @@ impl Qwen3Vl {
     /// # Errors
     /// As [`VisionTower::forward`].
     pub fn see(&self, patches: &Patches) -> Result<VisionOutput> {
-        self.vision.forward(patches)
+        self.vision.forward(patches)?.to_device(&self.device)
     }
 
     /// Every layer's hidden states and the logits of a whole prompt, for comparison with a reference. `trace` sees

@@ -168,6 +168,11 @@ impl Weights {
         }
     }
 
+    /// What is taken from now on goes to this device.
+    pub(super) fn load_onto(&mut self, device: &Device) {
+        self.device = device.clone();
+    }
+
     /// With the matrices of linear maps and embeddings quantised on the device as they are loaded.
     pub fn quantized(self, format: Format) -> Self {
         Self { format: Some(format), ..self }

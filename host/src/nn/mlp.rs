@@ -2,7 +2,7 @@
 
 use super::{Linear, Map, RmsNorm, misfit};
 use crate::ops::{Activation, Epilogue};
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 
 /// Rows that are computed at a time. This bounds the memory of the wide intermediate; more rows would not make the
 /// products faster.
@@ -53,6 +53,14 @@ impl Mlp {
     /// [`Error::Shape`] if `x` does not fit, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_fused(x, None, None)
+    }
+
+    /// The same with its weights on another device.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_device`].
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        self.map(&mut |tensor| tensor.to_device(device))
     }
 
     /// mlp(norm(x)) + residual.
