@@ -155,8 +155,8 @@ impl Attention {
         device: &Device,
     ) -> Result<Tensor> {
         let (rows, heads, d) = (x.dims()[0], self.num_heads, self.head_dim);
-        let qkv = self.qkv.forward_fused(x, norm, Epilogue::default())?;
-        let qkv = qkv.reshape([rows, heads + 2 * self.num_kv_heads, d])?;
+        let split = [rows, heads + 2 * self.num_kv_heads, d];
+        let qkv = self.qkv.forward_fused(x, norm, Epilogue::default())?.reshape(split)?;
         let norms = self.norms.as_ref().map(|(q, k)| {
             let ((q, eps), (k, _)) = (q.parts(), k.parts());
             HeadNorms { q, k, eps }
