@@ -8,16 +8,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error};
-use qwen3_vl::{LoadOptions, Options, Prompt, Qwen3Vl, Sampling};
+use qwen3_vl::{Checkpoint, LoadOptions, Options, Prompt, Qwen3Vl, Sampling};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub(super) struct ModelArgs {
-    /// The checkpoint: a directory with config.json, safetensors and tokenizer.json, as published.
-    #[arg(long, value_name = "DIR")]
+    /// The model: a directory with config.json, safetensors and tokenizer.json, as published, or a GGUF file (of a split
+    /// model the first).
+    #[arg(long, value_name = "DIR|FILE")]
     pub model: PathBuf,
+
+    /// The vision file of a GGUF model; if not given, the one beside it that fits.
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<PathBuf>,
 
     #[command(flatten)]
     device: DeviceArg,
@@ -192,11 +197,19 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| "it must be a whole number from 1 on".to_owned())
 }
 
-/// As [`ModelArgs::check_directory`].
+/// As [`ModelArgs::check`].
+pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
+    match model.is_file() {
+        true => Ok(()), // of a kind that loading it tells
+        false => check_directory(model),
+    }
+}
+
+/// Refuses what can't be a checkpoint's directory, with the way to one.
 pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
     let name = dir.display();
     let problem = if !dir.exists() {
-        "there is no such directory"
+        "there is no such directory or file"
     } else if !dir.is_dir() {
         "that is no directory"
     } else if !dir.join("config.json").exists() {
@@ -214,9 +227,9 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
 }
 
 impl ModelArgs {
-    /// Refuses what can't be a checkpoint's directory, with the way to one.
-    pub fn check_directory(&self) -> Result<(), Failure> {
-        check_directory(&self.model)
+    /// Refuses what can't be a model, with the way to one.
+    pub fn check(&self) -> Result<(), Failure> {
+        check_model(&self.model)
     }
 
     /// The device, checked against the other options; if `auto` took it, says why.
@@ -276,9 +289,12 @@ impl ModelArgs {
         if let Ok(style) = ProgressStyle::with_template("  {bar:24} {pos}/{len} tensors  {elapsed}") {
             bar.set_style(style.progress_chars("━━╌"));
         }
-        let loaded = Qwen3Vl::load_with(&self.model, device, self.load_options(device), |progress| {
-            bar.set_length(progress.total as u64);
-            bar.set_position(progress.loaded as u64);
+        let options = self.load_options(device);
+        let loaded = Checkpoint::open(&self.model, self.mmproj.as_deref()).and_then(|checkpoint| {
+            Qwen3Vl::load_checkpoint(checkpoint, device, options, |progress| {
+                bar.set_length(progress.total as u64);
+                bar.set_position(progress.loaded as u64);
+            })
         });
         bar.finish_and_clear();
         Ok((loaded.map_err(|error| self.failure(error))?, begin.elapsed()))

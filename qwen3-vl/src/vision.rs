@@ -10,7 +10,7 @@ use pascaline::ops::{self, Activation};
 use pascaline::{DType, Device, Result, Tensor};
 
 /// In the reference a constant and not part of the configuration.
-const LAYER_NORM_EPS: f32 = 1e-6;
+pub(crate) const LAYER_NORM_EPS: f32 = 1e-6;
 
 /// The vision tower.
 pub struct VisionTower {
