@@ -109,7 +109,7 @@ struct Chat<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    args.model.check_directory()?;
+    args.model.check()?;
     let output = &args.output;
     let mut report = output.report()?;
     let device = args.model.device(output)?;

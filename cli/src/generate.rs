@@ -83,7 +83,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if on_stdin + usize::from(args.prompt == Text::Stdin) > 1 {
         return Err(Failure::Usage("stdin holds one thing: the prompt or one image".into()));
     }
-    args.model.check_directory()?;
+    args.model.check()?;
     // pictures are small and quick to refuse, the model is neither
     let question = args.prompt.read()?;
     let mut visuals = args.image.iter().map(|file| image(file)).collect::<Result<Vec<_>, _>>()?;

@@ -9,17 +9,22 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error};
-use qwen3_vl::{LoadOptions, Options, Prompt, Qwen3Vl, Sampling, VisionPlace};
+use qwen3_vl::{Checkpoint, LoadOptions, Options, Prompt, Qwen3Vl, Sampling, VisionPlace};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub(super) struct ModelArgs {
-    /// The checkpoint: a directory with config.json, safetensors and tokenizer.json, as published, or the name of a model
-    /// on the Hugging Face hub, which is fetched if need be (as `pull` does): OWNER/NAME, or OWNER/NAME:TYPE for GGUF files.
+    /// The model: a directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (of a split model
+    /// the first); or a model's name on the Hugging Face hub, which is fetched if need be (as `pull` does): OWNER/NAME, or
+    /// OWNER/NAME:TYPE for GGUF files.
     #[arg(long, value_name = "MODEL")]
     pub model: PathBuf,
+
+    /// The vision file of a GGUF model; if not given, the one beside it that fits.
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<PathBuf>,
 
     #[command(flatten)]
     device: DeviceArg,
@@ -219,11 +224,19 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| "it must be a whole number from 1 on".to_owned())
 }
 
-/// As [`ModelArgs::check_directory`].
+/// As [`ModelArgs::check`].
+pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
+    match model.is_file() {
+        true => Ok(()), // of a kind that loading it tells
+        false => check_directory(model),
+    }
+}
+
+/// Refuses what can't be a checkpoint's directory, with the way to one.
 pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
     let name = dir.display();
     let problem = if !dir.exists() {
-        "there is no such directory"
+        "there is no such directory or file"
     } else if !dir.is_dir() {
         "that is no directory"
     } else if !dir.join("config.json").exists() {
@@ -240,11 +253,11 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
 }
 
 impl ModelArgs {
-    /// Refuses what can't be a checkpoint's directory, with the way to one.
-    pub fn check_directory(&self) -> Result<(), Failure> {
+    /// Refuses what can't be a model, with the way to one.
+    pub fn check(&self) -> Result<(), Failure> {
         match hub::named(&self.model) {
             Some(_) => Ok(()), // the hub knows whether it is one
-            None => check_directory(&self.model),
+            None => check_model(&self.model),
         }
     }
 
@@ -317,9 +330,12 @@ impl ModelArgs {
         if let Ok(style) = ProgressStyle::with_template("  {bar:24} {pos}/{len} tensors  {elapsed}") {
             bar.set_style(style.progress_chars("━━╌"));
         }
-        let loaded = Qwen3Vl::load_with(&model, device, self.load_options(device), |progress| {
-            bar.set_length(progress.total as u64);
-            bar.set_position(progress.loaded as u64);
+        let options = self.load_options(device);
+        let loaded = Checkpoint::open(&model, self.mmproj.as_deref()).and_then(|checkpoint| {
+            Qwen3Vl::load_checkpoint(checkpoint, device, options, |progress| {
+                bar.set_length(progress.total as u64);
+                bar.set_position(progress.loaded as u64);
+            })
         });
         bar.finish_and_clear();
         Ok((loaded.map_err(|error| self.failure(error))?, begin.elapsed()))

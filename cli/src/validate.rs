@@ -21,9 +21,14 @@ pub(super) struct Args {
     #[command(flatten)]
     select: Select,
 
-    /// Check a checkpoint instead: run the cases of its cases.json and compare every stage with the reference's results.
-    #[arg(long, value_name = "DIR")]
+    /// Check a model instead: run the cases of its cases.json, or of the cases_gguf.json beside a GGUF file, and compare every
+    /// stage with the reference's results.
+    #[arg(long, value_name = "DIR|FILE")]
     model: Option<PathBuf>,
+
+    /// With --model, the vision file of a GGUF model; if not given, the one beside it that fits.
+    #[arg(long, value_name = "FILE", requires = "model")]
+    mmproj: Option<PathBuf>,
 
     /// With --model, what its matrices are stored as; f32, if nothing is said.
     #[arg(long, value_name = "TYPE", requires = "model")]
@@ -64,7 +69,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.select.output;
     if let Some(model) = &args.model {
         let dtype = args.dtype.map(StorageType::dtype);
-        return validate_model::run(model, &args.select.device, dtype, args.cache, output);
+        let mmproj = args.mmproj.as_deref();
+        return validate_model::run(model, mmproj, &args.select.device, dtype, args.cache, output);
     }
     let cases = args.select.cases(|case| args.all || case.purpose() == Purpose::Test)?;
     let (device, reason) = args.select.device.open()?;

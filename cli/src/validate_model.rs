@@ -1,16 +1,16 @@
-//! `pascaline validate --model DIR`: a checkpoint against what the reference computed on it.
+//! `pascaline validate --model DIR|FILE`: a checkpoint against what the reference computed on it.
 
 use super::device::DeviceArg;
 use super::environment::Environment;
 use super::failure::Failure;
-use super::model::check_directory;
+use super::model::check_model;
 use super::output::Output;
 use super::screen::Style;
 use super::table::{self, Column};
 use pascaline::DType;
 use pascaline::kv::KvFormat;
 use qwen3_vl::validate::{Limits, RunReport, check_run};
-use qwen3_vl::{LoadOptions, Qwen3Vl, cases};
+use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl, cases};
 use serde::Serialize;
 use std::path::Path;
 
@@ -36,15 +36,17 @@ struct Capacity {
 
 /// Runs every case of `cases.json` and prints the worst error of each stage.
 pub(super) fn run(
-    dir: &Path,
+    path: &Path,
+    mmproj: Option<&Path>,
     device: &DeviceArg,
     dtype: Option<DType>,
     cache: Option<KvFormat>,
     output: &Output,
 ) -> Result<(), Failure> {
-    check_directory(dir)?;
-    let runs = cases::load(dir)?.ok_or_else(|| {
-        Failure::Failed(format!("{} has no cases.json to compare with; `generate` uses it", dir.display()))
+    check_model(path)?;
+    let runs = cases::load(path)?.ok_or_else(|| {
+        let cases = if path.is_dir() { "has no cases.json" } else { "is in no cases_gguf.json beside it" };
+        Failure::Failed(format!("{} {cases} to compare with; `generate` uses it", path.display()))
     })?;
     let (device, _) = device.open()?;
     let device = &device;
@@ -55,7 +57,8 @@ pub(super) fn run(
     let dtype = dtype.unwrap_or(DType::F32);
     let usual = LoadOptions::for_device(device);
     let options = LoadOptions { dtype, cache: cache.unwrap_or(usual.cache), ..usual };
-    let model = Qwen3Vl::load_with(dir, device, options, |_| {})?;
+    let mut model = Qwen3Vl::load_checkpoint(Checkpoint::open(path, mmproj)?, device, options, |_| {})?;
+    cases::with_limits_of_cases(&mut model.processor, path)?;
     let rounded = dtype != DType::F32 || options.cache != KvFormat::F32;
     let limits = if dtype == DType::F16 {
         Limits::F16

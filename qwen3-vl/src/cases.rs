@@ -1,10 +1,17 @@
 //! What a reference implementation computed on a checkpoint: `cases.json` and `cases/‹run›.safetensors`.
+//!
+//! Beside GGUF files `cases_gguf.json` names the runs of each. Pictures and prepared inputs are in `source/`, the logits that
+//! the weights of a file give in `reference/‹file›.safetensors`.
 
+use super::checkpoint::is_gguf;
+use super::config::PreprocessorConfig;
 use super::json::{self, Fields, MAX_CONFIG, bad};
+use super::processor::Processor;
 use super::safetensors::SafeTensors;
 use pascaline::Result;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// One run of the reference.
 pub struct Run {
@@ -20,16 +27,22 @@ pub struct Run {
     pub generated_ids: Vec<u32>,
     /// Their text.
     pub generated_text: String,
-    /// Its tensors.
+    /// What goes into the model, and what the reference made of it.
     pub tensors: SafeTensors,
+    /// What the reference made of it, where that is in a file of its own, named `‹run›.‹stage›`.
+    results: Option<Arc<SafeTensors>>,
 }
 
-/// Reads the runs of a directory; `None` if it has no `cases.json`.
+/// Reads the runs of a directory; `None` if it has no `cases.json`. Of a GGUF file, those that the `cases_gguf.json` beside
+/// it has.
 ///
 /// # Errors
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint).
-pub fn load(dir: &Path) -> Result<Option<Vec<Run>>> {
-    let file = dir.join("cases.json");
+pub fn load(path: &Path) -> Result<Option<Vec<Run>>> {
+    if is_gguf(path) {
+        return load_gguf(path);
+    }
+    let (dir, file) = (path, path.join("cases.json"));
     if !file.exists() {
         return Ok(None);
     }
@@ -59,14 +72,86 @@ fn load_run(dir: &Path, file: &Path, run: &Value) -> Result<Run> {
         generated_ids: ids.into_iter().map(|id| u32::try_from(id).unwrap_or(u32::MAX)).collect(),
         generated_text: text("generated_text")?,
         tensors: SafeTensors::open(dir.join("cases").join(format!("{name}.safetensors")))?,
+        results: None,
         name,
     })
+}
+
+/// The folder of prepared inputs beside a GGUF file.
+fn source(model: &Path) -> PathBuf {
+    model.with_file_name("source")
+}
+
+fn load_gguf(model: &Path) -> Result<Option<Vec<Run>>> {
+    let file = model.with_file_name("cases_gguf.json");
+    if !file.exists() {
+        return Ok(None);
+    }
+    let map = json::read_object(&file, MAX_CONFIG)?;
+    let (Some(Value::Array(runs)), Some(Value::Object(cases))) = (map.get("runs"), map.get("cases")) else {
+        return Err(bad(&file, Some("runs and cases"), "missing, or not a list and an object"));
+    };
+    let name = model.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let Some(Value::Object(run)) = runs.iter().find(|run| run["file"] == name) else { return Ok(None) };
+    let Some(Value::Object(generated)) = run.get("generated_ids") else {
+        return Err(bad(&file, Some("runs.generated_ids"), "missing or not an object"));
+    };
+    let results = model.with_file_name("reference").join(name).with_extension("safetensors");
+    let results = Arc::new(SafeTensors::open(results)?);
+    let ids = Fields::new(&file, "runs.generated_ids.", generated);
+    let load = |(name, case): (&String, &Value)| -> Result<Run> {
+        let Value::Object(case) = case else { return Err(bad(&file, Some("cases"), "not an object")) };
+        let fields = Fields::new(&file, "cases.", case);
+        let images = case.get("images").and_then(Value::as_array);
+        let images = images.and_then(|images| {
+            images.iter().map(|image| image.as_str().map(|image| source(model).join(image))).collect()
+        });
+        let generated_ids = ids.required(name, ids.sizes(name)?)?;
+        Ok(Run {
+            images: fields.required("images", images)?,
+            question: fields.required("question", fields.str("question")?)?.to_owned(),
+            prompt: String::new(),
+            generated_ids: generated_ids
+                .into_iter()
+                .map(|id| u32::try_from(id).unwrap_or(u32::MAX))
+                .collect(),
+            generated_text: String::new(),
+            tensors: SafeTensors::open(source(model).join("cases").join(format!("{name}.safetensors")))?,
+            results: Some(Arc::clone(&results)),
+            name: name.clone(),
+        })
+    };
+    cases.iter().map(load).collect::<Result<_>>().map(Some)
+}
+
+/// Has the pictures of a GGUF file's cases prepared with the limits that the reference had, which the file does not state.
+///
+/// # Errors
+/// [`Error::Checkpoint`](pascaline::Error::Checkpoint).
+pub fn with_limits_of_cases(processor: &mut Processor, model: &Path) -> Result<()> {
+    let source = source(model);
+    if is_gguf(model) && source.join("preprocessor_config.json").exists() {
+        processor.images = PreprocessorConfig::load(&source, &processor.config.vision)?;
+    }
+    Ok(())
 }
 
 impl Run {
     /// Whether the run's file has this tensor; large ones are left out of some.
     pub fn has(&self, tensor: &str) -> bool {
         self.tensors.entries().contains_key(tensor)
+    }
+
+    /// What the reference has for a stage of the computation, if anything.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint).
+    pub fn result(&self, stage: &str) -> Result<Option<Vec<f32>>> {
+        let (file, name) = match &self.results {
+            Some(results) => (&**results, format!("{}.{stage}", self.name)),
+            None => (&self.tensors, stage.to_owned()),
+        };
+        file.entries().contains_key(&name).then(|| file.read_f32(&name)).transpose()
     }
 
     /// The prompt's tokens, pads expanded.

@@ -93,7 +93,15 @@ impl ChatTemplate {
     /// [`Error::Checkpoint`] if there is none or it is malformed.
     pub fn load(dir: &Path) -> Result<Self> {
         let (file, source) = source(dir)?;
-        match Template::parse(&source) {
+        Self::parse(file, &source)
+    }
+
+    /// A template that was read from `file`.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if it is malformed.
+    pub(crate) fn parse(file: PathBuf, source: &str) -> Result<Self> {
+        match Template::parse(source) {
             Ok(template) => Ok(Self { template, file }),
             Err(error) => Err(refused(&file, &error)),
         }

@@ -4,11 +4,11 @@
 //! Fields and defaults are those of transformers' `Qwen3VLConfig` and `Qwen2VLImageProcessor`.
 
 use super::json::{self, Fields, MAX_CONFIG};
-use pascaline::Result;
+use pascaline::{Error, Result};
 use std::path::Path;
 
 /// The most that any extent or count may be; products of two stay far from overflow.
-const MAX_EXTENT: u64 = 1 << 24;
+pub(crate) const MAX_EXTENT: u64 = 1 << 24;
 
 /// What `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,15 +160,21 @@ impl Config {
                 return Err(top.bad(name, reason));
             }
         }
-        if config.vision.out_hidden_size != config.text.hidden_size {
-            let reason =
-                format!("{} is not the text's {}", config.vision.out_hidden_size, config.text.hidden_size);
-            return Err(vision.bad("out_hidden_size", reason));
-        }
-        if config.vision.deepstack_visual_indexes.len() > config.text.num_hidden_layers {
-            return Err(vision.bad("deepstack_visual_indexes", "more entries than the text has layers"));
-        }
+        config.check(&|name, reason| vision.bad(name, reason))?;
         Ok(config)
+    }
+
+    /// Refuses a vision tower that does not fit the text model.
+    pub(crate) fn check(&self, refuse: &Refuse) -> Result<()> {
+        let Self { text, vision, .. } = self;
+        if vision.out_hidden_size != text.hidden_size {
+            let reason = format!("{} is not the text's {}", vision.out_hidden_size, text.hidden_size);
+            return Err(refuse("out_hidden_size", reason));
+        }
+        match vision.deepstack_visual_indexes.len() > text.num_hidden_layers {
+            true => Err(refuse("deepstack_visual_indexes", "more entries than the text has layers".into())),
+            false => Ok(()),
+        }
     }
 }
 
@@ -235,19 +241,7 @@ fn text_config(text: Fields) -> Result<TextConfig> {
     let num_attention_heads = extent(text, "num_attention_heads")?;
     let num_key_value_heads = extent_or(text, "num_key_value_heads", num_attention_heads)?;
     let head_dim = extent_or(text, "head_dim", hidden_size / num_attention_heads)?;
-    if !num_attention_heads.is_multiple_of(num_key_value_heads) {
-        let reason = format!("{num_key_value_heads} does not divide the {num_attention_heads} query heads");
-        return Err(text.bad("num_key_value_heads", reason));
-    }
-    if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(text.bad("head_dim", format!("{head_dim} is not a positive even number")));
-    }
-    let frequencies = mrope_section.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
-    if frequencies != Some(head_dim / 2) {
-        let reason = format!("{mrope_section:?} does not sum to head_dim / 2 = {}", head_dim / 2);
-        return Err(rope.bad("mrope_section", reason));
-    }
-    Ok(TextConfig {
+    let config = TextConfig {
         hidden_size,
         intermediate_size: extent(text, "intermediate_size")?,
         num_hidden_layers: extent(text, "num_hidden_layers")?,
@@ -260,7 +254,9 @@ fn text_config(text: Fields) -> Result<TextConfig> {
         mrope_section,
         max_position_embeddings: extent_or(text, "max_position_embeddings", 128_000)?,
         eos_token_id: text.id("eos_token_id")?,
-    })
+    };
+    config.check(&|name, reason| if name == "mrope_section" { rope } else { text }.bad(name, reason))?;
+    Ok(config)
 }
 
 fn vision_config(vision: Fields) -> Result<VisionConfig> {
@@ -287,34 +283,66 @@ fn vision_config(vision: Fields) -> Result<VisionConfig> {
         out_hidden_size: extent(vision, "out_hidden_size")?,
         rope_theta,
     };
-    if config.in_channels != 3 {
-        return Err(vision.bad("in_channels", format!("{} is not supported, only 3", config.in_channels)));
-    }
-    if !config.hidden_size.is_multiple_of(4 * config.num_heads) {
-        let reason =
-            format!("{} heads do not divide {} into multiples of 4", config.num_heads, config.hidden_size);
-        return Err(vision.bad("num_heads", reason));
-    }
-    let side = config.position_side();
-    if side * side != config.num_position_embeddings {
-        let reason = format!("{} is not a square", config.num_position_embeddings);
-        return Err(vision.bad("num_position_embeddings", reason));
-    }
-    for (name, value, limit) in [
-        ("patch_size", config.patch_size, 256),
-        ("temporal_patch_size", config.temporal_patch_size, 16),
-        ("spatial_merge_size", config.spatial_merge_size, 16),
-    ] {
-        if value > limit {
-            return Err(vision.bad(name, format!("{value} is above {limit}")));
-        }
-    }
-    let deepstack = &config.deepstack_visual_indexes;
-    if !deepstack.is_sorted_by(|a, b| a < b) || deepstack.last().is_some_and(|&last| last >= config.depth) {
-        let reason = format!("{deepstack:?} are not ascending blocks below {}", config.depth);
-        return Err(vision.bad("deepstack_visual_indexes", reason));
-    }
+    config.check(&|name, reason| vision.bad(name, reason))?;
     Ok(config)
+}
+
+/// Makes the error for a field of these structures.
+type Refuse<'a> = dyn Fn(&str, String) -> Error + 'a;
+
+impl TextConfig {
+    /// Refuses sizes that do not fit each other.
+    pub(crate) fn check(&self, refuse: &Refuse) -> Result<()> {
+        let Self { num_attention_heads, num_key_value_heads, head_dim, mrope_section, .. } = self;
+        if !num_attention_heads.is_multiple_of(*num_key_value_heads) {
+            let reason =
+                format!("{num_key_value_heads} does not divide the {num_attention_heads} query heads");
+            return Err(refuse("num_key_value_heads", reason));
+        }
+        if *head_dim == 0 || !head_dim.is_multiple_of(2) {
+            return Err(refuse("head_dim", format!("{head_dim} is not a positive even number")));
+        }
+        let frequencies = mrope_section.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
+        if frequencies != Some(head_dim / 2) {
+            let reason = format!("{mrope_section:?} does not sum to head_dim / 2 = {}", head_dim / 2);
+            return Err(refuse("mrope_section", reason));
+        }
+        Ok(())
+    }
+}
+
+impl VisionConfig {
+    /// As [`TextConfig::check`].
+    pub(crate) fn check(&self, refuse: &Refuse) -> Result<()> {
+        if self.in_channels != 3 {
+            return Err(refuse("in_channels", format!("{} is not supported, only 3", self.in_channels)));
+        }
+        if !self.hidden_size.is_multiple_of(4 * self.num_heads) {
+            let reason =
+                format!("{} heads do not divide {} into multiples of 4", self.num_heads, self.hidden_size);
+            return Err(refuse("num_heads", reason));
+        }
+        let side = self.position_side();
+        if side * side != self.num_position_embeddings {
+            let reason = format!("{} is not a square", self.num_position_embeddings);
+            return Err(refuse("num_position_embeddings", reason));
+        }
+        for (name, value, limit) in [
+            ("patch_size", self.patch_size, 256),
+            ("temporal_patch_size", self.temporal_patch_size, 16),
+            ("spatial_merge_size", self.spatial_merge_size, 16),
+        ] {
+            if value > limit {
+                return Err(refuse(name, format!("{value} is above {limit}")));
+            }
+        }
+        let deepstack = &self.deepstack_visual_indexes;
+        if !deepstack.is_sorted_by(|a, b| a < b) || deepstack.last().is_some_and(|&last| last >= self.depth) {
+            let reason = format!("{deepstack:?} are not ascending blocks below {}", self.depth);
+            return Err(refuse("deepstack_visual_indexes", reason));
+        }
+        Ok(())
+    }
 }
 
 /// What `generation_config.json` says; every field has a default, and the file may be missing.
@@ -391,6 +419,11 @@ pub struct PreprocessorConfig {
     pub image_std: [f32; 3],
 }
 
+/// The pixel limits of the published checkpoints.
+pub(crate) const PUBLISHED_PIXELS: [usize; 2] = [65_536, 16_777_216];
+/// Likewise of videos, for all frames together.
+pub(crate) const PUBLISHED_VIDEO_PIXELS: [usize; 2] = [4096, 25_165_824];
+
 impl PreprocessorConfig {
     /// Reads `preprocessor_config.json` in `dir` and checks it against the vision tower's configuration.
     ///
@@ -398,6 +431,15 @@ impl PreprocessorConfig {
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
     pub fn load(dir: &Path, vision: &VisionConfig) -> Result<Self> {
         Self::read(&dir.join("preprocessor_config.json"), vision)
+    }
+
+    /// As [`load`](Self::load) of the folder that `file` is in; `None` if it has no `preprocessor_config.json`.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_beside(file: &Path, vision: &VisionConfig) -> Result<Option<Self>> {
+        let file = file.with_file_name("preprocessor_config.json");
+        if file.exists() { Self::read(&file, vision).map(Some) } else { Ok(None) }
     }
 
     /// As [`load`](Self::load) for `video_preprocessor_config.json`, whose pixel limits count the pixels of all

@@ -4,9 +4,11 @@
 
 pub mod cases;
 pub mod chat;
+pub mod checkpoint;
 pub mod config;
 mod decode;
 pub mod generate;
+pub mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod json;
@@ -17,6 +19,7 @@ mod picture;
 pub mod positions;
 pub mod preprocess;
 pub mod processor;
+mod read_at;
 pub mod resize;
 pub mod safetensors;
 pub mod sampling;
@@ -29,6 +32,7 @@ pub mod validate;
 pub mod vision;
 pub mod weights;
 
+pub use checkpoint::Checkpoint;
 pub use generate::{Options, Output, Statistics, StopReason};
 pub use model::{LoadOptions, Qwen3Vl, Session};
 pub use processor::{Processor, Prompt, Visual};

@@ -1,5 +1,6 @@
 //! The whole model: loading, and passing prompts through it.
 
+use super::checkpoint::Checkpoint;
 use super::config::{Config, TextConfig};
 use super::kernels;
 use super::preprocess::Patches;
@@ -85,12 +86,13 @@ pub struct Session {
 }
 
 impl Qwen3Vl {
-    /// Loads the checkpoint in `dir` onto `device`, with matrices in the device's usual type.
+    /// Loads a checkpoint onto `device`, with matrices in the device's usual type: a directory as published, or a GGUF file
+    /// with its vision file (mmproj) beside it.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file and what is wrong in it, or a device error.
-    pub fn load(dir: impl AsRef<Path>, device: &Device) -> Result<Self> {
-        Self::load_with(dir, device, LoadOptions::for_device(device), |_| {})
+    pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Self> {
+        Self::load_with(path, device, LoadOptions::for_device(device), |_| {})
     }
 
     /// As [`load`](Self::load); `progress` is called after each layer.
@@ -98,13 +100,26 @@ impl Qwen3Vl {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_with(
-        dir: impl AsRef<Path>,
+        path: impl AsRef<Path>,
+        device: &Device,
+        options: LoadOptions,
+        progress: impl FnMut(Progress),
+    ) -> Result<Self> {
+        Self::load_checkpoint(Checkpoint::open(path, None)?, device, options, progress)
+    }
+
+    /// As [`load_with`](Self::load_with), of a checkpoint that is open already.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_checkpoint(
+        checkpoint: Checkpoint,
         device: &Device,
         options: LoadOptions,
         mut progress: impl FnMut(Progress),
     ) -> Result<Self> {
-        let dir = dir.as_ref();
-        let processor = Processor::load(dir)?;
+        let path = checkpoint.path().to_owned();
+        let processor = checkpoint.processor()?;
         let config = &processor.config;
         options.cache.check("load", "cache")?;
         let layers = config.text.num_hidden_layers;
@@ -119,7 +134,7 @@ impl Qwen3Vl {
                 Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options)),
                 Device::Cpu => None,
             };
-            let mut weights = Weights::open(dir, config, options.dtype, device)?;
+            let mut weights = checkpoint.weights(config, options.dtype, device)?;
             if let Some(format) = options.quantize {
                 weights = weights.quantized(format);
             }
@@ -134,7 +149,7 @@ impl Qwen3Vl {
             let vision = VisionTower::load(&mut weights, &config.vision, place, streamed, &mut done)?;
             if let Some(name) = weights.unused().first() {
                 return Err(Error::Checkpoint {
-                    file: dir.display().to_string(),
+                    file: path.display().to_string(),
                     item: Some((*name).to_owned()),
                     reason: "the model does not use it".into(),
                 });

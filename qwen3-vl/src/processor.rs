@@ -1,6 +1,7 @@
 //! Messages, pictures and videos → what the model takes.
 
 use super::chat::{ChatTemplate, Media, Message, Part, expand};
+use super::checkpoint::Checkpoint;
 use super::config::{Config, GenerationConfig, PreprocessorConfig};
 use super::positions::{Positions, positions};
 use super::preprocess::{Patches, Picture, image_patches, video_patches};
@@ -20,7 +21,7 @@ pub struct Processor {
     pub videos: PreprocessorConfig,
     /// Text ↔ tokens.
     pub tokenizer: Tokenizer,
-    template: ChatTemplate,
+    pub(crate) template: ChatTemplate,
 }
 
 /// Something to look at.
@@ -103,11 +104,15 @@ pub struct Prompt {
 }
 
 impl Processor {
-    /// Reads the checkpoint in `dir`, weights excepted.
+    /// Reads a checkpoint, a directory or a GGUF file, weights excepted.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file and the field.
-    pub fn load(dir: &Path) -> Result<Self> {
+    pub fn load(path: &Path) -> Result<Self> {
+        Checkpoint::open(path, None)?.processor()
+    }
+
+    pub(crate) fn load_directory(dir: &Path) -> Result<Self> {
         let config = Config::load(dir)?;
         let images = PreprocessorConfig::load(dir, &config.vision)?;
         Ok(Self {

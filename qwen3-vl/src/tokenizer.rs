@@ -42,8 +42,17 @@ impl Tokenizer {
                 format!("id {largest} is outside the model's vocabulary of {}", config.text.vocab_size);
             return Err(bad(&file, Some("vocab"), reason));
         }
+        Self::new(inner, config, |reason| bad(&file, Some("added_tokens"), reason))
+    }
+
+    /// With the special tokens of the configuration; `refuse` makes the error if one is missing.
+    pub(crate) fn new(
+        inner: tokenizers::Tokenizer,
+        config: &Config,
+        refuse: impl Fn(String) -> Error,
+    ) -> Result<Self> {
         let spelling = |field: &str, id: u32| {
-            let missing = || bad(&file, Some("added_tokens"), format!("{field} {id} is not there"));
+            let missing = || refuse(format!("{field} {id} is not there"));
             inner.id_to_token(id).ok_or_else(missing)
         };
         let added = inner.get_added_tokens_decoder();
@@ -87,7 +96,7 @@ impl Tokenizer {
 
 /// What `work` of the tokenizers crate gives, or why it does not: it panics on some files and texts. What was being made is
 /// thrown away then, and nothing is changed in place.
-fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+pub(crate) fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|error| error.to_string()),
         Err(_) => Err("the tokenizer's parts do not fit each other".into()),

@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// What words are before they are cut into tokens. Another pattern could take endless time on a text.
-const PATTERN: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\
+pub(crate) const PATTERN: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\
     \\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 /// The most bytes of an added token, and of all together; the published ones have up to 20, and 400.
-const MAX_ADDED: [usize; 2] = [256, 16 << 10];
+pub(crate) const MAX_ADDED: [usize; 2] = [256, 16 << 10];
 
 /// Refuses all but a byte-level BPE tokenizer as the models have it.
 ///

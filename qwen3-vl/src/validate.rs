@@ -127,8 +127,8 @@ pub fn check_run(model: &Qwen3Vl, run: &Run) -> Result<RunReport> {
     let outputs = see(model, &grids, pixel_values.as_deref().unwrap_or(&own_pixels))?;
     let mut stages = Vec::new();
     let mut compare = |name: String, found: &[f32]| -> Result<()> {
-        if run.has(&name) {
-            let error = relative_error(found, &run.tensors.read_f32(&name)?);
+        if let Some(want) = run.result(&name)? {
+            let error = relative_error(found, &want);
             stages.push(Stage { name, error });
         }
         Ok(())

@@ -11,7 +11,7 @@ use pascaline::ops::{self, Activation};
 use pascaline::{DType, Device, Result, Tensor};
 
 /// In the reference a constant and not part of the configuration.
-const LAYER_NORM_EPS: f32 = 1e-6;
+pub(crate) const LAYER_NORM_EPS: f32 = 1e-6;
 
 /// Where the vision tower's weights are, and where it computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

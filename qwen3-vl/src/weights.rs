@@ -1,8 +1,10 @@
 //! The tensors of a checkpoint: which there must be, where they are, and onto the device.
 
 use super::config::{Config, VisionConfig};
+use super::gguf::Tensors;
 use super::json::{self, MAX_CONFIG, bad};
 use super::safetensors::{FileType, SafeTensors};
+use half::f16;
 use pascaline::nn::Matrix;
 use pascaline::quant::{Format, QuantTensor};
 use pascaline::{DType, Device, Element, Error, Result, Tensor};
@@ -89,6 +91,11 @@ fn expected_count(config: &Config) -> usize {
 /// The most tensors that a configuration may have more than the files: what is missing is listed up to there.
 const MANY: usize = 10_000;
 
+/// The number of tensors of a configuration that has so many more than the files hold that they are not to be listed.
+pub(crate) fn far_more_than(config: &Config, held: usize) -> Option<usize> {
+    Some(expected_count(config)).filter(|&count| count > MANY.saturating_add(held))
+}
+
 /// The token embedding's name in the files.
 pub const EMBEDDING: &str = "model.language_model.embed_tokens.weight";
 /// The output projection's name, where it is not the embedding.
@@ -96,9 +103,9 @@ pub const LM_HEAD: &str = "lm_head.weight";
 
 /// A checkpoint's tensors: all there, none too many, all of the right shape.
 pub struct Weights {
-    files: Vec<SafeTensors>,
-    /// name → (file, taken)
-    index: BTreeMap<String, (usize, bool)>,
+    source: Source,
+    /// name → taken
+    index: BTreeMap<String, bool>,
     device: Device,
     dtype: DType,
     format: Option<Format>,
@@ -120,24 +127,21 @@ impl Weights {
     /// # Errors
     /// [`Error::Checkpoint`] with the file and the tensor.
     pub fn open(dir: &Path, config: &Config, dtype: DType, device: &Device) -> Result<Self> {
-        if !dtype.is_float() {
-            let expected = "f32 or f16".into();
-            return Err(Error::DType { op: "load", argument: "dtype", expected, found: dtype });
-        }
+        check_dtype(dtype)?;
         let files = open_files(dir)?;
-        let (count, held) = (expected_count(config), files.iter().map(|file| file.entries().len()).sum());
-        if count > MANY.saturating_add(held) {
+        let held = files.iter().map(|file| file.entries().len()).sum();
+        if let Some(count) = far_more_than(config, held) {
             let reason = format!("the configuration has {count} tensors, the files only {held}");
             return Err(bad(&dir.join("config.json"), Some("num_hidden_layers or depth"), reason));
         }
         let mut expected = expected(config);
-        let mut index = BTreeMap::new();
+        let mut index: BTreeMap<String, usize> = BTreeMap::new();
         for (number, file) in files.iter().enumerate() {
             for (name, entry) in file.entries() {
                 let wrong = |reason: String| bad(file.path(), Some(name), reason);
                 let Some(shape) = expected.remove(name) else {
                     return Err(match index.get(name) {
-                        Some(&(other, _)) => {
+                        Some(&other) => {
                             let other: &SafeTensors = &files[other];
                             wrong(format!("is in {} too", other.path().display()))
                         }
@@ -153,11 +157,11 @@ impl Weights {
                 if entry.dtype == FileType::I64 {
                     return Err(wrong("holds integers".into()));
                 }
-                index.insert(name.clone(), (number, false));
+                index.insert(name.clone(), number);
             }
         }
         match expected.keys().next() {
-            None => Ok(Self { files, index, device: device.clone(), dtype, format: None }),
+            None => Ok(Self::new(Source::SafeTensors(files, index), dtype, device)),
             Some(name) => {
                 let others = match expected.len() - 1 {
                     0 => String::new(),
@@ -173,6 +177,17 @@ impl Weights {
         self.device = device.clone();
     }
 
+    /// The tensors of GGUF files, checked already.
+    pub(crate) fn of_gguf(tensors: Tensors, dtype: DType, device: &Device) -> Result<Self> {
+        check_dtype(dtype)?;
+        Ok(Self::new(Source::Gguf(tensors), dtype, device))
+    }
+
+    fn new(source: Source, dtype: DType, device: &Device) -> Self {
+        let index = source.names().map(|name| (name.clone(), false)).collect();
+        Self { source, index, device: device.clone(), dtype, format: None }
+    }
+
     /// With the matrices of linear maps and embeddings quantised on the device as they are loaded.
     pub fn quantized(self, format: Format) -> Self {
         Self { format: Some(format), ..self }
@@ -184,7 +199,7 @@ impl Weights {
     /// As [`matrix`](Self::matrix).
     pub fn weight(&mut self, names: &[impl AsRef<str>]) -> Result<Matrix> {
         let Some(format) = self.format else { return Ok(self.stacked(names)?.into()) };
-        let (values, shape) = self.read(names, SafeTensors::read_f32)?;
+        let (values, shape) = self.read(names, Source::read_f32)?;
         Ok(QuantTensor::from_f32(&values, shape, format, &self.device)?.into())
     }
 
@@ -202,15 +217,15 @@ impl Weights {
     /// As [`matrix`](Self::matrix).
     pub fn stacked(&mut self, names: &[impl AsRef<str>]) -> Result<Tensor> {
         match self.dtype {
-            DType::F16 => self.stacked_as(names, SafeTensors::read_f16),
-            _ => self.stacked_as(names, SafeTensors::read_f32),
+            DType::F16 => self.stacked_as(names, Source::read_f16),
+            _ => self.stacked_as(names, Source::read_f32),
         }
     }
 
     fn stacked_as<T: Element>(
         &mut self,
         names: &[impl AsRef<str>],
-        read: impl Fn(&SafeTensors, &str) -> Result<Vec<T>>,
+        read: impl Fn(&Source, &str) -> Result<Vec<T>>,
     ) -> Result<Tensor> {
         let (values, shape) = self.read(names, read)?;
         Tensor::from_slice(&values, shape, &self.device)
@@ -219,14 +234,14 @@ impl Weights {
     fn read<T>(
         &mut self,
         names: &[impl AsRef<str>],
-        read: impl Fn(&SafeTensors, &str) -> Result<Vec<T>>,
+        read: impl Fn(&Source, &str) -> Result<Vec<T>>,
     ) -> Result<(Vec<T>, [usize; 2])> {
         let (mut values, mut shape) = (Vec::new(), [0; 2]);
         for name in names.iter().map(AsRef::as_ref) {
-            let (file, own) = self.take(name)?;
+            let (source, own) = self.take(name)?;
             // A convolution's kernel is a matrix whose rows are the output channels.
             shape = [shape[0] + own[0], own[1..].iter().product()];
-            let mut read = read(file, name)?;
+            let mut read = read(source, name)?;
             match values.is_empty() {
                 true => values = read,
                 false => values.append(&mut read),
@@ -241,8 +256,8 @@ impl Weights {
     /// [`Error::Checkpoint`], or a device error.
     pub fn vector(&mut self, name: &str) -> Result<Tensor> {
         let device = self.device.clone();
-        let (file, shape) = self.take(name)?;
-        Tensor::from_slice(&file.read_f32(name)?, shape, &device)
+        let (source, shape) = self.take(name)?;
+        Tensor::from_slice(&source.read_f32(name)?, shape, &device)
     }
 
     /// A table that stays in host memory, in f32.
@@ -255,32 +270,77 @@ impl Weights {
 
     /// How many tensors have been taken, of how many.
     pub fn progress(&self) -> Progress {
-        let loaded = self.index.values().filter(|(_, taken)| *taken).count();
+        let loaded = self.index.values().filter(|taken| **taken).count();
         Progress { loaded, total: self.index.len() }
     }
 
     /// The elements of all tensors.
     pub fn parameters(&self) -> usize {
-        let entries = self.files.iter().flat_map(|file| file.entries().values());
-        entries.map(|entry| entry.shape.iter().product::<usize>()).sum()
+        let shapes = self.index.keys().filter_map(|name| self.source.shape(name).ok());
+        shapes.map(|shape| shape.iter().product::<usize>()).sum()
     }
 
     /// The tensors that the model has not asked for: none, when it has been built.
     pub fn unused(&self) -> Vec<&str> {
-        self.index.iter().filter(|(_, (_, taken))| !taken).map(|(name, _)| name.as_str()).collect()
+        self.index.iter().filter(|(_, taken)| !**taken).map(|(name, _)| name.as_str()).collect()
     }
 
-    fn take(&mut self, name: &str) -> Result<(&SafeTensors, Vec<usize>)> {
-        let missing = |file: &str| Error::Checkpoint {
-            file: file.to_owned(),
-            item: Some(name.to_owned()),
-            reason: "is not a tensor of this model".into(),
-        };
-        let (number, taken) = self.index.get_mut(name).ok_or_else(|| missing("checkpoint"))?;
-        *taken = true;
-        let file = &self.files[*number];
-        let entry = file.entries().get(name).ok_or_else(|| missing(&file.path().display().to_string()))?;
-        Ok((file, entry.shape.clone()))
+    fn take(&mut self, name: &str) -> Result<(&Source, Vec<usize>)> {
+        let shape = self.source.shape(name)?.to_vec();
+        self.index.insert(name.to_owned(), true);
+        Ok((&self.source, shape))
+    }
+}
+
+fn check_dtype(dtype: DType) -> Result<()> {
+    let expected = "f32 or f16".into();
+    match dtype.is_float() {
+        true => Ok(()),
+        false => Err(Error::DType { op: "load", argument: "dtype", expected, found: dtype }),
+    }
+}
+
+/// The files that tensors are read from, all checked, by the names of a published checkpoint.
+enum Source {
+    /// With the file of each name.
+    SafeTensors(Vec<SafeTensors>, BTreeMap<String, usize>),
+    Gguf(Tensors),
+}
+
+impl Source {
+    fn names(&self) -> Box<dyn Iterator<Item = &String> + '_> {
+        match self {
+            Self::SafeTensors(_, index) => Box::new(index.keys()),
+            Self::Gguf(tensors) => Box::new(tensors.names()),
+        }
+    }
+
+    fn shape(&self, name: &str) -> Result<&[usize]> {
+        match self {
+            Self::SafeTensors(files, index) => {
+                let missing = || {
+                    let folder = files.first().and_then(|file| file.path().parent()).unwrap_or(Path::new(""));
+                    bad(folder, Some(name), "is not a tensor of this model")
+                };
+                let entry = index.get(name).and_then(|&file| files[file].entries().get(name));
+                entry.map(|entry| entry.shape.as_slice()).ok_or_else(missing)
+            }
+            Self::Gguf(tensors) => tensors.shape(name),
+        }
+    }
+
+    fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
+        match self {
+            Self::SafeTensors(files, index) => files[index.get(name).copied().unwrap_or(0)].read_f32(name),
+            Self::Gguf(tensors) => tensors.read_f32(name),
+        }
+    }
+
+    fn read_f16(&self, name: &str) -> Result<Vec<f16>> {
+        match self {
+            Self::SafeTensors(files, index) => files[index.get(name).copied().unwrap_or(0)].read_f16(name),
+            Self::Gguf(tensors) => tensors.read_f16(name),
+        }
     }
 }
 

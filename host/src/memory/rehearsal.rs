@@ -55,7 +55,7 @@ impl Rehearsal {
     /// # Errors
     /// None happens here; see [`MemoryPool::trim`].
     pub fn trim(&self) -> Result<usize> {
-        self.0.trim()
+        MemoryPool::trim(&self.0)
     }
 
     /// The pool's books.
@@ -66,7 +66,7 @@ impl Rehearsal {
 
 impl Drop for Rehearsed {
     fn drop(&mut self) {
-        let freed = self.pool.0.free(self.address, self.bytes);
+        let freed = MemoryPool::free(&self.pool.0, self.address, self.bytes);
         debug_assert!(freed.is_ok(), "it was live: {freed:?}");
     }
 }

@@ -1,0 +1,111 @@
+//! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
+
+use super::config::Config;
+use super::gguf::{self, Gguf, Tensors};
+use super::processor::Processor;
+use super::weights::Weights;
+use pascaline::{DType, Device, Result};
+use std::path::{Path, PathBuf};
+
+/// Where a model is, opened as far as its size can be told.
+///
+/// ```no_run
+/// use pascaline::Device;
+/// use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
+/// let checkpoint = Checkpoint::open("Qwen3VL-2B-Instruct-Q4_K_M.gguf", Some("mmproj-F16.gguf".as_ref()))?;
+/// let device = Device::cuda(0)?;
+/// let model = Qwen3Vl::load_checkpoint(checkpoint, &device, LoadOptions::for_device(&device), |_| {})?;
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Checkpoint {
+    files: Files,
+}
+
+#[derive(Debug)]
+enum Files {
+    Directory(PathBuf),
+    Gguf { text: Gguf, vision: Gguf },
+}
+
+impl Checkpoint {
+    /// A directory, or a GGUF file: the text model's, of a split one the first. Its vision file (mmproj) is `mmproj`, or if
+    /// that is not given the one beside it that fits.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong in it; for a directory with
+    /// `mmproj` too, as that has a vision tower of its own.
+    pub fn open(path: impl AsRef<Path>, mmproj: Option<&Path>) -> Result<Self> {
+        let path = path.as_ref();
+        if !is_gguf(path) {
+            return match mmproj {
+                None => Ok(Self { files: Files::Directory(path.to_owned()) }),
+                Some(mmproj) => {
+                    let reason =
+                        "belongs to a GGUF file; the model is a directory with a vision tower of its own";
+                    Err(super::json::bad(mmproj, None, reason))
+                }
+            };
+        }
+        let text = Gguf::open(path)?;
+        gguf::check_text(&text)?;
+        let vision = match mmproj {
+            Some(mmproj) => Gguf::open(mmproj)?,
+            None => gguf::beside(&text)?,
+        };
+        Ok(Self { files: Files::Gguf { text, vision } })
+    }
+
+    /// The directory, or the text model's file.
+    pub fn path(&self) -> &Path {
+        match &self.files {
+            Files::Directory(dir) => dir,
+            Files::Gguf { text, .. } => text.path(),
+        }
+    }
+
+    /// The text file and the vision file, if the model is in GGUF files.
+    pub fn gguf(&self) -> Option<[&Gguf; 2]> {
+        match &self.files {
+            Files::Directory(_) => None,
+            Files::Gguf { text, vision } => Some([text, vision]),
+        }
+    }
+
+    /// The model's configuration.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and the field or key.
+    pub fn config(&self) -> Result<Config> {
+        match &self.files {
+            Files::Directory(dir) => Config::load(dir),
+            Files::Gguf { text, vision } => gguf::config(text, vision),
+        }
+    }
+
+    /// All that needs no weights.
+    ///
+    /// # Errors
+    /// As [`config`](Self::config).
+    pub fn processor(&self) -> Result<Processor> {
+        match &self.files {
+            Files::Directory(dir) => Processor::load_directory(dir),
+            Files::Gguf { text, vision } => gguf::processor(text, vision),
+        }
+    }
+
+    /// Its tensors, as [`Weights::open`].
+    pub(crate) fn weights(self, config: &Config, dtype: DType, device: &Device) -> Result<Weights> {
+        match self.files {
+            Files::Directory(dir) => Weights::open(&dir, config, dtype, device),
+            Files::Gguf { text, vision } => {
+                Weights::of_gguf(Tensors::new(text, vision, config)?, dtype, device)
+            }
+        }
+    }
+}
+
+/// Whether a path names a GGUF file, there or not, and no directory.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.is_file() || (!path.is_dir() && path.extension().is_some_and(|extension| extension == "gguf"))
+}

@@ -1,0 +1,61 @@
+//! Reading GGUF files that nobody vouches for: quantised weights, and all that a model needs besides, in one file.
+//!
+//! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md> (versions 2 and 3, little-endian): magic, version,
+//! counts of tensors and of keys; the keys with typed values; each tensor's name, dimensions (innermost first), type and
+//! offset; padding up to the alignment; the tensors.
+//!
+//! | file       | idea                                                                    |
+//! |------------|-------------------------------------------------------------------------|
+//! | ggml_type  | the types of tensors and the bytes of their blocks                      |
+//! | dequantize | blocks → f32                                                            |
+//! | metadata   | the keys and their values                                               |
+//! | container  | one file's header, each number of which is checked before it is used    |
+//! | shards     | the files of a split model as one, and reading their tensors            |
+//! | config     | sizes, stop tokens and preprocessing from metadata                      |
+//! | vocabulary | the tokenizer from metadata                                             |
+//! | names      | which tensors stand for those of a published checkpoint                 |
+//! | projector  | the vision file (mmproj) that belongs to a text file                    |
+//!
+//! Data is read with positioned reads and not mapped, so that a file cut short while it is in use gives an error and no
+//! signal.
+
+mod config;
+mod container;
+mod dequantize;
+mod ggml_type;
+mod metadata;
+mod names;
+mod projector;
+mod shards;
+mod vocabulary;
+
+pub use container::{Container, TensorInfo};
+pub use dequantize::dequantize;
+pub use ggml_type::GgmlType;
+pub use metadata::{Array, Metadata, Value};
+pub use shards::Gguf;
+
+pub(crate) use config::{check_text, config};
+pub(crate) use names::Tensors;
+pub(crate) use projector::beside;
+
+use crate::chat::ChatTemplate;
+use crate::processor::Processor;
+use pascaline::Result;
+
+/// All of a model that needs no weights.
+pub(crate) fn processor(text: &Gguf, vision: &Gguf) -> Result<Processor> {
+    let config = config(text, vision)?;
+    let images = config::preprocessor(vision, &config.vision)?;
+    let metadata = text.metadata();
+    let template = "tokenizer.chat_template";
+    let source = metadata.required(template, metadata.str(template)?)?;
+    Ok(Processor {
+        generation: config::generation(text, &config)?,
+        videos: config::video_preprocessor(vision, &config.vision, &images)?,
+        images,
+        tokenizer: vocabulary::tokenizer(text, &config)?,
+        template: ChatTemplate::parse(text.path().to_owned(), source)?,
+        config,
+    })
+}

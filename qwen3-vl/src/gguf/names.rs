@@ -1,0 +1,195 @@
+//! Which tensors of a text file and a vision file stand for those of a published checkpoint.
+
+use super::{GgmlType, Gguf};
+use crate::config::Config;
+use half::f16;
+use pascaline::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// A part of a layer's name, published and in a GGUF file.
+const LAYER: [(&str, &str); 11] = [
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// Likewise of a vision block's.
+const BLOCK: [(&str, &str); 6] = [
+    ("norm1", "ln1"),
+    ("norm2", "ln2"),
+    ("attn.qkv", "attn_qkv"),
+    ("attn.proj", "attn_out"),
+    ("mlp.linear_fc1", "ffn_up"),
+    ("mlp.linear_fc2", "ffn_down"),
+];
+
+/// The tensor's name in a GGUF file, for the name in a published checkpoint; `None` for names that no checkpoint has. The
+/// patch embedding's weight is the first of its frames'.
+pub(super) fn gguf_name(published: &str, config: &Config) -> Option<String> {
+    let layer = |rest: &str, prefix: &str, parts: &[(&str, &str)]| {
+        let (index, rest) = rest.split_once('.')?;
+        let (part, kind) = rest.rsplit_once('.')?;
+        let (_, name) = parts.iter().find(|(known, _)| *known == part)?;
+        Some(format!("{prefix}.{index}.{name}.{kind}"))
+    };
+    if let Some(rest) = published.strip_prefix("model.language_model.") {
+        return match rest {
+            "embed_tokens.weight" => Some("token_embd.weight".into()),
+            "norm.weight" => Some("output_norm.weight".into()),
+            _ => layer(rest.strip_prefix("layers.")?, "blk", &LAYER),
+        };
+    }
+    let Some(rest) = published.strip_prefix("model.visual.") else {
+        return (published == "lm_head.weight").then(|| "output.weight".into());
+    };
+    if let Some(rest) = rest.strip_prefix("blocks.") {
+        return layer(rest, "v.blk", &BLOCK);
+    }
+    if let Some(rest) = rest.strip_prefix("deepstack_merger_list.") {
+        let (index, rest) = rest.split_once('.')?;
+        let block = config.vision.deepstack_visual_indexes.get(index.parse::<usize>().ok()?)?;
+        return Some(format!("v.deepstack.{block}.{}", rest.replace("linear_", "")));
+    }
+    let (part, kind) = rest.rsplit_once('.')?;
+    let name = match part {
+        "patch_embed.proj" => "v.patch_embd",
+        "pos_embed" => "v.position_embd",
+        "merger.norm" => "v.post_ln",
+        "merger.linear_fc1" => "mm.0",
+        "merger.linear_fc2" => "mm.2",
+        _ => return None,
+    };
+    Some(format!("{name}.{kind}"))
+}
+
+/// The published name of the weight that is a tensor for each frame.
+const PATCHES: &str = "model.visual.patch_embed.proj.weight";
+
+/// The tensors of both files by their published names.
+#[derive(Debug)]
+pub(crate) struct Tensors {
+    text: Gguf,
+    vision: Gguf,
+    held: BTreeMap<String, Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    in_vision: bool,
+    name: String,
+    shape: Vec<usize>,
+    /// How many tensors it is in the file, each a frame of it: `name`, `name.1`, …
+    frames: usize,
+}
+
+impl Tensors {
+    /// Checks that the files have the tensors of a model of this configuration, in the right shapes, and no others.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file and the tensor.
+    pub fn new(text: Gguf, vision: Gguf, config: &Config) -> Result<Self> {
+        let mut held = BTreeMap::new();
+        let mut known = [BTreeSet::new(), BTreeSet::new()];
+        for (published, shape) in crate::weights::expected(config) {
+            let in_vision = published.starts_with("model.visual.");
+            let file = if in_vision { &vision } else { &text };
+            let frames = if published == PATCHES { config.vision.temporal_patch_size } else { 1 };
+            let Some(name) = gguf_name(&published, config) else {
+                return Err(file.bad(&published, "has no name in a GGUF file"));
+            };
+            let frame_shape = match (frames, &shape[..]) {
+                (1, shape) => shape.to_vec(),
+                (_, &[rows, channels, _, height, width]) => vec![rows, channels, height, width],
+                (_, shape) => shape.to_vec(),
+            };
+            for frame in 0..frames {
+                let name = frame_name(&name, frame);
+                let Some(info) = file.tensor(&name) else {
+                    return Err(file.bad(&name, "is not in the file"));
+                };
+                if info.shape != frame_shape {
+                    let reason = format!("has shape {:?}, the metadata says {frame_shape:?}", info.shape);
+                    return Err(file.bad(&name, reason));
+                }
+                known[usize::from(in_vision)].insert(name);
+            }
+            held.insert(published, Held { in_vision, name, shape, frames });
+        }
+        for (file, known) in [&text, &vision].into_iter().zip(&known) {
+            if let Some(name) = file.names().find(|name| !known.contains(*name)) {
+                return Err(file.bad(name, "is not a tensor of this model"));
+            }
+        }
+        Ok(Self { text, vision, held })
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.held.keys()
+    }
+
+    /// The text file.
+    pub fn path(&self) -> &Path {
+        self.text.path()
+    }
+
+    fn find(&self, published: &str) -> Result<(&Gguf, &Held)> {
+        let missing = || self.text.bad(published, "is not a tensor of this model");
+        let held = self.held.get(published).ok_or_else(missing)?;
+        Ok((if held.in_vision { &self.vision } else { &self.text }, held))
+    }
+
+    pub fn shape(&self, published: &str) -> Result<&[usize]> {
+        Ok(&self.find(published)?.1.shape)
+    }
+
+    /// How a tensor is stored.
+    pub fn ty(&self, published: &str) -> Result<GgmlType> {
+        let (file, held) = self.find(published)?;
+        let info = file.tensor(&held.name).ok_or_else(|| self.missing(file, held))?;
+        Ok(info.ty)
+    }
+
+    fn missing(&self, file: &Gguf, held: &Held) -> Error {
+        file.bad(&held.name, "is not in the file")
+    }
+
+    pub fn read_f32(&self, published: &str) -> Result<Vec<f32>> {
+        self.read(published, Gguf::read_f32)
+    }
+
+    pub fn read_f16(&self, published: &str) -> Result<Vec<f16>> {
+        self.read(published, Gguf::read_f16)
+    }
+
+    /// A tensor's blocks, as [`Gguf::read_bytes`].
+    pub fn read_bytes(&self, published: &str, bytes: &mut [u8]) -> Result<()> {
+        let (file, held) = self.find(published)?;
+        file.read_bytes(&held.name, bytes)
+    }
+
+    fn read<T: Copy>(&self, published: &str, read: impl Fn(&Gguf, &str) -> Result<Vec<T>>) -> Result<Vec<T>> {
+        let (file, held) = self.find(published)?;
+        if held.frames == 1 {
+            return read(file, &held.name);
+        }
+        // Of each frame [rows, channels, height, width]; together [rows, channels, frames, height, width].
+        let names = (0..held.frames).map(|frame| frame_name(&held.name, frame));
+        let frames = names.map(|name| read(file, &name)).collect::<Result<Vec<_>>>()?;
+        let patch = held.shape[3..].iter().product::<usize>();
+        let pieces = (0..frames[0].len() / patch).flat_map(|at| frames.iter().map(move |frame| (frame, at)));
+        Ok(pieces.flat_map(|(frame, at)| &frame[at * patch..][..patch]).copied().collect())
+    }
+}
+
+fn frame_name(name: &str, frame: usize) -> String {
+    if frame == 0 { name.to_owned() } else { format!("{name}.{frame}") }
+}

@@ -1,0 +1,856 @@
+//! Every lie that a GGUF file can tell gives one error that names the file and the key or tensor.
+
+use pascaline::{DType, Device, Error};
+use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl-gguf")
+}
+
+/// A file taken apart. Values and entries of tensors are the bytes after their names.
+#[derive(Clone)]
+struct Parts {
+    keys: Vec<(Vec<u8>, Vec<u8>)>,
+    tensors: Vec<(Vec<u8>, Vec<u8>)>,
+    data: Vec<u8>,
+    /// In place of all that.
+    raw: Option<Vec<u8>>,
+}
+
+/// Bytes and how far they have been read.
+struct Cursor<'a>(&'a [u8], usize);
+
+impl Cursor<'_> {
+    fn take(&mut self, count: usize) -> &[u8] {
+        self.1 += count;
+        &self.0[self.1 - count..self.1]
+    }
+
+    fn u32(&mut self) -> usize {
+        u32::from_le_bytes(self.take(4).try_into().unwrap()) as usize
+    }
+
+    fn u64(&mut self) -> usize {
+        u64::from_le_bytes(self.take(8).try_into().unwrap()) as usize
+    }
+
+    fn string(&mut self) -> Vec<u8> {
+        let len = self.u64();
+        self.take(len).to_vec()
+    }
+
+    fn skip(&mut self, kind: usize) {
+        match kind {
+            0 | 1 | 7 => drop(self.take(1)),
+            2 | 3 => drop(self.take(2)),
+            4..=6 => drop(self.take(4)),
+            8 => drop(self.string()),
+            9 => {
+                let (kind, count) = (self.u32(), self.u64());
+                (0..count).for_each(|_| self.skip(kind));
+            }
+            _ => drop(self.take(8)),
+        }
+    }
+}
+
+impl Parts {
+    fn of(name: &str) -> Self {
+        let bytes = fs::read(fixtures().join(name)).unwrap();
+        let mut cursor = Cursor(&bytes, 8);
+        let (tensors, keys) = (cursor.u64(), cursor.u64());
+        let keys = (0..keys).map(|_| {
+            let (key, from) = (cursor.string(), cursor.1);
+            let kind = cursor.u32();
+            cursor.skip(kind);
+            (key, bytes[from..cursor.1].to_vec())
+        });
+        let keys = keys.collect();
+        let tensors = (0..tensors).map(|_| {
+            let (name, from) = (cursor.string(), cursor.1);
+            let rank = cursor.u32();
+            cursor.take(8 * rank + 4 + 8);
+            (name, bytes[from..cursor.1].to_vec())
+        });
+        let tensors = tensors.collect();
+        Self { keys, tensors, data: bytes[cursor.1.next_multiple_of(32)..].to_vec(), raw: None }
+    }
+
+    /// The header, counts that are larger by `more` included.
+    fn header(&self, more: [u64; 2]) -> Vec<u8> {
+        let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes()].concat();
+        for (count, more) in [self.tensors.len(), self.keys.len()].into_iter().zip(more) {
+            bytes.extend((count as u64).wrapping_add(more).to_le_bytes());
+        }
+        for (name, rest) in self.keys.iter().chain(&self.tensors) {
+            bytes.extend((name.len() as u64).to_le_bytes());
+            bytes.extend(name.iter().chain(rest));
+        }
+        bytes
+    }
+
+    fn file(&self) -> Vec<u8> {
+        let mut bytes = self.header([0; 2]);
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend(&self.data);
+        bytes
+    }
+
+    fn key(&mut self, key: &str) -> &mut Vec<u8> {
+        &mut self.keys.iter_mut().find(|(name, _)| name == key.as_bytes()).expect(key).1
+    }
+
+    fn set(&mut self, key: &str, value: Vec<u8>) {
+        match self.keys.iter_mut().find(|(name, _)| name == key.as_bytes()) {
+            Some((_, old)) => *old = value,
+            None => self.keys.push((key.into(), value)),
+        }
+    }
+
+    fn remove(&mut self, key: &str) {
+        self.keys.retain(|(name, _)| name != key.as_bytes());
+    }
+
+    /// A tensor's entry: rank, dimensions, type, offset.
+    fn tensor(&mut self, name: &str) -> &mut Vec<u8> {
+        &mut self.tensors.iter_mut().find(|(found, _)| found == name.as_bytes()).expect(name).1
+    }
+
+    fn offset(&mut self, name: &str) -> u64 {
+        let entry = self.tensor(name);
+        u64::from_le_bytes(entry[entry.len() - 8..].try_into().unwrap())
+    }
+
+    fn set_offset(&mut self, name: &str, offset: u64) {
+        let entry = self.tensor(name);
+        let at = entry.len() - 8;
+        entry[at..].copy_from_slice(&offset.to_le_bytes());
+    }
+
+    fn set_dims(&mut self, name: &str, dims: &[u64]) {
+        let entry = self.tensor(name);
+        let tail = entry[entry.len() - 12..].to_vec();
+        *entry = (dims.len() as u32).to_le_bytes().to_vec();
+        entry.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
+        entry.extend(tail);
+    }
+
+    fn set_type(&mut self, name: &str, id: u32) {
+        let entry = self.tensor(name);
+        let at = entry.len() - 12;
+        entry[at..at + 4].copy_from_slice(&id.to_le_bytes());
+    }
+}
+
+fn u32_value(value: u32) -> Vec<u8> {
+    [4u32.to_le_bytes(), value.to_le_bytes()].concat()
+}
+
+fn f32_value(value: f32) -> Vec<u8> {
+    [6u32.to_le_bytes(), value.to_le_bytes()].concat()
+}
+
+fn string_value(text: &[u8]) -> Vec<u8> {
+    [&8u32.to_le_bytes()[..], &(text.len() as u64).to_le_bytes(), text].concat()
+}
+
+fn array(kind: u32, count: u64, values: &[u8]) -> Vec<u8> {
+    [&9u32.to_le_bytes()[..], &kind.to_le_bytes(), &count.to_le_bytes(), values].concat()
+}
+
+fn strings(texts: &[&str]) -> Vec<u8> {
+    let one = |text: &&str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    array(8, texts.len() as u64, &texts.iter().flat_map(one).collect::<Vec<_>>())
+}
+
+/// What a file becomes, and what is said of it: the key or tensor, and a part of the reason.
+type Lie = (fn(&mut Parts), Option<&'static str>, &'static str);
+
+/// The container's: all of these are told of a text file, and hold for every file.
+const CONTAINER: &[Lie] = &[
+    (|parts| parts.raw = Some(Vec::new()), None, "truncated"),
+    (|parts| parts.raw = Some(parts.file()[..23].to_vec()), None, "truncated"),
+    (|parts| parts.raw = Some([b"GGML", &parts.file()[4..]].concat()), None, "does not begin with GGUF"),
+    (
+        |parts| {
+            parts.raw = Some([&b"version https://git-lfs.github.com/spec/v1\n"[..], &[b'x'; 90]].concat())
+        },
+        None,
+        "Git LFS",
+    ),
+    (|parts| parts.raw = Some([b"GGUF\x01\0\0\0", &parts.file()[8..]].concat()), None, "version 1"),
+    (|parts| parts.raw = Some([b"GGUF\x04\0\0\0", &parts.file()[8..]].concat()), None, "version 4"),
+    (|parts| parts.raw = Some([b"GGUF\0\0\0\x03", &parts.file()[8..]].concat()), None, "big-endian"),
+    // counts
+    (|parts| parts.raw = Some(parts.header([u64::MAX / 2, 0])), None, "tensors, of at most"),
+    (|parts| parts.raw = Some(parts.header([0, u64::MAX / 2])), None, "keys, of at most"),
+    (|parts| parts.raw = Some(parts.header([0, 60_000])), None, "keys, of at most"),
+    (|parts| parts.raw = Some([parts.header([1, 0]), vec![0; 2 << 20]].concat()), None, "name is empty"),
+    (|parts| parts.raw = Some(parts.header([0, 0])), Some("token_embd.weight"), "truncated"),
+    // strings
+    (
+        |parts| {
+            let mut bytes = parts.file();
+            bytes[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
+            parts.raw = Some(bytes)
+        },
+        None,
+        "a string of 18446744073709551615 bytes",
+    ),
+    (|parts| parts.keys[0].0 = Vec::new(), None, "a key is empty"),
+    (|parts| parts.keys[0].0 = vec![0xff], None, "not UTF-8"),
+    (
+        |parts| {
+            parts.keys[0].0 = vec![b'k'; 2000];
+        },
+        None,
+        "a string of 2000 bytes",
+    ),
+    (
+        |parts| parts.set("general.name", [&8u32.to_le_bytes()[..], &(1u64 << 40).to_le_bytes()].concat()),
+        Some("general.name"),
+        "a string of",
+    ),
+    (
+        |parts| parts.set("general.name", [&8u32.to_le_bytes()[..], &90_000_000u64.to_le_bytes()].concat()),
+        Some("general.name"),
+        "truncated",
+    ),
+    (|parts| parts.set("general.name", string_value(b"\xc3(")), Some("general.name"), "not UTF-8"),
+    // keys and values
+    (
+        |parts| {
+            let first = parts.keys[3].clone();
+            parts.keys.push(first);
+        },
+        Some("qwen3vl.block_count"),
+        "comes twice",
+    ),
+    (|parts| parts.set("general.name", vec![13, 0, 0, 0]), Some("general.name"), "no type of a value"),
+    (|parts| parts.set("general.name", vec![7, 0, 0, 0, 2]), Some("general.name"), "no truth value"),
+    (
+        |parts| parts.set("general.name", array(13, 0, &[])),
+        Some("general.name"),
+        "no type of a list's values",
+    ),
+    (
+        |parts| parts.set("general.name", array(4, u64::MAX, &[])),
+        Some("general.name"),
+        "truncated: a list of",
+    ),
+    (|parts| parts.set("general.name", array(8, 1 << 60, &[])), Some("general.name"), "truncated: a list of"),
+    (
+        |parts| {
+            let mut value = array(4, 0, &[]);
+            for _ in 0..2000 {
+                value = array(9, 1, &value[4..]);
+            }
+            parts.set("general.name", value);
+        },
+        Some("general.name"),
+        "lists in lists",
+    ),
+    (
+        |parts| {
+            parts.set("general.name", array(0, 9_000_000, &vec![0; 9_000_000]));
+        },
+        Some("general.name"),
+        "more than 8388608 values",
+    ),
+    (|parts| parts.set("general.alignment", u32_value(0)), Some("general.alignment"), "power of two"),
+    (|parts| parts.set("general.alignment", u32_value(48)), Some("general.alignment"), "power of two"),
+    (|parts| parts.set("general.alignment", string_value(b"32")), Some("general.alignment"), "is a string"),
+    (
+        |parts| parts.set("general.alignment", u32_value(1 << 31)),
+        Some("token_embd.weight"),
+        "multiple of the alignment",
+    ),
+    // tensors
+    (
+        |parts| {
+            let first = parts.tensors[1].clone();
+            parts.tensors.push(first);
+        },
+        Some("token_embd.weight"),
+        "comes twice",
+    ),
+    (|parts| parts.tensors[1].0 = Vec::new(), None, "a tensor's name is empty"),
+    (|parts| parts.set_dims("output_norm.weight", &[]), Some("output_norm.weight"), "has 0 dimensions"),
+    (
+        |parts| parts.set_dims("output_norm.weight", &[1, 1, 1, 1, 256]),
+        Some("output_norm.weight"),
+        "has 5 dimensions",
+    ),
+    (|parts| parts.set_dims("output_norm.weight", &[256, 0]), Some("output_norm.weight"), "has no values"),
+    (
+        |parts| parts.set_dims("output_norm.weight", &[1 << 32, 1 << 32]),
+        Some("output_norm.weight"),
+        "truncated",
+    ),
+    (|parts| parts.set_dims("output_norm.weight", &[1 << 40]), Some("output_norm.weight"), "truncated"),
+    (
+        |parts| parts.set_dims("token_embd.weight", &[248, 512]),
+        Some("token_embd.weight"),
+        "not whole blocks of Q6_K",
+    ),
+    (
+        |parts| parts.set_type("token_embd.weight", 4),
+        Some("token_embd.weight"),
+        "type number 4 is not supported",
+    ),
+    (|parts| parts.set_type("token_embd.weight", u32::MAX), Some("token_embd.weight"), "is not supported"),
+    (
+        |parts| parts.set_offset("token_embd.weight", 1025),
+        Some("token_embd.weight"),
+        "multiple of the alignment",
+    ),
+    (|parts| parts.set_offset("token_embd.weight", u64::MAX - 31), Some("blk.0.attn_k.weight"), "a hole"),
+    (|parts| parts.set_offset("token_embd.weight", 992), Some("token_embd.weight"), "overlaps"),
+    (
+        |parts| {
+            let end = parts.data.len() as u64;
+            parts.set_offset("blk.3.ffn_up.weight", end);
+        },
+        Some("blk.3.ffn_up.weight"),
+        "a hole",
+    ),
+    (|parts| parts.data.truncate(parts.data.len() - 40), Some("blk.3.ffn_up.weight"), "truncated"),
+    (
+        |parts| {
+            parts.data.extend([0; 64]);
+        },
+        None,
+        "64 bytes after the last tensor",
+    ),
+];
+
+/// A text file's own.
+const TEXT: &[Lie] = &[
+    (|parts| parts.remove("general.architecture"), Some("general.architecture"), "missing"),
+    (
+        |parts| parts.set("general.architecture", string_value(b"llama")),
+        Some("general.architecture"),
+        "\"llama\" is not supported",
+    ),
+    (
+        |parts| parts.key("qwen3vl.block_count")[0] = 6,
+        Some("qwen3vl.block_count"),
+        "a number with a fraction, expected a whole number",
+    ),
+    (
+        |parts| parts.set("qwen3vl.block_count", u32_value(0)),
+        Some("qwen3vl.block_count"),
+        "not between 1 and",
+    ),
+    (
+        |parts| parts.set("qwen3vl.block_count", u32_value(16_000_000)),
+        Some("qwen3vl.block_count"),
+        "the files only",
+    ),
+    (
+        |parts| parts.set("qwen3vl.block_count", u32_value(5)),
+        Some("blk.4.attn_norm.weight"),
+        "is not in the file",
+    ),
+    (
+        |parts| parts.set("qwen3vl.block_count", u32_value(3)),
+        Some("blk.3.attn_k.weight"),
+        "is not a tensor of this model",
+    ),
+    (
+        |parts| parts.set("qwen3vl.block_count", [5u32.to_le_bytes(), (-4i32).to_le_bytes()].concat()),
+        Some("qwen3vl.block_count"),
+        "expected a whole number that is not negative",
+    ),
+    (|parts| parts.remove("qwen3vl.embedding_length"), Some("qwen3vl.embedding_length"), "missing"),
+    (
+        |parts| parts.set("qwen3vl.feed_forward_length", u32_value(768)),
+        Some("blk.0.ffn_down.weight"),
+        "the metadata says [256, 768]",
+    ),
+    (
+        |parts| parts.set("qwen3vl.attention.head_count_kv", u32_value(3)),
+        Some("qwen3vl.attention.head_count_kv"),
+        "does not divide",
+    ),
+    (
+        |parts| parts.set("qwen3vl.attention.value_length", u32_value(32)),
+        Some("qwen3vl.attention.value_length"),
+        "is not the keys' 64",
+    ),
+    (
+        |parts| {
+            parts.set("qwen3vl.rope.dimension_sections", array(5, 3, &[0; 12]));
+        },
+        Some("qwen3vl.rope.dimension_sections"),
+        "four numbers",
+    ),
+    (
+        |parts| {
+            parts.set("qwen3vl.rope.dimension_sections", array(5, 4, &[0; 16]));
+        },
+        Some("qwen3vl.rope.dimension_sections"),
+        "does not sum",
+    ),
+    (
+        |parts| parts.set("qwen3vl.rope.freq_base", f32_value(f32::NAN)),
+        Some("qwen3vl.rope.freq_base"),
+        "not a positive number",
+    ),
+    (
+        |parts| parts.set("qwen3vl.rope.scaling.type", string_value(b"yarn")),
+        Some("qwen3vl.rope.scaling.type"),
+        "\"yarn\" is not supported",
+    ),
+    (
+        |parts| parts.set("qwen3vl.n_deepstack_layers", u32_value(2)),
+        Some("qwen3vl.n_deepstack_layers"),
+        "is not the 3 of",
+    ),
+    (|parts| parts.set("qwen3vl.vocab_size", u32_value(500)), Some("qwen3vl.vocab_size"), "has 496 rows"),
+    // the tokenizer
+    (
+        |parts| parts.set("tokenizer.ggml.model", string_value(b"llama")),
+        Some("tokenizer.ggml.model"),
+        "\"llama\" is not supported",
+    ),
+    (
+        |parts| parts.set("tokenizer.ggml.pre", string_value(b"llama-bpe")),
+        Some("tokenizer.ggml.pre"),
+        "is not supported",
+    ),
+    (
+        |parts| parts.set("tokenizer.ggml.tokens", strings(&["a", "b"])),
+        Some("tokenizer.ggml.tokens"),
+        "<|image_pad|> is not among them",
+    ),
+    (
+        |parts| parts.set("tokenizer.ggml.tokens", array(4, 0, &[])),
+        Some("tokenizer.ggml.tokens"),
+        "is a list of whole numbers, expected a list of strings",
+    ),
+    (
+        |parts| {
+            let value = parts.key("tokenizer.ggml.tokens");
+            value[24] = b'"'; // the first token becomes the second
+        },
+        Some("tokenizer.ggml.tokens"),
+        "comes twice",
+    ),
+    (
+        |parts| {
+            let value = parts.key("tokenizer.ggml.tokens");
+            value[8..16].copy_from_slice(&497u64.to_le_bytes());
+            value.extend([1, 0, 0, 0, 0, 0, 0, 0, b'~']);
+        },
+        Some("tokenizer.ggml.tokens"),
+        "has 497 tokens",
+    ),
+    (
+        |parts| {
+            parts.set("tokenizer.ggml.token_type", array(5, 495, &[1; 495 * 4]));
+        },
+        Some("tokenizer.ggml.token_type"),
+        "has 495 values for 496 tokens",
+    ),
+    (
+        |parts| parts.key("tokenizer.ggml.token_type")[16] = 6,
+        Some("tokenizer.ggml.token_type"),
+        "token 0 is of kind 6",
+    ),
+    (
+        |parts| parts.set("tokenizer.ggml.merges", strings(&["a"])),
+        Some("tokenizer.ggml.merges"),
+        "is no pair",
+    ),
+    (
+        |parts| parts.set("tokenizer.ggml.merges", strings(&["a nowhere"])),
+        Some("tokenizer.ggml.merges"),
+        "not a tokenizer",
+    ),
+    (
+        |parts| {
+            parts.set("tokenizer.ggml.merges", strings(&["a b"; 497]));
+        },
+        Some("tokenizer.ggml.merges"),
+        "497 of a vocabulary of 496",
+    ),
+    (
+        |parts| parts.set("tokenizer.ggml.eos_token_id", u32_value(496)),
+        Some("tokenizer.ggml.eos_token_id"),
+        "outside the vocabulary",
+    ),
+    (|parts| parts.remove("tokenizer.chat_template"), Some("tokenizer.chat_template"), "missing"),
+    (|parts| parts.set("tokenizer.chat_template", string_value(b"{% if %}")), Some("chat_template"), ""),
+    // weights
+    (
+        |parts| {
+            parts.tensors.push((b"output.bias".to_vec(), Vec::new()));
+            let mut entry = vec![1, 0, 0, 0];
+            entry.extend(8u64.to_le_bytes().into_iter().chain([0; 4]));
+            entry.extend((parts.data.len() as u64).to_le_bytes());
+            parts.tensors.last_mut().unwrap().1 = entry;
+            parts.data.extend([0; 32]);
+        },
+        Some("output.bias"),
+        "is not a tensor of this model",
+    ),
+    (
+        |parts| parts.set_dims("blk.1.attn_q.weight", &[512, 128]),
+        Some("blk.1.attn_q.weight"),
+        "has shape [128, 512], the metadata says [256, 256]",
+    ),
+    (
+        |parts| {
+            let at = parts.offset("output_norm.weight") as usize;
+            parts.data[at..at + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+        },
+        Some("output_norm.weight"),
+        "value 0 is not finite",
+    ),
+    (
+        |parts| {
+            let at = parts.offset("token_embd.weight") as usize + 2 * 210 + 208;
+            parts.data[at..at + 2].copy_from_slice(&[0x01, 0x7e]); // a NaN
+        },
+        Some("token_embd.weight"),
+        "value 512",
+    ),
+];
+
+/// A vision file's own.
+const VISION: &[Lie] = &[
+    (
+        |parts| parts.set("general.architecture", string_value(b"qwen3vl")),
+        Some("general.architecture"),
+        "only \"clip\"",
+    ),
+    (
+        |parts| parts.set("clip.projector_type", string_value(b"qwen2vl_merger")),
+        Some("clip.projector_type"),
+        "only \"qwen3vl_merger\"",
+    ),
+    (|parts| parts.remove("clip.projector_type"), Some("clip.projector_type"), "missing"),
+    (
+        |parts| parts.set("clip.vision.projection_dim", u32_value(128)),
+        Some("clip.vision.projection_dim"),
+        "is not the text's 256",
+    ),
+    (
+        |parts| {
+            parts.set("clip.vision.is_deepstack_layers", array(7, 3, &[1; 3]));
+        },
+        Some("clip.vision.is_deepstack_layers"),
+        "has 3 values",
+    ),
+    (
+        |parts| {
+            parts.set("clip.vision.is_deepstack_layers", array(4, 1, &[1; 4]));
+        },
+        Some("clip.vision.is_deepstack_layers"),
+        "expected a list of truth values",
+    ),
+    (
+        |parts| parts.set("clip.vision.block_count", u32_value(3)),
+        Some("clip.vision.is_deepstack_layers"),
+        "one for each of 3 blocks",
+    ),
+    (
+        |parts| parts.set("clip.vision.attention.head_count", u32_value(0)),
+        Some("clip.vision.attention.head_count"),
+        "not between 1 and",
+    ),
+    (
+        |parts| parts.set("clip.vision.attention.head_count", u32_value(3)),
+        Some("clip.vision.attention.head_count"),
+        "do not divide",
+    ),
+    (
+        |parts| parts.set("clip.vision.attention.layer_norm_epsilon", f32_value(1e-5)),
+        Some("clip.vision.attention.layer_norm_epsilon"),
+        "is not supported",
+    ),
+    (|parts| parts.set("clip.use_gelu", vec![7, 0, 0, 0, 0]), Some("clip.use_gelu"), "only true"),
+    (
+        |parts| parts.set("clip.vision.patch_size", u32_value(8)),
+        Some("clip.vision.image_size"),
+        "is not 16 patches of 8",
+    ),
+    (
+        |parts| parts.set("clip.vision.spatial_merge_size", u32_value(200)),
+        Some("clip.vision.spatial_merge_size"),
+        "above 16",
+    ),
+    (
+        |parts| {
+            parts.set("clip.vision.image_std", array(6, 3, &[0; 12]));
+        },
+        Some("clip.vision.image_std"),
+        "not all positive",
+    ),
+    (
+        |parts| {
+            parts.set("clip.vision.image_mean", array(6, 2, &[0; 8]));
+        },
+        Some("clip.vision.image_mean"),
+        "one number per channel",
+    ),
+    (
+        |parts| parts.set("clip.vision.image_min_pixels", u32_value(0)),
+        Some("clip.vision.image_min_pixels"),
+        "between 1 and",
+    ),
+    (
+        |parts| parts.set("clip.vision.image_max_pixels", u32_value(100)),
+        Some("clip.vision.image_min_pixels"),
+        "above the largest",
+    ),
+    (
+        |parts| parts.set_dims("v.position_embd.weight", &[64, 128, 2]),
+        Some("v.position_embd.weight"),
+        "is not a square",
+    ),
+    (
+        |parts| {
+            let frame = parts.tensors.iter_mut().find(|(name, _)| name == b"v.patch_embd.weight.1");
+            frame.unwrap().0 = b"v.patch_embd.weight.2".to_vec();
+        },
+        Some("v.patch_embd.weight.1"),
+        "is not in the file",
+    ),
+];
+
+/// Loads the pair of files.
+fn load(text: &Path, vision: &Path) -> Result<(), Error> {
+    let options = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&Device::Cpu) };
+    let checkpoint = Checkpoint::open(text, Some(vision))?;
+    Qwen3Vl::load_checkpoint(checkpoint, &Device::Cpu, options, |_| {}).map(drop)
+}
+
+fn check(lies: &[Lie], source: &str, load: impl Fn(&Path) -> Result<(), Error>) {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Parts::of(source);
+    for (number, (lie, item, reason)) in lies.iter().enumerate() {
+        let mut parts = whole.clone();
+        lie(&mut parts);
+        let bytes = parts.raw.take().unwrap_or_else(|| parts.file());
+        let path = folder.path().join("lie.gguf");
+        fs::write(&path, bytes).unwrap();
+        let said = match load(&path) {
+            Err(Error::Checkpoint { file, item, reason }) => (file, item, reason),
+            other => panic!("lie {number} ({item:?}, {reason}): {other:?}"),
+        };
+        assert_eq!(said.0, path.display().to_string(), "lie {number}: {said:?}");
+        assert_eq!(said.1.as_deref(), *item, "lie {number} ({reason}): {said:?}");
+        assert!(said.2.contains(reason), "lie {number}: {reason} is not in {said:?}");
+    }
+}
+
+#[test]
+fn a_whole_file_is_taken_apart_and_put_together() {
+    for name in ["model-Q4_K_M.gguf", "mmproj-F16.gguf"] {
+        assert!(Parts::of(name).file() == fs::read(fixtures().join(name)).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn lies_of_the_container_are_told() {
+    check(CONTAINER, "model-Q4_K_M.gguf", |text| load(text, &fixtures().join("mmproj-F16.gguf")));
+}
+
+#[test]
+fn lies_of_a_text_file_are_told() {
+    check(TEXT, "model-Q4_K_M.gguf", |text| load(text, &fixtures().join("mmproj-F16.gguf")));
+}
+
+#[test]
+fn lies_of_a_vision_file_are_told() {
+    check(VISION, "mmproj-F16.gguf", |vision| load(&fixtures().join("model-Q4_K_M.gguf"), vision));
+}
+
+/// The beginning of every length is refused, and none of them is waited for or panics.
+#[test]
+fn a_file_cut_anywhere_is_refused() {
+    let (whole, folder) = (Parts::of("model-Q4_K_M.gguf").file(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("cut.gguf");
+    for len in (0..400).chain((400..whole.len()).step_by(9973)) {
+        fs::write(&path, &whole[..len]).unwrap();
+        let found = load(&path, &fixtures().join("mmproj-F16.gguf"));
+        assert!(matches!(found, Err(Error::Checkpoint { .. })), "{len}: {found:?}");
+    }
+}
+
+/// One that shrinks between the check of its header and the reading of its tensors.
+#[test]
+fn a_file_that_shrinks_while_it_is_open_gives_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shrinks.gguf");
+    fs::copy(fixtures().join("model-Q4_K_M.gguf"), &path).unwrap();
+    let checkpoint = Checkpoint::open(&path, Some(&fixtures().join("mmproj-F16.gguf"))).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(200_000).unwrap();
+    let options = LoadOptions::for_device(&Device::Cpu);
+    match Qwen3Vl::load_checkpoint(checkpoint, &Device::Cpu, options, |_| {}).map(drop) {
+        Err(Error::Checkpoint { file, item: Some(tensor), reason }) => {
+            assert!(file.ends_with("shrinks.gguf") && tensor.starts_with("blk."), "{file} {tensor}");
+            assert!(reason.contains("can't be read"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A split of the fixture: the number of each tensor's file, by its place.
+fn split(folder: &Path, file_of: impl Fn(usize) -> usize, change: impl Fn(usize, &mut Parts)) -> PathBuf {
+    const FILES: usize = 3;
+    let whole = Parts::of("model-Q4_K_M.gguf");
+    for number in 0..FILES {
+        let mut parts = Parts { keys: Vec::new(), tensors: Vec::new(), data: Vec::new(), raw: None };
+        if number == 0 {
+            parts.keys = whole.keys.clone();
+        }
+        let kind = |value: u16| [&2u32.to_le_bytes()[..], &value.to_le_bytes()].concat();
+        parts.set("split.no", kind(number as u16));
+        parts.set("split.count", kind(FILES as u16));
+        parts.set(
+            "split.tensors.count",
+            [5u32.to_le_bytes(), (whole.tensors.len() as u32).to_le_bytes()].concat(),
+        );
+        for (place, (name, entry)) in
+            whole.tensors.iter().enumerate().filter(|(place, _)| file_of(*place) == number)
+        {
+            let begin = whole.clone().offset(str::from_utf8(name).unwrap()) as usize;
+            let next = whole.tensors.get(place + 1);
+            let end = next.map_or(whole.data.len(), |(name, _)| {
+                whole.clone().offset(str::from_utf8(name).unwrap()) as usize
+            });
+            parts.tensors.push((name.clone(), entry.clone()));
+            let at = parts.data.len() as u64;
+            parts.set_offset(str::from_utf8(name).unwrap(), at);
+            parts.data.extend(&whole.data[begin..end]);
+        }
+        change(number, &mut parts);
+        fs::write(folder.join(format!("m-{:05}-of-{FILES:05}.gguf", number + 1)), parts.file()).unwrap();
+    }
+    folder.join("m-00001-of-00003.gguf")
+}
+
+#[test]
+fn a_split_model_is_the_model_and_its_lies_are_told() {
+    let vision = fixtures().join("mmproj-F16.gguf");
+    let folder = tempfile::tempdir().unwrap();
+    for file_of in [|place: usize| place % 3, |place| 1 + place % 2] {
+        let first = split(folder.path(), file_of, |_, _| {});
+        let (whole, split) = (
+            qwen3_vl::gguf::Gguf::open(fixtures().join("model-Q4_K_M.gguf")).unwrap(),
+            qwen3_vl::gguf::Gguf::open(&first).unwrap(),
+        );
+        assert!(whole.names().eq(split.names()));
+        for name in whole.names() {
+            assert_eq!(whole.read_f32(name).unwrap(), split.read_f32(name).unwrap(), "{name}");
+        }
+        load(&first, &vision).unwrap();
+    }
+
+    let short = |value: u16| [&2u32.to_le_bytes()[..], &value.to_le_bytes()].concat();
+    let refused = |change: &dyn Fn(usize, &mut Parts), file: &str, item: Option<&str>, part: &str| {
+        let first = split(folder.path(), |place| place % 3, change);
+        match load(&first, &vision) {
+            Err(Error::Checkpoint { file: found, item: said, reason }) => {
+                assert!(found.ends_with(file) && said.as_deref() == item, "{found} {said:?} {reason}");
+                assert!(reason.contains(part), "{part} is not in {reason}");
+            }
+            other => panic!("{part}: {other:?}"),
+        }
+    };
+    let in_file = |wanted: usize, key: &'static str, value: Vec<u8>| {
+        move |number: usize, parts: &mut Parts| {
+            if number == wanted {
+                parts.set(key, value.clone());
+            }
+        }
+    };
+    let (second, third) = ("m-00002-of-00003.gguf", "m-00003-of-00003.gguf");
+    refused(&in_file(1, "split.no", short(2)), second, Some("split.no"), "is 2, expected 1");
+    refused(&in_file(2, "split.count", short(4)), third, Some("split.count"), "is 4, expected 3");
+    refused(
+        &in_file(0, "split.count", short(2)),
+        "m-00001-of-00003.gguf",
+        Some("split.count"),
+        "the file's name says 3",
+    );
+    refused(
+        &in_file(2, "split.tensors.count", u32_value(45)),
+        third,
+        Some("split.tensors.count"),
+        "expected 46",
+    );
+    refused(
+        &|number, parts| {
+            if number == 1 {
+                parts.tensors.pop();
+                let end = parts.tensors.last().map(|(name, _)| str::from_utf8(name).unwrap().to_owned());
+                let at = parts.offset(&end.unwrap());
+                parts.data.truncate((at + 1024) as usize);
+            }
+        },
+        second,
+        None,
+        "",
+    );
+    refused(
+        &|number, parts| {
+            if number == 2 {
+                parts.keys.retain(|(key, _)| key != b"split.no");
+            }
+        },
+        third,
+        Some("split.no"),
+        "missing, expected 2",
+    );
+    refused(
+        &|number, parts| {
+            if number == 2 {
+                parts.tensors[0].0 = b"output_norm.weight".to_vec();
+            }
+        },
+        third,
+        Some("output_norm.weight"),
+        "m-00001-of-00003.gguf too",
+    );
+    split(folder.path(), |place| place % 3, |_, _| {});
+    let named = load(&folder.path().join(second), &vision).unwrap_err().to_string();
+    assert!(named.contains("name the first"), "{named}");
+    fs::remove_file(folder.path().join(third)).unwrap();
+    let missing = load(&folder.path().join("m-00001-of-00003.gguf"), &vision).unwrap_err().to_string();
+    assert!(missing.contains(third), "{missing}");
+    fs::rename(folder.path().join("m-00001-of-00003.gguf"), folder.path().join("m.gguf")).unwrap();
+    let renamed = load(&folder.path().join("m.gguf"), &vision).unwrap_err().to_string();
+    assert!(renamed.contains("does not end in -00001-of-00003.gguf"), "{renamed}");
+}
+
+/// The vision file is found by itself where it is the only one that fits, and asked for where it is not.
+#[test]
+fn the_vision_file_is_found_beside_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    let copy = |name: &str| fs::copy(fixtures().join("mmproj-F16.gguf"), folder.path().join(name)).unwrap();
+    fs::copy(fixtures().join("model-IQ4_XS.gguf"), &model).unwrap();
+    let open = || Checkpoint::open(&model, None);
+    let said = || open().unwrap_err().to_string();
+    assert!(said().contains("no vision file") && said().contains("--mmproj"), "{}", said());
+    copy("Some-MMPROJ-f16.gguf");
+    open().unwrap().processor().unwrap();
+    // another model's is passed over, a second of the same kind is not
+    let mut other = Parts::of("mmproj-F16.gguf");
+    other.set("clip.vision.projection_dim", u32_value(512));
+    fs::write(folder.path().join("mmproj-other.gguf"), other.file()).unwrap();
+    open().unwrap().processor().unwrap();
+    copy("mmproj-b.gguf");
+    assert!(said().contains("mmproj-b.gguf") && said().contains("Some-MMPROJ-f16.gguf"), "{}", said());
+    fs::remove_file(folder.path().join("mmproj-b.gguf")).unwrap();
+    fs::remove_file(folder.path().join("Some-MMPROJ-f16.gguf")).unwrap();
+    assert!(said().contains("mmproj-other.gguf") && said().contains("projection_dim"), "{}", said());
+    let directory = Checkpoint::open(folder.path(), Some(&fixtures().join("mmproj-F16.gguf"))).map(drop);
+    assert!(directory.unwrap_err().to_string().contains("belongs to a GGUF file"));
+}
