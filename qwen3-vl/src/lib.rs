@@ -7,6 +7,7 @@ pub mod chat;
 pub mod checkpoint;
 pub mod config;
 mod decode;
+pub mod footprint;
 pub mod generate;
 pub mod gguf;
 #[cfg(feature = "hub")]

@@ -1,8 +1,9 @@
 //! Multi-head attention with its projections.
 
-use super::{LayerCache, Linear, Map, RmsNorm, misfit, rows_per_launch};
+use super::{LayerCache, Linear, Map, RmsNorm, misfit};
 use crate::kv::{KvFormat, KvTensor};
 use crate::ops::{self, Epilogue, HeadNorms};
+use crate::problem::pieces::rows_per_launch;
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// The positions of a pass's rows: the rotary angles by position, and the index of the first row's.

@@ -13,6 +13,7 @@
 mod choice;
 mod gguf;
 mod report;
+mod sizes;
 
 pub use choice::ScaleChoice;
 pub use kernels_gpu::quant::Format;
