@@ -6,8 +6,9 @@ use super::output::Output;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
-use pascaline::quant::Format;
+use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error};
+use qwen3_vl::weights::Conversion;
 use qwen3_vl::{Checkpoint, LoadOptions, Options, Prompt, Qwen3Vl, Sampling};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -27,7 +28,8 @@ pub(super) struct ModelArgs {
     #[command(flatten)]
     device: DeviceArg,
 
-    /// What matrices are stored as: f16 on a GPU and f32 on the CPU, if nothing is said. Arithmetic is f32. The others are
+    /// What matrices are stored as: f16 on a GPU and f32 on the CPU, if not given; those that are quantised in a GGUF file stay
+    /// as they are. Arithmetic is f32. The others are
     /// quantised as they are loaded (8.5 and 4.5 bits a value; q4_k loses less than q4_0), and multiplied by dp4a.
     #[arg(long, value_name = "TYPE")]
     dtype: Option<WeightType>,
@@ -82,8 +84,8 @@ impl WeightType {
     fn apply(self, usual: LoadOptions) -> LoadOptions {
         let quantize = |format| LoadOptions { quantize: Some(format), ..usual };
         match self {
-            Self::F16 => LoadOptions { dtype: DType::F16, ..usual },
-            Self::F32 => LoadOptions { dtype: DType::F32, ..usual },
+            Self::F16 => LoadOptions { dtype: DType::F16, keep_quantized: false, ..usual },
+            Self::F32 => LoadOptions { dtype: DType::F32, keep_quantized: false, ..usual },
             Self::Q8_0 => quantize(Format::Q8_0),
             Self::Q4_0 => quantize(Format::Q4_0),
             Self::Q4K => quantize(Format::Q4K),
@@ -297,8 +299,23 @@ impl ModelArgs {
             })
         });
         bar.finish_and_clear();
-        Ok((loaded.map_err(|error| self.failure(error))?, begin.elapsed()))
+        let model = loaded.map_err(|error| self.failure(error))?;
+        let elapsed = begin.elapsed();
+        if let Some(note) = conversions(&model) {
+            output.note(&note);
+        }
+        Ok((model, elapsed))
     }
+}
+
+/// Says which types of the file have no kernels and what became of them.
+fn conversions(model: &Qwen3Vl) -> Option<String> {
+    let each = model.conversions().iter().map(|Conversion { from, to, matrices }| {
+        format!("{matrices} matrices from {} to {}", from.name(), quant::name(*to))
+    });
+    let each: Vec<_> = each.collect();
+    (!each.is_empty())
+        .then(|| format!("converted, as there are no kernels for their type: {}", each.join(", ")))
 }
 
 impl SamplingArgs {

@@ -1,10 +1,13 @@
 //! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
 
 use super::config::Config;
-use super::gguf::{self, Gguf, Tensors};
+use super::gguf::{self, Gguf, Kept, Tensors};
+use super::model::LoadOptions;
 use super::processor::Processor;
 use super::weights::Weights;
+use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Result};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Where a model is, opened as far as its size can be told.
@@ -92,6 +95,20 @@ impl Checkpoint {
             Files::Directory(dir) => Processor::load_directory(dir),
             Files::Gguf { text, vision } => gguf::processor(text, vision),
         }
+    }
+
+    /// The formats that matrices have on the device; `None` stands for floating point.
+    pub(crate) fn formats(&self, options: &LoadOptions) -> BTreeSet<Option<&'static str>> {
+        let of = |format: Option<Format>| format.map(quant::name);
+        if options.quantize.is_some() {
+            return BTreeSet::from([of(options.quantize)]);
+        }
+        let Some(files) = self.gguf().filter(|_| options.keep_quantized) else {
+            return BTreeSet::from([None]);
+        };
+        let containers = files.into_iter().flat_map(Gguf::files);
+        let tensors = containers.flat_map(|container| container.tensors().values());
+        tensors.filter(|info| info.shape.len() > 1).map(|info| of(Kept::of(info.ty).format())).collect()
     }
 
     /// Its tensors, as [`Weights::open`].
