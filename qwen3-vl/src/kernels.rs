@@ -49,12 +49,17 @@ fn modules(config: &Config, options: &LoadOptions) -> Vec<&'static str> {
             add(&["matmul_reduce"]);
         }
         Some(format) => {
-            add(&["quant::encode", "copy", "elementwise", "layer_norm", "quant_encode_rows"]);
+            // of some formats the kernels are modules of their own, of the others one module
+            let of = |op: &str| {
+                let own = format!("quant_{op}_{format}");
+                if ptx_modules().any(|module| module == own) { own } else { format!("quant::{op}") }
+            };
+            add(&[&of("encode"), "copy", "elementwise", "layer_norm", "quant_encode_rows"]);
             add(&["tile32", "tile64", "slices64", "tile128", "vector1", "vector"]
                 .map(|kernel| format!("quant_{kernel}_{format}"))
                 .each_ref()
                 .map(String::as_str));
-            add(&["quant::decode"]);
+            add(&[&of("decode")]);
         }
     }
     add(&["rope_append_f32", &format!("attention_prefill_d{vision_dim}_f32"), "activate"]);
@@ -93,6 +98,7 @@ mod tests {
             (DType::F16, Some(Format::Q8_0), KvFormat::F32),
             (DType::F16, Some(Format::Q4_0), KvFormat::Q8_0),
             (DType::F16, Some(Format::Q4K), KvFormat::F16),
+            (DType::F16, Some(Format::Q6K), KvFormat::F16),
         ] {
             let options = LoadOptions { dtype, quantize, cache, ..LoadOptions::for_device(&device) };
             let (answered, launched) = cuda::trace(|| -> Result<_> {
