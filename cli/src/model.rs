@@ -29,8 +29,8 @@ pub(super) struct ModelArgs {
     device: DeviceArg,
 
     /// What matrices are stored as: f16 on a GPU and f32 on the CPU, if not given; those that are quantised in a GGUF file stay
-    /// as they are. Arithmetic is f32. The others are
-    /// quantised as they are loaded (8.5 and 4.5 bits a value; q4_k loses less than q4_0), and multiplied by dp4a.
+    /// as they are. Arithmetic is f32. The others are quantised as they are loaded, and multiplied by dp4a. Bits a value: q8_0
+    /// 8.5, q6_k 6.6, q5_k 5.5, q4_k, q4_0 and iq4_nl 4.5, iq4_xs 4.25. q4_k, iq4_nl and iq4_xs lose less than q4_0.
     #[arg(long, value_name = "TYPE")]
     dtype: Option<WeightType>,
 
@@ -78,6 +78,14 @@ enum WeightType {
     Q4_0,
     #[value(name = "q4_k")]
     Q4K,
+    #[value(name = "q5_k")]
+    Q5K,
+    #[value(name = "q6_k")]
+    Q6K,
+    #[value(name = "iq4_nl")]
+    Iq4Nl,
+    #[value(name = "iq4_xs")]
+    Iq4Xs,
 }
 
 impl WeightType {
@@ -89,6 +97,10 @@ impl WeightType {
             Self::Q8_0 => quantize(Format::Q8_0),
             Self::Q4_0 => quantize(Format::Q4_0),
             Self::Q4K => quantize(Format::Q4K),
+            Self::Q5K => quantize(Format::Q5K),
+            Self::Q6K => quantize(Format::Q6K),
+            Self::Iq4Nl => quantize(Format::Iq4Nl),
+            Self::Iq4Xs => quantize(Format::Iq4Xs),
         }
     }
 }
@@ -252,7 +264,8 @@ impl ModelArgs {
     pub fn explain(&self, error: &Error) -> String {
         let Error::OutOfMemory { .. } = error else { return error.to_string() };
         let mut smaller = Vec::new();
-        if !matches!(self.dtype, Some(WeightType::Q4_0 | WeightType::Q4K)) {
+        use WeightType::{Iq4Nl, Iq4Xs, Q4_0, Q4K};
+        if !matches!(self.dtype, Some(Q4_0 | Q4K | Iq4Nl | Iq4Xs)) {
             smaller.push("`--dtype q4_k` (matrices)");
         }
         if self.cache != Some(KvFormat::Q8_0) {

@@ -2,6 +2,7 @@
 
 use super::config::Config;
 use super::gguf::{self, Gguf, Kept, Tensors};
+use super::kernels::Stored;
 use super::model::LoadOptions;
 use super::processor::Processor;
 use super::weights::Weights;
@@ -97,18 +98,19 @@ impl Checkpoint {
         }
     }
 
-    /// The formats that matrices have on the device; `None` stands for floating point.
-    pub(crate) fn formats(&self, options: &LoadOptions) -> BTreeSet<Option<&'static str>> {
-        let of = |format: Option<Format>| format.map(quant::name);
+    /// How matrices will be on the device.
+    pub(crate) fn stored(&self, options: &LoadOptions) -> BTreeSet<Stored> {
+        let of = |format: Option<Format>, encoded| Stored { format: format.map(quant::name), encoded };
         if options.quantize.is_some() {
-            return BTreeSet::from([of(options.quantize)]);
+            return BTreeSet::from([of(options.quantize, true)]);
         }
-        let Some(files) = self.gguf().filter(|_| options.keep_quantized) else {
-            return BTreeSet::from([None]);
-        };
+        let kept = self.gguf().filter(|_| options.keep_quantized);
+        let Some(files) = kept else { return BTreeSet::from([of(None, false)]) };
         let containers = files.into_iter().flat_map(Gguf::files);
         let tensors = containers.flat_map(|container| container.tensors().values());
-        tensors.filter(|info| info.shape.len() > 1).map(|info| of(Kept::of(info.ty).format())).collect()
+        let matrices = tensors.filter(|info| info.shape.len() > 1);
+        let stored = matrices.map(|info| Kept::of(info.ty));
+        stored.map(|kept| of(kept.format(), matches!(kept, Kept::Converted(_)))).collect()
     }
 
     /// Its tensors, as [`Weights::open`].

@@ -8,6 +8,15 @@ use pascaline::{DType, Result};
 use std::collections::BTreeSet;
 use std::thread::{self, ScopedJoinHandle};
 
+/// How matrices are on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Stored {
+    /// The format's name; `None` for floating point.
+    pub format: Option<&'static str>,
+    /// Whether they are quantised while they are loaded.
+    pub encoded: bool,
+}
+
 /// Begins to load the modules of a model, on a thread of the scope. The driver compiles one module at a time, whichever thread
 /// asks for it (measured with driver 580 on an H200: 23.5 s by 16 threads, 26.2 s by one, for all of them), so one thread is
 /// enough, and what it gains is the time in which the weights are read.
@@ -16,19 +25,15 @@ pub(super) fn load_ahead<'scope>(
     device: &CudaDevice,
     config: &Config,
     options: &LoadOptions,
-    formats: &BTreeSet<Option<&'static str>>,
+    stored: &BTreeSet<Stored>,
 ) -> ScopedJoinHandle<'scope, Result<()>> {
-    let (device, modules) = (device.clone(), modules(config, options, formats));
+    let (device, modules) = (device.clone(), modules(config, options, stored));
     scope.spawn(move || device.load_modules(&modules).map(drop))
 }
 
-/// The modules that loading and answering take, in the order of their first use; `formats` are the matrices'. One that is missing here is loaded when its
+/// The modules that loading and answering take, in the order of their first use; `stored` is how matrices are on the device. One that is missing here is loaded when its
 /// first kernel is launched: that costs time and no more.
-fn modules(
-    config: &Config,
-    options: &LoadOptions,
-    formats: &BTreeSet<Option<&'static str>>,
-) -> Vec<&'static str> {
+fn modules(config: &Config, options: &LoadOptions, stored: &BTreeSet<Stored>) -> Vec<&'static str> {
     let plain = if options.dtype == DType::F16 { "mixed" } else { "f32" };
     let cache = match options.cache {
         KvFormat::F32 => "f32",
@@ -46,7 +51,7 @@ fn modules(
     let mut names: Vec<String> = Vec::new();
     let mut add = |modules: &[&str]| names.extend(modules.iter().map(|name| (*name).to_owned()));
     let each = |names: &[&str], name: &dyn Fn(&&str) -> String| names.iter().map(name).collect::<Vec<_>>();
-    for format in formats {
+    for Stored { format, encoded } in stored {
         match format {
             None => {
                 add(&["copy", "elementwise", "layer_norm"]);
@@ -56,11 +61,19 @@ fn modules(
                 add(&["matmul_reduce"]);
             }
             Some(format) => {
-                add(&["quant::encode", "copy", "elementwise", "layer_norm", "quant_encode_rows"]);
+                // of some formats the kernels are modules of their own, of the others one module
+                let of = |op: &str| {
+                    let own = format!("quant_{op}_{format}");
+                    if ptx_modules().any(|module| module == own) { own } else { format!("quant::{op}") }
+                };
+                if *encoded {
+                    add(&[&of("encode")]);
+                }
+                add(&["copy", "elementwise", "layer_norm", "quant_encode_rows"]);
                 let kernels = ["tile32", "tile64", "slices64", "tile128", "vector1", "vector"];
                 let kernels = each(&kernels, &|kernel| format!("quant_{kernel}_{format}"));
                 add(&kernels.iter().map(String::as_str).collect::<Vec<_>>());
-                add(&["quant::decode"]);
+                add(&[&of("decode")]);
             }
         }
     }
@@ -103,6 +116,7 @@ mod tests {
             (&tiny, DType::F16, Some(Format::Q8_0), KvFormat::F32),
             (&tiny, DType::F16, Some(Format::Q4_0), KvFormat::Q8_0),
             (&tiny, DType::F16, Some(Format::Q4K), KvFormat::F16),
+            (&tiny, DType::F16, Some(Format::Q6K), KvFormat::F16),
             (&mixed, DType::F16, None, KvFormat::F32),
         ] {
             let options = LoadOptions { dtype, quantize, cache, ..LoadOptions::for_device(&device) };
@@ -116,8 +130,8 @@ mod tests {
                 )?;
                 Ok(model)
             });
-            let formats = Checkpoint::open(path, None)?.formats(&options);
-            let ahead: BTreeSet<_> = modules(answered?.config(), &options, &formats).into_iter().collect();
+            let stored = Checkpoint::open(path, None)?.stored(&options);
+            let ahead: BTreeSet<_> = modules(answered?.config(), &options, &stored).into_iter().collect();
             let launched: BTreeSet<_> = launched.into_iter().map(module_of).collect();
             let late: Vec<_> = launched.difference(&ahead).collect();
             assert!(late.is_empty(), "{path:?} {dtype:?} {quantize:?} {cache:?}: {late:?}");

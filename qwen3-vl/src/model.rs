@@ -133,10 +133,10 @@ impl Qwen3Vl {
             let reason = "on the CPU all weights are in host memory already".into();
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
-        let formats = checkpoint.formats(&options);
+        let stored = checkpoint.stored(&options);
         let (weights, text, vision) = thread::scope(|scope| -> Result<_> {
             let ahead = match device {
-                Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options, &formats)),
+                Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options, &stored)),
                 Device::Cpu => None,
             };
             let mut weights = checkpoint.weights(config, options.dtype, device)?;
