@@ -7,8 +7,9 @@ use super::output::Output;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
-use pascaline::quant::Format;
+use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error};
+use qwen3_vl::weights::Conversion;
 use qwen3_vl::{Checkpoint, LoadOptions, Options, Prompt, Qwen3Vl, Sampling, VisionPlace};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -29,8 +30,9 @@ pub(super) struct ModelArgs {
     #[command(flatten)]
     device: DeviceArg,
 
-    /// What matrices are stored as: f16 on a GPU and f32 on the CPU, if nothing is said. Arithmetic is f32. The others are
-    /// quantised as they are loaded (8.5 and 4.5 bits a value; q4_k loses less than q4_0), and multiplied by dp4a.
+    /// What matrices are stored as: f16 on a GPU and f32 on the CPU, if not given; those that are quantised in a GGUF file stay
+    /// as they are. Arithmetic is f32. The others are quantised as they are loaded, and multiplied by dp4a. Bits a value: q8_0
+    /// 8.5, q6_k 6.6, q5_k 5.5, q4_k, q4_0 and iq4_nl 4.5, iq4_xs 4.25. q4_k, iq4_nl and iq4_xs lose less than q4_0.
     #[arg(long, value_name = "TYPE")]
     dtype: Option<WeightType>,
 
@@ -103,17 +105,29 @@ enum WeightType {
     Q4_0,
     #[value(name = "q4_k")]
     Q4K,
+    #[value(name = "q5_k")]
+    Q5K,
+    #[value(name = "q6_k")]
+    Q6K,
+    #[value(name = "iq4_nl")]
+    Iq4Nl,
+    #[value(name = "iq4_xs")]
+    Iq4Xs,
 }
 
 impl WeightType {
     fn apply(self, usual: LoadOptions) -> LoadOptions {
         let quantize = |format| LoadOptions { quantize: Some(format), ..usual };
         match self {
-            Self::F16 => LoadOptions { dtype: DType::F16, ..usual },
-            Self::F32 => LoadOptions { dtype: DType::F32, ..usual },
+            Self::F16 => LoadOptions { dtype: DType::F16, keep_quantized: false, ..usual },
+            Self::F32 => LoadOptions { dtype: DType::F32, keep_quantized: false, ..usual },
             Self::Q8_0 => quantize(Format::Q8_0),
             Self::Q4_0 => quantize(Format::Q4_0),
             Self::Q4K => quantize(Format::Q4K),
+            Self::Q5K => quantize(Format::Q5K),
+            Self::Q6K => quantize(Format::Q6K),
+            Self::Iq4Nl => quantize(Format::Iq4Nl),
+            Self::Iq4Xs => quantize(Format::Iq4Xs),
         }
     }
 }
@@ -282,7 +296,8 @@ impl ModelArgs {
     pub fn explain(&self, error: &Error) -> String {
         let Error::OutOfMemory { .. } = error else { return error.to_string() };
         let mut smaller = Vec::new();
-        if !matches!(self.dtype, Some(WeightType::Q4_0 | WeightType::Q4K)) {
+        use WeightType::{Iq4Nl, Iq4Xs, Q4_0, Q4K};
+        if !matches!(self.dtype, Some(Q4_0 | Q4K | Iq4Nl | Iq4Xs)) {
             smaller.push("`--dtype q4_k` (matrices)");
         }
         if self.cache != Some(KvFormat::Q8_0) {
@@ -338,8 +353,23 @@ impl ModelArgs {
             })
         });
         bar.finish_and_clear();
-        Ok((loaded.map_err(|error| self.failure(error))?, begin.elapsed()))
+        let model = loaded.map_err(|error| self.failure(error))?;
+        let elapsed = begin.elapsed();
+        if let Some(note) = conversions(&model) {
+            output.note(&note);
+        }
+        Ok((model, elapsed))
     }
+}
+
+/// Says which types of the file have no kernels and what became of them.
+fn conversions(model: &Qwen3Vl) -> Option<String> {
+    let each = model.conversions().iter().map(|Conversion { from, to, matrices }| {
+        format!("{matrices} matrices from {} to {}", from.name(), quant::name(*to))
+    });
+    let each: Vec<_> = each.collect();
+    (!each.is_empty())
+        .then(|| format!("converted, as there are no kernels for their type: {}", each.join(", ")))
 }
 
 impl SamplingArgs {

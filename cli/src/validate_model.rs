@@ -56,7 +56,8 @@ pub(super) fn run(
     screen.text(&environment.line(), Style::Heading)?;
     let dtype = dtype.unwrap_or(DType::F32);
     let usual = LoadOptions::for_device(device);
-    let options = LoadOptions { dtype, cache: cache.unwrap_or(usual.cache), ..usual };
+    let cache = cache.unwrap_or(usual.cache);
+    let options = LoadOptions { dtype, keep_quantized: false, cache, ..usual };
     let mut model = Qwen3Vl::load_checkpoint(Checkpoint::open(path, mmproj)?, device, options, |_| {})?;
     cases::with_limits_of_cases(&mut model.processor, path)?;
     let rounded = dtype != DType::F32 || options.cache != KvFormat::F32;

@@ -1,10 +1,15 @@
 //! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
 
 use super::config::Config;
-use super::gguf::{self, Gguf, Tensors};
+use super::footprint::Storage;
+use super::gguf::{self, Gguf, Kept, Tensors};
+use super::kernels::Stored;
+use super::model::LoadOptions;
 use super::processor::Processor;
 use super::weights::Weights;
+use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Result};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Where a model is, opened as far as its size can be told.
@@ -92,6 +97,37 @@ impl Checkpoint {
             Files::Directory(dir) => Processor::load_directory(dir),
             Files::Gguf { text, vision } => gguf::processor(text, vision),
         }
+    }
+
+    /// What the matrix of a published name will be stored as on the device.
+    pub fn storage(&self, config: &Config, options: &LoadOptions, published: &str) -> Storage {
+        if let Some(format) = options.quantize {
+            return Storage::Quantized(format);
+        }
+        let ty = self.gguf().filter(|_| options.keep_quantized).and_then(|[text, vision]| {
+            let name = gguf::gguf_name(published, config)?;
+            Some([text, vision].into_iter().find_map(|file| file.tensor(&name))?.ty)
+        });
+        match ty.map_or(Kept::Plain, Kept::of) {
+            Kept::Plain => Storage::Float(options.dtype),
+            Kept::AsIs(format) => Storage::Stored(format),
+            Kept::Converted(format) => Storage::Quantized(format),
+        }
+    }
+
+    /// How matrices will be on the device.
+    pub(crate) fn stored(&self, options: &LoadOptions) -> BTreeSet<Stored> {
+        let of = |format: Option<Format>, encoded| Stored { format: format.map(quant::name), encoded };
+        if options.quantize.is_some() {
+            return BTreeSet::from([of(options.quantize, true)]);
+        }
+        let kept = self.gguf().filter(|_| options.keep_quantized);
+        let Some(files) = kept else { return BTreeSet::from([of(None, false)]) };
+        let containers = files.into_iter().flat_map(Gguf::files);
+        let tensors = containers.flat_map(|container| container.tensors().values());
+        let matrices = tensors.filter(|info| info.shape.len() > 1);
+        let stored = matrices.map(|info| Kept::of(info.ty));
+        stored.map(|kept| of(kept.format(), matches!(kept, Kept::Converted(_)))).collect()
     }
 
     /// Its tensors, as [`Weights::open`].

@@ -112,23 +112,28 @@ struct Walk<'a> {
     host: usize,
 }
 
-/// A linear map: its width out and in, and how it is stored.
-#[derive(Clone, Copy)]
+/// A linear map: the rows of its matrix and their storage, from the top, and its width.
 struct Linear {
+    parts: Vec<(usize, Storage)>,
     out: usize,
     width: usize,
-    storage: Storage,
 }
 
 impl Linear {
-    /// The bytes of the tensors that its matrix is made of.
-    fn parts(&self) -> Result<Vec<usize>> {
-        match self.storage {
-            Storage::Float(dtype) => Ok(vec![self.out * self.width * dtype.size()]),
+    /// The bytes of the tensors that a part is made of.
+    fn part_bytes(&self, (rows, storage): (usize, Storage)) -> Result<Vec<usize>> {
+        match storage {
+            Storage::Float(dtype) => Ok(vec![rows * self.width * dtype.size()]),
             Storage::Stored(format) | Storage::Quantized(format) => {
-                QuantTensor::part_bytes(format, [self.out, self.width]).map(Into::into)
+                QuantTensor::part_bytes(format, [rows, self.width]).map(Into::into)
             }
         }
+    }
+
+    /// The bytes of all its tensors.
+    fn tensors(&self) -> Result<Vec<usize>> {
+        let parts = self.parts.iter().map(|&part| self.part_bytes(part)).collect::<Result<Vec<_>>>()?;
+        Ok(parts.concat())
     }
 }
 
@@ -137,23 +142,32 @@ impl Walk<'_> {
         self.pool.take(count * size_of::<f32>())
     }
 
-    /// A stack of matrices under the names that it has in the files, of equal width.
-    fn linear(&self, names: &[String], out: usize, width: usize) -> Linear {
-        let storage = names.first().map_or(Storage::Float(DType::F32), |name| (self.storage)(name));
-        Linear { out, width, storage }
+    /// Matrices of these names and rows, of equal width, as one; neighbours that are stored alike are one tensor.
+    fn linear(&self, matrices: &[(String, usize)], width: usize) -> Linear {
+        let mut parts: Vec<(usize, Storage)> = Vec::new();
+        for (name, rows) in matrices {
+            let storage = (self.storage)(name);
+            match parts.last_mut() {
+                Some((above, same)) if *same == storage => *above += rows,
+                _ => parts.push((*rows, storage)),
+            }
+        }
+        Linear { parts, out: matrices.iter().map(|(_, rows)| rows).sum(), width }
     }
 
     /// Loads a matrix.
     fn matrix(&self, linear: &Linear, to: &mut Vec<Rehearsed>) -> Result<()> {
-        for bytes in linear.parts()? {
-            to.push(self.pool.take(bytes)?);
-        }
-        if let Storage::Quantized(_) = linear.storage {
-            let rows = (QUANTIZE_PIECE / linear.width.max(1)).clamp(1, linear.out.max(1));
-            let piece = Linear { out: rows, ..*linear };
-            let _values = self.floats(rows * linear.width)?;
-            let _quants: Vec<_> =
-                piece.parts()?.into_iter().map(|bytes| self.pool.take(bytes)).collect::<Result<_>>()?;
+        for &(rows, storage) in &linear.parts {
+            for bytes in linear.part_bytes((rows, storage))? {
+                to.push(self.pool.take(bytes)?);
+            }
+            if let Storage::Quantized(_) = storage {
+                let rows = (QUANTIZE_PIECE / linear.width.max(1)).clamp(1, rows.max(1));
+                let _values = self.floats(rows * linear.width)?;
+                let piece = linear.part_bytes((rows, storage))?;
+                let _quants: Vec<_> =
+                    piece.into_iter().map(|bytes| self.pool.take(bytes)).collect::<Result<_>>()?;
+            }
         }
         Ok(())
     }
@@ -162,12 +176,13 @@ impl Walk<'_> {
         let text = &self.config.text;
         let (hidden, mlp, head) = (text.hidden_size, text.intermediate_size, text.head_dim);
         let (q, kv) = (text.num_attention_heads * head, text.num_key_value_heads * head);
-        let name = |part: &str| vec![format!("model.language_model.layers.{layer}.{part}.weight")];
+        let name = |part: &str, rows| (format!("model.language_model.layers.{layer}.{part}.weight"), rows);
+        let qkv = [name("self_attn.q_proj", q), name("self_attn.k_proj", kv), name("self_attn.v_proj", kv)];
         [
-            self.linear(&name("self_attn.q_proj"), q + 2 * kv, hidden),
-            self.linear(&name("self_attn.o_proj"), hidden, q),
-            self.linear(&name("mlp.gate_proj"), 2 * mlp, hidden),
-            self.linear(&name("mlp.down_proj"), hidden, mlp),
+            self.linear(&qkv, hidden),
+            self.linear(&[name("self_attn.o_proj", hidden)], q),
+            self.linear(&[name("mlp.gate_proj", mlp), name("mlp.up_proj", mlp)], hidden),
+            self.linear(&[name("mlp.down_proj", hidden)], mlp),
         ]
     }
 
@@ -175,9 +190,9 @@ impl Walk<'_> {
         let config = self.config;
         let (hidden, vocab, head) = (config.text.hidden_size, config.text.vocab_size, config.text.head_dim);
         let mut weights = Vec::new();
-        self.matrix(&self.linear(&[super::weights::EMBEDDING.into()], vocab, hidden), &mut weights)?;
+        self.matrix(&self.linear(&[(super::weights::EMBEDDING.into(), vocab)], hidden), &mut weights)?;
         if !config.tie_word_embeddings {
-            self.matrix(&self.linear(&[super::weights::LM_HEAD.into()], vocab, hidden), &mut weights)?;
+            self.matrix(&self.linear(&[(super::weights::LM_HEAD.into(), vocab)], hidden), &mut weights)?;
         }
         let layers = config.text.num_hidden_layers;
         let resident = self.options.gpu_layers.unwrap_or(layers).min(layers);
@@ -214,7 +229,7 @@ impl Walk<'_> {
         let vectors = vectors.iter().map(|len| len * size_of::<f32>());
         let mut bytes: usize = vectors.map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum();
         for linear in linears {
-            bytes += linear.parts()?.iter().map(|part| part.next_multiple_of(ALIGNMENT)).sum::<usize>();
+            bytes += linear.tensors()?.iter().map(|part| part.next_multiple_of(ALIGNMENT)).sum::<usize>();
         }
         self.host += bytes;
         if first_streamed {
@@ -228,28 +243,31 @@ impl Walk<'_> {
     fn vision_linears(&self, block: usize) -> [Linear; 4] {
         let vision = &self.config.vision;
         let (hidden, mlp) = (vision.hidden_size, vision.intermediate_size);
-        let name = |part: &str| vec![format!("model.visual.blocks.{block}.{part}.weight")];
+        let linear = |part: &str, rows, width| {
+            self.linear(&[(format!("model.visual.blocks.{block}.{part}.weight"), rows)], width)
+        };
         [
-            self.linear(&name("attn.qkv"), 3 * hidden, hidden),
-            self.linear(&name("attn.proj"), hidden, hidden),
-            self.linear(&name("mlp.linear_fc1"), mlp, hidden),
-            self.linear(&name("mlp.linear_fc2"), hidden, mlp),
+            linear("attn.qkv", 3 * hidden, hidden),
+            linear("attn.proj", hidden, hidden),
+            linear("mlp.linear_fc1", mlp, hidden),
+            linear("mlp.linear_fc2", hidden, mlp),
         ]
     }
 
     fn merger_linears(&self, name: &str) -> [Linear; 2] {
         let vision = &self.config.vision;
         let joined = vision.hidden_size * vision.merge_len();
-        let name = |part: &str| vec![format!("model.visual.{name}.{part}.weight")];
-        [
-            self.linear(&name("linear_fc1"), joined, joined),
-            self.linear(&name("linear_fc2"), vision.out_hidden_size, joined),
-        ]
+        let linear =
+            |part: &str, rows| self.linear(&[(format!("model.visual.{name}.{part}.weight"), rows)], joined);
+        [linear("linear_fc1", joined), linear("linear_fc2", vision.out_hidden_size)]
     }
 
     fn patch_embed(&self) -> Linear {
         let vision = &self.config.vision;
-        self.linear(&["model.visual.patch_embed.proj.weight".into()], vision.hidden_size, vision.patch_len())
+        self.linear(
+            &[("model.visual.patch_embed.proj.weight".into(), vision.hidden_size)],
+            vision.patch_len(),
+        )
     }
 
     /// The mergers' names in the order of their use.
@@ -297,7 +315,7 @@ impl Walk<'_> {
     }
 
     fn merger_bytes(&self, name: &str) -> Result<usize> {
-        self.merger_linears(name).iter().map(|linear| Ok(linear.parts()?.iter().sum::<usize>())).sum()
+        self.merger_linears(name).iter().map(|linear| Ok(linear.tensors()?.iter().sum::<usize>())).sum()
     }
 
     fn cache(&self, context: usize) -> Result<Vec<Rehearsed>> {
@@ -318,24 +336,31 @@ impl Walk<'_> {
         let most = rows_per_launch(2 * linear.out * linear.width);
         let rows = rows.min(most);
         let _normed = if normed { Some(self.floats(rows * linear.width)?) } else { None };
-        let quantized = !matches!(linear.storage, Storage::Float(_));
+        let is_float = |part: &&(usize, Storage)| matches!(part.1, Storage::Float(_));
+        let plain = linear.parts.iter().all(|part| is_float(&part));
         let fused = match activation {
             Activation::Identity => true,
             Activation::GeluErf | Activation::SwiGlu => false,
-            _ => quantized,
+            _ => !plain && linear.parts.len() == 1,
         };
         let _sums = if fused { None } else { Some(self.floats(rows * linear.out)?) };
-        if quantized {
-            let [quants, scales] = QuantRows::part_bytes(rows, linear.width);
-            let _quants = self.pool.take(quants)?;
-            let _scales = self.pool.take(scales)?;
-        }
-        if let Storage::Float(dtype) = linear.storage {
-            let size = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-            let dims = [size(rows), size(linear.out), size(linear.width)];
-            let types = if dtype == DType::F16 { Types::Mixed } else { Types::F32 };
-            let query = Query { types, ..Query::plain(Layouts::Nt, dims, self.gpu.multiprocessors) };
-            let _partial = self.pool.take(scratch_bytes(&self.table, &query))?;
+        let _rows = match plain {
+            true => None,
+            false => {
+                let [quants, scales] = QuantRows::part_bytes(rows, linear.width);
+                Some([self.pool.take(quants)?, self.pool.take(scales)?])
+            }
+        };
+        for part in &linear.parts {
+            // the columns of one part among others' are copied to their place
+            let _own = if linear.parts.len() > 1 { Some(self.floats(rows * part.0)?) } else { None };
+            if let (out, Storage::Float(dtype)) = *part {
+                let size = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+                let dims = [size(rows), size(out), size(linear.width)];
+                let types = if dtype == DType::F16 { Types::Mixed } else { Types::F32 };
+                let query = Query { types, ..Query::plain(Layouts::Nt, dims, self.gpu.multiprocessors) };
+                let _partial = self.pool.take(scratch_bytes(&self.table, &query))?;
+            }
         }
         Ok(())
     }
@@ -423,7 +448,7 @@ impl Walk<'_> {
         let linears = self.merger_linears(name);
         if self.options.vision == VisionPlace::Streamed {
             for linear in &linears {
-                for bytes in linear.parts()? {
+                for bytes in linear.tensors()? {
                     passing.push(self.pool.take(bytes)?);
                 }
             }

@@ -4,8 +4,18 @@ use super::config::Config;
 use super::model::LoadOptions;
 use pascaline::cuda::{CudaDevice, ptx_modules};
 use pascaline::kv::KvFormat;
-use pascaline::{DType, Result, quant};
+use pascaline::{DType, Result};
+use std::collections::BTreeSet;
 use std::thread::{self, ScopedJoinHandle};
+
+/// How matrices are on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Stored {
+    /// The format's name; `None` for floating point.
+    pub format: Option<&'static str>,
+    /// Whether they are quantised while they are loaded.
+    pub encoded: bool,
+}
 
 /// Begins to load the modules of a model, on a thread of the scope. The driver compiles one module at a time, whichever thread
 /// asks for it (measured with driver 580 on an H200: 23.5 s by 16 threads, 26.2 s by one, for all of them), so one thread is
@@ -15,14 +25,15 @@ pub(super) fn load_ahead<'scope>(
     device: &CudaDevice,
     config: &Config,
     options: &LoadOptions,
+    stored: &BTreeSet<Stored>,
 ) -> ScopedJoinHandle<'scope, Result<()>> {
-    let (device, modules) = (device.clone(), modules(config, options));
+    let (device, modules) = (device.clone(), modules(config, options, stored));
     scope.spawn(move || device.load_modules(&modules).map(drop))
 }
 
-/// The modules that loading and answering take, in the order of their first use. One that is missing here is loaded when its
+/// The modules that loading and answering take, in the order of their first use; `stored` is how matrices are on the device. One that is missing here is loaded when its
 /// first kernel is launched: that costs time and no more.
-fn modules(config: &Config, options: &LoadOptions) -> Vec<&'static str> {
+fn modules(config: &Config, options: &LoadOptions, stored: &BTreeSet<Stored>) -> Vec<&'static str> {
     let plain = if options.dtype == DType::F16 { "mixed" } else { "f32" };
     let cache = match options.cache {
         KvFormat::F32 => "f32",
@@ -39,22 +50,31 @@ fn modules(config: &Config, options: &LoadOptions) -> Vec<&'static str> {
 
     let mut names: Vec<String> = Vec::new();
     let mut add = |modules: &[&str]| names.extend(modules.iter().map(|name| (*name).to_owned()));
-    match options.quantize.map(quant::name) {
-        None => {
-            add(&["copy", "elementwise", "layer_norm"]);
-            add(&["vector_nt", "tile64_nt", "tile32_nt", "tile128_nt", "tile64x128_nt"]
-                .map(|tile| format!("matmul_{tile}_{plain}"))
-                .each_ref()
-                .map(String::as_str));
-            add(&["matmul_reduce"]);
-        }
-        Some(format) => {
-            add(&["quant::encode", "copy", "elementwise", "layer_norm", "quant_encode_rows"]);
-            add(&["tile32", "tile64", "slices64", "tile128", "vector1", "vector"]
-                .map(|kernel| format!("quant_{kernel}_{format}"))
-                .each_ref()
-                .map(String::as_str));
-            add(&["quant::decode"]);
+    let each = |names: &[&str], name: &dyn Fn(&&str) -> String| names.iter().map(name).collect::<Vec<_>>();
+    for Stored { format, encoded } in stored {
+        match format {
+            None => {
+                add(&["copy", "elementwise", "layer_norm"]);
+                let tiles = ["vector_nt", "tile64_nt", "tile32_nt", "tile128_nt", "tile64x128_nt"];
+                let tiles = each(&tiles, &|tile| format!("matmul_{tile}_{plain}"));
+                add(&tiles.iter().map(String::as_str).collect::<Vec<_>>());
+                add(&["matmul_reduce"]);
+            }
+            Some(format) => {
+                // of some formats the kernels are modules of their own, of the others one module
+                let of = |op: &str| {
+                    let own = format!("quant_{op}_{format}");
+                    if ptx_modules().any(|module| module == own) { own } else { format!("quant::{op}") }
+                };
+                if *encoded {
+                    add(&[&of("encode")]);
+                }
+                add(&["copy", "elementwise", "layer_norm", "quant_encode_rows"]);
+                let kernels = ["tile32", "tile64", "slices64", "tile128", "vector1", "vector"];
+                let kernels = each(&kernels, &|kernel| format!("quant_{kernel}_{format}"));
+                add(&kernels.iter().map(String::as_str).collect::<Vec<_>>());
+                add(&[&of("decode")]);
+            }
         }
     }
     add(&["rope_append_f32", &format!("attention_prefill_d{vision_dim}_f32"), "activate"]);
@@ -64,39 +84,44 @@ fn modules(config: &Config, options: &LoadOptions) -> Vec<&'static str> {
         .each_ref()
         .map(String::as_str));
     add(&["reduce"]);
+    let mut seen = BTreeSet::new();
+    names.retain(|name| seen.insert(name.clone()));
     names.iter().filter_map(|name| ptx_modules().find(|module| module == name)).collect()
 }
 
 #[cfg(all(test, feature = "virtual-gpu"))]
 mod tests {
     use super::*;
-    use crate::{Options, Qwen3Vl, Visual};
+    use crate::{Checkpoint, Options, Qwen3Vl, Visual};
     use pascaline::Device;
     use pascaline::cuda;
     use pascaline::quant::Format;
-    use std::collections::BTreeSet;
     use std::path::Path;
 
     /// A module that is launched and was not loaded ahead makes the first answer wait.
     #[test]
     fn what_is_launched_was_loaded_ahead() -> Result<()> {
-        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let tiny = fixtures.join("qwen3-vl/tiny");
+        let mixed = fixtures.join("qwen3-vl-gguf/model-Q4_K_M.gguf");
         let device = Device::virtual_gpu()?;
         let module_of = |kernel: &str| {
             let mut all = kernels_gpu::KERNELS.iter().copied().flatten();
             all.find(|info| info.name == kernel).map_or("none", |info| info.module)
         };
-        for (dtype, quantize, cache) in [
-            (DType::F32, None, KvFormat::F32),
-            (DType::F16, None, KvFormat::F16),
-            (DType::F16, None, KvFormat::BF16),
-            (DType::F16, Some(Format::Q8_0), KvFormat::F32),
-            (DType::F16, Some(Format::Q4_0), KvFormat::Q8_0),
-            (DType::F16, Some(Format::Q4K), KvFormat::F16),
+        for (path, dtype, quantize, cache) in [
+            (&tiny, DType::F32, None, KvFormat::F32),
+            (&tiny, DType::F16, None, KvFormat::F16),
+            (&tiny, DType::F16, None, KvFormat::BF16),
+            (&tiny, DType::F16, Some(Format::Q8_0), KvFormat::F32),
+            (&tiny, DType::F16, Some(Format::Q4_0), KvFormat::Q8_0),
+            (&tiny, DType::F16, Some(Format::Q4K), KvFormat::F16),
+            (&tiny, DType::F16, Some(Format::Q6K), KvFormat::F16),
+            (&mixed, DType::F16, None, KvFormat::F32),
         ] {
             let options = LoadOptions { dtype, quantize, cache, ..LoadOptions::for_device(&device) };
             let (answered, launched) = cuda::trace(|| -> Result<_> {
-                let model = Qwen3Vl::load_with(&tiny, &device, options, |_| {})?;
+                let model = Qwen3Vl::load_with(path, &device, options, |_| {})?;
                 let picture = Visual::image(&tiny.join("cases/small.png"))?;
                 model.generate(
                     &[picture],
@@ -105,10 +130,11 @@ mod tests {
                 )?;
                 Ok(model)
             });
-            let ahead: BTreeSet<_> = modules(answered?.config(), &options).into_iter().collect();
+            let stored = Checkpoint::open(path, None)?.stored(&options);
+            let ahead: BTreeSet<_> = modules(answered?.config(), &options, &stored).into_iter().collect();
             let launched: BTreeSet<_> = launched.into_iter().map(module_of).collect();
             let late: Vec<_> = launched.difference(&ahead).collect();
-            assert!(late.is_empty(), "{dtype:?} {quantize:?} {cache:?}: {late:?}");
+            assert!(late.is_empty(), "{path:?} {dtype:?} {quantize:?} {cache:?}: {late:?}");
         }
         Ok(())
     }

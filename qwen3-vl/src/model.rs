@@ -7,7 +7,7 @@ use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
 use super::text::{ImageRun, Images, TextModel};
 use super::vision::{VisionOutput, VisionPlace, VisionTower};
-use super::weights::{Progress, Weights};
+use super::weights::{Conversion, Progress, Weights};
 use pascaline::kv::KvFormat;
 use pascaline::nn::{KvCache, Rope};
 use pascaline::quant::Format;
@@ -26,6 +26,9 @@ pub struct LoadOptions {
     pub cache: KvFormat,
     /// The format that the matrices of linear maps and embeddings are quantised to on the device, in place of `dtype`.
     pub quantize: Option<Format>,
+    /// Whether matrices that are quantised in a GGUF file stay so on the device, in place of `dtype` and if `quantize` does not
+    /// say otherwise. Types without kernels become the nearest format that has ([`Qwen3Vl::conversions`] says which).
+    pub keep_quantized: bool,
     /// The decoder layers whose weights stay on the GPU; `None`: all. Those of the layers behind stay in pinned host memory
     /// and pass through two places on the device, each while the layer before computes: for cards that can't hold the
     /// model. The results are the same; a decoded token takes at least the time of copying these weights, and no graph.
@@ -37,12 +40,14 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; the cache in f32.
+    /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; those that are quantised in
+    /// a GGUF file as they are. The cache in f32.
     pub fn for_device(device: &Device) -> Self {
         let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
         Self {
             dtype,
             quantize: None,
+            keep_quantized: true,
             cache: KvFormat::F32,
             gpu_layers: None,
             vision: VisionPlace::Resident,
@@ -59,6 +64,7 @@ pub struct Qwen3Vl {
     pub(super) text: TextModel,
     device: Device,
     parameters: usize,
+    conversions: Vec<Conversion>,
     tokens_per_pass: usize,
     id: ModelId,
 }
@@ -129,14 +135,17 @@ impl Qwen3Vl {
             let reason = "on the CPU all weights are in host memory already".into();
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
+        let stored = checkpoint.stored(&options);
         let (weights, text, vision) = thread::scope(|scope| -> Result<_> {
             let ahead = match device {
-                Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options)),
+                Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options, &stored)),
                 Device::Cpu => None,
             };
             let mut weights = checkpoint.weights(config, options.dtype, device)?;
             if let Some(format) = options.quantize {
                 weights = weights.quantized(format);
+            } else if options.keep_quantized {
+                weights = weights.kept();
             }
             let mut done = |weights: &Weights| progress(weights.progress());
             let text = TextModel::load(&mut weights, config, device, options.cache, gpu_layers, &mut done)?;
@@ -165,10 +174,10 @@ impl Qwen3Vl {
         if let (Device::Cuda(device), true) = (device, passes_through) {
             memory::pool(device)?.trim()?; // what the layers took on their way to host memory
         }
-        let parameters = weights.parameters();
+        let (parameters, conversions) = (weights.parameters(), weights.conversions());
         let tokens_per_pass = options.tokens_per_pass.max(1);
         let (device, id) = (device.clone(), ModelId::new());
-        Ok(Self { vision, text, device, parameters, tokens_per_pass, id, processor })
+        Ok(Self { vision, text, device, parameters, conversions, tokens_per_pass, id, processor })
     }
 
     /// The configuration.
@@ -184,6 +193,11 @@ impl Qwen3Vl {
     /// The elements of all its tensors; every one has been loaded.
     pub fn parameters(&self) -> usize {
         self.parameters
+    }
+
+    /// The types of matrices in its file that have no kernels, and what they were converted to.
+    pub fn conversions(&self) -> &[Conversion] {
+        &self.conversions
     }
 
     /// Bytes of weights that a decoded token reads.

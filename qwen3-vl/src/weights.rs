@@ -1,7 +1,7 @@
 //! The tensors of a checkpoint: which there must be, where they are, and onto the device.
 
 use super::config::{Config, VisionConfig};
-use super::gguf::Tensors;
+use super::gguf::{GgmlType, Kept, Tensors};
 use super::json::{self, MAX_CONFIG, bad};
 use super::safetensors::{FileType, SafeTensors};
 use half::f16;
@@ -109,6 +109,20 @@ pub struct Weights {
     device: Device,
     dtype: DType,
     format: Option<Format>,
+    /// Whether quantised tensors of a file stay as they are.
+    keep: bool,
+    conversions: BTreeMap<GgmlType, Conversion>,
+}
+
+/// Matrices whose type has no kernels, and the format that they were given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// In the file.
+    pub from: GgmlType,
+    /// On the device.
+    pub to: Format,
+    /// How many.
+    pub matrices: usize,
 }
 
 /// How far loading is.
@@ -185,7 +199,19 @@ impl Weights {
 
     fn new(source: Source, dtype: DType, device: &Device) -> Self {
         let index = source.names().map(|name| (name.clone(), false)).collect();
-        Self { source, index, device: device.clone(), dtype, format: None }
+        let conversions = BTreeMap::new();
+        Self { source, index, device: device.clone(), dtype, format: None, keep: false, conversions }
+    }
+
+    /// With quantised tensors of GGUF files as they are, or where there are no kernels for their type in the nearest format
+    /// that has.
+    pub fn kept(self) -> Self {
+        Self { keep: true, ..self }
+    }
+
+    /// What was converted so far because there are no kernels for it.
+    pub fn conversions(&self) -> Vec<Conversion> {
+        self.conversions.values().copied().collect()
     }
 
     /// With the matrices of linear maps and embeddings quantised on the device as they are loaded.
@@ -198,9 +224,47 @@ impl Weights {
     /// # Errors
     /// As [`matrix`](Self::matrix).
     pub fn weight(&mut self, names: &[impl AsRef<str>]) -> Result<Matrix> {
-        let Some(format) = self.format else { return Ok(self.stacked(names)?.into()) };
+        if let Some(format) = self.format {
+            return self.requantized(names, format);
+        }
+        if !self.keep {
+            return Ok(self.stacked(names)?.into());
+        }
+        let types = names.iter().map(|name| self.source.ty(name.as_ref())).collect::<Result<Vec<_>>>()?;
+        let mut parts = Vec::new();
+        let mut rest = names;
+        for run in types.chunk_by(|a, b| a == b) {
+            let (names, others) = rest.split_at(run.len());
+            parts.push(match run[0].map_or(Kept::Plain, Kept::of) {
+                Kept::Plain => self.stacked(names)?.into(),
+                Kept::AsIs(format) => self.as_is(names, format)?,
+                Kept::Converted(format) => {
+                    if let Some(from) = run[0] {
+                        let none = Conversion { from, to: format, matrices: 0 };
+                        self.conversions.entry(from).or_insert(none).matrices += names.len();
+                    }
+                    self.requantized(names, format)?
+                }
+            });
+            rest = others;
+        }
+        Matrix::stacked(parts)
+    }
+
+    fn requantized(&mut self, names: &[impl AsRef<str>], format: Format) -> Result<Matrix> {
         let (values, shape) = self.read(names, Source::read_f32)?;
         Ok(QuantTensor::from_f32(&values, shape, format, &self.device)?.into())
+    }
+
+    /// Blocks as the file has them.
+    fn as_is(&mut self, names: &[impl AsRef<str>], format: Format) -> Result<Matrix> {
+        let (mut bytes, mut shape) = (Vec::new(), [0; 2]);
+        for name in names.iter().map(AsRef::as_ref) {
+            let (source, own) = self.take(name)?;
+            shape = [shape[0] + own[0], own[1..].iter().product()];
+            source.append_blocks(name, &mut bytes)?;
+        }
+        Ok(QuantTensor::from_gguf_bytes(format, shape, &bytes, &self.device)?.into())
     }
 
     /// A matrix, in the storage type chosen.
@@ -327,6 +391,23 @@ impl Source {
             }
             Self::Gguf(tensors) => tensors.shape(name),
         }
+    }
+
+    /// How a tensor of a GGUF file is stored.
+    fn ty(&self, name: &str) -> Result<Option<GgmlType>> {
+        match self {
+            Self::SafeTensors(..) => Ok(None),
+            Self::Gguf(tensors) => tensors.ty(name).map(Some),
+        }
+    }
+
+    /// Appends a tensor's blocks; safetensors have none.
+    fn append_blocks(&self, name: &str, bytes: &mut Vec<u8>) -> Result<()> {
+        let Self::Gguf(tensors) = self else { return Ok(()) };
+        let from = bytes.len();
+        let values = tensors.shape(name)?.iter().product();
+        bytes.resize(from + tensors.ty(name)?.bytes(values), 0);
+        tensors.read_bytes(name, &mut bytes[from..])
     }
 
     fn read_f32(&self, name: &str) -> Result<Vec<f32>> {

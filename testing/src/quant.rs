@@ -33,7 +33,8 @@ fn reference_of_rows(values: &[f32], cols: usize, format: Format) -> Vec<f64> {
         });
         return rows.collect();
     }
-    let (n, k) = (values.len() / cols, cols.next_multiple_of(if format == Format::Q4K { 256 } else { 32 }));
+    let block = if super_blocks(format) { 256 } else { 32 };
+    let (n, k) = (values.len() / cols, cols.next_multiple_of(block));
     let mut padded = vec![0.0; n * k];
     for (padded, row) in padded.chunks_mut(k).zip(values.chunks(cols)) {
         padded[..cols].copy_from_slice(row);
@@ -43,6 +44,25 @@ fn reference_of_rows(values: &[f32], cols: usize, format: Format) -> Vec<f64> {
         .and_then(|w| w.to_gguf_bytes())
         .expect("a case's weights can be quantised");
     read_gguf(&bytes, format).chunks(k).flat_map(|row| row[..cols].to_vec()).collect()
+}
+
+/// Whether a format's rows are whole blocks of 256 values.
+pub fn super_blocks(format: Format) -> bool {
+    matches!(format, Format::Q4K | Format::Q5K | Format::Q6K | Format::Iq4Xs)
+}
+
+/// The levels of IQ4_NL and IQ4_XS.
+const LEVELS: [f64; 16] = [
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
+];
+
+/// The scale and the minimum of block `j` of a super-block, of the 12 bytes that hold Q4_K's and Q5_K's.
+fn scale_min(scales: &[u8], j: usize) -> (f64, f64) {
+    let (scale, min) = match j {
+        0..4 => (scales[j] & 63, scales[j + 4] & 63),
+        _ => (scales[j + 4] & 15 | (scales[j - 4] >> 6) << 4, scales[j + 4] >> 4 | (scales[j] >> 6) << 4),
+    };
+    (f64::from(scale), f64::from(min))
 }
 
 /// GGUF blocks as numbers, exactly.
@@ -70,18 +90,54 @@ pub fn read_gguf(bytes: &[u8], format: Format) -> Vec<f64> {
                 let (d, d_min, scales, quants) =
                     (half(block), half(&block[2..]), &block[4..16], &block[16..]);
                 for j in 0..8 {
-                    let (scale, min) = match j {
-                        0..4 => (scales[j] & 63, scales[j + 4] & 63),
-                        _ => (
-                            scales[j + 4] & 15 | (scales[j - 4] >> 6) << 4,
-                            scales[j + 4] >> 4 | (scales[j] >> 6) << 4,
-                        ),
-                    };
+                    let (scale, min) = scale_min(scales, j);
                     let quants = &quants[j / 2 * 32..][..32];
                     values.extend(quants.iter().map(|q| {
                         let q = if j % 2 == 0 { q & 15 } else { q >> 4 };
-                        d * f64::from(scale) * f64::from(q) - d_min * f64::from(min)
+                        d * scale * f64::from(q) - d_min * min
                     }));
+                }
+            }
+        }
+        Format::Q5K => {
+            for block in bytes.chunks_exact(176) {
+                let (d, d_min, scales) = (half(block), half(&block[2..]), &block[4..16]);
+                let (fifth, low) = (&block[16..48], &block[48..]);
+                values.extend((0..256).map(|i| {
+                    let (j, l) = (i / 32, i % 32);
+                    let (scale, min) = scale_min(scales, j);
+                    let q = low[j / 2 * 32 + l] >> (j % 2 * 4) & 15 | (fifth[l] >> j & 1) << 4;
+                    d * scale * f64::from(q) - d_min * min
+                }));
+            }
+        }
+        Format::Q6K => {
+            for block in bytes.chunks_exact(210) {
+                let (low, upper, scales, d) =
+                    (&block[..128], &block[128..192], &block[192..208], half(&block[208..]));
+                values.extend((0..256).map(|i| {
+                    let (half, j, l) = (i / 128, i / 32 % 4, i % 32);
+                    let low = low[64 * half + j % 2 * 32 + l] >> (j / 2 * 4) & 15;
+                    let q = low | (upper[32 * half + l] >> (2 * j) & 3) << 4;
+                    d * f64::from(scales[i / 16] as i8) * (f64::from(q) - 32.0)
+                }));
+            }
+        }
+        Format::Iq4Nl => {
+            for block in bytes.chunks_exact(18) {
+                let scale = half(block);
+                values.extend(block[2..].iter().map(|q| scale * LEVELS[usize::from(q & 15)]));
+                values.extend(block[2..].iter().map(|q| scale * LEVELS[usize::from(q >> 4)]));
+            }
+        }
+        Format::Iq4Xs => {
+            for block in bytes.chunks_exact(136) {
+                let (d, high, low) = (half(block), u16::from_le_bytes([block[2], block[3]]), &block[4..8]);
+                for (j, quants) in block[8..].chunks_exact(16).enumerate() {
+                    let scale = u16::from(low[j / 2] >> (j % 2 * 4) & 15) | (high >> (2 * j) & 3) << 4;
+                    let scale = d * (f64::from(scale) - 32.0);
+                    values.extend(quants.iter().map(|q| scale * LEVELS[usize::from(q & 15)]));
+                    values.extend(quants.iter().map(|q| scale * LEVELS[usize::from(q >> 4)]));
                 }
             }
         }
@@ -234,7 +290,10 @@ impl Case for Product {
         let bits = match self.format {
             Format::I8 => 8.0,
             Format::Q8_0 => 8.5,
-            Format::Q4_0 | Format::Q4K => 4.5,
+            Format::Q4_0 | Format::Q4K | Format::Iq4Nl => 4.5,
+            Format::Q5K => 5.5,
+            Format::Q6K => 6.625,
+            Format::Iq4Xs => 4.25,
         };
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
         n * k * bits / 8.0 + m * k * self.dtype.size() as f64 + 4.0 * m * n
@@ -280,7 +339,8 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         test((30, 40, 512), DType::F32, Data::Outliers, none, false);
         test((5, 70, 96), DType::F32, Data::Normal, Activation::Silu, true);
         test((40, 70, 96), DType::F32, Data::Normal, Activation::GeluTanh, true);
-        if format != Format::Q4K {
+        // of the others no scale is 1: they are searched for
+        if matches!(format, Format::I8 | Format::Q8_0 | Format::Q4_0) {
             test((7, 50, 1024), DType::F32, Data::Integers, none, false);
             test((40, 50, 1024), DType::F32, Data::Integers, none, true);
         }
@@ -356,7 +416,9 @@ impl Case for Embedding {
 
     fn tolerance(&self) -> Tolerance {
         match self.dtype {
-            DType::F32 => Tolerance::new(2e-7, 1e-7, "one rounding; a difference of exact products in Q4_K"),
+            DType::F32 => {
+                Tolerance::new(2e-7, 1e-7, "one rounding; a difference of exact products in Q4_K and Q5_K")
+            }
             _ => Tolerance::new(3e-7, 1.0 / 2048.0 + 1e-6, "one rounding to f16"),
         }
     }

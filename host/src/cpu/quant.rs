@@ -7,10 +7,10 @@ use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::quant::blocks::{
-    BLOCK, Half, SUPER_BLOCK, ScalesQ4K, abs_max, inverse, pack_i8, pack_q4_0, quant_i8, quant_q4_0,
-    scale_i8, scale_q4_0, stored_scale,
+    BLOCK, BLOCKS_PER_SUPER, Half, SUPER_BLOCK, ScalesQ4K, abs_max, inverse, pack_i8, pack_q4_0, quant_i8,
+    quant_q4_0, scale_i8, scale_q4_0, stored_scale,
 };
-use kernels_gpu::quant::q4_k;
+use kernels_gpu::quant::{iq4, q4_k, q5_k, q6_k, search};
 use rayon::prelude::*;
 
 /// The 32 values of a block.
@@ -31,7 +31,7 @@ pub(crate) fn reconstruct(format: Format, x: f32, scale: f32) -> f32 {
 enum RowScales {
     I8(f32),
     Half(Vec<f16>),
-    Q4K(Vec<u32>),
+    Words(Vec<u32>),
 }
 
 /// A row of `k` values (padded) to words and scales; with `scales`, those are taken as they are.
@@ -61,28 +61,103 @@ fn encode(format: Format, row: &[f32], scales: Option<&[f32]>) -> (Vec<u32>, Row
             }
             (words, RowScales::Half(halves))
         }
-        Format::Q4K => {
-            let (mut words, mut packed) = (Vec::new(), Vec::new());
-            for values in row.chunks_exact(SUPER_BLOCK) {
-                let fits = std::array::from_fn(|j| q4_k::fit(&block(&values[j * BLOCK..])));
-                let scales = q4_k::scales(&fits);
-                let quant = |j: usize, i: usize| {
-                    let (scale, min) = ScalesQ4K::get(scales.packed, j as u32);
-                    let (step, min) = q4_k::step_min(scales.d.to_f32(), scales.d_min.to_f32(), scale, min);
-                    q4_k::quant(values[j * BLOCK + i], inverse(step), min)
-                };
-                for pair in 0..SUPER_BLOCK / BLOCK / 2 {
-                    for word in 0..BLOCK / 4 {
-                        let byte = |b| quant(2 * pair, 4 * word + b) | quant(2 * pair + 1, 4 * word + b) << 4;
-                        words.push(byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24);
-                    }
-                }
-                packed.push(u32::from(scales.d.0) | u32::from(scales.d_min.0) << 16);
-                packed.extend(scales.packed);
+        Format::Iq4Nl => {
+            let (mut words, mut halves) = (Vec::new(), Vec::new());
+            for values in row.chunks_exact(BLOCK).map(block) {
+                let scale = stored_scale(iq4::fit(&values));
+                words.extend(iq4::pack(&values, inverse(scale.to_f32())));
+                halves.push(f16::from_bits(scale.0));
             }
-            (words, RowScales::Q4K(packed))
+            (words, RowScales::Half(halves))
+        }
+        Format::Q4K | Format::Q5K | Format::Q6K | Format::Iq4Xs => {
+            let (mut words, mut scales) = (Vec::new(), Vec::new());
+            for values in row.chunks_exact(SUPER_BLOCK) {
+                let blocks = std::array::from_fn(|j| block(&values[j * BLOCK..]));
+                match format {
+                    Format::Q5K => encode_q5_k(&blocks, &mut words, &mut scales),
+                    Format::Q6K => encode_q6_k(&blocks, &mut words, &mut scales),
+                    Format::Iq4Xs => encode_iq4_xs(&blocks, &mut words, &mut scales),
+                    _ => encode_q4_k(&blocks, &mut words, &mut scales),
+                }
+            }
+            (words, RowScales::Words(scales))
         }
     }
+}
+
+/// The blocks of a super-block.
+type Blocks = [[f32; BLOCK]; BLOCKS_PER_SUPER];
+/// A block's quants, a byte each.
+type Quants = [u32; BLOCK / 4];
+
+/// A super-block's quants, of at most MAX; its scales become words.
+fn with_minima<const MAX: i32>(blocks: &Blocks, scale_words: &mut Vec<u32>) -> [Quants; BLOCKS_PER_SUPER] {
+    let scales = q4_k::scales(&blocks.map(|block| q4_k::fit::<MAX>(&block)));
+    scale_words.push(u32::from(scales.d.0) | u32::from(scales.d_min.0) << 16);
+    scale_words.extend(scales.packed);
+    std::array::from_fn(|j| {
+        let (scale, min) = ScalesQ4K::get(scales.packed, j as u32);
+        let (step, min) = q4_k::step_min(scales.d.to_f32(), scales.d_min.to_f32(), scale, min);
+        let quant = |i: usize| q4_k::quant::<MAX>(blocks[j][i], inverse(step), min) as u8;
+        std::array::from_fn(|word| u32::from_le_bytes(std::array::from_fn(|b| quant(4 * word + b))))
+    })
+}
+
+/// The low nibbles of a super-block's quants: two blocks share bytes.
+fn pair_nibbles(quants: &[Quants; BLOCKS_PER_SUPER]) -> impl Iterator<Item = u32> {
+    let low = |word: u32| word & 0x0f0f_0f0f;
+    quants
+        .chunks_exact(2)
+        .flat_map(move |pair| (0..BLOCK / 4).map(move |i| low(pair[0][i]) | low(pair[1][i]) << 4))
+}
+
+fn encode_q4_k(blocks: &Blocks, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
+    words.extend(pair_nibbles(&with_minima::<15>(blocks, scales)));
+}
+
+fn encode_q5_k(blocks: &Blocks, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
+    let quants = with_minima::<31>(blocks, scales);
+    words.extend(pair_nibbles(&quants));
+    for pair in quants.chunks_exact(2) {
+        let (first, second) = (q5_k::fifth_bits(pair[0]), q5_k::fifth_bits(pair[1]));
+        words.extend(first.iter().zip(second).map(|(first, second)| first | second << 4));
+    }
+}
+
+fn encode_q6_k(blocks: &Blocks, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
+    let fits = blocks.map(|block| q6_k::fit(&block));
+    let (largest, positive) = search::largest(fits.as_flattened());
+    let d = q6_k::super_scale(largest, positive);
+    let scales = fits.map(|fits| fits.map(|scale| q6_k::relative(scale, d.to_f32())));
+    let quants: [Quants; BLOCKS_PER_SUPER] = std::array::from_fn(|j| {
+        let inverses = scales[j].map(|scale| inverse(d.to_f32() * f32::from(scale)));
+        let four = |word: usize| std::array::from_fn(|b| blocks[j][4 * word + b]);
+        std::array::from_fn(|word| q6_k::quants(four(word), inverses[word / 4]))
+    });
+    words.extend(pair_nibbles(&quants));
+    for pair in quants.chunks_exact(2) {
+        let (first, second) = (q6_k::upper_bits(pair[0]), q6_k::upper_bits(pair[1]));
+        words.extend(first.iter().zip(second).map(|(first, second)| first | second << 4));
+    }
+    let bytes = scales.as_flattened().chunks_exact(4);
+    scale_words
+        .extend(bytes.map(|four| u32::from_le_bytes([four[0], four[1], four[2], four[3]].map(|s| s as u8))));
+    scale_words.push(u32::from(d.0));
+}
+
+fn encode_iq4_xs(blocks: &Blocks, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
+    let fits = blocks.map(|block| iq4::fit(&block));
+    let (largest, positive) = search::largest(&fits);
+    let d = iq4::super_scale(largest, positive);
+    let (mut high, mut low) = (0, 0);
+    for (j, (values, fit)) in blocks.iter().zip(fits).enumerate() {
+        let scale = iq4::relative(fit, d.to_f32());
+        let [own_high, own_low] = iq4::bits(j as u32, scale);
+        (high, low) = (high | own_high, low | own_low);
+        words.extend(iq4::pack(values, inverse(d.to_f32() * scale as f32)));
+    }
+    scale_words.extend([u32::from(d.0) | high << 16, low]);
 }
 
 /// Writes row `r` of a tensor on the CPU.
@@ -100,7 +175,7 @@ fn store_row(w: &mut QuantTensor, r: usize, words: &[u32], scales: &RowScales) -
         RowScales::Half(halves) => {
             slice_mut::<f16>(&mut target)?[r * halves.len()..][..halves.len()].copy_from_slice(halves)
         }
-        RowScales::Q4K(words) => {
+        RowScales::Words(words) => {
             slice_mut::<u32>(&mut target)?[r * words.len()..][..words.len()].copy_from_slice(words)
         }
     }
@@ -153,10 +228,29 @@ pub(crate) fn quantize_rows(rows: &mut QuantRows, x: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// A row's quants less their offset, and every block's step and minimum.
+/// A row's quants less their offset, or what they stand for, and the factors of every block.
 pub(crate) struct Row {
     pub quants: Vec<i8>,
-    pub steps: Vec<(f32, f32)>,
+    pub steps: Vec<Step>,
+}
+
+/// The factors of a block.
+#[derive(Clone, Copy)]
+pub(crate) enum Step {
+    /// A step and a minimum.
+    Whole(f32, f32),
+    /// A step for each half.
+    Halves([f32; 2]),
+}
+
+impl Step {
+    /// The step and the minimum of value `i` of the block.
+    fn of(self, i: usize) -> (f32, f32) {
+        match self {
+            Self::Whole(step, min) => (step, min),
+            Self::Halves(steps) => (steps[i / (BLOCK / 2)], 0.0),
+        }
+    }
 }
 
 /// Row `r` of a tensor on the CPU.
@@ -165,32 +259,78 @@ pub(crate) fn read_row(w: &QuantTensor, r: usize) -> Result<Row> {
     let mut quants = vec![0i8; k];
     let words = slice::<u32>(&w.quants)?;
     let row_words = k / 32 * crate::quant::bits(w.format());
-    let bytes: &[u8] = bytemuck::cast_slice(&words[r * row_words..][..row_words]);
+    let words = &words[r * row_words..][..row_words];
+    let bytes: &[u8] = bytemuck::cast_slice(words);
     match w.format() {
         Format::I8 | Format::Q8_0 => quants.copy_from_slice(bytemuck::cast_slice(bytes)),
         Format::Q4_0 => split_nibbles(&mut quants, bytes, BLOCK / 2, 8),
         Format::Q4K => split_nibbles(&mut quants, bytes, BLOCK, 0),
-    }
-    let blocks = k / BLOCK;
-    let steps = match w.format() {
-        Format::I8 => vec![(slice::<f32>(&w.scales)?[r], 0.0); blocks],
-        Format::Q8_0 | Format::Q4_0 => {
-            slice::<f16>(&w.scales)?[r * blocks..][..blocks].iter().map(|d| (d.to_f32(), 0.0)).collect()
+        Format::Q5K => read_sections(&mut quants, words, |chunk, upper| q5_k::widen(chunk, upper[0])),
+        Format::Q6K => {
+            read_sections(&mut quants, words, |chunk, upper| q6_k::widen(chunk, [upper[0], upper[1]]))
         }
-        Format::Q4K => {
-            let words = &slice::<u32>(&w.scales)?[r * (blocks / 8) * 4..][..blocks / 8 * 4];
-            let mut steps = Vec::with_capacity(blocks);
-            for scales in words.chunks_exact(4) {
-                let (d, d_min) = (low_half(scales[0]), low_half(scales[0] >> 16));
-                for j in 0..8 {
-                    let (scale, min) = ScalesQ4K::get([scales[1], scales[2], scales[3]], j);
-                    steps.push(q4_k::step_min(d, d_min, scale, min));
+        Format::Iq4Nl | Format::Iq4Xs => {
+            for (quants, words) in quants.chunks_exact_mut(BLOCK).zip(words.chunks_exact(4)) {
+                let (first, second) = quants.split_at_mut(BLOCK / 2);
+                let targets = first.chunks_exact_mut(4).zip(second.chunks_exact_mut(4));
+                for ((first, second), &word) in targets.zip(words) {
+                    let [low, high] = iq4::levels(word);
+                    first.copy_from_slice(&signed(low));
+                    second.copy_from_slice(&signed(high));
                 }
             }
-            steps
         }
+    }
+    let blocks = k / BLOCK;
+    // of each super-block, `words` words
+    let of_super = |words: usize, steps: fn(&[u32], usize) -> Step| -> Result<Vec<Step>> {
+        let count = blocks / BLOCKS_PER_SUPER * words;
+        let scales = slice::<u32>(&w.scales)?[r * count..][..count].chunks_exact(words);
+        Ok(scales.flat_map(|scales| (0..BLOCKS_PER_SUPER).map(move |j| steps(scales, j))).collect())
+    };
+    let steps = match w.format() {
+        Format::I8 => vec![Step::Whole(slice::<f32>(&w.scales)?[r], 0.0); blocks],
+        Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => {
+            let scales = &slice::<f16>(&w.scales)?[r * blocks..][..blocks];
+            scales.iter().map(|d| Step::Whole(d.to_f32(), 0.0)).collect()
+        }
+        Format::Q4K | Format::Q5K => of_super(4, |scales, j| {
+            let (d, d_min) = (low_half(scales[0]), low_half(scales[0] >> 16));
+            let (scale, min) = ScalesQ4K::get([scales[1], scales[2], scales[3]], j as u32);
+            let (step, min) = q4_k::step_min(d, d_min, scale, min);
+            Step::Whole(step, min)
+        })?,
+        Format::Q6K => of_super(5, |scales, j| {
+            let two = signed(scales[j / 2]);
+            let d = low_half(scales[4]);
+            Step::Halves([two[j % 2 * 2], two[j % 2 * 2 + 1]].map(|scale| q6_k::step(d, scale)))
+        })?,
+        Format::Iq4Xs => of_super(2, |scales, j| {
+            Step::Whole(iq4::step(low_half(scales[0]), scales[0] >> 16, scales[1], j as u32), 0.0)
+        })?,
     };
     Ok(Row { quants, steps })
+}
+
+/// The bytes of a word, signed.
+fn signed(word: u32) -> [i8; 4] {
+    word.to_le_bytes().map(|byte| byte as i8)
+}
+
+/// Super-blocks of low nibbles and upper bits, by what makes bytes of a chunk of nibbles and its upper bits.
+fn read_sections(quants: &mut [i8], words: &[u32], widen: impl Fn([u32; 4], &[u32]) -> [[u32; 4]; 2]) {
+    let super_words = words.len() / (quants.len() / SUPER_BLOCK).max(1);
+    for (quants, words) in quants.chunks_exact_mut(SUPER_BLOCK).zip(words.chunks_exact(super_words)) {
+        let (low, upper) = words.split_at(SUPER_BLOCK / 8);
+        let upper = upper.chunks_exact(upper.len() / 8);
+        for (c, (chunk, upper)) in low.chunks_exact(4).zip(upper).enumerate() {
+            let runs = widen([chunk[0], chunk[1], chunk[2], chunk[3]], upper);
+            for (half, run) in runs.iter().enumerate() {
+                let to = &mut quants[c / 2 * 2 * BLOCK + half * BLOCK + c % 2 * 16..][..16];
+                to.copy_from_slice(run.map(signed).as_flattened());
+            }
+        }
+    }
 }
 
 /// A half in the low bits of a word.
@@ -222,7 +362,7 @@ pub(crate) fn dequantize(mut y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>
             }
             let row = read_row(w, from)?;
             for (i, y) in y.iter_mut().enumerate() {
-                let (step, min) = row.steps[i / BLOCK];
+                let (step, min) = row.steps[i / BLOCK].of(i % BLOCK);
                 *y = T::from_f32(step.mul_add(f32::from(row.quants[i]), -min));
             }
         }
@@ -233,9 +373,18 @@ pub(crate) fn dequantize(mut y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>
 /// Σ products of a row of x and a row of w: integer sums within blocks, f32 over them.
 fn dot(x: &[i8], scales: &[u32], w: &Row) -> f32 {
     let blocks = x.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
-    blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, (step, min)))| {
-        let sum: i32 = x.iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum();
-        acc + f32::from_bits(scale[0]) * (sum as f32 * step - scale[1] as i32 as f32 * min)
+    blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, step))| {
+        let sum = |x: &[i8], w: &[i8]| {
+            x.iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum::<i32>() as f32
+        };
+        let product = match *step {
+            Step::Whole(step, min) => sum(x, w) * step - scale[1] as i32 as f32 * min,
+            Step::Halves([first, second]) => {
+                let ((x1, x2), (w1, w2)) = (x.split_at(BLOCK / 2), w.split_at(BLOCK / 2));
+                sum(x1, w1) * first + sum(x2, w2) * second
+            }
+        };
+        acc + f32::from_bits(scale[0]) * product
     })
 }
 

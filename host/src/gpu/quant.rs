@@ -14,6 +14,9 @@ use kernels_gpu::quant::encode::{
     self, Encode, EncodeRows, quant_encode_i8, quant_encode_q4_0, quant_encode_q4_k, quant_encode_q8_0,
     quant_encode_rows_f16, quant_encode_rows_f32,
 };
+use kernels_gpu::quant::iq4::{quant_encode_iq4_nl, quant_encode_iq4_xs};
+use kernels_gpu::quant::q5_k::quant_encode_q5_k;
+use kernels_gpu::quant::q6_k::quant_encode_q6_k;
 use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight_through_f32};
 use kernels_gpu::quant::tile::{BN, SLICES64, TILE32, TILE64, TILE128};
 use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1, Vector1};
@@ -32,6 +35,10 @@ pub(crate) fn quantize(device: &CudaDevice, w: &mut QuantTensor, x: &Tensor) -> 
         Format::Q8_0 => encode(device, &quant_encode_q8_0, w, x),
         Format::Q4_0 => encode(device, &quant_encode_q4_0, w, x),
         Format::Q4K => encode(device, &quant_encode_q4_k, w, x),
+        Format::Q5K => encode(device, &quant_encode_q5_k, w, x),
+        Format::Q6K => encode(device, &quant_encode_q6_k, w, x),
+        Format::Iq4Nl => encode(device, &quant_encode_iq4_nl, w, x),
+        Format::Iq4Xs => encode(device, &quant_encode_iq4_xs, w, x),
     }
 }
 

@@ -37,13 +37,30 @@ impl LayerStream {
     /// # Errors
     /// [`Error::OutOfMemory`] if twice that does not fit the device, or a driver error.
     pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
-        let copies = device.with_new_stream()?;
+        let places = Self::new_places(device, &device.with_new_stream()?, bytes)?;
+        Ok(Self { device: device.clone(), layers: Vec::new(), places })
+    }
+
+    fn new_places(device: &CudaDevice, copies: &CudaDevice, bytes: usize) -> Result<[Place; 2]> {
         let place = || -> Result<Place> {
-            let buffer = DeviceBuffer::uninitialized(&copies, bytes)?;
+            let buffer = DeviceBuffer::uninitialized(copies, bytes)?;
             Ok(Place { buffer, layer: None, uploaded: device.event()?, used: device.event()? })
         };
-        let places = [place()?, place()?];
-        Ok(Self { device: device.clone(), layers: Vec::new(), places })
+        Ok([place()?, place()?])
+    }
+
+    /// Makes room for layers of up to `bytes` bytes: if the places are smaller they are replaced by others that hold no layer
+    /// yet. Whether they were.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn reserve(&mut self, bytes: usize) -> Result<bool> {
+        let buffer = &self.places[0].buffer;
+        if bytes <= buffer.bytes() {
+            return Ok(false);
+        }
+        self.places = Self::new_places(&self.device, &buffer.device().clone(), bytes)?;
+        Ok(true)
     }
 
     /// Appends the bytes of a layer.

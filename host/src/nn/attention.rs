@@ -181,6 +181,10 @@ impl Attention {
         out.reshape([rows, heads * d])
     }
 
+    pub(super) fn linears(&self) -> [&Linear; 2] {
+        [&self.qkv, &self.out]
+    }
+
     /// Bytes of the projections' weights as they are stored.
     pub fn weight_bytes(&self) -> usize {
         self.qkv.weight_bytes() + self.out.weight_bytes()

@@ -1,6 +1,6 @@
 //! A transformer block.
 
-use super::{Attention, LayerCache, Map, Mlp, Norm, Rope};
+use super::{Attention, LayerCache, Linear, Map, Mlp, Norm, Rope};
 use crate::{Result, Tensor};
 
 /// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).
@@ -53,6 +53,12 @@ impl TransformerBlock {
     pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
         let (norm1, attention) = (self.norm1.map(f)?, self.attention.map(f)?);
         Ok(Self { norm1, attention, norm2: self.norm2.map(f)?, mlp: self.mlp.map(f)? })
+    }
+
+    /// Its linear maps, in the order of computation.
+    pub(super) fn linears(&self) -> [&Linear; 4] {
+        let ([qkv, out], [fc1, fc2]) = (self.attention.linears(), self.mlp.linears());
+        [qkv, out, fc1, fc2]
     }
 
     /// Bytes of the matrices as they are stored.

@@ -103,6 +103,11 @@ impl Linear {
         Ok(Self { weight: self.weight.map(f)?, bias: self.bias.as_ref().map(f).transpose()? })
     }
 
+    /// The weight.
+    pub fn weight(&self) -> &Matrix {
+        &self.weight
+    }
+
     /// Bytes of the weight as it is stored; a product with few rows reads them once.
     pub fn weight_bytes(&self) -> usize {
         self.weight.bytes()

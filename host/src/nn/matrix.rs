@@ -1,9 +1,9 @@
 //! A matrix of weights, in floating point or quantised.
 
-use super::{Map, RmsNorm};
+use super::{Map, RmsNorm, Stacked};
 use crate::ops::{self, Epilogue};
-use crate::quant::QuantTensor;
-use crate::{DType, Result, Tensor, TensorMut};
+use crate::quant::{Format, QuantTensor};
+use crate::{DType, Error, Result, Tensor, TensorMut};
 
 /// Weights [n, k]: a [`Tensor`] or a [`QuantTensor`], either of which turns into one by `into()`.
 ///
@@ -23,8 +23,10 @@ use crate::{DType, Result, Tensor, TensorMut};
 pub enum Matrix {
     /// In f32 or f16.
     Plain(Tensor),
-    /// In 8 or 4 bits; in products with it activations are quantised to 8 bits.
+    /// In 8 bits or less; in products with it activations are quantised to 8 bits.
     Quantized(QuantTensor),
+    /// Of parts in different types: [`Matrix::stacked`].
+    Stacked(Stacked),
 }
 
 impl From<Tensor> for Matrix {
@@ -40,11 +42,23 @@ impl From<QuantTensor> for Matrix {
 }
 
 impl Matrix {
+    /// Matrices of equal width as one, each below the one before.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if their widths differ or there is none.
+    pub fn stacked(mut parts: Vec<Self>) -> Result<Self> {
+        match parts.len() {
+            1 => Ok(parts.remove(0)),
+            _ => Ok(Self::Stacked(Stacked::new(parts)?)),
+        }
+    }
+
     /// The dimensions: two, unless a plain tensor is no matrix.
     pub fn dims(&self) -> &[usize] {
         match self {
             Self::Plain(weight) => weight.dims(),
             Self::Quantized(weight) => weight.shape().dims(),
+            Self::Stacked(stacked) => stacked.dims(),
         }
     }
 
@@ -53,6 +67,16 @@ impl Matrix {
         match self {
             Self::Plain(weight) => weight.shape().elements() * weight.dtype().size(),
             Self::Quantized(weight) => weight.bytes(),
+            Self::Stacked(stacked) => stacked.parts().iter().map(Self::bytes).sum(),
+        }
+    }
+
+    /// The formats of its parts, from the top; `None` for those in floating point.
+    pub fn formats(&self) -> Vec<Option<Format>> {
+        match self {
+            Self::Plain(_) => vec![None],
+            Self::Quantized(weight) => vec![Some(weight.format())],
+            Self::Stacked(stacked) => stacked.parts().iter().flat_map(Self::formats).collect(),
         }
     }
 
@@ -61,6 +85,7 @@ impl Matrix {
         Ok(match self {
             Self::Plain(weight) => Self::Plain(f(weight)?),
             Self::Quantized(weight) => Self::Quantized(weight.map(f)?),
+            Self::Stacked(stacked) => Self::Stacked(stacked.map(f)?),
         })
     }
 
@@ -72,10 +97,11 @@ impl Matrix {
         norm: Option<&RmsNorm>,
         epilogue: &Epilogue,
     ) -> Result<()> {
-        let norm = norm.map(RmsNorm::parts);
+        let parts = norm.map(RmsNorm::parts);
         match self {
-            Self::Plain(weight) => ops::linear_into(y, x, weight, norm, epilogue),
-            Self::Quantized(weight) => ops::quant_linear_into(y, x, weight, norm, epilogue),
+            Self::Plain(weight) => ops::linear_into(y, x, weight, parts, epilogue),
+            Self::Quantized(weight) => ops::quant_linear_into(y, x, weight, parts, epilogue),
+            Self::Stacked(stacked) => stacked.linear_into(y, x, norm, epilogue),
         }
     }
 
@@ -84,6 +110,11 @@ impl Matrix {
         match self {
             Self::Plain(table) => ops::embedding(table, ids),
             Self::Quantized(table) => ops::quant_embedding(table, ids, DType::F32),
+            Self::Stacked(_) => {
+                let (argument, value) = ("table", "a stacked matrix".to_owned());
+                let reason = "rows are looked up in a matrix of one type".into();
+                Err(Error::Unsupported { op: "Embedding", argument, value, reason })
+            }
         }
     }
 }

@@ -85,6 +85,10 @@ impl Mlp {
         Ok(Self { fc1: self.fc1.map(f)?, fc2: self.fc2.map(f)?, ..*self })
     }
 
+    pub(super) fn linears(&self) -> [&Linear; 2] {
+        [&self.fc1, &self.fc2]
+    }
+
     /// Bytes of the weights.
     pub fn weight_bytes(&self) -> usize {
         self.fc1.weight_bytes() + self.fc2.weight_bytes()

@@ -12,6 +12,7 @@ mod linear;
 mod matrix;
 mod mlp;
 mod norm;
+mod stacked;
 mod streamed;
 
 pub use attention::{Attention, Rope};
@@ -22,6 +23,7 @@ pub use linear::Linear;
 pub use matrix::Matrix;
 pub use mlp::Mlp;
 pub use norm::{LayerNorm, Norm, RmsNorm};
+pub use stacked::Stacked;
 pub use streamed::StreamedBlocks;
 
 use crate::{Error, Result, Tensor};

@@ -1,19 +1,21 @@
 //! Blocks whose weights stay in host memory and are copied to the device one after the other.
 //!
 //! A block's tensors are contiguous in pinned memory, and in the same order in each of the two places of a
-//! [`LayerStream`]. Two sets of modules, one for each place, are made once: whichever layer a place holds, its kernels find
-//! the weights at the same addresses.
+//! [`LayerStream`]. For each layout of tensors two sets of modules, one for each place, are made once: whichever layer a
+//! place holds, its kernels find the weights at the same addresses.
 
 use super::{LayerCache, Rope, TransformerBlock};
 use crate::cuda::CudaDevice;
 use crate::memory::{LayerStream, PinnedBuffer};
+use crate::quant::Format;
 use crate::{DType, Error, Result, Shape, Tensor};
 use std::sync::{Mutex, PoisonError};
 
 /// Tensors begin at multiples of this, as allocations do.
 const ALIGNMENT: usize = 256;
 
-/// Blocks of equal shapes, two of them at a time on the device.
+/// Blocks of equal shapes, two of them at a time on the device. Their matrices may be stored in different formats, as in files
+/// of mixed precision.
 ///
 /// ```
 /// # #[cfg(feature = "virtual-gpu")] {
@@ -45,12 +47,22 @@ const ALIGNMENT: usize = 256;
 #[derive(Debug)]
 pub struct StreamedBlocks {
     device: CudaDevice,
+    /// The ways in which the blocks' tensors are stored; most models have one or two.
+    layouts: Vec<Layout>,
+    /// Each block's.
+    layout_of: Vec<usize>,
+    stream: Mutex<LayerStream>,
+}
+
+/// How the tensors of a block are stored, and modules whose tensors are in the places.
+#[derive(Debug)]
+struct Layout {
     parts: Vec<Part>,
     bytes: usize,
+    /// Of the matrices: formats differ where tensors of the same shapes do not.
+    formats: Vec<Option<Format>>,
     /// One for each place.
     blocks: [TransformerBlock; 2],
-    count: usize,
-    stream: Mutex<LayerStream>,
 }
 
 /// One of a block's tensors, and its offset in the block's bytes.
@@ -85,36 +97,85 @@ fn unlike(found: &Tensor) -> Error {
     Error::Shape { op: "StreamedBlocks", argument: "block", expected, found: found.shape().clone() }
 }
 
+fn formats(block: &TransformerBlock) -> Vec<Option<Format>> {
+    block.linears().iter().flat_map(|linear| linear.weight().formats()).collect()
+}
+
+/// The widths of the linear maps.
+fn widths(block: &TransformerBlock) -> [[usize; 2]; 4] {
+    block.linears().map(|linear| [linear.out_features(), linear.in_features()])
+}
+
+/// The block with its tensors in a place.
+fn in_place(block: &TransformerBlock, parts: &[Part], place: &Tensor) -> Result<TransformerBlock> {
+    let mut parts = parts.iter();
+    block.map(&mut |tensor| {
+        let part = parts.next().and_then(|part| place.within(part.at, part.dtype, &part.shape));
+        part.ok_or_else(|| unlike(tensor))
+    })
+}
+
 impl StreamedBlocks {
     /// No blocks yet, with room on the device for blocks of this one's shapes. They run on this handle's stream.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if two blocks do not fit the device, or a driver error.
     pub fn like(block: &TransformerBlock, device: &CudaDevice) -> Result<Self> {
-        let (parts, bytes) = parts(block)?;
-        let stream = LayerStream::new(device, bytes)?;
-        let [a, b] = stream.places()?.map(|place| -> Result<TransformerBlock> {
-            let (place, mut at) = (Tensor::of_buffer(place)?, parts.iter());
-            block.map(&mut |tensor| {
-                let part = at.next().and_then(|part| place.within(part.at, part.dtype, &part.shape));
-                part.ok_or_else(|| unlike(tensor))
-            })
-        });
-        let blocks = [a?, b?];
-        Ok(Self { device: device.clone(), parts, bytes, blocks, count: 0, stream: Mutex::new(stream) })
+        let stream = LayerStream::new(device, parts(block)?.1)?;
+        let (layouts, layout_of) = (Vec::new(), Vec::new());
+        let mut blocks = Self { device: device.clone(), layouts, layout_of, stream: Mutex::new(stream) };
+        blocks.layout(block)?;
+        Ok(blocks)
+    }
+
+    fn stream(&mut self) -> &mut LayerStream {
+        self.stream.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of the layout of a block's tensors, which is made if it is new. Places that are too small for it are
+    /// replaced, and the modules moved there.
+    fn layout(&mut self, block: &TransformerBlock) -> Result<usize> {
+        let ((parts, bytes), formats) = (parts(block)?, formats(block));
+        let known = |layout: &Layout| layout.parts == parts && layout.formats == formats;
+        if let Some(known) = self.layouts.iter().position(known) {
+            return Ok(known);
+        }
+        let grown = self.stream().reserve(bytes)?;
+        let [a, b] = self.stream().places()?.map(Tensor::of_buffer);
+        let places = [a?, b?];
+        if grown {
+            for layout in &mut self.layouts {
+                let moved = |place| in_place(&layout.blocks[0], &layout.parts, place);
+                layout.blocks = [moved(&places[0])?, moved(&places[1])?];
+            }
+        }
+        let blocks = [in_place(block, &parts, &places[0])?, in_place(block, &parts, &places[1])?];
+        self.layouts.push(Layout { parts, bytes, formats, blocks });
+        Ok(self.layouts.len() - 1)
     }
 
     /// Appends a block: its weights are copied to host memory.
     ///
     /// # Errors
-    /// [`Error::Shape`] if it is not like the first, [`Error::Layout`] for weights that are not contiguous, or a driver
-    /// error.
+    /// [`Error::Shape`] if its widths are not the first one's, [`Error::Layout`] for weights that are not contiguous, or a
+    /// driver error.
     pub fn push(&mut self, block: &TransformerBlock) -> Result<()> {
-        let mut host = PinnedBuffer::new(&self.device, self.bytes)?;
-        let mut parts = self.parts.iter();
+        if widths(block) != widths(&self.layouts[0].blocks[0]) {
+            let [out, columns] = widths(block)[0];
+            let expected = "a block with the first one's widths".into();
+            return Err(Error::Shape {
+                op: "StreamedBlocks",
+                argument: "block",
+                expected,
+                found: [out, columns].into(),
+            });
+        }
+        let number = self.layout(block)?;
+        let layout = &self.layouts[number];
+        let mut host = PinnedBuffer::new(&self.device, layout.bytes)?;
+        let mut parts = layout.parts.iter();
         block.map(&mut |tensor| {
-            let like = |part: &&Part| (part.dtype, &part.shape) == (tensor.dtype(), tensor.shape());
-            let part = parts.next().filter(like).ok_or_else(|| unlike(tensor))?;
+            let part = parts.next().ok_or_else(|| unlike(tensor))?;
             if !tensor.is_contiguous() {
                 let (op, argument, needed) = ("StreamedBlocks", "block", "contiguous");
                 return Err(Error::Layout { op, argument, needed });
@@ -122,19 +183,19 @@ impl StreamedBlocks {
             tensor.read_bytes(&mut host[part.at..part.at + part.bytes()])?;
             Ok(tensor.clone())
         })?;
-        self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).push(host)?;
-        self.count += 1;
+        self.stream().push(host)?;
+        self.layout_of.push(number);
         Ok(())
     }
 
     /// The number of blocks.
     pub fn len(&self) -> usize {
-        self.count
+        self.layout_of.len()
     }
 
     /// Whether there are no blocks.
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.layout_of.is_empty()
     }
 
     /// As [`TransformerBlock::forward`] of block `index`; the copy of the next one's weights begins meanwhile.
@@ -152,11 +213,12 @@ impl StreamedBlocks {
         // until its kernels are queued, no other thread may have another layer copied to this one's place
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let place = stream.layer(index)?;
-        self.blocks[place].forward(x, rope, cache)
+        // it has refused an index that is none
+        self.layouts[self.layout_of[index]].blocks[place].forward(x, rope, cache)
     }
 
     /// Bytes of the matrices, in host memory.
     pub fn weight_bytes(&self) -> usize {
-        self.count * self.blocks[0].weight_bytes()
+        self.layout_of.iter().map(|&layout| self.layouts[layout].blocks[0].weight_bytes()).sum()
     }
 }

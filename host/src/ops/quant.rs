@@ -8,8 +8,8 @@ use crate::problem::pieces::QUANTIZE_PIECE;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
-/// Quantises `x` [n, k] f32 by the largest magnitude of each row or block (`Q4K`: by least weighted error). The bits are
-/// the same on every device. Rows are padded with zeros to whole blocks.
+/// Quantises `x` [n, k] f32 by the largest magnitude of each row or block (`I8`, `Q8_0`, `Q4_0`) or by least weighted error
+/// (the others). The bits are the same on every device. Rows are padded with zeros to whole blocks.
 ///
 /// ```
 /// use pascaline::quant::{ErrorReport, Format};

@@ -26,7 +26,8 @@ const CANDIDATES: usize = 101;
 ///
 /// # Errors
 /// [`Error::Shape`] if `shape` is not [n, k] with as many values, [`Error::Unsupported`] for a percentile outside (0, 1]
-/// and for `Q4K` by anything but [`ScaleChoice::AbsMax`] (it searches its scales itself), [`Error::OutOfMemory`].
+/// and by anything but [`ScaleChoice::AbsMax`] for the formats other than `I8`, `Q8_0` and `Q4_0` (they search their scales
+/// themselves), [`Error::OutOfMemory`].
 pub fn quantize_with(
     x: &[f32],
     shape: impl Into<Shape>,
@@ -50,8 +51,8 @@ pub fn quantize_with(
     if choice == ScaleChoice::AbsMax {
         return quantize(&x, format)?.to_device(device);
     }
-    if format == Format::Q4K {
-        return Err(unsupported("format", name(format).into(), "Q4_K searches its scales itself"));
+    if !matches!(format, Format::I8 | Format::Q8_0 | Format::Q4_0) {
+        return Err(unsupported("format", name(format).into(), "this format searches its scales itself"));
     }
     let mut tensor = QuantTensor::uninitialized(format, shape, &Device::Cpu)?;
     let values = x.to_vec::<f32>()?;

@@ -1,20 +1,14 @@
 //! GGUF's blocks: quants and scales interleaved, as files hold them. Source: ggml's published block layouts, which
 //! [`kernels_gpu::quant::blocks`] restates with their sizes.
 
+use super::gguf_blocks::{self, file_bytes};
 use super::{Format, QuantTensor, block, name};
-use crate::{Device, Error, Result, Shape, Tensor};
+use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut};
 use half::f16;
-use kernels_gpu::quant::blocks::{BlockQ4_0, BlockQ4K, BlockQ8_0, ScalesQ4K};
+use rayon::prelude::*;
 
-/// Bytes of a block's scales and of its quants; `None` if the format is none of GGUF's.
-const fn parts(format: Format) -> Option<(usize, usize)> {
-    match format {
-        Format::I8 => None,
-        Format::Q8_0 => Some((2, size_of::<BlockQ8_0>() - 2)),
-        Format::Q4_0 => Some((2, size_of::<BlockQ4_0>() - 2)),
-        Format::Q4K => Some((size_of::<ScalesQ4K>(), size_of::<BlockQ4K>() - size_of::<ScalesQ4K>())),
-    }
-}
+/// Blocks that a thread rearranges at a time: some 100 KB.
+const BLOCKS_PER_TASK: usize = 1024;
 
 fn unsupported(op: &'static str, argument: &'static str, value: String, reason: &str) -> Error {
     Error::Unsupported { op, argument, value, reason: reason.into() }
@@ -25,45 +19,52 @@ impl QuantTensor {
     ///
     /// # Errors
     /// [`Error::Shape`] if `shape` is not [n, k], [`Error::Unsupported`] for `I8`, for rows that are not whole blocks
-    /// (32 values; `Q4K`: 256), and if the number of bytes is not the shape's; [`Error::OutOfMemory`].
+    /// (32 values; 256 of `Q4K`, `Q5K`, `Q6K` and `Iq4Xs`), and if the number of bytes is not the shape's; [`Error::OutOfMemory`].
     pub fn from_gguf_bytes(
         format: Format,
         shape: impl Into<Shape>,
         bytes: &[u8],
         device: &Device,
     ) -> Result<Self> {
-        const OP: &str = "from_gguf_bytes";
-        let no_format =
-            || unsupported(OP, "format", name(format).into(), "GGUF has Q8_0, Q4_0 and Q4_K of these");
-        let (scale_bytes, quant_bytes) = parts(format).ok_or_else(no_format)?;
         let mut tensor = Self::uninitialized(format, shape.into(), &Device::Cpu)?;
-        if tensor.k != tensor.cols() {
-            let reason = format!("rows must be whole blocks of {} values", block(format));
-            return Err(unsupported(OP, "k", tensor.cols().to_string(), &reason));
+        let (blocks, size) = tensor.gguf_blocks("from_gguf_bytes")?;
+        if bytes.len() != blocks * size {
+            let reason = format!("{} takes {} bytes", tensor.shape(), blocks * size);
+            return Err(unsupported("from_gguf_bytes", "bytes", bytes.len().to_string(), &reason));
         }
-        let blocks = tensor.rows() * (tensor.k / block(format));
-        if bytes.len() != blocks * (scale_bytes + quant_bytes) {
-            let reason = format!("{} takes {} bytes", tensor.shape(), blocks * (scale_bytes + quant_bytes));
-            return Err(unsupported(OP, "bytes", bytes.len().to_string(), &reason));
+        if blocks > 0 {
+            let (mut quants, mut scales) = (tensor.quants.view_mut()?, tensor.scales.view_mut()?);
+            let (quants, scales) = (bytes_mut(&mut quants), bytes_mut(&mut scales));
+            let (of_quants, of_scales) = (quants.len() / blocks, scales.len() / blocks);
+            let tasks = quants
+                .par_chunks_mut(BLOCKS_PER_TASK * of_quants)
+                .zip(scales.par_chunks_mut(BLOCKS_PER_TASK * of_scales))
+                .zip(bytes.par_chunks(BLOCKS_PER_TASK * size));
+            tasks.for_each(|((quants, scales), bytes)| {
+                let targets = quants.chunks_exact_mut(of_quants).zip(scales.chunks_exact_mut(of_scales));
+                for ((quants, scales), block) in targets.zip(bytes.chunks_exact(size)) {
+                    gguf_blocks::read(format, block, quants, scales);
+                }
+            });
         }
-        let mut quants = vec![0u8; blocks * quant_bytes];
-        let mut scales = vec![0u8; blocks * scale_bytes];
-        let targets = quants.chunks_exact_mut(quant_bytes).zip(scales.chunks_exact_mut(scale_bytes));
-        for (from, (quants, scales)) in bytes.chunks_exact(scale_bytes + quant_bytes).zip(targets) {
-            let (from_scales, from_quants) = from.split_at(scale_bytes);
-            scales.copy_from_slice(from_scales);
-            quants.copy_from_slice(from_quants);
+        match device {
+            Device::Cpu => Ok(tensor),
+            _ => tensor.to_device(device),
         }
-        tensor.quants = Tensor::from_slice(&words(&quants), tensor.quants.shape(), device)?;
-        tensor.scales = match format {
-            Format::Q4K => Tensor::from_slice(&words(&scales), tensor.scales.shape(), device)?,
-            _ => {
-                let halves: Vec<_> =
-                    scales.chunks_exact(2).map(|pair| f16::from_le_bytes([pair[0], pair[1]])).collect();
-                Tensor::from_slice(&halves, tensor.scales.shape(), device)?
-            }
+    }
+
+    /// How many blocks a GGUF file has of this tensor, and the bytes of each.
+    fn gguf_blocks(&self, op: &'static str) -> Result<(usize, usize)> {
+        let format = self.format();
+        let Some(size) = file_bytes(format) else {
+            let reason = "a GGUF file has no such blocks";
+            return Err(unsupported(op, "format", name(format).into(), reason));
         };
-        Ok(tensor)
+        if self.k != self.cols() {
+            let reason = format!("rows must be whole blocks of {} values", block(format));
+            return Err(unsupported(op, "k", self.cols().to_string(), &reason));
+        }
+        Ok((self.rows() * (self.k / block(format)), size))
     }
 
     /// The blocks as a GGUF file holds them.
@@ -71,26 +72,39 @@ impl QuantTensor {
     /// # Errors
     /// [`Error::Unsupported`] for `I8` and for rows that are not whole blocks, or a device error.
     pub fn to_gguf_bytes(&self) -> Result<Vec<u8>> {
-        const OP: &str = "to_gguf_bytes";
-        let format = self.format();
-        let no_format =
-            || unsupported(OP, "format", name(format).into(), "GGUF has Q8_0, Q4_0 and Q4_K of these");
-        let (scale_bytes, quant_bytes) = parts(format).ok_or_else(no_format)?;
-        if self.k != self.cols() {
-            let reason = format!("rows must be whole blocks of {} values", block(format));
-            return Err(unsupported(OP, "k", self.cols().to_string(), &reason));
+        let (blocks, size) = self.gguf_blocks("to_gguf_bytes")?;
+        let host = self.to_device(&Device::Cpu)?;
+        let (quants, scales) = (bytes(&host.quants), bytes(&host.scales));
+        let mut file = vec![0; blocks * size];
+        if blocks > 0 {
+            let (of_quants, of_scales) = (quants.len() / blocks, scales.len() / blocks);
+            file.par_chunks_exact_mut(size).with_min_len(BLOCKS_PER_TASK).enumerate().for_each(
+                |(b, block)| {
+                    let (quants, scales) =
+                        (&quants[b * of_quants..][..of_quants], &scales[b * of_scales..][..of_scales]);
+                    gguf_blocks::write(self.format(), block, quants, scales);
+                },
+            );
         }
-        let quants: Vec<u8> =
-            self.quants.to_vec::<u32>()?.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let scales: Vec<u8> = match format {
-            Format::Q4K => self.scales.to_vec::<u32>()?.iter().flat_map(|word| word.to_le_bytes()).collect(),
-            _ => self.scales.to_vec::<f16>()?.iter().flat_map(|half| half.to_le_bytes()).collect(),
-        };
-        let blocks = scales.chunks_exact(scale_bytes).zip(quants.chunks_exact(quant_bytes));
-        Ok(blocks.flat_map(|(scales, quants)| scales.iter().chain(quants)).copied().collect())
+        Ok(file)
     }
 }
 
-fn words(bytes: &[u8]) -> Vec<u32> {
-    bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
+/// The bytes of a contiguous tensor of words or halves on the CPU.
+fn bytes(part: &Tensor) -> &[u8] {
+    let from_first = match part.dtype() {
+        DType::F16 => part.cpu::<f16>().map(bytemuck::cast_slice),
+        _ => part.cpu::<u32>().map(bytemuck::cast_slice),
+    };
+    &from_first.unwrap_or_default()[..part.shape().elements() * part.dtype().size()]
+}
+
+/// As [`bytes`], to write.
+fn bytes_mut<'a>(part: &'a mut TensorMut) -> &'a mut [u8] {
+    let size = part.shape().elements() * part.dtype().size();
+    let from_first = match part.dtype() {
+        DType::F16 => part.cpu::<f16>().map(bytemuck::cast_slice_mut),
+        _ => part.cpu::<u32>().map(bytemuck::cast_slice_mut),
+    };
+    &mut from_first.unwrap_or_default()[..size]
 }

@@ -1,4 +1,4 @@
-//! Quantised tensors: weights in 8 or 4 bits, and activations in 8 bits.
+//! Quantised tensors: weights in 8 to 4 bits, and activations in 8 bits.
 //!
 //! | [`Format`] | bits per value | scales                                   | for                                        |
 //! |------------|----------------|------------------------------------------|--------------------------------------------|
@@ -6,12 +6,17 @@
 //! | `Q8_0`     | 8.5            | one f16 per 32 values                    | nearly lossless                            |
 //! | `Q4_0`     | 4.5            | one f16 per 32 values                    | speed: the cheapest 4 bits to multiply     |
 //! | `Q4K`      | 4.5            | 6 bits per 32 values under f16 per 256, with minima | quality: at the same size as Q4_0 0.88 of its error on ggml's test data |
+//! | `Q5K`      | 5.5            | as Q4_K                                  | between Q4_K and Q6_K                      |
+//! | `Q6K`      | 6.6            | 8 bits per 16 values under one f16 per 256 | the embedding and output matrices of 4-bit models |
+//! | `Iq4Nl`    | 4.5            | one f16 per 32 values; 16 unevenly spaced levels | less error than Q4_0 at its size, rows of any multiple of 32 |
+//! | `Iq4Xs`    | 4.25           | 6 bits per 32 values under one f16 per 256; levels as Iq4Nl | the smallest |
 //!
-//! `Q8_0`, `Q4_0` and `Q4K` are GGUF's formats; [`QuantTensor::from_gguf_bytes`] reads a file's bytes. In
+//! All but `I8` are GGUF's formats; [`QuantTensor::from_gguf_bytes`] reads a file's bytes. In
 //! memory quants and scales are separate arrays, so that kernels can load 16 bytes at a time.
 
 mod choice;
 mod gguf;
+mod gguf_blocks;
 mod report;
 mod sizes;
 
@@ -20,7 +25,7 @@ pub use kernels_gpu::quant::Format;
 pub use report::ErrorReport;
 
 use crate::{DType, Device, Error, Result, Shape, Tensor};
-use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK};
+use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK, ScalesIq4Xs, ScalesQ4K, ScalesQ6K};
 
 /// A matrix of weights [n, k] in a [`Format`], from [`ops::quantize`](crate::ops::quantize) or a GGUF file. Clones share storage.
 #[derive(Clone, Debug)]
@@ -31,15 +36,16 @@ pub struct QuantTensor {
     pub(crate) k: usize,
     /// u32 words: the quants, row-major.
     pub(crate) quants: Tensor,
-    /// f32 [n] (`I8`), f16 [n, k/32] (`Q8_0`, `Q4_0`), or u32 [n, k/256, 4] (`Q4K`).
+    /// f32 [n] (`I8`), f16 [n, k/32] (`Q8_0`, `Q4_0`, `Iq4Nl`), or u32 [n, k/256, words] with 4 words of a super-block for
+    /// `Q4K` and `Q5K`, 5 for `Q6K` and 2 for `Iq4Xs`.
     pub(crate) scales: Tensor,
 }
 
 /// Values that a row must be whole multiples of in memory.
 pub(crate) const fn block(format: Format) -> usize {
     match format {
-        Format::Q4K => SUPER_BLOCK,
-        _ => BLOCK,
+        Format::Q4K | Format::Q5K | Format::Q6K | Format::Iq4Xs => SUPER_BLOCK,
+        Format::I8 | Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => BLOCK,
     }
 }
 
@@ -47,7 +53,9 @@ pub(crate) const fn block(format: Format) -> usize {
 pub const fn bits(format: Format) -> usize {
     match format {
         Format::I8 | Format::Q8_0 => 8,
-        Format::Q4_0 | Format::Q4K => 4,
+        Format::Q6K => 6,
+        Format::Q5K => 5,
+        Format::Q4_0 | Format::Q4K | Format::Iq4Nl | Format::Iq4Xs => 4,
     }
 }
 
@@ -58,21 +66,39 @@ pub const fn name(format: Format) -> &'static str {
         Format::Q8_0 => "q8_0",
         Format::Q4_0 => "q4_0",
         Format::Q4K => "q4_k",
+        Format::Q5K => "q5_k",
+        Format::Q6K => "q6_k",
+        Format::Iq4Nl => "iq4_nl",
+        Format::Iq4Xs => "iq4_xs",
     }
 }
 
 /// Every format.
-pub const FORMATS: [Format; 4] = [Format::I8, Format::Q8_0, Format::Q4_0, Format::Q4K];
+pub const FORMATS: [Format; kernels_gpu::quant::FORMATS] = [
+    Format::I8,
+    Format::Q8_0,
+    Format::Q4_0,
+    Format::Q4K,
+    Format::Q5K,
+    Format::Q6K,
+    Format::Iq4Nl,
+    Format::Iq4Xs,
+];
 
 impl QuantTensor {
     /// With undefined contents, for an op to write.
     pub(crate) fn uninitialized(format: Format, shape: Shape, device: &Device) -> Result<Self> {
         let (n, k) = Self::padded(format, &shape)?;
         let quants = Tensor::uninitialized([n, k / 32 * bits(format)], DType::U32, device)?;
+        let words = |words| Tensor::uninitialized([n, k / SUPER_BLOCK, words], DType::U32, device);
         let scales = match format {
             Format::I8 => Tensor::uninitialized([n], DType::F32, device)?,
-            Format::Q8_0 | Format::Q4_0 => Tensor::uninitialized([n, k / BLOCK], DType::F16, device)?,
-            Format::Q4K => Tensor::uninitialized([n, k / SUPER_BLOCK, 4], DType::U32, device)?,
+            Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => {
+                Tensor::uninitialized([n, k / BLOCK], DType::F16, device)?
+            }
+            Format::Q4K | Format::Q5K => words(size_of::<ScalesQ4K>() / 4)?,
+            Format::Q6K => words(size_of::<ScalesQ6K>() / 4)?,
+            Format::Iq4Xs => words(size_of::<ScalesIq4Xs>() / 4)?,
         };
         Ok(Self { format, shape, k, quants, scales })
     }

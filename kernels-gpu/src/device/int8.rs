@@ -51,6 +51,16 @@ pub unsafe fn load_pair(pointer: *const u8) -> [u32; 2] {
     [a, b]
 }
 
+/// Four bytes by one load through the read-only path.
+///
+/// # Safety
+/// As [`Element::load`] for f32.
+#[inline(always)]
+pub unsafe fn load_word(pointer: *const u8) -> u32 {
+    // SAFETY: as the caller promises. The bits pass unchanged.
+    unsafe { f32::load(pointer.cast()) }.to_bits()
+}
+
 /// Two bytes by one load through the read-only path, in a word: the compiler packs loaded 16-bit values together, and
 /// waits for them to do so.
 ///
@@ -70,6 +80,23 @@ pub unsafe fn load_half_word(pointer: *const u8) -> u32 {
         );
     }
     word
+}
+
+/// Four of the eight bytes of `a` (0 to 3) and `b` (4 to 7): byte i of the result is the one whose number is nibble i of
+/// `selector`, whose upper half is ignored (`prmt`). Numbers are below 8: with bit 3 the instruction spreads a sign.
+#[gpu_only]
+#[inline(always)]
+pub fn select_bytes(a: u32, b: u32, selector: u32) -> u32 {
+    let d;
+    // SAFETY: arithmetic only.
+    unsafe {
+        asm!(
+            "prmt.b32 {d}, {a}, {b}, {selector};",
+            d = out(reg32) d, a = in(reg32) a, b = in(reg32) b, selector = in(reg32) selector,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    d
 }
 
 /// The nibbles of a word as bytes: the low halves, the high halves.

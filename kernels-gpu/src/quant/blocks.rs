@@ -1,9 +1,9 @@
 //! The layouts that host and device share, and the arithmetic of one block, the same code on both, so the same bits.
 //!
-//! A block is [`BLOCK`] = 32 neighbours of a row with a scale of their own; Q4_K groups eight blocks under a second
-//! level of scales. Interchange layouts are those of the GGUF format, byte for byte (source: ggml's published
-//! `block_q8_0`, `block_q4_0`, `block_q4_K`). In memory the same bits lie in two planes, all quants and then all
-//! scales, because a GGUF block of 34 or 18 bytes allows no access wider than 2 bytes, and kernels want 16:
+//! A block is [`BLOCK`] = 32 neighbours of a row with a scale of their own (Q6_K: two); Q4_K, Q5_K, Q6_K and IQ4_XS group
+//! eight blocks under a second level of scales. Interchange layouts are those of the GGUF format, byte for byte (source:
+//! ggml's published `block_q8_0`, `block_q4_0`, `block_q4_K`, …). In memory the same bits lie in two planes, all quants and
+//! then all scales, because a GGUF block of 34 or 18 bytes allows no access wider than 2 bytes, and kernels want 16:
 //!
 //! | format | quants                            | scales                            | value                           | bits |
 //! |--------|-----------------------------------|-----------------------------------|---------------------------------|------|
@@ -11,7 +11,14 @@
 //! | Q8_0   | i8 [n, k]                         | f16 [n, k/32]                     | d·q                             | 8.5  |
 //! | Q4_0   | u4 [n, k], 16 bytes per block     | f16 [n, k/32]                     | d·(q − 8)                       | 4.5  |
 //! | Q4_K   | u4 [n, k], 32 bytes per 2 blocks  | [`ScalesQ4K`] [n, k/256]          | d·scale·q − d_min·min           | 4.5  |
+//! | Q5_K   | u5 [n, k], 160 bytes per super-block | as Q4_K                        | as Q4_K                         | 5.5  |
+//! | Q6_K   | i6 [n, k], 192 bytes per super-block | [`ScalesQ6K`] [n, k/256]       | d·scale·q                       | 6.6  |
+//! | IQ4_NL | as Q4_0, nibbles in another order | f16 [n, k/32]                     | d·level(q)                      | 4.5  |
+//! | IQ4_XS | as IQ4_NL                         | [`ScalesIq4Xs`] [n, k/256]        | d·(scale − 32)·level(q)         | 4.25 |
 //! | rows   | i8 [m, k]                         | [`RowScale`] [m, k/32]            | scale·q (activations)           | 10   |
+//!
+//! Quants of 5 and 6 bits lie in two sections of each super-block: first the low four bits of all, as in Q4_K, and then the
+//! upper bits ([`q5_k`](super::q5_k) and [`q6_k`](super::q6_k) say in which order). Kernels so load 16 and 8 or 16 bytes.
 //!
 //! Rows are padded with zeros to whole blocks, and rows of activations to [`SUPER_BLOCK`] values.
 //!
@@ -79,6 +86,76 @@ pub struct ScalesQ4K {
     pub packed: [u32; 3],
 }
 
+/// A super-block of Q5_K in a GGUF file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub struct BlockQ5K {
+    /// Scales.
+    pub scales: ScalesQ4K,
+    /// Byte l, bit j: the fifth bit of value 32·j + l.
+    pub qh: [u8; SUPER_BLOCK / 8],
+    /// Low four bits, as in [`BlockQ4K`].
+    pub qs: [u8; SUPER_BLOCK / 2],
+}
+
+/// A super-block of Q6_K in a GGUF file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub struct BlockQ6K {
+    /// Byte 64·h + l: the low four bits of value 128·h + l in the low half, of value 128·h + 64 + l in the high half.
+    pub ql: [u8; SUPER_BLOCK / 2],
+    /// Byte 32·h + l, bits 2·i and 2·i + 1: the upper two bits of value 128·h + 32·i + l.
+    pub qh: [u8; SUPER_BLOCK / 4],
+    /// A scale for each 16 values.
+    pub scales: [i8; SUPER_BLOCK / 16],
+    /// The scales' scale.
+    pub d: Half,
+}
+
+/// A block of IQ4_NL in a GGUF file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub struct BlockIq4Nl {
+    /// Scale.
+    pub d: Half,
+    /// As in [`BlockQ4_0`].
+    pub qs: [u8; BLOCK / 2],
+}
+
+/// A super-block of IQ4_XS in a GGUF file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub struct BlockIq4Xs {
+    /// Scales.
+    pub scales: ScalesIq4Xs,
+    /// Each block's 16 bytes, as in [`BlockQ4_0`].
+    pub qs: [u8; SUPER_BLOCK / 2],
+}
+
+/// The scales of a Q6_K super-block in memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(4))]
+pub struct ScalesQ6K {
+    /// A signed byte for each 16 values.
+    pub packed: [u32; 4],
+    /// Their scale.
+    pub d: Half,
+    /// Zero, so that the words of all super-blocks are aligned.
+    pub unused: u16,
+}
+
+/// The scales of an IQ4_XS super-block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(4))]
+pub struct ScalesIq4Xs {
+    /// The blocks' scales' scale.
+    pub d: Half,
+    /// Bits 2·j and 2·j + 1: the upper two bits of block j's scale.
+    pub high: u16,
+    /// Bits 4·j to 4·j + 3: the low four.
+    pub low: u32,
+}
+
 /// What 32 activations are multiplied with, and the sum of their quants.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C, align(8))]
@@ -93,6 +170,9 @@ const _: () = {
     assert!(size_of::<BlockQ8_0>() == 34 && align_of::<BlockQ8_0>() == 2);
     assert!(size_of::<BlockQ4_0>() == 18 && align_of::<BlockQ4_0>() == 2);
     assert!(size_of::<BlockQ4K>() == 144 && size_of::<ScalesQ4K>() == 16);
+    assert!(size_of::<BlockQ5K>() == 176 && size_of::<BlockQ6K>() == 210 && align_of::<BlockQ6K>() == 2);
+    assert!(size_of::<BlockIq4Nl>() == 18 && size_of::<BlockIq4Xs>() == 136);
+    assert!(size_of::<ScalesQ6K>() == 20 && size_of::<ScalesIq4Xs>() == 8);
     assert!(size_of::<RowScale>() == 8);
 };
 

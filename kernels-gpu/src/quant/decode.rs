@@ -2,9 +2,12 @@
 //!
 //! Bound by memory: a thread makes four values.
 
+use super::FORMATS;
 use super::blocks::BLOCK;
+use super::iq4::{Iq4Nl, Iq4Xs};
+use super::q5_k::Q5K;
+use super::q6_k::Q6K;
 use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights};
-use crate::device::int8::nibbles;
 use crate::device::math::fma;
 use crate::device::{Element, F16};
 use cuda_std::prelude::*;
@@ -32,18 +35,6 @@ pub struct Decode<T> {
     pub k: u32,
 }
 
-/// The word of a row's quants that holds columns 4·`group` to 4·`group` + 3, and whether in its high halves.
-#[inline(always)]
-const fn place(bits: u32, high: u32, group: u32) -> (u32, bool) {
-    if bits == 8 {
-        return (group, false);
-    }
-    // `2 · high` runs of 16 values share `high` runs of 16 bytes
-    let (span, run) = (8 * high, 4 * high);
-    let (index, within) = (group / span, group % span);
-    (index * run + within % run, within >= run)
-}
-
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
@@ -66,18 +57,13 @@ unsafe fn decode<W: Weights, T: Element>(
         let from = if ids.is_null() { row } else { *ids.add(row as usize) };
         let mut values = [f32::NAN; 4];
         if from < n {
-            let (word, high) = place(W::BITS, W::HIGH, group);
-            let words = w.quants.cast::<u32>().add(from as usize * (w.k / 32 * W::BITS) as usize);
-            let word = *words.add(word as usize);
+            let bytes = W::four(w, from, group);
             let block = group / (BLOCK as u32 / 4);
             let (step, min) = W::step_min(W::packed(w, from, block), block);
-            let step = step * W::row_scale(w, from);
-            let bytes = if W::BITS == 8 {
-                word
-            } else if high {
-                nibbles(word).1
-            } else {
-                nibbles(word).0
+            let (step, min) = match W::HALVES {
+                true if group % 8 < 4 => (step, 0.0),
+                true => (min, 0.0), // which is the second half's step
+                false => (step * W::row_scale(w, from), min),
             };
             let mut i = 0;
             while i < 4 {
@@ -102,13 +88,13 @@ unsafe fn decode<W: Weights, T: Element>(
 }
 
 macro_rules! decoders {
-    ($($f32:ident $f16:ident: $weights:ident;)*) => {
+    ($($f32:ident $f16:ident: $weights:ident $module:literal;)*) => {
         $(
             /// grid = [ceil(rows · ceil(cols / 4) / [`THREADS`])]. An index that is no row gives a row of NaN.
             ///
             /// # Safety
             /// [`Decode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
-            #[kernel(block = THREADS)]
+            #[kernel(block = THREADS, module = $module)]
             pub unsafe fn $f32(p: Decode<f32>) {
                 let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
                 // SAFETY: this kernel's contract is the body's.
@@ -119,7 +105,7 @@ macro_rules! decoders {
             ///
             /// # Safety
             /// As the kernel to f32.
-            #[kernel(block = THREADS)]
+            #[kernel(block = THREADS, module = $module)]
             pub unsafe fn $f16(p: Decode<F16>) {
                 let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };
                 // SAFETY: this kernel's contract is the body's.
@@ -128,17 +114,21 @@ macro_rules! decoders {
         )*
 
         /// To f32, by format.
-        pub const TO_F32: [KernelSpec<Decode<f32>>; 4] = [$($f32),*];
+        pub const TO_F32: [KernelSpec<Decode<f32>>; FORMATS] = [$($f32),*];
         /// To f16, by format.
-        pub const TO_F16: [KernelSpec<Decode<F16>>; 4] = [$($f16),*];
+        pub const TO_F16: [KernelSpec<Decode<F16>>; FORMATS] = [$($f16),*];
         /// All kernels of this file.
         pub const KERNELS: &[KernelInfo] = &[$($f32.info(), $f16.info(),)*];
     };
 }
 
 decoders! {
-    quant_decode_i8_f32 quant_decode_i8_f16: I8;
-    quant_decode_q8_0_f32 quant_decode_q8_0_f16: Q8_0;
-    quant_decode_q4_0_f32 quant_decode_q4_0_f16: Q4_0;
-    quant_decode_q4_k_f32 quant_decode_q4_k_f16: Q4K;
+    quant_decode_i8_f32 quant_decode_i8_f16: I8 "quant::decode";
+    quant_decode_q8_0_f32 quant_decode_q8_0_f16: Q8_0 "quant::decode";
+    quant_decode_q4_0_f32 quant_decode_q4_0_f16: Q4_0 "quant::decode";
+    quant_decode_q4_k_f32 quant_decode_q4_k_f16: Q4K "quant::decode";
+    quant_decode_q5_k_f32 quant_decode_q5_k_f16: Q5K "quant_decode_q5_k";
+    quant_decode_q6_k_f32 quant_decode_q6_k_f16: Q6K "quant_decode_q6_k";
+    quant_decode_iq4_nl_f32 quant_decode_iq4_nl_f16: Iq4Nl "quant_decode_iq4_nl";
+    quant_decode_iq4_xs_f32 quant_decode_iq4_xs_f16: Iq4Xs "quant_decode_iq4_xs";
 }

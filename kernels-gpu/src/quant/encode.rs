@@ -10,6 +10,8 @@
 //! | quant_encode_q8_0    | 1 lane                                   |
 //! | quant_encode_q4_0    | 1 lane                                   |
 //! | quant_encode_q4_k    | 1 lane, 8 of them for a super-block      |
+//!
+//! The other formats' kernels are in those formats' files.
 
 use super::blocks::{
     BLOCK, Half, RowScale, SUPER_BLOCK, ScalesQ4K, abs_bits, abs_max, inverse, pack_i8, pack_q4_0, scale_i8,
@@ -77,7 +79,7 @@ pub const KERNELS: &[KernelInfo] = &[
 /// Sixteen bytes that are stored at once.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
-struct Words([u32; 4]);
+pub(super) struct Words(pub [u32; 4]);
 
 /// Four values of a row of `cols`, zeros beyond its end.
 ///
@@ -107,7 +109,7 @@ pub(super) unsafe fn four<T: Element>(x: *const T, column: u32, cols: u32) -> [f
 /// # Safety
 /// As [`four`].
 #[inline(always)]
-unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK] {
+pub(super) unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK] {
     let mut values = [0.0; BLOCK];
     // SAFETY: as the caller promises.
     unroll!(I < 8 => [values[4 * I], values[4 * I + 1], values[4 * I + 2], values[4 * I + 3]] =
@@ -251,6 +253,44 @@ pub unsafe fn quant_encode_q4_0(Encode { quants, scales, x, rows, cols, k }: Enc
     }
 }
 
+/// The scales of a super-block with minima, whose blocks are those of eight neighbouring lanes; the step and the minimum of
+/// this lane's. `j`: the lane, modulo 8.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub(super) unsafe fn super_block<const MAX: i32>(values: &[f32; BLOCK], j: u32) -> (ScalesQ4K, f32, f32) {
+    let fit = q4_k::fit::<MAX>(values);
+    // SAFETY: all lanes are here, as the caller promises.
+    unsafe {
+        let max_scale = f32::from_bits(Max.over::<8>(abs_bits(fit.scale)));
+        let max_min = f32::from_bits(Max.over::<8>(abs_bits(fit.min)));
+        let (d, d_min) = q4_k::super_scales(max_scale, max_min);
+        let (scale, min) = q4_k::relative(fit, max_scale, max_min);
+        let packed = ScalesQ4K::bits(j, scale, min).map(|bits| Or.over::<8>(bits));
+        let (step, min) = q4_k::step_min(d.to_f32(), d_min.to_f32(), scale, min);
+        (ScalesQ4K { d, d_min, packed }, step, min)
+    }
+}
+
+/// A lane's chunk of the 32 bytes that the blocks of lanes 2c and 2c + 1 share, their low halves being the first's and their
+/// high halves the second's: the first lane gets 16 of the bytes and the second the other 16. `j`: the lane, modulo 8;
+/// `words`: its block's quants, a byte each.
+///
+/// # Safety
+/// All 32 lanes call it together.
+#[inline(always)]
+pub(super) unsafe fn pair_nibbles(words: [u32; 8], j: u32) -> [u32; 4] {
+    let mut shared = [[0; 4]; 2];
+    unroll!(I < 8 => {
+        let word = words[I] & 0x0f0f_0f0f;
+        // SAFETY: all lanes are here, as the caller promises.
+        let (other, _) = unsafe { warp_shuffle_xor(FULL_MASK, word, 1, 32) };
+        shared[I / 4][I % 4] = if j % 2 == 0 { word | other << 4 } else { other | word << 4 };
+    });
+    if j % 2 == 0 { shared[0] } else { shared[1] }
+}
+
 /// grid as [`quant_encode_q8_0`]; quants: [rows, k / 64, 32], scales: [rows, k / 256]
 ///
 /// # Safety
@@ -264,21 +304,15 @@ pub unsafe fn quant_encode_q4_k(Encode { quants, scales, x, rows, cols, k }: Enc
     // SAFETY: the row exists; what is written lies inside quants and scales. All lanes are at the shuffles.
     unsafe {
         let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
-        let fit = q4_k::fit(&values);
-        let max_scale = f32::from_bits(Max.over::<8>(abs_bits(fit.scale)));
-        let max_min = f32::from_bits(Max.over::<8>(abs_bits(fit.min)));
-        let (d, d_min) = q4_k::super_scales(max_scale, max_min);
-        let (scale, min) = q4_k::relative(fit, max_scale, max_min);
-        let packed = ScalesQ4K::bits(j, scale, min).map(|bits| Or.over::<8>(bits));
+        let (all, step, min) = super_block::<15>(&values, j);
 
         // Lanes 2c and 2c + 1 share 32 bytes, the low halves of them the first's, the high halves the second's. The
         // first stores 16 of the bytes and the second the other 16.
-        let (step, min) = q4_k::step_min(d.to_f32(), d_min.to_f32(), scale, min);
         let inverse = inverse(step);
         let (odd, mut words) = (j % 2, [[0; 4]; 2]);
         unroll!(I < 8 => {
             let mut word = 0;
-            unroll!(B < 4 => word |= q4_k::quant(values[I * 4 + B], inverse, min) << (8 * B));
+            unroll!(B < 4 => word |= q4_k::quant::<15>(values[I * 4 + B], inverse, min) << (8 * B));
             let (other, _) = warp_shuffle_xor(FULL_MASK, word, 1, 32);
             words[I / 4][I % 4] = if odd == 0 { word | other << 4 } else { other | word << 4 };
         });
@@ -286,7 +320,7 @@ pub unsafe fn quant_encode_q4_k(Encode { quants, scales, x, rows, cols, k }: Enc
             let own = if odd == 0 { words[0] } else { words[1] };
             quants.cast::<Words>().add(index as usize).write(Words(own));
             if j == 0 {
-                *scales.add(index as usize / (SUPER_BLOCK / BLOCK)) = ScalesQ4K { d, d_min, packed };
+                *scales.add(index as usize / (SUPER_BLOCK / BLOCK)) = all;
             }
         }
     }

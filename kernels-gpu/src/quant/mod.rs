@@ -5,8 +5,10 @@
 //! | file     | idea                                                               |
 //! |----------|--------------------------------------------------------------------|
 //! | blocks   | the layouts, and the arithmetic of one block on host and device    |
-//! | q4_k     | Q4_K's choice of scales                                            |
-//! | encode   | f32 to every format                                                |
+//! | q4_k     | Q4_K's and Q5_K's choice of scales                                 |
+//! | search   | the choice of scales of formats without minima                     |
+//! | q5_k, q6_k, iq4 | what these formats do otherwise, and f32 to them               |
+//! | encode   | f32 to the other formats                                           |
 //! | decode   | every format to f32 and f16, all rows or those that indices name   |
 //! | weights  | how a kernel reads a format                                        |
 //! | activations | how products with a vector read what they multiply with        |
@@ -21,7 +23,11 @@ pub mod blocks;
 pub mod decode;
 pub mod encode;
 pub mod epilogue;
+pub mod iq4;
 pub mod q4_k;
+pub mod q5_k;
+pub mod q6_k;
+pub mod search;
 pub mod straight_through;
 pub mod tile;
 mod unroll;
@@ -58,6 +64,9 @@ pub struct Product {
     pub activation: u32,
 }
 
+/// The number of [formats](Format).
+pub const FORMATS: usize = Format::Iq4Xs as usize + 1;
+
 /// A format of weights, as an index into the kernels' lists of contracts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
@@ -69,4 +78,12 @@ pub enum Format {
     Q4_0,
     /// 4 bits with a minimum, 6-bit scales per 32 values under f16 scales per 256.
     Q4K,
+    /// 5 bits, otherwise as Q4_K.
+    Q5K,
+    /// 6 bits, symmetric, 8-bit scales per 16 values under one f16 scale per 256.
+    Q6K,
+    /// 4 bits that stand for 16 unevenly spaced levels, one f16 scale per 32 values.
+    Iq4Nl,
+    /// The same levels, 6-bit scales per 32 values under one f16 scale per 256.
+    Iq4Xs,
 }

@@ -1,19 +1,20 @@
-//! The scales of a Q4_K block: w ≈ scale·q − min with q from 0 to 15 and min ≥ 0.
+//! The scales of a Q4_K or Q5_K block: w ≈ scale·q − min with q from 0 to MAX = 15 or 31 and min ≥ 0.
 //!
-//! Idea: for each of some step widths around (max − min)/15, quantise, solve the weighted least-squares problem for
+//! Idea: for each of some step widths around (max − min)/MAX, quantise, solve the weighted least-squares problem for
 //! (scale, min) with those quants, and keep what errs least. Large values weigh more. The eight (scale, min) of a
 //! super-block are then rounded to 6 bits of their common maxima, and the quants made again for the rounded ones.
-//! Source: the reference quantiser of ggml's Q4_K (`make_qkx2_quants`), whose grid and weights these are.
+//! Source: the reference quantiser of ggml's Q4_K and Q5_K (`make_qkx2_quants`), whose grids and weights these are.
 
 use super::blocks::{BLOCK, Half, ScalesQ4K, inverse, nearest, stored_scale};
 use super::unroll::unroll;
 
-/// The largest quant.
-const MAX_QUANT: i32 = 15;
 /// The largest scale or minimum of a block, relative to its super-block's.
 const MAX_SCALE: f32 = 63.0;
-/// Step widths that are tried: (max − min) / (15 − 1 + 0.1·i).
-const CANDIDATES: u32 = 21;
+
+/// Step widths that are tried: (max − min) / (first + 0.1·i); their number and the first.
+const fn candidates(max: i32) -> (u32, f32) {
+    if max == 15 { (21, 14.0) } else { (16, 30.5) }
+}
 
 /// A block's scale and minimum before they are rounded to 6 bits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,10 +40,17 @@ fn sqrt(x: f32) -> f32 {
 
 /// Σ weight·(scale·q + min − w)² for the quants that 1/step gives.
 #[inline(always)]
-fn error(values: &[f32; BLOCK], base: f32, low: f32, inverse: f32, scale: f32, min: f32) -> f32 {
+fn error<const MAX: i32>(
+    values: &[f32; BLOCK],
+    base: f32,
+    low: f32,
+    inverse: f32,
+    scale: f32,
+    min: f32,
+) -> f32 {
     let mut sum = 0.0;
     unroll!(I < 32 => {
-        let q = nearest(inverse * (values[I] - low)).clamp(0, MAX_QUANT) as f32;
+        let q = nearest(inverse * (values[I] - low)).clamp(0, MAX) as f32;
         let difference = scale * q + min - values[I];
         sum += (base + values[I].abs()) * (difference * difference);
     });
@@ -51,7 +59,7 @@ fn error(values: &[f32; BLOCK], base: f32, low: f32, inverse: f32, scale: f32, m
 
 /// The scale and minimum that err least on one block.
 #[inline(always)]
-pub fn fit(values: &[f32; BLOCK]) -> Fit {
+pub fn fit<const MAX: i32>(values: &[f32; BLOCK]) -> Fit {
     let (mut low, mut high, mut squares) = (values[0], values[0], 0.0);
     unroll!(I < 32 => {
         let value = values[I];
@@ -75,15 +83,16 @@ pub fn fit(values: &[f32; BLOCK]) -> Fit {
         weighted += weight * values[I];
     });
     let range = high - low;
-    let mut best = Fit { scale: range / MAX_QUANT as f32, min: -low };
-    let mut least = error(values, base, low, MAX_QUANT as f32 / range, best.scale, low);
+    let mut best = Fit { scale: range / MAX as f32, min: -low };
+    let mut least = error::<MAX>(values, base, low, MAX as f32 / range, best.scale, low);
+    let (candidates, first) = const { candidates(MAX) };
     let mut candidate = 0;
-    while candidate < CANDIDATES {
-        let steps = (MAX_QUANT - 1) as f32 + 0.1 * candidate as f32;
+    while candidate < candidates {
+        let steps = first + 0.1 * candidate as f32;
         let inverse = steps / range;
         let (mut q1, mut q2, mut qw) = (0.0, 0.0, 0.0);
         unroll!(I < 32 => {
-            let q = nearest(inverse * (values[I] - low)).clamp(0, MAX_QUANT) as f32;
+            let q = nearest(inverse * (values[I] - low)).clamp(0, MAX) as f32;
             let weight = base + values[I].abs();
             q1 += weight * q;
             q2 += weight * q * q;
@@ -97,7 +106,7 @@ pub fn fit(values: &[f32; BLOCK]) -> Fit {
                 min = 0.0;
                 scale = qw / q2;
             }
-            let found = error(values, base, low, inverse, scale, min);
+            let found = error::<MAX>(values, base, low, inverse, scale, min);
             if found < least {
                 least = found;
                 best = Fit { scale, min: -min };
@@ -127,10 +136,10 @@ pub fn step_min(d: f32, d_min: f32, scale: u32, min: u32) -> (f32, f32) {
     (d * scale as f32, d_min * min as f32)
 }
 
-/// The quant of `value`, 0 to 15, for 1/step and the minimum.
+/// The quant of `value`, 0 to MAX, for 1/step and the minimum.
 #[inline(always)]
-pub fn quant(value: f32, inverse: f32, min: f32) -> u32 {
-    nearest((value + min) * inverse).clamp(0, MAX_QUANT) as u32
+pub fn quant<const MAX: i32>(value: f32, inverse: f32, min: f32) -> u32 {
+    nearest((value + min) * inverse).clamp(0, MAX) as u32
 }
 
 /// The scales of a whole super-block, from its blocks' fits.

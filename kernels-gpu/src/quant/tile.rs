@@ -8,8 +8,8 @@
 //! Per 32 columns an element of y takes 8 `dp4a` and two FMAs, and no conversion: the integer sum starts at the bits of
 //! 1.5 · 2²³, so that it ends as the bits of the float 1.5 · 2²³ + sum, and fma(that, step, −1.5 · 2²³ · step) is
 //! step · sum, correctly rounded, because the product that is taken away is exact: steps have at most 17 significant
-//! bits (f16, or f16 times 6 bits). Where quants have an offset, −offset · Σ x starts the sum too. Minima (Q4_K) cost a
-//! third FMA.
+//! bits (f16, or f16 times 6 bits). Where quants have an offset, −offset · Σ x starts the sum too. Minima (Q4_K, Q5_K) cost a
+//! third FMA, and steps for 16 columns (Q6_K, whose steps have at most 19 significant bits) a third and a fourth.
 //!
 //! | kernel              | tile     | threads | when                                   |
 //! |---------------------|----------|---------|----------------------------------------|
@@ -18,14 +18,17 @@
 //! | quant_slices64_‹f›  | 64 × 64  | 512     | it gives multiprocessors at most one: each half of the threads takes every second tile of k |
 //! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
 
-use super::Product;
 use super::activations::row_scale;
 use super::blocks::RowScale;
 use super::epilogue::Epilogue;
+use super::iq4::{Iq4Nl, Iq4Xs};
+use super::q5_k::Q5K;
+use super::q6_k::Q6K;
 use super::unroll::unroll;
-use super::weights::{I8, MAGIC, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk};
+use super::weights::{I8, MAGIC, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk, upper};
+use super::{FORMATS, Product};
 use crate::device::Shared;
-use crate::device::int8::{dp4a, load_words, nibbles};
+use crate::device::int8::{dp4a, load_words};
 use crate::device::math::fma;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
@@ -58,7 +61,7 @@ impl<const BM: u32> Place<BM> {
     const X_SUM: u32 = Self::X_SCALE + BM;
     /// [BN] steps of w.
     const STEP: u32 = Self::X_SUM + BM;
-    /// [BN] minima of w, negative.
+    /// [BN] minima of w, negative; or the steps of the second halves of blocks, STEP being those of the first.
     const MIN: u32 = Self::STEP + BN;
     /// The last 16 words are unused, so that the blocks' planes begin 16 banks apart.
     const BLOCK: u32 = Self::MIN + BN + 16;
@@ -91,6 +94,7 @@ struct Stage<W: Weights, const X: usize> {
     x: [[u32; 4]; X],
     x_scale: RowScale,
     w: [u32; 4],
+    w_upper: W::Upper,
     w_scale: W::Packed,
 }
 
@@ -101,12 +105,14 @@ impl<W: Weights, const X: usize> Stage<W, X> {
             x: [[0; 4]; X],
             x_scale: RowScale { scale: 0.0, sum: 0 },
             w: [0; 4],
+            w_upper: W::Upper::default(),
             w_scale: W::Packed::default(),
         }
     }
 }
 
-/// Whether scales are on their way with the rest. In tiles of 128 rows there are no registers left for those of minima.
+/// Whether scales and upper bits are on their way with the rest. In tiles of 128 rows there are no registers left for them
+/// in formats with minima.
 const fn scales_early<W: Weights, const BM: u32>() -> bool {
     !W::MINIMUM || BM < 128
 }
@@ -146,6 +152,9 @@ unsafe fn load<W: Weights, const BM: u32, const X: usize>(
             let at = index * chunks + tid % chunks;
             if W::WHOLE || at * W::CHUNK < w.k {
                 stage.w = chunk::<W>(w, row, at);
+                if scales_early::<W, BM>() {
+                    stage.w_upper = upper::<W>(w, row, at);
+                }
             }
         }
         if tid < BLOCKS * BN {
@@ -218,8 +227,15 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
             } else {
                 // the low halves are run `low`, the high halves the run HIGH behind it
                 let low = if W::HIGH == 1 { at * 2 } else { at };
-                buffer.set4(plane(low), stage.w.map(|word| nibbles(word).0));
-                buffer.set4(plane(low + W::HIGH), stage.w.map(|word| nibbles(word).1));
+                let of_w = (thread::block_idx_y() * BN + row).min(n - 1);
+                let bits = if scales_early::<W, BM>() {
+                    stage.w_upper
+                } else {
+                    upper::<W>(w, of_w, index * chunks + at)
+                };
+                let [low_run, high_run] = W::widen(stage.w, bits);
+                buffer.set4(plane(low), low_run);
+                buffer.set4(plane(low + W::HIGH), high_run);
             }
         }
         if tid < BLOCKS * BN {
@@ -231,6 +247,8 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
             buffer.set(Place::<BM>::STEP + at, step.to_bits());
             if W::MINIMUM {
                 buffer.set(Place::<BM>::MIN + at, (-min).to_bits());
+            } else if W::HALVES {
+                buffer.set(Place::<BM>::MIN + at, min.to_bits());
             }
         }
     }
@@ -275,6 +293,46 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
     }
 }
 
+/// As [`multiply`], where the halves of a block have steps of their own: one half after the other.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn multiply_halves<const BM: u32, const TM: usize>(
+    acc: &mut [[f32; TN]; TM],
+    block: Shared<u32>,
+    row: u32,
+    column: u32,
+) {
+    // SAFETY: as the caller promises; all indices are inside the places.
+    unsafe {
+        let x_scales = block.at(Place::<BM>::X_SCALE + row);
+        unroll!(HALF < 2 => {
+            const RUN: u32 = HALF as u32;
+            let from_x = block.at(Place::<BM>::run(Place::<BM>::X, BM, RUN, row));
+            let from_w = block.at(Place::<BM>::run(Place::<BM>::W, BN, RUN, column));
+            let steps = block.at(if HALF == 0 { Place::<BM>::STEP } else { Place::<BM>::MIN } + column);
+            let mut w = [[0; 4]; TN];
+            let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
+            unroll!(J < 4 => {
+                w[J] = from_w.get4(64 * J as u32);
+                step[J] = f32::from_bits(steps.get(16 * J as u32));
+                base[J] = -MAGIC * step[J];
+            });
+            unroll!(I < 8 => if I < TM {
+                let x = from_x.get4(64 * I as u32);
+                let scale = f32::from_bits(x_scales.get(16 * I as u32));
+                let mut sums = [MAGIC.to_bits() as i32; TN];
+                unroll!(WORD < 4 => unroll!(J < 4 => sums[J] = dp4a(x[WORD], w[J][WORD], sums[J])));
+                unroll!(J < 4 => {
+                    let product = fma(f32::from_bits(sums[J] as u32), step[J], base[J]);
+                    acc[I][J] = fma(product, scale, acc[I][J]);
+                });
+            });
+        });
+    }
+}
+
 /// acc −= minima · Σ x for a block of 32 columns.
 ///
 /// # Safety
@@ -313,7 +371,12 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
     unsafe {
         let mut block = 0;
         while block < BLOCKS {
-            multiply::<W, BM, TM>(acc, buffer.at(block * Place::<BM>::BLOCK), row, column);
+            let at = buffer.at(block * Place::<BM>::BLOCK);
+            if W::HALVES {
+                multiply_halves::<BM, TM>(acc, at, row, column);
+            } else {
+                multiply::<W, BM, TM>(acc, at, row, column);
+            }
             block += 1;
         }
         // a loop of its own, as its registers come on top of w's otherwise
@@ -428,20 +491,28 @@ macro_rules! tiles {
     ($(
         $(#[$doc:meta])*
         $list:ident: BM = $bm:literal, TM = $tm:literal, X = $x:literal, SLICES = $s:literal, MIN_BLOCKS = $blocks:literal;
-        $i8:ident $q8_0:ident $q4_0:ident $q4_k:ident;
+        $i8:ident $q8_0:ident $q4_0:ident $q4_k:ident $q5_k:ident $q6_k:ident $iq4_nl:ident $iq4_xs:ident;
     )*) => {
         $(
             tiles! { @ $i8 I8 $bm $tm $x $s $blocks }
             tiles! { @ $q8_0 Q8_0 $bm $tm $x $s $blocks }
             tiles! { @ $q4_0 Q4_0 $bm $tm $x $s $blocks }
             tiles! { @ $q4_k Q4K $bm $tm $x $s $blocks }
+            tiles! { @ $q5_k Q5K $bm $tm $x $s $blocks }
+            tiles! { @ $q6_k Q6K $bm $tm $x $s $blocks }
+            tiles! { @ $iq4_nl Iq4Nl $bm $tm $x $s $blocks }
+            tiles! { @ $iq4_xs Iq4Xs $bm $tm $x $s $blocks }
 
             $(#[$doc])*
-            pub const $list: [KernelSpec<Product>; 4] = [$i8, $q8_0, $q4_0, $q4_k];
+            pub const $list: [KernelSpec<Product>; FORMATS] =
+                [$i8, $q8_0, $q4_0, $q4_k, $q5_k, $q6_k, $iq4_nl, $iq4_xs];
         )*
 
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info(),)*];
+        pub const KERNELS: &[KernelInfo] = &[$(
+            $i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info(),
+            $q5_k.info(), $q6_k.info(), $iq4_nl.info(), $iq4_xs.info(),
+        )*];
     };
     (@ $name:ident $weights:ident $bm:literal $tm:literal $x:literal $s:literal $blocks:literal) => {
         /// # Safety
@@ -465,14 +536,18 @@ macro_rules! tiles {
 tiles! {
     /// By format. grid = [ceil(m / 128), ceil(n / BN)]
     TILE128: BM = 128, TM = 8, X = 2, SLICES = 1, MIN_BLOCKS = 2;
-    quant_tile128_i8 quant_tile128_q8_0 quant_tile128_q4_0 quant_tile128_q4_k;
+    quant_tile128_i8 quant_tile128_q8_0 quant_tile128_q4_0 quant_tile128_q4_k
+    quant_tile128_q5_k quant_tile128_q6_k quant_tile128_iq4_nl quant_tile128_iq4_xs;
     /// By format. grid = [ceil(m / 64), ceil(n / BN)]
     TILE64: BM = 64, TM = 4, X = 1, SLICES = 1, MIN_BLOCKS = 2;
-    quant_tile64_i8 quant_tile64_q8_0 quant_tile64_q4_0 quant_tile64_q4_k;
+    quant_tile64_i8 quant_tile64_q8_0 quant_tile64_q4_0 quant_tile64_q4_k
+    quant_tile64_q5_k quant_tile64_q6_k quant_tile64_iq4_nl quant_tile64_iq4_xs;
     /// By format. grid as [`TILE64`].
     SLICES64: BM = 64, TM = 4, X = 1, SLICES = 2, MIN_BLOCKS = 1;
-    quant_slices64_i8 quant_slices64_q8_0 quant_slices64_q4_0 quant_slices64_q4_k;
+    quant_slices64_i8 quant_slices64_q8_0 quant_slices64_q4_0 quant_slices64_q4_k
+    quant_slices64_q5_k quant_slices64_q6_k quant_slices64_iq4_nl quant_slices64_iq4_xs;
     /// By format. grid = [ceil(m / 32), ceil(n / BN)]
     TILE32: BM = 32, TM = 2, X = 1, SLICES = 1, MIN_BLOCKS = 2;
-    quant_tile32_i8 quant_tile32_q8_0 quant_tile32_q4_0 quant_tile32_q4_k;
+    quant_tile32_i8 quant_tile32_q8_0 quant_tile32_q4_0 quant_tile32_q4_k
+    quant_tile32_q5_k quant_tile32_q6_k quant_tile32_iq4_nl quant_tile32_iq4_xs;
 }

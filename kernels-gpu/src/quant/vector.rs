@@ -1,7 +1,7 @@
 //! y = act(x·wᵀ + bias) + residual for up to 8 rows of x.   y: [m, n] f32, w: [n, k].
 //!
 //! Idea: bound by the memory that w lies in, so a warp reads R rows of w at a time, each lane U units of each (a block of
-//! 32 values; of Q4_K two, which share bytes), all on their way before the first is used, and multiplies them with all
+//! 32 values; of formats with super-blocks two, which mostly share bytes), all on their way before the first is used, and multiplies them with all
 //! rows of x. The lanes' sums are added at the end.
 //!
 //! A single row of x comes as f32, and each block quantises it into its shared memory; that saves the launch of a kernel
@@ -16,17 +16,20 @@
 //!
 //! | kernel                | rows of x        | rows of w per warp and units of each per lane |
 //! |-----------------------|------------------|-----------------------------------------------|
-//! | quant_vector1_‹f›     | 1, f32           | 2 · 2 (Q4_0), 2 · 1 (others)                  |
+//! | quant_vector1_‹f›     | 1, f32           | 2 · 2 (Q4_0, IQ4_NL), 2 · 1 (others)          |
 //! | quant_vector2_‹f›     | 1, 2, quantised  | 4 · 1                                         |
 //! | quant_vector4_‹f›     | 3, 4, quantised  | 2 · 1                                         |
 //! | quant_vector8_‹f›     | 5 to 8, quantised | 2 · 1                                        |
 
-use super::Product;
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
 use super::encode::{LANES, activations, four};
 use super::epilogue::Epilogue;
+use super::iq4::{Iq4Nl, Iq4Xs};
+use super::q5_k::Q5K;
+use super::q6_k::Q6K;
 use super::unroll::unroll;
 use super::weights::{I8, Matrix, Q4_0, Q4K, Q8_0, Weights};
+use super::{FORMATS, Product};
 use crate::device::int8::load_words;
 use crate::device::{keep_order, shared};
 use cuda_std::prelude::*;
@@ -88,9 +91,9 @@ struct Rows<const R: usize> {
     scales: [u32; R],
 }
 
-/// Bytes of a unit's quants.
-const fn unit_bytes<W: Weights>() -> u32 {
-    W::UNIT / 8 * W::BITS
+/// Chunks of a unit.
+const fn chunks<W: Weights>() -> u32 {
+    W::UNIT / W::CHUNK
 }
 
 impl<const R: usize> Rows<R> {
@@ -101,7 +104,7 @@ impl<const R: usize> Rows<R> {
         let mut rows = Self { quants: [0; R], scales: [0; R] };
         unroll!(J < 4 => if J < R {
             let row = (first + J as u32).min(n - 1);
-            rows.quants[J] = (row * units + unit) * unit_bytes::<W>();
+            rows.quants[J] = W::chunk_at((row * units + unit) * chunks::<W>());
             rows.scales[J] = W::scales_at(row * units + unit);
         });
         rows
@@ -112,6 +115,7 @@ impl<const R: usize> Rows<R> {
 #[derive(Clone, Copy)]
 struct Stage<W: Weights, const R: usize, const U: usize> {
     quants: [[[[u32; 4]; 2]; U]; R],
+    upper: [[[W::Upper; 2]; U]; R],
     raw: [[W::Raw; U]; R],
 }
 
@@ -123,19 +127,25 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
     /// The rows of `w` have `units` > 0 units from where `rows` stand.
     #[inline(always)]
     unsafe fn load(w: Matrix, rows: &Rows<R>, unit: u32, units: u32) -> Self {
-        let mut stage = Self { quants: [[[[0; 4]; 2]; U]; R], raw: [[W::Raw::default(); U]; R] };
+        let mut stage = Self {
+            quants: [[[[0; 4]; 2]; U]; R],
+            upper: [[[W::Upper::default(); 2]; U]; R],
+            raw: [[W::Raw::default(); U]; R],
+        };
         unroll!(V < 2 => if V < U {
             let unit = (unit + 32 * V as u32).min(units - 1);
             unroll!(J < 4 => if J < R {
-                let quants = w.quants.wrapping_add((rows.quants[J] + unit * unit_bytes::<W>()) as usize);
+                let quants = w.quants.wrapping_add((rows.quants[J] + W::chunk_at(unit * chunks::<W>())) as usize);
+                let upper = w.quants.wrapping_add((rows.quants[J] + W::upper_at(unit * chunks::<W>())) as usize);
                 let scales = w.scales.wrapping_add((rows.scales[J] + W::scales_at(unit)) as usize);
-                // SAFETY: the unit exists; rows are whole units, so units lie on 16-byte boundaries.
+                // SAFETY: the unit exists; rows are whole units, so chunks lie on 16-byte boundaries.
                 unsafe {
                     stage.quants[J][V][0] = load_words(quants);
-                    if unit_bytes::<W>() == 32 {
+                    if chunks::<W>() == 2 {
                         stage.quants[J][V][1] = load_words(quants.wrapping_add(16));
                     }
-                    stage.raw[J][V] = W::raw(scales);
+                    stage.upper[J][V] = W::uppers(upper);
+                    stage.raw[J][V] = W::raw(scales, unit);
                 }
             });
         });
@@ -158,7 +168,8 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
         // SAFETY: as the caller promises.
         let inputs = unsafe { Inputs::of::<W>(x, unit + 32 * V as u32) };
         unroll!(J < 4 => if J < R {
-            acc[J] = W::dot(self.quants[J][V], W::scale(self.raw[J][V], lane), &inputs, acc[J]);
+            let scale = W::scale(self.raw[J][V], lane);
+            acc[J] = W::dot(self.quants[J][V], self.upper[J][V], scale, &inputs, acc[J]);
         });
     }
 }
@@ -371,8 +382,8 @@ macro_rules! vectors1 {
         )*
 
         /// By format.
-        pub const VECTOR1: [KernelSpec<Vector1>; 4] = [$($name),*];
-        const KERNELS1: [KernelInfo; 4] = [$($name.info()),*];
+        pub const VECTOR1: [KernelSpec<Vector1>; FORMATS] = [$($name),*];
+        const KERNELS1: [KernelInfo; FORMATS] = [$($name.info()),*];
     };
 }
 
@@ -381,23 +392,35 @@ vectors1! {
     quant_vector1_q8_0: Q8_0, 1, 2;
     quant_vector1_q4_0: Q4_0, 2, 2;
     quant_vector1_q4_k: Q4K, 1, 1;
+    quant_vector1_q5_k: Q5K, 1, 0;
+    quant_vector1_q6_k: Q6K, 1, 0;
+    quant_vector1_iq4_nl: Iq4Nl, 2, 2;
+    quant_vector1_iq4_xs: Iq4Xs, 1, 1;
 }
 
 macro_rules! vectors {
     ($(
         $m:literal, $r:literal, MIN_BLOCKS = $blocks:literal:
-        $i8:ident $q8_0:ident $q4_0:ident $q4_k:ident;
+        $i8:ident $q8_0:ident $q4_0:ident $q4_k:ident $q5_k:ident $q6_k:ident $iq4_nl:ident $iq4_xs:ident;
     )*) => {
         $(
             vectors! { @ $i8 I8 "quant_vector_i8" $m $r $blocks }
             vectors! { @ $q8_0 Q8_0 "quant_vector_q8_0" $m $r $blocks }
             vectors! { @ $q4_0 Q4_0 "quant_vector_q4_0" $m $r $blocks }
             vectors! { @ $q4_k Q4K "quant_vector_q4_k" $m $r $blocks }
+            vectors! { @ $q5_k Q5K "quant_vector_q5_k" $m $r $blocks }
+            vectors! { @ $q6_k Q6K "quant_vector_q6_k" $m $r $blocks }
+            vectors! { @ $iq4_nl Iq4Nl "quant_vector_iq4_nl" $m $r $blocks }
+            vectors! { @ $iq4_xs Iq4Xs "quant_vector_iq4_xs" $m $r $blocks }
         )*
 
         /// By variant (2, 4, 8 rows of x) and format. grid = [ceil(n / columns per block)], see [`select`].
-        pub const VECTOR: [[KernelSpec<Product>; 4]; 3] = [$([$i8, $q8_0, $q4_0, $q4_k]),*];
-        const KERNELS_MORE: [[KernelInfo; 4]; 3] = [$([$i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info()]),*];
+        pub const VECTOR: [[KernelSpec<Product>; FORMATS]; 3] =
+            [$([$i8, $q8_0, $q4_0, $q4_k, $q5_k, $q6_k, $iq4_nl, $iq4_xs]),*];
+        const KERNELS_MORE: [[KernelInfo; FORMATS]; 3] = [$([
+            $i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info(),
+            $q5_k.info(), $q6_k.info(), $iq4_nl.info(), $iq4_xs.info(),
+        ]),*];
         /// Rows of x and rows of w per warp of the variants, in the order of [`VECTOR`].
         const VARIANTS: [(u32, u32); 3] = [$(($m, $r)),*];
     };
@@ -417,9 +440,15 @@ macro_rules! vectors {
 
 // left to itself, ptxas takes too few registers for eight rows of x and spills
 vectors! {
-    2, 4, MIN_BLOCKS = 0: quant_vector2_i8 quant_vector2_q8_0 quant_vector2_q4_0 quant_vector2_q4_k;
-    4, 2, MIN_BLOCKS = 0: quant_vector4_i8 quant_vector4_q8_0 quant_vector4_q4_0 quant_vector4_q4_k;
-    8, 2, MIN_BLOCKS = 3: quant_vector8_i8 quant_vector8_q8_0 quant_vector8_q4_0 quant_vector8_q4_k;
+    2, 4, MIN_BLOCKS = 0:
+    quant_vector2_i8 quant_vector2_q8_0 quant_vector2_q4_0 quant_vector2_q4_k
+    quant_vector2_q5_k quant_vector2_q6_k quant_vector2_iq4_nl quant_vector2_iq4_xs;
+    4, 2, MIN_BLOCKS = 0:
+    quant_vector4_i8 quant_vector4_q8_0 quant_vector4_q4_0 quant_vector4_q4_k
+    quant_vector4_q5_k quant_vector4_q6_k quant_vector4_iq4_nl quant_vector4_iq4_xs;
+    8, 2, MIN_BLOCKS = 3:
+    quant_vector8_i8 quant_vector8_q8_0 quant_vector8_q4_0 quant_vector8_q4_k
+    quant_vector8_q5_k quant_vector8_q6_k quant_vector8_iq4_nl quant_vector8_iq4_xs;
 }
 
 /// All kernels of this file.

@@ -12,7 +12,7 @@ use crate::device::{Element, F16};
 
 pub(super) const BLOCK_VALUES: u32 = BLOCK as u32;
 const SUPER_VALUES: u32 = SUPER_BLOCK as u32;
-const SUPER_BLOCKS: u32 = BLOCKS_PER_SUPER as u32;
+pub(super) const SUPER_BLOCKS: u32 = BLOCKS_PER_SUPER as u32;
 
 /// A matrix of weights: [n, k], k a multiple of the format's block.
 #[derive(Clone, Copy)]
@@ -26,12 +26,14 @@ pub(super) struct Matrix {
 pub(super) trait Weights: Copy {
     /// Bits of a quant.
     const BITS: u32;
-    /// Values whose weights fill 16 bytes.
-    const CHUNK: u32 = 128 / Self::BITS;
+    /// Values of a chunk: 16 bytes, which are whole quants of 8 bits or the low four bits of quants.
+    const CHUNK: u32 = if Self::BITS == 8 { 16 } else { 32 };
     /// What a quant stands for is quant − OFFSET.
     const OFFSET: i32;
     /// Whether blocks have a minimum.
     const MINIMUM: bool;
+    /// Whether the halves of a block have steps of their own.
+    const HALVES: bool = false;
     /// Whether rows are multiples of 64 values.
     const WHOLE: bool;
     /// Where the high halves of a chunk's bytes lie in a row, in runs of 16 values behind the low halves.
@@ -44,14 +46,71 @@ pub(super) trait Weights: Copy {
     /// What that is made from, as loaded, so that nothing waits for the load.
     type Raw: Copy + Default;
 
+    /// The bits of a chunk's quants beyond four.
+    type Upper: Copy + Default;
+
+    /// Where chunk `chunk` begins in a row's quants.
+    #[inline(always)]
+    fn chunk_at(chunk: u32) -> u32 {
+        chunk * 16
+    }
+
+    /// Where its upper bits begin.
+    #[inline(always)]
+    fn upper_at(_chunk: u32) -> u32 {
+        0
+    }
+
+    /// The upper bits of a chunk.
+    ///
+    /// # Safety
+    /// They lie at `at`.
+    #[inline(always)]
+    unsafe fn upper(_at: *const u8) -> Self::Upper {
+        Self::Upper::default()
+    }
+
+    /// The upper bits of a unit's two chunks.
+    ///
+    /// # Safety
+    /// They lie at `at`.
+    #[inline(always)]
+    unsafe fn uppers(_at: *const u8) -> [Self::Upper; 2] {
+        [Self::Upper::default(); 2]
+    }
+
+    /// A chunk's quants as bytes to multiply: the run that its low nibbles are of, and that of its high ones.
+    #[inline(always)]
+    fn widen(chunk: [u32; 4], _upper: Self::Upper) -> [[u32; 4]; 2] {
+        [chunk.map(|word| nibbles(word).0), chunk.map(|word| nibbles(word).1)]
+    }
+
+    /// The quants of columns 4·`group` to 4·`group` + 3 of a row as bytes, as in [`widen`](Self::widen).
+    ///
+    /// # Safety
+    /// They exist in `w`.
+    #[inline(always)]
+    unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
+        let (word, high) = place(Self::BITS, Self::HIGH, group);
+        // SAFETY: as the caller promises.
+        let word = unsafe { *row_words::<Self>(w, row).add(word as usize) };
+        if Self::BITS == 8 {
+            word
+        } else if high {
+            nibbles(word).1
+        } else {
+            nibbles(word).0
+        }
+    }
+
     /// Where unit `unit`'s scales begin in a row's.
     fn scales_at(unit: u32) -> u32;
 
-    /// The scales of a unit.
+    /// The scales of unit `unit`.
     ///
     /// # Safety
     /// They lie at `scales`.
-    unsafe fn raw(scales: *const u8) -> Self::Raw;
+    unsafe fn raw(scales: *const u8, unit: u32) -> Self::Raw;
 
     /// From what [`raw`](Self::raw) has loaded for a unit; `lane` is the unit modulo 32.
     fn scale(raw: Self::Raw, lane: u32) -> Self::Scale;
@@ -59,8 +118,8 @@ pub(super) trait Weights: Copy {
     /// What is wanted of a block's sum: [`BlockInput::sum`](super::activations::BlockInput::sum).
     fn of_sum(row: RowScale) -> u32;
 
-    /// acc + unit · inputs, the unit's quants being one or two times 16 bytes.
-    fn dot(quants: [[u32; 4]; 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32;
+    /// acc + unit · inputs, the unit's quants being one or two chunks.
+    fn dot(quants: [[u32; 4]; 2], upper: [Self::Upper; 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32;
 
     /// The scale of a whole row; 1 where blocks have theirs.
     ///
@@ -78,25 +137,61 @@ pub(super) trait Weights: Copy {
     /// `row` and `block` exist in `w`.
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> Self::Packed;
 
-    /// The step and the minimum of block `block` of a row; zero for the default, except where there are no blocks.
+    /// The step and the minimum of block `block` of a row, or the steps of its [halves](Self::HALVES); zero for the default,
+    /// except where there are no blocks.
     fn step_min(packed: Self::Packed, block: u32) -> (f32, f32);
 }
 
-/// The 16 bytes of chunk `chunk` of a row.
+/// The word of a row's quants that holds columns 4·`group` to 4·`group` + 3, and whether in its high halves.
+#[inline(always)]
+pub(super) const fn place(bits: u32, high: u32, group: u32) -> (u32, bool) {
+    if bits == 8 {
+        return (group, false);
+    }
+    // `2 · high` runs of 16 values share `high` runs of 16 bytes
+    let (span, run) = (8 * high, 4 * high);
+    let (index, within) = (group / span, group % span);
+    (index * run + within % run, within >= run)
+}
+
+/// The quants of a row as words.
 ///
 /// # Safety
-/// They exist in `w`.
+/// The row exists in `w`.
+#[inline(always)]
+pub(super) unsafe fn row_words<W: Weights>(w: Matrix, row: u32) -> *const u32 {
+    // SAFETY: as the caller promises.
+    unsafe { w.quants.cast::<u32>().add(row as usize * (w.k / 32 * W::BITS) as usize) }
+}
+
+/// Chunk `chunk` of a row.
+///
+/// # Safety
+/// It exists in `w`.
 #[inline(always)]
 pub(super) unsafe fn chunk<W: Weights>(w: Matrix, row: u32, chunk: u32) -> [u32; 4] {
     let row_bytes = (w.k / 8 * W::BITS) as usize;
     // SAFETY: as the caller promises; rows are whole blocks, so chunks lie on 16-byte boundaries.
-    unsafe { load_words(w.quants.add(row as usize * row_bytes + chunk as usize * 16)) }
+    unsafe { load_words(w.quants.add(row as usize * row_bytes + W::chunk_at(chunk) as usize)) }
 }
 
+/// The upper bits of chunk `chunk` of a row.
+///
+/// # Safety
+/// As [`chunk`].
+#[inline(always)]
+pub(super) unsafe fn upper<W: Weights>(w: Matrix, row: u32, chunk: u32) -> W::Upper {
+    let row_bytes = (w.k / 8 * W::BITS) as usize;
+    // SAFETY: as the caller promises.
+    unsafe { W::upper(w.quants.add(row as usize * row_bytes + W::upper_at(chunk) as usize)) }
+}
+
+/// The f16 scale of a block.
+///
 /// # Safety
 /// As [`Weights::packed`].
 #[inline(always)]
-unsafe fn half_scale(w: Matrix, row: u32, block: u32) -> u16 {
+pub(super) unsafe fn half_scale(w: Matrix, row: u32, block: u32) -> u16 {
     let index = row as usize * (w.k / BLOCK_VALUES) as usize + block as usize;
     // SAFETY: as the caller promises.
     unsafe { load_half(w.scales.cast::<u16>().add(index)) }
@@ -107,20 +202,14 @@ pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// The float that an integer sum is which started from [`MAGIC`]'s bits: no conversion, which has a quarter of the rate.
 #[inline(always)]
-fn from_magic(sum: i32) -> f32 {
+pub(super) fn from_magic(sum: i32) -> f32 {
     f32::from_bits(sum as u32) - MAGIC
 }
 
 #[inline(always)]
-fn dot32(a: [[u32; 4]; 2], b: [[u32; 4]; 2], mut sum: i32) -> i32 {
+pub(super) fn dot32(a: [[u32; 4]; 2], b: [[u32; 4]; 2], mut sum: i32) -> i32 {
     unroll!(HALF < 2 => unroll!(I < 4 => sum = dp4a(a[HALF][I], b[HALF][I], sum)));
     sum
-}
-
-/// The low and the high nibbles of words.
-#[inline(always)]
-fn split(words: [u32; 4]) -> [[u32; 4]; 2] {
-    [words.map(|word| nibbles(word).0), words.map(|word| nibbles(word).1)]
 }
 
 #[derive(Clone, Copy)]
@@ -132,6 +221,7 @@ impl Weights for I8 {
     const MINIMUM: bool = false;
     const WHOLE: bool = false;
     const HIGH: u32 = 0;
+    type Upper = ();
     type Scale = ();
     type Raw = ();
 
@@ -141,7 +231,7 @@ impl Weights for I8 {
     }
 
     #[inline(always)]
-    unsafe fn raw(_scales: *const u8) {}
+    unsafe fn raw(_scales: *const u8, _unit: u32) {}
 
     #[inline(always)]
     fn scale((): (), _lane: u32) {}
@@ -152,7 +242,7 @@ impl Weights for I8 {
     }
 
     #[inline(always)]
-    fn dot(quants: [[u32; 4]; 2], (): (), x: &Inputs, acc: f32) -> f32 {
+    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], (): (), x: &Inputs, acc: f32) -> f32 {
         let sum = dot32(quants, [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
         fma(from_magic(sum), x.blocks[0].scale, acc)
     }
@@ -183,6 +273,7 @@ impl Weights for Q8_0 {
     const MINIMUM: bool = false;
     const WHOLE: bool = false;
     const HIGH: u32 = 0;
+    type Upper = ();
     type Scale = f32;
     type Raw = u32;
 
@@ -192,7 +283,7 @@ impl Weights for Q8_0 {
     }
 
     #[inline(always)]
-    unsafe fn raw(scales: *const u8) -> u32 {
+    unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
         // SAFETY: as the caller promises.
         unsafe { load_half_word(scales) }
     }
@@ -208,7 +299,7 @@ impl Weights for Q8_0 {
     }
 
     #[inline(always)]
-    fn dot(quants: [[u32; 4]; 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
+    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
         let sum = dot32(quants, [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
         fma(from_magic(sum), scale * x.blocks[0].scale, acc)
     }
@@ -236,6 +327,7 @@ impl Weights for Q4_0 {
     const MINIMUM: bool = false;
     const WHOLE: bool = false;
     const HIGH: u32 = 1;
+    type Upper = ();
     type Scale = f32;
     type Raw = u32;
 
@@ -245,7 +337,7 @@ impl Weights for Q4_0 {
     }
 
     #[inline(always)]
-    unsafe fn raw(scales: *const u8) -> u32 {
+    unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
         // SAFETY: as the caller promises.
         unsafe { load_half_word(scales) }
     }
@@ -262,8 +354,8 @@ impl Weights for Q4_0 {
     }
 
     #[inline(always)]
-    fn dot(quants: [[u32; 4]; 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
-        let sum = dot32(split(quants[0]), [x.runs[0], x.runs[1]], x.blocks[0].sum as i32);
+    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
+        let sum = dot32(Self::widen(quants[0], ()), [x.runs[0], x.runs[1]], x.blocks[0].sum as i32);
         fma(from_magic(sum), scale * x.blocks[0].scale, acc)
     }
 
@@ -284,15 +376,37 @@ impl Weights for Q4_0 {
 #[derive(Clone, Copy)]
 pub(super) struct Q4K;
 
-/// A super-block's scales: [`ScalesQ4K`] as four words.
+/// acc + unit · inputs of a unit of two blocks that have minima.
+#[inline(always)]
+pub(super) fn dot_minima<W: Weights>(
+    quants: [[u32; 4]; 2],
+    upper: [W::Upper; 2],
+    scale: [(f32, f32); 2],
+    x: &Inputs,
+    acc: f32,
+) -> f32 {
+    let (first, second) = (W::widen(quants[0], upper[0]), W::widen(quants[1], upper[1]));
+    let mut sum = 0.0;
+    unroll!(HALF < 2 => {
+        let runs = [x.runs[2 * HALF], x.runs[2 * HALF + 1]];
+        let product = dot32([first[HALF], second[HALF]], runs, MAGIC.to_bits() as i32);
+        let (step, min) = scale[HALF];
+        let block = x.blocks[HALF];
+        sum = fma(from_magic(product) * step, block.scale, sum);
+        sum = fma(-min, f32::from_bits(block.sum), sum);
+    });
+    acc + sum
+}
+
+/// Where a super-block's scales lie, `bytes` bytes each.
 ///
 /// # Safety
 /// It exists in `w`.
 #[inline(always)]
-unsafe fn super_scales(w: Matrix, row: u32, index: u32) -> [u32; 4] {
+pub(super) unsafe fn super_scales(w: Matrix, row: u32, index: u32, bytes: usize) -> *const u8 {
     let index = row as usize * (w.k / SUPER_VALUES) as usize + index as usize;
     // SAFETY: as the caller promises.
-    unsafe { load_words(w.scales.add(index * size_of::<ScalesQ4K>())) }
+    unsafe { w.scales.add(index * bytes) }
 }
 
 /// Step and minimum of block `j` of a super-block.
@@ -309,6 +423,7 @@ impl Weights for Q4K {
     const WHOLE: bool = true;
     const HIGH: u32 = 2;
     const UNIT: u32 = 2 * BLOCK_VALUES;
+    type Upper = ();
     /// Step and minimum of the two blocks that the low and the high halves are.
     type Scale = [(f32, f32); 2];
     type Raw = [u32; 4];
@@ -319,7 +434,7 @@ impl Weights for Q4K {
     }
 
     #[inline(always)]
-    unsafe fn raw(scales: *const u8) -> [u32; 4] {
+    unsafe fn raw(scales: *const u8, _unit: u32) -> [u32; 4] {
         // SAFETY: as the caller promises.
         unsafe { load_words(scales) }
     }
@@ -345,27 +460,16 @@ impl Weights for Q4K {
     }
 
     #[inline(always)]
-    fn dot(quants: [[u32; 4]; 2], scale: [(f32, f32); 2], x: &Inputs, acc: f32) -> f32 {
-        let (first, second) = (split(quants[0]), split(quants[1]));
-        let mut sum = 0.0;
-        unroll!(HALF < 2 => {
-            let runs = [x.runs[2 * HALF], x.runs[2 * HALF + 1]];
-            let product = dot32([first[HALF], second[HALF]], runs, MAGIC.to_bits() as i32);
-            let (step, min) = scale[HALF];
-            let block = x.blocks[HALF];
-            sum = fma(from_magic(product) * step, block.scale, sum);
-            sum = fma(-min, f32::from_bits(block.sum), sum);
-        });
-        acc + sum
+    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32 {
+        dot_minima::<Self>(quants, [(); 2], scale, x, acc)
     }
-
     type Packed = [u32; 4];
 
     #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 4] {
         // Four tiles in a row read the same super-block's scales, so they mostly come from L1.
         // SAFETY: as the caller promises.
-        unsafe { super_scales(w, row, block / SUPER_BLOCKS) }
+        unsafe { load_words(super_scales(w, row, block / SUPER_BLOCKS, size_of::<ScalesQ4K>())) }
     }
 
     #[inline(always)]

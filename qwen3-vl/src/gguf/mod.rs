@@ -8,6 +8,7 @@
 //! |------------|-------------------------------------------------------------------------|
 //! | ggml_type  | the types of tensors and the bytes of their blocks                      |
 //! | dequantize | blocks → f32                                                            |
+//! | kept       | the format that a type has on the device                                |
 //! | metadata   | the keys and their values                                               |
 //! | container  | one file's header, each number of which is checked before it is used    |
 //! | shards     | the files of a split model as one, and reading their tensors            |
@@ -23,6 +24,7 @@ mod config;
 mod container;
 mod dequantize;
 mod ggml_type;
+mod kept;
 mod metadata;
 mod names;
 mod projector;
@@ -32,11 +34,12 @@ mod vocabulary;
 pub use container::{Container, TensorInfo};
 pub use dequantize::dequantize;
 pub use ggml_type::GgmlType;
+pub use kept::Kept;
 pub use metadata::{Array, Metadata, Value};
 pub use shards::Gguf;
 
 pub(crate) use config::{check_text, config};
-pub(crate) use names::Tensors;
+pub(crate) use names::{Tensors, gguf_name};
 pub(crate) use projector::beside;
 
 use crate::chat::ChatTemplate;

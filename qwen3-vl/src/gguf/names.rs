@@ -3,9 +3,8 @@
 use super::{GgmlType, Gguf};
 use crate::config::Config;
 use half::f16;
-use pascaline::{Error, Result};
+use pascaline::Result;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// A part of a layer's name, published and in a GGUF file.
 const LAYER: [(&str, &str); 11] = [
@@ -34,7 +33,7 @@ const BLOCK: [(&str, &str); 6] = [
 
 /// The tensor's name in a GGUF file, for the name in a published checkpoint; `None` for names that no checkpoint has. The
 /// patch embedding's weight is the first of its frames'.
-pub(super) fn gguf_name(published: &str, config: &Config) -> Option<String> {
+pub(crate) fn gguf_name(published: &str, config: &Config) -> Option<String> {
     let layer = |rest: &str, prefix: &str, parts: &[(&str, &str)]| {
         let (index, rest) = rest.split_once('.')?;
         let (part, kind) = rest.rsplit_once('.')?;
@@ -136,11 +135,6 @@ impl Tensors {
         self.held.keys()
     }
 
-    /// The text file.
-    pub fn path(&self) -> &Path {
-        self.text.path()
-    }
-
     fn find(&self, published: &str) -> Result<(&Gguf, &Held)> {
         let missing = || self.text.bad(published, "is not a tensor of this model");
         let held = self.held.get(published).ok_or_else(missing)?;
@@ -154,12 +148,8 @@ impl Tensors {
     /// How a tensor is stored.
     pub fn ty(&self, published: &str) -> Result<GgmlType> {
         let (file, held) = self.find(published)?;
-        let info = file.tensor(&held.name).ok_or_else(|| self.missing(file, held))?;
+        let info = file.tensor(&held.name).ok_or_else(|| file.bad(&held.name, "is not in the file"))?;
         Ok(info.ty)
-    }
-
-    fn missing(&self, file: &Gguf, held: &Held) -> Error {
-        file.bad(&held.name, "is not in the file")
     }
 
     pub fn read_f32(&self, published: &str) -> Result<Vec<f32>> {

@@ -1,0 +1,348 @@
+//! IQ4_NL and IQ4_XS: a nibble is the number of one of 16 levels, close together near zero.
+//!
+//! IQ4_NL has an f16 scale per block, IQ4_XS 6-bit scales under one of a super-block. In memory a block's 16 bytes have the
+//! nibbles of neighbouring values together: word i has those of values 4·i to 4·i + 3 in its lower half, those of the 4
+//! values 16 further on in the upper. (In the file the former are the low, the latter the high nibbles of its bytes.) Four
+//! nibbles in a row are what `prmt` takes: it selects from 8 bytes, so that a level is one of two selected by three bits,
+//! selected by the fourth. 11 instructions look 8 levels up.
+//! Source of the levels: ggml's `kvalues_iq4nl`.
+
+use super::activations::Inputs;
+use super::blocks::{
+    BLOCK, Half, RowScale, SUPER_BLOCK, ScalesIq4Xs, abs_bits, inverse, nearest, stored_scale,
+};
+use super::encode::{Encode, THREADS, Words, block};
+use super::search::{self, Levels};
+use super::unroll::unroll;
+use super::weights::{
+    BLOCK_VALUES, MAGIC, Matrix, SUPER_BLOCKS, Weights, dot32, from_magic, half_scale, place, row_words,
+    super_scales,
+};
+#[cfg(target_arch = "nvptx64")]
+use crate::device::int8::select_bytes;
+use crate::device::int8::{load_half_word, load_pair};
+use crate::device::math::fma;
+use crate::device::{Element, F16};
+use cuda_std::KernelInfo;
+use cuda_std::prelude::*;
+
+/// The levels.
+pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// The magnitude of the largest 6-bit scale.
+const LARGEST_SCALE: f32 = 32.0;
+
+/// The middle between levels `i` and `i` + 1.
+const fn middle(i: usize) -> f32 {
+    (LEVELS[i] as f32 + LEVELS[i + 1] as f32) / 2.0
+}
+
+/// Four levels as a word.
+#[cfg(target_arch = "nvptx64")]
+const fn level_word(i: usize) -> u32 {
+    u32::from_le_bytes([
+        LEVELS[4 * i] as u8,
+        LEVELS[4 * i + 1] as u8,
+        LEVELS[4 * i + 2] as u8,
+        LEVELS[4 * i + 3] as u8,
+    ])
+}
+
+/// The levels of a word's eight nibbles, as bytes: of the lower four, of the upper four.
+#[inline(always)]
+pub fn levels(word: u32) -> [u32; 2] {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        // of each nibble three bits say which of eight, and the fourth which eight
+        let which = word & 0x7777_7777;
+        let eight = word >> 1 & 0x4444_4444 | 0x3210_3210;
+        let half = |which, eight| {
+            let negative = select_bytes(level_word(0), level_word(1), which);
+            let positive = select_bytes(level_word(2), level_word(3), which);
+            select_bytes(negative, positive, eight)
+        };
+        [half(which, eight), half(which >> 16, eight >> 16)]
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        let four = |from: u32| {
+            u32::from_le_bytes(std::array::from_fn(|i| {
+                LEVELS[(word >> (from + 4 * i as u32) & 15) as usize] as u8
+            }))
+        };
+        [four(0), four(16)]
+    }
+}
+
+/// The number of the level nearest to `value`, of two equally near the larger; 0 for NaN.
+#[inline(always)]
+pub fn quant(value: f32) -> u32 {
+    let mut number = 0;
+    unroll!(I < 16 => if I < 15 {
+        number = if value >= middle(I) { I as u32 + 1 } else { number };
+    });
+    number
+}
+
+/// A block as it lies in memory, for 1/scale.
+#[inline(always)]
+pub fn pack(values: &[f32; BLOCK], inverse: f32) -> [u32; 4] {
+    let mut words = [0; 4];
+    unroll!(I < 32 => words[I % 16 / 4] |= quant(values[I] * inverse) << (I / 16 * 16 + I % 4 * 4));
+    words
+}
+
+/// The scale of a block before it is rounded.
+#[inline(always)]
+pub fn fit(values: &[f32; BLOCK]) -> f32 {
+    search::fit::<Iq4Nl, BLOCK>(values)
+}
+
+/// d of a super-block, from what [`search::largest`] says of its scales.
+#[inline(always)]
+pub fn super_scale(largest: f32, positive: bool) -> Half {
+    search::super_scale(largest, positive, LARGEST_SCALE)
+}
+
+/// A scale relative to d, −32 to 31.
+#[inline(always)]
+pub fn relative(scale: f32, d: f32) -> i32 {
+    nearest(scale * inverse(d)).clamp(-32, 31)
+}
+
+/// The step of block `j`.
+#[inline(always)]
+pub fn step(d: f32, high: u32, low: u32, j: u32) -> f32 {
+    let scale = low >> (4 * j) & 15 | (high >> (2 * j) & 3) << 4;
+    d * (scale as i32 - 32) as f32
+}
+
+/// The bits of block `j`'s scale, to be or-ed with the others': the upper two, the low four.
+#[inline(always)]
+pub fn bits(j: u32, scale: i32) -> [u32; 2] {
+    let scale = (scale + 32) as u32;
+    [scale >> 4 << (2 * j), (scale & 15) << (4 * j)]
+}
+
+#[inline(always)]
+fn widen(chunk: [u32; 4]) -> [[u32; 4]; 2] {
+    let mut bytes = [[0; 4]; 2];
+    unroll!(I < 4 => [bytes[0][I], bytes[1][I]] = levels(chunk[I]));
+    bytes
+}
+
+/// # Safety
+/// As [`Weights::four`].
+#[inline(always)]
+unsafe fn four<W: Weights>(w: Matrix, row: u32, group: u32) -> u32 {
+    let (word, high) = place(W::BITS, W::HIGH, group);
+    // SAFETY: as the caller promises.
+    let [first, second] = levels(unsafe { *row_words::<W>(w, row).add(word as usize) });
+    if high { second } else { first }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Iq4Nl;
+
+impl Levels for Iq4Nl {
+    const LOWEST: f32 = LEVELS[0] as f32;
+    const STEP: f32 = 1.0;
+    const TRIALS: u32 = 7;
+
+    #[inline(always)]
+    fn nearest(value: f32) -> f32 {
+        let mut level = Self::LOWEST;
+        unroll!(I < 16 => if I < 15 {
+            level = if value >= middle(I) { LEVELS[I + 1] as f32 } else { level };
+        });
+        level
+    }
+}
+
+impl Weights for Iq4Nl {
+    const BITS: u32 = 4;
+    const OFFSET: i32 = 0;
+    const MINIMUM: bool = false;
+    const WHOLE: bool = false;
+    const HIGH: u32 = 1;
+    type Upper = ();
+    type Scale = f32;
+    type Raw = u32;
+
+    #[inline(always)]
+    fn widen(chunk: [u32; 4], (): ()) -> [[u32; 4]; 2] {
+        widen(chunk)
+    }
+
+    #[inline(always)]
+    unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
+        // SAFETY: as the caller promises.
+        unsafe { four::<Self>(w, row, group) }
+    }
+
+    #[inline(always)]
+    fn scales_at(unit: u32) -> u32 {
+        unit * 2
+    }
+
+    #[inline(always)]
+    unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
+        // SAFETY: as the caller promises.
+        unsafe { load_half_word(scales) }
+    }
+
+    #[inline(always)]
+    fn scale(raw: u32, _lane: u32) -> f32 {
+        F16(raw as u16).to_f32()
+    }
+
+    #[inline(always)]
+    fn of_sum(_row: RowScale) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
+        let sum = dot32(widen(quants[0]), [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
+        fma(from_magic(sum), scale * x.blocks[0].scale, acc)
+    }
+
+    type Packed = u16;
+
+    #[inline(always)]
+    unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
+        // SAFETY: as the caller promises.
+        unsafe { half_scale(w, row, block) }
+    }
+
+    #[inline(always)]
+    fn step_min(packed: u16, _block: u32) -> (f32, f32) {
+        (F16(packed).to_f32(), 0.0)
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Iq4Xs;
+
+impl Weights for Iq4Xs {
+    const BITS: u32 = 4;
+    const OFFSET: i32 = 0;
+    const MINIMUM: bool = false;
+    const WHOLE: bool = true;
+    const HIGH: u32 = 1;
+    const UNIT: u32 = 2 * BLOCK_VALUES;
+    type Upper = ();
+    /// The steps of the two blocks.
+    type Scale = [f32; 2];
+    type Raw = [u32; 2];
+
+    #[inline(always)]
+    fn widen(chunk: [u32; 4], (): ()) -> [[u32; 4]; 2] {
+        widen(chunk)
+    }
+
+    #[inline(always)]
+    unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
+        // SAFETY: as the caller promises.
+        unsafe { four::<Self>(w, row, group) }
+    }
+
+    #[inline(always)]
+    fn scales_at(unit: u32) -> u32 {
+        unit / 4 * size_of::<ScalesIq4Xs>() as u32
+    }
+
+    #[inline(always)]
+    unsafe fn raw(scales: *const u8, _unit: u32) -> [u32; 2] {
+        // SAFETY: as the caller promises.
+        unsafe { load_pair(scales) }
+    }
+
+    #[inline(always)]
+    fn scale([d, low]: [u32; 2], lane: u32) -> [f32; 2] {
+        let (j, high) = (lane % 4 * 2, d >> 16);
+        let d = F16(d as u16).to_f32();
+        [step(d, high, low, j), step(d, high, low, j + 1)]
+    }
+
+    #[inline(always)]
+    fn of_sum(_row: RowScale) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: [f32; 2], x: &Inputs, acc: f32) -> f32 {
+        let mut acc = acc;
+        unroll!(HALF < 2 => {
+            let runs = [x.runs[2 * HALF], x.runs[2 * HALF + 1]];
+            let sum = dot32(widen(quants[HALF]), runs, MAGIC.to_bits() as i32);
+            acc = fma(from_magic(sum), scale[HALF] * x.blocks[HALF].scale, acc);
+        });
+        acc
+    }
+
+    type Packed = [u32; 2];
+
+    #[inline(always)]
+    unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 2] {
+        // SAFETY: as the caller promises.
+        unsafe { load_pair(super_scales(w, row, block / SUPER_BLOCKS, size_of::<ScalesIq4Xs>())) }
+    }
+
+    #[inline(always)]
+    fn step_min([d, low]: [u32; 2], block: u32) -> (f32, f32) {
+        (step(F16(d as u16).to_f32(), d >> 16, low, block % SUPER_BLOCKS), 0.0)
+    }
+}
+
+/// All kernels of this file.
+pub const KERNELS: &[KernelInfo] = &[quant_encode_iq4_nl.info(), quant_encode_iq4_xs.info()];
+
+/// A block is made by 1 lane. grid = [ceil(rows · k / 32 / [`THREADS`])]; quants: [rows, k / 32, 16], scales: [rows, k / 32]
+///
+/// # Safety
+/// [`Encode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+#[kernel(block = THREADS, module = "quant_encode_iq4_nl")]
+pub unsafe fn quant_encode_iq4_nl(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
+    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
+    let row = index / blocks;
+    if row >= rows {
+        return;
+    }
+    // SAFETY: the block lies inside quants and scales.
+    unsafe {
+        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let scale = stored_scale(fit(&values));
+        quants.cast::<Words>().add(index as usize).write(Words(pack(&values, inverse(scale.to_f32()))));
+        *scales.add(index as usize) = scale;
+    }
+}
+
+/// A block is made by 1 lane, 8 of them make a super-block. grid and quants as [`quant_encode_iq4_nl`]; scales:
+/// [rows, k / 256]
+///
+/// # Safety
+/// As [`quant_encode_iq4_nl`].
+#[kernel(block = THREADS, module = "quant_encode_iq4_xs", shuffles = 12)]
+pub unsafe fn quant_encode_iq4_xs(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesIq4Xs>) {
+    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
+    // Lanes without a block take part in the shuffles with the last row's values and write nothing.
+    let row = (index / blocks).min(rows - 1);
+    let j = index % (SUPER_BLOCK / BLOCK) as u32;
+    // SAFETY: the row exists; what is written lies inside quants and scales. All lanes are at the shuffles.
+    unsafe {
+        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let scale = fit(&values);
+        let largest = f32::from_bits(Max.over::<8>(abs_bits(scale)));
+        let positive = Or.over::<8>(u32::from(scale == largest)) != 0;
+        let d = super_scale(largest, positive);
+        let own = relative(scale, d.to_f32());
+        let [high, low] = bits(j, own).map(|bits| Or.over::<8>(bits));
+        let words = pack(&values, inverse(d.to_f32() * own as f32));
+        if index / blocks < rows {
+            quants.cast::<Words>().add(index as usize).write(Words(words));
+            if j == 0 {
+                *scales.add((index / 8) as usize) = ScalesIq4Xs { d, high: high as u16, low };
+            }
+        }
+    }
+}

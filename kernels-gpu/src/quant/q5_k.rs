@@ -1,0 +1,172 @@
+//! Q5_K: Q4_K with a fifth bit.
+//!
+//! In memory a super-block's 128 bytes of low nibbles, as in Q4_K, are followed by its fifth bits: a word for each chunk of 16
+//! of those bytes, that is for 16 values of a block and 16 of the next. Bit i of the word's byte b belongs to value 4·i + b of
+//! the first 16, bit 4 + i to that of the others. A word of the chunk thus meets one shift of that word.
+
+use super::activations::Inputs;
+use super::blocks::{BLOCK, RowScale, SUPER_BLOCK, ScalesQ4K, inverse};
+use super::encode::{Encode, THREADS, Words, block, pair_nibbles, super_block};
+use super::q4_k;
+use super::unroll::unroll;
+use super::weights::{BLOCK_VALUES, Matrix, Q4K, Weights, dot_minima, row_words};
+use crate::device::int8::{load_pair, load_word};
+use cuda_std::prelude::*;
+use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
+
+/// Bytes of a super-block's quants.
+const SUPER_BYTES: u32 = 160;
+/// Those of the low nibbles.
+const LOW_BYTES: u32 = 128;
+
+/// A chunk's quants as bytes, 0 to 31: the 16 of its low nibbles, those of its high ones.
+#[inline(always)]
+pub fn widen(chunk: [u32; 4], fifth: u32) -> [[u32; 4]; 2] {
+    let mut bytes = [[0; 4]; 2];
+    unroll!(I < 4 => {
+        bytes[0][I] = chunk[I] & 0x0f0f_0f0f | fifth << (4 - I) & 0x1010_1010;
+        bytes[1][I] = chunk[I] >> 4 & 0x0f0f_0f0f | fifth >> I & 0x1010_1010;
+    });
+    bytes
+}
+
+/// What a block's quants (bytes of 0 to 31, 32 of them) put into the fifth bits of its two chunks, if it is the first of the
+/// two blocks that share bytes; if it is the second, this belongs four bits higher.
+#[inline(always)]
+pub fn fifth_bits(quants: [u32; 8]) -> [u32; 2] {
+    let mut words = [0; 2];
+    unroll!(I < 8 => words[I / 4] |= (quants[I] >> 4 & 0x0101_0101) << (I % 4));
+    words
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Q5K;
+
+impl Weights for Q5K {
+    const BITS: u32 = 5;
+    const OFFSET: i32 = 0;
+    const MINIMUM: bool = true;
+    const WHOLE: bool = true;
+    const HIGH: u32 = 2;
+    const UNIT: u32 = 2 * BLOCK_VALUES;
+    type Upper = u32;
+    type Scale = [(f32, f32); 2];
+    type Raw = [u32; 4];
+
+    #[inline(always)]
+    fn chunk_at(chunk: u32) -> u32 {
+        chunk / 8 * SUPER_BYTES + chunk % 8 * 16
+    }
+
+    #[inline(always)]
+    fn upper_at(chunk: u32) -> u32 {
+        chunk / 8 * SUPER_BYTES + LOW_BYTES + chunk % 8 * 4
+    }
+
+    #[inline(always)]
+    unsafe fn upper(at: *const u8) -> u32 {
+        // SAFETY: as the caller promises; all sections are whole words.
+        unsafe { load_word(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn uppers(at: *const u8) -> [u32; 2] {
+        // SAFETY: as the caller promises; a unit's first chunk is even.
+        unsafe { load_pair(at) }
+    }
+
+    #[inline(always)]
+    fn widen(chunk: [u32; 4], upper: u32) -> [[u32; 4]; 2] {
+        widen(chunk, upper)
+    }
+
+    #[inline(always)]
+    unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
+        let (chunk, second, word) = (group / 16 * 2 + group / 4 % 2, group / 8 % 2, group % 4);
+        // SAFETY: as the caller promises: all columns of the group's super-block exist.
+        let (low, fifth) = unsafe {
+            let words = row_words::<Self>(w, row);
+            let low = *words.add((Self::chunk_at(chunk) / 4 + word) as usize);
+            (low, *words.add((Self::upper_at(chunk) / 4) as usize))
+        };
+        low >> (4 * second) & 0x0f0f_0f0f | (fifth >> (4 * second + word) & 0x0101_0101) << 4
+    }
+
+    #[inline(always)]
+    fn scales_at(unit: u32) -> u32 {
+        Q4K::scales_at(unit)
+    }
+
+    #[inline(always)]
+    unsafe fn raw(scales: *const u8, unit: u32) -> [u32; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { Q4K::raw(scales, unit) }
+    }
+
+    #[inline(always)]
+    fn scale(raw: [u32; 4], lane: u32) -> [(f32, f32); 2] {
+        Q4K::scale(raw, lane)
+    }
+
+    #[inline(always)]
+    fn of_sum(row: RowScale) -> u32 {
+        Q4K::of_sum(row)
+    }
+
+    #[inline(always)]
+    fn dot(quants: [[u32; 4]; 2], upper: [u32; 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32 {
+        dot_minima::<Self>(quants, upper, scale, x, acc)
+    }
+
+    type Packed = [u32; 4];
+
+    #[inline(always)]
+    unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 4] {
+        // SAFETY: as the caller promises.
+        unsafe { Q4K::packed(w, row, block) }
+    }
+
+    #[inline(always)]
+    fn step_min(packed: [u32; 4], block: u32) -> (f32, f32) {
+        Q4K::step_min(packed, block)
+    }
+}
+
+/// A block of 32 is made by 1 lane, 8 of them make a super-block. grid = [ceil(rows · k / 32 / [`THREADS`])]; quants:
+/// [rows, k / 256, 160], scales: [rows, k / 256]
+///
+/// # Safety
+/// [`Encode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+#[kernel(block = THREADS, module = "quant_encode_q5_k", shuffles = 25)]
+pub unsafe fn quant_encode_q5_k(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesQ4K>) {
+    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
+    // Lanes without a block take part in the shuffles with the last row's values and write nothing.
+    let row = (index / blocks).min(rows - 1);
+    let j = index % (SUPER_BLOCK / BLOCK) as u32;
+    // SAFETY: the row exists; what is written lies inside quants and scales. All lanes are at the shuffles.
+    unsafe {
+        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let (scales_of_all, step, min) = super_block::<31>(&values, j);
+        let inverse = inverse(step);
+        let mut words = [0; 8];
+        unroll!(I < 8 => unroll!(B < 4 => {
+            words[I] |= q4_k::quant::<31>(values[I * 4 + B], inverse, min) << (8 * B);
+        }));
+        let own = pair_nibbles(words, j);
+        let mut fifth = fifth_bits(words);
+        unroll!(I < 2 => {
+            let (other, _) = warp_shuffle_xor(FULL_MASK, fifth[I], 1, 32);
+            fifth[I] = if j % 2 == 0 { fifth[I] | other << 4 } else { other | fifth[I] << 4 };
+        });
+        if index / blocks < rows {
+            let quants = quants.add((index / 8 * SUPER_BYTES) as usize);
+            quants.cast::<Words>().add(j as usize).write(Words(own));
+            // each lane a word: that of its own chunk of the pair's two
+            let fifth = if j % 2 == 0 { fifth[0] } else { fifth[1] };
+            quants.add(LOW_BYTES as usize).cast::<u32>().add(j as usize).write(fifth);
+            if j == 0 {
+                *scales.add((index / 8) as usize) = scales_of_all;
+            }
+        }
+    }
+}

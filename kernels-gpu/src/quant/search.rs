@@ -1,0 +1,72 @@
+//! The scale of values without a minimum: w ≈ scale·level, the levels being those of a format.
+//!
+//! Idea: the largest magnitude is put on the most negative level, and then a little beside it, on either side. For each of
+//! these trials quantise, and solve the weighted least-squares problem for the scale with those quants. The trial with the
+//! least error is kept: Σ w²·(w − scale·q)² is Σ w⁴ − (Σ w²·w·q)²/(Σ w²·q²), so the one for which the last quotient is
+//! largest. Values are divided by the largest first, so that no sum overflows.
+//! Source: the reference quantisers of ggml's Q6_K (`make_qx_quants`) and IQ4_NL (`quantize_row_iq4_nl_impl`), whose trials
+//! and weights these are.
+
+use super::blocks::{Half, abs_bits, inverse, stored_scale};
+use super::unroll::unroll;
+
+/// What the quants of a format stand for.
+pub trait Levels {
+    /// The most negative level.
+    const LOWEST: f32;
+    /// How far from there the largest value is put from one trial to the next.
+    const STEP: f32;
+    /// Trials on either side.
+    const TRIALS: u32;
+
+    /// The level nearest to `value`; some level for NaN.
+    fn nearest(value: f32) -> f32;
+}
+
+/// The scale that errs least on up to 32 values, negative or not; NaN if one of them is not finite.
+#[inline(always)]
+pub fn fit<L: Levels, const N: usize>(values: &[f32; N]) -> f32 {
+    let mut largest = values[0];
+    unroll!(I < 32 => if I < N {
+        largest = if abs_bits(values[I]) > abs_bits(largest) { values[I] } else { largest };
+    });
+    if abs_bits(largest) >= abs_bits(f32::INFINITY) {
+        return f32::NAN;
+    }
+    let to_one = inverse(largest);
+    let (mut best, mut scale) = (0.0, 0.0);
+    let mut trial = 0;
+    while trial <= 2 * L::TRIALS {
+        let to_levels = L::LOWEST + L::STEP * (trial as f32 - L::TRIALS as f32);
+        let (mut products, mut squares) = (0.0, 0.0);
+        unroll!(I < 32 => if I < N {
+            let value = values[I] * to_one;
+            let level = L::nearest(to_levels * value);
+            let weighted = value * value * level;
+            products += weighted * value;
+            squares += weighted * level;
+        });
+        let gain = products * products / squares;
+        // false without any square
+        if gain > best {
+            best = gain;
+            scale = products / squares;
+        }
+        trial += 1;
+    }
+    largest * scale
+}
+
+/// The scale of a super-block's scales: it puts the one of the largest magnitude on −`steps`. `positive` says whether any of
+/// those of that magnitude is positive.
+#[inline(always)]
+pub fn super_scale(largest: f32, positive: bool, steps: f32) -> Half {
+    let signed = if positive { largest } else { -largest };
+    stored_scale(signed / -steps)
+}
+
+/// The largest magnitude of a super-block's scales, and whether any that have it are positive.
+pub fn largest(scales: &[f32]) -> (f32, bool) {
+    let largest = super::blocks::abs_max(scales);
+    (largest, scales.contains(&largest))
+}
