@@ -7,7 +7,7 @@ use pascaline::memory::adaptor::Entry;
 use pascaline::memory::{self, Rehearsal};
 use pascaline::quant::Format;
 use pascaline::{DType, Device};
-use qwen3_vl::footprint::{Footprint, Gpu, Storage, Workload, footprint};
+use qwen3_vl::footprint::{Footprint, Gpu, Workload, footprint};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Checkpoint, LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
 use std::collections::HashMap;
@@ -59,8 +59,7 @@ fn planned(path: &Path, options: &LoadOptions, work: &Workload, gpu: &Gpu) -> Fo
 fn plans_are_what_is_allocated() {
     let device = common::cuda_device();
     let Device::Cuda(cuda) = &device else { unreachable!("a CUDA device was asked for") };
-    let (capability, multiprocessors) = (cuda.properties().capability, cuda.properties().multiprocessors);
-    let gpu = Gpu { capability, multiprocessors };
+    let gpu = Gpu::of(cuda);
     let picture = [Visual::image(&fixtures().join("qwen3-vl/tiny/cases/square.png")).unwrap()];
     let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&device) };
     let quantize = |format| LoadOptions { quantize: Some(format), ..usual };
@@ -87,6 +86,9 @@ fn plans_are_what_is_allocated() {
         let file = path.display();
         common::say(&format!("{file} {options:?} {work:?}: {measured} bytes, {planned:?}"));
         assert!(planned.live >= measured, "{file} {options:?}: {measured} bytes, {planned:?}");
-        assert!(planned.live <= measured + measured / 20, "{file} {options:?}: {measured} bytes, {planned:?}");
+        assert!(
+            planned.live <= measured + measured / 20,
+            "{file} {options:?}: {measured} bytes, {planned:?}"
+        );
     }
 }

@@ -3,8 +3,10 @@
 use super::answer::{Answer, summary};
 use super::editor::{Editor, Input};
 use super::failure::Failure;
-use super::model::{ModelArgs, SamplingArgs};
+use super::fit;
+use super::model::ModelArgs;
 use super::output::Output;
+use super::sampling::SamplingArgs;
 use super::source::typed_path;
 use pascaline::{Device, Error, memory};
 use qwen3_vl::chat::Message;
@@ -113,7 +115,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.output;
     let mut report = output.report()?;
     let device = args.model.device(output)?;
-    let (model, _) = args.model.load(&device, output)?;
+    let opened = args.model.open(output)?;
+    let works = fit::conversations(&opened.processor.config);
+    let (model, _) = args.model.load(opened, &device, &works, output)?;
     let options = args.sampling.options(&model);
     args.sampling.say_seed(&options, output);
     let seed = (!options.sampling.is_greedy()).then_some(options.sampling.seed);

@@ -16,6 +16,7 @@ mod editor;
 mod environment;
 mod failure;
 mod files;
+mod fit;
 mod float16;
 mod generate;
 mod hub;
@@ -29,6 +30,7 @@ mod ptx_argument;
 mod ptxas;
 mod random_model;
 mod run_ptx;
+mod sampling;
 mod screen;
 mod select;
 mod source;
@@ -70,6 +72,8 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model, with images.
     Chat(chat::Args),
+    /// Plan a model's memory: what fits a card, and how fast it would be.
+    Fit(fit::Args),
     /// Fetch a model from the Hugging Face hub.
     Pull(hub::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
@@ -103,6 +107,7 @@ fn main() -> ExitCode {
         Command::RunPtx(args) => run_ptx::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
         Command::Doctor(args) => doctor::run(&args),

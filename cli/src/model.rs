@@ -1,16 +1,20 @@
-//! Which model, where, and how it chooses tokens: the arguments of the commands that load one.
+//! Which model, and how it is loaded: the arguments of the commands that load one.
 
 use super::device::DeviceArg;
 use super::failure::Failure;
+use super::fit;
 use super::hub;
 use super::output::Output;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
-use pascaline::{DType, Device, Error};
+use pascaline::{DType, Device, Error, memory};
+use qwen3_vl::config::Config;
+use qwen3_vl::fit::Asked;
+use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::weights::Conversion;
-use qwen3_vl::{Checkpoint, LoadOptions, Options, Prompt, Qwen3Vl, Sampling, VisionPlace};
+use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Processor, Prompt, Qwen3Vl, VisionPlace};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -47,9 +51,18 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     gpu_layers: Option<usize>,
 
-    /// Where the vision tower is: on the GPU, if nothing is said.
+    /// Where the vision tower is: on the GPU, if nothing is said and it fits.
     #[arg(long, value_name = "PLACE")]
     vision_device: Option<VisionDevice>,
+
+    /// What the vision tower's matrices are stored as, if not what the others are. With q8_0 pictures are encoded in 8 bits.
+    #[arg(long, value_name = "TYPE")]
+    vision_dtype: Option<WeightType>,
+
+    /// The most of the GPU's memory to take, the driver's context not counted, in bytes or with K, M or G; what is free, if
+    /// nothing is said. How the model is loaded is chosen so that it fits.
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    memory_limit: Option<usize>,
 }
 
 /// `--vision-device`
@@ -116,126 +129,19 @@ enum WeightType {
 }
 
 impl WeightType {
-    fn apply(self, usual: LoadOptions) -> LoadOptions {
-        let quantize = |format| LoadOptions { quantize: Some(format), ..usual };
-        match self {
-            Self::F16 => LoadOptions { dtype: DType::F16, keep_quantized: false, ..usual },
-            Self::F32 => LoadOptions { dtype: DType::F32, keep_quantized: false, ..usual },
-            Self::Q8_0 => quantize(Format::Q8_0),
-            Self::Q4_0 => quantize(Format::Q4_0),
-            Self::Q4K => quantize(Format::Q4K),
-            Self::Q5K => quantize(Format::Q5K),
-            Self::Q6K => quantize(Format::Q6K),
-            Self::Iq4Nl => quantize(Format::Iq4Nl),
-            Self::Iq4Xs => quantize(Format::Iq4Xs),
-        }
+    fn matrices(self) -> Matrices {
+        Matrices::Quantized(match self {
+            Self::F16 => return Matrices::Float(DType::F16),
+            Self::F32 => return Matrices::Float(DType::F32),
+            Self::Q8_0 => Format::Q8_0,
+            Self::Q4_0 => Format::Q4_0,
+            Self::Q4K => Format::Q4K,
+            Self::Q5K => Format::Q5K,
+            Self::Q6K => Format::Q6K,
+            Self::Iq4Nl => Format::Iq4Nl,
+            Self::Iq4Xs => Format::Iq4Xs,
+        })
     }
-}
-
-#[derive(clap::Args)]
-pub(super) struct SamplingArgs {
-    /// The most tokens to generate; fewer where the model's context ends before.
-    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one, allow_negative_numbers = true)]
-    max_new_tokens: usize,
-
-    /// Always take the likeliest token. Without it and the options below, as generation_config.json says.
-    #[arg(long)]
-    greedy: bool,
-
-    /// Divides the logits; 0 is greedy.
-    #[arg(
-        long,
-        value_name = "T",
-        conflicts_with = "greedy",
-        allow_negative_numbers = true,
-        value_parser = checked(|temperature| Sampling { temperature, ..Sampling::GREEDY })
-    )]
-    temperature: Option<f64>,
-
-    /// Only the K likeliest tokens take part; 0 for all.
-    #[arg(
-        long,
-        value_name = "K",
-        conflicts_with = "greedy",
-        allow_negative_numbers = true,
-        value_parser = whole
-    )]
-    top_k: Option<usize>,
-
-    /// Only the likeliest tokens with this much probability together take part.
-    #[arg(
-        long,
-        value_name = "P",
-        conflicts_with = "greedy",
-        allow_negative_numbers = true,
-        value_parser = checked(|top_p| Sampling { top_p, ..Sampling::GREEDY })
-    )]
-    top_p: Option<f64>,
-
-    /// Only tokens with at least this share of the likeliest one's probability take part.
-    #[arg(
-        long,
-        value_name = "P",
-        conflicts_with = "greedy",
-        allow_negative_numbers = true,
-        value_parser = checked(|min_p| Sampling { min_p, ..Sampling::GREEDY })
-    )]
-    min_p: Option<f64>,
-
-    /// Makes tokens of the prompt and the answer less likely; 1 does nothing.
-    #[arg(
-        long,
-        value_name = "X",
-        allow_negative_numbers = true,
-        value_parser = checked(|repetition_penalty| Sampling { repetition_penalty, ..Sampling::GREEDY })
-    )]
-    repetition_penalty: Option<f64>,
-
-    /// Subtracted from the logits of the answer's tokens.
-    #[arg(
-        long,
-        value_name = "X",
-        allow_negative_numbers = true,
-        value_parser = checked(|presence_penalty| Sampling { presence_penalty, ..Sampling::GREEDY })
-    )]
-    presence_penalty: Option<f64>,
-
-    /// Seeds the random numbers. If not given, a random seed is taken and printed.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    seed: Option<u64>,
-
-    /// Ends the answer where this text would come; may be given more than once.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    stop: Vec<String>,
-
-    /// Go on after the checkpoint's stop tokens.
-    #[arg(long)]
-    ignore_eos: bool,
-
-    /// On a GPU, launch every kernel of every token one by one and not by a captured graph; the tokens are the same.
-    #[arg(long)]
-    no_graph: bool,
-}
-
-/// A number that sampling takes.
-fn checked(sampling: fn(f64) -> Sampling) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
-    move |text| {
-        let value = text.parse().map_err(|_| "it must be a number".to_owned())?;
-        match sampling(value).check() {
-            Err(Error::Unsupported { reason, .. }) => Err(reason),
-            Err(error) => Err(error.to_string()),
-            Ok(()) => Ok(value),
-        }
-    }
-}
-
-fn whole(text: &str) -> Result<usize, String> {
-    text.parse().map_err(|_| "it must be a whole number that is not negative".to_owned())
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| *count > 0);
-    count.ok_or_else(|| "it must be a whole number from 1 on".to_owned())
 }
 
 /// As [`ModelArgs::check`].
@@ -323,21 +229,89 @@ impl ModelArgs {
         }
     }
 
-    fn load_options(&self, device: &Device) -> LoadOptions {
-        let usual = LoadOptions::for_device(device);
-        let options = self.dtype.map_or(usual, |dtype| dtype.apply(usual));
-        LoadOptions {
-            cache: self.cache.unwrap_or(usual.cache),
+    /// What the options leave open is `None`.
+    pub fn asked(&self) -> Asked {
+        Asked {
+            matrices: self.dtype.map(WeightType::matrices),
+            cache: self.cache,
             gpu_layers: self.gpu_layers,
-            vision: self.vision_device.map_or(usual.vision, VisionDevice::place),
-            ..options
+            vision: self.vision_device.map(VisionDevice::place),
+            vision_matrices: self.vision_dtype.map(WeightType::matrices),
         }
     }
 
-    /// Loads the model, with a progress bar where people watch; gives the time that it took.
-    pub fn load(&self, device: &Device, output: &Output) -> Result<(Qwen3Vl, Duration), Failure> {
-        let model = hub::locate(&self.model, output)?;
-        let begin = Instant::now();
+    /// The model's files, fetched if need be, and all of it that needs no weights.
+    pub fn open(&self, output: &Output) -> Result<Opened, Failure> {
+        let path = hub::locate(&self.model, output)?;
+        let since = Instant::now();
+        let checkpoint = Checkpoint::open(&path, self.mmproj.as_deref())?;
+        let processor = checkpoint.processor()?;
+        Ok(Opened { processor, checkpoint, since })
+    }
+
+    /// How to load: as was asked for, and otherwise so that the first of `works` that can fits the GPU, which is said.
+    fn options(
+        &self,
+        opened: &Opened,
+        device: &Device,
+        works: &[Workload],
+        output: &Output,
+    ) -> Result<LoadOptions, Failure> {
+        let (usual, asked) = (LoadOptions::for_device(device), self.asked());
+        let Device::Cuda(cuda) = device else {
+            return match self.memory_limit {
+                None => Ok(asked.apply(usual)),
+                Some(_) => Err(Failure::Usage("--memory-limit is for a GPU".to_owned())),
+            };
+        };
+        let (free, _) = cuda.memory_info()?;
+        let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
+        if self.memory_limit.is_some() {
+            memory::set_limit(cuda, limit.saturating_sub(Gpu::of(cuda).beside_pool))?;
+        }
+        let gpu = Gpu::of(cuda);
+        let mut refusal = None;
+        for work in works {
+            match opened.planned(|model| model.fit(usual, &asked, work, &gpu, limit)) {
+                Ok(choice) => {
+                    let is_gguf = opened.checkpoint.gguf().is_some();
+                    output.note(&fit::describe(&choice, work, is_gguf, limit));
+                    return Ok(choice.options);
+                }
+                Err(error) => refusal = Some(error),
+            }
+        }
+        Err(refusal.map_or(Failure::Wrong, |error| self.too_large(error)))
+    }
+
+    /// The error of a plan, with what would fit.
+    fn too_large(&self, error: Error) -> Failure {
+        let Error::Unsupported { op: "fit", value, reason, .. } = error else { return error.into() };
+        let asked = [
+            (self.dtype.is_some(), "--dtype"),
+            (self.vision_dtype.is_some(), "--vision-dtype"),
+            (self.cache.is_some(), "--cache"),
+            (self.vision_device.is_some(), "--vision-device"),
+            (self.gpu_layers.is_some(), "--gpu-layers"),
+        ];
+        let asked: Vec<_> =
+            asked.into_iter().filter(|(is_asked, _)| *is_asked).map(|(_, name)| name).collect();
+        let way = match asked.is_empty() {
+            true => "a smaller --max-new-tokens or picture needs less, and `--device cpu` none".to_owned(),
+            false => format!("leave out {}, so that what fits is chosen", asked.join(" and ")),
+        };
+        Failure::Failed(format!("the model does not fit {value}: {reason}; {way}"))
+    }
+
+    /// Loads the model for the first of these works that fits, with a progress bar where people watch; gives the time that it took.
+    pub fn load(
+        &self,
+        opened: Opened,
+        device: &Device,
+        works: &[Workload],
+        output: &Output,
+    ) -> Result<(Qwen3Vl, Duration), Failure> {
+        let options = self.options(&opened, device, works, output)?;
         let bar = match io::stderr().is_terminal() && !output.is_quiet() {
             true => ProgressBar::new(0),
             false => ProgressBar::hidden(),
@@ -345,21 +319,67 @@ impl ModelArgs {
         if let Ok(style) = ProgressStyle::with_template("  {bar:24} {pos}/{len} tensors  {elapsed}") {
             bar.set_style(style.progress_chars("━━╌"));
         }
-        let options = self.load_options(device);
-        let loaded = Checkpoint::open(&model, self.mmproj.as_deref()).and_then(|checkpoint| {
-            Qwen3Vl::load_checkpoint(checkpoint, device, options, |progress| {
-                bar.set_length(progress.total as u64);
-                bar.set_position(progress.loaded as u64);
-            })
+        let Opened { processor, checkpoint, since } = opened;
+        let loaded = Qwen3Vl::load_prepared(checkpoint, processor, device, options, |progress| {
+            bar.set_length(progress.total as u64);
+            bar.set_position(progress.loaded as u64);
         });
         bar.finish_and_clear();
         let model = loaded.map_err(|error| self.failure(error))?;
-        let elapsed = begin.elapsed();
+        let elapsed = since.elapsed();
         if let Some(note) = conversions(&model) {
             output.note(&note);
         }
         Ok((model, elapsed))
     }
+}
+
+/// A model whose weights are still to be loaded.
+pub(super) struct Opened {
+    pub processor: Processor,
+    pub checkpoint: Checkpoint,
+    since: Instant,
+}
+
+impl Opened {
+    /// Asks something of the plan of its memory.
+    fn planned<R>(&self, ask: impl FnOnce(fit::Plannable) -> pascaline::Result<R>) -> pascaline::Result<R> {
+        let config = &self.processor.config;
+        let storage = |options: &LoadOptions, name: &str| self.checkpoint.storage(config, options, name);
+        let is_quantized = self.checkpoint.is_quantized();
+        ask(fit::Plannable { config, is_quantized, storage: &storage })
+    }
+}
+
+/// What an answer to a prompt takes, with so many tokens to come.
+pub(super) fn work(prompt: &Prompt, to_come: usize, config: &Config) -> Workload {
+    let tokens = prompt.ids.len();
+    let patches = prompt.patches.iter().map(|patches| patches.grid[1..].iter().product()).max();
+    Workload {
+        context: (tokens.saturating_add(to_come)).min(config.text.max_position_embeddings.max(tokens)),
+        prompt: tokens,
+        patches: patches.unwrap_or(0),
+    }
+}
+
+/// Bytes, with K, M or G for powers of 1024.
+pub(super) fn bytes(text: &str) -> Result<usize, String> {
+    let (number, unit) = match text.char_indices().next_back() {
+        Some((at, unit @ ('k' | 'K' | 'm' | 'M' | 'g' | 'G'))) => (&text[..at], unit),
+        _ => (text, ' '),
+    };
+    let shift = match unit.to_ascii_uppercase() {
+        'K' => 10,
+        'M' => 20,
+        'G' => 30,
+        _ => 0,
+    };
+    let number: Option<f64> = number.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    let bytes = number.map(|number| number * (1u64 << shift) as f64);
+    let bytes = bytes.filter(|bytes| (1.0..1e18).contains(bytes));
+    bytes
+        .map(|bytes| bytes as usize)
+        .ok_or_else(|| "it must be a number of bytes, such as 1900M or 1.8G".to_owned())
 }
 
 /// Says which types of the file have no kernels and what became of them.
@@ -370,66 +390,4 @@ fn conversions(model: &Qwen3Vl) -> Option<String> {
     let each: Vec<_> = each.collect();
     (!each.is_empty())
         .then(|| format!("converted, as there are no kernels for their type: {}", each.join(", ")))
-}
-
-impl SamplingArgs {
-    /// Says which seed was taken, if it is random.
-    pub fn say_seed(&self, options: &Options, output: &Output) {
-        if self.seed.is_none() && !options.sampling.is_greedy() {
-            output.note(&format!("--seed {}", options.sampling.seed));
-        }
-    }
-
-    /// Says so if the model's context ends before the most tokens.
-    pub fn say_room(&self, model: &Qwen3Vl, prompt: &Prompt, output: &Output) -> pascaline::Result<()> {
-        let (most, room) = (self.max_new_tokens, model.room_after(prompt)?);
-        if room < most {
-            let context = model.config().text.max_position_embeddings;
-            output.note(&format!(
-                "--max-new-tokens {most} is cut to {room}: the model's context of {context} has no room for more \
-                 after {} prompt tokens",
-                prompt.ids.len()
-            ));
-        }
-        Ok(())
-    }
-
-    /// As asked for, else as the checkpoint's authors generate.
-    pub fn options(&self, model: &Qwen3Vl) -> Options {
-        let published = &model.processor.generation;
-        let usual = match published.do_sample {
-            true => Sampling {
-                temperature: published.temperature.unwrap_or(1.0),
-                top_k: published.top_k.map_or(0, |k| usize::try_from(k).unwrap_or(usize::MAX)),
-                top_p: published.top_p.unwrap_or(1.0),
-                repetition_penalty: published.repetition_penalty.unwrap_or(1.0),
-                ..Sampling::GREEDY
-            },
-            false => Sampling::GREEDY,
-        };
-        let filtered = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
-        let temperature = match (self.temperature, self.greedy) {
-            (_, true) => 0.0,
-            (Some(temperature), _) => temperature,
-            (None, _) if filtered && usual.is_greedy() => 1.0,
-            (None, _) => usual.temperature,
-        };
-        let sampling = Sampling {
-            temperature,
-            top_k: self.top_k.unwrap_or(usual.top_k),
-            top_p: self.top_p.unwrap_or(usual.top_p),
-            min_p: self.min_p.unwrap_or(usual.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(usual.presence_penalty),
-            // ten digits at most, as it may have to be typed in again
-            seed: self.seed.unwrap_or_else(|| rand::random::<u32>().into()),
-        };
-        Options {
-            max_new_tokens: self.max_new_tokens,
-            sampling,
-            stop: self.stop.clone(),
-            stop_at_eos: !self.ignore_eos,
-            graph: !self.no_graph,
-        }
-    }
 }

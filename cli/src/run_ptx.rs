@@ -54,7 +54,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "DEVICE", default_value = "virtual")]
     device: On,
 
-    /// Play this card and estimate for it alone: mx330, gtx1050ti, gtx1080, p4 or p40.
+    /// Play this card and estimate for it alone: mx330, gtx1050ti, gtx1060, gtx1080, p4 or p40.
     #[arg(long, value_name = "CARD", value_parser = card)]
     card: Option<&'static Card>,
 

@@ -4,7 +4,7 @@ use super::config::Config;
 use super::footprint::Storage;
 use super::gguf::{self, Gguf, Kept, Tensors};
 use super::kernels::Stored;
-use super::model::LoadOptions;
+use super::model::{LoadOptions, Matrices};
 use super::processor::Processor;
 use super::weights::Weights;
 use pascaline::quant::{self, Format};
@@ -99,8 +99,18 @@ impl Checkpoint {
         }
     }
 
+    /// Whether matrices are quantised in the text model's file.
+    pub fn is_quantized(&self) -> bool {
+        let Some([text, _]) = self.gguf() else { return false };
+        let mut tensors = text.files().iter().flat_map(|container| container.tensors().values());
+        tensors.any(|info| Kept::of(info.ty).format().is_some())
+    }
+
     /// What the matrix of a published name will be stored as on the device.
     pub fn storage(&self, config: &Config, options: &LoadOptions, published: &str) -> Storage {
+        let vision = options.vision_matrices.filter(|_| published.starts_with("model.visual."));
+        let options =
+            &vision.map_or(*options, |matrices| matrices.apply(LoadOptions { quantize: None, ..*options }));
         if let Some(format) = options.quantize {
             return Storage::Quantized(format);
         }
@@ -118,16 +128,25 @@ impl Checkpoint {
     /// How matrices will be on the device.
     pub(crate) fn stored(&self, options: &LoadOptions) -> BTreeSet<Stored> {
         let of = |format: Option<Format>, encoded| Stored { format: format.map(quant::name), encoded };
+        let mut all = BTreeSet::new();
+        if let Some(Matrices::Quantized(format)) = options.vision_matrices {
+            all.insert(of(Some(format), true));
+        }
         if options.quantize.is_some() {
-            return BTreeSet::from([of(options.quantize, true)]);
+            all.insert(of(options.quantize, true));
+            return all;
         }
         let kept = self.gguf().filter(|_| options.keep_quantized);
-        let Some(files) = kept else { return BTreeSet::from([of(None, false)]) };
+        let Some(files) = kept else {
+            all.insert(of(None, false));
+            return all;
+        };
         let containers = files.into_iter().flat_map(Gguf::files);
         let tensors = containers.flat_map(|container| container.tensors().values());
         let matrices = tensors.filter(|info| info.shape.len() > 1);
         let stored = matrices.map(|info| Kept::of(info.ty));
-        stored.map(|kept| of(kept.format(), matches!(kept, Kept::Converted(_)))).collect()
+        all.extend(stored.map(|kept| of(kept.format(), matches!(kept, Kept::Converted(_)))));
+        all
     }
 
     /// Its tensors, as [`Weights::open`].

@@ -8,6 +8,7 @@ use super::config::{Config, VisionConfig};
 use super::decode::ANGLES_AHEAD;
 use super::model::LoadOptions;
 use super::vision::VisionPlace;
+use pascaline::cuda::CudaDevice;
 use pascaline::internals::pieces::{MLP_ROWS, QUANTIZE_PIECE, rows_per_launch};
 use pascaline::internals::select::{Layouts, Query, Types, scratch_bytes};
 use pascaline::internals::table::Table;
@@ -46,6 +47,21 @@ pub struct Gpu {
     pub capability: (i32, i32),
     /// Multiprocessors.
     pub multiprocessors: u32,
+    /// Bytes that the driver takes beside the pool.
+    pub beside_pool: usize,
+}
+
+impl Gpu {
+    /// What a driver takes beside the pool: the code of the kernels, and graphs. Measured with driver 580.159 on an H200: 20
+    /// to 24 MiB.
+    pub const BESIDE_POOL: usize = 24 << 20;
+
+    /// A device; the virtual GPU takes nothing beside the pool.
+    pub fn of(device: &CudaDevice) -> Self {
+        let properties = device.properties();
+        let beside_pool = if device.is_virtual() { 0 } else { Self::BESIDE_POOL };
+        Self { capability: properties.capability, multiprocessors: properties.multiprocessors, beside_pool }
+    }
 }
 
 /// Bytes that a model takes.
@@ -57,7 +73,7 @@ pub struct Footprint {
     pub cache: usize,
     /// On the GPU: the most that will be in use, all included.
     pub live: usize,
-    /// On the GPU: the most that the pool will have reserved for it.
+    /// On the GPU: the most that the pools will have reserved for it, and what the driver takes beside them.
     pub peak: usize,
     /// In host memory: weights that pass through the GPU or stay out of it.
     pub host: usize,
@@ -93,7 +109,7 @@ pub fn footprint(
         weights,
         cache: cache_bytes,
         live: books.peak_live,
-        peak: books.peak_reserved,
+        peak: books.peak_reserved + GRAPH_POOL + gpu.beside_pool,
         host: walk.host,
     })
 }
@@ -493,5 +509,7 @@ impl Walk<'_> {
     }
 }
 
+/// A graph that decodes has a pool of its own for the activations of a token: two segments.
+const GRAPH_POOL: usize = 4 << 20;
 /// Tensors of a block that passes through begin at multiples of this.
 const ALIGNMENT: usize = 256;

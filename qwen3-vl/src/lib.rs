@@ -7,6 +7,8 @@ pub mod chat;
 pub mod checkpoint;
 pub mod config;
 mod decode;
+pub mod estimate;
+pub mod fit;
 pub mod footprint;
 pub mod generate;
 pub mod gguf;
@@ -35,7 +37,7 @@ pub mod weights;
 
 pub use checkpoint::Checkpoint;
 pub use generate::{Options, Output, Statistics, StopReason};
-pub use model::{LoadOptions, Qwen3Vl, Session};
+pub use model::{LoadOptions, Matrices, Qwen3Vl, Session};
 pub use processor::{Processor, Prompt, Visual};
 pub use sampling::Sampling;
 pub use vision::VisionPlace;

@@ -35,6 +35,8 @@ pub struct LoadOptions {
     pub gpu_layers: Option<usize>,
     /// Where the vision tower is, for cards that can't hold it beside the text model.
     pub vision: VisionPlace,
+    /// The type of the vision tower's matrices, if not that of the others.
+    pub vision_matrices: Option<Matrices>,
     /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
     pub tokens_per_pass: usize,
 }
@@ -51,7 +53,27 @@ impl LoadOptions {
             cache: KvFormat::F32,
             gpu_layers: None,
             vision: VisionPlace::Resident,
+            vision_matrices: None,
             tokens_per_pass: 1024,
+        }
+    }
+}
+
+/// A type for matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matrices {
+    /// In f32 or f16.
+    Float(DType),
+    /// Quantised while they are loaded.
+    Quantized(Format),
+}
+
+impl Matrices {
+    /// `options` with this type for all matrices.
+    pub fn apply(self, options: LoadOptions) -> LoadOptions {
+        match self {
+            Self::Float(dtype) => LoadOptions { dtype, quantize: None, keep_quantized: false, ..options },
+            Self::Quantized(format) => LoadOptions { quantize: Some(format), ..options },
         }
     }
 }
@@ -122,10 +144,24 @@ impl Qwen3Vl {
         checkpoint: Checkpoint,
         device: &Device,
         options: LoadOptions,
+        progress: impl FnMut(Progress),
+    ) -> Result<Self> {
+        let processor = checkpoint.processor()?;
+        Self::load_prepared(checkpoint, processor, device, options, progress)
+    }
+
+    /// As [`load_checkpoint`](Self::load_checkpoint), with what [`Checkpoint::processor`] has read already.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_prepared(
+        checkpoint: Checkpoint,
+        processor: Processor,
+        device: &Device,
+        options: LoadOptions,
         mut progress: impl FnMut(Progress),
     ) -> Result<Self> {
         let path = checkpoint.path().to_owned();
-        let processor = checkpoint.processor()?;
         let config = &processor.config;
         options.cache.check("load", "cache")?;
         let layers = config.text.num_hidden_layers;
@@ -155,6 +191,9 @@ impl Qwen3Vl {
                 VisionPlace::Cpu => (&Device::Cpu, false),
             };
             weights.load_onto(place);
+            if let Some(matrices) = options.vision_matrices {
+                weights.store_as(matrices);
+            }
             let vision = VisionTower::load(&mut weights, &config.vision, place, streamed, &mut done)?;
             if let Some(name) = weights.unused().first() {
                 return Err(Error::Checkpoint {

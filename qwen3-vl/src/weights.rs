@@ -3,6 +3,7 @@
 use super::config::{Config, VisionConfig};
 use super::gguf::{GgmlType, Kept, Tensors};
 use super::json::{self, MAX_CONFIG, bad};
+use super::model::Matrices;
 use super::safetensors::{FileType, SafeTensors};
 use half::f16;
 use pascaline::nn::Matrix;
@@ -212,6 +213,15 @@ impl Weights {
     /// What was converted so far because there are no kernels for it.
     pub fn conversions(&self) -> Vec<Conversion> {
         self.conversions.values().copied().collect()
+    }
+
+    /// What is taken from now on is stored as this.
+    pub(super) fn store_as(&mut self, matrices: Matrices) {
+        self.keep = false;
+        (self.dtype, self.format) = match matrices {
+            Matrices::Float(dtype) => (dtype, None),
+            Matrices::Quantized(format) => (self.dtype, Some(format)),
+        };
     }
 
     /// With the matrices of linear maps and embeddings quantised on the device as they are loaded.

@@ -41,6 +41,17 @@ pub static GTX1050TI: Card = Card {
     bus_bits: 128,
     memory_mhz: 3504,
 };
+pub static GTX1060: Card = Card {
+    name: "GeForce GTX 1060 6GB",
+    id: "gtx1060",
+    sms: 10,
+    boost_mhz: 1708,
+    bandwidth: 192.0,
+    memory: 6 << 30,
+    l2_bytes: 1536 << 10,
+    bus_bits: 192,
+    memory_mhz: 4004,
+};
 pub static GTX1080: Card = Card {
     name: "GeForce GTX 1080",
     id: "gtx1080",
@@ -76,7 +87,7 @@ pub static P40: Card = Card {
 };
 
 impl Card {
-    pub const ALL: [&'static Card; 5] = [&MX330, &GTX1050TI, &GTX1080, &P4, &P40];
+    pub const ALL: [&'static Card; 6] = [&MX330, &GTX1050TI, &GTX1060, &GTX1080, &P4, &P40];
 
     pub fn by_name(id: &str) -> Option<&'static Card> {
         Self::ALL.into_iter().find(|c| c.id == id)

@@ -24,7 +24,7 @@ impl Checks {
 ///
 /// | variable | values | default |
 /// |---|---|---|
-/// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1080`, `p4`, `p40` | `gtx1080` |
+/// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1060`, `gtx1080`, `p4`, `p40` | `gtx1080` |
 /// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence` | `all` |
 /// | `PASCALINE_VIRTUAL_SEED` | integer: order of streams and warps | `1` |
 /// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory | the card's |

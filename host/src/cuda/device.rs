@@ -235,6 +235,11 @@ impl CudaDevice {
         self.stream.synchronize()
     }
 
+    /// Whether the virtual GPU is in the driver's place.
+    pub fn is_virtual(&self) -> bool {
+        driver::backend() == Some(driver::Backend::Virtual)
+    }
+
     /// Free and total bytes of device memory now.
     ///
     /// # Errors

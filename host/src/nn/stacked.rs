@@ -6,6 +6,18 @@ use crate::{DType, Error, Result, Tensor, TensorMut};
 
 /// Matrices of equal width that are stored in different types: files of mixed precision keep, say, the values' projection in
 /// more bits than those of queries and keys. Each is a product of its own; activations are normalised and quantised once.
+///
+/// ```
+/// use pascaline::nn::{Linear, Matrix};
+/// use pascaline::quant::Format;
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let part = |seed| Tensor::randn([2, 64], DType::F32, seed, &Device::Cpu);
+/// let quantized = ops::quantize(&part(2)?, Format::Q8_0)?;
+/// let stacked = Matrix::stacked(vec![part(1)?.into(), quantized.into()])?;
+/// assert_eq!(stacked.formats(), [None, Some(Format::Q8_0)]);
+/// assert_eq!(Linear::new(stacked, None)?.out_features(), 4);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Stacked {
     parts: Vec<Matrix>,

@@ -1,0 +1,177 @@
+//! How a model chooses tokens: the options of the commands that generate.
+
+use super::output::Output;
+use pascaline::Error;
+use qwen3_vl::{Options, Prompt, Qwen3Vl, Sampling};
+
+#[derive(clap::Args)]
+pub(super) struct SamplingArgs {
+    /// The most tokens to generate; fewer where the model's context ends before.
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one, allow_negative_numbers = true)]
+    max_new_tokens: usize,
+
+    /// Always take the likeliest token. Without it and the options below, as generation_config.json says.
+    #[arg(long)]
+    greedy: bool,
+
+    /// Divides the logits; 0 is greedy.
+    #[arg(
+        long,
+        value_name = "T",
+        conflicts_with = "greedy",
+        allow_negative_numbers = true,
+        value_parser = checked(|temperature| Sampling { temperature, ..Sampling::GREEDY })
+    )]
+    temperature: Option<f64>,
+
+    /// Only the K likeliest tokens take part; 0 for all.
+    #[arg(
+        long,
+        value_name = "K",
+        conflicts_with = "greedy",
+        allow_negative_numbers = true,
+        value_parser = whole
+    )]
+    top_k: Option<usize>,
+
+    /// Only the likeliest tokens with this much probability together take part.
+    #[arg(
+        long,
+        value_name = "P",
+        conflicts_with = "greedy",
+        allow_negative_numbers = true,
+        value_parser = checked(|top_p| Sampling { top_p, ..Sampling::GREEDY })
+    )]
+    top_p: Option<f64>,
+
+    /// Only tokens with at least this share of the likeliest one's probability take part.
+    #[arg(
+        long,
+        value_name = "P",
+        conflicts_with = "greedy",
+        allow_negative_numbers = true,
+        value_parser = checked(|min_p| Sampling { min_p, ..Sampling::GREEDY })
+    )]
+    min_p: Option<f64>,
+
+    /// Makes tokens of the prompt and the answer less likely; 1 does nothing.
+    #[arg(
+        long,
+        value_name = "X",
+        allow_negative_numbers = true,
+        value_parser = checked(|repetition_penalty| Sampling { repetition_penalty, ..Sampling::GREEDY })
+    )]
+    repetition_penalty: Option<f64>,
+
+    /// Subtracted from the logits of the answer's tokens.
+    #[arg(
+        long,
+        value_name = "X",
+        allow_negative_numbers = true,
+        value_parser = checked(|presence_penalty| Sampling { presence_penalty, ..Sampling::GREEDY })
+    )]
+    presence_penalty: Option<f64>,
+
+    /// Seeds the random numbers. If not given, a random seed is taken and printed.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    seed: Option<u64>,
+
+    /// Ends the answer where this text would come; may be given more than once.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    stop: Vec<String>,
+
+    /// Go on after the checkpoint's stop tokens.
+    #[arg(long)]
+    ignore_eos: bool,
+
+    /// On a GPU, launch every kernel of every token one by one and not by a captured graph; the tokens are the same.
+    #[arg(long)]
+    no_graph: bool,
+}
+
+/// A number that sampling takes.
+fn checked(sampling: fn(f64) -> Sampling) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
+    move |text| {
+        let value = text.parse().map_err(|_| "it must be a number".to_owned())?;
+        match sampling(value).check() {
+            Err(Error::Unsupported { reason, .. }) => Err(reason),
+            Err(error) => Err(error.to_string()),
+            Ok(()) => Ok(value),
+        }
+    }
+}
+
+fn whole(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "it must be a whole number that is not negative".to_owned())
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| "it must be a whole number from 1 on".to_owned())
+}
+
+impl SamplingArgs {
+    pub fn max_new_tokens(&self) -> usize {
+        self.max_new_tokens
+    }
+
+    /// Says which seed was taken, if it is random.
+    pub fn say_seed(&self, options: &Options, output: &Output) {
+        if self.seed.is_none() && !options.sampling.is_greedy() {
+            output.note(&format!("--seed {}", options.sampling.seed));
+        }
+    }
+
+    /// Says so if the model's context ends before the most tokens.
+    pub fn say_room(&self, model: &Qwen3Vl, prompt: &Prompt, output: &Output) -> pascaline::Result<()> {
+        let (most, room) = (self.max_new_tokens, model.room_after(prompt)?);
+        if room < most {
+            let context = model.config().text.max_position_embeddings;
+            output.note(&format!(
+                "--max-new-tokens {most} is cut to {room}: the model's context of {context} has no room for more \
+                 after {} prompt tokens",
+                prompt.ids.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// As asked for, else as the checkpoint's authors generate.
+    pub fn options(&self, model: &Qwen3Vl) -> Options {
+        let published = &model.processor.generation;
+        let usual = match published.do_sample {
+            true => Sampling {
+                temperature: published.temperature.unwrap_or(1.0),
+                top_k: published.top_k.map_or(0, |k| usize::try_from(k).unwrap_or(usize::MAX)),
+                top_p: published.top_p.unwrap_or(1.0),
+                repetition_penalty: published.repetition_penalty.unwrap_or(1.0),
+                ..Sampling::GREEDY
+            },
+            false => Sampling::GREEDY,
+        };
+        let filtered = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
+        let temperature = match (self.temperature, self.greedy) {
+            (_, true) => 0.0,
+            (Some(temperature), _) => temperature,
+            (None, _) if filtered && usual.is_greedy() => 1.0,
+            (None, _) => usual.temperature,
+        };
+        let sampling = Sampling {
+            temperature,
+            top_k: self.top_k.unwrap_or(usual.top_k),
+            top_p: self.top_p.unwrap_or(usual.top_p),
+            min_p: self.min_p.unwrap_or(usual.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(usual.presence_penalty),
+            // ten digits at most, as it may have to be typed in again
+            seed: self.seed.unwrap_or_else(|| rand::random::<u32>().into()),
+        };
+        Options {
+            max_new_tokens: self.max_new_tokens,
+            sampling,
+            stop: self.stop.clone(),
+            stop_at_eos: !self.ignore_eos,
+            graph: !self.no_graph,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! How to load a model so that it fits a GPU: the first of a list of ways whose planned memory is within a limit.
+//!
+//! The ways are in the order of what they cost the user: what stays the same answer comes before what rounds more, and what
+//! takes little time before what takes much.
+
+use super::config::Config;
+use super::footprint::{Footprint, Gpu, Storage, Workload, footprint};
+use super::model::{LoadOptions, Matrices};
+use super::vision::VisionPlace;
+use pascaline::kv::KvFormat;
+use pascaline::quant::Format;
+use pascaline::{Error, Result};
+
+/// What has been asked for; the rest is open.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked {
+    /// The type of matrices: in floating point or quantised.
+    pub matrices: Option<Matrices>,
+    /// The cache's format.
+    pub cache: Option<KvFormat>,
+    /// Layers that stay on the GPU.
+    pub gpu_layers: Option<usize>,
+    /// Where the vision tower is.
+    pub vision: Option<VisionPlace>,
+    /// The type of its matrices.
+    pub vision_matrices: Option<Matrices>,
+}
+
+impl Asked {
+    /// `usual` with what has been asked for.
+    pub fn apply(&self, usual: LoadOptions) -> LoadOptions {
+        let options = self.matrices.map_or(usual, |matrices| matrices.apply(usual));
+        LoadOptions {
+            cache: self.cache.unwrap_or(usual.cache),
+            gpu_layers: self.gpu_layers,
+            vision: self.vision.unwrap_or(usual.vision),
+            vision_matrices: self.vision_matrices,
+            ..options
+        }
+    }
+}
+
+/// A way to load that fits.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// How to load.
+    pub options: LoadOptions,
+    /// The memory that it takes.
+    pub footprint: Footprint,
+}
+
+impl Choice {
+    /// The most of the GPU's memory that is in use at a time, the context not counted.
+    pub fn peak(&self) -> usize {
+        self.footprint.peak
+    }
+}
+
+/// A model whose memory is planned.
+#[derive(Clone, Copy)]
+pub struct Model<'a> {
+    /// Its sizes.
+    pub config: &'a Config,
+    /// Whether its matrices are quantised in its files, and stay so if nothing is asked for.
+    pub is_quantized: bool,
+    /// What the matrix of a published name is stored as.
+    pub storage: &'a dyn Fn(&LoadOptions, &str) -> Storage,
+}
+
+impl Model<'_> {
+    /// The memory of one way to load.
+    ///
+    /// # Errors
+    /// As [`footprint`].
+    pub fn plan(&self, options: LoadOptions, work: &Workload, gpu: &Gpu) -> Result<Choice> {
+        let storage = |name: &str| (self.storage)(&options, name);
+        Ok(Choice { options, footprint: footprint(self.config, &storage, &options, work, gpu)? })
+    }
+
+    /// The first way to load that takes no more than `limit` bytes of the GPU's memory; `usual` is what is taken where nothing
+    /// is asked for and everything fits.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] that says how much the least takes, if nothing fits.
+    pub fn fit(
+        &self,
+        usual: LoadOptions,
+        asked: &Asked,
+        work: &Workload,
+        gpu: &Gpu,
+        limit: usize,
+    ) -> Result<Choice> {
+        let mut least: Option<Choice> = None;
+        for options in self.ways(usual, asked) {
+            let choice = self.plan(options, work, gpu)?;
+            if choice.peak() <= limit {
+                return Ok(choice);
+            }
+            least = Some(choice).into_iter().chain(least).min_by_key(Choice::peak);
+        }
+        // The layers that there is room for, of the way that takes least.
+        let smallest = least.map_or(usual, |choice| choice.options);
+        let (mut fits, mut from) = (None, 0);
+        let mut to = if asked.gpu_layers.is_some() { 0 } else { self.config.text.num_hidden_layers };
+        while from < to {
+            let layers = from + (to - from) / 2;
+            let choice = self.plan(LoadOptions { gpu_layers: Some(layers), ..smallest }, work, gpu)?;
+            if choice.peak() <= limit {
+                (fits, from) = (Some(choice), layers + 1);
+            } else {
+                (least, to) = (Some(choice).into_iter().chain(least).min_by_key(Choice::peak), layers);
+            }
+        }
+        fits.ok_or_else(|| {
+            let Workload { context, patches, .. } = work;
+            let needed = least.map_or(0, |choice| choice.peak()).div_ceil(1 << 20);
+            Error::Unsupported {
+                op: "fit",
+                argument: "memory",
+                value: format!("{} MiB", limit >> 20),
+                reason: format!("{needed} MiB are needed for a context of {context} tokens and pictures of {patches} patches"),
+            }
+        })
+    }
+
+    /// All that may be tried with every layer on the GPU, the best first.
+    fn ways(&self, usual: LoadOptions, asked: &Asked) -> Vec<LoadOptions> {
+        let Asked { gpu_layers, vision_matrices, .. } = *asked;
+        let usual = LoadOptions { gpu_layers, vision_matrices, ..usual };
+        let matrices: Vec<LoadOptions> = match asked.matrices {
+            Some(matrices) => vec![matrices.apply(usual)],
+            None if self.is_quantized => vec![usual],
+            None => {
+                let formats = [Format::Q8_0, Format::Q6K, Format::Q4K].map(Matrices::Quantized);
+                [usual].into_iter().chain(formats.map(|matrices| matrices.apply(usual))).collect()
+            }
+        };
+        // The same answers with a tower that passes through, so that comes before a cache that rounds.
+        let rest = [
+            (VisionPlace::Resident, usual.cache),
+            (VisionPlace::Streamed, usual.cache),
+            (VisionPlace::Streamed, KvFormat::F16),
+            (VisionPlace::Streamed, KvFormat::Q8_0),
+        ];
+        let mut ways = Vec::new();
+        for matrices in matrices {
+            for (vision, cache) in rest {
+                let way = LoadOptions {
+                    vision: asked.vision.unwrap_or(vision),
+                    cache: asked.cache.unwrap_or(cache),
+                    ..matrices
+                };
+                if !ways.contains(&way) {
+                    ways.push(way);
+                }
+            }
+        }
+        ways
+    }
+}
