@@ -10,9 +10,9 @@ pub(super) struct Select {
     #[command(flatten)]
     pub device: DeviceArg,
 
-    /// Take only the cases whose id contains this.
+    /// Take only the cases whose id contains this; given several times, one of these.
     #[arg(long, value_name = "SUBSTRING")]
-    only: Option<String>,
+    only: Vec<String>,
 
     #[command(flatten)]
     pub output: Output,
@@ -25,12 +25,13 @@ impl Select {
         cases.retain(|case| suit(case.as_ref()));
         let mut ops: Vec<_> = cases.iter().map(|case| case.op()).collect();
         ops.dedup();
-        let only = self.only.as_deref().unwrap_or("");
-        cases.retain(|case| case.id().contains(only));
-        if cases.is_empty() {
+        let known: Vec<_> = cases.iter().map(|case| case.id()).collect();
+        if let Some(only) = self.only.iter().find(|only| !known.iter().any(|id| id.contains(*only))) {
             let ops = ops.join(", ");
             return Err(Failure::Usage(format!("no case's id contains `{only}`; the ops are {ops}")));
         }
+        let asked = |id: &str| self.only.is_empty() || self.only.iter().any(|only| id.contains(only));
+        cases.retain(|case| asked(&case.id()));
         Ok(cases)
     }
 }

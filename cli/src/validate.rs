@@ -8,10 +8,11 @@ use super::select::Select;
 use super::table::{self, Column, Table};
 use super::validate_model;
 use pascaline::Device;
-use pascaline::cuda::is_lost;
+use pascaline::cuda::{is_lost, trace};
 use pascaline::kv::KvFormat;
 use pascaline_testing::{Case, Purpose, check};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// Runs every test case twice into a poisoned and guarded output and compares each element with a naive reference
@@ -54,6 +55,8 @@ struct Checked {
     tolerance_abs: Option<f64>,
     tolerance_rel: Option<f64>,
     reason: Option<&'static str>,
+    /// The kernels that it launched; none on the CPU.
+    kernels: BTreeSet<&'static str>,
     /// What is wrong, if something is.
     message: Option<String>,
 }
@@ -133,7 +136,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 fn check_one(case: &dyn Case, device: &Device) -> Checked {
     let id = case.id();
-    match check(case, device) {
+    let (outcome, kernels) = trace(|| check(case, device));
+    let kernels = kernels.into_iter().collect();
+    match outcome {
         Ok(outcome) => Checked {
             id,
             passed: outcome.passed(),
@@ -142,6 +147,7 @@ fn check_one(case: &dyn Case, device: &Device) -> Checked {
             tolerance_abs: Some(outcome.tolerance.abs),
             tolerance_rel: Some(outcome.tolerance.rel),
             reason: Some(outcome.tolerance.reason),
+            kernels,
             message: (!outcome.passed()).then(|| outcome.verdict.to_string()),
         },
         Err(error) => Checked {
@@ -152,6 +158,7 @@ fn check_one(case: &dyn Case, device: &Device) -> Checked {
             tolerance_abs: None,
             tolerance_rel: None,
             reason: None,
+            kernels,
             message: Some(error.to_string()),
         },
     }

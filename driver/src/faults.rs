@@ -74,6 +74,12 @@ pub fn calls(function: &str) -> u64 {
     }
 }
 
+/// The functions that were called since [`count_calls`] and how often, in the order of the table.
+pub fn counts() -> Vec<(&'static str, u64)> {
+    let counts = table::functions().map(|function| (function.name, function.calls.load(Ordering::Relaxed)));
+    counts.filter(|&(_, calls)| calls > 0).collect()
+}
+
 #[derive(Clone, Copy)]
 struct Fault {
     code: u32,

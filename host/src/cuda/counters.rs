@@ -37,8 +37,8 @@ impl Drop for Counters {
     fn drop(&mut self) {
         if !is_lost() {
             // SAFETY: allocated by `new` and freed once, behind all work: the driver waits for the kernels that use it.
-            // An error can't be reported from a drop, and the next call reports a sticky one.
-            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+            // An error can't be reported from a drop; a fault of the device is remembered by `check`.
+            let _ = check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) });
         }
     }
 }

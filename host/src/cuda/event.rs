@@ -92,7 +92,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         if !is_lost() {
             // SAFETY: created by `new` and destroyed once. An error can't be reported from a drop.
-            let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+            let _ = check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) });
         }
     }
 }

@@ -90,7 +90,7 @@ impl Drop for Capture<'_> {
 fn destroy(graph: sys::CUgraph) {
     if !is_lost() && !graph.is_null() {
         // SAFETY: made by a capture and destroyed once. An error can't be reported from here.
-        let _ = unsafe { sys::cuGraphDestroy(graph) };
+        let _ = check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) });
     }
 }
 
@@ -180,6 +180,6 @@ impl Drop for Graph {
             return; // what may still run is not taken from under it
         }
         // SAFETY: made by `instantiate`, destroyed once, and no replay runs any more. An error can't be reported here.
-        let _ = unsafe { sys::cuGraphExecDestroy(self.exec) };
+        let _ = check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(self.exec) });
     }
 }

@@ -50,7 +50,7 @@ impl Stream {
             Ok(counters) => counters,
             Err(error) => {
                 // SAFETY: created above, and nothing else names it. The first error is the one to report.
-                let _ = unsafe { sys::cuStreamDestroy_v2(raw) };
+                let _ = check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(raw) });
                 return Err(error);
             }
         };
@@ -156,8 +156,8 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if !is_lost() {
             // SAFETY: created by `new` and destroyed once; the driver finishes queued work first. An error can't be
-            // reported from a drop, and the next call reports a sticky one.
-            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+            // reported from a drop; a fault of the device is remembered by `check`.
+            let _ = check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) });
         }
     }
 }

@@ -197,7 +197,7 @@ impl Drop for DriverPool {
         if self.device.bind().is_ok() {
             // SAFETY: created by `new` and destroyed once. The driver keeps what is still in use. An error can't be
             // reported from a drop.
-            let _ = unsafe { sys::cuMemPoolDestroy(self.pool) };
+            let _ = check("cuMemPoolDestroy", unsafe { sys::cuMemPoolDestroy(self.pool) });
         }
     }
 }

@@ -111,7 +111,7 @@ impl PinnedPool {
             if bound && (left_out(Wait::PinnedFree) || block.copied.synchronize().is_ok()) {
                 // SAFETY: allocated by `take`, freed once, and no copy uses it: its last one has just been waited for.
                 // An error can't be reported from here.
-                let _ = unsafe { sys::cuMemFreeHost(block.at.as_ptr().cast()) };
+                let _ = check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(block.at.as_ptr().cast()) });
             }
         }
     }

@@ -1,0 +1,104 @@
+//! A checkpoint's files: each stands alone in a folder in memory, beside good ones of the tiny fixture where it needs them.
+
+use pascaline::{DType, Device};
+use qwen3_vl::chat::{ChatTemplate, Message, Part};
+use qwen3_vl::config::{Config, GenerationConfig, PreprocessorConfig};
+use qwen3_vl::preprocess::{Picture, image_patches};
+use qwen3_vl::safetensors::SafeTensors;
+use qwen3_vl::tokenizer::Tokenizer;
+use qwen3_vl::weights::{Weights, expected};
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Layers of which the tensors' names are listed; a configuration may say more.
+const LAYERS: usize = 64;
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny")
+}
+
+thread_local! {
+    static FOLDER: RefCell<Option<TempDir>> = const { RefCell::new(None) };
+    static CONFIG: Config = Config::load(&tiny()).expect("the fixture's configuration");
+}
+
+/// Runs `work` in a folder that holds nothing but `file`, if memory for it is to be had.
+fn with_file<R>(name: &str, content: &[u8], work: impl FnOnce(&Path) -> R) -> R {
+    FOLDER.with_borrow_mut(|folder| {
+        let folder = folder.get_or_insert_with(|| {
+            let memory = Path::new("/dev/shm");
+            let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+            made.expect("a temporary folder")
+        });
+        let file = folder.path().join(name);
+        fs::write(&file, content).expect("room for the input");
+        let result = work(folder.path());
+        fs::remove_file(&file).expect("the file just written");
+        result
+    })
+}
+
+/// The header, and the data of every tensor that it accepts.
+pub fn safetensors(input: &[u8]) {
+    with_file("model.safetensors", input, |folder| {
+        let Ok(file) = SafeTensors::open(folder.join("model.safetensors")) else { return };
+        for name in file.entries().keys() {
+            let _ = (file.read_f32(name), file.read_f16(name), file.read_i64(name));
+        }
+    });
+}
+
+/// `model.safetensors.index.json`, whose shards are not there.
+pub fn index(input: &[u8]) {
+    with_file("model.safetensors.index.json", input, |folder| {
+        CONFIG.with(|config| {
+            let _ = Weights::open(folder, config, DType::F32, &Device::Cpu);
+        });
+    });
+}
+
+/// `config.json`, and what a model of it would hold.
+pub fn config(input: &[u8]) {
+    if let Ok(config) = Config::parse(Path::new("config.json"), input)
+        && config.text.num_hidden_layers.max(config.vision.depth) <= LAYERS
+    {
+        let _ = expected(&config);
+    }
+}
+
+/// `tokenizer.json`, and a text through it.
+pub fn tokenizer(input: &[u8]) {
+    with_file("tokenizer.json", input, |folder| {
+        CONFIG.with(|config| {
+            let Ok(tokenizer) = Tokenizer::load(folder, config) else { return };
+            if let Ok(ids) = tokenizer.encode("<|vision_start|> What is it, at 3.5 °C? 🙂\n\n  x") {
+                let _ = tokenizer.decode(&ids);
+            }
+        });
+    });
+}
+
+/// `chat_template.jinja`, rendered.
+pub fn template(input: &[u8]) {
+    with_file("chat_template.jinja", input, |folder| {
+        let Ok(template) = ChatTemplate::load(folder) else { return };
+        let pictures = Message { role: "user".into(), content: vec![Part::Image, Part::Video] };
+        let _ = template.render(&[Message::text("system", "Be brief."), Message::user(1, "What?"), pictures]);
+    });
+}
+
+/// `preprocessor_config.json` and `generation_config.json`, and a picture prepared.
+pub fn preprocessor(input: &[u8]) {
+    CONFIG.with(|config| {
+        with_file("generation_config.json", input, |folder| {
+            let _ = GenerationConfig::load(folder, config);
+        });
+        with_file("preprocessor_config.json", input, |folder| {
+            let Ok(preprocessor) = PreprocessorConfig::load(folder, &config.vision) else { return };
+            let picture = Picture { height: 40, width: 70, pixels: vec![128; 40 * 70 * 3] };
+            let _ = image_patches("input", &picture, &preprocessor);
+        });
+    });
+}

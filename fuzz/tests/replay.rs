@@ -1,0 +1,42 @@
+//! Every input of the corpus comes back from its target, in time and in little memory.
+
+use pascaline_fuzz::{MEMORY, SECONDS, TARGETS};
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+#[test]
+fn the_corpus_comes_back() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    for (name, run) in TARGETS {
+        let files = fs::read_dir(corpus.join(name)).unwrap_or_else(|error| panic!("corpus/{name}: {error}"));
+        let mut inputs = 0;
+        for file in files.map(|file| file.unwrap().path()) {
+            let (input, begin) = (fs::read(&file).unwrap(), Instant::now());
+            run(&input);
+            let time = begin.elapsed();
+            assert!(time < Duration::from_secs(SECONDS), "{}: {time:?}", file.display());
+            inputs += 1;
+        }
+        assert!(inputs > 0, "corpus/{name} has no seeds");
+    }
+    // The most that the process ever had; other systems do not say.
+    if let Ok(status) = fs::read_to_string("/proc/self/status") {
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        assert!(kib << 10 < MEMORY, "{kib} KiB");
+    }
+}
+
+/// The corpus is small, so that everyone can have it.
+#[test]
+fn no_input_is_large() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let mut bytes = 0;
+    for (name, _) in TARGETS {
+        for file in fs::read_dir(corpus.join(name)).unwrap() {
+            bytes += file.unwrap().metadata().unwrap().len();
+        }
+    }
+    assert!(bytes < 4 << 20, "{bytes} bytes");
+}
