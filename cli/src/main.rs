@@ -18,6 +18,7 @@ mod failure;
 mod files;
 mod float16;
 mod generate;
+mod gguf_file;
 mod json;
 mod measure;
 mod model;
@@ -26,7 +27,9 @@ mod printable;
 mod profile;
 mod ptx_argument;
 mod ptxas;
+mod quantize;
 mod random_model;
+mod random_values;
 mod run_ptx;
 mod screen;
 mod select;
@@ -69,6 +72,8 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model, with images.
     Chat(chat::Args),
+    /// Write a checkpoint as GGUF files with quantised matrices.
+    Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
     RandomModel(random_model::Args),
     /// Say what is here: driver, devices, kernels, and which device `auto` takes.
@@ -100,6 +105,7 @@ fn main() -> ExitCode {
         Command::RunPtx(args) => run_ptx::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Float16(args) => float16::run(&args),

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 #[derive(clap::Args)]
 pub(super) struct ModelArgs {
     /// The model: a directory with config.json, safetensors and tokenizer.json, as published, or a GGUF file (of a split
-    /// model the first).
+    /// model the first), or a directory with one.
     #[arg(long, value_name = "DIR|FILE")]
     pub model: PathBuf,
 
@@ -213,10 +213,13 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 /// As [`ModelArgs::check`].
 pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
-    match model.is_file() {
-        true => Ok(()), // of a kind that loading it tells
-        false => check_directory(model),
-    }
+    // of a kind that loading it tells
+    let has_gguf = || {
+        let mut names =
+            std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        names.any(|name| Path::new(&name).extension().is_some_and(|extension| extension == "gguf"))
+    };
+    if model.is_file() || has_gguf() { Ok(()) } else { check_directory(model) }
 }
 
 /// Refuses what can't be a checkpoint's directory, with the way to one.

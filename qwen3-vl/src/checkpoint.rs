@@ -2,6 +2,7 @@
 
 use super::config::Config;
 use super::gguf::{self, Gguf, Kept, Tensors};
+use super::json::bad;
 use super::kernels::Stored;
 use super::model::LoadOptions;
 use super::processor::Processor;
@@ -9,6 +10,7 @@ use super::weights::Weights;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Result};
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where a model is, opened as far as its size can be told.
@@ -33,21 +35,25 @@ enum Files {
 }
 
 impl Checkpoint {
-    /// A directory, or a GGUF file: the text model's, of a split one the first. Its vision file (mmproj) is `mmproj`, or if
-    /// that is not given the one beside it that fits.
+    /// A directory as published, a GGUF file (the text model's, of a split one the first), or a directory with one such file. Its
+    /// vision file (mmproj) is `mmproj`, or if that is not given the one beside it that fits.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong in it; for a directory with
     /// `mmproj` too, as that has a vision tower of its own.
     pub fn open(path: impl AsRef<Path>, mmproj: Option<&Path>) -> Result<Self> {
         let path = path.as_ref();
+        let path = match path.is_dir() && !path.join("config.json").exists() {
+            true => &*only_model(path)?,
+            false => path,
+        };
         if !is_gguf(path) {
             return match mmproj {
                 None => Ok(Self { files: Files::Directory(path.to_owned()) }),
                 Some(mmproj) => {
                     let reason =
                         "belongs to a GGUF file; the model is a directory with a vision tower of its own";
-                    Err(super::json::bad(mmproj, None, reason))
+                    Err(bad(mmproj, None, reason))
                 }
             };
         }
@@ -127,4 +133,26 @@ impl Checkpoint {
 /// Whether a path names a GGUF file, there or not, and no directory.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.is_file() || (!path.is_dir() && path.extension().is_some_and(|extension| extension == "gguf"))
+}
+
+/// The text model's GGUF file in a folder, if it has exactly one; the folder itself, if it has none.
+fn only_model(folder: &Path) -> Result<PathBuf> {
+    let unreadable = |error: std::io::Error| bad(folder, None, error.to_string());
+    let mut models = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let file = entry.map_err(unreadable)?.path();
+        let name = file.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        if name.ends_with(".gguf") && !name.contains("mmproj") && !gguf::is_later_part(&file) {
+            models.push(file);
+        }
+    }
+    models.sort();
+    match &models[..] {
+        [] => Ok(folder.to_owned()),
+        [only] => Ok(only.clone()),
+        several => {
+            let names: Vec<_> = several.iter().map(|file| file.display().to_string()).collect();
+            Err(bad(folder, None, format!("has {} models; name one: {}", names.len(), names.join(", "))))
+        }
+    }
 }

@@ -70,6 +70,11 @@ pub(super) fn gguf_name(published: &str, config: &Config) -> Option<String> {
     Some(format!("{name}.{kind}"))
 }
 
+/// Whether a published tensor is in the vision file.
+pub(super) fn is_vision(published: &str) -> bool {
+    published.starts_with("model.visual.")
+}
+
 /// The published name of the weight that is a tensor for each frame.
 const PATCHES: &str = "model.visual.patch_embed.proj.weight";
 
@@ -99,7 +104,7 @@ impl Tensors {
         let mut held = BTreeMap::new();
         let mut known = [BTreeSet::new(), BTreeSet::new()];
         for (published, shape) in crate::weights::expected(config) {
-            let in_vision = published.starts_with("model.visual.");
+            let in_vision = is_vision(&published);
             let file = if in_vision { &vision } else { &text };
             let frames = if published == PATCHES { config.vision.temporal_patch_size } else { 1 };
             let Some(name) = gguf_name(&published, config) else {
@@ -180,6 +185,7 @@ impl Tensors {
     }
 }
 
-fn frame_name(name: &str, frame: usize) -> String {
+/// The name of one frame of a tensor that is one for each.
+pub(super) fn frame_name(name: &str, frame: usize) -> String {
     if frame == 0 { name.to_owned() } else { format!("{name}.{frame}") }
 }

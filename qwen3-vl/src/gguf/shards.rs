@@ -37,6 +37,11 @@ fn split_name(path: &Path) -> Option<(String, u64, u64)> {
     Some((base.to_owned(), parse(number)?, parse(rest)?))
 }
 
+/// Whether a file's name is that of the second or a later part of a split model.
+pub(crate) fn is_later_part(path: &Path) -> bool {
+    split_name(path).is_some_and(|(_, number, _)| number > 1)
+}
+
 impl Gguf {
     /// Opens a file, and if it is the first of a split model the others beside it.
     ///
