@@ -59,7 +59,8 @@ fn layers_from_host_memory_give_the_same_bits_in_less_device_memory() {
     let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&device) };
     let quantize = |format| LoadOptions { quantize: Some(format), ..usual };
     let f16 = LoadOptions { dtype: DType::F16, ..usual };
-    for options in [usual, f16, quantize(Format::Q8_0), quantize(Format::Q4_0), quantize(Format::Q4K)] {
+    let quantized = [Format::Q8_0, Format::Q4_0, Format::Q4K, Format::Q6K, Format::Iq4Xs].map(quantize);
+    for options in [usual, f16].into_iter().chain(quantized) {
         let (resident, all) = taken(&device, || load(&device, options));
         let expected = logits(&resident);
         assert_eq!(resident.streamed_layers(), 0);

@@ -40,12 +40,7 @@ impl QuantTensor {
                 .par_chunks_mut(BLOCKS_PER_TASK * of_quants)
                 .zip(scales.par_chunks_mut(BLOCKS_PER_TASK * of_scales))
                 .zip(bytes.par_chunks(BLOCKS_PER_TASK * size));
-            tasks.for_each(|((quants, scales), bytes)| {
-                let targets = quants.chunks_exact_mut(of_quants).zip(scales.chunks_exact_mut(of_scales));
-                for ((quants, scales), block) in targets.zip(bytes.chunks_exact(size)) {
-                    gguf_blocks::read(format, block, quants, scales);
-                }
-            });
+            tasks.for_each(|((quants, scales), bytes)| gguf_blocks::read(format, bytes, quants, scales));
         }
         match device {
             Device::Cpu => Ok(tensor),
@@ -78,13 +73,12 @@ impl QuantTensor {
         let mut file = vec![0; blocks * size];
         if blocks > 0 {
             let (of_quants, of_scales) = (quants.len() / blocks, scales.len() / blocks);
-            file.par_chunks_exact_mut(size).with_min_len(BLOCKS_PER_TASK).enumerate().for_each(
-                |(b, block)| {
-                    let (quants, scales) =
-                        (&quants[b * of_quants..][..of_quants], &scales[b * of_scales..][..of_scales]);
-                    gguf_blocks::write(self.format(), block, quants, scales);
-                },
-            );
+            let sources = quants
+                .par_chunks(BLOCKS_PER_TASK * of_quants)
+                .zip(scales.par_chunks(BLOCKS_PER_TASK * of_scales));
+            file.par_chunks_mut(BLOCKS_PER_TASK * size).zip(sources).for_each(|(file, (quants, scales))| {
+                gguf_blocks::write(self.format(), file, quants, scales);
+            });
         }
         Ok(file)
     }

@@ -1,4 +1,4 @@
-//! One block or super-block between GGUF's layout and the one in memory, as words. Both are in
+//! Blocks and super-blocks between GGUF's layout and the one in memory, as words. Both are in
 //! [`kernels_gpu::quant::blocks`]; each function here has its inverse beside it.
 //!
 //! Words are taken as little-endian numbers; the library has no host of the other order, as the compiler checks.
@@ -24,69 +24,136 @@ pub(super) const fn file_bytes(format: Format) -> Option<usize> {
     }
 }
 
-/// A block of the file, of [`file_bytes`], to its quants and its scales, in bytes as they lie in memory.
+/// Blocks of the file, of [`file_bytes`] each, to their quants and their scales, in bytes as they lie in memory.
 pub(super) fn read(format: Format, file: &[u8], quants: &mut [u8], scales: &mut [u8]) {
     match format {
-        Format::I8 | Format::Q8_0 | Format::Q4_0 | Format::Q4K => {
-            let (from_scales, from_quants) = file.split_at(scales.len());
-            scales.copy_from_slice(from_scales);
-            quants.copy_from_slice(from_quants);
+        Format::I8 => {}
+        Format::Q8_0 => read_each(file, quants, scales, split::<34, 32, 2>),
+        Format::Q4_0 => read_each(file, quants, scales, split::<18, 16, 2>),
+        Format::Q4K => read_each(file, quants, scales, split::<144, 128, 16>),
+        Format::Q5K => read_each(
+            file,
+            quants,
+            scales,
+            |file: &[u8; 176], quants: &mut [u8; 160], scales: &mut [u8; 16]| {
+                scales.copy_from_slice(&file[..16]);
+                quants[..128].copy_from_slice(&file[48..]);
+                quants[128..].copy_from_slice(bytes(&fifth_from_file(words(&file[16..48]))));
+            },
+        ),
+        Format::Q6K => read_each(
+            file,
+            quants,
+            scales,
+            |file: &[u8; 210], quants: &mut [u8; 192], scales: &mut [u8; 20]| {
+                scales[..18].copy_from_slice(&file[192..]);
+                scales[18..].fill(0);
+                quants[..128].copy_from_slice(bytes(&low_from_file(words(&file[..128]))));
+                quants[128..].copy_from_slice(bytes(&upper_from_file(words(&file[128..192]))));
+            },
+        ),
+        Format::Iq4Nl => {
+            read_each(file, quants, scales, |file: &[u8; 18], quants: &mut [u8; 16], scales: &mut [u8; 2]| {
+                scales.copy_from_slice(&file[..2]);
+                quants.copy_from_slice(bytes(&words::<4>(&file[2..]).map(nibbles_from_file)));
+            })
         }
-        Format::Q5K => {
-            let (from_scales, from_quants) = file.split_at(scales.len());
-            let (fifth, low) = from_quants.split_at(32);
-            scales.copy_from_slice(from_scales);
-            quants[..128].copy_from_slice(low);
-            quants[128..].copy_from_slice(bytes(&fifth_from_file(words(fifth))));
-        }
-        Format::Q6K => {
-            let (low, rest) = file.split_at(128);
-            let (upper, from_scales) = rest.split_at(64);
-            scales[..from_scales.len()].copy_from_slice(from_scales);
-            scales[from_scales.len()..].fill(0);
-            quants[..128].copy_from_slice(bytes(&low_from_file(words(low))));
-            quants[128..].copy_from_slice(bytes(&upper_from_file(words(upper))));
-        }
-        Format::Iq4Nl | Format::Iq4Xs => {
-            let (from_scales, from_quants) = file.split_at(scales.len());
-            scales.copy_from_slice(from_scales);
-            for (to, from) in quants.chunks_exact_mut(4).zip(from_quants.chunks_exact(4)) {
-                to.copy_from_slice(&nibbles_from_file(word(from)).to_le_bytes());
-            }
-        }
+        Format::Iq4Xs => read_each(
+            file,
+            quants,
+            scales,
+            |file: &[u8; 136], quants: &mut [u8; 128], scales: &mut [u8; 8]| {
+                scales.copy_from_slice(&file[..8]);
+                quants.copy_from_slice(bytes(&words::<32>(&file[8..]).map(nibbles_from_file)));
+            },
+        ),
     }
 }
 
 /// The inverse of [`read`].
 pub(super) fn write(format: Format, file: &mut [u8], quants: &[u8], scales: &[u8]) {
     match format {
-        Format::I8 | Format::Q8_0 | Format::Q4_0 | Format::Q4K => {
-            let (to_scales, to_quants) = file.split_at_mut(scales.len());
-            to_scales.copy_from_slice(scales);
-            to_quants.copy_from_slice(quants);
-        }
+        Format::I8 => {}
+        Format::Q8_0 => write_each(file, quants, scales, join::<34, 32, 2>),
+        Format::Q4_0 => write_each(file, quants, scales, join::<18, 16, 2>),
+        Format::Q4K => write_each(file, quants, scales, join::<144, 128, 16>),
         Format::Q5K => {
-            let (to_scales, to_quants) = file.split_at_mut(scales.len());
-            let (fifth, low) = to_quants.split_at_mut(32);
-            to_scales.copy_from_slice(scales);
-            low.copy_from_slice(&quants[..128]);
-            fifth.copy_from_slice(bytes(&fifth_to_file(words(&quants[128..]))));
+            write_each(file, quants, scales, |file: &mut [u8; 176], quants: &[u8; 160], scales: &[u8; 16]| {
+                file[..16].copy_from_slice(scales);
+                file[16..48].copy_from_slice(bytes(&fifth_to_file(words(&quants[128..]))));
+                file[48..].copy_from_slice(&quants[..128]);
+            })
         }
         Format::Q6K => {
-            let (low, rest) = file.split_at_mut(128);
-            let (upper, to_scales) = rest.split_at_mut(64);
-            to_scales.copy_from_slice(&scales[..to_scales.len()]);
-            low.copy_from_slice(bytes(&low_to_file(words(&quants[..128]))));
-            upper.copy_from_slice(bytes(&upper_to_file(words(&quants[128..]))));
+            write_each(file, quants, scales, |file: &mut [u8; 210], quants: &[u8; 192], scales: &[u8; 20]| {
+                file[..128].copy_from_slice(bytes(&low_to_file(words(&quants[..128]))));
+                file[128..192].copy_from_slice(bytes(&upper_to_file(words(&quants[128..]))));
+                file[192..].copy_from_slice(&scales[..18]);
+            })
         }
-        Format::Iq4Nl | Format::Iq4Xs => {
-            let (to_scales, to_quants) = file.split_at_mut(scales.len());
-            to_scales.copy_from_slice(scales);
-            for (to, from) in to_quants.chunks_exact_mut(4).zip(quants.chunks_exact(4)) {
-                to.copy_from_slice(&nibbles_to_file(word(from)).to_le_bytes());
-            }
+        Format::Iq4Nl => {
+            write_each(file, quants, scales, |file: &mut [u8; 18], quants: &[u8; 16], scales: &[u8; 2]| {
+                file[..2].copy_from_slice(scales);
+                file[2..].copy_from_slice(bytes(&words::<4>(quants).map(nibbles_to_file)));
+            })
+        }
+        Format::Iq4Xs => {
+            write_each(file, quants, scales, |file: &mut [u8; 136], quants: &[u8; 128], scales: &[u8; 8]| {
+                file[..8].copy_from_slice(scales);
+                file[8..].copy_from_slice(bytes(&words::<32>(quants).map(nibbles_to_file)));
+            })
         }
     }
+}
+
+/// Calls `of_block` for each block of F bytes in the file, Q bytes of quants and S bytes of scales.
+fn read_each<const F: usize, const Q: usize, const S: usize>(
+    file: &[u8],
+    quants: &mut [u8],
+    scales: &mut [u8],
+    of_block: impl Fn(&[u8; F], &mut [u8; Q], &mut [u8; S]),
+) {
+    let targets = quants.as_chunks_mut().0.iter_mut().zip(scales.as_chunks_mut().0);
+    file.as_chunks()
+        .0
+        .iter()
+        .zip(targets)
+        .for_each(|(file, (quants, scales))| of_block(file, quants, scales));
+}
+
+/// As [`read_each`], in the other direction.
+fn write_each<const F: usize, const Q: usize, const S: usize>(
+    file: &mut [u8],
+    quants: &[u8],
+    scales: &[u8],
+    of_block: impl Fn(&mut [u8; F], &[u8; Q], &[u8; S]),
+) {
+    let sources = quants.as_chunks().0.iter().zip(scales.as_chunks().0);
+    file.as_chunks_mut()
+        .0
+        .iter_mut()
+        .zip(sources)
+        .for_each(|(file, (quants, scales))| of_block(file, quants, scales));
+}
+
+/// A block that is its scales and then its quants, as they are.
+fn split<const F: usize, const Q: usize, const S: usize>(
+    file: &[u8; F],
+    quants: &mut [u8; Q],
+    scales: &mut [u8; S],
+) {
+    scales.copy_from_slice(&file[..S]);
+    quants.copy_from_slice(&file[S..]);
+}
+
+/// The inverse of [`split`].
+fn join<const F: usize, const Q: usize, const S: usize>(
+    file: &mut [u8; F],
+    quants: &[u8; Q],
+    scales: &[u8; S],
+) {
+    file[..S].copy_from_slice(scales);
+    file[S..].copy_from_slice(quants);
 }
 
 fn word(bytes: &[u8]) -> u32 {

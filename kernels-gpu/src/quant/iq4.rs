@@ -144,13 +144,18 @@ unsafe fn four<W: Weights>(w: Matrix, row: u32, group: u32) -> u32 {
 pub(super) struct Iq4Nl;
 
 impl Levels for Iq4Nl {
-    const LOWEST: f32 = LEVELS[0] as f32;
-    const STEP: f32 = 1.0;
-    const TRIALS: u32 = 7;
+    const TRIALS: u32 = 30;
+
+    /// The lowest level and up to 14 beside it, and then the highest likewise.
+    #[inline(always)]
+    fn place(trial: u32) -> f32 {
+        let first = if trial < 15 { LEVELS[0] as f32 - 14.0 } else { LEVELS[15] as f32 - 14.0 - 30.0 };
+        first + 2.0 * trial as f32
+    }
 
     #[inline(always)]
     fn nearest(value: f32) -> f32 {
-        let mut level = Self::LOWEST;
+        let mut level = LEVELS[0] as f32;
         unroll!(I < 16 => if I < 15 {
             level = if value >= middle(I) { LEVELS[I + 1] as f32 } else { level };
         });

@@ -30,9 +30,13 @@ const SCALE_BYTES: u32 = size_of::<ScalesQ6K>() as u32;
 const LARGEST_SCALE: f32 = 128.0;
 
 impl Levels for Q6K {
-    const LOWEST: f32 = -32.0;
-    const STEP: f32 = 0.1;
-    const TRIALS: u32 = 9;
+    const TRIALS: u32 = 19;
+
+    /// −32, and up to 4.5 beside it.
+    #[inline(always)]
+    fn place(trial: u32) -> f32 {
+        0.5 * trial as f32 - (32.0 + 4.5)
+    }
 
     #[inline(always)]
     fn nearest(value: f32) -> f32 {

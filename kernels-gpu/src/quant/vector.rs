@@ -84,7 +84,7 @@ pub fn select(m: u32) -> (usize, u32) {
     (variant, WARPS * VARIANTS[variant].1)
 }
 
-/// Where R rows of w begin, in bytes.
+/// Where R rows of w begin, in bytes; of formats with [`sections`] in units, as there are no registers left for both.
 #[derive(Clone, Copy)]
 struct Rows<const R: usize> {
     quants: [u32; R],
@@ -96,6 +96,11 @@ const fn chunks<W: Weights>() -> u32 {
     W::UNIT / W::CHUNK
 }
 
+/// Whether a row's quants lie in sections.
+const fn sections<W: Weights>() -> bool {
+    W::BITS != 8 && W::BITS != 4
+}
+
 impl<const R: usize> Rows<R> {
     /// Rows from `first` on, those beyond the last being the last, from unit `unit` on.
     #[inline(always)]
@@ -104,10 +109,26 @@ impl<const R: usize> Rows<R> {
         let mut rows = Self { quants: [0; R], scales: [0; R] };
         unroll!(J < 4 => if J < R {
             let row = (first + J as u32).min(n - 1);
-            rows.quants[J] = W::chunk_at((row * units + unit) * chunks::<W>());
-            rows.scales[J] = W::scales_at(row * units + unit);
+            let unit = row * units + unit;
+            if sections::<W>() {
+                rows.quants[J] = unit;
+            } else {
+                rows.quants[J] = W::chunk_at(unit * chunks::<W>());
+                rows.scales[J] = W::scales_at(unit);
+            }
         });
         rows
+    }
+
+    /// Where unit `unit` of row `j` has its chunks, their upper bits and its scales, in bytes.
+    #[inline(always)]
+    fn at<W: Weights>(&self, j: usize, unit: u32) -> [u32; 3] {
+        if sections::<W>() {
+            let unit = self.quants[j] + unit;
+            let chunk = unit * chunks::<W>();
+            return [W::chunk_at(chunk), W::upper_at(chunk), W::scales_at(unit)];
+        }
+        [self.quants[j] + W::chunk_at(unit * chunks::<W>()), 0, self.scales[j] + W::scales_at(unit)]
     }
 }
 
@@ -135,9 +156,9 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
         unroll!(V < 2 => if V < U {
             let unit = (unit + 32 * V as u32).min(units - 1);
             unroll!(J < 4 => if J < R {
-                let quants = w.quants.wrapping_add((rows.quants[J] + W::chunk_at(unit * chunks::<W>())) as usize);
-                let upper = w.quants.wrapping_add((rows.quants[J] + W::upper_at(unit * chunks::<W>())) as usize);
-                let scales = w.scales.wrapping_add((rows.scales[J] + W::scales_at(unit)) as usize);
+                let [quants, upper, scales] = rows.at::<W>(J, unit);
+                let (quants, upper) = (w.quants.wrapping_add(quants as usize), w.quants.wrapping_add(upper as usize));
+                let scales = w.scales.wrapping_add(scales as usize);
                 // SAFETY: the unit exists; rows are whole units, so chunks lie on 16-byte boundaries.
                 unsafe {
                     stage.quants[J][V][0] = load_words(quants);
@@ -393,7 +414,7 @@ vectors1! {
     quant_vector1_q4_0: Q4_0, 2, 2;
     quant_vector1_q4_k: Q4K, 1, 1;
     quant_vector1_q5_k: Q5K, 1, 0;
-    quant_vector1_q6_k: Q6K, 1, 0;
+    quant_vector1_q6_k: Q6K, 1, 1;
     quant_vector1_iq4_nl: Iq4Nl, 2, 2;
     quant_vector1_iq4_xs: Iq4Xs, 1, 1;
 }
