@@ -626,7 +626,7 @@ const VISION: &[Lie] = &[
 fn load(text: &Path, vision: &Path) -> Result<(), Error> {
     let options = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&Device::Cpu) };
     let checkpoint = Checkpoint::open(text, Some(vision))?;
-    Qwen3Vl::load_checkpoint(checkpoint, &Device::Cpu, options, |_| {}).map(drop)
+    Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).map(drop)
 }
 
 fn check(lies: &[Lie], source: &str, load: impl Fn(&Path) -> Result<(), Error>) {
@@ -691,7 +691,7 @@ fn a_file_that_shrinks_while_it_is_open_gives_an_error() {
     let checkpoint = Checkpoint::open(&path, Some(&fixtures().join("mmproj-F16.gguf"))).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(200_000).unwrap();
     let options = LoadOptions::for_device(&Device::Cpu);
-    match Qwen3Vl::load_checkpoint(checkpoint, &Device::Cpu, options, |_| {}).map(drop) {
+    match Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).map(drop) {
         Err(Error::Checkpoint { file, item: Some(tensor), reason }) => {
             assert!(file.ends_with("shrinks.gguf") && tensor.starts_with("blk."), "{file} {tensor}");
             assert!(reason.contains("can't be read"), "{reason}");

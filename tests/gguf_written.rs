@@ -203,7 +203,7 @@ fn a_model_of_all_types_is_read() {
     let logits = |device: &Device, keep_quantized| {
         let checkpoint = Checkpoint::open(&path, Some(&fixtures().join("mmproj-F16.gguf"))).unwrap();
         let options = LoadOptions { dtype: DType::F32, keep_quantized, ..LoadOptions::for_device(device) };
-        let model = Qwen3Vl::load_checkpoint(checkpoint, device, options, |_| {}).unwrap();
+        let model = Qwen3Vl::load_checkpoint(&checkpoint, device, options, |_| {}).unwrap();
         let converted: Vec<_> = model.conversions().iter().map(|conversion| conversion.from.name()).collect();
         (model.trace(&ids, &[], &[], |_, _| {}).unwrap().to_vec::<f32>().unwrap(), converted)
     };

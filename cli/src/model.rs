@@ -309,7 +309,7 @@ impl ModelArgs {
         }
         let options = self.load_options(device);
         let loaded = Checkpoint::open(&self.model, self.mmproj.as_deref()).and_then(|checkpoint| {
-            Qwen3Vl::load_checkpoint(checkpoint, device, options, |progress| {
+            Qwen3Vl::load_checkpoint(&checkpoint, device, options, |progress| {
                 bar.set_length(progress.total as u64);
                 bar.set_position(progress.loaded as u64);
             })

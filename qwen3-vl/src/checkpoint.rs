@@ -12,6 +12,7 @@ use pascaline::{DType, Device, Result};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where a model is, opened as far as its size can be told.
 ///
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
 /// let checkpoint = Checkpoint::open("Qwen3VL-2B-Instruct-Q4_K_M.gguf", Some("mmproj-F16.gguf".as_ref()))?;
 /// let device = Device::cuda(0)?;
-/// let model = Qwen3Vl::load_checkpoint(checkpoint, &device, LoadOptions::for_device(&device), |_| {})?;
+/// let model = Qwen3Vl::load_checkpoint(&checkpoint, &device, LoadOptions::for_device(&device), |_| {})?;
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub struct Checkpoint {
 #[derive(Debug)]
 enum Files {
     Directory(PathBuf),
-    Gguf { text: Gguf, vision: Gguf },
+    Gguf { text: Arc<Gguf>, vision: Arc<Gguf> },
 }
 
 impl Checkpoint {
@@ -63,7 +64,7 @@ impl Checkpoint {
             Some(mmproj) => Gguf::open(mmproj)?,
             None => gguf::beside(&text)?,
         };
-        Ok(Self { files: Files::Gguf { text, vision } })
+        Ok(Self { files: Files::Gguf { text: Arc::new(text), vision: Arc::new(vision) } })
     }
 
     /// The directory, or the text model's file.
@@ -120,11 +121,12 @@ impl Checkpoint {
     }
 
     /// Its tensors, as [`Weights::open`].
-    pub(crate) fn weights(self, config: &Config, dtype: DType, device: &Device) -> Result<Weights> {
-        match self.files {
-            Files::Directory(dir) => Weights::open(&dir, config, dtype, device),
+    pub(crate) fn weights(&self, config: &Config, dtype: DType, device: &Device) -> Result<Weights> {
+        match &self.files {
+            Files::Directory(dir) => Weights::open(dir, config, dtype, device),
             Files::Gguf { text, vision } => {
-                Weights::of_gguf(Tensors::new(text, vision, config)?, dtype, device)
+                let tensors = Tensors::new(Arc::clone(text), Arc::clone(vision), config)?;
+                Weights::of_gguf(tensors, dtype, device)
             }
         }
     }

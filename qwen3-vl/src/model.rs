@@ -109,7 +109,7 @@ impl Qwen3Vl {
         options: LoadOptions,
         progress: impl FnMut(Progress),
     ) -> Result<Self> {
-        Self::load_checkpoint(Checkpoint::open(path, None)?, device, options, progress)
+        Self::load_checkpoint(&Checkpoint::open(path, None)?, device, options, progress)
     }
 
     /// As [`load_with`](Self::load_with), of a checkpoint that is open already.
@@ -117,14 +117,13 @@ impl Qwen3Vl {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_checkpoint(
-        checkpoint: Checkpoint,
+        checkpoint: &Checkpoint,
         device: &Device,
         options: LoadOptions,
         mut progress: impl FnMut(Progress),
     ) -> Result<Self> {
         let path = checkpoint.path().to_owned();
-        let processor = checkpoint.processor()?;
-        let config = &processor.config;
+        let config = &checkpoint.config()?;
         options.cache.check("load", "cache")?;
         let layers = config.text.num_hidden_layers;
         let gpu_layers = options.gpu_layers.unwrap_or(layers);
@@ -134,7 +133,9 @@ impl Qwen3Vl {
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
         let stored = checkpoint.stored(&options);
-        let (weights, text, vision) = thread::scope(|scope| -> Result<_> {
+        let (weights, text, vision, processor) = thread::scope(|scope| -> Result<_> {
+            // A vocabulary of 152 thousand tokens takes about as long as a small model's weights.
+            let processor = scope.spawn(|| checkpoint.processor());
             let ahead = match device {
                 Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options, &stored)),
                 Device::Cpu => None,
@@ -155,12 +156,8 @@ impl Qwen3Vl {
                     reason: "the model does not use it".into(),
                 });
             }
-            match ahead.map(ScopedJoinHandle::join) {
-                Some(Ok(compiled)) => compiled?,
-                Some(Err(panic)) => std::panic::resume_unwind(panic),
-                None => {}
-            }
-            Ok((weights, text, vision))
+            ahead.map_or(Ok(()), joined)?;
+            Ok((weights, text, vision, joined(processor)?))
         })?;
         if let (Device::Cuda(device), 1..) = (device, text.streamed_layers()) {
             memory::pool(device)?.trim()?; // what the layers took on their way to host memory
@@ -389,6 +386,11 @@ impl Qwen3Vl {
         }
         Ok(runs)
     }
+}
+
+/// What a thread gives; it panics as that does.
+fn joined<T>(thread: ScopedJoinHandle<Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// What is behind a prompt.

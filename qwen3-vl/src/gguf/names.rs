@@ -5,6 +5,7 @@ use crate::config::Config;
 use half::f16;
 use pascaline::Result;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A part of a layer's name, published and in a GGUF file.
 const LAYER: [(&str, &str); 11] = [
@@ -81,8 +82,8 @@ const PATCHES: &str = "model.visual.patch_embed.proj.weight";
 /// The tensors of both files by their published names.
 #[derive(Debug)]
 pub(crate) struct Tensors {
-    text: Gguf,
-    vision: Gguf,
+    text: Arc<Gguf>,
+    vision: Arc<Gguf>,
     held: BTreeMap<String, Held>,
 }
 
@@ -100,7 +101,7 @@ impl Tensors {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file and the tensor.
-    pub fn new(text: Gguf, vision: Gguf, config: &Config) -> Result<Self> {
+    pub fn new(text: Arc<Gguf>, vision: Arc<Gguf>, config: &Config) -> Result<Self> {
         let mut held = BTreeMap::new();
         let mut known = [BTreeSet::new(), BTreeSet::new()];
         for (published, shape) in crate::weights::expected(config) {

@@ -9,6 +9,7 @@ use super::dequantize::dequantize;
 use super::metadata::Metadata;
 use crate::json::bad;
 use crate::read_at::read_exact_at;
+use bytemuck::{Zeroable, zeroed_vec};
 use half::f16;
 use pascaline::{Error, Result};
 use rayon::prelude::*;
@@ -192,14 +193,15 @@ impl Gguf {
     }
 
     /// Pieces of a tensor, read and converted side by side. `convert` gives the first of its values that is wrong.
-    fn read<T: Copy + Default + Send>(
+    fn read<T: Zeroable + Send>(
         &self,
         name: &str,
         wrong: &str,
         convert: impl Fn(GgmlType, &[u8], &mut [T]) -> Option<usize> + Sync,
     ) -> Result<Vec<T>> {
         let (file, info) = self.held(name)?;
-        let mut values = vec![T::default(); info.values()];
+        // not written before the threads do
+        let mut values = zeroed_vec::<T>(info.values());
         values.par_chunks_mut(PIECE).enumerate().try_for_each(|(piece, values)| {
             let mut bytes = vec![0; info.ty.bytes(values.len())];
             let at = info.begin + info.ty.bytes(piece * PIECE) as u64;
