@@ -851,6 +851,9 @@ fn the_vision_file_is_found_beside_the_model() {
     fs::remove_file(folder.path().join("mmproj-b.gguf")).unwrap();
     fs::remove_file(folder.path().join("Some-MMPROJ-f16.gguf")).unwrap();
     assert!(said().contains("mmproj-other.gguf") && said().contains("projection_dim"), "{}", said());
-    let directory = Checkpoint::open(folder.path(), Some(&fixtures().join("mmproj-F16.gguf"))).map(drop);
+    copy("mmproj.gguf");
+    Checkpoint::open(folder.path(), None).unwrap().processor().unwrap();
+    let published = fixtures().join("../qwen3-vl/tiny");
+    let directory = Checkpoint::open(published, Some(&fixtures().join("mmproj-F16.gguf"))).map(drop);
     assert!(directory.unwrap_err().to_string().contains("belongs to a GGUF file"));
 }
