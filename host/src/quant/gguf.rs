@@ -26,40 +26,24 @@ impl QuantTensor {
         bytes: &[u8],
         device: &Device,
     ) -> Result<Self> {
-        let mut tensor = Self::uninitialized(format, shape.into(), &Device::Cpu)?;
-        let (blocks, size) = tensor.gguf_blocks("from_gguf_bytes")?;
+        let shape = shape.into();
+        let (blocks, size) = file_blocks("from_gguf_bytes", format, &shape)?;
         if bytes.len() != blocks * size {
-            let reason = format!("{} takes {} bytes", tensor.shape(), blocks * size);
+            let reason = format!("{shape} takes {} bytes", blocks * size);
             return Err(unsupported("from_gguf_bytes", "bytes", bytes.len().to_string(), &reason));
         }
-        if blocks > 0 {
-            let (mut quants, mut scales) = (tensor.quants.view_mut()?, tensor.scales.view_mut()?);
-            let (quants, scales) = (bytes_mut(&mut quants), bytes_mut(&mut scales));
-            let (of_quants, of_scales) = (quants.len() / blocks, scales.len() / blocks);
-            let tasks = quants
-                .par_chunks_mut(BLOCKS_PER_TASK * of_quants)
-                .zip(scales.par_chunks_mut(BLOCKS_PER_TASK * of_scales))
-                .zip(bytes.par_chunks(BLOCKS_PER_TASK * size));
-            tasks.for_each(|((quants, scales), bytes)| gguf_blocks::read(format, bytes, quants, scales));
-        }
+        let mut tensor = Self::uninitialized(format, shape, &Device::Cpu)?;
+        let (mut quants, mut scales) = (tensor.quants.view_mut()?, tensor.scales.view_mut()?);
+        let (quants, scales) = (bytes_mut(&mut quants), bytes_mut(&mut scales));
+        let [of_quants, of_scales, of_file] = of_tasks(blocks, [quants.len(), scales.len(), bytes.len()]);
+        let targets = quants.par_chunks_mut(of_quants).zip(scales.par_chunks_mut(of_scales));
+        targets.zip(bytes.par_chunks(of_file)).for_each(|((quants, scales), file)| {
+            gguf_blocks::read(format, file, quants, scales);
+        });
         match device {
             Device::Cpu => Ok(tensor),
             _ => tensor.to_device(device),
         }
-    }
-
-    /// How many blocks a GGUF file has of this tensor, and the bytes of each.
-    fn gguf_blocks(&self, op: &'static str) -> Result<(usize, usize)> {
-        let format = self.format();
-        let Some(size) = file_bytes(format) else {
-            let reason = "a GGUF file has no such blocks";
-            return Err(unsupported(op, "format", name(format).into(), reason));
-        };
-        if self.k != self.cols() {
-            let reason = format!("rows must be whole blocks of {} values", block(format));
-            return Err(unsupported(op, "k", self.cols().to_string(), &reason));
-        }
-        Ok((self.rows() * (self.k / block(format)), size))
     }
 
     /// The blocks as a GGUF file holds them.
@@ -67,21 +51,36 @@ impl QuantTensor {
     /// # Errors
     /// [`Error::Unsupported`] for `I8` and for rows that are not whole blocks, or a device error.
     pub fn to_gguf_bytes(&self) -> Result<Vec<u8>> {
-        let (blocks, size) = self.gguf_blocks("to_gguf_bytes")?;
+        let (blocks, size) = file_blocks("to_gguf_bytes", self.format(), self.shape())?;
         let host = self.to_device(&Device::Cpu)?;
         let (quants, scales) = (bytes(&host.quants), bytes(&host.scales));
         let mut file = vec![0; blocks * size];
-        if blocks > 0 {
-            let (of_quants, of_scales) = (quants.len() / blocks, scales.len() / blocks);
-            let sources = quants
-                .par_chunks(BLOCKS_PER_TASK * of_quants)
-                .zip(scales.par_chunks(BLOCKS_PER_TASK * of_scales));
-            file.par_chunks_mut(BLOCKS_PER_TASK * size).zip(sources).for_each(|(file, (quants, scales))| {
-                gguf_blocks::write(self.format(), file, quants, scales);
-            });
-        }
+        let [of_quants, of_scales, of_file] = of_tasks(blocks, [quants.len(), scales.len(), file.len()]);
+        let sources = quants.par_chunks(of_quants).zip(scales.par_chunks(of_scales));
+        file.par_chunks_mut(of_file).zip(sources).for_each(|(file, (quants, scales))| {
+            gguf_blocks::write(self.format(), file, quants, scales);
+        });
         Ok(file)
     }
+}
+
+/// How many blocks a GGUF file has of a tensor of this shape, and the bytes of each.
+fn file_blocks(op: &'static str, format: Format, shape: &Shape) -> Result<(usize, usize)> {
+    let Some(size) = file_bytes(format) else {
+        return Err(unsupported(op, "format", name(format).into(), "a GGUF file has no such blocks"));
+    };
+    let (n, k) = QuantTensor::padded(format, shape)?;
+    let cols = shape.dims()[1];
+    if k != cols {
+        let reason = format!("rows must be whole blocks of {} values", block(format));
+        return Err(unsupported(op, "k", cols.to_string(), &reason));
+    }
+    Ok((n * (k / block(format)), size))
+}
+
+/// The bytes of a task's blocks in arrays of so many bytes; not 0 where there is nothing to do.
+fn of_tasks(blocks: usize, bytes: [usize; 3]) -> [usize; 3] {
+    bytes.map(|bytes| (bytes / blocks.max(1) * BLOCKS_PER_TASK).max(1))
 }
 
 /// The bytes of a contiguous tensor of words or halves on the CPU.

@@ -286,9 +286,9 @@ pub(super) unsafe fn pair_nibbles(words: [u32; 8], j: u32) -> [u32; 4] {
         let word = words[I] & 0x0f0f_0f0f;
         // SAFETY: all lanes are here, as the caller promises.
         let (other, _) = unsafe { warp_shuffle_xor(FULL_MASK, word, 1, 32) };
-        shared[I / 4][I % 4] = if j % 2 == 0 { word | other << 4 } else { other | word << 4 };
+        shared[I / 4][I % 4] = if j.is_multiple_of(2) { word | other << 4 } else { other | word << 4 };
     });
-    if j % 2 == 0 { shared[0] } else { shared[1] }
+    if j.is_multiple_of(2) { shared[0] } else { shared[1] }
 }
 
 /// grid as [`quant_encode_q8_0`]; quants: [rows, k / 64, 32], scales: [rows, k / 256]

@@ -157,7 +157,7 @@ impl Levels for Iq4Nl {
     fn nearest(value: f32) -> f32 {
         let mut level = LEVELS[0] as f32;
         unroll!(I < 16 => if I < 15 {
-            level = if value >= middle(I) { LEVELS[I + 1] as f32 } else { level };
+            level = if value >= middle(I) { LEVELS[(I + 1) % 16] as f32 } else { level };
         });
         level
     }

@@ -156,13 +156,13 @@ pub unsafe fn quant_encode_q5_k(Encode { quants, scales, x, rows, cols, k }: Enc
         let mut fifth = fifth_bits(words);
         unroll!(I < 2 => {
             let (other, _) = warp_shuffle_xor(FULL_MASK, fifth[I], 1, 32);
-            fifth[I] = if j % 2 == 0 { fifth[I] | other << 4 } else { other | fifth[I] << 4 };
+            fifth[I] = if j.is_multiple_of(2) { fifth[I] | other << 4 } else { other | fifth[I] << 4 };
         });
         if index / blocks < rows {
             let quants = quants.add((index / 8 * SUPER_BYTES) as usize);
             quants.cast::<Words>().add(j as usize).write(Words(own));
             // each lane a word: that of its own chunk of the pair's two
-            let fifth = if j % 2 == 0 { fifth[0] } else { fifth[1] };
+            let fifth = if j.is_multiple_of(2) { fifth[0] } else { fifth[1] };
             quants.add(LOW_BYTES as usize).cast::<u32>().add(j as usize).write(fifth);
             if j == 0 {
                 *scales.add((index / 8) as usize) = scales_of_all;

@@ -247,7 +247,7 @@ pub unsafe fn quant_encode_q6_k(Encode { quants, scales, x, rows, cols, k }: Enc
         let mut upper = upper_bits(words);
         unroll!(I < 4 => {
             let (other, _) = warp_shuffle_xor(FULL_MASK, upper[I], 1, 32);
-            upper[I] = if j % 2 == 0 { upper[I] | other << 4 } else { other | upper[I] << 4 };
+            upper[I] = if j.is_multiple_of(2) { upper[I] | other << 4 } else { other | upper[I] << 4 };
         });
         if index / blocks < rows {
             let (quants, scales) =
@@ -255,8 +255,8 @@ pub unsafe fn quant_encode_q6_k(Encode { quants, scales, x, rows, cols, k }: Enc
             quants.cast::<Words>().add(j as usize).write(Words(own));
             // each lane two words: those of its own chunk of the pair's two
             let to = quants.add(LOW_BYTES as usize).cast::<u32>().add(j as usize * 2);
-            to.write(if j % 2 == 0 { upper[0] } else { upper[2] });
-            to.add(1).write(if j % 2 == 0 { upper[1] } else { upper[3] });
+            to.write(if j.is_multiple_of(2) { upper[0] } else { upper[2] });
+            to.add(1).write(if j.is_multiple_of(2) { upper[1] } else { upper[3] });
             scales.cast::<[i8; 2]>().add(j as usize).write(own_scales);
             if j == 0 {
                 (&raw mut (*scales).d).write(d);
