@@ -8,7 +8,8 @@ use pascaline::nn::{Attention, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks,
 use pascaline::ops::Activation;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, Tensor, memory};
-use qwen3_vl::{LoadOptions, Options, Qwen3Vl, Visual};
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::{LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -111,6 +112,39 @@ fn answers_are_the_same(device: &Device, usual: LoadOptions) {
         let found = answer(&model);
         assert_eq!(found.ids, expected.ids, "answer {turn}");
         assert_eq!((found.statistics.graph_launches, found.statistics.streamed_layers), (None, 3));
+    }
+}
+
+#[test]
+fn a_vision_tower_in_host_memory_sees_the_same() {
+    let _turn = turn();
+    let device = common::cuda_device();
+    let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&device) };
+    let f16 = LoadOptions { dtype: DType::F16, ..usual };
+    let options = Options { max_new_tokens: 4, stop_at_eos: false, ..Options::default() };
+    let picture = [Visual::image(&tiny().join("cases/square.png")).unwrap()];
+    for usual in [usual, f16, LoadOptions { quantize: Some(Format::Q8_0), ..usual }] {
+        let embeddings = |model: &Qwen3Vl| {
+            let prompt = model.processor.prepare(&[user_turn(&picture, "What?")], &picture).unwrap();
+            let output = model.see(&prompt.patches[0]).unwrap();
+            assert!(output.embeddings.device().same(&device));
+            let bits = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
+            output.deepstack.iter().chain([&output.embeddings]).flat_map(bits).collect::<Vec<_>>()
+        };
+        let (resident, all) = taken(&device, || load(&device, usual));
+        let expected = (embeddings(&resident), resident.generate(&picture, "What?", &options).unwrap().ids);
+        let at = |vision| taken(&device, || load(&device, LoadOptions { vision, ..usual }));
+        let (streamed, some) = at(VisionPlace::Streamed);
+        assert_eq!(embeddings(&streamed), expected.0, "the same bits");
+        for turn in 0..2 {
+            let ids = streamed.generate(&picture, "What?", &options).unwrap().ids;
+            assert_eq!(ids, expected.1, "answer {turn}");
+        }
+        let (cpu, least) = at(VisionPlace::Cpu);
+        assert!(least < some && some < all, "{least}, {some}, {all} bytes");
+        let worst = embeddings(&cpu).iter().zip(&expected.0).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-3, "{worst}: sums in another order"); // of values of about 1
+        assert_eq!(cpu.generate(&picture, "What?", &options).unwrap().ids, expected.1);
     }
 }
 

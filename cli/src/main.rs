@@ -19,6 +19,7 @@ mod files;
 mod float16;
 mod generate;
 mod gguf_file;
+mod hub;
 mod json;
 mod measure;
 mod model;
@@ -72,6 +73,8 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model, with images.
     Chat(chat::Args),
+    /// Fetch a model from the Hugging Face hub.
+    Pull(hub::Args),
     /// Write a checkpoint as GGUF files with quantised matrices.
     Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         Command::RunPtx(args) => run_ptx::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Pull(args) => hub::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
         Command::Doctor(args) => doctor::run(&args),

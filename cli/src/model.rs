@@ -2,6 +2,7 @@
 
 use super::device::DeviceArg;
 use super::failure::Failure;
+use super::hub;
 use super::output::Output;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -9,16 +10,17 @@ use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error};
 use qwen3_vl::weights::Conversion;
-use qwen3_vl::{Checkpoint, LoadOptions, Options, Prompt, Qwen3Vl, Sampling};
+use qwen3_vl::{Checkpoint, LoadOptions, Options, Prompt, Qwen3Vl, Sampling, VisionPlace};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub(super) struct ModelArgs {
-    /// The model: a directory with config.json, safetensors and tokenizer.json, as published, or a GGUF file (of a split
-    /// model the first), or a directory with one.
-    #[arg(long, value_name = "DIR|FILE")]
+    /// The model: a directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (of a split model
+    /// the first), or a directory with one; or a model's name on the Hugging Face hub, which is fetched if need be (as `pull`
+    /// does): OWNER/NAME, or OWNER/NAME:TYPE for GGUF files.
+    #[arg(long, value_name = "MODEL")]
     pub model: PathBuf,
 
     /// The vision file of a GGUF model; if not given, the one beside it that fits.
@@ -44,6 +46,31 @@ pub(super) struct ModelArgs {
     /// are the same; each then takes the time of copying those weights, and its kernels are launched one by one.
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     gpu_layers: Option<usize>,
+
+    /// Where the vision tower is: on the GPU, if nothing is said.
+    #[arg(long, value_name = "PLACE")]
+    vision_device: Option<VisionDevice>,
+}
+
+/// `--vision-device`
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
+enum VisionDevice {
+    /// Its weights are on the GPU.
+    Gpu,
+    /// Its weights are in pinned host memory and pass through the GPU while a picture is encoded; the answers are the same.
+    Stream,
+    /// The CPU encodes pictures.
+    Cpu,
+}
+
+impl VisionDevice {
+    fn place(self) -> VisionPlace {
+        match self {
+            Self::Gpu => VisionPlace::Resident,
+            Self::Stream => VisionPlace::Streamed,
+            Self::Cpu => VisionPlace::Cpu,
+        }
+    }
 }
 
 /// `--cache`
@@ -238,15 +265,17 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
     let last = dir.file_name().and_then(|last| last.to_str()).filter(|last| last.starts_with("Qwen3-VL-"));
     let model = last.unwrap_or("Qwen3-VL-2B-Instruct");
     Err(Failure::Failed(format!(
-        "{name}: {problem}; `hf download Qwen/{model} --local-dir {model}` gets one \
-         (`pip install huggingface_hub` installs hf)"
+        "{name}: {problem}; `--model Qwen/{model}` fetches one from the Hugging Face hub"
     )))
 }
 
 impl ModelArgs {
     /// Refuses what can't be a model, with the way to one.
     pub fn check(&self) -> Result<(), Failure> {
-        check_model(&self.model)
+        match hub::named(&self.model) {
+            Some(_) => Ok(()), // the hub knows whether it is one
+            None => check_model(&self.model),
+        }
     }
 
     /// The device, checked against the other options; if `auto` took it, says why.
@@ -255,10 +284,13 @@ impl ModelArgs {
         if let Some(reason) = reason {
             output.note(&format!("on {device}, because {reason}"));
         }
-        match self.gpu_layers {
-            Some(layers) if !device.is_cuda() => Err(Failure::Usage(format!(
+        match (self.gpu_layers, self.vision_device) {
+            (Some(layers), _) if !device.is_cuda() => Err(Failure::Usage(format!(
                 "--gpu-layers {layers} is for a GPU; on the CPU all weights are in host memory"
             ))),
+            (_, Some(VisionDevice::Gpu | VisionDevice::Stream)) if !device.is_cuda() => {
+                Err(Failure::Usage("--vision-device asks for a GPU, and the model is on the CPU".to_owned()))
+            }
             _ => Ok(device),
         }
     }
@@ -273,6 +305,9 @@ impl ModelArgs {
         }
         if self.cache != Some(KvFormat::Q8_0) {
             smaller.push("`--cache q8_0` (keys and values)");
+        }
+        if self.vision_device.is_none_or(|place| place == VisionDevice::Gpu) {
+            smaller.push("`--vision-device stream` (the vision tower stays in host memory)");
         }
         if self.gpu_layers != Some(0) {
             smaller.push("`--gpu-layers N` (the other layers stay in host memory)");
@@ -294,11 +329,17 @@ impl ModelArgs {
     fn load_options(&self, device: &Device) -> LoadOptions {
         let usual = LoadOptions::for_device(device);
         let options = self.dtype.map_or(usual, |dtype| dtype.apply(usual));
-        LoadOptions { cache: self.cache.unwrap_or(usual.cache), gpu_layers: self.gpu_layers, ..options }
+        LoadOptions {
+            cache: self.cache.unwrap_or(usual.cache),
+            gpu_layers: self.gpu_layers,
+            vision: self.vision_device.map_or(usual.vision, VisionDevice::place),
+            ..options
+        }
     }
 
     /// Loads the model, with a progress bar where people watch; gives the time that it took.
     pub fn load(&self, device: &Device, output: &Output) -> Result<(Qwen3Vl, Duration), Failure> {
+        let model = hub::locate(&self.model, output)?;
         let begin = Instant::now();
         let bar = match io::stderr().is_terminal() && !output.is_quiet() {
             true => ProgressBar::new(0),
@@ -308,7 +349,7 @@ impl ModelArgs {
             bar.set_style(style.progress_chars("━━╌"));
         }
         let options = self.load_options(device);
-        let loaded = Checkpoint::open(&self.model, self.mmproj.as_deref()).and_then(|checkpoint| {
+        let loaded = Checkpoint::open(&model, self.mmproj.as_deref()).and_then(|checkpoint| {
             Qwen3Vl::load_checkpoint(&checkpoint, device, options, |progress| {
                 bar.set_length(progress.total as u64);
                 bar.set_position(progress.loaded as u64);

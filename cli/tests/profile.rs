@@ -268,7 +268,7 @@ fn a_ptxas_without_sm_61_counts_as_none() {
     for variable in [false, true] {
         let path = ptxas.display().to_string();
         let rest = if variable { vec![] } else { vec!["--ptxas", &path] };
-        let mut named = folder.saxpy("2", &[&["--arg", "f32:2"], &rest[..]].concat());
+        let mut named = folder.saxpy("2", &[&["--arg", "f32:2", "--force"], &rest[..]].concat());
         if variable {
             named.env("PTXAS", &path);
         }

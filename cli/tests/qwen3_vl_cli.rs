@@ -72,12 +72,12 @@ fn generate_prints_the_references_answer() {
 fn errors_name_the_file_and_set_the_exit_status() {
     for (model, arguments, status, part) in [
         (tiny(), vec!["--prompt", "x", "--image", "/none.png"], 1, "/none.png"),
-        (tiny().join("none"), vec!["--prompt", "x"], 1, "`hf download Qwen/Qwen3-VL-2B-Instruct --local-dir"),
+        (tiny().join("none"), vec!["--prompt", "x"], 1, "`--model Qwen/Qwen3-VL-2B-Instruct` fetches one"),
         (
             tiny().join("Qwen3-VL-4B-Thinking"),
             vec!["--prompt", "x"],
             1,
-            "Qwen/Qwen3-VL-4B-Thinking --local-dir",
+            "`--model Qwen/Qwen3-VL-4B-Thinking` fetches",
         ),
         (tiny().join("cases"), vec!["--prompt", "x"], 1, "no config.json in it"),
         (tiny().join("config.json"), vec!["--prompt", "x"], 1, "that is no directory"),

@@ -3,7 +3,14 @@
 
 /// The choice of matmul's kernels.
 pub mod select {
-    pub use crate::gpu::matmul::select::{LOW_POWER_SLOWER, Layouts, Query, candidates};
+    pub use crate::gpu::matmul::select::{
+        LOW_POWER_SLOWER, Layouts, Query, Types, candidates, scratch_bytes,
+    };
+}
+
+/// How the modules cut their work, for plans of memory.
+pub mod pieces {
+    pub use crate::problem::pieces::{MLP_ROWS, QUANTIZE_PIECE, rows_per_launch};
 }
 
 /// The tables that the choice is made by.

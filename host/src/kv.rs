@@ -183,6 +183,16 @@ impl KvTensor {
         Ok(Self { format, dims, values, scales })
     }
 
+    /// The bytes of each allocation that keys or values of these dimensions take.
+    pub fn part_bytes(format: KvFormat, [tokens, heads, dim]: [usize; 3]) -> Vec<usize> {
+        let (rows, width) = (tokens * heads, width(format, dim));
+        match format {
+            KvFormat::F32 => vec![rows * width * 4],
+            KvFormat::Float16(_) => vec![rows * width * 2],
+            KvFormat::Q8_0 => vec![rows * width, rows * (width / BLOCK) * 2],
+        }
+    }
+
     /// The format of its values.
     pub fn format(&self) -> KvFormat {
         self.format

@@ -1,6 +1,7 @@
 //! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
 
 use super::config::Config;
+use super::footprint::Storage;
 use super::gguf::{self, Gguf, Kept, Tensors};
 use super::json::bad;
 use super::kernels::Stored;
@@ -102,6 +103,22 @@ impl Checkpoint {
         match &self.files {
             Files::Directory(dir) => Processor::load_directory(dir),
             Files::Gguf { text, vision } => gguf::processor(text, vision),
+        }
+    }
+
+    /// What the matrix of a published name will be stored as on the device.
+    pub fn storage(&self, config: &Config, options: &LoadOptions, published: &str) -> Storage {
+        if let Some(format) = options.quantize {
+            return Storage::Quantized(format);
+        }
+        let ty = self.gguf().filter(|_| options.keep_quantized).and_then(|[text, vision]| {
+            let name = gguf::gguf_name(published, config)?;
+            Some([text, vision].into_iter().find_map(|file| file.tensor(&name))?.ty)
+        });
+        match ty.map_or(Kept::Plain, Kept::of) {
+            Kept::Plain => Storage::Float(options.dtype),
+            Kept::AsIs(format) => Storage::Stored(format),
+            Kept::Converted(format) => Storage::Quantized(format),
         }
     }
 

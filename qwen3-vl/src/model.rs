@@ -6,7 +6,7 @@ use super::kernels;
 use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
 use super::text::{ImageRun, Images, TextModel};
-use super::vision::{VisionOutput, VisionTower};
+use super::vision::{VisionOutput, VisionPlace, VisionTower};
 use super::weights::{Conversion, Progress, Weights};
 use pascaline::kv::KvFormat;
 use pascaline::nn::{KvCache, Rope};
@@ -33,6 +33,8 @@ pub struct LoadOptions {
     /// and pass through two places on the device, each while the layer before computes: for cards that can't hold the
     /// model. The results are the same; a decoded token takes at least the time of copying these weights, and no graph.
     pub gpu_layers: Option<usize>,
+    /// Where the vision tower is, for cards that can't hold it beside the text model.
+    pub vision: VisionPlace,
     /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
     pub tokens_per_pass: usize,
 }
@@ -42,13 +44,13 @@ impl LoadOptions {
     /// a GGUF file as they are. The cache in f32.
     pub fn for_device(device: &Device) -> Self {
         let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
-        let (quantize, gpu_layers) = (None, None);
         Self {
             dtype,
-            quantize,
+            quantize: None,
             keep_quantized: true,
             cache: KvFormat::F32,
-            gpu_layers,
+            gpu_layers: None,
+            vision: VisionPlace::Resident,
             tokens_per_pass: 1024,
         }
     }
@@ -148,7 +150,13 @@ impl Qwen3Vl {
             }
             let mut done = |weights: &Weights| progress(weights.progress());
             let text = TextModel::load(&mut weights, config, device, options.cache, gpu_layers, &mut done)?;
-            let vision = VisionTower::load(&mut weights, &config.vision, device, &mut done)?;
+            let (place, streamed) = match options.vision {
+                VisionPlace::Resident => (device, false),
+                VisionPlace::Streamed => (device, true),
+                VisionPlace::Cpu => (&Device::Cpu, false),
+            };
+            weights.load_onto(place);
+            let vision = VisionTower::load(&mut weights, &config.vision, place, streamed, &mut done)?;
             if let Some(name) = weights.unused().first() {
                 return Err(Error::Checkpoint {
                     file: path.display().to_string(),
@@ -159,7 +167,8 @@ impl Qwen3Vl {
             ahead.map_or(Ok(()), joined)?;
             Ok((weights, text, vision, joined(processor)?))
         })?;
-        if let (Device::Cuda(device), 1..) = (device, text.streamed_layers()) {
+        let passes_through = text.streamed_layers() > 0 || options.vision == VisionPlace::Streamed;
+        if let (Device::Cuda(device), true) = (device, passes_through) {
             memory::pool(device)?.trim()?; // what the layers took on their way to host memory
         }
         let (parameters, conversions) = (weights.parameters(), weights.conversions());
@@ -212,7 +221,7 @@ impl Qwen3Vl {
     /// # Errors
     /// As [`VisionTower::forward`].
     pub fn see(&self, patches: &Patches) -> Result<VisionOutput> {
-        self.vision.forward(patches)
+        self.vision.forward(patches)?.to_device(&self.device)
     }
 
     /// Every layer's hidden states and the logits of a whole prompt, for comparison with a reference. `trace` sees

@@ -1,14 +1,12 @@
 //! The language model: embeddings → hidden states → logits.
 
 use super::config::Config;
+use super::layers::Layers;
 use super::positions::text_rope;
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
 use pascaline::kv::KvFormat;
-use pascaline::nn::{
-    Attention, Embedding, KvCache, LayerCache, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks,
-    TransformerBlock,
-};
+use pascaline::nn::{Attention, Embedding, KvCache, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock};
 use pascaline::ops::{self, Activation};
 use pascaline::{DType, Device, Result, Tensor};
 
@@ -19,10 +17,7 @@ pub struct TextModel {
     /// What keys and values are stored as.
     cache: KvFormat,
     embed_tokens: Embedding,
-    /// The first layers, which stay on the device...
-    layers: Vec<TransformerBlock>,
-    /// ...and those behind, which pass through it.
-    streamed: Option<StreamedBlocks>,
+    layers: Layers,
     norm: RmsNorm,
     lm_head: Linear,
 }
@@ -67,7 +62,7 @@ impl TextModel {
             false => Linear::new(weights.weight(&[LM_HEAD])?, None)?,
         };
         done(weights);
-        let (mut layers, mut streamed) = (Vec::new(), None);
+        let mut layers = Layers::default();
         for index in 0..text.num_hidden_layers {
             let name = |part: &str| format!("model.language_model.layers.{index}.{part}.weight");
             let mut linear = |parts: &[&str]| {
@@ -88,25 +83,19 @@ impl TextModel {
                 mlp,
             };
             match device {
-                Device::Cuda(device) if index >= gpu_layers => {
-                    let streamed = match &mut streamed {
-                        Some(streamed) => streamed,
-                        None => streamed.insert(StreamedBlocks::like(&block, device)?),
-                    };
-                    streamed.push(&block)?;
-                }
+                Device::Cuda(device) if index >= gpu_layers => layers.push_streamed(&block, device)?,
                 _ => layers.push(block),
             }
             done(weights);
         }
         let norm = RmsNorm::new(weights.vector("model.language_model.norm.weight")?, text.rms_norm_eps)?;
         let (config, device) = (text.clone(), device.clone());
-        Ok(Self { config, device, cache, embed_tokens, layers, streamed, norm, lm_head })
+        Ok(Self { config, device, cache, embed_tokens, layers, norm, lm_head })
     }
 
     /// How many layers' weights are in host memory and pass through the device.
     pub(super) fn streamed_layers(&self) -> usize {
-        self.streamed.as_ref().map_or(0, StreamedBlocks::len)
+        self.layers.streamed()
     }
 
     /// An empty cache for this model.
@@ -149,7 +138,7 @@ impl TextModel {
         }
         trace(0, &h);
         for (index, cache) in cache.layers_mut().iter_mut().enumerate() {
-            h = self.layer(index, &h, rope, cache)?;
+            h = self.layers.forward(index, &h, rope, Some(cache))?;
             trace(index + 1, &h);
             let deep = images.outputs.first().is_some_and(|output| index < output.deepstack.len());
             if deep && !images.runs.is_empty() {
@@ -157,14 +146,6 @@ impl TextModel {
             }
         }
         self.norm.forward(&h)
-    }
-
-    fn layer(&self, index: usize, h: &Tensor, rope: &Rope, cache: &mut LayerCache) -> Result<Tensor> {
-        match (self.layers.get(index), &self.streamed) {
-            (Some(layer), _) => layer.forward(h, rope, Some(cache)),
-            (None, Some(streamed)) => streamed.forward(index - self.layers.len(), h, rope, Some(cache)),
-            (None, None) => Ok(h.clone()), // a cache has as many layers as the model
-        }
     }
 
     /// The deepstack features of a layer at the image tokens, zero elsewhere: [tokens, hidden].
@@ -187,8 +168,6 @@ impl TextModel {
 
     /// Bytes of weights that a decoded token reads.
     pub fn weight_bytes(&self) -> usize {
-        let resident: usize = self.layers.iter().map(TransformerBlock::weight_bytes).sum();
-        let streamed = self.streamed.as_ref().map_or(0, StreamedBlocks::weight_bytes);
-        resident + streamed + self.lm_head.weight_bytes()
+        self.layers.weight_bytes() + self.lm_head.weight_bytes()
     }
 }

@@ -2,6 +2,7 @@
 //! the first decoder layers.
 
 use super::config::VisionConfig;
+use super::layers::Layers;
 use super::positions::{position_embeddings, vision_rope};
 use super::preprocess::Patches;
 use super::weights::Weights;
@@ -12,6 +13,18 @@ use pascaline::{DType, Device, Result, Tensor};
 /// In the reference a constant and not part of the configuration.
 pub(crate) const LAYER_NORM_EPS: f32 = 1e-6;
 
+/// Where the vision tower's weights are, and where it computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VisionPlace {
+    /// On the model's device.
+    #[default]
+    Resident,
+    /// In host memory: they pass through the GPU while a picture is encoded, and leave it again. The embeddings are the same.
+    Streamed,
+    /// In host memory, and the CPU encodes pictures.
+    Cpu,
+}
+
 /// The vision tower.
 pub struct VisionTower {
     config: VisionConfig,
@@ -19,7 +32,7 @@ pub struct VisionTower {
     patch_embed: Linear,
     /// [side², hidden], in host memory: it is interpolated for each image size.
     pos_embed: Vec<f32>,
-    blocks: Vec<TransformerBlock>,
+    blocks: Layers,
     merger: Merger,
     deepstack_mergers: Vec<Merger>,
 }
@@ -31,6 +44,18 @@ pub struct VisionOutput {
     pub embeddings: Tensor,
     /// For each of the first decoder layers: [tokens, text hidden].
     pub deepstack: Vec<Tensor>,
+}
+
+impl VisionOutput {
+    /// The same on another device.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_device`].
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        let deepstack =
+            self.deepstack.iter().map(|tensor| tensor.to_device(device)).collect::<Result<_>>()?;
+        Ok(Self { embeddings: self.embeddings.to_device(device)?, deepstack })
+    }
 }
 
 /// Joins the patches of a merge block into one token.
@@ -50,6 +75,11 @@ impl Merger {
             linear(weights, &format!("{name}.linear_fc2"))?,
         )?;
         Ok(Self { norm: layer_norm(weights, &format!("{name}.norm"))?, norm_joined, mlp, joined })
+    }
+
+    /// With its weights on `device`: copies where they are elsewhere.
+    fn on(&self, device: &Device) -> Result<Self> {
+        Ok(Self { norm: self.norm.to_device(device)?, mlp: self.mlp.to_device(device)?, ..*self })
     }
 
     /// [patches, hidden] → [patches / merge², text hidden]
@@ -74,19 +104,21 @@ fn layer_norm(weights: &mut Weights, name: &str) -> Result<LayerNorm> {
 }
 
 impl VisionTower {
-    /// Takes the tower's tensors; `done` is called behind each block.
+    /// Takes the tower's tensors; `streamed`: those of the blocks and mergers stay in host memory. `done` is called behind
+    /// each block.
     pub(super) fn load(
         weights: &mut Weights,
         config: &VisionConfig,
         device: &Device,
+        streamed: bool,
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let joined = config.hidden_size * config.merge_len();
-        let mut blocks = Vec::with_capacity(config.depth);
+        let mut blocks = Layers::default();
         for index in 0..config.depth {
             let name = |part: &str| format!("model.visual.blocks.{index}.{part}");
             let (heads, head_dim) = (config.num_heads, config.head_dim());
-            blocks.push(TransformerBlock {
+            let block = TransformerBlock {
                 norm1: Norm::Layer(layer_norm(weights, &name("norm1"))?),
                 attention: Attention::new(
                     linear(weights, &name("attn.qkv"))?,
@@ -101,16 +133,25 @@ impl VisionTower {
                     Activation::GeluTanh,
                     linear(weights, &name("mlp.linear_fc2"))?,
                 )?,
-            });
+            };
+            match device {
+                Device::Cuda(device) if streamed => blocks.push_streamed(&block, device)?,
+                _ => blocks.push(block),
+            }
             done(weights);
         }
+        let mut merger = |name: &str, norm_joined| {
+            let merger = Merger::load(weights, &format!("model.visual.{name}"), norm_joined, joined)?;
+            if streamed { merger.on(&Device::Cpu) } else { Ok(merger) }
+        };
         let deepstack_mergers = (0..config.deepstack_visual_indexes.len())
-            .map(|i| Merger::load(weights, &format!("model.visual.deepstack_merger_list.{i}"), true, joined))
+            .map(|i| merger(&format!("deepstack_merger_list.{i}"), true))
             .collect::<Result<_>>()?;
+        let merger = merger("merger", false)?;
         let tower = Self {
             patch_embed: linear(weights, "model.visual.patch_embed.proj")?,
             pos_embed: weights.host("model.visual.pos_embed.weight")?,
-            merger: Merger::load(weights, "model.visual.merger", false, joined)?,
+            merger,
             deepstack_mergers,
             blocks,
             device: device.clone(),
@@ -156,13 +197,13 @@ impl VisionTower {
         let h = self.patch_embed.forward(&on_device(values, self.config.patch_len())?)?;
         let mut h = ops::add(&h, &on_device(&positions, self.config.hidden_size)?)?;
         let mut deepstack = Vec::with_capacity(self.deepstack_mergers.len());
-        for (index, block) in self.blocks.iter().enumerate() {
-            h = block.forward(&h, &rope, None)?;
+        for index in 0..self.blocks.len() {
+            h = self.blocks.forward(index, &h, &rope, None)?;
             if let Some(i) = self.config.deepstack_visual_indexes.iter().position(|&at| at == index) {
-                deepstack.push(self.deepstack_mergers[i].forward(&h)?);
+                deepstack.push(self.deepstack_mergers[i].on(&self.device)?.forward(&h)?);
             }
         }
-        Ok(VisionOutput { embeddings: self.merger.forward(&h)?, deepstack })
+        Ok(VisionOutput { embeddings: self.merger.on(&self.device)?.forward(&h)?, deepstack })
     }
 }
 

@@ -188,6 +188,11 @@ impl Weights {
         }
     }
 
+    /// What is taken from now on goes to this device.
+    pub(super) fn load_onto(&mut self, device: &Device) {
+        self.device = device.clone();
+    }
+
     /// The tensors of GGUF files, checked already.
     pub(crate) fn of_gguf(tensors: Tensors, dtype: DType, device: &Device) -> Result<Self> {
         check_dtype(dtype)?;

@@ -24,6 +24,7 @@ pub fn pascaline(arguments: &[&str]) -> Command {
 }
 
 /// What it printed and how it ended.
+#[allow(dead_code)] // not all tests run it plainly
 pub fn run(arguments: &[&str]) -> Output {
     pascaline(arguments).output().expect("the program starts")
 }

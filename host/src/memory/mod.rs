@@ -13,6 +13,7 @@ mod layers;
 mod order;
 mod pinned;
 mod pool;
+mod rehearsal;
 pub mod simulated;
 mod slab;
 #[cfg(test)]
@@ -34,4 +35,5 @@ pub use device::{CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle
 pub use layers::LayerStream;
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};
+pub use rehearsal::{Rehearsal, Rehearsed};
 pub use upstream::{Timeline, Upstream};

@@ -1,8 +1,9 @@
 //! Multi-head attention with its projections.
 
-use super::{LayerCache, Linear, Map, RmsNorm, misfit, rows_per_launch};
+use super::{LayerCache, Linear, Map, RmsNorm, misfit};
 use crate::kv::{KvFormat, KvTensor};
 use crate::ops::{self, Epilogue, HeadNorms};
+use crate::problem::pieces::rows_per_launch;
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// The positions of a pass's rows: the rotary angles by position, and the index of the first row's.
@@ -155,8 +156,8 @@ impl Attention {
         device: &Device,
     ) -> Result<Tensor> {
         let (rows, heads, d) = (x.dims()[0], self.num_heads, self.head_dim);
-        let qkv = self.qkv.forward_fused(x, norm, Epilogue::default())?;
-        let qkv = qkv.reshape([rows, heads + 2 * self.num_kv_heads, d])?;
+        let split = [rows, heads + 2 * self.num_kv_heads, d];
+        let qkv = self.qkv.forward_fused(x, norm, Epilogue::default())?.reshape(split)?;
         let norms = self.norms.as_ref().map(|(q, k)| {
             let ((q, eps), (k, _)) = (q.parts(), k.parts());
             HeadNorms { q, k, eps }

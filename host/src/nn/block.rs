@@ -41,8 +41,10 @@ impl TransformerBlock {
     /// # Errors
     /// As [`Attention::forward`].
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
-        let (normed, norm) = self.norm1.before(x)?;
-        let h = self.attention.forward_fused(&normed, norm, Some(x), rope, cache)?;
+        let h = {
+            let (normed, norm) = self.norm1.before(x)?;
+            self.attention.forward_fused(&normed, norm, Some(x), rope, cache)?
+        };
         let (normed, norm) = self.norm2.before(&h)?;
         self.mlp.forward_fused(&normed, norm, Some(&h))
     }

@@ -1,7 +1,8 @@
 //! y = x·Wᵀ + b, with the steps that are fused with it.
 
-use super::{Map, Matrix, RmsNorm, expect_len, rows_per_launch};
+use super::{Map, Matrix, RmsNorm, expect_len};
 use crate::ops::Epilogue;
+use crate::problem::pieces::rows_per_launch;
 use crate::{DType, Error, Result, Tensor, TensorMut};
 
 /// A linear map y = x·Wᵀ + b, its weight stored as [out, in], as checkpoints have it.

@@ -2,11 +2,8 @@
 
 use super::{Linear, Map, RmsNorm, misfit};
 use crate::ops::{Activation, Epilogue};
-use crate::{DType, Error, Result, Tensor};
-
-/// Rows that are computed at a time. This bounds the memory of the wide intermediate; more rows would not make the
-/// products faster.
-const ROWS_PER_PIECE: usize = 4096;
+use crate::problem::pieces::MLP_ROWS;
+use crate::{DType, Device, Error, Result, Tensor};
 
 /// fc2(activation(fc1(x))). With [`Activation::SwiGlu`] fc1 is gate and up in one matrix, [2 · mlp, hidden], in that order:
 /// one launch reads x once.
@@ -55,6 +52,14 @@ impl Mlp {
         self.forward_fused(x, None, None)
     }
 
+    /// The same with its weights on another device.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_device`].
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        self.map(&mut |tensor| tensor.to_device(device))
+    }
+
     /// mlp(norm(x)) + residual.
     pub(super) fn forward_fused(
         &self,
@@ -64,8 +69,8 @@ impl Mlp {
     ) -> Result<Tensor> {
         let &[rows, _] = x.dims() else { return Err(misfit("Mlp", "x", "[rows, hidden]", x)) };
         let mut y = Tensor::uninitialized([rows, self.fc2.out_features()], DType::F32, &x.device())?;
-        for start in (0..rows).step_by(ROWS_PER_PIECE) {
-            let len = ROWS_PER_PIECE.min(rows - start);
+        for start in (0..rows).step_by(MLP_ROWS) {
+            let len = MLP_ROWS.min(rows - start);
             let activate = Epilogue { activation: self.activation, ..Epilogue::default() };
             let inner = self.fc1.forward_fused(&x.narrow(0, start, len)?, norm, activate)?;
             let residual = residual.map(|residual| residual.narrow(0, start, len)).transpose()?;

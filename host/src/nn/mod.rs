@@ -31,15 +31,6 @@ use crate::{Error, Result, Tensor};
 /// Maps each of a module's tensors to the one that a copy of the module has in its place.
 type Map<'a> = dyn FnMut(&Tensor) -> Result<Tensor> + 'a;
 
-/// Floating-point operations that one launch may have: a twentieth of a second on the smallest Pascal card. A card that
-/// drives a display is reset when a launch takes seconds; far below that, launches cost nothing.
-const FLOPS_PER_LAUNCH: usize = 60_000_000_000;
-
-/// The most rows of one launch; a multiple of the kernels' tiles.
-fn rows_per_launch(flops_per_row: usize) -> usize {
-    (FLOPS_PER_LAUNCH / flops_per_row.max(1) / 128 * 128).max(128)
-}
-
 /// The error for a weight that does not fit its module.
 fn misfit(op: &'static str, argument: &'static str, expected: impl Into<String>, found: &Tensor) -> Error {
     Error::Shape { op, argument, expected: expected.into(), found: found.shape().clone() }

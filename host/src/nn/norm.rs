@@ -1,7 +1,7 @@
 //! Normalisation over the last dimension.
 
 use super::{Map, expect_len, misfit};
-use crate::{Result, Tensor, ops};
+use crate::{Device, Result, Tensor, ops};
 
 /// y = x / √(mean x² + ε) · w, with the mean over the last dimension.
 ///
@@ -87,6 +87,19 @@ impl LayerNorm {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         ops::layer_norm(x, &self.weight, &self.bias, self.eps)
     }
+
+    /// The same with its weights on another device.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_device`].
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        self.map(&mut |tensor| tensor.to_device(device))
+    }
+
+    /// As [`Linear::map`](super::Linear::map).
+    pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
+        Ok(Self { weight: f(&self.weight)?, bias: f(&self.bias)?, eps: self.eps })
+    }
 }
 
 /// The norm of a block, of either kind.
@@ -123,9 +136,7 @@ impl Norm {
     pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
         Ok(match self {
             Self::Rms(norm) => Self::Rms(norm.map(f)?),
-            Self::Layer(LayerNorm { weight, bias, eps }) => {
-                Self::Layer(LayerNorm { weight: f(weight)?, bias: f(bias)?, eps: *eps })
-            }
+            Self::Layer(norm) => Self::Layer(norm.map(f)?),
         })
     }
 

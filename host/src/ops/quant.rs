@@ -4,6 +4,7 @@ use super::activate::{activate, activate_into};
 use super::check::{Check, aligned};
 use super::{add_into, copy_into, rms_norm};
 use crate::problem::activate::{Activation, Epilogue};
+use crate::problem::pieces::QUANTIZE_PIECE;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
@@ -36,9 +37,6 @@ pub fn quantize(x: &Tensor, format: Format) -> Result<QuantTensor> {
     Ok(w)
 }
 
-/// Values that are in f32 on the device at a time while a matrix is quantised: 64 MiB.
-const PIECE: usize = 16 << 20;
-
 impl QuantTensor {
     /// Quantises `x` [n, k], row-major, on `device`, a part of the rows at a time: the f32 values of a large matrix need
     /// not fit beside it.
@@ -53,7 +51,7 @@ impl QuantTensor {
             let expected = format!("{} values", x.len());
             return Err(Error::Shape { op: "quantize", argument: "shape", expected, found: shape });
         }
-        let most = (PIECE / cols).max(1);
+        let most = (QUANTIZE_PIECE / cols).max(1);
         for start in (0..n).step_by(most) {
             let rows = most.min(n - start);
             let piece = &x[start * cols..(start + rows) * cols];

@@ -6,6 +6,7 @@ pub(crate) mod attention;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod matmul;
+pub(crate) mod pieces;
 pub(crate) mod reduce;
 pub(crate) mod rope_append;
 pub(crate) mod transpose;

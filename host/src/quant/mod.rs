@@ -18,6 +18,7 @@ mod choice;
 mod gguf;
 mod gguf_blocks;
 mod report;
+mod sizes;
 
 pub use choice::ScaleChoice;
 pub use kernels_gpu::quant::Format;

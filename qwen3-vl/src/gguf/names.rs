@@ -34,7 +34,7 @@ const BLOCK: [(&str, &str); 6] = [
 
 /// The tensor's name in a GGUF file, for the name in a published checkpoint; `None` for names that no checkpoint has. The
 /// patch embedding's weight is the first of its frames'.
-pub(super) fn gguf_name(published: &str, config: &Config) -> Option<String> {
+pub(crate) fn gguf_name(published: &str, config: &Config) -> Option<String> {
     let layer = |rest: &str, prefix: &str, parts: &[(&str, &str)]| {
         let (index, rest) = rest.split_once('.')?;
         let (part, kind) = rest.rsplit_once('.')?;

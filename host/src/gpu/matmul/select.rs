@@ -145,6 +145,17 @@ fn split_candidates(q: &Query, step: u32) -> impl Iterator<Item = u32> {
     (0..=MAX_SPLITS.ilog2()).map(|power| 1 << power).take_while(move |&splits| splits <= most)
 }
 
+/// Bytes of partial sums that the product takes beside its operands.
+pub fn scratch_bytes(table: &Table, q: &Query) -> usize {
+    match select(table, q, Variant::Auto, None) {
+        Some(Plan { splits: splits @ 2.., .. }) => {
+            [splits, q.batch, q.m, q.n].iter().map(|&factor| factor as usize).product::<usize>()
+                * size_of::<f32>()
+        }
+        _ => 0,
+    }
+}
+
 /// The plan for this product; `None` if `variant` can't do it.
 pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<u32>) -> Option<Plan> {
     let plan = |kernel, blocks, splits, step| {

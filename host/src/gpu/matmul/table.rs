@@ -188,11 +188,13 @@ impl Table {
                 Err(error) => return Err(failed(error.to_string())),
             }
         }
+        Self::built_in(card.capability)
+    }
+
+    /// The one that comes with Pascaline.
+    pub fn built_in(capability: (i32, i32)) -> Result<Self> {
         let [(_, first), ..] = BUILT_IN;
-        let text = BUILT_IN
-            .iter()
-            .find(|(capability, _)| *capability == card.capability)
-            .map_or(first, |(_, text)| text);
+        let text = BUILT_IN.iter().find(|(of, _)| *of == capability).map_or(first, |(_, text)| text);
         Self::parse(text).map_err(|reason| Error::Tuning { file: "the built-in table".into(), reason })
     }
 }

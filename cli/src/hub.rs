@@ -1,0 +1,85 @@
+//! `pascaline pull`, and models that are named as they are on the Hugging Face hub.
+
+use super::failure::Failure;
+use super::output::Output;
+use indicatif::{ProgressBar, ProgressStyle};
+use qwen3_vl::hub::{Event, Hub, HubModel};
+use serde::Serialize;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// Fetches a model from the Hugging Face hub into its cache, and prints where it is.
+///
+/// Only the files that loading needs are fetched, and what the cache has already is not. A download that was cut goes
+/// on where it ended. The environment is that of the hub's own tools: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT,
+/// HF_HUB_OFFLINE.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// OWNER/NAME, with :TYPE for one type of GGUF files and @REVISION for a branch, tag or commit; for example
+    /// Qwen/Qwen3-VL-2B-Instruct-GGUF:Q4_K_M.
+    model: String,
+
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    model: &'a str,
+    path: &'a Path,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let Some(model) = HubModel::parse(&args.model) else {
+        return Err(Failure::Usage(format!(
+            "{} is not of the form OWNER/NAME[:TYPE][@REVISION]",
+            args.model
+        )));
+    };
+    let report = args.output.report()?;
+    let path = pull(&model, &args.output)?;
+    if !args.output.stdout_is_taken() {
+        writeln!(io::stdout(), "{}", path.display())?;
+    }
+    let Some(report) = report else { return Ok(()) };
+    report.write(&Json { model: &args.model, path: &path })
+}
+
+/// The hub's model that a `--model` names; `None` if there is such a path or it can only be one.
+pub(super) fn named(model: &Path) -> Option<HubModel> {
+    if model.exists() { None } else { HubModel::parse(model.to_str()?) }
+}
+
+/// The path of a `--model`, fetched if it is the hub's.
+pub(super) fn locate(model: &Path, output: &Output) -> Result<PathBuf, Failure> {
+    named(model).map_or_else(|| Ok(model.to_owned()), |model| pull(&model, output))
+}
+
+fn pull(model: &HubModel, output: &Output) -> Result<PathBuf, Failure> {
+    let watched = io::stderr().is_terminal() && !output.is_quiet();
+    let bar = if watched { ProgressBar::no_length() } else { ProgressBar::hidden() };
+    if let Ok(style) = ProgressStyle::with_template(
+        "  {bar:24} {binary_bytes:>10} of {binary_total_bytes:10} {binary_bytes_per_sec:>12}  {wide_msg}",
+    ) {
+        bar.set_style(style.progress_chars("━━╌"));
+    }
+    let path = Hub::from_env().pull(model, &mut |event| match event {
+        Event::Progress { file, loaded, size } => {
+            if bar.message() != file {
+                bar.reset();
+                bar.set_message(file.to_owned());
+            }
+            bar.set_length(size);
+            bar.set_position(loaded);
+        }
+        Event::Fetched { file } => bar.suspend(|| output.note(&format!("fetched {file}"))),
+        Event::Retry { file, reason } => {
+            bar.suspend(|| output.note(&format!("{file}: {reason}; trying again")));
+        }
+        Event::Unreachable { reason } => {
+            output.say(&format!("{reason}; taking the copy of {} in the cache", model.id));
+        }
+    });
+    bar.finish_and_clear();
+    Ok(path?)
+}

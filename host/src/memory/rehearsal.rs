@@ -1,0 +1,114 @@
+//! A pool over no memory: what a sequence of allocations would reserve.
+//!
+//! It is [`MemoryPool`] itself, with the segments and the fragmentation that a device's pool would have after the same
+//! allocations on one stream.
+
+use super::{MemoryPool, Statistics, Timeline, Upstream};
+use crate::Result;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Addresses are this far apart at least.
+const GAP: u64 = 2 << 20;
+
+/// Allocations that take no memory.
+///
+/// ```
+/// use pascaline::memory::Rehearsal;
+/// let rehearsal = Rehearsal::new();
+/// let weights = rehearsal.take(100 << 20)?;
+/// drop(rehearsal.take(10 << 20)?);
+/// drop(weights);
+/// let books = rehearsal.statistics();
+/// assert_eq!((books.live, books.peak_live), (0, 110 << 20));
+/// assert!(books.peak_reserved >= books.peak_live);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Rehearsal(Arc<MemoryPool<Instantly, Endless>>);
+
+/// Bytes that are live until this is dropped.
+pub struct Rehearsed {
+    pool: Rehearsal,
+    address: u64,
+    bytes: usize,
+}
+
+impl Rehearsal {
+    /// With nothing reserved.
+    #[allow(clippy::new_without_default)] // there is one way to make it
+    pub fn new() -> Self {
+        Self(Arc::new(MemoryPool::new(Instantly, Endless(AtomicU64::new(GAP)), ())))
+    }
+
+    /// Allocates.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`](crate::Error::TooLarge) for a size that overflows.
+    pub fn take(&self, bytes: usize) -> Result<Rehearsed> {
+        let address = self.0.allocate(bytes, &())?;
+        Ok(Rehearsed { pool: self.clone(), address, bytes })
+    }
+
+    /// Gives back segments of which nothing is live.
+    ///
+    /// # Errors
+    /// None happens here; see [`MemoryPool::trim`].
+    pub fn trim(&self) -> Result<usize> {
+        MemoryPool::trim(&self.0)
+    }
+
+    /// The pool's books.
+    pub fn statistics(&self) -> Statistics {
+        self.0.statistics()
+    }
+}
+
+impl Drop for Rehearsed {
+    fn drop(&mut self) {
+        let freed = MemoryPool::free(&self.pool.0, self.address, self.bytes);
+        debug_assert!(freed.is_ok(), "it was live: {freed:?}");
+    }
+}
+
+/// A device on which all work is done at once.
+struct Instantly;
+
+impl Timeline for Instantly {
+    type Stream = ();
+    type Event = ();
+
+    fn alive(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn event(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn record(&self, (): &(), (): &()) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn is_done(&self, (): &()) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&self, (): &(), (): &()) -> Result<bool> {
+        Ok(true)
+    }
+}
+
+/// Gives addresses, each once. Its field is the next.
+struct Endless(AtomicU64);
+
+impl Upstream<()> for Endless {
+    fn allocate(&self, bytes: usize, (): &()) -> Result<u64> {
+        // an address never touches another segment, so that none merge
+        Ok(self.0.fetch_add((bytes as u64).next_multiple_of(GAP) + GAP, Ordering::Relaxed))
+    }
+
+    fn free(&self, _address: u64, _bytes: usize, (): &()) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,17 @@
+//! How work is cut, so that no launch takes long and nothing beside the result takes much memory.
+
+/// Floating-point operations that one launch may have: a twentieth of a second on the smallest Pascal card. A card that
+/// drives a display is reset when a launch takes seconds; far below that, launches cost nothing.
+const FLOPS_PER_LAUNCH: usize = 60_000_000_000;
+
+/// The most rows of one launch; a multiple of the kernels' tiles.
+pub fn rows_per_launch(flops_per_row: usize) -> usize {
+    (FLOPS_PER_LAUNCH / flops_per_row.max(1) / 128 * 128).max(128)
+}
+
+/// Rows of an MLP that are computed at a time. This bounds the memory of the wide intermediate; more rows would not make
+/// the products faster.
+pub const MLP_ROWS: usize = 4096;
+
+/// Values that are in f32 on the device at a time while a matrix is quantised: 64 MiB.
+pub const QUANTIZE_PIECE: usize = 16 << 20;

@@ -1,0 +1,60 @@
+//! Sizes of quantised tensors that are not there yet, for plans of memory.
+
+use super::{Format, QuantRows, QuantTensor, bits};
+use crate::{Result, Shape};
+use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK, ScalesIq4Xs, ScalesQ4K, ScalesQ6K};
+
+impl QuantTensor {
+    /// The bytes of the quants and of the scales of a matrix [n, k], each one allocation.
+    ///
+    /// ```
+    /// use pascaline::quant::{Format, QuantTensor};
+    /// assert_eq!(QuantTensor::part_bytes(Format::Q4_0, [2, 64])?, [64, 8]);
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of a tensor of that shape: [`Error::Shape`](crate::Error::Shape) or [`Error::TooLarge`](crate::Error::TooLarge).
+    pub fn part_bytes(format: Format, shape: [usize; 2]) -> Result<[usize; 2]> {
+        let (n, k) = Self::padded(format, &Shape::from(shape))?;
+        let of_super_blocks = |bytes| n * (k / SUPER_BLOCK) * bytes;
+        let scales = match format {
+            Format::I8 => n * 4,
+            Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => n * (k / BLOCK) * 2,
+            Format::Q4K | Format::Q5K => of_super_blocks(size_of::<ScalesQ4K>()),
+            Format::Q6K => of_super_blocks(size_of::<ScalesQ6K>()),
+            Format::Iq4Xs => of_super_blocks(size_of::<ScalesIq4Xs>()),
+        };
+        Ok([n * k / 8 * bits(format), scales])
+    }
+}
+
+impl QuantRows {
+    /// The bytes of the quants and of the scales of [rows, k] activations, each one allocation.
+    pub fn part_bytes(rows: usize, k: usize) -> [usize; 2] {
+        let k = k.next_multiple_of(SUPER_BLOCK);
+        [rows * k, rows * (k / BLOCK) * 8]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::FORMATS;
+    use super::*;
+    use crate::{Device, Tensor};
+
+    #[test]
+    fn sizes_are_those_of_tensors() -> Result<()> {
+        let bytes = |tensor: &Tensor| tensor.shape().elements() * tensor.dtype().size();
+        for shape in [[3, 256], [1, 7], [5, 300]] {
+            for format in FORMATS {
+                let tensor = QuantTensor::uninitialized(format, Shape::from(shape), &Device::Cpu)?;
+                let found = QuantTensor::part_bytes(format, shape)?;
+                assert_eq!(found, [bytes(&tensor.quants), bytes(&tensor.scales)], "{format:?} {shape:?}");
+            }
+            let rows = QuantRows::uninitialized(Shape::from(shape), &Device::Cpu)?;
+            assert_eq!(QuantRows::part_bytes(shape[0], shape[1]), [bytes(&rows.quants), bytes(&rows.scales)]);
+        }
+        Ok(())
+    }
+}

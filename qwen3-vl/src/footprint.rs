@@ -1,0 +1,497 @@
+//! The memory that a model takes on a GPU, from its sizes alone.
+//!
+//! The allocations of loading, encoding a picture, passing a prompt and decoding are rehearsed in the order in which the
+//! modules make them, on the pool's own logic without memory ([`Rehearsal`]). Tests compare the outcome with the pool's
+//! books after a real answer.
+
+use super::config::{Config, VisionConfig};
+use super::decode::ANGLES_AHEAD;
+use super::model::LoadOptions;
+use super::vision::VisionPlace;
+use pascaline::internals::pieces::{MLP_ROWS, QUANTIZE_PIECE, rows_per_launch};
+use pascaline::internals::select::{Layouts, Query, Types, scratch_bytes};
+use pascaline::internals::table::Table;
+use pascaline::kv::KvTensor;
+use pascaline::memory::{Rehearsal, Rehearsed};
+use pascaline::ops::Activation;
+use pascaline::quant::{Format, QuantRows, QuantTensor};
+use pascaline::{DType, Result};
+
+/// What a matrix is stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// In f32 or f16.
+    Float(DType),
+    /// As it comes from a file of this format.
+    Stored(Format),
+    /// Quantised on the device while it is loaded.
+    Quantized(Format),
+}
+
+/// What the memory must be enough for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// Tokens that the cache has room for: prompt, pictures and answer.
+    pub context: usize,
+    /// Tokens of the prompt among them.
+    pub prompt: usize,
+    /// Patches of the largest picture; 0 without pictures.
+    pub patches: usize,
+}
+
+/// What the choice of kernels, and with it their scratch memory, depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Compute capability, such as (6, 1).
+    pub capability: (i32, i32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+}
+
+/// Bytes that a model takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Footprint {
+    /// On the GPU: weights that stay there, and the places of those that pass through.
+    pub weights: usize,
+    /// On the GPU: keys and values.
+    pub cache: usize,
+    /// On the GPU: the most that will be in use, all included.
+    pub live: usize,
+    /// On the GPU: the most that the pool will have reserved for it.
+    pub peak: usize,
+    /// In host memory: weights that pass through the GPU or stay out of it.
+    pub host: usize,
+}
+
+/// The footprint of a model whose matrix of a published name is stored as `storage` says.
+///
+/// # Errors
+/// [`Error::TooLarge`](pascaline::Error::TooLarge) for sizes that overflow.
+pub fn footprint(
+    config: &Config,
+    storage: &dyn Fn(&str) -> Storage,
+    options: &LoadOptions,
+    work: &Workload,
+    gpu: &Gpu,
+) -> Result<Footprint> {
+    let (pool, table) = (Rehearsal::new(), Table::built_in(gpu.capability)?);
+    let mut walk =
+        Walk { pool, table, gpu: *gpu, config, storage, options, weights: Vec::new(), places: 0, host: 0 };
+    walk.load_text()?;
+    walk.load_vision()?;
+    let passes_through = walk.places > 0;
+    if passes_through {
+        walk.pool.trim()?;
+    }
+    let weights = walk.pool.statistics().live;
+    let cache = walk.cache(work.context)?;
+    let cache_bytes = walk.pool.statistics().live - weights;
+    walk.answer(work)?;
+    let books = walk.pool.statistics();
+    drop(cache);
+    Ok(Footprint {
+        weights,
+        cache: cache_bytes,
+        live: books.peak_live,
+        peak: books.peak_reserved,
+        host: walk.host,
+    })
+}
+
+struct Walk<'a> {
+    pool: Rehearsal,
+    table: Table,
+    gpu: Gpu,
+    config: &'a Config,
+    storage: &'a dyn Fn(&str) -> Storage,
+    options: &'a LoadOptions,
+    /// What stays.
+    weights: Vec<Rehearsed>,
+    /// Stacks of blocks that pass through the device.
+    places: usize,
+    host: usize,
+}
+
+/// A linear map: the rows of its matrix and their storage, from the top, and its width.
+struct Linear {
+    parts: Vec<(usize, Storage)>,
+    out: usize,
+    width: usize,
+}
+
+impl Linear {
+    /// The bytes of the tensors that a part is made of.
+    fn part_bytes(&self, (rows, storage): (usize, Storage)) -> Result<Vec<usize>> {
+        match storage {
+            Storage::Float(dtype) => Ok(vec![rows * self.width * dtype.size()]),
+            Storage::Stored(format) | Storage::Quantized(format) => {
+                QuantTensor::part_bytes(format, [rows, self.width]).map(Into::into)
+            }
+        }
+    }
+
+    /// The bytes of all its tensors.
+    fn tensors(&self) -> Result<Vec<usize>> {
+        let parts = self.parts.iter().map(|&part| self.part_bytes(part)).collect::<Result<Vec<_>>>()?;
+        Ok(parts.concat())
+    }
+}
+
+impl Walk<'_> {
+    fn floats(&self, count: usize) -> Result<Rehearsed> {
+        self.pool.take(count * size_of::<f32>())
+    }
+
+    /// Matrices of these names and rows, of equal width, as one; neighbours that are stored alike are one tensor.
+    fn linear(&self, matrices: &[(String, usize)], width: usize) -> Linear {
+        let mut parts: Vec<(usize, Storage)> = Vec::new();
+        for (name, rows) in matrices {
+            let storage = (self.storage)(name);
+            match parts.last_mut() {
+                Some((above, same)) if *same == storage => *above += rows,
+                _ => parts.push((*rows, storage)),
+            }
+        }
+        Linear { parts, out: matrices.iter().map(|(_, rows)| rows).sum(), width }
+    }
+
+    /// Loads a matrix.
+    fn matrix(&self, linear: &Linear, to: &mut Vec<Rehearsed>) -> Result<()> {
+        for &(rows, storage) in &linear.parts {
+            for bytes in linear.part_bytes((rows, storage))? {
+                to.push(self.pool.take(bytes)?);
+            }
+            if let Storage::Quantized(_) = storage {
+                let rows = (QUANTIZE_PIECE / linear.width.max(1)).clamp(1, rows.max(1));
+                let _values = self.floats(rows * linear.width)?;
+                let piece = linear.part_bytes((rows, storage))?;
+                let _quants: Vec<_> =
+                    piece.into_iter().map(|bytes| self.pool.take(bytes)).collect::<Result<_>>()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn text_linears(&self, layer: usize) -> [Linear; 4] {
+        let text = &self.config.text;
+        let (hidden, mlp, head) = (text.hidden_size, text.intermediate_size, text.head_dim);
+        let (q, kv) = (text.num_attention_heads * head, text.num_key_value_heads * head);
+        let name = |part: &str, rows| (format!("model.language_model.layers.{layer}.{part}.weight"), rows);
+        let qkv = [name("self_attn.q_proj", q), name("self_attn.k_proj", kv), name("self_attn.v_proj", kv)];
+        [
+            self.linear(&qkv, hidden),
+            self.linear(&[name("self_attn.o_proj", hidden)], q),
+            self.linear(&[name("mlp.gate_proj", mlp), name("mlp.up_proj", mlp)], hidden),
+            self.linear(&[name("mlp.down_proj", hidden)], mlp),
+        ]
+    }
+
+    fn load_text(&mut self) -> Result<()> {
+        let config = self.config;
+        let (hidden, vocab, head) = (config.text.hidden_size, config.text.vocab_size, config.text.head_dim);
+        let mut weights = Vec::new();
+        self.matrix(&self.linear(&[(super::weights::EMBEDDING.into(), vocab)], hidden), &mut weights)?;
+        if !config.tie_word_embeddings {
+            self.matrix(&self.linear(&[(super::weights::LM_HEAD.into(), vocab)], hidden), &mut weights)?;
+        }
+        let layers = config.text.num_hidden_layers;
+        let resident = self.options.gpu_layers.unwrap_or(layers).min(layers);
+        for layer in 0..layers {
+            let norms = [head, head, hidden, hidden];
+            let linears = self.text_linears(layer);
+            self.block(&linears, &norms, layer == resident, layer >= resident, &mut weights)?;
+        }
+        weights.push(self.floats(hidden)?);
+        self.weights.append(&mut weights);
+        Ok(())
+    }
+
+    /// Loads a block; the first of those that pass through makes the places for all.
+    fn block(
+        &mut self,
+        linears: &[Linear],
+        vectors: &[usize],
+        first_streamed: bool,
+        streamed: bool,
+        weights: &mut Vec<Rehearsed>,
+    ) -> Result<()> {
+        let mut block = Vec::new();
+        for linear in linears {
+            self.matrix(linear, &mut block)?;
+        }
+        for &len in vectors {
+            block.push(self.floats(len)?);
+        }
+        if !streamed {
+            weights.append(&mut block);
+            return Ok(());
+        }
+        let vectors = vectors.iter().map(|len| len * size_of::<f32>());
+        let mut bytes: usize = vectors.map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum();
+        for linear in linears {
+            bytes += linear.tensors()?.iter().map(|part| part.next_multiple_of(ALIGNMENT)).sum::<usize>();
+        }
+        self.host += bytes;
+        if first_streamed {
+            self.places += 1;
+            weights.push(self.pool.take(bytes)?);
+            weights.push(self.pool.take(bytes)?);
+        }
+        Ok(())
+    }
+
+    fn vision_linears(&self, block: usize) -> [Linear; 4] {
+        let vision = &self.config.vision;
+        let (hidden, mlp) = (vision.hidden_size, vision.intermediate_size);
+        let linear = |part: &str, rows, width| {
+            self.linear(&[(format!("model.visual.blocks.{block}.{part}.weight"), rows)], width)
+        };
+        [
+            linear("attn.qkv", 3 * hidden, hidden),
+            linear("attn.proj", hidden, hidden),
+            linear("mlp.linear_fc1", mlp, hidden),
+            linear("mlp.linear_fc2", hidden, mlp),
+        ]
+    }
+
+    fn merger_linears(&self, name: &str) -> [Linear; 2] {
+        let vision = &self.config.vision;
+        let joined = vision.hidden_size * vision.merge_len();
+        let linear =
+            |part: &str, rows| self.linear(&[(format!("model.visual.{name}.{part}.weight"), rows)], joined);
+        [linear("linear_fc1", joined), linear("linear_fc2", vision.out_hidden_size)]
+    }
+
+    fn patch_embed(&self) -> Linear {
+        let vision = &self.config.vision;
+        self.linear(
+            &[("model.visual.patch_embed.proj.weight".into(), vision.hidden_size)],
+            vision.patch_len(),
+        )
+    }
+
+    /// The mergers' names in the order of their use.
+    fn mergers(vision: &VisionConfig) -> Vec<String> {
+        let deepstack = 0..vision.deepstack_visual_indexes.len();
+        deepstack.map(|i| format!("deepstack_merger_list.{i}")).chain(["merger".into()]).collect()
+    }
+
+    fn load_vision(&mut self) -> Result<()> {
+        let vision = &self.config.vision;
+        if self.options.vision == VisionPlace::Cpu {
+            return Ok(());
+        }
+        let streamed = self.options.vision == VisionPlace::Streamed;
+        let (hidden, mlp) = (vision.hidden_size, vision.intermediate_size);
+        let mut weights = Vec::new();
+        for block in 0..vision.depth {
+            let vectors = [hidden, hidden, 3 * hidden, hidden, hidden, hidden, mlp, hidden];
+            self.block(&self.vision_linears(block), &vectors, block == 0, streamed, &mut weights)?;
+        }
+        for merger in Self::mergers(vision) {
+            let loaded = self.merger(&merger)?;
+            if streamed {
+                self.host += self.merger_bytes(&merger)?;
+            } else {
+                weights.extend(loaded);
+            }
+        }
+        self.matrix(&self.patch_embed(), &mut weights)?;
+        weights.push(self.floats(hidden)?);
+        self.weights.append(&mut weights);
+        Ok(())
+    }
+
+    fn merger(&self, name: &str) -> Result<Vec<Rehearsed>> {
+        let mut weights = Vec::new();
+        for linear in self.merger_linears(name) {
+            self.matrix(&linear, &mut weights)?;
+            weights.push(self.floats(linear.out)?);
+        }
+        let joined = self.config.vision.hidden_size * self.config.vision.merge_len();
+        weights.push(self.floats(joined)?);
+        weights.push(self.floats(joined)?);
+        Ok(weights)
+    }
+
+    fn merger_bytes(&self, name: &str) -> Result<usize> {
+        self.merger_linears(name).iter().map(|linear| Ok(linear.tensors()?.iter().sum::<usize>())).sum()
+    }
+
+    fn cache(&self, context: usize) -> Result<Vec<Rehearsed>> {
+        let text = &self.config.text;
+        let dims = [context, text.num_key_value_heads, text.head_dim];
+        let mut cache = Vec::new();
+        for _ in 0..2 * text.num_hidden_layers {
+            for bytes in KvTensor::part_bytes(self.options.cache, dims) {
+                cache.push(self.pool.take(bytes)?);
+            }
+        }
+        Ok(cache)
+    }
+
+    /// A product whose result is there already, with what it needs beside: x with its norm applied, x in 8 bits, and
+    /// the sums before an activation that is a kernel of its own.
+    fn product(&self, rows: usize, linear: &Linear, normed: bool, activation: Activation) -> Result<()> {
+        let most = rows_per_launch(2 * linear.out * linear.width);
+        let rows = rows.min(most);
+        let _normed = if normed { Some(self.floats(rows * linear.width)?) } else { None };
+        let is_float = |part: &&(usize, Storage)| matches!(part.1, Storage::Float(_));
+        let plain = linear.parts.iter().all(|part| is_float(&part));
+        let fused = match activation {
+            Activation::Identity => true,
+            Activation::GeluErf | Activation::SwiGlu => false,
+            _ => !plain && linear.parts.len() == 1,
+        };
+        let _sums = if fused { None } else { Some(self.floats(rows * linear.out)?) };
+        let _rows = match plain {
+            true => None,
+            false => {
+                let [quants, scales] = QuantRows::part_bytes(rows, linear.width);
+                Some([self.pool.take(quants)?, self.pool.take(scales)?])
+            }
+        };
+        for part in &linear.parts {
+            // the columns of one part among others' are copied to their place
+            let _own = if linear.parts.len() > 1 { Some(self.floats(rows * part.0)?) } else { None };
+            if let (out, Storage::Float(dtype)) = *part {
+                let size = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+                let dims = [size(rows), size(out), size(linear.width)];
+                let types = if dtype == DType::F16 { Types::Mixed } else { Types::F32 };
+                let query = Query { types, ..Query::plain(Layouts::Nt, dims, self.gpu.multiprocessors) };
+                let _partial = self.pool.take(scratch_bytes(&self.table, &query))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// y = fc2(act(fc1(x)))
+    fn mlp(
+        &self,
+        rows: usize,
+        [fc1, fc2]: [&Linear; 2],
+        normed: bool,
+        activation: Activation,
+    ) -> Result<Rehearsed> {
+        let y = self.floats(rows * fc2.out)?;
+        let rows = rows.min(MLP_ROWS);
+        let inner = self.floats(rows * fc2.width)?;
+        self.product(rows, fc1, normed, activation)?;
+        self.product(rows, fc2, false, Activation::Identity)?;
+        drop(inner);
+        Ok(y)
+    }
+
+    /// A transformer block of `x`; `own`: with keys and values of its own, and LayerNorms.
+    fn transformer(
+        &self,
+        rows: usize,
+        x: Rehearsed,
+        [qkv, out, fc1, fc2]: &[Linear; 4],
+        kv: Option<usize>,
+        activation: Activation,
+    ) -> Result<Rehearsed> {
+        let hidden = out.out;
+        let own = kv.is_some();
+        let layer_normed = || if own { self.floats(rows * hidden).map(Some) } else { Ok(None) };
+        let normed = layer_normed()?;
+        let keys =
+            kv.map(|width| Ok((self.floats(rows * width)?, self.floats(rows * width)?))).transpose()?;
+        let projected = self.floats(rows * qkv.out)?;
+        self.product(rows, qkv, !own, Activation::Identity)?;
+        let queries = self.floats(rows * out.width)?;
+        drop(projected);
+        let attended = self.floats(rows * out.width)?;
+        drop(queries);
+        let h = self.floats(rows * hidden)?;
+        self.product(rows, out, false, Activation::Identity)?;
+        drop((attended, keys, normed));
+        let normed = layer_normed()?;
+        let y = self.mlp(rows, [fc1, fc2], !own, activation)?;
+        drop((normed, h, x));
+        Ok(y)
+    }
+
+    /// A picture's embeddings.
+    fn see(&self, patches: usize) -> Result<Vec<Rehearsed>> {
+        let vision = &self.config.vision;
+        let (tokens, hidden) = (patches / vision.merge_len().max(1), self.config.text.hidden_size);
+        let outputs = 1 + vision.deepstack_visual_indexes.len();
+        if self.options.vision == VisionPlace::Cpu {
+            return (0..outputs).map(|_| self.floats(tokens * hidden)).collect();
+        }
+        let half = vision.head_dim() / 2;
+        let _angles = [self.floats(patches * half)?, self.floats(patches * half)?, self.floats(2)?];
+        let values = self.floats(patches * vision.patch_len())?;
+        let embedded = self.floats(patches * vision.hidden_size)?;
+        self.product(patches, &self.patch_embed(), false, Activation::Identity)?;
+        drop(values);
+        let positions = self.floats(patches * vision.hidden_size)?;
+        let mut h = self.floats(patches * vision.hidden_size)?;
+        drop(positions);
+        drop(embedded);
+        let mut found = Vec::new();
+        let names = Self::mergers(vision);
+        for block in 0..vision.depth {
+            let linears = self.vision_linears(block);
+            h = self.transformer(patches, h, &linears, Some(vision.hidden_size), Activation::GeluTanh)?;
+            if let Some(i) = vision.deepstack_visual_indexes.iter().position(|&at| at == block) {
+                found.push(self.merge(tokens, &names[i])?);
+            }
+        }
+        found.push(self.merge(tokens, names.last().map_or("merger", String::as_str))?);
+        Ok(found)
+    }
+
+    fn merge(&self, tokens: usize, name: &str) -> Result<Rehearsed> {
+        let mut passing = Vec::new();
+        let linears = self.merger_linears(name);
+        if self.options.vision == VisionPlace::Streamed {
+            for linear in &linears {
+                for bytes in linear.tensors()? {
+                    passing.push(self.pool.take(bytes)?);
+                }
+            }
+        }
+        let [fc1, fc2] = &linears;
+        let _normed = self.floats(tokens * fc1.width)?;
+        self.mlp(tokens, [fc1, fc2], false, Activation::GeluErf)
+    }
+
+    /// A picture, the prompt, and a token.
+    fn answer(&self, work: &Workload) -> Result<()> {
+        let text = &self.config.text;
+        let (hidden, half) = (text.hidden_size, text.head_dim / 2);
+        let seen = if work.patches > 0 { self.see(work.patches)? } else { Vec::new() };
+        let _angles = [self.floats(work.prompt * half)?, self.floats(work.prompt * half)?];
+        let mut last = None;
+        for start in (0..work.prompt).step_by(self.options.tokens_per_pass.max(1)) {
+            let rows = self.options.tokens_per_pass.min(work.prompt - start);
+            let _ids = self.floats(rows)?;
+            let _at = self.floats(2)?;
+            let mut h = self.floats(rows * hidden)?;
+            for layer in 0..text.num_hidden_layers {
+                h = self.transformer(rows, h, &self.text_linears(layer), None, Activation::SwiGlu)?;
+                if layer + 1 < seen.len() {
+                    let features = self.floats(rows * hidden)?;
+                    let sum = self.floats(rows * hidden)?;
+                    drop(features);
+                    h = sum;
+                }
+            }
+            let normed = self.floats(rows * hidden)?;
+            drop(h);
+            last = Some(normed);
+        }
+        let logits = self.floats(text.vocab_size)?;
+        drop((seen, last));
+        let _decoding =
+            [self.floats(ANGLES_AHEAD as usize * half)?, self.floats(ANGLES_AHEAD as usize * half)?];
+        let _next = self.floats(text.vocab_size)?;
+        drop(logits);
+        Ok(())
+    }
+}
+
+/// Tensors of a block that passes through begin at multiples of this.
+const ALIGNMENT: usize = 256;

@@ -1,0 +1,60 @@
+//! A stack of transformer blocks, of which the first stay on the device and the others pass through it.
+
+use pascaline::cuda::CudaDevice;
+use pascaline::nn::{LayerCache, Rope, StreamedBlocks, TransformerBlock};
+use pascaline::{Result, Tensor};
+
+/// The blocks, in the order in which they were pushed.
+#[derive(Default)]
+pub(super) struct Layers {
+    resident: Vec<TransformerBlock>,
+    /// Those behind, in pinned host memory.
+    streamed: Option<StreamedBlocks>,
+}
+
+impl Layers {
+    /// Appends a block that stays where it is.
+    pub fn push(&mut self, block: TransformerBlock) {
+        self.resident.push(block);
+    }
+
+    /// Appends a block whose weights move to host memory, and pass through `device`. All behind it must too.
+    pub fn push_streamed(&mut self, block: &TransformerBlock, device: &CudaDevice) -> Result<()> {
+        let streamed = match &mut self.streamed {
+            Some(streamed) => streamed,
+            None => self.streamed.insert(StreamedBlocks::like(block, device)?),
+        };
+        streamed.push(block)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.resident.len() + self.streamed()
+    }
+
+    /// How many pass through the device.
+    pub fn streamed(&self) -> usize {
+        self.streamed.as_ref().map_or(0, StreamedBlocks::len)
+    }
+
+    /// Block `index`, one of [`len`](Self::len), of `x`.
+    pub fn forward(
+        &self,
+        index: usize,
+        x: &Tensor,
+        rope: &Rope,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<Tensor> {
+        match (self.resident.get(index), &self.streamed) {
+            (Some(block), _) => block.forward(x, rope, cache),
+            (None, Some(streamed)) => streamed.forward(index - self.resident.len(), x, rope, cache),
+            (None, None) => Ok(x.clone()), // callers count by `len`
+        }
+    }
+
+    /// Bytes of the matrices.
+    pub fn weight_bytes(&self) -> usize {
+        let resident: usize = self.resident.iter().map(TransformerBlock::weight_bytes).sum();
+        resident + self.streamed.as_ref().map_or(0, StreamedBlocks::weight_bytes)
+    }
+}
