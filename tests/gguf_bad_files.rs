@@ -626,7 +626,7 @@ const VISION: &[Lie] = &[
 fn load(text: &Path, vision: &Path) -> Result<(), Error> {
     let options = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&Device::Cpu) };
     let checkpoint = Checkpoint::open(text, Some(vision))?;
-    Qwen3Vl::load_checkpoint(checkpoint, &Device::Cpu, options, |_| {}).map(drop)
+    Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).map(drop)
 }
 
 fn check(lies: &[Lie], source: &str, load: impl Fn(&Path) -> Result<(), Error>) {
@@ -691,7 +691,7 @@ fn a_file_that_shrinks_while_it_is_open_gives_an_error() {
     let checkpoint = Checkpoint::open(&path, Some(&fixtures().join("mmproj-F16.gguf"))).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(200_000).unwrap();
     let options = LoadOptions::for_device(&Device::Cpu);
-    match Qwen3Vl::load_checkpoint(checkpoint, &Device::Cpu, options, |_| {}).map(drop) {
+    match Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).map(drop) {
         Err(Error::Checkpoint { file, item: Some(tensor), reason }) => {
             assert!(file.ends_with("shrinks.gguf") && tensor.starts_with("blk."), "{file} {tensor}");
             assert!(reason.contains("can't be read"), "{reason}");
@@ -851,6 +851,9 @@ fn the_vision_file_is_found_beside_the_model() {
     fs::remove_file(folder.path().join("mmproj-b.gguf")).unwrap();
     fs::remove_file(folder.path().join("Some-MMPROJ-f16.gguf")).unwrap();
     assert!(said().contains("mmproj-other.gguf") && said().contains("projection_dim"), "{}", said());
-    let directory = Checkpoint::open(folder.path(), Some(&fixtures().join("mmproj-F16.gguf"))).map(drop);
+    copy("mmproj.gguf");
+    Checkpoint::open(folder.path(), None).unwrap().processor().unwrap();
+    let published = fixtures().join("../qwen3-vl/tiny");
+    let directory = Checkpoint::open(published, Some(&fixtures().join("mmproj-F16.gguf"))).map(drop);
     assert!(directory.unwrap_err().to_string().contains("belongs to a GGUF file"));
 }

@@ -6,7 +6,7 @@ use super::environment::is_virtual;
 use super::failure::Failure;
 use super::files;
 use super::measure::Clock;
-use super::model::{self, ModelArgs};
+use super::model::{ModelArgs, Work, at_most, of_prompt};
 use super::output::Output;
 use super::sampling::SamplingArgs;
 use super::source::{Text, image, is_stdin};
@@ -102,9 +102,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let opened = args.model.open(output)?;
     let mut messages: Vec<_> = args.system.iter().map(|text| Message::text("system", text)).collect();
     messages.push(user_turn(&visuals, &question));
-    let prompt = opened.processor.prepare(&messages, &visuals)?;
-    let work = model::work(&prompt, args.sampling.max_new_tokens(), &opened.processor.config);
-    let (model, load_time) = args.model.load(opened, &device, &[work], output)?;
+    let to_come = args.sampling.max_new_tokens();
+    let texts = [&question, args.system.as_deref().unwrap_or_default()];
+    let work = Work {
+        most: at_most(&texts, &visuals, to_come, &opened.config),
+        exactly: &|processor| {
+            Ok(vec![of_prompt(&processor.prepare(&messages, &visuals)?, to_come, &processor.config)])
+        },
+    };
+    let (model, load_time) = args.model.load(&opened, &device, &work, output)?;
+    let prompt = model.processor.prepare(&messages, &visuals)?;
     let options = args.sampling.options(&model);
     args.sampling.say_seed(&options, output);
     args.sampling.say_room(&model, &prompt, output)?;

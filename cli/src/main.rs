@@ -19,6 +19,7 @@ mod files;
 mod fit;
 mod float16;
 mod generate;
+mod gguf_file;
 mod hub;
 mod json;
 mod measure;
@@ -28,7 +29,9 @@ mod printable;
 mod profile;
 mod ptx_argument;
 mod ptxas;
+mod quantize;
 mod random_model;
+mod random_values;
 mod run_ptx;
 mod sampling;
 mod screen;
@@ -76,6 +79,8 @@ enum Command {
     Fit(fit::Args),
     /// Fetch a model from the Hugging Face hub.
     Pull(hub::Args),
+    /// Write a checkpoint as GGUF files with quantised matrices.
+    Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
     RandomModel(random_model::Args),
     /// Say what is here: driver, devices, kernels, and which device `auto` takes.
@@ -109,6 +114,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Float16(args) => float16::run(&args),

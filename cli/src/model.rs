@@ -11,10 +11,10 @@ use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error, memory};
 use qwen3_vl::config::Config;
-use qwen3_vl::fit::Asked;
+use qwen3_vl::fit::{Asked, Choice};
 use qwen3_vl::footprint::{Gpu, Workload};
-use qwen3_vl::weights::Conversion;
-use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Processor, Prompt, Qwen3Vl, VisionPlace};
+use qwen3_vl::weights::{Conversion, Progress};
+use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Processor, Prompt, Qwen3Vl, VisionPlace, Visual};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 #[derive(clap::Args)]
 pub(super) struct ModelArgs {
     /// The model: a directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (of a split model
-    /// the first); or a model's name on the Hugging Face hub, which is fetched if need be (as `pull` does): OWNER/NAME, or
-    /// OWNER/NAME:TYPE for GGUF files.
+    /// the first), or a directory with one; or a model's name on the Hugging Face hub, which is fetched if need be (as `pull`
+    /// does): OWNER/NAME, or OWNER/NAME:TYPE for GGUF files.
     #[arg(long, value_name = "MODEL")]
     pub model: PathBuf,
 
@@ -146,10 +146,13 @@ impl WeightType {
 
 /// As [`ModelArgs::check`].
 pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
-    match model.is_file() {
-        true => Ok(()), // of a kind that loading it tells
-        false => check_directory(model),
-    }
+    // of a kind that loading it tells
+    let has_gguf = || {
+        let mut names =
+            std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        names.any(|name| Path::new(&name).extension().is_some_and(|extension| extension == "gguf"))
+    };
+    if model.is_file() || has_gguf() { Ok(()) } else { check_directory(model) }
 }
 
 /// Refuses what can't be a checkpoint's directory, with the way to one.
@@ -240,43 +243,56 @@ impl ModelArgs {
         }
     }
 
-    /// The model's files, fetched if need be, and all of it that needs no weights.
+    /// The model's files, fetched if need be.
     pub fn open(&self, output: &Output) -> Result<Opened, Failure> {
         let path = hub::locate(&self.model, output)?;
         let since = Instant::now();
         let checkpoint = Checkpoint::open(&path, self.mmproj.as_deref())?;
-        let processor = checkpoint.processor()?;
-        Ok(Opened { processor, checkpoint, since })
+        let config = checkpoint.config()?;
+        Ok(Opened { checkpoint, config, since })
     }
 
-    /// How to load: as was asked for, and otherwise so that the first of `works` that can fits the GPU, which is said.
+    /// How to load: as was asked for, and otherwise so that it fits the GPU, which is said. The tokenizer is made only if
+    /// the work has to be known exactly.
     fn options(
         &self,
         opened: &Opened,
         device: &Device,
-        works: &[Workload],
+        work: &Work,
         output: &Output,
-    ) -> Result<LoadOptions, Failure> {
+    ) -> Result<(LoadOptions, Option<Processor>), Failure> {
         let (usual, asked) = (LoadOptions::for_device(device), self.asked());
         let Device::Cuda(cuda) = device else {
             return match self.memory_limit {
-                None => Ok(asked.apply(usual)),
+                None => Ok((asked.apply(usual), None)),
                 Some(_) => Err(Failure::Usage("--memory-limit is for a GPU".to_owned())),
             };
         };
+        let gpu = Gpu::of(cuda);
         let (free, _) = cuda.memory_info()?;
         let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
         if self.memory_limit.is_some() {
-            memory::set_limit(cuda, limit.saturating_sub(Gpu::of(cuda).beside_pool))?;
+            memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
         }
-        let gpu = Gpu::of(cuda);
+        let fit = |work: &Workload| opened.planned(|model| model.fit(usual, &asked, work, &gpu, limit));
+        let say = |choice: &Choice, work: &Workload| {
+            let is_gguf = opened.checkpoint.gguf().is_some();
+            output.note(&fit::describe(choice, work, is_gguf, limit));
+        };
+        if let Some(most) = &work.most
+            && let Ok(choice) = fit(most)
+            && choice.options == asked.apply(usual)
+        {
+            say(&choice, most);
+            return Ok((choice.options, None));
+        }
+        let processor = opened.checkpoint.processor()?;
         let mut refusal = None;
-        for work in works {
-            match opened.planned(|model| model.fit(usual, &asked, work, &gpu, limit)) {
+        for work in (work.exactly)(&processor)? {
+            match fit(&work) {
                 Ok(choice) => {
-                    let is_gguf = opened.checkpoint.gguf().is_some();
-                    output.note(&fit::describe(&choice, work, is_gguf, limit));
-                    return Ok(choice.options);
+                    say(&choice, &work);
+                    return Ok((choice.options, Some(processor)));
                 }
                 Err(error) => refusal = Some(error),
             }
@@ -303,15 +319,15 @@ impl ModelArgs {
         Failure::Failed(format!("the model does not fit {value}: {reason}; {way}"))
     }
 
-    /// Loads the model for the first of these works that fits, with a progress bar where people watch; gives the time that it took.
+    /// Loads the model for this work, with a progress bar where people watch; gives the time that it took.
     pub fn load(
         &self,
-        opened: Opened,
+        opened: &Opened,
         device: &Device,
-        works: &[Workload],
+        work: &Work,
         output: &Output,
     ) -> Result<(Qwen3Vl, Duration), Failure> {
-        let options = self.options(&opened, device, works, output)?;
+        let (options, processor) = self.options(opened, device, work, output)?;
         let bar = match io::stderr().is_terminal() && !output.is_quiet() {
             true => ProgressBar::new(0),
             false => ProgressBar::hidden(),
@@ -319,14 +335,19 @@ impl ModelArgs {
         if let Ok(style) = ProgressStyle::with_template("  {bar:24} {pos}/{len} tensors  {elapsed}") {
             bar.set_style(style.progress_chars("━━╌"));
         }
-        let Opened { processor, checkpoint, since } = opened;
-        let loaded = Qwen3Vl::load_prepared(checkpoint, processor, device, options, |progress| {
+        let progress = |progress: Progress| {
             bar.set_length(progress.total as u64);
             bar.set_position(progress.loaded as u64);
-        });
+        };
+        let loaded = match processor {
+            None => Qwen3Vl::load_checkpoint(&opened.checkpoint, device, options, progress),
+            Some(processor) => {
+                Qwen3Vl::load_prepared(&opened.checkpoint, processor, device, options, progress)
+            }
+        };
         bar.finish_and_clear();
         let model = loaded.map_err(|error| self.failure(error))?;
-        let elapsed = since.elapsed();
+        let elapsed = opened.since.elapsed();
         if let Some(note) = conversions(&model) {
             output.note(&note);
         }
@@ -336,30 +357,58 @@ impl ModelArgs {
 
 /// A model whose weights are still to be loaded.
 pub(super) struct Opened {
-    pub processor: Processor,
-    pub checkpoint: Checkpoint,
+    pub config: Config,
+    checkpoint: Checkpoint,
     since: Instant,
 }
 
 impl Opened {
     /// Asks something of the plan of its memory.
     fn planned<R>(&self, ask: impl FnOnce(fit::Plannable) -> pascaline::Result<R>) -> pascaline::Result<R> {
-        let config = &self.processor.config;
+        let config = &self.config;
         let storage = |options: &LoadOptions, name: &str| self.checkpoint.storage(config, options, name);
-        let is_quantized = self.checkpoint.is_quantized();
-        ask(fit::Plannable { config, is_quantized, storage: &storage })
+        ask(fit::Plannable { config, is_quantized: self.checkpoint.is_quantized(), storage: &storage })
     }
 }
 
+/// What a model is loaded for.
+pub(super) struct Work<'a> {
+    /// What it can't exceed, told without the tokenizer. If that fits, nothing more has to be known.
+    pub most: Option<Workload>,
+    /// What may be asked for, the most first.
+    pub exactly: &'a dyn Fn(&Processor) -> Result<Vec<Workload>, Failure>,
+}
+
 /// What an answer to a prompt takes, with so many tokens to come.
-pub(super) fn work(prompt: &Prompt, to_come: usize, config: &Config) -> Workload {
+pub(super) fn of_prompt(prompt: &Prompt, to_come: usize, config: &Config) -> Workload {
     let tokens = prompt.ids.len();
     let patches = prompt.patches.iter().map(|patches| patches.grid[1..].iter().product()).max();
-    Workload {
-        context: (tokens.saturating_add(to_come)).min(config.text.max_position_embeddings.max(tokens)),
-        prompt: tokens,
-        patches: patches.unwrap_or(0),
-    }
+    let context = tokens.saturating_add(to_come).min(config.text.max_position_embeddings.max(tokens));
+    Workload { context, prompt: tokens, patches: patches.unwrap_or(0) }
+}
+
+/// What an answer to a text with images takes at most; `None` with videos. A token stands for a byte at least, and an image
+/// is not made larger than it is, unless it is small.
+pub(super) fn at_most(
+    texts: &[&str],
+    visuals: &[Visual],
+    to_come: usize,
+    config: &Config,
+) -> Option<Workload> {
+    const TEMPLATE: usize = 512; // tokens that a template adds
+    const SMALL: usize = 256; // tokens of the smallest image
+    let side = config.vision.patch_size * config.vision.spatial_merge_size;
+    let tokens = |visual: &Visual| match visual {
+        Visual::Image { picture, .. } => {
+            Some((picture.width.div_ceil(side) * picture.height.div_ceil(side)).max(SMALL))
+        }
+        Visual::Video { .. } => None,
+    };
+    let images = visuals.iter().map(tokens).collect::<Option<Vec<_>>>()?;
+    let text: usize = texts.iter().map(|text| text.len()).sum();
+    let prompt = text + TEMPLATE + images.iter().sum::<usize>();
+    let patches = images.iter().max().map_or(0, |tokens| tokens * config.vision.merge_len());
+    Some(Workload { context: prompt.saturating_add(to_come), prompt, patches })
 }
 
 /// Bytes, with K, M or G for powers of 1024.

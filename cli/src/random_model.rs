@@ -3,20 +3,22 @@
 
 use super::failure::Failure;
 use super::files::{OutputFile, unwritable};
+use super::gguf_file::{GgufFile, targets};
 use super::model::check_directory;
 use super::output::Output;
-use half::bf16;
-use qwen3_vl::config::Config;
+use super::quantize::mixes;
+use super::random_values::{Fill, generate};
+use qwen3_vl::config::{Config, PUBLISHED_PIXELS, PreprocessorConfig};
+use qwen3_vl::gguf::{GgmlType, Mix, text_plan, vision_plan};
 use qwen3_vl::weights::expected;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fs;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Writes config.json and model.safetensors (bf16), and copies tokenizer and templates from another checkpoint.
+/// Writes config.json and model.safetensors (bf16), and copies tokenizer and templates from another checkpoint; with --type a
+/// pair of GGUF files in their place.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The checkpoint to take everything but size and weights from.
@@ -30,6 +32,10 @@ pub(super) struct Args {
     /// The published model whose size to take.
     #[arg(long, default_value = "2b")]
     size: Size,
+
+    /// Write GGUF files, with the text model's matrices in this type: model-‹TYPE›.gguf and mmproj-F16.gguf.
+    #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = mixes())]
+    mix: Option<Mix>,
 
     #[command(flatten)]
     output: Output,
@@ -46,6 +52,15 @@ enum Size {
     /// Qwen3-VL-2B-Instruct: 28 layers of width 2048, 24 vision blocks of width 1024.
     #[value(name = "2b")]
     TwoB,
+    /// Qwen3-VL-4B-Instruct: 36 layers of width 2560, 24 vision blocks of width 1024.
+    #[value(name = "4b")]
+    FourB,
+    /// Qwen3-VL-8B-Instruct: 36 layers of width 4096, 27 vision blocks of width 1152.
+    #[value(name = "8b")]
+    EightB,
+    /// Qwen3-VL-32B-Instruct: 64 layers of width 5120, 27 vision blocks of width 1152.
+    #[value(name = "32b")]
+    ThirtyTwoB,
 }
 
 /// The files that are copied where they exist.
@@ -67,6 +82,29 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let to = args.to.display();
         return Err(Failure::Usage(format!("{to} is --from as well as --to; name another folder")));
     }
+    let config = changed(&args.from.join("config.json"), args.size.config())?;
+    let (to, parameters) = match args.mix {
+        None => write_checkpoint(args, &config)?,
+        Some(mix) => write_gguf(args, &config, mix)?,
+    };
+    if !args.output.stdout_is_taken() {
+        let kind = args.mix.map_or("bf16", Mix::name);
+        args.output.screen().line(&format!("{}: {parameters} parameters in {kind}", to.display()))?;
+    }
+    let file = to.display().to_string();
+    report.map_or(Ok(()), |report| report.write(&Json { file, parameters }))
+}
+
+/// A JSON file with some of its fields changed.
+fn changed(from: &Path, changes: Value) -> Result<Vec<u8>, Failure> {
+    let bytes = fs::read(from).map_err(|error| cannot("read", from, &error))?;
+    let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| cannot("read", from, &error))?;
+    merge(&mut value, changes);
+    Ok(value.to_string().into_bytes())
+}
+
+/// A directory as published; the weights' file and the parameters.
+fn write_checkpoint(args: &Args, config: &[u8]) -> Result<(PathBuf, usize), Failure> {
     // All files get their names at the end, the weights last: a folder that has them is a whole checkpoint.
     let mut files = Vec::new();
     let mut write = |name: &str, bytes: &[u8]| -> Result<(), Failure> {
@@ -76,34 +114,47 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         files.push(file);
         Ok(())
     };
-    let read = |from: &Path| fs::read(from).map_err(|error| cannot("read", from, &error));
     for name in COPIED {
         let from = args.from.join(name);
         if from.exists() {
-            write(name, &read(&from)?)?;
+            write(name, &fs::read(&from).map_err(|error| cannot("read", &from, &error))?)?;
         }
     }
-    let changed = |name: &str, changes: Value| -> Result<Vec<u8>, Failure> {
-        let from = args.from.join(name);
-        let mut value: Value =
-            serde_json::from_slice(&read(&from)?).map_err(|error| cannot("read", &from, &error))?;
-        merge(&mut value, changes);
-        Ok(value.to_string().into_bytes())
-    };
-    let config = changed("config.json", args.size.config())?;
-    write("config.json", &config)?;
-    write("preprocessor_config.json", &changed("preprocessor_config.json", args.size.preprocessor())?)?;
-    let config = Config::parse(&args.to.join("config.json"), &config)?;
+    write("config.json", config)?;
+    let name = "preprocessor_config.json";
+    write(name, &changed(&args.from.join(name), args.size.preprocessor())?)?;
+    let config = Config::parse(&args.to.join("config.json"), config)?;
     let to = args.to.join("model.safetensors");
     let mut file = OutputFile::create(&to, args.output.may_replace())?;
-    let parameters = write_weights(&mut file, &config).map_err(|error| unwritable(&to, &error))?;
+    let parameters = write_weights(&mut file, &to, &config)?;
     files.push(file);
     files.into_iter().try_for_each(OutputFile::keep)?;
-    if !args.output.stdout_is_taken() {
-        args.output.screen().line(&format!("{}: {parameters} parameters in bf16", to.display()))?;
+    Ok((to, parameters))
+}
+
+/// A pair of GGUF files; the text file and the parameters of both.
+fn write_gguf(args: &Args, config: &[u8], mix: Mix) -> Result<(PathBuf, usize), Failure> {
+    let config = Config::parse(&args.from.join("config.json"), config)?;
+    let images = PreprocessorConfig::load(&args.from, &config.vision)?;
+    let [min_pixels, max_pixels] = PUBLISHED_PIXELS;
+    let images = PreprocessorConfig { min_pixels, max_pixels, ..images };
+    let [text, vision] = targets(&args.to, mix.name())?;
+    let vision_plan = vision_plan(&args.from.join("config.json"), &config, &images)?;
+    let plans = [(&vision, vision_plan), (&text, text_plan(&args.from, &config, mix)?)];
+    let (mut files, mut seed) = (Vec::new(), 0);
+    for (to, plan) in &plans {
+        let mut file = GgufFile::create(to, plan, args.output.may_replace())?;
+        for tensor in &plan.tensors {
+            let fill = Fill::of(&tensor.published, &tensor.shape);
+            generate(tensor.ty, tensor.shape.iter().product(), fill, seed, |bytes| file.write(bytes))?;
+            file.pad()?;
+            seed += 1;
+        }
+        files.push(file.finished());
     }
-    let file = to.display().to_string();
-    report.map_or(Ok(()), |report| report.write(&Json { file, parameters }))
+    files.into_iter().try_for_each(OutputFile::keep)?;
+    let parameters = plans.iter().map(|(_, plan)| plan.parameters()).sum();
+    Ok((text, parameters))
 }
 
 fn cannot(what: &str, path: &Path, error: &dyn std::fmt::Display) -> Failure {
@@ -111,27 +162,37 @@ fn cannot(what: &str, path: &Path, error: &dyn std::fmt::Display) -> Failure {
 }
 
 impl Size {
+    /// What `config.json` says of the published model.
     fn config(self) -> Value {
-        match self {
-            Self::TwoB => json!({
-                "tie_word_embeddings": true,
-                "text_config": {
-                    "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
-                    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-                    "rms_norm_eps": 1e-6, "rope_theta": 5e6, "max_position_embeddings": 262144,
-                    "rope_scaling": {"mrope_section": [24, 20, 20]}, "tie_word_embeddings": true,
-                },
-                "vision_config": {
-                    "depth": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096, "patch_size": 16,
-                    "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304,
-                    "deepstack_visual_indexes": [5, 11, 17], "out_hidden_size": 2048,
-                },
-            }),
-        }
+        let (hidden, layers, heads, mlp, tied) = match self {
+            Self::TwoB => (2048, 28, 16, 6144, true),
+            Self::FourB => (2560, 36, 32, 9728, true),
+            Self::EightB => (4096, 36, 32, 12288, false),
+            Self::ThirtyTwoB => (5120, 64, 64, 25600, false),
+        };
+        let (depth, vision_hidden, vision_mlp, deepstack) = match self {
+            Self::TwoB | Self::FourB => (24, 1024, 4096, [5, 11, 17]),
+            Self::EightB | Self::ThirtyTwoB => (27, 1152, 4304, [8, 16, 24]),
+        };
+        json!({
+            "tie_word_embeddings": tied,
+            "text_config": {
+                "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
+                "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+                "rms_norm_eps": 1e-6, "rope_theta": 5e6, "max_position_embeddings": 262144,
+                "rope_scaling": {"mrope_section": [24, 20, 20]}, "tie_word_embeddings": tied,
+            },
+            "vision_config": {
+                "depth": depth, "hidden_size": vision_hidden, "num_heads": 16, "intermediate_size": vision_mlp,
+                "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2,
+                "num_position_embeddings": 2304, "deepstack_visual_indexes": deepstack, "out_hidden_size": hidden,
+            },
+        })
     }
 
     fn preprocessor(self) -> Value {
-        json!({"size": {"shortest_edge": 65536, "longest_edge": 16777216}})
+        let [min, max] = PUBLISHED_PIXELS;
+        json!({"size": {"shortest_edge": min, "longest_edge": max}})
     }
 }
 
@@ -147,9 +208,8 @@ fn merge(value: &mut Value, changes: Value) {
     }
 }
 
-/// Matrices uniform with the standard deviation that such models are initialised with, norms one, biases zero.
-fn write_weights(file: &mut OutputFile, config: &Config) -> std::io::Result<usize> {
-    const DEVIATION: f32 = 0.02;
+/// A safetensors file in bf16; the parameters.
+fn write_weights(file: &mut OutputFile, to: &Path, config: &Config) -> Result<usize, Failure> {
     let tensors = expected(config);
     let mut header = Map::new();
     let mut at = 0;
@@ -160,33 +220,12 @@ fn write_weights(file: &mut OutputFile, config: &Config) -> std::io::Result<usiz
         at += bytes;
     }
     let header = Value::Object(header).to_string();
-    let mut out = BufWriter::with_capacity(1 << 20, file);
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(header.as_bytes())?;
-
-    // 256 values that a random byte chooses from: fast, and random enough to measure with
-    let half_width = DEVIATION * 3f32.sqrt();
-    let values: Vec<[u8; 2]> =
-        (0..256).map(|i| bf16::from_f32((i as f32 - 127.5) / 127.5 * half_width).to_le_bytes()).collect();
-    let mut rng = ChaCha8Rng::seed_from_u64(0);
-    let mut random = vec![0u8; 1 << 16];
-    let mut piece = Vec::with_capacity(2 << 16);
-    for (name, shape) in &tensors {
-        let mut left = shape.iter().product::<usize>();
-        while left > 0 {
-            let count = left.min(random.len());
-            piece.clear();
-            if shape.len() == 1 {
-                let value = if name.ends_with("bias") { bf16::ZERO } else { bf16::ONE };
-                piece.extend(std::iter::repeat_n(value.to_le_bytes(), count).flatten());
-            } else {
-                rng.fill_bytes(&mut random[..count]);
-                piece.extend(random[..count].iter().flat_map(|&byte| values[usize::from(byte)]));
-            }
-            out.write_all(&piece)?;
-            left -= count;
-        }
+    let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(|error| unwritable(to, &error));
+    write(&(header.len() as u64).to_le_bytes())?;
+    write(header.as_bytes())?;
+    for (seed, (name, shape)) in tensors.iter().enumerate() {
+        let fill = Fill::of(name, shape);
+        generate(GgmlType::BF16, shape.iter().product(), fill, seed as u64, &mut write)?;
     }
-    out.flush()?;
     Ok(at / 2)
 }

@@ -123,7 +123,8 @@ fn refused(file: &Path, error: &TemplateError) -> Error {
     bad(file, Some("chat_template"), error.to_string())
 }
 
-fn source(dir: &Path) -> Result<(PathBuf, String)> {
+/// The template's text and the file that it is in.
+pub(crate) fn source(dir: &Path) -> Result<(PathBuf, String)> {
     let plain = dir.join("chat_template.jinja");
     if plain.exists() {
         let source = json::read_text(&plain, MAX_CONFIG)?;

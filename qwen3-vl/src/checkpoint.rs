@@ -3,6 +3,7 @@
 use super::config::Config;
 use super::footprint::Storage;
 use super::gguf::{self, Gguf, Kept, Tensors};
+use super::json::bad;
 use super::kernels::Stored;
 use super::model::{LoadOptions, Matrices};
 use super::processor::Processor;
@@ -10,7 +11,9 @@ use super::weights::Weights;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Result};
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where a model is, opened as far as its size can be told.
 ///
@@ -19,7 +22,7 @@ use std::path::{Path, PathBuf};
 /// use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
 /// let checkpoint = Checkpoint::open("Qwen3VL-2B-Instruct-Q4_K_M.gguf", Some("mmproj-F16.gguf".as_ref()))?;
 /// let device = Device::cuda(0)?;
-/// let model = Qwen3Vl::load_checkpoint(checkpoint, &device, LoadOptions::for_device(&device), |_| {})?;
+/// let model = Qwen3Vl::load_checkpoint(&checkpoint, &device, LoadOptions::for_device(&device), |_| {})?;
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 #[derive(Debug)]
@@ -30,25 +33,29 @@ pub struct Checkpoint {
 #[derive(Debug)]
 enum Files {
     Directory(PathBuf),
-    Gguf { text: Gguf, vision: Gguf },
+    Gguf { text: Arc<Gguf>, vision: Arc<Gguf> },
 }
 
 impl Checkpoint {
-    /// A directory, or a GGUF file: the text model's, of a split one the first. Its vision file (mmproj) is `mmproj`, or if
-    /// that is not given the one beside it that fits.
+    /// A directory as published, a GGUF file (the text model's, of a split one the first), or a directory with one such file. Its
+    /// vision file (mmproj) is `mmproj`, or if that is not given the one beside it that fits.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong in it; for a directory with
     /// `mmproj` too, as that has a vision tower of its own.
     pub fn open(path: impl AsRef<Path>, mmproj: Option<&Path>) -> Result<Self> {
         let path = path.as_ref();
+        let path = match path.is_dir() && !path.join("config.json").exists() {
+            true => &*only_model(path)?,
+            false => path,
+        };
         if !is_gguf(path) {
             return match mmproj {
                 None => Ok(Self { files: Files::Directory(path.to_owned()) }),
                 Some(mmproj) => {
                     let reason =
                         "belongs to a GGUF file; the model is a directory with a vision tower of its own";
-                    Err(super::json::bad(mmproj, None, reason))
+                    Err(bad(mmproj, None, reason))
                 }
             };
         }
@@ -58,7 +65,7 @@ impl Checkpoint {
             Some(mmproj) => Gguf::open(mmproj)?,
             None => gguf::beside(&text)?,
         };
-        Ok(Self { files: Files::Gguf { text, vision } })
+        Ok(Self { files: Files::Gguf { text: Arc::new(text), vision: Arc::new(vision) } })
     }
 
     /// The directory, or the text model's file.
@@ -150,11 +157,12 @@ impl Checkpoint {
     }
 
     /// Its tensors, as [`Weights::open`].
-    pub(crate) fn weights(self, config: &Config, dtype: DType, device: &Device) -> Result<Weights> {
-        match self.files {
-            Files::Directory(dir) => Weights::open(&dir, config, dtype, device),
+    pub(crate) fn weights(&self, config: &Config, dtype: DType, device: &Device) -> Result<Weights> {
+        match &self.files {
+            Files::Directory(dir) => Weights::open(dir, config, dtype, device),
             Files::Gguf { text, vision } => {
-                Weights::of_gguf(Tensors::new(text, vision, config)?, dtype, device)
+                let tensors = Tensors::new(Arc::clone(text), Arc::clone(vision), config)?;
+                Weights::of_gguf(tensors, dtype, device)
             }
         }
     }
@@ -163,4 +171,26 @@ impl Checkpoint {
 /// Whether a path names a GGUF file, there or not, and no directory.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.is_file() || (!path.is_dir() && path.extension().is_some_and(|extension| extension == "gguf"))
+}
+
+/// The text model's GGUF file in a folder, if it has exactly one; the folder itself, if it has none.
+fn only_model(folder: &Path) -> Result<PathBuf> {
+    let unreadable = |error: std::io::Error| bad(folder, None, error.to_string());
+    let mut models = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let file = entry.map_err(unreadable)?.path();
+        let name = file.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        if name.ends_with(".gguf") && !name.contains("mmproj") && !gguf::is_later_part(&file) {
+            models.push(file);
+        }
+    }
+    models.sort();
+    match &models[..] {
+        [] => Ok(folder.to_owned()),
+        [only] => Ok(only.clone()),
+        several => {
+            let names: Vec<_> = several.iter().map(|file| file.display().to_string()).collect();
+            Err(bad(folder, None, format!("has {} models; name one: {}", names.len(), names.join(", "))))
+        }
+    }
 }

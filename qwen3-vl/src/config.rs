@@ -420,7 +420,7 @@ pub struct PreprocessorConfig {
 }
 
 /// The pixel limits of the published checkpoints.
-pub(crate) const PUBLISHED_PIXELS: [usize; 2] = [65_536, 16_777_216];
+pub const PUBLISHED_PIXELS: [usize; 2] = [65_536, 16_777_216];
 /// Likewise of videos, for all frames together.
 pub(crate) const PUBLISHED_VIDEO_PIXELS: [usize; 2] = [4096, 25_165_824];
 

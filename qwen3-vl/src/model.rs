@@ -133,7 +133,7 @@ impl Qwen3Vl {
         options: LoadOptions,
         progress: impl FnMut(Progress),
     ) -> Result<Self> {
-        Self::load_checkpoint(Checkpoint::open(path, None)?, device, options, progress)
+        Self::load_checkpoint(&Checkpoint::open(path, None)?, device, options, progress)
     }
 
     /// As [`load_with`](Self::load_with), of a checkpoint that is open already.
@@ -141,13 +141,12 @@ impl Qwen3Vl {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_checkpoint(
-        checkpoint: Checkpoint,
+        checkpoint: &Checkpoint,
         device: &Device,
         options: LoadOptions,
         progress: impl FnMut(Progress),
     ) -> Result<Self> {
-        let processor = checkpoint.processor()?;
-        Self::load_prepared(checkpoint, processor, device, options, progress)
+        Self::load_parts(checkpoint, None, device, options, progress)
     }
 
     /// As [`load_checkpoint`](Self::load_checkpoint), with what [`Checkpoint::processor`] has read already.
@@ -155,14 +154,24 @@ impl Qwen3Vl {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_prepared(
-        checkpoint: Checkpoint,
+        checkpoint: &Checkpoint,
         processor: Processor,
+        device: &Device,
+        options: LoadOptions,
+        progress: impl FnMut(Progress),
+    ) -> Result<Self> {
+        Self::load_parts(checkpoint, Some(processor), device, options, progress)
+    }
+
+    fn load_parts(
+        checkpoint: &Checkpoint,
+        prepared: Option<Processor>,
         device: &Device,
         options: LoadOptions,
         mut progress: impl FnMut(Progress),
     ) -> Result<Self> {
         let path = checkpoint.path().to_owned();
-        let config = &processor.config;
+        let config = &checkpoint.config()?;
         options.cache.check("load", "cache")?;
         let layers = config.text.num_hidden_layers;
         let gpu_layers = options.gpu_layers.unwrap_or(layers);
@@ -172,7 +181,9 @@ impl Qwen3Vl {
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
         let stored = checkpoint.stored(&options);
-        let (weights, text, vision) = thread::scope(|scope| -> Result<_> {
+        let (weights, text, vision, processor) = thread::scope(|scope| -> Result<_> {
+            // A vocabulary of 152 thousand tokens takes about as long as a small model's weights.
+            let processor = scope.spawn(|| prepared.map_or_else(|| checkpoint.processor(), Ok));
             let ahead = match device {
                 Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options, &stored)),
                 Device::Cpu => None,
@@ -202,12 +213,8 @@ impl Qwen3Vl {
                     reason: "the model does not use it".into(),
                 });
             }
-            match ahead.map(ScopedJoinHandle::join) {
-                Some(Ok(compiled)) => compiled?,
-                Some(Err(panic)) => std::panic::resume_unwind(panic),
-                None => {}
-            }
-            Ok((weights, text, vision))
+            ahead.map_or(Ok(()), joined)?;
+            Ok((weights, text, vision, joined(processor)?))
         })?;
         let passes_through = text.streamed_layers() > 0 || options.vision == VisionPlace::Streamed;
         if let (Device::Cuda(device), true) = (device, passes_through) {
@@ -437,6 +444,11 @@ impl Qwen3Vl {
         }
         Ok(runs)
     }
+}
+
+/// What a thread gives; it panics as that does.
+fn joined<T>(thread: ScopedJoinHandle<Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// What is behind a prompt.

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// The most bytes of a `tokenizer.json`; the published one has 11 MB.
-const MAX_TOKENIZER: u64 = 32 << 20;
+pub(crate) const MAX_TOKENIZER: u64 = 32 << 20;
 
 /// A byte-level BPE tokenizer with the model's special tokens.
 pub struct Tokenizer {

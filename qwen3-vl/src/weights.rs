@@ -112,6 +112,8 @@ pub struct Weights {
     format: Option<Format>,
     /// Whether quantised tensors of a file stay as they are.
     keep: bool,
+    /// Blocks on their way from a file, kept so that memory is asked for once.
+    blocks: Vec<u8>,
     conversions: BTreeMap<GgmlType, Conversion>,
 }
 
@@ -200,8 +202,8 @@ impl Weights {
 
     fn new(source: Source, dtype: DType, device: &Device) -> Self {
         let index = source.names().map(|name| (name.clone(), false)).collect();
-        let conversions = BTreeMap::new();
-        Self { source, index, device: device.clone(), dtype, format: None, keep: false, conversions }
+        let (blocks, conversions) = (Vec::new(), BTreeMap::new());
+        Self { source, index, device: device.clone(), dtype, format: None, keep: false, blocks, conversions }
     }
 
     /// With quantised tensors of GGUF files as they are, or where there are no kernels for their type in the nearest format
@@ -268,13 +270,24 @@ impl Weights {
 
     /// Blocks as the file has them.
     fn as_is(&mut self, names: &[impl AsRef<str>], format: Format) -> Result<Matrix> {
-        let (mut bytes, mut shape) = (Vec::new(), [0; 2]);
+        let (mut sizes, mut shape) = (Vec::new(), [0; 2]);
         for name in names.iter().map(AsRef::as_ref) {
             let (source, own) = self.take(name)?;
             shape = [shape[0] + own[0], own[1..].iter().product()];
-            source.append_blocks(name, &mut bytes)?;
+            sizes.push(source.bytes(name)?);
         }
-        Ok(QuantTensor::from_gguf_bytes(format, shape, &bytes, &self.device)?.into())
+        let size = sizes.iter().sum();
+        if self.blocks.len() < size {
+            self.blocks = vec![0; size];
+        }
+        let blocks = &mut self.blocks[..size];
+        let mut rest = &mut *blocks;
+        for (name, size) in names.iter().zip(sizes) {
+            let (own, others) = rest.split_at_mut(size);
+            self.source.read_blocks(name.as_ref(), own)?;
+            rest = others;
+        }
+        Ok(QuantTensor::from_gguf_bytes(format, shape, blocks, &self.device)?.into())
     }
 
     /// A matrix, in the storage type chosen.
@@ -411,13 +424,20 @@ impl Source {
         }
     }
 
-    /// Appends a tensor's blocks; safetensors have none.
-    fn append_blocks(&self, name: &str, bytes: &mut Vec<u8>) -> Result<()> {
-        let Self::Gguf(tensors) = self else { return Ok(()) };
-        let from = bytes.len();
-        let values = tensors.shape(name)?.iter().product();
-        bytes.resize(from + tensors.ty(name)?.bytes(values), 0);
-        tensors.read_bytes(name, &mut bytes[from..])
+    /// The bytes of a tensor of a GGUF file; safetensors have no blocks.
+    fn bytes(&self, name: &str) -> Result<usize> {
+        match self {
+            Self::SafeTensors(..) => Ok(0),
+            Self::Gguf(tensors) => Ok(tensors.ty(name)?.bytes(tensors.shape(name)?.iter().product())),
+        }
+    }
+
+    /// A tensor's blocks, of as many [`bytes`](Self::bytes).
+    fn read_blocks(&self, name: &str, bytes: &mut [u8]) -> Result<()> {
+        match self {
+            Self::SafeTensors(..) => Ok(()),
+            Self::Gguf(tensors) => tensors.read_bytes(name, bytes),
+        }
     }
 
     fn read_f32(&self, name: &str) -> Result<Vec<f32>> {

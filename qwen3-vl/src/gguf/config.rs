@@ -13,7 +13,7 @@ use std::path::Path;
 pub(super) const ARCHITECTURE: &str = "qwen3vl";
 pub(super) const PROJECTOR: &str = "qwen3vl_merger";
 /// Frames of a patch: the patch embedding is two tensors.
-const FRAMES: usize = 2;
+pub(super) const FRAMES: usize = 2;
 /// Tokens that end an answer wherever a vocabulary has them.
 const STOP_TOKENS: [&str; 2] = ["<|im_end|>", "<|endoftext|>"];
 

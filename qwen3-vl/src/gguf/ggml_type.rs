@@ -103,7 +103,7 @@ impl GgmlType {
     }
 
     /// The places of the f16 scales in a block.
-    pub(super) const fn scales(self) -> &'static [usize] {
+    pub const fn scales(self) -> &'static [usize] {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => &[],
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::IQ4_NL | Self::IQ4_XS => &[0],

@@ -10,7 +10,9 @@ pub enum Kept {
     Plain,
     /// Bit for bit.
     AsIs(Format),
-    /// Quantised anew, as there are no kernels for the type. The format is the smallest with at least as many bits.
+    /// Quantised anew, as there are no kernels for the type. The format is the nearest in size that loses clearly less than the
+    /// type itself has lost (root mean square of normal values, type and conversion: Q4_1 7.9 % and 1.7 %, Q5_0 4.6 % and
+    /// 1.6 %, Q5_1 3.8 % and 1.8 %, Q3_K 21 % and 3 %).
     Converted(Format),
 }
 
@@ -26,9 +28,8 @@ impl Kept {
             GgmlType::Q6_K => Self::AsIs(Format::Q6K),
             GgmlType::IQ4_NL => Self::AsIs(Format::Iq4Nl),
             GgmlType::IQ4_XS => Self::AsIs(Format::Iq4Xs),
-            GgmlType::Q2_K | GgmlType::Q3_K => Self::Converted(Format::Q4K),
-            GgmlType::Q4_1 | GgmlType::Q5_0 => Self::Converted(Format::Q5K),
-            GgmlType::Q5_1 => Self::Converted(Format::Q6K),
+            GgmlType::Q4_1 | GgmlType::Q2_K | GgmlType::Q3_K => Self::Converted(Format::Q4K),
+            GgmlType::Q5_0 | GgmlType::Q5_1 => Self::Converted(Format::Q6K),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Reading GGUF files that nobody vouches for: quantised weights, and all that a model needs besides, in one file.
+//! GGUF files: quantised weights and all that a model needs besides, read from files that nobody vouches for, and written.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md> (versions 2 and 3, little-endian): magic, version,
 //! counts of tensors and of keys; the keys with typed values; each tensor's name, dimensions (innermost first), type and
@@ -16,31 +16,44 @@
 //! | vocabulary | the tokenizer from metadata                                             |
 //! | names      | which tensors stand for those of a published checkpoint                 |
 //! | projector  | the vision file (mmproj) that belongs to a text file                    |
+//! | mix        | which tensor is stored how in files that are written                    |
+//! | encode     | f32 → blocks                                                            |
+//! | plan       | a file to be written, laid out before any value is known                |
+//! | convert    | the keys and tensors that the files of a published checkpoint have      |
 //!
 //! Data is read with positioned reads and not mapped, so that a file cut short while it is in use gives an error and no
 //! signal.
 
 mod config;
 mod container;
+mod convert;
 mod dequantize;
+mod encode;
 mod ggml_type;
 mod kept;
 mod metadata;
+mod mix;
 mod names;
+mod plan;
 mod projector;
 mod shards;
 mod vocabulary;
 
 pub use container::{Container, TensorInfo};
+pub use convert::{text_plan, vision_plan};
 pub use dequantize::dequantize;
+pub use encode::encode;
 pub use ggml_type::GgmlType;
 pub use kept::Kept;
 pub use metadata::{Array, Metadata, Value};
+pub use mix::Mix;
+pub use plan::{Field, Plan, PlannedTensor};
 pub use shards::Gguf;
 
 pub(crate) use config::{check_text, config};
 pub(crate) use names::{Tensors, gguf_name};
 pub(crate) use projector::beside;
+pub(crate) use shards::is_later_part;
 
 use crate::chat::ChatTemplate;
 use crate::processor::Processor;

@@ -5,6 +5,7 @@ use crate::config::Config;
 use half::f16;
 use pascaline::Result;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A part of a layer's name, published and in a GGUF file.
 const LAYER: [(&str, &str); 11] = [
@@ -70,14 +71,19 @@ pub(crate) fn gguf_name(published: &str, config: &Config) -> Option<String> {
     Some(format!("{name}.{kind}"))
 }
 
+/// Whether a published tensor is in the vision file.
+pub(super) fn is_vision(published: &str) -> bool {
+    published.starts_with("model.visual.")
+}
+
 /// The published name of the weight that is a tensor for each frame.
 const PATCHES: &str = "model.visual.patch_embed.proj.weight";
 
 /// The tensors of both files by their published names.
 #[derive(Debug)]
 pub(crate) struct Tensors {
-    text: Gguf,
-    vision: Gguf,
+    text: Arc<Gguf>,
+    vision: Arc<Gguf>,
     held: BTreeMap<String, Held>,
 }
 
@@ -95,11 +101,11 @@ impl Tensors {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file and the tensor.
-    pub fn new(text: Gguf, vision: Gguf, config: &Config) -> Result<Self> {
+    pub fn new(text: Arc<Gguf>, vision: Arc<Gguf>, config: &Config) -> Result<Self> {
         let mut held = BTreeMap::new();
         let mut known = [BTreeSet::new(), BTreeSet::new()];
         for (published, shape) in crate::weights::expected(config) {
-            let in_vision = published.starts_with("model.visual.");
+            let in_vision = is_vision(&published);
             let file = if in_vision { &vision } else { &text };
             let frames = if published == PATCHES { config.vision.temporal_patch_size } else { 1 };
             let Some(name) = gguf_name(&published, config) else {
@@ -180,6 +186,7 @@ impl Tensors {
     }
 }
 
-fn frame_name(name: &str, frame: usize) -> String {
+/// The name of one frame of a tensor that is one for each.
+pub(super) fn frame_name(name: &str, frame: usize) -> String {
     if frame == 0 { name.to_owned() } else { format!("{name}.{frame}") }
 }

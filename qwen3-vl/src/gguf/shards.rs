@@ -9,6 +9,7 @@ use super::dequantize::dequantize;
 use super::metadata::Metadata;
 use crate::json::bad;
 use crate::read_at::read_exact_at;
+use bytemuck::{Zeroable, zeroed_vec};
 use half::f16;
 use pascaline::{Error, Result};
 use rayon::prelude::*;
@@ -35,6 +36,11 @@ fn split_name(path: &Path) -> Option<(String, u64, u64)> {
         false => None,
     };
     Some((base.to_owned(), parse(number)?, parse(rest)?))
+}
+
+/// Whether a file's name is that of the second or a later part of a split model.
+pub(crate) fn is_later_part(path: &Path) -> bool {
+    split_name(path).is_some_and(|(_, number, _)| number > 1)
 }
 
 impl Gguf {
@@ -187,14 +193,15 @@ impl Gguf {
     }
 
     /// Pieces of a tensor, read and converted side by side. `convert` gives the first of its values that is wrong.
-    fn read<T: Copy + Default + Send>(
+    fn read<T: Zeroable + Send>(
         &self,
         name: &str,
         wrong: &str,
         convert: impl Fn(GgmlType, &[u8], &mut [T]) -> Option<usize> + Sync,
     ) -> Result<Vec<T>> {
         let (file, info) = self.held(name)?;
-        let mut values = vec![T::default(); info.values()];
+        // not written before the threads do
+        let mut values = zeroed_vec::<T>(info.values());
         values.par_chunks_mut(PIECE).enumerate().try_for_each(|(piece, values)| {
             let mut bytes = vec![0; info.ty.bytes(values.len())];
             let at = info.begin + info.ty.bytes(piece * PIECE) as u64;

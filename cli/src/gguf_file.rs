@@ -1,0 +1,57 @@
+//! GGUF files that a command writes, tensor by tensor.
+
+use super::failure::Failure;
+use super::files::{OutputFile, unwritable};
+use qwen3_vl::gguf::Plan;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// A file that is being written. It appears under its name when it is kept.
+pub(super) struct GgufFile {
+    to: PathBuf,
+    file: OutputFile,
+    bytes: u64,
+}
+
+impl GgufFile {
+    /// Begins a file with all that comes before the tensors.
+    pub fn create(to: &Path, plan: &Plan, force: bool) -> Result<Self, Failure> {
+        let mut this = Self { to: to.to_owned(), file: OutputFile::create(to, force)?, bytes: 0 };
+        this.write(&plan.header())?;
+        Ok(this)
+    }
+
+    /// The next tensor's bytes, or a part of them.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.bytes += bytes.len() as u64;
+        self.file.write_all(bytes).map_err(|error| unwritable(&self.to, &error))
+    }
+
+    /// Zeros up to where the next tensor begins.
+    pub fn pad(&mut self) -> Result<(), Failure> {
+        let end = self.bytes.next_multiple_of(Plan::ALIGNMENT as u64);
+        self.write(&[0; Plan::ALIGNMENT][..(end - self.bytes) as usize])
+    }
+
+    /// The bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The file, to give it its name.
+    pub fn finished(self) -> OutputFile {
+        self.file
+    }
+}
+
+/// Where the text file and the vision file go: into a folder, which is made if it is not there, or for the path of a GGUF file
+/// to that and beside it.
+pub(super) fn targets(to: &Path, kind: &str) -> Result<[PathBuf; 2], Failure> {
+    const VISION: &str = "mmproj-F16.gguf";
+    if to.extension().is_some_and(|extension| extension == "gguf") && !to.is_dir() {
+        return Ok([to.to_owned(), to.with_file_name(VISION)]);
+    }
+    std::fs::create_dir_all(to)
+        .map_err(|error| Failure::Failed(format!("{} can't be made: {error}", to.display())))?;
+    Ok([to.join(format!("model-{kind}.gguf")), to.join(VISION)])
+}

@@ -1,0 +1,159 @@
+//! Random weights in every type, made by all cores, so that a disk is what limits writing them.
+
+use super::failure::Failure;
+use half::f16;
+use qwen3_vl::gguf::{GgmlType, dequantize, encode};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rayon::prelude::*;
+
+/// The standard deviation that such models are initialised with.
+const DEVIATION: f32 = 0.02;
+/// Values that a thread makes at a time: whole blocks of every type.
+const PIECE: usize = 1 << 17;
+/// Pieces that are made before they are written.
+const BATCH: usize = 128;
+
+/// What a tensor is filled with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Fill {
+    /// As a norm's weight or a bias is at the beginning.
+    Constant(f32),
+    /// As a matrix is.
+    Random,
+}
+
+impl Fill {
+    /// Of a published tensor.
+    pub fn of(name: &str, shape: &[usize]) -> Self {
+        match shape.len() {
+            1 => Self::Constant(if name.ends_with("bias") { 0.0 } else { 1.0 }),
+            _ => Self::Random,
+        }
+    }
+}
+
+/// Hands on the bytes of `values` values in order, piece by piece. The same `seed` gives the same bytes.
+pub(super) fn generate(
+    ty: GgmlType,
+    values: usize,
+    fill: Fill,
+    seed: u64,
+    mut write: impl FnMut(&[u8]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let pattern = Pattern::new(ty, fill)?;
+    let mut buffer = vec![0; ty.bytes(values.min(BATCH * PIECE))];
+    for (batch, start) in (0..values).step_by(BATCH * PIECE).enumerate() {
+        let bytes = &mut buffer[..ty.bytes((values - start).min(BATCH * PIECE))];
+        bytes.par_chunks_mut(ty.bytes(PIECE)).enumerate().for_each(|(piece, bytes)| {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            rng.set_stream((batch * BATCH + piece) as u64);
+            pattern.fill(&mut rng, bytes);
+        });
+        write(bytes)?;
+    }
+    Ok(())
+}
+
+/// How a type's bytes are made of random ones.
+enum Pattern {
+    /// The bytes of a value, again and again.
+    Constant(Vec<u8>),
+    /// Uniform: 256 values that a random byte chooses from.
+    Values { size: usize, table: Vec<u8> },
+    /// Random quants and scales of sub-blocks under these f16 scales, each with its place.
+    Blocks { size: usize, scales: Vec<(usize, [u8; 2])> },
+}
+
+impl Pattern {
+    fn new(ty: GgmlType, fill: Fill) -> Result<Self, Failure> {
+        let encoded = |values: &[f32]| encode(ty, values, [1, values.len()], &pascaline::Device::Cpu);
+        Ok(match fill {
+            Fill::Constant(value) => Self::Constant(encoded(&[value])?),
+            Fill::Random if !ty.is_quantized() => {
+                let half_width = DEVIATION * 3f32.sqrt();
+                let table: Vec<_> = (0..256).map(|i| (i as f32 - 127.5) / 127.5 * half_width).collect();
+                Self::Values { size: ty.block_bytes(), table: encoded(&table)? }
+            }
+            Fill::Random => {
+                let whole = Self::blocks(ty, 1.0);
+                let mut bytes = vec![0; ty.bytes(PIECE)];
+                whole.fill(&mut ChaCha8Rng::seed_from_u64(0), &mut bytes);
+                let mut values = vec![0.0; PIECE];
+                dequantize(ty, &bytes, &mut values);
+                let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+                Self::blocks(ty, DEVIATION / (squares / PIECE as f64).sqrt() as f32)
+            }
+        })
+    }
+
+    /// With a scale of `d`, and minima that centre the values.
+    fn blocks(ty: GgmlType, d: f32) -> Self {
+        let centre = match ty {
+            GgmlType::Q4_K => 7.5,
+            GgmlType::Q5_K => 15.5,
+            _ => 0.0,
+        };
+        let scales = ty.scales().iter().zip([d, centre * d]);
+        let scales = scales.map(|(&at, scale)| (at, f16::from_f32(scale).to_le_bytes())).collect();
+        Self::Blocks { size: ty.block_bytes(), scales }
+    }
+
+    fn fill(&self, rng: &mut ChaCha8Rng, bytes: &mut [u8]) {
+        match self {
+            Self::Constant(value) => {
+                bytes.chunks_exact_mut(value.len()).for_each(|bytes| bytes.copy_from_slice(value));
+            }
+            Self::Values { size, table } => {
+                let mut random = vec![0; bytes.len() / size];
+                rng.fill_bytes(&mut random);
+                for (bytes, &which) in bytes.chunks_exact_mut(*size).zip(&random) {
+                    bytes.copy_from_slice(&table[usize::from(which) * size..][..*size]);
+                }
+            }
+            Self::Blocks { size, scales } => {
+                rng.fill_bytes(bytes);
+                for block in bytes.chunks_exact_mut(*size) {
+                    for (at, scale) in scales {
+                        block[*at..at + 2].copy_from_slice(scale);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_the_deviation_in_every_type() -> Result<(), Failure> {
+        for ty in [
+            GgmlType::F32,
+            GgmlType::F16,
+            GgmlType::BF16,
+            GgmlType::Q8_0,
+            GgmlType::Q4_0,
+            GgmlType::Q4_K,
+            GgmlType::Q5_K,
+            GgmlType::Q6_K,
+            GgmlType::IQ4_NL,
+            GgmlType::IQ4_XS,
+        ] {
+            let count = PIECE + 512;
+            let (mut bytes, mut values) = (Vec::new(), vec![f32::NAN; count]);
+            generate(ty, count, Fill::Random, 1, |piece| {
+                bytes.extend(piece);
+                Ok(())
+            })?;
+            dequantize(ty, &bytes, &mut values);
+            let mean = values.iter().sum::<f32>() / count as f32;
+            let deviation = (values.iter().map(|value| value * value).sum::<f32>() / count as f32).sqrt();
+            assert!((deviation / DEVIATION - 1.0).abs() < 0.05, "{ty:?}: {deviation}");
+            assert!(mean.abs() < 0.2 * DEVIATION, "{ty:?}: {mean}");
+            assert_ne!(bytes[..ty.bytes(256)], bytes[ty.bytes(PIECE)..][..ty.bytes(256)], "{ty:?}");
+        }
+        Ok(())
+    }
+}

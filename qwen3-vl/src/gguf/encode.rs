@@ -1,0 +1,42 @@
+//! f32 → blocks, as files hold them.
+
+use super::GgmlType;
+use half::{bf16, f16};
+use pascaline::quant::{Format, QuantTensor};
+use pascaline::{Device, Error, Result};
+
+/// The format that encodes a type; `None` for types that are numbers of their own, or that nothing here writes.
+fn format(ty: GgmlType) -> Option<Format> {
+    match super::Kept::of(ty) {
+        super::Kept::AsIs(format) => Some(format),
+        _ => None,
+    }
+}
+
+/// The bytes of `values` [n, k], row-major, in a type; the work is done on `device`, and the bits are the same on every one.
+///
+/// # Errors
+/// [`Error::Unsupported`] for types that have no kernels and for values beyond f16's range, or a device error.
+pub fn encode(ty: GgmlType, values: &[f32], shape: [usize; 2], device: &Device) -> Result<Vec<u8>> {
+    if let Some(format) = format(ty) {
+        return QuantTensor::from_f32(values, shape, format, device)?.to_gguf_bytes();
+    }
+    let unsupported = |argument, value: String, reason: &str| Error::Unsupported {
+        op: "encode",
+        argument,
+        value,
+        reason: reason.into(),
+    };
+    match ty {
+        GgmlType::F32 => Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+        GgmlType::BF16 => Ok(values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect()),
+        GgmlType::F16 => {
+            let halves = values.iter().map(|&value| match f16::from_f32(value) {
+                half if half.is_finite() => Ok(half.to_le_bytes()),
+                _ => Err(unsupported("values", value.to_string(), "beyond the range of f16 (±65504)")),
+            });
+            Ok(halves.collect::<Result<Vec<_>>>()?.concat())
+        }
+        _ => Err(unsupported("type", ty.name().into(), "nothing here writes it")),
+    }
+}
