@@ -71,7 +71,7 @@ fn hard_rows(n: usize, cols: usize) -> Vec<f32> {
 #[test]
 fn the_gpu_gives_the_same_bits() -> Result<()> {
     let device = common::cuda_device();
-    for (n, cols) in [(9, 256), (8, 1024), (7, 96), (10, 41), (33, 300)] {
+    for (n, cols) in [(9, 256), (8, 1024), (7, 96), (10, 41), (33, 300), (96, 512)] {
         let x = Tensor::from_slice(&hard_rows(n, cols), [n, cols], &Device::Cpu)?;
         let on_gpu = x.to_device(&device)?;
         for format in FORMATS {
