@@ -118,7 +118,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let opened = args.model.open(output)?;
     let works = fit::conversations(&opened.config);
     let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
-    let (model, _) = args.model.load(&opened, &device, &work, output)?;
+    let model = args.model.load(&opened, &device, &work, output)?.model;
     let options = args.sampling.options(&model);
     args.sampling.say_seed(&options, output);
     let seed = (!options.sampling.is_greedy()).then_some(options.sampling.seed);

@@ -6,13 +6,13 @@ use super::environment::is_virtual;
 use super::failure::Failure;
 use super::files;
 use super::measure::Clock;
-use super::model::{ModelArgs, Work, at_most, of_prompt};
+use super::model::{Loaded, ModelArgs, Work, at_most, of_prompt};
 use super::output::Output;
 use super::sampling::SamplingArgs;
 use super::source::{Text, image, is_stdin};
 use super::table::percent;
-use pascaline::Device;
 use pascaline::memory::{self, adaptor::to_text};
+use pascaline::{Device, Error};
 use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Qwen3Vl, Statistics, StopReason, Visual};
@@ -73,6 +73,10 @@ struct Json<'a> {
     device: String,
     parameters: usize,
     load_seconds: f64,
+    /// Bytes of the GPU's memory that the plan allows for this answer at most, its context not counted.
+    planned_bytes: Option<usize>,
+    /// Bytes that were in use on the GPU before the model was loaded: its context, and others' work. `peak_bytes` counts them.
+    context_bytes: Option<usize>,
     /// Bytes of weights read per second of decoding, over those that a copy on this GPU reads and writes.
     decode_bandwidth_share: Option<f64>,
     #[serde(flatten)]
@@ -110,7 +114,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok(vec![of_prompt(&processor.prepare(&messages, &visuals)?, to_come, &processor.config)])
         },
     };
-    let (model, load_time) = args.model.load(&opened, &device, &work, output)?;
+    let Loaded { model, seconds: load_seconds, planned_bytes, context_bytes } =
+        args.model.load(&opened, &device, &work, output)?;
     let prompt = model.processor.prepare(&messages, &visuals)?;
     let options = args.sampling.options(&model);
     args.sampling.say_seed(&options, output);
@@ -146,7 +151,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         seed: (!options.sampling.is_greedy()).then_some(options.sampling.seed),
         device: device.to_string(),
         parameters: model.parameters(),
-        load_seconds: load_time.as_secs_f64(),
+        load_seconds,
+        planned_bytes,
+        context_bytes,
         decode_bandwidth_share: share,
         statistics: found.statistics,
     })
@@ -158,7 +165,10 @@ fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f6
     if is_virtual() || statistics.decode_tokens == 0 {
         return Ok(None);
     }
-    let copy = ceiling::cuda_copy(device, &mut Clock::new(model.device())?)?;
+    let copy = match ceiling::cuda_copy(device, &mut Clock::new(model.device())?) {
+        Err(Error::OutOfMemory { .. }) => return Ok(None), // the model has left no room to measure one
+        copy => copy?,
+    };
     let read = statistics.weight_bytes_per_token as f64 * statistics.decode_tokens_per_second;
     Ok(Some(read / copy.per_second))
 }

@@ -17,7 +17,7 @@ use qwen3_vl::weights::{Conversion, Progress};
 use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Processor, Prompt, Qwen3Vl, VisionPlace, Visual};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[derive(clap::Args)]
 pub(super) struct ModelArgs {
@@ -260,16 +260,18 @@ impl ModelArgs {
         device: &Device,
         work: &Work,
         output: &Output,
-    ) -> Result<(LoadOptions, Option<Processor>), Failure> {
+    ) -> Result<Decision, Failure> {
         let (usual, asked) = (LoadOptions::for_device(device), self.asked());
         let Device::Cuda(cuda) = device else {
             return match self.memory_limit {
-                None => Ok((asked.apply(usual), None)),
+                None => {
+                    Ok(Decision { options: asked.apply(usual), processor: None, planned: None, before: None })
+                }
                 Some(_) => Err(Failure::Usage("--memory-limit is for a GPU".to_owned())),
             };
         };
         let gpu = Gpu::of(cuda);
-        let (free, _) = cuda.memory_info()?;
+        let (free, total) = cuda.memory_info()?;
         let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
         if self.memory_limit.is_some() {
             memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
@@ -279,12 +281,16 @@ impl ModelArgs {
             let is_gguf = opened.checkpoint.gguf().is_some();
             output.note(&fit::describe(choice, work, is_gguf, limit));
         };
+        let decided = |choice: &Choice, processor| {
+            let (options, planned) = (choice.options, Some(choice.peak()));
+            Decision { options, processor, planned, before: Some(total - free) }
+        };
         if let Some(most) = &work.most
             && let Ok(choice) = fit(most)
             && choice.options == asked.apply(usual)
         {
             say(&choice, most);
-            return Ok((choice.options, None));
+            return Ok(decided(&choice, None));
         }
         let processor = opened.checkpoint.processor()?;
         let mut refusal = None;
@@ -292,7 +298,7 @@ impl ModelArgs {
             match fit(&work) {
                 Ok(choice) => {
                     say(&choice, &work);
-                    return Ok((choice.options, Some(processor)));
+                    return Ok(decided(&choice, Some(processor)));
                 }
                 Err(error) => refusal = Some(error),
             }
@@ -319,15 +325,15 @@ impl ModelArgs {
         Failure::Failed(format!("the model does not fit {value}: {reason}; {way}"))
     }
 
-    /// Loads the model for this work, with a progress bar where people watch; gives the time that it took.
+    /// Loads the model for this work, with a progress bar where people watch.
     pub fn load(
         &self,
         opened: &Opened,
         device: &Device,
         work: &Work,
         output: &Output,
-    ) -> Result<(Qwen3Vl, Duration), Failure> {
-        let (options, processor) = self.options(opened, device, work, output)?;
+    ) -> Result<Loaded, Failure> {
+        let Decision { options, processor, planned, before } = self.options(opened, device, work, output)?;
         let bar = match io::stderr().is_terminal() && !output.is_quiet() {
             true => ProgressBar::new(0),
             false => ProgressBar::hidden(),
@@ -347,12 +353,33 @@ impl ModelArgs {
         };
         bar.finish_and_clear();
         let model = loaded.map_err(|error| self.failure(error))?;
-        let elapsed = opened.since.elapsed();
+        let seconds = opened.since.elapsed().as_secs_f64();
         if let Some(note) = conversions(&model) {
             output.note(&note);
         }
-        Ok((model, elapsed))
+        Ok(Loaded { model, seconds, planned_bytes: planned, context_bytes: before })
     }
+}
+
+/// How a model is loaded, and what was found out for it.
+struct Decision {
+    options: LoadOptions,
+    processor: Option<Processor>,
+    /// Bytes of the GPU's memory.
+    planned: Option<usize>,
+    /// Bytes in use before.
+    before: Option<usize>,
+}
+
+/// A model on its device.
+pub(super) struct Loaded {
+    pub model: Qwen3Vl,
+    /// How long it took.
+    pub seconds: f64,
+    /// Bytes of the GPU's memory that the plan allows at most, the context not counted.
+    pub planned_bytes: Option<usize>,
+    /// Bytes that were in use on the GPU before.
+    pub context_bytes: Option<usize>,
 }
 
 /// A model whose weights are still to be loaded.
