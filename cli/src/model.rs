@@ -11,7 +11,7 @@ use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error};
 use qwen3_vl::weights::Conversion;
 use qwen3_vl::{Checkpoint, LoadOptions, Options, Prompt, Qwen3Vl, Sampling, VisionPlace};
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -240,13 +240,23 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 /// As [`ModelArgs::check`].
 pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
-    // of a kind that loading it tells
+    let is_gguf = || {
+        let begins_so = || {
+            let mut beginning = [0; 4];
+            let mut file = std::fs::File::open(model).ok()?;
+            file.read_exact(&mut beginning).ok()?;
+            (beginning == *b"GGUF").then_some(())
+        };
+        let is_named_so = model.extension().is_some_and(|extension| extension == "gguf");
+        model.is_file() && (is_named_so || begins_so().is_some())
+    };
     let has_gguf = || {
         let mut names =
             std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.file_name());
         names.any(|name| Path::new(&name).extension().is_some_and(|extension| extension == "gguf"))
     };
-    if model.is_file() || has_gguf() { Ok(()) } else { check_directory(model) }
+    // loading says what is wrong inside
+    if is_gguf() || has_gguf() { Ok(()) } else { check_directory(model) }
 }
 
 /// Refuses what can't be a checkpoint's directory, with the way to one.
@@ -255,7 +265,7 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
     let problem = if !dir.exists() {
         "there is no such directory or file"
     } else if !dir.is_dir() {
-        "that is no directory"
+        "that is no directory, and no GGUF file"
     } else if !dir.join("config.json").exists() {
         "there is no config.json in it, so it is no checkpoint"
     } else {
