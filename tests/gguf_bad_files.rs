@@ -655,6 +655,26 @@ fn a_whole_file_is_taken_apart_and_put_together() {
     }
 }
 
+/// Version 2 has the same layout, and a file may end without the last tensor's padding.
+#[test]
+fn what_is_no_lie_is_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut parts = Parts::of("model-Q4_K_M.gguf");
+    parts.remove("qwen3vl.n_deepstack_layers");
+    parts.set("general.alignment", u32_value(32));
+    parts.set("general.nested", array(9, 1, &array(8, 0, &[])[4..]));
+    parts.set("general.sampling.temp", f32_value(0.5));
+    parts.set("general.sampling.top_k", [5u32.to_le_bytes(), 20i32.to_le_bytes()].concat());
+    let mut bytes = parts.file();
+    bytes[4] = 2;
+    fs::write(&path, bytes).unwrap();
+    load(&path, &fixtures().join("mmproj-F16.gguf")).unwrap();
+    let checkpoint = Checkpoint::open(&path, Some(&fixtures().join("mmproj-F16.gguf"))).unwrap();
+    let generation = checkpoint.processor().unwrap().generation;
+    assert_eq!((generation.do_sample, generation.temperature, generation.top_k), (true, Some(0.5), Some(20)));
+}
+
 #[test]
 fn lies_of_the_container_are_told() {
     check(CONTAINER, "model-Q4_K_M.gguf", |text| load(text, &fixtures().join("mmproj-F16.gguf")));

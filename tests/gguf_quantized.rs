@@ -7,9 +7,16 @@ use pascaline::{DType, Device};
 use qwen3_vl::gguf::{GgmlType, Gguf};
 use qwen3_vl::{LoadOptions, Options, Qwen3Vl, cases};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl-gguf")
+}
+
+/// The turn to use the device: a pass is captured in one test while another frees what two streams have used.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const MODELS: [&str; 5] =
@@ -41,6 +48,7 @@ fn options(max_new_tokens: usize) -> Options {
 /// softmax may amplify; a wrong scale or a swapped block gives 100 %.
 #[test]
 fn logits_lose_what_activations_lose() {
+    let _turn = turn();
     const LIMIT: f64 = 0.034;
     for file in MODELS {
         let runs = cases::load(&fixtures().join(file)).unwrap().unwrap();
@@ -62,6 +70,7 @@ fn logits_lose_what_activations_lose() {
 /// Integer sums are exact and the other steps the same, so tokens are, whichever device multiplies.
 #[test]
 fn devices_agree_on_the_tokens() {
+    let _turn = turn();
     let gpu = common::cuda_device();
     for file in MODELS {
         let answer = |device: &Device| {
@@ -93,6 +102,7 @@ fn matrices_take_the_files_bytes() {
 /// Layers of a mixed file are stored in different formats; they pass through the same two places.
 #[test]
 fn mixed_layers_from_host_memory_give_the_same_bits() {
+    let _turn = turn();
     let device = common::cuda_device();
     let ids: Vec<u32> = (1..12).collect();
     let resident = load("model-Q4_K_M.gguf", &device, kept(&device));
@@ -112,6 +122,7 @@ fn mixed_layers_from_host_memory_give_the_same_bits() {
 /// A captured pass has the products of each part of a stacked matrix.
 #[test]
 fn a_replayed_pass_of_a_mixed_file_gives_the_same_tokens() {
+    let _turn = turn();
     let device = common::cuda_device();
     let model = load("model-Q4_K_M.gguf", &device, kept(&device));
     let answer = |graph| model.generate(&[], "Hello?", &Options { graph, ..options(5) }).unwrap();

@@ -7,7 +7,7 @@ use pascaline::cuda::Graph;
 use pascaline::nn::{Attention, Linear, Mlp, Norm, RmsNorm, Rope, StreamedBlocks, TransformerBlock};
 use pascaline::ops::Activation;
 use pascaline::quant::Format;
-use pascaline::{DType, Device, Error, Tensor, memory};
+use pascaline::{DType, Device, Error, Tensor, memory, ops};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
 use std::path::{Path, PathBuf};
@@ -161,6 +161,44 @@ fn block(n: usize, device: &Device) -> TransformerBlock {
         attention: Attention::new(linear(3 * n, n), None, linear(n, n), [1, 1, n], true).unwrap(),
         norm2: norm(),
         mlp: Mlp::new(linear(n, n), Activation::GeluTanh, linear(n, n)).unwrap(),
+    }
+}
+
+/// A block of a hidden width of 256 with random matrices in a format.
+fn quantized_block(format: Format, seed: u64, device: &Device) -> TransformerBlock {
+    let linear = |out: usize, seed| {
+        let weight = Tensor::randn([out, 256], DType::F32, seed, device).unwrap();
+        Linear::new(ops::quantize(&weight, format).unwrap(), None).unwrap()
+    };
+    let norm = || Norm::Rms(RmsNorm::new(Tensor::ones([256], DType::F32, device).unwrap(), 1e-6).unwrap());
+    let (qkv, out) = (linear(768, seed), linear(256, seed + 1));
+    TransformerBlock {
+        norm1: norm(),
+        attention: Attention::new(qkv, None, out, [4, 4, 64], true).unwrap(),
+        norm2: norm(),
+        mlp: Mlp::new(linear(256, seed + 2), Activation::Silu, linear(256, seed + 3)).unwrap(),
+    }
+}
+
+/// Q4_0 and IQ4_NL have tensors of the same types and shapes; Q8_0's are larger than the places that were made for the first.
+#[test]
+fn blocks_in_different_formats_pass_through_the_same_places() {
+    let _turn = turn();
+    let device = common::cuda_device();
+    let Device::Cuda(cuda) = &device else { unreachable!("a CUDA device was asked for") };
+    let formats = [Format::Q4_0, Format::Iq4Nl, Format::Q8_0, Format::Q4_0];
+    let blocks: Vec<_> =
+        formats.iter().zip(1..).map(|(&format, seed)| quantized_block(format, 10 * seed, &device)).collect();
+    let mut streamed = StreamedBlocks::like(&blocks[0], cuda).unwrap();
+    blocks.iter().for_each(|block| streamed.push(block).unwrap());
+    assert_eq!(streamed.weight_bytes(), blocks.iter().map(TransformerBlock::weight_bytes).sum::<usize>());
+    let x = Tensor::randn([3, 256], DType::F32, 1, &device).unwrap();
+    let angles = Tensor::zeros([3, 32], DType::F32, &device).unwrap();
+    let rope = Rope::new(angles.clone(), angles, 0, 0).unwrap();
+    for index in [0, 1, 2, 3, 1, 0] {
+        let found = streamed.forward(index, &x, &rope, None).unwrap().to_vec::<f32>().unwrap();
+        let want = blocks[index].forward(&x, &rope, None).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(found, want, "block {index}");
     }
 }
 

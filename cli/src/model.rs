@@ -15,7 +15,7 @@ use qwen3_vl::fit::{Asked, Choice};
 use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::weights::{Conversion, Progress};
 use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Processor, Prompt, Qwen3Vl, VisionPlace, Visual};
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -146,13 +146,23 @@ impl WeightType {
 
 /// As [`ModelArgs::check`].
 pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
-    // of a kind that loading it tells
+    let is_gguf = || {
+        let begins_so = || {
+            let mut beginning = [0; 4];
+            let mut file = std::fs::File::open(model).ok()?;
+            file.read_exact(&mut beginning).ok()?;
+            (beginning == *b"GGUF").then_some(())
+        };
+        let is_named_so = model.extension().is_some_and(|extension| extension == "gguf");
+        model.is_file() && (is_named_so || begins_so().is_some())
+    };
     let has_gguf = || {
         let mut names =
             std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.file_name());
         names.any(|name| Path::new(&name).extension().is_some_and(|extension| extension == "gguf"))
     };
-    if model.is_file() || has_gguf() { Ok(()) } else { check_directory(model) }
+    // loading says what is wrong inside
+    if is_gguf() || has_gguf() { Ok(()) } else { check_directory(model) }
 }
 
 /// Refuses what can't be a checkpoint's directory, with the way to one.
@@ -161,7 +171,7 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
     let problem = if !dir.exists() {
         "there is no such directory or file"
     } else if !dir.is_dir() {
-        "that is no directory"
+        "that is no directory, and no GGUF file"
     } else if !dir.join("config.json").exists() {
         "there is no config.json in it, so it is no checkpoint"
     } else {

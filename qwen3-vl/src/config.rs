@@ -113,7 +113,7 @@ impl Config {
     /// Reads and checks `config.json` in `dir`.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
+    /// [`Error::Checkpoint`] with file and field.
     pub fn load(dir: &Path) -> Result<Self> {
         let file = dir.join("config.json");
         Self::parse(&file, &json::read_bytes(&file, MAX_CONFIG)?)
@@ -366,7 +366,7 @@ impl GenerationConfig {
     /// Reads and checks `generation_config.json` in `dir`; without one, the stop token is `config.json`'s.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
+    /// [`Error::Checkpoint`] with file and field.
     pub fn load(dir: &Path, config: &Config) -> Result<Self> {
         let file = dir.join("generation_config.json");
         let fallback = || config.text.eos_token_id.into_iter().collect();
@@ -428,7 +428,7 @@ impl PreprocessorConfig {
     /// Reads `preprocessor_config.json` in `dir` and checks it against the vision tower's configuration.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with file and field.
+    /// [`Error::Checkpoint`] with file and field.
     pub fn load(dir: &Path, vision: &VisionConfig) -> Result<Self> {
         Self::read(&dir.join("preprocessor_config.json"), vision)
     }

@@ -84,7 +84,7 @@ pub(crate) fn config(text: &Gguf, vision: &Gguf) -> Result<Config> {
     };
     let deepstack = config.vision.deepstack_visual_indexes.len();
     let key = "qwen3vl.n_deepstack_layers";
-    if metadata.required(key, metadata.unsigned(key)?)? != deepstack as u64 {
+    if metadata.unsigned(key)?.is_some_and(|layers| layers != deepstack as u64) {
         let reason = format!("is not the {deepstack} of {}", vision.path().display());
         return Err(metadata.bad(key, reason));
     }
