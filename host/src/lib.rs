@@ -47,6 +47,7 @@ pub mod ops;
 mod problem;
 pub mod quant;
 mod shape;
+mod sync;
 mod tensor;
 
 pub use device::{Choice, Device};

@@ -19,11 +19,12 @@ use super::order::{Dependency, Order, StreamId, When, tolerate};
 use super::slab::{self, Slabs};
 use super::{Timeline, Upstream};
 use crate::mutation::{Wait, left_out};
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Error, Result};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::panic::Location;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 /// Segments are multiples of this: the granularity in which drivers map memory.
 const SEGMENT: usize = 2 << 20;
@@ -290,14 +291,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
 
     /// The books now.
     pub fn statistics(&self) -> Statistics {
-        let state = self.lock();
-        let (lists, slabs) = (&state.lists, &state.slabs);
-        Statistics {
-            free: lists.free() + slabs.free(),
-            pending: lists.pending() + slabs.pending(),
-            largest_free: lists.largest(),
-            ..state.statistics
-        }
+        self.lock().books()
     }
 
     /// Every block that is handed out, the largest first.
@@ -314,8 +308,8 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
     /// # Errors
     /// A sentence about the first contradiction.
     pub fn audit(&self) -> Result<(), String> {
-        let books = self.statistics();
         let state = self.lock();
+        let books = state.books(); // under the same lock as what it is compared with
         state.lists.audit()?;
         state.slabs.audit()?;
         let live: usize = state.live.values().map(|live| live.bytes).sum();
@@ -447,6 +441,16 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
 }
 
 impl<T: Timeline> State<T> {
+    fn books(&self) -> Statistics {
+        let (lists, slabs) = (&self.lists, &self.slabs);
+        Statistics {
+            free: lists.free() + slabs.free(),
+            pending: lists.pending() + slabs.pending(),
+            largest_free: lists.largest(),
+            ..self.statistics
+        }
+    }
+
     /// From the stream's own memory, or (true) from what anyone may use.
     fn take(&mut self, need: usize, home: StreamId) -> Option<((u64, Option<u64>), bool)> {
         let Some(class) = slab::class(need) else {

@@ -7,9 +7,10 @@
 //! pattern.
 
 use super::{Timeline, Upstream};
+use crate::sync::{Mutex, MutexGuard};
 use crate::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// The bytes that one word of [contents](Simulated::with_contents) stands for.
 const GRANULE: usize = 256;
