@@ -25,8 +25,7 @@ fn models() -> Vec<PathBuf> {
 }
 
 fn load(model: &Path, device: &Device, options: LoadOptions) -> Qwen3Vl {
-    let mut loaded = Qwen3Vl::load_with(model, device, options, |_| {}).unwrap();
-    cases::with_limits_of_cases(&mut loaded.processor, model).unwrap();
+    let loaded = Qwen3Vl::load_with(model, device, options, |_| {}).unwrap();
     loaded
 }
 

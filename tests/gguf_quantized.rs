@@ -24,8 +24,7 @@ const MODELS: [&str; 5] =
 
 fn load(file: &str, device: &Device, options: LoadOptions) -> Qwen3Vl {
     let file = fixtures().join(file);
-    let mut model = Qwen3Vl::load_with(&file, device, options, |_| {}).unwrap();
-    cases::with_limits_of_cases(&mut model.processor, &file).unwrap();
+    let model = Qwen3Vl::load_with(&file, device, options, |_| {}).unwrap();
     model
 }
 

@@ -58,8 +58,7 @@ pub(super) fn run(
     let usual = LoadOptions::for_device(device);
     let cache = cache.unwrap_or(usual.cache);
     let options = LoadOptions { dtype, keep_quantized: false, cache, ..usual };
-    let mut model = Qwen3Vl::load_checkpoint(&Checkpoint::open(path, mmproj)?, device, options, |_| {})?;
-    cases::with_limits_of_cases(&mut model.processor, path)?;
+    let model = Qwen3Vl::load_checkpoint(&Checkpoint::open(path, mmproj)?, device, options, |_| {})?;
     let rounded = dtype != DType::F32 || options.cache != KvFormat::F32;
     let limits = if dtype == DType::F16 {
         Limits::F16

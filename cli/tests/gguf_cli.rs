@@ -37,13 +37,14 @@ fn refused(arguments: &[&str], status: i32) -> String {
     said
 }
 
-/// All runs, with the pixel limits of the reference in a `preprocessor_config.json` beside the files.
+/// All runs, with the pixel limits of the reference in the folder of what the files were made from.
 #[test]
 fn generate_gives_the_references_ids() {
     let folder = tempfile::tempdir().unwrap();
     let copy = |from: &str, to: &str| fs::copy(fixtures().join(from), folder.path().join(to)).unwrap();
     copy("mmproj-F16.gguf", "mmproj-F16.gguf");
-    copy("source/preprocessor_config.json", "preprocessor_config.json");
+    fs::create_dir(folder.path().join("source")).unwrap();
+    copy("source/preprocessor_config.json", "source/preprocessor_config.json");
     let cases: Value =
         serde_json::from_slice(&fs::read(fixtures().join("cases_gguf.json")).unwrap()).unwrap();
     for run in cases["runs"].as_array().unwrap() {

@@ -124,18 +124,6 @@ fn load_gguf(model: &Path) -> Result<Option<Vec<Run>>> {
     cases.iter().map(load).collect::<Result<_>>().map(Some)
 }
 
-/// Has the pictures of a GGUF file's cases prepared with the limits that the reference had, which the file does not state.
-///
-/// # Errors
-/// [`Error::Checkpoint`](pascaline::Error::Checkpoint).
-pub fn with_limits_of_cases(processor: &mut Processor, model: &Path) -> Result<()> {
-    let source = source(model);
-    if is_gguf(model) && source.join("preprocessor_config.json").exists() {
-        processor.images = PreprocessorConfig::load(&source, &processor.config.vision)?;
-    }
-    Ok(())
-}
-
 impl Run {
     /// Whether the run's file has this tensor; large ones are left out of some.
     pub fn has(&self, tensor: &str) -> bool {

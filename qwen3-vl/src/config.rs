@@ -433,13 +433,14 @@ impl PreprocessorConfig {
         Self::read(&dir.join("preprocessor_config.json"), vision)
     }
 
-    /// As [`load`](Self::load) of the folder that `file` is in; `None` if it has no `preprocessor_config.json`.
+    /// The settings beside a file that does not hold them, in its folder or, where a conversion keeps what it was made from,
+    /// in the folder `source` there; `name` is `preprocessor_config.json` or that of videos. `None` if there are none.
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn load_beside(file: &Path, vision: &VisionConfig) -> Result<Option<Self>> {
-        let file = file.with_file_name("preprocessor_config.json");
-        if file.exists() { Self::read(&file, vision).map(Some) } else { Ok(None) }
+    pub fn load_beside(file: &Path, name: &str, vision: &VisionConfig) -> Result<Option<Self>> {
+        let places = [file.with_file_name(name), file.with_file_name("source").join(name)];
+        places.iter().find(|place| place.exists()).map(|place| Self::read(place, vision)).transpose()
     }
 
     /// As [`load`](Self::load) for `video_preprocessor_config.json`, whose pixel limits count the pixels of all

@@ -249,7 +249,7 @@ pub(crate) fn generation(text: &Gguf, config: &Config) -> Result<GenerationConfi
 }
 
 /// How images are prepared. Pixel limits are the file's, where it has any, else those of a `preprocessor_config.json` beside
-/// it, else the published ones.
+/// it or in a folder `source` there, else the published ones.
 pub(crate) fn preprocessor(vision: &Gguf, config: &VisionConfig) -> Result<PreprocessorConfig> {
     let metadata = vision.metadata();
     let channels = |key: &str| {
@@ -264,7 +264,7 @@ pub(crate) fn preprocessor(vision: &Gguf, config: &VisionConfig) -> Result<Prepr
     if image_std.iter().any(|&std| std <= 0.0) {
         return Err(metadata.bad(std, format!("{image_std:?} are not all positive")));
     }
-    let beside = PreprocessorConfig::load_beside(vision.path(), config)?;
+    let beside = PreprocessorConfig::load_beside(vision.path(), "preprocessor_config.json", config)?;
     let [min, max] = beside.map_or(PUBLISHED_PIXELS, |beside| [beside.min_pixels, beside.max_pixels]);
     let limit = |key: &str, default: usize| match metadata.unsigned(key)? {
         None => Ok(default),
@@ -294,8 +294,8 @@ pub(crate) fn video_preprocessor(
     config: &VisionConfig,
     images: &PreprocessorConfig,
 ) -> Result<PreprocessorConfig> {
-    let folder = vision.path().parent().unwrap_or(Path::new(""));
-    let [min_pixels, max_pixels] = PreprocessorConfig::load_video(folder, config)?
+    let name = "video_preprocessor_config.json";
+    let [min_pixels, max_pixels] = PreprocessorConfig::load_beside(vision.path(), name, config)?
         .map_or(PUBLISHED_VIDEO_PIXELS, |beside| [beside.min_pixels, beside.max_pixels]);
     Ok(PreprocessorConfig { min_pixels, max_pixels, ..images.clone() })
 }
