@@ -115,14 +115,10 @@ fn f16_bits(x: f64, m: CvtMode) -> u16 {
     if !(up && error > 0.0 || !up && error < 0.0) {
         return near.to_bits();
     }
-    // One step up or down in the ordered bit patterns.
+    // One step up or down in the ordered bit patterns. What is nearest to a zero has its sign, and is stepped away from it.
     let b = near.to_bits();
     let away = up != (b & 0x8000 != 0);
-    match b & 0x7fff {
-        0 => 1 | if up { 0 } else { 0x8000 },
-        _ if away => b + 1,
-        _ => b - 1,
-    }
+    if away { b + 1 } else { b - 1 }
 }
 
 fn from_float(bits: u64, m: CvtMode) -> u64 {
