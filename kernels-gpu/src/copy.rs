@@ -125,13 +125,13 @@ macro_rules! scalar_unit {
 
             #[inline(always)]
             unsafe fn load(pointer: *const Self) -> Self {
-                // SAFETY: as the caller promises.
+                // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract.
                 Self::from_word(unsafe { Raw::load(pointer) })
             }
 
             #[inline(always)]
             unsafe fn store(self, pointer: *mut Self) {
-                // SAFETY: as the caller promises.
+                // SAFETY: `pointer` is valid for writing and aligned: this function's contract.
                 unsafe { *pointer = self };
             }
         }
@@ -144,13 +144,13 @@ impl Unit for [u32; 4] {
 
     #[inline(always)]
     unsafe fn load(pointer: *const Self) -> Self {
-        // SAFETY: as the caller promises.
+        // SAFETY: 16 readable bytes, 16-byte aligned: this function's contract.
         unsafe { vector::load_raw::<u32>(pointer.cast()) }
     }
 
     #[inline(always)]
     unsafe fn store(self, pointer: *mut Self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: 16 writable bytes, 16-byte aligned: this function's contract.
         unsafe { vector::store_raw::<u32>(pointer.cast(), self) }
     }
 }

@@ -1,6 +1,6 @@
-//! Rows by number: y[i, :] = table[ids[i], :].   table: [rows, cols] f32 or f16, ids: [n] u32, y: [n, cols] f32.
+//! Gathers rows: y[i, :] = table[ids[i], :].   table: [rows, cols] f32 or f16, ids: [n] u32, y: [n, cols] f32.
 //!
-//! An id that is no row gives a row of NaN and reads nothing.
+//! An id outside the table gives a row of NaN and reads nothing.
 //!
 //! | kernel        | a row of y is handled by | when |
 //! |---------------|--------------------------|------|

@@ -1,4 +1,4 @@
-//! Nothing, by one warp: what a launch costs at least. Benches measure small work against it.
+//! An empty kernel of one warp: the least that a launch costs. Benches compare small work with it.
 
 use cuda_std::prelude::*;
 

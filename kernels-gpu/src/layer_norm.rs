@@ -1,9 +1,9 @@
 //! y[r, c] = (x[r, c] − meanᵣ) / √(varᵣ + eps) · weight[c] + bias[c].   x, y: [rows, cols]; weight, bias: [cols]
 //!
-//! Idea: the corrected two-pass algorithm: d = x − m with m the rounded mean; then mean = m + δ with δ = mean(d), and
-//! var = mean(d²) − δ². δ takes back what m lost, so rows far from zero and rows with outliers keep their accuracy.
-//! Rows that fit stay in registers and are read once; longer rows are read three times. Few rows find their weights and
-//! biases as in `rms_norm`.
+//! Idea: the corrected two-pass algorithm. d = x − m with m the rounded mean; then mean = m + δ with δ = mean(d), and
+//! var = mean(d²) − δ². δ corrects the rounding of m, so rows far from zero and rows with outliers keep their accuracy.
+//! Rows that fit stay in registers and are read once; longer rows are read three times. With few rows, weights and biases
+//! are loaded early, as in `rms_norm`.
 //! Source: Ba et al. 2016, "Layer normalization"; Chan, Golub & LeVeque 1983, "Algorithms for computing the sample
 //! variance", equation 1.7.
 //!
@@ -78,7 +78,7 @@ pub struct Kernels<T> {
     pub stream: KernelSpec<Rows<T>>,
 }
 
-/// What is subtracted beside the rounded mean, and what the rest is multiplied with.
+/// δ, which is subtracted from x − m, and 1/√(var + eps).
 struct Scale {
     delta: f32,
     factor: f32,
@@ -90,7 +90,7 @@ impl Scale {
     fn new([sum, squares]: [f32; 2], per_col: f32, eps: f32) -> Self {
         let delta = sum * per_col;
         let variance = (squares * per_col - delta * delta).max(0.0);
-        // max() drops a NaN; the sum still has it, and so does every result through delta
+        // max() drops a NaN, but it stays in the sum and reaches every result through delta
         Self { delta, factor: rsqrt(variance + eps) }
     }
 
@@ -118,7 +118,7 @@ unsafe fn write_group<T: Vector>(
         j += 1;
         value
     });
-    // SAFETY: as the caller promises.
+    // SAFETY: `y` is valid for writing the row: this function's contract.
     unsafe { columns.store(y, i, values) };
 }
 
@@ -139,10 +139,10 @@ unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
 ) {
     let per_col = 1.0 / cols as f32;
     let [mut values, mut weights, mut biases] = [[T::splat(0.0); N]; 3];
-    // SAFETY: as the caller promises.
+    // SAFETY: `x` is valid for the row: this function's contract.
     each_group!(columns, i < N, values[i] = unsafe { columns.load(x, i as u32, 0.0) });
     if EARLY {
-        // SAFETY: as the caller promises.
+        // SAFETY: `weight` and `bias` are valid for the row: this function's contract.
         each_group!(columns, i < N, unsafe {
             weights[i] = columns.load(weight, i as u32, 0.0);
             biases[i] = columns.load(bias, i as u32, 0.0);
@@ -158,7 +158,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
             x
         });
     });
-    // SAFETY: as the caller promises.
+    // SAFETY: all threads of the team are here: this function's contract.
     let [total] = unsafe { team.combine(0, [total], Sum) };
     let mean = total * per_col;
 
@@ -170,11 +170,11 @@ unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
             d
         });
     });
-    // SAFETY: as the caller promises.
+    // SAFETY: all threads of the team are here: this function's contract.
     let sums = unsafe { team.combine(1, [total, squares], Sum) };
     let scale = Scale::new(sums, per_col, eps);
     if team.has_row() {
-        // SAFETY: as the caller promises.
+        // SAFETY: `y`, `weight` and `bias` are valid for the row: this function's contract.
         each_group!(columns, i < N, unsafe {
             let [weight, bias] = match EARLY {
                 true => [weights[i], biases[i]],
@@ -200,7 +200,7 @@ unsafe fn stream_row<T: Vector>(
     columns: Columns,
     team: impl Team,
 ) {
-    // SAFETY: as the caller promises.
+    // SAFETY: all four pointers are valid for the row, and all threads of the team are here: this function's contract.
     unsafe {
         let per_col = 1.0 / cols as f32;
         let mut total = 0.0;

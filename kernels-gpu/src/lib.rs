@@ -1,9 +1,10 @@
-//! Pascaline's GPU kernels: one file per op, each holding its launch contracts ([`KernelSpec`]), the kernels and
-//! what they have in common. On the host this crate is a library of contracts; compiled for `nvptx64` by
-//! `cuda_builder` it is one PTX file.
+//! Pascaline's GPU kernels. Each op is one file with its kernels and their launch contracts ([`KernelSpec`]).
+//!
+//! On the host this crate is a library of launch contracts: kernel names, block sizes, parameter types. Compiled for
+//! `nvptx64` by `cuda_builder` it becomes the PTX modules.
 
 #![allow(rustdoc::broken_intra_doc_links)] // shapes, as [rows] or [n, k], read like links
-#![allow(rustdoc::private_intra_doc_links)] // contracts are stated once, beside the bodies that kernels share
+#![allow(rustdoc::private_intra_doc_links)] // contracts are stated once, at the function that several kernels share
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 

@@ -1,5 +1,4 @@
-//! What arithmetic alone can do: the rates of FFMA and `dp4a` that a multiprocessor sustains when nothing else is in
-//! their way.
+//! Peak arithmetic: the rates of FFMA and `dp4a` that a multiprocessor sustains without memory access.
 //!
 //! Every thread runs chains that do not depend on each other, from registers to registers. The number of rounds is an
 //! argument, so that a launch takes long enough to time and stays short enough for a display's card.

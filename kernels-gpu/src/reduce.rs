@@ -1,22 +1,22 @@
-//! Over the last dimension: y[r] = Σ x[r, ·], max x[r, ·] or the index of the first maximum.   x: [rows, cols], y: [rows]
+//! Reduction of the last dimension: y[r] = Σ x[r, ·], max x[r, ·] or the index of the first maximum.   x: [rows, cols], y: [rows]
 //!
 //! A NaN is larger than everything, as in PyTorch: the maximum of a row with a NaN is NaN, and its index that of the
-//! first NaN. −0 equals +0. A sum is added up in f32, in a fixed order.
+//! first NaN. −0 equals +0. Sums are f32, in a fixed order.
 //!
 //! | kernel        | a row is handled by                                              | when        |
 //! |---------------|------------------------------------------------------------------|-------------|
 //! | ‹op›_warp_‹t› | 8 to 32 lanes of a warp                                          | cols ≤ 1024 |
-//! | ‹op›_block_‹t› | 1 block, or as many as it has parts, of which the last merges what all found | cols > 1024 |
+//! | ‹op›_block_‹t› | 1 block, or one for each of its parts, of which the last to finish merges the partial results | cols > 1024 |
 //!
-//! What is found in the parts of a sum of f16 is kept in f32.
+//! Partial sums of f16 are kept in f32.
 
 use crate::device::rows::{ROW_BLOCK, ROW_WARPS, WARP_BLOCK, block_columns, warp_row};
 use crate::device::{Columns, Element, F16, Shared, Vector, reduce, ticket};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec, butterfly};
 
-/// Calls `f` with the thread's columns sixteen values at a time, as the number of their first group and the groups;
-/// `padding` beyond the end.
+/// Calls `f` with the thread's columns, sixteen values at a time: the number of the first group, and the groups. Columns
+/// beyond the end are `padding`.
 ///
 /// # Safety
 /// As [`Columns::load`].
@@ -33,7 +33,7 @@ unsafe fn each_sixteen<T: Vector>(
         let mut values = [T::splat(padding); 4];
         let mut k = 0;
         while k < at_once {
-            // SAFETY: as the caller promises. Groups beyond the row load nothing.
+            // SAFETY: `row` has `cols` readable elements: this function's contract. Groups beyond the row load nothing.
             values[k as usize] = unsafe { columns.load(row, i + k, padding) };
             k += 1;
         }
@@ -42,7 +42,7 @@ unsafe fn each_sixteen<T: Vector>(
     }
 }
 
-/// Groups of sixteen values; only so many of four are used.
+/// How many groups sixteen values are; only these of the four are used.
 #[inline(always)]
 const fn groups<T: Vector>() -> u32 {
     16 / T::LEN
@@ -61,9 +61,9 @@ fn for_each<T: Vector>(values: [T::Values; 4], mut f: impl FnMut(f32)) {
     }
 }
 
-/// A number that orders as the values do: −0 and +0 alike, NaN above all, never zero.
+/// A number with the order of the values: −0 equals +0, NaN is above everything. It is never zero.
 ///
-/// By bits and not by branches: LLVM would copy the shuffles of a reduction behind it into their arms.
+/// By bits and not by branches: LLVM would copy the shuffles of the reduction that follows into their arms.
 #[inline(always)]
 fn order(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits(); // −0 + 0 = +0
@@ -80,7 +80,7 @@ struct Best {
 }
 
 impl Best {
-    /// Of equals the first stays, so columns must come in increasing order.
+    /// The first of equal values stays, so columns must come in increasing order.
     #[inline(always)]
     fn push(&mut self, column: u32, x: f32) {
         if x > self.value || (x.is_nan() && !self.value.is_nan()) {
@@ -88,14 +88,14 @@ impl Best {
         }
     }
 
-    /// What this thread proposes, of columns that count from `first` on.
+    /// What this thread proposes; its columns are counted from `first`.
     #[inline(always)]
     fn proposal(self, first: u32) -> Proposal {
         Proposal { order: order(self.value), column: first.saturating_add(self.column) }
     }
 }
 
-/// A column, and what its value is ordered by.
+/// A column, and the order of its value.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Proposal {
@@ -106,7 +106,7 @@ pub struct Proposal {
 impl Proposal {
     const NONE: Self = Self { order: 0, column: u32::MAX };
 
-    /// The better one, of equals the first.
+    /// The better of the two; the first column if they are equal.
     #[inline(always)]
     fn or(self, other: Self) -> Self {
         let better = other.order > self.order || (other.order == self.order && other.column < self.column);
@@ -114,14 +114,14 @@ impl Proposal {
     }
 }
 
-/// The part of a row that a block handles, one of `parts` neighbouring blocks that share the row. R is what is found in a part.
+/// The part of a row that a block handles, one of `parts` neighbouring blocks that share the row. R is the result of a part.
 struct Part<R> {
     row: u32,
     part: u32,
     parts: u32,
-    /// Of the row: what was found in each of its parts.
+    /// The results of the row's parts.
     found: *mut R,
-    /// Of the row: zero, which it is again afterwards.
+    /// The row's counter: zero before the launch and after it.
     counter: *mut u32,
 }
 
@@ -140,8 +140,8 @@ fn place_part<R, T: Vector, F>(p: &Parts<R, T, F>) -> (Part<F>, u32, usize, Colu
 }
 
 impl<R: Copy> Part<R> {
-    /// Gives the row's result from `own`, what each thread found, to `write` in one thread: `combine` makes what a block
-    /// found of what its threads did, by a barrier or more, and `fold` adds what was found in another part to a thread's.
+    /// Calls `write` with the row's result, in one thread. `own` is each thread's result. `combine` makes the block's result of
+    /// those of its threads, with at least one barrier. `fold` adds the result of another part to a thread's.
     ///
     /// # Safety
     /// All threads call it together. With several parts, `found` and `counter` are this row's alone.
@@ -156,7 +156,7 @@ impl<R: Copy> Part<R> {
     ) {
         let mut whole = combine(own);
         if self.parts > 1 {
-            // SAFETY: each block has its own element, and the last to come reads behind all of them.
+            // SAFETY: each block writes its own element, and the last block reads after all of them (`ticket`).
             unsafe {
                 if thread::thread_idx_x() == 0 {
                     *self.found.add(self.part as usize) = whole;
@@ -183,7 +183,7 @@ impl<R: Copy> Part<R> {
 #[inline(always)]
 unsafe fn own_sum<T: Vector>(x: *const T, columns: Columns) -> f32 {
     let mut sum = 0.0;
-    // SAFETY: as the caller promises.
+    // SAFETY: the row is valid and nothing writes it: this function's contract.
     unsafe { each_sixteen(columns, x, 0.0, |_, values| for_each::<T>(values, |x| sum += x)) };
     sum
 }
@@ -193,15 +193,15 @@ unsafe fn own_sum<T: Vector>(x: *const T, columns: Columns) -> f32 {
 #[inline(always)]
 unsafe fn own_max<T: Vector>(x: *const T, columns: Columns) -> f32 {
     let mut max = f32::NEG_INFINITY;
-    // SAFETY: as the caller promises.
+    // SAFETY: the row is valid and nothing writes it: this function's contract.
     unsafe {
         each_sixteen(columns, x, max, |_, values| for_each::<T>(values, |x| max = MaxOrNan.combine(max, x)))
     };
     max
 }
 
-/// The best of this thread, looked for only in sixteens with something better than before. Columns without a value
-/// better than −∞ leave the first.
+/// The best of this thread. Sixteen values are searched only if one of them is better than the best so far. If no value is
+/// better than −∞, the first column is the result.
 ///
 /// # Safety
 /// As [`own_sum`].
@@ -224,12 +224,12 @@ unsafe fn own_best<T: Vector>(x: *const T, columns: Columns) -> Best {
         }
     };
     // Padding is −∞, which is never better.
-    // SAFETY: as the caller promises.
+    // SAFETY: the row is valid and nothing writes it: this function's contract.
     unsafe { each_sixteen(columns, x, f32::NEG_INFINITY, search) };
     best
 }
 
-/// The parameters of the kernels by warps. R is what a row gives.
+/// The parameters of the warp kernels. R is the type of a row's result.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Rows<R, T> {
@@ -245,7 +245,7 @@ pub struct Rows<R, T> {
     pub lanes: u32,
 }
 
-/// The parameters of the kernels by blocks. R is what a row gives, F what is found in a part of it.
+/// The parameters of the block kernels. R is the type of a row's result, F that of a part's.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Parts<R, T, F> {
@@ -364,7 +364,8 @@ macro_rules! kernels {
 #[inline(always)]
 unsafe fn block_best(own: Proposal, scratch: Shared<u32>) -> Proposal {
     let warps = thread::block_dim_x() / 32;
-    // SAFETY: as the caller promises.
+    // SAFETY: all threads are here and `scratch` has two words per warp: this function's contract. Reads come after the
+    // barrier.
     unsafe {
         let (order, column) = butterfly::argmax(own.order, own.column, 32);
         if warp::lane_id() == 0 {

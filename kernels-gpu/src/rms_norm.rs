@@ -1,8 +1,8 @@
 //! y[r, c] = x[r, c] / √(mean(x[r, ·]²) + eps) · weight[c].   x, y: [rows, cols], weight: [cols]
 //!
-//! Idea: rows that fit stay in registers and are read once; longer rows are read twice. Where rows are few, the weights
-//! are read before anything waits: nothing else fills the time that they take. Else they are in a cache by then, and
-//! the registers are better used by more threads.
+//! Idea: rows that fit stay in registers and are read once; longer rows are read twice. With few rows, the weights are
+//! loaded along with x, because nothing else would hide their latency. With many rows, another block has brought the
+//! weights into a cache, and more resident threads are a better use of the registers.
 //! Source: Zhang & Sennrich 2019, "Root mean square layer normalization", equation 4.
 //!
 //! | kernel                | a row is handled by               | when          |
@@ -84,10 +84,10 @@ unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
     team: impl Team,
 ) {
     let [mut values, mut weights] = [[T::splat(0.0); N]; 2];
-    // SAFETY: as the caller promises.
+    // SAFETY: `x` is valid for the row: this function's contract.
     each_group!(columns, i < N, values[i] = unsafe { columns.load(x, i as u32, 0.0) });
     if EARLY {
-        // SAFETY: as the caller promises.
+        // SAFETY: `weight` is valid for the row: this function's contract.
         each_group!(columns, i < N, weights[i] = unsafe { columns.load(weight, i as u32, 0.0) });
     } else {
         expect_weights(columns, weight);
@@ -99,11 +99,11 @@ unsafe fn row_in_registers<T: Vector, const N: usize, const EARLY: bool>(
             x
         });
     });
-    // SAFETY: as the caller promises.
+    // SAFETY: all threads of the team are here: this function's contract.
     let [squares] = unsafe { team.combine(0, [squares], Sum) };
     let scale = rsqrt(squares / cols as f32 + eps);
     if team.has_row() {
-        // SAFETY: as the caller promises.
+        // SAFETY: `y` and `weight` are valid for the row: this function's contract.
         each_group!(columns, i < N, unsafe {
             let weight = if EARLY { weights[i] } else { columns.load(weight, i as u32, 0.0) };
             columns.store(y, i as u32, T::zip(values[i], weight, |x, weight| x * scale * weight));
@@ -125,7 +125,7 @@ unsafe fn stream_row<T: Vector>(
     columns: Columns,
     team: impl Team,
 ) {
-    // SAFETY: as the caller promises.
+    // SAFETY: all three pointers are valid for the row, and all threads of the team are here: this function's contract.
     unsafe {
         let mut squares = 0.0;
         let mut i = 0;

@@ -1,5 +1,5 @@
-//! From a fused projection to queries and a cache: each head of q and k is normalised and rotated, keys and values go to
-//! their rows of the cache.
+//! Takes a fused qkv projection apart: each head of q and k is normalised and rotated, and keys and values are appended to
+//! the cache.
 //!
 //! ```text
 //! qkv [rows, heads + 2·kv_heads, dim] → q, k: x / √(mean(x²) + eps) · weight → rotated as in rope.rs
@@ -14,7 +14,7 @@
 //! | rope_append_‹t›_‹kv› | 1 warp, in registers          | all  |
 //!
 //! ‹kv› is the cache's format, as [`stored`](crate::device::stored) has them: f16, coded (values beyond the largest number
-//! become that), q8_0 (a block is a head's 32 columns, so that a new token needs no scale of another one).
+//! become that), q8_0 (a block is 32 columns of a head, so that appending a token changes no other token's scale).
 
 use crate::device::math::rsqrt;
 use crate::device::{Element, F16};

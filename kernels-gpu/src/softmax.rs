@@ -11,7 +11,7 @@
 //! | softmax_wide_‹t›     | 1 block, in twice the registers      | cols ≤ 32768  |
 //! | softmax_stream_‹t›   | 1 block of 32 warps, online          | cols > 32768  |
 //! | softmax_part_‹t›     | a block per part: its max and sum    | cols > 32768, fewer rows than would fill the device |
-//! | softmax_merge_‹t›    | a block per part: writes it          | behind softmax_part_‹t› |
+//! | softmax_merge_‹t›    | a block per part: writes it          | after softmax_part_‹t›  |
 //! | softmax_textbook_f32 | 1 block of 8 warps, three passes     | the baseline of benches |
 
 use crate::device::columns::each_group;
@@ -23,10 +23,10 @@ use crate::device::{Columns, F16, Vector, textbook};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Threads in a block of the stream kernels: rows are few or long, and one alone should keep many loads in flight.
+/// Threads in a block of the stream kernels: rows are few or long, so one block should keep many loads in flight.
 const STREAM_BLOCK: u32 = WIDE_BLOCK;
 const STREAM_WARPS: u32 = WIDE_WARPS;
-/// Values that a block combines, one behind the other.
+/// Values that a block reduces one after the other.
 const COMBINED: u32 = 2;
 
 /// The parameters of the kernels that take whole rows.
@@ -120,7 +120,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
     team: impl Team,
 ) {
     let mut values = [T::splat(f32::NEG_INFINITY); N];
-    // SAFETY: as the caller promises.
+    // SAFETY: `x` is valid for the row: this function's contract.
     each_group!(columns, i < N, values[i] = unsafe { columns.load(x, i as u32, f32::NEG_INFINITY) });
 
     let mut own_max = f32::NEG_INFINITY;
@@ -130,7 +130,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
             x
         });
     });
-    // SAFETY: as the caller promises.
+    // SAFETY: all threads of the team are here: this function's contract.
     let [max] = unsafe { team.combine(0, [own_max], Max) };
 
     // Padding is −∞ and adds nothing. A row of −∞ alone gives −∞ − −∞ = NaN, as the definition does.
@@ -142,11 +142,11 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
             e
         });
     });
-    // SAFETY: as the caller promises.
+    // SAFETY: all threads of the team are here: this function's contract.
     let [sum] = unsafe { team.combine(1, [own_sum], Sum) };
     let scale = rcp(sum);
     if team.has_row() {
-        // SAFETY: as the caller promises.
+        // SAFETY: `y` is valid for writing the row: this function's contract.
         each_group!(columns, i < N, unsafe { columns.store(y, i as u32, T::map(values[i], |e| e * scale)) });
     }
 }
@@ -202,7 +202,7 @@ impl Normalizer {
         let mut own = Self::EMPTY;
         let mut i = 0;
         while columns.has(i) {
-            // SAFETY: as the caller promises.
+            // SAFETY: `x` is valid for the row: this function's contract.
             let (first, second) =
                 unsafe { (columns.load(x, i, f32::NEG_INFINITY), columns.load(x, i + 1, f32::NEG_INFINITY)) };
             own = own.push::<T>(first).push::<T>(second);
@@ -217,7 +217,7 @@ impl Normalizer {
     /// They are all here.
     #[inline(always)]
     unsafe fn together(self, team: impl Team) -> Self {
-        // SAFETY: as the caller promises.
+        // SAFETY: all threads of the team are here: this function's contract.
         unsafe {
             let [max] = team.combine(0, [self.max], Max);
             let [sum] = team.combine(1, [self.rescaled(max).sum], Sum);
@@ -234,7 +234,7 @@ impl Normalizer {
         let scale = rcp(self.sum);
         let mut i = 0;
         while columns.has(i) {
-            // SAFETY: as the caller promises.
+            // SAFETY: `x` and `y` are valid for the row, and disjoint: this function's contract.
             unsafe {
                 let (first, second) = (columns.load(x, i, 0.0), columns.load(x, i + 1, 0.0));
                 columns.store(y, i, T::map(first, |x| exp(x - self.max) * scale));

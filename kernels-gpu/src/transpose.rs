@@ -2,9 +2,9 @@
 //!
 //! Idea: a tile of 64 × 64 goes through shared memory, so that global memory is read and written along rows. Where rows
 //! are whole vectors of 4-byte elements, or pairs of 2-byte ones, these are moved as such, and their places within the
-//! tile's rows exchanged so that a warp meets no bank twice. Else one word of padding per row of the tile does that, and
-//! each row of y is written from a sector's start to a sector's end: parts of sectors cost more than the few rows of x
-//! that are then read twice.
+//! tile's rows exchanged so that a warp meets no bank twice. Otherwise one word of padding per row of the tile avoids the bank
+//! conflicts, and each row of y is written in whole sectors: partial sectors cost more than the few rows of x that are then
+//! read twice.
 //! Source: Ruetsch & Micikevicius 2009, "Optimizing matrix transpose in CUDA".
 //!
 //! | kernel                 | when                                              |

@@ -1,5 +1,5 @@
-//! Attention of few queries over many keys, whose time is that of reading K and V: the keys are split over blocks,
-//! and a block serves all the query heads of its kv head, so that K and V are read once.
+//! Attention of few queries over many keys (split-KV). Reading K and V bounds the time. The keys are split over blocks, and
+//! a block serves all query heads of its kv head, so that K and V are read once.
 //!
 //! Source: Dao et al. 2023, "Flash-Decoding for long-context inference"; the merging of partial results is
 //! Milakov & Gimelshein 2018, section 3.1.
@@ -15,15 +15,15 @@
 //! How the code departs from it:
 //! 1. The rows of a kv head are the q_len queries of its `group` query heads: row r is query r mod q_len of head
 //!    r / q_len. A block takes R of them.
-//! 2. L lanes hold a key, 8 columns each; 128 / L keys go side by side, each with (m, l, acc) of its own, which are
-//!    merged in shared memory at the end. So only the dot products need shuffles.
-//! 3. U keys are loaded before the first is used, and m moves once for all of them. The values come while the scores
-//!    are computed, and the next keys while the values are.
+//! 2. L lanes hold a key, 8 columns each; 128 / L keys are computed in parallel, each with its own (m, l, acc), which
+//!    are merged in shared memory at the end. So only the dot products need shuffles.
+//! 3. U keys are loaded before the first is used, and m is updated once for all of them. The values are loaded while the
+//!    scores are computed, and the next keys while the values are used.
 //! 4. With a single split the block writes the result itself; else the last of a kv head's blocks does (see [`merge`]).
 //! 5. Columns of f32 rows are two pieces of 4, L · 4 apart, so that each 16-byte load of the L lanes is contiguous.
 //! 6. Exponents are base 2; a row without a key has m = −∞ and gives 0, as in the prefill kernels.
-//! 7. How many keys there are may stand in device memory, so that a captured launch serves every length: the splits'
-//!    number is the grid's and their length follows.
+//! 7. The number of keys may be read from device memory, so that a captured launch serves every length. The grid fixes the
+//!    number of splits; their length follows from the number of keys.
 //! 8. Keys past the end are read from the last one and masked; columns past head_dim are read from the last ones and
 //!    q is 0 there.
 
@@ -37,7 +37,7 @@ use cuda_std::{KernelInfo, KernelSpec};
 
 pub(super) const THREADS: u32 = 128;
 
-/// What the keys of a split are a multiple of where the kernel divides them: those that a block has in flight.
+/// Keys that a block has in flight. Where the kernel chooses the length of a split, it is a multiple of this.
 const KEY_STEP: u32 = 32;
 
 /// The parameters of the kernels. q and out are of type `Q`; k and v are stored as `Kv`, see [`KvElement`].
@@ -128,9 +128,9 @@ fn row_offset(strides: Strides, batch: u32, first_head: u32, row: u32, q_len: u3
     (strides.offset(batch, first_head + row / q_len) + row % q_len * strides.row) as usize
 }
 
-/// Which keys a block goes through and who sees them.
+/// Which keys a block reads, and which rows see them.
 pub(super) trait Keys: Copy {
-    /// What of a row decides what it sees.
+    /// The property of a row that decides which keys it sees.
     type Row: Copy;
 
     /// How many keys there are.
@@ -365,7 +365,8 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
     }
 
     let merge = Merge { scratch, first_row, rows, slot, slots, columns: [low, high], d, head_dim };
-    // SAFETY: all threads are here; out has the row; the scratch memory is the block's and large enough, as its caller promises.
+    // SAFETY: all threads are here, out has the row, and the scratch memory is this block's and large enough: this
+    // function's contract.
     unsafe {
         merge.finish::<Q, R>(m, l, acc, |row| out.add(row_offset(out_strides, batch, first_head, row, q_len)))
     }

@@ -1,5 +1,5 @@
-//! From the partial results of a block's slots to the result: those of the slots become the block's, and the last of the blocks
-//! that share rows (see [`ticket`]) makes the result of theirs in the same way.
+//! Merges partial results. A block merges those of its slots; the last of the blocks that share rows (see [`ticket`]) then
+//! merges those of the blocks.
 //!
 //! A partial result is (m, l, acc): the largest score, the sum of exp(score − m), and that of exp(score − m) v.
 //!

@@ -10,8 +10,9 @@
 //! | attention_decode_d‹D›_r‹R›_‹t› | R rows of a kv head, one split of the keys | q_len ≤ 8      |
 //! | attention_textbook_‹step›_f32 | three passes over a score matrix       | baseline of benches |
 //!
-//! ‹t› is q's and out's type, then k's and v's where it differs: f32, f16, f32_f16; and, as the caches of a model may be
-//! [`stored`](crate::device::stored), f32_coded and f32_q8_0. Of these two there is only D = 128, for every head_dim up to it.
+//! ‹t› is the type of q and out, followed by that of k and v where it differs: f32, f16, f32_f16. f32_coded and f32_q8_0 read
+//! a cache in one of the formats of [`stored`](crate::device::stored); both exist for D = 128 only, which serves every
+//! head_dim up to 128.
 
 pub mod decode;
 pub mod merge;
@@ -25,8 +26,8 @@ pub use prefill::Prefill;
 use crate::device::F16;
 use cuda_std::KernelSpec;
 
-/// Repeats a block with `$i` a constant 0, 1, …: register arrays are only indexed by constants, and so stay in
-/// registers, and addresses become immediates. A count that is a const parameter is 8 at most.
+/// Repeats a block with `$i` a constant 0, 1, …. Arrays that only constants index stay in registers, and addresses become
+/// immediates. A count that is a const parameter is at most 8.
 macro_rules! unroll {
     ($i:ident < 2 $body:block) => { unroll!(@ $i $body 0 1) };
     ($i:ident < 4 $body:block) => { unroll!(@ $i $body 0 1 2 3) };
@@ -119,13 +120,13 @@ macro_rules! tensors {
 }
 use tensors;
 
-/// Tells the compiler that a divisor is not zero, so that dividing by it has no panic in it.
+/// Tells the compiler that a divisor is not zero, so that the division compiles without a panic.
 ///
 /// # Safety
-/// It is not.
+/// `divisor` is not zero.
 #[inline(always)]
 unsafe fn not_zero(divisor: u32) {
-    // SAFETY: the caller knows that it is not zero.
+    // SAFETY: `divisor` is not zero: this function's contract.
     unsafe { core::hint::assert_unchecked(divisor != 0) }
 }
 

@@ -37,25 +37,25 @@ impl<const E: u32> Element for Float16<E> {
 
     #[inline(always)]
     unsafe fn load(pointer: *const Self) -> f32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract. A code is a u16.
         Self(unsafe { super::element::load_half(pointer.cast()) }).to_f32()
     }
 
     #[inline(always)]
     unsafe fn load4(pointer: *const Self) -> [f32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: `load4_packed`'s contract is this function's.
         Self::unpack4(unsafe { Self::load4_packed(pointer) })
     }
 
     #[inline(always)]
     unsafe fn load4_packed(pointer: *const Self) -> [u32; 2] {
-        // SAFETY: as the caller promises; the elements are as large.
+        // SAFETY: a code is as large as an f16, so `F16`'s contract is this function's.
         unsafe { F16::load4_packed(pointer.cast()) }
     }
 
     #[inline(always)]
     unsafe fn load4_words(pointer: *const Self) -> [u32; 4] {
-        // SAFETY: as the caller promises; the elements are as large.
+        // SAFETY: a code is as large as an f16, so `F16`'s contract is this function's.
         unsafe { F16::load4_words(pointer.cast()) }
     }
 
@@ -78,20 +78,22 @@ impl<const E: u32> Element for Float16<E> {
     #[inline(always)]
     unsafe fn store4(pointer: *mut Self, [a, b, c, d]: [f32; 4]) {
         let codes = [a, b, c, d].map(Self::from_f32);
-        // SAFETY: as the caller promises.
+        // SAFETY: four writable elements, aligned to four elements: this function's contract.
         unsafe { pointer.cast::<[Self; 4]>().write(codes) }
     }
 
     #[inline(always)]
     unsafe fn load8(pointer: *const Self) -> [f32; 8] {
-        // SAFETY: as the caller promises. The words pass unchanged: values are only moved.
+        // SAFETY: eight codes are four words, readable and 16-byte aligned: this function's contract. They pass
+        // unchanged: values are only moved.
         Self::unpack(unsafe { f32::load4(pointer.cast()) }.map(f32::to_bits))
     }
 
     #[inline(always)]
     unsafe fn store8(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
         let words = [pack::<E>(a, b), pack::<E>(c, d), pack::<E>(e, f), pack::<E>(g, h)];
-        // SAFETY: as the caller promises. The words pass unchanged, as above.
+        // SAFETY: eight codes are four words, writable and 16-byte aligned: this function's contract. They pass
+        // unchanged.
         unsafe { f32::store4(pointer.cast(), words) }
     }
 }
@@ -123,19 +125,19 @@ impl<const E: u32> Vector for Float16<E> {
 
     #[inline(always)]
     unsafe fn load_other<T: Element>(pointer: *const T) -> [f32; 8] {
-        // SAFETY: as the caller promises.
+        // SAFETY: eight readable elements, 16-byte aligned: this function's contract.
         unsafe { T::load8(pointer) }
     }
 
     #[inline(always)]
     unsafe fn load_vector(pointer: *const Self) -> [f32; 8] {
-        // SAFETY: as the caller promises.
+        // SAFETY: eight readable elements, 16-byte aligned: this function's contract.
         unsafe { Self::load8(pointer) }
     }
 
     #[inline(always)]
     unsafe fn store_vector(pointer: *mut Self, values: [f32; 8]) {
-        // SAFETY: as the caller promises.
+        // SAFETY: eight writable elements, 16-byte aligned: this function's contract.
         unsafe { Self::store8(pointer, values) }
     }
 }

@@ -45,7 +45,7 @@ pub trait Element: Copy + 'static {
     /// The values of [`load4_packed`](Self::load4_packed).
     fn unpack4(packed: Self::Packed4) -> [f32; 4];
 
-    /// Four elements by one load through the read-only path, as they lie in memory; behind two words of them zeros.
+    /// Four elements by one load through the read-only path, as they lie in memory; two words of f16 are followed by zeros.
     ///
     /// # Safety
     /// As [`load4`](Self::load4).
@@ -224,7 +224,7 @@ struct Words2([u32; 2]);
 /// `pointer` is valid for reading four elements and aligned to 16 bytes.
 #[inline(always)]
 pub(crate) unsafe fn read4(pointer: *const f32) -> [f32; 4] {
-    // SAFETY: as the caller promises.
+    // SAFETY: four readable elements, 16-byte aligned: this function's contract.
     unsafe { pointer.cast::<Words4>().read() }.0.map(f32::from_bits)
 }
 
@@ -233,13 +233,13 @@ impl Element for f32 {
 
     #[inline(always)]
     unsafe fn load4_packed(pointer: *const Self) -> [f32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: this function's contract is `load4`'s.
         unsafe { Self::load4(pointer) }
     }
 
     #[inline(always)]
     unsafe fn load4_words(pointer: *const Self) -> [u32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: four f32 are four words; they are readable and aligned to 16 bytes: this function's contract.
         unsafe { load_4_words(pointer.cast()) }
     }
 
@@ -270,32 +270,32 @@ impl Element for f32 {
 
     #[inline(always)]
     unsafe fn load(pointer: *const Self) -> f32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract.
         f32::from_bits(unsafe { load_word(pointer.cast()) })
     }
 
     #[inline(always)]
     unsafe fn load4(pointer: *const Self) -> [f32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: four f32 are four words; they are readable and aligned to 16 bytes: this function's contract.
         unsafe { load_4_words(pointer.cast()) }.map(f32::from_bits)
     }
 
     #[inline(always)]
     unsafe fn store4(pointer: *mut Self, values: [f32; 4]) {
-        // SAFETY: as the caller promises.
+        // SAFETY: four f32 are 16 bytes; they are writable and aligned to 16 bytes: this function's contract.
         unsafe { pointer.cast::<Words4>().write(Words4(values.map(f32::to_bits))) }
     }
 
     #[inline(always)]
     unsafe fn load8(pointer: *const Self) -> [f32; 8] {
-        // SAFETY: as the caller promises.
+        // SAFETY: eight readable elements, 16-byte aligned: this function's contract. So both halves are aligned.
         let ([a, b, c, d], [e, f, g, h]) = unsafe { (Self::load4(pointer), Self::load4(pointer.add(4))) };
         [a, b, c, d, e, f, g, h]
     }
 
     #[inline(always)]
     unsafe fn store8(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
-        // SAFETY: as the caller promises.
+        // SAFETY: eight writable elements, 16-byte aligned: this function's contract. So both halves are aligned.
         unsafe {
             Self::store4(pointer, [a, b, c, d]);
             Self::store4(pointer.add(4), [e, f, g, h]);
@@ -308,13 +308,13 @@ impl Element for F16 {
 
     #[inline(always)]
     unsafe fn load4_packed(pointer: *const Self) -> [u32; 2] {
-        // SAFETY: as the caller promises.
+        // SAFETY: four f16 are two words; they are readable and aligned to 8 bytes: this function's contract.
         unsafe { load_2_words(pointer.cast()) }
     }
 
     #[inline(always)]
     unsafe fn load4_words(pointer: *const Self) -> [u32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: four f16 are two words; they are readable and aligned to 8 bytes: this function's contract.
         let [low, high] = unsafe { load_2_words(pointer.cast()) };
         [low, high, 0, 0]
     }
@@ -347,13 +347,13 @@ impl Element for F16 {
 
     #[inline(always)]
     unsafe fn load(pointer: *const Self) -> f32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract.
         f16_to_f32(unsafe { load_half(pointer.cast()) })
     }
 
     #[inline(always)]
     unsafe fn load4(pointer: *const Self) -> [f32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: four f16 are two words; they are readable and aligned to 8 bytes: this function's contract.
         let [low, high] = unsafe { load_2_words(pointer.cast()) };
         let ([a, b], [c, d]) = (unpack(low), unpack(high));
         [a, b, c, d]
@@ -361,20 +361,20 @@ impl Element for F16 {
 
     #[inline(always)]
     unsafe fn store4(pointer: *mut Self, [a, b, c, d]: [f32; 4]) {
-        // SAFETY: as the caller promises.
+        // SAFETY: four f16 are 8 bytes; they are writable and aligned to 8 bytes: this function's contract.
         unsafe { pointer.cast::<Words2>().write(Words2([pack(a, b), pack(c, d)])) }
     }
 
     #[inline(always)]
     unsafe fn load8(pointer: *const Self) -> [f32; 8] {
-        // SAFETY: as the caller promises.
+        // SAFETY: eight f16 are four words; they are readable and aligned to 16 bytes: this function's contract.
         let [a, b, c, d] = unsafe { load_4_words(pointer.cast()) }.map(unpack);
         [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]
     }
 
     #[inline(always)]
     unsafe fn store8(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
-        // SAFETY: as the caller promises.
+        // SAFETY: eight f16 are 16 bytes; they are writable and aligned to 16 bytes: this function's contract.
         unsafe { pointer.cast::<Words4>().write(Words4([pack(a, b), pack(c, d), pack(e, f), pack(g, h)])) }
     }
 }

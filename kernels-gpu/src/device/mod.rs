@@ -1,4 +1,4 @@
-//! What Rust-CUDA's `cuda_std` does not have and the kernels need. Everything here panics when called on the host.
+//! Device code that kernels share and Rust-CUDA's `cuda_std` lacks. Everything here panics when called on the host.
 
 pub mod coded;
 pub mod columns;

@@ -1,11 +1,11 @@
-//! What keeps the compiler from moving loads.
+//! A compiler barrier for loads.
 
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use cuda_std::gpu_only;
 
-/// Loads in front of this stay in front of it in the PTX. LLVM moves a load to where its result is used, and then it
-/// waits for each before it issues the next.
+/// Loads before this call stay before it in the PTX. Otherwise LLVM moves each load to where its result is used, and the
+/// warp waits for one load before it issues the next.
 #[gpu_only]
 #[inline(always)]
 pub fn keep_order() {

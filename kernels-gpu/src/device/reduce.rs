@@ -17,7 +17,8 @@ pub unsafe fn block<T: WarpShuffleValue + Word>(
     scratch: Shared<T>,
     op: impl Butterfly<T>,
 ) -> T {
-    // SAFETY: as the caller promises; behind the second barrier nobody reads.
+    // SAFETY: all threads of the block are here: this function's contract. After the second barrier nobody reads
+    // `scratch`.
     unsafe {
         let [total] = block_once([value], warps, scratch, op);
         sync_threads();
@@ -25,8 +26,8 @@ pub unsafe fn block<T: WarpShuffleValue + Word>(
     }
 }
 
-/// [`block`] for each of several values at the price of one barrier; `scratch` holds `N * warps` elements, which other
-/// threads may still be reading after the call.
+/// [`block`] for several values, with one barrier. `scratch` holds `N * warps` elements, which other threads may still be
+/// reading after the call.
 ///
 /// # Safety
 /// As [`block`]; a barrier lies between any other access to these elements and this call.
@@ -37,8 +38,8 @@ pub unsafe fn block_once<T: WarpShuffleValue + Word, const N: usize>(
     scratch: Shared<T>,
     op: impl Butterfly<T>,
 ) -> [T; N] {
-    // SAFETY: all threads are here, as the caller promises; before the barrier only lane 0 of each warp writes its own
-    // elements.
+    // SAFETY: all threads of the block are here: this function's contract. Before the barrier only lane 0 of each warp
+    // writes, and only its own elements.
     unsafe {
         let values = values.map(|value| op.over::<32>(value));
         if lane_id() == 0 {

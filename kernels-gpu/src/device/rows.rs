@@ -73,7 +73,7 @@ pub fn block_columns<T: Vector>(cols: u32, vectors: u32) -> Columns {
     Columns::new::<T>(cols, thread::thread_idx_x(), thread::block_dim_x(), vectors != 0)
 }
 
-/// Asks for a row of weights that is needed later, where so few blocks run that none has fetched it before.
+/// Prefetches a row of weights if so few blocks run that no other has brought it into the cache.
 #[inline(always)]
 pub fn expect_weights<T: Vector>(columns: Columns, weights: *const T) {
     const FEW_BLOCKS: u32 = 32;
@@ -94,7 +94,7 @@ pub trait Team: Copy {
     /// All of them call it together, with all lanes of their warps.
     unsafe fn combine<const N: usize>(self, before: u32, own: [f32; N], op: impl Butterfly<f32>) -> [f32; N];
 
-    /// Whether what they computed is to be written.
+    /// Whether their result is to be written.
     fn has_row(self) -> bool;
 }
 
@@ -112,7 +112,7 @@ impl Lanes {
     /// All lanes of the warp are here.
     #[inline(always)]
     pub unsafe fn reduce<T: WarpShuffleValue>(self, own: T, op: impl Butterfly<T>) -> T {
-        // SAFETY: as the caller promises; `warp_row` was given the width.
+        // SAFETY: all lanes of the warp are here: this function's contract. `warp_row` was given the width.
         unsafe { op.over_lanes(own, self.width) }
     }
 
@@ -141,7 +141,7 @@ impl Team for Lanes {
         own: [f32; N],
         op: impl Butterfly<f32>,
     ) -> [f32; N] {
-        // SAFETY: as the caller promises.
+        // SAFETY: all lanes of the team's warps are here: this function's contract.
         own.map(|own| unsafe { self.reduce(own, op) })
     }
 
@@ -159,7 +159,8 @@ impl Team for Block {
     #[inline(always)]
     unsafe fn combine<const N: usize>(self, before: u32, own: [f32; N], op: impl Butterfly<f32>) -> [f32; N] {
         let warps = thread::block_dim_x() / 32;
-        // SAFETY: as the caller promises; each value has its own words.
+        // SAFETY: all threads of the block are here: this function's contract. Each value has its own words of scratch
+        // memory.
         unsafe { reduce::block_once(own, warps, self.0.at(before * warps), op) }
     }
 

@@ -1,14 +1,13 @@
-//! Which of several blocks is the last to be done, so that it can go on with what all of them have written and no second
-//! launch is needed.
+//! Finds the last of several blocks to finish. It can process what all of them have written, so no second launch is needed.
 //!
 //! Source: CUDA C++ Programming Guide, "Memory fence functions", whose example sums up this way.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use cuda_std::thread;
 
-/// Whether this block is the last of `blocks` to come here with this counter; the same for all its threads. To the last one
-/// everything is visible that any of them wrote to global memory before, through ordinary loads: not through the read-only
-/// path. The counter is zero again for the next launch.
+/// Whether this block is the last of `blocks` to call this with this counter; the same for all its threads. The last block
+/// sees all that any of them wrote to global memory before, through ordinary loads but not through the read-only path. The
+/// counter is zero again for the next launch.
 ///
 /// # Safety
 /// All threads of the block call it together. `counter` is valid, zero when the launch begins, and belongs to these blocks
@@ -19,7 +18,7 @@ pub unsafe fn is_last(counter: *mut u32, blocks: u32) -> bool {
     thread::sync_threads();
     let mut last = false;
     if thread::thread_idx_x() == 0 {
-        // SAFETY: valid, and only accessed atomically, as the caller promises.
+        // SAFETY: `counter` is valid and these blocks' alone: this function's contract. All accesses are atomic.
         let counter = unsafe { AtomicU32::from_ptr(counter) };
         last = counter.fetch_add(1, Ordering::Relaxed) == blocks - 1;
         if last {

@@ -87,19 +87,19 @@ impl Vector for f32 {
 
     #[inline(always)]
     unsafe fn load_other<T: Element>(pointer: *const T) -> [f32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: four readable elements, aligned to 16 bytes and so to four elements: this function's contract.
         unsafe { T::load4(pointer) }
     }
 
     #[inline(always)]
     unsafe fn load_vector(pointer: *const Self) -> [f32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: four readable elements, 16-byte aligned: this function's contract.
         unsafe { Self::load4(pointer) }
     }
 
     #[inline(always)]
     unsafe fn store_vector(pointer: *mut Self, values: [f32; 4]) {
-        // SAFETY: as the caller promises.
+        // SAFETY: 16 writable bytes of global memory, 16-byte aligned: this function's contract.
         unsafe { store_4_words(pointer.cast(), values.map(f32::to_bits)) }
     }
 }
@@ -133,20 +133,20 @@ impl Vector for F16 {
 
     #[inline(always)]
     unsafe fn load_other<T: Element>(pointer: *const T) -> [f32; 8] {
-        // SAFETY: as the caller promises.
+        // SAFETY: eight readable elements, 16-byte aligned: this function's contract.
         unsafe { T::load8(pointer) }
     }
 
     #[inline(always)]
     unsafe fn load_vector(pointer: *const Self) -> [f32; 8] {
-        // SAFETY: as the caller promises.
+        // SAFETY: eight readable elements, 16-byte aligned: this function's contract.
         unsafe { Self::load8(pointer) }
     }
 
     #[inline(always)]
     unsafe fn store_vector(pointer: *mut Self, [a, b, c, d, e, f, g, h]: [f32; 8]) {
         let words = [pack(a, b), pack(c, d), pack(e, f), pack(g, h)];
-        // SAFETY: as the caller promises.
+        // SAFETY: 16 writable bytes of global memory, 16-byte aligned: this function's contract.
         unsafe { store_4_words(pointer.cast(), words) }
     }
 }
@@ -171,7 +171,7 @@ impl Raw for u32 {
 
     #[inline(always)]
     unsafe fn load(pointer: *const Self) -> u32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract.
         unsafe { load_word(pointer) }
     }
 
@@ -186,7 +186,7 @@ impl Raw for u16 {
 
     #[inline(always)]
     unsafe fn load(pointer: *const Self) -> u32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `pointer` is global, valid and not written meanwhile: this function's contract.
         unsafe { load_half(pointer) as u32 }
     }
 
@@ -202,7 +202,7 @@ impl Raw for u16 {
 /// As [`Raw::load`], for 16 bytes, aligned to 16 bytes.
 #[inline(always)]
 pub unsafe fn load_raw<E>(pointer: *const E) -> [u32; 4] {
-    // SAFETY: as the caller promises.
+    // SAFETY: 16 readable bytes, 16-byte aligned: this function's contract.
     unsafe { load_4_words(pointer.cast()) }
 }
 
@@ -212,6 +212,6 @@ pub unsafe fn load_raw<E>(pointer: *const E) -> [u32; 4] {
 /// `pointer` is in global memory, valid for writing 16 bytes and aligned to 16 bytes.
 #[inline(always)]
 pub unsafe fn store_raw<E: Raw>(pointer: *mut E, words: [u32; 4]) {
-    // SAFETY: as the caller promises.
+    // SAFETY: 16 writable bytes of global memory, 16-byte aligned: this function's contract.
     unsafe { store_4_words(pointer.cast(), words) }
 }

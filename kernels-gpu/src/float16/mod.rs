@@ -71,7 +71,7 @@ impl<const E: u32> Float16<E> {
 }
 
 /// The code of the nearest number with `exponent_bits`, as [`Float16::from_f32`] or, if it is to `saturate`,
-/// [`Float16::from_f32_saturating`] has it.
+/// [`Float16::from_f32_saturating`] gives it.
 #[inline(always)]
 pub const fn encode(value: f32, exponent_bits: u32, saturate: bool) -> u16 {
     let (mantissa_bits, bias) = (15 - exponent_bits, (1 << (exponent_bits - 1)) - 1);
@@ -118,7 +118,7 @@ impl Decoder {
         }
     }
 
-    /// The value of the code in the upper half of `word`, as [`Float16::to_f32`] has it. Exact: a product with a power of
+    /// The value of the code in the upper half of `word`, as [`Float16::to_f32`] gives it. Exact: a product with a power of
     /// two, of a subnormal too.
     #[inline(always)]
     pub const fn upper(self, word: u32) -> f32 {

@@ -1,15 +1,15 @@
-//! How a tile of a or b gets from global into shared memory: along k, along the width, or by any strides.
+//! Loads a tile of a or b from global into shared memory: along k, along the width, or by any strides.
 
 use super::regtile::BK;
 use crate::device::{Element, Shared};
 
-/// Floats between the rows of a tile in shared memory beyond its width: with 4, the transposing stores of a warp go
-/// to 32 different banks and every row begins at a multiple of 16 bytes.
+/// Floats of padding after each row of a tile in shared memory. With 4, the transposing stores of a warp go to 32 different
+/// banks, and every row begins at a multiple of 16 bytes.
 pub(super) const PAD: u32 = 4;
 
-/// One operand's way from global memory into a tile [BK, STRIDE] of shared memory.
+/// Loads one operand from global memory into a tile [BK, STRIDE] of shared memory.
 pub(super) trait Load: Copy {
-    /// What is on its way, in registers.
+    /// The part of the tile that is in flight, in registers.
     type Stage: Copy;
 
     /// Loads the next tile, of which only the first `valid` of `BK` rows exist; the rest is zero.
@@ -24,7 +24,7 @@ pub(super) trait Load: Copy {
     /// As [`load_first`](Self::load_first).
     unsafe fn load(&self) -> Self::Stage;
 
-    /// Goes `rows` rows on.
+    /// Advances by `rows` rows.
     fn advance(&mut self, rows: u32);
 
     /// The element of a tile that this thread stores first.
@@ -37,15 +37,15 @@ pub(super) trait Load: Copy {
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage);
 }
 
-/// For an operand whose neighbours in memory are neighbours in k: a thread takes four k of one column and turns them
-/// into a column of the tile.
+/// For an operand that is contiguous along k: a thread loads four k of one column and transposes them into a column of
+/// the tile.
 #[derive(Clone, Copy)]
 pub(super) struct AlongK<T, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> {
     from: [*const T; VECTORS],
     tid: u32,
 }
 
-/// For an operand whose neighbours in memory are neighbours in the tile's width: a thread takes four of one row.
+/// For an operand that is contiguous along the tile's width: a thread loads four elements of one row.
 #[derive(Clone, Copy)]
 pub(super) struct AlongWidth<T, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> {
     from: *const T,
@@ -212,7 +212,7 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
     }
 }
 
-/// For any strides: a thread takes single elements, its neighbours those that are nearest in memory.
+/// For any strides: a thread loads single elements, and neighbouring threads those that are nearest in memory.
 #[derive(Clone, Copy)]
 pub(super) struct Strided<T, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize> {
     from: *const T,

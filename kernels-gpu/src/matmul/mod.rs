@@ -4,12 +4,12 @@
 //! |----------|---------------------------------------------|-----------------------------------------|
 //! | regtile  | 8 × 8 register tile per thread              | m > 8                                   |
 //! | vector   | b streamed once past a few rows of a        | m ≤ 8                                   |
-//! | reduce   | adds the parts of a product split along k   | too few tiles for the multiprocessors   |
+//! | reduce   | adds the partial sums of split-K            | too few tiles for the multiprocessors   |
 //! | textbook | 16 × 16 shared tile, one element per thread | the baseline                            |
 //!
-//! Every kernel writes c = alpha·a·b + bias + beta·d, where d is c itself or lies as c does: a residual costs no pass of
-//! its own. With beta = 0, d is not read. Sums are f32; f16 is a storage format. A product split along k leaves its parts in
-//! scratch memory, which are then added in a fixed order, so results are repeatable bit for bit.
+//! The epilogue of every kernel is c = alpha·a·b + bias + beta·d, where d is c itself or has c's layout, so a residual needs no
+//! launch of its own. With beta = 0, d is not read. Sums are f32; f16 is a storage format. Split-K leaves its partial sums in
+//! scratch memory, and `reduce` adds them in a fixed order, so results are repeatable bit for bit.
 
 mod load;
 pub mod reduce;
@@ -38,7 +38,7 @@ pub struct Kernels<A, B, C> {
     pub vector_nt: [Option<KernelSpec<Nt<A, B, C>>>; 3],
     /// For a row of a, and a row-major b.
     pub vector_nn: Option<KernelSpec<Nn<A, B, C>>>,
-    /// For the parts of a product split along k.
+    /// The reduction of split-K.
     pub reduce: KernelSpec<Reduce<C>>,
     /// The baseline.
     pub textbook: Option<KernelSpec<Textbook<A, B, C>>>,
@@ -102,7 +102,7 @@ pub const OF_E8: Kernels<f32, Float16<8>, f32> = Kernels {
     textbook: None,
 };
 
-/// What all kernels need to write their part of a product; the fields are as in [`Tile`].
+/// What the epilogue of every kernel needs; the fields are as in [`Tile`].
 struct Product<C> {
     /// This block's [m, n] of the parts, or null to write to c.
     partial: *mut f32,

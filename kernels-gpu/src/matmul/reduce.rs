@@ -1,6 +1,6 @@
-//! c = alpha·Σ parts + bias + beta·d: the end of a product that was split along k.   parts: [splits, batch, m, n].
+//! c = alpha·Σ parts + bias + beta·d: the reduction of split-K, with the epilogue.   parts: [splits, batch, m, n].
 //!
-//! Without splits there is nothing to add and c becomes bias + beta·d: the product of matrices with k = 0.
+//! With no splits c becomes bias + beta·d: the product of matrices with k = 0.
 
 use super::{Product, batch_offset, write};
 use crate::device::{Element, F16};
@@ -30,7 +30,7 @@ pub struct Reduce<C> {
     pub beta: f32,
     /// [n], or null
     pub bias: *const C,
-    /// The matrix that beta is the factor of: c itself, or disjoint from it and laid out as it.
+    /// The matrix that beta scales: c itself, or disjoint from it and with its layout.
     pub addend: *const C,
 }
 

@@ -1,7 +1,7 @@
 //! c = alpha·a·b + beta·c by register tiles.   c: [m, n], a: [m, k], b: [k, n], each with a leading dimension.
 //!
 //! Idea: a block makes a BM × BN tile of c, a thread 8 × 8 of it in registers, from BK rows of a and b at a time in
-//! shared memory. Shared memory is double-buffered and the next tile is on its way to registers while this one is
+//! shared memory. Shared memory is double-buffered: the next tile is loaded into registers while this one is
 //! multiplied. 8 × 8 is the smallest register tile whose 16-byte shared loads can feed the FMA units. Where c has too
 //! few tiles for all warps that a multiprocessor can hold, slices help: two or four groups of threads share a tile, each
 //! takes every second or fourth BK rows, and in the end their sums are added through shared memory.
@@ -32,7 +32,7 @@ use cuda_std::{KernelInfo, KernelSpec, gpu_only};
 
 /// Rows of a and b that a slice has in shared memory at a time.
 pub const BK: u32 = 8;
-/// Tile rows that run together through the tile columns, so that the blocks at work share rows and columns in L2.
+/// Tile rows whose blocks walk the tile columns together, so that resident blocks share rows and columns in L2.
 const GROUP: u32 = 8;
 
 /// The parameters of the kernels, and what those of all kernels of products have in common.
@@ -70,7 +70,7 @@ pub struct Tile<A, B, C> {
     pub beta: f32,
     /// [n], added to every row; or null
     pub bias: *const C,
-    /// The matrix that beta is the factor of: c itself, or disjoint from it and laid out as it. With beta = 0, it is not read.
+    /// The matrix that beta scales: c itself, or disjoint from it and with its layout. With beta = 0, it is not read.
     pub addend: *const C,
 }
 
@@ -190,8 +190,8 @@ unsafe fn multiply_row<
     b: Shared<f32>,
 ) {
     let (mut reg_m, mut reg_n) = ([0.0; ROWS], [0.0; 8]);
-    // SAFETY: the rows are inside the tiles, which are stored, as the caller promises; all offsets are multiples of four
-    // elements.
+    // SAFETY: `a` and `b` are inside tiles that were stored before a barrier: this function's contract. All offsets are
+    // multiples of four elements.
     unsafe {
         reg_m[..4].copy_from_slice(&a.get4_at::<K, SA, 0, HM>());
         if ROWS > 4 {
@@ -263,7 +263,7 @@ fn tile_place(index: u32, tiles_m: u32, tiles_n: u32) -> (u32, u32) {
     (first + within % rows, within / rows)
 }
 
-/// The same value, of which the compiler knows nothing.
+/// The same value, opaque to the compiler.
 #[gpu_only]
 #[inline(always)]
 fn opaque(value: u32) -> u32 {

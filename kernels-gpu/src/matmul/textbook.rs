@@ -1,4 +1,4 @@
-//! c = alpha·a·b + beta·c as introductions to GPU programming write it: the baseline that the others are compared with.
+//! c = alpha·a·b + beta·c as introductions to GPU programming write it: the baseline of the benches.
 //!
 //! Idea: a block makes a 16 × 16 tile of c, a thread one element of it, from 16 × 16 tiles of a and b in shared memory.
 //! Source: the shared-memory example of the CUDA C Programming Guide.

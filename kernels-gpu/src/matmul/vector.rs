@@ -1,20 +1,20 @@
 //! Products with few rows: c[i, :] = a[i, :]·b + … for up to M rows i.   b is read once.
 //!
-//! Bound by the memory that b lies in, so every lane keeps several 16-byte loads of b on their way.
+//! The bandwidth of reading b bounds the time, so every lane keeps several 16-byte loads of b in flight.
 //!
 //! | kernel                     | b is                  | columns of c are made by                          |
 //! |----------------------------|-----------------------|---------------------------------------------------|
 //! | matmul_vector‹M›_nt_‹t›    | row-major [n, k]      | four by one to eight warps, their lanes along k   |
 //! | matmul_vector_nn_‹t›       | row-major [k, n]      | one by one lane in each of 8 warps, warps along k |
 //!
-//! The nt kernels can do the prologue and the epilogue of a product in a transformer's block, since a block has all of k:
+//! The nt kernels can also do the prologue and the epilogue of a transformer's linear map, since a block has all of k:
 //!
 //! ```text
 //! a [m, k] → a / √(mean(a²) + eps) · norm [k] → ·b + bias [n] → activation → + beta·d → c [m, n]
 //! ```
 //!
-//! The norm's factor is the same for all of a row, so the sum of squares is taken beside the product and multiplies it at
-//! the end. With [`SWIGLU`], columns j and j + n/2 make column j of c: [m, n/2].
+//! The norm's factor is the same for all of a row, so the sum of squares is computed along with the product, and the
+//! factor is applied at the end. With [`SWIGLU`], columns j and j + n/2 make column j of c: [m, n/2].
 
 use super::{batch_offset, k_range, product, write};
 use crate::activate::{IDENTITY, SWIGLU, activate};
@@ -29,14 +29,14 @@ use cuda_std::thread::sync_threads;
 /// Warps in a block.
 pub const WARPS: u32 = 8;
 const THREADS: u32 = WARPS * 32;
-/// Columns of b that a warp of the nt kernels reads beside each other, so that what it loads of a serves them all.
+/// Columns of b that a warp of the nt kernels reads together, so that each load of a serves all of them.
 pub const NT_COLUMNS: u32 = 4;
 const R: usize = NT_COLUMNS as usize;
 /// The most rows of the nt kernels.
 pub const MAX_M: u32 = 8;
 /// Columns of c that a block of the nn kernels makes: four for every lane.
 pub const NN_COLUMNS: u32 = 128;
-/// Rows of b that a warp of the nn kernels has on their way at a time.
+/// Rows of b that a warp of the nn kernels has in flight.
 const NN_ROWS: usize = 4;
 /// What a split of k must be a multiple of.
 pub const K_STEP: u32 = 256;

@@ -1,4 +1,4 @@
-//! How a kernel's sums get into c, or into the parts of a split product.
+//! The epilogue: a kernel's sums are written to c, or with split-K to the partial sums.
 
 use super::Product;
 use crate::device::Element;

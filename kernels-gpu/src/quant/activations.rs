@@ -1,4 +1,4 @@
-//! How products with a vector read quantised activations: by units of weights, from global or from shared memory.
+//! How products with a vector read quantised activations: one unit of weights at a time, from global or shared memory.
 
 use super::blocks::RowScale;
 use super::unroll::unroll;
@@ -6,21 +6,21 @@ use super::weights::{BLOCK_VALUES, Weights};
 use crate::device::Shared;
 use crate::device::int8::{load_pair, load_words};
 
-/// The activations that meet one unit of weights.
+/// The activations that are multiplied with one unit of weights.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs {
     /// Runs of 16 values; of units of 32 values only the first two.
     pub runs: [[u32; 4]; 4],
-    /// What goes with the blocks that the unit is.
+    /// The scales and sums of the unit's blocks.
     pub blocks: [BlockInput; 2],
 }
 
-/// What goes with 32 activations.
+/// The scale of 32 activations, and a number that depends on their sum.
 #[derive(Clone, Copy, Default)]
 pub(super) struct BlockInput {
     /// Their scale.
     pub scale: f32,
-    /// What the format needs of their sum: [`Weights::of_sum`].
+    /// [`Weights::of_sum`] of the block: each format needs the sum in another form.
     pub sum: u32,
 }
 
@@ -33,7 +33,7 @@ impl Inputs {
     pub unsafe fn of<W: Weights>(x: impl Activations, unit: u32) -> Self {
         let blocks = W::UNIT / BLOCK_VALUES;
         let mut inputs = Self { runs: [[0; 4]; 4], blocks: [BlockInput::default(); 2] };
-        // SAFETY: as the caller promises.
+        // SAFETY: the row has the unit: this function's contract. So it has the unit's runs and blocks.
         unsafe {
             unroll!(I < 4 => if (I as u32) < 2 * blocks {
                 inputs.runs[I] = x.run::<W>(unit, I as u32);
@@ -54,10 +54,10 @@ pub(super) trait Activations: Copy {
     /// The row has the unit.
     unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4];
 
-    /// What goes with block `block`.
+    /// The scale and the sum of block `block`.
     ///
     /// # Safety
-    /// The row has it.
+    /// The row has this block.
     unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput;
 }
 
@@ -71,13 +71,13 @@ pub(super) struct GlobalRow {
 impl Activations for GlobalRow {
     #[inline(always)]
     unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4] {
-        // SAFETY: as the caller promises; rows lie on 16-byte boundaries.
+        // SAFETY: the row has the unit: this function's contract. Rows and runs begin on 16-byte boundaries.
         unsafe { load_words(self.quants.add((unit * W::UNIT + run * 16) as usize)) }
     }
 
     #[inline(always)]
     unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput {
-        // SAFETY: as the caller promises.
+        // SAFETY: the row has the block: this function's contract.
         let row = unsafe { row_scale(self.scales, block) };
         BlockInput { scale: row.scale, sum: W::of_sum(row) }
     }
@@ -103,30 +103,30 @@ pub(super) const fn quant_words(values: u32) -> u32 {
     4 * plane(values)
 }
 
-/// Words of what goes with a shared row's blocks.
+/// Words of the scales and sums of a shared row's blocks.
 pub(super) const fn block_words(values: u32) -> u32 {
     values / BLOCK_VALUES * 2
 }
 
 impl<const VALUES: u32> SharedRow<VALUES> {
-    /// Puts four quants at word `word` of the row.
+    /// Stores four quants at word `word` of the row.
     ///
     /// # Safety
     /// As [`Shared::set`].
     #[inline(always)]
     pub unsafe fn set(self, word: u32, quants: u32) {
         let run = word / 4;
-        // SAFETY: as the caller promises.
+        // SAFETY: word `word` is inside the row, and nobody else accesses it: this function's contract.
         unsafe { self.quants.set(run % 4 * plane(VALUES) + run / 4 * 4 + word % 4, quants) }
     }
 
-    /// Puts what goes with block `block`.
+    /// Stores the scale and the sum of block `block`.
     ///
     /// # Safety
     /// As [`Shared::set`].
     #[inline(always)]
     pub unsafe fn set_block(self, block: u32, scale: f32, sum: u32) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the block is inside the row, and nobody else accesses its words: this function's contract.
         unsafe {
             self.blocks.set(block * 2, scale.to_bits());
             self.blocks.set(block * 2 + 1, sum);
@@ -137,14 +137,14 @@ impl<const VALUES: u32> SharedRow<VALUES> {
 impl<const VALUES: u32> Activations for SharedRow<VALUES> {
     #[inline(always)]
     unsafe fn run<W: Weights>(&self, unit: u32, run: u32) -> [u32; 4] {
-        let first = unit * (W::UNIT / 16); // a unit's runs are in planes behind each other
-        // SAFETY: as the caller promises.
+        let first = unit * (W::UNIT / 16); // a unit's runs are in consecutive planes
+        // SAFETY: the row has the unit: this function's contract. The plane exists: `first` % 4 + `run` < 4.
         unsafe { self.quants.get4((first % 4 + run) * plane(VALUES) + first / 4 * 4) }
     }
 
     #[inline(always)]
     unsafe fn block<W: Weights>(&self, block: u32) -> BlockInput {
-        // SAFETY: as the caller promises.
+        // SAFETY: the row has the block: this function's contract.
         let [scale, sum] = unsafe { self.blocks.get2(block * 2) };
         BlockInput { scale: f32::from_bits(scale), sum }
     }
@@ -154,7 +154,7 @@ impl<const VALUES: u32> Activations for SharedRow<VALUES> {
 /// The row has that block.
 #[inline(always)]
 pub(super) unsafe fn row_scale(scales: *const u8, block: u32) -> RowScale {
-    // SAFETY: as the caller promises.
+    // SAFETY: the row has the block: this function's contract.
     let [scale, sum] = unsafe { load_pair(scales.add(block as usize * size_of::<RowScale>())) };
     RowScale { scale: f32::from_bits(scale), sum: sum as i32 }
 }

@@ -1,9 +1,9 @@
-//! The layouts that host and device share, and the arithmetic of one block, the same code on both, so the same bits.
+//! The layouts that host and device share, and the arithmetic of one block. Both run the same code, so the bits are equal.
 //!
 //! A block is [`BLOCK`] = 32 neighbours of a row with a scale of their own (Q6_K: two); Q4_K, Q5_K, Q6_K and IQ4_XS group
 //! eight blocks under a second level of scales. Interchange layouts are those of the GGUF format, byte for byte (source:
-//! ggml's published `block_q8_0`, `block_q4_0`, `block_q4_K`, …). In memory the same bits lie in two planes, all quants and
-//! then all scales, because a GGUF block of 34 or 18 bytes allows no access wider than 2 bytes, and kernels want 16:
+//! ggml's published `block_q8_0`, `block_q4_0`, `block_q4_K`, …). In memory the same bits lie in two planes: all quants,
+//! then all scales. A GGUF block of 34 or 18 bytes allows no access wider than 2 bytes, and kernels load 16:
 //!
 //! | format | quants                            | scales                            | value                           | bits |
 //! |--------|-----------------------------------|-----------------------------------|---------------------------------|------|
@@ -18,7 +18,7 @@
 //! | rows   | i8 [m, k]                         | [`RowScale`] [m, k/32]            | scale·q (activations)           | 10   |
 //!
 //! Quants of 5 and 6 bits lie in two sections of each super-block: first the low four bits of all, as in Q4_K, and then the
-//! upper bits ([`q5_k`](super::q5_k) and [`q6_k`](super::q6_k) say in which order). Kernels so load 16 and 8 or 16 bytes.
+//! upper bits ([`q5_k`](super::q5_k) and [`q6_k`](super::q6_k) say in which order). So kernels load 16 bytes of the first section and 8 or 16 of the second.
 //!
 //! Rows are padded with zeros to whole blocks, and rows of activations to [`SUPER_BLOCK`] values.
 //!
@@ -232,7 +232,7 @@ pub fn scale_q4_0(values: &[f32; BLOCK]) -> f32 {
     largest / -8.0
 }
 
-/// The quant of `value` for 1/scale: 0 to 15, of which 8 stands for zero.
+/// The quant of `value` for 1/scale: 0 to 15, where 8 means zero.
 #[inline(always)]
 pub fn quant_q4_0(value: f32, inverse: f32) -> u32 {
     let steps = value * inverse;

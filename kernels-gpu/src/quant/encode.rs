@@ -1,7 +1,7 @@
 //! f32 to quants and scales.   x: [rows, cols], quants and scales: [rows, k] as the layouts say, k = cols in whole blocks.
 //!
-//! The arithmetic of a block is [`blocks`](super::blocks)', which the host runs too, so the bits are the same. What is
-//! reduced across lanes are maxima and integer sums, whose order does not matter.
+//! The arithmetic of a block is in [`blocks`](super::blocks); the host runs it too, so the bits are the same. Only maxima and
+//! integer sums are reduced across lanes, and their order does not matter.
 //!
 //! | kernel               | a block of 32 is made by                 |
 //! |----------------------|------------------------------------------|
@@ -111,7 +111,7 @@ pub(super) unsafe fn four<T: Element>(x: *const T, column: u32, cols: u32) -> [f
 #[inline(always)]
 pub(super) unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK] {
     let mut values = [0.0; BLOCK];
-    // SAFETY: as the caller promises.
+    // SAFETY: `x` is a row as `four` asks for: this function's contract.
     unroll!(I < 8 => [values[4 * I], values[4 * I + 1], values[4 * I + 2], values[4 * I + 3]] =
         unsafe { four(x, column + 4 * I as u32, cols) });
     values
@@ -123,7 +123,7 @@ pub(super) unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK
 /// All 32 lanes call it together.
 #[inline(always)]
 pub(super) unsafe fn activations(values: [f32; 4]) -> (u32, RowScale) {
-    // SAFETY: all lanes are here, as the caller promises.
+    // SAFETY: all 32 lanes are here: this function's contract.
     unsafe {
         let largest = f32::from_bits(Max.over::<LANES>(abs_max(&values).to_bits()));
         let scale = scale_i8(largest);
@@ -261,7 +261,7 @@ pub unsafe fn quant_encode_q4_0(Encode { quants, scales, x, rows, cols, k }: Enc
 #[inline(always)]
 pub(super) unsafe fn super_block<const MAX: i32>(values: &[f32; BLOCK], j: u32) -> (ScalesQ4K, f32, f32) {
     let fit = q4_k::fit::<MAX>(values);
-    // SAFETY: all lanes are here, as the caller promises.
+    // SAFETY: all 32 lanes are here: this function's contract.
     unsafe {
         let max_scale = f32::from_bits(Max.over::<8>(abs_bits(fit.scale)));
         let max_min = f32::from_bits(Max.over::<8>(abs_bits(fit.min)));
@@ -284,7 +284,7 @@ pub(super) unsafe fn pair_nibbles(words: [u32; 8], j: u32) -> [u32; 4] {
     let mut shared = [[0; 4]; 2];
     unroll!(I < 8 => {
         let word = words[I] & 0x0f0f_0f0f;
-        // SAFETY: all lanes are here, as the caller promises.
+        // SAFETY: all 32 lanes are here: this function's contract.
         let (other, _) = unsafe { warp_shuffle_xor(FULL_MASK, word, 1, 32) };
         shared[I / 4][I % 4] = if j.is_multiple_of(2) { word | other << 4 } else { other | word << 4 };
     });

@@ -32,7 +32,7 @@ impl Epilogue {
     #[inline(always)]
     pub unsafe fn write(&self, row: u32, column: u32, mut value: f32) {
         let index = row as usize * self.n as usize + column as usize;
-        // SAFETY: the element exists, as the caller promises.
+        // SAFETY: `row` < m, `column` < n, and the element is this thread's alone: this function's contract.
         unsafe {
             if !self.bias.is_null() {
                 value += f32::load(self.bias.add(column as usize));

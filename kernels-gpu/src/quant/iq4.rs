@@ -135,7 +135,7 @@ fn widen(chunk: [u32; 4]) -> [[u32; 4]; 2] {
 #[inline(always)]
 unsafe fn four<W: Weights>(w: Matrix, row: u32, group: u32) -> u32 {
     let (word, high) = place(W::BITS, W::HIGH, group);
-    // SAFETY: as the caller promises.
+    // SAFETY: the four columns exist in `w`: this function's contract.
     let [first, second] = levels(unsafe { *row_words::<W>(w, row).add(word as usize) });
     if high { second } else { first }
 }
@@ -146,7 +146,7 @@ pub(super) struct Iq4Nl;
 impl Levels for Iq4Nl {
     const TRIALS: u32 = 30;
 
-    /// The lowest level and up to 14 beside it, and then the highest likewise.
+    /// The lowest level, give or take up to 14, and then the highest level, give or take as much.
     #[inline(always)]
     fn place(trial: u32) -> f32 {
         let first = if trial < 15 { LEVELS[0] as f32 - 14.0 } else { LEVELS[15] as f32 - 14.0 - 30.0 };
@@ -180,7 +180,7 @@ impl Weights for Iq4Nl {
 
     #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the four columns exist in `w`: this function's contract.
         unsafe { four::<Self>(w, row, group) }
     }
 
@@ -191,7 +191,7 @@ impl Weights for Iq4Nl {
 
     #[inline(always)]
     unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the unit's scales lie at `scales`: this function's contract.
         unsafe { load_half_word(scales) }
     }
 
@@ -215,7 +215,7 @@ impl Weights for Iq4Nl {
 
     #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { half_scale(w, row, block) }
     }
 
@@ -247,7 +247,7 @@ impl Weights for Iq4Xs {
 
     #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the four columns exist in `w`: this function's contract.
         unsafe { four::<Self>(w, row, group) }
     }
 
@@ -258,7 +258,7 @@ impl Weights for Iq4Xs {
 
     #[inline(always)]
     unsafe fn raw(scales: *const u8, _unit: u32) -> [u32; 2] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the unit's scales lie at `scales`: this function's contract.
         unsafe { load_pair(scales) }
     }
 
@@ -289,7 +289,7 @@ impl Weights for Iq4Xs {
 
     #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 2] {
-        // SAFETY: as the caller promises.
+        // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { load_pair(super_scales(w, row, block / SUPER_BLOCKS, size_of::<ScalesIq4Xs>())) }
     }
 

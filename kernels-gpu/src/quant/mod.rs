@@ -7,16 +7,16 @@
 //! | blocks   | the layouts, and the arithmetic of one block on host and device    |
 //! | q4_k     | Q4_K's and Q5_K's choice of scales                                 |
 //! | search   | the choice of scales of formats without minima                     |
-//! | q5_k, q6_k, iq4 | what these formats do otherwise, and f32 to them               |
+//! | q5_k, q6_k, iq4 | the layouts of these formats, and f32 to them                  |
 //! | encode   | f32 to the other formats                                           |
-//! | decode   | every format to f32 and f16, all rows or those that indices name   |
+//! | decode   | every format to f32 and f16, all rows or those at given indices    |
 //! | weights  | how a kernel reads a format                                        |
-//! | activations | how products with a vector read what they multiply with        |
+//! | activations | how products with a vector read the activations                |
 //! | vector   | x·wᵀ for m ≤ 8: every row of w is read once by a warp              |
 //! | tile     | x·wᵀ for larger m: tiles of w and x in shared memory               |
-//! | straight_through | the gradient of quantising                                 |
+//! | straight_through | the gradient of quantising (straight-through estimator)    |
 //!
-//! Products of a block are summed in integers, exactly; the blocks of a row in f32.
+//! Inside a block, products are summed exactly, in integers. The sums of a row's blocks are added in f32.
 
 mod activations;
 pub mod blocks;
@@ -67,7 +67,7 @@ pub struct Product {
 /// The number of [formats](Format).
 pub const FORMATS: usize = Format::Iq4Xs as usize + 1;
 
-/// A format of weights, as an index into the kernels' lists of contracts.
+/// A format of weights. Its number is an index into the lists of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// 8 bits, one f32 scale per row.
@@ -82,7 +82,7 @@ pub enum Format {
     Q5K,
     /// 6 bits, symmetric, 8-bit scales per 16 values under one f16 scale per 256.
     Q6K,
-    /// 4 bits that stand for 16 unevenly spaced levels, one f16 scale per 32 values.
+    /// 4 bits that index 16 unevenly spaced levels, one f16 scale per 32 values.
     Iq4Nl,
     /// The same levels, 6-bit scales per 32 values under one f16 scale per 256.
     Iq4Xs,

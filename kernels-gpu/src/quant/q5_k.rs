@@ -65,13 +65,14 @@ impl Weights for Q5K {
 
     #[inline(always)]
     unsafe fn upper(at: *const u8) -> u32 {
-        // SAFETY: as the caller promises; all sections are whole words.
+        // SAFETY: the chunk's upper bits lie at `at`: this function's contract. All sections are whole words.
         unsafe { load_word(at) }
     }
 
     #[inline(always)]
     unsafe fn uppers(at: *const u8) -> [u32; 2] {
-        // SAFETY: as the caller promises; a unit's first chunk is even.
+        // SAFETY: the unit's upper bits lie at `at`: this function's contract. Its first chunk is even, so `at` is
+        // 8-byte aligned.
         unsafe { load_pair(at) }
     }
 
@@ -83,7 +84,7 @@ impl Weights for Q5K {
     #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         let (chunk, second, word) = (group / 16 * 2 + group / 4 % 2, group / 8 % 2, group % 4);
-        // SAFETY: as the caller promises: all columns of the group's super-block exist.
+        // SAFETY: the four columns exist in `w`: this function's contract. Rows are whole super-blocks.
         let (low, fifth) = unsafe {
             let words = row_words::<Self>(w, row);
             let low = *words.add((Self::chunk_at(chunk) / 4 + word) as usize);
@@ -99,7 +100,7 @@ impl Weights for Q5K {
 
     #[inline(always)]
     unsafe fn raw(scales: *const u8, unit: u32) -> [u32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the unit's scales lie at `scales`: this function's contract.
         unsafe { Q4K::raw(scales, unit) }
     }
 
@@ -122,7 +123,7 @@ impl Weights for Q5K {
 
     #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { Q4K::packed(w, row, block) }
     }
 

@@ -32,7 +32,7 @@ const LARGEST_SCALE: f32 = 128.0;
 impl Levels for Q6K {
     const TRIALS: u32 = 19;
 
-    /// −32, and up to 4.5 beside it.
+    /// −32, give or take up to 4.5.
     #[inline(always)]
     fn place(trial: u32) -> f32 {
         0.5 * trial as f32 - (32.0 + 4.5)
@@ -135,13 +135,15 @@ impl Weights for Q6K {
 
     #[inline(always)]
     unsafe fn upper(at: *const u8) -> [u32; 2] {
-        // SAFETY: as the caller promises; all sections begin on 16-byte boundaries.
+        // SAFETY: the chunk's upper bits lie at `at`: this function's contract. All sections begin on 16-byte
+        // boundaries.
         unsafe { load_pair(at) }
     }
 
     #[inline(always)]
     unsafe fn uppers(at: *const u8) -> [[u32; 2]; 2] {
-        // SAFETY: as the caller promises; a unit's first chunk is even.
+        // SAFETY: the unit's upper bits lie at `at`: this function's contract. Its first chunk is even, so `at` is
+        // 16-byte aligned.
         let [a, b, c, d] = unsafe { load_words(at) };
         [[a, b], [c, d]]
     }
@@ -154,7 +156,7 @@ impl Weights for Q6K {
     #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         let (chunk, second, word) = (group / 16 * 2 + group / 4 % 2, group / 8 % 2, group % 4);
-        // SAFETY: as the caller promises: all columns of the group's super-block exist.
+        // SAFETY: the four columns exist in `w`: this function's contract. Rows are whole super-blocks.
         let (low, upper) = unsafe {
             let words = row_words::<Self>(w, row);
             let low = *words.add((Self::chunk_at(chunk) / 4 + word) as usize);
@@ -171,7 +173,7 @@ impl Weights for Q6K {
 
     #[inline(always)]
     unsafe fn raw(scales: *const u8, unit: u32) -> [u32; 2] {
-        // SAFETY: as the caller promises; the four words of scales come before d.
+        // SAFETY: the unit's scales lie at `scales`: this function's contract. The four words of scales come before d.
         unsafe { [load_word(scales.add((unit % 4 * 4) as usize)), load_half_word(scales.add(16))] }
     }
 
@@ -203,7 +205,7 @@ impl Weights for Q6K {
 
     #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 2] {
-        // SAFETY: as the caller promises.
+        // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe {
             let scales = super_scales(w, row, block / SUPER_BLOCKS, SCALE_BYTES as usize);
             let own = scales.add((block % SUPER_BLOCKS * 2) as usize);

@@ -1,9 +1,9 @@
 //! The scale of values without a minimum: w ≈ scale·level, the levels being those of a format.
 //!
-//! Idea: the largest magnitude is put on an outermost level, and then a little beside it, on either side. For each of these
-//! trials quantise, and solve the weighted least-squares problem for the scale with those quants. The trial with the least
-//! error is kept: Σ w²·(w − scale·q)² is Σ w⁴ − (Σ w²·w·q)²/(Σ w²·q²), so the one for which the last quotient is largest.
-//! Values are divided by the largest first, so that no sum overflows.
+//! Idea: each trial puts the largest magnitude on an outermost level or a little to either side of it, quantises, and solves
+//! the weighted least-squares problem for the scale with those quants. The trial with the least error is kept. The error
+//! Σ w²·(w − scale·q)² is Σ w⁴ − (Σ w²·w·q)²/(Σ w²·q²), so that is the trial with the largest quotient. Values are first
+//! divided by the largest, so that no sum overflows.
 //! Source: the reference quantisers of ggml's Q6_K (`make_qx_quants`) and IQ4_NL (`quantize_row_iq4_nl_impl`), whose weights
 //! these are. Their trials are as many around the lowest level, five times and twice as close together. These here reach
 //! further, and IQ4's are around the highest level, too: a sixth and a ninth less weighted error on normal values.
@@ -11,19 +11,19 @@
 use super::blocks::{Half, abs_bits, inverse, stored_scale};
 use super::unroll::unroll;
 
-/// What the quants of a format stand for.
+/// The values that the quants of a format represent.
 pub trait Levels {
     /// How many trials are made.
     const TRIALS: u32;
 
-    /// Where in trial `trial` the largest value is put.
+    /// Where trial `trial` puts the largest value.
     fn place(trial: u32) -> f32;
 
     /// The level nearest to `value`; some level for NaN.
     fn nearest(value: f32) -> f32;
 }
 
-/// The scale that errs least on up to 32 values, negative or not; NaN if one of them is not finite.
+/// The scale with the least error on up to 32 values; it may be negative. NaN if one of the values is not finite.
 #[inline(always)]
 pub fn fit<L: Levels, const N: usize>(values: &[f32; N]) -> f32 {
     let mut largest = values[0];

@@ -1,21 +1,21 @@
 //! y = act(x·wᵀ + bias) + residual by register tiles.   y: [m, n] f32, x: [m, k] row layout, w: [n, k].
 //!
 //! Idea: a block makes a BM × BN tile of y, a thread TM × 4 of it, from BK = 64 columns of x and w at a time in shared
-//! memory, all as signed bytes: quants of 4 bits are widened on the way. Both operands lie in planes of 16 bytes of k,
-//! so that the 16-byte reads of neighbouring rows are neighbours. Shared memory is double-buffered and the next tile is
-//! on its way to registers while this one is multiplied.
+//! memory, all as signed bytes; narrower quants are widened on the way. Both operands lie in planes of 16 bytes of k,
+//! so that neighbouring rows are read from neighbouring addresses. Shared memory is double-buffered: the next tile is loaded
+//! into registers while this one is multiplied.
 //!
-//! Per 32 columns an element of y takes 8 `dp4a` and two FMAs, and no conversion: the integer sum starts at the bits of
-//! 1.5 · 2²³, so that it ends as the bits of the float 1.5 · 2²³ + sum, and fma(that, step, −1.5 · 2²³ · step) is
-//! step · sum, correctly rounded, because the product that is taken away is exact: steps have at most 17 significant
-//! bits (f16, or f16 times 6 bits). Where quants have an offset, −offset · Σ x starts the sum too. Minima (Q4_K, Q5_K) cost a
-//! third FMA, and steps for 16 columns (Q6_K, whose steps have at most 19 significant bits) a third and a fourth.
+//! For 32 columns an element of y takes 8 `dp4a` and two FMAs, and no conversion. The integer sum starts at the bits of
+//! 1.5 · 2²³, so it ends as the bits of the float 1.5 · 2²³ + sum. fma(that, step, −1.5 · 2²³ · step) is then step · sum,
+//! correctly rounded, because the subtracted product is exact: a step has at most 17 significant bits (f16, or f16 times 6
+//! bits). Where quants have an offset, the sum also starts with −offset · Σ x. Minima (Q4_K, Q5_K) take a third FMA. Steps for
+//! 16 columns (Q6_K, at most 19 significant bits) take a third and a fourth.
 //!
 //! | kernel              | tile     | threads | when                                   |
 //! |---------------------|----------|---------|----------------------------------------|
-//! | quant_tile128_‹f›   | 128 × 64 | 256     | it gives every multiprocessor two blocks |
-//! | quant_tile64_‹f›    | 64 × 64  | 256     | it gives multiprocessors more than one |
-//! | quant_slices64_‹f›  | 64 × 64  | 512     | it gives multiprocessors at most one: each half of the threads takes every second tile of k |
+//! | quant_tile128_‹f›   | 128 × 64 | 256     | every multiprocessor gets two blocks   |
+//! | quant_tile64_‹f›    | 64 × 64  | 256     | a multiprocessor gets more than one    |
+//! | quant_slices64_‹f›  | 64 × 64  | 512     | a multiprocessor gets at most one: each half of the threads takes every second tile of k |
 //! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
 
 use super::activations::row_scale;
@@ -47,7 +47,7 @@ const BLOCKS: u32 = 2;
 /// Rows between planes beyond a tile's: with 2, the eight 16-byte stores that go together are conflict-free.
 const PAD: u32 = 2;
 
-/// Where things lie in one block of 32 columns of a buffer of `BM` rows of x, in words.
+/// The layout of one block of 32 columns of a buffer of `BM` rows of x, in words.
 struct Place<const BM: u32>;
 
 impl<const BM: u32> Place<BM> {
@@ -57,7 +57,7 @@ impl<const BM: u32> Place<BM> {
     const W: u32 = 2 * (BM + PAD) * 4;
     /// [BM] scales of x.
     const X_SCALE: u32 = Self::W + 2 * (BN + PAD) * 4;
-    /// [BM] what Σ x is for: the integer sum's start, or the factor of the minimum.
+    /// [BM] from Σ x: the start of the integer sum, or the factor of the minimum.
     const X_SUM: u32 = Self::X_SCALE + BM;
     /// [BN] steps of w.
     const STEP: u32 = Self::X_SUM + BM;
@@ -88,7 +88,7 @@ struct Rows {
     k: u32,
 }
 
-/// A tile on its way, in registers.
+/// A tile in flight, in registers.
 #[derive(Clone, Copy)]
 struct Stage<W: Weights, const X: usize> {
     x: [[u32; 4]; X],
@@ -111,8 +111,8 @@ impl<W: Weights, const X: usize> Stage<W, X> {
     }
 }
 
-/// Whether scales and upper bits are on their way with the rest. In tiles of 128 rows there are no registers left for them
-/// in formats with minima.
+/// Whether scales and upper bits are loaded along with the rest. Tiles of 128 rows have no registers left for them in
+/// formats with minima.
 const fn scales_early<W: Weights, const BM: u32>() -> bool {
     !W::MINIMUM || BM < 128
 }
@@ -131,7 +131,7 @@ unsafe fn load<W: Weights, const BM: u32, const X: usize>(
 ) -> Stage<W, X> {
     let (row_0, column_0) = (thread::block_idx_x() * BM, thread::block_idx_y() * BN);
     let mut stage = Stage::zeros();
-    // SAFETY: rows are cut off at the last, and blocks of w at the row's end.
+    // SAFETY: rows are clamped to the last one, and blocks of w past the row's end are not read.
     unsafe {
         let mut i = 0;
         while i < X {
@@ -178,11 +178,11 @@ unsafe fn rows_scale<const BM: u32>(tid: u32, x: Rows, index: u32) -> RowScale {
         return RowScale { scale: 0.0, sum: 0 };
     }
     let row = (thread::block_idx_x() * BM + tid / BLOCKS).min(x.m - 1) as usize;
-    // SAFETY: the row is cut off at the last, and rows of x hold all blocks of a tile.
+    // SAFETY: the row is clamped to the last one, and rows of x hold all blocks of a tile.
     unsafe { row_scale(x.scales.add(row * (x.k / 4) as usize), index * BLOCKS + tid % BLOCKS) }
 }
 
-/// Puts what was loaded for tile `index` into a buffer.
+/// Stores what was loaded for tile `index` in a buffer.
 ///
 /// # Safety
 /// `buffer` has the words of a [`Place`], and nobody reads it.
@@ -196,7 +196,7 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
     index: u32,
     stage: Stage<W, X>,
 ) {
-    // SAFETY: every thread writes words of its own, inside the places. Rows are cut off at the last; formats that load
+    // SAFETY: every thread writes its own words, inside the places. Rows are clamped to the last one; formats that load
     // here have rows of whole tiles.
     unsafe {
         let mut i = 0;
@@ -225,7 +225,7 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
             if W::BITS == 8 {
                 buffer.set4(plane(at), stage.w);
             } else {
-                // the low halves are run `low`, the high halves the run HIGH behind it
+                // the low halves are run `low`, the high halves run `low` + HIGH
                 let low = if W::HIGH == 1 { at * 2 } else { at };
                 let of_w = (thread::block_idx_y() * BN + row).min(n - 1);
                 let bits = if scales_early::<W, BM>() {
@@ -254,7 +254,7 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
     }
 }
 
-/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + 16, …, its columns likewise.
+/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + 16, …, its columns `column`, `column` + 16, ….
 ///
 /// # Safety
 /// The block is filled, and a barrier lies between.
@@ -265,7 +265,7 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
     row: u32,
     column: u32,
 ) {
-    // SAFETY: as the caller promises; all indices are inside the places.
+    // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
         let (from_x, from_w) = (block.at(Place::<BM>::X + row * 4), block.at(Place::<BM>::W + column * 4));
         let (x_scales, steps) = (block.at(Place::<BM>::X_SCALE + row), block.at(Place::<BM>::STEP + column));
@@ -293,7 +293,7 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
     }
 }
 
-/// As [`multiply`], where the halves of a block have steps of their own: one half after the other.
+/// As [`multiply`], for formats whose half blocks have steps of their own: one half after the other.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -304,7 +304,7 @@ unsafe fn multiply_halves<const BM: u32, const TM: usize>(
     row: u32,
     column: u32,
 ) {
-    // SAFETY: as the caller promises; all indices are inside the places.
+    // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
         let x_scales = block.at(Place::<BM>::X_SCALE + row);
         unroll!(HALF < 2 => {
@@ -344,7 +344,7 @@ unsafe fn subtract_minima<const BM: u32, const TM: usize>(
     row: u32,
     column: u32,
 ) {
-    // SAFETY: as the caller promises; all indices are inside the places.
+    // SAFETY: the block was filled before a barrier: this function's contract. All indices are inside its places.
     unsafe {
         let (sums, minima) = (block.at(Place::<BM>::X_SUM + row), block.at(Place::<BM>::MIN + column));
         let mut min = [0.0; TN];
@@ -367,7 +367,8 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
     row: u32,
     column: u32,
 ) {
-    // SAFETY: as the caller promises; a tile's blocks lie one behind the other.
+    // SAFETY: the buffer was filled before a barrier: this function's contract. Its blocks are `Place::BLOCK` words
+    // apart.
     unsafe {
         let mut block = 0;
         while block < BLOCKS {
@@ -394,7 +395,8 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
 /// They are inside the planes, filled, and a barrier lies between.
 #[inline(always)]
 unsafe fn columns(planes: Shared<u32>, rows: u32, row: u32) -> [u32; 8] {
-    // SAFETY: as the caller promises; rows are 16 bytes.
+    // SAFETY: the rows are inside the planes and were filled before a barrier: this function's contract. A row of a
+    // plane is 16 bytes.
     let (low, high) = unsafe { (planes.get4(row * 4), planes.get4((rows + PAD + row) * 4)) };
     [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
 }
@@ -407,7 +409,7 @@ unsafe fn columns(planes: Shared<u32>, rows: u32, row: u32) -> [u32; 8] {
 unsafe fn add_slices<const TM: usize>(acc: &mut [[f32; TN]; TM], scratch: Shared<u32>) {
     let tid = thread::thread_idx_x();
     let (first, own) = (tid < THREADS, scratch.at(tid % THREADS));
-    // SAFETY: words of this thread and its partner only, which reads them behind the barrier.
+    // SAFETY: each word belongs to this thread and its partner, which reads it after the barrier.
     unsafe {
         unroll!(I < 8 => if I < TM { unroll!(J < 4 => if !first {
             own.set((I * TN + J) as u32 * THREADS, acc[I][J].to_bits());

@@ -1,16 +1,16 @@
 //! y = act(x·wᵀ + bias) + residual for up to 8 rows of x.   y: [m, n] f32, w: [n, k].
 //!
-//! Idea: bound by the memory that w lies in, so a warp reads R rows of w at a time, each lane U units of each (a block of
-//! 32 values; of formats with super-blocks two, which mostly share bytes), all on their way before the first is used, and multiplies them with all
-//! rows of x. The lanes' sums are added at the end.
+//! Idea: the bandwidth of reading w bounds the time. A warp reads R rows of w at a time, and each lane U units of each row. A
+//! unit is a block of 32 values; in formats with super-blocks it is two blocks, which mostly share bytes. All loads are in
+//! flight before the first unit is multiplied with all rows of x. The lanes' sums are added at the end.
 //!
-//! A single row of x comes as f32, and each block quantises it into its shared memory; that saves the launch of a kernel
-//! that does so. Its first values are loaded before w's, behind which they would queue, and quantised while w's are on
-//! their way. Blocks are large and all resident at once, so the row is quantised as seldom as can be. More rows come
-//! quantised, and from cache.
+//! A single row of x comes as f32. Each block quantises it into its shared memory, which saves a launch. The first values of
+//! x are loaded before those of w, after which they would queue, and are quantised while w is in flight. Blocks are large
+//! and all resident at once, so the row is quantised as few times as possible. Several rows of x come quantised, and are
+//! read from cache.
 //!
-//! Per unit and row an integer sum, which starts from the bits of a float so that its end is one, too (see [`tile`]),
-//! meets one scale; a lane's share of a row past the last unit reads the last again and meets zeros of x.
+//! For each unit and row, an integer sum is multiplied by one scale. The sum starts from the bits of a float, so that it ends
+//! as one (see [`tile`]). A lane past the last unit of a row reads the last unit again, and multiplies it with zeros of x.
 //!
 //! [`tile`]: super::tile
 //!
@@ -38,10 +38,10 @@ use cuda_std::{KernelInfo, KernelSpec};
 
 const WARPS: u32 = 4;
 const THREADS: u32 = WARPS * 32;
-/// Warps of a block that quantises x: with more of them fewer blocks do, and those wait for more.
+/// Warps of a block that quantises x. With more warps fewer blocks quantise it, but each barrier waits for more warps.
 const WARPS1: u32 = 16;
 const THREADS1: u32 = WARPS1 * 32;
-/// Values of x that a block has quantised at a time.
+/// Values of x that a block holds quantised at a time.
 const TILE: u32 = 8192;
 /// Rows of w per warp of [`VECTOR1`].
 const ROWS1: u32 = 2;
@@ -145,7 +145,7 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
     /// activations have zeros.
     ///
     /// # Safety
-    /// The rows of `w` have `units` > 0 units from where `rows` stand.
+    /// From where `rows` point, the rows of `w` have `units` > 0 units.
     #[inline(always)]
     unsafe fn load(w: Matrix, rows: &Rows<R>, unit: u32, units: u32) -> Self {
         let mut stage = Self {
@@ -186,7 +186,7 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
         unit: u32,
         lane: u32,
     ) {
-        // SAFETY: as the caller promises.
+        // SAFETY: `x` has the unit: this function's contract.
         let inputs = unsafe { Inputs::of::<W>(x, unit + 32 * V as u32) };
         unroll!(J < 4 => if J < R {
             let scale = W::scale(self.raw[J][V], lane);
@@ -213,7 +213,7 @@ impl Tile {
         let mut values = [[0.0; 4]; X];
         unroll!(I < 2 => if I < X {
             let word = thread::thread_idx_x() + I as u32 * THREADS1;
-            // SAFETY: as the caller promises.
+            // SAFETY: `x` has `cols` values and is 16-byte aligned: this function's contract.
             values[I] = unsafe { four(self.x, self.from + word * 4, self.cols) };
         });
         keep_order();
@@ -232,8 +232,8 @@ impl Tile {
         count: u32,
         early: [[f32; 4]; X],
     ) {
-        // SAFETY: whole warps go in, so all lanes are at the shuffles, and the words of a warp are inside the tile; the
-        // rest is the caller's promise.
+        // SAFETY: whole warps enter, so all lanes are at the shuffles, and the words of a warp are inside the tile. All
+        // threads are here, `x` is valid, and nobody reads `into`: this function's contract.
         unsafe {
             let put = |word: u32, values: [f32; 4]| {
                 let (packed, scale) = activations(values);
@@ -281,9 +281,9 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
         let first = base + warp * ROWS1;
         let mut acc = [0.0f32; R];
         let mut from = 0;
-        // SAFETY: the loops' bounds are the block's, so all threads are at every barrier and shuffle. Rows of w are cut
-        // off at the last and units at the tile's end; the tile of x is read behind a barrier, and holds zeros up to
-        // whole steps.
+        // SAFETY: the loops' bounds are the block's, so all threads are at every barrier and shuffle. Rows of w are
+        // clamped to the last one and units to the tile's end. The tile of x is read after a barrier, and holds zeros up
+        // to whole steps.
         unsafe {
             while from < w.k {
                 let units = (w.k - from).min(TILE) / W::UNIT;

@@ -1,4 +1,4 @@
-//! How kernels read a format: tiles by 16-byte chunks of a row's quants, products with a vector by units of one or two
+//! How kernels read a format. Tiles read a row's quants by chunks of 16 bytes; products with a vector read units of one or two
 //! blocks.
 
 use super::activations::Inputs;
@@ -28,7 +28,7 @@ pub(super) trait Weights: Copy {
     const BITS: u32;
     /// Values of a chunk: 16 bytes, which are whole quants of 8 bits or the low four bits of quants.
     const CHUNK: u32 = if Self::BITS == 8 { 16 } else { 32 };
-    /// What a quant stands for is quant − OFFSET.
+    /// The integer that a quant represents is quant − OFFSET.
     const OFFSET: i32;
     /// Whether blocks have a minimum.
     const MINIMUM: bool;
@@ -36,14 +36,14 @@ pub(super) trait Weights: Copy {
     const HALVES: bool = false;
     /// Whether rows are multiples of 64 values.
     const WHOLE: bool;
-    /// Where the high halves of a chunk's bytes lie in a row, in runs of 16 values behind the low halves.
+    /// The distance in a row from the run of a chunk's low halves to the run of its high halves, in runs of 16 values.
     const HIGH: u32;
 
     /// Values that a lane of a product with a vector takes at a time: one block, or two that share bytes.
     const UNIT: u32 = BLOCK_VALUES;
     /// What a unit's quants are multiplied with.
     type Scale: Copy;
-    /// What that is made from, as loaded, so that nothing waits for the load.
+    /// The loaded bits of a scale, not yet converted, so that nothing waits for the load.
     type Raw: Copy + Default;
 
     /// The bits of a chunk's quants beyond four.
@@ -79,7 +79,7 @@ pub(super) trait Weights: Copy {
         [Self::Upper::default(); 2]
     }
 
-    /// A chunk's quants as bytes to multiply: the run that its low nibbles are of, and that of its high ones.
+    /// A chunk's quants as bytes to multiply: the run of its low nibbles, and the run of its high nibbles.
     #[inline(always)]
     fn widen(chunk: [u32; 4], _upper: Self::Upper) -> [[u32; 4]; 2] {
         [chunk.map(|word| nibbles(word).0), chunk.map(|word| nibbles(word).1)]
@@ -92,7 +92,7 @@ pub(super) trait Weights: Copy {
     #[inline(always)]
     unsafe fn four(w: Matrix, row: u32, group: u32) -> u32 {
         let (word, high) = place(Self::BITS, Self::HIGH, group);
-        // SAFETY: as the caller promises.
+        // SAFETY: the four columns exist in `w`: this function's contract.
         let word = unsafe { *row_words::<Self>(w, row).add(word as usize) };
         if Self::BITS == 8 {
             word
@@ -115,7 +115,7 @@ pub(super) trait Weights: Copy {
     /// From what [`raw`](Self::raw) has loaded for a unit; `lane` is the unit modulo 32.
     fn scale(raw: Self::Raw, lane: u32) -> Self::Scale;
 
-    /// What is wanted of a block's sum: [`BlockInput::sum`](super::activations::BlockInput::sum).
+    /// The form in which the format needs a block's sum: [`BlockInput::sum`](super::activations::BlockInput::sum).
     fn of_sum(row: RowScale) -> u32;
 
     /// acc + unit · inputs, the unit's quants being one or two chunks.
@@ -130,7 +130,7 @@ pub(super) trait Weights: Copy {
         1.0
     }
 
-    /// What a block's step and minimum are made from, as loaded, so that nothing waits for the load.
+    /// The loaded bits of a block's step and minimum, not yet converted, so that nothing waits for the load.
     type Packed: Copy + Default;
 
     /// # Safety
@@ -160,7 +160,7 @@ pub(super) const fn place(bits: u32, high: u32, group: u32) -> (u32, bool) {
 /// The row exists in `w`.
 #[inline(always)]
 pub(super) unsafe fn row_words<W: Weights>(w: Matrix, row: u32) -> *const u32 {
-    // SAFETY: as the caller promises.
+    // SAFETY: the row exists in `w`: this function's contract.
     unsafe { w.quants.cast::<u32>().add(row as usize * (w.k / 32 * W::BITS) as usize) }
 }
 
@@ -171,7 +171,8 @@ pub(super) unsafe fn row_words<W: Weights>(w: Matrix, row: u32) -> *const u32 {
 #[inline(always)]
 pub(super) unsafe fn chunk<W: Weights>(w: Matrix, row: u32, chunk: u32) -> [u32; 4] {
     let row_bytes = (w.k / 8 * W::BITS) as usize;
-    // SAFETY: as the caller promises; rows are whole blocks, so chunks lie on 16-byte boundaries.
+    // SAFETY: the chunk exists in `w`: this function's contract. Rows are whole blocks, so chunks lie on 16-byte
+    // boundaries.
     unsafe { load_words(w.quants.add(row as usize * row_bytes + W::chunk_at(chunk) as usize)) }
 }
 
@@ -182,7 +183,7 @@ pub(super) unsafe fn chunk<W: Weights>(w: Matrix, row: u32, chunk: u32) -> [u32;
 #[inline(always)]
 pub(super) unsafe fn upper<W: Weights>(w: Matrix, row: u32, chunk: u32) -> W::Upper {
     let row_bytes = (w.k / 8 * W::BITS) as usize;
-    // SAFETY: as the caller promises.
+    // SAFETY: the chunk exists in `w`, and so do its upper bits: this function's contract.
     unsafe { W::upper(w.quants.add(row as usize * row_bytes + W::upper_at(chunk) as usize)) }
 }
 
@@ -193,14 +194,14 @@ pub(super) unsafe fn upper<W: Weights>(w: Matrix, row: u32, chunk: u32) -> W::Up
 #[inline(always)]
 pub(super) unsafe fn half_scale(w: Matrix, row: u32, block: u32) -> u16 {
     let index = row as usize * (w.k / BLOCK_VALUES) as usize + block as usize;
-    // SAFETY: as the caller promises.
+    // SAFETY: the block exists in `w`: this function's contract.
     unsafe { load_half(w.scales.cast::<u16>().add(index)) }
 }
 
 /// 1.5 · 2²³: integers below 2²² added to its bits are added to its value.
 pub(super) const MAGIC: f32 = 12_582_912.0;
 
-/// The float that an integer sum is which started from [`MAGIC`]'s bits: no conversion, which has a quarter of the rate.
+/// An integer sum that started from [`MAGIC`]'s bits, as a float. It replaces a conversion, whose rate is a quarter.
 #[inline(always)]
 pub(super) fn from_magic(sum: i32) -> f32 {
     f32::from_bits(sum as u32) - MAGIC
@@ -249,7 +250,7 @@ impl Weights for I8 {
 
     #[inline(always)]
     unsafe fn row_scale(w: Matrix, row: u32) -> f32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `row` exists in `w`: this function's contract.
         unsafe { f32::load(w.scales.cast::<f32>().add(row as usize)) }
     }
 
@@ -284,7 +285,7 @@ impl Weights for Q8_0 {
 
     #[inline(always)]
     unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the unit's scales lie at `scales`: this function's contract.
         unsafe { load_half_word(scales) }
     }
 
@@ -308,7 +309,7 @@ impl Weights for Q8_0 {
 
     #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { half_scale(w, row, block) }
     }
 
@@ -338,7 +339,7 @@ impl Weights for Q4_0 {
 
     #[inline(always)]
     unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the unit's scales lie at `scales`: this function's contract.
         unsafe { load_half_word(scales) }
     }
 
@@ -363,7 +364,7 @@ impl Weights for Q4_0 {
 
     #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
-        // SAFETY: as the caller promises.
+        // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { half_scale(w, row, block) }
     }
 
@@ -405,7 +406,7 @@ pub(super) fn dot_minima<W: Weights>(
 #[inline(always)]
 pub(super) unsafe fn super_scales(w: Matrix, row: u32, index: u32, bytes: usize) -> *const u8 {
     let index = row as usize * (w.k / SUPER_VALUES) as usize + index as usize;
-    // SAFETY: as the caller promises.
+    // SAFETY: the super-block exists in `w`: this function's contract.
     unsafe { w.scales.add(index * bytes) }
 }
 
@@ -435,7 +436,7 @@ impl Weights for Q4K {
 
     #[inline(always)]
     unsafe fn raw(scales: *const u8, _unit: u32) -> [u32; 4] {
-        // SAFETY: as the caller promises.
+        // SAFETY: the unit's scales lie at `scales`: this function's contract.
         unsafe { load_words(scales) }
     }
 
@@ -468,7 +469,7 @@ impl Weights for Q4K {
     #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 4] {
         // Four tiles in a row read the same super-block's scales, so they mostly come from L1.
-        // SAFETY: as the caller promises.
+        // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { load_words(super_scales(w, row, block / SUPER_BLOCKS, size_of::<ScalesQ4K>())) }
     }
 
