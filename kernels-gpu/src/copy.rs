@@ -105,7 +105,7 @@ pub unsafe fn copy_flat_b16(p: Flat<u16>) {
     unsafe { flat_copy(p) }
 }
 
-/// What a strided copy moves at once.
+/// The unit that a strided copy moves.
 trait Unit: Copy {
     const ZERO: Self;
 

@@ -88,7 +88,7 @@ impl Best {
         }
     }
 
-    /// What this thread proposes; its columns are counted from `first`.
+    /// This thread's proposal; its columns are counted from `first`.
     #[inline(always)]
     fn proposal(self, first: u32) -> Proposal {
         Proposal { order: order(self.value), column: first.saturating_add(self.column) }

@@ -161,7 +161,7 @@ struct Normalizer {
 impl Normalizer {
     const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// What exponents are relative to. While there are only −∞ (and NaN) this is zero, so that each −∞ adds
+    /// The base of the exponents. While there are only −∞ (and NaN) this is zero, so that each −∞ adds
     /// e^−∞ = 0 and a NaN is carried on.
     #[inline(always)]
     fn base(self) -> f32 {

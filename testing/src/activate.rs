@@ -1,4 +1,4 @@
-//! What stands behind a linear map.
+//! Activations: the epilogue of a linear map.
 
 use super::{Case, HostTensor, Purpose, Tolerance, data, misaligned};
 use pascaline::ops::{self, Activation};

@@ -27,7 +27,7 @@ enum View {
     Contiguous,
     /// k and v are the first kv_len rows of caches with [`SPARE`] more, which hold NaN.
     Cache,
-    /// All four are [b, len, heads, head_dim] with two extents exchanged.
+    /// All four are [b, len, heads, head_dim] with two dimensions exchanged.
     Swapped,
 }
 
@@ -40,7 +40,7 @@ enum Data {
     Negative,
 }
 
-/// Rows of a cache behind kv_len.
+/// Rows of a cache after kv_len.
 const SPARE: usize = 9;
 
 const F32: (DType, DType) = (DType::F32, DType::F32);
@@ -194,7 +194,7 @@ impl Sdpa {
         if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
     }
 
-    /// The extents as they lie in memory, of a tensor with `len` rows a head.
+    /// The dimensions as they lie in memory, of a tensor with `len` rows a head.
     fn stored(&self, heads: usize, len: usize) -> [usize; 4] {
         match self.view {
             View::Swapped => [self.batch, len, heads, self.head_dim],

@@ -1,4 +1,4 @@
-//! Attention over caches in every format: the reference rounds keys and values, and then does what the definition says.
+//! Attention over caches in every format. The reference rounds keys and values and then follows the definition.
 
 use super::attention::naive;
 use super::kv::{bits, fill, stored};
@@ -25,7 +25,7 @@ struct Cached {
     held: Mutex<Option<[KvTensor; 2]>>,
 }
 
-/// Rows of a cache behind kv_len: NaN.
+/// Rows of a cache after kv_len: NaN.
 const SPARE: usize = 360;
 
 impl Cached {

@@ -1,10 +1,10 @@
-//! What a case is.
+//! The interface of a case.
 
 use half::f16;
 use pascaline::{DType, Device, Result, Shape, Tensor, TensorMut};
 use rayon::prelude::*;
 
-/// What a case is for, which decides how large it is.
+/// The purpose of a case, which decides how large it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// An edge or a typical small shape: checked in full, on any device.
@@ -37,7 +37,7 @@ impl Tolerance {
 /// A tensor in host memory, every value exact in its element type.
 #[derive(Clone, Debug)]
 pub struct HostTensor {
-    /// The extents.
+    /// The dimensions.
     pub shape: Shape,
     /// The element type.
     pub dtype: DType,
@@ -74,7 +74,7 @@ impl HostTensor {
         }
     }
 
-    /// Row `r` of the tensor seen as a matrix of its last extent.
+    /// Row `r` of the tensor seen as a matrix whose columns are its last dimension.
     pub fn row(&self, r: usize) -> &[f32] {
         let (_, cols) = self.shape.rows_cols();
         &self.values[r * cols..(r + 1) * cols]
@@ -96,7 +96,7 @@ pub struct Gemm {
     pub m: usize,
     /// Columns of `y`.
     pub n: usize,
-    /// The extent that is summed over.
+    /// The dimension that is summed over.
     pub k: usize,
     /// The type of all three; sums are in f32.
     pub dtype: DType,
@@ -110,7 +110,7 @@ pub trait Case: Send + Sync {
     /// `op_dtype/key=value,…`, unique in the table.
     fn id(&self) -> String;
 
-    /// What it is for.
+    /// Its purpose.
     fn purpose(&self) -> Purpose;
 
     /// The inputs, the same at every call.
@@ -119,7 +119,7 @@ pub trait Case: Send + Sync {
     /// The output's shape and type.
     fn output(&self) -> (Shape, DType);
 
-    /// What the output holds before the op runs, for ops that add to it; otherwise it is poisoned with NaN.
+    /// The output's values before the op runs, for ops that add to it; otherwise it is filled with NaN.
     fn initial(&self) -> Option<HostTensor> {
         None
     }
@@ -135,7 +135,7 @@ pub trait Case: Send + Sync {
         None
     }
 
-    /// The given rows of the output (seen as a matrix of its last extent) in f64, computed as the definition says.
+    /// The given rows of the output (a matrix whose columns are its last dimension) in f64, computed as the definition says.
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64>;
 
     /// How close the result must be.
@@ -152,7 +152,7 @@ pub trait Case: Send + Sync {
         (output + inputs) as f64
     }
 
-    /// The plain matrix product that this case is, so that it can be timed beside a BLAS; `None` if it is none.
+    /// The plain matrix product that this case is, so that a BLAS can be timed on it; `None` if it is none.
     fn gemm(&self) -> Option<Gemm> {
         None
     }

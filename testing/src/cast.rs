@@ -67,7 +67,7 @@ impl Case for Cast {
                 65520.0,
                 -65520.0,
                 1e30,
-                // ties between neighbours go to the even one, and values beside a tie to the nearer
+                // ties between neighbours go to the even one, and values next to a tie to the nearer
                 1.0 + 0.5 * ulp,
                 1.0 + 1.5 * ulp,
                 1.0 + 0.500_1 * ulp,

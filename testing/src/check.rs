@@ -6,7 +6,7 @@ use pascaline::{DType, Device, Result, Tensor, TensorMut};
 use rayon::prelude::*;
 use std::fmt;
 
-/// Elements before and behind the output that the op must leave alone. A multiple of 64, so that the output keeps
+/// Guard elements before and after the output, which the op must not write. A multiple of 64, so that the output keeps
 /// the alignment of an allocation.
 const GUARD: usize = 256;
 
@@ -77,7 +77,7 @@ impl Outcome {
 /// elements of a test case, sampled rows of a bench case.
 ///
 /// # Errors
-/// What the op or the device answers; a wrong result is an [`Outcome`].
+/// The error of the op or the device; a wrong result is an [`Outcome`].
 pub fn check(case: &dyn Case, device: &Device) -> Result<Outcome> {
     let inputs = case.inputs();
     let on_device = inputs.iter().map(|input| input.to(device)).collect::<Result<Vec<_>>>()?;

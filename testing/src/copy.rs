@@ -5,11 +5,11 @@ use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
 #[derive(Clone)]
 struct Copy {
-    /// What is allocated for x.
+    /// The shape that is allocated for x.
     storage: Vec<usize>,
-    /// The part of each extent that is copied, as (start, length); all of it where none is given.
+    /// The part of each dimension that is copied, as (start, length); all of it if not given.
     narrow: Vec<(usize, usize)>,
-    /// Extents of the view that are exchanged.
+    /// Dimensions of the view that are exchanged.
     swap: Option<(usize, usize)>,
     /// Columns of y left alone on both sides.
     gap: usize,
@@ -46,7 +46,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             add(Copy { narrow: narrow.clone(), ..case(&storage) });
             add(Copy { narrow, gap: 2, ..case(&storage) });
         }
-        // exchanged extents: the tile kernel where the last two are, the strided one elsewhere
+        // exchanged dimensions: the tile kernel where the last two are, the strided one elsewhere
         for (storage, swap) in [
             (vec![33, 65], (0, 1)),
             (vec![1, 7], (0, 1)),
@@ -58,7 +58,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             add(Copy { swap: Some(swap), ..case(&storage) });
             add(Copy { swap: Some(swap), gap: 1, ..case(&storage) });
         }
-        // six extents, none of which can be merged
+        // six dimensions, none of which can be merged
         add(Copy {
             narrow: vec![(0, 2), (1, 2), (0, 3), (1, 2), (1, 3), (0, 4)],
             ..case(&[3, 3, 4, 3, 4, 5])
@@ -92,7 +92,7 @@ impl Copy {
         self.narrow.get(dim).copied().unwrap_or((0, self.storage[dim]))
     }
 
-    /// The extents of the view that is copied.
+    /// The dimensions of the view that is copied.
     fn view(&self) -> Vec<usize> {
         let mut view: Vec<_> = (0..self.storage.len()).map(|dim| self.part(dim).1).collect();
         if let Some((a, b)) = self.swap {
@@ -168,9 +168,9 @@ impl Case for Copy {
         for &row in rows {
             let mut index = vec![0; view.len()];
             let mut rest = row;
-            for (dim, &extent) in outer.iter().enumerate().rev() {
-                index[dim] = rest % extent;
-                rest /= extent;
+            for (dim, &size) in outer.iter().enumerate().rev() {
+                index[dim] = rest % size;
+                rest /= size;
             }
             y.extend(vec![2047.0; self.gap]);
             for c in 0..cols {

@@ -97,7 +97,7 @@ pub(super) fn nearest(x: f64, exponent_bits: u32, overflow: Overflow) -> f64 {
     }
 }
 
-/// What a code means, by the definition: (−1)ˢ·2^(e − bias)·(1 + f/2ᵐ), subnormals without the 1.
+/// The value of a code, by the definition: (−1)ˢ·2^(e − bias)·(1 + f/2ᵐ), subnormals without the 1.
 pub(super) fn value(code: u16, exponent_bits: u32) -> f64 {
     let (bias, mantissa_bits) = ((1 << (exponent_bits - 1)) - 1, 15 - exponent_bits);
     let exponent = i32::from((code & 0x7fff) >> mantissa_bits);

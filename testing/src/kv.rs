@@ -1,4 +1,5 @@
-//! What a cache must hold, and what it does hold: by a code of its own, so that it stands beside the kernels and the fallback.
+//! The expected contents of a cache, and its actual contents, by code that is independent of the kernels and of the CPU
+//! fallback.
 
 use super::float16::{nearest, value};
 use half::f16;
@@ -34,9 +35,9 @@ pub(super) fn bits(format: KvFormat) -> f64 {
     }
 }
 
-/// A cache with these keys and values [tokens, 2 · heads, dim], keys first: appended with nothing normed or turned.
+/// A cache with these keys and values [tokens, 2 · heads, dim], keys first: appended without norm and rotation.
 pub(super) fn fill(kv: &Tensor, format: KvFormat) -> Result<[KvTensor; 2]> {
-    let &[tokens, both, dim] = kv.dims() else { unreachable!("three extents") };
+    let &[tokens, both, dim] = kv.dims() else { unreachable!("three dimensions") };
     let device = kv.device();
     let cache = || KvTensor::uninitialized([tokens, both / 2, dim], format, &device);
     let (mut k, mut v) = (cache()?, cache()?);

@@ -1,5 +1,4 @@
-//! The case table, and what checks it: one list of [`Case`]s drives the tests, `pascaline validate` and
-//! `pascaline bench`.
+//! The case table and its checks. One list of [`Case`]s drives the tests, `pascaline validate` and `pascaline bench`.
 //!
 //! A case knows its shapes, makes its inputs from a fixed seed, runs its op on a device, and computes any rows of the
 //! result naively in f64. [`check()`] runs one on a device and compares.

@@ -1,4 +1,4 @@
-//! Linear maps with what stands before and behind them.
+//! Linear maps with their prologues and epilogues.
 
 use super::{Case, HostTensor, Purpose, Tolerance, activate, data};
 use pascaline::ops::{self, Activation, Epilogue};

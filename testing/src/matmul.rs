@@ -31,7 +31,7 @@ enum Data {
 }
 
 struct Product {
-    /// Leading extents.
+    /// Batch dimensions.
     batch_a: Vec<usize>,
     batch_b: Vec<usize>,
     m: usize,
@@ -40,7 +40,7 @@ struct Product {
     layouts: Layouts,
     types: Types,
     data: Data,
-    /// Columns that lie before and behind each row of a and b in memory.
+    /// Columns before and after each row of a and b in memory.
     margin: usize,
     options: Matmul,
     purpose: Purpose,
@@ -76,9 +76,9 @@ impl Product {
 
     fn output_batch(&self) -> Vec<usize> {
         let rank = self.batch_a.len().max(self.batch_b.len());
-        let extent = |dims: &[usize], d: usize| (d + dims.len()).checked_sub(rank).map_or(1, |at| dims[at]);
-        let pick = |d| match extent(&self.batch_a, d) {
-            1 => extent(&self.batch_b, d),
+        let size = |dims: &[usize], d: usize| (d + dims.len()).checked_sub(rank).map_or(1, |at| dims[at]);
+        let pick = |d| match size(&self.batch_a, d) {
+            1 => size(&self.batch_b, d),
             x => x,
         };
         (0..rank).map(pick).collect()
@@ -124,12 +124,12 @@ fn element(x: &HostTensor, margin: usize, transposed: bool, entry: usize, (row, 
     x.values[(entry * rows + row) * cols + margin + col].into()
 }
 
-/// The entry of an operand with leading extents `own` that entry `index` of the output's extents `all` uses.
+/// The batch entry of an operand with batch dimensions `own` that entry `index` of the output's, `all`, uses.
 fn entry(mut index: usize, all: &[usize], own: &[usize]) -> usize {
     let (mut at, mut stride) = (0, 1);
-    for (d, &extent) in all.iter().enumerate().rev() {
-        let i = index % extent;
-        index /= extent;
+    for (d, &size) in all.iter().enumerate().rev() {
+        let i = index % size;
+        index /= size;
         if let Some(&own) = (d + own.len()).checked_sub(all.len()).and_then(|d| own.get(d)) {
             at += if own == 1 { 0 } else { i * stride };
             stride *= own;
@@ -186,7 +186,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         }
         cases.push(Product { margin, ..Product::new(Layouts::Nn, Types::F16, [1, 60, 70]) });
     }
-    // leading extents
+    // batch dimensions
     for (a, b) in [
         (&[3][..], &[3][..]),
         (&[2, 3], &[2, 3]),

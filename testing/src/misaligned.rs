@@ -4,7 +4,7 @@
 use super::{Case, HostTensor, Purpose, Tolerance};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
 
-/// What lies before the operands.
+/// The memory before the operands.
 const BEFORE: f32 = 77.0;
 
 /// How far the operands are shifted.

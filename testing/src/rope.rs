@@ -10,7 +10,7 @@ struct Rope {
     dim: usize,
     dtype: DType,
     purpose: Purpose,
-    /// Heads of the projection that x is the last part of; `heads` where it stands alone.
+    /// Heads of the projection that x is the last part of; `heads` if it is no part of one.
     fused: usize,
 }
 

@@ -9,9 +9,9 @@ use pascaline::ops::{self, HeadNorms};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
 
 const EPS: f32 = 1e-6;
-/// What the caches hold before.
+/// The contents of the caches before the op.
 const BEFORE: f32 = 77.0;
-/// Rows behind each cache, which the op must leave alone.
+/// Rows after each cache, which the op must not write.
 const SPARE: usize = 2;
 
 struct Append {
@@ -81,7 +81,7 @@ impl Append {
         self.heads + 2 * self.kv_heads
     }
 
-    /// Rows of the output that are heads of q, and of each cache. What is timed is the op alone, and checked in q alone.
+    /// Rows of the output that are heads of q, and of each cache. Timed is the op alone; checked is q alone.
     fn parts(&self) -> [usize; 3] {
         let cache = if self.purpose == Purpose::Bench { 0 } else { (self.capacity + SPARE) * self.kv_heads };
         [self.rows * self.heads, cache, cache]
@@ -147,7 +147,7 @@ impl Case for Append {
         ]
     }
 
-    /// q and both caches, one behind the other, in f32.
+    /// q and both caches, one after the other, in f32.
     fn output(&self) -> (Shape, DType) {
         let dtype = if self.purpose == Purpose::Bench { self.dtype } else { DType::F32 };
         ([self.parts().iter().sum(), self.dim].into(), dtype)

@@ -75,7 +75,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What a block costs besides its instructions, in thread instructions: its start takes about as long.
+    /// The cost of starting a block, in thread instructions.
     pub const BLOCK_COST: u64 = 1 << 14;
 
     /// The default, changed by the environment. An unreadable value is an error that names it.

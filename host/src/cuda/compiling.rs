@@ -1,4 +1,4 @@
-//! Says, once, that the driver is compiling: with an empty cache a first start waits for that.
+//! Reports, once, that the driver is compiling: with an empty cache the first start waits for that.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Mutex, OnceLock, PoisonError};

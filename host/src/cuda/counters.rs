@@ -1,11 +1,11 @@
-//! Counters for kernels whose last block goes on where the others end.
+//! Counters by which kernels find the last of several blocks to finish.
 
 use super::{check, is_lost};
 use crate::Result;
 use cust::sys;
 
-/// Words of device memory that are zero whenever a kernel of their stream begins: a kernel that counts in them leaves them so,
-/// and the kernels of one stream run one behind the other, captured ones included.
+/// Words of device memory that are zero whenever a kernel of their stream begins. A kernel that counts in them resets them,
+/// and the kernels of one stream run one after another, captured ones included.
 #[derive(Debug)]
 pub(super) struct Counters {
     address: sys::CUdeviceptr,
@@ -36,7 +36,7 @@ impl Counters {
 impl Drop for Counters {
     fn drop(&mut self) {
         if !is_lost() {
-            // SAFETY: allocated by `new` and freed once, behind all work: the driver waits for the kernels that use it.
+            // SAFETY: allocated by `new` and freed once, after all work: the driver waits for the kernels that use it.
             // An error can't be reported from a drop; a fault of the device is remembered by `check`.
             let _ = check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) });
         }

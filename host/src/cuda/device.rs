@@ -36,7 +36,7 @@ struct Inner {
     low_power: AtomicBool,
 }
 
-/// What is known about a device.
+/// The properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Properties {
@@ -48,7 +48,7 @@ pub struct Properties {
     pub capability: (i32, i32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// What each of them has.
+    /// The resources of each.
     pub multiprocessor: Multiprocessor,
     /// Boost clock in kHz.
     pub clock_khz: u32,
@@ -130,7 +130,7 @@ impl CudaDevice {
             .map_err(|_| Error::NoDevice { reason: "the driver does not list its devices".into() })
     }
 
-    /// What the driver says about a device, without making a context on it.
+    /// The properties of a device, without making a context on it.
     ///
     /// # Errors
     /// [`Error::NoDevice`].
@@ -163,7 +163,7 @@ impl CudaDevice {
         Ok(Self { stream: Arc::new(Stream::new()?), inner })
     }
 
-    /// The same device with a new stream of its own: work on it runs beside work on this one.
+    /// The same device with a new stream: work on it runs concurrently with work on this one.
     ///
     /// # Errors
     /// A driver error.
@@ -172,7 +172,7 @@ impl CudaDevice {
         Ok(Self { inner: Arc::clone(&self.inner), stream: Arc::new(Stream::new()?) })
     }
 
-    /// What is known about the device.
+    /// The properties of the device.
     pub fn properties(&self) -> &Properties {
         &self.inner.properties
     }
@@ -205,7 +205,7 @@ impl CudaDevice {
         self.inner.low_power.store(low, Ordering::Relaxed);
     }
 
-    /// What was last asked by [`prefer_low_power`](Self::prefer_low_power).
+    /// The last setting of [`prefer_low_power`](Self::prefer_low_power).
     pub fn prefers_low_power(&self) -> bool {
         self.inner.low_power.load(Ordering::Relaxed)
     }

@@ -41,7 +41,7 @@ impl Event {
         self.raw
     }
 
-    /// Puts the event behind all work queued on `stream` so far.
+    /// Records the event after all work queued on `stream` so far.
     ///
     /// # Errors
     /// A driver error.

@@ -124,7 +124,7 @@ impl PtxModule {
 }
 
 impl Stream {
-    /// Queues a kernel of your own; the method that cust's `launch!` calls. A grid with a zero dimension is nothing to do.
+    /// Queues a kernel of your own; the method that cust's `launch!` calls. A grid with a zero dimension launches nothing.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for another number of arguments than the kernel has parameters, and a driver error. A fault of
@@ -136,10 +136,10 @@ impl Stream {
     /// * A device address is valid for all that the kernel reads and writes there. One from
     ///   [`Tensor::device_address`](crate::Tensor::device_address) is so for work that is queued, while the tensor lives, on
     ///   the stream of the tensor's device; the memory is not given to others before that work is done. For another stream
-    ///   of the device the caller sees to order and lifetime.
+    ///   of the device the caller ensures order and lifetime.
     /// * What the kernel writes comes from [`TensorMut::device_address`](crate::TensorMut::device_address) or is otherwise
     ///   the caller's alone.
-    /// * Grid, block and shared memory are such as the kernel's own safety section asks for.
+    /// * Grid, block and shared memory fulfil the kernel's own safety section.
     pub unsafe fn launch<G: Into<GridSize>, B: Into<BlockSize>>(
         &self,
         function: &Function,
@@ -165,8 +165,8 @@ impl Stream {
         }
         function.device.bind()?;
         let _turn = self.turn();
-        // SAFETY: the function belongs to the bound context. `arguments` points to one value for each parameter (counted
-        // above; their types are the caller's promise), which the driver copies before it returns and does not write.
+        // SAFETY: the function belongs to the bound context. `arguments` points to one value for each parameter: the
+        // number was checked above, the types are this function's contract. The driver copies the values before it returns.
         let result = unsafe {
             sys::cuLaunchKernel(
                 function.function,

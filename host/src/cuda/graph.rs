@@ -1,4 +1,4 @@
-//! Graphs: a run of launches captured from ordinary op calls, and replayed with one call.
+//! Graphs: a sequence of launches, captured from ordinary op calls and replayed with one call.
 
 use super::stream::{Kept, Stream};
 use super::{CudaDevice, check, is_lost};
@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::RwLockWriteGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What was queued on a stream in a capture, ready to be queued again as a whole.
+/// The work that a capture recorded on a stream, ready to be launched again as a whole.
 ///
 /// A graph repeats its launches with the addresses they had. It therefore keeps all memory that the capture used:
 /// inputs, outputs and temporaries stay where they are, and are nobody else's, until the graph is dropped, whatever
@@ -37,7 +37,7 @@ unsafe impl Sync for Graph {}
 /// A capture in progress. Ends it if the work panics.
 struct Capture<'a> {
     device: &'a CudaDevice,
-    /// What this thread captures outside of this.
+    /// The capture of this thread outside of this one.
     outer: *const Stream,
     /// No other thread queues anything on the stream meanwhile.
     _turn: RwLockWriteGuard<'a, ()>,
@@ -96,8 +96,8 @@ fn destroy(graph: sys::CUgraph) {
 
 impl Graph {
     /// Captures what `work` queues on this handle's stream; nothing of it runs now. Gives the graph and what `work`
-    /// returned, whose tensors have undefined contents before the first replay. What other threads queue on the stream waits
-    /// meanwhile, so `work` must not wait for them.
+    /// returned, whose tensors have undefined contents before the first replay. Other threads that queue on the
+    /// stream wait meanwhile, so `work` must not wait for them.
     ///
     /// Copies to and from the host, synchronisation and other streams have no place in a capture: they are refused,
     /// and the capture fails.

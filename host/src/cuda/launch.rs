@@ -12,7 +12,7 @@ thread_local! {
     static TRACE: RefCell<Option<Vec<&'static str>>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` and gives, beside its result, the names of the kernels that this thread launched in it.
+/// Runs `work`. Gives its result, and the names of the kernels that this thread launched meanwhile.
 pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<&'static str>) {
     TRACE.with(|trace| *trace.borrow_mut() = Some(Vec::new()));
     let result = work();
@@ -23,7 +23,7 @@ pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<&'static str>) {
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 
 impl CudaDevice {
-    /// Queues a kernel on this device's stream. A grid with a zero dimension is nothing to do.
+    /// Queues a kernel on this device's stream. A grid with a zero dimension launches nothing.
     ///
     /// The specification of a kernel names the type of its parameters, whose fields are typed pointers and numbers. A launch
     /// that swaps an output with an input, or takes another element type, does not compile:
@@ -57,7 +57,7 @@ impl CudaDevice {
     /// module, a driver error.
     ///
     /// # Safety
-    /// What the kernel's own safety section asks for: its pointers are device addresses, valid on this stream for the
+    /// The caller fulfils the kernel's own safety section: pointers are device addresses, valid on this stream for the
     /// dimensions passed, and inputs and outputs overlap only where it allows.
     pub unsafe fn launch<P: KernelParams>(
         &self,
@@ -67,7 +67,7 @@ impl CudaDevice {
     ) -> Result<()> {
         let mut pointers = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
         // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, and `parameters` lives until
-        // the driver has copied them. The rest is the caller's promise.
+        // the driver has copied them. The pointers in them hold by this function's contract.
         unsafe { self.launch_raw(spec, grid, &mut pointers) }
     }
 
@@ -92,8 +92,8 @@ impl CudaDevice {
         let function = self.modules().kernel(spec.name)?.function;
         let [x, y, z] = spec.block;
         let _turn = self.stream().turn();
-        // SAFETY: the function belongs to the bound context. `values` points to the kernel's parameters, as the caller
-        // promises; the driver copies them before it returns.
+        // SAFETY: the function belongs to the bound context. `values` points to the kernel's parameters: this function's
+        // contract. The driver copies them before it returns.
         let result = unsafe {
             sys::cuLaunchKernel(
                 function,

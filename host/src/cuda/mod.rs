@@ -1,9 +1,8 @@
 //! The CUDA driver through cust: device, stream, event, module, launch. Knows no op.
 //!
-//! `use cust` stands only in this folder and in `memory`. cust's own wrappers are used where they are sound and
-//! enough (initialisation, devices, the primary context); streams, events, modules and memory go through `cust::sys`
-//! with types of our own, because cust strips `NON_BLOCKING` from streams, has no JIT error log and frees memory
-//! synchronously on drop.
+//! Only this folder and `memory` use cust. cust's own wrappers serve initialisation, devices and the primary context.
+//! Streams, events, modules and memory are types of our own over `cust::sys`, because cust strips `NON_BLOCKING` from
+//! streams, has no JIT error log, and frees memory synchronously on drop.
 
 mod archive;
 mod compiling;
@@ -48,7 +47,7 @@ fn is_sticky(code: u32) -> bool {
     matches!(code, 4 | 46 | 214 | 219 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
 }
 
-/// Turns a driver result into ours, with the raw code that cust's enum may lack.
+/// Converts a driver result, with the raw code that cust's enum may lack.
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -70,7 +69,7 @@ pub(crate) fn failure(call: &'static str, code: u32) -> Error {
     Error::Driver { call, code, text }
 }
 
-/// Fails if the device has faulted, so that nothing is asked of it any more: with the fault itself, not one of its own.
+/// Fails with the first fault if the device has faulted, so that no further call reaches it.
 pub(crate) fn ensure_alive(call: &'static str) -> Result<()> {
     let Some(&(first, code)) = FAULT.get() else { return Ok(()) };
     let text = format!("{}; {call} was not tried after it", driver::code_text(code));

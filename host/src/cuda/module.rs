@@ -18,7 +18,7 @@ use std::thread;
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub(super) function: sys::CUfunction,
-    /// What it takes of a multiprocessor, once asked for.
+    /// The resources that it takes of a multiprocessor, once queried.
     pub(super) resources: OnceLock<Resources>,
 }
 
@@ -111,7 +111,7 @@ impl Modules {
     }
 }
 
-/// What [`CudaDevice::load_modules`] did.
+/// The result of [`CudaDevice::load_modules`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
     /// Modules that were loaded.

@@ -13,7 +13,7 @@ use std::ffi::c_int;
 
 const WARP: u32 = 32;
 
-/// What a kernel takes of a multiprocessor, as the driver compiled it.
+/// The resources that a kernel takes of a multiprocessor, as the driver compiled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resources {
     /// Registers of a thread.
@@ -75,7 +75,7 @@ impl CudaDevice {
         Ok(blocks as u32)
     }
 
-    /// What one of our kernels takes of a multiprocessor. Asked of the driver once.
+    /// The resources that a kernel takes of a multiprocessor. The driver is queried once.
     ///
     /// # Errors
     /// As [`blocks_per_multiprocessor`](Self::blocks_per_multiprocessor).

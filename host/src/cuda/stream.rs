@@ -1,4 +1,4 @@
-//! Streams.
+//! Streams: queues of GPU work, and the locks that keep them consistent while one is captured.
 
 use super::counters::Counters;
 use super::{Event, check, ensure_alive, is_lost};
@@ -17,7 +17,7 @@ pub(crate) const COUNTERS: usize = Counters::LEN;
 #[derive(Debug)]
 pub struct Stream {
     raw: sys::CUstream,
-    /// What the capture in progress keeps alive, by address.
+    /// The objects that the capture in progress keeps alive, by address.
     capture: Mutex<Option<HashMap<usize, Kept>>>,
     /// Held for reading by who queues work, for writing by a capture: what other threads queue meanwhile waits for its end
     /// and does not become a part of the graph.
@@ -88,7 +88,7 @@ impl Stream {
     }
 }
 
-/// Capture into a graph: the bookkeeping beside the driver's.
+/// Capture into a graph: the state that the driver does not keep.
 impl Stream {
     /// Whether what this thread queues on it is being captured into a graph rather than run.
     pub fn is_capturing(&self) -> bool {
@@ -144,7 +144,7 @@ impl Stream {
         }
     }
 
-    /// What the capture in progress keeps of this type.
+    /// The objects of this type that the capture in progress keeps.
     pub(crate) fn kept_of<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         let kept = self.kept();
         let thing = kept.as_ref()?.values().find(|thing| thing.is::<T>())?;

@@ -60,9 +60,9 @@ pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usiz
     (kv_len.div_ceil(keys).max(1), keys)
 }
 
-/// How many of the rows of a prefill grid [heads, rows] come longest first: all, so that short blocks fill the gaps at
-/// the end. Where a device holds all blocks at once there are no gaps to fill: then only the first block of each
-/// multiprocessor, and its second, shortest first, is as much shorter.
+/// How many rows of a prefill grid [heads, rows] come longest first. Usually all, so that short blocks fill the gaps at the
+/// end. If all blocks are resident at once, there are no gaps to fill: then each multiprocessor's first block comes longest
+/// first and its second shortest first, so that every pair takes equally long.
 fn longest_first(heads: u32, rows: u32, per_multiprocessor: u32, multiprocessors: u32) -> u32 {
     let held = u64::from(per_multiprocessor) * u64::from(multiprocessors);
     if u64::from(heads) * u64::from(rows) <= held { rows.min(multiprocessors / heads) } else { rows }
@@ -73,7 +73,7 @@ pub(super) fn scale_log2(problem: &Problem) -> f32 {
     problem.scale * std::f32::consts::LOG2_E
 }
 
-/// As the kernels have them; `ops` has checked that they are below 2³¹.
+/// Strides in the kernels' type; `ops` has checked that they are below 2³¹.
 pub(super) fn strides(HeadStrides { batch, head, row }: HeadStrides) -> attention::Strides {
     attention::Strides { batch: batch as u32, head: head as u32, row: row as u32 }
 }
@@ -184,7 +184,7 @@ fn of<Q: DeviceElement, Kv: DeviceElement>(
         v_scales,
     };
     let grid = [splits as u32, kv_heads as u32, groups as u32];
-    // SAFETY: as above; `past` is one number; `partial` has a record for each row and split and is freed after the launch;
+    // SAFETY: as above. `past` is one number. `partial` has a record for each row and split and is freed after the launch.
     // `split` makes no more groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }

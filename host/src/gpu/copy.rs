@@ -28,7 +28,7 @@ pub(crate) fn copy(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> 
     match dims[..] {
         [] => return contiguous(device, y_address, x_address, n as u32, size),
         [Dim { y: 1, x: 1, .. }] => return contiguous(device, y_address, x_address, n as u32, size),
-        // y contiguous, x with its last two extents exchanged
+        // y contiguous, x with its last two dimensions exchanged
         [Dim { extent: cols, y: ldy, x: 1 }, Dim { extent: rows, y: 1, x: ldx }]
             if ldy == rows && ldx == cols =>
         {
@@ -79,12 +79,13 @@ unsafe fn strided<E: Copy>(
         copy::Dim { size: extent as u32, y: y as u32, x: x as u32 }
     });
     let (y, x) = (y as *mut E, x as *const E);
-    // SAFETY: as the caller promises; 2^width_log2 ≤ columns, so the grid's threads are at most the elements.
+    // SAFETY: the pointers hold by this function's contract. There are exactly six dimensions: the caller gives at most six,
+    // and the loop adds the rest. 2^width_log2 ≤ columns, so the grid has no more threads than elements.
     unsafe { device.launch(spec, grid, &Dims { y, x, rows, width_log2, d0, d1, d2, d3, d4, d5 }) }
 }
 
-/// Turns elements of `size` bytes into vectors if the last extent is dense in both and all of it and of the strides and
-/// addresses are whole vectors; whether they are.
+/// Counts in vectors of 16 bytes instead of elements of `size` bytes, if the last dimension is contiguous in both and its
+/// size, the strides and the addresses are whole vectors. Gives whether they are.
 fn vectorized(dims: &mut [Dim], addresses: &[u64], size: usize) -> bool {
     let len = vectors::len(size) as usize;
     let Some((Dim { extent, y: 1, x: 1 }, outer)) = dims.split_last_mut() else { return false };
@@ -106,8 +107,8 @@ pub(super) fn contiguous(device: &CudaDevice, y: u64, x: u64, n: u32, size: usiz
     let len = vectors::len(size);
     let head = vectors::head(n, len, &[(y, size), (x, size)]);
     let grid = [flat::blocks(n, head, len), 1, 1];
-    // SAFETY: as this function's contract says; addresses of elements are multiples of their size, and `head` is where both are
-    // aligned.
+    // SAFETY: the caller has checked stream, overlap and size, as this function says. Addresses of elements are multiples of
+    // their size, and `head` is where both are aligned.
     unsafe {
         match size {
             2 => device.launch(&copy_flat_b16, grid, &Flat { y: y as *mut u16, x: x as *const u16, n, head }),

@@ -1,4 +1,4 @@
-//! Launches of matmul: operands as the kernels see them, the grid, and the parts of k. `select` chooses.
+//! Launches of matmul: the kernels' operands, the grid, and split-K. `select` chooses the kernel.
 
 use super::DeviceElement;
 use crate::cuda::CudaDevice;
@@ -69,7 +69,7 @@ struct Fused<A, C> {
     beta: f32,
     /// Null for none.
     bias: *const C,
-    /// What beta is the factor of, if it is not c.
+    /// The matrix that beta scales, if it is not c.
     residual: Option<*const C>,
     /// Null for none.
     norm: *const A,
@@ -200,7 +200,7 @@ fn transposed(strides: MatrixStrides) -> MatrixStrides {
     MatrixStrides { row: strides.column, column: strides.row }
 }
 
-/// What [`select`] is asked about these operands.
+/// The query to [`select`] for these operands.
 fn query<A: DeviceElement, B: DeviceElement, C>(device: &CudaDevice, x: &Operands<A, B, C>) -> Query {
     let Operands { c, a, b, dims: [batch, m, n, k] } = x;
     let (c, [batch, m, n, k]) = (c.as_const(), [*batch, *m, *n, *k]);
@@ -303,11 +303,11 @@ fn run<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     let &Fused { alpha, beta, bias, residual, norm, eps, activation } = fused;
     let addend = residual.unwrap_or(c);
 
-    // SAFETY: `ops::matmul_into` has checked that types, shapes and streams fit and that every dimension times its stride
-    // stays inside tensors of less than 2³¹ elements; a TensorMut overlaps nothing. The prologue and the epilogue were
-    // checked by `ops::linear_into`: a residual lies as c does. `select` gives a kernel whose layouts and alignment are
-    // those that `query` found, and parts of k that cover it, none of them empty. The scratch memory holds all parts and
-    // is freed after the launches.
+    // SAFETY: `ops::matmul_into` has checked types, shapes and streams, and that every dimension times its stride stays
+    // inside tensors of less than 2³¹ elements. A TensorMut overlaps nothing. `ops::linear_into` has checked the prologue
+    // and the epilogue: a residual has c's layout. `select` gives a kernel for the layouts and the alignment that `query`
+    // found, and splits that cover k, none of them empty. The scratch memory holds all partial sums and is freed after the
+    // launches.
     unsafe {
         match plan.kernel {
             Kernel::Textbook => {
@@ -459,7 +459,7 @@ fn add_parts<A, B, C: DeviceElement>(
     let (ldc, stride_c) = (to.strides.row as u32, to.batch as u32);
     let parameters = Reduce { c, partial, m, n, ldc, stride_c, splits, alpha, beta, bias, addend };
     let blocks = (m as usize * n as usize).div_ceil(reduce::THREADS as usize) as u32;
-    // SAFETY: as in `run`; the parts were written by the launch before on the same stream, and none are read
-    // where there are none.
+    // SAFETY: as in `run`. The launch before, on the same stream, has written the partial sums. With no splits none are
+    // read.
     unsafe { device.launch(spec, [blocks, 1, batch], &parameters) }
 }

@@ -1,4 +1,4 @@
-//! One file per op: choose the kernel and the grid by shape, launch. Arguments have been checked by `ops`.
+//! One file per op: choose the kernel and the grid by shape, and launch. `ops` has checked the arguments.
 
 pub(crate) mod activate;
 pub(crate) mod attention;
@@ -26,7 +26,7 @@ use crate::memory::DeviceBuffer;
 use crate::{DType, Tensor, TensorMut};
 use kernels_gpu::device::F16;
 
-/// A type that kernels see a tensor's elements as.
+/// The type of a tensor's elements in kernels.
 pub(crate) trait DeviceElement: Copy + 'static {
     /// The tensor's type.
     const DTYPE: DType;
@@ -61,7 +61,7 @@ impl TensorMut<'_> {
 }
 
 impl DeviceBuffer {
-    /// The device address of its first byte, as that of elements.
+    /// The device address of its first byte, as a pointer to elements.
     pub(crate) fn ptr<T>(&self) -> *mut T {
         self.address() as *mut T
     }

@@ -1,4 +1,4 @@
-//! Kernels that measure what arithmetic alone can do.
+//! Kernels that measure the peak rate of arithmetic.
 
 use crate::Result;
 use crate::cuda::CudaDevice;
@@ -9,7 +9,7 @@ use kernels_gpu::peak::{self, CHAINS, STEPS, THREADS, peak_dp4a, peak_fma};
 /// Blocks for each multiprocessor: all that it holds of 256 threads, twice.
 const BLOCKS_PER_SM: u32 = 16;
 
-/// What is measured.
+/// The instruction that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
     /// a·x + b on f32, one multiply-add.

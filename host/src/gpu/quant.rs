@@ -22,11 +22,11 @@ use kernels_gpu::quant::tile::{BN, SLICES64, TILE32, TILE64, TILE128};
 use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1, Vector1};
 use std::ptr;
 
-/// Up to here tiles of 32 rows: with 64, half of a tile or more would be empty.
+/// The most rows for which tiles of 32 rows are taken: with 64, half of a tile or more would be empty.
 const MAX_TILE32_M: u32 = 32;
-/// Likewise up to here tiles of 64 rows.
+/// The most rows for which tiles of 64 rows are taken.
 const MAX_TILE64_M: u32 = 64;
-/// Blocks of tiles of 128 rows that a multiprocessor holds: fewer leave latencies uncovered.
+/// Blocks of tiles of 128 rows that are resident on a multiprocessor: fewer do not hide the latency.
 const TILE_BLOCKS_PER_SM: u32 = 2;
 
 pub(crate) fn quantize(device: &CudaDevice, w: &mut QuantTensor, x: &Tensor) -> Result<()> {

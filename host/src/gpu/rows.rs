@@ -1,4 +1,4 @@
-//! Which kernel the ops over rows take for a length of rows, and its grid; and how long rows are cut up.
+//! The kernels of the row ops by the length of rows, their grids, and how long rows are split.
 
 use super::vectors;
 use crate::Result;
@@ -6,14 +6,14 @@ use crate::cuda::CudaDevice;
 use cuda_std::{KernelParams, KernelSpec};
 use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, row_lanes, row_threads};
 
-/// Rows of a multiprocessor that are few: all of them are under way at once.
+/// Rows per multiprocessor that count as few: all of them are resident at once.
 const FEW_PER_SM: u32 = 8;
 
 /// An op's kernels for short, middling and long rows, of one element type. All take the same parameters.
 pub(super) struct Kernels<P> {
     pub warp: KernelSpec<P>,
     pub block: KernelSpec<P>,
-    /// As `block`, for rows so few that what is the same for all of them is in no cache.
+    /// As `block`, for so few rows that no other block has brought the weights into a cache.
     pub few: KernelSpec<P>,
     pub stream: KernelSpec<P>,
 }
@@ -34,7 +34,7 @@ impl<P: KernelParams> Kernels<P> {
     /// Launches it. `parameters` takes the lanes of a warp for each row, which only the warp kernels read.
     ///
     /// # Safety
-    /// As [`CudaDevice::launch`]; what the kernel asks of the length of rows and of its grid is seen to here.
+    /// As [`CudaDevice::launch`], except that this function ensures the length of rows and the grid.
     pub unsafe fn launch(
         &self,
         device: &CudaDevice,
@@ -42,7 +42,8 @@ impl<P: KernelParams> Kernels<P> {
         parameters: impl Fn(u32) -> P,
     ) -> Result<()> {
         let spec = self.select((rows, cols), device.properties().multiprocessors);
-        // SAFETY: as the caller promises.
+        // SAFETY: the pointers hold by this function's contract. The kernel was chosen for this length of rows, and the grid
+        // has a block for each row.
         unsafe {
             match cols {
                 ..=MAX_WARP_COLS => launch_warps(device, &spec, (rows, cols), parameters),
@@ -52,11 +53,11 @@ impl<P: KernelParams> Kernels<P> {
     }
 }
 
-/// Threads of a multiprocessor that are to have work before those of a row become fewer.
+/// Threads of a multiprocessor that get work before a row gets fewer threads.
 const THREADS_PER_SM: u32 = 1024;
 
-/// Lanes of a warp that share a row: as few as hold it, so that what one of them waits for serves many columns; all of
-/// them where rows are too few to fill the device that way.
+/// Lanes of a warp that share a row: as few as can hold it, so that each latency is shared by many columns; all of them if
+/// the rows are too few to fill the device that way.
 fn lanes(rows: u32, cols: u32, multiprocessors: u32) -> u32 {
     let wanted = multiprocessors * THREADS_PER_SM / rows.max(1);
     match wanted.checked_ilog2() {
@@ -80,11 +81,12 @@ pub(super) unsafe fn launch_warps<P: KernelParams>(
     let threads = device.warps_block(spec, rows.div_ceil(rows_per_warp))?;
     let rows_per_block = threads / 32 * rows_per_warp;
     let grid = [rows.div_ceil(rows_per_block), 1, 1];
-    // SAFETY: as the caller promises; lanes for each row, and without rows no launch.
+    // SAFETY: the pointers hold by this function's contract. `lanes` is a power of two, from `row_lanes` to 32, and the grid
+    // covers the rows; a grid of no blocks is not launched.
     unsafe { device.launch(&spec.of_threads(threads), grid, &parameters(lanes)) }
 }
 
-/// The fewest columns of a part: what a block reads at once, and long enough that a second launch pays.
+/// The fewest columns of a part: as many as a block reads at once, and enough to be worth a second launch.
 const MIN_PART_COLS: u32 = 4096;
 /// Blocks wanted for each multiprocessor where rows are cut up.
 const BLOCKS_PER_SM: u32 = 2;

@@ -1,4 +1,4 @@
-//! Keys and values as they are stored, and reading them: what the attention kernels are generic over.
+//! The storage formats of keys and values, over which the attention kernels are generic.
 //!
 //! | format                  | a row of d columns                                 | a value          |
 //! |-------------------------|----------------------------------------------------|------------------|
@@ -12,7 +12,7 @@ use super::{Element, F16};
 use crate::float16::Decoder;
 use crate::quant::blocks::BLOCK;
 
-/// Where keys or values are, in a storage format. Indices count elements from the first on.
+/// The keys or values of a tensor in a storage format. Indices count elements from the first.
 pub trait Stored: Copy {
     /// Whether [`load8_words`](Self::load8_words) reads two pieces of 16 bytes that may lie apart, and not neighbours.
     const APART: bool;
@@ -40,7 +40,7 @@ pub trait Stored: Copy {
 /// The type of keys' and values' elements in memory, which says how they are read: f32, [`F16`], `u16` for codes ([`Coded`]),
 /// `u8` for quants ([`Blocks`]).
 pub trait KvElement: Copy {
-    /// What reads them.
+    /// The reader of this format.
     type Stored: Stored;
 
     /// Keys and values, ready to be read. Only codes have `exponent_bits`, only quants have `scales`.

@@ -1,4 +1,4 @@
-//! What the baseline kernels of the row ops are made of: one block per row, one element per load, a tree in shared
+//! The parts of the row ops' baseline kernels: one block per row, one element per load, a tree in shared
 //! memory. Written as a good first version is, to have something to compare with.
 
 use super::shared::Shared;

@@ -28,7 +28,7 @@ impl<const E: u32> Float16<E> {
         assert!(E >= MIN_EXPONENT_BITS && E <= MAX_EXPONENT_BITS, "2 to 8 exponent bits");
         15 - E
     };
-    /// What is added to an exponent to store it.
+    /// The bias of stored exponents.
     pub const BIAS: u32 = (1 << (E - 1)) - 1;
     /// Positive infinity; magnitudes above it are NaN.
     pub const INFINITY: Self = Self(((1 << E) - 1) << Self::MANTISSA_BITS);
@@ -83,7 +83,7 @@ pub const fn encode(value: f32, exponent_bits: u32, saturate: bool) -> u16 {
         let payload = bits >> least_shift & ((1 << mantissa_bits) - 1);
         return (sign | infinity | 1 << (mantissa_bits - 1) | payload) as u16;
     }
-    // What is kept lies above `shift`; a carry out of the fraction goes into the exponent, as it should.
+    // The bits that are kept lie above `shift`; a carry out of the fraction goes into the exponent, as it should.
     let (significand, shift) = if bits >= min_normal || exponent_bits == MAX_EXPONENT_BITS {
         (bits.wrapping_sub((127 - bias) << 23), least_shift)
     } else {
@@ -102,7 +102,7 @@ pub struct Decoder {
     /// Exponent bits that f32 has more.
     shift: u32,
     factor: f32,
-    /// What the code of infinity comes to; NaNs come to more.
+    /// The code of infinity after this; codes of NaNs are larger.
     infinity: f32,
 }
 

@@ -102,7 +102,7 @@ pub const OF_E8: Kernels<f32, Float16<8>, f32> = Kernels {
     textbook: None,
 };
 
-/// What the epilogue of every kernel needs; the fields are as in [`Tile`].
+/// The operands of every kernel's epilogue; the fields are as in [`Tile`].
 struct Product<C> {
     /// This block's [m, n] of the parts, or null to write to c.
     partial: *mut f32,

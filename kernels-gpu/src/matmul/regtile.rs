@@ -115,13 +115,13 @@ pub enum Size {
 }
 
 impl Size {
-    /// What its kernels have in common.
+    /// The properties that its kernels share.
     pub fn family(self) -> &'static Family {
         &FAMILIES[self as usize]
     }
 }
 
-/// What the kernels of a tile size have in common, whatever their types.
+/// The properties that all kernels of a tile size share, whatever their types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
     pub size: Size,
@@ -493,7 +493,7 @@ macro_rules! tile_kernels {
     };
 }
 
-/// What is known of a tile size's kernels.
+/// The properties of a tile size's kernels.
 macro_rules! family {
     ($size:ident $module:ident) => {
         Family {

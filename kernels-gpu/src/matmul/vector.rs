@@ -38,7 +38,7 @@ pub const MAX_M: u32 = 8;
 pub const NN_COLUMNS: u32 = 128;
 /// Rows of b that a warp of the nn kernels has in flight.
 const NN_ROWS: usize = 4;
-/// What a split of k must be a multiple of.
+/// A split of k is a multiple of this.
 pub const K_STEP: u32 = 256;
 /// Elements of a warp's sums in shared memory, of which the nt kernels use M · R; of those of squares only the first M count.
 const SUMS: u32 = MAX_M * NT_COLUMNS;

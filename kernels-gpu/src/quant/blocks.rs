@@ -156,7 +156,7 @@ pub struct ScalesIq4Xs {
     pub low: u32,
 }
 
-/// What 32 activations are multiplied with, and the sum of their quants.
+/// The scale of 32 activations, and the sum of their quants.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C, align(8))]
 pub struct RowScale {

@@ -1,4 +1,4 @@
-//! What happens to a product before it is written: y = act(product + bias) + residual.
+//! The epilogue of a product: y = act(product + bias) + residual.
 
 use crate::activate::{GELU_TANH, SILU};
 use crate::device::Element;

@@ -21,7 +21,7 @@ const fn candidates(max: i32) -> (u32, f32) {
 pub struct Fit {
     /// The step.
     pub scale: f32,
-    /// What is subtracted, ≥ 0.
+    /// The minimum, which is subtracted; ≥ 0.
     pub min: f32,
 }
 

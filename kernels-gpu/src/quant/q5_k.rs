@@ -30,7 +30,7 @@ pub fn widen(chunk: [u32; 4], fifth: u32) -> [[u32; 4]; 2] {
     bytes
 }
 
-/// What a block's quants (bytes of 0 to 31, 32 of them) put into the fifth bits of its two chunks, if it is the first of the
+/// The fifth bits of a block's quants (32 bytes of 0 to 31), as they go into its two chunks, if it is the first of the
 /// two blocks that share bytes; if it is the second, this belongs four bits higher.
 #[inline(always)]
 pub fn fifth_bits(quants: [u32; 8]) -> [u32; 2] {

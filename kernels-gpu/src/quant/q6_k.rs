@@ -89,7 +89,7 @@ pub fn quants(values: [f32; 4], inverse: f32) -> u32 {
     a | b << 8 | c << 16 | d << 24
 }
 
-/// What a block's quants (bytes of six bits, 32 of them) put into the upper bits of its two chunks, if it is the first of the
+/// The upper bits of a block's quants (32 bytes of six bits), as they go into its two chunks, if it is the first of the
 /// two blocks that share bytes; if it is the second, this belongs four bits higher.
 #[inline(always)]
 pub fn upper_bits(quants: [u32; 8]) -> [u32; 4] {

@@ -41,7 +41,7 @@ pub(super) trait Weights: Copy {
 
     /// Values that a lane of a product with a vector takes at a time: one block, or two that share bytes.
     const UNIT: u32 = BLOCK_VALUES;
-    /// What a unit's quants are multiplied with.
+    /// The scales of a unit.
     type Scale: Copy;
     /// The loaded bits of a scale, not yet converted, so that nothing waits for the load.
     type Raw: Copy + Default;

@@ -123,14 +123,14 @@ unsafe fn image_text<'a>(image: *const c_void) -> Result<&'a [u8], u32> {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the caller's promise; a text shorter than four bytes ends before the comparison goes on.
+    // SAFETY: a text or four bytes: this function's contract. A text shorter than four bytes ends the comparison at its NUL.
     let starts =
         |magic: &[u8]| magic.iter().enumerate().all(|(i, m)| unsafe { *image.cast::<u8>().add(i) } == *m);
     // ELF (cubin), or a fat binary: machine code of no use here.
     if starts(b"\x7fELF") || starts(&0xba55_ed50u32.to_le_bytes()) || starts(&0x466243b1u32.to_le_bytes()) {
         return Err(NO_BINARY_FOR_GPU);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not a binary image, so a NUL-terminated text: this function's contract.
     Ok(unsafe { CStr::from_ptr(image.cast()) }.to_bytes())
 }
 

@@ -119,7 +119,7 @@ unsafe fn give<T>(out: *mut T, value: T) -> Answer {
     if out.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so the caller's promise holds.
+    // SAFETY: not null, so it is valid for a write: this function's contract.
     unsafe { out.write(value) };
     Ok(())
 }

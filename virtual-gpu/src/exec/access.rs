@@ -156,7 +156,7 @@ pub(super) fn global(
 /// `p` points to `size` bytes of a live allocation, aligned to `size`, which is 1, 2, 4 or 8.
 #[inline(always)]
 pub(super) unsafe fn get(p: *mut u8, size: u8) -> u64 {
-    // SAFETY: the caller's promise; other threads access these bytes through atomics only.
+    // SAFETY: `p` is live and aligned: this function's contract. Other threads access these bytes through atomics only.
     unsafe {
         match size {
             1 => AtomicU8::from_ptr(p).load(Ordering::Relaxed) as u64,
@@ -171,7 +171,7 @@ pub(super) unsafe fn get(p: *mut u8, size: u8) -> u64 {
 /// As [`get`].
 #[inline(always)]
 unsafe fn put(p: *mut u8, size: u8, v: u64) {
-    // SAFETY: the caller's promise; other threads access these bytes through atomics only.
+    // SAFETY: `p` is live and aligned: this function's contract. Other threads access these bytes through atomics only.
     unsafe {
         match size {
             1 => AtomicU8::from_ptr(p).store(v as u8, Ordering::Relaxed),
@@ -189,7 +189,7 @@ unsafe fn put(p: *mut u8, size: u8, v: u64) {
 #[inline(always)]
 pub(super) unsafe fn written(s: *mut u8, bytes: u32) -> bool {
     const ONES: u64 = 0x0101_0101_0101_0101;
-    // SAFETY: the caller's promise.
+    // SAFETY: `s` points to `bytes` aligned shadow bytes: this function's contract.
     unsafe {
         match bytes {
             16 => get(s, 8) == ONES && get(s.add(8), 8) == ONES,
@@ -203,7 +203,7 @@ pub(super) unsafe fn written(s: *mut u8, bytes: u32) -> bool {
 #[inline(always)]
 pub(super) unsafe fn mark(s: *mut u8, bytes: u32) {
     const ONES: u64 = 0x0101_0101_0101_0101;
-    // SAFETY: the caller's promise.
+    // SAFETY: `s` points to `bytes` aligned shadow bytes: this function's contract.
     unsafe {
         match bytes {
             16 => {

@@ -93,7 +93,7 @@ fn shared_atomic(
 /// # Safety
 /// As [`super::access::get`], with a size of 4 or 8.
 unsafe fn update(p: *mut u8, size: u8, f: impl Fn(u64) -> u64) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: `p` points to `size` bytes of a live allocation, aligned: this function's contract.
     unsafe {
         if size == 4 {
             let a = AtomicU32::from_ptr(p.cast());

@@ -8,7 +8,7 @@ use kernels_gpu::matmul::{textbook, vector};
 use serde::Serialize;
 use std::fmt;
 
-/// Warps that a multiprocessor should have at work in the few-row kernels: each has 4 KiB of b on their way.
+/// Warps that a multiprocessor should have resident in the few-row kernels: each has 4 KiB of b in flight.
 const VECTOR_WARPS: u32 = 12;
 /// How much longer than the fastest a kernel may take that needs less energy, when that is asked for. As much as the
 /// governor's next step would cost, which takes a tenth of the time away: a kernel that spares it is no loss.
@@ -126,7 +126,7 @@ fn blocks(family: &Family, q: &Query) -> u32 {
     q.m.div_ceil(family.bm) * q.n.div_ceil(family.bn)
 }
 
-/// What a split of k must be a multiple of.
+/// A split of k is a multiple of this.
 fn step(family: &Family) -> u32 {
     regtile::BK * family.slices
 }
@@ -145,7 +145,7 @@ fn split_candidates(q: &Query, step: u32) -> impl Iterator<Item = u32> {
     (0..=MAX_SPLITS.ilog2()).map(|power| 1 << power).take_while(move |&splits| splits <= most)
 }
 
-/// Bytes of partial sums that the product takes beside its operands.
+/// Bytes of partial sums that the product needs in addition to its operands.
 pub fn scratch_bytes(table: &Table, q: &Query) -> usize {
     match select(table, q, Variant::Auto, None) {
         Some(Plan { splits: splits @ 2.., .. }) => {

@@ -1,4 +1,4 @@
-//! What the choice of a matmul kernel knows about a card: a rate for every tile size and a model of four numbers.
+//! The cost model by which a matmul kernel is chosen for a card: a rate for every tile size, and four numbers.
 //!
 //! `pascaline tune` makes a table for the card at hand; the user's goes before the built-in one of the architecture.
 
@@ -14,7 +14,7 @@ use std::{env, fs, io};
 
 /// Multiply-adds of a multiprocessor per clock, on every GPU in question.
 const FMA_PER_CLOCK: f64 = 128.0;
-/// What a squared error of an estimate's logarithm weighs beside the logarithm of a lost factor: enough to lead the fit
+/// The weight of a squared error of an estimate's logarithm, relative to the logarithm of a lost factor: enough to lead the fit
 /// where no choice changes, and to keep the table sensible for other shapes.
 const ESTIMATE_WEIGHT: f64 = 0.1;
 /// The tables that come with Pascaline, by compute capability; other cards take the first.
@@ -52,7 +52,7 @@ pub struct Sample {
     pub clocks: f64,
 }
 
-/// What a table makes of a shape.
+/// The choice of a table for a shape.
 pub struct Outcome<'a> {
     pub q: Query,
     /// Family and splits.

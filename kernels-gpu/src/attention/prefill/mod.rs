@@ -25,7 +25,7 @@
 //! 6. Q, K and P lie transposed, so that both products are the outer products of a matrix product: with rows as they
 //!    come, both factors of a multiply-add lie in register banks of one number. Keys of P and V are therefore taken by
 //!    fours: a chunk of V has the keys 4i + j of one j.
-//! 7. What is written transposed is padded, or exchanged by XOR with the column's number, so that neither reads nor
+//! 7. Tiles that are written transposed are padded, or exchanged by XOR with the column's number, so that neither reads nor
 //!    writes of shared memory meet in a bank.
 //! 8. A row without a key so far has m = −∞; 0 is subtracted in its place, which gives P = 0 and not NaN.
 //! 9. Rows and keys past the end are read from the last valid one and masked, not zeroed.
@@ -136,7 +136,7 @@ impl Place {
     }
 }
 
-/// What a block works on: a block of queries, tiles of keys, and which of them see each other.
+/// The work of a block: a block of queries, tiles of keys, and the mask between them.
 pub(super) trait Work<const KEYS: usize>: Copy {
     /// Reads the special registers at each call anew, so that what follows from them need not stay in registers
     /// between the phases.

@@ -28,7 +28,7 @@ pub struct SparseDecode<Q, Kv> {
     pub starts: *const u32,
     /// The first key of each group, below kv_len: [groups]
     pub keys: *const u32,
-    /// What each query sees of each group, as bits: [groups, q_len]
+    /// The keys of each group that each query attends to, as bits: [groups, q_len]
     pub seen: *const u32,
     pub q: *const Q,
     pub k: *const Kv,
@@ -57,7 +57,7 @@ pub struct SparseDecode<Q, Kv> {
 struct Listed {
     /// The first key of each: [groups].
     keys: *const u32,
-    /// What each query sees of each, as bits: [groups, q_len].
+    /// The keys of each that each query attends to, as bits: [groups, q_len].
     seen: *const u32,
     groups: u32,
     q_len: u32,

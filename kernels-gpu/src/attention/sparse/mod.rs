@@ -63,7 +63,7 @@ pub const SPLIT_WORDS: u32 = 4;
 
 const _: () = assert!(bn(prefill::KEYS) as usize == 4 * GROUP && BM as usize == 4 * GROUP);
 
-/// What a block does: tiles `start` … `start + tiles` for the 64 queries from `first` on.
+/// The work of a block: tiles `start` … `start + tiles` for the 64 queries from `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     /// The mask head.

@@ -1,6 +1,6 @@
 //! Many queries: [`prefill`](crate::attention::prefill) over the tiles that an item lists.
 //!
-//! What differs from the dense kernel:
+//! Differences from the dense kernel:
 //! 1. A tile's four groups of keys come from anywhere, and its masks from a table of patterns.
 //! 2. A warp that sees nothing of a tile helps to load it and computes no scores and no values.
 //! 3. Items come longest first. Where a row of tiles was too long, its items leave partial results, which a second
@@ -73,7 +73,7 @@ pub struct Combine<T> {
     pub d: u32,
 }
 
-/// An item of a list. What is not needed in the loops is read again where it is: registers are for the tiles.
+/// An item of a list. Fields that the loops do not need are loaded again where they are used: registers are for the tiles.
 #[derive(Clone, Copy)]
 struct Listed {
     items: *const u32,

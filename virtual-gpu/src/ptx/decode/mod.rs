@@ -1,6 +1,6 @@
 //! One PTX instruction, as written, to one [`Inst`].
 //!
-//! Strict: every modifier must be consumed by the instruction that has it, every operand must have the width
+//! Strict: every modifier must be consumed by its instruction, every operand must have the width
 //! that the type asks for.
 
 mod arithmetic;
