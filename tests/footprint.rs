@@ -23,8 +23,8 @@ fn books(entries: &[Entry]) -> (usize, usize) {
     let mut live = HashMap::new();
     for entry in entries {
         match *entry {
-            Entry::Allocate { block, bytes, .. } => {
-                live.insert(block, pool.take(bytes).unwrap());
+            Entry::Allocate { block, bytes, stream } => {
+                live.insert(block, pool.take_on(stream, bytes).unwrap());
             }
             Entry::Free { block, .. } => drop(live.remove(&block)),
         }

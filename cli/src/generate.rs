@@ -6,7 +6,7 @@ use super::environment::is_virtual;
 use super::failure::Failure;
 use super::files;
 use super::measure::Clock;
-use super::model::{Loaded, ModelArgs, Work, at_most, of_prompt};
+use super::model::{ModelArgs, Work, at_most, of_prompt};
 use super::output::Output;
 use super::sampling::SamplingArgs;
 use super::source::{Text, image, is_stdin};
@@ -114,12 +114,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Ok(vec![of_prompt(&processor.prepare(&messages, &visuals)?, to_come, &processor.config)])
         },
     };
-    let Loaded { model, seconds: load_seconds, planned_bytes, context_bytes } =
-        args.model.load(&opened, &device, &work, output)?;
+    let loaded = args.model.load(&opened, &device, &work, output)?;
+    let model = &loaded.model;
     let prompt = model.processor.prepare(&messages, &visuals)?;
-    let options = args.sampling.options(&model);
+    let planned_bytes = loaded.planned_bytes(&opened, &of_prompt(&prompt, to_come, &opened.config))?;
+    let options = args.sampling.options(model);
     args.sampling.say_seed(&options, output);
-    args.sampling.say_room(&model, &prompt, output)?;
+    args.sampling.say_room(model, &prompt, output)?;
 
     let mut answer = if output.stdout_is_taken() { Answer::nowhere() } else { Answer::on_stdout() };
     let mut session = model.session().map_err(|error| args.model.failure(error))?;
@@ -137,7 +138,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.model.failure(error)
     })?;
     answer.end()?;
-    let share = bandwidth_share(&model, &found.statistics)?;
+    let share = bandwidth_share(model, &found.statistics)?;
     if !output.stdout_is_taken() {
         let of_a_copy = share.map(|share| format!(", {} of a copy's bandwidth", percent(share)));
         output.note(&(summary(&found.statistics) + &of_a_copy.unwrap_or_default()));
@@ -151,9 +152,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         seed: (!options.sampling.is_greedy()).then_some(options.sampling.seed),
         device: device.to_string(),
         parameters: model.parameters(),
-        load_seconds,
+        load_seconds: loaded.seconds,
         planned_bytes,
-        context_bytes,
+        context_bytes: loaded.context_bytes,
         decode_bandwidth_share: share,
         statistics: found.statistics,
     })

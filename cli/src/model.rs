@@ -274,9 +274,7 @@ impl ModelArgs {
         let (usual, asked) = (LoadOptions::for_device(device), self.asked());
         let Device::Cuda(cuda) = device else {
             return match self.memory_limit {
-                None => {
-                    Ok(Decision { options: asked.apply(usual), processor: None, planned: None, before: None })
-                }
+                None => Ok(Decision { options: asked.apply(usual), processor: None, before: None }),
                 Some(_) => Err(Failure::Usage("--memory-limit is for a GPU".to_owned())),
             };
         };
@@ -291,9 +289,10 @@ impl ModelArgs {
             let is_gguf = opened.checkpoint.gguf().is_some();
             output.note(&fit::describe(choice, work, is_gguf, limit));
         };
-        let decided = |choice: &Choice, processor| {
-            let (options, planned) = (choice.options, Some(choice.peak()));
-            Decision { options, processor, planned, before: Some(total - free) }
+        let decided = |choice: &Choice, processor| Decision {
+            options: choice.options,
+            processor,
+            before: Some(total - free),
         };
         if let Some(most) = &work.most
             && let Ok(choice) = fit(most)
@@ -343,7 +342,7 @@ impl ModelArgs {
         work: &Work,
         output: &Output,
     ) -> Result<Loaded, Failure> {
-        let Decision { options, processor, planned, before } = self.options(opened, device, work, output)?;
+        let Decision { options, processor, before } = self.options(opened, device, work, output)?;
         let bar = match io::stderr().is_terminal() && !output.is_quiet() {
             true => ProgressBar::new(0),
             false => ProgressBar::hidden(),
@@ -367,7 +366,7 @@ impl ModelArgs {
         if let Some(note) = conversions(&model) {
             output.note(&note);
         }
-        Ok(Loaded { model, seconds, planned_bytes: planned, context_bytes: before })
+        Ok(Loaded { model, seconds, options, context_bytes: before })
     }
 }
 
@@ -375,8 +374,6 @@ impl ModelArgs {
 struct Decision {
     options: LoadOptions,
     processor: Option<Processor>,
-    /// Bytes of the GPU's memory.
-    planned: Option<usize>,
     /// Bytes in use before.
     before: Option<usize>,
 }
@@ -386,10 +383,18 @@ pub(super) struct Loaded {
     pub model: Qwen3Vl,
     /// How long it took.
     pub seconds: f64,
-    /// Bytes of the GPU's memory that the plan allows at most, the context not counted.
-    pub planned_bytes: Option<usize>,
+    options: LoadOptions,
     /// Bytes that were in use on the GPU before.
     pub context_bytes: Option<usize>,
+}
+
+impl Loaded {
+    /// Bytes of the GPU's memory that the plan allows for this work at most, the context not counted.
+    pub fn planned_bytes(&self, opened: &Opened, work: &Workload) -> Result<Option<usize>, Failure> {
+        let Device::Cuda(device) = self.model.device() else { return Ok(None) };
+        let choice = opened.planned(|model| model.plan(self.options, work, &Gpu::of(device)))?;
+        Ok(Some(choice.peak()))
+    }
 }
 
 /// A model whose weights are still to be loaded.

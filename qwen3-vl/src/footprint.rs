@@ -94,11 +94,20 @@ pub fn footprint(
     gpu: &Gpu,
 ) -> Result<Footprint> {
     let (pool, table) = (Rehearsal::new(), Table::built_in(gpu.capability)?);
-    let mut walk =
-        Walk { pool, table, gpu: *gpu, config, storage, options, weights: Vec::new(), places: 0, host: 0 };
+    let mut walk = Walk {
+        pool,
+        table,
+        gpu: *gpu,
+        config,
+        storage,
+        options,
+        weights: Vec::new(),
+        stacks: Vec::new(),
+        host: 0,
+    };
     walk.load_text()?;
     walk.load_vision()?;
-    let passes_through = walk.places > 0;
+    let passes_through = !walk.stacks.is_empty();
     if passes_through {
         walk.pool.trim()?;
     }
@@ -126,8 +135,8 @@ struct Walk<'a> {
     options: &'a LoadOptions,
     /// What stays.
     weights: Vec<Rehearsed>,
-    /// Stacks of blocks that pass through the device.
-    places: usize,
+    /// For each stack of blocks that pass through the device, the bytes of a place, and its two places.
+    stacks: Vec<(usize, Vec<Rehearsed>)>,
     host: usize,
 }
 
@@ -252,9 +261,12 @@ impl Walk<'_> {
         }
         self.host += bytes;
         if first_streamed {
-            self.places += 1;
-            weights.push(self.pool.take(bytes)?);
-            weights.push(self.pool.take(bytes)?);
+            self.stacks.push((0, Vec::new()));
+        }
+        let stream = self.stacks.len() as u32; // each stack has one of its own for its copies
+        if let Some((held, places)) = self.stacks.last_mut().filter(|(held, _)| *held < bytes) {
+            let larger = [self.pool.take_on(stream, bytes)?, self.pool.take_on(stream, bytes)?];
+            (*held, *places) = (bytes, larger.into());
         }
         Ok(())
     }
