@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 pub(super) use qwen3_vl::fit::Model as Plannable;
 
-/// What a driver's context takes of a card's memory, where no card is there to ask: an estimate for driver 580.
+/// The memory of a driver's context, for planning without the card: an estimate for driver 580.
 const CONTEXT: usize = 128 << 20;
 
 /// Plans memory from sizes alone and prints, for each type of matrices, what fits: the cache, the place of the vision tower
@@ -32,7 +32,7 @@ pub(super) struct Args {
     #[arg(value_name = "MODEL")]
     model: PathBuf,
 
-    /// The vision file of a GGUF model; if not given, the one beside it that fits.
+    /// The vision file of a GGUF model; if not given, the one in the same folder that fits.
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
 
@@ -55,7 +55,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TYPE", value_parser = cache_formats())]
     cache: Option<KvFormat>,
 
-    /// The most of the card's memory to take, the driver's context not counted, in bytes or with K, M or G.
+    /// The most of the card's memory to use, without the driver's context, in bytes or with K, M or G.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     memory_limit: Option<usize>,
 
@@ -74,7 +74,7 @@ fn picture(text: &str) -> Result<[usize; 2], String> {
         .ok_or_else(|| "it must be like 1024x768".to_owned())
 }
 
-/// What a conversation may take, the most first: it has no end that is known.
+/// The contexts to plan for, the longest first: the length of a conversation is not known.
 pub(super) fn conversations(config: &Config) -> Vec<Workload> {
     let sizes = [(4096, 1024), (2048, 1024), (2048, 512), (1024, 0), (512, 0)];
     sizes.map(|(context, side)| work(config, context, [side, side])).into()
@@ -107,7 +107,7 @@ fn matrices(options: &LoadOptions, is_gguf: bool) -> String {
     }
 }
 
-/// What is not on the GPU.
+/// The parts that are not on the GPU.
 fn place(options: &LoadOptions) -> Vec<String> {
     let vision = match options.vision {
         VisionPlace::Resident => None,
@@ -256,7 +256,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     let limit = args.memory_limit.map_or(target.limit, |limit| limit.min(target.limit));
     let layers = config.text.num_hidden_layers;
-    // all layers on the GPU before better types with some of them streamed, as `fit` in the library has it
+    // all layers on the GPU before better types with some of them streamed, the same order as in the library's `fit`
     let whole = rows.iter().position(|row| row.gpu_layers == Some(layers));
     let chosen = whole.or_else(|| rows.iter().rposition(|row| row.fits));
     let mut screen = args.output.screen();

@@ -162,7 +162,7 @@ fn cannot(what: &str, path: &Path, error: &dyn std::fmt::Display) -> Failure {
 }
 
 impl Size {
-    /// What `config.json` says of the published model.
+    /// The fields of the published model's `config.json`.
     fn config(self) -> Value {
         let (hidden, layers, heads, mlp, tied) = match self {
             Self::TwoB => (2048, 28, 16, 6144, true),
