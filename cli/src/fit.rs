@@ -5,8 +5,10 @@ use super::failure::Failure;
 use super::hub;
 use super::model::{bytes, cache_formats};
 use super::output::Output;
+use super::published::Size;
 use super::screen::Style;
 use super::table::Column;
+use clap::ValueEnum;
 use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device};
@@ -14,10 +16,12 @@ use pascaline_virtual_gpu::Card;
 use qwen3_vl::config::Config;
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice, Model};
-use qwen3_vl::footprint::{Footprint, Gpu, Workload};
+use qwen3_vl::footprint::{Footprint, Gpu, Storage, Workload};
+use qwen3_vl::gguf::Mix;
 use qwen3_vl::{Checkpoint, LoadOptions, Matrices, VisionPlace};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 pub(super) use qwen3_vl::fit::Model as Plannable;
 
@@ -25,15 +29,15 @@ pub(super) use qwen3_vl::fit::Model as Plannable;
 const CONTEXT: usize = 128 << 20;
 
 /// Plans memory from sizes alone and prints, for each type of matrices, what fits: the cache, the place of the vision tower
-/// and the layers on the GPU, with estimates of speed. `generate` and `chat` choose the first line that fits.
+/// and the layers on the GPU, with estimates of speed. `generate` and `chat` choose the line with a star.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The model, as for `generate --model`.
+    /// The model, as for `generate --model`. Without one, the published models of the family in the types of GGUF files.
     #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    model: Option<PathBuf>,
 
     /// The vision file of a GGUF model; if not given, the one in the same folder that fits.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "model")]
     mmproj: Option<PathBuf>,
 
     #[command(flatten)]
@@ -54,6 +58,10 @@ pub(super) struct Args {
     /// As for `generate`.
     #[arg(long, value_name = "TYPE", value_parser = cache_formats())]
     cache: Option<KvFormat>,
+
+    /// Print docs/cards.md: all published models, types and cards at three lengths of context.
+    #[arg(long, conflicts_with_all = ["model", "card", "device", "context", "image", "cache", "memory_limit"])]
+    table: bool,
 
     /// The most of the card's memory to use, without the driver's context, in bytes or with K, M or G.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
@@ -154,6 +162,7 @@ impl Target {
 
 #[derive(Serialize)]
 struct Row {
+    model: String,
     matrices: String,
     fits: bool,
     /// Why it does not.
@@ -162,6 +171,7 @@ struct Row {
     vision: Option<&'static str>,
     /// Of all layers.
     gpu_layers: Option<usize>,
+    layers: usize,
     /// Bytes of device memory, the context not counted.
     peak: Option<usize>,
     footprint: Option<Footprint>,
@@ -175,104 +185,194 @@ struct Json<'a> {
     context: usize,
     prompt: usize,
     patches: usize,
-    /// The row that `generate` would choose.
+    /// The row that `generate` would choose of a model.
     chosen: Option<usize>,
     rows: &'a [Row],
 }
 
-/// The types that are planned, in the order of their quality.
-fn kinds(is_quantized: bool) -> Vec<Option<Matrices>> {
-    let formats = [Format::Q8_0, Format::Q6K, Format::Q5K, Format::Q4K].map(Matrices::Quantized);
-    let floats = [Matrices::Float(DType::F16)];
-    match is_quantized {
-        true => vec![None],
-        false => floats.into_iter().chain(formats).map(Some).collect(),
-    }
+/// A model in one type, to be planned.
+struct Candidate<'a> {
+    model: String,
+    matrices: String,
+    plan: Model<'a>,
+    asked: Asked,
 }
 
-fn row(
-    model: &Model,
-    is_gguf: bool,
-    kind: Option<Matrices>,
-    args: &Args,
-    work: &Workload,
-    target: &Target,
-) -> Row {
-    let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
-    let asked = Asked { matrices: kind, cache: args.cache, ..Asked::default() };
-    let named = matrices(&asked.apply(usual), is_gguf);
-    let limit = args.memory_limit.map_or(target.limit, |limit| limit.min(target.limit));
-    match model.fit(usual, &asked, work, &target.gpu, limit) {
-        Ok(choice) => {
-            let storage = |name: &str| (model.storage)(&choice.options, name);
-            let layers = model.config.text.num_hidden_layers;
-            Row {
-                matrices: named,
-                fits: true,
-                reason: None,
-                cache: Some(choice.options.cache.to_string()),
-                vision: Some(match choice.options.vision {
-                    VisionPlace::Resident => "gpu",
-                    VisionPlace::Streamed => "stream",
-                    VisionPlace::Cpu => "cpu",
-                }),
-                gpu_layers: Some(choice.options.gpu_layers.unwrap_or(layers).min(layers)),
-                peak: Some(choice.peak()),
-                footprint: Some(choice.footprint),
-                estimate: estimate(model.config, &choice, &storage, work, &target.peaks).ok(),
-            }
-        }
-        Err(error) => Row {
-            matrices: named,
+impl Candidate<'_> {
+    fn row(&self, work: &Workload, target: &Target, limit: usize) -> Row {
+        // on a GPU matrices are in f16 if nothing is said
+        let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
+        let layers = self.plan.config.text.num_hidden_layers;
+        let (model, matrices) = (self.model.clone(), self.matrices.clone());
+        let nothing = Row {
+            model,
+            matrices,
             fits: false,
-            reason: Some(error.to_string()),
+            reason: None,
             cache: None,
             vision: None,
             gpu_layers: None,
+            layers,
             peak: None,
             footprint: None,
             estimate: None,
-        },
+        };
+        let choice = match self.plan.fit(usual, &self.asked, work, &target.gpu, limit) {
+            Ok(choice) => choice,
+            Err(error) => return Row { reason: Some(error.to_string()), ..nothing },
+        };
+        let storage = |name: &str| (self.plan.storage)(&choice.options, name);
+        Row {
+            fits: true,
+            cache: Some(choice.options.cache.to_string()),
+            vision: Some(match choice.options.vision {
+                VisionPlace::Resident => "gpu",
+                VisionPlace::Streamed => "stream",
+                VisionPlace::Cpu => "cpu",
+            }),
+            gpu_layers: Some(choice.options.gpu_layers.unwrap_or(layers).min(layers)),
+            peak: Some(choice.peak()),
+            footprint: Some(choice.footprint),
+            estimate: estimate(self.plan.config, &choice, &storage, work, &target.peaks).ok(),
+            ..nothing
+        }
     }
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let report = args.output.report()?;
-    let path = hub::locate(&args.model, &args.output)?;
+/// The rows of a model's files, in each type that it may be loaded in.
+fn rows_of_files(
+    args: &Args,
+    path: &Path,
+    target: &Target,
+    limit: usize,
+) -> Result<(Workload, Vec<Row>), Failure> {
+    let path = hub::locate(path, &args.output)?;
     let checkpoint = Checkpoint::open(&path, args.mmproj.as_deref())?;
     let config = checkpoint.config()?;
+    let work = work(&config, args.context, args.image);
+    let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
+    let (is_gguf, is_quantized) = (checkpoint.gguf().is_some(), checkpoint.is_quantized());
+    let formats = [Format::Q8_0, Format::Q6K, Format::Q5K, Format::Q4K].map(Matrices::Quantized);
+    let kinds: Vec<Option<Matrices>> = match is_quantized {
+        true => vec![None],
+        false => [Matrices::Float(DType::F16)].into_iter().chain(formats).map(Some).collect(),
+    };
+    let rows = kinds.into_iter().map(|matrices| {
+        let asked = Asked { matrices, cache: args.cache, ..Asked::default() };
+        let named = self::matrices(&asked.apply(LoadOptions::for_device(&Device::Cpu)), is_gguf);
+        let plan = Model { config: &config, is_quantized, storage: &storage };
+        Candidate { model: String::new(), matrices: named, plan, asked }.row(&work, target, limit)
+    });
+    Ok((work, rows.collect()))
+}
+
+/// The types of GGUF files that are planned for published models.
+const MIXES: [Mix; 4] = [Mix::F16, Mix::Q8_0, Mix::Q6_K, Mix::Q4_K_M];
+
+/// The rows of the published models.
+fn rows_of_family(
+    [width, height]: [usize; 2],
+    context: usize,
+    cache: Option<KvFormat>,
+    target: &Target,
+    limit: usize,
+) -> Result<(Workload, Vec<Row>), Failure> {
+    let (mut rows, mut last) = (Vec::new(), None);
+    for size in Size::value_variants() {
+        let config = size.config()?;
+        let work = work(&config, context, [width, height]);
+        for mix in MIXES {
+            let stored = mix.storage(&config);
+            let storage =
+                |_: &LoadOptions, name: &str| stored.get(name).copied().unwrap_or(Storage::Float(DType::F16));
+            let plan = Model { config: &config, is_quantized: true, storage: &storage };
+            let (model, matrices) = (size.name().to_owned(), mix.name().to_owned());
+            let asked = Asked { cache, ..Asked::default() };
+            rows.push(Candidate { model, matrices, plan, asked }.row(&work, target, limit));
+        }
+        last = Some(work);
+    }
+    let work = last.unwrap_or(Workload { context, prompt: context, patches: 0 });
+    Ok((work, rows))
+}
+
+/// docs/cards.md.
+fn markdown() -> Result<String, Failure> {
+    let mut text = String::from(
+        "# What fits which card\n\nPrinted by `pascaline fit --table`; a test compares. Every number is **planned or estimated**: \
+         nothing here was run on a Pascal card.\n\n\
+         The question has a picture of 1024 × 1024 (1024 tokens) and text; the context is what prompt and answer have together. \
+         A cell says what `generate` would choose and what it would take: the type of the cache if it is not f32, `v` if the \
+         vision tower's weights pass through from host memory, the layers on the GPU if not all; the memory besides the driver's \
+         context, for which 128 MiB are left; and estimates of the seconds to the first token and of tokens per second, from \
+         data-sheet rates.\n",
+    );
+    for context in [2048, 8192, 32768] {
+        text += &format!("\n## {context} tokens\n\n| model | type |");
+        for card in Card::ALL {
+            text += &format!(" {} |", card.name.trim_start_matches("GeForce "));
+        }
+        text += &format!("\n|---|---|{}\n", "---|".repeat(Card::ALL.len()));
+        let targets: Vec<_> = Card::ALL.iter().map(|card| Target::of_card(card)).collect();
+        let columns = targets
+            .iter()
+            .map(|target| Ok(rows_of_family([1024, 1024], context, None, target, target.limit)?.1))
+            .collect::<Result<Vec<_>, Failure>>()?;
+        let (first, _) = columns.split_first().ok_or(Failure::Wrong)?;
+        for (index, row) in first.iter().enumerate() {
+            text += &format!("| {} | {} |", row.model, row.matrices);
+            for column in &columns {
+                text += &format!(" {} |", cell(&column[index]));
+            }
+            text += "\n";
+        }
+    }
+    Ok(text)
+}
+
+/// A cell of docs/cards.md.
+fn cell(row: &Row) -> String {
+    let (Some(peak), Some(estimate), Some(on_gpu)) = (row.peak, row.estimate, row.gpu_layers) else {
+        return "–".to_owned();
+    };
+    let mut how = Vec::new();
+    how.extend(row.cache.clone().filter(|cache| cache != "f32"));
+    how.extend((row.vision == Some("stream")).then(|| "v".to_owned()));
+    how.extend((on_gpu < row.layers).then(|| format!("{on_gpu}/{}", row.layers)));
+    let how = if how.is_empty() { String::new() } else { format!("{}: ", how.join(" ")) };
+    let gib = peak as f64 / (1u64 << 30) as f64;
+    let rate = estimate.tokens_per_second;
+    let digits = usize::from(rate < 9.95);
+    format!("{how}{gib:.1} GiB, {:.1} s, {rate:.digits$}/s", estimate.first_token)
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if args.table {
+        return Ok(write!(io::stdout(), "{}", markdown()?)?);
+    }
+    let report = args.output.report()?;
     let target = match args.card {
         Some(card) => Target::of_card(card),
         None => Target::of_device(&args.device.open()?.0)?,
     };
-    let work = work(&config, args.context, args.image);
-    let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
-    let (is_gguf, is_quantized) = (checkpoint.gguf().is_some(), checkpoint.is_quantized());
-    let model = Model { config: &config, is_quantized, storage: &storage };
-    let rows: Vec<Row> = kinds(is_quantized)
-        .into_iter()
-        .map(|kind| row(&model, is_gguf, kind, args, &work, &target))
-        .collect();
-
     let limit = args.memory_limit.map_or(target.limit, |limit| limit.min(target.limit));
-    let layers = config.text.num_hidden_layers;
-    // all layers on the GPU before better types with some of them streamed, the same order as in the library's `fit`
-    let whole = rows.iter().position(|row| row.gpu_layers == Some(layers));
-    let chosen = whole.or_else(|| rows.iter().rposition(|row| row.fits));
+    let (work, rows) = match &args.model {
+        Some(path) => rows_of_files(args, path, &target, limit)?,
+        None => rows_of_family(args.image, args.context, args.cache, &target, limit)?,
+    };
+    // All layers on the GPU come before better types with some of them streamed, as in `Model::fit`.
+    let whole = rows.iter().position(|row| row.gpu_layers == Some(row.layers));
+    let chosen = whole.or_else(|| rows.iter().rposition(|row| row.fits)).filter(|_| args.model.is_some());
     let mut screen = args.output.screen();
+    let Workload { context, prompt, patches } = work;
+    let name = &target.name;
     screen.text(
-        &format!(
-            "{}, {} MiB for {} tokens, of which a picture of {} patches takes {}",
-            target.name,
-            limit >> 20,
-            work.context,
-            work.patches,
-            work.patches / config.vision.merge_len().max(1)
-        ),
+        &format!("{name}, {} MiB, {context} tokens, a picture of {patches} patches", limit >> 20),
         Style::Heading,
     )?;
     screen.line("")?;
     let table = screen.table(vec![
+        Column::left("", if args.model.is_some() { 1 } else { 5 }),
         Column::left("matrices", 17),
         Column::left("cache", 5),
         Column::left("vision", 6),
@@ -280,34 +380,32 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Column::right("memory", 9),
         Column::right("first token", 11),
         Column::right("tokens/s", 8),
-        Column::left("", 7),
     ]);
-    screen.line(&table.header("matrices"))?;
+    screen.line(&table.header(""))?;
     for (index, row) in rows.iter().enumerate() {
         let style = if row.fits { Style::Plain } else { Style::Faint };
-        let number = |number: Option<f64>, digits: usize, unit: &str| {
-            number.map_or_else(String::new, |number| format!("{number:.digits$}{unit}"))
+        let number = |number: Option<f64>, unit: &str| {
+            number.map_or_else(String::new, |number| format!("{number:.1}{unit}"))
         };
         let cells = [
+            if chosen == Some(index) { "*".to_owned() } else { row.model.clone() },
             row.matrices.clone(),
             row.cache.clone().unwrap_or_default(),
             row.vision.unwrap_or_default().to_owned(),
-            row.gpu_layers.map_or_else(|| "no room".to_owned(), |on_gpu| format!("{on_gpu}/{layers}")),
+            row.gpu_layers.map_or_else(|| "no room".to_owned(), |on_gpu| format!("{on_gpu}/{}", row.layers)),
             row.peak.map_or_else(String::new, |bytes| format!("{} MiB", bytes.div_ceil(1 << 20))),
-            number(row.estimate.map(|estimate| estimate.first_token), 1, " s"),
-            number(row.estimate.map(|estimate| estimate.tokens_per_second), 1, ""),
-            if chosen == Some(index) { "chosen".to_owned() } else { String::new() },
+            number(row.estimate.map(|estimate| estimate.first_token), " s"),
+            number(row.estimate.map(|estimate| estimate.tokens_per_second), ""),
         ];
         screen.line(&table.row(&cells.map(|cell| (cell, style))))?;
     }
     screen.line("")?;
-    screen.faint("Times are estimates from data-sheet rates; nothing was run.")?;
+    screen.faint("Memory is planned, and does not count the driver's context. Times are estimates from data-sheet rates.")?;
     if let Some(report) = report {
-        let Workload { context, prompt, patches } = work;
-        report.write(&Json { card: &target.name, limit, context, prompt, patches, chosen, rows: &rows })?;
+        report.write(&Json { card: name, limit, context, prompt, patches, chosen, rows: &rows })?;
     }
-    match (chosen, rows.first()) {
-        (None, Some(row)) => Err(Failure::Failed(row.reason.clone().unwrap_or_default())),
-        _ => Ok(()),
+    match rows.iter().find(|row| row.fits) {
+        Some(_) => Ok(()),
+        None => Err(Failure::Failed(rows.first().and_then(|row| row.reason.clone()).unwrap_or_default())),
     }
 }

@@ -29,6 +29,7 @@ mod printable;
 mod profile;
 mod ptx_argument;
 mod ptxas;
+mod published;
 mod quantize;
 mod random_model;
 mod random_values;

@@ -6,6 +6,7 @@ use super::files::{OutputFile, unwritable};
 use super::gguf_file::{GgufFile, targets};
 use super::model::check_directory;
 use super::output::Output;
+use super::published::Size;
 use super::quantize::mixes;
 use super::random_values::{Fill, generate};
 use qwen3_vl::config::{Config, PUBLISHED_PIXELS, PreprocessorConfig};
@@ -47,22 +48,6 @@ struct Json {
     parameters: usize,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Size {
-    /// Qwen3-VL-2B-Instruct: 28 layers of width 2048, 24 vision blocks of width 1024.
-    #[value(name = "2b")]
-    TwoB,
-    /// Qwen3-VL-4B-Instruct: 36 layers of width 2560, 24 vision blocks of width 1024.
-    #[value(name = "4b")]
-    FourB,
-    /// Qwen3-VL-8B-Instruct: 36 layers of width 4096, 27 vision blocks of width 1152.
-    #[value(name = "8b")]
-    EightB,
-    /// Qwen3-VL-32B-Instruct: 64 layers of width 5120, 27 vision blocks of width 1152.
-    #[value(name = "32b")]
-    ThirtyTwoB,
-}
-
 /// The files that are copied where they exist.
 const COPIED: [&str; 5] = [
     "tokenizer.json",
@@ -82,7 +67,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let to = args.to.display();
         return Err(Failure::Usage(format!("{to} is --from as well as --to; name another folder")));
     }
-    let config = changed(&args.from.join("config.json"), args.size.config())?;
+    let config = changed(&args.from.join("config.json"), args.size.fields())?;
     let (to, parameters) = match args.mix {
         None => write_checkpoint(args, &config)?,
         Some(mix) => write_gguf(args, &config, mix)?,
@@ -159,41 +144,6 @@ fn write_gguf(args: &Args, config: &[u8], mix: Mix) -> Result<(PathBuf, usize), 
 
 fn cannot(what: &str, path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::Failed(format!("{} can't be {what}: {error}", path.display()))
-}
-
-impl Size {
-    /// The fields of the published model's `config.json`.
-    fn config(self) -> Value {
-        let (hidden, layers, heads, mlp, tied) = match self {
-            Self::TwoB => (2048, 28, 16, 6144, true),
-            Self::FourB => (2560, 36, 32, 9728, true),
-            Self::EightB => (4096, 36, 32, 12288, false),
-            Self::ThirtyTwoB => (5120, 64, 64, 25600, false),
-        };
-        let (depth, vision_hidden, vision_mlp, deepstack) = match self {
-            Self::TwoB | Self::FourB => (24, 1024, 4096, [5, 11, 17]),
-            Self::EightB | Self::ThirtyTwoB => (27, 1152, 4304, [8, 16, 24]),
-        };
-        json!({
-            "tie_word_embeddings": tied,
-            "text_config": {
-                "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
-                "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-                "rms_norm_eps": 1e-6, "rope_theta": 5e6, "max_position_embeddings": 262144,
-                "rope_scaling": {"mrope_section": [24, 20, 20]}, "tie_word_embeddings": tied,
-            },
-            "vision_config": {
-                "depth": depth, "hidden_size": vision_hidden, "num_heads": 16, "intermediate_size": vision_mlp,
-                "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2,
-                "num_position_embeddings": 2304, "deepstack_visual_indexes": deepstack, "out_hidden_size": hidden,
-            },
-        })
-    }
-
-    fn preprocessor(self) -> Value {
-        let [min, max] = PUBLISHED_PIXELS;
-        json!({"size": {"shortest_edge": min, "longest_edge": max}})
-    }
 }
 
 /// Puts the fields of `changes` into `value`, objects field by field.

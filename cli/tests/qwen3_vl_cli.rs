@@ -80,7 +80,7 @@ fn errors_name_the_file_and_set_the_exit_status() {
             "`--model Qwen/Qwen3-VL-4B-Thinking` fetches",
         ),
         (tiny().join("cases"), vec!["--prompt", "x"], 1, "no config.json in it"),
-        (tiny().join("config.json"), vec!["--prompt", "x"], 1, "not a GGUF file"),
+        (tiny().join("config.json"), vec!["--prompt", "x"], 1, "no GGUF file"),
         (tiny(), vec!["--prompt", "x", "--greedy", "--top-k", "3"], 2, "--greedy"),
         (tiny(), vec!["--prompt", "x", "--gpu-layers", "1"], 2, "on the CPU all weights are in host memory"),
         (tiny(), vec!["--prompt", "x", "--memory-trace", "/none"], 2, "add `--device cuda`"),

@@ -4,9 +4,7 @@
 //! the weights of a file give in `reference/‹file›.safetensors`.
 
 use super::checkpoint::is_gguf;
-use super::config::PreprocessorConfig;
 use super::json::{self, Fields, MAX_CONFIG, bad};
-use super::processor::Processor;
 use super::safetensors::SafeTensors;
 use pascaline::Result;
 use serde_json::Value;

@@ -56,10 +56,13 @@ impl Gpu {
     /// 20 to 24 MiB.
     pub const BESIDE_POOL: usize = 24 << 20;
 
-    /// A device; the virtual GPU takes nothing outside the pool.
+    /// The counters of streams, which kernels share.
+    const COUNTERS: usize = 64 << 10;
+
+    /// A device; the virtual GPU keeps no code in its memory.
     pub fn of(device: &CudaDevice) -> Self {
         let properties = device.properties();
-        let beside_pool = if device.is_virtual() { 0 } else { Self::BESIDE_POOL };
+        let beside_pool = if device.is_virtual() { Self::COUNTERS } else { Self::BESIDE_POOL };
         Self { capability: properties.capability, multiprocessors: properties.multiprocessors, beside_pool }
     }
 }
@@ -307,7 +310,7 @@ impl Walk<'_> {
         for merger in Self::mergers(vision) {
             let loaded = self.merger(&merger)?;
             if streamed {
-                self.host += self.merger_bytes(&merger)?;
+                self.host += self.merger_tensors(&merger)?.iter().sum::<usize>();
             } else {
                 weights.extend(loaded);
             }
@@ -318,20 +321,30 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// Loads a merger.
     fn merger(&self, name: &str) -> Result<Vec<Rehearsed>> {
         let mut weights = Vec::new();
         for linear in self.merger_linears(name) {
             self.matrix(&linear, &mut weights)?;
-            weights.push(self.floats(linear.out)?);
         }
-        let joined = self.config.vision.hidden_size * self.config.vision.merge_len();
-        weights.push(self.floats(joined)?);
-        weights.push(self.floats(joined)?);
+        for len in self.merger_vectors(name) {
+            weights.push(self.floats(len)?);
+        }
         Ok(weights)
     }
 
-    fn merger_bytes(&self, name: &str) -> Result<usize> {
-        self.merger_linears(name).iter().map(|linear| Ok(linear.tensors()?.iter().sum::<usize>())).sum()
+    /// The lengths of a merger's biases, and of its norm's weight and bias.
+    fn merger_vectors(&self, name: &str) -> [usize; 4] {
+        let [fc1, fc2] = self.merger_linears(name);
+        let norm = if name == "merger" { self.config.vision.hidden_size } else { fc1.width };
+        [fc1.out, fc2.out, norm, norm]
+    }
+
+    /// The bytes of a merger's tensors.
+    fn merger_tensors(&self, name: &str) -> Result<Vec<usize>> {
+        let matrices = self.merger_linears(name).iter().map(Linear::tensors).collect::<Result<Vec<_>>>()?;
+        let vectors = self.merger_vectors(name).map(|len| len * size_of::<f32>());
+        Ok(matrices.concat().into_iter().chain(vectors).collect())
     }
 
     fn cache(&self, context: usize) -> Result<Vec<Rehearsed>> {
@@ -460,15 +473,13 @@ impl Walk<'_> {
     }
 
     fn merge(&self, tokens: usize, name: &str) -> Result<Rehearsed> {
-        let mut passing = Vec::new();
         let linears = self.merger_linears(name);
-        if self.options.vision == VisionPlace::Streamed {
-            for linear in &linears {
-                for bytes in linear.tensors()? {
-                    passing.push(self.pool.take(bytes)?);
-                }
+        let _passing = match self.options.vision {
+            VisionPlace::Streamed => {
+                self.merger_tensors(name)?.into_iter().map(|bytes| self.pool.take(bytes)).collect()
             }
-        }
+            _ => Ok(Vec::new()),
+        }?;
         let [fc1, fc2] = &linears;
         let _normed = self.floats(tokens * fc1.width)?;
         self.mlp(tokens, [fc1, fc2], false, Activation::GeluErf)

@@ -194,8 +194,10 @@ impl VisionTower {
         let rope = Rope::new(on_device(&tables.cos, half)?, on_device(&tables.sin, half)?, 0, 0)?;
         let positions = position_embeddings(&self.config, &self.pos_embed, &[grid]);
 
-        let h = self.patch_embed.forward(&on_device(values, self.config.patch_len())?)?;
-        let mut h = ops::add(&h, &on_device(&positions, self.config.hidden_size)?)?;
+        let mut h = {
+            let embedded = self.patch_embed.forward(&on_device(values, self.config.patch_len())?)?;
+            ops::add(&embedded, &on_device(&positions, self.config.hidden_size)?)?
+        };
         let mut deepstack = Vec::with_capacity(self.deepstack_mergers.len());
         for index in 0..self.blocks.len() {
             h = self.blocks.forward(index, &h, &rope, None)?;

@@ -7,7 +7,6 @@ use crate::config::{
     TextConfig, VisionConfig,
 };
 use pascaline::Result;
-use std::path::Path;
 
 /// The models that can be read: the text's architecture and the vision file's projector.
 pub(super) const ARCHITECTURE: &str = "qwen3vl";

@@ -1,8 +1,12 @@
 //! Mixes of types: which tensor of a text model is stored how. The rules and their numbers are those of llama.cpp's
 //! `llama-quantize` (source: its published `llama-quant.cpp`), so that files here are as large and as good as files there.
 
-use super::GgmlType;
+use super::{GgmlType, Kept};
 use crate::config::Config;
+use crate::footprint::Storage;
+use crate::weights::expected;
+use pascaline::DType;
+use std::collections::BTreeMap;
 
 /// A mix, by the name that files of it have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +62,19 @@ impl Mix {
     pub(super) fn of(self, published: &str, shape: &[usize], config: &Config) -> GgmlType {
         let &[_, columns] = shape else { return GgmlType::F32 };
         fitting(self.wanted(published, config), columns)
+    }
+
+    /// How the tensors of a model are stored on a device from files of this mix, by their published names; the vision file
+    /// is in F16.
+    pub fn storage(self, config: &Config) -> BTreeMap<String, Storage> {
+        let float = Storage::Float(DType::F16);
+        let of = |name: &str, shape: &[usize]| match Kept::of(self.of(name, shape, config)) {
+            _ if name.starts_with("model.visual.") => float,
+            Kept::Plain => float,
+            Kept::AsIs(format) => Storage::Stored(format),
+            Kept::Converted(format) => Storage::Quantized(format),
+        };
+        expected(config).into_iter().map(|(name, shape)| (name.clone(), of(&name, &shape))).collect()
     }
 
     fn wanted(self, published: &str, config: &Config) -> GgmlType {

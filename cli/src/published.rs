@@ -1,0 +1,79 @@
+//! The sizes of the published models of the family.
+
+use super::failure::Failure;
+use qwen3_vl::config::{Config, PUBLISHED_PIXELS};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// A published model.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(super) enum Size {
+    /// Qwen3-VL-2B-Instruct: 28 layers of width 2048, 24 vision blocks of width 1024.
+    #[value(name = "2b")]
+    TwoB,
+    /// Qwen3-VL-4B-Instruct: 36 layers of width 2560, 24 vision blocks of width 1024.
+    #[value(name = "4b")]
+    FourB,
+    /// Qwen3-VL-8B-Instruct: 36 layers of width 4096, 27 vision blocks of width 1152.
+    #[value(name = "8b")]
+    EightB,
+    /// Qwen3-VL-32B-Instruct: 64 layers of width 5120, 27 vision blocks of width 1152.
+    #[value(name = "32b")]
+    ThirtyTwoB,
+}
+
+impl Size {
+    /// What `config.json` says of the published model.
+    pub fn fields(self) -> Value {
+        let (hidden, layers, heads, mlp, tied) = match self {
+            Self::TwoB => (2048, 28, 16, 6144, true),
+            Self::FourB => (2560, 36, 32, 9728, true),
+            Self::EightB => (4096, 36, 32, 12288, false),
+            Self::ThirtyTwoB => (5120, 64, 64, 25600, false),
+        };
+        let (depth, vision_hidden, vision_mlp, deepstack) = match self {
+            Self::TwoB | Self::FourB => (24, 1024, 4096, [5, 11, 17]),
+            Self::EightB | Self::ThirtyTwoB => (27, 1152, 4304, [8, 16, 24]),
+        };
+        json!({
+            "tie_word_embeddings": tied,
+            "text_config": {
+                "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
+                "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+                "rms_norm_eps": 1e-6, "rope_theta": 5e6, "max_position_embeddings": 262144,
+                "rope_scaling": {"mrope_section": [24, 20, 20]}, "tie_word_embeddings": tied,
+            },
+            "vision_config": {
+                "depth": depth, "hidden_size": vision_hidden, "num_heads": 16, "intermediate_size": vision_mlp,
+                "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2,
+                "num_position_embeddings": 2304, "deepstack_visual_indexes": deepstack, "out_hidden_size": hidden,
+            },
+        })
+    }
+
+    pub fn preprocessor(self) -> Value {
+        let [min, max] = PUBLISHED_PIXELS;
+        json!({"size": {"shortest_edge": min, "longest_edge": max}})
+    }
+
+    /// Its name among the published models.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TwoB => "2B",
+            Self::FourB => "4B",
+            Self::EightB => "8B",
+            Self::ThirtyTwoB => "32B",
+        }
+    }
+
+    /// The whole configuration, with the published token ids.
+    pub fn config(self) -> Result<Config, Failure> {
+        let mut fields = self.fields();
+        let ids = [("image", 151655), ("video", 151656), ("vision_start", 151652), ("vision_end", 151653)];
+        fields["model_type"] = "qwen3_vl".into();
+        for (token, id) in ids {
+            fields[format!("{token}_token_id")] = id.into();
+        }
+        Ok(Config::parse(Path::new("config.json"), fields.to_string().as_bytes())?)
+    }
+}
