@@ -2,13 +2,13 @@
 
 use super::bench_memory;
 use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
+use super::case_args::CaseArgs;
 use super::ceiling::{Bound, Ceiling, Ceilings, Copies, Needs};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
 use super::measure::{Clock, Way};
 use super::screen::{Screen, Style};
-use super::select::Select;
 use super::table;
 use pascaline::DType;
 use pascaline::cuda::{is_lost, trace};
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    pub select: Select,
+    pub select: CaseArgs,
 
     /// Also run the cases that are left out because they are too large for a CPU (or for the virtual GPU).
     #[arg(long)]

@@ -418,8 +418,12 @@ fn layers(device: &CudaDevice) -> Result<Vec<Measured>> {
             (count * bytes) as f64 / copying.as_secs_f64() / 1e9,
             "GB/s",
         ),
-        Measured::new("weights hidden behind the layer before, of ideal", hidden(copying, computing, both), "%")
-            .goal(Goal::AtLeast(80.0)),
+        Measured::new(
+            "weights hidden behind the layer before, of ideal",
+            hidden(copying, computing, both),
+            "%",
+        )
+        .goal(Goal::AtLeast(80.0)),
     ])
 }
 

@@ -200,7 +200,7 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     fn row(&self, work: &Workload, target: &Target, limit: usize) -> Row {
-        // on a GPU matrices are in f16 if nothing is said
+        // matrices on a GPU are f16 if not given
         let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
         let layers = self.plan.config.text.num_hidden_layers;
         let (model, matrices) = (self.model.clone(), self.matrices.clone());

@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod bench_memory;
 mod bench_row;
+mod case_args;
 mod ceiling;
 mod chat;
 mod completions;
@@ -36,7 +37,7 @@ mod random_values;
 mod run_ptx;
 mod sampling;
 mod screen;
-mod select;
+
 mod source;
 mod table;
 mod tune;

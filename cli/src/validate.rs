@@ -1,10 +1,10 @@
 //! `pascaline validate`: every case against its reference, a line for each op.
 
+use super::case_args::CaseArgs;
 use super::environment::Environment;
 use super::failure::Failure;
 use super::model::{StorageType, cache_formats};
 use super::screen::Style;
-use super::select::Select;
 use super::table::{self, Column, Table};
 use super::validate_model;
 use pascaline::Device;
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    select: Select,
+    select: CaseArgs,
 
     /// Check a model instead: run the cases of its cases.json, or of the cases_gguf.json in a GGUF file's folder, and compare
     /// every stage with the reference's results.
