@@ -136,7 +136,7 @@ fn malformed_headers_are_refused() {
         (format!(r#"{{"a":{},"b":{}}}"#, f32s(1, 0), f32s(1, 0)), 4, "b", "overlaps"),
         (format!(r#"{{"a":{},"b":{}}}"#, f32s(1, 0), f32s(1, 8)), 12, "b", "hole"),
         (format!(r#"{{"a":{}}}"#, f32s(1, 4)), 8, "a", "hole"),
-        (format!(r#"{{"a":{}}}"#, f32s(1, 0)), 9, "", "behind the last"),
+        (format!(r#"{{"a":{}}}"#, f32s(1, 0)), 9, "", "after the last"),
         (format!(r#"{{"a":{}}}"#, f32s(2, 0)), 4, "a", "truncated"),
         (format!(r#"{{"a":{}}}"#, entry("F32", "[2]", 0, 4)), 4, "a", "8 bytes by type and shape"),
         (format!(r#"{{"a":{}}}"#, entry("F32", "[1]", 4, 0)), 4, "a", "range"),

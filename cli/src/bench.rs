@@ -2,13 +2,13 @@
 
 use super::bench_memory;
 use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
+use super::case_args::CaseArgs;
 use super::ceiling::{Bound, Ceiling, Ceilings, Copies, Needs};
 use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
 use super::measure::{Clock, Way};
 use super::screen::{Screen, Style};
-use super::select::Select;
 use super::table;
 use pascaline::DType;
 use pascaline::cuda::{is_lost, trace};
@@ -28,14 +28,14 @@ use std::time::{Duration, Instant};
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    pub select: Select,
+    pub select: CaseArgs,
 
     /// Also run the cases that are left out because they are too large for a CPU (or for the virtual GPU).
     #[arg(long)]
     all: bool,
 
-    /// Time a library beside our kernels, on the same stream. cuBLAS is looked for where the loader looks, in CUDA's
-    /// folders and beside PyTorch; PASCALINE_CUBLAS names its file.
+    /// Also time a library, in turn with our kernels on the same stream. cuBLAS is looked for where the loader looks, in
+    /// CUDA's folders and in PyTorch's; PASCALINE_CUBLAS names its file.
     #[arg(long, value_name = "LIBRARY")]
     against: Option<Library>,
 
@@ -63,7 +63,7 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
     seconds.ok_or_else(|| "it must be a number of seconds".to_owned())
 }
 
-/// What a device without a GPU's speed is asked to do.
+/// The most work per case on a device that is slower than a GPU.
 pub(super) struct Budget {
     /// Operations where arithmetic is the limit.
     compute_flops: f64,
@@ -110,7 +110,7 @@ struct Json<'a> {
     cases_in_table: usize,
     environment: &'a Environment,
     ceilings: &'a Ceilings,
-    /// What the GPU held over all timings.
+    /// The GPU's state over all timings.
     sustained: Option<Sustained>,
     cublas: Option<String>,
     cublas_geometric_mean: Option<f64>,
@@ -119,7 +119,7 @@ struct Json<'a> {
     cases: &'a [Row],
 }
 
-/// What all cases have in common.
+/// The state that all cases share.
 struct Bench {
     device: Device,
     clock: Clock,
@@ -370,7 +370,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What is wrong with another way to do the case's work.
+    /// The error of another way to do the case's work.
     fn wrong(
         &self,
         case: &dyn Case,

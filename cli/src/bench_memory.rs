@@ -49,17 +49,17 @@ fn sizes() -> &'static Sizes {
 /// One number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Measured {
-    /// What was measured.
+    /// The quantity that was measured.
     pub what: &'static str,
     /// How much.
     pub value: f64,
     /// Of what.
     pub unit: &'static str,
-    /// What it should be at least or at most.
+    /// The least or the most that it should be.
     pub goal: Option<Goal>,
 }
 
-/// What a number should be.
+/// The goal of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Goal {
@@ -96,7 +96,7 @@ struct Json<'a> {
     /// The books of the device's pool in the end.
     pool: Statistics,
     fragmentation: f64,
-    /// What is still handed out.
+    /// The buffers that are still allocated.
     leaks: Vec<String>,
 }
 
@@ -223,7 +223,7 @@ fn live_at_peak(trace: &[Entry]) -> Vec<usize> {
     peak
 }
 
-/// What the driver takes of the device for a `cuMemAlloc` of each of these sizes, with its rounding.
+/// The device memory that a `cuMemAlloc` of each of these sizes takes, with the driver's rounding.
 fn held_by_driver(device: &CudaDevice, sizes: &[usize]) -> Result<usize> {
     let (memory, stream) = (PlainMemory::new(device), StreamHandle::of(device));
     let (before, _) = device.memory_info()?;
@@ -348,13 +348,13 @@ impl Work {
     }
 }
 
-/// The part of the shorter of two that disappears behind the longer, in percent.
+/// The part of the shorter of two times that the longer hides, in percent.
 fn hidden(one: Duration, other: Duration, both: Duration) -> f64 {
     let gained = (one + other).saturating_sub(both);
     100.0 * gained.as_secs_f64() / one.min(other).as_secs_f64().max(1e-9)
 }
 
-/// Rates of copies, and how much of a copy disappears behind computation on another stream.
+/// Rates of copies, and how much of a copy is hidden by computation on another stream.
 fn copies(device: &CudaDevice) -> Result<Vec<Measured>> {
     let bytes = sizes().copy;
     let mut target = DeviceBuffer::uninitialized(device, bytes)?;

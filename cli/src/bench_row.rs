@@ -14,7 +14,7 @@ pub(super) struct Row {
     pub id: String,
     /// `ok`, `failed` or `left out`.
     pub status: &'static str,
-    /// What is wrong, if something is.
+    /// The error, if there is one.
     pub message: Option<String>,
     /// The kernels launched, in order, or `cpu`.
     pub variant: Option<String>,
@@ -117,7 +117,7 @@ pub(super) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// What rates are counted in that are a share of this ceiling.
+/// The unit of rates that are compared with this ceiling.
 pub(super) fn unit(ceiling: &str) -> &'static str {
     match ceiling {
         "copy" | "launch" => "GB/s",
@@ -130,7 +130,7 @@ const SAME_SIZE: &str = "of a copy";
 const CUBLAS: &str = "vs cuBLAS";
 const BASELINE: &str = "vs naive";
 
-/// Wide enough for the shapes of most ops, so that their tables stand alike.
+/// Wide enough for the shapes of most ops, so that their tables are aligned alike.
 const LABEL_WIDTH: usize = 27;
 
 pub(super) fn columns(cases: &[Box<dyn Case>], split: bool, baseline: bool, cublas: bool) -> Vec<Column> {
@@ -162,7 +162,7 @@ pub(super) fn prefix(id: &str) -> &str {
     id.split_once('/').map_or(id, |(prefix, _)| prefix)
 }
 
-/// The id; without its prefix in a table that has it as its title.
+/// The id, without the prefix that is its table's title.
 fn label(id: &str, split: bool) -> String {
     match id.split_once('/') {
         Some((_, shape)) if split => format!("  {shape}"),

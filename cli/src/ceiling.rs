@@ -1,4 +1,4 @@
-//! What a device can do at most: the names and numbers that rates are a share of.
+//! Ceilings: the measured rates that results are compared with.
 
 use super::environment::is_virtual;
 use super::measure::{Clock, Times, Way};
@@ -18,7 +18,7 @@ use std::time::Duration;
 const COPY_BYTES: usize = 256 << 20;
 /// Rounds of the kernels that measure FFMA and `dp4a`: 2 ms on a Pascal card of any size.
 const PEAK_ROUNDS: u32 = 400;
-/// m, n and k of the product that stands for a CPU's arithmetic.
+/// m, n and k of the product that measures a CPU's arithmetic.
 const GEMM_N: usize = 1024;
 
 /// A rate that can't be beaten, or not by much.
@@ -26,7 +26,7 @@ const GEMM_N: usize = 1024;
 pub(super) struct Ceiling {
     /// For a column of a table.
     pub name: &'static str,
-    /// What it is and how it was found.
+    /// Its meaning, and how it was measured.
     pub what: String,
     /// Bytes or floating-point operations per second.
     pub per_second: f64,
@@ -89,7 +89,7 @@ impl Ceilings {
     }
 }
 
-/// What bounds a case.
+/// The resource that bounds a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
     Memory,
@@ -159,7 +159,7 @@ fn cpu_gemm(clock: &mut Clock) -> Result<Ceiling> {
     Ok(Ceiling { name: "gemm", what: "the gemm crate, f32, 1024 × 1024 × 1024".into(), per_second })
 }
 
-/// What a GPU's memory does at best.
+/// The peak rate of a GPU's memory.
 pub(super) fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     let (free, _) = device.memory_info()?;
     let bytes = COPY_BYTES.min(free / 4);
@@ -206,7 +206,7 @@ fn empty_launch(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     Ok(Ceiling { name: "launch", what, per_second: 1.0 / seconds })
 }
 
-/// Measured, as the clock under load is nobody's promise; a multiply-add counts two.
+/// Measured, as the clock under load is not specified; a multiply-add counts two.
 fn cuda_peak(device: &CudaDevice, instruction: Instruction, clock: &mut Clock) -> Result<Ceiling> {
     let (name, what) = match instruction {
         Instruction::Fma => {
@@ -219,7 +219,7 @@ fn cuda_peak(device: &CudaDevice, instruction: Instruction, clock: &mut Clock) -
     Ok(Ceiling { name, what, per_second: 2.0 * peak.multiply_adds(PEAK_ROUNDS) / seconds })
 }
 
-/// What the data sheet would say; nothing if the driver does not tell the clock.
+/// The data sheet's rate; `None` if the driver does not report the clock.
 fn nominal(properties: &Properties) -> String {
     let lanes = fp32_lanes(properties.capability);
     let peak = f64::from(properties.multiprocessors * lanes) * 2.0 * 1e3 * f64::from(properties.clock_khz);

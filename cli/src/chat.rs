@@ -16,7 +16,7 @@ use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// Talks. What the model has read stays in its cache between turns.
+/// Talks. The cache keeps the conversation between turns, so nothing is computed twice.
 ///
 /// On a terminal messages are edited, with those before under the arrow keys, and what is pasted is one message; Ctrl-C
 /// ends an answer and keeps the conversation. From a pipe or file each line is a message. /help lists the commands.
@@ -26,7 +26,7 @@ pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// What the conversation is to be like.
+    /// The system message, which says how the model should answer.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
 
@@ -45,7 +45,7 @@ const HELP: &str = "\
 /quit        ends the conversation, as Ctrl-D does
 A space before the / makes it a message.";
 
-/// What a message asks for.
+/// The meaning of a message.
 #[derive(Debug, PartialEq)]
 enum Request<'a> {
     Nothing,
@@ -235,7 +235,7 @@ impl Chat<'_> {
     /// memory.
     ///
     /// # Errors
-    /// What ends the conversation: a lost device, or that nobody reads the answers. The inner one is said already.
+    /// Errors that end the conversation: a lost device, or that nobody reads the answers. The inner one is reported already.
     fn turn(&mut self, text: &str, editor: &Editor) -> Result<Result<(), ()>, Failure> {
         let output = &self.args.output;
         let images = self.visuals.len() - self.shown;

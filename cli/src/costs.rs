@@ -1,4 +1,4 @@
-//! What a launch on the virtual GPU did and what it would cost on Pascal cards, for people and as JSON.
+//! The counts of a launch on the virtual GPU and its estimated time on Pascal cards, for people and as JSON.
 
 use super::failure::Failure;
 use super::ptxas::Registers;
@@ -38,7 +38,7 @@ pub(super) struct Costs {
     counters: Counters,
 }
 
-/// What one launch did.
+/// The counts of one launch.
 #[derive(Serialize)]
 struct Counts {
     warp_instructions: u64,
@@ -74,7 +74,7 @@ struct Access {
     bytes: u64,
 }
 
-/// What several launches one after another take.
+/// The time of several launches, one after another.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Total {
     pub launches: usize,
@@ -229,7 +229,7 @@ impl Costs {
         let times = if self.launches > 1 { format!(", {} launches", self.launches) } else { String::new() };
         let kernel = screen.colours.paint(Style::Heading, &self.kernel);
         screen.line(&kernel)?;
-        screen.line(&format!("  grid {}, block {}{times}", extents(grid), extents(block)))?;
+        screen.line(&format!("  grid {}, block {}{times}", dimensions(grid), dimensions(block)))?;
         let sign = if self.registers_from_ptxas { "" } else { "about " };
         let occupancy = percent(self.occupancy);
         let text = format!(
@@ -294,7 +294,7 @@ pub(super) fn print_assumptions(registers: &Registers, screen: &mut Screen) -> R
 }
 
 /// `4×2` for (4, 2, 1).
-fn extents([x, y, z]: &[u32; 3]) -> String {
+fn dimensions([x, y, z]: &[u32; 3]) -> String {
     match (y, z) {
         (1, 1) => x.to_string(),
         (_, 1) => format!("{x}×{y}"),

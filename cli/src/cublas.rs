@@ -1,4 +1,4 @@
-//! cuBLAS, opened at run time if the machine has it: what matrix products are measured against.
+//! cuBLAS, opened at run time if the machine has it: the comparison for matrix products.
 //!
 //! Constants and signatures are those of `cublas_api.h` (11.0 to 13.x); 10 and older take other numbers for the
 //! type of the sums.
@@ -76,7 +76,7 @@ impl Cublas {
                 Err(reason) => {
                     let name = path.to_string_lossy();
                     let reason = loader_error(&name, &reason);
-                    // What the loader does not find under its plain name is not there, and no news.
+                    // A plain name that the loader does not find is no error: the library is not there.
                     if path.is_absolute() || !reason.starts_with("cannot open") {
                         refused.push(format!("{name}: {reason}"));
                     }
@@ -86,7 +86,7 @@ impl Cublas {
         if refused.is_empty() {
             let names = NAMES.join(", ");
             refused.push(format!(
-                "looked for {names} where the loader looks, in CUDA's folders and beside Python packages"
+                "looked for {names} where the loader looks, in CUDA's folders and among Python packages"
             ));
         }
         Err(Failure::Failed(format!(
@@ -98,13 +98,13 @@ impl Cublas {
 
     fn open_at(path: &Path, device: &CudaDevice) -> Result<Self, String> {
         let short = |error: libloading::Error| error.to_string();
-        // cuBLAS wants cublasLt of its own version, which the loader may not find beside it; once loaded it is found
-        // by name. It stays loaded, as cuBLAS would keep it.
+        // cuBLAS wants cublasLt of its own version, which the loader may not find in the same folder; once loaded it is
+        // found by name. It stays loaded, as cuBLAS would keep it.
         if let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) {
-            let beside = folder.join(name.replacen("cublas", "cublasLt", 1));
-            if beside.is_file() {
+            let sibling = folder.join(name.replacen("cublas", "cublasLt", 1));
+            if sibling.is_file() {
                 // SAFETY: NVIDIA's library, which the user has installed; its load-time code is trusted by that.
-                unsafe { Library::new(&beside) }.map(mem::forget).map_err(short)?;
+                unsafe { Library::new(&sibling) }.map(mem::forget).map_err(short)?;
             }
         }
         // SAFETY: as above.
@@ -190,7 +190,7 @@ impl Cublas {
         if !(fits && y.is_contiguous() && x.is_contiguous() && w.is_contiguous()) {
             return Err(refuse("the tensors are not what the case says".into()));
         }
-        let size = |extent: usize| c_int::try_from(extent).map_err(|_| refuse("it has 32-bit sizes".into()));
+        let size = |size: usize| c_int::try_from(size).map_err(|_| refuse("it has 32-bit sizes".into()));
         // cuBLAS counts by columns: a row-major matrix is to it the transpose of the same numbers. So it is asked
         // for yᵀ [n, m] = op(w)ᵀ · op(x)ᵀ, and what lies transposed to us lies plain to it.
         let (op_w, ld_w) = if transpose_w { (OP_T, size(k)?) } else { (OP_N, size(n)?) };
@@ -252,7 +252,7 @@ fn status_name(status: c_int) -> String {
 }
 
 /// Where cuBLAS may be, in order: the file that `PASCALINE_CUBLAS` names, and nothing else then; where the loader
-/// looks; CUDA's folders; beside Python packages, as PyTorch brings it.
+/// looks; CUDA's folders; among Python packages, since PyTorch brings it.
 fn candidates() -> Vec<PathBuf> {
     if let Some(path) = env::var_os("PASCALINE_CUBLAS").filter(|path| !path.is_empty()) {
         return vec![path.into()];

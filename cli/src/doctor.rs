@@ -1,4 +1,4 @@
-//! `pascaline doctor`: what is here, and what `auto` makes of it. Reports trouble, never fails of it.
+//! `pascaline doctor`: the driver, the devices, and the device that `auto` takes. Reports errors, and never fails.
 
 use super::doctor_memory;
 use super::environment::{Cpu, Driver, Gpu, is_virtual};
@@ -43,7 +43,7 @@ struct Report {
     auto_because: String,
 }
 
-/// What the PTX in this program is.
+/// The PTX in this program.
 #[derive(Serialize)]
 struct Kernels {
     /// `built from source` or `prebuilt`.
@@ -77,11 +77,11 @@ struct DeviceState {
     #[serde(flatten)]
     gpu: Option<Gpu>,
     memory_free: Option<usize>,
-    /// What the memory pool stands on and how warm the device is, a sentence each.
+    /// The memory pool's source of memory and the device's temperature, a sentence each.
     memory_and_heat: Vec<String>,
     /// Where the table comes from by which matmul kernels are chosen, or why it can't be used.
     matmul_choice: Option<String>,
-    /// What loading all modules took, if that was asked for.
+    /// The time of loading all modules, if the user asked for it.
     modules_loaded: Option<ModulesLoaded>,
     /// None if it can be used.
     problem: Option<String>,

@@ -1,4 +1,4 @@
-//! What `doctor` says of a device's memory pool and of its heat.
+//! `doctor`'s report on a device's memory pool and temperature.
 
 use pascaline::cuda::CudaDevice;
 use pascaline::format_bytes as bytes;

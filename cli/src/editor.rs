@@ -1,4 +1,4 @@
-//! What people say to `chat`: a line editor on a terminal, lines of a pipe or file elsewhere.
+//! The input of `chat`: a line editor on a terminal, lines of a pipe or file elsewhere.
 
 use super::failure::Failure;
 use rustyline::error::ReadlineError;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Before each message, on a terminal.
 const PROMPT: &str = "> ";
 
-/// What came in.
+/// An input.
 #[derive(Debug, PartialEq)]
 pub(super) enum Input {
     /// A message; on a terminal what was pasted is one, however many lines it has.

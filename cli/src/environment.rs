@@ -1,4 +1,4 @@
-//! What results depend on beside the code: device, driver, CPU. Nothing that changes from run to run.
+//! The environment that results depend on: device, driver, CPU. Nothing that changes from run to run.
 
 use pascaline::Device;
 use pascaline::cuda::{Properties, driver_version};
@@ -151,7 +151,7 @@ impl Gpu {
     }
 }
 
-/// Whether the virtual GPU stands behind the driver API.
+/// Whether the virtual GPU answers the driver API.
 pub(super) fn is_virtual() -> bool {
     driver::backend() == Some(driver::Backend::Virtual)
 }

@@ -18,7 +18,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// What there is to say on stderr.
+    /// The message for stderr.
     pub fn sentence(&self) -> Option<&str> {
         match self {
             Self::Usage(sentence) | Self::Failed(sentence) => Some(sentence),
@@ -35,7 +35,7 @@ impl Failure {
     }
 }
 
-/// What a loader says of a library that it does not open, without the path that it begins with.
+/// A loader's error for a library, without the path that it begins with.
 pub(super) fn loader_error<'a>(path: &str, error: &'a str) -> &'a str {
     error.strip_prefix(path).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(error)
 }

@@ -15,7 +15,7 @@ pub(super) struct OutputFile {
 }
 
 enum Kind {
-    /// Beside the file, which it is renamed to.
+    /// In the same folder; it is renamed to the file.
     Temporary(NamedTempFile),
     /// A device or a pipe: it is written to as it is, and holds nothing that could be lost.
     Special(File),
@@ -59,7 +59,7 @@ impl OutputFile {
             Kind::Temporary(file) => file,
             Kind::Special(mut file) => return file.flush().map_err(|error| unwritable(&to, &error)),
         };
-        // Else a crash of the machine could leave the name with nothing behind it.
+        // Otherwise a crash of the machine could leave an empty file under the name.
         file.as_file().sync_all().map_err(|error| unwritable(&to, &error))?;
         let kept = if force { file.persist(&to) } else { file.persist_noclobber(&to) };
         match kept {
@@ -154,7 +154,7 @@ fn temporary(to: &Path) -> io::Result<NamedTempFile> {
     builder.prefix(".pascaline-").suffix(".part");
     #[cfg(unix)]
     {
-        // What an ordinary new file has; the system takes the user's mask from it.
+        // The mode of an ordinary new file, from which the system removes the user's mask.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(fs::Permissions::from_mode(0o666));
     }

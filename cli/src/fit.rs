@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 pub(super) use qwen3_vl::fit::Model as Plannable;
 
-/// What a driver's context takes of a card's memory, where no card is there to ask: an estimate for driver 580.
+/// The memory of a driver's context, for planning without the card: an estimate for driver 580.
 const CONTEXT: usize = 128 << 20;
 
 /// Plans memory from sizes alone and prints, for each type of matrices, what fits: the cache, the place of the vision tower
@@ -36,7 +36,7 @@ pub(super) struct Args {
     #[arg(value_name = "MODEL")]
     model: Option<PathBuf>,
 
-    /// The vision file of a GGUF model; if not given, the one beside it that fits.
+    /// The vision file of a GGUF model; if not given, the one in the same folder that fits.
     #[arg(long, value_name = "FILE", requires = "model")]
     mmproj: Option<PathBuf>,
 
@@ -63,7 +63,7 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["model", "card", "device", "context", "image", "cache", "memory_limit"])]
     table: bool,
 
-    /// The most of the card's memory to take, the driver's context not counted, in bytes or with K, M or G.
+    /// The most of the card's memory to use, without the driver's context, in bytes or with K, M or G.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     memory_limit: Option<usize>,
 
@@ -82,7 +82,7 @@ fn picture(text: &str) -> Result<[usize; 2], String> {
         .ok_or_else(|| "it must be like 1024x768".to_owned())
 }
 
-/// What a conversation may take, the most first: it has no end that is known.
+/// The contexts to plan for, the longest first: the length of a conversation is not known.
 pub(super) fn conversations(config: &Config) -> Vec<Workload> {
     let sizes = [(4096, 1024), (2048, 1024), (2048, 512), (1024, 0), (512, 0)];
     sizes.map(|(context, side)| work(config, context, [side, side])).into()
@@ -115,7 +115,7 @@ fn matrices(options: &LoadOptions, is_gguf: bool) -> String {
     }
 }
 
-/// What is not on the GPU.
+/// The parts that are not on the GPU.
 fn place(options: &LoadOptions) -> Vec<String> {
     let vision = match options.vision {
         VisionPlace::Resident => None,
@@ -200,7 +200,7 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     fn row(&self, work: &Workload, target: &Target, limit: usize) -> Row {
-        // on a GPU matrices are in f16 if nothing is said
+        // matrices on a GPU are f16 if not given
         let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
         let layers = self.plan.config.text.num_hidden_layers;
         let (model, matrices) = (self.model.clone(), self.matrices.clone());

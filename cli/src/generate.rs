@@ -19,7 +19,7 @@ use qwen3_vl::{Qwen3Vl, Statistics, StopReason, Visual};
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Answers one question. Images and videos stand before the text in one user turn, through the checkpoint's own chat
+/// Answers one question. Images and videos come before the text in one user turn, through the checkpoint's own chat
 /// template.
 #[derive(clap::Args)]
 pub(super) struct Args {

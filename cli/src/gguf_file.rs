@@ -44,8 +44,8 @@ impl GgufFile {
     }
 }
 
-/// Where the text file and the vision file go: into a folder, which is made if it is not there, or for the path of a GGUF file
-/// to that and beside it.
+/// Where the text file and the vision file go. A folder is created if necessary, and gets both. If the path is that of a GGUF
+/// file, it becomes the text file, and the vision file goes to the same folder.
 pub(super) fn targets(to: &Path, kind: &str) -> Result<[PathBuf; 2], Failure> {
     const VISION: &str = "mmproj-F16.gguf";
     if to.extension().is_some_and(|extension| extension == "gguf") && !to.is_dir() {

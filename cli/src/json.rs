@@ -26,8 +26,8 @@ impl Report {
         Ok(Self { file: Some(path.to_owned()), replace: force })
     }
 
-    /// What is known so far, in the place of what was written before, so that a run that is cut short leaves it; only in
-    /// an ordinary file, where it can be replaced.
+    /// Replaces the report by the results so far, so that an interrupted run leaves them. Only for ordinary files, which can be
+    /// replaced.
     pub fn write_partial(&mut self, report: &impl Serialize) -> Result<(), Failure> {
         match &self.file {
             Some(file) if fs::metadata(file).map_or(true, |found| found.is_file()) => {

@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod bench_memory;
 mod bench_row;
+mod case_args;
 mod ceiling;
 mod chat;
 mod completions;
@@ -36,7 +37,7 @@ mod random_values;
 mod run_ptx;
 mod sampling;
 mod screen;
-mod select;
+
 mod source;
 mod table;
 mod tune;
@@ -52,7 +53,7 @@ use std::process::ExitCode;
 
 /// Qwen3-VL and its kernels on NVIDIA Pascal GPUs, with the GPU code in Rust.
 ///
-/// Exit status: 0 all right, 1 something failed or a result is wrong, 2 the command line makes no sense.
+/// Exit status: 0 for success, 1 if something failed or a result is wrong, 2 if the command line is wrong.
 #[derive(Parser)]
 #[command(name = "pascaline", version, arg_required_else_help = true)]
 struct Cli {
@@ -66,7 +67,7 @@ enum Command {
     Bench(bench::Args),
     /// Check every op against a naive reference in double precision, or a model against its reference's results.
     Validate(validate::Args),
-    /// Time every matmul kernel on a GPU and store which to take when.
+    /// Time every matmul kernel on a GPU and store the table by which one is chosen.
     Tune(tune::Args),
     /// Count what the kernels of a case do, and estimate their time on Pascal cards.
     Profile(profile::Args),
@@ -74,7 +75,7 @@ enum Command {
     RunPtx(run_ptx::Args),
     /// Answer a question about images.
     Generate(generate::Args),
-    /// Talk with a model, with images.
+    /// Talk with a model about images and anything else.
     Chat(chat::Args),
     /// Plan a model's memory: what fits a card, and how fast it would be.
     Fit(fit::Args),
@@ -84,11 +85,11 @@ enum Command {
     Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
     RandomModel(random_model::Args),
-    /// Say what is here: driver, devices, kernels, and which device `auto` takes.
+    /// Report the driver, the devices and the kernels, and which device `auto` takes.
     Doctor(doctor::Args),
     /// Measure which 16-bit float format loses least on the tensors of a file.
     Float16(float16::Args),
-    /// Print a script by which a shell completes command lines.
+    /// Print a script for a shell's completion of command lines.
     Completions(completions::Args),
 }
 

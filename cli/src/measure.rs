@@ -2,7 +2,7 @@
 //!
 //! Before every sample the caches are evicted. A GPU's L2 by reading, which leaves nothing in it to be written back: after
 //! writing, work that only reads would pay for up to an L2's worth of bytes that are not its own. On a GPU samples are
-//! device-event timings of single runs, queued without waiting between them; the eviction in front keeps the queue from
+//! device-event timings of single runs, queued without waiting between them; the eviction before each keeps the queue from
 //! running dry, so the host's launch time is not measured.
 
 use super::environment::is_virtual;
@@ -17,9 +17,9 @@ const ENOUGH: Duration = Duration::from_millis(100);
 const MIN_SAMPLES: f64 = 5.0;
 /// Samples of each way, however short they are.
 const MAX_SAMPLES: f64 = 100.0;
-/// What is written to evict the caches of a CPU.
+/// Bytes that are written to evict the caches of a CPU.
 const CPU_EVICTION_BYTES: usize = 64 << 20;
-/// What is read at least to evict a GPU's L2: at 300 GB/s it takes 0.1 ms, longer than a launch.
+/// The fewest bytes that are read to evict a GPU's L2: at 300 GB/s that takes 0.1 ms, longer than a launch.
 const GPU_EVICTION_BYTES: usize = 32 << 20;
 /// Elements of a row of what is read and summed up.
 const EVICTION_COLUMNS: usize = 4096;
@@ -48,7 +48,7 @@ impl Times {
     }
 }
 
-/// What time is measured with on a device.
+/// The clock of a device.
 pub(super) enum Clock {
     Cpu { evict: Vec<u64> },
     Cuda { device: CudaDevice, evict: Tensor, sums: Tensor },

@@ -21,46 +21,47 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub(super) struct ModelArgs {
-    /// The model: a directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (of a split model
-    /// the first), or a directory with one; or a model's name on the Hugging Face hub, which is fetched if need be (as `pull`
-    /// does): OWNER/NAME, or OWNER/NAME:TYPE for GGUF files.
+    /// The model: a directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (the first of a split
+    /// model), or a directory with one; or a name on the Hugging Face hub, OWNER/NAME or OWNER/NAME:TYPE for GGUF files, which
+    /// is fetched as `pull` does unless it is in the cache.
     #[arg(long, value_name = "MODEL")]
     pub model: PathBuf,
 
-    /// The vision file of a GGUF model; if not given, the one beside it that fits.
+    /// The vision file of a GGUF model; if not given, the one in the same folder that fits.
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
 
     #[command(flatten)]
     device: DeviceArg,
 
-    /// What matrices are stored as: f16 on a GPU and f32 on the CPU, if not given; those that are quantised in a GGUF file stay
-    /// as they are. Arithmetic is f32. The others are quantised as they are loaded, and multiplied by dp4a. Bits a value: q8_0
-    /// 8.5, q6_k 6.6, q5_k 5.5, q4_k, q4_0 and iq4_nl 4.5, iq4_xs 4.25. q4_k, iq4_nl and iq4_xs lose less than q4_0.
+    /// The type of matrices; if not given, f16 on a GPU and f32 on the CPU, and matrices that are quantised in a GGUF file stay
+    /// so. f32 and f16 compute in f32. The other types are quantised while the model loads and multiplied by dp4a. Bits per
+    /// value: q8_0 8.5, q6_k 6.6, q5_k 5.5, q4_k, q4_0 and iq4_nl 4.5, iq4_xs 4.25. q4_k, iq4_nl and iq4_xs lose less than
+    /// q4_0.
     #[arg(long, value_name = "TYPE")]
     dtype: Option<WeightType>,
 
-    /// What keys and values are stored as: f32, if nothing is said. 16-bit floats take half of it: f16, bf16, and those that
-    /// `float16` measures, by their exponent bits; q8_0 takes 8.5 bits a value.
+    /// The type of keys and values in the cache; f32 if not given. 16-bit floats take half the memory: f16, bf16, and those
+    /// that `float16` measures, by their exponent bits. q8_0 takes 8.5 bits per value.
     #[arg(long, value_name = "TYPE", value_parser = cache_formats())]
     cache: Option<KvFormat>,
 
-    /// Decoder layers whose weights stay on the GPU: all, if nothing is said. Those of the layers behind stay in pinned host
-    /// memory and pass through the GPU while the layer before computes, for cards that can't hold the model. The tokens
-    /// are the same; each then takes the time of copying those weights, and its kernels are launched one by one.
+    /// The number of decoder layers whose weights stay on the GPU; if not given, as many as fit. The weights of the layers
+    /// after them stay in pinned host memory, and are copied to the GPU while the layer before computes. The tokens are the
+    /// same; each takes at least the time of that copy, and its kernels are launched one by one.
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     gpu_layers: Option<usize>,
 
-    /// Where the vision tower is: on the GPU, if nothing is said and it fits.
+    /// Where the vision tower is; if not given, on the GPU if it fits.
     #[arg(long, value_name = "PLACE")]
     vision_device: Option<VisionDevice>,
 
-    /// What the vision tower's matrices are stored as, if not what the others are. With q8_0 pictures are encoded in 8 bits.
+    /// The type of the vision tower's matrices; if not given, that of the others. q8_0 encodes pictures in 8 bits.
     #[arg(long, value_name = "TYPE")]
     vision_dtype: Option<WeightType>,
 
-    /// The most of the GPU's memory to take, the driver's context not counted, in bytes or with K, M or G; what is free, if
-    /// nothing is said. How the model is loaded is chosen so that it fits.
+    /// The most of the GPU's memory to use, without the driver's context, in bytes or with K, M or G; if not given, all that is
+    /// free. The options that are not given are chosen so that the model fits.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     memory_limit: Option<usize>,
 }
@@ -242,7 +243,7 @@ impl ModelArgs {
         }
     }
 
-    /// What the options leave open is `None`.
+    /// The options that were given; `None` for the others.
     pub fn asked(&self) -> Asked {
         Asked {
             matrices: self.dtype.map(WeightType::matrices),
@@ -334,7 +335,7 @@ impl ModelArgs {
         Failure::Failed(format!("the model does not fit {value}: {reason}; {way}"))
     }
 
-    /// Loads the model for this work, with a progress bar where people watch.
+    /// Loads the model for this work, with a progress bar on a terminal.
     pub fn load(
         &self,
         opened: &Opened,
@@ -413,15 +414,15 @@ impl Opened {
     }
 }
 
-/// What a model is loaded for.
+/// The work that a model is loaded for.
 pub(super) struct Work<'a> {
-    /// What it can't exceed, told without the tokenizer. If that fits, nothing more has to be known.
+    /// An upper bound that needs no tokenizer. If that fits, no more has to be known.
     pub most: Option<Workload>,
-    /// What may be asked for, the most first.
+    /// The possible work, the largest first.
     pub exactly: &'a dyn Fn(&Processor) -> Result<Vec<Workload>, Failure>,
 }
 
-/// What an answer to a prompt takes, with so many tokens to come.
+/// The work of an answer of up to `to_come` tokens to a prompt.
 pub(super) fn of_prompt(prompt: &Prompt, to_come: usize, config: &Config) -> Workload {
     let tokens = prompt.ids.len();
     let patches = prompt.patches.iter().map(|patches| patches.grid[1..].iter().product()).max();
@@ -429,8 +430,8 @@ pub(super) fn of_prompt(prompt: &Prompt, to_come: usize, config: &Config) -> Wor
     Workload { context, prompt: tokens, patches: patches.unwrap_or(0) }
 }
 
-/// What an answer to a text with images takes at most; `None` with videos. A token stands for a byte at least, and an image
-/// is not made larger than it is, unless it is small.
+/// An upper bound of the work of an answer to a text with images; `None` with videos. A token has at least one byte, and only
+/// small images are enlarged.
 pub(super) fn at_most(
     texts: &[&str],
     visuals: &[Visual],

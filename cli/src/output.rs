@@ -1,4 +1,4 @@
-//! `--json` and `--quiet`, the same in every subcommand, and remarks beside the results.
+//! `--json` and `--quiet`, the same in every subcommand, and remarks, which are no results.
 
 use super::failure::Failure;
 use super::json::Report;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct Output {
-    /// Write the results as JSON, to FILE or, without FILE or for `-`, to stdout; what people read then goes to stderr.
+    /// Write the results as JSON to FILE, or to stdout without FILE or for `-`; the text for people then goes to stderr.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 
@@ -59,12 +59,12 @@ impl Output {
         }
     }
 
-    /// What was asked for, on stderr.
+    /// Output that the user asked for, on stderr.
     pub fn say(&self, text: &str) {
         on_stderr(text, Style::Faint);
     }
 
-    /// What went wrong, on stderr.
+    /// An error, on stderr.
     pub fn complain(&self, text: &str) {
         on_stderr(text, Style::Bad);
     }

@@ -1,4 +1,4 @@
-//! `--arg` of `run-ptx`: what a kernel's parameter gets, and whether the arguments fit the parameters.
+//! `--arg` of `run-ptx`: a kernel's arguments, and whether they fit its parameters.
 
 use pascaline_virtual_gpu::Kernel;
 use std::path::PathBuf;
@@ -99,19 +99,19 @@ pub(super) fn fit(kernel: &Kernel, arguments: &[Argument]) -> Result<(), Misfit>
 }
 
 /// `X[,Y[,Z]]`, each at least 1.
-pub(super) fn extents(text: &str) -> Result<[u32; 3], String> {
-    let mut extents = [1; 3];
+pub(super) fn dimensions(text: &str) -> Result<[u32; 3], String> {
+    let mut dimensions = [1; 3];
     let words: Vec<_> = text.split(',').collect();
-    if words.len() > extents.len() {
-        return Err("at most three extents: X,Y,Z".into());
+    if words.len() > dimensions.len() {
+        return Err("at most three dimensions: X,Y,Z".into());
     }
-    for (extent, word) in extents.iter_mut().zip(words) {
-        *extent = match word.trim().parse() {
-            Ok(0) | Err(_) => return Err(format!("`{word}` is no extent: a whole number from 1 on")),
-            Ok(extent) => extent,
+    for (dimension, word) in dimensions.iter_mut().zip(words) {
+        *dimension = match word.trim().parse() {
+            Ok(0) | Err(_) => return Err(format!("`{word}` is not a whole number from 1 on")),
+            Ok(size) => size,
         };
     }
-    Ok(extents)
+    Ok(dimensions)
 }
 
 #[cfg(test)]
@@ -139,11 +139,11 @@ mod tests {
     }
 
     #[test]
-    fn extents_have_one_to_three_numbers() {
-        assert_eq!(extents("7"), Ok([7, 1, 1]));
-        assert_eq!(extents("7,8,9"), Ok([7, 8, 9]));
+    fn dimensions_are_one_to_three_numbers() {
+        assert_eq!(dimensions("7"), Ok([7, 1, 1]));
+        assert_eq!(dimensions("7,8,9"), Ok([7, 8, 9]));
         for text in ["", "0", "1,", "1,2,3,4", "-1"] {
-            assert!(extents(text).is_err(), "{text}");
+            assert!(dimensions(text).is_err(), "{text}");
         }
     }
 }

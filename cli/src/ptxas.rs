@@ -100,7 +100,7 @@ fn assemble(ptxas: &Path, ptx: &str, kernels: &[&str]) -> Result<HashMap<String,
     }
 }
 
-/// What `ptxas -v` says: `Compiling entry function 'NAME' …` and later `Used N registers`.
+/// The output of `ptxas -v`: `Compiling entry function 'NAME' …` and later `Used N registers`.
 fn used_registers(log: &str) -> HashMap<String, u32> {
     let entries = log.split("Compiling entry function '").skip(1);
     let entry = |text: &str| {

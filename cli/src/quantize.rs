@@ -25,8 +25,8 @@ pub(super) struct Args {
     /// The checkpoint: a directory with config.json, safetensors and tokenizer.json, as published.
     checkpoint: PathBuf,
 
-    /// Where to write: a folder, which gets model-‹TYPE›.gguf and mmproj-F16.gguf, or the text file, beside which the vision
-    /// file goes.
+    /// Where to write: a folder, which gets model-‹TYPE›.gguf and mmproj-F16.gguf, or the path of the text file; the vision
+    /// file goes to the same folder.
     #[arg(long, value_name = "FOLDER|FILE")]
     to: PathBuf,
 
@@ -67,7 +67,7 @@ struct Written {
     parameters: usize,
 }
 
-/// What a tensor lost.
+/// The error of a quantised tensor.
 #[derive(Serialize)]
 struct Report {
     name: String,

@@ -14,7 +14,7 @@ const PIECE: usize = 1 << 17;
 /// Pieces that are made before they are written.
 const BATCH: usize = 128;
 
-/// What a tensor is filled with.
+/// The values of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fill {
     /// As a norm's weight or a bias is at the beginning.

@@ -5,7 +5,7 @@ use super::failure::Failure;
 use super::files;
 use super::json::Report;
 use super::output::Output;
-use super::ptx_argument::{Argument, extents, fit};
+use super::ptx_argument::{Argument, dimensions, fit};
 use super::ptxas::{self, Registers};
 use super::screen::{Screen, Style};
 use super::table;
@@ -21,8 +21,8 @@ use std::ptr;
 /// Runs one launch. On the virtual GPU it prints findings, counts and the estimated time on Pascal cards; on a real
 /// one, its time.
 ///
-/// Buffers begin at addresses that are multiples of 256. What `out` buffers hold before the launch is undefined, and
-/// what the kernel leaves of it comes back as bytes of ff.
+/// Buffers begin at addresses that are multiples of 256. `out` buffers are undefined before the launch; bytes
+/// that the kernel does not write come back as ff.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// PTX for sm_61 or older, of any compiler.
@@ -34,11 +34,11 @@ pub(super) struct Args {
     kernel: String,
 
     /// Blocks.
-    #[arg(long, value_name = "X[,Y[,Z]]", value_parser = extents)]
+    #[arg(long, value_name = "X[,Y[,Z]]", value_parser = dimensions)]
     grid: [u32; 3],
 
     /// Threads of a block.
-    #[arg(long, value_name = "X[,Y[,Z]]", value_parser = extents)]
+    #[arg(long, value_name = "X[,Y[,Z]]", value_parser = dimensions)]
     block: [u32; 3],
 
     /// Bytes of dynamic shared memory.
@@ -121,7 +121,7 @@ impl From<&Finding> for Found {
     }
 }
 
-/// What a parameter gets: a buffer's bytes before the launch, where it is one.
+/// The value of a parameter: for a buffer, its bytes before the launch.
 struct Input {
     argument: Argument,
     bytes: Vec<u8>,

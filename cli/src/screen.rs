@@ -1,4 +1,4 @@
-//! What people see: lines of output, a progress bar on stderr, colours; the last two only on a terminal.
+//! Output for people: lines of text, and on a terminal a progress bar on stderr, and colours.
 
 use super::failure::Failure;
 use super::table::{Column, Table};
@@ -147,7 +147,7 @@ impl Screen {
         printed
     }
 
-    /// Prints a text beside a heading, in lines that fit.
+    /// Prints a text after a heading, in lines that fit.
     pub fn entry(&mut self, heading: &str, text: &str, style: Style) -> Result<(), Failure> {
         let indent = heading.chars().count();
         let room = self.width.unwrap_or(usize::MAX).saturating_sub(indent).max(LEAST_TEXT);

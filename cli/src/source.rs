@@ -51,7 +51,7 @@ impl Text {
     }
 }
 
-/// Whether a path stands for stdin.
+/// Whether a path means stdin.
 pub(super) fn is_stdin(file: &Path) -> bool {
     file.as_os_str() == "-"
 }

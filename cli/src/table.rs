@@ -8,7 +8,7 @@ use std::time::Duration;
 pub(super) struct Column {
     pub title: &'static str,
     pub width: usize,
-    /// Text stands left, numbers right.
+    /// Text is aligned left, numbers right.
     pub right: bool,
     /// Where there is no room for all, columns with the largest rank go first; those of rank 0 stay.
     pub rank: u8,
@@ -42,7 +42,7 @@ const LEAST_OPEN: usize = 10;
 pub(super) struct Table {
     columns: Vec<Column>,
     shown: Vec<bool>,
-    /// What a row may take; `None`: all that it wants.
+    /// The width of a row; `None`: as wide as it wants.
     room: Option<usize>,
     colours: Colours,
 }

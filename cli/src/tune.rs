@@ -27,7 +27,7 @@ const TIME: Duration = Duration::from_millis(20);
 /// How long each kernel runs until its power is read, and how long it is read: NVML's reading is a mean of up to a second.
 const POWER: Duration = Duration::from_secs(1);
 /// Rows, columns and k of the product that power is measured on: enough tiles for every multiprocessor.
-const POWER_EXTENT: usize = 4096;
+const POWER_SIZE: usize = 4096;
 /// Rows, and n and k of the model's linear layers; and squares.
 const ROWS: [u32; 5] = [16, 32, 64, 256, 1024];
 const LINEAR: [(u32, u32); 3] = [(2048, 2048), (6144, 2048), (2048, 6144)];
@@ -119,7 +119,7 @@ fn shapes() -> Vec<(Layouts, [u32; 3])> {
 
 /// The time of every kernel and split for a shape.
 fn measure(clock: &mut Clock, device: &Device, card: &Properties, q: Query) -> Result<Vec<Sample>> {
-    let [m, n, k] = [q.m, q.n, q.k].map(|extent| extent as usize);
+    let [m, n, k] = [q.m, q.n, q.k].map(|size| size as usize);
     let tensor =
         |argument: &str, shape: [usize; 2]| data::normal("tune", argument, shape, DType::F32).to(device);
     let a = tensor("a", [m, k])?;
@@ -153,9 +153,9 @@ fn power(
     monitor: &Monitor,
 ) -> Result<BTreeMap<String, f64>, Failure> {
     let device = Device::Cuda(cuda.clone());
-    let square = |argument| data::normal("tune", argument, [POWER_EXTENT; 2], DType::F32).to(&device);
+    let square = |argument| data::normal("tune", argument, [POWER_SIZE; 2], DType::F32).to(&device);
     let (a, b) = (square("a")?, square("b")?.swap_dims(0, 1)?);
-    let mut c = Tensor::uninitialized([POWER_EXTENT; 2], DType::F32, &device)?;
+    let mut c = Tensor::uninitialized([POWER_SIZE; 2], DType::F32, &device)?;
     let mut all = BTreeMap::new();
     for family in FAMILIES {
         let options = Matmul { variant: Variant::Tile(family.name), splits: Some(1), ..Matmul::default() };
@@ -165,7 +165,7 @@ fn power(
             return Ok(BTreeMap::new());
         };
         let joules = watts * seconds;
-        screen.line(&format!("{:<12}{watts:>6.1} W, {joules:.3} J for {POWER_EXTENT}³", family.name))?;
+        screen.line(&format!("{:<12}{watts:>6.1} W, {joules:.3} J for {POWER_SIZE}³", family.name))?;
         all.insert(family.name.to_owned(), watts);
     }
     Ok(all)

@@ -1,10 +1,10 @@
 //! `pascaline validate`: every case against its reference, a line for each op.
 
+use super::case_args::CaseArgs;
 use super::environment::Environment;
 use super::failure::Failure;
 use super::model::{StorageType, cache_formats};
 use super::screen::Style;
-use super::select::Select;
 use super::table::{self, Column, Table};
 use super::validate_model;
 use pascaline::Device;
@@ -20,22 +20,22 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    select: Select,
+    select: CaseArgs,
 
-    /// Check a model instead: run the cases of its cases.json, or of the cases_gguf.json beside a GGUF file, and compare every
-    /// stage with the reference's results.
+    /// Check a model instead: run the cases of its cases.json, or of the cases_gguf.json in a GGUF file's folder, and compare
+    /// every stage with the reference's results.
     #[arg(long, value_name = "DIR|FILE")]
     model: Option<PathBuf>,
 
-    /// With --model, the vision file of a GGUF model; if not given, the one beside it that fits.
+    /// With --model, the vision file of a GGUF model; if not given, the one in the same folder that fits.
     #[arg(long, value_name = "FILE", requires = "model")]
     mmproj: Option<PathBuf>,
 
-    /// With --model, what its matrices are stored as; f32, if nothing is said.
+    /// With --model, the type of its matrices; f32 if not given.
     #[arg(long, value_name = "TYPE", requires = "model")]
     dtype: Option<StorageType>,
 
-    /// With --model, what keys and values are stored as; f32, if nothing is said.
+    /// With --model, the type of keys and values in the cache; f32 if not given.
     #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats())]
     cache: Option<KvFormat>,
 
@@ -57,7 +57,7 @@ struct Checked {
     reason: Option<&'static str>,
     /// The kernels that it launched; none on the CPU.
     kernels: BTreeSet<&'static str>,
-    /// What is wrong, if something is.
+    /// The error, if there is one.
     message: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! `pascaline validate --model DIR|FILE`: a checkpoint against what the reference computed on it.
+//! `pascaline validate --model DIR|FILE`: a checkpoint against the reference's results on it.
 
 use super::device::DeviceArg;
 use super::environment::Environment;
@@ -23,7 +23,7 @@ struct Json<'a> {
     runs: &'a [RunReport],
 }
 
-/// What the checkpoint has, all of it in use.
+/// The contents of the checkpoint, all of which are used.
 #[derive(Serialize)]
 struct Capacity {
     text_layers: usize,
@@ -45,7 +45,8 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     check_model(path)?;
     let runs = cases::load(path)?.ok_or_else(|| {
-        let cases = if path.is_dir() { "has no cases.json" } else { "is in no cases_gguf.json beside it" };
+        let cases =
+            if path.is_dir() { "has no cases.json" } else { "is in no cases_gguf.json of its folder" };
         Failure::Failed(format!("{} {cases} to compare with; `generate` uses it", path.display()))
     })?;
     let (device, _) = device.open()?;

@@ -11,7 +11,7 @@
 //! Partial sums of f16 are kept in f32.
 
 use crate::device::rows::{ROW_BLOCK, ROW_WARPS, WARP_BLOCK, block_columns, warp_row};
-use crate::device::{Columns, Element, F16, Shared, Vector, reduce, ticket};
+use crate::device::{Columns, Element, F16, Shared, Vector, block_reduce, ticket};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec, butterfly};
 
@@ -306,7 +306,7 @@ macro_rules! kernels {
                 // SAFETY: a block per part, which lies inside x; all threads are here, and between two uses of the
                 // scratch memory they meet at barriers.
                 unsafe {
-                    let combine = |own| reduce::block_once([own], thread::block_dim_x() / 32, scratch, $fold)[0];
+                    let combine = |own| block_reduce::reduce_once([own], thread::block_dim_x() / 32, scratch, $fold)[0];
                     let write = |whole| *p.y.add(row) = <$ty>::from_f32(whole);
                     part.finish($own(p.x.add(at), columns), $empty, combine, |a, b| $fold.combine(a, b), write);
                 }

@@ -1,6 +1,6 @@
-//! What a reference implementation computed on a checkpoint: `cases.json` and `cases/‹run›.safetensors`.
+//! The results of a reference implementation on a checkpoint: `cases.json` and `cases/‹run›.safetensors`.
 //!
-//! Beside GGUF files `cases_gguf.json` names the runs of each. Pictures and prepared inputs are in `source/`, the logits that
+//! In a folder of GGUF files, `cases_gguf.json` names the runs of each. Pictures and prepared inputs are in `source/`, the logits that
 //! the weights of a file give in `reference/‹file›.safetensors`.
 
 use super::checkpoint::is_gguf;
@@ -25,9 +25,9 @@ pub struct Run {
     pub generated_ids: Vec<u32>,
     /// Their text.
     pub generated_text: String,
-    /// What goes into the model, and what the reference made of it.
+    /// The model's inputs, and the reference's results.
     pub tensors: SafeTensors,
-    /// What the reference made of it, where that is in a file of its own, named `‹run›.‹stage›`.
+    /// The reference's results, where they are in a file of their own, named `‹run›.‹stage›`.
     results: Option<Arc<SafeTensors>>,
 }
 
@@ -75,7 +75,7 @@ fn load_run(dir: &Path, file: &Path, run: &Value) -> Result<Run> {
     })
 }
 
-/// The folder of prepared inputs beside a GGUF file.
+/// The folder of prepared inputs in a GGUF file's folder.
 fn source(model: &Path) -> PathBuf {
     model.with_file_name("source")
 }
@@ -128,7 +128,7 @@ impl Run {
         self.tensors.entries().contains_key(tensor)
     }
 
-    /// What the reference has for a stage of the computation, if anything.
+    /// The reference's result of a stage of the computation, if it has one.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint).

@@ -15,7 +15,7 @@ const MAX_PADS: usize = 1 << 24;
 pub struct Message {
     /// `system`, `user` or `assistant`.
     pub role: String,
-    /// What is said, in order.
+    /// The message's parts, in order.
     pub content: Vec<Part>,
 }
 
@@ -63,7 +63,7 @@ impl From<&Message> for template::Value {
     }
 }
 
-/// What a placeholder of the rendered prompt stands for.
+/// The replacement of a placeholder in the rendered prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Media {
     /// An image.
@@ -225,8 +225,8 @@ mod tests {
         template?.render(messages)
     }
 
-    /// What published templates use: names that are not given, `in` on a part, namespaces, Python's string methods,
-    /// blocks that leave no line behind.
+    /// The features that published templates use: names that are not given, `in` on a part, namespaces, Python's string methods,
+    /// blocks that leave no empty line.
     #[test]
     fn published_constructs_are_understood() {
         let template = "{%- if tools %}tools{%- endif %}

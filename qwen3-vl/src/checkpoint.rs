@@ -38,7 +38,7 @@ enum Files {
 
 impl Checkpoint {
     /// A directory as published, a GGUF file (the text model's, of a split one the first), or a directory with one such file. Its
-    /// vision file (mmproj) is `mmproj`, or if that is not given the one beside it that fits.
+    /// vision file (mmproj) is `mmproj`, or if not given the one in the same folder that fits.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong in it; for a directory with
@@ -113,7 +113,7 @@ impl Checkpoint {
         tensors.any(|info| Kept::of(info.ty).format().is_some())
     }
 
-    /// What the matrix of a published name will be stored as on the device.
+    /// The storage on the device of the matrix with a published name.
     pub fn storage(&self, config: &Config, options: &LoadOptions, published: &str) -> Storage {
         let vision = options.vision_matrices.filter(|_| published.starts_with("model.visual."));
         let options =

@@ -7,10 +7,10 @@ use super::json::{self, Fields, MAX_CONFIG};
 use pascaline::{Error, Result};
 use std::path::Path;
 
-/// The most that any extent or count may be; products of two stay far from overflow.
-pub(crate) const MAX_EXTENT: u64 = 1 << 24;
+/// The most that any dimension or count may be; products of two stay far from overflow.
+pub(crate) const MAX_DIMENSION: u64 = 1 << 24;
 
-/// What `config.json` says.
+/// The contents of `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The language model.
@@ -23,7 +23,7 @@ pub struct Config {
     pub video_token_id: u32,
     /// The token before an image's.
     pub vision_start_token_id: u32,
-    /// The token behind an image's.
+    /// The token after an image's.
     pub vision_end_token_id: u32,
     /// Whether the output projection is the token embedding.
     pub tie_word_embeddings: bool,
@@ -178,20 +178,20 @@ impl Config {
     }
 }
 
-/// A positive extent.
-fn extent(fields: Fields, name: &str) -> Result<usize> {
+/// A positive dimension or count.
+fn dimension(fields: Fields, name: &str) -> Result<usize> {
     let value = fields.required(name, fields.u64(name)?)?;
     in_range(fields, name, value)
 }
 
 fn in_range(fields: Fields, name: &str, value: u64) -> Result<usize> {
     match value {
-        1..=MAX_EXTENT => Ok(value as usize),
-        _ => Err(fields.bad(name, format!("{value} is not between 1 and {MAX_EXTENT}"))),
+        1..=MAX_DIMENSION => Ok(value as usize),
+        _ => Err(fields.bad(name, format!("{value} is not between 1 and {MAX_DIMENSION}"))),
     }
 }
 
-fn extent_or(fields: Fields, name: &str, default: usize) -> Result<usize> {
+fn dimension_or(fields: Fields, name: &str, default: usize) -> Result<usize> {
     fields.u64(name)?.map_or(Ok(default), |value| in_range(fields, name, value))
 }
 
@@ -237,22 +237,22 @@ fn text_config(text: Fields) -> Result<TextConfig> {
         return Err(rope.bad("mrope_section", "needs three numbers: time, height, width"));
     };
 
-    let hidden_size = extent(text, "hidden_size")?;
-    let num_attention_heads = extent(text, "num_attention_heads")?;
-    let num_key_value_heads = extent_or(text, "num_key_value_heads", num_attention_heads)?;
-    let head_dim = extent_or(text, "head_dim", hidden_size / num_attention_heads)?;
+    let hidden_size = dimension(text, "hidden_size")?;
+    let num_attention_heads = dimension(text, "num_attention_heads")?;
+    let num_key_value_heads = dimension_or(text, "num_key_value_heads", num_attention_heads)?;
+    let head_dim = dimension_or(text, "head_dim", hidden_size / num_attention_heads)?;
     let config = TextConfig {
         hidden_size,
-        intermediate_size: extent(text, "intermediate_size")?,
-        num_hidden_layers: extent(text, "num_hidden_layers")?,
+        intermediate_size: dimension(text, "intermediate_size")?,
+        num_hidden_layers: dimension(text, "num_hidden_layers")?,
         num_attention_heads,
         num_key_value_heads,
         head_dim,
-        vocab_size: extent(text, "vocab_size")?,
+        vocab_size: dimension(text, "vocab_size")?,
         rms_norm_eps: positive(text, "rms_norm_eps", text.f64("rms_norm_eps")?.unwrap_or(1e-6))? as f32,
         rope_theta: theta,
         mrope_section,
-        max_position_embeddings: extent_or(text, "max_position_embeddings", 128_000)?,
+        max_position_embeddings: dimension_or(text, "max_position_embeddings", 128_000)?,
         eos_token_id: text.id("eos_token_id")?,
     };
     config.check(&|name, reason| if name == "mrope_section" { rope } else { text }.bad(name, reason))?;
@@ -269,18 +269,18 @@ fn vision_config(vision: Fields) -> Result<VisionConfig> {
         None => 10_000.0, // the reference's own; older configurations do not state it
     };
     let config = VisionConfig {
-        depth: extent(vision, "depth")?,
-        hidden_size: extent(vision, "hidden_size")?,
-        intermediate_size: extent(vision, "intermediate_size")?,
-        num_heads: extent(vision, "num_heads")?,
-        in_channels: extent_or(vision, "in_channels", 3)?,
-        patch_size: extent(vision, "patch_size")?,
-        temporal_patch_size: extent(vision, "temporal_patch_size")?,
-        spatial_merge_size: extent(vision, "spatial_merge_size")?,
-        num_position_embeddings: extent(vision, "num_position_embeddings")?,
+        depth: dimension(vision, "depth")?,
+        hidden_size: dimension(vision, "hidden_size")?,
+        intermediate_size: dimension(vision, "intermediate_size")?,
+        num_heads: dimension(vision, "num_heads")?,
+        in_channels: dimension_or(vision, "in_channels", 3)?,
+        patch_size: dimension(vision, "patch_size")?,
+        temporal_patch_size: dimension(vision, "temporal_patch_size")?,
+        spatial_merge_size: dimension(vision, "spatial_merge_size")?,
+        num_position_embeddings: dimension(vision, "num_position_embeddings")?,
         deepstack_visual_indexes: vision
             .required("deepstack_visual_indexes", vision.sizes("deepstack_visual_indexes")?)?,
-        out_hidden_size: extent(vision, "out_hidden_size")?,
+        out_hidden_size: dimension(vision, "out_hidden_size")?,
         rope_theta,
     };
     config.check(&|name, reason| vision.bad(name, reason))?;
@@ -345,7 +345,7 @@ impl VisionConfig {
     }
 }
 
-/// What `generation_config.json` says; every field has a default, and the file may be missing.
+/// The contents of `generation_config.json`; every field has a default, and the file may be missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
     /// Generation stops at any of these.
@@ -398,7 +398,7 @@ impl GenerationConfig {
     }
 }
 
-/// What `preprocessor_config.json` says.
+/// The contents of `preprocessor_config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreprocessorConfig {
     /// The fewest pixels of a resized image.
@@ -415,13 +415,13 @@ pub struct PreprocessorConfig {
     pub rescale_factor: f64,
     /// Subtracted from each rescaled channel.
     pub image_mean: [f32; 3],
-    /// Divides each channel behind that.
+    /// Divides each channel after that.
     pub image_std: [f32; 3],
 }
 
 /// The pixel limits of the published checkpoints.
 pub const PUBLISHED_PIXELS: [usize; 2] = [65_536, 16_777_216];
-/// Likewise of videos, for all frames together.
+/// The limits of videos, for all frames together.
 pub(crate) const PUBLISHED_VIDEO_PIXELS: [usize; 2] = [4096, 25_165_824];
 
 impl PreprocessorConfig {
@@ -433,7 +433,7 @@ impl PreprocessorConfig {
         Self::read(&dir.join("preprocessor_config.json"), vision)
     }
 
-    /// The settings beside a file that does not hold them, in its folder or, where a conversion keeps what it was made from,
+    /// The settings for a file that does not hold them, in its folder or, where a conversion keeps what it was made from,
     /// in the folder `source` there; `name` is `preprocessor_config.json` or that of videos. `None` if there are none.
     ///
     /// # Errors
@@ -471,7 +471,7 @@ impl PreprocessorConfig {
             return Err(limits.bad(shortest, format!("{min_pixels} is above {longest} = {max_pixels}")));
         }
         let same = |name: &str, expected: usize| -> Result<usize> {
-            let value = extent_or(top, name, expected)?;
+            let value = dimension_or(top, name, expected)?;
             match value == expected {
                 true => Ok(value),
                 false => Err(top.bad(name, format!("{value} is not the vision tower's {expected}"))),

@@ -1,4 +1,4 @@
-//! The pass of one token behind a prompt, on a GPU captured once and replayed.
+//! Decode: the pass of one token after the prompt. On a GPU it is captured once and replayed.
 
 use super::model::Qwen3Vl;
 use super::sampling::{self, Sampler};
@@ -10,7 +10,7 @@ use pascaline::{DType, Device, Result, Tensor, ops};
 /// Positions whose rotary angles are made at a time.
 pub(super) const ANGLES_AHEAD: u32 = 256;
 
-/// What a pass leaves for the choice of the next token.
+/// The outputs of a pass, from which the next token is chosen.
 pub(super) struct Logits {
     /// [1, vocab]
     all: Tensor,
@@ -63,7 +63,7 @@ impl<'a> Decoder<'a> {
         Ok(Self { text, device, next, first: next, angles, step, captured: None, capture })
     }
 
-    /// Appends a token to the cache and chooses the one behind it.
+    /// Appends a token to the cache and chooses the next.
     pub fn next(&mut self, cache: &mut KvCache, id: u32, sampler: &mut Sampler) -> Result<u32> {
         self.feed(cache.len(), id)?;
         if let Some((graph, logits)) = &self.captured {
@@ -110,7 +110,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// A token's positions on the three axes, and those behind it.
+/// A token's positions on the three axes, and those of the tokens after it.
 fn positions(first: u32) -> Vec<[u32; 3]> {
     (0..ANGLES_AHEAD).map(|ahead| [first + ahead; 3]).collect()
 }

@@ -1,5 +1,5 @@
-//! How fast a model would answer on a card, from sizes and data-sheet rates: estimates, for choosing a type before anything
-//! is downloaded. `bench` and `generate` measure.
+//! Estimates how fast a model would answer on a card, from sizes and data-sheet rates. This helps to choose a type before
+//! anything is downloaded; `bench` and `generate` measure.
 //!
 //! Decoding reads every weight once for each token, so it is bound by memory; prompts and pictures are products with many
 //! rows, bound by arithmetic. The shares of the peak rates are those that the kernels reach on an H200 and in the virtual
@@ -13,7 +13,7 @@ use super::weights::expected;
 use pascaline::quant::QuantTensor;
 use pascaline::{DType, Result};
 
-/// What a card can do at most.
+/// The peak rates of a card.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks {
     /// Floating-point operations per second in f32, a multiply-add counted as two.
@@ -24,12 +24,12 @@ pub struct Peaks {
     pub host: f64,
 }
 
-/// What an answer would take.
+/// The estimated time of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Estimate {
     /// Seconds to the first token, the picture included.
     pub first_token: f64,
-    /// Tokens per second behind the first.
+    /// Tokens per second after the first.
     pub tokens_per_second: f64,
 }
 

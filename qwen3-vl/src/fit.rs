@@ -1,7 +1,7 @@
 //! How to load a model so that it fits a GPU: the first of a list of ways whose planned memory is within a limit.
 //!
-//! The ways are in the order of what they cost the user: what stays the same answer comes before what rounds more, and what
-//! takes little time before what takes much.
+//! The ways are in the order of their cost to the user. Ways that leave the answer as it is come before ways that round more,
+//! and fast ones before slow ones.
 
 use super::config::Config;
 use super::footprint::{Footprint, Gpu, Storage, Workload, footprint};
@@ -11,7 +11,7 @@ use pascaline::kv::KvFormat;
 use pascaline::quant::Format;
 use pascaline::{Error, Result};
 
-/// What has been asked for; the rest is open.
+/// The options that were given; `None` is open.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked {
     /// The type of matrices: in floating point or quantised.
@@ -63,7 +63,7 @@ pub struct Model<'a> {
     pub config: &'a Config,
     /// Whether its matrices are quantised in its files, and stay so if nothing is asked for.
     pub is_quantized: bool,
-    /// What the matrix of a published name is stored as.
+    /// The storage of the matrix with a published name.
     pub storage: &'a dyn Fn(&LoadOptions, &str) -> Storage,
 }
 

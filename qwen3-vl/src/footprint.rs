@@ -1,8 +1,8 @@
-//! The memory that a model takes on a GPU, from its sizes alone.
+//! The memory that a model takes on a GPU, computed from its sizes alone.
 //!
-//! The allocations of loading, encoding a picture, passing a prompt and decoding are rehearsed in the order in which the
-//! modules make them, on the pool's own logic without memory ([`Rehearsal`]). Tests compare the outcome with the pool's
-//! books after a real answer.
+//! Loading, encoding a picture, prefill and decode are rehearsed: their allocations are made in the same order as in the
+//! modules, on the pool's own logic but without memory ([`Rehearsal`]). Tests compare the result with the pool's books after a
+//! real answer.
 
 use super::config::{Config, VisionConfig};
 use super::decode::ANGLES_AHEAD;
@@ -18,7 +18,7 @@ use pascaline::ops::Activation;
 use pascaline::quant::{Format, QuantRows, QuantTensor};
 use pascaline::{DType, Result};
 
-/// What a matrix is stored as.
+/// The storage of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// In f32 or f16.
@@ -29,7 +29,7 @@ pub enum Storage {
     Quantized(Format),
 }
 
-/// What the memory must be enough for.
+/// The work that the memory must be enough for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
     /// Tokens that the cache has room for: prompt, pictures and answer.
@@ -40,20 +40,20 @@ pub struct Workload {
     pub patches: usize,
 }
 
-/// What the choice of kernels, and with it their scratch memory, depends on.
+/// The properties of a GPU that decide which kernels run, and so their scratch memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// Compute capability, such as (6, 1).
     pub capability: (i32, i32),
     /// Multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes that the driver takes beside the pool.
+    /// Bytes that the driver takes outside the pool.
     pub beside_pool: usize,
 }
 
 impl Gpu {
-    /// What a driver takes beside the pool: the code of the kernels, and graphs. Measured with driver 580.159 on an H200: 20
-    /// to 24 MiB.
+    /// Memory of the driver outside the pool: the code of the kernels, and graphs. Measured with driver 580.159 on an H200:
+    /// 20 to 24 MiB.
     pub const BESIDE_POOL: usize = 24 << 20;
 
     /// The counters of streams, which kernels share.
@@ -70,15 +70,15 @@ impl Gpu {
 /// Bytes that a model takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Footprint {
-    /// On the GPU: weights that stay there, and the places of those that pass through.
+    /// On the GPU: weights that stay there, and the buffers of streamed layers.
     pub weights: usize,
     /// On the GPU: keys and values.
     pub cache: usize,
-    /// On the GPU: the most that will be in use, all included.
+    /// On the GPU: the most that will be in use.
     pub live: usize,
-    /// On the GPU: the most that the pools will have reserved for it, and what the driver takes beside them.
+    /// On the GPU: the most that the pools will have reserved, and the driver's memory outside them.
     pub peak: usize,
-    /// In host memory: weights that pass through the GPU or stay out of it.
+    /// In host memory: streamed weights, and weights that never go to the GPU.
     pub host: usize,
 }
 
@@ -133,7 +133,7 @@ struct Walk<'a> {
     config: &'a Config,
     storage: &'a dyn Fn(&str) -> Storage,
     options: &'a LoadOptions,
-    /// What stays.
+    /// The weights that stay on the device.
     weights: Vec<Rehearsed>,
     /// For each stack of blocks that pass through the device, the bytes of a place, and its two places.
     stacks: Vec<(usize, Vec<Rehearsed>)>,
@@ -371,8 +371,8 @@ impl Walk<'_> {
         Ok(cache)
     }
 
-    /// A product whose result is there already, with what it needs beside: x with its norm applied, x in 8 bits, and
-    /// the sums before an activation that is a kernel of its own.
+    /// The temporaries of a product whose result is allocated already: x with its norm applied, x in 8 bits, and the sums
+    /// before an activation that is a separate kernel.
     fn product(&self, rows: usize, linear: &Linear, normed: bool, activation: Activation) -> Result<()> {
         let most = rows_per_launch(2 * linear.out * linear.width);
         let rows = rows.min(most);

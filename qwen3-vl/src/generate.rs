@@ -1,4 +1,4 @@
-//! Token after token.
+//! Generation: prefill, then decode one token after another.
 
 use super::decode::{ANGLES_AHEAD, Decoder, Logits};
 use super::model::{Qwen3Vl, Session};
@@ -63,13 +63,13 @@ pub struct Statistics {
     pub time_to_first_token: f64,
     /// `prefill_tokens` per second of that.
     pub prefill_tokens_per_second: f64,
-    /// Tokens behind the first.
+    /// Tokens after the first.
     pub decode_tokens: usize,
     /// Of these, per second.
     pub decode_tokens_per_second: f64,
     /// Launches of the graph that a decoded token replays; `None` if there is none.
     pub graph_launches: Option<usize>,
-    /// Decoder layers whose weights are in host memory and pass through the GPU with every token.
+    /// Streamed layers: decoder layers whose weights are copied from host memory for every token.
     pub streamed_layers: usize,
     /// Bytes of weights that a decoded token reads.
     pub weight_bytes_per_token: usize,
@@ -95,7 +95,7 @@ pub struct Output {
 }
 
 impl Qwen3Vl {
-    /// Answers a question about images and videos: they stand before the text in one user turn.
+    /// Answers a question about images and videos, which come before the text in one user turn.
     ///
     /// # Errors
     /// [`Error::Prompt`], [`Error::Image`],
@@ -105,7 +105,7 @@ impl Qwen3Vl {
         self.generate_from(&mut self.session()?, &prompt, options, |_| ControlFlow::Continue(()))
     }
 
-    /// Answers a prepared prompt. What the session holds of the prompt is not computed again.
+    /// Answers a prepared prompt. The beginning of the prompt that the session's cache holds is not computed again.
     ///
     /// `receive` is given the text as it comes, never a part of a character, and may end the answer. It is called once
     /// for each token, and also before each image and each pass of the prompt: often enough to end what takes long.
@@ -213,7 +213,7 @@ impl Qwen3Vl {
     }
 }
 
-/// The position of the first token behind a prompt, if so many tokens have one.
+/// The position of the first token after a prompt, if so many tokens have one.
 fn first_position(prompt: &Prompt, tokens: usize) -> Result<u32> {
     let Positions { axes, rope_delta } = &prompt.positions;
     let first = i64::try_from(axes.len()).ok().and_then(|len| len.checked_add(*rope_delta));
@@ -222,7 +222,7 @@ fn first_position(prompt: &Prompt, tokens: usize) -> Result<u32> {
     let last =
         first.and_then(|first| first.checked_add(u32::try_from(tokens).ok()?)?.checked_add(ANGLES_AHEAD));
     first.filter(|_| last.is_some()).ok_or_else(|| Error::Prompt {
-        reason: format!("{tokens} tokens behind {} and {rope_delta} have no positions", axes.len()),
+        reason: format!("{tokens} tokens after {} and {rope_delta} have no positions", axes.len()),
     })
 }
 

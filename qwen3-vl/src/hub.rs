@@ -1,7 +1,7 @@
-//! Checkpoints from the Hugging Face hub, by way of the cache that its other tools use too.
+//! Checkpoints from the Hugging Face hub, in the cache that the hub's other tools share.
 //!
 //! A model is written `OWNER/NAME`, with `:TYPE` for one type of a repository of GGUF files and `@REVISION` for a
-//! branch, tag or commit. Only the files that loading needs are fetched. A download that was cut goes on where it
+//! branch, tag or commit. Only the files that loading needs are fetched. An interrupted download resumes where it
 //! ended, and a finished file must have the size and SHA-256 that the hub states. Source: the hub's HTTP interface and
 //! the layout of its cache, as the `hf-hub` crate implements them.
 
@@ -21,18 +21,18 @@ use std::time::Duration;
 
 /// Where models are if `HF_ENDPOINT` does not say otherwise.
 const ENDPOINT: &str = "https://huggingface.co";
-/// How long a transfer may bring nothing before it counts as cut.
+/// How long a transfer may stall before it counts as interrupted.
 const SILENCE: Duration = Duration::from_secs(60);
 /// How often a file's download is tried.
 const ATTEMPTS: u32 = 5;
-/// What is wrong when the file to go on with is as long as the whole, or longer.
+/// The error if the partial file is as long as the whole, or longer.
 const TOO_MUCH: &str =
     "an earlier download left more than there is to go on with; delete its .part file in the cache";
-/// The types that are taken if none is asked for: the first that a repository has.
+/// The types to choose from if none is given: the first one in the repository.
 const USUAL_TYPES: [&str; 3] = ["Q4_K_M", "Q8_0", "Q4_0"];
 /// The types of a vision file in the order in which they are preferred.
 const VISION_TYPES: [&str; 4] = ["F16", "BF16", "Q8_0", "F32"];
-/// The files of a safetensors checkpoint besides its weights.
+/// The files of a safetensors checkpoint other than its weights.
 const SMALL_FILES: [&str; 8] = [
     "config.json",
     "generation_config.json",
@@ -85,7 +85,7 @@ impl HubModel {
     }
 }
 
-/// What happens while a model is fetched.
+/// The events of a download.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// So many bytes of a file are here.
@@ -102,16 +102,16 @@ pub enum Event<'a> {
         /// Its path in the repository.
         file: &'a str,
     },
-    /// A transfer was cut, and will go on.
+    /// A transfer was interrupted, and will resume.
     Retry {
         /// The file's path in the repository.
         file: &'a str,
-        /// What went wrong.
+        /// The reason.
         reason: &'a str,
     },
-    /// The hub can't be reached, and what the cache has of the revision is taken.
+    /// The hub can't be reached, so the files in the cache are used.
     Unreachable {
-        /// What went wrong.
+        /// The reason.
         reason: &'a str,
     },
 }
@@ -138,7 +138,7 @@ impl Hub {
     }
 
     /// Fetches what the cache lacks of a model and gives its path: a directory with `config.json` and safetensors, or a
-    /// GGUF file with the vision tower's file beside it.
+    /// GGUF file with the vision tower's file in the same folder.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the model and the file if there is no such model, type or file, if it is not to be had
@@ -185,7 +185,7 @@ impl Hub {
         })
     }
 
-    /// What the cache has of a revision; `reason` says why the hub is not asked.
+    /// The files of a revision in the cache; `reason` says why the hub is not asked.
     fn cached(&self, model: &HubModel, reason: &str) -> Result<Listing> {
         let root = self.cache.path().join(repo(model, &model.revision).folder_name());
         let by_name = fs::read_to_string(root.join("refs").join(&model.revision));
@@ -311,7 +311,7 @@ fn denied(model: &HubModel, status: Option<u16>) -> Error {
     )
 }
 
-/// What a transfer's thread tells.
+/// The messages of a transfer's thread.
 enum Told<T> {
     Bytes(u64),
     Done(T),
@@ -359,7 +359,7 @@ impl hf_hub::api::Progress for Bytes {
     fn finish(&mut self) {}
 }
 
-/// Downloads one file into the cache; each attempt goes on where the one before ended.
+/// Downloads one file into the cache; each attempt resumes where the one before ended.
 fn fetch(
     api: &Api,
     model: &HubModel,

@@ -8,7 +8,7 @@ use pascaline::{Result, Tensor};
 #[derive(Default)]
 pub(super) struct Layers {
     resident: Vec<TransformerBlock>,
-    /// Those behind, in pinned host memory.
+    /// The blocks after them, in pinned host memory.
     streamed: Option<StreamedBlocks>,
 }
 
@@ -18,7 +18,7 @@ impl Layers {
         self.resident.push(block);
     }
 
-    /// Appends a block whose weights move to host memory, and pass through `device`. All behind it must too.
+    /// Appends a block whose weights move to host memory, and pass through `device`. All blocks after it must, too.
     pub fn push_streamed(&mut self, block: &TransformerBlock, device: &CudaDevice) -> Result<()> {
         let streamed = match &mut self.streamed {
             Some(streamed) => streamed,

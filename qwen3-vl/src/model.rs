@@ -20,24 +20,25 @@ use std::thread::{self, ScopedJoinHandle};
 /// How [`Qwen3Vl::load_with`] loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// What matrices are stored as on the device: f32 or f16. All arithmetic is f32.
+    /// The type of matrices on the device: f32 or f16. All arithmetic is f32.
     pub dtype: DType,
-    /// What the cache stores keys and values as: f32, or what takes a half or a quarter of the memory and rounds them.
+    /// The cache's format: f32, or a format that rounds keys and values and takes a half or a quarter of the memory.
     pub cache: KvFormat,
     /// The format that the matrices of linear maps and embeddings are quantised to on the device, in place of `dtype`.
     pub quantize: Option<Format>,
     /// Whether matrices that are quantised in a GGUF file stay so on the device, in place of `dtype` and if `quantize` does not
     /// say otherwise. Types without kernels become the nearest format that has ([`Qwen3Vl::conversions`] says which).
     pub keep_quantized: bool,
-    /// The decoder layers whose weights stay on the GPU; `None`: all. Those of the layers behind stay in pinned host memory
-    /// and pass through two places on the device, each while the layer before computes: for cards that can't hold the
-    /// model. The results are the same; a decoded token takes at least the time of copying these weights, and no graph.
+    /// The number of decoder layers whose weights stay on the GPU; `None`: all. The weights of the layers after them stay in
+    /// pinned host memory. They are streamed through two buffers on the device, each while the layer before computes. This is
+    /// for cards that can't hold the model. The results are the same. A decoded token takes at least the time of copying these
+    /// weights, and uses no graph.
     pub gpu_layers: Option<usize>,
-    /// Where the vision tower is, for cards that can't hold it beside the text model.
+    /// Where the vision tower is, for cards that can't hold both it and the text model.
     pub vision: VisionPlace,
     /// The type of the vision tower's matrices, if not that of the others.
     pub vision_matrices: Option<Matrices>,
-    /// Prompt tokens that pass at a time: fewer bound the memory of a long prompt's activations, more keep a GPU busy.
+    /// Prompt tokens of one pass. Fewer bound the memory of a long prompt's activations, more keep a GPU busy.
     pub tokens_per_pass: usize,
 }
 
@@ -102,7 +103,7 @@ impl ModelId {
     }
 }
 
-/// What a prompt's tokens have in the cache of a conversation: compared with the next prompt's to keep what is equal.
+/// The tokens in the cache of a conversation. The equal beginning of the next prompt is kept.
 pub struct Session {
     /// Whose weights made the keys and values.
     model: ModelId,
@@ -115,7 +116,7 @@ pub struct Session {
 
 impl Qwen3Vl {
     /// Loads a checkpoint onto `device`, with matrices in the device's usual type: a directory as published, or a GGUF file
-    /// with its vision file (mmproj) beside it.
+    /// with its vision file (mmproj) in the same folder.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file and what is wrong in it, or a device error.
@@ -251,7 +252,7 @@ impl Qwen3Vl {
         self.text.weight_bytes()
     }
 
-    /// Decoder layers whose weights are in host memory and pass through the device.
+    /// Streamed layers: decoder layers whose weights are in host memory and are copied for each pass.
     pub fn streamed_layers(&self) -> usize {
         self.text.streamed_layers()
     }
@@ -265,7 +266,7 @@ impl Qwen3Vl {
         Ok(Session { model: self.id, cache: self.text.cache()?, ids, patches })
     }
 
-    /// What the vision tower makes of an image or video.
+    /// The vision tower's embeddings of an image or video.
     ///
     /// # Errors
     /// As [`VisionTower::forward`].
@@ -396,7 +397,7 @@ impl Qwen3Vl {
         Ok(Some(Prefill { logits: self.text.logits(&hidden)?, passed: count }))
     }
 
-    /// From the first token of each image and video of a prompt to behind its last.
+    /// The tokens of each image and video of a prompt, from its first to one after its last.
     fn spans(&self, prompt: &Prompt) -> Result<Vec<Range<usize>>> {
         let tokens = |patches: &Patches| patches.tokens(&self.config().vision);
         let counts = prompt.patches.iter().map(tokens).collect::<Result<Vec<_>>>()?;
@@ -420,7 +421,7 @@ impl Qwen3Vl {
         match used == counts.iter().sum::<usize>() {
             true => Ok(runs),
             false => {
-                Err(Error::Prompt { reason: format!("fewer image tokens than images behind token {at}") })
+                Err(Error::Prompt { reason: format!("fewer image tokens than images after token {at}") })
             }
         }
     }
@@ -446,12 +447,12 @@ impl Qwen3Vl {
     }
 }
 
-/// What a thread gives; it panics as that does.
+/// The result of a thread; panics if the thread panicked.
 fn joined<T>(thread: ScopedJoinHandle<Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// What is behind a prompt.
+/// The result of passing a prompt.
 pub(super) struct Prefill {
     /// [1, vocab]
     pub logits: Tensor,

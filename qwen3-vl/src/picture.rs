@@ -45,7 +45,7 @@ impl Picture {
         Self::from_bytes(&name, &bytes)
     }
 
-    /// As [`open`](Self::open), from memory; `name` stands in errors.
+    /// As [`open`](Self::open), from memory; errors use `name`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -125,9 +125,9 @@ fn check_size(width: u32, height: u32, bytes_per_pixel: u8, orientation: Orienta
 }
 
 /// Whether the end marker comes. Markers are `ff` and a byte that is neither `00` nor `ff`; what is between them is skipped
-/// by its length, or, behind a start of scan, is data in which an `ff` is followed by `00`.
+/// by its length, or, after a start of scan, is data in which an `ff` is followed by `00`.
 fn jpeg_ends(bytes: &[u8]) -> bool {
-    let mut at = 2; // behind the start of image
+    let mut at = 2; // after the start of image
     while let Some(&[first, second]) = bytes.get(at..at + 2).and_then(|pair| pair.as_array()) {
         match (first, second) {
             (0xff, 0xd9) => return true,

@@ -31,13 +31,13 @@ impl RopeTables {
 pub struct Positions {
     /// (time, height, width) of each token.
     pub axes: Vec<[u32; 3]>,
-    /// What is added to the number of tokens before one that is generated to get its position: the largest position
+    /// A generated token's position minus the number of tokens before it: the largest position
     /// plus one, minus the length. Never positive: an image takes fewer positions than tokens.
     pub rope_delta: i64,
 }
 
 /// The positions of `ids`. A text token counts up on all axes; an image's tokens share their time and have their row
-/// and column, all counted from where the image starts; what follows starts behind the largest position.
+/// and column, all counted from where the image starts; what follows starts after the largest position.
 ///
 /// `grids` holds (groups of frames, rows, columns) in patches of each run of image or video tokens, in order; a
 /// token is `merge` × `merge` patches.
@@ -184,7 +184,7 @@ mod tests {
     const PAD: u32 = 9;
 
     #[test]
-    fn text_behind_an_image_starts_behind_its_longer_side() {
+    fn text_after_an_image_starts_after_its_longer_side() {
         let ids = [1, PAD, PAD, PAD, PAD, PAD, PAD, 2, 3];
         let found = positions(&ids, |id| id == PAD, &[[1, 4, 6]], 2).unwrap();
         let image = [[1, 1, 1], [1, 1, 2], [1, 1, 3], [1, 2, 1], [1, 2, 2], [1, 2, 3]];

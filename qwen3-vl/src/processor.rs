@@ -29,14 +29,14 @@ pub struct Processor {
 pub enum Visual {
     /// A still image.
     Image {
-        /// What errors call it.
+        /// Its name in errors.
         name: String,
         /// Its pixels.
         picture: Picture,
     },
     /// A video: frames of one size.
     Video {
-        /// What errors call it.
+        /// Its name in errors.
         name: String,
         /// Its frames.
         frames: Vec<Picture>,
@@ -134,7 +134,7 @@ impl Processor {
         self.template.render(messages)
     }
 
-    /// Prepares a conversation. `visuals` are what its [`Part::Image`]s and [`Part::Video`]s stand for, in order.
+    /// Prepares a conversation. `visuals` are the pictures of its [`Part::Image`]s and [`Part::Video`]s, in order.
     ///
     /// # Errors
     /// [`Error::Prompt`] if messages and visuals do not fit each other, [`Error::Image`], [`Error::Checkpoint`].
@@ -152,7 +152,7 @@ impl Processor {
     /// # Errors
     /// As [`positions`].
     pub fn positions(&self, ids: &[u32], grids: impl Iterator<Item = [usize; 3]>) -> Result<Positions> {
-        // Each group of a video's frames stands alone, behind its time. One has a token at least.
+        // Each group of a video's frames is separate, after its time. A group has at least one token.
         let groups = grids.flat_map(|[frames, rows, cols]| std::iter::repeat_n([1, rows, cols], frames));
         let groups: Vec<_> = groups.take(ids.len() + 1).collect();
         positions(ids, |id| self.is_pad(id), &groups, self.config.vision.spatial_merge_size)

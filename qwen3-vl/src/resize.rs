@@ -7,7 +7,7 @@
 
 use rayon::prelude::*;
 
-/// What one output pixel is made of: `weights` over the input from `first` on.
+/// The inputs of one output pixel: `weights` of the input pixels from `first` on.
 struct Window {
     first: usize,
     weights: Vec<i32>,

@@ -1,7 +1,7 @@
 //! Reading safetensors files that nobody vouches for.
 //!
 //! Format: <https://huggingface.co/docs/safetensors> — eight bytes of header length, little-endian; a JSON object
-//! `name → {dtype, shape, data_offsets}`; the data. What is checked when a file is opened: the header's length, that
+//! `name → {dtype, shape, data_offsets}`; the data. Checked when a file is opened: the header's length, that
 //! no name comes twice, that every size is type × shape, and that the ranges cover the data without hole or overlap.
 //! Data is read with positioned reads instead of a memory map, so that a file cut short while it is in use gives an
 //! error and no signal.
@@ -63,7 +63,7 @@ impl FileType {
 pub struct Entry {
     /// How its elements are stored.
     pub dtype: FileType,
-    /// Its extents.
+    /// Its dimensions.
     pub shape: Vec<usize>,
     /// Its first byte, counted from the start of the file.
     begin: u64,
@@ -287,7 +287,7 @@ fn parse_header(path: &Path, header: &[u8], data: u64, file_len: u64) -> Result<
     }
     match covered == file_len - data {
         true => Ok(entries),
-        false => Err(bad(path, None, format!("{} bytes behind the last tensor", file_len - data - covered))),
+        false => Err(bad(path, None, format!("{} bytes after the last tensor", file_len - data - covered))),
     }
 }
 

@@ -39,7 +39,7 @@ impl Sampling {
         seed: 0,
     };
 
-    /// What is published for the Instruct models: temperature 0.7, top-k 20, top-p 0.8, presence penalty 1.5.
+    /// The published settings of the Instruct models: temperature 0.7, top-k 20, top-p 0.8, presence penalty 1.5.
     pub const INSTRUCT: Self =
         Self { temperature: 0.7, top_k: 20, top_p: 0.8, presence_penalty: 1.5, ..Self::GREEDY };
 

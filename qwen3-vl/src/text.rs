@@ -14,7 +14,7 @@ use pascaline::{DType, Device, Result, Tensor};
 pub struct TextModel {
     config: super::config::TextConfig,
     device: Device,
-    /// What keys and values are stored as.
+    /// The format of keys and values.
     cache: KvFormat,
     embed_tokens: Embedding,
     layers: Layers,
@@ -22,7 +22,7 @@ pub struct TextModel {
     lm_head: Linear,
 }
 
-/// Image tokens that stand side by side in a sequence, and where their features are.
+/// Consecutive image tokens of a sequence, and where their features are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ImageRun {
     /// The first one's place in the sequence.
@@ -35,10 +35,10 @@ pub(super) struct ImageRun {
     pub row: usize,
 }
 
-/// What is put into a pass beside its tokens.
+/// The inputs of a pass in addition to its tokens.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Images<'a> {
-    /// What the vision tower made of each image and video.
+    /// The vision tower's output for each image and video.
     pub outputs: &'a [VisionOutput],
     /// The runs of image tokens, counted from the start of the pass.
     pub runs: &'a [ImageRun],
@@ -46,7 +46,7 @@ pub(super) struct Images<'a> {
 
 impl TextModel {
     /// Takes the language model's tensors. Keys and values will be stored as `cache`; the weights of layers from number
-    /// `gpu_layers` on stay in host memory; `done` is called behind each layer.
+    /// `gpu_layers` on stay in host memory; `done` is called after each layer.
     pub(super) fn load(
         weights: &mut Weights,
         config: &Config,

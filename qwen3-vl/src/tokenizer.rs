@@ -16,7 +16,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// Tokens that are not part of the text.
     special: HashSet<u32>,
-    /// The byte that each character of a token's spelling stands for.
+    /// The byte that each character of a token's spelling encodes.
     bytes: HashMap<char, u8>,
     pub(super) image_pad: String,
     pub(super) video_pad: String,
@@ -82,19 +82,19 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes that a token stands for: none for special tokens and for ids that no token has.
+    /// The bytes of a token: none for special tokens and for ids that no token has.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         if self.special.contains(&id) {
             return Vec::new();
         }
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
-        // An added token that is not spelled in byte characters stands for itself.
+        // An added token that is not spelled in byte characters is its own text.
         let bytes: Option<Vec<u8>> = token.chars().map(|c| self.bytes.get(&c).copied()).collect();
         bytes.unwrap_or_else(|| token.into_bytes())
     }
 }
 
-/// What `work` of the tokenizers crate gives, or why it does not: it panics on some files and texts. What was being made is
+/// The result of `work` in the tokenizers crate, or why there is none: it panics on some files and texts. What was being made is
 /// thrown away then, and nothing is changed in place.
 pub(crate) fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {

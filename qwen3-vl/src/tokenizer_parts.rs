@@ -1,4 +1,4 @@
-//! What a `tokenizer.json` may hold: the parts that the models' own tokenizer has.
+//! The parts that a `tokenizer.json` may have: those of the models' own tokenizer.
 //!
 //! The format describes tokenizers of every kind, and the crate that reads it panics on some that make no sense, hangs on
 //! others, and cuts or fills up texts where it is told to. Whatever these models do not have is refused by its name before
@@ -9,7 +9,7 @@ use pascaline::Result;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// What words are before they are cut into tokens. Another pattern could take endless time on a text.
+/// The pattern of words, before they are cut into tokens. Another pattern could take endless time on a text.
 pub(crate) const PATTERN: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\
     \\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 /// The most bytes of an added token, and of all together; the published ones have up to 20, and 400.

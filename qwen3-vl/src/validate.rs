@@ -48,7 +48,7 @@ pub struct Stage {
     pub error: f64,
 }
 
-/// What is tolerated.
+/// The tolerances.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Limits {
     /// The share of pixel values that must be equal.
@@ -171,15 +171,15 @@ pub fn check_run(model: &Qwen3Vl, run: &Run) -> Result<RunReport> {
     })
 }
 
-/// The outputs of the tower for pixel values of several images, one behind the other.
+/// The outputs of the tower for pixel values of several images, one after the other.
 fn see(model: &Qwen3Vl, grids: &[[usize; 3]], pixels: &[f32]) -> Result<Vec<VisionOutput>> {
     let mut rest = pixels;
     let mut outputs = Vec::new();
     for &grid in grids {
         let count = grid.iter().product::<usize>() * model.config().vision.patch_len();
-        let (values, behind) = rest.split_at(count.min(rest.len()));
+        let (values, after) = rest.split_at(count.min(rest.len()));
         outputs.push(model.see(&Patches { grid, values: values.to_vec() })?);
-        rest = behind;
+        rest = after;
     }
     Ok(outputs)
 }

@@ -37,7 +37,7 @@ pub struct VisionTower {
     deepstack_mergers: Vec<Merger>,
 }
 
-/// What the tower makes of an image.
+/// The tower's output for an image.
 #[derive(Clone, Debug)]
 pub struct VisionOutput {
     /// [tokens, text hidden]
@@ -104,7 +104,7 @@ fn layer_norm(weights: &mut Weights, name: &str) -> Result<LayerNorm> {
 }
 
 impl VisionTower {
-    /// Takes the tower's tensors; `streamed`: those of the blocks and mergers stay in host memory. `done` is called behind
+    /// Takes the tower's tensors; `streamed`: those of the blocks and mergers stay in host memory. `done` is called after
     /// each block.
     pub(super) fn load(
         weights: &mut Weights,

@@ -54,7 +54,7 @@ fn expected_vision(vision: &VisionConfig, tensors: &mut BTreeMap<String, Vec<usi
     add("patch_embed.proj.weight".into(), &[hidden, vision.in_channels, frames, side, side]);
     add("patch_embed.proj.bias".into(), &[hidden]);
     add("pos_embed.weight".into(), &[vision.num_position_embeddings, hidden]);
-    // A weight and a bias as long as the weight's first extent.
+    // A weight and a bias as long as the weight's first dimension.
     let mut pair = |name: String, weight: &[usize]| {
         add(format!("{name}.weight"), weight);
         add(format!("{name}.bias"), &weight[..1]);
@@ -189,7 +189,7 @@ impl Weights {
         }
     }
 
-    /// What is taken from now on goes to this device.
+    /// Tensors that are taken from now on go to this device.
     pub(super) fn load_onto(&mut self, device: &Device) {
         self.device = device.clone();
     }
@@ -212,12 +212,12 @@ impl Weights {
         Self { keep: true, ..self }
     }
 
-    /// What was converted so far because there are no kernels for it.
+    /// The types converted so far because they have no kernels.
     pub fn conversions(&self) -> Vec<Conversion> {
         self.conversions.values().copied().collect()
     }
 
-    /// What is taken from now on is stored as this.
+    /// Matrices that are taken from now on are stored in this type.
     pub(super) fn store_as(&mut self, matrices: Matrices) {
         self.keep = false;
         (self.dtype, self.format) = match matrices {

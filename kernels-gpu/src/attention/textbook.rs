@@ -5,8 +5,8 @@
 //! scores: [b · num_q_heads, q_len, kv_len].
 
 use super::{not_zero, visible};
+use crate::device::block_reduce;
 use crate::device::math::{exp, fma, rcp};
-use crate::device::reduce;
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
@@ -139,7 +139,7 @@ pub unsafe fn attention_textbook_softmax_f32(Softmax { scores, kv_len }: Softmax
             max = max.max(*row.add(c as usize));
             c += BLOCK;
         }
-        let max = reduce::block(max, WARPS, maxima, Max);
+        let max = block_reduce::reduce(max, WARPS, maxima, Max);
         let max = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let mut sum = 0.0;
         c = tid;
@@ -149,7 +149,7 @@ pub unsafe fn attention_textbook_softmax_f32(Softmax { scores, kv_len }: Softmax
             sum += weight;
             c += BLOCK;
         }
-        let sum = reduce::block(sum, WARPS, sums, Sum);
+        let sum = block_reduce::reduce(sum, WARPS, sums, Sum);
         let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
         c = tid;
         while c < kv_len {

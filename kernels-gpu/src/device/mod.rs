@@ -1,5 +1,6 @@
 //! Device code that kernels share and Rust-CUDA's `cuda_std` lacks. Everything here panics when called on the host.
 
+pub mod block_reduce;
 pub mod coded;
 pub mod columns;
 pub mod element;
@@ -7,7 +8,6 @@ pub mod flat;
 pub mod int8;
 pub mod math;
 pub mod order;
-pub mod reduce;
 pub mod rows;
 pub mod stored;
 pub mod textbook;

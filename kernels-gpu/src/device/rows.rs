@@ -3,7 +3,7 @@
 //! is read once and by loads that are all in flight together. Teams are as small as that allows: what one waits for, in a
 //! reduction, others fill.
 
-use super::{Columns, Shared, Vector, reduce};
+use super::{Columns, Shared, Vector, block_reduce};
 use cuda_std::butterfly;
 use cuda_std::prelude::*;
 use cuda_std::warp::WarpShuffleValue;
@@ -161,7 +161,7 @@ impl Team for Block {
         let warps = thread::block_dim_x() / 32;
         // SAFETY: all threads of the block are here: this function's contract. Each value has its own words of scratch
         // memory.
-        unsafe { reduce::block_once(own, warps, self.0.at(before * warps), op) }
+        unsafe { block_reduce::reduce_once(own, warps, self.0.at(before * warps), op) }
     }
 
     #[inline(always)]

@@ -102,7 +102,7 @@ pub struct Decoder {
     /// Exponent bits that f32 has more.
     shift: u32,
     factor: f32,
-    /// The code of infinity after this; codes of NaNs are larger.
+    /// The value that the code of infinity decodes to before it is corrected; NaNs decode to more.
     infinity: f32,
 }
 

@@ -20,7 +20,7 @@ use super::blocks::{
 use super::q4_k;
 use super::unroll::unroll;
 use crate::device::int8::dp4a;
-use crate::device::{Element, F16, reduce};
+use crate::device::{Element, F16, block_reduce};
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
@@ -191,7 +191,7 @@ pub unsafe fn quant_encode_i8(Encode { quants, scales, x, cols, k, .. }: Encode<
             largest = abs_bits(f32::load(x.add(c as usize))).max(largest);
             c += THREADS;
         }
-        let scale = scale_i8(f32::from_bits(reduce::block(largest, WARPS, scratch, Max)));
+        let scale = scale_i8(f32::from_bits(block_reduce::reduce(largest, WARPS, scratch, Max)));
         let inverse = inverse(scale);
         let mut word = tid;
         while word < k / 4 {

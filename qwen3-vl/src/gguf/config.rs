@@ -3,7 +3,7 @@
 use super::Gguf;
 use super::metadata::Metadata;
 use crate::config::{
-    Config, GenerationConfig, MAX_EXTENT, PUBLISHED_PIXELS, PUBLISHED_VIDEO_PIXELS, PreprocessorConfig,
+    Config, GenerationConfig, MAX_DIMENSION, PUBLISHED_PIXELS, PUBLISHED_VIDEO_PIXELS, PreprocessorConfig,
     TextConfig, VisionConfig,
 };
 use pascaline::Result;
@@ -16,16 +16,16 @@ pub(super) const FRAMES: usize = 2;
 /// Tokens that end an answer wherever a vocabulary has them.
 const STOP_TOKENS: [&str; 2] = ["<|im_end|>", "<|endoftext|>"];
 
-fn extent(metadata: &Metadata, key: &str) -> Result<usize> {
+fn dimension(metadata: &Metadata, key: &str) -> Result<usize> {
     let value = metadata.required(key, metadata.unsigned(key)?)?;
     match value {
-        1..=MAX_EXTENT => Ok(value as usize),
-        _ => Err(metadata.bad(key, format!("{value} is not between 1 and {MAX_EXTENT}"))),
+        1..=MAX_DIMENSION => Ok(value as usize),
+        _ => Err(metadata.bad(key, format!("{value} is not between 1 and {MAX_DIMENSION}"))),
     }
 }
 
-fn extent_or(metadata: &Metadata, key: &str, default: usize) -> Result<usize> {
-    if metadata.get(key).is_some() { extent(metadata, key) } else { Ok(default) }
+fn dimension_or(metadata: &Metadata, key: &str, default: usize) -> Result<usize> {
+    if metadata.get(key).is_some() { dimension(metadata, key) } else { Ok(default) }
 }
 
 fn positive(metadata: &Metadata, key: &str) -> Result<f64> {
@@ -113,35 +113,35 @@ fn text_config(text: &Gguf) -> Result<TextConfig> {
     };
     let section = [time, height, width].map(|count| usize::try_from(count).unwrap_or(usize::MAX));
 
-    let hidden_size = extent(metadata, &key("embedding_length"))?;
-    let num_attention_heads = extent(metadata, &key("attention.head_count"))?;
-    let head_dim = extent_or(metadata, &key("attention.key_length"), hidden_size / num_attention_heads)?;
+    let hidden_size = dimension(metadata, &key("embedding_length"))?;
+    let num_attention_heads = dimension(metadata, &key("attention.head_count"))?;
+    let head_dim = dimension_or(metadata, &key("attention.key_length"), hidden_size / num_attention_heads)?;
     for name in ["attention.value_length", "rope.dimension_count"] {
-        if extent_or(metadata, &key(name), head_dim)? != head_dim {
+        if dimension_or(metadata, &key(name), head_dim)? != head_dim {
             return Err(metadata.bad(&key(name), format!("is not the keys' {head_dim}")));
         }
     }
     let embedding = "token_embd.weight";
     let rows = text.tensor(embedding).map(|info| info.shape[0]);
     let vocab_size = rows.ok_or_else(|| text.bad(embedding, "is not in the file"))?;
-    if vocab_size as u64 > MAX_EXTENT {
-        return Err(text.bad(embedding, format!("has {vocab_size} rows, of at most {MAX_EXTENT}")));
+    if vocab_size as u64 > MAX_DIMENSION {
+        return Err(text.bad(embedding, format!("has {vocab_size} rows, of at most {MAX_DIMENSION}")));
     }
-    if extent_or(metadata, &key("vocab_size"), vocab_size)? != vocab_size {
+    if dimension_or(metadata, &key("vocab_size"), vocab_size)? != vocab_size {
         return Err(metadata.bad(&key("vocab_size"), format!("{embedding} has {vocab_size} rows")));
     }
     let config = TextConfig {
         hidden_size,
-        intermediate_size: extent(metadata, &key("feed_forward_length"))?,
-        num_hidden_layers: extent(metadata, &key("block_count"))?,
+        intermediate_size: dimension(metadata, &key("feed_forward_length"))?,
+        num_hidden_layers: dimension(metadata, &key("block_count"))?,
         num_attention_heads,
-        num_key_value_heads: extent_or(metadata, &key("attention.head_count_kv"), num_attention_heads)?,
+        num_key_value_heads: dimension_or(metadata, &key("attention.head_count_kv"), num_attention_heads)?,
         head_dim,
         vocab_size,
         rms_norm_eps: positive(metadata, &key("attention.layer_norm_rms_epsilon"))? as f32,
         rope_theta: positive(metadata, &key("rope.freq_base"))?,
         mrope_section: section,
-        max_position_embeddings: extent(metadata, &key("context_length"))?,
+        max_position_embeddings: dimension(metadata, &key("context_length"))?,
         eos_token_id: metadata.id("tokenizer.ggml.eos_token_id")?,
     };
     let text_key = |name: &str| match name {
@@ -169,7 +169,7 @@ fn vision_key(field: &str) -> &str {
 
 fn vision_config(vision: &Gguf) -> Result<VisionConfig> {
     let metadata = vision.metadata();
-    let size = |name: &str| extent(metadata, &format!("clip.vision.{name}"));
+    let size = |name: &str| dimension(metadata, &format!("clip.vision.{name}"));
     for (key, supported) in
         [("clip.has_vision_encoder", true), ("clip.use_gelu", true), ("clip.use_silu", false)]
     {
@@ -247,8 +247,8 @@ pub(crate) fn generation(text: &Gguf, config: &Config) -> Result<GenerationConfi
     })
 }
 
-/// How images are prepared. Pixel limits are the file's, where it has any, else those of a `preprocessor_config.json` beside
-/// it or in a folder `source` there, else the published ones.
+/// How images are prepared. Pixel limits are the file's if it has any, else those of a `preprocessor_config.json` in its
+/// folder or the folder `source` there, else the published ones.
 pub(crate) fn preprocessor(vision: &Gguf, config: &VisionConfig) -> Result<PreprocessorConfig> {
     let metadata = vision.metadata();
     let channels = |key: &str| {
@@ -287,7 +287,7 @@ pub(crate) fn preprocessor(vision: &Gguf, config: &VisionConfig) -> Result<Prepr
     })
 }
 
-/// How videos are prepared: with the limits of a `video_preprocessor_config.json` beside it, else the published ones.
+/// How videos are prepared: with the limits of a `video_preprocessor_config.json` in the file's folder, else the published ones.
 pub(crate) fn video_preprocessor(
     vision: &Gguf,
     config: &VisionConfig,

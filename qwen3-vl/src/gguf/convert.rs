@@ -131,7 +131,7 @@ fn tensors(config: &Config, vision: bool, ty: impl Fn(&str, &[usize]) -> GgmlTyp
     planned
 }
 
-/// The number of parameters with two digits, as `general.size_label` has it.
+/// The number of parameters with two digits, as in `general.size_label`.
 fn size_label(parameters: usize) -> String {
     let (scaled, suffix) = match parameters as f64 {
         count if count >= 1e12 => (count / 1e12, "T"),

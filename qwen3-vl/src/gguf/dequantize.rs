@@ -1,4 +1,4 @@
-//! Blocks → f32: d·q, or d·q − m, rounded after each operation, as ggml's reference code has it, so that the bits are the same.
+//! Blocks → f32: d·q, or d·q − m, rounded after each operation, in the order of ggml's reference code, so that the bits are the same.
 //!
 //! Source of the layouts: ggml's published `ggml-common.h` (block structures) and `ggml-quants.c`. A block of 256 values has
 //! 8 or 16 sub-blocks with integer scales of their own under the f16 scale `d` (and `dmin` of the minima).
@@ -6,7 +6,7 @@
 use super::GgmlType;
 use half::{bf16, f16};
 
-/// The 16 values that the 4-bit quants of IQ4_NL and IQ4_XS stand for.
+/// The 16 values that the 4-bit quants of IQ4_NL and IQ4_XS index.
 const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// The values of whole blocks: as many of `values` as `bytes` has blocks for.
@@ -68,7 +68,7 @@ fn q4_1(block: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Quants of five bits: the fifth of quant i is bit i of the word at `at`, behind which the low four are.
+/// Quants of five bits: the fifth of quant i is bit i of the word at `at`, and the low four follow it.
 fn fives(block: &[u8], at: usize) -> impl Iterator<Item = u8> {
     let high = word_at(block, at);
     let low = nibbles::<32>(&block[at + 4..]);

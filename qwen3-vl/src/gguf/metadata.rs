@@ -40,7 +40,7 @@ pub enum Array {
 }
 
 impl Value {
-    /// What errors call it.
+    /// Its name in errors.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Unsigned(_) | Self::Signed(_) => "a whole number",

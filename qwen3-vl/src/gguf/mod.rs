@@ -1,4 +1,4 @@
-//! GGUF files: quantised weights and all that a model needs besides, read from files that nobody vouches for, and written.
+//! Reads and writes GGUF files: quantised weights and all else that a model needs. Files are not trusted.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md> (versions 2 and 3, little-endian): magic, version,
 //! counts of tensors and of keys; the keys with typed values; each tensor's name, dimensions (innermost first), type and
@@ -8,21 +8,20 @@
 //! |------------|-------------------------------------------------------------------------|
 //! | ggml_type  | the types of tensors and the bytes of their blocks                      |
 //! | dequantize | blocks → f32                                                            |
-//! | kept       | the format that a type has on the device                                |
+//! | kept       | the format on the device of each type                                   |
 //! | metadata   | the keys and their values                                               |
 //! | container  | one file's header, each number of which is checked before it is used    |
 //! | shards     | the files of a split model as one, and reading their tensors            |
 //! | config     | sizes, stop tokens and preprocessing from metadata                      |
 //! | vocabulary | the tokenizer from metadata                                             |
-//! | names      | which tensors stand for those of a published checkpoint                 |
+//! | names      | the names of a published checkpoint's tensors in GGUF files             |
 //! | projector  | the vision file (mmproj) that belongs to a text file                    |
-//! | mix        | which tensor is stored how in files that are written                    |
+//! | mix        | the type of each tensor in files that are written                       |
 //! | encode     | f32 → blocks                                                            |
-//! | plan       | a file to be written, laid out before any value is known                |
+//! | plan       | the layout of a file to be written, before any value is known           |
 //! | convert    | the keys and tensors that the files of a published checkpoint have      |
 //!
-//! Data is read with positioned reads and not mapped, so that a file cut short while it is in use gives an error and no
-//! signal.
+//! Data is read with positioned reads, not mapped: a file that is truncated while in use gives an error and not a signal.
 
 mod config;
 mod container;
@@ -59,7 +58,7 @@ use crate::chat::ChatTemplate;
 use crate::processor::Processor;
 use pascaline::Result;
 
-/// All of a model that needs no weights.
+/// The processor of a model: everything that needs no weights.
 pub(crate) fn processor(text: &Gguf, vision: &Gguf) -> Result<Processor> {
     let config = config(text, vision)?;
     let images = config::preprocessor(vision, &config.vision)?;

@@ -1,4 +1,4 @@
-//! Which tensors of a text file and a vision file stand for those of a published checkpoint.
+//! The names of a published checkpoint's tensors in a text file and a vision file.
 
 use super::{GgmlType, Gguf};
 use crate::config::Config;
@@ -22,7 +22,7 @@ const LAYER: [(&str, &str); 11] = [
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Likewise of a vision block's.
+/// A part of a vision block's name, published and in a GGUF file.
 const BLOCK: [(&str, &str); 6] = [
     ("norm1", "ln1"),
     ("norm2", "ln2"),

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 /// The types of matrices of vision files, the preferred one first: f16 is what most are published in.
 const PREFERRED: [GgmlType; 4] = [GgmlType::F16, GgmlType::BF16, GgmlType::Q8_0, GgmlType::F32];
 
-/// The vision file beside a text file: among the files with `mmproj` in their names the one that fits the text model. Of
-/// several the one in the preferred type.
+/// The vision file in a text file's folder: the file with `mmproj` in its name that fits the text model. If several fit, the
+/// one in the preferred type.
 ///
 /// # Errors
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) if there is none or more than one, or the only one is damaged.
@@ -41,7 +41,9 @@ pub(crate) fn beside(text: &Gguf) -> Result<Gguf> {
     };
     let mut fitting = match &candidates[..] {
         [] => {
-            return Err(missing("no vision file (mmproj*.gguf) is beside it; name one with --mmproj".into()));
+            return Err(missing(
+                "its folder has no vision file (mmproj*.gguf); name one with --mmproj".into(),
+            ));
         }
         [only] => return open(only),
         several => several.iter().filter_map(|file| open(file).ok()).collect::<Vec<_>>(),
@@ -58,7 +60,7 @@ pub(crate) fn beside(text: &Gguf) -> Result<Gguf> {
     }
     let none = || {
         missing(format!(
-            "none of the {} vision files beside it fits; name one with --mmproj",
+            "none of the {} vision files in its folder fits; name one with --mmproj",
             candidates.len()
         ))
     };

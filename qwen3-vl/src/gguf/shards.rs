@@ -44,7 +44,7 @@ pub(crate) fn is_later_part(path: &Path) -> bool {
 }
 
 impl Gguf {
-    /// Opens a file, and if it is the first of a split model the others beside it.
+    /// Opens a file. If it is the first of a split model, opens the others in its folder too.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file, the key or tensor where there is one, and what is wrong.

@@ -1,4 +1,4 @@
-//! Statements and expressions → text, each step paid for before it is taken.
+//! Statements and expressions → text, each step charged to the budget before it runs.
 
 use super::builtins::{self, Given};
 use super::parser::{Arguments, Comparison, Expr, Node, Postfix, Statement, Target};
@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// What is wrong; the statement at fault adds its line.
+/// The reason of an error; the statement at fault adds its line.
 pub(super) type Result<T> = std::result::Result<T, String>;
 
 type Scope = Vec<(Arc<str>, Value)>;
@@ -17,7 +17,7 @@ pub(super) struct Run<'t> {
     budget: u64,
     /// The template's variables, and those of the blocks and macros around what runs.
     scopes: Vec<Scope>,
-    /// The first of the scopes that a macro's body sees besides the outermost.
+    /// The first scope that a macro's body sees in addition to the outermost.
     visible: usize,
     namespaces: Vec<Scope>,
     macros: Vec<&'t Statement>,
@@ -57,7 +57,7 @@ pub(super) fn render(
 }
 
 impl<'t> Run<'t> {
-    /// Pays for what is about to be done with so many bytes or entries.
+    /// Charges the budget for a step on so many bytes or entries, before the step.
     pub fn pay(&mut self, cost: usize) -> Result<()> {
         match self.budget.checked_sub(cost as u64) {
             Some(left) => {
@@ -426,7 +426,7 @@ impl<'t> Run<'t> {
         Ok(Value::Namespace(self.namespaces.len() - 1))
     }
 
-    /// What a loop over a value goes through.
+    /// The entries that a loop over a value visits.
     pub fn entries(&mut self, value: &Value) -> Result<Vec<Value>> {
         match value {
             Value::Undefined => Ok(Vec::new()),
@@ -497,7 +497,7 @@ impl<'t> Run<'t> {
         if step == 0 {
             return Err("a slice's step is 0".into());
         }
-        // Before the first and behind the last, as far as the direction allows.
+        // Before the first and after the last, as far as the direction allows.
         let (least, most) = if step > 0 { (0, len) } else { (-1, len - 1) };
         let bound = |bound: Option<i64>, usual: i64| match bound {
             None => usual,

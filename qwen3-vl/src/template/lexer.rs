@@ -35,13 +35,13 @@ const OPERATORS: [&str; 26] = [
     "{", "}", "<", ">", "=", "!",
 ];
 
-/// What the tag before leaves of the text behind it.
+/// The whitespace that a tag removes from the text after it.
 #[derive(Clone, Copy)]
 enum Trim {
     Nothing,
-    /// `%}` takes the newline behind it.
+    /// `%}` removes the newline after it.
     Newline,
-    /// `-%}` takes all whitespace.
+    /// `-%}` removes all whitespace.
     All,
 }
 

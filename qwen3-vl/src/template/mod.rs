@@ -1,14 +1,14 @@
-//! Jinja as chat templates use it, for templates that nobody vouches for.
+//! The part of Jinja that chat templates use, for templates that are not trusted.
 //!
-//! A template comes with a checkpoint and is a program. Interpreters at hand bound its steps, but neither the memory that
-//! one step takes (`s ~ s` doubles a string) nor the time (`[0] * 10 ** 9`), and some recurse as deep as a template asks
-//! for. Here everything is paid for from one budget before it is done: a step costs [`STEP`], and every byte of text and
-//! every entry of a list that is made, looked at or printed costs one or more. Nesting is bounded where a template is
-//! read, the depth of values where they are made, so nothing recurses without end.
+//! A template comes with a checkpoint, and it is a program. Existing interpreters bound the number of its steps. They bound
+//! neither the memory of one step (`s ~ s` doubles a string) nor its time (`[0] * 10 ** 9`), and some recurse as deep as a
+//! template demands. Here one budget is charged before each step. A step costs [`STEP`]; every byte of text and every entry
+//! of a list that is made, read or printed costs one or more. The parser bounds the nesting of expressions, and the
+//! constructors of values bound their depth, so recursion is bounded.
 //!
-//! What published templates use is there, with Jinja2's results: loops, conditions, assignments, namespaces, macros,
+//! The features of published templates give Jinja2's results: loops, conditions, assignments, namespaces, macros,
 //! slices, Python's methods of strings and dictionaries, and the filters and tests listed in `builtins.rs`. Anything else
-//! is refused by its name when it is met.
+//! is an error that names it.
 
 mod builtins;
 mod eval;
@@ -26,9 +26,9 @@ const MAX_NESTING: usize = 64;
 const MAX_DEPTH: usize = 32;
 /// How deep macros may call each other.
 const MAX_CALLS: usize = 8;
-/// What rendering may cost. A prompt of a million bytes costs some tens of millions; at most it is 3 s and 0.5 GB.
+/// The budget of one rendering: at most about 3 s and 0.5 GB. A prompt of a million bytes costs some tens of millions.
 const BUDGET: u64 = 1 << 28;
-/// What a step costs: it takes about as long as so many bytes.
+/// The cost of a step, which takes about as long as so many bytes.
 const STEP: usize = 32;
 
 /// Why a template can't be read or rendered.
@@ -37,7 +37,7 @@ const STEP: usize = 32;
 pub struct TemplateError {
     /// Of the template, from 1 on.
     pub line: usize,
-    /// What is wrong there.
+    /// The error.
     pub reason: String,
 }
 

@@ -1,7 +1,7 @@
 //! Tags → statements and expressions.
 //!
-//! What is written side by side stays side by side here (`a + b - c` is one node with two steps, `x.y.z` one with two), so
-//! that a tree is only as deep as its source is nested, and that is bounded.
+//! A chain becomes one node (`a + b - c` is one node with two steps, and so is `x.y.z`). So a tree is only as deep as its
+//! source is nested, and that is bounded.
 
 use super::lexer::{Kind, Piece, Token};
 use super::value::Value;
@@ -110,7 +110,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn parse(pieces: Vec<Piece>) -> Result<Vec<Node>> {
-    let mut blocks = Blocks { pieces: pieces.into_iter(), nesting: 0, last: 1 };
+    let mut blocks = Parser { pieces: pieces.into_iter(), nesting: 0, last: 1 };
     let (nodes, end) = blocks.until(&[])?;
     match end {
         None => Ok(nodes),
@@ -118,14 +118,14 @@ pub(super) fn parse(pieces: Vec<Piece>) -> Result<Vec<Node>> {
     }
 }
 
-/// The pieces not read yet.
-struct Blocks {
+/// The parser: the pieces that are not read yet.
+struct Parser {
     pieces: std::vec::IntoIter<Piece>,
     nesting: usize,
     last: usize,
 }
 
-/// A block tag: its name and the tokens behind it.
+/// A block tag: its name and the tokens after it.
 struct Tag {
     name: Name,
     tokens: Tokens,
@@ -137,7 +137,7 @@ impl Tag {
     }
 }
 
-impl Blocks {
+impl Parser {
     /// The statements up to one of these tags, which is given too; `None` at the end of the template.
     fn until(&mut self, ends: &[&str]) -> Result<(Vec<Node>, Option<Tag>)> {
         let mut nodes = Vec::new();
@@ -189,7 +189,7 @@ impl Blocks {
             "for" => {
                 let targets = tokens.names()?;
                 tokens.expect_word("in")?;
-                let over = tokens.binary(OR)?; // `if` behind it is the loop's
+                let over = tokens.binary(OR)?; // an `if` after it is the loop's
                 let only = if tokens.word("if") { Some(tokens.expression()?) } else { None };
                 tokens.end()?;
                 let (body, end) = self.body("for", &["else", "endfor"])?;
@@ -550,7 +550,7 @@ impl Tokens {
         Ok(arguments)
     }
 
-    /// What follows `is`. A test's one argument may stand without parentheses: `is divisibleby 3`, `is in [1, 2]`.
+    /// The test after `is`. Its one argument may be without parentheses: `is divisibleby 3`, `is in [1, 2]`.
     fn test(&mut self) -> Result<Postfix> {
         let negated = self.word("not");
         let name = self.name()?;

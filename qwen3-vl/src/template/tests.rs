@@ -1,4 +1,4 @@
-//! What Jinja2 3.1.6 gives for the same templates, with the settings of transformers; and templates made to do harm.
+//! The results of Jinja2 3.1.6 for the same templates, with the settings of transformers; and hostile templates.
 
 use super::value::Value;
 use super::{BUDGET, MAX_NESTING, MAX_SOURCE, Template, TemplateError};
@@ -289,7 +289,7 @@ fn templates_made_to_do_harm_are_refused() {
     }
 }
 
-/// What is written side by side takes no stack, however long.
+/// Chains take no stack, however long.
 #[test]
 fn long_chains_are_no_nesting() {
     std::thread::Builder::new()

@@ -1,4 +1,4 @@
-//! What a template computes with. Values are shared and never changed, so copying one costs nothing.
+//! The values of a template. They are shared and never changed, so copying one costs nothing.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which device and which cases: the arguments that `bench` and `validate` have in common.
+//! The device and the cases: the arguments that `bench` and `validate` share.
 
 use super::device::DeviceArg;
 use super::failure::Failure;
@@ -6,7 +6,7 @@ use super::output::Output;
 use pascaline_testing::{self as testing, Case};
 
 #[derive(clap::Args)]
-pub(super) struct Select {
+pub(super) struct CaseArgs {
     #[command(flatten)]
     pub device: DeviceArg,
 
@@ -18,7 +18,7 @@ pub(super) struct Select {
     pub output: Output,
 }
 
-impl Select {
+impl CaseArgs {
     /// The cases whose id is asked for, of those that `suit` takes.
     pub fn cases(&self, suit: impl Fn(&dyn Case) -> bool) -> Result<Vec<Box<dyn Case>>, Failure> {
         let mut cases = testing::cases();

@@ -11,7 +11,7 @@ use cuda_std::warp::{WarpShuffleValue, lane_id};
 /// # Safety
 /// All threads of the block call it together.
 #[inline(always)]
-pub unsafe fn block<T: WarpShuffleValue + Word>(
+pub unsafe fn reduce<T: WarpShuffleValue + Word>(
     value: T,
     warps: u32,
     scratch: Shared<T>,
@@ -20,19 +20,19 @@ pub unsafe fn block<T: WarpShuffleValue + Word>(
     // SAFETY: all threads of the block are here: this function's contract. After the second barrier nobody reads
     // `scratch`.
     unsafe {
-        let [total] = block_once([value], warps, scratch, op);
+        let [total] = reduce_once([value], warps, scratch, op);
         sync_threads();
         total
     }
 }
 
-/// [`block`] for several values, with one barrier. `scratch` holds `N * warps` elements, which other threads may still be
+/// [`reduce`] for several values, with one barrier. `scratch` holds `N * warps` elements, which other threads may still be
 /// reading after the call.
 ///
 /// # Safety
-/// As [`block`]; a barrier lies between any other access to these elements and this call.
+/// As [`reduce`]; a barrier lies between any other access to these elements and this call.
 #[inline(always)]
-pub unsafe fn block_once<T: WarpShuffleValue + Word, const N: usize>(
+pub unsafe fn reduce_once<T: WarpShuffleValue + Word, const N: usize>(
     values: [T; N],
     warps: u32,
     scratch: Shared<T>,
