@@ -25,8 +25,7 @@ fn models() -> Vec<PathBuf> {
 }
 
 fn load(model: &Path, device: &Device, options: LoadOptions) -> Qwen3Vl {
-    let loaded = Qwen3Vl::load_with(model, device, options, |_| {}).unwrap();
-    loaded
+    Qwen3Vl::load_with(model, device, options, |_| {}).unwrap()
 }
 
 fn hex(text: &Value) -> Vec<u8> {

@@ -24,8 +24,7 @@ const MODELS: [&str; 5] =
 
 fn load(file: &str, device: &Device, options: LoadOptions) -> Qwen3Vl {
     let file = fixtures().join(file);
-    let model = Qwen3Vl::load_with(&file, device, options, |_| {}).unwrap();
-    model
+    Qwen3Vl::load_with(&file, device, options, |_| {}).unwrap()
 }
 
 /// Floating-point matrices in f32, so that what is measured is the quantised ones'.
