@@ -31,8 +31,8 @@ pub struct Run {
     results: Option<Arc<SafeTensors>>,
 }
 
-/// Reads the runs of a directory; `None` if it has no `cases.json`. Of a GGUF file, those that the `cases_gguf.json` beside
-/// it has.
+/// Reads the runs of a directory; `None` if it has no `cases.json`. For a GGUF file, reads its runs in the `cases_gguf.json`
+/// of its folder.
 ///
 /// # Errors
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint).

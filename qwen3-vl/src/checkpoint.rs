@@ -63,7 +63,7 @@ impl Checkpoint {
         gguf::check_text(&text)?;
         let vision = match mmproj {
             Some(mmproj) => Gguf::open(mmproj)?,
-            None => gguf::beside(&text)?,
+            None => gguf::vision_file(&text)?,
         };
         Ok(Self { files: Files::Gguf { text: Arc::new(text), vision: Arc::new(vision) } })
     }

@@ -438,7 +438,7 @@ impl PreprocessorConfig {
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn load_beside(file: &Path, name: &str, vision: &VisionConfig) -> Result<Option<Self>> {
+    pub fn load_near(file: &Path, name: &str, vision: &VisionConfig) -> Result<Option<Self>> {
         let places = [file.with_file_name(name), file.with_file_name("source").join(name)];
         places.iter().find(|place| place.exists()).map(|place| Self::read(place, vision)).transpose()
     }

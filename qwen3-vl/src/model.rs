@@ -219,7 +219,7 @@ impl Qwen3Vl {
         })?;
         let passes_through = text.streamed_layers() > 0 || options.vision == VisionPlace::Streamed;
         if let (Device::Cuda(device), true) = (device, passes_through) {
-            memory::pool(device)?.trim()?; // what the layers took on their way to host memory
+            memory::pool(device)?.trim()?; // memory that the layers took while they were copied to host memory
         }
         let (parameters, conversions) = (weights.parameters(), weights.conversions());
         let tokens_per_pass = options.tokens_per_pass.max(1);

@@ -1,4 +1,4 @@
-//! Reading safetensors files that nobody vouches for.
+//! Reads safetensors files, which are not trusted.
 //!
 //! Format: <https://huggingface.co/docs/safetensors> — eight bytes of header length, little-endian; a JSON object
 //! `name → {dtype, shape, data_offsets}`; the data. Checked when a file is opened: the header's length, that

@@ -112,7 +112,7 @@ pub struct Weights {
     format: Option<Format>,
     /// Whether quantised tensors of a file stay as they are.
     keep: bool,
-    /// Blocks on their way from a file, kept so that memory is asked for once.
+    /// A buffer for blocks read from a file, kept so that it is allocated once.
     blocks: Vec<u8>,
     conversions: BTreeMap<GgmlType, Conversion>,
 }

@@ -102,12 +102,12 @@ impl Append {
         }
         let angle = (self.first + row).min(self.angles - 1);
         let (cos, sin, half) = (inputs[1].row(angle), inputs[2].row(angle), self.dim / 2);
-        let turned = |i: usize| {
+        let rotated = |i: usize| {
             let (low, high) = (x[i % half], x[i % half + half]);
             let (cos, sin) = (f64::from(cos[i % half]), f64::from(sin[i % half]));
             if i < half { low * cos - high * sin } else { high * cos + low * sin }
         };
-        (0..self.dim).map(turned).collect()
+        (0..self.dim).map(rotated).collect()
     }
 }
 

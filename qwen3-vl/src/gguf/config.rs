@@ -263,8 +263,8 @@ pub(crate) fn preprocessor(vision: &Gguf, config: &VisionConfig) -> Result<Prepr
     if image_std.iter().any(|&std| std <= 0.0) {
         return Err(metadata.bad(std, format!("{image_std:?} are not all positive")));
     }
-    let beside = PreprocessorConfig::load_beside(vision.path(), "preprocessor_config.json", config)?;
-    let [min, max] = beside.map_or(PUBLISHED_PIXELS, |beside| [beside.min_pixels, beside.max_pixels]);
+    let near = PreprocessorConfig::load_near(vision.path(), "preprocessor_config.json", config)?;
+    let [min, max] = near.map_or(PUBLISHED_PIXELS, |near| [near.min_pixels, near.max_pixels]);
     let limit = |key: &str, default: usize| match metadata.unsigned(key)? {
         None => Ok(default),
         Some(pixels @ 1..=0x1_0000_0000) => Ok(pixels as usize),
@@ -294,7 +294,7 @@ pub(crate) fn video_preprocessor(
     images: &PreprocessorConfig,
 ) -> Result<PreprocessorConfig> {
     let name = "video_preprocessor_config.json";
-    let [min_pixels, max_pixels] = PreprocessorConfig::load_beside(vision.path(), name, config)?
-        .map_or(PUBLISHED_VIDEO_PIXELS, |beside| [beside.min_pixels, beside.max_pixels]);
+    let [min_pixels, max_pixels] = PreprocessorConfig::load_near(vision.path(), name, config)?
+        .map_or(PUBLISHED_VIDEO_PIXELS, |near| [near.min_pixels, near.max_pixels]);
     Ok(PreprocessorConfig { min_pixels, max_pixels, ..images.clone() })
 }

@@ -51,7 +51,7 @@ pub use shards::Gguf;
 
 pub(crate) use config::{check_text, config};
 pub(crate) use names::{Tensors, gguf_name};
-pub(crate) use projector::beside;
+pub(crate) use projector::vision_file;
 pub(crate) use shards::is_later_part;
 
 use crate::chat::ChatTemplate;

@@ -15,7 +15,7 @@ const PREFERRED: [GgmlType; 4] = [GgmlType::F16, GgmlType::BF16, GgmlType::Q8_0,
 ///
 /// # Errors
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) if there is none or more than one, or the only one is damaged.
-pub(crate) fn beside(text: &Gguf) -> Result<Gguf> {
+pub(crate) fn vision_file(text: &Gguf) -> Result<Gguf> {
     let path = text.path();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let unreadable = |error: std::io::Error| bad(folder, None, error.to_string());

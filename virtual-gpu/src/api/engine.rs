@@ -1,4 +1,4 @@
-//! The device behind the driver API: handles, streams as queues, and the seeded order in which work runs.
+//! The device under the driver API: handles, streams as queues, and the seeded order in which work runs.
 //!
 //! Work is queued with its dependencies. It runs when something waits for it, together with other work that may
 //! run, in an order that the seed decides. Code that forgets an edge between streams so meets an order in which the

@@ -1,12 +1,12 @@
-//! The way of Q, K and V into shared memory, a chunk at a time.
+//! Loads Q, K and V into shared memory, a chunk at a time.
 
 use super::{BK, BM, PAD, Work, bn, key_of};
 use crate::attention::unroll;
 use crate::device::stored::Stored;
 use crate::device::{Element, Shared};
 
-/// Chunk vectors on their way from global to shared memory, as they lay there: two of Q and KEYS / 2 of K, or V.
-/// Converting them here would wait for the loads before the chunk in hand is computed.
+/// Vectors of a chunk in flight from global to shared memory, not yet converted: two of Q and KEYS / 2 of K, or V. Converting
+/// them here would wait for the loads before the current chunk is computed.
 pub(super) type Staged = [[u32; 4]; 6];
 
 /// One head's operands, and what this thread loads of them.
@@ -21,7 +21,7 @@ pub(super) struct Loader<Q, S> {
     pub v_head: u32,
     pub k_row: u32,
     pub v_row: u32,
-    /// The last key; keys after it are read from it.
+    /// The last key. Reads past it are clamped to it.
     pub last_key: u32,
     pub head_dim: u32,
 }

@@ -15,19 +15,20 @@
 //!
 //! How the code departs from it:
 //! 1. Exponents are base 2, the factor log2 e is in `scale`.
-//! 2. Q is not kept: Q and K come through shared memory in chunks of BK = 16 columns, V in chunks of 16 keys, P as one half of a tile after the other, so that 48 KB of shared memory hold any head_dim.
-//! 3. While a chunk is computed the next one is loaded into registers, and then written to a second buffer: one
-//!    barrier a chunk. P needs none, as a warp reads only what it wrote.
-//! 4. m and l live in shared memory: registers are for O, S and the operands.
+//! 2. Q does not stay in shared memory. Q and K are loaded in chunks of BK = 16 columns, V in chunks of 16 keys, and P is stored
+//!    half a tile at a time. So 48 KB of shared memory suffice for any head_dim.
+//! 3. Chunks are double-buffered: while one is computed, the next is loaded into registers and then stored in the other
+//!    buffer, with one barrier per chunk. P needs no barrier, because a warp reads only what it wrote.
+//! 4. m and l are in shared memory, because O, S and the operands need the registers.
 //! 5. A thread owns rows 16·warp + 8·ty + (0..8), keys 4·tx + (0..4) and, with KEYS = 8, those 64 further of S, and
 //!    columns 4·tx + 64g + (0..4) of O, tx = lane mod 16, ty = lane / 16. So a row lies in the 16 lanes of half a warp: m
 //!    is reduced by shuffles, l is kept per thread and reduced once at the end.
-//! 6. Q, K and P lie transposed, so that both products are the outer products of a matrix product: with rows as they
-//!    come, both factors of a multiply-add lie in register banks of one number. Keys of P and V are therefore taken by
-//!    fours: a chunk of V has the keys 4i + j of one j.
-//! 7. Tiles that are written transposed are padded, or exchanged by XOR with the column's number, so that neither reads nor
-//!    writes of shared memory meet in a bank.
-//! 8. A row without a key so far has m = −∞; 0 is subtracted in its place, which gives P = 0 and not NaN.
+//! 6. Q, K and P are stored transposed, so that both products are sums of outer products. Otherwise both factors of a
+//!    multiply-add would be in the same register bank. Keys of P and V are therefore taken by fours: a chunk of V has the keys
+//!    4i + j of one j.
+//! 7. Transposed tiles are padded or swizzled (XOR with the column's number), so that neither reads nor writes of shared
+//!    memory have bank conflicts.
+//! 8. A row that has seen no key has m = −∞. 0 is subtracted instead of m, which gives P = 0 and not NaN.
 //! 9. Rows and keys past the end are read from the last valid one and masked, not zeroed.
 
 mod dense;

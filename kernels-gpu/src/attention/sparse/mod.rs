@@ -1,13 +1,13 @@
 //! Block-sparse attention: out = softmax(scale · q kᵀ, −∞ where masked) v, over listed blocks of keys only.
 //!
-//! Tensors are as in [`attention`](super). A mask head is a mask that one or several query heads have. Whatever the
-//! mask's block, keys come in groups of 16, which a list names in any order, and what is seen within 16 queries by 16
-//! keys is one of a table of patterns; so the ends of the sequences and causality are patterns like any other.
+//! Tensors are as in [`attention`](super). A mask head is a mask that one or several query heads share. Whatever
+//! the size of the mask's blocks, keys come in groups of 16, which a list names in any order. The mask of 16 queries by 16
+//! keys is one of a table of patterns, so causality and the ends of the sequences are patterns like any other.
 //!
 //! | kernel                            | a block handles                                       | when       |
 //! |-----------------------------------|-------------------------------------------------------|------------|
 //! | attention_sparse_d‹D›_‹t›         | an item: 64 queries of a head, a part of their tiles   | q_len > 8  |
-//! | attention_sparse_combine_‹t›      | a row whose tiles were shared out: merges its parts   | long rows  |
+//! | attention_sparse_combine_‹t›      | a row whose tiles were split: merges its parts        | long rows  |
 //! | attention_sparse_decode_d‹D›_r‹R›_‹t› | R rows that share their keys, one split of these | q_len ≤ 8  |
 //! | attention_block_mean_‹t›          | a block of rows of a head: their mean                  | to choose blocks |
 //!

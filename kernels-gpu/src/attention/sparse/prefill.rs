@@ -1,10 +1,10 @@
 //! Many queries: [`prefill`](crate::attention::prefill) over the tiles that an item lists.
 //!
 //! Differences from the dense kernel:
-//! 1. A tile's four groups of keys come from anywhere, and its masks from a table of patterns.
-//! 2. A warp that sees nothing of a tile helps to load it and computes no scores and no values.
-//! 3. Items come longest first. Where a row of tiles was too long, its items leave partial results, which a second
-//!    kernel merges (Milakov & Gimelshein 2018, section 3.1).
+//! 1. A tile's four groups of keys may be anywhere in the sequence, and its masks come from a table of patterns.
+//! 2. A warp whose queries attend to no key of a tile helps to load it, and computes no scores and no values.
+//! 3. Items come longest first. The items of a row of tiles that was split leave partial results, which a second kernel
+//!    merges (Milakov & Gimelshein 2018, section 3.1).
 
 use super::{ITEM_WORDS, NO_SLOT, QUERIES, SPLIT_WORDS, TILE_WORDS};
 use crate::attention::merge::{merge, partial_elements};
