@@ -1,8 +1,10 @@
 //! A checkpoint's files: each stands alone in a folder in memory, beside good ones of the tiny fixture where it needs them.
 
 use pascaline::{DType, Device};
+use qwen3_vl::Checkpoint;
 use qwen3_vl::chat::{ChatTemplate, Message, Part};
 use qwen3_vl::config::{Config, GenerationConfig, PreprocessorConfig};
+use qwen3_vl::gguf::Gguf;
 use qwen3_vl::preprocess::{Picture, image_patches};
 use qwen3_vl::safetensors::SafeTensors;
 use qwen3_vl::tokenizer::Tokenizer;
@@ -46,6 +48,21 @@ pub fn safetensors(input: &[u8]) {
         let Ok(file) = SafeTensors::open(folder.join("model.safetensors")) else { return };
         for name in file.entries().keys() {
             let _ = (file.read_f32(name), file.read_f16(name), file.read_i64(name));
+        }
+    });
+}
+
+/// A GGUF file: its header, every tensor that it accepts, and all that a model is told by it, as text file and vision file.
+pub fn gguf(input: &[u8]) {
+    with_file("model.gguf", input, |folder| {
+        let path = folder.join("model.gguf");
+        let Ok(file) = Gguf::open(&path) else { return };
+        let names: Vec<String> = file.names().map(str::to_owned).collect();
+        for name in &names {
+            let _ = (file.read_f32(name), file.read_f16(name));
+        }
+        if let Ok(checkpoint) = Checkpoint::open(&path, Some(&path)) {
+            let _ = (checkpoint.config(), checkpoint.processor());
         }
     });
 }

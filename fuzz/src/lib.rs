@@ -17,11 +17,12 @@ pub const MEMORY: u64 = 1500 << 20;
 /// What a target does with an input.
 pub type Run = fn(&[u8]);
 
-/// All targets by name, which is also that of the folder in `corpus/`. Other readers (GGUF files, requests to a server) get their
+/// All targets by name, which is also that of the folder in `corpus/`. Other readers (requests to a server) get their
 /// line here and their seeds there.
-pub const TARGETS: [(&str, Run); 10] = [
+pub const TARGETS: [(&str, Run); 11] = [
     ("safetensors", checkpoint::safetensors),
     ("index", checkpoint::index),
+    ("gguf", checkpoint::gguf),
     ("config", checkpoint::config),
     ("tokenizer", checkpoint::tokenizer),
     ("template", checkpoint::template),
