@@ -103,7 +103,7 @@ pub(super) fn describe(choice: &Choice, work: &Workload, is_gguf: bool, limit: u
     parts.extend(place(options));
     let needed = choice.peak().div_ceil(1 << 20);
     let tokens = work.context;
-    format!("{}: {needed} of {} MiB planned for {tokens} tokens", parts.join(", "), limit >> 20)
+    format!("{}: {needed} of {} MiB planned for {tokens} tokens", parts.join(", "), limit.div_ceil(1 << 20))
 }
 
 fn matrices(options: &LoadOptions, is_gguf: bool) -> String {
@@ -136,7 +136,12 @@ struct Target {
 
 impl Target {
     fn of_card(card: &Card) -> Self {
-        let gpu = Gpu { capability: (6, 1), multiprocessors: card.sms, beside_pool: Gpu::BESIDE_POOL };
+        let gpu = Gpu {
+            capability: (6, 1),
+            multiprocessors: card.sms,
+            beside_pool: Gpu::BESIDE_POOL,
+            memory: usize::MAX,
+        };
         let flops = 2.0 * 128.0 * f64::from(card.sms) * f64::from(card.boost_mhz) * 1e6;
         // the MX330 has four lanes of PCIe 3, the others sixteen
         let host = if card.sms < 4 { 3e9 } else { 12e9 };

@@ -90,36 +90,41 @@ impl Model<'_> {
         gpu: &Gpu,
         limit: usize,
     ) -> Result<Choice> {
-        let mut least: Option<Choice> = None;
-        for options in self.ways(usual, asked) {
-            let choice = self.plan(options, work, gpu)?;
-            if choice.peak() <= limit {
+        let limited = Gpu { memory: limit, ..*gpu };
+        let plan = |options| match self.plan(options, work, &limited) {
+            Err(Error::OutOfMemory { .. }) => Ok(None),
+            choice => choice.map(Some),
+        };
+        let ways = self.ways(usual, asked);
+        for &options in &ways {
+            if let Some(choice) = plan(options)? {
                 return Ok(choice);
             }
-            least = Some(choice).into_iter().chain(least).min_by_key(Choice::peak);
         }
         // The layers that there is room for, of the way that takes least.
-        let smallest = least.map_or(usual, |choice| choice.options);
+        let smallest = ways.last().copied().unwrap_or(usual);
         let (mut fits, mut from) = (None, 0);
         let mut to = if asked.gpu_layers.is_some() { 0 } else { self.config.text.num_hidden_layers };
         while from < to {
             let layers = from + (to - from) / 2;
-            let choice = self.plan(LoadOptions { gpu_layers: Some(layers), ..smallest }, work, gpu)?;
-            if choice.peak() <= limit {
-                (fits, from) = (Some(choice), layers + 1);
-            } else {
-                (least, to) = (Some(choice).into_iter().chain(least).min_by_key(Choice::peak), layers);
+            match plan(LoadOptions { gpu_layers: Some(layers), ..smallest })? {
+                Some(choice) => (fits, from) = (Some(choice), layers + 1),
+                None => to = layers,
             }
         }
-        fits.ok_or_else(|| {
-            let Workload { context, patches, .. } = work;
-            let needed = least.map_or(0, |choice| choice.peak()).div_ceil(1 << 20);
-            Error::Unsupported {
-                op: "fit",
-                argument: "memory",
-                value: format!("{} MiB", limit >> 20),
-                reason: format!("{needed} MiB are needed for a context of {context} tokens and pictures of {patches} patches"),
-            }
+        if let Some(choice) = fits {
+            return Ok(choice);
+        }
+        let least = LoadOptions { gpu_layers: asked.gpu_layers.or(Some(0)), ..smallest };
+        let needed = self.plan(least, work, gpu)?.peak().div_ceil(1 << 20);
+        let Workload { context, patches, .. } = work;
+        Err(Error::Unsupported {
+            op: "fit",
+            argument: "memory",
+            value: format!("{} MiB", limit >> 20),
+            reason: format!(
+                "{needed} MiB are needed for a context of {context} tokens and pictures of {patches} patches"
+            ),
         })
     }
 

@@ -49,6 +49,8 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// Bytes that the driver takes outside the pool.
     pub beside_pool: usize,
+    /// Bytes to do with, the driver's context not counted; `usize::MAX` to learn what is taken where there is enough.
+    pub memory: usize,
 }
 
 impl Gpu {
@@ -63,7 +65,12 @@ impl Gpu {
     pub fn of(device: &CudaDevice) -> Self {
         let properties = device.properties();
         let beside_pool = if device.is_virtual() { Self::COUNTERS } else { Self::BESIDE_POOL };
-        Self { capability: properties.capability, multiprocessors: properties.multiprocessors, beside_pool }
+        Self {
+            capability: properties.capability,
+            multiprocessors: properties.multiprocessors,
+            beside_pool,
+            memory: usize::MAX,
+        }
     }
 }
 
@@ -85,7 +92,8 @@ pub struct Footprint {
 /// The footprint of a model whose matrix of a published name is stored as `storage` says.
 ///
 /// # Errors
-/// [`Error::TooLarge`](pascaline::Error::TooLarge) for sizes that overflow.
+/// [`Error::OutOfMemory`](pascaline::Error::OutOfMemory) if `gpu.memory` is too little, [`Error::TooLarge`](pascaline::Error::TooLarge)
+/// for sizes that overflow.
 pub fn footprint(
     config: &Config,
     storage: &dyn Fn(&str) -> Storage,
@@ -93,7 +101,10 @@ pub fn footprint(
     work: &Workload,
     gpu: &Gpu,
 ) -> Result<Footprint> {
-    let (pool, table) = (Rehearsal::new(), Table::built_in(gpu.capability)?);
+    let layers_pass = options.gpu_layers.is_some_and(|layers| layers < config.text.num_hidden_layers);
+    let beside = gpu.beside_pool + if layers_pass { STREAMED_LAYERS } else { 0 };
+    let pool = Rehearsal::within(gpu.memory.saturating_sub(beside));
+    let table = Table::built_in(gpu.capability)?;
     let mut walk = Walk {
         pool,
         table,
@@ -115,15 +126,11 @@ pub fn footprint(
     let cache = walk.cache(work.context)?;
     let cache_bytes = walk.pool.statistics().live - weights;
     walk.answer(work)?;
+    let live = walk.pool.statistics().peak_live;
+    let _graph = walk.pool.take_on(SERVICE, GRAPH_POOL)?;
     let books = walk.pool.statistics();
     drop(cache);
-    Ok(Footprint {
-        weights,
-        cache: cache_bytes,
-        live: books.peak_live,
-        peak: books.peak_reserved + GRAPH_POOL + gpu.beside_pool,
-        host: walk.host,
-    })
+    Ok(Footprint { weights, cache: cache_bytes, live, peak: books.peak_reserved + beside, host: walk.host })
 }
 
 struct Walk<'a> {
@@ -532,7 +539,11 @@ impl Walk<'_> {
     }
 }
 
-/// A graph that decodes has a pool of its own for the activations of a token: two segments.
+/// A graph that decodes has a pool of its own for the activations of a token, whose memory is allocated on another stream.
 const GRAPH_POOL: usize = 4 << 20;
+/// The number of that stream.
+const SERVICE: u32 = 1000;
+/// With layers that pass through, the pool was seen to need a segment more than was rehearsed, on an H200.
+const STREAMED_LAYERS: usize = 64 << 20;
 /// Tensors of a block that passes through begin at multiples of this.
 const ALIGNMENT: usize = 256;

@@ -4,6 +4,7 @@
 //! allocations. Work of one stream is taken not to have ended when another asks for memory: that is the worst case, and no
 //! plan falls short because a GPU was slow.
 
+use super::adaptor::Limit;
 use super::{MemoryPool, Statistics, Timeline, Upstream};
 use crate::Result;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ const GAP: u64 = 2 << 20;
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Rehearsal(Arc<MemoryPool<Never, Endless>>);
+pub struct Rehearsal(Arc<MemoryPool<Never, Limit<Endless>>>);
 
 /// Bytes that are live until this is dropped.
 pub struct Rehearsed {
@@ -39,13 +40,19 @@ impl Rehearsal {
     /// With nothing reserved.
     #[allow(clippy::new_without_default)] // there is one way to make it
     pub fn new() -> Self {
-        Self(Arc::new(MemoryPool::new(Never, Endless(AtomicU64::new(GAP)), u32::MAX)))
+        Self::within(usize::MAX)
+    }
+
+    /// Of a device with so many bytes, where the pool does with less before it refuses.
+    pub fn within(bytes: usize) -> Self {
+        let device = Limit::new(Endless(AtomicU64::new(GAP)), bytes);
+        Self(Arc::new(MemoryPool::new(Never, device, u32::MAX)))
     }
 
     /// Allocates on stream 0.
     ///
     /// # Errors
-    /// [`Error::TooLarge`](crate::Error::TooLarge) for a size that overflows.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::TooLarge`](crate::Error::TooLarge) for a size that overflows.
     pub fn take(&self, bytes: usize) -> Result<Rehearsed> {
         self.take_on(0, bytes)
     }
