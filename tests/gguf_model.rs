@@ -99,7 +99,14 @@ fn metadata_says_what_the_source_says() {
     assert_eq!((&found.config.text, found.config.tie_word_embeddings), (&text, true));
     found.generation.eos_token_ids.sort_unstable();
     assert_eq!(found.generation.eos_token_ids, [488, 490]);
-    assert_eq!((found.images.min_pixels, found.images.max_pixels), (65_536, 16_777_216));
+    let limits = |processor: &Processor| (processor.images.min_pixels, processor.images.max_pixels);
+    assert_eq!(limits(&found), (4096, 262_144), "of the folder that the files were made from");
+    let alone = tempfile::tempdir().unwrap();
+    for file in ["model-Q8_0.gguf", "mmproj-F16.gguf"] {
+        fs::copy(fixtures().join(file), alone.path().join(file)).unwrap();
+    }
+    let without = Checkpoint::open(alone.path().join("model-Q8_0.gguf"), None).unwrap().processor().unwrap();
+    assert_eq!(limits(&without), (65_536, 16_777_216), "the published ones");
     assert_eq!(
         (found.images.image_mean, found.images.image_std),
         (source.images.image_mean, source.images.image_std)
