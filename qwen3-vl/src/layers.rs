@@ -1,7 +1,7 @@
 //! A stack of transformer blocks, of which the first stay on the device and the others pass through it.
 
 use pascaline::cuda::CudaDevice;
-use pascaline::nn::{LayerCache, Rope, StreamedBlocks, TransformerBlock};
+use pascaline::nn::{Cache, Rope, StreamedBlocks, TransformerBlock};
 use pascaline::{Result, Tensor};
 
 /// The blocks, in the order in which they were pushed.
@@ -43,7 +43,7 @@ impl Layers {
         index: usize,
         x: &Tensor,
         rope: &Rope,
-        cache: Option<&mut LayerCache>,
+        cache: Option<Cache>,
     ) -> Result<Tensor> {
         match (self.resident.get(index), &self.streamed) {
             (Some(block), _) => block.forward(x, rope, cache),

@@ -300,7 +300,7 @@ impl Qwen3Vl {
                 trace(index, h);
             }
         };
-        let hidden = self.text.forward(&ids, &rope, images, &mut cache, &mut all_but_last)?;
+        let hidden = self.text.forward(&ids, &rope, images, cache.caches(), &mut all_but_last)?;
         trace(layers, &hidden);
         self.text.logits(&hidden)
     }
@@ -389,7 +389,7 @@ impl Qwen3Vl {
             let ids = &prompt.ids[start + from..start + from + len];
             let ids = Tensor::from_slice(ids, [len], &self.device)?;
             let rope = Rope::new(cos.clone(), sin.clone(), start + from, from)?;
-            let h = self.text.forward(&ids, &rope, images, &mut session.cache, &mut |_, _| {})?;
+            let h = self.text.forward(&ids, &rope, images, session.cache.caches(), &mut |_, _| {})?;
             hidden = Some(h.narrow(0, len - 1, 1)?);
             session.ids.extend_from_slice(&prompt.ids[start + from..start + from + len]);
         }

@@ -4,7 +4,7 @@
 //! [`LayerStream`]. For each layout of tensors two sets of modules, one for each place, are made once: whichever layer a
 //! place holds, its kernels find the weights at the same addresses.
 
-use super::{LayerCache, Rope, TransformerBlock};
+use super::{Cache, Rope, TransformerBlock};
 use crate::cuda::CudaDevice;
 use crate::memory::{LayerStream, PinnedBuffer};
 use crate::quant::Format;
@@ -208,7 +208,7 @@ impl StreamedBlocks {
         index: usize,
         x: &Tensor,
         rope: &Rope,
-        cache: Option<&mut LayerCache>,
+        cache: Option<Cache>,
     ) -> Result<Tensor> {
         // until its kernels are queued, no other thread may have another layer copied to this one's place
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
