@@ -214,7 +214,7 @@ impl Qwen3Vl {
 }
 
 /// The position of the first token after a prompt, if so many tokens have one.
-fn first_position(prompt: &Prompt, tokens: usize) -> Result<u32> {
+pub(super) fn first_position(prompt: &Prompt, tokens: usize) -> Result<u32> {
     let Positions { axes, rope_delta } = &prompt.positions;
     let first = i64::try_from(axes.len()).ok().and_then(|len| len.checked_add(*rope_delta));
     let first = first.and_then(|first| u32::try_from(first).ok());
@@ -233,6 +233,6 @@ pub fn user_turn(visuals: &[Visual], text: &str) -> super::chat::Message {
     super::chat::Message { role: "user".into(), content }
 }
 
-fn rate(count: usize, time: Duration) -> f64 {
+pub(super) fn rate(count: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
 }

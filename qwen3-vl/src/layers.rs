@@ -38,13 +38,7 @@ impl Layers {
     }
 
     /// Block `index`, one of [`len`](Self::len), of `x`.
-    pub fn forward(
-        &self,
-        index: usize,
-        x: &Tensor,
-        rope: &Rope,
-        cache: Option<Cache>,
-    ) -> Result<Tensor> {
+    pub fn forward(&self, index: usize, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         match (self.resident.get(index), &self.streamed) {
             (Some(block), _) => block.forward(x, rope, cache),
             (None, Some(streamed)) => streamed.forward(index - self.resident.len(), x, rope, cache),

@@ -167,7 +167,10 @@ fn check(
     }
     let [rows, num_kv_heads, _] = k.dims();
     for (argument, kv) in [("k", k), ("v", v)] {
-        let expected = match kv.dims() == [rows, num_kv_heads, head_dim] && rows.is_multiple_of(PAGE) && rows > 0 {
+        let expected = match kv.dims() == [rows, num_kv_heads, head_dim]
+            && rows.is_multiple_of(PAGE)
+            && rows > 0
+        {
             true => uneven(num_q_heads, num_kv_heads),
             false => Some(format!(
                 "[pages · {PAGE}, num_kv_heads, {head_dim}] with a page or more, as q has it, the same for k and v"
@@ -207,7 +210,12 @@ fn run(problem: &Problem, k: &KvTensor) -> Option<usize> {
 }
 
 /// The device that all are on.
-fn device(out: &TensorMut, q: &Tensor, [k, v]: [KvView; 2], more: &[(&'static str, &Tensor)]) -> Result<Device> {
+fn device(
+    out: &TensorMut,
+    q: &Tensor,
+    [k, v]: [KvView; 2],
+    more: &[(&'static str, &Tensor)],
+) -> Result<Device> {
     let mut inputs = vec![("q", q), ("k", k.values), ("v", v.values)];
     inputs.extend(more);
     CHECK.device(out, &inputs)
