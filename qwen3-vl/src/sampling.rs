@@ -4,10 +4,10 @@ use pascaline::{Error, Result};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// How the next token is chosen. The steps run in this order: repetition penalty, presence penalty, temperature,
-/// top-k, top-p, min-p, then a draw.
+/// How the next token is chosen. The steps run in this order: repetition penalty, presence and frequency penalties,
+/// a [`Constraint`] if there is one, temperature, top-k, top-p, min-p, then a draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the largest logit (greedy) and makes the fields from `top_k` to `min_p` idle.
@@ -22,6 +22,8 @@ pub struct Sampling {
     pub repetition_penalty: f64,
     /// Subtracted from logits of tokens in the output; 0 for none.
     pub presence_penalty: f64,
+    /// Subtracted from logits of tokens in the output as often as they are there; 0 for none.
+    pub frequency_penalty: f64,
     /// Seeds the generator (ChaCha with 8 rounds): the same seed and logits give the same tokens, in every version
     /// and on every machine.
     pub seed: u64,
@@ -36,6 +38,7 @@ impl Sampling {
         min_p: 0.0,
         repetition_penalty: 1.0,
         presence_penalty: 0.0,
+        frequency_penalty: 0.0,
         seed: 0,
     };
 
@@ -72,6 +75,9 @@ impl Sampling {
         if !self.presence_penalty.is_finite() {
             return refuse("presence_penalty", self.presence_penalty, "it must be finite");
         }
+        if !self.frequency_penalty.is_finite() {
+            return refuse("frequency_penalty", self.frequency_penalty, "it must be finite");
+        }
         Ok(())
     }
 }
@@ -89,13 +95,77 @@ pub(super) fn checked(id: u32, largest: f32) -> Result<u32> {
     }
 }
 
+/// A rule about which tokens may come next, a grammar for instance.
+pub trait Constraint: Send {
+    /// Makes the logits of tokens that may not come next −∞. At least one must be left.
+    ///
+    /// # Errors
+    /// An error of the rule, which ends the answer.
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
+
+    /// Takes the token that was chosen.
+    ///
+    /// # Errors
+    /// As [`mask`](Self::mask).
+    fn accept(&mut self, token: u32) -> Result<()>;
+}
+
+/// Natural logarithms of the model's own probabilities, before penalties, constraint and temperature.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// Of the token that was chosen.
+    pub chosen: f32,
+    /// The likeliest tokens, the likeliest first, the lower id first among equals.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// The probabilities of a token, before one is chosen.
+struct Distribution {
+    logits: Vec<f32>,
+    /// The logarithm of the sum of all tokens' exponentials.
+    normalizer: f64,
+}
+
+impl Distribution {
+    fn of(logits: &[f32]) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - f64::from(max)).exp()).sum();
+        Self { logits: logits.to_vec(), normalizer: f64::from(max) + sum.ln() }
+    }
+
+    fn logprob(&self, logit: f32) -> f32 {
+        (f64::from(logit) - self.normalizer) as f32
+    }
+
+    /// With the `count` likeliest tokens.
+    fn report(&self, chosen: u32, count: usize) -> Logprobs {
+        let mut top: Vec<(u32, f32)> = (0..).zip(self.logits.iter().copied()).collect();
+        if 0 < count && count < top.len() {
+            top.select_nth_unstable_by(count - 1, likelier);
+        }
+        top.truncate(count);
+        top.sort_unstable_by(likelier);
+        let top = top.into_iter().map(|(id, logit)| (id, self.logprob(logit))).collect();
+        Logprobs { chosen: self.logprob(self.logits[chosen as usize]), top }
+    }
+}
+
+/// Likeliest first, the lower id first among equals.
+fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
 /// Chooses token after token of one output.
-#[derive(Clone, Debug)]
 pub struct Sampler {
     options: Sampling,
     rng: ChaCha8Rng,
     prompt: BTreeSet<u32>,
-    output: BTreeSet<u32>,
+    /// How often each token was chosen.
+    output: BTreeMap<u32, u32>,
+    constraint: Option<Box<dyn Constraint>>,
+    /// How many of the likeliest tokens are reported with each choice.
+    report: Option<usize>,
+    logprobs: Option<Logprobs>,
 }
 
 impl Sampler {
@@ -104,25 +174,50 @@ impl Sampler {
     pub fn new(options: Sampling, prompt: &[u32]) -> Result<Self> {
         options.check()?;
         let rng = ChaCha8Rng::seed_from_u64(options.seed);
-        Ok(Self { options, rng, prompt: prompt.iter().copied().collect(), output: BTreeSet::new() })
+        let (prompt, output) = (prompt.iter().copied().collect(), BTreeMap::new());
+        Ok(Self { options, rng, prompt, output, constraint: None, report: None, logprobs: None })
     }
 
-    /// Whether the largest logit, the first of equals, is the token whatever came before.
+    /// Only tokens that `constraint` allows.
+    pub fn constrained(mut self, constraint: Option<Box<dyn Constraint>>) -> Self {
+        self.constraint = constraint;
+        self
+    }
+
+    /// Reports the probabilities of each choice, and of so many of the likeliest tokens; `None`: reports nothing.
+    pub fn reporting(mut self, top: Option<usize>) -> Self {
+        self.report = top;
+        self
+    }
+
+    /// The report of the last choice, once.
+    pub fn take_logprobs(&mut self) -> Option<Logprobs> {
+        self.logprobs.take()
+    }
+
+    /// Whether the largest logit, the first of equals, is the token whatever came before, and nothing else is asked about
+    /// the others.
     pub fn takes_the_largest(&self) -> bool {
-        let Sampling { repetition_penalty, presence_penalty, .. } = self.options;
-        self.options.is_greedy() && (repetition_penalty, presence_penalty) == (1.0, 0.0)
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.options;
+        let unchanged = (repetition_penalty, presence_penalty, frequency_penalty) == (1.0, 0.0, 0.0);
+        self.options.is_greedy() && unchanged && self.constraint.is_none() && self.report.is_none()
     }
 
     /// The next token. `logits` has one value per token of the vocabulary and is changed.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] if a logit is NaN or +∞, or all are −∞: no token is made from a broken result.
+    /// [`Error::NotFinite`] if a logit is NaN or +∞, or all are −∞: no token is made from a broken result. An error of the
+    /// constraint.
     pub fn next(&mut self, logits: &mut [f32]) -> Result<u32> {
         if let Some(index) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             let value = logits[index].to_string();
             return Err(Error::NotFinite { what: "the logits", value, index });
         }
+        let reported = self.report.map(|count| (Distribution::of(logits), count));
         self.penalize(logits);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.mask(logits)?;
+        }
         let best = logits.iter().enumerate().fold(None, |best: Option<(usize, f32)>, (index, &logit)| {
             // the first of equals
             if best.is_none_or(|(_, largest)| logit > largest) { Some((index, logit)) } else { best }
@@ -130,24 +225,29 @@ impl Sampler {
         let (best, max) = best.unwrap_or((0, f32::NEG_INFINITY));
         let best = checked(best as u32, max)?;
         let token = if self.options.is_greedy() { best } else { self.draw(logits, max) };
-        self.output.insert(token);
+        *self.output.entry(token).or_default() += 1;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token)?;
+        }
+        self.logprobs = reported.map(|(distribution, count)| distribution.report(token, count));
         Ok(token)
     }
 
     fn penalize(&self, logits: &mut [f32]) {
-        let Sampling { repetition_penalty, presence_penalty, .. } = self.options;
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.options;
         if repetition_penalty != 1.0 {
-            for &id in self.prompt.union(&self.output) {
+            let chosen = self.output.keys().filter(|id| !self.prompt.contains(id));
+            for &id in self.prompt.iter().chain(chosen) {
                 if let Some(logit) = logits.get_mut(id as usize) {
                     let factor = if *logit > 0.0 { 1.0 / repetition_penalty } else { repetition_penalty };
                     *logit = (f64::from(*logit) * factor) as f32;
                 }
             }
         }
-        if presence_penalty != 0.0 {
-            for &id in &self.output {
+        if (presence_penalty, frequency_penalty) != (0.0, 0.0) {
+            for (&id, &count) in &self.output {
                 if let Some(logit) = logits.get_mut(id as usize) {
-                    *logit -= presence_penalty as f32;
+                    *logit -= (presence_penalty + frequency_penalty * f64::from(count)) as f32;
                 }
             }
         }
@@ -155,14 +255,12 @@ impl Sampler {
 
     fn draw(&mut self, logits: &[f32], max: f32) -> u32 {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.options;
-        // likeliest first, the lower id first among equals
-        let order = |a: &(u32, f32), b: &(u32, f32)| -> Ordering { b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)) };
         let mut candidates: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
         if 0 < top_k && top_k < candidates.len() {
-            candidates.select_nth_unstable_by(top_k - 1, order);
+            candidates.select_nth_unstable_by(top_k - 1, likelier);
             candidates.truncate(top_k);
         }
-        candidates.sort_unstable_by(order);
+        candidates.sort_unstable_by(likelier);
         let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / temperature).exp();
         let mut weights: Vec<f64> = candidates.iter().map(|&(_, logit)| weight(logit)).collect();
         if top_p < 1.0 {
@@ -276,6 +374,7 @@ mod tests {
             Sampling { min_p: 1.5, ..RANDOM },
             Sampling { repetition_penalty: 0.0, ..RANDOM },
             Sampling { presence_penalty: f64::INFINITY, ..RANDOM },
+            Sampling { frequency_penalty: f64::NAN, ..RANDOM },
         ] {
             assert!(matches!(Sampler::new(options, &[]), Err(Error::Unsupported { op: "sampling", .. })));
         }
