@@ -379,4 +379,157 @@ mod tests {
             assert!(matches!(Sampler::new(options, &[]), Err(Error::Unsupported { op: "sampling", .. })));
         }
     }
+
+    #[test]
+    fn the_frequency_penalty_counts_repetitions() {
+        let options = Sampling { frequency_penalty: 0.5, presence_penalty: 0.25, ..Sampling::GREEDY };
+        let mut repeated = sampler(options);
+        assert!(!repeated.takes_the_largest());
+        let chosen: Vec<_> = (0..6).map(|_| repeated.next(&mut [3.0, 2.0, 1.9]).unwrap()).collect();
+        // 3, then 2.25 and 1.75 of the first; 2 of the second, then 1.25; 1.9 of the third
+        assert_eq!(chosen, [0, 0, 1, 2, 0, 0]);
+    }
+
+    /// Each step as its definition says, in double precision and over all tokens.
+    mod naive {
+        use super::Sampling;
+
+        /// Logits after penalties for tokens of the prompt and of the output.
+        pub fn penalized(options: &Sampling, logits: &[f32], prompt: &[u32], output: &[u32]) -> Vec<f64> {
+            let one = |(id, &logit): (u32, &f32)| {
+                let (mut logit, count) =
+                    (f64::from(logit), output.iter().filter(|&&chosen| chosen == id).count());
+                if prompt.contains(&id) || count > 0 {
+                    let penalty = options.repetition_penalty;
+                    logit = if logit > 0.0 { logit / penalty } else { logit * penalty };
+                }
+                if count > 0 {
+                    logit -= options.presence_penalty + count as f64 * options.frequency_penalty;
+                }
+                logit
+            };
+            (0..).zip(logits).map(one).collect()
+        }
+
+        /// Each token's probability.
+        pub fn probabilities(options: &Sampling, logits: &[f64]) -> Vec<f64> {
+            let mut order: Vec<usize> = (0..logits.len()).collect();
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+            let k = if options.top_k == 0 { logits.len() } else { options.top_k };
+            let kept: Vec<usize> = order.into_iter().take(k).collect();
+            let weight = |&id: &usize| (logits[id] / options.temperature).exp();
+            let sum: f64 = kept.iter().map(weight).sum();
+            let (mut all, mut reached) = (vec![0.0; logits.len()], 0.0);
+            for id in &kept {
+                if reached < options.top_p && weight(id) >= options.min_p * weight(&kept[0]) {
+                    all[*id] = weight(id) / sum;
+                }
+                reached += weight(id) / sum;
+            }
+            let sum: f64 = all.iter().sum();
+            all.into_iter().map(|p| p / sum).collect()
+        }
+    }
+
+    #[test]
+    fn draws_are_those_of_the_definitions() {
+        const DRAWS: usize = 4000;
+        let logits = [1.5f32, 0.2, -0.4, 2.0, 1.9, -2.5, 0.9, 0.0];
+        let (prompt, output) = ([3, 5], [3, 3, 0, 6]);
+        let base = Sampling { temperature: 0.8, ..Sampling::GREEDY };
+        for options in [
+            base.clone(),
+            Sampling { top_k: 3, ..base.clone() },
+            Sampling { top_p: 0.7, ..base.clone() },
+            Sampling { min_p: 0.3, ..base.clone() },
+            Sampling { repetition_penalty: 1.7, ..base.clone() },
+            Sampling { presence_penalty: 0.9, frequency_penalty: 0.4, ..base.clone() },
+            Sampling {
+                top_k: 6,
+                top_p: 0.9,
+                min_p: 0.05,
+                repetition_penalty: 0.8,
+                frequency_penalty: -0.3,
+                ..base
+            },
+        ] {
+            let expected =
+                naive::probabilities(&options, &naive::penalized(&options, &logits, &prompt, &output));
+            let mut counts = [0; 8];
+            for seed in 0..DRAWS as u64 {
+                let mut sampler = Sampler::new(Sampling { seed, ..options.clone() }, &prompt).unwrap();
+                for id in output {
+                    *sampler.output.entry(id).or_default() += 1;
+                }
+                counts[sampler.next(&mut logits.clone()).unwrap() as usize] += 1;
+            }
+            for (id, (count, p)) in counts.iter().zip(&expected).enumerate() {
+                let deviation = (DRAWS as f64 * p * (1.0 - p)).sqrt();
+                let off = f64::from(*count) - DRAWS as f64 * p;
+                assert!(off.abs() <= 4.5 * deviation, "{options:?}: token {id} came {count} times, p = {p}");
+            }
+        }
+    }
+
+    #[test]
+    fn reports_are_logarithms_of_probabilities() {
+        let options = Sampling { presence_penalty: 100.0, ..Sampling::GREEDY };
+        let mut reporting = sampler(options).reporting(Some(3));
+        for chosen in [1, 3] {
+            assert_eq!(reporting.next(&mut LOGITS.to_vec()), Ok(chosen));
+            let found = reporting.take_logprobs().unwrap();
+            assert_eq!(reporting.take_logprobs(), None);
+            let sum: f64 = LOGITS.iter().map(|&logit| f64::from(logit).exp()).sum();
+            let logprob = |id: usize| (f64::from(LOGITS[id]).exp() / sum).ln();
+            // penalties are not part of it
+            assert!((f64::from(found.chosen) - logprob(chosen as usize)).abs() < 1e-6);
+            assert_eq!(found.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 3, 2]);
+            for (id, found) in found.top {
+                assert!((f64::from(found) - logprob(id as usize)).abs() < 1e-6);
+            }
+        }
+        let mut all = sampler(RANDOM).reporting(Some(100));
+        all.next(&mut LOGITS.to_vec()).unwrap();
+        let top = all.take_logprobs().unwrap().top;
+        assert!((top.iter().map(|(_, p)| f64::from(*p).exp()).sum::<f64>() - 1.0).abs() < 1e-6);
+        let mut none = sampler(RANDOM).reporting(Some(0));
+        none.next(&mut LOGITS.to_vec()).unwrap();
+        assert_eq!(none.take_logprobs().unwrap().top, []);
+    }
+
+    /// Only odd tokens, and each once.
+    struct OddOnce(BTreeSet<u32>);
+
+    impl Constraint for OddOnce {
+        fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+            for (id, logit) in (0..).zip(logits) {
+                if id % 2 == 0 || self.0.contains(&id) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+            Ok(())
+        }
+
+        fn accept(&mut self, token: u32) -> Result<()> {
+            assert!(self.0.insert(token));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_constraint_decides() {
+        for options in [Sampling::GREEDY, RANDOM] {
+            let mut found = BTreeSet::new();
+            let mut constrained =
+                sampler(options).constrained(Some(Box::new(OddOnce(BTreeSet::new())))).reporting(Some(1));
+            assert!(!constrained.takes_the_largest());
+            for _ in 0..2 {
+                found.insert(constrained.next(&mut LOGITS.to_vec()).unwrap());
+                // the report is the model's own opinion
+                assert_eq!(constrained.take_logprobs().unwrap().top[0].0, 1);
+            }
+            assert_eq!(found, BTreeSet::from([1, 3]));
+            assert!(matches!(constrained.next(&mut LOGITS.to_vec()), Err(Error::NotFinite { .. })));
+        }
+    }
 }
