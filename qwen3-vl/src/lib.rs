@@ -7,6 +7,7 @@ pub mod cases;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+mod control;
 mod decode;
 pub mod estimate;
 pub mod fit;
@@ -37,6 +38,7 @@ pub mod vision;
 pub mod weights;
 
 pub use checkpoint::Checkpoint;
+pub use control::ControlTokens;
 pub use generate::{Options, Output, Statistics, StopReason};
 pub use model::{LoadOptions, Matrices, Qwen3Vl, Session};
 pub use processor::{Processor, Prompt, Visual};
