@@ -61,7 +61,7 @@ impl Outcomes {
     fn step(&mut self, batch: &mut Batch) {
         for event in batch.step() {
             match event {
-                Event::Token { id, token, text } => {
+                Event::Token { id, token, text, .. } => {
                     let (ids, all) = self.tokens.entry(id).or_default();
                     ids.push(token);
                     all.push_str(&text);

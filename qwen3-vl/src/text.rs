@@ -5,7 +5,7 @@ use super::layers::Layers;
 use super::positions::text_rope;
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
-use pascaline::kv::KvFormat;
+use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::nn::{
     Attention, Cache, Embedding, KvCache, KvPages, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock,
 };
@@ -116,6 +116,12 @@ impl TextModel {
     pub fn pages(&self, pages: usize) -> Result<KvPages> {
         let (heads, d) = (self.config.num_key_value_heads, self.config.head_dim);
         KvPages::new(self.config.num_hidden_layers, pages, heads, d, self.cache, &self.device)
+    }
+
+    /// Bytes of a token's keys and values in all layers.
+    pub(super) fn token_bytes(&self) -> usize {
+        let dims = [1, self.config.num_key_value_heads, self.config.head_dim];
+        2 * self.config.num_hidden_layers * KvTensor::part_bytes(self.cache, dims).iter().sum::<usize>()
     }
 
     /// The rotary angles of tokens at these positions: cosines and sines, each [positions, head_dim / 2].

@@ -83,6 +83,8 @@ pub struct Gauges {
     pub waiting: usize,
     /// Whether new requests are taken.
     pub up: bool,
+    /// How those that run share the pages.
+    pub batch: qwen3_vl::batch::Metrics,
 }
 
 impl Metrics {
@@ -117,6 +119,19 @@ impl Metrics {
         one("generated_tokens_total", "counter", "Tokens of answers.", &[("", self.generated_tokens.get())]);
         one("requests_running", "gauge", "Answers that are being computed.", &[("", now.running as u64)]);
         one("requests_waiting", "gauge", "Requests in the queue.", &[("", now.waiting as u64)]);
+        let batch = now.batch;
+        one(
+            "pages",
+            "gauge",
+            "Pages of keys and values.",
+            &[("{state=\"used\"}", batch.pages_used as u64), ("{state=\"free\"}", batch.pages_free as u64)],
+        );
+        let help = "Tokens of prompts that were in the pages already when their requests were admitted.";
+        one("prefix_hit_tokens_total", "counter", help, &[("", batch.prefix_hits)]);
+        let help = "Requests that gave their pages back for others, to be computed again.";
+        one("preemptions_total", "counter", help, &[("", batch.preemptions)]);
+        let help = "Embeddings of pictures that are kept for requests to come.";
+        one("picture_cache_bytes", "gauge", help, &[("", batch.image_bytes as u64)]);
         one("up", "gauge", "Whether new requests are taken.", &[("", now.up.into())]);
         histogram(&mut text, "queue_seconds", "Time in the queue.", &self.queued);
         let help = "Time from the queue's end to the first token.";
@@ -148,7 +163,7 @@ mod tests {
             metrics.queued.record(Duration::from_millis(milliseconds));
         }
         metrics.prompt_tokens.add(3);
-        let text = metrics.text(Gauges { running: 1, waiting: 2, up: true });
+        let text = metrics.text(Gauges { running: 1, waiting: 2, up: true, ..Gauges::default() });
         for line in [
             "pascaline_queue_seconds_bucket{le=\"0.005\"} 2",
             "pascaline_queue_seconds_bucket{le=\"0.01\"} 3",
@@ -159,6 +174,7 @@ mod tests {
             "pascaline_prompt_tokens_total 3",
             "pascaline_requests_running 1",
             "pascaline_requests_waiting 2",
+            "pascaline_pages{state=\"free\"} 0",
             "pascaline_up 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");

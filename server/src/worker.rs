@@ -1,16 +1,16 @@
 //! The thread that owns the model: a queue of jobs in, events of each answer out.
 //!
-//! All that concerns who is computed when stays in here. Whoever submits a job sees only its events. A client that has
-//! left has dropped its receiver; its job ends before its next token.
+//! All that concerns who is computed when stays in here: jobs run together in a [`Batch`]. Whoever submits a job sees only its
+//! events. A client that has left has dropped its receiver; its job ends, and its pages are free, before the next step.
 
 use super::metrics::{Gauges, Metrics};
 use pascaline::{Device, Error, memory};
+use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};
 use qwen3_vl::sampling::{Constraint, Logprobs, Sampler};
-use qwen3_vl::{Options, Prompt, Qwen3Vl, Session, StopReason};
-use std::collections::VecDeque;
-use std::ops::ControlFlow;
+use qwen3_vl::{Options, Prompt, Qwen3Vl, StopReason};
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::time::Instant;
 use std::{io, thread};
 use tokio::sync::mpsc::UnboundedSender;
@@ -61,7 +61,7 @@ pub enum Failure {
     /// The model's own error.
     #[error(transparent)]
     Model(#[from] Error),
-    /// The computation ended in a panic. Only this answer is lost.
+    /// The computation ended in a panic. The answers that ran are lost; others are computed.
     #[error("a bug ended this answer; the server's standard error says where")]
     Panicked,
 }
@@ -121,7 +121,9 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<(Job, Instant)>,
-    running: usize,
+    /// Jobs that the thread has taken, and how the batch stands.
+    taken: usize,
+    batch: batch::Metrics,
     closed: bool,
 }
 
@@ -132,11 +134,20 @@ impl Shared {
 }
 
 impl Worker {
-    /// Starts the thread. At most `limit` jobs wait.
+    /// Starts the thread. At most `limit` jobs wait; those that run share what [`BatchOptions::for_model`] takes.
     ///
     /// # Errors
-    /// If the system has no thread left.
+    /// As [`start_with`](Self::start_with).
     pub fn start(model: Qwen3Vl, limit: usize) -> io::Result<Self> {
+        let options = BatchOptions::for_model(&model).map_err(io::Error::other)?;
+        Self::start_with(model, limit, options)
+    }
+
+    /// Starts the thread. At most `limit` jobs wait; those that run share what `options` says.
+    ///
+    /// # Errors
+    /// If the system has no thread left, or the device too little memory for the pages.
+    pub fn start_with(model: Qwen3Vl, limit: usize, options: BatchOptions) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             changed: Condvar::new(),
@@ -146,8 +157,20 @@ impl Worker {
         });
         let model = Arc::new(model);
         let (of_thread, its_model) = (Arc::clone(&shared), Arc::clone(&model));
-        thread::Builder::new().name("model".into()).spawn(move || serve(&its_model, &of_thread))?;
-        Ok(Self { model, shared })
+        let (started, has_started) = mpsc::channel();
+        thread::Builder::new().name("model".into()).spawn(move || {
+            let batch = Batch::new(&its_model, options);
+            let _ = started.send(batch.as_ref().err().cloned()); // whoever starts it waits
+            if let Ok(batch) = batch {
+                Thread { batch, options, model: &its_model, shared: &of_thread, running: BTreeMap::new() }
+                    .run();
+            }
+        })?;
+        match has_started.recv() {
+            Ok(None) => Ok(Self { model, shared }),
+            Ok(Some(error)) => Err(io::Error::other(error)),
+            Err(gone) => Err(io::Error::other(gone)),
+        }
     }
 
     /// The model, for what needs no thread of its own: its configuration and its processor.
@@ -206,8 +229,10 @@ impl Worker {
     /// The numbers of this moment.
     pub fn gauges(&self) -> Gauges {
         let queue = self.shared.queue();
-        let (running, waiting) = (queue.running, queue.waiting.len());
-        Gauges { running, waiting, up: *self.shared.health.borrow() == Health::Up }
+        // those that have no pages yet, or had to give them back, wait
+        let running = queue.batch.running.min(queue.taken);
+        let waiting = queue.waiting.len() + queue.taken - running;
+        Gauges { running, waiting, up: *self.shared.health.borrow() == Health::Up, batch: queue.batch }
     }
 }
 
@@ -218,115 +243,143 @@ impl Drop for Worker {
     }
 }
 
-/// The thread: one job after the other.
-fn serve(model: &Qwen3Vl, shared: &Shared) {
-    let mut session = None;
-    while let Some((job, since)) = next(shared) {
-        shared.metrics.queued.record(since.elapsed());
-        if job.events.is_closed() {
-            shared.metrics.left.add(1);
-        } else {
-            answer(model, &mut session, job, shared);
-        }
-        shared.queue().running = 0;
-    }
+/// The thread's state.
+struct Thread<'a> {
+    batch: Batch<'a>,
+    options: BatchOptions,
+    model: &'a Qwen3Vl,
+    shared: &'a Shared,
+    running: BTreeMap<RequestId, Running>,
 }
 
-/// Waits for a job; none comes any more once the last [`Worker`] is dropped.
-fn next(shared: &Shared) -> Option<(Job, Instant)> {
-    let mut queue = shared.queue();
-    loop {
-        if let Some(next) = queue.waiting.pop_front() {
-            queue.running = 1;
-            return Some(next);
-        }
-        if queue.closed {
-            return None;
-        }
-        queue = shared.changed.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner());
-    }
+/// A job that the thread has taken.
+struct Running {
+    events: UnboundedSender<Event>,
+    /// When it was taken, and then its last token.
+    since: Instant,
+    first: bool,
 }
 
-/// Computes an answer and sends its events.
-fn answer(model: &Qwen3Vl, session: &mut Option<Session>, job: Job, shared: &Shared) {
-    let events = job.events.clone();
-    // A bug in the computation of one answer is no reason to take the others away.
-    let result = catch_unwind(AssertUnwindSafe(|| generate(model, session, job, &shared.metrics)));
-    let result = match result {
-        Ok(result) => result.map_err(Failure::from),
-        Err(_) => Err(Failure::Panicked),
-    };
-    let metrics = &shared.metrics;
-    let event = match result {
-        Ok(None) => return metrics.left.add(1),
-        Ok(Some(done)) => {
-            metrics.finished.add(1);
-            done
+impl Thread<'_> {
+    /// Until the last [`Worker`] is dropped: takes what waits, and steps.
+    fn run(mut self) {
+        while let Some(jobs) = self.next() {
+            for (job, since) in jobs {
+                self.shared.metrics.queued.record(since.elapsed());
+                self.take(job);
+            }
+            let left: Vec<_> =
+                self.running.iter().filter(|(_, job)| job.events.is_closed()).map(|(id, _)| *id).collect();
+            for id in left {
+                self.batch.remove(id);
+                self.running.remove(&id);
+                self.shared.metrics.left.add(1);
+            }
+            self.step();
+            let mut queue = self.shared.queue();
+            (queue.taken, queue.batch) = (self.running.len(), self.batch.metrics());
         }
-        Err(failure) => {
-            metrics.failed.add(1);
-            *session = None;
-            recover(model, &failure, shared);
-            Event::Failed(failure)
-        }
-    };
-    let _ = events.send(event); // a client that left needs no end
-}
-
-/// After an error: memory is given back, and a lost device is told to all who wait.
-fn recover(model: &Qwen3Vl, failure: &Failure, shared: &Shared) {
-    let out_of_memory = matches!(failure, Failure::Model(Error::OutOfMemory { .. }));
-    if let (Device::Cuda(device), true) = (model.device(), out_of_memory) {
-        let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault shows in the next job
     }
-    if pascaline::cuda::is_lost() {
-        let mut queue = shared.queue();
-        shared.health.send_replace(Health::Lost(failure.to_string()));
-        for (job, _) in queue.waiting.drain(..) {
-            shared.metrics.failed.add(1);
+
+    /// The jobs that there is room for; waits for one if none runs. None comes any more once the last [`Worker`] is dropped.
+    fn next(&self) -> Option<Vec<(Job, Instant)>> {
+        let mut queue = self.shared.queue();
+        while self.running.is_empty() && queue.waiting.is_empty() {
+            if queue.closed {
+                return None;
+            }
+            queue = self.shared.changed.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        let room = self.options.max_sequences.max(1).saturating_sub(self.running.len());
+        let count = room.min(queue.waiting.len());
+        queue.taken += count;
+        Some(queue.waiting.drain(..count).collect())
+    }
+
+    fn take(&mut self, Job { prompt, options, logprobs, constraint, events }: Job) {
+        if events.is_closed() {
+            return self.shared.metrics.left.add(1);
+        }
+        let sampler = Sampler::new(options.sampling.clone(), &prompt.ids);
+        let sampler = sampler.map(|sampler| sampler.constrained(constraint).reporting(logprobs));
+        match sampler.and_then(|sampler| self.batch.add_with(prompt, &options, sampler)) {
+            Ok(id) => drop(self.running.insert(id, Running { events, since: Instant::now(), first: true })),
+            Err(error) => {
+                self.shared.metrics.failed.add(1);
+                let _ = events.send(Event::Failed(error.into())); // a client that left needs no end
+            }
+        }
+    }
+
+    /// A step of all that run.
+    fn step(&mut self) {
+        // A bug in the computation of some answers is no reason to take those to come away.
+        match catch_unwind(AssertUnwindSafe(|| self.batch.step())) {
+            Ok(events) => events.into_iter().for_each(|event| self.tell(event)),
+            Err(_) => {
+                self.fail_all(&Failure::Panicked);
+                match Batch::new(self.model, self.options) {
+                    Ok(batch) => self.batch = batch,
+                    Err(error) => self.lose(&error.into()),
+                }
+            }
+        }
+        if let Some(error) = self.batch.fault().cloned() {
+            self.lose(&error.into());
+        }
+    }
+
+    /// Sends an event to whom it concerns, and counts it.
+    fn tell(&mut self, event: batch::Event) {
+        let metrics = &self.shared.metrics;
+        match event {
+            batch::Event::Token { id, token, text, logprobs } => {
+                let Some(job) = self.running.get_mut(&id) else { return };
+                let times = if job.first { &metrics.first_token } else { &metrics.next_token };
+                times.record(job.since.elapsed());
+                (job.since, job.first) = (Instant::now(), false);
+                metrics.generated_tokens.add(1);
+                let _ = job.events.send(Event::Token { id: token, text, logprobs }); // noticed before the next step
+            }
+            batch::Event::Finished { id, rest, output } => {
+                let Some(job) = self.running.remove(&id) else { return };
+                let statistics = output.statistics;
+                let usage = Usage {
+                    prompt_tokens: statistics.prompt_tokens,
+                    cached_tokens: statistics.prompt_tokens.saturating_sub(statistics.prefill_tokens),
+                    completion_tokens: output.ids.len(),
+                };
+                metrics.prompt_tokens.add(usage.prompt_tokens);
+                metrics.cached_tokens.add(usage.cached_tokens);
+                metrics.finished.add(1);
+                let _ = job.events.send(Event::Done { rest, reason: output.stop_reason, usage });
+            }
+            batch::Event::Failed { id, error } => {
+                let Some(job) = self.running.remove(&id) else { return };
+                metrics.failed.add(1);
+                if let (Device::Cuda(device), Error::OutOfMemory { .. }) = (self.model.device(), &error) {
+                    let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault shows in the next step
+                }
+                let _ = job.events.send(Event::Failed(error.into()));
+            }
+        }
+    }
+
+    fn fail_all(&mut self, failure: &Failure) {
+        for job in std::mem::take(&mut self.running).into_values() {
+            self.shared.metrics.failed.add(1);
             let _ = job.events.send(Event::Failed(failure.clone()));
         }
     }
-}
 
-/// The last event of an answer; `None` if the client left.
-fn generate(
-    model: &Qwen3Vl,
-    session: &mut Option<Session>,
-    job: Job,
-    metrics: &Metrics,
-) -> pascaline::Result<Option<Event>> {
-    let Job { prompt, options, logprobs, constraint, events } = job;
-    let sampler = Sampler::new(options.sampling.clone(), &prompt.ids)?;
-    let sampler = sampler.constrained(constraint).reporting(logprobs);
-    let session = match session {
-        Some(session) => session,
-        none => none.insert(model.session()?),
-    };
-    let (mut since, mut first, mut rest) = (Instant::now(), true, String::new());
-    let output = model.generate_with(session, &prompt, &options, sampler, |step| {
-        let Some(id) = step.id else {
-            rest.push_str(step.text);
-            return if events.is_closed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        };
-        let times = if first { &metrics.first_token } else { &metrics.next_token };
-        times.record(since.elapsed());
-        (since, first) = (Instant::now(), false);
-        metrics.generated_tokens.add(1);
-        match events.send(Event::Token { id, text: step.text.to_owned(), logprobs: step.logprobs }) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
+    /// Tells all who wait that no answers are to be had any more.
+    fn lose(&mut self, failure: &Failure) {
+        self.fail_all(failure);
+        let mut queue = self.shared.queue();
+        self.shared.health.send_replace(Health::Lost(failure.to_string()));
+        for (job, _) in queue.waiting.drain(..) {
+            self.shared.metrics.failed.add(1);
+            let _ = job.events.send(Event::Failed(failure.clone()));
         }
-    })?;
-    let usage = Usage {
-        prompt_tokens: prompt.ids.len(),
-        cached_tokens: prompt.ids.len().saturating_sub(output.statistics.prefill_tokens),
-        completion_tokens: output.ids.len(),
-    };
-    if output.stop_reason == StopReason::Cancelled {
-        return Ok(None);
     }
-    metrics.prompt_tokens.add(usage.prompt_tokens);
-    metrics.cached_tokens.add(usage.cached_tokens);
-    Ok(Some(Event::Done { rest, reason: output.stop_reason, usage }))
 }

@@ -23,13 +23,14 @@ mod sequence;
 use crate::generate::{Options, Output, StopReason};
 use crate::model::Qwen3Vl;
 use crate::processor::Prompt;
-use crate::sampling;
+use crate::sampling::{Logprobs, Sampler, checked};
 use images::Images;
 use pages::{Keys, Pages, pages_of};
 use pascaline::governor::Pacer;
 use pascaline::nn::KvPages;
-use pascaline::{Error, Result};
+use pascaline::{Device, Error, Result};
 use pass::{Last, Logits, Part, Passes, Row, Work};
+use rayon::prelude::*;
 use sequence::Sequence;
 use std::collections::VecDeque;
 
@@ -58,6 +59,23 @@ impl BatchOptions {
         let pages = pages_of(tokens).max(1);
         Self { pages, max_sequences: 64, prompt_tokens: 128, image_bytes: 256 << 20, graph: true }
     }
+
+    /// As [`with_room`](Self::with_room), for as many tokens as the memory that is free on the model's GPU holds, of which a fourth
+    /// is left for activations and pictures; on the CPU for 16384 tokens. No more than 16 contexts of the model.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn for_model(model: &Qwen3Vl) -> Result<Self> {
+        let context = model.config().text.max_position_embeddings;
+        let tokens = match model.device() {
+            Device::Cpu => 16 << 10,
+            Device::Cuda(device) => {
+                let (free, _) = device.memory_info()?;
+                free / 4 * 3 / model.text.token_bytes().max(1)
+            }
+        };
+        Ok(Self::with_room(tokens.min(context.saturating_mul(16)).max(PAGE)))
+    }
 }
 
 /// Names a request of a [`Batch`]; never given twice by one.
@@ -67,7 +85,7 @@ pub struct RequestId(u64);
 /// What came of a request in a step.
 #[derive(Debug)]
 pub enum Event {
-    /// A token of the answer.
+    /// A token of the answer; one of the checkpoint's stop tokens is none.
     Token {
         /// Whose.
         id: RequestId,
@@ -75,6 +93,8 @@ pub enum Event {
         token: u32,
         /// The text that is certain now, perhaps empty.
         text: String,
+        /// Its probability, if the request's sampler reports it.
+        logprobs: Option<Logprobs>,
     },
     /// The answer is whole; nothing more comes of this request.
     Finished {
@@ -193,11 +213,20 @@ impl<'m> Batch<'m> {
     /// [`Error::Prompt`] for a prompt that is none, or that the pages have no room for, [`Error::Unsupported`] for sampling options
     /// out of range, or the device's error after it was lost.
     pub fn add(&mut self, prompt: Prompt, options: &Options) -> Result<RequestId> {
+        let sampler = Sampler::new(options.sampling.clone(), &prompt.ids)?;
+        self.add_with(prompt, options, sampler)
+    }
+
+    /// As [`add`](Self::add), with tokens of a sampler in place of `options.sampling`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add_with(&mut self, prompt: Prompt, options: &Options, sampler: Sampler) -> Result<RequestId> {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
         let (id, capacity) = (RequestId(self.next), self.options.pages * PAGE);
-        let sequence = Sequence::new(self.model, id, prompt, options, &self.keys, capacity)?;
+        let sequence = Sequence::new(self.model, id, prompt, options, sampler, &self.keys, capacity)?;
         self.next += 1;
         self.waiting.push_back(sequence);
         Ok(id)
@@ -373,17 +402,23 @@ impl<'m> Batch<'m> {
             self.model.device().synchronize()?; // so that steps do not run ahead of the device
             return Ok(Vec::new());
         }
-        let best = [logits.best[0].to_vec::<u32>()?, vec![]];
-        let largest = logits.best[1].to_vec::<f32>()?;
-        let mut tokens = Vec::with_capacity(sequences.len());
-        for (row, &i) in sequences.iter().enumerate() {
-            let sampler = &mut self.running[i].sampler;
-            tokens.push(match sampler.takes_the_largest() {
-                true => sampling::checked(best[0][row], largest[row]),
-                false => sampler.next(&mut logits.all.narrow(0, row, 1)?.to_vec()?),
-            });
-        }
-        Ok(tokens)
+        let [best, largest] = &logits.best;
+        let (best, largest) = (best.to_vec::<u32>()?, largest.to_vec::<f32>()?);
+        let mut samplers: Vec<_> =
+            self.running.iter_mut().map(|sequence| Some(&mut sequence.sampler)).collect();
+        let samplers: Vec<&mut Sampler> = sequences.iter().filter_map(|&i| samplers[i].take()).collect();
+        let mut all = match samplers.iter().all(|sampler| sampler.takes_the_largest()) {
+            true => Vec::new(),
+            false => logits.all.to_vec::<f32>()?,
+        };
+        let vocab = self.model.config().text.vocab_size;
+        let mut rows: Vec<_> = all.chunks_exact_mut(vocab).map(Some).collect();
+        rows.resize_with(samplers.len(), || None);
+        let choose = |(row, (sampler, logits)): (usize, (&mut Sampler, Option<&mut [f32]>))| match logits {
+            Some(logits) if !sampler.takes_the_largest() => sampler.next(logits),
+            _ => checked(best[row], largest[row]),
+        };
+        Ok(samplers.into_par_iter().zip(rows).enumerate().map(choose).collect())
     }
 
     /// After a pass: counts what has passed, and gives each sequence its token.
@@ -403,10 +438,11 @@ impl<'m> Batch<'m> {
         for (i, token) in wanting.into_iter().zip(tokens) {
             match token {
                 Ok(token) => {
-                    let id = self.running[i].id;
-                    let (text, end) = self.running[i].accept(token);
+                    let sequence = &mut self.running[i];
+                    let (id, logprobs) = (sequence.id, sequence.sampler.take_logprobs());
+                    let (text, end) = sequence.accept(token);
                     self.counted.answer_tokens += 1;
-                    events.push(Event::Token { id, token, text });
+                    events.extend(text.map(|text| Event::Token { id, token, text, logprobs }));
                     ended.extend(end.map(|reason| (i, Ok(reason))));
                 }
                 Err(error) => ended.push((i, Err(error))),

@@ -55,10 +55,10 @@ impl<'m> Sequence<'m> {
         id: RequestId,
         prompt: Prompt,
         options: &Options,
+        sampler: Sampler,
         keys: &Keys,
         capacity: usize,
     ) -> Result<Self> {
-        let sampler = Sampler::new(options.sampling.clone(), &prompt.ids)?;
         let room = model.room_after(&prompt)?;
         let fits = (capacity + 1).saturating_sub(prompt.ids.len()); // the last token is never passed
         let limit = options.max_new_tokens.min(room).min(fits);
@@ -253,12 +253,12 @@ impl<'m> Sequence<'m> {
         }
     }
 
-    /// Takes the next token of the answer: its text, and why the answer ends, if it does.
-    pub fn accept(&mut self, token: u32) -> (String, Option<StopReason>) {
+    /// Takes the next token of the answer: its text, if it has a place in it, and why the answer ends, if it does.
+    pub fn accept(&mut self, token: u32) -> (Option<String>, Option<StopReason>) {
         self.first_token.get_or_insert_with(|| self.begin.elapsed());
         self.ids.push(token);
         if self.eos.contains(&token) {
-            return (String::new(), Some(StopReason::Eos));
+            return (None, Some(StopReason::Eos));
         }
         let piece = self.stream.push(token);
         self.text += &piece;
@@ -267,7 +267,7 @@ impl<'m> Sequence<'m> {
             (false, true) => Some(self.at_limit),
             (false, false) => None,
         };
-        (piece, end)
+        (Some(piece), end)
     }
 
     /// The answer, and the text that had been held back.
