@@ -28,7 +28,7 @@ use images::Images;
 use pages::{Keys, Pages, pages_of};
 use pascaline::governor::Pacer;
 use pascaline::nn::KvPages;
-use pascaline::{Device, Error, Result};
+use pascaline::{Device, Error, MAX_ELEMENTS, Result};
 use pass::{Last, Logits, Part, Passes, Row, Work};
 use rayon::prelude::*;
 use sequence::Sequence;
@@ -60,6 +60,11 @@ impl BatchOptions {
         Self { pages, max_sequences: 64, prompt_tokens: 128, image_bytes: 256 << 20, graph: true }
     }
 
+    /// The most rows of all captured passes together: the largest pass, and smaller ones.
+    pub(super) fn captured_rows(&self) -> usize {
+        2 * self.max_sequences.next_power_of_two()
+    }
+
     /// As [`with_room`](Self::with_room), for as many tokens as the memory that is free on the model's GPU holds, of which a fourth
     /// is left for activations and pictures; on the CPU for 16384 tokens. No more than 16 contexts of the model.
     ///
@@ -74,7 +79,9 @@ impl BatchOptions {
                 free / 4 * 3 / model.text.token_bytes().max(1)
             }
         };
-        Ok(Self::with_room(tokens.min(context.saturating_mul(16)).max(PAGE)))
+        let text = &model.config().text;
+        let most = MAX_ELEMENTS / (text.num_key_value_heads * (text.head_dim + 32)).max(1); // of a layer
+        Ok(Self::with_room(tokens.min(context.saturating_mul(16)).min(most).max(PAGE)))
     }
 }
 
@@ -197,7 +204,7 @@ impl<'m> Batch<'m> {
             pages: Pages::new(options.pages),
             keys: Keys::default(),
             images: Images::new(options.image_bytes),
-            passes: Passes::new(model, options.graph),
+            passes: Passes::new(model, options.graph, options.captured_rows()),
             waiting: VecDeque::new(),
             running: Vec::new(),
             next: 0,

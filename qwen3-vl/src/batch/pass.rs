@@ -12,8 +12,6 @@ use pascaline::{DType, Device, Result, Tensor, ops};
 const NOWHERE: u32 = u32::MAX;
 /// The fewest pages of a captured pass's tables. The number is a power of two, so that few passes are captured.
 const LEAST_WIDTH: usize = 16;
-/// Captured passes that are kept: each has the memory of its activations.
-const MOST_GRAPHS: usize = 12;
 
 /// A token of a pass.
 pub(super) struct Row {
@@ -91,17 +89,20 @@ pub(super) struct Passes<'m> {
     model: &'m Qwen3Vl,
     /// Of text: row p is position p's on all axes.
     known: RopeTables,
+    /// Each has the memory of its activations.
     graphs: Vec<Captured>,
+    /// The most rows of all captured passes together.
+    captured_rows: usize,
     capture: bool,
     clock: u64,
 }
 
 impl<'m> Passes<'m> {
-    /// With `capture`, by graphs where that is possible.
-    pub fn new(model: &'m Qwen3Vl, capture: bool) -> Self {
+    /// With `capture`, by graphs where that is possible, of at most so many rows together.
+    pub fn new(model: &'m Qwen3Vl, capture: bool, captured_rows: usize) -> Self {
         let capture = capture && model.device().is_cuda() && model.streamed_layers() == 0;
         let known = RopeTables { cos: Vec::new(), sin: Vec::new() };
-        Self { model, known, graphs: Vec::new(), capture, clock: 0 }
+        Self { model, known, graphs: Vec::new(), captured_rows, capture, clock: 0 }
     }
 
     /// Passes the work's rows: their keys and values are in the pool then.
@@ -129,7 +130,8 @@ impl<'m> Passes<'m> {
             captured.graph.launch()?;
             return Ok(captured.logits.clone());
         }
-        if self.graphs.len() >= MOST_GRAPHS
+        let rows = |graphs: &[Captured]| graphs.iter().map(|captured| captured.shape.last).sum::<usize>();
+        while rows(&self.graphs) + shape.last > self.captured_rows
             && let Some(oldest) = (0..self.graphs.len()).min_by_key(|&i| self.graphs[i].used)
         {
             self.graphs.swap_remove(oldest);
