@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod bench_memory;
 mod bench_row;
+mod bench_serve;
 mod case_args;
 mod ceiling;
 mod chat;

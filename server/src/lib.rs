@@ -24,12 +24,31 @@ pub use app::Config;
 pub use limits::Limits;
 pub use listen::{End, Stop, run};
 
-/// Reads a body as each address would, and says whether one of them takes it. Nothing is computed or fetched.
-pub fn takes(body: &[u8], config: &Config) -> bool {
-    let Ok(body) = request::parse(body) else { return false };
-    let (defaults, limits) = (&config.defaults, &config.limits);
-    let chat = request::Chat::read(&body, defaults, limits).map(drop);
-    let completion = request::Completion::read(&body, defaults).map(drop);
-    let tokenize = request::Tokenize::read(&body, limits).map(drop);
-    chat.or(completion).or(tokenize).is_ok()
+/// Reads bodies without a server: for tests.
+pub struct Reader {
+    config: Config,
+    grammars: grammar::Grammars,
+}
+
+impl Reader {
+    /// For a model's tokenizer.
+    ///
+    /// # Errors
+    /// A sentence, if no grammars can be made for it.
+    pub fn new(config: Config, processor: &qwen3_vl::Processor) -> Result<Self, String> {
+        Ok(Self { config, grammars: grammar::Grammars::new(processor)? })
+    }
+
+    /// Whether one of the addresses would take this body. Nothing is fetched, no picture decoded and no token computed.
+    pub fn takes(&self, body: &[u8]) -> bool {
+        let Ok(body) = request::parse(body) else { return false };
+        let (defaults, limits) = (&self.config.defaults, &self.config.limits);
+        let has_rule = |chat: request::Chat| match chat.wish.schema {
+            Some(schema) => self.grammars.json(schema).is_ok(),
+            None => true,
+        };
+        request::Chat::read(&body, defaults, limits).is_ok_and(has_rule)
+            || request::Completion::read(&body, defaults).is_ok()
+            || request::Tokenize::read(&body, limits).is_ok()
+    }
 }
