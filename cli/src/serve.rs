@@ -136,7 +136,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let worker = Worker::start(model, args.max_queue)
         .map_err(|error| Failure::Failed(format!("the model's thread can't be started: {error}")))?;
     let address = format!("http://{address}");
-    output.say(&format!("{} at {address}, with a page to talk to", config.name));
+    output.note(&format!("{} at {address}, with a page to talk to", config.name));
     if let Some(report) = report {
         let device = device.to_string();
         report.write(&Json { address, model: &config.name, device, context, load_seconds })?;

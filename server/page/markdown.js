@@ -126,8 +126,17 @@ function code(text, language) {
   return element("div", { className: "code" }, element("div", {}, element("span", {}, language || "code"), copy), pre);
 }
 
-// Each alternative begins at a mark; what has no end is text.
-const INLINE = /\\([\\`*_{}[\]()#+\-.!~>|])|(`+)([\s\S]*?[^`])\2(?!`)|!?\[([^\]\n]*)\]\(\s*<?([^\s)>]+)>?(?:\s+"[^"]*")?\s*\)|(\*\*|__)(?=\S)([\s\S]*?\S)\6|(~~)(?=\S)([\s\S]*?\S)~~|(?<![\w*])\*(?=[^\s*])([^*\n]*[^\s*])\*(?!\*)|(?<![\w_])_(?=[^\s_])([^_\n]*[^\s_])_(?![\w_])|(https?:\/\/[^\s<>()]+[^\s<>().,;:!?'"])/;
+// Each alternative begins at a mark; what has no end is text. Lengths are bounded, as each mark without an end is looked for one.
+const INLINE = new RegExp([
+  String.raw`\\([\\${"`"}*_{}[\]()#+\-.!~>|])`, // 1 escaped
+  String.raw`(${"`"}+)([\s\S]{0,2000}?[^${"`"}])\2(?!${"`"})`, // 2 marks, 3 code
+  String.raw`!?\[([^\]\n]{0,500})\]\(\s*<?((?:[^\s()<>]|\([^\s()]*\))+)>?(?:\s+"[^"\n]*")?\s*\)`, // 4 label, 5 address
+  String.raw`(\*\*|__)(?=\S)([\s\S]{0,2000}?\S)\6`, // 6 marks, 7 strong
+  String.raw`~~(?=\S)([\s\S]{0,2000}?\S)~~`, // 8 struck
+  String.raw`(?<![\w*])\*(?=[^\s*])([^*\n]{0,2000}[^\s*])\*(?!\*)`, // 9 emphasis
+  String.raw`(?<![\w_])_(?=[^\s_])([^_\n]{0,2000}[^\s_])_(?![\w_])`, // 10 emphasis
+  String.raw`(https?:\/\/[^\s<>()]+[^\s<>().,;:!?'"])`, // 11 bare address
+].join("|"));
 
 function inline(text, depth = 0) {
   const found = [];
@@ -136,7 +145,7 @@ function inline(text, depth = 0) {
     const match = depth < DEPTH && rest.match(INLINE);
     if (!match) break;
     if (match.index) found.push(rest.slice(0, match.index));
-    const [all, escaped, , tick, label, address, , strong, , struck, star, underline, bare] = match;
+    const [all, escaped, , tick, label, address, , strong, struck, star, underline, bare] = match;
     const within = (name, inside) => element(name, {}, ...inline(inside, depth + 1));
     if (escaped !== undefined) found.push(escaped);
     else if (tick !== undefined) found.push(element("code", {}, tick.trim() || tick));

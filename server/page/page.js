@@ -244,9 +244,9 @@ async function answer() {
   busy(new AbortController());
   say("The answer is on its way.");
   const begin = performance.now();
-  let [first, last, tokens, reason, drawn, failure] = [0, 0, 0, null, false, null];
+  let [first, last, tokens, reason, frame, failure] = [0, 0, 0, null, 0, null];
   const draw = () => {
-    drawn = false;
+    frame = 0;
     const follow = atBottom();
     shown.replaceChildren(render(turn.text));
     tools.textContent = rate();
@@ -269,15 +269,13 @@ async function answer() {
       if (!choice.delta.content) continue;
       turn.text += choice.delta.content;
       tokens += 1;
-      if (!drawn) {
-        drawn = true;
-        requestAnimationFrame(draw);
-      }
+      frame ||= requestAnimationFrame(draw);
     }
   } catch (error) {
     if (error.name === "AbortError") reason = "stopped";
     else failure = error instanceof ServerError ? error.message : `This page has a bug: ${error.message}`;
   }
+  cancelAnimationFrame(frame);
   draw();
   busy(null);
   turn.article.classList.remove("waiting");

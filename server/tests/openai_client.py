@@ -59,7 +59,7 @@ assert "".join(pieces) == text and reason == "length" and usage == answer.usage.
     update={"prompt_tokens_details": usage.prompt_tokens_details})
 with client.chat.completions.stream(model=model, messages=[{"role": "user", "content": "Hello"}], max_tokens=12, temperature=0,
                                     extra_body={"ignore_eos": True}) as stream:
-    assert stream.get_final_completion().choices[0].message.content == text
+    assert "".join(event.delta for event in stream if event.type == "content.delta") == text
 
 # stop
 whole = ask("Hello", temperature=1, seed=3, max_tokens=40).choices[0].message.content
