@@ -125,9 +125,9 @@ impl Tokenizer {
         &self.controls
     }
 
-    /// Whether a token is no part of the text.
-    pub fn is_special(&self, id: u32) -> bool {
-        self.special.contains(&id)
+    /// How a special token is spelled; `None` for all others.
+    pub fn control(&self, id: u32) -> Option<String> {
+        self.special.contains(&id).then(|| self.inner.id_to_token(id)).flatten()
     }
 
     /// The text of tokens, without special ones; what is no UTF-8 becomes U+FFFD.
