@@ -7,6 +7,8 @@ use pascaline::{Device, Result};
 use qwen3_vl::batch::{Batch, BatchOptions, Event};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{LoadOptions, Options, Prompt, Qwen3Vl};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// What a run with so many sequences measured.
@@ -44,8 +46,10 @@ struct Report {
     arrivals: Vec<Arrival>,
 }
 
-/// A prompt of about so many tokens, unlike those of other numbers from its beginning on.
-fn prompt(model: &Qwen3Vl, number: usize, tokens: usize) -> Result<Prompt> {
+/// A prompt of about so many tokens, unlike all before from its beginning on, so that no pages hold it already.
+fn prompt(model: &Qwen3Vl, tokens: usize) -> Result<Prompt> {
+    static NEXT: AtomicUsize = AtomicUsize::new(1000);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let words = ["river", "stone", "cloud", "light", "paper", "garden", "window", "seven"];
     let mut text = format!("{number}. Continue this list: ");
     loop {
@@ -77,13 +81,14 @@ fn number(name: &str, default: usize) -> usize {
 /// `sequences` answers of `tokens` tokens.
 fn run(batch: &mut Batch, model: &Qwen3Vl, sequences: usize, length: usize, tokens: usize) -> Result<Run> {
     let options = Options { max_new_tokens: tokens, stop_at_eos: false, ..Options::default() };
+    let prompts = (0..sequences).map(|_| prompt(model, length)).collect::<Result<Vec<_>>>()?;
     let begin = Instant::now();
-    for number in 0..sequences {
-        batch.add(prompt(model, number + sequences, length)?, &options)?;
+    for prompt in prompts {
+        batch.add(prompt, &options)?;
     }
     let (mut first, mut steps, mut answered, mut since) = (Vec::new(), Vec::new(), 0, None);
     let mut last = Instant::now();
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     while !batch.is_idle() {
         let mut tokens = 0;
         for event in batch.step() {
@@ -123,11 +128,16 @@ fn run(batch: &mut Batch, model: &Qwen3Vl, sequences: usize, length: usize, toke
 fn arrival(batch: &mut Batch, model: &Qwen3Vl, sequences: usize, length: usize) -> Result<Arrival> {
     let options = Options { max_new_tokens: 400, stop_at_eos: false, ..Options::default() };
     let mut ids = Vec::new();
-    for number in 0..sequences {
-        ids.push(batch.add(prompt(model, number + 1000, 100)?, &options)?);
+    for _ in 0..sequences {
+        ids.push(batch.add(prompt(model, 100)?, &options)?);
     }
-    while batch.metrics().answer_tokens == 0 || batch.metrics().waiting > 0 {
-        batch.step();
+    let mut seen = HashSet::new();
+    while seen.len() < sequences {
+        for event in batch.step() {
+            if let Event::Token { id, .. } = event {
+                seen.insert(id);
+            }
+        }
     }
     let timed = |batch: &mut Batch| {
         let begin = Instant::now();
@@ -138,8 +148,9 @@ fn arrival(batch: &mut Batch, model: &Qwen3Vl, sequences: usize, length: usize) 
         batch.step();
     }
     let mut quiet: Vec<f64> = (0..30).map(|_| timed(batch).0).collect();
+    let prompt = prompt(model, length)?;
     let begin = Instant::now();
-    let late = batch.add(prompt(model, 2000, length)?, &options)?;
+    let late = batch.add(prompt, &options)?;
     let mut busy = Vec::new();
     let first_token = loop {
         let (time, events) = timed(batch);
