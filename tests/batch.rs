@@ -241,16 +241,22 @@ fn beginnings_are_shared() {
 fn a_conversation_goes_on_in_its_pages() {
     let model = load(&Device::Cpu, |_| {});
     let mut batch = Batch::new(&model, BatchOptions::with_room(4000)).unwrap();
-    let first = prompt(&model, &[], "Tell me something long.");
-    let answer = run_together(&mut batch, &[(first.clone(), options(60))], |_| 0);
-    let mut next = first.clone();
-    let text = answer[0].ids.iter().take_while(|id| !model.processor.is_pad(**id)); // drawn by weights at random
-    next.ids.extend(text);
-    assert!(next.ids.len() > first.ids.len() + 2 * PAGE);
+    // the weights are drawn at random, so an answer may have tokens that stand for images: one that begins without them
+    let (first, mut next) = (0..50)
+        .find_map(|i| {
+            let first = prompt(&model, &[], &format!("Tell me something long, {i}."));
+            let answer = run_together(&mut batch, &[(first.clone(), options(3 * PAGE))], |_| 0);
+            let text = answer[0].ids.iter().take_while(|id| !model.processor.is_pad(**id)).copied();
+            let ids: Vec<u32> = first.ids.iter().copied().chain(text).collect();
+            let long = ids.len() > first.ids.len() + 2 * PAGE;
+            long.then(|| (first.clone(), Prompt { ids, ..first }))
+        })
+        .expect("one of fifty answers");
+    let before = batch.metrics().prefix_hits;
     next.positions = model.processor.positions(&next.ids, [].into_iter()).unwrap();
     let found = run_together(&mut batch, &[(next.clone(), options(5))], |_| 0);
     assert_eq!(found[0].ids, alone(&model, &next, &options(5)).ids);
-    let hits = batch.metrics().prefix_hits as usize;
+    let hits = (batch.metrics().prefix_hits - before) as usize;
     assert!(hits > first.ids.len(), "{hits} of {} and the answer", first.ids.len());
 }
 
@@ -315,10 +321,10 @@ fn pages_waste_little() {
     let mut most = 0;
     while !batch.is_idle() {
         let metrics = batch.metrics();
-        if metrics.waiting == 0 && metrics.tokens_held > most {
+        if metrics.tokens_held > most {
             most = metrics.tokens_held;
             let room = metrics.pages_used * PAGE;
-            assert!(room - metrics.tokens_held <= room / 20 || metrics.tokens_held < 4000, "{metrics:?}");
+            assert!(room - metrics.tokens_held <= room / 20, "{metrics:?}");
         }
         outcomes.step(&mut batch);
     }

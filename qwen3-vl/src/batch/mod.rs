@@ -132,7 +132,7 @@ pub struct Metrics {
     pub pages_used: usize,
     /// Pages that no request uses, contents or not.
     pub pages_free: usize,
-    /// Tokens of running requests in the pages.
+    /// Tokens of running requests that the pages in use are for; those in shared pages count for each.
     pub tokens_held: usize,
     /// Bytes of pictures' embeddings that are kept.
     pub image_bytes: usize,
@@ -273,7 +273,7 @@ impl<'m> Batch<'m> {
             waiting: self.waiting.len(),
             pages_used: self.pages.len() - self.pages.available(),
             pages_free: self.pages.available(),
-            tokens_held: self.running.iter().map(|sequence| sequence.computed).sum(),
+            tokens_held: self.running.iter().map(Sequence::tokens_held).sum(),
             image_bytes: self.images.bytes(),
             ..self.counted
         }

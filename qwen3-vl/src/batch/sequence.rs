@@ -116,6 +116,11 @@ impl<'m> Sequence<'m> {
         self.ids.len() - self.computed
     }
 
+    /// Tokens that its pages are for.
+    pub fn tokens_held(&self) -> usize {
+        self.ids.len().min(self.pages.len() * PAGE)
+    }
+
     /// Whether its next row is the last token alone, and that no image's.
     pub fn decodes(&self) -> bool {
         self.left() == 1 && self.runs.last().is_none_or(|run| run.start + run.len <= self.computed)
