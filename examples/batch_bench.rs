@@ -160,7 +160,9 @@ fn arrival(batch: &mut Batch, model: &Qwen3Vl, sequences: usize, length: usize) 
         }
     };
     ids.push(late);
-    ids.into_iter().for_each(|id| drop(batch.remove(id)));
+    for id in ids {
+        batch.remove(id);
+    }
     Ok(Arrival {
         sequences,
         prompt: length,

@@ -21,6 +21,7 @@ mod pass;
 mod sequence;
 
 use crate::generate::{Options, Output, StopReason};
+use crate::kernels;
 use crate::model::Qwen3Vl;
 use crate::processor::Prompt;
 use crate::sampling::{Logprobs, Sampler, checked};
@@ -197,6 +198,11 @@ impl<'m> Batch<'m> {
             prompt_tokens: options.prompt_tokens.max(1),
             ..options
         };
+        if let Device::Cuda(device) = model.device() {
+            // before the first request, whose answer would wait for the driver's compiler
+            let text = &model.config().text;
+            device.load_modules(&kernels::of_pages(model.text.cache_format(), text.head_dim))?;
+        }
         Ok(Self {
             model,
             options,
