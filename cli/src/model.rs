@@ -110,7 +110,7 @@ impl StorageType {
 
 /// `--dtype` of a model that runs.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum WeightType {
+pub(super) enum WeightType {
     F16,
     F32,
     #[value(name = "q8_0")]
@@ -130,7 +130,7 @@ enum WeightType {
 }
 
 impl WeightType {
-    fn matrices(self) -> Matrices {
+    pub fn matrices(self) -> Matrices {
         Matrices::Quantized(match self {
             Self::F16 => return Matrices::Float(DType::F16),
             Self::F32 => return Matrices::Float(DType::F32),
