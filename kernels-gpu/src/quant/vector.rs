@@ -352,7 +352,7 @@ impl<const K: usize> Spread<K> {
     unsafe fn sum(mut values: [f32; 32]) -> f32 {
         let lane = warp::lane_id();
         unroll!(STEP < 8 => if STEP < 5 {
-            const DISTANCE: u32 = 16 >> STEP;
+            const DISTANCE: u32 = [16, 8, 4, 2, 1][STEP % 5];
             let half = K >> (STEP + 1);
             // SAFETY: all 32 lanes are here: this function's contract.
             let from = |value| unsafe { warp_shuffle_xor(FULL_MASK, value, DISTANCE, 32).0 };
