@@ -7,6 +7,7 @@ use super::output::{Output, complain};
 use super::sampling::SamplingArgs;
 use pascaline_server::worker::Worker;
 use pascaline_server::{Config, End, Limits, Stop};
+use qwen3_vl::batch::PAGE;
 use qwen3_vl::footprint::Workload;
 use qwen3_vl::{ControlTokens, Qwen3Vl};
 use serde::Serialize;
@@ -56,6 +57,11 @@ pub(super) struct Args {
     /// The most tokens of a prompt and its answer; if not given, as many of the model's context as are planned for.
     #[arg(long, value_name = "N", value_parser = at_least_two)]
     context: Option<usize>,
+
+    /// The most requests that are answered at the same time; more wait. Each takes memory for its next token, beside the keys and
+    /// values, for which all share what is left.
+    #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..))]
+    max_running: u16,
 
     /// The most requests that wait; more are answered with 429.
     #[arg(long, value_name = "N", default_value = "256")]
@@ -131,9 +137,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
     let loaded = args.model.load(&opened, &device, &work, output)?;
     let context = args.context.or(loaded.work.map(|work| work.context)).unwrap_or(most).min(most);
+    let batch = args.model.batch(&opened, &device, &loaded, context, args.max_running.into())?;
+    output.note(&format!(
+        "up to {} requests at a time, with keys and values of {} tokens together",
+        batch.max_sequences,
+        batch.pages * PAGE
+    ));
     let (model, load_seconds) = (loaded.model, loaded.seconds);
     let config = config(args, &model, context, api_key);
-    let worker = Worker::start(model, args.max_queue)
+    let worker = Worker::start_with(model, args.max_queue, batch)
         .map_err(|error| Failure::Failed(format!("the model's thread can't be started: {error}")))?;
     let address = format!("http://{address}");
     output.note(&format!("{} at {address}, with a page to talk to", config.name));
