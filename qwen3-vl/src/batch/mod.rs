@@ -6,7 +6,7 @@
 //!
 //! 1. Requests wait in the order of their coming. The first is admitted when there are pages for all its tokens, which it takes at
 //!    once. Pages that hold its beginning already, of whatever request, are shared and not computed again.
-//! 2. A step has rows for prompts up to a limit, which is lower while answers run, so that these go on coming (see [`Budget`]).
+//! 2. A step has rows for prompts up to a limit, which is lower while answers run, so that these go on coming.
 //! 3. An answer takes a page when it needs one. If there is none, the youngest request gives its pages back and waits again, before
 //!    all others. Its tokens are passed anew later; what has come of it stays.
 //! 4. An error that concerns one request ends that one. Out of memory is such an error: of a pass with prompts it is the youngest
