@@ -275,7 +275,9 @@ impl ModelArgs {
         let (usual, asked) = (LoadOptions::for_device(device), self.asked());
         let Device::Cuda(cuda) = device else {
             return match self.memory_limit {
-                None => Ok(Decision { options: asked.apply(usual), processor: None, before: None }),
+                None => {
+                    Ok(Decision { options: asked.apply(usual), processor: None, before: None, work: None })
+                }
                 Some(_) => Err(Failure::Usage("--memory-limit is for a GPU".to_owned())),
             };
         };
@@ -290,17 +292,18 @@ impl ModelArgs {
             let is_gguf = opened.checkpoint.gguf().is_some();
             output.note(&fit::describe(choice, work, is_gguf, limit));
         };
-        let decided = |choice: &Choice, processor| Decision {
+        let decided = |choice: &Choice, processor, work: &Workload| Decision {
             options: choice.options,
             processor,
             before: Some(total - free),
+            work: Some(*work),
         };
         if let Some(most) = &work.most
             && let Ok(choice) = fit(most)
             && choice.options == asked.apply(usual)
         {
             say(&choice, most);
-            return Ok(decided(&choice, None));
+            return Ok(decided(&choice, None, most));
         }
         let processor = opened.checkpoint.processor()?;
         let mut refusal = None;
@@ -308,7 +311,7 @@ impl ModelArgs {
             match fit(&work) {
                 Ok(choice) => {
                     say(&choice, &work);
-                    return Ok(decided(&choice, Some(processor)));
+                    return Ok(decided(&choice, Some(processor), &work));
                 }
                 Err(error) => refusal = Some(error),
             }
@@ -343,7 +346,7 @@ impl ModelArgs {
         work: &Work,
         output: &Output,
     ) -> Result<Loaded, Failure> {
-        let Decision { options, processor, before } = self.options(opened, device, work, output)?;
+        let Decision { options, processor, before, work } = self.options(opened, device, work, output)?;
         let bar = match io::stderr().is_terminal() && !output.is_quiet() {
             true => ProgressBar::new(0),
             false => ProgressBar::hidden(),
@@ -367,7 +370,7 @@ impl ModelArgs {
         if let Some(note) = conversions(&model) {
             output.note(&note);
         }
-        Ok(Loaded { model, seconds, options, context_bytes: before })
+        Ok(Loaded { model, seconds, options, context_bytes: before, work })
     }
 }
 
@@ -377,6 +380,8 @@ struct Decision {
     processor: Option<Processor>,
     /// Bytes in use before.
     before: Option<usize>,
+    /// The work that fits, on a GPU.
+    work: Option<Workload>,
 }
 
 /// A model on its device.
@@ -387,6 +392,8 @@ pub(super) struct Loaded {
     options: LoadOptions,
     /// Bytes that were in use on the GPU before.
     pub context_bytes: Option<usize>,
+    /// The work that it was found to have room for, on a GPU.
+    pub work: Option<Workload>,
 }
 
 impl Loaded {
