@@ -139,7 +139,7 @@ fn transpose(x: Any) -> Result<PyTensor> {
     unary(x, ops::transpose)
 }
 
-/// table[ids[..], :]. table: [n, k] float32 or float16; ids: uint32. An index that is no row gives a row of NaN.
+/// table[ids, :]. table: [n, k] float32 or float16; ids: [m] uint32. An index that is no row gives a row of NaN.
 ///
 /// Raises ShapeError, DTypeError, LayoutError.
 #[pyfunction]

@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 _FLOATS = (torch.float32, torch.float16)
+_PLAIN = (Tensor, torch.nn.Parameter)
 _MAX_ELEMENTS = 2**31 - 1
 
 _kernels: Counter[str] = Counter()
@@ -71,27 +72,44 @@ def _place(x: Tensor) -> Tuple[int, int]:
 
 def _problem(*tensors: Tensor) -> Optional[str]:
     """Why the kernels can't take these tensors; None if they can."""
-    first = tensors[0]
-    device = first.device
-    if device.type not in ("cpu", "cuda"):
-        return f"{device.type} tensors"
+    index = tensors[0].get_device()
     for x in tensors:
         if x.dtype not in _FLOATS:
-            return f"{str(x.dtype).removeprefix('torch.')} tensors"
-        if x.device != device:
+            return f"{_name(x.dtype)} tensors"
+        if not (x.is_cuda or x.is_cpu):
+            return f"{x.device.type} tensors"
+        if x.get_device() != index:
             return "tensors on several devices"
-        if x.layout is not torch.strided or x.is_conj() or x.is_neg():
+        if x.layout is not torch.strided or x.is_neg():
             return "tensors that are not plain memory"
         if x.numel() > _MAX_ELEMENTS:
             return "tensors of 2^31 elements or more"
-    if device.type == "cpu":
-        return None
-    index = first.get_device()
+    return None if index < 0 else _device_problem(index)
+
+
+def _device_problem(index: int) -> Optional[str]:
     if index not in _problems:
         _problems[index] = _native.torch_device_problem(index)
     if _problems[index] is None and index != torch.cuda.current_device():
         return "tensors on another device than the current one"
     return _problems[index]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).replace("torch.", "")
+
+
+def _is_plain(*tensors: Optional[Tensor]) -> bool:
+    """Whether a call needs neither a gradient nor tracing: then it does not have to go by way of torch's dispatcher."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    grad = torch.is_grad_enabled()
+    for x in tensors:
+        if x is not None and (type(x) not in _PLAIN or (grad and x.requires_grad)):
+            return False
+    return True
 
 
 def _same_type(*tensors: Tensor) -> Optional[str]:
@@ -168,9 +186,9 @@ _softmax_op = _define(
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax over the last dimension; another ``dim`` is moved there and back."""
-    if dim in (-1, x.dim() - 1):
-        return _softmax_op(x)
-    return _softmax_op(x.transpose(dim, -1)).transpose(dim, -1)
+    if dim not in (-1, x.dim() - 1):
+        return softmax(x.transpose(dim, -1)).transpose(dim, -1)
+    return _softmax(x) if _is_plain(x) else _softmax_op(x)
 
 
 # RMS norm
@@ -230,7 +248,7 @@ _rms_norm_op = _define(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """RMS norm over the last dimension. x: [.., n]; weight: [n]."""
-    return _rms_norm_op(x, weight, eps)
+    return _rms_norm(x, weight, eps) if _is_plain(x, weight) else _rms_norm_op(x, weight, eps)
 
 
 # LayerNorm
@@ -282,7 +300,8 @@ _layer_norm_op = _define(
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """Layer norm over the last dimension. x: [.., n]; weight, bias: [n]."""
-    return _layer_norm_op(x, weight, bias, eps)
+    call = _layer_norm if _is_plain(x, weight, bias) else _layer_norm_op
+    return call(x, weight, bias, eps)
 
 
 # linear
@@ -340,7 +359,7 @@ _linear_op = _define(
 
 def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """x·weightᵀ + bias. x: [.., k]; weight: [n, k], float32, or float16 (stored so, multiplied in float32); bias: [n]."""
-    return _linear_op(x, weight, bias)
+    return _linear(x, weight, bias) if _is_plain(x, weight, bias) else _linear_op(x, weight, bias)
 
 
 # quantised linear maps
@@ -356,7 +375,7 @@ def _quant_linear(x: Tensor, weight: int, rows: int, bias: Optional[Tensor] = No
     entry = _quantized[weight]
     problem = _problem(x) if bias is None else _problem(x, bias)
     if problem is None and x.dtype != torch.float32:
-        problem = f"{str(x.dtype).removeprefix('torch.')} tensors"
+        problem = f"{_name(x.dtype)} tensors"
     if problem is not None:
         _QUANT_LINEAR.falls_back(problem)
         dense = entry.dense(x)
@@ -450,7 +469,8 @@ class QuantLinear(torch.nn.Module):
         return cls(quantize(linear.weight, format), linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _quant_linear_op(x, self._number, self.out_features, self.bias)
+        call = _quant_linear if _is_plain(x, self.bias) else _quant_linear_op
+        return call(x, self._number, self.out_features, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
@@ -559,7 +579,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: O
 
     Query heads share kv heads evenly. ``causal``: query i attends to keys up to i + kv_len − q_len. ``scale``: None for 1/√dim.
     """
-    return _attention_op(q, k, v, causal, q.shape[-1] ** -0.5 if scale is None else scale)
+    call = _attention if _is_plain(q, k, v) else _attention_op
+    return call(q, k, v, causal, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def sparse_attention(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, *, scale: Optional[float] = None) -> Tensor:
@@ -664,7 +685,7 @@ _rope_op = _define(
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the pairs (i, i + dim/2) of each head by angles. x: [tokens, heads, dim]; cos, sin: [tokens, dim/2]."""
-    return _rope_op(x, cos, sin)
+    return _rope(x, cos, sin) if _is_plain(x, cos, sin) else _rope_op(x, cos, sin)
 
 
 # SwiGLU
@@ -707,4 +728,4 @@ _swiglu_op = _define(
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, element by element, for tensors of one shape."""
-    return _swiglu_op(gate, up)
+    return _swiglu(gate, up) if _is_plain(gate, up) else _swiglu_op(gate, up)
