@@ -128,6 +128,8 @@ pub(super) struct Bench {
     copies: Copies,
     cublas: Option<Cublas>,
     pub pacer: Pacer,
+    /// Whether the kernels that users would write are timed, too.
+    pub baselines: bool,
     cases_in_table: usize,
 }
 
@@ -249,7 +251,16 @@ impl Bench {
         let pacer = Pacer::new(&device);
         let in_table = pascaline_testing::cases();
         let cases_in_table = in_table.iter().filter(|case| case.purpose() == Purpose::Bench).count();
-        Ok(Self { device, clock, ceilings, copies: Copies::default(), cublas, pacer, cases_in_table })
+        Ok(Self {
+            device,
+            clock,
+            ceilings,
+            copies: Copies::default(),
+            cublas,
+            pacer,
+            baselines: true,
+            cases_in_table,
+        })
     }
 
     /// The report of these rows.
@@ -302,7 +313,8 @@ impl Bench {
 
         let baseline = |y: TensorMut, x: &[Tensor]| case.baseline(y, x).unwrap_or(Ok(()));
         // The baseline is a kernel: on a CPU it would be the fallback once more.
-        let has_baseline = self.device.is_cuda()
+        let has_baseline = self.baselines
+            && self.device.is_cuda()
             && match case.baseline(y.view_mut()?, &on_device) {
                 None | Some(Err(Error::Unsupported { .. })) => false,
                 Some(result) => result.map(|()| true)?,

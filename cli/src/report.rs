@@ -41,6 +41,8 @@ const BENCH: f64 = 0.65;
 const ESTIMATES: f64 = 0.75;
 const MODEL_FILES: f64 = 0.88;
 const MODEL: f64 = 0.98;
+/// Seconds of an estimate from sizes beyond which a kernel could take longer than the 2 that Windows grants one on a card with a display.
+const LONG: f64 = 0.5;
 /// The longest that a GPU is kept busy before the first timing.
 const WARM_UP: Duration = Duration::from_secs(10);
 
@@ -176,10 +178,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     findings.validate = Some(validate(&device, &time, &mut screen)?);
     keep(&mut findings, &time)?;
-    let (timed, chosen) = bench(&device, &time, &mut screen)?;
+    let card = Card::of(cuda.properties());
+    let (timed, chosen) = bench(&device, &card, cuda.properties().watchdog, &time, &mut screen)?;
     findings.bench = Some(timed);
     keep(&mut findings, &time)?;
-    let card = Card::of(cuda.properties());
     findings.estimates = Some(estimate(card, &findings, &chosen, &time, &mut screen)?);
     keep(&mut findings, &time)?;
     let folder = page.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
@@ -248,6 +250,8 @@ fn validate(device: &Device, time: &TimeLimit, screen: &mut Screen) -> Result<Va
 /// Times the bench cases, one of every op and type before the second of any; and the cases themselves.
 fn bench(
     device: &Device,
+    card: &Card,
+    watchdog: bool,
     time: &TimeLimit,
     screen: &mut Screen,
 ) -> Result<(Timed, Vec<Box<dyn Case>>), Failure> {
@@ -264,7 +268,11 @@ fn bench(
     let bench =
         bench.and_then(|bench| bench.warm_up(WARM_UP.min(time.allowed().mul_f64(0.03))).map(|()| bench));
     let mut bench = match bench {
-        Ok(bench) => bench,
+        // the kernels that users would write take long, and answer no question of a report
+        Ok(mut bench) => {
+            bench.baselines = false;
+            bench
+        }
         Err(error) => {
             screen.finish();
             let message = Some(error.to_string());
@@ -286,7 +294,12 @@ fn bench(
             break;
         }
         screen.doing(&case.id());
-        rows.push(bench.case(case.as_ref()));
+        rows.push(match watchdog && Estimate::from_sizes(case.as_ref(), card, None).seconds > LONG {
+            true => {
+                Row::new(case.as_ref(), "left out", Some("the display's watchdog could reset the GPU".into()))
+            }
+            false => bench.case(case.as_ref()),
+        });
         screen.done();
         bench.pacer.pace();
     }
