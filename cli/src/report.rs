@@ -294,7 +294,7 @@ fn bench(
             break;
         }
         screen.doing(&case.id());
-        rows.push(match watchdog && Estimate::from_sizes(case.as_ref(), card, None).seconds > LONG {
+        rows.push(match watchdog && Estimate::from_sizes(case.as_ref(), 0.0, card, None).seconds > LONG {
             true => {
                 Row::new(case.as_ref(), "left out", Some("the display's watchdog could reset the GPU".into()))
             }
@@ -349,9 +349,13 @@ fn estimate(
     ))?;
     for case in &cases {
         let id = case.id();
-        if !found.iter().any(|estimate| estimate.id == id) {
-            let variant = timed.get(id.as_str()).and_then(|row| row.variant.as_deref());
-            found.push(Estimate::from_sizes(case.as_ref(), &card, variant));
+        if found.iter().any(|estimate| estimate.id == id) {
+            continue;
+        }
+        if let Some(row) = timed.get(id.as_str()) {
+            // as bytes and rate were computed of each other
+            let bytes = row.gbps.unwrap_or(0.0) * row.median_ms.unwrap_or(0.0) * 1e6;
+            found.push(Estimate::from_sizes(case.as_ref(), bytes, &card, row.variant.as_deref()));
         }
     }
     Ok(Estimated { card, cases: found, message })
