@@ -22,6 +22,9 @@ const MAX_REDIRECTS: usize = 3;
 /// The longest that a picture may take to come.
 const MAX_TIME: Duration = Duration::from_secs(20);
 
+/// The pictures of a request, in order, each with the field that it comes from.
+pub(crate) type Pictures = Vec<(String, Source)>;
+
 /// Where a picture is.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Source {
