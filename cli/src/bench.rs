@@ -96,7 +96,8 @@ pub(super) const VIRTUAL: Budget =
     Budget { compute_flops: 2e8, memory_flops: 5e6, elements: 1 << 20, who: "the virtual GPU" };
 
 impl Budget {
-    fn of(device: &Device) -> Option<&'static Self> {
+    /// None for a GPU.
+    pub fn of(device: &Device) -> Option<&'static Self> {
         match device {
             Device::Cpu => Some(&CPU),
             Device::Cuda(_) => is_virtual().then_some(&VIRTUAL),
@@ -137,13 +138,15 @@ struct Json<'a> {
 }
 
 /// The state that all cases share.
-struct Bench {
+pub(super) struct Bench {
     device: Device,
     clock: Clock,
-    ceilings: Ceilings,
+    pub ceilings: Ceilings,
     copies: Copies,
     cublas: Option<Cublas>,
-    pacer: Pacer,
+    pub pacer: Pacer,
+    /// Whether the kernels that users would write are timed, too.
+    pub baselines: bool,
     cases_in_table: usize,
 }
 
@@ -177,11 +180,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let chosen = grouped(chosen);
     screen.start(chosen.len());
     screen.doing("measuring what the device can do");
-    let mut clock = Clock::new(&device)?;
-    let bound = |bound| chosen.iter().any(|case| Bound::of(case.as_ref()) == bound);
-    let needs =
-        Needs { memory: bound(Bound::Memory), compute: bound(Bound::Compute), dp4a: bound(Bound::Dp4a) };
-    let ceilings = Ceilings::of(&device, needs, &mut clock)?;
+    let mut bench = Bench::new(device, &chosen, cublas)?;
+    let ceilings = &bench.ceilings;
     if let Some(Ceiling { name, what, .. }) = &ceilings.launch {
         screen.entry(&format!("{name:<5} "), what, Style::Plain)?;
     }
@@ -191,15 +191,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let text = format!("{} {unit}: {what}", table::digits(per_second / 1e9));
         screen.entry(&format!("{name:<5} "), &text, Style::Plain)?;
     }
-    if let Some(cublas) = &cublas {
+    if let Some(cublas) = &bench.cublas {
         screen.text(&format!("against {}", cublas.line()), Style::Plain)?;
     }
 
-    let cases_in_table =
-        pascaline_testing::cases().iter().filter(|case| case.purpose() == Purpose::Bench).count();
-    let pacer = Pacer::new(&device);
-    let mut bench =
-        Bench { device, clock, ceilings, copies: Copies::default(), cublas, pacer, cases_in_table };
     screen.doing("warming up");
     bench.warm_up(args.warm_up)?;
     let begun = Instant::now();
@@ -266,6 +261,28 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Bench {
+    /// Measures the ceilings that these cases need.
+    pub fn new(device: Device, cases: &[Box<dyn Case>], cublas: Option<Cublas>) -> Result<Self> {
+        let mut clock = Clock::new(&device)?;
+        let bound = |bound| cases.iter().any(|case| Bound::of(case.as_ref()) == bound);
+        let needs =
+            Needs { memory: bound(Bound::Memory), compute: bound(Bound::Compute), dp4a: bound(Bound::Dp4a) };
+        let ceilings = Ceilings::of(&device, needs, &mut clock)?;
+        let pacer = Pacer::new(&device);
+        let in_table = pascaline_testing::cases();
+        let cases_in_table = in_table.iter().filter(|case| case.purpose() == Purpose::Bench).count();
+        Ok(Self {
+            device,
+            clock,
+            ceilings,
+            copies: Copies::default(),
+            cublas,
+            pacer,
+            baselines: true,
+            cases_in_table,
+        })
+    }
+
     /// The report of these rows.
     fn json<'a>(
         &'a self,
@@ -289,7 +306,7 @@ impl Bench {
     }
 
     /// Checks and times a case.
-    fn case(&mut self, case: &dyn Case) -> Row {
+    pub fn case(&mut self, case: &dyn Case) -> Row {
         match self.check_and_time(case) {
             Ok(row) => row,
             Err(error @ Error::OutOfMemory { .. }) => Row::new(case, "left out", Some(error.to_string())),
@@ -316,7 +333,8 @@ impl Bench {
 
         let baseline = |y: TensorMut, x: &[Tensor]| case.baseline(y, x).unwrap_or(Ok(()));
         // The baseline is a kernel: on a CPU it would be the fallback once more.
-        let has_baseline = self.device.is_cuda()
+        let has_baseline = self.baselines
+            && self.device.is_cuda()
             && match case.baseline(y.view_mut()?, &on_device) {
                 None | Some(Err(Error::Unsupported { .. })) => false,
                 Some(result) => result.map(|()| true)?,
@@ -375,7 +393,7 @@ impl Bench {
     }
 
     /// Keeps a GPU busy until its temperature is steady: what is timed then is what it holds, and not a burst.
-    fn warm_up(&self, most: Duration) -> Result<()> {
+    pub fn warm_up(&self, most: Duration) -> Result<()> {
         if most.is_zero() || is_virtual() || !self.device.is_cuda() {
             return Ok(());
         }

@@ -35,6 +35,7 @@ mod published;
 mod quantize;
 mod random_model;
 mod random_values;
+mod report;
 mod run_ptx;
 mod sampling;
 mod screen;
@@ -89,6 +90,8 @@ enum Command {
     Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
     RandomModel(random_model::Args),
+    /// Measure a card once for this project: checks, times beside estimates, a model, temperatures; in one file.
+    Report(report::Args),
     /// Report the driver, the devices and the kernels, and which device `auto` takes.
     Doctor(doctor::Args),
     /// Measure which 16-bit float format loses least on the tensors of a file.
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => hub::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Float16(args) => float16::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),

@@ -12,6 +12,7 @@ use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error, memory};
 use qwen3_vl::batch::{BatchOptions, PAGE};
 use qwen3_vl::config::Config;
+use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice};
 use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::weights::{Conversion, Progress};
@@ -188,6 +189,21 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
 }
 
 impl ModelArgs {
+    /// A model at a path, with nothing asked for.
+    pub fn at(model: PathBuf) -> Self {
+        Self {
+            model,
+            mmproj: None,
+            device: DeviceArg::default(),
+            dtype: None,
+            cache: None,
+            gpu_layers: None,
+            vision_device: None,
+            vision_dtype: None,
+            memory_limit: None,
+        }
+    }
+
     /// Refuses what can't be a model, with the way to one.
     pub fn check(&self) -> Result<(), Failure> {
         match hub::named(&self.model) {
@@ -447,6 +463,22 @@ impl Loaded {
         let Device::Cuda(device) = self.model.device() else { return Ok(None) };
         let choice = opened.planned(|model| model.plan(self.options, work, &Gpu::of(device)))?;
         Ok(Some(choice.peak()))
+    }
+
+    /// The estimated time of this work on a GPU of these rates.
+    pub fn estimate(
+        &self,
+        opened: &Opened,
+        work: &Workload,
+        peaks: &Peaks,
+    ) -> Result<Option<Estimate>, Failure> {
+        let Device::Cuda(device) = self.model.device() else { return Ok(None) };
+        let estimate = opened.planned(|model| {
+            let choice = model.plan(self.options, work, &Gpu::of(device))?;
+            let storage = |name: &str| (model.storage)(&choice.options, name);
+            estimate(model.config, &choice, &storage, work, peaks)
+        });
+        Ok(Some(estimate?))
     }
 }
 

@@ -64,8 +64,8 @@ pub(super) struct Args {
     max_running: u16,
 
     /// The most requests that wait; more are answered with 429.
-    #[arg(long, value_name = "N", default_value = "256")]
-    max_queue: usize,
+    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
+    max_queue: u32,
 
     /// The most bytes of a request, with K, M or G.
     #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = bytes)]
@@ -145,7 +145,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     ));
     let (model, load_seconds) = (loaded.model, loaded.seconds);
     let config = config(args, &model, context, api_key);
-    let worker = Worker::start_with(model, args.max_queue, batch)
+    let worker = Worker::start_with(model, args.max_queue as usize, batch)
         .map_err(|error| Failure::Failed(format!("the model's thread can't be started: {error}")))?;
     let address = format!("http://{address}");
     output.note(&format!("{} at {address}, with a page to talk to", config.name));

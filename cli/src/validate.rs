@@ -50,19 +50,19 @@ pub(super) struct Args {
 
 /// How a case came out.
 #[derive(Serialize)]
-struct Checked {
-    id: String,
-    passed: bool,
-    max_error: Option<f64>,
+pub(super) struct Checked {
+    pub id: String,
+    pub passed: bool,
+    pub max_error: Option<f64>,
     /// The largest error as a share of what is tolerated.
-    worst_share: Option<f64>,
+    pub worst_share: Option<f64>,
     tolerance_abs: Option<f64>,
     tolerance_rel: Option<f64>,
     reason: Option<&'static str>,
     /// The kernels that it launched; none on the CPU.
     kernels: BTreeSet<&'static str>,
     /// The error, if there is one.
-    message: Option<String>,
+    pub message: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -141,7 +141,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if failed > 0 { Err(Failure::Wrong) } else { Ok(()) }
 }
 
-fn check_one(case: &dyn Case, device: &Device) -> Checked {
+/// Checks one case.
+pub(super) fn check_one(case: &dyn Case, device: &Device) -> Checked {
     let id = case.id();
     let (outcome, kernels) = trace(|| check(case, device));
     let kernels = kernels.into_iter().collect();

@@ -197,7 +197,8 @@ function cut(turn) {
 function edit(turn) {
   if (running || turn.article.querySelector("form")) return;
   const words = turn.article.querySelector(".text");
-  const field = element("textarea", { value: turn.text, rows: Math.min(12, turn.text.split("\n").length + 1), ariaLabel: "Message" });
+  const field = element("textarea", { value: turn.text, rows: 1, ariaLabel: "Message" });
+  field.addEventListener("input", () => grow(field));
   const form = element("form", {}, field, element("div", { className: "row" }, element("button", { type: "submit" }, "Send"), button("Cancel", close)));
   function close() {
     form.replaceWith(words);
@@ -220,6 +221,7 @@ function edit(turn) {
     answer();
   });
   words.replaceWith(form);
+  grow(field);
   field.focus();
 }
 
@@ -319,11 +321,12 @@ text.addEventListener("keydown", (event) => {
   composer.requestSubmit();
 });
 
-function grow() {
-  text.style.height = "auto";
-  text.style.height = `${text.scrollHeight + 2}px`;
+/** As high as its text, up to what the style allows. */
+function grow(field) {
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight + 2}px`;
 }
-text.addEventListener("input", grow);
+text.addEventListener("input", () => grow(text));
 
 composer.addEventListener("submit", (event) => {
   event.preventDefault();
@@ -333,7 +336,7 @@ composer.addEventListener("submit", (event) => {
   text.value = "";
   pictures = [];
   showPictures();
-  grow();
+  grow(text);
   answer();
 });
 

@@ -8,13 +8,13 @@ use super::request::{self, Chat, Completion, Tokenize};
 use super::worker::{Health, Worker};
 use super::{page, reply, stream};
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use http_body_util::LengthLimitError;
+use http_body_util::BodyExt;
 use qwen3_vl::{ControlTokens, Options};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
@@ -26,6 +26,9 @@ use tokio::time::{Instant, timeout_at};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 type Result<T> = std::result::Result<T, ApiError>;
+
+/// The most bytes beyond the limit that are read and thrown away.
+const DISCARDED: usize = 64 << 20;
 
 /// How a server behaves.
 #[derive(Clone, Debug)]
@@ -164,19 +167,32 @@ async fn body(app: &App, request: Request, deadline: Instant) -> Result<Vec<u8>>
         return Err(ApiError::wrong_type());
     }
     let limit = app.config.limits.body;
-    let length =
-        request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    if length.is_some_and(|length: usize| length > limit) {
-        return Err(ApiError::too_large(limit));
+    let length = request
+        .headers()
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let read = read(request.into_body(), if length.is_some_and(|length| length > limit) { 0 } else { limit });
+    match timeout_at(deadline, read).await.map_err(|_| app.too_slow())? {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(ApiError::too_large(limit)),
+        Err(_) => Err(ApiError::malformed("the body ended too early")),
     }
-    let read = timeout_at(deadline, to_bytes(request.into_body(), limit)).await;
-    match read.map_err(|_| app.too_slow())? {
-        Ok(bytes) => Ok(bytes.into()),
-        Err(error) => Err(match error.into_inner().is::<LengthLimitError>() {
-            true => ApiError::too_large(limit),
-            false => ApiError::malformed("the body ended too early"),
-        }),
+}
+
+/// A body; `None` if it has more bytes than the limit. Some of those are read all the same: a client that is still sending when
+/// the connection closes does not see the answer.
+async fn read(mut body: Body, limit: usize) -> std::result::Result<Option<Vec<u8>>, axum::Error> {
+    let (mut bytes, mut length) = (Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        length += data.len();
+        if length <= limit {
+            bytes.extend_from_slice(&data);
+        } else if length > limit.saturating_add(DISCARDED) {
+            break;
+        }
     }
+    Ok((length <= limit).then_some(bytes))
 }
 
 /// Reads a body with `read`, away from the threads that serve connections.

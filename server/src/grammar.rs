@@ -54,10 +54,21 @@ impl Grammars {
             map.insert("x-guidance".into(), separators);
         }
         let mut matcher = Matcher::new(self.0.create_parser(TopLevelGrammar::from_json_schema(schema)));
-        match matcher.get_error() {
-            Some(error) => Err(error),
-            None => matcher.compute_mask().map(|_| matcher).map_err(|error| error.to_string()),
+        let error =
+            matcher.get_error().or_else(|| matcher.compute_mask().err().map(|error| error.to_string()));
+        match error {
+            Some(error) => Err(sentence(&error)),
+            None => Ok(matcher),
         }
+    }
+}
+
+/// What llguidance says of a schema, for people. Its panics, which it catches, and its internal names say nothing to them.
+fn sentence(error: &str) -> String {
+    let line = error.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    match line.contains(' ') && !line.starts_with("panic:") {
+        true => error.trim().trim_end_matches("<non-verbose/>").trim().to_owned(),
+        false => "no grammar can be made of it: nothing fits it, or its numbers are too large".to_owned(),
     }
 }
 
@@ -82,5 +93,5 @@ impl Constraint for Grammar {
 
 fn refused(error: impl ToString) -> Error {
     let (argument, value) = ("schema", "the request's".to_owned());
-    Error::Unsupported { op: "grammar", argument, value, reason: error.to_string() }
+    Error::Unsupported { op: "grammar", argument, value, reason: sentence(&error.to_string()) }
 }

@@ -22,6 +22,9 @@ const MAX_REDIRECTS: usize = 3;
 /// The longest that a picture may take to come.
 const MAX_TIME: Duration = Duration::from_secs(20);
 
+/// The pictures of a request, in order, each with the field that it comes from.
+pub(crate) type Pictures = Vec<(String, Source)>;
+
 /// Where a picture is.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Source {
@@ -40,9 +43,9 @@ impl Source {
             if !kind.to_ascii_lowercase().ends_with(";base64") {
                 return Err(refuse("is a data URL that is not base64"));
             }
+            let data = data.trim();
             let engine: &GeneralPurpose = if data.ends_with('=') { &STANDARD } else { &STANDARD_NO_PAD };
-            let file =
-                engine.decode(data.trim()).map_err(|error| refuse(&format!("is no base64: {error}")))?;
+            let file = engine.decode(data).map_err(|error| refuse(&format!("is no base64: {error}")))?;
             return Ok(Self::Here(file));
         }
         let url = Url::parse(url).map_err(|error| refuse(&format!("is no address: {error}")))?;
@@ -288,6 +291,7 @@ mod tests {
         }
         assert_eq!(read("DATA:image/png;BASE64,aGk=", &[]), Ok(Source::Here(b"hi".into())));
         assert_eq!(read("data:;base64,aGk", &[]), Ok(Source::Here(b"hi".into())));
+        assert_eq!(read("data:;base64, aGk=\n", &[]), Ok(Source::Here(b"hi".into())));
     }
 
     /// A server on this machine that gives each of its answers once.

@@ -4,6 +4,9 @@
 //! pictures, `prepare` makes a prompt of it, [`worker`] computes, `answer` collects events, `reply` gives them OpenAI's shape and
 //! `stream` sends them as they come.
 
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
 mod answer;
 mod app;
 mod error;

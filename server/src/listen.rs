@@ -128,14 +128,14 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
     }
     drop(listener);
     app.worker.drain();
-    let grace = timeout(app.config.grace, graceful.shutdown());
-    tokio::select! {
-        ended = grace => ended.unwrap_or(()),
-        stopped = stop.next() => stopped?,
-    }
+    let all_ended = tokio::select! {
+        ended = timeout(app.config.grace, graceful.shutdown()) => ended.is_ok(),
+        stopped = stop.next() => stopped.map(|()| false)?,
+    };
     let gauges = app.worker.gauges();
     Ok(match app.worker.health().borrow().clone() {
         Health::Lost(reason) => End::DeviceLost(reason),
+        Health::Up | Health::Draining if all_ended => End::Stopped { cut_off: 0 },
         Health::Up | Health::Draining => End::Stopped { cut_off: gauges.running + gauges.waiting },
     })
 }

@@ -4,7 +4,7 @@ use super::answer::Answers;
 use super::app::{App, blocking};
 use super::error::ApiError;
 use super::grammar::Grammar;
-use super::images::{self, Source};
+use super::images::{self, Pictures};
 use super::request::{Raw, Tokenize, Wish};
 use super::worker::Job;
 use llguidance::Matcher;
@@ -21,7 +21,7 @@ type Result<T> = std::result::Result<T, ApiError>;
 pub(crate) async fn chat(
     app: &Arc<App>,
     messages: Vec<Message>,
-    pictures: Vec<(String, Source)>,
+    pictures: Pictures,
     schema: Option<Value>,
     choices: usize,
 ) -> Result<(Prompt, Vec<Matcher>)> {

@@ -5,7 +5,7 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
-use super::images::Source;
+use super::images::{Pictures, Source};
 use super::limits::Limits;
 use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::{Options, Sampling};
@@ -43,8 +43,7 @@ pub(crate) struct Wish {
 #[derive(Debug)]
 pub(crate) struct Chat {
     pub messages: Vec<Message>,
-    /// The pictures of the messages, in order, and the field that each comes from.
-    pub pictures: Vec<(String, Source)>,
+    pub pictures: Pictures,
     pub wish: Wish,
 }
 
@@ -66,7 +65,7 @@ pub(crate) struct Completion {
 #[derive(Debug)]
 pub(crate) enum Tokenize {
     Text { text: String, parse_special: bool },
-    Chat { messages: Vec<Message>, pictures: Vec<(String, Source)> },
+    Chat { messages: Vec<Message>, pictures: Pictures },
 }
 
 /// The JSON of a body.
@@ -256,7 +255,7 @@ fn tokens(list: &[Value]) -> Option<Vec<u32>> {
     list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
 }
 
-fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>, Vec<(String, Source)>)> {
+fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>, Pictures)> {
     let list = fields.required("messages", fields.list("messages")?)?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages has no message"));
@@ -284,7 +283,7 @@ fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>, Vec<(Stri
     Ok((messages, pictures))
 }
 
-fn content(fields: &Fields, pictures: &mut Vec<(String, Source)>, limits: &Limits) -> Result<Vec<Part>> {
+fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<Vec<Part>> {
     let path = fields.path("content");
     let parts = match fields.required("content", fields.get("content"))? {
         Value::String(text) => return Ok(vec![Part::Text { text: text.clone() }]),

@@ -296,12 +296,18 @@ fn what_is_wrong_is_named() {
         (format(json!("x")), "response_format.json_schema.schema"),
         (format(json!({ "type": "unheard-of" })), "response_format.json_schema.schema"),
         (format(json!({ "$ref": "http://127.0.0.1/schema" })), "response_format.json_schema.schema"),
+        (format(json!({ "$ref": "#" })), "response_format.json_schema.schema"),
+        (
+            format(json!({ "type": "integer", "minimum": -1e30, "maximum": 1e30 })),
+            "response_format.json_schema.schema",
+        ),
     ] {
         let (status, answer) = SERVER.post(CHAT, &body);
         let error = &answer["error"];
         assert_eq!((status, &error["param"]), (400, &json!(param)), "{body}: {answer}");
         assert_eq!(error["type"], "invalid_request_error");
-        assert!(error["message"].as_str().is_some_and(|message| message.len() > 10), "{answer}");
+        let message = error["message"].as_str().unwrap_or_default();
+        assert!(message.contains(' ') && !message.contains("panic") && !message.contains('<'), "{answer}");
         assert!(error["code"].is_string());
     }
     for (body, param) in [

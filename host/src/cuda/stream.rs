@@ -23,6 +23,8 @@ pub struct Stream {
     /// and does not become a part of the graph.
     turns: RwLock<()>,
     counters: Counters,
+    /// Whether another library made it and destroys it.
+    is_foreign: bool,
 }
 
 thread_local! {
@@ -54,7 +56,17 @@ impl Stream {
                 return Err(error);
             }
         };
-        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()), counters })
+        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()), counters, is_foreign: false })
+    }
+
+    /// A stream of another library, in the current context.
+    ///
+    /// # Safety
+    /// `raw` is a stream of that context that lives as long as this.
+    pub(crate) unsafe fn foreign(raw: sys::CUstream) -> Result<Self> {
+        ensure_alive("a stream of another library")?;
+        let counters = Counters::new(raw)?;
+        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()), counters, is_foreign: true })
     }
 
     /// The driver's handle.
@@ -161,7 +173,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !is_lost() {
+        if !is_lost() && !self.is_foreign {
             // SAFETY: created by `new` and destroyed once; the driver finishes queued work first. An error can't be
             // reported from a drop; a fault of the device is remembered by `check`.
             let _ = check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) });
