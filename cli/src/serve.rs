@@ -175,6 +175,7 @@ fn config(args: &Args, model: &Qwen3Vl, context: usize, api_key: Option<String>)
     Config {
         name: args.name.clone().or(last).unwrap_or_else(|| "model".to_owned()),
         defaults: args.sampling.options(model),
+        seed: args.sampling.seed(),
         limits,
         control_tokens: if args.control_tokens { ControlTokens::Recognized } else { ControlTokens::AsText },
         api_key,
