@@ -22,6 +22,7 @@ mod float16;
 mod generate;
 mod gguf_file;
 mod hub;
+mod interrupt;
 mod json;
 mod measure;
 mod model;
