@@ -155,7 +155,7 @@ struct Rules {
 impl Rules {
     fn options(self) -> Result<Options> {
         let shaping = [
-            ("temperature", self.temperature.is_some()),
+            ("temperature", self.temperature.is_some_and(|temperature| temperature != 0.0)),
             ("top_k", self.top_k.is_some()),
             ("top_p", self.top_p.is_some()),
             ("min_p", self.min_p.is_some()),
