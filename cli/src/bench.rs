@@ -2,6 +2,7 @@
 
 use super::bench_memory;
 use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
+use super::bench_serve;
 use super::case_args::CaseArgs;
 use super::ceiling::{Bound, Ceiling, Ceilings, Copies, Needs};
 use super::cublas::Cublas;
@@ -43,6 +44,22 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["only", "all", "against"])]
     memory: bool,
 
+    /// Put a running server under load instead, such as `serve` or any other with OpenAI's interface. PASCALINE_API_KEY is sent.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["only", "all", "against", "memory"])]
+    serve: Option<String>,
+
+    /// How many clients ask at a time, one load after the other.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,4,16,64", requires = "serve")]
+    pub clients: Vec<usize>,
+
+    /// Tokens of each of their answers.
+    #[arg(long, value_name = "N", default_value = "128", requires = "serve")]
+    pub tokens: usize,
+
+    /// Also measure how a running answer fares while prompts of so many numbers arrive, of about six tokens each.
+    #[arg(long, value_name = "N", requires = "serve")]
+    pub long_prompt: Option<usize>,
+
     /// The trace of allocations to replay, as `generate --memory-trace` writes it, instead of a recorded one.
     #[arg(long, value_name = "FILE", requires = "memory")]
     pub trace: Option<PathBuf>,
@@ -79,7 +96,8 @@ pub(super) const VIRTUAL: Budget =
     Budget { compute_flops: 2e8, memory_flops: 5e6, elements: 1 << 20, who: "the virtual GPU" };
 
 impl Budget {
-    fn of(device: &Device) -> Option<&'static Self> {
+    /// None for a GPU.
+    pub fn of(device: &Device) -> Option<&'static Self> {
         match device {
             Device::Cpu => Some(&CPU),
             Device::Cuda(_) => is_virtual().then_some(&VIRTUAL),
@@ -120,19 +138,24 @@ struct Json<'a> {
 }
 
 /// The state that all cases share.
-struct Bench {
+pub(super) struct Bench {
     device: Device,
     clock: Clock,
-    ceilings: Ceilings,
+    pub ceilings: Ceilings,
     copies: Copies,
     cublas: Option<Cublas>,
-    pacer: Pacer,
+    pub pacer: Pacer,
+    /// Whether the kernels that users would write are timed, too.
+    pub baselines: bool,
     cases_in_table: usize,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.memory {
         return bench_memory::run(args);
+    }
+    if let Some(url) = &args.serve {
+        return bench_serve::run(args, url);
     }
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
     let (device, reason) = args.select.device.open()?;
@@ -157,11 +180,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let chosen = grouped(chosen);
     screen.start(chosen.len());
     screen.doing("measuring what the device can do");
-    let mut clock = Clock::new(&device)?;
-    let bound = |bound| chosen.iter().any(|case| Bound::of(case.as_ref()) == bound);
-    let needs =
-        Needs { memory: bound(Bound::Memory), compute: bound(Bound::Compute), dp4a: bound(Bound::Dp4a) };
-    let ceilings = Ceilings::of(&device, needs, &mut clock)?;
+    let mut bench = Bench::new(device, &chosen, cublas)?;
+    let ceilings = &bench.ceilings;
     if let Some(Ceiling { name, what, .. }) = &ceilings.launch {
         screen.entry(&format!("{name:<5} "), what, Style::Plain)?;
     }
@@ -171,15 +191,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let text = format!("{} {unit}: {what}", table::digits(per_second / 1e9));
         screen.entry(&format!("{name:<5} "), &text, Style::Plain)?;
     }
-    if let Some(cublas) = &cublas {
+    if let Some(cublas) = &bench.cublas {
         screen.text(&format!("against {}", cublas.line()), Style::Plain)?;
     }
 
-    let cases_in_table =
-        pascaline_testing::cases().iter().filter(|case| case.purpose() == Purpose::Bench).count();
-    let pacer = Pacer::new(&device);
-    let mut bench =
-        Bench { device, clock, ceilings, copies: Copies::default(), cublas, pacer, cases_in_table };
     screen.doing("warming up");
     bench.warm_up(args.warm_up)?;
     let begun = Instant::now();
@@ -246,6 +261,28 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Bench {
+    /// Measures the ceilings that these cases need.
+    pub fn new(device: Device, cases: &[Box<dyn Case>], cublas: Option<Cublas>) -> Result<Self> {
+        let mut clock = Clock::new(&device)?;
+        let bound = |bound| cases.iter().any(|case| Bound::of(case.as_ref()) == bound);
+        let needs =
+            Needs { memory: bound(Bound::Memory), compute: bound(Bound::Compute), dp4a: bound(Bound::Dp4a) };
+        let ceilings = Ceilings::of(&device, needs, &mut clock)?;
+        let pacer = Pacer::new(&device);
+        let in_table = pascaline_testing::cases();
+        let cases_in_table = in_table.iter().filter(|case| case.purpose() == Purpose::Bench).count();
+        Ok(Self {
+            device,
+            clock,
+            ceilings,
+            copies: Copies::default(),
+            cublas,
+            pacer,
+            baselines: true,
+            cases_in_table,
+        })
+    }
+
     /// The report of these rows.
     fn json<'a>(
         &'a self,
@@ -269,7 +306,7 @@ impl Bench {
     }
 
     /// Checks and times a case.
-    fn case(&mut self, case: &dyn Case) -> Row {
+    pub fn case(&mut self, case: &dyn Case) -> Row {
         match self.check_and_time(case) {
             Ok(row) => row,
             Err(error @ Error::OutOfMemory { .. }) => Row::new(case, "left out", Some(error.to_string())),
@@ -296,7 +333,8 @@ impl Bench {
 
         let baseline = |y: TensorMut, x: &[Tensor]| case.baseline(y, x).unwrap_or(Ok(()));
         // The baseline is a kernel: on a CPU it would be the fallback once more.
-        let has_baseline = self.device.is_cuda()
+        let has_baseline = self.baselines
+            && self.device.is_cuda()
             && match case.baseline(y.view_mut()?, &on_device) {
                 None | Some(Err(Error::Unsupported { .. })) => false,
                 Some(result) => result.map(|()| true)?,
@@ -355,7 +393,7 @@ impl Bench {
     }
 
     /// Keeps a GPU busy until its temperature is steady: what is timed then is what it holds, and not a burst.
-    fn warm_up(&self, most: Duration) -> Result<()> {
+    pub fn warm_up(&self, most: Duration) -> Result<()> {
         if most.is_zero() || is_virtual() || !self.device.is_cuda() {
             return Ok(());
         }

@@ -49,7 +49,7 @@ pub(super) struct Tolerance {
 }
 
 /// The kernels in the order of their first launch; none on a CPU.
-pub(super) fn variant(kernels: &[&'static str]) -> String {
+pub(super) fn variant(kernels: &[&str]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for name in kernels {
         if !names.contains(name) {

@@ -18,9 +18,9 @@ pub(super) const MODEL: [&str; 2] = [
 /// One launch, or several that did the same.
 #[derive(Serialize)]
 pub(super) struct Costs {
-    kernel: String,
+    pub kernel: String,
     /// How many launches did just this.
-    launches: usize,
+    pub launches: usize,
     grid: [u32; 3],
     block: [u32; 3],
     /// Static and dynamic shared memory of a block.
@@ -33,7 +33,7 @@ pub(super) struct Costs {
     occupancy: f64,
     counts: Counts,
     /// Of one launch.
-    estimates: Vec<OnCard>,
+    pub estimates: Vec<OnCard>,
     #[serde(skip)]
     counters: Counters,
 }
@@ -123,11 +123,11 @@ const CARD_WIDTH: usize = 21;
 
 /// Seconds on a card: of the launch, and that each resource alone would take.
 #[derive(Serialize)]
-struct OnCard {
+pub(super) struct OnCard {
     card: &'static str,
     name: &'static str,
-    seconds: f64,
-    bound: &'static str,
+    pub seconds: f64,
+    pub bound: &'static str,
     compute: f64,
     shared: f64,
     l2: f64,

@@ -1,8 +1,9 @@
 //! The environment that results depend on: device, driver, CPU. Nothing that changes from run to run.
 
 use pascaline::Device;
-use pascaline::cuda::{Properties, driver_version};
+use pascaline::cuda::{CudaDevice, Properties, driver_version};
 use pascaline::format_bytes as bytes;
+use pascaline::governor::nvml::Monitor;
 use pascaline_driver as driver;
 use serde::Serialize;
 use std::{env, fs, thread};
@@ -56,7 +57,10 @@ impl Environment {
     pub fn of(device: &Device) -> Self {
         let (gpu, driver) = match device {
             Device::Cpu => (None, None),
-            Device::Cuda(device) => (Some(Gpu::new(device.properties())), Driver::in_use()),
+            Device::Cuda(device) => {
+                let driver = Driver::in_use().map(|driver| driver.with_version_of(device));
+                (Some(Gpu::new(device.properties())), driver)
+            }
         };
         let name = match &gpu {
             None => "cpu".to_owned(),
@@ -93,7 +97,10 @@ impl Cpu {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
         Self {
-            name: name.map(|(_, name)| name.trim().to_owned()),
+            // Windows has no such file; its variable tells family and model
+            name: name
+                .map(|(_, name)| name.trim().to_owned())
+                .or_else(|| env::var("PROCESSOR_IDENTIFIER").ok()),
             threads: thread::available_parallelism().map_or(1, usize::from),
         }
     }
@@ -114,6 +121,17 @@ impl Driver {
         let version = driver_version().ok()?;
         let cuda = format!("{}.{}", version / 1000, version % 1000 / 10);
         Some(Self { cuda, version: if is_virtual() { None } else { kernel_module() } })
+    }
+
+    /// Where only NVML tells the version, as on Windows and WSL.
+    fn with_version_of(self, device: &CudaDevice) -> Self {
+        match self.version {
+            None if !is_virtual() => {
+                let version = Monitor::new(device).ok().and_then(|monitor| monitor.driver_version());
+                Self { version, ..self }
+            }
+            _ => self,
+        }
     }
 
     pub fn line(&self) -> String {

@@ -5,7 +5,9 @@ use super::failure::Failure;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
+use std::thread;
+use std::time::Duration;
+use tempfile::{NamedTempFile, PersistError};
 
 /// A file that is being written.
 pub(super) struct OutputFile {
@@ -15,8 +17,8 @@ pub(super) struct OutputFile {
 }
 
 enum Kind {
-    /// In the same folder; it is renamed to the file.
-    Temporary(NamedTempFile),
+    /// In the same folder; it is renamed to this place, which Windows is told in the form that may be longer than 260 characters.
+    Temporary(NamedTempFile, PathBuf),
     /// A device or a pipe: it is written to as it is, and holds nothing that could be lost.
     Special(File),
 }
@@ -37,14 +39,16 @@ impl OutputFile {
             Ok(_) if !force => Err(exists(to)),
             Ok(found) => {
                 // Through a link: the link stays, and what it names is replaced. Its permissions stay too.
-                let to = fs::canonicalize(to).map_err(cannot)?;
-                let file = temporary(&to).map_err(cannot)?;
+                let place = fs::canonicalize(to).map_err(cannot)?;
+                let file = temporary(&place).map_err(cannot)?;
                 file.as_file().set_permissions(found.permissions()).map_err(cannot)?;
-                Ok(Self { to, force, kind: Kind::Temporary(file) })
+                Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file, place) })
             }
             Err(_) => {
-                let file = temporary(to).map_err(cannot)?;
-                Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file) })
+                let name = to.file_name().ok_or_else(|| cannot(io::ErrorKind::InvalidFilename.into()))?;
+                let place = fs::canonicalize(folder_of(to)).map_err(cannot)?.join(name);
+                let file = temporary(&place).map_err(cannot)?;
+                Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file, place) })
             }
         }
     }
@@ -55,17 +59,24 @@ impl OutputFile {
     /// [`Failure::Failed`] if it can't be written, or a file has come to be there that may not be replaced.
     pub fn keep(self) -> Result<(), Failure> {
         let Self { to, force, kind } = self;
-        let file = match kind {
-            Kind::Temporary(file) => file,
+        let (file, place) = match kind {
+            Kind::Temporary(file, place) => (file, place),
             Kind::Special(mut file) => return file.flush().map_err(|error| unwritable(&to, &error)),
         };
         // Otherwise a crash of the machine could leave an empty file under the name.
         file.as_file().sync_all().map_err(|error| unwritable(&to, &error))?;
-        let kept = if force { file.persist(&to) } else { file.persist_noclobber(&to) };
-        match kept {
-            Ok(_) => Ok(()),
+        match persist(file, &place, force) {
+            Ok(()) => Ok(()),
             Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Err(exists(&to)),
-            Err(error) => Err(unwritable(&to, &error.error)),
+            Err(PersistError { error, file }) => Err(match file.keep() {
+                Ok((_, kept)) => {
+                    let (to, kept) = (to.display(), kept.display());
+                    Failure::Failed(format!(
+                        "{to} can't be written: {error}; what would be in it is in {kept}"
+                    ))
+                }
+                Err(_) => unwritable(&to, &error),
+            }),
         }
     }
 }
@@ -73,17 +84,40 @@ impl OutputFile {
 impl Write for OutputFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.kind {
-            Kind::Temporary(file) => file.write(bytes),
+            Kind::Temporary(file, _) => file.write(bytes),
             Kind::Special(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.kind {
-            Kind::Temporary(file) => file.flush(),
+            Kind::Temporary(file, _) => file.flush(),
             Kind::Special(file) => file.flush(),
         }
     }
+}
+
+/// On Windows, a file that another program has open, as indexers and virus scanners do for moments, is tried again.
+const TRIES: u32 = if cfg!(windows) { 10 } else { 1 };
+
+/// Gives a file its name.
+fn persist(mut file: NamedTempFile, place: &Path, force: bool) -> Result<(), PersistError> {
+    let mut tries = 1;
+    loop {
+        let kept = if force { file.persist(place) } else { file.persist_noclobber(place) };
+        match kept {
+            Ok(_) => return Ok(()),
+            Err(error) if tries < TRIES && is_held(&error.error) => file = error.file,
+            Err(error) => return Err(error),
+        }
+        tries += 1;
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Whether another program has the file open: access denied, or a sharing violation.
+fn is_held(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(5 | 32))
 }
 
 /// Writes a whole file.
@@ -195,6 +229,19 @@ mod tests {
         fs::write(&file, b"theirs")?;
         assert!(sentence(ours.keep()).contains("--force"));
         assert_eq!(fs::read(&file)?, b"theirs");
+        Ok(())
+    }
+
+    #[test]
+    fn results_that_get_no_name_stay_beside_it() -> Result<(), Failure> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("report");
+        let mut ours = OutputFile::create(&file, true)?;
+        ours.write_all(b"ours")?;
+        fs::create_dir(&file)?;
+        let said = sentence(ours.keep());
+        let (_, kept) = said.split_once("what would be in it is in ").expect("a place");
+        assert_eq!(fs::read(kept)?, b"ours", "{said}");
         Ok(())
     }
 

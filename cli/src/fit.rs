@@ -88,6 +88,12 @@ pub(super) fn conversations(config: &Config) -> Vec<Workload> {
     sizes.map(|(context, side)| work(config, context, [side, side])).into()
 }
 
+/// The work of a server's longest request: as much as fits, up to a context of 32,768.
+pub(super) fn requests(config: &Config) -> Vec<Workload> {
+    let long = [32_768, 16_384, 8192].map(|context| work(config, context, [1024, 1024]));
+    long.into_iter().chain(conversations(config)).collect()
+}
+
 /// A prompt of one picture and text, that with its answer fills the context.
 fn work(config: &Config, context: usize, [width, height]: [usize; 2]) -> Workload {
     let (vision, side) = (&config.vision, config.vision.patch_size * config.vision.spatial_merge_size);
@@ -127,11 +133,11 @@ fn place(options: &LoadOptions) -> Vec<String> {
 }
 
 /// A card to plan for.
-struct Target {
+pub(super) struct Target {
     name: String,
     gpu: Gpu,
     limit: usize,
-    peaks: Peaks,
+    pub peaks: Peaks,
 }
 
 impl Target {
@@ -150,7 +156,7 @@ impl Target {
         Self { name: card.name.to_owned(), gpu, limit, peaks }
     }
 
-    fn of_device(device: &Device) -> Result<Self, Failure> {
+    pub fn of_device(device: &Device) -> Result<Self, Failure> {
         let Device::Cuda(cuda) = device else {
             return Err(Failure::Usage("there is no GPU to plan for; name one with --card".to_owned()));
         };
@@ -274,6 +280,40 @@ fn rows_of_files(
 /// The types of GGUF files that are planned for published models.
 const MIXES: [Mix; 4] = [Mix::F16, Mix::Q8_0, Mix::Q6_K, Mix::Q4_K_M];
 
+/// The first of these types in which all of a published model stays on the card.
+pub(super) fn first_that_fits(
+    size: Size,
+    mixes: &[Mix],
+    work: &Workload,
+    target: &Target,
+) -> Result<Option<Mix>, Failure> {
+    let config = size.config()?;
+    let fits = |mix: &Mix| {
+        let row = row_of_family(&config, size, *mix, None, work, target, target.limit);
+        row.gpu_layers == Some(row.layers) && row.vision == Some("gpu")
+    };
+    Ok(mixes.iter().copied().find(fits))
+}
+
+/// A published model in one type.
+fn row_of_family(
+    config: &Config,
+    size: Size,
+    mix: Mix,
+    cache: Option<KvFormat>,
+    work: &Workload,
+    target: &Target,
+    limit: usize,
+) -> Row {
+    let stored = mix.storage(config);
+    let storage =
+        |_: &LoadOptions, name: &str| stored.get(name).copied().unwrap_or(Storage::Float(DType::F16));
+    let plan = Model { config, is_quantized: true, storage: &storage };
+    let (model, matrices) = (size.name().to_owned(), mix.name().to_owned());
+    let asked = Asked { cache, ..Asked::default() };
+    Candidate { model, matrices, plan, asked }.row(work, target, limit)
+}
+
 /// The rows of the published models.
 fn rows_of_family(
     [width, height]: [usize; 2],
@@ -283,17 +323,11 @@ fn rows_of_family(
     limit: usize,
 ) -> Result<(Workload, Vec<Row>), Failure> {
     let (mut rows, mut last) = (Vec::new(), None);
-    for size in Size::value_variants() {
+    for &size in Size::value_variants() {
         let config = size.config()?;
         let work = work(&config, context, [width, height]);
         for mix in MIXES {
-            let stored = mix.storage(&config);
-            let storage =
-                |_: &LoadOptions, name: &str| stored.get(name).copied().unwrap_or(Storage::Float(DType::F16));
-            let plan = Model { config: &config, is_quantized: true, storage: &storage };
-            let (model, matrices) = (size.name().to_owned(), mix.name().to_owned());
-            let asked = Asked { cache, ..Asked::default() };
-            rows.push(Candidate { model, matrices, plan, asked }.row(&work, target, limit));
+            rows.push(row_of_family(&config, size, mix, cache, &work, target, limit));
         }
         last = Some(work);
     }

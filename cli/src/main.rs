@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod bench_memory;
 mod bench_row;
+mod bench_serve;
 mod case_args;
 mod ceiling;
 mod chat;
@@ -34,10 +35,11 @@ mod published;
 mod quantize;
 mod random_model;
 mod random_values;
+mod report;
 mod run_ptx;
 mod sampling;
 mod screen;
-
+mod serve;
 mod source;
 mod table;
 mod tune;
@@ -53,7 +55,8 @@ use std::process::ExitCode;
 
 /// Qwen3-VL and its kernels on NVIDIA Pascal GPUs, with the GPU code in Rust.
 ///
-/// Exit status: 0 for success, 1 if something failed or a result is wrong, 2 if the command line is wrong.
+/// Exit status: 0 for success, 1 if something failed or a result is wrong, 2 if the command line is wrong, 75 if a server
+/// has lost its GPU and should be started again.
 #[derive(Parser)]
 #[command(name = "pascaline", version, arg_required_else_help = true)]
 struct Cli {
@@ -77,6 +80,8 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model about images and anything else.
     Chat(chat::Args),
+    /// Answer requests over HTTP, as OpenAI's interface has them, with a page to talk to.
+    Serve(serve::Args),
     /// Plan a model's memory: what fits a card, and how fast it would be.
     Fit(fit::Args),
     /// Fetch a model from the Hugging Face hub.
@@ -85,6 +90,8 @@ enum Command {
     Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
     RandomModel(random_model::Args),
+    /// Measure a card once for this project: checks, times beside estimates, a model, temperatures; in one file.
+    Report(report::Args),
     /// Report the driver, the devices and the kernels, and which device `auto` takes.
     Doctor(doctor::Args),
     /// Measure which 16-bit float format loses least on the tensors of a file.
@@ -114,10 +121,12 @@ fn main() -> ExitCode {
         Command::RunPtx(args) => run_ptx::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Float16(args) => float16::run(&args),
         Command::Completions(args) => completions::run(&args, Cli::command()),

@@ -11,6 +11,7 @@ use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error, memory};
 use qwen3_vl::config::Config;
+use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice};
 use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::weights::{Conversion, Progress};
@@ -110,7 +111,7 @@ impl StorageType {
 
 /// `--dtype` of a model that runs.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum WeightType {
+pub(super) enum WeightType {
     F16,
     F32,
     #[value(name = "q8_0")]
@@ -130,7 +131,7 @@ enum WeightType {
 }
 
 impl WeightType {
-    fn matrices(self) -> Matrices {
+    pub fn matrices(self) -> Matrices {
         Matrices::Quantized(match self {
             Self::F16 => return Matrices::Float(DType::F16),
             Self::F32 => return Matrices::Float(DType::F32),
@@ -187,6 +188,21 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
 }
 
 impl ModelArgs {
+    /// A model at a path, with nothing asked for.
+    pub fn at(model: PathBuf) -> Self {
+        Self {
+            model,
+            mmproj: None,
+            device: DeviceArg::default(),
+            dtype: None,
+            cache: None,
+            gpu_layers: None,
+            vision_device: None,
+            vision_dtype: None,
+            memory_limit: None,
+        }
+    }
+
     /// Refuses what can't be a model, with the way to one.
     pub fn check(&self) -> Result<(), Failure> {
         match hub::named(&self.model) {
@@ -275,7 +291,9 @@ impl ModelArgs {
         let (usual, asked) = (LoadOptions::for_device(device), self.asked());
         let Device::Cuda(cuda) = device else {
             return match self.memory_limit {
-                None => Ok(Decision { options: asked.apply(usual), processor: None, before: None }),
+                None => {
+                    Ok(Decision { options: asked.apply(usual), processor: None, before: None, work: None })
+                }
                 Some(_) => Err(Failure::Usage("--memory-limit is for a GPU".to_owned())),
             };
         };
@@ -290,17 +308,18 @@ impl ModelArgs {
             let is_gguf = opened.checkpoint.gguf().is_some();
             output.note(&fit::describe(choice, work, is_gguf, limit));
         };
-        let decided = |choice: &Choice, processor| Decision {
+        let decided = |choice: &Choice, processor, work: &Workload| Decision {
             options: choice.options,
             processor,
             before: Some(total - free),
+            work: Some(*work),
         };
         if let Some(most) = &work.most
             && let Ok(choice) = fit(most)
             && choice.options == asked.apply(usual)
         {
             say(&choice, most);
-            return Ok(decided(&choice, None));
+            return Ok(decided(&choice, None, most));
         }
         let processor = opened.checkpoint.processor()?;
         let mut refusal = None;
@@ -308,7 +327,7 @@ impl ModelArgs {
             match fit(&work) {
                 Ok(choice) => {
                     say(&choice, &work);
-                    return Ok(decided(&choice, Some(processor)));
+                    return Ok(decided(&choice, Some(processor), &work));
                 }
                 Err(error) => refusal = Some(error),
             }
@@ -343,7 +362,7 @@ impl ModelArgs {
         work: &Work,
         output: &Output,
     ) -> Result<Loaded, Failure> {
-        let Decision { options, processor, before } = self.options(opened, device, work, output)?;
+        let Decision { options, processor, before, work } = self.options(opened, device, work, output)?;
         let bar = match io::stderr().is_terminal() && !output.is_quiet() {
             true => ProgressBar::new(0),
             false => ProgressBar::hidden(),
@@ -367,7 +386,7 @@ impl ModelArgs {
         if let Some(note) = conversions(&model) {
             output.note(&note);
         }
-        Ok(Loaded { model, seconds, options, context_bytes: before })
+        Ok(Loaded { model, seconds, options, context_bytes: before, work })
     }
 }
 
@@ -377,6 +396,8 @@ struct Decision {
     processor: Option<Processor>,
     /// Bytes in use before.
     before: Option<usize>,
+    /// The work that fits, on a GPU.
+    work: Option<Workload>,
 }
 
 /// A model on its device.
@@ -387,6 +408,8 @@ pub(super) struct Loaded {
     options: LoadOptions,
     /// Bytes that were in use on the GPU before.
     pub context_bytes: Option<usize>,
+    /// The work that it was found to have room for, on a GPU.
+    pub work: Option<Workload>,
 }
 
 impl Loaded {
@@ -395,6 +418,22 @@ impl Loaded {
         let Device::Cuda(device) = self.model.device() else { return Ok(None) };
         let choice = opened.planned(|model| model.plan(self.options, work, &Gpu::of(device)))?;
         Ok(Some(choice.peak()))
+    }
+
+    /// The estimated time of this work on a GPU of these rates.
+    pub fn estimate(
+        &self,
+        opened: &Opened,
+        work: &Workload,
+        peaks: &Peaks,
+    ) -> Result<Option<Estimate>, Failure> {
+        let Device::Cuda(device) = self.model.device() else { return Ok(None) };
+        let estimate = opened.planned(|model| {
+            let choice = model.plan(self.options, work, &Gpu::of(device))?;
+            let storage = |name: &str| (model.storage)(&choice.options, name);
+            estimate(model.config, &choice, &storage, work, peaks)
+        });
+        Ok(Some(estimate?))
     }
 }
 

@@ -23,6 +23,11 @@ pub(super) struct Output {
 }
 
 impl Output {
+    /// Of a part of a command that says nothing itself.
+    pub fn silent() -> Self {
+        Self { json: None, force: true, quiet: true }
+    }
+
     /// Where the JSON goes, looked at before the work begins.
     pub fn report(&self) -> Result<Option<Report>, Failure> {
         self.json.as_deref().map(|path| Report::open(path, self.force)).transpose()

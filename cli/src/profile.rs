@@ -152,9 +152,9 @@ fn chosen(args: &Args) -> Result<Vec<Box<dyn Case>>, Failure> {
 }
 
 /// The launches of a case; or why there are none, and whether that is a failure.
-type Outcome = Result<Vec<LaunchReport>, (String, bool)>;
+pub(super) type Outcome = Result<Vec<LaunchReport>, (String, bool)>;
 
-fn one(case: &dyn Case, device: &Device, all: bool) -> Outcome {
+pub(super) fn one(case: &dyn Case, device: &Device, all: bool) -> Outcome {
     if is_lost() {
         return Err(("not run after the device stopped".into(), false));
     }

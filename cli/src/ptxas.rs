@@ -61,10 +61,15 @@ impl Registers {
             }
             Err(reason) => reason,
         };
-        let estimated = kernels.iter().filter_map(|&name| module.kernel(name));
-        let of = estimated.map(|kernel| (kernel.name.clone(), module.registers(kernel))).collect();
         let source = format!("estimated from what is live in the PTX (ptxas: {why}; --ptxas names another)");
-        Ok(Self { of, exact: false, source })
+        Ok(Self { source, ..Self::estimated(module, kernels) })
+    }
+
+    /// Those of the named kernels, from the PTX alone.
+    pub fn estimated(module: &Module, kernels: &[&str]) -> Self {
+        let known = kernels.iter().filter_map(|&name| module.kernel(name));
+        let of = known.map(|kernel| (kernel.name.clone(), module.registers(kernel))).collect();
+        Self { of, exact: false, source: "estimated from what is live in the PTX".to_owned() }
     }
 
     /// Those of a kernel; 255 where nothing is known, the most there can be.

@@ -61,6 +61,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     check_directory(&args.from)?;
     Config::load(&args.from)?;
     let report = args.output.report()?;
+    let replace = args.output.may_replace();
     fs::create_dir_all(&args.to).map_err(|error| cannot("made", &args.to, &error))?;
     let whole = |path: &Path| fs::canonicalize(path).map_err(|error| cannot("read", path, &error));
     if whole(&args.from)? == whole(&args.to)? {
@@ -70,7 +71,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let config = changed(&args.from.join("config.json"), args.size.fields())?;
     let (to, parameters) = match args.mix {
         None => write_checkpoint(args, &config)?,
-        Some(mix) => write_gguf(args, &config, mix)?,
+        Some(mix) => write_gguf(&args.from, &args.to, &config, mix, replace, |_| Ok(()))?,
     };
     if !args.output.stdout_is_taken() {
         let kind = args.mix.map_or("bf16", Mix::name);
@@ -81,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// A JSON file with some of its fields changed.
-fn changed(from: &Path, changes: Value) -> Result<Vec<u8>, Failure> {
+pub(super) fn changed(from: &Path, changes: Value) -> Result<Vec<u8>, Failure> {
     let bytes = fs::read(from).map_err(|error| cannot("read", from, &error))?;
     let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| cannot("read", from, &error))?;
     merge(&mut value, changes);
@@ -117,24 +118,35 @@ fn write_checkpoint(args: &Args, config: &[u8]) -> Result<(PathBuf, usize), Fail
     Ok((to, parameters))
 }
 
-/// A pair of GGUF files; the text file and the parameters of both.
-fn write_gguf(args: &Args, config: &[u8], mix: Mix) -> Result<(PathBuf, usize), Failure> {
-    let config = Config::parse(&args.from.join("config.json"), config)?;
-    let images = PreprocessorConfig::load(&args.from, &config.vision)?;
+/// A pair of GGUF files; the text file and the parameters of both. `proceed` is told the bytes so far, and may end it.
+pub(super) fn write_gguf(
+    from: &Path,
+    to: &Path,
+    config: &[u8],
+    mix: Mix,
+    replace: bool,
+    mut proceed: impl FnMut(u64) -> Result<(), Failure>,
+) -> Result<(PathBuf, usize), Failure> {
+    let config = Config::parse(&from.join("config.json"), config)?;
+    let images = PreprocessorConfig::load(from, &config.vision)?;
     let [min_pixels, max_pixels] = PUBLISHED_PIXELS;
     let images = PreprocessorConfig { min_pixels, max_pixels, ..images };
-    let [text, vision] = targets(&args.to, mix.name())?;
-    let vision_plan = vision_plan(&args.from.join("config.json"), &config, &images)?;
-    let plans = [(&vision, vision_plan), (&text, text_plan(&args.from, &config, mix)?)];
-    let (mut files, mut seed) = (Vec::new(), 0);
+    let [text, vision] = targets(to, mix.name())?;
+    let vision_plan = vision_plan(&from.join("config.json"), &config, &images)?;
+    let plans = [(&vision, vision_plan), (&text, text_plan(from, &config, mix)?)];
+    let (mut files, mut seed, mut before) = (Vec::new(), 0, 0);
     for (to, plan) in &plans {
-        let mut file = GgufFile::create(to, plan, args.output.may_replace())?;
+        let mut file = GgufFile::create(to, plan, replace)?;
         for tensor in &plan.tensors {
             let fill = Fill::of(&tensor.published, &tensor.shape);
-            generate(tensor.ty, tensor.shape.iter().product(), fill, seed, |bytes| file.write(bytes))?;
+            generate(tensor.ty, tensor.shape.iter().product(), fill, seed, |bytes| {
+                file.write(bytes)?;
+                proceed(before + file.bytes())
+            })?;
             file.pad()?;
             seed += 1;
         }
+        before += file.bytes();
         files.push(file.finished());
     }
     files.into_iter().try_for_each(OutputFile::keep)?;

@@ -27,7 +27,7 @@ impl Colours {
     pub fn for_stream(is_terminal: bool) -> Self {
         let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
-        Self(is_terminal && !unwanted && !dumb)
+        Self(is_terminal && !unwanted && !dumb && understands_escapes())
     }
 
     pub fn paint(self, style: Style, text: &str) -> String {
@@ -44,6 +44,18 @@ impl Colours {
             text.to_owned()
         }
     }
+}
+
+/// Whether terminals are told to understand escape sequences.
+#[cfg(not(windows))]
+fn understands_escapes() -> bool {
+    true
+}
+
+/// A console of Windows understands them once it is told to, and before Windows 10 not at all.
+#[cfg(windows)]
+fn understands_escapes() -> bool {
+    anstyle_query::windows::enable_ansi_colors().unwrap_or(false)
 }
 
 /// The output of a command.

@@ -247,6 +247,11 @@ impl Qwen3Vl {
         &self.conversions
     }
 
+    /// Prompt tokens of one pass.
+    pub(super) fn tokens_per_pass(&self) -> usize {
+        self.tokens_per_pass
+    }
+
     /// Bytes of weights that a decoded token reads.
     pub fn weight_bytes(&self) -> usize {
         self.text.weight_bytes()
@@ -300,7 +305,7 @@ impl Qwen3Vl {
                 trace(index, h);
             }
         };
-        let hidden = self.text.forward(&ids, &rope, images, &mut cache, &mut all_but_last)?;
+        let hidden = self.text.forward(&ids, &rope, images, cache.caches(), &mut all_but_last)?;
         trace(layers, &hidden);
         self.text.logits(&hidden)
     }
@@ -389,7 +394,7 @@ impl Qwen3Vl {
             let ids = &prompt.ids[start + from..start + from + len];
             let ids = Tensor::from_slice(ids, [len], &self.device)?;
             let rope = Rope::new(cos.clone(), sin.clone(), start + from, from)?;
-            let h = self.text.forward(&ids, &rope, images, &mut session.cache, &mut |_, _| {})?;
+            let h = self.text.forward(&ids, &rope, images, session.cache.caches(), &mut |_, _| {})?;
             hidden = Some(h.narrow(0, len - 1, 1)?);
             session.ids.extend_from_slice(&prompt.ids[start + from..start + from + len]);
         }
@@ -416,7 +421,19 @@ impl Qwen3Vl {
     /// The runs of image tokens in `ids`, whose features are in `outputs`.
     fn runs(&self, ids: &[u32], at: usize, outputs: &[VisionOutput]) -> Result<Vec<ImageRun>> {
         let counts: Vec<_> = outputs.iter().map(|output| output.embeddings.dims()[0]).collect();
-        let runs = self.runs_of(ids, &counts)?;
+        self.whole_runs(ids, at, &counts)
+    }
+
+    /// The runs of image tokens of a prompt.
+    pub(super) fn prompt_runs(&self, prompt: &Prompt) -> Result<Vec<ImageRun>> {
+        let tokens = |patches: &Patches| patches.tokens(&self.config().vision);
+        let counts = prompt.patches.iter().map(tokens).collect::<Result<Vec<_>>>()?;
+        self.whole_runs(&prompt.ids, 0, &counts)
+    }
+
+    /// The runs of image tokens in `ids`, which are all of those that images with these numbers of tokens have.
+    fn whole_runs(&self, ids: &[u32], at: usize, counts: &[usize]) -> Result<Vec<ImageRun>> {
+        let runs = self.runs_of(ids, counts)?;
         let used: usize = runs.iter().map(|run| run.len).sum();
         match used == counts.iter().sum::<usize>() {
             true => Ok(runs),
@@ -468,7 +485,7 @@ fn shared_prefix(session: &Session, prompt: &Prompt, spans: &[Range<usize>]) -> 
 }
 
 /// The parts of the runs in `from..from + len`, counted from `from`.
-fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> {
+pub(super) fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> {
     let inside = |run: &ImageRun| {
         let start = run.start.max(from);
         let end = (run.start + run.len).min(from + len);

@@ -113,6 +113,13 @@ impl Stream {
         (!self.is_capturing()).then(|| self.turns.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Does `work` with a [`turn`](Self::turn). An event recorded while another thread captures the stream would belong to the
+    /// capture, and what waits for it would fail.
+    pub(crate) fn in_turn<R>(&self, work: impl FnOnce(&Self) -> R) -> R {
+        let _turn = self.turn();
+        work(self)
+    }
+
     /// Leave to capture, as [`turn`](Self::turn).
     pub(super) fn turn_to_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         (!self.is_capturing()).then(|| self.turns.write().unwrap_or_else(PoisonError::into_inner))

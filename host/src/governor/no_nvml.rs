@@ -20,6 +20,16 @@ impl Monitor {
         match *self {}
     }
 
+    /// The most W that the device may draw.
+    pub fn power_limit(&self) -> Option<f32> {
+        match *self {}
+    }
+
+    /// The driver's version.
+    pub fn driver_version(&self) -> Option<String> {
+        match *self {}
+    }
+
     /// Reads a sample now.
     pub fn sample(&self) -> Option<Sample> {
         match *self {}

@@ -43,6 +43,17 @@ impl Monitor {
         device.total_energy_consumption().ok().map(|millijoules| millijoules as f64 / 1e3)
     }
 
+    /// The most W that the device may draw; `None` where it does not say.
+    pub fn power_limit(&self) -> Option<f32> {
+        let device = self.nvml.device_by_pci_bus_id(self.bus_id.as_str()).ok()?;
+        device.enforced_power_limit().ok().map(|milliwatts| milliwatts as f32 / 1e3)
+    }
+
+    /// The driver's version, such as `582.28`.
+    pub fn driver_version(&self) -> Option<String> {
+        self.nvml.sys_driver_version().ok()
+    }
+
     /// Reads a sample now. What the device does not report is 0; `None` if it reports no temperature.
     pub fn sample(&self) -> Option<Sample> {
         let device = self.nvml.device_by_pci_bus_id(self.bus_id.as_str()).ok()?;

@@ -216,15 +216,16 @@ impl DeviceBuffer {
             return self.queue_copy(offset, source, at, bytes);
         }
         let (written, copied) = (from.event()?, to.event()?);
-        written.record(from.stream())?;
+        from.stream().in_turn(|from| written.record(from))?;
         if !left_out(Wait::CopyAfterWriter) {
-            to.stream().wait(&written)?;
+            to.stream().in_turn(|to| to.wait(&written))?;
         }
         self.queue_copy(offset, source, at, bytes)?;
         if left_out(Wait::WriterAfterCopy) {
             return Ok(());
         }
-        let ordered = copied.record(to.stream()).and_then(|()| from.stream().wait(&copied));
+        let recorded = to.stream().in_turn(|to| copied.record(to));
+        let ordered = recorded.and_then(|()| from.stream().in_turn(|from| from.wait(&copied)));
         if ordered.is_err() {
             to.stream().synchronize()?; // the source may be freed as soon as this returns
         }
