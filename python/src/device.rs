@@ -182,8 +182,8 @@ impl PyDevice {
     }
 
     /// "cpu", "cuda" or "virtual".
-    #[getter]
-    fn type_(&self) -> &'static str {
+    #[getter(r#type)]
+    fn kind(&self) -> &'static str {
         match &self.inner {
             Device::Cpu => "cpu",
             Device::Cuda(device) if device.is_virtual() => "virtual",

@@ -5,6 +5,7 @@
 mod device;
 mod dlpack;
 mod error;
+mod gguf;
 mod kv;
 mod mask;
 mod model;
@@ -27,5 +28,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<kv::PyKvTensor>()?;
     model::register(module)?;
     plan::register(module)?;
+    gguf::register(module)?;
     torch::register(module)
 }

@@ -155,7 +155,7 @@ struct Rules {
 impl Rules {
     fn options(self) -> Result<Options> {
         let shaping = [
-            ("temperature", self.temperature.is_some()),
+            ("temperature", self.temperature.is_some_and(|temperature| temperature != 0.0)),
             ("top_k", self.top_k.is_some()),
             ("top_p", self.top_p.is_some()),
             ("min_p", self.min_p.is_some()),
@@ -167,17 +167,11 @@ impl Rules {
             }
             (greedy, shaped) => greedy.unwrap_or(shaped.is_none()),
         };
-        let base = if greedy { Sampling::GREEDY } else { Sampling::INSTRUCT };
-        let sampling = Sampling {
-            temperature: self.temperature.unwrap_or(base.temperature),
-            top_k: self.top_k.unwrap_or(base.top_k),
-            top_p: self.top_p.unwrap_or(base.top_p),
-            min_p: self.min_p.unwrap_or(base.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(base.presence_penalty),
-            seed: self.seed.unwrap_or(base.seed),
-            ..base
-        };
+        let mut sampling = if greedy { Sampling::GREEDY } else { Sampling::INSTRUCT };
+        macro_rules! given {
+            ($($field:ident)*) => { $(if let Some(given) = self.$field { sampling.$field = given; })* };
+        }
+        given!(temperature top_k top_p min_p repetition_penalty presence_penalty seed);
         sampling.check()?;
         let Self { max_new_tokens, stop, stop_at_eos, .. } = self;
         Ok(Options {

@@ -279,7 +279,6 @@ fn attention(q: Any, k: Any, v: Any, causal: bool, scale: Option<f32>) -> Result
 /// Raises ShapeError, DTypeError, LayoutError, UnsupportedError.
 #[pyfunction]
 #[pyo3(signature = (qkv, cos, sin, k, v, at, *, q_norm = None, k_norm = None, eps = 1e-6))]
-#[allow(clippy::many_single_char_names)]
 fn rope_append(
     qkv: Any,
     cos: Any,
@@ -352,6 +351,34 @@ fn attention_over(
     Ok(made.into())
 }
 
+/// As ``attention_over`` of the first `past` tokens and as many more as there are queries, of which there are few; their number is
+/// read on the device.
+#[pyfunction]
+#[pyo3(signature = (q, k, v, past, *, causal = false, scale = None))]
+fn attention_cached(
+    q: Any,
+    k: &Bound<'_, PyKvTensor>,
+    v: &Bound<'_, PyKvTensor>,
+    past: u32,
+    causal: bool,
+    scale: Option<f32>,
+) -> Result<PyTensor> {
+    let (py, q) = (q.py(), tensor(q)?);
+    if k.is(v) {
+        return Err(unsupported("attention_cached", "v", "k", "keys and values need caches of their own"));
+    }
+    let (k, v) = (k.get(), v.get());
+    let options = Attention { scale, causal };
+    let made = detached(py, move || {
+        let mut out = Tensor::uninitialized(q.shape(), q.dtype(), &q.device())?;
+        let past = Tensor::from_slice(&[past], [1], &q.device())?;
+        let (k, v) = (k.locked(), v.locked());
+        ops::attention_cached_into(out.view_mut()?, &q, &k, &v, &past, &options)?;
+        Ok(out)
+    })?;
+    Ok(made.into())
+}
+
 /// The mean of each block of rows. x: [.., n, dim] float32; the result is [.., ⌈n/block⌉, dim]. Raises ShapeError, DTypeError.
 #[pyfunction]
 fn block_mean(x: Any, block: usize) -> Result<PyTensor> {
@@ -377,7 +404,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         ($($name:ident)*) => { $(module.add_function(wrap_pyfunction!($name, module)?)?;)* };
     }
     functions!(softmax add mul silu_mul scale gelu_tanh gelu_erf activate cast cat stack copy transpose embedding layer_norm
-        rms_norm matmul addmm linear sum max argmax rope attention rope_append attention_over block_mean
+        rms_norm matmul addmm linear sum max argmax rope attention rope_append attention_over attention_cached block_mean
         fake_quantize_gradient);
     Ok(())
 }

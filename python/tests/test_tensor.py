@@ -51,7 +51,7 @@ def test_strides_are_kept():
 
 def test_what_cannot_be_shared_is_copied_or_refused():
     x = array(4, 6)
-    for other in (x[::-1], x.astype(">f4"), x.view(np.uint8)[:, 1:-3].view(np.float32) if False else x[:, ::-1]):
+    for other in (x[::-1], x.astype(">f4"), x[:, ::-1]):
         np.testing.assert_array_equal(Tensor(other).numpy(), other)
         with pytest.raises(pascaline.UnsupportedError):
             Tensor(other, copy=False)
@@ -222,7 +222,7 @@ def test_made_from_a_rule(device):
 def test_devices():
     assert Device("cpu") == "cpu" and Device("cpu").index is None and not Device("cpu").is_cuda
     virtual = Device("virtual")
-    assert virtual == Device("virtual") and hash(virtual) == hash("virtual") and virtual.type_ == "virtual"
+    assert virtual == Device("virtual") and hash(virtual) == hash("virtual") and virtual.type == "virtual"
     assert virtual.properties()["compute_capability"] == (6, 1)
     with pytest.raises(pascaline.UnknownDeviceError) as raised:
         Device("gpu")

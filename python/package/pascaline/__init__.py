@@ -50,6 +50,7 @@ from ._native import (
     arange,
     argmax,
     attention,
+    attention_cached,
     attention_over,
     block_mean,
     cast,
@@ -80,6 +81,7 @@ from ._native import (
     quant_matmul,
     quant_matmul_rows,
     quantize,
+    quantize_checkpoint,
     quantize_rows,
     randn,
     rms_norm,
@@ -94,6 +96,7 @@ from ._native import (
     transpose,
     zeros,
 )
+from ._attention_map import attention_map, attention_weights
 from .pipelines import pipeline
 
 __all__ = [name for name in dir() if not name.startswith("_")] + ["__version__"]
