@@ -7,7 +7,8 @@ use pascaline::memory::adaptor::Entry;
 use pascaline::memory::{self, Rehearsal};
 use pascaline::quant::Format;
 use pascaline::{DType, Device};
-use qwen3_vl::footprint::{Footprint, Gpu, Workload, footprint};
+use qwen3_vl::batch::{Batch, BatchOptions, Event};
+use qwen3_vl::footprint::{Footprint, Gpu, Workload, batch_footprint, footprint};
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Checkpoint, LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
 use std::collections::HashMap;
@@ -53,6 +54,48 @@ fn planned(path: &Path, options: &LoadOptions, work: &Workload, gpu: &Gpu) -> Fo
     let checkpoint = Checkpoint::open(path, None).unwrap();
     let config = checkpoint.config().unwrap();
     footprint(&config, &|name| checkpoint.storage(&config, options, name), options, work, gpu).unwrap()
+}
+
+/// The most that is live while the model answers many requests at once.
+#[test]
+fn plans_of_many_requests_are_what_is_allocated() {
+    let device = common::cuda_device();
+    let Device::Cuda(cuda) = &device else { unreachable!("a CUDA device was asked for") };
+    let path = fixtures().join("qwen3-vl/tiny");
+    let picture = [Visual::image(&path.join("cases/square.png")).unwrap()];
+    for (cache, graph, picture) in
+        [(KvFormat::F32, false, &[][..]), (KvFormat::Q8_0, false, &picture[..]), (KvFormat::F16, true, &[])]
+    {
+        let options = LoadOptions { dtype: DType::F32, cache, ..LoadOptions::for_device(&device) };
+        let batch =
+            BatchOptions { max_sequences: 4, image_bytes: 1 << 17, graph, ..BatchOptions::with_room(600) };
+        let (work, entries) = memory::trace(|| {
+            let model = Qwen3Vl::load_with(&path, &device, options, |_| {}).unwrap();
+            let mut together = Batch::new(&model, batch).unwrap();
+            let prompt = model.processor.prepare(&[user_turn(picture, "What is it?")], picture).unwrap();
+            let generation = Options { max_new_tokens: 3, stop_at_eos: false, ..Options::default() };
+            for _ in 0..4 {
+                together.add(prompt.clone(), &generation).unwrap();
+            }
+            while !together.is_idle() {
+                for event in together.step() {
+                    assert!(!matches!(event, Event::Failed { .. }), "{event:?}");
+                }
+            }
+            let patches =
+                prompt.patches.iter().map(|patches| patches.grid.iter().product()).max().unwrap_or(0);
+            Workload { context: 0, prompt: prompt.ids.len(), patches }
+        });
+        let (measured, _) = books(&entries);
+        let checkpoint = Checkpoint::open(&path, None).unwrap();
+        let config = checkpoint.config().unwrap();
+        let storage = |name: &str| checkpoint.storage(&config, &options, name);
+        let planned = batch_footprint(&config, &storage, &options, &work, &batch, &Gpu::of(cuda)).unwrap();
+        common::say(&format!("{cache}, graph {graph}: {measured} bytes, {planned:?}"));
+        let graphs = planned.peak - planned.live;
+        assert!(planned.live + if graph { graphs } else { 0 } >= measured, "{measured} bytes, {planned:?}");
+        assert!(planned.live <= measured + measured / 5, "{measured} bytes, {planned:?}");
+    }
 }
 
 #[test]

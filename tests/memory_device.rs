@@ -4,7 +4,7 @@ mod common;
 
 use pascaline::cuda::occupancy::{Multiprocessor, Resources};
 use pascaline::cuda::{CudaDevice, Graph, trace};
-use pascaline::memory::{self, CHUNK, DeviceBuffer, PinnedBuffer, Statistics};
+use pascaline::memory::{self, CHUNK, DeviceBuffer, LayerStream, PinnedBuffer, Statistics};
 use pascaline::{DType, Device, Error, Tensor, ops};
 use pascaline_driver::faults;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -194,6 +194,50 @@ fn other_threads_stay_out_of_a_capture() {
         graph.launch().unwrap();
         assert_eq!(y.to_vec::<f32>().unwrap(), expected);
     });
+}
+
+/// Copies between the captured stream and others, whose events would become part of the capture, wait for its end, too.
+#[test]
+fn events_of_other_threads_stay_out_of_a_capture() {
+    let (device, _turn) = cuda();
+    let beside = device.with_new_stream().unwrap();
+    let mut source = DeviceBuffer::uninitialized(&device, 64).unwrap();
+    source.upload(0, &[7; 64]).unwrap();
+    let mut layers = LayerStream::new(&device, 64).unwrap();
+    for byte in 0..3 {
+        let mut layer = PinnedBuffer::new(&device, 64).unwrap();
+        layer.fill(byte);
+        layers.push(layer).unwrap();
+    }
+    let mut copied = || -> Result<(), Error> {
+        let mut copy = DeviceBuffer::uninitialized(&beside, 64)?;
+        copy.copy_from(0, &source, 0, 64)?;
+        let mut bytes = [0; 64];
+        copy.download(0, &mut bytes)?;
+        assert_eq!(bytes, [7; 64]);
+        Ok(())
+    };
+    let mut streamed = || layers.layer(0).map(drop);
+    for work in [&mut copied as &mut (dyn FnMut() -> Result<(), Error> + Send), &mut streamed] {
+        let (started, start) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let mut other = None;
+            let (graph, memory) = Graph::capture(&device, || {
+                other = Some(scope.spawn(|| {
+                    started.send(()).unwrap();
+                    work()
+                }));
+                start.recv().unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(20)); // for the other to come in between, if it could
+                let mut memory = DeviceBuffer::uninitialized(&device, 64)?;
+                memory.fill(1).map(|()| memory)
+            })
+            .unwrap();
+            other.unwrap().join().unwrap().unwrap();
+            assert_eq!(graph.nodes(), 1);
+            drop((graph, memory));
+        });
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::bench_memory;
 use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
+use super::bench_serve;
 use super::case_args::CaseArgs;
 use super::ceiling::{Bound, Ceiling, Ceilings, Copies, Needs};
 use super::cublas::Cublas;
@@ -42,6 +43,22 @@ pub(super) struct Args {
     /// Measure the memory pool, copies, graphs and prefetching instead of the ops, each against its goal.
     #[arg(long, conflicts_with_all = ["only", "all", "against"])]
     memory: bool,
+
+    /// Put a running server under load instead, such as `serve` or any other with OpenAI's interface. PASCALINE_API_KEY is sent.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["only", "all", "against", "memory"])]
+    serve: Option<String>,
+
+    /// How many clients ask at a time, one load after the other.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,4,16,64", requires = "serve")]
+    pub clients: Vec<usize>,
+
+    /// Tokens of each of their answers.
+    #[arg(long, value_name = "N", default_value = "128", requires = "serve")]
+    pub tokens: usize,
+
+    /// Also measure how a running answer fares while prompts of so many numbers arrive, of about seven tokens each.
+    #[arg(long, value_name = "N", requires = "serve")]
+    pub long_prompt: Option<usize>,
 
     /// The trace of allocations to replay, as `generate --memory-trace` writes it, instead of a recorded one.
     #[arg(long, value_name = "FILE", requires = "memory")]
@@ -136,6 +153,9 @@ pub(super) struct Bench {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.memory {
         return bench_memory::run(args);
+    }
+    if let Some(url) = &args.serve {
+        return bench_serve::run(args, url);
     }
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
     let (device, reason) = args.select.device.open()?;

@@ -11,6 +11,8 @@ pub(super) enum Failure {
     Usage(String),
     /// Something failed: exit status 1.
     Failed(String),
+    /// A new process may do better: exit status 75, `EX_TEMPFAIL` of sysexits.h.
+    Again(String),
     /// Results are wrong, and have been reported as such: exit status 1.
     Wrong,
     /// Whoever read the output has seen enough: no error.
@@ -21,7 +23,7 @@ impl Failure {
     /// The message for stderr.
     pub fn sentence(&self) -> Option<&str> {
         match self {
-            Self::Usage(sentence) | Self::Failed(sentence) => Some(sentence),
+            Self::Usage(sentence) | Self::Failed(sentence) | Self::Again(sentence) => Some(sentence),
             Self::Wrong | Self::OutputClosed => None,
         }
     }
@@ -29,6 +31,7 @@ impl Failure {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) => ExitCode::from(2),
+            Self::Again(_) => ExitCode::from(75),
             Self::Failed(_) | Self::Wrong => ExitCode::FAILURE,
             Self::OutputClosed => ExitCode::SUCCESS,
         }

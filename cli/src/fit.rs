@@ -88,6 +88,12 @@ pub(super) fn conversations(config: &Config) -> Vec<Workload> {
     sizes.map(|(context, side)| work(config, context, [side, side])).into()
 }
 
+/// The work of a server's longest request: as much as fits, up to a context of 32,768.
+pub(super) fn requests(config: &Config) -> Vec<Workload> {
+    let long = [32_768, 16_384, 8192].map(|context| work(config, context, [1024, 1024]));
+    long.into_iter().chain(conversations(config)).collect()
+}
+
 /// A prompt of one picture and text, that with its answer fills the context.
 fn work(config: &Config, context: usize, [width, height]: [usize; 2]) -> Workload {
     let (vision, side) = (&config.vision, config.vision.patch_size * config.vision.spatial_merge_size);

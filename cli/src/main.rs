@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod bench_memory;
 mod bench_row;
+mod bench_serve;
 mod case_args;
 mod ceiling;
 mod chat;
@@ -39,7 +40,7 @@ mod report;
 mod run_ptx;
 mod sampling;
 mod screen;
-
+mod serve;
 mod source;
 mod table;
 mod tune;
@@ -55,7 +56,8 @@ use std::process::ExitCode;
 
 /// Qwen3-VL and its kernels on NVIDIA Pascal GPUs, with the GPU code in Rust.
 ///
-/// Exit status: 0 for success, 1 if something failed or a result is wrong, 2 if the command line is wrong.
+/// Exit status: 0 for success, 1 if something failed or a result is wrong, 2 if the command line is wrong, 75 if a server
+/// has lost its GPU and should be started again.
 #[derive(Parser)]
 #[command(name = "pascaline", version, arg_required_else_help = true)]
 struct Cli {
@@ -79,6 +81,8 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model about images and anything else.
     Chat(chat::Args),
+    /// Answer requests over HTTP, as OpenAI's interface has them, with a page to talk to.
+    Serve(serve::Args),
     /// Plan a model's memory: what fits a card, and how fast it would be.
     Fit(fit::Args),
     /// Fetch a model from the Hugging Face hub.
@@ -118,6 +122,7 @@ fn main() -> ExitCode {
         Command::RunPtx(args) => run_ptx::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
         Command::Quantize(args) => quantize::run(&args),

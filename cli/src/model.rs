@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error, memory};
+use qwen3_vl::batch::{BatchOptions, PAGE};
 use qwen3_vl::config::Config;
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice};
@@ -111,7 +112,7 @@ impl StorageType {
 
 /// `--dtype` of a model that runs.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum WeightType {
+pub(super) enum WeightType {
     F16,
     F32,
     #[value(name = "q8_0")]
@@ -131,7 +132,7 @@ enum WeightType {
 }
 
 impl WeightType {
-    fn matrices(self) -> Matrices {
+    pub fn matrices(self) -> Matrices {
         Matrices::Quantized(match self {
             Self::F16 => return Matrices::Float(DType::F16),
             Self::F32 => return Matrices::Float(DType::F32),
@@ -291,7 +292,9 @@ impl ModelArgs {
         let (usual, asked) = (LoadOptions::for_device(device), self.asked());
         let Device::Cuda(cuda) = device else {
             return match self.memory_limit {
-                None => Ok(Decision { options: asked.apply(usual), processor: None, before: None }),
+                None => {
+                    Ok(Decision { options: asked.apply(usual), processor: None, before: None, work: None })
+                }
                 Some(_) => Err(Failure::Usage("--memory-limit is for a GPU".to_owned())),
             };
         };
@@ -306,17 +309,18 @@ impl ModelArgs {
             let is_gguf = opened.checkpoint.gguf().is_some();
             output.note(&fit::describe(choice, work, is_gguf, limit));
         };
-        let decided = |choice: &Choice, processor| Decision {
+        let decided = |choice: &Choice, processor, work: &Workload| Decision {
             options: choice.options,
             processor,
             before: Some(total - free),
+            work: Some(*work),
         };
         if let Some(most) = &work.most
             && let Ok(choice) = fit(most)
             && choice.options == asked.apply(usual)
         {
             say(&choice, most);
-            return Ok(decided(&choice, None));
+            return Ok(decided(&choice, None, most));
         }
         let processor = opened.checkpoint.processor()?;
         let mut refusal = None;
@@ -324,7 +328,7 @@ impl ModelArgs {
             match fit(&work) {
                 Ok(choice) => {
                     say(&choice, &work);
-                    return Ok(decided(&choice, Some(processor)));
+                    return Ok(decided(&choice, Some(processor), &work));
                 }
                 Err(error) => refusal = Some(error),
             }
@@ -351,6 +355,47 @@ impl ModelArgs {
         Failure::Failed(format!("the model does not fit {value}: {reason}; {way}"))
     }
 
+    /// How requests of up to `context` tokens share the memory that a loaded model leaves: as many as `most` at a time, fewer and with
+    /// fewer kept pictures where that does not fit.
+    pub fn batch(
+        &self,
+        opened: &Opened,
+        device: &Device,
+        loaded: &Loaded,
+        context: usize,
+        most: usize,
+    ) -> Result<BatchOptions, Failure> {
+        let options = |sequences: usize, image_bytes| {
+            let room = BatchOptions::with_room(context.saturating_mul(sequences));
+            let pages = room.pages.min(loaded.model.most_pages());
+            BatchOptions { pages, max_sequences: sequences, image_bytes, ..room }
+        };
+        let Device::Cuda(cuda) = device else {
+            let all = options(most, 256 << 20);
+            // memory that is not touched takes no place
+            return Ok(BatchOptions {
+                pages: all.pages.min((CPU_TOKENS.max(context)).div_ceil(PAGE)),
+                ..all
+            });
+        };
+        let (_, total) = cuda.memory_info()?;
+        let free = total - loaded.context_bytes.unwrap_or(0).min(total);
+        let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
+        let patches = loaded.work.map_or(0, |work| work.patches);
+        let work = Workload { context, prompt: context, patches };
+        let mut refusal = None;
+        for (share, image_bytes) in [(1, 256 << 20), (1, 64 << 20), (2, 16 << 20), (4, 0), (most, 0)] {
+            let batch = options(most.div_ceil(share), image_bytes);
+            let fits =
+                opened.planned(|model| model.fit_pages(&loaded.options, &work, batch, &Gpu::of(cuda), limit));
+            match fits {
+                Ok((batch, _)) => return Ok(batch),
+                Err(error) => refusal = Some(error),
+            }
+        }
+        Err(refusal.map_or(Failure::Wrong, |error| self.too_large(error)))
+    }
+
     /// Loads the model for this work, with a progress bar on a terminal.
     pub fn load(
         &self,
@@ -359,7 +404,7 @@ impl ModelArgs {
         work: &Work,
         output: &Output,
     ) -> Result<Loaded, Failure> {
-        let Decision { options, processor, before } = self.options(opened, device, work, output)?;
+        let Decision { options, processor, before, work } = self.options(opened, device, work, output)?;
         let bar = match io::stderr().is_terminal() && !output.is_quiet() {
             true => ProgressBar::new(0),
             false => ProgressBar::hidden(),
@@ -383,9 +428,12 @@ impl ModelArgs {
         if let Some(note) = conversions(&model) {
             output.note(&note);
         }
-        Ok(Loaded { model, seconds, options, context_bytes: before })
+        Ok(Loaded { model, seconds, options, context_bytes: before, work })
     }
 }
+
+/// Tokens of keys and values of all requests together on the CPU, if one request does not need more.
+const CPU_TOKENS: usize = 32 << 10;
 
 /// How a model is loaded, and what was found out for it.
 struct Decision {
@@ -393,6 +441,8 @@ struct Decision {
     processor: Option<Processor>,
     /// Bytes in use before.
     before: Option<usize>,
+    /// The work that fits, on a GPU.
+    work: Option<Workload>,
 }
 
 /// A model on its device.
@@ -403,6 +453,8 @@ pub(super) struct Loaded {
     options: LoadOptions,
     /// Bytes that were in use on the GPU before.
     pub context_bytes: Option<usize>,
+    /// The work that it was found to have room for, on a GPU.
+    pub work: Option<Workload>,
 }
 
 impl Loaded {

@@ -72,6 +72,15 @@ pub(super) struct SamplingArgs {
     )]
     presence_penalty: Option<f64>,
 
+    /// Subtracted from the logits of the answer's tokens as often as they are in it.
+    #[arg(
+        long,
+        value_name = "X",
+        allow_negative_numbers = true,
+        value_parser = checked(|frequency_penalty| Sampling { frequency_penalty, ..Sampling::GREEDY })
+    )]
+    frequency_penalty: Option<f64>,
+
     /// Seeds the random numbers. If not given, a random seed is taken and printed.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
@@ -113,6 +122,11 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 impl SamplingArgs {
     pub fn max_new_tokens(&self) -> usize {
         self.max_new_tokens
+    }
+
+    /// The seed, if it was given.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
     }
 
     /// Says which seed was taken, if it is random.
@@ -163,6 +177,7 @@ impl SamplingArgs {
             min_p: self.min_p.unwrap_or(usual.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(usual.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(usual.frequency_penalty),
             // ten digits at most, as it may have to be typed in again
             seed: self.seed.unwrap_or_else(|| rand::random::<u32>().into()),
         };

@@ -3,13 +3,13 @@
 use super::case_args::CaseArgs;
 use super::environment::Environment;
 use super::failure::Failure;
-use super::model::{StorageType, cache_formats};
+use super::model::{StorageType, WeightType, cache_formats};
 use super::screen::Style;
 use super::table::{self, Column, Table};
-use super::validate_model;
-use pascaline::Device;
+use super::validate_model::{self, Types};
 use pascaline::cuda::{is_lost, trace};
 use pascaline::kv::KvFormat;
+use pascaline::{DType, Device};
 use pascaline_testing::{Case, Purpose, check};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -34,6 +34,10 @@ pub(super) struct Args {
     /// With --model, the type of its matrices; f32 if not given.
     #[arg(long, value_name = "TYPE", requires = "model")]
     dtype: Option<StorageType>,
+
+    /// With --model, the type of the vision tower's matrices, if another; the column `embeddings` shows what it loses.
+    #[arg(long, value_name = "TYPE", requires = "model")]
+    vision_dtype: Option<WeightType>,
 
     /// With --model, the type of keys and values in the cache; f32 if not given.
     #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats())]
@@ -71,9 +75,12 @@ struct Json<'a> {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.select.output;
     if let Some(model) = &args.model {
-        let dtype = args.dtype.map(StorageType::dtype);
-        let mmproj = args.mmproj.as_deref();
-        return validate_model::run(model, mmproj, &args.select.device, dtype, args.cache, output);
+        let types = Types {
+            matrices: args.dtype.map_or(DType::F32, StorageType::dtype),
+            vision: args.vision_dtype.map(WeightType::matrices),
+            cache: args.cache,
+        };
+        return validate_model::run(model, args.mmproj.as_deref(), &args.select.device, types, output);
     }
     let cases = args.select.cases(|case| args.all || case.purpose() == Purpose::Test)?;
     let (device, reason) = args.select.device.open()?;

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// Layers of which the tensors' names are listed; a configuration may say more.
 const LAYERS: usize = 64;
 
-fn tiny() -> PathBuf {
+pub fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny")
 }
 

@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod ptx;
+mod request;
 
 use qwen3_vl::preprocess::Picture;
 
@@ -17,9 +18,8 @@ pub const MEMORY: u64 = 1500 << 20;
 /// What a target does with an input.
 pub type Run = fn(&[u8]);
 
-/// All targets by name, which is also that of the folder in `corpus/`. Other readers (requests to a server) get their
-/// line here and their seeds there.
-pub const TARGETS: [(&str, Run); 11] = [
+/// All targets by name, which is also that of the folder in `corpus/`. Other readers get their line here and their seeds there.
+pub const TARGETS: [(&str, Run); 12] = [
     ("safetensors", checkpoint::safetensors),
     ("index", checkpoint::index),
     ("gguf", checkpoint::gguf),
@@ -31,6 +31,7 @@ pub const TARGETS: [(&str, Run); 11] = [
     ("ptx_parse", ptx::parse),
     ("ptx_run", ptx::run),
     ("ptx_program", ptx::program),
+    ("request", request::request),
 ];
 
 /// The target of this name.

@@ -1,9 +1,11 @@
 //! Tensors: shape, strides, element type, and shared storage on a device.
 
 mod construct;
+mod foreign;
 
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result, Shape};
+use foreign::ForeignBytes;
 use std::fmt;
 use std::sync::Arc;
 
@@ -51,6 +53,7 @@ pub(crate) enum CpuBuffer {
     F32(Vec<f32>),
     F16(Vec<half::f16>),
     U32(Vec<u32>),
+    Foreign(ForeignBytes),
 }
 
 impl CpuBuffer {
@@ -76,6 +79,7 @@ impl CpuBuffer {
             Self::F32(values) => bytemuck::cast_slice(values),
             Self::F16(values) => bytemuck::cast_slice(values),
             Self::U32(values) => bytemuck::cast_slice(values),
+            Self::Foreign(memory) => memory.bytes(),
         }
     }
 
@@ -84,6 +88,7 @@ impl CpuBuffer {
             Self::F32(values) => bytemuck::cast_slice_mut(values),
             Self::F16(values) => bytemuck::cast_slice_mut(values),
             Self::U32(values) => bytemuck::cast_slice_mut(values),
+            Self::Foreign(memory) => memory.bytes_mut(),
         }
     }
 }

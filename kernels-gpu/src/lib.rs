@@ -34,6 +34,8 @@ use cuda_std::KernelInfo;
 pub const KERNELS: &[&[KernelInfo]] = &[
     activate::KERNELS,
     attention::decode::KERNELS,
+    attention::paged::decode::KERNELS,
+    attention::paged::prefill::KERNELS,
     attention::prefill::KERNELS,
     attention::sparse::block_mean::KERNELS,
     attention::sparse::decode::KERNELS,

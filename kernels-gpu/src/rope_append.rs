@@ -7,11 +7,12 @@
 //! ```
 //!
 //! cos, sin: [angles, dim/2] f32, of which row `first` is the first row's; at: [2] = (past, first) in device memory, so that a
-//! captured launch serves every token.
+//! captured launch serves every token. Rows of several sequences have a row of the cache and an angle each: at [2, rows].
 //!
-//! | kernel               | a head of a row is handled by | when |
-//! |----------------------|-------------------------------|------|
-//! | rope_append_‹t›_‹kv› | 1 warp, in registers          | all  |
+//! | kernel               | a head of a row is handled by | when               |
+//! |----------------------|-------------------------------|--------------------|
+//! | rope_append_‹t›_‹kv› | 1 warp, in registers          | one sequence       |
+//! | rope_append_each_‹t›_‹kv› | the same                 | rows of several    |
 //!
 //! ‹kv› is the cache's format, as [`stored`](crate::device::stored) has them: f16, coded (values beyond the largest number
 //! become that), q8_0 (a block is 32 columns of a head, so that appending a token changes no other token's scale).
@@ -56,7 +57,7 @@ pub struct Append<T, KV, S> {
     pub q_weight: *const T,
     /// [dim] or null
     pub k_weight: *const T,
-    /// [2]: how many rows are in the cache, and the first row's angle
+    /// [2]: how many rows are in the cache, and the first row's angle; or [2, rows]: each row's place in the cache, and its angle
     pub at: *const u32,
     pub heads: u32,
     pub kv_heads: u32,
@@ -173,7 +174,7 @@ impl Cache for Blocks {
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn append<T: Element, KV, S, C: Cache>(p: Append<T, KV, S>, [k, v]: [C; 2]) {
+unsafe fn append<T: Element, KV, S, C: Cache, const EACH: bool>(p: Append<T, KV, S>, [k, v]: [C; 2]) {
     let Append { q, qkv, cos, sin, q_weight, k_weight, at, eps, .. } = p;
     let (row, dim) = (thread::block_idx_x(), 2 * p.half);
     let head = thread::block_idx_y() * HEADS_PER_BLOCK + thread::thread_idx_x() / 32;
@@ -184,9 +185,13 @@ unsafe fn append<T: Element, KV, S, C: Cache>(p: Append<T, KV, S>, [k, v]: [C; 2
     // SAFETY: every element read or written is in a head below the number of heads and, in the caches, in a row below
     // their capacity; what depends on the head is the same in all lanes of a warp.
     unsafe {
-        let (past, first) = (*at, *at.add(1));
+        let (past, first) = match EACH {
+            true => (*at.add(row as usize), *at.add((thread::grid_dim_x() + row) as usize)),
+            false => (*at, *at.add(1)),
+        };
         let x = qkv.add(((row * all_heads + head) * dim) as usize);
-        let slot = past.saturating_add(row);
+        let after = if EACH { 0 } else { row };
+        let slot = past.saturating_add(after);
         let to_cache = head >= p.heads;
         if to_cache && slot >= p.capacity {
             return;
@@ -208,7 +213,7 @@ unsafe fn append<T: Element, KV, S, C: Cache>(p: Append<T, KV, S>, [k, v]: [C; 2
             });
         }
         if !is_value {
-            let angle = first.saturating_add(row).min(p.angles - 1) * p.half;
+            let angle = first.saturating_add(after).min(p.angles - 1) * p.half;
             each_pair!(p.half, P, i => {
                 let (cos, sin) = (f32::load(cos.add((angle + i) as usize)), f32::load(sin.add((angle + i) as usize)));
                 (low[P], high[P]) = (low[P] * cos - high[P] * sin, high[P] * cos + low[P] * sin);
@@ -225,7 +230,7 @@ unsafe fn append<T: Element, KV, S, C: Cache>(p: Append<T, KV, S>, [k, v]: [C; 2
 }
 
 macro_rules! kernels {
-    ($($name:ident: $T:ty, $KV:ty, $S:ty, shuffles = $shuffles:expr, |$p:ident| $caches:expr;)*) => {
+    ($($name:ident, $each:ident: $T:ty, $KV:ty, $S:ty, shuffles = $shuffles:expr, |$p:ident| $caches:expr;)*) => {
         $(
             /// grid = [rows, ceil((heads + 2 · kv_heads) / [`HEADS_PER_BLOCK`])]
             ///
@@ -235,21 +240,31 @@ macro_rules! kernels {
             #[kernel(block = BLOCK, shuffles = $shuffles, module = stringify!($name))]
             pub unsafe fn $name($p: Append<$T, $KV, $S>) {
                 // SAFETY: this kernel's contract is the body's.
-                unsafe { append($p, $caches) }
+                unsafe { append::<_, _, _, _, false>($p, $caches) }
+            }
+
+            /// grid = [rows, ceil((heads + 2 · kv_heads) / [`HEADS_PER_BLOCK`])], `at` [2, rows]
+            ///
+            /// # Safety
+            /// As the kernels of one sequence; no two rows have one place in the cache.
+            #[kernel(block = BLOCK, shuffles = $shuffles, module = stringify!($each))]
+            pub unsafe fn $each($p: Append<$T, $KV, $S>) {
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { append::<_, _, _, _, true>($p, $caches) }
             }
         )*
 
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+        pub const KERNELS: &[KernelInfo] = &[$($name.info(), $each.info()),*];
     };
 }
 
 kernels! {
-    rope_append_f32: f32, f32, (), shuffles = 5, |p| [p.k, p.v];
-    rope_append_f16: F16, F16, (), shuffles = 5, |p| [p.k, p.v];
-    rope_append_f32_f16: f32, F16, (), shuffles = 5, |p| [p.k, p.v];
-    rope_append_f32_coded: f32, u16, (), shuffles = 5,
+    rope_append_f32, rope_append_each_f32: f32, f32, (), shuffles = 5, |p| [p.k, p.v];
+    rope_append_f16, rope_append_each_f16: F16, F16, (), shuffles = 5, |p| [p.k, p.v];
+    rope_append_f32_f16, rope_append_each_f32_f16: f32, F16, (), shuffles = 5, |p| [p.k, p.v];
+    rope_append_f32_coded, rope_append_each_f32_coded: f32, u16, (), shuffles = 5,
         |p| [p.k, p.v].map(|codes| Coded { codes, exponent_bits: p.exponent_bits });
-    rope_append_f32_q8_0: f32, u8, Half, shuffles = 2 * 5,
+    rope_append_f32_q8_0, rope_append_each_f32_q8_0: f32, u8, Half, shuffles = 2 * 5,
         |p| [Blocks { quants: p.k, scales: p.k_scales }, Blocks { quants: p.v, scales: p.v_scales }];
 }

@@ -1,10 +1,12 @@
-//! The results of a reference implementation on a checkpoint: `cases.json` and `cases/‹run›.safetensors`.
+//! The results of a reference implementation on a checkpoint: `cases.json` and `cases/‹run›.safetensors`. `cases_video.json` has
+//! runs with a video each: a folder of pictures and their number a second.
 //!
 //! In a folder of GGUF files, `cases_gguf.json` names the runs of each. Pictures and prepared inputs are in `source/`, the logits that
 //! the weights of a file give in `reference/‹file›.safetensors`.
 
 use super::checkpoint::is_gguf;
 use super::json::{self, Fields, MAX_CONFIG, bad};
+use super::processor::Visual;
 use super::safetensors::SafeTensors;
 use pascaline::Result;
 use serde_json::Value;
@@ -17,14 +19,16 @@ pub struct Run {
     pub name: String,
     /// The picture files, in order.
     pub images: Vec<PathBuf>,
+    /// The folder of a video's frames, and how many of them are a second.
+    pub video: Option<(PathBuf, f64)>,
     /// The user's text.
     pub question: String,
     /// The rendered prompt with one placeholder per image.
     pub prompt: String,
     /// The tokens that greedy decoding gives.
     pub generated_ids: Vec<u32>,
-    /// Their text.
-    pub generated_text: String,
+    /// Their text, where the reference gives it.
+    pub generated_text: Option<String>,
     /// The model's inputs, and the reference's results.
     pub tensors: SafeTensors,
     /// The reference's results, where they are in a file of their own, named `‹run›.‹stage›`.
@@ -40,25 +44,37 @@ pub fn load(path: &Path) -> Result<Option<Vec<Run>>> {
     if is_gguf(path) {
         return load_gguf(path);
     }
-    let (dir, file) = (path, path.join("cases.json"));
-    if !file.exists() {
+    let files = ["cases.json", "cases_video.json"].map(|name| path.join(name));
+    let files: Vec<_> = files.iter().filter(|file| file.exists()).collect();
+    if files.is_empty() {
         return Ok(None);
     }
-    let map = json::read_object(&file, MAX_CONFIG)?;
-    let Some(Value::Array(runs)) = map.get("runs") else {
-        return Err(bad(&file, Some("runs"), "missing or not a list"));
-    };
-    runs.iter().map(|run| load_run(dir, &file, run)).collect::<Result<_>>().map(Some)
+    let mut all = Vec::new();
+    for file in files {
+        let map = json::read_object(file, MAX_CONFIG)?;
+        let Some(Value::Array(runs)) = map.get("runs") else {
+            return Err(bad(file, Some("runs"), "missing or not a list"));
+        };
+        for run in runs {
+            all.push(load_run(path, file, run)?);
+        }
+    }
+    Ok(Some(all))
 }
 
 fn load_run(dir: &Path, file: &Path, run: &Value) -> Result<Run> {
     let Value::Object(map) = run else { return Err(bad(file, Some("runs"), "an entry is not an object")) };
     let fields = Fields::new(file, "runs.", map);
     let text = |name: &str| -> Result<String> { Ok(fields.required(name, fields.str(name)?)?.to_owned()) };
+    let video = match fields.str("video")? {
+        Some(folder) => Some((dir.join(folder), fields.required("fps", fields.f64("fps")?)?)),
+        None => None,
+    };
     let images = match fields.get("images") {
         Some(Value::Array(images)) => {
             images.iter().map(|image| image.as_str().map(|image| dir.join(image))).collect()
         }
+        None if video.is_some() => Some(Vec::new()),
         _ => None,
     };
     let ids = fields.required("generated_ids", fields.sizes("generated_ids")?)?;
@@ -68,7 +84,8 @@ fn load_run(dir: &Path, file: &Path, run: &Value) -> Result<Run> {
         question: text("question")?,
         prompt: text("prompt")?,
         generated_ids: ids.into_iter().map(|id| u32::try_from(id).unwrap_or(u32::MAX)).collect(),
-        generated_text: text("generated_text")?,
+        generated_text: fields.str("generated_text")?.map(str::to_owned),
+        video,
         tensors: SafeTensors::open(dir.join("cases").join(format!("{name}.safetensors")))?,
         results: None,
         name,
@@ -113,7 +130,8 @@ fn load_gguf(model: &Path) -> Result<Option<Vec<Run>>> {
                 .into_iter()
                 .map(|id| u32::try_from(id).unwrap_or(u32::MAX))
                 .collect(),
-            generated_text: String::new(),
+            generated_text: None,
+            video: None,
             tensors: SafeTensors::open(source(model).join("cases").join(format!("{name}.safetensors")))?,
             results: Some(Arc::clone(&results)),
             name: name.clone(),
@@ -140,6 +158,24 @@ impl Run {
         file.entries().contains_key(&name).then(|| file.read_f32(&name)).transpose()
     }
 
+    /// The pictures and the video, in the order in which they come in the prompt.
+    ///
+    /// # Errors
+    /// As [`Visual::image`] and [`Visual::video`].
+    pub fn visuals(&self) -> Result<Vec<Visual>> {
+        let images = self.images.iter().map(|file| Visual::image(file));
+        images.chain(self.video.iter().map(|(folder, rate)| Visual::video(folder, *rate))).collect()
+    }
+
+    /// The prepared pixel values of all pictures and videos, if they are there.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint).
+    pub fn pixel_values(&self) -> Result<Option<Vec<f32>>> {
+        let name = ["pixel_values", "pixel_values_videos"].into_iter().find(|name| self.has(name));
+        name.map(|name| self.tensors.read_f32(name)).transpose()
+    }
+
     /// The prompt's tokens, pads expanded.
     ///
     /// # Errors
@@ -148,15 +184,16 @@ impl Run {
         Ok(self.tensors.read_i64("input_ids")?.into_iter().map(|id| id as u32).collect())
     }
 
-    /// The grid of each image; none for a run of text alone.
+    /// The grid of each image and video; none for a run of text alone.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint).
     pub fn grids(&self) -> Result<Vec<[usize; 3]>> {
-        if !self.has("image_grid_thw") {
-            return Ok(Vec::new());
+        let mut grids = Vec::new();
+        for name in ["image_grid_thw", "video_grid_thw"].into_iter().filter(|name| self.has(name)) {
+            let flat = self.tensors.read_i64(name)?;
+            grids.extend(flat.as_chunks::<3>().0.iter().map(|grid| grid.map(|size| size as usize)));
         }
-        let flat = self.tensors.read_i64("image_grid_thw")?;
-        Ok(flat.as_chunks::<3>().0.iter().map(|grid| grid.map(|extent| extent as usize)).collect())
+        Ok(grids)
     }
 }

@@ -105,7 +105,7 @@ impl<'a> Decoder<'a> {
     fn pass(&self, cache: &mut KvCache, sampler: &Sampler) -> Result<Logits> {
         let ([cos, sin], ids) = (self.angles.clone(), self.step.narrow(0, 0, 1)?);
         let rope = Rope { cos, sin, at: self.step.narrow(0, 1, 2)? };
-        let hidden = self.text.forward(&ids, &rope, Images::default(), cache, &mut |_, _| {})?;
+        let hidden = self.text.forward(&ids, &rope, Images::default(), cache.caches(), &mut |_, _| {})?;
         Logits::of(self.text.logits(&hidden)?, sampler)
     }
 }

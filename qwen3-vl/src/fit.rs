@@ -3,8 +3,9 @@
 //! The ways are in the order of their cost to the user. Ways that leave the answer as it is come before ways that round more,
 //! and fast ones before slow ones.
 
+use super::batch::{BatchOptions, PAGE};
 use super::config::Config;
-use super::footprint::{Footprint, Gpu, Storage, Workload, footprint};
+use super::footprint::{Footprint, Gpu, Storage, Workload, batch_footprint, footprint};
 use super::model::{LoadOptions, Matrices};
 use super::vision::VisionPlace;
 use pascaline::kv::KvFormat;
@@ -75,6 +76,49 @@ impl Model<'_> {
     pub fn plan(&self, options: LoadOptions, work: &Workload, gpu: &Gpu) -> Result<Choice> {
         let storage = |name: &str| (self.storage)(&options, name);
         Ok(Choice { options, footprint: footprint(self.config, &storage, &options, work, gpu)? })
+    }
+
+    /// As many pages as there is room for within `limit` bytes of the GPU's memory, at most those of `batch`, and the memory that is
+    /// taken then; `options` is how the model is loaded.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if there is no room for the pages of one request of `work.context` tokens.
+    pub fn fit_pages(
+        &self,
+        options: &LoadOptions,
+        work: &Workload,
+        batch: BatchOptions,
+        gpu: &Gpu,
+        limit: usize,
+    ) -> Result<(BatchOptions, Footprint)> {
+        let (storage, limited) = (|name: &str| (self.storage)(options, name), Gpu { memory: limit, ..*gpu });
+        let plan = |pages| {
+            let batch = BatchOptions { pages, ..batch };
+            match batch_footprint(self.config, &storage, options, work, &batch, &limited) {
+                Ok(footprint) => Ok(Some((batch, footprint))),
+                Err(Error::OutOfMemory { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let least = work.context.div_ceil(PAGE).max(1);
+        let Some(mut fits) = plan(least)? else {
+            let tokens = work.context;
+            return Err(Error::Unsupported {
+                op: "fit",
+                argument: "memory",
+                value: format!("{} MiB", limit >> 20),
+                reason: format!("{tokens} tokens of {} requests do not fit", batch.max_sequences),
+            });
+        };
+        let (mut from, mut to) = (least + 1, batch.pages.max(least) + 1);
+        while from < to {
+            let pages = from + (to - from) / 2;
+            match plan(pages)? {
+                Some(found) => (fits, from) = (found, pages + 1),
+                None => to = pages,
+            }
+        }
+        Ok(fits)
     }
 
     /// The first way to load that takes no more than `limit` bytes of the GPU's memory; `usual` is what is taken where nothing

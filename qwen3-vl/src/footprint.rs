@@ -4,6 +4,7 @@
 //! modules, on the pool's own logic but without memory ([`Rehearsal`]). Tests compare the result with the pool's books after a
 //! real answer.
 
+use super::batch::{BatchOptions, PAGE};
 use super::config::{Config, VisionConfig};
 use super::decode::ANGLES_AHEAD;
 use super::model::LoadOptions;
@@ -101,6 +102,33 @@ pub fn footprint(
     work: &Workload,
     gpu: &Gpu,
 ) -> Result<Footprint> {
+    rehearsed(config, storage, options, work, None, gpu)
+}
+
+/// The footprint of a model that answers many requests at once: of `work` the prompt and the patches count, of one request; the
+/// tokens that the cache has room for are those of the pages.
+///
+/// # Errors
+/// As [`footprint`].
+pub fn batch_footprint(
+    config: &Config,
+    storage: &dyn Fn(&str) -> Storage,
+    options: &LoadOptions,
+    work: &Workload,
+    batch: &BatchOptions,
+    gpu: &Gpu,
+) -> Result<Footprint> {
+    rehearsed(config, storage, options, work, Some(batch), gpu)
+}
+
+fn rehearsed(
+    config: &Config,
+    storage: &dyn Fn(&str) -> Storage,
+    options: &LoadOptions,
+    work: &Workload,
+    batch: Option<&BatchOptions>,
+    gpu: &Gpu,
+) -> Result<Footprint> {
     let layers_pass = options.gpu_layers.is_some_and(|layers| layers < config.text.num_hidden_layers);
     let beside = gpu.beside_pool + if layers_pass { STREAMED_LAYERS } else { 0 };
     let pool = Rehearsal::within(gpu.memory.saturating_sub(beside));
@@ -123,11 +151,17 @@ pub fn footprint(
         walk.pool.trim()?;
     }
     let weights = walk.pool.statistics().live;
-    let cache = walk.cache(work.context)?;
+    let cache = walk.cache(batch.map_or(work.context, |batch| batch.pages * PAGE))?;
     let cache_bytes = walk.pool.statistics().live - weights;
-    walk.answer(work)?;
+    let graphs = match batch {
+        None => {
+            walk.answer(work)?;
+            GRAPH_POOL
+        }
+        Some(batch) => walk.answers(work, batch)?,
+    };
     let live = walk.pool.statistics().peak_live;
-    let _graph = walk.pool.take_on(SERVICE, GRAPH_POOL)?;
+    let _graph = walk.pool.take_on(SERVICE, graphs)?;
     let books = walk.pool.statistics();
     drop(cache);
     Ok(Footprint { weights, cache: cache_bytes, live, peak: books.peak_reserved + beside, host: walk.host })
@@ -504,6 +538,53 @@ impl Walk<'_> {
         self.mlp(tokens, [fc1, fc2], false, Activation::GeluErf)
     }
 
+    /// A picture and steps of many requests. Gives the bytes of the graphs that are kept.
+    fn answers(&self, work: &Workload, batch: &BatchOptions) -> Result<usize> {
+        let _kept = if work.patches > 0 { Some(self.pool.take(batch.image_bytes)?) } else { None };
+        let seen = if work.patches > 0 { self.see(work.patches)? } else { Vec::new() };
+        let (rows, last) = (self.options.tokens_per_pass.max(1), batch.max_sequences);
+        let rows =
+            rows.min(work.prompt.saturating_mul(last)).max(batch.prompt_tokens.min(work.prompt) + last);
+        self.pass(rows, last, batch.pages, &seen)?;
+        drop(seen);
+        let one = Walk {
+            pool: Rehearsal::new(),
+            table: self.table.clone(),
+            weights: Vec::new(),
+            stacks: Vec::new(),
+            ..*self
+        };
+        one.pass(last, last, batch.pages, &[])?;
+        let captures = batch.graph && self.stacks.is_empty();
+        let bytes = one.pool.statistics().peak_live.div_ceil(last.max(1)) * batch.captured_rows();
+        Ok(if captures { bytes + GRAPH_POOL } else { 0 })
+    }
+
+    /// Rows of several sequences, of which `wanted` get a next token.
+    fn pass(&self, rows: usize, wanted: usize, pages: usize, seen: &[Rehearsed]) -> Result<()> {
+        let text = &self.config.text;
+        let (hidden, half) = (text.hidden_size, text.head_dim / 2);
+        let _inputs = [self.floats(3 * rows + wanted + pages)?, self.floats(2 * rows * half)?];
+        let mut h = self.floats(rows * hidden)?;
+        for layer in 0..text.num_hidden_layers {
+            // partial results of attention, which is over before the products that follow
+            drop(self.floats(wanted * text.num_attention_heads * MOST_PARTIAL * (text.head_dim + 4))?);
+            h = self.transformer(rows, h, &self.text_linears(layer), None, Activation::SwiGlu)?;
+            if layer + 1 < seen.len() {
+                let features = self.floats(rows * hidden)?;
+                let sum = self.floats(rows * hidden)?;
+                drop(features);
+                h = sum;
+            }
+        }
+        let normed = self.floats(rows * hidden)?;
+        drop(h);
+        let _wanted = self.floats(wanted * hidden)?;
+        drop(normed);
+        let _logits = [self.floats(wanted * text.vocab_size)?, self.floats(wanted)?, self.floats(wanted)?];
+        Ok(())
+    }
+
     /// A picture, the prompt, and a token.
     fn answer(&self, work: &Workload) -> Result<()> {
         let text = &self.config.text;
@@ -539,6 +620,8 @@ impl Walk<'_> {
     }
 }
 
+/// Partial results of attention for each query and head, at most: as many splits.
+const MOST_PARTIAL: usize = 64;
 /// A graph that decodes has a pool of its own for the activations of a token, whose memory is allocated on another stream.
 const GRAPH_POOL: usize = 4 << 20;
 /// The number of that stream.

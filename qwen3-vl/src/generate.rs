@@ -4,7 +4,7 @@ use super::decode::{ANGLES_AHEAD, Decoder, Logits};
 use super::model::{Qwen3Vl, Session};
 use super::positions::Positions;
 use super::processor::{Prompt, Visual};
-use super::sampling::{Sampler, Sampling};
+use super::sampling::{Logprobs, Sampler, Sampling};
 use super::stream::TextStream;
 use pascaline::governor::Pacer;
 use pascaline::{Error, Result};
@@ -94,6 +94,17 @@ pub struct Output {
     pub statistics: Statistics,
 }
 
+/// A moment of an answer at which its receiver is asked whether to go on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step<'a> {
+    /// The token that came; `None` before an image or a pass of the prompt, and for the text that was held back to the end.
+    pub id: Option<u32>,
+    /// The text that is certain now.
+    pub text: &'a str,
+    /// The token's probability, if the sampler reports it.
+    pub logprobs: Option<Logprobs>,
+}
+
 impl Qwen3Vl {
     /// Answers a question about images and videos, which come before the text in one user turn.
     ///
@@ -122,7 +133,23 @@ impl Qwen3Vl {
         options: &Options,
         mut receive: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Output> {
-        let mut sampler = Sampler::new(options.sampling.clone(), &prompt.ids)?;
+        let sampler = Sampler::new(options.sampling.clone(), &prompt.ids)?;
+        self.generate_with(session, prompt, options, sampler, |step| receive(step.text))
+    }
+
+    /// As [`generate_from`](Self::generate_from), with tokens of a sampler in place of `options.sampling`, and with the
+    /// tokens themselves.
+    ///
+    /// # Errors
+    /// As [`generate`](Self::generate).
+    pub fn generate_with(
+        &self,
+        session: &mut Session,
+        prompt: &Prompt,
+        options: &Options,
+        mut sampler: Sampler,
+        mut receive: impl FnMut(Step) -> ControlFlow<()>,
+    ) -> Result<Output> {
         let mut stream = TextStream::new(&self.processor.tokenizer, &options.stop);
         let mut output = Output {
             ids: Vec::new(),
@@ -148,7 +175,7 @@ impl Qwen3Vl {
         let position = first_position(prompt, limit)?;
         let mut pacer = Pacer::new(self.device());
         let begin = Instant::now();
-        let Some(prefill) = self.prefill(session, prompt, limit, &mut || receive(""))? else {
+        let Some(prefill) = self.prefill(session, prompt, limit, &mut || receive(Step::default()))? else {
             output.stop_reason = StopReason::Cancelled;
             return Ok(output);
         };
@@ -165,7 +192,8 @@ impl Qwen3Vl {
             }
             let piece = stream.push(id);
             output.text += &piece;
-            if receive(&piece).is_break() {
+            let step = Step { id: Some(id), text: &piece, logprobs: sampler.take_logprobs() };
+            if receive(step).is_break() {
                 output.stop_reason = StopReason::Cancelled;
                 break;
             }
@@ -182,7 +210,7 @@ impl Qwen3Vl {
         let elapsed = begin.elapsed();
         let rest = stream.finish();
         if !rest.is_empty() {
-            let _ = receive(&rest); // nothing is left to end
+            let _ = receive(Step { text: &rest, ..Step::default() }); // nothing is left to end
             output.text += &rest;
         }
         peak = peak.max(self.bytes_in_use());
@@ -214,7 +242,7 @@ impl Qwen3Vl {
 }
 
 /// The position of the first token after a prompt, if so many tokens have one.
-fn first_position(prompt: &Prompt, tokens: usize) -> Result<u32> {
+pub(super) fn first_position(prompt: &Prompt, tokens: usize) -> Result<u32> {
     let Positions { axes, rope_delta } = &prompt.positions;
     let first = i64::try_from(axes.len()).ok().and_then(|len| len.checked_add(*rope_delta));
     let first = first.and_then(|first| u32::try_from(first).ok());
@@ -233,6 +261,6 @@ pub fn user_turn(visuals: &[Visual], text: &str) -> super::chat::Message {
     super::chat::Message { role: "user".into(), content }
 }
 
-fn rate(count: usize, time: Duration) -> f64 {
+pub(super) fn rate(count: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
 }

@@ -1,7 +1,7 @@
 //! A stack of transformer blocks, of which the first stay on the device and the others pass through it.
 
 use pascaline::cuda::CudaDevice;
-use pascaline::nn::{LayerCache, Rope, StreamedBlocks, TransformerBlock};
+use pascaline::nn::{Cache, Rope, StreamedBlocks, TransformerBlock};
 use pascaline::{Result, Tensor};
 
 /// The blocks, in the order in which they were pushed.
@@ -38,13 +38,7 @@ impl Layers {
     }
 
     /// Block `index`, one of [`len`](Self::len), of `x`.
-    pub fn forward(
-        &self,
-        index: usize,
-        x: &Tensor,
-        rope: &Rope,
-        cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
+    pub fn forward(&self, index: usize, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         match (self.resident.get(index), &self.streamed) {
             (Some(block), _) => block.forward(x, rope, cache),
             (None, Some(streamed)) => streamed.forward(index - self.resident.len(), x, rope, cache),

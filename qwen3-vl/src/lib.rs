@@ -2,10 +2,12 @@
 //!
 //! The computation is that of transformers' `qwen3_vl`; every number of a model comes from its own files.
 
+pub mod batch;
 pub mod cases;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+mod control;
 mod decode;
 pub mod estimate;
 pub mod fit;
@@ -36,6 +38,7 @@ pub mod vision;
 pub mod weights;
 
 pub use checkpoint::Checkpoint;
+pub use control::ControlTokens;
 pub use generate::{Options, Output, Statistics, StopReason};
 pub use model::{LoadOptions, Matrices, Qwen3Vl, Session};
 pub use processor::{Processor, Prompt, Visual};

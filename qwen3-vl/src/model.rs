@@ -10,8 +10,9 @@ use super::vision::{VisionOutput, VisionPlace, VisionTower};
 use super::weights::{Conversion, Progress, Weights};
 use pascaline::kv::KvFormat;
 use pascaline::nn::{KvCache, Rope};
+use pascaline::ops::PAGE;
 use pascaline::quant::Format;
-use pascaline::{DType, Device, Error, Result, Tensor, memory};
+use pascaline::{DType, Device, Error, MAX_ELEMENTS, Result, Tensor, memory};
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -247,6 +248,18 @@ impl Qwen3Vl {
         &self.conversions
     }
 
+    /// The most pages of a [`Batch`](super::batch::Batch): a layer's keys are one tensor.
+    pub fn most_pages(&self) -> usize {
+        let text = &self.config().text;
+        let width = text.head_dim.next_multiple_of(32) + 32; // with what formats add to a row
+        MAX_ELEMENTS / (PAGE * text.num_key_value_heads * width).max(1)
+    }
+
+    /// Prompt tokens of one pass.
+    pub(super) fn tokens_per_pass(&self) -> usize {
+        self.tokens_per_pass
+    }
+
     /// Bytes of weights that a decoded token reads.
     pub fn weight_bytes(&self) -> usize {
         self.text.weight_bytes()
@@ -300,7 +313,7 @@ impl Qwen3Vl {
                 trace(index, h);
             }
         };
-        let hidden = self.text.forward(&ids, &rope, images, &mut cache, &mut all_but_last)?;
+        let hidden = self.text.forward(&ids, &rope, images, cache.caches(), &mut all_but_last)?;
         trace(layers, &hidden);
         self.text.logits(&hidden)
     }
@@ -389,7 +402,7 @@ impl Qwen3Vl {
             let ids = &prompt.ids[start + from..start + from + len];
             let ids = Tensor::from_slice(ids, [len], &self.device)?;
             let rope = Rope::new(cos.clone(), sin.clone(), start + from, from)?;
-            let h = self.text.forward(&ids, &rope, images, &mut session.cache, &mut |_, _| {})?;
+            let h = self.text.forward(&ids, &rope, images, session.cache.caches(), &mut |_, _| {})?;
             hidden = Some(h.narrow(0, len - 1, 1)?);
             session.ids.extend_from_slice(&prompt.ids[start + from..start + from + len]);
         }
@@ -416,7 +429,19 @@ impl Qwen3Vl {
     /// The runs of image tokens in `ids`, whose features are in `outputs`.
     fn runs(&self, ids: &[u32], at: usize, outputs: &[VisionOutput]) -> Result<Vec<ImageRun>> {
         let counts: Vec<_> = outputs.iter().map(|output| output.embeddings.dims()[0]).collect();
-        let runs = self.runs_of(ids, &counts)?;
+        self.whole_runs(ids, at, &counts)
+    }
+
+    /// The runs of image tokens of a prompt.
+    pub(super) fn prompt_runs(&self, prompt: &Prompt) -> Result<Vec<ImageRun>> {
+        let tokens = |patches: &Patches| patches.tokens(&self.config().vision);
+        let counts = prompt.patches.iter().map(tokens).collect::<Result<Vec<_>>>()?;
+        self.whole_runs(&prompt.ids, 0, &counts)
+    }
+
+    /// The runs of image tokens in `ids`, which are all of those that images with these numbers of tokens have.
+    fn whole_runs(&self, ids: &[u32], at: usize, counts: &[usize]) -> Result<Vec<ImageRun>> {
+        let runs = self.runs_of(ids, counts)?;
         let used: usize = runs.iter().map(|run| run.len).sum();
         match used == counts.iter().sum::<usize>() {
             true => Ok(runs),
@@ -468,7 +493,7 @@ fn shared_prefix(session: &Session, prompt: &Prompt, spans: &[Range<usize>]) -> 
 }
 
 /// The parts of the runs in `from..from + len`, counted from `from`.
-fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> {
+pub(super) fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> {
     let inside = |run: &ImageRun| {
         let start = run.start.max(from);
         let end = (run.start + run.len).min(from + len);

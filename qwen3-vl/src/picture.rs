@@ -50,9 +50,18 @@ impl Picture {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Self> {
+        Self::from_bytes_up_to(name, bytes, MAX_PIXELS)
+    }
+
+    /// As [`from_bytes`](Self::from_bytes), with at most `pixels` pixels if that is less than [`MAX_PIXELS`].
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn from_bytes_up_to(name: &str, bytes: &[u8], pixels: u64) -> Result<Self> {
+        let most = pixels.min(MAX_PIXELS);
         let image = match image::guess_format(bytes) {
-            Ok(ImageFormat::Jpeg) => jpeg(bytes),
-            Ok(format) => other(bytes, format),
+            Ok(ImageFormat::Jpeg) => jpeg(bytes, most),
+            Ok(format) => other(bytes, format, most),
             Err(error) => Err(error.to_string()),
         };
         let image = image.map_err(|reason| Error::Image { file: name.to_owned(), reason })?;
@@ -61,7 +70,7 @@ impl Picture {
     }
 }
 
-fn jpeg(bytes: &[u8]) -> Result<DynamicImage, String> {
+fn jpeg(bytes: &[u8], most: u64) -> Result<DynamicImage, String> {
     if !jpeg_ends(bytes) {
         return Err("the JPEG is cut short: it has no end marker".into());
     }
@@ -77,7 +86,7 @@ fn jpeg(bytes: &[u8]) -> Result<DynamicImage, String> {
     let orientation = orientation.unwrap_or(Orientation::NoTransforms);
     let grey = decoder.input_colorspace() == Some(ColorSpace::Luma);
     let (out, bytes_per_pixel) = if grey { (ColorSpace::Luma, 1) } else { (ColorSpace::RGB, 3) };
-    check_size(width, height, bytes_per_pixel, orientation)?;
+    check_size(width, height, bytes_per_pixel, orientation, most)?;
     decoder.set_options(options.jpeg_set_out_colorspace(out));
     let pixels = decoder.decode().map_err(|error| error.to_string())?;
     let mut image = match grey {
@@ -89,7 +98,7 @@ fn jpeg(bytes: &[u8]) -> Result<DynamicImage, String> {
     Ok(image)
 }
 
-fn other(bytes: &[u8], format: ImageFormat) -> Result<DynamicImage, String> {
+fn other(bytes: &[u8], format: ImageFormat, most: u64) -> Result<DynamicImage, String> {
     if format == ImageFormat::WebP && !webp_ends(bytes) {
         return Err("the WebP file is cut short".into());
     }
@@ -103,17 +112,23 @@ fn other(bytes: &[u8], format: ImageFormat) -> Result<DynamicImage, String> {
     let mut decoder = reader.into_decoder().map_err(text)?;
     let orientation = decoder.orientation().map_err(text)?;
     let (width, height) = decoder.dimensions();
-    check_size(width, height, decoder.color_type().bytes_per_pixel(), orientation)?;
+    check_size(width, height, decoder.color_type().bytes_per_pixel(), orientation, most)?;
     let mut image = DynamicImage::from_decoder(decoder).map_err(text)?;
     image.apply_orientation(orientation);
     Ok(image)
 }
 
 /// Budgets what decoding is about to allocate.
-fn check_size(width: u32, height: u32, bytes_per_pixel: u8, orientation: Orientation) -> Result<(), String> {
+fn check_size(
+    width: u32,
+    height: u32,
+    bytes_per_pixel: u8,
+    orientation: Orientation,
+    most: u64,
+) -> Result<(), String> {
     let pixels = u64::from(width) * u64::from(height);
-    if pixels > MAX_PIXELS {
-        return Err(format!("{width} × {height} pixels, at most {MAX_PIXELS} are allowed"));
+    if pixels > most {
+        return Err(format!("{width} × {height} pixels, at most {most} are allowed"));
     }
     let copies = if orientation == Orientation::NoTransforms { 1 } else { 2 };
     let converted = if bytes_per_pixel == 3 { 0 } else { 3 };

@@ -3,6 +3,7 @@
 use super::chat::{ChatTemplate, Media, Message, Part, expand};
 use super::checkpoint::Checkpoint;
 use super::config::{Config, GenerationConfig, PreprocessorConfig};
+use super::control::{ControlTokens, StandIns};
 use super::positions::{Positions, positions};
 use super::preprocess::{Patches, Picture, image_patches, video_patches};
 use super::tokenizer::Tokenizer;
@@ -134,15 +135,38 @@ impl Processor {
         self.template.render(messages)
     }
 
-    /// Prepares a conversation. `visuals` are the pictures of its [`Part::Image`]s and [`Part::Video`]s, in order.
+    /// Prepares a conversation. `visuals` are the pictures of its [`Part::Image`]s and [`Part::Video`]s, in order. Control
+    /// tokens that texts spell are control tokens.
     ///
     /// # Errors
     /// [`Error::Prompt`] if messages and visuals do not fit each other, [`Error::Image`], [`Error::Checkpoint`].
     pub fn prepare(&self, messages: &[Message], visuals: &[Visual]) -> Result<Prompt> {
+        self.prepare_with(messages, visuals, ControlTokens::Recognized)
+    }
+
+    /// As [`prepare`](Self::prepare), for texts of people who may or may not spell control tokens.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_with(
+        &self,
+        messages: &[Message],
+        visuals: &[Visual],
+        spelled: ControlTokens,
+    ) -> Result<Prompt> {
         let patches = visuals.iter().map(|visual| self.patches(visual)).collect::<Result<Vec<_>>>()?;
         let media: Vec<_> = visuals.iter().zip(&patches).map(|(v, p)| self.media(v, p)).collect();
-        let text = expand(&self.render(messages)?, &media, &self.tokenizer)?;
-        let ids = self.tokenizer.encode(&text)?;
+        let ids = match spelled {
+            ControlTokens::Recognized => {
+                let text = expand(&self.render(messages)?, &media, &self.tokenizer)?;
+                self.tokenizer.encode(&text)?
+            }
+            ControlTokens::AsText => {
+                let (messages, stand_ins) = StandIns::replace(messages, self.tokenizer.controls())?;
+                let text = expand(&self.render(&messages)?, &media, &self.tokenizer)?;
+                self.tokenizer.encode_with(&text, &stand_ins)?
+            }
+        };
         let positions = self.positions(&ids, patches.iter().map(|patches| patches.grid))?;
         Ok(Prompt { ids, positions, patches })
     }

@@ -4,10 +4,10 @@ use pascaline::{Error, Result};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// How the next token is chosen. The steps run in this order: repetition penalty, presence penalty, temperature,
-/// top-k, top-p, min-p, then a draw.
+/// How the next token is chosen. The steps run in this order: repetition penalty, presence and frequency penalties,
+/// a [`Constraint`] if there is one, temperature, top-k, top-p, min-p, then a draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the largest logit (greedy) and makes the fields from `top_k` to `min_p` idle.
@@ -22,6 +22,8 @@ pub struct Sampling {
     pub repetition_penalty: f64,
     /// Subtracted from logits of tokens in the output; 0 for none.
     pub presence_penalty: f64,
+    /// Subtracted from logits of tokens in the output as often as they are there; 0 for none.
+    pub frequency_penalty: f64,
     /// Seeds the generator (ChaCha with 8 rounds): the same seed and logits give the same tokens, in every version
     /// and on every machine.
     pub seed: u64,
@@ -36,6 +38,7 @@ impl Sampling {
         min_p: 0.0,
         repetition_penalty: 1.0,
         presence_penalty: 0.0,
+        frequency_penalty: 0.0,
         seed: 0,
     };
 
@@ -72,6 +75,9 @@ impl Sampling {
         if !self.presence_penalty.is_finite() {
             return refuse("presence_penalty", self.presence_penalty, "it must be finite");
         }
+        if !self.frequency_penalty.is_finite() {
+            return refuse("frequency_penalty", self.frequency_penalty, "it must be finite");
+        }
         Ok(())
     }
 }
@@ -89,13 +95,77 @@ pub(super) fn checked(id: u32, largest: f32) -> Result<u32> {
     }
 }
 
+/// A rule about which tokens may come next, a grammar for instance.
+pub trait Constraint: Send {
+    /// Makes the logits of tokens that may not come next −∞. At least one must be left.
+    ///
+    /// # Errors
+    /// An error of the rule, which ends the answer.
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
+
+    /// Takes the token that was chosen.
+    ///
+    /// # Errors
+    /// As [`mask`](Self::mask).
+    fn accept(&mut self, token: u32) -> Result<()>;
+}
+
+/// Natural logarithms of the model's own probabilities, before penalties, constraint and temperature.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// Of the token that was chosen.
+    pub chosen: f32,
+    /// The likeliest tokens, the likeliest first, the lower id first among equals.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// The probabilities of a token, before one is chosen.
+struct Distribution {
+    logits: Vec<f32>,
+    /// The logarithm of the sum of all tokens' exponentials.
+    normalizer: f64,
+}
+
+impl Distribution {
+    fn of(logits: &[f32]) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - f64::from(max)).exp()).sum();
+        Self { logits: logits.to_vec(), normalizer: f64::from(max) + sum.ln() }
+    }
+
+    fn logprob(&self, logit: f32) -> f32 {
+        (f64::from(logit) - self.normalizer) as f32
+    }
+
+    /// With the `count` likeliest tokens.
+    fn report(&self, chosen: u32, count: usize) -> Logprobs {
+        let mut top: Vec<(u32, f32)> = (0..).zip(self.logits.iter().copied()).collect();
+        if 0 < count && count < top.len() {
+            top.select_nth_unstable_by(count - 1, likelier);
+        }
+        top.truncate(count);
+        top.sort_unstable_by(likelier);
+        let top = top.into_iter().map(|(id, logit)| (id, self.logprob(logit))).collect();
+        Logprobs { chosen: self.logprob(self.logits[chosen as usize]), top }
+    }
+}
+
+/// Likeliest first, the lower id first among equals.
+fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
 /// Chooses token after token of one output.
-#[derive(Clone, Debug)]
 pub struct Sampler {
     options: Sampling,
     rng: ChaCha8Rng,
     prompt: BTreeSet<u32>,
-    output: BTreeSet<u32>,
+    /// How often each token was chosen.
+    output: BTreeMap<u32, u32>,
+    constraint: Option<Box<dyn Constraint>>,
+    /// How many of the likeliest tokens are reported with each choice.
+    report: Option<usize>,
+    logprobs: Option<Logprobs>,
 }
 
 impl Sampler {
@@ -104,25 +174,50 @@ impl Sampler {
     pub fn new(options: Sampling, prompt: &[u32]) -> Result<Self> {
         options.check()?;
         let rng = ChaCha8Rng::seed_from_u64(options.seed);
-        Ok(Self { options, rng, prompt: prompt.iter().copied().collect(), output: BTreeSet::new() })
+        let (prompt, output) = (prompt.iter().copied().collect(), BTreeMap::new());
+        Ok(Self { options, rng, prompt, output, constraint: None, report: None, logprobs: None })
     }
 
-    /// Whether the largest logit, the first of equals, is the token whatever came before.
+    /// Only tokens that `constraint` allows.
+    pub fn constrained(mut self, constraint: Option<Box<dyn Constraint>>) -> Self {
+        self.constraint = constraint;
+        self
+    }
+
+    /// Reports the probabilities of each choice, and of so many of the likeliest tokens; `None`: reports nothing.
+    pub fn reporting(mut self, top: Option<usize>) -> Self {
+        self.report = top;
+        self
+    }
+
+    /// The report of the last choice, once.
+    pub fn take_logprobs(&mut self) -> Option<Logprobs> {
+        self.logprobs.take()
+    }
+
+    /// Whether the largest logit, the first of equals, is the token whatever came before, and nothing else is asked about
+    /// the others.
     pub fn takes_the_largest(&self) -> bool {
-        let Sampling { repetition_penalty, presence_penalty, .. } = self.options;
-        self.options.is_greedy() && (repetition_penalty, presence_penalty) == (1.0, 0.0)
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.options;
+        let unchanged = (repetition_penalty, presence_penalty, frequency_penalty) == (1.0, 0.0, 0.0);
+        self.options.is_greedy() && unchanged && self.constraint.is_none() && self.report.is_none()
     }
 
     /// The next token. `logits` has one value per token of the vocabulary and is changed.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] if a logit is NaN or +∞, or all are −∞: no token is made from a broken result.
+    /// [`Error::NotFinite`] if a logit is NaN or +∞, or all are −∞: no token is made from a broken result. An error of the
+    /// constraint.
     pub fn next(&mut self, logits: &mut [f32]) -> Result<u32> {
         if let Some(index) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             let value = logits[index].to_string();
             return Err(Error::NotFinite { what: "the logits", value, index });
         }
+        let reported = self.report.map(|count| (Distribution::of(logits), count));
         self.penalize(logits);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.mask(logits)?;
+        }
         let best = logits.iter().enumerate().fold(None, |best: Option<(usize, f32)>, (index, &logit)| {
             // the first of equals
             if best.is_none_or(|(_, largest)| logit > largest) { Some((index, logit)) } else { best }
@@ -130,24 +225,29 @@ impl Sampler {
         let (best, max) = best.unwrap_or((0, f32::NEG_INFINITY));
         let best = checked(best as u32, max)?;
         let token = if self.options.is_greedy() { best } else { self.draw(logits, max) };
-        self.output.insert(token);
+        *self.output.entry(token).or_default() += 1;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token)?;
+        }
+        self.logprobs = reported.map(|(distribution, count)| distribution.report(token, count));
         Ok(token)
     }
 
     fn penalize(&self, logits: &mut [f32]) {
-        let Sampling { repetition_penalty, presence_penalty, .. } = self.options;
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.options;
         if repetition_penalty != 1.0 {
-            for &id in self.prompt.union(&self.output) {
+            let chosen = self.output.keys().filter(|id| !self.prompt.contains(id));
+            for &id in self.prompt.iter().chain(chosen) {
                 if let Some(logit) = logits.get_mut(id as usize) {
                     let factor = if *logit > 0.0 { 1.0 / repetition_penalty } else { repetition_penalty };
                     *logit = (f64::from(*logit) * factor) as f32;
                 }
             }
         }
-        if presence_penalty != 0.0 {
-            for &id in &self.output {
+        if (presence_penalty, frequency_penalty) != (0.0, 0.0) {
+            for (&id, &count) in &self.output {
                 if let Some(logit) = logits.get_mut(id as usize) {
-                    *logit -= presence_penalty as f32;
+                    *logit -= (presence_penalty + frequency_penalty * f64::from(count)) as f32;
                 }
             }
         }
@@ -155,14 +255,12 @@ impl Sampler {
 
     fn draw(&mut self, logits: &[f32], max: f32) -> u32 {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.options;
-        // likeliest first, the lower id first among equals
-        let order = |a: &(u32, f32), b: &(u32, f32)| -> Ordering { b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)) };
         let mut candidates: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
         if 0 < top_k && top_k < candidates.len() {
-            candidates.select_nth_unstable_by(top_k - 1, order);
+            candidates.select_nth_unstable_by(top_k - 1, likelier);
             candidates.truncate(top_k);
         }
-        candidates.sort_unstable_by(order);
+        candidates.sort_unstable_by(likelier);
         let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / temperature).exp();
         let mut weights: Vec<f64> = candidates.iter().map(|&(_, logit)| weight(logit)).collect();
         if top_p < 1.0 {
@@ -276,8 +374,162 @@ mod tests {
             Sampling { min_p: 1.5, ..RANDOM },
             Sampling { repetition_penalty: 0.0, ..RANDOM },
             Sampling { presence_penalty: f64::INFINITY, ..RANDOM },
+            Sampling { frequency_penalty: f64::NAN, ..RANDOM },
         ] {
             assert!(matches!(Sampler::new(options, &[]), Err(Error::Unsupported { op: "sampling", .. })));
+        }
+    }
+
+    #[test]
+    fn the_frequency_penalty_counts_repetitions() {
+        let options = Sampling { frequency_penalty: 0.5, presence_penalty: 0.25, ..Sampling::GREEDY };
+        let mut repeated = sampler(options);
+        assert!(!repeated.takes_the_largest());
+        let chosen: Vec<_> = (0..6).map(|_| repeated.next(&mut [3.0, 2.0, 1.9]).unwrap()).collect();
+        // 3, then 2.25 and 1.75 of the first; 2 of the second, then 1.25; 1.9 of the third
+        assert_eq!(chosen, [0, 0, 1, 2, 0, 0]);
+    }
+
+    /// Each step as its definition says, in double precision and over all tokens.
+    mod naive {
+        use super::Sampling;
+
+        /// Logits after penalties for tokens of the prompt and of the output.
+        pub fn penalized(options: &Sampling, logits: &[f32], prompt: &[u32], output: &[u32]) -> Vec<f64> {
+            let one = |(id, &logit): (u32, &f32)| {
+                let (mut logit, count) =
+                    (f64::from(logit), output.iter().filter(|&&chosen| chosen == id).count());
+                if prompt.contains(&id) || count > 0 {
+                    let penalty = options.repetition_penalty;
+                    logit = if logit > 0.0 { logit / penalty } else { logit * penalty };
+                }
+                if count > 0 {
+                    logit -= options.presence_penalty + count as f64 * options.frequency_penalty;
+                }
+                logit
+            };
+            (0..).zip(logits).map(one).collect()
+        }
+
+        /// Each token's probability.
+        pub fn probabilities(options: &Sampling, logits: &[f64]) -> Vec<f64> {
+            let mut order: Vec<usize> = (0..logits.len()).collect();
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+            let k = if options.top_k == 0 { logits.len() } else { options.top_k };
+            let kept: Vec<usize> = order.into_iter().take(k).collect();
+            let weight = |&id: &usize| (logits[id] / options.temperature).exp();
+            let sum: f64 = kept.iter().map(weight).sum();
+            let (mut all, mut reached) = (vec![0.0; logits.len()], 0.0);
+            for id in &kept {
+                if reached < options.top_p && weight(id) >= options.min_p * weight(&kept[0]) {
+                    all[*id] = weight(id) / sum;
+                }
+                reached += weight(id) / sum;
+            }
+            let sum: f64 = all.iter().sum();
+            all.into_iter().map(|p| p / sum).collect()
+        }
+    }
+
+    #[test]
+    fn draws_are_those_of_the_definitions() {
+        const DRAWS: usize = 4000;
+        let logits = [1.5f32, 0.2, -0.4, 2.0, 1.9, -2.5, 0.9, 0.0];
+        let (prompt, output) = ([3, 5], [3, 3, 0, 6]);
+        let base = Sampling { temperature: 0.8, ..Sampling::GREEDY };
+        for options in [
+            base.clone(),
+            Sampling { top_k: 3, ..base.clone() },
+            Sampling { top_p: 0.7, ..base.clone() },
+            Sampling { min_p: 0.3, ..base.clone() },
+            Sampling { repetition_penalty: 1.7, ..base.clone() },
+            Sampling { presence_penalty: 0.9, frequency_penalty: 0.4, ..base.clone() },
+            Sampling {
+                top_k: 6,
+                top_p: 0.9,
+                min_p: 0.05,
+                repetition_penalty: 0.8,
+                frequency_penalty: -0.3,
+                ..base
+            },
+        ] {
+            let expected =
+                naive::probabilities(&options, &naive::penalized(&options, &logits, &prompt, &output));
+            let mut counts = [0; 8];
+            for seed in 0..DRAWS as u64 {
+                let mut sampler = Sampler::new(Sampling { seed, ..options.clone() }, &prompt).unwrap();
+                for id in output {
+                    *sampler.output.entry(id).or_default() += 1;
+                }
+                counts[sampler.next(&mut logits.clone()).unwrap() as usize] += 1;
+            }
+            for (id, (count, p)) in counts.iter().zip(&expected).enumerate() {
+                let deviation = (DRAWS as f64 * p * (1.0 - p)).sqrt();
+                let off = f64::from(*count) - DRAWS as f64 * p;
+                assert!(off.abs() <= 4.5 * deviation, "{options:?}: token {id} came {count} times, p = {p}");
+            }
+        }
+    }
+
+    #[test]
+    fn reports_are_logarithms_of_probabilities() {
+        let options = Sampling { presence_penalty: 100.0, ..Sampling::GREEDY };
+        let mut reporting = sampler(options).reporting(Some(3));
+        for chosen in [1, 3] {
+            assert_eq!(reporting.next(&mut LOGITS.to_vec()), Ok(chosen));
+            let found = reporting.take_logprobs().unwrap();
+            assert_eq!(reporting.take_logprobs(), None);
+            let sum: f64 = LOGITS.iter().map(|&logit| f64::from(logit).exp()).sum();
+            let logprob = |id: usize| (f64::from(LOGITS[id]).exp() / sum).ln();
+            // penalties are not part of it
+            assert!((f64::from(found.chosen) - logprob(chosen as usize)).abs() < 1e-6);
+            assert_eq!(found.top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 3, 2]);
+            for (id, found) in found.top {
+                assert!((f64::from(found) - logprob(id as usize)).abs() < 1e-6);
+            }
+        }
+        let mut all = sampler(RANDOM).reporting(Some(100));
+        all.next(&mut LOGITS.to_vec()).unwrap();
+        let top = all.take_logprobs().unwrap().top;
+        assert!((top.iter().map(|(_, p)| f64::from(*p).exp()).sum::<f64>() - 1.0).abs() < 1e-6);
+        let mut none = sampler(RANDOM).reporting(Some(0));
+        none.next(&mut LOGITS.to_vec()).unwrap();
+        assert_eq!(none.take_logprobs().unwrap().top, []);
+    }
+
+    /// Only odd tokens, and each once.
+    struct OddOnce(BTreeSet<u32>);
+
+    impl Constraint for OddOnce {
+        fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+            for (id, logit) in (0..).zip(logits) {
+                if id % 2 == 0 || self.0.contains(&id) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+            Ok(())
+        }
+
+        fn accept(&mut self, token: u32) -> Result<()> {
+            assert!(self.0.insert(token));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_constraint_decides() {
+        for options in [Sampling::GREEDY, RANDOM] {
+            let mut found = BTreeSet::new();
+            let mut constrained =
+                sampler(options).constrained(Some(Box::new(OddOnce(BTreeSet::new())))).reporting(Some(1));
+            assert!(!constrained.takes_the_largest());
+            for _ in 0..2 {
+                found.insert(constrained.next(&mut LOGITS.to_vec()).unwrap());
+                // the report is the model's own opinion
+                assert_eq!(constrained.take_logprobs().unwrap().top[0].0, 1);
+            }
+            assert_eq!(found, BTreeSet::from([1, 3]));
+            assert!(matches!(constrained.next(&mut LOGITS.to_vec()), Err(Error::NotFinite { .. })));
         }
     }
 }

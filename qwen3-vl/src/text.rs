@@ -5,8 +5,10 @@ use super::layers::Layers;
 use super::positions::text_rope;
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
-use pascaline::kv::KvFormat;
-use pascaline::nn::{Attention, Embedding, KvCache, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock};
+use pascaline::kv::{KvFormat, KvTensor};
+use pascaline::nn::{
+    Attention, Cache, Embedding, KvCache, KvPages, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock,
+};
 use pascaline::ops::{self, Activation};
 use pascaline::{DType, Device, Result, Tensor};
 
@@ -107,6 +109,26 @@ impl TextModel {
         KvCache::new(self.config.num_hidden_layers, heads, d, self.cache, &self.device)
     }
 
+    /// So many pages of keys and values for this model.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn pages(&self, pages: usize) -> Result<KvPages> {
+        let (heads, d) = (self.config.num_key_value_heads, self.config.head_dim);
+        KvPages::new(self.config.num_hidden_layers, pages, heads, d, self.cache, &self.device)
+    }
+
+    /// The format of keys and values.
+    pub(super) fn cache_format(&self) -> KvFormat {
+        self.cache
+    }
+
+    /// Bytes of a token's keys and values in all layers.
+    pub(super) fn token_bytes(&self) -> usize {
+        let dims = [1, self.config.num_key_value_heads, self.config.head_dim];
+        2 * self.config.num_hidden_layers * KvTensor::part_bytes(self.cache, dims).iter().sum::<usize>()
+    }
+
     /// The rotary angles of tokens at these positions: cosines and sines, each [positions, head_dim / 2].
     ///
     /// # Errors
@@ -120,15 +142,15 @@ impl TextModel {
         ])
     }
 
-    /// Passes tokens (`ids`: [tokens] u32) through all layers: their keys and values are appended to the cache. Gives the normalised hidden
+    /// Passes tokens (`ids`: [tokens] u32) through all layers: their keys and values go to the layers' caches. Gives the normalised hidden
     /// states [tokens, hidden]. `trace` sees the embeddings as number 0 and then each layer's output, before the
     /// deepstack features are added.
-    pub(super) fn forward(
+    pub(super) fn forward<'a>(
         &self,
         ids: &Tensor,
         rope: &Rope,
         images: Images,
-        cache: &mut KvCache,
+        caches: impl Iterator<Item = Cache<'a>>,
         trace: &mut dyn FnMut(usize, &Tensor),
     ) -> Result<Tensor> {
         let mut h = self.embed_tokens.forward(ids)?;
@@ -137,7 +159,7 @@ impl TextModel {
             ops::copy_into(h.view_mut()?.narrow(0, run.start, run.len)?, &features)?;
         }
         trace(0, &h);
-        for (index, cache) in cache.layers_mut().iter_mut().enumerate() {
+        for (index, cache) in caches.enumerate() {
             h = self.layers.forward(index, &h, rope, Some(cache))?;
             trace(index + 1, &h);
             let deep = images.outputs.first().is_some_and(|output| index < output.deepstack.len());

@@ -1,12 +1,14 @@
 //! Text ↔ tokens, by the checkpoint's `tokenizer.json`.
 
 use super::config::Config;
+use super::control::StandIns;
 use super::json::{bad, parse_object, read_bytes};
 use super::tokenizer_parts;
 use pascaline::{Error, Result};
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use tokenizers::{AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer};
 
 /// The most bytes of a `tokenizer.json`; the published one has 11 MB.
 pub(crate) const MAX_TOKENIZER: u64 = 32 << 20;
@@ -14,6 +16,10 @@ pub(crate) const MAX_TOKENIZER: u64 = 32 << 20;
 /// A byte-level BPE tokenizer with the model's special tokens.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// The added tokens, of which special ones are not found in text.
+    ordinary: AddedVocabulary,
+    /// How special tokens are spelled.
+    controls: Vec<String>,
     /// Tokens that are not part of the text.
     special: HashSet<u32>,
     /// The byte that each character of a token's spelling encodes.
@@ -56,7 +62,12 @@ impl Tokenizer {
             inner.id_to_token(id).ok_or_else(missing)
         };
         let added = inner.get_added_tokens_decoder();
+        let mut ordinary = inner.get_added_vocabulary().clone();
+        ordinary.set_encode_special_tokens(true);
+        let special = added.values().filter(|token| token.special);
         Ok(Self {
+            ordinary,
+            controls: special.map(|token| token.content.clone()).collect(),
             special: added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect(),
             bytes: byte_characters(),
             image_pad: spelling("image_token_id", config.image_token_id)?,
@@ -74,6 +85,49 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = caught(|| self.inner.encode_fast(text, true));
         encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|reason| Error::Prompt { reason })
+    }
+
+    /// The tokens of a text in which nothing is a special token, whatever is spelled.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`].
+    pub fn encode_ordinary(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = caught(|| {
+            let mut words = self.ordinary.extract_and_normalize(self.inner.get_normalizer(), text);
+            if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+                pre_tokenizer.pre_tokenize(&mut words)?;
+            }
+            words.tokenize(|word| self.inner.get_model().tokenize(word.get()))?;
+            words.into_encoding(None, 0, OffsetType::None)
+        });
+        encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|reason| Error::Prompt { reason })
+    }
+
+    /// The tokens of a rendered template: special ones where they are spelled without stand-ins.
+    pub(crate) fn encode_with(&self, text: &str, stand_ins: &StandIns) -> Result<Vec<u32>> {
+        let found = caught(|| {
+            let added = self.inner.get_added_vocabulary();
+            Ok(added.extract_and_normalize(self.inner.get_normalizer(), text))
+        });
+        let found = found.map_err(|reason| Error::Prompt { reason })?;
+        let mut ids = Vec::new();
+        for (_, (from, to), token) in found.get_splits(OffsetReferential::Original, OffsetType::Byte) {
+            match token {
+                Some(tokens) => ids.extend(tokens.iter().map(|token| token.id)),
+                None => ids.extend(self.encode_ordinary(&stand_ins.restore(&text[from..to]))?),
+            }
+        }
+        Ok(ids)
+    }
+
+    /// How special tokens are spelled.
+    pub(crate) fn controls(&self) -> &[String] {
+        &self.controls
+    }
+
+    /// How a special token is spelled; `None` for all others.
+    pub fn control(&self, id: u32) -> Option<String> {
+        self.special.contains(&id).then(|| self.inner.id_to_token(id)).flatten()
     }
 
     /// The text of tokens, without special ones; what is no UTF-8 becomes U+FFFD.

@@ -20,6 +20,7 @@ mod layer_norm;
 mod linear;
 mod matmul;
 mod misaligned;
+mod paged_attention;
 pub mod quant;
 mod quantize;
 mod reduce;
@@ -39,6 +40,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     let ops: &[Cases] = &[
         attention::cases,
         attention_cached::cases,
+        paged_attention::cases,
         sparse_attention::cases,
         matmul::cases,
         linear::cases,

@@ -323,8 +323,16 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         {
             test(shape, DType::F32, Data::Normal, none, false);
         }
-        for shape in [(5, 17, 1001), (8, 130, 512), (9, 65, 64), (33, 64, 96), (64, 100, 256), (257, 700, 96)]
-        {
+        for shape in [
+            (5, 17, 1001),
+            (8, 130, 512),
+            (9, 65, 64),
+            (16, 33, 1056),
+            (17, 33, 64),
+            (33, 64, 96),
+            (64, 100, 256),
+            (257, 700, 96),
+        ] {
             test(shape, DType::F32, Data::Normal, none, false);
         }
         // two slices of k, the second with nothing or less to do, on a GPU of 20 or 30 multiprocessors and on one of 132
@@ -335,6 +343,7 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         test((1, 70, 1500), DType::F32, Data::Outliers, Activation::Silu, true);
         test((1, 9, 8192 + 96), DType::F32, Data::Normal, none, false); // x in two parts
         test((20, 40, 100), DType::F16, Data::Normal, none, false);
+        test((11, 70, 96), DType::F32, Data::Normal, Activation::Silu, true);
         test((3, 40, 512), DType::F32, Data::Outliers, none, false);
         test((30, 40, 512), DType::F32, Data::Outliers, none, false);
         test((5, 70, 96), DType::F32, Data::Normal, Activation::Silu, true);
@@ -350,9 +359,9 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         if format != Format::I8 {
             bench((1, 32768, 4096)); // 75 to 143 MB of weights
             bench((1, 2048, 2048));
-            bench((1, 6144, 2048));
-            bench((4, 6144, 2048));
-            bench((8, 6144, 2048));
+            for m in [1, 2, 4, 8, 16] {
+                bench((m, 6144, 2048));
+            }
         }
         bench((256, 4096, 4096));
         bench((512, 6144, 2048));

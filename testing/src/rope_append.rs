@@ -30,6 +30,8 @@ struct Append {
     /// Angles that there are, and the first row's.
     angles: usize,
     first: usize,
+    /// Whether each row has a place and an angle of its own, those of the rows in reverse; the rows' number is below the angles'.
+    each: bool,
     purpose: Purpose,
 }
 
@@ -50,6 +52,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             past: 3,
             angles: rows + 2,
             first: 1,
+            each: false,
             purpose: Purpose::Test,
         };
         for norms in [false, true] {
@@ -62,6 +65,10 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         for (rows, heads, dim) in [(0, (2, 1), 8), (2, (0, 1), 8), (2, (2, 0), 8), (2, (2, 1), 0)] {
             cases.push(case(rows, heads, dim, true));
         }
+        for (rows, heads, dim) in [(1, (4, 2), 128), (5, (4, 2), 66), (7, (3, 3), 72), (0, (2, 1), 8)] {
+            cases.push(Append { each: true, ..case(rows, heads, dim, true) });
+        }
+        cases.push(Append { each: true, past: 6, angles: 2, ..case(4, (2, 1), 32, false) });
         // more rows than room and angles: what has no place is left out
         cases.push(Append { past: 6, angles: 2, ..case(4, (2, 1), 32, true) });
         cases.push(Append { past: u32::MAX as usize >> 8, first: 9, ..case(2, (2, 2), 32, true) });
@@ -79,6 +86,11 @@ pub fn cases() -> Vec<Box<dyn Case>> {
 impl Append {
     fn all_heads(&self) -> usize {
         self.heads + 2 * self.kv_heads
+    }
+
+    /// The row that stands where row `row` would if all followed each other.
+    fn order(&self, row: usize) -> usize {
+        if self.each { self.rows - 1 - row } else { row }
     }
 
     /// Rows of the output that are heads of q, and of each cache. Timed is the op alone; checked is q alone.
@@ -100,7 +112,7 @@ impl Append {
             let weight = &inputs[if head < self.heads { 3 } else { 4 }].values;
             x.iter_mut().zip(weight).for_each(|(x, &weight)| *x *= scale * f64::from(weight));
         }
-        let angle = (self.first + row).min(self.angles - 1);
+        let angle = (self.first + self.order(row)).min(self.angles - 1);
         let (cos, sin, half) = (inputs[1].row(angle), inputs[2].row(angle), self.dim / 2);
         let rotated = |i: usize| {
             let (low, high) = (x[i % half], x[i % half + half]);
@@ -123,7 +135,8 @@ impl Case for Append {
         };
         let Self { rows, heads, kv_heads, dim, past, .. } = self;
         let norms = if self.norms { ",norms" } else { "" };
-        format!("rope_append_{types}/rows={rows},h={heads},hkv={kv_heads},d={dim},past={past}{norms}")
+        let each = if self.each { ",each" } else { "" };
+        format!("rope_append_{types}/rows={rows},h={heads},hkv={kv_heads},d={dim},past={past}{norms}{each}")
     }
 
     fn purpose(&self) -> Purpose {
@@ -143,7 +156,14 @@ impl Case for Append {
             table(f32::sin),
             data::normal(&id, "q_weight", [self.dim], dtype),
             data::normal(&id, "k_weight", [self.dim], dtype),
-            HostTensor::new([2], DType::U32, vec![self.past as f32, self.first as f32]),
+            match self.each {
+                true => {
+                    let from = |first: usize| (0..self.rows).map(move |row| (first + self.order(row)) as f32);
+                    let at = from(self.past).chain(from(self.first)).collect();
+                    HostTensor::new([2, self.rows], DType::U32, at)
+                }
+                false => HostTensor::new([2], DType::U32, vec![self.past as f32, self.first as f32]),
+            },
         ]
     }
 
@@ -192,7 +212,8 @@ impl Case for Append {
             let (slot, head) = (r / self.kv_heads, r % self.kv_heads);
             match slot.checked_sub(self.past).filter(|&row| row < self.rows && slot < self.capacity) {
                 Some(row) => {
-                    let head = self.head(inputs, row, self.heads + is_value * self.kv_heads + head);
+                    let head =
+                        self.head(inputs, self.order(row), self.heads + is_value * self.kv_heads + head);
                     y.extend(head.iter().map(|x| x.clamp(-largest, largest)));
                 }
                 None => y.extend(vec![f64::from(BEFORE).min(largest); self.dim]),

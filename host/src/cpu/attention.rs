@@ -25,6 +25,11 @@ pub(super) trait Keys: Sync {
     /// (counted over all batches) from `first` on see anything of; a tile is at most [`KEYS`] keys.
     fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)>;
 
+    /// The row of keys and values that is key `key` of query head `head`.
+    fn row(&self, _head: usize, key: usize) -> usize {
+        key
+    }
+
     /// The keys of a tile that query `i` attends to.
     fn seen(&self, head: usize, i: usize, tile: usize) -> Seen;
 }
@@ -174,8 +179,11 @@ fn block<TQ: Float, R: Rows>(
     let mut sum = [0.0; QUERIES];
     let (mut k_tile, mut v_tile) = (vec![0.0; KEYS * d], vec![0.0; KEYS * d]);
     for (tile, count) in keys.tiles(head, first) {
-        convert(&mut k_tile[..count * d], k, k_start + tile * problem.k.row, problem.k.row, d);
-        convert(&mut v_tile[..count * d], v, v_start + tile * problem.v.row, problem.v.row, d);
+        for j in 0..count {
+            let (row, columns) = (keys.row(head, tile + j), j * d..(j + 1) * d);
+            k.read(&mut k_tile[columns.clone()], k_start + row * problem.k.row);
+            v.read(&mut v_tile[columns], v_start + row * problem.v.row);
+        }
         for i in 0..queries {
             let seen = keys.seen(head, first + i, tile);
             if seen == 0 {

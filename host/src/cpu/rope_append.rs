@@ -23,8 +23,12 @@ pub(crate) fn rope_append(
     let (capacity, kv_heads, angles) = (k.dims[0], k.dims[1], cos.dims()[0]);
     let heads = all_heads - 2 * kv_heads;
     let (cos, sin) = (slice::<f32>(cos)?, slice::<f32>(sin)?);
-    let at = slice::<u32>(at)?;
-    let (past, first) = (at[0] as usize, at[1] as usize);
+    let (each, at) = (at.dims().len() == 2, slice::<u32>(at)?);
+    // each row's place and angle
+    let place = |row: usize| match each {
+        true => (at[row] as usize, at[rows + row] as usize),
+        false => (at[0] as usize + row, at[1] as usize + row),
+    };
     with_float!(qkv.dtype(), T => {
         let qkv = slice::<T>(qkv)?;
         let weights = norms.map(|norms| Ok([slice::<T>(norms.q)?, slice::<T>(norms.k)?])).transpose()?;
@@ -32,13 +36,13 @@ pub(crate) fn rope_append(
         let q = slice_mut::<T>(&mut q)?;
         for (index, x) in qkv[..rows * all_heads * dim].chunks_exact(dim).enumerate() {
             let (row, head) = (index / all_heads, index % all_heads);
-            let slot = past + row;
+            let (slot, angle) = place(row);
             if head >= heads && slot >= capacity {
                 continue;
             }
             let mut x: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
             if head < heads + kv_heads {
-                let angle = (first + row).min(angles - 1) * dim / 2;
+                let angle = angle.min(angles - 1) * dim / 2;
                 let weight = weights.map(|[q, k]| if head < heads { q } else { k });
                 turn(&mut x, weight, eps, &cos[angle..], &sin[angle..]);
             }

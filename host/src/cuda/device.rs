@@ -172,6 +172,21 @@ impl CudaDevice {
         Ok(Self { inner: Arc::clone(&self.inner), stream: Arc::new(Stream::new()?) })
     }
 
+    /// The same device with a stream of another library: work on this handle is queued there. 0 is the device's default stream.
+    ///
+    /// # Errors
+    /// A driver error.
+    ///
+    /// # Safety
+    /// `stream` is 0, or a stream of the device's primary context that lives as long as this handle and all tensors on it.
+    pub unsafe fn with_foreign_stream(&self, stream: u64) -> Result<Self> {
+        forget_current();
+        self.bind()?;
+        // SAFETY: the caller's promise; the primary context is bound.
+        let stream = unsafe { Stream::foreign(stream as sys::CUstream) }?;
+        Ok(Self { inner: Arc::clone(&self.inner), stream: Arc::new(stream) })
+    }
+
     /// The properties of the device.
     pub fn properties(&self) -> &Properties {
         &self.inner.properties
@@ -268,6 +283,12 @@ impl CudaDevice {
     pub fn bind(&self) -> Result<()> {
         bind(&self.inner)
     }
+}
+
+/// To be called where another library may have made another device current on this thread: the next use of a device binds it
+/// anew.
+pub fn forget_current() {
+    CURRENT.set(None);
 }
 
 fn bind(inner: &Inner) -> Result<()> {

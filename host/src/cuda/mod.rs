@@ -19,7 +19,7 @@ mod stream;
 pub use archive::{PTX_ORIGIN, ptx, ptx_compressed_bytes, ptx_modules, ptx_of};
 pub use compiling::on_slow_compilation;
 pub(crate) use device::WITHOUT_VIRTUAL_GPU;
-pub use device::{CudaDevice, Properties, driver_version};
+pub use device::{CudaDevice, Properties, driver_version, forget_current};
 pub use event::Event;
 pub use foreign::{Function, PtxModule};
 pub use graph::Graph;

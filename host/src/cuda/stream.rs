@@ -23,6 +23,8 @@ pub struct Stream {
     /// and does not become a part of the graph.
     turns: RwLock<()>,
     counters: Counters,
+    /// Whether another library made it and destroys it.
+    is_foreign: bool,
 }
 
 thread_local! {
@@ -54,7 +56,17 @@ impl Stream {
                 return Err(error);
             }
         };
-        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()), counters })
+        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()), counters, is_foreign: false })
+    }
+
+    /// A stream of another library, in the current context.
+    ///
+    /// # Safety
+    /// `raw` is a stream of that context that lives as long as this.
+    pub(crate) unsafe fn foreign(raw: sys::CUstream) -> Result<Self> {
+        ensure_alive("a stream of another library")?;
+        let counters = Counters::new(raw)?;
+        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()), counters, is_foreign: true })
     }
 
     /// The driver's handle.
@@ -99,6 +111,13 @@ impl Stream {
     /// thread that captures. Not to be asked for again by its holder.
     pub(crate) fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
         (!self.is_capturing()).then(|| self.turns.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Does `work` with a [`turn`](Self::turn). An event recorded while another thread captures the stream would belong to the
+    /// capture, and what waits for it would fail.
+    pub(crate) fn in_turn<R>(&self, work: impl FnOnce(&Self) -> R) -> R {
+        let _turn = self.turn();
+        work(self)
     }
 
     /// Leave to capture, as [`turn`](Self::turn).
@@ -154,7 +173,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !is_lost() {
+        if !is_lost() && !self.is_foreign {
             // SAFETY: created by `new` and destroyed once; the driver finishes queued work first. An error can't be
             // reported from a drop; a fault of the device is remembered by `check`.
             let _ = check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) });

@@ -63,7 +63,7 @@ pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usiz
 /// How many rows of a prefill grid [heads, rows] come longest first. Usually all, so that short blocks fill the gaps at the
 /// end. If all blocks are resident at once, there are no gaps to fill: then each multiprocessor's first block comes longest
 /// first and its second shortest first, so that every pair takes equally long.
-fn longest_first(heads: u32, rows: u32, per_multiprocessor: u32, multiprocessors: u32) -> u32 {
+pub(super) fn longest_first(heads: u32, rows: u32, per_multiprocessor: u32, multiprocessors: u32) -> u32 {
     let held = u64::from(per_multiprocessor) * u64::from(multiprocessors);
     if u64::from(heads) * u64::from(rows) <= held { rows.min(multiprocessors / heads) } else { rows }
 }

@@ -9,6 +9,7 @@ pub(crate) mod embedding;
 pub(crate) mod float16;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;
+pub(crate) mod paged_attention;
 pub(crate) mod peak;
 pub(crate) mod quant;
 pub(crate) mod reduce;

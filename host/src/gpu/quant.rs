@@ -220,7 +220,8 @@ mod tests {
         assert_eq!(of(1, 4096, 20), "quant_vector2_q4_0");
         assert_eq!(of(3, 4096, 20), "quant_vector4_q4_0");
         assert_eq!(of(8, 4096, 20), "quant_vector8_q4_0");
-        assert_eq!(of(9, 4096, 20), "quant_tile32_q4_0");
+        assert_eq!(of(9, 4096, 20), "quant_vector16_q4_0");
+        assert_eq!(of(17, 4096, 20), "quant_tile32_q4_0");
         assert_eq!(of(33, 4096, 20), "quant_tile64_q4_0");
         assert_eq!(of(128, 320, 20), "quant_tile32_q4_0");
         assert_eq!(of(128, 384, 20), "quant_slices64_q4_0");

@@ -7,8 +7,9 @@ use crate::problem::rope_append::{HeadNorms, Outputs};
 use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::rope_append::{
-    Append, HEADS_PER_BLOCK, rope_append_f16, rope_append_f32, rope_append_f32_coded, rope_append_f32_f16,
-    rope_append_f32_q8_0,
+    Append, HEADS_PER_BLOCK, rope_append_each_f16, rope_append_each_f32, rope_append_each_f32_coded,
+    rope_append_each_f32_f16, rope_append_each_f32_q8_0, rope_append_f16, rope_append_f32,
+    rope_append_f32_coded, rope_append_f32_f16, rope_append_f32_q8_0,
 };
 use std::ptr;
 
@@ -21,14 +22,19 @@ pub(crate) fn rope_append(
     at: &Tensor,
 ) -> Result<()> {
     let k = &outputs.k;
+    // the kernel for rows of one sequence, or for rows that each have a place
+    macro_rules! run {
+        ($one:expr, $each:expr, $exponent_bits:expr) => {{
+            let spec = if at.dims().len() == 1 { &$one } else { &$each };
+            of(device, spec, outputs, qkv, angles, norms, at, $exponent_bits)
+        }};
+    }
     match (qkv.dtype(), k.format) {
-        (DType::F16, _) => of(device, &rope_append_f16, outputs, qkv, angles, norms, at, 0),
-        (_, KvFormat::F32) => of(device, &rope_append_f32, outputs, qkv, angles, norms, at, 0),
-        (_, KvFormat::F16) => of(device, &rope_append_f32_f16, outputs, qkv, angles, norms, at, 0),
-        (_, KvFormat::Float16(bits)) => {
-            of(device, &rope_append_f32_coded, outputs, qkv, angles, norms, at, bits)
-        }
-        (_, KvFormat::Q8_0) => of(device, &rope_append_f32_q8_0, outputs, qkv, angles, norms, at, 0),
+        (DType::F16, _) => run!(rope_append_f16, rope_append_each_f16, 0),
+        (_, KvFormat::F32) => run!(rope_append_f32, rope_append_each_f32, 0),
+        (_, KvFormat::F16) => run!(rope_append_f32_f16, rope_append_each_f32_f16, 0),
+        (_, KvFormat::Float16(bits)) => run!(rope_append_f32_coded, rope_append_each_f32_coded, bits),
+        (_, KvFormat::Q8_0) => run!(rope_append_f32_q8_0, rope_append_each_f32_q8_0, 0),
     }
 }
 

@@ -6,6 +6,7 @@ use crate::cuda::{CudaDevice, Kept, check};
 use crate::mutation::{Wait, left_out};
 use crate::{Element, Error, Result};
 use cust::sys;
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, RwLockReadGuard};
 
@@ -22,10 +23,19 @@ pub struct DeviceBuffer {
 
 /// The memory itself. A graph that uses it keeps it too.
 struct Allocation {
-    pool: Arc<DevicePool>,
+    source: Source,
     address: u64,
     bytes: usize,
-    stream: StreamHandle,
+}
+
+/// Where the memory comes from and goes back to.
+enum Source {
+    Pool {
+        pool: Arc<DevicePool>,
+        stream: StreamHandle,
+    },
+    /// It is valid until this is dropped.
+    Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
 }
 
 thread_local! {
@@ -83,7 +93,24 @@ impl DeviceBuffer {
         if bytes > 0 {
             traced(|trace| trace.allocated(address, bytes, &stream));
         }
-        Ok(Self { device: device.clone(), memory: Arc::new(Allocation { pool, address, bytes, stream }) })
+        let source = Source::Pool { pool, stream };
+        Ok(Self { device: device.clone(), memory: Arc::new(Allocation { source, address, bytes }) })
+    }
+
+    /// Memory of another library. It is valid in the order of the device's stream until `owner` is dropped, which happens with
+    /// the last buffer or graph that uses it; work that was queued before may still be running then.
+    ///
+    /// # Safety
+    /// `bytes` bytes from `address` on are memory of this device, valid so; nobody else writes them while work here reads them,
+    /// or uses them at all while work here writes them.
+    pub(crate) unsafe fn foreign(
+        device: &CudaDevice,
+        address: u64,
+        bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        let memory = Allocation { source: Source::Foreign(owner), address, bytes };
+        Self { device: device.clone(), memory: Arc::new(memory) }
     }
 
     /// Notes that work queued so far on another stream of the device uses the memory, so that it is not reused before
@@ -92,9 +119,15 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::DeviceLost`].
     pub fn used_on(&self, device: &CudaDevice) -> Result<()> {
-        match self.memory.bytes {
-            0 => Ok(()),
-            _ => self.memory.pool.record_use(self.memory.address, &StreamHandle::of(device)),
+        match &self.memory.source {
+            _ if self.memory.bytes == 0 => Ok(()),
+            Source::Pool { pool, .. } => pool.record_use(self.memory.address, &StreamHandle::of(device)),
+            // The owner knows the buffer's stream alone, so that one waits for the other.
+            Source::Foreign(_) => {
+                let used = device.event()?;
+                used.record(device.stream())?;
+                self.device.stream().wait(&used)
+            }
         }
     }
 
@@ -121,7 +154,11 @@ impl DeviceBuffer {
         if stream.is_capturing() {
             // memory that the capture itself allocated stays with the graph anyhow, and may be reused within it.
             let own = stream.kept_of::<DevicePool>();
-            if own.is_none_or(|own| !Arc::ptr_eq(&own, &self.memory.pool)) {
+            let is_own = |own| match &self.memory.source {
+                Source::Pool { pool, .. } => Arc::ptr_eq(&own, pool),
+                Source::Foreign(_) => false,
+            };
+            if !own.is_some_and(is_own) {
                 let memory: Kept = self.memory.clone();
                 stream.keep(&memory);
             }
@@ -179,15 +216,16 @@ impl DeviceBuffer {
             return self.queue_copy(offset, source, at, bytes);
         }
         let (written, copied) = (from.event()?, to.event()?);
-        written.record(from.stream())?;
+        from.stream().in_turn(|from| written.record(from))?;
         if !left_out(Wait::CopyAfterWriter) {
-            to.stream().wait(&written)?;
+            to.stream().in_turn(|to| to.wait(&written))?;
         }
         self.queue_copy(offset, source, at, bytes)?;
         if left_out(Wait::WriterAfterCopy) {
             return Ok(());
         }
-        let ordered = copied.record(to.stream()).and_then(|()| from.stream().wait(&copied));
+        let recorded = to.stream().in_turn(|to| copied.record(to));
+        let ordered = recorded.and_then(|()| from.stream().in_turn(|from| from.wait(&copied)));
         if ordered.is_err() {
             to.stream().synchronize()?; // the source may be freed as soon as this returns
         }
@@ -291,9 +329,10 @@ impl DeviceBuffer {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        traced(|trace| trace.freed(self.address, &self.stream));
+        let Source::Pool { pool, stream } = &self.source else { return };
+        traced(|trace| trace.freed(self.address, stream));
         // The block is live and ours, so the pool can't refuse it; it asks nothing of the driver, also after a fault.
-        let _ = self.pool.free(self.address, self.bytes);
+        let _ = pool.free(self.address, self.bytes);
     }
 }
 

@@ -96,7 +96,10 @@ impl LayerStream {
     /// # Errors
     /// [`Error::Unsupported`] if there is no such layer or the stream is being captured into a graph, or a driver error.
     pub fn layer(&mut self, index: usize) -> Result<usize> {
-        if self.device.stream().turn().is_none() {
+        let device = self.device.clone();
+        device.bind()?;
+        let turn = device.stream().turn(); // until the wait is queued: events recorded in a capture would belong to it
+        if turn.is_none() {
             let (argument, value) = ("stream", "being captured into a graph".to_owned());
             let reason = "a graph would replay kernels without the copies that they wait for".into();
             return Err(Error::Unsupported { op: "LayerStream", argument, value, reason });

@@ -1,10 +1,10 @@
 //! Multi-head attention with its projections.
 
-use super::{LayerCache, Linear, Map, RmsNorm, misfit};
-use crate::kv::{KvFormat, KvTensor};
+use super::{Cache, LayerCache, LayerPages, Linear, Map, PagedRows, PromptRows, RmsNorm, misfit};
+use crate::kv::{KvFormat, KvMut};
 use crate::ops::{self, Epilogue, HeadNorms};
 use crate::problem::pieces::rows_per_launch;
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, TensorMut};
 
 /// The positions of a pass's rows: the rotary angles by position, and the index of the first row's.
 ///
@@ -24,7 +24,8 @@ pub struct Rope {
     pub cos: Tensor,
     /// [angles, head_dim / 2] f32
     pub sin: Tensor,
-    /// \[2\] u32: the number of tokens in the cache before, and the index of the first row's angle.
+    /// \[2\] u32: the number of tokens in the cache before, and the index of the first row's angle. With [pages](super::KvPages)
+    /// [2, rows] u32: each row's place in the pool, and the index of its angle.
     pub at: Tensor,
 }
 
@@ -44,7 +45,7 @@ fn number(value: usize) -> Result<u32> {
     u32::try_from(value).map_err(|_| Error::TooLarge { op: "Rope", argument: "past", elements, limit })
 }
 
-/// Multi-head attention over rows of one sequence, with its projections.
+/// Multi-head attention over rows of one sequence, or with pages of several, with its projections.
 ///
 /// ```
 /// use pascaline::nn::{Attention, Linear, Rope};
@@ -112,7 +113,7 @@ impl Attention {
     ///
     /// # Errors
     /// [`Error::Shape`] if `x` or `rope` do not fit or the cache is full, or a device error.
-    pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         self.forward_fused(x, None, None, rope, cache)
     }
 
@@ -129,7 +130,7 @@ impl Attention {
         norm: Option<&RmsNorm>,
         residual: Option<&Tensor>,
         rope: &Rope,
-        cache: Option<&mut LayerCache>,
+        cache: Option<Cache>,
     ) -> Result<Tensor> {
         let &[rows, _] = x.dims() else { return Err(misfit("Attention", "x", "[rows, hidden]", x)) };
         let device = x.device();
@@ -141,7 +142,7 @@ impl Attention {
             None => {
                 let (heads, d) = (self.num_kv_heads, self.head_dim);
                 let mut own = LayerCache::with_room(rows, heads, d, KvFormat::F32, &device)?;
-                self.forward_fused(x, norm, residual, rope, Some(&mut own))
+                self.forward_fused(x, norm, residual, rope, Some(Cache::from(&mut own)))
             }
         }
     }
@@ -152,7 +153,7 @@ impl Attention {
         x: &Tensor,
         norm: Option<&RmsNorm>,
         rope: &Rope,
-        cache: &mut LayerCache,
+        cache: Cache,
         device: &Device,
     ) -> Result<Tensor> {
         let (rows, heads, d) = (x.dims()[0], self.num_heads, self.head_dim);
@@ -163,22 +164,66 @@ impl Attention {
             HeadNorms { q, k, eps }
         });
         let mut q = Tensor::uninitialized([rows, heads, d], DType::F32, device)?;
-        cache.append(rows, |k, v| {
+        let mut append = |k: KvMut, v: KvMut| {
             ops::rope_append_into(q.view_mut()?, [k, v], &qkv, [&rope.cos, &rope.sin], norms, &rope.at)
-        })?;
-        drop(qkv);
-        let kv = cache.parts();
-        let out = if rows <= ops::MAX_CACHED_QUERIES {
-            let ([k, v], past) = (kv, rope.at.narrow(0, 0, 1)?);
-            let mut out = Tensor::uninitialized(q.shape(), DType::F32, device)?;
-            let to = out.view_mut()?.swap_dims(0, 1)?;
-            ops::attention_cached_into(to, &q.swap_dims(0, 1)?, k, v, &past, &self.options)?;
-            out
-        } else {
-            let flops_per_row = 4 * cache.len() * heads * d;
-            attend_in_pieces(&q, kv, cache.len(), &self.options, rows_per_launch(flops_per_row))?
+        };
+        let out = match cache {
+            Cache::Contiguous(cache) => {
+                cache.append(rows, append)?;
+                drop(qkv);
+                self.attend_contiguous(&q, rope, cache)?
+            }
+            Cache::Pages(pages, reads) => {
+                let [k, v] = pages.parts_mut()?;
+                append(k, v)?;
+                drop(qkv);
+                self.attend_pages(&q, pages, reads)?
+            }
         };
         out.reshape([rows, heads * d])
+    }
+
+    /// Attention of q [rows, num_heads, head_dim] over all tokens of the cache, of q's shape.
+    fn attend_contiguous(&self, q: &Tensor, rope: &Rope, cache: &LayerCache) -> Result<Tensor> {
+        let (kv, rows) = (cache.parts(), q.dims()[0]);
+        if rows <= ops::MAX_CACHED_QUERIES {
+            let ([k, v], past) = (kv, rope.at.narrow(0, 0, 1)?);
+            let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
+            let to = out.view_mut()?.swap_dims(0, 1)?;
+            ops::attention_cached_into(to, &q.swap_dims(0, 1)?, k, v, &past, &self.options)?;
+            return Ok(out);
+        }
+        let most = rows_per_launch(4 * cache.len() * self.num_heads * self.head_dim);
+        let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
+        in_pieces(out.view_mut()?, q, cache.len(), self.options.causal, most, |to, q, seen| {
+            let [k, v] = kv;
+            ops::attention_over_into(to, q, k, v, seen, &self.options)
+        })?;
+        Ok(out)
+    }
+
+    /// Attention of q [rows, num_heads, head_dim] over pages, of q's shape.
+    fn attend_pages(&self, q: &Tensor, pages: &LayerPages, reads: &PagedRows) -> Result<Tensor> {
+        if q.dims()[0] != reads.len() {
+            return Err(misfit("Attention", "x", format!("[{}, hidden]", reads.len()), q));
+        }
+        let ([k, v], scale) = (pages.parts(), self.options.scale);
+        let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
+        let mut start = 0;
+        if let Some([tables, lens]) = &reads.each {
+            start = lens.dims()[0];
+            let to = out.view_mut()?.narrow(0, 0, start)?;
+            ops::paged_attention_each_into(to, &q.narrow(0, 0, start)?, k, v, tables, lens, scale)?;
+        }
+        for PromptRows { rows, table, len } in &reads.prompts {
+            let most = rows_per_launch(4 * len * self.num_heads * self.head_dim);
+            let (to, q) = (out.view_mut()?.narrow(0, start, *rows)?, q.narrow(0, start, *rows)?);
+            in_pieces(to, &q, *len, true, most, |to, q, seen| {
+                ops::paged_attention_into(to, q, k, v, table, seen, scale)
+            })?;
+            start += rows;
+        }
+        Ok(out)
     }
 
     pub(super) fn linears(&self) -> [&Linear; 2] {
@@ -191,31 +236,32 @@ impl Attention {
     }
 }
 
-/// Attention of q [rows, num_heads, head_dim] over the first `len` tokens of k and v, of q's shape; at most `most` rows a launch.
-fn attend_in_pieces(
+/// Attention of q [rows, num_heads, head_dim] over `len` keys into `out`, of q's shape; at most `most` rows a launch. `attend` gets
+/// the output and the queries of a launch, both [num_heads, rows, head_dim], and the number of its keys.
+fn in_pieces(
+    mut out: TensorMut,
     q: &Tensor,
-    [k, v]: [&KvTensor; 2],
     len: usize,
-    options: &ops::Attention,
+    causal: bool,
     most: usize,
-) -> Result<Tensor> {
+    attend: impl Fn(TensorMut, &Tensor, usize) -> Result<()>,
+) -> Result<()> {
     let rows = q.dims()[0];
-    let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
     for start in (0..rows).step_by(most) {
         let count = most.min(rows - start);
         // the last row of a causal piece attends to all keys that the launch gets
-        let seen = if options.causal { (len + start + count).saturating_sub(rows) } else { len };
+        let seen = if causal { (len + start + count).saturating_sub(rows) } else { len };
         let q = q.narrow(0, start, count)?.swap_dims(0, 1)?;
-        let to = out.view_mut()?.narrow(0, start, count)?.swap_dims(0, 1)?;
-        ops::attention_over_into(to, &q, k, v, seen, options)?;
+        attend(out.reborrow().narrow(0, start, count)?.swap_dims(0, 1)?, &q, seen)?;
     }
-    Ok(out)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Device;
+    use crate::kv::KvTensor;
 
     /// Numbers between −2 and 2 that no two places share.
     fn tensor(shape: [usize; 3]) -> Result<Tensor> {
@@ -244,7 +290,14 @@ mod tests {
             let [k, v] = cache(&kv, format)?;
             for causal in [false, true] {
                 let options = ops::Attention { scale: None, causal };
-                let values = |most| attend_in_pieces(&q, [&k, &v], 13, &options, most)?.to_vec::<f32>();
+                let values = |most| {
+                    let attend = |to: TensorMut, q: &Tensor, seen| {
+                        ops::attention_over_into(to, q, &k, &v, seen, &options)
+                    };
+                    let mut out = Tensor::uninitialized(q.shape(), DType::F32, &Device::Cpu)?;
+                    in_pieces(out.view_mut()?, &q, 13, causal, most, attend)?;
+                    out.to_vec::<f32>()
+                };
                 let whole = values(10)?;
                 for most in [1, 3, 9] {
                     for (found, want) in values(most)?.iter().zip(&whole) {

@@ -1,6 +1,6 @@
 //! A transformer block.
 
-use super::{Attention, LayerCache, Linear, Map, Mlp, Norm, Rope};
+use super::{Attention, Cache, Linear, Map, Mlp, Norm, Rope};
 use crate::{Result, Tensor};
 
 /// h = x + attention(norm1(x)); y = h + mlp(norm2(h)).
@@ -40,7 +40,7 @@ impl TransformerBlock {
     ///
     /// # Errors
     /// As [`Attention::forward`].
-    pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<&mut LayerCache>) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         let h = {
             let (normed, norm) = self.norm1.before(x)?;
             self.attention.forward_fused(&normed, norm, Some(x), rope, cache)?

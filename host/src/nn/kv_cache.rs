@@ -1,5 +1,6 @@
 //! Keys and values of the tokens so far.
 
+use super::Cache;
 use crate::kv::{KvFormat, KvMut, KvTensor};
 use crate::{Device, Error, Result};
 
@@ -21,7 +22,7 @@ use crate::{Device, Error, Result};
 /// for token in 0..3 {
 ///     let x = Tensor::full(token as f32, [1, 16], &cpu)?;
 ///     let rope = Rope::new(cos.clone(), sin.clone(), cache.len(), cache.len())?;
-///     let y = attention.forward(&x, &rope, cache.layers_mut().first_mut())?;
+///     let y = attention.forward(&x, &rope, cache.caches().next())?;
 ///     assert_eq!(y.to_vec::<f32>()?, [token as f32 / 2.0; 16]);
 /// }
 /// assert_eq!((cache.len(), cache.capacity()), (3, 8));
@@ -40,7 +41,7 @@ pub struct KvCache {
 /// use pascaline::nn::KvCache;
 /// let mut cache = KvCache::new(2, 1, 16, KvFormat::F16, &Device::Cpu)?;
 /// let [first, second] = cache.layers_mut() else { unreachable!("two layers") };
-/// // first_block.forward(&x, &rope, Some(first))?, then second_block.forward(&x, &rope, Some(second))?
+/// // first_block.forward(&x, &rope, Some(first.into()))?, then second_block.forward(&x, &rope, Some(second.into()))?
 /// # let _ = (first, second);
 /// # Ok::<(), pascaline::Error>(())
 /// ```
@@ -121,6 +122,11 @@ impl KvCache {
         let lens = self.layers.iter().map(|layer| layer.room(tokens)).collect::<Result<Vec<_>>>()?;
         self.layers.iter_mut().zip(lens).for_each(|(layer, len)| layer.len = len);
         Ok(())
+    }
+
+    /// The layers in order, for a pass.
+    pub fn caches(&mut self) -> impl Iterator<Item = Cache<'_>> {
+        self.layers.iter_mut().map(Cache::from)
     }
 
     /// The layers, in order.

@@ -4,7 +4,7 @@
 //! [`LayerStream`]. For each layout of tensors two sets of modules, one for each place, are made once: whichever layer a
 //! place holds, its kernels find the weights at the same addresses.
 
-use super::{LayerCache, Rope, TransformerBlock};
+use super::{Cache, Rope, TransformerBlock};
 use crate::cuda::CudaDevice;
 use crate::memory::{LayerStream, PinnedBuffer};
 use crate::quant::Format;
@@ -203,13 +203,7 @@ impl StreamedBlocks {
     /// # Errors
     /// As [`TransformerBlock::forward`]; [`Error::Unsupported`] if there is no such block, or while the stream is being
     /// captured into a graph, which holds no copies from the host.
-    pub fn forward(
-        &self,
-        index: usize,
-        x: &Tensor,
-        rope: &Rope,
-        cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
+    pub fn forward(&self, index: usize, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         // until its kernels are queued, no other thread may have another layer copied to this one's place
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let place = stream.layer(index)?;

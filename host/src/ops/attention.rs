@@ -289,7 +289,7 @@ fn check_cache(
 }
 
 /// The error's text for a number of kv heads that does not divide the query heads; `None` if it does.
-fn uneven(num_q_heads: usize, num_kv_heads: usize) -> Option<String> {
+pub(super) fn uneven(num_q_heads: usize, num_kv_heads: usize) -> Option<String> {
     let divides = num_q_heads.checked_rem(num_kv_heads) == Some(0) || num_q_heads == 0;
     (!divides).then(|| format!("a number of heads that divides q's {num_q_heads}"))
 }

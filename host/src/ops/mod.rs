@@ -34,6 +34,7 @@ mod float16;
 mod layer_norm;
 mod linear;
 mod matmul;
+mod paged_attention;
 mod quant;
 mod quantize_with;
 mod reduce;
@@ -68,6 +69,7 @@ pub use float16::{float16_decode, float16_decode_into, float16_encode, float16_m
 pub use layer_norm::{layer_norm, layer_norm_into};
 pub use linear::{linear, linear_into};
 pub use matmul::{matmul, matmul_into};
+pub use paged_attention::{PAGE, paged_attention_each_into, paged_attention_into};
 pub use quant::{
     dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
     quant_embedding_into, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,

@@ -13,7 +13,8 @@ const CHECK: Check = Check("rope_append");
 ///
 /// `qkv`: [rows, heads + 2·kv_heads, dim] f32 or f16; `q`: [rows, heads, dim] of the same type; `k`, `v`: [capacity, kv_heads,
 /// dim], both in one format, of an f16 `qkv` in f16; `cos`, `sin`: [angles, dim/2] f32, with angles > 0; `at`: \[2\] u32, (past, the
-/// first row's angle). All contiguous; dim is even and at most 256.
+/// first row's angle). Or, for rows of several sequences, `at`: [2, rows] u32, each row's place in the caches, of which no two are
+/// equal, and its angle. All contiguous; dim is even and at most 256.
 ///
 /// `at` is read on the device, so that a captured launch serves every token, and so it can't be checked: rows beyond
 /// the capacity are not written, and rows beyond the angles take the last.
@@ -80,7 +81,10 @@ pub fn rope_append_into(
         CHECK.contiguous(argument, table)?;
     }
     CHECK.dtype("at", at, DType::U32)?;
-    CHECK.shape("at", at, &[2], "[2]")?;
+    if at.dims() != [2, rows] {
+        CHECK.shape("at", at, &[2], "[2], or [2, rows]")?;
+    }
+    CHECK.contiguous("at", at)?;
     let mut inputs = vec![("qkv", qkv), ("cos", cos), ("sin", sin), ("at", at)];
     if let Some(HeadNorms { q, k, eps }) = norms {
         for (argument, weight) in [("norms.q", q), ("norms.k", k)] {

@@ -38,7 +38,7 @@ use cuda_std::{KernelInfo, KernelSpec};
 pub(super) const THREADS: u32 = 128;
 
 /// Keys that a block has in flight. Where the kernel chooses the length of a split, it is a multiple of this.
-const KEY_STEP: u32 = 32;
+pub(super) const KEY_STEP: u32 = 32;
 
 /// The parameters of the kernels. q and out are of type `Q`; k and v are stored as `Kv`, see [`KvElement`].
 ///
@@ -135,6 +135,12 @@ pub(super) trait Keys: Copy {
 
     /// How many keys there are.
     fn count(self) -> u32;
+
+    /// How many splits the keys make; blocks after them have none.
+    #[inline(always)]
+    fn splits(self) -> u32 {
+        thread::grid_dim_x()
+    }
 
     /// The kv head of unit `unit`: query heads that share keys.
     fn kv_head(self, unit: u32) -> u32;
@@ -364,7 +370,8 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
         });
     }
 
-    let merge = Merge { scratch, first_row, rows, slot, slots, columns: [low, high], d, head_dim };
+    let splits = work.splits();
+    let merge = Merge { scratch, first_row, rows, slot, slots, columns: [low, high], d, head_dim, splits };
     // SAFETY: all threads are here, out has the row, and the scratch memory is this block's and large enough: this
     // function's contract.
     unsafe {

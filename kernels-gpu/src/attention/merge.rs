@@ -56,6 +56,8 @@ pub(super) struct Merge<const P: usize> {
     pub d: u32,
     /// Columns of the result.
     pub head_dim: u32,
+    /// The splits that there are, one block each; records have room for gridDim.x.
+    pub splits: u32,
 }
 
 impl<const P: usize> Merge<P> {
@@ -74,7 +76,7 @@ impl<const P: usize> Merge<P> {
     ) {
         let Self { first_row, rows, slot, slots, columns, d, .. } = self;
         let Scratch { counters, acc: all_acc, m: all_m, l: all_l, .. } = self.scratch;
-        let splits = thread::grid_dim_x();
+        let splits = self.splits;
         let mut whole = splits == 1;
         loop {
             unroll!(I < 4 {
@@ -170,7 +172,7 @@ impl<const P: usize> Merge<P> {
     unsafe fn merged(self, row: u32) -> (f32, f32, [[f32; 4]; P]) {
         /// Records in flight.
         const N: usize = 4;
-        let (records, splits) = (self.records(row), thread::grid_dim_x());
+        let (records, splits) = (self.records(row), self.splits);
         let (mut m, mut l, mut acc) = (f32::NEG_INFINITY, 0.0, [[0.0; 4]; P]);
         let mut split = self.slot;
         while split < splits {

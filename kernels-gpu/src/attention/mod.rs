@@ -8,6 +8,7 @@
 //! |----------------------------|-------------------------------------------|--------------------|
 //! | attention_prefill_d‹D›_‹t› | 64 queries of a head                      | q_len > 8          |
 //! | attention_decode_d‹D›_r‹R›_‹t› | R rows of a kv head, one split of the keys | q_len ≤ 8      |
+//! | attention_paged_‹kernel›_… | as these, through tables of pages        | many sequences     |
 //! | attention_textbook_‹step›_f32 | three passes over a score matrix       | baseline of benches |
 //!
 //! ‹t› is the type of q and out, followed by that of k and v where it differs: f32, f16, f32_f16. f32_coded and f32_q8_0 read
@@ -16,6 +17,7 @@
 
 pub mod decode;
 pub mod merge;
+pub mod paged;
 pub mod prefill;
 pub mod sparse;
 pub mod textbook;

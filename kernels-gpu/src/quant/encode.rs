@@ -14,11 +14,12 @@
 //! The other formats' kernels are in those formats' files.
 
 use super::blocks::{
-    BLOCK, Half, RowScale, SUPER_BLOCK, ScalesQ4K, abs_bits, abs_max, inverse, pack_i8, pack_q4_0, scale_i8,
-    scale_q4_0, stored_scale,
+    BLOCK, Half, RowScale, ScalesQ4K, abs_bits, abs_max, inverse, pack_i8, pack_q4_0, scale_i8, scale_q4_0,
+    stored_scale,
 };
 use super::q4_k;
 use super::unroll::unroll;
+use super::weights::{BLOCK_VALUES, SUPER_BLOCKS};
 use crate::device::int8::dp4a;
 use crate::device::{Element, F16, block_reduce};
 use cuda_std::KernelInfo;
@@ -28,7 +29,6 @@ use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
 /// Threads in a block of every kernel.
 pub const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
-const BLOCK_VALUES: u32 = BLOCK as u32;
 /// Lanes that make a block of activations together.
 pub(super) const LANES: u32 = BLOCK_VALUES / 4;
 
@@ -115,6 +115,40 @@ pub(super) unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK
     unroll!(I < 8 => [values[4 * I], values[4 * I + 1], values[4 * I + 2], values[4 * I + 3]] =
         unsafe { four(x, column + 4 * I as u32, cols) });
     values
+}
+
+/// The block that this thread makes and its values; `None` for threads past the last row.
+///
+/// # Safety
+/// `x`, `rows`, `cols` and `k` are as [`Encode`] says.
+#[inline(always)]
+pub(super) unsafe fn own_block(x: *const f32, rows: u32, cols: u32, k: u32) -> Option<(u32, [f32; BLOCK])> {
+    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
+    let row = index / blocks;
+    if row >= rows {
+        return None;
+    }
+    // SAFETY: the row exists: this function's contract.
+    Some((index, unsafe { block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols) }))
+}
+
+/// The block that this thread makes, whether there is such a block, and its values. Eight neighbouring lanes make a
+/// super-block. Lanes without a block have the last row's values, so that all can take part in shuffles.
+///
+/// # Safety
+/// As [`own_block`], with at least one row.
+#[inline(always)]
+pub(super) unsafe fn own_of_super_block(
+    x: *const f32,
+    rows: u32,
+    cols: u32,
+    k: u32,
+) -> (u32, bool, [f32; BLOCK]) {
+    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
+    let row = (index / blocks).min(rows - 1);
+    // SAFETY: the row exists: this function's contract.
+    let values = unsafe { block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols) };
+    (index, index / blocks < rows, values)
 }
 
 /// Four activations as quants, and their block's scale and sum; a block is eight neighbouring lanes'.
@@ -210,14 +244,9 @@ pub unsafe fn quant_encode_i8(Encode { quants, scales, x, cols, k, .. }: Encode<
 /// As [`quant_encode_i8`], for fewer than 2³¹ values.
 #[kernel(block = THREADS)]
 pub unsafe fn quant_encode_q8_0(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
-    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
-    let row = index / blocks;
-    if row >= rows {
-        return;
-    }
-    // SAFETY: the block lies inside quants and scales.
+    // SAFETY: x is as [`Encode`] says; the block lies inside quants and scales.
     unsafe {
-        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let Some((index, values)) = own_block(x, rows, cols, k) else { return };
         let scale = scale_i8(abs_max(&values));
         let inverse = inverse(scale);
         let to = quants.add(index as usize * BLOCK).cast::<Words>();
@@ -239,14 +268,9 @@ pub unsafe fn quant_encode_q8_0(Encode { quants, scales, x, rows, cols, k }: Enc
 /// As [`quant_encode_q8_0`].
 #[kernel(block = THREADS)]
 pub unsafe fn quant_encode_q4_0(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
-    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
-    let row = index / blocks;
-    if row >= rows {
-        return;
-    }
-    // SAFETY: the block lies inside quants and scales.
+    // SAFETY: x is as [`Encode`] says; the block lies inside quants and scales.
     unsafe {
-        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let Some((index, values)) = own_block(x, rows, cols, k) else { return };
         let scale = scale_q4_0(&values);
         quants.cast::<Words>().add(index as usize).write(Words(pack_q4_0(&values, inverse(scale))));
         *scales.add(index as usize) = stored_scale(scale);
@@ -297,30 +321,21 @@ pub(super) unsafe fn pair_nibbles(words: [u32; 8], j: u32) -> [u32; 4] {
 /// As [`quant_encode_q8_0`].
 #[kernel(block = THREADS, shuffles = 23)]
 pub unsafe fn quant_encode_q4_k(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesQ4K>) {
-    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
-    // Lanes without a block take part in the shuffles with the last row's values and write nothing.
-    let row = (index / blocks).min(rows - 1);
-    let j = index % (SUPER_BLOCK / BLOCK) as u32;
-    // SAFETY: the row exists; what is written lies inside quants and scales. All lanes are at the shuffles.
+    // SAFETY: x is as `Encode` says; what is written lies inside quants and scales. All lanes are at the shuffles.
     unsafe {
-        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let (index, inside, values) = own_of_super_block(x, rows, cols, k);
+        let j = index % SUPER_BLOCKS;
         let (all, step, min) = super_block::<15>(&values, j);
-
-        // Lanes 2c and 2c + 1 share 32 bytes, the low halves of them the first's, the high halves the second's. The
-        // first stores 16 of the bytes and the second the other 16.
         let inverse = inverse(step);
-        let (odd, mut words) = (j % 2, [[0; 4]; 2]);
-        unroll!(I < 8 => {
-            let mut word = 0;
-            unroll!(B < 4 => word |= q4_k::quant::<15>(values[I * 4 + B], inverse, min) << (8 * B));
-            let (other, _) = warp_shuffle_xor(FULL_MASK, word, 1, 32);
-            words[I / 4][I % 4] = if odd == 0 { word | other << 4 } else { other | word << 4 };
-        });
-        if index / blocks < rows {
-            let own = if odd == 0 { words[0] } else { words[1] };
+        let mut words = [0; 8];
+        unroll!(I < 8 => unroll!(B < 4 => {
+            words[I] |= q4_k::quant::<15>(values[I * 4 + B], inverse, min) << (8 * B);
+        }));
+        let own = pair_nibbles(words, j);
+        if inside {
             quants.cast::<Words>().add(index as usize).write(Words(own));
             if j == 0 {
-                *scales.add(index as usize / (SUPER_BLOCK / BLOCK)) = all;
+                *scales.add((index / SUPER_BLOCKS) as usize) = all;
             }
         }
     }

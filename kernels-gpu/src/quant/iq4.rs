@@ -8,15 +8,13 @@
 //! Source of the levels: ggml's `kvalues_iq4nl`.
 
 use super::activations::Inputs;
-use super::blocks::{
-    BLOCK, Half, RowScale, SUPER_BLOCK, ScalesIq4Xs, abs_bits, inverse, nearest, stored_scale,
-};
-use super::encode::{Encode, THREADS, Words, block};
+use super::blocks::{BLOCK, Half, ScalesIq4Xs, abs_bits, inverse, nearest, stored_scale};
+use super::encode::{Encode, THREADS, Words, own_block, own_of_super_block};
 use super::search::{self, Levels};
 use super::unroll::unroll;
 use super::weights::{
-    BLOCK_VALUES, MAGIC, Matrix, SUPER_BLOCKS, Weights, dot32, from_magic, half_scale, place, row_words,
-    super_scales,
+    BLOCK_VALUES, MAGIC, Matrix, SUPER_BLOCKS, Weights, dot32, from_magic, half_scale, half_scales, place,
+    row_words, super_scales,
 };
 #[cfg(target_arch = "nvptx64")]
 use crate::device::int8::select_bytes;
@@ -170,8 +168,7 @@ impl Weights for Iq4Nl {
     const WHOLE: bool = false;
     const HIGH: u32 = 1;
     type Upper = ();
-    type Scale = f32;
-    type Raw = u32;
+    half_scales!();
 
     #[inline(always)]
     fn widen(chunk: [u32; 4], (): ()) -> [[u32; 4]; 2] {
@@ -185,43 +182,9 @@ impl Weights for Iq4Nl {
     }
 
     #[inline(always)]
-    fn scales_at(unit: u32) -> u32 {
-        unit * 2
-    }
-
-    #[inline(always)]
-    unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
-        // SAFETY: the unit's scales lie at `scales`: this function's contract.
-        unsafe { load_half_word(scales) }
-    }
-
-    #[inline(always)]
-    fn scale(raw: u32, _lane: u32) -> f32 {
-        F16(raw as u16).to_f32()
-    }
-
-    #[inline(always)]
-    fn of_sum(_row: RowScale) -> u32 {
-        0
-    }
-
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
         let sum = dot32(widen(quants[0]), [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
         fma(from_magic(sum), scale * x.blocks[0].scale, acc)
-    }
-
-    type Packed = u16;
-
-    #[inline(always)]
-    unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
-        // SAFETY: `row` and `block` exist in `w`: this function's contract.
-        unsafe { half_scale(w, row, block) }
-    }
-
-    #[inline(always)]
-    fn step_min(packed: u16, _block: u32) -> (f32, f32) {
-        (F16(packed).to_f32(), 0.0)
     }
 }
 
@@ -270,11 +233,6 @@ impl Weights for Iq4Xs {
     }
 
     #[inline(always)]
-    fn of_sum(_row: RowScale) -> u32 {
-        0
-    }
-
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: [f32; 2], x: &Inputs, acc: f32) -> f32 {
         let mut acc = acc;
         unroll!(HALF < 2 => {
@@ -308,14 +266,9 @@ pub const KERNELS: &[KernelInfo] = &[quant_encode_iq4_nl.info(), quant_encode_iq
 /// [`Encode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
 #[kernel(block = THREADS, module = "quant_encode_iq4_nl")]
 pub unsafe fn quant_encode_iq4_nl(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
-    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
-    let row = index / blocks;
-    if row >= rows {
-        return;
-    }
-    // SAFETY: the block lies inside quants and scales.
+    // SAFETY: x is as `Encode` says; the block lies inside quants and scales.
     unsafe {
-        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let Some((index, values)) = own_block(x, rows, cols, k) else { return };
         let scale = stored_scale(fit(&values));
         quants.cast::<Words>().add(index as usize).write(Words(pack(&values, inverse(scale.to_f32()))));
         *scales.add(index as usize) = scale;
@@ -329,13 +282,10 @@ pub unsafe fn quant_encode_iq4_nl(Encode { quants, scales, x, rows, cols, k }: E
 /// As [`quant_encode_iq4_nl`].
 #[kernel(block = THREADS, module = "quant_encode_iq4_xs", shuffles = 12)]
 pub unsafe fn quant_encode_iq4_xs(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesIq4Xs>) {
-    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
-    // Lanes without a block take part in the shuffles with the last row's values and write nothing.
-    let row = (index / blocks).min(rows - 1);
-    let j = index % (SUPER_BLOCK / BLOCK) as u32;
-    // SAFETY: the row exists; what is written lies inside quants and scales. All lanes are at the shuffles.
+    // SAFETY: x is as `Encode` says; what is written lies inside quants and scales. All lanes are at the shuffles.
     unsafe {
-        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let (index, inside, values) = own_of_super_block(x, rows, cols, k);
+        let j = index % SUPER_BLOCKS;
         let scale = fit(&values);
         let largest = f32::from_bits(Max.over::<8>(abs_bits(scale)));
         let positive = Or.over::<8>(u32::from(scale == largest)) != 0;
@@ -343,7 +293,7 @@ pub unsafe fn quant_encode_iq4_xs(Encode { quants, scales, x, rows, cols, k }: E
         let own = relative(scale, d.to_f32());
         let [high, low] = bits(j, own).map(|bits| Or.over::<8>(bits));
         let words = pack(&values, inverse(d.to_f32() * own as f32));
-        if index / blocks < rows {
+        if inside {
             quants.cast::<Words>().add(index as usize).write(Words(words));
             if j == 0 {
                 *scales.add((index / 8) as usize) = ScalesIq4Xs { d, high: high as u16, low };

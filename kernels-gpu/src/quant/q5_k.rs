@@ -5,11 +5,11 @@
 //! the first 16, bit 4 + i to that of the others. A word of the chunk thus meets one shift of that word.
 
 use super::activations::Inputs;
-use super::blocks::{BLOCK, RowScale, SUPER_BLOCK, ScalesQ4K, inverse};
-use super::encode::{Encode, THREADS, Words, block, pair_nibbles, super_block};
+use super::blocks::{RowScale, ScalesQ4K, inverse};
+use super::encode::{Encode, THREADS, Words, own_of_super_block, pair_nibbles, super_block};
 use super::q4_k;
 use super::unroll::unroll;
-use super::weights::{BLOCK_VALUES, Matrix, Q4K, Weights, dot_minima, row_words};
+use super::weights::{BLOCK_VALUES, Matrix, Q4K, SUPER_BLOCKS, Weights, dot_minima, row_words};
 use crate::device::int8::{load_pair, load_word};
 use cuda_std::prelude::*;
 use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
@@ -140,13 +140,10 @@ impl Weights for Q5K {
 /// [`Encode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
 #[kernel(block = THREADS, module = "quant_encode_q5_k", shuffles = 25)]
 pub unsafe fn quant_encode_q5_k(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesQ4K>) {
-    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
-    // Lanes without a block take part in the shuffles with the last row's values and write nothing.
-    let row = (index / blocks).min(rows - 1);
-    let j = index % (SUPER_BLOCK / BLOCK) as u32;
-    // SAFETY: the row exists; what is written lies inside quants and scales. All lanes are at the shuffles.
+    // SAFETY: x is as `Encode` says; what is written lies inside quants and scales. All lanes are at the shuffles.
     unsafe {
-        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let (index, inside, values) = own_of_super_block(x, rows, cols, k);
+        let j = index % SUPER_BLOCKS;
         let (scales_of_all, step, min) = super_block::<31>(&values, j);
         let inverse = inverse(step);
         let mut words = [0; 8];
@@ -159,7 +156,7 @@ pub unsafe fn quant_encode_q5_k(Encode { quants, scales, x, rows, cols, k }: Enc
             let (other, _) = warp_shuffle_xor(FULL_MASK, fifth[I], 1, 32);
             fifth[I] = if j.is_multiple_of(2) { fifth[I] | other << 4 } else { other | fifth[I] << 4 };
         });
-        if index / blocks < rows {
+        if inside {
             let quants = quants.add((index / 8 * SUPER_BYTES) as usize);
             quants.cast::<Words>().add(j as usize).write(Words(own));
             // each lane a word: that of its own chunk of the pair's two

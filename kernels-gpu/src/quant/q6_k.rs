@@ -7,8 +7,8 @@
 //! The factor is taken out of the scale.
 
 use super::activations::Inputs;
-use super::blocks::{BLOCK, RowScale, SUPER_BLOCK, ScalesQ6K, abs_bits, inverse, nearest};
-use super::encode::{Encode, THREADS, Words, block, pair_nibbles};
+use super::blocks::{BLOCK, ScalesQ6K, abs_bits, inverse, nearest};
+use super::encode::{Encode, THREADS, Words, own_of_super_block, pair_nibbles};
 use super::search::{self, Levels};
 use super::unroll::unroll;
 use super::weights::{
@@ -184,11 +184,6 @@ impl Weights for Q6K {
     }
 
     #[inline(always)]
-    fn of_sum(_row: RowScale) -> u32 {
-        0
-    }
-
-    #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], upper: [[u32; 2]; 2], scale: [f32; 4], x: &Inputs, acc: f32) -> f32 {
         let (first, second) = (widen(quants[0], upper[0]), widen(quants[1], upper[1]));
         let mut acc = acc;
@@ -227,13 +222,10 @@ impl Weights for Q6K {
 /// [`Encode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
 #[kernel(block = THREADS, module = "quant_encode_q6_k", shuffles = 18)]
 pub unsafe fn quant_encode_q6_k(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesQ6K>) {
-    let (index, blocks) = (thread::index_1d(), (k / BLOCK_VALUES).max(1));
-    // Lanes without a block take part in the shuffles with the last row's values and write nothing.
-    let row = (index / blocks).min(rows - 1);
-    let j = index % (SUPER_BLOCK / BLOCK) as u32;
-    // SAFETY: the row exists; what is written lies inside quants and scales. All lanes are at the shuffles.
+    // SAFETY: x is as `Encode` says; what is written lies inside quants and scales. All lanes are at the shuffles.
     unsafe {
-        let values = block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols);
+        let (index, inside, values) = own_of_super_block(x, rows, cols, k);
+        let j = index % SUPER_BLOCKS;
         let [first, second] = fit(&values);
         let largest = f32::from_bits(Max.over::<8>(abs_bits(first).max(abs_bits(second))));
         let positive = Or.over::<8>(u32::from(first == largest || second == largest)) != 0;
@@ -251,7 +243,7 @@ pub unsafe fn quant_encode_q6_k(Encode { quants, scales, x, rows, cols, k }: Enc
             let (other, _) = warp_shuffle_xor(FULL_MASK, upper[I], 1, 32);
             upper[I] = if j.is_multiple_of(2) { upper[I] | other << 4 } else { other | upper[I] << 4 };
         });
-        if index / blocks < rows {
+        if inside {
             let (quants, scales) =
                 (quants.add((index / 8 * SUPER_BYTES) as usize), scales.add((index / 8) as usize));
             quants.cast::<Words>().add(j as usize).write(Words(own));

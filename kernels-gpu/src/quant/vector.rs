@@ -1,8 +1,9 @@
-//! y = act(x·wᵀ + bias) + residual for up to 8 rows of x.   y: [m, n] f32, w: [n, k].
+//! y = act(x·wᵀ + bias) + residual for up to 16 rows of x.   y: [m, n] f32, w: [n, k].
 //!
 //! Idea: the bandwidth of reading w bounds the time. A warp reads R rows of w at a time, and each lane U units of each row. A
 //! unit is a block of 32 values; in formats with super-blocks it is two blocks, which mostly share bytes. All loads are in
-//! flight before the first unit is multiplied with all rows of x. The lanes' sums are added at the end.
+//! flight before the first unit is multiplied with all rows of x. The lanes' sums are added at the end, several at a time: at
+//! each step a lane gives half of its sums away and adds its partner's to the other half (see [`Spread`]).
 //!
 //! A single row of x comes as f32. Each block quantises it into its shared memory, which saves a launch. The first values of
 //! x are loaded before those of w, after which they would queue, and are quantised while w is in flight. Blocks are large
@@ -20,6 +21,10 @@
 //! | quant_vector2_‹f›     | 1, 2, quantised  | 4 · 1                                         |
 //! | quant_vector4_‹f›     | 3, 4, quantised  | 2 · 1                                         |
 //! | quant_vector8_‹f›     | 5 to 8, quantised | 2 · 1                                        |
+//! | quant_vector16_‹f›    | 9 to 16, quantised | 2 · 1                                       |
+//!
+//! The sum of an element is added in the same order by all of them, so a row of y has the same bits whatever the other rows
+//! of x are and however many, up to 16.
 
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
 use super::encode::{LANES, activations, four};
@@ -34,6 +39,7 @@ use crate::device::int8::load_words;
 use crate::device::{keep_order, shared};
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
+use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
 use cuda_std::{KernelInfo, KernelSpec};
 
 const WARPS: u32 = 4;
@@ -47,7 +53,7 @@ const TILE: u32 = 8192;
 const ROWS1: u32 = 2;
 
 /// The most rows of x.
-pub const MAX_M: u32 = 8;
+pub const MAX_M: u32 = 16;
 
 /// The parameters of the kernels for one row: y = act(x·wᵀ + bias) + residual.
 #[derive(Clone, Copy, KernelParams)]
@@ -330,10 +336,51 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
     }
 }
 
+/// The sums over all lanes of K values each, spread over the lanes.
+struct Spread<const K: usize>;
+
+impl<const K: usize> Spread<K> {
+    /// Shuffles that it takes.
+    const SHUFFLES: u32 = K as u32 - 1 + 5 - K.ilog2();
+
+    /// The sum of the values whose number is [`number`](Self::number) of the lane. Each is added as
+    /// [`Sum`] adds it: lanes 16 apart first, neighbours last.
+    ///
+    /// # Safety
+    /// All 32 lanes call it together.
+    #[inline(always)]
+    unsafe fn sum(mut values: [f32; 32]) -> f32 {
+        let lane = warp::lane_id();
+        unroll!(STEP < 8 => if STEP < 5 {
+            const DISTANCE: u32 = [16, 8, 4, 2, 1][STEP % 5];
+            let half = K >> (STEP + 1);
+            // SAFETY: all 32 lanes are here: this function's contract.
+            let from = |value| unsafe { warp_shuffle_xor(FULL_MASK, value, DISTANCE, 32).0 };
+            if half == 0 {
+                values[0] += from(values[0]);
+            }
+            let second = lane & DISTANCE != 0;
+            unroll!(I < 16 => if I < half {
+                let other = values[(I + half) % 32];
+                let (own, others) = if second { (other, values[I]) } else { (values[I], other) };
+                values[I] = own + from(others);
+            });
+        });
+        values[0]
+    }
+
+    /// Which of the values this lane has the sum of; the first of the lanes that have the same one.
+    #[inline(always)]
+    fn number() -> Option<u32> {
+        let (lane, sharers) = (warp::lane_id(), 32 / K as u32);
+        lane.is_multiple_of(sharers).then(|| lane / sharers)
+    }
+}
+
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
-unsafe fn vector<W: Weights, const M: usize, const R: usize>(
+unsafe fn vector<W: Weights, const M: usize, const R: usize, const MR: usize>(
     epilogue: Epilogue,
     x: *const u8,
     x_scales: *const u8,
@@ -358,25 +405,38 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize>(
         while at < units {
             // load
             let stage = Stage::<W, R, 1>::load(w, &rows, at, units);
-            // compute
-            unroll!(I < 8 => if I < M {
-                let row = (I as u32).min(m - 1) as usize * x_k as usize;
-                let x = GlobalRow { quants: x.add(row), scales: x_scales.add(row / 4) };
-                stage.multiply::<0, _>(&mut acc[I], x, at, lane);
-            });
+            // compute: at most 8 rows of x at a time, as there are no registers for more in flight
+            let mut base = 0;
+            loop {
+                unroll!(I < 8 => if I < M {
+                    let row = (base + I as u32).min(m - 1) as usize * x_k as usize;
+                    let x = GlobalRow { quants: x.add(row), scales: x_scales.add(row / 4) };
+                    stage.multiply::<0, _>(&mut acc[I], x, at, lane);
+                });
+                if M <= 8 {
+                    break;
+                }
+                // the first eight rows' sums change places with the others', twice
+                unroll!(I < 8 => acc.swap(I % M, (I + 8) % M));
+                base += 8;
+                if base >= m {
+                    break;
+                }
+            }
             at += 32;
         }
-        // write: lane i·R + r has element (i, r)
-        let mut own = 0.0;
-        unroll!(I < 8 => if I < M {
+        // write
+        let mut sums = [0.0; 32];
+        unroll!(I < 16 => if I < M {
             unroll!(J < 4 => if J < R {
-                let sum = Sum.over::<32>(acc[I][J]);
-                own = if lane == (I * R + J) as u32 { sum } else { own };
+                sums[(I * R + J) % 32] = acc[I][J];
             });
         });
-        let (row, column) = (lane / R as u32, first + lane % R as u32);
-        if row < m && row < M as u32 && column < n {
-            epilogue.write(row, column, own * W::row_scale(w, column));
+        let sum = Spread::<MR>::sum(sums);
+        let Some(number) = Spread::<MR>::number() else { return };
+        let (row, column) = (number / R as u32, first + number % R as u32);
+        if row < m && column < n {
+            epilogue.write(row, column, sum * W::row_scale(w, column));
         }
     }
 }
@@ -435,26 +495,27 @@ macro_rules! vectors {
             vectors! { @ $iq4_xs Iq4Xs "quant_vector_iq4_xs" $m $r $blocks }
         )*
 
-        /// By variant (2, 4, 8 rows of x) and format. grid = [ceil(n / columns per block)], see [`select`].
-        pub const VECTOR: [[KernelSpec<Product>; FORMATS]; 3] =
+        /// By variant (2, 4, 8, 16 rows of x) and format. grid = [ceil(n / columns per block)], see [`select`].
+        pub const VECTOR: [[KernelSpec<Product>; FORMATS]; 4] =
             [$([$i8, $q8_0, $q4_0, $q4_k, $q5_k, $q6_k, $iq4_nl, $iq4_xs]),*];
-        const KERNELS_MORE: [[KernelInfo; FORMATS]; 3] = [$([
+        const KERNELS_MORE: [[KernelInfo; FORMATS]; 4] = [$([
             $i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info(),
             $q5_k.info(), $q6_k.info(), $iq4_nl.info(), $iq4_xs.info(),
         ]),*];
         /// Rows of x and rows of w per warp of the variants, in the order of [`VECTOR`].
-        const VARIANTS: [(u32, u32); 3] = [$(($m, $r)),*];
+        const VARIANTS: [(u32, u32); 4] = [$(($m, $r)),*];
     };
     (@ $name:ident $weights:ident $module:literal $m:literal $r:literal $blocks:literal) => {
         /// # Safety
-        /// [`Product`] says what holds of the pointers, which are valid on the launching stream; 1 ≤ m ≤ the variant's rows.
-        #[kernel(block = THREADS, min_blocks = $blocks, shuffles = 5 * $m * $r, module = $module)]
+        /// [`Product`] says what holds of the pointers, which are valid on the launching stream; 1 ≤ m ≤ the variant's rows,
+        /// and 9 ≤ m for that of 16.
+        #[kernel(block = THREADS, min_blocks = $blocks, shuffles = Spread::<{ $m * $r }>::SHUFFLES, module = $module)]
         pub unsafe fn $name(p: Product) {
             let Product { y, bias, residual, m, n, k, x_k, activation, .. } = p;
             let epilogue = Epilogue { y, bias, residual, n, activation };
             let w = Matrix { quants: p.w, scales: p.w_scales, k };
             // SAFETY: this kernel's contract is the body's.
-            unsafe { vector::<$weights, $m, $r>(epilogue, p.x, p.x_scales, w, m, x_k) }
+            unsafe { vector::<$weights, $m, $r, { $m * $r }>(epilogue, p.x, p.x_scales, w, m, x_k) }
         }
     };
 }
@@ -470,6 +531,9 @@ vectors! {
     8, 2, MIN_BLOCKS = 3:
     quant_vector8_i8 quant_vector8_q8_0 quant_vector8_q4_0 quant_vector8_q4_k
     quant_vector8_q5_k quant_vector8_q6_k quant_vector8_iq4_nl quant_vector8_iq4_xs;
+    16, 2, MIN_BLOCKS = 2:
+    quant_vector16_i8 quant_vector16_q8_0 quant_vector16_q4_0 quant_vector16_q4_k
+    quant_vector16_q5_k quant_vector16_q6_k quant_vector16_iq4_nl quant_vector16_iq4_xs;
 }
 
 /// All kernels of this file.

@@ -115,8 +115,11 @@ pub(super) trait Weights: Copy {
     /// From what [`raw`](Self::raw) has loaded for a unit; `lane` is the unit modulo 32.
     fn scale(raw: Self::Raw, lane: u32) -> Self::Scale;
 
-    /// The form in which the format needs a block's sum: [`BlockInput::sum`](super::activations::BlockInput::sum).
-    fn of_sum(row: RowScale) -> u32;
+    /// The form in which the format needs a block's sum, [`BlockInput::sum`](super::activations::BlockInput::sum); 0 if it does not.
+    #[inline(always)]
+    fn of_sum(_row: RowScale) -> u32 {
+        0
+    }
 
     /// acc + unit · inputs, the unit's quants being one or two chunks.
     fn dot(quants: [[u32; 4]; 2], upper: [Self::Upper; 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32;
@@ -213,6 +216,44 @@ pub(super) fn dot32(a: [[u32; 4]; 2], b: [[u32; 4]; 2], mut sum: i32) -> i32 {
     sum
 }
 
+/// What [`Weights`] has of scales, for a format with one f16 scale per block and no minimum.
+macro_rules! half_scales {
+    () => {
+        type Scale = f32;
+        type Raw = u32;
+
+        #[inline(always)]
+        fn scales_at(unit: u32) -> u32 {
+            unit * 2
+        }
+
+        #[inline(always)]
+        unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
+            // SAFETY: the unit's scales lie at `scales`: this function's contract.
+            unsafe { load_half_word(scales) }
+        }
+
+        #[inline(always)]
+        fn scale(raw: u32, _lane: u32) -> f32 {
+            F16(raw as u16).to_f32()
+        }
+
+        type Packed = u16;
+
+        #[inline(always)]
+        unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
+            // SAFETY: `row` and `block` exist in `w`: this function's contract.
+            unsafe { half_scale(w, row, block) }
+        }
+
+        #[inline(always)]
+        fn step_min(packed: u16, _block: u32) -> (f32, f32) {
+            (F16(packed).to_f32(), 0.0)
+        }
+    };
+}
+pub(super) use half_scales;
+
 #[derive(Clone, Copy)]
 pub(super) struct I8;
 
@@ -236,11 +277,6 @@ impl Weights for I8 {
 
     #[inline(always)]
     fn scale((): (), _lane: u32) {}
-
-    #[inline(always)]
-    fn of_sum(_row: RowScale) -> u32 {
-        0
-    }
 
     #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], (): (), x: &Inputs, acc: f32) -> f32 {
@@ -275,47 +311,12 @@ impl Weights for Q8_0 {
     const WHOLE: bool = false;
     const HIGH: u32 = 0;
     type Upper = ();
-    type Scale = f32;
-    type Raw = u32;
-
-    #[inline(always)]
-    fn scales_at(unit: u32) -> u32 {
-        unit * 2
-    }
-
-    #[inline(always)]
-    unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
-        // SAFETY: the unit's scales lie at `scales`: this function's contract.
-        unsafe { load_half_word(scales) }
-    }
-
-    #[inline(always)]
-    fn scale(raw: u32, _lane: u32) -> f32 {
-        F16(raw as u16).to_f32()
-    }
-
-    #[inline(always)]
-    fn of_sum(_row: RowScale) -> u32 {
-        0
-    }
+    half_scales!();
 
     #[inline(always)]
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
         let sum = dot32(quants, [x.runs[0], x.runs[1]], MAGIC.to_bits() as i32);
         fma(from_magic(sum), scale * x.blocks[0].scale, acc)
-    }
-
-    type Packed = u16;
-
-    #[inline(always)]
-    unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
-        // SAFETY: `row` and `block` exist in `w`: this function's contract.
-        unsafe { half_scale(w, row, block) }
-    }
-
-    #[inline(always)]
-    fn step_min(packed: u16, _block: u32) -> (f32, f32) {
-        (F16(packed).to_f32(), 0.0)
     }
 }
 
@@ -329,24 +330,7 @@ impl Weights for Q4_0 {
     const WHOLE: bool = false;
     const HIGH: u32 = 1;
     type Upper = ();
-    type Scale = f32;
-    type Raw = u32;
-
-    #[inline(always)]
-    fn scales_at(unit: u32) -> u32 {
-        unit * 2
-    }
-
-    #[inline(always)]
-    unsafe fn raw(scales: *const u8, _unit: u32) -> u32 {
-        // SAFETY: the unit's scales lie at `scales`: this function's contract.
-        unsafe { load_half_word(scales) }
-    }
-
-    #[inline(always)]
-    fn scale(raw: u32, _lane: u32) -> f32 {
-        F16(raw as u16).to_f32()
-    }
+    half_scales!();
 
     /// Where the integer sum starts.
     #[inline(always)]
@@ -358,19 +342,6 @@ impl Weights for Q4_0 {
     fn dot(quants: [[u32; 4]; 2], _upper: [(); 2], scale: f32, x: &Inputs, acc: f32) -> f32 {
         let sum = dot32(Self::widen(quants[0], ()), [x.runs[0], x.runs[1]], x.blocks[0].sum as i32);
         fma(from_magic(sum), scale * x.blocks[0].scale, acc)
-    }
-
-    type Packed = u16;
-
-    #[inline(always)]
-    unsafe fn packed(w: Matrix, row: u32, block: u32) -> u16 {
-        // SAFETY: `row` and `block` exist in `w`: this function's contract.
-        unsafe { half_scale(w, row, block) }
-    }
-
-    #[inline(always)]
-    fn step_min(packed: u16, _block: u32) -> (f32, f32) {
-        (F16(packed).to_f32(), 0.0)
     }
 }
 

@@ -211,8 +211,9 @@ pub fn modules(text: &str) -> Result<Vec<(String, String)>, PtxError> {
             modules.push((name, String::new()));
             modules.len() - 1
         });
+        let kernels = modules[index].1.lines().filter(|line| entry_name(line).is_some()).count();
         modules[index].1.push('\n');
-        modules[index].1.push_str(&item);
+        modules[index].1.push_str(&numbered_labels(&item, kernels));
     }
     for (_, body) in &mut modules {
         let mut needed = vec![false; shared.len()];
@@ -232,6 +233,15 @@ pub fn modules(text: &str) -> Result<Vec<(String, String)>, PtxError> {
         *body = [&*header].into_iter().chain(declarations).chain([&**body]).collect();
     }
     Ok(modules)
+}
+
+/// A kernel whose labels have number `kernel` in place of the one in the whole text, so that a module's text stays as it is when
+/// kernels are added elsewhere.
+fn numbered_labels(kernel: &str, number: usize) -> String {
+    const LABEL: &str = "$L__BB";
+    let Some((_, after)) = kernel.split_once(LABEL) else { return kernel.to_owned() };
+    let digits = after.bytes().take_while(u8::is_ascii_digit).count();
+    kernel.replace(&format!("{LABEL}{}_", &after[..digits]), &format!("{LABEL}{number}_"))
 }
 
 /// One past the last line of the declaration, function or entry that begins at `first`.

@@ -14,7 +14,7 @@ use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
 /// Columns of a tile's scores that a thread owns: tiles of 128 keys.
-const KEYS: usize = 8;
+pub(in crate::attention) const KEYS: usize = 8;
 
 /// The parameters of the kernels. q and out are of type `Q`; k and v are stored as `Kv`, see [`KvElement`].
 ///
@@ -58,14 +58,14 @@ pub struct Prefill<Q, Kv> {
 
 /// All keys, or those up to each query's position.
 #[derive(Clone, Copy)]
-struct Dense {
-    num_q_heads: u32,
-    q_len: u32,
-    kv_len: u32,
+pub(in crate::attention) struct Dense {
+    pub num_q_heads: u32,
+    pub q_len: u32,
+    pub kv_len: u32,
     /// All ones if causal, else 0: a mask and no condition, so that the compiler makes no branches of it.
-    causal: u32,
+    pub causal: u32,
     /// Rows of blocks that come longest first.
-    longest_first: u32,
+    pub longest_first: u32,
 }
 
 impl Dense {

@@ -31,7 +31,7 @@
 //! 8. A row that has seen no key has m = −∞. 0 is subtracted instead of m, which gives P = 0 and not NaN.
 //! 9. Rows and keys past the end are read from the last valid one and masked, not zeroed.
 
-mod dense;
+pub(super) mod dense;
 mod load;
 mod products;
 

@@ -1,0 +1,197 @@
+//! `pascaline serve`: the model behind OpenAI's interface, with a page to talk to.
+
+use super::failure::Failure;
+use super::fit;
+use super::model::{ModelArgs, Work, bytes};
+use super::output::{Output, complain};
+use super::sampling::SamplingArgs;
+use pascaline_server::worker::Worker;
+use pascaline_server::{Config, End, Limits, Stop};
+use qwen3_vl::batch::PAGE;
+use qwen3_vl::footprint::Workload;
+use qwen3_vl::{ControlTokens, Qwen3Vl};
+use serde::Serialize;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::time::Duration;
+use std::{env, io};
+
+/// Answers requests as OpenAI's interface has them: POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and
+/// /metrics, POST /tokenize. At / is a page to talk to.
+///
+/// The sampling options are for requests that do not say otherwise. SIGTERM and SIGINT end the server after the answers that
+/// run; once more ends it at once.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The address to listen at. Only this machine reaches the usual one; 0.0.0.0 is reached by all, so give an --api-key.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: String,
+
+    /// The port to listen at; 0 for any that is free.
+    #[arg(long, value_name = "N", default_value = "8080")]
+    port: u16,
+
+    /// The model's name in answers; if not given, as it is named by --model.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// The key that requests must have; if not given, that of PASCALINE_API_KEY, which others on this machine can't see.
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+
+    /// An origin of web pages that may use the server, such as https://chat.example, or * for all; may be given more than once.
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+
+    /// A host, or HOST:PORT, from which pictures are fetched by their address; may be given more than once. Addresses that are
+    /// not public are refused whatever their name.
+    #[arg(long, value_name = "HOST")]
+    allow_image_host: Vec<String>,
+
+    /// Control tokens that a text spells, such as <|im_end|>, are control tokens. Otherwise they are ordinary text.
+    #[arg(long)]
+    control_tokens: bool,
+
+    /// The most tokens of a prompt and its answer, at least one of each; if not given, as many of the model's context as are planned for.
+    #[arg(long, value_name = "N", value_parser = at_least::<2>)]
+    context: Option<usize>,
+
+    /// The most requests that are answered at the same time; more wait. Each takes memory for its next token, beside the keys and
+    /// values, for which all share what is left.
+    #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..))]
+    max_running: u16,
+
+    /// The most requests that wait; more are answered with 429.
+    #[arg(long, value_name = "N", default_value = "256", value_parser = at_least::<1>)]
+    max_queue: usize,
+
+    /// The most bytes of a request, with K, M or G.
+    #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = bytes)]
+    max_body: usize,
+
+    /// The most pictures of a request.
+    #[arg(long, value_name = "N", default_value = "16")]
+    max_pictures: usize,
+
+    /// The most pixels of a picture, with K, M or G.
+    #[arg(long, value_name = "N", default_value = "16M", value_parser = bytes)]
+    max_pixels: usize,
+
+    /// The most connections; more wait to be accepted.
+    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: u32,
+
+    /// The most seconds from a request's first byte to its answer's last; then it ends with 408.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = clap::value_parser!(u64).range(1..))]
+    request_timeout: u64,
+
+    /// How many seconds answers that run may take to end after SIGTERM or SIGINT.
+    #[arg(long, value_name = "SECONDS", default_value = "30")]
+    grace: u64,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    #[command(flatten)]
+    output: Output,
+}
+
+fn at_least<const LEAST: usize>(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count >= LEAST);
+    count.ok_or_else(|| format!("it must be a whole number from {LEAST} on"))
+}
+
+/// Where the server is, written when it takes requests.
+#[derive(Serialize)]
+struct Json<'a> {
+    address: String,
+    model: &'a str,
+    device: String,
+    context: usize,
+    load_seconds: f64,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    args.model.check()?;
+    let output = &args.output;
+    let report = output.report()?;
+    let api_key = args.api_key.clone().or_else(|| env::var("PASCALINE_API_KEY").ok());
+    let api_key = match api_key.as_deref().map(str::trim) {
+        Some("") => return Err(Failure::Usage("the API key is empty".to_owned())),
+        key => key.map(str::to_owned),
+    };
+    // an address that is taken is found before the model is loaded
+    let (listener, address) = listen(&args.host, args.port)?;
+    if !address.ip().is_loopback() && api_key.is_none() {
+        output.note(&format!("whoever reaches {address} can use this server, as it has no --api-key"));
+    }
+    let device = args.model.device(output)?;
+    let opened = args.model.open(output)?;
+    let most = opened.config.text.max_position_embeddings;
+    let mut works = fit::requests(&opened.config);
+    if let Some(context) = args.context.map(|context| context.min(most)) {
+        works = vec![Workload { context, prompt: context, ..works[0] }];
+    }
+    let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
+    let loaded = args.model.load(&opened, &device, &work, output)?;
+    let context = args.context.or(loaded.work.map(|work| work.context)).unwrap_or(most).min(most);
+    let batch = args.model.batch(&opened, &device, &loaded, context, args.max_running.into())?;
+    output.note(&format!(
+        "up to {} requests at a time, with keys and values of {} tokens together",
+        batch.max_sequences,
+        batch.pages * PAGE
+    ));
+    let (model, load_seconds) = (loaded.model, loaded.seconds);
+    let config = config(args, &model, context, api_key);
+    let worker = Worker::start_with(model, args.max_queue, batch)
+        .map_err(|error| Failure::Failed(format!("the model's thread can't be started: {error}")))?;
+    let address = format!("http://{address}");
+    output.note(&format!("{} at {address}, with a page to talk to", config.name));
+    if let Some(report) = report {
+        let device = device.to_string();
+        report.write(&Json { address, model: &config.name, device, context, load_seconds })?;
+    }
+    let end = pascaline_server::run(listener, worker, config, Stop::Signals);
+    match end.map_err(|error| Failure::Failed(format!("the server can't go on: {error}")))? {
+        End::Stopped { cut_off: 0 } => Ok(()),
+        End::Stopped { cut_off } => {
+            complain(&format!("{cut_off} answers took longer than --grace and were cut off"));
+            Ok(())
+        }
+        End::DeviceLost(reason) => Err(Failure::Again(reason)),
+    }
+}
+
+fn listen(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Failure> {
+    let failed = |error: io::Error| Failure::Failed(format!("{host}, port {port}: {error}"));
+    let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(failed)?.collect();
+    let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
+fn config(args: &Args, model: &Qwen3Vl, context: usize, api_key: Option<String>) -> Config {
+    let path = &args.model.model;
+    let last = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let limits = Limits {
+        body: args.max_body,
+        pictures: args.max_pictures,
+        pixels: args.max_pixels as u64,
+        time: Duration::from_secs(args.request_timeout),
+        connections: args.max_connections as usize,
+        image_hosts: args.allow_image_host.clone(),
+        ..Limits::for_context(context)
+    };
+    Config {
+        name: args.name.clone().or(last).unwrap_or_else(|| "model".to_owned()),
+        defaults: args.sampling.options(model),
+        seed: args.sampling.seed(),
+        limits,
+        control_tokens: if args.control_tokens { ControlTokens::Recognized } else { ControlTokens::AsText },
+        api_key,
+        cors_origins: args.cors_origin.clone(),
+        grace: Duration::from_secs(args.grace),
+    }
+}

@@ -1,0 +1,60 @@
+//! Attention over keys and values in pages: that of [`attention`](super::attention), whose keys a table finds.
+
+use super::attention::{KEYS, Keys, QUERIES, Seen, attention_over};
+use super::slice;
+use crate::kv::KvView;
+use crate::problem::attention::Problem;
+use crate::{Result, Tensor, TensorMut};
+use kernels_gpu::attention::paged::PAGE;
+
+/// The sequences' keys.
+struct Paged<'a> {
+    problem: &'a Problem,
+    /// [sequences, width]
+    tables: &'a [u32],
+    width: usize,
+    /// How many keys each sequence has.
+    lens: &'a [u32],
+    last_row: usize,
+}
+
+impl Paged<'_> {
+    /// What a sequence alone would be, of query head `head` over all sequences.
+    fn alone(&self, head: usize) -> Problem {
+        let len = self.lens[head / self.problem.num_q_heads] as usize;
+        Problem { kv_len: len.min(self.width * PAGE as usize), ..*self.problem }
+    }
+}
+
+impl Keys for Paged<'_> {
+    fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)> {
+        let problem = self.alone(head);
+        let last = (first + QUERIES).min(problem.q_len) - 1;
+        (0..problem.visible(last)).step_by(KEYS).map(move |tile| (tile, KEYS.min(problem.kv_len - tile)))
+    }
+
+    fn row(&self, head: usize, key: usize) -> usize {
+        let table = &self.tables[head / self.problem.num_q_heads * self.width..];
+        let (page, rows) = (table[key / PAGE as usize] as usize, PAGE as usize);
+        (page * rows + key % rows).min(self.last_row)
+    }
+
+    fn seen(&self, head: usize, i: usize, tile: usize) -> Seen {
+        self.alone(head).seen(head, i, tile)
+    }
+}
+
+/// Of problem.batch sequences, each with a row of `tables` and one of `lens`.
+pub(crate) fn paged_attention(
+    out: TensorMut,
+    q: &Tensor,
+    kv: [KvView; 2],
+    tables: &Tensor,
+    lens: &[u32],
+    last_row: usize,
+    problem: &Problem,
+) -> Result<()> {
+    let width = tables.dims().last().copied().unwrap_or(0);
+    let tables = if width == 0 { &[][..] } else { slice::<u32>(tables)? };
+    attention_over(out, q, kv, problem, &Paged { problem, tables, width, lens, last_row })
+}

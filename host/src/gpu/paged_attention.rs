@@ -1,0 +1,214 @@
+//! Which kernels of attention over pages, their grids, and the scratch memory of partial results.
+
+use super::DeviceElement;
+use super::attention::{by_width, instance, longest_first, scale_log2, strides};
+use crate::cuda::{COUNTERS, CudaDevice};
+use crate::kv::{KvFormat, KvView};
+use crate::memory::DeviceBuffer;
+use crate::problem::attention::Problem;
+use crate::{Result, Tensor, TensorMut};
+use kernels_gpu::attention::merge::partial_elements;
+use kernels_gpu::attention::paged::{self, Kernels, MIN_SPLIT_KEYS, PAGE, PagedDecode, PagedPrefill};
+use kernels_gpu::attention::prefill::QUERIES_PER_BLOCK;
+use std::ptr;
+
+/// Decode blocks that one multiprocessor of sm_61 holds.
+const BLOCKS_PER_SM: u32 = 4;
+/// The most splits of a sequence: with more, merging takes longer than reading keys and values does.
+const MAX_SPLITS: u32 = 64;
+/// The largest grid along y.
+const MAX_GRID_Y: usize = 65535;
+
+/// Runs `$run` with `$kernels` bound to those of a format.
+macro_rules! with_kernels {
+    ($format:expr, $kernels:ident => $run:expr) => {
+        match $format {
+            KvFormat::F32 => {
+                let $kernels = &paged::OF_F32;
+                $run
+            }
+            KvFormat::F16 => {
+                let $kernels = &paged::OF_F32_F16;
+                $run
+            }
+            KvFormat::Float16(_) => {
+                let $kernels = &paged::OF_F32_CODED;
+                $run
+            }
+            KvFormat::Q8_0 => {
+                let $kernels = &paged::OF_F32_Q8_0;
+                $run
+            }
+        }
+    };
+}
+
+fn exponent_bits(format: KvFormat) -> u32 {
+    if let KvFormat::Float16(bits) = format { bits } else { 0 }
+}
+
+/// The most splits of a sequence on this device: as many as fill it with one sequence. It does not depend on how many
+/// sequences a launch has, so that each gives the same bits in all of them.
+fn most_splits(blocks_of_a_split: u32, multiprocessors: u32) -> u32 {
+    (BLOCKS_PER_SM * multiprocessors).div_ceil(blocks_of_a_split.max(1)).clamp(1, MAX_SPLITS)
+}
+
+/// A query for each of problem.batch sequences.
+pub(crate) fn each(
+    device: &CudaDevice,
+    mut out: TensorMut,
+    q: &Tensor,
+    kv: [KvView; 2],
+    tables: &Tensor,
+    lens: &Tensor,
+    last_row: u32,
+    problem: &Problem,
+) -> Result<()> {
+    with_kernels!(kv[0].format, kernels => {
+        let group = problem.group();
+        let groups = group.div_ceil(instance(&kernels.decode, problem.head_dim, group).rows as usize);
+        // the stream has a counter for each block of a split
+        let most = (COUNTERS / (problem.num_kv_heads * groups)).min(MAX_GRID_Y / problem.num_kv_heads).max(1);
+        for start in (0..problem.batch).step_by(most) {
+            let batch = most.min(problem.batch - start);
+            let (q, tables, lens) =
+                (q.narrow(0, start, batch)?, tables.narrow(0, start, batch)?, lens.narrow(0, start, batch)?);
+            let out = out.reborrow().narrow(0, start, batch)?;
+            launch_each(device, kernels, out, &q, kv, [&tables, &lens], last_row, &Problem { batch, ..*problem })?;
+        }
+        Ok(())
+    })
+}
+
+fn launch_each<Kv: DeviceElement>(
+    device: &CudaDevice,
+    kernels: &Kernels<Kv>,
+    out: TensorMut,
+    q: &Tensor,
+    kv: [KvView; 2],
+    [tables, lens]: [&Tensor; 2],
+    last_row: u32,
+    problem: &Problem,
+) -> Result<()> {
+    let rows = problem.batch * problem.num_q_heads;
+    let (kernel, width) =
+        (instance(&kernels.decode, problem.head_dim, problem.group()), tables.dims()[1] as u32);
+    let groups = (problem.group() as u32).div_ceil(kernel.rows);
+    let num_kv_heads = problem.num_kv_heads as u32;
+    let splits = most_splits(num_kv_heads * groups, device.properties().multiprocessors);
+    let capacity = width * PAGE;
+    let in_grid = splits.min(capacity.div_ceil(MIN_SPLIT_KEYS)).max(1);
+    let records = if in_grid > 1 { rows * in_grid as usize } else { 0 };
+    let record_bytes = partial_elements(kernel.head_dim) as usize * size_of::<f32>();
+    let partial = DeviceBuffer::uninitialized(device, records * record_bytes)?;
+    let [k_scales, v_scales] = kv.map(|x| x.scales.map_or(ptr::null(), Tensor::ptr));
+    let parameters = PagedDecode {
+        out: out.ptr(),
+        partial: partial.ptr(),
+        counters: device.stream().counters() as *mut u32,
+        tables: tables.ptr(),
+        lens: lens.ptr(),
+        q: q.ptr(),
+        k: kv[0].values.ptr::<Kv>(),
+        v: kv[1].values.ptr::<Kv>(),
+        out_strides: strides(problem.out),
+        q_strides: strides(problem.q),
+        k_strides: strides(problem.k),
+        v_strides: strides(problem.v),
+        num_kv_heads,
+        group: problem.group() as u32,
+        head_dim: problem.head_dim as u32,
+        width,
+        capacity,
+        last_row,
+        splits,
+        scale_log2: scale_log2(problem),
+        exponent_bits: exponent_bits(kv[0].format),
+        k_scales,
+        v_scales,
+    };
+    let grid = [in_grid, problem.batch as u32 * num_kv_heads, groups];
+    // SAFETY: `ops::paged_attention_each_into` has checked types, shapes, the alignment of first elements and strides, spans
+    // below 2³¹, that the pool has a row and that all lie on this stream; a TensorMut overlaps nothing. Tensors in Q8_0 have
+    // scales. `partial` has a record for each row and split of the grid and is freed after the launch. A sequence has no more
+    // splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or more. `each` launches no more
+    // groups of blocks than the stream has counters.
+    unsafe { device.launch(&kernel.spec, grid, &parameters) }
+}
+
+/// Many queries of one sequence of problem.kv_len keys.
+pub(crate) fn one(
+    device: &CudaDevice,
+    out: TensorMut,
+    q: &Tensor,
+    kv: [KvView; 2],
+    table: &Tensor,
+    last_row: u32,
+    problem: &Problem,
+) -> Result<()> {
+    with_kernels!(kv[0].format, kernels => launch_one(device, kernels, out, q, kv, table, last_row, problem))
+}
+
+fn launch_one<Kv: DeviceElement>(
+    device: &CudaDevice,
+    kernels: &Kernels<Kv>,
+    out: TensorMut,
+    q: &Tensor,
+    kv: [KvView; 2],
+    table: &Tensor,
+    last_row: u32,
+    problem: &Problem,
+) -> Result<()> {
+    let spec = &kernels.prefill[by_width(problem.head_dim)];
+    let q_len = problem.q_len as u32;
+    let (heads, rows) = (problem.num_q_heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK));
+    let [k_scales, v_scales] = kv.map(|x| x.scales.map_or(ptr::null(), Tensor::ptr));
+    let parameters = PagedPrefill {
+        out: out.ptr(),
+        table: table.ptr(),
+        q: q.ptr(),
+        k: kv[0].values.ptr::<Kv>(),
+        v: kv[1].values.ptr::<Kv>(),
+        out_strides: strides(problem.out),
+        q_strides: strides(problem.q),
+        k_strides: strides(problem.k),
+        v_strides: strides(problem.v),
+        num_q_heads: heads,
+        group: problem.group() as u32,
+        q_len,
+        kv_len: problem.kv_len as u32,
+        head_dim: problem.head_dim as u32,
+        last_row,
+        scale_log2: scale_log2(problem),
+        longest_first: longest_first(heads, rows, spec.min_blocks, device.properties().multiprocessors),
+        exponent_bits: exponent_bits(kv[0].format),
+        k_scales,
+        v_scales,
+    };
+    // SAFETY: `ops::paged_attention_into` has checked types, shapes, the alignment of first elements and strides, spans below
+    // 2³¹, that the table has a page for each key, that the pool has a row and that all lie on this stream; a TensorMut
+    // overlaps nothing. Tensors in Q8_0 have scales.
+    unsafe { device.launch(spec, [heads, rows, 1], &parameters) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels_gpu::attention::paged::keys_per_split;
+
+    /// The grid has a block for each split of the longest sequence, and none is cut short by the number of splits.
+    #[test]
+    fn splits_cover_the_keys_and_fit_the_grid() {
+        for multiprocessors in [3, 20, 132] {
+            let splits = most_splits(8, multiprocessors);
+            for width in [1u32, 4, 5, 100, 2048] {
+                let in_grid = splits.min((width * PAGE).div_ceil(MIN_SPLIT_KEYS)).max(1);
+                for len in [0, 1, 63, 64, 65, width * PAGE / 2, width * PAGE] {
+                    let keys = keys_per_split(len, splits);
+                    assert!(len.div_ceil(keys) <= in_grid, "{multiprocessors} {width} {len}");
+                    assert!(keys >= MIN_SPLIT_KEYS);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Keys and values of many sequences, in pages of one pool.
+
+use super::LayerCache;
+use crate::kv::{KvFormat, KvMut, KvTensor};
+use crate::ops::PAGE;
+use crate::{Device, Result, Tensor};
+
+/// Where an [`Attention`](super::Attention) appends keys and values, and which ones its rows attend to.
+///
+/// ```
+/// use pascaline::Device;
+/// use pascaline::kv::KvFormat;
+/// use pascaline::nn::{Cache, KvCache};
+/// let mut cache = KvCache::new(1, 1, 16, KvFormat::F16, &Device::Cpu)?;
+/// let layer: Option<Cache> = cache.layers_mut().first_mut().map(Cache::from);
+/// // block.forward(&x, &rope, layer)?
+/// # assert!(layer.is_some());
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Debug)]
+pub enum Cache<'a> {
+    /// Of one sequence, whose tokens follow each other.
+    Contiguous(&'a mut LayerCache),
+    /// Of many sequences, in pages; rows go to the places that [`Rope::at`](super::Rope::at) has.
+    Pages(&'a mut LayerPages, &'a PagedRows),
+}
+
+impl<'a> From<&'a mut LayerCache> for Cache<'a> {
+    fn from(cache: &'a mut LayerCache) -> Self {
+        Self::Contiguous(cache)
+    }
+}
+
+/// The pages that the rows of a pass attend to: first rows that are the last of a sequence each, then those of prompts. Tables and
+/// lengths are in device memory, so that writing into them moves a captured pass to other sequences.
+///
+/// ```
+/// use pascaline::nn::{PagedRows, PromptRows};
+/// use pascaline::{Device, Tensor};
+/// let table = Tensor::from_slice(&[7u32, 2], [2], &Device::Cpu)?;
+/// // five rows, of a sequence with 16 tokens in page 7 and then 4 in page 2
+/// let rows = PagedRows { each: None, prompts: vec![PromptRows { rows: 5, table, len: 20 }] };
+/// assert_eq!(rows.len(), 5);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct PagedRows {
+    /// Of rows that are the last of their sequences: their tables [rows, width] u32, and [rows] u32, how many tokens each sequence
+    /// has, this row included.
+    pub each: Option<[Tensor; 2]>,
+    /// The rows after them.
+    pub prompts: Vec<PromptRows>,
+}
+
+/// The last rows of one sequence, part of [`PagedRows`].
+///
+/// ```
+/// use pascaline::nn::PromptRows;
+/// use pascaline::{Device, Tensor};
+/// let table = Tensor::from_slice(&[7u32, 2], [2], &Device::Cpu)?;
+/// let last_five = PromptRows { rows: 5, table, len: 20 };
+/// # let _ = last_five;
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct PromptRows {
+    /// How many rows.
+    pub rows: usize,
+    /// [pages] u32, the sequence's pages in order.
+    pub table: Tensor,
+    /// Tokens of the sequence, these rows included.
+    pub len: usize,
+}
+
+impl PagedRows {
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        let each = self.each.as_ref().and_then(|[_, lens]| lens.dims().first().copied());
+        each.unwrap_or(0) + self.prompts.iter().map(|prompt| prompt.rows).sum::<usize>()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The pages of every layer. Which page belongs to whom is the caller's business.
+///
+/// ```
+/// use pascaline::Device;
+/// use pascaline::kv::KvFormat;
+/// use pascaline::nn::{Attention, KvPages, Linear, PagedRows, Rope};
+/// use pascaline::{DType, Tensor, ops};
+/// # let cpu = Device::Cpu;
+/// # let eye = Tensor::from_slice(&std::array::from_fn::<f32, 256, _>(|i| (i % 17 == 0) as u8 as f32), [16, 16], &cpu)?;
+/// # let qkv = ops::cat(&[Tensor::zeros([32, 16], DType::F32, &cpu)?, eye.clone()], 0)?; // q = k = 0, v = x
+/// # let attention = Attention::new(Linear::new(qkv, None)?, None, Linear::new(eye, None)?, [1, 1, 16], true)?;
+/// # let (cos, sin) = (Tensor::ones([1, 8], DType::F32, &cpu)?, Tensor::zeros([1, 8], DType::F32, &cpu)?);
+/// // `attention` gives the mean of a sequence's rows; 4 pages, of which two sequences have one each
+/// let mut pages = KvPages::new(1, 4, 1, 16, KvFormat::F32, &cpu)?; // 1 layer, 4 pages, 1 kv head of 16
+/// let tables = Tensor::from_slice(&[3u32, 1], [2, 1], &cpu)?;
+/// for token in 0..2u32 {
+///     let x = Tensor::from_slice(&[[token as f32; 16], [10.0; 16]].concat(), [2, 16], &cpu)?;
+///     let lens = Tensor::from_slice(&[token + 1; 2], [2], &cpu)?;
+///     let rows = PagedRows { each: Some([tables.clone(), lens]), prompts: vec![] };
+///     let at = Tensor::from_slice(&[3 * 16 + token, 16 + token, 0, 0], [2, 2], &cpu)?; // places, angles
+///     let rope = Rope { cos: cos.clone(), sin: sin.clone(), at };
+///     let y = attention.forward(&x, &rope, pages.caches(&rows).next())?;
+///     assert_eq!(y.to_vec::<f32>()?, [[token as f32 / 2.0; 16], [10.0; 16]].concat());
+/// }
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct KvPages {
+    layers: Vec<LayerPages>,
+    pages: usize,
+}
+
+/// The pages of one layer of [`KvPages`].
+///
+/// ```
+/// use pascaline::Device;
+/// use pascaline::kv::KvFormat;
+/// use pascaline::nn::{KvPages, PagedRows};
+/// let mut pages = KvPages::new(2, 8, 1, 16, KvFormat::Q8_0, &Device::Cpu)?;
+/// let rows = PagedRows::default();
+/// for layer in pages.caches(&rows) {
+///     // x = block.forward(&x, &rope, Some(layer))?, one block after the other
+/// #   let _ = layer;
+/// }
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LayerPages {
+    /// [pages · PAGE, num_kv_heads, head_dim]
+    k: KvTensor,
+    /// [pages · PAGE, num_kv_heads, head_dim]
+    v: KvTensor,
+}
+
+impl KvPages {
+    /// So many pages of [`PAGE`] tokens in every layer, for keys and values in `format`; their contents are undefined.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Unsupported`](crate::Error::Unsupported) for a number of exponent bits
+    /// that no format has, or another device error.
+    pub fn new(
+        layers: usize,
+        pages: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        format: KvFormat,
+        device: &Device,
+    ) -> Result<Self> {
+        let dims = [pages.saturating_mul(PAGE), num_kv_heads, head_dim];
+        let room = || KvTensor::uninitialized(dims, format, device);
+        let layers = (0..layers).map(|_| Ok(LayerPages { k: room()?, v: room()? })).collect::<Result<_>>()?;
+        Ok(Self { layers, pages })
+    }
+
+    /// How many pages there are.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.k.bytes() + layer.v.bytes()).sum()
+    }
+
+    /// The layers in order, for a pass of these rows.
+    pub fn caches<'a>(&'a mut self, rows: &'a PagedRows) -> impl Iterator<Item = Cache<'a>> {
+        self.layers.iter_mut().map(|layer| Cache::Pages(layer, rows))
+    }
+}
+
+impl LayerPages {
+    /// Keys and values, to read.
+    pub(super) fn parts(&self) -> [&KvTensor; 2] {
+        [&self.k, &self.v]
+    }
+
+    /// Keys and values, to write.
+    pub(super) fn parts_mut(&mut self) -> Result<[KvMut<'_>; 2]> {
+        Ok([self.k.view_mut()?, self.v.view_mut()?])
+    }
+}

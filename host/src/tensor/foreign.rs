@@ -1,0 +1,218 @@
+//! Tensors over memory that belongs to another library.
+
+use super::{CpuBuffer, Layout, Storage, Tensor};
+use crate::cuda::CudaDevice;
+use crate::memory::DeviceBuffer;
+use crate::{DType, Device, Element, Error, Result, Shape};
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Host memory of another library.
+pub(crate) struct ForeignBytes {
+    start: NonNull<u8>,
+    len: usize,
+    /// The memory is valid until this is dropped.
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: it is plain memory, and its owner may be dropped on any thread.
+unsafe impl Send for ForeignBytes {}
+// SAFETY: shared references only read.
+unsafe impl Sync for ForeignBytes {}
+
+impl ForeignBytes {
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the memory is valid and nobody writes it, as the caller of `Tensor::from_foreign` promised.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and nobody else uses it while the tensor is written.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Tensor {
+    /// A tensor over memory of another library; nothing is copied. `address` is that of the first element, strides are in
+    /// elements. `owner` is dropped with the last tensor that shares the memory; on a GPU, work that was queued before may still
+    /// be running then.
+    ///
+    /// ```
+    /// use pascaline::{DType, Device, Tensor, ops};
+    /// use std::sync::Arc;
+    /// let values = Arc::new([1.0f32, 2.0, 3.0, 4.0]);
+    /// let (address, owner) = (values.as_ptr() as u64, Box::new(Arc::clone(&values)));
+    /// // SAFETY: four elements in host memory, which lives as long as the owner and which nobody writes.
+    /// let x = unsafe { Tensor::from_foreign(address, [2, 2], &[1, 2], DType::F32, &Device::Cpu, owner) }?;
+    /// assert_eq!(x.to_vec::<f32>()?, [1.0, 3.0, 2.0, 4.0]);
+    /// assert_eq!(x.as_slice::<f32>().map(<[f32]>::as_ptr), Some(values.as_ptr()));
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if shape and strides reach beyond the address space; [`Error::Unsupported`] if there are not as many
+    /// strides as dimensions, or the address is 0 or not a multiple of the element's size.
+    ///
+    /// # Safety
+    /// * Every element that shape and strides reach is initialised memory that is valid until `owner` is dropped: host memory for
+    ///   [`Device::Cpu`]; otherwise memory of that device, valid in the order of its stream.
+    /// * While an op reads the tensor nobody writes the memory. While an op writes it nobody else uses it, and no two of its
+    ///   elements have the same address.
+    pub unsafe fn from_foreign(
+        address: u64,
+        shape: impl Into<Shape>,
+        strides: &[usize],
+        dtype: DType,
+        device: &Device,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let layout = layout(address, shape.into(), strides, dtype)?;
+        let bytes = layout.span() * dtype.size();
+        let storage = match device {
+            Device::Cpu => {
+                // An empty slice is aligned too.
+                let start = NonNull::new(address as *mut u8).filter(|_| bytes > 0);
+                let start = start.unwrap_or(NonNull::<u64>::dangling().cast());
+                Storage::Cpu(CpuBuffer::Foreign(ForeignBytes { start, len: bytes, _owner: owner }))
+            }
+            Device::Cuda(cuda) => {
+                // SAFETY: the caller's promise, for as many bytes as the layout spans.
+                Storage::Cuda(unsafe { DeviceBuffer::foreign(cuda, address, bytes, owner) })
+            }
+        };
+        Ok(Self { storage: Arc::new(storage), layout })
+    }
+
+    /// Notes that work queued so far on another stream of the device uses the tensor's memory, so that it is not reused before
+    /// that work is done. Nothing happens on the CPU.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn used_on(&self, device: &CudaDevice) -> Result<()> {
+        match &*self.storage {
+            Storage::Cpu(_) => Ok(()),
+            Storage::Cuda(buffer) => buffer.used_on(device),
+        }
+    }
+
+    /// The elements in host memory from the first on, as they lie there: element [i, j, …] is number i·strides\[0\] +
+    /// j·strides\[1\] + …. `None` on a GPU, or if the elements are not `T`s.
+    ///
+    /// ```
+    /// use pascaline::{Device, Tensor};
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::Cpu)?;
+    /// let transposed = x.swap_dims(0, 1)?; // a view
+    /// assert_eq!(transposed.as_slice::<f32>(), Some(&[1.0, 2.0, 3.0, 4.0][..]));
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    pub fn as_slice<T: Element>(&self) -> Option<&[T]> {
+        self.cpu::<T>()?.get(..self.layout.span())
+    }
+}
+
+/// The layout, if no element lies beyond the address space and kernels can load elements there.
+fn layout(address: u64, shape: Shape, strides: &[usize], dtype: DType) -> Result<Layout> {
+    const OP: &str = "from_foreign";
+    let unsupported =
+        |argument, value: String, reason: String| Err(Error::Unsupported { op: OP, argument, value, reason });
+    if strides.len() != shape.rank() {
+        let reason = format!("the shape has {} dimensions", shape.rank());
+        return unsupported("strides", format!("{strides:?}"), reason);
+    }
+    let mut layout = Layout::contiguous(dtype, shape)?;
+    if layout.shape.elements() == 0 {
+        return Ok(layout);
+    }
+    let last = layout.shape.dims().iter().zip(strides).try_fold(0usize, |last, (&size, &stride)| {
+        (size - 1).checked_mul(stride).and_then(|reach| last.checked_add(reach))
+    });
+    let end = last.and_then(|last| last.checked_add(1)?.checked_mul(dtype.size()));
+    let limit = (isize::MAX as usize).checked_sub(address as usize);
+    if end.zip(limit).is_none_or(|(end, limit)| end > limit) {
+        let limit = (isize::MAX as usize / dtype.size()) as u128;
+        let elements = last.map_or(u128::MAX, |last| last as u128 + 1);
+        return Err(Error::TooLarge { op: OP, argument: "strides", elements, limit });
+    }
+    if address == 0 || !address.is_multiple_of(dtype.size() as u64) {
+        let reason = format!("elements of {dtype} lie at multiples of {} bytes", dtype.size());
+        return unsupported("address", format!("{address:#x}"), reason);
+    }
+    layout.strides = strides.to_vec();
+    Ok(layout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Counts how often it is dropped.
+    struct Owner(Arc<AtomicUsize>);
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A tensor over the memory of `source`, and the number of drops of its owner.
+    fn over(source: &Tensor, address: u64) -> (Tensor, Arc<AtomicUsize>) {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let owner = Box::new((Owner(Arc::clone(&drops)), source.clone()));
+        let (shape, device) = (source.shape(), source.device());
+        // SAFETY: all elements of a tensor that lives as long as the owner, and that nobody writes.
+        let x = unsafe { Tensor::from_foreign(address, shape, source.strides(), DType::F32, &device, owner) };
+        (x.unwrap(), drops)
+    }
+
+    fn used_and_dropped_once(source: &Tensor, address: u64) {
+        let (x, drops) = over(source, address);
+        let view = x.narrow(0, 1, 1).unwrap();
+        drop(x);
+        assert_eq!(drops.load(Ordering::SeqCst), 0, "a view still uses it");
+        assert_eq!(ops::scale(&view, 2.0).unwrap().to_vec::<f32>().unwrap(), [6.0, 8.0]);
+        drop(view);
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+        assert_eq!(source.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0], "the memory stays its owner's");
+    }
+
+    #[test]
+    fn host_memory_is_used_in_place() {
+        let source = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], &Device::Cpu).unwrap();
+        used_and_dropped_once(&source, source.as_slice::<f32>().unwrap().as_ptr() as u64);
+    }
+
+    #[test]
+    fn device_memory_is_used_in_place() {
+        let device = Device::cuda_or_virtual().unwrap();
+        let source = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], &device).unwrap();
+        used_and_dropped_once(&source, source.address());
+
+        let (mut x, _) = over(&Tensor::zeros([2, 2], DType::F32, &device).unwrap(), source.address());
+        ops::scale_into(
+            x.view_mut().unwrap(),
+            &source.to_device(&Device::Cpu).unwrap().to_device(&device).unwrap(),
+            3.0,
+        )
+        .unwrap();
+        assert_eq!(source.to_vec::<f32>().unwrap(), [3.0, 6.0, 9.0, 12.0], "written through");
+    }
+
+    #[test]
+    fn what_cannot_be_memory_is_refused() {
+        let make = |address, shape: &[usize], strides: &[usize]| {
+            // SAFETY: nothing is read; each is refused or has no elements.
+            unsafe { Tensor::from_foreign(address, shape, strides, DType::F32, &Device::Cpu, Box::new(())) }
+        };
+        assert!(matches!(make(16, &[2], &[1, 1]), Err(Error::Unsupported { argument: "strides", .. })));
+        assert!(matches!(make(0, &[2], &[1]), Err(Error::Unsupported { argument: "address", .. })));
+        assert!(matches!(make(18, &[2], &[1]), Err(Error::Unsupported { argument: "address", .. })));
+        for strides in [[usize::MAX, 1], [usize::MAX / 8, 1]] {
+            assert!(matches!(make(16, &[3, 3], &strides), Err(Error::TooLarge { .. })));
+        }
+        let empty = make(0, &[0, 3], &[usize::MAX, 1]).unwrap();
+        assert!(empty.to_vec::<f32>().unwrap().is_empty());
+    }
+}

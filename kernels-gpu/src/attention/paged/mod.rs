@@ -1,0 +1,82 @@
+//! Attention over keys and values in pages: those of many sequences lie in one pool, and each sequence has a table of its pages.
+//!
+//! k, v: [rows of the pool, num_kv_heads, head_dim], a page is [`PAGE`] rows; key n of a sequence is row
+//! table\[n / PAGE\] · PAGE + n mod PAGE.
+//!
+//! | kernel                               | a block handles                                          | when             |
+//! |--------------------------------------|----------------------------------------------------------|------------------|
+//! | attention_paged_decode_d‹D›_r‹R›_‹t› | R rows of a kv head of a sequence, one split of its keys | a query for each |
+//! | attention_paged_prefill_d‹D›_‹t›     | 64 queries of a head of one sequence                     | a prompt's part  |
+//!
+//! The tiles' computation is the dense kernels' own ([`prefill`](super::prefill), [`decode`](super::decode)). Lengths and tables
+//! are in device memory, so that a captured launch serves others. A table's entry beyond the pool reads the pool's last row.
+//!
+//! Source: Kwon et al. 2023, "Efficient memory management for large language model serving with PagedAttention".
+
+pub mod decode;
+pub mod prefill;
+
+use super::decode::{Instances, KEY_STEP};
+use crate::device::F16;
+use crate::device::element::load_word_at;
+use cuda_std::KernelSpec;
+
+pub use decode::PagedDecode;
+pub use prefill::PagedPrefill;
+
+/// Tokens of a page. A sequence leaves half a page empty on average: 8 tokens, below 5 % from 160 tokens on. A page of a kv head
+/// of 128 columns in 16 bits is 4 KB, many times what a transfer needs to be efficient, so larger pages would gain nothing.
+pub const PAGE: u32 = 16;
+
+/// The fewest keys of a split: below it merging costs as much as it saves.
+pub const MIN_SPLIT_KEYS: u32 = 64;
+
+/// Keys of each split of a sequence of `len` keys, which makes `splits` at most. It depends on the sequence alone, so a sequence
+/// gives the same bits whichever others are in the launch.
+#[inline(always)]
+pub const fn keys_per_split(len: u32, splits: u32) -> u32 {
+    let splits = if splits == 0 { 1 } else { splits };
+    let keys = len.div_ceil(splits).next_multiple_of(KEY_STEP);
+    if keys < MIN_SPLIT_KEYS { MIN_SPLIT_KEYS } else { keys }
+}
+
+/// The kernels of one element type of k and v, `Kv`; q and out are f32.
+#[derive(Clone, Copy)]
+pub struct Kernels<Kv> {
+    /// A query for each sequence: grid = [splits, sequences · num_kv_heads, ceil(group / rows)]
+    pub decode: Instances<PagedDecode<f32, Kv>>,
+    /// Many queries of one sequence, of head_dim ≤ 64 and ≤ 128: grid = [num_q_heads, ceil(q_len / QUERIES_PER_BLOCK)]
+    pub prefill: [KernelSpec<PagedPrefill<f32, Kv>>; 2],
+}
+
+/// k and v f32.
+pub const OF_F32: Kernels<f32> = Kernels { decode: decode::OF_F32, prefill: prefill::OF_F32 };
+/// k and v f16.
+pub const OF_F32_F16: Kernels<F16> = Kernels { decode: decode::OF_F32_F16, prefill: prefill::OF_F32_F16 };
+/// k and v codes of a 16-bit float with any exponent bits.
+pub const OF_F32_CODED: Kernels<u16> =
+    Kernels { decode: decode::OF_F32_CODED, prefill: prefill::OF_F32_CODED };
+/// k and v in blocks of 8 bits.
+pub const OF_F32_Q8_0: Kernels<u8> = Kernels { decode: decode::OF_F32_Q8_0, prefill: prefill::OF_F32_Q8_0 };
+
+/// A sequence's pages.
+#[derive(Clone, Copy)]
+struct Table {
+    /// The number of each page.
+    pages: *const u32,
+    /// The pool's last row.
+    last_row: u32,
+}
+
+impl Table {
+    /// The pool's row that is key `n`.
+    ///
+    /// # Safety
+    /// The table has an entry for the key.
+    #[inline(always)]
+    unsafe fn row(self, n: u32) -> u32 {
+        // SAFETY: the table has the entry: this function's contract.
+        let page = unsafe { load_word_at(self.pages, n / PAGE) };
+        (page * PAGE + n % PAGE).min(self.last_row)
+    }
+}

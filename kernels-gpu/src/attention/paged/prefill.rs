@@ -1,0 +1,159 @@
+//! Many queries of one sequence: [`prefill`](crate::attention::prefill) over its pages, causally.
+//!
+//! The work is the dense kernels' but for where a key lies.
+
+use super::Table;
+use crate::attention::prefill::dense::{Dense, KEYS};
+use crate::attention::prefill::{
+    BM, PAD, Place, SHUFFLES, SUMS, Scratch, THREADS, Work, bn, chunk_elements, half_elements, prefill,
+};
+use crate::attention::{Strides, not_zero, tensors};
+use crate::device::F16;
+use crate::device::stored::KvElement;
+use cuda_std::prelude::*;
+use cuda_std::{KernelInfo, KernelSpec};
+
+/// The parameters of the kernels: fields without a comment are as [`Prefill`](crate::attention::Prefill) has them.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct PagedPrefill<Q, Kv> {
+    /// [num_q_heads, q_len, head_dim]
+    pub out: *mut Q,
+    /// The sequence's pages: [ceil(kv_len / PAGE)]
+    pub table: *const u32,
+    /// [num_q_heads, q_len, head_dim]
+    pub q: *const Q,
+    /// [last_row + 1, num_kv_heads, head_dim]
+    pub k: *const Kv,
+    /// [last_row + 1, num_kv_heads, head_dim]
+    pub v: *const Kv,
+    pub out_strides: Strides,
+    pub q_strides: Strides,
+    pub k_strides: Strides,
+    pub v_strides: Strides,
+    pub num_q_heads: u32,
+    pub group: u32,
+    pub q_len: u32,
+    /// Of the sequence, these queries included.
+    pub kv_len: u32,
+    pub head_dim: u32,
+    /// The pool's last row.
+    pub last_row: u32,
+    pub scale_log2: f32,
+    pub longest_first: u32,
+    pub exponent_bits: u32,
+    pub k_scales: *const F16,
+    pub v_scales: *const F16,
+}
+
+#[derive(Clone, Copy)]
+struct Paged {
+    dense: Dense,
+    table: Table,
+}
+
+impl Work<KEYS> for Paged {
+    const STEP: u32 = <Dense as Work<KEYS>>::STEP;
+
+    #[inline(always)]
+    fn place(self) -> Place {
+        self.dense.place()
+    }
+
+    #[inline(always)]
+    fn begin(self) -> u32 {
+        self.dense.begin()
+    }
+
+    #[inline(always)]
+    fn end(self) -> u32 {
+        self.dense.end()
+    }
+
+    #[inline(always)]
+    fn keys(self, tile: u32) -> u32 {
+        self.dense.keys(tile)
+    }
+
+    /// The row of the pool; after the last key, that of the last.
+    #[inline(always)]
+    unsafe fn key(self, tile: u32, row: u32) -> u32 {
+        // SAFETY: the block has a tile, so there is a key; the table has a page for each.
+        unsafe {
+            let n = self.dense.key(tile, row).min(self.dense.kv_len - 1);
+            self.table.row(n)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sees(self, _: Place, _: u32) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
+        // SAFETY: the block has this tile: this function's contract.
+        unsafe { self.dense.mask(s, place, tile) }
+    }
+
+    #[inline(always)]
+    unsafe fn partial(self) -> Option<*mut f32> {
+        None
+    }
+}
+
+macro_rules! kernels {
+    ($($name:ident: $kv:ty, $groups:literal;)*) => {
+        $(
+            /// # Safety
+            /// [`PagedPrefill`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// launched as [`Kernels::prefill`](super::Kernels::prefill) says.
+            #[kernel(
+                block = THREADS, min_blocks = 2, module = stringify!($name), shuffles = SHUFFLES,
+                shared(
+                    chunks: [f32; 2 * chunk_elements(KEYS)], probabilities: [f32; half_elements(KEYS)],
+                    maxima: [f32; BM], sums: [f32; SUMS]
+                )
+            )]
+            pub unsafe fn $name(p: PagedPrefill<f32, $kv>) {
+                let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
+                let scratch = Scratch { chunks, probabilities, maxima, sums };
+                // SAFETY: a grid with a block in it has a head; the parameters are as `prefill` asks for, too.
+                unsafe {
+                    not_zero(p.num_q_heads);
+                    let dense = Dense {
+                        num_q_heads: p.num_q_heads,
+                        q_len: p.q_len,
+                        kv_len: p.kv_len,
+                        causal: u32::MAX,
+                        longest_first: p.longest_first,
+                    };
+                    let work = Paged { dense, table: Table { pages: p.table, last_row: p.last_row } };
+                    prefill::<_, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(tensors!(p, k, v), p.last_row, work, scratch)
+                }
+            }
+        )*
+
+        /// All kernels of this file.
+        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+    };
+}
+
+kernels! {
+    attention_paged_prefill_d64_f32: f32, 1;
+    attention_paged_prefill_d64_f32_f16: F16, 1;
+    attention_paged_prefill_d128_f32: f32, 2;
+    attention_paged_prefill_d128_f32_f16: F16, 2;
+    attention_paged_prefill_d128_f32_coded: u16, 2;
+    attention_paged_prefill_d128_f32_q8_0: u8, 2;
+}
+
+/// For head_dim ≤ 64 and ≤ 128, as the others.
+pub(super) const OF_F32: [KernelSpec<PagedPrefill<f32, f32>>; 2] =
+    [attention_paged_prefill_d64_f32, attention_paged_prefill_d128_f32];
+pub(super) const OF_F32_F16: [KernelSpec<PagedPrefill<f32, F16>>; 2] =
+    [attention_paged_prefill_d64_f32_f16, attention_paged_prefill_d128_f32_f16];
+pub(super) const OF_F32_CODED: [KernelSpec<PagedPrefill<f32, u16>>; 2] =
+    [attention_paged_prefill_d128_f32_coded; 2];
+pub(super) const OF_F32_Q8_0: [KernelSpec<PagedPrefill<f32, u8>>; 2] =
+    [attention_paged_prefill_d128_f32_q8_0; 2];

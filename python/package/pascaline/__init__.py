@@ -1,0 +1,102 @@
+"""Tensors, ops and Qwen3-VL on NVIDIA Pascal GPUs (sm_61), with the GPU code written in Rust.
+
+>>> import numpy as np, pascaline
+>>> x = pascaline.Tensor(np.array([[1.0, 2.0, 3.0]], dtype=np.float32))
+>>> pascaline.softmax(x).numpy().round(3)
+array([[0.09 , 0.245, 0.665]], dtype=float32)
+
+Where there is no GPU everything runs on the CPU, and ``device="virtual"`` is an sm_61 GPU in software. ``pascaline.torch`` has the
+ops for torch, ``pascaline.transformers`` puts them into Hugging Face's models, ``pascaline.ray`` is for batches of pictures.
+"""
+
+from ._errors import (
+    CheckpointError,
+    DeviceError,
+    DeviceLostError,
+    DeviceMismatchError,
+    DriverError,
+    DTypeError,
+    Error,
+    ImageError,
+    LayoutError,
+    ModuleLoadError,
+    NoDeviceError,
+    NotFiniteError,
+    OutOfMemoryError,
+    PromptError,
+    ShapeError,
+    SharedOutputError,
+    TooLargeError,
+    TuningError,
+    UnknownDeviceError,
+    UnsupportedError,
+)
+from ._native import (
+    BlockMask,
+    Device,
+    Float16Tensor,
+    KvTensor,
+    Output,
+    QuantRows,
+    QuantTensor,
+    Qwen3VL,
+    Statistics,
+    Tensor,
+    TextStream,
+    __version__,
+    activate,
+    add,
+    addmm,
+    arange,
+    argmax,
+    attention,
+    attention_cached,
+    attention_over,
+    block_mean,
+    cast,
+    cat,
+    choose_blocks,
+    copy,
+    dequantize,
+    doctor,
+    embedding,
+    fake_quantize,
+    fake_quantize_gradient,
+    fit,
+    float16_decode,
+    float16_encode,
+    float16_matmul,
+    from_dlpack,
+    full,
+    gelu_erf,
+    gelu_tanh,
+    layer_norm,
+    linear,
+    matmul,
+    max,
+    mul,
+    ones,
+    quant_embedding,
+    quant_linear,
+    quant_matmul,
+    quant_matmul_rows,
+    quantize,
+    quantize_checkpoint,
+    quantize_rows,
+    randn,
+    rms_norm,
+    rope,
+    rope_append,
+    scale,
+    silu_mul,
+    softmax,
+    sparse_attention,
+    stack,
+    sum,
+    transpose,
+    zeros,
+)
+from ._attention_map import attention_map, attention_weights
+from .pipelines import pipeline
+
+__all__ = [name for name in dir() if not name.startswith("_")] + ["__version__"]

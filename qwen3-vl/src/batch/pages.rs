@@ -1,0 +1,200 @@
+//! Which page belongs to whom: a free list, counts of the sequences that share a page, and the contents of full pages, by which
+//! equal beginnings are found.
+//!
+//! Source: Kwon et al. 2023, "Efficient memory management for large language model serving with PagedAttention".
+
+use pascaline::ops::PAGE;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+
+/// Stands for the tokens of a page and all before it. 128 bits by keys that are drawn anew for each pool: that two
+/// beginnings share one is out of the question, and nobody can look for such a pair.
+pub(super) type Key = u128;
+
+/// Makes [`Key`]s.
+#[derive(Default)]
+pub(super) struct Keys([RandomState; 2]);
+
+impl Keys {
+    /// The key of what `write` writes.
+    pub fn of(&self, write: impl Fn(&mut dyn Hasher)) -> Key {
+        let half = |state: &RandomState| {
+            let mut hasher = state.build_hasher();
+            write(&mut hasher);
+            u128::from(hasher.finish())
+        };
+        half(&self.0[0]) << 64 | half(&self.0[1])
+    }
+
+    /// The key of values that hash.
+    pub fn of_hash(&self, value: &impl Hash) -> Key {
+        self.of(|mut hasher| value.hash(&mut hasher))
+    }
+}
+
+/// Pages that `tokens` tokens take.
+pub(super) fn pages_of(tokens: usize) -> usize {
+    tokens.div_ceil(PAGE)
+}
+
+/// The pool's books. Pages without a user whose contents are known stay as they are until they are needed, the one that was
+/// left first before the others.
+pub(super) struct Pages {
+    /// How many sequences use each page.
+    users: Vec<u32>,
+    /// What is known of each page's contents.
+    keys: Vec<Option<Key>>,
+    /// When each page was left.
+    left: Vec<u64>,
+    by_key: HashMap<Key, u32>,
+    /// Pages without contents.
+    free: Vec<u32>,
+    /// Pages with contents and without users, by when they were left.
+    idle: BTreeMap<u64, u32>,
+    clock: u64,
+}
+
+impl Pages {
+    /// All pages free.
+    pub fn new(pages: usize) -> Self {
+        let count = u32::try_from(pages).unwrap_or(u32::MAX);
+        Self {
+            users: vec![0; pages],
+            keys: vec![None; pages],
+            left: vec![0; pages],
+            by_key: HashMap::new(),
+            free: (0..count).rev().collect(),
+            idle: BTreeMap::new(),
+            clock: 0,
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.users.len()
+    }
+
+    /// Pages without users.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.idle.len()
+    }
+
+    /// A page of undefined contents for one user.
+    pub fn take(&mut self) -> Option<u32> {
+        let page = match self.free.pop() {
+            Some(page) => page,
+            None => {
+                let (_, page) = self.idle.pop_first()?;
+                if let Some(key) = self.keys[page as usize].take() {
+                    self.by_key.remove(&key);
+                }
+                page
+            }
+        };
+        self.users[page as usize] = 1;
+        Some(page)
+    }
+
+    /// The page with these contents, for one user more.
+    pub fn find(&mut self, key: Key) -> Option<u32> {
+        let page = *self.by_key.get(&key)?;
+        let at = page as usize;
+        if self.users[at] == 0 {
+            self.idle.remove(&self.left[at]);
+        }
+        self.users[at] += 1;
+        Some(page)
+    }
+
+    /// Whether a page has these contents, and nobody uses it.
+    pub fn is_idle(&self, key: Key) -> bool {
+        self.by_key.get(&key).is_some_and(|&page| self.users[page as usize] == 0)
+    }
+
+    /// Whether a page has these contents.
+    pub fn has(&self, key: Key) -> bool {
+        self.by_key.contains_key(&key)
+    }
+
+    /// Says what a page holds, so that it can be found. If another holds the same, that one goes on being found.
+    pub fn name(&mut self, page: u32, key: Key) {
+        if self.keys[page as usize].is_none() && !self.by_key.contains_key(&key) {
+            self.keys[page as usize] = Some(key);
+            self.by_key.insert(key, page);
+        }
+    }
+
+    /// Takes a user's pages back, given in order: the last is needed again last, and so is the first to be given to another.
+    pub fn release(&mut self, pages: &[u32]) {
+        for &page in pages.iter().rev() {
+            let at = page as usize;
+            self.users[at] -= 1;
+            if self.users[at] > 0 {
+                continue;
+            }
+            if self.keys[at].is_some() {
+                self.clock += 1;
+                self.left[at] = self.clock;
+                self.idle.insert(self.clock, page);
+            } else {
+                self.free.push(page);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_found_until_it_is_needed() {
+        let mut pages = Pages::new(3);
+        let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
+        pages.name(a, 1);
+        pages.name(b, 2);
+        assert_eq!((pages.find(1), pages.find(3)), (Some(a), None));
+        pages.release(&[a, b]);
+        assert_eq!(pages.available(), 2, "a has a user left");
+        pages.release(&[a]);
+        assert_eq!(pages.available(), 3);
+        assert!(pages.is_idle(1) && pages.is_idle(2));
+        let c = pages.take().unwrap();
+        assert!(c != a && c != b, "a page without contents comes first");
+        assert_eq!(pages.take(), Some(b), "left before a");
+        assert!(!pages.has(2) && pages.has(1));
+        assert_eq!(pages.find(1), Some(a));
+        assert_eq!(pages.take(), None);
+    }
+
+    #[test]
+    fn the_end_of_a_sequence_goes_before_its_beginning() {
+        let mut pages = Pages::new(3);
+        let all: Vec<_> = (0..3).map(|key| (pages.take().unwrap(), key)).collect();
+        all.iter().for_each(|&(page, key)| pages.name(page, key));
+        let order: Vec<_> = all.iter().map(|&(page, _)| page).collect();
+        pages.release(&order);
+        let taken: Vec<_> = (0..3).map(|_| pages.take().unwrap()).collect();
+        assert_eq!(taken, order.into_iter().rev().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn equal_contents_have_one_page() {
+        let mut pages = Pages::new(2);
+        let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
+        pages.name(a, 7);
+        pages.name(b, 7);
+        pages.release(&[a]);
+        pages.release(&[b]);
+        assert_eq!(pages.find(7), Some(a));
+        assert_eq!(pages.available(), 1);
+    }
+
+    #[test]
+    fn keys_tell_contents_apart() {
+        let keys = Keys::default();
+        assert_eq!(keys.of_hash(&(1, 2)), keys.of_hash(&(1, 2)));
+        assert_ne!(keys.of_hash(&(1, 2)), keys.of_hash(&(2, 1)));
+        assert_ne!(keys.of_hash(&1), Keys::default().of_hash(&1), "no two pools have the same keys");
+    }
+}

@@ -1,0 +1,305 @@
+//! A request on its way: its tokens, how many of them have passed, and where their keys and values are.
+
+use super::RequestId;
+use super::images::Images;
+use super::pages::{Key, Keys, Pages, pages_of};
+use crate::generate::{Options, Output, Statistics, StopReason, first_position, rate};
+use crate::model::{Qwen3Vl, clip};
+use crate::preprocess::Patches;
+use crate::processor::Prompt;
+use crate::sampling::Sampler;
+use crate::stream::TextStream;
+use crate::text::ImageRun;
+use crate::vision::VisionOutput;
+use pascaline::ops::PAGE;
+use pascaline::{Error, Result};
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+/// A request. All that has come of it so far is in `ids`, so it can be computed again from there.
+pub(super) struct Sequence<'m> {
+    pub id: RequestId,
+    /// The prompt's tokens and the answer's.
+    pub ids: Vec<u32>,
+    /// How many of them have passed: their keys and values are in `pages`.
+    pub computed: usize,
+    pub pages: Vec<u32>,
+    /// Keys of the full pages of `ids`, as many as were asked for.
+    keys: Vec<Key>,
+    prompt_len: usize,
+    /// The positions of the prompt's tokens, and that of the first one after them.
+    axes: Vec<[u32; 3]>,
+    first: u32,
+    /// The runs of image tokens, counted from the start of the prompt.
+    runs: Vec<ImageRun>,
+    patches: Vec<Patches>,
+    digests: Vec<Key>,
+    /// The embeddings of images that will be needed.
+    outputs: Vec<Option<VisionOutput>>,
+    pub sampler: Sampler,
+    stream: TextStream<'m>,
+    eos: Vec<u32>,
+    limit: usize,
+    /// Why it ends at the limit.
+    at_limit: StopReason,
+    text: String,
+    begin: Instant,
+    first_token: Option<Duration>,
+    prefilled: usize,
+}
+
+impl<'m> Sequence<'m> {
+    /// Checks a request; `capacity` is how many tokens the pool holds.
+    pub fn new(
+        model: &'m Qwen3Vl,
+        id: RequestId,
+        prompt: Prompt,
+        options: &Options,
+        sampler: Sampler,
+        keys: &Keys,
+        capacity: usize,
+    ) -> Result<Self> {
+        let room = model.room_after(&prompt)?;
+        let fits = (capacity + 1).saturating_sub(prompt.ids.len()); // the last token is never passed
+        let limit = options.max_new_tokens.min(room).min(fits);
+        let at_limit = match limit < options.max_new_tokens {
+            true => StopReason::ContextFull,
+            false => StopReason::MaxNewTokens,
+        };
+        if (room.min(fits), options.max_new_tokens > 0) == (0, true) {
+            let most =
+                if room == 0 { "the model's context".into() } else { format!("{capacity} in the cache") };
+            let reason = format!("its {} tokens fill {most}", prompt.ids.len());
+            return Err(Error::Prompt { reason });
+        }
+        model.capacity(&prompt, limit)?;
+        let first = first_position(&prompt, limit)?;
+        let runs = model.prompt_runs(&prompt)?;
+        let digest = |patches: &Patches| {
+            let bytes: &[u8] = bytemuck::cast_slice(&patches.values);
+            keys.of(|mut hasher| {
+                patches.grid.hash(&mut hasher);
+                hasher.write(bytes);
+            })
+        };
+        let eos = match options.stop_at_eos {
+            true => model.processor.generation.eos_token_ids.clone(),
+            false => Vec::new(),
+        };
+        Ok(Self {
+            id,
+            prompt_len: prompt.ids.len(),
+            ids: prompt.ids,
+            computed: 0,
+            pages: Vec::new(),
+            keys: Vec::new(),
+            axes: prompt.positions.axes,
+            first,
+            runs,
+            digests: prompt.patches.iter().map(digest).collect(),
+            outputs: vec![None; prompt.patches.len()],
+            patches: prompt.patches,
+            sampler,
+            stream: TextStream::new(&model.processor.tokenizer, &options.stop),
+            eos,
+            limit,
+            at_limit,
+            text: String::new(),
+            begin: Instant::now(),
+            first_token: None,
+            prefilled: 0,
+        })
+    }
+
+    /// Tokens that have yet to pass.
+    pub fn left(&self) -> usize {
+        self.ids.len() - self.computed
+    }
+
+    /// Tokens that its pages are for.
+    pub fn tokens_held(&self) -> usize {
+        self.ids.len().min(self.pages.len() * PAGE)
+    }
+
+    /// Whether its next row is the last token alone, and that no image's.
+    pub fn decodes(&self) -> bool {
+        self.left() == 1 && self.runs.last().is_none_or(|run| run.start + run.len <= self.computed)
+    }
+
+    /// Whether it ends without a token.
+    pub fn wants_nothing(&self) -> bool {
+        self.limit == 0
+    }
+
+    /// The positions of token `i` on the three axes.
+    pub fn position(&self, i: usize) -> [u32; 3] {
+        let after = || [self.first + (i - self.prompt_len) as u32; 3];
+        self.axes.get(i).copied().unwrap_or_else(after)
+    }
+
+    /// The row of the pool where token `i`'s keys and values are. It has a page.
+    pub fn place(&self, i: usize) -> u32 {
+        self.pages[i / PAGE] * PAGE as u32 + (i % PAGE) as u32
+    }
+
+    /// The key of full page `page` of its tokens.
+    fn key(&mut self, page: usize, keys: &Keys) -> Key {
+        while self.keys.len() <= page {
+            let (start, before) = (self.keys.len() * PAGE, self.keys.last().copied());
+            let tokens = &self.ids[start..start + PAGE];
+            // an image's tokens are all alike: its contents and the row in it tell them apart
+            let images: Vec<(Key, usize, usize, usize)> = clip(&self.runs, start, PAGE)
+                .into_iter()
+                .map(|run| (self.digests[run.output], run.start, run.len, run.row))
+                .collect();
+            self.keys.push(keys.of_hash(&(before, tokens, images)));
+        }
+        self.keys[page]
+    }
+
+    /// Takes pages for all its tokens, shared ones for a beginning that the pool has, and leaves `spare` pages free. Gives the
+    /// number of tokens in shared ones, or nothing if there are too few pages.
+    pub fn admit(&mut self, pages: &mut Pages, keys: &Keys, spare: usize) -> Option<usize> {
+        let full = self.ids.len().saturating_sub(1) / PAGE; // the last token passes in any case
+        let (mut shared, mut idle) = (0, 0);
+        while shared < full {
+            let key = self.key(shared, keys);
+            if !pages.has(key) {
+                break;
+            }
+            idle += usize::from(pages.is_idle(key));
+            shared += 1;
+        }
+        let needed = pages_of(self.ids.len()) - shared;
+        if pages.available() < needed + idle + spare {
+            return None;
+        }
+        for page in 0..shared {
+            let key = self.key(page, keys);
+            self.pages.extend(pages.find(key));
+        }
+        // a page that was found can't be evicted, so all that were counted are still there
+        while self.pages.len() < pages_of(self.ids.len()) {
+            let Some(page) = pages.take() else {
+                self.release(pages);
+                return None;
+            };
+            self.pages.push(page);
+        }
+        self.computed = shared * PAGE;
+        Some(self.computed)
+    }
+
+    /// Takes a page if the next token needs one; whether it has room then.
+    pub fn grow(&mut self, pages: &mut Pages) -> bool {
+        if self.pages.len() < pages_of(self.ids.len()) {
+            self.pages.extend(pages.take());
+        }
+        self.pages.len() >= pages_of(self.ids.len())
+    }
+
+    /// Gives its pages back; all its tokens have to pass again.
+    pub fn release(&mut self, pages: &mut Pages) {
+        pages.release(&self.pages);
+        self.pages.clear();
+        self.computed = 0;
+    }
+
+    /// Counts tokens that have passed, and tells the pool which pages they filled.
+    pub fn advance(&mut self, tokens: usize, pages: &mut Pages, keys: &Keys) {
+        let before = self.computed / PAGE;
+        self.computed += tokens;
+        for page in before..self.computed / PAGE {
+            let key = self.key(page, keys);
+            pages.name(self.pages[page], key);
+        }
+        if self.first_token.is_none() {
+            self.prefilled += tokens;
+        }
+        if self.left() == 0 {
+            self.outputs.fill(None);
+        }
+    }
+
+    /// How many of the next `count` tokens can pass now: those before the first image that is not seen yet. At most one image is
+    /// seen, and `may_see` is false then.
+    pub fn see(
+        &mut self,
+        model: &Qwen3Vl,
+        images: &mut Images,
+        count: usize,
+        may_see: &mut bool,
+    ) -> Result<usize> {
+        for run in clip(&self.runs, self.computed, count) {
+            let key = self.digests[run.output];
+            if self.outputs[run.output].is_none() {
+                self.outputs[run.output] = images.get(key);
+            }
+            if self.outputs[run.output].is_none() {
+                if !*may_see {
+                    return Ok(run.start);
+                }
+                *may_see = false;
+                let output = model.see(&self.patches[run.output])?;
+                images.put(key, &output);
+                self.outputs[run.output] = Some(output);
+            }
+        }
+        Ok(count)
+    }
+
+    /// The image tokens among the next `count`, counted from `at`, and the embeddings for them, which follow `outputs`.
+    pub fn images(&self, count: usize, at: usize, outputs: &mut Vec<VisionOutput>, runs: &mut Vec<ImageRun>) {
+        for run in clip(&self.runs, self.computed, count) {
+            if let Some(output) = &self.outputs[run.output] {
+                runs.push(ImageRun { start: at + run.start, output: outputs.len(), ..run });
+                outputs.push(output.clone());
+            }
+        }
+    }
+
+    /// Takes the next token of the answer: its text, if it has a place in it, and why the answer ends, if it does.
+    pub fn accept(&mut self, token: u32) -> (Option<String>, Option<StopReason>) {
+        self.first_token.get_or_insert_with(|| self.begin.elapsed());
+        self.ids.push(token);
+        if self.eos.contains(&token) {
+            return (None, Some(StopReason::Eos));
+        }
+        let piece = self.stream.push(token);
+        self.text += &piece;
+        let end = match (self.stream.stopped(), self.ids.len() - self.prompt_len >= self.limit) {
+            (true, _) => Some(StopReason::StopString),
+            (false, true) => Some(self.at_limit),
+            (false, false) => None,
+        };
+        (Some(piece), end)
+    }
+
+    /// The answer, and the text that had been held back.
+    pub fn finish(
+        mut self,
+        model: &Qwen3Vl,
+        stop_reason: StopReason,
+        cache_bytes: usize,
+    ) -> (String, Output) {
+        let rest = self.stream.finish();
+        self.text += &rest;
+        let elapsed = self.begin.elapsed();
+        let first = self.first_token.unwrap_or(elapsed);
+        let ids = self.ids.split_off(self.prompt_len);
+        let decode_tokens = ids.len().saturating_sub(1);
+        let statistics = Statistics {
+            prompt_tokens: self.prompt_len,
+            prefill_tokens: self.prefilled,
+            time_to_first_token: first.as_secs_f64(),
+            prefill_tokens_per_second: rate(self.prefilled, first),
+            decode_tokens,
+            decode_tokens_per_second: rate(decode_tokens, elapsed.saturating_sub(first)),
+            streamed_layers: model.streamed_layers(),
+            weight_bytes_per_token: model.weight_bytes(),
+            cache_bytes,
+            ..Statistics::default()
+        };
+        (rest, Output { ids, text: self.text, stop_reason, statistics })
+    }
+}

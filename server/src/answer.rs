@@ -1,0 +1,90 @@
+//! The events of one request's answers, as they come or all together.
+
+use super::error::ApiError;
+use super::worker::{Event, Usage};
+use qwen3_vl::StopReason;
+use qwen3_vl::sampling::Logprobs;
+use std::future::poll_fn;
+use std::task::Poll;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// The answers that are still to come. Dropping it ends them.
+pub(crate) struct Answers {
+    /// `None`: the answer is complete.
+    receivers: Vec<Option<UnboundedReceiver<Event>>>,
+}
+
+/// A part of one of the answers.
+pub(crate) enum Part {
+    /// A token and its text.
+    Token { id: u32, text: String, logprobs: Option<Logprobs> },
+    /// The end.
+    Done { rest: String, reason: StopReason, usage: Usage },
+}
+
+impl Answers {
+    pub fn new(receivers: Vec<UnboundedReceiver<Event>>) -> Self {
+        Self { receivers: receivers.into_iter().map(Some).collect() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.receivers.len()
+    }
+
+    /// The next part of any of them and which it is of; `None` after the last one's end. No other comes after an error.
+    pub async fn next(&mut self) -> Option<Result<(usize, Part), ApiError>> {
+        let (at, event) = poll_fn(|context| {
+            let mut waits = false;
+            for (at, slot) in self.receivers.iter_mut().enumerate() {
+                let Some(receiver) = slot else { continue };
+                match receiver.poll_recv(context) {
+                    Poll::Ready(event) => return Poll::Ready(Some((at, event))),
+                    Poll::Pending => waits = true,
+                }
+            }
+            if waits { Poll::Pending } else { Poll::Ready(None) }
+        })
+        .await?;
+        let part = match event {
+            Some(Event::Token { id, text, logprobs }) => Part::Token { id, text, logprobs },
+            Some(Event::Done { rest, reason, usage }) => {
+                self.receivers[at] = None;
+                Part::Done { rest, reason, usage }
+            }
+            Some(Event::Failed(failure)) => return self.fail(failure.into()),
+            None => return self.fail(ApiError::internal("the model's thread has ended")),
+        };
+        Some(Ok((at, part)))
+    }
+
+    /// Ends the other answers too.
+    fn fail<T>(&mut self, error: ApiError) -> Option<Result<T, ApiError>> {
+        self.receivers.iter_mut().for_each(|receiver| *receiver = None);
+        Some(Err(error))
+    }
+}
+
+/// A complete answer.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub text: String,
+    /// Each token and what is reported of it, if something is.
+    pub tokens: Vec<(u32, Logprobs)>,
+    pub reason: Option<StopReason>,
+    pub usage: Usage,
+}
+
+impl Answer {
+    pub fn push(&mut self, part: Part) {
+        match part {
+            Part::Token { id, text, logprobs } => {
+                self.text += &text;
+                self.tokens.extend(logprobs.map(|logprobs| (id, logprobs)));
+            }
+            Part::Done { rest, reason, usage } => {
+                self.text += &rest;
+                (self.reason, self.usage) = (Some(reason), usage);
+            }
+        }
+    }
+}

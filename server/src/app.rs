@@ -1,0 +1,303 @@
+//! Addresses, and who may use them.
+
+use super::error::{ApiError, json_response};
+use super::grammar::Grammars;
+use super::limits::Limits;
+use super::prepare;
+use super::request::{self, Chat, Completion, Tokenize};
+use super::worker::{Health, Worker};
+use super::{page, reply, stream};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http_body_util::BodyExt;
+use qwen3_vl::{ControlTokens, Options};
+use serde_json::{Value, json};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout_at};
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// The most bytes beyond the limit that are read and thrown away.
+const DISCARDED: usize = 64 << 20;
+
+/// How a server behaves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The model's name in answers and in `/v1/models`.
+    pub name: String,
+    /// What holds where a request says nothing, but for the seed.
+    pub defaults: Options,
+    /// The seed of requests that give none; `None`: a random one for each.
+    pub seed: Option<u64>,
+    /// What a request may ask for.
+    pub limits: Limits,
+    /// How control tokens that texts spell are taken.
+    pub control_tokens: ControlTokens,
+    /// The key that requests must have; `None`: none.
+    pub api_key: Option<String>,
+    /// Origins of web pages that may use the server besides its own; `*` for all.
+    pub cors_origins: Vec<String>,
+    /// How long running answers may take to end when the server is stopped.
+    pub grace: Duration,
+}
+
+/// What all handlers share.
+pub(crate) struct App {
+    pub worker: Worker,
+    pub config: Config,
+    /// How many requests are prepared at a time: it takes a core, and memory for pictures.
+    pub preparing: Semaphore,
+    grammars: OnceLock<std::result::Result<Grammars, String>>,
+    /// When the server was started, in Unix time.
+    pub created: u64,
+    /// The most bytes of text that can fit the context.
+    pub longest_text: usize,
+}
+
+impl App {
+    pub fn new(worker: Worker, config: Config) -> Self {
+        let processor = &worker.model().processor;
+        let ids = 0..processor.config.text.vocab_size as u32;
+        let longest_token = ids.map(|id| processor.tokenizer.token_bytes(id).len()).max().unwrap_or(1);
+        // composed characters of NFC have at most a third of the bytes
+        let longest_text = config.limits.context.saturating_mul(3 * longest_token);
+        let preparing = Semaphore::new(thread::available_parallelism().map_or(2, usize::from));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (created, grammars) = (now.as_secs(), OnceLock::new());
+        Self { worker, config, preparing, grammars, created, longest_text }
+    }
+
+    /// Made at the first use, which takes a moment.
+    pub fn grammars(&self) -> Result<&Grammars> {
+        let grammars = self.grammars.get_or_init(|| Grammars::new(&self.worker.model().processor));
+        grammars.as_ref().map_err(|reason| ApiError::unsupported("response_format", reason))
+    }
+
+    /// When an answer to a request that begins now must be complete.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.config.limits.time
+    }
+
+    pub fn too_slow(&self) -> ApiError {
+        ApiError::too_slow(self.config.limits.time.as_secs())
+    }
+}
+
+/// All addresses.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let open = Router::new().route("/health", get(health)).merge(page::routes());
+    let guarded = Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completion))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/metrics", get(metrics))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&app), authorize));
+    let all = open
+        .merge(guarded)
+        .fallback(|| async { ApiError::not_found("there is nothing at this address") })
+        .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), count));
+    let all = match cors(&app.config.cors_origins) {
+        Some(cors) => all.layer(cors),
+        None => all,
+    };
+    all.with_state(app)
+}
+
+/// Which web pages may read answers; without it browsers keep them from all but the server's own.
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    if origins.is_empty() {
+        return None;
+    }
+    let allowed = match origins.iter().any(|origin| origin == "*") {
+        true => AllowOrigin::any(),
+        false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+    };
+    let headers = [header::AUTHORIZATION, header::CONTENT_TYPE];
+    Some(
+        CorsLayer::new()
+            .allow_origin(allowed)
+            .allow_methods([Method::GET, Method::POST])
+            .allow_headers(headers),
+    )
+}
+
+/// Requests without the key go no further.
+async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response> {
+    if let Some(key) = &app.config.api_key {
+        let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let given = given
+            .and_then(|value| value.split_once(' '))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        if !given.is_some_and(|(_, given)| is_equal(given.trim().as_bytes(), key.as_bytes())) {
+            return Err(ApiError::unauthorized());
+        }
+    }
+    Ok(next.run(request).await)
+}
+
+/// Takes as long wherever the difference is.
+fn is_equal(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b)) == 0
+}
+
+async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    if response.status().is_client_error() && response.status() != StatusCode::TOO_MANY_REQUESTS {
+        app.worker.metrics().malformed.add(1);
+    }
+    response
+}
+
+/// The JSON of a body within the limits.
+async fn body(app: &App, request: Request, deadline: Instant) -> Result<Vec<u8>> {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
+    if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json")) {
+        return Err(ApiError::wrong_type());
+    }
+    let limit = app.config.limits.body;
+    let length = request
+        .headers()
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let read = read(request.into_body(), if length.is_some_and(|length| length > limit) { 0 } else { limit });
+    match timeout_at(deadline, read).await.map_err(|_| app.too_slow())? {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(ApiError::too_large(limit)),
+        Err(_) => Err(ApiError::malformed("the body ended too early")),
+    }
+}
+
+/// A body; `None` if it has more bytes than the limit. Some of those are read all the same: a client that is still sending when
+/// the connection closes does not see the answer.
+async fn read(mut body: Body, limit: usize) -> std::result::Result<Option<Vec<u8>>, axum::Error> {
+    let (mut bytes, mut length) = (Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        length += data.len();
+        if length <= limit {
+            bytes.extend_from_slice(&data);
+        } else if length > limit.saturating_add(DISCARDED) {
+            break;
+        }
+    }
+    Ok((length <= limit).then_some(bytes))
+}
+
+/// Reads a body with `read`, away from the threads that serve connections.
+async fn parsed<T: Send + 'static>(
+    app: &Arc<App>,
+    request: Request,
+    deadline: Instant,
+    read: impl FnOnce(&Value, &Config) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let body = body(app, request, deadline).await?;
+    let app = Arc::clone(app);
+    blocking(move || read(&request::parse(&body)?, &app.config)).await
+}
+
+/// Work that keeps a thread busy.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(_) => Err(ApiError::internal("a bug ended this request; the server's standard error says where")),
+    }
+}
+
+async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
+    let deadline = app.deadline();
+    let Chat { messages, pictures, wish } = parsed(&app, request, deadline, Chat::read).await?;
+    let work = prepare::chat(&app, messages, pictures, wish.schema.clone(), wish.choices);
+    let (prompt, rules) = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
+    let shape = reply::Shape::new(&app, reply::Kind::Chat);
+    let answers = prepare::submit(&app, vec![prompt], &wish, rules)?;
+    stream::reply(app, answers, shape, wish, deadline).await
+}
+
+async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
+    let deadline = app.deadline();
+    let Completion { prompts, wish } = parsed(&app, request, deadline, Completion::read).await?;
+    let prompts = timeout_at(deadline, prepare::raw(&app, prompts)).await.map_err(|_| app.too_slow())??;
+    let shape = reply::Shape::new(&app, reply::Kind::Text);
+    let answers = prepare::submit(&app, prompts, &wish, Vec::new())?;
+    stream::reply(app, answers, shape, wish, deadline).await
+}
+
+async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
+    let deadline = app.deadline();
+    let read = |body: &Value, config: &Config| Tokenize::read(body, &config.limits);
+    let wish = parsed(&app, request, deadline, read).await?;
+    let tokens = prepare::tokens(&app, wish);
+    let tokens = timeout_at(deadline, tokens).await.map_err(|_| app.too_slow())??;
+    let context = app.config.limits.context;
+    let value = json!({ "tokens": tokens, "count": tokens.len(), "max_model_len": context });
+    Ok(json_response(StatusCode::OK, &value))
+}
+
+/// What `/v1/models` says of the one model.
+fn description(app: &App) -> Value {
+    let Config { name, defaults, limits, .. } = &app.config;
+    let sampling = &defaults.sampling;
+    json!({
+        "id": name,
+        "object": "model",
+        "created": app.created,
+        "owned_by": "pascaline",
+        "max_model_len": limits.context,
+        "limits": { "pictures": limits.pictures, "pixels": limits.pixels, "body": limits.body },
+        "defaults": {
+            "max_tokens": defaults.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+        },
+    })
+}
+
+async fn models(State(app): State<Arc<App>>) -> Response {
+    json_response(StatusCode::OK, &json!({ "object": "list", "data": [description(&app)] }))
+}
+
+async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
+    match name == app.config.name {
+        true => Ok(json_response(StatusCode::OK, &description(&app))),
+        false => Err(ApiError::not_found(format!("there is no model {name:?}, only {:?}", app.config.name))),
+    }
+}
+
+async fn health(State(app): State<Arc<App>>) -> Response {
+    let health = app.worker.health().borrow().clone();
+    let (status, value) = match health {
+        Health::Up => (StatusCode::OK, json!({ "status": "ok" })),
+        Health::Draining => (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "shutting down" })),
+        Health::Lost(reason) => {
+            (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "device lost", "reason": reason }))
+        }
+    };
+    json_response(status, &value)
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let text = app.worker.metrics().text(app.worker.gauges());
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], Body::from(text)).into_response()
+}

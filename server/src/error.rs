@@ -1,0 +1,163 @@
+//! Errors in the shape of OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
+
+use super::worker::{Failure, Refused};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use pascaline::Error;
+use serde_json::{Value, json};
+
+/// Why a request is not answered, in a sentence, and what a program makes of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ApiError {
+    pub status: StatusCode,
+    pub message: String,
+    /// The field at fault.
+    pub param: Option<String>,
+    pub code: Option<&'static str>,
+    /// Seconds after which it is worth to try again.
+    pub retry_after: Option<u32>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code, retry_after: None }
+    }
+
+    /// 400: a field is not what it must be.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let param = Some(param.into());
+        Self { param, ..Self::new(StatusCode::BAD_REQUEST, Some("invalid_value"), message) }
+    }
+
+    /// 400: something that other servers have and this one has not.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: Some("unsupported"), ..Self::invalid(param, message) }
+    }
+
+    /// 400: the request as a whole.
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, Some("invalid_request"), message)
+    }
+
+    /// 400: more tokens than the context has.
+    pub fn too_long(param: &str, message: impl Into<String>) -> Self {
+        Self { code: Some("context_length_exceeded"), ..Self::invalid(param, message) }
+    }
+
+    pub fn unauthorized() -> Self {
+        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        Self::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message)
+    }
+
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, Some("not_found"), message)
+    }
+
+    pub fn wrong_method() -> Self {
+        let message = "this address does not take that method";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, Some("method_not_allowed"), message)
+    }
+
+    /// Requests with other types can come from any web page without being asked for.
+    pub fn wrong_type() -> Self {
+        let message = "the body must be JSON and the header `Content-Type: application/json`";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message)
+    }
+
+    pub fn too_large(limit: usize) -> Self {
+        let limit = pascaline::format_bytes(limit);
+        let message = format!("the body has more than {limit}, the most that this server takes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, Some("body_too_large"), message)
+    }
+
+    pub fn too_slow(seconds: u64) -> Self {
+        let message =
+            format!("the answer took more than {seconds} s, the most that this server takes for one");
+        Self::new(StatusCode::REQUEST_TIMEOUT, Some("timeout"), message)
+    }
+
+    /// 500: a bug.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, Some("internal"), message)
+    }
+
+    /// What OpenAI calls the kind of error.
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    pub fn to_json(&self) -> Value {
+        let Self { message, param, code, .. } = self;
+        json!({ "error": { "message": message, "type": self.kind(), "param": param, "code": code } })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json_response(self.status, &self.to_json());
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
+    let json = HeaderValue::from_static("application/json");
+    (status, [(header::CONTENT_TYPE, json)], value.to_string()).into_response()
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            Refused::QueueFull(_) => Self {
+                retry_after: Some(1),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, Some("queue_full"), message)
+            },
+            Refused::Draining => Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("shutting_down"), message),
+            Refused::Lost(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("device_lost"), message),
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Model(error) => error.into(),
+            Failure::Panicked => Self::internal(failure.to_string()),
+        }
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        let message = error.to_string();
+        match error {
+            Error::Prompt { .. } => Self::malformed(message),
+            Error::Image { file, reason } => {
+                let message = format!("{file} can't be used: {reason}");
+                Self { code: Some("invalid_image"), ..Self::invalid(file, message) }
+            }
+            Error::OutOfMemory { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("out_of_memory"), message)
+            }
+            Error::DeviceLost { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("device_lost"), message)
+            }
+            Error::Unsupported { op: "sampling", argument, reason, .. } => {
+                Self::invalid(argument, format!("{argument}: {reason}"))
+            }
+            Error::Unsupported { op: "grammar", .. } => Self::invalid("response_format", message),
+            _ => Self::internal(message),
+        }
+    }
+}

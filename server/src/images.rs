@@ -1,0 +1,348 @@
+//! Pictures of a request: in the request itself, or elsewhere.
+//!
+//! A server that fetches what strangers name can be made to fetch from its own network. So nothing is fetched unless its host was
+//! allowed by name, and the name must not lead to an address that is not public: the name is resolved once, all its addresses
+//! are looked at, and the connection goes to these very addresses. A redirection is a new address to which all this applies again.
+
+use super::error::ApiError;
+use super::limits::Limits;
+use base64::Engine;
+use base64::engine::general_purpose::{GeneralPurpose, STANDARD, STANDARD_NO_PAD};
+use qwen3_vl::Visual;
+use qwen3_vl::preprocess::Picture;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+use url::{Host, Url};
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// The most redirections that are followed.
+const MAX_REDIRECTS: usize = 3;
+/// The longest that a picture may take to come.
+const MAX_TIME: Duration = Duration::from_secs(20);
+
+/// The pictures of a request, in order, each with the field that it comes from.
+pub(crate) type Pictures = Vec<(String, Source)>;
+
+/// Where a picture is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Source {
+    /// The file.
+    Here(Vec<u8>),
+    /// At an address whose host is allowed.
+    Elsewhere(Url),
+}
+
+impl Source {
+    /// Reads an `image_url`.
+    pub fn read(param: &str, url: &str, limits: &Limits) -> Result<Self> {
+        let refuse = |reason: &str| ApiError::invalid(param, format!("{param} {reason}"));
+        if let Some(data) = strip_prefix_ignoring_case(url, "data:") {
+            let (kind, data) = data.split_once(',').ok_or_else(|| refuse("is a data URL without data"))?;
+            if !kind.to_ascii_lowercase().ends_with(";base64") {
+                return Err(refuse("is a data URL that is not base64"));
+            }
+            let data = data.trim();
+            let engine: &GeneralPurpose = if data.ends_with('=') { &STANDARD } else { &STANDARD_NO_PAD };
+            let file = engine.decode(data).map_err(|error| refuse(&format!("is no base64: {error}")))?;
+            return Ok(Self::Here(file));
+        }
+        let url = Url::parse(url).map_err(|error| refuse(&format!("is no address: {error}")))?;
+        check(&url, limits).map_err(|reason| refuse(&reason))?;
+        Ok(Self::Elsewhere(url))
+    }
+
+    /// The picture's file. May take as long as [`MAX_TIME`].
+    pub fn fetch(self, param: &str, limits: &Limits) -> Result<Vec<u8>> {
+        match self {
+            Self::Here(file) => Ok(file),
+            Self::Elsewhere(url) => fetch(url, limits, is_public)
+                .map_err(|reason| ApiError::invalid(param, format!("{param} can't be fetched: {reason}"))),
+        }
+    }
+}
+
+/// A picture file's picture.
+pub(crate) fn decode(param: &str, file: &[u8], limits: &Limits) -> Result<Visual> {
+    let picture = Picture::from_bytes_up_to(param, file, limits.pixels)?;
+    Ok(Visual::Image { name: param.to_owned(), picture })
+}
+
+fn strip_prefix_ignoring_case<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
+    let (start, rest) = text.split_at_checked(prefix.len())?;
+    start.eq_ignore_ascii_case(prefix).then_some(rest)
+}
+
+/// Whether the address may be fetched from, as far as its text says.
+fn check(url: &Url, limits: &Limits) -> std::result::Result<(), String> {
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(format!("is an address with {}:; it may have data:, http: or https:", url.scheme()));
+    }
+    if limits.image_hosts.is_empty() {
+        return Err(
+            "is an address, and this server fetches no pictures; send the picture as a data URL".into()
+        );
+    }
+    let host = url.host_str().unwrap_or_default();
+    let with_port = url.port().map(|port| format!("{host}:{port}"));
+    let is_allowed = |allowed: &String| allowed.eq_ignore_ascii_case(with_port.as_deref().unwrap_or(host));
+    match limits.image_hosts.iter().any(is_allowed) && url.username().is_empty() && url.password().is_none() {
+        true => Ok(()),
+        false => Err(format!("is at {host}, from which this server does not fetch")),
+    }
+}
+
+/// Gets a file. `is_allowed` decides about addresses.
+fn fetch(
+    mut url: Url,
+    limits: &Limits,
+    is_allowed: fn(IpAddr) -> bool,
+) -> std::result::Result<Vec<u8>, String> {
+    let deadline = Instant::now() + MAX_TIME;
+    for _ in 0..=MAX_REDIRECTS {
+        check(&url, limits)?;
+        let addresses = resolve(&url, is_allowed)?;
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let agent = ureq::AgentBuilder::new()
+            .resolver(move |_: &str| Ok(addresses.clone()))
+            .redirects(0)
+            .timeout(left)
+            .user_agent(concat!("pascaline/", env!("CARGO_PKG_VERSION")))
+            .build();
+        let answer = match agent.request_url("GET", &url).call() {
+            Ok(answer) => answer,
+            Err(ureq::Error::Status(status, _)) => return Err(format!("its server answers {status}")),
+            Err(ureq::Error::Transport(error)) => return Err(error.kind().to_string()),
+        };
+        if (300..400).contains(&answer.status()) {
+            let location = answer.header("location").ok_or("it is redirected to nowhere")?;
+            url = url.join(location).map_err(|error| format!("it is redirected to no address: {error}"))?;
+            continue;
+        }
+        let mut file = Vec::new();
+        let mut body = answer.into_reader().take(limits.body as u64 + 1);
+        body.read_to_end(&mut file).map_err(|error| error.to_string())?;
+        return match file.len() > limits.body {
+            true => Err(format!("it has more than {}", pascaline::format_bytes(limits.body))),
+            false => Ok(file),
+        };
+    }
+    Err(format!("it is redirected more than {MAX_REDIRECTS} times"))
+}
+
+/// The addresses of a host, all of which must be allowed.
+fn resolve(url: &Url, is_allowed: fn(IpAddr) -> bool) -> std::result::Result<Vec<SocketAddr>, String> {
+    let port = url.port_or_known_default().ok_or("it has no port")?;
+    let addresses: Vec<SocketAddr> = match url.host() {
+        Some(Host::Ipv4(address)) => vec![(address, port).into()],
+        Some(Host::Ipv6(address)) => vec![(address, port).into()],
+        Some(Host::Domain(name)) => {
+            let found = (name, port).to_socket_addrs().map_err(|_| "its host has no address")?;
+            found.collect()
+        }
+        None => Vec::new(),
+    };
+    if addresses.is_empty() {
+        return Err("its host has no address".into());
+    }
+    match addresses.iter().all(|address| is_allowed(address.ip())) {
+        true => Ok(addresses),
+        false => Err("its host's address is not public".into()),
+    }
+}
+
+/// Whether an address is on the internet, and not on this machine, its network, or reserved.
+///
+/// Source: IANA's registries of special-purpose addresses for IPv4 and IPv6.
+fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => is_public_v6(address),
+    }
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let [a, b, c, _] = address.octets();
+    let shared = a == 100 && (64..128).contains(&b);
+    let benchmarks = a == 198 && (18..20).contains(&b);
+    let special = (a, b, c) == (192, 0, 0) || (a, b, c) == (192, 88, 99);
+    !(a == 0
+        || a >= 224 // multicast, reserved, broadcast
+        || address.is_private()
+        || address.is_loopback()
+        || address.is_link_local()
+        || address.is_documentation()
+        || shared
+        || benchmarks
+        || special)
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let [a, b, c, d, e, f, g, h] = address.segments();
+    let v4 = |high: u16, low: u16| {
+        let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+        is_public_v4(Ipv4Addr::new(a, b, c, d))
+    };
+    match [a, b, c, d, e, f] {
+        // IPv4 in IPv6, and its translation
+        [0, 0, 0, 0, 0, 0xffff] | [0x64, 0xff9b, 0, 0, 0, 0] => v4(g, h),
+        [0x2002, ..] => v4(b, c),
+        // global unicast, without Teredo, ORCHID and other protocols' addresses, and documentation
+        [0x2001, 0..0x200, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..0x1000, ..] => false,
+        _ => (0x2000..0x4000).contains(&a),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::thread;
+
+    fn limits(hosts: &[&str]) -> Limits {
+        let image_hosts = hosts.iter().map(|&host| host.to_owned()).collect();
+        Limits { image_hosts, ..Limits::for_context(64) }
+    }
+
+    #[test]
+    fn only_public_addresses_are_public() {
+        for address in [
+            "8.8.8.8",
+            "1.1.1.1",
+            "172.15.0.1",
+            "172.32.0.1",
+            "100.63.0.1",
+            "100.128.0.1",
+            "192.0.1.1",
+            "2606:4700::1111",
+            "2a00:1450::1",
+            "::ffff:8.8.8.8",
+            "64:ff9b::808:808",
+            "2002:808:808::",
+        ] {
+            assert!(is_public(address.parse().unwrap()), "{address}");
+        }
+        for address in [
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.0.0.1",
+            "127.0.0.1",
+            "127.255.0.1",
+            "100.64.0.1",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "192.0.0.8",
+            "192.0.2.1",
+            "198.18.0.1",
+            "198.51.100.1",
+            "203.0.113.1",
+            "224.0.0.1",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "::127.0.0.1",
+            "64:ff9b::7f00:1",
+            "64:ff9b:1::1",
+            "2002:7f00:1::",
+            "2002:a00:1::",
+            "fe80::1",
+            "fec0::1",
+            "fc00::1",
+            "fd12::1",
+            "ff02::1",
+            "2001::1",
+            "2001:db8::1",
+            "3fff::1",
+        ] {
+            assert!(!is_public(address.parse().unwrap()), "{address}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_refused_by_their_text() {
+        let read =
+            |url: &str, hosts: &[&str]| Source::read("url", url, &limits(hosts)).map_err(|e| e.message);
+        assert!(read("http://a.example/x.png", &["a.example"]).is_ok());
+        assert!(read("https://A.example/x.png", &["a.example"]).is_ok());
+        assert!(read("http://a.example:8000/", &["a.example:8000"]).is_ok());
+        for (url, hosts) in [
+            ("http://a.example/x.png", &[][..]),
+            ("http://b.example/x.png", &["a.example"]),
+            ("http://a.example:8000/", &["a.example"]),
+            ("http://a.example@b.example/", &["a.example"]),
+            ("http://user:word@a.example/", &["a.example"]),
+            ("http://b.a.example/", &["a.example"]),
+            ("ftp://a.example/", &["a.example"]),
+            ("file:///etc/passwd", &[]),
+            ("/etc/passwd", &[]),
+            ("", &[]),
+            ("data:image/png;base64", &[]),
+            ("data:image/png,abc", &[]),
+            ("data:image/png;base64,****", &[]),
+        ] {
+            assert!(read(url, hosts).is_err(), "{url}");
+        }
+        assert_eq!(read("DATA:image/png;BASE64,aGk=", &[]), Ok(Source::Here(b"hi".into())));
+        assert_eq!(read("data:;base64,aGk", &[]), Ok(Source::Here(b"hi".into())));
+        assert_eq!(read("data:;base64, aGk=\n", &[]), Ok(Source::Here(b"hi".into())));
+    }
+
+    /// A server on this machine that gives each of its answers once.
+    fn serve(answers: Vec<String>) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::spawn(move || {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request).unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        port
+    }
+
+    #[test]
+    fn this_machine_is_never_asked() {
+        let port = serve(Vec::new());
+        for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"] {
+            let url = Url::parse(&format!("http://{host}:{port}/x.png")).unwrap();
+            let allowed = format!("{}:{port}", url.host_str().unwrap());
+            let reason = fetch(url, &limits(&[&allowed]), is_public).unwrap_err();
+            assert!(reason.contains("not public") || reason.contains("no address"), "{host}: {reason}");
+        }
+    }
+
+    #[test]
+    fn files_and_redirections_are_bounded() {
+        let here = |address: IpAddr| address.is_loopback();
+        let get = |answers: Vec<String>, limit: usize| {
+            let port = serve(answers);
+            let url = Url::parse(&format!("http://127.0.0.1:{port}/x.png")).unwrap();
+            let limits = Limits { body: limit, ..limits(&[&format!("127.0.0.1:{port}")]) };
+            fetch(url, &limits, here)
+        };
+        let file = || "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello".to_owned();
+        let to =
+            |place: &str| format!("HTTP/1.1 302 Found\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n");
+        assert_eq!(get(vec![file()], 5), Ok(b"hello".into()));
+        assert!(get(vec![file()], 4).unwrap_err().contains("more than"));
+        assert!(get(vec!["HTTP/1.1 200 OK\r\n\r\nendless".into()], 4).unwrap_err().contains("more than"));
+        assert_eq!(get(vec![to("/y.png"), file()], 5), Ok(b"hello".into()));
+        assert!(get(vec![to("/y.png"); 4], 5).unwrap_err().contains("more than 3 times"));
+        assert!(get(vec![to("http://127.0.0.1:1/")], 5).unwrap_err().contains("does not fetch"));
+        assert!(get(vec![to("file:///etc/passwd")], 5).unwrap_err().contains("file:"));
+        assert!(
+            get(vec!["HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".into()], 5)
+                .unwrap_err()
+                .contains("404")
+        );
+    }
+}

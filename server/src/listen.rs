@@ -1,0 +1,169 @@
+//! Connections, and how the server ends.
+
+use super::app::{self, App, Config};
+use super::worker::{Health, Worker};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{sleep, timeout};
+
+/// How long the head of a request may take to come.
+const HEAD: Duration = Duration::from_secs(30);
+/// How long a lost device's end is put off, so that errors arrive and `/health` is seen.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long the step that is being computed may take to end.
+const LAST_STEP: Duration = Duration::from_secs(5);
+
+/// Who ends a server.
+pub enum Stop {
+    /// SIGINT or SIGTERM; on Windows, Ctrl-C.
+    Signals,
+    /// Whoever sends something.
+    Messages(UnboundedReceiver<()>),
+}
+
+impl Stop {
+    async fn next(&mut self) -> io::Result<()> {
+        match self {
+            Self::Signals => signal().await,
+            Self::Messages(receiver) => match receiver.recv().await {
+                Some(()) => Ok(()),
+                None => std::future::pending().await, // nobody can send any more
+            },
+        }
+    }
+}
+
+#[cfg(unix)]
+async fn signal() -> io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => Ok(()),
+        _ = terminate.recv() => Ok(()),
+    }
+}
+
+#[cfg(not(unix))]
+async fn signal() -> io::Result<()> {
+    tokio::signal::ctrl_c().await
+}
+
+/// How a server ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was stopped.
+    Stopped {
+        /// Answers that were cut off, as they took longer than the grace time.
+        cut_off: usize,
+    },
+    /// The device is lost: only a new process can use it.
+    DeviceLost(String),
+}
+
+/// Serves until it is stopped or the device is lost.
+///
+/// After the first stop no new requests are taken, and running answers have `config.grace` to end; a second stop ends them.
+///
+/// # Errors
+/// If the system has no threads, sockets or signals left.
+pub fn run(listener: TcpListener, worker: Worker, config: Config, stop: Stop) -> io::Result<End> {
+    listener.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let app = Arc::new(App::new(worker, config));
+    let end = runtime.block_on(serve(listener, Arc::clone(&app), stop));
+    // Connections are dropped, and with them the receivers of answers that were cut off. A process that ends while another thread is
+    // inside the driver may crash.
+    runtime.shutdown_timeout(LAST_STEP);
+    let begin = Instant::now();
+    while begin.elapsed() < LAST_STEP && app.worker.gauges().running > 0 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    end
+}
+
+async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Result<End> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let router = app::router(Arc::clone(&app));
+    let (graceful, mut health) = (GracefulShutdown::new(), app.worker.health());
+    let connections = Arc::new(Semaphore::new(app.config.limits.connections));
+    let accept = async {
+        loop {
+            let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { break };
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // that one is gone, or there are no descriptors for the moment
+                    if !is_of_one_connection(&error) {
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                    continue;
+                }
+            };
+            let _ = stream.set_nodelay(true); // tokens are small and wait for nothing
+            let service = TowerToHyperService::new(router.clone());
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD)
+                .serve_connection(TokioIo::new(stream), service);
+            let connection = graceful.watch(connection);
+            tokio::spawn(async move {
+                let _ = connection.await; // a connection that breaks concerns its client alone
+                drop(permit);
+            });
+        }
+    };
+    let lost = async {
+        let lost = health.wait_for(|health| matches!(health, Health::Lost(_))).await;
+        match lost.as_deref() {
+            Ok(Health::Lost(reason)) => reason.clone(),
+            _ => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = accept => {}
+        reason = lost => {
+            // requests are still taken, and refused
+            return Ok(last_words(&listener, &router, reason).await);
+        }
+        stopped = stop.next() => stopped?,
+    }
+    drop(listener);
+    app.worker.drain();
+    let all_ended = tokio::select! {
+        ended = timeout(app.config.grace, graceful.shutdown()) => ended.is_ok(),
+        stopped = stop.next() => stopped.map(|()| false)?,
+    };
+    let gauges = app.worker.gauges();
+    Ok(match app.worker.health().borrow().clone() {
+        Health::Lost(reason) => End::DeviceLost(reason),
+        Health::Up | Health::Draining if all_ended => End::Stopped { cut_off: 0 },
+        Health::Up | Health::Draining => End::Stopped { cut_off: gauges.running + gauges.waiting },
+    })
+}
+
+/// Goes on answering for a moment, so that whoever looks sees why the server ends.
+async fn last_words(listener: &tokio::net::TcpListener, router: &axum::Router, reason: String) -> End {
+    let accept = async {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = TowerToHyperService::new(router.clone());
+            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            tokio::spawn(async move { connection.await.is_ok() });
+        }
+    };
+    let _ = timeout(LAST_WORDS, accept).await;
+    End::DeviceLost(reason)
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}

@@ -1,0 +1,183 @@
+//! What is counted, and how Prometheus reads it.
+//!
+//! Source: the text format of exposition, version 0.0.4.
+
+use std::fmt::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Upper bounds of the buckets of times, in seconds.
+const BOUNDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds to it.
+    pub fn add(&self, more: usize) {
+        self.0.fetch_add(more as u64, Ordering::Relaxed);
+    }
+
+    /// Its value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How often a time was at most each of a few bounds.
+#[derive(Debug, Default)]
+pub struct Histogram(Mutex<Times>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    /// The last is for times beyond all bounds.
+    counts: [u64; BOUNDS.len() + 1],
+    seconds: f64,
+}
+
+impl Histogram {
+    /// Counts a time.
+    pub fn record(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let mut times = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        times.counts[BOUNDS.partition_point(|bound| *bound < seconds)] += 1;
+        times.seconds += seconds;
+    }
+}
+
+/// All counters. Those of the worker are counted by it alone.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Answers that came to their end.
+    pub finished: Counter,
+    /// Answers that ended with an error.
+    pub failed: Counter,
+    /// Answers whose client left before their end.
+    pub left: Counter,
+    /// Requests that found the queue full.
+    pub refused: Counter,
+    /// Requests that were answered with a 4xx otherwise.
+    pub malformed: Counter,
+    /// Tokens of prompts.
+    pub prompt_tokens: Counter,
+    /// Of these, those whose keys and values were there already.
+    pub cached_tokens: Counter,
+    /// Tokens of answers.
+    pub generated_tokens: Counter,
+    /// From the queue to the first token.
+    pub first_token: Histogram,
+    /// In the queue.
+    pub queued: Histogram,
+    /// From token to token.
+    pub next_token: Histogram,
+}
+
+/// Numbers of a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gauges {
+    /// Answers that are being computed.
+    pub running: usize,
+    /// Answers that wait.
+    pub waiting: usize,
+    /// Whether new requests are taken.
+    pub up: bool,
+    /// How those that run share the pages.
+    pub batch: qwen3_vl::batch::Metrics,
+}
+
+impl Metrics {
+    /// As Prometheus reads them.
+    pub fn text(&self, now: Gauges) -> String {
+        let mut text = String::new();
+        let mut one = |name: &str, kind: &str, help: &str, values: &[(&str, u64)]| {
+            let _ = writeln!(text, "# HELP pascaline_{name} {help}\n# TYPE pascaline_{name} {kind}");
+            for (label, value) in values {
+                let _ = writeln!(text, "pascaline_{name}{label} {value}");
+            }
+        };
+        one(
+            "requests_total",
+            "counter",
+            "Requests by their outcome.",
+            &[
+                ("{outcome=\"finished\"}", self.finished.get()),
+                ("{outcome=\"failed\"}", self.failed.get()),
+                ("{outcome=\"left\"}", self.left.get()),
+                ("{outcome=\"refused\"}", self.refused.get()),
+                ("{outcome=\"malformed\"}", self.malformed.get()),
+            ],
+        );
+        one("prompt_tokens_total", "counter", "Tokens of prompts.", &[("", self.prompt_tokens.get())]);
+        one(
+            "prompt_tokens_cached_total",
+            "counter",
+            "Tokens of prompts that were not computed again.",
+            &[("", self.cached_tokens.get())],
+        );
+        one("generated_tokens_total", "counter", "Tokens of answers.", &[("", self.generated_tokens.get())]);
+        one("requests_running", "gauge", "Answers that are being computed.", &[("", now.running as u64)]);
+        one("requests_waiting", "gauge", "Requests in the queue.", &[("", now.waiting as u64)]);
+        let batch = now.batch;
+        one(
+            "pages",
+            "gauge",
+            "Pages of keys and values.",
+            &[("{state=\"used\"}", batch.pages_used as u64), ("{state=\"free\"}", batch.pages_free as u64)],
+        );
+        let help = "Tokens of prompts that were in the pages already when their requests were admitted.";
+        one("prefix_hit_tokens_total", "counter", help, &[("", batch.prefix_hits)]);
+        let help = "Requests that gave their pages back for others, to be computed again.";
+        one("preemptions_total", "counter", help, &[("", batch.preemptions)]);
+        let help = "Embeddings of pictures that are kept for requests to come.";
+        one("picture_cache_bytes", "gauge", help, &[("", batch.image_bytes as u64)]);
+        one("up", "gauge", "Whether new requests are taken.", &[("", now.up.into())]);
+        histogram(&mut text, "queue_seconds", "Time in the queue.", &self.queued);
+        let help = "Time from the queue's end to the first token.";
+        histogram(&mut text, "time_to_first_token_seconds", help, &self.first_token);
+        histogram(&mut text, "time_per_token_seconds", "Time from token to token.", &self.next_token);
+        text
+    }
+}
+
+fn histogram(text: &mut String, name: &str, help: &str, histogram: &Histogram) {
+    let times = *histogram.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _ = writeln!(text, "# HELP pascaline_{name} {help}\n# TYPE pascaline_{name} histogram");
+    let mut sum = 0;
+    for (bound, count) in BOUNDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]).zip(times.counts) {
+        sum += count;
+        let _ = writeln!(text, "pascaline_{name}_bucket{{le=\"{bound}\"}} {sum}");
+    }
+    let _ = writeln!(text, "pascaline_{name}_sum {}\npascaline_{name}_count {sum}", times.seconds);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_add_up() {
+        let metrics = Metrics::default();
+        for milliseconds in [1, 5, 6, 200_000] {
+            metrics.queued.record(Duration::from_millis(milliseconds));
+        }
+        metrics.prompt_tokens.add(3);
+        let text = metrics.text(Gauges { running: 1, waiting: 2, up: true, ..Gauges::default() });
+        for line in [
+            "pascaline_queue_seconds_bucket{le=\"0.005\"} 2",
+            "pascaline_queue_seconds_bucket{le=\"0.01\"} 3",
+            "pascaline_queue_seconds_bucket{le=\"120\"} 3",
+            "pascaline_queue_seconds_bucket{le=\"+Inf\"} 4",
+            "pascaline_queue_seconds_sum 200.012",
+            "pascaline_queue_seconds_count 4",
+            "pascaline_prompt_tokens_total 3",
+            "pascaline_requests_running 1",
+            "pascaline_requests_waiting 2",
+            "pascaline_pages{state=\"free\"} 0",
+            "pascaline_up 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+        }
+    }
+}

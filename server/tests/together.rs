@@ -1,0 +1,69 @@
+//! The worker: sixteen answers at once are those that the model gives alone, whoever leaves meanwhile.
+
+use pascaline::Device;
+use pascaline_server::worker::{Event, Job, Worker};
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::{Options, Prompt, Qwen3Vl};
+use std::path::Path;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+fn job(prompt: &Prompt, tokens: usize) -> (Job, UnboundedReceiver<Event>) {
+    let (events, receiver) = unbounded_channel();
+    let options = Options { max_new_tokens: tokens, stop_at_eos: false, ..Options::default() };
+    (Job { prompt: prompt.clone(), options, logprobs: None, constraint: None, events }, receiver)
+}
+
+#[test]
+fn answers_together_are_those_alone() {
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+    let model = Qwen3Vl::load(tiny, &Device::Cpu).unwrap();
+    let prompts: Vec<Prompt> = (0..16)
+        .map(|i| {
+            let text = format!("Number {i} asks why the sky is blue.");
+            model.processor.prepare(&[user_turn(&[], &text)], &[]).unwrap()
+        })
+        .collect();
+    let expected: Vec<_> = prompts
+        .iter()
+        .map(|prompt| {
+            let options = Options { max_new_tokens: 12, stop_at_eos: false, ..Options::default() };
+            let mut session = model.session().unwrap();
+            model
+                .generate_from(&mut session, prompt, &options, |_| std::ops::ControlFlow::Continue(()))
+                .unwrap()
+        })
+        .collect();
+    let worker = Worker::start(model, 40).unwrap();
+    let (leaving, gone): (Vec<_>, Vec<_>) = prompts[..5].iter().map(|prompt| job(prompt, 3000)).unzip();
+    worker.submit(leaving).unwrap();
+    let (jobs, mut receivers): (Vec<_>, Vec<_>) = prompts.iter().map(|prompt| job(prompt, 12)).unzip();
+    worker.submit(jobs).unwrap();
+    drop(gone);
+    for (receiver, expected) in receivers.iter_mut().zip(&expected) {
+        let (mut ids, mut all) = (Vec::new(), String::new());
+        loop {
+            match receiver.blocking_recv().expect("an end comes before the worker's") {
+                Event::Token { id, text, .. } => {
+                    ids.push(id);
+                    all.push_str(&text);
+                }
+                Event::Done { rest, reason, usage } => {
+                    all.push_str(&rest);
+                    assert_eq!((&ids, &all, reason), (&expected.ids, &expected.text, expected.stop_reason));
+                    assert_eq!(usage.completion_tokens, 12);
+                    assert!(usage.cached_tokens < usage.prompt_tokens);
+                    break;
+                }
+                Event::Failed(failure) => panic!("{failure}"),
+            }
+        }
+    }
+    let metrics = worker.metrics();
+    assert_eq!((metrics.finished.get(), metrics.failed.get(), metrics.left.get()), (16, 0, 5));
+    let begin = std::time::Instant::now();
+    while worker.gauges().batch.pages_used > 0 {
+        assert!(begin.elapsed().as_secs() < 10, "{:?}", worker.gauges());
+        std::thread::yield_now();
+    }
+    assert_eq!((worker.gauges().running, worker.gauges().waiting), (0, 0));
+}
