@@ -1,7 +1,7 @@
 //! Tokens per second of many answers at once, and how evenly they come while a long prompt arrives.
 //!
 //! `cargo run --release --example batch_bench -- MODEL [--device cuda:0] [--cache f16] [--quantize q4_0] [--prompt 200]
-//! [--tokens 64] [--sequences 1,4,16,64] [--arrival 2000] [--prompt-tokens 128] [--json FILE]`
+//! [--tokens 64] [--sequences 1,4,16,64] [--arrival 2000] [--prompt-tokens 512] [--json FILE]`
 
 use pascaline::{Device, Result};
 use qwen3_vl::batch::{Batch, BatchOptions, Event};
@@ -160,7 +160,9 @@ fn arrival(batch: &mut Batch, model: &Qwen3Vl, sequences: usize, length: usize) 
         }
     };
     ids.push(late);
-    ids.into_iter().for_each(|id| drop(batch.remove(id)));
+    for id in ids {
+        batch.remove(id);
+    }
     Ok(Arrival {
         sequences,
         prompt: length,
@@ -189,7 +191,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let most = counts.iter().copied().max().unwrap_or(1);
     let room = (most * (length + tokens + 32)).max(most.min(16) * 600 + late + 500);
     let options = BatchOptions {
-        prompt_tokens: number("--prompt-tokens", 128),
+        prompt_tokens: number("--prompt-tokens", 512),
         max_sequences: most.max(17),
         ..BatchOptions::with_room(room)
     };

@@ -35,7 +35,8 @@ fn a_fault_ends_all_requests() {
         }
     }
     faults::clear();
-    (ids.sort(), failed.sort());
+    ids.sort();
+    failed.sort();
     assert_eq!(failed, ids);
     assert!(batch.is_idle() && batch.step().is_empty());
     assert!(matches!(batch.fault(), Some(Error::DeviceLost { .. })));

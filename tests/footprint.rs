@@ -74,7 +74,9 @@ fn plans_of_many_requests_are_what_is_allocated() {
             let mut together = Batch::new(&model, batch).unwrap();
             let prompt = model.processor.prepare(&[user_turn(picture, "What is it?")], picture).unwrap();
             let generation = Options { max_new_tokens: 3, stop_at_eos: false, ..Options::default() };
-            (0..4).for_each(|_| drop(together.add(prompt.clone(), &generation).unwrap()));
+            for _ in 0..4 {
+                together.add(prompt.clone(), &generation).unwrap();
+            }
             while !together.is_idle() {
                 for event in together.step() {
                     assert!(!matches!(event, Event::Failed { .. }), "{event:?}");

@@ -56,7 +56,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "128", requires = "serve")]
     pub tokens: usize,
 
-    /// Also measure how a running answer fares while prompts of so many numbers arrive, of about six tokens each.
+    /// Also measure how a running answer fares while prompts of so many numbers arrive, of about seven tokens each.
     #[arg(long, value_name = "N", requires = "serve")]
     pub long_prompt: Option<usize>,
 

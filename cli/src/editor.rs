@@ -1,10 +1,9 @@
 //! The input of `chat`: a line editor on a terminal, lines of a pipe or file elsewhere.
 
 use super::failure::Failure;
+use super::interrupt;
 use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, DefaultEditor};
-use signal_hook::consts::SIGINT;
-use signal_hook::flag;
 use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,12 +40,8 @@ impl Editor {
         // The terminal itself, so that stdout, which may be a file, holds the answers alone.
         let config = Config::builder().behavior(Behavior::PreferTerm).auto_add_history(true).build();
         let editor = DefaultEditor::with_config(config).map_err(|error| unusable(&error))?;
-        let interrupted = Arc::new(AtomicBool::new(false));
-        // In this order: the first Ctrl-C sets the flag, and one that finds it set ends the program, if an answer can't
-        // be ended. While a line is edited, Ctrl-C is a key and no signal.
-        flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&interrupted))
-            .and_then(|_| flag::register(SIGINT, Arc::clone(&interrupted)))
-            .map_err(|error| Failure::Failed(format!("Ctrl-C can't be handled: {error}")))?;
+        // While a line is edited, Ctrl-C is a key and no signal.
+        let interrupted = interrupt::flag()?;
         Ok(Self::Terminal { editor: Box::new(editor), interrupted })
     }
 

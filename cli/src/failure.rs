@@ -57,6 +57,8 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            // as Wine says it: the pipe is not connected
+            _ if cfg!(windows) && error.raw_os_error() == Some(233) => Self::OutputClosed,
             _ => Self::Failed(format!("the output can't be written: {error}")),
         }
     }

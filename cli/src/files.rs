@@ -39,14 +39,14 @@ impl OutputFile {
             Ok(_) if !force => Err(exists(to)),
             Ok(found) => {
                 // Through a link: the link stays, and what it names is replaced. Its permissions stay too.
-                let place = fs::canonicalize(to).map_err(cannot)?;
+                let place = whole(to).map_err(cannot)?;
                 let file = temporary(&place).map_err(cannot)?;
                 file.as_file().set_permissions(found.permissions()).map_err(cannot)?;
                 Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file, place) })
             }
             Err(_) => {
                 let name = to.file_name().ok_or_else(|| cannot(io::ErrorKind::InvalidFilename.into()))?;
-                let place = fs::canonicalize(folder_of(to)).map_err(cannot)?.join(name);
+                let place = whole(folder_of(to)).map_err(cannot)?.join(name);
                 let file = temporary(&place).map_err(cannot)?;
                 Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file, place) })
             }
@@ -164,9 +164,32 @@ pub(super) fn check_apart<'a>(
 
 /// Where an ordinary file is or would be; `None` for devices and pipes, which may be named more than once.
 fn place(path: &Path) -> Option<PathBuf> {
-    match fs::canonicalize(path) {
-        Ok(whole) => whole.is_file().then_some(whole),
-        Err(_) => Some(fs::canonicalize(folder_of(path)).ok()?.join(path.file_name()?)),
+    match whole(path) {
+        Ok(whole) if whole.exists() => whole.is_file().then_some(whole),
+        _ => Some(whole(folder_of(path)).ok()?.join(path.file_name()?)),
+    }
+}
+
+/// The path without links and `..`; on Windows in the form that may be longer than 260 characters.
+pub(super) fn whole(path: &Path) -> io::Result<PathBuf> {
+    let whole = fs::canonicalize(path);
+    // Wine can't tell the name of a file whose path is long; then links stay
+    if cfg!(windows) && whole.is_err() {
+        std::path::absolute(path).map(|path| verbatim(&path))
+    } else {
+        whole
+    }
+}
+
+/// An absolute path of Windows in the form that is not looked at: `\\?\C:\…` or `\\?\UNC\server\…`.
+fn verbatim(path: &Path) -> PathBuf {
+    match path.as_os_str().to_str() {
+        Some(text) if text.starts_with(r"\\?\") => path.to_owned(),
+        Some(text) => match text.strip_prefix(r"\\") {
+            Some(share) => format!(r"\\?\UNC\{share}").into(),
+            None => format!(r"\\?\{text}").into(),
+        },
+        None => path.to_owned(),
     }
 }
 
@@ -230,6 +253,14 @@ mod tests {
         assert!(sentence(ours.keep()).contains("--force"));
         assert_eq!(fs::read(&file)?, b"theirs");
         Ok(())
+    }
+
+    #[test]
+    fn long_paths_of_windows_have_their_form() {
+        let form = |path: &str| verbatim(Path::new(path)).display().to_string();
+        assert_eq!(form(r"C:\a b\ü"), r"\\?\C:\a b\ü");
+        assert_eq!(form(r"\\server\share\a"), r"\\?\UNC\server\share\a");
+        assert_eq!(form(r"\\?\C:\a"), r"\\?\C:\a");
     }
 
     #[test]

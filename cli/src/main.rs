@@ -23,6 +23,7 @@ mod float16;
 mod generate;
 mod gguf_file;
 mod hub;
+mod interrupt;
 mod json;
 mod measure;
 mod model;

@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error, memory};
+use qwen3_vl::batch::{BatchOptions, PAGE};
 use qwen3_vl::config::Config;
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice};
@@ -354,6 +355,47 @@ impl ModelArgs {
         Failure::Failed(format!("the model does not fit {value}: {reason}; {way}"))
     }
 
+    /// How requests of up to `context` tokens share the memory that a loaded model leaves: as many as `most` at a time, fewer and with
+    /// fewer kept pictures where that does not fit.
+    pub fn batch(
+        &self,
+        opened: &Opened,
+        device: &Device,
+        loaded: &Loaded,
+        context: usize,
+        most: usize,
+    ) -> Result<BatchOptions, Failure> {
+        let options = |sequences: usize, image_bytes| {
+            let room = BatchOptions::with_room(context.saturating_mul(sequences));
+            let pages = room.pages.min(loaded.model.most_pages());
+            BatchOptions { pages, max_sequences: sequences, image_bytes, ..room }
+        };
+        let Device::Cuda(cuda) = device else {
+            let all = options(most, 256 << 20);
+            // memory that is not touched takes no place
+            return Ok(BatchOptions {
+                pages: all.pages.min((CPU_TOKENS.max(context)).div_ceil(PAGE)),
+                ..all
+            });
+        };
+        let (_, total) = cuda.memory_info()?;
+        let free = total - loaded.context_bytes.unwrap_or(0).min(total);
+        let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
+        let patches = loaded.work.map_or(0, |work| work.patches);
+        let work = Workload { context, prompt: context, patches };
+        let mut refusal = None;
+        for (share, image_bytes) in [(1, 256 << 20), (1, 64 << 20), (2, 16 << 20), (4, 0), (most, 0)] {
+            let batch = options(most.div_ceil(share), image_bytes);
+            let fits =
+                opened.planned(|model| model.fit_pages(&loaded.options, &work, batch, &Gpu::of(cuda), limit));
+            match fits {
+                Ok((batch, _)) => return Ok(batch),
+                Err(error) => refusal = Some(error),
+            }
+        }
+        Err(refusal.map_or(Failure::Wrong, |error| self.too_large(error)))
+    }
+
     /// Loads the model for this work, with a progress bar on a terminal.
     pub fn load(
         &self,
@@ -389,6 +431,9 @@ impl ModelArgs {
         Ok(Loaded { model, seconds, options, context_bytes: before, work })
     }
 }
+
+/// Tokens of keys and values of all requests together on the CPU, if one request does not need more.
+const CPU_TOKENS: usize = 32 << 10;
 
 /// How a model is loaded, and what was found out for it.
 struct Decision {

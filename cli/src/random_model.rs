@@ -2,7 +2,7 @@
 //! and memory without a download.
 
 use super::failure::Failure;
-use super::files::{OutputFile, unwritable};
+use super::files::{OutputFile, unwritable, whole};
 use super::gguf_file::{GgufFile, targets};
 use super::model::check_directory;
 use super::output::Output;
@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let report = args.output.report()?;
     let replace = args.output.may_replace();
     fs::create_dir_all(&args.to).map_err(|error| cannot("made", &args.to, &error))?;
-    let whole = |path: &Path| fs::canonicalize(path).map_err(|error| cannot("read", path, &error));
+    let whole = |path: &Path| whole(path).map_err(|error| cannot("read", path, &error));
     if whole(&args.from)? == whole(&args.to)? {
         let to = args.to.display();
         return Err(Failure::Usage(format!("{to} is --from as well as --to; name another folder")));

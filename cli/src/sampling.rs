@@ -124,6 +124,11 @@ impl SamplingArgs {
         self.max_new_tokens
     }
 
+    /// The seed, if it was given.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+
     /// Says which seed was taken, if it is random.
     pub fn say_seed(&self, options: &Options, output: &Output) {
         if self.seed.is_none() && !options.sampling.is_greedy() {

@@ -7,6 +7,7 @@ use super::output::{Output, complain};
 use super::sampling::SamplingArgs;
 use pascaline_server::worker::Worker;
 use pascaline_server::{Config, End, Limits, Stop};
+use qwen3_vl::batch::PAGE;
 use qwen3_vl::footprint::Workload;
 use qwen3_vl::{ControlTokens, Qwen3Vl};
 use serde::Serialize;
@@ -53,13 +54,18 @@ pub(super) struct Args {
     #[arg(long)]
     control_tokens: bool,
 
-    /// The most tokens of a prompt and its answer; if not given, as many of the model's context as are planned for.
-    #[arg(long, value_name = "N", value_parser = at_least_two)]
+    /// The most tokens of a prompt and its answer, at least one of each; if not given, as many of the model's context as are planned for.
+    #[arg(long, value_name = "N", value_parser = at_least::<2>)]
     context: Option<usize>,
 
+    /// The most requests that are answered at the same time; more wait. Each takes memory for its next token, beside the keys and
+    /// values, for which all share what is left.
+    #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..))]
+    max_running: u16,
+
     /// The most requests that wait; more are answered with 429.
-    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
-    max_queue: u32,
+    #[arg(long, value_name = "N", default_value = "256", value_parser = at_least::<1>)]
+    max_queue: usize,
 
     /// The most bytes of a request, with K, M or G.
     #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = bytes)]
@@ -92,9 +98,9 @@ pub(super) struct Args {
     output: Output,
 }
 
-fn at_least_two(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| *count >= 2);
-    count.ok_or_else(|| "it must be a whole number from 2 on: a prompt and an answer".to_owned())
+fn at_least<const LEAST: usize>(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count >= LEAST);
+    count.ok_or_else(|| format!("it must be a whole number from {LEAST} on"))
 }
 
 /// Where the server is, written when it takes requests.
@@ -131,9 +137,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
     let loaded = args.model.load(&opened, &device, &work, output)?;
     let context = args.context.or(loaded.work.map(|work| work.context)).unwrap_or(most).min(most);
+    let batch = args.model.batch(&opened, &device, &loaded, context, args.max_running.into())?;
+    output.note(&format!(
+        "up to {} requests at a time, with keys and values of {} tokens together",
+        batch.max_sequences,
+        batch.pages * PAGE
+    ));
     let (model, load_seconds) = (loaded.model, loaded.seconds);
     let config = config(args, &model, context, api_key);
-    let worker = Worker::start(model, args.max_queue as usize)
+    let worker = Worker::start_with(model, args.max_queue, batch)
         .map_err(|error| Failure::Failed(format!("the model's thread can't be started: {error}")))?;
     let address = format!("http://{address}");
     output.note(&format!("{} at {address}, with a page to talk to", config.name));
@@ -175,6 +187,7 @@ fn config(args: &Args, model: &Qwen3Vl, context: usize, api_key: Option<String>)
     Config {
         name: args.name.clone().or(last).unwrap_or_else(|| "model".to_owned()),
         defaults: args.sampling.options(model),
+        seed: args.sampling.seed(),
         limits,
         control_tokens: if args.control_tokens { ControlTokens::Recognized } else { ControlTokens::AsText },
         api_key,

@@ -11,6 +11,7 @@ static READER: LazyLock<Reader> = LazyLock::new(|| {
     let config = Config {
         name: "tiny".into(),
         defaults: Options::default(),
+        seed: None,
         limits,
         control_tokens: ControlTokens::AsText,
         api_key: None,

@@ -31,21 +31,32 @@ pub(super) fn load_ahead<'scope>(
     scope.spawn(move || device.load_modules(&modules).map(drop))
 }
 
-/// The modules that loading and answering take, in the order of their first use; `stored` is how matrices are on the device. One that is missing here is loaded when its
-/// first kernel is launched: that costs time and no more.
-fn modules(config: &Config, options: &LoadOptions, stored: &BTreeSet<Stored>) -> Vec<&'static str> {
-    let plain = if options.dtype == DType::F16 { "mixed" } else { "f32" };
-    let cache = match options.cache {
+/// The types in the names of the kernels that read a cache, and the width of their heads.
+fn of_cache(cache: KvFormat, head_dim: usize) -> (&'static str, usize) {
+    let types = match cache {
         KvFormat::F32 => "f32",
         KvFormat::F16 => "f32_f16",
         KvFormat::Float16(_) => "f32_coded",
         KvFormat::Q8_0 => "f32_q8_0",
     };
     // formats other than floats have kernels for the larger head alone
-    let text_dim = match options.cache {
-        KvFormat::F32 | KvFormat::F16 if config.text.head_dim <= 64 => 64,
-        _ => 128,
-    };
+    let narrow = matches!(cache, KvFormat::F32 | KvFormat::F16) && head_dim <= 64;
+    (types, if narrow { 64 } else { 128 })
+}
+
+/// The modules that answering many requests at once takes besides those of [`load_ahead`].
+pub(super) fn of_pages(cache: KvFormat, head_dim: usize) -> Vec<&'static str> {
+    let (types, width) = of_cache(cache, head_dim);
+    let attention = |kernel| format!("attention_paged_{kernel}_d{width}_{types}");
+    let names = [format!("rope_append_each_{types}"), attention("prefill"), attention("decode")];
+    names.iter().filter_map(|name| ptx_modules().find(|module| module == name)).collect()
+}
+
+/// The modules that loading and answering take, in the order of their first use; `stored` is how matrices are on the device. One that is missing here is loaded when its
+/// first kernel is launched: that costs time and no more.
+fn modules(config: &Config, options: &LoadOptions, stored: &BTreeSet<Stored>) -> Vec<&'static str> {
+    let plain = if options.dtype == DType::F16 { "mixed" } else { "f32" };
+    let (cache, text_dim) = of_cache(options.cache, config.text.head_dim);
     let vision_dim = if config.vision.hidden_size / config.vision.num_heads.max(1) <= 64 { 64 } else { 128 };
 
     let mut names: Vec<String> = Vec::new();
@@ -92,6 +103,8 @@ fn modules(config: &Config, options: &LoadOptions, stored: &BTreeSet<Stored>) ->
 #[cfg(all(test, feature = "virtual-gpu"))]
 mod tests {
     use super::*;
+    use crate::batch::{Batch, BatchOptions};
+    use crate::generate::user_turn;
     use crate::{Checkpoint, Options, Qwen3Vl, Visual};
     use pascaline::Device;
     use pascaline::cuda;
@@ -120,21 +133,36 @@ mod tests {
             (&mixed, DType::F16, None, KvFormat::F32),
         ] {
             let options = LoadOptions { dtype, quantize, cache, ..LoadOptions::for_device(&device) };
+            let generation = Options { max_new_tokens: 3, ..Options::default() };
+            let picture = [Visual::image(&tiny.join("cases/small.png"))?];
             let (answered, launched) = cuda::trace(|| -> Result<_> {
                 let model = Qwen3Vl::load_with(path, &device, options, |_| {})?;
-                let picture = Visual::image(&tiny.join("cases/small.png"))?;
-                model.generate(
-                    &[picture],
-                    "What is it?",
-                    &Options { max_new_tokens: 3, ..Options::default() },
-                )?;
+                model.generate(&picture, "What is it?", &generation)?;
                 Ok(model)
             });
+            let model = answered?;
             let stored = Checkpoint::open(path, None)?.stored(&options);
-            let ahead: BTreeSet<_> = modules(answered?.config(), &options, &stored).into_iter().collect();
-            let launched: BTreeSet<_> = launched.into_iter().map(module_of).collect();
-            let late: Vec<_> = launched.difference(&ahead).collect();
-            assert!(late.is_empty(), "{path:?} {dtype:?} {quantize:?} {cache:?}: {late:?}");
+            let mut ahead: BTreeSet<_> = modules(model.config(), &options, &stored).into_iter().collect();
+            let late = |launched: Vec<&'static str>, ahead: &BTreeSet<&'static str>| {
+                let launched: BTreeSet<_> = launched.into_iter().map(module_of).collect();
+                let late: Vec<_> = launched.difference(ahead).copied().collect();
+                assert!(late.is_empty(), "{path:?} {dtype:?} {quantize:?} {cache:?}: {late:?}");
+            };
+            late(launched, &ahead);
+            let (answered, launched) = cuda::trace(|| -> Result<()> {
+                let mut batch = Batch::new(&model, BatchOptions::with_room(400))?;
+                for _ in 0..2 {
+                    let prompt = model.processor.prepare(&[user_turn(&picture, "What is it?")], &picture)?;
+                    batch.add(prompt, &generation)?;
+                }
+                while !batch.is_idle() {
+                    batch.step();
+                }
+                Ok(())
+            });
+            answered?;
+            ahead.extend(of_pages(cache, model.config().text.head_dim));
+            late(launched, &ahead);
         }
         Ok(())
     }

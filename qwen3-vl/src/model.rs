@@ -10,8 +10,9 @@ use super::vision::{VisionOutput, VisionPlace, VisionTower};
 use super::weights::{Conversion, Progress, Weights};
 use pascaline::kv::KvFormat;
 use pascaline::nn::{KvCache, Rope};
+use pascaline::ops::PAGE;
 use pascaline::quant::Format;
-use pascaline::{DType, Device, Error, Result, Tensor, memory};
+use pascaline::{DType, Device, Error, MAX_ELEMENTS, Result, Tensor, memory};
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -245,6 +246,13 @@ impl Qwen3Vl {
     /// The types of matrices in its file that have no kernels, and what they were converted to.
     pub fn conversions(&self) -> &[Conversion] {
         &self.conversions
+    }
+
+    /// The most pages of a [`Batch`](super::batch::Batch): a layer's keys are one tensor.
+    pub fn most_pages(&self) -> usize {
+        let text = &self.config().text;
+        let width = text.head_dim.next_multiple_of(32) + 32; // with what formats add to a row
+        MAX_ELEMENTS / (PAGE * text.num_key_value_heads * width).max(1)
     }
 
     /// Prompt tokens of one pass.

@@ -118,6 +118,11 @@ impl TextModel {
         KvPages::new(self.config.num_hidden_layers, pages, heads, d, self.cache, &self.device)
     }
 
+    /// The format of keys and values.
+    pub(super) fn cache_format(&self) -> KvFormat {
+        self.cache
+    }
+
     /// Bytes of a token's keys and values in all layers.
     pub(super) fn token_bytes(&self) -> usize {
         let dims = [1, self.config.num_key_value_heads, self.config.head_dim];

@@ -35,8 +35,10 @@ const DISCARDED: usize = 64 << 20;
 pub struct Config {
     /// The model's name in answers and in `/v1/models`.
     pub name: String,
-    /// What holds where a request says nothing.
+    /// What holds where a request says nothing, but for the seed.
     pub defaults: Options,
+    /// The seed of requests that give none; `None`: a random one for each.
+    pub seed: Option<u64>,
     /// What a request may ask for.
     pub limits: Limits,
     /// How control tokens that texts spell are taken.
@@ -219,8 +221,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
-    let read = |body: &Value, config: &Config| Chat::read(body, &config.defaults, &config.limits);
-    let Chat { messages, pictures, wish } = parsed(&app, request, deadline, read).await?;
+    let Chat { messages, pictures, wish } = parsed(&app, request, deadline, Chat::read).await?;
     let work = prepare::chat(&app, messages, pictures, wish.schema.clone(), wish.choices);
     let (prompt, rules) = timeout_at(deadline, work).await.map_err(|_| app.too_slow())??;
     let shape = reply::Shape::new(&app, reply::Kind::Chat);
@@ -230,8 +231,7 @@ async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response>
 
 async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     let deadline = app.deadline();
-    let read = |body: &Value, config: &Config| Completion::read(body, &config.defaults);
-    let Completion { prompts, wish } = parsed(&app, request, deadline, read).await?;
+    let Completion { prompts, wish } = parsed(&app, request, deadline, Completion::read).await?;
     let prompts = timeout_at(deadline, prepare::raw(&app, prompts)).await.map_err(|_| app.too_slow())??;
     let shape = reply::Shape::new(&app, reply::Kind::Text);
     let answers = prepare::submit(&app, prompts, &wish, Vec::new())?;

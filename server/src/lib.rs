@@ -45,13 +45,12 @@ impl Reader {
     /// Whether one of the addresses would take this body. Nothing is fetched, no picture decoded and no token computed.
     pub fn takes(&self, body: &[u8]) -> bool {
         let Ok(body) = request::parse(body) else { return false };
-        let (defaults, limits) = (&self.config.defaults, &self.config.limits);
         let has_rule = |chat: request::Chat| match chat.wish.schema {
             Some(schema) => self.grammars.json(schema).is_ok(),
             None => true,
         };
-        request::Chat::read(&body, defaults, limits).is_ok_and(has_rule)
-            || request::Completion::read(&body, defaults).is_ok()
-            || request::Tokenize::read(&body, limits).is_ok()
+        request::Chat::read(&body, &self.config).is_ok_and(has_rule)
+            || request::Completion::read(&body, &self.config).is_ok()
+            || request::Tokenize::read(&body, &self.config.limits).is_ok()
     }
 }

@@ -9,7 +9,8 @@ use hyper_util::service::TowerToHyperService;
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout};
@@ -18,6 +19,8 @@ use tokio::time::{sleep, timeout};
 const HEAD: Duration = Duration::from_secs(30);
 /// How long a lost device's end is put off, so that errors arrive and `/health` is seen.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long the step that is being computed may take to end.
+const LAST_STEP: Duration = Duration::from_secs(5);
 
 /// Who ends a server.
 pub enum Stop {
@@ -75,8 +78,15 @@ pub enum End {
 pub fn run(listener: TcpListener, worker: Worker, config: Config, stop: Stop) -> io::Result<End> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let end = runtime.block_on(serve(listener, Arc::new(App::new(worker, config)), stop));
-    runtime.shutdown_background(); // answers that were cut off are not waited for
+    let app = Arc::new(App::new(worker, config));
+    let end = runtime.block_on(serve(listener, Arc::clone(&app), stop));
+    // Connections are dropped, and with them the receivers of answers that were cut off. A process that ends while another thread is
+    // inside the driver may crash.
+    runtime.shutdown_timeout(LAST_STEP);
+    let begin = Instant::now();
+    while begin.elapsed() < LAST_STEP && app.worker.gauges().running > 0 {
+        thread::sleep(Duration::from_millis(5));
+    }
     end
 }
 

@@ -26,7 +26,7 @@ impl Counter {
     }
 }
 
-/// How often a time was at most each of [`BOUNDS`].
+/// How often a time was at most each of a few bounds.
 #[derive(Debug, Default)]
 pub struct Histogram(Mutex<Times>);
 

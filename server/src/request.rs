@@ -3,6 +3,7 @@
 //! Fields that are not known are ignored, as OpenAI does. Fields that are known and would change the answer, but are not
 //! supported, are refused.
 
+use super::app::Config;
 use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::images::{Pictures, Source};
@@ -75,7 +76,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<Value> {
 }
 
 impl Chat {
-    pub fn read(body: &Value, defaults: &Options, limits: &Limits) -> Result<Self> {
+    pub fn read(body: &Value, config: &Config) -> Result<Self> {
         let fields = Fields::root(body)?;
         for name in ["tools", "functions"] {
             if fields.list(name)?.is_some_and(|list| !list.is_empty()) {
@@ -87,8 +88,8 @@ impl Chat {
         {
             return Err(ApiError::unsupported("modalities", "answers are text only"));
         }
-        let (messages, pictures) = messages(&fields, limits)?;
-        let mut wish = wish(&fields, defaults)?;
+        let (messages, pictures) = messages(&fields, &config.limits)?;
+        let mut wish = wish(&fields, config)?;
         let report = fields.bool("logprobs")?.unwrap_or(false);
         let top = fields.whole("top_logprobs", 0, MAX_LOGPROBS)?;
         if top.is_some_and(|top| top > 0) && !report {
@@ -104,7 +105,7 @@ impl Chat {
 }
 
 impl Completion {
-    pub fn read(body: &Value, defaults: &Options) -> Result<Self> {
+    pub fn read(body: &Value, config: &Config) -> Result<Self> {
         let fields = Fields::root(body)?;
         for (name, idle) in [("echo", json!(false)), ("suffix", json!("")), ("best_of", json!(1))] {
             if fields.get(name).is_some_and(|value| *value != idle) {
@@ -112,7 +113,7 @@ impl Completion {
             }
         }
         let prompts = prompts(&fields)?;
-        let mut wish = wish(&fields, defaults)?;
+        let mut wish = wish(&fields, config)?;
         wish.logprobs = fields.whole("logprobs", 0, MAX_LOGPROBS)?;
         Ok(Self { prompts, wish })
     }
@@ -133,7 +134,8 @@ impl Tokenize {
 }
 
 /// What chat and completions share.
-fn wish(fields: &Fields, defaults: &Options) -> Result<Wish> {
+fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
+    let defaults = &config.defaults;
     fields.str("model")?; // there is one, whatever it is called
     if let Some(bias) = fields.object("logit_bias")?
         && !bias.is_empty()
@@ -156,7 +158,7 @@ fn wish(fields: &Fields, defaults: &Options) -> Result<Wish> {
         seed: 0,
     };
     sampling.check()?;
-    sampling.seed = fields.bits("seed")?.unwrap_or_else(rand::random);
+    sampling.seed = fields.bits("seed")?.or(config.seed).unwrap_or_else(rand::random);
     let [old, new] = ["max_tokens", "max_completion_tokens"].map(|name| fields.whole(name, 1, usize::MAX));
     let (old, new) = (old?, new?);
     let stream = fields.bool("stream")?.unwrap_or(false);

@@ -138,6 +138,20 @@ fn a_stream_is_the_answer_in_pieces() {
 }
 
 #[test]
+fn the_seed_is_the_requests_or_the_servers() {
+    let server = Server::start(Config { seed: Some(11), ..config() });
+    let body = with(question("Hi"), json!({ "temperature": 1.0, "ignore_eos": true }));
+    let ask = |server: &Server, seed: Value| {
+        text(&server.chat(&with(body.clone(), json!({ "seed": seed })))).to_owned()
+    };
+    let usual = ask(&server, Value::Null);
+    assert_eq!(usual, ask(&server, Value::Null));
+    assert_eq!(usual, ask(&SERVER, json!(11)));
+    assert_ne!(usual, ask(&server, json!(12)));
+    assert_ne!(ask(&SERVER, Value::Null), ask(&SERVER, Value::Null), "a random one for each");
+}
+
+#[test]
 fn an_answer_ends_before_a_stop_string() {
     let body = with(
         question("Tell me"),

@@ -1,8 +1,7 @@
 //! The time that a report may take, and Ctrl-C, which ends it early.
 
 use crate::failure::Failure;
-use signal_hook::consts::SIGINT;
-use signal_hook::flag;
+use crate::interrupt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -34,11 +33,7 @@ impl Part<'_> {
 impl TimeLimit {
     /// Begins now. From now on the first Ctrl-C ends every part, and the second one the program.
     pub fn begin(minutes: f64) -> Result<Self, Failure> {
-        let interrupted = Arc::new(AtomicBool::new(false));
-        // in this order, as the first must not find the flag that it sets
-        flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&interrupted))
-            .and_then(|_| flag::register(SIGINT, Arc::clone(&interrupted)))
-            .map_err(|error| Failure::Failed(format!("Ctrl-C can't be handled: {error}")))?;
+        let interrupted = interrupt::flag()?;
         Ok(Self { begun: Instant::now(), allowed: Duration::from_secs_f64(60.0 * minutes), interrupted })
     }
 

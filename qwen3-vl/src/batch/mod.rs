@@ -15,24 +15,28 @@
 //! A request's attention gives the same bits whichever others there are. Its matrix products do not, as the kernels for one row, for
 //! few and for many add in different orders; so a near tie between two tokens may be decided differently.
 
+mod budget;
 mod images;
 mod pages;
 mod pass;
 mod sequence;
 
 use crate::generate::{Options, Output, StopReason};
+use crate::kernels;
 use crate::model::Qwen3Vl;
 use crate::processor::Prompt;
 use crate::sampling::{Logprobs, Sampler, checked};
+use budget::Budget;
 use images::Images;
 use pages::{Keys, Pages, pages_of};
 use pascaline::governor::Pacer;
 use pascaline::nn::KvPages;
-use pascaline::{Device, Error, MAX_ELEMENTS, Result};
+use pascaline::{Device, Error, Result};
 use pass::{Last, Logits, Part, Passes, Row, Work};
 use rayon::prelude::*;
 use sequence::Sequence;
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 pub use pascaline::ops::PAGE;
 
@@ -43,8 +47,9 @@ pub struct BatchOptions {
     pub pages: usize,
     /// The most requests that run at once; more wait.
     pub max_sequences: usize,
-    /// The most tokens of prompts that pass in a step while answers run. More bring new answers sooner, fewer let running ones
-    /// come more evenly. Without running answers it is the model's [`tokens_per_pass`](crate::LoadOptions::tokens_per_pass).
+    /// The most tokens of prompts that pass in a step while answers run: as many as keep the step within three times one without
+    /// prompts, but no more than these. Without running answers it is the model's
+    /// [`tokens_per_pass`](crate::LoadOptions::tokens_per_pass).
     pub prompt_tokens: usize,
     /// The most bytes of pictures' embeddings that are kept for requests to come.
     pub image_bytes: usize,
@@ -53,11 +58,11 @@ pub struct BatchOptions {
 }
 
 impl BatchOptions {
-    /// Room for `tokens` tokens of all requests together, 64 requests, 128 tokens of prompts beside running answers, and 256 MiB of
+    /// Room for `tokens` tokens of all requests together, 64 requests, up to 512 tokens of prompts beside running answers, and 256 MiB of
     /// pictures.
     pub fn with_room(tokens: usize) -> Self {
         let pages = pages_of(tokens).max(1);
-        Self { pages, max_sequences: 64, prompt_tokens: 128, image_bytes: 256 << 20, graph: true }
+        Self { pages, max_sequences: 64, prompt_tokens: 512, image_bytes: 256 << 20, graph: true }
     }
 
     /// The most rows of all captured passes together: the largest pass, and smaller ones.
@@ -79,9 +84,8 @@ impl BatchOptions {
                 free / 4 * 3 / model.text.token_bytes().max(1)
             }
         };
-        let text = &model.config().text;
-        let most = MAX_ELEMENTS / (text.num_key_value_heads * (text.head_dim + 32)).max(1); // of a layer
-        Ok(Self::with_room(tokens.min(context.saturating_mul(16)).min(most).max(PAGE)))
+        let room = Self::with_room(tokens.min(context.saturating_mul(16)));
+        Ok(Self { pages: room.pages.min(model.most_pages()), ..room })
     }
 }
 
@@ -176,6 +180,7 @@ pub struct Batch<'m> {
     keys: Keys,
     images: Images,
     passes: Passes<'m>,
+    budget: Budget,
     waiting: VecDeque<Sequence<'m>>,
     /// In the order of their coming.
     running: Vec<Sequence<'m>>,
@@ -197,6 +202,11 @@ impl<'m> Batch<'m> {
             prompt_tokens: options.prompt_tokens.max(1),
             ..options
         };
+        if let Device::Cuda(device) = model.device() {
+            // before the first request, whose answer would wait for the driver's compiler
+            let text = &model.config().text;
+            device.load_modules(&kernels::of_pages(model.text.cache_format(), text.head_dim))?;
+        }
         Ok(Self {
             model,
             options,
@@ -205,6 +215,7 @@ impl<'m> Batch<'m> {
             keys: Keys::default(),
             images: Images::new(options.image_bytes),
             passes: Passes::new(model, options.graph, options.captured_rows()),
+            budget: Budget::new(options.prompt_tokens),
             waiting: VecDeque::new(),
             running: Vec::new(),
             next: 0,
@@ -288,8 +299,12 @@ impl<'m> Batch<'m> {
             let last: Vec<usize> = (0..self.running.len()).filter(|&i| self.running[i].decodes()).collect();
             if self.lost.is_none() && !(last.is_empty() && parts.is_empty()) {
                 self.pacer.pace();
+                let begin = Instant::now();
                 match self.pass(&last, &parts) {
-                    Ok(tokens) => self.take_tokens(&last, &parts, tokens, &mut events),
+                    Ok(tokens) => {
+                        self.measure(&last, &parts, begin.elapsed());
+                        self.take_tokens(&last, &parts, tokens, &mut events);
+                    }
                     Err(error) => self.refuse(&last, &parts, error, &mut events),
                 }
             }
@@ -301,6 +316,17 @@ impl<'m> Batch<'m> {
             self.pages = Pages::new(self.options.pages);
         }
         events
+    }
+
+    /// Takes the time of a pass into account.
+    fn measure(&mut self, last: &[usize], parts: &[(usize, usize)], time: Duration) {
+        match (last.is_empty(), parts.is_empty()) {
+            (false, true) => self.budget.was_quiet(time),
+            (false, false) => {
+                self.budget.was_shared(parts.iter().map(|&(_, count)| count).sum(), time);
+            }
+            (true, _) => {}
+        }
     }
 
     /// A page for every answer that needs one; the youngest requests make room.
@@ -320,7 +346,7 @@ impl<'m> Batch<'m> {
     /// Chooses the parts of prompts that pass in this step, and admits requests for that: (which of the running, how many tokens).
     fn take_prompts(&mut self, events: &mut Vec<Event>) -> Vec<(usize, usize)> {
         let beside = self.running.iter().any(Sequence::decodes);
-        let mut room = if beside { self.options.prompt_tokens } else { self.model.tokens_per_pass() };
+        let mut room = if beside { self.budget.tokens() } else { self.model.tokens_per_pass() };
         let (mut parts, mut i, mut may_see) = (Vec::new(), 0, true);
         while room > 0 && self.lost.is_none() {
             if i == self.running.len() && !self.admit(events) {
@@ -355,7 +381,8 @@ impl<'m> Batch<'m> {
             }
         }
         let Some(mut sequence) = self.waiting.pop_front() else { return false };
-        match sequence.admit(&mut self.pages, &self.keys) {
+        // a page for each that runs, or else it would soon have to leave again
+        match sequence.admit(&mut self.pages, &self.keys, self.running.len()) {
             Some(shared) => {
                 self.counted.prompt_tokens += sequence.ids.len() as u64;
                 self.counted.prefix_hits += shared as u64;

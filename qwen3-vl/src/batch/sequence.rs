@@ -157,9 +157,9 @@ impl<'m> Sequence<'m> {
         self.keys[page]
     }
 
-    /// Takes pages for all its tokens, shared ones for a beginning that the pool has. Gives the number of tokens in these, or
-    /// nothing if there are too few pages.
-    pub fn admit(&mut self, pages: &mut Pages, keys: &Keys) -> Option<usize> {
+    /// Takes pages for all its tokens, shared ones for a beginning that the pool has, and leaves `spare` pages free. Gives the
+    /// number of tokens in shared ones, or nothing if there are too few pages.
+    pub fn admit(&mut self, pages: &mut Pages, keys: &Keys, spare: usize) -> Option<usize> {
         let full = self.ids.len().saturating_sub(1) / PAGE; // the last token passes in any case
         let (mut shared, mut idle) = (0, 0);
         while shared < full {
@@ -171,7 +171,7 @@ impl<'m> Sequence<'m> {
             shared += 1;
         }
         let needed = pages_of(self.ids.len()) - shared;
-        if pages.available() < needed + idle {
+        if pages.available() < needed + idle + spare {
             return None;
         }
         for page in 0..shared {

@@ -30,6 +30,7 @@ pub fn config() -> Config {
     Config {
         name: "tiny".into(),
         defaults: Options { max_new_tokens: 16, ..Options::default() },
+        seed: None,
         limits: Limits { time: PATIENCE, ..Limits::for_context(4096) },
         control_tokens: ControlTokens::AsText,
         api_key: None,
