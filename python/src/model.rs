@@ -147,6 +147,7 @@ struct Rules {
     min_p: Option<f64>,
     repetition_penalty: Option<f64>,
     presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
     seed: Option<u64>,
     stop: Option<Vec<String>>,
     stop_at_eos: bool,
@@ -171,7 +172,7 @@ impl Rules {
         macro_rules! given {
             ($($field:ident)*) => { $(if let Some(given) = self.$field { sampling.$field = given; })* };
         }
-        given!(temperature top_k top_p min_p repetition_penalty presence_penalty seed);
+        given!(temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed);
         sampling.check()?;
         let Self { max_new_tokens, stop, stop_at_eos, .. } = self;
         Ok(Options {
@@ -356,13 +357,14 @@ impl PyQwen3Vl {
     /// paths, PIL images, or uint8 arrays [h, w, 3]. videos: pairs (frames, frames per second), frames being pictures or a folder.
     ///
     /// greedy: True takes the likeliest token each time, and is the default unless a sampling option is given; False samples with
-    /// the published settings, which temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty and seed override.
+    /// the published settings, which temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty and seed
+    /// override.
     /// stop: strings that end the answer. on_text: called with each piece of text; what it raises ends the answer and is raised
     /// here. Ctrl-C raises KeyboardInterrupt within a token.
     ///
     /// Raises PromptError, ImageError, UnsupportedError, NotFiniteError, OutOfMemoryError.
     #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = 512, greedy = None, temperature = None,
-        top_k = None, top_p = None, min_p = None, repetition_penalty = None, presence_penalty = None, seed = None, stop = None,
+        top_k = None, top_p = None, min_p = None, repetition_penalty = None, presence_penalty = None, frequency_penalty = None, seed = None, stop = None,
         stop_at_eos = true, on_text = None))]
     fn generate(
         &self,
@@ -378,6 +380,7 @@ impl PyQwen3Vl {
         min_p: Option<f64>,
         repetition_penalty: Option<f64>,
         presence_penalty: Option<f64>,
+        frequency_penalty: Option<f64>,
         seed: Option<u64>,
         stop: Option<Vec<String>>,
         stop_at_eos: bool,
@@ -392,6 +395,7 @@ impl PyQwen3Vl {
             min_p,
             repetition_penalty,
             presence_penalty,
+            frequency_penalty,
             seed,
             stop,
             stop_at_eos,
@@ -427,7 +431,7 @@ impl PyQwen3Vl {
     ///
     /// The answer is made on a thread of its own, which ends when the iterator is closed or dropped.
     #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = 512, greedy = None, temperature = None,
-        top_k = None, top_p = None, min_p = None, repetition_penalty = None, presence_penalty = None, seed = None, stop = None,
+        top_k = None, top_p = None, min_p = None, repetition_penalty = None, presence_penalty = None, frequency_penalty = None, seed = None, stop = None,
         stop_at_eos = true))]
     fn stream(
         &self,
@@ -443,6 +447,7 @@ impl PyQwen3Vl {
         min_p: Option<f64>,
         repetition_penalty: Option<f64>,
         presence_penalty: Option<f64>,
+        frequency_penalty: Option<f64>,
         seed: Option<u64>,
         stop: Option<Vec<String>>,
         stop_at_eos: bool,
@@ -456,6 +461,7 @@ impl PyQwen3Vl {
             min_p,
             repetition_penalty,
             presence_penalty,
+            frequency_penalty,
             seed,
             stop,
             stop_at_eos,

@@ -184,6 +184,20 @@ def test_opcheck(name, device):
         torch.library.opcheck(op(name), arguments)
 
 
+def test_a_linear_map_without_bias_has_gradients():
+    x, weight = randn(3, 8, grad=True), randn(4, 8, grad=True)
+    pt.linear(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(3, -1))
+    torch.testing.assert_close(weight.grad, x.detach().sum(0).expand(4, -1))
+
+
+def test_tracing_sees_the_op():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(lambda x: pt.softmax(x) + 1)(randn(2, 8))
+    assert any(node.target is op("softmax") for node in graph.graph.nodes)
+
+
 def test_opcheck_of_a_quantised_linear_map():
     quantised = pt.QuantLinear.of(torch.nn.Linear(64, 8), "q8_0")
     arguments = (randn(3, 64, grad=True), quantised._number, 8, quantised.bias)

@@ -143,3 +143,19 @@ def test_gradients_flow_through_a_patched_model(processor):
     for name, gradient in before.items():
         scale = gradient.abs().max().clamp(min=1e-6)
         assert (after[name] - gradient).abs().max() <= 1e-3 * scale, name
+
+
+def test_attention_weights_are_transformers(processor):
+    """What the notebook plots."""
+    import pascaline
+
+    run = runs()[3]
+    images = [TINY / image for image in run["images"]]
+    model = load("cpu")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(**inputs(processor, run, "cpu"), output_attentions=True).attentions
+    ours = pascaline.Qwen3VL.load(TINY, device="cpu", dtype="f32")
+    for layer, weights in enumerate(expected):
+        found = torch.from_numpy(pascaline.attention_weights(ours, run["question"], images, layer=layer))
+        torch.testing.assert_close(found, weights[0], rtol=1e-3, atol=1e-5)

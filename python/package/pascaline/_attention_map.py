@@ -41,11 +41,11 @@ class _Safetensors:
             values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
             values = np.frombuffer(data, {"F32": np.float32, "F16": np.float16}[entry["dtype"]]).astype(np.float32)
-        return values.reshape(entry["shape"])
+        return np.asarray(values.reshape(entry["shape"]))
 
 
 def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight)
 
 
 def _angles(config: Dict[str, Any], positions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:

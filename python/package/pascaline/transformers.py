@@ -52,7 +52,7 @@ def _gated_mlp(self: nn.Module, x: Tensor) -> Tensor:
 
 
 def _eps(module: nn.Module) -> float:
-    return float(getattr(module, "variance_epsilon", getattr(module, "eps", None)))
+    return float(getattr(module, "variance_epsilon", None) or getattr(module, "eps"))
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
@@ -136,7 +136,7 @@ class _InPlaceOfTorchs(TorchFunctionMode):
 def _replace_forward(module: nn.Module, forward: Callable[..., Any], state: _Patch) -> None:
     if "forward" in module.__dict__:
         raise ValueError(f"{type(module).__name__} has a forward of its own instance already, such as a hook's")
-    module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
+    module.forward = types.MethodType(forward, module)
     state.forwards.append(module)
 
 
@@ -182,9 +182,12 @@ def patch(model: nn.Module, kinds: Iterable[str] = KINDS) -> Dict[str, int]:
         raise ValueError("the model is patched already")
     state = _Patch()
     # Found before any is replaced: a norm is tried out.
-    found = [(module, kind) for module in model.modules() if (kind := _replacement(module, chosen))]
+    found = [(module, _replacement(module, chosen)) for module in list(model.modules())]
     try:
-        for module, (kind, forward) in found:
+        for module, replacement in found:
+            if replacement is None:
+                continue
+            kind, forward = replacement
             _replace_forward(module, forward, state)
             state.counts[kind] += 1
         if "attention" in chosen:
