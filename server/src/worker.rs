@@ -315,7 +315,12 @@ impl Thread<'_> {
     fn step(&mut self) {
         // A bug in the computation of some answers is no reason to take those to come away.
         match catch_unwind(AssertUnwindSafe(|| self.batch.step())) {
-            Ok(events) => events.into_iter().for_each(|event| self.tell(event)),
+            Ok(events) => {
+                if let Some(error) = self.batch.fault().cloned() {
+                    self.lose(&error.into());
+                }
+                events.into_iter().for_each(|event| self.tell(event));
+            }
             Err(_) => {
                 self.fail_all(&Failure::Panicked);
                 match Batch::new(self.model, self.options) {
@@ -323,9 +328,6 @@ impl Thread<'_> {
                     Err(error) => self.lose(&error.into()),
                 }
             }
-        }
-        if let Some(error) = self.batch.fault().cloned() {
-            self.lose(&error.into());
         }
     }
 
@@ -372,14 +374,15 @@ impl Thread<'_> {
         }
     }
 
-    /// Tells all who wait that no answers are to be had any more.
+    /// Says that no answers are to be had any more, before anybody hears of an answer's end.
     fn lose(&mut self, failure: &Failure) {
-        self.fail_all(failure);
         let mut queue = self.shared.queue();
         self.shared.health.send_replace(Health::Lost(failure.to_string()));
-        for (job, _) in queue.waiting.drain(..) {
+        let waiting = queue.waiting.drain(..).map(|(job, _)| job.events);
+        let running = std::mem::take(&mut self.running).into_values().map(|job| job.events);
+        for events in running.chain(waiting) {
             self.shared.metrics.failed.add(1);
-            let _ = job.events.send(Event::Failed(failure.clone()));
+            let _ = events.send(Event::Failed(failure.clone()));
         }
     }
 }

@@ -306,6 +306,18 @@ pub fn set_limit(device: &CudaDevice, bytes: usize) -> Result<()> {
     entry(device).map(|entry| entry.limit.set_limit(bytes))
 }
 
+/// Bytes that can still be allocated, apart from losses by their cutting: what the pool may take from the device, and what it
+/// has and nobody uses.
+///
+/// # Errors
+/// As [`pool`], and a driver error.
+pub fn available(device: &CudaDevice) -> Result<usize> {
+    let (entry, (free, _)) = (entry(device)?, device.memory_info()?);
+    let (limit, books) = (&entry.limit, entry.pool.statistics());
+    let more = free.min(limit.limit().saturating_sub(limit.used()));
+    Ok(more + books.reserved.saturating_sub(books.live))
+}
+
 /// The pool that serves the handle's stream now: the device's, or, while the stream is being captured into a graph, one
 /// of the graph's own, whose memory nobody else gets before the graph and all tensors from it are gone.
 pub(super) fn pool_for(device: &CudaDevice) -> Result<Arc<DevicePool>> {

@@ -31,7 +31,9 @@ pub(crate) fn of_the_host() -> (usize, usize) {
 }
 
 pub use buffer::{DeviceBuffer, refusing, trace};
-pub use device::{CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, pool, set_limit, source};
+pub use device::{
+    CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, available, pool, set_limit, source,
+};
 pub use layers::LayerStream;
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};

@@ -45,7 +45,7 @@ impl<'a> From<&'a mut LayerCache> for Cache<'a> {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct PagedRows {
-    /// Of rows that are the last of their sequences: their tables [rows, width] u32, and [rows] u32, how many tokens each sequence
+    /// Of rows that are the last of their sequences: their tables [rows, width] u32, and \[rows\] u32, how many tokens each sequence
     /// has, this row included.
     pub each: Option<[Tensor; 2]>,
     /// The rows after them.
@@ -66,7 +66,7 @@ pub struct PagedRows {
 pub struct PromptRows {
     /// How many rows.
     pub rows: usize,
-    /// [pages] u32, the sequence's pages in order.
+    /// \[pages\] u32, the sequence's pages in order.
     pub table: Tensor,
     /// Tokens of the sequence, these rows included.
     pub len: usize,

@@ -15,7 +15,7 @@ pub const PAGE: usize = paged::PAGE as usize;
 /// Causal attention of a sequence's last queries over its `len` keys, which lie in pages of a pool.
 ///
 /// `q`, `out`: [num_q_heads, q_len, head_dim] f32; `k`, `v`: the pool [pages · [`PAGE`], num_kv_heads, head_dim] in one format;
-/// `table`: [≥ len / PAGE] u32, the sequence's pages in order. Key n is row table\[n / PAGE\] · PAGE + n mod PAGE of the pool. Query i
+/// `table`: \[≥ len / PAGE\] u32, the sequence's pages in order. Key n is row table\[n / PAGE\] · PAGE + n mod PAGE of the pool. Query i
 /// attends to keys up to number i + len − q_len. `scale` is as in [`Attention`].
 ///
 /// `table` is read on the device and can't be checked: a page that the pool does not have gives the pool's last row.
@@ -81,7 +81,7 @@ pub fn paged_attention_into(
 /// Attention of one query for each of several sequences over all of its keys, which lie in pages of a pool.
 ///
 /// `q`, `out`: [sequences, num_q_heads, head_dim] f32; `k`, `v`: as in [`paged_attention_into`]; `tables`: [sequences, width] u32, each
-/// sequence's pages in order; `lens`: [sequences] u32, how many keys each has, at most width · [`PAGE`] of which count. A sequence
+/// sequence's pages in order; `lens`: \[sequences\] u32, how many keys each has, at most width · [`PAGE`] of which count. A sequence
 /// without keys gives 0. Sequences may share pages.
 ///
 /// `tables` and `lens` are read on the device, so that a captured launch serves other sequences, and so they can't be checked: a

@@ -145,6 +145,7 @@ fn layout(address: u64, shape: Shape, strides: &[usize], dtype: DType) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::device_tests::{cuda_device, turn};
     use crate::ops;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -186,7 +187,8 @@ mod tests {
 
     #[test]
     fn device_memory_is_used_in_place() {
-        let device = Device::cuda_or_virtual().unwrap();
+        let _turn = turn();
+        let device = Device::Cuda(cuda_device());
         let source = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], &device).unwrap();
         used_and_dropped_once(&source, source.address());
 

@@ -31,7 +31,7 @@ use images::Images;
 use pages::{Keys, Pages, pages_of};
 use pascaline::governor::Pacer;
 use pascaline::nn::KvPages;
-use pascaline::{Device, Error, Result};
+use pascaline::{Device, Error, Result, memory};
 use pass::{Last, Logits, Part, Passes, Row, Work};
 use rayon::prelude::*;
 use sequence::Sequence;
@@ -70,8 +70,8 @@ impl BatchOptions {
         2 * self.max_sequences.next_power_of_two()
     }
 
-    /// As [`with_room`](Self::with_room), for as many tokens as the memory that is free on the model's GPU holds, of which a fourth
-    /// is left for activations and pictures; on the CPU for 16384 tokens. No more than 16 contexts of the model.
+    /// As [`with_room`](Self::with_room), for as many tokens as half of the memory that is free on the model's GPU holds; the
+    /// other half is for activations and pictures ([`fit::Model::fit_pages`](crate::fit::Model::fit_pages) plans what they take); on the CPU for 16384 tokens. No more than 16 contexts of the model.
     ///
     /// # Errors
     /// A device error.
@@ -79,10 +79,7 @@ impl BatchOptions {
         let context = model.config().text.max_position_embeddings;
         let tokens = match model.device() {
             Device::Cpu => 16 << 10,
-            Device::Cuda(device) => {
-                let (free, _) = device.memory_info()?;
-                free / 4 * 3 / model.text.token_bytes().max(1)
-            }
+            Device::Cuda(device) => memory::available(device)? / 2 / model.text.token_bytes().max(1),
         };
         let room = Self::with_room(tokens.min(context.saturating_mul(16)));
         Ok(Self { pages: room.pages.min(model.most_pages()), ..room })
