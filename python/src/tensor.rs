@@ -372,7 +372,8 @@ fn interface<'py>(py: Python<'py>, x: &Tensor, read_only: bool) -> PyResult<Boun
     dict.set_item("shape", PyTuple::new(py, x.dims())?)?;
     let strides = x.strides().iter().map(|stride| stride.saturating_mul(size));
     dict.set_item("strides", PyTuple::new(py, strides.collect::<Vec<_>>())?)?;
-    dict.set_item("data", (address(x), read_only))?;
+    // of an array without elements too, older numpy wants an address
+    dict.set_item("data", (address(x).max(size as u64), read_only))?;
     Ok(dict)
 }
 

@@ -87,7 +87,7 @@ def _weights(model: Qwen3VL, trace: Dict[str, Any], layer: int) -> np.ndarray:
         normed = _rms_norm(projected, files.read(f"{name}self_attn.{of}_norm.weight"), eps)
         heads[of] = _rotate(normed, cos, sin).swapaxes(0, 1)
     keys = np.repeat(heads["k"], len(heads["q"]) // len(heads["k"]), 0)
-    scores = heads["q"] @ keys.swapaxes(-1, -2) / np.sqrt(dim)
+    scores = heads["q"] @ keys.swapaxes(-1, -2) * dim**-0.5
     scores = np.where(np.tri(len(ids), dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.asarray(weights / weights.sum(-1, keepdims=True))
