@@ -243,6 +243,45 @@ fn replays(model: &Qwen3Vl) {
     }
 }
 
+/// Tokens that were guessed and checked several at a time are those that come one at a time, whatever chooses them. The
+/// session holds none of the guesses that were wrong.
+#[test]
+fn guesses_change_no_token() {
+    let choices = [
+        (Sampling::GREEDY, "One two three four. One two three"),
+        (Sampling { temperature: 1e-4, seed: 5, ..Sampling::GREEDY }, "a b a b a b a b"),
+        (Sampling { frequency_penalty: 0.01, ..Sampling::GREEDY }, "Hello hello hello hello"),
+    ];
+    // on the CPU beyond the angles that are made at a time
+    for (device, count, choices) in
+        [(Device::Cpu, 300, &choices[..]), (common::cuda_device(), 20, &choices[..2])]
+    {
+        let model = load(&tiny(), &device, DType::F32);
+        for (sampling, text) in choices {
+            let prompt = model.processor.prepare(&[user_turn(&[], text)], &[]).unwrap();
+            let run = |prompt_lookup, graph| {
+                let sampling = sampling.clone();
+                let options =
+                    Options { sampling, stop_at_eos: false, prompt_lookup, graph, ..options(count) };
+                let mut session = model.session().unwrap();
+                let go_on = |_: &str| ControlFlow::Continue(());
+                let first = model.generate_from(&mut session, &prompt, &options, go_on).unwrap();
+                let again = model.generate_from(&mut session, &prompt, &options, go_on).unwrap();
+                assert_eq!((&again.ids, again.statistics.prefill_tokens), (&first.ids, 1));
+                first
+            };
+            let one = run(false, true);
+            assert_eq!(one.statistics.guessed_tokens, 0);
+            for graph in [true, false] {
+                let several = run(true, graph);
+                assert_eq!((&several.ids, &several.text), (&one.ids, &one.text), "{device}, {text}");
+                assert!(several.statistics.guessed_tokens > 0, "{device}, {text}");
+                assert!(several.statistics.right_guesses <= several.statistics.guessed_tokens);
+            }
+        }
+    }
+}
+
 /// What the cache holds is not computed again, and the answer is as without a cache: for a longer conversation, the
 /// same one, another picture, another text, a shorter one.
 #[test]

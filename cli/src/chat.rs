@@ -33,6 +33,11 @@ pub(super) struct Args {
     #[command(flatten)]
     sampling: SamplingArgs,
 
+    /// Guess tokens from what followed the last ones where these occurred before, and check several in one pass: faster
+    /// where an answer repeats parts of its prompt or of itself.
+    #[arg(long)]
+    prompt_lookup: bool,
+
     #[command(flatten)]
     output: Output,
 }
@@ -119,7 +124,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let works = fit::conversations(&opened.config);
     let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
     let model = args.model.load(&opened, &device, &work, output)?.model;
-    let options = args.sampling.options(&model);
+    let options = Options { prompt_lookup: args.prompt_lookup, ..args.sampling.options(&model) };
     args.sampling.say_seed(&options, output);
     let seed = (!options.sampling.is_greedy()).then_some(options.sampling.seed);
     let session = model.session().map_err(|error| args.model.failure(error))?;

@@ -49,6 +49,11 @@ pub(super) struct Args {
     #[command(flatten)]
     sampling: SamplingArgs,
 
+    /// Guess tokens from what followed the last ones where these occurred before, and check several in one pass: faster
+    /// where an answer repeats parts of its prompt or of itself.
+    #[arg(long)]
+    prompt_lookup: bool,
+
     #[command(flatten)]
     output: Output,
 
@@ -118,7 +123,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let model = &loaded.model;
     let prompt = model.processor.prepare(&messages, &visuals)?;
     let planned_bytes = loaded.planned_bytes(&opened, &of_prompt(&prompt, to_come, &opened.config))?;
-    let options = args.sampling.options(model);
+    let options = Options { prompt_lookup: args.prompt_lookup, ..args.sampling.options(model) };
     args.sampling.say_seed(&options, output);
     args.sampling.say_room(model, &prompt, output)?;
 
@@ -170,6 +175,8 @@ fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f6
         Err(Error::OutOfMemory { .. }) => return Ok(None), // the model has left no room to measure one
         copy => copy?,
     };
-    let read = statistics.weight_bytes_per_token as f64 * statistics.decode_tokens_per_second;
+    // a right guess took no pass of its own
+    let passes = 1.0 - statistics.right_guesses as f64 / statistics.decode_tokens as f64;
+    let read = statistics.weight_bytes_per_token as f64 * statistics.decode_tokens_per_second * passes;
     Ok(Some(read / copy.per_second))
 }

@@ -187,6 +187,7 @@ impl SamplingArgs {
             stop: self.stop.clone(),
             stop_at_eos: !self.ignore_eos,
             graph: !self.no_graph,
+            prompt_lookup: false,
         }
     }
 }

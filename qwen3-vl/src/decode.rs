@@ -1,21 +1,25 @@
-//! Decode: the pass of one token after the prompt. On a GPU it is captured once and replayed.
+//! Decode: the pass of one token after the prompt, or of several that are guessed. On a GPU it is captured once and replayed.
 
+use super::lookup::Lookup;
 use super::model::Qwen3Vl;
 use super::sampling::{self, Sampler};
 use super::text::{Images, TextModel};
 use pascaline::cuda::Graph;
 use pascaline::nn::{KvCache, Rope};
 use pascaline::{DType, Device, Result, Tensor, ops};
+use std::time::Instant;
 
 /// Positions whose rotary angles are made at a time.
 pub(super) const ANGLES_AHEAD: u32 = 256;
+/// Tokens of a pass that checks guesses: the most that attention takes where a captured pass finds the cache's length on the device.
+pub(super) const CHECKED: usize = ops::MAX_CACHED_QUERIES;
 
-/// The outputs of a pass, from which the next token is chosen.
+/// The outputs of a pass, from which next tokens are chosen.
 pub(super) struct Logits {
-    /// [1, vocab]
+    /// [rows, vocab]
     all: Tensor,
-    /// Where the largest is, and what: `[1]` and [1, 1]. Only for choices that need no more: the others stay where they are.
-    best: Option<(Tensor, Tensor)>,
+    /// Where each row's largest is, and what, [rows] each. Only for choices that need no more: the others stay where they are.
+    best: Option<[Tensor; 2]>,
 }
 
 impl Logits {
@@ -23,94 +27,208 @@ impl Logits {
         if !sampler.takes_the_largest() {
             return Ok(Self { all, best: None });
         }
-        let id = ops::argmax(&all)?;
-        let column = all.reshape([all.shape().elements(), 1])?;
-        let value = ops::embedding(&column, &id)?;
-        Ok(Self { all, best: Some((id, value)) })
+        let ids = ops::argmax(&all)?;
+        let values = match all.dims()[0] {
+            // one number is read faster than all of them again
+            1 => ops::embedding(&all.reshape([all.shape().elements(), 1])?, &ids)?.reshape([1])?,
+            _ => ops::max(&all)?,
+        };
+        Ok(Self { all, best: Some([ids, values]) })
     }
 
-    /// The next token.
+    /// The token after the first row.
     pub fn choose(&self, sampler: &mut Sampler) -> Result<u32> {
-        match &self.best {
-            Some((id, value)) => sampling::checked(id.to_vec()?[0], value.to_vec()?[0]),
-            None => sampler.next(&mut self.all.to_vec()?),
+        self.rows()?.choose(0, sampler)
+    }
+
+    /// What all rows' tokens are chosen from, once the device has it.
+    fn rows(&self) -> Result<Rows> {
+        Ok(match &self.best {
+            Some([ids, values]) => Rows::Largest(ids.to_vec()?, values.to_vec()?),
+            None => Rows::All(self.all.to_vec()?, self.all.dims()[1]),
+        })
+    }
+}
+
+/// The outputs of a pass in host memory.
+enum Rows {
+    /// Each row's largest: where and what.
+    Largest(Vec<u32>, Vec<f32>),
+    /// [rows, vocab], and vocab.
+    All(Vec<f32>, usize),
+}
+
+impl Rows {
+    /// The token after a row. Each row may be asked for once, as the sampler changes it.
+    fn choose(&mut self, row: usize, sampler: &mut Sampler) -> Result<u32> {
+        match self {
+            Self::Largest(ids, values) => sampling::checked(ids[row], values[row]),
+            Self::All(logits, vocab) => sampler.next(&mut logits[row * *vocab..][..*vocab]),
         }
     }
 }
 
-/// Passes one token after another.
+/// Passes of so many tokens, and what is theirs in device memory.
+struct Passes {
+    rows: usize,
+    /// [rows + 2] u32: the tokens, how many are in the cache before them, and the first one's angle.
+    step: Tensor,
+    captured: Option<(Graph, Logits)>,
+}
+
+impl Passes {
+    fn of(rows: usize, device: &Device) -> Result<Self> {
+        Ok(Self { rows, step: Tensor::zeros([rows + 2], DType::U32, device)?, captured: None })
+    }
+}
+
+/// A pass whose tokens after the first were guessed.
+struct Checked {
+    guess: Vec<u32>,
+    /// Guesses that were right so far.
+    right: usize,
+    /// Tokens in the cache before the pass.
+    past: usize,
+    rows: Rows,
+}
+
+/// How guesses went.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Guesses {
+    pub checked: usize,
+    pub right: usize,
+}
+
+/// Passes one token after another, or with a [`Lookup`] several at once where they are likely to come.
 pub(super) struct Decoder<'a> {
     text: &'a TextModel,
-    device: &'a Device,
     /// The next token's position, the same on all axes, and that of the first angle.
     next: u32,
     first: u32,
     /// [ANGLES_AHEAD, head_dim / 2]: cosines and sines.
     angles: [Tensor; 2],
-    /// [3] u32: the token, how many are in the cache before it, and its angle.
-    step: Tensor,
-    captured: Option<(Graph, Logits)>,
+    one: Passes,
+    several: Option<(Passes, Lookup)>,
+    checked: Option<Checked>,
+    guesses: Guesses,
     capture: bool,
 }
 
 impl<'a> Decoder<'a> {
     /// For tokens from position `next` on, all of which fit 32 bits with [`ANGLES_AHEAD`] more; with `capture`, by a graph, if no layer's weights have to be copied meanwhile.
-    pub fn new(model: &'a Qwen3Vl, next: u32, capture: bool) -> Result<Self> {
+    pub fn new(model: &'a Qwen3Vl, next: u32, capture: bool, lookup: Option<Lookup>) -> Result<Self> {
         let (text, device) = (&model.text, model.device());
         let angles = text.angles(&positions(next))?;
-        let step = Tensor::zeros([3], DType::U32, device)?;
+        let one = Passes::of(1, device)?;
+        let several = lookup.map(|lookup| Ok((Passes::of(CHECKED, device)?, lookup))).transpose()?;
         let capture = capture && text.streamed_layers() == 0;
-        Ok(Self { text, device, next, first: next, angles, step, captured: None, capture })
+        let (checked, guesses) = (None, Guesses::default());
+        Ok(Self { text, next, first: next, angles, one, several, checked, guesses, capture })
     }
 
-    /// Appends a token to the cache and chooses the next.
+    /// Appends a token to the cache and chooses the next. With a lookup the cache may hold tokens after it that are no part of the answer.
     pub fn next(&mut self, cache: &mut KvCache, id: u32, sampler: &mut Sampler) -> Result<u32> {
-        self.feed(cache.len(), id)?;
-        if let Some((graph, logits)) = &self.captured {
-            cache.advance(1)?;
-            graph.launch()?;
-            return logits.choose(sampler);
+        if let Some((_, lookup)) = &mut self.several {
+            lookup.push(id);
         }
-        let Device::Cuda(device) = self.device else { return self.pass(cache, sampler)?.choose(sampler) };
-        if !self.capture {
-            return self.pass(cache, sampler)?.choose(sampler);
+        if let Some(mut checked) = self.checked.take() {
+            if checked.guess.get(checked.right) == Some(&id) {
+                checked.right += 1;
+                self.guesses.right += 1;
+                self.next += 1;
+                let next = checked.rows.choose(checked.right, sampler);
+                self.checked = Some(checked);
+                return next;
+            }
+            cache.truncate(checked.past + 1 + checked.right);
         }
-        let (graph, logits) = Graph::capture(device, || self.pass(cache, sampler))?;
-        graph.launch()?;
-        let next = logits.choose(sampler);
-        self.captured = Some((graph, logits));
+        let past = cache.len();
+        let room = cache.capacity() - past >= CHECKED;
+        let guess = self.several.as_ref().filter(|_| room).and_then(|(_, lookup)| lookup.guess(CHECKED - 1));
+        let begin = Instant::now();
+        let ids = [&[id], guess.as_deref().unwrap_or_default()].concat();
+        self.turn(ids.len())?;
+        let passes = match (&mut self.several, &guess) {
+            (Some((several, _)), Some(_)) => several,
+            _ => &mut self.one,
+        };
+        let numbers = [ids.as_slice(), &[past as u32, self.next - self.first]].concat();
+        passes.step.view_mut()?.write(&numbers)?;
+        self.next += 1;
+        let is_first = passes.captured.is_none();
+        let mut rows = pass(self.text, &self.angles, passes, self.capture, cache, sampler)?;
+        let next = rows.choose(0, sampler);
+        if let Some((_, lookup)) = &mut self.several
+            && !(is_first && self.capture)
+        {
+            lookup.took(guess.is_some(), begin.elapsed().as_secs_f64());
+        }
+        if let Some(guess) = guess {
+            self.guesses.checked += guess.len();
+            self.checked = Some(Checked { guess, right: 0, past, rows });
+        }
         next
     }
 
-    /// How many launches the captured pass has; `None` if there is none.
+    /// How many launches the captured pass of one token has; `None` if there is none.
     pub fn launches(&self) -> Option<usize> {
-        self.captured.as_ref().map(|(graph, _)| graph.nodes())
+        self.one.captured.as_ref().map(|(graph, _)| graph.nodes())
     }
 
-    /// Writes what differs from token to token.
-    fn feed(&mut self, past: usize, id: u32) -> Result<()> {
-        if self.next - self.first == ANGLES_AHEAD {
+    /// Guesses so far.
+    pub fn guesses(&self) -> Guesses {
+        self.guesses
+    }
+
+    /// Makes the angles of the next tokens, if those that there are end before.
+    fn turn(&mut self, tokens: usize) -> Result<()> {
+        if (self.next - self.first) as usize + tokens > ANGLES_AHEAD as usize {
             self.first = self.next;
             let angles = self.text.angles(&positions(self.next))?;
             for (to, from) in self.angles.iter_mut().zip(&angles) {
                 ops::copy_into(to.view_mut()?, from)?;
             }
         }
-        self.step.view_mut()?.write(&[id, past as u32, self.next - self.first])?;
-        self.next += 1;
         Ok(())
-    }
-
-    /// The pass itself: launches only, whose arguments are the same for every token.
-    fn pass(&self, cache: &mut KvCache, sampler: &Sampler) -> Result<Logits> {
-        let ([cos, sin], ids) = (self.angles.clone(), self.step.narrow(0, 0, 1)?);
-        let rope = Rope { cos, sin, at: self.step.narrow(0, 1, 2)? };
-        let hidden = self.text.forward(&ids, &rope, Images::default(), cache.caches(), &mut |_, _| {})?;
-        Logits::of(self.text.logits(&hidden)?, sampler)
     }
 }
 
 /// A token's positions on the three axes, and those of the tokens after it.
 fn positions(first: u32) -> Vec<[u32; 3]> {
     (0..ANGLES_AHEAD).map(|ahead| [first + ahead; 3]).collect()
+}
+
+/// Passes the tokens of `passes`: by its graph, which is made first if there is none, or launch by launch.
+fn pass(
+    text: &TextModel,
+    angles: &[Tensor; 2],
+    passes: &mut Passes,
+    capture: bool,
+    cache: &mut KvCache,
+    sampler: &Sampler,
+) -> Result<Rows> {
+    if let Some((graph, logits)) = &passes.captured {
+        cache.advance(passes.rows)?;
+        graph.launch()?;
+        return logits.rows();
+    }
+    let Passes { rows, step, .. } = &*passes;
+    let device = step.device();
+    let mut launches = || {
+        let ([cos, sin], ids) = (angles.clone(), step.narrow(0, 0, *rows)?);
+        let rope = Rope { cos, sin, at: step.narrow(0, *rows, 2)? };
+        // launches only, whose arguments are the same for every pass of so many tokens
+        let hidden = text.forward(&ids, &rope, Images::default(), cache.caches(), &mut |_, _| {})?;
+        Logits::of(text.logits(&hidden)?, sampler)
+    };
+    match &device {
+        Device::Cuda(device) if capture => {
+            let (graph, logits) = Graph::capture(device, launches)?;
+            graph.launch()?;
+            let chosen = logits.rows();
+            passes.captured = Some((graph, logits));
+            chosen
+        }
+        _ => launches()?.rows(),
+    }
 }

@@ -6,7 +6,7 @@
 
 use super::batch::{BatchOptions, PAGE};
 use super::config::{Config, VisionConfig};
-use super::decode::ANGLES_AHEAD;
+use super::decode::{ANGLES_AHEAD, CHECKED};
 use super::model::LoadOptions;
 use super::vision::VisionPlace;
 use pascaline::cuda::CudaDevice;
@@ -156,7 +156,7 @@ fn rehearsed(
     let graphs = match batch {
         None => {
             walk.answer(work)?;
-            GRAPH_POOL
+            GRAPH_POOL + walk.checks()?
         }
         Some(batch) => walk.answers(work, batch)?,
     };
@@ -558,6 +558,22 @@ impl Walk<'_> {
         let captures = batch.graph && self.stacks.is_empty();
         let bytes = one.pool.statistics().peak_live.div_ceil(last.max(1)) * batch.captured_rows();
         Ok(if captures { bytes + GRAPH_POOL } else { 0 })
+    }
+
+    /// The bytes of a graph that checks guesses, whether there will be any or not.
+    fn checks(&self) -> Result<usize> {
+        if !self.stacks.is_empty() {
+            return Ok(0);
+        }
+        let one = Walk {
+            pool: Rehearsal::new(),
+            table: self.table.clone(),
+            weights: Vec::new(),
+            stacks: Vec::new(),
+            ..*self
+        };
+        one.pass(CHECKED, CHECKED, 0, &[])?;
+        Ok(one.pool.statistics().peak_live)
     }
 
     /// Rows of several sequences, of which `wanted` get a next token.

@@ -1,6 +1,7 @@
 //! Generation: prefill, then decode one token after another.
 
 use super::decode::{ANGLES_AHEAD, Decoder, Logits};
+use super::lookup::Lookup;
 use super::model::{Qwen3Vl, Session};
 use super::positions::Positions;
 use super::processor::{Prompt, Visual};
@@ -26,13 +27,17 @@ pub struct Options {
     /// Whether, on a GPU, the pass of a token is captured into a graph and replayed, which spares the host its launches. The
     /// tokens are the same either way. A model whose layers pass through the GPU always launches kernel by kernel.
     pub graph: bool,
+    /// Whether tokens are guessed from what followed the last ones where these occurred before, and checked several at a time.
+    /// Faster where an answer repeats parts of its prompt or of itself. A checked token's logits differ from those of its own
+    /// pass by rounding alone. A [`Batch`](super::batch::Batch) does not guess.
+    pub prompt_lookup: bool,
 }
 
 impl Default for Options {
     /// Greedy, up to 512 tokens.
     fn default() -> Self {
         let (stop, sampling) = (Vec::new(), Sampling::GREEDY);
-        Self { max_new_tokens: 512, sampling, stop, stop_at_eos: true, graph: true }
+        Self { max_new_tokens: 512, sampling, stop, stop_at_eos: true, graph: true, prompt_lookup: false }
     }
 }
 
@@ -67,6 +72,10 @@ pub struct Statistics {
     pub decode_tokens: usize,
     /// Of these, per second.
     pub decode_tokens_per_second: f64,
+    /// Tokens that were guessed and checked; see [`Options::prompt_lookup`].
+    pub guessed_tokens: usize,
+    /// Of these, the right ones: tokens of the answer that took no pass of their own.
+    pub right_guesses: usize,
     /// Launches of the graph that a decoded token replays; `None` if there is none.
     pub graph_launches: Option<usize>,
     /// Streamed layers: decoder layers whose weights are copied from host memory for every token.
@@ -182,7 +191,8 @@ impl Qwen3Vl {
         let mut next = Logits::of(prefill.logits, &sampler)?.choose(&mut sampler)?;
         let first_token = begin.elapsed();
         let mut peak = self.bytes_in_use();
-        let mut decoder = Decoder::new(self, position, options.graph)?;
+        let lookup = options.prompt_lookup.then(|| Lookup::new(&prompt.ids));
+        let mut decoder = Decoder::new(self, position, options.graph, lookup)?;
         while output.ids.len() < limit {
             let id = next;
             output.ids.push(id);
@@ -207,6 +217,7 @@ impl Qwen3Vl {
                 session.ids.push(id);
             }
         }
+        session.cache.truncate(session.ids.len()); // of guesses that were wrong
         let elapsed = begin.elapsed();
         let rest = stream.finish();
         if !rest.is_empty() {
@@ -221,6 +232,8 @@ impl Qwen3Vl {
         statistics.decode_tokens = output.ids.len().saturating_sub(1);
         statistics.decode_tokens_per_second =
             rate(statistics.decode_tokens, elapsed.saturating_sub(first_token));
+        (statistics.guessed_tokens, statistics.right_guesses) =
+            (decoder.guesses().checked, decoder.guesses().right);
         statistics.graph_launches = decoder.launches();
         statistics.cache_bytes = session.cache.bytes();
         statistics.peak_bytes = peak;

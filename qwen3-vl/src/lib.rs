@@ -19,6 +19,7 @@ pub mod hub;
 mod json;
 mod kernels;
 mod layers;
+mod lookup;
 pub mod model;
 mod picture;
 pub mod positions;

@@ -173,6 +173,7 @@ fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
             stop: if stop.is_empty() { defaults.stop.clone() } else { stop },
             stop_at_eos: !fields.bool("ignore_eos")?.unwrap_or(!defaults.stop_at_eos),
             graph: defaults.graph,
+            prompt_lookup: false,
         },
         max_tokens: new.or(old),
         choices: fields.whole("n", 1, MAX_CHOICES)?.unwrap_or(1),

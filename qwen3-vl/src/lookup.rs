@@ -1,0 +1,136 @@
+//! Prompt lookup: the next tokens are guessed to be those that followed the last ones where these occurred before, in the
+//! prompt or the answer. One pass then checks all of them.
+//!
+//! Source: Saxena 2023, "Prompt Lookup Decoding"; the check by one pass is Leviathan et al. 2023, "Fast Inference from
+//! Transformers via Speculative Decoding".
+
+use std::collections::HashMap;
+
+/// Tokens that have to occur again. With fewer more guesses are wrong.
+const MATCHED: usize = 3;
+/// The weight of the newest guess in the share of right ones.
+const NEWEST: f64 = 0.1;
+/// A pass that checks guesses is estimated to take so many times as long as that of one token, until it is measured.
+const CHECK_COST: f64 = 1.7;
+
+/// The tokens so far, what they make one expect, and whether that is worth checking.
+pub(super) struct Lookup {
+    ids: Vec<u32>,
+    /// The place of the token that followed each sequence of tokens last.
+    followed: HashMap<[u32; MATCHED], usize>,
+    /// How many of the guesses were right lately, from 0 to 1. All guesses of one token ahead are counted, checked or not.
+    right: f64,
+    /// Seconds of a pass of one token, and of one that checks guesses.
+    seconds: [Option<f64>; 2],
+}
+
+impl Lookup {
+    /// After these tokens.
+    pub fn new(prompt: &[u32]) -> Self {
+        let ids = Vec::with_capacity(2 * prompt.len());
+        let mut lookup = Self { ids, followed: HashMap::new(), right: 0.5, seconds: [None; 2] };
+        prompt.iter().for_each(|&id| lookup.append(id));
+        lookup
+    }
+
+    /// Takes the next token of the answer.
+    pub fn push(&mut self, id: u32) {
+        if let Some(place) = self.place() {
+            let hit = f64::from(u8::from(self.ids[place] == id));
+            self.right += NEWEST * (hit - self.right);
+        }
+        self.append(id);
+    }
+
+    fn append(&mut self, id: u32) {
+        if let Some(last) = self.ids.last_chunk() {
+            self.followed.insert(*last, self.ids.len());
+        }
+        self.ids.push(id);
+    }
+
+    /// Where the last tokens occurred before: the place of the token after them.
+    fn place(&self) -> Option<usize> {
+        self.followed.get(self.ids.last_chunk::<MATCHED>()?).copied()
+    }
+
+    /// The next `count` tokens, if there is a guess that is worth checking together with the last token.
+    pub fn guess(&self, count: usize) -> Option<Vec<u32>> {
+        let place = self.place()?;
+        let tokens: f64 = (0..=count as i32).map(|i| self.right.powi(i)).sum();
+        if tokens <= self.check_cost() {
+            return None;
+        }
+        // what followed may reach up to the last token, and is guessed to be repeated then
+        Some(self.ids[place..].iter().copied().cycle().take(count).collect())
+    }
+
+    /// A pass that checks guesses, in passes of one token.
+    fn check_cost(&self) -> f64 {
+        match self.seconds {
+            [Some(one), Some(check)] if one > 0.0 => check / one,
+            _ => CHECK_COST,
+        }
+    }
+
+    /// Learns how long a pass took.
+    pub fn took(&mut self, checked: bool, seconds: f64) {
+        let mean = &mut self.seconds[usize::from(checked)];
+        *mean = Some(mean.map_or(seconds, |mean| mean + 0.2 * (seconds - mean)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_followed_is_guessed() {
+        let mut lookup = Lookup::new(&[1, 2, 3, 4, 5, 6, 1, 2]);
+        assert_eq!(lookup.guess(3), None, "[6, 1, 2] is new");
+        lookup.push(3);
+        assert_eq!(lookup.guess(3), Some(vec![4, 5, 6]));
+        assert_eq!(lookup.guess(8), Some(vec![4, 5, 6, 1, 2, 3, 4, 5]), "and again");
+        assert_eq!(Lookup::new(&[]).guess(3), None);
+        assert_eq!(Lookup::new(&[7, 7, 7]).guess(2), None);
+        assert_eq!(Lookup::new(&[7, 7, 7, 7]).guess(2), Some(vec![7, 7]));
+    }
+
+    #[test]
+    fn the_latest_occurrence_counts() {
+        assert_eq!(
+            Lookup::new(&[1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3]).guess(1),
+            None,
+            "at most 2 for 1.7, and 1.5 expected"
+        );
+        assert_eq!(Lookup::new(&[1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3]).guess(2), Some(vec![5, 1]));
+    }
+
+    #[test]
+    fn wrong_guesses_end_and_right_ones_bring_them_back() {
+        let mut lookup = Lookup::new(&[1, 2, 3, 4]);
+        for other in 0..20 {
+            [1, 2, 3].map(|id| lookup.push(id));
+            lookup.push(100 + other);
+        }
+        [1, 2, 3].map(|id| lookup.push(id));
+        assert_eq!(lookup.guess(7), None);
+        for _ in 0..40 {
+            lookup.push(9);
+        }
+        assert_eq!(lookup.guess(7), Some(vec![9; 7]));
+    }
+
+    #[test]
+    fn a_check_that_takes_too_long_is_left_out() {
+        let mut lookup = Lookup::new(&[5; 10]);
+        assert!(lookup.guess(7).is_some());
+        lookup.took(false, 1.0);
+        lookup.took(true, 7.9);
+        assert!(lookup.guess(7).is_none(), "half of the guesses are right: two tokens for eight");
+        for _ in 0..60 {
+            lookup.push(5);
+        }
+        assert!(lookup.guess(7).is_some(), "all are: eight tokens for 7.9");
+    }
+}
