@@ -15,7 +15,7 @@ use pascaline::memory::{self, adaptor::to_text};
 use pascaline::{Device, Error};
 use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
-use qwen3_vl::{Qwen3Vl, Statistics, StopReason, Visual};
+use qwen3_vl::{Options, Qwen3Vl, Statistics, StopReason, Visual};
 use serde::Serialize;
 use std::path::PathBuf;
 

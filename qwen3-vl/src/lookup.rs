@@ -110,10 +110,10 @@ mod tests {
     fn wrong_guesses_end_and_right_ones_bring_them_back() {
         let mut lookup = Lookup::new(&[1, 2, 3, 4]);
         for other in 0..20 {
-            [1, 2, 3].map(|id| lookup.push(id));
+            [1, 2, 3].into_iter().for_each(|id| lookup.push(id));
             lookup.push(100 + other);
         }
-        [1, 2, 3].map(|id| lookup.push(id));
+        [1, 2, 3].into_iter().for_each(|id| lookup.push(id));
         assert_eq!(lookup.guess(7), None);
         for _ in 0..40 {
             lookup.push(9);
