@@ -15,6 +15,7 @@ pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rope_append;
+pub(crate) mod simd;
 pub(crate) mod softmax;
 #[cfg(feature = "sparse")]
 pub(crate) mod sparse_attention;
