@@ -10,6 +10,7 @@ pub(crate) mod float16;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;
 pub(crate) mod paged_attention;
+mod pieces;
 pub(crate) mod quant;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
