@@ -4,6 +4,9 @@
 //! transposed by words of four values, once for up to [`ROWS`] rows of x; each word of x is then broadcast, multiplied and
 //! added. So a block's sums need no horizontal additions, and their factors are those of eight columns at once.
 //!
+//! A closure that is given to a function of the standard library is not inlined, as that has not these features; so there are
+//! loops where elsewhere there are maps.
+//!
 //! flow: w [8 rows, 32] → bytes → transposed [8 words][8 columns] · x word → i32 [8 columns] → f32 · factors → acc [8 columns]
 //!
 //! | quants                          | products                                        | formats              |
@@ -185,19 +188,30 @@ fn tile<K: Kind>(acc: &mut [[f32; TILE]], panel: &Panel, w: [(&[u8], &[u8]); TIL
     let per_block = panel.rows * if signed { 2 * WORDS } else { WORDS };
     acc.fill([0.0; TILE]);
     for group in 0..blocks.div_ceil(BLOCKS_PER_SUPER) {
-        let steps = w.map(|(_, scales)| steps::<K>(scales, group));
-        let first_steps = transposed(steps.map(|steps| _mm256_castps_si256(steps[0])));
-        let second_steps = transposed(steps.map(|steps| _mm256_castps_si256(steps[1])));
+        let mut factors = [[_mm256_setzero_si256(); TILE]; 2];
+        for (i, (_, scales)) in w.iter().enumerate() {
+            let of_row = steps::<K>(scales, group);
+            factors[0][i] = _mm256_castps_si256(of_row[0]);
+            factors[1][i] = _mm256_castps_si256(of_row[1]);
+        }
+        let factors = [transposed(factors[0]), transposed(factors[1])];
         for b in group * BLOCKS_PER_SUPER..blocks.min((group + 1) * BLOCKS_PER_SUPER) {
             let j = b % BLOCKS_PER_SUPER;
-            let steps = [_mm256_castsi256_ps(first_steps[j]), _mm256_castsi256_ps(second_steps[j])];
-            let quants = transposed(w.map(|(quants, _)| block::<K>(quants, b)));
+            let steps = [_mm256_castsi256_ps(factors[0][j]), _mm256_castsi256_ps(factors[1][j])];
+            let mut quants = [_mm256_setzero_si256(); TILE];
+            for (i, (row, _)) in w.iter().enumerate() {
+                quants[i] = block::<K>(row, b);
+            }
+            let quants = transposed(quants);
             let words = &panel.words[b * per_block..][..per_block];
             let rows = acc.iter_mut().zip(&panel.factors[b * panel.rows..][..panel.rows]);
             if signed {
-                let quants = quants.map(|quants| widened(quants));
+                let mut wide = [[_mm256_setzero_si256(); 2]; WORDS];
+                for (wide, bytes) in wide.iter_mut().zip(quants) {
+                    *wide = widened(bytes);
+                }
                 for ((acc, factors), words) in rows.zip(words.as_chunks::<{ 2 * WORDS }>().0) {
-                    let sum = _mm256_cvtepi32_ps(signed_sum(&quants, words));
+                    let sum = _mm256_cvtepi32_ps(signed_sum(&wide, words));
                     add(acc, factors, _mm256_mul_ps(sum, steps[0]));
                 }
             } else {
@@ -229,7 +243,7 @@ fn scaled<K: Kind>(sums: [__m256i; 2], of_x: [i32; 2], steps: [__m256; 2]) -> __
     let of_both = of_x[0] + of_x[1];
     match K::FORMAT {
         Format::Q6K => {
-            let [first, second] = [without_offset(sums[0], of_x[0]), without_offset(sums[1], of_x[1])];
+            let (first, second) = (without_offset(sums[0], of_x[0]), without_offset(sums[1], of_x[1]));
             _mm256_fmadd_ps(first, steps[0], _mm256_mul_ps(second, steps[1]))
         }
         Format::Q4K | Format::Q5K => {
@@ -315,8 +329,8 @@ fn block<K: Kind>(row: &[u8], b: usize) -> __m256i {
         }
         Format::Iq4Nl | Format::Iq4Xs => {
             let bytes = load_half(row, b);
-            let [low, high] =
-                [bytes, _mm_srli_epi16(bytes, 4)].map(|bytes| _mm_and_si128(bytes, _mm_set1_epi8(15)));
+            let low = _mm_and_si128(bytes, _mm_set1_epi8(15));
+            let high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
             // the words of the block's first half, each followed by that 16 values further on
             let quants = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
             let levels = _mm256_broadcastsi128_si256(load_half(bytemuck::cast_slice(&LEVELS), 0));
@@ -351,7 +365,7 @@ fn steps<K: Kind>(scales: &[u8], group: usize) -> [__m256; 2] {
         }
         Format::Q4K | Format::Q5K => {
             let scales = &scales[16 * group..][..16];
-            let [d, low, high, rest] = std::array::from_fn(|i| word(scales, i));
+            let (d, low, high, rest) = (word(scales, 0), word(scales, 1), word(scales, 2), word(scales, 3));
             // a byte for each block: its lower six bits, or four of `rest` and the two uppermost
             let of = |own: u32, rest: u32, d| {
                 let bytes = [own & 0x3f3f_3f3f, rest & 0x0f0f_0f0f | own >> 2 & 0x3030_3030];
@@ -364,9 +378,8 @@ fn steps<K: Kind>(scales: &[u8], group: usize) -> [__m256; 2] {
             let scales = &scales[20 * group..][..20];
             let d = half(word(scales, 4));
             let pairs = load_half(scales, 0);
-            let firsts = _mm_srai_epi16(_mm_slli_epi16(pairs, 8), 8);
-            [firsts, _mm_srai_epi16(pairs, 8)]
-                .map(|scales| _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(scales))))
+            let of = |scales| _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(scales)));
+            [of(_mm_srai_epi16(_mm_slli_epi16(pairs, 8), 8)), of(_mm_srai_epi16(pairs, 8))]
         }
         Format::Iq4Xs => {
             let scales = &scales[8 * group..][..8];
