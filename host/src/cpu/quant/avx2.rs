@@ -22,6 +22,7 @@ use crate::{Result, Tensor};
 use half::f16;
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
 use kernels_gpu::quant::iq4::LEVELS;
+use rayon::prelude::*;
 use std::arch::x86_64::*;
 
 /// Words of four quants of a block.
@@ -42,9 +43,9 @@ macro_rules! kinds {
         )*
         /// [`tiles_of`] for the format of the weights.
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn tiles_of_any(tiles: &mut [[f32; TILE]], panels: &[Panel], w: &Parts, first: usize) {
+        fn tiles_of_any(y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: usize) {
             match w.format {
-                $(Format::$format => tiles_of::<$format>(tiles, panels, w, first),)*
+                $(Format::$format => tiles_of::<$format>(y, panels, w, first),)*
             }
         }
     };
@@ -162,21 +163,30 @@ pub(super) fn panels(x: Activations, format: Format) -> Vec<Panel> {
         }
         Panel { rows, words, factors }
     };
-    (0..x.rows()).step_by(ROWS).map(panel).collect()
+    match x.rows() {
+        ..=ROWS => vec![panel(0)],
+        rows => (0..rows.div_ceil(ROWS)).into_par_iter().map(|i| panel(i * ROWS)).collect(),
+    }
 }
 
-/// The tiles from number `first` on: [tiles, m].
-pub(super) fn tiles(_: Avx2, tiles: &mut [[f32; TILE]], panels: &[Panel], w: &Parts, first: usize) {
+/// The columns of the tiles from number `first` on, of all rows.
+pub(super) fn tiles(_: Avx2, y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: usize) {
     // SAFETY: the processor has these features: the first argument proves it.
-    unsafe { tiles_of_any(tiles, panels, w, first) }
+    unsafe { tiles_of_any(y, panels, w, first) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn tiles_of<K: Kind>(tiles: &mut [[f32; TILE]], panels: &[Panel], w: &Parts, first: usize) {
-    let m = panels.iter().map(|panel| panel.rows).sum();
-    for (p, panel) in panels.iter().enumerate() {
-        for (tile, sums) in tiles.chunks_exact_mut(m).enumerate() {
-            self::tile::<K>(&mut sums[p * ROWS..][..panel.rows], panel, w.tile(first + tile), w.blocks);
+fn tiles_of<K: Kind>(y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: usize) {
+    let mut acc = [[0.0; TILE]; ROWS];
+    for (panel, y) in panels.iter().zip(y.chunks_mut(ROWS)) {
+        for start in (0..y[0].len()).step_by(TILE) {
+            let acc = &mut acc[..panel.rows];
+            tile::<K>(acc, panel, w.tile(first + start / TILE), w.blocks);
+            for (y, acc) in y.iter_mut().zip(acc) {
+                let y = &mut y[start..];
+                let len = y.len().min(TILE);
+                y[..len].copy_from_slice(&acc[..len]);
+            }
         }
     }
 }

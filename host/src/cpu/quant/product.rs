@@ -14,7 +14,7 @@ use super::avx2;
 use super::{Row, Step, read_row};
 use crate::cpu::simd::Avx2;
 use crate::cpu::{activate, slice, slice_mut};
-use crate::problem::activate::Epilogue;
+use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{QuantRows, QuantTensor};
 use crate::{Result, TensorMut};
 use kernels_gpu::quant::blocks::BLOCK;
@@ -50,78 +50,86 @@ impl Activations<'_> {
 }
 
 pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
-    let (m, n) = (x.shape.rows_cols().0, w.rows());
-    if m == 0 || n == 0 {
-        return Ok(());
-    }
+    let m = x.shape.rows_cols().0;
     let quants = &bytemuck::cast_slice(slice::<u32>(&x.quants)?)[..m * x.k];
     let x = Activations { quants, scales: slice::<u32>(&x.scales)?, k: x.k };
-    let tiles = tiles(Avx2::detect(), x, w)?;
     let bias = epilogue.bias.map(slice::<f32>).transpose()?;
     let residual = epilogue.residual.map(slice::<f32>).transpose()?;
-    let rows = slice_mut::<f32>(&mut y)?[..m * n].par_chunks_exact_mut(n).enumerate();
-    rows.with_min_len(crate::cpu::ELEMENTS_PER_TASK.div_ceil(n)).for_each(|(row, y)| {
-        for (tile, y) in y.chunks_mut(TILE).enumerate() {
-            let sums = &tiles[tile * m + row];
-            y.copy_from_slice(&sums[..y.len()]);
+    let (n, activation) = (w.rows(), epilogue.activation);
+    let is_plain = bias.is_none() && residual.is_none() && activation == Activation::Identity;
+    product(Avx2::detect(), &mut slice_mut::<f32>(&mut y)?[..m * n], x, w, |first, y| {
+        for (row, y) in y.iter_mut().enumerate().filter(|_| !is_plain) {
+            for (column, y) in (first..).zip(y.iter_mut()) {
+                let biased = *y + bias.map_or(0.0, |bias| bias[column]);
+                let value = activate::value(biased, activation);
+                *y = value + residual.map_or(0.0, |residual| residual[row * n + column]);
+            }
         }
-        for (column, y) in y.iter_mut().enumerate() {
-            let biased = *y + bias.map_or(0.0, |bias| bias[column]);
-            let value = activate::value(biased, epilogue.activation);
-            *y = value + residual.map_or(0.0, |residual| residual[row * n + column]);
-        }
-    });
-    Ok(())
+    })
 }
 
-/// x·wᵀ as [tiles, m] with [`TILE`] columns each; those beyond n are without meaning.
-fn tiles(avx2: Option<Avx2>, x: Activations, w: &QuantTensor) -> Result<Vec<[f32; TILE]>> {
-    let m = x.rows();
-    let mut tiles = vec![[0.0; TILE]; w.rows().div_ceil(TILE) * m];
-    let work = TILE * m * w.k;
+/// y [m, n] = x·wᵀ. `finish` gets some columns of all rows, when they are there, and the number of the first.
+fn product(
+    avx2: Option<Avx2>,
+    y: &mut [f32],
+    x: Activations,
+    w: &QuantTensor,
+    finish: impl Fn(usize, &mut [&mut [f32]]) + Sync,
+) -> Result<()> {
+    if y.is_empty() {
+        return Ok(());
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(avx2) = avx2 {
         let (panels, parts) = (avx2::panels(x, w.format()), avx2::Parts::of(w)?);
-        for_tiles(&mut tiles, m, work, |first, tiles| {
-            avx2::tiles(avx2, tiles, &panels, &parts, first);
+        return in_tasks(y, x, w, |first, y| {
+            avx2::tiles(avx2, y, &panels, &parts, first);
+            finish(first * TILE, y);
             Ok(())
-        })?;
-        return Ok(tiles);
+        });
     }
     let _ = avx2;
-    for_tiles(&mut tiles, m, work, |first, tiles| portable(tiles, x, w, first))?;
-    Ok(tiles)
+    in_tasks(y, x, w, |first, y| {
+        portable(y, x, w, first * TILE)?;
+        finish(first * TILE, y);
+        Ok(())
+    })
 }
 
-/// Calls `f` in parallel with some tiles' sums, each tile [m], and the number of the first. `work`: multiply-adds of a tile.
-fn for_tiles(
-    tiles: &mut [[f32; TILE]],
-    m: usize,
-    work: usize,
-    f: impl Fn(usize, &mut [[f32; TILE]]) -> Result<()> + Sync,
+/// Calls `f` in parallel with the columns of some tiles, of all rows, and the number of the first tile.
+fn in_tasks(
+    y: &mut [f32],
+    x: Activations,
+    w: &QuantTensor,
+    f: impl Fn(usize, &mut [&mut [f32]]) -> Result<()> + Sync,
 ) -> Result<()> {
-    if tiles.len() / m * work <= PARALLEL {
-        return f(0, tiles);
-    }
+    let (m, n) = (x.rows(), w.rows());
+    let tiles = n.div_ceil(TILE);
+    let most = if m > ROWS { TILES } else { tiles };
     // a few tasks for each thread, so that one that is held up does not hold up all
-    let each = (tiles.len() / m).div_ceil(4 * rayon::current_num_threads()).clamp(1, TILES);
-    let tasks = tiles.par_chunks_mut(each * m).enumerate();
-    let least = PARALLEL.div_ceil(work * each);
-    tasks.with_min_len(least).try_for_each(|(task, tiles)| f(task * each, tiles))
+    let each = match m * n * w.k <= PARALLEL {
+        true => tiles,
+        false => tiles.div_ceil(8 * rayon::current_num_threads()).clamp(1, most),
+    };
+    let mut tasks: Vec<Vec<&mut [f32]>> = (0..tiles.div_ceil(each)).map(|_| Vec::with_capacity(m)).collect();
+    for row in y.chunks_exact_mut(n) {
+        for (task, columns) in tasks.iter_mut().zip(row.chunks_mut(each * TILE)) {
+            task.push(columns);
+        }
+    }
+    match tasks.as_mut_slice() {
+        [task] => f(0, task),
+        tasks => tasks.par_iter_mut().enumerate().try_for_each(|(task, y)| f(task * each, y)),
+    }
 }
 
-/// The tiles from number `first` on, in scalar code.
-fn portable(tiles: &mut [[f32; TILE]], x: Activations, w: &QuantTensor, first: usize) -> Result<()> {
-    for (tile, sums) in tiles.chunks_exact_mut(x.rows()).enumerate() {
-        for i in 0..TILE {
-            let column = (first + tile) * TILE + i;
-            if column < w.rows() {
-                let w = read_row(w, column)?;
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let (quants, scales) = x.row(row);
-                    sums[i] = dot(quants, scales, &w);
-                }
-            }
+/// Columns of y from number `first` on, in scalar code.
+fn portable(y: &mut [&mut [f32]], x: Activations, w: &QuantTensor, first: usize) -> Result<()> {
+    for column in 0..y.first().map_or(0, |y| y.len()) {
+        let w = read_row(w, first + column)?;
+        for (row, y) in y.iter_mut().enumerate() {
+            let (quants, scales) = x.row(row);
+            y[column] = dot(quants, scales, &w);
         }
     }
     Ok(())
@@ -168,14 +176,14 @@ mod tests {
 
     /// y [m, n] by the instructions of this processor, or by none.
     fn product(avx2: Option<Avx2>, x: &QuantRows, w: &QuantTensor) -> Result<Vec<f32>> {
-        let (m, n) = (x.shape.rows_cols().0, w.rows());
         let activations = Activations {
             quants: bytemuck::cast_slice(slice::<u32>(&x.quants)?),
             scales: slice::<u32>(&x.scales)?,
             k: x.k,
         };
-        let tiles = tiles(avx2, activations, w)?;
-        Ok((0..m * n).map(|i| tiles[i % n / TILE * m + i / n][i % n % TILE]).collect())
+        let mut y = vec![f32::NAN; x.shape.rows_cols().0 * w.rows()];
+        super::product(avx2, &mut y, activations, w, |_, _| {})?;
+        Ok(y)
     }
 
     fn check(x: &Tensor, w: &QuantTensor) -> Result<()> {
