@@ -1,6 +1,7 @@
 //! `pascaline bench`: every bench case is checked, then timed, and printed as a line.
 
 use super::bench_memory;
+use super::bench_model::{self, ModelBench};
 use super::bench_row::{Row, cells, columns, ms, prefix, unit, variant};
 use super::bench_serve;
 use super::case_args::CaseArgs;
@@ -45,16 +46,27 @@ pub(super) struct Args {
     memory: bool,
 
     /// Put a running server under load instead, such as `serve` or any other with OpenAI's interface. PASCALINE_API_KEY is sent.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["only", "all", "against", "memory"])]
+    #[arg(long, value_name = "URL", group = "target", conflicts_with_all = ["only", "all", "against", "memory"])]
     serve: Option<String>,
+
+    #[command(flatten)]
+    pub of_model: ModelBench,
 
     /// How many clients ask at a time, one load after the other.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,4,16,64", requires = "serve")]
     pub clients: Vec<usize>,
 
-    /// Tokens of each of their answers.
-    #[arg(long, value_name = "N", default_value = "128", requires = "serve")]
-    pub tokens: usize,
+    /// Tokens of each of their answers; with --model the lengths of answers, 0 for none.
+    #[arg(
+        long,
+        short = 'n',
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "128",
+        requires = "target",
+        alias = "n-gen"
+    )]
+    pub tokens: Vec<usize>,
 
     /// Also measure how a running answer fares while prompts of so many numbers arrive, of about seven tokens each.
     #[arg(long, value_name = "N", requires = "serve")]
@@ -155,7 +167,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return bench_memory::run(args);
     }
     if let Some(url) = &args.serve {
-        return bench_serve::run(args, url);
+        let &[tokens] = args.tokens.as_slice() else {
+            return Err(Failure::Usage("--serve takes one number of --tokens".to_owned()));
+        };
+        return bench_serve::run(args, url, tokens);
+    }
+    if let Some(model) = &args.of_model.model {
+        return bench_model::run(args, model);
     }
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
     let (device, reason) = args.select.device.open()?;

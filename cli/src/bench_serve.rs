@@ -157,12 +157,12 @@ impl<'a> Target<'a> {
     }
 }
 
-pub(super) fn run(args: &Args, url: &str) -> Result<(), Failure> {
+pub(super) fn run(args: &Args, url: &str, tokens: usize) -> Result<(), Failure> {
     let report = args.select.output.report()?;
     let mut screen = args.select.output.screen();
     let target = Target::new(url);
     let model = target.model()?;
-    screen.text(&format!("{url}, {model}: answers of {} tokens", args.tokens), Style::Plain)?;
+    screen.text(&format!("{url}, {model}: answers of {} tokens", tokens), Style::Plain)?;
     // the first answer may wait for kernels to be loaded
     if target.ask(&model, WORDS, 8).is_none() {
         return Err(Failure::Failed(format!("{url} does not answer a question of {WORDS} words")));
@@ -179,7 +179,7 @@ pub(super) fn run(args: &Args, url: &str) -> Result<(), Failure> {
     screen.line(&table.header(""))?;
     let mut loads = Vec::new();
     for &clients in &args.clients {
-        let load = measure(&target, &model, clients, args.tokens);
+        let load = measure(&target, &model, clients, tokens);
         let time = |seconds: f64| (format!("{:.1} ms", seconds * 1e3), Style::Plain);
         let failed = if load.failed > 0 { Style::Bad } else { Style::Plain };
         screen.line(&table.row(&[
@@ -209,13 +209,7 @@ pub(super) fn run(args: &Args, url: &str) -> Result<(), Failure> {
     }
     let failed: usize = loads.iter().map(|load| load.failed).sum();
     if let Some(report) = report {
-        report.write(&Json {
-            url,
-            model: &model,
-            tokens_per_answer: args.tokens,
-            loads: &loads,
-            long_prompt,
-        })?;
+        report.write(&Json { url, model: &model, tokens_per_answer: tokens, loads: &loads, long_prompt })?;
     }
     match failed {
         0 => Ok(()),

@@ -3,6 +3,7 @@
 mod answer;
 mod bench;
 mod bench_memory;
+mod bench_model;
 mod bench_row;
 mod bench_serve;
 mod case_args;

@@ -204,6 +204,21 @@ impl ModelArgs {
         }
     }
 
+    /// With these types of matrices, of the vision tower's, and of keys and values.
+    pub fn with_types(
+        self,
+        dtype: Option<WeightType>,
+        vision_dtype: Option<WeightType>,
+        cache: Option<KvFormat>,
+    ) -> Self {
+        Self { dtype, vision_dtype, cache, ..self }
+    }
+
+    /// With this vision file, and so many layers on the GPU.
+    pub fn with_places(self, mmproj: Option<PathBuf>, gpu_layers: Option<usize>) -> Self {
+        Self { mmproj, gpu_layers, ..self }
+    }
+
     /// Refuses what can't be a model, with the way to one.
     pub fn check(&self) -> Result<(), Failure> {
         match hub::named(&self.model) {
@@ -218,6 +233,12 @@ impl ModelArgs {
         if let Some(reason) = reason {
             output.note(&format!("on {device}, because {reason}"));
         }
+        self.check_device(&device)?;
+        Ok(device)
+    }
+
+    /// Refuses options that need a GPU on another device.
+    pub fn check_device(&self, device: &Device) -> Result<(), Failure> {
         match (self.gpu_layers, self.vision_device) {
             (Some(layers), _) if !device.is_cuda() => Err(Failure::Usage(format!(
                 "--gpu-layers {layers} is for a GPU; on the CPU all weights are in host memory"
@@ -225,7 +246,7 @@ impl ModelArgs {
             (_, Some(VisionDevice::Gpu | VisionDevice::Stream)) if !device.is_cuda() => {
                 Err(Failure::Usage("--vision-device asks for a GPU, and the model is on the CPU".to_owned()))
             }
-            _ => Ok(device),
+            _ => Ok(()),
         }
     }
 

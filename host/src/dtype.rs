@@ -1,6 +1,7 @@
 //! Element types.
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use std::fmt;
 
 /// The type of a tensor's elements.
@@ -113,6 +114,15 @@ pub trait Float: Element {
     fn to_f32(self) -> f32;
     /// Nearest, ties to even.
     fn from_f32(value: f32) -> Self;
+
+    /// [`to_f32`](Self::to_f32) of as many elements, by the processor's vector instructions.
+    fn read(from: &[Self], to: &mut [f32]);
+    /// [`from_f32`](Self::from_f32) of as many values, by the processor's vector instructions.
+    fn write(from: &[f32], to: &mut [Self]);
+    /// The elements as f32: themselves, or converted into `room`, which is as long.
+    fn values<'a>(from: &'a [Self], room: &'a mut [f32]) -> &'a [f32];
+    /// Lets `f` write as many values: in place, or into `room`, which is as long, to be converted.
+    fn fill(to: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32]));
 }
 
 impl Float for f32 {
@@ -124,6 +134,22 @@ impl Float for f32 {
     fn from_f32(value: f32) -> Self {
         value
     }
+    #[inline(always)]
+    fn read(from: &[Self], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+    #[inline(always)]
+    fn write(from: &[f32], to: &mut [Self]) {
+        to.copy_from_slice(from);
+    }
+    #[inline(always)]
+    fn values<'a>(from: &'a [Self], _: &'a mut [f32]) -> &'a [f32] {
+        from
+    }
+    #[inline(always)]
+    fn fill(to: &mut [Self], _: &mut [f32], f: impl FnOnce(&mut [f32])) {
+        f(to);
+    }
 }
 
 impl Float for f16 {
@@ -134,5 +160,23 @@ impl Float for f16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         Self::from_f32(value)
+    }
+    #[inline(always)]
+    fn read(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+    #[inline(always)]
+    fn write(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+    #[inline(always)]
+    fn values<'a>(from: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
+        Self::read(from, room);
+        room
+    }
+    #[inline(always)]
+    fn fill(to: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32])) {
+        f(room);
+        Self::write(room, to);
     }
 }

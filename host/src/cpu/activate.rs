@@ -1,7 +1,8 @@
 //! Bias and activation, row by row.
 
 use super::elementwise::{gelu_erf, gelu_tanh, silu};
-use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
+use super::simd::vectorized;
+use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::problem::activate::Activation;
 use crate::{Result, Tensor, TensorMut};
@@ -30,16 +31,38 @@ pub(crate) fn activate(
     }
     with_float!(x.dtype(), T => {
         let y = &mut slice_mut::<T>(&mut y)?[..rows * cols];
-        let x = slice::<T>(x)?;
+        let x = &slice::<T>(x)?[..rows * width];
         let bias = bias.map(slice::<T>).transpose()?;
-        let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
-        y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(width)).with_min_len(min_rows).for_each(|(y, x)| {
-            let biased = |c: usize| x[c].to_f32() + bias.map_or(0.0, |bias| bias[c].to_f32());
-            for (c, y) in y.iter_mut().enumerate() {
-                let gate = value(biased(c), activation);
-                *y = T::from_f32(if width == cols { gate } else { gate * biased(cols + c) });
-            }
-        });
+        match activation {
+            Activation::Identity => each_row(y, x, bias, [cols, width], |x| x),
+            Activation::Silu | Activation::SwiGlu => each_row(y, x, bias, [cols, width], silu),
+            Activation::GeluTanh => each_row(y, x, bias, [cols, width], gelu_tanh),
+            Activation::GeluErf => each_row(y, x, bias, [cols, width], gelu_erf),
+        }
     });
     Ok(())
+}
+
+/// y = f(x + bias), or, where x is twice as wide, that of its first half times the second.
+fn each_row<T: Float>(
+    y: &mut [T],
+    x: &[T],
+    bias: Option<&[T]>,
+    [cols, width]: [usize; 2],
+    f: impl Fn(f32) -> f32 + Sync,
+) {
+    let row = |y: &mut [T], x: &[T]| {
+        let (gate, up) = x.split_at(cols);
+        let biases = bias.map(|bias| bias[..width].split_at(cols));
+        match (biases, width == cols) {
+            (None, true) => pieces::map(y, [gate], |[x]| f(x)),
+            (None, false) => pieces::map(y, [gate, up], |[gate, up]| f(gate) * up),
+            (Some((bias, _)), true) => pieces::map(y, [gate, bias], |[x, bias]| f(x + bias)),
+            (Some((b, c)), false) => {
+                pieces::map(y, [gate, b, up, c], |[gate, b, up, c]| f(gate + b) * (up + c));
+            }
+        }
+    };
+    let rows = y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(width));
+    rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(cols)).for_each(|(y, x)| vectorized(|| row(y, x)));
 }

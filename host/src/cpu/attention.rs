@@ -1,6 +1,8 @@
 //! Attention: blocks of queries in parallel, each over tiles of keys with a running maximum and sum, as the GPU does
 //! it (Dao 2023, FlashAttention-2, algorithm 1).
 
+use super::matmul::dot;
+use super::simd::vectorized;
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvView};
@@ -54,14 +56,16 @@ trait Rows: Sync {
 }
 
 impl<T: Float> Rows for &[T] {
+    #[inline(always)]
     fn read(&self, to: &mut [f32], start: usize) {
-        to.iter_mut().zip(&self[start..]).for_each(|(to, from)| *to = from.to_f32());
+        T::read(&self[start..][..to.len()], to);
     }
 }
 
 struct Codes<'a>(&'a [f16], Decoder);
 
 impl Rows for Codes<'_> {
+    #[inline(always)]
     fn read(&self, to: &mut [f32], start: usize) {
         let Self(codes, decoder) = self;
         let codes = codes[start..].iter().map(|code| decoder.upper(u32::from(code.to_bits()) << 16));
@@ -75,6 +79,7 @@ struct Q8Rows<'a> {
 }
 
 impl Rows for Q8Rows<'_> {
+    #[inline(always)]
     fn read(&self, to: &mut [f32], start: usize) {
         let scales = self.scales[start / BLOCK..].iter().map(|scale| scale.to_f32());
         for ((to, from), scale) in to.chunks_mut(BLOCK).zip(self.quants[start..].chunks(BLOCK)).zip(scales) {
@@ -137,7 +142,9 @@ pub(super) fn attention_over(
         let blocks = problem.q_len.div_ceil(QUERIES);
         let rows: Vec<Vec<f32>> = (0..heads * blocks)
             .into_par_iter()
-            .map(|task| block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES))
+            .map(|task| {
+                vectorized(|| block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES))
+            })
             .collect();
         for (task, rows) in rows.iter().enumerate() {
             let start = start(problem.out, problem, task / blocks, 1);
@@ -158,6 +165,7 @@ fn start(strides: HeadStrides, problem: &Problem, head: usize, group: usize) -> 
 }
 
 /// The results [rows, head_dim] of up to [`QUERIES`] queries of one head.
+#[inline(always)]
 fn block<TQ: Float, R: Rows>(
     q: &[TQ],
     [k, v]: [&R; 2],
@@ -224,15 +232,4 @@ fn convert(to: &mut [f32], from: &impl Rows, start: usize, stride: usize, d: usi
     for (i, row) in to.chunks_exact_mut(d).enumerate() {
         from.read(row, start + i * stride);
     }
-}
-
-/// Eight partial sums, so that it is vector code; both lengths are multiples of eight.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0f32; 8];
-    for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
-        for i in 0..8 {
-            sums[i] += a[i] * b[i];
-        }
-    }
-    sums.iter().sum()
 }

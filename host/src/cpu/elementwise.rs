@@ -1,6 +1,7 @@
 //! Element by element.
 
-use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
+use super::simd::vectorized;
+use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::problem::elementwise::{Binary, Unary};
 use crate::{Result, Tensor, TensorMut};
@@ -40,34 +41,51 @@ fn zip<T: Float>(z: &mut [T], x: &[T], y: &[T], f: impl Fn(f32, f32) -> f32 + Sy
     if y.is_empty() {
         return;
     }
-    let f = |((z, x), y): ((&mut T, &T), &T)| *z = T::from_f32(f(x.to_f32(), y.to_f32()));
-    if x.len() == y.len() {
-        let chunks = z.par_chunks_mut(ELEMENTS_PER_TASK).zip(x.par_chunks(ELEMENTS_PER_TASK));
-        let chunks = chunks.zip(y.par_chunks(ELEMENTS_PER_TASK));
-        chunks.for_each(|((z, x), y)| z.iter_mut().zip(x).zip(y).for_each(f));
-    } else {
-        let rows = z.par_chunks_mut(y.len()).zip(x.par_chunks(y.len()));
-        let min_rows = ELEMENTS_PER_TASK.div_ceil(y.len());
-        rows.with_min_len(min_rows).for_each(|(z, x)| z.iter_mut().zip(x).zip(y).for_each(f));
-    }
+    // a task's elements begin where y does, or meet a part of y of their own
+    let repeats = y.len() < x.len();
+    let len = if repeats { y.len() * ELEMENTS_PER_TASK.div_ceil(y.len()) } else { ELEMENTS_PER_TASK };
+    in_tasks(z, x, len, |start, z, x| {
+        let y = if repeats { y } else { &y[start..][..z.len()] };
+        vectorized(|| {
+            for (z, x) in z.chunks_mut(y.len()).zip(x.chunks(y.len())) {
+                pieces::map(z, [x, y], |[x, y]| f(x, y));
+            }
+        });
+    });
 }
 
 fn map<T: Float>(y: &mut [T], x: &[T], f: impl Fn(f32) -> f32 + Sync) {
-    let chunks = y.par_chunks_mut(ELEMENTS_PER_TASK).zip(x.par_chunks(ELEMENTS_PER_TASK));
-    chunks.for_each(|(y, x)| y.iter_mut().zip(x).for_each(|(y, x)| *y = T::from_f32(f(x.to_f32()))));
+    in_tasks(y, x, ELEMENTS_PER_TASK, |_, y, x| vectorized(|| pieces::map(y, [x], |[x]| f(x))));
 }
 
+/// Calls `f` for each `len` elements, with the number of the first; in parallel, if they are more.
+pub(super) fn in_tasks<Y: Float, X: Float>(
+    y: &mut [Y],
+    x: &[X],
+    len: usize,
+    f: impl Fn(usize, &mut [Y], &[X]) + Sync,
+) {
+    if y.len() <= len {
+        return f(0, y, x);
+    }
+    let tasks = y.par_chunks_mut(len).zip(x.par_chunks(len)).enumerate();
+    tasks.for_each(|(task, (y, x))| f(task * len, y, x));
+}
+
+#[inline(always)]
 pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
 /// 0.5x(1 + tanh u), written so that nothing cancels for negative x.
+#[inline(always)]
 pub(super) fn gelu_tanh(x: f32) -> f32 {
     let u = GELU_TANH_SCALE * (GELU_TANH_CUBIC * x * x * x + x);
     x / (1.0 + (-2.0 * u).exp())
 }
 
 /// x·Φ(x), with Φ(−a) = erfc(a/√2)/2 from the kernels' polynomial.
+#[inline(always)]
 pub(super) fn gelu_erf(x: f32) -> f32 {
     let a = x.abs().min(GELU_ERF_LIMIT);
     let t = 1.0 / (1.0 + 0.5 * FRAC_1_SQRT_2 * a);

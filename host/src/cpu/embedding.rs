@@ -18,7 +18,7 @@ pub(crate) fn embedding(mut y: TensorMut, table: &Tensor, ids: &Tensor) -> Resul
         let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
         y.par_chunks_exact_mut(cols).zip(ids).with_min_len(min_rows).for_each(|(y, &id)| {
             match table.chunks_exact(cols).nth(id as usize) {
-                Some(row) => y.iter_mut().zip(row).for_each(|(y, value)| *y = value.to_f32()),
+                Some(row) => T::read(row, y),
                 None => y.fill(f32::NAN),
             }
         });

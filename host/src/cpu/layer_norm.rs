@@ -1,6 +1,7 @@
 //! Layer norm over rows.
 
-use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
+use super::simd::vectorized;
+use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
@@ -21,17 +22,17 @@ pub(crate) fn layer_norm(
         let (x, weight, bias) = (slice::<T>(x)?, &slice::<T>(weight)?[..cols], &slice::<T>(bias)?[..cols]);
         let rows = y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(cols));
         let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
-        rows.with_min_len(min_rows).for_each(|(y, x)| row(y, x, weight, bias, eps));
+        rows.with_min_len(min_rows).for_each(|(y, x)| vectorized(|| row(y, x, weight, bias, eps)));
     });
     Ok(())
 }
 
+#[inline(always)]
 fn row<T: Float>(y: &mut [T], x: &[T], weight: &[T], bias: &[T], eps: f32) {
-    let values = || x.iter().map(|x| f64::from(x.to_f32()));
-    let mean = values().sum::<f64>() / x.len() as f64;
-    let variance = values().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    let mean = pieces::sum(x, f64::from) / x.len() as f64;
+    let variance = pieces::sum(x, |x| (f64::from(x) - mean) * (f64::from(x) - mean)) / x.len() as f64;
     let scale = (variance + f64::from(eps)).sqrt().recip();
-    for (((y, x), weight), bias) in y.iter_mut().zip(values()).zip(weight).zip(bias) {
-        *y = T::from_f32(((x - mean) * scale) as f32 * weight.to_f32() + bias.to_f32());
-    }
+    pieces::map(y, [x, weight, bias], |[x, weight, bias]| {
+        ((f64::from(x) - mean) * scale) as f32 * weight + bias
+    });
 }

@@ -1,6 +1,7 @@
 //! Matrix products: the `gemm` crate, which takes any strides. Half precision is converted by panels and computed in
-//! f32.
+//! f32. A product of few rows with a matrix whose columns lie along memory reads that once, column by column.
 
+use super::simd::vectorized;
 use super::{slice, slice_mut};
 use crate::dtype::Float;
 use crate::problem::activate::Epilogue;
@@ -12,6 +13,10 @@ use rayon::prelude::*;
 
 /// Columns of b that are converted at a time: a panel of 2048 rows is 1 MiB, which stays in a core's L2.
 const PANEL: usize = 128;
+/// The most rows that are few: with more, the panels' conversion is worth its writes.
+const FEW: usize = 8;
+/// Elements of a column that are converted at a time, and then meet all rows.
+const PIECE: usize = 512;
 /// Multiply-adds below which a product is not spread over threads.
 const PARALLEL: usize = 1 << 18;
 
@@ -115,11 +120,21 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
     let (m, n, k) = (p.m, p.n, p.k);
     for [at_a, at_b, at_c] in p.offsets(0) {
         let (a, b, c) = (from(a, at_a), from(b, at_b), &mut c[at_c..]);
-        let a: Vec<f32> = (0..m * k)
-            .into_par_iter()
-            .with_min_len(super::ELEMENTS_PER_TASK)
-            .map(|i| a[i / k * p.a.row + i % k * p.a.column].to_f32())
-            .collect();
+        if m * n == 0 {
+            continue;
+        }
+        let mut rows = vec![0f32; m * k];
+        if k > 0 {
+            let lines = rows.par_chunks_exact_mut(k).enumerate();
+            lines.with_min_len(super::ELEMENTS_PER_TASK.div_ceil(k)).for_each(|(r, row)| {
+                read_line(row, &a[r * p.a.row..], p.a.column);
+            });
+        }
+        let a = rows;
+        if m <= FEW && p.b.row == 1 {
+            columns(c, &a, b, p, options);
+            continue;
+        }
         let mut sums = vec![0f32; m * n.next_multiple_of(PANEL)];
         sums.par_chunks_mut(m * PANEL).enumerate().for_each(|(index, sums)| {
             let first = index * PANEL;
@@ -128,10 +143,11 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
             let transposed = p.b.row < p.b.column;
             let (lines, along) = if transposed { (cols, k) } else { (k, cols) };
             let (line, step) = if transposed { (p.b.column, p.b.row) } else { (p.b.row, p.b.column) };
-            let mut panel = Vec::with_capacity(cols * k);
-            for l in 0..lines {
-                let start = first * p.b.column + l * line;
-                panel.extend((0..along).map(|i| b[start + i * step].to_f32()));
+            let mut panel = vec![0.0; lines * along];
+            if along > 0 {
+                for (l, to) in panel.chunks_exact_mut(along).enumerate() {
+                    read_line(to, &b[first * p.b.column + l * line..], step);
+                }
             }
             let strides = match transposed {
                 true => MatrixStrides { row: 1, column: k },
@@ -154,4 +170,65 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
             }
         }
     }
+}
+
+/// Elements that are `step` apart, in f32.
+fn read_line<T: Float>(to: &mut [f32], from: &[T], step: usize) {
+    if step == 1 {
+        return T::read(&from[..to.len()], to);
+    }
+    for (i, to) in to.iter_mut().enumerate() {
+        *to = from[i * step].to_f32();
+    }
+}
+
+/// c [m, n] = alpha·a·b + beta·c for a [m, k] without gaps and few rows, and b whose columns lie along memory.
+fn columns<B: Float, C: Float>(c: &mut [C], a: &[f32], b: &[B], p: &Problem, options: &Matmul) {
+    let (m, k) = (p.m, p.k);
+    let mut sums = vec![0f32; m * p.n]; // [n, m]
+    let columns = sums.par_chunks_exact_mut(m).enumerate();
+    columns.with_min_len(PARALLEL.div_ceil(m * k.max(1))).for_each(|(column, sums)| {
+        let b = if k == 0 { &[][..] } else { &b[column * p.b.column..][..k] };
+        vectorized(|| column_sums(sums, a, b));
+    });
+    for r in 0..m {
+        for (c, sums) in c[r * p.ldc..][..p.n].iter_mut().zip(sums.chunks_exact(m)) {
+            *c = C::from_f32(match options.beta {
+                0.0 => options.alpha * sums[r],
+                beta => options.alpha * sums[r] + beta * c.to_f32(),
+            });
+        }
+    }
+}
+
+/// A column's products with all rows of a.
+#[inline(always)]
+fn column_sums<B: Float>(sums: &mut [f32], a: &[f32], b: &[B]) {
+    let mut room = [0.0; PIECE];
+    for (piece, column) in b.chunks(PIECE).enumerate() {
+        let column = B::values(column, &mut room[..column.len()]);
+        for (sum, a) in sums.iter_mut().zip(a.chunks_exact(b.len())) {
+            *sum += dot(&a[piece * PIECE..][..column.len()], column);
+        }
+    }
+}
+
+/// In 32 partial sums: four registers of eight.
+#[inline(always)]
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0f32; 32];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<32>(), b.as_chunks::<32>());
+    for (a, b) in a.iter().zip(b) {
+        for i in 0..32 {
+            sums[i] += a[i] * b[i];
+        }
+    }
+    for i in 0..a_rest.len().min(b_rest.len()) {
+        sums[i] += a_rest[i] * b_rest[i];
+    }
+    let halves = |sums: &mut [f32], len: usize| (0..len).for_each(|i| sums[i] += sums[i + len]);
+    for len in [16, 8, 4, 2, 1] {
+        halves(&mut sums, len);
+    }
+    sums[0]
 }

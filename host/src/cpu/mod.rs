@@ -10,11 +10,13 @@ pub(crate) mod float16;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;
 pub(crate) mod paged_attention;
+mod pieces;
 pub(crate) mod quant;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rope_append;
+pub(crate) mod simd;
 pub(crate) mod softmax;
 #[cfg(feature = "sparse")]
 pub(crate) mod sparse_attention;

@@ -1,8 +1,14 @@
-//! Quantising, reading back and multiplying quantised matrices. The arithmetic of a block is the kernels' own code.
+//! Quantising, and reading back. The arithmetic of a block is the kernels' own code.
 
-use super::{activate, slice, slice_mut, with_float};
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod product;
+
+pub(crate) use product::matmul;
+
+use super::simd::vectorized;
+use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
-use crate::problem::activate::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
@@ -208,24 +214,33 @@ pub(crate) fn quantize_rows(rows: &mut QuantRows, x: &Tensor) -> Result<()> {
     let (mut quants, mut scales) = (rows.quants.view_mut()?, rows.scales.view_mut()?);
     let (quants, scales) = (slice_mut::<u32>(&mut quants)?, slice_mut::<u32>(&mut scales)?);
     with_float!(x.dtype(), T => {
-        let x = slice::<T>(x)?;
-        let targets = quants.par_chunks_exact_mut(k / 4).zip(scales.par_chunks_exact_mut(k / BLOCK * 2));
-        targets.zip(x.par_chunks_exact(cols)).for_each(|((quants, scales), x)| {
-            let value = |i: usize| x.get(i).map_or(0.0, |x| x.to_f32());
-            let targets = quants.chunks_exact_mut(BLOCK / 4).zip(scales.chunks_exact_mut(2));
-            for (b, (quants, scales)) in targets.enumerate() {
-                let values: [f32; BLOCK] = std::array::from_fn(|i| value(b * BLOCK + i));
-                let scale = scale_i8(abs_max(&values));
-                let mut sum = 0;
-                for (word, four) in quants.iter_mut().zip(values.chunks_exact(4)) {
-                    *word = pack_i8([four[0], four[1], four[2], four[3]], inverse(scale));
-                    sum += word.to_le_bytes().map(|byte| i32::from(byte as i8)).iter().sum::<i32>();
-                }
-                (scales[0], scales[1]) = (scale.to_bits(), sum as u32);
-            }
+        let x = &slice::<T>(x)?[..m * cols];
+        let rows = quants.par_chunks_exact_mut(k / 4).zip(scales.par_chunks_exact_mut(k / BLOCK * 2));
+        let rows = rows.zip(x.par_chunks_exact(cols));
+        rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(k)).for_each(|((quants, scales), x)| {
+            vectorized(|| quantize_row(bytemuck::cast_slice_mut(quants), scales, x));
         });
     });
     Ok(())
+}
+
+/// The quants of a row, with zeros after its end, and each block's scale and sum.
+#[inline(always)]
+fn quantize_row<T: Float>(quants: &mut [i8], scales: &mut [u32], x: &[T]) {
+    let targets = quants.chunks_exact_mut(BLOCK).zip(scales.chunks_exact_mut(2));
+    for (b, (quants, scales)) in targets.enumerate() {
+        let mut values = [0.0; BLOCK];
+        let x = &x[(b * BLOCK).min(x.len())..];
+        let len = x.len().min(BLOCK);
+        T::read(&x[..len], &mut values[..len]);
+        let scale = scale_i8(abs_max(&values));
+        let inverse = inverse(scale);
+        for (quant, value) in quants.iter_mut().zip(values) {
+            *quant = quant_i8(value, inverse) as i8;
+        }
+        let sum: i32 = quants.iter().map(|&quant| i32::from(quant)).sum();
+        (scales[0], scales[1]) = (scale.to_bits(), sum as u32);
+    }
 }
 
 /// A row's quants less their offset, or what they stand for, and the factors of every block.
@@ -367,51 +382,6 @@ pub(crate) fn dequantize(mut y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>
             }
         }
     });
-    Ok(())
-}
-
-/// Σ products of a row of x and a row of w: integer sums within blocks, f32 over them.
-fn dot(x: &[i8], scales: &[u32], w: &Row) -> f32 {
-    let blocks = x.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
-    blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, step))| {
-        let sum = |x: &[i8], w: &[i8]| {
-            x.iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum::<i32>() as f32
-        };
-        let product = match *step {
-            Step::Whole(step, min) => sum(x, w) * step - scale[1] as i32 as f32 * min,
-            Step::Halves([first, second]) => {
-                let ((x1, x2), (w1, w2)) = (x.split_at(BLOCK / 2), w.split_at(BLOCK / 2));
-                sum(x1, w1) * first + sum(x2, w2) * second
-            }
-        };
-        acc + f32::from_bits(scale[0]) * product
-    })
-}
-
-pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
-    let (m, n) = (x.shape.rows_cols().0, w.rows());
-    if m == 0 || n == 0 {
-        return Ok(());
-    }
-    let quants: &[i8] = bytemuck::cast_slice(slice::<u32>(&x.quants)?);
-    let scales = slice::<u32>(&x.scales)?;
-    let columns = (0..n)
-        .into_par_iter()
-        .map(|column| {
-            let w = read_row(w, column)?;
-            let rows = quants.chunks_exact(x.k).zip(scales.chunks_exact(x.k / BLOCK * 2));
-            Ok(rows.map(|(quants, scales)| dot(quants, scales, &w)).collect::<Vec<f32>>())
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let bias = epilogue.bias.map(slice::<f32>).transpose()?;
-    let residual = epilogue.residual.map(slice::<f32>).transpose()?;
-    for (row, y) in slice_mut::<f32>(&mut y)?[..m * n].chunks_exact_mut(n).enumerate() {
-        for (column, y) in y.iter_mut().enumerate() {
-            let biased = columns[column][row] + bias.map_or(0.0, |bias| bias[column]);
-            let value = activate::value(biased, epilogue.activation);
-            *y = value + residual.map_or(0.0, |residual| residual[row * n + column]);
-        }
-    }
     Ok(())
 }
 

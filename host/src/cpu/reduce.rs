@@ -1,6 +1,7 @@
 //! Sums, maxima and their indices over the last dimension.
 
-use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
+use super::simd::vectorized;
+use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::problem::reduce::Reduction;
 use crate::{Element, Result, Tensor, TensorMut};
@@ -22,24 +23,29 @@ pub(crate) fn reduce(op: Reduction, mut y: TensorMut, x: &Tensor) -> Result<()> 
 fn each_row<Y: Element, T: Element>(y: &mut [Y], x: &[T], cols: usize, f: impl Fn(&[T]) -> Y + Sync) {
     let min_rows = ELEMENTS_PER_TASK.div_ceil(cols.max(1));
     let rows = y.par_iter_mut().enumerate().with_min_len(min_rows);
-    rows.for_each(|(r, y)| *y = f(&x[r * cols..(r + 1) * cols]));
+    rows.for_each(|(r, y)| *y = vectorized(|| f(&x[r * cols..(r + 1) * cols])));
 }
 
+#[inline(always)]
 fn sum<T: Float>(x: &[T]) -> T {
-    T::from_f32(x.iter().map(|x| f64::from(x.to_f32())).sum::<f64>() as f32)
+    T::from_f32(pieces::sum(x, f64::from) as f32)
 }
 
 /// The first NaN, else the first of the largest. The row is not empty.
+#[inline(always)]
 fn argmax<T: Float>(x: &[T]) -> u32 {
-    let (mut best, mut index) = (f32::NEG_INFINITY, 0);
-    for (c, x) in x.iter().enumerate() {
-        let x = x.to_f32();
-        if x.is_nan() {
-            return c as u32;
+    let (mut best, mut index, mut at) = (f32::NEG_INFINITY, 0, 0);
+    pieces::each(x, |x| {
+        // most pieces hold nothing larger, which is seen without branches
+        let larger = |x: &f32| x.is_nan() || *x > best;
+        if !best.is_nan() && x.iter().fold(false, |any, x| any | larger(x)) {
+            for (c, &x) in x.iter().enumerate() {
+                if !best.is_nan() && (x.is_nan() || x > best) {
+                    (best, index) = (x, at + c);
+                }
+            }
         }
-        if x > best {
-            (best, index) = (x, c);
-        }
-    }
+        at += x.len();
+    });
     index as u32
 }

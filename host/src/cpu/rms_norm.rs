@@ -1,6 +1,7 @@
 //! Root mean square norm over rows.
 
-use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
+use super::simd::vectorized;
+use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
@@ -15,15 +16,14 @@ pub(crate) fn rms_norm(mut y: TensorMut, x: &Tensor, weight: &Tensor, eps: f32) 
         let (x, weight) = (slice::<T>(x)?, &slice::<T>(weight)?[..cols]);
         let rows = y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(cols));
         let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
-        rows.with_min_len(min_rows).for_each(|(y, x)| row(y, x, weight, eps));
+        rows.with_min_len(min_rows).for_each(|(y, x)| vectorized(|| row(y, x, weight, eps)));
     });
     Ok(())
 }
 
+#[inline(always)]
 fn row<T: Float>(y: &mut [T], x: &[T], weight: &[T], eps: f32) {
-    let squares: f64 = x.iter().map(|x| f64::from(x.to_f32()).powi(2)).sum();
+    let squares = pieces::sum(x, |x| f64::from(x) * f64::from(x));
     let scale = (squares / x.len() as f64 + f64::from(eps)).sqrt().recip() as f32;
-    for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
-        *y = T::from_f32(x.to_f32() * scale * weight.to_f32());
-    }
+    pieces::map(y, [x, weight], |[x, weight]| x * scale * weight);
 }

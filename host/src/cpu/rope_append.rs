@@ -1,6 +1,7 @@
 //! A fused projection, taken apart.
 
-use super::{slice, slice_mut, with_float};
+use super::simd::vectorized;
+use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvMut};
 use crate::problem::rope_append::{HeadNorms, Outputs};
@@ -8,6 +9,7 @@ use crate::{Result, Tensor};
 use half::f16;
 use kernels_gpu::float16::encode;
 use kernels_gpu::quant::blocks::{BLOCK, abs_max, inverse, quant_i8, scale_i8, stored_scale};
+use rayon::prelude::*;
 
 pub(crate) fn rope_append(
     Outputs { mut q, mut k, mut v }: Outputs,
@@ -33,24 +35,34 @@ pub(crate) fn rope_append(
         let qkv = slice::<T>(qkv)?;
         let weights = norms.map(|norms| Ok([slice::<T>(norms.q)?, slice::<T>(norms.k)?])).transpose()?;
         let eps = norms.map_or(0.0, |norms| norms.eps);
-        let q = slice_mut::<T>(&mut q)?;
-        for (index, x) in qkv[..rows * all_heads * dim].chunks_exact(dim).enumerate() {
-            let (row, head) = (index / all_heads, index % all_heads);
-            let (slot, angle) = place(row);
-            if head >= heads && slot >= capacity {
-                continue;
-            }
-            let mut x: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+        // a head of q or k, or of v as it is
+        let read = |x: &mut [f32], row: usize, head: usize| {
+            T::read(&qkv[(row * all_heads + head) * dim..][..dim], x);
             if head < heads + kv_heads {
-                let angle = angle.min(angles - 1) * dim / 2;
+                let angle = place(row).1.min(angles - 1) * dim / 2;
                 let weight = weights.map(|[q, k]| if head < heads { q } else { k });
-                turn(&mut x, weight, eps, &cos[angle..], &sin[angle..]);
+                vectorized(|| turn(x, weight, eps, &cos[angle..], &sin[angle..]));
             }
-            let cached = |kv_head: usize| slot * kv_heads + kv_head;
-            match head {
-                _ if head < heads => store(&mut q[(row * heads + head) * dim..], &x),
-                _ if head < heads + kv_heads => write(&mut k, cached(head - heads), &x)?,
-                _ => write(&mut v, cached(head - heads - kv_heads), &x)?,
+        };
+        if heads > 0 {
+            let q = slice_mut::<T>(&mut q)?[..rows * heads * dim].par_chunks_exact_mut(heads * dim);
+            let rows = q.enumerate().with_min_len(ELEMENTS_PER_TASK.div_ceil(heads * dim));
+            rows.for_each(|(row, q)| {
+                let mut x = vec![0.0; dim];
+                for (head, q) in q.chunks_exact_mut(dim).enumerate() {
+                    read(&mut x, row, head);
+                    T::write(&x, q);
+                }
+            });
+        }
+        let mut x = vec![0.0; dim];
+        for row in 0..rows {
+            let slot = place(row).0;
+            for kv_head in (0..kv_heads).take_while(|_| slot < capacity) {
+                read(&mut x, row, heads + kv_head);
+                write(&mut k, slot * kv_heads + kv_head, &x)?;
+                read(&mut x, row, heads + kv_heads + kv_head);
+                write(&mut v, slot * kv_heads + kv_head, &x)?;
             }
         }
     });
@@ -58,6 +70,7 @@ pub(crate) fn rope_append(
 }
 
 /// Normalises a head and turns its pairs.
+#[inline(always)]
 fn turn<T: Float>(x: &mut [f32], weight: Option<&[T]>, eps: f32, cos: &[f32], sin: &[f32]) {
     if let Some(weight) = weight {
         let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
@@ -99,5 +112,5 @@ fn write(cache: &mut KvMut, row: usize, x: &[f32]) -> Result<()> {
 }
 
 fn store<T: Float>(to: &mut [T], x: &[f32]) {
-    to.iter_mut().zip(x).for_each(|(to, x)| *to = T::from_f32(*x));
+    T::write(x, &mut to[..x.len()]);
 }

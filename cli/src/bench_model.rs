@@ -1,0 +1,571 @@
+//! `pascaline bench --model`: how fast a model passes prompts, generates and encodes pictures: tokens per second of
+//! repeated runs, their mean and standard deviation. Names and tests are those of llama-bench, so that the two stand side
+//! by side.
+
+use super::bench::Args;
+use super::environment::Environment;
+use super::failure::Failure;
+use super::model::{ModelArgs, WeightType, Work, cache_formats};
+use super::screen::{Screen, Style};
+use super::table::{Column, Table};
+use clap::ValueEnum;
+use pascaline::format_bytes;
+use pascaline::kv::KvFormat;
+use qwen3_vl::batch::{Batch, BatchOptions, Event};
+use qwen3_vl::config::Config;
+use qwen3_vl::footprint::Workload;
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::preprocess::{Patches, Picture};
+use qwen3_vl::{Options, Prompt, Qwen3Vl, Visual};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The options of `--model`.
+#[derive(clap::Args)]
+pub(super) struct ModelBench {
+    /// Measure a model instead: a directory, a GGUF file or a name on the hub, as `generate` takes it.
+    #[arg(long, value_name = "MODEL", group = "target", conflicts_with_all = ["only", "all", "against", "memory"])]
+    pub model: Option<PathBuf>,
+
+    /// The vision file of a GGUF model; if not given, the one in the same folder that fits.
+    #[arg(long, value_name = "FILE", requires = "model")]
+    mmproj: Option<PathBuf>,
+
+    /// The type of matrices, as `generate` has it.
+    #[arg(long, value_name = "TYPE", requires = "model")]
+    dtype: Option<WeightType>,
+
+    /// The type of the vision tower's matrices, as `generate` has it.
+    #[arg(long, value_name = "TYPE", requires = "model")]
+    vision_dtype: Option<WeightType>,
+
+    /// The type of keys and values, as `generate` has it.
+    #[arg(long, value_name = "TYPE", value_parser = cache_formats(), requires = "model")]
+    cache: Option<KvFormat>,
+
+    /// The number of decoder layers whose weights stay on the GPU, as `generate` has it.
+    #[arg(long, value_name = "N", alias = "n-gpu-layers", requires = "model")]
+    gpu_layers: Option<usize>,
+
+    /// Lengths of prompts to pass; 0 for none.
+    #[arg(
+        long,
+        short,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "512",
+        requires = "model",
+        alias = "n-prompt"
+    )]
+    prompt_tokens: Vec<usize>,
+
+    /// How many tokens are in the cache before each test.
+    #[arg(
+        long,
+        short,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "0",
+        requires = "model",
+        alias = "n-depth"
+    )]
+    depth: Vec<usize>,
+
+    /// How many answers are generated at a time.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1", requires = "model")]
+    sequences: Vec<usize>,
+
+    /// Sizes of pictures to encode.
+    #[arg(long, value_name = "WIDTHxHEIGHT,…", value_delimiter = ',', value_parser = size, requires = "model")]
+    picture: Vec<[usize; 2]>,
+
+    /// How often each test is run, after once to warm up.
+    #[arg(long, short, value_name = "N", default_value = "5", requires = "model", value_parser = clap::value_parser!(u16).range(1..))]
+    repetitions: u16,
+
+    /// How the results are printed.
+    #[arg(long, value_name = "FORMAT", default_value = "table", requires = "model")]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Format {
+    /// Aligned columns.
+    Table,
+    /// A table in Markdown.
+    #[value(alias = "md")]
+    Markdown,
+    /// Comma-separated values, with the time of each run.
+    Csv,
+}
+
+fn size(text: &str) -> Result<[usize; 2], String> {
+    let sides = text.split_once('x').map(|(width, height)| [width, height].map(str::parse));
+    match sides {
+        Some([Ok(width), Ok(height)]) if (1..=8192).contains(&width) && (1..=8192).contains(&height) => {
+            Ok([width, height])
+        }
+        _ => Err("it must be WIDTHxHEIGHT in pixels, each from 1 to 8192, such as 1024x768".to_owned()),
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Test {
+    Prompt { tokens: usize, depth: usize },
+    Generation { tokens: usize, depth: usize, sequences: usize },
+    Picture { size: [usize; 2] },
+}
+
+impl Test {
+    /// As llama-bench writes it: `pp512`, `tg128 @ d4096`.
+    fn name(self) -> String {
+        let at = |depth| if depth == 0 { String::new() } else { format!(" @ d{depth}") };
+        match self {
+            Self::Prompt { tokens, depth } => format!("pp{tokens}{}", at(depth)),
+            Self::Generation { tokens, depth, sequences: 1 } => format!("tg{tokens}{}", at(depth)),
+            Self::Generation { tokens, depth, sequences } => format!("tg{tokens} x{sequences}{}", at(depth)),
+            Self::Picture { size: [width, height] } => format!("picture {width}x{height}"),
+        }
+    }
+
+    /// Tokens that the cache must hold.
+    fn context(self) -> usize {
+        match self {
+            Self::Prompt { tokens, depth } => depth.saturating_add(tokens).saturating_add(1),
+            Self::Generation { tokens, depth, .. } => depth.saturating_add(tokens).saturating_add(2),
+            Self::Picture { .. } => 0,
+        }
+    }
+}
+
+/// What a test gave.
+#[derive(Debug, Serialize)]
+struct Row {
+    test: String,
+    /// Tokens of a prompt that were computed, of each answer that were decoded, or of a picture.
+    tokens: usize,
+    /// Tokens in the cache before.
+    depth: usize,
+    /// Answers at a time.
+    sequences: usize,
+    /// Of all repetitions, and how far they scatter.
+    tokens_per_second: f64,
+    deviation: f64,
+    /// Seconds of each repetition.
+    seconds: Vec<f64>,
+}
+
+impl Row {
+    /// `counted`: the tokens of a repetition, those of all answers.
+    fn new(test: Test, counted: usize, seconds: Vec<f64>) -> Self {
+        let (depth, sequences) = match test {
+            Test::Prompt { depth, .. } => (depth, 1),
+            Test::Generation { depth, sequences, .. } => (depth, sequences),
+            Test::Picture { .. } => (0, 1),
+        };
+        let rates: Vec<f64> = seconds.iter().map(|seconds| counted as f64 / seconds.max(1e-9)).collect();
+        let (tokens_per_second, deviation) = mean_and_deviation(&rates);
+        let tokens = counted / sequences.max(1);
+        Self { test: test.name(), tokens, depth, sequences, tokens_per_second, deviation, seconds }
+    }
+
+    /// `36.12 ± 0.42`
+    fn rate(&self) -> String {
+        format!("{:.2} ± {:.2}", self.tokens_per_second, self.deviation)
+    }
+}
+
+/// The mean, and the deviation of a sample; 0 for one value.
+fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count.max(1.0);
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (mean, if values.len() < 2 { 0.0 } else { (squares / (count - 1.0)).sqrt() })
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    environment: &'a Environment,
+    /// Threads that compute on the CPU.
+    threads: usize,
+    model: &'a Model,
+    tests: &'a [Row],
+}
+
+/// What is measured, as every row says it.
+#[derive(Serialize)]
+struct Model {
+    /// The file or folder.
+    name: String,
+    parameters: usize,
+    /// Of the language model's matrices that a decoded token reads.
+    weight_bytes: usize,
+    /// Keys and values.
+    cache: &'static str,
+    device: String,
+    load_seconds: f64,
+}
+
+pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
+    let (own, output) = (&args.of_model, &args.select.output);
+    let tests = tests(args)?;
+    let (device, reason) = args.select.device.open()?;
+    let model_args = ModelArgs::at(path.to_owned())
+        .with_types(own.dtype, own.vision_dtype, own.cache)
+        .with_places(own.mmproj.clone(), own.gpu_layers);
+    model_args.check()?;
+    model_args.check_device(&device)?;
+    let report = output.report()?;
+    let opened = model_args.open(output)?;
+    let limit = opened.config.text.max_position_embeddings;
+    if let Some(test) = tests.iter().find(|test| test.context() > limit) {
+        let (name, needed) = (test.name(), test.context());
+        return Err(Failure::Usage(format!("{name} needs {needed} tokens; the model has {limit}")));
+    }
+    let most = workload(&tests, &opened.config);
+    let work = Work { most: Some(most), exactly: &|_| Ok(vec![most]) };
+    let loaded = model_args.load(&opened, &device, &work, output)?;
+    let model = Model {
+        name: name(path),
+        parameters: loaded.model.parameters(),
+        weight_bytes: loaded.model.weight_bytes(),
+        cache: own.cache.unwrap_or(KvFormat::F32).name(),
+        device: device.to_string(),
+        load_seconds: loaded.seconds,
+    };
+    let environment = Environment::of(&device);
+    let mut screen = output.screen();
+    if own.format == Format::Table {
+        screen.text(&environment.line(), Style::Heading)?;
+        if let Some(reason) = reason {
+            screen.faint(&format!("taken because {reason}"))?;
+        }
+    }
+    let mut printer = Printer::new(own.format, &model, &mut screen)?;
+    let subject = Subject::new(&loaded.model)?;
+    screen.start(tests.len() * usize::from(own.repetitions));
+    let mut rows = Vec::new();
+    for test in tests {
+        screen.doing(&test.name());
+        let failed = |error| model_args.failure(error);
+        let row = subject.measure(test, own.repetitions.into(), || screen.done()).map_err(failed)?;
+        printer.row(&row, &mut screen)?;
+        rows.push(row);
+    }
+    screen.finish();
+    let threads = rayon::current_num_threads();
+    let json = Json { environment: &environment, threads, model: &model, tests: &rows };
+    report.map_or(Ok(()), |report| report.write(&json))
+}
+
+/// The last part of a path that names the model.
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// The tests that are asked for: prompts, answers, pictures.
+fn tests(args: &Args) -> Result<Vec<Test>, Failure> {
+    let own = &args.of_model;
+    if own.sequences.contains(&0) {
+        return Err(Failure::Usage("--sequences must be at least 1".to_owned()));
+    }
+    let some = |counts: &[usize]| counts.iter().copied().filter(|&count| count > 0).collect::<Vec<_>>();
+    let (prompts, answers) = (some(&own.prompt_tokens), some(&args.tokens));
+    let mut tests = Vec::new();
+    for &depth in &own.depth {
+        tests.extend(prompts.iter().map(|&tokens| Test::Prompt { tokens, depth }));
+    }
+    for &depth in &own.depth {
+        for &sequences in &own.sequences {
+            tests.extend(answers.iter().map(|&tokens| Test::Generation { tokens, depth, sequences }));
+        }
+    }
+    tests.extend(own.picture.iter().map(|&size| Test::Picture { size }));
+    match tests.is_empty() {
+        true => Err(Failure::Usage("nothing to measure: all numbers of tokens are 0".to_owned())),
+        false => Ok(tests),
+    }
+}
+
+/// The most that the tests need of a GPU's memory.
+fn workload(tests: &[Test], config: &Config) -> Workload {
+    let side = config.vision.patch_size;
+    let of = |test: &Test| match *test {
+        Test::Prompt { tokens, depth } => {
+            Workload { context: test.context(), prompt: tokens.max(depth), patches: 0 }
+        }
+        Test::Generation { depth, sequences, .. } => {
+            Workload { context: test.context().saturating_mul(sequences), prompt: depth.max(1), patches: 0 }
+        }
+        // a small picture is enlarged
+        Test::Picture { size: [width, height] } => {
+            let patches = (width.div_ceil(side) * height.div_ceil(side)).max(1024);
+            Workload { context: 1, prompt: 1, patches }
+        }
+    };
+    let none = Workload { context: 1, prompt: 1, patches: 0 };
+    tests.iter().map(of).fold(none, |a, b| Workload {
+        context: a.context.max(b.context),
+        prompt: a.prompt.max(b.prompt),
+        patches: a.patches.max(b.patches),
+    })
+}
+
+/// A model and the tokens that its prompts are made of.
+struct Subject<'m> {
+    model: &'m Qwen3Vl,
+    /// Ordinary tokens, no two of them equal.
+    vocabulary: Vec<u32>,
+}
+
+impl<'m> Subject<'m> {
+    fn new(model: &'m Qwen3Vl) -> Result<Self, Failure> {
+        let letters: String = ('a'..='z').chain('0'..='9').flat_map(|letter| [letter, ' ']).collect();
+        let ids: BTreeSet<u32> = model.processor.tokenizer.encode_ordinary(&letters)?.into_iter().collect();
+        match ids.len() {
+            0 | 1 => Err(Failure::Failed("the tokenizer has no two ordinary tokens".to_owned())),
+            _ => Ok(Self { model, vocabulary: ids.into_iter().collect() }),
+        }
+    }
+
+    /// `depth` tokens, the same for each number, and then `tokens` whose first differs from that of the next number.
+    fn prompt(&self, depth: usize, tokens: usize, number: usize) -> pascaline::Result<Prompt> {
+        let token = |i: usize| self.vocabulary[i % self.vocabulary.len()];
+        let ids: Vec<u32> =
+            (0..depth).map(token).chain((0..tokens).map(|i| token(depth + number + i))).collect();
+        let positions = self.model.processor.positions(&ids, std::iter::empty())?;
+        Ok(Prompt { ids, positions, patches: Vec::new() })
+    }
+
+    /// Runs a test once to warm up and then so often; `done` is called after each.
+    fn measure(&self, test: Test, repetitions: usize, done: impl Fn()) -> pascaline::Result<Row> {
+        let mut counted = 0;
+        let mut repeat = |run: &mut dyn FnMut(usize) -> pascaline::Result<(usize, f64)>| {
+            run(0)?;
+            let mut seconds = Vec::new();
+            for number in 1..=repetitions {
+                let (tokens, time) = run(number)?;
+                counted = tokens;
+                seconds.push(time);
+                done();
+            }
+            Ok(seconds)
+        };
+        let seconds = match test {
+            Test::Prompt { tokens, depth } => {
+                let mut session = self.model.session()?;
+                repeat(&mut |number| {
+                    let prompt = self.prompt(depth, tokens, number)?;
+                    if number == 0 && depth > 0 {
+                        let before = self.prompt(depth, 0, 0)?;
+                        self.model.generate_from(&mut session, &before, &options(1), |_| GO_ON)?;
+                    }
+                    let output = self.model.generate_from(&mut session, &prompt, &options(1), |_| GO_ON)?;
+                    Ok((output.statistics.prefill_tokens, output.statistics.time_to_first_token))
+                })?
+            }
+            Test::Generation { tokens, depth, sequences: 1 } => {
+                let mut session = self.model.session()?;
+                let prompt = self.prompt(depth.max(1), 0, 0)?;
+                repeat(&mut |_| {
+                    let output =
+                        self.model.generate_from(&mut session, &prompt, &options(tokens + 1), |_| GO_ON)?;
+                    let statistics = output.statistics;
+                    let seconds = statistics.decode_tokens as f64 / statistics.decode_tokens_per_second;
+                    Ok((statistics.decode_tokens, seconds))
+                })?
+            }
+            Test::Generation { tokens, depth, sequences } => {
+                repeat(&mut |_| self.together(tokens, depth, sequences))?
+            }
+            Test::Picture { size } => {
+                let patches = self.patches(size)?;
+                repeat(&mut |_| {
+                    let begin = Instant::now();
+                    let seen = self.model.see(&patches)?;
+                    self.model.device().synchronize()?;
+                    Ok((seen.embeddings.dims()[0], begin.elapsed().as_secs_f64()))
+                })?
+            }
+        };
+        Ok(Row::new(test, counted, seconds))
+    }
+
+    /// So many answers at a time: the tokens of all after the first of each, and how long they took.
+    fn together(&self, tokens: usize, depth: usize, sequences: usize) -> pascaline::Result<(usize, f64)> {
+        let each = depth.max(1) + tokens + 2;
+        let room = BatchOptions::with_room(each.saturating_mul(sequences));
+        let options_of_batch =
+            BatchOptions { max_sequences: sequences, pages: room.pages + sequences, ..room };
+        let mut batch = Batch::new(self.model, options_of_batch)?;
+        for number in 0..sequences {
+            // two that begin alike share pages, and these differ unless they are very many
+            batch.add(self.prompt(0, depth.max(1), number)?, &options(tokens + 1))?;
+        }
+        let (mut seen, mut rest, mut time) = (0, 0, Duration::ZERO);
+        while !batch.is_idle() {
+            let begin = Instant::now();
+            let before = seen;
+            for event in batch.step() {
+                match event {
+                    Event::Token { .. } => seen += 1,
+                    Event::Finished { .. } => {}
+                    Event::Failed { error, .. } => return Err(error),
+                }
+            }
+            if before >= sequences {
+                rest += seen - before;
+                time += begin.elapsed();
+            }
+        }
+        Ok((rest, time.as_secs_f64()))
+    }
+
+    /// A picture's patches, as the model takes them.
+    fn patches(&self, [width, height]: [usize; 2]) -> pascaline::Result<Patches> {
+        let pixels = (0..width * height * 3).map(|i| (i * 7 % 251) as u8).collect();
+        let picture = Picture { height, width, pixels };
+        let visuals = [Visual::Image { name: "the picture".to_owned(), picture }];
+        let prompt = self.model.processor.prepare(&[user_turn(&visuals, "?")], &visuals)?;
+        prompt.patches.into_iter().next().ok_or_else(|| pascaline::Error::Prompt {
+            reason: "the chat template has no place for a picture".to_owned(),
+        })
+    }
+}
+
+const GO_ON: ControlFlow<()> = ControlFlow::Continue(());
+
+/// So many tokens, whatever they are.
+fn options(max_new_tokens: usize) -> Options {
+    Options { max_new_tokens, stop_at_eos: false, ..Options::default() }
+}
+
+/// Prints rows as they come.
+enum Printer<'a> {
+    Table(Table, &'a Model),
+    Markdown(&'a Model),
+    Csv(&'a Model),
+}
+
+impl<'a> Printer<'a> {
+    fn new(format: Format, model: &'a Model, screen: &mut Screen) -> Result<Self, Failure> {
+        match format {
+            Format::Table => {
+                let table = screen.table(vec![
+                    Column::left("model", model.name.chars().count()),
+                    Column::right("weights", 10).rank(3),
+                    Column::right("parameters", 10).rank(4),
+                    Column::left("device", model.device.len().max(6)).rank(2),
+                    Column::right("test", 16),
+                    Column::right("tokens/s", 18),
+                    Column::right("time", 11).rank(1),
+                ]);
+                screen.line(&table.header("model"))?;
+                Ok(Self::Table(table, model))
+            }
+            Format::Markdown => {
+                screen
+                    .line("| model | weights | parameters | device | cache | threads | test | tokens/s |")?;
+                screen.line("|---|---:|---:|---|---|---:|---:|---:|")?;
+                Ok(Self::Markdown(model))
+            }
+            Format::Csv => {
+                screen.line(
+                    "model,weight_bytes,parameters,device,cache,threads,test,tokens,depth,sequences,\
+                     tokens_per_second,deviation,seconds",
+                )?;
+                Ok(Self::Csv(model))
+            }
+        }
+    }
+
+    fn row(&mut self, row: &Row, screen: &mut Screen) -> Result<(), Failure> {
+        let threads = rayon::current_num_threads();
+        let billions = |model: &Model| format!("{:.2} B", model.parameters as f64 / 1e9);
+        match self {
+            Self::Table(table, model) => {
+                let (mean, _) = mean_and_deviation(&row.seconds);
+                let cells = [
+                    model.name.clone(),
+                    format_bytes(model.weight_bytes),
+                    billions(model),
+                    model.device.clone(),
+                    row.test.clone(),
+                    row.rate(),
+                    super::table::time(Duration::from_secs_f64(mean)),
+                ];
+                screen.line(&table.row(&cells.map(|cell| (cell, Style::Plain))))
+            }
+            Self::Markdown(model) => screen.line(&format!(
+                "| {} | {} | {} | {} | {} | {threads} | {} | {} |",
+                model.name,
+                format_bytes(model.weight_bytes),
+                billions(model),
+                model.device,
+                model.cache,
+                row.test,
+                row.rate()
+            )),
+            Self::Csv(model) => {
+                let seconds: Vec<_> = row.seconds.iter().map(|seconds| format!("{seconds:.6}")).collect();
+                let fields = [
+                    quoted(&model.name),
+                    model.weight_bytes.to_string(),
+                    model.parameters.to_string(),
+                    quoted(&model.device),
+                    model.cache.to_owned(),
+                    threads.to_string(),
+                    quoted(&row.test),
+                    row.tokens.to_string(),
+                    row.depth.to_string(),
+                    row.sequences.to_string(),
+                    format!("{:.4}", row.tokens_per_second),
+                    format!("{:.4}", row.deviation),
+                    seconds.join(" "),
+                ];
+                screen.line(&fields.join(","))
+            }
+        }
+    }
+}
+
+/// A text as a field of CSV (RFC 4180).
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mean_and_deviation_of_few() {
+        assert_eq!(mean_and_deviation(&[4.0]), (4.0, 0.0));
+        assert_eq!(mean_and_deviation(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
+    }
+
+    #[test]
+    fn names_are_llama_benchs() {
+        assert_eq!(Test::Prompt { tokens: 512, depth: 0 }.name(), "pp512");
+        assert_eq!(Test::Generation { tokens: 128, depth: 4096, sequences: 1 }.name(), "tg128 @ d4096");
+        assert_eq!(Test::Generation { tokens: 8, depth: 0, sequences: 4 }.name(), "tg8 x4");
+        assert_eq!(Test::Picture { size: [640, 480] }.name(), "picture 640x480");
+    }
+
+    #[test]
+    fn sizes_of_pictures() {
+        assert_eq!(size("640x480"), Ok([640, 480]));
+        for wrong in ["640", "640x", "x480", "0x480", "640x-1", "640x480x3", "9000x10"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn fields_of_csv() {
+        assert_eq!(quoted("a \"b\", c"), "\"a \"\"b\"\", c\"");
+    }
+}

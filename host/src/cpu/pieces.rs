@@ -1,0 +1,58 @@
+//! Loops over elements of any float type. f16 is converted by the processor's vector instructions, a piece at a time, through
+//! buffers that stay in its first cache; f32 is used where it is.
+//!
+//! These functions are inlined, so that they are compiled for the processor inside of [`vectorized`](super::simd::vectorized).
+
+use crate::dtype::Float;
+
+/// Elements of a piece: three buffers of 1 KiB, filled and read while they are in the first cache.
+const PIECE: usize = 256;
+
+/// y[i] = f(x[0][i], x[1][i], …), for as many elements as y has.
+#[inline(always)]
+pub(super) fn map<Y: Float, X: Float, const N: usize>(
+    y: &mut [Y],
+    x: [&[X]; N],
+    f: impl Fn([f32; N]) -> f32,
+) {
+    let (mut rooms, mut room) = ([[0.0; PIECE]; N], [0.0; PIECE]);
+    for (piece, y) in y.chunks_mut(PIECE).enumerate() {
+        let (len, mut input) = (y.len(), x.iter());
+        let x = rooms.each_mut().map(|room| {
+            let x = input.next().map_or(&[][..], |x| &x[piece * PIECE..]);
+            &X::values(&x[..len], &mut room[..len])[..len]
+        });
+        Y::fill(y, &mut room[..len], |y| {
+            for (i, y) in y[..len].iter_mut().enumerate() {
+                *y = f(x.map(|x| x[i]));
+            }
+        });
+    }
+}
+
+/// Calls `f` with x in f32, a piece after the other.
+#[inline(always)]
+pub(super) fn each<X: Float>(x: &[X], mut f: impl FnMut(&[f32])) {
+    let mut room = [0.0; PIECE];
+    for x in x.chunks(PIECE) {
+        f(X::values(x, &mut room[..x.len()]));
+    }
+}
+
+/// Σ f(x[i]), in eight partial sums, so that it is vector code.
+#[inline(always)]
+pub(super) fn sum<X: Float>(x: &[X], f: impl Fn(f32) -> f64) -> f64 {
+    let mut sums = [0.0; 8];
+    each(x, |x| {
+        let (eights, rest) = x.as_chunks::<8>();
+        for eight in eights {
+            for (sum, &x) in sums.iter_mut().zip(eight) {
+                *sum += f(x);
+            }
+        }
+        for (sum, &x) in sums.iter_mut().zip(rest) {
+            *sum += f(x);
+        }
+    });
+    sums.iter().sum()
+}

@@ -1,0 +1,450 @@
+//! The tiles of a quantised product by AVX2.
+//!
+//! Idea: a register's eight lanes are eight columns of y. A block of 32 values of eight rows of w is unpacked to bytes and
+//! transposed by words of four values, once for up to [`ROWS`] rows of x; each word of x is then broadcast, multiplied and
+//! added. So a block's sums need no horizontal additions, and their factors are those of eight columns at once.
+//!
+//! A closure that is given to a function of the standard library is not inlined, as that has not these features; so there are
+//! loops where elsewhere there are maps.
+//!
+//! flow: w [8 rows, 32] → bytes → transposed [8 words][8 columns] · x word → i32 [8 columns] → f32 · factors → acc [8 columns]
+//!
+//! | quants                          | products                                        | formats              |
+//! |---------------------------------|-------------------------------------------------|----------------------|
+//! | of 4 to 6 bits, unsigned        | `vpmaddubsw`, some added in 16 bits             | Q4_0, Q4_K, Q5_K, Q6_K |
+//! | signed bytes                    | widened to 16 bits, `vpmaddwd`, exact for −128  | I8, Q8_0, IQ4_NL, IQ4_XS |
+
+use super::product::{Activations, ROWS, TILE};
+use crate::cpu::simd::Avx2;
+use crate::cpu::slice;
+use crate::quant::{Format, QuantTensor, bits};
+use crate::{Result, Tensor};
+use half::f16;
+use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};
+use kernels_gpu::quant::iq4::LEVELS;
+use rayon::prelude::*;
+use std::arch::x86_64::*;
+
+/// Words of four quants of a block.
+const WORDS: usize = BLOCK / 4;
+
+/// A format at compile time.
+trait Kind {
+    const FORMAT: Format;
+}
+
+macro_rules! kinds {
+    ($($format:ident),*) => {
+        $(
+            struct $format;
+            impl Kind for $format {
+                const FORMAT: Format = Format::$format;
+            }
+        )*
+        /// [`tiles_of`] for the format of the weights.
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn tiles_of_any(y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: usize) {
+            match w.format {
+                $(Format::$format => tiles_of::<$format>(y, panels, w, first),)*
+            }
+        }
+    };
+}
+
+kinds!(I8, Q8_0, Q4_0, Q4K, Q5K, Q6K, Iq4Nl, Iq4Xs);
+
+/// Whether a format's quants are signed bytes.
+const fn is_signed(format: Format) -> bool {
+    matches!(format, Format::I8 | Format::Q8_0 | Format::Iq4Nl | Format::Iq4Xs)
+}
+
+/// Added to the quants of a format, so that they are unsigned.
+const fn offset(format: Format) -> i32 {
+    match format {
+        Format::Q4_0 => 8,
+        Format::Q6K => 32,
+        _ => 0,
+    }
+}
+
+/// How many products of two pairs, each up to 2 · 127 · the largest quant, 16 bits hold the sum of.
+const fn in_16_bits(format: Format) -> usize {
+    match format {
+        Format::Q6K => 2,
+        Format::Q5K => 4,
+        _ => 8,
+    }
+}
+
+/// The memory of a weight tensor.
+pub(super) struct Parts<'a> {
+    format: Format,
+    rows: usize,
+    blocks: usize,
+    quants: &'a [u8],
+    scales: &'a [u8],
+}
+
+impl<'a> Parts<'a> {
+    pub fn of(w: &'a QuantTensor) -> Result<Self> {
+        fn bytes<T: crate::Element>(x: &Tensor) -> Result<&[u8]> {
+            Ok(bytemuck::cast_slice(slice::<T>(x)?))
+        }
+        let scales = match w.format() {
+            Format::I8 => bytes::<f32>(&w.scales)?,
+            Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => bytes::<f16>(&w.scales)?,
+            Format::Q4K | Format::Q5K | Format::Q6K | Format::Iq4Xs => bytes::<u32>(&w.scales)?,
+        };
+        let (rows, blocks) = (w.rows(), w.k / BLOCK);
+        Ok(Self { format: w.format(), rows, blocks, quants: bytes::<u32>(&w.quants)?, scales })
+    }
+
+    /// Quants and scales of the rows of a tile; beyond the last row, that one again.
+    fn tile(&self, tile: usize) -> [(&'a [u8], &'a [u8]); TILE] {
+        let quants = self.blocks * BLOCK / 8 * bits(self.format);
+        let scales = match self.format {
+            Format::I8 => 4,
+            Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => self.blocks * 2,
+            Format::Q4K | Format::Q5K => self.blocks / BLOCKS_PER_SUPER * 16,
+            Format::Q6K => self.blocks / BLOCKS_PER_SUPER * 20,
+            Format::Iq4Xs => self.blocks / BLOCKS_PER_SUPER * 8,
+        };
+        std::array::from_fn(|i| {
+            let row = (tile * TILE + i).min(self.rows - 1);
+            (&self.quants[row * quants..][..quants], &self.scales[row * scales..][..scales])
+        })
+    }
+}
+
+/// Up to [`ROWS`] rows of x, their blocks together.
+pub(super) struct Panel {
+    rows: usize,
+    /// [blocks, rows, words]: 8 words of four bytes, or 16 of two 16-bit numbers: the even ones of four, the odd ones.
+    words: Vec<u32>,
+    /// [blocks, rows]
+    factors: Vec<Factors>,
+}
+
+/// Of a block of a row of x.
+#[derive(Clone, Copy, Default)]
+struct Factors {
+    scale: f32,
+    /// The sums of its halves' quants.
+    sums: [i32; 2],
+}
+
+/// The rows of x as weights of this format meet them.
+pub(super) fn panels(x: Activations, format: Format) -> Vec<Panel> {
+    let signed = is_signed(format);
+    let panel = |first: usize| {
+        let rows = ROWS.min(x.rows() - first);
+        let (blocks, per_block) = (x.k / BLOCK, if signed { 2 * WORDS } else { WORDS });
+        let mut words = vec![0; blocks * rows * per_block];
+        let mut factors = vec![Factors::default(); blocks * rows];
+        for row in 0..rows {
+            let (quants, scales) = x.row(first + row);
+            for (b, (quants, scales)) in quants.chunks_exact(BLOCK).zip(scales.chunks_exact(2)).enumerate() {
+                let words = &mut words[(b * rows + row) * per_block..][..per_block];
+                let fours = quants.chunks_exact(4);
+                if signed {
+                    for (words, four) in words.chunks_exact_mut(2).zip(fours) {
+                        let pair = |low: i8, high: i8| low as i16 as u16 as u32 | (high as i16 as u32) << 16;
+                        (words[0], words[1]) = (pair(four[0], four[2]), pair(four[1], four[3]));
+                    }
+                } else {
+                    for (word, four) in words.iter_mut().zip(fours) {
+                        *word = u32::from_le_bytes([four[0], four[1], four[2], four[3]].map(|x| x as u8));
+                    }
+                }
+                let first_half = quants[..BLOCK / 2].iter().map(|&x| i32::from(x)).sum();
+                let sums = [first_half, scales[1] as i32 - first_half];
+                factors[b * rows + row] = Factors { scale: f32::from_bits(scales[0]), sums };
+            }
+        }
+        Panel { rows, words, factors }
+    };
+    match x.rows() {
+        ..=ROWS => vec![panel(0)],
+        rows => (0..rows.div_ceil(ROWS)).into_par_iter().map(|i| panel(i * ROWS)).collect(),
+    }
+}
+
+/// The columns of the tiles from number `first` on, of all rows.
+pub(super) fn tiles(_: Avx2, y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: usize) {
+    // SAFETY: the processor has these features: the first argument proves it.
+    unsafe { tiles_of_any(y, panels, w, first) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn tiles_of<K: Kind>(y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: usize) {
+    let mut acc = [[0.0; TILE]; ROWS];
+    for (panel, y) in panels.iter().zip(y.chunks_mut(ROWS)) {
+        for start in (0..y[0].len()).step_by(TILE) {
+            let acc = &mut acc[..panel.rows];
+            tile::<K>(acc, panel, w.tile(first + start / TILE), w.blocks);
+            for (y, acc) in y.iter_mut().zip(acc) {
+                let y = &mut y[start..];
+                let len = y.len().min(TILE);
+                y[..len].copy_from_slice(&acc[..len]);
+            }
+        }
+    }
+}
+
+/// acc [rows] = x·wᵀ of a panel and eight rows of w.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn tile<K: Kind>(acc: &mut [[f32; TILE]], panel: &Panel, w: [(&[u8], &[u8]); TILE], blocks: usize) {
+    let signed = const { is_signed(K::FORMAT) };
+    let per_block = panel.rows * if signed { 2 * WORDS } else { WORDS };
+    acc.fill([0.0; TILE]);
+    for group in 0..blocks.div_ceil(BLOCKS_PER_SUPER) {
+        let mut factors = [[_mm256_setzero_si256(); TILE]; 2];
+        for (i, (_, scales)) in w.iter().enumerate() {
+            let of_row = steps::<K>(scales, group);
+            factors[0][i] = _mm256_castps_si256(of_row[0]);
+            factors[1][i] = _mm256_castps_si256(of_row[1]);
+        }
+        let factors = [transposed(factors[0]), transposed(factors[1])];
+        for b in group * BLOCKS_PER_SUPER..blocks.min((group + 1) * BLOCKS_PER_SUPER) {
+            let j = b % BLOCKS_PER_SUPER;
+            let steps = [_mm256_castsi256_ps(factors[0][j]), _mm256_castsi256_ps(factors[1][j])];
+            let mut quants = [_mm256_setzero_si256(); TILE];
+            for (i, (row, _)) in w.iter().enumerate() {
+                quants[i] = block::<K>(row, b);
+            }
+            let quants = transposed(quants);
+            let words = &panel.words[b * per_block..][..per_block];
+            let rows = acc.iter_mut().zip(&panel.factors[b * panel.rows..][..panel.rows]);
+            if signed {
+                let mut wide = [[_mm256_setzero_si256(); 2]; WORDS];
+                for (wide, bytes) in wide.iter_mut().zip(quants) {
+                    *wide = widened(bytes);
+                }
+                for ((acc, factors), words) in rows.zip(words.as_chunks::<{ 2 * WORDS }>().0) {
+                    let sum = _mm256_cvtepi32_ps(signed_sum(&wide, words));
+                    add(acc, factors, _mm256_mul_ps(sum, steps[0]));
+                }
+            } else {
+                for ((acc, factors), words) in rows.zip(words.as_chunks::<WORDS>().0) {
+                    let sums = unsigned_sums::<K>(&quants, words);
+                    add(acc, factors, scaled::<K>(sums, factors.sums, steps));
+                }
+            }
+        }
+    }
+}
+
+/// acc += scale · product
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add(acc: &mut [f32; TILE], factors: &Factors, product: __m256) {
+    let sum = _mm256_fmadd_ps(_mm256_set1_ps(factors.scale), product, load_f32(acc));
+    // SAFETY: `acc` is eight f32.
+    unsafe { _mm256_storeu_ps(acc.as_mut_ptr(), sum) };
+}
+
+/// The values of a block of x and the columns, from the sums of its halves, or from that of both in the first.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn scaled<K: Kind>(sums: [__m256i; 2], of_x: [i32; 2], steps: [__m256; 2]) -> __m256 {
+    let offset = const { offset(K::FORMAT) };
+    let without_offset = |sum, of_x: i32| {
+        let sum = if offset == 0 { sum } else { _mm256_sub_epi32(sum, _mm256_set1_epi32(offset * of_x)) };
+        _mm256_cvtepi32_ps(sum)
+    };
+    let of_both = of_x[0] + of_x[1];
+    match K::FORMAT {
+        Format::Q6K => {
+            let (first, second) = (without_offset(sums[0], of_x[0]), without_offset(sums[1], of_x[1]));
+            _mm256_fmadd_ps(first, steps[0], _mm256_mul_ps(second, steps[1]))
+        }
+        Format::Q4K | Format::Q5K => {
+            let minima = _mm256_mul_ps(_mm256_set1_ps(of_both as f32), steps[1]);
+            _mm256_fmsub_ps(without_offset(sums[0], of_both), steps[0], minima)
+        }
+        _ => _mm256_mul_ps(without_offset(sums[0], of_both), steps[0]),
+    }
+}
+
+/// Σ q·x of each column, for unsigned quants: of the block's halves, or of all of it in the first.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn unsigned_sums<K: Kind>(quants: &[__m256i; WORDS], words: &[u32; WORDS]) -> [__m256i; 2] {
+    let (halves, most) = const { (matches!(K::FORMAT, Format::Q6K), in_16_bits(K::FORMAT)) };
+    let mut sums = [_mm256_setzero_si256(); 2];
+    let mut short = _mm256_setzero_si256();
+    for g in 0..WORDS {
+        let products = _mm256_maddubs_epi16(quants[g], _mm256_set1_epi32(words[g] as i32));
+        short = if g % most == 0 { products } else { _mm256_add_epi16(short, products) };
+        if (g + 1) % most == 0 {
+            let sum = &mut sums[if halves { g / (WORDS / 2) } else { 0 }];
+            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(short, _mm256_set1_epi16(1)));
+        }
+    }
+    sums
+}
+
+/// Σ q·x of each column, for signed quants.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn signed_sum(quants: &[[__m256i; 2]; WORDS], words: &[u32; 2 * WORDS]) -> __m256i {
+    let mut sums = [_mm256_setzero_si256(); 2];
+    for g in 0..WORDS {
+        for i in 0..2 {
+            let product = _mm256_madd_epi16(quants[g][i], _mm256_set1_epi32(words[2 * g + i] as i32));
+            sums[i] = _mm256_add_epi32(sums[i], product);
+        }
+    }
+    _mm256_add_epi32(sums[0], sums[1])
+}
+
+/// The even bytes as 16 bits, and the odd ones.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widened(bytes: __m256i) -> [__m256i; 2] {
+    [_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)]
+}
+
+/// Block `b` of a row: 32 bytes in the values' order, with the format's offset added.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn block<K: Kind>(row: &[u8], b: usize) -> __m256i {
+    let (group, j) = (b / BLOCKS_PER_SUPER, b % BLOCKS_PER_SUPER);
+    let nibbles = |bytes| _mm256_and_si256(bytes, _mm256_set1_epi8(15));
+    // of two blocks that share bytes, the low nibbles are the first's
+    let low =
+        |bytes: &[u8]| nibbles(_mm256_srl_epi16(load(bytes, j / 2), _mm_cvtsi32_si128(j as i32 % 2 * 4)));
+    // the bits of `upper` from each word's own position on, moved up by four
+    let upper = |words, from: __m256i, bits| {
+        let from = _mm256_add_epi32(from, _mm256_set1_epi32(j as i32 % 2 * 4));
+        _mm256_slli_epi16(_mm256_and_si256(_mm256_srlv_epi32(words, from), _mm256_set1_epi8(bits)), 4)
+    };
+    match K::FORMAT {
+        Format::I8 | Format::Q8_0 => load(row, b),
+        Format::Q4_0 => {
+            let bytes = load_half(row, b);
+            nibbles(_mm256_set_m128i(_mm_srli_epi16(bytes, 4), bytes))
+        }
+        Format::Q4K => low(&row[group * 128..]),
+        Format::Q5K => {
+            let section = &row[group * 160..];
+            let fifth = _mm256_castsi128_si256(load_half(&section[128..], j / 4));
+            // a word for each 16 bytes of nibbles: those of the block's pair
+            let pair = j as i32 / 2 % 2 * 2;
+            let order = _mm256_setr_epi32(pair, pair, pair, pair, pair + 1, pair + 1, pair + 1, pair + 1);
+            let fifth = _mm256_permutevar8x32_epi32(fifth, order);
+            _mm256_or_si256(low(section), upper(fifth, _mm256_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3), 1))
+        }
+        Format::Q6K => {
+            let section = &row[group * 192..];
+            let words = _mm256_castsi128_si256(load_half(&section[128..], j / 2));
+            let words = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3));
+            let upper = upper(words, _mm256_setr_epi32(0, 0, 2, 2, 0, 0, 2, 2), 3);
+            // of two's complement, q + 32 is q with its highest bit turned
+            _mm256_xor_si256(_mm256_or_si256(low(section), upper), _mm256_set1_epi8(32))
+        }
+        Format::Iq4Nl | Format::Iq4Xs => {
+            let bytes = load_half(row, b);
+            let low = _mm_and_si128(bytes, _mm_set1_epi8(15));
+            let high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+            // the words of the block's first half, each followed by that 16 values further on
+            let quants = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
+            let levels = _mm256_broadcastsi128_si256(load_half(bytemuck::cast_slice(&LEVELS), 0));
+            let values = _mm256_shuffle_epi8(levels, quants);
+            _mm256_permutevar8x32_epi32(values, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7))
+        }
+    }
+}
+
+/// The steps of a row's eight blocks from number 8 · `group` on, and their minima or, of Q6_K, the steps of their second
+/// halves. Blocks that do not exist have steps of zero.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn steps<K: Kind>(scales: &[u8], group: usize) -> [__m256; 2] {
+    let word = |bytes: &[u8], i: usize| {
+        u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+    };
+    let half = |word: u32| _mm256_cvtph_ps(_mm_set1_epi16(word as i16));
+    let none = _mm256_setzero_ps();
+    match K::FORMAT {
+        Format::I8 => [_mm256_set1_ps(f32::from_bits(word(scales, 0))), none],
+        Format::Q8_0 | Format::Q4_0 | Format::Iq4Nl => {
+            let scales = &scales[16 * group..];
+            let halves = match scales.len() < 16 {
+                false => load_half(scales, 0),
+                true => {
+                    let mut rest = [0; 16];
+                    rest[..scales.len()].copy_from_slice(scales);
+                    load_half(&rest, 0)
+                }
+            };
+            [_mm256_cvtph_ps(halves), none]
+        }
+        Format::Q4K | Format::Q5K => {
+            let scales = &scales[16 * group..][..16];
+            let (d, low, high, rest) = (word(scales, 0), word(scales, 1), word(scales, 2), word(scales, 3));
+            // a byte for each block: its lower six bits, or four of `rest` and the two uppermost
+            let of = |own: u32, rest: u32, d| {
+                let bytes = [own & 0x3f3f_3f3f, rest & 0x0f0f_0f0f | own >> 2 & 0x3030_3030];
+                let bytes = _mm_set1_epi64x((u64::from(bytes[1]) << 32 | u64::from(bytes[0])) as i64);
+                _mm256_mul_ps(half(d), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)))
+            };
+            [of(low, rest, d), of(high, rest >> 4, d >> 16)]
+        }
+        Format::Q6K => {
+            let scales = &scales[20 * group..][..20];
+            let d = half(word(scales, 4));
+            let pairs = load_half(scales, 0);
+            let of = |scales| _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(scales)));
+            [of(_mm_srai_epi16(_mm_slli_epi16(pairs, 8), 8)), of(_mm_srai_epi16(pairs, 8))]
+        }
+        Format::Iq4Xs => {
+            let scales = &scales[8 * group..][..8];
+            let (d, low) = (word(scales, 0), word(scales, 1));
+            let field = |word: u32, from, bits| {
+                let words = _mm256_srlv_epi32(_mm256_set1_epi32(word as i32), from);
+                _mm256_and_si256(words, _mm256_set1_epi32(bits))
+            };
+            let low = field(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), 15);
+            let high = field(d >> 16, _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), 3);
+            let scale = _mm256_or_si256(low, _mm256_slli_epi32(high, 4));
+            let scale = _mm256_cvtepi32_ps(_mm256_sub_epi32(scale, _mm256_set1_epi32(32)));
+            [_mm256_mul_ps(half(d), scale), none]
+        }
+    }
+}
+
+/// Eight registers of eight words, rows and columns exchanged.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
+    let [a, b, c, d, e, f, g, h] = x;
+    let pairs = |a, b, c, d| {
+        let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(ab, cd),
+            _mm256_unpackhi_epi64(ab, cd),
+            _mm256_unpacklo_epi64(ab_high, cd_high),
+            _mm256_unpackhi_epi64(ab_high, cd_high),
+        ]
+    };
+    let (first, second) = (pairs(a, b, c, d), pairs(e, f, g, h));
+    let low = |i: usize| _mm256_permute2x128_si256(first[i], second[i], 0x20);
+    let high = |i: usize| _mm256_permute2x128_si256(first[i], second[i], 0x31);
+    [low(0), low(1), low(2), low(3), high(0), high(1), high(2), high(3)]
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load_f32(x: &[f32; TILE]) -> __m256 {
+    // SAFETY: `x` is eight f32.
+    unsafe { _mm256_loadu_ps(x.as_ptr()) }
+}
+
+/// The 32 bytes number `i`.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load(bytes: &[u8], i: usize) -> __m256i {
+    let bytes = &bytes[i * 32..][..32];
+    // SAFETY: the slice is 32 bytes.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+/// The 16 bytes number `i`.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn load_half(bytes: &[u8], i: usize) -> __m128i {
+    let bytes = &bytes[i * 16..][..16];
+    // SAFETY: the slice is 16 bytes.
+    unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+}

@@ -1,0 +1,265 @@
+//! y = x·wᵀ for activations in 8 bits and quantised w. The integer sums of each block of 32 are exact; a value of y is their
+//! sum with the blocks' factors, in f32 and in the blocks' order, so a row is the same alone and among others.
+//!
+//! Columns of y are computed in tiles of [`TILE`], rows of w that lie together in memory. A task takes some tiles and goes
+//! through x by pieces of [`ROWS`] rows, which stay in the core's cache while all of the task's tiles meet them.
+//!
+//! | what computes a tile | when                   |
+//! |----------------------|------------------------|
+//! | [`avx2`]             | AVX2, FMA and F16C     |
+//! | [`portable`]         | all other processors   |
+
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
+use super::{Row, Step, read_row};
+use crate::cpu::simd::Avx2;
+use crate::cpu::{activate, slice, slice_mut};
+use crate::problem::activate::{Activation, Epilogue};
+use crate::quant::{QuantRows, QuantTensor};
+use crate::{Result, TensorMut};
+use kernels_gpu::quant::blocks::BLOCK;
+use rayon::prelude::*;
+
+/// Columns of a tile: the f32 values of an AVX2 register.
+pub(super) const TILE: usize = 8;
+/// Rows of x of a piece: 96 KiB of 2048 columns, which leaves room for weights in a second cache of 256 KiB.
+pub(super) const ROWS: usize = 32;
+/// The most tiles of a task: more would push x out of the cache, fewer read it more often.
+const TILES: usize = 8;
+/// Multiply-adds below which a task costs more than it saves.
+const PARALLEL: usize = 1 << 18;
+
+/// Activations as they are read: rows of `k` quants, and of each block its scale's bits and the sum of its quants.
+#[derive(Clone, Copy)]
+pub(super) struct Activations<'a> {
+    pub quants: &'a [i8],
+    pub scales: &'a [u32],
+    pub k: usize,
+}
+
+impl Activations<'_> {
+    pub fn rows(&self) -> usize {
+        self.quants.len() / self.k
+    }
+
+    /// The quants of a row, and scales and sums of its blocks.
+    pub fn row(&self, row: usize) -> (&[i8], &[u32]) {
+        let blocks = self.k / BLOCK * 2;
+        (&self.quants[row * self.k..][..self.k], &self.scales[row * blocks..][..blocks])
+    }
+}
+
+pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
+    let m = x.shape.rows_cols().0;
+    let quants = &bytemuck::cast_slice(slice::<u32>(&x.quants)?)[..m * x.k];
+    let x = Activations { quants, scales: slice::<u32>(&x.scales)?, k: x.k };
+    let bias = epilogue.bias.map(slice::<f32>).transpose()?;
+    let residual = epilogue.residual.map(slice::<f32>).transpose()?;
+    let (n, activation) = (w.rows(), epilogue.activation);
+    let is_plain = bias.is_none() && residual.is_none() && activation == Activation::Identity;
+    product(Avx2::detect(), &mut slice_mut::<f32>(&mut y)?[..m * n], x, w, |first, y| {
+        for (row, y) in y.iter_mut().enumerate().filter(|_| !is_plain) {
+            for (column, y) in (first..).zip(y.iter_mut()) {
+                let biased = *y + bias.map_or(0.0, |bias| bias[column]);
+                let value = activate::value(biased, activation);
+                *y = value + residual.map_or(0.0, |residual| residual[row * n + column]);
+            }
+        }
+    })
+}
+
+/// y [m, n] = x·wᵀ. `finish` gets some columns of all rows, when they are there, and the number of the first.
+fn product(
+    avx2: Option<Avx2>,
+    y: &mut [f32],
+    x: Activations,
+    w: &QuantTensor,
+    finish: impl Fn(usize, &mut [&mut [f32]]) + Sync,
+) -> Result<()> {
+    if y.is_empty() {
+        return Ok(());
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(avx2) = avx2 {
+        let (panels, parts) = (avx2::panels(x, w.format()), avx2::Parts::of(w)?);
+        return in_tasks(y, x, w, |first, y| {
+            avx2::tiles(avx2, y, &panels, &parts, first);
+            finish(first * TILE, y);
+            Ok(())
+        });
+    }
+    let _ = avx2;
+    in_tasks(y, x, w, |first, y| {
+        portable(y, x, w, first * TILE)?;
+        finish(first * TILE, y);
+        Ok(())
+    })
+}
+
+/// Calls `f` in parallel with the columns of some tiles, of all rows, and the number of the first tile.
+fn in_tasks(
+    y: &mut [f32],
+    x: Activations,
+    w: &QuantTensor,
+    f: impl Fn(usize, &mut [&mut [f32]]) -> Result<()> + Sync,
+) -> Result<()> {
+    let (m, n) = (x.rows(), w.rows());
+    let tiles = n.div_ceil(TILE);
+    let most = if m > ROWS { TILES } else { tiles };
+    // a few tasks for each thread, so that one that is held up does not hold up all
+    let each = match m * n * w.k <= PARALLEL {
+        true => tiles,
+        false => tiles.div_ceil(8 * rayon::current_num_threads()).clamp(1, most),
+    };
+    let mut tasks: Vec<Vec<&mut [f32]>> = (0..tiles.div_ceil(each)).map(|_| Vec::with_capacity(m)).collect();
+    for row in y.chunks_exact_mut(n) {
+        for (task, columns) in tasks.iter_mut().zip(row.chunks_mut(each * TILE)) {
+            task.push(columns);
+        }
+    }
+    match tasks.as_mut_slice() {
+        [task] => f(0, task),
+        tasks => tasks.par_iter_mut().enumerate().try_for_each(|(task, y)| f(task * each, y)),
+    }
+}
+
+/// Columns of y from number `first` on, in scalar code.
+fn portable(y: &mut [&mut [f32]], x: Activations, w: &QuantTensor, first: usize) -> Result<()> {
+    for column in 0..y.first().map_or(0, |y| y.len()) {
+        let w = read_row(w, first + column)?;
+        for (row, y) in y.iter_mut().enumerate() {
+            let (quants, scales) = x.row(row);
+            y[column] = dot(quants, scales, &w);
+        }
+    }
+    Ok(())
+}
+
+/// Σ products of a row of x and a row of w: integer sums within blocks, f32 over them.
+fn dot(x: &[i8], scales: &[u32], w: &Row) -> f32 {
+    let blocks = x.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
+    blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, step))| {
+        let sum = |x: &[i8], w: &[i8]| {
+            x.iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum::<i32>() as f32
+        };
+        let product = match *step {
+            Step::Whole(step, min) => sum(x, w) * step - scale[1] as i32 as f32 * min,
+            Step::Halves([first, second]) => {
+                let ((x1, x2), (w1, w2)) = (x.split_at(BLOCK / 2), w.split_at(BLOCK / 2));
+                sum(x1, w1) * first + sum(x2, w2) * second
+            }
+        };
+        acc + f32::from_bits(scale[0]) * product
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::{FORMATS, name};
+    use crate::{DType, Device, Tensor, ops};
+
+    /// x·wᵀ in f64 of what is stored.
+    fn reference(x: &QuantRows, w: &QuantTensor) -> Result<Vec<f64>> {
+        let weights = ops::dequantize(w, DType::F32)?.to_vec::<f32>()?;
+        let (quants, scales) = x.to_vecs()?;
+        let rows = quants.chunks_exact(x.k).zip(scales.chunks_exact(x.k / BLOCK));
+        Ok(rows
+            .flat_map(|(quants, scales)| {
+                weights.chunks_exact(w.cols()).map(move |w| {
+                    let value = |i: usize| f64::from(scales[i / BLOCK].0) * f64::from(quants[i]);
+                    w.iter().enumerate().map(|(i, w)| f64::from(*w) * value(i)).sum()
+                })
+            })
+            .collect())
+    }
+
+    /// y [m, n] by the instructions of this processor, or by none.
+    fn product(avx2: Option<Avx2>, x: &QuantRows, w: &QuantTensor) -> Result<Vec<f32>> {
+        let activations = Activations {
+            quants: bytemuck::cast_slice(slice::<u32>(&x.quants)?),
+            scales: slice::<u32>(&x.scales)?,
+            k: x.k,
+        };
+        let mut y = vec![f32::NAN; x.shape.rows_cols().0 * w.rows()];
+        super::product(avx2, &mut y, activations, w, |_, _| {})?;
+        Ok(y)
+    }
+
+    fn check(x: &Tensor, w: &QuantTensor) -> Result<()> {
+        let x = ops::quantize_rows(x)?;
+        let want = reference(&x, w)?;
+        let largest = want.iter().fold(0f64, |max, x| max.max(x.abs()));
+        for avx2 in [None, Avx2::detect()] {
+            let got = product(avx2, &x, w)?;
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let close = (f64::from(*got) - want).abs() <= 1e-5 * largest;
+                let (format, shape) = (name(w.format()), w.shape());
+                assert!(close, "{format} {shape} {avx2:?}: value {i} is {got}, not {want}");
+            }
+        }
+        Ok(())
+    }
+
+    fn randn(shape: [usize; 2], seed: u64) -> Result<Tensor> {
+        Tensor::randn(shape, DType::F32, seed, &Device::Cpu)
+    }
+
+    #[test]
+    fn all_formats_and_ragged_sizes() -> Result<()> {
+        for format in FORMATS {
+            for (m, n, k) in [(1, 1, 1), (1, 9, 33), (2, 8, 32), (3, 17, 300), (33, 7, 256), (65, 24, 1000)] {
+                check(&randn([m, k], 1)?, &ops::quantize(&randn([n, k], 2)?, format)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Quants that no quantiser makes but a file can hold, such as −128, and the largest sums that there are.
+    #[test]
+    fn all_quants_and_the_largest_sums() -> Result<()> {
+        let (n, k) = (9, 512);
+        for format in FORMATS {
+            for fill in [0, 0x7f7f_7f7f, 0x8080_8080, u32::MAX, 0x9e37_79b9] {
+                let mut w = ops::quantize(&randn([n, k], 3)?, format)?;
+                let mut quants = w.quants.view_mut()?;
+                for (i, word) in slice_mut::<u32>(&mut quants)?.iter_mut().enumerate() {
+                    *word =
+                        if fill == 0x9e37_79b9 { (i as u32).wrapping_mul(fill).rotate_left(7) } else { fill };
+                }
+                for x in [1.0, -1.0] {
+                    check(&Tensor::full(x, [2, k], &Device::Cpu)?, &w)?;
+                }
+                check(&randn([2, k], 4)?, &w)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Of more than one piece and more than one task, a row is the same as alone.
+    #[test]
+    fn a_row_is_the_same_alone() -> Result<()> {
+        let (m, n, k) = (ROWS + 2, 8 * TILE * TILES + 3, 1024);
+        let x = randn([m, k], 5)?;
+        for format in FORMATS {
+            let w = ops::quantize(&randn([n, k], 6)?, format)?;
+            for avx2 in [None, Avx2::detect()] {
+                let all = product(avx2, &ops::quantize_rows(&x)?, &w)?;
+                for row in [0, ROWS - 1, ROWS + 1] {
+                    let alone = product(avx2, &ops::quantize_rows(&x.narrow(0, row, 1)?)?, &w)?;
+                    assert!(alone == all[row * n..][..n], "{} row {row} {avx2:?}", name(format));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn no_rows_and_no_columns() -> Result<()> {
+        for format in FORMATS {
+            let w = ops::quantize(&randn([0, 32], 7)?, format)?;
+            assert!(product(Avx2::detect(), &ops::quantize_rows(&randn([1, 32], 8)?)?, &w)?.is_empty());
+        }
+        Ok(())
+    }
+}
