@@ -6,8 +6,8 @@ use std::env;
 
 #[derive(clap::Args, Default)]
 pub(super) struct DeviceArg {
-    /// Where to run: auto, cpu, cuda, cuda:N, or virtual (an sm_61 GPU in software). If not given, as PASCALINE_DEVICE
-    /// says, else auto.
+    /// Where to run: auto, cpu, cuda, cuda:N, or virtual (an sm_61 GPU in software; virtual:N of several). If not given, as
+    /// PASCALINE_DEVICE says, else auto.
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 }

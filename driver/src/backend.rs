@@ -27,7 +27,7 @@ pub struct AlreadySelected(
 static SELECTED: OnceLock<Backend> = OnceLock::new();
 
 /// Chooses the backend, for the whole process and for good. To be called before the first driver call, which
-/// otherwise decides by the environment: `PASCALINE_DEVICE=virtual` means [`Backend::Virtual`], all else
+/// otherwise decides by the environment: `PASCALINE_DEVICE=virtual`, or `virtual:N`, means [`Backend::Virtual`], all else
 /// [`Backend::Real`]. Choosing the backend in use again is no error.
 pub fn select(backend: Backend) -> Result<(), AlreadySelected> {
     match *SELECTED.get_or_init(|| backend) {
@@ -107,9 +107,14 @@ pub(crate) fn address_of(name: &str) -> Result<*mut c_void, u32> {
     address.filter(|address| !address.is_null()).map(<*const c_void>::cast_mut).ok_or(NOT_SUPPORTED)
 }
 
+/// `virtual`, or `virtual:N`.
+fn is_virtual(device: &str) -> bool {
+    device == "virtual" || device.starts_with("virtual:")
+}
+
 fn from_environment() -> Backend {
     match env::var_os("PASCALINE_DEVICE") {
-        Some(device) if device == "virtual" => Backend::Virtual,
+        Some(device) if device.to_str().is_some_and(is_virtual) => Backend::Virtual,
         _ => Backend::Real,
     }
 }

@@ -4,8 +4,9 @@
 //! environment variable `PASCALINE_FAULTS`.
 //!
 //! ```text
-//! rule     = function ":" call "=" code [ "@sync" ] [ "!sticky" ]
+//! rule     = function [ "#" device ] ":" call "=" code [ "@sync" ] [ "!sticky" ]
 //! function = a driver function, with or without its version suffix   cuMemAllocAsync, cuMemFree, cuMemFree_v2
+//! device   = only calls while a context of this device is current    0, 1
 //! call     = which of its calls, from 1; with "+", all from then on   3, 1+
 //! code     = a result code other than 0                               2
 //! ```
@@ -13,23 +14,26 @@
 //! Without a suffix the call itself answers the code and does not reach the backend. With `@sync` the call goes
 //! through, and the next call that waits for the device (a synchronise, a query, a synchronous copy, `cuMemFree`)
 //! answers the code, as the fault of a kernel does. With `!sticky` every later call that needs a live context
-//! answers it too, as after a device fault; no such call reaches the backend any more.
+//! answers it too, as after a device fault; no such call reaches the backend any more. A rule with a device concerns that
+//! device alone: its calls are counted, wait, and stay faulted by themselves.
 //!
-//! `cuMemAllocAsync:3=2,cuStreamSynchronize:1=700!sticky,cuLaunchKernel:5=719@sync`
+//! `cuMemAllocAsync:3=2,cuStreamSynchronize:1=700!sticky,cuLaunchKernel#1:5=719@sync`
 //!
 //! Calls are counted over all threads, from when the script was set. While neither a script is set nor calls are
 //! counted, all this costs a driver call one relaxed load.
 
+use std::ffi::{c_int, c_void};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-use std::{env, ptr};
+use std::{env, mem, ptr};
 
+use crate::backend;
 use crate::table::{self, Function, Reach};
 
 /// A rule that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("fault rule \"{rule}\": {reason} (a rule reads FUNCTION:CALL=CODE[@sync][!sticky])")]
+#[error("fault rule \"{rule}\": {reason} (a rule reads FUNCTION[#DEVICE]:CALL=CODE[@sync][!sticky])")]
 pub struct ScriptError {
     /// The rule as written.
     pub rule: String,
@@ -42,8 +46,8 @@ pub fn script(rules: &str) -> Result<(), ScriptError> {
     let rules = parse(rules)?;
     let mut state = lock();
     state.rules = rules;
-    state.pending = None;
-    state.sticky = None;
+    state.pending.clear();
+    state.sticky.clear();
     state.publish();
     Ok(())
 }
@@ -82,8 +86,17 @@ pub fn counts() -> Vec<(&'static str, u64)> {
 
 #[derive(Clone, Copy)]
 struct Fault {
+    /// Whose; `None`: of all.
+    device: Option<c_int>,
     code: u32,
     sticky: bool,
+}
+
+impl Fault {
+    /// Whether a call sees it while a context of `device` is current.
+    fn concerns(&self, device: Option<c_int>) -> bool {
+        self.device.is_none() || self.device == device
+    }
 }
 
 struct Rule {
@@ -98,10 +111,10 @@ struct Rule {
 #[derive(Default)]
 struct State {
     rules: Vec<Rule>,
-    /// A fault that was raised and not yet reported.
-    pending: Option<Fault>,
-    /// The code that every call with a live context answers from now on.
-    sticky: Option<u32>,
+    /// Faults that were raised and not yet reported.
+    pending: Vec<Fault>,
+    /// Those that every call with a live context answers from now on.
+    sticky: Vec<Fault>,
     counting: bool,
 }
 
@@ -146,26 +159,52 @@ impl State {
         if self.counting {
             function.calls.fetch_add(1, Ordering::Relaxed);
         }
+        // Asked only where a rule names a device: the question is a driver call of its own.
+        let names_one = self.rules.iter().any(|rule| rule.fault.device.is_some());
+        let device = if names_one { current_device() } else { None };
         let mut now = None;
-        if function.reach == Reach::Waits {
-            now = self.pending.take();
+        if function.reach == Reach::Waits
+            && let Some(at) = self.pending.iter().position(|fault| fault.concerns(device))
+        {
+            now = Some(self.pending.swap_remove(at));
         }
         for rule in self.rules.iter_mut().filter(|rule| ptr::eq(rule.function, function)) {
+            if !rule.fault.concerns(device) {
+                continue;
+            }
             rule.seen += 1;
             if rule.seen == rule.call || (rule.and_later && rule.seen > rule.call) {
-                let due = if rule.at_sync { &mut self.pending } else { &mut now };
-                due.get_or_insert(rule.fault);
+                match rule.at_sync {
+                    false => _ = now.get_or_insert(rule.fault),
+                    true if self.pending.iter().any(|fault| fault.device == rule.fault.device) => {}
+                    true => self.pending.push(rule.fault),
+                }
             }
         }
-        if let Some(code) = self.sticky.filter(|_| function.reach != Reach::Host) {
-            return Some(code);
+        let lasting = self.sticky.iter().find(|fault| fault.concerns(device));
+        if let Some(fault) = lasting.filter(|_| function.reach != Reach::Host) {
+            return Some(fault.code);
         }
         let fault = now?;
         if fault.sticky {
-            self.sticky = Some(fault.code);
+            self.sticky.push(fault);
         }
         Some(fault.code)
     }
+}
+
+/// The device of the calling thread's current context; `None` without one. Asks the backend itself: a question by the
+/// exported function would be counted, and come here again.
+fn current_device() -> Option<c_int> {
+    let ask = backend::address_of("cuCtxGetDevice").ok()?;
+    let mut device = 0;
+    // SAFETY: the driver API declares `CUresult cuCtxGetDevice(CUdevice *)`; the code is taken as a plain integer, and
+    // `device` is read only if it was written.
+    let code = unsafe {
+        let ask = mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> u32>(ask);
+        ask(&mut device)
+    };
+    (code == 0).then_some(device)
 }
 
 fn parse(rules: &str) -> Result<Vec<Rule>, ScriptError> {
@@ -179,12 +218,19 @@ fn parse_rule(text: &str) -> Result<Rule, ScriptError> {
     let (function, rest) = rest.split_once(':').ok_or_else(|| wrong("there is no \":\""))?;
     let (call, code) = rest.split_once('=').ok_or_else(|| wrong("there is no \"=\""))?;
     let (call, and_later) = strip(call, "+");
+    let (function, device) = match function.split_once('#') {
+        None => (function, None),
+        Some((function, device)) => {
+            let device = device.parse().ok().filter(|&device: &c_int| device >= 0);
+            (function, Some(device.ok_or_else(|| wrong("the device is not a number from 0"))?))
+        }
+    };
     let function = table::find(function).ok_or_else(|| wrong("the driver seam has no such function"))?;
     let call = call.parse().ok().filter(|&call| call > 0);
     let call = call.ok_or_else(|| wrong("the call is not a number from 1"))?;
     let code = code.parse().ok().filter(|&code| code > 0);
     let code = code.ok_or_else(|| wrong("the code is not a number from 1"))?;
-    Ok(Rule { function, call, and_later, fault: Fault { code, sticky }, at_sync, seen: 0 })
+    Ok(Rule { function, call, and_later, fault: Fault { device, code, sticky }, at_sync, seen: 0 })
 }
 
 fn strip<'a>(text: &'a str, suffix: &str) -> (&'a str, bool) {

@@ -143,6 +143,7 @@ functions! {
         cuCtxPopCurrent_v2(ctx: *mut CUcontext);
         cuCtxPushCurrent_v2(ctx: CUcontext);
         cuCtxSetCurrent(ctx: CUcontext);
+        cuDeviceCanAccessPeer(can: *mut c_int, dev: CUdevice, peer: CUdevice);
         cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
         cuDeviceGetAttribute(value: *mut c_int, #[open] attribute: CUdevice_attribute, dev: CUdevice);
         cuDeviceGetByPCIBusId(dev: *mut CUdevice, pci_bus_id: *const c_char);
@@ -150,6 +151,9 @@ functions! {
         cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, dev: CUdevice);
         cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice);
         cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice);
+        cuDeviceGetP2PAttribute(
+            value: *mut c_int, #[open] attribute: CUdevice_P2PAttribute, src: CUdevice, dst: CUdevice
+        );
         cuDeviceGetPCIBusId(pci_bus_id: *mut c_char, len: c_int, dev: CUdevice);
         cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice);
         cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int);
@@ -164,6 +168,8 @@ functions! {
         cuArrayDestroy(array: CUarray);
         cuCtxCreate_v2(ctx: *mut CUcontext, flags: c_uint, dev: CUdevice);
         cuCtxDestroy_v2(ctx: CUcontext);
+        cuCtxDisablePeerAccess(peer: CUcontext);
+        cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
         cuCtxGetCacheConfig(config: *mut CUfunc_cache);
         cuCtxGetLimit(value: *mut usize, #[open] limit: CUlimit);
         cuCtxGetSharedMemConfig(config: *mut CUsharedconfig);
@@ -265,6 +271,12 @@ functions! {
         cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
         cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
         cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream);
+        cuMemcpyPeer(
+            dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext, bytes: usize
+        );
+        cuMemcpyPeerAsync(
+            dst: CUdeviceptr, dst_ctx: CUcontext, src: CUdeviceptr, src_ctx: CUcontext, bytes: usize, stream: CUstream
+        );
         cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream);
         cuMemsetD16Async(dst: CUdeviceptr, value: c_ushort, n: usize, stream: CUstream);
         cuMemsetD16_v2(dst: CUdeviceptr, value: c_ushort, n: usize);

@@ -1,5 +1,6 @@
 //! The seam over a table of functions defined here: the values that cross it, and scripted faults.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
@@ -10,6 +11,11 @@ use crate::{Backend, Failure, backend, faults, last_failure, last_raw_code, sele
 
 /// An answer that `CUresult` has no value for.
 const CONTAINED: u32 = 226;
+
+thread_local! {
+    /// The device whose context is current, to the backend of these tests.
+    static CURRENT: Cell<c_int> = const { Cell::new(0) };
+}
 
 /// The functions that the backend of these tests has.
 pub(crate) fn virtual_symbol(name: &str) -> Option<*const c_void> {
@@ -27,6 +33,10 @@ pub(crate) fn virtual_symbol(name: &str) -> Option<*const c_void> {
         *ptr = 256 * bytes as u64;
         0
     }
+    extern "C" fn gives_the_current_device(device: &mut c_int) -> u32 {
+        *device = CURRENT.get();
+        0
+    }
     extern "C" fn answers_an_unlisted_code(_: usize, _: usize) -> u32 {
         CONTAINED
     }
@@ -35,6 +45,7 @@ pub(crate) fn virtual_symbol(name: &str) -> Option<*const c_void> {
     }
     Some(match name {
         "cuInit" => accepts_flags as *const c_void,
+        "cuCtxGetDevice" => gives_the_current_device as *const c_void,
         "cuDeviceGetAttribute" => echoes_attribute as *const c_void,
         "cuMemAlloc_v2" => allocates as *const c_void,
         "cuEventRecord" | "cuStreamSynchronize" | "cuMemFree_v2" | "cuMemPoolTrimTo" => {
@@ -231,6 +242,29 @@ fn a_sticky_fault_takes_the_device_away() {
     assert_eq!([record(), record(), synchronize(), record()], [0, 0, 716, 716]);
     faults::clear();
     assert_eq!(record(), 0);
+}
+
+#[test]
+fn a_fault_of_one_device_leaves_the_others_alone() {
+    let _seam = seam();
+    let on = |device, call: fn() -> u32| {
+        CURRENT.set(device);
+        call()
+    };
+    assert_eq!(faults::script("cuEventRecord#1:2=719@sync!sticky, cuMemFree#0:1=1"), Ok(()));
+    assert_eq!(
+        [on(0, record), on(0, record), on(0, record), on(1, record)],
+        [0; 4],
+        "calls count for their device"
+    );
+    assert_eq!([on(1, record), on(0, synchronize), on(1, synchronize)], [0, 0, 719], "and so do waits");
+    assert_eq!([on(1, record), on(1, free), on(0, record), on(0, free)], [719, 719, 0, 1]);
+    assert_eq!(faults::script("cuStreamSynchronize#1:1=700!sticky,cuStreamSynchronize:2=1"), Ok(()));
+    assert_eq!([on(0, synchronize), on(0, synchronize), on(1, synchronize), on(1, init)], [0, 1, 700, 0]);
+    CURRENT.set(0);
+    for wrong in ["cuInit#:1=1", "cuInit#x:1=1", "cuInit#-1:1=1", "#1:1=1"] {
+        assert!(faults::script(wrong).is_err(), "{wrong}");
+    }
 }
 
 #[test]

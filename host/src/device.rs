@@ -80,12 +80,21 @@ impl Device {
     /// # Errors
     /// [`Error::NoDevice`] if the real driver is in use already, or the feature `virtual-gpu` is off.
     pub fn virtual_gpu() -> Result<Self> {
+        Self::virtual_gpu_number(0)
+    }
+
+    /// As [`virtual_gpu`](Self::virtual_gpu), number `ordinal` of the several that `PASCALINE_VIRTUAL_DEVICES=mx330,gtx1080` asks
+    /// for.
+    ///
+    /// # Errors
+    /// As there, and if there are not so many.
+    pub fn virtual_gpu_number(ordinal: u32) -> Result<Self> {
         if !driver::HAS_VIRTUAL_GPU {
             return Err(Error::NoDevice { reason: WITHOUT_VIRTUAL_GPU.into() });
         }
         driver::select(driver::Backend::Virtual)
             .map_err(|_| Error::NoDevice { reason: "this process already uses the real driver".into() })?;
-        Self::cuda(0)
+        Self::cuda(ordinal)
     }
 
     /// The first CUDA device, or the virtual GPU where the driver sees none: for programs that need a GPU in any case, such
@@ -149,7 +158,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// `auto`, `cpu`, `cuda`, `cuda:N` or `virtual`.
+/// `auto`, `cpu`, `cuda`, `cuda:N`, `virtual` or `virtual:N`.
 impl FromStr for Device {
     type Err = Error;
 
@@ -159,8 +168,9 @@ impl FromStr for Device {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Self::cuda(0),
             "virtual" => Self::virtual_gpu(),
-            _ => match name.strip_prefix("cuda:").map(str::parse) {
-                Some(Ok(ordinal)) => Self::cuda(ordinal),
+            _ => match name.split_once(':').map(|(kind, number)| (kind, number.parse())) {
+                Some(("cuda", Ok(ordinal))) => Self::cuda(ordinal),
+                Some(("virtual", Ok(ordinal))) => Self::virtual_gpu_number(ordinal),
                 _ => Err(Error::UnknownDevice { name: name.to_owned() }),
             },
         }
@@ -174,7 +184,7 @@ mod tests {
     #[test]
     fn names_are_parsed() {
         assert!(matches!("cpu".parse(), Ok(Device::Cpu)));
-        for name in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "CPU"] {
+        for name in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "virtual:", "virtual:x", "cpu:0", "CPU"] {
             assert_eq!(name.parse::<Device>().unwrap_err(), Error::UnknownDevice { name: name.into() });
         }
     }

@@ -11,6 +11,7 @@
 //! | `CopyAfterWriter`, `WriterAfterCopy` | `memory/device_tests.rs` `each_wait_between_tensors_is_needed` | wrong bytes |
 //! | `GraphMemory` | `memory/device_tests.rs` `memory_of_a_graph_is_waited_for` | wrong bytes |
 //! | `LayerUploaded`, `LayerReuse` | `memory/device_tests.rs` `each_wait_of_a_layer_stream_is_needed` | wrong bytes |
+//! | `SlotFilled`, `SlotEmptied` | `memory/link_tests.rs` `each_wait_of_a_link_is_needed` | a finding of the virtual GPU |
 //! | `PlainFree`, `PinnedFree`, `GraphEnd` | `memory/device_tests.rs` `the_host_waits_before_memory_goes` | the missing call; the drivers at hand also wait by themselves, which is not promised by all |
 
 /// One place where memory's next use is ordered after its last.
@@ -50,6 +51,10 @@ pub(crate) enum Wait {
     LayerUploaded,
     /// A layer's place is filled again only when the layer before has been used.
     LayerReuse,
+    /// What another device sends is read only when it is there.
+    SlotFilled,
+    /// A slot between devices is filled again only when it has been emptied.
+    SlotEmptied,
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod construct;
 mod foreign;
+mod send;
 
 use crate::memory::DeviceBuffer;
 use crate::{DType, Device, Element, Error, Result, Shape};

@@ -1,12 +1,12 @@
-//! Decode: the pass of one token after the prompt, or of several that are guessed. On a GPU it is captured once and replayed.
+//! Decode: the pass of one token after the prompt, or of several that are guessed. On GPUs it is captured once and replayed.
 
 use super::lookup::Lookup;
 use super::model::Qwen3Vl;
+use super::relay::Relay;
 use super::sampling::{self, Sampler};
-use super::text::{Images, TextModel};
-use pascaline::cuda::Graph;
+use super::text::{Images, Stage, TextModel};
 use pascaline::nn::{KvCache, Rope};
-use pascaline::{DType, Device, Result, Tensor, ops};
+use pascaline::{DType, Result, Tensor, ops};
 use std::time::Instant;
 
 /// Positions whose rotary angles are made at a time.
@@ -71,14 +71,16 @@ impl Rows {
 /// Passes of so many tokens, and what is theirs in device memory.
 struct Passes {
     rows: usize,
-    /// [rows + 2] u32: the tokens, how many are in the cache before them, and the first one's angle.
-    step: Tensor,
-    captured: Option<(Graph, Logits)>,
+    /// Of each stage, [rows + 2] u32: the tokens, how many are in the cache before them, and the first one's angle.
+    steps: Vec<Tensor>,
+    captured: Option<Relay<Logits>>,
 }
 
 impl Passes {
-    fn of(rows: usize, device: &Device) -> Result<Self> {
-        Ok(Self { rows, step: Tensor::zeros([rows + 2], DType::U32, device)?, captured: None })
+    fn of(rows: usize, text: &TextModel) -> Result<Self> {
+        let step = |stage: &Stage| Tensor::zeros([rows + 2], DType::U32, &stage.device);
+        let steps = text.stages().iter().map(step).collect::<Result<_>>()?;
+        Ok(Self { rows, steps, captured: None })
     }
 }
 
@@ -105,8 +107,8 @@ pub(super) struct Decoder<'a> {
     /// The next token's position, the same on all axes, and that of the first angle.
     next: u32,
     first: u32,
-    /// [ANGLES_AHEAD, head_dim / 2]: cosines and sines.
-    angles: [Tensor; 2],
+    /// Of each stage, [ANGLES_AHEAD, head_dim / 2]: cosines and sines.
+    angles: Vec<[Tensor; 2]>,
     one: Passes,
     several: Option<(Passes, Lookup)>,
     checked: Option<Checked>,
@@ -115,13 +117,13 @@ pub(super) struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    /// For tokens from position `next` on, all of which fit 32 bits with [`ANGLES_AHEAD`] more; with `capture`, by a graph, if no layer's weights have to be copied meanwhile.
+    /// For tokens from position `next` on, all of which fit 32 bits with [`ANGLES_AHEAD`] more; with `capture`, by graphs, if no layer's weights have to be copied meanwhile.
     pub fn new(model: &'a Qwen3Vl, next: u32, capture: bool, lookup: Option<Lookup>) -> Result<Self> {
-        let (text, device) = (&model.text, model.device());
+        let text = &model.text;
         let angles = text.angles(&positions(next))?;
-        let one = Passes::of(1, device)?;
-        let several = lookup.map(|lookup| Ok((Passes::of(CHECKED, device)?, lookup))).transpose()?;
-        let capture = capture && text.streamed_layers() == 0;
+        let one = Passes::of(1, text)?;
+        let several = lookup.map(|lookup| Ok((Passes::of(CHECKED, text)?, lookup))).transpose()?;
+        let capture = capture && text.device().is_cuda() && text.streamed_layers() == 0;
         let (checked, guesses) = (None, Guesses::default());
         Ok(Self { text, next, first: next, angles, one, several, checked, guesses, capture })
     }
@@ -153,7 +155,9 @@ impl<'a> Decoder<'a> {
             _ => &mut self.one,
         };
         let numbers = [ids.as_slice(), &[past as u32, self.next - self.first]].concat();
-        passes.step.view_mut()?.write(&numbers)?;
+        for step in &mut passes.steps {
+            step.view_mut()?.write(&numbers)?;
+        }
         self.next += 1;
         let is_first = passes.captured.is_none();
         let mut rows = pass(self.text, &self.angles, passes, self.capture, cache, sampler)?;
@@ -172,7 +176,7 @@ impl<'a> Decoder<'a> {
 
     /// How many launches the captured pass of one token has; `None` if there is none.
     pub fn launches(&self) -> Option<usize> {
-        self.one.captured.as_ref().map(|(graph, _)| graph.nodes())
+        self.one.captured.as_ref().map(Relay::nodes)
     }
 
     /// Guesses so far.
@@ -185,7 +189,7 @@ impl<'a> Decoder<'a> {
         if (self.next - self.first) as usize + tokens > ANGLES_AHEAD as usize {
             self.first = self.next;
             let angles = self.text.angles(&positions(self.next))?;
-            for (to, from) in self.angles.iter_mut().zip(&angles) {
+            for (to, from) in self.angles.iter_mut().flatten().zip(angles.iter().flatten()) {
                 ops::copy_into(to.view_mut()?, from)?;
             }
         }
@@ -198,37 +202,47 @@ fn positions(first: u32) -> Vec<[u32; 3]> {
     (0..ANGLES_AHEAD).map(|ahead| [first + ahead; 3]).collect()
 }
 
-/// Passes the tokens of `passes`: by its graph, which is made first if there is none, or launch by launch.
+/// Passes the tokens of `passes`: by its graphs, which are made first if there are none, or launch by launch.
 fn pass(
     text: &TextModel,
-    angles: &[Tensor; 2],
+    angles: &[[Tensor; 2]],
     passes: &mut Passes,
     capture: bool,
     cache: &mut KvCache,
     sampler: &Sampler,
 ) -> Result<Rows> {
-    if let Some((graph, logits)) = &passes.captured {
-        cache.advance(passes.rows)?;
-        graph.launch()?;
+    let Passes { rows, steps, captured } = passes;
+    if captured.is_some() {
+        cache.advance(*rows)?;
+    }
+    // launches only, whose arguments are the same for every pass of so many tokens
+    let mut stage = |stage: usize, input: Option<&Tensor>| {
+        let hidden = match input {
+            Some(hidden) => hidden.clone(),
+            None => text.embed(&steps[0].narrow(0, 0, *rows)?, Images::default())?,
+        };
+        let [cos, sin] = angles[stage].clone();
+        let rope = Rope { cos, sin, at: steps[stage].narrow(0, *rows, 2)? };
+        let mut caches = cache.caches_of(text.stages()[stage].range.clone());
+        text.run(stage, hidden, &rope, Images::default(), &mut caches, &mut |_, _| {})
+    };
+    if capture {
+        let captured = match captured {
+            Some(captured) => captured,
+            none => {
+                let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?, sampler);
+                none.insert(Relay::capture(text, *rows, stage, end)?)
+            }
+        };
+        let logits = captured.launch(text)?;
+        text.settle()?;
         return logits.rows();
     }
-    let Passes { rows, step, .. } = &*passes;
-    let device = step.device();
-    let mut launches = || {
-        let ([cos, sin], ids) = (angles.clone(), step.narrow(0, 0, *rows)?);
-        let rope = Rope { cos, sin, at: step.narrow(0, *rows, 2)? };
-        // launches only, whose arguments are the same for every pass of so many tokens
-        let hidden = text.forward(&ids, &rope, Images::default(), cache.caches(), &mut |_, _| {})?;
-        Logits::of(text.logits(&hidden)?, sampler)
-    };
-    match &device {
-        Device::Cuda(device) if capture => {
-            let (graph, logits) = Graph::capture(device, launches)?;
-            graph.launch()?;
-            let chosen = logits.rows();
-            passes.captured = Some((graph, logits));
-            chosen
-        }
-        _ => launches()?.rows(),
+    let mut hidden = stage(0, None)?;
+    for index in 1..text.stages().len() {
+        hidden = stage(index, Some(&text.pass_on(index - 1, &hidden)?))?;
     }
+    let logits = Logits::of(text.logits(&hidden)?, sampler)?;
+    text.settle()?;
+    logits.rows()
 }

@@ -84,7 +84,7 @@ pub struct Statistics {
     pub weight_bytes_per_token: usize,
     /// Bytes of keys and values that there is room for.
     pub cache_bytes: usize,
-    /// The most bytes in use that were seen: of the device on a GPU, of the process on the CPU.
+    /// The most bytes in use that were seen: of all its devices on GPUs, of the process on the CPU.
     pub peak_bytes: Option<usize>,
     /// Seconds that tokens were held back because the GPU was near its thermal limit.
     pub paused_seconds: f64,
@@ -182,7 +182,7 @@ impl Qwen3Vl {
         }
         self.capacity(prompt, limit)?;
         let position = first_position(prompt, limit)?;
-        let mut pacer = Pacer::new(self.device());
+        let mut pacers: Vec<_> = self.devices().map(Pacer::new).collect();
         let begin = Instant::now();
         let Some(prefill) = self.prefill(session, prompt, limit, &mut || receive(Step::default()))? else {
             output.stop_reason = StopReason::Cancelled;
@@ -211,7 +211,7 @@ impl Qwen3Vl {
                 output.stop_reason = StopReason::StopString;
                 break;
             }
-            pacer.pace();
+            pacers.iter_mut().for_each(Pacer::pace);
             if output.ids.len() < limit {
                 next = decoder.next(&mut session.cache, id, &mut sampler)?;
                 session.ids.push(id);
@@ -237,14 +237,22 @@ impl Qwen3Vl {
         statistics.graph_launches = decoder.launches();
         statistics.cache_bytes = session.cache.bytes();
         statistics.peak_bytes = peak;
-        statistics.paused_seconds = pacer.paused().as_secs_f64();
+        statistics.paused_seconds = pacers.iter().map(|pacer| pacer.paused().as_secs_f64()).sum();
         Ok(output)
     }
 
-    /// Bytes in use now on a GPU; the most so far of the process on the CPU, where the system says.
+    /// Bytes in use now on its GPUs; the most so far of the process on the CPU, where the system says.
     fn bytes_in_use(&self) -> Option<usize> {
         match self.device() {
-            pascaline::Device::Cuda(device) => device.memory_info().ok().map(|(free, total)| total - free),
+            pascaline::Device::Cuda(_) => self
+                .devices()
+                .map(|device| match device {
+                    pascaline::Device::Cuda(device) => {
+                        device.memory_info().ok().map(|(free, total)| total - free)
+                    }
+                    pascaline::Device::Cpu => None,
+                })
+                .sum(),
             pascaline::Device::Cpu => {
                 let status = std::fs::read_to_string("/proc/self/status").ok()?;
                 let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -3,12 +3,14 @@
 use super::checkpoint::Checkpoint;
 use super::config::{Config, TextConfig};
 use super::kernels;
+use super::placement::Placement;
 use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
 use super::text::{ImageRun, Images, TextModel};
 use super::vision::{VisionOutput, VisionPlace, VisionTower};
 use super::weights::{Conversion, Progress, Weights};
 use pascaline::kv::KvFormat;
+use pascaline::memory::{Link, Way};
 use pascaline::nn::{KvCache, Rope};
 use pascaline::ops::PAGE;
 use pascaline::quant::Format;
@@ -86,7 +88,6 @@ pub struct Qwen3Vl {
     pub processor: Processor,
     pub(super) vision: VisionTower,
     pub(super) text: TextModel,
-    device: Device,
     parameters: usize,
     conversions: Vec<Conversion>,
     tokens_per_pass: usize,
@@ -148,7 +149,7 @@ impl Qwen3Vl {
         options: LoadOptions,
         progress: impl FnMut(Progress),
     ) -> Result<Self> {
-        Self::load_parts(checkpoint, None, device, options, progress)
+        Self::load_placed(checkpoint, None, &on_one(checkpoint, device)?, options, progress)
     }
 
     /// As [`load_checkpoint`](Self::load_checkpoint), with what [`Checkpoint::processor`] has read already.
@@ -162,21 +163,35 @@ impl Qwen3Vl {
         options: LoadOptions,
         progress: impl FnMut(Progress),
     ) -> Result<Self> {
-        Self::load_parts(checkpoint, Some(processor), device, options, progress)
+        Self::load_placed(checkpoint, Some(processor), &on_one(checkpoint, device)?, options, progress)
     }
 
-    fn load_parts(
+    /// As [`load_prepared`](Self::load_prepared), with the layers and the vision tower on several devices. Hidden states are passed from
+    /// device to device; a prompt passes in so many parts that all devices are busy with one. The answers are the same: those of
+    /// one device with the same tokens in a pass to the bit.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); [`Error::Unsupported`] if the placement is of another number of layers, or with layers or a vision
+    /// tower that pass through a device.
+    pub fn load_placed(
         checkpoint: &Checkpoint,
         prepared: Option<Processor>,
-        device: &Device,
+        placement: &Placement,
         options: LoadOptions,
         mut progress: impl FnMut(Progress),
     ) -> Result<Self> {
+        let device = placement.first();
         let path = checkpoint.path().to_owned();
         let config = &checkpoint.config()?;
         options.cache.check("load", "cache")?;
         let layers = config.text.num_hidden_layers;
         let gpu_layers = options.gpu_layers.unwrap_or(layers);
+        placement.check(layers)?;
+        if gpu_layers < layers && placement.devices().len() > 1 {
+            let (argument, value) = ("gpu_layers", gpu_layers.to_string());
+            let reason = "layers either pass through one device or are spread over several".into();
+            return Err(Error::Unsupported { op: "load", argument, value, reason });
+        }
         if gpu_layers < layers && !device.is_cuda() {
             let (argument, value) = ("gpu_layers", gpu_layers.to_string());
             let reason = "on the CPU all weights are in host memory already".into();
@@ -186,10 +201,11 @@ impl Qwen3Vl {
         let (weights, text, vision, processor) = thread::scope(|scope| -> Result<_> {
             // A vocabulary of 152 thousand tokens takes about as long as a small model's weights.
             let processor = scope.spawn(|| prepared.map_or_else(|| checkpoint.processor(), Ok));
-            let ahead = match device {
+            let ahead = placement.devices().filter_map(|device| match device {
                 Device::Cuda(device) => Some(kernels::load_ahead(scope, device, config, &options, &stored)),
                 Device::Cpu => None,
-            };
+            });
+            let ahead: Vec<_> = ahead.collect();
             let mut weights = checkpoint.weights(config, options.dtype, device)?;
             if let Some(format) = options.quantize {
                 weights = weights.quantized(format);
@@ -197,10 +213,12 @@ impl Qwen3Vl {
                 weights = weights.kept();
             }
             let mut done = |weights: &Weights| progress(weights.progress());
-            let text = TextModel::load(&mut weights, config, device, options.cache, gpu_layers, &mut done)?;
+            let text =
+                TextModel::load(&mut weights, config, placement, options.cache, gpu_layers, &mut done)?;
+            let with_tower = placement.devices().nth(placement.vision()).unwrap_or(device);
             let (place, streamed) = match options.vision {
-                VisionPlace::Resident => (device, false),
-                VisionPlace::Streamed => (device, true),
+                VisionPlace::Resident => (with_tower, false),
+                VisionPlace::Streamed => (with_tower, true),
                 VisionPlace::Cpu => (&Device::Cpu, false),
             };
             weights.load_onto(place);
@@ -215,17 +233,19 @@ impl Qwen3Vl {
                     reason: "the model does not use it".into(),
                 });
             }
-            ahead.map_or(Ok(()), joined)?;
+            ahead.into_iter().try_for_each(joined)?;
             Ok((weights, text, vision, joined(processor)?))
         })?;
         let passes_through = text.streamed_layers() > 0 || options.vision == VisionPlace::Streamed;
-        if let (Device::Cuda(device), true) = (device, passes_through) {
-            memory::pool(device)?.trim()?; // memory that the layers took while they were copied to host memory
+        for device in placement.devices() {
+            if let (Device::Cuda(device), true) = (device, passes_through) {
+                memory::pool(device)?.trim()?; // memory that the layers took while they were copied to host memory
+            }
         }
         let (parameters, conversions) = (weights.parameters(), weights.conversions());
         let tokens_per_pass = options.tokens_per_pass.max(1);
-        let (device, id) = (device.clone(), ModelId::new());
-        Ok(Self { vision, text, device, parameters, conversions, tokens_per_pass, id, processor })
+        let id = ModelId::new();
+        Ok(Self { vision, text, parameters, conversions, tokens_per_pass, id, processor })
     }
 
     /// The configuration.
@@ -233,9 +253,19 @@ impl Qwen3Vl {
         &self.processor.config
     }
 
-    /// Where it is.
+    /// Where it is: the first device, if it is on several.
     pub fn device(&self) -> &Device {
-        &self.device
+        self.text.device()
+    }
+
+    /// All devices that have decoder layers, in the order of a pass.
+    pub fn devices(&self) -> impl ExactSizeIterator<Item = &Device> {
+        self.text.stages().iter().map(|stage| &stage.device)
+    }
+
+    /// The ways that hidden states take from each device to the next, and from the last to the first.
+    pub fn ways(&self) -> Vec<Way> {
+        self.text.links().iter().map(Link::way).collect()
     }
 
     /// The elements of all its tensors; every one has been loaded.
@@ -258,6 +288,12 @@ impl Qwen3Vl {
     /// Prompt tokens of one pass.
     pub(super) fn tokens_per_pass(&self) -> usize {
         self.tokens_per_pass
+    }
+
+    /// Tokens of a pass of a prompt of so many. With several devices they are fewer, so that all are busy: of n parts, s devices
+    /// spend n of n + s - 1 steps computing.
+    pub(super) fn tokens_of_pass(&self, prompt: usize) -> usize {
+        micro_batch(prompt, self.text.stages().len()).min(self.tokens_per_pass)
     }
 
     /// Bytes of weights that a decoded token reads.
@@ -284,7 +320,7 @@ impl Qwen3Vl {
     /// # Errors
     /// As [`VisionTower::forward`].
     pub fn see(&self, patches: &Patches) -> Result<VisionOutput> {
-        self.vision.forward(patches)?.to_device(&self.device)
+        self.vision.forward(patches)?.to_device(self.device())
     }
 
     /// Every layer's hidden states and the logits of a whole prompt, for comparison with a reference. `trace` sees
@@ -305,17 +341,20 @@ impl Qwen3Vl {
         let mut cache = self.text.cache()?;
         cache.reserve(ids.len())?;
         let layers = self.config().text.num_hidden_layers;
-        let [cos, sin] = self.text.angles(&positions.axes)?;
-        let (rope, ids) = (Rope::new(cos, sin, 0, 0)?, Tensor::from_slice(ids, [ids.len()], &self.device)?);
+        let ropes = self.text.angles(&positions.axes)?.into_iter();
+        let ropes = ropes.map(|[cos, sin]| Rope::new(cos, sin, 0, 0)).collect::<Result<Vec<_>>>()?;
+        let ids = Tensor::from_slice(ids, [ids.len()], self.device())?;
         let images = Images { outputs, runs: &runs };
         let mut all_but_last = |index: usize, h: &Tensor| {
             if index < layers {
                 trace(index, h);
             }
         };
-        let hidden = self.text.forward(&ids, &rope, images, cache.caches(), &mut all_but_last)?;
+        let hidden = self.text.forward(&ids, &ropes, images, cache.caches(), &mut all_but_last)?;
         trace(layers, &hidden);
-        self.text.logits(&hidden)
+        let logits = self.text.logits(&hidden)?;
+        self.text.settle()?;
+        Ok(logits)
     }
 
     /// How many tokens the model's context has room for after a prompt.
@@ -388,26 +427,31 @@ impl Qwen3Vl {
             outputs.push(self.see(patches)?);
         }
         let runs = self.runs(&prompt.ids[start..], start, &outputs)?;
-        let [cos, sin] = self.text.angles(&prompt.positions.axes[start..])?;
+        let angles = self.text.angles(&prompt.positions.axes[start..])?;
 
         let mut hidden = None;
         let count = prompt.ids.len() - start;
-        for from in (0..count).step_by(self.tokens_per_pass) {
+        let tokens = self.tokens_of_pass(count);
+        for from in (0..count).step_by(tokens) {
             if go_on().is_break() {
                 return Ok(None);
             }
-            let len = self.tokens_per_pass.min(count - from);
+            let len = tokens.min(count - from);
             let runs = clip(&runs, from, len);
             let images = Images { outputs: &outputs, runs: &runs };
             let ids = &prompt.ids[start + from..start + from + len];
-            let ids = Tensor::from_slice(ids, [len], &self.device)?;
-            let rope = Rope::new(cos.clone(), sin.clone(), start + from, from)?;
-            let h = self.text.forward(&ids, &rope, images, session.cache.caches(), &mut |_, _| {})?;
+            let ids = Tensor::from_slice(ids, [len], self.device())?;
+            let ropes =
+                angles.iter().map(|[cos, sin]| Rope::new(cos.clone(), sin.clone(), start + from, from));
+            let ropes = ropes.collect::<Result<Vec<_>>>()?;
+            let h = self.text.forward(&ids, &ropes, images, session.cache.caches(), &mut |_, _| {})?;
             hidden = Some(h.narrow(0, len - 1, 1)?);
             session.ids.extend_from_slice(&prompt.ids[start + from..start + from + len]);
         }
         let hidden = hidden.ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })?;
-        Ok(Some(Prefill { logits: self.text.logits(&hidden)?, passed: count }))
+        let logits = self.text.logits(&hidden)?;
+        self.text.settle()?;
+        Ok(Some(Prefill { logits, passed: count }))
     }
 
     /// The tokens of each image and video of a prompt, from its first to one after its last.
@@ -472,6 +516,24 @@ impl Qwen3Vl {
     }
 }
 
+/// All layers of a checkpoint on one device.
+fn on_one(checkpoint: &Checkpoint, device: &Device) -> Result<Placement> {
+    Ok(Placement::one(device, checkpoint.config()?.text.num_hidden_layers))
+}
+
+/// The fewest tokens of a part of a prompt: the products of fewer take as long.
+const LEAST_PART: usize = 128;
+/// Parts of a prompt for each device, at least: with 4, two devices spend 8 of 9 steps computing.
+const PARTS: usize = 4;
+
+/// Tokens of a part of a prompt that passes through so many devices in turn: a multiple of the largest tile's rows.
+pub(super) fn micro_batch(prompt: usize, devices: usize) -> usize {
+    match devices {
+        0 | 1 => usize::MAX,
+        _ => (prompt / (PARTS * devices) / LEAST_PART).max(1) * LEAST_PART,
+    }
+}
+
 /// The result of a thread; panics if the thread panicked.
 fn joined<T>(thread: ScopedJoinHandle<Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -510,6 +572,15 @@ pub(super) fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_of_a_prompt_keep_all_devices_busy() {
+        assert_eq!(micro_batch(2242, 1), usize::MAX);
+        assert_eq!(micro_batch(2242, 2), 256); // 9 parts
+        assert_eq!(micro_batch(2242, 3), 128);
+        assert_eq!(micro_batch(100, 2), 128);
+        assert_eq!(micro_batch(32_768, 2), 4096);
+    }
 
     #[test]
     fn runs_are_cut_at_the_borders_of_a_pass() {

@@ -1,6 +1,7 @@
-//! Which card the device plays, and which checks run on it.
+//! Which cards the devices play, and which checks run on them.
 
 use crate::card::Card;
+use crate::memory::MAX_DEVICES;
 
 /// Which checks run besides those that always do (bounds, alignment, use after free, launch limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +26,11 @@ impl Checks {
 /// | variable | values | default |
 /// |---|---|---|
 /// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1060`, `gtx1080`, `p4`, `p40` | `gtx1080` |
+/// | `PASCALINE_VIRTUAL_DEVICES` | one or several of these names, separated by commas: so many devices | one, of `CARD` |
+/// | `PASCALINE_VIRTUAL_PEERS` | `1` or `0`: devices may reach each other's memory | `1` |
 /// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence` | `all` |
 /// | `PASCALINE_VIRTUAL_SEED` | integer: order of streams and warps | `1` |
-/// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory | the card's |
+/// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory: of each, or one number for each, separated by commas | the card's |
 /// | `PASCALINE_VIRTUAL_POOLS` | `1` or `0`: stream-ordered memory pools | `1` |
 /// | `PASCALINE_VIRTUAL_LATE` | `1`: a stream runs only when something waits for it; `0`: at once | `1` |
 /// | `PASCALINE_VIRTUAL_TRAFFIC` | `1` or `0`: count sectors and bank conflicts | `1` |
@@ -37,6 +40,10 @@ impl Checks {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub card: &'static Card,
+    /// Further devices of the driver API beside the first: their cards and bytes of memory (`None`: the card's).
+    pub others: Vec<(&'static Card, Option<u64>)>,
+    /// Whether devices may reach each other's memory.
+    pub peers: bool,
     pub checks: Checks,
     /// Seeds the interleaving of streams and the order of a block's warps.
     pub seed: u64,
@@ -61,6 +68,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             card: &crate::card::GTX1080,
+            others: Vec::new(),
+            peers: true,
             checks: Checks::ALL,
             seed: 1,
             memory_limit: None,
@@ -100,6 +109,35 @@ impl Config {
         if let Some(v) = var("CARD") {
             c.card = Card::by_name(&v).ok_or_else(|| bad("CARD", &v))?;
         }
+        let numbers: Option<Vec<u64>> = match var("MEMORY") {
+            None => None,
+            Some(v) => {
+                Some(v.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| bad("MEMORY", &v))?)
+            }
+        };
+        // one number is for all
+        let memory = |device: usize| {
+            numbers.as_ref().and_then(|all| all.get(if all.len() == 1 { 0 } else { device })).copied()
+        };
+        c.memory_limit = memory(0);
+        if let Some(v) = var("DEVICES") {
+            if var("CARD").is_some() {
+                return Err("PASCALINE_VIRTUAL_CARD and PASCALINE_VIRTUAL_DEVICES both name cards".to_owned());
+            }
+            let cards: Option<Vec<_>> = v.split(',').map(|id| Card::by_name(id.trim())).collect();
+            let cards = cards.filter(|cards| cards.len() <= MAX_DEVICES).ok_or_else(|| bad("DEVICES", &v))?;
+            c.card = cards[0]; // splitting gives one part at least
+            let others = cards.iter().enumerate().skip(1);
+            c.others = others.map(|(device, card)| (*card, memory(device))).collect();
+        }
+        if let Some(all) = numbers.as_ref().filter(|all| all.len() > 1 && all.len() != c.devices()) {
+            return Err(format!(
+                "PASCALINE_VIRTUAL_MEMORY has {} numbers for {} devices",
+                all.len(),
+                c.devices()
+            ));
+        }
+        c.peers = flag("PEERS", c.peers)?;
         if let Some(v) = var("CHECKS") {
             c.checks = match v.as_str() {
                 "all" => Checks::ALL,
@@ -119,7 +157,6 @@ impl Config {
             };
         }
         c.seed = int("SEED")?.unwrap_or(c.seed);
-        c.memory_limit = int("MEMORY")?.or(c.memory_limit);
         c.pools = flag("POOLS", c.pools)?;
         c.late = flag("LATE", c.late)?;
         c.traffic = flag("TRAFFIC", c.traffic)?;
@@ -129,6 +166,20 @@ impl Config {
         c.instruction_limit = int("LIMIT")?.unwrap_or(c.instruction_limit);
         c.launch_limit = int("LAUNCH_LIMIT")?.unwrap_or(c.launch_limit);
         Ok(c)
+    }
+
+    /// How many devices the driver API has.
+    pub fn devices(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// That of one device alone.
+    pub(crate) fn of_device(&self, device: usize) -> Self {
+        let (card, memory_limit) = match device.checked_sub(1) {
+            None => (self.card, self.memory_limit),
+            Some(other) => self.others[other],
+        };
+        Self { card, memory_limit, others: Vec::new(), ..self.clone() }
     }
 
     /// Device memory in bytes.
@@ -158,5 +209,28 @@ mod tests {
         assert_eq!(c.memory(), 4096);
         assert!(get(&[("PASCALINE_VIRTUAL_CARD", "a100")]).unwrap_err().contains("a100"));
         assert!(get(&[("PASCALINE_VIRTUAL_SEED", "x")]).is_err());
+    }
+
+    #[test]
+    fn several_devices_are_named_with_their_memory() {
+        let get = |pairs: &'static [(&str, &str)]| {
+            Config::from_variables(|n| pairs.iter().find(|p| p.0 == n).map(|p| p.1.to_owned()))
+        };
+        const DEVICES: (&str, &str) = ("PASCALINE_VIRTUAL_DEVICES", "mx330, p40,gtx1080");
+        let c = get(&[DEVICES]).unwrap();
+        let names = |c: &Config| (0..c.devices()).map(|n| c.of_device(n).card.id).collect::<Vec<_>>();
+        assert_eq!(names(&c), ["mx330", "p40", "gtx1080"]);
+        assert_eq!(c.of_device(1).memory(), 24 << 30);
+        let each = get(&[DEVICES, ("PASCALINE_VIRTUAL_MEMORY", "10,20,30")]).unwrap();
+        assert_eq!((0..3).map(|n| each.of_device(n).memory()).collect::<Vec<_>>(), [10, 20, 30]);
+        let all = get(&[DEVICES, ("PASCALINE_VIRTUAL_MEMORY", "10")]).unwrap();
+        assert_eq!((0..3).map(|n| all.of_device(n).memory()).collect::<Vec<_>>(), [10, 10, 10]);
+        assert!(get(&[DEVICES, ("PASCALINE_VIRTUAL_MEMORY", "10,20")]).unwrap_err().contains("3 devices"));
+        assert!(get(&[DEVICES, ("PASCALINE_VIRTUAL_CARD", "p4")]).unwrap_err().contains("both"));
+        for wrong in ["", "mx330,", "mx330,h200", "p4,p4,p4,p4,p4,p4,p4,p4,p4"] {
+            let pairs = [("PASCALINE_VIRTUAL_DEVICES", wrong)];
+            let read = Config::from_variables(|n| pairs.iter().find(|p| p.0 == n).map(|p| p.1.to_owned()));
+            assert!(read.unwrap_err().contains("DEVICES"), "{wrong}");
+        }
     }
 }

@@ -25,6 +25,10 @@ pub enum FindingKind {
     NotConverged,
     /// A shuffle that reads a lane which does not take part.
     ShuffleInactive,
+    /// A pointer into the memory of another device, without peer access to it.
+    WrongDevice,
+    /// Work that reads what another device writes, or overwrites what it reads, without waiting for it.
+    MissingWait,
     /// `trap` was executed.
     Trap,
     /// More instructions than the configured limit: an endless loop.
@@ -39,7 +43,7 @@ impl FindingKind {
     /// The `CUresult` that hardware would give.
     pub fn code(self) -> u32 {
         match self {
-            Self::OutOfBounds | Self::UseAfterFree => 700,
+            Self::OutOfBounds | Self::UseAfterFree | Self::WrongDevice => 700,
             Self::Misaligned => 716,
             Self::Timeout => 702,
             Self::InvalidLaunch => 1,
@@ -58,6 +62,8 @@ impl FindingKind {
             Self::BarrierDivergence => "barrier not reached by all",
             Self::NotConverged => "lanes not converged",
             Self::ShuffleInactive => "shuffle from a lane that does not take part",
+            Self::WrongDevice => "memory of another device",
+            Self::MissingWait => "missing wait between devices",
             Self::Trap => "trap",
             Self::Timeout => "time-out",
             Self::InvalidLaunch => "invalid launch",

@@ -1,7 +1,7 @@
 //! Device memory: fake 49-bit addresses over host buffers.
 //!
 //! No address is used twice, and all lie where no host pointer can, so that a stale or mixed-up pointer is always
-//! detected. Guard gaps separate allocations.
+//! detected. Guard gaps separate allocations. Each device has a range of its own, so an address tells whose memory it is.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -15,10 +15,22 @@ const FIRST: u64 = 1 << 48;
 pub(crate) const SHARED_WINDOW: u64 = 0x1_f000_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x1_f100_0000_0000;
 pub(crate) const WINDOW_BYTES: u64 = 1 << 24;
+/// Addresses of each device.
+const SPAN: u64 = 1 << 44;
+/// The most devices: their ranges end before the windows.
+pub(crate) const MAX_DEVICES: usize = 8;
 const GUARD: u64 = 4096;
 const ALIGN: u64 = 512;
 /// Fills fresh and freed memory where checks are on: NaN as f32, f16 and f64, and a bad index.
 pub const POISON: u8 = 0xff;
+/// The writer of bytes about whom nothing more is known.
+pub(crate) const WRITTEN: u8 = 1;
+
+/// The device whose memory an address would be; `None` for host addresses and the windows.
+pub(crate) fn device_of(address: u64) -> Option<usize> {
+    let device = (address.checked_sub(FIRST)? / SPAN) as usize;
+    (device < MAX_DEVICES).then_some(device)
+}
 
 /// Why memory cannot be given or reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +58,8 @@ pub(crate) struct Allocation {
     pub size: u64,
     pub kind: Kind,
     data: NonNull<u8>,
-    /// One byte per byte of data, 1 once that is written. `None` where writes cannot be tracked.
+    /// One byte per byte of data: 0 until that is written, then who wrote it ([`WRITTEN`] or a unit of work). `None` where
+    /// writes cannot be tracked.
     shadow: Option<NonNull<u8>>,
     /// Bytes obtained from the host's allocator (not for registered memory).
     layout: Option<Layout>,
@@ -91,12 +104,31 @@ impl Allocation {
         self.shadow.map(|s| s.as_ptr().wrapping_add((address - self.base) as usize))
     }
 
-    /// Marks bytes as written.
-    pub fn mark(&self, address: u64, bytes: u64) {
+    /// Marks bytes as written by `writer`.
+    pub fn mark(&self, address: u64, bytes: u64, writer: u8) {
         if let Some(s) = self.shadow(address) {
             // SAFETY: callers pass ranges that `contains` accepted, the shadow is as long as the data, and no
             // kernel runs while the host copies (the owner of the memory is borrowed mutably for both).
-            unsafe { s.write_bytes(1, bytes as usize) };
+            unsafe { s.write_bytes(writer, bytes as usize) };
+        }
+    }
+
+    /// Who wrote each of these bytes; none where writes are not tracked.
+    pub fn writers(&self, address: u64, bytes: u64) -> &[u8] {
+        match self.shadow(address) {
+            // SAFETY: as in `mark`: the range is inside the shadow, and no kernel runs while the driver looks at it.
+            Some(s) => unsafe { std::slice::from_raw_parts(s, bytes as usize) },
+            None => &[],
+        }
+    }
+
+    /// Forgets which of these units of work wrote bytes; that they are written stays known.
+    pub fn forget_writers(&self, units: std::ops::RangeInclusive<u8>) {
+        let Some(s) = self.shadow else { return };
+        // SAFETY: the shadow has `size` bytes, and no kernel runs while the driver changes it.
+        let shadow = unsafe { std::slice::from_raw_parts_mut(s.as_ptr(), self.size as usize) };
+        for writer in shadow {
+            *writer = if units.contains(writer) { WRITTEN } else { *writer };
         }
     }
 
@@ -129,6 +161,8 @@ struct Inner {
 /// The memory of one device.
 pub struct Memory {
     inner: Mutex<Inner>,
+    /// The first address of the device's range.
+    first: u64,
     limit: u64,
     /// Poison memory, and track which bytes were written.
     track: bool,
@@ -148,8 +182,15 @@ impl Snapshot {
 }
 
 impl Memory {
-    pub fn new(limit: u64, track: bool) -> Self {
-        Self { inner: Mutex::new(Inner { next: FIRST, ..Inner::default() }), limit, track }
+    /// That of device number `device`.
+    pub fn new(device: usize, limit: u64, track: bool) -> Self {
+        let first = FIRST + SPAN * device as u64;
+        Self { inner: Mutex::new(Inner { next: first, ..Inner::default() }), first, limit, track }
+    }
+
+    /// The other device whose memory an address would be.
+    pub(crate) fn foreign(&self, address: u64) -> Option<usize> {
+        device_of(address).filter(|_| !(self.first..self.first + SPAN).contains(&address))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -166,6 +207,9 @@ impl Memory {
         let mut inner = self.lock();
         if bytes == 0 || bytes > self.limit - inner.used.min(self.limit) {
             return Err(MemoryError::OutOfMemory);
+        }
+        if bytes > self.first + SPAN - GUARD - inner.next {
+            return Err(MemoryError::OutOfMemory); // no address is used twice
         }
         let (data, layout) = zeroed(bytes).ok_or(MemoryError::OutOfMemory)?;
         let base = inner.next;
@@ -199,12 +243,12 @@ impl Memory {
         }
     }
 
-    /// Page-locked host memory, reachable from kernels under its host address.
-    pub(crate) fn insert_pinned(&self, bytes: u64) -> Result<u64, MemoryError> {
+    /// Page-locked host memory, reachable from kernels under its host address; `track`: who wrote it is remembered.
+    pub(crate) fn insert_pinned(&self, bytes: u64, track: bool) -> Result<Arc<Allocation>, MemoryError> {
         let (data, layout) = zeroed(bytes).ok_or(MemoryError::OutOfMemory)?;
         let base = data.as_ptr() as u64;
         let live = AtomicBool::new(true);
-        let a = Allocation {
+        let mut a = Allocation {
             base,
             size: bytes,
             kind: Kind::Pinned,
@@ -213,15 +257,34 @@ impl Memory {
             layout: Some(layout),
             live,
         };
-        self.lock().live.insert(base, Arc::new(a));
-        Ok(base)
+        if track {
+            a.shadow = Some(zeroed(bytes).ok_or(MemoryError::OutOfMemory)?.0);
+            a.mark(base, bytes, WRITTEN); // the host may write it at any time
+        }
+        let a = Arc::new(a);
+        self.share(&a);
+        Ok(a)
+    }
+
+    /// Makes host memory that another device knows reachable here too.
+    pub(crate) fn share(&self, allocation: &Arc<Allocation>) {
+        self.lock().live.insert(allocation.base, Arc::clone(allocation));
+    }
+
+    /// As [`Allocation::forget_writers`], of all that lives.
+    pub(crate) fn forget_writers(&self, units: std::ops::RangeInclusive<u8>) {
+        self.lock().live.values().for_each(|a| a.forget_writers(units.clone()));
     }
 
     /// The caller's own memory, made reachable from kernels.
     ///
     /// # Safety
     /// `pointer` is valid for reads and writes of `bytes` until it is removed again.
-    pub(crate) unsafe fn register(&self, pointer: NonNull<u8>, bytes: u64) -> Result<(), MemoryError> {
+    pub(crate) unsafe fn register(
+        &self,
+        pointer: NonNull<u8>,
+        bytes: u64,
+    ) -> Result<Arc<Allocation>, MemoryError> {
         let base = pointer.as_ptr() as u64;
         let mut inner = self.lock();
         let before = inner.live.range(..base + bytes).next_back();
@@ -231,8 +294,9 @@ impl Memory {
         let live = AtomicBool::new(true);
         let kind = Kind::Registered;
         let a = Allocation { base, size: bytes, kind, data: pointer, shadow: None, layout: None, live };
-        inner.live.insert(base, Arc::new(a));
-        Ok(())
+        let a = Arc::new(a);
+        inner.live.insert(base, Arc::clone(&a));
+        Ok(a)
     }
 
     pub(crate) fn remove(&self, base: u64, kind: Kind) -> Result<(), MemoryError> {
@@ -284,7 +348,7 @@ impl Memory {
         let a = self.locate(address, bytes.len() as u64)?;
         // SAFETY: `locate` found the range inside one buffer; a device buffer and a host slice do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), a.host(address), bytes.len()) };
-        a.mark(address, bytes.len() as u64);
+        a.mark(address, bytes.len() as u64, WRITTEN);
         Ok(())
     }
 
@@ -331,6 +395,11 @@ impl Memory {
         (false, "near no allocation".to_owned())
     }
 
+    /// The live allocations of the device's own memory.
+    pub(crate) fn of_device_alone(&self) -> Vec<Arc<Allocation>> {
+        self.lock().live.values().filter(|a| a.kind == Kind::Device).cloned().collect()
+    }
+
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot { live: self.lock().live.values().cloned().collect() }
     }
@@ -342,7 +411,7 @@ mod tests {
 
     #[test]
     fn limit_bounds_and_reuse() {
-        let m = Memory::new(1000, true);
+        let m = Memory::new(0, 1000, true);
         let a = m.alloc(600).unwrap();
         assert_eq!(a % 512, 0);
         assert_eq!(m.alloc(401), Err(MemoryError::OutOfMemory));

@@ -1,6 +1,7 @@
 //! Counters by which kernels find the last of several blocks to finish.
 
-use super::{check, is_lost};
+use super::check;
+use super::device::{bind_ordinal, current};
 use crate::Result;
 use cust::sys;
 
@@ -9,6 +10,8 @@ use cust::sys;
 #[derive(Debug)]
 pub(super) struct Counters {
     address: sys::CUdeviceptr,
+    /// Its device.
+    ordinal: Option<u32>,
 }
 
 impl Counters {
@@ -21,7 +24,7 @@ impl Counters {
         // SAFETY: the caller has made a context current; `address` is written before it is used.
         let result = unsafe { sys::cuMemAlloc_v2(&mut address, Self::LEN * size_of::<u32>()) };
         check("cuMemAlloc", result)?;
-        let counters = Self { address };
+        let counters = Self { address, ordinal: current() };
         // SAFETY: the memory holds LEN words; the stream belongs to the same context.
         check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(address, 0, Self::LEN, stream) })?;
         Ok(counters)
@@ -35,7 +38,7 @@ impl Counters {
 
 impl Drop for Counters {
     fn drop(&mut self) {
-        if !is_lost() {
+        if bind_ordinal(self.ordinal).is_ok() {
             // SAFETY: allocated by `new` and freed once, after all work: the driver waits for the kernels that use it.
             // An error can't be reported from a drop; a fault of the device is remembered by `check`.
             let _ = check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) });

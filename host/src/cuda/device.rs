@@ -2,7 +2,7 @@
 
 use super::module::Modules;
 use super::occupancy::Multiprocessor;
-use super::{Event, Stream, check, ensure_alive, failure};
+use super::{Event, Stream, alive_on, check, failure};
 use crate::{Error, Result};
 use cust::context::{Context, CurrentContext};
 use cust::device::DeviceAttribute;
@@ -144,7 +144,7 @@ impl CudaDevice {
     /// # Errors
     /// [`Error::NoDevice`] if there is no such device or it is older than compute capability 6.1.
     pub fn new(ordinal: u32) -> Result<Self> {
-        ensure_alive("opening the device")?;
+        alive_on(Some(ordinal), "opening the device")?;
         let index = ordinal as usize;
         let mut opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if opened.len() <= index {
@@ -202,7 +202,7 @@ impl CudaDevice {
     /// # Errors
     /// A driver error.
     pub fn pci_bus_id(&self) -> Result<String> {
-        ensure_alive("cuDeviceGetPCIBusId")?;
+        alive_on(Some(self.inner.properties.ordinal), "cuDeviceGetPCIBusId")?;
         let mut text = [0u8; 32];
         let ordinal = self.inner.properties.ordinal as i32;
         // SAFETY: the buffer is as long as is said; ordinals and device handles are the same numbers.
@@ -267,6 +267,16 @@ impl CudaDevice {
         Ok((free, total))
     }
 
+    /// Whether the device has faulted in this process.
+    pub fn is_lost(&self) -> bool {
+        alive_on(Some(self.inner.properties.ordinal), "is_lost").is_err()
+    }
+
+    /// Its primary context, for calls that name two.
+    pub(crate) fn context(&self) -> sys::CUcontext {
+        self.inner.context.as_raw()
+    }
+
     /// Whether two handles mean the same device and the same stream.
     pub fn same_stream(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.stream, &other.stream)
@@ -291,12 +301,26 @@ pub fn forget_current() {
     CURRENT.set(None);
 }
 
+/// The ordinal of the device that is current on this thread, as far as is known.
+pub(super) fn current() -> Option<u32> {
+    CURRENT.get()
+}
+
+/// Makes the device of this ordinal current, which has been opened; for what is destroyed on whatever thread.
+pub(super) fn bind_ordinal(ordinal: Option<u32>) -> Result<()> {
+    let Some(index) = ordinal else { return Ok(()) };
+    let opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let inner = opened.get(index as usize).cloned().flatten();
+    drop(opened);
+    inner.map_or(Ok(()), |inner| bind(&inner))
+}
+
 fn bind(inner: &Inner) -> Result<()> {
-    ensure_alive("cuCtxSetCurrent")?;
     let ordinal = inner.properties.ordinal;
+    alive_on(Some(ordinal), "cuCtxSetCurrent")?;
     if CURRENT.get() != Some(ordinal) {
         CurrentContext::set_current(&inner.context)
-            .map_err(|_| failure("cuCtxSetCurrent", driver::last_raw_code()))?;
+            .map_err(|_| super::failure_on(Some(ordinal), "cuCtxSetCurrent", driver::last_raw_code()))?;
         CURRENT.set(Some(ordinal));
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Events: points in a stream to wait for and to measure time between.
 
-use super::{Stream, check, ensure_alive, is_lost};
+use super::device::{bind_ordinal, current};
+use super::{Stream, alive_on, check, check_on, ensure_alive};
 use crate::Result;
 use cust::sys;
 use std::ptr;
@@ -10,6 +11,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Event {
     raw: sys::CUevent,
+    /// Its device.
+    ordinal: Option<u32>,
 }
 
 // SAFETY: the driver API lets any thread use an event; the handle is only a name for it.
@@ -33,7 +36,17 @@ impl Event {
         let mut raw = ptr::null_mut();
         // SAFETY: the caller has made a context current; `raw` is written before it is used.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
-        Ok(Self { raw })
+        Ok(Self { raw, ordinal: current() })
+    }
+
+    /// A wait reports faults of the device that is current, which so must be the event's own.
+    fn bind_to_wait(&self) -> Result<()> {
+        bind_ordinal(self.ordinal)
+    }
+
+    /// Fails if its device has faulted.
+    pub(super) fn ensure_alive(&self, call: &'static str) -> Result<()> {
+        alive_on(self.ordinal, call)
     }
 
     /// The driver's handle.
@@ -46,9 +59,9 @@ impl Event {
     /// # Errors
     /// A driver error.
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        ensure_alive("cuEventRecord")?;
+        alive_on(self.ordinal, "cuEventRecord")?;
         // SAFETY: both handles live.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
+        check_on(self.ordinal, "cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
     }
 
     /// Waits until the event has been reached.
@@ -56,9 +69,9 @@ impl Event {
     /// # Errors
     /// [`Error::DeviceLost`](crate::Error::DeviceLost) if a kernel faulted.
     pub fn synchronize(&self) -> Result<()> {
-        ensure_alive("cuEventSynchronize")?;
+        self.bind_to_wait()?;
         // SAFETY: the event lives as long as `self`.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+        check_on(self.ordinal, "cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
     /// Whether the event has been reached; also true if it was never recorded.
@@ -66,11 +79,11 @@ impl Event {
     /// # Errors
     /// [`Error::DeviceLost`](crate::Error::DeviceLost) if a kernel faulted.
     pub fn is_done(&self) -> Result<bool> {
-        ensure_alive("cuEventQuery")?;
+        self.bind_to_wait()?;
         // SAFETY: the event lives as long as `self`.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => check("cuEventQuery", result).map(|()| true),
+            result => check_on(self.ordinal, "cuEventQuery", result).map(|()| true),
         }
     }
 
@@ -79,20 +92,20 @@ impl Event {
     /// # Errors
     /// A driver error, also if one of them was never recorded.
     pub fn since(&self, earlier: &Event) -> Result<Duration> {
-        ensure_alive("cuEventElapsedTime")?;
+        self.bind_to_wait()?;
         let mut milliseconds = 0.0f32;
         // SAFETY: both handles live; `milliseconds` is written before it is used.
         let result = unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.raw, self.raw) };
-        check("cuEventElapsedTime", result)?;
+        check_on(self.ordinal, "cuEventElapsedTime", result)?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if !is_lost() {
+        if alive_on(self.ordinal, "cuEventDestroy").is_ok() {
             // SAFETY: created by `new` and destroyed once. An error can't be reported from a drop.
-            let _ = check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) });
+            let _ = check_on(self.ordinal, "cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) });
         }
     }
 }

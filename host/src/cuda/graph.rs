@@ -1,7 +1,7 @@
 //! Graphs: a sequence of launches, captured from ordinary op calls and replayed with one call.
 
 use super::stream::{Kept, Stream};
-use super::{CudaDevice, check, is_lost};
+use super::{CudaDevice, check, ensure_alive};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
@@ -88,7 +88,7 @@ impl Drop for Capture<'_> {
 }
 
 fn destroy(graph: sys::CUgraph) {
-    if !is_lost() && !graph.is_null() {
+    if !graph.is_null() && ensure_alive("cuGraphDestroy").is_ok() {
         // SAFETY: made by a capture and destroyed once. An error can't be reported from here.
         let _ = check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) });
     }
@@ -172,7 +172,7 @@ fn instantiate(graph: sys::CUgraph) -> Result<(sys::CUgraphExec, usize)> {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if is_lost() || self.device.bind().is_err() {
+        if self.device.bind().is_err() {
             return;
         }
         let running = self.running.load(Ordering::Relaxed) && !left_out(Wait::GraphEnd);

@@ -34,12 +34,22 @@ use cust::sys::CUresult;
 use pascaline_driver as driver;
 use std::sync::OnceLock;
 
-/// The first device fault: the call that reported it, and its code. No driver call follows it.
-static FAULT: OnceLock<(&'static str, u32)> = OnceLock::new();
+/// Each device's first fault: the call that reported it, and its code. No call for that device follows it; a host with more
+/// devices than these counts the others as the last.
+static FAULTS: [OnceLock<(&'static str, u32)>; 64] = [const { OnceLock::new() }; 64];
 
-/// Whether the GPU has faulted in this process.
+/// Whether a GPU has faulted in this process.
 pub fn is_lost() -> bool {
-    FAULT.get().is_some()
+    FAULTS.iter().any(|fault| fault.get().is_some())
+}
+
+/// The faults of a device, by its ordinal; of all where it isn't known whose a call was.
+fn faults_of(ordinal: Option<u32>) -> &'static [OnceLock<(&'static str, u32)>] {
+    let last = FAULTS.len() - 1;
+    match ordinal.map(|ordinal| (ordinal as usize).min(last)) {
+        Some(at) => &FAULTS[at..=at],
+        None => &FAULTS,
+    }
 }
 
 /// Codes after which the context is unusable: faults of a kernel, time-outs, ECC, a device that fell off the bus.
@@ -47,8 +57,13 @@ fn is_sticky(code: u32) -> bool {
     matches!(code, 4 | 46 | 214 | 219 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
 }
 
-/// Converts a driver result, with the raw code that cust's enum may lack.
+/// Converts the result of a call for the device that is current on this thread, with the raw code that cust's enum may lack.
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<()> {
+    check_on(device::current(), call, result)
+}
+
+/// As [`check`], of a call for the device of this ordinal.
+pub(crate) fn check_on(ordinal: Option<u32>, call: &'static str, result: CUresult) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
@@ -56,22 +71,33 @@ pub(crate) fn check(call: &'static str, result: CUresult) -> Result<()> {
         0 => result as u32,
         raw => raw,
     };
-    Err(failure(call, code))
+    Err(failure_on(ordinal, call, code))
 }
 
-/// The error of a call that has answered this code. A fault of the device is remembered.
+/// The error of a call for the current device that has answered this code. A fault of the device is remembered.
 pub(crate) fn failure(call: &'static str, code: u32) -> Error {
+    failure_on(device::current(), call, code)
+}
+
+fn failure_on(ordinal: Option<u32>, call: &'static str, code: u32) -> Error {
     let text = driver::code_text(code).to_owned();
     if is_sticky(code) {
-        FAULT.get_or_init(|| (call, code));
+        for fault in faults_of(ordinal) {
+            fault.get_or_init(|| (call, code));
+        }
         return Error::DeviceLost { call, code, text };
     }
     Error::Driver { call, code, text }
 }
 
-/// Fails with the first fault if the device has faulted, so that no further call reaches it.
+/// Fails with the first fault if the device that is current on this thread has faulted, so that no further call reaches it.
 pub(crate) fn ensure_alive(call: &'static str) -> Result<()> {
-    let Some(&(first, code)) = FAULT.get() else { return Ok(()) };
+    alive_on(device::current(), call)
+}
+
+/// As [`ensure_alive`], of the device of this ordinal.
+pub(crate) fn alive_on(ordinal: Option<u32>, call: &'static str) -> Result<()> {
+    let Some(&(first, code)) = faults_of(ordinal).iter().find_map(OnceLock::get) else { return Ok(()) };
     let text = format!("{}; {call} was not tried after it", driver::code_text(code));
     Err(Error::DeviceLost { call: first, code, text })
 }

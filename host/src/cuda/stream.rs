@@ -1,7 +1,8 @@
 //! Streams: queues of GPU work, and the locks that keep them consistent while one is captured.
 
 use super::counters::Counters;
-use super::{Event, check, ensure_alive, is_lost};
+use super::device::{bind_ordinal, current};
+use super::{Event, alive_on, check, check_on, ensure_alive};
 use crate::Result;
 use cust::sys;
 use std::any::Any;
@@ -17,6 +18,8 @@ pub(crate) const COUNTERS: usize = Counters::LEN;
 #[derive(Debug)]
 pub struct Stream {
     raw: sys::CUstream,
+    /// Its device.
+    ordinal: Option<u32>,
     /// The objects that the capture in progress keeps alive, by address.
     capture: Mutex<Option<HashMap<usize, Kept>>>,
     /// Held for reading by who queues work, for writing by a capture: what other threads queue meanwhile waits for its end
@@ -56,7 +59,7 @@ impl Stream {
                 return Err(error);
             }
         };
-        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()), counters, is_foreign: false })
+        Ok(Self::of(raw, counters, false))
     }
 
     /// A stream of another library, in the current context.
@@ -66,7 +69,12 @@ impl Stream {
     pub(crate) unsafe fn foreign(raw: sys::CUstream) -> Result<Self> {
         ensure_alive("a stream of another library")?;
         let counters = Counters::new(raw)?;
-        Ok(Self { raw, capture: Mutex::new(None), turns: RwLock::new(()), counters, is_foreign: true })
+        Ok(Self::of(raw, counters, true))
+    }
+
+    fn of(raw: sys::CUstream, counters: Counters, is_foreign: bool) -> Self {
+        let (capture, turns) = (Mutex::new(None), RwLock::new(()));
+        Self { raw, ordinal: current(), capture, turns, counters, is_foreign }
     }
 
     /// The driver's handle.
@@ -84,19 +92,23 @@ impl Stream {
     /// # Errors
     /// [`Error::DeviceLost`](crate::Error::DeviceLost) if a kernel faulted.
     pub fn synchronize(&self) -> Result<()> {
-        ensure_alive("cuStreamSynchronize")?;
+        // a wait reports faults of the device that is current, which so must be the stream's own
+        bind_ordinal(self.ordinal)?;
         // SAFETY: the stream lives as long as `self`.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+        check_on(self.ordinal, "cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 
-    /// Lets work queued from now on wait for `event`.
+    /// Lets work queued from now on wait for `event`, which may be of another device.
     ///
     /// # Errors
     /// A driver error.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        ensure_alive("cuStreamWaitEvent")?;
+        alive_on(self.ordinal, "cuStreamWaitEvent")?;
+        event.ensure_alive("cuStreamWaitEvent")?;
         // SAFETY: both handles live; the driver keeps what it needs of the event.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw(), 0) })
+        check_on(self.ordinal, "cuStreamWaitEvent", unsafe {
+            sys::cuStreamWaitEvent(self.raw, event.raw(), 0)
+        })
     }
 }
 
@@ -173,10 +185,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !is_lost() && !self.is_foreign {
+        if !self.is_foreign && alive_on(self.ordinal, "cuStreamDestroy").is_ok() {
             // SAFETY: created by `new` and destroyed once; the driver finishes queued work first. An error can't be
-            // reported from a drop; a fault of the device is remembered by `check`.
-            let _ = check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) });
+            // reported from a drop; a fault of the device is remembered by `check_on`.
+            let _ = check_on(self.ordinal, "cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) });
         }
     }
 }

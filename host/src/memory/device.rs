@@ -203,7 +203,7 @@ impl Drop for DriverPool {
 }
 
 /// Tells a refusal from other errors.
-fn out_of_memory(device: &CudaDevice, requested: usize, result: Result<()>) -> Result<()> {
+pub(super) fn out_of_memory(device: &CudaDevice, requested: usize, result: Result<()>) -> Result<()> {
     match result {
         Err(Error::Driver { code: 2, .. }) => {
             let (free, total) = device.memory_info()?;

@@ -10,6 +10,9 @@ mod device;
 pub(crate) mod device_tests;
 mod free_list;
 mod layers;
+mod link;
+#[cfg(all(test, feature = "virtual-gpu"))]
+mod link_tests;
 mod order;
 mod pinned;
 mod pool;
@@ -35,6 +38,7 @@ pub use device::{
     CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, available, pool, set_limit, source,
 };
 pub use layers::LayerStream;
+pub use link::{Link, Way};
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};
 pub use rehearsal::{Rehearsal, Rehearsed};

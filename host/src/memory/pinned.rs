@@ -6,7 +6,7 @@
 
 use super::{DeviceBuffer, buffer, device};
 use crate::Result;
-use crate::cuda::{CudaDevice, Event, check, is_lost};
+use crate::cuda::{CudaDevice, Event, check};
 use crate::mutation::{Wait, left_out};
 use cust::sys;
 use rayon::prelude::*;
@@ -101,7 +101,7 @@ impl PinnedPool {
     fn give(&self, block: Block) {
         let mut free = self.lock();
         let kept: usize = free.iter().map(|block| block.bytes).sum();
-        if is_lost() {
+        if self.device.is_lost() {
             std::mem::forget(block); // the GPU may still write into it
         } else if kept + block.bytes <= KEEP {
             free.push(block);
@@ -129,8 +129,13 @@ impl PinnedBuffer {
         Ok(Self { pool, block: Some(block), bytes })
     }
 
-    fn address(&self) -> *mut u8 {
+    pub(super) fn address(&self) -> *mut u8 {
         self.block.as_ref().map_or(NonNull::dangling(), |block| block.at).as_ptr()
+    }
+
+    /// Lets the memory stay for ever: a copy may use it whose end nobody can tell.
+    pub(super) fn leak(&mut self) {
+        std::mem::forget(self.block.take());
     }
 
     /// Waits for the last copy from or to it.

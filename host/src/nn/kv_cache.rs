@@ -3,6 +3,7 @@
 use super::Cache;
 use crate::kv::{KvFormat, KvMut, KvTensor};
 use crate::{Device, Error, Result};
+use std::ops::Range;
 
 /// The keys and values of every layer. Between two forward passes all layers hold the same number of tokens.
 ///
@@ -66,8 +67,21 @@ impl KvCache {
         format: KvFormat,
         device: &Device,
     ) -> Result<Self> {
-        let layer = |_| LayerCache::with_room(0, num_kv_heads, head_dim, format, device);
-        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
+        Self::across(std::iter::repeat_n(device, layers), num_kv_heads, head_dim, format)
+    }
+
+    /// As [`new`](Self::new), with each layer on a device of its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn across<'d>(
+        devices: impl IntoIterator<Item = &'d Device>,
+        num_kv_heads: usize,
+        head_dim: usize,
+        format: KvFormat,
+    ) -> Result<Self> {
+        let layer = |device| LayerCache::with_room(0, num_kv_heads, head_dim, format, device);
+        let layers = devices.into_iter().map(layer).collect::<Result<_>>()?;
         Ok(Self { layers })
     }
 
@@ -127,6 +141,12 @@ impl KvCache {
     /// The layers in order, for a pass.
     pub fn caches(&mut self) -> impl Iterator<Item = Cache<'_>> {
         self.layers.iter_mut().map(Cache::from)
+    }
+
+    /// Some of the layers, in order, for a part of a pass.
+    pub fn caches_of(&mut self, layers: Range<usize>) -> impl Iterator<Item = Cache<'_>> {
+        let len = self.layers.len();
+        self.layers[layers.start.min(len)..layers.end.min(len)].iter_mut().map(Cache::from)
     }
 
     /// The layers, in order.

@@ -4,6 +4,7 @@ use super::LayerCache;
 use crate::kv::{KvFormat, KvMut, KvTensor};
 use crate::ops::PAGE;
 use crate::{Device, Result, Tensor};
+use std::ops::Range;
 
 /// Where an [`Attention`](super::Attention) appends keys and values, and which ones its rows attend to.
 ///
@@ -153,10 +154,24 @@ impl KvPages {
         format: KvFormat,
         device: &Device,
     ) -> Result<Self> {
+        Self::across(std::iter::repeat_n(device, layers), pages, num_kv_heads, head_dim, format)
+    }
+
+    /// As [`new`](Self::new), with each layer on a device of its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn across<'d>(
+        devices: impl IntoIterator<Item = &'d Device>,
+        pages: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        format: KvFormat,
+    ) -> Result<Self> {
         let dims = [pages.saturating_mul(PAGE), num_kv_heads, head_dim];
-        let room = || KvTensor::uninitialized(dims, format, device);
-        let layers = (0..layers).map(|_| Ok(LayerPages { k: room()?, v: room()? })).collect::<Result<_>>()?;
-        Ok(Self { layers, pages })
+        let room = |device| KvTensor::uninitialized(dims, format, device);
+        let layer = |device| Ok(LayerPages { k: room(device)?, v: room(device)? });
+        Ok(Self { layers: devices.into_iter().map(layer).collect::<Result<_>>()?, pages })
     }
 
     /// How many pages there are.
@@ -171,7 +186,18 @@ impl KvPages {
 
     /// The layers in order, for a pass of these rows.
     pub fn caches<'a>(&'a mut self, rows: &'a PagedRows) -> impl Iterator<Item = Cache<'a>> {
-        self.layers.iter_mut().map(|layer| Cache::Pages(layer, rows))
+        self.caches_of(0..self.layers.len(), rows)
+    }
+
+    /// Some of the layers, in order, for a part of a pass; the tensors of `rows` are on their device.
+    pub fn caches_of<'a>(
+        &'a mut self,
+        layers: Range<usize>,
+        rows: &'a PagedRows,
+    ) -> impl Iterator<Item = Cache<'a>> {
+        let len = self.layers.len();
+        let layers = &mut self.layers[layers.start.min(len)..layers.end.min(len)];
+        layers.iter_mut().map(|layer| Cache::Pages(layer, rows))
     }
 }
 

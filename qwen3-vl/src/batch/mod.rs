@@ -31,7 +31,7 @@ use images::Images;
 use pages::{Keys, Pages, pages_of};
 use pascaline::governor::Pacer;
 use pascaline::nn::KvPages;
-use pascaline::{Device, Error, Result, memory};
+use pascaline::{Device, Error, Result};
 use pass::{Last, Logits, Part, Passes, Row, Work};
 use rayon::prelude::*;
 use sequence::Sequence;
@@ -79,7 +79,7 @@ impl BatchOptions {
         let context = model.config().text.max_position_embeddings;
         let tokens = match model.device() {
             Device::Cpu => 16 << 10,
-            Device::Cuda(device) => memory::available(device)? / 2 / model.text.token_bytes().max(1),
+            Device::Cuda(_) => model.text.room_for_tokens()?,
         };
         let room = Self::with_room(tokens.min(context.saturating_mul(16)));
         Ok(Self { pages: room.pages.min(model.most_pages()), ..room })
@@ -184,7 +184,7 @@ pub struct Batch<'m> {
     next: u64,
     lost: Option<Error>,
     counted: Metrics,
-    pacer: Pacer,
+    pacers: Vec<Pacer>,
 }
 
 impl<'m> Batch<'m> {
@@ -199,10 +199,12 @@ impl<'m> Batch<'m> {
             prompt_tokens: options.prompt_tokens.max(1),
             ..options
         };
-        if let Device::Cuda(device) = model.device() {
+        for device in model.devices() {
             // before the first request, whose answer would wait for the driver's compiler
-            let text = &model.config().text;
-            device.load_modules(&kernels::of_pages(model.text.cache_format(), text.head_dim))?;
+            if let Device::Cuda(device) = device {
+                let text = &model.config().text;
+                device.load_modules(&kernels::of_pages(model.text.cache_format(), text.head_dim))?;
+            }
         }
         Ok(Self {
             model,
@@ -218,7 +220,7 @@ impl<'m> Batch<'m> {
             next: 0,
             lost: None,
             counted: Metrics::default(),
-            pacer: Pacer::new(model.device()),
+            pacers: model.devices().map(Pacer::new).collect(),
         })
     }
 
@@ -295,7 +297,7 @@ impl<'m> Batch<'m> {
             let parts = self.take_prompts(&mut events);
             let last: Vec<usize> = (0..self.running.len()).filter(|&i| self.running[i].decodes()).collect();
             if self.lost.is_none() && !(last.is_empty() && parts.is_empty()) {
-                self.pacer.pace();
+                self.pacers.iter_mut().for_each(Pacer::pace);
                 let begin = Instant::now();
                 match self.pass(&last, &parts) {
                     Ok(tokens) => {
@@ -430,7 +432,7 @@ impl<'m> Batch<'m> {
     /// The next tokens. A sequence whose logits are broken has an error of its own.
     fn choose(&mut self, logits: &Logits, sequences: &[usize]) -> Result<Vec<Result<u32>>> {
         if sequences.is_empty() {
-            self.model.device().synchronize()?; // so that steps do not run ahead of the device
+            self.model.device().synchronize()?; // the others were waited for; so that steps do not run ahead of the device
             return Ok(Vec::new());
         }
         let [best, largest] = &logits.best;

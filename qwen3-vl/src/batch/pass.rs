@@ -1,10 +1,11 @@
 //! One pass of rows of several sequences through the model. On a GPU passes of one row for each are captured and replayed.
 
-use crate::model::Qwen3Vl;
+use super::pages::pages_of;
+use crate::model::{Qwen3Vl, clip};
 use crate::positions::{RopeTables, text_rope};
+use crate::relay::Relay;
 use crate::text::{ImageRun, Images};
 use crate::vision::VisionOutput;
-use pascaline::cuda::Graph;
 use pascaline::nn::{KvPages, PagedRows, PromptRows, Rope};
 use pascaline::{DType, Device, Result, Tensor, ops};
 
@@ -14,6 +15,7 @@ const NOWHERE: u32 = u32::MAX;
 const LEAST_WIDTH: usize = 16;
 
 /// A token of a pass.
+#[derive(Clone, Copy)]
 pub(super) struct Row {
     pub id: u32,
     /// The pool's row that its keys and values go to.
@@ -22,6 +24,7 @@ pub(super) struct Row {
 }
 
 /// The last token of a sequence.
+#[derive(Clone, Copy)]
 pub(super) struct Last<'s> {
     pub row: Row,
     pub pages: &'s [u32],
@@ -30,6 +33,7 @@ pub(super) struct Last<'s> {
 }
 
 /// Tokens of a prompt that follow each other.
+#[derive(Clone)]
 pub(super) struct Part<'s> {
     pub rows: Vec<Row>,
     pub pages: &'s [u32],
@@ -69,9 +73,9 @@ struct Shape {
 /// A captured pass.
 struct Captured {
     shape: Shape,
-    inputs: Inputs,
-    graph: Graph,
-    logits: Logits,
+    /// Of each stage.
+    inputs: Vec<Inputs>,
+    relay: Relay<Logits>,
     used: u64,
 }
 
@@ -107,13 +111,45 @@ impl<'m> Passes<'m> {
 
     /// Passes the work's rows: their keys and values are in the pool then.
     pub fn run(&mut self, pool: &mut KvPages, work: &Work) -> Result<Logits> {
+        let logits = self.queue(pool, work)?;
+        self.model.text.settle()?;
+        Ok(logits)
+    }
+
+    /// Queues the pass: of prompts, in parts that keep all devices busy.
+    fn queue(&mut self, pool: &mut KvPages, work: &Work) -> Result<Logits> {
+        let rows: usize = work.parts.iter().map(|part| part.rows.len()).sum();
+        let most = self.model.tokens_of_pass(rows);
+        if rows <= most {
+            return self.queue_at_once(pool, work);
+        }
+        let mut found = Vec::new();
+        for part in in_parts(work, most) {
+            let logits = self.queue_at_once(pool, &part)?;
+            if logits.all.dims()[0] > 0 {
+                found.push(logits);
+            }
+        }
+        match found.len() {
+            0 => none(self.model.device()),
+            1 => Ok(found.swap_remove(0)),
+            _ => {
+                let joined = |of: &dyn Fn(&Logits) -> &Tensor| {
+                    ops::cat(&found.iter().map(|logits| of(logits).clone()).collect::<Vec<_>>(), 0)
+                };
+                let best = [joined(&|logits| &logits.best[0])?, joined(&|logits| &logits.best[1])?];
+                Ok(Logits { all: joined(&|logits| &logits.all)?, best })
+            }
+        }
+    }
+
+    fn queue_at_once(&mut self, pool: &mut KvPages, work: &Work) -> Result<Logits> {
         if !work.parts.is_empty() || !self.capture {
             let width = work.last.iter().map(|last| last.pages.len()).max().unwrap_or(0);
             let shape = Shape { last: work.last.len(), width };
             let inputs = self.inputs(work, shape)?;
             return forward(self.model, pool, &inputs, shape, work);
         }
-        let Device::Cuda(device) = self.model.device() else { unreachable!("only GPUs capture") };
         let pages = work.last.iter().map(|last| last.pages.len()).max().unwrap_or(0);
         let shape = Shape {
             last: work.last.len().next_power_of_two(),
@@ -124,11 +160,12 @@ impl<'m> Passes<'m> {
         let numbers = self.numbers(work, shape);
         let angles = self.angles(work, shape);
         if let Some(captured) = self.graphs.iter_mut().find(|captured| captured.shape == shape) {
-            captured.inputs.numbers.view_mut()?.write(&numbers)?;
-            captured.inputs.angles.view_mut()?.write(&angles)?;
+            for inputs in &mut captured.inputs {
+                inputs.numbers.view_mut()?.write(&numbers)?;
+                inputs.angles.view_mut()?.write(&angles)?;
+            }
             captured.used = clock;
-            captured.graph.launch()?;
-            return Ok(captured.logits.clone());
+            return captured.relay.launch(&self.model.text).cloned();
         }
         let rows = |graphs: &[Captured]| graphs.iter().map(|captured| captured.shape.last).sum::<usize>();
         while rows(&self.graphs) + shape.last > self.captured_rows
@@ -138,9 +175,14 @@ impl<'m> Passes<'m> {
         }
         let inputs = self.inputs(work, shape)?;
         let none = Work::default();
-        let (graph, logits) = Graph::capture(device, || forward(self.model, pool, &inputs, shape, &none))?;
-        graph.launch()?;
-        self.graphs.push(Captured { shape, inputs, graph, logits: logits.clone(), used: clock });
+        let text = &self.model.text;
+        let stage = |stage: usize, input: Option<&Tensor>| {
+            stage_of(self.model, pool, &view(&inputs[stage], shape, &none)?, stage, input.cloned(), &none)
+        };
+        let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?);
+        let mut relay = Relay::capture(text, shape.last, stage, end)?;
+        let logits = relay.launch(text)?.clone();
+        self.graphs.push(Captured { shape, inputs, relay, used: clock });
         Ok(logits)
     }
 
@@ -149,13 +191,17 @@ impl<'m> Passes<'m> {
         self.graphs.clear();
     }
 
-    fn inputs(&mut self, work: &Work, shape: Shape) -> Result<Inputs> {
+    /// For each stage.
+    fn inputs(&mut self, work: &Work, shape: Shape) -> Result<Vec<Inputs>> {
         let (numbers, angles) = (self.numbers(work, shape), self.angles(work, shape));
-        let (device, half) = (self.model.device(), self.model.config().text.head_dim / 2);
-        Ok(Inputs {
-            numbers: Tensor::from_slice(&numbers, [numbers.len()], device)?,
-            angles: Tensor::from_slice(&angles, [2, angles.len() / (2 * half), half], device)?,
-        })
+        let half = self.model.config().text.head_dim / 2;
+        let on = |device: &Device| {
+            Ok(Inputs {
+                numbers: Tensor::from_slice(&numbers, [numbers.len()], device)?,
+                angles: Tensor::from_slice(&angles, [2, angles.len() / (2 * half), half], device)?,
+            })
+        };
+        self.model.devices().map(on).collect()
     }
 
     /// The contents of [`Inputs::numbers`]. Sequences that the shape has and the work does not are empty ones.
@@ -235,15 +281,56 @@ fn picks(work: &Work, shape: Shape) -> Vec<u32> {
     picks
 }
 
-/// The pass itself: launches only, whose arguments are the same for all work of one shape. Of `work` the parts count.
-fn forward(
-    model: &Qwen3Vl,
-    pool: &mut KvPages,
-    inputs: &Inputs,
-    shape: Shape,
-    work: &Work,
-) -> Result<Logits> {
-    let Inputs { numbers, angles } = inputs;
+/// The work in parts of at most `most` rows of prompts, in order; the last tokens are in the first.
+fn in_parts<'s>(work: &Work<'s>, most: usize) -> Vec<Work<'s>> {
+    let mut all = vec![Work { last: work.last.to_vec(), ..Work::default() }];
+    let (mut room, mut from, mut len) = (most, 0, work.last.len());
+    let close = |part: &mut Work<'s>, from: usize, len: usize| {
+        part.runs = clip(&work.runs, from, len);
+        part.outputs = work.outputs.clone();
+    };
+    for part in &work.parts {
+        let before = part.len - part.rows.len();
+        let mut at = 0;
+        while at < part.rows.len() {
+            if room == 0 {
+                if let Some(full) = all.last_mut() {
+                    close(full, from, len);
+                }
+                all.push(Work::default());
+                (room, from, len) = (most, from + len, 0);
+            }
+            let count = room.min(part.rows.len() - at);
+            let end = at + count;
+            let tokens = before + end;
+            let piece = Part {
+                rows: part.rows[at..end].to_vec(),
+                pages: &part.pages[..pages_of(tokens).min(part.pages.len())],
+                len: tokens,
+                wanted: part.wanted && end == part.rows.len(),
+            };
+            if let Some(open) = all.last_mut() {
+                open.parts.push(piece);
+            }
+            (at, room, len) = (end, room - count, len + count);
+        }
+    }
+    if let Some(open) = all.last_mut() {
+        close(open, from, len);
+    }
+    all
+}
+
+/// What a stage reads of its inputs.
+struct View {
+    ids: Tensor,
+    rope: Rope,
+    reads: PagedRows,
+    /// The rows whose logits are wanted.
+    picked: Tensor,
+}
+
+fn view(Inputs { numbers, angles }: &Inputs, shape: Shape, work: &Work) -> Result<View> {
     let &[_, rows, half] = angles.dims() else { unreachable!("three dimensions") };
     let mut at = 0;
     let mut next = |len: usize| {
@@ -263,19 +350,62 @@ fn forward(
     let picked = next(picks(work, shape).len())?;
     let table = |side: usize| angles.narrow(0, side, 1)?.reshape([rows, half]);
     let rope = Rope { cos: table(0)?, sin: table(1)?, at: places };
-    let images = Images { outputs: &work.outputs, runs: &work.runs };
-    let reads = PagedRows { each, prompts };
-    let hidden = model.text.forward(&ids, &rope, images, pool.caches(&reads), &mut |_, _| {})?;
+    Ok(View { ids, rope, reads: PagedRows { each, prompts }, picked })
+}
+
+/// The part of a pass on one device: launches only, whose arguments are the same for all work of one shape. Of `work` the parts
+/// and pictures count.
+fn stage_of(
+    model: &Qwen3Vl,
+    pool: &mut KvPages,
+    view: &View,
+    stage: usize,
+    hidden: Option<Tensor>,
+    work: &Work,
+) -> Result<Tensor> {
+    let (text, images) = (&model.text, Images { outputs: &work.outputs, runs: &work.runs });
+    let hidden = match hidden {
+        Some(hidden) => hidden,
+        None => text.embed(&view.ids, images)?,
+    };
+    let mut caches = pool.caches_of(text.stages()[stage].range.clone(), &view.reads);
+    text.run(stage, hidden, &view.rope, images, &mut caches, &mut |_, _| {})
+}
+
+/// The whole pass.
+fn forward(
+    model: &Qwen3Vl,
+    pool: &mut KvPages,
+    inputs: &[Inputs],
+    shape: Shape,
+    work: &Work,
+) -> Result<Logits> {
+    let text = &model.text;
+    let mut last: Option<(Tensor, Tensor)> = None;
+    for (stage, inputs) in inputs.iter().enumerate() {
+        let view = view(inputs, shape, work)?;
+        let input = last.map(|(hidden, _)| text.pass_on(stage - 1, &hidden)).transpose()?;
+        last = Some((stage_of(model, pool, &view, stage, input, work)?, view.picked));
+    }
+    let Some((hidden, picked)) = last else { return none(model.device()) }; // there is one stage at least
     let hidden = match (work.parts.is_empty(), picked.dims()[0]) {
         (true, _) => hidden,
-        (false, 0) => {
-            let none = Tensor::zeros([0, 0], DType::F32, model.device())?;
-            let (ids, values) = (Tensor::zeros([0], DType::U32, model.device())?, none.reshape([0])?);
-            return Ok(Logits { all: none, best: [ids, values] });
-        }
+        (false, 0) => return none(model.device()),
         (false, _) => ops::embedding(&hidden, &picked)?,
     };
-    let all = model.text.logits(&hidden)?;
-    let best = [ops::argmax(&all)?, ops::max(&all)?];
-    Ok(Logits { all, best })
+    Logits::of(text.logits(&hidden)?)
+}
+
+/// No logits, of a pass after which no token is wanted.
+fn none(device: &Device) -> Result<Logits> {
+    let none = Tensor::zeros([0, 0], DType::F32, device)?;
+    let (ids, values) = (Tensor::zeros([0], DType::U32, device)?, none.reshape([0])?);
+    Ok(Logits { all: none, best: [ids, values] })
+}
+
+impl Logits {
+    fn of(all: Tensor) -> Result<Self> {
+        let best = [ops::argmax(&all)?, ops::max(&all)?];
+        Ok(Self { all, best })
+    }
 }

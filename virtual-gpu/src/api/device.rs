@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Driver, Guard, lock, run_until};
+use super::engine::{Context, Driver, Guard, lock, run_until};
 use super::{Answer, api, enter, enter_faulted, give, inside};
 use crate::config::Config;
 
@@ -31,21 +31,26 @@ pub(super) fn initialised() {
     INITIALISED.store(true, Ordering::Release);
 }
 
-/// The device, if `cuInit` was called.
+/// The driver, if `cuInit` was called.
 pub(super) fn guard() -> Result<Guard, u32> {
     if INITIALISED.load(Ordering::Acquire) { Ok(lock()) } else { Err(NOT_INITIALIZED) }
 }
 
-fn check_device(dev: CUdevice) -> Answer {
-    drop(guard()?);
-    if dev == 0 { Ok(()) } else { Err(INVALID_DEVICE) }
+/// The driver and the number of a device, if there is one of that number.
+pub(super) fn with_device(dev: CUdevice) -> Result<(Guard, usize), u32> {
+    let guard = guard()?;
+    let device = usize::try_from(dev).ok();
+    let device = device.filter(|&device| guard.as_ref().is_some_and(|d| device < d.devices.len()));
+    Ok((guard, device.ok_or(INVALID_DEVICE)?))
 }
 
-const PCI_ID: &str = "0000:01:00.0";
+fn pci_id(device: usize) -> String {
+    format!("0000:{:02x}:00.0", device + 1)
+}
 
 /// A device attribute by its number; 0 for features that sm_61 lacks.
-fn attribute(d: &Driver, n: c_int) -> Result<c_int, u32> {
-    let c = d.gpu.config();
+fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u32> {
+    let c = d.devices[device].gpu.config();
     let card = c.card;
     Ok(match n {
         1 => 1024,
@@ -63,7 +68,7 @@ fn attribute(d: &Driver, n: c_int) -> Result<c_int, u32> {
         15 | 19 | 31 | 41 | 78 | 79 | 80 | 99 => 1,
         16 => card.sms as c_int,
         30 => 512,
-        33 => 1,
+        33 => device as c_int + 1,
         36 => card.memory_mhz as c_int * 1000,
         37 => card.bus_bits as c_int,
         38 => card.l2_bytes as c_int,
@@ -135,99 +140,104 @@ api! {
     }
 
     fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
-        check_device(ordinal)?;
+        drop(with_device(ordinal)?);
         // SAFETY: as above.
-        unsafe { give(device, 0) }
+        unsafe { give(device, ordinal) }
     }
 
     fn cuDeviceGetCount(count: *mut c_int) {
-        drop(guard()?);
+        let mut guard = guard()?;
+        let devices = inside(&mut guard)?.devices.len();
         // SAFETY: as above.
-        unsafe { give(count, 1) }
+        unsafe { give(count, devices as c_int) }
     }
 
     fn cuDeviceGetAttribute(value: *mut c_int, attr: CUdevice_attribute => c_int, dev: CUdevice) {
-        check_device(dev)?;
-        let mut guard = guard()?;
-        let v = attribute(inside(&mut guard)?, attr)?;
+        let (mut guard, device) = with_device(dev)?;
+        let v = attribute(inside(&mut guard)?, device, attr)?;
         // SAFETY: as above.
         unsafe { give(value, v) }
     }
 
     fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
-        check_device(dev)?;
-        let mut guard = guard()?;
-        let text = format!("Virtual {}", inside(&mut guard)?.gpu.config().card.name);
+        let (mut guard, device) = with_device(dev)?;
+        let text = format!("Virtual {}", inside(&mut guard)?.devices[device].gpu.config().card.name);
         // SAFETY: as above.
         unsafe { give_text(name, len, &text) }
     }
 
     fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, dev: CUdevice) {
-        check_device(dev)?;
+        let (guard, device) = with_device(dev)?;
+        drop(guard);
         // SAFETY: as above.
-        unsafe { give_text(id, len, PCI_ID) }
+        unsafe { give_text(id, len, &pci_id(device)) }
     }
 
     fn cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice) {
-        check_device(dev)?;
-        let bytes = b"virtual-sm61-gpu".map(|b| b as c_char);
+        let (guard, device) = with_device(dev)?;
+        drop(guard);
+        let mut bytes = b"virtual-sm61-gpu".map(|b| b as c_char);
+        bytes[15] += device as c_char;
         // SAFETY: as above.
         unsafe { give(uuid, CUuuid { bytes }) }
     }
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
-        check_device(dev)?;
-        let mut guard = guard()?;
-        let n = inside(&mut guard)?.gpu.memory.limit() as usize;
+        let (mut guard, device) = with_device(dev)?;
+        let n = inside(&mut guard)?.devices[device].gpu.memory.limit() as usize;
         // SAFETY: as above.
         unsafe { give(bytes, n) }
     }
 
     fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, dev: CUdevice) {
-        check_device(dev)?;
-        let mut guard = guard()?;
+        let (mut guard, device) = with_device(dev)?;
         let d = inside(&mut guard)?;
-        if d.primary == 0 {
-            d.primary = d.handle();
-            d.contexts.insert(d.primary, d.primary_flags);
+        if d.devices[device].primary == 0 {
+            let primary = d.handle();
+            d.devices[device].primary = primary;
+            d.contexts.insert(primary, Context { device, flags: d.devices[device].primary_flags });
         }
-        d.primary_count += 1;
+        let of = &mut d.devices[device];
+        of.primary_count += 1;
         // SAFETY: as above.
-        unsafe { give(context, d.primary as CUcontext) }
+        unsafe { give(context, of.primary as CUcontext) }
     }
 
     fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) {
-        check_device(dev)?;
-        let mut guard = guard()?;
+        let (mut guard, device) = with_device(dev)?;
         let d = inside(&mut guard)?;
-        if d.primary_count == 0 {
+        let of = &mut d.devices[device];
+        if of.primary_count == 0 {
             return Err(INVALID_CONTEXT);
         }
-        d.primary_count -= 1;
-        if d.primary_count == 0 {
-            d.contexts.remove(&d.primary);
-            d.primary = 0;
+        of.primary_count -= 1;
+        if of.primary_count == 0 {
+            d.contexts.remove(&std::mem::take(&mut of.primary));
         }
         Ok(())
     }
 
     fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) {
-        check_device(dev)?;
-        let config = inside(&mut guard()?)?.gpu.config().clone();
+        let (mut guard, _) = with_device(dev)?;
+        let d = inside(&mut guard)?;
+        if d.devices.len() > 1 {
+            return Err(NOT_SUPPORTED); // the others would have to stay as they are
+        }
+        let config = d.gpu().config().clone();
+        drop(guard);
         super::restart(config);
         Ok(())
     }
 
     fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) {
-        check_device(dev)?;
-        inside(&mut guard()?)?.primary_flags = flags;
+        let (mut guard, device) = with_device(dev)?;
+        inside(&mut guard)?.devices[device].primary_flags = flags;
         Ok(())
     }
 
     fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
-        check_device(dev)?;
-        let mut guard = guard()?;
-        let d = inside(&mut guard)?;
+        let (mut guard, device) = with_device(dev)?;
+        let d = &inside(&mut guard)?.devices[device];
         // SAFETY: as above.
         unsafe {
             give(flags, d.primary_flags)?;
@@ -236,11 +246,10 @@ api! {
     }
 
     fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, dev: CUdevice) {
-        check_device(dev)?;
-        let mut guard = guard()?;
+        let (mut guard, device) = with_device(dev)?;
         let d = inside(&mut guard)?;
         let id = d.handle();
-        d.contexts.insert(id, flags);
+        d.contexts.insert(id, Context { device, flags });
         CONTEXTS.with_borrow_mut(|c| c.push(id));
         // SAFETY: as above.
         unsafe { give(context, id as CUcontext) }
@@ -294,14 +303,15 @@ api! {
     }
 
     fn cuCtxGetDevice(device: *mut CUdevice) {
-        drop(enter_faulted()?);
+        let mut guard = enter_faulted()?;
+        let current = inside(&mut guard)?.current;
         // SAFETY: as above.
-        unsafe { give(device, 0) }
+        unsafe { give(device, current as CUdevice) }
     }
 
     fn cuCtxGetFlags(flags: *mut c_uint) {
         let mut guard = enter_faulted()?;
-        let f = inside(&mut guard)?.contexts.get(&current()).copied().unwrap_or(0);
+        let f = inside(&mut guard)?.contexts.get(&current()).map_or(0, |context| context.flags);
         // SAFETY: as above.
         unsafe { give(flags, f) }
     }
@@ -353,7 +363,10 @@ api! {
         if !inside(&mut guard)?.captures.is_empty() {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        let guard = run_until(guard, Driver::idle)?;
-        guard.as_ref().and_then(|d| d.sticky).map_or(Ok(()), Err)
+        let device = inside(&mut guard)?.current;
+        let mut guard = run_until(guard, |d| d.is_idle(device))?;
+        let d = inside(&mut guard)?;
+        d.observe_device(device);
+        d.fault_of(device)
     }
 }

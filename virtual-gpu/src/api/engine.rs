@@ -1,4 +1,4 @@
-//! The device under the driver API: handles, streams as queues, and the seeded order in which work runs.
+//! The devices under the driver API: handles, streams as queues, and the seeded order in which work runs.
 //!
 //! Work is queued with its dependencies. It runs when something waits for it, together with other work that may
 //! run, in an order that the seed decides. Code that forgets an edge between streams so meets an order in which the
@@ -6,22 +6,26 @@
 //!
 //! Long because the queue, the kinds of work and the state they change are one machine.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use super::codes::*;
 use super::graph::{Capture, Graph, Node};
+use super::order::{Clock, Order, join};
 use crate::config::Config;
 use crate::cost;
-use crate::exec::{Gpu, Launch, LoadedModule};
+use crate::exec::{Gpu, Launch, LoadedModule, Surroundings};
 use crate::finding::{self, Finding, FindingKind};
-use crate::memory::{Allocation, Kind, MemoryError};
+use crate::memory::{Allocation, Kind, MAX_DEVICES, MemoryError, device_of};
 use crate::reports;
 
 pub(super) type StreamId = u64;
-/// The legacy default stream.
-pub(super) const NULL: StreamId = 0;
+/// The legacy default stream of a device has the device's number. No handle is so small.
+pub(super) fn is_null(id: StreamId) -> bool {
+    id < MAX_DEVICES as u64
+}
+
 /// Beyond this many, queued work runs at once: a driver's queue is finite too.
 const QUEUE_LIMIT: usize = 1024;
 
@@ -92,10 +96,13 @@ pub(super) type Mark = (StreamId, u64);
 struct Queued {
     work: Work,
     after: Vec<Mark>,
+    /// What the host had waited for when it queued this.
+    host: Arc<Clock>,
 }
 
 #[derive(Default)]
 pub(super) struct Stream {
+    pub device: usize,
     pub flags: u32,
     pub priority: i32,
     queue: VecDeque<Queued>,
@@ -112,15 +119,18 @@ pub(super) struct Stream {
     time: f64,
     /// Work of other streams that the next work must follow.
     pending_waits: Vec<Mark>,
+    /// What its last work followed, itself included.
+    pub clock: Clock,
 }
 
 impl Stream {
-    pub fn new(flags: u32, priority: i32) -> Self {
-        Self { flags, priority, ..Self::default() }
+    pub fn new(device: usize, flags: u32, priority: i32) -> Self {
+        Self { device, flags, priority, ..Self::default() }
     }
 }
 
 pub(super) struct Event {
+    pub device: usize,
     pub flags: u32,
     pub recorded: Option<Mark>,
     /// Model time of the last record that ran.
@@ -130,6 +140,7 @@ pub(super) struct Event {
 }
 
 pub(super) struct Pool {
+    pub device: usize,
     pub threshold: u64,
     pub used: u64,
     pub used_high: u64,
@@ -139,13 +150,19 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub fn new() -> Self {
-        Self { threshold: 0, used: 0, used_high: 0, reserved: 0, reserved_high: 0, reuse: [1; 3] }
+    pub fn new(device: usize) -> Self {
+        Self { device, threshold: 0, used: 0, used_high: 0, reserved: 0, reserved_high: 0, reuse: [1; 3] }
     }
 
     pub fn trim(&mut self, keep: u64) {
         self.reserved = self.reserved.min(keep.max(self.used));
     }
+}
+
+/// A module and the device that it is loaded on.
+pub(super) struct OnDevice {
+    pub device: usize,
+    pub loaded: Arc<LoadedModule>,
 }
 
 pub(super) struct Function {
@@ -155,41 +172,76 @@ pub(super) struct Function {
     pub max_dynamic_shared: u32,
 }
 
-pub(super) struct Driver {
+/// What belongs to one device alone.
+pub(super) struct Device {
     pub gpu: Gpu,
+    pub current_pool: u64,
+    pub primary: u64,
+    pub primary_count: u32,
+    pub primary_flags: u32,
+    /// Devices whose memory its kernels reach.
+    pub peers: BTreeSet<usize>,
+    /// The fault that every later call on the device returns.
+    pub sticky: Option<u32>,
+    /// Model time at which it is free.
+    time: f64,
+    last_null: u64,
+}
+
+/// A context.
+#[derive(Clone, Copy)]
+pub(super) struct Context {
+    pub device: usize,
+    pub flags: u32,
+}
+
+pub(super) struct Driver {
+    pub devices: Vec<Device>,
+    /// The device of the context that is current in the call being answered.
+    pub current: usize,
+    pub order: Order,
     pub streams: HashMap<StreamId, Stream>,
     pub events: HashMap<u64, Event>,
-    pub modules: HashMap<u64, Arc<LoadedModule>>,
+    pub modules: HashMap<u64, OnDevice>,
     pub functions: HashMap<u64, Function>,
     pub graphs: HashMap<u64, Graph>,
     pub execs: HashMap<u64, Arc<Vec<Node>>>,
     pub captures: HashMap<u64, Capture>,
     pub pools: BTreeMap<u64, Pool>,
-    pub current_pool: u64,
     /// Stream-ordered allocations: pool of each.
     pub pool_of: HashMap<u64, u64>,
     /// Addresses whose stream-ordered free is queued.
     pub freeing: HashSet<u64>,
-    pub contexts: HashMap<u64, u32>,
-    pub primary: u64,
-    pub primary_count: u32,
-    pub primary_flags: u32,
-    /// The device fault that every later call returns.
-    pub sticky: Option<u32>,
+    pub contexts: HashMap<u64, Context>,
     next_handle: u64,
     random: u64,
-    /// Model time at which the device is free.
-    device_time: f64,
-    last_null: u64,
 }
 
-pub(super) const DEFAULT_POOL: u64 = 8;
+/// The handle of a device's default pool.
+pub(super) const fn default_pool(device: usize) -> u64 {
+    8 + 16 * device as u64
+}
 
 impl Driver {
     pub fn new(config: Config) -> Self {
         let random = config.seed ^ 0x9e37_79b9_7f4a_7c15;
+        let device = |number| Device {
+            gpu: Gpu::numbered(number, config.of_device(number)),
+            current_pool: default_pool(number),
+            primary: 0,
+            primary_count: 0,
+            primary_flags: 0,
+            peers: BTreeSet::new(),
+            sticky: None,
+            time: 0.0,
+            last_null: 0,
+        };
+        let numbers = 0..config.devices();
+        let pools = numbers.clone().map(|number| (default_pool(number), Pool::new(number))).collect();
         let mut d = Self {
-            gpu: Gpu::new(config),
+            devices: numbers.clone().map(device).collect(),
+            current: 0,
+            order: Order::new(),
             streams: HashMap::new(),
             events: HashMap::new(),
             modules: HashMap::new(),
@@ -197,22 +249,50 @@ impl Driver {
             graphs: HashMap::new(),
             execs: HashMap::new(),
             captures: HashMap::new(),
-            pools: BTreeMap::from([(DEFAULT_POOL, Pool::new())]),
-            current_pool: DEFAULT_POOL,
+            pools,
             pool_of: HashMap::new(),
             freeing: HashSet::new(),
             contexts: HashMap::new(),
-            primary: 0,
-            primary_count: 0,
-            primary_flags: 0,
-            sticky: None,
             next_handle: 0x1000,
             random,
-            device_time: 0.0,
-            last_null: 0,
         };
-        d.streams.insert(NULL, Stream::default());
+        d.streams.extend(numbers.map(|number| (number as u64, Stream::new(number, 0, 0))));
         d
+    }
+
+    /// The device whose context is current.
+    pub fn here(&mut self) -> &mut Device {
+        &mut self.devices[self.current]
+    }
+
+    /// As [`here`](Self::here), to read.
+    pub fn gpu(&self) -> &Gpu {
+        &self.devices[self.current].gpu
+    }
+
+    /// The stream that a call names: by its handle, or none for the current device's default one.
+    pub fn id(&self, handle: cust_raw::CUstream) -> StreamId {
+        match handle as u64 {
+            0 => self.current as u64,
+            id if is_null(id) => u64::MAX, // which no stream has
+            id => id,
+        }
+    }
+
+    /// The device of a stream.
+    pub fn device_of_stream(&self, id: StreamId) -> usize {
+        self.streams.get(&id).map_or(self.current, |s| s.device)
+    }
+
+    /// The device that knows what is at an address: whose it is, or, for host memory, any.
+    pub fn holder(&self, address: u64) -> &Gpu {
+        let device = device_of(address).filter(|&device| device < self.devices.len());
+        &self.devices[device.unwrap_or(0)].gpu
+    }
+
+    /// The fault of a device as an answer.
+    pub fn fault_of(&self, device: usize) -> Result<(), u32> {
+        self.devices.get(device).and_then(|d| d.sticky).map_or(Ok(()), Err)
     }
 
     /// A value for a new handle; none is used twice, so that a stale handle is always detected.
@@ -251,7 +331,8 @@ impl Driver {
             return Ok((id, 0));
         }
         let mut after = Vec::new();
-        if id == NULL {
+        let device = self.stream(id)?.device;
+        if is_null(id) {
             if self.captures.values().any(|c| !c.relaxed) {
                 return Err(STREAM_CAPTURE_IMPLICIT);
             }
@@ -259,20 +340,21 @@ impl Driver {
             after.extend(
                 self.streams
                     .iter()
-                    .filter(|(i, s)| **i != NULL && Self::blocking(s))
+                    .filter(|(i, s)| **i != id && s.device == device && Self::blocking(s))
                     .map(|(i, s)| (*i, s.queued)),
             );
         } else if Self::blocking(self.stream(id)?) {
             // … and all later work of theirs follows it.
-            after.push((NULL, self.last_null));
+            after.push((device as u64, self.devices[device].last_null));
         }
+        let host = self.order.host();
         let s = self.stream(id)?;
         after.append(&mut s.pending_waits);
         s.queued += 1;
         let mark = (id, s.queued);
-        s.queue.push_back(Queued { work, after });
-        if id == NULL {
-            self.last_null = mark.1;
+        s.queue.push_back(Queued { work, after, host });
+        if is_null(id) {
+            self.devices[device].last_null = mark.1;
         }
         Ok(mark)
     }
@@ -290,6 +372,11 @@ impl Driver {
 
     pub fn idle(&self) -> bool {
         self.streams.values().all(|s| s.finished == s.queued)
+    }
+
+    /// Whether all work of a device is done.
+    pub fn is_idle(&self, device: usize) -> bool {
+        self.streams.values().filter(|s| s.device == device).all(|s| s.finished == s.queued)
     }
 
     fn ready(&self) -> Vec<StreamId> {
@@ -316,8 +403,15 @@ impl Driver {
         let q = s.queue.pop_front()?;
         let waited =
             q.after.iter().filter_map(|(o, _)| self.streams.get(o)).fold(0.0f64, |t, o| t.max(o.time));
+        let mut clock = Clock::new();
+        if self.ordered() {
+            clock = (*q.host).clone();
+            q.after.iter().for_each(|&mark| join(&mut clock, &self.clock_at(mark)));
+        }
         let s = self.streams.get_mut(&id)?;
         s.time = s.time.max(waited);
+        join(&mut s.clock, &clock);
+        s.clock.insert(id, s.finished + 1);
         Some((id, q.work))
     }
 
@@ -331,48 +425,57 @@ impl Driver {
         }
     }
 
-    fn fault(&mut self, finding: Finding) {
-        self.sticky.get_or_insert(finding.kind.code());
+    pub(super) fn fault(&mut self, device: usize, finding: Finding) {
+        self.devices[device].sticky.get_or_insert(finding.kind.code());
         finding::report(finding);
     }
 
-    fn memory_fault(&mut self, what: &str, at: u64, bytes: u64) {
-        let (freed, near) = self.gpu.memory.describe(at);
+    fn memory_fault(&mut self, device: usize, what: &str, at: u64, bytes: u64) {
+        let (freed, near) = self.holder(at).memory.describe(at);
         let kind = if freed { FindingKind::UseAfterFree } else { FindingKind::OutOfBounds };
-        let message = format!("{bytes} bytes at 0x{at:x}, {near}");
-        self.fault(Finding {
-            kind,
-            kernel: what.to_owned(),
-            line: 0,
-            block: [0; 3],
-            thread: [0; 3],
-            message,
-        });
+        self.bad_memory(device, kind, what, format!("{bytes} bytes at 0x{at:x}, {near}"));
+    }
+
+    fn bad_memory(&mut self, device: usize, kind: FindingKind, what: &str, message: String) {
+        self.fault(
+            device,
+            Finding { kind, kernel: what.to_owned(), line: 0, block: [0; 3], thread: [0; 3], message },
+        );
     }
 
     /// Runs work other than host calls.
     fn execute(&mut self, id: StreamId, work: &Work) {
-        if self.sticky.is_some() && !matches!(work, Work::Record(_)) {
+        let device = self.device_of_stream(id);
+        if self.devices[device].sticky.is_some() && !matches!(work, Work::Record(_)) {
             return;
         }
-        let card = self.gpu.config().card;
+        let mark = (id, self.streams.get(&id).map_or(0, |s| s.finished + 1));
+        let card = self.devices[device].gpu.config().card;
         let mut seconds = 0.0;
         match work {
             Work::Launch(l) => {
                 let launch =
                     Launch { grid: l.grid, block: l.block, dynamic_shared: l.shared, params: &l.params };
-                match self.gpu.launch(&l.module, &l.kernel, launch) {
+                let peers = self.devices[device].peers.iter();
+                let peers = peers.flat_map(|&peer| self.devices[peer].gpu.memory.of_device_alone()).collect();
+                let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
+                let surroundings = Surroundings { peers, writer, unordered };
+                let gpu = &mut self.devices[device].gpu;
+                match gpu.launch_among(&l.module, &l.kernel, launch, surroundings) {
                     Ok(report) => {
                         seconds = cost::estimate(&report, card, l.registers).time;
                         reports::keep(report);
+                        self.check_writes(mark, writer, &l.kernel);
                     }
-                    Err(f) => self.fault(f),
+                    Err(f) => self.fault(device, f),
                 }
             }
             Work::Copy { dst, src, width, rows, dst_pitch, src_pitch } => {
+                let unit = self.new_unit(mark);
                 for r in 0..*rows {
-                    self.copy(dst, r * dst_pitch, src, r * src_pitch, *width);
+                    self.copy(mark, unit, [dst, src], [r * dst_pitch, r * src_pitch], *width);
                 }
+                self.check_writes(mark, unit, "memcpy");
                 // PCI Express 3.0 with 16 lanes moves about 12 GB/s.
                 let device = matches!((dst, src), (Place::Device(_), Place::Device(_)));
                 let rate = if device { card.bandwidth * 1e9 * 0.4 } else { 12e9 };
@@ -380,7 +483,8 @@ impl Driver {
             }
             Work::Set { at, value, size, count } => {
                 let bytes = count * *size as u64;
-                match self.gpu.memory.locate(*at, bytes) {
+                let unit = self.new_unit(mark);
+                match self.devices[device].gpu.memory.locate(*at, bytes) {
                     Ok(a) if a.is_live() => {
                         let pattern = value.to_le_bytes();
                         let row: Vec<u8> = pattern[..*size as usize]
@@ -393,20 +497,22 @@ impl Driver {
                         while done < bytes {
                             let n = (bytes - done).min(row.len() as u64);
                             // Inside the allocation just located.
-                            let _ = self.gpu.memory.write(at + done, &row[..n as usize]);
+                            let _ = self.devices[device].gpu.memory.write(at + done, &row[..n as usize]);
                             done += n;
                         }
+                        a.mark(*at, bytes, unit);
+                        self.check_writes(mark, unit, "memset");
                     }
-                    _ => self.memory_fault("memset", *at, bytes),
+                    _ => self.memory_fault(device, "memset", *at, bytes),
                 }
                 seconds = 2e-6 + bytes as f64 / (card.bandwidth * 1e9 * 0.8);
             }
             Work::Alloc(a) => a.set_live(true),
             Work::Free { base } => {
                 self.freeing.remove(base);
-                let bytes = self.gpu.memory.locate(*base, 1).map_or(0, |a| a.size);
-                if self.gpu.memory.free(*base).is_err() {
-                    self.memory_fault("cuMemFreeAsync", *base, 0);
+                let bytes = self.holder(*base).memory.locate(*base, 1).map_or(0, |a| a.size);
+                if self.holder(*base).memory.free(*base).is_err() {
+                    self.memory_fault(device, "cuMemFreeAsync", *base, 0);
                 }
                 self.forget_pooled(*base, bytes);
             }
@@ -415,6 +521,7 @@ impl Driver {
                 if let Some(e) = self.events.get_mut(event) {
                     e.time = time;
                 }
+                self.note_record(mark);
             }
             Work::Graph(nodes) => {
                 // Any order that the edges allow.
@@ -435,23 +542,23 @@ impl Driver {
             Work::Wait | Work::Call { .. } => {}
         }
         let serial = seconds > 0.0;
-        let device_time = self.device_time;
+        let device_time = self.devices[device].time;
         if let Some(s) = self.streams.get_mut(&id) {
             // The model does not overlap kernels and copies.
             if serial {
                 s.time = s.time.max(device_time) + seconds;
-                self.device_time = s.time;
+                self.devices[device].time = s.time;
             }
         }
     }
 
-    /// Host pointer to a place's bytes, marked as written or checked as readable.
-    fn reach(&mut self, place: &Place, offset: u64, bytes: u64) -> Option<*mut u8> {
+    /// Host pointer to a place's bytes, checked as live.
+    fn reach(&mut self, device: usize, place: &Place, offset: u64, bytes: u64) -> Option<*mut u8> {
         match place {
-            Place::Device(at) => match self.gpu.memory.locate(at + offset, bytes) {
+            Place::Device(at) => match self.holder(at + offset).memory.locate(at + offset, bytes) {
                 Ok(a) if a.is_live() => Some(a.host(at + offset)),
                 _ => {
-                    self.memory_fault("memcpy", at + offset, bytes);
+                    self.memory_fault(device, "memcpy", at + offset, bytes);
                     None
                 }
             },
@@ -460,39 +567,60 @@ impl Driver {
         }
     }
 
-    fn copy(&mut self, dst: &Place, dst_offset: u64, src: &Place, src_offset: u64, bytes: u64) {
-        let (Some(s), Some(d)) = (self.reach(src, src_offset, bytes), self.reach(dst, dst_offset, bytes))
+    fn copy(
+        &mut self,
+        mark: Mark,
+        unit: u8,
+        [dst, src]: [&Place; 2],
+        [dst_offset, src_offset]: [u64; 2],
+        bytes: u64,
+    ) {
+        let device = self.device_of_stream(mark.0);
+        let (Some(s), Some(d)) =
+            (self.reach(device, src, src_offset, bytes), self.reach(device, dst, dst_offset, bytes))
         else {
             return;
         };
+        let located = |place: &Place, offset: u64| match place {
+            Place::Device(at) => {
+                let allocation = self.holder(at + offset).memory.locate(at + offset, bytes).ok();
+                allocation.map(|a| (a, at + offset))
+            }
+            _ => None,
+        };
+        let (from, to) = (located(src, src_offset), located(dst, dst_offset));
+        self.check_copy(
+            mark,
+            from.as_ref().map(|(a, at)| (a, *at)),
+            to.as_ref().map(|(a, at)| (a, *at)),
+            bytes,
+        );
         // SAFETY: device places were located as live ranges of `bytes`; host places are the caller's, who
         // promised the driver API that they are valid until the copy has run; `Bytes` is only ever a source
         // and as long as the copy. `copy` allows overlap.
         unsafe { std::ptr::copy(s, d, bytes as usize) };
-        if let Place::Device(to) = dst
-            && let Ok(to_allocation) = self.gpu.memory.locate(to + dst_offset, bytes)
-        {
-            let from = match src {
-                Place::Device(from) => {
-                    self.gpu.memory.locate(from + src_offset, bytes).ok().map(|a| (a, from + src_offset))
-                }
-                _ => None,
-            };
+        let Some((to, at)) = to else { return };
+        match from.as_ref().and_then(|(a, at)| a.shadow(*at)).zip(to.shadow(at)) {
             // Bytes that were never written count as unwritten in the copy too.
-            match from.as_ref().and_then(|(a, at)| a.shadow(*at)).zip(to_allocation.shadow(to + dst_offset)) {
-                // SAFETY: both shadows are as long as the ranges located.
-                Some((s, d)) => unsafe { std::ptr::copy(s, d, bytes as usize) },
-                None => to_allocation.mark(to + dst_offset, bytes),
+            Some((s, d)) if to.kind == Kind::Device => {
+                // SAFETY: both shadows are as long as the ranges located. `copy` allows overlap.
+                unsafe { std::ptr::copy(s, d, bytes as usize) };
+                // SAFETY: as above; no kernel runs meanwhile.
+                let shadow = unsafe { std::slice::from_raw_parts_mut(d, bytes as usize) };
+                shadow.iter_mut().filter(|writer| **writer != 0).for_each(|writer| *writer = unit);
             }
+            // The host may have written the rest of it.
+            _ => to.mark(at, bytes, unit),
         }
     }
 
     /// Whether an address is page-locked host memory.
     pub fn pinned(&self, address: u64, bytes: u64) -> bool {
-        self.gpu.memory.locate(address, bytes).is_ok_and(|a| a.kind != Kind::Device)
+        device_of(address).is_none()
+            && self.holder(address).memory.locate(address, bytes).is_ok_and(|a| a.kind != Kind::Device)
     }
 
-    pub fn module(&self, id: u64) -> Result<&Arc<LoadedModule>, u32> {
+    pub fn module(&self, id: u64) -> Result<&OnDevice, u32> {
         self.modules.get(&id).ok_or(INVALID_HANDLE)
     }
 }
@@ -522,7 +650,7 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
             // Nothing can run, so the wait would never end.
             None => return Err(LAUNCH_TIMEOUT),
             Some((id, Work::Call { function, stream, data })) => {
-                let failed = d.sticky.is_some();
+                let failed = d.fault_of(d.device_of_stream(id)).is_err();
                 if let Some(s) = d.streams.get_mut(&id) {
                     s.busy = true;
                 }
@@ -561,7 +689,7 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
 pub(super) fn after_enqueue(mut guard: Guard) -> Result<(), u32> {
     let Some(d) = guard.as_mut() else { return Err(NOT_INITIALIZED) };
     let waiting: usize = d.streams.values().map(|s| s.queue.len()).sum();
-    if !d.gpu.config().late {
+    if !d.gpu().config().late {
         drop(run_until(guard, Driver::idle)?);
     } else if waiting > QUEUE_LIMIT || d.chance(8) {
         drop(run_some(guard, 1 + waiting as u64 / 2)?);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Driver, StreamId, Work, after_enqueue};
+use super::engine::{Driver, StreamId, Work, after_enqueue, is_null};
 use super::{Answer, api, enter, give, inside};
 
 /// Captured work and the nodes it follows.
@@ -42,7 +42,12 @@ impl Driver {
 
     /// Adds a stream that waits for a captured event to the capture.
     pub(super) fn join_capture(&mut self, id: StreamId, capture: u64, after: Vec<usize>) -> Answer {
+        let device = self.stream(id)?.device;
         let Some(c) = self.captures.get_mut(&capture) else { return Err(INVALID_VALUE) };
+        // This driver's graphs are of one device.
+        if self.streams.get(&c.origin).is_some_and(|origin| origin.device != device) {
+            return Err(NOT_SUPPORTED);
+        }
         if !c.joined.contains(&id) {
             c.joined.push(id);
         }
@@ -102,8 +107,8 @@ api! {
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode => c_int) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let id = stream as u64;
-        if id == 0 {
+        let id = d.id(stream);
+        if is_null(id) {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         if !(0..=2).contains(&mode) || d.stream(id)?.capture.is_some() {
@@ -123,7 +128,8 @@ api! {
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let g = d.end_capture(stream as u64)?;
+        let stream = d.id(stream);
+        let g = d.end_capture(stream)?;
         let id = d.handle();
         d.graphs.insert(id, g);
         // SAFETY: as above.
@@ -132,7 +138,8 @@ api! {
 
     fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) {
         let mut guard = enter()?;
-        let capturing = inside(&mut guard)?.stream(stream as u64)?.capture.is_some();
+        let d = inside(&mut guard)?;
+        let capturing = d.stream(d.id(stream))?.capture.is_some();
         let value = if capturing {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
         } else {
@@ -144,7 +151,8 @@ api! {
 
     fn cuStreamGetCaptureInfo(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut cuuint64_t) {
         let mut guard = enter()?;
-        let capture = inside(&mut guard)?.stream(stream as u64)?.capture;
+        let d = inside(&mut guard)?;
+        let capture = d.stream(d.id(stream))?.capture;
         let value = match capture {
             Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
             None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
@@ -203,7 +211,7 @@ api! {
     fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        d.stream(stream as u64)?;
+        d.stream(d.id(stream))?;
         if d.execs.contains_key(&(exec as u64)) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
@@ -211,11 +219,12 @@ api! {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
         let nodes = d.execs.get(&(exec as u64)).ok_or(INVALID_VALUE)?.clone();
-        if d.stream(stream as u64)?.capture.is_some() {
+        let stream = d.id(stream);
+        if d.stream(stream)?.capture.is_some() {
             // This device has no child graphs.
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        d.enqueue(stream as u64, Work::Graph(nodes))?;
+        d.enqueue(stream, Work::Graph(nodes))?;
         after_enqueue(guard)
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Driver, Function, KernelLaunch, Work, after_enqueue, memory_code};
+use super::engine::{Driver, Function, KernelLaunch, OnDevice, Work, after_enqueue, memory_code};
 use super::{Answer, api, enter, give, inside};
 use crate::exec::{Launch, check_launch};
 use crate::finding::{self, Finding, FindingKind};
@@ -104,13 +104,14 @@ fn load(image: &[u8], logs: Option<&Logs>, out: *mut CUmodule) -> Answer {
             k.name, k.shared_bytes, k.local_bytes
         );
     }
-    let loaded = d.gpu.load(module).map_err(memory_code)?;
+    let device = d.current;
+    let loaded = d.here().gpu.load(module).map_err(memory_code)?;
     if let Some(l) = logs {
         // SAFETY: as above.
         unsafe { l.write(&info, "") };
     }
     let id = d.handle();
-    d.modules.insert(id, Arc::new(loaded));
+    d.modules.insert(id, OnDevice { device, loaded: Arc::new(loaded) });
     // SAFETY: the caller's out-pointer.
     unsafe { give(out, id as CUmodule) }
 }
@@ -145,7 +146,7 @@ fn name_of<'a>(name: *const c_char) -> Result<&'a str, u32> {
 fn function(d: &Driver, f: CUfunction) -> Result<(&Function, &Kernel), u32> {
     let f = d.functions.get(&(f as u64)).ok_or(INVALID_HANDLE)?;
     // Unloading a module invalidates its functions.
-    let k = d.module(f.module)?.module.kernel(&f.kernel).ok_or(INVALID_HANDLE)?;
+    let k = d.module(f.module)?.loaded.module.kernel(&f.kernel).ok_or(INVALID_HANDLE)?;
     Ok((f, k))
 }
 
@@ -191,7 +192,7 @@ fn potential_block_size(
             best = (resident, threads, blocks);
         }
     }
-    let sms = d.gpu.config().card.sms;
+    let sms = d.gpu().config().card.sms;
     // SAFETY: the caller's out-pointers.
     unsafe {
         give(min_grid, (best.2 * sms) as c_int)?;
@@ -227,18 +228,19 @@ api! {
 
     /// Waits for the whole device first, as the driver does.
     fn cuModuleUnload(module: CUmodule) {
-        let guard = enter()?;
-        let mut guard = super::engine::run_until(guard, Driver::idle)?;
+        let mut guard = enter()?;
+        let device = inside(&mut guard)?.current;
+        let mut guard = super::engine::run_until(guard, |d| d.is_idle(device))?;
         let d = inside(&mut guard)?;
         let m = d.modules.remove(&(module as u64)).ok_or(INVALID_HANDLE)?;
-        d.gpu.unload(&m).map_err(memory_code)
+        d.devices[m.device].gpu.unload(&m.loaded).map_err(memory_code)
     }
 
     fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
         let name = name_of(name)?;
-        let m = d.module(module as u64)?.clone();
+        let m = Arc::clone(&d.module(module as u64)?.loaded);
         let k = m.module.kernel(name).ok_or(NOT_FOUND)?;
         let registers = m.module.registers(k);
         let id = d.handle();
@@ -252,7 +254,7 @@ api! {
     fn cuModuleGetGlobal_v2(ptr: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let (at, size) = d.module(module as u64)?.global(name_of(name)?).ok_or(NOT_FOUND)?;
+        let (at, size) = d.module(module as u64)?.loaded.global(name_of(name)?).ok_or(NOT_FOUND)?;
         // SAFETY: as above; both may be null.
         unsafe {
             if !ptr.is_null() {
@@ -269,7 +271,7 @@ api! {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
         let (function, k) = self::function(d, f)?;
-        let (major, minor) = d.module(function.module)?.module.version();
+        let (major, minor) = d.module(function.module)?.loaded.module.version();
         let v = match attr {
             0 => max_threads(function, k),
             1 => k.shared_bytes,
@@ -353,8 +355,19 @@ api! {
             finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
             return Err(kind.code());
         }
+        let (stream, of) = (d.id(stream), d.module(function.module)?);
+        // a kernel goes to a stream of the device that it is loaded on, whose context is current
+        if of.device != d.current || d.device_of_stream(stream) != d.current {
+            let message = format!(
+                "loaded on device {}, launched on a stream of device {} while device {} is current",
+                of.device, d.device_of_stream(stream), d.current
+            );
+            let (kind, kernel) = (FindingKind::WrongDevice, function.kernel.clone());
+            finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+            return Err(INVALID_HANDLE);
+        }
         let launch = KernelLaunch {
-            module: d.module(function.module)?.clone(),
+            module: Arc::clone(&of.loaded),
             kernel: function.kernel.clone(),
             grid,
             block: threads,
@@ -362,7 +375,7 @@ api! {
             registers: function.registers,
             params: block,
         };
-        d.enqueue(stream as u64, Work::Launch(Arc::new(launch)))?;
+        d.enqueue(stream, Work::Launch(Arc::new(launch)))?;
         after_enqueue(guard)
     }
 

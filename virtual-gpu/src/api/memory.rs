@@ -2,20 +2,22 @@
 
 use std::ffi::{c_int, c_uchar, c_uint, c_ushort, c_void};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{
-    Driver, Guard, Mark, NULL, Place, StreamId, Work, after_enqueue, memory_code, run_until,
-};
+use super::engine::{Driver, Guard, Mark, Place, Work, after_enqueue, memory_code, run_until};
 use super::{Answer, api, enter, give, inside};
-use crate::memory::Kind;
+use crate::finding::{self, Finding, FindingKind};
+use crate::memory::{Allocation, Kind, device_of};
 
-/// Waits for a mark and returns the device's fault, if there is one.
+/// Waits for a mark and returns its device's fault, if there is one.
 pub(super) fn wait(guard: Guard, mark: Mark) -> Answer {
-    let guard = run_until(guard, |d| d.done(mark))?;
-    guard.as_ref().and_then(|d| d.sticky).map_or(Ok(()), Err)
+    let mut guard = run_until(guard, |d| d.done(mark))?;
+    let d = inside(&mut guard)?;
+    d.observe(mark);
+    d.fault_of(d.device_of_stream(mark.0))
 }
 
 fn no_capture(d: &Driver) -> Answer {
@@ -24,41 +26,80 @@ fn no_capture(d: &Driver) -> Answer {
 
 /// Checks a device range named in a call: it must lie in one allocation, live or queued.
 fn device_range(d: &Driver, at: u64, bytes: u64) -> Answer {
-    d.gpu.memory.locate(at, bytes).map(|_| ()).map_err(memory_code)
+    d.holder(at).memory.locate(at, bytes).map(|_| ()).map_err(memory_code)
+}
+
+/// Checks that a device may touch an address: its own memory or the host's, or a peer's. Anything else is a finding.
+fn reachable(d: &Driver, device: usize, at: u64, what: &str) -> Answer {
+    let Some(owner) = device_of(at).filter(|&owner| owner != device) else { return Ok(()) };
+    if d.devices[device].peers.contains(&owner) {
+        return Ok(());
+    }
+    let message = format!(
+        "0x{at:x} is memory of device {owner}, named in a call for device {device}, which has no peer access to it"
+    );
+    wrong_device(what, message);
+    Err(INVALID_VALUE)
+}
+
+/// Reports a pointer that a call may not name.
+pub(super) fn wrong_device(what: &str, message: String) {
+    let (kind, kernel) = (FindingKind::WrongDevice, what.to_owned());
+    finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+}
+
+/// Makes page-locked memory known to all devices.
+fn share(d: &Driver, allocation: &Arc<Allocation>) {
+    d.devices.iter().for_each(|device| device.gpu.memory.share(allocation));
+}
+
+/// Takes page-locked memory away from all devices.
+fn withdraw(d: &Driver, base: u64, kind: Kind) -> Result<(), u32> {
+    let each = d.devices.iter().map(|device| device.gpu.memory.remove(base, kind).map_err(memory_code));
+    each.fold(Ok(()), Result::and)
 }
 
 /// The memory that a unified address names.
 fn place(d: &Driver, address: u64) -> Place {
-    if d.gpu.memory.locate(address, 1).is_ok() || address >= 1 << 48 {
+    if d.holder(address).memory.locate(address, 1).is_ok() || address >= 1 << 48 {
         Place::Device(address)
     } else {
         Place::Host(address as usize)
     }
 }
 
-struct Copy {
+pub(super) struct Copy {
     dst: Place,
     src: Place,
     width: u64,
     rows: u64,
     dst_pitch: u64,
     src_pitch: u64,
+    /// Between devices by name, which needs no peer access: the driver goes by host memory where there is none.
+    between: bool,
 }
 
 impl Copy {
+    /// As `cuMemcpyPeer` makes it.
+    pub(super) fn between(dst: u64, src: u64, bytes: u64) -> Self {
+        Self { between: true, ..Self::plain(Place::Device(dst), Place::Device(src), bytes) }
+    }
+
     fn plain(dst: Place, src: Place, bytes: u64) -> Self {
-        Self { dst, src, width: bytes, rows: 1, dst_pitch: bytes, src_pitch: bytes }
+        Self { dst, src, width: bytes, rows: 1, dst_pitch: bytes, src_pitch: bytes, between: false }
     }
 
     fn work(self) -> Work {
-        let Self { dst, src, width, rows, dst_pitch, src_pitch } = self;
+        let Self { dst, src, width, rows, dst_pitch, src_pitch, .. } = self;
         Work::Copy { dst, src, width, rows, dst_pitch, src_pitch }
     }
 }
 
 /// Queues a copy, and waits for it if `synchronous`.
-fn copy(mut guard: Guard, stream: StreamId, c: Copy, synchronous: bool) -> Answer {
+pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: bool) -> Answer {
     let d = inside(&mut guard)?;
+    let stream = d.id(stream);
+    let device = d.device_of_stream(stream);
     if c.width == 0 || c.rows == 0 {
         return d.stream(stream).map(|_| ());
     }
@@ -67,7 +108,12 @@ fn copy(mut guard: Guard, stream: StreamId, c: Copy, synchronous: bool) -> Answe
     for (side, pitch) in [(&mut c.dst, c.dst_pitch), (&mut c.src, c.src_pitch)] {
         let bytes = pitch * (c.rows - 1) + c.width;
         match *side {
-            Place::Device(at) => device_range(d, at, bytes)?,
+            Place::Device(at) => {
+                device_range(d, at, bytes)?;
+                if !c.between {
+                    reachable(d, device, at, "memcpy")?;
+                }
+            }
             Place::Host(0) => return Err(INVALID_VALUE),
             // Pinned memory is read and written when the copy runs, as by the hardware.
             Place::Host(p) if d.pinned(p as u64, bytes) => *side = Place::Device(p as u64),
@@ -90,8 +136,9 @@ fn copy(mut guard: Guard, stream: StreamId, c: Copy, synchronous: bool) -> Answe
     if blocks && !capturing { wait(guard, mark) } else { after_enqueue(guard) }
 }
 
-fn set(mut guard: Guard, stream: StreamId, at: u64, value: u32, size: u8, count: usize) -> Answer {
+fn set(mut guard: Guard, stream: CUstream, at: u64, value: u32, size: u8, count: usize) -> Answer {
     let d = inside(&mut guard)?;
+    let stream = d.id(stream);
     let Some(bytes) = (count as u64).checked_mul(size as u64) else { return Err(INVALID_VALUE) };
     if !at.is_multiple_of(size as u64) {
         return Err(INVALID_VALUE);
@@ -100,11 +147,15 @@ fn set(mut guard: Guard, stream: StreamId, at: u64, value: u32, size: u8, count:
         return Ok(());
     }
     device_range(d, at, bytes)?;
+    if let Some(owner) = device_of(at).filter(|&owner| owner != d.device_of_stream(stream)) {
+        wrong_device("memset", format!("0x{at:x} is memory of device {owner}, set on a stream of another"));
+        return Err(INVALID_VALUE);
+    }
     d.enqueue(stream, Work::Set { at, value, size, count: count as u64 })?;
     after_enqueue(guard)
 }
 
-fn copy_2d(p: *const CUDA_MEMCPY2D, stream: StreamId, synchronous: bool) -> Answer {
+fn copy_2d(p: *const CUDA_MEMCPY2D, stream: CUstream, synchronous: bool) -> Answer {
     let guard = enter()?;
     if p.is_null() {
         return Err(INVALID_VALUE);
@@ -134,6 +185,7 @@ fn copy_2d(p: *const CUDA_MEMCPY2D, stream: StreamId, synchronous: bool) -> Answ
         rows: p.Height as u64,
         dst_pitch: dst_pitch as u64,
         src_pitch: src_pitch as u64,
+        between: false,
     };
     copy(guard, stream, c, synchronous)
 }
@@ -143,9 +195,12 @@ fn alloc_pinned(out: *mut *mut c_void, bytes: usize) -> Answer {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let p = inside(&mut guard)?.gpu.memory.insert_pinned(bytes as u64).map_err(memory_code)?;
+    let d = inside(&mut guard)?;
+    let track = d.ordered() && d.gpu().config().checks.uninitialized;
+    let a = d.gpu().memory.insert_pinned(bytes as u64, track).map_err(memory_code)?;
+    share(d, &a);
     // SAFETY: the caller's out-pointer.
-    unsafe { give(out, p as *mut c_void) }
+    unsafe { give(out, a.base as *mut c_void) }
 }
 
 // SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
@@ -158,7 +213,7 @@ api! {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
-        let at = d.gpu.memory.alloc(bytes as u64).map_err(memory_code)?;
+        let at = d.gpu().memory.alloc(bytes as u64).map_err(memory_code)?;
         // SAFETY: as above.
         unsafe { give(ptr, at) }
     }
@@ -169,19 +224,24 @@ api! {
         if ptr == 0 {
             return Ok(());
         }
-        no_capture(inside(&mut guard)?)?;
-        let mut guard = run_until(guard, Driver::idle)?;
         let d = inside(&mut guard)?;
-        let bytes = d.gpu.memory.locate(ptr, 1).map_or(0, |a| a.size);
-        d.gpu.memory.free(ptr).map_err(memory_code)?;
+        no_capture(d)?;
+        let device = d.current;
+        let mut guard = run_until(guard, |d| d.is_idle(device))?;
+        let d = inside(&mut guard)?;
+        d.observe_device(device);
+        // of the current device alone: another's is an unknown pointer
+        let memory = &d.devices[device].gpu.memory;
+        let bytes = memory.locate(ptr, 1).map_or(0, |a| a.size);
+        memory.free(ptr).map_err(memory_code)?;
         d.forget_pooled(ptr, bytes);
-        d.sticky.map_or(Ok(()), Err)
+        d.fault_of(device)
     }
 
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let (f, t) = (d.free_memory() as usize, d.gpu.memory.limit() as usize);
+        let (f, t) = (d.free_memory() as usize, d.gpu().memory.limit() as usize);
         // SAFETY: as above.
         unsafe {
             give(free, f)?;
@@ -191,7 +251,7 @@ api! {
 
     fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) {
         let mut guard = enter()?;
-        let a = inside(&mut guard)?.gpu.memory.locate(ptr, 1).map_err(|_| NOT_FOUND)?;
+        let a = inside(&mut guard)?.holder(ptr).memory.locate(ptr, 1).map_err(|_| NOT_FOUND)?;
         // SAFETY: as above; both may be null.
         unsafe {
             if !base.is_null() {
@@ -220,7 +280,7 @@ api! {
     fn cuMemFreeHost(ptr: *mut c_void) {
         let guard = enter()?;
         let mut guard = run_until(guard, Driver::idle)?;
-        inside(&mut guard)?.gpu.memory.remove(ptr as u64, Kind::Pinned).map_err(memory_code)
+        withdraw(inside(&mut guard)?, ptr as u64, Kind::Pinned)
     }
 
     fn cuMemHostRegister_v2(ptr: *mut c_void, bytes: usize, flags: c_uint) {
@@ -229,16 +289,17 @@ api! {
         if bytes == 0 || flags > 15 {
             return Err(INVALID_VALUE);
         }
-        let memory = &inside(&mut guard)?.gpu.memory;
+        let d = inside(&mut guard)?;
         // SAFETY: the caller promised the driver API that the range stays valid until it is unregistered.
-        unsafe { memory.register(p, bytes as u64) }.map_err(|_| HOST_MEMORY_ALREADY_REGISTERED)
+        let a = unsafe { d.gpu().memory.register(p, bytes as u64) };
+        share(d, &a.map_err(|_| HOST_MEMORY_ALREADY_REGISTERED)?);
+        Ok(())
     }
 
     fn cuMemHostUnregister(ptr: *mut c_void) {
         let guard = enter()?;
         let mut guard = run_until(guard, Driver::idle)?;
-        let memory = &inside(&mut guard)?.gpu.memory;
-        memory.remove(ptr as u64, Kind::Registered).map_err(|_| HOST_MEMORY_NOT_REGISTERED)
+        withdraw(inside(&mut guard)?, ptr as u64, Kind::Registered).map_err(|_| HOST_MEMORY_NOT_REGISTERED)
     }
 
     fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, ptr: *mut c_void, flags: c_uint) {
@@ -263,18 +324,23 @@ api! {
     fn cuPointerGetAttribute(data: *mut c_void, attr: CUpointer_attribute => c_int, ptr: CUdeviceptr) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let a = d.gpu.memory.locate(ptr, 1).map_err(memory_code)?;
+        let a = d.holder(ptr).memory.locate(ptr, 1).map_err(memory_code)?;
         let device = a.kind == Kind::Device;
+        let owner = device_of(ptr).unwrap_or(d.current);
+        let context = match d.devices[owner].primary {
+            0 => super::device::current(),
+            primary => primary,
+        };
         // SAFETY: as above; the type of each attribute is the one its documentation gives.
         unsafe {
             match attr {
-                1 => give(data.cast::<u64>(), super::device::current()),
+                1 => give(data.cast::<u64>(), context),
                 2 => give(data.cast::<c_uint>(), if device { 2 } else { 1 }),
                 3 => give(data.cast::<u64>(), ptr),
                 4 if !device => give(data.cast::<u64>(), ptr),
                 7 => give(data.cast::<u64>(), a.base),
                 8 => give(data.cast::<c_uint>(), 0),
-                9 => give(data.cast::<c_int>(), 0),
+                9 => give(data.cast::<c_int>(), owner as c_int),
                 11 => give(data.cast::<u64>(), a.base),
                 12 => give(data.cast::<usize>(), a.size as usize),
                 13 => give(data.cast::<c_uint>(), 1),
@@ -287,76 +353,76 @@ api! {
 
     fn cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) {
         let c = Copy::plain(Place::Device(dst), Place::Host(src as usize), bytes as u64);
-        copy(enter()?, NULL, c, true)
+        copy(enter()?, std::ptr::null_mut(), c, true)
     }
 
     fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) {
         let c = Copy::plain(Place::Host(dst as usize), Place::Device(src), bytes as u64);
-        copy(enter()?, NULL, c, true)
+        copy(enter()?, std::ptr::null_mut(), c, true)
     }
 
     /// Between device buffers the driver does not wait, so neither does this.
     fn cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) {
-        copy(enter()?, NULL, Copy::plain(Place::Device(dst), Place::Device(src), bytes as u64), false)
+        copy(enter()?, std::ptr::null_mut(), Copy::plain(Place::Device(dst), Place::Device(src), bytes as u64), false)
     }
 
     fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
         let c = Copy::plain(place(d, dst), place(d, src), bytes as u64);
-        copy(guard, NULL, c, true)
+        copy(guard, std::ptr::null_mut(), c, true)
     }
 
     fn cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) {
         let c = Copy::plain(Place::Device(dst), Place::Host(src as usize), bytes as u64);
-        copy(enter()?, stream as u64, c, false)
+        copy(enter()?, stream, c, false)
     }
 
     fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) {
         let c = Copy::plain(Place::Host(dst as usize), Place::Device(src), bytes as u64);
-        copy(enter()?, stream as u64, c, false)
+        copy(enter()?, stream, c, false)
     }
 
     fn cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) {
-        copy(enter()?, stream as u64, Copy::plain(Place::Device(dst), Place::Device(src), bytes as u64), false)
+        copy(enter()?, stream, Copy::plain(Place::Device(dst), Place::Device(src), bytes as u64), false)
     }
 
     fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
         let c = Copy::plain(place(d, dst), place(d, src), bytes as u64);
-        copy(guard, stream as u64, c, false)
+        copy(guard, stream, c, false)
     }
 
     fn cuMemcpy2D_v2(p: *const CUDA_MEMCPY2D) {
-        copy_2d(p, NULL, true)
+        copy_2d(p, std::ptr::null_mut(), true)
     }
 
     fn cuMemcpy2DAsync_v2(p: *const CUDA_MEMCPY2D, stream: CUstream) {
-        copy_2d(p, stream as u64, false)
+        copy_2d(p, stream, false)
     }
 
     fn cuMemsetD8_v2(dst: CUdeviceptr, value: c_uchar, n: usize) {
-        set(enter()?, NULL, dst, value as u32, 1, n)
+        set(enter()?, std::ptr::null_mut(), dst, value as u32, 1, n)
     }
 
     fn cuMemsetD16_v2(dst: CUdeviceptr, value: c_ushort, n: usize) {
-        set(enter()?, NULL, dst, value as u32, 2, n)
+        set(enter()?, std::ptr::null_mut(), dst, value as u32, 2, n)
     }
 
     fn cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, n: usize) {
-        set(enter()?, NULL, dst, value, 4, n)
+        set(enter()?, std::ptr::null_mut(), dst, value, 4, n)
     }
 
     fn cuMemsetD8Async(dst: CUdeviceptr, value: c_uchar, n: usize, stream: CUstream) {
-        set(enter()?, stream as u64, dst, value as u32, 1, n)
+        set(enter()?, stream, dst, value as u32, 1, n)
     }
 
     fn cuMemsetD16Async(dst: CUdeviceptr, value: c_ushort, n: usize, stream: CUstream) {
-        set(enter()?, stream as u64, dst, value as u32, 2, n)
+        set(enter()?, stream, dst, value as u32, 2, n)
     }
 
     fn cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, n: usize, stream: CUstream) {
-        set(enter()?, stream as u64, dst, value, 4, n)
+        set(enter()?, stream, dst, value, 4, n)
     }
 }

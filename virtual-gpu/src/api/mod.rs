@@ -6,6 +6,8 @@ mod engine;
 mod graph;
 mod launch;
 mod memory;
+mod order;
+mod peer;
 mod pool;
 mod stream;
 
@@ -22,6 +24,16 @@ struct Symbol(&'static str, *const c_void);
 // SAFETY: the pointer is the address of a function, which all threads may share.
 unsafe impl Sync for Symbol {}
 
+static TABLES: [&[Symbol]; 7] = [
+    device::SYMBOLS,
+    memory::SYMBOLS,
+    peer::SYMBOLS,
+    pool::SYMBOLS,
+    launch::SYMBOLS,
+    stream::SYMBOLS,
+    graph::SYMBOLS,
+];
+
 /// The result of an API function's body.
 type Answer = Result<(), u32>;
 
@@ -30,19 +42,12 @@ type Answer = Result<(), u32>;
 /// The names are the versioned ones that `cust_raw` 0.11.3 declares (`cuMemAlloc_v2`), and every function has
 /// the type that `cust_raw` gives it, with the return code as a 32-bit number. `None`: not supported.
 pub fn symbol(name: &str) -> Option<*const c_void> {
-    [device::SYMBOLS, memory::SYMBOLS, pool::SYMBOLS, launch::SYMBOLS, stream::SYMBOLS, graph::SYMBOLS]
-        .into_iter()
-        .flatten()
-        .find(|s| s.0 == name)
-        .map(|s| s.1)
+    TABLES.into_iter().flatten().find(|s| s.0 == name).map(|s| s.1)
 }
 
 /// The names that [`symbol`] knows.
 pub fn symbols() -> impl Iterator<Item = &'static str> {
-    [device::SYMBOLS, memory::SYMBOLS, pool::SYMBOLS, launch::SYMBOLS, stream::SYMBOLS, graph::SYMBOLS]
-        .into_iter()
-        .flatten()
-        .map(|s| s.0)
+    TABLES.into_iter().flatten().map(|s| s.0)
 }
 
 /// The device is in use already, so its configuration is fixed.
@@ -75,7 +80,7 @@ pub fn restart(config: Config) {
     device::forget_contexts();
     let mut guard = engine::lock();
     if let Some(old) = guard.as_ref() {
-        old.gpu.memory.leave_pinned();
+        old.devices.iter().for_each(|device| device.gpu.memory.leave_pinned());
     }
     *guard = Some(Driver::new(config));
     drop(guard);
@@ -94,16 +99,22 @@ fn answer(body: impl FnOnce() -> Answer) -> u32 {
 /// The device, if it is initialised, has a current context and no fault.
 fn enter() -> Result<Guard, u32> {
     let guard = enter_faulted()?;
-    match guard.as_ref().and_then(|d| d.sticky) {
-        Some(code) => Err(code),
-        None => Ok(guard),
-    }
+    guard.as_ref().map_or(Ok(()), |d| d.fault_of(d.current))?;
+    Ok(guard)
 }
 
 /// As [`enter`], also after a fault.
 fn enter_faulted() -> Result<Guard, u32> {
-    let guard = device::guard()?;
-    if device::current() == 0 { Err(INVALID_CONTEXT) } else { Ok(guard) }
+    let mut guard = device::guard()?;
+    let context = device::current();
+    if context == 0 {
+        return Err(INVALID_CONTEXT);
+    }
+    if let Some(d) = guard.as_mut() {
+        // a context that is gone is found by the calls that need one
+        d.current = d.contexts.get(&context).map_or(0, |context| context.device);
+    }
+    Ok(guard)
 }
 
 /// The driver inside a guard that `enter` gave.

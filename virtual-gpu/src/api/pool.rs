@@ -5,14 +5,16 @@ use std::ffi::{c_int, c_void};
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{DEFAULT_POOL, Driver, Pool, StreamId, Work, after_enqueue, memory_code};
+use super::device::with_device;
+use super::engine::{Driver, Pool, Work, after_enqueue, default_pool, memory_code};
 use super::{Answer, api, enter, give, inside};
 
 impl Driver {
     /// Bytes reported as free. Those that a pool retains count as used, though it releases them on demand.
     pub(super) fn free_memory(&self) -> u64 {
-        let kept: u64 = self.pools.values().map(|p| p.reserved - p.used).sum();
-        (self.gpu.memory.limit() - self.gpu.memory.used()).saturating_sub(kept)
+        let own = self.pools.values().filter(|p| p.device == self.current);
+        let kept: u64 = own.map(|p| p.reserved - p.used).sum();
+        (self.gpu().memory.limit() - self.gpu().memory.used()).saturating_sub(kept)
     }
 
     /// Takes a freed allocation off its pool's counts.
@@ -23,7 +25,7 @@ impl Driver {
     }
 
     fn pools_exist(&self) -> Answer {
-        if self.gpu.config().pools { Ok(()) } else { Err(NOT_SUPPORTED) }
+        if self.gpu().config().pools { Ok(()) } else { Err(NOT_SUPPORTED) }
     }
 
     fn pool(&mut self, id: u64) -> Result<&mut Pool, u32> {
@@ -31,23 +33,24 @@ impl Driver {
         self.pools.get_mut(&id).ok_or(INVALID_VALUE)
     }
 
-    /// At a synchronisation pools release the bytes above their threshold.
-    pub(super) fn trim_pools(&mut self) {
-        for p in self.pools.values_mut() {
+    /// At a synchronisation the device's pools release the bytes above their threshold.
+    pub(super) fn trim_pools(&mut self, device: usize) {
+        for p in self.pools.values_mut().filter(|p| p.device == device) {
             p.trim(p.threshold);
         }
     }
 
-    fn alloc_async(&mut self, bytes: u64, pool: u64, stream: StreamId) -> Result<u64, u32> {
-        self.pool(pool)?;
-        if bytes == 0 {
+    fn alloc_async(&mut self, bytes: u64, pool: u64, stream: CUstream) -> Result<u64, u32> {
+        let stream = self.id(stream);
+        let device = self.pool(pool)?.device;
+        if bytes == 0 || self.stream(stream)?.device != device {
             return Err(INVALID_VALUE);
         }
         if self.stream(stream)?.capture.is_some() {
             // This device's graphs have no memory nodes.
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        let a = self.gpu.memory.insert(bytes, false).map_err(memory_code)?;
+        let a = self.devices[device].gpu.memory.insert(bytes, false).map_err(memory_code)?;
         let base = a.base;
         self.enqueue(stream, Work::Alloc(a))?;
         self.pool_of.insert(base, pool);
@@ -66,7 +69,8 @@ api! {
     fn cuMemAllocAsync(ptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let at = d.alloc_async(bytes as u64, d.current_pool, stream as u64)?;
+        let pool = d.here().current_pool;
+        let at = d.alloc_async(bytes as u64, pool, stream)?;
         // SAFETY: as above.
         unsafe { give(ptr, at)? };
         after_enqueue(guard)
@@ -74,7 +78,7 @@ api! {
 
     fn cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) {
         let mut guard = enter()?;
-        let at = inside(&mut guard)?.alloc_async(bytes as u64, pool as u64, stream as u64)?;
+        let at = inside(&mut guard)?.alloc_async(bytes as u64, pool as u64, stream)?;
         // SAFETY: as above.
         unsafe { give(ptr, at)? };
         after_enqueue(guard)
@@ -85,50 +89,46 @@ api! {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
         d.pools_exist()?;
-        let a = d.gpu.memory.locate(ptr, 1).map_err(memory_code)?;
+        let stream = d.id(stream);
+        let device = d.stream(stream)?.device;
+        let a = d.devices[device].gpu.memory.locate(ptr, 1).map_err(memory_code)?;
         if a.base != ptr {
             return Err(INVALID_VALUE);
         }
-        if d.stream(stream as u64)?.capture.is_some() {
+        if d.stream(stream)?.capture.is_some() {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
         if !d.freeing.insert(ptr) {
             // A second free of the same address while the first is still queued.
             return Err(INVALID_VALUE);
         }
-        d.enqueue(stream as u64, Work::Free { base: ptr })?;
+        d.enqueue(stream, Work::Free { base: ptr })?;
         after_enqueue(guard)
     }
 
     fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
-        let mut guard = super::device::guard()?;
-        if dev != 0 {
-            return Err(INVALID_DEVICE);
-        }
+        let (mut guard, device) = with_device(dev)?;
         inside(&mut guard)?.pools_exist()?;
         // SAFETY: as above.
-        unsafe { give(pool, DEFAULT_POOL as CUmemoryPool) }
+        unsafe { give(pool, default_pool(device) as CUmemoryPool) }
     }
 
     fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
-        let mut guard = super::device::guard()?;
-        if dev != 0 {
-            return Err(INVALID_DEVICE);
-        }
+        let (mut guard, device) = with_device(dev)?;
         let d = inside(&mut guard)?;
         d.pools_exist()?;
         // SAFETY: as above.
-        unsafe { give(pool, d.current_pool as CUmemoryPool) }
+        unsafe { give(pool, d.devices[device].current_pool as CUmemoryPool) }
     }
 
     fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
-        let mut guard = enter()?;
-        if dev != 0 {
-            return Err(INVALID_DEVICE);
-        }
+        drop(enter()?);
+        let (mut guard, device) = with_device(dev)?;
         let d = inside(&mut guard)?;
-        d.pool(pool as u64)?;
-        d.current_pool = pool as u64;
+        if d.pool(pool as u64)?.device != device {
+            return Err(INVALID_VALUE);
+        }
+        d.devices[device].current_pool = pool as u64;
         Ok(())
     }
 
@@ -139,8 +139,12 @@ api! {
         if props.is_null() {
             return Err(INVALID_VALUE);
         }
+        // SAFETY: not null, so the caller's valid description.
+        let location = unsafe { &(*props).location };
+        let device = usize::try_from(location.id).ok().filter(|&device| device < d.devices.len());
+        let device = device.ok_or(INVALID_DEVICE)?;
         let id = d.handle();
-        d.pools.insert(id, Pool::new());
+        d.pools.insert(id, Pool::new(device));
         // SAFETY: as above.
         unsafe { give(pool, id as CUmemoryPool) }
     }
@@ -149,13 +153,14 @@ api! {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
         let id = pool as u64;
-        d.pool(id)?;
-        if id == DEFAULT_POOL {
+        let device = d.pool(id)?.device;
+        if id == default_pool(device) {
             return Err(INVALID_VALUE);
         }
         d.pools.remove(&id);
-        if d.current_pool == id {
-            d.current_pool = DEFAULT_POOL;
+        let current = &mut d.devices[device].current_pool;
+        if *current == id {
+            *current = default_pool(device);
         }
         Ok(())
     }

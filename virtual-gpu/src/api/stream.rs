@@ -7,7 +7,7 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{
-    Callback, Driver, Event, NULL, Stream, StreamId, Work, after_enqueue, run_some, run_until,
+    Callback, Driver, Event, Stream, StreamId, Work, after_enqueue, is_null, run_some, run_until,
 };
 use super::{Answer, api, enter, give, inside};
 
@@ -21,7 +21,7 @@ fn create(out: *mut CUstream, flags: c_uint, priority: c_int) -> Answer {
     }
     let d = inside(&mut guard)?;
     let id = d.handle();
-    d.streams.insert(id, Stream::new(flags, priority.clamp(-1, 0)));
+    d.streams.insert(id, Stream::new(d.current, flags, priority.clamp(-1, 0)));
     // SAFETY: the caller's out-pointer.
     unsafe { give(out, id as CUstream) }
 }
@@ -29,8 +29,10 @@ fn create(out: *mut CUstream, flags: c_uint, priority: c_int) -> Answer {
 fn record(event: CUevent, stream: CUstream) -> Answer {
     let mut guard = enter()?;
     let d = inside(&mut guard)?;
-    let (event, stream) = (event as u64, stream as u64);
-    if !d.events.contains_key(&event) {
+    let (event, stream) = (event as u64, d.id(stream));
+    let device = d.stream(stream)?.device;
+    // an event is recorded on its own device; streams of all devices may wait for it
+    if d.events.get(&event).is_none_or(|event| event.device != device) {
         return Err(INVALID_HANDLE);
     }
     if let Some(capture) = d.stream(stream)?.capture {
@@ -57,11 +59,6 @@ fn not_capturing(d: &mut Driver, id: StreamId) -> Answer {
     if d.stream(id)?.capture.is_some() { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// The fault of the work that was waited for, if there is one.
-fn fault(d: &Driver) -> Answer {
-    d.sticky.map_or(Ok(()), Err)
-}
-
 // SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
 // null or valid.
 api! {
@@ -77,8 +74,8 @@ api! {
     fn cuStreamDestroy_v2(stream: CUstream) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let id = stream as u64;
-        if id == NULL {
+        let id = d.id(stream);
+        if is_null(id) {
             return Err(INVALID_HANDLE);
         }
         let s = d.stream(id)?;
@@ -95,53 +92,62 @@ api! {
     fn cuStreamSynchronize(stream: CUstream) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let id = stream as u64;
+        let id = d.id(stream);
         not_capturing(d, id)?;
+        let device = d.stream(id)?.device;
         // The legacy default stream waits for all blocking streams.
-        let marks: Vec<_> = if id == NULL {
-            d.streams.iter().filter(|(_, s)| s.flags & 1 == 0).map(|(i, s)| (*i, s.queued)).collect()
+        let marks: Vec<_> = if is_null(id) {
+            let blocking = d.streams.iter().filter(|(_, s)| s.device == device && s.flags & 1 == 0);
+            blocking.map(|(i, s)| (*i, s.queued)).collect()
         } else {
             vec![(id, d.stream(id)?.queued)]
         };
         let mut guard = run_until(guard, |d| marks.iter().all(|&m| d.done(m)))?;
         let d = inside(&mut guard)?;
-        d.trim_pools();
-        fault(d)
+        marks.into_iter().for_each(|mark| d.observe(mark));
+        d.trim_pools(device);
+        d.fault_of(device)
     }
 
     /// Runs some work first, so that a loop of queries ends.
     fn cuStreamQuery(stream: CUstream) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let id = stream as u64;
+        let id = d.id(stream);
         not_capturing(d, id)?;
-        let mark = (id, d.stream(id)?.queued);
-        if d.done(mark) {
-            return fault(d);
-        }
-        let mut guard = run_some(guard, 1)?;
+        let (device, mark) = (d.stream(id)?.device, (id, d.stream(id)?.queued));
+        let mut guard = if d.done(mark) { guard } else { run_some(guard, 1)? };
         let d = inside(&mut guard)?;
-        fault(d)?;
-        if d.done(mark) { Ok(()) } else { Err(NOT_READY) }
+        d.fault_of(device)?;
+        if !d.done(mark) {
+            return Err(NOT_READY);
+        }
+        d.observe(mark);
+        Ok(())
     }
 
     fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext) {
         let mut guard = enter()?;
-        inside(&mut guard)?.stream(stream as u64)?;
+        let d = inside(&mut guard)?;
+        let device = d.stream(d.id(stream))?.device;
+        let own = d.devices[device].primary;
+        let own = if own == 0 { super::device::current() } else { own };
         // SAFETY: as above.
-        unsafe { give(context, super::device::current() as CUcontext) }
+        unsafe { give(context, own as CUcontext) }
     }
 
     fn cuStreamGetFlags(stream: CUstream, flags: *mut c_uint) {
         let mut guard = enter()?;
-        let f = inside(&mut guard)?.stream(stream as u64)?.flags;
+        let d = inside(&mut guard)?;
+        let f = d.stream(d.id(stream))?.flags;
         // SAFETY: as above.
         unsafe { give(flags, f) }
     }
 
     fn cuStreamGetPriority(stream: CUstream, priority: *mut c_int) {
         let mut guard = enter()?;
-        let p = inside(&mut guard)?.stream(stream as u64)?.priority;
+        let d = inside(&mut guard)?;
+        let p = d.stream(d.id(stream))?.priority;
         // SAFETY: as above.
         unsafe { give(priority, p) }
     }
@@ -154,7 +160,7 @@ api! {
         }
         let e = d.events.get(&(event as u64)).ok_or(INVALID_HANDLE)?;
         let (recorded, captured) = (e.recorded, e.captured.clone());
-        let id = stream as u64;
+        let id = d.id(stream);
         match (d.stream(id)?.capture, captured) {
             (_, Some((capture, after))) => d.join_capture(id, capture, after),
             (Some(_), None) => Err(STREAM_CAPTURE_ISOLATION),
@@ -173,9 +179,10 @@ api! {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
         let Some(f) = function else { return Err(INVALID_VALUE) };
-        not_capturing(d, stream as u64)?;
+        let id = d.id(stream);
+        not_capturing(d, id)?;
         let function = Arc::new(Callback::Host(f));
-        d.enqueue(stream as u64, Work::Call { function, stream: stream as u64, data: data as usize })?;
+        d.enqueue(id, Work::Call { function, stream: stream as u64, data: data as usize })?;
         after_enqueue(guard)
     }
 
@@ -183,9 +190,10 @@ api! {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
         let (Some(f), 0) = (callback, flags) else { return Err(INVALID_VALUE) };
-        not_capturing(d, stream as u64)?;
+        let id = d.id(stream);
+        not_capturing(d, id)?;
         let function = Arc::new(Callback::Stream(f));
-        d.enqueue(stream as u64, Work::Call { function, stream: stream as u64, data: data as usize })?;
+        d.enqueue(id, Work::Call { function, stream: stream as u64, data: data as usize })?;
         after_enqueue(guard)
     }
 
@@ -196,7 +204,7 @@ api! {
         }
         let d = inside(&mut guard)?;
         let id = d.handle();
-        d.events.insert(id, Event { flags, recorded: None, time: 0.0, captured: None });
+        d.events.insert(id, Event { device: d.current, flags, recorded: None, time: 0.0, captured: None });
         // SAFETY: as above.
         unsafe { give(event, id as CUevent) }
     }
@@ -216,11 +224,15 @@ api! {
         if e.captured.is_some() {
             return Err(CAPTURED_EVENT);
         }
-        let Some(mark) = e.recorded else { return Ok(()) };
+        let (Some(mark), device) = (e.recorded, e.device) else { return Ok(()) };
         let mut guard = if inside(&mut guard)?.done(mark) { guard } else { run_some(guard, 1)? };
         let d = inside(&mut guard)?;
-        fault(d)?;
-        if d.done(mark) { Ok(()) } else { Err(NOT_READY) }
+        d.fault_of(device)?;
+        if !d.done(mark) {
+            return Err(NOT_READY);
+        }
+        d.observe(mark);
+        Ok(())
     }
 
     fn cuEventSynchronize(event: CUevent) {
@@ -229,9 +241,11 @@ api! {
         if e.captured.is_some() {
             return Err(CAPTURED_EVENT);
         }
-        let Some(mark) = e.recorded else { return Ok(()) };
+        let (Some(mark), device) = (e.recorded, e.device) else { return Ok(()) };
         let mut guard = run_until(guard, |d| d.done(mark))?;
-        fault(inside(&mut guard)?)
+        let d = inside(&mut guard)?;
+        d.observe(mark);
+        d.fault_of(device)
     }
 
     fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) {

@@ -118,10 +118,28 @@ pub(super) fn misaligned(
 
 #[cold]
 fn outside(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Box<crate::Finding> {
+    let thread = w.id * 32 + lane as u32;
+    if let Some(device) = b.job.memory.foreign(at) {
+        let message = format!(
+            "{}-byte {} at 0x{at:x}, which is memory of device {device} (peer access to it is not enabled, or it is not live)",
+            what.bytes, what.verb
+        );
+        return b.finding(FindingKind::WrongDevice, what.line, thread, message);
+    }
     let (freed, near) = b.job.memory.describe(at);
     let kind = if freed { FindingKind::UseAfterFree } else { FindingKind::OutOfBounds };
     let message = format!("{}-byte {} at 0x{at:x}, {near}", what.bytes, what.verb);
-    b.finding(kind, what.line, w.id * 32 + lane as u32, message)
+    b.finding(kind, what.line, thread, message)
+}
+
+/// The finding for a load of bytes that another device writes, without a wait for it.
+#[cold]
+fn unordered(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Box<crate::Finding> {
+    let message = format!(
+        "{}-byte {} at 0x{at:x} of what work on another device writes, without waiting for it",
+        what.bytes, what.verb
+    );
+    b.finding(FindingKind::MissingWait, what.line, w.id * 32 + lane as u32, message)
 }
 
 /// Host pointer and shadow of one lane's global access, after all checks.
@@ -189,11 +207,14 @@ unsafe fn put(p: *mut u8, size: u8, v: u64) {
 #[inline(always)]
 pub(super) unsafe fn written(s: *mut u8, bytes: u32) -> bool {
     const ONES: u64 = 0x0101_0101_0101_0101;
+    // whether no byte is 0: Warren, "Hacker's Delight", section 6-1
+    let none_is_zero = |v: u64| v.wrapping_sub(ONES) & !v & (ONES << 7) == 0;
     // SAFETY: `s` points to `bytes` aligned shadow bytes: this function's contract.
     unsafe {
         match bytes {
-            16 => get(s, 8) == ONES && get(s.add(8), 8) == ONES,
-            n => get(s, n as u8) == ONES >> (64 - 8 * n),
+            16 => none_is_zero(get(s, 8)) && none_is_zero(get(s.add(8), 8)),
+            8 => none_is_zero(get(s, 8)),
+            n => none_is_zero(get(s, n as u8) | u64::MAX << (8 * n)),
         }
     }
 }
@@ -201,16 +222,16 @@ pub(super) unsafe fn written(s: *mut u8, bytes: u32) -> bool {
 /// # Safety
 /// As [`written`].
 #[inline(always)]
-pub(super) unsafe fn mark(s: *mut u8, bytes: u32) {
-    const ONES: u64 = 0x0101_0101_0101_0101;
+pub(super) unsafe fn mark(s: *mut u8, bytes: u32, writer: u8) {
+    let writers = u64::from_ne_bytes([writer; 8]);
     // SAFETY: `s` points to `bytes` aligned shadow bytes: this function's contract.
     unsafe {
         match bytes {
             16 => {
-                put(s, 8, ONES);
-                put(s.add(8), 8, ONES);
+                put(s, 8, writers);
+                put(s.add(8), 8, writers);
             }
-            n => put(s, n as u8, ONES),
+            n => put(s, n as u8, writers),
         }
     }
 }
@@ -315,6 +336,13 @@ pub(super) fn load(
                 if !known {
                     return Err(unread(b, w, what, l, "global", at[l]));
                 }
+                if let (Some(not_yet), Some(s)) = (&b.job.unordered, shadow) {
+                    // SAFETY: as above; one byte after the other.
+                    let early = |i| not_yet[unsafe { get(s.add(i), 1) } as usize];
+                    if (0..bytes as usize).any(early) {
+                        return Err(unordered(b, w, what, l, at[l]));
+                    }
+                }
                 for (k, &row) in rows.iter().enumerate() {
                     // SAFETY: as above; element k lies inside the checked access.
                     let v = unsafe { get(p.add(k * a.size as usize), a.size) };
@@ -353,7 +381,7 @@ pub(super) fn store(
                 }
                 if let Some(s) = shadow {
                     // SAFETY: the shadow has the data's size and alignment.
-                    unsafe { mark(s, bytes) };
+                    unsafe { mark(s, bytes, b.job.writer) };
                 }
             }
             count_global(b, at, mask, bytes, false);

@@ -44,7 +44,7 @@ pub(super) fn atomic(
                         return Err(unread(b, w, what, l, "global", at[l]));
                     }
                     // SAFETY: as above.
-                    unsafe { mark(s, size as u32) };
+                    unsafe { mark(s, size as u32, b.job.writer) };
                 }
                 // SAFETY: as above.
                 unsafe { update(p, size, |old| combine(op, ty, true, old, x, y)) }

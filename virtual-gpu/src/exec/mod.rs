@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::finding::{Fault, Finding, FindingKind};
-use crate::memory::{Memory, MemoryError, Snapshot};
+use crate::memory::{Allocation, Memory, MemoryError, Snapshot, WRITTEN};
 use crate::ptx::inst::Function;
 use crate::ptx::{Kernel, Module, VarSpace};
 use alu::Fast;
@@ -44,6 +44,23 @@ pub struct Launch<'a> {
     pub dynamic_shared: u32,
     /// The parameter block, laid out as [`Kernel::params`] says.
     pub params: &'a [u8],
+}
+
+/// What a launch through the driver API knows besides its geometry.
+pub(crate) struct Surroundings {
+    /// Live memory of devices whose memory this one may reach.
+    pub peers: Vec<Arc<Allocation>>,
+    /// What stores leave in the shadow of what they write.
+    pub writer: u8,
+    /// Writers for whom the launch has not waited though it should; none with one device.
+    pub unordered: Option<Box<[bool; 256]>>,
+}
+
+impl Surroundings {
+    /// Of a device that is alone.
+    pub const fn alone() -> Self {
+        Self { peers: Vec::new(), writer: WRITTEN, unordered: None }
+    }
 }
 
 /// A module whose variables have their places in a device's memory.
@@ -95,7 +112,12 @@ pub struct Gpu {
 
 impl Gpu {
     pub fn new(config: Config) -> Self {
-        let memory = Memory::new(config.memory(), config.checks.uninitialized);
+        Self::numbered(0, config)
+    }
+
+    /// Device number `device`, whose memory has addresses of its own.
+    pub(crate) fn numbered(device: usize, config: Config) -> Self {
+        let memory = Memory::new(device, config.memory(), config.checks.uninitialized);
         Self { memory, config, launches: 0 }
     }
 
@@ -155,6 +177,16 @@ impl Gpu {
         kernel: &str,
         launch: Launch<'_>,
     ) -> Result<LaunchReport, Fault> {
+        self.launch_among(loaded, kernel, launch, Surroundings::alone())
+    }
+
+    pub(crate) fn launch_among(
+        &mut self,
+        loaded: &LoadedModule,
+        kernel: &str,
+        launch: Launch<'_>,
+        surroundings: Surroundings,
+    ) -> Result<LaunchReport, Fault> {
         let invalid = |kind, message: String| Finding {
             kind,
             kernel: kernel.to_owned(),
@@ -168,7 +200,7 @@ impl Gpu {
         };
         check_launch(k, &launch).map_err(|(kind, message)| invalid(kind, message))?;
         self.launches += 1;
-        let job = Job::new(self, loaded, k, &launch);
+        let job = Job::new(self, loaded, k, &launch, surroundings);
         job.run()
     }
 }
@@ -225,6 +257,8 @@ pub(crate) struct Job<'a> {
     globals: &'a [u64],
     shared_offsets: Vec<u32>,
     launch_id: u64,
+    writer: u8,
+    unordered: Option<Box<[bool; 256]>>,
     next: AtomicU64,
     stop: AtomicBool,
     /// Thread instructions of all blocks so far, and what their starts cost.
@@ -236,12 +270,23 @@ pub(crate) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(gpu: &'a Gpu, loaded: &'a LoadedModule, kernel: &'a Kernel, l: &Launch<'a>) -> Self {
+    fn new(
+        gpu: &'a Gpu,
+        loaded: &'a LoadedModule,
+        kernel: &'a Kernel,
+        l: &Launch<'a>,
+        surroundings: Surroundings,
+    ) -> Self {
         let mut shared_offsets = vec![0; loaded.module.variables.len()];
         for &(v, at) in &kernel.shared_layout {
             shared_offsets[v as usize] = at;
         }
-        let snapshot = gpu.memory.snapshot();
+        let Surroundings { peers, writer, unordered } = surroundings;
+        let mut snapshot = gpu.memory.snapshot();
+        if !peers.is_empty() {
+            snapshot.live.extend(peers);
+            snapshot.live.sort_by_key(|a| a.base);
+        }
         Self {
             functions: &loaded.module.functions,
             kernel,
@@ -257,6 +302,8 @@ impl<'a> Job<'a> {
             globals: &loaded.addresses,
             shared_offsets,
             launch_id: gpu.launches,
+            writer,
+            unordered,
             next: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             spent: AtomicU64::new(0),

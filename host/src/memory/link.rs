@@ -1,0 +1,244 @@
+//! Passing values from one device to another while both go on computing.
+//!
+//! Two slots are used in turn, so that the sender may be up to two values ahead of the receiver:
+//!
+//! ```text
+//! with peer access   sender's stream    wait until the slot was emptied · copy to the slot, on the receiver's device
+//!                    receiver's stream  wait for the copy · copy from the slot to the target
+//! without            sender's stream    wait until the slot was emptied · copy to the slot, in pinned memory
+//!                    receiver's stream  wait for the copy · copy from the slot to the target
+//! ```
+
+use super::pinned::PinnedBuffer;
+use super::{DeviceBuffer, buffer};
+use crate::cuda::{CudaDevice, Event, check};
+use crate::mutation::{Wait, left_out};
+use crate::{Error, Result};
+use cust::sys;
+use std::sync::{Mutex, PoisonError};
+
+/// The way that values take from device to device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Straight into the other device's memory.
+    Peer,
+    /// By way of pinned host memory.
+    Pinned,
+}
+
+/// From one device's stream to another's; values arrive in the order in which they were sent.
+#[derive(Debug)]
+pub struct Link {
+    from: CudaDevice,
+    to: CudaDevice,
+    way: Way,
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    pair: Option<[Slot; 2]>,
+    /// The one that is used next.
+    next: usize,
+}
+
+/// A place on the way.
+#[derive(Debug)]
+struct Slot {
+    place: Place,
+    bytes: usize,
+    /// On the sender's stream: the value is in it.
+    filled: Event,
+    /// On the receiver's: it is in the target.
+    emptied: Event,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Not of the device's pool, as peers don't reach the memory of the driver's pools.
+    Peer(PeerMemory),
+    Pinned(PinnedBuffer),
+}
+
+/// Memory of a device that its peers reach.
+#[derive(Debug)]
+struct PeerMemory {
+    device: CudaDevice,
+    address: u64,
+}
+
+impl PeerMemory {
+    fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
+        device.bind()?;
+        buffer::refused(bytes)?;
+        let mut address = 0;
+        // SAFETY: the context is current; `address` is written before it is used.
+        let result = check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes) });
+        super::device::out_of_memory(device, bytes, result)?;
+        Ok(Self { device: device.clone(), address })
+    }
+}
+
+impl Drop for PeerMemory {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: allocated by `new` and freed once; `Slot::drop` has waited for the copies that use it. An error can't be
+            // reported from here.
+            let _ = check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) });
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let waited = self.filled.synchronize().and_then(|()| self.emptied.synchronize());
+        if waited.is_err()
+            && let Place::Pinned(buffer) = &mut self.place
+        {
+            buffer.leak(); // a copy may still use it
+        }
+    }
+}
+
+impl Slot {
+    fn new(link: &Link, bytes: usize) -> Result<Self> {
+        let place = match link.way {
+            Way::Peer => Place::Peer(PeerMemory::new(&link.to, bytes)?),
+            Way::Pinned => Place::Pinned(PinnedBuffer::new(&link.from, bytes)?),
+        };
+        link.from.bind()?;
+        let filled = Event::untimed()?;
+        link.to.bind()?;
+        Ok(Self { place, bytes, filled, emptied: Event::untimed()? })
+    }
+}
+
+impl Link {
+    /// From the stream of one device to that of another: straight where the driver lets the first reach the second's memory, else
+    /// by pinned memory; `way` asks for one of them.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if both are the same device, or [`Way::Peer`] is asked for and the driver refuses; a driver error.
+    pub fn new(from: &CudaDevice, to: &CudaDevice, way: Option<Way>) -> Result<Self> {
+        let refused = |reason: &str| Error::Unsupported {
+            op: "Link",
+            argument: "to",
+            value: format!("{to:?}"),
+            reason: reason.to_owned(),
+        };
+        if from.properties().ordinal == to.properties().ordinal {
+            return Err(refused("values are passed between two devices, and this is the sender itself"));
+        }
+        let way = match way {
+            Some(Way::Pinned) => Way::Pinned,
+            asked => match (enable_peer_access(from, to)?, asked) {
+                (true, _) => Way::Peer,
+                (false, None) => Way::Pinned,
+                (false, Some(_)) => {
+                    return Err(refused(&format!("the driver gives {from:?} no peer access to it")));
+                }
+            },
+        };
+        Ok(Self { from: from.clone(), to: to.clone(), way, slots: Mutex::default() })
+    }
+
+    /// The way that values take.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// Bytes on the receiver's device that the slots take for values of up to `bytes` bytes.
+    pub fn slot_bytes(bytes: usize) -> usize {
+        2 * bytes
+    }
+
+    /// Queues a copy of `bytes` bytes of a buffer on the sender's stream to the start of one on the receiver's. Work queued
+    /// there from now on sees them, and the source may be written by what is queued on its stream from now on.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if a buffer is of another stream or shorter, or a stream is being captured; a driver error.
+    pub fn send(
+        &self,
+        source: &DeviceBuffer,
+        at: usize,
+        bytes: usize,
+        target: &mut DeviceBuffer,
+    ) -> Result<()> {
+        for (buffer, device, argument) in [(source, &self.from, "source"), (&*target, &self.to, "target")] {
+            if !buffer.device().same_stream(device) {
+                let (value, reason) =
+                    (format!("on {:?}", buffer.device()), format!("the link's is on {device:?}"));
+                return Err(Error::Unsupported { op: "Link", argument, value, reason });
+            }
+        }
+        let (from, to) = (source.range("send", at, bytes)?, target.range("send", 0, bytes)?);
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = source.outside_capture("send")?;
+        drop(target.outside_capture("send")?);
+        if bytes == 0 {
+            return Ok(());
+        }
+        if slots.pair.as_ref().is_none_or(|[slot, _]| slot.bytes < bytes) {
+            slots.pair = None; // waits for what is under way
+            slots.pair = Some([Slot::new(self, bytes)?, Slot::new(self, bytes)?]);
+        }
+        let Slots { pair: Some(pair), next } = &mut *slots else { return Ok(()) };
+        let slot = &pair[*next];
+        *next = 1 - *next;
+
+        self.from.bind()?;
+        let out = self.from.stream();
+        if !left_out(Wait::SlotEmptied) {
+            out.wait(&slot.emptied)?;
+        }
+        // SAFETY (both): the ranges are inside their buffers (checked above), the slot is as long, the streams live. The slot
+        // is freed only after both events, and the source belongs to the stream of the copy.
+        match &slot.place {
+            Place::Peer(memory) => check("cuMemcpyPeerAsync", unsafe {
+                let (there, here) = (self.to.context(), self.from.context());
+                sys::cuMemcpyPeerAsync(memory.address, there, from, here, bytes, out.raw())
+            }),
+            Place::Pinned(host) => check("cuMemcpyDtoHAsync", unsafe {
+                sys::cuMemcpyDtoHAsync_v2(host.address().cast(), from, bytes, out.raw())
+            }),
+        }?;
+        slot.filled.record(out)?;
+        drop(sender);
+
+        self.to.bind()?;
+        let into = self.to.stream();
+        let _receiver = target.outside_capture("send")?;
+        if !left_out(Wait::SlotFilled) {
+            into.wait(&slot.filled)?;
+        }
+        // SAFETY (both): as above; the target belongs to the stream of the copy.
+        match &slot.place {
+            Place::Peer(memory) => check("cuMemcpyDtoDAsync", unsafe {
+                sys::cuMemcpyDtoDAsync_v2(to, memory.address, bytes, into.raw())
+            }),
+            Place::Pinned(host) => check("cuMemcpyHtoDAsync", unsafe {
+                sys::cuMemcpyHtoDAsync_v2(to, host.address().cast_const().cast(), bytes, into.raw())
+            }),
+        }?;
+        slot.emptied.record(into)
+    }
+}
+
+/// Whether kernels and copies of `from` reach the memory of `to`, which is seen to.
+fn enable_peer_access(from: &CudaDevice, to: &CudaDevice) -> Result<bool> {
+    const ALREADY_ENABLED: u32 = 704;
+    let mut can = 0;
+    let [a, b] = [from, to].map(|device| device.properties().ordinal as i32);
+    from.bind()?;
+    // SAFETY: `can` is written before it is used; ordinals and device handles are the same numbers.
+    check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&mut can, a, b) })?;
+    if can == 0 {
+        return Ok(false);
+    }
+    // SAFETY: a context of `from` is current, and that of `to` lives as long as the process.
+    match check("cuCtxEnablePeerAccess", unsafe { sys::cuCtxEnablePeerAccess(to.context(), 0) }) {
+        Ok(()) | Err(Error::Driver { code: ALREADY_ENABLED, .. }) => Ok(true),
+        Err(lost @ Error::DeviceLost { .. }) => Err(lost),
+        Err(_) => Ok(false), // such as no room for another mapping: pinned memory always works
+    }
+}

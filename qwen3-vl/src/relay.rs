@@ -1,0 +1,74 @@
+//! A captured pass over all devices of a model: a graph for each, and the hidden states that are passed on between them.
+
+use super::text::TextModel;
+use pascaline::cuda::Graph;
+use pascaline::{DType, Device, Result, Tensor};
+
+/// The graphs, in the order of the pass, and what comes out of the last.
+pub(super) struct Relay<T> {
+    legs: Vec<Leg>,
+    result: T,
+}
+
+struct Leg {
+    graph: Graph,
+    /// The hidden states that it begins with; none for the first.
+    input: Option<Tensor>,
+    /// Those that it ends with; none for the last.
+    output: Option<Tensor>,
+}
+
+impl<T> Relay<T> {
+    /// Captures a pass of `rows` rows: `stage` is the part on one device, from what the one before gave, and `end` what follows on the
+    /// first device again.
+    pub fn capture(
+        text: &TextModel,
+        rows: usize,
+        mut stage: impl FnMut(usize, Option<&Tensor>) -> Result<Tensor>,
+        end: impl FnOnce(&Tensor) -> Result<T>,
+    ) -> Result<Self> {
+        let stages = text.stages();
+        let capture = |device: &Device, work: &mut dyn FnMut() -> Result<Tensor>| match device {
+            Device::Cuda(device) => Graph::capture(device, work),
+            Device::Cpu => unreachable!("only GPUs capture"),
+        };
+        let room = |device: &Device| Tensor::zeros([rows, text.width()], DType::F32, device);
+        if let [only] = stages {
+            let Device::Cuda(device) = &only.device else { unreachable!("only GPUs capture") };
+            let (graph, result) = Graph::capture(device, || end(&stage(0, None)?))?;
+            return Ok(Self { legs: vec![Leg { graph, input: None, output: None }], result });
+        }
+        let mut legs = Vec::with_capacity(stages.len() + 1);
+        for (index, own) in stages.iter().enumerate() {
+            let input = if index == 0 { None } else { Some(room(&own.device)?) };
+            let (graph, output) = capture(&own.device, &mut || stage(index, input.as_ref()))?;
+            legs.push(Leg { graph, input, output: Some(output) });
+        }
+        let Device::Cuda(home) = text.device() else { unreachable!("only GPUs capture") };
+        let input = room(text.device())?;
+        let (graph, result) = Graph::capture(home, || end(&input))?;
+        legs.push(Leg { graph, input: Some(input), output: None });
+        Ok(Self { legs, result })
+    }
+
+    /// Queues the pass once more. What it gives must be read before the next time: reading is what tells the host that nothing
+    /// is under way between the devices any more.
+    pub fn launch(&mut self, text: &TextModel) -> Result<&T> {
+        for index in 0..self.legs.len() {
+            let (before, rest) = self.legs.split_at_mut(index);
+            let leg = &mut rest[0];
+            if let (Some(input), Some(output)) =
+                (&mut leg.input, before.last().and_then(|before| before.output.as_ref()))
+            {
+                text.send(index - 1, output, input)?;
+            }
+            leg.graph.launch()?;
+        }
+        Ok(&self.result)
+    }
+
+    /// Launches of all graphs.
+    pub fn nodes(&self) -> usize {
+        self.legs.iter().map(|leg| leg.graph.nodes()).sum()
+    }
+}

@@ -1,0 +1,148 @@
+//! A model over two and three virtual devices: the same bits as on one, whichever way values take between them, and no
+//! finding of the virtual GPU, which looks for missing waits in every order.
+
+#![cfg(feature = "virtual-gpu")]
+
+use pascaline::memory::Way;
+use pascaline::{DType, Device, Error, memory};
+use pascaline_virtual_gpu::{Config, GTX1060, GTX1080, MX330, configure, take_findings};
+use qwen3_vl::batch::{Batch, BatchOptions, Event};
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::{Checkpoint, LoadOptions, Options, Placement, Qwen3Vl, Visual};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Three devices, for one test at a time: findings and pools are the process's.
+fn devices() -> (Vec<Device>, MutexGuard<'static, ()>) {
+    static TURN: Mutex<()> = Mutex::new(());
+    static CONFIGURED: OnceLock<()> = OnceLock::new();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    CONFIGURED.get_or_init(|| {
+        let config = Config::from_env().unwrap();
+        let others = vec![(&GTX1060, None), (&GTX1080, None)];
+        configure(Config { card: &MX330, others, traffic: false, ..config }).unwrap();
+    });
+    let devices = (0..3).map(|ordinal| Device::virtual_gpu_number(ordinal).unwrap()).collect();
+    (devices, turn)
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl").join(name)
+}
+
+fn load(name: &str, placement: &Placement, options: LoadOptions) -> Qwen3Vl {
+    let checkpoint = Checkpoint::open(fixture(name), None).unwrap();
+    Qwen3Vl::load_placed(&checkpoint, None, placement, options, |_| {}).unwrap()
+}
+
+fn no_findings(what: &str) {
+    let findings = take_findings();
+    assert!(findings.is_empty(), "{what}: {findings:?}");
+}
+
+fn bits(values: Vec<f32>) -> Vec<u32> {
+    values.into_iter().map(f32::to_bits).collect()
+}
+
+/// Logits of a text, and of an answer about a picture the tokens.
+fn results(model: &Qwen3Vl, graph: bool) -> (Vec<u32>, Vec<u32>) {
+    let ids: Vec<u32> = (1..12).collect();
+    let logits = model.trace(&ids, &[], &[], |_, _| {}).unwrap().to_vec().unwrap();
+    let picture = [Visual::image(&fixture("tiny/cases/square.png")).unwrap()];
+    let options = Options { max_new_tokens: 5, stop_at_eos: false, graph, ..Options::default() };
+    (bits(logits), model.generate(&picture, "What colour?", &options).unwrap().ids)
+}
+
+#[test]
+fn a_split_model_gives_the_same_bits() {
+    let (devices, _turn) = devices();
+    // in passes of 13 tokens, so that several parts of a prompt are on their way at the same time
+    let usual =
+        LoadOptions { tokens_per_pass: 13, dtype: DType::F32, ..LoadOptions::for_device(&devices[0]) };
+    let expected = results(&load("tiny", &Placement::one(&devices[0], 3), usual), true);
+    for (layers, vision) in
+        [(vec![2, 1], 0), (vec![1, 2], 1), (vec![0, 3], 0), (vec![1, 1, 1], 2), (vec![3, 0], 1)]
+    {
+        for way in [Way::Peer, Way::Pinned] {
+            let placement = Placement::split(&devices[..layers.len()], &layers, vision).unwrap().by(way);
+            let model = load("tiny", &placement, usual);
+            assert!(model.ways().iter().all(|taken| *taken == way));
+            for graph in [true, false] {
+                assert_eq!(results(&model, graph), expected, "{layers:?}, {way:?}, graph {graph}");
+            }
+            no_findings(&format!("{layers:?}, {way:?}"));
+        }
+    }
+    // each device holds its own layers and nothing of the others'
+    let live = |device: &Device| match device {
+        Device::Cuda(device) => memory::pool(device).unwrap().statistics().live,
+        Device::Cpu => 0,
+    };
+    let before: Vec<_> = devices.iter().map(live).collect();
+    let model = load("tiny", &Placement::split(&devices, &[1, 1, 1], 0).unwrap(), usual);
+    let taken: Vec<_> = devices.iter().map(live).zip(before).map(|(now, before)| now - before).collect();
+    assert!(taken[0] > taken[1] && taken[2].abs_diff(taken[1]) < 4096, "{taken:?}");
+    assert!(taken[1] > 0 && taken[1] * 3 < model.weight_bytes() * 2, "{taken:?}");
+}
+
+/// Requests together, with parts of prompts beside running answers.
+fn together(model: &Qwen3Vl) -> Vec<Vec<u32>> {
+    let mut options = BatchOptions::with_room(2048);
+    options.prompt_tokens = 32;
+    let mut batch = Batch::new(model, options).unwrap();
+    let picture = [Visual::image(&fixture("tiny/cases/square.png")).unwrap()];
+    let long = "why ".repeat(300);
+    for (visuals, question) in [(&[][..], "Hello"), (&picture[..], "What colour?"), (&[][..], long.as_str())]
+    {
+        let prompt = model.processor.prepare(&[user_turn(visuals, question)], visuals).unwrap();
+        let options = Options { max_new_tokens: 4, stop_at_eos: false, ..Options::default() };
+        batch.add(prompt, &options).unwrap();
+    }
+    let mut answers = BTreeMap::new();
+    while !batch.is_idle() {
+        for event in batch.step() {
+            match event {
+                Event::Finished { id, output, .. } => _ = answers.insert(id, output.ids),
+                Event::Failed { error, .. } => panic!("{error}"),
+                Event::Token { .. } => {}
+            }
+        }
+    }
+    answers.into_values().collect()
+}
+
+#[test]
+fn many_requests_share_split_devices() {
+    let (devices, _turn) = devices();
+    let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&devices[0]) };
+    let expected = together(&load("tiny", &Placement::one(&devices[0], 3), usual));
+    assert_eq!(expected.len(), 3);
+    for (layers, way) in [(vec![2, 1], Way::Peer), (vec![1, 1, 1], Way::Pinned)] {
+        let placement = Placement::split(&devices[..layers.len()], &layers, 0).unwrap().by(way);
+        assert_eq!(together(&load("tiny", &placement, usual)), expected, "{layers:?}");
+        no_findings(&format!("{layers:?}"));
+    }
+}
+
+#[test]
+fn what_is_no_split_is_refused() {
+    let (devices, _turn) = devices();
+    let error = |devices: &[Device], layers: &[usize], vision| {
+        Placement::split(devices, layers, vision).unwrap_err().to_string()
+    };
+    assert!(error(&devices, &[1, 2], 0).contains("2 numbers for 3 devices"));
+    assert!(error(&devices, &[0, 0, 0], 0).contains("no device gets any"));
+    assert!(error(&[devices[0].clone(), devices[0].clone()], &[1, 2], 0).contains("it comes twice"));
+    assert!(error(&[devices[0].clone(), Device::Cpu], &[1, 2], 0).contains("GPUs alone"));
+    assert!(error(&devices, &[1, 1, 1], 3).contains("no device of this number"));
+    let checkpoint = Checkpoint::open(fixture("tiny"), None).unwrap();
+    let load = |layers: &[usize], options: LoadOptions| {
+        let placement = Placement::split(&devices[..layers.len()], layers, 0).unwrap();
+        Qwen3Vl::load_placed(&checkpoint, None, &placement, options, |_| {}).map(|_| ()).unwrap_err()
+    };
+    let usual = LoadOptions::for_device(&devices[0]);
+    assert!(load(&[2, 2], usual).to_string().contains("the model has 3 decoder layers"));
+    let streamed = load(&[2, 1], LoadOptions { gpu_layers: Some(1), ..usual });
+    assert!(matches!(streamed, Error::Unsupported { argument: "gpu_layers", .. }), "{streamed}");
+}

@@ -1,0 +1,222 @@
+//! What has happened before what, among several devices, and which accesses forgot to wait.
+//!
+//! Each stream has a vector clock: of every stream, up to which work its own next work follows. Edges are the order of a
+//! stream, waits for events, and what the host has waited for before it queued something. Bytes remember which unit of work
+//! wrote them last (one byte of shadow each). An access that crosses devices, or goes by page-locked host memory, must follow
+//! the last writer of its bytes, and a writer must follow the accesses that cross: otherwise it is a finding in every order
+//! in which the work happens to run.
+//!
+//! Sources: Mattern 1989, "Virtual time and global states of distributed systems"; Flanagan & Freund 2009, "FastTrack".
+//!
+//! Not looked at: kernels that read a peer's memory directly, and what the host itself reads or writes. Within one device a
+//! forgotten wait is met by the seeded order alone.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::engine::{Driver, Mark, StreamId};
+use crate::finding::{Finding, FindingKind};
+use crate::memory::{Allocation, Kind, WRITTEN};
+
+/// Of each stream, the number of its work that is followed.
+pub(super) type Clock = BTreeMap<StreamId, u64>;
+
+/// Units of work that bytes can remember; when they are used up, the older half is forgotten.
+const FIRST_UNIT: u8 = WRITTEN + 1;
+const HALF: u8 = 128;
+/// Accesses that cross which are remembered.
+const MOST_READS: usize = 256;
+/// Clocks of recorded events that are remembered.
+const MOST_RECORDED: usize = 16 << 10;
+
+/// Raises `clock` to what `other` follows.
+pub(super) fn join(clock: &mut Clock, other: &Clock) {
+    for (&stream, &n) in other {
+        let own = clock.entry(stream).or_default();
+        *own = n.max(*own);
+    }
+}
+
+fn follows(clock: &Clock, (stream, n): Mark) -> bool {
+    clock.get(&stream).is_some_and(|&own| own >= n)
+}
+
+/// Bytes that were read across devices.
+struct Read {
+    allocation: Arc<Allocation>,
+    at: u64,
+    bytes: u64,
+    by: Mark,
+}
+
+/// The books.
+pub(super) struct Order {
+    /// What the host has waited for.
+    host: Arc<Clock>,
+    /// Of work that records an event: its stream's clock then.
+    recorded: HashMap<Mark, Clock>,
+    units: Box<[Option<Mark>; 256]>,
+    unit: u8,
+    reads: VecDeque<Read>,
+}
+
+impl Order {
+    pub fn new() -> Self {
+        let (host, recorded, reads) = (Arc::default(), HashMap::new(), VecDeque::new());
+        Self { host, recorded, units: Box::new([None; 256]), unit: WRITTEN, reads }
+    }
+
+    /// What work that is queued now follows, because the host does.
+    pub fn host(&self) -> Arc<Clock> {
+        Arc::clone(&self.host)
+    }
+}
+
+impl Driver {
+    /// Whether there is an order to look at: with several devices.
+    pub(super) fn ordered(&self) -> bool {
+        self.devices.len() > 1
+    }
+
+    /// The clock after a piece of work: as recorded there, or else what its stream follows by now.
+    pub(super) fn clock_at(&self, mark: Mark) -> Clock {
+        if let Some(clock) = self.order.recorded.get(&mark) {
+            return clock.clone();
+        }
+        let mut clock = self.streams.get(&mark.0).map(|s| s.clock.clone()).unwrap_or_default();
+        join(&mut clock, &Clock::from([mark]));
+        clock
+    }
+
+    /// The host has waited for a piece of work.
+    pub(super) fn observe(&mut self, mark: Mark) {
+        if self.ordered() {
+            let clock = self.clock_at(mark);
+            join(Arc::make_mut(&mut self.order.host), &clock);
+        }
+    }
+
+    /// The host has waited for all work of a device, which is done.
+    pub(super) fn observe_device(&mut self, device: usize) {
+        let done = self.streams.iter().filter(|(_, s)| s.device == device).map(|(id, s)| (*id, s.finished));
+        let done: Vec<_> = done.collect();
+        done.into_iter().for_each(|mark| self.observe(mark));
+    }
+
+    /// An event's record has run.
+    pub(super) fn note_record(&mut self, mark: Mark) {
+        if !self.ordered() {
+            return;
+        }
+        if self.order.recorded.len() >= MOST_RECORDED {
+            let streams = &self.streams;
+            let is_recent = |(stream, n): &Mark| streams.get(stream).is_some_and(|s| s.finished < n + 256);
+            self.order.recorded.retain(|mark, _| is_recent(mark));
+        }
+        let clock = self.streams.get(&mark.0).map(|s| s.clock.clone()).unwrap_or_default();
+        self.order.recorded.insert(mark, clock);
+    }
+
+    /// The writer that bytes remember of this piece of work.
+    pub(super) fn new_unit(&mut self, mark: Mark) -> u8 {
+        if !self.ordered() {
+            return WRITTEN;
+        }
+        let order = &mut self.order;
+        order.unit = if order.unit == u8::MAX { FIRST_UNIT } else { order.unit + 1 };
+        let old = match order.unit {
+            FIRST_UNIT => Some(FIRST_UNIT..=HALF - 1),
+            HALF => Some(HALF..=u8::MAX),
+            _ => None,
+        };
+        let unit = order.unit;
+        if let Some(old) = old {
+            self.devices.iter().for_each(|device| device.gpu.memory.forget_writers(old.clone()));
+            old.for_each(|unit| self.order.units[unit as usize] = None);
+        }
+        self.order.units[unit as usize] = Some(mark);
+        unit
+    }
+
+    /// For a launch: the writers on other devices that it has not waited for.
+    pub(super) fn unordered_writers(&self, stream: StreamId) -> Option<Box<[bool; 256]>> {
+        let s = self.streams.get(&stream).filter(|_| self.ordered())?;
+        let mut not_yet = Box::new([false; 256]);
+        for (unit, mark) in self.order.units.iter().enumerate() {
+            let Some(mark) = *mark else { continue };
+            let other = self.streams.get(&mark.0).is_some_and(|writer| writer.device != s.device);
+            not_yet[unit] = other && !follows(&s.clock, mark);
+        }
+        not_yet.contains(&true).then_some(not_yet)
+    }
+
+    /// A copy reads and overwrites these ranges. Gives whether it crosses devices, or goes by host memory.
+    pub(super) fn check_copy(
+        &mut self,
+        mark: Mark,
+        src: Option<(&Arc<Allocation>, u64)>,
+        dst: Option<(&Arc<Allocation>, u64)>,
+        bytes: u64,
+    ) {
+        let Some(stream) = self.streams.get(&mark.0).filter(|_| self.ordered()) else { return };
+        let (device, clock) = (stream.device, stream.clock.clone());
+        let is_far = |&(a, at): &(&Arc<Allocation>, u64)| {
+            a.kind != Kind::Device || crate::memory::device_of(at) != Some(device)
+        };
+        let crosses = src.iter().chain(&dst).any(is_far);
+        let writer_of_other = |unit: u8| {
+            let writer = self.order.units[unit as usize].filter(|&writer| !follows(&clock, writer))?;
+            let other = self.streams.get(&writer.0).is_some_and(|s| s.device != device);
+            (crosses || other).then_some(writer)
+        };
+        let mut missing = None;
+        for (verb, side) in [("reads", &src), ("overwrites", &dst)] {
+            let Some((a, at)) = side else { continue };
+            let mut last = WRITTEN;
+            for &unit in a.writers(*at, bytes) {
+                if unit > WRITTEN && unit != last && writer_of_other(unit).is_some() {
+                    missing = missing.or(Some((verb, *at)));
+                }
+                last = unit;
+            }
+        }
+        if let Some((verb, at)) = missing {
+            let message = format!(
+                "it {verb} {bytes} bytes at 0x{at:x} that other work writes, without waiting for that"
+            );
+            self.missing_wait(device, "memcpy", message);
+        }
+        if let (true, Some((a, at))) = (crosses, src) {
+            let reads = &mut self.order.reads;
+            let host = &self.order.host;
+            reads.retain(|read| !follows(host, read.by));
+            if reads.len() >= MOST_READS {
+                reads.pop_front();
+            }
+            reads.push_back(Read { allocation: Arc::clone(a), at, bytes, by: mark });
+        }
+    }
+
+    /// A piece of work has written what remembers `unit`: it must follow the copies that read the same bytes.
+    pub(super) fn check_writes(&mut self, mark: Mark, unit: u8, what: &str) {
+        let Some(stream) = self.streams.get(&mark.0).filter(|_| self.ordered()) else { return };
+        let (device, clock) = (stream.device, &stream.clock);
+        let overwritten = self.order.reads.iter().find(|read| {
+            read.by != mark
+                && !follows(clock, read.by)
+                && read.allocation.is_live()
+                && read.allocation.writers(read.at, read.bytes).contains(&unit)
+        });
+        if let Some(Read { at, bytes, .. }) = overwritten {
+            let message = format!(
+                "it writes among {bytes} bytes at 0x{at:x} that a copy reads, without waiting for that"
+            );
+            self.missing_wait(device, what, message);
+        }
+    }
+
+    fn missing_wait(&mut self, device: usize, what: &str, message: String) {
+        let (kind, kernel) = (FindingKind::MissingWait, what.to_owned());
+        self.fault(device, Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
+    }
+}

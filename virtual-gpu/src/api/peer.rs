@@ -1,0 +1,103 @@
+//! Devices that reach each other's memory, and copies between them.
+
+use std::ffi::{c_int, c_uint};
+
+use cust_raw::*;
+
+use super::codes::*;
+use super::device::with_device;
+use super::engine::{Driver, Guard};
+use super::memory::{Copy, copy};
+use super::{Answer, api, enter, give, inside};
+use crate::memory::device_of;
+
+fn can_access(dev: CUdevice, peer: CUdevice) -> Result<bool, u32> {
+    let (mut guard, device) = with_device(dev)?;
+    let peers = inside(&mut guard)?.gpu().config().peers;
+    drop(guard);
+    let (guard, peer) = with_device(peer)?;
+    drop(guard);
+    Ok(peers && device != peer)
+}
+
+/// The device of a context.
+fn device_in(d: &Driver, context: CUcontext) -> Result<usize, u32> {
+    d.contexts.get(&(context as u64)).map(|context| context.device).ok_or(INVALID_CONTEXT)
+}
+
+/// Checks that each pointer is memory of the device whose context goes with it.
+fn check_owners(guard: &mut Guard, sides: [(CUdeviceptr, CUcontext); 2]) -> Answer {
+    let d = inside(guard)?;
+    for (at, context) in sides {
+        let named = device_in(d, context)?;
+        if let Some(owner) = device_of(at).filter(|&owner| owner != named) {
+            super::memory::wrong_device(
+                "cuMemcpyPeer",
+                format!("0x{at:x} is memory of device {owner} and named with a context of device {named}"),
+            );
+            return Err(INVALID_VALUE);
+        }
+    }
+    Ok(())
+}
+
+// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
+// null or valid.
+api! {
+    fn cuDeviceCanAccessPeer(can: *mut c_int, dev: CUdevice, peer: CUdevice) {
+        let answer = can_access(dev, peer)?;
+        // SAFETY: as above.
+        unsafe { give(can, answer as c_int) }
+    }
+
+    fn cuDeviceGetP2PAttribute(value: *mut c_int, attr: CUdevice_P2PAttribute => c_int, src: CUdevice, dst: CUdevice) {
+        if src == dst {
+            return Err(INVALID_DEVICE);
+        }
+        let can = can_access(src, dst)?;
+        let answer = match attr {
+            2 => can as c_int,
+            1 | 3 | 4 => 0,
+            _ => return Err(INVALID_VALUE),
+        };
+        // SAFETY: as above.
+        unsafe { give(value, answer) }
+    }
+
+    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let peer = device_in(d, peer)?;
+        if peer == d.current {
+            return Err(INVALID_DEVICE);
+        }
+        if !d.gpu().config().peers {
+            return Err(PEER_ACCESS_UNSUPPORTED);
+        }
+        if d.here().peers.insert(peer) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
+    }
+
+    fn cuCtxDisablePeerAccess(peer: CUcontext) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        let peer = device_in(d, peer)?;
+        if d.here().peers.remove(&peer) { Ok(()) } else { Err(PEER_ACCESS_NOT_ENABLED) }
+    }
+
+    fn cuMemcpyPeer(dst: CUdeviceptr, dst_context: CUcontext, src: CUdeviceptr, src_context: CUcontext, bytes: usize) {
+        let mut guard = enter()?;
+        check_owners(&mut guard, [(dst, dst_context), (src, src_context)])?;
+        copy(guard, std::ptr::null_mut(), Copy::between(dst, src, bytes as u64), false)
+    }
+
+    fn cuMemcpyPeerAsync(
+        dst: CUdeviceptr, dst_context: CUcontext, src: CUdeviceptr, src_context: CUcontext, bytes: usize, stream: CUstream,
+    ) {
+        let mut guard = enter()?;
+        check_owners(&mut guard, [(dst, dst_context), (src, src_context)])?;
+        copy(guard, stream, Copy::between(dst, src, bytes as u64), false)
+    }
+}
