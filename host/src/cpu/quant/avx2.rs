@@ -284,8 +284,8 @@ impl<'a, const G: usize> Tile<'a, G> {
             _mm_prefetch::<_MM_HINT_T1>(self.next.wrapping_add(group * G * TILE + line).cast());
         }
         let mut rows = [&self.rest[0]; TILE];
-        for i in 0..TILE {
-            rows[i] = if group < self.quants[i].len() { &self.quants[i][group] } else { &self.rest[i] };
+        for (row, (quants, rest)) in rows.iter_mut().zip(self.quants.iter().zip(self.rest)) {
+            *row = if group < quants.len() { &quants[group] } else { rest };
         }
         rows
     }
@@ -295,8 +295,8 @@ impl<'a, const G: usize> Tile<'a, G> {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn steps<K: Kind>(&self, group: usize, to: &mut [[__m256; BLOCKS_PER_SUPER]; 2]) {
         let mut by_rows = [[_mm256_setzero_si256(); TILE]; 2];
-        for i in 0..TILE {
-            let of_row = steps::<K>(self.scales[i], group);
+        for (i, scales) in self.scales.iter().enumerate() {
+            let of_row = steps::<K>(scales, group);
             by_rows[0][i] = _mm256_castps_si256(of_row[0]);
             by_rows[1][i] = _mm256_castps_si256(of_row[1]);
         }
