@@ -4,8 +4,13 @@
 //! transposed by words of four values, once for up to [`ROWS`] rows of x; each word of x is then broadcast, multiplied and
 //! added. So a block's sums need no horizontal additions, and their factors are those of eight columns at once.
 //!
+//! A tile's rows are eight short streams, which the processor does not foresee. While a tile is computed, the next one, which
+//! lies right after it, is asked for.
+//!
 //! A closure that is given to a function of the standard library is not inlined, as that has not these features; so there are
 //! loops where elsewhere there are maps.
+//!
+//! One row of x alone meets the blocks as they are; see [`tile_of_one`]. Its sums are the same integers.
 //!
 //! flow: w [8 rows, 32] → bytes → transposed [8 words][8 columns] · x word → i32 [8 columns] → f32 · factors → acc [8 columns]
 //!
@@ -43,15 +48,20 @@ macro_rules! kinds {
         )*
         /// [`tiles_of`] for the format of the weights.
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn tiles_of_any(y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: usize) {
+        fn tiles_of_any(y: &mut [&mut [f32]], x: &Rows, w: &Parts, first: usize) {
             match w.format {
-                $(Format::$format => tiles_of::<$format>(y, panels, w, first),)*
+                $(Format::$format => tiles_of::<$format, { group_bytes(Format::$format) }>(y, x, w, first),)*
             }
         }
     };
 }
 
 kinds!(I8, Q8_0, Q4_0, Q4K, Q5K, Q6K, Iq4Nl, Iq4Xs);
+
+/// Bytes of the quants of eight blocks of a row.
+const fn group_bytes(format: Format) -> usize {
+    BLOCKS_PER_SUPER * BLOCK / 8 * bits(format)
+}
 
 /// Whether a format's quants are signed bytes.
 const fn is_signed(format: Format) -> bool {
@@ -99,6 +109,12 @@ impl<'a> Parts<'a> {
         Ok(Self { format: w.format(), rows, blocks, quants: bytes::<u32>(&w.quants)?, scales })
     }
 
+    /// Where the quants of the tile after this begin, if there is one.
+    fn after(&self, tile: usize) -> *const u8 {
+        let row = self.blocks * BLOCK / 8 * bits(self.format);
+        self.quants.as_ptr().wrapping_add((tile + 1) * TILE * row)
+    }
+
     /// Quants and scales of the rows of a tile; beyond the last row, that one again.
     fn tile(&self, tile: usize) -> [(&'a [u8], &'a [u8]); TILE] {
         let quants = self.blocks * BLOCK / 8 * bits(self.format);
@@ -127,14 +143,40 @@ pub(super) struct Panel {
 
 /// Of a block of a row of x.
 #[derive(Clone, Copy, Default)]
-struct Factors {
+pub(super) struct Factors {
     scale: f32,
     /// The sums of its halves' quants.
     sums: [i32; 2],
 }
 
-/// The rows of x as weights of this format meet them.
-pub(super) fn panels(x: Activations, format: Format) -> Vec<Panel> {
+/// The rows of x as weights meet them.
+pub(super) enum Rows<'a> {
+    /// One, as it is: quants in the values' order, and the blocks' factors.
+    One(&'a [i8], Vec<Factors>),
+    Panels(Vec<Panel>),
+}
+
+impl<'a> Rows<'a> {
+    /// For weights of this format.
+    pub fn new(x: Activations<'a>, format: Format) -> Self {
+        if x.rows() > 1 {
+            return Self::Panels(panels(x, format));
+        }
+        let (quants, scales) = x.row(0);
+        let blocks = quants.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
+        Self::One(quants, blocks.map(|(quants, scales)| Factors::new(quants, scales)).collect())
+    }
+}
+
+impl Factors {
+    /// Of the quants, and of the scale's bits and the sum of all quants.
+    fn new(quants: &[i8], scales: &[u32]) -> Self {
+        let first_half = quants[..BLOCK / 2].iter().map(|&x| i32::from(x)).sum();
+        Self { scale: f32::from_bits(scales[0]), sums: [first_half, scales[1] as i32 - first_half] }
+    }
+}
+
+fn panels(x: Activations, format: Format) -> Vec<Panel> {
     let signed = is_signed(format);
     let panel = |first: usize| {
         let rows = ROWS.min(x.rows() - first);
@@ -156,9 +198,7 @@ pub(super) fn panels(x: Activations, format: Format) -> Vec<Panel> {
                         *word = u32::from_le_bytes([four[0], four[1], four[2], four[3]].map(|x| x as u8));
                     }
                 }
-                let first_half = quants[..BLOCK / 2].iter().map(|&x| i32::from(x)).sum();
-                let sums = [first_half, scales[1] as i32 - first_half];
-                factors[b * rows + row] = Factors { scale: f32::from_bits(scales[0]), sums };
+                factors[b * rows + row] = Factors::new(quants, scales);
             }
         }
         Panel { rows, words, factors }
@@ -170,22 +210,102 @@ pub(super) fn panels(x: Activations, format: Format) -> Vec<Panel> {
 }
 
 /// The columns of the tiles from number `first` on, of all rows.
-pub(super) fn tiles(_: Avx2, y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: usize) {
+pub(super) fn tiles(_: Avx2, y: &mut [&mut [f32]], x: &Rows, w: &Parts, first: usize) {
     // SAFETY: the processor has these features: the first argument proves it.
-    unsafe { tiles_of_any(y, panels, w, first) }
+    unsafe { tiles_of_any(y, x, w, first) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn tiles_of<K: Kind>(y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: usize) {
-    let mut acc = [[0.0; TILE]; ROWS];
-    for (panel, y) in panels.iter().zip(y.chunks_mut(ROWS)) {
-        for start in (0..y[0].len()).step_by(TILE) {
-            let acc = &mut acc[..panel.rows];
-            tile::<K>(acc, panel, w.tile(first + start / TILE), w.blocks);
-            for (y, acc) in y.iter_mut().zip(acc) {
-                let y = &mut y[start..];
-                let len = y.len().min(TILE);
-                y[..len].copy_from_slice(&acc[..len]);
+fn tiles_of<K: Kind, const G: usize>(y: &mut [&mut [f32]], x: &Rows, w: &Parts, first: usize) {
+    let (mut acc, mut rest) = ([[0.0; TILE]; ROWS], [[0; G]; TILE]);
+    let columns = y.first().map_or(0, |y| y.len());
+    match x {
+        Rows::One(quants, factors) => {
+            for start in (0..columns).step_by(TILE) {
+                tile_of_one::<K, G>(
+                    &mut acc[0],
+                    quants,
+                    factors,
+                    &Tile::new(w, first + start / TILE, &mut rest),
+                );
+                store(&mut y[0][start..], &acc[0]);
+            }
+        }
+        Rows::Panels(panels) => {
+            for (panel, y) in panels.iter().zip(y.chunks_mut(ROWS)) {
+                for start in (0..columns).step_by(TILE) {
+                    let acc = &mut acc[..panel.rows];
+                    tile::<K, G>(acc, panel, &Tile::new(w, first + start / TILE, &mut rest));
+                    for (y, acc) in y.iter_mut().zip(acc) {
+                        store(&mut y[start..], acc);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// As many columns as there are.
+fn store(y: &mut [f32], acc: &[f32; TILE]) {
+    let len = y.len().min(TILE);
+    y[..len].copy_from_slice(&acc[..len]);
+}
+
+/// Eight rows of w.
+struct Tile<'a, const G: usize> {
+    quants: [&'a [[u8; G]]; TILE],
+    scales: [&'a [u8]; TILE],
+    /// The quants of a last group that has fewer blocks, and then zeros, whose steps are zero.
+    rest: &'a [[u8; G]; TILE],
+    groups: usize,
+    /// Where the quants of the next tile begin, if there is one.
+    next: *const u8,
+}
+
+impl<'a, const G: usize> Tile<'a, G> {
+    /// `rest` is zero, or from another tile of the same weights.
+    #[inline]
+    fn new(w: &Parts<'a>, tile: usize, rest: &'a mut [[u8; G]; TILE]) -> Self {
+        let (rows, groups) = (w.tile(tile), w.blocks.div_ceil(BLOCKS_PER_SUPER));
+        let (mut quants, mut scales) = ([&[][..]; TILE], [&[][..]; TILE]);
+        for (i, (row, of_row)) in rows.into_iter().enumerate() {
+            let (whole, last) = row.as_chunks();
+            (quants[i], scales[i]) = (whole, of_row);
+            rest[i][..last.len()].copy_from_slice(last);
+        }
+        Self { quants, scales, rest, groups, next: w.after(tile) }
+    }
+
+    /// Eight blocks of each row. Asks for as much of the next tile.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn group(&self, group: usize) -> [&'a [u8; G]; TILE] {
+        for line in (0..G * TILE).step_by(64) {
+            _mm_prefetch::<_MM_HINT_T1>(self.next.wrapping_add(group * G * TILE + line).cast());
+        }
+        let mut rows = [&self.rest[0]; TILE];
+        for (row, (quants, rest)) in rows.iter_mut().zip(self.quants.iter().zip(self.rest)) {
+            *row = if group < quants.len() { &quants[group] } else { rest };
+        }
+        rows
+    }
+
+    /// The steps of eight blocks of each row, by blocks, and their minima or second steps.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn steps<K: Kind>(&self, group: usize, to: &mut [[__m256; BLOCKS_PER_SUPER]; 2]) {
+        let mut by_rows = [[_mm256_setzero_si256(); TILE]; 2];
+        for (i, scales) in self.scales.iter().enumerate() {
+            let of_row = steps::<K>(scales, group);
+            by_rows[0][i] = _mm256_castps_si256(of_row[0]);
+            by_rows[1][i] = _mm256_castps_si256(of_row[1]);
+        }
+        let planes =
+            const { if matches!(K::FORMAT, Format::Q4K | Format::Q5K | Format::Q6K) { 2 } else { 1 } };
+        for (to, by_rows) in to.iter_mut().zip(by_rows).take(planes) {
+            let by_blocks = transposed(by_rows);
+            for j in 0..BLOCKS_PER_SUPER {
+                to[j] = _mm256_castsi256_ps(by_blocks[j]);
             }
         }
     }
@@ -193,24 +313,19 @@ fn tiles_of<K: Kind>(y: &mut [&mut [f32]], panels: &[Panel], w: &Parts, first: u
 
 /// acc [rows] = x·wᵀ of a panel and eight rows of w.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn tile<K: Kind>(acc: &mut [[f32; TILE]], panel: &Panel, w: [(&[u8], &[u8]); TILE], blocks: usize) {
+fn tile<K: Kind, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &Tile<G>) {
     let signed = const { is_signed(K::FORMAT) };
     let per_block = panel.rows * if signed { 2 * WORDS } else { WORDS };
     acc.fill([0.0; TILE]);
-    for group in 0..blocks.div_ceil(BLOCKS_PER_SUPER) {
-        let mut factors = [[_mm256_setzero_si256(); TILE]; 2];
-        for (i, (_, scales)) in w.iter().enumerate() {
-            let of_row = steps::<K>(scales, group);
-            factors[0][i] = _mm256_castps_si256(of_row[0]);
-            factors[1][i] = _mm256_castps_si256(of_row[1]);
-        }
-        let factors = [transposed(factors[0]), transposed(factors[1])];
-        for b in group * BLOCKS_PER_SUPER..blocks.min((group + 1) * BLOCKS_PER_SUPER) {
-            let j = b % BLOCKS_PER_SUPER;
-            let steps = [_mm256_castsi256_ps(factors[0][j]), _mm256_castsi256_ps(factors[1][j])];
+    let mut steps = [[_mm256_setzero_ps(); BLOCKS_PER_SUPER]; 2];
+    for group in 0..w.groups {
+        w.steps::<K>(group, &mut steps);
+        let w = w.group(group);
+        for j in 0..BLOCKS_PER_SUPER {
+            let (b, steps) = (group * BLOCKS_PER_SUPER + j, [steps[0][j], steps[1][j]]);
             let mut quants = [_mm256_setzero_si256(); TILE];
-            for (i, (row, _)) in w.iter().enumerate() {
-                quants[i] = block::<K>(row, b);
+            for (quants, row) in quants.iter_mut().zip(w) {
+                *quants = block::<K, G>(row, j);
             }
             let quants = transposed(quants);
             let words = &panel.words[b * per_block..][..per_block];
@@ -221,28 +336,189 @@ fn tile<K: Kind>(acc: &mut [[f32; TILE]], panel: &Panel, w: [(&[u8], &[u8]); TIL
                     *wide = widened(bytes);
                 }
                 for ((acc, factors), words) in rows.zip(words.as_chunks::<{ 2 * WORDS }>().0) {
-                    let sum = _mm256_cvtepi32_ps(signed_sum(&wide, words));
-                    add(acc, factors, _mm256_mul_ps(sum, steps[0]));
+                    let sums = [signed_sum(&wide, words), _mm256_setzero_si256()];
+                    store_f32(acc, add(load_f32(acc), factors, scaled::<K>(sums, factors.sums, steps)));
                 }
             } else {
                 for ((acc, factors), words) in rows.zip(words.as_chunks::<WORDS>().0) {
                     let sums = unsigned_sums::<K>(&quants, words);
-                    add(acc, factors, scaled::<K>(sums, factors.sums, steps));
+                    store_f32(acc, add(load_f32(acc), factors, scaled::<K>(sums, factors.sums, steps)));
                 }
             }
         }
     }
 }
 
-/// acc += scale · product
+/// acc = x·wᵀ of one row and eight rows of w. To transpose a block for one row of x alone would be more work than to add its
+/// products up: a tree of additions of neighbours, whose last level has the eight columns side by side.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add(acc: &mut [f32; TILE], factors: &Factors, product: __m256) {
-    let sum = _mm256_fmadd_ps(_mm256_set1_ps(factors.scale), product, load_f32(acc));
-    // SAFETY: `acc` is eight f32.
-    unsafe { _mm256_storeu_ps(acc.as_mut_ptr(), sum) };
+fn tile_of_one<K: Kind, const G: usize>(to: &mut [f32; TILE], x: &[i8], factors: &[Factors], w: &Tile<G>) {
+    let mut acc = _mm256_setzero_ps();
+    let mut steps = [[_mm256_setzero_ps(); BLOCKS_PER_SUPER]; 2];
+    let groups = x.as_chunks::<{ BLOCKS_PER_SUPER * BLOCK }>().0.iter();
+    let groups = groups.zip(factors.as_chunks::<BLOCKS_PER_SUPER>().0).take(w.groups).enumerate();
+    for (group, (x, factors)) in groups {
+        w.steps::<K>(group, &mut steps);
+        let w = w.group(group);
+        let x: &[u8; BLOCKS_PER_SUPER * BLOCK] = bytemuck::cast_ref(x);
+        for pair in 0..BLOCKS_PER_SUPER / 2 {
+            let blocks = [load(x, 2 * pair), load(x, 2 * pair + 1)];
+            let sums = sums_of_pair::<K, G>(&w, pair, blocks);
+            for i in 0..2 {
+                let (j, sums) = (2 * pair + i, sums[i]);
+                let product = scaled::<K>(sums, factors[j].sums, [steps[0][j], steps[1][j]]);
+                acc = add(acc, &factors[j], product);
+            }
+        }
+    }
+    store_f32(to, acc);
+}
+
+/// The sums of two blocks of eight rows of w with those of x, each of its halves, or of all in the first.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sums_of_pair<K: Kind, const G: usize>(
+    w: &[&[u8; G]; TILE],
+    pair: usize,
+    blocks: [__m256i; 2],
+) -> [[__m256i; 2]; 2] {
+    let none = _mm256_setzero_si256();
+    let mut products = [none; TILE];
+    if const { matches!(K::FORMAT, Format::I8 | Format::Q8_0 | Format::Q6K) } {
+        let mut sums = [[none; 2]; 2];
+        for i in 0..2 {
+            for (products, row) in products.iter_mut().zip(w) {
+                *products = product(is_signed(K::FORMAT), block::<K, G>(row, 2 * pair + i), blocks[i]);
+            }
+            sums[i] = sums_of_each::<K>(products);
+        }
+        return sums;
+    }
+    let x = match K::FORMAT {
+        Format::Q4K | Format::Q5K => blocks,
+        // both blocks' values of the low nibbles, and of the high ones
+        Format::Q4_0 => of_halves(blocks[0], blocks[1]),
+        _ => of_halves(nibble_order(blocks[0]), nibble_order(blocks[1])),
+    };
+    for (products, row) in products.iter_mut().zip(w) {
+        *products = products_of_pair::<K, G>(row, pair, x);
+    }
+    let [a, b] = lanes::<K>(products);
+    [[a, none], [b, none]]
+}
+
+/// The first halves of two registers, and the second halves.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn of_halves(a: __m256i, b: __m256i) -> [__m256i; 2] {
+    [_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)]
+}
+
+/// A block of x: the values that meet the low nibbles of IQ4's bytes, in their order, and then those of the high ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn nibble_order(x: __m256i) -> __m256i {
+    let words = _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    let even_odd = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    let bytes = _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(even_odd));
+    _mm256_permute4x64_epi64(bytes, 0b11_01_10_00)
+}
+
+/// The sums of two neighbouring products of quants and x. Of signed quants the magnitude, up to 128, is the unsigned operand, and
+/// the sign goes to x.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn product(signed: bool, quants: __m256i, x: __m256i) -> __m256i {
+    match signed {
+        true => _mm256_maddubs_epi16(_mm256_abs_epi8(quants), _mm256_sign_epi8(x, quants)),
+        false => _mm256_maddubs_epi16(quants, x),
+    }
+}
+
+/// The products of a pair of blocks of a row: the first's in the lower half, the second's in the upper; of IQ4 in 32 bits, else in
+/// 16 bits with four products in each.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn products_of_pair<K: Kind, const G: usize>(row: &[u8; G], pair: usize, x: [__m256i; 2]) -> __m256i {
+    let bytes = load(row, pair);
+    let low = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
+    let high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
+    match K::FORMAT {
+        Format::Q4_0 => _mm256_add_epi16(product(false, low, x[0]), product(false, high, x[1])),
+        Format::Iq4Nl | Format::Iq4Xs => {
+            let levels = _mm256_broadcastsi128_si256(load_half(bytemuck::cast_slice(&LEVELS), 0));
+            let [low, high] = [_mm256_shuffle_epi8(levels, low), _mm256_shuffle_epi8(levels, high)];
+            let ones = _mm256_set1_epi16(1);
+            let low = _mm256_madd_epi16(product(true, low, x[0]), ones);
+            _mm256_add_epi32(low, _mm256_madd_epi16(product(true, high, x[1]), ones))
+        }
+        _ => {
+            let (mut low, mut high) = (low, high);
+            if const { matches!(K::FORMAT, Format::Q5K) } {
+                let words = _mm256_castsi128_si256(load_half(&row[128..], pair / 2));
+                let at = pair as i32 % 2 * 2;
+                let order = _mm256_setr_epi32(at, at, at, at, at + 1, at + 1, at + 1, at + 1);
+                let words = _mm256_permutevar8x32_epi32(words, order);
+                let bit = |from| {
+                    let bits = _mm256_and_si256(_mm256_srlv_epi32(words, from), _mm256_set1_epi8(1));
+                    _mm256_slli_epi16(bits, 4)
+                };
+                low = _mm256_or_si256(low, bit(_mm256_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3)));
+                high = _mm256_or_si256(high, bit(_mm256_setr_epi32(4, 5, 6, 7, 4, 5, 6, 7)));
+            }
+            let [low, high] = of_halves(product(false, low, x[0]), product(false, high, x[1]));
+            _mm256_add_epi16(low, high)
+        }
+    }
+}
+
+/// Each register's lower half and upper half added up, as lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn lanes<K: Kind>(x: [__m256i; TILE]) -> [__m256i; 2] {
+    let ones = _mm256_set1_epi16(1);
+    let short = |i: usize| _mm256_hadd_epi16(x[i], x[i + 1]);
+    let [a, b] = match K::FORMAT {
+        Format::Iq4Nl | Format::Iq4Xs => {
+            let two = |i: usize| _mm256_hadd_epi32(x[i], x[i + 1]);
+            [_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6))]
+        }
+        // eight products of five bits fit 16 bits, sixteen of four
+        Format::Q5K => {
+            let two = |i: usize| _mm256_madd_epi16(short(i), ones);
+            [_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6))]
+        }
+        _ => {
+            let four = |i: usize| _mm256_madd_epi16(_mm256_hadd_epi16(short(i), short(i + 2)), ones);
+            [four(0), four(4)]
+        }
+    };
+    of_halves(a, b)
+}
+
+/// The sums of each register's 16 products as lanes: of their halves, or of all in the first.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sums_of_each<K: Kind>(x: [__m256i; TILE]) -> [__m256i; 2] {
+    let ones = _mm256_set1_epi16(1);
+    let two = |i: usize| _mm256_hadd_epi32(_mm256_madd_epi16(x[i], ones), _mm256_madd_epi16(x[i + 1], ones));
+    let (a, b) = (_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6)));
+    let halves = of_halves(a, b);
+    match K::FORMAT {
+        Format::Q6K => halves,
+        _ => [_mm256_add_epi32(halves[0], halves[1]), _mm256_setzero_si256()],
+    }
+}
+
+/// acc + scale · product
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add(acc: __m256, factors: &Factors, product: __m256) -> __m256 {
+    _mm256_fmadd_ps(_mm256_set1_ps(factors.scale), product, acc)
 }
 
 /// The values of a block of x and the columns, from the sums of its halves, or from that of both in the first.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn scaled<K: Kind>(sums: [__m256i; 2], of_x: [i32; 2], steps: [__m256; 2]) -> __m256 {
     let offset = const { offset(K::FORMAT) };
@@ -265,6 +541,7 @@ fn scaled<K: Kind>(sums: [__m256i; 2], of_x: [i32; 2], steps: [__m256; 2]) -> __
 }
 
 /// Σ q·x of each column, for unsigned quants: of the block's halves, or of all of it in the first.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn unsigned_sums<K: Kind>(quants: &[__m256i; WORDS], words: &[u32; WORDS]) -> [__m256i; 2] {
     let (halves, most) = const { (matches!(K::FORMAT, Format::Q6K), in_16_bits(K::FORMAT)) };
@@ -282,6 +559,7 @@ fn unsigned_sums<K: Kind>(quants: &[__m256i; WORDS], words: &[u32; WORDS]) -> [_
 }
 
 /// Σ q·x of each column, for signed quants.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn signed_sum(quants: &[[__m256i; 2]; WORDS], words: &[u32; 2 * WORDS]) -> __m256i {
     let mut sums = [_mm256_setzero_si256(); 2];
@@ -295,15 +573,16 @@ fn signed_sum(quants: &[[__m256i; 2]; WORDS], words: &[u32; 2 * WORDS]) -> __m25
 }
 
 /// The even bytes as 16 bits, and the odd ones.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn widened(bytes: __m256i) -> [__m256i; 2] {
     [_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)]
 }
 
-/// Block `b` of a row: 32 bytes in the values' order, with the format's offset added.
+/// Block `j` of a row's eight: 32 bytes in the values' order, with the format's offset added.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn block<K: Kind>(row: &[u8], b: usize) -> __m256i {
-    let (group, j) = (b / BLOCKS_PER_SUPER, b % BLOCKS_PER_SUPER);
+fn block<K: Kind, const G: usize>(row: &[u8; G], j: usize) -> __m256i {
     let nibbles = |bytes| _mm256_and_si256(bytes, _mm256_set1_epi8(15));
     // of two blocks that share bytes, the low nibbles are the first's
     let low =
@@ -314,31 +593,29 @@ fn block<K: Kind>(row: &[u8], b: usize) -> __m256i {
         _mm256_slli_epi16(_mm256_and_si256(_mm256_srlv_epi32(words, from), _mm256_set1_epi8(bits)), 4)
     };
     match K::FORMAT {
-        Format::I8 | Format::Q8_0 => load(row, b),
+        Format::I8 | Format::Q8_0 => load(row, j),
         Format::Q4_0 => {
-            let bytes = load_half(row, b);
+            let bytes = load_half(row, j);
             nibbles(_mm256_set_m128i(_mm_srli_epi16(bytes, 4), bytes))
         }
-        Format::Q4K => low(&row[group * 128..]),
+        Format::Q4K => low(row),
         Format::Q5K => {
-            let section = &row[group * 160..];
-            let fifth = _mm256_castsi128_si256(load_half(&section[128..], j / 4));
+            let fifth = _mm256_castsi128_si256(load_half(&row[128..], j / 4));
             // a word for each 16 bytes of nibbles: those of the block's pair
             let pair = j as i32 / 2 % 2 * 2;
             let order = _mm256_setr_epi32(pair, pair, pair, pair, pair + 1, pair + 1, pair + 1, pair + 1);
             let fifth = _mm256_permutevar8x32_epi32(fifth, order);
-            _mm256_or_si256(low(section), upper(fifth, _mm256_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3), 1))
+            _mm256_or_si256(low(row), upper(fifth, _mm256_setr_epi32(0, 1, 2, 3, 0, 1, 2, 3), 1))
         }
         Format::Q6K => {
-            let section = &row[group * 192..];
-            let words = _mm256_castsi128_si256(load_half(&section[128..], j / 2));
+            let words = _mm256_castsi128_si256(load_half(&row[128..], j / 2));
             let words = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3));
             let upper = upper(words, _mm256_setr_epi32(0, 0, 2, 2, 0, 0, 2, 2), 3);
             // of two's complement, q + 32 is q with its highest bit turned
-            _mm256_xor_si256(_mm256_or_si256(low(section), upper), _mm256_set1_epi8(32))
+            _mm256_xor_si256(_mm256_or_si256(low(row), upper), _mm256_set1_epi8(32))
         }
         Format::Iq4Nl | Format::Iq4Xs => {
-            let bytes = load_half(row, b);
+            let bytes = load_half(row, j);
             let low = _mm_and_si128(bytes, _mm_set1_epi8(15));
             let high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
             // the words of the block's first half, each followed by that 16 values further on
@@ -352,6 +629,7 @@ fn block<K: Kind>(row: &[u8], b: usize) -> __m256i {
 
 /// The steps of a row's eight blocks from number 8 · `group` on, and their minima or, of Q6_K, the steps of their second
 /// halves. Blocks that do not exist have steps of zero.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn steps<K: Kind>(scales: &[u8], group: usize) -> [__m256; 2] {
     let word = |bytes: &[u8], i: usize| {
@@ -408,6 +686,7 @@ fn steps<K: Kind>(scales: &[u8], group: usize) -> [__m256; 2] {
 }
 
 /// Eight registers of eight words, rows and columns exchanged.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
     let [a, b, c, d, e, f, g, h] = x;
@@ -427,6 +706,14 @@ fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
     [low(0), low(1), low(2), low(3), high(0), high(1), high(2), high(3)]
 }
 
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn store_f32(to: &mut [f32; TILE], x: __m256) {
+    // SAFETY: `to` is eight f32.
+    unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) };
+}
+
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn load_f32(x: &[f32; TILE]) -> __m256 {
     // SAFETY: `x` is eight f32.
@@ -434,6 +721,7 @@ fn load_f32(x: &[f32; TILE]) -> __m256 {
 }
 
 /// The 32 bytes number `i`.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn load(bytes: &[u8], i: usize) -> __m256i {
     let bytes = &bytes[i * 32..][..32];
@@ -442,6 +730,7 @@ fn load(bytes: &[u8], i: usize) -> __m256i {
 }
 
 /// The 16 bytes number `i`.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn load_half(bytes: &[u8], i: usize) -> __m128i {
     let bytes = &bytes[i * 16..][..16];

@@ -37,13 +37,13 @@ pub(super) struct Activations<'a> {
     pub k: usize,
 }
 
-impl Activations<'_> {
+impl<'a> Activations<'a> {
     pub fn rows(&self) -> usize {
         self.quants.len() / self.k
     }
 
     /// The quants of a row, and scales and sums of its blocks.
-    pub fn row(&self, row: usize) -> (&[i8], &[u32]) {
+    pub fn row(&self, row: usize) -> (&'a [i8], &'a [u32]) {
         let blocks = self.k / BLOCK * 2;
         (&self.quants[row * self.k..][..self.k], &self.scales[row * blocks..][..blocks])
     }
@@ -81,9 +81,9 @@ fn product(
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(avx2) = avx2 {
-        let (panels, parts) = (avx2::panels(x, w.format()), avx2::Parts::of(w)?);
+        let (rows, parts) = (avx2::Rows::new(x, w.format()), avx2::Parts::of(w)?);
         return in_tasks(y, x, w, |first, y| {
-            avx2::tiles(avx2, y, &panels, &parts, first);
+            avx2::tiles(avx2, y, &rows, &parts, first);
             finish(first * TILE, y);
             Ok(())
         });
