@@ -43,27 +43,19 @@ fn no_findings(output: &Output) {
 
 #[test]
 fn models_over_devices_are_the_references() {
-    let mut cases =
-        vec![(tiny(), "0,1", "2,1", "peer", None), (tiny(), "auto", "1,1,1", "pinned", Some(THREE))];
+    let mut cases = vec![
+        (tiny(), "text,small_image", "0,1", "2,1", "peer", None),
+        (tiny(), "two_images", "auto", "1,1,1", "pinned", Some(THREE)),
+    ];
     if let Some(wide) = wide() {
         let wide = wide.display().to_string();
-        cases.push((wide.clone(), "1,0", "1,1", "pinned", None));
-        cases.push((wide, "0,2,1", "1,2,3", "peer", Some(THREE)));
+        cases.push((wide.clone(), "text", "1,0", "1,1", "pinned", None));
+        cases.push((wide, "text", "0,2,1", "1,2,3", "peer", Some(THREE)));
     }
-    for (model, devices, split, between, environment) in cases {
-        let arguments = [
-            "validate",
-            "--model",
-            &model,
-            "--device",
-            "virtual",
-            "--devices",
-            devices,
-            "--split",
-            split,
-            "--between",
-            between,
-        ];
+    for (model, runs, devices, split, between, environment) in cases {
+        let fixed = ["validate", "--model", &model, "--device", "virtual", "--runs", runs];
+        let spread = ["--devices", devices, "--split", split, "--between", between];
+        let arguments = [&fixed[..], &spread].concat();
         let output = run(&arguments, environment.as_slice());
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
         assert!(stdout(&output).contains("runs are the reference's"), "{}", stdout(&output));
@@ -188,6 +180,8 @@ fn wrong_devices_are_refused_clearly() {
     let output =
         run(&["generate", "--model", &model, "--device", "cpu", "--devices", "0", "--prompt", "x"], &[]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let output = run(&["validate", "--model", &model, "--runs", "none"], &[]);
+    assert!(stderr(&output).contains("there is no \"none\", only text"), "{}", stderr(&output));
     let output = run(&["validate", "--devices", "0,1"], &[]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 }
