@@ -61,18 +61,17 @@ fn a_split_model_gives_the_same_bits() {
     let usual =
         LoadOptions { tokens_per_pass: 13, dtype: DType::F32, ..LoadOptions::for_device(&devices[0]) };
     let expected = results(&load("tiny", &Placement::one(&devices[0], 3), usual), true);
-    for (layers, vision) in
-        [(vec![2, 1], 0), (vec![1, 2], 1), (vec![0, 3], 0), (vec![1, 1, 1], 2), (vec![3, 0], 1)]
-    {
-        for way in [Way::Peer, Way::Pinned] {
-            let placement = Placement::split(&devices[..layers.len()], &layers, vision).unwrap().by(way);
-            let model = load("tiny", &placement, usual);
-            assert!(model.ways().iter().all(|taken| *taken == way));
-            for graph in [true, false] {
-                assert_eq!(results(&model, graph), expected, "{layers:?}, {way:?}, graph {graph}");
-            }
-            no_findings(&format!("{layers:?}, {way:?}"));
-        }
+    for (layers, vision, way, graph) in [
+        (vec![2, 1], 0, Way::Peer, true),
+        (vec![1, 2], 1, Way::Pinned, true),
+        (vec![0, 3], 0, Way::Peer, false),
+        (vec![1, 1, 1], 2, Way::Pinned, false),
+    ] {
+        let placement = Placement::split(&devices[..layers.len()], &layers, vision).unwrap().by(way);
+        let model = load("tiny", &placement, usual);
+        assert!(model.ways().iter().all(|taken| *taken == way));
+        assert_eq!(results(&model, graph), expected, "{layers:?}, {way:?}, graph {graph}");
+        no_findings(&format!("{layers:?}, {way:?}"));
     }
     // each device holds its own layers and nothing of the others'
     let live = |device: &Device| match device {
@@ -92,7 +91,7 @@ fn together(model: &Qwen3Vl) -> Vec<Vec<u32>> {
     options.prompt_tokens = 32;
     let mut batch = Batch::new(model, options).unwrap();
     let picture = [Visual::image(&fixture("tiny/cases/square.png")).unwrap()];
-    let long = "why ".repeat(300);
+    let long = "why ".repeat(150);
     for (visuals, question) in [(&[][..], "Hello"), (&picture[..], "What colour?"), (&[][..], long.as_str())]
     {
         let prompt = model.processor.prepare(&[user_turn(visuals, question)], visuals).unwrap();

@@ -13,6 +13,11 @@ pub(super) struct DeviceArg {
 }
 
 impl DeviceArg {
+    /// As it was given.
+    pub fn name(&self) -> Option<&str> {
+        self.device.as_deref()
+    }
+
     /// The device, and why it is the one if that was not said.
     pub fn open(&self) -> Result<(Device, Option<String>), Failure> {
         match asked_for(self.device.as_deref()).as_deref() {

@@ -1,6 +1,7 @@
 //! `pascaline fit`: what of a model fits a card, and how fast it would be.
 
 use super::device::DeviceArg;
+use super::devices::DevicesArgs;
 use super::failure::Failure;
 use super::hub;
 use super::model::{bytes, cache_formats};
@@ -9,6 +10,7 @@ use super::published::Size;
 use super::screen::Style;
 use super::table::Column;
 use clap::ValueEnum;
+use pascaline::cuda::Properties;
 use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device};
@@ -18,6 +20,7 @@ use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice, Model};
 use qwen3_vl::footprint::{Footprint, Gpu, Storage, Workload};
 use qwen3_vl::gguf::Mix;
+use qwen3_vl::split::{self, Split};
 use qwen3_vl::{Checkpoint, LoadOptions, Matrices, VisionPlace};
 use serde::Serialize;
 use std::io::{self, Write};
@@ -43,9 +46,13 @@ pub(super) struct Args {
     #[command(flatten)]
     device: DeviceArg,
 
-    /// Plan for this card, which need not be there: mx330, gtx1050ti, gtx1060, gtx1080, p4 or p40.
+    #[command(flatten)]
+    several: DevicesArgs,
+
+    /// Plan for this card, which need not be there: mx330, gtx1050ti, gtx1060, gtx1080, p4 or p40. Given more than once, the
+    /// model is spread over these, as `generate --devices` does.
     #[arg(long, value_name = "CARD", value_parser = card)]
-    card: Option<&'static Card>,
+    card: Vec<&'static Card>,
 
     /// The tokens of prompt, pictures and answer together.
     #[arg(long, value_name = "N", default_value = "4096")]
@@ -60,7 +67,7 @@ pub(super) struct Args {
     cache: Option<KvFormat>,
 
     /// Print docs/cards.md: all published models, types and cards at three lengths of context.
-    #[arg(long, conflicts_with_all = ["model", "card", "device", "context", "image", "cache", "memory_limit"])]
+    #[arg(long, conflicts_with_all = ["model", "card", "device", "devices", "split", "between", "context", "image", "cache", "memory_limit"])]
     table: bool,
 
     /// The most of the card's memory to use, without the driver's context, in bytes or with K, M or G.
@@ -110,6 +117,37 @@ pub(super) fn describe(choice: &Choice, work: &Workload, is_gguf: bool, limit: u
     let needed = choice.peak().div_ceil(1 << 20);
     let tokens = work.context;
     format!("{}: {needed} of {} MiB planned for {tokens} tokens", parts.join(", "), limit.div_ceil(1 << 20))
+}
+
+/// A line about a split, and one about each GPU.
+pub(super) fn describe_split(
+    split: &Split,
+    devices: &[Device],
+    targets: &[split::Target],
+    work: &Workload,
+    is_gguf: bool,
+) -> String {
+    let options = &split.options;
+    let mut parts = vec![matrices(options, is_gguf), format!("cache {}", options.cache)];
+    parts.extend(place(options));
+    let mut text = format!("{}, over {} GPUs for {} tokens", parts.join(", "), devices.len(), work.context);
+    for (index, (device, target)) in devices.iter().zip(targets).enumerate() {
+        let tower = if index == split.vision && options.vision != VisionPlace::Cpu {
+            " and the vision tower"
+        } else {
+            ""
+        };
+        let (needed, limit) =
+            (split.footprints[index].peak.div_ceil(1 << 20), target.limit.div_ceil(1 << 20));
+        text +=
+            &format!("; {device}: {} layers{tower}, {needed} of {limit} MiB planned", split.layers[index]);
+    }
+    text
+}
+
+/// Bytes per second of a device's memory: two transfers a clock.
+pub(super) fn memory_speed(properties: &Properties) -> f64 {
+    2.0 * f64::from(properties.memory_clock_khz) * 1e3 * f64::from(properties.memory_bus_bits) / 8.0
 }
 
 fn matrices(options: &LoadOptions, is_gguf: bool) -> String {
@@ -163,9 +201,7 @@ impl Target {
         let properties = cuda.properties();
         let clock = f64::from(properties.clock_khz) * 1e3;
         let flops = 2.0 * 128.0 * f64::from(properties.multiprocessors) * clock;
-        // two transfers a clock
-        let memory =
-            2.0 * f64::from(properties.memory_clock_khz) * 1e3 * f64::from(properties.memory_bus_bits) / 8.0;
+        let memory = memory_speed(properties);
         let (name, gpu) = (properties.name.clone(), Gpu::of(cuda));
         Ok(Self { name, gpu, limit: cuda.memory_info()?.0, peaks: Peaks { flops, memory, host: 12e9 } })
     }
@@ -236,11 +272,7 @@ impl Candidate<'_> {
         Row {
             fits: true,
             cache: Some(choice.options.cache.to_string()),
-            vision: Some(match choice.options.vision {
-                VisionPlace::Resident => "gpu",
-                VisionPlace::Streamed => "stream",
-                VisionPlace::Cpu => "cpu",
-            }),
+            vision: Some(vision_place(&choice.options)),
             gpu_layers: Some(choice.options.gpu_layers.unwrap_or(layers).min(layers)),
             peak: Some(choice.peak()),
             footprint: Some(choice.footprint),
@@ -263,12 +295,7 @@ fn rows_of_files(
     let work = work(&config, args.context, args.image);
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let (is_gguf, is_quantized) = (checkpoint.gguf().is_some(), checkpoint.is_quantized());
-    let formats = [Format::Q8_0, Format::Q6K, Format::Q5K, Format::Q4K].map(Matrices::Quantized);
-    let kinds: Vec<Option<Matrices>> = match is_quantized {
-        true => vec![None],
-        false => [Matrices::Float(DType::F16)].into_iter().chain(formats).map(Some).collect(),
-    };
-    let rows = kinds.into_iter().map(|matrices| {
+    let rows = kinds(is_quantized).into_iter().map(|matrices| {
         let asked = Asked { matrices, cache: args.cache, ..Asked::default() };
         let named = self::matrices(&asked.apply(LoadOptions::for_device(&Device::Cpu)), is_gguf);
         let plan = Model { config: &config, is_quantized, storage: &storage };
@@ -335,6 +362,172 @@ fn rows_of_family(
     Ok((work, rows))
 }
 
+/// A type of matrices, spread over several cards.
+#[derive(Serialize)]
+struct SplitRow {
+    matrices: String,
+    fits: bool,
+    /// Why it does not.
+    reason: Option<String>,
+    cache: Option<String>,
+    vision: Option<&'static str>,
+    devices: Vec<DeviceRow>,
+}
+
+/// One card's part.
+#[derive(Serialize)]
+struct DeviceRow {
+    device: String,
+    limit: usize,
+    layers: usize,
+    has_vision: bool,
+    peak: usize,
+    footprint: Footprint,
+}
+
+#[derive(Serialize)]
+struct SplitJson<'a> {
+    devices: &'a [String],
+    context: usize,
+    prompt: usize,
+    patches: usize,
+    /// The row that `generate` would choose.
+    chosen: Option<usize>,
+    rows: &'a [SplitRow],
+}
+
+/// The plan of a model over several cards.
+fn run_split(args: &Args) -> Result<(), Failure> {
+    let report = args.output.report()?;
+    let Some(path) = &args.model else {
+        return Err(Failure::Usage("a split is planned for a model: name one".to_owned()));
+    };
+    let cards = match args.card.is_empty() {
+        false => args.card.iter().map(|card| Target::of_card(card)).collect::<Vec<_>>(),
+        true => {
+            let devices = args.several.open(&args.device)?.unwrap_or_default();
+            devices.iter().map(Target::of_device).collect::<Result<_, _>>()?
+        }
+    };
+    let ratio = args.several.ratio();
+    if ratio.is_some_and(|ratio| ratio.len() != cards.len()) {
+        return Err(Failure::Usage(format!(
+            "--split has {} shares for {} cards",
+            ratio.map_or(0, <[f64]>::len),
+            cards.len()
+        )));
+    }
+    let limit_of = |card: &Target| args.memory_limit.map_or(card.limit, |limit| limit.min(card.limit));
+    let of = |card: &Target| split::Target { gpu: card.gpu, limit: limit_of(card), speed: card.peaks.memory };
+    let targets: Vec<_> = cards.iter().map(of).collect();
+    let path = hub::locate(path, &args.output)?;
+    let checkpoint = Checkpoint::open(&path, args.mmproj.as_deref())?;
+    let config = checkpoint.config()?;
+    let work = work(&config, args.context, args.image);
+    let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
+    let is_gguf = checkpoint.gguf().is_some();
+    let plan = Model { config: &config, is_quantized: checkpoint.is_quantized(), storage: &storage };
+    let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
+    let mut rows = Vec::new();
+    for matrices in kinds(plan.is_quantized) {
+        let asked = Asked { matrices, cache: args.cache, ..Asked::default() };
+        let named = self::matrices(&asked.apply(usual), is_gguf);
+        rows.push(match plan.fit_split(usual, &asked, &work, &targets, ratio) {
+            Err(error) => SplitRow {
+                matrices: named,
+                fits: false,
+                reason: Some(error.to_string()),
+                cache: None,
+                vision: None,
+                devices: Vec::new(),
+            },
+            Ok(split) => SplitRow {
+                matrices: named,
+                fits: true,
+                reason: None,
+                cache: Some(split.options.cache.to_string()),
+                vision: Some(vision_place(&split.options)),
+                devices: (0..cards.len())
+                    .map(|index| DeviceRow {
+                        device: cards[index].name.clone(),
+                        limit: targets[index].limit,
+                        layers: split.layers[index],
+                        has_vision: index == split.vision,
+                        peak: split.footprints[index].peak,
+                        footprint: split.footprints[index],
+                    })
+                    .collect(),
+            },
+        });
+    }
+    let chosen = rows.iter().position(|row| row.fits);
+    let mut screen = args.output.screen();
+    let Workload { context, prompt, patches } = work;
+    let names: Vec<_> = cards.iter().map(|card| card.name.clone()).collect();
+    let heading = format!("{}: {context} tokens, a picture of {patches} patches", names.join(" + "));
+    screen.text(&heading, Style::Heading)?;
+    screen.line("")?;
+    let table = screen.table(vec![
+        Column::left("", 1),
+        Column::left("matrices", 17),
+        Column::left("cache", 5),
+        Column::left("vision", 6),
+        Column::left("device", names.iter().map(String::len).max().unwrap_or(0)),
+        Column::right("layers", 7),
+        Column::right("memory", 9),
+        Column::right("of", 9),
+    ]);
+    screen.line(&table.header(""))?;
+    let mib = |bytes: usize| format!("{} MiB", bytes.div_ceil(1 << 20));
+    for (index, row) in rows.iter().enumerate() {
+        let star = if chosen == Some(index) { "*" } else { "" };
+        if !row.fits {
+            let cells = ["", &row.matrices, "", "", "no room", "", "", ""];
+            screen.line(&table.row(&cells.map(|cell| (cell.to_owned(), Style::Faint))))?;
+        }
+        for (at, device) in row.devices.iter().enumerate() {
+            let first = |text: &str| if at == 0 { text.to_owned() } else { String::new() };
+            let cells = [
+                first(star),
+                first(&row.matrices),
+                first(row.cache.as_deref().unwrap_or_default()),
+                if device.has_vision { row.vision.unwrap_or_default().to_owned() } else { String::new() },
+                device.device.clone(),
+                format!("{}/{}", device.layers, config.text.num_hidden_layers),
+                mib(device.peak),
+                mib(device.limit),
+            ];
+            screen.line(&table.row(&cells.map(|cell| (cell, Style::Plain))))?;
+        }
+    }
+    screen.line("")?;
+    screen.faint("Memory is planned for each card, and does not count the driver's context.")?;
+    if let Some(report) = report {
+        report.write(&SplitJson { devices: &names, context, prompt, patches, chosen, rows: &rows })?;
+    }
+    match chosen {
+        Some(_) => Ok(()),
+        None => Err(Failure::Failed(rows.first().and_then(|row| row.reason.clone()).unwrap_or_default())),
+    }
+}
+
+/// The types that a model's files may be loaded in.
+fn kinds(is_quantized: bool) -> Vec<Option<Matrices>> {
+    let formats = [Format::Q8_0, Format::Q6K, Format::Q5K, Format::Q4K].map(Matrices::Quantized);
+    match is_quantized {
+        true => vec![None],
+        false => [Matrices::Float(DType::F16)].into_iter().chain(formats).map(Some).collect(),
+    }
+}
+
+fn vision_place(options: &LoadOptions) -> &'static str {
+    match options.vision {
+        VisionPlace::Resident => "gpu",
+        VisionPlace::Streamed => "stream",
+        VisionPlace::Cpu => "cpu",
+    }
+}
+
 /// docs/cards.md.
 fn markdown() -> Result<String, Failure> {
     let mut text = String::from(
@@ -389,8 +582,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.table {
         return Ok(write!(io::stdout(), "{}", markdown()?)?);
     }
+    if args.card.len() > 1 || args.several.are_given() {
+        return run_split(args);
+    }
     let report = args.output.report()?;
-    let target = match args.card {
+    let target = match args.card.first() {
         Some(card) => Target::of_card(card),
         None => Target::of_device(&args.device.open()?.0)?,
     };

@@ -6,7 +6,7 @@ use super::environment::is_virtual;
 use super::failure::Failure;
 use super::files;
 use super::measure::Clock;
-use super::model::{ModelArgs, Work, at_most, of_prompt};
+use super::model::{DevicePart, ModelArgs, Work, at_most, of_prompt};
 use super::output::Output;
 use super::sampling::SamplingArgs;
 use super::source::{Text, image, is_stdin};
@@ -80,6 +80,9 @@ struct Json<'a> {
     load_seconds: f64,
     /// Bytes of the GPU's memory that the plan allows for this answer at most, its context not counted.
     planned_bytes: Option<usize>,
+    /// Each GPU's part of the model, if it is on several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    devices: Option<Vec<DevicePart>>,
     /// Bytes that were in use on the GPU before the model was loaded: its context, and others' work. `peak_bytes` counts them.
     context_bytes: Option<usize>,
     /// Bytes of weights read per second of decoding, over those that a copy on this GPU reads and writes.
@@ -122,7 +125,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let loaded = args.model.load(&opened, &device, &work, output)?;
     let model = &loaded.model;
     let prompt = model.processor.prepare(&messages, &visuals)?;
-    let planned_bytes = loaded.planned_bytes(&opened, &of_prompt(&prompt, to_come, &opened.config))?;
+    let planned_work = of_prompt(&prompt, to_come, &opened.config);
+    let planned_bytes = loaded.planned_bytes(&opened, &planned_work)?;
     let options = Options { prompt_lookup: args.prompt_lookup, ..args.sampling.options(model) };
     args.sampling.say_seed(&options, output);
     args.sampling.say_room(model, &prompt, output)?;
@@ -159,6 +163,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         parameters: model.parameters(),
         load_seconds: loaded.seconds,
         planned_bytes,
+        devices: loaded.parts(&opened, &planned_work)?,
         context_bytes: loaded.context_bytes,
         decode_bandwidth_share: share,
         statistics: found.statistics,
@@ -168,7 +173,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 /// Measures a copy for it, which takes a moment, so only on a real GPU.
 fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f64>, Failure> {
     let Device::Cuda(device) = model.device() else { return Ok(None) };
-    if is_virtual() || statistics.decode_tokens == 0 {
+    if is_virtual() || statistics.decode_tokens == 0 || model.devices().len() > 1 {
         return Ok(None);
     }
     let copy = match ceiling::cuda_copy(device, &mut Clock::new(model.device())?) {

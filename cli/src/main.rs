@@ -13,6 +13,7 @@ mod completions;
 mod costs;
 mod cublas;
 mod device;
+mod devices;
 mod doctor;
 mod doctor_memory;
 mod editor;

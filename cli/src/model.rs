@@ -1,6 +1,7 @@
 //! Which model, and how it is loaded: the arguments of the commands that load one.
 
 use super::device::DeviceArg;
+use super::devices::DevicesArgs;
 use super::failure::Failure;
 use super::fit;
 use super::hub;
@@ -15,8 +16,11 @@ use qwen3_vl::config::Config;
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
 use qwen3_vl::fit::{Asked, Choice};
 use qwen3_vl::footprint::{Gpu, Workload};
+use qwen3_vl::split::{Split, Target};
 use qwen3_vl::weights::{Conversion, Progress};
-use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Processor, Prompt, Qwen3Vl, VisionPlace, Visual};
+use qwen3_vl::{
+    Checkpoint, LoadOptions, Matrices, Placement, Processor, Prompt, Qwen3Vl, VisionPlace, Visual,
+};
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -35,6 +39,9 @@ pub(super) struct ModelArgs {
 
     #[command(flatten)]
     device: DeviceArg,
+
+    #[command(flatten)]
+    several: DevicesArgs,
 
     /// The type of matrices; if not given, f16 on a GPU and f32 on the CPU, and matrices that are quantised in a GGUF file stay
     /// so. f32 and f16 compute in f32. The other types are quantised while the model loads and multiplied by dp4a. Bits per
@@ -62,7 +69,11 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "TYPE")]
     vision_dtype: Option<WeightType>,
 
-    /// The most of the GPU's memory to use, without the driver's context, in bytes or with K, M or G; if not given, all that is
+    /// The most tokens of a prompt in one pass. Fewer bound the memory of a long prompt; more keep a GPU busy.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    tokens_per_pass: Option<u32>,
+
+    /// The most of the GPU's (of each GPU's) memory to use, without the driver's context, in bytes or with K, M or G; if not given, all that is
     /// free. The options that are not given are chosen so that the model fits.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     memory_limit: Option<usize>,
@@ -195,6 +206,8 @@ impl ModelArgs {
             model,
             mmproj: None,
             device: DeviceArg::default(),
+            several: DevicesArgs::default(),
+            tokens_per_pass: None,
             dtype: None,
             cache: None,
             gpu_layers: None,
@@ -229,7 +242,10 @@ impl ModelArgs {
 
     /// The device, checked against the other options; if `auto` took it, says why.
     pub fn device(&self, output: &Output) -> Result<Device, Failure> {
-        let (device, reason) = self.device.open()?;
+        let (device, reason) = match self.several.open(&self.device)? {
+            Some(devices) => (devices[0].clone(), None),
+            None => self.device.open()?,
+        };
         if let Some(reason) = reason {
             output.note(&format!("on {device}, because {reason}"));
         }
@@ -240,6 +256,10 @@ impl ModelArgs {
     /// Refuses options that need a GPU on another device.
     pub fn check_device(&self, device: &Device) -> Result<(), Failure> {
         match (self.gpu_layers, self.vision_device) {
+            (Some(_), _) if self.several.are_given() => Err(Failure::Usage(
+                "--gpu-layers streams layers through one GPU; with --devices they are spread over several"
+                    .to_owned(),
+            )),
             (Some(layers), _) if !device.is_cuda() => Err(Failure::Usage(format!(
                 "--gpu-layers {layers} is for a GPU; on the CPU all weights are in host memory"
             ))),
@@ -281,6 +301,13 @@ impl ModelArgs {
         }
     }
 
+    /// What is taken where nothing is asked for.
+    fn usual(&self, device: &Device) -> LoadOptions {
+        let usual = LoadOptions::for_device(device);
+        let tokens_per_pass = self.tokens_per_pass.map_or(usual.tokens_per_pass, |tokens| tokens as usize);
+        LoadOptions { tokens_per_pass, ..usual }
+    }
+
     /// The options that were given; `None` for the others.
     pub fn asked(&self) -> Asked {
         Asked {
@@ -310,7 +337,7 @@ impl ModelArgs {
         work: &Work,
         output: &Output,
     ) -> Result<Decision, Failure> {
-        let (usual, asked) = (LoadOptions::for_device(device), self.asked());
+        let (usual, asked) = (self.usual(device), self.asked());
         let Device::Cuda(cuda) = device else {
             return match self.memory_limit {
                 None => {
@@ -391,6 +418,20 @@ impl ModelArgs {
             let pages = room.pages.min(loaded.model.most_pages());
             BatchOptions { pages, max_sequences: sequences, image_bytes, ..room }
         };
+        if let Some(placed) = &loaded.placed {
+            let patches = loaded.work.map_or(0, |work| work.patches);
+            let work = Workload { context, prompt: context, patches };
+            let mut refusal = None;
+            for (share, image_bytes) in [(1, 256 << 20), (1, 64 << 20), (2, 16 << 20), (4, 0), (most, 0)] {
+                let batch = options(most.div_ceil(share), image_bytes);
+                let targets = &placed.targets;
+                match opened.planned(|model| model.fit_split_pages(&placed.split, &work, batch, targets)) {
+                    Ok(batch) => return Ok(batch),
+                    Err(error) => refusal = Some(error),
+                }
+            }
+            return Err(refusal.map_or(Failure::Wrong, |error| self.too_large(error)));
+        }
         let Device::Cuda(cuda) = device else {
             let all = options(most, 256 << 20);
             // memory that is not touched takes no place
@@ -425,32 +466,108 @@ impl ModelArgs {
         work: &Work,
         output: &Output,
     ) -> Result<Loaded, Failure> {
-        let Decision { options, processor, before, work } = self.options(opened, device, work, output)?;
-        let bar = match io::stderr().is_terminal() && !output.is_quiet() {
-            true => ProgressBar::new(0),
-            false => ProgressBar::hidden(),
-        };
-        if let Ok(style) = ProgressStyle::with_template("  {bar:24} {pos}/{len} tensors  {elapsed}") {
-            bar.set_style(style.progress_chars("━━╌"));
+        if self.several.are_given() {
+            return self.load_split(opened, device, work, output);
         }
-        let progress = |progress: Progress| {
-            bar.set_length(progress.total as u64);
-            bar.set_position(progress.loaded as u64);
-        };
-        let loaded = match processor {
+        let Decision { options, processor, before, work } = self.options(opened, device, work, output)?;
+        let loaded = with_bar(output, |progress| match processor {
             None => Qwen3Vl::load_checkpoint(&opened.checkpoint, device, options, progress),
             Some(processor) => {
                 Qwen3Vl::load_prepared(&opened.checkpoint, processor, device, options, progress)
             }
-        };
-        bar.finish_and_clear();
+        });
+        self.loaded(opened, loaded, options, output, |loaded| Loaded {
+            context_bytes: before,
+            work,
+            ..loaded
+        })
+    }
+
+    /// As [`load`](Self::load), over several GPUs, of which `first` is the first.
+    fn load_split(
+        &self,
+        opened: &Opened,
+        first: &Device,
+        work: &Work,
+        output: &Output,
+    ) -> Result<Loaded, Failure> {
+        let mut devices = self.several.open(&self.device)?.unwrap_or_default();
+        devices[0] = first.clone(); // with the stream that others know
+        let mut targets = Vec::new();
+        let mut before = 0;
+        for device in &devices {
+            let Device::Cuda(cuda) = device else { continue };
+            let (gpu, (free, total)) = (Gpu::of(cuda), cuda.memory_info()?);
+            let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
+            if self.memory_limit.is_some() {
+                memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
+            }
+            targets.push(Target { gpu, limit, speed: fit::memory_speed(cuda.properties()) });
+            before += total - free;
+        }
+        let (usual, asked, ratio) = (self.usual(first), self.asked(), self.several.ratio());
+        let processor = opened.checkpoint.processor()?;
+        let mut found = Err(Failure::Wrong);
+        for work in (work.exactly)(&processor)? {
+            let split = opened.planned(|model| model.fit_split(usual, &asked, &work, &targets, ratio));
+            found = split.map(|split| (split, work)).map_err(|error| self.too_large(error));
+            if found.is_ok() {
+                break;
+            }
+        }
+        let (split, work) = found?;
+        let is_gguf = opened.checkpoint.gguf().is_some();
+        output.note(&fit::describe_split(&split, &devices, &targets, &work, is_gguf));
+        let mut placement = Placement::split(&devices, &split.layers, split.vision)?;
+        if let Some(way) = self.several.way() {
+            placement = placement.by(way);
+        }
+        let options = split.options;
+        let loaded = with_bar(output, |progress| {
+            Qwen3Vl::load_placed(&opened.checkpoint, Some(processor), &placement, options, progress)
+        });
+        let placed = Some(Placed { split, targets, devices });
+        self.loaded(opened, loaded, options, output, |loaded| Loaded {
+            context_bytes: Some(before),
+            work: Some(work),
+            placed,
+            ..loaded
+        })
+    }
+
+    fn loaded(
+        &self,
+        opened: &Opened,
+        loaded: pascaline::Result<Qwen3Vl>,
+        options: LoadOptions,
+        output: &Output,
+        with: impl FnOnce(Loaded) -> Loaded,
+    ) -> Result<Loaded, Failure> {
         let model = loaded.map_err(|error| self.failure(error))?;
         let seconds = opened.since.elapsed().as_secs_f64();
         if let Some(note) = conversions(&model) {
             output.note(&note);
         }
-        Ok(Loaded { model, seconds, options, context_bytes: before, work })
+        Ok(with(Loaded { model, seconds, options, context_bytes: None, work: None, placed: None }))
     }
+}
+
+/// Loads with a progress bar on a terminal.
+fn with_bar<R>(output: &Output, load: impl FnOnce(&mut dyn FnMut(Progress)) -> R) -> R {
+    let bar = match io::stderr().is_terminal() && !output.is_quiet() {
+        true => ProgressBar::new(0),
+        false => ProgressBar::hidden(),
+    };
+    if let Ok(style) = ProgressStyle::with_template("  {bar:24} {pos}/{len} tensors  {elapsed}") {
+        bar.set_style(style.progress_chars("━━╌"));
+    }
+    let mut progress = |progress: Progress| {
+        bar.set_length(progress.total as u64);
+        bar.set_position(progress.loaded as u64);
+    };
+    let loaded = load(&mut progress);
+    bar.finish_and_clear();
+    loaded
 }
 
 /// Tokens of keys and values of all requests together on the CPU, if one request does not need more.
@@ -476,11 +593,53 @@ pub(super) struct Loaded {
     pub context_bytes: Option<usize>,
     /// The work that it was found to have room for, on a GPU.
     pub work: Option<Workload>,
+    /// Where its parts are, if it is on several GPUs.
+    placed: Option<Placed>,
+}
+
+/// How a model is spread.
+struct Placed {
+    split: Split,
+    targets: Vec<Target>,
+    devices: Vec<Device>,
+}
+
+/// What a report says of one of several GPUs.
+#[derive(serde::Serialize)]
+pub(super) struct DevicePart {
+    device: String,
+    layers: usize,
+    has_vision: bool,
+    /// Bytes that the plan allows at most, the context not counted.
+    planned_bytes: usize,
+    /// The most that its pool had reserved.
+    pool_peak_bytes: usize,
 }
 
 impl Loaded {
-    /// Bytes of the GPU's memory that the plan allows for this work at most, the context not counted.
+    /// What each GPU has of the model, if it is on several: planned for this work, and used so far.
+    pub fn parts(&self, opened: &Opened, work: &Workload) -> Result<Option<Vec<DevicePart>>, Failure> {
+        let Some(Placed { split, targets, devices }) = &self.placed else { return Ok(None) };
+        let planned = opened.planned(|model| model.plan_split(split, work, targets))?;
+        let mut parts = Vec::new();
+        for (index, (device, planned)) in devices.iter().zip(planned).enumerate() {
+            let Device::Cuda(cuda) = device else { continue };
+            parts.push(DevicePart {
+                device: device.to_string(),
+                layers: split.layers[index],
+                has_vision: index == split.vision,
+                planned_bytes: planned.peak,
+                pool_peak_bytes: memory::pool(cuda)?.statistics().peak_reserved,
+            });
+        }
+        Ok(Some(parts))
+    }
+
+    /// Bytes of the GPU's memory (of all GPUs' together) that the plan allows for this work at most, the contexts not counted.
     pub fn planned_bytes(&self, opened: &Opened, work: &Workload) -> Result<Option<usize>, Failure> {
+        if let Some(parts) = self.parts(opened, work)? {
+            return Ok(Some(parts.iter().map(|part| part.planned_bytes).sum()));
+        }
         let Device::Cuda(device) = self.model.device() else { return Ok(None) };
         let choice = opened.planned(|model| model.plan(self.options, work, &Gpu::of(device)))?;
         Ok(Some(choice.peak()))

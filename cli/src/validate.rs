@@ -1,6 +1,7 @@
 //! `pascaline validate`: every case against its reference, a line for each op.
 
 use super::case_args::CaseArgs;
+use super::devices::DevicesArgs;
 use super::environment::Environment;
 use super::failure::Failure;
 use super::model::{StorageType, WeightType, cache_formats};
@@ -43,6 +44,13 @@ pub(super) struct Args {
     #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats())]
     cache: Option<KvFormat>,
 
+    /// With --model, only these of its runs, by their names; if not given, all.
+    #[arg(long, value_name = "NAME,…", requires = "model", value_delimiter = ',')]
+    runs: Vec<String>,
+
+    #[command(flatten)]
+    several: DevicesArgs,
+
     /// Also check the large shapes that `bench` times, on sampled rows.
     #[arg(long)]
     all: bool,
@@ -80,7 +88,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             vision: args.vision_dtype.map(WeightType::matrices),
             cache: args.cache,
         };
-        return validate_model::run(model, args.mmproj.as_deref(), &args.select.device, types, output);
+        let devices = (&args.select.device, &args.several);
+        return validate_model::run((model, args.mmproj.as_deref()), &args.runs, devices, types, output);
+    }
+    if args.several.are_given() {
+        return Err(Failure::Usage(
+            "--devices, --split and --between are for --model; ops run on one device".to_owned(),
+        ));
     }
     let cases = args.select.cases(|case| args.all || case.purpose() == Purpose::Test)?;
     let (device, reason) = args.select.device.open()?;

@@ -1,6 +1,7 @@
 //! `pascaline validate --model DIR|FILE`: a checkpoint against the reference's results on it.
 
 use super::device::DeviceArg;
+use super::devices::DevicesArgs;
 use super::environment::Environment;
 use super::failure::Failure;
 use super::model::check_model;
@@ -9,8 +10,9 @@ use super::screen::Style;
 use super::table::{self, Column};
 use pascaline::DType;
 use pascaline::kv::KvFormat;
+use qwen3_vl::placement::in_ratio;
 use qwen3_vl::validate::{Limits, RunReport, check_run};
-use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Qwen3Vl, cases};
+use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Placement, Qwen3Vl, cases};
 use serde::Serialize;
 use std::path::Path;
 
@@ -45,9 +47,9 @@ pub(super) struct Types {
 
 /// Runs every case of `cases.json` and `cases_video.json`, or of `cases_gguf.json`, and prints the worst error of each stage.
 pub(super) fn run(
-    path: &Path,
-    mmproj: Option<&Path>,
-    device: &DeviceArg,
+    (path, mmproj): (&Path, Option<&Path>),
+    only: &[String],
+    (device, several): (&DeviceArg, &DevicesArgs),
     types: Types,
     output: &Output,
 ) -> Result<(), Failure> {
@@ -57,7 +59,17 @@ pub(super) fn run(
             if path.is_dir() { "has no cases.json" } else { "is in no cases_gguf.json of its folder" };
         Failure::Failed(format!("{} {cases} to compare with; `generate` uses it", path.display()))
     })?;
-    let (device, _) = device.open()?;
+    let unknown = only.iter().find(|name| runs.iter().all(|run| run.name != **name));
+    if let Some(name) = unknown {
+        let names: Vec<_> = runs.iter().map(|run| run.name.as_str()).collect();
+        return Err(Failure::Usage(format!("--runs: there is no {name:?}, only {}", names.join(", "))));
+    }
+    let runs: Vec<_> = runs.into_iter().filter(|run| only.is_empty() || only.contains(&run.name)).collect();
+    let devices = several.open(device)?;
+    let device = match &devices {
+        Some(devices) => devices[0].clone(),
+        None => device.open()?.0,
+    };
     let device = &device;
     let report = output.report()?;
     let mut screen = output.screen();
@@ -67,7 +79,23 @@ pub(super) fn run(
     let Types { matrices: dtype, vision: vision_matrices, cache } = types;
     let cache = cache.unwrap_or(usual.cache);
     let options = LoadOptions { dtype, keep_quantized: false, cache, vision_matrices, ..usual };
-    let model = Qwen3Vl::load_checkpoint(&Checkpoint::open(path, mmproj)?, device, options, |_| {})?;
+    let checkpoint = Checkpoint::open(path, mmproj)?;
+    let model = match &devices {
+        None => Qwen3Vl::load_checkpoint(&checkpoint, device, options, |_| {})?,
+        Some(devices) => {
+            let equal = vec![1.0; devices.len()];
+            let layers =
+                in_ratio(checkpoint.config()?.text.num_hidden_layers, several.ratio().unwrap_or(&equal));
+            let mut placement = Placement::split(devices, &layers, 0)?;
+            if let Some(way) = several.way() {
+                placement = placement.by(way);
+            }
+            let each = devices.iter().zip(&layers).map(|(device, layers)| format!("{layers} on {device}"));
+            let each: Vec<_> = each.collect();
+            screen.text(&format!("layers: {}", each.join(", ")), Style::Plain)?;
+            Qwen3Vl::load_placed(&checkpoint, None, &placement, options, |_| {})?
+        }
+    };
     let of_its_own = vision_matrices.is_some_and(|vision| vision != Matrices::Float(dtype));
     let rounded = dtype != DType::F32 || options.cache != KvFormat::F32 || of_its_own;
     let limits = if dtype == DType::F16 {

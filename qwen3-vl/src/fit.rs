@@ -173,7 +173,7 @@ impl Model<'_> {
     }
 
     /// All that may be tried with every layer on the GPU, the best first.
-    fn ways(&self, usual: LoadOptions, asked: &Asked) -> Vec<LoadOptions> {
+    pub(super) fn ways(&self, usual: LoadOptions, asked: &Asked) -> Vec<LoadOptions> {
         let Asked { gpu_layers, vision_matrices, .. } = *asked;
         let usual = LoadOptions { gpu_layers, vision_matrices, ..usual };
         let matrices: Vec<LoadOptions> = match asked.matrices {

@@ -7,17 +7,18 @@
 use super::batch::{BatchOptions, PAGE};
 use super::config::{Config, VisionConfig};
 use super::decode::{ANGLES_AHEAD, CHECKED};
-use super::model::LoadOptions;
+use super::model::{LoadOptions, micro_batch};
 use super::vision::VisionPlace;
 use pascaline::cuda::CudaDevice;
 use pascaline::internals::pieces::{MLP_ROWS, QUANTIZE_PIECE, rows_per_launch};
 use pascaline::internals::select::{Layouts, Query, Types, scratch_bytes};
 use pascaline::internals::table::Table;
 use pascaline::kv::KvTensor;
-use pascaline::memory::{Rehearsal, Rehearsed};
+use pascaline::memory::{Link, Rehearsal, Rehearsed};
 use pascaline::ops::Activation;
 use pascaline::quant::{Format, QuantRows, QuantTensor};
 use pascaline::{DType, Result};
+use std::ops::Range;
 
 /// The storage of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,41 @@ pub struct Footprint {
     pub host: usize,
 }
 
+/// The part of a model that is on one of several devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its decoder layers.
+    pub layers: Range<usize>,
+    /// Whether tokens come to it and logits from it.
+    pub is_first: bool,
+    /// Whether it has the vision tower.
+    pub has_vision: bool,
+    /// How many devices a pass goes through.
+    pub stages: usize,
+}
+
+impl Part {
+    /// All of a model.
+    pub fn whole(config: &Config) -> Self {
+        Self { layers: 0..config.text.num_hidden_layers, is_first: true, has_vision: true, stages: 1 }
+    }
+}
+
+/// The footprint of a part of a model on its device: for one answer, or with `batch` for many.
+///
+/// # Errors
+/// As [`footprint`].
+pub fn part_footprint(
+    config: &Config,
+    storage: &dyn Fn(&str) -> Storage,
+    options: &LoadOptions,
+    work: &Workload,
+    batch: Option<&BatchOptions>,
+    (part, gpu): (&Part, &Gpu),
+) -> Result<Footprint> {
+    rehearsed(config, storage, options, work, batch, (part, gpu))
+}
+
 /// The footprint of a model whose matrix of a published name is stored as `storage` says.
 ///
 /// # Errors
@@ -102,7 +138,7 @@ pub fn footprint(
     work: &Workload,
     gpu: &Gpu,
 ) -> Result<Footprint> {
-    rehearsed(config, storage, options, work, None, gpu)
+    rehearsed(config, storage, options, work, None, (&Part::whole(config), gpu))
 }
 
 /// The footprint of a model that answers many requests at once: of `work` the prompt and the patches count, of one request; the
@@ -118,7 +154,7 @@ pub fn batch_footprint(
     batch: &BatchOptions,
     gpu: &Gpu,
 ) -> Result<Footprint> {
-    rehearsed(config, storage, options, work, Some(batch), gpu)
+    rehearsed(config, storage, options, work, Some(batch), (&Part::whole(config), gpu))
 }
 
 fn rehearsed(
@@ -127,10 +163,20 @@ fn rehearsed(
     options: &LoadOptions,
     work: &Workload,
     batch: Option<&BatchOptions>,
-    gpu: &Gpu,
+    (part, gpu): (&Part, &Gpu),
 ) -> Result<Footprint> {
     let layers_pass = options.gpu_layers.is_some_and(|layers| layers < config.text.num_hidden_layers);
-    let beside = gpu.beside_pool + if layers_pass { STREAMED_LAYERS } else { 0 };
+    // the most rows that come from another device at a time: the last one sends those alone whose next token is wanted
+    let arriving = match (part.stages, part.is_first) {
+        (0 | 1, _) => 0,
+        (_, true) => batch.map_or(1, |batch| batch.max_sequences),
+        (stages, false) => {
+            micro_batch(work.prompt, stages).min(options.tokens_per_pass)
+                + batch.map_or(0, |batch| batch.max_sequences)
+        }
+    };
+    let slots = Link::slot_bytes(arriving * config.text.hidden_size * size_of::<f32>());
+    let beside = gpu.beside_pool + slots + if layers_pass { STREAMED_LAYERS } else { 0 };
     let pool = Rehearsal::within(gpu.memory.saturating_sub(beside));
     let table = Table::built_in(gpu.capability)?;
     let mut walk = Walk {
@@ -140,6 +186,7 @@ fn rehearsed(
         config,
         storage,
         options,
+        part,
         weights: Vec::new(),
         stacks: Vec::new(),
         host: 0,
@@ -174,6 +221,7 @@ struct Walk<'a> {
     config: &'a Config,
     storage: &'a dyn Fn(&str) -> Storage,
     options: &'a LoadOptions,
+    part: &'a Part,
     /// The weights that stay on the device.
     weights: Vec<Rehearsed>,
     /// For each stack of blocks that pass through the device, the bytes of a place, and its two places.
@@ -259,13 +307,15 @@ impl Walk<'_> {
         let config = self.config;
         let (hidden, vocab, head) = (config.text.hidden_size, config.text.vocab_size, config.text.head_dim);
         let mut weights = Vec::new();
-        self.matrix(&self.linear(&[(super::weights::EMBEDDING.into(), vocab)], hidden), &mut weights)?;
-        if !config.tie_word_embeddings {
+        if self.part.is_first {
+            self.matrix(&self.linear(&[(super::weights::EMBEDDING.into(), vocab)], hidden), &mut weights)?;
+        }
+        if self.part.is_first && !config.tie_word_embeddings {
             self.matrix(&self.linear(&[(super::weights::LM_HEAD.into(), vocab)], hidden), &mut weights)?;
         }
         let layers = config.text.num_hidden_layers;
         let resident = self.options.gpu_layers.unwrap_or(layers).min(layers);
-        for layer in 0..layers {
+        for layer in self.part.layers.clone() {
             let norms = [head, head, hidden, hidden];
             let linears = self.text_linears(layer);
             self.block(&linears, &norms, layer == resident, layer >= resident, &mut weights)?;
@@ -350,7 +400,7 @@ impl Walk<'_> {
 
     fn load_vision(&mut self) -> Result<()> {
         let vision = &self.config.vision;
-        if self.options.vision == VisionPlace::Cpu {
+        if self.options.vision == VisionPlace::Cpu || !self.part.has_vision {
             return Ok(());
         }
         let streamed = self.options.vision == VisionPlace::Streamed;
@@ -404,7 +454,7 @@ impl Walk<'_> {
         let text = &self.config.text;
         let dims = [context, text.num_key_value_heads, text.head_dim];
         let mut cache = Vec::new();
-        for _ in 0..2 * text.num_hidden_layers {
+        for _ in 0..2 * self.part.layers.len() {
             for bytes in KvTensor::part_bytes(self.options.cache, dims) {
                 cache.push(self.pool.take(bytes)?);
             }
@@ -499,7 +549,7 @@ impl Walk<'_> {
         let vision = &self.config.vision;
         let (tokens, hidden) = (patches / vision.merge_len().max(1), self.config.text.hidden_size);
         let outputs = 1 + vision.deepstack_visual_indexes.len();
-        if self.options.vision == VisionPlace::Cpu {
+        if self.options.vision == VisionPlace::Cpu || !self.part.has_vision {
             return (0..outputs).map(|_| self.floats(tokens * hidden)).collect();
         }
         let half = vision.head_dim() / 2;
@@ -541,10 +591,14 @@ impl Walk<'_> {
     /// A picture and steps of many requests. Gives the bytes of the graphs that are kept.
     fn answers(&self, work: &Workload, batch: &BatchOptions) -> Result<usize> {
         let _kept = if work.patches > 0 { Some(self.pool.take(batch.image_bytes)?) } else { None };
-        let seen = if work.patches > 0 { self.see(work.patches)? } else { Vec::new() };
+        let seen = self.seen(work)?;
         let (rows, last) = (self.options.tokens_per_pass.max(1), batch.max_sequences);
         let rows =
             rows.min(work.prompt.saturating_mul(last)).max(batch.prompt_tokens.min(work.prompt) + last);
+        let rows = match self.part.stages {
+            0 | 1 => rows,
+            stages => rows.min(micro_batch(rows, stages) + last),
+        };
         self.pass(rows, last, batch.pages, &seen)?;
         drop(seen);
         let one = Walk {
@@ -576,13 +630,22 @@ impl Walk<'_> {
         Ok(one.pool.statistics().peak_live)
     }
 
+    /// A picture's embeddings where they are needed: made here if the tower is here, and kept if tokens come here.
+    fn seen(&self, work: &Workload) -> Result<Vec<Rehearsed>> {
+        if work.patches == 0 || !(self.part.has_vision || self.part.is_first) {
+            return Ok(Vec::new());
+        }
+        let seen = self.see(work.patches)?;
+        Ok(if self.part.is_first { seen } else { Vec::new() })
+    }
+
     /// Rows of several sequences, of which `wanted` get a next token.
     fn pass(&self, rows: usize, wanted: usize, pages: usize, seen: &[Rehearsed]) -> Result<()> {
         let text = &self.config.text;
         let (hidden, half) = (text.hidden_size, text.head_dim / 2);
         let _inputs = [self.floats(3 * rows + wanted + pages)?, self.floats(2 * rows * half)?];
         let mut h = self.floats(rows * hidden)?;
-        for layer in 0..text.num_hidden_layers {
+        for layer in self.part.layers.clone() {
             // partial results of attention, which is over before the products that follow
             drop(self.floats(wanted * text.num_attention_heads * MOST_PARTIAL * (text.head_dim + 4))?);
             h = self.transformer(rows, h, &self.text_linears(layer), None, Activation::SwiGlu)?;
@@ -597,6 +660,9 @@ impl Walk<'_> {
         drop(h);
         let _wanted = self.floats(wanted * hidden)?;
         drop(normed);
+        if !self.part.is_first {
+            return Ok(());
+        }
         let _logits = [self.floats(wanted * text.vocab_size)?, self.floats(wanted)?, self.floats(wanted)?];
         Ok(())
     }
@@ -605,15 +671,16 @@ impl Walk<'_> {
     fn answer(&self, work: &Workload) -> Result<()> {
         let text = &self.config.text;
         let (hidden, half) = (text.hidden_size, text.head_dim / 2);
-        let seen = if work.patches > 0 { self.see(work.patches)? } else { Vec::new() };
+        let seen = self.seen(work)?;
         let _angles = [self.floats(work.prompt * half)?, self.floats(work.prompt * half)?];
         let mut last = None;
-        for start in (0..work.prompt).step_by(self.options.tokens_per_pass.max(1)) {
-            let rows = self.options.tokens_per_pass.min(work.prompt - start);
+        let most = micro_batch(work.prompt, self.part.stages).min(self.options.tokens_per_pass).max(1);
+        for start in (0..work.prompt).step_by(most) {
+            let rows = most.min(work.prompt - start);
             let _ids = self.floats(rows)?;
             let _at = self.floats(2)?;
             let mut h = self.floats(rows * hidden)?;
-            for layer in 0..text.num_hidden_layers {
+            for layer in self.part.layers.clone() {
                 h = self.transformer(rows, h, &self.text_linears(layer), None, Activation::SwiGlu)?;
                 if layer + 1 < seen.len() {
                     let features = self.floats(rows * hidden)?;
@@ -626,11 +693,13 @@ impl Walk<'_> {
             drop(h);
             last = Some(normed);
         }
-        let logits = self.floats(text.vocab_size)?;
+        // the devices after the first have no logits
+        let vocab = if self.part.is_first { text.vocab_size } else { 0 };
+        let logits = self.floats(vocab)?;
         drop((seen, last));
         let _decoding =
             [self.floats(ANGLES_AHEAD as usize * half)?, self.floats(ANGLES_AHEAD as usize * half)?];
-        let _next = self.floats(text.vocab_size)?;
+        let _next = self.floats(vocab)?;
         drop(logits);
         Ok(())
     }

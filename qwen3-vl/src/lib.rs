@@ -31,6 +31,7 @@ mod relay;
 pub mod resize;
 pub mod safetensors;
 pub mod sampling;
+pub mod split;
 pub mod stream;
 mod template;
 pub mod text;

@@ -191,17 +191,20 @@ impl Link {
         if !left_out(Wait::SlotEmptied) {
             out.wait(&slot.emptied)?;
         }
-        // SAFETY (both): the ranges are inside their buffers (checked above), the slot is as long, the streams live. The slot
-        // is freed only after both events, and the source belongs to the stream of the copy.
-        match &slot.place {
-            Place::Peer(memory) => check("cuMemcpyPeerAsync", unsafe {
+        let result = match &slot.place {
+            Place::Peer(memory) => {
                 let (there, here) = (self.to.context(), self.from.context());
-                sys::cuMemcpyPeerAsync(memory.address, there, from, here, bytes, out.raw())
-            }),
-            Place::Pinned(host) => check("cuMemcpyDtoHAsync", unsafe {
-                sys::cuMemcpyDtoHAsync_v2(host.address().cast(), from, bytes, out.raw())
-            }),
-        }?;
+                // SAFETY: the range is inside the source (checked above), the slot is as long, stream and contexts live. The slot is
+                // freed only after both of its events; freeing the source is ordered after the copy on its own stream.
+                unsafe { sys::cuMemcpyPeerAsync(memory.address, there, from, here, bytes, out.raw()) }
+            }
+            Place::Pinned(host) => {
+                let slot = host.address().cast();
+                // SAFETY: as above.
+                unsafe { sys::cuMemcpyDtoHAsync_v2(slot, from, bytes, out.raw()) }
+            }
+        };
+        check("a copy to another device", result)?;
         slot.filled.record(out)?;
         drop(sender);
 
@@ -211,15 +214,18 @@ impl Link {
         if !left_out(Wait::SlotFilled) {
             into.wait(&slot.filled)?;
         }
-        // SAFETY (both): as above; the target belongs to the stream of the copy.
-        match &slot.place {
-            Place::Peer(memory) => check("cuMemcpyDtoDAsync", unsafe {
-                sys::cuMemcpyDtoDAsync_v2(to, memory.address, bytes, into.raw())
-            }),
-            Place::Pinned(host) => check("cuMemcpyHtoDAsync", unsafe {
-                sys::cuMemcpyHtoDAsync_v2(to, host.address().cast_const().cast(), bytes, into.raw())
-            }),
-        }?;
+        let result = match &slot.place {
+            Place::Peer(memory) => {
+                // SAFETY: as above, with the target in the source's place.
+                unsafe { sys::cuMemcpyDtoDAsync_v2(to, memory.address, bytes, into.raw()) }
+            }
+            Place::Pinned(host) => {
+                let slot = host.address().cast_const().cast();
+                // SAFETY: as above.
+                unsafe { sys::cuMemcpyHtoDAsync_v2(to, slot, bytes, into.raw()) }
+            }
+        };
+        check("a copy from another device", result)?;
         slot.emptied.record(into)
     }
 }

@@ -1,0 +1,142 @@
+//! `--devices`, `--split`, `--between`: a model over several GPUs.
+
+use super::device::{DeviceArg, asked_for};
+use super::failure::Failure;
+use pascaline::cuda::CudaDevice;
+use pascaline::memory::Way;
+use pascaline::{Device, Error};
+
+#[derive(clap::Args, Clone, Default)]
+pub(super) struct DevicesArgs {
+    /// The GPUs to spread the model over: their numbers, as in cuda:N (0,1), or auto for all. Decoder layers are shared out by
+    /// the speed of the cards' memory, as far as each has room; hidden states are passed on. With `--device virtual` they are
+    /// virtual ones, which PASCALINE_VIRTUAL_DEVICES names.
+    #[arg(long, value_name = "LIST", value_parser = list)]
+    devices: Option<List>,
+
+    /// The ratio of the numbers of layers on these GPUs, such as 3,1.
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    split: Option<Ratio>,
+
+    /// How values go from GPU to GPU; if not given, as peer where the driver allows it, else pinned.
+    #[arg(long, value_name = "WAY")]
+    between: Option<Between>,
+}
+
+/// `--between`
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Between {
+    /// Straight into the other GPU's memory.
+    Peer,
+    /// By way of pinned host memory.
+    Pinned,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum List {
+    All,
+    These(Vec<u32>),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Ratio(Vec<f64>);
+
+fn list(text: &str) -> Result<List, String> {
+    if text == "auto" {
+        return Ok(List::All);
+    }
+    let numbers: Result<Vec<u32>, _> = text.split(',').map(|number| number.trim().parse()).collect();
+    let numbers = numbers.map_err(|_| "it must be auto, or numbers of devices such as 0,1".to_owned())?;
+    match (1..numbers.len()).find(|&at| numbers[..at].contains(&numbers[at])) {
+        Some(at) => Err(format!("device {} is named twice", numbers[at])),
+        None => Ok(List::These(numbers)),
+    }
+}
+
+fn ratio(text: &str) -> Result<Ratio, String> {
+    let shares: Result<Vec<f64>, _> = text.split(',').map(|share| share.trim().parse()).collect();
+    let shares = shares.ok().filter(|shares| shares.iter().all(|share| share.is_finite() && *share >= 0.0));
+    let shares = shares.ok_or_else(|| "it must be numbers such as 3,1".to_owned())?;
+    match shares.iter().any(|share| *share > 0.0) {
+        true => Ok(Ratio(shares)),
+        false => Err("all shares are 0, so no device would get a layer".to_owned()),
+    }
+}
+
+impl DevicesArgs {
+    /// Whether one of them was given.
+    pub fn are_given(&self) -> bool {
+        self.devices.is_some() || self.split.is_some() || self.between.is_some()
+    }
+
+    /// The ratio of the layers, if it was given.
+    pub fn ratio(&self) -> Option<&[f64]> {
+        self.split.as_ref().map(|ratio| &ratio.0[..])
+    }
+
+    /// The way between GPUs, if it was given.
+    pub fn way(&self) -> Option<Way> {
+        self.between.map(|between| match between {
+            Between::Peer => Way::Peer,
+            Between::Pinned => Way::Pinned,
+        })
+    }
+
+    /// The GPUs, opened, if several were asked for; `device` is `--device`.
+    pub fn open(&self, device: &DeviceArg) -> Result<Option<Vec<Device>>, Failure> {
+        if !self.are_given() {
+            return Ok(None);
+        }
+        let kind = asked_for(device.name());
+        let numbered = match kind.as_deref() {
+            None | Some("auto" | "cuda") => Device::cuda,
+            Some("virtual") => {
+                Device::virtual_gpu()?; // takes the driver's place before devices are counted
+                Device::virtual_gpu_number
+            }
+            Some(name) => {
+                return Err(Failure::Usage(format!(
+                    "--devices names GPUs, and --device {name} another place; say --device cuda or virtual"
+                )));
+            }
+        };
+        let numbers = match &self.devices {
+            Some(List::These(numbers)) => numbers.clone(),
+            Some(List::All) | None => (0..CudaDevice::count()?).collect(),
+        };
+        let refused = |error: Error| Failure::Failed(format!("--devices: {error}"));
+        let devices: Result<Vec<_>, _> = numbers.into_iter().map(numbered).collect();
+        let devices = devices.map_err(refused)?;
+        if devices.is_empty() {
+            return Err(Failure::Failed("--devices: the driver sees no device".to_owned()));
+        }
+        match self.ratio() {
+            Some(ratio) if ratio.len() != devices.len() => Err(Failure::Usage(format!(
+                "--split has {} shares for {} devices",
+                ratio.len(),
+                devices.len()
+            ))),
+            _ => Ok(Some(devices)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_ratios_are_read() {
+        assert_eq!(list("auto"), Ok(List::All));
+        assert_eq!(list("0, 2"), Ok(List::These(vec![0, 2])));
+        assert!(list("0,1,0").unwrap_err().contains("device 0 is named twice"));
+        for wrong in ["", "0,", "-1", "cuda:0", "a"] {
+            assert!(list(wrong).unwrap_err().contains("such as 0,1"), "{wrong}");
+        }
+        assert_eq!(ratio("3, 1.5"), Ok(Ratio(vec![3.0, 1.5])));
+        assert!(ratio("0,0").unwrap_err().contains("all shares are 0"));
+        for wrong in ["", "1,", "-1,2", "nan,1", "inf", "x"] {
+            assert!(ratio(wrong).unwrap_err().contains("such as 3,1"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! A model over several virtual devices, as a user starts it: the reference's results, memory limits, faults of one device,
+//! and wrong arguments.
+
+#[path = "common/program.rs"]
+mod program;
+
+use program::{pascaline, stderr, stdout};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Output;
+
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/qwen3-vl");
+
+fn tiny() -> String {
+    format!("{FIXTURES}/tiny")
+}
+
+/// The checkpoint of 32 layers, where it is there.
+fn wide() -> Option<PathBuf> {
+    let beside = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/fixtures/qwen3-vl/wide"));
+    let wide = std::env::var_os("QWEN3_VL_WIDE").map_or(beside, PathBuf::from);
+    wide.exists().then_some(wide)
+}
+
+/// On two devices of 64 MiB, or as `environment` says.
+fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = pascaline(arguments);
+    command.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1060").env("PASCALINE_VIRTUAL_TRAFFIC", "0");
+    command.envs(environment.iter().copied()).output().expect("the program starts")
+}
+
+fn json(arguments: &[&str], environment: &[(&str, &str)]) -> Value {
+    let output = run(arguments, environment);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+    serde_json::from_str(&stdout(&output)).expect("JSON")
+}
+
+const THREE: (&str, &str) = ("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1060,gtx1080");
+
+fn no_findings(output: &Output) {
+    assert!(!stderr(output).contains("virtual GPU:"), "{}", stderr(output));
+}
+
+#[test]
+fn models_over_devices_are_the_references() {
+    let mut cases = vec![
+        (tiny(), "text,small_image", "0,1", "2,1", "peer", None),
+        (tiny(), "two_images", "auto", "1,1,1", "pinned", Some(THREE)),
+    ];
+    if let Some(wide) = wide() {
+        let wide = wide.display().to_string();
+        cases.push((wide.clone(), "text", "1,0", "1,1", "pinned", None));
+        cases.push((wide, "text", "0,2,1", "1,2,3", "peer", Some(THREE)));
+    }
+    for (model, runs, devices, split, between, environment) in cases {
+        let fixed = ["validate", "--model", &model, "--device", "virtual", "--runs", runs];
+        let spread = ["--devices", devices, "--split", split, "--between", between];
+        let arguments = [&fixed[..], &spread].concat();
+        let output = run(&arguments, environment.as_slice());
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
+        assert!(stdout(&output).contains("runs are the reference's"), "{}", stdout(&output));
+        no_findings(&output);
+    }
+}
+
+fn generate(more: &[&str], environment: &[(&str, &str)]) -> Value {
+    let model = tiny();
+    let fixed =
+        ["generate", "--model", &model, "--device", "virtual", "--prompt", "Hello", "--max-new-tokens", "6"];
+    json(&[&fixed[..], more, &["--json", "--quiet"]].concat(), environment)
+}
+
+#[test]
+fn answers_are_the_same_and_memory_is_as_planned() {
+    let one = generate(&[], &[]);
+    let two = generate(&["--devices", "0,1", "--split", "1,2"], &[]);
+    assert_eq!(one["generated_ids"], two["generated_ids"]);
+    let parts = two["devices"].as_array().expect("two devices");
+    let layers: Vec<_> = parts.iter().map(|part| part["layers"].as_u64()).collect();
+    assert_eq!(layers, [Some(1), Some(2)]);
+    for part in parts {
+        assert!(part["pool_peak_bytes"].as_u64() <= part["planned_bytes"].as_u64(), "{part}");
+        assert!(part["pool_peak_bytes"].as_u64() > Some(0), "{part}");
+    }
+    // a card that has little room gets fewer layers, and the pool keeps to the limit
+    let plan = |memory: &'static str| {
+        let model = wide().map_or_else(tiny, |wide| wide.display().to_string());
+        json(
+            &[
+                "fit",
+                &model,
+                "--device",
+                "virtual",
+                "--devices",
+                "auto",
+                "--context",
+                "512",
+                "--image",
+                "0x0",
+                "--json",
+                "-q",
+            ],
+            &[("PASCALINE_VIRTUAL_MEMORY", memory)],
+        )
+    };
+    let layers = |plan: &Value| {
+        let row = &plan["rows"][plan["chosen"].as_u64().expect("one is chosen") as usize];
+        let devices = row["devices"].as_array().expect("devices");
+        for device in devices {
+            assert!(device["peak"].as_u64() <= device["limit"].as_u64(), "{device}");
+        }
+        devices.iter().map(|device| device["layers"].as_u64().expect("layers")).collect::<Vec<_>>()
+    };
+    let roomy = layers(&plan("2000000000,2000000000"));
+    assert!(roomy[0] < roomy[1], "the second card's memory is three times as fast: {roomy:?}");
+    if wide().is_some() {
+        let tight = layers(&plan("2000000000,14000000"));
+        assert!(
+            tight[1] < roomy[1] && tight.iter().sum::<u64>() == roomy.iter().sum::<u64>(),
+            "{tight:?} {roomy:?}"
+        );
+    }
+}
+
+#[test]
+fn a_plan_has_a_line_for_each_card() {
+    let model = tiny();
+    let output = run(&["fit", &model, "--card", "p40", "--card", "gtx1080", "--split", "2,1"], &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(
+        text.contains("Tesla P40") && text.contains("GeForce GTX 1080") && text.contains("2/3"),
+        "{text}"
+    );
+    let output = run(&["fit", &model, "--card", "p40", "--card", "gtx1080", "--memory-limit", "20M"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("are needed for a context"), "{}", stderr(&output));
+}
+
+/// The loss of a device ends what ran on it, with its error and without an answer.
+#[test]
+fn a_fault_of_one_device_ends_the_answer() {
+    let model = tiny();
+    let fixed =
+        ["generate", "--model", &model, "--device", "virtual", "--prompt", "Hello", "--max-new-tokens", "6"];
+    for device in ["0", "1"] {
+        let faults = format!("cuGraphLaunch#{device}:3=719@sync!sticky");
+        let arguments = [&fixed[..], &["--devices", "0,1", "--json", "--quiet"]].concat();
+        let output = run(&arguments, &[("PASCALINE_FAULTS", &faults)]);
+        assert_eq!(output.status.code(), Some(1), "{faults}: {}", stderr(&output));
+        assert!(stderr(&output).contains("719"), "{faults}: {}", stderr(&output));
+        assert!(!stdout(&output).contains("generated_ids"), "no answer is handed out");
+        // what runs on the other device does not notice
+        let other = if device == "0" { "1" } else { "0" };
+        let arguments = [&fixed[..], &["--devices", other, "--json", "--quiet"]].concat();
+        let output = run(&arguments, &[("PASCALINE_FAULTS", &faults)]);
+        assert_eq!(output.status.code(), Some(0), "{faults}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn wrong_devices_are_refused_clearly() {
+    let model = tiny();
+    let fixed = ["generate", "--model", &model, "--device", "virtual", "--prompt", "x"];
+    for (arguments, code, says) in [
+        (&["--devices", "0,0"][..], 2, "device 0 is named twice"),
+        (&["--devices", "0,1", "--split", "1,2,3"], 2, "--split has 3 shares for 2 devices"),
+        (&["--devices", "0,1", "--split", "0,0"], 2, "all shares are 0"),
+        (&["--devices", "0,7"], 1, "device 7 does not exist; the driver sees 2"),
+        (&["--devices", "x"], 2, "numbers of devices such as 0,1"),
+        (&["--devices", "0,1", "--gpu-layers", "1"], 2, "layers through one GPU"),
+        (&["--devices", "0,1", "--between", "peer"], 1, "no peer access"),
+        (&["--devices", "0,1", "--memory-limit", "100000"], 1, "does not fit"),
+    ] {
+        let peers = if says == "no peer access" { "0" } else { "1" };
+        let output = run(&[&fixed[..], arguments].concat(), &[("PASCALINE_VIRTUAL_PEERS", peers)]);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(says), "{arguments:?}: {}", stderr(&output));
+    }
+    let output =
+        run(&["generate", "--model", &model, "--device", "cpu", "--devices", "0", "--prompt", "x"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let output = run(&["validate", "--model", &model, "--runs", "none"], &[]);
+    assert!(stderr(&output).contains("there is no \"none\", only text"), "{}", stderr(&output));
+    let output = run(&["validate", "--devices", "0,1"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[test]
+fn doctor_shows_all_devices_and_each_has_a_name() {
+    let output = run(&["doctor"], &[("PASCALINE_DEVICE", "virtual")]);
+    let text = stdout(&output);
+    assert!(text.contains("cuda:0") && text.contains("Virtual GeForce MX330"), "{text}");
+    assert!(text.contains("cuda:1") && text.contains("Virtual GeForce GTX 1060 6GB"), "{text}");
+    let second = generate(&["--devices", "1"], &[]);
+    assert!(second["device"].as_str().is_some_and(|device| device.contains("cuda:1")), "{second}");
+    let model = tiny();
+    let arguments =
+        ["generate", "--model", &model, "--prompt", "Hello", "--max-new-tokens", "1", "--json", "--quiet"];
+    let named = json(&[&arguments[..], &["--device", "virtual:1"]].concat(), &[]);
+    assert_eq!(named["device"], second["device"]);
+}

@@ -1,0 +1,184 @@
+//! How to spread a model over several GPUs so that each part fits its own.
+//!
+//! Layers are shared out in the ratio of the cards' speeds, by which the time of a token is bound; a card that would be
+//! too full gives layers to the one with the most room left.
+
+use super::batch::{BatchOptions, PAGE};
+use super::fit::{Asked, Model};
+use super::footprint::{Footprint, Gpu, Part, Workload, part_footprint};
+use super::model::LoadOptions;
+use super::placement::in_ratio;
+use pascaline::{Error, Result};
+
+/// One of the GPUs that a model is spread over.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// What decides which kernels run.
+    pub gpu: Gpu,
+    /// Bytes to do with, the driver's context not counted.
+    pub limit: usize,
+    /// Bytes of its memory per second; only the ratio counts.
+    pub speed: f64,
+}
+
+/// A way to spread a model that fits.
+#[derive(Clone, Debug)]
+pub struct Split {
+    /// How to load.
+    pub options: LoadOptions,
+    /// The decoder layers of each GPU.
+    pub layers: Vec<usize>,
+    /// The GPU that has the vision tower.
+    pub vision: usize,
+    /// The memory that each part takes.
+    pub footprints: Vec<Footprint>,
+}
+
+/// The parts of a model with so many layers on each device; those that a pass goes through count as stages.
+fn parts(layers: &[usize], vision: usize) -> Vec<Part> {
+    let stages = layers.iter().enumerate().filter(|&(index, layers)| index == 0 || *layers > 0).count();
+    let mut first = 0;
+    let part = |(index, &count): (usize, &usize)| {
+        first += count;
+        Part { layers: first - count..first, is_first: index == 0, has_vision: index == vision, stages }
+    };
+    layers.iter().enumerate().map(part).collect()
+}
+
+impl Model<'_> {
+    /// The memory of each part, whether it fits or not.
+    fn footprints(
+        &self,
+        options: &LoadOptions,
+        (layers, vision): (&[usize], usize),
+        work: &Workload,
+        batch: Option<&BatchOptions>,
+        targets: &[Target],
+    ) -> Result<Vec<Footprint>> {
+        let storage = |name: &str| (self.storage)(options, name);
+        let parts = parts(layers, vision);
+        let of = |(part, target): (&Part, &Target)| {
+            let gpu = Gpu { memory: usize::MAX, ..target.gpu };
+            match part.layers.is_empty() && !part.is_first && !part.has_vision {
+                true => Ok(Footprint::default()), // it is not used
+                false => part_footprint(self.config, &storage, options, work, batch, (part, &gpu)),
+            }
+        };
+        parts.iter().zip(targets).map(of).collect()
+    }
+
+    /// The memory of a given split.
+    ///
+    /// # Errors
+    /// As [`footprint`](super::footprint::footprint).
+    pub fn plan_split(&self, split: &Split, work: &Workload, targets: &[Target]) -> Result<Vec<Footprint>> {
+        self.footprints(&split.options, (&split.layers, split.vision), work, None, targets)
+    }
+
+    /// The first way to load and to spread the layers, in the given ratio or by the GPUs' speeds, in which each part takes no more
+    /// than its GPU's limit.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] that says what is needed, if nothing fits.
+    pub fn fit_split(
+        &self,
+        usual: LoadOptions,
+        asked: &Asked,
+        work: &Workload,
+        targets: &[Target],
+        ratio: Option<&[f64]>,
+    ) -> Result<Split> {
+        let layers = self.config.text.num_hidden_layers;
+        let speeds: Vec<f64> = targets.iter().map(|target| target.speed.max(1.0)).collect();
+        let wanted = in_ratio(layers, ratio.unwrap_or(&speeds));
+        // the emptiest first, if the first one has no room for the tower
+        let mut towers: Vec<usize> = (1..targets.len()).collect();
+        towers.sort_by_key(|&index| std::cmp::Reverse(targets[index].limit));
+        towers.insert(0, 0);
+        let mut last = Vec::new();
+        for options in self.ways(usual, asked) {
+            for &vision in &towers {
+                let mut layers = wanted.clone();
+                loop {
+                    let found = self.footprints(&options, (&layers, vision), work, None, targets)?;
+                    if found.iter().zip(targets).all(|(part, target)| part.peak <= target.limit) {
+                        return Ok(Split { options, layers, vision, footprints: found });
+                    }
+                    let moved = ratio.is_none() && shift(&mut layers, &found, targets);
+                    last = found;
+                    if !moved {
+                        break;
+                    }
+                }
+            }
+        }
+        let mib = |bytes: usize| format!("{} MiB", bytes.div_ceil(1 << 20));
+        let each = |all: Vec<usize>| all.into_iter().map(mib).collect::<Vec<_>>().join(" + ");
+        let Workload { context, patches, .. } = work;
+        Err(Error::Unsupported {
+            op: "fit",
+            argument: "memory",
+            value: each(targets.iter().map(|target| target.limit).collect()),
+            reason: format!(
+                "{} are needed for a context of {context} tokens and pictures of {patches} patches",
+                each(last.iter().map(|part| part.peak).collect())
+            ),
+        })
+    }
+
+    /// As [`fit_pages`](Self::fit_pages), for a model over several GPUs.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fit_split_pages(
+        &self,
+        split: &Split,
+        work: &Workload,
+        batch: BatchOptions,
+        targets: &[Target],
+    ) -> Result<BatchOptions> {
+        let fits = |pages| -> Result<bool> {
+            let batch = BatchOptions { pages, ..batch };
+            let parts = (&split.layers[..], split.vision);
+            let found = self.footprints(&split.options, parts, work, Some(&batch), targets)?;
+            Ok(found.iter().zip(targets).all(|(part, target)| part.peak <= target.limit))
+        };
+        let least = work.context.div_ceil(PAGE).max(1);
+        if !fits(least)? {
+            let limits: usize = targets.iter().map(|target| target.limit).sum();
+            return Err(Error::Unsupported {
+                op: "fit",
+                argument: "memory",
+                value: format!("{} MiB", limits >> 20),
+                reason: format!("{} tokens of {} requests do not fit", work.context, batch.max_sequences),
+            });
+        }
+        let (mut from, mut to) = (least, batch.pages.max(least));
+        while from < to {
+            let pages = from + (to - from).div_ceil(2);
+            match fits(pages)? {
+                true => from = pages,
+                false => to = pages - 1,
+            }
+        }
+        Ok(BatchOptions { pages: from, ..batch })
+    }
+}
+
+/// Moves a layer from the fullest GPU, which has too little memory, to the one with the most room for it. Whether there was one.
+fn shift(layers: &mut [usize], found: &[Footprint], targets: &[Target]) -> bool {
+    let room = |index: usize| targets[index].limit as i64 - found[index].peak as i64;
+    let over = (0..layers.len()).filter(|&index| room(index) < 0 && layers[index] > 0);
+    let Some(from) = over.min_by_key(|&index| room(index)) else { return false };
+    let Some(to) = (0..layers.len()).filter(|&index| index != from).max_by_key(|&index| room(index)) else {
+        return false;
+    };
+    // what a layer takes at least, so that it does not go back and forth
+    let layer = (found[from].weights + found[from].cache) / (layers[from] + 1);
+    if room(to) < layer as i64 {
+        return false;
+    }
+    layers[from] -= 1;
+    layers[to] += 1;
+    true
+}
