@@ -46,6 +46,7 @@ mod table;
 mod tune;
 mod validate;
 mod validate_model;
+mod validate_train;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::complain;

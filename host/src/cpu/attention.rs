@@ -153,7 +153,7 @@ pub(super) fn attention_over(
 }
 
 /// The first element of query head `head` (counted over all batches), or of the kv head that `group` of them share.
-fn start(strides: HeadStrides, problem: &Problem, head: usize, group: usize) -> usize {
+pub(super) fn start(strides: HeadStrides, problem: &Problem, head: usize, group: usize) -> usize {
     head / problem.num_q_heads * strides.batch + head % problem.num_q_heads / group * strides.head
 }
 
@@ -227,7 +227,7 @@ fn convert(to: &mut [f32], from: &impl Rows, start: usize, stride: usize, d: usi
 }
 
 /// Eight partial sums, so that it is vector code; both lengths are multiples of eight.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 8];
     for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
         for i in 0..8 {
