@@ -18,6 +18,7 @@ mod editor;
 mod environment;
 mod failure;
 mod files;
+mod finetune;
 mod fit;
 mod float16;
 mod generate;
@@ -88,6 +89,8 @@ enum Command {
     Fit(fit::Args),
     /// Fetch a model from the Hugging Face hub.
     Pull(hub::Args),
+    /// Train adapters, or all weights, on conversations with pictures.
+    Finetune(finetune::Args),
     /// Write a checkpoint as GGUF files with quantised matrices.
     Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
@@ -126,6 +129,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
+        Command::Finetune(args) => finetune::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
         Command::Report(args) => report::run(&args),

@@ -33,6 +33,11 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
 
+    /// An adapter to merge into the weights as they are loaded: a folder with adapter_config.json, as `finetune` and PEFT write it.
+    /// Matrices of a GGUF file that it changes are quantised anew.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+
     #[command(flatten)]
     device: DeviceArg,
 
@@ -194,6 +199,7 @@ impl ModelArgs {
         Self {
             model,
             mmproj: None,
+            adapter: None,
             device: DeviceArg::default(),
             dtype: None,
             cache: None,
@@ -276,6 +282,10 @@ impl ModelArgs {
         let path = hub::locate(&self.model, output)?;
         let since = Instant::now();
         let checkpoint = Checkpoint::open(&path, self.mmproj.as_deref())?;
+        let checkpoint = match &self.adapter {
+            Some(adapter) => checkpoint.with_adapter(adapter)?,
+            None => checkpoint,
+        };
         let config = checkpoint.config()?;
         Ok(Opened { checkpoint, config, since })
     }

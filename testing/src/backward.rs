@@ -46,9 +46,11 @@ trait Differentiable: Send + Sync {
     fn formula(&self, dy: &[f64], arguments: &[Vec<f64>]) -> Vec<f64>;
 
     /// The point at which the gradient is taken: the value of what it is the gradient with respect to.
+    #[cfg_attr(not(test), allow(dead_code))] // only differences need it
     fn point(&self, arguments: &[Vec<f64>]) -> Vec<f64>;
 
     /// The forward result at a point.
+    #[cfg_attr(not(test), allow(dead_code))] // only differences need it
     fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64>;
 
     fn tolerance(&self) -> Tolerance;

@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`tape`] records what was computed and runs it backwards, [`functions`] are the ops on it,
 //! [`parameters`] are what is trained, [`model`] and [`vision`] are Qwen3-VL's forward pass over the tape, [`lora`] adds adapters to
-//! its linear maps, [`optimizer`] makes steps, and [`reference`](mod@reference) compares all of it with another implementation's results.
+//! its linear maps, [`optimizer`] makes steps, [`data`] reads conversations and [`finetune`] learns from them, and [`reference`](mod@reference) compares all of it with another implementation's results.
 //!
 //! ```
 //! use pascaline::{Device, Tensor};
@@ -21,12 +21,17 @@
 
 #![deny(missing_docs)]
 
+pub mod curve;
+pub mod data;
+mod files;
+pub mod finetune;
 pub mod functions;
 pub mod lora;
 pub mod model;
 pub mod optimizer;
 pub mod parameters;
 pub mod reference;
+pub mod shapes;
 pub mod tape;
 pub mod vision;
 

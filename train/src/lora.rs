@@ -1,8 +1,12 @@
 //! Low-rank adapters of linear maps: y = x·Wᵀ + scale · (x·Aᵀ)·Bᵀ (Hu et al. 2021, "LoRA").
 
+use crate::files;
 use crate::parameters::Parameters;
 use pascaline::{DType, Device, Error, Result, Tensor};
-use std::collections::BTreeMap;
+use qwen3_vl::adapter::{ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_TENSORS};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 /// The adapters of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,6 +80,70 @@ impl Lora {
             adapters.insert(name, Adapter { a, b });
         }
         Ok(Self { rank: *rank, alpha: *alpha, adapters })
+    }
+
+    /// Adds the adapters of a folder that PEFT or [`save`](Self::save) has written, and freezes all parameters that were there.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file and what is wrong in it, or a device error.
+    pub fn load(parameters: &mut Parameters, dir: &Path, device: &Device) -> Result<Self> {
+        let found = qwen3_vl::adapter::Adapter::load(dir)?;
+        let file = dir.join(ADAPTER_TENSORS);
+        for (name, low) in found.maps() {
+            let number = parameters.find(&format!("{name}.weight"));
+            let shape = number.map(|number| parameters.get(number).value().dims());
+            if shape != Some(&low.shape) {
+                let (item, reason) =
+                    (Some(name.clone()), format!("is no linear map of shape {:?}", low.shape));
+                return Err(Error::Checkpoint { file: file.display().to_string(), item, reason });
+            }
+        }
+        parameters.train(|_| false);
+        let (rank, alpha, mut adapters) = (found.rank(), found.alpha(), BTreeMap::new());
+        for (name, low) in found.maps() {
+            let [n, k] = low.shape;
+            let a = Tensor::from_slice(&low.a, [rank, k], device)?;
+            let b = Tensor::from_slice(&low.b, [n, rank], device)?;
+            let a = parameters.add(format!("{name}.lora_A.weight"), a, true)?;
+            let b = parameters.add(format!("{name}.lora_B.weight"), b, true)?;
+            adapters.insert(name.clone(), Adapter { a, b });
+        }
+        Ok(Self { rank, alpha, adapters })
+    }
+
+    /// Writes `adapter_config.json` and `adapter_model.safetensors` as PEFT does, for the model of this name or path.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file that can't be written, or a device error.
+    pub fn save(&self, parameters: &Parameters, dir: &Path, base_model: &str) -> Result<()> {
+        let parts: Vec<_> = self
+            .adapters
+            .iter()
+            .flat_map(|(name, adapter)| {
+                let of = |part: &str, number: usize| {
+                    (format!("{ADAPTER_PREFIX}{name}.{part}.weight"), parameters.get(number).value())
+                };
+                [of("lora_A", adapter.a), of("lora_B", adapter.b)]
+            })
+            .collect();
+        files::write_tensors(&dir.join(ADAPTER_TENSORS), &parts, |_, tensor| tensor.dims().to_vec())?;
+        // whole names: a last part alone would name the vision tower's modules too
+        let targets: BTreeSet<&String> = self.adapters.keys().collect();
+        let config = json!({
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_model,
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": false,
+            "use_dora": false,
+            "use_rslora": false,
+            "inference_mode": true,
+            "target_modules": targets,
+        });
+        files::write(&dir.join(ADAPTER_CONFIG), format!("{config:#}\n").as_bytes())
     }
 
     /// The adapter of a linear map, if it has one.

@@ -3,6 +3,7 @@
 //! It computes what the `qwen3_vl` crate's modules do, which are made for inference: there, projections are stacked, keys and values go
 //! to a cache, and nothing is kept of what a gradient needs.
 
+use crate::files;
 use crate::functions::{
     add, add_rows, attention, cross_entropy, embedding, linear, replace_rows, reshape, rms_norm, rope, scale,
     silu_mul,
@@ -11,7 +12,7 @@ use crate::lora::Lora;
 use crate::parameters::Parameters;
 use crate::tape::{Tape, Var};
 use crate::vision;
-use pascaline::ops::Attention;
+use pascaline::ops::{self, Attention};
 use pascaline::{DType, Device, Error, Result, Tensor};
 use qwen3_vl::config::Config;
 use qwen3_vl::positions::{positions, text_rope};
@@ -91,6 +92,46 @@ impl Model {
         Self { config, device, parameters, lora, checkpoint_layers: false }
     }
 
+    /// Writes the tensors as `model.safetensors` of a directory that has the rest of a checkpoint. Adapters are not written.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file, or a device error.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        let shapes = expected(&self.config);
+        let of =
+            |name: &String| Ok((name.clone(), self.parameters.get(self.parameters.required(name)?).value()));
+        let tensors = shapes.keys().map(of).collect::<Result<Vec<_>>>()?;
+        files::write_tensors(&dir.join("model.safetensors"), &tensors, |name, _| shapes[name].clone())
+    }
+
+    /// Gives all parameters random values, as for training from the beginning: linear maps normal ones with a deviation of 1/√(inputs), so
+    /// that their outputs are as large as their inputs, and embeddings normal ones with a deviation of 0.02. Biases become 0, and norms'
+    /// weights 1.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn randomize(&mut self, seed: u64) -> Result<()> {
+        let names: Vec<String> =
+            self.parameters.iter().map(|parameter| parameter.name().to_owned()).collect();
+        for (number, name) in names.iter().enumerate() {
+            let value = self.parameters.get(number).value();
+            let (shape, device) = (value.shape().clone(), value.device());
+            let new = match *shape.dims() {
+                [_] if name.ends_with(".bias") => Tensor::zeros(shape, DType::F32, &device),
+                [_] => Tensor::ones(shape, DType::F32, &device),
+                _ => {
+                    let is_embedding = name == EMBEDDING || name == vision::POSITIONS;
+                    let deviation =
+                        if is_embedding { 0.02 } else { 1.0 / (value.shape().rows_cols().1 as f32).sqrt() };
+                    let seed = seed.wrapping_add(number as u64);
+                    ops::scale(&Tensor::randn(shape, DType::F32, seed, &device)?, deviation)
+                }
+            };
+            self.parameters.set(number, new?)?;
+        }
+        Ok(())
+    }
+
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
@@ -108,6 +149,13 @@ impl Model {
     /// [`Error::Prompt`] if tokens and images do not fit each other, [`Error::Unsupported`] if nothing is to be learned, or a device
     /// error.
     pub fn loss(&self, tape: &mut Tape, examples: &[Example], factor: f32) -> Result<Loss> {
+        let (learned, head, labels) = self.learned(tape, examples)?;
+        let labels = Tensor::from_slice(&labels, [labels.len()], &self.device)?;
+        Ok(Loss { each: cross_entropy(tape, &learned, &head, &labels, factor)? })
+    }
+
+    /// The normalised rows from which tokens are to be learned, the output matrix, and these tokens.
+    fn learned(&self, tape: &mut Tape, examples: &[Example]) -> Result<(Var, Var, Vec<u32>)> {
         let ids: Vec<u32> = examples.iter().flat_map(|example| example.ids.iter().copied()).collect();
         let targets = targets(examples)?;
         let (mut axes, mut sequences, mut runs) = (Vec::with_capacity(ids.len()), Vec::new(), Vec::new());
@@ -133,8 +181,7 @@ impl Model {
         let hidden = self.hidden(tape, &ids, &axes, &sequences, &runs)?;
         let rows: Vec<u32> = targets.iter().map(|&target| target as u32 - 1).collect();
         let labels: Vec<u32> = targets.iter().map(|&target| ids[target]).collect();
-        let on_device = |values: &[u32]| Tensor::from_slice(values, [values.len()], &self.device);
-        let learned = embedding(tape, &hidden, &on_device(&rows)?)?;
+        let learned = embedding(tape, &hidden, &Tensor::from_slice(&rows, [rows.len()], &self.device)?)?;
         let norm = self.parameter(tape, "model.language_model.norm.weight")?;
         let learned = rms_norm(tape, &learned, &norm, self.config.text.rms_norm_eps)?;
         let head = match self.config.tie_word_embeddings {
@@ -142,7 +189,20 @@ impl Model {
             false => LM_HEAD,
         };
         let head = self.parameter(tape, head)?;
-        Ok(Loss { each: cross_entropy(tape, &learned, &head, &on_device(&labels)?, factor)? })
+        Ok((learned, head, labels))
+    }
+
+    /// For each token that is to be learned whether it is the likeliest after those before it. If all of an answer's are, greedy generation gives
+    /// that answer.
+    ///
+    /// # Errors
+    /// As [`loss`](Self::loss).
+    pub fn predicts(&self, example: &Example) -> Result<Vec<bool>> {
+        let mut tape = Tape::silent();
+        let (learned, head, labels) = self.learned(&mut tape, std::slice::from_ref(example))?;
+        let logits = ops::matmul(learned.value(), &head.value().swap_dims(0, 1)?)?;
+        let likeliest = ops::argmax(&logits)?.to_vec::<u32>()?;
+        Ok(likeliest.iter().zip(&labels).map(|(likeliest, label)| likeliest == label).collect())
     }
 
     /// The last layer's output, not normalised: [tokens, hidden].

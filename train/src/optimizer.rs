@@ -106,6 +106,41 @@ impl Optimizer {
         Self { max_norm: Some(max_norm), ..self }
     }
 
+    /// The moments by the names of parameters, to be stored: `‹parameter›.first` and `‹parameter›.second`.
+    pub(crate) fn moments<'a>(&'a self, parameters: &'a Parameters) -> Vec<(String, &'a Tensor)> {
+        let all = parameters.iter().zip(&self.moments);
+        let some = all
+            .filter_map(|(parameter, moments)| moments.as_ref().map(|moments| (parameter.name(), moments)));
+        some.flat_map(|(name, [first, second])| {
+            [(format!("{name}.first"), first), (format!("{name}.second"), second)]
+        })
+        .collect()
+    }
+
+    /// Goes on after `step` steps, with stored moments: `read` gives those that there are, by name.
+    pub(crate) fn resume(
+        &mut self,
+        step: u32,
+        parameters: &Parameters,
+        read: impl Fn(&str, &Tensor) -> Result<Option<Tensor>>,
+    ) -> Result<()> {
+        self.step = step;
+        self.moments.clear();
+        for parameter in parameters.iter() {
+            let part = |part: &str| read(&format!("{}.{part}", parameter.name()), parameter.value());
+            self.moments.push(match (part("first")?, part("second")?) {
+                (Some(first), Some(second)) => Some([first, second]),
+                _ => None,
+            });
+        }
+        Ok(())
+    }
+
+    /// The options, so that a stored state is not mistaken for another's.
+    pub(crate) fn describe(&self) -> String {
+        format!("{:?} {:?} {} {:?}", self.method, self.schedule, self.weight_decay, self.max_norm)
+    }
+
     /// How many steps were made.
     pub fn steps(&self) -> u32 {
         self.step

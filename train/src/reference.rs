@@ -177,12 +177,7 @@ impl Run {
     pub fn check(&self, model: &Path, device: &Device) -> Result<Outcome> {
         let example = self.example()?;
         let mut trained = Model::load(model, device)?;
-        let loss = gradients(&mut trained, &example)?;
-        let loss = Losses {
-            found: vec![loss],
-            expected: self.tensors.read_f32("loss")?.into_iter().map(f64::from).collect(),
-        };
-        let (gradients, unmatched) = self.compare(&trained)?;
+        let (loss, gradients, unmatched) = self.check_gradients(&mut trained)?;
 
         trained.parameters.train(|name| !name.starts_with("model.visual."));
         let adamw = Losses {
@@ -204,6 +199,17 @@ impl Run {
             expected: self.lora_losses.clone(),
         };
         Ok(Outcome { loss, gradients, unmatched, adamw, lora })
+    }
+
+    /// The loss and the gradients of a model, beside the reference's, and names for which one of the two has none.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_gradients(&self, model: &mut Model) -> Result<(Losses, Vec<Gradient>, Vec<String>)> {
+        let found = vec![gradients(model, &self.example()?)?];
+        let expected = self.tensors.read_f32("loss")?.into_iter().map(f64::from).collect();
+        let (gradients, unmatched) = self.compare(model)?;
+        Ok((Losses { found, expected }, gradients, unmatched))
     }
 
     /// Each gradient beside the reference's.

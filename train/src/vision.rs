@@ -14,6 +14,9 @@ use qwen3_vl::preprocess::Patches;
 /// In the reference a constant and not part of the configuration.
 const LAYER_NORM_EPS: f32 = 1e-6;
 
+/// The learned grid of position embeddings.
+pub(crate) const POSITIONS: &str = "model.visual.pos_embed.weight";
+
 /// The tower's output for an image.
 pub(crate) struct Seen {
     /// [tokens, text hidden]
@@ -37,7 +40,7 @@ pub(crate) fn forward(model: &Model, tape: &mut Tape, patches: &Patches, group: 
     let [weight, bias] = ["weight", "bias"].map(|part| format!("model.visual.patch_embed.proj.{part}"));
     let (weight, bias) = (model.parameter(tape, &weight)?, model.parameter(tape, &bias)?);
     let embedded = linear(tape, &values, &weight, Some(&bias))?;
-    let table = model.parameter(tape, "model.visual.pos_embed.weight")?;
+    let table = model.parameter(tape, POSITIONS)?;
     let places = matrix_times(
         tape,
         &on_device(&interpolation(config, grid), config.num_position_embeddings)?,

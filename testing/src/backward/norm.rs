@@ -25,16 +25,17 @@ pub(super) struct Norm {
 
 fn all() -> Vec<Norm> {
     let mut all = Vec::new();
-    for dtype in [DType::F32, DType::F16] {
-        for (centred, of) in
-            [(false, Of::X), (false, Of::Weight), (true, Of::X), (true, Of::Weight), (true, Of::Bias)]
-        {
+    for (centred, of) in
+        [(false, Of::X), (false, Of::Weight), (true, Of::X), (true, Of::Weight), (true, Of::Bias)]
+    {
+        for dtype in [DType::F32, DType::F16] {
+            let case = |rows, cols, purpose| Norm { rows, cols, dtype, purpose, centred, of };
             for (rows, cols) in
                 [(0, 5), (1, 1), (3, 31), (700, 32), (17, 130), (3, 1024), (5, 1025), (2, 8200)]
             {
-                all.push(Norm { rows, cols, dtype, purpose: Purpose::Test, centred, of });
+                all.push(case(rows, cols, Purpose::Test));
             }
-            all.push(Norm { rows: 8192, cols: 2048, dtype, purpose: Purpose::Bench, centred, of });
+            all.push(case(8192, 2048, Purpose::Bench));
         }
     }
     all
