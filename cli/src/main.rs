@@ -20,6 +20,7 @@ mod editor;
 mod environment;
 mod failure;
 mod files;
+mod finetune;
 mod fit;
 mod float16;
 mod generate;
@@ -48,6 +49,7 @@ mod table;
 mod tune;
 mod validate;
 mod validate_model;
+mod validate_train;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::complain;
@@ -89,6 +91,8 @@ enum Command {
     Fit(fit::Args),
     /// Fetch a model from the Hugging Face hub.
     Pull(hub::Args),
+    /// Train adapters, or all weights, on conversations with pictures.
+    Finetune(finetune::Args),
     /// Write a checkpoint as GGUF files with quantised matrices.
     Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
@@ -127,6 +131,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
+        Command::Finetune(args) => finetune::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
         Command::Report(args) => report::run(&args),

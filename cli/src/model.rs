@@ -37,6 +37,11 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
 
+    /// An adapter to merge into the weights as they are loaded: a folder with adapter_config.json, as `finetune` and PEFT write it.
+    /// Matrices of a GGUF file that it changes are quantised anew.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+
     #[command(flatten)]
     device: DeviceArg,
 
@@ -205,6 +210,7 @@ impl ModelArgs {
         Self {
             model,
             mmproj: None,
+            adapter: None,
             device: DeviceArg::default(),
             several: DevicesArgs::default(),
             tokens_per_pass: None,
@@ -324,6 +330,10 @@ impl ModelArgs {
         let path = hub::locate(&self.model, output)?;
         let since = Instant::now();
         let checkpoint = Checkpoint::open(&path, self.mmproj.as_deref())?;
+        let checkpoint = match &self.adapter {
+            Some(adapter) => checkpoint.with_adapter(adapter)?,
+            None => checkpoint,
+        };
         let config = checkpoint.config()?;
         Ok(Opened { checkpoint, config, since })
     }

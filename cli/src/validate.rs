@@ -8,6 +8,7 @@ use super::model::{StorageType, WeightType, cache_formats};
 use super::screen::Style;
 use super::table::{self, Column, Table};
 use super::validate_model::{self, Types};
+use super::validate_train;
 use pascaline::cuda::{is_lost, trace};
 use pascaline::kv::KvFormat;
 use pascaline::{DType, Device};
@@ -27,6 +28,11 @@ pub(super) struct Args {
     /// every stage with the reference's results.
     #[arg(long, value_name = "DIR|FILE")]
     model: Option<PathBuf>,
+
+    /// With --model, check training instead: the gradients, and the losses of steps with AdamW and of adapters, of the
+    /// cases_train.json in this folder.
+    #[arg(long, value_name = "DIR", requires = "model", conflicts_with_all = ["mmproj", "dtype", "vision_dtype", "cache"])]
+    train: Option<PathBuf>,
 
     /// With --model, the vision file of a GGUF model; if not given, the one in the same folder that fits.
     #[arg(long, value_name = "FILE", requires = "model")]
@@ -82,6 +88,9 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = &args.select.output;
+    if let (Some(model), Some(folder)) = (&args.model, &args.train) {
+        return validate_train::run(model, folder, &args.select.device, output);
+    }
     if let Some(model) = &args.model {
         let types = Types {
             matrices: args.dtype.map_or(DType::F32, StorageType::dtype),

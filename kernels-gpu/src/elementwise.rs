@@ -66,8 +66,41 @@ pub(crate) fn gelu_tanh(x: f32) -> f32 {
     x * rcp(1.0 + exp_sum(-2.0 * u, 0.0))
 }
 
+/// σ(x)(1 + x(1 − σ(x)))
+#[inline(always)]
+pub(crate) fn silu_slope(x: f32) -> f32 {
+    let sigmoid = rcp(1.0 + exp_sum(-x, 0.0));
+    sigmoid * fma(x, 1.0 - sigmoid, 1.0)
+}
+
+/// σ(2u) + 2xσ(2u)(1 − σ(2u))u′
+#[inline(always)]
+pub(crate) fn gelu_tanh_slope(x: f32) -> f32 {
+    let u = GELU_TANH_SCALE * fma(GELU_TANH_CUBIC * x * x, x, x);
+    let sigmoid = rcp(1.0 + exp_sum(-2.0 * u, 0.0));
+    let du = GELU_TANH_SCALE * fma(3.0 * GELU_TANH_CUBIC * x, x, 1.0);
+    fma(2.0 * x * du, sigmoid * (1.0 - sigmoid), sigmoid)
+}
+
+/// Φ(x) + xφ(x), φ the normal density
+#[inline(always)]
+pub(crate) fn gelu_erf_slope(x: f32) -> f32 {
+    /// 1/√(2π)
+    const NORMAL_SCALE: f32 = 0.398_942_3;
+    let (tail, exp) = gelu_erf_parts(x);
+    let below = if x < 0.0 { tail } else { 1.0 - tail };
+    fma(x * NORMAL_SCALE, exp, below)
+}
+
 #[inline(always)]
 pub(crate) fn gelu_erf(x: f32) -> f32 {
+    let (tail, _) = gelu_erf_parts(x);
+    if x < 0.0 { x * tail } else { x * (1.0 - tail) }
+}
+
+/// Φ(−|x|), and e^(−x²/2)
+#[inline(always)]
+fn gelu_erf_parts(x: f32) -> (f32, f32) {
     // Φ(−a) = erfc(a/√2) / 2
     let a = x.abs().min(GELU_ERF_LIMIT);
     let t = rcp(fma(a, 0.5 * core::f32::consts::FRAC_1_SQRT_2, 1.0));
@@ -81,8 +114,8 @@ pub(crate) fn gelu_erf(x: f32) -> f32 {
     q = fma(q, t, ERFC[1]);
     q = fma(q, t, ERFC[0]);
     let square = a * a;
-    let tail = 0.5 * t * q * exp_sum(-0.5 * square, -0.5 * fma(a, a, -square));
-    if x < 0.0 { x * tail } else { x * (1.0 - tail) }
+    let exp = exp_sum(-0.5 * square, -0.5 * fma(a, a, -square));
+    (0.5 * t * q * exp, exp)
 }
 
 /// # Safety

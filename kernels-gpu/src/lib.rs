@@ -9,16 +9,22 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch, core_float_math))]
 
 pub mod activate;
+pub mod activate_backward;
 pub mod attention;
 pub mod cast;
+pub mod column_sum;
 pub mod copy;
+pub mod cross_entropy;
 pub mod device;
 pub mod elementwise;
 pub mod embedding;
+pub mod embedding_backward;
 pub mod empty;
 pub mod float16;
 pub mod layer_norm;
 pub mod matmul;
+pub mod norm_backward;
+pub mod optimizer;
 pub mod peak;
 pub mod quant;
 pub mod reduce;
@@ -26,6 +32,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod rope_append;
 pub mod softmax;
+pub mod softmax_backward;
 pub mod transpose;
 
 use cuda_std::KernelInfo;
@@ -33,6 +40,8 @@ use cuda_std::KernelInfo;
 /// The contracts of every kernel in the PTX, one slice per op.
 pub const KERNELS: &[&[KernelInfo]] = &[
     activate::KERNELS,
+    activate_backward::KERNELS,
+    attention::backward::KERNELS,
     attention::decode::KERNELS,
     attention::paged::decode::KERNELS,
     attention::paged::prefill::KERNELS,
@@ -42,9 +51,12 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     attention::sparse::prefill::KERNELS,
     attention::textbook::KERNELS,
     cast::KERNELS,
+    column_sum::KERNELS,
     copy::KERNELS,
+    cross_entropy::KERNELS,
     elementwise::KERNELS,
     embedding::KERNELS,
+    embedding_backward::KERNELS,
     &[empty::empty.info()],
     float16::convert::KERNELS,
     layer_norm::KERNELS,
@@ -58,6 +70,8 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     matmul::regtile::tile64_coded::KERNELS,
     matmul::textbook::KERNELS,
     matmul::vector::KERNELS,
+    norm_backward::KERNELS,
+    optimizer::KERNELS,
     &[peak::peak_fma.info(), peak::peak_dp4a.info()],
     quant::decode::KERNELS,
     quant::encode::KERNELS,
@@ -73,5 +87,6 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     rope::KERNELS,
     rope_append::KERNELS,
     softmax::KERNELS,
+    softmax_backward::KERNELS,
     transpose::KERNELS,
 ];

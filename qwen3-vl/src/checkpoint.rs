@@ -1,5 +1,6 @@
 //! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
 
+use super::adapter::{ADAPTER_TENSORS, Adapter};
 use super::config::Config;
 use super::footprint::Storage;
 use super::gguf::{self, Gguf, Kept, Tensors};
@@ -28,6 +29,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Files,
+    /// With its folder.
+    adapter: Option<(Arc<Adapter>, PathBuf)>,
 }
 
 #[derive(Debug)]
@@ -51,7 +54,7 @@ impl Checkpoint {
         };
         if !is_gguf(path) {
             return match mmproj {
-                None => Ok(Self { files: Files::Directory(path.to_owned()) }),
+                None => Ok(Self { files: Files::Directory(path.to_owned()), adapter: None }),
                 Some(mmproj) => {
                     let reason =
                         "belongs to a GGUF file; the model is a directory with a vision tower of its own";
@@ -65,7 +68,16 @@ impl Checkpoint {
             Some(mmproj) => Gguf::open(mmproj)?,
             None => gguf::vision_file(&text)?,
         };
-        Ok(Self { files: Files::Gguf { text: Arc::new(text), vision: Arc::new(vision) } })
+        Ok(Self { files: Files::Gguf { text: Arc::new(text), vision: Arc::new(vision) }, adapter: None })
+    }
+
+    /// With an adapter in PEFT's files, a folder with `adapter_config.json`, merged into the matrices as they are loaded. Those of a GGUF
+    /// file that it changes are quantised anew, in their format.
+    ///
+    /// # Errors
+    /// As [`Adapter::load`].
+    pub fn with_adapter(self, dir: &Path) -> Result<Self> {
+        Ok(Self { adapter: Some((Arc::new(Adapter::load(dir)?), dir.to_owned())), ..self })
     }
 
     /// The directory, or the text model's file.
@@ -158,12 +170,16 @@ impl Checkpoint {
 
     /// Its tensors, as [`Weights::open`].
     pub(crate) fn weights(&self, config: &Config, dtype: DType, device: &Device) -> Result<Weights> {
-        match &self.files {
+        let weights = match &self.files {
             Files::Directory(dir) => Weights::open(dir, config, dtype, device),
             Files::Gguf { text, vision } => {
                 let tensors = Tensors::new(Arc::clone(text), Arc::clone(vision), config)?;
                 Weights::of_gguf(tensors, dtype, device)
             }
+        }?;
+        match &self.adapter {
+            Some((adapter, dir)) => weights.adapted(Arc::clone(adapter), &dir.join(ADAPTER_TENSORS)),
+            None => Ok(weights),
         }
     }
 }

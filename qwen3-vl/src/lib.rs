@@ -2,6 +2,7 @@
 //!
 //! The computation is that of transformers' `qwen3_vl`; every number of a model comes from its own files.
 
+pub mod adapter;
 pub mod batch;
 pub mod cases;
 pub mod chat;

@@ -1,5 +1,6 @@
 //! The tensors of a checkpoint: which there must be, where they are, and onto the device.
 
+use super::adapter::Adapter;
 use super::config::{Config, VisionConfig};
 use super::gguf::{GgmlType, Kept, Tensors};
 use super::json::{self, MAX_CONFIG, bad};
@@ -8,10 +9,11 @@ use super::safetensors::{FileType, SafeTensors};
 use half::f16;
 use pascaline::nn::Matrix;
 use pascaline::quant::{Format, QuantTensor};
-use pascaline::{DType, Device, Element, Error, Result, Tensor};
+use pascaline::{DType, Device, Error, Result, Tensor};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The names and shapes that a model of this configuration has in its files.
 pub fn expected(config: &Config) -> BTreeMap<String, Vec<usize>> {
@@ -115,6 +117,8 @@ pub struct Weights {
     /// A buffer for blocks read from a file, kept so that it is allocated once.
     blocks: Vec<u8>,
     conversions: BTreeMap<GgmlType, Conversion>,
+    /// Added to the matrices as they are read.
+    adapter: Option<Arc<Adapter>>,
 }
 
 /// Matrices whose type has no kernels, and the format that they were given.
@@ -203,7 +207,27 @@ impl Weights {
     fn new(source: Source, dtype: DType, device: &Device) -> Self {
         let index = source.names().map(|name| (name.clone(), false)).collect();
         let (blocks, conversions) = (Vec::new(), BTreeMap::new());
-        Self { source, index, device: device.clone(), dtype, format: None, keep: false, blocks, conversions }
+        let (device, adapter) = (device.clone(), None);
+        Self { source, index, device, dtype, format: None, keep: false, blocks, conversions, adapter }
+    }
+
+    /// With an adapter's changes added to the matrices as they are read.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if it changes what is no matrix of the model, or one of another shape.
+    pub(crate) fn adapted(self, adapter: Arc<Adapter>, file: &Path) -> Result<Self> {
+        for (module, low) in adapter.maps() {
+            let shape = self.source.shape(&format!("{module}.weight"));
+            match shape {
+                Ok(shape) if shape == low.shape => {}
+                Ok(shape) => {
+                    let reason = format!("changes a matrix of {:?}, the model's is {shape:?}", low.shape);
+                    return Err(bad(file, Some(module), reason));
+                }
+                Err(_) => return Err(bad(file, Some(module), "is no linear map of the model")),
+            }
+        }
+        Ok(Self { adapter: Some(adapter), ..self })
     }
 
     /// With quantised tensors of GGUF files as they are, or where there are no kernels for their type in the nearest format
@@ -249,6 +273,9 @@ impl Weights {
             let (names, others) = rest.split_at(run.len());
             parts.push(match run[0].map_or(Kept::Plain, Kept::of) {
                 Kept::Plain => self.stacked(names)?.into(),
+                Kept::AsIs(format) if names.iter().any(|name| self.is_adapted(name.as_ref())) => {
+                    self.requantized(names, format)?
+                }
                 Kept::AsIs(format) => self.as_is(names, format)?,
                 Kept::Converted(format) => {
                     if let Some(from) = run[0] {
@@ -264,7 +291,7 @@ impl Weights {
     }
 
     fn requantized(&mut self, names: &[impl AsRef<str>], format: Format) -> Result<Matrix> {
-        let (values, shape) = self.read(names, Source::read_f32)?;
+        let (values, shape) = self.read_adapted(names)?;
         Ok(QuantTensor::from_f32(&values, shape, format, &self.device)?.into())
     }
 
@@ -303,19 +330,33 @@ impl Weights {
     /// # Errors
     /// As [`matrix`](Self::matrix).
     pub fn stacked(&mut self, names: &[impl AsRef<str>]) -> Result<Tensor> {
-        match self.dtype {
-            DType::F16 => self.stacked_as(names, Source::read_f16),
-            _ => self.stacked_as(names, Source::read_f32),
+        let is_adapted = names.iter().any(|name| self.is_adapted(name.as_ref()));
+        if self.dtype == DType::F16 && !is_adapted {
+            let (values, shape) = self.read(names, Source::read_f16)?;
+            return Tensor::from_slice(&values, shape, &self.device);
         }
+        let (values, shape) = self.read_adapted(names)?;
+        if self.dtype == DType::F16 {
+            let values: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
+            return Tensor::from_slice(&values, shape, &self.device);
+        }
+        Tensor::from_slice(&values, shape, &self.device)
     }
 
-    fn stacked_as<T: Element>(
-        &mut self,
-        names: &[impl AsRef<str>],
-        read: impl Fn(&Source, &str) -> Result<Vec<T>>,
-    ) -> Result<Tensor> {
-        let (values, shape) = self.read(names, read)?;
-        Tensor::from_slice(&values, shape, &self.device)
+    fn is_adapted(&self, name: &str) -> bool {
+        self.adapter.as_ref().is_some_and(|adapter| adapter.changes(name))
+    }
+
+    /// Matrices of equal width as one, in f32, with the adapter's changes.
+    fn read_adapted(&mut self, names: &[impl AsRef<str>]) -> Result<(Vec<f32>, [usize; 2])> {
+        let adapter = self.adapter.clone();
+        self.read(names, |source, name| {
+            let mut values = source.read_f32(name)?;
+            if let Some(adapter) = &adapter {
+                adapter.add_to(name, &mut values);
+            }
+            Ok(values)
+        })
     }
 
     fn read<T>(

@@ -6,6 +6,7 @@
 mod activate;
 mod attention;
 mod attention_cached;
+mod backward;
 pub mod case;
 mod cast;
 mod cat;
@@ -20,6 +21,7 @@ mod layer_norm;
 mod linear;
 mod matmul;
 mod misaligned;
+mod optimizer;
 mod paged_attention;
 pub mod quant;
 mod quantize;
@@ -60,6 +62,8 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         embedding::cases,
         rope::cases,
         rope_append::cases,
+        backward::cases,
+        optimizer::cases,
     ];
     ops.iter().flat_map(|cases| cases()).collect()
 }

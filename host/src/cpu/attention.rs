@@ -160,7 +160,7 @@ pub(super) fn attention_over(
 }
 
 /// The first element of query head `head` (counted over all batches), or of the kv head that `group` of them share.
-fn start(strides: HeadStrides, problem: &Problem, head: usize, group: usize) -> usize {
+pub(super) fn start(strides: HeadStrides, problem: &Problem, head: usize, group: usize) -> usize {
     head / problem.num_q_heads * strides.batch + head % problem.num_q_heads / group * strides.head
 }
 

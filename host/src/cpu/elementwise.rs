@@ -87,10 +87,16 @@ pub(super) fn gelu_tanh(x: f32) -> f32 {
 /// x·Φ(x), with Φ(−a) = erfc(a/√2)/2 from the kernels' polynomial.
 #[inline(always)]
 pub(super) fn gelu_erf(x: f32) -> f32 {
+    let (tail, _) = gelu_erf_parts(x);
+    if x < 0.0 { x * tail } else { x * (1.0 - tail) }
+}
+
+/// Φ(−|x|), and e^(−x²/2).
+pub(super) fn gelu_erf_parts(x: f32) -> (f32, f32) {
     let a = x.abs().min(GELU_ERF_LIMIT);
     let t = 1.0 / (1.0 + 0.5 * FRAC_1_SQRT_2 * a);
     let q = ERFC.iter().rev().fold(0.0, |q, coefficient| q * t + coefficient);
     // the exponent in f64, since what rounding takes from it grows with a²
-    let tail = 0.5 * t * q * (-0.5 * f64::from(a) * f64::from(a)).exp() as f32;
-    if x < 0.0 { x * tail } else { x * (1.0 - tail) }
+    let exp = (-0.5 * f64::from(a) * f64::from(a)).exp() as f32;
+    (0.5 * t * q * exp, exp)
 }

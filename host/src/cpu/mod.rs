@@ -1,14 +1,21 @@
 //! One file per op, with the names of `gpu/`: the fallback, right and not slow. Arguments have been checked by `ops`.
 
 pub(crate) mod activate;
+pub(crate) mod activate_backward;
 pub(crate) mod attention;
+pub(crate) mod attention_backward;
 pub(crate) mod cast;
+pub(crate) mod column_sum;
 pub(crate) mod copy;
+pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod embedding_backward;
 pub(crate) mod float16;
 pub(crate) mod layer_norm;
 pub(crate) mod matmul;
+pub(crate) mod norm_backward;
+pub(crate) mod optimizer;
 pub(crate) mod paged_attention;
 mod pieces;
 pub(crate) mod quant;
@@ -18,6 +25,7 @@ pub(crate) mod rope;
 pub(crate) mod rope_append;
 pub(crate) mod simd;
 pub(crate) mod softmax;
+pub(crate) mod softmax_backward;
 #[cfg(feature = "sparse")]
 pub(crate) mod sparse_attention;
 pub(crate) mod transpose;

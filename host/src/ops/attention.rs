@@ -191,7 +191,7 @@ pub fn textbook_into(
 /// The checks of an op on these tensors; errors name `op`.
 pub(super) fn check(
     op: Check,
-    out: &TensorMut,
+    out: &impl Argument,
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,

@@ -22,18 +22,25 @@
 //! broadcasting and a `-` and `/` beside them, which there are no kernels for.
 
 mod activate;
+mod activate_backward;
 mod attention;
+mod attention_backward;
 mod cast;
 mod cat;
 mod check;
+mod column_sum;
 mod copy;
+mod cross_entropy;
 mod display;
 mod elementwise;
 mod embedding;
+mod embedding_backward;
 mod float16;
 mod layer_norm;
 mod linear;
 mod matmul;
+mod norm_backward;
+mod optimizer;
 mod paged_attention;
 mod quant;
 mod quantize_with;
@@ -42,6 +49,7 @@ mod rms_norm;
 mod rope;
 mod rope_append;
 mod softmax;
+mod softmax_backward;
 #[cfg(feature = "sparse")]
 mod sparse_attention;
 pub(crate) mod textbook;
@@ -50,14 +58,19 @@ mod transpose;
 pub use crate::problem::activate::{Activation, Epilogue};
 pub use crate::problem::attention::Attention;
 pub use crate::problem::matmul::{Matmul, Variant};
+pub use crate::problem::optimizer::{AdamW, AdamWTensor, Sgd, SgdTensor};
 pub use crate::problem::rope_append::HeadNorms;
 
 pub use activate::{activate, activate_into};
+pub use activate_backward::{activate_backward, activate_backward_into};
 pub use attention::{MAX_CACHED_QUERIES, attention, attention_into};
 pub use attention::{attention_cached_into, attention_over_into};
+pub use attention_backward::{attention_backward, attention_backward_into};
 pub use cast::{cast, cast_into};
 pub use cat::{cat, cat_into, stack, stack_into};
+pub use column_sum::{column_sum, column_sum_into};
 pub use copy::{copy, copy_into};
+pub use cross_entropy::{IGNORED, LinearCrossEntropy, cross_entropy_into, linear_cross_entropy};
 pub use elementwise::{add, add_into};
 pub use elementwise::{gelu_erf, gelu_erf_into};
 pub use elementwise::{gelu_tanh, gelu_tanh_into};
@@ -65,10 +78,14 @@ pub use elementwise::{mul, mul_into};
 pub use elementwise::{scale, scale_into};
 pub use elementwise::{silu_mul, silu_mul_into};
 pub use embedding::{embedding, embedding_into};
+pub use embedding_backward::{embedding_backward, embedding_backward_add};
 pub use float16::{float16_decode, float16_decode_into, float16_encode, float16_matmul};
 pub use layer_norm::{layer_norm, layer_norm_into};
 pub use linear::{linear, linear_into};
 pub use matmul::{matmul, matmul_into};
+pub use norm_backward::{layer_norm_backward, layer_norm_backward_into};
+pub use norm_backward::{rms_norm_backward, rms_norm_backward_into};
+pub use optimizer::{adamw_step, sgd_step, squared_norm};
 pub use paged_attention::{PAGE, paged_attention_each_into, paged_attention_into};
 pub use quant::{
     dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
@@ -81,8 +98,10 @@ pub use reduce::{max, max_into};
 pub use reduce::{sum, sum_into};
 pub use rms_norm::{rms_norm, rms_norm_into};
 pub use rope::{rope, rope_into};
+pub use rope::{rope_backward, rope_backward_into};
 pub use rope_append::rope_append_into;
 pub use softmax::{softmax, softmax_into};
+pub use softmax_backward::{softmax_backward, softmax_backward_into};
 #[cfg(feature = "sparse")]
 pub use sparse_attention::{DENSE_FROM, Path, PreparedMask, choose_blocks};
 #[cfg(feature = "sparse")]

@@ -58,6 +58,34 @@ pub fn rope_into(y: TensorMut, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result
     }
 }
 
+/// The gradient of [`rope`] with respect to its input: the rotation by the negative angle.
+///
+/// `dy`: the gradient with respect to the result, as `x` of [`rope`]; `cos` and `sin` as they were given there.
+///
+/// ```
+/// use pascaline::{Device, Tensor, ops};
+/// let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 1, 2], &Device::Cpu)?;
+/// let number = |value: f32| Tensor::from_slice(&[value], [1, 1], &Device::Cpu);
+/// let (cos, sin) = (number(0.0)?, number(1.0)?); // a quarter turn
+/// let there_and_back = ops::rope_backward(&ops::rope(&x, &cos, &sin)?, &cos, &sin)?;
+/// assert_eq!(there_and_back.to_vec::<f32>()?, [1.0, 2.0]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`rope`].
+pub fn rope_backward(dy: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    rope(dy, cos, &super::scale(sin, -1.0)?)
+}
+
+/// [`rope_backward`] into `dx`, as `y` of [`rope_into`].
+///
+/// # Errors
+/// As [`rope`].
+pub fn rope_backward_into(dx: TensorMut, dy: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<()> {
+    rope_into(dx, dy, cos, &super::scale(sin, -1.0)?)
+}
+
 /// The elements of a head lie side by side.
 fn dense(argument: &'static str, x: &impl Argument) -> Result<()> {
     let layout = x.layout();

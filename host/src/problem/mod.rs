@@ -3,9 +3,11 @@
 
 pub(crate) mod activate;
 pub(crate) mod attention;
+pub(crate) mod attention_backward;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod matmul;
+pub(crate) mod optimizer;
 pub(crate) mod pieces;
 pub(crate) mod reduce;
 pub(crate) mod rope_append;

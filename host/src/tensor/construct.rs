@@ -33,6 +33,22 @@ impl Tensor {
         }
     }
 
+    /// A tensor of zeros of this one's shape and type, where it is.
+    ///
+    /// ```
+    /// use pascaline::{Device, Tensor};
+    /// let x = Tensor::full(7.0f32, [2], &Device::Cpu)?;
+    /// assert_eq!(x.zeros_like()?.to_vec::<f32>()?, [0.0, 0.0]);
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`uninitialized`](Self::uninitialized).
+    #[track_caller]
+    pub fn zeros_like(&self) -> Result<Self> {
+        Self::zeros(self.shape(), self.dtype(), &self.device())
+    }
+
     /// A tensor whose elements all are `value`. On a GPU no element passes the bus.
     ///
     /// ```

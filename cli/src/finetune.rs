@@ -1,0 +1,430 @@
+//! `pascaline finetune`: adapters, or all weights, trained on conversations with pictures.
+
+use super::device::DeviceArg;
+use super::failure::Failure;
+use super::interrupt;
+use super::model::check_directory;
+use super::output::Output;
+use pascaline::{Device, Error, format_bytes};
+use pascaline_train::curve::{self, Point};
+use pascaline_train::finetune::{End, Event, FineTune, Plan, memory};
+use pascaline_train::lora::LoraOptions;
+use pascaline_train::optimizer::{Decay, Method, Schedule};
+use pascaline_train::{Example, Lora, Model, Optimizer, data};
+use qwen3_vl::Processor;
+use qwen3_vl::config::Config;
+use qwen3_vl::weights::expected;
+use serde::Serialize;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Trains a model on conversations with pictures, in f32.
+///
+/// The data is a file with a conversation on each line, in the format of Qwen's own fine-tuning: {"image": PATH or list of them,
+/// "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"}, {"from": "gpt", "value": "a red circle"}]}. Paths are
+/// relative to the file. Only what `gpt` says is learned.
+///
+/// The folder gets adapter_config.json and adapter_model.safetensors, as PEFT has them, for `--adapter` of `generate`, `chat` and `serve`; or
+/// with --full a whole checkpoint. losses.csv and losses.png show how it went. Ctrl-C stores the state after the step at hand, and the
+/// same command with --resume goes on to the same bits.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The checkpoint to begin with: a directory with config.json, safetensors and tokenizer.json, as published.
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+
+    /// The conversations.
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+
+    /// Where to write; made if it is not there.
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+
+    /// The rank of the adapters.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    rank: u32,
+
+    /// The adapters' product is multiplied by this over the rank; if not given, twice the rank.
+    #[arg(long)]
+    alpha: Option<f32>,
+
+    /// The linear maps that get adapters, by the last parts of their names.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    )]
+    targets: Vec<String>,
+
+    /// Train all weights, and write a whole checkpoint.
+    #[arg(long, conflicts_with_all = ["rank", "alpha", "targets"])]
+    full: bool,
+
+    /// Train the vision tower too: with --full its weights, else adapters of those of its maps that --targets names.
+    #[arg(long)]
+    vision: bool,
+
+    /// With --full, begin from random weights of this seed.
+    #[arg(long, value_name = "SEED", requires = "full")]
+    from_random: Option<u64>,
+
+    /// Passes over the data.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+
+    /// Conversations of a step.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+
+    /// The most tokens of one pass through the model, into which conversations of a step are packed. Those that do not fit it
+    /// together go through one after the other, and their gradients are added.
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
+    pack: u32,
+
+    /// The largest learning rate.
+    #[arg(long, default_value_t = 2e-4)]
+    rate: f32,
+
+    /// How the learning rate goes on after the warm-up.
+    #[arg(long, default_value = "cosine")]
+    schedule: DecayArg,
+
+    /// Steps in which the learning rate grows from 0.
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    warmup: u32,
+
+    /// How much of the weights goes at each step, times the learning rate; norms and biases keep theirs.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    weight_decay: f32,
+
+    /// Gradient descent with this momentum in place of AdamW.
+    #[arg(long, value_name = "MOMENTUM")]
+    sgd: Option<f32>,
+
+    /// The largest norm of the gradients; larger ones are scaled down to it.
+    #[arg(long, value_name = "NORM", default_value_t = 1.0)]
+    clip: f32,
+
+    /// The share of the conversations that is not learned but evaluated after each pass.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    hold_out: f64,
+
+    /// Decides the order, what is held out, and the adapters' first values.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Compute layers again in the backward pass: less memory, a third more time.
+    #[arg(long)]
+    checkpoint_layers: bool,
+
+    /// Store the state after every so many steps too.
+    #[arg(long, value_name = "STEPS")]
+    save_every: Option<u32>,
+
+    /// Go on from the state in the folder.
+    #[arg(long)]
+    resume: bool,
+
+    #[command(flatten)]
+    device: DeviceArg,
+
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum DecayArg {
+    Constant,
+    Linear,
+    Cosine,
+}
+
+#[derive(Serialize)]
+struct Json {
+    finished: bool,
+    steps: u32,
+    trained_parameters: usize,
+    planned_bytes: usize,
+    loss: Option<f64>,
+    held_out_loss: Option<f64>,
+    held_out_right: Option<f64>,
+}
+
+/// The folder of the state, in that of the results.
+const STATE: &str = "state";
+
+/// Files of a checkpoint beside its weights.
+const COPIED: [&str; 8] = [
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    check_directory(&args.model)?;
+    check(args)?;
+    let report = args.output.report()?;
+    let processor = Processor::load(&args.model)?;
+    let conversations = data::read(&args.data)?;
+    let (device, reason) = args.device.open()?;
+    if let Some(reason) = reason {
+        args.output.note(&format!("on {device}, because {reason}"));
+    }
+    let examples: Vec<Example> = conversations
+        .iter()
+        .map(|conversation| conversation.example(&processor))
+        .collect::<Result<_, _>>()?;
+    let planned_bytes = plan_memory(args, &processor.config, &examples, &device)?;
+
+    prepare_folder(args)?;
+    let mut model = Model::load(&args.model, &device)?;
+    model.checkpoint_layers = args.checkpoint_layers;
+    if let Some(seed) = args.from_random {
+        model.randomize(seed)?;
+    }
+    match args.full {
+        true => model.parameters.train(|name| args.vision || !name.starts_with("model.visual.")),
+        false => model.lora = Lora::add(&mut model.parameters, &args.lora())?,
+    }
+    let trained = model.parameters.iter().filter(|parameter| parameter.is_trained());
+    let trained_parameters = trained.map(|parameter| parameter.value().shape().elements()).sum();
+    let plan = Plan {
+        epochs: args.epochs,
+        batch: args.batch as usize,
+        tokens: args.pack as usize,
+        held_out: args.hold_out,
+        seed: args.seed,
+    };
+    let (learned, held_out) = plan.split(examples.len());
+    let total = plan.steps(learned.len());
+    let decay = match args.schedule {
+        DecayArg::Constant => Decay::Constant,
+        DecayArg::Linear => Decay::Linear,
+        DecayArg::Cosine => Decay::Cosine,
+    };
+    let method = args.sgd.map_or(Method::default(), |momentum| Method::Sgd { momentum });
+    let schedule = Schedule { peak: args.rate, warmup: args.warmup, total, decay };
+    let optimizer = Optimizer::new(method, schedule, args.weight_decay).clip(args.clip);
+    let mut run = FineTune { model: &mut model, optimizer, plan };
+    let state = args.to.join(STATE);
+    if args.resume {
+        run.resume(&state)?;
+    }
+    args.output.note(&format!(
+        "{trained_parameters} parameters on {device}; {} conversations to learn, {} held out, {total} steps, of which {} are done; \
+         at most {} planned",
+        learned.len(),
+        held_out.len(),
+        run.optimizer.steps(),
+        format_bytes(planned_bytes),
+    ));
+
+    let interrupted = interrupt::flag()?;
+    let mut points: Vec<Point> = Vec::new();
+    let mut since = Instant::now();
+    let mut screen = args.output.screen();
+    let mut unwritable = None;
+    let end = run.run(&examples, |run, event| {
+        let line = match event {
+            Event::Step { number, loss, tokens, step } => {
+                let tokens_per_second = tokens as f64 / since.elapsed().as_secs_f64().max(1e-9);
+                points.push(Point { step: number, loss, rate: step.rate, tokens_per_second, evaluation: None });
+                let norm = step.norm.map_or(String::new(), |norm| format!(", norm {norm:.3}"));
+                format!("step {number}/{total}: loss {loss:.4}, rate {:.2e}{norm}, {tokens_per_second:.0} tokens/s", step.rate)
+            }
+            Event::Evaluation { loss, right, .. } => {
+                if let Some(point) = points.last_mut() {
+                    point.evaluation = Some([loss, right]);
+                }
+                format!("held out: loss {loss:.4}, {:.1} % of the answers are right", 100.0 * right)
+            }
+        };
+        if let Err(failure) = screen.line(&line) {
+            unwritable = Some(failure);
+            return Ok(ControlFlow::Break(()));
+        }
+        let number = run.optimizer.steps();
+        let is_step = matches!(event, Event::Step { .. });
+        if is_step && args.save_every.is_some_and(|every| number.is_multiple_of(every.max(1))) {
+            run.save(&state)?;
+        }
+        since = Instant::now();
+        Ok(if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })
+    .map_err(|error| explain(error, args))?;
+    run.save(&state)?;
+    curve::write(&args.to, &points)?;
+    if let Some(failure) = unwritable {
+        return Err(failure);
+    }
+    let steps = run.optimizer.steps();
+    let model = run.model;
+    let finished = end == End::Done;
+    if finished {
+        write_model(args, model)?;
+    }
+    let evaluation = points.iter().rev().find_map(|point| point.evaluation);
+    if let Some(report) = report {
+        report.write(&Json {
+            finished,
+            steps,
+            trained_parameters,
+            planned_bytes,
+            loss: points.last().map(|point| point.loss),
+            held_out_loss: evaluation.map(|[loss, _]| loss),
+            held_out_right: evaluation.map(|[_, right]| right),
+        })?;
+    }
+    let to = args.to.display();
+    match finished {
+        true if args.full => {
+            args.output.note(&format!("{to} is a checkpoint; `generate --model {to}` takes it"))
+        }
+        true => args.output.note(&format!(
+            "{to} has the adapter; `generate --model {} --adapter {to}` takes it",
+            args.model.display()
+        )),
+        false => {
+            args.output.note(&format!("stopped after step {steps}; the same command with --resume goes on"))
+        }
+    }
+    Ok(())
+}
+
+impl Args {
+    fn lora(&self) -> LoraOptions {
+        let alpha = self.alpha.unwrap_or(2.0 * self.rank as f32);
+        LoraOptions {
+            rank: self.rank as usize,
+            alpha,
+            targets: self.targets.clone(),
+            vision: self.vision,
+            seed: self.seed,
+        }
+    }
+}
+
+/// Refuses numbers that no option's text can.
+fn check(args: &Args) -> Result<(), Failure> {
+    let positive = |x: f32| x.is_finite() && x > 0.0;
+    let wrong = [
+        (!positive(args.rate), "--rate must be positive"),
+        (!positive(args.clip), "--clip must be positive"),
+        (!(args.weight_decay.is_finite() && args.weight_decay >= 0.0), "--weight-decay must not be negative"),
+        (args.alpha.is_some_and(|alpha| !positive(alpha)), "--alpha must be positive"),
+        (args.sgd.is_some_and(|momentum| !(0.0..1.0).contains(&momentum)), "--sgd must be from 0 to below 1"),
+        (!(0.0..1.0).contains(&args.hold_out), "--hold-out must be from 0 to below 1"),
+    ];
+    match wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
+        Some((_, text)) => Err(Failure::Usage(text.to_owned())),
+        None => Ok(()),
+    }
+}
+
+/// The most bytes that it will take, refused where the GPU does not have them.
+fn plan_memory(
+    args: &Args,
+    config: &Config,
+    examples: &[Example],
+    device: &Device,
+) -> Result<usize, Failure> {
+    let shapes = expected(config);
+    let all: usize = shapes.values().map(|shape| shape.iter().product::<usize>()).sum();
+    let is_vision = |name: &str| name.starts_with("model.visual.");
+    let trained: usize = match args.full {
+        true => {
+            let trained = shapes.iter().filter(|(name, _)| args.vision || !is_vision(name));
+            trained.map(|(_, shape)| shape.iter().product::<usize>()).sum()
+        }
+        false => {
+            let rank = args.rank as usize;
+            let adapted = shapes.iter().filter(|(name, shape)| {
+                let last = name.strip_suffix(".weight").and_then(|module| module.rsplit('.').next());
+                let is_target = last.is_some_and(|last| args.targets.iter().any(|target| target == last));
+                shape.len() == 2 && is_target && (args.vision || !is_vision(name))
+            });
+            adapted.map(|(_, shape)| rank * shape.iter().sum::<usize>()).sum()
+        }
+    };
+    let longest = examples.iter().map(|example| example.ids.len()).max().unwrap_or(0);
+    let together: usize = examples.iter().map(|example| example.ids.len()).sum();
+    let tokens = longest.max((args.pack as usize).min(together));
+    let patches_of = |example: &Example| -> usize {
+        example.visuals.iter().map(|patches| patches.grid.iter().product::<usize>()).sum()
+    };
+    // of the densest example as many as fit a pass
+    let patches = examples
+        .iter()
+        .map(|example| patches_of(example) * (tokens / example.ids.len().max(1)).max(1))
+        .max()
+        .unwrap_or(0);
+    let bytes = memory(config, all, trained, tokens, patches, args.checkpoint_layers);
+    if let Device::Cuda(cuda) = device {
+        let (free, _) = cuda.memory_info()?;
+        if bytes > free {
+            return Err(Failure::Failed(format!(
+                "up to {} are needed, {} are free; less is needed with --checkpoint-layers, a smaller --pack{}",
+                format_bytes(bytes),
+                format_bytes(free),
+                if args.full { ", or adapters in place of --full" } else { " or a smaller --rank" },
+            )));
+        }
+    }
+    Ok(bytes)
+}
+
+/// Makes the folder, which holds no other results unless they may be replaced or gone on with.
+fn prepare_folder(args: &Args) -> Result<(), Failure> {
+    let cannot = |error: std::io::Error| Failure::Failed(format!("{}: {error}", args.to.display()));
+    let state = args.to.join(STATE);
+    if args.to.exists() && same(&args.to, &args.model) {
+        return Err(Failure::Usage("--to is --model; name another folder".to_owned()));
+    }
+    if state.join("state.json").exists() && !args.resume && !args.output.may_replace() {
+        let to = args.to.display();
+        return Err(Failure::Failed(format!(
+            "{to} has a run; --resume goes on with it, --force replaces it"
+        )));
+    }
+    fs::create_dir_all(&state).map_err(cannot)
+}
+
+fn same(a: &Path, b: &Path) -> bool {
+    matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+fn write_model(args: &Args, model: &Model) -> Result<(), Failure> {
+    if !args.full {
+        let base = args.model.display().to_string();
+        return Ok(model.lora.save(&model.parameters, &args.to, &base)?);
+    }
+    for name in COPIED {
+        let (from, to) = (args.model.join(name), args.to.join(name));
+        if from.exists() {
+            let copied = fs::copy(&from, &to);
+            copied.map_err(|error| Failure::Failed(format!("{}: {error}", to.display())))?;
+        }
+    }
+    Ok(model.save(&args.to)?)
+}
+
+fn explain(error: Error, args: &Args) -> Failure {
+    match error {
+        Error::OutOfMemory { .. } if !args.checkpoint_layers => {
+            Failure::Failed(format!("{error}; less is needed with --checkpoint-layers or a smaller --pack"))
+        }
+        Error::NotFinite { .. } => Failure::Failed(format!(
+            "{error}: training has diverged; a smaller --rate or a --warmup may help"
+        )),
+        _ => error.into(),
+    }
+}

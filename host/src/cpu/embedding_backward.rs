@@ -1,0 +1,20 @@
+//! The gradient of an embedding: rows are added where they came from.
+
+use super::{slice, slice_mut};
+use crate::{Result, Tensor, TensorMut};
+
+pub(crate) fn embedding_backward(mut dtable: TensorMut, dy: &Tensor, ids: &Tensor) -> Result<()> {
+    let (rows, cols) = dtable.shape().rows_cols();
+    let n = ids.shape().elements();
+    if cols == 0 {
+        return Ok(());
+    }
+    let (dtable, dy) = (slice_mut::<f32>(&mut dtable)?, slice::<f32>(dy)?);
+    for (&id, dy) in slice::<u32>(ids)?[..n].iter().zip(dy.chunks_exact(cols)) {
+        if (id as usize) < rows {
+            let row = &mut dtable[id as usize * cols..][..cols];
+            row.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! How rows are cut into parts for the sums over them.
+
+use super::DeviceElement;
+use crate::cuda::CudaDevice;
+use crate::memory::DeviceBuffer;
+use crate::{DType, Result, Tensor, TensorMut};
+use cuda_std::KernelSpec;
+use kernels_gpu::column_sum::{COLUMNS, Columns, column_sum_f16, column_sum_f32};
+use std::ptr;
+
+/// The fewest rows of a part: below it the second launch costs more than it saves.
+const MIN_PART_ROWS: u32 = 64;
+/// Blocks wanted for each multiprocessor.
+const BLOCKS_PER_SM: u32 = 4;
+
+/// The sums of x's columns.
+pub(crate) fn column_sum(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> {
+    match x.dtype() {
+        DType::F16 => of(device, &column_sum_f16, y, x, None),
+        _ => of(device, &column_sum_f32, y, x, None),
+    }
+}
+
+/// The sums of dy · (x − m) · s, with m and s of each row in `stats`: [rows, 2] f32.
+pub(super) fn normed(
+    device: &CudaDevice,
+    y: TensorMut,
+    dy: &Tensor,
+    x: &Tensor,
+    stats: &DeviceBuffer,
+) -> Result<()> {
+    match x.dtype() {
+        DType::F16 => of(device, &column_sum_f16, y, dy, Some((x, stats))),
+        _ => of(device, &column_sum_f32, y, dy, Some((x, stats))),
+    }
+}
+
+fn of<T: DeviceElement>(
+    device: &CudaDevice,
+    spec: &KernelSpec<Columns<T>>,
+    y: TensorMut,
+    x: &Tensor,
+    normed: Option<(&Tensor, &DeviceBuffer)>,
+) -> Result<()> {
+    let (rows, cols) = x.shape().rows_cols();
+    let (rows, cols) = (rows as u32, cols as u32);
+    let blocks = cols.div_ceil(COLUMNS);
+    let part_rows = part_rows(rows, blocks, device.properties().multiprocessors);
+    let parts = rows.div_ceil(part_rows).max(1);
+    let partial = if parts > 1 { parts as usize * cols as usize * size_of::<f32>() } else { 0 };
+    let partial = DeviceBuffer::uninitialized(device, partial)?;
+    let (z, stats) = match normed {
+        Some((z, stats)) => (z.ptr::<T>(), stats.ptr::<f32>().cast_const()),
+        None => (ptr::null(), ptr::null()),
+    };
+    let first = if parts > 1 { partial.ptr() } else { y.ptr::<f32>() };
+    let parameters = Columns { y: first, x: x.ptr::<T>(), z, stats, rows, cols, part_rows };
+    // SAFETY: the callers have checked that x and z are contiguous [rows, cols] of the kernel's type and y is [cols] f32, all on this
+    // stream and of less than 2³¹ elements; a TensorMut overlaps nothing. `partial` has a row for each part and is freed after the
+    // launches, and `stats` two numbers for each row.
+    unsafe {
+        device.launch(spec, [blocks, parts, 1], &parameters)?;
+        if parts > 1 {
+            let (z, stats) = (ptr::null(), ptr::null());
+            let x = partial.ptr::<f32>().cast_const();
+            let parameters = Columns { y: y.ptr::<f32>(), x, z, stats, rows: parts, cols, part_rows: parts };
+            device.launch(&column_sum_f32, [blocks, 1, 1], &parameters)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows of a part, so that the parts fill the device.
+fn part_rows(rows: u32, blocks: u32, multiprocessors: u32) -> u32 {
+    let wanted = (BLOCKS_PER_SM * multiprocessors / blocks.max(1)).max(1);
+    rows.div_ceil(wanted).max(MIN_PART_ROWS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_fill_the_device_and_are_not_too_short() {
+        assert_eq!(part_rows(10_000, 64, 20), 10_000); // 64 blocks of columns are nearly enough
+        assert_eq!(part_rows(10_000, 4, 20), 500);
+        assert_eq!(part_rows(100, 1, 20), MIN_PART_ROWS);
+    }
+}

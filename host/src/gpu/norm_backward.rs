@@ -1,0 +1,67 @@
+//! Which kernels of the norms' gradients, and their grids.
+
+use super::rows::Kernels;
+use super::{DeviceElement, column_sum, vectors};
+use crate::cuda::CudaDevice;
+use crate::memory::DeviceBuffer;
+use crate::{DType, Result, Tensor, TensorMut};
+use kernels_gpu::norm_backward::{self as kernels, Rows};
+
+pub(crate) fn rms_norm(
+    device: &CudaDevice,
+    dx: TensorMut,
+    dweight: TensorMut,
+    dy: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<()> {
+    match x.dtype() {
+        DType::F16 => of(device, &kernels::RMS_F16, dx, dweight, dy, x, weight, eps),
+        _ => of(device, &kernels::RMS_F32, dx, dweight, dy, x, weight, eps),
+    }
+}
+
+pub(crate) fn layer_norm(
+    device: &CudaDevice,
+    dx: TensorMut,
+    [dweight, dbias]: [TensorMut; 2],
+    dy: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<()> {
+    match x.dtype() {
+        DType::F16 => of(device, &kernels::LAYER_F16, dx, dweight, dy, x, weight, eps),
+        _ => of(device, &kernels::LAYER_F32, dx, dweight, dy, x, weight, eps),
+    }?;
+    column_sum::column_sum(device, dbias, dy)
+}
+
+fn of<T: DeviceElement>(
+    device: &CudaDevice,
+    &kernels::Kernels { warp, block }: &kernels::Kernels<T>,
+    dx: TensorMut,
+    dweight: TensorMut,
+    dy: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<()> {
+    let (rows, cols) = x.shape().rows_cols();
+    let stats = DeviceBuffer::uninitialized(device, 2 * rows * size_of::<f32>())?;
+    if rows > 0 && cols > 0 {
+        let (rows, cols) = (rows as u32, cols as u32);
+        let (dx, dy, x, weight) = (dx.ptr::<T>(), dy.ptr::<T>(), x.ptr::<T>(), weight.ptr::<T>());
+        let addresses = [dx as u64, dy as u64, x as u64, weight as u64];
+        let vectors = u32::from(vectors::rows_aligned(cols, size_of::<T>(), &addresses));
+        let stats = stats.ptr();
+        let parameters = |lanes| Rows { dx, stats, dy, x, weight, rows, cols, eps, vectors, lanes };
+        // SAFETY: `ops` has checked that dx, dy and x are contiguous [rows, cols] and the weight [cols] of the kernel's type on this
+        // stream, of less than 2³¹ elements, and a TensorMut overlaps nothing; `stats` has two numbers for each row.
+        unsafe {
+            Kernels { warp, block, few: block, stream: block }.launch(device, (rows, cols), parameters)?;
+        }
+    }
+    column_sum::normed(device, dweight, dy, x, &stats)
+}

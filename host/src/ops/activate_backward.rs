@@ -1,0 +1,57 @@
+//! The gradient of activations.
+
+use super::check::Check;
+use crate::problem::activate::Activation;
+use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("activate_backward");
+
+/// The gradient of [`activate`](super::activate()) with respect to its input: dx[.., c] = dy[.., c] · act′(x[.., c]). For
+/// [`Activation::SwiGlu`], whose row is (g, u), it is (dy · u · silu′(g), dy · silu(g)).
+///
+/// `x`: [.., n] f32 or f16, the activation's input with the bias added already; `dy`: [.., n] of the same type, or [.., n/2]
+/// for `SwiGlu`; both contiguous.
+///
+/// ```
+/// use pascaline::ops::{self, Activation};
+/// use pascaline::{Device, Tensor};
+/// let x = Tensor::from_slice(&[0.0f32, 3.0], [1, 2], &Device::Cpu)?; // gate and up
+/// let dy = Tensor::from_slice(&[1.0f32], [1, 1], &Device::Cpu)?;
+/// let dx = ops::activate_backward(&dy, &x, Activation::SwiGlu)?;
+/// assert_eq!(dx.to_vec::<f32>()?, [1.5, 0.0]); // silu′(0) = 1/2
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
+pub fn activate_backward(dy: &Tensor, x: &Tensor, activation: Activation) -> Result<Tensor> {
+    let mut dx = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
+    activate_backward_into(dx.view_mut()?, dy, x, activation)?;
+    Ok(dx)
+}
+
+/// [`activate_backward`] into `dx`, of `x`'s shape and type.
+///
+/// # Errors
+/// As [`activate_backward`].
+pub fn activate_backward_into(dx: TensorMut, dy: &Tensor, x: &Tensor, activation: Activation) -> Result<()> {
+    let dtype = CHECK.float("x", x)?;
+    CHECK.dtype("dy", dy, dtype)?;
+    CHECK.dtype("dx", &dx, dtype)?;
+    CHECK.contiguous("x", x)?;
+    CHECK.contiguous("dy", dy)?;
+    CHECK.contiguous("dx", &dx)?;
+    CHECK.shape("dx", &dx, x.dims(), "x's shape")?;
+    let Some((&cols, outer)) = x.dims().split_last() else {
+        return Err(CHECK.bad_shape("x", x, "[.., n]"));
+    };
+    let Some(cols) = activation.columns(cols) else {
+        return Err(CHECK.bad_shape("x", x, "an even number of columns"));
+    };
+    CHECK.shape("dy", dy, &[outer, &[cols]].concat(), "the activation's output shape")?;
+    match CHECK.device(&dx, &[("dy", dy), ("x", x)])? {
+        Device::Cpu => cpu::activate_backward::activate_backward(dx, dy, x, activation),
+        Device::Cuda(device) => gpu::activate_backward::activate_backward(&device, dx, dy, x, activation),
+    }
+}

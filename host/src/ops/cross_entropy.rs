@@ -1,0 +1,120 @@
+//! Cross-entropy, alone and fused with the output matrix.
+
+use super::check::Check;
+use super::{Matmul, matmul, matmul_into};
+use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
+
+const CHECK: Check = Check("cross_entropy");
+
+/// The label of a row that does not count: its loss and its gradient are 0.
+pub const IGNORED: u32 = u32::MAX;
+
+/// Bytes of logits that [`linear_cross_entropy`] has in memory at a time; a row of them in any case.
+const CHUNK_BYTES: usize = 64 << 20;
+
+/// The cross-entropy of rows of logits, and their gradient in the place of the logits:
+/// `loss[r] = ln Σ exp(x[r, ·]) − x[r, labels[r]]`, and then `x[r, c] = scale · (softmax(x[r, ·])[c] − (c = labels[r]))`.
+///
+/// `loss`: \[rows\] f32; `x`: [rows, cols] f32; `labels`: \[rows\] u32, all contiguous. A label that is no column, such as
+/// [`IGNORED`], gives 0 for both.
+///
+/// ```
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let mut x = Tensor::zeros([1, 2], DType::F32, &Device::Cpu)?;
+/// let mut loss = Tensor::zeros([1], DType::F32, &Device::Cpu)?;
+/// let labels = Tensor::from_slice(&[1u32], [1], &Device::Cpu)?;
+/// ops::cross_entropy_into(loss.view_mut()?, x.view_mut()?, &labels, 1.0)?;
+/// assert!((loss.to_vec::<f32>()?[0] - 2f32.ln()).abs() < 1e-6);
+/// assert_eq!(x.to_vec::<f32>()?, [0.5, -0.5]);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::DType`](crate::Error::DType), [`Error::Shape`](crate::Error::Shape), [`Error::Layout`](crate::Error::Layout),
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
+pub fn cross_entropy_into(loss: TensorMut, x: TensorMut, labels: &Tensor, scale: f32) -> Result<()> {
+    let &[rows, _] = x.dims() else { return Err(CHECK.bad_shape("x", &x, "[rows, cols]")) };
+    CHECK.dtype("x", &x, DType::F32)?;
+    CHECK.dtype("loss", &loss, DType::F32)?;
+    CHECK.dtype("labels", labels, DType::U32)?;
+    CHECK.shape("loss", &loss, &[rows], "[rows]")?;
+    CHECK.shape("labels", labels, &[rows], "[rows]")?;
+    CHECK.contiguous("x", &x)?;
+    CHECK.contiguous("loss", &loss)?;
+    CHECK.contiguous("labels", labels)?;
+    let device = CHECK.device(&x, &[("labels", labels)])?;
+    if !loss.device().same(&device) {
+        return Err(CHECK.elsewhere("loss", &loss.device(), &device));
+    }
+    match device {
+        Device::Cpu => cpu::cross_entropy::cross_entropy(loss, x, labels, scale),
+        Device::Cuda(device) => gpu::cross_entropy::cross_entropy(&device, loss, x, labels, scale),
+    }
+}
+
+/// What [`linear_cross_entropy`] gives.
+#[derive(Clone, Debug)]
+pub struct LinearCrossEntropy {
+    /// The loss of each row, not scaled: \[rows\] f32.
+    pub loss: Tensor,
+    /// The gradient with respect to the input: [rows, hidden] f32.
+    pub dx: Tensor,
+    /// The gradient with respect to the matrix, if asked for: [vocab, hidden] f32.
+    pub dw: Option<Tensor>,
+}
+
+/// [`cross_entropy_into`] of the logits x·wᵀ, with the gradients of x and, if `with_dw`, of w, without all the logits in memory: they are made
+/// and used a chunk of rows at a time.
+///
+/// `x`: [rows, hidden] f32; `w`: [vocab, hidden] f32 or f16; `labels`: \[rows\] u32; all contiguous.
+///
+/// ```
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let x = Tensor::ones([1, 1], DType::F32, &Device::Cpu)?;
+/// let w = Tensor::from_slice(&[0.0f32, 0.0], [2, 1], &Device::Cpu)?;
+/// let labels = Tensor::from_slice(&[0u32], [1], &Device::Cpu)?;
+/// let found = ops::linear_cross_entropy(&x, &w, &labels, 1.0, true)?;
+/// assert_eq!(found.dw.map(|dw| dw.to_vec::<f32>()).transpose()?, Some(vec![-0.5, 0.5]));
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`cross_entropy_into`].
+pub fn linear_cross_entropy(
+    x: &Tensor,
+    w: &Tensor,
+    labels: &Tensor,
+    scale: f32,
+    with_dw: bool,
+) -> Result<LinearCrossEntropy> {
+    let check = Check("linear_cross_entropy");
+    check.dtype("x", x, DType::F32)?;
+    check.float("w", w)?;
+    check.contiguous("x", x)?;
+    check.contiguous("w", w)?;
+    let &[rows, hidden] = x.dims() else { return Err(check.bad_shape("x", x, "[rows, hidden]")) };
+    let &[vocab, _] = w.dims() else { return Err(check.bad_shape("w", w, "[vocab, hidden]")) };
+    check.shape("w", w, &[vocab, hidden], "[vocab, hidden], as wide as x")?;
+    check.shape("labels", labels, &[rows], "[rows]")?;
+    let device = x.device();
+    if !w.device().same(&device) {
+        return Err(check.elsewhere("w", &w.device(), &device));
+    }
+    let mut loss = Tensor::zeros([rows], DType::F32, &device)?;
+    let mut dx = Tensor::zeros(x.shape(), DType::F32, &device)?;
+    let mut dw = if with_dw { Some(Tensor::zeros([vocab, hidden], DType::F32, &device)?) } else { None };
+    let chunk = (CHUNK_BYTES / (vocab * DType::F32.size()).max(1)).max(1);
+    for first in (0..rows).step_by(chunk) {
+        let len = chunk.min(rows - first);
+        let part = x.narrow(0, first, len)?;
+        let mut logits = matmul(&part, &w.swap_dims(0, 1)?)?;
+        let labels = labels.narrow(0, first, len)?;
+        cross_entropy_into(loss.view_mut()?.narrow(0, first, len)?, logits.view_mut()?, &labels, scale)?;
+        matmul_into(dx.view_mut()?.narrow(0, first, len)?, &logits, w, &Matmul::default())?;
+        if let Some(dw) = &mut dw {
+            let added = Matmul { beta: 1.0, ..Matmul::default() };
+            matmul_into(dw.view_mut()?, &logits.swap_dims(0, 1)?, &part, &added)?;
+        }
+    }
+    Ok(LinearCrossEntropy { loss, dx, dw })
+}

@@ -1,0 +1,140 @@
+//! Low-rank adapters in PEFT's files: W + scale · B·A (Hu et al. 2021, "LoRA").
+//!
+//! A folder has `adapter_config.json` and `adapter_model.safetensors`, whose tensors are called
+//! `base_model.model.‹module›.lora_A.weight` [rank, in] and `….lora_B.weight` [out, rank].
+
+use super::json::{self, Fields, MAX_CONFIG, bad};
+use super::safetensors::SafeTensors;
+use pascaline::Result;
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The file of the tensors.
+pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
+/// The file of rank and factor.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// What comes before a module's name in the file.
+pub const ADAPTER_PREFIX: &str = "base_model.model.";
+
+/// An adapter of linear maps.
+#[derive(Debug)]
+pub struct Adapter {
+    rank: usize,
+    alpha: f32,
+    /// By the module's name.
+    maps: BTreeMap<String, LowRank>,
+}
+
+/// The change of one matrix, without the factor.
+#[derive(Clone, Debug)]
+pub struct LowRank {
+    /// A: [rank, in]
+    pub a: Vec<f32>,
+    /// B: [out, rank]
+    pub b: Vec<f32>,
+    /// [out, in]
+    pub shape: [usize; 2],
+}
+
+impl Adapter {
+    /// Reads a folder that PEFT or `pascaline finetune` has written.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong or not supported in it.
+    pub fn load(dir: &Path) -> Result<Self> {
+        let file = dir.join(ADAPTER_CONFIG);
+        let map = json::read_object(&file, MAX_CONFIG)?;
+        let fields = Fields::new(&file, "", &map);
+        if let Some(other) = fields.str("peft_type")?.filter(|kind| *kind != "LORA") {
+            return Err(fields.bad("peft_type", format!("{other} is not LORA")));
+        }
+        for name in ["use_dora", "use_rslora", "fan_in_fan_out", "lora_bias"] {
+            if fields.bool(name)? == Some(true) {
+                return Err(fields.bad(name, "is not supported"));
+            }
+        }
+        if let Some(other) = fields.str("bias")?.filter(|bias| *bias != "none") {
+            return Err(fields.bad("bias", format!("{other} is not supported, only none")));
+        }
+        for name in ["rank_pattern", "alpha_pattern"] {
+            if fields.get(name).and_then(|value| value.as_object()).is_some_and(|map| !map.is_empty()) {
+                return Err(fields.bad(name, "is not supported"));
+            }
+        }
+        let rank = fields.required("r", fields.u64("r")?)?;
+        let rank = usize::try_from(rank).ok().filter(|rank| (1..=1 << 16).contains(rank));
+        let rank = fields.required("r", rank)?;
+        let alpha = fields.required("lora_alpha", fields.f64("lora_alpha")?)? as f32;
+        let tensors = SafeTensors::open(dir.join(ADAPTER_TENSORS))?;
+        let mut maps = BTreeMap::new();
+        for (name, entry) in tensors.entries() {
+            let wrong = |reason: String| bad(tensors.path(), Some(name), reason);
+            let inner = name.strip_prefix(ADAPTER_PREFIX).unwrap_or(name);
+            let Some(module) = inner.strip_suffix(".lora_A.weight") else {
+                match inner.strip_suffix(".lora_B.weight") {
+                    Some(_) => continue,
+                    None => return Err(wrong("is neither lora_A nor lora_B".into())),
+                }
+            };
+            let other = name.replace(".lora_A.weight", ".lora_B.weight");
+            let b =
+                tensors.entries().get(&other).ok_or_else(|| wrong(format!("has no {other} beside it")))?;
+            let (&[own_rank, k], &[n, other_rank]) = (&entry.shape[..], &b.shape[..]) else {
+                return Err(wrong("is no matrix, or its B is none".into()));
+            };
+            if own_rank != rank || other_rank != rank {
+                return Err(wrong(format!(
+                    "is of rank {own_rank} and {other_rank}, the configuration says {rank}"
+                )));
+            }
+            let low = LowRank { a: tensors.read_f32(name)?, b: tensors.read_f32(&other)?, shape: [n, k] };
+            maps.insert(module.to_owned(), low);
+        }
+        let pairs = tensors.entries().len();
+        if maps.is_empty() || 2 * maps.len() != pairs {
+            return Err(bad(
+                tensors.path(),
+                None,
+                format!("{} pairs of A and B in {pairs} tensors", maps.len()),
+            ));
+        }
+        Ok(Self { rank, alpha, maps })
+    }
+
+    /// The rank of all of them.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The numerator of the factor alpha / rank.
+    pub fn alpha(&self) -> f32 {
+        self.alpha
+    }
+
+    /// The changes, by the names of modules.
+    pub fn maps(&self) -> &BTreeMap<String, LowRank> {
+        &self.maps
+    }
+
+    /// Whether it changes the tensor of this published name.
+    pub(crate) fn changes(&self, name: &str) -> bool {
+        name.strip_suffix(".weight").is_some_and(|module| self.maps.contains_key(module))
+    }
+
+    /// Adds the change to a matrix [out, in] of this published name, if it has one.
+    pub(crate) fn add_to(&self, name: &str, values: &mut [f32]) {
+        let Some(LowRank { a, b, shape: [_, k] }) =
+            name.strip_suffix(".weight").and_then(|m| self.maps.get(m))
+        else {
+            return;
+        };
+        let (factor, rank) = (self.alpha / self.rank as f32, self.rank);
+        values.par_chunks_exact_mut((*k).max(1)).zip(b.par_chunks_exact(rank)).for_each(|(row, b)| {
+            for (b, a) in b.iter().zip(a.chunks_exact((*k).max(1))) {
+                let b = b * factor;
+                row.iter_mut().zip(a).for_each(|(value, a)| *value += b * a);
+            }
+        });
+    }
+}

@@ -1,0 +1,177 @@
+//! The gradients of ops: each is the f64 formula's, which a test compares with central differences of the forward pass in f64.
+
+mod activate;
+mod attention;
+mod cross_entropy;
+mod embedding;
+mod norm;
+mod rope;
+mod softmax;
+
+use super::{Case, HostTensor, Purpose, Tolerance, data};
+use pascaline::{DType, Result, Shape, Tensor, TensorMut};
+
+/// An op with a gradient with respect to one of its arguments.
+trait Differentiable: Send + Sync {
+    /// The op that computes the gradient.
+    fn op(&self) -> &'static str;
+
+    /// As [`Case::id`], without the op.
+    fn sizes(&self) -> String;
+
+    fn dtype(&self) -> DType;
+
+    fn purpose(&self) -> Purpose {
+        Purpose::Test
+    }
+
+    /// The shape of the forward result, and so of dy.
+    fn forward_shape(&self) -> Shape;
+
+    /// The type of dy.
+    fn dy_dtype(&self) -> DType {
+        self.dtype()
+    }
+
+    /// What the op takes beside dy.
+    fn arguments(&self) -> Vec<HostTensor>;
+
+    /// The shape and type of the gradient.
+    fn gradient(&self) -> (Shape, DType);
+
+    /// Runs the op.
+    fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()>;
+
+    /// The gradient by its formula.
+    fn formula(&self, dy: &[f64], arguments: &[Vec<f64>]) -> Vec<f64>;
+
+    /// The point at which the gradient is taken: the value of what it is the gradient with respect to.
+    #[cfg_attr(not(test), allow(dead_code))] // only differences need it
+    fn point(&self, arguments: &[Vec<f64>]) -> Vec<f64>;
+
+    /// The forward result at a point.
+    #[cfg_attr(not(test), allow(dead_code))] // only differences need it
+    fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64>;
+
+    fn tolerance(&self) -> Tolerance;
+
+    fn flops(&self) -> f64;
+}
+
+struct Gradient<D>(D);
+
+fn boxed<D: Differentiable + 'static>(of: D) -> Box<dyn Case> {
+    Box::new(Gradient(of))
+}
+
+impl<D: Differentiable> Case for Gradient<D> {
+    fn op(&self) -> &'static str {
+        self.0.op()
+    }
+
+    fn id(&self) -> String {
+        format!("{}_{}/{}", self.0.op(), self.0.dtype(), self.0.sizes())
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.0.purpose()
+    }
+
+    fn inputs(&self) -> Vec<HostTensor> {
+        let dy = data::normal(&self.id(), "dy", self.0.forward_shape(), self.0.dy_dtype());
+        std::iter::once(dy).chain(self.0.arguments()).collect()
+    }
+
+    fn output(&self) -> (Shape, DType) {
+        self.0.gradient()
+    }
+
+    fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
+        self.0.run(y, &inputs[0], &inputs[1..])
+    }
+
+    fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
+        let inputs = wide(inputs);
+        let all = self.0.formula(&inputs[0], &inputs[1..]);
+        let (_, cols) = self.output().0.rows_cols();
+        rows.iter().flat_map(|r| all[r * cols..(r + 1) * cols].iter().copied()).collect()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        self.0.tolerance()
+    }
+
+    fn flops(&self) -> f64 {
+        self.0.flops()
+    }
+
+    fn compute_bound(&self) -> bool {
+        self.0.flops() > 100.0 * self.bytes()
+    }
+}
+
+fn wide(inputs: &[HostTensor]) -> Vec<Vec<f64>> {
+    inputs.iter().map(|input| input.values.iter().map(|&x| f64::from(x)).collect()).collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+pub fn cases() -> Vec<Box<dyn Case>> {
+    let ops = [
+        attention::cases(),
+        softmax::cases(),
+        norm::cases(),
+        activate::cases(),
+        rope::cases(),
+        embedding::cases(),
+        cross_entropy::cases(),
+    ];
+    ops.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Elements of a gradient that are compared.
+    const SAMPLED: usize = 12;
+    /// The step, for functions whose values and derivatives are about 1.
+    const STEP: f64 = 1e-5;
+
+    pub(super) fn compare<D: Differentiable>(of: &D) {
+        let case = |name: &str| format!("{}: {name}", of.sizes());
+        let arguments = wide(&of.arguments());
+        let dy = match of.forward_shape().rank() {
+            1 => vec![1.0], // a loss
+            _ => wide(&[data::normal(&of.sizes(), "dy", of.forward_shape(), DType::F32)]).remove(0),
+        };
+        let (point, formula) = (of.point(&arguments), of.formula(&dy, &arguments));
+        assert_eq!(formula.len(), point.len(), "{}", case("as many derivatives as values"));
+        let largest = formula.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+        for sample in 0..SAMPLED.min(point.len()) {
+            let i = sample * point.len() / SAMPLED.min(point.len());
+            let at = |shift: f64| {
+                let mut point = point.clone();
+                point[i] += shift;
+                dot(&dy, &of.forward(&point, &arguments))
+            };
+            let difference = (at(STEP) - at(-STEP)) / (2.0 * STEP);
+            let error = (difference - formula[i]).abs();
+            let message = format!("derivative {i}: {} by the formula, {difference}", formula[i]);
+            assert!(error <= 1e-6 * largest.max(1.0), "{}", case(&message));
+        }
+    }
+
+    #[test]
+    fn formulas_are_the_derivatives() {
+        attention::for_each(|of| compare(of));
+        softmax::for_each(|of| compare(of));
+        norm::for_each(|of| compare(of));
+        activate::for_each(|of| compare(of));
+        rope::for_each(|of| compare(of));
+        embedding::for_each(|of| compare(of));
+        cross_entropy::for_each(|of| compare(of));
+    }
+}

@@ -1,0 +1,265 @@
+//! Scaled dot-product attention.
+
+use super::{Differentiable, dot};
+use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use rayon::prelude::*;
+
+/// What the gradient is with respect to.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    Q,
+    K,
+    V,
+}
+
+pub(super) struct Attention {
+    heads: (usize, usize),
+    q_len: usize,
+    kv_len: usize,
+    head_dim: usize,
+    causal: bool,
+    /// Whether tensors are [len, heads, head_dim] in memory, as projections leave them.
+    swapped: bool,
+    of: Of,
+    dtype: DType,
+    purpose: Purpose,
+}
+
+fn all() -> Vec<Attention> {
+    let mut all = Vec::new();
+    for dtype in [DType::F32, DType::F16] {
+        for of in [Of::Q, Of::K, Of::V] {
+            for (heads, q_len, kv_len, head_dim, causal, swapped) in [
+                ((1, 1), 1, 1, 16, true, false),
+                ((2, 1), 5, 5, 16, true, true),
+                ((4, 2), 65, 65, 32, true, true),
+                ((2, 2), 64, 130, 64, false, false),
+                ((3, 1), 33, 70, 72, true, false),
+                ((2, 1), 70, 33, 128, true, false), // the first queries see nothing
+                ((2, 1), 129, 129, 128, true, true),
+                ((1, 1), 0, 3, 16, false, false),
+                ((1, 1), 3, 0, 16, false, false),
+            ] {
+                let purpose = Purpose::Test;
+                all.push(Attention { heads, q_len, kv_len, head_dim, causal, swapped, of, dtype, purpose });
+            }
+        }
+        let (heads, len, purpose, of) = ((16, 8), 1024, Purpose::Bench, Of::K);
+        for (head_dim, causal) in [(128, true), (64, false)] {
+            all.push(Attention {
+                heads,
+                q_len: len,
+                kv_len: len,
+                head_dim,
+                causal,
+                swapped: true,
+                of,
+                dtype,
+                purpose,
+            });
+        }
+    }
+    all
+}
+
+pub fn cases() -> Vec<Box<dyn Case>> {
+    all().into_iter().map(super::boxed).collect()
+}
+
+/// Those that are small enough for differences.
+#[cfg(test)]
+pub(super) fn for_each(check: impl Fn(&Attention)) {
+    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
+    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
+}
+
+impl Attention {
+    fn options(&self) -> ops::Attention {
+        ops::Attention { causal: self.causal, ..ops::Attention::default() }
+    }
+
+    /// The shape in memory.
+    fn stored(&self, heads: usize, len: usize) -> Shape {
+        if self.swapped { [len, heads, self.head_dim].into() } else { [heads, len, self.head_dim].into() }
+    }
+
+    /// [heads, len, head_dim] of a tensor as it is in memory.
+    fn view(&self, x: &Tensor) -> Result<Tensor> {
+        if self.swapped { x.swap_dims(0, 1) } else { Ok(x.clone()) }
+    }
+
+    fn view_mut<'a>(&self, x: TensorMut<'a>) -> Result<TensorMut<'a>> {
+        if self.swapped { x.swap_dims(0, 1) } else { Ok(x) }
+    }
+
+    /// Where row `i` of head `head` begins.
+    fn at(&self, heads: usize, len: usize, head: usize, i: usize) -> usize {
+        self.head_dim * if self.swapped { i * heads + head } else { head * len + i }
+    }
+
+    /// The weights of query `i` of a head, of the keys that it sees.
+    fn weights(&self, q: &[f64], k: &[f64], head: usize, i: usize) -> Vec<f64> {
+        let (d, (num_q, num_kv)) = (self.head_dim, self.heads);
+        let seen = if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len };
+        let q = &q[self.at(num_q, self.q_len, head, i)..][..d];
+        let key = |j: usize| &k[self.at(num_kv, self.kv_len, head / (num_q / num_kv), j)..][..d];
+        let scores: Vec<f64> = (0..seen).map(|j| dot(q, key(j)) / (d as f64).sqrt()).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
+        scores.iter().map(|x| (x - max).exp() / sum).collect()
+    }
+}
+
+impl Differentiable for Attention {
+    fn op(&self) -> &'static str {
+        "attention_backward"
+    }
+
+    fn sizes(&self) -> String {
+        let of = match self.of {
+            Of::Q => "q",
+            Of::K => "k",
+            Of::V => "v",
+        };
+        let (q_heads, kv_heads) = self.heads;
+        let Self { q_len, kv_len, head_dim, causal, .. } = self;
+        let view = if self.swapped { ",view=swapped" } else { "" };
+        format!("of={of},heads={q_heads}/{kv_heads},q={q_len},kv={kv_len},d={head_dim},causal={causal}{view}")
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    fn forward_shape(&self) -> Shape {
+        self.stored(self.heads.0, self.q_len)
+    }
+
+    fn arguments(&self) -> Vec<HostTensor> {
+        let (id, kv) = (self.sizes(), self.stored(self.heads.1, self.kv_len));
+        vec![
+            data::normal(&id, "q", self.forward_shape(), self.dtype),
+            data::normal(&id, "k", kv.clone(), self.dtype),
+            data::normal(&id, "v", kv, self.dtype),
+        ]
+    }
+
+    fn gradient(&self) -> (Shape, DType) {
+        let shape = match self.of {
+            Of::Q => self.forward_shape(),
+            _ => self.stored(self.heads.1, self.kv_len),
+        };
+        (shape, self.dtype)
+    }
+
+    fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
+        let [q, k, v] = arguments else { return Ok(()) };
+        let new = |x: &Tensor| Tensor::uninitialized(x.shape(), self.dtype, &y.device());
+        let (mut dq, mut dk, mut dv, mut out) = (new(q)?, new(k)?, new(v)?, new(q)?);
+        let [q, k, v] = [self.view(q)?, self.view(k)?, self.view(v)?];
+        ops::attention_into(self.view_mut(out.view_mut()?)?, &q, &k, &v, &self.options())?;
+        let mut outputs = [dq.view_mut()?, dk.view_mut()?, dv.view_mut()?];
+        outputs[match self.of {
+            Of::Q => 0,
+            Of::K => 1,
+            Of::V => 2,
+        }] = y;
+        let [dq, dk, dv] = outputs;
+        let outputs = [self.view_mut(dq)?, self.view_mut(dk)?, self.view_mut(dv)?];
+        let (dout, out) = (self.view(dy)?, self.view(&out)?);
+        ops::attention_backward_into(outputs, &dout, &q, &k, &v, &out, &self.options())
+    }
+
+    fn formula(&self, dy: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
+        let [q, k, v] = arguments else { return Vec::new() };
+        let (d, (num_q, num_kv)) = (self.head_dim, self.heads);
+        let scale = 1.0 / (d as f64).sqrt();
+        // for each query head its part of the gradient: (first element, row)
+        let parts = (0..num_q).into_par_iter().map(|head| {
+            let key_at = |j: usize| self.at(num_kv, self.kv_len, head / (num_q / num_kv), j);
+            let mut rows: Vec<(usize, Vec<f64>)> = match self.of {
+                Of::Q => {
+                    (0..self.q_len).map(|i| (self.at(num_q, self.q_len, head, i), vec![0.0; d])).collect()
+                }
+                _ => (0..self.kv_len).map(|j| (key_at(j), vec![0.0; d])).collect(),
+            };
+            for i in 0..self.q_len {
+                let weights = self.weights(q, k, head, i);
+                let at = self.at(num_q, self.q_len, head, i);
+                let (query, dout) = (&q[at..at + d], &dy[at..at + d]);
+                let products: Vec<f64> =
+                    (0..weights.len()).map(|j| dot(dout, &v[key_at(j)..][..d])).collect();
+                let delta = dot(&weights, &products);
+                for (j, weight) in weights.iter().enumerate() {
+                    let ds = weight * (products[j] - delta) * scale;
+                    let (row, factor, of) = match self.of {
+                        Of::Q => (i, ds, &k[key_at(j)..][..d]),
+                        Of::K => (j, ds, query),
+                        Of::V => (j, *weight, dout),
+                    };
+                    rows[row].1.iter_mut().zip(of).for_each(|(sum, x)| *sum += factor * x);
+                }
+            }
+            rows
+        });
+        let parts: Vec<_> = parts.collect();
+        let mut gradient = vec![0.0; self.gradient().0.elements()];
+        for (at, row) in parts.into_iter().flatten() {
+            gradient[at..at + d].iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+        }
+        gradient
+    }
+
+    fn point(&self, arguments: &[Vec<f64>]) -> Vec<f64> {
+        arguments[match self.of {
+            Of::Q => 0,
+            Of::K => 1,
+            Of::V => 2,
+        }]
+        .clone()
+    }
+
+    fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
+        let (d, (num_q, num_kv)) = (self.head_dim, self.heads);
+        let q = if self.of == Of::Q { point } else { &arguments[0] };
+        let k = if self.of == Of::K { point } else { &arguments[1] };
+        let v = if self.of == Of::V { point } else { &arguments[2] };
+        let mut out = vec![0.0; q.len()];
+        for head in 0..num_q {
+            for i in 0..self.q_len {
+                let at = self.at(num_q, self.q_len, head, i);
+                for (j, weight) in self.weights(q, k, head, i).iter().enumerate() {
+                    let v = &v[self.at(num_kv, self.kv_len, head / (num_q / num_kv), j)..][..d];
+                    out[at..at + d].iter_mut().zip(v).for_each(|(sum, v)| *sum += weight * v);
+                }
+            }
+        }
+        out
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match self.dtype {
+            DType::F32 => Tolerance::new(
+                2e-5,
+                1e-5,
+                "sums over keys or queries of products about √d, with weights of the scores' error",
+            ),
+            _ => Tolerance::new(
+                4e-3,
+                2e-3,
+                "the result is rounded to f16, and its product with dout is subtracted",
+            ),
+        }
+    }
+
+    /// Five products for each pair.
+    fn flops(&self) -> f64 {
+        let pairs = (self.heads.0 * self.q_len * self.kv_len) as f64 * if self.causal { 0.5 } else { 1.0 };
+        10.0 * pairs * self.head_dim as f64
+    }
+}

@@ -1,0 +1,126 @@
+//! Rows by number, and sums over all rows.
+
+use super::Differentiable;
+use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use rand::Rng;
+
+pub(super) struct Embedding {
+    rows: usize,
+    cols: usize,
+    n: usize,
+    /// Whether it is a bias: one row, which is added to all of them.
+    is_bias: bool,
+    dtype: DType,
+    purpose: Purpose,
+}
+
+fn all() -> Vec<Embedding> {
+    let mut all = Vec::new();
+    for (rows, cols, n) in
+        [(1, 1, 1), (7, 3, 5), (5, 64, 33), (400, 257, 9), (3, 300, 600), (9, 4, 0), (9, 0, 4)]
+    {
+        all.push(Embedding { rows, cols, n, is_bias: false, dtype: DType::F32, purpose: Purpose::Test });
+    }
+    let (rows, cols, n) = (151_936, 2048, 1024);
+    all.push(Embedding { rows, cols, n, is_bias: false, dtype: DType::F32, purpose: Purpose::Bench });
+    for dtype in [DType::F32, DType::F16] {
+        let bias = |n, cols, purpose| Embedding { rows: 1, cols, n, is_bias: true, dtype, purpose };
+        for (n, cols) in [(0, 3), (1, 1), (5, 33), (300, 70), (1000, 31)] {
+            all.push(bias(n, cols, Purpose::Test));
+        }
+        all.push(bias(8192, 2048, Purpose::Bench));
+    }
+    all
+}
+
+pub fn cases() -> Vec<Box<dyn Case>> {
+    all().into_iter().map(super::boxed).collect()
+}
+
+/// Those that are small enough for differences.
+#[cfg(test)]
+pub(super) fn for_each(check: impl Fn(&Embedding)) {
+    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
+    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
+}
+
+impl Differentiable for Embedding {
+    fn op(&self) -> &'static str {
+        if self.is_bias { "column_sum" } else { "embedding_backward" }
+    }
+
+    fn sizes(&self) -> String {
+        match self.is_bias {
+            true => format!("rows={},cols={}", self.n, self.cols),
+            false => format!("rows={},cols={},n={}", self.rows, self.cols, self.n),
+        }
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    fn forward_shape(&self) -> Shape {
+        [self.n, self.cols].into()
+    }
+
+    /// The ids; some are no rows of the table.
+    fn arguments(&self) -> Vec<HostTensor> {
+        let mut rng = data::rng(&self.sizes(), "ids");
+        let most = if self.is_bias { 1 } else { self.rows + 2 };
+        vec![HostTensor::new(
+            [self.n],
+            DType::U32,
+            (0..self.n).map(|_| rng.random_range(0..most) as f32).collect(),
+        )]
+    }
+
+    fn gradient(&self) -> (Shape, DType) {
+        let shape: Shape = if self.is_bias { [self.cols].into() } else { [self.rows, self.cols].into() };
+        (shape, DType::F32)
+    }
+
+    fn run(&self, mut y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
+        if self.is_bias {
+            return ops::column_sum_into(y, dy);
+        }
+        ops::copy_into(y.reborrow(), &Tensor::zeros([self.rows, self.cols], DType::F32, &dy.device())?)?;
+        ops::embedding_backward_add(y, dy, &arguments[0])
+    }
+
+    fn formula(&self, dy: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
+        let mut sums = vec![0.0; self.rows * self.cols];
+        for (i, &id) in arguments[0].iter().enumerate().filter(|(_, id)| (**id as usize) < self.rows) {
+            for c in 0..self.cols {
+                sums[id as usize * self.cols + c] += dy[i * self.cols + c];
+            }
+        }
+        sums
+    }
+
+    fn point(&self, _: &[Vec<f64>]) -> Vec<f64> {
+        vec![0.0; self.rows * self.cols]
+    }
+
+    /// An id that is no row gives zeros here, and nothing for a gradient.
+    fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
+        let row = |id: &f64| match (*id as usize) < self.rows {
+            true => point[*id as usize * self.cols..][..self.cols].to_vec(),
+            false => vec![0.0; self.cols],
+        };
+        arguments[0].iter().flat_map(row).collect()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::new(3e-7 * (self.n.max(1) as f64).sqrt(), 1e-6, "a sum in f32 of numbers about 1")
+    }
+
+    fn flops(&self) -> f64 {
+        (self.n * self.cols) as f64
+    }
+}

@@ -1,0 +1,181 @@
+//! RMS norm and layer norm, and the sums over rows that biases need.
+
+use super::Differentiable;
+use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+
+const EPS: f32 = 1e-6;
+
+/// What the gradient is with respect to.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    X,
+    Weight,
+    Bias,
+}
+
+pub(super) struct Norm {
+    rows: usize,
+    cols: usize,
+    dtype: DType,
+    purpose: Purpose,
+    centred: bool,
+    of: Of,
+}
+
+fn all() -> Vec<Norm> {
+    let mut all = Vec::new();
+    for (centred, of) in
+        [(false, Of::X), (false, Of::Weight), (true, Of::X), (true, Of::Weight), (true, Of::Bias)]
+    {
+        for dtype in [DType::F32, DType::F16] {
+            let case = |rows, cols, purpose| Norm { rows, cols, dtype, purpose, centred, of };
+            for (rows, cols) in
+                [(0, 5), (1, 1), (3, 31), (700, 32), (17, 130), (3, 1024), (5, 1025), (2, 8200)]
+            {
+                all.push(case(rows, cols, Purpose::Test));
+            }
+            all.push(case(8192, 2048, Purpose::Bench));
+        }
+    }
+    all
+}
+
+pub fn cases() -> Vec<Box<dyn Case>> {
+    all().into_iter().map(super::boxed).collect()
+}
+
+/// Those that are small enough for differences.
+#[cfg(test)]
+pub(super) fn for_each(check: impl Fn(&Norm)) {
+    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
+    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
+}
+
+impl Norm {
+    /// The mean, and the factor of the normalised row.
+    fn stats(&self, x: &[f64]) -> (f64, f64) {
+        let n = x.len() as f64;
+        let mean = if self.centred { x.iter().sum::<f64>() / n } else { 0.0 };
+        let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+        (mean, 1.0 / (variance + f64::from(EPS)).sqrt())
+    }
+}
+
+impl Differentiable for Norm {
+    fn op(&self) -> &'static str {
+        if self.centred { "layer_norm_backward" } else { "rms_norm_backward" }
+    }
+
+    fn sizes(&self) -> String {
+        let of = match self.of {
+            Of::X => "x",
+            Of::Weight => "weight",
+            Of::Bias => "bias",
+        };
+        format!("of={of},rows={},cols={}", self.rows, self.cols)
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    fn forward_shape(&self) -> Shape {
+        [self.rows, self.cols].into()
+    }
+
+    fn arguments(&self) -> Vec<HostTensor> {
+        let id = self.sizes();
+        vec![
+            data::normal(&id, "x", self.forward_shape(), self.dtype),
+            data::normal(&id, "weight", [self.cols], self.dtype),
+        ]
+    }
+
+    fn gradient(&self) -> (Shape, DType) {
+        match self.of {
+            Of::X => (self.forward_shape(), self.dtype),
+            _ => ([self.cols].into(), DType::F32),
+        }
+    }
+
+    fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
+        let [x, weight] = arguments else { return Ok(()) };
+        let other = |shape: &Shape, dtype| Tensor::uninitialized(shape, dtype, &dy.device());
+        let mut dx = other(x.shape(), self.dtype)?;
+        let (mut dweight, mut dbias) =
+            (other(weight.shape(), DType::F32)?, other(weight.shape(), DType::F32)?);
+        let (mut dx, mut dweight, mut dbias) = (dx.view_mut()?, dweight.view_mut()?, dbias.view_mut()?);
+        match self.of {
+            Of::X => dx = y,
+            Of::Weight => dweight = y,
+            Of::Bias => dbias = y,
+        }
+        match self.centred {
+            true => ops::layer_norm_backward_into(dx, [dweight, dbias], dy, x, weight, EPS),
+            false => ops::rms_norm_backward_into(dx, dweight, dy, x, weight, EPS),
+        }
+    }
+
+    fn formula(&self, dy: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
+        let [x, weight] = arguments else { return Vec::new() };
+        let mut sums = vec![0.0; self.cols];
+        let mut dx = Vec::with_capacity(x.len());
+        for (dy, x) in dy.chunks_exact(self.cols).zip(x.chunks_exact(self.cols)) {
+            let (mean, scale) = self.stats(x);
+            let normed: Vec<f64> = x.iter().map(|x| (x - mean) * scale).collect();
+            let g: Vec<f64> = dy.iter().zip(weight).map(|(dy, weight)| dy * weight).collect();
+            let along = super::dot(&g, &normed) / self.cols as f64;
+            let shift = if self.centred { g.iter().sum::<f64>() / self.cols as f64 } else { 0.0 };
+            dx.extend(g.iter().zip(&normed).map(|(g, normed)| scale * (g - shift - normed * along)));
+            for (c, sum) in sums.iter_mut().enumerate() {
+                *sum += dy[c] * if self.of == Of::Weight { normed[c] } else { 1.0 };
+            }
+        }
+        if self.of == Of::X { dx } else { sums }
+    }
+
+    fn point(&self, arguments: &[Vec<f64>]) -> Vec<f64> {
+        match self.of {
+            Of::X => arguments[0].clone(),
+            Of::Weight => arguments[1].clone(),
+            Of::Bias => vec![0.0; self.cols],
+        }
+    }
+
+    fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
+        let x = if self.of == Of::X { point } else { &arguments[0] };
+        let weight = if self.of == Of::Weight { point } else { &arguments[1] };
+        let bias = |c: usize| if self.of == Of::Bias { point[c] } else { 0.0 };
+        let rows = x.chunks_exact(self.cols);
+        rows.flat_map(|x| {
+            let (mean, scale) = self.stats(x);
+            (0..x.len()).map(|c| (x[c] - mean) * scale * weight[c] + bias(c)).collect::<Vec<_>>()
+        })
+        .collect()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match (self.of, self.dtype) {
+            (Of::X, DType::F16) => Tolerance::new(1e-5, 4.9e-4, "one rounding to f16"),
+            (Of::X, _) => Tolerance::new(
+                1e-5,
+                2e-6,
+                "sums over a row of products about 1, rsqrt, and a row of few columns whose factor is large",
+            ),
+            _ => Tolerance::new(
+                6e-7 * (self.rows as f64).sqrt(),
+                2e-6,
+                "a sum over the rows of products about 1",
+            ),
+        }
+    }
+
+    fn flops(&self) -> f64 {
+        10.0 * (self.rows * self.cols) as f64
+    }
+}

@@ -1,0 +1,114 @@
+//! Rotary position embedding.
+
+use super::Differentiable;
+use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+
+pub(super) struct Rope {
+    seq: usize,
+    heads: usize,
+    dim: usize,
+    dtype: DType,
+    purpose: Purpose,
+}
+
+fn all() -> Vec<Rope> {
+    let mut all = Vec::new();
+    for dtype in [DType::F32, DType::F16] {
+        for (seq, heads, dim) in [(0, 2, 8), (1, 1, 2), (5, 3, 30), (33, 4, 128)] {
+            all.push(Rope { seq, heads, dim, dtype, purpose: Purpose::Test });
+        }
+        all.push(Rope { seq: 4096, heads: 16, dim: 128, dtype, purpose: Purpose::Bench });
+    }
+    all
+}
+
+pub fn cases() -> Vec<Box<dyn Case>> {
+    all().into_iter().map(super::boxed).collect()
+}
+
+/// Those that are small enough for differences.
+#[cfg(test)]
+pub(super) fn for_each(check: impl Fn(&Rope)) {
+    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
+    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
+}
+
+impl Rope {
+    /// Rotates by the angles, times `sign`.
+    fn rotate(&self, x: &[f64], [cos, sin]: [&[f64]; 2], sign: f64) -> Vec<f64> {
+        let half = self.dim / 2;
+        let mut y = vec![0.0; x.len()];
+        for (at, (y, x)) in y.chunks_exact_mut(self.dim).zip(x.chunks_exact(self.dim)).enumerate() {
+            for i in 0..half {
+                let angle = at / self.heads * half + i;
+                let (cos, sin) = (cos[angle], sign * sin[angle]);
+                y[i] = x[i] * cos - x[i + half] * sin;
+                y[i + half] = x[i + half] * cos + x[i] * sin;
+            }
+        }
+        y
+    }
+}
+
+impl Differentiable for Rope {
+    fn op(&self) -> &'static str {
+        "rope_backward"
+    }
+
+    fn sizes(&self) -> String {
+        format!("seq={},heads={},dim={}", self.seq, self.heads, self.dim)
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    fn forward_shape(&self) -> Shape {
+        [self.seq, self.heads, self.dim].into()
+    }
+
+    fn arguments(&self) -> Vec<HostTensor> {
+        let angles = data::normal(&self.sizes(), "angles", [self.seq, self.dim / 2], DType::F32);
+        let table = |f: fn(f32) -> f32| {
+            HostTensor::new(angles.shape.clone(), DType::F32, angles.values.iter().map(|&x| f(x)).collect())
+        };
+        vec![table(f32::cos), table(f32::sin)]
+    }
+
+    fn gradient(&self) -> (Shape, DType) {
+        (self.forward_shape(), self.dtype)
+    }
+
+    fn run(&self, y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
+        ops::rope_backward_into(y, dy, &arguments[0], &arguments[1])
+    }
+
+    fn formula(&self, dy: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
+        self.rotate(dy, [&arguments[0], &arguments[1]], -1.0)
+    }
+
+    /// The rotation is linear, so any point will do.
+    fn point(&self, _: &[Vec<f64>]) -> Vec<f64> {
+        vec![0.0; self.forward_shape().elements()]
+    }
+
+    fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
+        self.rotate(point, [&arguments[0], &arguments[1]], 1.0)
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        match self.dtype {
+            DType::F32 => Tolerance::new(6e-7, 2e-7, "two products of up to 3 that may cancel"),
+            _ => Tolerance::new(6e-7, 4.9e-4, "one rounding to f16"),
+        }
+    }
+
+    fn flops(&self) -> f64 {
+        3.0 * self.forward_shape().elements() as f64
+    }
+}

@@ -1,0 +1,314 @@
+//! A fine-tune: passes over examples in a seeded order, steps, evaluations, and a state from which it goes on bit for bit.
+
+use crate::files::{self, bad};
+use crate::model::{Example, Model};
+use crate::optimizer::{Optimizer, Step};
+use crate::tape::Tape;
+use pascaline::{Result, Tensor};
+use qwen3_vl::config::Config;
+use qwen3_vl::safetensors::SafeTensors;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use serde_json::{Value, json};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+/// The files of a state.
+const PARAMETERS: &str = "parameters.safetensors";
+const MOMENTS: &str = "moments.safetensors";
+const STATE: &str = "state.json";
+
+/// How to go through the examples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Passes over the examples.
+    pub epochs: u32,
+    /// Examples of a step.
+    pub batch: usize,
+    /// The most tokens of one pass through the model: the examples of a step are packed into as few such sequences as their order allows.
+    pub tokens: usize,
+    /// The share of the examples that is kept for evaluation.
+    pub held_out: f64,
+    /// For the order, and for what is held out.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// Steps of so many examples to learn from.
+    pub fn steps(&self, examples: usize) -> u32 {
+        (examples.div_ceil(self.batch.max(1)) as u32).saturating_mul(self.epochs)
+    }
+
+    /// Which of so many examples are learned, and which are held out.
+    pub fn split(&self, examples: usize) -> (Vec<usize>, Vec<usize>) {
+        let mut order = shuffled(examples, self.seed);
+        let held_out = (examples as f64 * self.held_out.clamp(0.0, 1.0)).round() as usize;
+        let rest = order.split_off(held_out.min(examples.saturating_sub(1)));
+        (rest, order)
+    }
+}
+
+/// What happened in a step, or after a pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event {
+    /// A step was made.
+    Step {
+        /// Its number.
+        number: u32,
+        /// The mean loss of the tokens before it.
+        loss: f64,
+        /// Tokens that went through the model.
+        tokens: usize,
+        /// Its learning rate, and the norm of the gradients.
+        step: Step,
+    },
+    /// The held-out examples were evaluated.
+    Evaluation {
+        /// After so many steps.
+        number: u32,
+        /// The mean loss of their tokens.
+        loss: f64,
+        /// The share of them whose whole answer is right.
+        right: f64,
+    },
+}
+
+/// How a fine-tune ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// All passes are done.
+    Done,
+    /// It was stopped after a step.
+    Stopped,
+}
+
+/// A model that is being fine-tuned.
+pub struct FineTune<'a> {
+    /// The model.
+    pub model: &'a mut Model,
+    /// Its optimiser.
+    pub optimizer: Optimizer,
+    /// How to go on.
+    pub plan: Plan,
+}
+
+impl FineTune<'_> {
+    /// Goes on from the step that the optimiser has reached, until all passes are done or `told` breaks.
+    ///
+    /// # Errors
+    /// As [`Model::loss`] and [`Optimizer::step`].
+    pub fn run(
+        &mut self,
+        examples: &[Example],
+        mut told: impl FnMut(&mut Self, Event) -> Result<ControlFlow<()>>,
+    ) -> Result<End> {
+        let (learned, held_out) = self.plan.split(examples.len());
+        let per_epoch = self.plan.steps(learned.len()) / self.plan.epochs.max(1);
+        let batch = self.plan.batch.max(1);
+        while self.optimizer.steps() < per_epoch * self.plan.epochs {
+            let (epoch, at) = (self.optimizer.steps() / per_epoch, self.optimizer.steps() % per_epoch);
+            let order = shuffled(learned.len(), self.plan.seed.wrapping_add(1 + u64::from(epoch)));
+            let chosen = order.iter().skip(at as usize * batch).take(batch).map(|&i| &examples[learned[i]]);
+            let (loss, tokens) = self.accumulate(&chosen.collect::<Vec<_>>())?;
+            let step = self.optimizer.step(&mut self.model.parameters)?;
+            let number = self.optimizer.steps();
+            let mut flow = told(self, Event::Step { number, loss, tokens, step })?;
+            if number.is_multiple_of(per_epoch) && !held_out.is_empty() {
+                let (loss, right) = self.evaluate(held_out.iter().map(|&i| &examples[i]))?;
+                let stopped = told(self, Event::Evaluation { number, loss, right })?;
+                flow = if stopped.is_break() { stopped } else { flow };
+            }
+            if flow.is_break() {
+                return Ok(End::Stopped);
+            }
+        }
+        Ok(End::Done)
+    }
+
+    /// Leaves the gradients of the mean loss of these examples' tokens; gives the loss and all tokens.
+    fn accumulate(&mut self, examples: &[&Example]) -> Result<(f64, usize)> {
+        let targets: usize = examples.iter().map(|example| example.targets()).sum();
+        let (mut sum, mut tokens) = (0.0, 0);
+        for pack in packs(examples, self.plan.tokens) {
+            let mut tape = Tape::new();
+            let loss = self.model.loss(&mut tape, &pack, 1.0 / targets.max(1) as f32)?;
+            sum += loss.sum()?;
+            tokens += pack.iter().map(|example| example.ids.len()).sum::<usize>();
+            tape.backward(&loss.each, &mut self.model.parameters)?;
+        }
+        Ok((sum / targets.max(1) as f64, tokens))
+    }
+
+    /// The mean loss of tokens, and the share of examples whose whole answer is right.
+    fn evaluate<'e>(&self, examples: impl Iterator<Item = &'e Example>) -> Result<(f64, f64)> {
+        let (mut sum, mut targets, mut right, mut count) = (0.0, 0, 0, 0);
+        for example in examples {
+            sum += self.model.loss(&mut Tape::silent(), std::slice::from_ref(example), 1.0)?.sum()?;
+            targets += example.targets();
+            right += usize::from(self.model.predicts(example)?.into_iter().all(|right| right));
+            count += 1;
+        }
+        Ok((sum / f64::from(targets.max(1) as u32), right as f64 / f64::from(count.max(1) as u32)))
+    }
+
+    /// Stores what is trained, the moments and the number of steps in a folder that is there.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file, or a device error.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        let trained = self.model.parameters.iter().filter(|parameter| parameter.is_trained());
+        let trained: Vec<_> =
+            trained.map(|parameter| (parameter.name().to_owned(), parameter.value())).collect();
+        let shape = |_: &str, tensor: &Tensor| tensor.dims().to_vec();
+        files::write_tensors(&dir.join(PARAMETERS), &trained, shape)?;
+        let moments = self.optimizer.moments(&self.model.parameters);
+        files::write_tensors(&dir.join(MOMENTS), &moments, shape)?;
+        // last: it says that the others are there
+        let state = json!({"steps": self.optimizer.steps(), "run": self.run_id()});
+        files::write(&dir.join(STATE), format!("{state:#}\n").as_bytes())
+    }
+
+    /// Goes on from what [`save`](Self::save) has stored.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong, such as that it belongs to a run with other options.
+    pub fn resume(&mut self, dir: &Path) -> Result<()> {
+        let file = dir.join(STATE);
+        let bytes = std::fs::read(&file).map_err(|error| bad(&file, error))?;
+        let state: Value = serde_json::from_slice(&bytes).map_err(|error| bad(&file, error))?;
+        let steps = state.get("steps").and_then(Value::as_u64).and_then(|steps| u32::try_from(steps).ok());
+        let steps = steps.ok_or_else(|| bad(&file, "has no number `steps`"))?;
+        if state.get("run") != Some(&self.run_id()) {
+            return Err(bad(
+                &file,
+                "is of a run with other options; go on with the same, or begin in another folder",
+            ));
+        }
+        let parameters = SafeTensors::open(dir.join(PARAMETERS))?;
+        let device = self.model.device().clone();
+        let mut numbers = Vec::new();
+        for (number, parameter) in self.model.parameters.iter().enumerate() {
+            if parameter.is_trained() {
+                let values = parameters.read_f32(parameter.name())?;
+                numbers.push((number, Tensor::from_slice(&values, parameter.value().shape(), &device)?));
+            }
+        }
+        for (number, value) in numbers {
+            self.model.parameters.set(number, value)?;
+        }
+        let moments = SafeTensors::open(dir.join(MOMENTS))?;
+        self.optimizer.resume(steps, &self.model.parameters, |name, like| {
+            let Some(entry) = moments.entries().get(name) else { return Ok(None) };
+            let values = moments.read_f32(name)?;
+            let shape = if entry.shape.iter().product::<usize>() == 0 {
+                entry.shape.as_slice().into()
+            } else {
+                like.shape().clone()
+            };
+            Tensor::from_slice(&values, shape, &device).map(Some)
+        })
+    }
+
+    /// What must be the same for a run to go on.
+    fn run_id(&self) -> Value {
+        let Plan { epochs, batch, tokens, held_out, seed } = self.plan;
+        let trained = self.model.parameters.iter().filter(|parameter| parameter.is_trained()).count();
+        json!({
+            "epochs": epochs, "batch": batch, "tokens": tokens, "held_out": held_out, "seed": seed,
+            "trained": trained, "optimizer": self.optimizer.describe(),
+        })
+    }
+}
+
+/// Examples in order, packed into sequences of at most `tokens` tokens, or of one example.
+fn packs(examples: &[&Example], tokens: usize) -> Vec<Vec<Example>> {
+    let mut packs: Vec<Vec<Example>> = Vec::new();
+    let mut filled = usize::MAX;
+    for &example in examples {
+        match packs.last_mut().filter(|_| filled.saturating_add(example.ids.len()) <= tokens) {
+            Some(pack) => {
+                pack.push(example.clone());
+                filled += example.ids.len();
+            }
+            None => {
+                packs.push(vec![example.clone()]);
+                filled = example.ids.len();
+            }
+        }
+    }
+    packs
+}
+
+/// The numbers below `count` in the order of a seed (Fisher & Yates).
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut order: Vec<usize> = (0..count).collect();
+    for i in (1..count).rev() {
+        order.swap(i, (rng.next_u64() % (i as u64 + 1)) as usize);
+    }
+    order
+}
+
+/// Bytes that a fine-tune takes at most on its device, estimated from sizes before anything is loaded: parameters in f32, of those
+/// that are trained the gradient twice (before and after it is added) and two moments, what the tape keeps of the longest pass, and
+/// the logits of a chunk of rows.
+pub fn memory(
+    config: &Config,
+    parameters: usize,
+    trained: usize,
+    tokens: usize,
+    patches: usize,
+    checkpoint_layers: bool,
+) -> usize {
+    const F32: usize = 4;
+    /// Of the cross-entropy: logits, and the products with them.
+    const LOGITS: usize = 3 * (64 << 20);
+    let (text, vision) = (&config.text, &config.vision);
+    let heads = (text.num_attention_heads + 2 * text.num_key_value_heads) * text.head_dim;
+    // x, two norms, the attended rows, two sums; projections, normed and rotated; gate, up and their product
+    let text_row = 7 * text.hidden_size + 3 * heads + 3 * text.intermediate_size;
+    let vision_row = 7 * vision.hidden_size + 9 * vision.hidden_size + 2 * vision.intermediate_size;
+    let kept = |layers: usize, row: usize, x: usize| match checkpoint_layers {
+        true => layers * x + row,
+        false => layers * row,
+    };
+    let tape = tokens * kept(text.num_hidden_layers, text_row, 2 * text.hidden_size)
+        + patches * kept(vision.depth, vision_row, 2 * vision.hidden_size);
+    // a layer's gradients come beside what is kept
+    let gradients = tokens * text_row + patches * vision_row;
+    F32 * (parameters + 4 * trained + tape + gradients) + LOGITS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_permutations_and_differ_by_seed() {
+        let order = shuffled(100, 1);
+        let mut sorted = order.clone();
+        sorted.sort();
+        assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+        assert!(order != shuffled(100, 2) && order == shuffled(100, 1));
+    }
+
+    #[test]
+    fn what_is_held_out_is_not_learned() {
+        let plan = Plan { epochs: 2, batch: 8, tokens: 100, held_out: 0.2, seed: 3 };
+        let (learned, held_out) = plan.split(50);
+        assert_eq!((learned.len(), held_out.len(), plan.steps(learned.len())), (40, 10, 10));
+        assert!(learned.iter().all(|i| !held_out.contains(i)));
+        assert_eq!(Plan { held_out: 1.0, ..plan }.split(3).0.len(), 1, "one is always learned");
+    }
+
+    #[test]
+    fn packs_keep_the_order_and_the_limit() {
+        let of = |len: usize| Example { ids: vec![0; len], is_answer: vec![true; len], visuals: Vec::new() };
+        let (a, b, c, d) = (of(5), of(4), of(2), of(30));
+        let lens: Vec<Vec<usize>> = packs(&[&a, &b, &c, &d], 10)
+            .iter()
+            .map(|pack| pack.iter().map(|example| example.ids.len()).collect())
+            .collect();
+        assert_eq!(lens, [vec![5, 4], vec![2], vec![30]]);
+    }
+}

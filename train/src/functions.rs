@@ -1,0 +1,278 @@
+//! The ops on a tape: each computes its result and says how its gradient goes on.
+//!
+//! `dy` is the gradient with respect to the result, `dx` that with respect to an input.
+
+use crate::tape::{Tape, Var};
+use pascaline::ops::{self, Activation, Attention, Epilogue};
+use pascaline::{Result, Shape, Tensor};
+use std::ops::Range;
+
+/// y = x·wᵀ + bias.   x: [rows, k], w: [n, k], bias: \[n\]
+///
+/// # Errors
+/// As [`ops::linear`].
+pub fn linear(tape: &mut Tape, x: &Var, w: &Var, bias: Option<&Var>) -> Result<Var> {
+    let epilogue = Epilogue { bias: bias.map(Var::value), ..Epilogue::default() };
+    let y = ops::linear(x.value(), w.value(), None, &epilogue)?;
+    let (own_x, own_w, own_bias) = (x.clone(), w.clone(), bias.cloned());
+    let inputs: Vec<&Var> = [x, w].into_iter().chain(bias).collect();
+    Ok(tape.record(y, &inputs, move |dy, gradients| {
+        gradients.add(&own_x, || ops::matmul(&dy, own_w.value()))?;
+        gradients.add(&own_w, || ops::matmul(&dy.swap_dims(0, 1)?, own_x.value()))?;
+        match &own_bias {
+            Some(bias) => gradients.add(bias, || ops::column_sum(&dy.contiguous()?)),
+            None => Ok(()),
+        }
+    }))
+}
+
+/// x + y, of one shape.
+///
+/// # Errors
+/// As [`ops::add`].
+pub fn add(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
+    let sum = ops::add(x.value(), y.value())?;
+    let (own_x, own_y) = (x.clone(), y.clone());
+    Ok(tape.record(sum, &[x, y], move |dy, gradients| {
+        gradients.add(&own_x, || Ok(dy.clone()))?;
+        gradients.add(&own_y, || Ok(dy))
+    }))
+}
+
+/// x · y, element by element, of one shape.
+///
+/// # Errors
+/// As [`ops::mul`].
+pub fn mul(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
+    let product = ops::mul(x.value(), y.value())?;
+    let (own_x, own_y) = (x.clone(), y.clone());
+    Ok(tape.record(product, &[x, y], move |dy, gradients| {
+        gradients.add(&own_x, || ops::mul(&dy, own_y.value()))?;
+        gradients.add(&own_y, || ops::mul(&dy, own_x.value()))
+    }))
+}
+
+/// x · factor.
+///
+/// # Errors
+/// As [`ops::scale`].
+pub fn scale(tape: &mut Tape, x: &Var, factor: f32) -> Result<Var> {
+    let y = ops::scale(x.value(), factor)?;
+    let own = x.clone();
+    Ok(tape.record(y, &[x], move |dy, gradients| gradients.add(&own, || ops::scale(&dy, factor))))
+}
+
+/// The same elements under another shape.
+///
+/// # Errors
+/// As [`Tensor::reshape`].
+pub fn reshape(tape: &mut Tape, x: &Var, shape: impl Into<Shape>) -> Result<Var> {
+    let y = x.value().reshape(shape)?;
+    let own = x.clone();
+    Ok(tape.record(y, &[x], move |dy, gradients| {
+        gradients.add(&own, || dy.contiguous()?.reshape(own.value().shape()))
+    }))
+}
+
+/// Root mean square norm over the last dimension.
+///
+/// # Errors
+/// As [`ops::rms_norm`].
+pub fn rms_norm(tape: &mut Tape, x: &Var, weight: &Var, eps: f32) -> Result<Var> {
+    let y = ops::rms_norm(x.value(), weight.value(), eps)?;
+    let (own_x, own_weight) = (x.clone(), weight.clone());
+    Ok(tape.record(y, &[x, weight], move |dy, gradients| {
+        let [dx, dweight] = ops::rms_norm_backward(&dy, own_x.value(), own_weight.value(), eps)?;
+        gradients.add(&own_x, || Ok(dx))?;
+        gradients.add(&own_weight, || Ok(dweight))
+    }))
+}
+
+/// Layer norm over the last dimension.
+///
+/// # Errors
+/// As [`ops::layer_norm`].
+pub fn layer_norm(tape: &mut Tape, x: &Var, weight: &Var, bias: &Var, eps: f32) -> Result<Var> {
+    let y = ops::layer_norm(x.value(), weight.value(), bias.value(), eps)?;
+    let (own_x, own_weight, own_bias) = (x.clone(), weight.clone(), bias.clone());
+    Ok(tape.record(y, &[x, weight, bias], move |dy, gradients| {
+        let [dx, dweight, dbias] = ops::layer_norm_backward(&dy, own_x.value(), own_weight.value(), eps)?;
+        gradients.add(&own_x, || Ok(dx))?;
+        gradients.add(&own_weight, || Ok(dweight))?;
+        gradients.add(&own_bias, || Ok(dbias))
+    }))
+}
+
+/// An activation of one value.
+///
+/// # Errors
+/// As [`ops::activate`].
+pub fn activate(tape: &mut Tape, x: &Var, activation: Activation) -> Result<Var> {
+    let y = ops::activate(x.value(), None, activation)?;
+    let own = x.clone();
+    Ok(tape.record(y, &[x], move |dy, gradients| {
+        gradients.add(&own, || ops::activate_backward(&dy, own.value(), activation))
+    }))
+}
+
+/// silu(gate) · up.
+///
+/// # Errors
+/// As [`ops::silu_mul`].
+pub fn silu_mul(tape: &mut Tape, gate: &Var, up: &Var) -> Result<Var> {
+    let y = ops::silu_mul(gate.value(), up.value())?;
+    let (own_gate, own_up) = (gate.clone(), up.clone());
+    Ok(tape.record(y, &[gate, up], move |dy, gradients| {
+        gradients.add(&own_gate, || {
+            let through = ops::mul(&dy, own_up.value())?;
+            ops::activate_backward(&through, own_gate.value(), Activation::Silu)
+        })?;
+        gradients.add(&own_up, || ops::silu_mul(own_gate.value(), &dy))
+    }))
+}
+
+/// Rotates heads by the angles of their positions.   x: [tokens, heads, head_dim]
+///
+/// # Errors
+/// As [`ops::rope`].
+pub fn rope(tape: &mut Tape, x: &Var, [cos, sin]: &[Tensor; 2]) -> Result<Var> {
+    let y = ops::rope(x.value(), cos, sin)?;
+    let (own, cos, sin) = (x.clone(), cos.clone(), sin.clone());
+    Ok(tape.record(y, &[x], move |dy, gradients| gradients.add(&own, || ops::rope_backward(&dy, &cos, &sin))))
+}
+
+/// Rows of a table.   table: [rows, cols], ids: \[n\]
+///
+/// # Errors
+/// As [`ops::embedding`].
+pub fn embedding(tape: &mut Tape, table: &Var, ids: &Tensor) -> Result<Var> {
+    let y = ops::embedding(table.value(), ids)?;
+    let (own, ids) = (table.clone(), ids.clone());
+    Ok(tape.record(y, &[table], move |dy, gradients| {
+        let dy = dy.contiguous()?;
+        gradients.add_in_place(&own, |sum| ops::embedding_backward_add(sum.view_mut()?, &dy, &ids))
+    }))
+}
+
+/// x with the rows from `start` on replaced by those of `part`.
+///
+/// # Errors
+/// As [`Tensor::narrow`].
+pub fn replace_rows(tape: &mut Tape, x: &Var, part: &Var, start: usize) -> Result<Var> {
+    let len = part.value().dims()[0];
+    let mut y = ops::copy(x.value())?;
+    ops::copy_into(y.view_mut()?.narrow(0, start, len)?, part.value())?;
+    let (own_x, own_part) = (x.clone(), part.clone());
+    Ok(tape.record(y, &[x, part], move |dy, gradients| {
+        gradients.add(&own_part, || ops::copy(&dy.narrow(0, start, len)?))?;
+        gradients.add(&own_x, || {
+            let mut dx = ops::copy(&dy)?;
+            ops::copy_into(dx.view_mut()?.narrow(0, start, len)?, &own_part.value().zeros_like()?)?;
+            Ok(dx)
+        })
+    }))
+}
+
+/// x with `part` added to the rows from `start` on.
+///
+/// # Errors
+/// As [`Tensor::narrow`].
+pub fn add_rows(tape: &mut Tape, x: &Var, part: &Var, start: usize) -> Result<Var> {
+    let len = part.value().dims()[0];
+    let mut sparse = x.value().zeros_like()?;
+    ops::copy_into(sparse.view_mut()?.narrow(0, start, len)?, part.value())?;
+    let y = ops::add(x.value(), &sparse)?;
+    let (own_x, own_part) = (x.clone(), part.clone());
+    Ok(tape.record(y, &[x, part], move |dy, gradients| {
+        gradients.add(&own_part, || ops::copy(&dy.narrow(0, start, len)?))?;
+        gradients.add(&own_x, || Ok(dy))
+    }))
+}
+
+/// Attention within each of `sequences`, which are ranges of rows.   q: [tokens, heads, head_dim], k, v: [tokens, kv heads, head_dim]
+///
+/// # Errors
+/// As [`ops::attention`].
+pub fn attention(
+    tape: &mut Tape,
+    [q, k, v]: [&Var; 3],
+    sequences: &[Range<usize>],
+    options: Attention,
+) -> Result<Var> {
+    let mut out = q.value().zeros_like()?;
+    for rows in sequences {
+        let [q, k, v] = [q, k, v].map(|x| heads(x.value(), rows));
+        let part = out.view_mut()?.narrow(0, rows.start, rows.len())?.swap_dims(0, 1)?;
+        ops::attention_into(part, &q?, &k?, &v?, &options)?;
+    }
+    let owned = [q, k, v].map(Var::clone);
+    let (result, sequences) = (out.clone(), sequences.to_vec());
+    Ok(tape.record(out, &[q, k, v], move |dy, gradients| {
+        let dy = dy.contiguous()?;
+        let [q, k, v] = &owned;
+        let [mut dq, mut dk, mut dv] =
+            [q.value().zeros_like()?, k.value().zeros_like()?, v.value().zeros_like()?];
+        for rows in &sequences {
+            let part = |x| heads(x, rows);
+            let mut outputs = Vec::with_capacity(3);
+            for gradient in [&mut dq, &mut dk, &mut dv] {
+                outputs.push(gradient.view_mut()?.narrow(0, rows.start, rows.len())?.swap_dims(0, 1)?);
+            }
+            let Ok(outputs) = outputs.try_into() else { continue }; // there are three
+            let (q, k, v) = (part(q.value())?, part(k.value())?, part(v.value())?);
+            ops::attention_backward_into(outputs, &part(&dy)?, &q, &k, &v, &part(&result)?, &options)?;
+        }
+        gradients.add(q, || Ok(dq))?;
+        gradients.add(k, || Ok(dk))?;
+        gradients.add(v, || Ok(dv))
+    }))
+}
+
+/// Some rows of [tokens, heads, head_dim], as [heads, rows, head_dim].
+fn heads(x: &Tensor, rows: &Range<usize>) -> Result<Tensor> {
+    x.narrow(0, rows.start, rows.len())?.swap_dims(0, 1)
+}
+
+/// Some heads of a fused projection.   x: [tokens, heads, head_dim] → [tokens, len, head_dim]
+///
+/// # Errors
+/// As [`Tensor::narrow`].
+pub fn some_heads(tape: &mut Tape, x: &Var, start: usize, len: usize) -> Result<Var> {
+    let y = ops::copy(&x.value().narrow(1, start, len)?)?;
+    let own = x.clone();
+    Ok(tape.record(y, &[x], move |dy, gradients| {
+        gradients.add_in_place(&own, |sum| {
+            let before = ops::copy(&sum.narrow(1, start, len)?)?;
+            let after = ops::add(&before, &dy.contiguous()?)?;
+            ops::copy_into(sum.view_mut()?.narrow(1, start, len)?, &after)
+        })
+    }))
+}
+
+/// A constant matrix times a variable: m·x.   m: [rows, k], x: [k, cols]
+///
+/// # Errors
+/// As [`ops::matmul`].
+pub fn matrix_times(tape: &mut Tape, m: &Tensor, x: &Var) -> Result<Var> {
+    let y = ops::matmul(m, x.value())?;
+    let (m, own) = (m.clone(), x.clone());
+    Ok(tape
+        .record(y, &[x], move |dy, gradients| gradients.add(&own, || ops::matmul(&m.swap_dims(0, 1)?, &dy))))
+}
+
+/// The cross-entropy of the logits x·wᵀ for each row: \[rows\]. Its gradient is multiplied by `factor`, and it is the last function of
+/// a tape: the gradients are made along with the values, for a `dy` of 1.   x: [rows, hidden], w: [vocab, hidden], labels: \[rows\]
+///
+/// # Errors
+/// As [`ops::linear_cross_entropy`].
+pub fn cross_entropy(tape: &mut Tape, x: &Var, w: &Var, labels: &Tensor, factor: f32) -> Result<Var> {
+    let found = ops::linear_cross_entropy(x.value(), w.value(), labels, factor, w.needs_gradient())?;
+    let (own_x, own_w, dx, dw) = (x.clone(), w.clone(), found.dx, found.dw);
+    Ok(tape.record(found.loss, &[x, w], move |_, gradients| {
+        gradients.add(&own_x, || Ok(dx))?;
+        match dw {
+            Some(dw) => gradients.add(&own_w, || Ok(dw)),
+            None => Ok(()),
+        }
+    }))
+}

@@ -1,0 +1,42 @@
+//! Training of Qwen3-VL: gradients by a tape, optimisers, adapters.
+//!
+//! Read in this order: [`tape`] records what was computed and runs it backwards, [`functions`] are the ops on it,
+//! [`parameters`] are what is trained, [`model`] and [`vision`] are Qwen3-VL's forward pass over the tape, [`lora`] adds adapters to
+//! its linear maps, [`optimizer`] makes steps, [`data`] reads conversations and [`finetune`] learns from them, and [`reference`](mod@reference) compares all of it with another implementation's results.
+//!
+//! ```
+//! use pascaline::{Device, Tensor};
+//! use pascaline_train::{Parameters, Tape, functions};
+//! let mut parameters = Parameters::default();
+//! let w = parameters.add("w", Tensor::full(3.0f32, [1, 1], &Device::Cpu)?, true)?;
+//! let mut tape = Tape::new();
+//! let x = tape.constant(Tensor::full(2.0f32, [1, 1], &Device::Cpu)?);
+//! let w_on_tape = tape.parameter(&parameters, w);
+//! let y = functions::linear(&mut tape, &x, &w_on_tape, None)?; // 6
+//! let square = functions::mul(&mut tape, &y, &y)?; // its gradient with respect to w is 2·6·2
+//! tape.backward(&square, &mut parameters)?;
+//! assert_eq!(parameters.get(w).gradient()?.to_vec::<f32>()?, [24.0]);
+//! # Ok::<(), pascaline::Error>(())
+//! ```
+
+#![deny(missing_docs)]
+
+pub mod curve;
+pub mod data;
+mod files;
+pub mod finetune;
+pub mod functions;
+pub mod lora;
+pub mod model;
+pub mod optimizer;
+pub mod parameters;
+pub mod reference;
+pub mod shapes;
+pub mod tape;
+pub mod vision;
+
+pub use lora::Lora;
+pub use model::{Example, Model};
+pub use optimizer::Optimizer;
+pub use parameters::{Parameter, Parameters};
+pub use tape::{Tape, Var};

@@ -1,0 +1,399 @@
+//! Qwen3-VL's loss over a tape, in f32, with the parameters of a checkpoint under their published names.
+//!
+//! It computes what the `qwen3_vl` crate's modules do, which are made for inference: there, projections are stacked, keys and values go
+//! to a cache, and nothing is kept of what a gradient needs.
+
+use crate::files;
+use crate::functions::{
+    add, add_rows, attention, cross_entropy, embedding, linear, replace_rows, reshape, rms_norm, rope, scale,
+    silu_mul,
+};
+use crate::lora::Lora;
+use crate::parameters::Parameters;
+use crate::tape::{Tape, Var};
+use crate::vision;
+use pascaline::ops::{self, Attention};
+use pascaline::{DType, Device, Error, Result, Tensor};
+use qwen3_vl::config::Config;
+use qwen3_vl::positions::{positions, text_rope};
+use qwen3_vl::preprocess::Patches;
+use qwen3_vl::weights::{EMBEDDING, LM_HEAD, Weights, expected};
+use std::ops::Range;
+use std::path::Path;
+
+/// A sequence to learn from.
+#[derive(Clone, Debug, Default)]
+pub struct Example {
+    /// The tokens, with a pad for each token of an image.
+    pub ids: Vec<u32>,
+    /// For each token whether it is to be learned, as the next one of those before it.
+    pub is_answer: Vec<bool>,
+    /// The images and videos, in order.
+    pub visuals: Vec<Patches>,
+}
+
+impl Example {
+    /// How many tokens are to be learned. The first of a sequence is the next one of none.
+    pub fn targets(&self) -> usize {
+        self.is_answer.iter().skip(1).filter(|is_answer| **is_answer).count()
+    }
+}
+
+/// A loss on a tape.
+pub struct Loss {
+    /// The loss of each token that is to be learned.
+    pub each: Var,
+}
+
+impl Loss {
+    /// The sum over the tokens. Reading it waits for the device.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn sum(&self) -> Result<f64> {
+        Ok(self.each.value().to_vec::<f32>()?.into_iter().map(f64::from).sum())
+    }
+}
+
+/// The model: its configuration and its parameters.
+pub struct Model {
+    config: Config,
+    device: Device,
+    /// The tensors of the checkpoint, and of adapters.
+    pub parameters: Parameters,
+    /// Adapters of linear maps.
+    pub lora: Lora,
+    /// Whether layers are computed again in the backward pass instead of being kept.
+    pub checkpoint_layers: bool,
+}
+
+impl Model {
+    /// Reads a directory of safetensors, in f32, with all parameters to be trained.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`], or a device error.
+    pub fn load(dir: &Path, device: &Device) -> Result<Self> {
+        let config = Config::load(dir)?;
+        let mut weights = Weights::open(dir, &config, DType::F32, device)?;
+        let mut parameters = Parameters::default();
+        for (name, shape) in expected(&config) {
+            let value = match shape.len() {
+                1 => weights.vector(&name)?,
+                _ => weights.matrix(&name)?,
+            };
+            parameters.add(name, value, true)?;
+        }
+        Ok(Self::new(config, device, parameters))
+    }
+
+    /// A model of these parameters, which have the published names; convolutions are matrices whose rows are output channels.
+    pub fn new(config: Config, device: &Device, parameters: Parameters) -> Self {
+        let (device, lora) = (device.clone(), Lora::default());
+        Self { config, device, parameters, lora, checkpoint_layers: false }
+    }
+
+    /// Writes the tensors as `model.safetensors` of a directory that has the rest of a checkpoint. Adapters are not written.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] with the file, or a device error.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        let shapes = expected(&self.config);
+        let of =
+            |name: &String| Ok((name.clone(), self.parameters.get(self.parameters.required(name)?).value()));
+        let tensors = shapes.keys().map(of).collect::<Result<Vec<_>>>()?;
+        files::write_tensors(&dir.join("model.safetensors"), &tensors, |name, _| shapes[name].clone())
+    }
+
+    /// Gives all parameters random values, as for training from the beginning: linear maps normal ones with a deviation of 1/√(inputs), so
+    /// that their outputs are as large as their inputs, and embeddings normal ones with a deviation of 0.02. Biases become 0, and norms'
+    /// weights 1.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn randomize(&mut self, seed: u64) -> Result<()> {
+        let names: Vec<String> =
+            self.parameters.iter().map(|parameter| parameter.name().to_owned()).collect();
+        for (number, name) in names.iter().enumerate() {
+            let value = self.parameters.get(number).value();
+            let (shape, device) = (value.shape().clone(), value.device());
+            let new = match *shape.dims() {
+                [_] if name.ends_with(".bias") => Tensor::zeros(shape, DType::F32, &device),
+                [_] => Tensor::ones(shape, DType::F32, &device),
+                _ => {
+                    let is_embedding = name == EMBEDDING || name == vision::POSITIONS;
+                    let deviation =
+                        if is_embedding { 0.02 } else { 1.0 / (value.shape().rows_cols().1 as f32).sqrt() };
+                    let seed = seed.wrapping_add(number as u64);
+                    ops::scale(&Tensor::randn(shape, DType::F32, seed, &device)?, deviation)
+                }
+            };
+            self.parameters.set(number, new?)?;
+        }
+        Ok(())
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The loss of examples that are packed into one sequence of rows, each of which sees only itself. Gradients are multiplied by
+    /// `factor`, usually 1 / the number of targets of all examples of a step.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if tokens and images do not fit each other, [`Error::Unsupported`] if nothing is to be learned, or a device
+    /// error.
+    pub fn loss(&self, tape: &mut Tape, examples: &[Example], factor: f32) -> Result<Loss> {
+        let (learned, head, labels) = self.learned(tape, examples)?;
+        let labels = Tensor::from_slice(&labels, [labels.len()], &self.device)?;
+        Ok(Loss { each: cross_entropy(tape, &learned, &head, &labels, factor)? })
+    }
+
+    /// The normalised rows from which tokens are to be learned, the output matrix, and these tokens.
+    fn learned(&self, tape: &mut Tape, examples: &[Example]) -> Result<(Var, Var, Vec<u32>)> {
+        let ids: Vec<u32> = examples.iter().flat_map(|example| example.ids.iter().copied()).collect();
+        let targets = targets(examples)?;
+        let (mut axes, mut sequences, mut runs) = (Vec::with_capacity(ids.len()), Vec::new(), Vec::new());
+        let is_pad = |id: u32| id == self.config.image_token_id || id == self.config.video_token_id;
+        for example in examples {
+            let start = axes.len();
+            let grids = grids(&example.visuals);
+            let merge = self.config.vision.spatial_merge_size;
+            axes.extend(positions(&example.ids, is_pad, &grids, merge)?.axes);
+            sequences.push(start..axes.len());
+            let mut pads = (start..axes.len()).filter(|&i| is_pad(ids[i]));
+            for patches in &example.visuals {
+                // `positions` has found each grid's tokens; those of a video's groups have text between them
+                let [groups, rows, cols] = patches.grid;
+                for group in 0..groups {
+                    let len = rows * cols / self.config.vision.merge_len();
+                    let first = pads.next().unwrap_or(start);
+                    pads.by_ref().take(len.saturating_sub(1)).for_each(drop);
+                    runs.push(Run { patches, group, rows: first..first + len });
+                }
+            }
+        }
+        let hidden = self.hidden(tape, &ids, &axes, &sequences, &runs)?;
+        let rows: Vec<u32> = targets.iter().map(|&target| target as u32 - 1).collect();
+        let labels: Vec<u32> = targets.iter().map(|&target| ids[target]).collect();
+        let learned = embedding(tape, &hidden, &Tensor::from_slice(&rows, [rows.len()], &self.device)?)?;
+        let norm = self.parameter(tape, "model.language_model.norm.weight")?;
+        let learned = rms_norm(tape, &learned, &norm, self.config.text.rms_norm_eps)?;
+        let head = match self.config.tie_word_embeddings {
+            true => EMBEDDING,
+            false => LM_HEAD,
+        };
+        let head = self.parameter(tape, head)?;
+        Ok((learned, head, labels))
+    }
+
+    /// For each token that is to be learned whether it is the likeliest after those before it. If all of an answer's are, greedy generation gives
+    /// that answer.
+    ///
+    /// # Errors
+    /// As [`loss`](Self::loss).
+    pub fn predicts(&self, example: &Example) -> Result<Vec<bool>> {
+        let mut tape = Tape::silent();
+        let (learned, head, labels) = self.learned(&mut tape, std::slice::from_ref(example))?;
+        let logits = ops::matmul(learned.value(), &head.value().swap_dims(0, 1)?)?;
+        let likeliest = ops::argmax(&logits)?.to_vec::<u32>()?;
+        Ok(likeliest.iter().zip(&labels).map(|(likeliest, label)| likeliest == label).collect())
+    }
+
+    /// The last layer's output, not normalised: [tokens, hidden].
+    fn hidden(
+        &self,
+        tape: &mut Tape,
+        ids: &[u32],
+        axes: &[[u32; 3]],
+        sequences: &[Range<usize>],
+        runs: &[Run],
+    ) -> Result<Var> {
+        let text = &self.config.text;
+        let tables = text_rope(text, axes);
+        let table =
+            |values: &[f32]| Tensor::from_slice(values, [axes.len(), text.head_dim / 2], &self.device);
+        let rope = [table(&tables.cos)?, table(&tables.sin)?];
+        let seen = runs
+            .iter()
+            .map(|run| vision::forward(self, tape, run.patches, run.group))
+            .collect::<Result<Vec<_>>>()?;
+
+        let embeddings = self.parameter(tape, EMBEDDING)?;
+        let mut h = embedding(tape, &embeddings, &Tensor::from_slice(ids, [ids.len()], &self.device)?)?;
+        for (run, seen) in runs.iter().zip(&seen) {
+            h = replace_rows(tape, &h, &seen.embeddings, run.rows.start)?;
+        }
+        for index in 0..text.num_hidden_layers {
+            let layer = Layer::new(self, tape, index)?;
+            h = match self.checkpoint_layers {
+                false => layer.forward(tape, &h, &rope, sequences)?,
+                true => {
+                    let (input, rope, sequences) = (h.clone(), rope.clone(), sequences.to_vec());
+                    tape.checkpoint(move |tape| layer.forward(tape, &input, &rope, &sequences))?
+                }
+            };
+            for (run, seen) in runs.iter().zip(&seen) {
+                if let Some(features) = seen.deepstack.get(index) {
+                    h = add_rows(tape, &h, features, run.rows.start)?;
+                }
+            }
+        }
+        Ok(h)
+    }
+
+    /// A parameter by its name.
+    pub(crate) fn parameter(&self, tape: &mut Tape, name: &str) -> Result<Var> {
+        Ok(tape.parameter(&self.parameters, self.parameters.required(name)?))
+    }
+
+    /// A linear map, with its adapter if it has one. `name` is the module's.
+    pub(crate) fn linear(&self, tape: &mut Tape, name: &str, has_bias: bool) -> Result<Map> {
+        let weight = self.parameter(tape, &format!("{name}.weight"))?;
+        let bias = match has_bias {
+            true => Some(self.parameter(tape, &format!("{name}.bias"))?),
+            false => None,
+        };
+        let adapter = self.lora.of(name).map(|adapter| {
+            let [a, b] = [adapter.a, adapter.b].map(|number| tape.parameter(&self.parameters, number));
+            (a, b, self.lora.scale())
+        });
+        Ok(Map { weight, bias, adapter })
+    }
+}
+
+/// The tokens of an image, or of a group of a video's frames.
+struct Run<'a> {
+    patches: &'a Patches,
+    group: usize,
+    rows: Range<usize>,
+}
+
+/// The grids of runs of image tokens: a video's groups have text between them, so each is a run of its own.
+fn grids(visuals: &[Patches]) -> Vec<[usize; 3]> {
+    let each = |patches: &Patches| {
+        let [groups, rows, cols] = patches.grid;
+        std::iter::repeat_n([1, rows, cols], groups)
+    };
+    visuals.iter().flat_map(each).collect()
+}
+
+/// The places of the tokens that are to be learned, in the packed sequence.
+fn targets(examples: &[Example]) -> Result<Vec<usize>> {
+    let (mut targets, mut start) = (Vec::new(), 0);
+    for Example { ids, is_answer, .. } in examples {
+        if ids.len() != is_answer.len() {
+            let reason = format!("{} tokens and {} marks of answers", ids.len(), is_answer.len());
+            return Err(Error::Prompt { reason });
+        }
+        targets.extend((1..ids.len()).filter(|&i| is_answer[i]).map(|i| start + i));
+        start += ids.len();
+    }
+    match targets.is_empty() {
+        false => Ok(targets),
+        true => {
+            let reason = "no token of them is to be learned".into();
+            Err(Error::Unsupported {
+                op: "loss",
+                argument: "examples",
+                value: examples.len().to_string(),
+                reason,
+            })
+        }
+    }
+}
+
+/// A linear map on a tape.
+#[derive(Clone)]
+pub(crate) struct Map {
+    weight: Var,
+    bias: Option<Var>,
+    /// A, B and the factor of B·A.
+    adapter: Option<(Var, Var, f32)>,
+}
+
+impl Map {
+    pub fn forward(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
+        let y = linear(tape, x, &self.weight, self.bias.as_ref())?;
+        let Some((a, b, factor)) = &self.adapter else { return Ok(y) };
+        let low = linear(tape, x, a, None)?;
+        let low = scale(tape, &low, *factor)?;
+        let change = linear(tape, &low, b, None)?;
+        add(tape, &y, &change)
+    }
+}
+
+/// The parameters of a decoder layer, on a tape.
+struct Layer {
+    heads: [usize; 2],
+    head_dim: usize,
+    eps: f32,
+    norms: [Var; 2],
+    head_norms: [Var; 2],
+    qkvo: [Map; 4],
+    gate_up_down: [Map; 3],
+}
+
+impl Layer {
+    fn new(model: &Model, tape: &mut Tape, index: usize) -> Result<Self> {
+        let text = &model.config.text;
+        let name = |part: &str| format!("model.language_model.layers.{index}.{part}");
+        let mut norm = |part: &str| model.parameter(tape, &name(&format!("{part}.weight")));
+        let norms = [norm("input_layernorm")?, norm("post_attention_layernorm")?];
+        let head_norms = [norm("self_attn.q_norm")?, norm("self_attn.k_norm")?];
+        let mut map = |part: &str| model.linear(tape, &name(part), false);
+        Ok(Self {
+            heads: [text.num_attention_heads, text.num_key_value_heads],
+            head_dim: text.head_dim,
+            eps: text.rms_norm_eps,
+            norms,
+            head_norms,
+            qkvo: [
+                map("self_attn.q_proj")?,
+                map("self_attn.k_proj")?,
+                map("self_attn.v_proj")?,
+                map("self_attn.o_proj")?,
+            ],
+            gate_up_down: [map("mlp.gate_proj")?, map("mlp.up_proj")?, map("mlp.down_proj")?],
+        })
+    }
+
+    /// x: [tokens, hidden] → [tokens, hidden]
+    fn forward(
+        &self,
+        tape: &mut Tape,
+        x: &Var,
+        angles: &[Tensor; 2],
+        sequences: &[Range<usize>],
+    ) -> Result<Var> {
+        let (tokens, [q_heads, kv_heads]) = (x.value().dims()[0], self.heads);
+        let [wq, wk, wv, wo] = &self.qkvo;
+        let normed = rms_norm(tape, x, &self.norms[0], self.eps)?;
+        let project = |tape: &mut Tape, map: &Map, heads: usize| {
+            let y = map.forward(tape, &normed)?;
+            reshape(tape, &y, [tokens, heads, self.head_dim])
+        };
+        let (q, k, v) =
+            (project(tape, wq, q_heads)?, project(tape, wk, kv_heads)?, project(tape, wv, kv_heads)?);
+        let q = rms_norm(tape, &q, &self.head_norms[0], self.eps)?;
+        let k = rms_norm(tape, &k, &self.head_norms[1], self.eps)?;
+        let (q, k) = (rope(tape, &q, angles)?, rope(tape, &k, angles)?);
+        let causal = Attention { causal: true, ..Attention::default() };
+        let attended = attention(tape, [&q, &k, &v], sequences, causal)?;
+        let attended = reshape(tape, &attended, [tokens, q_heads * self.head_dim])?;
+        let attended = wo.forward(tape, &attended)?;
+        let x = add(tape, x, &attended)?;
+
+        let [gate, up, down] = &self.gate_up_down;
+        let normed = rms_norm(tape, &x, &self.norms[1], self.eps)?;
+        let (gate, up) = (gate.forward(tape, &normed)?, up.forward(tape, &normed)?);
+        let gated = silu_mul(tape, &gate, &up)?;
+        let y = down.forward(tape, &gated)?;
+        add(tape, &x, &y)
+    }
+}

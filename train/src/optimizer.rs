@@ -1,0 +1,239 @@
+//! Steps: AdamW or gradient descent with momentum, clipping, schedules.
+
+use crate::parameters::Parameters;
+use pascaline::ops::{self, AdamW, AdamWTensor, Sgd, SgdTensor};
+use pascaline::{Error, Result, Tensor};
+
+/// Which optimiser.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Method {
+    /// With two moments for each parameter.
+    AdamW {
+        /// β₁ and β₂.
+        betas: [f32; 2],
+        /// Added to the root of the second moment.
+        eps: f32,
+    },
+    /// With one.
+    Sgd {
+        /// How much of the last step goes on.
+        momentum: f32,
+    },
+}
+
+impl Default for Method {
+    fn default() -> Self {
+        Self::AdamW { betas: [0.9, 0.999], eps: 1e-8 }
+    }
+}
+
+/// How the learning rate goes on after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Decay {
+    /// It stays.
+    #[default]
+    Constant,
+    /// Linearly to 0.
+    Linear,
+    /// To 0 along half a cosine (Loshchilov & Hutter 2017, "SGDR", without restarts).
+    Cosine,
+}
+
+/// The learning rate of each step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Schedule {
+    /// The largest learning rate.
+    pub peak: f32,
+    /// Steps in which it grows linearly from 0.
+    pub warmup: u32,
+    /// All steps.
+    pub total: u32,
+    /// What follows the warm-up.
+    pub decay: Decay,
+}
+
+impl Schedule {
+    /// The same learning rate always.
+    pub fn constant(peak: f32) -> Self {
+        Self { peak, warmup: 0, total: 0, decay: Decay::Constant }
+    }
+
+    /// The learning rate of a step; the first is number 1.
+    pub fn rate(&self, step: u32) -> f32 {
+        if step < self.warmup {
+            return self.peak * step as f32 / self.warmup as f32;
+        }
+        let rest = self.total.saturating_sub(self.warmup).max(1);
+        let done = (step - self.warmup).min(rest) as f32 / rest as f32;
+        match self.decay {
+            Decay::Constant => self.peak,
+            Decay::Linear => self.peak * (1.0 - done),
+            Decay::Cosine => self.peak * 0.5 * (1.0 + (std::f32::consts::PI * done).cos()),
+        }
+    }
+}
+
+/// An optimiser and its moments.
+pub struct Optimizer {
+    method: Method,
+    schedule: Schedule,
+    /// Of matrices; vectors do not decay.
+    weight_decay: f32,
+    /// The largest norm of all gradients together.
+    max_norm: Option<f32>,
+    step: u32,
+    /// For each parameter, by number, if it is trained: one moment or two.
+    moments: Vec<Option<[Tensor; 2]>>,
+}
+
+/// What a step was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The learning rate.
+    pub rate: f32,
+    /// The norm of the gradients before clipping, where it was asked for.
+    pub norm: Option<f64>,
+}
+
+impl Optimizer {
+    /// Without clipping.
+    pub fn new(method: Method, schedule: Schedule, weight_decay: f32) -> Self {
+        Self { method, schedule, weight_decay, max_norm: None, step: 0, moments: Vec::new() }
+    }
+
+    /// With gradients scaled down together to this norm where theirs is larger.
+    pub fn clip(self, max_norm: f32) -> Self {
+        Self { max_norm: Some(max_norm), ..self }
+    }
+
+    /// The moments by the names of parameters, to be stored: `‹parameter›.first` and `‹parameter›.second`.
+    pub(crate) fn moments<'a>(&'a self, parameters: &'a Parameters) -> Vec<(String, &'a Tensor)> {
+        let all = parameters.iter().zip(&self.moments);
+        let some = all
+            .filter_map(|(parameter, moments)| moments.as_ref().map(|moments| (parameter.name(), moments)));
+        some.flat_map(|(name, [first, second])| {
+            [(format!("{name}.first"), first), (format!("{name}.second"), second)]
+        })
+        .collect()
+    }
+
+    /// Goes on after `step` steps, with stored moments: `read` gives those that there are, by name.
+    pub(crate) fn resume(
+        &mut self,
+        step: u32,
+        parameters: &Parameters,
+        read: impl Fn(&str, &Tensor) -> Result<Option<Tensor>>,
+    ) -> Result<()> {
+        self.step = step;
+        self.moments.clear();
+        for parameter in parameters.iter() {
+            let part = |part: &str| read(&format!("{}.{part}", parameter.name()), parameter.value());
+            self.moments.push(match (part("first")?, part("second")?) {
+                (Some(first), Some(second)) => Some([first, second]),
+                _ => None,
+            });
+        }
+        Ok(())
+    }
+
+    /// The options, so that a stored state is not mistaken for another's.
+    pub(crate) fn describe(&self) -> String {
+        format!("{:?} {:?} {} {:?}", self.method, self.schedule, self.weight_decay, self.max_norm)
+    }
+
+    /// How many steps were made.
+    pub fn steps(&self) -> u32 {
+        self.step
+    }
+
+    /// Changes the parameters by their gradients, and forgets these. Parameters without a gradient stay.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] if the norm is not finite, before anything is changed; or a device error.
+    pub fn step(&mut self, parameters: &mut Parameters) -> Result<Step> {
+        let mut norm = None;
+        let mut gradient_scale = 1.0;
+        if let Some(max_norm) = self.max_norm {
+            let all: Vec<&Tensor> = parameters.iter().filter_map(|parameter| parameter.found()).collect();
+            let found = ops::squared_norm(&all)?.sqrt();
+            if !found.is_finite() {
+                return Err(Error::NotFinite {
+                    what: "the norm of the gradients",
+                    value: found.to_string(),
+                    index: 0,
+                });
+            }
+            if found > f64::from(max_norm) {
+                gradient_scale = (f64::from(max_norm) / found) as f32;
+            }
+            norm = Some(found);
+        }
+        self.prepare(parameters)?;
+        self.step += 1;
+        let rate = self.schedule.rate(self.step);
+        match self.method {
+            Method::AdamW { betas, eps } => {
+                let options = AdamW { lr: rate, betas, eps, step: self.step, gradient_scale };
+                let mut all = Vec::new();
+                for (parameter, moments) in parameters.iter_mut().zip(&mut self.moments) {
+                    let (parameter, Some(gradient)) = parameter.for_step() else { continue };
+                    let Some([first, second]) = moments else { continue };
+                    let weight_decay = if parameter.dims().len() > 1 { self.weight_decay } else { 0.0 };
+                    all.push(AdamWTensor { parameter, gradient, first, second, weight_decay });
+                }
+                ops::adamw_step(&mut all, &options)?;
+            }
+            Method::Sgd { momentum } => {
+                let options = Sgd { lr: rate, momentum, gradient_scale };
+                let mut all = Vec::new();
+                for (parameter, moments) in parameters.iter_mut().zip(&mut self.moments) {
+                    let (parameter, Some(gradient)) = parameter.for_step() else { continue };
+                    let Some([momentum, _]) = moments else { continue };
+                    let weight_decay = if parameter.dims().len() > 1 { self.weight_decay } else { 0.0 };
+                    all.push(SgdTensor { parameter, gradient, momentum, weight_decay });
+                }
+                ops::sgd_step(&mut all, &options)?;
+            }
+        }
+        parameters.zero_gradients();
+        Ok(Step { rate, norm })
+    }
+
+    /// Makes the moments that are missing.
+    fn prepare(&mut self, parameters: &Parameters) -> Result<()> {
+        let is_adam = matches!(self.method, Method::AdamW { .. });
+        self.moments.resize_with(parameters.iter().count(), || None);
+        for (parameter, moments) in parameters.iter().zip(&mut self.moments) {
+            if moments.is_none() && parameter.found().is_some() {
+                let second = if is_adam {
+                    parameter.value().zeros_like()?
+                } else {
+                    parameter.value().narrow(0, 0, 0)?
+                };
+                *moments = Some([parameter.value().zeros_like()?, second]);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_rise_and_fall() {
+        let schedule = |decay| Schedule { peak: 1.0, warmup: 10, total: 110, decay };
+        for decay in [Decay::Constant, Decay::Linear, Decay::Cosine] {
+            assert_eq!(schedule(decay).rate(5), 0.5);
+            assert_eq!(schedule(decay).rate(10), 1.0);
+        }
+        assert_eq!(schedule(Decay::Constant).rate(1000), 1.0);
+        assert_eq!(schedule(Decay::Linear).rate(60), 0.5);
+        assert!((schedule(Decay::Cosine).rate(60) - 0.5).abs() < 1e-6);
+        assert!((schedule(Decay::Cosine).rate(35) - 0.853_553_4).abs() < 1e-6); // (1 + cos 45°) / 2
+        for decay in [Decay::Linear, Decay::Cosine] {
+            assert!(schedule(decay).rate(110).abs() < 1e-6 && schedule(decay).rate(500).abs() < 1e-6);
+        }
+    }
+}

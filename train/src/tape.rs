@@ -1,0 +1,186 @@
+//! What was computed, so that it can be run backwards.
+//!
+//! A [`Var`] is a tensor and, if a gradient is wanted with respect to it, a number. Each function of [`functions`](crate::functions)
+//! computes its result and records a [`Step`]: the result's number, and a closure that is given the result's gradient and adds
+//! to the gradients of the inputs. The closure owns the tensors that it needs. Nothing is recorded for results that depend on no
+//! parameter. [`Tape::backward`] runs the steps in reverse and drops each after it ran, and with it the tensors.
+
+use crate::parameters::Parameters;
+use pascaline::{DType, Result, Tensor, ops};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Numbers are never used twice, so that variables of one tape can be used on another, as in [`Tape::checkpoint`].
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// A tensor on a tape.
+#[derive(Clone, Debug)]
+pub struct Var {
+    value: Tensor,
+    /// Its number, if a gradient with respect to it is wanted.
+    number: Option<u64>,
+}
+
+impl Var {
+    /// The tensor.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// Whether a gradient with respect to it is wanted.
+    pub fn needs_gradient(&self) -> bool {
+        self.number.is_some()
+    }
+}
+
+type Backward = Box<dyn FnOnce(Tensor, &mut Gradients) -> Result<()>>;
+
+/// A result and how its gradient goes on to its inputs.
+struct Step {
+    output: u64,
+    backward: Backward,
+}
+
+/// The gradients found so far.
+#[derive(Default)]
+pub struct Gradients(HashMap<u64, Tensor>);
+
+impl Gradients {
+    /// Adds to the gradient of `to`; `gradient` is called only if that is wanted.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn add(&mut self, to: &Var, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
+        let Some(number) = to.number else { return Ok(()) };
+        let mut sum = gradient()?;
+        if let Some(before) = self.0.remove(&number) {
+            sum = ops::add(&before, &sum)?;
+        }
+        self.0.insert(number, sum);
+        Ok(())
+    }
+
+    /// Has `change` add to the gradient of `to` in place, if that is wanted; the gradient is contiguous and zero at first.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn add_in_place(&mut self, to: &Var, change: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        let Some(number) = to.number else { return Ok(()) };
+        let mut sum = match self.0.remove(&number) {
+            Some(sum) => sum.contiguous()?,
+            None => to.value.zeros_like()?,
+        };
+        if sum.view_mut().is_err() {
+            sum = ops::copy(&sum)?; // another tensor shares it
+        }
+        change(&mut sum)?;
+        self.0.insert(number, sum);
+        Ok(())
+    }
+}
+
+/// A record of what was computed.
+#[derive(Default)]
+pub struct Tape {
+    steps: Vec<Step>,
+    /// Whether only values are wanted.
+    is_silent: bool,
+    /// Parameters in use, so that each has one number.
+    parameters: HashMap<usize, Var>,
+}
+
+impl Tape {
+    /// An empty tape.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A tape that records nothing, for results without gradients.
+    pub fn silent() -> Self {
+        Self { is_silent: true, ..Self::default() }
+    }
+
+    /// A tensor that no gradient is wanted of.
+    pub fn constant(&self, value: Tensor) -> Var {
+        Var { value, number: None }
+    }
+
+    /// A parameter; the same variable each time.
+    pub fn parameter(&mut self, parameters: &Parameters, index: usize) -> Var {
+        let new = || {
+            let parameter = parameters.get(index);
+            let number = (parameter.is_trained() && !self.is_silent).then(new_number);
+            Var { value: parameter.value().clone(), number }
+        };
+        self.parameters.entry(index).or_insert_with(new).clone()
+    }
+
+    /// A result of `inputs`; `backward` is given its gradient and adds to theirs.
+    pub fn record(
+        &mut self,
+        value: Tensor,
+        inputs: &[&Var],
+        backward: impl FnOnce(Tensor, &mut Gradients) -> Result<()> + 'static,
+    ) -> Var {
+        if self.is_silent || !inputs.iter().any(|input| input.needs_gradient()) {
+            return self.constant(value);
+        }
+        let output = new_number();
+        self.steps.push(Step { output, backward: Box::new(backward) });
+        Var { value, number: Some(output) }
+    }
+
+    /// The result of `compute`, which is run again when its gradient is needed, so that nothing of it is kept meanwhile.
+    /// `compute` must give the same result each time.
+    ///
+    /// # Errors
+    /// Those of `compute`.
+    pub fn checkpoint(&mut self, compute: impl Fn(&mut Self) -> Result<Var> + 'static) -> Result<Var> {
+        if self.is_silent {
+            return compute(self);
+        }
+        let value = compute(&mut Self::silent())?.value;
+        let output = new_number();
+        let backward = move |gradient: Tensor, gradients: &mut Gradients| {
+            let mut again = Self::new();
+            let output = compute(&mut again)?;
+            gradients.add(&output, || Ok(gradient))?;
+            again.run(gradients)
+        };
+        self.steps.push(Step { output, backward: Box::new(backward) });
+        Ok(Var { value, number: Some(output) })
+    }
+
+    /// Adds the gradients of the sum of `result`'s elements to those of the parameters.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn backward(mut self, result: &Var, parameters: &mut Parameters) -> Result<()> {
+        let ones = Tensor::ones(result.value.shape(), DType::F32, &result.value.device())?;
+        let mut gradients = Gradients::default();
+        gradients.add(result, || Ok(ones))?;
+        let used = std::mem::take(&mut self.parameters);
+        self.run(&mut gradients)?;
+        for (index, variable) in used {
+            let gradient = variable.number.and_then(|number| gradients.0.remove(&number));
+            if let Some(gradient) = gradient {
+                parameters.accumulate(index, gradient)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the steps in reverse.
+    fn run(mut self, gradients: &mut Gradients) -> Result<()> {
+        while let Some(Step { output, backward }) = self.steps.pop() {
+            if let Some(gradient) = gradients.0.remove(&output) {
+                backward(gradient, gradients)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn new_number() -> u64 {
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}

@@ -1,0 +1,166 @@
+//! Training as a whole: the reference's gradients and losses, and a fine-tune that learns.
+
+use pascaline::Device;
+use pascaline_train::finetune::{End, Event, FineTune, Plan};
+use pascaline_train::lora::LoraOptions;
+use pascaline_train::optimizer::{Decay, Method, Schedule};
+use pascaline_train::reference::{self, Limits};
+use pascaline_train::{Example, Lora, Model, Optimizer, Tape, data, shapes};
+use qwen3_vl::Processor;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+fn tiny() -> PathBuf {
+    fixture("qwen3-vl/tiny")
+}
+
+#[test]
+fn gradients_and_losses_are_the_references() {
+    for run in reference::load(&fixture("qwen3-vl-train/tiny")).unwrap() {
+        let found = run.check(&tiny(), &Device::Cpu).unwrap();
+        assert!(found.passed(&Limits::CPU), "{}: {found:?}", run.name);
+        assert!(found.gradients.len() > 30 && found.adamw.found.len() == 9 && found.lora.found.len() == 9);
+    }
+}
+
+/// All kernels of the backward pass, on a real GPU or else the virtual one.
+#[test]
+fn gradients_on_a_gpu_are_the_references() {
+    let device = Device::cuda_or_virtual().unwrap();
+    let runs = reference::load(&fixture("qwen3-vl-train/tiny")).unwrap();
+    let run = runs.iter().find(|run| run.name == "one_image").unwrap();
+    let mut model = Model::load(&tiny(), &device).unwrap();
+    let (loss, gradients, unmatched) = run.check_gradients(&mut model).unwrap();
+    assert!(loss.worst() <= Limits::GPU.loss && unmatched.is_empty(), "{loss:?} {unmatched:?}");
+    let wrong: Vec<_> =
+        gradients.iter().filter(|gradient| !(gradient.error <= Limits::GPU.gradient)).collect();
+    assert!(gradients.len() > 100 && wrong.is_empty(), "{wrong:?}");
+}
+
+/// Layers that are computed again have the same gradients, bit for bit, and so has a sequence that is packed with another.
+#[test]
+fn checkpoints_and_packs_change_nothing() {
+    let example = reference::load(&fixture("qwen3-vl-train/tiny")).unwrap()[1].example().unwrap();
+    let gradients = |checkpoint_layers: bool| {
+        let mut model = Model::load(&tiny(), &Device::Cpu).unwrap();
+        model.checkpoint_layers = checkpoint_layers;
+        let mut tape = Tape::new();
+        let loss = model.loss(&mut tape, std::slice::from_ref(&example), 1.0).unwrap();
+        tape.backward(&loss.each, &mut model.parameters).unwrap();
+        let all =
+            model.parameters.iter().map(|parameter| parameter.gradient().unwrap().to_vec::<f32>().unwrap());
+        all.collect::<Vec<_>>()
+    };
+    assert_eq!(gradients(false), gradients(true));
+
+    let model = Model::load(&tiny(), &Device::Cpu).unwrap();
+    let loss = |examples: &[Example]| model.loss(&mut Tape::silent(), examples, 1.0).unwrap().sum().unwrap();
+    let other = reference::load(&fixture("qwen3-vl-train/tiny")).unwrap()[0].example().unwrap();
+    let apart = loss(std::slice::from_ref(&example)) + loss(std::slice::from_ref(&other));
+    let packed = loss(&[example.clone(), other]);
+    assert!((apart - packed).abs() < 1e-4, "{apart} apart, {packed} packed");
+}
+
+fn examples(dir: &Path, count: usize) -> Vec<Example> {
+    shapes::write(dir, count, 7).unwrap();
+    let processor = Processor::load(&tiny()).unwrap();
+    let conversations = data::read(&dir.join("pairs.jsonl")).unwrap();
+    conversations.iter().map(|conversation| conversation.example(&processor).unwrap()).collect()
+}
+
+/// From random weights, 200 pairs of pictures and captions teach the captions of pictures that were held out.
+#[test]
+fn captions_are_learned_from_pictures() {
+    let dir = tempfile::tempdir().unwrap();
+    let examples = examples(dir.path(), 200);
+    let mut model = Model::load(&tiny(), &Device::Cpu).unwrap();
+    model.randomize(2).unwrap();
+    let plan = Plan { epochs: 16, batch: 4, tokens: 512, held_out: 0.2, seed: 0 };
+    let total = plan.steps(160);
+    let schedule = Schedule { peak: 2e-3, warmup: 20, total, decay: Decay::Cosine };
+    let optimizer = Optimizer::new(Method::default(), schedule, 0.01).clip(1.0);
+    let (mut last, mut losses) = (0.0, Vec::new());
+    let end = FineTune { model: &mut model, optimizer, plan }.run(&examples, |_, event| {
+        match event {
+            Event::Step { loss, .. } => losses.push(loss),
+            Event::Evaluation { right, .. } => last = right,
+        }
+        Ok(ControlFlow::Continue(()))
+    });
+    assert_eq!((end.unwrap(), losses.len()), (End::Done, total as usize));
+    assert!(
+        last >= 0.95,
+        "{last} of the held-out captions are right; losses {:?}",
+        losses.iter().step_by(20).collect::<Vec<_>>()
+    );
+}
+
+/// A run that is stopped, stored and resumed ends with the same bits as one that was not.
+#[test]
+fn a_resumed_run_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let examples = examples(dir.path(), 12);
+    let plan = Plan { epochs: 2, batch: 4, tokens: 128, held_out: 0.0, seed: 9 };
+    let targets = vec!["q_proj".to_owned(), "down_proj".to_owned()];
+    let options = LoraOptions { rank: 2, alpha: 4.0, targets, vision: false, seed: 3 };
+    let adapted = || {
+        let mut model = Model::load(&tiny(), &Device::Cpu).unwrap();
+        model.lora = Lora::add(&mut model.parameters, &options).unwrap();
+        model
+    };
+    let optimizer = || Optimizer::new(Method::default(), Schedule::constant(1e-2), 0.01);
+    let trained = |model: &Model| {
+        let all = model.parameters.iter().filter(|parameter| parameter.is_trained());
+        all.map(|parameter| parameter.value().to_vec::<f32>().unwrap()).collect::<Vec<_>>()
+    };
+    let mut whole = adapted();
+    let mut run = FineTune { model: &mut whole, optimizer: optimizer(), plan };
+    run.run(&examples, |_, _| Ok(ControlFlow::Continue(()))).unwrap();
+
+    let mut first = adapted();
+    let mut run = FineTune { model: &mut first, optimizer: optimizer(), plan };
+    let end = run.run(&examples, |run, _| {
+        let stop = run.optimizer.steps() == 2;
+        if stop {
+            run.save(dir.path())?;
+        }
+        Ok(if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    });
+    assert_eq!(end.unwrap(), End::Stopped);
+    assert_ne!(trained(&first), trained(&whole));
+    let mut second = adapted();
+    let mut run = FineTune { model: &mut second, optimizer: optimizer(), plan };
+    run.resume(dir.path()).unwrap();
+    run.run(&examples, |_, _| Ok(ControlFlow::Continue(()))).unwrap();
+    assert_eq!(trained(&second), trained(&whole));
+
+    let mut other = adapted();
+    let plan = Plan { seed: 10, ..plan };
+    let mut run = FineTune { model: &mut other, optimizer: optimizer(), plan };
+    assert!(run.resume(dir.path()).unwrap_err().to_string().contains("other options"));
+
+    // an adapter that is stored and read is the same, in training and merged for inference
+    whole.lora.save(&whole.parameters, dir.path(), "tiny").unwrap();
+    let mut read = Model::load(&tiny(), &Device::Cpu).unwrap();
+    read.lora = Lora::load(&mut read.parameters, dir.path(), &Device::Cpu).unwrap();
+    let loss = |model: &Model| model.loss(&mut Tape::silent(), &examples[..1], 1.0).unwrap().sum().unwrap();
+    assert_eq!(loss(&read), loss(&whole));
+    let checkpoint = qwen3_vl::Checkpoint::open(tiny(), None).unwrap().with_adapter(dir.path()).unwrap();
+    let options = qwen3_vl::LoadOptions::for_device(&Device::Cpu);
+    let merged = qwen3_vl::Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).unwrap();
+    let (example, mut sum) = (&examples[0], 0.0);
+    let seen = vec![merged.see(&example.visuals[0]).unwrap()];
+    let logits = merged.trace(&example.ids, &seen, &[example.visuals[0].grid], |_, _| {}).unwrap();
+    let vocab = logits.dims()[1];
+    let logits = logits.to_vec::<f32>().unwrap();
+    for i in (1..example.ids.len()).filter(|&i| example.is_answer[i]) {
+        let row = logits[(i - 1) * vocab..i * vocab].iter().map(|&x| f64::from(x));
+        sum +=
+            row.clone().map(f64::exp).sum::<f64>().ln() - row.clone().nth(example.ids[i] as usize).unwrap();
+    }
+    assert!((sum - loss(&whole)).abs() < 1e-4, "{sum} merged, {} trained", loss(&whole));
+}
