@@ -40,6 +40,9 @@ fn options(max_new_tokens: usize) -> Options {
     Options { max_new_tokens, stop_at_eos: false, ..Options::default() }
 }
 
+/// What [`logits_lose_what_activations_lose`].
+const LIMIT: f64 = 0.034;
+
 /// Weights are the file's, bit for bit, so what is lost is the activations' 8 bits: half a step of 1/127 of the largest of 32
 /// normal values, 0.4 % in the root mean square of each product. Errors of one product after the other add up like
 /// independent ones: of the four in each of four layers and the output's, 1.7 %. Twice that is allowed, as norms and
@@ -47,7 +50,6 @@ fn options(max_new_tokens: usize) -> Options {
 #[test]
 fn logits_lose_what_activations_lose() {
     let _turn = turn();
-    const LIMIT: f64 = 0.034;
     for file in MODELS {
         let runs = cases::load(&fixtures().join(file)).unwrap().unwrap();
         let text = runs.iter().find(|run| run.images.is_empty()).unwrap();
@@ -65,17 +67,25 @@ fn logits_lose_what_activations_lose() {
     }
 }
 
-/// Integer sums are exact and the other steps the same, so tokens are, whichever device multiplies.
+/// Integer sums are exact, and the rest of the steps differ by the order of sums alone: logits agree to 1e-6, as those of
+/// floating-point matrices do. Unless that difference moves an activation across the middle between two of its 255 steps, after
+/// which they agree as closely as 8-bit activations let them. About one input in four has such an activation; of eight, three
+/// without are asked for.
 #[test]
-fn devices_agree_on_the_tokens() {
+fn devices_agree_on_the_logits() {
     let _turn = turn();
-    let gpu = common::cuda_device();
+    let (cpu, gpu) = (Device::Cpu, common::cuda_device());
     for file in MODELS {
-        let answer = |device: &Device| {
-            let model = load(file, device, kept(device));
-            model.generate(&[], "Count the warps in a block of 256 threads.", &options(6)).unwrap().ids
-        };
-        assert_eq!(answer(&Device::Cpu), answer(&gpu), "{file}");
+        let [of_cpu, of_gpu] = [&cpu, &gpu].map(|device| load(file, device, kept(device)));
+        let differences: Vec<f64> = (0..8)
+            .map(|input| {
+                let ids: Vec<u32> = (0..6).map(|i| 37 * input + 5 * i + 1).collect();
+                ErrorReport::new(&logits(&of_cpu, &ids), &logits(&of_gpu, &ids)).relative_rms
+            })
+            .collect();
+        let close = differences.iter().filter(|difference| **difference <= 1e-6).count();
+        assert!(close >= 3, "{file}: {differences:?}");
+        assert!(differences.iter().all(|difference| *difference <= LIMIT), "{file}: {differences:?}");
     }
 }
 
