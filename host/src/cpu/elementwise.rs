@@ -38,7 +38,7 @@ pub(crate) fn unary(op: Unary, mut y: TensorMut, x: &Tensor) -> Result<()> {
 
 /// y repeats along x.
 fn zip<T: Float>(z: &mut [T], x: &[T], y: &[T], f: impl Fn(f32, f32) -> f32 + Sync) {
-    if y.is_empty() {
+    if z.is_empty() || y.is_empty() {
         return;
     }
     // a task's elements begin where y does, or meet a part of y of their own
