@@ -385,3 +385,64 @@ fn layers_from_host_memory_are_reported() {
     let notes = String::from_utf8(generate(&["--gpu-layers", "0"]).stderr).unwrap();
     assert!(notes.contains("3 layers from host memory, launched kernel by kernel"), "{notes}");
 }
+
+/// What is measured, not how fast it is.
+#[test]
+fn bench_measures_a_model() {
+    let tests = ["-p", "6,12", "-n", "3", "-d", "0,5", "-r", "2", "--picture", "64x64"];
+    let output = run("bench", &tiny(), &[&tests[..], &["--json", "-"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = json["tests"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|row| row["test"].as_str().unwrap()).collect();
+    let all = ["pp6", "pp12", "pp6 @ d5", "pp12 @ d5", "tg3", "tg3 @ d5", "picture 64x64"];
+    assert_eq!(names, all);
+    for row in rows {
+        assert_eq!(row["seconds"].as_array().unwrap().len(), 2, "{row}");
+        assert!(
+            row["tokens_per_second"].as_f64().unwrap() > 0.0 && row["tokens"].as_u64().unwrap() > 0,
+            "{row}"
+        );
+    }
+    let tokens = |test: usize| rows[test]["tokens"].as_u64().unwrap();
+    assert_eq!(
+        [tokens(0), tokens(3), tokens(4), tokens(5)],
+        [6, 12, 3, 3],
+        "those in the cache are not counted"
+    );
+
+    let few = ["-p", "4", "-n", "2", "--sequences", "1,3", "-r", "1"];
+    let markdown = run("bench", &tiny(), &[&few[..], &["--format", "markdown", "--dtype", "q8_0"]].concat());
+    let lines: Vec<_> = text(&markdown.stdout).lines().map(str::to_owned).collect();
+    assert_eq!(lines.len(), 5, "{lines:?}");
+    let columns: Vec<_> = lines.iter().map(|line| line.matches('|').count()).collect();
+    assert_eq!(columns, [9; 5], "{lines:?}");
+    assert!(lines[3].contains("| tg2 |") && lines[4].contains("| tg2 x3 |"), "{lines:?}");
+
+    let csv = run("bench", &tiny(), &["-p", "4", "-n", "0", "-r", "2", "--format", "csv", "--cache", "q8_0"]);
+    let lines: Vec<_> = text(&csv.stdout).lines().map(str::to_owned).collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[1].contains(",\"pp4\",4,0,1,") && lines[1].contains(",q8_0,"), "{lines:?}");
+}
+
+#[test]
+fn bench_refuses_what_can_not_be_measured() {
+    for (arguments, part) in [
+        (vec!["-p", "0", "-n", "0"], "nothing to measure"),
+        (vec!["-r", "0"], "--repetitions"),
+        (vec!["-p", "many"], "--prompt-tokens"),
+        (vec!["-d", "1000000000"], "the model has"),
+        (vec!["--sequences", "0"], "--sequences"),
+        (vec!["--picture", "640"], "WIDTHxHEIGHT"),
+        (vec!["--gpu-layers", "1"], "--gpu-layers 1 is for a GPU"),
+        (vec!["--serve", "http://127.0.0.1:1"], "--serve"),
+    ] {
+        let output = run("bench", &tiny(), &arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(part), "{arguments:?}: {}", text(&output.stderr));
+    }
+    let program = Command::new(env!("CARGO_BIN_EXE_pascaline")).args(["bench", "-p", "4"]).output();
+    let output = program.expect("the program starts");
+    assert_eq!(output.status.code(), Some(2), "without a model");
+    assert!(text(&output.stderr).contains("--model"));
+}

@@ -5,8 +5,8 @@
 
 use crate::dtype::Float;
 
-/// Elements of a piece: three buffers of 1 KiB, filled and read while they are in the first cache.
-const PIECE: usize = 256;
+/// Elements of a piece: few, as the buffers are cleared for each row, and rows may be short.
+const PIECE: usize = 64;
 
 /// y[i] = f(x[0][i], x[1][i], …), for as many elements as y has.
 #[inline(always)]
