@@ -43,15 +43,11 @@ fn no_findings(output: &Output) {
 
 #[test]
 fn models_over_devices_are_the_references() {
-    let mut cases = vec![
+    // scripts in .ci do so with the checkpoint of 32 layers, which takes an optimised program
+    let cases = [
         (tiny(), "text,small_image", "0,1", "2,1", "peer", None),
-        (tiny(), "two_images", "auto", "1,1,1", "pinned", Some(THREE)),
+        (tiny(), "small_image", "auto", "1,1,1", "pinned", Some(THREE)),
     ];
-    if let Some(wide) = wide() {
-        let wide = wide.display().to_string();
-        cases.push((wide.clone(), "text", "1,0", "1,1", "pinned", None));
-        cases.push((wide, "text", "0,2,1", "1,2,3", "peer", Some(THREE)));
-    }
     for (model, runs, devices, split, between, environment) in cases {
         let fixed = ["validate", "--model", &model, "--device", "virtual", "--runs", runs];
         let spread = ["--devices", devices, "--split", split, "--between", between];

@@ -359,8 +359,10 @@ impl Thread<'_> {
             batch::Event::Failed { id, error } => {
                 let Some(job) = self.running.remove(&id) else { return };
                 metrics.failed.add(1);
-                if let (Device::Cuda(device), Error::OutOfMemory { .. }) = (self.model.device(), &error) {
-                    let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault shows in the next step
+                for device in self.model.devices() {
+                    if let (Device::Cuda(device), Error::OutOfMemory { .. }) = (device, &error) {
+                        let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault shows in the next step
+                    }
                 }
                 let _ = job.events.send(Event::Failed(error.into()));
             }
