@@ -5,10 +5,12 @@ use super::failure::Failure;
 use super::interrupt;
 use super::model::check_directory;
 use super::output::Output;
-use pascaline::{Device, Error, format_bytes};
+use pascaline::quant::Format;
+use pascaline::{DType, Device, Error, format_bytes};
 use pascaline_train::curve::{self, Point};
 use pascaline_train::finetune::{End, Event, FineTune, Plan, memory};
 use pascaline_train::lora::LoraOptions;
+use pascaline_train::model::Frozen;
 use pascaline_train::optimizer::{Decay, Method, Schedule};
 use pascaline_train::{Example, Lora, Model, Optimizer, data};
 use qwen3_vl::Processor;
@@ -60,8 +62,13 @@ pub(super) struct Args {
     )]
     targets: Vec<String>,
 
+    /// How weights that carry adapters are stored. With q8_0, q4_0 or q4_k those are the decoder layers' matrices, which are dequantised for
+    /// each product, and all others are f16.
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    dtype: FrozenArg,
+
     /// Train all weights, and write a whole checkpoint.
-    #[arg(long, conflicts_with_all = ["rank", "alpha", "targets"])]
+    #[arg(long, conflicts_with_all = ["rank", "alpha", "targets", "dtype"])]
     full: bool,
 
     /// Train the vision tower too: with --full its weights, else adapters of those of its maps that --targets names.
@@ -143,6 +150,30 @@ enum DecayArg {
     Cosine,
 }
 
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum FrozenArg {
+    F32,
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+    #[value(name = "q4_k")]
+    Q4K,
+}
+
+impl FrozenArg {
+    fn storage(self) -> Frozen {
+        match self {
+            Self::F32 => Frozen::Float(DType::F32),
+            Self::F16 => Frozen::Float(DType::F16),
+            Self::Q8_0 => Frozen::Quantized(Format::Q8_0),
+            Self::Q4_0 => Frozen::Quantized(Format::Q4_0),
+            Self::Q4K => Frozen::Quantized(Format::Q4K),
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Json {
     finished: bool,
@@ -186,14 +217,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let planned_bytes = plan_memory(args, &processor.config, &examples, &device)?;
 
     prepare_folder(args)?;
-    let mut model = Model::load(&args.model, &device)?;
+    let mut model = Model::load_frozen(&args.model, args.dtype.storage(), &device)?;
     model.checkpoint_layers = args.checkpoint_layers;
     if let Some(seed) = args.from_random {
         model.randomize(seed)?;
     }
     match args.full {
         true => model.parameters.train(|name| args.vision || !name.starts_with("model.visual.")),
-        false => model.lora = Lora::add(&mut model.parameters, &args.lora())?,
+        false => model.lora = Lora::add(&mut model.parameters, &args.lora(), &device)?,
     }
     let trained = model.parameters.iter().filter(|parameter| parameter.is_trained());
     let trained_parameters = trained.map(|parameter| parameter.value().shape().elements()).sum();
@@ -338,7 +369,9 @@ fn plan_memory(
     device: &Device,
 ) -> Result<usize, Failure> {
     let shapes = expected(config);
-    let all: usize = shapes.values().map(|shape| shape.iter().product::<usize>()).sum();
+    let storage = args.dtype.storage();
+    let sizes = shapes.iter().map(|(name, shape)| storage.bytes(name, shape));
+    let weights = sizes.sum::<Result<usize, _>>()?;
     let is_vision = |name: &str| name.starts_with("model.visual.");
     let trained: usize = match args.full {
         true => {
@@ -367,7 +400,7 @@ fn plan_memory(
         .map(|example| patches_of(example) * (tokens / example.ids.len().max(1)).max(1))
         .max()
         .unwrap_or(0);
-    let bytes = memory(config, all, trained, tokens, patches, args.checkpoint_layers);
+    let bytes = memory(config, weights, trained, tokens, patches, [args.vision, args.checkpoint_layers]);
     if let Device::Cuda(cuda) = device {
         let (free, _) = cuda.memory_info()?;
         if bytes > free {

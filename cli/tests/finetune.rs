@@ -79,6 +79,12 @@ fn adapters_are_trained_stopped_resumed_and_used() {
     assert!(!succeeds(&resumed).contains("step"));
     assert_eq!(fs::read(to.join("adapter_model.safetensors")).unwrap(), adapter);
 
+    // over quantised weights
+    let quantized = folder.path().join("quantized");
+    let over = ["finetune", "--model", text(&model), "--data", text(&pairs), "--to", text(&quantized)];
+    let over: Vec<&str> = over.iter().chain(&options).copied().chain(["--dtype", "q4_k"]).collect();
+    assert!(succeeds(&over).contains("step 4/4"));
+
     let picture = data.join("0000.png");
     let ask = ["generate", "--model", text(&model), "--image", text(&picture), "--prompt", "What is it?"];
     let ask: Vec<&str> = ask.iter().copied().chain(["--max-new-tokens", "4"]).collect();

@@ -166,12 +166,12 @@ mod tests {
 
     #[test]
     fn formulas_are_the_derivatives() {
-        attention::for_each(|of| compare(of));
-        softmax::for_each(|of| compare(of));
-        norm::for_each(|of| compare(of));
-        activate::for_each(|of| compare(of));
-        rope::for_each(|of| compare(of));
-        embedding::for_each(|of| compare(of));
-        cross_entropy::for_each(|of| compare(of));
+        attention::for_each(compare);
+        softmax::for_each(compare);
+        norm::for_each(compare);
+        activate::for_each(compare);
+        rope::for_each(compare);
+        embedding::for_each(compare);
+        cross_entropy::for_each(compare);
     }
 }

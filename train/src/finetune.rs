@@ -249,39 +249,68 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Bytes that a fine-tune takes at most on its device, estimated from sizes before anything is loaded: parameters in f32, of those
-/// that are trained the gradient twice (before and after it is added) and two moments, what the tape keeps of the longest pass, and
-/// the logits of a chunk of rows.
+/// Bytes that a fine-tune takes at most on its device, estimated from sizes before anything is loaded: `weights` bytes of weights, of the
+/// parameters that are trained the gradient twice (before and after it is added) and two moments, what the tape keeps of the longest pass,
+/// the largest matrix in f32, and the logits of a chunk of rows. `vision`: whether anything of the vision tower is trained, without which
+/// nothing of it is kept.
 pub fn memory(
     config: &Config,
-    parameters: usize,
+    weights: usize,
     trained: usize,
     tokens: usize,
     patches: usize,
-    checkpoint_layers: bool,
+    [vision, checkpoint_layers]: [bool; 2],
 ) -> usize {
     const F32: usize = 4;
     /// Of the cross-entropy: logits, and the products with them.
     const LOGITS: usize = 3 * (64 << 20);
-    let (text, vision) = (&config.text, &config.vision);
+    let (text, tower) = (&config.text, &config.vision);
     let heads = (text.num_attention_heads + 2 * text.num_key_value_heads) * text.head_dim;
     // x, two norms, the attended rows, two sums; projections, normed and rotated; gate, up and their product
     let text_row = 7 * text.hidden_size + 3 * heads + 3 * text.intermediate_size;
-    let vision_row = 7 * vision.hidden_size + 9 * vision.hidden_size + 2 * vision.intermediate_size;
+    let vision_row = 16 * tower.hidden_size + 2 * tower.intermediate_size;
     let kept = |layers: usize, row: usize, x: usize| match checkpoint_layers {
         true => layers * x + row,
         false => layers * row,
     };
     let tape = tokens * kept(text.num_hidden_layers, text_row, 2 * text.hidden_size)
-        + patches * kept(vision.depth, vision_row, 2 * vision.hidden_size);
+        + if vision { patches * kept(tower.depth, vision_row, 2 * tower.hidden_size) } else { 0 };
     // a layer's gradients come beside what is kept
     let gradients = tokens * text_row + patches * vision_row;
-    F32 * (parameters + 4 * trained + tape + gradients) + LOGITS
+    let matrix = text.hidden_size * text.intermediate_size.max(text.num_attention_heads * text.head_dim);
+    weights + F32 * (4 * trained + tape + gradients + matrix) + LOGITS
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Frozen;
+    use pascaline::quant::Format;
+    use qwen3_vl::weights::expected;
+
+    /// Adapters over the published 2B model in Q4_0, with a picture of 512 × 512 pixels and 512 tokens of text.
+    #[test]
+    fn a_quantized_2b_model_is_planned_for_8_gb() {
+        let config = r#"{"model_type": "qwen3_vl", "tie_word_embeddings": true, "image_token_id": 1, "video_token_id": 2,
+            "vision_start_token_id": 3, "vision_end_token_id": 4,
+            "text_config": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "rope_theta": 5000000.0,
+            "rope_scaling": {"mrope_section": [24, 20, 20]}},
+            "vision_config": {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "patch_size": 16,
+            "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304, "out_hidden_size": 2048,
+            "deepstack_visual_indexes": [5, 11, 17]}}"#;
+        let config = Config::parse(Path::new("config.json"), config.as_bytes()).unwrap();
+        let storage = Frozen::Quantized(Format::Q4_0);
+        let shapes = expected(&config);
+        let weights = shapes.iter().map(|(name, shape)| storage.bytes(name, shape).unwrap()).sum();
+        let of_layers = shapes.iter().filter(|(name, shape)| name.contains(".layers.") && shape.len() == 2);
+        let trained = of_layers.map(|(_, shape)| 16 * shape.iter().sum::<usize>()).sum();
+        let planned = |checkpoint_layers| {
+            memory(&config, weights, trained, 512 + 256, 1024, [false, checkpoint_layers])
+        };
+        assert!((3_000_000_000..4_500_000_000).contains(&planned(true)), "{}", planned(true));
+        assert!((6_000_000_000..8_000_000_000).contains(&planned(false)), "{}", planned(false));
+    }
 
     #[test]
     fn orders_are_permutations_and_differ_by_seed() {

@@ -4,7 +4,8 @@
 
 use crate::tape::{Tape, Var};
 use pascaline::ops::{self, Activation, Attention, Epilogue};
-use pascaline::{Result, Shape, Tensor};
+use pascaline::quant::QuantTensor;
+use pascaline::{DType, Result, Shape, Tensor};
 use std::ops::Range;
 
 /// y = x·wᵀ + bias.   x: [rows, k], w: [n, k], bias: \[n\]
@@ -19,6 +20,24 @@ pub fn linear(tape: &mut Tape, x: &Var, w: &Var, bias: Option<&Var>) -> Result<V
     Ok(tape.record(y, &inputs, move |dy, gradients| {
         gradients.add(&own_x, || ops::matmul(&dy, own_w.value()))?;
         gradients.add(&own_w, || ops::matmul(&dy.swap_dims(0, 1)?, own_x.value()))?;
+        match &own_bias {
+            Some(bias) => gradients.add(bias, || ops::column_sum(&dy.contiguous()?)),
+            None => Ok(()),
+        }
+    }))
+}
+
+/// y = x·wᵀ + bias with a quantised w, which is dequantised for the product here and for that of the gradient, and not kept between.
+///
+/// # Errors
+/// As [`ops::linear`].
+pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<&Var>) -> Result<Var> {
+    let epilogue = Epilogue { bias: bias.map(Var::value), ..Epilogue::default() };
+    let y = ops::linear(x.value(), &ops::dequantize(w, DType::F32)?, None, &epilogue)?;
+    let (own_x, own_w, own_bias) = (x.clone(), w.clone(), bias.cloned());
+    let inputs: Vec<&Var> = [x].into_iter().chain(bias).collect();
+    Ok(tape.record(y, &inputs, move |dy, gradients| {
+        gradients.add(&own_x, || ops::matmul(&dy, &ops::dequantize(&own_w, DType::F32)?))?;
         match &own_bias {
             Some(bias) => gradients.add(bias, || ops::column_sum(&dy.contiguous()?)),
             None => Ok(()),

@@ -47,7 +47,7 @@ impl Lora {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if no linear map has such a name or the rank is 0, or a device error.
-    pub fn add(parameters: &mut Parameters, options: &LoraOptions) -> Result<Self> {
+    pub fn add(parameters: &mut Parameters, options: &LoraOptions, device: &Device) -> Result<Self> {
         let LoraOptions { rank, alpha, targets, vision, seed } = options;
         let unsupported = |argument, value: String, reason: &str| {
             Err(Error::Unsupported { op: "lora", argument, value, reason: reason.into() })
@@ -60,21 +60,21 @@ impl Lora {
             let last = name.rsplit('.').next().unwrap_or(name);
             targets.iter().any(|target| target == last) && (*vision || !name.starts_with("model.visual."))
         };
-        let maps: Vec<(String, [usize; 2], Device)> = parameters
-            .iter()
-            .filter_map(|parameter| {
-                let name = parameter.name().strip_suffix(".weight")?;
-                let &[n, k] = parameter.value().dims() else { return None };
-                is_target(name).then(|| (name.to_owned(), [n, k], parameter.value().device()))
+        let maps: Vec<(String, [usize; 2])> = parameters
+            .matrices()
+            .into_iter()
+            .filter_map(|(name, shape)| {
+                let (name, &[n, k]) = (name.strip_suffix(".weight")?, shape.dims()) else { return None };
+                is_target(name).then(|| (name.to_owned(), [n, k]))
             })
             .collect();
         if maps.is_empty() {
             return unsupported("targets", targets.join(","), "no linear map has such a name");
         }
         let mut adapters = BTreeMap::new();
-        for (number, (name, [n, k], device)) in maps.into_iter().enumerate() {
-            let a = uniform([*rank, k], 1.0 / (k as f32).sqrt(), seed.wrapping_add(number as u64), &device)?;
-            let b = Tensor::zeros([n, *rank], DType::F32, &device)?;
+        for (number, (name, [n, k])) in maps.into_iter().enumerate() {
+            let a = uniform([*rank, k], 1.0 / (k as f32).sqrt(), seed.wrapping_add(number as u64), device)?;
+            let b = Tensor::zeros([n, *rank], DType::F32, device)?;
             let a = parameters.add(format!("{name}.lora_A.weight"), a, true)?;
             let b = parameters.add(format!("{name}.lora_B.weight"), b, true)?;
             adapters.insert(name, Adapter { a, b });
@@ -90,8 +90,8 @@ impl Lora {
         let found = qwen3_vl::adapter::Adapter::load(dir)?;
         let file = dir.join(ADAPTER_TENSORS);
         for (name, low) in found.maps() {
-            let number = parameters.find(&format!("{name}.weight"));
-            let shape = number.map(|number| parameters.get(number).value().dims());
+            let matrices = parameters.matrices();
+            let shape = matrices.get(format!("{name}.weight").as_str()).map(|shape| shape.dims());
             if shape != Some(&low.shape) {
                 let (item, reason) =
                     (Some(name.clone()), format!("is no linear map of shape {:?}", low.shape));

@@ -5,14 +5,16 @@
 
 use crate::files;
 use crate::functions::{
-    add, add_rows, attention, cross_entropy, embedding, linear, replace_rows, reshape, rms_norm, rope, scale,
-    silu_mul,
+    add, add_rows, attention, cross_entropy, embedding, linear, quantized_linear, replace_rows, reshape,
+    rms_norm, rope, scale, silu_mul,
 };
 use crate::lora::Lora;
 use crate::parameters::Parameters;
 use crate::tape::{Tape, Var};
 use crate::vision;
+use pascaline::nn::Matrix;
 use pascaline::ops::{self, Attention};
+use pascaline::quant::{Format, QuantTensor};
 use pascaline::{DType, Device, Error, Result, Tensor};
 use qwen3_vl::config::Config;
 use qwen3_vl::positions::{positions, text_rope};
@@ -55,6 +57,40 @@ impl Loss {
     }
 }
 
+/// How weights that are not trained are stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Frozen {
+    /// In f32 or f16.
+    Float(DType),
+    /// The decoder layers' matrices in this format, all others in f16 (Dettmers et al. 2023, "QLoRA"). Products are with the dequantised
+    /// values, in f32.
+    Quantized(Format),
+}
+
+impl Frozen {
+    /// Whether the tensor of this published name and shape is quantised.
+    fn quantizes(self, name: &str, shape: &[usize]) -> bool {
+        let of_layers = name.starts_with("model.language_model.layers.") && shape.len() == 2;
+        matches!(self, Self::Quantized(_)) && of_layers
+    }
+
+    /// Bytes of a tensor of this published name and shape.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn bytes(self, name: &str, shape: &[usize]) -> Result<usize> {
+        let values: usize = shape.iter().product();
+        Ok(match (self, shape) {
+            (Self::Quantized(format), &[n, k]) if self.quantizes(name, shape) => {
+                QuantTensor::part_bytes(format, [n, k])?.iter().sum()
+            }
+            (_, [_]) => DType::F32.size() * values,
+            (Self::Float(dtype), _) => dtype.size() * values,
+            (Self::Quantized(_), _) => DType::F16.size() * values,
+        })
+    }
+}
+
 /// The model: its configuration and its parameters.
 pub struct Model {
     config: Config,
@@ -73,15 +109,47 @@ impl Model {
     /// # Errors
     /// [`Error::Checkpoint`], or a device error.
     pub fn load(dir: &Path, device: &Device) -> Result<Self> {
+        Self::load_frozen(dir, Frozen::Float(DType::F32), device)
+    }
+
+    /// Reads a directory of safetensors whose weights are stored so. Parameters in f32 are marked to be trained; what is smaller can only
+    /// carry adapters.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_frozen(dir: &Path, storage: Frozen, device: &Device) -> Result<Self> {
         let config = Config::load(dir)?;
-        let mut weights = Weights::open(dir, &config, DType::F32, device)?;
+        let (dtype, format) = match storage {
+            Frozen::Float(dtype) => (dtype, None),
+            Frozen::Quantized(format) => (DType::F16, Some(format)),
+        };
+        let mut weights = Weights::open(dir, &config, dtype, device)?;
+        if let Some(format) = format {
+            weights = weights.quantized(format);
+        }
         let mut parameters = Parameters::default();
         for (name, shape) in expected(&config) {
+            if format.is_some() && storage.quantizes(&name, &shape) {
+                match weights.weight(&[&name])? {
+                    Matrix::Quantized(matrix) => parameters.add_quantized(name, matrix),
+                    Matrix::Plain(value) => drop(parameters.add(name, value, false)?),
+                    Matrix::Stacked(_) => {
+                        let reason = "is stored in several types".into();
+                        return Err(Error::Checkpoint {
+                            file: dir.display().to_string(),
+                            item: Some(name),
+                            reason,
+                        });
+                    }
+                }
+                continue;
+            }
             let value = match shape.len() {
                 1 => weights.vector(&name)?,
                 _ => weights.matrix(&name)?,
             };
-            parameters.add(name, value, true)?;
+            let is_trained = value.dtype() == DType::F32;
+            parameters.add(name, value, is_trained)?;
         }
         Ok(Self::new(config, device, parameters))
     }
@@ -254,7 +322,10 @@ impl Model {
 
     /// A linear map, with its adapter if it has one. `name` is the module's.
     pub(crate) fn linear(&self, tape: &mut Tape, name: &str, has_bias: bool) -> Result<Map> {
-        let weight = self.parameter(tape, &format!("{name}.weight"))?;
+        let weight = match self.parameters.quantized(&format!("{name}.weight")) {
+            Some(matrix) => Weight::Quantized(matrix.clone()),
+            None => Weight::Plain(self.parameter(tape, &format!("{name}.weight"))?),
+        };
         let bias = match has_bias {
             true => Some(self.parameter(tape, &format!("{name}.bias"))?),
             false => None,
@@ -308,10 +379,16 @@ fn targets(examples: &[Example]) -> Result<Vec<usize>> {
     }
 }
 
+#[derive(Clone)]
+enum Weight {
+    Plain(Var),
+    Quantized(QuantTensor),
+}
+
 /// A linear map on a tape.
 #[derive(Clone)]
 pub(crate) struct Map {
-    weight: Var,
+    weight: Weight,
     bias: Option<Var>,
     /// A, B and the factor of B·A.
     adapter: Option<(Var, Var, f32)>,
@@ -319,7 +396,10 @@ pub(crate) struct Map {
 
 impl Map {
     pub fn forward(&self, tape: &mut Tape, x: &Var) -> Result<Var> {
-        let y = linear(tape, x, &self.weight, self.bias.as_ref())?;
+        let y = match &self.weight {
+            Weight::Plain(weight) => linear(tape, x, weight, self.bias.as_ref())?,
+            Weight::Quantized(weight) => quantized_linear(tape, x, weight, self.bias.as_ref())?,
+        };
         let Some((a, b, factor)) = &self.adapter else { return Ok(y) };
         let low = linear(tape, x, a, None)?;
         let low = scale(tape, &low, *factor)?;

@@ -1,6 +1,7 @@
 //! What is trained, and what is not: tensors with names and gradients.
 
-use pascaline::{Error, Result, Tensor, ops};
+use pascaline::quant::QuantTensor;
+use pascaline::{Error, Result, Shape, Tensor, ops};
 use std::collections::BTreeMap;
 
 /// A tensor of a model.
@@ -54,6 +55,7 @@ impl Parameter {
 pub struct Parameters {
     all: Vec<Parameter>,
     index: BTreeMap<String, usize>,
+    quantized: BTreeMap<String, QuantTensor>,
 }
 
 impl Parameters {
@@ -71,6 +73,23 @@ impl Parameters {
         self.index.insert(name.clone(), number);
         self.all.push(Parameter { name, value, gradient: None, is_trained });
         Ok(number)
+    }
+
+    /// Adds a quantised matrix, which is never trained itself.
+    pub fn add_quantized(&mut self, name: impl Into<String>, matrix: QuantTensor) {
+        self.quantized.insert(name.into(), matrix);
+    }
+
+    /// The quantised matrix of a name, if there is one.
+    pub fn quantized(&self, name: &str) -> Option<&QuantTensor> {
+        self.quantized.get(name)
+    }
+
+    /// The names and shapes of all matrices, quantised or not.
+    pub(crate) fn matrices(&self) -> BTreeMap<&str, &Shape> {
+        let plain = self.all.iter().map(|parameter| (parameter.name(), parameter.value.shape()));
+        let quantized = self.quantized.iter().map(|(name, matrix)| (name.as_str(), matrix.shape()));
+        plain.filter(|(_, shape)| shape.rank() == 2).chain(quantized).collect()
     }
 
     /// The parameter of this number, as [`add`](Self::add) gave it.

@@ -188,7 +188,7 @@ impl Run {
         let mut adapted = Model::load(model, device)?;
         let targets = TARGETS.map(String::from).to_vec();
         let options = LoraOptions { rank: RANK, alpha: ALPHA, targets, vision: false, seed: 0 };
-        adapted.lora = Lora::add(&mut adapted.parameters, &options)?;
+        adapted.lora = Lora::add(&mut adapted.parameters, &options, device)?;
         for (name, adapter) in adapted.lora.adapters() {
             let values = self.tensors.read_f32(&format!("lora.{name}.lora_A.weight"))?;
             let shape = adapted.parameters.get(adapter.a).value().shape().clone();
