@@ -1,7 +1,7 @@
 //! What was computed, so that it can be run backwards.
 //!
 //! A [`Var`] is a tensor and, if a gradient is wanted with respect to it, a number. Each function of [`functions`](crate::functions)
-//! computes its result and records a [`Step`]: the result's number, and a closure that is given the result's gradient and adds
+//! computes its result and records a `Step`: the result's number, and a closure that is given the result's gradient and adds
 //! to the gradients of the inputs. The closure owns the tensors that it needs. Nothing is recorded for results that depend on no
 //! parameter. [`Tape::backward`] runs the steps in reverse and drops each after it ran, and with it the tensors.
 
