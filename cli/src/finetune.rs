@@ -279,12 +279,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 format!("held out: loss {loss:.4}, {:.1} % of the answers are right", 100.0 * right)
             }
         };
-        if let Err(failure) = screen.line(&line) {
+        let is_step = matches!(event, Event::Step { .. });
+        let is_shown = !(is_step && args.output.is_quiet());
+        if is_shown && let Err(failure) = screen.line(&line) {
             unwritable = Some(failure);
             return Ok(ControlFlow::Break(()));
         }
         let number = run.optimizer.steps();
-        let is_step = matches!(event, Event::Step { .. });
         if is_step && args.save_every.is_some_and(|every| number.is_multiple_of(every.max(1))) {
             run.save(&state)?;
         }

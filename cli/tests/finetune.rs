@@ -84,6 +84,9 @@ fn adapters_are_trained_stopped_resumed_and_used() {
     let over = ["finetune", "--model", text(&model), "--data", text(&pairs), "--to", text(&quantized)];
     let over: Vec<&str> = over.iter().chain(&options).copied().chain(["--dtype", "q4_k"]).collect();
     assert!(succeeds(&over).contains("step 4/4"));
+    let again: Vec<&str> = over.iter().copied().chain(["--force", "--quiet"]).collect();
+    let quiet = succeeds(&again);
+    assert!(!quiet.contains("step") && quiet.contains("held out"), "{quiet}");
 
     let picture = data.join("0000.png");
     let ask = ["generate", "--model", text(&model), "--image", text(&picture), "--prompt", "What is it?"];
