@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The modules, lowest first. Those of one line do not name each other.
 const LAYERS: &[&[&str]] = &[
+    &["simd"],
     &["mutation", "shape", "sync", "dtype"],
     &["error"],
     &["cuda"],

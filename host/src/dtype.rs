@@ -1,7 +1,7 @@
 //! Element types.
 
+use crate::simd::{narrow, widen};
 use half::f16;
-use half::slice::HalfFloatSliceExt;
 use std::fmt;
 
 /// The type of a tensor's elements.
@@ -163,11 +163,11 @@ impl Float for f16 {
     }
     #[inline(always)]
     fn read(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
+        widen(from, to);
     }
     #[inline(always)]
     fn write(from: &[f32], to: &mut [Self]) {
-        to.convert_from_f32_slice(from);
+        narrow(from, to);
     }
     #[inline(always)]
     fn values<'a>(from: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {

@@ -47,6 +47,7 @@ pub mod ops;
 mod problem;
 pub mod quant;
 mod shape;
+mod simd;
 mod sync;
 mod tensor;
 

@@ -2,11 +2,11 @@
 //! it (Dao 2023, FlashAttention-2, algorithm 1).
 
 use super::matmul::dot;
-use super::simd::vectorized;
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvView};
 use crate::problem::attention::{HeadStrides, Problem};
+use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::float16::Decoder;
@@ -143,7 +143,7 @@ pub(super) fn attention_over(
         let rows: Vec<Vec<f32>> = (0..heads * blocks)
             .into_par_iter()
             .map(|task| {
-                vectorized(|| block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES))
+                vectorized!(block(q, [&k, &v], problem, keys, task / blocks, task % blocks * QUERIES))
             })
             .collect();
         for (task, rows) in rows.iter().enumerate() {

@@ -1,9 +1,9 @@
 //! Element by element.
 
-use super::simd::vectorized;
 use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::problem::elementwise::{Binary, Unary};
+use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::elementwise::{ERFC, GELU_ERF_LIMIT, GELU_TANH_CUBIC, GELU_TANH_SCALE};
 use rayon::prelude::*;
@@ -46,7 +46,7 @@ fn zip<T: Float>(z: &mut [T], x: &[T], y: &[T], f: impl Fn(f32, f32) -> f32 + Sy
     let len = if repeats { y.len() * ELEMENTS_PER_TASK.div_ceil(y.len()) } else { ELEMENTS_PER_TASK };
     in_tasks(z, x, len, |start, z, x| {
         let y = if repeats { y } else { &y[start..][..z.len()] };
-        vectorized(|| {
+        vectorized!({
             for (z, x) in z.chunks_mut(y.len()).zip(x.chunks(y.len())) {
                 pieces::map(z, [x, y], |[x, y]| f(x, y));
             }
@@ -55,7 +55,7 @@ fn zip<T: Float>(z: &mut [T], x: &[T], y: &[T], f: impl Fn(f32, f32) -> f32 + Sy
 }
 
 fn map<T: Float>(y: &mut [T], x: &[T], f: impl Fn(f32) -> f32 + Sync) {
-    in_tasks(y, x, ELEMENTS_PER_TASK, |_, y, x| vectorized(|| pieces::map(y, [x], |[x]| f(x))));
+    in_tasks(y, x, ELEMENTS_PER_TASK, |_, y, x| vectorized!(pieces::map(y, [x], |[x]| f(x))));
 }
 
 /// Calls `f` for each `len` elements, with the number of the first; in parallel, if they are more.

@@ -1,11 +1,11 @@
 //! Matrix products: the `gemm` crate, which takes any strides. Half precision is converted by panels and computed in
 //! f32. A product of few rows with a matrix whose columns lie along memory reads that once, column by column.
 
-use super::simd::vectorized;
 use super::{slice, slice_mut};
 use crate::dtype::Float;
 use crate::problem::activate::Epilogue;
 use crate::problem::matmul::{Matmul, MatrixStrides, Problem};
+use crate::simd::vectorized;
 use crate::{DType, Element, Result, Tensor, TensorMut};
 use gemm::Parallelism;
 use half::f16;
@@ -189,7 +189,7 @@ fn columns<B: Float, C: Float>(c: &mut [C], a: &[f32], b: &[B], p: &Problem, opt
     let columns = sums.par_chunks_exact_mut(m).enumerate();
     columns.with_min_len(PARALLEL.div_ceil(m * k.max(1))).for_each(|(column, sums)| {
         let b = if k == 0 { &[][..] } else { &b[column * p.b.column..][..k] };
-        vectorized(|| column_sums(sums, a, b));
+        vectorized!(column_sums(sums, a, b));
     });
     for r in 0..m {
         for (c, sums) in c[r * p.ldc..][..p.n].iter_mut().zip(sums.chunks_exact(m)) {

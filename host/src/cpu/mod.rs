@@ -23,7 +23,6 @@ pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rope_append;
-pub(crate) mod simd;
 pub(crate) mod softmax;
 pub(crate) mod softmax_backward;
 #[cfg(feature = "sparse")]

@@ -1,7 +1,7 @@
 //! Loops over elements of any float type. f16 is converted by the processor's vector instructions, a piece at a time, through
 //! buffers that stay in its first cache; f32 is used where it is.
 //!
-//! These functions are inlined, so that they are compiled for the processor inside of [`vectorized`](super::simd::vectorized).
+//! These functions are inlined, so that they are compiled for the processor inside of [`vectorized`](crate::simd::vectorized).
 
 use crate::dtype::Float;
 

@@ -6,10 +6,10 @@ mod product;
 
 pub(crate) use product::matmul;
 
-use super::simd::vectorized;
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::quant::{Format, QuantRows, QuantTensor};
+use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::quant::blocks::{
@@ -218,7 +218,7 @@ pub(crate) fn quantize_rows(rows: &mut QuantRows, x: &Tensor) -> Result<()> {
         let rows = quants.par_chunks_exact_mut(k / 4).zip(scales.par_chunks_exact_mut(k / BLOCK * 2));
         let rows = rows.zip(x.par_chunks_exact(cols));
         rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(k)).for_each(|((quants, scales), x)| {
-            vectorized(|| quantize_row(bytemuck::cast_slice_mut(quants), scales, x));
+            vectorized!(quantize_row(bytemuck::cast_slice_mut(quants), scales, x));
         });
     });
     Ok(())

@@ -1,9 +1,9 @@
 //! Sums, maxima and their indices over the last dimension.
 
-use super::simd::vectorized;
 use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::problem::reduce::Reduction;
+use crate::simd::vectorized;
 use crate::{Element, Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
@@ -23,7 +23,7 @@ pub(crate) fn reduce(op: Reduction, mut y: TensorMut, x: &Tensor) -> Result<()> 
 fn each_row<Y: Element, T: Element>(y: &mut [Y], x: &[T], cols: usize, f: impl Fn(&[T]) -> Y + Sync) {
     let min_rows = ELEMENTS_PER_TASK.div_ceil(cols.max(1));
     let rows = y.par_iter_mut().enumerate().with_min_len(min_rows);
-    rows.for_each(|(r, y)| *y = vectorized(|| f(&x[r * cols..(r + 1) * cols])));
+    rows.for_each(|(r, y)| *y = vectorized!(f(&x[r * cols..(r + 1) * cols])));
 }
 
 #[inline(always)]

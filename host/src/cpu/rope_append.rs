@@ -1,10 +1,10 @@
 //! A fused projection, taken apart.
 
-use super::simd::vectorized;
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvMut};
 use crate::problem::rope_append::{HeadNorms, Outputs};
+use crate::simd::vectorized;
 use crate::{Result, Tensor};
 use half::f16;
 use kernels_gpu::float16::encode;
@@ -41,7 +41,7 @@ pub(crate) fn rope_append(
             if head < heads + kv_heads {
                 let angle = place(row).1.min(angles - 1) * dim / 2;
                 let weight = weights.map(|[q, k]| if head < heads { q } else { k });
-                vectorized(|| turn(x, weight, eps, &cos[angle..], &sin[angle..]));
+                vectorized!(turn(x, weight, eps, &cos[angle..], &sin[angle..]));
             }
         };
         if heads > 0 {

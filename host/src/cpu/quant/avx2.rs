@@ -20,9 +20,9 @@
 //! | signed bytes                    | widened to 16 bits, `vpmaddwd`, exact for −128  | I8, Q8_0, IQ4_NL, IQ4_XS |
 
 use super::product::{Activations, ROWS, TILE};
-use crate::cpu::simd::Avx2;
 use crate::cpu::slice;
 use crate::quant::{Format, QuantTensor, bits};
+use crate::simd::Avx2;
 use crate::{Result, Tensor};
 use half::f16;
 use kernels_gpu::quant::blocks::{BLOCK, BLOCKS_PER_SUPER};

@@ -12,10 +12,10 @@
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
 use super::{Row, Step, read_row};
-use crate::cpu::simd::Avx2;
 use crate::cpu::{activate, slice, slice_mut};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{QuantRows, QuantTensor};
+use crate::simd::Avx2;
 use crate::{Result, TensorMut};
 use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
