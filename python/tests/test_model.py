@@ -177,7 +177,9 @@ def test_ctrl_c(way):
         "stream": "[begun(piece) for piece in model.stream('Hello', max_new_tokens=4000, stop_at_eos=False)]",
     }
     code = f"""
-        import pascaline, sys
+        import pascaline, signal, sys
+        # as in a terminal; what a shell runs in the background ignores Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         model = pascaline.Qwen3VL.load({str(TINY)!r}, device="virtual")
         def begun(piece):
             print("begun", flush=True)
