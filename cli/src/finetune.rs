@@ -2,6 +2,7 @@
 
 use super::device::DeviceArg;
 use super::failure::Failure;
+use super::files::whole;
 use super::interrupt;
 use super::model::check_directory;
 use super::output::Output;
@@ -9,17 +10,18 @@ use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, format_bytes};
 use pascaline_train::curve::{self, Point};
 use pascaline_train::finetune::{End, Event, FineTune, Plan, memory};
-use pascaline_train::lora::LoraOptions;
+use pascaline_train::lora::{LoraOptions, is_of_vision};
 use pascaline_train::model::Frozen;
 use pascaline_train::optimizer::{Decay, Method, Schedule};
 use pascaline_train::{Example, Lora, Model, Optimizer, data};
 use qwen3_vl::Processor;
+use qwen3_vl::checkpoint::SMALL_FILES;
 use qwen3_vl::config::Config;
 use qwen3_vl::weights::expected;
 use serde::Serialize;
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -188,18 +190,6 @@ struct Json {
 /// The folder of the state, in that of the results.
 const STATE: &str = "state";
 
-/// Files of a checkpoint beside its weights.
-const COPIED: [&str; 8] = [
-    "config.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-];
-
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     check_directory(&args.model)?;
     check(args)?;
@@ -223,7 +213,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         model.randomize(seed)?;
     }
     match args.full {
-        true => model.parameters.train(|name| args.vision || !name.starts_with("model.visual.")),
+        true => model.parameters.train(|name| args.vision || !is_of_vision(name)),
         false => model.lora = Lora::add(&mut model.parameters, &args.lora(), &device)?,
     }
     let trained = model.parameters.iter().filter(|parameter| parameter.is_trained());
@@ -373,20 +363,15 @@ fn plan_memory(
     let storage = args.dtype.storage();
     let sizes = shapes.iter().map(|(name, shape)| storage.bytes(name, shape));
     let weights = sizes.sum::<Result<usize, _>>()?;
-    let is_vision = |name: &str| name.starts_with("model.visual.");
     let trained: usize = match args.full {
         true => {
-            let trained = shapes.iter().filter(|(name, _)| args.vision || !is_vision(name));
+            let trained = shapes.iter().filter(|(name, _)| args.vision || !is_of_vision(name));
             trained.map(|(_, shape)| shape.iter().product::<usize>()).sum()
         }
         false => {
-            let rank = args.rank as usize;
-            let adapted = shapes.iter().filter(|(name, shape)| {
-                let last = name.strip_suffix(".weight").and_then(|module| module.rsplit('.').next());
-                let is_target = last.is_some_and(|last| args.targets.iter().any(|target| target == last));
-                shape.len() == 2 && is_target && (args.vision || !is_vision(name))
-            });
-            adapted.map(|(_, shape)| rank * shape.iter().sum::<usize>()).sum()
+            let lora = args.lora();
+            let adapted = shapes.iter().filter(|(name, shape)| lora.map_of(name, shape).is_some());
+            adapted.map(|(_, shape)| lora.rank * shape.iter().sum::<usize>()).sum()
         }
     };
     let longest = examples.iter().map(|example| example.ids.len()).max().unwrap_or(0);
@@ -420,7 +405,8 @@ fn plan_memory(
 fn prepare_folder(args: &Args) -> Result<(), Failure> {
     let cannot = |error: std::io::Error| Failure::Failed(format!("{}: {error}", args.to.display()));
     let state = args.to.join(STATE);
-    if args.to.exists() && same(&args.to, &args.model) {
+    if args.to.exists() && matches!((whole(&args.to), whole(&args.model)), (Ok(to), Ok(model)) if to == model)
+    {
         return Err(Failure::Usage("--to is --model; name another folder".to_owned()));
     }
     if state.join("state.json").exists() && !args.resume && !args.output.may_replace() {
@@ -432,16 +418,12 @@ fn prepare_folder(args: &Args) -> Result<(), Failure> {
     fs::create_dir_all(&state).map_err(cannot)
 }
 
-fn same(a: &Path, b: &Path) -> bool {
-    matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
-}
-
 fn write_model(args: &Args, model: &Model) -> Result<(), Failure> {
     if !args.full {
         let base = args.model.display().to_string();
         return Ok(model.lora.save(&model.parameters, &args.to, &base)?);
     }
-    for name in COPIED {
+    for name in SMALL_FILES {
         let (from, to) = (args.model.join(name), args.to.join(name));
         if from.exists() {
             let copied = fs::copy(&from, &to);

@@ -16,6 +16,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The files of a safetensors checkpoint other than its weights, of which it has some.
+pub const SMALL_FILES: [&str; 8] = [
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
 /// Where a model is, opened as far as its size can be told.
 ///
 /// ```no_run

@@ -111,21 +111,6 @@ impl Part {
     }
 }
 
-/// The footprint of a part of a model on its device: for one answer, or with `batch` for many.
-///
-/// # Errors
-/// As [`footprint`].
-pub fn part_footprint(
-    config: &Config,
-    storage: &dyn Fn(&str) -> Storage,
-    options: &LoadOptions,
-    work: &Workload,
-    batch: Option<&BatchOptions>,
-    (part, gpu): (&Part, &Gpu),
-) -> Result<Footprint> {
-    rehearsed(config, storage, options, work, batch, (part, gpu))
-}
-
 /// The footprint of a model whose matrix of a published name is stored as `storage` says.
 ///
 /// # Errors
@@ -138,7 +123,7 @@ pub fn footprint(
     work: &Workload,
     gpu: &Gpu,
 ) -> Result<Footprint> {
-    rehearsed(config, storage, options, work, None, (&Part::whole(config), gpu))
+    part_footprint(config, storage, options, work, None, (&Part::whole(config), gpu))
 }
 
 /// The footprint of a model that answers many requests at once: of `work` the prompt and the patches count, of one request; the
@@ -154,10 +139,14 @@ pub fn batch_footprint(
     batch: &BatchOptions,
     gpu: &Gpu,
 ) -> Result<Footprint> {
-    rehearsed(config, storage, options, work, Some(batch), (&Part::whole(config), gpu))
+    part_footprint(config, storage, options, work, Some(batch), (&Part::whole(config), gpu))
 }
 
-fn rehearsed(
+/// The footprint of a part of a model on its device: for one answer, or with `batch` for many.
+///
+/// # Errors
+/// As [`footprint`].
+pub fn part_footprint(
     config: &Config,
     storage: &dyn Fn(&str) -> Storage,
     options: &LoadOptions,
@@ -601,17 +590,17 @@ impl Walk<'_> {
         };
         self.pass(rows, last, batch.pages, &seen)?;
         drop(seen);
-        let one = Walk {
-            pool: Rehearsal::new(),
-            table: self.table.clone(),
-            weights: Vec::new(),
-            stacks: Vec::new(),
-            ..*self
-        };
+        let one = self.apart();
         one.pass(last, last, batch.pages, &[])?;
         let captures = batch.graph && self.stacks.is_empty();
         let bytes = one.pool.statistics().peak_live.div_ceil(last.max(1)) * batch.captured_rows();
         Ok(if captures { bytes + GRAPH_POOL } else { 0 })
+    }
+
+    /// The same model with a pool of its own, which has nothing in it.
+    fn apart(&self) -> Walk<'_> {
+        let (pool, table) = (Rehearsal::new(), self.table.clone());
+        Walk { pool, table, weights: Vec::new(), stacks: Vec::new(), ..*self }
     }
 
     /// The bytes of a graph that checks guesses, whether there will be any or not.
@@ -619,13 +608,7 @@ impl Walk<'_> {
         if !self.stacks.is_empty() {
             return Ok(0);
         }
-        let one = Walk {
-            pool: Rehearsal::new(),
-            table: self.table.clone(),
-            weights: Vec::new(),
-            stacks: Vec::new(),
-            ..*self
-        };
+        let one = self.apart();
         one.pass(CHECKED, CHECKED, 0, &[])?;
         Ok(one.pool.statistics().peak_live)
     }

@@ -5,6 +5,7 @@
 //! ended, and a finished file must have the size and SHA-256 that the hub states. Source: the hub's HTTP interface and
 //! the layout of its cache, as the `hf-hub` crate implements them.
 
+use super::checkpoint::SMALL_FILES;
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, Repo, RepoType};
 use pascaline::{Error, Result};
@@ -32,18 +33,6 @@ const TOO_MUCH: &str =
 const USUAL_TYPES: [&str; 3] = ["Q4_K_M", "Q8_0", "Q4_0"];
 /// The types of a vision file in the order in which they are preferred.
 const VISION_TYPES: [&str; 4] = ["F16", "BF16", "Q8_0", "F32"];
-/// The files of a safetensors checkpoint other than its weights.
-const SMALL_FILES: [&str; 8] = [
-    "config.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-];
-
 /// A model on the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubModel {

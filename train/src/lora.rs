@@ -41,6 +41,21 @@ pub struct LoraOptions {
     pub seed: u64,
 }
 
+impl LoraOptions {
+    /// The linear map whose weight is this tensor, if it gets an adapter: its name and [out, in].
+    pub fn map_of<'n>(&self, tensor: &'n str, shape: &[usize]) -> Option<(&'n str, [usize; 2])> {
+        let (name, &[n, k]) = (tensor.strip_suffix(".weight")?, shape) else { return None };
+        let last = name.rsplit('.').next()?;
+        let is_target = self.targets.iter().any(|target| target == last);
+        (is_target && (self.vision || !is_of_vision(name))).then_some((name, [n, k]))
+    }
+}
+
+/// Whether a module or tensor of this name belongs to the vision tower.
+pub fn is_of_vision(name: &str) -> bool {
+    name.starts_with("model.visual.")
+}
+
 impl Lora {
     /// Adds adapters to `parameters`, and freezes all that were there. A begins with the uniform numbers of ±1/√in, as PEFT's, and B
     /// with zeros, so that the model is at first what it was.
@@ -48,7 +63,7 @@ impl Lora {
     /// # Errors
     /// [`Error::Unsupported`] if no linear map has such a name or the rank is 0, or a device error.
     pub fn add(parameters: &mut Parameters, options: &LoraOptions, device: &Device) -> Result<Self> {
-        let LoraOptions { rank, alpha, targets, vision, seed } = options;
+        let LoraOptions { rank, alpha, targets, seed, .. } = options;
         let unsupported = |argument, value: String, reason: &str| {
             Err(Error::Unsupported { op: "lora", argument, value, reason: reason.into() })
         };
@@ -56,16 +71,12 @@ impl Lora {
             return unsupported("rank", "0".into(), "it must be at least 1");
         }
         parameters.train(|_| false);
-        let is_target = |name: &str| {
-            let last = name.rsplit('.').next().unwrap_or(name);
-            targets.iter().any(|target| target == last) && (*vision || !name.starts_with("model.visual."))
-        };
         let maps: Vec<(String, [usize; 2])> = parameters
             .matrices()
             .into_iter()
             .filter_map(|(name, shape)| {
-                let (name, &[n, k]) = (name.strip_suffix(".weight")?, shape.dims()) else { return None };
-                is_target(name).then(|| (name.to_owned(), [n, k]))
+                let (name, shape) = options.map_of(name, shape.dims())?;
+                Some((name.to_owned(), shape))
             })
             .collect();
         if maps.is_empty() {

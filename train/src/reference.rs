@@ -5,7 +5,7 @@
 //! (`grad_norm.‹parameter›`), and the A of adapters (`lora.‹module›.lora_A.weight`). `cases_train.json` has the losses before each of
 //! eight steps of AdamW and after the last one, of all parameters but the vision tower's and of adapters.
 
-use crate::lora::{Lora, LoraOptions};
+use crate::lora::{Lora, LoraOptions, is_of_vision};
 use crate::model::{Example, Model};
 use crate::optimizer::{Method, Optimizer, Schedule};
 use crate::tape::Tape;
@@ -179,7 +179,7 @@ impl Run {
         let mut trained = Model::load(model, device)?;
         let (loss, gradients, unmatched) = self.check_gradients(&mut trained)?;
 
-        trained.parameters.train(|name| !name.starts_with("model.visual."));
+        trained.parameters.train(|name| !is_of_vision(name));
         let adamw = Losses {
             found: steps(&mut trained, &example, self.adamw_losses.len())?,
             expected: self.adamw_losses.clone(),

@@ -2,6 +2,9 @@
 //!
 //! One process has one device, so the tests take turns.
 
+mod common;
+
+use common::{call, code};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard};
 
@@ -19,24 +22,6 @@ fn device(config: Config) -> MutexGuard<'static, ()> {
     call!("cuCtxSetCurrent", (*mut c_void), context);
     guard
 }
-
-/// Calls a symbol with the given types and answers its code.
-macro_rules! code {
-    ($name:expr, ($($ty:ty),*), $($arg:expr),*) => {{
-        let f = symbol($name).expect($name);
-        // SAFETY: the symbol is a function of the driver API with these parameters.
-        let f: unsafe extern "C" fn($($ty),*) -> u32 = unsafe { std::mem::transmute(f) };
-        // SAFETY: all pointers are to live variables of the test.
-        unsafe { f($($arg),*) }
-    }};
-}
-
-macro_rules! call {
-    ($name:expr, ($($ty:ty),*), $($arg:expr),*) => {
-        assert_eq!(code!($name, ($($ty),*), $($arg),*), 0, $name)
-    };
-}
-use {call, code};
 
 const PTX: &str = ".version 6.4
 .target sm_61

@@ -1,29 +1,15 @@
 //! Several devices of one process: separate memories, peer access, order across devices, faults of one.
 
+mod common;
+
+use common::{call, code};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard};
 
-use pascaline_virtual_gpu::{Config, FindingKind, GTX1080, MX330, restart, symbol, take_findings};
+use pascaline_virtual_gpu::{Config, FindingKind, GTX1080, MX330, restart, take_findings};
 
 static TURN: Mutex<()> = Mutex::new(());
-
-/// Calls a symbol with the given types and answers its code.
-macro_rules! code {
-    ($name:expr, ($($ty:ty),*), $($arg:expr),*) => {{
-        let f = symbol($name).expect($name);
-        // SAFETY: the symbol is a function of the driver API with these parameters.
-        let f: unsafe extern "C" fn($($ty),*) -> u32 = unsafe { std::mem::transmute(f) };
-        // SAFETY: all pointers are to live variables of the test.
-        unsafe { f($($arg),*) }
-    }};
-}
-
-macro_rules! call {
-    ($name:expr, ($($ty:ty),*), $($arg:expr),*) => {
-        assert_eq!(code!($name, ($($ty),*), $($arg),*), 0, $name)
-    };
-}
 
 /// Adds 1 to each of n words; the first loop makes it take a while.
 const PTX: &str = ".version 6.4
@@ -245,38 +231,34 @@ fn copies_go_across_and_events_order_them() {
 /// Whichever order the work happens to run in.
 #[test]
 fn a_missing_wait_is_a_finding_in_every_order() {
+    let missed = |seed, work: &dyn Fn(&Side, &Side)| {
+        let pair = Pair::new(Config { seed, ..Config::default() });
+        let [a, b] = &pair.sides;
+        work(a, b);
+        let waits = [a.wait(), b.wait()];
+        assert!(waits.contains(&719), "seed {seed}: {waits:?}");
+        assert_eq!(kinds(), [FindingKind::MissingWait], "seed {seed}");
+    };
+    let write = |side: &Side| {
+        side.enter();
+        assert_eq!(side.launch(side.buffer, side.buffer), 0);
+    };
     for seed in 1..20 {
         // what the copy reads is not waited for
-        let pair = Pair::new(Config { seed, ..Config::default() });
-        let [a, b] = &pair.sides;
-        a.enter();
-        assert_eq!(a.launch(a.buffer, a.buffer), 0);
-        assert_eq!(copy(b, b, a), 0);
-        let waits = [a.wait(), b.wait()];
-        assert!(waits.contains(&719), "seed {seed}: {waits:?}");
-        assert_eq!(kinds(), [FindingKind::MissingWait], "seed {seed}");
-        drop(pair);
-
+        missed(seed, &|a, b| {
+            write(a);
+            assert_eq!(copy(b, b, a), 0);
+        });
         // the source is written again without a wait for the copy
-        let pair = Pair::new(Config { seed, ..Config::default() });
-        let [a, b] = &pair.sides;
-        assert_eq!(copy(b, b, a), 0);
-        a.enter();
-        assert_eq!(a.launch(a.buffer, a.buffer), 0);
-        let waits = [a.wait(), b.wait()];
-        assert!(waits.contains(&719), "seed {seed}: {waits:?}");
-        assert_eq!(kinds(), [FindingKind::MissingWait], "seed {seed}");
-        drop(pair);
-
+        missed(seed, &|a, b| {
+            assert_eq!(copy(b, b, a), 0);
+            write(a);
+        });
         // what was sent is read by a kernel that does not wait for it
-        let pair = Pair::new(Config { seed, ..Config::default() });
-        let [a, b] = &pair.sides;
-        assert_eq!(copy(a, b, a), 0);
-        b.enter();
-        assert_eq!(b.launch(b.buffer, b.buffer), 0);
-        let waits = [a.wait(), b.wait()];
-        assert!(waits.contains(&719), "seed {seed}: {waits:?}");
-        assert_eq!(kinds(), [FindingKind::MissingWait], "seed {seed}");
+        missed(seed, &|a, b| {
+            assert_eq!(copy(a, b, a), 0);
+            write(b);
+        });
     }
 }
 

@@ -5,30 +5,8 @@ use crate::dtype::Float;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
-pub(crate) fn rms_norm(
-    dx: TensorMut,
-    dweight: TensorMut,
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
-    eps: f32,
-) -> Result<()> {
-    backward(dx, dweight, None, dy, x, weight, eps)
-}
-
-pub(crate) fn layer_norm(
-    dx: TensorMut,
-    [dweight, dbias]: [TensorMut; 2],
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
-    eps: f32,
-) -> Result<()> {
-    backward(dx, dweight, Some(dbias), dy, x, weight, eps)
-}
-
 /// With a bias the gradient of layer norm, without that of RMS norm, which is the same with a mean of 0.
-fn backward(
+pub(crate) fn backward(
     mut dx: TensorMut,
     dweight: TensorMut,
     dbias: Option<TensorMut>,

@@ -7,35 +7,24 @@ use crate::memory::DeviceBuffer;
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::norm_backward::{self as kernels, Rows};
 
-pub(crate) fn rms_norm(
+/// With a bias the gradient of layer norm, without that of RMS norm.
+pub(crate) fn backward(
     device: &CudaDevice,
     dx: TensorMut,
     dweight: TensorMut,
+    dbias: Option<TensorMut>,
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
     eps: f32,
 ) -> Result<()> {
-    match x.dtype() {
-        DType::F16 => of(device, &kernels::RMS_F16, dx, dweight, dy, x, weight, eps),
-        _ => of(device, &kernels::RMS_F32, dx, dweight, dy, x, weight, eps),
-    }
-}
-
-pub(crate) fn layer_norm(
-    device: &CudaDevice,
-    dx: TensorMut,
-    [dweight, dbias]: [TensorMut; 2],
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
-    eps: f32,
-) -> Result<()> {
-    match x.dtype() {
-        DType::F16 => of(device, &kernels::LAYER_F16, dx, dweight, dy, x, weight, eps),
+    match (x.dtype(), &dbias) {
+        (DType::F16, None) => of(device, &kernels::RMS_F16, dx, dweight, dy, x, weight, eps),
+        (_, None) => of(device, &kernels::RMS_F32, dx, dweight, dy, x, weight, eps),
+        (DType::F16, _) => of(device, &kernels::LAYER_F16, dx, dweight, dy, x, weight, eps),
         _ => of(device, &kernels::LAYER_F32, dx, dweight, dy, x, weight, eps),
     }?;
-    column_sum::column_sum(device, dbias, dy)
+    dbias.map_or(Ok(()), |dbias| column_sum::column_sum(device, dbias, dy))
 }
 
 fn of<T: DeviceElement>(

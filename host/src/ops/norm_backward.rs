@@ -41,10 +41,7 @@ pub fn rms_norm_backward_into(
     eps: f32,
 ) -> Result<()> {
     let check = Check("rms_norm_backward");
-    match arguments(check, &dx, [("dweight", &dweight)], dy, x, weight, eps)? {
-        Device::Cpu => cpu::norm_backward::rms_norm(dx, dweight, dy, x, weight, eps),
-        Device::Cuda(device) => gpu::norm_backward::rms_norm(&device, dx, dweight, dy, x, weight, eps),
-    }
+    backward(check, dx, (dweight, None), dy, x, weight, eps)
 }
 
 /// The gradients of [`layer_norm`](super::layer_norm()) with respect to its input, its weight and its bias: with
@@ -87,39 +84,34 @@ pub fn layer_norm_backward_into(
     eps: f32,
 ) -> Result<()> {
     let check = Check("layer_norm_backward");
-    let sums = [("dweight", &dweight), ("dbias", &dbias)];
-    match arguments(check, &dx, sums, dy, x, weight, eps)? {
-        Device::Cpu => cpu::norm_backward::layer_norm(dx, [dweight, dbias], dy, x, weight, eps),
-        Device::Cuda(device) => {
-            gpu::norm_backward::layer_norm(&device, dx, [dweight, dbias], dy, x, weight, eps)
-        }
-    }
+    backward(check, dx, (dweight, Some(dbias)), dy, x, weight, eps)
 }
 
-/// The checks of both, and the device.
-fn arguments<const N: usize>(
+/// With a bias the gradient of layer norm, without that of RMS norm.
+fn backward(
     check: Check,
-    dx: &TensorMut,
-    sums: [(&'static str, &TensorMut); N],
+    dx: TensorMut,
+    (dweight, dbias): (TensorMut, Option<TensorMut>),
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
     eps: f32,
-) -> Result<Device> {
+) -> Result<()> {
     let dtype = check.float("x", x)?;
     check.dtype("dy", dy, dtype)?;
     check.dtype("weight", weight, dtype)?;
-    check.dtype("dx", dx, dtype)?;
+    check.dtype("dx", &dx, dtype)?;
     check.contiguous("x", x)?;
     check.contiguous("dy", dy)?;
     check.contiguous("weight", weight)?;
-    check.contiguous("dx", dx)?;
+    check.contiguous("dx", &dx)?;
     check.shape("dy", dy, x.dims(), "x's shape")?;
-    check.shape("dx", dx, x.dims(), "x's shape")?;
+    check.shape("dx", &dx, x.dims(), "x's shape")?;
     let (_, cols) = x.shape().rows_cols();
     check.shape("weight", weight, &[cols], "[cols], the last dimension of x")?;
-    let device = check.device(dx, &[("dy", dy), ("x", x), ("weight", weight)])?;
-    for (argument, sum) in sums {
+    let device = check.device(&dx, &[("dy", dy), ("x", x), ("weight", weight)])?;
+    let of_bias = dbias.as_ref().map(|dbias| ("dbias", dbias));
+    for (argument, sum) in std::iter::once(("dweight", &dweight)).chain(of_bias) {
         check.dtype(argument, sum, DType::F32)?;
         check.shape(argument, sum, &[cols], "[cols], the last dimension of x")?;
         check.contiguous(argument, sum)?;
@@ -130,5 +122,8 @@ fn arguments<const N: usize>(
     if !(eps.is_finite() && eps >= 0.0) {
         return Err(check.unsupported("eps", eps, "it must be finite and not negative"));
     }
-    Ok(device)
+    match device {
+        Device::Cpu => cpu::norm_backward::backward(dx, dweight, dbias, dy, x, weight, eps),
+        Device::Cuda(device) => gpu::norm_backward::backward(&device, dx, dweight, dbias, dy, x, weight, eps),
+    }
 }

@@ -1,7 +1,7 @@
 //! Activations.
 
 use super::Differentiable;
-use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::ops::{self, Activation};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
 
@@ -14,7 +14,7 @@ pub(super) struct Activate {
     purpose: Purpose,
 }
 
-fn all() -> Vec<Activate> {
+pub(super) fn all() -> Vec<Activate> {
     use Activation::{GeluErf, GeluTanh, Identity, Silu, SwiGlu};
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16] {
@@ -28,17 +28,6 @@ fn all() -> Vec<Activate> {
         }
     }
     all
-}
-
-pub fn cases() -> Vec<Box<dyn Case>> {
-    all().into_iter().map(super::boxed).collect()
-}
-
-/// Those that are small enough for differences.
-#[cfg(test)]
-pub(super) fn for_each(check: impl Fn(&Activate)) {
-    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
-    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
 }
 
 /// Φ by the series of erf where it converges quickly, else by its continued fraction.

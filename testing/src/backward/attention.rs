@@ -1,7 +1,7 @@
 //! Scaled dot-product attention.
 
 use super::{Differentiable, dot};
-use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 use rayon::prelude::*;
 
@@ -26,7 +26,7 @@ pub(super) struct Attention {
     purpose: Purpose,
 }
 
-fn all() -> Vec<Attention> {
+pub(super) fn all() -> Vec<Attention> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16] {
         for of in [Of::Q, Of::K, Of::V] {
@@ -61,17 +61,6 @@ fn all() -> Vec<Attention> {
         }
     }
     all
-}
-
-pub fn cases() -> Vec<Box<dyn Case>> {
-    all().into_iter().map(super::boxed).collect()
-}
-
-/// Those that are small enough for differences.
-#[cfg(test)]
-pub(super) fn for_each(check: impl Fn(&Attention)) {
-    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
-    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
 }
 
 impl Attention {

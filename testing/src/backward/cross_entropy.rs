@@ -1,7 +1,7 @@
 //! Cross-entropy of a matrix's logits.
 
 use super::Differentiable;
-use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 use rand::Rng;
 
@@ -25,7 +25,7 @@ pub(super) struct CrossEntropy {
 
 const FACTOR: f32 = 0.25;
 
-fn all() -> Vec<CrossEntropy> {
+pub(super) fn all() -> Vec<CrossEntropy> {
     let (mut all, dtype) = (Vec::new(), DType::F32);
     for of in [Of::Logits, Of::X, Of::W] {
         for (rows, hidden, vocab) in [(1, 16, 1), (5, 8, 33), (9, 64, 1000), (3, 16, 2050)] {
@@ -46,17 +46,6 @@ fn all() -> Vec<CrossEntropy> {
         all.push(CrossEntropy { rows, hidden, vocab, of, dtype, purpose: Purpose::Bench });
     }
     all
-}
-
-pub fn cases() -> Vec<Box<dyn Case>> {
-    all().into_iter().map(super::boxed).collect()
-}
-
-/// Those that are small enough for differences.
-#[cfg(test)]
-pub(super) fn for_each(check: impl Fn(&CrossEntropy)) {
-    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
-    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
 }
 
 impl CrossEntropy {

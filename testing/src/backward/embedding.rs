@@ -1,7 +1,7 @@
 //! Rows by number, and sums over all rows.
 
 use super::Differentiable;
-use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 use rand::Rng;
 
@@ -15,7 +15,7 @@ pub(super) struct Embedding {
     purpose: Purpose,
 }
 
-fn all() -> Vec<Embedding> {
+pub(super) fn all() -> Vec<Embedding> {
     let mut all = Vec::new();
     for (rows, cols, n) in
         [(1, 1, 1), (7, 3, 5), (5, 64, 33), (400, 257, 9), (3, 300, 600), (9, 4, 0), (9, 0, 4)]
@@ -32,17 +32,6 @@ fn all() -> Vec<Embedding> {
         all.push(bias(8192, 2048, Purpose::Bench));
     }
     all
-}
-
-pub fn cases() -> Vec<Box<dyn Case>> {
-    all().into_iter().map(super::boxed).collect()
-}
-
-/// Those that are small enough for differences.
-#[cfg(test)]
-pub(super) fn for_each(check: impl Fn(&Embedding)) {
-    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
-    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
 }
 
 impl Differentiable for Embedding {

@@ -1,7 +1,7 @@
 //! RMS norm and layer norm, and the sums over rows that biases need.
 
 use super::Differentiable;
-use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
 const EPS: f32 = 1e-6;
@@ -23,7 +23,7 @@ pub(super) struct Norm {
     of: Of,
 }
 
-fn all() -> Vec<Norm> {
+pub(super) fn all() -> Vec<Norm> {
     let mut all = Vec::new();
     for (centred, of) in
         [(false, Of::X), (false, Of::Weight), (true, Of::X), (true, Of::Weight), (true, Of::Bias)]
@@ -39,17 +39,6 @@ fn all() -> Vec<Norm> {
         }
     }
     all
-}
-
-pub fn cases() -> Vec<Box<dyn Case>> {
-    all().into_iter().map(super::boxed).collect()
-}
-
-/// Those that are small enough for differences.
-#[cfg(test)]
-pub(super) fn for_each(check: impl Fn(&Norm)) {
-    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
-    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
 }
 
 impl Norm {

@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
 use super::Differentiable;
-use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
 pub(super) struct Rope {
@@ -12,7 +12,7 @@ pub(super) struct Rope {
     purpose: Purpose,
 }
 
-fn all() -> Vec<Rope> {
+pub(super) fn all() -> Vec<Rope> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16] {
         for (seq, heads, dim) in [(0, 2, 8), (1, 1, 2), (5, 3, 30), (33, 4, 128)] {
@@ -21,17 +21,6 @@ fn all() -> Vec<Rope> {
         all.push(Rope { seq: 4096, heads: 16, dim: 128, dtype, purpose: Purpose::Bench });
     }
     all
-}
-
-pub fn cases() -> Vec<Box<dyn Case>> {
-    all().into_iter().map(super::boxed).collect()
-}
-
-/// Those that are small enough for differences.
-#[cfg(test)]
-pub(super) fn for_each(check: impl Fn(&Rope)) {
-    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
-    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
 }
 
 impl Rope {

@@ -1,7 +1,7 @@
 //! Softmax.
 
 use super::{Differentiable, dot};
-use crate::{Case, HostTensor, Purpose, Tolerance, data};
+use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
 pub(super) struct Softmax {
@@ -11,7 +11,7 @@ pub(super) struct Softmax {
     purpose: Purpose,
 }
 
-fn all() -> Vec<Softmax> {
+pub(super) fn all() -> Vec<Softmax> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16] {
         for (rows, cols) in [(0, 5), (1, 1), (3, 31), (9, 128), (5, 1024), (3, 1025), (2, 4099), (2, 9000)] {
@@ -20,17 +20,6 @@ fn all() -> Vec<Softmax> {
         all.push(Softmax { rows: 8192, cols: 2048, dtype, purpose: Purpose::Bench });
     }
     all
-}
-
-pub fn cases() -> Vec<Box<dyn Case>> {
-    all().into_iter().map(super::boxed).collect()
-}
-
-/// Those that are small enough for differences.
-#[cfg(test)]
-pub(super) fn for_each(check: impl Fn(&Softmax)) {
-    let small = all().into_iter().filter(|of| of.purpose == Purpose::Test && of.dtype == DType::F32);
-    small.filter(|of| of.forward_shape().elements() < 20_000).for_each(|of| check(&of));
 }
 
 fn softmax(x: &[f64]) -> Vec<f64> {
