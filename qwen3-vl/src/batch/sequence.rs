@@ -248,6 +248,11 @@ impl<'m> Sequence<'m> {
         Ok(count)
     }
 
+    /// Whether there are image tokens among the next `count`.
+    pub fn has_images(&self, count: usize) -> bool {
+        !clip(&self.runs, self.computed, count).is_empty()
+    }
+
     /// The image tokens among the next `count`, counted from `at`, and the embeddings for them, which follow `outputs`.
     pub fn images(&self, count: usize, at: usize, outputs: &mut Vec<VisionOutput>, runs: &mut Vec<ImageRun>) {
         for run in clip(&self.runs, self.computed, count) {
