@@ -176,7 +176,10 @@ impl Gauges {
     /// The series that tell replicas apart.
     fn replicas_text(&self, text: &mut String) {
         let mut each = |name: &str, help: &str, value: &dyn Fn(&ReplicaGauges) -> u64| {
-            let _ = writeln!(text, "# HELP pascaline_replica_{name} {help}\n# TYPE pascaline_replica_{name} gauge");
+            let _ = writeln!(
+                text,
+                "# HELP pascaline_replica_{name} {help}\n# TYPE pascaline_replica_{name} gauge"
+            );
             for (index, replica) in self.replicas.iter().enumerate() {
                 let value = value(replica);
                 let device = replica.device.replace('\\', "\\\\").replace('"', "\\\"");

@@ -8,10 +8,10 @@ use super::images::{self, Pictures};
 use super::request::{Raw, Tokenize, Wish};
 use super::worker::Job;
 use llguidance::Matcher;
+use qwen3_vl::batch::KeyedPrompt;
 use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::sampling::Constraint;
 use qwen3_vl::{ControlTokens, Prompt, Sampling};
-use qwen3_vl::batch::KeyedPrompt;
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::mpsc::unbounded_channel;
@@ -101,7 +101,9 @@ fn encode(app: &App, text: &str, control_tokens: ControlTokens) -> Result<Vec<u3
 /// The tokens of a text or of a conversation.
 pub(crate) async fn tokens(app: &Arc<App>, wish: Tokenize) -> Result<Vec<u32>> {
     match wish {
-        Tokenize::Chat { messages, pictures } => Ok(chat(app, messages, pictures, None, 1).await?.0.prompt().ids.clone()),
+        Tokenize::Chat { messages, pictures } => {
+            Ok(chat(app, messages, pictures, None, 1).await?.0.prompt().ids.clone())
+        }
         Tokenize::Text { text, parse_special } => {
             prepared(app, move |app| {
                 let asked = if parse_special { ControlTokens::Recognized } else { app.config.control_tokens };
@@ -137,15 +139,21 @@ fn too_long(app: &App, param: &str, found: &str) -> ApiError {
 }
 
 /// Queues the answers: `choices` to each prompt.
-pub(crate) fn submit(app: &App, prompts: Vec<KeyedPrompt>, wish: &Wish, rules: Vec<Matcher>) -> Result<Answers> {
+pub(crate) fn submit(
+    app: &App,
+    prompts: Vec<KeyedPrompt>,
+    wish: &Wish,
+    rules: Vec<Matcher>,
+) -> Result<Answers> {
     let mut rules = rules.into_iter();
     let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
     for prompt in prompts {
         let tokens = prompt.prompt().ids.len();
         let room = app.config.limits.context - tokens;
         if let Some(most) = wish.max_tokens.filter(|&most| most > room) {
-            let message =
-                format!("max_tokens is {most}, and after the prompt's {tokens} tokens there is room for {room}");
+            let message = format!(
+                "max_tokens is {most}, and after the prompt's {tokens} tokens there is room for {room}"
+            );
             return Err(ApiError::too_long("max_tokens", message));
         }
         for choice in 0..wish.choices {

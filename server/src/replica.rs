@@ -75,7 +75,8 @@ impl Thread<'_> {
                 self.take(job);
             }
             // A bug in the computation of some answers is no reason to take those to come away.
-            let metrics = catch_unwind(AssertUnwindSafe(|| self.step())).unwrap_or_else(|_| self.begin_anew());
+            let metrics =
+                catch_unwind(AssertUnwindSafe(|| self.step())).unwrap_or_else(|_| self.begin_anew());
             self.shared.report(self.index, self.running.len(), metrics);
         }
     }

@@ -60,7 +60,8 @@ fn conversation(text: &str, answer: Option<&str>) -> Value {
 
 #[test]
 fn replicas_share_requests_and_outlive_each_other() {
-    configure(Config { card: &MX330, others: vec![(&GTX1080, None)], ..Config::from_env().unwrap() }).unwrap();
+    configure(Config { card: &MX330, others: vec![(&GTX1080, None)], ..Config::from_env().unwrap() })
+        .unwrap();
     let devices = [0, 1].map(|number| Device::virtual_gpu_number(number).expect("a virtual GPU"));
     let options = BatchOptions { max_sequences: 2, ..BatchOptions::with_room(4000) };
     let replicas = devices.iter().map(|device| (model(device), options)).collect();
@@ -68,7 +69,8 @@ fn replicas_share_requests_and_outlive_each_other() {
     assert_eq!(server.health_of_replicas(), (200, "ok".into(), vec!["ok".into(), "ok".into()]));
 
     // A request goes to the replica that is not busy, and what follows it to where its beginning is.
-    let story = "Once upon a time a card of the Pascal generation was asked for a story about itself and its maker.";
+    let story =
+        "Once upon a time a card of the Pascal generation was asked for a story about itself and its maker.";
     let busy = endless(&server, "Go on and on");
     assert_eq!(server.of_replicas("requests_running"), [1, 0]);
     let first = server.chat(&conversation(story, None));

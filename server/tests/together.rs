@@ -36,9 +36,11 @@ fn answers_together_are_those_alone() {
         })
         .collect();
     let worker = Worker::start(model, 40).unwrap();
-    let (leaving, gone): (Vec<_>, Vec<_>) = prompts[..5].iter().map(|prompt| job(&worker, prompt, 3000)).unzip();
+    let (leaving, gone): (Vec<_>, Vec<_>) =
+        prompts[..5].iter().map(|prompt| job(&worker, prompt, 3000)).unzip();
     worker.submit(leaving).unwrap();
-    let (jobs, mut receivers): (Vec<_>, Vec<_>) = prompts.iter().map(|prompt| job(&worker, prompt, 12)).unzip();
+    let (jobs, mut receivers): (Vec<_>, Vec<_>) =
+        prompts.iter().map(|prompt| job(&worker, prompt, 12)).unzip();
     worker.submit(jobs).unwrap();
     drop(gone);
     for (receiver, expected) in receivers.iter_mut().zip(&expected) {

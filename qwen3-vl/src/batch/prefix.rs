@@ -131,7 +131,11 @@ mod tests {
 
     #[test]
     fn a_beginning_is_held_up_to_the_first_page_that_is_not() {
-        let prompt = Prompt { ids: Vec::new(), positions: Positions { axes: Vec::new(), rope_delta: 0 }, patches: Vec::new() };
+        let prompt = Prompt {
+            ids: Vec::new(),
+            positions: Positions { axes: Vec::new(), rope_delta: 0 },
+            patches: Vec::new(),
+        };
         let keys = vec![1, 2, 3];
         let prompt = KeyedPrompt { prompt, runs: Vec::new(), digests: Vec::new(), keys };
         let prefixes = Prefixes::default();
