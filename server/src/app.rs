@@ -295,11 +295,13 @@ async fn health(State(app): State<Arc<App>>) -> Response {
             (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "device lost", "reason": reason }))
         }
     };
-    let each = replicas.into_iter().map(|replica| match replica.lost {
-        None => json!({ "device": replica.device, "status": "ok" }),
-        Some(reason) => json!({ "device": replica.device, "status": "device lost", "reason": reason }),
-    });
-    value["replicas"] = each.collect();
+    if replicas.len() > 1 {
+        let each = replicas.into_iter().map(|replica| match replica.lost {
+            None => json!({ "device": replica.device, "status": "ok" }),
+            Some(reason) => json!({ "device": replica.device, "status": "device lost", "reason": reason }),
+        });
+        value["replicas"] = each.collect();
+    }
     json_response(status, &value)
 }
 

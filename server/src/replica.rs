@@ -124,9 +124,11 @@ impl Thread<'_> {
     /// After a panic: ends all answers, and begins with a new batch.
     fn begin_anew(&mut self) -> batch::Metrics {
         let (old, model, options) = (self.batch.take(), self.model, self.options);
-        // the old one's pages are free before the new one takes its own
+        // the old one's memory is free before the new one takes its own
         let new = catch_unwind(AssertUnwindSafe(|| {
             drop(old);
+            model.devices().try_for_each(Device::synchronize)?;
+            self.trim();
             Batch::new(model, options)
         }));
         match new {
@@ -169,12 +171,19 @@ impl Thread<'_> {
             batch::Event::Failed { id, error } => {
                 let Some(job) = self.running.remove(&id) else { return };
                 metrics.failed.add(1);
-                for device in self.model.devices() {
-                    if let (Device::Cuda(device), Error::OutOfMemory { .. }) = (device, &error) {
-                        let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault shows in the next step
-                    }
+                if matches!(error, Error::OutOfMemory { .. }) {
+                    self.trim();
                 }
                 let _ = job.events.send(Event::Failed(error.into()));
+            }
+        }
+    }
+
+    /// Gives memory that the pools hold and nobody uses back to the drivers.
+    fn trim(&self) {
+        for device in self.model.devices() {
+            if let Device::Cuda(device) = device {
+                let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault shows in the next step
             }
         }
     }

@@ -39,7 +39,7 @@ impl Server {
 /// An answer without end, of which the first token has come.
 fn endless(server: &Server, text: &str) -> TcpStream {
     let mut body = question(text);
-    for (name, value) in [("max_tokens", json!(1500)), ("ignore_eos", json!(true)), ("stream", json!(true))] {
+    for (name, value) in [("max_tokens", json!(3000)), ("ignore_eos", json!(true)), ("stream", json!(true))] {
         body[name] = value;
     }
     let mut stream = server.raw(CHAT, &body.to_string());
