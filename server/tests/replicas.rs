@@ -12,7 +12,8 @@ use pascaline_virtual_gpu::{Config, GTX1080, MX330, configure, take_findings};
 use qwen3_vl::batch::BatchOptions;
 use serde_json::{Value, json};
 use std::net::TcpStream;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -25,6 +26,15 @@ impl Server {
             let line = text.lines().find(|line| line.starts_with(&series)).expect("the series");
             line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
         })
+    }
+
+    /// Waits until they are these: they are counted a little after the tokens have come.
+    fn wait_for_replicas(&self, name: &str, expected: [u64; 2]) {
+        let begin = Instant::now();
+        while self.of_replicas(name) != expected {
+            assert!(begin.elapsed() < PATIENCE, "{name} is {:?}, not {expected:?}", self.of_replicas(name));
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn health_of_replicas(&self) -> (u16, String, Vec<String>) {
@@ -72,26 +82,25 @@ fn replicas_share_requests_and_outlive_each_other() {
     let story =
         "Once upon a time a card of the Pascal generation was asked for a story about itself and its maker.";
     let busy = endless(&server, "Go on and on");
-    assert_eq!(server.of_replicas("requests_running"), [1, 0]);
+    server.wait_for_replicas("requests_running", [1, 0]);
     let first = server.chat(&conversation(story, None));
-    assert_eq!(server.of_replicas("prefix_hit_tokens"), [0, 0]);
     drop(busy);
     server.wait_for("pascaline_requests_running", 0);
     let expected = text_of(&first);
     let second = server.chat(&conversation(story, Some(&expected)));
     let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
     assert!(cached >= Some(16), "{second}");
-    assert_eq!(server.of_replicas("prefix_hit_tokens"), [0, cached.unwrap()]);
+    server.wait_for_replicas("prefix_hit_tokens", [0, cached.unwrap()]);
 
     // Both are full, and a request more waits for each.
     let mut running: Vec<_> = (0..4).map(|at| endless(&server, &format!("{at} goes on"))).collect();
-    assert_eq!(server.of_replicas("requests_running"), [2, 2]);
-    std::thread::scope(|scope| {
+    server.wait_for_replicas("requests_running", [2, 2]);
+    thread::scope(|scope| {
         let server = &server;
         let ask = |text: &'static str| move || text_of(&server.chat(&conversation(text, None)));
         let (with_beginning, without) = (scope.spawn(ask(story)), scope.spawn(ask("Something else")));
         server.wait_for("pascaline_requests_waiting", 2);
-        assert_eq!(server.of_replicas("requests_waiting"), [1, 1]);
+        server.wait_for_replicas("requests_waiting", [1, 1]);
 
         faults::script("cuGraphLaunch#1:2=700!sticky").expect("a script");
         let mut ended = Vec::new();
@@ -102,7 +111,7 @@ fn replicas_share_requests_and_outlive_each_other() {
         assert_eq!(ended, [true, true]);
         let lost = "device lost".to_owned();
         assert_eq!(server.health_of_replicas(), (200, "degraded".into(), vec!["ok".into(), lost]));
-        assert_eq!(server.of_replicas("up"), [1, 0]);
+        server.wait_for_replicas("up", [1, 0]);
         assert_eq!(server.metric("pascaline_up"), 1);
         // the other's answers go on
         let (so_far, begin) = (server.metric("pascaline_generated_tokens_total"), Instant::now());
