@@ -21,6 +21,7 @@ mod budget;
 mod images;
 mod pages;
 mod pass;
+mod prefix;
 mod sequence;
 
 use crate::generate::{Options, Output, StopReason};
@@ -30,7 +31,7 @@ use crate::processor::Prompt;
 use crate::sampling::{Logprobs, Sampler, checked};
 use budget::Budget;
 use images::Images;
-use pages::{Keys, Pages, pages_of};
+use pages::{Pages, pages_of};
 use pascaline::governor::Pacer;
 use pascaline::nn::KvPages;
 use pascaline::{Device, Error, Result};
@@ -41,6 +42,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 pub use pascaline::ops::PAGE;
+pub use prefix::{KeyedPrompt, Prefixes};
 
 /// How a [`Batch`] uses memory and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +180,6 @@ pub struct Batch<'m> {
     options: BatchOptions,
     pool: KvPages,
     pages: Pages,
-    keys: Keys,
     images: Images,
     passes: Passes<'m>,
     budget: Budget,
@@ -215,7 +216,6 @@ impl<'m> Batch<'m> {
             options,
             pool: model.text.pages(options.pages)?,
             pages: Pages::new(options.pages),
-            keys: Keys::default(),
             images: Images::new(options.image_bytes),
             passes: Passes::new(model, options.graph, options.captured_rows()),
             budget: Budget::new(options.prompt_tokens),
@@ -243,11 +243,24 @@ impl<'m> Batch<'m> {
     /// # Errors
     /// As there.
     pub fn add_with(&mut self, prompt: Prompt, options: &Options, sampler: Sampler) -> Result<RequestId> {
+        self.add_keyed(KeyedPrompt::new(self.model, prompt)?, options, sampler)
+    }
+
+    /// As [`add_with`](Self::add_with), of a prompt whose keys were made elsewhere: with pictures that takes a while.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add_keyed(
+        &mut self,
+        prompt: KeyedPrompt,
+        options: &Options,
+        sampler: Sampler,
+    ) -> Result<RequestId> {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
         let (id, capacity) = (RequestId(self.next), self.options.pages * PAGE);
-        let sequence = Sequence::new(self.model, id, prompt, options, sampler, &self.keys, capacity)?;
+        let sequence = Sequence::new(self.model, id, prompt, options, sampler, capacity)?;
         self.next += 1;
         self.waiting.push_back(sequence);
         Ok(id)
@@ -273,6 +286,11 @@ impl<'m> Batch<'m> {
     /// The error after which the device can't be used, if there was one.
     pub fn fault(&self) -> Option<&Error> {
         self.lost.as_ref()
+    }
+
+    /// The beginnings of prompts that the pages hold, now and later.
+    pub fn prefixes(&self) -> Prefixes {
+        self.pages.prefixes().clone()
     }
 
     /// Bytes of device memory that the pages take.
@@ -390,7 +408,7 @@ impl<'m> Batch<'m> {
         }
         let Some(mut sequence) = self.waiting.pop_front() else { return false };
         // a page for each that runs, or else it would soon have to leave again
-        match sequence.admit(&mut self.pages, &self.keys, self.running.len()) {
+        match sequence.admit(&mut self.pages, self.running.len()) {
             Some(shared) => {
                 self.counted.prompt_tokens += sequence.ids.len() as u64;
                 self.counted.prefix_hits += shared as u64;
@@ -495,7 +513,7 @@ impl<'m> Batch<'m> {
         self.counted.steps += 1;
         let wanting = self.wanting(last, parts);
         for (i, count) in last.iter().map(|&i| (i, 1)).chain(parts.iter().copied()) {
-            self.running[i].advance(count, &mut self.pages, &self.keys);
+            self.running[i].advance(count, &mut self.pages);
         }
         let mut ended: Vec<(usize, Result<StopReason>)> = Vec::new();
         for (i, token) in wanting.into_iter().zip(tokens) {
