@@ -4,6 +4,7 @@ use super::bench::VIRTUAL;
 use super::costs::{Costs, MODEL, Total, print_assumptions};
 use super::failure::Failure;
 use super::output::Output;
+use super::profile_model::{self, ModelProfile};
 use super::ptxas::{self, Registers};
 use super::screen::Style;
 use pascaline::cuda::{self, is_lost};
@@ -23,18 +24,21 @@ const MOST_CASES: usize = 8;
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Take the cases whose id contains this, or the one whose id it is; test cases and bench cases.
-    #[arg(value_name = "CASE")]
-    case: String,
+    #[arg(value_name = "CASE", required_unless_present = "model")]
+    case: Option<String>,
 
     /// Take as many cases as there are, also those that are too large for the virtual GPU.
     #[arg(long)]
     all: bool,
 
     #[command(flatten)]
-    ptxas: ptxas::Choice,
+    pub of_model: ModelProfile,
 
     #[command(flatten)]
-    output: Output,
+    pub ptxas: ptxas::Choice,
+
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// A case's launches, or why there are none.
@@ -58,7 +62,10 @@ struct Json<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let cases = chosen(args)?;
+    if let Some(model) = &args.of_model.model {
+        return profile_model::run(args, model);
+    }
+    let cases = chosen(args.case.as_deref().unwrap_or_default(), args.all)?;
     let report = args.output.report()?;
     let mut screen = args.output.screen();
     let config = Config::from_env().map_err(Failure::Usage)?;
@@ -128,21 +135,21 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The cases that are meant.
-fn chosen(args: &Args) -> Result<Vec<Box<dyn Case>>, Failure> {
+fn chosen(name: &str, all: bool) -> Result<Vec<Box<dyn Case>>, Failure> {
     let mut cases = testing::cases();
     let mut ops: Vec<_> = cases.iter().map(|case| case.op()).collect();
     ops.dedup();
-    match cases.iter().any(|case| case.id() == args.case) {
-        true => cases.retain(|case| case.id() == args.case),
-        false => cases.retain(|case| case.id().contains(&args.case)),
+    match cases.iter().any(|case| case.id() == name) {
+        true => cases.retain(|case| case.id() == name),
+        false => cases.retain(|case| case.id().contains(name)),
     }
-    let (count, name) = (cases.len(), &args.case);
+    let count = cases.len();
     match count {
         0 => {
             let ops = ops.join(", ");
             Err(Failure::Usage(format!("no case's id contains `{name}`; the ops are {ops}")))
         }
-        _ if count > MOST_CASES && !args.all => Err(Failure::Usage(format!(
+        _ if count > MOST_CASES && !all => Err(Failure::Usage(format!(
             "{count} cases' ids contain `{name}`, {} to {}; say more of it, or `--all`",
             cases[0].id(),
             cases[count - 1].id()
