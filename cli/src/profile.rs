@@ -8,12 +8,14 @@ use super::profile_model::{self, ModelProfile};
 use super::ptxas::{self, Registers};
 use super::screen::Style;
 use pascaline::cuda::{self, is_lost};
-use pascaline::{Device, Tensor};
-use pascaline_testing::{self as testing, Case, Purpose};
+use pascaline::{Device, Tensor, TensorMut};
+use pascaline_testing::check::Verdict;
+use pascaline_testing::{self as testing, Case, Purpose, check_with};
 use pascaline_virtual_gpu::{
     Card, Config, LaunchReport, Module, configure, keep_reports, take_findings, take_reports,
 };
 use serde::Serialize;
+use std::cell::Cell;
 
 /// More cases than this are likely a mistake, and long to read.
 const MOST_CASES: usize = 8;
@@ -30,6 +32,10 @@ pub(super) struct Args {
     /// Take as many cases as there are, also those that are too large for the virtual GPU.
     #[arg(long)]
     all: bool,
+
+    /// Check the results too, as `validate` does; of large cases, sampled rows.
+    #[arg(long, conflicts_with = "model")]
+    check: bool,
 
     #[command(flatten)]
     pub of_model: ModelProfile,
@@ -80,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut launched: Vec<(String, Outcome)> = Vec::new();
     for case in &cases {
         screen.doing(&case.id());
-        launched.push((case.id(), one(case.as_ref(), &device, args.all)));
+        launched.push((case.id(), one(case.as_ref(), &device, args.all, args.check)));
         screen.done();
     }
     screen.finish();
@@ -161,7 +167,7 @@ fn chosen(name: &str, all: bool) -> Result<Vec<Box<dyn Case>>, Failure> {
 /// The launches of a case; or why there are none, and whether that is a failure.
 pub(super) type Outcome = Result<Vec<LaunchReport>, (String, bool)>;
 
-pub(super) fn one(case: &dyn Case, device: &Device, all: bool) -> Outcome {
+pub(super) fn one(case: &dyn Case, device: &Device, all: bool, is_checked: bool) -> Outcome {
     if is_lost() {
         return Err(("not run after the device stopped".into(), false));
     }
@@ -169,22 +175,33 @@ pub(super) fn one(case: &dyn Case, device: &Device, all: bool) -> Outcome {
         return Err((format!("left out: {}; `--all` runs it", VIRTUAL.rule()), false));
     }
     let work = || {
-        let inputs =
-            case.inputs().iter().map(|input| input.to(device)).collect::<pascaline::Result<Vec<_>>>()?;
+        let inputs = case.inputs();
+        let on_device = inputs.iter().map(|input| input.to(device)).collect::<pascaline::Result<Vec<_>>>()?;
+        let reports = Cell::new(Vec::new());
+        let run = |y: TensorMut, x: &[Tensor]| {
+            device.synchronize()?;
+            take_reports(); // of whatever preparing them has launched
+            case.run(y, x)?;
+            device.synchronize()?;
+            reports.set(take_reports());
+            Ok(())
+        };
+        if is_checked {
+            let outcome = check_with(case, device, &inputs, &on_device, &run)?;
+            return Ok((reports.take(), Some(outcome.verdict).filter(|verdict| *verdict != Verdict::Pass)));
+        }
         let mut y = match case.initial() {
             Some(initial) => initial.to(device)?,
             None => Tensor::uninitialized(case.output().0, case.output().1, device)?,
         };
-        device.synchronize()?;
-        take_reports(); // of whatever preparing them has launched
-        case.run(y.view_mut()?, &inputs)?;
-        device.synchronize()
+        run(y.view_mut()?, &on_device)?;
+        Ok((reports.take(), None))
     };
-    let result = work();
-    let (reports, findings) = (take_reports(), take_findings());
-    match (findings.first(), result) {
+    let result: pascaline::Result<_> = work();
+    match (take_findings().first(), result) {
         (Some(finding), _) => Err((finding.to_string(), true)),
         (None, Err(error)) => Err((error.to_string(), true)),
-        (None, Ok(())) => Ok(reports),
+        (None, Ok((_, Some(wrong)))) => Err((wrong.to_string(), true)),
+        (None, Ok((reports, None))) => Ok(reports),
     }
 }

@@ -220,7 +220,7 @@ fn profile_asks_for_fewer_cases() {
 /// Several launches are added up, card by card.
 #[test]
 fn profile_adds_launches_up() {
-    let output = run(&["profile", "softmax_f32/rows=1,cols=", "--json", "-"]);
+    let output = run(&["profile", "softmax_f32/rows=1,cols=", "--check", "--json", "-"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let report = json(&output);
     let cases = report["cases"].as_array().expect("cases");
