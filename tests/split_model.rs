@@ -85,6 +85,32 @@ fn a_split_model_gives_the_same_bits() {
     assert!(taken[1] > 0 && taken[1] * 3 < model.weight_bytes() * 2, "{taken:?}");
 }
 
+#[test]
+fn guessed_tokens_are_the_same_over_devices() {
+    let (devices, _turn) = devices();
+    let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&devices[0]) };
+    // a small model repeats itself, which is what guesses are for
+    let answer = |model: &Qwen3Vl, prompt_lookup, graph| {
+        let options =
+            Options { max_new_tokens: 40, stop_at_eos: false, prompt_lookup, graph, ..Options::default() };
+        let question = "one two three one two three one two three one two";
+        let output = model.generate(&[], question, &options).unwrap();
+        (output.ids, output.statistics.guessed_tokens)
+    };
+    let (expected, none) = answer(&load("tiny", &Placement::one(&devices[0], 3), usual), false, true);
+    assert_eq!((expected.len(), none), (40, 0));
+    for (placement, graph) in [
+        (Placement::split(&devices[..2], &[2, 1], 0).unwrap(), true),
+        (Placement::split(&devices, &[1, 1, 1], 0).unwrap(), false),
+        (Placement::rows(&devices[..2], 3, 0).unwrap(), true),
+    ] {
+        let (ids, guessed) = answer(&load("tiny", &placement, usual), true, graph);
+        assert_eq!(ids, expected, "{placement:?}");
+        assert!(guessed > 0, "nothing was guessed, so nothing was shown: {placement:?}");
+        no_findings("guesses");
+    }
+}
+
 /// Requests together, with parts of prompts beside running answers.
 fn together(model: &Qwen3Vl) -> Vec<Vec<u32>> {
     let mut options = BatchOptions::with_room(2048);

@@ -5,6 +5,7 @@ use super::failure::Failure;
 use pascaline::cuda::CudaDevice;
 use pascaline::memory::Way;
 use pascaline::{Device, Error};
+use qwen3_vl::{Placement, SplitMode};
 
 #[derive(clap::Args, Clone, Default)]
 pub(super) struct DevicesArgs {
@@ -18,9 +19,23 @@ pub(super) struct DevicesArgs {
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     split: Option<Ratio>,
 
+    /// How these GPUs share the model: layer gives each some of the layers, which a pass goes through one after the other; row gives
+    /// each an equal part of every layer, all of which compute at once. layer if not given.
+    #[arg(long, value_name = "MODE")]
+    split_mode: Option<Mode>,
+
     /// How values go from GPU to GPU; if not given, as peer where the driver allows it, else pinned.
     #[arg(long, value_name = "WAY")]
     between: Option<Between>,
+}
+
+/// `--split-mode`
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Mode {
+    /// Some of the layers on each GPU.
+    Layer,
+    /// A part of every layer on each GPU.
+    Row,
 }
 
 /// `--between`
@@ -82,7 +97,38 @@ fn ratio(text: &str) -> Result<Ratio, String> {
 impl DevicesArgs {
     /// Whether one of them was given.
     pub fn are_given(&self) -> bool {
-        self.devices.is_some() || self.split.is_some() || self.between.is_some()
+        self.devices.is_some() || self.split.is_some() || self.split_mode.is_some() || self.between.is_some()
+    }
+
+    /// How the GPUs share the model.
+    pub fn mode(&self) -> SplitMode {
+        match self.split_mode {
+            Some(Mode::Row) => SplitMode::Row,
+            Some(Mode::Layer) | None => SplitMode::Layer,
+        }
+    }
+
+    /// Refuses options that contradict each other.
+    pub fn check(&self) -> Result<(), Failure> {
+        match (self.mode(), &self.split) {
+            (SplitMode::Row, Some(_)) => Err(Failure::Usage(
+                "--split shares out layers; with --split-mode row each GPU has an equal part of every layer"
+                    .to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// These GPUs with so many layers each, and the vision tower on one of them.
+    pub fn place(&self, devices: &[Device], layers: &[usize], vision: usize) -> pascaline::Result<Placement> {
+        let placement = match self.mode() {
+            SplitMode::Layer => Placement::split(devices, layers, vision)?,
+            SplitMode::Row => Placement::rows(devices, layers.first().copied().unwrap_or(0), vision)?,
+        };
+        Ok(match self.way() {
+            Some(way) => placement.by(way),
+            None => placement,
+        })
     }
 
     /// The ratio of the layers, if it was given.
@@ -91,7 +137,7 @@ impl DevicesArgs {
     }
 
     /// The way between GPUs, if it was given.
-    pub fn way(&self) -> Option<Way> {
+    fn way(&self) -> Option<Way> {
         self.between.map(|between| match between {
             Between::Peer => Way::Peer,
             Between::Pinned => Way::Pinned,
@@ -101,16 +147,16 @@ impl DevicesArgs {
     /// The GPUs, opened, if several were asked for; `device` is `--device`.
     pub fn open(&self, device: &DeviceArg) -> Result<Option<Vec<Device>>, Failure> {
         match self.are_given() {
-            true => self.all(device).map(Some),
+            true => self.check().and_then(|()| self.all(device)).map(Some),
             false => Ok(None),
         }
     }
 
     /// The GPUs for whole models, the first `count` of them if not all. `device` is `--device`.
     pub fn replicas(&self, count: Replicas, device: &DeviceArg) -> Result<Vec<Device>, Failure> {
-        if self.split.is_some() || self.between.is_some() {
+        if self.split.is_some() || self.between.is_some() || self.split_mode.is_some() {
             return Err(Failure::Usage(
-                "--split and --between spread one model over GPUs; --replicas puts a whole one on each"
+                "--split, --split-mode and --between spread one model over GPUs; --replicas puts a whole one on each"
                     .to_owned(),
             ));
         }

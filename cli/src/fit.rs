@@ -21,7 +21,7 @@ use qwen3_vl::fit::{Asked, Choice, Model};
 use qwen3_vl::footprint::{Footprint, Gpu, Storage, Workload};
 use qwen3_vl::gguf::Mix;
 use qwen3_vl::split::{self, Split};
-use qwen3_vl::{Checkpoint, LoadOptions, Matrices, VisionPlace};
+use qwen3_vl::{Checkpoint, LoadOptions, Matrices, SplitMode, VisionPlace};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ pub(super) struct Args {
     cache: Option<KvFormat>,
 
     /// Print docs/cards.md: all published models, types and cards at three lengths of context.
-    #[arg(long, conflicts_with_all = ["model", "card", "device", "devices", "split", "between", "context", "image", "cache", "memory_limit"])]
+    #[arg(long, conflicts_with_all = ["model", "card", "device", "devices", "split", "split_mode", "between", "context", "image", "cache", "memory_limit"])]
     table: bool,
 
     /// The most of the card's memory to use, without the driver's context, in bytes or with K, M or G.
@@ -139,8 +139,11 @@ pub(super) fn describe_split(
         };
         let (needed, limit) =
             (split.footprints[index].peak.div_ceil(1 << 20), target.limit.div_ceil(1 << 20));
-        text +=
-            &format!("; {device}: {} layers{tower}, {needed} of {limit} MiB planned", split.layers[index]);
+        let layers = match split.mode {
+            SplitMode::Layer => format!("{} layers", split.layers[index]),
+            SplitMode::Row => format!("a part of {} layers", split.layers[index]),
+        };
+        text += &format!("; {device}: {layers}{tower}, {needed} of {limit} MiB planned");
     }
     text
 }
@@ -409,6 +412,7 @@ fn run_split(args: &Args) -> Result<(), Failure> {
             devices.iter().map(Target::of_device).collect::<Result<_, _>>()?
         }
     };
+    args.several.check()?;
     let ratio = args.several.ratio();
     if ratio.is_some_and(|ratio| ratio.len() != cards.len()) {
         return Err(Failure::Usage(format!(
@@ -432,7 +436,11 @@ fn run_split(args: &Args) -> Result<(), Failure> {
     for matrices in kinds(plan.is_quantized) {
         let asked = Asked { matrices, cache: args.cache, ..Asked::default() };
         let named = self::matrices(&asked.apply(usual), is_gguf);
-        rows.push(match plan.fit_split(usual, &asked, &work, &targets, ratio) {
+        let found = match args.several.mode() {
+            SplitMode::Layer => plan.fit_split(usual, &asked, &work, &targets, ratio),
+            SplitMode::Row => plan.fit_rows(usual, &asked, &work, &targets),
+        };
+        rows.push(match found {
             Err(error) => SplitRow {
                 matrices: named,
                 fits: false,

@@ -19,7 +19,7 @@ use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::split::{Split, Target};
 use qwen3_vl::weights::{Conversion, Progress};
 use qwen3_vl::{
-    Checkpoint, LoadOptions, Matrices, Placement, Processor, Prompt, Qwen3Vl, VisionPlace, Visual,
+    Checkpoint, LoadOptions, Matrices, Processor, Prompt, Qwen3Vl, SplitMode, VisionPlace, Visual,
 };
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -585,7 +585,10 @@ impl ModelArgs {
         let processor = opened.checkpoint.processor()?;
         let mut found = Err(Failure::Wrong);
         for work in (work.exactly)(&processor)? {
-            let split = opened.planned(|model| model.fit_split(usual, &asked, &work, &targets, ratio));
+            let split = opened.planned(|model| match self.several.mode() {
+                SplitMode::Layer => model.fit_split(usual, &asked, &work, &targets, ratio),
+                SplitMode::Row => model.fit_rows(usual, &asked, &work, &targets),
+            });
             found = split.map(|split| (split, work)).map_err(|error| self.too_large(error));
             if found.is_ok() {
                 break;
@@ -594,10 +597,7 @@ impl ModelArgs {
         let (split, work) = found?;
         let is_gguf = opened.checkpoint.gguf().is_some();
         output.note(&fit::describe_split(&split, &devices, &targets, &work, is_gguf));
-        let mut placement = Placement::split(&devices, &split.layers, split.vision)?;
-        if let Some(way) = self.several.way() {
-            placement = placement.by(way);
-        }
+        let placement = self.several.place(&devices, &split.layers, split.vision)?;
         let options = split.options;
         let loaded = with_bar(output, |progress| {
             Qwen3Vl::load_placed(&opened.checkpoint, Some(processor), &placement, options, progress)
@@ -685,6 +685,8 @@ struct Placed {
 pub(super) struct DevicePart {
     device: String,
     layers: usize,
+    /// How many GPUs have a part of each of these layers.
+    sharing_each_layer: usize,
     has_vision: bool,
     /// Bytes that the plan allows at most, the context not counted.
     planned_bytes: usize,
@@ -703,6 +705,7 @@ impl Loaded {
             parts.push(DevicePart {
                 device: device.to_string(),
                 layers: split.layers[index],
+                sharing_each_layer: if split.mode == SplitMode::Row { devices.len() } else { 1 },
                 has_vision: index == split.vision,
                 planned_bytes: planned.peak,
                 pool_peak_bytes: memory::pool(cuda)?.statistics().peak_reserved,

@@ -12,7 +12,7 @@ use pascaline::DType;
 use pascaline::kv::KvFormat;
 use qwen3_vl::placement::in_ratio;
 use qwen3_vl::validate::{Limits, RunReport, check_run};
-use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Placement, Qwen3Vl, cases};
+use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Qwen3Vl, SplitMode, cases};
 use serde::Serialize;
 use std::path::Path;
 
@@ -83,16 +83,15 @@ pub(super) fn run(
     let model = match &devices {
         None => Qwen3Vl::load_checkpoint(&checkpoint, device, options, |_| {})?,
         Some(devices) => {
-            let equal = vec![1.0; devices.len()];
-            let layers =
-                in_ratio(checkpoint.config()?.text.num_hidden_layers, several.ratio().unwrap_or(&equal));
-            let mut placement = Placement::split(devices, &layers, 0)?;
-            if let Some(way) = several.way() {
-                placement = placement.by(way);
-            }
+            let (all, equal) = (checkpoint.config()?.text.num_hidden_layers, vec![1.0; devices.len()]);
+            let (layers, what) = match several.mode() {
+                SplitMode::Layer => (in_ratio(all, several.ratio().unwrap_or(&equal)), "layers"),
+                SplitMode::Row => (vec![all; devices.len()], "parts of layers"),
+            };
+            let placement = several.place(devices, &layers, 0)?;
             let each = devices.iter().zip(&layers).map(|(device, layers)| format!("{layers} on {device}"));
             let each: Vec<_> = each.collect();
-            screen.text(&format!("layers: {}", each.join(", ")), Style::Plain)?;
+            screen.text(&format!("{what}: {}", each.join(", ")), Style::Plain)?;
             Qwen3Vl::load_placed(&checkpoint, None, &placement, options, |_| {})?
         }
     };

@@ -45,12 +45,13 @@ fn no_findings(output: &Output) {
 fn models_over_devices_are_the_references() {
     // scripts in .ci do so with the checkpoint of 32 layers, which takes an optimised program
     let cases = [
-        (tiny(), "text,small_image", "0,1", "2,1", "peer", None),
-        (tiny(), "small_image", "auto", "1,1,1", "pinned", Some(THREE)),
+        (tiny(), "text,small_image", "0,1", ["--split", "2,1"], "peer", None),
+        (tiny(), "small_image", "auto", ["--split", "1,1,1"], "pinned", Some(THREE)),
+        (tiny(), "text,small_image", "1,0", ["--split-mode", "row"], "pinned", None),
     ];
-    for (model, runs, devices, split, between, environment) in cases {
+    for (model, runs, devices, [how, split], between, environment) in cases {
         let fixed = ["validate", "--model", &model, "--device", "virtual", "--runs", runs];
-        let spread = ["--devices", devices, "--split", split, "--between", between];
+        let spread = ["--devices", devices, how, split, "--between", between];
         let arguments = [&fixed[..], &spread].concat();
         let output = run(&arguments, environment.as_slice());
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}{}", stdout(&output), stderr(&output));
@@ -74,7 +75,13 @@ fn answers_are_the_same_and_memory_is_as_planned() {
     let parts = two["devices"].as_array().expect("two devices");
     let layers: Vec<_> = parts.iter().map(|part| part["layers"].as_u64()).collect();
     assert_eq!(layers, [Some(1), Some(2)]);
-    for part in parts {
+    let rows = generate(&["--devices", "0,1", "--split-mode", "row", "--between", "peer"], &[]);
+    assert_eq!(one["generated_ids"], rows["generated_ids"]);
+    let halves = rows["devices"].as_array().expect("two devices");
+    for half in halves {
+        assert_eq!((half["layers"].as_u64(), half["sharing_each_layer"].as_u64()), (Some(3), Some(2)));
+    }
+    for part in parts.iter().chain(halves) {
         assert!(part["pool_peak_bytes"].as_u64() <= part["planned_bytes"].as_u64(), "{part}");
         assert!(part["pool_peak_bytes"].as_u64() > Some(0), "{part}");
     }
@@ -128,6 +135,13 @@ fn a_plan_has_a_line_for_each_card() {
         text.contains("Tesla P40") && text.contains("GeForce GTX 1080") && text.contains("2/3"),
         "{text}"
     );
+    let rows = ["fit", &model, "--card", "p40", "--card", "p40", "--split-mode", "row"];
+    let output = run(&rows, &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output).matches("3/3").count(), 4, "f16 and q8_0.. on both: {}", stdout(&output));
+    let output = run(&[&rows[..], &["--card", "p40"]].concat(), &[]);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(stderr(&output).contains("num_key_value_heads 2"), "{}", stderr(&output));
     let output = run(&["fit", &model, "--card", "p40", "--card", "gtx1080", "--memory-limit", "20M"], &[]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("are needed for a context"), "{}", stderr(&output));
@@ -139,9 +153,12 @@ fn a_fault_of_one_device_ends_the_answer() {
     let model = tiny();
     let fixed =
         ["generate", "--model", &model, "--device", "virtual", "--prompt", "Hello", "--max-new-tokens", "6"];
-    for device in ["0", "1"] {
-        let faults = format!("cuGraphLaunch#{device}:3=719@sync!sticky");
-        let arguments = [&fixed[..], &["--devices", "0,1", "--json", "--quiet"]].concat();
+    for (device, call, mode) in
+        [("0", "cuGraphLaunch", "layer"), ("1", "cuGraphLaunch", "layer"), ("1", "cuLaunchKernel", "row")]
+    {
+        let faults = format!("{call}#{device}:3=719@sync!sticky");
+        let arguments =
+            [&fixed[..], &["--devices", "0,1", "--split-mode", mode, "--json", "--quiet"]].concat();
         let output = run(&arguments, &[("PASCALINE_FAULTS", &faults)]);
         assert_eq!(output.status.code(), Some(1), "{faults}: {}", stderr(&output));
         assert!(stderr(&output).contains("719"), "{faults}: {}", stderr(&output));
@@ -167,6 +184,9 @@ fn wrong_devices_are_refused_clearly() {
         (&["--devices", "0,1", "--gpu-layers", "1"], 2, "layers through one GPU"),
         (&["--devices", "0,1", "--between", "peer"], 1, "no peer access"),
         (&["--devices", "0,1", "--memory-limit", "100000"], 1, "does not fit"),
+        (&["--devices", "0,1", "--split-mode", "row", "--memory-limit", "100000"], 1, "does not fit"),
+        (&["--devices", "0,1", "--split-mode", "row", "--split", "1,1"], 2, "an equal part of every layer"),
+        (&["--devices", "0,1", "--split-mode", "column"], 2, "layer, row"),
     ] {
         let peers = if says == "no peer access" { "0" } else { "1" };
         let output = run(&[&fixed[..], arguments].concat(), &[("PASCALINE_VIRTUAL_PEERS", peers)]);

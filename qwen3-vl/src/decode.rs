@@ -123,7 +123,8 @@ impl<'a> Decoder<'a> {
         let angles = text.angles(&positions(next))?;
         let one = Passes::of(1, text)?;
         let several = lookup.map(|lookup| Ok((Passes::of(CHECKED, text)?, lookup))).transpose()?;
-        let capture = capture && text.device().is_cuda() && text.streamed_layers() == 0;
+        // sums over devices are no part of a graph
+        let capture = capture && text.device().is_cuda() && text.streamed_layers() == 0 && text.parts() == 1;
         let (checked, guesses) = (None, Guesses::default());
         Ok(Self { text, next, first: next, angles, one, several, checked, guesses, capture })
     }
@@ -212,37 +213,38 @@ fn pass(
     sampler: &Sampler,
 ) -> Result<Rows> {
     let Passes { rows, steps, captured } = passes;
-    if captured.is_some() {
-        cache.advance(*rows)?;
-    }
-    // launches only, whose arguments are the same for every pass of so many tokens
-    let mut stage = |stage: usize, input: Option<&Tensor>| {
-        let hidden = match input {
-            Some(hidden) => hidden.clone(),
-            None => text.embed(&steps[0].narrow(0, 0, *rows)?, Images::default())?,
-        };
+    let ids = steps[0].narrow(0, 0, *rows)?;
+    let rope = |stage: usize| {
         let [cos, sin] = angles[stage].clone();
-        let rope = Rope { cos, sin, at: steps[stage].narrow(0, *rows, 2)? };
-        let mut caches = cache.caches_of(text.stages()[stage].range.clone());
-        text.run(stage, hidden, &rope, Images::default(), &mut caches, &mut |_, _| {})
+        Ok(Rope { cos, sin, at: steps[stage].narrow(0, *rows, 2)? })
     };
-    if capture {
-        let captured = match captured {
-            Some(captured) => captured,
-            none => {
-                let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?, sampler);
-                none.insert(Relay::capture(text, *rows, stage, end)?)
-            }
-        };
-        let logits = captured.launch(text)?;
+    if !capture {
+        let ropes = (0..steps.len()).map(rope).collect::<Result<Vec<_>>>()?;
+        let hidden = text.forward(&ids, &ropes, Images::default(), cache.caches(), &mut |_, _| {})?;
+        let logits = Logits::of(text.logits(&hidden)?, sampler)?;
         text.settle()?;
         return logits.rows();
     }
-    let mut hidden = stage(0, None)?;
-    for index in 1..text.stages().len() {
-        hidden = stage(index, Some(&text.pass_on(index - 1, &hidden)?))?;
-    }
-    let logits = Logits::of(text.logits(&hidden)?, sampler)?;
+    let captured = match captured {
+        Some(captured) => {
+            cache.advance(*rows)?;
+            captured
+        }
+        none => {
+            // launches only, whose arguments are the same for every pass of so many tokens
+            let stage = |stage: usize, input: Option<&Tensor>| {
+                let hidden = match input {
+                    Some(hidden) => hidden.clone(),
+                    None => text.embed(&ids, Images::default())?,
+                };
+                let mut caches = cache.caches_of(text.stages()[stage].range.clone());
+                text.run(stage, hidden, &rope(stage)?, Images::default(), &mut caches, &mut |_, _| {})
+            };
+            let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?, sampler);
+            none.insert(Relay::capture(text, *rows, stage, end)?)
+        }
+    };
+    let logits = captured.launch(text)?;
     text.settle()?;
     logits.rows()
 }

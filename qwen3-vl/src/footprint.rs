@@ -8,7 +8,9 @@ use super::batch::{BatchOptions, PAGE};
 use super::config::{Config, VisionConfig};
 use super::decode::{ANGLES_AHEAD, CHECKED};
 use super::model::{LoadOptions, micro_batch};
+use super::rows;
 use super::vision::VisionPlace;
+use super::weights::{EMBEDDING, LM_HEAD};
 use pascaline::cuda::CudaDevice;
 use pascaline::internals::pieces::{MLP_ROWS, QUANTIZE_PIECE, rows_per_launch};
 use pascaline::internals::select::{Layouts, Query, Types, scratch_bytes};
@@ -100,14 +102,26 @@ pub struct Part {
     pub is_first: bool,
     /// Whether it has the vision tower.
     pub has_vision: bool,
-    /// How many devices a pass goes through.
+    /// How many devices a pass goes through one after the other.
     pub stages: usize,
+    /// Of a row split, which part of each layer, and of how many; else the first of one.
+    pub share: [usize; 2],
 }
 
 impl Part {
     /// All of a model.
     pub fn whole(config: &Config) -> Self {
-        Self { layers: 0..config.text.num_hidden_layers, is_first: true, has_vision: true, stages: 1 }
+        let layers = 0..config.text.num_hidden_layers;
+        Self { layers, is_first: true, has_vision: true, stages: 1, share: [0, 1] }
+    }
+
+    /// Rows of the output matrix.
+    fn vocabulary(&self, config: &Config) -> usize {
+        let [index, of] = self.share;
+        match (of, self.is_first) {
+            (1, false) => 0,
+            _ => rows::share(config.text.vocab_size, index, of).len(),
+        }
     }
 }
 
@@ -164,7 +178,19 @@ pub fn part_footprint(
                 + batch.map_or(0, |batch| batch.max_sequences)
         }
     };
-    let slots = Link::slot_bytes(arriving * config.text.hidden_size * size_of::<f32>());
+    let hidden = config.text.hidden_size;
+    let values = match part.share {
+        [_, 1] => arriving * hidden,
+        // a part of each sum from each other device, and the first one gets their logits
+        [_, of] => {
+            let wanted = batch.map_or(1, |batch| batch.max_sequences);
+            let rows =
+                work.prompt.min(options.tokens_per_pass) + batch.map_or(0, |batch| batch.max_sequences);
+            let logits = if part.is_first { wanted * config.text.vocab_size.div_ceil(of) } else { 0 };
+            (of - 1) * (rows * hidden).max(logits)
+        }
+    };
+    let slots = Link::slot_bytes(values * size_of::<f32>());
     let beside = gpu.beside_pool + slots + if layers_pass { STREAMED_LAYERS } else { 0 };
     let pool = Rehearsal::within(gpu.memory.saturating_sub(beside));
     let table = Table::built_in(gpu.capability)?;
@@ -192,7 +218,7 @@ pub fn part_footprint(
     let graphs = match batch {
         None => {
             walk.answer(work)?;
-            GRAPH_POOL + walk.checks()?
+            if walk.is_captured() { GRAPH_POOL + walk.checks()? } else { 0 }
         }
         Some(batch) => walk.answers(work, batch)?,
     };
@@ -281,7 +307,9 @@ impl Walk<'_> {
     fn text_linears(&self, layer: usize) -> [Linear; 4] {
         let text = &self.config.text;
         let (hidden, mlp, head) = (text.hidden_size, text.intermediate_size, text.head_dim);
-        let (q, kv) = (text.num_attention_heads * head, text.num_key_value_heads * head);
+        let of = self.part.share[1];
+        let (q, kv) = (text.num_attention_heads / of * head, text.num_key_value_heads / of * head);
+        let mlp = mlp / of;
         let name = |part: &str, rows| (format!("model.language_model.layers.{layer}.{part}.weight"), rows);
         let qkv = [name("self_attn.q_proj", q), name("self_attn.k_proj", kv), name("self_attn.v_proj", kv)];
         [
@@ -297,10 +325,13 @@ impl Walk<'_> {
         let (hidden, vocab, head) = (config.text.hidden_size, config.text.vocab_size, config.text.head_dim);
         let mut weights = Vec::new();
         if self.part.is_first {
-            self.matrix(&self.linear(&[(super::weights::EMBEDDING.into(), vocab)], hidden), &mut weights)?;
+            self.matrix(&self.linear(&[(EMBEDDING.into(), vocab)], hidden), &mut weights)?;
         }
-        if self.part.is_first && !config.tie_word_embeddings {
-            self.matrix(&self.linear(&[(super::weights::LM_HEAD.into(), vocab)], hidden), &mut weights)?;
+        let own = self.part.vocabulary(config);
+        match config.tie_word_embeddings {
+            true if self.part.is_first => {} // a part of the embedding
+            true => self.matrix(&self.linear(&[(EMBEDDING.into(), own)], hidden), &mut weights)?,
+            false => self.matrix(&self.linear(&[(LM_HEAD.into(), own)], hidden), &mut weights)?,
         }
         let layers = config.text.num_hidden_layers;
         let resident = self.options.gpu_layers.unwrap_or(layers).min(layers);
@@ -441,7 +472,7 @@ impl Walk<'_> {
 
     fn cache(&self, context: usize) -> Result<Vec<Rehearsed>> {
         let text = &self.config.text;
-        let dims = [context, text.num_key_value_heads, text.head_dim];
+        let dims = [context, text.num_key_value_heads / self.part.share[1], text.head_dim];
         let mut cache = Vec::new();
         for _ in 0..2 * self.part.layers.len() {
             for bytes in KvTensor::part_bytes(self.options.cache, dims) {
@@ -527,10 +558,36 @@ impl Walk<'_> {
         let h = self.floats(rows * hidden)?;
         self.product(rows, out, false, Activation::Identity)?;
         drop((attended, keys, normed));
+        let h = if own { h } else { self.summed(rows * hidden, h)? };
         let normed = layer_normed()?;
         let y = self.mlp(rows, [fc1, fc2], !own, activation)?;
         drop((normed, h, x));
-        Ok(y)
+        if own { Ok(y) } else { self.summed(rows * hidden, y) }
+    }
+
+    /// A part of a sum over the devices that share each layer, and the sum.
+    fn summed(&self, count: usize, part: Rehearsed) -> Result<Rehearsed> {
+        let of = self.part.share[1];
+        if of == 1 {
+            return Ok(part);
+        }
+        let _arrived = (1..of).map(|_| self.floats(count)).collect::<Result<Vec<_>>>()?;
+        let first = self.floats(count)?;
+        (2..of).try_fold(first, |_sum, _| self.floats(count))
+    }
+
+    /// How many layers' outputs get a picture's features.
+    fn deepstack(&self, seen: &[Rehearsed], patches: usize) -> usize {
+        match self.part.share {
+            [_, 1] => seen.len().saturating_sub(1),
+            _ if patches == 0 => 0,
+            _ => self.config.vision.deepstack_visual_indexes.len(),
+        }
+    }
+
+    /// Whether decoding is captured: sums over devices are no part of a graph.
+    fn is_captured(&self) -> bool {
+        self.part.share[1] == 1
     }
 
     /// A picture's embeddings.
@@ -588,11 +645,11 @@ impl Walk<'_> {
             0 | 1 => rows,
             stages => rows.min(micro_batch(rows, stages) + last),
         };
-        self.pass(rows, last, batch.pages, &seen)?;
+        self.pass(rows, last, batch.pages, self.deepstack(&seen, work.patches))?;
         drop(seen);
         let one = self.apart();
-        one.pass(last, last, batch.pages, &[])?;
-        let captures = batch.graph && self.stacks.is_empty();
+        one.pass(last, last, batch.pages, 0)?;
+        let captures = batch.graph && self.stacks.is_empty() && self.is_captured();
         let bytes = one.pool.statistics().peak_live.div_ceil(last.max(1)) * batch.captured_rows();
         Ok(if captures { bytes + GRAPH_POOL } else { 0 })
     }
@@ -609,7 +666,7 @@ impl Walk<'_> {
             return Ok(0);
         }
         let one = self.apart();
-        one.pass(CHECKED, CHECKED, 0, &[])?;
+        one.pass(CHECKED, CHECKED, 0, 0)?;
         Ok(one.pool.statistics().peak_live)
     }
 
@@ -622,17 +679,18 @@ impl Walk<'_> {
         Ok(if self.part.is_first { seen } else { Vec::new() })
     }
 
-    /// Rows of several sequences, of which `wanted` get a next token.
-    fn pass(&self, rows: usize, wanted: usize, pages: usize, seen: &[Rehearsed]) -> Result<()> {
+    /// Rows of several sequences, of which `wanted` get a next token; so many layers' outputs get a picture's features.
+    fn pass(&self, rows: usize, wanted: usize, pages: usize, deepstack: usize) -> Result<()> {
         let text = &self.config.text;
         let (hidden, half) = (text.hidden_size, text.head_dim / 2);
         let _inputs = [self.floats(3 * rows + wanted + pages)?, self.floats(2 * rows * half)?];
         let mut h = self.floats(rows * hidden)?;
         for layer in self.part.layers.clone() {
             // partial results of attention, which is over before the products that follow
-            drop(self.floats(wanted * text.num_attention_heads * MOST_PARTIAL * (text.head_dim + 4))?);
+            let heads = text.num_attention_heads / self.part.share[1];
+            drop(self.floats(wanted * heads * MOST_PARTIAL * (text.head_dim + 4))?);
             h = self.transformer(rows, h, &self.text_linears(layer), None, Activation::SwiGlu)?;
-            if layer + 1 < seen.len() {
+            if layer < deepstack {
                 let features = self.floats(rows * hidden)?;
                 let sum = self.floats(rows * hidden)?;
                 drop(features);
@@ -643,11 +701,22 @@ impl Walk<'_> {
         drop(h);
         let _wanted = self.floats(wanted * hidden)?;
         drop(normed);
-        if !self.part.is_first {
-            return Ok(());
-        }
-        let _logits = [self.floats(wanted * text.vocab_size)?, self.floats(wanted)?, self.floats(wanted)?];
+        let _logits = self.logits(wanted)?;
+        let _best = [self.floats(wanted)?, self.floats(wanted)?];
         Ok(())
+    }
+
+    /// The logits of so many rows, where they are wanted, or the own part of them.
+    fn logits(&self, rows: usize) -> Result<Rehearsed> {
+        let own = self.floats(rows * self.part.vocabulary(self.config))?;
+        let all = self.config.text.vocab_size;
+        match self.part.share {
+            [0, of] if of > 1 => {
+                let _others = self.floats(rows * (all - self.part.vocabulary(self.config)))?;
+                self.floats(rows * all)
+            }
+            _ => Ok(own),
+        }
     }
 
     /// A picture, the prompt, and a token.
@@ -655,6 +724,7 @@ impl Walk<'_> {
         let text = &self.config.text;
         let (hidden, half) = (text.hidden_size, text.head_dim / 2);
         let seen = self.seen(work)?;
+        let deepstack = self.deepstack(&seen, work.patches);
         let _angles = [self.floats(work.prompt * half)?, self.floats(work.prompt * half)?];
         let mut last = None;
         let most = micro_batch(work.prompt, self.part.stages).min(self.options.tokens_per_pass).max(1);
@@ -665,7 +735,7 @@ impl Walk<'_> {
             let mut h = self.floats(rows * hidden)?;
             for layer in self.part.layers.clone() {
                 h = self.transformer(rows, h, &self.text_linears(layer), None, Activation::SwiGlu)?;
-                if layer + 1 < seen.len() {
+                if layer < deepstack {
                     let features = self.floats(rows * hidden)?;
                     let sum = self.floats(rows * hidden)?;
                     drop(features);
@@ -676,13 +746,11 @@ impl Walk<'_> {
             drop(h);
             last = Some(normed);
         }
-        // the devices after the first have no logits
-        let vocab = if self.part.is_first { text.vocab_size } else { 0 };
-        let logits = self.floats(vocab)?;
+        let logits = self.logits(1)?;
         drop((seen, last));
         let _decoding =
             [self.floats(ANGLES_AHEAD as usize * half)?, self.floats(ANGLES_AHEAD as usize * half)?];
-        let _next = self.floats(vocab)?;
+        let _next = self.logits(1)?;
         drop(logits);
         Ok(())
     }

@@ -37,6 +37,11 @@ impl Layers {
         self.streamed.as_ref().map_or(0, StreamedBlocks::len)
     }
 
+    /// Block `index`, if it stays on the device.
+    pub fn resident(&self, index: usize) -> Option<&TransformerBlock> {
+        self.resident.get(index)
+    }
+
     /// Block `index`, one of [`len`](Self::len), of `x`.
     pub fn forward(&self, index: usize, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         match (self.resident.get(index), &self.streamed) {

@@ -3,14 +3,15 @@
 use super::checkpoint::Checkpoint;
 use super::config::{Config, TextConfig};
 use super::kernels;
-use super::placement::Placement;
+use super::placement::{Placement, SplitMode};
 use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
+use super::rows;
 use super::text::{ImageRun, Images, TextModel};
 use super::vision::{VisionOutput, VisionPlace, VisionTower};
 use super::weights::{Conversion, Progress, Weights};
 use pascaline::kv::KvFormat;
-use pascaline::memory::{Link, Way};
+use pascaline::memory::Way;
 use pascaline::nn::{KvCache, Rope};
 use pascaline::ops::PAGE;
 use pascaline::quant::Format;
@@ -168,11 +169,12 @@ impl Qwen3Vl {
 
     /// As [`load_prepared`](Self::load_prepared), with the layers and the vision tower on several devices. Hidden states are passed from
     /// device to device; a prompt passes in so many parts that all devices are busy with one. The answers are the same: those of
-    /// one device with the same tokens in a pass to the bit.
+    /// one device with the same tokens in a pass to the bit. With [`SplitMode::Row`] each device has a part of every layer, and the
+    /// answers are those of one device within f32's rounding.
     ///
     /// # Errors
-    /// As [`load`](Self::load); [`Error::Unsupported`] if the placement is of another number of layers, or with layers or a vision
-    /// tower that pass through a device.
+    /// As [`load`](Self::load); [`Error::Unsupported`] if the placement is of another number of layers, with layers or a vision
+    /// tower that pass through a device, or if the model's sizes do not divide by the devices that share each layer.
     pub fn load_placed(
         checkpoint: &Checkpoint,
         prepared: Option<Processor>,
@@ -187,6 +189,11 @@ impl Qwen3Vl {
         let layers = config.text.num_hidden_layers;
         let gpu_layers = options.gpu_layers.unwrap_or(layers);
         placement.check(layers)?;
+        if placement.mode() == SplitMode::Row {
+            rows::check(config, placement.devices().len(), &|name| {
+                checkpoint.storage(config, &options, name)
+            })?;
+        }
         if gpu_layers < layers && placement.devices().len() > 1 {
             let (argument, value) = ("gpu_layers", gpu_layers.to_string());
             let reason = "layers either pass through one device or are spread over several".into();
@@ -258,14 +265,15 @@ impl Qwen3Vl {
         self.text.device()
     }
 
-    /// All devices that have decoder layers, in the order of a pass.
+    /// All devices that have decoder layers or parts of them, in the order of a pass.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Device> {
         self.text.stages().iter().map(|stage| &stage.device)
     }
 
-    /// The ways that hidden states take from each device to the next, and from the last to the first.
+    /// The ways that values take: from each device to the next, and from the last to the first, or of a row split from each to the
+    /// others.
     pub fn ways(&self) -> Vec<Way> {
-        self.text.links().iter().map(Link::way).collect()
+        self.text.ways()
     }
 
     /// The elements of all its tensors; every one has been loaded.
@@ -293,7 +301,7 @@ impl Qwen3Vl {
     /// Tokens of a pass of a prompt of so many. With several devices they are fewer, so that all are busy: of n parts, s devices
     /// spend n of n + s - 1 steps computing.
     pub(super) fn tokens_of_pass(&self, prompt: usize) -> usize {
-        micro_batch(prompt, self.text.stages().len()).min(self.tokens_per_pass)
+        micro_batch(prompt, self.text.in_turn()).min(self.tokens_per_pass)
     }
 
     /// Bytes of weights that a decoded token reads.
@@ -351,7 +359,7 @@ impl Qwen3Vl {
             }
         };
         let hidden = self.text.forward(&ids, &ropes, images, cache.caches(), &mut all_but_last)?;
-        trace(layers, &hidden);
+        trace(layers, &hidden[0]);
         let logits = self.text.logits(&hidden)?;
         self.text.settle()?;
         Ok(logits)
@@ -445,7 +453,7 @@ impl Qwen3Vl {
                 angles.iter().map(|[cos, sin]| Rope::new(cos.clone(), sin.clone(), start + from, from));
             let ropes = ropes.collect::<Result<Vec<_>>>()?;
             let h = self.text.forward(&ids, &ropes, images, session.cache.caches(), &mut |_, _| {})?;
-            hidden = Some(h.narrow(0, len - 1, 1)?);
+            hidden = Some(h.iter().map(|h| h.narrow(0, len - 1, 1)).collect::<Result<Vec<_>>>()?);
             session.ids.extend_from_slice(&prompt.ids[start + from..start + from + len]);
         }
         let hidden = hidden.ok_or_else(|| Error::Prompt { reason: "it has no tokens".into() })?;

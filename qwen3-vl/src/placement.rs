@@ -11,12 +11,23 @@ pub struct Placement {
     stages: Vec<(Device, usize)>,
     vision: usize,
     way: Option<Way>,
+    mode: SplitMode,
+}
+
+/// How several devices share a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SplitMode {
+    /// Each has some of the layers (pipeline).
+    #[default]
+    Layer,
+    /// Each has a part of every layer (tensor parallelism); see [`rows`](super::rows).
+    Row,
 }
 
 impl Placement {
     /// All on one device.
     pub fn one(device: &Device, layers: usize) -> Self {
-        Self { stages: vec![(device.clone(), layers)], vision: 0, way: None }
+        Self { stages: vec![(device.clone(), layers)], vision: 0, way: None, mode: SplitMode::Layer }
     }
 
     /// So many consecutive decoder layers on each device, and the vision tower on device number `vision` of these. Devices
@@ -51,7 +62,18 @@ impl Placement {
         let is_used = |index: usize| index == 0 || stages[index].1 > 0 || index == vision;
         let used: Vec<_> = (0..stages.len()).filter(|&index| is_used(index)).collect();
         let vision = used.iter().position(|&index| index == vision).unwrap_or(0);
-        Ok(Self { stages: used.into_iter().map(|index| stages[index].clone()).collect(), vision, way: None })
+        let stages = used.into_iter().map(|index| stages[index].clone()).collect();
+        Ok(Self { stages, vision, way: None, mode: SplitMode::Layer })
+    }
+
+    /// An equal part of each of so many decoder layers on each device, and the vision tower on device number `vision` of these.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if a device is the CPU or comes twice, there are no layers, or there is no device number `vision`.
+    pub fn rows(devices: &[Device], layers: usize, vision: usize) -> Result<Self> {
+        let all = Self::split(devices, &vec![layers; devices.len()], vision)?;
+        let mode = if devices.len() > 1 { SplitMode::Row } else { SplitMode::Layer };
+        Ok(Self { mode, ..all })
     }
 
     /// With values passed on in this way, and not in the best there is.
@@ -65,8 +87,16 @@ impl Placement {
         self.stages.iter().map(|(device, _)| device)
     }
 
-    /// The decoder layers of each device.
+    /// How the devices share the model.
+    pub fn mode(&self) -> SplitMode {
+        self.mode
+    }
+
+    /// The decoder layers of each device, whole or in part.
     pub fn layers(&self) -> Vec<Range<usize>> {
+        if self.mode == SplitMode::Row {
+            return self.stages.iter().map(|&(_, layers)| 0..layers).collect();
+        }
         let mut first = 0;
         let range = |&(_, layers): &(Device, usize)| {
             first += layers;
@@ -87,7 +117,7 @@ impl Placement {
 
     /// Whether a model of so many layers is placed by this.
     pub(super) fn check(&self, layers: usize) -> Result<()> {
-        let placed: usize = self.stages.iter().map(|(_, layers)| layers).sum();
+        let placed = self.layers().last().map_or(0, |last| last.end);
         if placed == layers {
             return Ok(());
         }

@@ -1,13 +1,14 @@
 //! How to spread a model over several GPUs so that each part fits its own.
 //!
-//! Layers are shared out in the ratio of the cards' speeds, by which the time of a token is bound; a card that would be
+//! By rows each GPU gets an equal part of every layer. Otherwise layers are shared out in the ratio of the cards' speeds, by which the time of a token is bound; a card that would be
 //! too full gives layers to the one with the most room left.
 
 use super::batch::{BatchOptions, PAGE};
 use super::fit::{Asked, Model};
 use super::footprint::{Footprint, Gpu, Part, Workload, part_footprint};
 use super::model::LoadOptions;
-use super::placement::in_ratio;
+use super::placement::{SplitMode, in_ratio};
+use super::rows;
 use pascaline::{Error, Result};
 
 /// One of the GPUs that a model is spread over.
@@ -26,7 +27,9 @@ pub struct Target {
 pub struct Split {
     /// How to load.
     pub options: LoadOptions,
-    /// The decoder layers of each GPU.
+    /// Whether the GPUs share the layers out or each layer.
+    pub mode: SplitMode,
+    /// The decoder layers of each GPU, whole or in part.
     pub layers: Vec<usize>,
     /// The GPU that has the vision tower.
     pub vision: usize,
@@ -34,13 +37,20 @@ pub struct Split {
     pub footprints: Vec<Footprint>,
 }
 
+/// Which layers are where, and the number of the GPU with the vision tower.
+type Places<'a> = (SplitMode, &'a [usize], usize);
+
 /// The parts of a model with so many layers on each device; those that a pass goes through count as stages.
-fn parts(layers: &[usize], vision: usize) -> Vec<Part> {
+fn parts((mode, layers, vision): Places) -> Vec<Part> {
     let stages = layers.iter().enumerate().filter(|&(index, layers)| index == 0 || *layers > 0).count();
     let mut first = 0;
     let part = |(index, &count): (usize, &usize)| {
+        let (is_first, has_vision) = (index == 0, index == vision);
+        if mode == SplitMode::Row {
+            return Part { layers: 0..count, is_first, has_vision, stages: 1, share: [index, layers.len()] };
+        }
         first += count;
-        Part { layers: first - count..first, is_first: index == 0, has_vision: index == vision, stages }
+        Part { layers: first - count..first, is_first, has_vision, stages, share: [0, 1] }
     };
     layers.iter().enumerate().map(part).collect()
 }
@@ -50,13 +60,13 @@ impl Model<'_> {
     fn footprints(
         &self,
         options: &LoadOptions,
-        (layers, vision): (&[usize], usize),
+        places: Places,
         work: &Workload,
         batch: Option<&BatchOptions>,
         targets: &[Target],
     ) -> Result<Vec<Footprint>> {
         let storage = |name: &str| (self.storage)(options, name);
-        let parts = parts(layers, vision);
+        let parts = parts(places);
         let of = |(part, target): (&Part, &Target)| {
             let gpu = Gpu { memory: usize::MAX, ..target.gpu };
             match part.layers.is_empty() && !part.is_first && !part.has_vision {
@@ -72,7 +82,7 @@ impl Model<'_> {
     /// # Errors
     /// As [`footprint`](super::footprint::footprint).
     pub fn plan_split(&self, split: &Split, work: &Workload, targets: &[Target]) -> Result<Vec<Footprint>> {
-        self.footprints(&split.options, (&split.layers, split.vision), work, None, targets)
+        self.footprints(&split.options, split.places(), work, None, targets)
     }
 
     /// The first way to load and to spread the layers, in the given ratio or by the GPUs' speeds, in which each part takes no more
@@ -91,18 +101,16 @@ impl Model<'_> {
         let layers = self.config.text.num_hidden_layers;
         let speeds: Vec<f64> = targets.iter().map(|target| target.speed.max(1.0)).collect();
         let wanted = in_ratio(layers, ratio.unwrap_or(&speeds));
-        // the emptiest first, if the first one has no room for the tower
-        let mut towers: Vec<usize> = (1..targets.len()).collect();
-        towers.sort_by_key(|&index| std::cmp::Reverse(targets[index].limit));
-        towers.insert(0, 0);
+        let towers = towers(targets);
         let mut last = Vec::new();
         for options in self.ways(usual, asked) {
             for &vision in &towers {
                 let mut layers = wanted.clone();
                 loop {
-                    let found = self.footprints(&options, (&layers, vision), work, None, targets)?;
-                    if found.iter().zip(targets).all(|(part, target)| part.peak <= target.limit) {
-                        return Ok(Split { options, layers, vision, footprints: found });
+                    let mode = SplitMode::Layer;
+                    let found = self.footprints(&options, (mode, &layers, vision), work, None, targets)?;
+                    if fits(&found, targets) {
+                        return Ok(Split { options, mode, layers, vision, footprints: found });
                     }
                     let moved = ratio.is_none() && shift(&mut layers, &found, targets);
                     last = found;
@@ -112,18 +120,40 @@ impl Model<'_> {
                 }
             }
         }
-        let mib = |bytes: usize| format!("{} MiB", bytes.div_ceil(1 << 20));
-        let each = |all: Vec<usize>| all.into_iter().map(mib).collect::<Vec<_>>().join(" + ");
-        let Workload { context, patches, .. } = work;
-        Err(Error::Unsupported {
-            op: "fit",
-            argument: "memory",
-            value: each(targets.iter().map(|target| target.limit).collect()),
-            reason: format!(
-                "{} are needed for a context of {context} tokens and pictures of {patches} patches",
-                each(last.iter().map(|part| part.peak).collect())
-            ),
-        })
+        Err(too_large(&last, work, targets))
+    }
+
+    /// The first way to load with an equal part of every layer on each GPU, in which each takes no more than its GPU's limit.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] that names the sizes that do not divide, or that says what is needed, if nothing fits.
+    pub fn fit_rows(
+        &self,
+        usual: LoadOptions,
+        asked: &Asked,
+        work: &Workload,
+        targets: &[Target],
+    ) -> Result<Split> {
+        let layers = vec![self.config.text.num_hidden_layers; targets.len()];
+        let mut refusal = None;
+        for options in self.ways(usual, asked) {
+            let storage = |name: &str| (self.storage)(&options, name);
+            if let Err(error) = rows::check(self.config, targets.len(), &storage) {
+                refusal.get_or_insert(error); // in another type a row may divide
+                continue;
+            }
+            let mut last = Vec::new();
+            for vision in towers(targets) {
+                let places = (SplitMode::Row, &layers[..], vision);
+                let found = self.footprints(&options, places, work, None, targets)?;
+                if fits(&found, targets) {
+                    return Ok(Split { options, mode: SplitMode::Row, layers, vision, footprints: found });
+                }
+                last = found;
+            }
+            refusal = Some(too_large(&last, work, targets));
+        }
+        Err(refusal.unwrap_or_else(|| too_large(&[], work, targets)))
     }
 
     /// As [`fit_pages`](Self::fit_pages), for a model over several GPUs.
@@ -137,14 +167,13 @@ impl Model<'_> {
         batch: BatchOptions,
         targets: &[Target],
     ) -> Result<BatchOptions> {
-        let fits = |pages| -> Result<bool> {
+        let have_room = |pages| -> Result<bool> {
             let batch = BatchOptions { pages, ..batch };
-            let parts = (&split.layers[..], split.vision);
-            let found = self.footprints(&split.options, parts, work, Some(&batch), targets)?;
-            Ok(found.iter().zip(targets).all(|(part, target)| part.peak <= target.limit))
+            let found = self.footprints(&split.options, split.places(), work, Some(&batch), targets)?;
+            Ok(fits(&found, targets))
         };
         let least = work.context.div_ceil(PAGE).max(1);
-        if !fits(least)? {
+        if !have_room(least)? {
             let limits: usize = targets.iter().map(|target| target.limit).sum();
             return Err(Error::Unsupported {
                 op: "fit",
@@ -156,12 +185,46 @@ impl Model<'_> {
         let (mut from, mut to) = (least, batch.pages.max(least));
         while from < to {
             let pages = from + (to - from).div_ceil(2);
-            match fits(pages)? {
+            match have_room(pages)? {
                 true => from = pages,
                 false => to = pages - 1,
             }
         }
         Ok(BatchOptions { pages: from, ..batch })
+    }
+}
+
+impl Split {
+    fn places(&self) -> Places<'_> {
+        (self.mode, &self.layers, self.vision)
+    }
+}
+
+/// The GPUs in the order in which they are tried for the vision tower: the first, then the emptiest.
+fn towers(targets: &[Target]) -> Vec<usize> {
+    let mut towers: Vec<usize> = (1..targets.len()).collect();
+    towers.sort_by_key(|&index| std::cmp::Reverse(targets[index].limit));
+    towers.insert(0, 0);
+    towers
+}
+
+fn fits(parts: &[Footprint], targets: &[Target]) -> bool {
+    parts.iter().zip(targets).all(|(part, target)| part.peak <= target.limit)
+}
+
+/// The error of parts that do not fit.
+fn too_large(parts: &[Footprint], work: &Workload, targets: &[Target]) -> Error {
+    let mib = |bytes: usize| format!("{} MiB", bytes.div_ceil(1 << 20));
+    let each = |all: Vec<usize>| all.into_iter().map(mib).collect::<Vec<_>>().join(" + ");
+    let Workload { context, patches, .. } = work;
+    Error::Unsupported {
+        op: "fit",
+        argument: "memory",
+        value: each(targets.iter().map(|target| target.limit).collect()),
+        reason: format!(
+            "{} are needed for a context of {context} tokens and pictures of {patches} patches",
+            each(parts.iter().map(|part| part.peak).collect())
+        ),
     }
 }
 

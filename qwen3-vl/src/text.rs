@@ -1,19 +1,22 @@
-//! The language model: embeddings → hidden states → logits, on one device or on several in turn.
+//! The language model: embeddings → hidden states → logits, on one device, on several in turn, or on several at once.
 
 use super::config::Config;
 use super::layers::Layers;
-use super::placement::Placement;
+use super::placement::{Placement, SplitMode};
 use super::positions::text_rope;
+use super::rows::{self, Cut};
 use super::vision::VisionOutput;
 use super::weights::{EMBEDDING, LM_HEAD, Weights};
 use pascaline::kv::{KvFormat, KvTensor};
-use pascaline::memory::{self, Link};
+use pascaline::memory::{self, Link, Way};
 use pascaline::nn::{
-    Attention, Cache, Embedding, KvCache, KvPages, Linear, Mlp, Norm, RmsNorm, Rope, TransformerBlock,
+    AllReduce, Attention, Cache, Embedding, KvCache, KvPages, Linear, Mlp, Norm, RmsNorm, Rope,
+    TransformerBlock,
 };
 use pascaline::ops::{self, Activation};
 use pascaline::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
+use std::vec::IntoIter;
 
 /// The decoder with its embedding and output projection.
 pub struct TextModel {
@@ -24,18 +27,25 @@ pub struct TextModel {
     embed_tokens: Embedding,
     /// One at least.
     stages: Vec<Stage>,
+    between: Between,
+    /// On the last device; of a row split on each.
+    norms: Vec<RmsNorm>,
+    /// On the first device; of a row split a part of its rows on each.
+    lm_heads: Vec<Linear>,
+}
+
+/// How values go from device to device.
+enum Between {
     /// From each stage to the next, and from the last to the first; none for one stage.
-    links: Vec<Link>,
-    /// On the last device.
-    norm: RmsNorm,
-    /// On the first device.
-    lm_head: Linear,
+    Stages(Vec<Link>),
+    /// Each device has a part of every layer, and their sums are added.
+    Rows(AllReduce),
 }
 
 /// The part of the decoder on one device.
 pub(super) struct Stage {
     pub device: Device,
-    /// Its layers' numbers in the model.
+    /// The numbers in the model of its layers, or of those that it has a part of.
     pub range: Range<usize>,
     layers: Layers,
 }
@@ -74,12 +84,19 @@ impl TextModel {
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let text = &config.text;
-        let embed_tokens = Embedding::new(weights.weight(&[EMBEDDING])?)?;
-        let lm_head = match config.tie_word_embeddings {
-            true => embed_tokens.tied()?,
-            false => Linear::new(weights.weight(&[LM_HEAD])?, None)?,
-        };
+        let of = if placement.mode() == SplitMode::Row { placement.devices().len() } else { 1 };
+        let table = weights.weight(&[EMBEDDING])?;
+        let mut lm_heads = vec![match config.tie_word_embeddings {
+            true => Linear::new(table.narrow(0, rows::share(text.vocab_size, 0, of).len())?, None)?,
+            false => Linear::new(weights.cut(&[LM_HEAD], Cut::Rows { index: 0, of })?, None)?,
+        }];
+        let embed_tokens = Embedding::new(table)?;
         done(weights);
+        for (index, device) in placement.devices().enumerate().take(of).skip(1) {
+            weights.load_onto(device);
+            let name = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };
+            lm_heads.push(Linear::new(weights.cut(&[name], Cut::Rows { index, of })?, None)?);
+        }
         let mut stages = Vec::new();
         for (device, range) in placement.devices().zip(placement.layers()) {
             // a device that has the vision tower alone takes no part in the decoder
@@ -87,43 +104,30 @@ impl TextModel {
                 stages.push(Stage { device: device.clone(), range, layers: Layers::default() });
             }
         }
-        for Stage { device, range, layers } in &mut stages {
+        let mut norms = Vec::new();
+        let stages_of_norms = if of > 1 { 0..of } else { stages.len() - 1..stages.len() };
+        for (stage, Stage { device, range, layers }) in stages.iter_mut().enumerate() {
             weights.load_onto(device);
-            for index in range.clone() {
-                let name = |part: &str| format!("model.language_model.layers.{index}.{part}.weight");
-                let mut linear = |parts: &[&str]| {
-                    let names: Vec<_> = parts.iter().map(|part| name(part)).collect();
-                    Linear::new(weights.weight(&names)?, None)
-                };
-                let qkv = linear(&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"])?;
-                let out = linear(&["self_attn.o_proj"])?;
-                let gate_up = linear(&["mlp.gate_proj", "mlp.up_proj"])?;
-                let mlp = Mlp::new(gate_up, Activation::SwiGlu, linear(&["mlp.down_proj"])?)?;
-                let mut norm = |part: &str| RmsNorm::new(weights.vector(&name(part))?, text.rms_norm_eps);
-                let norms = Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?));
-                let heads = [text.num_attention_heads, text.num_key_value_heads, text.head_dim];
-                let block = TransformerBlock {
-                    norm1: Norm::Rms(norm("input_layernorm")?),
-                    attention: Attention::new(qkv, norms, out, heads, true)?,
-                    norm2: Norm::Rms(norm("post_attention_layernorm")?),
-                    mlp,
-                };
+            let index = if of > 1 { stage } else { 0 };
+            for layer in range.clone() {
+                let block = block(weights, config, layer, (index, of))?;
                 match device {
-                    Device::Cuda(device) if index >= gpu_layers => layers.push_streamed(&block, device)?,
+                    Device::Cuda(device) if layer >= gpu_layers => layers.push_streamed(&block, device)?,
                     _ => layers.push(block),
                 }
                 done(weights);
             }
-        }
-        let norm = RmsNorm::new(weights.vector("model.language_model.norm.weight")?, text.rms_norm_eps)?;
-        let mut links = Vec::new();
-        for (index, from) in stages.iter().enumerate().take(if stages.len() > 1 { stages.len() } else { 0 }) {
-            let to = &stages[(index + 1) % stages.len()];
-            if let (Device::Cuda(from), Device::Cuda(to)) = (&from.device, &to.device) {
-                links.push(Link::new(from, to, placement.way())?);
+            if stages_of_norms.contains(&stage) {
+                let norm = weights.vector("model.language_model.norm.weight")?;
+                norms.push(RmsNorm::new(norm, text.rms_norm_eps)?);
             }
         }
-        Ok(Self { config: text.clone(), cache, embed_tokens, stages, links, norm, lm_head })
+        let devices: Vec<_> = stages.iter().map(|stage| stage.device.clone()).collect();
+        let between = match placement.mode() {
+            SplitMode::Row => Between::Rows(AllReduce::new(&devices, placement.way())?),
+            SplitMode::Layer => Between::Stages(ring(&devices, placement.way())?),
+        };
+        Ok(Self { config: text.clone(), cache, embed_tokens, stages, between, norms, lm_heads })
     }
 
     /// How many layers' weights are in host memory and pass through the device.
@@ -146,9 +150,22 @@ impl TextModel {
         self.config.hidden_size
     }
 
-    /// The ways that hidden states take from device to device.
-    pub(super) fn links(&self) -> &[Link] {
-        &self.links
+    /// The ways that values take from device to device.
+    pub(super) fn ways(&self) -> Vec<Way> {
+        match &self.between {
+            Between::Stages(links) => links.iter().map(Link::way).collect(),
+            Between::Rows(sums) => sums.ways(),
+        }
+    }
+
+    /// How many devices a pass goes through one after the other.
+    pub(super) fn in_turn(&self) -> usize {
+        self.stages.len() / self.parts()
+    }
+
+    /// How many devices each layer is on.
+    pub(super) fn parts(&self) -> usize {
+        if let Between::Rows(_) = self.between { self.stages.len() } else { 1 }
     }
 
     /// The device of each layer.
@@ -164,7 +181,7 @@ impl TextModel {
 
     /// The most tokens that there is memory for in half of what is left on each device.
     pub(super) fn room_for_tokens(&self) -> Result<usize> {
-        let per_layer = self.token_bytes() / self.config.num_hidden_layers.max(1);
+        let per_layer = self.token_bytes() / self.config.num_hidden_layers.max(1) / self.parts();
         let mut least = usize::MAX;
         for Stage { device, range, .. } in &self.stages {
             if let Device::Cuda(device) = device {
@@ -174,12 +191,12 @@ impl TextModel {
         Ok(least)
     }
 
-    /// An empty cache for this model.
+    /// An empty cache for this model: of all layers of the first device, then of those of the next.
     ///
     /// # Errors
     /// A device error.
     pub fn cache(&self) -> Result<KvCache> {
-        let (heads, d) = (self.config.num_key_value_heads, self.config.head_dim);
+        let (heads, d) = (self.config.num_key_value_heads / self.parts(), self.config.head_dim);
         KvCache::across(self.layer_devices(), heads, d, self.cache)
     }
 
@@ -188,7 +205,7 @@ impl TextModel {
     /// # Errors
     /// A device error.
     pub fn pages(&self, pages: usize) -> Result<KvPages> {
-        let (heads, d) = (self.config.num_key_value_heads, self.config.head_dim);
+        let (heads, d) = (self.config.num_key_value_heads / self.parts(), self.config.head_dim);
         KvPages::across(self.layer_devices(), pages, heads, d, self.cache)
     }
 
@@ -217,9 +234,10 @@ impl TextModel {
         self.stages.iter().map(on).collect()
     }
 
-    /// Passes tokens (`ids`: [tokens] u32) through all layers: their keys and values go to the layers' caches. Gives the normalised hidden
-    /// states [tokens, hidden], on the last device. `ropes` has the angles for each stage. `trace` sees the embeddings as number 0
-    /// and then each layer's output, before the deepstack features are added.
+    /// Passes tokens (`ids`: [tokens] u32) through all layers: their keys and values go to the layers' caches, in the order of
+    /// [`cache`](Self::cache). Gives the normalised hidden states [tokens, hidden], on the last device; of a row split the same on each
+    /// device. `ropes` has the angles for each. `trace` sees the embeddings as number 0 and then each layer's output, before the
+    /// deepstack features are added.
     pub(super) fn forward<'a>(
         &self,
         ids: &Tensor,
@@ -227,16 +245,56 @@ impl TextModel {
         images: Images,
         mut caches: impl Iterator<Item = Cache<'a>>,
         trace: &mut dyn FnMut(usize, &Tensor),
-    ) -> Result<Tensor> {
+    ) -> Result<Vec<Tensor>> {
         let mut h = self.embed(ids, images)?;
         trace(0, &h);
+        if let Between::Rows(sums) = &self.between {
+            return self.forward_in_parts(sums, h, ropes, images, caches, trace);
+        }
         for (stage, rope) in ropes.iter().enumerate() {
             if stage > 0 {
                 h = self.pass_on(stage - 1, &h)?;
             }
             h = self.run(stage, h, rope, images, &mut caches, trace)?;
         }
-        Ok(h)
+        Ok(vec![h])
+    }
+
+    /// The layers, of which each device has a part.
+    fn forward_in_parts<'a>(
+        &self,
+        sums: &AllReduce,
+        h: Tensor,
+        ropes: &[Rope],
+        images: Images,
+        mut caches: impl Iterator<Item = Cache<'a>>,
+        trace: &mut dyn FnMut(usize, &Tensor),
+    ) -> Result<Vec<Tensor>> {
+        let own = |stage: &Stage| caches.by_ref().take(stage.range.len()).collect::<Vec<_>>().into_iter();
+        let mut caches: Vec<_> = self.stages.iter().map(own).collect();
+        let mut h = sums.broadcast(&h)?;
+        for index in 0..self.config.num_hidden_layers {
+            // one of the parts adds the residual stream
+            let blocks = || self.stages.iter().filter_map(|stage| stage.layers.resident(index)).enumerate();
+            let attend = |((part, block), cache): ((usize, &TransformerBlock), &mut IntoIter<Cache<'a>>)| {
+                block.attend(&h[part], part == 0, &ropes[part], cache.next())
+            };
+            let attended = blocks().zip(&mut caches).map(attend).collect::<Result<_>>()?;
+            let between = sums.sum(attended)?;
+            let feed =
+                |(part, block): (usize, &TransformerBlock)| block.feed_forward(&between[part], part == 0);
+            h = sums.sum(blocks().map(feed).collect::<Result<_>>()?)?;
+            trace(index + 1, &h[0]);
+            if let Some(features) = self.deepstack(index, images, h[0].dims()[0], self.device())? {
+                let features = sums.broadcast(&features)?;
+                h = h
+                    .iter()
+                    .zip(&features)
+                    .map(|(h, features)| ops::add(h, features))
+                    .collect::<Result<_>>()?;
+            }
+        }
+        h.iter().zip(&self.norms).map(|(h, norm)| norm.forward(h)).collect()
     }
 
     /// The embeddings of tokens, and in the places of image tokens the images': what the first stage begins with.
@@ -264,22 +322,26 @@ impl TextModel {
             let Some(cache) = caches.next() else { break }; // as many as layers: `cache` and `pages` make them
             h = layers.forward(at, &h, rope, Some(cache))?;
             trace(index + 1, &h);
-            let deep = images.outputs.first().is_some_and(|output| index < output.deepstack.len());
-            if deep && !images.runs.is_empty() {
-                h = ops::add(&h, &self.deepstack(index, images, h.dims()[0], device)?)?;
+            if let Some(features) = self.deepstack(index, images, h.dims()[0], device)? {
+                h = ops::add(&h, &features)?;
             }
         }
-        if stage + 1 == self.stages.len() { self.norm.forward(&h) } else { Ok(h) }
+        match self.norms.first() {
+            Some(norm) if stage + 1 == self.stages.len() => norm.forward(&h),
+            _ => Ok(h),
+        }
     }
 
     /// Queues a copy of hidden states to the device of the next stage, or from the last one to the first.
     pub(super) fn send(&self, stage: usize, hidden: &Tensor, target: &mut Tensor) -> Result<()> {
-        let Some(link) = self.links.get(stage) else {
-            let (argument, value) = ("stage", stage.to_string());
-            let reason = "the model is on one device".into();
-            return Err(Error::Unsupported { op: "send", argument, value, reason });
-        };
-        hidden.contiguous()?.send(link, target)
+        match &self.between {
+            Between::Stages(links) if stage < links.len() => hidden.contiguous()?.send(&links[stage], target),
+            _ => {
+                let (argument, value) = ("stage", stage.to_string());
+                let reason = "hidden states are not passed on after it".into();
+                Err(Error::Unsupported { op: "send", argument, value, reason })
+            }
+        }
     }
 
     /// As [`send`](Self::send), to a new tensor.
@@ -290,36 +352,93 @@ impl TextModel {
         Ok(there)
     }
 
-    /// The deepstack features of a layer at the image tokens, zero elsewhere: [tokens, hidden].
-    fn deepstack(&self, layer: usize, images: Images, tokens: usize, device: &Device) -> Result<Tensor> {
+    /// The deepstack features of a layer at the image tokens, zero elsewhere: [tokens, hidden]. None if the layer or the pass has
+    /// none.
+    fn deepstack(
+        &self,
+        layer: usize,
+        images: Images,
+        tokens: usize,
+        device: &Device,
+    ) -> Result<Option<Tensor>> {
+        let deep = images.outputs.first().is_some_and(|output| layer < output.deepstack.len());
+        if !deep || images.runs.is_empty() {
+            return Ok(None);
+        }
         let mut sparse = Tensor::zeros([tokens, self.config.hidden_size], DType::F32, device)?;
         for run in images.runs {
             let features = images.outputs[run.output].deepstack[layer].narrow(0, run.row, run.len)?;
             let features = features.to_device(device)?; // the embeddings are on the first one
             ops::copy_into(sparse.view_mut()?.narrow(0, run.start, run.len)?, &features)?;
         }
-        Ok(sparse)
+        Ok(Some(sparse))
     }
 
-    /// [tokens, hidden], normalised, as the last stage gives it → [tokens, vocab], on the first device.
-    ///
-    /// # Errors
-    /// A device error.
-    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        match self.stages.len() {
-            1 => self.lm_head.forward(hidden),
-            stages => self.logits_at_home(&self.pass_on(stages - 1, hidden)?),
+    /// [tokens, hidden], normalised, as [`forward`](Self::forward) gives it → [tokens, vocab], on the first device.
+    pub(super) fn logits(&self, hidden: &[Tensor]) -> Result<Tensor> {
+        match (&self.between, hidden) {
+            (Between::Stages(links), [last]) if !links.is_empty() => {
+                self.logits_at_home(&self.pass_on(links.len() - 1, last)?)
+            }
+            (Between::Stages(_), hidden) => self.logits_at_home(&hidden[0]),
+            (Between::Rows(sums), hidden) => {
+                let part = |(head, hidden): (&Linear, &Tensor)| head.forward(hidden);
+                sums.gather_columns(self.lm_heads.iter().zip(hidden).map(part).collect::<Result<_>>()?)
+            }
         }
     }
 
-    /// As [`logits`](Self::logits), of hidden states that are on the first device already.
+    /// As [`logits`](Self::logits), of hidden states that are on the first device already, and not of a row split.
     pub(super) fn logits_at_home(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.lm_head.forward(hidden)
+        self.lm_heads[0].forward(hidden) // `load` makes one at least
     }
 
     /// Bytes of weights that a decoded token reads.
     pub fn weight_bytes(&self) -> usize {
         let layers: usize = self.stages.iter().map(|stage| stage.layers.weight_bytes()).sum();
-        layers + self.lm_head.weight_bytes()
+        layers + self.lm_heads.iter().map(Linear::weight_bytes).sum::<usize>()
     }
+}
+
+/// A decoder layer, or part `index` of `of`, on the device that tensors go to.
+fn block(
+    weights: &mut Weights,
+    config: &Config,
+    layer: usize,
+    (index, of): (usize, usize),
+) -> Result<TransformerBlock> {
+    let text = &config.text;
+    let (rows, columns) = match of {
+        1 => (Cut::Whole, Cut::Whole),
+        of => (Cut::Rows { index, of }, Cut::Columns { index, of }),
+    };
+    let name = |part: &str| format!("model.language_model.layers.{layer}.{part}.weight");
+    let mut linear = |parts: &[&str], cut: Cut| {
+        let names: Vec<_> = parts.iter().map(|part| name(part)).collect();
+        Linear::new(weights.cut(&names, cut)?, None)
+    };
+    let qkv = linear(&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], rows)?;
+    let out = linear(&["self_attn.o_proj"], columns)?;
+    let gate_up = linear(&["mlp.gate_proj", "mlp.up_proj"], rows)?;
+    let mlp = Mlp::new(gate_up, Activation::SwiGlu, linear(&["mlp.down_proj"], columns)?)?;
+    let mut norm = |part: &str| RmsNorm::new(weights.vector(&name(part))?, text.rms_norm_eps);
+    let norms = Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?));
+    let heads = [text.num_attention_heads / of, text.num_key_value_heads / of, text.head_dim];
+    Ok(TransformerBlock {
+        norm1: Norm::Rms(norm("input_layernorm")?),
+        attention: Attention::new(qkv, norms, out, heads, true)?,
+        norm2: Norm::Rms(norm("post_attention_layernorm")?),
+        mlp,
+    })
+}
+
+/// From each device to the next, and from the last to the first; none for one device.
+fn ring(devices: &[Device], way: Option<Way>) -> Result<Vec<Link>> {
+    let next = |index: usize| &devices[(index + 1) % devices.len()];
+    let pairs = devices.iter().enumerate().map(|(index, from)| (from, next(index)));
+    let link = |pair: (&Device, &Device)| match pair {
+        (Device::Cuda(from), Device::Cuda(to)) if devices.len() > 1 => Some(Link::new(from, to, way)),
+        _ => None,
+    };
+    pairs.filter_map(link).collect()
 }

@@ -5,6 +5,7 @@ use super::config::{Config, VisionConfig};
 use super::gguf::{GgmlType, Kept, Tensors};
 use super::json::{self, MAX_CONFIG, bad};
 use super::model::Matrices;
+use super::rows::{self, Cut};
 use super::safetensors::{FileType, SafeTensors};
 use half::f16;
 use pascaline::nn::Matrix;
@@ -260,11 +261,19 @@ impl Weights {
     /// # Errors
     /// As [`matrix`](Self::matrix).
     pub fn weight(&mut self, names: &[impl AsRef<str>]) -> Result<Matrix> {
+        self.cut(names, Cut::Whole)
+    }
+
+    /// As [`weight`](Self::weight), of each tensor the part that one of several devices takes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn cut(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
         if let Some(format) = self.format {
-            return self.requantized(names, format);
+            return self.requantized(names, cut, format);
         }
         if !self.keep {
-            return Ok(self.stacked(names)?.into());
+            return Ok(self.stacked_cut(names, cut)?.into());
         }
         let types = names.iter().map(|name| self.source.ty(name.as_ref())).collect::<Result<Vec<_>>>()?;
         let mut parts = Vec::new();
@@ -272,17 +281,17 @@ impl Weights {
         for run in types.chunk_by(|a, b| a == b) {
             let (names, others) = rest.split_at(run.len());
             parts.push(match run[0].map_or(Kept::Plain, Kept::of) {
-                Kept::Plain => self.stacked(names)?.into(),
+                Kept::Plain => self.stacked_cut(names, cut)?.into(),
                 Kept::AsIs(format) if names.iter().any(|name| self.is_adapted(name.as_ref())) => {
-                    self.requantized(names, format)?
+                    self.requantized(names, cut, format)?
                 }
-                Kept::AsIs(format) => self.as_is(names, format)?,
+                Kept::AsIs(format) => self.as_is(names, cut, format)?,
                 Kept::Converted(format) => {
                     if let Some(from) = run[0] {
                         let none = Conversion { from, to: format, matrices: 0 };
                         self.conversions.entry(from).or_insert(none).matrices += names.len();
                     }
-                    self.requantized(names, format)?
+                    self.requantized(names, cut, format)?
                 }
             });
             rest = others;
@@ -290,18 +299,22 @@ impl Weights {
         Matrix::stacked(parts)
     }
 
-    fn requantized(&mut self, names: &[impl AsRef<str>], format: Format) -> Result<Matrix> {
-        let (values, shape) = self.read_adapted(names)?;
+    fn requantized(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
+        let (values, shape) = self.read_adapted(names, cut)?;
         Ok(QuantTensor::from_f32(&values, shape, format, &self.device)?.into())
     }
 
     /// Blocks as the file has them.
-    fn as_is(&mut self, names: &[impl AsRef<str>], format: Format) -> Result<Matrix> {
-        let (mut sizes, mut shape) = (Vec::new(), [0; 2]);
+    fn as_is(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
+        let (mut sizes, mut shape, mut cuts) = (Vec::new(), [0; 2], Vec::new());
         for name in names.iter().map(AsRef::as_ref) {
             let (source, own) = self.take(name)?;
-            shape = [shape[0] + own[0], own[1..].iter().product()];
+            let [rows, columns] = cut.ranges([own[0], own[1..].iter().product()]);
+            shape = [shape[0] + rows.len(), columns.len()];
+            let in_row = source.bytes_of(name, columns.start)?..source.bytes_of(name, columns.end)?;
+            let row = source.bytes_of(name, own[1..].iter().product())?;
             sizes.push(source.bytes(name)?);
+            cuts.push((row, [rows, in_row]));
         }
         let size = sizes.iter().sum();
         if self.blocks.len() < size {
@@ -309,12 +322,20 @@ impl Weights {
         }
         let blocks = &mut self.blocks[..size];
         let mut rest = &mut *blocks;
-        for (name, size) in names.iter().zip(sizes) {
-            let (own, others) = rest.split_at_mut(size);
+        for (name, size) in names.iter().zip(&sizes) {
+            let (own, others) = rest.split_at_mut(*size);
             self.source.read_blocks(name.as_ref(), own)?;
             rest = others;
         }
-        Ok(QuantTensor::from_gguf_bytes(format, shape, blocks, &self.device)?.into())
+        if cut == Cut::Whole {
+            return Ok(QuantTensor::from_gguf_bytes(format, shape, blocks, &self.device)?.into());
+        }
+        let (mut taken, mut at) = (Vec::new(), 0);
+        for (size, (row, ranges)) in sizes.into_iter().zip(cuts) {
+            taken.append(&mut rows::take(&blocks[at..at + size], row, &ranges));
+            at += size;
+        }
+        Ok(QuantTensor::from_gguf_bytes(format, shape, &taken, &self.device)?.into())
     }
 
     /// A matrix, in the storage type chosen.
@@ -330,12 +351,16 @@ impl Weights {
     /// # Errors
     /// As [`matrix`](Self::matrix).
     pub fn stacked(&mut self, names: &[impl AsRef<str>]) -> Result<Tensor> {
+        self.stacked_cut(names, Cut::Whole)
+    }
+
+    fn stacked_cut(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Tensor> {
         let is_adapted = names.iter().any(|name| self.is_adapted(name.as_ref()));
         if self.dtype == DType::F16 && !is_adapted {
-            let (values, shape) = self.read(names, Source::read_f16)?;
+            let (values, shape) = self.read(names, cut, Source::read_f16)?;
             return Tensor::from_slice(&values, shape, &self.device);
         }
-        let (values, shape) = self.read_adapted(names)?;
+        let (values, shape) = self.read_adapted(names, cut)?;
         if self.dtype == DType::F16 {
             let values: Vec<f16> = values.into_iter().map(f16::from_f32).collect();
             return Tensor::from_slice(&values, shape, &self.device);
@@ -348,9 +373,9 @@ impl Weights {
     }
 
     /// Matrices of equal width as one, in f32, with the adapter's changes.
-    fn read_adapted(&mut self, names: &[impl AsRef<str>]) -> Result<(Vec<f32>, [usize; 2])> {
+    fn read_adapted(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<(Vec<f32>, [usize; 2])> {
         let adapter = self.adapter.clone();
-        self.read(names, |source, name| {
+        self.read(names, cut, |source, name| {
             let mut values = source.read_f32(name)?;
             if let Some(adapter) = &adapter {
                 adapter.add_to(name, &mut values);
@@ -359,17 +384,21 @@ impl Weights {
         })
     }
 
-    fn read<T>(
+    fn read<T: Copy>(
         &mut self,
         names: &[impl AsRef<str>],
+        cut: Cut,
         read: impl Fn(&Source, &str) -> Result<Vec<T>>,
     ) -> Result<(Vec<T>, [usize; 2])> {
         let (mut values, mut shape) = (Vec::new(), [0; 2]);
         for name in names.iter().map(AsRef::as_ref) {
             let (source, own) = self.take(name)?;
             // A convolution's kernel is a matrix whose rows are the output channels.
-            shape = [shape[0] + own[0], own[1..].iter().product()];
-            let mut read = read(source, name)?;
+            let own = [own[0], own[1..].iter().product()];
+            let ranges = cut.ranges(own);
+            shape = [shape[0] + ranges[0].len(), ranges[1].len()];
+            let read = read(source, name)?;
+            let mut read = if cut == Cut::Whole { read } else { rows::take(&read, own[1], &ranges) };
             match values.is_empty() {
                 true => values = read,
                 false => values.append(&mut read),
@@ -470,6 +499,14 @@ impl Source {
         match self {
             Self::SafeTensors(..) => Ok(0),
             Self::Gguf(tensors) => Ok(tensors.ty(name)?.bytes(tensors.shape(name)?.iter().product())),
+        }
+    }
+
+    /// The bytes of so many values of a tensor of a GGUF file, which are whole blocks.
+    fn bytes_of(&self, name: &str, values: usize) -> Result<usize> {
+        match self {
+            Self::SafeTensors(..) => Ok(0),
+            Self::Gguf(tensors) => Ok(tensors.ty(name)?.bytes(values)),
         }
     }
 

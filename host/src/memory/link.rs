@@ -15,7 +15,7 @@ use crate::cuda::{CudaDevice, Event, check};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The way that values take from device to device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,59 +164,93 @@ impl Link {
         bytes: usize,
         target: &mut DeviceBuffer,
     ) -> Result<()> {
-        for (buffer, device, argument) in [(source, &self.from, "source"), (&*target, &self.to, "target")] {
-            if !buffer.device().same_stream(device) {
-                let (value, reason) =
-                    (format!("on {:?}", buffer.device()), format!("the link's is on {device:?}"));
-                return Err(Error::Unsupported { op: "Link", argument, value, reason });
-            }
-        }
-        let (from, to) = (source.range("send", at, bytes)?, target.range("send", 0, bytes)?);
+        self.leave(source, at, bytes)?.arrive(target)
+    }
+
+    /// The first half of [`send`](Self::send), on the sender's stream. Between two devices that send to each other, the ways out
+    /// are to be queued before those in, so that neither waits for the other before it has sent.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn leave(&self, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<InFlight<'_>> {
+        self.check(source, &self.from, "source")?;
+        let from = source.range("send", at, bytes)?;
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = source.outside_capture("send")?;
-        drop(target.outside_capture("send")?);
         if bytes == 0 {
-            return Ok(());
+            return Ok(InFlight { link: self, slots, slot: 0, bytes });
         }
         if slots.pair.as_ref().is_none_or(|[slot, _]| slot.bytes < bytes) {
             slots.pair = None; // waits for what is under way
             slots.pair = Some([Slot::new(self, bytes)?, Slot::new(self, bytes)?]);
         }
-        let Slots { pair: Some(pair), next } = &mut *slots else { return Ok(()) };
-        let slot = &pair[*next];
-        *next = 1 - *next;
-
-        self.from.bind()?;
-        let out = self.from.stream();
-        if !left_out(Wait::SlotEmptied) {
-            out.wait(&slot.emptied)?;
+        let number = slots.next;
+        slots.next = 1 - number;
+        if let Some(pair) = &slots.pair {
+            let slot = &pair[number];
+            self.from.bind()?;
+            let out = self.from.stream();
+            if !left_out(Wait::SlotEmptied) {
+                out.wait(&slot.emptied)?;
+            }
+            let result = match &slot.place {
+                Place::Peer(memory) => {
+                    let (there, here) = (self.to.context(), self.from.context());
+                    // SAFETY: the range is inside the source (checked above), the slot is as long, stream and contexts live. The slot
+                    // is freed only after both of its events; freeing the source is ordered after the copy on its own stream.
+                    unsafe { sys::cuMemcpyPeerAsync(memory.address, there, from, here, bytes, out.raw()) }
+                }
+                Place::Pinned(host) => {
+                    let slot = host.address().cast();
+                    // SAFETY: as above.
+                    unsafe { sys::cuMemcpyDtoHAsync_v2(slot, from, bytes, out.raw()) }
+                }
+            };
+            check("a copy to another device", result)?;
+            slot.filled.record(out)?;
         }
-        let result = match &slot.place {
-            Place::Peer(memory) => {
-                let (there, here) = (self.to.context(), self.from.context());
-                // SAFETY: the range is inside the source (checked above), the slot is as long, stream and contexts live. The slot is
-                // freed only after both of its events; freeing the source is ordered after the copy on its own stream.
-                unsafe { sys::cuMemcpyPeerAsync(memory.address, there, from, here, bytes, out.raw()) }
-            }
-            Place::Pinned(host) => {
-                let slot = host.address().cast();
-                // SAFETY: as above.
-                unsafe { sys::cuMemcpyDtoHAsync_v2(slot, from, bytes, out.raw()) }
-            }
-        };
-        check("a copy to another device", result)?;
-        slot.filled.record(out)?;
         drop(sender);
+        Ok(InFlight { link: self, slots, slot: number, bytes })
+    }
 
-        self.to.bind()?;
-        let into = self.to.stream();
+    fn check(&self, buffer: &DeviceBuffer, device: &CudaDevice, argument: &'static str) -> Result<()> {
+        if buffer.device().same_stream(device) {
+            return Ok(());
+        }
+        let (value, reason) = (format!("on {:?}", buffer.device()), format!("the link's is on {device:?}"));
+        Err(Error::Unsupported { op: "Link", argument, value, reason })
+    }
+}
+
+/// A value in a slot of a link, which nobody else uses meanwhile.
+pub(crate) struct InFlight<'l> {
+    link: &'l Link,
+    slots: MutexGuard<'l, Slots>,
+    slot: usize,
+    bytes: usize,
+}
+
+impl InFlight<'_> {
+    /// The second half of [`Link::send`], on the receiver's stream.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn arrive(self, target: &mut DeviceBuffer) -> Result<()> {
+        let Self { link, slots, slot, bytes } = self;
+        link.check(target, &link.to, "target")?;
+        let to = target.range("send", 0, bytes)?;
         let _receiver = target.outside_capture("send")?;
+        let Some(slot) = slots.pair.as_ref().filter(|_| bytes > 0).map(|pair| &pair[slot]) else {
+            return Ok(());
+        };
+        link.to.bind()?;
+        let into = link.to.stream();
         if !left_out(Wait::SlotFilled) {
             into.wait(&slot.filled)?;
         }
         let result = match &slot.place {
             Place::Peer(memory) => {
-                // SAFETY: as above, with the target in the source's place.
+                // SAFETY: as for the way out, with the target in the source's place.
                 unsafe { sys::cuMemcpyDtoDAsync_v2(to, memory.address, bytes, into.raw()) }
             }
             Place::Pinned(host) => {

@@ -38,6 +38,7 @@ pub use device::{
     CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, available, pool, set_limit, source,
 };
 pub use layers::LayerStream;
+pub(crate) use link::InFlight;
 pub use link::{Link, Way};
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};

@@ -41,12 +41,27 @@ impl TransformerBlock {
     /// # Errors
     /// As [`Attention::forward`].
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
-        let h = {
-            let (normed, norm) = self.norm1.before(x)?;
-            self.attention.forward_fused(&normed, norm, Some(x), rope, cache)?
-        };
-        let (normed, norm) = self.norm2.before(&h)?;
-        self.mlp.forward_fused(&normed, norm, Some(&h))
+        let h = self.attend(x, true, rope, cache)?;
+        self.feed_forward(&h, true)
+    }
+
+    /// The first half: attention(norm1(x)), and x added to it if `residual` says so. Where devices have a part of the block each, one of
+    /// them adds it; [`AllReduce`](super::AllReduce) adds the parts.
+    ///
+    /// # Errors
+    /// As [`Attention::forward`].
+    pub fn attend(&self, x: &Tensor, residual: bool, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
+        let (normed, norm) = self.norm1.before(x)?;
+        self.attention.forward_fused(&normed, norm, residual.then_some(x), rope, cache)
+    }
+
+    /// The second half: mlp(norm2(h)), and h added to it if `residual` says so.
+    ///
+    /// # Errors
+    /// As [`Mlp::forward`].
+    pub fn feed_forward(&self, h: &Tensor, residual: bool) -> Result<Tensor> {
+        let (normed, norm) = self.norm2.before(h)?;
+        self.mlp.forward_fused(&normed, norm, residual.then_some(h))
     }
 
     /// As [`Linear::map`](super::Linear::map).

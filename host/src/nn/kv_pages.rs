@@ -199,6 +199,16 @@ impl KvPages {
         let layers = &mut self.layers[layers.start.min(len)..layers.end.min(len)];
         layers.iter_mut().map(|layer| Cache::Pages(layer, rows))
     }
+
+    /// The layers in order, of which the first so many are on one device, the next ones on another, and so on; each device has the
+    /// rows' tensors of its own.
+    pub fn caches_of_each<'a>(
+        &'a mut self,
+        devices: impl IntoIterator<Item = (usize, &'a PagedRows)>,
+    ) -> impl Iterator<Item = Cache<'a>> {
+        let rows = devices.into_iter().flat_map(|(layers, rows)| std::iter::repeat_n(rows, layers));
+        self.layers.iter_mut().zip(rows).map(|(layer, rows)| Cache::Pages(layer, rows))
+    }
 }
 
 impl LayerPages {

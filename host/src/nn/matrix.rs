@@ -62,6 +62,22 @@ impl Matrix {
         }
     }
 
+    /// Some of its rows, which share its memory.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are not so many, [`Error::Unsupported`] for a matrix of several types.
+    pub fn narrow(&self, start: usize, rows: usize) -> Result<Self> {
+        match self {
+            Self::Plain(weight) => Ok(Self::Plain(weight.narrow(0, start, rows)?)),
+            Self::Quantized(weight) => Ok(Self::Quantized(weight.narrow(start, rows)?)),
+            Self::Stacked(_) => {
+                let (argument, value) = ("matrix", "a stacked matrix".to_owned());
+                let reason = "rows are taken of a matrix of one type".into();
+                Err(Error::Unsupported { op: "narrow", argument, value, reason })
+            }
+        }
+    }
+
     /// Bytes as it is stored; a product with few rows reads them once.
     pub fn bytes(&self) -> usize {
         match self {

@@ -49,6 +49,11 @@ pub(crate) const fn block(format: Format) -> usize {
     }
 }
 
+/// Values of a block, which share a scale: a row is divided between blocks alone.
+pub const fn block_len(format: Format) -> usize {
+    block(format)
+}
+
 /// Bits of a quant, its scales not counted.
 pub const fn bits(format: Format) -> usize {
     match format {
@@ -126,6 +131,16 @@ impl QuantTensor {
                 limit: limit as u128,
             }),
         }
+    }
+
+    /// Some of its rows, which share its memory.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are not so many.
+    pub fn narrow(&self, start: usize, rows: usize) -> Result<Self> {
+        let shape = [rows, self.cols()].into();
+        let [quants, scales] = [&self.quants, &self.scales].map(|part| part.narrow(0, start, rows));
+        Ok(Self { shape, quants: quants?, scales: scales?, ..*self })
     }
 
     /// The format.

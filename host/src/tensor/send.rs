@@ -1,7 +1,7 @@
 //! Tensors that are passed from device to device.
 
 use super::{Storage, Tensor};
-use crate::memory::Link;
+use crate::memory::{InFlight, Link};
 use crate::{Error, Result};
 
 impl Tensor {
@@ -21,24 +21,46 @@ impl Tensor {
                 found: self.shape().clone(),
             });
         }
-        for (tensor, argument) in [(self, "source"), (&*target, "target")] {
-            if !tensor.is_contiguous() || argument == "target" && tensor.layout.offset > 0 {
-                return Err(Error::Layout { op: "send", argument, needed: "contiguous" });
-            }
+        target.arrive(self.leave(link)?)
+    }
+
+    /// The first half of [`send`](Self::send), on this tensor's device.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn leave<'l>(&self, link: &'l Link) -> Result<InFlight<'l>> {
+        if !self.is_contiguous() {
+            return Err(Error::Layout { op: "send", argument: "source", needed: "contiguous" });
         }
         let (size, elements) = (self.dtype().size(), self.shape().elements());
         let at = if elements == 0 { 0 } else { self.layout.offset * size };
-        let Some(into) = std::sync::Arc::get_mut(&mut target.storage) else {
-            return Err(Error::SharedOutput { op: "send" });
-        };
-        match (&*self.storage, into) {
-            (Storage::Cuda(from), Storage::Cuda(to)) => link.send(from, at, elements * size, to),
-            _ => Err(Error::Unsupported {
-                op: "send",
-                argument: "tensor",
-                value: "on the CPU".into(),
-                reason: "a link is between two GPUs; `to_device` copies in all other cases".into(),
-            }),
+        match &*self.storage {
+            Storage::Cuda(from) => link.leave(from, at, elements * size),
+            Storage::Cpu(_) => Err(on_the_cpu()),
         }
+    }
+
+    /// The second half, into this tensor, which is of the same type and shape.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn arrive(&mut self, value: InFlight) -> Result<()> {
+        if !self.is_contiguous() || self.layout.offset > 0 {
+            return Err(Error::Layout { op: "send", argument: "target", needed: "contiguous" });
+        }
+        match std::sync::Arc::get_mut(&mut self.storage) {
+            Some(Storage::Cuda(to)) => value.arrive(to),
+            Some(Storage::Cpu(_)) => Err(on_the_cpu()),
+            None => Err(Error::SharedOutput { op: "send" }),
+        }
+    }
+}
+
+fn on_the_cpu() -> Error {
+    Error::Unsupported {
+        op: "send",
+        argument: "tensor",
+        value: "on the CPU".into(),
+        reason: "a link is between two GPUs; `to_device` copies in all other cases".into(),
     }
 }

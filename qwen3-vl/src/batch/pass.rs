@@ -110,7 +110,9 @@ pub(super) struct Passes<'m> {
 impl<'m> Passes<'m> {
     /// With `capture`, by graphs where that is possible, of at most so many rows together.
     pub fn new(model: &'m Qwen3Vl, capture: bool, captured_rows: usize) -> Self {
-        let capture = capture && model.device().is_cuda() && model.streamed_layers() == 0;
+        // sums over devices are no part of a graph
+        let captures = model.device().is_cuda() && model.streamed_layers() == 0 && model.text.parts() == 1;
+        let capture = capture && captures;
         let known = RopeTables { cos: Vec::new(), sin: Vec::new() };
         Self { model, known, graphs: Vec::new(), captured_rows, capture, clock: 0, is_first: false }
     }
@@ -393,19 +395,21 @@ fn forward(
     shape: Shape,
     work: &Work,
 ) -> Result<Logits> {
-    let text = &model.text;
-    let mut last: Option<(Tensor, Tensor)> = None;
-    for (stage, inputs) in inputs.iter().enumerate() {
-        let view = view(inputs, shape, work)?;
-        let input = last.map(|(hidden, _)| text.pass_on(stage - 1, &hidden)).transpose()?;
-        last = Some((stage_of(model, pool, &view, stage, input, work)?, view.picked));
+    let (text, images) = (&model.text, Images { outputs: &work.outputs, runs: &work.runs });
+    let views = inputs.iter().map(|inputs| view(inputs, shape, work)).collect::<Result<Vec<_>>>()?;
+    let ropes: Vec<_> = views.iter().map(|view| view.rope.clone()).collect();
+    let reads = text.stages().iter().zip(&views).map(|(stage, view)| (stage.range.len(), &view.reads));
+    let mut hidden =
+        text.forward(&views[0].ids, &ropes, images, pool.caches_of_each(reads), &mut |_, _| {})?;
+    if !work.parts.is_empty() {
+        if views[0].picked.dims()[0] == 0 {
+            return none(model.device());
+        }
+        // of a row split each device has them, else the last one alone
+        let views = &views[views.len() - hidden.len()..];
+        let picked = hidden.iter().zip(views).map(|(hidden, view)| ops::embedding(hidden, &view.picked));
+        hidden = picked.collect::<Result<_>>()?;
     }
-    let Some((hidden, picked)) = last else { return none(model.device()) }; // there is one stage at least
-    let hidden = match (work.parts.is_empty(), picked.dims()[0]) {
-        (true, _) => hidden,
-        (false, 0) => return none(model.device()),
-        (false, _) => ops::embedding(&hidden, &picked)?,
-    };
     Logits::of(text.logits(&hidden)?)
 }
 

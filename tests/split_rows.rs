@@ -1,0 +1,221 @@
+//! A model of which each of several virtual devices has a part of every layer: the tokens of one device, logits within rounding, and no
+//! finding of the virtual GPU, which looks for missing waits in every order.
+
+#![cfg(feature = "virtual-gpu")]
+
+use pascaline::memory::Way;
+use pascaline::nn::AllReduce;
+use pascaline::quant::Format;
+use pascaline::{DType, Device, Error, Tensor, memory};
+use pascaline_virtual_gpu::{Config, GTX1060, GTX1080, MX330, configure, take_findings};
+use qwen3_vl::batch::{Batch, BatchOptions, Event};
+use qwen3_vl::generate::user_turn;
+use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Options, Placement, Qwen3Vl, Visual};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Three devices, for one test at a time: findings and pools are the process's.
+fn devices() -> (Vec<Device>, MutexGuard<'static, ()>) {
+    static TURN: Mutex<()> = Mutex::new(());
+    static CONFIGURED: OnceLock<()> = OnceLock::new();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    CONFIGURED.get_or_init(|| {
+        let config = Config::from_env().unwrap();
+        let others = vec![(&GTX1060, None), (&GTX1080, None)];
+        configure(Config { card: &MX330, others, traffic: false, ..config }).unwrap();
+    });
+    let devices = (0..3).map(|ordinal| Device::virtual_gpu_number(ordinal).unwrap()).collect();
+    (devices, turn)
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn try_load(name: &str, placement: &Placement, options: LoadOptions) -> pascaline::Result<Qwen3Vl> {
+    let checkpoint = Checkpoint::open(fixture(name), None)?;
+    Qwen3Vl::load_placed(&checkpoint, None, placement, options, |_| {})
+}
+
+fn load(name: &str, placement: &Placement, options: LoadOptions) -> Qwen3Vl {
+    try_load(name, placement, options).unwrap()
+}
+
+fn no_findings(what: &str) {
+    let findings = take_findings();
+    assert!(findings.is_empty(), "{what}: {findings:?}");
+}
+
+/// The largest difference, over the largest value.
+fn difference(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let most = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    // NaN is no maximum, so it is looked for
+    if found.iter().any(|value| value.is_nan()) { f32::NAN } else { most.fold(0.0, f32::max) / largest }
+}
+
+fn logits(model: &Qwen3Vl) -> Vec<f32> {
+    let ids: Vec<u32> = (1..12).collect();
+    model.trace(&ids, &[], &[], |_, _| {}).unwrap().to_vec().unwrap()
+}
+
+/// The tokens of an answer about a picture.
+fn answer(model: &Qwen3Vl) -> Vec<u32> {
+    let picture = [Visual::image(&fixture("qwen3-vl/tiny/cases/square.png")).unwrap()];
+    let options = Options { max_new_tokens: 5, stop_at_eos: false, ..Options::default() };
+    model.generate(&picture, "What colour?", &options).unwrap().ids
+}
+
+#[test]
+fn parts_of_layers_give_the_same_tokens() {
+    let (devices, _turn) = devices();
+    let usual = LoadOptions { tokens_per_pass: 13, ..LoadOptions::for_device(&devices[0]) };
+    for dtype in [DType::F32, DType::F16] {
+        let options = LoadOptions { dtype, ..usual };
+        let alone = load("qwen3-vl/tiny", &Placement::one(&devices[0], 3), options);
+        let (expected, tokens) = (logits(&alone), answer(&alone));
+        for (way, vision) in [(Way::Pinned, 0), (Way::Peer, 1)] {
+            let placement = Placement::rows(&devices[..2], 3, vision).unwrap().by(way);
+            let model = load("qwen3-vl/tiny", &placement, options);
+            assert_eq!(model.ways(), [way; 2]);
+            // a sum in another order: a few units of the last place of its largest part, through three layers
+            let error = difference(&logits(&model), &expected);
+            assert!(error <= 1e-5, "{dtype}, {way:?}: {error:e}");
+            assert_eq!(answer(&model), tokens, "{dtype}, {way:?}");
+            no_findings(&format!("{dtype}, {way:?}"));
+        }
+    }
+    // each device holds a half of the layers, the first the embedding and the vision tower too
+    let live = |device: &Device| match device {
+        Device::Cuda(device) => memory::pool(device).unwrap().statistics().live,
+        Device::Cpu => 0,
+    };
+    let before: Vec<_> = devices.iter().map(live).collect();
+    let model = load("qwen3-vl/tiny", &Placement::rows(&devices[..2], 3, 0).unwrap(), usual);
+    let taken: Vec<_> = devices.iter().map(live).zip(before).map(|(now, before)| now - before).collect();
+    assert!(taken[1] > model.weight_bytes() / 2 && taken[1] < model.weight_bytes() * 6 / 10, "{taken:?}");
+    assert_eq!(taken[2], 0);
+}
+
+#[test]
+fn blocks_of_files_are_divided() {
+    let (devices, _turn) = devices();
+    let usual = LoadOptions::for_device(&devices[0]);
+    let rows = Placement::rows(&devices[..2], 4, 0).unwrap();
+    for file in ["model-Q8_0.gguf", "model-Q4_0.gguf"] {
+        let name = format!("qwen3-vl-gguf/{file}");
+        let expected = logits(&load(&name, &Placement::one(&devices[0], 4), usual));
+        let error = difference(&logits(&load(&name, &rows, usual)), &expected);
+        // both round activations to 8 bits after sums whose last bits differ
+        assert!(error <= 5e-3, "{file}: {error:e}");
+        no_findings(file);
+    }
+    // half of a row of the attention's output is 128 values
+    let error = try_load("qwen3-vl-gguf/model-Q6_K.gguf", &rows, usual).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("layer 0 self_attn.o_proj: 128 columns, blocks of 256 in q6_k"), "{error}");
+    let quantized = Matrices::Quantized(Format::Q8_0).apply(usual);
+    let rows = Placement::rows(&devices[..2], 3, 0).unwrap();
+    let error = try_load("qwen3-vl/tiny", &rows, quantized).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("layer 0 mlp.down_proj: 80 columns, blocks of 32 in q8_0"), "{error}");
+}
+
+#[test]
+fn what_does_not_divide_is_refused() {
+    let (devices, _turn) = devices();
+    let usual = LoadOptions::for_device(&devices[0]);
+    let live = || match &devices[2] {
+        Device::Cuda(device) => memory::pool(device).unwrap().statistics().live,
+        Device::Cpu => unreachable!("a virtual GPU"),
+    };
+    let before = live();
+    let rows = Placement::rows(&devices, 3, 0).unwrap();
+    let error = try_load("qwen3-vl/tiny", &rows, usual).map(|_| ()).unwrap_err();
+    let Error::Unsupported { op, value, reason, .. } = &error else { panic!("{error}") };
+    assert_eq!(*op, "row split");
+    assert_eq!(value, "num_attention_heads 4, num_key_value_heads 2, intermediate_size 160");
+    assert!(reason.contains("the 3 devices"), "{reason}");
+    assert_eq!(live(), before, "nothing was loaded");
+    let streamed = LoadOptions { gpu_layers: Some(1), ..usual };
+    let rows = Placement::rows(&devices[..2], 3, 0).unwrap();
+    let error = try_load("qwen3-vl/tiny", &rows, streamed).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { argument: "gpu_layers", .. }), "{error}");
+    let error = try_load("qwen3-vl/tiny", &Placement::rows(&devices[..2], 4, 0).unwrap(), usual);
+    assert!(error.map(|_| ()).unwrap_err().to_string().contains("the model has 3 decoder layers"));
+    assert!(Placement::rows(&[devices[0].clone(), Device::Cpu], 3, 0).is_err());
+}
+
+#[test]
+fn sums_have_the_same_bits_on_every_device() {
+    let (devices, _turn) = devices();
+    // the order counts: from the left the sum is 1, from the right 0
+    let parts = [[1e8f32, 2.0], [-1e8, 3.0], [1.0, 5.0]];
+    for way in [Way::Peer, Way::Pinned] {
+        let sums = AllReduce::new(&devices, Some(way)).unwrap();
+        for _ in 0..3 {
+            let on = |(part, device): (&[f32; 2], &Device)| Tensor::from_slice(part, [1, 2], device).unwrap();
+            let all: Vec<_> = parts.iter().zip(&devices).map(on).collect();
+            let found = sums.sum(all.clone()).unwrap();
+            for (sum, device) in found.iter().zip(&devices) {
+                assert_eq!(sum.device(), *device);
+                assert_eq!(sum.to_vec::<f32>().unwrap(), [1.0, 10.0], "{way:?} on {device}");
+            }
+            let side_by_side = sums.gather_columns(all.clone()).unwrap();
+            assert_eq!(side_by_side.device(), devices[0]);
+            assert_eq!(side_by_side.to_vec::<f32>().unwrap(), parts.concat());
+            for copy in sums.broadcast(&all[0]).unwrap() {
+                assert_eq!(copy.to_vec::<f32>().unwrap(), parts[0]);
+            }
+        }
+        let one = Tensor::from_slice(&[1.0f32], [1, 1], &devices[0]).unwrap();
+        assert!(sums.sum(vec![one.clone()]).unwrap_err().to_string().contains("there are 3 devices"));
+        let other = |device| Tensor::zeros([1, 2], DType::F32, device).unwrap();
+        let odd = vec![one, other(&devices[1]), other(&devices[2])];
+        assert!(matches!(sums.sum(odd), Err(Error::Shape { .. })));
+        no_findings("sums");
+    }
+    let twice = [devices[0].clone(), devices[0].clone()];
+    assert!(AllReduce::new(&twice, None).unwrap_err().to_string().contains("one comes twice"));
+    assert!(
+        AllReduce::new(&[devices[0].clone(), Device::Cpu], None).is_err()
+            && AllReduce::new(&[], None).is_err()
+    );
+}
+
+/// Requests together, with parts of prompts beside running answers.
+fn together(model: &Qwen3Vl) -> Vec<Vec<u32>> {
+    let mut options = BatchOptions::with_room(2048);
+    options.prompt_tokens = 32;
+    let mut batch = Batch::new(model, options).unwrap();
+    let picture = [Visual::image(&fixture("qwen3-vl/tiny/cases/square.png")).unwrap()];
+    let long = "why ".repeat(50);
+    for (visuals, question) in [(&[][..], "Hello"), (&picture[..], "What colour?"), (&[][..], long.as_str())]
+    {
+        let prompt = model.processor.prepare(&[user_turn(visuals, question)], visuals).unwrap();
+        let options = Options { max_new_tokens: 4, stop_at_eos: false, ..Options::default() };
+        batch.add(prompt, &options).unwrap();
+    }
+    let mut answers = BTreeMap::new();
+    while !batch.is_idle() {
+        for event in batch.step() {
+            match event {
+                Event::Finished { id, output, .. } => _ = answers.insert(id, output.ids),
+                Event::Failed { error, .. } => panic!("{error}"),
+                Event::Token { .. } => {}
+            }
+        }
+    }
+    answers.into_values().collect()
+}
+
+#[test]
+fn many_requests_share_the_parts() {
+    let (devices, _turn) = devices();
+    let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&devices[0]) };
+    let expected = together(&load("qwen3-vl/tiny", &Placement::one(&devices[0], 3), usual));
+    assert_eq!(expected.len(), 3);
+    let rows = Placement::rows(&devices[1..], 3, 0).unwrap();
+    assert_eq!(together(&load("qwen3-vl/tiny", &rows, usual)), expected);
+    no_findings("a batch");
+}
