@@ -24,7 +24,8 @@ pub(super) struct DevicesArgs {
     #[arg(long, value_name = "MODE")]
     split_mode: Option<Mode>,
 
-    /// How values go from GPU to GPU; if not given, as peer where the driver allows it, else pinned.
+    /// How values go from GPU to GPU; if not given, as peer where the driver allows it, else pinned. With --split-mode row, by nccl
+    /// where its library is found: libnccl.so.2, or the file that PASCALINE_NCCL names.
     #[arg(long, value_name = "WAY")]
     between: Option<Between>,
 }
@@ -45,6 +46,8 @@ enum Between {
     Peer,
     /// By way of pinned host memory.
     Pinned,
+    /// By NVIDIA's NCCL, which makes the sums of --split-mode row.
+    Nccl,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -115,6 +118,9 @@ impl DevicesArgs {
                 "--split shares out layers; with --split-mode row each GPU has an equal part of every layer"
                     .to_owned(),
             )),
+            (SplitMode::Layer, _) if matches!(self.between, Some(Between::Nccl)) => {
+                Err(Failure::Usage("--between nccl makes the sums of --split-mode row".to_owned()))
+            }
             _ => Ok(()),
         }
     }
@@ -141,6 +147,7 @@ impl DevicesArgs {
         self.between.map(|between| match between {
             Between::Peer => Way::Peer,
             Between::Pinned => Way::Pinned,
+            Between::Nccl => Way::Nccl,
         })
     }
 

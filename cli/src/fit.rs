@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use pascaline::cuda::Properties;
 use pascaline::kv::KvFormat;
 use pascaline::quant::{self, Format};
-use pascaline::{DType, Device};
+use pascaline::{DType, Device, Error};
 use pascaline_virtual_gpu::Card;
 use qwen3_vl::config::Config;
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
@@ -370,7 +370,9 @@ fn rows_of_family(
 struct SplitRow {
     matrices: String,
     fits: bool,
-    /// Why it does not.
+    /// Whether its sizes are multiples of the cards', where each has a part of every layer.
+    divides: bool,
+    /// Why it does not fit.
     reason: Option<String>,
     cache: Option<String>,
     vision: Option<&'static str>,
@@ -444,6 +446,7 @@ fn run_split(args: &Args) -> Result<(), Failure> {
             Err(error) => SplitRow {
                 matrices: named,
                 fits: false,
+                divides: !matches!(error, Error::Unsupported { op: "row split", .. }),
                 reason: Some(error.to_string()),
                 cache: None,
                 vision: None,
@@ -452,6 +455,7 @@ fn run_split(args: &Args) -> Result<(), Failure> {
             Ok(split) => SplitRow {
                 matrices: named,
                 fits: true,
+                divides: true,
                 reason: None,
                 cache: Some(split.options.cache.to_string()),
                 vision: Some(vision_place(&split.options)),
@@ -490,7 +494,8 @@ fn run_split(args: &Args) -> Result<(), Failure> {
     for (index, row) in rows.iter().enumerate() {
         let star = if chosen == Some(index) { "*" } else { "" };
         if !row.fits {
-            let cells = ["", &row.matrices, "", "", "no room", "", "", ""];
+            let why = if row.divides { "no room" } else { "indivisible" };
+            let cells = ["", &row.matrices, "", "", why, "", "", ""];
             screen.line(&table.row(&cells.map(|cell| (cell.to_owned(), Style::Faint))))?;
         }
         for (at, device) in row.devices.iter().enumerate() {

@@ -176,7 +176,10 @@ impl TextModel {
     /// Waits for the devices after the first, and reports their errors: what comes from them is to be used only then. The first
     /// one's are reported when its results are read.
     pub(super) fn settle(&self) -> Result<()> {
-        self.stages.iter().skip(1).try_for_each(|stage| stage.device.synchronize())
+        match &self.between {
+            Between::Stages(_) => self.stages.iter().skip(1).try_for_each(|stage| stage.device.synchronize()),
+            Between::Rows(sums) => sums.wait(),
+        }
     }
 
     /// The most tokens that there is memory for in half of what is left on each device.

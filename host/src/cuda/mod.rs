@@ -13,6 +13,7 @@ mod foreign;
 mod graph;
 mod launch;
 mod module;
+pub(crate) mod nccl;
 pub mod occupancy;
 mod stream;
 

@@ -24,6 +24,8 @@ pub enum Way {
     Peer,
     /// By way of pinned host memory.
     Pinned,
+    /// As NCCL chooses. It makes sums over devices and is no way for a [`Link`].
+    Nccl,
 }
 
 /// From one device's stream to another's; values arrive in the order in which they were sent.
@@ -104,7 +106,7 @@ impl Slot {
     fn new(link: &Link, bytes: usize) -> Result<Self> {
         let place = match link.way {
             Way::Peer => Place::Peer(PeerMemory::new(&link.to, bytes)?),
-            Way::Pinned => Place::Pinned(PinnedBuffer::new(&link.from, bytes)?),
+            Way::Pinned | Way::Nccl => Place::Pinned(PinnedBuffer::new(&link.from, bytes)?),
         };
         link.from.bind()?;
         let filled = Event::untimed()?;
@@ -130,6 +132,7 @@ impl Link {
             return Err(refused("values are passed between two devices, and this is the sender itself"));
         }
         let way = match way {
+            Some(Way::Nccl) => return Err(refused("NCCL makes sums over devices alone")),
             Some(Way::Pinned) => Way::Pinned,
             asked => match (enable_peer_access(from, to)?, asked) {
                 (true, _) => Way::Peer,

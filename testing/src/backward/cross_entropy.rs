@@ -166,10 +166,10 @@ impl Differentiable for CrossEntropy {
             rows.iter().flat_map(|r| x[r * cols..(r + 1) * cols].iter().copied()).collect()
         };
         // a row of logits or of x needs its own label alone
-        let labels = pick(&arguments[arguments.len() - 1], 1);
+        let labels = || pick(&arguments[arguments.len() - 1], 1);
         match self.of {
-            Of::Logits => self.formula(dy, &[pick(&arguments[0], self.vocab), labels]),
-            Of::X => self.formula(dy, &[pick(&arguments[0], self.hidden), arguments[1].clone(), labels]),
+            Of::Logits => self.formula(dy, &[pick(&arguments[0], self.vocab), labels()]),
+            Of::X => self.formula(dy, &[pick(&arguments[0], self.hidden), arguments[1].clone(), labels()]),
             Of::W => pick(&self.formula(dy, arguments), self.hidden),
         }
     }
