@@ -458,16 +458,15 @@ impl<'m> Batch<'m> {
         let mut samplers: Vec<_> =
             self.running.iter_mut().map(|sequence| Some(&mut sequence.sampler)).collect();
         let samplers: Vec<&mut Sampler> = sequences.iter().filter_map(|&i| samplers[i].take()).collect();
-        let mut all = match samplers.iter().all(|sampler| sampler.takes_the_largest()) {
-            true => Vec::new(),
-            false => logits.all.to_vec::<f32>()?,
+        // whoever takes the largest needs no others on the host
+        let row = |(row, sampler): (usize, &&mut Sampler)| match sampler.takes_the_largest() {
+            true => Ok(None),
+            false => logits.all.narrow(0, row, 1)?.to_vec::<f32>().map(Some),
         };
-        let vocab = self.model.config().text.vocab_size;
-        let mut rows: Vec<_> = all.chunks_exact_mut(vocab).map(Some).collect();
-        rows.resize_with(samplers.len(), || None);
-        let choose = |(row, (sampler, logits)): (usize, (&mut Sampler, Option<&mut [f32]>))| match logits {
-            Some(logits) if !sampler.takes_the_largest() => sampler.next(logits),
-            _ => checked(best[row], largest[row]),
+        let rows: Vec<_> = samplers.iter().enumerate().map(row).collect::<Result<_>>()?;
+        let choose = |(row, (sampler, logits)): (usize, (&mut Sampler, Option<Vec<f32>>))| match logits {
+            Some(mut logits) => sampler.next(&mut logits),
+            None => checked(best[row], largest[row]),
         };
         Ok(samplers.into_par_iter().zip(rows).enumerate().map(choose).collect())
     }
