@@ -22,6 +22,8 @@ const FIRST: f64 = 64.0;
 pub(super) struct Budget {
     tokens: f64,
     most: f64,
+    /// Patches times blocks of the vision tower.
+    patches: usize,
     /// Seconds of a step without prompts.
     quiet: Option<f64>,
 }
@@ -30,12 +32,31 @@ impl Budget {
     /// At most so many tokens.
     pub fn new(most: usize) -> Self {
         let most = most as f64;
-        Self { tokens: FIRST.min(most), most, quiet: None }
+        Self { tokens: FIRST.min(most), most, patches: 0, quiet: None }
     }
 
     /// Tokens of prompts for the next step.
     pub fn tokens(&self) -> usize {
         self.tokens as usize
+    }
+
+    /// Patches times blocks of the vision tower for the next step. A picture passes one block at least.
+    pub fn patches(&self) -> usize {
+        self.patches
+    }
+
+    /// A step of answers, and of so many patches times blocks, took so long. A picture has few steps, so the number doubles while a step of
+    /// twice as many would be short enough, and is cut to what the time says at once.
+    pub fn was_seeing(&mut self, patches: usize, time: Duration) {
+        let Some(quiet) = self.quiet.filter(|quiet| *quiet > 0.0) else { return };
+        let stretch = time.as_secs_f64() / quiet;
+        if stretch > STRETCH {
+            self.patches = (patches as f64 * (STRETCH - 1.0) / (stretch - 1.0)) as usize;
+        } else {
+            // the last blocks of a picture may be fewer than there was time for
+            let twice = 1.0 + 2.0 * (stretch - 1.0) <= STRETCH;
+            self.patches = self.patches.max(if twice { patches.saturating_mul(2) } else { patches });
+        }
     }
 
     /// A step of answers alone took so long.
@@ -81,6 +102,23 @@ mod tests {
         assert_eq!(settled(1.0, 1e-6, 256).0, 256, "no more than the most");
         assert_eq!(settled(1e-3, 1e-2, 256).0, 32, "no fewer than the least");
         assert_eq!(settled(1e-3, 1e-2, 24).0, 24);
+    }
+
+    #[test]
+    fn a_picture_passes_as_many_blocks_as_the_answers_can_wait_for() {
+        let mut budget = Budget::new(512);
+        assert_eq!(budget.patches(), 0);
+        budget.was_seeing(100, Duration::from_millis(1));
+        assert_eq!(budget.patches(), 0, "nothing is known of steps without");
+        budget.was_quiet(Duration::from_millis(10));
+        let patches = |budget: &mut Budget, passed: usize| {
+            budget.was_seeing(passed, Duration::from_millis(10 + passed as u64 / 10));
+            budget.patches()
+        };
+        assert_eq!([10, 20, 40].map(|passed| patches(&mut budget, passed)), [20, 40, 80]);
+        assert_eq!(patches(&mut budget, 100), 100, "twice as many were too many");
+        assert_eq!(patches(&mut budget, 1), 100, "the end of a picture");
+        assert_eq!(patches(&mut budget, 1000), 150);
     }
 
     #[test]

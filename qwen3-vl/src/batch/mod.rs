@@ -7,6 +7,7 @@
 //! 1. Requests wait in the order of their coming. The first is admitted when there are pages for all its tokens, which it takes at
 //!    once. Pages that hold its beginning already, of whatever request, are shared and not computed again.
 //! 2. A step has rows for prompts up to a limit, which is lower while answers run, so that these go on coming.
+//!    A picture passes so many blocks of the vision tower in a step, too: at least one.
 //! 3. An answer takes a page when it needs one. If there is none, the youngest request gives its pages back and waits again, before
 //!    all others. Its tokens are passed anew later; what has come of it stays.
 //! 4. An error that concerns one request ends that one. Out of memory is such an error: of a pass with prompts it is the youngest
@@ -35,7 +36,7 @@ use pascaline::nn::KvPages;
 use pascaline::{Device, Error, Result};
 use pass::{Last, Logits, Part, Passes, Row, Work};
 use rayon::prelude::*;
-use sequence::Sequence;
+use sequence::{Sequence, Sight};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -312,14 +313,21 @@ impl<'m> Batch<'m> {
         let mut events = Vec::new();
         if self.lost.is_none() {
             self.make_room();
-            let parts = self.take_prompts(&mut events);
+            let begin = Instant::now();
+            let (parts, seen) = self.take_prompts(&mut events);
+            let looked = begin.elapsed();
             let last: Vec<usize> = (0..self.running.len()).filter(|&i| self.running[i].decodes()).collect();
             if self.lost.is_none() && !(last.is_empty() && parts.is_empty()) {
                 self.pacers.iter_mut().for_each(Pacer::pace);
                 let begin = Instant::now();
                 match self.pass(&last, &parts) {
                     Ok(tokens) => {
-                        self.measure(&last, &parts, begin.elapsed());
+                        match seen {
+                            Some(patches) if !last.is_empty() => {
+                                self.budget.was_seeing(patches, looked + begin.elapsed());
+                            }
+                            _ => self.measure(&last, &parts, begin.elapsed()),
+                        }
                         self.take_tokens(&last, &parts, tokens, &mut events);
                     }
                     Err(error) => self.refuse(&last, &parts, error, &mut events),
@@ -360,11 +368,13 @@ impl<'m> Batch<'m> {
         }
     }
 
-    /// Chooses the parts of prompts that pass in this step, and admits requests for that: (which of the running, how many tokens).
-    fn take_prompts(&mut self, events: &mut Vec<Event>) -> Vec<(usize, usize)> {
+    /// Chooses the parts of prompts that pass in this step, and admits requests for that: (which of the running, how many tokens). Gives
+    /// also what has passed through the vision tower, if something has.
+    fn take_prompts(&mut self, events: &mut Vec<Event>) -> (Vec<(usize, usize)>, Option<usize>) {
         let beside = self.running.iter().any(Sequence::decodes);
         let mut room = if beside { self.budget.tokens() } else { self.model.tokens_per_pass() };
-        let (mut parts, mut i, mut may_see) = (Vec::new(), 0, true);
+        let mut sight = Sight { most: if beside { self.budget.patches() } else { usize::MAX }, passed: None };
+        let (mut parts, mut i) = (Vec::new(), 0);
         while room > 0 && self.lost.is_none() {
             if i == self.running.len() && !self.admit(events) {
                 break;
@@ -374,7 +384,7 @@ impl<'m> Batch<'m> {
                 continue;
             };
             let count = room.min(sequence.left());
-            match sequence.see(self.model, &mut self.images, count, &mut may_see) {
+            match sequence.see(self.model, &mut self.images, count, &mut sight) {
                 Ok(0) => i += 1,
                 Ok(count) => {
                     parts.push((i, count));
@@ -384,7 +394,7 @@ impl<'m> Batch<'m> {
                 Err(error) => self.fail(i, error, events),
             }
         }
-        parts
+        (parts, sight.passed)
     }
 
     /// Lets the first of the waiting requests run, if there are pages for it.
