@@ -238,7 +238,7 @@ fn nothing_outside_of_the_pool_is_read() {
             let into = out.view_mut().unwrap();
             ops::paged_attention_into(into, &queries, &k, &v, &table, 2 * PAGE, None).unwrap();
             assert!(out.to_vec::<f32>().unwrap().iter().all(is_one), "{format}, page {page}");
-            let tables = Tensor::from_slice(&vec![page; 2 * PAGE], [PAGE, 2], gpu).unwrap();
+            let tables = Tensor::from_slice(&[page; 2 * PAGE], [PAGE, 2], gpu).unwrap();
             let lens = Tensor::from_slice(&[u32::MAX; PAGE], [PAGE], gpu).unwrap();
             let mut out = Tensor::zeros([PAGE, 1, 64], DType::F32, gpu).unwrap();
             let into = out.view_mut().unwrap();

@@ -163,6 +163,40 @@ fn prompts_pass_row_by_row_beside_answers() {
     assert_eq!(batch.metrics().tokens_by_rows as usize, late.ids.len());
 }
 
+/// The tiny vision tower has four blocks, of which the first step passes one.
+#[test]
+fn answers_go_on_while_a_picture_is_encoded() {
+    for device in [Device::Cpu, common::cuda_device()] {
+        let model = load(&device, |_| {});
+        let shown = [picture("small.png")];
+        let asked = [prompt(&model, &[], "Go on."), prompt(&model, &shown, "What is that?")];
+        let expected = asked.each_ref().map(|prompt| alone(&model, prompt, &options(8)).ids);
+        let mut batch = Batch::new(&model, BatchOptions::with_room(1000)).unwrap();
+        let running = batch.add(asked[0].clone(), &options(8)).unwrap();
+        let first = batch.step(); // its prompt
+        assert!(matches!(first[..], [Event::Token { .. }]), "{first:?}");
+        let with_picture = batch.add(asked[1].clone(), &options(8)).unwrap();
+        let (mut found, mut before) = ([Vec::new(), Vec::new()], 0);
+        let mut take = |events: Vec<Event>| {
+            for event in events {
+                match event {
+                    Event::Token { id, .. } if id == running && found[1].is_empty() => before += 1,
+                    Event::Token { id, token, .. } if id == with_picture => found[1].push(token),
+                    Event::Token { .. } => {}
+                    Event::Finished { id, output, .. } => found[usize::from(id != running)] = output.ids,
+                    Event::Failed { error, .. } => panic!("{error}"),
+                }
+            }
+        };
+        take(first);
+        while !batch.is_idle() {
+            take(batch.step());
+        }
+        assert_eq!(found, expected, "{device}");
+        assert!(before >= 5, "on {device} {before} tokens came before the picture's answer");
+    }
+}
+
 /// With pages for two or three requests at a time, the youngest give theirs back and are computed again.
 #[test]
 fn few_pages_are_enough() {

@@ -645,13 +645,25 @@ impl Walk<'_> {
             0 | 1 => rows,
             stages => rows.min(micro_batch(rows, stages) + last),
         };
+        let on_its_way = self.on_its_way(work)?;
         self.pass(rows, last, batch.pages, self.deepstack(&seen, work.patches))?;
-        drop(seen);
+        drop((seen, on_its_way));
         let one = self.apart();
         one.pass(last, last, batch.pages, 0)?;
         let captures = batch.graph && self.stacks.is_empty() && self.is_captured();
         let bytes = one.pool.statistics().peak_live.div_ceil(last.max(1)) * batch.captured_rows();
         Ok(if captures { bytes + GRAPH_POOL } else { 0 })
+    }
+
+    /// A picture between two blocks of the tower, beside a pass.
+    fn on_its_way(&self, work: &Workload) -> Result<Vec<Rehearsed>> {
+        let vision = &self.config.vision;
+        if work.patches == 0 || self.options.vision == VisionPlace::Cpu || !self.part.has_vision {
+            return Ok(Vec::new());
+        }
+        let half = vision.head_dim() / 2;
+        let counts = [work.patches * half, work.patches * half, 2, work.patches * vision.hidden_size];
+        counts.into_iter().map(|count| self.floats(count)).collect()
     }
 
     /// The same model with a pool of its own, which has nothing in it.

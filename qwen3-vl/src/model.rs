@@ -8,7 +8,7 @@ use super::preprocess::Patches;
 use super::processor::{Processor, Prompt};
 use super::rows;
 use super::text::{ImageRun, Images, TextModel};
-use super::vision::{VisionOutput, VisionPlace, VisionTower};
+use super::vision::{Seeing, VisionOutput, VisionPlace, VisionTower};
 use super::weights::{Conversion, Progress, Weights};
 use pascaline::kv::KvFormat;
 use pascaline::memory::Way;
@@ -329,6 +329,17 @@ impl Qwen3Vl {
     /// As [`VisionTower::forward`].
     pub fn see(&self, patches: &Patches) -> Result<VisionOutput> {
         self.vision.forward(patches)?.to_device(self.device())
+    }
+
+    /// As [`see`](Self::see), through the next `blocks` blocks of the tower; the embeddings after the last one.
+    pub(super) fn see_on(
+        &self,
+        patches: &Patches,
+        seeing: &mut Seeing,
+        blocks: usize,
+    ) -> Result<Option<VisionOutput>> {
+        let output = self.vision.advance(patches, seeing, blocks)?;
+        output.map(|output| output.to_device(self.device())).transpose()
     }
 
     /// Every layer's hidden states and the logits of a whole prompt, for comparison with a reference. `trace` sees

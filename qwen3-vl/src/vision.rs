@@ -167,16 +167,59 @@ impl VisionTower {
     /// # Errors
     /// [`Error::Shape`](pascaline::Error::Shape) if the patches are not the tower's, or a device error.
     pub fn forward(&self, patches: &Patches) -> Result<VisionOutput> {
+        let mut seeing = Seeing::default();
+        loop {
+            if let Some(output) = self.advance(patches, &mut seeing, usize::MAX)? {
+                return Ok(output);
+            }
+        }
+    }
+
+    /// As [`forward`](Self::forward), through the next `blocks` blocks, one at least. Gives the output after the last one. All
+    /// calls for one image have the same patches.
+    ///
+    /// # Errors
+    /// As there; `seeing` is of no use then.
+    pub(super) fn advance(
+        &self,
+        patches: &Patches,
+        seeing: &mut Seeing,
+        blocks: usize,
+    ) -> Result<Option<VisionOutput>> {
         patches.tokens(&self.config)?;
         let [groups, rows, cols] = patches.grid;
         let count = rows * cols * self.config.patch_len();
-        let mut outputs =
-            patches.values.chunks_exact(count).map(|group| self.forward_group(group, [1, rows, cols]));
-        let first = outputs.next().unwrap_or_else(|| self.forward_group(&[], [1, 0, 0]))?;
-        if groups == 1 {
-            return Ok(first);
+        let mut left = blocks.max(1);
+        while left > 0 {
+            let mut group = match seeing.group.take() {
+                Some(group) => group,
+                None => match patches.values.chunks_exact(count.max(1)).nth(seeing.through.len()) {
+                    Some(values) => self.begin(values, [1, rows, cols])?,
+                    None => self.begin(&[], [1, 0, 0])?,
+                },
+            };
+            while left > 0 && group.blocks < self.blocks.len() {
+                self.pass_block(&mut group)?;
+                (left, seeing.passed) = (left - 1, seeing.passed + 1);
+            }
+            if group.blocks < self.blocks.len() {
+                seeing.group = Some(group);
+                break;
+            }
+            let embeddings = self.merger.on(&self.device)?.forward(&group.h)?;
+            seeing.through.push(VisionOutput { embeddings, deepstack: group.deepstack });
+            if seeing.through.len() >= groups {
+                return self.joined(std::mem::take(&mut seeing.through)).map(Some);
+            }
         }
-        let all: Vec<_> = std::iter::once(Ok(first)).chain(outputs).collect::<Result<_>>()?;
+        Ok(None)
+    }
+
+    /// The groups' outputs, one after the other.
+    fn joined(&self, mut all: Vec<VisionOutput>) -> Result<VisionOutput> {
+        if all.len() == 1 {
+            return Ok(all.swap_remove(0));
+        }
         let stacked = |of: &dyn Fn(&VisionOutput) -> Tensor| stack(&all.iter().map(of).collect::<Vec<_>>());
         Ok(VisionOutput {
             embeddings: stacked(&|output| output.embeddings.clone())?,
@@ -186,27 +229,49 @@ impl VisionTower {
         })
     }
 
-    fn forward_group(&self, values: &[f32], grid: [usize; 3]) -> Result<VisionOutput> {
+    /// A group of frames before the first block.
+    fn begin(&self, values: &[f32], grid: [usize; 3]) -> Result<Group> {
         let patches = grid.iter().product::<usize>();
         let on_device = |values: &[f32], cols| Tensor::from_slice(values, [patches, cols], &self.device);
         let tables = vision_rope(&self.config, &[grid]);
         let half = self.config.head_dim() / 2;
         let rope = Rope::new(on_device(&tables.cos, half)?, on_device(&tables.sin, half)?, 0, 0)?;
         let positions = position_embeddings(&self.config, &self.pos_embed, &[grid]);
-
-        let mut h = {
-            let embedded = self.patch_embed.forward(&on_device(values, self.config.patch_len())?)?;
-            ops::add(&embedded, &on_device(&positions, self.config.hidden_size)?)?
-        };
-        let mut deepstack = Vec::with_capacity(self.deepstack_mergers.len());
-        for index in 0..self.blocks.len() {
-            h = self.blocks.forward(index, &h, &rope, None)?;
-            if let Some(i) = self.config.deepstack_visual_indexes.iter().position(|&at| at == index) {
-                deepstack.push(self.deepstack_mergers[i].on(&self.device)?.forward(&h)?);
-            }
-        }
-        Ok(VisionOutput { embeddings: self.merger.on(&self.device)?.forward(&h)?, deepstack })
+        let embedded = self.patch_embed.forward(&on_device(values, self.config.patch_len())?)?;
+        let h = ops::add(&embedded, &on_device(&positions, self.config.hidden_size)?)?;
+        let deepstack = Vec::with_capacity(self.deepstack_mergers.len());
+        Ok(Group { rope, h, blocks: 0, deepstack })
     }
+
+    fn pass_block(&self, group: &mut Group) -> Result<()> {
+        group.h = self.blocks.forward(group.blocks, &group.h, &group.rope, None)?;
+        let merger = self.config.deepstack_visual_indexes.iter().position(|&at| at == group.blocks);
+        if let Some(i) = merger {
+            group.deepstack.push(self.deepstack_mergers[i].on(&self.device)?.forward(&group.h)?);
+        }
+        group.blocks += 1;
+        Ok(())
+    }
+}
+
+/// An image on its way through the tower.
+#[derive(Default)]
+pub(super) struct Seeing {
+    /// Blocks that it has passed, counted for each group of frames.
+    pub passed: usize,
+    /// The outputs of the groups of frames that are through.
+    through: Vec<VisionOutput>,
+    group: Option<Group>,
+}
+
+/// A group of frames on its way.
+struct Group {
+    rope: Rope,
+    /// [patches, hidden]
+    h: Tensor,
+    /// How many blocks it has passed.
+    blocks: usize,
+    deepstack: Vec<Tensor>,
 }
 
 /// Matrices of equal width, one above the other.

@@ -27,6 +27,8 @@ const REST: u32 = 50;
 pub(super) struct Budget {
     tokens: f64,
     most: f64,
+    /// Patches times blocks of the vision tower.
+    patches: usize,
     /// Seconds of a step without prompts.
     quiet: Option<f64>,
     /// Steps with prompts until the number may be raised.
@@ -37,7 +39,7 @@ impl Budget {
     /// At most so many tokens.
     pub fn new(most: usize) -> Self {
         let most = most as f64;
-        Self { tokens: FIRST.min(most), most, quiet: None, rest: 0 }
+        Self { tokens: FIRST.min(most), most, patches: 0, quiet: None, rest: 0 }
     }
 
     /// Tokens of prompts for the next step, beside so many answers.
@@ -45,6 +47,25 @@ impl Budget {
         let tokens = self.tokens as usize;
         let rows = (answers + tokens).next_power_of_two();
         if rows <= MOST_BY_ROWS { (rows - answers).min(self.most as usize) } else { tokens }
+    }
+
+    /// Patches times blocks of the vision tower for the next step. A picture passes one block at least.
+    pub fn patches(&self) -> usize {
+        self.patches
+    }
+
+    /// A step of answers, and of so many patches times blocks, took so long. A picture has few steps, so the number doubles while a step of
+    /// twice as many would be short enough, and is cut to what the time says at once.
+    pub fn was_seeing(&mut self, patches: usize, time: Duration) {
+        let Some(quiet) = self.quiet.filter(|quiet| *quiet > 0.0) else { return };
+        let stretch = time.as_secs_f64() / quiet;
+        if stretch > STRETCH {
+            self.patches = (patches as f64 * (STRETCH - 1.0) / (stretch - 1.0)) as usize;
+        } else {
+            // the last blocks of a picture may be fewer than there was time for
+            let twice = 1.0 + 2.0 * (stretch - 1.0) <= STRETCH;
+            self.patches = self.patches.max(if twice { patches.saturating_mul(2) } else { patches });
+        }
     }
 
     /// A step of answers alone took so long.
@@ -99,6 +120,23 @@ mod tests {
         assert_eq!(settled(1.0, 1e-6, 256), 256, "no more than the most");
         assert_eq!(settled(1e-3, 1e-2, 256), 15, "a pass of 16 rows beside one answer");
         assert_eq!(settled(1e-3, 1e-2, 6), 6);
+    }
+
+    #[test]
+    fn a_picture_passes_as_many_blocks_as_the_answers_can_wait_for() {
+        let mut budget = Budget::new(512);
+        assert_eq!(budget.patches(), 0);
+        budget.was_seeing(100, Duration::from_millis(1));
+        assert_eq!(budget.patches(), 0, "nothing is known of steps without");
+        budget.was_quiet(Duration::from_millis(10));
+        let patches = |budget: &mut Budget, passed: usize| {
+            budget.was_seeing(passed, Duration::from_millis(10 + passed as u64 / 10));
+            budget.patches()
+        };
+        assert_eq!([10, 20, 40].map(|passed| patches(&mut budget, passed)), [20, 40, 80]);
+        assert_eq!(patches(&mut budget, 100), 100, "twice as many were too many");
+        assert_eq!(patches(&mut budget, 1), 100, "the end of a picture");
+        assert_eq!(patches(&mut budget, 1000), 150);
     }
 
     #[test]

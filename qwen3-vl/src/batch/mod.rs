@@ -8,6 +8,7 @@
 //!    once. Pages that hold its beginning already, of whatever request, are shared and not computed again.
 //! 2. A step has rows for prompts up to a limit, which is lower while answers run, so that these go on coming. Few rows beside
 //!    answers pass as if each were an answer's, in the captured pass of so many answers.
+//!    A picture passes so many blocks of the vision tower in a step, too: at least one.
 //! 3. An answer takes a page when it needs one. If there is none, the youngest request gives its pages back and waits again, before
 //!    all others. Its tokens are passed anew later; what has come of it stays.
 //! 4. An error that concerns one request ends that one. Out of memory is such an error: of a pass with prompts it is the youngest
@@ -37,7 +38,7 @@ use pascaline::nn::KvPages;
 use pascaline::{Device, Error, Result};
 use pass::{Last, Logits, Part, Passes, Row, Work};
 use rayon::prelude::*;
-use sequence::Sequence;
+use sequence::{Sequence, Sight};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -316,14 +317,21 @@ impl<'m> Batch<'m> {
         let mut events = Vec::new();
         if self.lost.is_none() {
             self.make_room();
-            let parts = self.take_prompts(&mut events);
+            let begin = Instant::now();
+            let (parts, seen) = self.take_prompts(&mut events);
+            let looked = begin.elapsed();
             let last: Vec<usize> = (0..self.running.len()).filter(|&i| self.running[i].decodes()).collect();
             if self.lost.is_none() && !(last.is_empty() && parts.is_empty()) {
                 self.pacers.iter_mut().for_each(Pacer::pace);
                 let begin = Instant::now();
                 match self.pass(&last, &parts) {
                     Ok(tokens) => {
-                        self.measure(&last, &parts, begin.elapsed());
+                        match seen {
+                            Some(patches) if !last.is_empty() => {
+                                self.budget.was_seeing(patches, looked + begin.elapsed());
+                            }
+                            _ => self.measure(&last, &parts, begin.elapsed()),
+                        }
                         self.take_tokens(&last, &parts, tokens, &mut events);
                     }
                     Err(error) => self.refuse(&last, &parts, error, &mut events),
@@ -364,8 +372,9 @@ impl<'m> Batch<'m> {
         }
     }
 
-    /// Chooses the parts of prompts that pass in this step, and admits requests for that: (which of the running, how many tokens).
-    fn take_prompts(&mut self, events: &mut Vec<Event>) -> Vec<(usize, usize)> {
+    /// Chooses the parts of prompts that pass in this step, and admits requests for that: (which of the running, how many tokens). Gives
+    /// also what has passed through the vision tower, if something has.
+    fn take_prompts(&mut self, events: &mut Vec<Event>) -> (Vec<(usize, usize)>, Option<usize>) {
         let answers = self.running.iter().filter(|sequence| sequence.decodes()).count();
         let without_answer = self.running.len() - answers + self.waiting.len();
         let mut room = match answers {
@@ -373,7 +382,9 @@ impl<'m> Batch<'m> {
             _ if without_answer > answers => self.options.prompt_tokens,
             _ => self.budget.tokens(answers),
         };
-        let (mut parts, mut i, mut may_see) = (Vec::new(), 0, true);
+        let most = if answers > 0 { self.budget.patches() } else { usize::MAX };
+        let mut sight = Sight { most, passed: None };
+        let (mut parts, mut i) = (Vec::new(), 0);
         while room > 0 && self.lost.is_none() {
             if i == self.running.len() && !self.admit(events) {
                 break;
@@ -383,7 +394,7 @@ impl<'m> Batch<'m> {
                 continue;
             };
             let count = room.min(sequence.left());
-            match sequence.see(self.model, &mut self.images, count, &mut may_see) {
+            match sequence.see(self.model, &mut self.images, count, &mut sight) {
                 Ok(0) => i += 1,
                 Ok(count) => {
                     parts.push((i, count));
@@ -393,7 +404,7 @@ impl<'m> Batch<'m> {
                 Err(error) => self.fail(i, error, events),
             }
         }
-        parts
+        (parts, sight.passed)
     }
 
     /// Lets the first of the waiting requests run, if there are pages for it.
@@ -488,18 +499,20 @@ impl<'m> Batch<'m> {
         let mut samplers: Vec<_> =
             self.running.iter_mut().map(|sequence| Some(&mut sequence.sampler)).collect();
         let samplers: Vec<&mut Sampler> = sequences.iter().filter_map(|&i| samplers[i].take()).collect();
-        let mut all = match samplers.iter().all(|sampler| sampler.takes_the_largest()) {
-            true => Vec::new(),
-            false => logits.all.to_vec::<f32>()?,
+        // whoever takes the largest needs no others on the host
+        let row = |(&row, sampler): (&usize, &&mut Sampler)| match sampler.takes_the_largest() {
+            true => Ok(None),
+            false => logits.all.narrow(0, row, 1)?.to_vec::<f32>().map(Some),
         };
-        let vocab = self.model.config().text.vocab_size;
-        let mut all: Vec<_> = all.chunks_exact_mut(vocab).map(Some).collect();
-        let logits: Vec<_> = rows.iter().map(|&row| all.get_mut(row).and_then(Option::take)).collect();
-        let choose = |((sampler, logits), &row): ((&mut Sampler, Option<&mut [f32]>), &usize)| match logits {
-            Some(logits) if !sampler.takes_the_largest() => sampler.next(logits),
-            _ => checked(best[row], largest[row]),
+        let copied: Vec<_> = rows.iter().zip(&samplers).map(row).collect::<Result<_>>()?;
+        if copied.iter().all(Option::is_none) {
+            return Ok(rows.iter().map(|&row| checked(best[row], largest[row])).collect()); // threads take longer to wake
+        }
+        let choose = |((sampler, logits), &row): ((&mut Sampler, Option<Vec<f32>>), &usize)| match logits {
+            Some(mut logits) => sampler.next(&mut logits),
+            None => checked(best[row], largest[row]),
         };
-        Ok(samplers.into_par_iter().zip(logits).zip(rows).map(choose).collect())
+        Ok(samplers.into_par_iter().zip(copied).zip(rows).map(choose).collect())
     }
 
     /// After a pass: counts what has passed, and gives each sequence its token.

@@ -10,7 +10,7 @@ use crate::preprocess::Patches;
 use crate::sampling::Sampler;
 use crate::stream::TextStream;
 use crate::text::ImageRun;
-use crate::vision::VisionOutput;
+use crate::vision::{Seeing, VisionOutput};
 use pascaline::ops::PAGE;
 use pascaline::{Error, Result};
 use std::time::{Duration, Instant};
@@ -35,6 +35,8 @@ pub(super) struct Sequence<'m> {
     digests: Vec<Key>,
     /// The embeddings of images that will be needed.
     outputs: Vec<Option<VisionOutput>>,
+    /// The image that is on its way through the vision tower, and its number.
+    seeing: Option<(usize, Seeing)>,
     pub sampler: Sampler,
     stream: TextStream<'m>,
     eos: Vec<u32>,
@@ -45,6 +47,14 @@ pub(super) struct Sequence<'m> {
     begin: Instant,
     first_token: Option<Duration>,
     prefilled: usize,
+}
+
+/// What passes through the vision tower in a step.
+pub(super) struct Sight {
+    /// The most patches times blocks, if that is a block at least.
+    pub most: usize,
+    /// Those that have passed; no others do then.
+    pub passed: Option<usize>,
 }
 
 impl<'m> Sequence<'m> {
@@ -90,6 +100,7 @@ impl<'m> Sequence<'m> {
             digests,
             outputs: vec![None; prompt.patches.len()],
             patches: prompt.patches,
+            seeing: None,
             sampler,
             stream: TextStream::new(&model.processor.tokenizer, &options.stop),
             eos,
@@ -187,6 +198,7 @@ impl<'m> Sequence<'m> {
         pages.release(&self.pages);
         self.pages.clear();
         self.computed = 0;
+        self.seeing = None;
     }
 
     /// Counts tokens that have passed, and tells the pool which pages they filled.
@@ -206,13 +218,13 @@ impl<'m> Sequence<'m> {
     }
 
     /// How many of the next `count` tokens can pass now: those before the first image that is not seen yet. At most one image is
-    /// seen, and `may_see` is false then.
+    /// seen in a step, perhaps by a part of the vision tower's blocks.
     pub fn see(
         &mut self,
         model: &Qwen3Vl,
         images: &mut Images,
         count: usize,
-        may_see: &mut bool,
+        sight: &mut Sight,
     ) -> Result<usize> {
         for run in clip(&self.runs, self.computed, count) {
             let key = self.digests[run.output];
@@ -220,11 +232,22 @@ impl<'m> Sequence<'m> {
                 self.outputs[run.output] = images.get(key);
             }
             if self.outputs[run.output].is_none() {
-                if !*may_see {
+                if sight.passed.is_some() {
                     return Ok(run.start);
                 }
-                *may_see = false;
-                let output = model.see(&self.patches[run.output])?;
+                let patches = &self.patches[run.output];
+                let of_block = patches.grid[1..].iter().product::<usize>().max(1);
+                let blocks = (sight.most / of_block).max(1);
+                let begun = self.seeing.take().filter(|(image, _)| *image == run.output);
+                let mut seeing = begun.map_or_else(Seeing::default, |(_, seeing)| seeing);
+                let before = seeing.passed;
+                sight.passed = Some(0);
+                let output = model.see_on(patches, &mut seeing, blocks)?;
+                sight.passed = Some((seeing.passed - before).saturating_mul(of_block));
+                let Some(output) = output else {
+                    self.seeing = Some((run.output, seeing));
+                    return Ok(run.start);
+                };
                 images.put(key, &output);
                 self.outputs[run.output] = Some(output);
             }
