@@ -223,7 +223,7 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
             let (row, at) = (tid / chunks, tid % chunks);
             let plane = |run| Place::<BM>::run(Place::<BM>::W, BN, run, row);
             if W::BITS == 8 {
-                buffer.set4(plane(at), stage.w);
+                buffer.set4(plane(at), rotated(stage.w));
             } else {
                 // the low halves are run `low`, the high halves run `low` + HIGH
                 let low = if W::HIGH == 1 { at * 2 } else { at };
@@ -234,8 +234,8 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
                     upper::<W>(w, of_w, index * chunks + at)
                 };
                 let [low_run, high_run] = W::widen(stage.w, bits);
-                buffer.set4(plane(low), low_run);
-                buffer.set4(plane(low + W::HIGH), high_run);
+                buffer.set4(plane(low), rotated(low_run));
+                buffer.set4(plane(low + W::HIGH), rotated(high_run));
             }
         }
         if tid < BLOCKS * BN {
@@ -272,12 +272,14 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
         let mut w = [[0; 8]; TN];
         let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
         unroll!(J < 4 => {
-            w[J] = columns(from_w, BN, 16 * J as u32);
+            let [low, high] = runs(from_w, BN, 16 * J as u32);
+            w[J] = joined(in_order(low), in_order(high));
             step[J] = f32::from_bits(steps.get(16 * J as u32));
             base[J] = -MAGIC * step[J];
         });
         unroll!(I < 8 => if I < TM {
-            let x = columns(from_x, BM, 16 * I as u32);
+            let [low, high] = runs(from_x, BM, 16 * I as u32);
+            let x = joined(low, high);
             let scale = f32::from_bits(x_scales.get(16 * I as u32));
             let mut start = MAGIC.to_bits();
             if W::OFFSET != 0 {
@@ -315,7 +317,7 @@ unsafe fn multiply_halves<const BM: u32, const TM: usize>(
             let mut w = [[0; 4]; TN];
             let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
             unroll!(J < 4 => {
-                w[J] = from_w.get4(64 * J as u32);
+                w[J] = in_order(from_w.get4(64 * J as u32));
                 step[J] = f32::from_bits(steps.get(16 * J as u32));
                 base[J] = -MAGIC * step[J];
             });
@@ -394,11 +396,30 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
 /// # Safety
 /// They are inside the planes, filled, and a barrier lies between.
 #[inline(always)]
-unsafe fn columns(planes: Shared<u32>, rows: u32, row: u32) -> [u32; 8] {
+unsafe fn runs(planes: Shared<u32>, rows: u32, row: u32) -> [[u32; 4]; 2] {
     // SAFETY: the rows are inside the planes and were filled before a barrier: this function's contract. A row of a
     // plane is 16 bytes.
-    let (low, high) = unsafe { (planes.get4(row * 4), planes.get4((rows + PAD + row) * 4)) };
+    unsafe { [planes.get4(row * 4), planes.get4((rows + PAD + row) * 4)] }
+}
+
+/// Two runs as the words of 32 columns.
+#[inline(always)]
+fn joined(low: [u32; 4], high: [u32; 4]) -> [u32; 8] {
     [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+}
+
+/// The words of a run of w as they lie in shared memory. A 16-byte load fills four registers in a row, which lie in the four
+/// banks of the register file in their order. If both operands began with word 0, each dp4a would read two registers of one
+/// bank, which takes two issue slots; so w begins with word 1.
+#[inline(always)]
+fn rotated([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+    [b, c, d, a]
+}
+
+/// Takes [`rotated`] back.
+#[inline(always)]
+fn in_order([b, c, d, a]: [u32; 4]) -> [u32; 4] {
+    [a, b, c, d]
 }
 
 /// acc += the other slice's, for the threads of the first slice.
