@@ -146,6 +146,23 @@ fn answers_together_are_those_alone_on_a_cuda_device() {
     check_together(&model, 3, 4, 100, &[&small, &[]]);
 }
 
+/// Beside an answer a prompt passes in parts of a few rows, in the captured pass of so many answers.
+#[test]
+fn prompts_pass_row_by_row_beside_answers() {
+    let model = load(&common::cuda_device(), |_| {});
+    let text = "Why is the sky blue, and the grass green, and the sun yellow?";
+    let requests =
+        [(prompt(&model, &[], "Hm"), options(12)), (prompt(&model, &[], text), options(3))];
+    let mut batch = Batch::new(&model, BatchOptions::with_room(1000)).unwrap();
+    let found = run_together(&mut batch, &requests, |i| 3 * i);
+    for (found, (prompt, options)) in found.iter().zip(&requests) {
+        assert_eq!(found.ids, alone(&model, prompt, options).ids);
+    }
+    let [_, (late, _)] = &requests;
+    assert!(late.ids.len() > 32, "more than one part");
+    assert_eq!(batch.metrics().tokens_by_rows as usize, late.ids.len());
+}
+
 /// With pages for two or three requests at a time, the youngest give theirs back and are computed again.
 #[test]
 fn few_pages_are_enough() {

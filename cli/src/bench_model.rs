@@ -316,14 +316,14 @@ fn workload(tests: &[Test], config: &Config) -> Workload {
 }
 
 /// A model and the tokens that its prompts are made of.
-struct Subject<'m> {
+pub(super) struct Subject<'m> {
     model: &'m Qwen3Vl,
     /// Ordinary tokens, no two of them equal.
     vocabulary: Vec<u32>,
 }
 
 impl<'m> Subject<'m> {
-    fn new(model: &'m Qwen3Vl) -> Result<Self, Failure> {
+    pub fn new(model: &'m Qwen3Vl) -> Result<Self, Failure> {
         let letters: String = ('a'..='z').chain('0'..='9').flat_map(|letter| [letter, ' ']).collect();
         let ids: BTreeSet<u32> = model.processor.tokenizer.encode_ordinary(&letters)?.into_iter().collect();
         match ids.len() {
@@ -333,7 +333,7 @@ impl<'m> Subject<'m> {
     }
 
     /// `depth` tokens, the same for each number, and then `tokens` whose first differs from that of the next number.
-    fn prompt(&self, depth: usize, tokens: usize, number: usize) -> pascaline::Result<Prompt> {
+    pub fn prompt(&self, depth: usize, tokens: usize, number: usize) -> pascaline::Result<Prompt> {
         let token = |i: usize| self.vocabulary[i % self.vocabulary.len()];
         let ids: Vec<u32> =
             (0..depth).map(token).chain((0..tokens).map(|i| token(depth + number + i))).collect();
@@ -437,10 +437,10 @@ impl<'m> Subject<'m> {
     }
 }
 
-const GO_ON: ControlFlow<()> = ControlFlow::Continue(());
+pub(super) const GO_ON: ControlFlow<()> = ControlFlow::Continue(());
 
 /// So many tokens, whatever they are.
-fn options(max_new_tokens: usize) -> Options {
+pub(super) fn options(max_new_tokens: usize) -> Options {
     Options { max_new_tokens, stop_at_eos: false, ..Options::default() }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// The assumptions of the cost model, which virtual-gpu/COSTS.md explains.
 pub(super) const MODEL: [&str; 2] = [
-    "model: the slowest of compute, shared memory, L2, DRAM and latency, plus 5 µs for the launch; at boost clock",
+    "model: the slowest of compute, shared memory, L2, DRAM and latency, plus 5 µs for the launch, 1.5 µs in a graph; at boost clock",
     "with a perfect cache and DRAM at 80 % of its published bandwidth; optimistic by 5–50 % (virtual-gpu/COSTS.md)",
 ];
 
@@ -25,6 +25,7 @@ pub(super) struct Costs {
     block: [u32; 3],
     /// Static and dynamic shared memory of a block.
     shared_bytes: u32,
+    in_graph: bool,
     registers: u32,
     /// Whether ptxas says how many registers; else they are estimated.
     registers_from_ptxas: bool,
@@ -195,6 +196,7 @@ impl Costs {
             grid: report.grid,
             block: report.block,
             shared_bytes: report.shared_bytes,
+            in_graph: report.in_graph,
             registers: per_thread,
             registers_from_ptxas: registers.exact,
             blocks_per_sm,
@@ -212,7 +214,7 @@ impl Costs {
             let same = |costs: &&mut Self| {
                 costs.kernel == report.kernel
                     && (costs.grid, costs.block) == (report.grid, report.block)
-                    && costs.shared_bytes == report.shared_bytes
+                    && (costs.shared_bytes, costs.in_graph) == (report.shared_bytes, report.in_graph)
                     && costs.counters == report.counters
             };
             match all.iter_mut().find(same) {

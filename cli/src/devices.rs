@@ -1,4 +1,4 @@
-//! `--devices`, `--split`, `--between`: a model over several GPUs.
+//! `--devices`, `--split`, `--between`: a model over several GPUs; `--replicas`: one on each.
 
 use super::device::{DeviceArg, asked_for};
 use super::failure::Failure;
@@ -9,7 +9,7 @@ use qwen3_vl::{Placement, SplitMode};
 
 #[derive(clap::Args, Clone, Default)]
 pub(super) struct DevicesArgs {
-    /// The GPUs to spread the model over: their numbers, as in cuda:N (0,1), or auto for all. Decoder layers are shared out by
+    /// The GPUs to spread the model over (with --replicas: to put a whole one on each): their numbers, as in cuda:N (0,1), or auto for all. Decoder layers are shared out by
     /// the speed of the cards' memory, as far as each has room; hidden states are passed on. With `--device virtual` they are
     /// virtual ones, which PASCALINE_VIRTUAL_DEVICES names.
     #[arg(long, value_name = "LIST", value_parser = list)]
@@ -54,6 +54,22 @@ enum Between {
 enum List {
     All,
     These(Vec<u32>),
+}
+
+/// `--replicas`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Replicas {
+    /// One on each GPU that the model fits.
+    All,
+    /// So many.
+    These(usize),
+}
+
+/// Reads `--replicas`.
+pub(super) fn replicas(text: &str) -> Result<Replicas, String> {
+    let count = || text.parse().ok().filter(|count| *count > 0).map(Replicas::These);
+    let found = if text == "auto" { Some(Replicas::All) } else { count() };
+    found.ok_or_else(|| "it must be auto, or a whole number from 1 on".to_owned())
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -137,10 +153,38 @@ impl DevicesArgs {
 
     /// The GPUs, opened, if several were asked for; `device` is `--device`.
     pub fn open(&self, device: &DeviceArg) -> Result<Option<Vec<Device>>, Failure> {
-        if !self.are_given() {
-            return Ok(None);
+        match self.are_given() {
+            true => self.check().and_then(|()| self.all(device)).map(Some),
+            false => Ok(None),
         }
-        self.check()?;
+    }
+
+    /// The GPUs for whole models, the first `count` of them if not all. `device` is `--device`.
+    pub fn replicas(&self, count: Replicas, device: &DeviceArg) -> Result<Vec<Device>, Failure> {
+        if self.split.is_some() || self.between.is_some() || self.split_mode.is_some() {
+            return Err(Failure::Usage(
+                "--split, --split-mode and --between spread one model over GPUs; --replicas puts a whole one on each"
+                    .to_owned(),
+            ));
+        }
+        let mut devices = self.all(device)?;
+        match (count, &self.devices) {
+            (Replicas::All, _) => {}
+            (Replicas::These(count), Some(List::These(numbers))) if count != numbers.len() => {
+                let named = numbers.len();
+                return Err(Failure::Usage(format!("--replicas {count}, and --devices names {named}")));
+            }
+            (Replicas::These(count), _) if count > devices.len() => {
+                let found = devices.len();
+                return Err(Failure::Failed(format!("--replicas {count}: the driver sees {found} devices")));
+            }
+            (Replicas::These(count), _) => devices.truncate(count),
+        }
+        Ok(devices)
+    }
+
+    /// All GPUs that are named, opened.
+    fn all(&self, device: &DeviceArg) -> Result<Vec<Device>, Failure> {
         let kind = asked_for(device.name());
         let numbered = match kind.as_deref() {
             None | Some("auto" | "cuda") => Device::cuda,
@@ -150,7 +194,7 @@ impl DevicesArgs {
             }
             Some(name) => {
                 return Err(Failure::Usage(format!(
-                    "--devices names GPUs, and --device {name} another place; say --device cuda or virtual"
+                    "--devices and --replicas are of GPUs, and --device {name} is another place; say --device cuda or virtual"
                 )));
             }
         };
@@ -170,7 +214,7 @@ impl DevicesArgs {
                 ratio.len(),
                 devices.len()
             ))),
-            _ => Ok(Some(devices)),
+            _ => Ok(devices),
         }
     }
 }
@@ -186,6 +230,10 @@ mod tests {
         assert!(list("0,1,0").unwrap_err().contains("device 0 is named twice"));
         for wrong in ["", "0,", "-1", "cuda:0", "a"] {
             assert!(list(wrong).unwrap_err().contains("such as 0,1"), "{wrong}");
+        }
+        assert_eq!([replicas("auto"), replicas("2")], [Ok(Replicas::All), Ok(Replicas::These(2))]);
+        for wrong in ["", "0", "-1", "all", "1.5"] {
+            assert!(replicas(wrong).unwrap_err().contains("auto"), "{wrong}");
         }
         assert_eq!(ratio("3, 1.5"), Ok(Ratio(vec![3.0, 1.5])));
         assert!(ratio("0,0").unwrap_err().contains("all shares are 0"));

@@ -2,7 +2,7 @@
 
 use super::device::DeviceArg;
 use super::failure::Failure;
-use super::files::whole;
+use super::files::{OutputFile, check_apart, unwritable, whole};
 use super::interrupt;
 use super::model::check_directory;
 use super::output::Output;
@@ -15,13 +15,15 @@ use pascaline_train::model::Frozen;
 use pascaline_train::optimizer::{Decay, Method, Schedule};
 use pascaline_train::{Example, Lora, Model, Optimizer, data};
 use qwen3_vl::Processor;
+use qwen3_vl::adapter::{ADAPTER_CONFIG, ADAPTER_TENSORS};
 use qwen3_vl::checkpoint::SMALL_FILES;
 use qwen3_vl::config::Config;
 use qwen3_vl::weights::expected;
 use serde::Serialize;
 use std::fs;
+use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -189,6 +191,8 @@ struct Json {
 
 /// The folder of the state, in that of the results.
 const STATE: &str = "state";
+/// The weights of a whole checkpoint.
+const WEIGHTS: &str = "model.safetensors";
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     check_directory(&args.model)?;
@@ -401,33 +405,78 @@ fn plan_memory(
     Ok(bytes)
 }
 
+/// The files of a run's end, its weights last.
+fn results(args: &Args) -> Vec<PathBuf> {
+    let mut names = vec![curve::TABLE, curve::PICTURE];
+    match args.full {
+        true => {
+            names.extend(SMALL_FILES.into_iter().filter(|name| args.model.join(name).exists()));
+            names.push(WEIGHTS);
+        }
+        false => names.extend([ADAPTER_CONFIG, ADAPTER_TENSORS]),
+    }
+    names.into_iter().map(|name| args.to.join(name)).collect()
+}
+
 /// Makes the folder, which holds no other results unless they may be replaced or gone on with.
 fn prepare_folder(args: &Args) -> Result<(), Failure> {
-    let cannot = |error: std::io::Error| Failure::Failed(format!("{}: {error}", args.to.display()));
+    let to = args.to.display();
+    let cannot = |error: std::io::Error| Failure::Failed(format!("{to}: {error}"));
     let state = args.to.join(STATE);
     if args.to.exists() && matches!((whole(&args.to), whole(&args.model)), (Ok(to), Ok(model)) if to == model)
     {
         return Err(Failure::Usage("--to is --model; name another folder".to_owned()));
     }
-    if state.join("state.json").exists() && !args.resume && !args.output.may_replace() {
-        let to = args.to.display();
+    let results = results(args);
+    let read = files_of(&args.model).map_err(cannot)?.into_iter().chain([args.data.clone()]);
+    check_apart(read.collect::<Vec<_>>().iter().map(PathBuf::as_path), results.iter().map(PathBuf::as_path))?;
+    let has_run = state.join("state.json").exists();
+    if has_run && !args.resume && !args.output.may_replace() {
         return Err(Failure::Failed(format!(
             "{to} has a run; --resume goes on with it, --force replaces it"
         )));
     }
+    // what lies beside a run's state is of that run
+    let may_replace = args.output.may_replace() || (args.resume && has_run);
+    if let Some(found) = results.iter().find(|result| result.exists()).filter(|_| !may_replace) {
+        return Err(Failure::Failed(format!("{} exists; --force replaces it", found.display())));
+    }
+    if args.full && args.to.exists() {
+        let ours = args.to.join(WEIGHTS);
+        let others = files_of(&args.to).map_err(cannot)?.into_iter().filter(|file| *file != ours);
+        if let Some(other) = others.into_iter().find(|file| is_of_weights(file)) {
+            let other = other.display();
+            return Err(Failure::Failed(format!("{other} is of another checkpoint; name another folder")));
+        }
+    }
     fs::create_dir_all(&state).map_err(cannot)
 }
 
+fn files_of(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
+}
+
+/// Whether a checkpoint's weights are read from a file of this name, beside others or by its list.
+fn is_of_weights(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
+}
+
+/// The results, which [`prepare_folder`] has found no other files in the place of.
 fn write_model(args: &Args, model: &Model) -> Result<(), Failure> {
     if !args.full {
         let base = args.model.display().to_string();
         return Ok(model.lora.save(&model.parameters, &args.to, &base)?);
     }
+    let may_replace = args.output.may_replace() || args.resume;
     for name in SMALL_FILES {
         let (from, to) = (args.model.join(name), args.to.join(name));
         if from.exists() {
-            let copied = fs::copy(&from, &to);
-            copied.map_err(|error| Failure::Failed(format!("{}: {error}", to.display())))?;
+            let bytes = fs::read(&from);
+            let bytes = bytes.map_err(|error| Failure::Failed(format!("{}: {error}", from.display())))?;
+            let mut file = OutputFile::create(&to, may_replace)?;
+            file.write_all(&bytes).map_err(|error| unwritable(&to, &error))?;
+            file.keep()?;
         }
     }
     Ok(model.save(&args.to)?)

@@ -541,6 +541,9 @@ fn vision_place(options: &LoadOptions) -> &'static str {
     }
 }
 
+/// The last section of docs/cards.md, which takes too long to be made for each table: `scripts/model-estimates` makes it.
+const WHOLE_MODEL: &str = include_str!("model-estimates.md");
+
 /// docs/cards.md.
 fn markdown() -> Result<String, Failure> {
     let mut text = String::from(
@@ -572,7 +575,7 @@ fn markdown() -> Result<String, Failure> {
             text += "\n";
         }
     }
-    Ok(text)
+    Ok(text + WHOLE_MODEL)
 }
 
 /// A cell of docs/cards.md.

@@ -33,6 +33,7 @@ mod model;
 mod output;
 mod printable;
 mod profile;
+mod profile_model;
 mod ptx_argument;
 mod ptxas;
 mod published;

@@ -1,7 +1,7 @@
 //! Which model, and how it is loaded: the arguments of the commands that load one.
 
 use super::device::DeviceArg;
-use super::devices::DevicesArgs;
+use super::devices::{DevicesArgs, Replicas};
 use super::failure::Failure;
 use super::fit;
 use super::hub;
@@ -345,9 +345,10 @@ impl ModelArgs {
         opened: &Opened,
         device: &Device,
         work: &Work,
+        asked: &Asked,
         output: &Output,
     ) -> Result<Decision, Failure> {
-        let (usual, asked) = (self.usual(device), self.asked());
+        let usual = self.usual(device);
         let Device::Cuda(cuda) = device else {
             return match self.memory_limit {
                 None => {
@@ -362,7 +363,7 @@ impl ModelArgs {
         if self.memory_limit.is_some() {
             memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
         }
-        let fit = |work: &Workload| opened.planned(|model| model.fit(usual, &asked, work, &gpu, limit));
+        let fit = |work: &Workload| opened.planned(|model| model.fit(usual, asked, work, &gpu, limit));
         let say = |choice: &Choice, work: &Workload| {
             let is_gguf = opened.checkpoint.gguf().is_some();
             output.note(&fit::describe(choice, work, is_gguf, limit));
@@ -479,7 +480,72 @@ impl ModelArgs {
         if self.several.are_given() {
             return self.load_split(opened, device, work, output);
         }
-        let Decision { options, processor, before, work } = self.options(opened, device, work, output)?;
+        let decision = self.options(opened, device, work, &self.asked(), output)?;
+        self.load_as(decision, opened, device, output)
+    }
+
+    /// The GPUs of `--replicas`.
+    pub fn devices_of_replicas(&self, count: Replicas) -> Result<Vec<Device>, Failure> {
+        self.several.replicas(count, &self.device)
+    }
+
+    /// Loads the whole model onto each of these GPUs, one after another, so that its files are read from the disk once if the host's
+    /// memory holds them. All have the types that the first one has room for, and so give the same answers. With `where_it_fits` a
+    /// GPU on which that does not fit is left out, and it is said.
+    pub fn load_replicas(
+        &self,
+        opened: &Opened,
+        devices: Vec<Device>,
+        where_it_fits: bool,
+        work: &Work,
+        output: &Output,
+    ) -> Result<Vec<(Device, Loaded)>, Failure> {
+        let mut asked = self.asked();
+        let mut replicas: Vec<(Device, Loaded)> = Vec::new();
+        let mut refusal = None;
+        for device in devices {
+            let decision = self.options(opened, &device, work, &asked, output).and_then(|decision| {
+                match (decision.options.gpu_layers, asked.gpu_layers, where_it_fits) {
+                    (Some(layers), None, true) => {
+                        let reason = format!("only {layers} of the model's layers fit");
+                        Err(Failure::Failed(format!("{reason}; --replicas N takes such a GPU too")))
+                    }
+                    _ => Ok(decision),
+                }
+            });
+            let decision = match (decision, where_it_fits) {
+                (Err(Failure::Failed(reason)), true) => {
+                    output.note(&format!("no replica on {device}: {reason}"));
+                    refusal = Some(Failure::Failed(reason));
+                    continue;
+                }
+                (decision, _) => decision?,
+            };
+            let LoadOptions { dtype, quantize, cache, .. } = decision.options;
+            asked.cache = Some(cache);
+            asked.matrices = match quantize {
+                Some(format) => Some(Matrices::Quantized(format)),
+                None if opened.checkpoint.is_quantized() => asked.matrices, // there is no other way
+                None => Some(Matrices::Float(dtype)),
+            };
+            let loaded = self.load_as(decision, opened, &device, output)?;
+            replicas.push((device, loaded));
+        }
+        match (replicas.is_empty(), refusal) {
+            (true, Some(refusal)) => Err(refusal),
+            _ => Ok(replicas),
+        }
+    }
+
+    /// Loads the model onto one device.
+    fn load_as(
+        &self,
+        decision: Decision,
+        opened: &Opened,
+        device: &Device,
+        output: &Output,
+    ) -> Result<Loaded, Failure> {
+        let Decision { options, processor, before, work } = decision;
         let loaded = with_bar(output, |progress| match processor {
             None => Qwen3Vl::load_checkpoint(&opened.checkpoint, device, options, progress),
             Some(processor) => {

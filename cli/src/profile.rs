@@ -4,15 +4,18 @@ use super::bench::VIRTUAL;
 use super::costs::{Costs, MODEL, Total, print_assumptions};
 use super::failure::Failure;
 use super::output::Output;
+use super::profile_model::{self, ModelProfile};
 use super::ptxas::{self, Registers};
 use super::screen::Style;
 use pascaline::cuda::{self, is_lost};
-use pascaline::{Device, Tensor};
-use pascaline_testing::{self as testing, Case, Purpose};
+use pascaline::{Device, Tensor, TensorMut};
+use pascaline_testing::check::Verdict;
+use pascaline_testing::{self as testing, Case, Purpose, check_with};
 use pascaline_virtual_gpu::{
     Card, Config, LaunchReport, Module, configure, keep_reports, take_findings, take_reports,
 };
 use serde::Serialize;
+use std::cell::Cell;
 
 /// More cases than this are likely a mistake, and long to read.
 const MOST_CASES: usize = 8;
@@ -23,18 +26,25 @@ const MOST_CASES: usize = 8;
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Take the cases whose id contains this, or the one whose id it is; test cases and bench cases.
-    #[arg(value_name = "CASE")]
-    case: String,
+    #[arg(value_name = "CASE", required_unless_present = "model")]
+    case: Option<String>,
 
     /// Take as many cases as there are, also those that are too large for the virtual GPU.
     #[arg(long)]
     all: bool,
 
-    #[command(flatten)]
-    ptxas: ptxas::Choice,
+    /// Check the results too, as `validate` does; of large cases, sampled rows.
+    #[arg(long, conflicts_with = "model")]
+    check: bool,
 
     #[command(flatten)]
-    output: Output,
+    pub of_model: ModelProfile,
+
+    #[command(flatten)]
+    pub ptxas: ptxas::Choice,
+
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// A case's launches, or why there are none.
@@ -58,7 +68,10 @@ struct Json<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let cases = chosen(args)?;
+    if let Some(model) = &args.of_model.model {
+        return profile_model::run(args, model);
+    }
+    let cases = chosen(args.case.as_deref().unwrap_or_default(), args.all)?;
     let report = args.output.report()?;
     let mut screen = args.output.screen();
     let config = Config::from_env().map_err(Failure::Usage)?;
@@ -73,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut launched: Vec<(String, Outcome)> = Vec::new();
     for case in &cases {
         screen.doing(&case.id());
-        launched.push((case.id(), one(case.as_ref(), &device, args.all)));
+        launched.push((case.id(), one(case.as_ref(), &device, args.all, args.check)));
         screen.done();
     }
     screen.finish();
@@ -128,21 +141,21 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The cases that are meant.
-fn chosen(args: &Args) -> Result<Vec<Box<dyn Case>>, Failure> {
+fn chosen(name: &str, all: bool) -> Result<Vec<Box<dyn Case>>, Failure> {
     let mut cases = testing::cases();
     let mut ops: Vec<_> = cases.iter().map(|case| case.op()).collect();
     ops.dedup();
-    match cases.iter().any(|case| case.id() == args.case) {
-        true => cases.retain(|case| case.id() == args.case),
-        false => cases.retain(|case| case.id().contains(&args.case)),
+    match cases.iter().any(|case| case.id() == name) {
+        true => cases.retain(|case| case.id() == name),
+        false => cases.retain(|case| case.id().contains(name)),
     }
-    let (count, name) = (cases.len(), &args.case);
+    let count = cases.len();
     match count {
         0 => {
             let ops = ops.join(", ");
             Err(Failure::Usage(format!("no case's id contains `{name}`; the ops are {ops}")))
         }
-        _ if count > MOST_CASES && !args.all => Err(Failure::Usage(format!(
+        _ if count > MOST_CASES && !all => Err(Failure::Usage(format!(
             "{count} cases' ids contain `{name}`, {} to {}; say more of it, or `--all`",
             cases[0].id(),
             cases[count - 1].id()
@@ -154,7 +167,7 @@ fn chosen(args: &Args) -> Result<Vec<Box<dyn Case>>, Failure> {
 /// The launches of a case; or why there are none, and whether that is a failure.
 pub(super) type Outcome = Result<Vec<LaunchReport>, (String, bool)>;
 
-pub(super) fn one(case: &dyn Case, device: &Device, all: bool) -> Outcome {
+pub(super) fn one(case: &dyn Case, device: &Device, all: bool, is_checked: bool) -> Outcome {
     if is_lost() {
         return Err(("not run after the device stopped".into(), false));
     }
@@ -162,22 +175,33 @@ pub(super) fn one(case: &dyn Case, device: &Device, all: bool) -> Outcome {
         return Err((format!("left out: {}; `--all` runs it", VIRTUAL.rule()), false));
     }
     let work = || {
-        let inputs =
-            case.inputs().iter().map(|input| input.to(device)).collect::<pascaline::Result<Vec<_>>>()?;
+        let inputs = case.inputs();
+        let on_device = inputs.iter().map(|input| input.to(device)).collect::<pascaline::Result<Vec<_>>>()?;
+        let reports = Cell::new(Vec::new());
+        let run = |y: TensorMut, x: &[Tensor]| {
+            device.synchronize()?;
+            take_reports(); // of whatever preparing them has launched
+            case.run(y, x)?;
+            device.synchronize()?;
+            reports.set(take_reports());
+            Ok(())
+        };
+        if is_checked {
+            let outcome = check_with(case, device, &inputs, &on_device, &run)?;
+            return Ok((reports.take(), Some(outcome.verdict).filter(|verdict| *verdict != Verdict::Pass)));
+        }
         let mut y = match case.initial() {
             Some(initial) => initial.to(device)?,
             None => Tensor::uninitialized(case.output().0, case.output().1, device)?,
         };
-        device.synchronize()?;
-        take_reports(); // of whatever preparing them has launched
-        case.run(y.view_mut()?, &inputs)?;
-        device.synchronize()
+        run(y.view_mut()?, &on_device)?;
+        Ok((reports.take(), None))
     };
-    let result = work();
-    let (reports, findings) = (take_reports(), take_findings());
-    match (findings.first(), result) {
+    let result: pascaline::Result<_> = work();
+    match (take_findings().first(), result) {
         (Some(finding), _) => Err((finding.to_string(), true)),
         (None, Err(error)) => Err((error.to_string(), true)),
-        (None, Ok(())) => Ok(reports),
+        (None, Ok((_, Some(wrong)))) => Err((wrong.to_string(), true)),
+        (None, Ok((reports, None))) => Ok(reports),
     }
 }

@@ -1,6 +1,6 @@
 //! `--arg` of `run-ptx`: a kernel's arguments, and whether they fit its parameters.
 
-use pascaline_virtual_gpu::Kernel;
+use pascaline_virtual_gpu::{Kernel, Param};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -18,10 +18,11 @@ pub(super) enum Argument {
     },
     /// A number, in the low bytes.
     Scalar { bits: u64, bytes: u32 },
+    /// A parameter's own bytes, such as a structure's, in a file.
+    Bytes(PathBuf),
 }
 
-const FORMS: &str =
-    "use in:FILE, inout:FILE:OUTFILE, out:BYTES:OUTFILE, or i32, u32, i64, u64, f32 or f64 with :VALUE";
+const FORMS: &str = "use in:FILE, inout:FILE:OUTFILE, out:BYTES:OUTFILE, bytes:FILE, or i32, u32, i64, u64, f32 or f64 with :VALUE";
 
 impl FromStr for Argument {
     type Err = String;
@@ -43,6 +44,7 @@ impl FromStr for Argument {
                 let (bytes, to) = value.split_once(':').filter(|(_, to)| !to.is_empty()).ok_or(FORMS)?;
                 Ok(Self::Buffer { from: None, bytes: number("number of bytes", bytes)?, to: Some(to.into()) })
             }
+            "bytes" if !value.is_empty() => Ok(Self::Bytes(value.into())),
             "i32" => scalar(u64::from(number::<i32>(kind, value)? as u32), 4),
             "u32" => scalar(number::<u32>(kind, value)?.into(), 4),
             "i64" => scalar(number::<i64>(kind, value)? as u64, 8),
@@ -55,11 +57,12 @@ impl FromStr for Argument {
 }
 
 impl Argument {
-    /// Bytes of the parameter that it fits: buffers are passed by address.
-    fn parameter_bytes(&self) -> u32 {
+    /// Bytes of the parameter that it fits: buffers are passed by address. `None` if only its file says it.
+    fn parameter_bytes(&self) -> Option<u64> {
         match self {
-            Self::Buffer { .. } => 8,
-            Self::Scalar { bytes, .. } => *bytes,
+            Self::Buffer { .. } => Some(8),
+            Self::Scalar { bytes, .. } => Some(u64::from(*bytes)),
+            Self::Bytes(_) => None,
         }
     }
 }
@@ -70,7 +73,7 @@ pub(super) enum Misfit {
     #[error("kernel {kernel} has {wanted} parameters, {given} --arg are given: it takes ({signature})")]
     Count { kernel: String, wanted: usize, given: usize, signature: String },
     #[error("--arg number {number} has {given} bytes, but parameter {parameter} of {kernel} has {wanted}")]
-    Size { kernel: String, number: usize, parameter: String, wanted: u32, given: u32 },
+    Size { kernel: String, number: usize, parameter: String, wanted: u32, given: u64 },
 }
 
 /// Checks the number of the arguments and the size of each.
@@ -85,17 +88,37 @@ pub(super) fn fit(kernel: &Kernel, arguments: &[Argument]) -> Result<(), Misfit>
         });
     }
     for (i, (parameter, argument)) in kernel.params.iter().zip(arguments).enumerate() {
-        if parameter.bytes != argument.parameter_bytes() {
-            return Err(Misfit::Size {
-                kernel: kernel.name.clone(),
-                number: i + 1,
-                parameter: parameter.name.clone(),
-                wanted: parameter.bytes,
-                given: argument.parameter_bytes(),
-            });
+        if let Some(bytes) = argument.parameter_bytes() {
+            fit_size(kernel, i, parameter, bytes)?;
         }
     }
     Ok(())
+}
+
+/// Checks the sizes of the files of arguments that are given as [`bytes`](Argument::Bytes).
+pub(super) fn fit_files<'a>(
+    kernel: &Kernel,
+    inputs: impl Iterator<Item = (&'a Argument, usize)>,
+) -> Result<(), Misfit> {
+    for (i, (parameter, (argument, bytes))) in kernel.params.iter().zip(inputs).enumerate() {
+        if let Argument::Bytes(_) = argument {
+            fit_size(kernel, i, parameter, bytes as u64)?;
+        }
+    }
+    Ok(())
+}
+
+fn fit_size(kernel: &Kernel, i: usize, parameter: &Param, given: u64) -> Result<(), Misfit> {
+    match u64::from(parameter.bytes) == given {
+        true => Ok(()),
+        false => Err(Misfit::Size {
+            kernel: kernel.name.clone(),
+            number: i + 1,
+            parameter: parameter.name.clone(),
+            wanted: parameter.bytes,
+            given,
+        }),
+    }
 }
 
 /// `X[,Y[,Z]]`, each at least 1.
@@ -133,7 +156,10 @@ mod tests {
         assert_eq!("in:a b:c".parse(), buffer(Some("a b:c"), 0, None));
         assert_eq!("inout:a:b".parse(), buffer(Some("a"), 0, Some("b")));
         assert_eq!("out:16:b".parse(), buffer(None, 16, Some("b")));
-        for text in ["", "in:", "inout:a", "inout::b", "out:16", "out:x:y", "u32:-1", "i32:x", "f16:1", "7"] {
+        assert_eq!("bytes:a:b".parse(), Ok(Argument::Bytes("a:b".into())));
+        for text in
+            ["", "in:", "bytes:", "inout:a", "inout::b", "out:16", "out:x:y", "u32:-1", "i32:x", "f16:1", "7"]
+        {
             assert!(text.parse::<Argument>().is_err(), "{text}");
         }
     }

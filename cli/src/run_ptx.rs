@@ -5,7 +5,8 @@ use super::failure::Failure;
 use super::files;
 use super::json::Report;
 use super::output::Output;
-use super::ptx_argument::{Argument, dimensions, fit};
+use super::printable::printable;
+use super::ptx_argument::{Argument, dimensions, fit, fit_files};
 use super::ptxas::{self, Registers};
 use super::screen::{Screen, Style};
 use super::table;
@@ -45,8 +46,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     shared: u32,
 
-    /// An argument, in the kernel's order: in:FILE (raw bytes, uploaded), inout:FILE:OUTFILE, out:BYTES:OUTFILE, or a
-    /// number as i32:V, u32:V, i64:V, u64:V, f32:V or f64:V.
+    /// An argument, in the kernel's order: in:FILE (raw bytes, uploaded), inout:FILE:OUTFILE, out:BYTES:OUTFILE, a
+    /// number as i32:V, u32:V, i64:V, u64:V, f32:V or f64:V, or bytes:FILE (a structure that is passed by value).
     #[arg(long = "arg", value_name = "ARG")]
     arguments: Vec<Argument>,
 
@@ -101,6 +102,8 @@ struct Json<'a> {
     registers: Option<&'a str>,
     /// Measured on a real GPU, the first launch after loading.
     milliseconds: Option<f64>,
+    /// What the kernel printed on the virtual GPU; a real one's driver prints it itself.
+    printed: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -142,6 +145,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     fit(&kernel, &args.arguments).map_err(|misfit| Failure::Usage(misfit.to_string()))?;
     let buffers = args.arguments.iter().filter_map(|argument| match argument {
         Argument::Buffer { from, to, .. } => Some((from.as_deref(), to.as_deref())),
+        Argument::Bytes(from) => Some((Some(from.as_path()), None)),
         Argument::Scalar { .. } => None,
     });
     let (sources, targets): (Vec<_>, Vec<_>) = buffers.unzip();
@@ -150,6 +154,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     files::check_apart(sources, targets.iter().copied().chain(args.output.file()))?;
     targets.iter().try_for_each(|target| files::check(target, args.output.may_replace()))?;
     let inputs = args.arguments.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let sizes = inputs.iter().map(|input| (&input.argument, input.bytes.len()));
+    fit_files(&kernel, sizes).map_err(|misfit| Failure::Usage(misfit.to_string()))?;
     let report = args.output.report()?;
     let mut screen = args.output.screen();
     match args.device {
@@ -178,6 +184,11 @@ fn on_virtual(
     for (parameter, input) in kernel.params.iter().zip(inputs) {
         let value = match input.argument {
             Argument::Scalar { bits, .. } => bits,
+            Argument::Bytes(_) => {
+                params[parameter.offset as usize..][..input.bytes.len()].copy_from_slice(&input.bytes);
+                addresses.push(0);
+                continue;
+            }
             Argument::Buffer { .. } if input.bytes.is_empty() => 0,
             Argument::Buffer { ref from, .. } => {
                 let address = gpu.alloc(input.bytes.len() as u64).map_err(memory)?;
@@ -192,7 +203,12 @@ fn on_virtual(
         params[offset..offset + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
     }
     let launch = Launch { grid: args.grid, block: args.block, dynamic_shared: args.shared, params: &params };
-    let (launch, findings) = match gpu.launch(&module, &kernel.name, launch) {
+    let launched = gpu.launch(&module, &kernel.name, launch);
+    let printed = gpu.take_printed();
+    for line in printable(&printed).lines() {
+        screen.line(line)?;
+    }
+    let (launch, findings) = match launched {
         Ok(launched) => (Some(Costs::new(&launched, &registers, &cards)), Vec::new()),
         Err(finding) => {
             screen.text(&finding.to_string(), Style::Bad)?;
@@ -223,6 +239,7 @@ fn on_virtual(
             model,
             registers,
             milliseconds,
+            printed: Some(&printed),
         })?;
     }
     if failed { Err(Failure::Wrong) } else { Ok(()) }
@@ -244,6 +261,7 @@ fn on_cuda(
     for input in inputs {
         let (value, buffer) = match input.argument {
             Argument::Scalar { bits, .. } => (bits, None),
+            Argument::Bytes(_) => (0, None),
             Argument::Buffer { .. } => {
                 let mut buffer = DeviceBuffer::uninitialized(&device, input.bytes.len())?;
                 buffer.upload(0, &input.bytes)?;
@@ -253,13 +271,16 @@ fn on_cuda(
         values.push(value);
         buffers.push(buffer);
     }
-    let arguments: Vec<*mut c_void> =
-        values.iter().map(|value| ptr::from_ref(value).cast_mut().cast()).collect();
+    let place = |(input, value): (&Input, _)| match input.argument {
+        Argument::Bytes(_) => input.bytes.as_ptr().cast_mut().cast(),
+        _ => ptr::from_ref::<u64>(value).cast_mut().cast(),
+    };
+    let arguments: Vec<*mut c_void> = inputs.iter().zip(&values).map(place).collect();
     let ([gx, gy, gz], [bx, by, bz]) = (args.grid, args.block);
     let (begin, end) = (device.event()?, device.event()?);
     begin.record(device.stream())?;
     // SAFETY: `fit` has checked that there are as many arguments as parameters, each of 4 or 8 bytes, and every value has
-    // 8. Addresses are of buffers on this stream that live until it is waited for. What a wrong kernel does to device
+    // 8; `fit_files`, that the bytes of the others are as many as their parameters'. Addresses are of buffers on this stream that live until it is waited for. What a wrong kernel does to device
     // memory can't touch the host's.
     unsafe { device.stream().launch(&kernel, (gx, gy, gz), (bx, by, bz), args.shared, &arguments)? };
     end.record(device.stream())?;
@@ -283,6 +304,7 @@ fn on_cuda(
             model: None,
             registers: None,
             milliseconds: Some(time.as_secs_f64() * 1e3),
+            printed: None,
         })?;
     }
     Ok(())
@@ -294,6 +316,8 @@ fn read(argument: &Argument) -> Result<Input, Failure> {
         Argument::Buffer { from: Some(from), .. } => fs::read(from)
             .map_err(|error| Failure::Failed(format!("{} can't be read: {error}", from.display())))?,
         Argument::Buffer { from: None, bytes, .. } => poison(*bytes)?,
+        Argument::Bytes(from) => fs::read(from)
+            .map_err(|error| Failure::Failed(format!("{} can't be read: {error}", from.display())))?,
         Argument::Scalar { .. } => Vec::new(),
     };
     Ok(Input { argument: argument.clone(), bytes })

@@ -1,5 +1,6 @@
 //! `pascaline serve`: the model behind OpenAI's interface, with a page to talk to.
 
+use super::devices::{Replicas, replicas};
 use super::failure::Failure;
 use super::fit;
 use super::model::{ModelArgs, Work, bytes};
@@ -24,6 +25,11 @@ use std::{env, io};
 pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
+
+    /// Put a whole model on each of so many GPUs, those of --devices or the first ones, and share requests out to them; auto for all GPUs
+    /// that it fits. All have the types that the first one has room for. If not given, there is one model.
+    #[arg(long, value_name = "N", value_parser = replicas)]
+    replicas: Option<Replicas>,
 
     /// The address to listen at. Only this machine reaches the usual one; 0.0.0.0 is reached by all, so give an --api-key.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -58,7 +64,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = at_least::<2>)]
     context: Option<usize>,
 
-    /// The most requests that are answered at the same time; more wait. Each takes memory for its next token, beside the keys and
+    /// The most requests that are answered at the same time by each replica; more wait. Each takes memory for its next token, beside the keys and
     /// values, for which all share what is left.
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..))]
     max_running: u16,
@@ -109,6 +115,8 @@ struct Json<'a> {
     address: String,
     model: &'a str,
     device: String,
+    /// The device of each replica.
+    replicas: &'a [String],
     context: usize,
     load_seconds: f64,
 }
@@ -127,7 +135,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if !address.ip().is_loopback() && api_key.is_none() {
         output.note(&format!("whoever reaches {address} can use this server, as it has no --api-key"));
     }
-    let device = args.model.device(output)?;
+    let devices = match args.replicas {
+        None => vec![args.model.device(output)?],
+        Some(count) => args.model.devices_of_replicas(count)?,
+    };
     let opened = args.model.open(output)?;
     let most = opened.config.text.max_position_embeddings;
     let mut works = fit::requests(&opened.config);
@@ -135,23 +146,33 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         works = vec![Workload { context, prompt: context, ..works[0] }];
     }
     let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
-    let loaded = args.model.load(&opened, &device, &work, output)?;
-    let context = args.context.or(loaded.work.map(|work| work.context)).unwrap_or(most).min(most);
-    let batch = args.model.batch(&opened, &device, &loaded, context, args.max_running.into())?;
-    output.note(&format!(
-        "up to {} requests at a time, with keys and values of {} tokens together",
-        batch.max_sequences,
-        batch.pages * PAGE
-    ));
-    let (model, load_seconds) = (loaded.model, loaded.seconds);
-    let config = config(args, &model, context, api_key);
-    let worker = Worker::start_with(model, args.max_queue, batch)
-        .map_err(|error| Failure::Failed(format!("the model's thread can't be started: {error}")))?;
+    let loaded = match args.replicas {
+        None => vec![(devices[0].clone(), args.model.load(&opened, &devices[0], &work, output)?)],
+        Some(count) => args.model.load_replicas(&opened, devices, count == Replicas::All, &work, output)?,
+    };
+    let fitting = loaded.iter().filter_map(|(_, loaded)| loaded.work.map(|work| work.context)).min();
+    let context = args.context.or(fitting).unwrap_or(most).min(most);
+    let load_seconds = loaded.last().map_or(0.0, |(_, loaded)| loaded.seconds);
+    let (mut devices, mut replicas) = (Vec::new(), Vec::new());
+    for (device, loaded) in loaded {
+        let batch = args.model.batch(&opened, &device, &loaded, context, args.max_running.into())?;
+        let on = if args.replicas.is_some() { format!("{device}: ") } else { String::new() };
+        output.note(&format!(
+            "{on}up to {} requests at a time, with keys and values of {} tokens together",
+            batch.max_sequences,
+            batch.pages * PAGE
+        ));
+        devices.push(device.to_string());
+        replicas.push((loaded.model, batch));
+    }
+    let worker = Worker::start_replicas(replicas, args.max_queue)
+        .map_err(|error| Failure::Failed(format!("the model's threads can't be started: {error}")))?;
+    let config = config(args, worker.model(), context, api_key);
     let address = format!("http://{address}");
     output.note(&format!("{} at {address}, with a page to talk to", config.name));
     if let Some(report) = report {
-        let device = device.to_string();
-        report.write(&Json { address, model: &config.name, device, context, load_seconds })?;
+        let (model, device) = (&config.name, devices.first().cloned().unwrap_or_default());
+        report.write(&Json { address, model, device, replicas: &devices, context, load_seconds })?;
     }
     let end = pascaline_server::run(listener, worker, config, Stop::Signals);
     match end.map_err(|error| Failure::Failed(format!("the server can't go on: {error}")))? {

@@ -1,6 +1,7 @@
 //! `pascaline finetune`, and `validate --train`.
 
 use pascaline_train::shapes;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -108,4 +109,130 @@ fn what_is_wrong_is_said() {
     let (code, error) = fails(&negative);
     assert!(code == Some(2) && error.contains("--rate"), "{error}");
     assert!(!to.exists(), "nothing is made where nothing is done");
+}
+
+/// The folder with the conversations, and the file of them.
+fn conversations(folder: &Path, count: usize) -> PathBuf {
+    let data = folder.join("data");
+    fs::create_dir(&data).unwrap();
+    shapes::write(&data, count, 1).unwrap();
+    data.join("pairs.jsonl")
+}
+
+/// The name and bytes of every file.
+fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
+    files
+        .map(|file| (file.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&file).unwrap()))
+        .collect()
+}
+
+/// Neither the checkpoint that training begins with nor another in the place of the results is touched.
+#[test]
+fn files_of_a_checkpoint_are_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, pairs) = (folder.path().join("model"), conversations(folder.path(), 1));
+    fs::create_dir(&model).unwrap();
+    for entry in fs::read_dir(fixture("qwen3-vl/tiny")).unwrap().map(Result::unwrap) {
+        if entry.path().is_file() {
+            fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
+        }
+    }
+    let before = contents(&model);
+    let finetune = |to: &Path, more: &[&str]| {
+        let base = ["finetune", "--model", text(&model), "--data", text(&pairs), "--to", text(to)];
+        fails(&base.iter().chain(more).copied().collect::<Vec<_>>())
+    };
+    let roundabout = folder.path().join("data/../model");
+    for to in [&model, &roundabout] {
+        for options in [&["--full"][..], &["--full", "--force"], &["--force"], &["--full", "--resume"]] {
+            let (code, error) = finetune(to, options);
+            assert!(code == Some(2) && error.contains("name another folder"), "{options:?}: {error}");
+            assert!(contents(&model) == before, "{options:?}");
+        }
+    }
+
+    let to = folder.path().join("to");
+    fs::create_dir(&to).unwrap();
+    let adapter = ["adapter_config.json", "adapter_model.safetensors", "losses.csv", "losses.png"];
+    let whole = ["config.json", "tokenizer.json", "model.safetensors"];
+    let cases =
+        adapter.map(|name| (name, &[][..])).into_iter().chain(whole.map(|name| (name, &["--full"][..])));
+    for (name, options) in cases {
+        fs::write(to.join(name), "the user's own").unwrap();
+        for resume in [&[][..], &["--resume"]] {
+            let (code, error) = finetune(&to, &[options, resume].concat());
+            assert!(code == Some(1) && error.contains(name) && error.contains("--force"), "{name}: {error}");
+            assert_eq!(contents(&to), [(name.to_owned(), b"the user's own".to_vec())].into());
+        }
+        fs::remove_file(to.join(name)).unwrap();
+    }
+    // weights in parts would be read in place of the new ones
+    for name in ["model.safetensors.index.json", "model-00001-of-00002.safetensors"] {
+        fs::write(to.join(name), "the user's own").unwrap();
+        let (code, error) = finetune(&to, &["--full", "--force"]);
+        assert!(code == Some(1) && error.contains(name), "{name}: {error}");
+        fs::remove_file(to.join(name)).unwrap();
+    }
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(model.join("config.json"), to.join("config.json")).unwrap();
+        let (code, error) = finetune(&to, &["--full", "--force"]);
+        assert!(code == Some(2) && error.contains("read or written twice"), "{error}");
+    }
+    assert!(contents(&model) == before);
+}
+
+/// Ctrl-C stores the state, from which the run ends with the same bits as one that was never stopped.
+#[cfg(target_os = "linux")]
+#[test]
+fn ctrl_c_stores_what_resume_goes_on_with() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+    use std::io::{BufRead, BufReader, Read, pipe};
+    use std::process::Stdio;
+
+    const STEPS: usize = 144;
+    let folder = tempfile::tempdir().unwrap();
+    let (model, pairs) = (fixture("qwen3-vl/tiny"), conversations(folder.path(), 12));
+    let (whole, stopped) = (folder.path().join("whole"), folder.path().join("stopped"));
+    let command = |to: &Path| {
+        let base =
+            ["finetune", "--model", text(&model), "--data", text(&pairs), "--to", text(to), "--rank", "2"];
+        let options = ["--batch", "1", "--epochs", "12", "--targets", "q_proj,down_proj", "--rate", "1e-3"];
+        base.iter().chain(&options).map(|&argument| argument.to_owned()).collect::<Vec<_>>()
+    };
+    let plain = |arguments: &[String]| succeeds(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let lines = plain(&command(&whole));
+    assert_eq!(lines.lines().count(), STEPS);
+
+    // The pipe holds a part of the lines: the program waits for a reader before it is done, however fast it is.
+    let (reader, writer) = pipe().unwrap();
+    let room = fcntl(&writer, FcntlArg::F_SETPIPE_SZ(4096)).unwrap() as usize;
+    assert!(room < lines.len() / 2, "{room} bytes of {}", lines.len());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_pascaline"));
+    child.args(command(&stopped)).env("PASCALINE_DEVICE", "cpu").stdout(writer).stderr(Stdio::piped());
+    // The program sets a handler of its own, also where it is started with the signal ignored, as jobs in the background are.
+    let process = child.spawn().unwrap();
+    drop(child); // and with it this side's writer
+    let mut reader = BufReader::with_capacity(1, reader);
+    let mut first = String::new();
+    reader.read_line(&mut first).unwrap();
+    assert!(first.starts_with("step 1/144"), "{first}");
+    kill(Pid::from_raw(process.id() as i32), Signal::SIGINT).unwrap();
+    let mut rest = String::new();
+    reader.read_to_string(&mut rest).unwrap();
+    let output = process.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("--resume goes on"), "{said}");
+    let steps = 1 + rest.lines().count();
+    assert!(steps < STEPS, "{steps} steps");
+    assert!(!stopped.join("adapter_model.safetensors").exists(), "the run is not at its end");
+
+    let resumed = plain(&[command(&stopped), vec!["--resume".to_owned()]].concat());
+    assert_eq!(resumed.lines().count(), STEPS - steps);
+    let adapter = |to: &Path| fs::read(to.join("adapter_model.safetensors")).unwrap();
+    assert!(adapter(&stopped) == adapter(&whole), "after {steps} steps");
 }

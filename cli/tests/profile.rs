@@ -220,7 +220,7 @@ fn profile_asks_for_fewer_cases() {
 /// Several launches are added up, card by card.
 #[test]
 fn profile_adds_launches_up() {
-    let output = run(&["profile", "softmax_f32/rows=1,cols=", "--json", "-"]);
+    let output = run(&["profile", "softmax_f32/rows=1,cols=", "--check", "--json", "-"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let report = json(&output);
     let cases = report["cases"].as_array().expect("cases");
@@ -292,6 +292,95 @@ fn a_ptxas_that_is_named_must_work() {
     assert_eq!(output.status.code(), Some(1));
     assert!(
         stderr(&output).contains("/no/such/ptxas does not work as ptxas: not found"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+/// A prompt and a token of a whole model: every launch of both, the token's those of a graph.
+#[test]
+fn profile_estimates_a_model() {
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/qwen3-vl/tiny");
+    let of = |more: &[&str]| run(&[&["profile", "--model", tiny, "--json", "-"], more].concat());
+    let output = of(&["--card", "mx330", "-p", "40"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report = json(&output);
+    assert_eq!((report["card"].as_str(), report["cache"].as_str()), (Some("mx330"), Some("f32")));
+    let passes = report["passes"].as_array().expect("passes");
+    let names: Vec<_> = passes.iter().filter_map(|pass| pass["test"].as_str()).collect();
+    assert_eq!(names, ["pp40", "tg1 @ d41"]);
+    for (pass, in_graph) in passes.iter().zip([false, true]) {
+        let kernels = pass["kernels"].as_array().expect("kernels");
+        let sum = |value: &dyn Fn(&Value) -> f64| kernels.iter().map(value).sum::<f64>();
+        let launches = |kernel: &Value| kernel["launches"].as_f64().expect("a count");
+        let seconds = |kernel: &Value| kernel["estimates"][0]["seconds"].as_f64().expect("seconds");
+        assert_eq!(pass["launches"].as_f64(), Some(sum(&launches)), "{pass}");
+        let total = pass["seconds"].as_f64().expect("seconds");
+        assert!((sum(&|kernel| launches(kernel) * seconds(kernel)) / total - 1.0).abs() < 1e-9, "{pass}");
+        let overhead = if in_graph { 1.5e-6 } else { 5e-6 };
+        assert!(kernels.iter().all(|kernel| kernel["in_graph"] == in_graph && seconds(kernel) > overhead));
+        // layers repeat their launches
+        assert!(kernels.iter().any(|kernel| launches(kernel) > 1.0), "{pass}");
+    }
+    let text = stderr(&output);
+    assert!(text.contains("GeForce MX330, estimated") && text.contains("tg1 @ d41"), "{text}");
+
+    assert_eq!(of(&["--card", "h200"]).status.code(), Some(2));
+    assert_eq!(run(&["profile"]).status.code(), Some(2));
+    assert_eq!(run(&["profile", "softmax", "--model", tiny]).status.code(), Some(2));
+}
+
+/// y = a.x · a.y of a structure by value, which the kernel prints.
+const STRUCTURE: &str = "\
+.version 7.8
+.target sm_61
+.address_size 64
+.extern .func (.param .b32 func_retval0) vprintf(.param .b64 format, .param .b64 arguments);
+.global .align 1 .b8 text[6] = {37, 117, 33, 27, 10, 0};
+.visible .entry multiply(.param .u64 y, .param .align 4 .b8 a[12])
+{
+  .local .align 8 .b8 depot[8];
+  .reg .b32 %r<4>; .reg .b64 %rd<6>;
+  ld.param.u32 %r1, [a];
+  ld.param.u32 %r2, [a+4];
+  mul.lo.u32 %r1, %r1, %r2;
+  ld.param.u64 %rd1, [y];
+  st.global.u32 [%rd1], %r1;
+  mov.u64 %rd2, depot; st.local.u32 [%rd2], %r1; cvta.local.u64 %rd3, %rd2;
+  mov.u64 %rd4, text; cvta.global.u64 %rd5, %rd4;
+  { .param .b64 p0; .param .b64 p1; .param .b32 r;
+    st.param.b64 [p0], %rd5; st.param.b64 [p1], %rd3;
+    call.uni (r), vprintf, (p0, p1); }
+  ret;
+}
+";
+
+#[test]
+fn run_ptx_takes_structures_and_prints_what_kernels_print() {
+    let folder = Folder::new("structure");
+    let path = |name: &str| folder.0.join(name).display().to_string();
+    fs::write(path("k.ptx"), STRUCTURE).expect("a file");
+    fs::write(path("a"), [6u32, 7, 0].map(u32::to_le_bytes).concat()).expect("a file");
+    fs::write(path("short"), [0; 8]).expect("a file");
+    let (y, a, short) =
+        (format!("out:4:{}", path("y2")), format!("bytes:{}", path("a")), format!("bytes:{}", path("short")));
+    let k = path("k.ptx");
+    let of = |a: &str, more: &[&str]| {
+        let common = [
+            "run-ptx", &k, "--kernel", "multiply", "--grid", "1", "--block", "1", "--force", "--arg", &y,
+            "--arg", a,
+        ];
+        run(&[&common, more].concat())
+    };
+    let output = of(&a, &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).starts_with("42!␛\n"), "{}", stdout(&output));
+    assert_eq!(fs::read(path("y2")).expect("y"), 42u32.to_le_bytes());
+    assert_eq!(json(&of(&a, &["--json", "-"]))["printed"], "42!\u{1b}\n");
+    let output = of(&short, &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("--arg number 2 has 8 bytes, but parameter a of multiply has 12"),
         "{}",
         stderr(&output)
     );

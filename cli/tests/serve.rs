@@ -24,7 +24,13 @@ struct Server {
 
 impl Server {
     fn start(device: &str, arguments: &[&str], faults: Option<&str>) -> Self {
+        Self::of(device, arguments, faults).0
+    }
+
+    /// And what it says when it takes requests.
+    fn of(device: &str, arguments: &[&str], faults: Option<&str>) -> (Self, Value) {
         let mut command = pascaline(&["serve", "--model", TINY, "--device", device, "--port", "0", "--json"]);
+        command.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1080");
         command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::null());
         if let Some(faults) = faults {
             command.env("PASCALINE_FAULTS", faults);
@@ -37,7 +43,7 @@ impl Server {
             assert!(stdout.read_line(&mut text).expect("text") > 0, "it ends early: {text}");
         }
         let found: Value = serde_json::from_str(&text).expect("JSON");
-        Self { child, url: found["address"].as_str().expect("an address").to_owned() }
+        (Self { child, url: found["address"].as_str().expect("an address").to_owned() }, found)
     }
 
     fn ask(&self, body: &Value) -> Result<ureq::Response, Box<ureq::Error>> {
@@ -134,6 +140,30 @@ fn a_lost_gpu_ends_it_with_a_status_of_its_own() {
 }
 
 #[test]
+fn replicas_outlive_one_of_their_gpus() {
+    let (server, found) =
+        Server::of("virtual", &["--replicas", "auto"], Some("cuGraphLaunch#0:2=700!sticky"));
+    let replicas = found["replicas"].as_array().expect("replicas");
+    let numbers: Vec<_> =
+        replicas.iter().filter_map(|device| device.as_str()).map(|device| &device[..6]).collect();
+    assert_eq!(numbers, ["cuda:0", "cuda:1"]);
+    match server.ask(&question(8, false)).map_err(|error| *error) {
+        Err(ureq::Error::Status(503, response)) => {
+            let text = response.into_string().expect("text");
+            assert!(text.contains("device_lost"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let answer = server.ask(&question(8, false)).expect("an answer of the other");
+    assert!(answer.into_string().expect("text").contains("\"length\""));
+    let health = ureq::get(&format!("{}/health", server.url)).call().expect("200");
+    let health: Value = serde_json::from_str(&health.into_string().expect("text")).expect("JSON");
+    assert_eq!(health["status"], "degraded");
+    server.signal("-TERM");
+    assert_eq!(server.wait(), Some(0));
+}
+
+#[test]
 fn load_is_measured() {
     let server = Server::start("cpu", &[], None);
     let arguments = [
@@ -176,8 +206,22 @@ fn what_can_not_be_served_is_refused_at_once() {
         (&["--api-key", " "], 2, "empty"),
         (&["--context", "1"], 2, "--context"),
         (&["--request-timeout", "0"], 2, "--request-timeout"),
+        (&["--replicas", "0"], 2, "--replicas"),
+        (&["--replicas", "2"], 2, "--device cpu is another place"),
+        (&["--replicas", "2", "--split", "1,1"], 2, "--split"),
     ] {
         let output = run(&[&["serve", "--model", TINY, "--device", "cpu"], arguments].concat());
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+    for (arguments, status, part) in [
+        (&["--replicas", "3"][..], 1, "the driver sees 2 devices"),
+        (&["--replicas", "1", "--devices", "0,1"], 2, "--devices names 2"),
+        (&["--replicas", "auto", "--memory-limit", "8M"], 1, "does not fit"),
+    ] {
+        let mut command = pascaline(&["serve", "--model", TINY, "--device", "virtual", "--port", "0"]);
+        command.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1080");
+        let output = command.args(arguments).output().expect("the program starts");
         assert_eq!(output.status.code(), Some(status), "{arguments:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(part), "{}", stderr(&output));
     }

@@ -150,6 +150,9 @@ impl Distribution {
     }
 }
 
+/// The number of tokens that are sorted before it is known whether more are needed.
+const FIRST_SORTED: usize = 256;
+
 /// Likeliest first, the lower id first among equals.
 fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
@@ -260,24 +263,37 @@ impl Sampler {
             candidates.select_nth_unstable_by(top_k - 1, likelier);
             candidates.truncate(top_k);
         }
-        candidates.sort_unstable_by(likelier);
         let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / temperature).exp();
-        let mut weights: Vec<f64> = candidates.iter().map(|&(_, logit)| weight(logit)).collect();
-        if top_p < 1.0 {
-            let enough = top_p * weights.iter().sum::<f64>();
-            let mut sum = 0.0;
-            let last = weights.iter().position(|weight| {
-                sum += weight;
-                sum >= enough
-            });
-            weights.truncate(last.map_or(weights.len(), |last| last + 1));
-        }
-        let least = min_p * weights[0];
-        weights.truncate(weights.partition_point(|&weight| weight >= least).max(1));
-
         // 53 random bits: a uniform number in [0, 1)
         let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-        let mut left = uniform * weights.iter().sum::<f64>();
+        let all: f64 = candidates.iter().map(|&(_, logit)| weight(logit)).sum();
+        let enough = if top_p < 1.0 { top_p * all } else { f64::INFINITY };
+        let mut least = 0.0;
+        // Likeliest first, and no further than needed: sorting all of a vocabulary takes ten times as long.
+        let (mut weights, mut sum) = (Vec::new(), 0.0);
+        'kept: while weights.len() < candidates.len() {
+            let (from, to) = (weights.len(), (8 * weights.len()).max(FIRST_SORTED).min(candidates.len()));
+            if to < candidates.len() {
+                candidates[from..].select_nth_unstable_by(to - from - 1, likelier);
+            }
+            candidates[from..to].sort_unstable_by(likelier);
+            for &(_, logit) in &candidates[from..to] {
+                let weight = weight(logit);
+                if weight < least || sum >= enough {
+                    break 'kept;
+                }
+                if weights.is_empty() {
+                    least = min_p * weight;
+                }
+                weights.push(weight);
+                sum += weight;
+            }
+            if min_p == 0.0 && top_p >= 1.0 && sum > uniform * all {
+                sum = all; // none is left out, and the one drawn is among these
+                break;
+            }
+        }
+        let mut left = uniform * sum;
         let drawn = weights.iter().position(|weight| {
             left -= weight;
             left < 0.0
@@ -467,6 +483,37 @@ mod tests {
                 let deviation = (DRAWS as f64 * p * (1.0 - p)).sqrt();
                 let off = f64::from(*count) - DRAWS as f64 * p;
                 assert!(off.abs() <= 4.5 * deviation, "{options:?}: token {id} came {count} times, p = {p}");
+            }
+        }
+    }
+
+    /// Only the likeliest tokens of a large vocabulary are sorted; the draw is that of all in order.
+    #[test]
+    fn a_draw_from_many_is_that_of_all_in_order() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let logits: Vec<f32> = (0..5000).map(|_| (rng.next_u32() % 4096) as f32 / 500.0).collect();
+        let base = Sampling { temperature: 1.3, ..Sampling::GREEDY };
+        for options in [
+            base.clone(),
+            Sampling { top_k: 700, ..base.clone() },
+            Sampling { top_p: 0.8, ..base.clone() },
+            Sampling { top_p: 0.999, min_p: 0.01, ..base.clone() },
+            Sampling { min_p: 0.1, ..base },
+        ] {
+            let wide: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
+            let probabilities = naive::probabilities(&options, &wide);
+            let mut order: Vec<usize> = (0..logits.len()).collect();
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+            for seed in 0..200 {
+                let uniform = (ChaCha8Rng::seed_from_u64(seed).next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+                let mut sum = 0.0;
+                let expected = order.iter().find(|&&id| {
+                    sum += probabilities[id];
+                    sum > uniform
+                });
+                let mut sampler = Sampler::new(Sampling { seed, ..options.clone() }, &[]).unwrap();
+                let found = sampler.next(&mut logits.clone()).unwrap() as usize;
+                assert_eq!(Some(&found), expected, "{options:?}, seed {seed}");
             }
         }
     }

@@ -53,7 +53,7 @@ pub struct Config {
 
 /// What all handlers share.
 pub(crate) struct App {
-    pub worker: Worker,
+    pub worker: Arc<Worker>,
     pub config: Config,
     /// How many requests are prepared at a time: it takes a core, and memory for pictures.
     pub preparing: Semaphore,
@@ -65,7 +65,7 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub fn new(worker: Worker, config: Config) -> Self {
+    pub fn new(worker: Arc<Worker>, config: Config) -> Self {
         let processor = &worker.model().processor;
         let ids = 0..processor.config.text.vocab_size as u32;
         let longest_token = ids.map(|id| processor.tokenizer.token_bytes(id).len()).max().unwrap_or(1);
@@ -285,19 +285,28 @@ async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {
-    let health = app.worker.health().borrow().clone();
-    let (status, value) = match health {
+    let (health, replicas) = (app.worker.health().borrow().clone(), app.worker.gauges().replicas);
+    let is_degraded = replicas.iter().any(|replica| replica.lost.is_some());
+    let (status, mut value) = match health {
+        Health::Up if is_degraded => (StatusCode::OK, json!({ "status": "degraded" })),
         Health::Up => (StatusCode::OK, json!({ "status": "ok" })),
         Health::Draining => (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "shutting down" })),
         Health::Lost(reason) => {
             (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "device lost", "reason": reason }))
         }
     };
+    if replicas.len() > 1 {
+        let each = replicas.into_iter().map(|replica| match replica.lost {
+            None => json!({ "device": replica.device, "status": "ok" }),
+            Some(reason) => json!({ "device": replica.device, "status": "device lost", "reason": reason }),
+        });
+        value["replicas"] = each.collect();
+    }
     json_response(status, &value)
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.worker.metrics().text(app.worker.gauges());
+    let text = app.worker.metrics().text(&app.worker.gauges());
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], Body::from(text)).into_response()
 }

@@ -1,14 +1,15 @@
 //! Qwen3-VL behind an OpenAI-compatible HTTP interface, with a page to talk to.
 //!
 //! A request passes through these files: `listen` accepts it, `app` finds its handler, `request` reads its body, `images` gets its
-//! pictures, `prepare` makes a prompt of it, [`worker`] computes, `answer` collects events, `reply` gives them OpenAI's shape and
-//! `stream` sends them as they come.
+//! pictures, `prepare` makes a prompt of it, [`worker`] queues it for the replica that `balance` chooses, `replica` computes,
+//! `answer` collects events, `reply` gives them OpenAI's shape and `stream` sends them as they come.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 mod answer;
 mod app;
+mod balance;
 mod error;
 mod fields;
 mod grammar;
@@ -18,6 +19,7 @@ mod listen;
 pub mod metrics;
 mod page;
 mod prepare;
+mod replica;
 mod reply;
 mod request;
 mod stream;

@@ -65,26 +65,31 @@ pub enum End {
         /// Answers that were cut off, as they took longer than the grace time.
         cut_off: usize,
     },
-    /// The device is lost: only a new process can use it.
+    /// The devices of all replicas are lost: only a new process can use them.
     DeviceLost(String),
 }
 
-/// Serves until it is stopped or the device is lost.
+/// Serves until it is stopped or the devices of all replicas are lost.
 ///
 /// After the first stop no new requests are taken, and running answers have `config.grace` to end; a second stop ends them.
 ///
 /// # Errors
 /// If the system has no threads, sockets or signals left.
-pub fn run(listener: TcpListener, worker: Worker, config: Config, stop: Stop) -> io::Result<End> {
+pub fn run(
+    listener: TcpListener,
+    worker: impl Into<Arc<Worker>>,
+    config: Config,
+    stop: Stop,
+) -> io::Result<End> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let app = Arc::new(App::new(worker, config));
+    let app = Arc::new(App::new(worker.into(), config));
     let end = runtime.block_on(serve(listener, Arc::clone(&app), stop));
     // Connections are dropped, and with them the receivers of answers that were cut off. A process that ends while another thread is
     // inside the driver may crash.
     runtime.shutdown_timeout(LAST_STEP);
     let begin = Instant::now();
-    while begin.elapsed() < LAST_STEP && app.worker.gauges().running > 0 {
+    while begin.elapsed() < LAST_STEP && app.worker.gauges().running() > 0 {
         thread::sleep(Duration::from_millis(5));
     }
     end
@@ -146,7 +151,7 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
     Ok(match app.worker.health().borrow().clone() {
         Health::Lost(reason) => End::DeviceLost(reason),
         Health::Up | Health::Draining if all_ended => End::Stopped { cut_off: 0 },
-        Health::Up | Health::Draining => End::Stopped { cut_off: gauges.running + gauges.waiting },
+        Health::Up | Health::Draining => End::Stopped { cut_off: gauges.running() + gauges.waiting() },
     })
 }
 

@@ -2,7 +2,9 @@
 //!
 //! Source: the text format of exposition, version 0.0.4.
 
+use qwen3_vl::batch;
 use std::fmt::Write;
+use std::iter::Sum;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -75,21 +77,49 @@ pub struct Metrics {
 }
 
 /// Numbers of a moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
-    /// Answers that are being computed.
-    pub running: usize,
-    /// Answers that wait.
-    pub waiting: usize,
     /// Whether new requests are taken.
     pub up: bool,
+    /// Of each replica.
+    pub replicas: Vec<ReplicaGauges>,
+}
+
+/// Numbers of a replica at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaGauges {
+    /// Its device.
+    pub device: String,
+    /// Answers that are being computed.
+    pub running: usize,
+    /// Answers that wait for it.
+    pub waiting: usize,
+    /// Why it is of no more use, if it is not.
+    pub lost: Option<String>,
     /// How those that run share the pages.
-    pub batch: qwen3_vl::batch::Metrics,
+    pub batch: batch::Metrics,
+}
+
+impl Gauges {
+    /// Answers that are being computed.
+    pub fn running(&self) -> usize {
+        self.replicas.iter().map(|replica| replica.running).sum()
+    }
+
+    /// Answers that wait.
+    pub fn waiting(&self) -> usize {
+        self.replicas.iter().map(|replica| replica.waiting).sum()
+    }
+
+    /// Of the batches of all replicas together.
+    fn sum<N: Sum>(&self, of: impl Fn(&batch::Metrics) -> N) -> N {
+        self.replicas.iter().map(|replica| of(&replica.batch)).sum()
+    }
 }
 
 impl Metrics {
     /// As Prometheus reads them.
-    pub fn text(&self, now: Gauges) -> String {
+    pub fn text(&self, now: &Gauges) -> String {
         let mut text = String::new();
         let mut one = |name: &str, kind: &str, help: &str, values: &[(&str, u64)]| {
             let _ = writeln!(text, "# HELP pascaline_{name} {help}\n# TYPE pascaline_{name} {kind}");
@@ -117,27 +147,57 @@ impl Metrics {
             &[("", self.cached_tokens.get())],
         );
         one("generated_tokens_total", "counter", "Tokens of answers.", &[("", self.generated_tokens.get())]);
-        one("requests_running", "gauge", "Answers that are being computed.", &[("", now.running as u64)]);
-        one("requests_waiting", "gauge", "Requests in the queue.", &[("", now.waiting as u64)]);
-        let batch = now.batch;
+        one("requests_running", "gauge", "Answers that are being computed.", &[("", now.running() as u64)]);
+        one("requests_waiting", "gauge", "Requests in the queue.", &[("", now.waiting() as u64)]);
+        let (used, free) = (now.sum(|batch| batch.pages_used), now.sum(|batch| batch.pages_free));
         one(
             "pages",
             "gauge",
             "Pages of keys and values.",
-            &[("{state=\"used\"}", batch.pages_used as u64), ("{state=\"free\"}", batch.pages_free as u64)],
+            &[("{state=\"used\"}", used as u64), ("{state=\"free\"}", free as u64)],
         );
         let help = "Tokens of prompts that were in the pages already when their requests were admitted.";
-        one("prefix_hit_tokens_total", "counter", help, &[("", batch.prefix_hits)]);
+        one("prefix_hit_tokens_total", "counter", help, &[("", now.sum(|batch| batch.prefix_hits))]);
         let help = "Requests that gave their pages back for others, to be computed again.";
-        one("preemptions_total", "counter", help, &[("", batch.preemptions)]);
+        one("preemptions_total", "counter", help, &[("", now.sum(|batch| batch.preemptions))]);
         let help = "Embeddings of pictures that are kept for requests to come.";
-        one("picture_cache_bytes", "gauge", help, &[("", batch.image_bytes as u64)]);
+        one("picture_cache_bytes", "gauge", help, &[("", now.sum(|batch| batch.image_bytes) as u64)]);
         one("up", "gauge", "Whether new requests are taken.", &[("", now.up.into())]);
+        now.replicas_text(&mut text);
         histogram(&mut text, "queue_seconds", "Time in the queue.", &self.queued);
         let help = "Time from the queue's end to the first token.";
         histogram(&mut text, "time_to_first_token_seconds", help, &self.first_token);
         histogram(&mut text, "time_per_token_seconds", "Time from token to token.", &self.next_token);
         text
+    }
+}
+
+impl Gauges {
+    /// The series that tell replicas apart.
+    fn replicas_text(&self, text: &mut String) {
+        let mut each = |name: &str, help: &str, value: &dyn Fn(&ReplicaGauges) -> u64| {
+            let _ = writeln!(
+                text,
+                "# HELP pascaline_replica_{name} {help}\n# TYPE pascaline_replica_{name} gauge"
+            );
+            for (index, replica) in self.replicas.iter().enumerate() {
+                let value = value(replica);
+                let device = replica.device.replace('\\', "\\\\").replace('"', "\\\"");
+                let _ = writeln!(
+                    text,
+                    "pascaline_replica_{name}{{replica=\"{index}\",device=\"{device}\"}} {value}"
+                );
+            }
+        };
+        each("up", "Whether the replica's device can be used.", &|replica| replica.lost.is_none().into());
+        let help = "Answers that the replica computes.";
+        each("requests_running", help, &|replica| replica.running as u64);
+        let help = "Requests that wait for the replica.";
+        each("requests_waiting", help, &|replica| replica.waiting as u64);
+        let help = "Pages of the replica that requests use.";
+        each("pages_used", help, &|replica| replica.batch.pages_used as u64);
+        let help = "Tokens of prompts that the replica's pages held already.";
+        each("prefix_hit_tokens", help, &|replica| replica.batch.prefix_hits);
     }
 }
 
@@ -163,7 +223,15 @@ mod tests {
             metrics.queued.record(Duration::from_millis(milliseconds));
         }
         metrics.prompt_tokens.add(3);
-        let text = metrics.text(Gauges { running: 1, waiting: 2, up: true, ..Gauges::default() });
+        let replica = |device: &str, running, lost| ReplicaGauges {
+            device: device.into(),
+            running,
+            waiting: 1,
+            lost,
+            ..ReplicaGauges::default()
+        };
+        let replicas = vec![replica("cuda:0", 1, None), replica("cuda:1", 0, Some("gone".into()))];
+        let text = metrics.text(&Gauges { up: true, replicas });
         for line in [
             "pascaline_queue_seconds_bucket{le=\"0.005\"} 2",
             "pascaline_queue_seconds_bucket{le=\"0.01\"} 3",
@@ -175,7 +243,11 @@ mod tests {
             "pascaline_requests_running 1",
             "pascaline_requests_waiting 2",
             "pascaline_pages{state=\"free\"} 0",
+            "pascaline_requests_waiting 2",
             "pascaline_up 1",
+            "pascaline_replica_up{replica=\"0\",device=\"cuda:0\"} 1",
+            "pascaline_replica_up{replica=\"1\",device=\"cuda:1\"} 0",
+            "pascaline_replica_requests_running{replica=\"0\",device=\"cuda:0\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }

@@ -8,6 +8,7 @@ use super::images::{self, Pictures};
 use super::request::{Raw, Tokenize, Wish};
 use super::worker::Job;
 use llguidance::Matcher;
+use qwen3_vl::batch::KeyedPrompt;
 use qwen3_vl::chat::{Message, Part};
 use qwen3_vl::sampling::Constraint;
 use qwen3_vl::{ControlTokens, Prompt, Sampling};
@@ -24,7 +25,7 @@ pub(crate) async fn chat(
     pictures: Pictures,
     schema: Option<Value>,
     choices: usize,
-) -> Result<(Prompt, Vec<Matcher>)> {
+) -> Result<(KeyedPrompt, Vec<Matcher>)> {
     let mut files = Vec::with_capacity(pictures.len());
     for (param, source) in pictures {
         let app = Arc::clone(app);
@@ -45,7 +46,7 @@ pub(crate) async fn chat(
     .await
 }
 
-fn conversation(app: &App, messages: &[Message], files: &[(Vec<u8>, String)]) -> Result<Prompt> {
+fn conversation(app: &App, messages: &[Message], files: &[(Vec<u8>, String)]) -> Result<KeyedPrompt> {
     let texts = messages.iter().flat_map(|message| &message.content).map(|part| match part {
         Part::Text { text } => text.len(),
         Part::Image | Part::Video => 0,
@@ -61,7 +62,7 @@ fn conversation(app: &App, messages: &[Message], files: &[(Vec<u8>, String)]) ->
 }
 
 /// Prompts without a template.
-pub(crate) async fn raw(app: &Arc<App>, prompts: Vec<Raw>) -> Result<Vec<Prompt>> {
+pub(crate) async fn raw(app: &Arc<App>, prompts: Vec<Raw>) -> Result<Vec<KeyedPrompt>> {
     prepared(app, move |app| {
         let one = |prompt| fits(app, "prompt", text(app, prompt)?);
         prompts.into_iter().map(one).collect()
@@ -100,7 +101,9 @@ fn encode(app: &App, text: &str, control_tokens: ControlTokens) -> Result<Vec<u3
 /// The tokens of a text or of a conversation.
 pub(crate) async fn tokens(app: &Arc<App>, wish: Tokenize) -> Result<Vec<u32>> {
     match wish {
-        Tokenize::Chat { messages, pictures } => Ok(chat(app, messages, pictures, None, 1).await?.0.ids),
+        Tokenize::Chat { messages, pictures } => {
+            Ok(chat(app, messages, pictures, None, 1).await?.0.prompt().ids.clone())
+        }
         Tokenize::Text { text, parse_special } => {
             prepared(app, move |app| {
                 let asked = if parse_special { ControlTokens::Recognized } else { app.config.control_tokens };
@@ -121,10 +124,10 @@ async fn prepared<T: Send + 'static>(
     blocking(move || work(&app)).await
 }
 
-/// Leaves room for an answer of one token at least.
-fn fits(app: &App, param: &str, prompt: Prompt) -> Result<Prompt> {
+/// Leaves room for an answer of one token at least. The keys are made here, where no answer waits for them.
+fn fits(app: &App, param: &str, prompt: Prompt) -> Result<KeyedPrompt> {
     match prompt.ids.len() < app.config.limits.context {
-        true => Ok(prompt),
+        true => Ok(KeyedPrompt::new(app.worker.model(), prompt)?),
         false => Err(too_long(app, param, &format!("{} tokens", prompt.ids.len()))),
     }
 }
@@ -136,15 +139,20 @@ fn too_long(app: &App, param: &str, found: &str) -> ApiError {
 }
 
 /// Queues the answers: `choices` to each prompt.
-pub(crate) fn submit(app: &App, prompts: Vec<Prompt>, wish: &Wish, rules: Vec<Matcher>) -> Result<Answers> {
+pub(crate) fn submit(
+    app: &App,
+    prompts: Vec<KeyedPrompt>,
+    wish: &Wish,
+    rules: Vec<Matcher>,
+) -> Result<Answers> {
     let mut rules = rules.into_iter();
     let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
     for prompt in prompts {
-        let room = app.config.limits.context - prompt.ids.len();
+        let tokens = prompt.prompt().ids.len();
+        let room = app.config.limits.context - tokens;
         if let Some(most) = wish.max_tokens.filter(|&most| most > room) {
             let message = format!(
-                "max_tokens is {most}, and after the prompt's {} tokens there is room for {room}",
-                prompt.ids.len()
+                "max_tokens is {most}, and after the prompt's {tokens} tokens there is room for {room}"
             );
             return Err(ApiError::too_long("max_tokens", message));
         }

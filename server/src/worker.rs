@@ -1,16 +1,18 @@
-//! The thread that owns the model: a queue of jobs in, events of each answer out.
+//! The replicas of the model: a queue of jobs in, events of each answer out.
 //!
-//! All that concerns who is computed when stays in here: jobs run together in a [`Batch`]. Whoever submits a job sees only its
-//! events. A client that has left has dropped its receiver; its job ends, and its pages are free, before the next step.
+//! All that concerns who is computed when and where stays in here: each replica has a thread, in which jobs run together in a batch.
+//! Whoever submits a job sees only its events. A client that has left has dropped its receiver; its job ends, and its pages are
+//! free, before the next step.
 
-use super::metrics::{Gauges, Metrics};
-use pascaline::{Device, Error, memory};
-use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};
-use qwen3_vl::sampling::{Constraint, Logprobs, Sampler};
-use qwen3_vl::{Options, Prompt, Qwen3Vl, StopReason};
-use std::collections::{BTreeMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
+use super::balance::{self, Candidate};
+use super::metrics::{Gauges, Metrics, ReplicaGauges};
+use super::replica;
+use pascaline::Error;
+use qwen3_vl::batch::{self, BatchOptions, KeyedPrompt, Prefixes};
+use qwen3_vl::sampling::{Constraint, Logprobs};
+use qwen3_vl::{Options, Qwen3Vl, StopReason};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Instant;
 use std::{io, thread};
 use tokio::sync::mpsc::UnboundedSender;
@@ -19,7 +21,7 @@ use tokio::sync::watch;
 /// An answer that is asked for.
 pub struct Job {
     /// What is answered.
-    pub prompt: Prompt,
+    pub prompt: KeyedPrompt,
     /// How long, and by what rule tokens are chosen.
     pub options: Options,
     /// Reports each token's probability, and so many of the likeliest ones.
@@ -84,7 +86,7 @@ pub enum Health {
     Up,
     /// Those that wait or run are finished; no others are taken.
     Draining,
-    /// The device is lost, and with it all answers: only a new process can use it.
+    /// The devices of all replicas are lost, and with them all answers: only a new process can use them.
     Lost(String),
 }
 
@@ -102,111 +104,236 @@ pub enum Refused {
     Lost(String),
 }
 
-/// Access to the thread. When the last one is dropped, the thread ends after what it computes.
+/// Access to the replicas. When the last one is dropped, their threads end after what they compute.
 pub struct Worker {
-    model: Arc<Qwen3Vl>,
+    models: Vec<Arc<Qwen3Vl>>,
     shared: Arc<Shared>,
 }
 
-/// What the thread and those who submit share.
-struct Shared {
-    queue: Mutex<Queue>,
+/// What the threads and those who submit share.
+pub(crate) struct Shared {
+    state: Mutex<State>,
     changed: Condvar,
     /// The most jobs that wait.
     limit: usize,
     health: watch::Sender<Health>,
-    metrics: Metrics,
+    pub metrics: Metrics,
 }
 
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<(Job, Instant)>,
-    /// Jobs that the thread has taken, and how the batch stands.
-    taken: usize,
-    batch: batch::Metrics,
+struct State {
+    waiting: VecDeque<Waiting>,
+    replicas: Vec<Replica>,
     closed: bool,
 }
 
+/// A job in the queue.
+pub(crate) struct Waiting {
+    pub job: Job,
+    pub since: Instant,
+    /// The replica that it waits for.
+    replica: usize,
+}
+
+/// What is known of a replica outside of its thread.
+struct Replica {
+    device: String,
+    /// Jobs that its thread has taken, and the most that it takes.
+    taken: usize,
+    most: usize,
+    batch: batch::Metrics,
+    prefixes: Prefixes,
+    /// Why its device is of no more use, if it is not.
+    lost: Option<String>,
+}
+
+impl Replica {
+    fn is_lost(&self) -> bool {
+        self.lost.is_some()
+    }
+
+    fn is_full(&self) -> bool {
+        self.taken >= self.most
+    }
+}
+
 impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The jobs that replica `index` takes now, of which it has `taken` already; waits for one if it has none. They are those that
+    /// wait for it, and those that wait for one that is full or lost. None comes any more after the replica's loss and once the
+    /// [`Worker`] is dropped.
+    pub fn next(&self, index: usize, taken: usize) -> Option<Vec<Waiting>> {
+        let mut state = self.state();
+        loop {
+            let State { waiting, replicas, closed } = &mut *state;
+            if replicas[index].is_lost() {
+                return None;
+            }
+            replicas[index].taken = taken;
+            let mut jobs = Vec::new();
+            for at in std::mem::take(waiting) {
+                let other = &replicas[at.replica];
+                let is_for_it = at.replica == index || other.is_full() || other.is_lost();
+                match is_for_it && !replicas[index].is_full() {
+                    true => {
+                        replicas[index].taken += 1;
+                        jobs.push(at);
+                    }
+                    false => waiting.push_back(at),
+                }
+            }
+            if replicas[index].is_full() && !waiting.is_empty() {
+                self.changed.notify_all(); // others may take what waits for this one
+            }
+            if taken > 0 || !jobs.is_empty() {
+                return Some(jobs);
+            }
+            if *closed {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes how replica `index` stands.
+    pub fn report(&self, index: usize, taken: usize, batch: batch::Metrics) {
+        let replica = &mut self.state().replicas[index];
+        (replica.taken, replica.batch) = (taken, batch);
+    }
+
+    /// Replica `index` has a new batch, whose pages hold these beginnings.
+    pub fn begin(&self, index: usize, prefixes: Prefixes) {
+        self.state().replicas[index].prefixes = prefixes;
+    }
+
+    /// Takes replica `index` out, before anybody hears of an answer's end. What waits for it goes to another; if there is none left,
+    /// no answers are to be had any more.
+    pub fn lose(&self, index: usize, failure: &Failure) {
+        let mut state = self.state();
+        let replica = &mut state.replicas[index];
+        (replica.taken, replica.batch) = (0, batch::Metrics::default());
+        replica.lost.get_or_insert_with(|| failure.to_string());
+        if state.replicas.iter().all(Replica::is_lost) {
+            self.health.send_replace(Health::Lost(failure.to_string()));
+            for Waiting { job, .. } in state.waiting.drain(..) {
+                self.metrics.failed.add(1);
+                let _ = job.events.send(Event::Failed(failure.clone())); // a client that left needs no end
+            }
+        }
+        self.changed.notify_all();
     }
 }
 
 impl Worker {
-    /// Starts the thread. At most `limit` jobs wait; those that run share what [`BatchOptions::for_model`] takes.
+    /// Starts the thread of one replica. At most `limit` jobs wait; those that run share what [`BatchOptions::for_model`] takes.
     ///
     /// # Errors
-    /// As [`start_with`](Self::start_with).
+    /// As [`start_replicas`](Self::start_replicas).
     pub fn start(model: Qwen3Vl, limit: usize) -> io::Result<Self> {
         let options = BatchOptions::for_model(&model).map_err(io::Error::other)?;
         Self::start_with(model, limit, options)
     }
 
-    /// Starts the thread. At most `limit` jobs wait; those that run share what `options` says.
+    /// Starts the thread of one replica. At most `limit` jobs wait; those that run share what `options` says.
     ///
     /// # Errors
-    /// If the system has no thread left, or the device too little memory for the pages.
+    /// As [`start_replicas`](Self::start_replicas).
     pub fn start_with(model: Qwen3Vl, limit: usize, options: BatchOptions) -> io::Result<Self> {
+        Self::start_replicas(vec![(model, options)], limit)
+    }
+
+    /// Starts a thread for each of these replicas of one model. At most `limit` jobs wait for all of them together; those that run in
+    /// one share what its options say.
+    ///
+    /// # Errors
+    /// If there is no replica, the system has no thread left, or a device too little memory for the pages.
+    pub fn start_replicas(replicas: Vec<(Qwen3Vl, BatchOptions)>, limit: usize) -> io::Result<Self> {
+        if replicas.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no replica of the model"));
+        }
+        let standing = replicas.iter().map(|(model, options)| Replica {
+            device: model.devices().map(ToString::to_string).collect::<Vec<_>>().join("+"),
+            taken: 0,
+            most: options.max_sequences.max(1),
+            batch: batch::Metrics::default(),
+            prefixes: Prefixes::default(),
+            lost: None,
+        });
+        let state = State { waiting: VecDeque::new(), replicas: standing.collect(), closed: false };
         let shared = Arc::new(Shared {
-            queue: Mutex::default(),
+            state: Mutex::new(state),
             changed: Condvar::new(),
             limit,
             health: watch::Sender::new(Health::Up),
             metrics: Metrics::default(),
         });
-        let model = Arc::new(model);
-        let (of_thread, its_model) = (Arc::clone(&shared), Arc::clone(&model));
-        let (started, has_started) = mpsc::channel();
-        thread::Builder::new().name("model".into()).spawn(move || {
-            let batch = Batch::new(&its_model, options);
-            let _ = started.send(batch.as_ref().err().cloned()); // whoever starts it waits
-            if let Ok(batch) = batch {
-                Thread { batch, options, model: &its_model, shared: &of_thread, running: BTreeMap::new() }
-                    .run();
+        let mut worker = Self { models: Vec::new(), shared }; // dropped with an error, it ends those that were started
+        for (index, (model, options)) in replicas.into_iter().enumerate() {
+            let model = Arc::new(model);
+            worker.models.push(Arc::clone(&model));
+            let shared = Arc::clone(&worker.shared);
+            let (started, has_started) = mpsc::channel();
+            let run = move || replica::run(index, &model, options, &shared, &started);
+            thread::Builder::new().name(format!("model {index}")).spawn(run)?;
+            match has_started.recv() {
+                Ok(None) => {}
+                Ok(Some(error)) => return Err(io::Error::other(error)),
+                Err(gone) => return Err(io::Error::other(gone)),
             }
-        })?;
-        match has_started.recv() {
-            Ok(None) => Ok(Self { model, shared }),
-            Ok(Some(error)) => Err(io::Error::other(error)),
-            Err(gone) => Err(io::Error::other(gone)),
         }
+        Ok(worker)
     }
 
     /// The model, for what needs no thread of its own: its configuration and its processor.
     pub fn model(&self) -> &Qwen3Vl {
-        &self.model
+        &self.models[0] // there is one at least
     }
 
-    /// Queues jobs: all of them, or none if they do not all find room.
+    /// Queues jobs: all of them, or none if they do not all find room. Each waits for the replica that
+    /// holds the longest beginning of its prompt, unless that one is much busier than another, and else for the least busy one.
     ///
     /// # Errors
     /// [`Refused`].
     pub fn submit(&self, jobs: Vec<Job>) -> Result<(), Refused> {
-        let mut queue = self.shared.queue();
+        let mut state = self.shared.state();
         match &*self.shared.health.borrow() {
             Health::Up => {}
             Health::Draining => return Err(Refused::Draining),
             Health::Lost(reason) => return Err(Refused::Lost(reason.clone())),
         }
-        if queue.waiting.len() + jobs.len() > self.shared.limit {
-            let before = queue.waiting.len();
-            queue.waiting.retain(|(job, _)| !job.events.is_closed());
-            self.shared.metrics.left.add(before - queue.waiting.len());
+        let State { waiting, replicas, .. } = &mut *state;
+        if waiting.len() + jobs.len() > self.shared.limit {
+            let before = waiting.len();
+            waiting.retain(|at| !at.job.events.is_closed());
+            self.shared.metrics.left.add(before - waiting.len());
         }
-        if queue.waiting.len() + jobs.len() > self.shared.limit {
+        if waiting.len() + jobs.len() > self.shared.limit {
             self.shared.metrics.refused.add(1);
-            return Err(Refused::QueueFull(queue.waiting.len()));
+            return Err(Refused::QueueFull(waiting.len()));
         }
-        let now = Instant::now();
-        queue.waiting.extend(jobs.into_iter().map(|job| (job, now)));
-        self.shared.changed.notify_one();
+        let since = Instant::now();
+        for job in jobs {
+            let candidates = replicas.iter().enumerate().filter(|(_, replica)| !replica.is_lost());
+            let candidates: Vec<_> = candidates
+                .map(|(index, replica)| Candidate {
+                    index,
+                    jobs: replica.taken + waiting.iter().filter(|at| at.replica == index).count(),
+                    most: replica.most,
+                    held: replica.prefixes.tokens_held(&job.prompt),
+                })
+                .collect();
+            let replica = balance::choose(&candidates).unwrap_or(0);
+            waiting.push_back(Waiting { job, since, replica });
+        }
+        self.shared.changed.notify_all();
         Ok(())
     }
 
     /// Takes no jobs any more; those that wait or run are finished.
     pub fn drain(&self) {
-        let _queue = self.shared.queue(); // no job slips in between
+        let _state = self.shared.state(); // no job slips in between
         self.shared.health.send_if_modified(|health| {
             let was_up = *health == Health::Up;
             if was_up {
@@ -228,163 +355,26 @@ impl Worker {
 
     /// The numbers of this moment.
     pub fn gauges(&self) -> Gauges {
-        let queue = self.shared.queue();
-        // those that have no pages yet, or had to give them back, wait
-        let running = queue.batch.running.min(queue.taken);
-        let waiting = queue.waiting.len() + queue.taken - running;
-        Gauges { running, waiting, up: *self.shared.health.borrow() == Health::Up, batch: queue.batch }
+        let state = self.shared.state();
+        let each = state.replicas.iter().enumerate().map(|(index, replica)| {
+            // those that have no pages yet, or had to give them back, wait
+            let running = replica.batch.running.min(replica.taken);
+            let queued = state.waiting.iter().filter(|at| at.replica == index).count();
+            ReplicaGauges {
+                device: replica.device.clone(),
+                running,
+                waiting: queued + replica.taken - running,
+                lost: replica.lost.clone(),
+                batch: replica.batch,
+            }
+        });
+        Gauges { up: *self.shared.health.borrow() == Health::Up, replicas: each.collect() }
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.shared.queue().closed = true;
-        self.shared.changed.notify_one();
-    }
-}
-
-/// The thread's state.
-struct Thread<'a> {
-    batch: Batch<'a>,
-    options: BatchOptions,
-    model: &'a Qwen3Vl,
-    shared: &'a Shared,
-    running: BTreeMap<RequestId, Running>,
-}
-
-/// A job that the thread has taken.
-struct Running {
-    events: UnboundedSender<Event>,
-    /// When it was taken, and then its last token.
-    since: Instant,
-    first: bool,
-}
-
-impl Thread<'_> {
-    /// Until the last [`Worker`] is dropped: takes what waits, and steps.
-    fn run(mut self) {
-        while let Some(jobs) = self.next() {
-            for (job, since) in jobs {
-                self.shared.metrics.queued.record(since.elapsed());
-                self.take(job);
-            }
-            let left: Vec<_> =
-                self.running.iter().filter(|(_, job)| job.events.is_closed()).map(|(id, _)| *id).collect();
-            for id in left {
-                self.batch.remove(id);
-                self.running.remove(&id);
-                self.shared.metrics.left.add(1);
-            }
-            self.step();
-            let mut queue = self.shared.queue();
-            (queue.taken, queue.batch) = (self.running.len(), self.batch.metrics());
-        }
-    }
-
-    /// The jobs that there is room for; waits for one if none runs. None comes any more once the last [`Worker`] is dropped.
-    fn next(&self) -> Option<Vec<(Job, Instant)>> {
-        let mut queue = self.shared.queue();
-        while self.running.is_empty() && queue.waiting.is_empty() {
-            if queue.closed {
-                return None;
-            }
-            queue = self.shared.changed.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner());
-        }
-        let room = self.options.max_sequences.max(1).saturating_sub(self.running.len());
-        let count = room.min(queue.waiting.len());
-        queue.taken += count;
-        Some(queue.waiting.drain(..count).collect())
-    }
-
-    fn take(&mut self, Job { prompt, options, logprobs, constraint, events }: Job) {
-        if events.is_closed() {
-            return self.shared.metrics.left.add(1);
-        }
-        let sampler = Sampler::new(options.sampling.clone(), &prompt.ids);
-        let sampler = sampler.map(|sampler| sampler.constrained(constraint).reporting(logprobs));
-        match sampler.and_then(|sampler| self.batch.add_with(prompt, &options, sampler)) {
-            Ok(id) => drop(self.running.insert(id, Running { events, since: Instant::now(), first: true })),
-            Err(error) => {
-                self.shared.metrics.failed.add(1);
-                let _ = events.send(Event::Failed(error.into())); // a client that left needs no end
-            }
-        }
-    }
-
-    /// A step of all that run.
-    fn step(&mut self) {
-        // A bug in the computation of some answers is no reason to take those to come away.
-        match catch_unwind(AssertUnwindSafe(|| self.batch.step())) {
-            Ok(events) => {
-                if let Some(error) = self.batch.fault().cloned() {
-                    self.lose(&error.into());
-                }
-                events.into_iter().for_each(|event| self.tell(event));
-            }
-            Err(_) => {
-                self.fail_all(&Failure::Panicked);
-                match Batch::new(self.model, self.options) {
-                    Ok(batch) => self.batch = batch,
-                    Err(error) => self.lose(&error.into()),
-                }
-            }
-        }
-    }
-
-    /// Sends an event to whom it concerns, and counts it.
-    fn tell(&mut self, event: batch::Event) {
-        let metrics = &self.shared.metrics;
-        match event {
-            batch::Event::Token { id, token, text, logprobs } => {
-                let Some(job) = self.running.get_mut(&id) else { return };
-                let times = if job.first { &metrics.first_token } else { &metrics.next_token };
-                times.record(job.since.elapsed());
-                (job.since, job.first) = (Instant::now(), false);
-                metrics.generated_tokens.add(1);
-                let _ = job.events.send(Event::Token { id: token, text, logprobs }); // noticed before the next step
-            }
-            batch::Event::Finished { id, rest, output } => {
-                let Some(job) = self.running.remove(&id) else { return };
-                let statistics = output.statistics;
-                let usage = Usage {
-                    prompt_tokens: statistics.prompt_tokens,
-                    cached_tokens: statistics.prompt_tokens.saturating_sub(statistics.prefill_tokens),
-                    completion_tokens: output.ids.len(),
-                };
-                metrics.prompt_tokens.add(usage.prompt_tokens);
-                metrics.cached_tokens.add(usage.cached_tokens);
-                metrics.finished.add(1);
-                let _ = job.events.send(Event::Done { rest, reason: output.stop_reason, usage });
-            }
-            batch::Event::Failed { id, error } => {
-                let Some(job) = self.running.remove(&id) else { return };
-                metrics.failed.add(1);
-                for device in self.model.devices() {
-                    if let (Device::Cuda(device), Error::OutOfMemory { .. }) = (device, &error) {
-                        let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault shows in the next step
-                    }
-                }
-                let _ = job.events.send(Event::Failed(error.into()));
-            }
-        }
-    }
-
-    fn fail_all(&mut self, failure: &Failure) {
-        for job in std::mem::take(&mut self.running).into_values() {
-            self.shared.metrics.failed.add(1);
-            let _ = job.events.send(Event::Failed(failure.clone()));
-        }
-    }
-
-    /// Says that no answers are to be had any more, before anybody hears of an answer's end.
-    fn lose(&mut self, failure: &Failure) {
-        let mut queue = self.shared.queue();
-        self.shared.health.send_replace(Health::Lost(failure.to_string()));
-        let waiting = queue.waiting.drain(..).map(|(job, _)| job.events);
-        let running = std::mem::take(&mut self.running).into_values().map(|job| job.events);
-        for events in running.chain(waiting) {
-            self.shared.metrics.failed.add(1);
-            let _ = events.send(Event::Failed(failure.clone()));
-        }
+        self.shared.state().closed = true;
+        self.shared.changed.notify_all();
     }
 }

@@ -2,15 +2,17 @@
 
 use pascaline::Device;
 use pascaline_server::worker::{Event, Job, Worker};
+use qwen3_vl::batch::KeyedPrompt;
 use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Options, Prompt, Qwen3Vl};
 use std::path::Path;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-fn job(prompt: &Prompt, tokens: usize) -> (Job, UnboundedReceiver<Event>) {
+fn job(worker: &Worker, prompt: &Prompt, tokens: usize) -> (Job, UnboundedReceiver<Event>) {
     let (events, receiver) = unbounded_channel();
+    let prompt = KeyedPrompt::new(worker.model(), prompt.clone()).unwrap();
     let options = Options { max_new_tokens: tokens, stop_at_eos: false, ..Options::default() };
-    (Job { prompt: prompt.clone(), options, logprobs: None, constraint: None, events }, receiver)
+    (Job { prompt, options, logprobs: None, constraint: None, events }, receiver)
 }
 
 #[test]
@@ -34,9 +36,11 @@ fn answers_together_are_those_alone() {
         })
         .collect();
     let worker = Worker::start(model, 40).unwrap();
-    let (leaving, gone): (Vec<_>, Vec<_>) = prompts[..5].iter().map(|prompt| job(prompt, 3000)).unzip();
+    let (leaving, gone): (Vec<_>, Vec<_>) =
+        prompts[..5].iter().map(|prompt| job(&worker, prompt, 3000)).unzip();
     worker.submit(leaving).unwrap();
-    let (jobs, mut receivers): (Vec<_>, Vec<_>) = prompts.iter().map(|prompt| job(prompt, 12)).unzip();
+    let (jobs, mut receivers): (Vec<_>, Vec<_>) =
+        prompts.iter().map(|prompt| job(&worker, prompt, 12)).unzip();
     worker.submit(jobs).unwrap();
     drop(gone);
     for (receiver, expected) in receivers.iter_mut().zip(&expected) {
@@ -61,9 +65,9 @@ fn answers_together_are_those_alone() {
     let metrics = worker.metrics();
     assert_eq!((metrics.finished.get(), metrics.failed.get(), metrics.left.get()), (16, 0, 5));
     let begin = std::time::Instant::now();
-    while worker.gauges().batch.pages_used > 0 {
+    while worker.gauges().replicas[0].batch.pages_used > 0 {
         assert!(begin.elapsed().as_secs() < 10, "{:?}", worker.gauges());
         std::thread::yield_now();
     }
-    assert_eq!((worker.gauges().running, worker.gauges().waiting), (0, 0));
+    assert_eq!((worker.gauges().running(), worker.gauges().waiting()), (0, 0));
 }

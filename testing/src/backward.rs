@@ -45,6 +45,13 @@ trait Differentiable: Send + Sync {
     /// The gradient by its formula.
     fn formula(&self, dy: &[f64], arguments: &[Vec<f64>]) -> Vec<f64>;
 
+    /// These rows of the gradient. Where a row costs much and does not need the others, an op computes them alone.
+    fn formula_rows(&self, dy: &[f64], arguments: &[Vec<f64>], rows: &[usize]) -> Vec<f64> {
+        let all = self.formula(dy, arguments);
+        let (_, cols) = self.gradient().0.rows_cols();
+        rows.iter().flat_map(|r| all[r * cols..(r + 1) * cols].iter().copied()).collect()
+    }
+
     /// The point at which the gradient is taken: the value of what it is the gradient with respect to.
     #[cfg_attr(not(test), allow(dead_code))] // only differences need it
     fn point(&self, arguments: &[Vec<f64>]) -> Vec<f64>;
@@ -92,9 +99,7 @@ impl<D: Differentiable> Case for Gradient<D> {
 
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
         let inputs = wide(inputs);
-        let all = self.0.formula(&inputs[0], &inputs[1..]);
-        let (_, cols) = self.output().0.rows_cols();
-        rows.iter().flat_map(|r| all[r * cols..(r + 1) * cols].iter().copied()).collect()
+        self.0.formula_rows(&inputs[0], &inputs[1..], rows)
     }
 
     fn tolerance(&self) -> Tolerance {

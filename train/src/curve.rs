@@ -6,6 +6,11 @@ use pascaline::Result;
 use std::io::Cursor;
 use std::path::Path;
 
+/// The file of the numbers.
+pub const TABLE: &str = "losses.csv";
+/// The file of the picture.
+pub const PICTURE: &str = "losses.png";
+
 /// Sizes in pixels.
 const WIDTH: u32 = 800;
 const HEIGHT: u32 = 400;
@@ -39,8 +44,8 @@ pub fn write(dir: &Path, points: &[Point]) -> Result<()> {
         };
         csv += &format!("{step},{loss},{rate},{tokens_per_second:.1},{held_out},{right}\n");
     }
-    files::write(&dir.join("losses.csv"), csv.as_bytes())?;
-    let (file, mut bytes) = (dir.join("losses.png"), Cursor::new(Vec::new()));
+    files::write(&dir.join(TABLE), csv.as_bytes())?;
+    let (file, mut bytes) = (dir.join(PICTURE), Cursor::new(Vec::new()));
     draw(points).write_to(&mut bytes, ImageFormat::Png).map_err(|error| bad(&file, error))?;
     files::write(&file, bytes.get_ref())
 }

@@ -56,7 +56,7 @@ pub(crate) fn write_tensors(
 fn write_with(file: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let whole = || -> io::Result<()> {
-        let mut to = NamedTempFile::new_in(folder)?;
+        let mut to = temporary(folder)?;
         {
             let mut buffer = io::BufWriter::new(to.as_file_mut());
             write(&mut buffer)?;
@@ -67,4 +67,16 @@ fn write_with(file: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>)
         Ok(())
     };
     whole().map_err(|error| bad(file, error))
+}
+
+/// In the folder of the file that it becomes, with the permissions of an ordinary new file.
+fn temporary(folder: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".pascaline-").suffix(".part");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666)); // less the user's mask
+    }
+    builder.tempfile_in(folder)
 }

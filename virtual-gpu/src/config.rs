@@ -55,6 +55,9 @@ pub struct Config {
     pub late: bool,
     /// Count 32-byte sectors and bank conflicts, which costs time.
     pub traffic: bool,
+    /// A launch through the driver API that differs from an earlier one only in the addresses of its memory is not run:
+    /// it leaves that one's counts, and no results. For estimates of work that repeats itself, such as a model's layers.
+    pub once: bool,
     /// CPU threads that run blocks.
     pub threads: usize,
     /// Thread instructions that one block may execute before the launch counts as timed out.
@@ -76,6 +79,7 @@ impl Default for Config {
             pools: true,
             late: true,
             traffic: true,
+            once: false,
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
             instruction_limit: 1 << 36,
             launch_limit: 1 << 40,

@@ -87,6 +87,11 @@ enum Unit {
     Memory,
 }
 
+/// Seconds from the end of the kernel before to the start of this one.
+fn overhead(report: &LaunchReport) -> f64 {
+    if report.in_graph { GRAPH_LAUNCH_SECONDS } else { LAUNCH_SECONDS }
+}
+
 /// Estimates a launch on a card. `registers` per thread, from ptxas where there is one.
 pub fn estimate(report: &LaunchReport, card: &Card, registers: u32) -> Estimate {
     let c: &Counters = &report.counters;
@@ -134,7 +139,8 @@ pub fn estimate(report: &LaunchReport, card: &Card, registers: u32) -> Estimate 
         (Bound::Latency, latency),
     ];
     let (bound, work) = parts.into_iter().fold((Bound::Launch, 0.0), |a, b| if b.1 > a.1 { b } else { a });
-    let bound = if work < LAUNCH_SECONDS { Bound::Launch } else { bound };
+    let overhead = overhead(report);
+    let bound = if work < overhead { Bound::Launch } else { bound };
     let occupancy = (resident * warps_per_block / 64.0).min(1.0);
-    Estimate { time: work + LAUNCH_SECONDS, bound, compute, shared, l2, dram, latency, occupancy }
+    Estimate { time: work + overhead, bound, compute, shared, l2, dram, latency, occupancy }
 }

@@ -12,7 +12,7 @@
 //!
 //! # Limits
 //!
-//! Not supported: textures, surfaces, indirect and recursive calls, `vprintf`, `malloc`, video instructions,
+//! Not supported: textures, surfaces, indirect and recursive calls, `malloc`, video instructions,
 //! cooperative launches, memory nodes and child graphs, managed memory. Each is refused, never answered wrongly.
 //! Races in global memory are not looked for. Blocks start in order and each runs to its end, so a block may wait
 //! for an earlier one; waiting for a later one ends as a time-out.

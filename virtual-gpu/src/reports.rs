@@ -1,14 +1,32 @@
 //! Reports of launches through the driver API, kept on request.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 
 use crate::exec::LaunchReport;
 
-/// `None` until [`keep_reports`].
-static REPORTS: Mutex<Option<Vec<LaunchReport>>> = Mutex::new(None);
+/// A launch without the addresses of its memory.
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct LaunchKey {
+    pub kernel: String,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+    pub params: Vec<u8>,
+}
 
-fn lock() -> MutexGuard<'static, Option<Vec<LaunchReport>>> {
-    REPORTS.lock().unwrap_or_else(|e| e.into_inner())
+#[derive(Default)]
+struct Kept {
+    reports: Vec<LaunchReport>,
+    /// Under [`Config::once`](crate::Config::once): the report of each launch that was run.
+    counted: HashMap<LaunchKey, LaunchReport>,
+}
+
+/// `None` until [`keep_reports`].
+static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
+
+fn lock() -> MutexGuard<'static, Option<Kept>> {
+    KEPT.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// From now on every launch through the driver API in this process leaves its report for [`take_reports`].
@@ -17,14 +35,23 @@ pub fn keep_reports() {
 }
 
 /// Takes the reports of all launches that have ended since [`keep_reports`] or the last call, in the order in which
-/// they ran; none without [`keep_reports`].
+/// they ran; none without [`keep_reports`]. Launches after it are counted anew, also under
+/// [`Config::once`](crate::Config::once).
 pub fn take_reports() -> Vec<LaunchReport> {
-    lock().as_mut().map(std::mem::take).unwrap_or_default()
+    lock().as_mut().map(std::mem::take).unwrap_or_default().reports
+}
+
+/// The report of an equal launch since the last [`take_reports`].
+pub(crate) fn counted(key: &LaunchKey) -> Option<LaunchReport> {
+    lock().as_ref().and_then(|kept| kept.counted.get(key).cloned())
 }
 
 /// Keeps a report if reports are kept.
-pub(crate) fn keep(report: LaunchReport) {
-    if let Some(reports) = lock().as_mut() {
-        reports.push(report);
+pub(crate) fn keep(key: Option<LaunchKey>, report: LaunchReport) {
+    if let Some(kept) = lock().as_mut() {
+        if let Some(key) = key {
+            kept.counted.insert(key, report.clone());
+        }
+        kept.reports.push(report);
     }
 }

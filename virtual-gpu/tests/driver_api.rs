@@ -8,7 +8,10 @@ use common::{call, code};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard};
 
-use pascaline_virtual_gpu::{Config, FindingKind, restart, symbol, symbols, take_findings};
+use pascaline_virtual_gpu::{
+    Config, FindingKind, GRAPH_LAUNCH_SECONDS, GTX1080, LAUNCH_SECONDS, LaunchReport, estimate, keep_reports,
+    restart, symbol, symbols, take_findings, take_reports,
+};
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -559,4 +562,46 @@ fn page_locked_memory_outlives_a_restart() {
     let others: Vec<_> = (0..8).map(|_| vec![9u8; BYTES]).collect();
     assert!(held.iter().all(|&byte| byte == 7));
     drop((others, guard));
+}
+
+/// Counted once, launches that differ in their addresses alone leave equal reports; others are run. Those of a graph say so.
+#[test]
+fn equal_launches_are_counted_once_if_asked_for() {
+    let _device = device(Config { once: true, ..Config::default() });
+    keep_reports();
+    take_reports();
+    let f = function(load(PTX), "scale");
+    let [x, y] = [alloc(4 * 300), alloc(4 * 300)];
+    let ones = [1.0; 300];
+    upload(x, &ones);
+    upload(y, &ones);
+    let s = stream(0); // which copies wait for
+    assert_eq!(scale(f, s, x, 2.0, 300), 0); // is run
+    call!("cuStreamSynchronize", (*mut c_void), s);
+    assert_eq!(scale(f, s, y, 2.0, 300), 0); // equal
+    assert_eq!(scale(f, s, y, 2.0, 200), 0); // is run
+    assert_eq!(scale(f, s, y, 3.0, 200), 0); // is run
+    assert_eq!(download(x, 1), [2.0]);
+    assert_eq!(download(y, 300), [[6.0; 200].as_slice(), &[1.0; 100]].concat());
+    let reports = take_reports();
+    let counts: Vec<_> = reports.iter().map(|r| (r.grid[0], r.counters.global_loads.bytes)).collect();
+    assert_eq!(counts, [(2, 1200), (2, 1200), (1, 800), (1, 800)]);
+    assert!(reports.iter().all(|r| !r.in_graph));
+    // taken reports are forgotten, so this runs again
+    assert_eq!(scale(f, s, x, 2.0, 300), 0);
+    assert_eq!(download(x, 1), [4.0]);
+
+    call!("cuStreamBeginCapture_v2", (*mut c_void, c_uint), s, 0);
+    assert_eq!(scale(f, s, x, 2.0, 300), 0);
+    let (mut graph, mut exec) = (NULL, NULL);
+    call!("cuStreamEndCapture", (*mut c_void, *mut *mut c_void), s, &mut graph);
+    call!("cuGraphInstantiateWithFlags", (*mut *mut c_void, *mut c_void, u64), &mut exec, graph, 0);
+    take_reports();
+    call!("cuGraphLaunch", (*mut c_void, *mut c_void), exec, s);
+    call!("cuStreamSynchronize", (*mut c_void), s);
+    let [in_graph] = take_reports().try_into().expect("one launch");
+    assert!(in_graph.in_graph);
+    let alone = LaunchReport { in_graph: false, ..in_graph.clone() };
+    let [saved, all] = [&in_graph, &alone].map(|report| estimate(report, &GTX1080, 16).time);
+    assert!((all - saved - (LAUNCH_SECONDS - GRAPH_LAUNCH_SECONDS)).abs() < 1e-12, "{all} {saved}");
 }

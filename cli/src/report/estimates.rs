@@ -224,7 +224,7 @@ pub(super) fn serve() -> Result<(), Failure> {
     cases.retain(|case| ids.contains(&case.id()));
     cases.sort_by_cached_key(|case| work(case.as_ref()) as u64);
     for case in &cases {
-        let Ok(reports) = profile::one(case.as_ref(), &device, true) else {
+        let Ok(reports) = profile::one(case.as_ref(), &device, true, false) else {
             match is_lost() {
                 true => break,
                 false => continue, // one that this card refuses, as for want of memory, is estimated from sizes

@@ -4,7 +4,7 @@ use super::attention::{KEYS, Keys, QUERIES, Seen, attention_over};
 use super::slice;
 use crate::kv::KvView;
 use crate::problem::attention::Problem;
-use crate::{Result, Tensor, TensorMut};
+use crate::{Error, Result, Tensor, TensorMut};
 use kernels_gpu::attention::paged::PAGE;
 
 /// The sequences' keys.
@@ -15,7 +15,6 @@ struct Paged<'a> {
     width: usize,
     /// How many keys each sequence has.
     lens: &'a [u32],
-    last_row: usize,
 }
 
 impl Paged<'_> {
@@ -36,7 +35,7 @@ impl Keys for Paged<'_> {
     fn row(&self, head: usize, key: usize) -> usize {
         let table = &self.tables[head / self.problem.num_q_heads * self.width..];
         let (page, rows) = (table[key / PAGE as usize] as usize, PAGE as usize);
-        (page * rows + key % rows).min(self.last_row)
+        page * rows + key % rows // in the pool: the pages were checked
     }
 
     fn seen(&self, head: usize, i: usize, tile: usize) -> Seen {
@@ -44,17 +43,28 @@ impl Keys for Paged<'_> {
     }
 }
 
-/// Of problem.batch sequences, each with a row of `tables` and one of `lens`.
+/// Of problem.batch sequences, each with a row of `tables`, which `argument` names, and one of `lens`.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a page that a sequence's keys are in and the pool does not have.
 pub(crate) fn paged_attention(
     out: TensorMut,
     q: &Tensor,
     kv: [KvView; 2],
-    tables: &Tensor,
+    (argument, tables): (&'static str, &Tensor),
     lens: &[u32],
     last_row: usize,
     problem: &Problem,
 ) -> Result<()> {
     let width = tables.dims().last().copied().unwrap_or(0);
     let tables = if width == 0 { &[][..] } else { slice::<u32>(tables)? };
-    attention_over(out, q, kv, problem, &Paged { problem, tables, width, lens, last_row })
+    let pages = (last_row + 1) / PAGE as usize;
+    for (table, &len) in tables.chunks_exact(width.max(1)).zip(lens) {
+        let mut of_its_keys = table.iter().take((len as usize).div_ceil(PAGE as usize));
+        if let Some(page) = of_its_keys.find(|&&page| page as usize >= pages) {
+            let (value, reason) = (format!("page {page}"), format!("the pool has {pages} pages"));
+            return Err(Error::Unsupported { op: "paged_attention", argument, value, reason });
+        }
+    }
+    attention_over(out, q, kv, problem, &Paged { problem, tables, width, lens })
 }

@@ -211,12 +211,12 @@ impl Attention {
         let mut out = Tensor::uninitialized(q.shape(), DType::F32, &q.device())?;
         let mut start = 0;
         if let Some([tables, lens]) = &reads.each {
-            start = lens.dims()[0];
+            start = lens.dims().first().copied().unwrap_or(0);
             let to = out.view_mut()?.narrow(0, 0, start)?;
             ops::paged_attention_each_into(to, &q.narrow(0, 0, start)?, k, v, tables, lens, scale)?;
         }
         for PromptRows { rows, table, len } in &reads.prompts {
-            let most = rows_per_launch(4 * len * self.num_heads * self.head_dim);
+            let most = rows_per_launch(len.saturating_mul(4 * self.num_heads * self.head_dim));
             let (to, q) = (out.view_mut()?.narrow(0, start, *rows)?, q.narrow(0, start, *rows)?);
             in_pieces(to, &q, *len, true, most, |to, q, seen| {
                 ops::paged_attention_into(to, q, k, v, table, seen, scale)
@@ -250,7 +250,7 @@ fn in_pieces(
     for start in (0..rows).step_by(most) {
         let count = most.min(rows - start);
         // the last row of a causal piece attends to all keys that the launch gets
-        let seen = if causal { (len + start + count).saturating_sub(rows) } else { len };
+        let seen = if causal { len.saturating_add(start + count).saturating_sub(rows) } else { len };
         let q = q.narrow(0, start, count)?.swap_dims(0, 1)?;
         attend(out.reborrow().narrow(0, start, count)?.swap_dims(0, 1)?, &q, seen)?;
     }

@@ -77,7 +77,7 @@ impl PagedRows {
     /// How many rows there are.
     pub fn len(&self) -> usize {
         let each = self.each.as_ref().and_then(|[_, lens]| lens.dims().first().copied());
-        each.unwrap_or(0) + self.prompts.iter().map(|prompt| prompt.rows).sum::<usize>()
+        self.prompts.iter().fold(each.unwrap_or(0), |rows, prompt| rows.saturating_add(prompt.rows))
     }
 
     /// Whether there are none.

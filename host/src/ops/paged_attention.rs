@@ -18,7 +18,8 @@ pub const PAGE: usize = paged::PAGE as usize;
 /// `table`: \[≥ len / PAGE\] u32, the sequence's pages in order. Key n is row table\[n / PAGE\] · PAGE + n mod PAGE of the pool. Query i
 /// attends to keys up to number i + len − q_len. `scale` is as in [`Attention`].
 ///
-/// `table` is read on the device and can't be checked: a page that the pool does not have gives the pool's last row.
+/// `table` is read on the device. The CPU refuses a page that the pool does not have; on a GPU it can't be checked, and gives some row of
+/// the pool.
 ///
 /// ```
 /// use pascaline::kv::{KvFormat, KvTensor};
@@ -44,7 +45,7 @@ pub const PAGE: usize = paged::PAGE as usize;
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::Unsupported`] for another head_dim, for v in
-/// another format than k, and for more keys than the table has pages for, [`Error::DeviceMismatch`], or a device error.
+/// another format than k, for more keys than the table has pages for, and on the CPU for a page that the pool does not have, [`Error::DeviceMismatch`], or a device error.
 pub fn paged_attention_into(
     out: TensorMut,
     q: &Tensor,
@@ -69,9 +70,15 @@ pub fn paged_attention_into(
     let Some(last_row) = run(&problem, k) else { return Ok(()) };
     let kv = [k.view(), v.view()];
     match device(&out, q, kv, &[("table", table)])? {
-        Device::Cpu => {
-            cpu::paged_attention::paged_attention(out, q, kv, table, &[len as u32], last_row, &problem)
-        }
+        Device::Cpu => cpu::paged_attention::paged_attention(
+            out,
+            q,
+            kv,
+            ("table", table),
+            &[len as u32],
+            last_row,
+            &problem,
+        ),
         Device::Cuda(device) => {
             gpu::paged_attention::one(&device, out, q, kv, table, last_row as u32, &problem)
         }
@@ -84,8 +91,8 @@ pub fn paged_attention_into(
 /// sequence's pages in order; `lens`: \[sequences\] u32, how many keys each has, at most width · [`PAGE`] of which count. A sequence
 /// without keys gives 0. Sequences may share pages.
 ///
-/// `tables` and `lens` are read on the device, so that a captured launch serves other sequences, and so they can't be checked: a
-/// page that the pool does not have gives the pool's last row. On one device a sequence gives the same bits whichever others there
+/// `tables` and `lens` are read on the device, so that a captured launch serves other sequences. The CPU refuses a page that the pool
+/// does not have; on a GPU it can't be checked, and gives some row of the pool. On one device a sequence gives the same bits whichever others there
 /// are, in whichever pages its keys lie, and for every `width`.
 ///
 /// ```
@@ -141,7 +148,7 @@ pub fn paged_attention_each_into(
     match device(&out, q, kv, &[("tables", tables), ("lens", lens)])? {
         Device::Cpu => {
             let lens = cpu::slice::<u32>(lens)?;
-            cpu::paged_attention::paged_attention(out, q, kv, tables, lens, last_row, &problem)
+            cpu::paged_attention::paged_attention(out, q, kv, ("tables", tables), lens, last_row, &problem)
         }
         Device::Cuda(device) => {
             gpu::paged_attention::each(&device, out, q, kv, tables, lens, last_row as u32, &problem)

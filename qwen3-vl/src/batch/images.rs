@@ -1,6 +1,6 @@
 //! Embeddings of pictures, kept within a limit of bytes, the one that was used last the longest.
 
-use super::pages::Key;
+use super::prefix::Key;
 use crate::vision::VisionOutput;
 use std::collections::HashMap;
 

@@ -6,19 +6,22 @@
 //!
 //! 1. Requests wait in the order of their coming. The first is admitted when there are pages for all its tokens, which it takes at
 //!    once. Pages that hold its beginning already, of whatever request, are shared and not computed again.
-//! 2. A step has rows for prompts up to a limit, which is lower while answers run, so that these go on coming.
+//! 2. A step has rows for prompts up to a limit, which is lower while answers run, so that these go on coming. Few rows beside
+//!    answers pass as if each were an answer's, in the captured pass of so many answers.
 //! 3. An answer takes a page when it needs one. If there is none, the youngest request gives its pages back and waits again, before
 //!    all others. Its tokens are passed anew later; what has come of it stays.
 //! 4. An error that concerns one request ends that one. Out of memory is such an error: of a pass with prompts it is the youngest
 //!    prompt's, else the youngest answer's; the others' rows are passed again in the next step.
 //!
-//! A request's attention gives the same bits whichever others there are. Its matrix products do not, as the kernels for one row, for
-//! few and for many add in different orders; so a near tie between two tokens may be decided differently.
+//! An answer's attention gives the same bits whichever others there are. Matrix products do not, as the kernels for one row, for
+//! few and for many add in different orders, and neither does the attention of prompts, whose tokens pass row by row or in tiles;
+//! so a near tie between two tokens may be decided differently.
 
 mod budget;
 mod images;
 mod pages;
 mod pass;
+mod prefix;
 mod sequence;
 
 use crate::generate::{Options, Output, StopReason};
@@ -28,7 +31,7 @@ use crate::processor::Prompt;
 use crate::sampling::{Logprobs, Sampler, checked};
 use budget::Budget;
 use images::Images;
-use pages::{Keys, Pages, pages_of};
+use pages::{Pages, pages_of};
 use pascaline::governor::Pacer;
 use pascaline::nn::KvPages;
 use pascaline::{Device, Error, Result};
@@ -39,6 +42,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 pub use pascaline::ops::PAGE;
+pub use prefix::{KeyedPrompt, Prefixes};
 
 /// How a [`Batch`] uses memory and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +52,8 @@ pub struct BatchOptions {
     /// The most requests that run at once; more wait.
     pub max_sequences: usize,
     /// The most tokens of prompts that pass in a step while answers run: as many as keep the step within three times one without
-    /// prompts, but no more than these. Without running answers it is the model's
-    /// [`tokens_per_pass`](crate::LoadOptions::tokens_per_pass).
+    /// prompts, but no more than these; these while more requests wait for their first token than have it. Without running
+    /// answers it is the model's [`tokens_per_pass`](crate::LoadOptions::tokens_per_pass).
     pub prompt_tokens: usize,
     /// The most bytes of pictures' embeddings that are kept for requests to come.
     pub image_bytes: usize,
@@ -67,7 +71,7 @@ impl BatchOptions {
 
     /// The most rows of all captured passes together: the largest pass, and smaller ones.
     pub(super) fn captured_rows(&self) -> usize {
-        2 * self.max_sequences.next_power_of_two()
+        (2 * self.max_sequences.next_power_of_two()).max(32)
     }
 
     /// As [`with_room`](Self::with_room), for as many tokens as half of the memory that is free on the model's GPU holds; the
@@ -143,6 +147,8 @@ pub struct Metrics {
     pub prompt_tokens: u64,
     /// Of these, the ones that the pages held already.
     pub prefix_hits: u64,
+    /// Tokens of prompts that passed row by row beside answers.
+    pub tokens_by_rows: u64,
     /// Tokens of answers.
     pub answer_tokens: u64,
     /// How often a request gave its pages back for others.
@@ -174,7 +180,6 @@ pub struct Batch<'m> {
     options: BatchOptions,
     pool: KvPages,
     pages: Pages,
-    keys: Keys,
     images: Images,
     passes: Passes<'m>,
     budget: Budget,
@@ -211,7 +216,6 @@ impl<'m> Batch<'m> {
             options,
             pool: model.text.pages(options.pages)?,
             pages: Pages::new(options.pages),
-            keys: Keys::default(),
             images: Images::new(options.image_bytes),
             passes: Passes::new(model, options.graph, options.captured_rows()),
             budget: Budget::new(options.prompt_tokens),
@@ -239,11 +243,24 @@ impl<'m> Batch<'m> {
     /// # Errors
     /// As there.
     pub fn add_with(&mut self, prompt: Prompt, options: &Options, sampler: Sampler) -> Result<RequestId> {
+        self.add_keyed(KeyedPrompt::new(self.model, prompt)?, options, sampler)
+    }
+
+    /// As [`add_with`](Self::add_with), of a prompt whose keys were made elsewhere: with pictures that takes a while.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add_keyed(
+        &mut self,
+        prompt: KeyedPrompt,
+        options: &Options,
+        sampler: Sampler,
+    ) -> Result<RequestId> {
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }
         let (id, capacity) = (RequestId(self.next), self.options.pages * PAGE);
-        let sequence = Sequence::new(self.model, id, prompt, options, sampler, &self.keys, capacity)?;
+        let sequence = Sequence::new(self.model, id, prompt, options, sampler, capacity)?;
         self.next += 1;
         self.waiting.push_back(sequence);
         Ok(id)
@@ -269,6 +286,11 @@ impl<'m> Batch<'m> {
     /// The error after which the device can't be used, if there was one.
     pub fn fault(&self) -> Option<&Error> {
         self.lost.as_ref()
+    }
+
+    /// The beginnings of prompts that the pages hold, now and later.
+    pub fn prefixes(&self) -> Prefixes {
+        self.pages.prefixes().clone()
     }
 
     /// Bytes of device memory that the pages take.
@@ -319,7 +341,7 @@ impl<'m> Batch<'m> {
 
     /// Takes the time of a pass into account.
     fn measure(&mut self, last: &[usize], parts: &[(usize, usize)], time: Duration) {
-        match (last.is_empty(), parts.is_empty()) {
+        match (last.is_empty() || self.passes.is_first, parts.is_empty()) {
             (false, true) => self.budget.was_quiet(time),
             (false, false) => {
                 self.budget.was_shared(parts.iter().map(|&(_, count)| count).sum(), time);
@@ -344,8 +366,13 @@ impl<'m> Batch<'m> {
 
     /// Chooses the parts of prompts that pass in this step, and admits requests for that: (which of the running, how many tokens).
     fn take_prompts(&mut self, events: &mut Vec<Event>) -> Vec<(usize, usize)> {
-        let beside = self.running.iter().any(Sequence::decodes);
-        let mut room = if beside { self.budget.tokens() } else { self.model.tokens_per_pass() };
+        let answers = self.running.iter().filter(|sequence| sequence.decodes()).count();
+        let without_answer = self.running.len() - answers + self.waiting.len();
+        let mut room = match answers {
+            0 => self.model.tokens_per_pass(),
+            _ if without_answer > answers => self.options.prompt_tokens,
+            _ => self.budget.tokens(answers),
+        };
         let (mut parts, mut i, mut may_see) = (Vec::new(), 0, true);
         while room > 0 && self.lost.is_none() {
             if i == self.running.len() && !self.admit(events) {
@@ -381,7 +408,7 @@ impl<'m> Batch<'m> {
         }
         let Some(mut sequence) = self.waiting.pop_front() else { return false };
         // a page for each that runs, or else it would soon have to leave again
-        match sequence.admit(&mut self.pages, &self.keys, self.running.len()) {
+        match sequence.admit(&mut self.pages, self.running.len()) {
             Some(shared) => {
                 self.counted.prompt_tokens += sequence.ids.len() as u64;
                 self.counted.prefix_hits += shared as u64;
@@ -408,19 +435,35 @@ impl<'m> Batch<'m> {
             let (len, row) = (sequence.ids.len(), row(sequence, sequence.computed));
             work.last.push(Last { row, pages: &sequence.pages, len });
         }
+        let tokens = parts.iter().map(|&(_, count)| count).sum();
+        let by_rows = self.passes.by_rows(last.len(), tokens)
+            && parts.iter().all(|&(i, count)| !self.running[i].has_images(count));
+        // of the pass's logits
+        let mut wanted: Vec<usize> = (0..last.len()).collect();
         let mut at = last.len();
         for &(i, count) in parts {
             let sequence = &self.running[i];
             let len = sequence.computed + count;
+            if by_rows {
+                work.last.extend((sequence.computed..len).map(|i| Last {
+                    row: row(sequence, i),
+                    pages: &sequence.pages,
+                    len: i + 1,
+                }));
+                wanted.extend((len == sequence.ids.len()).then(|| work.last.len() - 1));
+                continue;
+            }
+            wanted.extend((len == sequence.ids.len()).then_some(wanted.len()));
             let rows = (sequence.computed..len).map(|i| row(sequence, i)).collect();
             let (pages, wanted) = (&sequence.pages[..pages_of(len)], len == sequence.ids.len());
             work.parts.push(Part { rows, pages, len, wanted });
             sequence.images(count, at, &mut work.outputs, &mut work.runs);
             at += count;
         }
+        self.counted.tokens_by_rows += if by_rows { tokens as u64 } else { 0 };
         let logits = self.passes.run(&mut self.pool, &work)?;
         drop(work);
-        self.choose(&logits, &self.wanting(last, parts))
+        self.choose(&logits, &wanted, &self.wanting(last, parts))
     }
 
     /// The sequences whose next token is chosen, in the order of the logits.
@@ -429,8 +472,13 @@ impl<'m> Batch<'m> {
         last.iter().copied().chain(whole).collect()
     }
 
-    /// The next tokens. A sequence whose logits are broken has an error of its own.
-    fn choose(&mut self, logits: &Logits, sequences: &[usize]) -> Result<Vec<Result<u32>>> {
+    /// The next tokens, of these rows of the logits. A sequence whose logits are broken has an error of its own.
+    fn choose(
+        &mut self,
+        logits: &Logits,
+        rows: &[usize],
+        sequences: &[usize],
+    ) -> Result<Vec<Result<u32>>> {
         if sequences.is_empty() {
             self.model.device().synchronize()?; // the others were waited for; so that steps do not run ahead of the device
             return Ok(Vec::new());
@@ -445,13 +493,13 @@ impl<'m> Batch<'m> {
             false => logits.all.to_vec::<f32>()?,
         };
         let vocab = self.model.config().text.vocab_size;
-        let mut rows: Vec<_> = all.chunks_exact_mut(vocab).map(Some).collect();
-        rows.resize_with(samplers.len(), || None);
-        let choose = |(row, (sampler, logits)): (usize, (&mut Sampler, Option<&mut [f32]>))| match logits {
+        let mut all: Vec<_> = all.chunks_exact_mut(vocab).map(Some).collect();
+        let logits: Vec<_> = rows.iter().map(|&row| all.get_mut(row).and_then(Option::take)).collect();
+        let choose = |((sampler, logits), &row): ((&mut Sampler, Option<&mut [f32]>), &usize)| match logits {
             Some(logits) if !sampler.takes_the_largest() => sampler.next(logits),
             _ => checked(best[row], largest[row]),
         };
-        Ok(samplers.into_par_iter().zip(rows).enumerate().map(choose).collect())
+        Ok(samplers.into_par_iter().zip(logits).zip(rows).map(choose).collect())
     }
 
     /// After a pass: counts what has passed, and gives each sequence its token.
@@ -465,7 +513,7 @@ impl<'m> Batch<'m> {
         self.counted.steps += 1;
         let wanting = self.wanting(last, parts);
         for (i, count) in last.iter().map(|&i| (i, 1)).chain(parts.iter().copied()) {
-            self.running[i].advance(count, &mut self.pages, &self.keys);
+            self.running[i].advance(count, &mut self.pages);
         }
         let mut ended: Vec<(usize, Result<StopReason>)> = Vec::new();
         for (i, token) in wanting.into_iter().zip(tokens) {

@@ -3,34 +3,9 @@
 //!
 //! Source: Kwon et al. 2023, "Efficient memory management for large language model serving with PagedAttention".
 
+use super::prefix::{Key, Prefixes};
 use pascaline::ops::PAGE;
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
-
-/// Stands for the tokens of a page and all before it. 128 bits by keys that are drawn anew for each pool: that two
-/// beginnings share one is out of the question, and nobody can look for such a pair.
-pub(super) type Key = u128;
-
-/// Makes [`Key`]s.
-#[derive(Default)]
-pub(super) struct Keys([RandomState; 2]);
-
-impl Keys {
-    /// The key of what `write` writes.
-    pub fn of(&self, write: impl Fn(&mut dyn Hasher)) -> Key {
-        let half = |state: &RandomState| {
-            let mut hasher = state.build_hasher();
-            write(&mut hasher);
-            u128::from(hasher.finish())
-        };
-        half(&self.0[0]) << 64 | half(&self.0[1])
-    }
-
-    /// The key of values that hash.
-    pub fn of_hash(&self, value: &impl Hash) -> Key {
-        self.of(|mut hasher| value.hash(&mut hasher))
-    }
-}
+use std::collections::BTreeMap;
 
 /// Pages that `tokens` tokens take.
 pub(super) fn pages_of(tokens: usize) -> usize {
@@ -46,7 +21,7 @@ pub(super) struct Pages {
     keys: Vec<Option<Key>>,
     /// When each page was left.
     left: Vec<u64>,
-    by_key: HashMap<Key, u32>,
+    by_key: Prefixes,
     /// Pages without contents.
     free: Vec<u32>,
     /// Pages with contents and without users, by when they were left.
@@ -62,7 +37,7 @@ impl Pages {
             users: vec![0; pages],
             keys: vec![None; pages],
             left: vec![0; pages],
-            by_key: HashMap::new(),
+            by_key: Prefixes::default(),
             free: (0..count).rev().collect(),
             idle: BTreeMap::new(),
             clock: 0,
@@ -86,7 +61,7 @@ impl Pages {
             None => {
                 let (_, page) = self.idle.pop_first()?;
                 if let Some(key) = self.keys[page as usize].take() {
-                    self.by_key.remove(&key);
+                    self.by_key.remove(key);
                 }
                 page
             }
@@ -97,7 +72,7 @@ impl Pages {
 
     /// The page with these contents, for one user more.
     pub fn find(&mut self, key: Key) -> Option<u32> {
-        let page = *self.by_key.get(&key)?;
+        let page = self.by_key.get(key)?;
         let at = page as usize;
         if self.users[at] == 0 {
             self.idle.remove(&self.left[at]);
@@ -108,17 +83,22 @@ impl Pages {
 
     /// Whether a page has these contents, and nobody uses it.
     pub fn is_idle(&self, key: Key) -> bool {
-        self.by_key.get(&key).is_some_and(|&page| self.users[page as usize] == 0)
+        self.by_key.get(key).is_some_and(|page| self.users[page as usize] == 0)
     }
 
     /// Whether a page has these contents.
     pub fn has(&self, key: Key) -> bool {
-        self.by_key.contains_key(&key)
+        self.by_key.get(key).is_some()
+    }
+
+    /// Which contents there are, for others to look up.
+    pub fn prefixes(&self) -> &Prefixes {
+        &self.by_key
     }
 
     /// Says what a page holds, so that it can be found. If another holds the same, that one goes on being found.
     pub fn name(&mut self, page: u32, key: Key) {
-        if self.keys[page as usize].is_none() && !self.by_key.contains_key(&key) {
+        if self.keys[page as usize].is_none() && !self.has(key) {
             self.keys[page as usize] = Some(key);
             self.by_key.insert(key, page);
         }
@@ -188,13 +168,5 @@ mod tests {
         pages.release(&[b]);
         assert_eq!(pages.find(7), Some(a));
         assert_eq!(pages.available(), 1);
-    }
-
-    #[test]
-    fn keys_tell_contents_apart() {
-        let keys = Keys::default();
-        assert_eq!(keys.of_hash(&(1, 2)), keys.of_hash(&(1, 2)));
-        assert_ne!(keys.of_hash(&(1, 2)), keys.of_hash(&(2, 1)));
-        assert_ne!(keys.of_hash(&1), Keys::default().of_hash(&1), "no two pools have the same keys");
     }
 }

@@ -1,4 +1,5 @@
-//! One pass of rows of several sequences through the model. On a GPU passes of one row for each are captured and replayed.
+//! One pass of rows of several sequences through the model. On a GPU passes whose rows each have a table of their own are captured
+//! and replayed: those of last tokens, and of few tokens of prompts beside them.
 
 use super::pages::pages_of;
 use crate::model::{Qwen3Vl, clip};
@@ -9,6 +10,9 @@ use crate::vision::VisionOutput;
 use pascaline::nn::{KvPages, PagedRows, PromptRows, Rope};
 use pascaline::{DType, Device, Result, Tensor, ops};
 
+/// The most rows of a pass in which prompts pass row by row. Each row reads the keys of all tokens before it, which few do
+/// faster than the tiles of a prompt's attention, as those do not fill a GPU.
+pub(super) const MOST_BY_ROWS: usize = 64;
 /// A place beyond any pool: what goes there is not written.
 const NOWHERE: u32 = u32::MAX;
 /// The fewest pages of a captured pass's tables. The number is a power of two, so that few passes are captured.
@@ -23,12 +27,12 @@ pub(super) struct Row {
     pub position: [u32; 3],
 }
 
-/// The last token of a sequence.
+/// A token that reads its keys and values by a table of its own: the last one of a sequence, or one of few of a prompt.
 #[derive(Clone, Copy)]
 pub(super) struct Last<'s> {
     pub row: Row,
     pub pages: &'s [u32],
-    /// Tokens of the sequence, this one included.
+    /// Tokens of the sequence up to this one, which is included.
     pub len: usize,
 }
 
@@ -99,6 +103,8 @@ pub(super) struct Passes<'m> {
     captured_rows: usize,
     capture: bool,
     clock: u64,
+    /// Whether the last pass was captured before it ran.
+    pub is_first: bool,
 }
 
 impl<'m> Passes<'m> {
@@ -108,11 +114,17 @@ impl<'m> Passes<'m> {
         let captures = model.device().is_cuda() && model.streamed_layers() == 0 && model.text.parts() == 1;
         let capture = capture && captures;
         let known = RopeTables { cos: Vec::new(), sin: Vec::new() };
-        Self { model, known, graphs: Vec::new(), captured_rows, capture, clock: 0 }
+        Self { model, known, graphs: Vec::new(), captured_rows, capture, clock: 0, is_first: false }
+    }
+
+    /// Whether so few tokens of prompts and last tokens together pass faster row by row, by a captured pass.
+    pub fn by_rows(&self, last: usize, tokens: usize) -> bool {
+        self.capture && last > 0 && last + tokens <= MOST_BY_ROWS.min(self.captured_rows)
     }
 
     /// Passes the work's rows: their keys and values are in the pool then.
     pub fn run(&mut self, pool: &mut KvPages, work: &Work) -> Result<Logits> {
+        self.is_first = false;
         let logits = self.queue(pool, work)?;
         self.model.text.settle()?;
         Ok(logits)
@@ -175,6 +187,7 @@ impl<'m> Passes<'m> {
         {
             self.graphs.swap_remove(oldest);
         }
+        self.is_first = true;
         let inputs = self.inputs(work, shape)?;
         let none = Work::default();
         let text = &self.model.text;

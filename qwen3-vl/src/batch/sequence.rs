@@ -2,18 +2,17 @@
 
 use super::RequestId;
 use super::images::Images;
-use super::pages::{Key, Keys, Pages, pages_of};
+use super::pages::{Pages, pages_of};
+use super::prefix::{Key, KeyedPrompt, page_key};
 use crate::generate::{Options, Output, Statistics, StopReason, first_position, rate};
 use crate::model::{Qwen3Vl, clip};
 use crate::preprocess::Patches;
-use crate::processor::Prompt;
 use crate::sampling::Sampler;
 use crate::stream::TextStream;
 use crate::text::ImageRun;
 use crate::vision::VisionOutput;
 use pascaline::ops::PAGE;
 use pascaline::{Error, Result};
-use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 /// A request. All that has come of it so far is in `ids`, so it can be computed again from there.
@@ -53,12 +52,12 @@ impl<'m> Sequence<'m> {
     pub fn new(
         model: &'m Qwen3Vl,
         id: RequestId,
-        prompt: Prompt,
+        prompt: KeyedPrompt,
         options: &Options,
         sampler: Sampler,
-        keys: &Keys,
         capacity: usize,
     ) -> Result<Self> {
+        let KeyedPrompt { prompt, runs, digests, keys } = prompt;
         let room = model.room_after(&prompt)?;
         let fits = (capacity + 1).saturating_sub(prompt.ids.len()); // the last token is never passed
         let limit = options.max_new_tokens.min(room).min(fits);
@@ -74,14 +73,6 @@ impl<'m> Sequence<'m> {
         }
         model.capacity(&prompt, limit)?;
         let first = first_position(&prompt, limit)?;
-        let runs = model.prompt_runs(&prompt)?;
-        let digest = |patches: &Patches| {
-            let bytes: &[u8] = bytemuck::cast_slice(&patches.values);
-            keys.of(|mut hasher| {
-                patches.grid.hash(&mut hasher);
-                hasher.write(bytes);
-            })
-        };
         let eos = match options.stop_at_eos {
             true => model.processor.generation.eos_token_ids.clone(),
             false => Vec::new(),
@@ -92,11 +83,11 @@ impl<'m> Sequence<'m> {
             ids: prompt.ids,
             computed: 0,
             pages: Vec::new(),
-            keys: Vec::new(),
+            keys,
             axes: prompt.positions.axes,
             first,
             runs,
-            digests: prompt.patches.iter().map(digest).collect(),
+            digests,
             outputs: vec![None; prompt.patches.len()],
             patches: prompt.patches,
             sampler,
@@ -143,27 +134,20 @@ impl<'m> Sequence<'m> {
     }
 
     /// The key of full page `page` of its tokens.
-    fn key(&mut self, page: usize, keys: &Keys) -> Key {
+    fn key(&mut self, page: usize) -> Key {
         while self.keys.len() <= page {
-            let (start, before) = (self.keys.len() * PAGE, self.keys.last().copied());
-            let tokens = &self.ids[start..start + PAGE];
-            // an image's tokens are all alike: its contents and the row in it tell them apart
-            let images: Vec<(Key, usize, usize, usize)> = clip(&self.runs, start, PAGE)
-                .into_iter()
-                .map(|run| (self.digests[run.output], run.start, run.len, run.row))
-                .collect();
-            self.keys.push(keys.of_hash(&(before, tokens, images)));
+            self.keys.push(page_key(&self.keys, &self.ids, &self.runs, &self.digests));
         }
         self.keys[page]
     }
 
     /// Takes pages for all its tokens, shared ones for a beginning that the pool has, and leaves `spare` pages free. Gives the
     /// number of tokens in shared ones, or nothing if there are too few pages.
-    pub fn admit(&mut self, pages: &mut Pages, keys: &Keys, spare: usize) -> Option<usize> {
+    pub fn admit(&mut self, pages: &mut Pages, spare: usize) -> Option<usize> {
         let full = self.ids.len().saturating_sub(1) / PAGE; // the last token passes in any case
         let (mut shared, mut idle) = (0, 0);
         while shared < full {
-            let key = self.key(shared, keys);
+            let key = self.key(shared);
             if !pages.has(key) {
                 break;
             }
@@ -175,7 +159,7 @@ impl<'m> Sequence<'m> {
             return None;
         }
         for page in 0..shared {
-            let key = self.key(page, keys);
+            let key = self.key(page);
             self.pages.extend(pages.find(key));
         }
         // a page that was found can't be evicted, so all that were counted are still there
@@ -206,11 +190,11 @@ impl<'m> Sequence<'m> {
     }
 
     /// Counts tokens that have passed, and tells the pool which pages they filled.
-    pub fn advance(&mut self, tokens: usize, pages: &mut Pages, keys: &Keys) {
+    pub fn advance(&mut self, tokens: usize, pages: &mut Pages) {
         let before = self.computed / PAGE;
         self.computed += tokens;
         for page in before..self.computed / PAGE {
-            let key = self.key(page, keys);
+            let key = self.key(page);
             pages.name(self.pages[page], key);
         }
         if self.first_token.is_none() {
@@ -246,6 +230,11 @@ impl<'m> Sequence<'m> {
             }
         }
         Ok(count)
+    }
+
+    /// Whether there are image tokens among the next `count`.
+    pub fn has_images(&self, count: usize) -> bool {
+        !clip(&self.runs, self.computed, count).is_empty()
     }
 
     /// The image tokens among the next `count`, counted from `at`, and the embeddings for them, which follow `outputs`.

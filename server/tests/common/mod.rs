@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -55,10 +56,11 @@ impl Server {
         Self::of(Worker::start(model, queue).expect("a thread"), config)
     }
 
-    pub fn of(worker: Worker, config: Config) -> Self {
+    pub fn of(worker: impl Into<Arc<Worker>>, config: Config) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("its address");
         let (stop, stopped) = unbounded_channel();
+        let worker = worker.into();
         let serve = move || run(listener, worker, config, Stop::Messages(stopped)).expect("it runs");
         Self { address, stop, thread: Some(thread::spawn(serve)) }
     }

@@ -140,7 +140,7 @@ impl Differentiable for CrossEntropy {
     fn formula(&self, _: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
         let labels = &arguments[arguments.len() - 1];
         let g = self.of_logits(&self.row_logits(&self.point(arguments), arguments), labels);
-        let mut sums = vec![0.0; self.gradient().0.elements()];
+        let mut sums = vec![0.0; self.point(arguments).len()];
         match self.of {
             Of::Logits => return g,
             Of::X => {
@@ -159,6 +159,19 @@ impl Differentiable for CrossEntropy {
             }
         }
         sums
+    }
+
+    fn formula_rows(&self, dy: &[f64], arguments: &[Vec<f64>], rows: &[usize]) -> Vec<f64> {
+        let pick = |x: &[f64], cols: usize| -> Vec<f64> {
+            rows.iter().flat_map(|r| x[r * cols..(r + 1) * cols].iter().copied()).collect()
+        };
+        // a row of logits or of x needs its own label alone
+        let labels = pick(&arguments[arguments.len() - 1], 1);
+        match self.of {
+            Of::Logits => self.formula(dy, &[pick(&arguments[0], self.vocab), labels]),
+            Of::X => self.formula(dy, &[pick(&arguments[0], self.hidden), arguments[1].clone(), labels]),
+            Of::W => pick(&self.formula(dy, arguments), self.hidden),
+        }
     }
 
     fn point(&self, arguments: &[Vec<f64>]) -> Vec<f64> {

@@ -1,6 +1,9 @@
 //! One block: its shared memory, its warps, its barriers.
 
+use std::sync::atomic::Ordering;
+
 use super::Job;
+use super::print;
 use super::races::Races;
 use super::regs::FULL;
 use super::warp::{Stop, Wait, Warp};
@@ -30,6 +33,7 @@ pub(super) struct Block<'j> {
     barriers: [Barrier; 16],
     /// Kept between blocks for their buffers.
     warps: Vec<Warp>,
+    printed: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -58,6 +62,15 @@ impl<'j> Block<'j> {
             last_allocation: 0,
             barriers: [Barrier::default(); 16],
             warps: Vec::new(),
+            printed: Vec::new(),
+        }
+    }
+
+    /// Adds to what the block has printed, as long as the launch may.
+    pub fn print(&mut self, text: &[u8]) {
+        let before = self.job.printed_bytes.fetch_add(text.len(), Ordering::Relaxed);
+        if before + text.len() <= print::MOST {
+            self.printed.extend_from_slice(text);
         }
     }
 
@@ -113,6 +126,10 @@ impl<'j> Block<'j> {
         }
         let result = self.schedule(&mut warps);
         self.warps = warps;
+        if !self.printed.is_empty() {
+            let text = (linear, std::mem::take(&mut self.printed));
+            self.job.printed.lock().unwrap_or_else(|e| e.into_inner()).push(text);
+        }
         result?;
         self.spend(self.steps * 32)
     }

@@ -8,13 +8,14 @@ mod block;
 mod cvt;
 mod exchange;
 mod float;
+mod print;
 mod races;
 mod regs;
 mod scratch;
 mod traffic;
 mod warp;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::config::Config;
@@ -33,6 +34,8 @@ pub struct LaunchReport {
     pub block: [u32; 3],
     /// Static plus dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
+    /// Whether it is a node of a graph, whose launch costs less.
+    pub in_graph: bool,
     pub counters: Counters,
 }
 
@@ -108,6 +111,7 @@ pub struct Gpu {
     pub(crate) memory: Memory,
     config: Config,
     launches: u64,
+    printed: String,
 }
 
 impl Gpu {
@@ -118,7 +122,7 @@ impl Gpu {
     /// Device number `device`, whose memory has addresses of its own.
     pub(crate) fn numbered(device: usize, config: Config) -> Self {
         let memory = Memory::new(device, config.memory(), config.checks.uninitialized);
-        Self { memory, config, launches: 0 }
+        Self { memory, config, launches: 0, printed: String::new() }
     }
 
     pub fn config(&self) -> &Config {
@@ -200,8 +204,16 @@ impl Gpu {
         };
         check_launch(k, &launch).map_err(|(kind, message)| invalid(kind, message))?;
         self.launches += 1;
-        let job = Job::new(self, loaded, k, &launch, surroundings);
-        job.run()
+        let mut job = Job::new(self, loaded, k, &launch, surroundings);
+        let result = job.run();
+        let printed = job.printed();
+        self.printed += &printed;
+        result
+    }
+
+    /// Takes what kernels have printed (`vprintf`), also those that had a fault. A launch may print 1 MiB.
+    pub fn take_printed(&mut self) -> String {
+        std::mem::take(&mut self.printed)
     }
 }
 
@@ -267,6 +279,10 @@ pub(crate) struct Job<'a> {
     touched: Vec<OnceLock<Box<[AtomicU64]>>>,
     /// The fault of the lowest block that had one.
     fault: Mutex<Option<(u64, Finding)>>,
+    /// What blocks have printed.
+    printed: Mutex<Vec<(u64, Vec<u8>)>>,
+    /// Bytes of it, also those that were too many to be kept.
+    printed_bytes: AtomicUsize,
 }
 
 impl<'a> Job<'a> {
@@ -308,7 +324,22 @@ impl<'a> Job<'a> {
             stop: AtomicBool::new(false),
             spent: AtomicU64::new(0),
             fault: Mutex::new(None),
+            printed: Mutex::new(Vec::new()),
+            printed_bytes: AtomicUsize::new(0),
         }
+    }
+
+    /// The text of all blocks in their order.
+    fn printed(&mut self) -> String {
+        let mut texts = std::mem::take(self.printed.get_mut().unwrap_or_else(|e| e.into_inner()));
+        texts.sort_by_key(|&(block, _)| block);
+        let bytes: Vec<u8> = texts.into_iter().flat_map(|(_, text)| text).collect();
+        let mut text = String::from_utf8_lossy(&bytes).into_owned();
+        let lost = self.printed_bytes.get_mut().saturating_sub(print::MOST);
+        if lost > 0 {
+            text += &format!("[{lost} bytes more than a launch's {} were printed]\n", print::MOST);
+        }
+        text
     }
 
     /// Bytes of shared memory of one block.
@@ -342,7 +373,7 @@ impl<'a> Job<'a> {
         word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
-    fn run(self) -> Result<LaunchReport, Fault> {
+    fn run(&mut self) -> Result<LaunchReport, Fault> {
         // Own threads instead of a shared pool: a launch may come from inside a pool's job, and waiting there
         // would let that thread start another job that launches while this launch holds the device.
         // The first block runs alone; it shows whether threads are worth their start.
@@ -364,7 +395,7 @@ impl<'a> Job<'a> {
             self.work(u64::MAX, &mut counters);
         } else {
             let parts = std::thread::scope(|s| {
-                let job = &self;
+                let job = &*self;
                 let handles: Vec<_> = (0..workers)
                     .map(|_| {
                         s.spawn(move || {
@@ -383,12 +414,12 @@ impl<'a> Job<'a> {
                 }
             }
         }
-        if let Some((_, f)) = self.fault.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        if let Some((_, f)) = self.fault.get_mut().unwrap_or_else(|e| e.into_inner()).take() {
             return Err(f);
         }
         let (kernel, grid, block) = (self.kernel.name.clone(), self.grid, self.block);
         let shared_bytes = self.kernel.dynamic_start + self.dynamic_shared;
-        Ok(LaunchReport { kernel, grid, block, shared_bytes, counters })
+        Ok(LaunchReport { kernel, grid, block, shared_bytes, in_graph: false, counters })
     }
 
     /// Takes up to `limit` blocks in order and runs them. In order, so that a block which waits for an

@@ -8,6 +8,7 @@ use super::alu;
 use super::atomic;
 use super::block::{Block, Check};
 use super::exchange;
+use super::print;
 use super::races::VectorClock;
 use super::regs::{LANES, Regs};
 use crate::finding::FindingKind;
@@ -171,6 +172,12 @@ impl Warp {
         }
     }
 
+    /// Where a lane has a variable of the running function in `local`.
+    pub fn local_place(&self, offset: u32, lane: usize) -> usize {
+        let base = self.frames.last().map_or(0, |frame| frame.local_base);
+        lane * self.local_bytes + (base + offset) as usize
+    }
+
     fn copy_local(&mut self, from: usize, to: usize, bytes: usize) {
         self.local.copy_within(from..from + bytes, to);
         if !self.local_written.is_empty() {
@@ -281,6 +288,11 @@ impl Warp {
                             self.stack[top].pc = pc + 1;
                             self.call(b, f, inst, mask);
                             continue 'entry;
+                        }
+                    }
+                    Op::Print => {
+                        if mask != 0 {
+                            print::vprintf(b, self, &f.calls[inst.imm as usize], inst, mask)?;
                         }
                     }
                     Op::Ret | Op::Exit => {

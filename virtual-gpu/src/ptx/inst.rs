@@ -390,6 +390,8 @@ pub(crate) enum Op {
     Brx,
     /// imm = call site
     Call,
+    /// A call of `vprintf`; imm = call site
+    Print,
     Ret,
     Exit,
     Trap,

@@ -8,6 +8,7 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
     if const_bytes > 64 << 10 {
         return Err(PtxError::new(1, format!("{const_bytes} bytes of constant memory, sm_61 has 65536")));
     }
+    print_by_vprintf(&mut m);
     let mut kernels = std::mem::take(&mut m.kernels);
     for k in &mut kernels {
         k.const_bytes = const_bytes as u32;
@@ -51,6 +52,22 @@ pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
     }
     m.kernels = kernels;
     Ok(m)
+}
+
+/// `vprintf`, with a format and arguments in memory, is the device's own, unless the module defines it.
+fn print_by_vprintf(m: &mut Module) {
+    let bytes = |places: &[(u32, u32)]| places.iter().map(|&(_, bytes)| bytes).collect::<Vec<_>>();
+    let vprintf = m.functions.iter().position(|f| {
+        !f.defined && f.name == "vprintf" && bytes(&f.formals) == [8, 8] && bytes(&f.returns) == [4]
+    });
+    let Some(vprintf) = vprintf else { return };
+    for f in &mut m.functions {
+        for inst in f.code.iter_mut().filter(|inst| inst.op == Op::Call) {
+            if f.calls[inst.imm as usize].callee as usize == vprintf {
+                inst.op = Op::Print;
+            }
+        }
+    }
 }
 
 /// Local bytes from function `f` down.

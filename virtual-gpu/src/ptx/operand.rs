@@ -370,6 +370,10 @@ fn special(w: &str) -> Option<Special> {
         "%lanemask_gt" => Special::LanemaskGt,
         "%dynamic_smem_size" => Special::DynamicSmem,
         "%total_smem_size" => Special::TotalSmem,
+        // The driver's, which it fills for cooperative launches; there are none here.
+        _ if w.strip_prefix("%envreg").and_then(|n| n.parse().ok()).is_some_and(|n: u8| n < 32) => {
+            Special::Zero
+        }
         _ => return None,
     })
 }

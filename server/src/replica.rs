@@ -1,0 +1,203 @@
+//! A replica's thread: takes jobs from the queue, computes them together in a [`Batch`], and tells each what came of it.
+//!
+//! A bug in the computation, which is a panic, ends the answers that run with an error. The thread goes on with a new batch; if there
+//! can be none, its replica is taken out, as after the loss of its device. So no answer waits for a thread that is gone.
+
+use super::worker::{Event, Failure, Job, Shared, Usage, Waiting};
+use pascaline::{Device, Error, memory};
+use qwen3_vl::Qwen3Vl;
+use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};
+use qwen3_vl::sampling::Sampler;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Computes what replica `index` takes from the queue, until none comes any more. `started` hears first whether it could begin.
+pub(crate) fn run(
+    index: usize,
+    model: &Qwen3Vl,
+    options: BatchOptions,
+    shared: &Shared,
+    started: &mpsc::Sender<Option<Error>>,
+) {
+    let batch = Batch::new(model, options);
+    if let Ok(batch) = &batch {
+        shared.begin(index, batch.prefixes());
+    }
+    let _ = started.send(batch.as_ref().err().cloned()); // whoever starts it waits
+    if let Ok(batch) = batch {
+        let _end = End { index, shared };
+        Thread { index, batch: Some(batch), options, model, shared, running: BTreeMap::new() }.run();
+    }
+}
+
+/// Takes the replica out if its thread ends by a panic.
+struct End<'a> {
+    index: usize,
+    shared: &'a Shared,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.shared.lose(self.index, &Failure::Panicked);
+        }
+    }
+}
+
+/// The thread's state.
+struct Thread<'a> {
+    index: usize,
+    /// There is one, but for the moment in which a new one takes its place.
+    batch: Option<Batch<'a>>,
+    options: BatchOptions,
+    model: &'a Qwen3Vl,
+    shared: &'a Shared,
+    running: BTreeMap<RequestId, Running>,
+}
+
+/// A job that the thread has taken.
+struct Running {
+    events: UnboundedSender<Event>,
+    /// When it was taken, and then its last token.
+    since: Instant,
+    first: bool,
+}
+
+impl Thread<'_> {
+    fn run(mut self) {
+        while let Some(jobs) = self.shared.next(self.index, self.running.len()) {
+            for Waiting { job, since, .. } in jobs {
+                self.shared.metrics.queued.record(since.elapsed());
+                self.take(job);
+            }
+            // A bug in the computation of some answers is no reason to take those to come away.
+            let metrics =
+                catch_unwind(AssertUnwindSafe(|| self.step())).unwrap_or_else(|_| self.begin_anew());
+            self.shared.report(self.index, self.running.len(), metrics);
+        }
+    }
+
+    fn take(&mut self, Job { prompt, options, logprobs, constraint, events }: Job) {
+        if events.is_closed() {
+            return self.shared.metrics.left.add(1);
+        }
+        let added = catch_unwind(AssertUnwindSafe(|| {
+            let sampler = Sampler::new(options.sampling.clone(), &prompt.prompt().ids)?;
+            let sampler = sampler.constrained(constraint).reporting(logprobs);
+            self.batch.as_mut().map(|batch| batch.add_keyed(prompt, &options, sampler)).transpose()
+        }));
+        let failure = match added {
+            Ok(Ok(Some(id))) => {
+                self.running.insert(id, Running { events, since: Instant::now(), first: true });
+                return;
+            }
+            Ok(Ok(None)) | Err(_) => Failure::Panicked,
+            Ok(Err(error)) => error.into(),
+        };
+        self.shared.metrics.failed.add(1);
+        let _ = events.send(Event::Failed(failure)); // a client that left needs no end
+    }
+
+    /// Lets go of those whose client left, and takes a step of all others.
+    fn step(&mut self) -> batch::Metrics {
+        let Some(batch) = &mut self.batch else { return batch::Metrics::default() };
+        let left: Vec<_> =
+            self.running.iter().filter(|(_, job)| job.events.is_closed()).map(|(id, _)| *id).collect();
+        for id in left {
+            batch.remove(id);
+            self.running.remove(&id);
+            self.shared.metrics.left.add(1);
+        }
+        let events = batch.step();
+        let (fault, metrics) = (batch.fault().cloned(), batch.metrics());
+        if let Some(error) = fault {
+            self.lose(&error.into());
+        }
+        events.into_iter().for_each(|event| self.tell(event));
+        metrics
+    }
+
+    /// After a panic: ends all answers, and begins with a new batch.
+    fn begin_anew(&mut self) -> batch::Metrics {
+        let (old, model, options) = (self.batch.take(), self.model, self.options);
+        // the old one's memory is free before the new one takes its own
+        let new = catch_unwind(AssertUnwindSafe(|| {
+            drop(old);
+            model.devices().try_for_each(Device::synchronize)?;
+            self.trim();
+            Batch::new(model, options)
+        }));
+        match new {
+            Ok(Ok(batch)) => {
+                self.shared.begin(self.index, batch.prefixes());
+                self.batch = Some(batch);
+            }
+            Ok(Err(error)) => self.lose(&error.into()),
+            Err(_) => self.lose(&Failure::Panicked),
+        }
+        self.fail_all(&Failure::Panicked);
+        batch::Metrics::default()
+    }
+
+    /// Sends an event to whom it concerns, and counts it.
+    fn tell(&mut self, event: batch::Event) {
+        let metrics = &self.shared.metrics;
+        match event {
+            batch::Event::Token { id, token, text, logprobs } => {
+                let Some(job) = self.running.get_mut(&id) else { return };
+                let times = if job.first { &metrics.first_token } else { &metrics.next_token };
+                times.record(job.since.elapsed());
+                (job.since, job.first) = (Instant::now(), false);
+                metrics.generated_tokens.add(1);
+                let _ = job.events.send(Event::Token { id: token, text, logprobs }); // noticed before the next step
+            }
+            batch::Event::Finished { id, rest, output } => {
+                let Some(job) = self.running.remove(&id) else { return };
+                let statistics = output.statistics;
+                let usage = Usage {
+                    prompt_tokens: statistics.prompt_tokens,
+                    cached_tokens: statistics.prompt_tokens.saturating_sub(statistics.prefill_tokens),
+                    completion_tokens: output.ids.len(),
+                };
+                metrics.prompt_tokens.add(usage.prompt_tokens);
+                metrics.cached_tokens.add(usage.cached_tokens);
+                metrics.finished.add(1);
+                let _ = job.events.send(Event::Done { rest, reason: output.stop_reason, usage });
+            }
+            batch::Event::Failed { id, error } => {
+                let Some(job) = self.running.remove(&id) else { return };
+                metrics.failed.add(1);
+                if matches!(error, Error::OutOfMemory { .. }) {
+                    self.trim();
+                }
+                let _ = job.events.send(Event::Failed(error.into()));
+            }
+        }
+    }
+
+    /// Gives memory that the pools hold and nobody uses back to the drivers.
+    fn trim(&self) {
+        for device in self.model.devices() {
+            if let Device::Cuda(device) = device {
+                let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault shows in the next step
+            }
+        }
+    }
+
+    fn fail_all(&mut self, failure: &Failure) {
+        for job in std::mem::take(&mut self.running).into_values() {
+            self.shared.metrics.failed.add(1);
+            let _ = job.events.send(Event::Failed(failure.clone()));
+        }
+    }
+
+    /// Takes the replica out, before anybody hears of an answer's end.
+    fn lose(&mut self, failure: &Failure) {
+        self.shared.lose(self.index, failure);
+        self.fail_all(failure);
+    }
+}

@@ -1,0 +1,149 @@
+//! What nvcc writes and other compilers do not: `vprintf`, `%envreg`, structures by value.
+
+use pascaline_virtual_gpu::{Config, FindingKind, Gpu, Launch, Module};
+
+const PTX: &str = r#".version 7.8
+.target sm_61
+.address_size 64
+.extern .func  (.param .b32 func_retval0) vprintf
+(
+.param .b64 vprintf_param_0,
+.param .b64 vprintf_param_1
+)
+;
+.global .align 1 .b8 $str[18] = {98, 108, 111, 99, 107, 32, 37, 100, 58, 32, 37, 115, 32, 37, 102, 10, 0, 0};
+.global .align 1 .b8 $name[4] = {111, 110, 101, 0};
+// out[0]: what vprintf gives; prints from lanes 0 and 1, and traps in the second half of the grid
+.entry speak(.param .u64 out, .param .u32 trap_from)
+{
+.local .align 8 .b8 __local_depot0[24];
+.reg .b64 %SP; .reg .b64 %SPL; .reg .b32 %r<8>; .reg .b64 %rd<12>; .reg .pred %p<3>;
+mov.u64 %SPL, __local_depot0;
+cvta.local.u64 %SP, %SPL;
+mov.u32 %r1, %tid.x;
+setp.gt.u32 %p1, %r1, 1;
+@%p1 bra done;
+mov.u32 %r2, %ctaid.x;
+st.local.u32 [%SPL], %r2;
+mov.u64 %rd1, $name;
+cvta.global.u64 %rd2, %rd1;
+st.local.u64 [%SPL+8], %rd2;
+mov.u64 %rd3, 0x3ff8000000000000;
+st.local.u64 [%SPL+16], %rd3;
+mov.u64 %rd4, $str;
+cvta.global.u64 %rd5, %rd4;
+{
+.reg .b32 temp_param_reg;
+.param .b64 param0;
+st.param.b64 [param0+0], %rd5;
+.param .b64 param1;
+st.param.b64 [param1+0], %SP;
+.param .b32 retval0;
+call.uni (retval0),
+vprintf,
+(
+param0,
+param1
+);
+ld.param.b32 %r3, [retval0+0];
+}
+ld.param.u64 %rd6, [out];
+st.global.u32 [%rd6], %r3;
+ld.param.u32 %r4, [trap_from];
+setp.lt.u32 %p2, %r2, %r4;
+@%p2 bra done;
+trap;
+done:
+ret;
+}
+// out = a.x + 10 a.z + 100 b + %envreg1, of a structure of three numbers by value
+.entry fields(.param .u64 out, .param .align 4 .b8 a[12], .param .align 8 .b8 b[16])
+{
+.reg .b32 %r<8>; .reg .b64 %rd<4>;
+ld.param.u32 %r1, [a];
+ld.param.u32 %r2, [a+8];
+mad.lo.u32 %r1, %r2, 10, %r1;
+ld.param.u64 %rd1, [b+8];
+cvt.u32.u64 %r3, %rd1;
+mad.lo.u32 %r1, %r3, 100, %r1;
+mov.u32 %r4, %envreg1;
+add.u32 %r1, %r1, %r4;
+ld.param.u64 %rd2, [out];
+st.global.u32 [%rd2], %r1;
+ret;
+}
+"#;
+
+fn params(gpu: &mut Gpu, trap_from: u32) -> (u64, Vec<u8>) {
+    let out = gpu.alloc(4).unwrap();
+    (out, [out.to_le_bytes().as_slice(), &trap_from.to_le_bytes()].concat())
+}
+
+fn word(gpu: &Gpu, at: u64) -> u32 {
+    let mut bytes = [0; 4];
+    gpu.read(at, &mut bytes).unwrap();
+    u32::from_le_bytes(bytes)
+}
+
+#[test]
+fn vprintf_prints_block_after_block() {
+    let mut gpu = Gpu::new(Config { threads: 4, ..Config::default() });
+    let module = gpu.load(Module::parse(PTX).unwrap()).unwrap();
+    let (out, params) = params(&mut gpu, u32::MAX);
+    let launch = Launch { grid: [3, 1, 1], block: [32, 1, 1], dynamic_shared: 0, params: &params };
+    gpu.launch(&module, "speak", launch).unwrap();
+    let lines = ["block 0: one 1.500000\n"; 2].into_iter();
+    let lines = lines.chain(["block 1: one 1.500000\n"; 2]).chain(["block 2: one 1.500000\n"; 2]);
+    assert_eq!(gpu.take_printed(), lines.collect::<String>());
+    assert_eq!(gpu.take_printed(), "");
+    assert_eq!(word(&gpu, out), 3);
+}
+
+#[test]
+fn what_was_printed_before_a_fault_is_kept() {
+    let mut gpu = Gpu::new(Config::default());
+    let module = gpu.load(Module::parse(PTX).unwrap()).unwrap();
+    let (_, params) = params(&mut gpu, 0);
+    let launch = Launch { grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0, params: &params };
+    assert_eq!(gpu.launch(&module, "speak", launch).unwrap_err().kind, FindingKind::Trap);
+    assert_eq!(gpu.take_printed(), "block 0: one 1.500000\n".repeat(2));
+}
+
+#[test]
+fn a_launch_prints_a_mebibyte_at_most_and_says_what_is_missing() {
+    let mut gpu = Gpu::new(Config::default());
+    let module = gpu.load(Module::parse(PTX).unwrap()).unwrap();
+    let (_, params) = params(&mut gpu, u32::MAX);
+    let launch = Launch { grid: [30_000, 1, 1], block: [32, 1, 1], dynamic_shared: 0, params: &params };
+    gpu.launch(&module, "speak", launch).unwrap();
+    let text = gpu.take_printed();
+    assert!(text.len() <= (1 << 20) + 100, "{}", text.len());
+    let all: usize = (0..30_000).map(|block| 2 * format!("block {block}: one 1.500000\n").len()).sum();
+    let said = format!("[{} bytes more than a launch's 1048576 were printed]\n", all - (1 << 20));
+    assert!(text.ends_with(&said), "{}", &text[text.len() - 100..]);
+}
+
+#[test]
+fn structures_by_value_and_environment_registers() {
+    let mut gpu = Gpu::new(Config::default());
+    let module = gpu.load(Module::parse(PTX).unwrap()).unwrap();
+    let out = gpu.alloc(4).unwrap();
+    let mut params = out.to_le_bytes().to_vec();
+    params.extend([7u32, 8, 9].iter().flat_map(|v| v.to_le_bytes()));
+    params.extend([0; 4]); // up to b's alignment
+    params.extend([1u64, 5].iter().flat_map(|v| v.to_le_bytes()));
+    let launch = Launch { grid: [1; 3], block: [1; 3], dynamic_shared: 0, params: &params };
+    gpu.launch(&module, "fields", launch).unwrap();
+    assert_eq!(word(&gpu, out), 7 + 90 + 500);
+    let none = PTX.replace("%envreg1;", "%envreg32;");
+    assert!(Module::parse(&none).unwrap_err().reason.contains("%envreg32"));
+}
+
+#[test]
+fn only_vprintf_as_it_is_needs_no_definition() {
+    let other = PTX
+        .replace(".param .b64 vprintf_param_1", ".param .b32 vprintf_param_1")
+        .replace("st.param.b64 [param1+0], %SP", "st.param.b32 [param1+0], %r1")
+        .replace(".param .b64 param1", ".param .b32 param1");
+    assert!(Module::parse(&other).unwrap_err().reason.contains("`vprintf` is called but defined nowhere"));
+}
