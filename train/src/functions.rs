@@ -38,8 +38,8 @@ pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<
     let (own_x, own_w, own_bias) = (x.place(), w.clone(), bias.map(Var::place));
     let inputs: Vec<&Var> = [x].into_iter().chain(bias).collect();
     Ok(tape.record(y, &inputs, move |dy, gradients| {
-        gradients.add(&own_x, || ops::dequant_linear_backward(&dy.contiguous()?, &own_w))?;
-        match &own_bias {
+        gradients.add(own_x, || ops::dequant_linear_backward(&dy.contiguous()?, &own_w))?;
+        match own_bias {
             Some(bias) => gradients.add(bias, || ops::column_sum(&dy.contiguous()?)),
             None => Ok(()),
         }
@@ -54,7 +54,7 @@ pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<
 pub fn fake_quantize(tape: &mut Tape, w: &Var, ty: GgmlType) -> Result<Var> {
     let y = rounded(w.value(), ty)?;
     let own = w.place();
-    Ok(tape.record(y, &[w], move |dy, gradients| gradients.add(&own, || Ok(dy))))
+    Ok(tape.record(y, &[w], move |dy, gradients| gradients.add(own, || Ok(dy))))
 }
 
 /// x + y, of one shape.
@@ -65,8 +65,8 @@ pub fn add(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
     let sum = ops::add(x.value(), y.value())?;
     let (own_x, own_y) = (x.place(), y.place());
     Ok(tape.record(sum, &[x, y], move |dy, gradients| {
-        gradients.add(&own_x, || Ok(dy.clone()))?;
-        gradients.add(&own_y, || Ok(dy))
+        gradients.add(own_x, || Ok(dy.clone()))?;
+        gradients.add(own_y, || Ok(dy))
     }))
 }
 
@@ -90,7 +90,7 @@ pub fn mul(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
 pub fn scale(tape: &mut Tape, x: &Var, factor: f32) -> Result<Var> {
     let y = ops::scale(x.value(), factor)?;
     let own = x.place();
-    Ok(tape.record(y, &[x], move |dy, gradients| gradients.add(&own, || ops::scale(&dy, factor))))
+    Ok(tape.record(y, &[x], move |dy, gradients| gradients.add(own, || ops::scale(&dy, factor))))
 }
 
 /// The same elements under another shape.

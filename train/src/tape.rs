@@ -48,12 +48,6 @@ impl From<&Var> for Place {
     }
 }
 
-impl From<&Place> for Place {
-    fn from(place: &Place) -> Self {
-        *place
-    }
-}
-
 type Backward = Box<dyn FnOnce(Tensor, &mut Gradients) -> Result<()>>;
 
 /// A result and how its gradient goes on to its inputs.
