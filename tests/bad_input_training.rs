@@ -1,6 +1,7 @@
 //! Wrong arguments of the ops that training needs: typed errors that name the argument, before anything is launched.
 
-use pascaline::ops::{self, Activation, AdamW, AdamWTensor, Attention};
+use pascaline::ops::{self, Activation, AdamW, AdamW8bitTensor, AdamWTensor, Attention, Moments8bit};
+use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, Tensor};
 
 fn zeros(dims: &[usize]) -> Tensor {
@@ -74,6 +75,22 @@ fn losses_and_steps_name_what_does_not_fit() {
     assert!(step(&mut parameter, &zeros(&[3]), 1).is_ok());
     refuses(step(&mut parameter, &zeros(&[4]), 1), "adamw_step", "gradient");
     refuses(step(&mut parameter, &zeros(&[3]), 0), "adamw_step", "step");
+    let step8 = |gradient: &Tensor, elements, step| {
+        let mut moments = Moments8bit::zeros(elements, &Device::Cpu).unwrap();
+        let mut parameter = zeros(&[3]);
+        let (parameter, moments) = (&mut parameter, &mut moments);
+        let one = AdamW8bitTensor { parameter, gradient, moments, weight_decay: 0.0 };
+        ops::adamw8bit_step(&mut [one], &AdamW { step, ..AdamW::default() })
+    };
+    assert!(step8(&zeros(&[3]), 3, 1).is_ok());
+    refuses(step8(&zeros(&[4]), 3, 1), "adamw8bit_step", "gradient");
+    refuses(step8(&zeros(&[3]), 4, 1), "adamw8bit_step", "moments");
+    refuses(step8(&zeros(&[3]), 3, 0), "adamw8bit_step", "step");
+    let w = ops::quantize(&zeros(&[4, 32]), Format::Q8_0).unwrap();
+    refuses(ops::dequant_linear(&zeros(&[2, 31]), &w, None), "dequant_linear", "x");
+    refuses(ops::dequant_linear(&zeros(&[2, 32]), &w, Some(&zeros(&[3]))), "dequant_linear", "bias");
+    refuses(ops::dequant_linear_backward(&halves(&[2, 4]), &w), "dequant_linear_backward", "dy");
+    refuses(ops::dequant_linear_backward(&zeros(&[2, 32]), &w), "dequant_linear_backward", "dy");
     let shared = parameter.clone();
     let refused = step(&mut parameter, &zeros(&[3]), 1);
     assert!(matches!(refused, Err(Error::SharedOutput { .. })), "{refused:?}");

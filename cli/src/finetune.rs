@@ -3,21 +3,23 @@
 use super::device::DeviceArg;
 use super::failure::Failure;
 use super::files::{OutputFile, check_apart, unwritable, whole};
+use super::gguf_file::{GgufFile, names};
 use super::interrupt;
 use super::model::check_directory;
 use super::output::Output;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, format_bytes};
 use pascaline_train::curve::{self, Point};
-use pascaline_train::finetune::{End, Event, FineTune, Plan, memory};
+use pascaline_train::finetune::{self, End, Event, FineTune, memory};
 use pascaline_train::lora::{LoraOptions, is_of_vision};
 use pascaline_train::model::Frozen;
 use pascaline_train::optimizer::{Decay, Method, Schedule};
-use pascaline_train::{Example, Lora, Model, Optimizer, data};
+use pascaline_train::{Example, Lora, Model, Optimizer, QuantizeAware, data};
 use qwen3_vl::Processor;
 use qwen3_vl::adapter::{ADAPTER_CONFIG, ADAPTER_TENSORS};
 use qwen3_vl::checkpoint::SMALL_FILES;
 use qwen3_vl::config::Config;
+use qwen3_vl::gguf::{Mix, Plan, encode, text_plan, vision_plan};
 use qwen3_vl::weights::expected;
 use serde::Serialize;
 use std::fs;
@@ -75,6 +77,11 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["rank", "alpha", "targets", "dtype"])]
     full: bool,
 
+    /// With --full, compute with the weights as a GGUF file of this type will hold them, and write that pair of files: what is
+    /// trained is what generates.
+    #[arg(long, value_name = "TYPE", requires = "full")]
+    quantize_aware: Option<QuantizeAwareArg>,
+
     /// Train the vision tower too: with --full its weights, else adapters of those of its maps that --targets names.
     #[arg(long)]
     vision: bool,
@@ -111,6 +118,11 @@ pub(super) struct Args {
     /// How much of the weights goes at each step, times the learning rate; norms and biases keep theirs.
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     weight_decay: f32,
+
+    /// How steps are made. adamw8bit stores AdamW's moments in 2 bytes of a trained parameter where adamw takes 8; sgd has a
+    /// momentum of 0.9.
+    #[arg(long, default_value = "adamw", conflicts_with = "sgd")]
+    optimizer: OptimizerArg,
 
     /// Gradient descent with this momentum in place of AdamW.
     #[arg(long, value_name = "MOMENTUM")]
@@ -152,6 +164,30 @@ enum DecayArg {
     Constant,
     Linear,
     Cosine,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum OptimizerArg {
+    Adamw,
+    Adamw8bit,
+    Sgd,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum QuantizeAwareArg {
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
+impl QuantizeAwareArg {
+    fn mix(self) -> Mix {
+        match self {
+            Self::Q8_0 => Mix::Q8_0,
+            Self::Q4_0 => Mix::Q4_0,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -210,9 +246,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         .collect::<Result<_, _>>()?;
     let planned_bytes = plan_memory(args, &processor.config, &examples, &device)?;
 
-    prepare_folder(args)?;
+    let exported = args.quantize_aware.map(|ty| Export::new(args, ty.mix(), &processor)).transpose()?;
+    prepare_folder(args, exported.as_ref())?;
     let mut model = Model::load_frozen(&args.model, args.dtype.storage(), &device)?;
     model.checkpoint_layers = args.checkpoint_layers;
+    if let Some(exported) = &exported {
+        model.quantize_aware = QuantizeAware::of(&exported.plans);
+    }
     if let Some(seed) = args.from_random {
         model.randomize(seed)?;
     }
@@ -222,7 +262,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let trained = model.parameters.iter().filter(|parameter| parameter.is_trained());
     let trained_parameters = trained.map(|parameter| parameter.value().shape().elements()).sum();
-    let plan = Plan {
+    let plan = finetune::Plan {
         epochs: args.epochs,
         batch: args.batch as usize,
         tokens: args.pack as usize,
@@ -236,7 +276,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         DecayArg::Linear => Decay::Linear,
         DecayArg::Cosine => Decay::Cosine,
     };
-    let method = args.sgd.map_or(Method::default(), |momentum| Method::Sgd { momentum });
+    let method = args.method();
     let schedule = Schedule { peak: args.rate, warmup: args.warmup, total, decay };
     let optimizer = Optimizer::new(method, schedule, args.weight_decay).clip(args.clip);
     let mut run = FineTune { model: &mut model, optimizer, plan };
@@ -296,7 +336,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let model = run.model;
     let finished = end == End::Done;
     if finished {
-        write_model(args, model)?;
+        match &exported {
+            Some(exported) => exported.write(args, model)?,
+            None => write_model(args, model)?,
+        }
     }
     let evaluation = points.iter().rev().find_map(|point| point.evaluation);
     if let Some(report) = report {
@@ -312,6 +355,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let to = args.to.display();
     match finished {
+        true if exported.is_some() => {
+            args.output.note(&format!("{to} has a pair of GGUF files; `generate --model {to}` takes them"))
+        }
         true if args.full => {
             args.output.note(&format!("{to} is a checkpoint; `generate --model {to}` takes it"))
         }
@@ -327,6 +373,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
+    fn method(&self) -> Method {
+        match (self.sgd, self.optimizer) {
+            (Some(momentum), _) => Method::Sgd { momentum },
+            (None, OptimizerArg::Adamw) => Method::default(),
+            (None, OptimizerArg::Adamw8bit) => Method::adamw8bit(),
+            (None, OptimizerArg::Sgd) => Method::Sgd { momentum: 0.9 },
+        }
+    }
+
     fn lora(&self) -> LoraOptions {
         let alpha = self.alpha.unwrap_or(2.0 * self.rank as f32);
         LoraOptions {
@@ -390,7 +445,10 @@ fn plan_memory(
         .map(|example| patches_of(example) * (tokens / example.ids.len().max(1)).max(1))
         .max()
         .unwrap_or(0);
-    let bytes = memory(config, weights, trained, tokens, patches, [args.vision, args.checkpoint_layers]);
+    // rounded weights lie beside those that are trained
+    let weights = if args.quantize_aware.is_some() { 2 * weights } else { weights };
+    let of_steps = [trained, args.method().bytes(trained)];
+    let bytes = memory(config, weights, of_steps, tokens, patches, [args.vision, args.checkpoint_layers]);
     if let Device::Cuda(cuda) = device {
         let (free, _) = cuda.memory_info()?;
         if bytes > free {
@@ -406,20 +464,22 @@ fn plan_memory(
 }
 
 /// The files of a run's end, its weights last.
-fn results(args: &Args) -> Vec<PathBuf> {
+fn results(args: &Args, exported: Option<&Export>) -> Vec<PathBuf> {
     let mut names = vec![curve::TABLE, curve::PICTURE];
     match args.full {
+        true if exported.is_some() => {}
         true => {
             names.extend(SMALL_FILES.into_iter().filter(|name| args.model.join(name).exists()));
             names.push(WEIGHTS);
         }
         false => names.extend([ADAPTER_CONFIG, ADAPTER_TENSORS]),
     }
-    names.into_iter().map(|name| args.to.join(name)).collect()
+    let files = exported.map_or(&[][..], |exported| &exported.files);
+    names.into_iter().map(|name| args.to.join(name)).chain(files.iter().cloned()).collect()
 }
 
 /// Makes the folder, which holds no other results unless they may be replaced or gone on with.
-fn prepare_folder(args: &Args) -> Result<(), Failure> {
+fn prepare_folder(args: &Args, exported: Option<&Export>) -> Result<(), Failure> {
     let to = args.to.display();
     let cannot = |error: std::io::Error| Failure::Failed(format!("{to}: {error}"));
     let state = args.to.join(STATE);
@@ -427,7 +487,7 @@ fn prepare_folder(args: &Args) -> Result<(), Failure> {
     {
         return Err(Failure::Usage("--to is --model; name another folder".to_owned()));
     }
-    let results = results(args);
+    let results = results(args, exported);
     let read = files_of(&args.model).map_err(cannot)?.into_iter().chain([args.data.clone()]);
     check_apart(read.collect::<Vec<_>>().iter().map(PathBuf::as_path), results.iter().map(PathBuf::as_path))?;
     let has_run = state.join("state.json").exists();
@@ -443,7 +503,8 @@ fn prepare_folder(args: &Args) -> Result<(), Failure> {
     }
     if args.full && args.to.exists() {
         let ours = args.to.join(WEIGHTS);
-        let others = files_of(&args.to).map_err(cannot)?.into_iter().filter(|file| *file != ours);
+        let others = files_of(&args.to).map_err(cannot)?.into_iter();
+        let others = others.filter(|file| exported.is_some() || *file != ours);
         if let Some(other) = others.into_iter().find(|file| is_of_weights(file)) {
             let other = other.display();
             return Err(Failure::Failed(format!("{other} is of another checkpoint; name another folder")));
@@ -460,6 +521,41 @@ fn files_of(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 fn is_of_weights(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"))
+}
+
+/// The pair of GGUF files that a run ends with.
+struct Export {
+    /// The vision tower's and the text model's.
+    files: [PathBuf; 2],
+    plans: [Plan; 2],
+}
+
+impl Export {
+    fn new(args: &Args, mix: Mix, processor: &Processor) -> Result<Self, Failure> {
+        let (config, images) = (&processor.config, &processor.images);
+        let vision = vision_plan(&args.model.join("config.json"), config, images)?;
+        let plans = [vision, text_plan(&args.model, config, mix)?];
+        let [text, vision] = names(mix.name());
+        Ok(Self { files: [args.to.join(vision), args.to.join(text)], plans })
+    }
+
+    fn write(&self, args: &Args, model: &Model) -> Result<(), Failure> {
+        let may_replace = args.output.may_replace() || args.resume;
+        let mut finished = Vec::new();
+        for (to, plan) in self.files.iter().zip(&self.plans) {
+            let mut file = GgufFile::create(to, plan, may_replace)?;
+            for tensor in &plan.tensors {
+                let parameters = &model.parameters;
+                let value =
+                    parameters.get(parameters.required(&tensor.published)?).value().to_vec::<f32>()?;
+                file.write(&encode(tensor.ty, &tensor.values(value), tensor.matrix(), model.device())?)?;
+                file.pad()?;
+            }
+            finished.push(file.finished());
+        }
+        // the text file last: where it is, the pair is whole
+        finished.into_iter().try_for_each(OutputFile::keep)
+    }
 }
 
 /// The results, which [`prepare_folder`] has found no other files in the place of.

@@ -47,11 +47,15 @@ impl GgufFile {
 /// Where the text file and the vision file go. A folder is created if necessary, and gets both. If the path is that of a GGUF
 /// file, it becomes the text file, and the vision file goes to the same folder.
 pub(super) fn targets(to: &Path, kind: &str) -> Result<[PathBuf; 2], Failure> {
-    const VISION: &str = "mmproj-F16.gguf";
     if to.extension().is_some_and(|extension| extension == "gguf") && !to.is_dir() {
-        return Ok([to.to_owned(), to.with_file_name(VISION)]);
+        return Ok([to.to_owned(), to.with_file_name(names(kind)[1].as_str())]);
     }
     std::fs::create_dir_all(to)
         .map_err(|error| Failure::Failed(format!("{} can't be made: {error}", to.display())))?;
-    Ok([to.join(format!("model-{kind}.gguf")), to.join(VISION)])
+    Ok(names(kind).map(|name| to.join(name)))
+}
+
+/// The names of the text file and the vision file in a folder.
+pub(super) fn names(kind: &str) -> [String; 2] {
+    [format!("model-{kind}.gguf"), "mmproj-F16.gguf".to_owned()]
 }

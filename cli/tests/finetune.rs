@@ -236,3 +236,98 @@ fn ctrl_c_stores_what_resume_goes_on_with() {
     let adapter = |to: &Path| fs::read(to.join("adapter_model.safetensors")).unwrap();
     assert!(adapter(&stopped) == adapter(&whole), "after {steps} steps");
 }
+
+/// The files that a quantisation-aware run writes hold, bit for bit, the weights with which its forward pass has computed.
+#[test]
+fn quantize_aware_runs_export_what_they_have_trained() {
+    use pascaline::{Device, Tensor};
+    use pascaline_train::{Example, Model, QuantizeAware, Tape, data};
+    use qwen3_vl::Processor;
+    use qwen3_vl::gguf::{GgmlType, Gguf, Mix, text_plan, vision_plan};
+    use qwen3_vl::safetensors::SafeTensors;
+
+    let folder = tempfile::tempdir().unwrap();
+    let (model, pairs) = (fixture("qwen3-vl/tiny"), conversations(folder.path(), 4));
+    let processor = Processor::load(&model).unwrap();
+    let examples: Vec<Example> =
+        data::read(&pairs).unwrap().iter().map(|one| one.example(&processor).unwrap()).collect();
+    for (option, mix) in [("q8_0", Mix::Q8_0), ("q4_0", Mix::Q4_0)] {
+        let to = folder.path().join(option);
+        let base = ["finetune", "--model", text(&model), "--data", text(&pairs), "--to", text(&to), "--full"];
+        let options =
+            ["--epochs", "4", "--rate", "1e-3", "--optimizer", "adamw8bit", "--quantize-aware", option];
+        let shown = succeeds(&base.iter().chain(&options).copied().collect::<Vec<_>>());
+        assert!(shown.contains("step 4/4"), "{shown}");
+
+        // as training has it
+        let (config, images) = (&processor.config, &processor.images);
+        let plans = [
+            vision_plan(&model.join("config.json"), config, images).unwrap(),
+            text_plan(&model, config, mix).unwrap(),
+        ];
+        let mut trained = Model::load(&model, &Device::Cpu).unwrap();
+        let state = SafeTensors::open(to.join("state/parameters.safetensors")).unwrap();
+        for name in state.entries().keys() {
+            let number = trained.parameters.required(name).unwrap();
+            let shape = trained.parameters.get(number).value().shape().clone();
+            let value = Tensor::from_slice(&state.read_f32(name).unwrap(), shape, &Device::Cpu).unwrap();
+            trained.parameters.set(number, value).unwrap();
+        }
+        trained.quantize_aware = QuantizeAware::of(&plans);
+        let loss = |model: &Model| {
+            let all = model.loss(&mut Tape::silent(), &examples, 1.0).unwrap();
+            all.each.value().to_vec::<f32>().unwrap()
+        };
+        let found = loss(&trained);
+
+        // as the files have it
+        let mut exported = Model::load(&model, &Device::Cpu).unwrap();
+        let files = ["mmproj-F16.gguf".to_owned(), format!("model-{}.gguf", mix.name())];
+        let mut rounded = 0;
+        for (file, plan) in files.iter().zip(&plans) {
+            let gguf = Gguf::open(to.join(file)).unwrap();
+            for tensor in &plan.tensors {
+                let number = exported.parameters.required(&tensor.published).unwrap();
+                let before = exported.parameters.get(number).value();
+                let (stored, shape) = (gguf.read_f32(&tensor.name).unwrap(), before.shape().clone());
+                let values = match tensor.frame {
+                    None => stored,
+                    // a frame of each patch's weights
+                    Some((frame, frames)) => {
+                        let (mut values, patch) =
+                            (before.to_vec::<f32>().unwrap(), tensor.shape[2..].iter().product());
+                        let patches = values.chunks_exact_mut(patch).skip(frame).step_by(frames);
+                        patches
+                            .zip(stored.chunks_exact(patch))
+                            .for_each(|(to, from)| to.copy_from_slice(from));
+                        values
+                    }
+                };
+                rounded += usize::from(matches!(tensor.ty, GgmlType::Q8_0 | GgmlType::Q4_0));
+                exported
+                    .parameters
+                    .set(number, Tensor::from_slice(&values, shape, &Device::Cpu).unwrap())
+                    .unwrap();
+            }
+        }
+        assert!(rounded > 10, "{rounded} quantised matrices");
+        for parameter in exported.parameters.iter() {
+            let seen = trained.seen(parameter.name()).unwrap().to_vec::<f32>().unwrap();
+            assert!(seen == parameter.value().to_vec::<f32>().unwrap(), "{option}: {}", parameter.name());
+        }
+        assert_eq!(loss(&exported), found, "{option}");
+        trained.quantize_aware = QuantizeAware::default();
+        assert_ne!(loss(&trained), found, "{option}: rounding changes the loss");
+        // and they generate
+        let text_file = to.join(&files[1]);
+        succeeds(&[
+            "generate",
+            "--model",
+            text(&text_file),
+            "--prompt",
+            "What is it?",
+            "--max-new-tokens",
+            "2",
+        ]);
+    }
+}

@@ -269,6 +269,9 @@ impl Tensor {
             return self.contiguous()?.to_vec();
         }
         let (offset, elements) = (self.layout.offset, self.shape().elements());
+        if elements == 0 {
+            return Ok(Vec::new()); // its offset may be beyond a storage without elements
+        }
         match &*self.storage {
             Storage::Cpu(buffer) => {
                 Ok(bytemuck::cast_slice::<u8, T>(buffer.bytes())[offset..offset + elements].to_vec())

@@ -10,6 +10,7 @@
 
 pub mod activate;
 pub mod activate_backward;
+pub mod adamw8bit;
 pub mod attention;
 pub mod cast;
 pub mod column_sum;
@@ -41,6 +42,7 @@ use cuda_std::KernelInfo;
 pub const KERNELS: &[&[KernelInfo]] = &[
     activate::KERNELS,
     activate_backward::KERNELS,
+    adamw8bit::KERNELS,
     attention::backward::KERNELS,
     attention::decode::KERNELS,
     attention::paged::decode::KERNELS,
@@ -60,6 +62,7 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     &[empty::empty.info()],
     float16::convert::KERNELS,
     layer_norm::KERNELS,
+    matmul::dequant_linear::KERNELS,
     matmul::reduce::KERNELS,
     matmul::regtile::strided::KERNELS,
     matmul::regtile::tile128::KERNELS,

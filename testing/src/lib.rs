@@ -4,6 +4,7 @@
 //! result naively in f64. [`check()`] runs one on a device and compares.
 
 mod activate;
+mod adamw8bit;
 mod attention;
 mod attention_cached;
 mod backward;
@@ -13,6 +14,7 @@ mod cat;
 pub mod check;
 mod copy;
 pub mod data;
+mod dequant_linear;
 mod elementwise;
 mod embedding;
 mod float16;
@@ -64,6 +66,8 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         rope_append::cases,
         backward::cases,
         optimizer::cases,
+        adamw8bit::cases,
+        dequant_linear::cases,
     ];
     ops.iter().flat_map(|cases| cases()).collect()
 }

@@ -161,7 +161,8 @@ impl FineTune<'_> {
             trained.map(|parameter| (parameter.name().to_owned(), parameter.value())).collect();
         let shape = |_: &str, tensor: &Tensor| tensor.dims().to_vec();
         files::write_tensors(&dir.join(PARAMETERS), &trained, shape)?;
-        let moments = self.optimizer.moments(&self.model.parameters);
+        let moments = self.optimizer.moments(&self.model.parameters)?;
+        let moments: Vec<_> = moments.iter().map(|(name, moment)| (name.clone(), moment)).collect();
         files::write_tensors(&dir.join(MOMENTS), &moments, shape)?;
         // last: it says that the others are there
         let state = json!({"steps": self.optimizer.steps(), "run": self.run_id()});
@@ -198,14 +199,10 @@ impl FineTune<'_> {
         }
         let moments = SafeTensors::open(dir.join(MOMENTS))?;
         self.optimizer.resume(steps, &self.model.parameters, |name, like| {
-            let Some(entry) = moments.entries().get(name) else { return Ok(None) };
-            let values = moments.read_f32(name)?;
-            let shape = if entry.shape.iter().product::<usize>() == 0 {
-                entry.shape.as_slice().into()
-            } else {
-                like.shape().clone()
-            };
-            Tensor::from_slice(&values, shape, &device).map(Some)
+            if !moments.entries().contains_key(name) {
+                return Ok(None);
+            }
+            Tensor::from_slice(&moments.read_f32(name)?, like.shape(), &device).map(Some)
         })
     }
 
@@ -213,10 +210,14 @@ impl FineTune<'_> {
     fn run_id(&self) -> Value {
         let Plan { epochs, batch, tokens, held_out, seed } = self.plan;
         let trained = self.model.parameters.iter().filter(|parameter| parameter.is_trained()).count();
-        json!({
+        let mut run = json!({
             "epochs": epochs, "batch": batch, "tokens": tokens, "held_out": held_out, "seed": seed,
             "trained": trained, "optimizer": self.optimizer.describe(),
-        })
+        });
+        if !self.model.quantize_aware.is_empty() {
+            run["quantize_aware"] = json!(format!("{:?}", self.model.quantize_aware));
+        }
+        run
     }
 }
 
@@ -250,21 +251,21 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
 }
 
 /// Bytes that a fine-tune takes at most on its device, estimated from sizes before anything is loaded: `weights` bytes of weights, of the
-/// parameters that are trained the gradient twice (before and after it is added) and two moments, what the tape keeps of the longest pass,
+/// parameters that are trained the gradient twice (before and after it is added) and `moments` bytes, what the tape keeps of the longest pass,
 /// the largest matrix in f32, and the logits of a chunk of rows. `vision`: whether anything of the vision tower is trained, without which
 /// nothing of it is kept.
 pub fn memory(
     config: &Config,
     weights: usize,
-    trained: usize,
+    [trained, moments]: [usize; 2],
     tokens: usize,
     patches: usize,
     [vision, checkpoint_layers]: [bool; 2],
 ) -> usize {
     const F32: usize = 4;
-    /// Of the cross-entropy: logits, and the products with them.
-    const LOGITS: usize = 3 * (64 << 20);
     let (text, tower) = (&config.text, &config.vision);
+    // of the cross-entropy: logits of a chunk, and the products with them
+    let logits = 3 * (64 << 20).min(F32 * tokens * text.vocab_size);
     let heads = (text.num_attention_heads + 2 * text.num_key_value_heads) * text.head_dim;
     // x, two norms, the attended rows, two sums; projections, normed and rotated; gate, up and their product
     let text_row = 7 * text.hidden_size + 3 * heads + 3 * text.intermediate_size;
@@ -278,13 +279,14 @@ pub fn memory(
     // a layer's gradients come beside what is kept
     let gradients = tokens * text_row + patches * vision_row;
     let matrix = text.hidden_size * text.intermediate_size.max(text.num_attention_heads * text.head_dim);
-    weights + F32 * (4 * trained + tape + gradients + matrix) + LOGITS
+    weights + moments + F32 * (2 * trained + tape + gradients + matrix) + logits
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::Frozen;
+    use crate::optimizer::Method;
     use pascaline::quant::Format;
     use qwen3_vl::weights::expected;
 
@@ -305,8 +307,9 @@ mod tests {
         let weights = shapes.iter().map(|(name, shape)| storage.bytes(name, shape).unwrap()).sum();
         let of_layers = shapes.iter().filter(|(name, shape)| name.contains(".layers.") && shape.len() == 2);
         let trained = of_layers.map(|(_, shape)| 16 * shape.iter().sum::<usize>()).sum();
+        let moments = Method::default().bytes(trained);
         let planned = |checkpoint_layers| {
-            memory(&config, weights, trained, 512 + 256, 1024, [false, checkpoint_layers])
+            memory(&config, weights, [trained, moments], 512 + 256, 1024, [false, checkpoint_layers])
         };
         assert!((3_000_000_000..4_500_000_000).contains(&planned(true)), "{}", planned(true));
         assert!((6_000_000_000..8_000_000_000).contains(&planned(false)), "{}", planned(false));

@@ -2,10 +2,12 @@
 //!
 //! `dy` is the gradient with respect to the result, `dx` that with respect to an input.
 
+use crate::quantize_aware::rounded;
 use crate::tape::{Tape, Var};
 use pascaline::ops::{self, Activation, Attention, Epilogue};
 use pascaline::quant::QuantTensor;
-use pascaline::{DType, Result, Shape, Tensor};
+use pascaline::{Result, Shape, Tensor};
+use qwen3_vl::gguf::GgmlType;
 use std::ops::Range;
 
 /// y = x·wᵀ + bias.   x: [rows, k], w: [n, k], bias: \[n\]
@@ -27,22 +29,32 @@ pub fn linear(tape: &mut Tape, x: &Var, w: &Var, bias: Option<&Var>) -> Result<V
     }))
 }
 
-/// y = x·wᵀ + bias with a quantised w, which is dequantised for the product here and for that of the gradient, and not kept between.
+/// y = x·wᵀ + bias with the values of a quantised w, which is dequantised by the product here and by that of the gradient.
 ///
 /// # Errors
-/// As [`ops::linear`].
+/// As [`ops::dequant_linear`].
 pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<&Var>) -> Result<Var> {
-    let epilogue = Epilogue { bias: bias.map(Var::value), ..Epilogue::default() };
-    let y = ops::linear(x.value(), &ops::dequantize(w, DType::F32)?, None, &epilogue)?;
-    let (own_x, own_w, own_bias) = (x.clone(), w.clone(), bias.cloned());
+    let y = ops::dequant_linear(x.value(), w, bias.map(Var::value))?;
+    let (own_x, own_w, own_bias) = (x.place(), w.clone(), bias.map(Var::place));
     let inputs: Vec<&Var> = [x].into_iter().chain(bias).collect();
     Ok(tape.record(y, &inputs, move |dy, gradients| {
-        gradients.add(&own_x, || ops::matmul(&dy, &ops::dequantize(&own_w, DType::F32)?))?;
-        match &own_bias {
+        gradients.add(own_x, || ops::dequant_linear_backward(&dy.contiguous()?, &own_w))?;
+        match own_bias {
             Some(bias) => gradients.add(bias, || ops::column_sum(&dy.contiguous()?)),
             None => Ok(()),
         }
     }))
+}
+
+/// A weight as a file of this type will hold it: rounded in the forward pass, its gradient passed on as it is, as that of rounding is 0
+/// nearly everywhere (the straight-through estimator of Bengio, Léonard & Courville 2013). The types' scales clip nothing.
+///
+/// # Errors
+/// As [`rounded`].
+pub fn fake_quantize(tape: &mut Tape, w: &Var, ty: GgmlType) -> Result<Var> {
+    let y = rounded(w.value(), ty)?;
+    let own = w.place();
+    Ok(tape.record(y, &[w], move |dy, gradients| gradients.add(own, || Ok(dy))))
 }
 
 /// x + y, of one shape.
@@ -51,10 +63,10 @@ pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<
 /// As [`ops::add`].
 pub fn add(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
     let sum = ops::add(x.value(), y.value())?;
-    let (own_x, own_y) = (x.clone(), y.clone());
+    let (own_x, own_y) = (x.place(), y.place());
     Ok(tape.record(sum, &[x, y], move |dy, gradients| {
-        gradients.add(&own_x, || Ok(dy.clone()))?;
-        gradients.add(&own_y, || Ok(dy))
+        gradients.add(own_x, || Ok(dy.clone()))?;
+        gradients.add(own_y, || Ok(dy))
     }))
 }
 
@@ -77,8 +89,8 @@ pub fn mul(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
 /// As [`ops::scale`].
 pub fn scale(tape: &mut Tape, x: &Var, factor: f32) -> Result<Var> {
     let y = ops::scale(x.value(), factor)?;
-    let own = x.clone();
-    Ok(tape.record(y, &[x], move |dy, gradients| gradients.add(&own, || ops::scale(&dy, factor))))
+    let own = x.place();
+    Ok(tape.record(y, &[x], move |dy, gradients| gradients.add(own, || ops::scale(&dy, factor))))
 }
 
 /// The same elements under another shape.
@@ -101,7 +113,15 @@ pub fn rms_norm(tape: &mut Tape, x: &Var, weight: &Var, eps: f32) -> Result<Var>
     let y = ops::rms_norm(x.value(), weight.value(), eps)?;
     let (own_x, own_weight) = (x.clone(), weight.clone());
     Ok(tape.record(y, &[x, weight], move |dy, gradients| {
-        let [dx, dweight] = ops::rms_norm_backward(&dy, own_x.value(), own_weight.value(), eps)?;
+        let (x, weight) = (own_x.value(), own_weight.value());
+        if !own_weight.needs_gradient() {
+            return gradients.add(&own_x, || {
+                let mut dx = x.zeros_like()?;
+                ops::rms_norm_backward_into(dx.view_mut()?, None, &dy, x, weight, eps)?;
+                Ok(dx)
+            });
+        }
+        let [dx, dweight] = ops::rms_norm_backward(&dy, x, weight, eps)?;
         gradients.add(&own_x, || Ok(dx))?;
         gradients.add(&own_weight, || Ok(dweight))
     }))
@@ -115,7 +135,15 @@ pub fn layer_norm(tape: &mut Tape, x: &Var, weight: &Var, bias: &Var, eps: f32) 
     let y = ops::layer_norm(x.value(), weight.value(), bias.value(), eps)?;
     let (own_x, own_weight, own_bias) = (x.clone(), weight.clone(), bias.clone());
     Ok(tape.record(y, &[x, weight, bias], move |dy, gradients| {
-        let [dx, dweight, dbias] = ops::layer_norm_backward(&dy, own_x.value(), own_weight.value(), eps)?;
+        let (x, weight) = (own_x.value(), own_weight.value());
+        if !own_weight.needs_gradient() && !own_bias.needs_gradient() {
+            return gradients.add(&own_x, || {
+                let mut dx = x.zeros_like()?;
+                ops::layer_norm_backward_into(dx.view_mut()?, None, &dy, x, weight, eps)?;
+                Ok(dx)
+            });
+        }
+        let [dx, dweight, dbias] = ops::layer_norm_backward(&dy, x, weight, eps)?;
         gradients.add(&own_x, || Ok(dx))?;
         gradients.add(&own_weight, || Ok(dweight))?;
         gradients.add(&own_bias, || Ok(dbias))

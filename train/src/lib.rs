@@ -2,7 +2,7 @@
 //!
 //! Read in this order: [`tape`] records what was computed and runs it backwards, [`functions`] are the ops on it,
 //! [`parameters`] are what is trained, [`model`] and [`vision`] are Qwen3-VL's forward pass over the tape, [`lora`] adds adapters to
-//! its linear maps, [`optimizer`] makes steps, [`data`] reads conversations and [`finetune`] learns from them, and [`reference`](mod@reference) compares all of it with another implementation's results.
+//! its linear maps, [`quantize_aware`](mod@quantize_aware) rounds weights as files will hold them, [`optimizer`] makes steps, [`data`] reads conversations and [`finetune`] learns from them, and [`reference`](mod@reference) compares all of it with another implementation's results.
 //!
 //! ```
 //! use pascaline::{Device, Tensor};
@@ -30,6 +30,7 @@ pub mod lora;
 pub mod model;
 pub mod optimizer;
 pub mod parameters;
+pub mod quantize_aware;
 pub mod reference;
 pub mod shapes;
 pub mod tape;
@@ -39,4 +40,5 @@ pub use lora::Lora;
 pub use model::{Example, Model};
 pub use optimizer::Optimizer;
 pub use parameters::{Parameter, Parameters};
+pub use quantize_aware::QuantizeAware;
 pub use tape::{Tape, Var};

@@ -5,11 +5,12 @@
 
 use crate::files;
 use crate::functions::{
-    add, add_rows, attention, cross_entropy, embedding, linear, quantized_linear, replace_rows, reshape,
-    rms_norm, rope, scale, silu_mul,
+    add, add_rows, attention, cross_entropy, embedding, fake_quantize, linear, quantized_linear,
+    replace_rows, reshape, rms_norm, rope, scale, silu_mul,
 };
 use crate::lora::Lora;
 use crate::parameters::Parameters;
+use crate::quantize_aware::QuantizeAware;
 use crate::tape::{Tape, Var};
 use crate::vision;
 use pascaline::nn::Matrix;
@@ -101,6 +102,8 @@ pub struct Model {
     pub lora: Lora,
     /// Whether layers are computed again in the backward pass instead of being kept.
     pub checkpoint_layers: bool,
+    /// How weights are rounded in the forward pass.
+    pub quantize_aware: QuantizeAware,
 }
 
 impl Model {
@@ -157,7 +160,8 @@ impl Model {
     /// A model of these parameters, which have the published names; convolutions are matrices whose rows are output channels.
     pub fn new(config: Config, device: &Device, parameters: Parameters) -> Self {
         let (device, lora) = (device.clone(), Lora::default());
-        Self { config, device, parameters, lora, checkpoint_layers: false }
+        let quantize_aware = QuantizeAware::default();
+        Self { config, device, parameters, lora, checkpoint_layers: false, quantize_aware }
     }
 
     /// Writes the tensors as `model.safetensors` of a directory that has the rest of a checkpoint. Adapters are not written.
@@ -315,9 +319,21 @@ impl Model {
         Ok(h)
     }
 
-    /// A parameter by its name.
+    /// The values of a parameter as the forward pass has them.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if there is none of this name, or a device error.
+    pub fn seen(&self, name: &str) -> Result<Tensor> {
+        Ok(self.parameter(&mut Tape::silent(), name)?.value().clone())
+    }
+
+    /// A parameter by its name, as the forward pass has it.
     pub(crate) fn parameter(&self, tape: &mut Tape, name: &str) -> Result<Var> {
-        Ok(tape.parameter(&self.parameters, self.parameters.required(name)?))
+        let whole = tape.parameter(&self.parameters, self.parameters.required(name)?);
+        match self.quantize_aware.ty(name) {
+            Some(ty) => fake_quantize(tape, &whole, ty),
+            None => Ok(whole),
+        }
     }
 
     /// A linear map, with its adapter if it has one. `name` is the module's.

@@ -1,14 +1,21 @@
 //! Steps: AdamW or gradient descent with momentum, clipping, schedules.
 
 use crate::parameters::Parameters;
-use pascaline::ops::{self, AdamW, AdamWTensor, Sgd, SgdTensor};
-use pascaline::{Error, Result, Tensor};
+use pascaline::ops::{self, AdamW, AdamW8bitTensor, AdamWTensor, Moment, Moments8bit, Sgd, SgdTensor};
+use pascaline::{Device, Error, Result, Tensor};
 
 /// Which optimiser.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Method {
     /// With two moments for each parameter.
     AdamW {
+        /// β₁ and β₂.
+        betas: [f32; 2],
+        /// Added to the root of the second moment.
+        eps: f32,
+    },
+    /// With both stored in 8 bits (Dettmers et al. 2021).
+    AdamW8bit {
         /// β₁ and β₂.
         betas: [f32; 2],
         /// Added to the root of the second moment.
@@ -25,6 +32,29 @@ impl Default for Method {
     fn default() -> Self {
         Self::AdamW { betas: [0.9, 0.999], eps: 1e-8 }
     }
+}
+
+impl Method {
+    /// AdamW with the usual β₁, β₂ and eps and moments in 8 bits.
+    pub fn adamw8bit() -> Self {
+        Self::AdamW8bit { betas: [0.9, 0.999], eps: 1e-8 }
+    }
+
+    /// Bytes of the moments of so many elements.
+    pub fn bytes(&self, elements: usize) -> usize {
+        match self {
+            Self::AdamW { .. } => 8 * elements,
+            Self::AdamW8bit { .. } => 2 * elements + elements / 32,
+            Self::Sgd { .. } => 4 * elements,
+        }
+    }
+}
+
+/// The moments of a parameter.
+enum Moments {
+    Two([Tensor; 2]),
+    InEightBits(Moments8bit),
+    One(Tensor),
 }
 
 /// How the learning rate goes on after the warm-up.
@@ -82,8 +112,8 @@ pub struct Optimizer {
     /// The largest norm of all gradients together.
     max_norm: Option<f32>,
     step: u32,
-    /// For each parameter, by number, if it is trained: one moment or two.
-    moments: Vec<Option<[Tensor; 2]>>,
+    /// For each parameter, by number, if it is trained.
+    moments: Vec<Option<Moments>>,
 }
 
 /// What a step was.
@@ -106,15 +136,27 @@ impl Optimizer {
         Self { max_norm: Some(max_norm), ..self }
     }
 
-    /// The moments by the names of parameters, to be stored: `‹parameter›.first` and `‹parameter›.second`.
-    pub(crate) fn moments<'a>(&'a self, parameters: &'a Parameters) -> Vec<(String, &'a Tensor)> {
-        let all = parameters.iter().zip(&self.moments);
-        let some = all
-            .filter_map(|(parameter, moments)| moments.as_ref().map(|moments| (parameter.name(), moments)));
-        some.flat_map(|(name, [first, second])| {
-            [(format!("{name}.first"), first), (format!("{name}.second"), second)]
-        })
-        .collect()
+    /// The moments in f32 by the names of parameters, to be stored: `‹parameter›.first` and `‹parameter›.second`. Those in 8 bits come
+    /// back to the same bits.
+    pub(crate) fn moments(&self, parameters: &Parameters) -> Result<Vec<(String, Tensor)>> {
+        let mut all = Vec::new();
+        for (parameter, moments) in parameters.iter().zip(&self.moments) {
+            let [first, second] = match moments {
+                None => continue,
+                Some(Moments::Two(moments)) => moments.clone().map(Some),
+                Some(Moments::One(momentum)) => [Some(momentum.clone()), None],
+                Some(Moments::InEightBits(moments)) => {
+                    let of = |moment| {
+                        Tensor::from_slice(&moments.to_vec(moment)?, [moments.elements()], &Device::Cpu)
+                    };
+                    [Some(of(Moment::First)?), Some(of(Moment::Second)?)]
+                }
+            };
+            let named = [("first", first), ("second", second)];
+            let some = named.into_iter().filter_map(|(part, moment)| Some((part, moment?)));
+            all.extend(some.map(|(part, moment)| (format!("{}.{part}", parameter.name()), moment)));
+        }
+        Ok(all)
     }
 
     /// Goes on after `step` steps, with stored moments: `read` gives those that there are, by name.
@@ -128,8 +170,14 @@ impl Optimizer {
         self.moments.clear();
         for parameter in parameters.iter() {
             let part = |part: &str| read(&format!("{}.{part}", parameter.name()), parameter.value());
-            self.moments.push(match (part("first")?, part("second")?) {
-                (Some(first), Some(second)) => Some([first, second]),
+            self.moments.push(match (self.method, part("first")?, part("second")?) {
+                (Method::AdamW { .. }, Some(first), Some(second)) => Some(Moments::Two([first, second])),
+                (Method::AdamW8bit { .. }, Some(first), Some(second)) => {
+                    let (first, second) = (first.to_vec()?, second.to_vec()?);
+                    let device = parameter.value().device();
+                    Some(Moments::InEightBits(Moments8bit::from_f32(&first, &second, &device)?))
+                }
+                (Method::Sgd { .. }, Some(momentum), _) => Some(Moments::One(momentum)),
                 _ => None,
             });
         }
@@ -177,18 +225,29 @@ impl Optimizer {
                 let mut all = Vec::new();
                 for (parameter, moments) in parameters.iter_mut().zip(&mut self.moments) {
                     let (parameter, Some(gradient)) = parameter.for_step() else { continue };
-                    let Some([first, second]) = moments else { continue };
+                    let Some(Moments::Two([first, second])) = moments else { continue };
                     let weight_decay = if parameter.dims().len() > 1 { self.weight_decay } else { 0.0 };
                     all.push(AdamWTensor { parameter, gradient, first, second, weight_decay });
                 }
                 ops::adamw_step(&mut all, &options)?;
+            }
+            Method::AdamW8bit { betas, eps } => {
+                let options = AdamW { lr: rate, betas, eps, step: self.step, gradient_scale };
+                let mut all = Vec::new();
+                for (parameter, moments) in parameters.iter_mut().zip(&mut self.moments) {
+                    let (parameter, Some(gradient)) = parameter.for_step() else { continue };
+                    let Some(Moments::InEightBits(moments)) = moments else { continue };
+                    let weight_decay = if parameter.dims().len() > 1 { self.weight_decay } else { 0.0 };
+                    all.push(AdamW8bitTensor { parameter, gradient, moments, weight_decay });
+                }
+                ops::adamw8bit_step(&mut all, &options)?;
             }
             Method::Sgd { momentum } => {
                 let options = Sgd { lr: rate, momentum, gradient_scale };
                 let mut all = Vec::new();
                 for (parameter, moments) in parameters.iter_mut().zip(&mut self.moments) {
                     let (parameter, Some(gradient)) = parameter.for_step() else { continue };
-                    let Some([momentum, _]) = moments else { continue };
+                    let Some(Moments::One(momentum)) = moments else { continue };
                     let weight_decay = if parameter.dims().len() > 1 { self.weight_decay } else { 0.0 };
                     all.push(SgdTensor { parameter, gradient, momentum, weight_decay });
                 }
@@ -201,16 +260,17 @@ impl Optimizer {
 
     /// Makes the moments that are missing.
     fn prepare(&mut self, parameters: &Parameters) -> Result<()> {
-        let is_adam = matches!(self.method, Method::AdamW { .. });
         self.moments.resize_with(parameters.iter().count(), || None);
         for (parameter, moments) in parameters.iter().zip(&mut self.moments) {
+            let value = parameter.value();
             if moments.is_none() && parameter.found().is_some() {
-                let second = if is_adam {
-                    parameter.value().zeros_like()?
-                } else {
-                    parameter.value().narrow(0, 0, 0)?
-                };
-                *moments = Some([parameter.value().zeros_like()?, second]);
+                *moments = Some(match self.method {
+                    Method::AdamW { .. } => Moments::Two([value.zeros_like()?, value.zeros_like()?]),
+                    Method::AdamW8bit { .. } => {
+                        Moments::InEightBits(Moments8bit::zeros(value.shape().elements(), &value.device())?)
+                    }
+                    Method::Sgd { .. } => Moments::One(value.zeros_like()?),
+                });
             }
         }
         Ok(())

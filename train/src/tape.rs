@@ -31,6 +31,21 @@ impl Var {
     pub fn needs_gradient(&self) -> bool {
         self.number.is_some()
     }
+
+    /// Where its gradient goes, for a step that does not need the tensor.
+    pub fn place(&self) -> Place {
+        Place(self.number)
+    }
+}
+
+/// Where the gradient of a variable goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Place(Option<u64>);
+
+impl From<&Var> for Place {
+    fn from(of: &Var) -> Self {
+        of.place()
+    }
 }
 
 type Backward = Box<dyn FnOnce(Tensor, &mut Gradients) -> Result<()>>;
@@ -50,8 +65,8 @@ impl Gradients {
     ///
     /// # Errors
     /// A device error.
-    pub fn add(&mut self, to: &Var, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
-        let Some(number) = to.number else { return Ok(()) };
+    pub fn add(&mut self, to: impl Into<Place>, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
+        let Place(Some(number)) = to.into() else { return Ok(()) };
         let mut sum = gradient()?;
         if let Some(before) = self.0.remove(&number) {
             sum = ops::add(&before, &sum)?;

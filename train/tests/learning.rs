@@ -213,3 +213,51 @@ fn adapters_train_over_quantized_weights() {
         assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{format:?}: {losses:?}");
     }
 }
+
+/// Moments in 8 bits: the run learns as one with moments in f32 does, and goes on from its state with the same bits.
+#[test]
+fn moments_in_8_bits_are_stored_and_learn() {
+    let dir = tempfile::tempdir().unwrap();
+    let examples = examples(dir.path(), 6);
+    let plan = Plan { epochs: 6, batch: 3, tokens: 128, held_out: 0.0, seed: 9 };
+    let targets = vec!["q_proj".to_owned(), "down_proj".to_owned()];
+    let options = LoraOptions { rank: 2, alpha: 4.0, targets, vision: false, seed: 3 };
+    // the losses of a run that is stopped after some steps and goes on from its state, and what it has trained
+    let run = |method: Method, stop: Option<u32>| {
+        let (mut losses, mut go_on) = (Vec::new(), true);
+        let mut resumed = false;
+        loop {
+            let mut model = Model::load(&tiny(), &Device::Cpu).unwrap();
+            model.lora = Lora::add(&mut model.parameters, &options, &Device::Cpu).unwrap();
+            let optimizer = Optimizer::new(method, Schedule::constant(3e-3), 0.01);
+            let mut run = FineTune { model: &mut model, optimizer, plan };
+            if resumed {
+                run.resume(dir.path()).unwrap();
+            }
+            let end = run.run(&examples, |run, event| {
+                let Event::Step { loss, number, .. } = event else { return Ok(ControlFlow::Continue(())) };
+                losses.push(loss);
+                go_on = stop != Some(number);
+                if !go_on {
+                    run.save(dir.path())?;
+                }
+                Ok(if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+            });
+            if end.unwrap() == End::Done {
+                let trained = model.parameters.iter().filter(|parameter| parameter.is_trained());
+                let all: Vec<_> =
+                    trained.map(|parameter| parameter.value().to_vec::<f32>().unwrap()).collect();
+                return (losses, all);
+            }
+            resumed = true;
+        }
+    };
+    let (losses, trained) = run(Method::adamw8bit(), None);
+    let (resumed_losses, resumed) = run(Method::adamw8bit(), Some(5));
+    assert_eq!((resumed_losses, resumed == trained), (losses.clone(), true));
+    let (exact, _) = run(Method::default(), None);
+    assert_eq!(losses[0], exact[0]);
+    let (last, exact_last) = (losses[losses.len() - 1], exact[exact.len() - 1]);
+    let (learned, by_exact) = (losses[0] - last, exact[0] - exact_last);
+    assert!(by_exact > 0.1 && (learned / by_exact - 1.0).abs() < 0.05, "{losses:?}, in f32 {exact:?}");
+}

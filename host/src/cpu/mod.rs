@@ -2,6 +2,7 @@
 
 pub(crate) mod activate;
 pub(crate) mod activate_backward;
+pub(crate) mod adamw8bit;
 pub(crate) mod attention;
 pub(crate) mod attention_backward;
 pub(crate) mod cast;

@@ -5,18 +5,18 @@ use crate::dtype::Float;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
-/// With a bias the gradient of layer norm, without that of RMS norm, which is the same with a mean of 0.
+/// The gradient of layer norm, or else of RMS norm, which is the same with a mean of 0.
 pub(crate) fn backward(
+    is_layer_norm: bool,
     mut dx: TensorMut,
-    dweight: TensorMut,
-    dbias: Option<TensorMut>,
+    [dweight, dbias]: [Option<TensorMut>; 2],
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
     eps: f32,
 ) -> Result<()> {
     let (rows, cols) = x.shape().rows_cols();
-    let is_layer_norm = dbias.is_some();
+    let wants_sums = dweight.is_some() || dbias.is_some();
     let sums = with_float!(x.dtype(), T => {
         let dx = &mut slice_mut::<T>(&mut dx)?[..rows * cols];
         let (dy, x, weight) = (slice::<T>(dy)?, slice::<T>(x)?, &slice::<T>(weight)?[..cols]);
@@ -30,6 +30,7 @@ pub(crate) fn backward(
                 .map(|((dx, dy), x)| row(dx, dy, x, weight, eps, is_layer_norm))
                 .collect();
             let mut sums = [vec![0.0; cols], vec![0.0; cols]];
+            let stats = if wants_sums { stats } else { Vec::new() };
             for ((dy, x), [mean, scale]) in dy.chunks_exact(cols).zip(x.chunks_exact(cols)).zip(stats) {
                 let [dweight, dbias] = &mut sums;
                 for (c, (dweight, dbias)) in dweight.iter_mut().zip(dbias).enumerate() {
@@ -41,7 +42,7 @@ pub(crate) fn backward(
             sums
         }
     });
-    for (output, sums) in [Some(dweight), dbias].into_iter().zip(sums) {
+    for (output, sums) in [dweight, dbias].into_iter().zip(sums) {
         let Some(mut output) = output else { continue };
         let output = &mut slice_mut::<f32>(&mut output)?[..cols];
         output.iter_mut().zip(sums).for_each(|(y, sum)| *y = sum as f32);

@@ -60,13 +60,13 @@ pub(crate) fn squared_norm(tensors: &[&Tensor]) -> Result<f64> {
     Ok(sum)
 }
 
-fn read(x: &Tensor) -> Result<&[f32]> {
+pub(super) fn read(x: &Tensor) -> Result<&[f32]> {
     let n = x.shape().elements();
     Ok(&x.cpu::<f32>().ok_or_else(|| internal::<f32>(DType::F32))?[..n])
 }
 
 /// Gives `work` the elements of a tensor that nothing else refers to.
-fn with_mut<R>(x: &mut Tensor, n: usize, work: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
+pub(super) fn with_mut<R>(x: &mut Tensor, n: usize, work: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
     let mut x = x.view_mut()?;
     let elements = x.cpu::<f32>().ok_or_else(|| internal::<f32>(DType::F32))?;
     Ok(work(&mut elements[..n]))

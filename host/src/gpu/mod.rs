@@ -2,12 +2,14 @@
 
 pub(crate) mod activate;
 pub(crate) mod activate_backward;
+pub(crate) mod adamw8bit;
 pub(crate) mod attention;
 pub(crate) mod attention_backward;
 pub(crate) mod cast;
 pub(crate) mod column_sum;
 pub(crate) mod copy;
 pub(crate) mod cross_entropy;
+pub(crate) mod dequant_linear;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod embedding_backward;

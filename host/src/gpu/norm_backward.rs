@@ -7,21 +7,21 @@ use crate::memory::DeviceBuffer;
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::norm_backward::{self as kernels, Rows};
 
-/// With a bias the gradient of layer norm, without that of RMS norm.
+/// The gradient of layer norm, or else of RMS norm.
 pub(crate) fn backward(
     device: &CudaDevice,
+    is_layer_norm: bool,
     dx: TensorMut,
-    dweight: TensorMut,
-    dbias: Option<TensorMut>,
+    [dweight, dbias]: [Option<TensorMut>; 2],
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
     eps: f32,
 ) -> Result<()> {
-    match (x.dtype(), &dbias) {
-        (DType::F16, None) => of(device, &kernels::RMS_F16, dx, dweight, dy, x, weight, eps),
-        (_, None) => of(device, &kernels::RMS_F32, dx, dweight, dy, x, weight, eps),
-        (DType::F16, _) => of(device, &kernels::LAYER_F16, dx, dweight, dy, x, weight, eps),
+    match (x.dtype(), is_layer_norm) {
+        (DType::F16, false) => of(device, &kernels::RMS_F16, dx, dweight, dy, x, weight, eps),
+        (_, false) => of(device, &kernels::RMS_F32, dx, dweight, dy, x, weight, eps),
+        (DType::F16, true) => of(device, &kernels::LAYER_F16, dx, dweight, dy, x, weight, eps),
         _ => of(device, &kernels::LAYER_F32, dx, dweight, dy, x, weight, eps),
     }?;
     dbias.map_or(Ok(()), |dbias| column_sum::column_sum(device, dbias, dy))
@@ -31,7 +31,7 @@ fn of<T: DeviceElement>(
     device: &CudaDevice,
     &kernels::Kernels { warp, block }: &kernels::Kernels<T>,
     dx: TensorMut,
-    dweight: TensorMut,
+    dweight: Option<TensorMut>,
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
@@ -52,5 +52,5 @@ fn of<T: DeviceElement>(
             Kernels { warp, block, few: block, stream: block }.launch(device, (rows, cols), parameters)?;
         }
     }
-    column_sum::normed(device, dweight, dy, x, &stats)
+    dweight.map_or(Ok(()), |dweight| column_sum::normed(device, dweight, dy, x, &stats))
 }

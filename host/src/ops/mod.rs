@@ -23,6 +23,7 @@
 
 mod activate;
 mod activate_backward;
+mod adamw8bit;
 mod attention;
 mod attention_backward;
 mod cast;
@@ -31,6 +32,7 @@ mod check;
 mod column_sum;
 mod copy;
 mod cross_entropy;
+mod dequant_linear;
 mod display;
 mod elementwise;
 mod embedding;
@@ -56,6 +58,7 @@ pub(crate) mod textbook;
 mod transpose;
 
 pub use crate::problem::activate::{Activation, Epilogue};
+pub use crate::problem::adamw8bit::{AdamW8bitTensor, Moment, Moments8bit};
 pub use crate::problem::attention::Attention;
 pub use crate::problem::matmul::{Matmul, Variant};
 pub use crate::problem::optimizer::{AdamW, AdamWTensor, Sgd, SgdTensor};
@@ -63,6 +66,7 @@ pub use crate::problem::rope_append::HeadNorms;
 
 pub use activate::{activate, activate_into};
 pub use activate_backward::{activate_backward, activate_backward_into};
+pub use adamw8bit::adamw8bit_step;
 pub use attention::{MAX_CACHED_QUERIES, attention, attention_into};
 pub use attention::{attention_cached_into, attention_over_into};
 pub use attention_backward::{attention_backward, attention_backward_into};
@@ -71,6 +75,7 @@ pub use cat::{cat, cat_into, stack, stack_into};
 pub use column_sum::{column_sum, column_sum_into};
 pub use copy::{copy, copy_into};
 pub use cross_entropy::{IGNORED, LinearCrossEntropy, cross_entropy_into, linear_cross_entropy};
+pub use dequant_linear::{dequant_linear, dequant_linear_backward};
 pub use elementwise::{add, add_into};
 pub use elementwise::{gelu_erf, gelu_erf_into};
 pub use elementwise::{gelu_tanh, gelu_tanh_into};

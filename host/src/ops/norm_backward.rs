@@ -24,24 +24,24 @@ use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 pub fn rms_norm_backward(dy: &Tensor, x: &Tensor, weight: &Tensor, eps: f32) -> Result<[Tensor; 2]> {
     let mut dx = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     let mut dweight = Tensor::uninitialized(weight.shape(), DType::F32, &x.device())?;
-    rms_norm_backward_into(dx.view_mut()?, dweight.view_mut()?, dy, x, weight, eps)?;
+    rms_norm_backward_into(dx.view_mut()?, Some(dweight.view_mut()?), dy, x, weight, eps)?;
     Ok([dx, dweight])
 }
 
-/// [`rms_norm_backward`] into `dx`, of `x`'s shape and type, and `dweight`, \[cols\] f32.
+/// [`rms_norm_backward`] into `dx`, of `x`'s shape and type, and if it is wanted `dweight`, \[cols\] f32.
 ///
 /// # Errors
 /// As [`rms_norm_backward`].
 pub fn rms_norm_backward_into(
     dx: TensorMut,
-    dweight: TensorMut,
+    dweight: Option<TensorMut>,
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
     eps: f32,
 ) -> Result<()> {
     let check = Check("rms_norm_backward");
-    backward(check, dx, (dweight, None), dy, x, weight, eps)
+    backward(check, false, dx, [dweight, None], dy, x, weight, eps)
 }
 
 /// The gradients of [`layer_norm`](super::layer_norm()) with respect to its input, its weight and its bias: with
@@ -67,31 +67,34 @@ pub fn layer_norm_backward(dy: &Tensor, x: &Tensor, weight: &Tensor, eps: f32) -
     let mut dx = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     let new = || Tensor::uninitialized(weight.shape(), DType::F32, &x.device());
     let [mut dweight, mut dbias] = [new()?, new()?];
-    layer_norm_backward_into(dx.view_mut()?, [dweight.view_mut()?, dbias.view_mut()?], dy, x, weight, eps)?;
+    let sums = Some([dweight.view_mut()?, dbias.view_mut()?]);
+    layer_norm_backward_into(dx.view_mut()?, sums, dy, x, weight, eps)?;
     Ok([dx, dweight, dbias])
 }
 
-/// [`layer_norm_backward`] into `dx`, of `x`'s shape and type, and `dweight` and `dbias`, \[cols\] f32.
+/// [`layer_norm_backward`] into `dx`, of `x`'s shape and type, and if they are wanted `dweight` and `dbias`, \[cols\] f32.
 ///
 /// # Errors
 /// As [`layer_norm_backward`].
 pub fn layer_norm_backward_into(
     dx: TensorMut,
-    [dweight, dbias]: [TensorMut; 2],
+    sums: Option<[TensorMut; 2]>,
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
     eps: f32,
 ) -> Result<()> {
     let check = Check("layer_norm_backward");
-    backward(check, dx, (dweight, Some(dbias)), dy, x, weight, eps)
+    let [dweight, dbias] = sums.map_or([None, None], |sums| sums.map(Some));
+    backward(check, true, dx, [dweight, dbias], dy, x, weight, eps)
 }
 
-/// With a bias the gradient of layer norm, without that of RMS norm.
+/// The gradient of layer norm, or else of RMS norm.
 fn backward(
     check: Check,
+    is_layer_norm: bool,
     dx: TensorMut,
-    (dweight, dbias): (TensorMut, Option<TensorMut>),
+    [dweight, dbias]: [Option<TensorMut>; 2],
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
@@ -110,8 +113,8 @@ fn backward(
     let (_, cols) = x.shape().rows_cols();
     check.shape("weight", weight, &[cols], "[cols], the last dimension of x")?;
     let device = check.device(&dx, &[("dy", dy), ("x", x), ("weight", weight)])?;
-    let of_bias = dbias.as_ref().map(|dbias| ("dbias", dbias));
-    for (argument, sum) in std::iter::once(("dweight", &dweight)).chain(of_bias) {
+    for (argument, sum) in [("dweight", &dweight), ("dbias", &dbias)] {
+        let Some(sum) = sum else { continue };
         check.dtype(argument, sum, DType::F32)?;
         check.shape(argument, sum, &[cols], "[cols], the last dimension of x")?;
         check.contiguous(argument, sum)?;
@@ -123,7 +126,9 @@ fn backward(
         return Err(check.unsupported("eps", eps, "it must be finite and not negative"));
     }
     match device {
-        Device::Cpu => cpu::norm_backward::backward(dx, dweight, dbias, dy, x, weight, eps),
-        Device::Cuda(device) => gpu::norm_backward::backward(&device, dx, dweight, dbias, dy, x, weight, eps),
+        Device::Cpu => cpu::norm_backward::backward(is_layer_norm, dx, [dweight, dbias], dy, x, weight, eps),
+        Device::Cuda(device) => {
+            gpu::norm_backward::backward(&device, is_layer_norm, dx, [dweight, dbias], dy, x, weight, eps)
+        }
     }
 }

@@ -104,7 +104,11 @@ pub fn squared_norm(tensors: &[&Tensor]) -> Result<f64> {
 }
 
 /// All f32, contiguous, of one shape and on one device, which all calls have in common.
-fn alike(check: Check, tensors: &[(&'static str, &Tensor)], common: &mut Option<Device>) -> Result<()> {
+pub(super) fn alike(
+    check: Check,
+    tensors: &[(&'static str, &Tensor)],
+    common: &mut Option<Device>,
+) -> Result<()> {
     let Some(((_, first), _)) = tensors.split_first() else { return Ok(()) };
     let device = common.get_or_insert_with(|| first.device());
     for &(argument, tensor) in tensors {

@@ -2,6 +2,7 @@
 //! re-exports those that users name.
 
 pub(crate) mod activate;
+pub(crate) mod adamw8bit;
 pub(crate) mod attention;
 pub(crate) mod attention_backward;
 pub(crate) mod copy;

@@ -145,7 +145,7 @@ pub struct Family {
 pub type ByLayouts<P> = [Option<KernelSpec<P>>; 3];
 
 /// Bytes of both buffers of both tiles, for every slice.
-const fn shared_bytes(bm: u32, bn: u32, slices: u32) -> u32 {
+pub(super) const fn shared_bytes(bm: u32, bn: u32, slices: u32) -> u32 {
     slices * 2 * BK * (bm + PAD + bn + PAD) * 4
 }
 
@@ -255,7 +255,7 @@ fn lane_place<const HM: u32>(lane: u32) -> (u32, u32) {
 
 /// The tile of c that block `index` makes: `GROUP` tile rows at a time, their columns one after the other.
 #[inline(always)]
-fn tile_place(index: u32, tiles_m: u32, tiles_n: u32) -> (u32, u32) {
+pub(super) fn tile_place(index: u32, tiles_m: u32, tiles_n: u32) -> (u32, u32) {
     let per_group = (GROUP * tiles_n).max(1); // .max: divisions have a branch to a panic otherwise
     let first = index / per_group * GROUP;
     let rows = GROUP.min(tiles_m - first).max(1);
@@ -283,7 +283,7 @@ fn opaque(value: u32) -> u32 {
 /// slice 0 on, and the loaders are at the slice's first row; `shared` is `SLICES` times two buffers of a tile of each operand. With
 /// `VECTOR`, n and ldc are multiples of 4 and c is aligned to 4 elements.
 #[inline(always)]
-unsafe fn tile<
+pub(super) unsafe fn tile<
     LA: Load,
     LB: Load,
     C: Element,

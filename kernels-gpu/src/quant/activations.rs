@@ -8,7 +8,7 @@ use crate::device::int8::{load_pair, load_words};
 
 /// The activations that are multiplied with one unit of weights.
 #[derive(Clone, Copy)]
-pub(super) struct Inputs {
+pub(crate) struct Inputs {
     /// Runs of 16 values; of units of 32 values only the first two.
     pub runs: [[u32; 4]; 4],
     /// The scales and sums of the unit's blocks.
@@ -17,7 +17,7 @@ pub(super) struct Inputs {
 
 /// The scale of 32 activations, and a number that depends on their sum.
 #[derive(Clone, Copy, Default)]
-pub(super) struct BlockInput {
+pub(crate) struct BlockInput {
     /// Their scale.
     pub scale: f32,
     /// [`Weights::of_sum`] of the block: each format needs the sum in another form.
@@ -47,7 +47,7 @@ impl Inputs {
 }
 
 /// Where a row of quantised activations lies.
-pub(super) trait Activations: Copy {
+pub(crate) trait Activations: Copy {
     /// The 16 values that are run `run` of those of unit `unit`.
     ///
     /// # Safety

@@ -32,7 +32,7 @@ pub mod straight_through;
 pub mod tile;
 mod unroll;
 pub mod vector;
-mod weights;
+pub(crate) mod weights;
 
 use cuda_std::KernelParams;
 

@@ -10,20 +10,20 @@ use crate::device::int8::{dp4a, load_half_word, load_words, nibbles};
 use crate::device::math::fma;
 use crate::device::{Element, F16};
 
-pub(super) const BLOCK_VALUES: u32 = BLOCK as u32;
+pub(crate) const BLOCK_VALUES: u32 = BLOCK as u32;
 const SUPER_VALUES: u32 = SUPER_BLOCK as u32;
 pub(super) const SUPER_BLOCKS: u32 = BLOCKS_PER_SUPER as u32;
 
 /// A matrix of weights: [n, k], k a multiple of the format's block.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix {
+pub(crate) struct Matrix {
     pub quants: *const u8,
     pub scales: *const u8,
     pub k: u32,
 }
 
 /// A format.
-pub(super) trait Weights: Copy {
+pub(crate) trait Weights: Copy {
     /// Bits of a quant.
     const BITS: u32;
     /// Values of a chunk: 16 bytes, which are whole quants of 8 bits or the low four bits of quants.
@@ -302,7 +302,7 @@ impl Weights for I8 {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Q8_0;
+pub(crate) struct Q8_0;
 
 impl Weights for Q8_0 {
     const BITS: u32 = 8;
@@ -321,7 +321,7 @@ impl Weights for Q8_0 {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Q4_0;
+pub(crate) struct Q4_0;
 
 impl Weights for Q4_0 {
     const BITS: u32 = 4;
@@ -346,7 +346,7 @@ impl Weights for Q4_0 {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Q4K;
+pub(crate) struct Q4K;
 
 /// acc + unit · inputs of a unit of two blocks that have minima.
 #[inline(always)]

@@ -98,15 +98,17 @@ impl Differentiable for Norm {
         let mut dx = other(x.shape(), self.dtype)?;
         let (mut dweight, mut dbias) =
             (other(weight.shape(), DType::F32)?, other(weight.shape(), DType::F32)?);
-        let (mut dx, mut dweight, mut dbias) = (dx.view_mut()?, dweight.view_mut()?, dbias.view_mut()?);
-        match self.of {
-            Of::X => dx = y,
-            Of::Weight => dweight = y,
-            Of::Bias => dbias = y,
+        let (mut dweight, mut dbias) = (dweight.view_mut()?, dbias.view_mut()?);
+        match (self.of, self.centred) {
+            // frozen weights: without theirs
+            (Of::X, true) => return ops::layer_norm_backward_into(y, None, dy, x, weight, EPS),
+            (Of::X, false) => return ops::rms_norm_backward_into(y, None, dy, x, weight, EPS),
+            (Of::Weight, _) => dweight = y,
+            (Of::Bias, _) => dbias = y,
         }
         match self.centred {
-            true => ops::layer_norm_backward_into(dx, [dweight, dbias], dy, x, weight, EPS),
-            false => ops::rms_norm_backward_into(dx, dweight, dy, x, weight, EPS),
+            true => ops::layer_norm_backward_into(dx.view_mut()?, Some([dweight, dbias]), dy, x, weight, EPS),
+            false => ops::rms_norm_backward_into(dx.view_mut()?, Some(dweight), dy, x, weight, EPS),
         }
     }
 
