@@ -2,22 +2,25 @@
 //!
 //! x, z: [rows, cols]; y: [parts, cols] f32; (m, s): [rows, 2]. The second form is the gradient of a norm's weight.
 //!
-//! The rows of a part are added in an order that depends on their number alone, and parts by a second launch, so the result is
-//! the same each time.
+//! A thread adds a 16-byte vector of every 32nd row of a part, four rows in flight; the threads' sums are added pairwise, and parts by a
+//! second launch. The order depends on the numbers of rows and columns alone, so the result is the same each time.
 //!
-//! | kernel         | 32 columns of a part are handled by | when |
-//! |----------------|-------------------------------------|------|
-//! | column_sum_‹t› | 1 block, 8 rows at a time           | all  |
+//! | kernel         | 128 bytes of a part's rows are handled by | when |
+//! |----------------|-------------------------------------------|------|
+//! | column_sum_‹t› | 1 block, 32 rows at a time                | all  |
 
-use crate::device::{Element, F16, Shared};
+use crate::device::columns::Columns as Lane;
+use crate::device::{Element, F16, Shared, Vector};
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
-/// Columns of a block.
-pub const COLUMNS: u32 = 32;
+/// Threads along a row: a block handles as many 16-byte vectors of columns.
+pub const WIDTH: u32 = 8;
 /// Rows that a block adds at a time.
-const ROWS: u32 = 8;
-const BLOCK: u32 = COLUMNS * ROWS;
+const ROWS: u32 = 32;
+const BLOCK: u32 = WIDTH * ROWS;
+/// Rows of a thread whose loads are in flight together.
+const IN_FLIGHT: u32 = 4;
 
 /// The parameters of the kernels.
 #[derive(Clone, Copy, KernelParams)]
@@ -35,54 +38,87 @@ pub struct Columns<T> {
     pub cols: u32,
     /// Rows of a part.
     pub part_rows: u32,
+    /// Whether all rows of x and z start and end at multiples of 16 bytes.
+    pub vectors: u32,
 }
 
 /// # Safety
-/// As the kernels below; `sums` holds BLOCK elements.
+/// As the kernels below; `sums` holds BLOCK elements for each of a vector's.
 #[inline(always)]
-unsafe fn sum<T: Element>(p: Columns<T>, sums: Shared<f32>) {
-    let (tx, ty) = (thread::thread_idx_x() % COLUMNS, thread::thread_idx_x() / COLUMNS);
-    let (column, part) = (thread::block_idx_x() * COLUMNS + tx, thread::block_idx_y());
-    let first = part * p.part_rows;
-    let end = (first + p.part_rows).min(p.rows);
-    let mut sum = 0.0;
-    if column < p.cols {
-        let mut r = first + ty;
-        while r < end {
-            let at = r as usize * p.cols as usize + column as usize;
-            // SAFETY: r < rows and column < cols.
-            unsafe {
-                let x = T::load(p.x.add(at));
-                if p.z.is_null() {
-                    sum += x;
-                } else {
-                    let stats = p.stats.add(2 * r as usize);
-                    sum += x * ((T::load(p.z.add(at)) - f32::load(stats)) * f32::load(stats.add(1)));
-                }
-            }
-            r += ROWS;
+unsafe fn sum<T: Vector>(p: Columns<T>, sums: Shared<f32>) {
+    let tid = thread::thread_idx_x();
+    let (group, part) = (thread::block_idx_x(), thread::block_idx_y());
+    let lane = Lane::new::<T>(p.cols, tid % WIDTH, WIDTH, p.vectors != 0);
+    let end = (part * p.part_rows + p.part_rows).min(p.rows);
+    let mut r = part * p.part_rows + tid / WIDTH;
+    // SAFETY: r < rows.
+    let row = |r: u32| unsafe {
+        let at = r as usize * p.cols as usize;
+        let x = lane.load(p.x.add(at), group, 0.0);
+        if p.z.is_null() {
+            return x;
         }
+        let stats = p.stats.add(2 * r as usize);
+        let (m, s) = (f32::load(stats), f32::load(stats.add(1)));
+        T::zip(x, lane.load(p.z.add(at), group, 0.0), |x, z| x * ((z - m) * s))
+    };
+    let add = |x, y| T::zip(x, y, |x, y| x + y);
+    let mut sum = T::splat(0.0);
+    while r + (IN_FLIGHT - 1) * ROWS < end {
+        let (a, b, c, d) = (row(r), row(r + ROWS), row(r + 2 * ROWS), row(r + 3 * ROWS));
+        sum = add(sum, add(add(a, b), add(c, d)));
+        r += IN_FLIGHT * ROWS;
     }
-    // SAFETY: each thread its own element; all threads reach the barrier.
-    unsafe {
-        sums.set(thread::thread_idx_x(), sum);
-        thread::sync_threads();
-        if ty == 0 && column < p.cols {
-            let mut i = 1;
-            while i < ROWS {
-                sum += sums.get(i * COLUMNS + tx);
-                i += 1;
+    while r < end {
+        sum = add(sum, row(r));
+        r += ROWS;
+    }
+
+    let mut half = BLOCK / 2;
+    let mut j = 0;
+    sum = T::map(sum, |value| {
+        // SAFETY: this thread's own elements.
+        unsafe { sums.set(j * BLOCK + tid, value) };
+        j += 1;
+        value
+    });
+    while half >= WIDTH {
+        // SAFETY: all threads reach the barrier. After it the upper half is complete, and each thread below writes only its own.
+        unsafe {
+            thread::sync_threads();
+            if tid < half {
+                let mut j = 0;
+                sum = T::map(sum, |value| {
+                    let value = value + sums.get(j * BLOCK + half + tid);
+                    sums.set(j * BLOCK + tid, value);
+                    j += 1;
+                    value
+                });
             }
-            *p.y.add(part as usize * p.cols as usize + column as usize) = sum;
+        }
+        half /= 2;
+    }
+    if tid < WIDTH {
+        // SAFETY: y has a row for each part.
+        unsafe {
+            let y = p.y.add(part as usize * p.cols as usize);
+            let mut j = 0;
+            let _ = T::map(sum, |value| {
+                if lane.is_valid(group, j) {
+                    *y.add(lane.column(group, j) as usize) = value;
+                }
+                j += 1;
+                value
+            });
         }
     }
 }
 
-/// grid = [ceil(cols / COLUMNS), ceil(rows / part_rows)]
+/// grid = [ceil(cols / (WIDTH · T::LEN)), ceil(rows / part_rows)]
 ///
 /// # Safety
 /// [`Columns`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK, shared(sums: [f32; BLOCK]))]
+#[kernel(block = BLOCK, shared(sums: [f32; BLOCK * 4]))]
 pub unsafe fn column_sum_f32(p: Columns<f32>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { sum(p, sums) }
@@ -92,7 +128,7 @@ pub unsafe fn column_sum_f32(p: Columns<f32>) {
 ///
 /// # Safety
 /// As [`column_sum_f32`].
-#[kernel(block = BLOCK, shared(sums: [f32; BLOCK]))]
+#[kernel(block = BLOCK, shared(sums: [f32; BLOCK * 8]))]
 pub unsafe fn column_sum_f16(p: Columns<F16>) {
     // SAFETY: this kernel's contract is the body's.
     unsafe { sum(p, sums) }

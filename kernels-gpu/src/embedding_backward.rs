@@ -1,73 +1,92 @@
-//! The gradient of [`embedding`](crate::embedding), added: dtable[ids[i], :] += dy[i, :].   dtable: [rows, cols], dy: [n, cols]
+//! The gradient of [`embedding`](crate::embedding): dtable[r, :] = Σ dy[i, :] over the i with ids[i] = r, or += it.
+//! dtable: [rows, cols], dy: [n, cols]
 //!
-//! The block of the first of several equal ids adds all their rows, in order, and the others do nothing. So no two blocks write one row,
-//! and the sum does not depend on which runs first. The ids are few and stay in a cache; they need not be sorted.
+//! A block owns [`ROWS`] rows of the table and looks through all ids, which are few and stay in a cache; they need not be sorted. Each
+//! row is written once: the sum in the order of i, or zeros. So the result is the same each time, and a gradient needs no zeroing before.
 //!
-//! | kernel                 | a row is handled by | when |
-//! |------------------------|---------------------|------|
-//! | embedding_backward_f32 | 1 block             | all  |
+//! | kernel                 | 16 rows are handled by | when |
+//! |------------------------|------------------------|------|
+//! | embedding_backward_f32 | 1 block                | all  |
 
 use crate::device::block_reduce;
+use crate::device::columns::Columns;
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
 const BLOCK: u32 = 256;
 const WARPS: u32 = BLOCK / 32;
+/// Rows of a block: fewer fill the device with a small table, more look through the ids less often.
+pub const ROWS: u32 = 16;
 
 /// The parameters of the kernel.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Scatter {
-    /// [rows, cols]; read and written
+    /// [rows, cols]; read only if `add`
     pub dtable: *mut f32,
-    /// [gridDim.x, cols], disjoint from dtable
+    /// [n, cols], disjoint from dtable
     pub dy: *const f32,
-    /// [gridDim.x], disjoint from dtable
+    /// [n], disjoint from dtable
     pub ids: *const u32,
+    pub n: u32,
     pub rows: u32,
     pub cols: u32,
+    /// Whether what the table holds is added to.
+    pub add: u32,
+    /// Whether all rows of dtable and dy start and end at multiples of 16 bytes.
+    pub vectors: u32,
 }
 
 /// All kernels of this file.
 pub const KERNELS: &[KernelInfo] = &[embedding_backward_f32.info()];
 
-/// grid = [n]
+/// grid = [ceil(rows / ROWS)]
 ///
 /// # Safety
 /// [`Scatter`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
-#[kernel(block = BLOCK, shared(scratch: [u32; WARPS * 2]), shuffles = 10)]
-pub unsafe fn embedding_backward_f32(Scatter { dtable, dy, ids, rows, cols }: Scatter) {
-    let (own, n, tid) = (thread::block_idx_x(), thread::grid_dim_x(), thread::thread_idx_x());
-    // SAFETY: own < n, so ids are read inside; rows and columns are compared with the table's. All threads are at the
-    // reduction's barrier.
+#[kernel(block = BLOCK, shared(scratch: [u32; WARPS]), shuffles = 5)]
+pub unsafe fn embedding_backward_f32(Scatter { dtable, dy, ids, n, rows, cols, add, vectors }: Scatter) {
+    let (tid, first) = (thread::thread_idx_x(), thread::block_idx_x() * ROWS);
+    let lane = tid % 32;
+    let columns = Columns::new::<f32>(cols, tid, BLOCK, vectors != 0);
+    // SAFETY: ids are read below n, rows below the table's. All threads are at the reduction's barrier, and all lanes at the ballots:
+    // their loops depend on what all of them read alike.
     unsafe {
-        let id = *ids.add(own as usize);
-        let (mut before, mut after) = (0, 0);
+        let mut used = 0;
         let mut i = tid;
         while i < n {
-            let is_equal = u32::from(*ids.add(i as usize) == id);
-            before |= if i < own { is_equal } else { 0 };
-            after |= if i > own { is_equal } else { 0 };
+            let row = (*ids.add(i as usize)).wrapping_sub(first);
+            used |= if row < ROWS { 1 << row } else { 0 };
             i += BLOCK;
         }
-        let [before, after] = block_reduce::reduce_once([before, after], WARPS, scratch, Or);
-        let end = if after == 0 { own + 1 } else { n };
-        if id >= rows || before != 0 {
-            return;
-        }
-        let row = dtable.add(id as usize * cols as usize);
-        let mut c = tid;
-        while c < cols {
-            let mut sum = *row.add(c as usize);
-            let mut i = own;
-            while i < end {
-                if *ids.add(i as usize) == id {
-                    sum += *dy.add(i as usize * cols as usize + c as usize);
+        let [used] = block_reduce::reduce_once([used], WARPS, scratch, Or);
+        let end = rows.min(first + ROWS);
+        let mut r = first;
+        while r < end {
+            let is_used = used >> (r - first) & 1 != 0;
+            let row = dtable.add(r as usize * cols as usize);
+            let mut group = 0;
+            while (is_used || add == 0) && columns.has(group) {
+                let mut sum = if add != 0 { columns.load(row.cast_const(), group, 0.0) } else { [0.0; 4] };
+                let mut i = 0;
+                while is_used && i < n {
+                    let mut equal = warp::warp_vote_ballot(
+                        warp::FULL_MASK,
+                        i + lane < n && *ids.add((i + lane).min(n - 1) as usize) == r,
+                    );
+                    while equal != 0 {
+                        let from = dy.add((i + equal.trailing_zeros()) as usize * cols as usize);
+                        let values = columns.load(from, group, 0.0);
+                        sum =
+                            [sum[0] + values[0], sum[1] + values[1], sum[2] + values[2], sum[3] + values[3]];
+                        equal &= equal - 1;
+                    }
+                    i += 32;
                 }
-                i += 1;
+                columns.store(row, group, sum);
+                group += 1;
             }
-            *row.add(c as usize) = sum;
-            c += BLOCK;
+            r += 1;
         }
     }
 }

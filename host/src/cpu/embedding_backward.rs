@@ -3,13 +3,17 @@
 use super::{slice, slice_mut};
 use crate::{Result, Tensor, TensorMut};
 
-pub(crate) fn embedding_backward(mut dtable: TensorMut, dy: &Tensor, ids: &Tensor) -> Result<()> {
+/// Writes the gradient to `dtable`, or adds it.
+pub(crate) fn embedding_backward(mut dtable: TensorMut, dy: &Tensor, ids: &Tensor, add: bool) -> Result<()> {
     let (rows, cols) = dtable.shape().rows_cols();
     let n = ids.shape().elements();
     if cols == 0 {
         return Ok(());
     }
     let (dtable, dy) = (slice_mut::<f32>(&mut dtable)?, slice::<f32>(dy)?);
+    if !add {
+        dtable[..rows * cols].fill(0.0);
+    }
     for (&id, dy) in slice::<u32>(ids)?[..n].iter().zip(dy.chunks_exact(cols)) {
         if (id as usize) < rows {
             let row = &mut dtable[id as usize * cols..][..cols];

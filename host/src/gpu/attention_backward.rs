@@ -6,7 +6,12 @@ use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::problem::attention_backward::Problem;
 use crate::{DType, Result, Tensor, TensorMut};
-use kernels_gpu::attention::backward::{self, Backward, Kernels, ROWS, Stats};
+use kernels_gpu::attention::backward::{self, Backward, Kernels, ROWS, SUMMED, Sums};
+
+/// Blocks wanted for each multiprocessor: two are resident, and with a causal mask their work differs.
+const BLOCKS_PER_SM: usize = 4;
+/// The fewest tiles of queries of a part: fewer cost more to add up than they gain.
+const MIN_PART_TILES: usize = 4;
 
 pub(crate) fn attention_backward(
     device: &CudaDevice,
@@ -28,34 +33,21 @@ fn of<T: DeviceElement>(
     problem: &Problem,
 ) -> Result<()> {
     let forward = &problem.forward;
-    let heads = forward.batch * forward.num_q_heads;
-    let stats = DeviceBuffer::uninitialized(device, 2 * heads * forward.q_len * size_of::<f32>())?;
+    let (heads, kv_heads) = (forward.batch * forward.num_q_heads, forward.batch * forward.num_kv_heads);
+    let (q_tiles, kv_tiles) = (forward.q_len.div_ceil(ROWS as usize), forward.kv_len.div_ceil(ROWS as usize));
+    let stats = DeviceBuffer::uninitialized(device, 2 * heads * q_tiles * ROWS as usize * size_of::<f32>())?;
+    let multiprocessors = device.properties().multiprocessors as usize;
+    let [splits, parts, part_tiles] = divide(kv_heads * kv_tiles, forward.group(), q_tiles, multiprocessors);
+    let partial = match splits * parts {
+        1 => 0,
+        count => 2 * count * kv_heads * forward.kv_len * forward.head_dim * size_of::<f32>(),
+    };
+    let partial = DeviceBuffer::uninitialized(device, partial)?;
     let [dq, dk, dv] = outputs.map(|x| x.ptr::<T>());
     let [dout, q, k, v, out] = inputs.map(Tensor::ptr::<T>);
-    let (q_strides, k_strides) = (strides(forward.q), strides(forward.k));
-    let dout_strides = strides(problem.dout);
-    let (num_q_heads, group) = (forward.num_q_heads as u32, forward.group() as u32);
     let (q_len, kv_len, head_dim) = (forward.q_len as u32, forward.kv_len as u32, forward.head_dim as u32);
-    let (scale_log2, causal) = (scale_log2(forward), u32::from(forward.causal));
-    let first = Stats {
-        stats: stats.ptr(),
-        q,
-        k,
-        out,
-        dout,
-        q_strides,
-        k_strides,
-        out_strides: strides(forward.out),
-        dout_strides,
-        num_q_heads,
-        group,
-        q_len,
-        kv_len,
-        head_dim,
-        scale_log2,
-        causal,
-    };
-    let then = Backward {
+    let (dk_strides, dv_strides) = (strides(problem.dk), strides(problem.dv));
+    let of_parts = Backward {
         dq,
         dk,
         dv,
@@ -63,32 +55,78 @@ fn of<T: DeviceElement>(
         q,
         k,
         v,
+        out,
         stats: stats.ptr(),
+        partial: partial.ptr(),
         dq_strides: strides(problem.dq),
-        dk_strides: strides(problem.dk),
-        dv_strides: strides(problem.dv),
-        dout_strides,
-        q_strides,
-        k_strides,
+        dk_strides,
+        dv_strides,
+        dout_strides: strides(problem.dout),
+        q_strides: strides(forward.q),
+        k_strides: strides(forward.k),
         v_strides: strides(forward.v),
-        num_q_heads,
-        group,
+        out_strides: strides(forward.out),
+        num_q_heads: forward.num_q_heads as u32,
+        group: forward.group() as u32,
+        splits: splits as u32,
+        part_len: part_tiles as u32 * ROWS,
         q_len,
         kv_len,
         head_dim,
         scale: forward.scale,
-        scale_log2,
-        causal,
+        scale_log2: scale_log2(forward),
+        causal: u32::from(forward.causal),
+    };
+    let num_kv_heads = forward.num_kv_heads as u32;
+    let sums = Sums {
+        dk,
+        dv,
+        partial: partial.ptr::<f32>().cast_const(),
+        dk_strides,
+        dv_strides,
+        parts: (splits * parts) as u32,
+        num_kv_heads,
+        kv_len,
+        head_dim,
     };
     let width = by_width(forward.head_dim);
-    let of_queries = [heads as u32, q_len.div_ceil(ROWS), 1];
-    let of_keys = [(forward.batch * forward.num_kv_heads) as u32, kv_len.div_ceil(ROWS), 1];
+    let of_queries = [heads as u32, q_tiles as u32, 1];
+    let of_keys = [(kv_heads * splits) as u32, kv_tiles as u32, parts as u32];
     // SAFETY: `ops::attention_backward_into` has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and
-    // that all lie on this stream; a TensorMut overlaps nothing. `stats` has two numbers for each query of each head and is freed after
-    // the launches.
+    // that all lie on this stream; a TensorMut overlaps nothing. `stats` has two numbers for each query of each head's tiles, `partial`
+    // the gradients of each part, and both are freed after the launches.
     unsafe {
-        device.launch(&kernels.stats, of_queries, &first)?;
-        device.launch(&kernels.q[width], of_queries, &then)?;
-        device.launch(&kernels.kv[width], of_keys, &then)
+        device.launch(&kernels.q[width], of_queries, &of_parts)?;
+        device.launch(&kernels.kv[width], of_keys, &of_parts)?;
+        if splits * parts > 1 {
+            let blocks = (kv_len * head_dim).div_ceil(SUMMED);
+            device.launch(&kernels.sum, [kv_heads as u32, blocks, 2], &sums)?;
+        }
+    }
+    Ok(())
+}
+
+/// How the queries that see a tile of keys are divided: a group's query heads into `splits`, and the tiles of queries into `parts` of
+/// `part_tiles`. `blocks`: of keys, without division.
+fn divide(blocks: usize, group: usize, q_tiles: usize, multiprocessors: usize) -> [usize; 3] {
+    let wanted = BLOCKS_PER_SM * multiprocessors;
+    if blocks >= wanted {
+        return [1, 1, q_tiles];
+    }
+    let parts = (wanted / (blocks * group).max(1)).min(q_tiles / MIN_PART_TILES).max(1);
+    let part_tiles = q_tiles.div_ceil(parts).max(1);
+    [group, q_tiles.div_ceil(part_tiles).max(1), part_tiles]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_divided_only_to_fill_the_device() {
+        assert_eq!(divide(128, 2, 16, 20), [1, 1, 16], "enough blocks");
+        assert_eq!(divide(128, 2, 16, 132), [2, 2, 8]);
+        assert_eq!(divide(8, 1, 18, 20), [1, 4, 5], "parts of at least four tiles, the last one shorter");
+        assert_eq!(divide(1, 2, 0, 20), [2, 1, 1], "no query");
     }
 }

@@ -1,17 +1,17 @@
 //! How rows are cut into parts for the sums over them.
 
-use super::DeviceElement;
+use super::{DeviceElement, vectors};
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
-use kernels_gpu::column_sum::{COLUMNS, Columns, column_sum_f16, column_sum_f32};
+use kernels_gpu::column_sum::{Columns, WIDTH, column_sum_f16, column_sum_f32};
 use std::ptr;
 
 /// The fewest rows of a part: below it the second launch costs more than it saves.
-const MIN_PART_ROWS: u32 = 64;
-/// Blocks wanted for each multiprocessor.
-const BLOCKS_PER_SM: u32 = 4;
+const MIN_PART_ROWS: u32 = 128;
+/// Blocks wanted for each multiprocessor: as many as it holds.
+const BLOCKS_PER_SM: u32 = 8;
 
 /// The sums of x's columns.
 pub(crate) fn column_sum(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> {
@@ -44,7 +44,7 @@ fn of<T: DeviceElement>(
 ) -> Result<()> {
     let (rows, cols) = x.shape().rows_cols();
     let (rows, cols) = (rows as u32, cols as u32);
-    let blocks = cols.div_ceil(COLUMNS);
+    let blocks = cols.div_ceil(WIDTH * vectors::len(size_of::<T>()));
     let part_rows = part_rows(rows, blocks, device.properties().multiprocessors);
     let parts = rows.div_ceil(part_rows).max(1);
     let partial = if parts > 1 { parts as usize * cols as usize * size_of::<f32>() } else { 0 };
@@ -54,7 +54,9 @@ fn of<T: DeviceElement>(
         None => (ptr::null(), ptr::null()),
     };
     let first = if parts > 1 { partial.ptr() } else { y.ptr::<f32>() };
-    let parameters = Columns { y: first, x: x.ptr::<T>(), z, stats, rows, cols, part_rows };
+    let x = x.ptr::<T>();
+    let aligned = u32::from(vectors::rows_aligned(cols, size_of::<T>(), &[x as u64, z as u64]));
+    let parameters = Columns { y: first, x, z, stats, rows, cols, part_rows, vectors: aligned };
     // SAFETY: the callers have checked that x and z are contiguous [rows, cols] of the kernel's type and y is [cols] f32, all on this
     // stream and of less than 2³¹ elements; a TensorMut overlaps nothing. `partial` has a row for each part and is freed after the
     // launches, and `stats` two numbers for each row.
@@ -63,7 +65,10 @@ fn of<T: DeviceElement>(
         if parts > 1 {
             let (z, stats) = (ptr::null(), ptr::null());
             let x = partial.ptr::<f32>().cast_const();
-            let parameters = Columns { y: y.ptr::<f32>(), x, z, stats, rows: parts, cols, part_rows: parts };
+            let aligned = u32::from(vectors::rows_aligned(cols, size_of::<f32>(), &[x as u64]));
+            let parameters =
+                Columns { y: y.ptr(), x, z, stats, rows: parts, cols, part_rows: parts, vectors: aligned };
+            let blocks = cols.div_ceil(WIDTH * vectors::len(size_of::<f32>()));
             device.launch(&column_sum_f32, [blocks, 1, 1], &parameters)?;
         }
     }
@@ -82,8 +87,8 @@ mod tests {
 
     #[test]
     fn parts_fill_the_device_and_are_not_too_short() {
-        assert_eq!(part_rows(10_000, 64, 20), 10_000); // 64 blocks of columns are nearly enough
-        assert_eq!(part_rows(10_000, 4, 20), 500);
+        assert_eq!(part_rows(10_000, 128, 20), 10_000); // 128 blocks of columns are nearly enough
+        assert_eq!(part_rows(10_000, 4, 20), 250);
         assert_eq!(part_rows(100, 1, 20), MIN_PART_ROWS);
     }
 }

@@ -23,9 +23,17 @@ const CHECK: Check = Check("embedding_backward");
 /// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn embedding_backward(dy: &Tensor, ids: &Tensor, rows: usize) -> Result<Tensor> {
     let cols = dy.dims().last().copied().unwrap_or(0);
-    let mut dtable = Tensor::zeros([rows, cols], DType::F32, &dy.device())?;
-    embedding_backward_add(dtable.view_mut()?, dy, ids)?;
+    let mut dtable = Tensor::uninitialized([rows, cols], DType::F32, &dy.device())?;
+    embedding_backward_into(dtable.view_mut()?, dy, ids)?;
     Ok(dtable)
+}
+
+/// [`embedding_backward`] into `dtable`, [rows, cols] f32.
+///
+/// # Errors
+/// As [`embedding_backward`].
+pub fn embedding_backward_into(dtable: TensorMut, dy: &Tensor, ids: &Tensor) -> Result<()> {
+    run(dtable, dy, ids, false)
 }
 
 /// Adds [`embedding_backward`] to `dtable`, [rows, cols] f32, as gradients of several uses of a table are.
@@ -42,6 +50,10 @@ pub fn embedding_backward(dy: &Tensor, ids: &Tensor, rows: usize) -> Result<Tens
 /// # Errors
 /// As [`embedding_backward`].
 pub fn embedding_backward_add(dtable: TensorMut, dy: &Tensor, ids: &Tensor) -> Result<()> {
+    run(dtable, dy, ids, true)
+}
+
+fn run(dtable: TensorMut, dy: &Tensor, ids: &Tensor, add: bool) -> Result<()> {
     CHECK.dtype("dtable", &dtable, DType::F32)?;
     CHECK.dtype("dy", dy, DType::F32)?;
     CHECK.dtype("ids", ids, DType::U32)?;
@@ -52,7 +64,7 @@ pub fn embedding_backward_add(dtable: TensorMut, dy: &Tensor, ids: &Tensor) -> R
     CHECK.contiguous("dy", dy)?;
     CHECK.contiguous("ids", ids)?;
     match CHECK.device(&dtable, &[("dy", dy), ("ids", ids)])? {
-        Device::Cpu => cpu::embedding_backward::embedding_backward(dtable, dy, ids),
-        Device::Cuda(device) => gpu::embedding_backward::embedding_backward(&device, dtable, dy, ids),
+        Device::Cpu => cpu::embedding_backward::embedding_backward(dtable, dy, ids, add),
+        Device::Cuda(device) => gpu::embedding_backward::embedding_backward(&device, dtable, dy, ids, add),
     }
 }

@@ -83,7 +83,7 @@ pub use elementwise::{mul, mul_into};
 pub use elementwise::{scale, scale_into};
 pub use elementwise::{silu_mul, silu_mul_into};
 pub use embedding::{embedding, embedding_into};
-pub use embedding_backward::{embedding_backward, embedding_backward_add};
+pub use embedding_backward::{embedding_backward, embedding_backward_add, embedding_backward_into};
 pub use float16::{float16_decode, float16_decode_into, float16_encode, float16_matmul};
 pub use layer_norm::{layer_norm, layer_norm_into};
 pub use linear::{linear, linear_into};

@@ -3,64 +3,49 @@
 //! Source: Dao 2023, "FlashAttention-2", algorithm 2.
 //!
 //! ```text
-//! for each row i:     L[i] = log Σ_j exp(S[i, j]), Δ[i] = Σ dO[i, ·] O[i, ·]                    (stats)
-//! S = scale · Q Kᵀ, masked; P = exp(S − L); dP = dO Vᵀ; dS = scale · P (dP − Δ)                 (both, tile by tile)
-//! dQ = dS K                         a block: 64 queries of a query head, all keys that they see  (q)
-//! dK = dSᵀ Q, dV = Pᵀ dO            a block: 64 keys of a kv head, all queries that see them     (kv)
+//! S = scale · Q Kᵀ, masked; P = exp(S − L); dP = dO Vᵀ; Δ[i] = Σ dO[i, ·] O[i, ·]; dS = scale · P (dP − Δ)     (both, tile by tile)
+//! dQ = dS K, L[i] = log Σ_j exp(S[i, j])   a block: 64 queries of a query head, all keys that they see           (q)
+//! dK = dSᵀ Q, dV = Pᵀ dO                   a block: 64 keys of a kv head, queries that see them                  (kv)
+//! dK, dV: sums of parts                    a block: 1024 elements of a kv head                                   (sum)
 //! ```
 //!
 //! How the code departs from it:
 //! 1. Two kernels compute S and dP, one for dQ and one for dK and dV. Otherwise dQ would be added up by atomics, whose order is not
 //!    fixed. The result is the same each time.
-//! 2. L is computed anew, so that the forward kernels need not store it.
+//! 2. L is computed anew, so that the forward kernels need not store it. dQ is linear in P, so its kernel keeps a running maximum and
+//!    sum as the forward kernel does, rescales dQ, and leaves L and Δ to the kernel of dK and dV.
 //! 3. Exponents are base 2.
 //! 4. A block owns 64 rows (queries, or keys) and visits tiles of 64 columns (keys, or queries). A thread owns rows 8·ty + (0..8) and
 //!    columns 4·tx + (0..4) of a tile, and columns 4·tx + 64g + (0..4) of the gradients.
-//! 5. Operands pass through shared memory in chunks of 16 columns, transposed, or of 16 rows.
-//! 6. Query heads of a group add to the same dK and dV, one after the other.
-//! 7. Rows past the end are read from the last valid one and masked.
+//! 5. Operands pass through shared memory in chunks of 16 columns, transposed, or of 16 rows. There are two buffers: while a chunk is
+//!    computed, the next one, also that of the next product, is loaded into registers and then stored in the other buffer.
+//! 6. Transposed chunks and tiles are swizzled (XOR with the column's number), so that neither reads nor writes have bank conflicts.
+//! 7. Where there are few keys, a block of dK and dV handles a part of the queries of one query head, so that blocks fill the device,
+//!    and the parts are added afterwards. Otherwise it handles all query heads of a group, one after the other.
+//! 8. Blocks with most tiles come first.
+//! 9. Rows past the end are read from the last valid one and masked.
 
+use super::prefill::read_indices;
 use super::{Strides, not_zero, unroll};
-use crate::device::math::{exp2, log2};
+use crate::device::math::{exp2, fma, log2, rcp};
 use crate::device::{Element, F16, Shared};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Queries of a block of the first two kernels, keys of a block of the third.
+/// Queries of a block of the first kernel, keys of a block of the second.
 pub const ROWS: u32 = 64;
 const THREADS: u32 = 128;
 /// Columns or rows of a chunk.
 const CHUNK: u32 = 16;
-/// From one column of a transposed tile to the next: a multiple of four, and not of 32.
+/// From one column of a transposed chunk to the next.
 const STRIDE: u32 = ROWS + 4;
-/// Elements of two transposed chunks, or of a chunk of 16 rows of 128 columns.
-const STAGED: u32 = 2 * CHUNK * STRIDE;
+/// Elements of a buffer: two transposed chunks, or a chunk of 16 rows of 128 columns.
+const BUFFER: u32 = 2 * CHUNK * STRIDE;
 /// Elements of a transposed tile of P or dS.
-const TILE: u32 = ROWS * STRIDE;
-
-/// The parameters of the kernel of L and Δ.
-#[derive(Clone, Copy, KernelParams)]
-#[repr(C)]
-pub struct Stats<T> {
-    /// L in base 2, and Δ: [gridDim.x, q_len, 2]
-    pub stats: *mut f32,
-    /// As [`Backward`]'s
-    pub q: *const T,
-    pub k: *const T,
-    pub out: *const T,
-    pub dout: *const T,
-    pub q_strides: Strides,
-    pub k_strides: Strides,
-    pub out_strides: Strides,
-    pub dout_strides: Strides,
-    pub num_q_heads: u32,
-    pub group: u32,
-    pub q_len: u32,
-    pub kv_len: u32,
-    pub head_dim: u32,
-    pub scale_log2: f32,
-    pub causal: u32,
-}
+const TILE: u32 = ROWS * ROWS;
+/// Elements that a block of the kernel of sums adds.
+pub const SUMMED: u32 = 4 * SUM_THREADS;
+const SUM_THREADS: u32 = 256;
 
 /// The parameters of the kernels of the gradients. Strides are multiples of eight elements, as are first elements.
 #[derive(Clone, Copy, KernelParams)]
@@ -80,8 +65,12 @@ pub struct Backward<T> {
     pub k: *const T,
     /// As k
     pub v: *const T,
-    /// [b · num_q_heads, q_len, 2]
-    pub stats: *const f32,
+    /// As dout; read by the kernel of queries
+    pub out: *const T,
+    /// L in base 2, and Δ: [2, b · num_q_heads, q_len rounded up to ROWS], written by the kernel of queries
+    pub stats: *mut f32,
+    /// Parts of dk and dv: [2, parts · splits, b · num_kv_heads, kv_len, head_dim], if there is more than one
+    pub partial: *mut f32,
     pub dq_strides: Strides,
     pub dk_strides: Strides,
     pub dv_strides: Strides,
@@ -89,9 +78,14 @@ pub struct Backward<T> {
     pub q_strides: Strides,
     pub k_strides: Strides,
     pub v_strides: Strides,
+    pub out_strides: Strides,
     pub num_q_heads: u32,
     /// Query heads that share a kv head.
     pub group: u32,
+    /// Into how many parts a group's query heads are divided for dk and dv: 1 or `group`.
+    pub splits: u32,
+    /// Queries of a part, for dk and dv: a multiple of ROWS.
+    pub part_len: u32,
     pub q_len: u32,
     pub kv_len: u32,
     pub head_dim: u32,
@@ -104,12 +98,28 @@ pub struct Backward<T> {
 /// The kernels of one element type.
 #[derive(Clone, Copy)]
 pub struct Kernels<T> {
-    /// grid = [b · num_q_heads, ceil(q_len / ROWS)]
-    pub stats: KernelSpec<Stats<T>>,
     /// For head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / ROWS)]
     pub q: [KernelSpec<Backward<T>>; 2],
-    /// For head_dim ≤ 64 and ≤ 128: grid = [b · num_kv_heads, ceil(kv_len / ROWS)]
+    /// For head_dim ≤ 64 and ≤ 128: grid = [b · num_kv_heads · splits, ceil(kv_len / ROWS), parts]
     pub kv: [KernelSpec<Backward<T>>; 2],
+    /// grid = [b · num_kv_heads, ceil(kv_len · head_dim / SUMMED), 2]
+    pub sum: KernelSpec<Sums<T>>,
+}
+
+/// The parameters of the kernel that adds the parts of dk and dv.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Sums<T> {
+    /// As [`Backward`]'s
+    pub dk: *mut T,
+    pub dv: *mut T,
+    pub partial: *const f32,
+    pub dk_strides: Strides,
+    pub dv_strides: Strides,
+    pub parts: u32,
+    pub num_kv_heads: u32,
+    pub kv_len: u32,
+    pub head_dim: u32,
 }
 
 /// The rows of one head.
@@ -124,78 +134,199 @@ struct Head<T> {
 }
 
 impl<T: Element> Head<T> {
-    /// Columns c to c + 3 of row `row` or, past the end, of the last one; zeros past the last column.
+    /// Columns c to c + 3 of row `row` or, past the end, of the last one, as they lie in memory; zeros past the last column.
     ///
     /// # Safety
-    /// `x` is valid for the head.
+    /// `x` is valid for the head, which has a row.
     #[inline(always)]
-    unsafe fn load4(&self, row: u32, c: u32) -> [f32; 4] {
+    unsafe fn load4_words(&self, row: u32, c: u32) -> [u32; 4] {
         if c >= self.head_dim {
-            return [0.0; 4];
+            return [0; 4]; // 0.0 in either type
         }
         let at = self.at + row.min(self.last) * self.row + c;
         // SAFETY: row and column are the head's; head_dim and strides are multiples of eight.
-        unsafe { T::load4(self.x.add(at as usize)) }
+        unsafe { T::load4_words(self.x.add(at as usize)) }
+    }
+
+    /// As [`load4_words`](Self::load4_words), converted.
+    ///
+    /// # Safety
+    /// As [`load4_words`](Self::load4_words).
+    #[inline(always)]
+    unsafe fn load4(&self, row: u32, c: u32) -> [f32; 4] {
+        // SAFETY: this function's contract.
+        T::from_words(unsafe { self.load4_words(row, c) })
     }
 }
 
 /// A thread's place in a tile.
 #[derive(Clone, Copy)]
 struct Place {
-    tid: u32,
     tx: u32,
     /// The first of its eight rows.
     row: u32,
 }
 
 impl Place {
+    /// Reads the thread's index anew, so that a place need not stay in registers from one product to the next.
     #[inline(always)]
     fn new() -> Self {
-        let tid = thread::thread_idx_x();
-        Self { tid, tx: tid % 16, row: tid / 16 * 8 }
+        let tid = read_indices()[0];
+        Self { tx: tid % 16, row: tid / 16 * 8 }
     }
 }
 
-/// s += A Bᵀ, of the 64 rows of `a` from `a_first` on and those of `b` from `b_first` on.
+/// Vectors of a chunk in flight from global to shared memory, not yet converted: converting them would wait for them.
+type Staged = [[u32; 4]; 4];
+
+/// Operands that a product takes in chunks. The thread's index is read anew each time, so that what follows from it needs no registers
+/// during the products.
+trait Operands: Copy {
+    /// This thread's vectors of chunk `i`.
+    ///
+    /// # Safety
+    /// The heads have a row.
+    unsafe fn load(self, i: u32) -> Staged;
+
+    /// Writes what [`load`](Self::load) gave.
+    ///
+    /// # Safety
+    /// `to` holds [`BUFFER`] elements, which nobody reads.
+    unsafe fn put(self, to: Shared<f32>, staged: Staged);
+}
+
+/// 64 rows of each of two heads from a first one on, in chunks of 16 columns: two transposed chunks. Those of columns from the
+/// eighth on have rows exchanged eight by eight, so that the threads that write at a time meet in no bank.
+#[derive(Clone, Copy)]
+struct Pair<T> {
+    a: (Head<T>, u32),
+    b: (Head<T>, u32),
+}
+
+impl<T: Element> Operands for Pair<T> {
+    #[inline(always)]
+    unsafe fn load(self, i: u32) -> Staged {
+        let (((a, a_first), (b, b_first)), tid) = ((self.a, self.b), read_indices()[0]);
+        let (r, c) = (tid / 4, i * CHUNK + tid % 4 * 4);
+        // SAFETY: the heads have a row.
+        unsafe {
+            [
+                a.load4_words(a_first + r, c),
+                a.load4_words(a_first + r + 32, c),
+                b.load4_words(b_first + r, c),
+                b.load4_words(b_first + r + 32, c),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn put(self, to: Shared<f32>, staged: Staged) {
+        let tid = read_indices()[0];
+        let (row, part) = (tid / 4, tid % 4);
+        let to = to.at(part * (4 * STRIDE) + (row ^ (part / 2 * 8)));
+        unroll!(I < 4 {
+            let values = T::from_words(staged[I]);
+            unroll!(E < 4 {
+                // SAFETY: rows and columns of the chunks; each thread its own elements.
+                unsafe { to.set(I as u32 / 2 * (CHUNK * STRIDE) + E as u32 * STRIDE + I as u32 % 2 * 32, values[E]) };
+            });
+        });
+    }
+}
+
+/// 64 rows of a head from a first one on, in chunks of 16 rows: [G, 16, 64].
+#[derive(Clone, Copy)]
+struct Rows<T, const G: usize>(Head<T>, u32);
+
+impl<T: Element, const G: usize> Operands for Rows<T, G> {
+    #[inline(always)]
+    unsafe fn load(self, i: u32) -> Staged {
+        let (Self(head, first), tid) = (self, read_indices()[0]);
+        let mut staged = [[0; 4]; 4];
+        unroll!(I < 4 {
+            if I < 2 * G {
+                let row = first + i * CHUNK + tid / 16 + I as u32 % 2 * 8;
+                // SAFETY: the head has a row.
+                staged[I] = unsafe { head.load4_words(row, I as u32 / 2 * 64 + tid % 16 * 4) };
+            }
+        });
+        staged
+    }
+
+    #[inline(always)]
+    unsafe fn put(self, to: Shared<f32>, staged: Staged) {
+        let to = to.at(read_indices()[0] * 4);
+        unroll!(I < 4 {
+            if I < 2 * G {
+                // SAFETY: rows below 16 and columns below 64 G; each thread its own elements.
+                unsafe { to.set4(I as u32 * (8 * 64), T::from_words(staged[I])) };
+            }
+        });
+    }
+}
+
+/// Two buffers, of which one is read while the other is written. Before each product its first chunk is in the one that is read.
+#[derive(Clone, Copy)]
+struct Pipe {
+    buffers: Shared<f32>,
+    /// Where the buffer is that is read next.
+    side: u32,
+}
+
+impl Pipe {
+    #[inline(always)]
+    fn read(&self) -> Shared<f32> {
+        self.buffers.at(self.side)
+    }
+
+    /// Exchanges the buffers and gives the one that was not read.
+    #[inline(always)]
+    fn turn(&mut self) -> Shared<f32> {
+        self.side = BUFFER - self.side;
+        self.read()
+    }
+}
+
+/// s += A Bᵀ, and loads the first chunk of `next`.
 ///
 /// # Safety
-/// All threads of the block are here; `staged` holds [`STAGED`] elements, which nobody reads after the first barrier.
+/// All threads of the block are here; the first chunk of `pair` is written.
 #[inline(always)]
-unsafe fn products<T: Element>(
-    s: &mut [[f32; 4]; 8],
-    (a, a_first): (Head<T>, u32),
-    (b, b_first): (Head<T>, u32),
-    staged: Shared<f32>,
-    Place { tid, tx, row }: Place,
-) {
-    let (own, other) = (staged, staged.at(CHUNK * STRIDE));
-    let mut column = 0;
-    while column < a.head_dim {
-        // SAFETY: both heads have these columns; all threads reach the barriers, and each writes its own elements.
+unsafe fn products<T: Element>(s: &mut [[f32; 4]; 8], pipe: &mut Pipe, pair: Pair<T>, next: impl Operands) {
+    let Place { tx, row } = Place::new();
+    let chunks = pair.a.0.head_dim.div_ceil(CHUNK);
+    let mut i = 0;
+    while i < chunks {
+        // SAFETY: all threads reach the barrier. After it the chunk is complete, and nobody reads the other buffer any more.
         unsafe {
             thread::sync_threads();
-            let c = tid % 4 * 4;
-            unroll!(HALF < 2 {
-                let r = tid / 4 + 32 * HALF as u32;
-                let (x, y) = (a.load4(a_first + r, column + c), b.load4(b_first + r, column + c));
-                unroll!(E < 4 {
-                    own.set((c + E as u32) * STRIDE + r, x[E]);
-                    other.set((c + E as u32) * STRIDE + r, y[E]);
-                });
+            i += 1;
+            let staged = if i < chunks { pair.load(i) } else { next.load(0) };
+            let (own, other) = (pipe.read(), pipe.read().at(CHUNK * STRIDE));
+            let (a, b) = ([own.at(row), own.at(row ^ 8)], [other.at(tx * 4), other.at((tx * 4) ^ 8)]);
+            unroll!(C < 16 {
+                let x = [
+                    a[C / 8].get4_at::<{ C as u32 }, STRIDE, 0, 0>(),
+                    a[C / 8].get4_at::<{ C as u32 }, STRIDE, 1, 4>(),
+                ];
+                let y = b[C / 8].get4_at::<{ C as u32 }, STRIDE, 0, 0>();
+                unroll!(I < 8 { unroll!(J < 4 { s[I][J] = fma(x[I / 4][I % 4], y[J], s[I][J]); }); });
             });
-            thread::sync_threads();
-            let (mut x, mut y) = (own.at(row), other.at(tx * 4));
-            let mut step = 0;
-            while step < CHUNK {
-                let ([a0, a1, a2, a3], [a4, a5, a6, a7]) = (x.get4(0), x.get4(4));
-                let (a, b) = ([a0, a1, a2, a3, a4, a5, a6, a7], y.get4(0));
-                unroll!(I < 8 { unroll!(J < 4 { s[I][J] += a[I] * b[J]; }); });
-                (x, y) = (x.at(STRIDE), y.at(STRIDE));
-                step += 1;
+            let to = pipe.turn();
+            if i < chunks {
+                pair.put(to, staged);
+            } else {
+                next.put(to, staged);
             }
         }
-        column += CHUNK;
     }
+}
+
+/// Where a thread's first four rows of column 4·tx + j of a tile are; the other four are at this ^ 4. Fours of rows are exchanged by
+/// tx mod 8, so that the threads that write at a time meet in no bank.
+#[inline(always)]
+fn tile_at(Place { tx, row, .. }: Place, j: u32) -> u32 {
+    (tx * 4 + j) * ROWS + (row ^ (tx % 8 * 4))
 }
 
 /// Stores a thread's part of a tile, transposed.
@@ -203,18 +334,19 @@ unsafe fn products<T: Element>(
 /// # Safety
 /// `tile` holds [`TILE`] elements, which nobody reads meanwhile.
 #[inline(always)]
-unsafe fn store_tile(tile: Shared<f32>, s: &[[f32; 4]; 8], Place { tx, row, .. }: Place) {
+unsafe fn store_tile(tile: Shared<f32>, s: &[[f32; 4]; 8], place: Place) {
     unroll!(J < 4 {
-        let at = tile.at((tx * 4 + J as u32) * STRIDE + row);
+        let at = tile_at(place, J as u32);
         // SAFETY: this thread's own elements.
         unsafe {
-            at.set4(0, [s[0][J], s[1][J], s[2][J], s[3][J]]);
-            at.set4(4, [s[4][J], s[5][J], s[6][J], s[7][J]]);
+            tile.at(at).set4(0, [s[0][J], s[1][J], s[2][J], s[3][J]]);
+            tile.at(at ^ 4).set4(0, [s[4][J], s[5][J], s[6][J], s[7][J]]);
         }
     });
 }
 
-/// acc += X B, of a tile X that [`store_tile`] has stored and the 64 rows of `b` from `first` on.   acc: [8, 64 G / 16]
+/// acc += X B, of a tile X that [`store_tile`] has stored and the 64 rows of `b`, and loads the first chunk of `next`.
+/// acc: [8, 64 G / 16]
 ///
 /// # Safety
 /// As [`products`].
@@ -222,40 +354,40 @@ unsafe fn store_tile(tile: Shared<f32>, s: &[[f32; 4]; 8], Place { tx, row, .. }
 unsafe fn accumulate<T: Element, const G: usize>(
     acc: &mut [[[f32; 4]; G]; 8],
     tile: Shared<f32>,
-    (b, first): (Head<T>, u32),
-    staged: Shared<f32>,
-    Place { tid, tx, row }: Place,
+    pipe: &mut Pipe,
+    rows: Rows<T, G>,
+    next: impl Operands,
 ) {
-    let width = 64 * G as u32;
+    let Place { tx, row } = Place::new();
     let mut j = 0;
-    while j < ROWS {
-        // SAFETY: b has these columns; all threads reach the barriers, and each writes its own elements. After the first one the tile
-        // is complete.
+    while j < ROWS / CHUNK {
+        // SAFETY: as for `products`; after the first barrier the tile is complete.
         unsafe {
             thread::sync_threads();
-            let mut i = tid;
-            while i < CHUNK * width / 4 {
-                let (r, c) = (i / (width / 4), i % (width / 4) * 4);
-                staged.at(r * width + c).set4(0, b.load4(first + j + r, c));
-                i += THREADS;
-            }
-            thread::sync_threads();
-            let (mut x, mut y) = (tile.at(j * STRIDE + row), staged.at(tx * 4));
-            let mut step = 0;
-            while step < CHUNK {
-                let ([a0, a1, a2, a3], [a4, a5, a6, a7]) = (x.get4(0), x.get4(4));
-                let a = [a0, a1, a2, a3, a4, a5, a6, a7];
+            let x = j * (CHUNK * ROWS) + (row ^ (j % 2 * 16));
+            let x = [tile.at(x), tile.at(x ^ 4), tile.at(x ^ 8), tile.at(x ^ 12)];
+            let y = pipe.read().at(tx * 4);
+            j += 1;
+            let staged = if j < ROWS / CHUNK { rows.load(j) } else { next.load(0) };
+            unroll!(K < 16 {
+                let a = [
+                    x[K / 4].get4_at::<{ K as u32 }, ROWS, 0, 0>(),
+                    x[(K / 4) ^ 1].get4_at::<{ K as u32 }, ROWS, 0, 0>(),
+                ];
                 unroll!(H < 2 {
                     if H < G {
-                        let b = y.get4(64 * H as u32);
-                        unroll!(I < 8 { unroll!(E < 4 { acc[I][H][E] += a[I] * b[E]; }); });
+                        let b = y.get4_at::<{ K as u32 }, 64, { H as u32 }, { CHUNK * 64 }>();
+                        unroll!(I < 8 { unroll!(E < 4 { acc[I][H][E] = fma(a[I / 4][I % 4], b[E], acc[I][H][E]); }); });
                     }
                 });
-                (x, y) = (x.at(STRIDE), y.at(width));
-                step += 1;
+            });
+            let to = pipe.turn();
+            if j < ROWS / CHUNK {
+                rows.put(to, staged);
+            } else {
+                next.put(to, staged);
             }
         }
-        j += CHUNK;
     }
 }
 
@@ -317,77 +449,7 @@ impl Mask {
     }
 }
 
-/// # Safety
-/// As the kernels below; `staged` holds [`STAGED`] elements.
-#[inline(always)]
-unsafe fn stats<T: Element>(p: Stats<T>, staged: Shared<f32>) {
-    // SAFETY: heads belong to groups, and there are heads.
-    unsafe {
-        not_zero(p.group);
-        not_zero(p.num_q_heads);
-    }
-    let place = Place::new();
-    let (head, first) = (thread::block_idx_x(), thread::block_idx_y() * ROWS);
-    let (batch, h) = (head / p.num_q_heads, head % p.num_q_heads);
-    let mask = Mask { q_len: p.q_len, kv_len: p.kv_len, causal: p.causal != 0 };
-    let rows = |x: *const T, strides: Strides, h: u32, len: u32| Head {
-        x,
-        at: strides.offset(batch, h),
-        row: strides.row,
-        last: len.max(1) - 1,
-        head_dim: p.head_dim,
-    };
-    let q = rows(p.q, p.q_strides, h, p.q_len);
-    let k = rows(p.k, p.k_strides, h / p.group, p.kv_len);
-    let out = rows(p.out, p.out_strides, h, p.q_len);
-    let dout = rows(p.dout, p.dout_strides, h, p.q_len);
-
-    let (mut max, mut sum) = ([f32::NEG_INFINITY; 8], [0.0f32; 8]);
-    let (mut tile, end) = (0, mask.keys_end(first));
-    while tile < end {
-        let mut s = [[0.0f32; 4]; 8];
-        // SAFETY: all threads run the same loop.
-        unsafe { products(&mut s, (q, first), (k, tile), staged, place) };
-        unroll!(I < 8 {
-            unroll!(J < 4 {
-                let sees = mask.sees(first + place.row + I as u32, tile + place.tx * 4 + J as u32);
-                let score = if sees { s[I][J] * p.scale_log2 } else { f32::NEG_INFINITY };
-                if score > max[I] {
-                    sum[I] *= exp2(max[I] - score);
-                    max[I] = score;
-                }
-                if score > f32::NEG_INFINITY {
-                    sum[I] += exp2(score - max[I]);
-                }
-            });
-        });
-        tile += ROWS;
-    }
-
-    // the 16 lanes of half a warp have a row's columns
-    unroll!(I < 8 {
-        let r = first + place.row + I as u32;
-        // SAFETY: the rows are the heads'; all lanes are here.
-        unsafe {
-            let top = Max.over::<16>(max[I]);
-            let own = if max[I] == f32::NEG_INFINITY { 0.0 } else { sum[I] * exp2(max[I] - top) };
-            let total = Sum.over::<16>(own);
-            let c = place.tx * 8;
-            let (x, y) = ([out.load4(r, c), out.load4(r, c + 4)], [dout.load4(r, c), dout.load4(r, c + 4)]);
-            let mut delta = 0.0;
-            unroll!(HALF < 2 { unroll!(E < 4 { delta += x[HALF][E] * y[HALF][E]; }); });
-            let delta = Sum.over::<16>(delta);
-            if place.tx == 0 && r < p.q_len {
-                let to = p.stats.add(2 * (head as usize * p.q_len as usize + r as usize));
-                // of a row that sees nothing: every weight is exp(−∞)
-                *to = if total > 0.0 { top + log2(total) } else { f32::INFINITY };
-                *to.add(1) = delta;
-            }
-        }
-    });
-}
-
-/// The heads of a block, and L and Δ of a query.
+/// The heads of a block, and where L and Δ are.
 impl<T: Element> Backward<T> {
     #[inline(always)]
     fn head(&self, x: *const T, strides: Strides, batch: u32, head: u32, len: u32) -> Head<T> {
@@ -395,14 +457,12 @@ impl<T: Element> Backward<T> {
         Head { x, at, row: strides.row, last: len.max(1) - 1, head_dim: self.head_dim }
     }
 
-    /// # Safety
-    /// `head` is a query head, counted over all batches.
+    /// L and Δ of query `i` of a query head, counted over all `heads` of all batches.
     #[inline(always)]
-    unsafe fn stats_of(&self, head: u32, i: u32) -> [f32; 2] {
-        let row = head as usize * self.q_len as usize + i.min(self.q_len - 1) as usize;
-        let at = self.stats.wrapping_add(2 * row);
-        // SAFETY: the row is the head's.
-        unsafe { [f32::load(at), f32::load(at.add(1))] }
+    fn stats_at(&self, head: u32, heads: u32, i: u32) -> [*mut f32; 2] {
+        let rows = self.q_len.next_multiple_of(ROWS) as usize;
+        let at = self.stats.wrapping_add(head as usize * rows + i as usize);
+        [at, at.wrapping_add(heads as usize * rows)]
     }
 
     #[inline(always)]
@@ -412,11 +472,11 @@ impl<T: Element> Backward<T> {
 }
 
 /// # Safety
-/// As the kernels below; `staged` holds [`STAGED`] elements, `tile_of_s` [`TILE`].
+/// As the kernels below; `buffers` holds two times [`BUFFER`] elements, `tile_of_s` [`TILE`].
 #[inline(always)]
 unsafe fn of_queries<T: Element, const G: usize>(
     p: Backward<T>,
-    staged: Shared<f32>,
+    buffers: Shared<f32>,
     tile_of_s: Shared<f32>,
 ) {
     // SAFETY: heads belong to groups, and there are heads.
@@ -425,40 +485,90 @@ unsafe fn of_queries<T: Element, const G: usize>(
         not_zero(p.num_q_heads);
     }
     let place = Place::new();
-    let (head, first) = (thread::block_idx_x(), thread::block_idx_y() * ROWS);
+    // with a causal mask the last queries see most keys
+    let first = (thread::grid_dim_y() - 1 - thread::block_idx_y()) * ROWS;
+    let (head, heads) = (thread::block_idx_x(), thread::grid_dim_x());
     let (batch, h) = (head / p.num_q_heads, head % p.num_q_heads);
     let mask = p.mask();
     let q = p.head(p.q, p.q_strides, batch, h, p.q_len);
     let dout = p.head(p.dout, p.dout_strides, batch, h, p.q_len);
+    let out = p.head(p.out, p.out_strides, batch, h, p.q_len);
     let k = p.head(p.k, p.k_strides, batch, h / p.group, p.kv_len);
     let v = p.head(p.v, p.v_strides, batch, h / p.group, p.kv_len);
 
+    // the 16 lanes of half a warp have a row's columns
+    let (mut max, mut sum, mut delta) = ([f32::NEG_INFINITY; 8], [0.0f32; 8], [0.0f32; 8]);
+    unroll!(I < 8 {
+        let (r, c) = (first + place.row + I as u32, place.tx * 4);
+        // SAFETY: a block has a query; all lanes are here.
+        unsafe {
+            let (x, y) = ([out.load4(r, c), out.load4(r, c + 64)], [dout.load4(r, c), dout.load4(r, c + 64)]);
+            unroll!(HALF < 2 { unroll!(E < 4 { delta[I] += x[HALF][E] * y[HALF][E]; }); });
+            delta[I] = Sum.over::<16>(delta[I]);
+        }
+    });
+
+    let scores = |tile: u32| Pair { a: (q, first), b: (k, tile) };
+    let mut pipe = Pipe { buffers, side: 0 };
     let mut dq = [[[0.0f32; 4]; G]; 8];
     let (mut tile, end) = (0, mask.keys_end(first));
+    if tile < end {
+        // SAFETY: there are a query and a key.
+        unsafe { scores(0).put(buffers, scores(0).load(0)) };
+    }
     while tile < end {
         let (mut s, mut dp) = ([[0.0f32; 4]; 8], [[0.0f32; 4]; 8]);
+        let weights = Pair { a: (dout, first), b: (v, tile) };
+        let keys = Rows::<T, G>(k, tile);
         // SAFETY: all threads run the same loop.
-        unsafe {
-            products(&mut s, (q, first), (k, tile), staged, place);
-            products(&mut dp, (dout, first), (v, tile), staged, place);
-        }
+        unsafe { products(&mut s, &mut pipe, scores(tile), weights) };
+        let place = Place::new();
         unroll!(I < 8 {
             let i = first + place.row + I as u32;
-            // SAFETY: it is the block's head.
-            let [l, delta] = unsafe { p.stats_of(head, i) };
+            let mut next = max[I];
             unroll!(J < 4 {
                 let sees = mask.sees(i, tile + place.tx * 4 + J as u32);
-                let weight = if sees { exp2(s[I][J] * p.scale_log2 - l) } else { 0.0 };
-                s[I][J] = weight * (dp[I][J] - delta) * p.scale;
+                s[I][J] = if sees { s[I][J] * p.scale_log2 } else { f32::NEG_INFINITY };
+                next = next.max(s[I][J]);
             });
+            // SAFETY: all lanes are here.
+            next = unsafe { Max.over::<16>(next) };
+            let base = if next == f32::NEG_INFINITY { 0.0 } else { next };
+            let rescale = exp2(max[I] - base);
+            max[I] = next;
+            sum[I] *= rescale;
+            unroll!(J < 4 {
+                s[I][J] = exp2(s[I][J] - base);
+                sum[I] += s[I][J];
+            });
+            unroll!(H < 2 { if H < G { unroll!(E < 4 { dq[I][H][E] *= rescale; }); } });
         });
-        // SAFETY: since the tile was read last, all threads were at barriers.
+        // SAFETY: all threads run the same loop. Since the tile was read last, all threads were at barriers.
         unsafe {
-            store_tile(tile_of_s, &s, place);
-            accumulate(&mut dq, tile_of_s, (k, tile), staged, place);
+            products(&mut dp, &mut pipe, weights, keys);
+            unroll!(I < 8 { unroll!(J < 4 { s[I][J] *= (dp[I][J] - delta[I]) * p.scale; }); });
+            store_tile(tile_of_s, &s, Place::new());
+            accumulate(&mut dq, tile_of_s, &mut pipe, keys, scores(tile + ROWS));
         }
         tile += ROWS;
     }
+
+    let place = Place::new();
+    unroll!(I < 8 {
+        // SAFETY: all lanes are here; stats has a row for each of the block's queries, also past the last one.
+        unsafe {
+            let total = Sum.over::<16>(sum[I]);
+            // of a row that sees nothing: every weight is exp(−∞)
+            let l = if total > 0.0 { max[I] + log2(total) } else { f32::INFINITY };
+            let factor = if total > 0.0 { rcp(total) } else { 0.0 };
+            unroll!(H < 2 { if H < G { unroll!(E < 4 { dq[I][H][E] *= factor; }); } });
+            if place.tx == 0 {
+                let [to_l, to_delta] = p.stats_at(head, heads, first + place.row + I as u32);
+                *to_l = l;
+                *to_delta = delta[I];
+            }
+        }
+    });
     let at = p.dq_strides.offset(batch, h);
     // SAFETY: this block's rows.
     unsafe { write(p.dq, at, p.dq_strides.row, &dq, (first, p.q_len, p.head_dim), place) };
@@ -467,121 +577,175 @@ unsafe fn of_queries<T: Element, const G: usize>(
 /// # Safety
 /// As [`of_queries`].
 #[inline(always)]
-unsafe fn of_keys<T: Element, const G: usize>(p: Backward<T>, staged: Shared<f32>, tile_of_s: Shared<f32>) {
-    // SAFETY: heads belong to groups, and there are heads.
+unsafe fn of_keys<T: Element, const G: usize>(p: Backward<T>, buffers: Shared<f32>, tile_of_s: Shared<f32>) {
+    // SAFETY: heads belong to groups, and there are heads; groups are divided into some parts.
     unsafe {
         not_zero(p.group);
         not_zero(p.num_q_heads);
+        not_zero(p.splits);
     }
-    let place = Place::new();
     let num_kv_heads = (p.num_q_heads / p.group).max(1);
-    let (kv_head, first) = (thread::block_idx_x(), thread::block_idx_y() * ROWS);
+    let (kv_head, split) = (thread::block_idx_x() / p.splits, thread::block_idx_x() % p.splits);
+    let (first, part) = (thread::block_idx_y() * ROWS, thread::block_idx_z());
     let (batch, kv) = (kv_head / num_kv_heads, kv_head % num_kv_heads);
+    let kv_heads = thread::grid_dim_x() / p.splits;
     let mask = p.mask();
     let k = p.head(p.k, p.k_strides, batch, kv, p.kv_len);
     let v = p.head(p.v, p.v_strides, batch, kv, p.kv_len);
+    let begin = (mask.queries_begin(first) / ROWS * ROWS).max(part * p.part_len);
+    let end = p.q_len.min(part * p.part_len + p.part_len);
 
+    let mut pipe = Pipe { buffers, side: 0 };
     let (mut dk, mut dv) = ([[[0.0f32; 4]; G]; 8], [[[0.0f32; 4]; G]; 8]);
+    let members = p.group / p.splits;
     let mut member = 0;
-    while member < p.group {
-        let h = kv * p.group + member;
-        let head = batch * p.num_q_heads + h;
+    while member < members {
+        let h = kv * p.group + split * members + member;
         let q = p.head(p.q, p.q_strides, batch, h, p.q_len);
         let dout = p.head(p.dout, p.dout_strides, batch, h, p.q_len);
-        let mut tile = mask.queries_begin(first) / ROWS * ROWS;
-        while tile < p.q_len {
+        let scores = |tile: u32| Pair { a: (k, first), b: (q, tile) };
+        let mut tile = begin;
+        if tile < end {
+            // SAFETY: there are a query and a key. Nobody reads this buffer: the last product read the other one.
+            unsafe { scores(tile).put(pipe.read(), scores(tile).load(0)) };
+        }
+        while tile < end {
+            let weights = Pair { a: (v, first), b: (dout, tile) };
+            let (queries, gradients) = (Rows::<T, G>(q, tile), Rows::<T, G>(dout, tile));
+            // read when needed, because registers are short meanwhile
+            let stats =
+                |place: Place| p.stats_at(batch * p.num_q_heads + h, kv_heads * p.group, tile + place.tx * 4);
             let mut s = [[0.0f32; 4]; 8];
             // SAFETY: all threads run the same loop.
-            unsafe { products(&mut s, (k, first), (q, tile), staged, place) };
+            unsafe { products(&mut s, &mut pipe, scores(tile), gradients) };
+            let place = Place::new();
+            // SAFETY: stats has a row for each query of the tile, also past the last one, and these start at multiples of four.
+            let l = unsafe { f32::load4(stats(place)[0]) };
             unroll!(J < 4 {
                 let i = tile + place.tx * 4 + J as u32;
-                // SAFETY: it is one of the block's heads.
-                let [l, _] = unsafe { p.stats_of(head, i) };
                 unroll!(I < 8 {
                     let sees = mask.sees(i, first + place.row + I as u32);
-                    s[I][J] = if sees { exp2(s[I][J] * p.scale_log2 - l) } else { 0.0 };
+                    s[I][J] = if sees { exp2(s[I][J] * p.scale_log2 - l[J]) } else { 0.0 };
                 });
             });
-            // SAFETY: since the tile was read last, all threads were at barriers.
+            let mut dp = [[0.0f32; 4]; 8];
+            // SAFETY: as above. Since the tile was read last, all threads were at barriers.
             unsafe {
                 store_tile(tile_of_s, &s, place);
-                accumulate(&mut dv, tile_of_s, (dout, tile), staged, place);
+                accumulate(&mut dv, tile_of_s, &mut pipe, gradients, weights);
+                products(&mut dp, &mut pipe, weights, queries);
             }
-            let mut dp = [[0.0f32; 4]; 8];
-            // SAFETY: as above.
-            unsafe { products(&mut dp, (v, first), (dout, tile), staged, place) };
+            let place = Place::new();
+            // SAFETY: as for L.
+            let delta = unsafe { f32::load4(stats(place)[1]) };
             unroll!(J < 4 {
-                // SAFETY: it is one of the block's heads; this thread's own elements of the tile.
-                unsafe {
-                    let [_, delta] = p.stats_of(head, tile + place.tx * 4 + J as u32);
-                    let at = tile_of_s.at((place.tx * 4 + J as u32) * STRIDE + place.row);
-                    let ([a, b, c, d], [e, f, g, h]) = (at.get4(0), at.get4(4));
-                    let weights = [a, b, c, d, e, f, g, h];
-                    unroll!(I < 8 { dp[I][J] = weights[I] * (dp[I][J] - delta) * p.scale; });
-                }
+                let at = tile_at(place, J as u32);
+                // SAFETY: this thread's own elements of the tile.
+                let weights = unsafe { [tile_of_s.at(at).get4(0), tile_of_s.at(at ^ 4).get4(0)] };
+                unroll!(I < 8 { dp[I][J] = weights[I / 4][I % 4] * (dp[I][J] - delta[J]) * p.scale; });
             });
             // SAFETY: as above.
             unsafe {
                 store_tile(tile_of_s, &dp, place);
-                accumulate(&mut dk, tile_of_s, (q, tile), staged, place);
+                accumulate(&mut dk, tile_of_s, &mut pipe, queries, scores(tile + ROWS));
             }
             tile += ROWS;
         }
         member += 1;
     }
-    let rows = (first, p.kv_len, p.head_dim);
-    // SAFETY: this block's rows.
+    let (rows, place) = ((first, p.kv_len, p.head_dim), Place::new());
+    let parts = thread::grid_dim_z() * p.splits;
+    // SAFETY: this block's rows of the gradients, or of its own part of them.
     unsafe {
-        write(p.dk, p.dk_strides.offset(batch, kv), p.dk_strides.row, &dk, rows, place);
-        write(p.dv, p.dv_strides.offset(batch, kv), p.dv_strides.row, &dv, rows, place);
+        if parts == 1 {
+            write(p.dk, p.dk_strides.offset(batch, kv), p.dk_strides.row, &dk, rows, place);
+            write(p.dv, p.dv_strides.offset(batch, kv), p.dv_strides.row, &dv, rows, place);
+        } else {
+            let head = p.kv_len as usize * p.head_dim as usize;
+            let own = (part * p.splits + split) as usize * kv_heads as usize + kv_head as usize;
+            let to = p.partial.add(own * head);
+            write(to, 0, p.head_dim, &dk, rows, place);
+            write(to.add(parts as usize * kv_heads as usize * head), 0, p.head_dim, &dv, rows, place);
+        }
     }
 }
 
-macro_rules! kernels {
-    ($($name:ident $ty:ty: $stats:ident, [$($q:ident $kv:ident $g:literal),*];)*) => {
-        $(
-            /// # Safety
-            /// [`Stats`] and [`Backward`] say what holds of the pointers, which are valid on the launching stream and reach fewer
-            /// than 2³¹ elements; launched as [`Kernels`] says.
-            #[kernel(block = THREADS, shared(staged: [f32; STAGED]), shuffles = 96)]
-            pub unsafe fn $stats(p: Stats<$ty>) {
-                // SAFETY: this kernel's contract is the body's.
-                unsafe { stats(p, staged) }
-            }
+/// # Safety
+/// As the kernels below.
+#[inline(always)]
+unsafe fn sum_parts<T: Element>(p: Sums<T>) {
+    // SAFETY: there are heads, and they have columns.
+    unsafe {
+        not_zero(p.num_kv_heads);
+        not_zero(p.head_dim);
+    }
+    let (head, heads, of_v) = (thread::block_idx_x(), thread::grid_dim_x(), thread::block_idx_z());
+    let i = thread::block_idx_y() * SUMMED + thread::thread_idx_x() * 4;
+    let len = p.kv_len * p.head_dim;
+    if i >= len {
+        return;
+    }
+    let (to, strides) = if of_v == 0 { (p.dk, p.dk_strides) } else { (p.dv, p.dv_strides) };
+    let mut sum = [0.0f32; 4];
+    let mut part = of_v * p.parts;
+    while part < of_v * p.parts + p.parts {
+        let at = (part as usize * heads as usize + head as usize) * len as usize + i as usize;
+        // SAFETY: the element is the head's, and head_dim is a multiple of eight.
+        let x = unsafe { f32::load4(p.partial.add(at)) };
+        sum = [sum[0] + x[0], sum[1] + x[1], sum[2] + x[2], sum[3] + x[3]];
+        part += 1;
+    }
+    let at = strides.offset(head / p.num_kv_heads, head % p.num_kv_heads);
+    let at = at + i / p.head_dim * strides.row + i % p.head_dim;
+    // SAFETY: row and columns are the head's.
+    unsafe { T::store4(to.add(at as usize), sum) };
+}
 
+macro_rules! kernels {
+    ($($name:ident $ty:ty: $sum:ident, [$($q:ident $kv:ident $g:literal),*];)*) => {
+        $(
             $(
                 /// # Safety
-                /// As the kernel of L and Δ.
-                #[kernel(block = THREADS, min_blocks = 2, shared(staged: [f32; STAGED], tile: [f32; TILE]))]
+                /// [`Backward`] says what holds of the pointers, which are valid on the launching stream and reach fewer than 2³¹
+                /// elements; launched as [`Kernels`] says.
+                #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]), shuffles = 96)]
                 pub unsafe fn $q(p: Backward<$ty>) {
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_queries::<$ty, $g>(p, staged, tile) }
+                    unsafe { of_queries::<$ty, $g>(p, buffers, tile) }
                 }
 
                 /// # Safety
-                /// As the kernel of L and Δ.
-                #[kernel(block = THREADS, min_blocks = 2, shared(staged: [f32; STAGED], tile: [f32; TILE]))]
+                /// As the kernel of queries, which has run.
+                #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]))]
                 pub unsafe fn $kv(p: Backward<$ty>) {
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_keys::<$ty, $g>(p, staged, tile) }
+                    unsafe { of_keys::<$ty, $g>(p, buffers, tile) }
                 }
             )*
 
+            /// # Safety
+            /// As the kernel of queries, with [`Sums`]; the kernel of keys has run.
+            #[kernel(block = SUM_THREADS)]
+            pub unsafe fn $sum(p: Sums<$ty>) {
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { sum_parts(p) }
+            }
+
             /// The kernels of this element type.
-            pub const $name: Kernels<$ty> = Kernels { stats: $stats, q: [$($q),*], kv: [$($kv),*] };
+            pub const $name: Kernels<$ty> = Kernels { q: [$($q),*], kv: [$($kv),*], sum: $sum };
         )*
 
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($stats.info(), $($q.info(), $kv.info(),)*)*];
+        pub const KERNELS: &[KernelInfo] = &[$($($q.info(), $kv.info(),)* $sum.info(),)*];
     };
 }
 
 kernels! {
-    OF_F32 f32: attention_backward_stats_f32, [
+    OF_F32 f32: attention_backward_sum_f32, [
         attention_backward_q_d64_f32 attention_backward_kv_d64_f32 1,
         attention_backward_q_d128_f32 attention_backward_kv_d128_f32 2
     ];
-    OF_F16 F16: attention_backward_stats_f16, [
+    OF_F16 F16: attention_backward_sum_f16, [
         attention_backward_q_d64_f16 attention_backward_kv_d64_f16 1,
         attention_backward_q_d128_f16 attention_backward_kv_d128_f16 2
     ];

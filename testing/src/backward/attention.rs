@@ -38,6 +38,8 @@ pub(super) fn all() -> Vec<Attention> {
                 ((3, 1), 33, 70, 72, true, false),
                 ((2, 1), 70, 33, 128, true, false), // the first queries see nothing
                 ((2, 1), 129, 129, 128, true, true),
+                ((2, 1), 530, 70, 16, true, true),  // queries in parts
+                ((160, 80), 5, 5, 16, true, false), // a group's heads in one block
                 ((1, 1), 0, 3, 16, false, false),
                 ((1, 1), 3, 0, 16, false, false),
             ] {

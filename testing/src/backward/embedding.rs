@@ -11,6 +11,8 @@ pub(super) struct Embedding {
     n: usize,
     /// Whether it is a bias: one row, which is added to all of them.
     is_bias: bool,
+    /// Whether it is added to zeros.
+    add: bool,
     dtype: DType,
     purpose: Purpose,
 }
@@ -20,12 +22,31 @@ pub(super) fn all() -> Vec<Embedding> {
     for (rows, cols, n) in
         [(1, 1, 1), (7, 3, 5), (5, 64, 33), (400, 257, 9), (3, 300, 600), (9, 4, 0), (9, 0, 4)]
     {
-        all.push(Embedding { rows, cols, n, is_bias: false, dtype: DType::F32, purpose: Purpose::Test });
+        for add in [false, true] {
+            all.push(Embedding {
+                rows,
+                cols,
+                n,
+                is_bias: false,
+                add,
+                dtype: DType::F32,
+                purpose: Purpose::Test,
+            });
+        }
     }
     let (rows, cols, n) = (151_936, 2048, 1024);
-    all.push(Embedding { rows, cols, n, is_bias: false, dtype: DType::F32, purpose: Purpose::Bench });
+    all.push(Embedding {
+        rows,
+        cols,
+        n,
+        is_bias: false,
+        add: false,
+        dtype: DType::F32,
+        purpose: Purpose::Bench,
+    });
     for dtype in [DType::F32, DType::F16] {
-        let bias = |n, cols, purpose| Embedding { rows: 1, cols, n, is_bias: true, dtype, purpose };
+        let bias =
+            |n, cols, purpose| Embedding { rows: 1, cols, n, is_bias: true, add: false, dtype, purpose };
         for (n, cols) in [(0, 3), (1, 1), (5, 33), (300, 70), (1000, 31)] {
             all.push(bias(n, cols, Purpose::Test));
         }
@@ -40,9 +61,10 @@ impl Differentiable for Embedding {
     }
 
     fn sizes(&self) -> String {
+        let add = if self.add { ",add=true" } else { "" };
         match self.is_bias {
             true => format!("rows={},cols={}", self.n, self.cols),
-            false => format!("rows={},cols={},n={}", self.rows, self.cols, self.n),
+            false => format!("rows={},cols={},n={}{add}", self.rows, self.cols, self.n),
         }
     }
 
@@ -77,6 +99,9 @@ impl Differentiable for Embedding {
     fn run(&self, mut y: TensorMut, dy: &Tensor, arguments: &[Tensor]) -> Result<()> {
         if self.is_bias {
             return ops::column_sum_into(y, dy);
+        }
+        if !self.add {
+            return ops::embedding_backward_into(y, dy, &arguments[0]);
         }
         ops::copy_into(y.reborrow(), &Tensor::zeros([self.rows, self.cols], DType::F32, &dy.device())?)?;
         ops::embedding_backward_add(y, dy, &arguments[0])
