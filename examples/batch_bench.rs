@@ -190,7 +190,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         load.quantize = Some(*pascaline::quant::FORMATS.iter().find(named).ok_or("no such format")?);
     }
     let model = Qwen3Vl::load_with(&path, &device, load, |_| {})?;
-    let (length, tokens, late) = (number("--prompt", 200), number("--tokens", 256), number("--arrival", 2000));
+    let (length, tokens, late) =
+        (number("--prompt", 200), number("--tokens", 256), number("--arrival", 2000));
     let counts: Vec<usize> = argument("--sequences", "1,4,16,64")
         .split(',')
         .map(str::parse)

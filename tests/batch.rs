@@ -151,8 +151,7 @@ fn answers_together_are_those_alone_on_a_cuda_device() {
 fn prompts_pass_row_by_row_beside_answers() {
     let model = load(&common::cuda_device(), |_| {});
     let text = "Why is the sky blue, and the grass green, and the sun yellow?";
-    let requests =
-        [(prompt(&model, &[], "Hm"), options(12)), (prompt(&model, &[], text), options(3))];
+    let requests = [(prompt(&model, &[], "Hm"), options(12)), (prompt(&model, &[], text), options(3))];
     let mut batch = Batch::new(&model, BatchOptions::with_room(1000)).unwrap();
     let found = run_together(&mut batch, &requests, |i| 3 * i);
     for (found, (prompt, options)) in found.iter().zip(&requests) {

@@ -484,12 +484,7 @@ impl<'m> Batch<'m> {
     }
 
     /// The next tokens, of these rows of the logits. A sequence whose logits are broken has an error of its own.
-    fn choose(
-        &mut self,
-        logits: &Logits,
-        rows: &[usize],
-        sequences: &[usize],
-    ) -> Result<Vec<Result<u32>>> {
+    fn choose(&mut self, logits: &Logits, rows: &[usize], sequences: &[usize]) -> Result<Vec<Result<u32>>> {
         if sequences.is_empty() {
             self.model.device().synchronize()?; // the others were waited for; so that steps do not run ahead of the device
             return Ok(Vec::new());
