@@ -32,7 +32,8 @@ pub(super) struct Args {
     #[command(flatten)]
     pub select: CaseArgs,
 
-    /// Also run the cases that are left out because they are too large for a CPU (or for the virtual GPU).
+    /// Also run the cases that are left out because they are too large for a CPU (or for the virtual GPU), or could take longer than
+    /// the watchdog of a card with a display allows.
     #[arg(long)]
     all: bool,
 
@@ -149,6 +150,16 @@ struct Json<'a> {
     cases: &'a [Row],
 }
 
+/// Seconds at the GPU's peak rate beyond which a kernel could take longer than the 2 that Windows grants one on a card with a display.
+const LONG: f64 = 0.5;
+
+/// Whether a display's watchdog could end such a case, and with it all work on the GPU.
+fn is_too_long(case: &dyn Case, multiprocessors: u32, clock_khz: u32) -> bool {
+    let rate = f64::from(multiprocessors) * 2.0 * 128.0 * f64::from(clock_khz) * 1e3;
+    let rate = if case.dp4a() { 4.0 * rate } else { rate };
+    case.compute_bound() && case.flops() > LONG * rate
+}
+
 /// The state that all cases share.
 pub(super) struct Bench {
     device: Device,
@@ -159,6 +170,8 @@ pub(super) struct Bench {
     pub pacer: Pacer,
     /// Whether the kernels that users would write are timed, too.
     pub baselines: bool,
+    /// Whether cases are left out that the watchdog of a card with a display could end.
+    pub mind_the_watchdog: bool,
     cases_in_table: usize,
 }
 
@@ -199,6 +212,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     screen.start(chosen.len());
     screen.doing("measuring what the device can do");
     let mut bench = Bench::new(device, &chosen, cublas)?;
+    bench.mind_the_watchdog = !args.all;
     let ceilings = &bench.ceilings;
     if let Some(Ceiling { name, what, .. }) = &ceilings.launch {
         screen.entry(&format!("{name:<5} "), what, Style::Plain)?;
@@ -297,6 +311,7 @@ impl Bench {
             cublas,
             pacer,
             baselines: true,
+            mind_the_watchdog: true,
             cases_in_table,
         })
     }
@@ -325,6 +340,14 @@ impl Bench {
 
     /// Checks and times a case.
     pub fn case(&mut self, case: &dyn Case) -> Row {
+        if let Device::Cuda(device) = &self.device
+            && let gpu = device.properties()
+            && self.mind_the_watchdog
+            && gpu.watchdog
+            && is_too_long(case, gpu.multiprocessors, gpu.clock_khz)
+        {
+            return Row::new(case, "left out", Some("the display's watchdog could reset the GPU".into()));
+        }
         match self.check_and_time(case) {
             Ok(row) => row,
             Err(error @ Error::OutOfMemory { .. }) => Row::new(case, "left out", Some(error.to_string())),
@@ -469,8 +492,8 @@ fn cublas_mean(rows: &[Row]) -> Option<f64> {
 fn summary(screen: &mut Screen, rows: &[Row], rule: Option<&str>, cublas: bool) -> Result<(), Failure> {
     let count = |status| rows.iter().filter(|row| row.status == status).count();
     let (ok, failed) = (count("ok"), count("failed"));
-    let no_room = rows.iter().filter(|row| row.status == "left out" && row.message.is_some()).count();
-    let too_large = count("left out") - no_room;
+    let with_reason = rows.iter().filter(|row| row.status == "left out" && row.message.is_some()).count();
+    let too_large = count("left out") - with_reason;
     screen.line("")?;
     let compared = rows.iter().filter(|row| row.ratio.is_some()).count();
     match (cublas, cublas_mean(rows)) {
@@ -490,11 +513,27 @@ fn summary(screen: &mut Screen, rows: &[Row], rule: Option<&str>, cublas: bool) 
     if failed > 0 {
         screen.line(&screen.colours.paint(Style::Bad, &format!("{failed} FAILED")))?;
     }
-    if no_room > 0 {
-        screen.line(&format!("{no_room} left out for want of device memory"))?;
+    if with_reason > 0 {
+        screen.line(&format!("{with_reason} left out, for the reasons given there"))?;
     }
     if let (1.., Some(rule)) = (too_large, rule) {
         screen.text(&format!("{too_large} left out: {rule}; `--all` runs them"), Style::Plain)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_cases_are_those_that_a_small_card_takes_seconds_for() {
+        let cases = pascaline_testing::cases();
+        let case = |id: &str| cases.iter().find(|case| case.id() == id).unwrap().as_ref();
+        let (large, small) =
+            (case("matmul_f32/m=8192,n=8192,k=8192"), case("matmul_f32/m=4096,n=4096,k=4096"));
+        let [mx330, p40] = [(3, 1_594_000), (30, 1_531_000)];
+        assert!(is_too_long(large, mx330.0, mx330.1));
+        assert!(!is_too_long(small, mx330.0, mx330.1) && !is_too_long(large, p40.0, p40.1));
+    }
 }

@@ -41,8 +41,6 @@ const BENCH: f64 = 0.65;
 const ESTIMATES: f64 = 0.75;
 const MODEL_FILES: f64 = 0.88;
 const MODEL: f64 = 0.98;
-/// Seconds of an estimate from sizes beyond which a kernel could take longer than the 2 that Windows grants one on a card with a display.
-const LONG: f64 = 0.5;
 /// The longest that a GPU is kept busy before the first timing.
 const WARM_UP: Duration = Duration::from_secs(10);
 
@@ -179,7 +177,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     findings.validate = Some(validate(&device, &time, &mut screen)?);
     keep(&mut findings, &time)?;
     let card = Card::of(cuda.properties());
-    let (timed, chosen) = bench(&device, &card, cuda.properties().watchdog, &time, &mut screen)?;
+    let (timed, chosen) = bench(&device, &time, &mut screen)?;
     findings.bench = Some(timed);
     keep(&mut findings, &time)?;
     findings.estimates = Some(estimate(card, &findings, &chosen, &time, &mut screen)?);
@@ -250,8 +248,6 @@ fn validate(device: &Device, time: &TimeLimit, screen: &mut Screen) -> Result<Va
 /// Times the bench cases, one of every op and type before the second of any; and the cases themselves.
 fn bench(
     device: &Device,
-    card: &Card,
-    watchdog: bool,
     time: &TimeLimit,
     screen: &mut Screen,
 ) -> Result<(Timed, Vec<Box<dyn Case>>), Failure> {
@@ -294,12 +290,7 @@ fn bench(
             break;
         }
         screen.doing(&case.id());
-        rows.push(match watchdog && Estimate::from_sizes(case.as_ref(), 0.0, card, None).seconds > LONG {
-            true => {
-                Row::new(case.as_ref(), "left out", Some("the display's watchdog could reset the GPU".into()))
-            }
-            false => bench.case(case.as_ref()),
-        });
+        rows.push(bench.case(case.as_ref()));
         screen.done();
         bench.pacer.pace();
     }
