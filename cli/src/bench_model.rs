@@ -3,6 +3,7 @@
 //! by side.
 
 use super::bench::Args;
+use super::devices::DevicesArgs;
 use super::environment::Environment;
 use super::failure::Failure;
 use super::model::{ModelArgs, WeightType, Work, cache_formats};
@@ -49,6 +50,10 @@ pub(super) struct ModelBench {
     /// The number of decoder layers whose weights stay on the GPU, as `generate` has it.
     #[arg(long, value_name = "N", alias = "n-gpu-layers", requires = "model")]
     gpu_layers: Option<usize>,
+
+    /// With --model, as `generate` has them.
+    #[command(flatten)]
+    pub devices: DevicesArgs,
 
     /// Lengths of prompts to pass; 0 for none.
     #[arg(
@@ -213,8 +218,12 @@ struct Model {
 pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let (own, output) = (&args.of_model, &args.select.output);
     let tests = tests(args)?;
-    let (device, reason) = args.select.device.open()?;
+    let (device, reason) = match own.devices.open(&args.select.device)? {
+        Some(devices) => (devices[0].clone(), None),
+        None => args.select.device.open()?,
+    };
     let model_args = ModelArgs::at(path.to_owned())
+        .on(args.select.device.clone(), own.devices.clone())
         .with_types(own.dtype, own.vision_dtype, own.cache)
         .with_places(own.mmproj.clone(), own.gpu_layers);
     model_args.check()?;
@@ -229,12 +238,13 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let most = workload(&tests, &opened.config);
     let work = Work { most: Some(most), exactly: &|_| Ok(vec![most]) };
     let loaded = model_args.load(&opened, &device, &work, output)?;
+    let devices: Vec<_> = loaded.model.devices().map(ToString::to_string).collect();
     let model = Model {
         name: name(path),
         parameters: loaded.model.parameters(),
         weight_bytes: loaded.model.weight_bytes(),
         cache: own.cache.unwrap_or(KvFormat::F32).name(),
-        device: device.to_string(),
+        device: devices.join(" + "),
         load_seconds: loaded.seconds,
     };
     let environment = Environment::of(&device);

@@ -4,7 +4,7 @@ use super::failure::Failure;
 use pascaline::{Device, Error};
 use std::env;
 
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 pub(super) struct DeviceArg {
     /// Where to run: auto, cpu, cuda, cuda:N, or virtual (an sm_61 GPU in software; virtual:N of several). If not given, as
     /// PASCALINE_DEVICE says, else auto.

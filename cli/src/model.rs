@@ -238,6 +238,11 @@ impl ModelArgs {
         Self { mmproj, gpu_layers, ..self }
     }
 
+    /// On this device, or over several.
+    pub fn on(self, device: DeviceArg, several: DevicesArgs) -> Self {
+        Self { device, several, ..self }
+    }
+
     /// Refuses what can't be a model, with the way to one.
     pub fn check(&self) -> Result<(), Failure> {
         match hub::named(&self.model) {

@@ -126,6 +126,22 @@ fn answers_are_the_same_and_memory_is_as_planned() {
 }
 
 #[test]
+fn bench_measures_a_model_over_devices() {
+    let model = tiny();
+    let fixed = ["bench", "--model", &model, "--device", "virtual", "--json", "-", "--quiet"];
+    let tests = ["-p", "8", "-n", "2", "-r", "1"];
+    for split in [&["--split", "2,1"][..], &["--split-mode", "row"]] {
+        let report = json(&[&fixed[..], &tests, &["--devices", "0,1"], split].concat(), &[]);
+        let devices = report["model"]["device"].as_str().unwrap();
+        assert!(devices.contains("MX330") && devices.contains(" + ") && devices.contains("1060"), "{devices}");
+        assert_eq!(report["tests"].as_array().unwrap().len(), 2);
+    }
+    let alone = run(&["bench", "--device", "virtual", "--devices", "0,1"], &[]);
+    assert_eq!(alone.status.code(), Some(2), "{}", stderr(&alone));
+    assert!(stderr(&alone).contains("--model"), "{}", stderr(&alone));
+}
+
+#[test]
 fn a_plan_has_a_line_for_each_card() {
     let model = tiny();
     let output = run(&["fit", &model, "--card", "p40", "--card", "gtx1080", "--split", "2,1"], &[]);
