@@ -189,7 +189,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return bench_model::run(args, model);
     }
     if args.of_model.devices.are_given() {
-        return Err(Failure::Usage("--devices, --split, --split-mode and --between go with --model".to_owned()));
+        return Err(Failure::Usage(
+            "--devices, --split, --split-mode and --between go with --model".to_owned(),
+        ));
     }
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
     let (device, reason) = args.select.device.open()?;

@@ -133,7 +133,10 @@ fn bench_measures_a_model_over_devices() {
     for split in [&["--split", "2,1"][..], &["--split-mode", "row"]] {
         let report = json(&[&fixed[..], &tests, &["--devices", "0,1"], split].concat(), &[]);
         let devices = report["model"]["device"].as_str().unwrap();
-        assert!(devices.contains("MX330") && devices.contains(" + ") && devices.contains("1060"), "{devices}");
+        assert!(
+            devices.contains("MX330") && devices.contains(" + ") && devices.contains("1060"),
+            "{devices}"
+        );
         assert_eq!(report["tests"].as_array().unwrap().len(), 2);
     }
     let alone = run(&["bench", "--device", "virtual", "--devices", "0,1"], &[]);

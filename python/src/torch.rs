@@ -105,6 +105,64 @@ fn torch_layer_norm(
 }
 
 #[pyfunction]
+fn torch_softmax_backward(dx: Any, dy: Any, y: Any, index: i32, stream: u64) -> Result<()> {
+    on_torch!(dx.py(), Place(index, stream), [dx, dy, y], |device| {
+        ops::softmax_backward_into(dx.view_mut()?, &dy, &y)
+    })
+}
+
+/// `dweight` is None if it is not wanted.
+#[pyfunction]
+#[pyo3(signature = (dx, dweight, dy, x, weight, eps, index, stream))]
+#[expect(clippy::too_many_arguments, reason = "those of the op, and where it runs")]
+fn torch_rms_norm_backward(
+    dx: Any,
+    dweight: Option<Any>,
+    dy: Any,
+    x: Any,
+    weight: Any,
+    eps: f32,
+    index: i32,
+    stream: u64,
+) -> Result<()> {
+    let (py, place) = (dx.py(), Place(index, stream));
+    match dweight {
+        None => on_torch!(py, place, [dx, dy, x, weight], |device| {
+            ops::rms_norm_backward_into(dx.view_mut()?, None, &dy, &x, &weight, eps)
+        }),
+        Some(dweight) => on_torch!(py, place, [dx, dweight, dy, x, weight], |device| {
+            ops::rms_norm_backward_into(dx.view_mut()?, Some(dweight.view_mut()?), &dy, &x, &weight, eps)
+        }),
+    }
+}
+
+/// `sums`, the gradients of weight and bias, are None if they are not wanted.
+#[pyfunction]
+#[pyo3(signature = (dx, sums, dy, x, weight, eps, index, stream))]
+#[expect(clippy::too_many_arguments, reason = "those of the op, and where it runs")]
+fn torch_layer_norm_backward(
+    dx: Any,
+    sums: Option<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
+    dy: Any,
+    x: Any,
+    weight: Any,
+    eps: f32,
+    index: i32,
+    stream: u64,
+) -> Result<()> {
+    let (py, place) = (dx.py(), Place(index, stream));
+    match &sums {
+        None => on_torch!(py, place, [dx, dy, x, weight], |device| {
+            ops::layer_norm_backward_into(dx.view_mut()?, None, &dy, &x, &weight, eps)
+        }),
+        Some((dweight, dbias)) => on_torch!(py, place, [dx, dweight, dbias, dy, x, weight], |device| {
+            let sums = Some([dweight.view_mut()?, dbias.view_mut()?]);
+            ops::layer_norm_backward_into(dx.view_mut()?, sums, &dy, &x, &weight, eps)
+        }),
+    }
+}
+
+#[pyfunction]
 fn torch_silu_mul(out: Any, gate: Any, up: Any, index: i32, stream: u64) -> Result<()> {
     on_torch!(out.py(), Place(index, stream), [out, gate, up], |device| {
         ops::silu_mul_into(out.view_mut()?, &gate, &up)
@@ -179,6 +237,28 @@ fn torch_attention(
 }
 
 #[pyfunction]
+#[pyo3(signature = (gradients, dout, q, k, v, out, causal, scale, index, stream))]
+#[expect(clippy::too_many_arguments, reason = "those of the op, and where it runs")]
+fn torch_attention_backward(
+    gradients: (Bound<'_, PyAny>, Bound<'_, PyAny>, Bound<'_, PyAny>),
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    causal: bool,
+    scale: Option<f32>,
+    index: i32,
+    stream: u64,
+) -> Result<()> {
+    let (dq, dk, dv) = &gradients;
+    on_torch!(q.py(), Place(index, stream), [dq, dk, dv, dout, q, k, v, out], |device| {
+        let gradients = [dq.view_mut()?, dk.view_mut()?, dv.view_mut()?];
+        ops::attention_backward_into(gradients, &dout, &q, &k, &v, &out, &Attention { scale, causal })
+    })
+}
+
+#[pyfunction]
 #[pyo3(signature = (out, q, k, v, mask, scale, index, stream))]
 fn torch_sparse_attention(
     out: Any,
@@ -215,7 +295,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     macro_rules! functions {
         ($($name:ident)*) => { $(module.add_function(wrap_pyfunction!($name, module)?)?;)* };
     }
-    functions!(torch_softmax torch_rms_norm torch_layer_norm torch_silu_mul torch_rope torch_linear torch_quant_linear
+    functions!(torch_softmax torch_softmax_backward torch_rms_norm_backward torch_layer_norm_backward
+        torch_attention_backward torch_rms_norm torch_layer_norm torch_silu_mul torch_rope torch_linear torch_quant_linear
         torch_quantize torch_attention torch_sparse_attention torch_device_problem);
     Ok(())
 }

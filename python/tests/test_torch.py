@@ -150,6 +150,9 @@ ARGUMENTS = {
 }
 
 
+BY_KERNELS = ("softmax", "rms_norm", "layer_norm", "attention")
+
+
 def op(name):
     return getattr(torch.ops.pascaline, name).default
 
@@ -173,7 +176,43 @@ def test_gradients_through_the_kernels_are_the_same(name, device):
     for found, expected in zip(arguments, wide):
         if isinstance(found, torch.Tensor):
             close(found.grad, expected.grad, torch.float32)
-    assert pt.report()[f"{name}_backward"]["torch"] == {"there is no kernel": 2}
+    if name in BY_KERNELS:
+        assert pt.report()[f"{name}_backward"] == {"kernels": 1, "torch": {"float64 tensors": 1}}
+    elif name == "rope":
+        assert pt.report()["rope_backward"]["torch"] == {"gradients of the angles": 2}
+    else:
+        assert pt.report()[f"{name}_backward"]["torch"] == {"there is no kernel": 2}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", [*BY_KERNELS, "rope"])
+def test_gradients_by_the_kernels_alone(name, dtype, device):
+    """Of the first argument: weights and angles are frozen. In both types, and of a view that is not contiguous."""
+    size = {"attention": (1, 3, 4, 16), "rope": (3, 8, 2)}.get(name, (8, 3))
+    x = randn(*size, dtype=dtype, device=device, grad=True)
+    rest = [a if name == "attention" or not isinstance(a, torch.Tensor) else a.detach() for a in ARGUMENTS[name](
+        lambda *shape: randn(*shape, dtype=torch.float32 if name == "rope" else dtype, device=device)
+    )[1:]]
+    view = {"attention": lambda x: x.transpose(1, 2), "rope": lambda x: x.transpose(1, 2)}.get(name, lambda x: x.t())
+    wide = x.detach().double().requires_grad_()
+    y = op(name)(view(x), *rest)
+    grad = randn(*y.shape, dtype=dtype, device=device)
+    (y * grad).sum().backward()
+    (op(name)(view(wide), *(a.double() if isinstance(a, torch.Tensor) else a for a in rest)) * grad.double()).sum().backward()
+    close(x.grad, wide.grad, dtype)
+    assert pt.report()[f"{name}_backward"]["kernels"] == 1
+
+
+def test_a_gradient_of_the_gradient_is_torchs():
+    x = randn(3, 8, grad=True)
+    (first,) = torch.autograd.grad(pt.softmax(x).pow(2).sum(), x, create_graph=True)
+    first.sum().backward()
+    wide = x.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(F.softmax(wide, -1).pow(2).sum(), wide, create_graph=True)
+    expected.sum().backward()
+    close(x.grad, wide.grad, torch.float32)
+    assert "a gradient of the gradient, or tracing" in pt.report()["softmax_backward"]["torch"]
 
 
 @pytest.mark.parametrize("device", DEVICES)

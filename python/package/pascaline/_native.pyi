@@ -85,15 +85,19 @@ __all__ = [
     "stack",
     "sum",
     "torch_attention",
+    "torch_attention_backward",
     "torch_device_problem",
     "torch_layer_norm",
+    "torch_layer_norm_backward",
     "torch_linear",
     "torch_quant_linear",
     "torch_quantize",
     "torch_rms_norm",
+    "torch_rms_norm_backward",
     "torch_rope",
     "torch_silu_mul",
     "torch_softmax",
+    "torch_softmax_backward",
     "torch_sparse_attention",
     "transpose",
     "zeros",
@@ -524,15 +528,34 @@ def torch_attention(
     index: int,
     stream: int,
 ) -> None: ...
+def torch_attention_backward(
+    gradients: Tuple[Any, Any, Any],
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    causal: bool,
+    scale: Optional[float],
+    index: int,
+    stream: int,
+) -> None: ...
 def torch_device_problem(index: int) -> Optional[str]: ...
 def torch_layer_norm(out: Any, x: Any, weight: Any, bias: Any, eps: float, index: int, stream: int) -> None: ...
+def torch_layer_norm_backward(
+    dx: Any, sums: Optional[Tuple[Any, Any]], dy: Any, x: Any, weight: Any, eps: float, index: int, stream: int
+) -> None: ...
 def torch_linear(out: Any, x: Any, weight: Any, bias: Any, index: int, stream: int) -> None: ...
 def torch_quant_linear(out: Any, x: Any, weight: QuantTensor, bias: Any, index: int, stream: int) -> None: ...
 def torch_quantize(weight: Any, format: str, index: int, stream: int) -> QuantTensor: ...
 def torch_rms_norm(out: Any, x: Any, weight: Any, eps: float, index: int, stream: int) -> None: ...
+def torch_rms_norm_backward(
+    dx: Any, dweight: Optional[Any], dy: Any, x: Any, weight: Any, eps: float, index: int, stream: int
+) -> None: ...
 def torch_rope(out: Any, x: Any, cos: Any, sin: Any, index: int, stream: int) -> None: ...
 def torch_silu_mul(out: Any, gate: Any, up: Any, index: int, stream: int) -> None: ...
 def torch_softmax(out: Any, x: Any, index: int, stream: int) -> None: ...
+def torch_softmax_backward(dx: Any, dy: Any, y: Any, index: int, stream: int) -> None: ...
 def torch_sparse_attention(
     out: Any,
     q: Any,

@@ -2,7 +2,8 @@
 
 Each function has the kernels where they fit and torch's own implementation elsewhere. ``report()`` says how often each was taken,
 and why. The kernels take float32 and float16 (linear maps also float32 with float16 weights) on the CPU and on CUDA devices of
-compute capability 6.1 or newer. The gradients are torch's.
+compute capability 6.1 or newer. The gradients of softmax, norms, attention and RoPE are the kernels' too; a gradient of a
+gradient, and those of the other ops, are torch's.
 
 The ops are ``torch.ops.pascaline.*`` too; they have fake implementations and gradients, so ``torch.compile`` goes through them.
 """
@@ -133,6 +134,18 @@ def _backward_by_torch(name: str) -> None:
     _torch[f"{name}_backward", "there is no kernel"] += 1
 
 
+def _backward_by_kernels(name: str, *tensors: Tensor, problem: Optional[str] = None) -> bool:
+    """Whether the kernels take these tensors of one type for a gradient. They give no gradient of the gradient."""
+    if not _is_plain(*tensors):
+        problem = "a gradient of the gradient, or tracing"
+    problem = problem or _problem(*tensors) or _same_type(*tensors)
+    if problem is None:
+        _kernels[f"{name}_backward"] += 1
+    else:
+        _torch[f"{name}_backward", problem] += 1
+    return problem is None
+
+
 _library = torch.library.Library("pascaline", "DEF")
 
 
@@ -170,8 +183,11 @@ def _softmax_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
 
 
 def _softmax_backward(ctx: Any, grad: Tensor) -> Tensor:
-    _backward_by_torch("softmax")
     (y,) = ctx.saved_tensors
+    if _backward_by_kernels("softmax", grad, y):
+        dx = torch.empty_like(y)
+        _native.torch_softmax_backward(dx, grad.contiguous(), y, *_place(y))
+        return dx
     return y * (grad - (grad * y).sum(-1, keepdim=True))
 
 
@@ -226,8 +242,13 @@ def _rms_norm_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
 
 
 def _rms_norm_backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    _backward_by_torch("rms_norm")
     x, weight = ctx.saved_tensors
+    if _backward_by_kernels("rms_norm", grad, x, weight):
+        x, weight = x.contiguous(), weight.contiguous()
+        dx = torch.empty_like(x)
+        dweight = torch.empty_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        _native.torch_rms_norm_backward(dx, dweight, grad.contiguous(), x, weight, ctx.eps, *_place(x))
+        return dx, None if dweight is None else dweight.to(weight.dtype), None
     wide = x if x.dtype == torch.float64 else x.float()
     inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + ctx.eps)
     normed = wide * inverse
@@ -275,8 +296,14 @@ def _layer_norm_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None
 
 
 def _layer_norm_backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    _backward_by_torch("layer_norm")
     x, weight, bias = ctx.saved_tensors
+    if _backward_by_kernels("layer_norm", grad, x, weight):
+        x, weight = x.contiguous(), weight.contiguous()
+        dx, sums = torch.empty_like(x), None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            sums = tuple(torch.empty_like(weight, dtype=torch.float32) for _ in range(2))
+        _native.torch_layer_norm_backward(dx, sums, grad.contiguous(), x, weight, ctx.eps, *_place(x))
+        return (dx, *((None, None) if sums is None else (d.to(weight.dtype) for d in sums)), None)
     wide = x if x.dtype == torch.float64 else x.float()
     centred = wide - wide.mean(-1, keepdim=True)
     inverse = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + ctx.eps)
@@ -547,12 +574,16 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float)
 
 def _attention_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
     q, k, v, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v)
+    ctx.save_for_backward(q, k, v, output)
 
 
 def _attention_backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    _backward_by_torch("attention")
-    q, k, v = ctx.saved_tensors
+    q, k, v, out = ctx.saved_tensors
+    if _backward_by_kernels("attention", grad, q, k, v, out, problem=_attention_problem(q, k, v)):
+        grad, q, k, v = (x.contiguous() if _layout_problem(x) else x for x in (grad, q, k, v))
+        gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        _native.torch_attention_backward(gradients, grad, q, k, v, out, ctx.causal, ctx.scale, *_place(q))
+        return (*gradients, None, None)
     many_k, many_v = _grouped(q, k, v)
     weights = _weights(q, many_k, ctx.causal, ctx.scale)
     dv = weights.transpose(-1, -2) @ grad
@@ -665,10 +696,18 @@ def _rope_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
 
 
 def _rope_backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    _backward_by_torch("rope")
     x, cos, sin = ctx.saved_tensors
     dcos = dsin = None
-    if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+    angles_need_it = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+    problem = "gradients of the angles" if angles_need_it else None
+    if problem is None and not cos.dtype == sin.dtype == torch.float32:
+        problem = "angles that are not float32"
+    if _backward_by_kernels("rope", grad, x, problem=problem):
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        _native.torch_rope(dx, grad, cos.contiguous(), (-sin).contiguous(), *_place(grad))
+        return dx, None, None
+    if angles_need_it:
         (a, b), (da, db) = x.chunk(2, -1), grad.chunk(2, -1)
         dcos, dsin = (da * a + db * b).sum(1).to(cos.dtype), (db * a - da * b).sum(1).to(sin.dtype)
     return _rotated(grad, cos, -sin), dcos, dsin
