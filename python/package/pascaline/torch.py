@@ -581,9 +581,9 @@ def _attention_backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
     q, k, v, out = ctx.saved_tensors
     if _backward_by_kernels("attention", grad, q, k, v, out, problem=_attention_problem(q, k, v)):
         grad, q, k, v = (x.contiguous() if _layout_problem(x) else x for x in (grad, q, k, v))
-        gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        _native.torch_attention_backward(gradients, grad, q, k, v, out, ctx.causal, ctx.scale, *_place(q))
-        return (*gradients, None, None)
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        _native.torch_attention_backward((dq, dk, dv), grad, q, k, v, out, ctx.causal, ctx.scale, *_place(q))
+        return dq, dk, dv, None, None
     many_k, many_v = _grouped(q, k, v)
     weights = _weights(q, many_k, ctx.causal, ctx.scale)
     dv = weights.transpose(-1, -2) @ grad
