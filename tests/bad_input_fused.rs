@@ -1,8 +1,12 @@
 //! What the fused ops refuse: a typed error that names the argument, before anything is launched.
 
+#[path = "common/refused.rs"]
+mod refused;
+
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::ops::{self, Activation, Attention, Epilogue, HeadNorms};
-use pascaline::{DType, Device, Error, Result, Tensor};
+use pascaline::{DType, Device, Tensor};
+use refused::refused;
 
 fn zeros(dims: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(dims, dtype, &Device::Cpu).unwrap()
@@ -14,20 +18,6 @@ fn f32s(dims: &[usize]) -> Tensor {
 
 fn cache(dims: [usize; 3], format: KvFormat) -> KvTensor {
     KvTensor::uninitialized(dims, format, &Device::Cpu).unwrap()
-}
-
-/// Which argument an error is about, and of what kind it is.
-#[track_caller]
-fn refused<T>(result: Result<T>) -> (&'static str, &'static str) {
-    match result {
-        Err(Error::Shape { argument, .. }) => ("shape", argument),
-        Err(Error::DType { argument, .. }) => ("dtype", argument),
-        Err(Error::Layout { argument, .. }) => ("layout", argument),
-        Err(Error::Unsupported { argument, .. }) => ("unsupported", argument),
-        Err(Error::TooLarge { argument, .. }) => ("too large", argument),
-        Err(other) => panic!("{other:?}"),
-        Ok(_) => panic!("it was done"),
-    }
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! What attention over pages refuses: a typed error that names the argument, before anything is launched. Tables and lengths are in
 //! device memory, where a GPU's kernels alone read them: whatever they hold, nothing outside of the pool is read.
 
+#[path = "common/refused.rs"]
+mod refused;
+
 use pascaline::kv::{KvFormat, KvTensor};
 use pascaline::nn::{Attention, KvPages, Linear, PagedRows, PromptRows, Rope};
 use pascaline::ops::{self, PAGE};
-use pascaline::{DType, Device, Error, Result, Tensor};
+use pascaline::{DType, Device, Result, Tensor};
+use refused::refused;
 
 fn zeros(dims: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(dims, dtype, &Device::Cpu).unwrap()
@@ -20,21 +24,6 @@ fn u32s(dims: &[usize]) -> Tensor {
 
 fn pool(dims: [usize; 3], format: KvFormat) -> KvTensor {
     KvTensor::uninitialized(dims, format, &Device::Cpu).unwrap()
-}
-
-/// Which argument an error is about, and of what kind it is.
-#[track_caller]
-fn refused<T>(result: Result<T>) -> (&'static str, &'static str) {
-    match result {
-        Err(Error::Shape { argument, .. }) => ("shape", argument),
-        Err(Error::DType { argument, .. }) => ("dtype", argument),
-        Err(Error::Layout { argument, .. }) => ("layout", argument),
-        Err(Error::Unsupported { argument, .. }) => ("unsupported", argument),
-        Err(Error::TooLarge { argument, .. }) => ("too large", argument),
-        Err(Error::DeviceMismatch { argument, .. }) => ("device", argument),
-        Err(other) => panic!("{other:?}"),
-        Ok(_) => panic!("it was done"),
-    }
 }
 
 /// The arguments of both ops that work: 4 query heads over 2 of keys and values, of 16 elements, in a pool of 3 pages.

@@ -3,15 +3,16 @@
 
 #![cfg(feature = "virtual-gpu")]
 
+#[path = "common/together.rs"]
+mod together;
+
 use pascaline::memory::Way;
 use pascaline::{DType, Device, Error, memory};
 use pascaline_virtual_gpu::{Config, GTX1060, GTX1080, MX330, configure, take_findings};
-use qwen3_vl::batch::{Batch, BatchOptions, Event};
-use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Checkpoint, LoadOptions, Options, Placement, Qwen3Vl, Visual};
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use together::together;
 
 /// Three devices, for one test at a time: findings and pools are the process's.
 fn devices() -> (Vec<Device>, MutexGuard<'static, ()>) {
@@ -111,41 +112,15 @@ fn guessed_tokens_are_the_same_over_devices() {
     }
 }
 
-/// Requests together, with parts of prompts beside running answers.
-fn together(model: &Qwen3Vl) -> Vec<Vec<u32>> {
-    let mut options = BatchOptions::with_room(2048);
-    options.prompt_tokens = 32;
-    let mut batch = Batch::new(model, options).unwrap();
-    let picture = [Visual::image(&fixture("tiny/cases/square.png")).unwrap()];
-    let long = "why ".repeat(150);
-    for (visuals, question) in [(&[][..], "Hello"), (&picture[..], "What colour?"), (&[][..], long.as_str())]
-    {
-        let prompt = model.processor.prepare(&[user_turn(visuals, question)], visuals).unwrap();
-        let options = Options { max_new_tokens: 4, stop_at_eos: false, ..Options::default() };
-        batch.add(prompt, &options).unwrap();
-    }
-    let mut answers = BTreeMap::new();
-    while !batch.is_idle() {
-        for event in batch.step() {
-            match event {
-                Event::Finished { id, output, .. } => _ = answers.insert(id, output.ids),
-                Event::Failed { error, .. } => panic!("{error}"),
-                Event::Token { .. } => {}
-            }
-        }
-    }
-    answers.into_values().collect()
-}
-
 #[test]
 fn many_requests_share_split_devices() {
     let (devices, _turn) = devices();
     let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&devices[0]) };
-    let expected = together(&load("tiny", &Placement::one(&devices[0], 3), usual));
+    let expected = together(150, &load("tiny", &Placement::one(&devices[0], 3), usual));
     assert_eq!(expected.len(), 3);
     for (layers, way) in [(vec![2, 1], Way::Peer), (vec![1, 1, 1], Way::Pinned)] {
         let placement = Placement::split(&devices[..layers.len()], &layers, 0).unwrap().by(way);
-        assert_eq!(together(&load("tiny", &placement, usual)), expected, "{layers:?}");
+        assert_eq!(together(150, &load("tiny", &placement, usual)), expected, "{layers:?}");
         no_findings(&format!("{layers:?}"));
     }
 }

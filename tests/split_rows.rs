@@ -3,17 +3,18 @@
 
 #![cfg(feature = "virtual-gpu")]
 
+#[path = "common/together.rs"]
+mod together;
+
 use pascaline::memory::Way;
 use pascaline::nn::AllReduce;
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, Tensor, memory};
 use pascaline_virtual_gpu::{Config, GTX1060, GTX1080, MX330, configure, take_findings};
-use qwen3_vl::batch::{Batch, BatchOptions, Event};
-use qwen3_vl::generate::user_turn;
 use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Options, Placement, Qwen3Vl, Visual};
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use together::together;
 
 /// Three devices, for one test at a time: findings and pools are the process's.
 fn devices() -> (Vec<Device>, MutexGuard<'static, ()>) {
@@ -183,39 +184,13 @@ fn sums_have_the_same_bits_on_every_device() {
     );
 }
 
-/// Requests together, with parts of prompts beside running answers.
-fn together(model: &Qwen3Vl) -> Vec<Vec<u32>> {
-    let mut options = BatchOptions::with_room(2048);
-    options.prompt_tokens = 32;
-    let mut batch = Batch::new(model, options).unwrap();
-    let picture = [Visual::image(&fixture("qwen3-vl/tiny/cases/square.png")).unwrap()];
-    let long = "why ".repeat(50);
-    for (visuals, question) in [(&[][..], "Hello"), (&picture[..], "What colour?"), (&[][..], long.as_str())]
-    {
-        let prompt = model.processor.prepare(&[user_turn(visuals, question)], visuals).unwrap();
-        let options = Options { max_new_tokens: 4, stop_at_eos: false, ..Options::default() };
-        batch.add(prompt, &options).unwrap();
-    }
-    let mut answers = BTreeMap::new();
-    while !batch.is_idle() {
-        for event in batch.step() {
-            match event {
-                Event::Finished { id, output, .. } => _ = answers.insert(id, output.ids),
-                Event::Failed { error, .. } => panic!("{error}"),
-                Event::Token { .. } => {}
-            }
-        }
-    }
-    answers.into_values().collect()
-}
-
 #[test]
 fn many_requests_share_the_parts() {
     let (devices, _turn) = devices();
     let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&devices[0]) };
-    let expected = together(&load("qwen3-vl/tiny", &Placement::one(&devices[0], 3), usual));
+    let expected = together(50, &load("qwen3-vl/tiny", &Placement::one(&devices[0], 3), usual));
     assert_eq!(expected.len(), 3);
     let rows = Placement::rows(&devices[1..], 3, 0).unwrap();
-    assert_eq!(together(&load("qwen3-vl/tiny", &rows, usual)), expected);
+    assert_eq!(together(50, &load("qwen3-vl/tiny", &rows, usual)), expected);
     no_findings("a batch");
 }

@@ -2,23 +2,14 @@
 
 #![cfg(feature = "virtual-gpu")]
 
+#[path = "common/lost_device.rs"]
+mod lost_device;
+
+use lost_device::{answer, load};
 use pascaline::{Device, Error};
 use pascaline_driver::faults;
 use pascaline_virtual_gpu::{Config, GTX1080, MX330, configure, take_findings};
-use qwen3_vl::{Checkpoint, LoadOptions, Options, Placement, Qwen3Vl};
-use std::path::Path;
-
-fn load(placement: &Placement) -> Qwen3Vl {
-    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny");
-    let checkpoint = Checkpoint::open(tiny, None).unwrap();
-    let options = LoadOptions::for_device(placement.first());
-    Qwen3Vl::load_placed(&checkpoint, None, placement, options, |_| {}).unwrap()
-}
-
-fn answer(model: &Qwen3Vl) -> pascaline::Result<Vec<u32>> {
-    let options = Options { max_new_tokens: 6, stop_at_eos: false, ..Options::default() };
-    model.generate(&[], "Hello", &options).map(|output| output.ids)
-}
+use qwen3_vl::Placement;
 
 #[test]
 fn the_loss_of_a_part_ends_the_answer() {

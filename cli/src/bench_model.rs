@@ -218,16 +218,12 @@ struct Model {
 pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let (own, output) = (&args.of_model, &args.select.output);
     let tests = tests(args)?;
-    let (device, reason) = match own.devices.open(&args.select.device)? {
-        Some(devices) => (devices[0].clone(), None),
-        None => args.select.device.open()?,
-    };
     let model_args = ModelArgs::at(path.to_owned())
         .on(args.select.device.clone(), own.devices.clone())
         .with_types(own.dtype, own.vision_dtype, own.cache)
         .with_places(own.mmproj.clone(), own.gpu_layers);
+    let (device, reason) = model_args.first_device()?;
     model_args.check()?;
-    model_args.check_device(&device)?;
     let report = output.report()?;
     let opened = model_args.open(output)?;
     let limit = opened.config.text.max_position_embeddings;

@@ -253,15 +253,21 @@ impl ModelArgs {
 
     /// The device, checked against the other options; if `auto` took it, says why.
     pub fn device(&self, output: &Output) -> Result<Device, Failure> {
+        let (device, reason) = self.first_device()?;
+        if let Some(reason) = reason {
+            output.note(&format!("on {device}, because {reason}"));
+        }
+        Ok(device)
+    }
+
+    /// The device, or the first of several, checked against the other options; and why, if `auto` took it.
+    pub fn first_device(&self) -> Result<(Device, Option<String>), Failure> {
         let (device, reason) = match self.several.open(&self.device)? {
             Some(devices) => (devices[0].clone(), None),
             None => self.device.open()?,
         };
-        if let Some(reason) = reason {
-            output.note(&format!("on {device}, because {reason}"));
-        }
         self.check_device(&device)?;
-        Ok(device)
+        Ok((device, reason))
     }
 
     /// Refuses options that need a GPU on another device.
