@@ -37,10 +37,11 @@ use watch::{Temperatures, Thermometer};
 const FILE: &str = "pascaline-report.json";
 /// Of the whole time, when each part ends at the latest. What a part leaves is the next one's.
 const VALIDATE: f64 = 0.35;
-const BENCH: f64 = 0.65;
-const ESTIMATES: f64 = 0.75;
-const MODEL_FILES: f64 = 0.88;
-const MODEL: f64 = 0.98;
+const MODEL_FILES: f64 = 0.48;
+const MODEL: f64 = 0.58;
+/// A fast card is done with the parts above early, and times the more cases.
+const BENCH: f64 = 0.86;
+const ESTIMATES: f64 = 0.98;
 /// The longest that a GPU is kept busy before the first timing.
 const WARM_UP: Duration = Duration::from_secs(10);
 
@@ -176,14 +177,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     findings.validate = Some(validate(&device, &time, &mut screen)?);
     keep(&mut findings, &time)?;
+    let folder = page.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    findings.model = Some(model::measure(&device, folder, &time, &mut screen));
+    keep(&mut findings, &time)?;
     let card = Card::of(cuda.properties());
     let (timed, chosen) = bench(&device, &time, &mut screen)?;
     findings.bench = Some(timed);
     keep(&mut findings, &time)?;
     findings.estimates = Some(estimate(card, &findings, &chosen, &time, &mut screen)?);
-    keep(&mut findings, &time)?;
-    let folder = page.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
-    findings.model = Some(model::measure(&device, folder, &time, &mut screen));
     keep(&mut findings, &time)?;
     screen.finish();
 
@@ -228,7 +229,7 @@ fn validate(device: &Device, time: &TimeLimit, screen: &mut Screen) -> Result<Va
     let part = time.until(VALIDATE);
     let mut checked = Vec::new();
     for case in &cases {
-        if part.is_over() || is_lost() {
+        if part.is_over_after(checked.len()) || is_lost() {
             break;
         }
         screen.doing(&case.id());
@@ -286,7 +287,7 @@ fn bench(
     };
     let mut rows = Vec::new();
     for case in &chosen {
-        if part.is_over() || is_lost() {
+        if part.is_over_after(rows.len()) || is_lost() {
             break;
         }
         screen.doing(&case.id());
@@ -327,7 +328,7 @@ fn estimate(
     let ids: Vec<_> = cases.iter().map(|case| case.id()).collect();
     screen.start(ids.len());
     let part = time.until(ESTIMATES);
-    let simulated = estimates::simulated(&card, &ids, || part.is_over(), screen);
+    let simulated = estimates::simulated(&card, &ids, |found| part.is_over_after(found), screen);
     screen.finish();
     let (mut found, message) = match simulated {
         Ok(found) => (found, None),

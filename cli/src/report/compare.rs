@@ -151,7 +151,7 @@ fn compare(report: Report, again: bool, screen: &mut Screen) -> Result<Compared,
     if again {
         let ids: Vec<_> = cases.iter().map(|case| case.id.clone()).collect();
         screen.start(ids.len());
-        let found = simulated(&card, &ids, || false, screen)?;
+        let found = simulated(&card, &ids, |_| false, screen)?;
         screen.finish();
         for estimate in found {
             if let Some(old) = cases.iter_mut().find(|old| old.id == estimate.id) {

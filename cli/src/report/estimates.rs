@@ -163,11 +163,11 @@ impl Drop for Counting {
     }
 }
 
-/// The estimates of the cases with these ids that there is time for. Asks often whether the time is up.
+/// The estimates of the cases with these ids that there is time for. Asks often whether the time is up after so many estimates.
 pub(super) fn simulated(
     card: &Card,
     ids: &[String],
-    is_up: impl Fn() -> bool,
+    is_up: impl Fn(usize) -> bool,
     screen: &Screen,
 ) -> Result<Vec<Estimate>, Failure> {
     let failed = |what: &str, error: &dyn std::fmt::Display| {
@@ -190,7 +190,7 @@ pub(super) fn simulated(
         BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
     });
     let mut found = Vec::new();
-    while !is_up() {
+    while !is_up(found.len()) {
         match lines.recv_timeout(LOOK) {
             Ok(line) => {
                 let estimate: Estimate =

@@ -28,6 +28,11 @@ impl Part<'_> {
     pub fn is_over(&self) -> bool {
         self.limit.interrupted() || self.limit.begun.elapsed() >= self.end
     }
+
+    /// The same for a part that has done this much: the first of its work is done however late it begins.
+    pub fn is_over_after(&self, done: usize) -> bool {
+        if done == 0 { self.limit.interrupted() } else { self.is_over() }
+    }
 }
 
 impl TimeLimit {
