@@ -85,6 +85,13 @@ impl TextModel {
     ) -> Result<Self> {
         let text = &config.text;
         let of = if placement.mode() == SplitMode::Row { placement.devices().len() } else { 1 };
+        let sums = match placement.mode() {
+            SplitMode::Row => {
+                let devices: Vec<_> = placement.devices().cloned().collect();
+                Some(AllReduce::new(&devices, placement.way())?)
+            }
+            SplitMode::Layer => None,
+        };
         let table = weights.weight(&[EMBEDDING])?;
         let mut lm_heads = vec![match config.tie_word_embeddings {
             true => Linear::new(table.narrow(0, rows::share(text.vocab_size, 0, of).len())?, None)?,
@@ -123,9 +130,9 @@ impl TextModel {
             }
         }
         let devices: Vec<_> = stages.iter().map(|stage| stage.device.clone()).collect();
-        let between = match placement.mode() {
-            SplitMode::Row => Between::Rows(AllReduce::new(&devices, placement.way())?),
-            SplitMode::Layer => Between::Stages(ring(&devices, placement.way())?),
+        let between = match sums {
+            Some(sums) => Between::Rows(sums),
+            None => Between::Stages(ring(&devices, placement.way())?),
         };
         Ok(Self { config: text.clone(), cache, embed_tokens, stages, between, norms, lm_heads })
     }
