@@ -6,10 +6,10 @@
 #[path = "common/together.rs"]
 mod together;
 
+use pascaline::cuda::{CudaDevice, Graph};
 use pascaline::memory::Way;
 use pascaline::nn::AllReduce;
 use pascaline::quant::Format;
-use pascaline::cuda::{CudaDevice, Graph};
 use pascaline::{DType, Device, Error, Result, Tensor, memory, ops};
 use pascaline_virtual_gpu::{Config, GTX1060, GTX1080, MX330, configure, take_findings};
 use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Options, Placement, Qwen3Vl, Visual};
@@ -212,7 +212,8 @@ fn captured_sums_are_those_that_are_launched() {
         let (graph, found) = Graph::capture_over(&gpus, || {
             let first = sums.broadcast(&inputs[0])?;
             let once = sums.sum(inputs.clone())?;
-            let twice = sums.sum(once.iter().zip(&first).map(|(a, b)| ops::add(a, b)).collect::<Result<_>>()?)?;
+            let twice =
+                sums.sum(once.iter().zip(&first).map(|(a, b)| ops::add(a, b)).collect::<Result<_>>()?)?;
             let all = sums.gather_columns(twice.clone())?;
             Ok((twice, all))
         })

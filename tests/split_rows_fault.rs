@@ -14,7 +14,11 @@ use qwen3_vl::Placement;
 
 #[test]
 fn the_loss_of_a_part_ends_the_answer() {
-    let config = Config { card: &MX330, others: vec![(&GTX1080, None), (&GTX1080, None)], ..Config::from_env().unwrap() };
+    let config = Config {
+        card: &MX330,
+        others: vec![(&GTX1080, None), (&GTX1080, None)],
+        ..Config::from_env().unwrap()
+    };
     configure(config).unwrap();
     let devices = [0, 1, 2].map(|ordinal| Device::virtual_gpu_number(ordinal).unwrap());
     let alone = load(&Placement::one(&devices[0], 3));

@@ -709,9 +709,7 @@ impl Walk<'_> {
         let own = self.floats(rows * self.part.vocabulary(self.config))?;
         let all = self.config.text.vocab_size;
         match self.part.share {
-            [0, of] if of > 1 => {
-                self.floats(rows * all)
-            }
+            [0, of] if of > 1 => self.floats(rows * all),
             _ => Ok(own),
         }
     }

@@ -415,6 +415,7 @@ fn a_graph_spans_devices() {
         b.synchronize();
         assert_eq!((a.words(), b.words(), kinds()), (vec![9; N], vec![10; N], vec![]), "seed {seed}");
         call!("cuGraphExecDestroy", (*mut c_void), exec);
+        drop(pair);
         for missing in 0..2 {
             let pair = Pair::new(Config { seed, ..Config::default() });
             let [a, b] = &pair.sides;

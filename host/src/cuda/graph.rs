@@ -67,7 +67,9 @@ impl Capture<'_> {
             value: value.into(),
             reason: reason.into(),
         };
-        let Some(first) = devices.first() else { return Err(refused("none", "there is no device to launch it")) };
+        let Some(first) = devices.first() else {
+            return Err(refused("none", "there is no device to launch it"));
+        };
         // in one order in all threads, so that none waits for another that waits for it
         let mut streams: Vec<&Stream> = devices.iter().map(CudaDevice::stream).collect();
         streams.sort_by_key(|stream| ptr::from_ref(*stream));
@@ -84,9 +86,7 @@ impl Capture<'_> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         first.stream().begin_capture(|| {
             // SAFETY: the stream lives and its context is current.
-            check("cuStreamBeginCapture", unsafe {
-                sys::cuStreamBeginCapture_v2(first.stream().raw(), mode)
-            })
+            check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(first.stream().raw(), mode) })
         })?;
         let outer = Stream::captured(devices.iter().map(|device| ptr::from_ref(device.stream())).collect());
         let mut capture = Capture { devices, joined: 1, outer, is_over: false, _turns: turns };

@@ -39,8 +39,8 @@ pub use device::{
 };
 pub use layers::LayerStream;
 pub(crate) use link::{InFlight, reach};
-pub(crate) use pinned::Posted;
 pub use link::{Link, Way};
+pub(crate) use pinned::Posted;
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};
 pub use rehearsal::{Rehearsal, Rehearsed};

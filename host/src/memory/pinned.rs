@@ -6,8 +6,8 @@
 
 use super::{DeviceBuffer, buffer, device};
 use crate::cuda::{CudaDevice, Event, Kept, check};
-use crate::{Error, Result};
 use crate::mutation::{Wait, left_out};
+use crate::{Error, Result};
 use cust::sys;
 use rayon::prelude::*;
 use std::ffi::c_void;

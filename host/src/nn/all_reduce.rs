@@ -94,7 +94,10 @@ impl AllReduce {
             all = all && way != Some(Way::Pinned) && (ordinal(from) == ordinal(to) || reach(from, to)?);
         }
         if way == Some(Way::Peer) && !all {
-            return Err(refused(format!("{devices:?}"), "the driver gives them no peer access to each other"));
+            return Err(refused(
+                format!("{devices:?}"),
+                "the driver gives them no peer access to each other",
+            ));
         }
         let mut there = Vec::with_capacity(gpus.len());
         for gpu in &gpus {
@@ -114,6 +117,17 @@ impl AllReduce {
         let way = if all { Way::Peer } else { Way::Pinned };
         let books = Books { places: vec![[None, None]; gpus.len()], ..Books::default() };
         Ok(Self { devices: devices.to_vec(), gpus, way, there, books: Mutex::new(books), nccl })
+    }
+
+    /// Bytes that sums by `way` take of a device beside its pool: NCCL's buffers, where it is there. An estimate, as they depend on the
+    /// version and on what connects the devices: 4 MiB, NCCL_BUFFSIZE's default, to send and to receive in each of 32 channels.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for an NCCL that is named and can't be used.
+    pub fn bytes_beside(device: &CudaDevice, way: Option<Way>) -> Result<usize> {
+        const NCCL: usize = 2 * 32 * (4 << 20);
+        let asked = matches!(way, None | Some(Way::Nccl)) && !device.is_virtual();
+        Ok(if asked && Nccl::is_there()? { NCCL } else { 0 })
     }
 
     /// The ways that values take: NCCL's, if it is there, and that of what it does not add.
@@ -208,7 +222,9 @@ impl AllReduce {
         }
         for (to, gpu) in self.gpus.iter().enumerate().filter(|_| !left_out(Wait::PartThere)) {
             let others = self.there.iter().enumerate().filter(|(from, _)| *from != to);
-            others.map(|(_, there)| there).try_for_each(|there| gpu.stream().in_turn(|stream| stream.wait(there)))?;
+            others
+                .map(|(_, there)| there)
+                .try_for_each(|there| gpu.stream().in_turn(|stream| stream.wait(there)))?;
         }
         let part = |from: usize, to: usize| -> Result<Tensor> {
             let reason = || "it has no part".to_owned();
@@ -378,7 +394,7 @@ mod tests {
         let output = test.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1060").output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("1 passed"), "{case}: {text}");
-        text
+        text.into_owned()
     }
 
     #[test]

@@ -470,7 +470,12 @@ impl Driver {
         if self.devices[device].sticky.is_none() {
             self.devices[device].sticky = Some(finding.kind.code());
             // what others read of it, that it will never write, is no fault of theirs
-            self.devices[device].gpu.memory.of_device_alone().iter().for_each(|a| a.mark(a.base, a.size, WRITTEN));
+            self.devices[device]
+                .gpu
+                .memory
+                .of_device_alone()
+                .iter()
+                .for_each(|a| a.mark(a.base, a.size, WRITTEN));
         }
         finding::report(finding);
     }
@@ -502,7 +507,8 @@ impl Driver {
                 let launch =
                     Launch { grid: l.grid, block: l.block, dynamic_shared: l.shared, params: &l.params };
                 let peers = self.reached_from(device);
-                let far = self.ordered().then(|| Arc::new(FarReads::of(&peers, &self.devices[device].gpu.memory)));
+                let far =
+                    self.ordered().then(|| Arc::new(FarReads::of(&peers, &self.devices[device].gpu.memory)));
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
                 let surroundings = Surroundings { peers, writer, unordered, far: far.clone() };
                 let gpu = &mut self.devices[device].gpu;

@@ -1,7 +1,7 @@
 //! Stream capture and graphs.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 use std::sync::Arc;
 
 use cust_raw::*;
@@ -108,7 +108,8 @@ impl Driver {
         type End = (Clock, f64, bool);
         let mut ends: Vec<Option<End>> = vec![None; exec.nodes.len()];
         for _ in 0..exec.nodes.len() {
-            let is_ready = |&n: &usize| ends[n].is_none() && exec.nodes[n].after.iter().all(|&a| ends[a].is_some());
+            let is_ready =
+                |&n: &usize| ends[n].is_none() && exec.nodes[n].after.iter().all(|&a| ends[a].is_some());
             let ready: Vec<usize> = (0..exec.nodes.len()).filter(is_ready).collect();
             let n = ready[self.pick(ready.len() as u64) as usize];
             let node = &exec.nodes[n];
