@@ -10,7 +10,7 @@ use qwen3_vl::{Placement, SplitMode};
 #[derive(clap::Args, Clone, Default)]
 pub(super) struct DevicesArgs {
     /// The GPUs to spread the model over (with --replicas: to put a whole one on each): their numbers, as in cuda:N (0,1), or auto for all. Decoder layers are shared out by
-    /// the speed of the cards' memory, as far as each has room; hidden states are passed on. With `--device virtual` they are
+    /// the speed at which the cards read matrices, which is measured where their kinds differ, as far as each has room; hidden states are passed on. With `--device virtual` they are
     /// virtual ones, which PASCALINE_VIRTUAL_DEVICES names.
     #[arg(long, value_name = "LIST", value_parser = list)]
     devices: Option<List>,
@@ -24,8 +24,8 @@ pub(super) struct DevicesArgs {
     #[arg(long, value_name = "MODE")]
     split_mode: Option<Mode>,
 
-    /// How values go from GPU to GPU; if not given, as peer where the driver allows it, else pinned. With --split-mode row, by nccl
-    /// where its library is found: libnccl.so.2, or the file that PASCALINE_NCCL names.
+    /// How values go from GPU to GPU; if not given, as peer where the driver allows it, else pinned. With --split-mode row, prompts'
+    /// by nccl where its library is found: libnccl.so.2, or the file that PASCALINE_NCCL names.
     #[arg(long, value_name = "WAY")]
     between: Option<Between>,
 }
@@ -143,7 +143,7 @@ impl DevicesArgs {
     }
 
     /// The way between GPUs, if it was given.
-    fn way(&self) -> Option<Way> {
+    pub fn way(&self) -> Option<Way> {
         self.between.map(|between| match between {
             Between::Peer => Way::Peer,
             Between::Pinned => Way::Pinned,

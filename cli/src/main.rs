@@ -46,6 +46,7 @@ mod sampling;
 mod screen;
 mod serve;
 mod source;
+mod speed;
 mod table;
 mod tune;
 mod validate;

@@ -6,9 +6,11 @@ use super::failure::Failure;
 use super::fit;
 use super::hub;
 use super::output::Output;
+use super::speed;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
+use pascaline::nn::AllReduce;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error, memory};
 use qwen3_vl::batch::{BatchOptions, PAGE};
@@ -584,7 +586,10 @@ impl ModelArgs {
         let mut before = 0;
         for device in &devices {
             let Device::Cuda(cuda) = device else { continue };
-            let (gpu, (free, total)) = (Gpu::of(cuda), cuda.memory_info()?);
+            let (mut gpu, (free, total)) = (Gpu::of(cuda), cuda.memory_info()?);
+            if self.several.mode() == SplitMode::Row {
+                gpu.beside_pool += AllReduce::bytes_beside(cuda, self.several.way())?;
+            }
             let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
             if self.memory_limit.is_some() {
                 memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
@@ -593,6 +598,16 @@ impl ModelArgs {
             before += total - free;
         }
         let (usual, asked, ratio) = (self.usual(first), self.asked(), self.several.ratio());
+        if ratio.is_none() && self.several.mode() == SplitMode::Layer {
+            let gpus = devices.iter().filter_map(|device| match device {
+                Device::Cuda(cuda) => Some(cuda),
+                Device::Cpu => None,
+            });
+            let gpus: Vec<_> = gpus.collect();
+            let (speeds, note) = speed::speeds(&gpus)?;
+            targets.iter_mut().zip(speeds).for_each(|(target, speed)| target.speed = speed);
+            note.iter().for_each(|note| output.note(note));
+        }
         let processor = opened.checkpoint.processor()?;
         let mut found = Err(Failure::Wrong);
         for work in (work.exactly)(&processor)? {

@@ -12,6 +12,7 @@
 //! | `GraphMemory` | `memory/device_tests.rs` `memory_of_a_graph_is_waited_for` | wrong bytes |
 //! | `LayerUploaded`, `LayerReuse` | `memory/device_tests.rs` `each_wait_of_a_layer_stream_is_needed` | wrong bytes |
 //! | `SlotFilled`, `SlotEmptied` | `memory/link_tests.rs` `each_wait_of_a_link_is_needed` | a finding of the virtual GPU |
+//! | `PartThere`, `PartRead` | `nn/all_reduce.rs` `each_wait_of_a_sum_is_needed` | a finding of the virtual GPU |
 //! | `PlainFree`, `PinnedFree`, `GraphEnd` | `memory/device_tests.rs` `the_host_waits_before_memory_goes` | the missing call; the drivers at hand also wait by themselves, which is not promised by all |
 
 /// One place where memory's next use is ordered after its last.
@@ -55,6 +56,10 @@ pub(crate) enum Wait {
     SlotFilled,
     /// A slot between devices is filled again only when it has been emptied.
     SlotEmptied,
+    /// A part of a sum over devices is read only when it is there.
+    PartThere,
+    /// A part of a sum over devices goes only when the others have read it.
+    PartRead,
 }
 
 #[cfg(test)]

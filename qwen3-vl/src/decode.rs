@@ -123,8 +123,7 @@ impl<'a> Decoder<'a> {
         let angles = text.angles(&positions(next))?;
         let one = Passes::of(1, text)?;
         let several = lookup.map(|lookup| Ok((Passes::of(CHECKED, text)?, lookup))).transpose()?;
-        // sums over devices are no part of a graph
-        let capture = capture && text.device().is_cuda() && text.streamed_layers() == 0 && text.parts() == 1;
+        let capture = capture && text.device().is_cuda() && text.streamed_layers() == 0;
         let (checked, guesses) = (None, Guesses::default());
         Ok(Self { text, next, first: next, angles, one, several, checked, guesses, capture })
     }
@@ -218,10 +217,13 @@ fn pass(
         let [cos, sin] = angles[stage].clone();
         Ok(Rope { cos, sin, at: steps[stage].narrow(0, *rows, 2)? })
     };
-    if !capture {
+    let whole = |cache: &mut KvCache| {
         let ropes = (0..steps.len()).map(rope).collect::<Result<Vec<_>>>()?;
         let hidden = text.forward(&ids, &ropes, Images::default(), cache.caches(), &mut |_, _| {})?;
-        let logits = Logits::of(text.logits(&hidden)?, sampler)?;
+        Logits::of(text.logits(&hidden)?, sampler)
+    };
+    if !capture {
+        let logits = whole(cache)?;
         text.settle()?;
         return logits.rows();
     }
@@ -230,8 +232,9 @@ fn pass(
             cache.advance(*rows)?;
             captured
         }
+        // launches only, whose arguments are the same for every pass of so many tokens
+        none if text.in_turn() == 1 => none.insert(Relay::capture_at_once(text, || whole(cache))?),
         none => {
-            // launches only, whose arguments are the same for every pass of so many tokens
             let stage = |stage: usize, input: Option<&Tensor>| {
                 let hidden = match input {
                     Some(hidden) => hidden.clone(),

@@ -171,6 +171,7 @@ pub fn part_footprint(
     let layers_pass = options.gpu_layers.is_some_and(|layers| layers < config.text.num_hidden_layers);
     // the most rows that come from another device at a time: the last one sends those alone whose next token is wanted
     let arriving = match (part.stages, part.is_first) {
+        _ if part.share[1] > 1 => 0, // parts are read where they are
         (0 | 1, _) => 0,
         (_, true) => batch.map_or(1, |batch| batch.max_sequences),
         (stages, false) => {
@@ -179,18 +180,7 @@ pub fn part_footprint(
         }
     };
     let hidden = config.text.hidden_size;
-    let values = match part.share {
-        [_, 1] => arriving * hidden,
-        // a part of each sum from each other device, and the first one gets their logits
-        [_, of] => {
-            let wanted = batch.map_or(1, |batch| batch.max_sequences);
-            let rows =
-                work.prompt.min(options.tokens_per_pass) + batch.map_or(0, |batch| batch.max_sequences);
-            let logits = if part.is_first { wanted * config.text.vocab_size.div_ceil(of) } else { 0 };
-            (of - 1) * (rows * hidden).max(logits)
-        }
-    };
-    let slots = Link::slot_bytes(values * size_of::<f32>());
+    let slots = Link::slot_bytes(arriving * hidden * size_of::<f32>());
     let beside = gpu.beside_pool + slots + if layers_pass { STREAMED_LAYERS } else { 0 };
     let pool = Rehearsal::within(gpu.memory.saturating_sub(beside));
     let table = Table::built_in(gpu.capability)?;
@@ -218,7 +208,7 @@ pub fn part_footprint(
     let graphs = match batch {
         None => {
             walk.answer(work)?;
-            if walk.is_captured() { GRAPH_POOL + walk.checks()? } else { 0 }
+            GRAPH_POOL + walk.checks()?
         }
         Some(batch) => walk.answers(work, batch)?,
     };
@@ -545,6 +535,8 @@ impl Walk<'_> {
     ) -> Result<Rehearsed> {
         let hidden = out.out;
         let own = kv.is_some();
+        // the last sum's part, which others may still read
+        let _read = if !own && self.part.share[1] > 1 { Some(self.floats(rows * hidden)?) } else { None };
         let layer_normed = || if own { self.floats(rows * hidden).map(Some) } else { Ok(None) };
         let normed = layer_normed()?;
         let keys =
@@ -571,7 +563,6 @@ impl Walk<'_> {
         if of == 1 {
             return Ok(part);
         }
-        let _arrived = (1..of).map(|_| self.floats(count)).collect::<Result<Vec<_>>>()?;
         let first = self.floats(count)?;
         (2..of).try_fold(first, |_sum, _| self.floats(count))
     }
@@ -583,11 +574,6 @@ impl Walk<'_> {
             _ if patches == 0 => 0,
             _ => self.config.vision.deepstack_visual_indexes.len(),
         }
-    }
-
-    /// Whether decoding is captured: sums over devices are no part of a graph.
-    fn is_captured(&self) -> bool {
-        self.part.share[1] == 1
     }
 
     /// A picture's embeddings.
@@ -650,7 +636,7 @@ impl Walk<'_> {
         drop((seen, on_its_way));
         let one = self.apart();
         one.pass(last, last, batch.pages, 0)?;
-        let captures = batch.graph && self.stacks.is_empty() && self.is_captured();
+        let captures = batch.graph && self.stacks.is_empty();
         let bytes = one.pool.statistics().peak_live.div_ceil(last.max(1)) * batch.captured_rows();
         Ok(if captures { bytes + GRAPH_POOL } else { 0 })
     }
@@ -723,10 +709,7 @@ impl Walk<'_> {
         let own = self.floats(rows * self.part.vocabulary(self.config))?;
         let all = self.config.text.vocab_size;
         match self.part.share {
-            [0, of] if of > 1 => {
-                let _others = self.floats(rows * (all - self.part.vocabulary(self.config)))?;
-                self.floats(rows * all)
-            }
+            [0, of] if of > 1 => self.floats(rows * all),
             _ => Ok(own),
         }
     }

@@ -1,4 +1,5 @@
-//! A captured pass over all devices of a model: a graph for each, and the hidden states that are passed on between them.
+//! A captured pass over all devices of a model: one graph where they compute at the same time, else a graph for each and the hidden
+//! states that are passed on between them.
 
 use super::text::TextModel;
 use pascaline::cuda::Graph;
@@ -19,8 +20,20 @@ struct Leg {
 }
 
 impl<T> Relay<T> {
-    /// Captures a pass of `rows` rows: `stage` is the part on one device, from what the one before gave, and `end` what follows on the
-    /// first device again.
+    /// Captures a pass whose devices compute at the same time, or of one device.
+    pub fn capture_at_once(text: &TextModel, pass: impl FnOnce() -> Result<T>) -> Result<Self> {
+        let devices = text.stages().iter().map(|stage| match &stage.device {
+            Device::Cuda(device) => device.clone(),
+            Device::Cpu => unreachable!("only GPUs capture"),
+        });
+        let devices: Vec<_> = devices.collect();
+        text.settle()?; // what is queued uses memory that is given back meanwhile
+        let (graph, result) = Graph::capture_over(&devices, pass)?;
+        Ok(Self { legs: vec![Leg { graph, input: None, output: None }], result })
+    }
+
+    /// Captures a pass of `rows` rows over devices in turn: `stage` is the part on one device, from what the one before gave, and `end`
+    /// what follows on the first device again.
     pub fn capture(
         text: &TextModel,
         rows: usize,
@@ -33,11 +46,6 @@ impl<T> Relay<T> {
             Device::Cpu => unreachable!("only GPUs capture"),
         };
         let room = |device: &Device| Tensor::zeros([rows, text.width()], DType::F32, device);
-        if let [only] = stages {
-            let Device::Cuda(device) = &only.device else { unreachable!("only GPUs capture") };
-            let (graph, result) = Graph::capture(device, || end(&stage(0, None)?))?;
-            return Ok(Self { legs: vec![Leg { graph, input: None, output: None }], result });
-        }
         let mut legs = Vec::with_capacity(stages.len() + 1);
         for (index, own) in stages.iter().enumerate() {
             let input = if index == 0 { None } else { Some(room(&own.device)?) };

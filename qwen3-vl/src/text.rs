@@ -85,7 +85,17 @@ impl TextModel {
     ) -> Result<Self> {
         let text = &config.text;
         let of = if placement.mode() == SplitMode::Row { placement.devices().len() } else { 1 };
-        let table = weights.weight(&[EMBEDDING])?;
+        let sums = match placement.mode() {
+            SplitMode::Row => {
+                let devices: Vec<_> = placement.devices().cloned().collect();
+                Some(AllReduce::new(&devices, placement.way())?)
+            }
+            SplitMode::Layer => None,
+        };
+        let table = match config.tie_word_embeddings && of > 1 {
+            true => weights.cut(&[EMBEDDING], Cut::Rows { index: 0, of: 1 })?, // the others take rows of it
+            false => weights.weight(&[EMBEDDING])?,
+        };
         let mut lm_heads = vec![match config.tie_word_embeddings {
             true => Linear::new(table.narrow(0, rows::share(text.vocab_size, 0, of).len())?, None)?,
             false => Linear::new(weights.cut(&[LM_HEAD], Cut::Rows { index: 0, of })?, None)?,
@@ -97,6 +107,7 @@ impl TextModel {
             let name = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };
             lm_heads.push(Linear::new(weights.cut(&[name], Cut::Rows { index, of })?, None)?);
         }
+        weights.let_go();
         let mut stages = Vec::new();
         for (device, range) in placement.devices().zip(placement.layers()) {
             // a device that has the vision tower alone takes no part in the decoder
@@ -105,12 +116,21 @@ impl TextModel {
             }
         }
         let mut norms = Vec::new();
+        if of > 1 {
+            for layer in 0..text.num_hidden_layers {
+                for (index, stage) in stages.iter_mut().enumerate() {
+                    weights.load_onto(&stage.device);
+                    stage.layers.push(block(weights, config, layer, (index, of))?);
+                }
+                weights.let_go();
+                done(weights);
+            }
+        }
         let stages_of_norms = if of > 1 { 0..of } else { stages.len() - 1..stages.len() };
         for (stage, Stage { device, range, layers }) in stages.iter_mut().enumerate() {
             weights.load_onto(device);
-            let index = if of > 1 { stage } else { 0 };
-            for layer in range.clone() {
-                let block = block(weights, config, layer, (index, of))?;
+            for layer in range.clone().filter(|_| of == 1) {
+                let block = block(weights, config, layer, (0, 1))?;
                 match device {
                     Device::Cuda(device) if layer >= gpu_layers => layers.push_streamed(&block, device)?,
                     _ => layers.push(block),
@@ -123,9 +143,9 @@ impl TextModel {
             }
         }
         let devices: Vec<_> = stages.iter().map(|stage| stage.device.clone()).collect();
-        let between = match placement.mode() {
-            SplitMode::Row => Between::Rows(AllReduce::new(&devices, placement.way())?),
-            SplitMode::Layer => Between::Stages(ring(&devices, placement.way())?),
+        let between = match sums {
+            Some(sums) => Between::Rows(sums),
+            None => Between::Stages(ring(&devices, placement.way())?),
         };
         Ok(Self { config: text.clone(), cache, embed_tokens, stages, between, norms, lm_heads })
     }

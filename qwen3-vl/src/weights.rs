@@ -117,6 +117,8 @@ pub struct Weights {
     keep: bool,
     /// A buffer for blocks read from a file, kept so that it is allocated once.
     blocks: Vec<u8>,
+    /// Matrices of which devices take parts, each read once.
+    held: Held,
     conversions: BTreeMap<GgmlType, Conversion>,
     /// Added to the matrices as they are read.
     adapter: Option<Arc<Adapter>>,
@@ -140,6 +142,52 @@ pub struct Progress {
     pub loaded: usize,
     /// Tensors of the model.
     pub total: usize,
+}
+
+/// Whole matrices in host memory, by name.
+#[derive(Default)]
+struct Held {
+    f32s: BTreeMap<String, Vec<f32>>,
+    f16s: BTreeMap<String, Vec<f16>>,
+    /// Blocks as the file has them.
+    blocks: BTreeMap<String, Vec<u8>>,
+    /// How often one was read.
+    reads: usize,
+}
+
+/// An element of what is held.
+trait Element: Copy {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>>;
+}
+
+impl Element for f32 {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+        &mut held.f32s
+    }
+}
+
+impl Element for f16 {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+        &mut held.f16s
+    }
+}
+
+impl Element for u8 {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+        &mut held.blocks
+    }
+}
+
+impl Held {
+    /// A matrix, which `read` reads if it is not held.
+    fn get<T: Element>(&mut self, name: &str, read: impl FnOnce() -> Result<Vec<T>>) -> Result<&[T]> {
+        if !T::held(self).contains_key(name) {
+            let values = read()?;
+            self.reads += 1;
+            T::held(self).insert(name.to_owned(), values);
+        }
+        Ok(T::held(self).get(name).map_or(&[], Vec::as_slice)) // it has just been seen there
+    }
 }
 
 impl Weights {
@@ -209,7 +257,8 @@ impl Weights {
         let index = source.names().map(|name| (name.clone(), false)).collect();
         let (blocks, conversions) = (Vec::new(), BTreeMap::new());
         let (device, adapter) = (device.clone(), None);
-        Self { source, index, device, dtype, format: None, keep: false, blocks, conversions, adapter }
+        let (format, keep, held) = (None, false, Held::default());
+        Self { source, index, device, dtype, format, keep, blocks, held, conversions, adapter }
     }
 
     /// With an adapter's changes added to the matrices as they are read.
@@ -264,7 +313,8 @@ impl Weights {
         self.cut(names, Cut::Whole)
     }
 
-    /// As [`weight`](Self::weight), of each tensor the part that one of several devices takes.
+    /// As [`weight`](Self::weight), of each tensor the part that one of several devices takes. Whole tensors are held in host memory for
+    /// the other devices until [`let_go`](Self::let_go).
     ///
     /// # Errors
     /// As there.
@@ -299,6 +349,11 @@ impl Weights {
         Matrix::stacked(parts)
     }
 
+    /// Frees the matrices of which all devices have taken their parts.
+    pub fn let_go(&mut self) {
+        self.held = Held { reads: self.held.reads, ..Held::default() };
+    }
+
     fn requantized(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
         let (values, shape) = self.read_adapted(names, cut)?;
         Ok(QuantTensor::from_f32(&values, shape, format, &self.device)?.into())
@@ -316,6 +371,18 @@ impl Weights {
             sizes.push(source.bytes(name)?);
             cuts.push((row, [rows, in_row]));
         }
+        if cut != Cut::Whole {
+            let mut taken = Vec::new();
+            for ((name, size), (row, ranges)) in names.iter().map(AsRef::as_ref).zip(&sizes).zip(&cuts) {
+                let blocks = self.held.get(name, || {
+                    let mut blocks = vec![0; *size];
+                    self.source.read_blocks(name, &mut blocks)?;
+                    Ok(blocks)
+                })?;
+                rows::take(&mut taken, blocks, *row, ranges);
+            }
+            return Ok(QuantTensor::from_gguf_bytes(format, shape, &taken, &self.device)?.into());
+        }
         let size = sizes.iter().sum();
         if self.blocks.len() < size {
             self.blocks = vec![0; size];
@@ -327,15 +394,7 @@ impl Weights {
             self.source.read_blocks(name.as_ref(), own)?;
             rest = others;
         }
-        if cut == Cut::Whole {
-            return Ok(QuantTensor::from_gguf_bytes(format, shape, blocks, &self.device)?.into());
-        }
-        let (mut taken, mut at) = (Vec::new(), 0);
-        for (size, (row, ranges)) in sizes.into_iter().zip(cuts) {
-            taken.append(&mut rows::take(&blocks[at..at + size], row, &ranges));
-            at += size;
-        }
-        Ok(QuantTensor::from_gguf_bytes(format, shape, &taken, &self.device)?.into())
+        Ok(QuantTensor::from_gguf_bytes(format, shape, blocks, &self.device)?.into())
     }
 
     /// A matrix, in the storage type chosen.
@@ -384,7 +443,7 @@ impl Weights {
         })
     }
 
-    fn read<T: Copy>(
+    fn read<T: Element>(
         &mut self,
         names: &[impl AsRef<str>],
         cut: Cut,
@@ -392,13 +451,17 @@ impl Weights {
     ) -> Result<(Vec<T>, [usize; 2])> {
         let (mut values, mut shape) = (Vec::new(), [0; 2]);
         for name in names.iter().map(AsRef::as_ref) {
-            let (source, own) = self.take(name)?;
+            let (_, own) = self.take(name)?;
             // A convolution's kernel is a matrix whose rows are the output channels.
             let own = [own[0], own[1..].iter().product()];
             let ranges = cut.ranges(own);
             shape = [shape[0] + ranges[0].len(), ranges[1].len()];
-            let read = read(source, name)?;
-            let mut read = if cut == Cut::Whole { read } else { rows::take(&read, own[1], &ranges) };
+            if cut != Cut::Whole {
+                let whole = self.held.get(name, || read(&self.source, name))?;
+                rows::take(&mut values, whole, own[1], &ranges);
+                continue;
+            }
+            let mut read = read(&self.source, name)?;
             match values.is_empty() {
                 true => values = read,
                 false => values.append(&mut read),
@@ -577,6 +640,42 @@ fn open_files(dir: &Path) -> Result<Vec<SafeTensors>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_for_several_devices_are_read_once() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let config = Config::load(&tiny).unwrap();
+        let names =
+            ["q_proj", "k_proj"].map(|part| format!("model.language_model.layers.0.self_attn.{part}.weight"));
+        for dtype in [DType::F32, DType::F16] {
+            let mut weights = Weights::open(&tiny, &config, dtype, &Device::Cpu).unwrap();
+            let read = |matrix: Matrix| match matrix {
+                Matrix::Plain(tensor) => tensor,
+                _ => panic!("it is a float matrix"),
+            };
+            let whole = read(weights.weight(&names).unwrap());
+            assert_eq!(weights.held.reads, 0);
+            for of in [2, 4] {
+                let columns = whole.dims()[1] / of;
+                for index in 0..of {
+                    let part = read(weights.cut(&names, Cut::Columns { index, of }).unwrap());
+                    let expected = whole.narrow(1, index * columns, columns).unwrap().contiguous().unwrap();
+                    assert_eq!(bits(&part), bits(&expected));
+                }
+            }
+            assert_eq!(weights.held.reads, 2, "one for each matrix");
+            weights.let_go();
+            weights.cut(&names, Cut::Rows { index: 0, of: 2 }).unwrap();
+            assert_eq!(weights.held.reads, 4);
+        }
+    }
+
+    fn bits(tensor: &Tensor) -> Vec<u32> {
+        match tensor.dtype() {
+            DType::F16 => tensor.to_vec::<f16>().unwrap().into_iter().map(|x| x.to_bits().into()).collect(),
+            _ => tensor.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect(),
+        }
+    }
 
     #[test]
     fn the_count_is_that_of_the_list() {

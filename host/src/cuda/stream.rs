@@ -6,7 +6,7 @@ use super::{Event, alive_on, check, check_on, ensure_alive};
 use crate::Result;
 use cust::sys;
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -31,8 +31,8 @@ pub struct Stream {
 }
 
 thread_local! {
-    /// The stream that this thread captures.
-    static CAPTURED: Cell<*const Stream> = const { Cell::new(ptr::null()) };
+    /// The streams that this thread captures.
+    static CAPTURED: RefCell<Vec<*const Stream>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Something that lives as long as a graph that uses it.
@@ -116,7 +116,7 @@ impl Stream {
 impl Stream {
     /// Whether what this thread queues on it is being captured into a graph rather than run.
     pub fn is_capturing(&self) -> bool {
-        ptr::eq(CAPTURED.get(), self)
+        CAPTURED.with_borrow(|captured| captured.iter().any(|&one| ptr::eq(one, self)))
     }
 
     /// Leave to queue work: while it is held no capture begins, and one on another thread is waited for. `None` on the
@@ -147,24 +147,24 @@ impl Stream {
         if kept.is_some() { Ok(None) } else { work().map(Some) }
     }
 
-    /// Begins a capture on this thread by `begin`, with [`turn_to_capture`](Self::turn_to_capture) held; gives the stream
-    /// that the thread captured before.
-    pub(super) fn begin_capture(&self, begin: impl FnOnce() -> Result<()>) -> Result<*const Self> {
+    /// Begins a capture by `begin`, with [`turn_to_capture`](Self::turn_to_capture) held. It is this thread's with
+    /// [`captured`](Self::captured).
+    pub(super) fn begin_capture(&self, begin: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut kept = self.kept();
         begin()?;
         *kept = Some(HashMap::new());
-        Ok(CAPTURED.replace(self))
+        Ok(())
     }
 
-    /// Ends the capture by `end`; gives what it kept alive. The thread goes on with `outer`.
-    pub(super) fn end_capture(
-        &self,
-        outer: *const Self,
-        end: impl FnOnce() -> Result<()>,
-    ) -> (Result<()>, Vec<Kept>) {
+    /// From now on this thread captures these streams, which live until it captures others; gives those before.
+    pub(super) fn captured(streams: Vec<*const Self>) -> Vec<*const Self> {
+        CAPTURED.replace(streams)
+    }
+
+    /// Ends the capture by `end`; gives what it kept alive.
+    pub(super) fn end_capture(&self, end: impl FnOnce() -> Result<()>) -> (Result<()>, Vec<Kept>) {
         let mut kept = self.kept();
         let result = end();
-        CAPTURED.set(outer);
         (result, kept.take().unwrap_or_default().into_values().collect())
     }
 

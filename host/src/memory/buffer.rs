@@ -34,6 +34,8 @@ enum Source {
         pool: Arc<DevicePool>,
         stream: StreamHandle,
     },
+    /// That of another device's buffer, which a kernel of this one reads.
+    Peer(DeviceBuffer),
     /// It is valid until this is dropped.
     Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
 }
@@ -113,6 +115,18 @@ impl DeviceBuffer {
         Self { device: device.clone(), memory: Arc::new(memory) }
     }
 
+    /// The same memory as kernels of another device reach it.
+    ///
+    /// # Safety
+    /// [`reach`](super::link::reach) was true for them. What reads it there follows the work that wrote it, and the work that
+    /// writes or frees it follows what reads it there.
+    pub(crate) unsafe fn seen_from(&self, device: &CudaDevice) -> Self {
+        let (address, bytes) = (self.memory.address, self.memory.bytes);
+        let of = Self { device: self.device.clone(), memory: Arc::clone(&self.memory) };
+        let memory = Allocation { source: Source::Peer(of), address, bytes };
+        Self { device: device.clone(), memory: Arc::new(memory) }
+    }
+
     /// Notes that work queued so far on another stream of the device uses the memory, so that it is not reused before
     /// that work is done.
     ///
@@ -123,7 +137,7 @@ impl DeviceBuffer {
             _ if self.memory.bytes == 0 => Ok(()),
             Source::Pool { pool, .. } => pool.record_use(self.memory.address, &StreamHandle::of(device)),
             // The owner knows the buffer's stream alone, so that one waits for the other.
-            Source::Foreign(_) => {
+            Source::Foreign(_) | Source::Peer(_) => {
                 let used = device.event()?;
                 used.record(device.stream())?;
                 self.device.stream().wait(&used)
@@ -151,12 +165,15 @@ impl DeviceBuffer {
     /// While the stream is being captured, asking means that the graph uses the memory: it keeps it.
     pub fn address(&self) -> u64 {
         let stream = self.device.stream();
+        if let Source::Peer(of) = &self.memory.source {
+            return of.address(); // a graph over both devices keeps what it keeps of the other's
+        }
         if stream.is_capturing() {
             // memory that the capture itself allocated stays with the graph anyhow, and may be reused within it.
             let own = stream.kept_of::<DevicePool>();
             let is_own = |own| match &self.memory.source {
                 Source::Pool { pool, .. } => Arc::ptr_eq(&own, pool),
-                Source::Foreign(_) => false,
+                Source::Foreign(_) | Source::Peer(_) => false,
             };
             if !own.is_some_and(is_own) {
                 let memory: Kept = self.memory.clone();

@@ -156,6 +156,25 @@ impl DriverPool {
     }
 }
 
+impl DriverPool {
+    /// Lets kernels of another device reach the pool's memory; false if the driver refuses.
+    fn let_reach(&self, reader: &CudaDevice) -> Result<bool> {
+        self.device.bind()?;
+        let location = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: reader.properties().ordinal as i32,
+        };
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = sys::CUmemAccessDesc { location, flags };
+        // SAFETY: the pool lives; one description is there, as is said.
+        match check("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(self.pool, &access, 1) }) {
+            Ok(()) => Ok(true),
+            Err(lost @ Error::DeviceLost { .. }) => Err(lost),
+            Err(_) => Ok(false),
+        }
+    }
+}
+
 impl Upstream<StreamHandle> for DriverPool {
     fn allocate(&self, bytes: usize, stream: &StreamHandle) -> Result<u64> {
         self.device.bind()?;
@@ -246,7 +265,8 @@ struct Entry {
     limit: Arc<Limit<Box<dyn Upstream<StreamHandle>>>>,
     /// A stream for work that no other work should wait for.
     service: CudaDevice,
-    kind: &'static str,
+    /// Where the pool's segments come from, unless from `cuMemAlloc`.
+    driver_pool: Option<Arc<DriverPool>>,
     pinned: Arc<PinnedPool>,
 }
 
@@ -259,17 +279,21 @@ fn entry(device: &CudaDevice) -> Result<Arc<Entry>> {
     if let Some(Some(entry)) = pools.get(index) {
         return Ok(Arc::clone(entry));
     }
-    let (upstream, kind): (Box<dyn Upstream<StreamHandle>>, _) = match DriverPool::new(device) {
-        Ok(pool) => (Box::new(pool), "the driver's memory pool"),
+    let driver_pool = match DriverPool::new(device) {
+        Ok(pool) => Some(Arc::new(pool)),
         Err(error @ Error::DeviceLost { .. }) => return Err(error),
-        Err(_) => (Box::new(PlainMemory::new(device)), "cuMemAlloc"),
+        Err(_) => None,
+    };
+    let upstream: Box<dyn Upstream<StreamHandle>> = match &driver_pool {
+        Some(pool) => Box::new(Arc::clone(pool)),
+        None => Box::new(PlainMemory::new(device)),
     };
     let service = device.with_new_stream()?;
     let limit = Arc::new(Limit::new(upstream, usize::MAX));
     let stream = StreamHandle::of(&service);
     let pool = MemoryPool::new(CudaTimeline::new(&service), Box::new(Arc::clone(&limit)) as Box<_>, stream);
     let pinned = Arc::new(PinnedPool::new(&service));
-    let entry = Arc::new(Entry { pool: Arc::new(pool), limit, service, kind, pinned });
+    let entry = Arc::new(Entry { pool: Arc::new(pool), limit, service, driver_pool, pinned });
     if pools.len() <= index {
         pools.resize(index + 1, None);
     }
@@ -295,7 +319,17 @@ pub(super) fn pinned(device: &CudaDevice) -> Result<Arc<PinnedPool>> {
 /// # Errors
 /// As [`pool`].
 pub fn source(device: &CudaDevice) -> Result<&'static str> {
-    entry(device).map(|entry| entry.kind)
+    let name = |entry: Arc<Entry>| match entry.driver_pool {
+        Some(_) => "the driver's memory pool",
+        None => "cuMemAlloc",
+    };
+    entry(device).map(name)
+}
+
+/// Lets kernels of `reader`, which has peer access to the device, reach what its pool gives out; false if the driver refuses.
+pub(super) fn let_reach(device: &CudaDevice, reader: &CudaDevice) -> Result<bool> {
+    let entry = entry(device)?;
+    entry.driver_pool.as_ref().map_or(Ok(true), |pool| pool.let_reach(reader))
 }
 
 /// Lets the device's pool reserve at most `bytes` from now on.

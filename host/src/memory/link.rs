@@ -267,7 +267,12 @@ impl InFlight<'_> {
     }
 }
 
-/// Whether kernels and copies of `from` reach the memory of `to`, which is seen to.
+/// Whether kernels of `from` reach the memory that `to`'s pool gives out, which is seen to.
+pub(crate) fn reach(from: &CudaDevice, to: &CudaDevice) -> Result<bool> {
+    Ok(enable_peer_access(from, to)? && super::device::let_reach(to, from)?)
+}
+
+/// Whether kernels and copies of `from` reach the memory of `to` apart from the driver's pools, which is seen to.
 fn enable_peer_access(from: &CudaDevice, to: &CudaDevice) -> Result<bool> {
     const ALREADY_ENABLED: u32 = 704;
     let mut can = 0;

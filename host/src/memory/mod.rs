@@ -38,8 +38,9 @@ pub use device::{
     CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, available, pool, set_limit, source,
 };
 pub use layers::LayerStream;
-pub(crate) use link::InFlight;
+pub(crate) use link::{InFlight, reach};
 pub use link::{Link, Way};
+pub(crate) use pinned::Posted;
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};
 pub use rehearsal::{Rehearsal, Rehearsed};

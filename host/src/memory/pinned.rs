@@ -5,9 +5,9 @@
 //! used again only after the event of its last copy.
 
 use super::{DeviceBuffer, buffer, device};
-use crate::Result;
-use crate::cuda::{CudaDevice, Event, check};
+use crate::cuda::{CudaDevice, Event, Kept, check};
 use crate::mutation::{Wait, left_out};
+use crate::{Error, Result};
 use cust::sys;
 use rayon::prelude::*;
 use std::ffi::c_void;
@@ -150,6 +150,50 @@ impl PinnedBuffer {
     /// Marks the block as in use up to here of the stream.
     fn copied_on(&self, device: &CudaDevice) -> Result<()> {
         self.block.as_ref().map_or(Ok(()), |block| block.copied.record(device.stream()))
+    }
+}
+
+/// Pinned memory that one device fills and kernels of all devices read. Who drops the last handle has waited for them.
+#[derive(Debug)]
+pub(crate) struct Posted(PinnedBuffer);
+
+impl Posted {
+    /// Room for `bytes` bytes of this device.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
+        PinnedBuffer::new(device, bytes).map(Self)
+    }
+
+    /// How much it holds.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// Queues a copy of `bytes` bytes of a buffer on its stream, also into a graph, which keeps the memory then. Gives the
+    /// address at which kernels read them.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if there is no room for them, a driver error.
+    pub fn fill(self: &Arc<Self>, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<u64> {
+        let from = source.range("post", at, bytes)?;
+        let (device, to) = (source.device(), self.0.address());
+        let _turn = device.stream().turn();
+        device.stream().keep(&(Arc::clone(self) as Kept));
+        if bytes > self.bytes() {
+            let (argument, value) = ("bytes", bytes.to_string());
+            let reason = format!("there is room for {}", self.bytes());
+            return Err(Error::Unsupported { op: "post", argument, value, reason });
+        }
+        if bytes > 0 {
+            device.bind()?;
+            // SAFETY: both ranges are `bytes` long (checked above). This memory goes only after the work that uses it: the caller
+            // that drops the last handle has waited, or the graph that has one.
+            let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, device.stream().raw()) };
+            check("cuMemcpyDtoHAsync", result)?;
+        }
+        Ok(to as u64)
     }
 }
 

@@ -110,9 +110,7 @@ pub(super) struct Passes<'m> {
 impl<'m> Passes<'m> {
     /// With `capture`, by graphs where that is possible, of at most so many rows together.
     pub fn new(model: &'m Qwen3Vl, capture: bool, captured_rows: usize) -> Self {
-        // sums over devices are no part of a graph
-        let captures = model.device().is_cuda() && model.streamed_layers() == 0 && model.text.parts() == 1;
-        let capture = capture && captures;
+        let capture = capture && model.device().is_cuda() && model.streamed_layers() == 0;
         let known = RopeTables { cos: Vec::new(), sin: Vec::new() };
         Self { model, known, graphs: Vec::new(), captured_rows, capture, clock: 0, is_first: false }
     }
@@ -191,11 +189,15 @@ impl<'m> Passes<'m> {
         let inputs = self.inputs(work, shape)?;
         let none = Work::default();
         let text = &self.model.text;
-        let stage = |stage: usize, input: Option<&Tensor>| {
-            stage_of(self.model, pool, &view(&inputs[stage], shape, &none)?, stage, input.cloned(), &none)
+        let mut relay = if text.in_turn() == 1 {
+            Relay::capture_at_once(text, || forward(self.model, pool, &inputs, shape, &none))?
+        } else {
+            let stage = |stage: usize, input: Option<&Tensor>| {
+                stage_of(self.model, pool, &view(&inputs[stage], shape, &none)?, stage, input.cloned(), &none)
+            };
+            let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?);
+            Relay::capture(text, shape.last, stage, end)?
         };
-        let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?);
-        let mut relay = Relay::capture(text, shape.last, stage, end)?;
         let logits = relay.launch(text)?.clone();
         self.graphs.push(Captured { shape, inputs, relay, used: clock });
         Ok(logits)

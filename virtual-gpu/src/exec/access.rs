@@ -343,6 +343,11 @@ pub(super) fn load(
                         return Err(unordered(b, w, what, l, at[l]));
                     }
                 }
+                if let Some(far) = &b.job.far
+                    && (b.job.memory.foreign(at[l]).is_some() || crate::memory::device_of(at[l]).is_none())
+                {
+                    far.note(at[l], bytes.into());
+                }
                 for (k, &row) in rows.iter().enumerate() {
                     // SAFETY: as above; element k lies inside the checked access.
                     let v = unsafe { get(p.add(k * a.size as usize), a.size) };
