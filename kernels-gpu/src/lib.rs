@@ -81,6 +81,7 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     quant::iq4::KERNELS,
     &[quant::q5_k::quant_encode_q5_k.info()],
     &[quant::q6_k::quant_encode_q6_k.info()],
+    quant::scaled::KERNELS,
     &[quant::straight_through::quant_straight_through_f32.info()],
     quant::tile::KERNELS,
     quant::vector::KERNELS[0],

@@ -20,6 +20,7 @@ pub(crate) mod optimizer;
 pub(crate) mod paged_attention;
 mod pieces;
 pub(crate) mod quant;
+pub(crate) mod quantize_scaled;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

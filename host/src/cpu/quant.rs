@@ -13,9 +13,10 @@ use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::quant::blocks::{
-    BLOCK, BLOCKS_PER_SUPER, Half, SUPER_BLOCK, ScalesQ4K, abs_max, inverse, pack_i8, pack_q4_0, quant_i8,
-    quant_q4_0, scale_i8, scale_q4_0, stored_scale,
+    BLOCK, BLOCKS_PER_SUPER, Half, RANGE_I8, RANGE_Q4_0, SUPER_BLOCK, ScalesQ4K, abs_max, inverse, pack_i8,
+    pack_q4_0, quant_i8, quant_q4_0, scale_i8, scale_q4_0, steps, stored_scale,
 };
+use kernels_gpu::quant::scaled::scale_of;
 use kernels_gpu::quant::{iq4, q4_k, q5_k, q6_k, search};
 use rayon::prelude::*;
 
@@ -28,9 +29,14 @@ fn block(values: &[f32]) -> [f32; BLOCK] {
 pub(crate) fn reconstruct(format: Format, x: f32, scale: f32) -> f32 {
     let stored = if format == Format::I8 { scale } else { Half::from_f32(scale).to_f32() };
     match format {
-        Format::Q4_0 => stored * (quant_q4_0(x, inverse(scale)) as i32 - 8) as f32,
-        _ => stored * quant_i8(x, inverse(scale)) as f32,
+        Format::Q4_0 => stored * (quant_q4_0(steps(x, inverse(scale), RANGE_Q4_0), 1.0) as i32 - 8) as f32,
+        _ => stored * quant_i8(steps(x, inverse(scale), RANGE_I8), 1.0) as f32,
     }
+}
+
+/// A scale and 1/scale.
+fn with_inverse(scale: f32) -> (f32, f32) {
+    (scale, inverse(scale))
 }
 
 /// The scales of a row as the format stores them.
@@ -45,23 +51,34 @@ fn encode(format: Format, row: &[f32], scales: Option<&[f32]>) -> (Vec<u32>, Row
     let eights = |values: &[f32], inverse: f32| -> Vec<u32> {
         values.chunks_exact(4).map(|four| pack_i8([four[0], four[1], four[2], four[3]], inverse)).collect()
     };
+    let range = if format == Format::Q4_0 { RANGE_Q4_0 } else { RANGE_I8 };
     match format {
-        Format::I8 => {
-            let scale = scales.map_or_else(|| scale_i8(abs_max(row)), |scales| scales[0]);
-            (eights(row, inverse(scale)), RowScales::I8(scale))
-        }
+        Format::I8 => match scales {
+            None => {
+                let scale = scale_i8(abs_max(row));
+                (eights(row, inverse(scale)), RowScales::I8(scale))
+            }
+            Some(scales) => {
+                let row: Vec<f32> = row.iter().map(|&x| steps(x, inverse(scales[0]), range)).collect();
+                (eights(&row, 1.0), RowScales::I8(scales[0]))
+            }
+        },
         Format::Q8_0 | Format::Q4_0 => {
             let (mut words, mut halves) = (Vec::new(), Vec::new());
             for (b, values) in row.chunks_exact(BLOCK).enumerate() {
-                let values = block(values);
-                let scale = match (scales, format) {
-                    (Some(scales), _) => scales[b],
-                    (None, Format::Q4_0) => scale_q4_0(&values),
-                    (None, _) => scale_i8(abs_max(&values)),
+                let mut values = block(values);
+                let (scale, inverse) = match (scales, format) {
+                    (Some(scales), _) => {
+                        let scale = scale_of(&values, scales[b]);
+                        values = values.map(|x| steps(x, inverse(scale), range));
+                        (scale, 1.0)
+                    }
+                    (None, Format::Q4_0) => with_inverse(scale_q4_0(&values)),
+                    (None, _) => with_inverse(scale_i8(abs_max(&values))),
                 };
                 match format {
-                    Format::Q4_0 => words.extend(pack_q4_0(&values, inverse(scale))),
-                    _ => words.extend(eights(&values, inverse(scale))),
+                    Format::Q4_0 => words.extend(pack_q4_0(&values, inverse)),
+                    _ => words.extend(eights(&values, inverse)),
                 }
                 halves.push(f16::from_bits(stored_scale(scale).0));
             }

@@ -21,6 +21,7 @@ pub(crate) mod optimizer;
 pub(crate) mod paged_attention;
 pub(crate) mod peak;
 pub(crate) mod quant;
+pub(crate) mod quantize_scaled;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

@@ -45,6 +45,7 @@ mod norm_backward;
 mod optimizer;
 mod paged_attention;
 mod quant;
+mod quantize_scaled;
 mod quantize_with;
 mod reduce;
 mod rms_norm;
@@ -96,6 +97,9 @@ pub use quant::{
     dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
     quant_embedding_into, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,
     quant_matmul_rows_into, quantize, quantize_rows,
+};
+pub use quantize_scaled::{
+    fake_quantize_scaled, fake_quantize_scaled_backward, fake_quantize_scaled_backward_into, quantize_scaled,
 };
 pub use quantize_with::quantize_with;
 pub use reduce::{argmax, argmax_into};

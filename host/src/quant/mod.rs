@@ -109,7 +109,7 @@ impl QuantTensor {
     }
 
     /// Rows, and values of a row, padding included.
-    fn padded(format: Format, shape: &Shape) -> Result<(usize, usize)> {
+    pub(crate) fn padded(format: Format, shape: &Shape) -> Result<(usize, usize)> {
         let bad = |expected: &str| Error::Shape {
             op: "quantize",
             argument: "shape",

@@ -240,6 +240,25 @@ pub fn quant_q4_0(value: f32, inverse: f32) -> u32 {
     if steps.abs() <= 16.0 { ((steps + 8.5) as i32).clamp(0, 15) as u32 } else { 8 }
 }
 
+/// The least and the largest of [`quant_i8`]'s quants.
+pub const RANGE_I8: [f32; 2] = [-127.0, 127.0];
+/// The least and the largest of [`quant_q4_0`]'s quants, less 8.
+pub const RANGE_Q4_0: [f32; 2] = [-8.0, 7.0];
+
+/// `value` in steps of a scale, clipped to the quants' range; NaN stays NaN. With a scale that is not the block's own, values may lie
+/// far beyond the range, which [`quant_i8`] and [`quant_q4_0`] do not clip: they are given these steps, and 1 for the inverse.
+#[inline(always)]
+pub fn steps(value: f32, inverse: f32, [low, high]: [f32; 2]) -> f32 {
+    let steps = value * inverse;
+    if steps < low {
+        low
+    } else if steps > high {
+        high
+    } else {
+        steps
+    }
+}
+
 /// Byte j of the result: the low half is quant j, the high half quant j + 16.
 #[inline(always)]
 pub fn pack_q4_0(values: &[f32; BLOCK], inverse: f32) -> [u32; 4] {
