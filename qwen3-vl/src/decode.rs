@@ -6,7 +6,7 @@ use super::relay::Relay;
 use super::sampling::{self, Sampler};
 use super::text::{Images, Stage, TextModel};
 use pascaline::nn::{KvCache, Rope};
-use pascaline::{DType, Result, Tensor, ops};
+use pascaline::{DType, Device, Result, Tensor, memory, ops};
 use std::time::Instant;
 
 /// Positions whose rotary angles are made at a time.
@@ -231,6 +231,11 @@ fn pass(
             captured
         }
         none => {
+            for stage in text.stages() {
+                if let Device::Cuda(device) = &stage.device {
+                    memory::settle(device)?; // so that how much memory the graph takes does not depend on the device's speed
+                }
+            }
             // launches only, whose arguments are the same for every pass of so many tokens
             let stage = |stage: usize, input: Option<&Tensor>| {
                 let hidden = match input {

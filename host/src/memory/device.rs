@@ -298,6 +298,16 @@ pub fn source(device: &CudaDevice) -> Result<&'static str> {
     entry(device).map(|entry| entry.kind)
 }
 
+/// Waits for the work queued on the handle's stream. What it has freed is then free for all streams, so that a graph that is
+/// captured next takes no new memory for what fits there, however fast the device is.
+///
+/// # Errors
+/// As [`pool`], and [`Error::DeviceLost`].
+pub fn settle(device: &CudaDevice) -> Result<()> {
+    device.synchronize()?;
+    pool(device)?.settle()
+}
+
 /// Lets the device's pool reserve at most `bytes` from now on.
 ///
 /// # Errors
