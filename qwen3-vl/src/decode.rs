@@ -6,7 +6,7 @@ use super::relay::Relay;
 use super::sampling::{self, Sampler};
 use super::text::{Images, Stage, TextModel};
 use pascaline::nn::{KvCache, Rope};
-use pascaline::{DType, Result, Tensor, ops};
+use pascaline::{DType, Device, Result, Tensor, memory, ops};
 use std::time::Instant;
 
 /// Positions whose rotary angles are made at a time.
@@ -202,6 +202,14 @@ fn positions(first: u32) -> Vec<[u32; 3]> {
     (0..ANGLES_AHEAD).map(|ahead| [first + ahead; 3]).collect()
 }
 
+/// Waits until the pools know what is free, so that how much memory a graph takes does not depend on the devices' speed.
+fn settle_pools(text: &TextModel) -> Result<()> {
+    text.stages().iter().try_for_each(|stage| match &stage.device {
+        Device::Cuda(device) => memory::settle(device),
+        Device::Cpu => Ok(()),
+    })
+}
+
 /// Passes the tokens of `passes`: by its graphs, which are made first if there are none, or launch by launch.
 fn pass(
     text: &TextModel,
@@ -233,8 +241,12 @@ fn pass(
             captured
         }
         // launches only, whose arguments are the same for every pass of so many tokens
-        none if text.in_turn() == 1 => none.insert(Relay::capture_at_once(text, || whole(cache))?),
+        none if text.in_turn() == 1 => {
+            settle_pools(text)?;
+            none.insert(Relay::capture_at_once(text, || whole(cache))?)
+        }
         none => {
+            settle_pools(text)?;
             let stage = |stage: usize, input: Option<&Tensor>| {
                 let hidden = match input {
                     Some(hidden) => hidden.clone(),

@@ -168,7 +168,6 @@ pub fn part_footprint(
     batch: Option<&BatchOptions>,
     (part, gpu): (&Part, &Gpu),
 ) -> Result<Footprint> {
-    let layers_pass = options.gpu_layers.is_some_and(|layers| layers < config.text.num_hidden_layers);
     // the most rows that come from another device at a time: the last one sends those alone whose next token is wanted
     let arriving = match (part.stages, part.is_first) {
         _ if part.share[1] > 1 => 0, // parts are read where they are
@@ -181,7 +180,7 @@ pub fn part_footprint(
     };
     let hidden = config.text.hidden_size;
     let slots = Link::slot_bytes(arriving * hidden * size_of::<f32>());
-    let beside = gpu.beside_pool + slots + if layers_pass { STREAMED_LAYERS } else { 0 };
+    let beside = gpu.beside_pool + slots;
     let pool = Rehearsal::within(gpu.memory.saturating_sub(beside));
     let table = Table::built_in(gpu.capability)?;
     let mut walk = Walk {
@@ -205,15 +204,15 @@ pub fn part_footprint(
     let weights = walk.pool.statistics().live;
     let cache = walk.cache(batch.map_or(work.context, |batch| batch.pages * PAGE))?;
     let cache_bytes = walk.pool.statistics().live - weights;
-    let graphs = match batch {
-        None => {
-            walk.answer(work)?;
-            GRAPH_POOL + walk.checks()?
+    let live = match batch {
+        None => walk.answer(work)?,
+        Some(batch) => {
+            let graphs = walk.answers(work, batch)?;
+            let live = walk.pool.statistics().peak_live;
+            drop(walk.pool.take_on(SERVICE, graphs)?);
+            live
         }
-        Some(batch) => walk.answers(work, batch)?,
     };
-    let live = walk.pool.statistics().peak_live;
-    let _graph = walk.pool.take_on(SERVICE, graphs)?;
     let books = walk.pool.statistics();
     drop(cache);
     Ok(Footprint { weights, cache: cache_bytes, live, peak: books.peak_reserved + beside, host: walk.host })
@@ -256,6 +255,23 @@ impl Linear {
     fn tensors(&self) -> Result<Vec<usize>> {
         let parts = self.parts.iter().map(|&part| self.part_bytes(part)).collect::<Result<Vec<_>>>()?;
         Ok(parts.concat())
+    }
+}
+
+/// A thing that is loaded.
+#[derive(Clone, Copy)]
+enum Piece<'a> {
+    Matrix(&'a Linear),
+    Vector(usize),
+}
+
+impl Piece<'_> {
+    /// The bytes of its tensors.
+    fn tensors(&self) -> Result<Vec<usize>> {
+        match self {
+            Self::Matrix(linear) => linear.tensors(),
+            Self::Vector(len) => Ok(vec![len * size_of::<f32>()]),
+        }
     }
 }
 
@@ -326,47 +342,46 @@ impl Walk<'_> {
         let layers = config.text.num_hidden_layers;
         let resident = self.options.gpu_layers.unwrap_or(layers).min(layers);
         for layer in self.part.layers.clone() {
-            let norms = [head, head, hidden, hidden];
             let linears = self.text_linears(layer);
-            self.block(&linears, &norms, layer == resident, layer >= resident, &mut weights)?;
+            let norms = [head, head, hidden, hidden].map(Piece::Vector);
+            let pieces: Vec<_> = linears.iter().map(Piece::Matrix).chain(norms).collect();
+            self.block(&pieces, layer == resident, layer >= resident, &mut weights)?;
         }
         weights.push(self.floats(hidden)?);
         self.weights.append(&mut weights);
         Ok(())
     }
 
+    /// Loads one thing after another.
+    fn load(&self, pieces: &[Piece], to: &mut Vec<Rehearsed>) -> Result<()> {
+        pieces.iter().try_for_each(|piece| match piece {
+            Piece::Matrix(linear) => self.matrix(linear, to),
+            Piece::Vector(len) => self.floats(*len).map(|vector| to.push(vector)),
+        })
+    }
+
     /// Loads a block; the first of those that pass through makes the places for all.
     fn block(
         &mut self,
-        linears: &[Linear],
-        vectors: &[usize],
+        pieces: &[Piece],
         first_streamed: bool,
         streamed: bool,
         weights: &mut Vec<Rehearsed>,
     ) -> Result<()> {
         let mut block = Vec::new();
-        for linear in linears {
-            self.matrix(linear, &mut block)?;
-        }
-        for &len in vectors {
-            block.push(self.floats(len)?);
-        }
+        self.load(pieces, &mut block)?;
         if !streamed {
             weights.append(&mut block);
             return Ok(());
         }
-        let vectors = vectors.iter().map(|len| len * size_of::<f32>());
-        let mut bytes: usize = vectors.map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum();
-        for linear in linears {
-            bytes += linear.tensors()?.iter().map(|part| part.next_multiple_of(ALIGNMENT)).sum::<usize>();
-        }
+        let tensors = pieces.iter().map(Piece::tensors).collect::<Result<Vec<_>>>()?.concat();
+        let bytes = tensors.into_iter().map(|tensor| tensor.next_multiple_of(ALIGNMENT)).sum();
         self.host += bytes;
         if first_streamed {
             self.stacks.push((0, Vec::new()));
         }
-        let stream = self.stacks.len() as u32; // each stack has one of its own for its copies
         if let Some((held, places)) = self.stacks.last_mut().filter(|(held, _)| *held < bytes) {
-            let larger = [self.pool.take_on(stream, bytes)?, self.pool.take_on(stream, bytes)?];
+            let larger = [self.pool.take(bytes)?, self.pool.take(bytes)?];
             (*held, *places) = (bytes, larger.into());
         }
         Ok(())
@@ -414,11 +429,15 @@ impl Walk<'_> {
             return Ok(());
         }
         let streamed = self.options.vision == VisionPlace::Streamed;
-        let (hidden, mlp) = (vision.hidden_size, vision.intermediate_size);
+        let hidden = vision.hidden_size;
         let mut weights = Vec::new();
         for block in 0..vision.depth {
-            let vectors = [hidden, hidden, 3 * hidden, hidden, hidden, hidden, mlp, hidden];
-            self.block(&self.vision_linears(block), &vectors, block == 0, streamed, &mut weights)?;
+            use Piece::{Matrix, Vector};
+            let [qkv, proj, fc1, fc2] = &self.vision_linears(block);
+            let linear = |linear| [Matrix(linear), Vector(linear.out)];
+            let norm = || [Vector(hidden), Vector(hidden)];
+            let pieces = [norm(), linear(qkv), linear(proj), norm(), linear(fc1), linear(fc2)].concat();
+            self.block(&pieces, block == 0, streamed, &mut weights)?;
         }
         for merger in Self::mergers(vision) {
             let loaded = self.merger(&merger)?;
@@ -437,27 +456,26 @@ impl Walk<'_> {
     /// Loads a merger.
     fn merger(&self, name: &str) -> Result<Vec<Rehearsed>> {
         let mut weights = Vec::new();
-        for linear in self.merger_linears(name) {
-            self.matrix(&linear, &mut weights)?;
-        }
-        for len in self.merger_vectors(name) {
-            weights.push(self.floats(len)?);
-        }
+        let linears = self.merger_linears(name);
+        let [norm, mlp] = self.merger_pieces(name, &linears);
+        self.load(&mlp, &mut weights)?;
+        self.load(&norm, &mut weights)?;
         Ok(weights)
     }
 
-    /// The lengths of a merger's biases, and of its norm's weight and bias.
-    fn merger_vectors(&self, name: &str) -> [usize; 4] {
-        let [fc1, fc2] = self.merger_linears(name);
+    /// A merger's norm, and its linear maps.
+    fn merger_pieces<'a>(&self, name: &str, [fc1, fc2]: &'a [Linear; 2]) -> [Vec<Piece<'a>>; 2] {
+        use Piece::{Matrix, Vector};
         let norm = if name == "merger" { self.config.vision.hidden_size } else { fc1.width };
-        [fc1.out, fc2.out, norm, norm]
+        let mlp = vec![Matrix(fc1), Vector(fc1.out), Matrix(fc2), Vector(fc2.out)];
+        [vec![Vector(norm), Vector(norm)], mlp]
     }
 
-    /// The bytes of a merger's tensors.
+    /// The bytes of a merger's tensors, in the order in which they pass through.
     fn merger_tensors(&self, name: &str) -> Result<Vec<usize>> {
-        let matrices = self.merger_linears(name).iter().map(Linear::tensors).collect::<Result<Vec<_>>>()?;
-        let vectors = self.merger_vectors(name).map(|len| len * size_of::<f32>());
-        Ok(matrices.concat().into_iter().chain(vectors).collect())
+        let linears = self.merger_linears(name);
+        let pieces = self.merger_pieces(name, &linears);
+        Ok(pieces.iter().flatten().map(Piece::tensors).collect::<Result<Vec<_>>>()?.concat())
     }
 
     fn cache(&self, context: usize) -> Result<Vec<Rehearsed>> {
@@ -576,6 +594,12 @@ impl Walk<'_> {
         }
     }
 
+    /// Whether decoding is captured: copies of layers are no part of a graph.
+    fn is_captured(&self) -> bool {
+        let layers = self.config.text.num_hidden_layers;
+        self.options.gpu_layers.is_none_or(|resident| resident >= layers)
+    }
+
     /// A picture's embeddings.
     fn see(&self, patches: usize) -> Result<Vec<Rehearsed>> {
         let vision = &self.config.vision;
@@ -634,9 +658,9 @@ impl Walk<'_> {
         let on_its_way = self.on_its_way(work)?;
         self.pass(rows, last, batch.pages, self.deepstack(&seen, work.patches))?;
         drop((seen, on_its_way));
-        let one = self.apart();
+        let one = self.with(Rehearsal::new());
         one.pass(last, last, batch.pages, 0)?;
-        let captures = batch.graph && self.stacks.is_empty();
+        let captures = batch.graph && self.is_captured();
         let bytes = one.pool.statistics().peak_live.div_ceil(last.max(1)) * batch.captured_rows();
         Ok(if captures { bytes + GRAPH_POOL } else { 0 })
     }
@@ -652,20 +676,17 @@ impl Walk<'_> {
         counts.into_iter().map(|count| self.floats(count)).collect()
     }
 
-    /// The same model with a pool of its own, which has nothing in it.
-    fn apart(&self) -> Walk<'_> {
-        let (pool, table) = (Rehearsal::new(), self.table.clone());
-        Walk { pool, table, weights: Vec::new(), stacks: Vec::new(), ..*self }
+    /// The same model with another pool.
+    fn with(&self, pool: Rehearsal) -> Walk<'_> {
+        Walk { pool, table: self.table.clone(), weights: Vec::new(), stacks: Vec::new(), ..*self }
     }
 
-    /// The bytes of a graph that checks guesses, whether there will be any or not.
-    fn checks(&self) -> Result<usize> {
-        if !self.stacks.is_empty() {
-            return Ok(0);
-        }
-        let one = self.apart();
-        one.pass(CHECKED, CHECKED, 0, 0)?;
-        Ok(one.pool.statistics().peak_live)
+    /// The memory of a graph that passes so many tokens, which is its own until it is dropped.
+    fn captured(&self, tokens: usize) -> Result<Rehearsal> {
+        self.pool.settle()?;
+        let graph = self.pool.graph(SERVICE);
+        self.with(graph.clone()).pass(tokens, tokens, 0, 0)?;
+        Ok(graph)
     }
 
     /// A picture's embeddings where they are needed: made here if the tower is here, and kept if tokens come here.
@@ -714,8 +735,8 @@ impl Walk<'_> {
         }
     }
 
-    /// A picture, the prompt, and a token.
-    fn answer(&self, work: &Workload) -> Result<()> {
+    /// A picture, the prompt, and a token. Gives the most that is live outside graphs.
+    fn answer(&self, work: &Workload) -> Result<usize> {
         let text = &self.config.text;
         let (hidden, half) = (text.hidden_size, text.head_dim / 2);
         let seen = self.seen(work)?;
@@ -745,9 +766,14 @@ impl Walk<'_> {
         drop((seen, last));
         let _decoding =
             [self.floats(ANGLES_AHEAD as usize * half)?, self.floats(ANGLES_AHEAD as usize * half)?];
-        let _next = self.logits(1)?;
-        drop(logits);
-        Ok(())
+        let next = self.logits(1)?;
+        drop((logits, next));
+        let live = self.pool.statistics().peak_live;
+        if self.is_captured() {
+            // one for each token, and one that checks guesses, whether there will be any or not
+            let _graphs = [self.captured(1)?, self.captured(CHECKED)?];
+        }
+        Ok(live)
     }
 }
 
@@ -757,7 +783,5 @@ const MOST_PARTIAL: usize = 64;
 const GRAPH_POOL: usize = 4 << 20;
 /// The number of that stream.
 const SERVICE: u32 = 1000;
-/// With layers that pass through, the pool was seen to need a segment more than was rehearsed, on an H200.
-const STREAMED_LAYERS: usize = 64 << 20;
 /// Tensors of a block that passes through begin at multiples of this.
 const ALIGNMENT: usize = 256;

@@ -58,6 +58,9 @@ pub struct Config {
     /// A launch through the driver API that differs from an earlier one only in the addresses of its memory is not run:
     /// it leaves that one's counts, and no results. For estimates of work that repeats itself, such as a model's layers.
     pub once: bool,
+    /// Launches through the driver API are checked and not run: they leave no results and no reports. Memory that nothing
+    /// has written is zero without [`Checks::uninitialized`]. For the memory that a program takes, which may then be of any size.
+    pub skip: bool,
     /// CPU threads that run blocks.
     pub threads: usize,
     /// Thread instructions that one block may execute before the launch counts as timed out.
@@ -80,6 +83,7 @@ impl Default for Config {
             late: true,
             traffic: true,
             once: false,
+            skip: false,
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
             instruction_limit: 1 << 36,
             launch_limit: 1 << 40,

@@ -332,6 +332,16 @@ pub(super) fn let_reach(device: &CudaDevice, reader: &CudaDevice) -> Result<bool
     entry.driver_pool.as_ref().map_or(Ok(true), |pool| pool.let_reach(reader))
 }
 
+/// Waits for the work queued on the handle's stream. What it has freed is then free for all streams, so that a graph that is
+/// captured next takes no new memory for what fits there, however fast the device is.
+///
+/// # Errors
+/// As [`pool`], and [`Error::DeviceLost`].
+pub fn settle(device: &CudaDevice) -> Result<()> {
+    device.synchronize()?;
+    pool(device)?.settle()
+}
+
 /// Lets the device's pool reserve at most `bytes` from now on.
 ///
 /// # Errors

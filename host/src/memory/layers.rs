@@ -17,6 +17,8 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct LayerStream {
     device: CudaDevice,
+    /// The stream of the copies.
+    copies: CudaDevice,
     /// `None` only while being handed to a copy, or after one that failed.
     layers: Vec<Option<PinnedBuffer>>,
     places: [Place; 2],
@@ -24,7 +26,7 @@ pub struct LayerStream {
 
 #[derive(Debug)]
 struct Place {
-    /// Belongs to the copy stream.
+    /// Belongs to the handle's stream, as the other tensors of a model do: so their memory is one, and is freed in one order.
     buffer: DeviceBuffer,
     layer: Option<usize>,
     uploaded: Event,
@@ -37,13 +39,13 @@ impl LayerStream {
     /// # Errors
     /// [`Error::OutOfMemory`] if twice that does not fit the device, or a driver error.
     pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
-        let places = Self::new_places(device, &device.with_new_stream()?, bytes)?;
-        Ok(Self { device: device.clone(), layers: Vec::new(), places })
+        let (copies, places) = (device.with_new_stream()?, Self::new_places(device, bytes)?);
+        Ok(Self { device: device.clone(), copies, layers: Vec::new(), places })
     }
 
-    fn new_places(device: &CudaDevice, copies: &CudaDevice, bytes: usize) -> Result<[Place; 2]> {
+    fn new_places(device: &CudaDevice, bytes: usize) -> Result<[Place; 2]> {
         let place = || -> Result<Place> {
-            let buffer = DeviceBuffer::uninitialized(copies, bytes)?;
+            let buffer = DeviceBuffer::uninitialized(device, bytes)?;
             Ok(Place { buffer, layer: None, uploaded: device.event()?, used: device.event()? })
         };
         Ok([place()?, place()?])
@@ -55,11 +57,10 @@ impl LayerStream {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn reserve(&mut self, bytes: usize) -> Result<bool> {
-        let buffer = &self.places[0].buffer;
-        if bytes <= buffer.bytes() {
+        if bytes <= self.places[0].buffer.bytes() {
             return Ok(false);
         }
-        self.places = Self::new_places(&self.device, &buffer.device().clone(), bytes)?;
+        self.places = Self::new_places(&self.device, bytes)?;
         Ok(true)
     }
 
@@ -134,14 +135,14 @@ impl LayerStream {
         let layer = self.layers.get_mut(index).and_then(Option::take).ok_or_else(missing)?;
         let Place { buffer, layer: held, uploaded, used } = &mut self.places[place];
         *held = None;
-        let copies = buffer.device().clone();
+        let copies = self.copies.stream();
         used.record(self.device.stream())?;
         if !left_out(Wait::LayerReuse) {
-            copies.stream().wait(used)?;
+            copies.wait(used)?;
         }
         let bytes = layer.len();
-        self.layers[index] = Some(buffer.queue_upload(0, layer, bytes)?);
-        uploaded.record(copies.stream())?;
+        self.layers[index] = Some(buffer.on(&self.copies)?.queue_upload(0, layer, bytes)?);
+        uploaded.record(copies)?;
         *held = Some(index);
         Ok(())
     }

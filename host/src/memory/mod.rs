@@ -35,7 +35,8 @@ pub(crate) fn of_the_host() -> (usize, usize) {
 
 pub use buffer::{DeviceBuffer, refusing, trace};
 pub use device::{
-    CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, available, pool, set_limit, source,
+    CudaTimeline, DevicePool, DriverPool, PlainMemory, StreamHandle, available, pool, set_limit, settle,
+    source,
 };
 pub use layers::LayerStream;
 pub(crate) use link::{InFlight, reach};

@@ -289,6 +289,19 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Ok(returned)
     }
 
+    /// Finds out which streams' work has ended. What they have freed is then free for all.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn settle(&self) -> Result<()> {
+        let mut state = self.lock();
+        state.order.timeline().alive()?;
+        if state.order.poll()? {
+            state.settle();
+        }
+        Ok(())
+    }
+
     /// The books now.
     pub fn statistics(&self) -> Statistics {
         self.lock().books()

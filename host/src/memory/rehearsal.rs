@@ -8,7 +8,7 @@ use super::adaptor::Limit;
 use super::{MemoryPool, Statistics, Timeline, Upstream};
 use crate::Result;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Addresses are this far apart at least.
 const GAP: u64 = 2 << 20;
@@ -27,7 +27,10 @@ const GAP: u64 = 2 << 20;
 /// # Ok::<(), pascaline::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Rehearsal(Arc<MemoryPool<Never, Limit<Endless>>>);
+pub struct Rehearsal {
+    pool: Arc<MemoryPool<Arc<Work>, Box<dyn Upstream<u32>>>>,
+    work: Arc<Work>,
+}
 
 /// Bytes that are live until this is dropped.
 pub struct Rehearsed {
@@ -45,8 +48,29 @@ impl Rehearsal {
 
     /// Of a device with so many bytes, where the pool does with less before it refuses.
     pub fn within(bytes: usize) -> Self {
-        let device = Limit::new(Endless(AtomicU64::new(GAP)), bytes);
-        Self(Arc::new(MemoryPool::new(Never, device, u32::MAX)))
+        Self::over(Limit::new(Endless(AtomicU64::new(GAP)), bytes))
+    }
+
+    fn over(upstream: impl Upstream<u32> + 'static) -> Self {
+        let work = Arc::new(Work::default());
+        let pool = MemoryPool::new(Arc::clone(&work), Box::new(upstream) as Box<_>, u32::MAX);
+        Self { pool: Arc::new(pool), work }
+    }
+
+    /// A graph's pool, which takes segments from this one on a stream of their own.
+    pub fn graph(&self, stream: u32) -> Self {
+        Self::over(OfGraph { pool: self.clone(), stream })
+    }
+
+    /// All work so far ends, as when a stream is waited for before it is captured.
+    ///
+    /// # Errors
+    /// None happens here; see [`MemoryPool::settle`].
+    pub fn settle(&self) -> Result<()> {
+        self.work.has_ended.store(true, Ordering::Relaxed);
+        let settled = self.pool.settle();
+        self.work.has_ended.store(false, Ordering::Relaxed);
+        settled
     }
 
     /// Allocates on stream 0.
@@ -62,7 +86,7 @@ impl Rehearsal {
     /// # Errors
     /// As [`take`](Self::take).
     pub fn take_on(&self, stream: u32, bytes: usize) -> Result<Rehearsed> {
-        let address = self.0.allocate(bytes, &stream)?;
+        let address = self.pool.allocate(bytes, &stream)?;
         Ok(Rehearsed { pool: self.clone(), address, bytes })
     }
 
@@ -71,26 +95,29 @@ impl Rehearsal {
     /// # Errors
     /// None happens here; see [`MemoryPool::trim`].
     pub fn trim(&self) -> Result<usize> {
-        MemoryPool::trim(&self.0)
+        MemoryPool::trim(&self.pool)
     }
 
     /// The pool's books.
     pub fn statistics(&self) -> Statistics {
-        self.0.statistics()
+        self.pool.statistics()
     }
 }
 
 impl Drop for Rehearsed {
     fn drop(&mut self) {
-        let freed = MemoryPool::free(&self.pool.0, self.address, self.bytes);
+        let freed = MemoryPool::free(&self.pool.pool, self.address, self.bytes);
         debug_assert!(freed.is_ok(), "it was live: {freed:?}");
     }
 }
 
-/// A device whose work never ends, though whoever waits for it goes on.
-struct Never;
+/// A device whose work ends only when it is said to, though whoever waits for it goes on.
+#[derive(Default)]
+struct Work {
+    has_ended: AtomicBool,
+}
 
-impl Timeline for Never {
+impl Timeline for Arc<Work> {
     type Stream = u32;
     type Event = ();
 
@@ -107,7 +134,7 @@ impl Timeline for Never {
     }
 
     fn is_done(&self, (): &()) -> Result<bool> {
-        Ok(false)
+        Ok(self.has_ended.load(Ordering::Relaxed))
     }
 
     fn wait(&self, _stream: &u32, (): &()) -> Result<bool> {
@@ -126,5 +153,21 @@ impl Upstream<u32> for Endless {
 
     fn free(&self, _address: u64, _bytes: usize, _stream: &u32) -> Result<()> {
         Ok(())
+    }
+}
+
+/// What a graph's pool allocates from.
+struct OfGraph {
+    pool: Rehearsal,
+    stream: u32,
+}
+
+impl Upstream<u32> for OfGraph {
+    fn allocate(&self, bytes: usize, _stream: &u32) -> Result<u64> {
+        self.pool.pool.allocate(bytes, &self.stream)
+    }
+
+    fn free(&self, address: u64, bytes: usize, _stream: &u32) -> Result<()> {
+        MemoryPool::free(&self.pool.pool, address, bytes)
     }
 }

@@ -217,6 +217,8 @@ pub(super) struct Device {
     pub primary: u64,
     pub primary_count: u32,
     pub primary_flags: u32,
+    /// The most bytes that were in use, since it was asked for last.
+    pub peak: u64,
     /// Devices whose memory its kernels reach.
     pub peers: BTreeSet<usize>,
     /// The fault that every later call on the device returns.
@@ -271,6 +273,7 @@ impl Driver {
             primary: 0,
             primary_count: 0,
             primary_flags: 0,
+            peak: 0,
             peers: BTreeSet::new(),
             sticky: None,
             time: 0.0,
@@ -503,6 +506,7 @@ impl Driver {
         let card = self.devices[device].gpu.config().card;
         let mut seconds = 0.0;
         match work {
+            Work::Launch(_) if self.devices[device].gpu.config().skip => {}
             Work::Launch(l) => {
                 let launch =
                     Launch { grid: l.grid, block: l.block, dynamic_shared: l.shared, params: &l.params };

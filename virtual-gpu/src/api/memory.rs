@@ -214,6 +214,7 @@ api! {
             return Err(INVALID_VALUE);
         }
         let at = d.gpu().memory.alloc(bytes as u64).map_err(memory_code)?;
+        d.note_peak(d.current);
         // SAFETY: as above.
         unsafe { give(ptr, at) }
     }

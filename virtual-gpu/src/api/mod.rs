@@ -87,6 +87,12 @@ pub fn restart(config: Config) {
     device::initialised();
 }
 
+/// The most bytes of a device of the driver API that were in use at a time since the last call, or since the driver began. It
+/// counts what the device reports as used: allocations, and what its pools retain.
+pub fn take_peak_memory(device: usize) -> u64 {
+    engine::lock().as_mut().map_or(0, |driver| driver.take_peak(device))
+}
+
 /// Runs an API function's body; a panic becomes `CUDA_ERROR_UNKNOWN`.
 fn answer(body: impl FnOnce() -> Answer) -> u32 {
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {

@@ -12,9 +12,26 @@ use super::{Answer, api, enter, give, inside};
 impl Driver {
     /// Bytes reported as free. Those that a pool retains count as used, though it releases them on demand.
     pub(super) fn free_memory(&self) -> u64 {
-        let own = self.pools.values().filter(|p| p.device == self.current);
-        let kept: u64 = own.map(|p| p.reserved - p.used).sum();
-        (self.gpu().memory.limit() - self.gpu().memory.used()).saturating_sub(kept)
+        self.gpu().memory.limit().saturating_sub(self.used_memory(self.current))
+    }
+
+    /// Bytes of a device that are allocated or retained by a pool.
+    fn used_memory(&self, device: usize) -> u64 {
+        let own = self.pools.values().filter(|p| p.device == device);
+        self.devices[device].gpu.memory.used() + own.map(|p| p.reserved - p.used).sum::<u64>()
+    }
+
+    /// Notes what a device uses now, after an allocation.
+    pub(super) fn note_peak(&mut self, device: usize) {
+        let used = self.used_memory(device);
+        let peak = &mut self.devices[device].peak;
+        *peak = used.max(*peak);
+    }
+
+    /// The most bytes of a device in use since the last call, and begins anew with what is in use now.
+    pub(super) fn take_peak(&mut self, device: usize) -> u64 {
+        let used = self.used_memory(device);
+        self.devices.get_mut(device).map_or(0, |device| std::mem::replace(&mut device.peak, used))
     }
 
     /// Takes a freed allocation off its pool's counts.
@@ -59,6 +76,7 @@ impl Driver {
         p.used_high = p.used_high.max(p.used);
         p.reserved = p.reserved.max(p.used);
         p.reserved_high = p.reserved_high.max(p.reserved);
+        self.note_peak(device);
         Ok(base)
     }
 }
