@@ -1,6 +1,6 @@
-//! What is counted, and how Prometheus reads it.
+//! Counters, and their text for Prometheus.
 //!
-//! Source: the text format of exposition, version 0.0.4.
+//! Source: Prometheus text exposition format, version 0.0.4.
 
 use qwen3_vl::batch;
 use std::fmt::Write;
@@ -9,10 +9,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds of the buckets of times, in seconds.
+/// Upper bounds of the time buckets, in seconds.
 const BOUNDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
 
-/// A number that only grows.
+/// A monotonic counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -28,13 +28,13 @@ impl Counter {
     }
 }
 
-/// How often a time was at most each of a few bounds.
+/// A histogram of times: how many were at most each bound.
 #[derive(Debug, Default)]
 pub struct Histogram(Mutex<Times>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
-    /// The last is for times beyond all bounds.
+    /// The last bucket is for times above all bounds.
     counts: [u64; BOUNDS.len() + 1],
     seconds: f64,
 }
@@ -49,43 +49,43 @@ impl Histogram {
     }
 }
 
-/// All counters. Those of the worker are counted by it alone.
+/// All counters. Those of the worker are updated only by it.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Answers that came to their end.
+    /// Complete answers.
     pub finished: Counter,
     /// Answers that ended with an error.
     pub failed: Counter,
-    /// Answers whose client left before their end.
+    /// Answers whose client disconnected before their end.
     pub left: Counter,
-    /// Requests that found the queue full.
+    /// Requests that were refused because the queue was full.
     pub refused: Counter,
-    /// Requests that were answered with a 4xx otherwise.
+    /// Requests with any other 4xx answer.
     pub malformed: Counter,
-    /// Tokens of prompts.
+    /// Prompt tokens.
     pub prompt_tokens: Counter,
-    /// Of these, those whose keys and values were there already.
+    /// Of these, the ones whose keys and values were cached.
     pub cached_tokens: Counter,
-    /// Tokens of answers.
+    /// Generated tokens.
     pub generated_tokens: Counter,
-    /// From the queue to the first token.
+    /// From the end of the queue to the first token.
     pub first_token: Histogram,
-    /// In the queue.
+    /// Time in the queue.
     pub queued: Histogram,
-    /// From token to token.
+    /// Time between tokens.
     pub next_token: Histogram,
 }
 
-/// Numbers of a moment.
+/// Current values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
-    /// Whether new requests are taken.
+    /// Whether new requests are accepted.
     pub up: bool,
     /// Of each replica.
     pub replicas: Vec<ReplicaGauges>,
 }
 
-/// Numbers of a replica at a moment.
+/// Current values of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaGauges {
     /// Its device.
@@ -94,9 +94,9 @@ pub struct ReplicaGauges {
     pub running: usize,
     /// Answers that wait for it.
     pub waiting: usize,
-    /// Why it is of no more use, if it is not.
+    /// Why its device can't be used, if so.
     pub lost: Option<String>,
-    /// How those that run share the pages.
+    /// The batch's pages and counters.
     pub batch: batch::Metrics,
 }
 
@@ -111,14 +111,14 @@ impl Gauges {
         self.replicas.iter().map(|replica| replica.waiting).sum()
     }
 
-    /// Of the batches of all replicas together.
+    /// The sum over the batches of all replicas.
     fn sum<N: Sum>(&self, of: impl Fn(&batch::Metrics) -> N) -> N {
         self.replicas.iter().map(|replica| of(&replica.batch)).sum()
     }
 }
 
 impl Metrics {
-    /// As Prometheus reads them.
+    /// The text for Prometheus.
     pub fn text(&self, now: &Gauges) -> String {
         let mut text = String::new();
         let mut one = |name: &str, kind: &str, help: &str, values: &[(&str, u64)]| {
@@ -173,7 +173,7 @@ impl Metrics {
 }
 
 impl Gauges {
-    /// The series that tell replicas apart.
+    /// The series per replica.
     fn replicas_text(&self, text: &mut String) {
         let mut each = |name: &str, help: &str, value: &dyn Fn(&ReplicaGauges) -> u64| {
             let _ = writeln!(

@@ -22,7 +22,7 @@ pub enum Value {
     Array(Array),
 }
 
-/// A list; it takes about as much memory as it does in the file.
+/// A list; in memory it is about as large as in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Array {
     /// Unsigned numbers.
@@ -58,7 +58,7 @@ impl Value {
     }
 }
 
-/// A file's keys, each read as the type that it must have.
+/// A file's keys, with typed access.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     file: PathBuf,
@@ -80,7 +80,7 @@ impl Metadata {
         self.values.keys().map(String::as_str)
     }
 
-    /// A key's value, of whatever type.
+    /// A key's value, of any type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key)
     }
@@ -90,7 +90,7 @@ impl Metadata {
         bad(&self.file, Some(key), reason)
     }
 
-    /// A value that must be there.
+    /// The value, or an error if it is missing.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] if it is not.
