@@ -145,7 +145,7 @@ fn main() -> ExitCode {
         Err(failure) => {
             if let Some(sentence) = failure.sentence() {
                 let is_terminal = io::stderr().is_terminal();
-                // it may quote a file
+                // it may quote a file's contents
                 let sentence = if is_terminal { printable(sentence) } else { sentence.into() };
                 let colours = Colours::for_stream(is_terminal);
                 complain(&format!("{} {sentence}", colours.paint(Style::Bad, "error:")));

@@ -1,4 +1,4 @@
-//! `pascaline validate --model DIR --train DIR`: gradients and losses beside those of another implementation.
+//! `pascaline validate --model DIR --train DIR`: compares gradients and losses with those of another implementation.
 
 use super::device::DeviceArg;
 use super::environment::Environment;
@@ -35,7 +35,7 @@ struct JsonRun {
 #[derive(Serialize)]
 struct JsonGradient {
     parameter: String,
-    /// The error's share of the reference's norm.
+    /// The error relative to the reference's norm.
     error: f64,
     /// Whether elements were compared, and not only norms.
     elements: bool,
@@ -116,7 +116,7 @@ pub(super) fn run(model: &Path, folder: &Path, device: &DeviceArg, output: &Outp
     if passed { Ok(()) } else { Err(Failure::Wrong) }
 }
 
-/// An error with the run that it comes from.
+/// An error that names its run.
 fn explain(error: Error, run: &str) -> Failure {
     match error {
         Error::Checkpoint { .. } => error.into(),

@@ -1,4 +1,4 @@
-//! A report as a page of markdown, for people.
+//! A report as a markdown page, for people.
 
 use super::ratio::{Ratio, Summary};
 use super::{Findings, Timed, Validated};
@@ -7,7 +7,7 @@ use crate::table::{error, percent, time};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Lines of the table of temperatures.
+/// Rows of the temperature table.
 const MOMENTS: usize = 20;
 
 /// The page.
