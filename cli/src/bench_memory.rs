@@ -170,7 +170,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         100.0 * books.fragmentation()
     );
     screen.text(&state, Style::Plain)?;
-    leaks.iter().try_for_each(|leak| screen.line(&format!("    still handed out: {leak}")))?;
+    leaks.iter().try_for_each(|leak| screen.line(&format!("    still allocated: {leak}")))?;
     if let Some(report) = report {
         let (trace_allocations, fragmentation) = (allocations(&trace), books.fragmentation());
         let (environment, measured) = (&environment, &measured[..]);
@@ -390,7 +390,7 @@ fn copies(device: &CudaDevice) -> Result<Vec<Measured>> {
         Measured::new("upload, staged through pinned chunks", rate(staged), "GB/s"),
         Measured::new("upload, pinned", rate(pinned), "GB/s"),
         Measured::new("pinned / pageable", rate(pinned) / rate(pageable), "×").goal(Goal::AtLeast(2.0)),
-        Measured::new("copy hidden behind computation, of ideal", hidden(pinned, computing, both), "%")
+        Measured::new("copy overlapped with computation, of ideal", hidden(pinned, computing, both), "%")
             .goal(Goal::AtLeast(80.0)),
     ])
 }
@@ -419,7 +419,7 @@ fn layers(device: &CudaDevice) -> Result<Vec<Measured>> {
             "GB/s",
         ),
         Measured::new(
-            "weights hidden behind the layer before, of ideal",
+            "weights overlapped with the layer before, of ideal",
             hidden(copying, computing, both),
             "%",
         )

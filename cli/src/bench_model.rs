@@ -116,7 +116,7 @@ fn size(text: &str) -> Result<[usize; 2], String> {
     }
 }
 
-/// What is measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Test {
     Prompt { tokens: usize, depth: usize },
@@ -200,7 +200,7 @@ struct Json<'a> {
     tests: &'a [Row],
 }
 
-/// What is measured, as every row says it.
+/// The measured model, repeated in every row.
 #[derive(Serialize)]
 struct Model {
     /// The file or folder.

@@ -26,7 +26,7 @@ const GEMM_N: usize = 1024;
 pub(super) struct Ceiling {
     /// Its name in a column of a table.
     pub name: &'static str,
-    /// What it is and how it was measured.
+    /// Its meaning, and how it was measured.
     pub what: String,
     /// Bytes or floating-point operations per second.
     pub per_second: f64,

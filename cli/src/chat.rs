@@ -50,7 +50,7 @@ const HELP: &str = "\
 /quit        ends the conversation, as Ctrl-D does
 A space before the / makes it a message.";
 
-/// What a message is.
+/// The kinds of messages.
 #[derive(Debug, PartialEq)]
 enum Request<'a> {
     Nothing,

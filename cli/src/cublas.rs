@@ -199,7 +199,7 @@ impl Cublas {
         let kind = match dtype {
             DType::F32 => R_32F,
             DType::F16 => R_16F,
-            DType::U32 => return Err(refuse("it multiplies floating-point numbers".into())),
+            DType::U32 => return Err(refuse("it multiplies only floating-point numbers".into())),
         };
         let (h, one, zero) = (self.handle, &1.0f32, &0.0f32);
         let (y, x, w) = (y.address(), x.address(), w.address());

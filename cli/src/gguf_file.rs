@@ -51,7 +51,7 @@ pub(super) fn targets(to: &Path, kind: &str) -> Result<[PathBuf; 2], Failure> {
         return Ok([to.to_owned(), to.with_file_name(names(kind)[1].as_str())]);
     }
     std::fs::create_dir_all(to)
-        .map_err(|error| Failure::Failed(format!("{} can't be made: {error}", to.display())))?;
+        .map_err(|error| Failure::Failed(format!("{} can't be created: {error}", to.display())))?;
     Ok(names(kind).map(|name| to.join(name)))
 }
 

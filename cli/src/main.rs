@@ -98,7 +98,7 @@ enum Command {
     Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
     RandomModel(random_model::Args),
-    /// Measure a card once for this project: checks, times beside estimates, a model, temperatures; in one file.
+    /// Measure a card once for this project: checks, times next to estimates, a model, temperatures; in one file.
     Report(report::Args),
     /// Report the driver, the devices and the kernels, and which device `auto` takes.
     Doctor(doctor::Args),

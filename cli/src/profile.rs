@@ -156,7 +156,7 @@ fn chosen(name: &str, all: bool) -> Result<Vec<Box<dyn Case>>, Failure> {
             Err(Failure::Usage(format!("no case's id contains `{name}`; the ops are {ops}")))
         }
         _ if count > MOST_CASES && !all => Err(Failure::Usage(format!(
-            "{count} cases' ids contain `{name}`, {} to {}; say more of it, or `--all`",
+            "{count} cases' ids contain `{name}`, {} to {}; give a longer part of an id, or `--all`",
             cases[0].id(),
             cases[count - 1].id()
         ))),

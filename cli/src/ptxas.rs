@@ -96,11 +96,11 @@ fn assemble(ptxas: &Path, ptx: &str, kernels: &[&str]) -> Result<HashMap<String,
         if log.lines().any(|line| line.contains("'sm_61' is not defined")) {
             return Err(NO_SM_61.to_owned());
         }
-        return Err(log.lines().next().unwrap_or("it fails without a word").trim().to_owned());
+        return Err(log.lines().next().unwrap_or("it fails without a message").trim().to_owned());
     }
     let registers = used_registers(&log);
     match kernels.iter().find(|&&kernel| !registers.contains_key(kernel)) {
-        Some(kernel) => Err(format!("it says nothing of {kernel}")),
+        Some(kernel) => Err(format!("it does not report {kernel}")),
         None => Ok(registers),
     }
 }

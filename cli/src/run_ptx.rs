@@ -350,7 +350,7 @@ fn write(
 /// With correct addresses, only out of memory is possible.
 fn memory(error: MemoryError) -> Failure {
     Failure::Failed(match error {
-        MemoryError::OutOfMemory => "the card, or this machine, has not that much memory".to_owned(),
+        MemoryError::OutOfMemory => "the card or this machine does not have that much memory".to_owned(),
         MemoryError::UnknownPointer | MemoryError::OutOfBounds => {
             format!("the virtual GPU's memory: {error:?}")
         }

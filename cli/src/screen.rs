@@ -107,7 +107,7 @@ impl Screen {
         let titles: Vec<_> = std::mem::take(&mut self.left_out).into_iter().collect();
         match titles.is_empty() {
             true => Ok(()),
-            false => self.faint(&format!("left out on this narrow terminal: {}", titles.join(", "))),
+            false => self.faint(&format!("columns left out on this narrow terminal: {}", titles.join(", "))),
         }
     }
 

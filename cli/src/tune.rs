@@ -161,7 +161,7 @@ fn power(
         let options = Matmul { variant: Variant::Tile(family.name), splits: Some(1), ..Matmul::default() };
         let drawn = drawn(cuda, monitor, || matmul_into(c.view_mut()?, &a, &b, &options))?;
         let Some((watts, seconds)) = drawn else {
-            screen.line("power is not measured: the card does not say what it draws")?;
+            screen.line("power is not measured: the card does not report its power")?;
             return Ok(BTreeMap::new());
         };
         let joules = watts * seconds;

@@ -146,7 +146,7 @@ fn show(screen: &mut Screen, name: &str, outcome: &Outcome, limits: &Limits) -> 
         screen.line(&table.row(&cells))?;
     }
     for name in &outcome.unmatched {
-        screen.text(&format!("  {name}: a gradient on one side alone"), Style::Bad)?;
+        screen.text(&format!("  {name}: only one side has this gradient"), Style::Bad)?;
     }
     let table = screen.table(vec![
         Column::left("losses", 12),
@@ -182,7 +182,9 @@ fn losses(
     }
     match losses.found.len() == losses.expected.len() {
         true => Ok(()),
-        false => screen.text(&format!("  {name}: another number of losses than the reference's"), Style::Bad),
+        false => {
+            screen.text(&format!("  {name}: the number of losses differs from the reference's"), Style::Bad)
+        }
     }
 }
 

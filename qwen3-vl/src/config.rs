@@ -52,7 +52,7 @@ pub struct TextConfig {
     pub rope_theta: f64,
     /// How many frequencies belong to time, height and width.
     pub mrope_section: [usize; 3],
-    /// The longest sequence the model was made for.
+    /// The longest sequence that the model supports.
     pub max_position_embeddings: usize,
     /// The end of a turn, where `generation_config.json` does not say.
     pub eos_token_id: Option<u32>,
@@ -434,8 +434,9 @@ impl PreprocessorConfig {
     }
 
     /// The settings for a GGUF file, which does not hold them: from the file's folder, or from its subfolder `source`,
-    /// where a conversion keeps the files that it was made from. `name` is `preprocessor_config.json` or the file for
-    /// videos. `None` if there are none.
+    /// where a conversion keeps its source files. `name` is `preprocessor_config.json` or the file for videos. `None` if
+    /// there are none.
+    ///
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_near(file: &Path, name: &str, vision: &VisionConfig) -> Result<Option<Self>> {

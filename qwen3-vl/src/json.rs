@@ -20,7 +20,7 @@ pub(crate) fn bad(file: &Path, item: Option<&str>, reason: impl Into<String>) ->
 /// The most bytes of a picture file.
 pub(crate) const MAX_PICTURE: u64 = 256 << 20;
 
-/// Opens an ordinary file. A pipe would keep the program waiting for whoever writes to it.
+/// Opens an ordinary file. Opening a pipe would block until someone writes to it.
 pub(crate) fn open_file(file: &Path) -> io::Result<File> {
     let kind = fs::metadata(file)?;
     match (kind.is_file(), kind.is_dir()) {

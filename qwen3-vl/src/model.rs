@@ -550,7 +550,7 @@ const LEAST_PART: usize = 128;
 /// Micro-batches per device, at least: with 4, two devices compute in 8 of 9 steps.
 const PARTS: usize = 4;
 
-/// Tokens of a micro-batch for a pipeline of so many devices: a multiple of the largest tile's rows.
+/// Tokens of a micro-batch for a pipeline of `devices` devices: a multiple of the largest tile's rows.
 pub(super) fn micro_batch(prompt: usize, devices: usize) -> usize {
     match devices {
         0 | 1 => usize::MAX,

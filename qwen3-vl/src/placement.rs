@@ -65,8 +65,7 @@ impl Placement {
         Ok(Self { stages, vision, way: None, mode: SplitMode::Layer })
     }
 
-    /// An equal part of each of so many decoder layers on each device, and the vision tower on device number `vision` of
-    /// these.
+    /// An equal part of each of `layers` decoder layers on each device, and the vision tower on device number `vision`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if a device is the CPU or comes twice, there are no layers, or there is no device number

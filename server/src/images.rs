@@ -45,10 +45,11 @@ impl Source {
             }
             let data = data.trim();
             let engine: &GeneralPurpose = if data.ends_with('=') { &STANDARD } else { &STANDARD_NO_PAD };
-            let file = engine.decode(data).map_err(|error| refuse(&format!("is no base64: {error}")))?;
+            let file =
+                engine.decode(data).map_err(|error| refuse(&format!("is not valid base64: {error}")))?;
             return Ok(Self::Here(file));
         }
-        let url = Url::parse(url).map_err(|error| refuse(&format!("is no address: {error}")))?;
+        let url = Url::parse(url).map_err(|error| refuse(&format!("is not a valid address: {error}")))?;
         check(&url, limits).map_err(|reason| refuse(&reason))?;
         Ok(Self::Elsewhere(url))
     }
@@ -116,8 +117,10 @@ fn fetch(
             Err(ureq::Error::Transport(error)) => return Err(error.kind().to_string()),
         };
         if (300..400).contains(&answer.status()) {
-            let location = answer.header("location").ok_or("it is redirected to nowhere")?;
-            url = url.join(location).map_err(|error| format!("it is redirected to no address: {error}"))?;
+            let location = answer.header("location").ok_or("its redirection has no Location header")?;
+            url = url
+                .join(location)
+                .map_err(|error| format!("its redirection has no valid address: {error}"))?;
             continue;
         }
         let mut file = Vec::new();

@@ -22,7 +22,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Timeout at shutdown for the step in progress.
 const LAST_STEP: Duration = Duration::from_secs(5);
 
-/// What stops a server.
+/// The signal that stops a server.
 pub enum Stop {
     /// SIGINT or SIGTERM; on Windows, Ctrl-C.
     Signals,

@@ -130,7 +130,7 @@ impl Metrics {
         one(
             "requests_total",
             "counter",
-            "Requests by their outcome.",
+            "Requests by outcome.",
             &[
                 ("{outcome=\"finished\"}", self.finished.get()),
                 ("{outcome=\"failed\"}", self.failed.get()),
@@ -139,14 +139,14 @@ impl Metrics {
                 ("{outcome=\"malformed\"}", self.malformed.get()),
             ],
         );
-        one("prompt_tokens_total", "counter", "Tokens of prompts.", &[("", self.prompt_tokens.get())]);
+        one("prompt_tokens_total", "counter", "Prompt tokens.", &[("", self.prompt_tokens.get())]);
         one(
             "prompt_tokens_cached_total",
             "counter",
-            "Tokens of prompts that were not computed again.",
+            "Prompt tokens whose keys and values were cached.",
             &[("", self.cached_tokens.get())],
         );
-        one("generated_tokens_total", "counter", "Tokens of answers.", &[("", self.generated_tokens.get())]);
+        one("generated_tokens_total", "counter", "Generated tokens.", &[("", self.generated_tokens.get())]);
         one("requests_running", "gauge", "Answers that are being computed.", &[("", now.running() as u64)]);
         one("requests_waiting", "gauge", "Requests in the queue.", &[("", now.waiting() as u64)]);
         let (used, free) = (now.sum(|batch| batch.pages_used), now.sum(|batch| batch.pages_free));
@@ -156,18 +156,18 @@ impl Metrics {
             "Pages of keys and values.",
             &[("{state=\"used\"}", used as u64), ("{state=\"free\"}", free as u64)],
         );
-        let help = "Tokens of prompts that were in the pages already when their requests were admitted.";
+        let help = "Prompt tokens that were found in the pages at admission.";
         one("prefix_hit_tokens_total", "counter", help, &[("", now.sum(|batch| batch.prefix_hits))]);
-        let help = "Requests that gave their pages back for others, to be computed again.";
+        let help = "Preempted requests: they gave their pages back and are computed again.";
         one("preemptions_total", "counter", help, &[("", now.sum(|batch| batch.preemptions))]);
-        let help = "Embeddings of pictures that are kept for requests to come.";
+        let help = "Picture embeddings that are cached for later requests.";
         one("picture_cache_bytes", "gauge", help, &[("", now.sum(|batch| batch.image_bytes) as u64)]);
         one("up", "gauge", "Whether new requests are taken.", &[("", now.up.into())]);
         now.replicas_text(&mut text);
         histogram(&mut text, "queue_seconds", "Time in the queue.", &self.queued);
-        let help = "Time from the queue's end to the first token.";
+        let help = "Time from the end of queueing to the first token.";
         histogram(&mut text, "time_to_first_token_seconds", help, &self.first_token);
-        histogram(&mut text, "time_per_token_seconds", "Time from token to token.", &self.next_token);
+        histogram(&mut text, "time_per_token_seconds", "Time between tokens.", &self.next_token);
         text
     }
 }
@@ -196,7 +196,7 @@ impl Gauges {
         each("requests_waiting", help, &|replica| replica.waiting as u64);
         let help = "Pages of the replica that requests use.";
         each("pages_used", help, &|replica| replica.batch.pages_used as u64);
-        let help = "Tokens of prompts that the replica's pages held already.";
+        let help = "Prompt tokens that were found in the replica's pages.";
         each("prefix_hit_tokens", help, &|replica| replica.batch.prefix_hits);
     }
 }

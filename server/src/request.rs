@@ -260,7 +260,7 @@ fn tokens(list: &[Value]) -> Option<Vec<u32>> {
 fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>, Pictures)> {
     let list = fields.required("messages", fields.list("messages")?)?;
     if list.is_empty() {
-        return Err(ApiError::invalid("messages", "messages has no message"));
+        return Err(ApiError::invalid("messages", "messages is empty"));
     }
     let mut pictures = Vec::new();
     let mut messages = Vec::with_capacity(list.len());
@@ -293,7 +293,7 @@ fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<
         other => return Err(wrong(&path, "a string or a list of parts", other)),
     };
     if parts.is_empty() {
-        return Err(ApiError::invalid(path.clone(), format!("{path} has no part")));
+        return Err(ApiError::invalid(path.clone(), format!("{path} is empty")));
     }
     let one = |(at, part): (usize, &Value)| {
         let part = Fields::at(format!("{path}[{at}]"), part)?;

@@ -94,7 +94,7 @@ pub enum Health {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refused {
     /// Too many wait already.
-    #[error("{0} requests wait already, and no more may; try again later")]
+    #[error("{0} requests are waiting, the most allowed; try again later")]
     QueueFull(usize),
     /// The server is about to end.
     #[error("the server is shutting down")]

@@ -56,7 +56,7 @@ pub(super) struct Estimate {
     pub kernels: Option<String>,
 }
 
-/// How an estimate was made.
+/// The way of an estimate.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum By {
@@ -229,7 +229,7 @@ pub(super) fn serve() -> Result<(), Failure> {
         let Ok(reports) = profile::one(case.as_ref(), &device, true, false) else {
             match is_lost() {
                 true => break,
-                false => continue, // one that this card refuses, as for want of memory, is estimated from sizes
+                false => continue, // one that this card refuses, for instance out of memory, is estimated from sizes
             }
         };
         let kernels: Vec<_> = reports.iter().map(|report| report.kernel.as_str()).collect();

@@ -58,7 +58,7 @@ fn checks(page: &mut String, validated: &Validated) {
     let verdict = if *passed { "all right" } else { "WRONG RESULTS" };
     *page += &format!("\n## Checks: {} cases, {verdict}", cases.len());
     if *cases_not_run > 0 {
-        *page += &format!("; {cases_not_run} not run for want of time");
+        *page += &format!("; {cases_not_run} not run for lack of time");
     }
     page.push_str("\n\n| op | cases | failed | worst error | of tolerance |\n|---|---|---|---|---|\n");
     let mut ops: BTreeMap<&str, Vec<_>> = BTreeMap::new();
@@ -130,7 +130,7 @@ fn times(page: &mut String, timed: &Timed, findings: &Findings) {
         *page += &format!("* sustained: {sustained}\n");
     }
     if timed.cases_not_run > 0 {
-        *page += &format!("* {} not run for want of time\n", timed.cases_not_run);
+        *page += &format!("* {} not run for lack of time\n", timed.cases_not_run);
     }
     for message in [&timed.left_out_rule, &timed.message].into_iter().flatten() {
         *page += &format!("* {message}\n");

@@ -38,7 +38,7 @@ use pascaline::nn::KvPages;
 use pascaline::{Device, Error, Result};
 use pass::{Last, Logits, Part, Passes, Row, Work};
 use rayon::prelude::*;
-use sequence::{Sequence, Sight};
+use sequence::{Sequence, VisionWork};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -387,7 +387,7 @@ impl<'m> Batch<'m> {
             _ => self.budget.tokens(answers),
         };
         let most = if answers > 0 { self.budget.patches() } else { usize::MAX };
-        let mut sight = Sight { most, passed: None };
+        let mut vision = VisionWork { most, passed: None };
         let (mut parts, mut i) = (Vec::new(), 0);
         while room > 0 && self.lost.is_none() {
             if i == self.running.len() && !self.admit(events) {
@@ -398,7 +398,7 @@ impl<'m> Batch<'m> {
                 continue;
             };
             let count = room.min(sequence.left());
-            match sequence.see(self.model, &mut self.images, count, &mut sight) {
+            match sequence.see(self.model, &mut self.images, count, &mut vision) {
                 Ok(0) => i += 1,
                 Ok(count) => {
                     parts.push((i, count));
@@ -408,7 +408,7 @@ impl<'m> Batch<'m> {
                 Err(error) => self.fail(i, error, events),
             }
         }
-        (parts, sight.passed)
+        (parts, vision.passed)
     }
 
     /// Admits the first waiting request, if there are pages for it.

@@ -66,7 +66,7 @@ pub(super) struct Logits {
     pub best: [Tensor; 2],
 }
 
-/// What the shapes of a pass's tensors depend on.
+/// The sizes that determine the shapes of a pass's tensors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Shape {
     /// Sequences of which the last token is computed.

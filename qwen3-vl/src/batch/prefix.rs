@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 /// Identifies the tokens of a page and of all pages before it: 128 bits of SipHash, keyed anew in each process. A collision
-/// is out of the question, and nobody can search for one.
+/// is practically impossible, and a client can't search for one.
 pub(super) type Key = u128;
 
 /// The hash of what `write` writes.

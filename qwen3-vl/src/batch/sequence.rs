@@ -50,7 +50,7 @@ pub(super) struct Sequence<'m> {
 }
 
 /// The vision tower's work in a step.
-pub(super) struct Sight {
+pub(super) struct VisionWork {
     /// The most patches times blocks; at least one block runs.
     pub most: usize,
     /// How much has run, if any; one image at most per step.
@@ -224,7 +224,7 @@ impl<'m> Sequence<'m> {
         model: &Qwen3Vl,
         images: &mut Images,
         count: usize,
-        sight: &mut Sight,
+        vision: &mut VisionWork,
     ) -> Result<usize> {
         for run in clip(&self.runs, self.computed, count) {
             let key = self.digests[run.output];
@@ -232,18 +232,18 @@ impl<'m> Sequence<'m> {
                 self.outputs[run.output] = images.get(key);
             }
             if self.outputs[run.output].is_none() {
-                if sight.passed.is_some() {
+                if vision.passed.is_some() {
                     return Ok(run.start);
                 }
                 let patches = &self.patches[run.output];
                 let of_block = patches.grid[1..].iter().product::<usize>().max(1);
-                let blocks = (sight.most / of_block).max(1);
+                let blocks = (vision.most / of_block).max(1);
                 let begun = self.seeing.take().filter(|(image, _)| *image == run.output);
                 let mut seeing = begun.map_or_else(Seeing::default, |(_, seeing)| seeing);
                 let before = seeing.passed;
-                sight.passed = Some(0);
+                vision.passed = Some(0);
                 let output = model.see_on(patches, &mut seeing, blocks)?;
-                sight.passed = Some((seeing.passed - before).saturating_mul(of_block));
+                vision.passed = Some((seeing.passed - before).saturating_mul(of_block));
                 let Some(output) = output else {
                     self.seeing = Some((run.output, seeing));
                     return Ok(run.start);

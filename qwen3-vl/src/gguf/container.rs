@@ -258,7 +258,7 @@ impl Header<'_> {
         match self.word::<1>()? {
             [0] => Ok(false),
             [1] => Ok(true),
-            [other] => Err(self.bad(format!("{other} is no truth value"))),
+            [other] => Err(self.bad(format!("{other} is not a boolean"))),
         }
     }
 

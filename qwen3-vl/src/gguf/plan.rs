@@ -9,15 +9,15 @@ pub enum Field {
     U32(u32),
     /// Of 32 bits.
     F32(f32),
-    /// True or false.
+    /// A boolean.
     Bool(bool),
     /// Text.
     Text(String),
     /// Signed numbers of 32 bits.
     I32s(Vec<i32>),
-    /// Numbers with a fraction, of 32 bits.
+    /// Floating-point numbers of 32 bits.
     F32s(Vec<f32>),
-    /// Truth values.
+    /// Booleans.
     Bools(Vec<bool>),
     /// Texts.
     Texts(Vec<String>),

@@ -95,7 +95,7 @@ impl Value {
         match self {
             Self::Undefined => "undefined",
             Self::None => "none",
-            Self::Bool(_) => "a truth value",
+            Self::Bool(_) => "a boolean",
             Self::Int(_) => "a whole number",
             Self::Float(_) => "a number",
             Self::Text(_) => "a string",
@@ -107,7 +107,7 @@ impl Value {
         }
     }
 
-    /// As a number; truth values are 0 and 1.
+    /// As a number; booleans are 0 and 1.
     pub(super) fn number(&self) -> Option<f64> {
         match self {
             Self::Float(value) => Some(*value),
