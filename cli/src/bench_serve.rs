@@ -242,7 +242,7 @@ fn measure(target: &Target, model: &str, clients: usize, tokens: usize) -> Load 
 /// Sends long prompts during an answer, which continues until the last of them is complete.
 fn intrude(target: &Target, model: &str, words: usize) -> Result<LongPrompt, Failure> {
     const TOKENS: usize = 64;
-    let unanswered = || Failure::Failed("an answer beside the long prompt broke off".to_owned());
+    let unanswered = || Failure::Failed("an answer broke off while the long prompt was computed".to_owned());
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let running = scope.spawn(|| {

@@ -53,7 +53,7 @@ impl Report {
 fn text(report: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let text = serde_json::to_vec_pretty(report);
     let mut text =
-        text.map_err(|error| Failure::Failed(format!("the report can't be made into JSON: {error}")))?;
+        text.map_err(|error| Failure::Failed(format!("the report can't be written as JSON: {error}")))?;
     text.push(b'\n');
     Ok(text)
 }

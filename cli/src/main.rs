@@ -86,7 +86,7 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model about images and anything else.
     Chat(chat::Args),
-    /// Answer requests over HTTP, as OpenAI's interface has them, with a page to talk to.
+    /// Serve a model over OpenAI's HTTP interface, with a web page for chat.
     Serve(serve::Args),
     /// Plan a model's memory: what fits a card, and how fast it would be.
     Fit(fit::Args),

@@ -174,7 +174,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         .map_err(|error| Failure::Failed(format!("the model's threads can't be started: {error}")))?;
     let config = config(args, worker.model(), context, api_key);
     let address = format!("http://{address}");
-    output.note(&format!("{} at {address}, with a page to talk to", config.name));
+    output.note(&format!("{} at {address}, with a web page for chat", config.name));
     if let Some(report) = report {
         let (model, device) = (&config.name, devices.first().cloned().unwrap_or_default());
         report.write(&Json { address, model, device, replicas: &devices, context, load_seconds })?;

@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let table = Table { watts, ..Table::fit(&samples) };
     show(&mut screen, &table, &samples)?;
     let mut text = serde_json::to_vec_pretty(&table)
-        .map_err(|error| Failure::Failed(format!("the table can't be made into JSON: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("the table can't be written as JSON: {error}")))?;
     text.push(b'\n');
     files::write(&output, &text, args.report.may_replace())?;
     screen.line(&format!("stored in {}", output.display()))

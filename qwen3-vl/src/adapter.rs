@@ -78,8 +78,7 @@ impl Adapter {
                 }
             };
             let other = name.replace(".lora_A.weight", ".lora_B.weight");
-            let b =
-                tensors.entries().get(&other).ok_or_else(|| wrong(format!("has no {other} beside it")))?;
+            let b = tensors.entries().get(&other).ok_or_else(|| wrong(format!("has no matching {other}")))?;
             let (&[own_rank, k], &[n, other_rank]) = (&entry.shape[..], &b.shape[..]) else {
                 return Err(wrong("is no matrix, or its B is none".into()));
             };

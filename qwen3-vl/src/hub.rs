@@ -28,7 +28,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 const ATTEMPTS: u32 = 5;
 /// The error if the partial file is at least as long as the whole.
 const TOO_MUCH: &str =
-    "an earlier download left more than there is to go on with; delete its .part file in the cache";
+    "the partial file of an earlier download is too long; delete the .part file in the cache";
 /// The types to choose from if none is given: the first one that the repository has.
 const USUAL_TYPES: [&str; 3] = ["Q4_K_M", "Q8_0", "Q4_0"];
 /// The types of a vision file in the order in which they are preferred.
@@ -383,8 +383,7 @@ fn fetch(
             Err(reason) => reason,
         };
         if attempt == ATTEMPTS {
-            let reason =
-                format!("can't be downloaded: {reason}; the same command goes on where this one ended");
+            let reason = format!("can't be downloaded: {reason}; the same command resumes it");
             return Err(model.error(Some(file), reason));
         }
         on(Event::Retry { file, reason: &reason });
@@ -420,7 +419,7 @@ fn verify(model: &HubModel, file: &str, path: &Path, stated: &Stated) -> Result<
     for path in [fs::canonicalize(path).ok(), Some(path.to_owned())].into_iter().flatten() {
         let _ = fs::remove_file(path); // the error below is the one that counts
     }
-    let reason = "what arrived is not what the hub states (size or SHA-256); it was deleted, the same command tries anew";
+    let reason = "the download is not what the hub states (size or SHA-256); it was deleted, the same command tries again";
     Err(model.error(Some(file), reason))
 }
 

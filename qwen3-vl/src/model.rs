@@ -398,7 +398,7 @@ impl Qwen3Vl {
             return Err(Error::Prompt { reason: "it has no tokens".into() });
         }
         if prompt.positions.axes.len() != prompt.ids.len() {
-            return Err(Error::Prompt { reason: "it has not one position for each token".into() });
+            return Err(Error::Prompt { reason: "it does not have one position for each token".into() });
         }
         let TextConfig { max_position_embeddings: limit, vocab_size, .. } = self.config().text;
         if let Some(id) = prompt.ids.iter().find(|&&id| id as usize >= vocab_size) {

@@ -51,7 +51,7 @@ impl Placement {
         }
         for (index, device) in devices.iter().enumerate() {
             if !device.is_cuda() && devices.len() > 1 {
-                return wrong("devices", device.to_string(), "layers are spread over GPUs alone");
+                return wrong("devices", device.to_string(), "only GPUs can share a model");
             }
             if devices[..index].contains(device) {
                 return wrong("devices", device.to_string(), "it comes twice");

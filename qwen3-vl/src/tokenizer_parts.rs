@@ -114,7 +114,7 @@ fn check_words(file: &Path, sequence: Part) -> Result<()> {
     if pattern.is_none_or(|pattern| pattern.get("Regex").and_then(Value::as_str) != Some(PATTERN)) {
         return Err(split
             .fields
-            .bad("pattern", "is not the one of the published models, which alone is supported"));
+            .bad("pattern", "is not that of the published models, the only one supported"));
     }
     must_be(split.fields, "behavior", &["Isolated".into()])?;
     must_be(split.fields, "invert", &[false.into()])?;

@@ -115,7 +115,7 @@ fn times(page: &mut String, timed: &Timed, findings: &Findings) {
         Ratio::new(estimate, row.median_ms?, row.variant.as_deref())
     };
     let ratios: Vec<_> = timed.cases.iter().filter_map(of_row).collect();
-    *page += &format!("\n## Times of {} cases, beside estimates for this card\n\n", timed.cases.len());
+    *page += &format!("\n## Times of {} cases, next to estimates for this card\n\n", timed.cases.len());
     let ceilings = &timed.ceilings;
     for ceiling in
         [&ceilings.launch, &ceilings.memory, &ceilings.compute, &ceilings.dp4a].into_iter().flatten()

@@ -29,7 +29,7 @@ fn names() -> Vec<(String, &'static str)> {
 pub(super) fn redacted(report: &impl Serialize) -> Result<Value, Failure> {
     let value = serde_json::to_value(report);
     let mut value =
-        value.map_err(|error| Failure::Failed(format!("the report can't be made into JSON: {error}")))?;
+        value.map_err(|error| Failure::Failed(format!("the report can't be written as JSON: {error}")))?;
     let names = names();
     walk(&mut value, &names);
     Ok(value)

@@ -52,9 +52,9 @@ pub struct BatchOptions {
     pub pages: usize,
     /// The most requests that run at once; others wait.
     pub max_sequences: usize,
-    /// The most prompt tokens in a step while answers run. A step takes fewer where more would make it longer than three
-    /// steps without prompts, and all of these while more requests wait for their first token than have it. Without running
-    /// answers the limit is the model's [`tokens_per_pass`](crate::LoadOptions::tokens_per_pass).
+    /// The most prompt tokens in a step while answers run. A step takes fewer if it would otherwise be longer than
+    /// three steps without prompts. While more requests wait for their first token than have it, this rule is off. Without
+    /// running answers the limit is the model's [`tokens_per_pass`](crate::LoadOptions::tokens_per_pass).
     pub prompt_tokens: usize,
     /// The most bytes of picture embeddings that are kept for later requests.
     pub image_bytes: usize,

@@ -290,7 +290,7 @@ pub(super) fn filter(run: &mut Run, value: Value, name: &str, mut given: Given) 
             let ascii = given.take("ensure_ascii").is_some_and(|ascii| ascii.is_true());
             let [] = given.all(name)?;
             if ascii || indent.is_some_and(|indent| !matches!(indent, Value::None)) {
-                return Err("`tojson` with an indent or of ASCII alone is not supported".into());
+                return Err("`tojson` with an indent or with only ASCII is not supported".into());
             }
             let mut text = String::new();
             to_json(run, &value, &mut text)?;
@@ -433,7 +433,7 @@ fn to_json(run: &mut Run, value: &Value, out: &mut String) -> Result<()> {
             }
             out.push('}');
         }
-        other => return Err(format!("{} can't be made into JSON", other.kind())),
+        other => return Err(format!("{} can't be written as JSON", other.kind())),
     }
     Ok(())
 }
