@@ -1,11 +1,11 @@
-//! A captured pass over all devices of a model: one graph where they compute at the same time, else a graph for each and the hidden
-//! states that are passed on between them.
+//! A captured pass over all devices of a model: one graph if they compute at the same time, else a graph for each device and
+//! copies of the hidden states between them.
 
 use super::text::TextModel;
 use pascaline::cuda::Graph;
 use pascaline::{DType, Device, Result, Tensor};
 
-/// The graphs, in the order of the pass, and what comes out of the last.
+/// The graphs, in the order of the pass, and the output of the last.
 pub(super) struct Relay<T> {
     legs: Vec<Leg>,
     result: T,
@@ -13,9 +13,9 @@ pub(super) struct Relay<T> {
 
 struct Leg {
     graph: Graph,
-    /// The hidden states that it begins with; none for the first.
+    /// The copied hidden states that it reads; none for the first.
     input: Option<Tensor>,
-    /// Those that it ends with; none for the last.
+    /// The hidden states that it produces; none for the last.
     output: Option<Tensor>,
 }
 
@@ -32,8 +32,8 @@ impl<T> Relay<T> {
         Ok(Self { legs: vec![Leg { graph, input: None, output: None }], result })
     }
 
-    /// Captures a pass of `rows` rows over devices in turn: `stage` is the part on one device, from what the one before gave, and `end`
-    /// what follows on the first device again.
+    /// Captures a pass of `rows` rows over devices in turn: `stage` is the part on one device, from the output of the one
+    /// before, and `end` is what follows on the first device.
     pub fn capture(
         text: &TextModel,
         rows: usize,
@@ -59,8 +59,8 @@ impl<T> Relay<T> {
         Ok(Self { legs, result })
     }
 
-    /// Queues the pass once more. What it gives must be read before the next time: reading is what tells the host that nothing
-    /// is under way between the devices any more.
+    /// Queues the pass once more. The caller must read its output before the next call: only then does the host know that
+    /// no copy between devices is still in flight.
     pub fn launch(&mut self, text: &TextModel) -> Result<&T> {
         for index in 0..self.legs.len() {
             let (before, rest) = self.legs.split_at_mut(index);
@@ -75,7 +75,7 @@ impl<T> Relay<T> {
         Ok(&self.result)
     }
 
-    /// Launches of all graphs.
+    /// Kernel launches of all graphs.
     pub fn nodes(&self) -> usize {
         self.legs.iter().map(|leg| leg.graph.nodes()).sum()
     }
