@@ -125,7 +125,7 @@ impl Device {
         }
     }
 
-    /// Whether two tensors on these can meet in an op: both on the CPU, or on the same stream of one device.
+    /// Whether tensors on these can be operands of one op: both on the CPU, or on the same stream of one device.
     pub fn same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Cpu, Self::Cpu) => true,
@@ -135,8 +135,8 @@ impl Device {
     }
 }
 
-/// The same device, whichever stream is meant: both the CPU, or CUDA devices with the same number (real and virtual ones are
-/// not mixed in a process). Whether tensors can meet in an op is asked by [`same`](Device::same).
+/// The same device, regardless of the stream: both the CPU, or CUDA devices with the same number (a process has either real
+/// or virtual ones). [`same`](Device::same) tells whether tensors can be operands of one op.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {

@@ -10,31 +10,31 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, RwLockReadGuard};
 
-/// Device memory that belongs to one stream: it may be used by work queued on it from the allocation on, and is
-/// free for work queued after the drop. Zero bytes have no memory and address 0.
+/// Device memory that belongs to one stream: work queued on it may use the memory from the allocation on, and reuse it after
+/// the drop. Zero bytes have no memory and address 0.
 ///
-/// It comes from the device's [pool](super::pool()) and goes back there: other streams get the memory only after the
-/// work that this one had queued at the drop, and after that of every stream noted by [`used_on`](Self::used_on).
+/// It comes from the device's [pool](super::pool()) and returns there. Other streams get the memory only after the work that
+/// this stream had queued at the drop, and after that of every stream recorded by [`used_on`](Self::used_on).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     device: CudaDevice,
     memory: Arc<Allocation>,
 }
 
-/// The memory itself. A graph that uses it keeps it too.
+/// The memory itself. A graph that uses it also keeps it alive.
 struct Allocation {
     source: Source,
     address: u64,
     bytes: usize,
 }
 
-/// Where the memory comes from and goes back to.
+/// Where the memory is allocated and freed.
 enum Source {
     Pool {
         pool: Arc<DevicePool>,
         stream: StreamHandle,
     },
-    /// It is valid until this is dropped.
+    /// The memory is valid until this is dropped.
     Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
 }
 
