@@ -1,10 +1,9 @@
-//! The public, safe ops. Each checks shapes, types, layouts and devices once, for all backends, and then runs on the
-//! device that its tensors are on: `gpu/‹op›.rs` or `cpu/‹op›.rs`.
+//! The public, safe ops. Each checks shapes, types, layouts and devices once, for all backends, and then runs on the device
+//! of its tensors: `gpu/‹op›.rs` or `cpu/‹op›.rs`.
 //!
-//! Most ops have two forms: `‹op›(inputs)` allocates its output; `‹op›_into(output, inputs)` writes into a tensor
-//! that nothing else refers to ([`Tensor::view_mut`](crate::Tensor::view_mut)), or into a part of one. GPU work is queued on
-//! the tensors' stream; only reading back waits for it. A tensor without elements is a valid argument everywhere its shape
-//! fits.
+//! Most ops have two forms. `‹op›(inputs)` allocates its output. `‹op›_into(output, inputs)` writes into a tensor whose
+//! storage is not shared ([`Tensor::view_mut`](crate::Tensor::view_mut)), or into a part of one. GPU work is queued on the
+//! tensors' stream; only reading a result waits for it. A tensor without elements is valid wherever its shape is.
 //!
 //! ```
 //! use pascaline::{DType, Device, Tensor, ops};
