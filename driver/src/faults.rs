@@ -143,7 +143,7 @@ pub(crate) fn active() -> bool {
     ACTIVE.load(Ordering::Relaxed)
 }
 
-/// The code that this call of `function` answers in place of the backend's, if any. Every function's first call
+/// The code that this call of `function` returns instead of the backend's, if any. Every function's first call
 /// asks, which is how the environment's script comes into force.
 pub(crate) fn before(function: &'static Function) -> Option<u32> {
     lock().before(function)

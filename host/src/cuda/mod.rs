@@ -99,6 +99,6 @@ pub(crate) fn ensure_alive(call: &'static str) -> Result<()> {
 /// As [`ensure_alive`], for the device of this ordinal.
 pub(crate) fn alive_on(ordinal: Option<u32>, call: &'static str) -> Result<()> {
     let Some(&(first, code)) = faults_of(ordinal).iter().find_map(OnceLock::get) else { return Ok(()) };
-    let text = format!("{}; {call} was not made after it", driver::code_text(code));
+    let text = format!("{}; {call} was not tried after it", driver::code_text(code));
     Err(Error::DeviceLost { call: first, code, text })
 }
