@@ -132,14 +132,15 @@ impl Stream {
     /// errors. The next synchronisation reports a fault of the kernel; after it the GPU can't be used in this process.
     ///
     /// # Safety
-    /// * Each argument points to a value of the type that the kernel declares for this parameter. A slice is two parameters: a
-    ///   device address and a length (`usize`). `launch!` takes the pointers itself; write literals with a suffix (`0u32`).
+    /// * Each argument points to a value of the type that the kernel declares for this parameter. A slice is two parameters:
+    ///   a device address and a length (`usize`). `launch!` takes the pointers itself; write literals with a suffix
+    ///   (`0u32`).
     /// * A device address is valid for all that the kernel reads and writes there. An address from
-    ///   [`Tensor::device_address`](crate::Tensor::device_address) is valid while the tensor lives, for work queued on the stream
-    ///   of the tensor's device: the memory is not reused before that work is done. For another stream of the device the
-    ///   caller ensures order and lifetime.
-    /// * Memory that the kernel writes comes from [`TensorMut::device_address`](crate::TensorMut::device_address), or only the
-    ///   caller uses it.
+    ///   [`Tensor::device_address`](crate::Tensor::device_address) is valid while the tensor lives, for work queued on the
+    ///   stream of the tensor's device: the memory is not reused before that work is done. For another stream of the device
+    ///   the caller ensures order and lifetime.
+    /// * Memory that the kernel writes comes from [`TensorMut::device_address`](crate::TensorMut::device_address), or only
+    ///   the caller uses it.
     /// * Grid, block and shared memory fulfil the kernel's own safety section.
     pub unsafe fn launch<G: Into<GridSize>, B: Into<BlockSize>>(
         &self,
