@@ -93,12 +93,15 @@ fn encode(format: Format, row: &[f32], scales: Option<&[f32]>) -> (Vec<u32>, Row
 }
 
 /// The blocks of a super-block.
-type Blocks = [[f32; BLOCK]; BLOCKS_PER_SUPER];
+type SuperBlock = [[f32; BLOCK]; BLOCKS_PER_SUPER];
 /// A block's quants, a byte each.
 type Quants = [u32; BLOCK / 4];
 
 /// A super-block's quants, each at most MAX. Appends its scales to `scale_words`.
-fn with_minima<const MAX: i32>(blocks: &Blocks, scale_words: &mut Vec<u32>) -> [Quants; BLOCKS_PER_SUPER] {
+fn with_minima<const MAX: i32>(
+    blocks: &SuperBlock,
+    scale_words: &mut Vec<u32>,
+) -> [Quants; BLOCKS_PER_SUPER] {
     let scales = q4_k::scales(&blocks.map(|block| q4_k::fit::<MAX>(&block)));
     scale_words.push(u32::from(scales.d.0) | u32::from(scales.d_min.0) << 16);
     scale_words.extend(scales.packed);
@@ -118,11 +121,11 @@ fn pair_nibbles(quants: &[Quants; BLOCKS_PER_SUPER]) -> impl Iterator<Item = u32
         .flat_map(move |pair| (0..BLOCK / 4).map(move |i| low(pair[0][i]) | low(pair[1][i]) << 4))
 }
 
-fn encode_q4_k(blocks: &Blocks, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
+fn encode_q4_k(blocks: &SuperBlock, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
     words.extend(pair_nibbles(&with_minima::<15>(blocks, scales)));
 }
 
-fn encode_q5_k(blocks: &Blocks, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
+fn encode_q5_k(blocks: &SuperBlock, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
     let quants = with_minima::<31>(blocks, scales);
     words.extend(pair_nibbles(&quants));
     for pair in quants.chunks_exact(2) {
@@ -131,7 +134,7 @@ fn encode_q5_k(blocks: &Blocks, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
     }
 }
 
-fn encode_q6_k(blocks: &Blocks, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
+fn encode_q6_k(blocks: &SuperBlock, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
     let fits = blocks.map(|block| q6_k::fit(&block));
     let (largest, positive) = search::largest(fits.as_flattened());
     let d = q6_k::super_scale(largest, positive);
@@ -152,7 +155,7 @@ fn encode_q6_k(blocks: &Blocks, words: &mut Vec<u32>, scale_words: &mut Vec<u32>
     scale_words.push(u32::from(d.0));
 }
 
-fn encode_iq4_xs(blocks: &Blocks, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
+fn encode_iq4_xs(blocks: &SuperBlock, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
     let fits = blocks.map(|block| iq4::fit(&block));
     let (largest, positive) = search::largest(&fits);
     let d = iq4::super_scale(largest, positive);

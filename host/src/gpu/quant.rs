@@ -151,7 +151,7 @@ fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
 }
 
 /// The kernel for a product, and its grid.
-fn select(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec<Product>, [u32; 3]) {
+fn kernel_for(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec<Product>, [u32; 3]) {
     let format = format as usize;
     if m <= vector::MAX_M {
         let (variant, columns) = vector::select(m);
@@ -182,7 +182,7 @@ pub(crate) fn matmul(
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let (spec, grid) = select(w.format(), m, n, device.properties().multiprocessors);
+    let (spec, grid) = kernel_for(w.format(), m, n, device.properties().multiprocessors);
     let (bias, residual, activation) = arguments(epilogue);
     let (k, x_k) = (w.k as u32, x.k as u32);
     let (w, w_scales) = addresses(w);
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn kernels_by_shape() {
-        let of = |m, n, sms| select(Format::Q4_0, m, n, sms).0.name;
+        let of = |m, n, sms| kernel_for(Format::Q4_0, m, n, sms).0.name;
         assert_eq!(of(1, 4096, 20), "quant_vector2_q4_0");
         assert_eq!(of(3, 4096, 20), "quant_vector4_q4_0");
         assert_eq!(of(8, 4096, 20), "quant_vector8_q4_0");

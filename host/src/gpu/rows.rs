@@ -20,7 +20,7 @@ pub(super) struct Kernels<P> {
 
 impl<P: KernelParams> Kernels<P> {
     /// The kernel for this number of rows of this length.
-    fn select(&self, (rows, cols): (u32, u32), multiprocessors: u32) -> KernelSpec<P> {
+    fn for_rows(&self, (rows, cols): (u32, u32), multiprocessors: u32) -> KernelSpec<P> {
         if cols <= MAX_WARP_COLS {
             self.warp
         } else if cols <= MAX_BLOCK_COLS {
@@ -41,7 +41,7 @@ impl<P: KernelParams> Kernels<P> {
         (rows, cols): (u32, u32),
         parameters: impl Fn(u32) -> P,
     ) -> Result<()> {
-        let spec = self.select((rows, cols), device.properties().multiprocessors);
+        let spec = self.for_rows((rows, cols), device.properties().multiprocessors);
         // SAFETY: the pointers hold by this function's contract. The kernel was chosen for this length of rows, and the grid
         // has a block for each row.
         unsafe {
@@ -117,15 +117,15 @@ mod tests {
 
     #[test]
     fn the_kernel_follows_the_length_of_rows_and_their_number() {
-        let select = |rows, cols| KERNELS.select((rows, cols), 20);
-        assert_eq!(select(1, 1), KERNELS.warp);
-        assert_eq!(select(999, MAX_WARP_COLS), KERNELS.warp);
-        assert_eq!(select(999, MAX_WARP_COLS + 1), KERNELS.block.of_threads(128));
-        assert_eq!(select(161, 2048), KERNELS.block.of_threads(128));
-        assert_eq!(select(160, 2048), KERNELS.few.of_threads(128));
-        assert_eq!(select(1, 2049), KERNELS.few.of_threads(256));
-        assert_eq!(select(999, MAX_BLOCK_COLS), KERNELS.block.of_threads(512));
-        assert_eq!(select(1, MAX_BLOCK_COLS + 1), KERNELS.stream);
+        let kernel = |rows, cols| KERNELS.for_rows((rows, cols), 20);
+        assert_eq!(kernel(1, 1), KERNELS.warp);
+        assert_eq!(kernel(999, MAX_WARP_COLS), KERNELS.warp);
+        assert_eq!(kernel(999, MAX_WARP_COLS + 1), KERNELS.block.of_threads(128));
+        assert_eq!(kernel(161, 2048), KERNELS.block.of_threads(128));
+        assert_eq!(kernel(160, 2048), KERNELS.few.of_threads(128));
+        assert_eq!(kernel(1, 2049), KERNELS.few.of_threads(256));
+        assert_eq!(kernel(999, MAX_BLOCK_COLS), KERNELS.block.of_threads(512));
+        assert_eq!(kernel(1, MAX_BLOCK_COLS + 1), KERNELS.stream);
     }
 
     #[test]
