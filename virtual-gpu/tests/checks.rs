@@ -6,7 +6,7 @@ const HEAD: &str = ".version 6.4\n.target sm_61\n.address_size 64\n.visible .ent
     .reg .b64 %rd<8>; .reg .b32 %r<8>; .reg .b16 %h<4>; .reg .pred %p<4>; .shared .align 16 .b8 s[256]; .local .align 8 .b8 l[16];\n\
     ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2; shl.b32 %r2, %r1, 2; mov.u32 %r3, s; add.u32 %r3, %r3, %r2;\n";
 
-/// Runs `code` (which begins on line 7) with a buffer of 64 written words, then 64 more that nobody wrote.
+/// Runs `code` (which begins on line 7) with a buffer of 64 written words, then 64 unwritten ones.
 fn run_with(config: Config, grid: u32, threads: u32, code: &str) -> Result<LaunchReport, Finding> {
     let mut gpu = Gpu::new(config);
     let module = gpu.load(Module::parse(&format!("{HEAD}{code}\nret;\n}}")).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! One file per op, with the names of `gpu/`: the fallback, right and not slow. Arguments have been checked by `ops`.
+//! The fallback: one file per op, with the file names of `gpu/`. Correct first, then fast. `ops` has checked the arguments.
 
 pub(crate) mod activate;
 pub(crate) mod activate_backward;

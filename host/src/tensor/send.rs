@@ -1,4 +1,4 @@
-//! Tensors that are passed from device to device.
+//! Tensors that are sent from device to device.
 
 use super::{Storage, Tensor};
 use crate::cuda::CudaDevice;
@@ -7,12 +7,11 @@ use crate::{Error, Result};
 use std::sync::Arc;
 
 impl Tensor {
-    /// Queues a copy of this tensor's values to a contiguous one of the same type and shape at the other end of a link, which
-    /// nothing else refers to. Both devices go on meanwhile.
+    /// Queues a copy of this tensor's values to a contiguous tensor of the same type and shape at the other end of a link,
+    /// whose storage is not shared. Both devices continue meanwhile.
     ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::Layout`] if the tensors do not fit each other, [`Error::SharedOutput`], or as
-    /// [`Link::send`].
+    /// [`Error::Shape`] or [`Error::Layout`] if the tensors do not match, [`Error::SharedOutput`], or as [`Link::send`].
     pub fn send(&self, link: &Link, target: &mut Tensor) -> Result<()> {
         if self.shape() != target.shape() || self.dtype() != target.dtype() {
             let expected = format!("{} {}, as the target", target.dtype(), target.shape());

@@ -60,9 +60,9 @@ pub struct Product {
     pub m: u32,
     pub n: u32,
     pub k: u32,
-    /// Not less than k.
+    /// At least k.
     pub x_k: u32,
-    /// As [`activate`](crate::activate) numbers them.
+    /// The activation, one of [`activate`](crate::activate)'s numbers.
     pub activation: u32,
 }
 
