@@ -40,7 +40,7 @@ enum Between {
     /// From each stage to the next, and from the last to the first; none for one stage.
     Stages(Vec<Link>),
     /// Each device has a part of every layer, and the partial sums are added (all-reduce).
-    Rows(AllReduce),
+    Rows(Box<AllReduce>),
 }
 
 /// The part of the decoder that is on one device.
@@ -145,7 +145,7 @@ impl TextModel {
         }
         let devices: Vec<_> = stages.iter().map(|stage| stage.device.clone()).collect();
         let between = match sums {
-            Some(sums) => Between::Rows(sums),
+            Some(sums) => Between::Rows(Box::new(sums)),
             None => Between::Stages(ring(&devices, placement.way())?),
         };
         Ok(Self { config: text.clone(), cache, embed_tokens, stages, between, norms, lm_heads })

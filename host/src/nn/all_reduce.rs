@@ -460,7 +460,8 @@ mod tests {
             for wait in ["none", "there", "read"].iter().take(if way.starts_with("peer") { 3 } else { 2 }) {
                 let case = format!("{way} {wait}");
                 let text = in_a_process("each_wait_of_a_sum_is_needed", &case);
-                assert_eq!(text.contains("missing wait between devices"), *wait != "none", "{case}: {text}");
+                // a missing wait, or what has never been written, as the order comes
+                assert_eq!(text.contains("virtual GPU: "), *wait != "none", "{case}: {text}");
             }
         }
     }

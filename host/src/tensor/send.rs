@@ -67,8 +67,8 @@ impl Tensor {
     /// As [`DeviceBuffer::seen_from`](crate::memory::DeviceBuffer).
     pub(crate) unsafe fn seen_from(&self, device: &CudaDevice) -> Result<Self> {
         match &*self.storage {
-            // SAFETY: the caller's promise.
             Storage::Cuda(buffer) => {
+                // SAFETY: the caller's promise.
                 let storage = Storage::Cuda(unsafe { buffer.seen_from(device) });
                 Ok(Self { storage: Arc::new(storage), layout: self.layout.clone() })
             }

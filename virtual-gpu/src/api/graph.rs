@@ -157,11 +157,11 @@ fn instantiate(exec: *mut CUgraphExec, graph: CUgraph) -> Answer {
     let mut lanes = BTreeMap::new();
     if nodes.iter().any(|node| node.device != nodes[0].device) {
         for node in &nodes {
-            if !lanes.contains_key(&node.stream) {
+            lanes.entry(node.stream).or_insert_with(|| {
                 let lane = d.handle();
                 d.streams.insert(lane, Stream::new(node.device, 1, 0));
-                lanes.insert(node.stream, lane);
-            }
+                lane
+            });
         }
     }
     let id = d.handle();
