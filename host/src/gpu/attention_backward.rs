@@ -7,7 +7,8 @@ use crate::memory::DeviceBuffer;
 use crate::problem::attention_backward::Problem;
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::attention::backward::{self, Backward, Kernels, ROWS, SUMMED, Sums};
-use kernels_gpu::attention::sparse::backward::{self as sparse, SparseBackward};
+use kernels_gpu::attention::sparse::backward as sparse;
+use std::ptr;
 
 /// Blocks wanted for each multiprocessor: two are resident, and with a causal mask their work differs.
 const BLOCKS_PER_SM: usize = 4;
@@ -95,6 +96,10 @@ fn of<T: DeviceElement>(
         scale: forward.scale,
         scale_log2: scale_log2(forward),
         causal: u32::from(forward.causal),
+        starts: ptr::null(),
+        tiles: ptr::null(),
+        patterns: ptr::null(),
+        sharing: 1,
     };
     let num_kv_heads = forward.num_kv_heads as u32;
     let sums = Sums {
@@ -123,16 +128,15 @@ fn of<T: DeviceElement>(
             // `BackwardLists` made the lists for these lengths, and the mask's heads divide the query heads, as has been checked
             Some(Listed { mask_heads, queries, keys, patterns }) => {
                 let sharing = (forward.num_q_heads / mask_heads) as u32;
-                let parameters = |[starts, tiles]: &[Tensor; 2], blocks: usize| SparseBackward {
-                    tensors: of_parts,
+                let parameters = |[starts, tiles]: &[Tensor; 2]| Backward {
                     starts: starts.ptr(),
                     tiles: tiles.ptr(),
                     patterns: patterns.ptr(),
                     sharing,
-                    blocks: blocks as u32,
+                    ..of_parts
                 };
-                device.launch(&of_listed.q[width], of_queries, &parameters(queries, q_tiles))?;
-                device.launch(&of_listed.kv[width], of_keys, &parameters(keys, kv_tiles))?;
+                device.launch(&of_listed.q[width], of_queries, &parameters(queries))?;
+                device.launch(&of_listed.kv[width], of_keys, &parameters(keys))?;
             }
         }
         if splits * parts > 1 {

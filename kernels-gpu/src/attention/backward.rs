@@ -95,7 +95,13 @@ pub struct Backward<T> {
     pub scale: f32,
     /// scale · log2 e
     pub scale_log2: f32,
+    /// Of plain attention.
     pub causal: u32,
+    /// Of listed tiles: see [`sparse::backward`](super::sparse::backward).
+    pub starts: *const u32,
+    pub tiles: *const u32,
+    pub patterns: *const u32,
+    pub sharing: u32,
 }
 
 /// The kernels of one element type.

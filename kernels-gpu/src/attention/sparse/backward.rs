@@ -12,40 +12,27 @@ use crate::device::element::load_word;
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// The parameters of the kernels.
-#[derive(Clone, Copy, KernelParams)]
-#[repr(C)]
-pub struct SparseBackward<T> {
-    /// With one part of the queries; `causal` is not used.
-    pub tensors: Backward<T>,
-    /// Where the tiles of each block of rows begin, and after the last one: [mask heads · blocks + 1]
-    pub starts: *const u32,
-    /// [`TILE_WORDS`] words for each tile and for one more, with columns below the length
-    pub tiles: *const u32,
-    /// 8 words for each pattern that the tiles name; of the list of keys' rows without queries past the end
-    pub patterns: *const u32,
-    /// Query heads of a mask head.
-    pub sharing: u32,
-    /// Blocks of 64 rows.
-    pub blocks: u32,
-}
-
 /// The kernels of one element type, and the grids of [`backward::Kernels`](crate::attention::backward::Kernels).
 #[derive(Clone, Copy)]
 pub struct Kernels<T> {
     /// For head_dim ≤ 64 and ≤ 128, with the list of queries' rows.
-    pub q: [KernelSpec<SparseBackward<T>>; 2],
+    pub q: [KernelSpec<Backward<T>>; 2],
     /// For head_dim ≤ 64 and ≤ 128, with the list of keys' rows.
-    pub kv: [KernelSpec<SparseBackward<T>>; 2],
+    pub kv: [KernelSpec<Backward<T>>; 2],
 }
 
 /// The tiles of a list.
 #[derive(Clone, Copy)]
 struct Listed {
+    /// Where the tiles of each block of rows begin, and after the last one: [mask heads · blocks + 1]
     starts: *const u32,
+    /// [`TILE_WORDS`] words for each tile and for one more, with columns below the length
     tiles: *const u32,
+    /// 8 words for each pattern that the tiles name; of the list of keys' rows without queries past the end
     patterns: *const u32,
+    /// Query heads of a mask head.
     sharing: u32,
+    /// Blocks of 64 rows.
     blocks: u32,
 }
 
@@ -88,11 +75,11 @@ impl Work for Listed {
     }
 }
 
-impl<T> SparseBackward<T> {
+impl Listed {
     #[inline(always)]
-    fn work(&self) -> Listed {
-        let Self { starts, tiles, patterns, sharing, blocks, .. } = *self;
-        Listed { starts, tiles, patterns, sharing, blocks }
+    fn new<T: Copy>(p: &Backward<T>) -> Self {
+        let Backward { starts, tiles, patterns, sharing, .. } = *p;
+        Self { starts, tiles, patterns, sharing, blocks: thread::grid_dim_y() }
     }
 }
 
@@ -101,20 +88,20 @@ macro_rules! kernels {
         $(
             $(
                 /// # Safety
-                /// [`SparseBackward`] and [`Backward`] say what holds of the pointers, which are valid on the launching stream and
+                /// [`Backward`] and the fields of [`Listed`] say what holds of the pointers, which are valid on the launching stream and
                 /// reach fewer than 2³¹ elements; launched as [`Kernels`] says.
                 #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]), shuffles = 96)]
-                pub unsafe fn $q(p: SparseBackward<$ty>) {
+                pub unsafe fn $q(p: Backward<$ty>) {
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_queries::<$ty, _, $g>(p.tensors, p.work(), buffers, tile) }
+                    unsafe { of_queries::<$ty, _, $g>(p, Listed::new(&p), buffers, tile) }
                 }
 
                 /// # Safety
                 /// As the kernel of queries, which has run.
                 #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]))]
-                pub unsafe fn $kv(p: SparseBackward<$ty>) {
+                pub unsafe fn $kv(p: Backward<$ty>) {
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_keys::<$ty, _, $g>(p.tensors, p.work(), buffers, tile) }
+                    unsafe { of_keys::<$ty, _, $g>(p, Listed::new(&p), buffers, tile) }
                 }
             )*
 
