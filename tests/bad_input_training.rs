@@ -1,6 +1,8 @@
 //! Wrong arguments of the ops that training needs: typed errors that name the argument, before anything is launched.
 
+use pascaline::block_mask::{BlockGrid, BlockMask};
 use pascaline::ops::{self, Activation, AdamW, AdamW8bitTensor, AdamWTensor, Attention, Moments8bit};
+use pascaline::ops::{Path, PreparedMask};
 use pascaline::quant::Format;
 use pascaline::{DType, Device, Error, Tensor};
 
@@ -95,4 +97,34 @@ fn losses_and_steps_name_what_does_not_fit() {
     let refused = step(&mut parameter, &zeros(&[3]), 1);
     assert!(matches!(refused, Err(Error::SharedOutput { .. })), "{refused:?}");
     drop(shared);
+}
+
+#[test]
+fn scaled_quantising_names_what_does_not_fit() {
+    let (x, scales) = (zeros(&[2, 40]), zeros(&[2, 2]));
+    assert!(ops::quantize_scaled(&x, &scales, Format::Q4_0).is_ok());
+    refuses(ops::quantize_scaled(&x, &scales, Format::Q4K), "quantize_scaled", "format");
+    refuses(ops::quantize_scaled(&x, &zeros(&[2, 1]), Format::Q8_0), "quantize_scaled", "scales");
+    refuses(ops::quantize_scaled(&halves(&[2, 40]), &scales, Format::Q8_0), "quantize_scaled", "x");
+    let backward = |dy: &Tensor| ops::fake_quantize_scaled_backward(dy, &x, &scales, Format::Q8_0);
+    assert!(backward(&x).is_ok());
+    refuses(backward(&zeros(&[2, 39])), "fake_quantize_scaled_backward", "dy");
+    let i8 = ops::quantize(&x, Format::I8).unwrap();
+    refuses(i8.block_scales(), "block_scales", "format");
+}
+
+#[test]
+fn gradients_of_sparse_attention_name_what_does_not_fit() {
+    let mask = |queries: usize| {
+        let grid = BlockGrid::new(16, queries, 5).unwrap();
+        PreparedMask::new(BlockMask::dense(grid).unwrap(), Path::Sparse, &Device::Cpu).unwrap()
+    };
+    let (q, k) = (zeros(&[2, 5, 16]), zeros(&[1, 5, 16]));
+    let run = |dout: &Tensor, v: &Tensor, mask: &PreparedMask| {
+        ops::sparse_attention_backward(dout, &q, &k, v, &q, mask, None)
+    };
+    assert!(run(&q, &k, &mask(5)).is_ok());
+    refuses(run(&q, &k, &mask(6)), "sparse_attention_backward", "q");
+    refuses(run(&k, &k, &mask(5)), "sparse_attention_backward", "dout");
+    refuses(run(&q, &q, &mask(5)), "sparse_attention_backward", "v");
 }

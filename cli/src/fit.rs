@@ -301,7 +301,7 @@ fn rows_of_files(
     let rows = kinds(is_quantized).into_iter().map(|matrices| {
         let asked = Asked { matrices, cache: args.cache, ..Asked::default() };
         let named = self::matrices(&asked.apply(LoadOptions::for_device(&Device::Cpu)), is_gguf);
-        let plan = Model { config: &config, is_quantized, storage: &storage };
+        let plan = Model { config: &config, is_quantized, storage: &storage, adapter: &|_| 0 };
         Candidate { model: String::new(), matrices: named, plan, asked }.row(&work, target, limit)
     });
     Ok((work, rows.collect()))
@@ -338,7 +338,7 @@ fn row_of_family(
     let stored = mix.storage(config);
     let storage =
         |_: &LoadOptions, name: &str| stored.get(name).copied().unwrap_or(Storage::Float(DType::F16));
-    let plan = Model { config, is_quantized: true, storage: &storage };
+    let plan = Model { config, is_quantized: true, storage: &storage, adapter: &|_| 0 };
     let (model, matrices) = (size.name().to_owned(), mix.name().to_owned());
     let asked = Asked { cache, ..Asked::default() };
     Candidate { model, matrices, plan, asked }.row(work, target, limit)
@@ -432,7 +432,12 @@ fn run_split(args: &Args) -> Result<(), Failure> {
     let work = work(&config, args.context, args.image);
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let is_gguf = checkpoint.gguf().is_some();
-    let plan = Model { config: &config, is_quantized: checkpoint.is_quantized(), storage: &storage };
+    let plan = Model {
+        config: &config,
+        is_quantized: checkpoint.is_quantized(),
+        storage: &storage,
+        adapter: &|_| 0,
+    };
     let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
     let mut rows = Vec::new();
     for matrices in kinds(plan.is_quantized) {

@@ -39,8 +39,8 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
 
-    /// An adapter to merge into the weights as they are loaded: a folder with adapter_config.json, as `finetune` and PEFT
-    /// write it. Quantised matrices that it changes are quantised again.
+    /// An adapter: a folder with adapter_config.json, as `finetune` and PEFT write it. It is merged into weights in f32 and f16
+    /// while they are loaded, and computed beside quantised ones, which stay as they are.
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
 
@@ -782,7 +782,9 @@ impl Opened {
     fn planned<R>(&self, ask: impl FnOnce(fit::Plannable) -> pascaline::Result<R>) -> pascaline::Result<R> {
         let config = &self.config;
         let storage = |options: &LoadOptions, name: &str| self.checkpoint.storage(config, options, name);
-        ask(fit::Plannable { config, is_quantized: self.checkpoint.is_quantized(), storage: &storage })
+        let adapter = |options: &LoadOptions| self.checkpoint.adapter_bytes(config, options);
+        let is_quantized = self.checkpoint.is_quantized();
+        ask(fit::Plannable { config, is_quantized, storage: &storage, adapter: &adapter })
     }
 }
 

@@ -48,6 +48,7 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     attention::paged::decode::KERNELS,
     attention::paged::prefill::KERNELS,
     attention::prefill::KERNELS,
+    attention::sparse::backward::KERNELS,
     attention::sparse::block_mean::KERNELS,
     attention::sparse::decode::KERNELS,
     attention::sparse::prefill::KERNELS,

@@ -161,7 +161,7 @@ fn plan(
     let work = Workload { context, prompt: (tokens + TEXT).min(context), patches };
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let is_quantized = checkpoint.is_quantized();
-    let model = Model { config: &config, is_quantized, storage: &storage };
+    let model = Model { config: &config, is_quantized, storage: &storage, adapter: &|_| 0 };
     // matrices on a GPU are f16 if not given
     let usual = LoadOptions { dtype: DType::F16, ..LoadOptions::for_device(&Device::Cpu) };
     let choice = model.fit(usual, asked, &work, &target.gpu, limit)?;

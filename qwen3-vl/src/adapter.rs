@@ -8,6 +8,7 @@ use super::safetensors::SafeTensors;
 use pascaline::Result;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 /// The file with the tensors.
@@ -119,6 +120,36 @@ impl Adapter {
     /// Whether the adapter changes the tensor of this published name.
     pub(crate) fn changes(&self, name: &str) -> bool {
         name.strip_suffix(".weight").is_some_and(|module| self.maps.contains_key(module))
+    }
+
+    /// The changes of several matrices, each below the one before, as one: A and the factor times B, with the shapes' dimensions. Of each
+    /// matrix the rows and columns that `ranges` names are taken. `None` if it changes none of them.
+    ///
+    /// A has the rows of each that is changed below those of the one before. B has its columns beside theirs, and zeros elsewhere.
+    pub(crate) fn stacked(
+        &self,
+        names: &[impl AsRef<str>],
+        ranges: &[[Range<usize>; 2]],
+    ) -> Option<[(Vec<f32>, [usize; 2]); 2]> {
+        let lows: Vec<Option<&LowRank>> =
+            names.iter().map(|name| self.maps.get(name.as_ref().strip_suffix(".weight")?)).collect();
+        let rank = self.rank * lows.iter().flatten().count();
+        let width = ranges.first()?[1].len();
+        let (factor, mut column) = (self.alpha / self.rank as f32, 0);
+        let (mut a, mut b) = (Vec::with_capacity(rank * width), Vec::new());
+        for (low, [rows, columns]) in lows.into_iter().zip(ranges) {
+            let start = b.len();
+            b.resize(start + rows.len() * rank, 0.0);
+            let Some(low) = low else { continue };
+            a.extend(low.a.chunks_exact(low.shape[1].max(1)).flat_map(|row| &row[columns.clone()]));
+            let own = low.b.chunks_exact(self.rank).skip(rows.start);
+            for (to, from) in b[start..].chunks_exact_mut(rank).zip(own) {
+                to[column..column + self.rank].iter_mut().zip(from).for_each(|(to, b)| *to = factor * b);
+            }
+            column += self.rank;
+        }
+        let n = ranges.iter().map(|[rows, _]| rows.len()).sum();
+        (rank > 0).then_some([(a, [rank, width]), (b, [n, rank])])
     }
 
     /// Adds the change to the matrix [out, in] of this published name, if the adapter has one for it.

@@ -1,6 +1,6 @@
 //! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
 
-use super::adapter::{ADAPTER_TENSORS, Adapter};
+use super::adapter::{ADAPTER_TENSORS, Adapter, LowRank};
 use super::config::Config;
 use super::footprint::Storage;
 use super::gguf::{self, Gguf, Kept, Tensors};
@@ -83,8 +83,8 @@ impl Checkpoint {
         Ok(Self { files: Files::Gguf { text: Arc::new(text), vision: Arc::new(vision) }, adapter: None })
     }
 
-    /// Merges an adapter in PEFT's files (a folder with `adapter_config.json`) into the matrices while they are loaded.
-    /// Quantised matrices that it changes are quantised again, in their format.
+    /// Takes an adapter in PEFT's files (a folder with `adapter_config.json`). It is merged into the matrices while they are
+    /// loaded; quantised ones stay as they are, with its change computed beside them.
     ///
     /// # Errors
     /// As [`Adapter::load`].
@@ -154,6 +154,24 @@ impl Checkpoint {
             Kept::AsIs(format) => Storage::Stored(format),
             Kept::Converted(format) => Storage::Quantized(format),
         }
+    }
+
+    /// Bytes of the adapter's tensors that are beside quantised matrices. Of matrices that are stacked, B has a column for each one's rank.
+    pub fn adapter_bytes(&self, config: &Config, options: &LoadOptions) -> usize {
+        let Some((adapter, _)) = &self.adapter else { return 0 };
+        let of = |(module, low): (&String, &LowRank)| {
+            let stacked = match module.rsplit('.').next() {
+                Some("q_proj" | "k_proj" | "v_proj") => 3,
+                Some("gate_proj" | "up_proj") => 2,
+                _ => 1,
+            };
+            let [n, k] = low.shape;
+            match self.storage(config, options, &format!("{module}.weight")) {
+                Storage::Float(_) => 0,
+                _ => adapter.rank() * (k + n * stacked) * DType::F32.size(),
+            }
+        };
+        adapter.maps().iter().map(of).sum()
     }
 
     /// The formats that matrices will have on the device.

@@ -67,6 +67,8 @@ pub struct Model<'a> {
     pub is_quantized: bool,
     /// The storage of the matrix with a published name.
     pub storage: &'a dyn Fn(&LoadOptions, &str) -> Storage,
+    /// Bytes of an adapter beside the matrices.
+    pub adapter: &'a dyn Fn(&LoadOptions) -> usize,
 }
 
 impl Model<'_> {
@@ -76,7 +78,13 @@ impl Model<'_> {
     /// As [`footprint`].
     pub fn plan(&self, options: LoadOptions, work: &Workload, gpu: &Gpu) -> Result<Choice> {
         let storage = |name: &str| (self.storage)(&options, name);
-        Ok(Choice { options, footprint: footprint(self.config, &storage, &options, work, gpu)? })
+        let gpu = self.beside_adapter(&options, gpu);
+        Ok(Choice { options, footprint: footprint(self.config, &storage, &options, work, &gpu)? })
+    }
+
+    /// A GPU of whose memory an adapter has its part.
+    fn beside_adapter(&self, options: &LoadOptions, gpu: &Gpu) -> Gpu {
+        Gpu { beside_pool: gpu.beside_pool + (self.adapter)(options), ..*gpu }
     }
 
     /// Plans as many pages as fit within `limit` bytes of the GPU's memory, at most those of `batch`. Returns the number
@@ -92,7 +100,8 @@ impl Model<'_> {
         gpu: &Gpu,
         limit: usize,
     ) -> Result<(BatchOptions, Footprint)> {
-        let (storage, limited) = (|name: &str| (self.storage)(options, name), Gpu { memory: limit, ..*gpu });
+        let storage = |name: &str| (self.storage)(options, name);
+        let limited = Gpu { memory: limit, ..self.beside_adapter(options, gpu) };
         let plan = |pages| {
             let batch = BatchOptions { pages, ..batch };
             match batch_footprint(self.config, &storage, options, work, &batch, &limited) {

@@ -332,10 +332,10 @@ impl Weights {
             let (names, others) = rest.split_at(run.len());
             parts.push(match run[0].map_or(Kept::Plain, Kept::of) {
                 Kept::Plain => self.stacked_cut(names, cut)?.into(),
-                Kept::AsIs(format) if names.iter().any(|name| self.is_adapted(name.as_ref())) => {
-                    self.requantized(names, cut, format)?
+                Kept::AsIs(format) => {
+                    let base = self.as_is(names, cut, format)?;
+                    self.with_change(base, names, cut)?
                 }
-                Kept::AsIs(format) => self.as_is(names, cut, format)?,
                 Kept::Converted(format) => {
                     if let Some(from) = run[0] {
                         let none = Conversion { from, to: format, matrices: 0 };
@@ -355,8 +355,22 @@ impl Weights {
     }
 
     fn requantized(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
-        let (values, shape) = self.read_adapted(names, cut)?;
-        Ok(QuantTensor::from_f32(&values, shape, format, &self.device)?.into())
+        let (values, shape) = self.read(names, cut, Source::read_f32)?;
+        let base = QuantTensor::from_f32(&values, shape, format, &self.device)?;
+        self.with_change(base.into(), names, cut)
+    }
+
+    /// The adapter's change beside a quantised matrix, which merging would round anew.
+    fn with_change(&self, base: Matrix, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
+        let Some(adapter) = &self.adapter else { return Ok(base) };
+        let ranges = |name: &str| {
+            let shape = self.source.shape(name)?;
+            Ok(cut.ranges([shape[0], shape[1..].iter().product()]))
+        };
+        let ranges = names.iter().map(|name| ranges(name.as_ref())).collect::<Result<Vec<_>>>()?;
+        let Some([a, b]) = adapter.stacked(names, &ranges) else { return Ok(base) };
+        let [a, b] = [a, b].map(|(values, shape)| Tensor::from_slice(&values, shape, &self.device));
+        Matrix::adapted(base, a?, b?)
     }
 
     /// Blocks as the file has them.

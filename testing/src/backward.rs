@@ -127,6 +127,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 pub fn cases() -> Vec<Box<dyn Case>> {
     let ops = [
         boxed(attention::all()),
+        boxed(attention::all_sparse()),
         boxed(softmax::all()),
         boxed(norm::all()),
         boxed(activate::all()),
@@ -180,6 +181,7 @@ mod tests {
     #[test]
     fn formulas_are_the_derivatives() {
         compare_small(attention::all());
+        compare_small(attention::all_sparse());
         compare_small(softmax::all());
         compare_small(norm::all());
         compare_small(activate::all());

@@ -137,7 +137,7 @@ impl Model {
                 match weights.weight(&[&name])? {
                     Matrix::Quantized(matrix) => parameters.add_quantized(name, matrix),
                     Matrix::Plain(value) => drop(parameters.add(name, value, false)?),
-                    Matrix::Stacked(_) => {
+                    Matrix::Stacked(_) | Matrix::Adapted(_) => {
                         let reason = "is stored in several types".into();
                         return Err(Error::Checkpoint {
                             file: dir.display().to_string(),

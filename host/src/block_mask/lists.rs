@@ -42,13 +42,15 @@ struct Patterns {
     /// The pattern of a part of a block, by the block's cell, the part's row and column, and its numbers of queries and
     /// keys.
     parts: HashMap<(u32, usize, usize, usize, usize), u32>,
+    /// Of a pattern and a number of queries: the transposed one.
+    turned: HashMap<(u32, usize), u32>,
 }
 
 impl Patterns {
     fn new() -> Self {
         let all = vec![[0; 32], [255; 32]];
         let ids = all.iter().copied().zip(0..).collect();
-        Self { all, ids, parts: HashMap::new() }
+        Self { all, ids, parts: HashMap::new(), turned: HashMap::new() }
     }
 
     /// The pattern of the 16 × 16 pairs that begin at query `i` and key `j` of a block, of which `queries` × `keys` exist.
@@ -75,14 +77,43 @@ impl Patterns {
                 };
                 *byte = (0..8).map(bit).sum();
             }
-            let next = self.all.len() as u32;
-            *self.ids.entry(small).or_insert_with(|| {
-                self.all.push(small);
-                next
-            })
+            self.number(small)
         };
         self.parts.insert(key, id);
         id
+    }
+
+    /// The number of a pattern.
+    fn number(&mut self, small: Small) -> u32 {
+        let next = self.all.len() as u32;
+        *self.ids.entry(small).or_insert_with(|| {
+            self.all.push(small);
+            next
+        })
+    }
+
+    /// The pattern with queries in the place of keys, of which only the first `queries` exist.
+    fn transposed(&mut self, id: u32, queries: usize) -> u32 {
+        if id == NONE || (id == ALL && queries == GROUP) {
+            return id;
+        }
+        if let Some(&known) = self.turned.get(&(id, queries)) {
+            return known;
+        }
+        let (small, mut turned) = (self.all[id as usize], [0; 32]);
+        for (query, key) in (0..queries).flat_map(|query| (0..GROUP).map(move |key| (query, key))) {
+            let seen = small[query / 8 * GROUP + key] >> (query % 8) & 1;
+            turned[key / 8 * GROUP + query] |= seen << (key % 8);
+        }
+        let new = self.number(turned);
+        self.turned.insert((id, queries), new);
+        new
+    }
+
+    /// 8 words each.
+    fn words(&self) -> Vec<u32> {
+        let word = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        self.all.iter().flat_map(|small| small.chunks_exact(4).map(word)).collect()
     }
 }
 
@@ -96,14 +127,7 @@ impl PrefillLists {
             for first in (0..grid.q_len).step_by(QUERIES) {
                 let start = tiles.len() as u32;
                 let groups = groups(mask, head, first, &mut patterns, &mut seen);
-                tiles.extend(groups.chunks(4).map(|groups| {
-                    let mut tile = Tile { keys: [groups[0].0; 4], seen: [[NONE; 4]; 4] };
-                    for (g, (key, of_warps)) in groups.iter().enumerate() {
-                        tile.keys[g] = *key;
-                        of_warps.iter().enumerate().for_each(|(warp, id)| tile.seen[warp][g] = *id);
-                    }
-                    tile
-                }));
+                tiles.extend(tiles_of(&groups));
                 rows.push([head as u32, first as u32, start, tiles.len() as u32 - start]);
             }
         }
@@ -124,12 +148,101 @@ impl PrefillLists {
             lists.slots += if pieces > 1 { pieces } else { 0 };
         }
         lists.items.sort_by_key(|item| std::cmp::Reverse(item.tiles));
-        tiles.push(Tile { keys: [0; 4], seen: [[NONE; 4]; 4] });
-        lists.tiles = Vec::with_capacity(tiles.len() * TILE_WORDS as usize);
-        tiles.iter().for_each(|tile| lists.tiles.extend(tile.words()));
-        let word = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        lists.patterns = patterns.all.iter().flat_map(|small| small.chunks_exact(4).map(word)).collect();
+        lists.tiles = words_of(&tiles);
+        lists.patterns = patterns.words();
         lists
+    }
+}
+
+/// Four groups to a tile.
+fn tiles_of(groups: &[(u32, [u32; 4])]) -> impl Iterator<Item = Tile> {
+    groups.chunks(4).map(|groups| {
+        let mut tile = Tile { keys: [groups[0].0; 4], seen: [[NONE; 4]; 4] };
+        for (g, (key, of_warps)) in groups.iter().enumerate() {
+            tile.keys[g] = *key;
+            of_warps.iter().enumerate().for_each(|(warp, id)| tile.seen[warp][g] = *id);
+        }
+        tile
+    })
+}
+
+/// The words of all tiles, and of one more that may be read but is not used.
+fn words_of(tiles: &[Tile]) -> Vec<u32> {
+    let unused = Tile { keys: [0; 4], seen: [[NONE; 4]; 4] };
+    let mut words = Vec::with_capacity((tiles.len() + 1) * TILE_WORDS as usize);
+    tiles.iter().chain([&unused]).for_each(|tile| words.extend(tile.words()));
+    words
+}
+
+/// The tiles of each block of 64 rows of each mask head, in order.
+#[derive(Debug)]
+pub(crate) struct TileList {
+    /// Where each block's begin, and after the last one's: [heads · blocks + 1].
+    pub starts: Vec<u32>,
+    /// [`TILE_WORDS`] words each, and one tile more than there are.
+    pub tiles: Vec<u32>,
+}
+
+impl TileList {
+    fn new(blocks: &[Vec<Tile>]) -> Self {
+        let mut starts = vec![0];
+        for block in blocks {
+            starts.push(starts[starts.len() - 1] + block.len() as u32);
+        }
+        Self { starts, tiles: words_of(&blocks.concat()) }
+    }
+}
+
+/// The lists of the kernels of the gradients.
+#[derive(Debug)]
+pub(crate) struct BackwardLists {
+    /// Rows are queries, and columns keys.
+    pub queries: TileList,
+    /// Rows are keys, and columns queries.
+    pub keys: TileList,
+    /// 8 words each, of both.
+    pub patterns: Vec<u32>,
+}
+
+impl BackwardLists {
+    pub fn new(mask: &BlockMask) -> Self {
+        let grid = mask.grid;
+        let mut patterns = Patterns::new();
+        let (mut of_queries, mut of_keys) = (Vec::new(), Vec::new());
+        let mut seen = vec![[NONE; 4]; grid.kv_len.div_ceil(GROUP)];
+        for head in 0..mask.heads {
+            // of each block of keys, the groups of queries that see any of them
+            let mut seeing: Vec<Vec<(u32, [u32; 4])>> = vec![Vec::new(); grid.kv_len.div_ceil(QUERIES)];
+            for first in (0..grid.q_len).step_by(QUERIES) {
+                let groups = groups(mask, head, first, &mut patterns, &mut seen);
+                of_queries.push(tiles_of(&groups).collect());
+                for (key, of_warps) in groups {
+                    let (block, part) = (key as usize / QUERIES, key as usize % QUERIES / GROUP);
+                    for (warp, id) in of_warps.into_iter().enumerate() {
+                        let query = first + warp * GROUP;
+                        if id == NONE || query >= grid.q_len {
+                            continue;
+                        }
+                        let id = patterns.transposed(id, GROUP.min(grid.q_len - query));
+                        let rows = &mut seeing[block];
+                        match rows.iter_mut().rev().take(4).find(|(known, _)| *known == query as u32) {
+                            Some((_, of_parts)) => of_parts[part] = id,
+                            None => {
+                                let mut of_parts = [NONE; 4];
+                                of_parts[part] = id;
+                                rows.push((query as u32, of_parts));
+                            }
+                        }
+                    }
+                }
+            }
+            of_keys.extend(seeing.iter().map(|groups| tiles_of(groups).collect()));
+        }
+        Self {
+            queries: TileList::new(&of_queries),
+            keys: TileList::new(&of_keys),
+            patterns: patterns.words(),
+        }
     }
 }
 

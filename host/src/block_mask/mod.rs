@@ -21,7 +21,7 @@ mod lists;
 mod sets;
 
 pub use choose::Choose;
-pub(crate) use lists::{DecodeLists, PrefillLists};
+pub(crate) use lists::{BackwardLists, DecodeLists, PrefillLists, TileList};
 
 use crate::tensor::MAX_ELEMENTS;
 use crate::{Error, Result};

@@ -17,10 +17,24 @@ struct Gradients {
     dv: Vec<f32>,
 }
 
+/// Plain attention, causal or not.
 pub(crate) fn attention_backward(
+    outputs: [TensorMut; 3],
+    inputs: [&Tensor; 5],
+    problem: &Problem,
+) -> Result<()> {
+    let forward = &problem.forward;
+    let seen =
+        |_: usize, i: usize, keys: &mut Vec<usize>| keys.extend(0..forward.visible(i).min(forward.kv_len));
+    attention_backward_over(outputs, inputs, problem, &seen)
+}
+
+/// The keys that a query of a head, counted over all batches, sees are those that `seen` adds to a list.
+pub(crate) fn attention_backward_over(
     [mut dq, mut dk, mut dv]: [TensorMut; 3],
     inputs: [&Tensor; 5],
     problem: &Problem,
+    seen: &(impl Fn(usize, usize, &mut Vec<usize>) + Sync),
 ) -> Result<()> {
     let forward = &problem.forward;
     let kv_heads = forward.batch * forward.num_kv_heads;
@@ -28,7 +42,7 @@ pub(crate) fn attention_backward(
         let [dout, q, k, v, out] = inputs.map(slice::<T>);
         let inputs = [dout?, q?, k?, v?, out?];
         let heads: Vec<Gradients> =
-            (0..kv_heads).into_par_iter().map(|head| gradients(inputs, problem, head)).collect();
+            (0..kv_heads).into_par_iter().map(|head| gradients(inputs, problem, head, seen)).collect();
         for (kv_head, gradients) in heads.iter().enumerate() {
             let first = kv_head * forward.group();
             for (i, rows) in gradients.dq.iter().enumerate() {
@@ -65,7 +79,12 @@ fn write_as<T: Float>(
 }
 
 /// The gradients of kv head `kv_head`, counted over all batches.
-fn gradients<T: Float>([dout, q, k, v, out]: [&[T]; 5], problem: &Problem, kv_head: usize) -> Gradients {
+fn gradients<T: Float>(
+    [dout, q, k, v, out]: [&[T]; 5],
+    problem: &Problem,
+    kv_head: usize,
+    seen: &impl Fn(usize, usize, &mut Vec<usize>),
+) -> Gradients {
     let forward = &problem.forward;
     let (d, group) = (forward.head_dim, forward.group());
     let first = kv_head * group;
@@ -82,15 +101,14 @@ fn gradients<T: Float>([dout, q, k, v, out]: [&[T]; 5], problem: &Problem, kv_he
         let (q, dout) = (of_queries(q, forward.q), of_queries(dout, problem.dout));
         let out = of_queries(out, forward.out);
         let mut dq = vec![0.0f32; q.len()];
-        let mut weights = vec![0.0f32; forward.kv_len];
+        let (mut keys, mut weights) = (Vec::new(), Vec::new());
         for i in 0..forward.q_len {
             let row = i * d..(i + 1) * d;
             let (q, dout, out, dq) = (&q[row.clone()], &dout[row.clone()], &out[row.clone()], &mut dq[row]);
-            let visible = forward.visible(i).min(forward.kv_len);
-            let weights = &mut weights[..visible];
-            for (weight, k) in weights.iter_mut().zip(k.chunks_exact(d)) {
-                *weight = forward.scale * dot(q, k);
-            }
+            keys.clear();
+            seen(head, i, &mut keys);
+            weights.clear();
+            weights.extend(keys.iter().map(|&j| forward.scale * dot(q, &k[j * d..(j + 1) * d])));
             let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             // only −∞: weights of 0, not NaN
             let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
@@ -98,7 +116,7 @@ fn gradients<T: Float>([dout, q, k, v, out]: [&[T]; 5], problem: &Problem, kv_he
             let sum: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
             let factor = if sum == 0.0 { 0.0 } else { (1.0 / sum) as f32 };
             let delta = dot(dout, out);
-            for (j, weight) in weights.iter().enumerate() {
+            for (&j, weight) in keys.iter().zip(&weights) {
                 let row = j * d..(j + 1) * d;
                 let weight = weight * factor;
                 let ds = forward.scale * weight * (dot(dout, &v[row.clone()]) - delta);

@@ -2,11 +2,13 @@
 //! blocks of rows.
 
 use super::attention::{KEYS, Keys, Seen, attention_over};
+use super::attention_backward::attention_backward_over;
 use super::{slice, slice_mut, with_float};
 use crate::block_mask::BlockMask;
 use crate::dtype::Float;
 use crate::kv::KvView;
 use crate::problem::attention::{HeadStrides, Problem};
+use crate::problem::attention_backward;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
@@ -48,6 +50,23 @@ pub(crate) fn attention(
 ) -> Result<()> {
     let kv = [KvView::plain(k), KvView::plain(v)];
     attention_over(out, q, kv, problem, &Listed { mask, num_q_heads: problem.num_q_heads })
+}
+
+pub(crate) fn attention_backward(
+    outputs: [TensorMut; 3],
+    inputs: [&Tensor; 5],
+    problem: &attention_backward::Problem,
+    mask: &BlockMask,
+) -> Result<()> {
+    let listed = Listed { mask, num_q_heads: problem.forward.num_q_heads };
+    let (block, kv_len) = (mask.grid().block(), mask.grid().kv_len());
+    let seen = |head: usize, i: usize, keys: &mut Vec<usize>| {
+        for (column, bits) in mask.seen_by(listed.mask_head(head), i) {
+            let len = block.min(kv_len - column * block);
+            keys.extend((0..len).filter(|j| bits >> j & 1 == 1).map(|j| column * block + j));
+        }
+    };
+    attention_backward_over(outputs, inputs, problem, &seen)
 }
 
 /// Means of every `block` rows of x [heads, rows, head_dim]; heads counts all batches. The strides are of heads and rows.

@@ -7,37 +7,57 @@ use crate::memory::DeviceBuffer;
 use crate::problem::attention_backward::Problem;
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::attention::backward::{self, Backward, Kernels, ROWS, SUMMED, Sums};
+use kernels_gpu::attention::sparse::backward as sparse;
+use std::ptr;
 
 /// Blocks wanted per multiprocessor: two are resident, and with a causal mask their work differs.
 const BLOCKS_PER_SM: usize = 4;
 /// The fewest tiles of queries in a part: with fewer, adding the parts costs more than it saves.
 const MIN_PART_TILES: usize = 4;
 
+/// The tiles of a block-sparse mask, in device memory.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "sparse"), allow(dead_code))] // only masks have them
+pub(crate) struct Listed {
+    pub mask_heads: usize,
+    /// Where the tiles of each block of queries begin, and the tiles.
+    pub queries: [Tensor; 2],
+    /// As those of queries.
+    pub keys: [Tensor; 2],
+    pub patterns: Tensor,
+}
+
+/// `listed`: the tiles that are visited, and not all or those up to the diagonal.
 pub(crate) fn attention_backward(
     device: &CudaDevice,
     outputs: [TensorMut; 3],
     inputs: [&Tensor; 5],
     problem: &Problem,
+    listed: Option<&Listed>,
 ) -> Result<()> {
     match inputs[0].dtype() {
-        DType::F16 => of(device, &backward::OF_F16, outputs, inputs, problem),
-        _ => of(device, &backward::OF_F32, outputs, inputs, problem),
+        DType::F16 => of(device, &backward::OF_F16, &sparse::OF_F16, outputs, inputs, problem, listed),
+        _ => of(device, &backward::OF_F32, &sparse::OF_F32, outputs, inputs, problem, listed),
     }
 }
 
 fn of<T: DeviceElement>(
     device: &CudaDevice,
     kernels: &Kernels<T>,
+    of_listed: &sparse::Kernels<T>,
     outputs: [TensorMut; 3],
     inputs: [&Tensor; 5],
     problem: &Problem,
+    listed: Option<&Listed>,
 ) -> Result<()> {
     let forward = &problem.forward;
     let (heads, kv_heads) = (forward.batch * forward.num_q_heads, forward.batch * forward.num_kv_heads);
     let (q_tiles, kv_tiles) = (forward.q_len.div_ceil(ROWS as usize), forward.kv_len.div_ceil(ROWS as usize));
     let stats = DeviceBuffer::uninitialized(device, 2 * heads * q_tiles * ROWS as usize * size_of::<f32>())?;
     let multiprocessors = device.properties().multiprocessors as usize;
-    let [splits, parts, part_tiles] = divide(kv_heads * kv_tiles, forward.group(), q_tiles, multiprocessors);
+    // listed tiles are not divided into parts
+    let divided = if listed.is_some() { 0 } else { q_tiles };
+    let [splits, parts, part_tiles] = divide(kv_heads * kv_tiles, forward.group(), divided, multiprocessors);
     let partial = match splits * parts {
         1 => 0,
         count => 2 * count * kv_heads * forward.kv_len * forward.head_dim * size_of::<f32>(),
@@ -76,6 +96,10 @@ fn of<T: DeviceElement>(
         scale: forward.scale,
         scale_log2: scale_log2(forward),
         causal: u32::from(forward.causal),
+        starts: ptr::null(),
+        tiles: ptr::null(),
+        patterns: ptr::null(),
+        sharing: 1,
     };
     let num_kv_heads = forward.num_kv_heads as u32;
     let sums = Sums {
@@ -96,8 +120,25 @@ fn of<T: DeviceElement>(
     // below 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. `stats` has two numbers for each
     // query of each head's tiles, `partial` the gradients of each part. Both are freed after the launches.
     unsafe {
-        device.launch(&kernels.q[width], of_queries, &of_parts)?;
-        device.launch(&kernels.kv[width], of_keys, &of_parts)?;
+        match listed {
+            None => {
+                device.launch(&kernels.q[width], of_queries, &of_parts)?;
+                device.launch(&kernels.kv[width], of_keys, &of_parts)?;
+            }
+            // `BackwardLists` made the lists for these lengths, and the mask's heads divide the query heads, as has been checked
+            Some(Listed { mask_heads, queries, keys, patterns }) => {
+                let sharing = (forward.num_q_heads / mask_heads) as u32;
+                let parameters = |[starts, tiles]: &[Tensor; 2]| Backward {
+                    starts: starts.ptr(),
+                    tiles: tiles.ptr(),
+                    patterns: patterns.ptr(),
+                    sharing,
+                    ..of_parts
+                };
+                device.launch(&of_listed.q[width], of_queries, &parameters(queries))?;
+                device.launch(&of_listed.kv[width], of_keys, &parameters(keys))?;
+            }
+        }
         if splits * parts > 1 {
             let blocks = (kv_len * head_dim).div_ceil(SUMMED);
             device.launch(&kernels.sum, [kv_heads as u32, blocks, 2], &sums)?;

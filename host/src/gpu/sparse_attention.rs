@@ -2,7 +2,8 @@
 
 use super::DeviceElement;
 use super::attention::{MAX_DECODE_QUERIES, by_width, instance, scale_log2, split, strides};
-use crate::block_mask::{BlockMask, DecodeLists, PrefillLists};
+use super::attention_backward::Listed;
+use crate::block_mask::{BackwardLists, BlockMask, DecodeLists, PrefillLists, TileList};
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
 use crate::problem::attention::{HeadStrides, Problem};
@@ -71,6 +72,21 @@ impl Lists {
             Kind::Decode { starts, keys, seen, .. } => bytes(&[starts, keys, seen]),
         }
     }
+}
+
+/// The lists of the gradients' kernels.
+pub(crate) fn listed(mask: &BlockMask, device: &Device) -> Result<Listed> {
+    let BackwardLists { queries, keys, patterns } = BackwardLists::new(mask);
+    let upload = |words: &[u32]| Tensor::from_slice(words, [words.len()], device);
+    let list = |list: &TileList| Ok([upload(&list.starts)?, upload(&list.tiles)?]);
+    let (queries, keys) = (list(&queries)?, list(&keys)?);
+    Ok(Listed { mask_heads: mask.heads(), queries, keys, patterns: upload(&patterns)? })
+}
+
+/// Their device memory.
+pub(crate) fn listed_bytes(Listed { queries, keys, patterns, .. }: &Listed) -> usize {
+    let all = queries.iter().chain(keys).chain([patterns]);
+    all.map(|list| list.shape().elements() * size_of::<u32>()).sum()
 }
 
 /// The ends of the launches for items of these numbers of tiles, with `flops` per tile. A launch has at most `most`

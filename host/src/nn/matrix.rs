@@ -1,6 +1,6 @@
 //! A matrix of weights, in floating point or quantised.
 
-use super::{Map, RmsNorm, Stacked};
+use super::{Adapted, Map, RmsNorm, Stacked};
 use crate::ops::{self, Epilogue};
 use crate::quant::{Format, QuantTensor};
 use crate::{DType, Error, Result, Tensor, TensorMut};
@@ -27,6 +27,8 @@ pub enum Matrix {
     Quantized(QuantTensor),
     /// Of several parts with different types; see [`Matrix::stacked`].
     Stacked(Stacked),
+    /// With a low-rank change beside it: [`Matrix::adapted`].
+    Adapted(Adapted),
 }
 
 impl From<Tensor> for Matrix {
@@ -53,12 +55,21 @@ impl Matrix {
         }
     }
 
+    /// `base` + b·a, whose product is base·x + b·(a·x).   base: [n, k], a: [rank, k], b: [n, rank]
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the dimensions do not fit each other.
+    pub fn adapted(base: Self, a: Tensor, b: Tensor) -> Result<Self> {
+        Ok(Self::Adapted(Adapted::new(base, a, b)?))
+    }
+
     /// The dimensions: two, unless a plain tensor is not a matrix.
     pub fn dims(&self) -> &[usize] {
         match self {
             Self::Plain(weight) => weight.dims(),
             Self::Quantized(weight) => weight.shape().dims(),
             Self::Stacked(stacked) => stacked.dims(),
+            Self::Adapted(adapted) => adapted.dims(),
         }
     }
 
@@ -70,6 +81,7 @@ impl Matrix {
         match self {
             Self::Plain(weight) => Ok(Self::Plain(weight.narrow(0, start, rows)?)),
             Self::Quantized(weight) => Ok(Self::Quantized(weight.narrow(start, rows)?)),
+            Self::Adapted(adapted) => Ok(Self::Adapted(adapted.narrow(start, rows)?)),
             Self::Stacked(_) => {
                 let (argument, value) = ("matrix", "a stacked matrix".to_owned());
                 let reason = "rows are taken of a matrix of one type".into();
@@ -84,6 +96,7 @@ impl Matrix {
             Self::Plain(weight) => weight.shape().elements() * weight.dtype().size(),
             Self::Quantized(weight) => weight.bytes(),
             Self::Stacked(stacked) => stacked.parts().iter().map(Self::bytes).sum(),
+            Self::Adapted(adapted) => adapted.bytes(),
         }
     }
 
@@ -93,6 +106,7 @@ impl Matrix {
             Self::Plain(_) => vec![None],
             Self::Quantized(weight) => vec![Some(weight.format())],
             Self::Stacked(stacked) => stacked.parts().iter().flat_map(Self::formats).collect(),
+            Self::Adapted(adapted) => adapted.base().formats(),
         }
     }
 
@@ -102,6 +116,7 @@ impl Matrix {
             Self::Plain(weight) => Self::Plain(f(weight)?),
             Self::Quantized(weight) => Self::Quantized(weight.map(f)?),
             Self::Stacked(stacked) => Self::Stacked(stacked.map(f)?),
+            Self::Adapted(adapted) => Self::Adapted(adapted.map(f)?),
         })
     }
 
@@ -118,6 +133,7 @@ impl Matrix {
             Self::Plain(weight) => ops::linear_into(y, x, weight, parts, epilogue),
             Self::Quantized(weight) => ops::quant_linear_into(y, x, weight, parts, epilogue),
             Self::Stacked(stacked) => stacked.linear_into(y, x, norm, epilogue),
+            Self::Adapted(adapted) => adapted.linear_into(y, x, norm, epilogue),
         }
     }
 
@@ -126,6 +142,7 @@ impl Matrix {
         match self {
             Self::Plain(table) => ops::embedding(table, ids),
             Self::Quantized(table) => ops::quant_embedding(table, ids, DType::F32),
+            Self::Adapted(adapted) => adapted.rows(ids),
             Self::Stacked(_) => {
                 let (argument, value) = ("table", "a stacked matrix".to_owned());
                 let reason = "rows are looked up in a matrix of one type".into();

@@ -4,6 +4,7 @@
 //! checks that its tensors match each other, so that `forward` can only fail because of its input or the device. Cloning a
 //! module shares its weights.
 
+mod adapted;
 mod all_reduce;
 mod attention;
 mod block;
@@ -17,6 +18,7 @@ mod norm;
 mod stacked;
 mod streamed;
 
+pub use adapted::Adapted;
 pub use all_reduce::AllReduce;
 pub use attention::{Attention, Rope};
 pub use block::TransformerBlock;

@@ -61,34 +61,47 @@ pub fn attention_backward_into(
     out: &Tensor,
     options: &Attention,
 ) -> Result<()> {
-    let forward = attention::check(CHECK, out, q, k, v, options)?;
-    CHECK.dtype("k", k, q.dtype())?;
-    CHECK.dtype("dout", dout, q.dtype())?;
-    CHECK.shape("dout", dout, q.dims(), "q's shape")?;
-    let [dq, dk, dv] = &outputs;
-    for (argument, gradient, of) in [("dq", dq, q), ("dk", dk, k), ("dv", dv, v)] {
-        CHECK.dtype(argument, gradient, q.dtype())?;
-        CHECK.shape(argument, gradient, of.dims(), "the shape of what it is the gradient of")?;
-    }
-    let strides = |argument, x: &TensorMut| attention::strides(CHECK, argument, x);
-    let problem = Problem {
-        dq: strides("dq", dq)?,
-        dk: strides("dk", dk)?,
-        dv: strides("dv", dv)?,
-        dout: attention::strides(CHECK, "dout", dout)?,
-        forward,
-    };
-    let device = CHECK.device(dq, &[("dout", dout), ("q", q), ("k", k), ("v", v), ("out", out)])?;
-    for (argument, gradient) in [("dk", dk), ("dv", dv)] {
-        if !gradient.device().same(&device) {
-            return Err(CHECK.elsewhere(argument, &gradient.device(), &device));
-        }
-    }
+    let (problem, device) = check(CHECK, &outputs, dout, [q, k, v], out, options)?;
     let inputs = [dout, q, k, v, out];
     match device {
         Device::Cpu => cpu::attention_backward::attention_backward(outputs, inputs, &problem),
         Device::Cuda(device) => {
-            gpu::attention_backward::attention_backward(&device, outputs, inputs, &problem)
+            gpu::attention_backward::attention_backward(&device, outputs, inputs, &problem, None)
         }
     }
+}
+
+/// The checked sizes and strides, and the device that all are on.
+pub(super) fn check(
+    check: Check,
+    outputs: &[TensorMut; 3],
+    dout: &Tensor,
+    [q, k, v]: [&Tensor; 3],
+    out: &Tensor,
+    options: &Attention,
+) -> Result<(Problem, Device)> {
+    let forward = attention::check(check, out, q, k, v, options)?;
+    check.dtype("k", k, q.dtype())?;
+    check.dtype("dout", dout, q.dtype())?;
+    check.shape("dout", dout, q.dims(), "q's shape")?;
+    let [dq, dk, dv] = outputs;
+    for (argument, gradient, of) in [("dq", dq, q), ("dk", dk, k), ("dv", dv, v)] {
+        check.dtype(argument, gradient, q.dtype())?;
+        check.shape(argument, gradient, of.dims(), "the shape of what it is the gradient of")?;
+    }
+    let strides = |argument, x: &TensorMut| attention::strides(check, argument, x);
+    let problem = Problem {
+        dq: strides("dq", dq)?,
+        dk: strides("dk", dk)?,
+        dv: strides("dv", dv)?,
+        dout: attention::strides(check, "dout", dout)?,
+        forward,
+    };
+    let device = check.device(dq, &[("dout", dout), ("q", q), ("k", k), ("v", v), ("out", out)])?;
+    for (argument, gradient) in [("dk", dk), ("dv", dv)] {
+        if !gradient.device().same(&device) {
+            return Err(check.elsewhere(argument, &gradient.device(), &device));
+        }
+    }
+    Ok((problem, device))
 }

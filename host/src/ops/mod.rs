@@ -54,6 +54,8 @@ mod softmax;
 mod softmax_backward;
 #[cfg(feature = "sparse")]
 mod sparse_attention;
+#[cfg(feature = "sparse")]
+mod sparse_attention_backward;
 pub(crate) mod textbook;
 mod transpose;
 
@@ -116,4 +118,6 @@ pub use sparse_attention::{DENSE_FROM, Path, PreparedMask, choose_blocks};
 pub use sparse_attention::{block_mean, block_mean_into};
 #[cfg(feature = "sparse")]
 pub use sparse_attention::{sparse_attention, sparse_attention_into};
+#[cfg(feature = "sparse")]
+pub use sparse_attention_backward::{sparse_attention_backward, sparse_attention_backward_into};
 pub use transpose::{transpose, transpose_into};

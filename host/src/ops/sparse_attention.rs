@@ -3,10 +3,12 @@
 use super::attention::{check, check_head_dim, extents, strides};
 use super::check::Check;
 use crate::block_mask::{BlockGrid, BlockMask, Choose};
-use crate::gpu::sparse_attention::Lists;
+use crate::gpu::attention_backward::Listed;
+use crate::gpu::sparse_attention::{Lists, listed_bytes};
 use crate::kv::KvView;
 use crate::problem::attention::{Attention, Problem};
 use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
+use std::sync::{Arc, OnceLock};
 
 const CHECK: Check = Check("sparse_attention");
 
@@ -38,6 +40,8 @@ pub struct PreparedMask {
     /// Whether the dense kernels compute the same, and if so whether causally.
     plain: Option<bool>,
     lists: Option<Lists>,
+    /// Of the gradients, made when they are first asked for.
+    pub(super) backward: Arc<OnceLock<Listed>>,
 }
 
 impl PreparedMask {
@@ -51,7 +55,7 @@ impl PreparedMask {
             (Device::Cuda(_), None) => Some(Lists::new(&mask, device)?),
             _ => None,
         };
-        Ok(Self { mask, device: device.clone(), plain, lists })
+        Ok(Self { mask, device: device.clone(), plain, lists, backward: Arc::default() })
     }
 
     /// The mask.
@@ -64,9 +68,35 @@ impl PreparedMask {
         self.plain.is_some()
     }
 
-    /// Bytes of the lists on a GPU, which grow with the number of blocks.
+    /// Bytes of the lists on a GPU, which grow with the number of blocks. Those of the gradients are counted once they are made.
     pub fn bytes(&self) -> usize {
-        self.lists.as_ref().map_or(0, Lists::bytes)
+        self.lists.as_ref().map_or(0, Lists::bytes) + self.backward.get().map_or(0, listed_bytes)
+    }
+
+    /// The options of plain attention for this mask, where the dense kernels take it.
+    pub(super) fn options(&self, scale: Option<f32>) -> Attention {
+        Attention { scale, causal: self.plain == Some(true) }
+    }
+
+    /// Refuses a mask of other sizes or on another device.
+    pub(super) fn check(
+        &self,
+        check: Check,
+        q: &Tensor,
+        k: &Tensor,
+        problem: &Problem,
+        device: &Device,
+    ) -> Result<()> {
+        check_mask(check, q, k, problem, &self.mask)?;
+        match self.device.same(device) {
+            true => Ok(()),
+            false => Err(crate::Error::DeviceMismatch {
+                op: check.0,
+                argument: "mask",
+                expected: device.to_string(),
+                found: self.device.to_string(),
+            }),
+        }
     }
 }
 
@@ -120,18 +150,9 @@ pub fn sparse_attention_into(
     mask: &PreparedMask,
     scale: Option<f32>,
 ) -> Result<()> {
-    let options = Attention { scale, causal: mask.plain == Some(true) };
-    let problem = check(CHECK, &out, q, k, v, &options)?;
-    check_mask(q, k, &problem, &mask.mask)?;
+    let problem = check(CHECK, &out, q, k, v, &mask.options(scale))?;
     let device = CHECK.device(&out, &[("q", q), ("k", k), ("v", v)])?;
-    if !mask.device.same(&device) {
-        return Err(crate::Error::DeviceMismatch {
-            op: CHECK.0,
-            argument: "mask",
-            expected: device.to_string(),
-            found: mask.device.to_string(),
-        });
-    }
+    mask.check(CHECK, q, k, &problem, &device)?;
     match (device, &mask.lists) {
         (Device::Cpu, _) => cpu::sparse_attention::attention(out, q, k, v, &problem, &mask.mask),
         (Device::Cuda(device), None) => {
@@ -144,13 +165,13 @@ pub fn sparse_attention_into(
     }
 }
 
-fn check_mask(q: &Tensor, k: &Tensor, problem: &Problem, mask: &BlockMask) -> Result<()> {
+fn check_mask(check: Check, q: &Tensor, k: &Tensor, problem: &Problem, mask: &BlockMask) -> Result<()> {
     let grid = mask.grid();
     for (argument, x, found, len) in
         [("q", q, problem.q_len, grid.q_len()), ("k", k, problem.kv_len, grid.kv_len())]
     {
         if found != len {
-            return Err(CHECK.bad_shape(argument, x, format!("the mask's {len} rows a head")));
+            return Err(check.bad_shape(argument, x, format!("the mask's {len} rows a head")));
         }
     }
     let (heads, num_q_heads) = (mask.heads(), problem.num_q_heads);
@@ -159,7 +180,7 @@ fn check_mask(q: &Tensor, k: &Tensor, problem: &Problem, mask: &BlockMask) -> Re
     if num_q_heads > 0 && !(even(heads) && even(problem.num_kv_heads) && num_q_heads.is_multiple_of(units)) {
         let reason =
             format!("{num_q_heads} query heads on {} kv heads can't share them", problem.num_kv_heads);
-        return Err(CHECK.unsupported("mask's heads", heads, reason));
+        return Err(check.unsupported("mask's heads", heads, reason));
     }
     Ok(())
 }

@@ -24,6 +24,9 @@
 //!    and the parts are added afterwards. Otherwise it handles all query heads of a group, one after the other.
 //! 8. Blocks with most tiles come first.
 //! 9. Rows past the end are read from the last valid one and masked.
+//!
+//! Which tiles a block visits, and what it sees of them, is its [`Work`]: here all of them, or up to the diagonal. The kernels of
+//! [`sparse::backward`](super::sparse::backward) take them from lists.
 
 use super::prefill::read_indices;
 use super::{Strides, not_zero, unroll};
@@ -34,15 +37,15 @@ use cuda_std::{KernelInfo, KernelSpec};
 
 /// Queries of a block of the first kernel, keys of a block of the second.
 pub const ROWS: u32 = 64;
-const THREADS: u32 = 128;
+pub(super) const THREADS: u32 = 128;
 /// Columns or rows of a chunk.
 const CHUNK: u32 = 16;
 /// From one column of a transposed chunk to the next.
 const STRIDE: u32 = ROWS + 4;
 /// Elements of a buffer: two transposed chunks, or a chunk of 16 rows of 128 columns.
-const BUFFER: u32 = 2 * CHUNK * STRIDE;
+pub(super) const BUFFER: u32 = 2 * CHUNK * STRIDE;
 /// Elements of a transposed tile of P or dS.
-const TILE: u32 = ROWS * ROWS;
+pub(super) const TILE: u32 = ROWS * ROWS;
 /// Elements that a block of the kernel of sums adds.
 pub const SUMMED: u32 = 4 * SUM_THREADS;
 const SUM_THREADS: u32 = 256;
@@ -92,7 +95,13 @@ pub struct Backward<T> {
     pub scale: f32,
     /// scale · log2 e
     pub scale_log2: f32,
+    /// Of plain attention.
     pub causal: u32,
+    /// Of listed tiles: see [`sparse::backward`](super::sparse::backward).
+    pub starts: *const u32,
+    pub tiles: *const u32,
+    pub patterns: *const u32,
+    pub sharing: u32,
 }
 
 /// The kernels of one element type.
@@ -161,10 +170,41 @@ impl<T: Element> Head<T> {
 
 /// A thread's place in a tile.
 #[derive(Clone, Copy)]
-struct Place {
-    tx: u32,
+pub(super) struct Place {
+    pub tx: u32,
     /// The first of its eight rows.
-    row: u32,
+    pub row: u32,
+}
+
+/// The tiles of 64 columns that a block of 64 rows visits: columns are keys where rows are queries, and queries where rows are keys.
+pub(super) trait Work: Copy {
+    /// From one tile's number to the next one's.
+    const STEP: u32;
+
+    /// What a thread sees of a tile.
+    type Seen: Copy;
+
+    /// The first tile of query head `head` of a batch for the rows from `first` on, and one past the last.
+    ///
+    /// # Safety
+    /// The block has these rows, and the head is one whose columns or rows are its own.
+    unsafe fn tiles(self, head: u32, first: u32) -> [u32; 2];
+
+    /// The query or key that column a + b + c of a tile is; it may be past the end. They are added one after the other: which sums stay in
+    /// registers decides over bank conflicts.
+    ///
+    /// # Safety
+    /// A tile of the block, or the one that follows its last.
+    unsafe fn column(self, tile: u32, c: [u32; 3]) -> u32;
+
+    /// What the thread at `place` sees of a tile.
+    ///
+    /// # Safety
+    /// A tile of the block, whose rows begin at `first`.
+    unsafe fn seen(self, place: Place, first: u32, tile: u32) -> Self::Seen;
+
+    /// Whether its row `i` and its column `j` see each other.
+    fn sees(seen: Self::Seen, i: u32, j: u32) -> bool;
 }
 
 impl Place {
@@ -195,26 +235,28 @@ trait Operands: Copy {
     unsafe fn put(self, to: Shared<f32>, staged: Staged);
 }
 
-/// 64 rows of each of two heads from a first one on, in chunks of 16 columns: two transposed chunks. Those of columns from the
-/// eighth on have rows exchanged eight by eight, so that the threads that write at a time meet in no bank.
+/// 64 rows of a head from a first one on, and those of another that are the columns of a tile, in chunks of 16 columns: two transposed
+/// chunks. Those of columns from the eighth on have rows exchanged eight by eight, so that the threads that write at a time meet in
+/// no bank.
 #[derive(Clone, Copy)]
-struct Pair<T> {
+struct Pair<T, W> {
     a: (Head<T>, u32),
     b: (Head<T>, u32),
+    work: W,
 }
 
-impl<T: Element> Operands for Pair<T> {
+impl<T: Element, W: Work> Operands for Pair<T, W> {
     #[inline(always)]
     unsafe fn load(self, i: u32) -> Staged {
-        let (((a, a_first), (b, b_first)), tid) = ((self.a, self.b), read_indices()[0]);
+        let (((a, a_first), (b, tile)), tid) = ((self.a, self.b), read_indices()[0]);
         let (r, c) = (tid / 4, i * CHUNK + tid % 4 * 4);
-        // SAFETY: the heads have a row.
+        // SAFETY: the heads have a row; the tile is one of the block or follows its last.
         unsafe {
             [
                 a.load4_words(a_first + r, c),
                 a.load4_words(a_first + r + 32, c),
-                b.load4_words(b_first + r, c),
-                b.load4_words(b_first + r + 32, c),
+                b.load4_words(self.work.column(tile, [r, 0, 0]), c),
+                b.load4_words(self.work.column(tile, [r, 32, 0]), c),
             ]
         }
     }
@@ -234,20 +276,22 @@ impl<T: Element> Operands for Pair<T> {
     }
 }
 
-/// 64 rows of a head from a first one on, in chunks of 16 rows: [G, 16, 64].
+/// The rows of a head that are the columns of a tile, in chunks of 16 rows: [G, 16, 64].
 #[derive(Clone, Copy)]
-struct Rows<T, const G: usize>(Head<T>, u32);
+struct Rows<T, W, const G: usize>(Head<T>, u32, W);
 
-impl<T: Element, const G: usize> Operands for Rows<T, G> {
+impl<T: Element, W: Work, const G: usize> Operands for Rows<T, W, G> {
     #[inline(always)]
     unsafe fn load(self, i: u32) -> Staged {
-        let (Self(head, first), tid) = (self, read_indices()[0]);
+        let (Self(head, tile, work), tid) = (self, read_indices()[0]);
         let mut staged = [[0; 4]; 4];
         unroll!(I < 4 {
             if I < 2 * G {
-                let row = first + i * CHUNK + tid / 16 + I as u32 % 2 * 8;
-                // SAFETY: the head has a row.
-                staged[I] = unsafe { head.load4_words(row, I as u32 / 2 * 64 + tid % 16 * 4) };
+                // SAFETY: the head has a row; the tile is one of the block or follows its last.
+                staged[I] = unsafe {
+                    let row = work.column(tile, [i * CHUNK, tid / 16, I as u32 % 2 * 8]);
+                    head.load4_words(row, I as u32 / 2 * 64 + tid % 16 * 4)
+                };
             }
         });
         staged
@@ -292,7 +336,12 @@ impl Pipe {
 /// # Safety
 /// All threads of the block are here; the first chunk of `pair` is written.
 #[inline(always)]
-unsafe fn products<T: Element>(s: &mut [[f32; 4]; 8], pipe: &mut Pipe, pair: Pair<T>, next: impl Operands) {
+unsafe fn products<T: Element>(
+    s: &mut [[f32; 4]; 8],
+    pipe: &mut Pipe,
+    pair: Pair<T, impl Work>,
+    next: impl Operands,
+) {
     let Place { tx, row } = Place::new();
     let chunks = pair.a.0.head_dim.div_ceil(CHUNK);
     let mut i = 0;
@@ -355,7 +404,7 @@ unsafe fn accumulate<T: Element, const G: usize>(
     acc: &mut [[[f32; 4]; G]; 8],
     tile: Shared<f32>,
     pipe: &mut Pipe,
-    rows: Rows<T, G>,
+    rows: Rows<T, impl Work, G>,
     next: impl Operands,
 ) {
     let Place { tx, row } = Place::new();
@@ -430,22 +479,80 @@ impl Mask {
     fn sees(self, i: u32, j: u32) -> bool {
         i < self.q_len && j < self.kv_len && (!self.causal || j + self.q_len <= i + self.kv_len)
     }
+}
 
-    /// One past the last key that any of 64 queries from `first` on sees.
+/// All keys that 64 queries see.
+#[derive(Clone, Copy)]
+struct Keys(Mask);
+
+impl Work for Keys {
+    const STEP: u32 = ROWS;
+    /// The thread's first query and key.
+    type Seen = (Mask, u32, u32);
+
     #[inline(always)]
-    fn keys_end(self, first: u32) -> u32 {
-        let last = (first + ROWS).min(self.q_len);
-        if self.causal {
-            (last + self.kv_len).saturating_sub(self.q_len).min(self.kv_len)
-        } else {
-            self.kv_len
-        }
+    unsafe fn tiles(self, _: u32, first: u32) -> [u32; 2] {
+        let Mask { q_len, kv_len, causal } = self.0;
+        let last = (first + ROWS).min(q_len);
+        [0, if causal { (last + kv_len).saturating_sub(q_len).min(kv_len) } else { kv_len }]
     }
 
-    /// The first query that sees key `first`.
     #[inline(always)]
-    fn queries_begin(self, first: u32) -> u32 {
-        if self.causal { (first + self.q_len).saturating_sub(self.kv_len) } else { 0 }
+    unsafe fn column(self, tile: u32, [a, b, c]: [u32; 3]) -> u32 {
+        tile + a + b + c
+    }
+
+    #[inline(always)]
+    unsafe fn seen(self, place: Place, first: u32, tile: u32) -> Self::Seen {
+        (self.0, first + place.row, tile + place.tx * 4)
+    }
+
+    #[inline(always)]
+    fn sees((mask, query, key): Self::Seen, i: u32, j: u32) -> bool {
+        mask.sees(query + i, key + j)
+    }
+}
+
+/// All queries of a part that see any of 64 keys.
+#[derive(Clone, Copy)]
+struct Queries {
+    mask: Mask,
+    begin: u32,
+    end: u32,
+}
+
+impl Queries {
+    /// Of a part's queries from `part` to `end` those that see any key from `first` on.
+    #[inline(always)]
+    fn new(mask: Mask, first: u32, part: u32, end: u32) -> Self {
+        let begin = if mask.causal { (first + mask.q_len).saturating_sub(mask.kv_len) } else { 0 };
+        Self { mask, begin: (begin / ROWS * ROWS).max(part), end: mask.q_len.min(end) }
+    }
+}
+
+impl Work for Queries {
+    const STEP: u32 = ROWS;
+    /// The thread's first query and key.
+    type Seen = (Mask, u32, u32);
+
+    #[inline(always)]
+    unsafe fn tiles(self, _: u32, _: u32) -> [u32; 2] {
+        [self.begin, self.end]
+    }
+
+    #[inline(always)]
+    unsafe fn column(self, tile: u32, [a, b, c]: [u32; 3]) -> u32 {
+        tile + a + b + c
+    }
+
+    #[inline(always)]
+    unsafe fn seen(self, place: Place, first: u32, tile: u32) -> Self::Seen {
+        (self.mask, tile + place.tx * 4, first + place.row)
+    }
+
+    #[inline(always)]
+    fn sees((mask, query, key): Self::Seen, i: u32, j: u32) -> bool {
+        mask.sees(query + j, key + i)
     }
 }
 
@@ -465,6 +572,22 @@ impl<T: Element> Backward<T> {
         [at, at.wrapping_add(heads as usize * rows)]
     }
 
+    /// L and Δ of the first of a thread's four columns of a tile of queries. Read when needed, because registers are short meanwhile.
+    ///
+    /// # Safety
+    /// A tile of the block.
+    #[inline(always)]
+    unsafe fn stats_of(
+        &self,
+        work: impl Work,
+        tile: u32,
+        [head, heads]: [u32; 2],
+        place: Place,
+    ) -> [*mut f32; 2] {
+        // SAFETY: this function's contract.
+        self.stats_at(head, heads, unsafe { work.column(tile, [place.tx * 4, 0, 0]) })
+    }
+
     #[inline(always)]
     fn mask(&self) -> Mask {
         Mask { q_len: self.q_len, kv_len: self.kv_len, causal: self.causal != 0 }
@@ -472,10 +595,11 @@ impl<T: Element> Backward<T> {
 }
 
 /// # Safety
-/// As the kernels below; `buffers` holds two times [`BUFFER`] elements, `tile_of_s` [`TILE`].
+/// As the kernels below; `buffers` holds two times [`BUFFER`] elements, `tile_of_s` [`TILE`]. `work` has the block's tiles of keys.
 #[inline(always)]
-unsafe fn of_queries<T: Element, const G: usize>(
+pub(super) unsafe fn of_queries<T: Element, W: Work, const G: usize>(
     p: Backward<T>,
+    work: W,
     buffers: Shared<f32>,
     tile_of_s: Shared<f32>,
 ) {
@@ -489,7 +613,6 @@ unsafe fn of_queries<T: Element, const G: usize>(
     let first = (thread::grid_dim_y() - 1 - thread::block_idx_y()) * ROWS;
     let (head, heads) = (thread::block_idx_x(), thread::grid_dim_x());
     let (batch, h) = (head / p.num_q_heads, head % p.num_q_heads);
-    let mask = p.mask();
     let q = p.head(p.q, p.q_strides, batch, h, p.q_len);
     let dout = p.head(p.dout, p.dout_strides, batch, h, p.q_len);
     let out = p.head(p.out, p.out_strides, batch, h, p.q_len);
@@ -508,27 +631,27 @@ unsafe fn of_queries<T: Element, const G: usize>(
         }
     });
 
-    let scores = |tile: u32| Pair { a: (q, first), b: (k, tile) };
+    let scores = |tile: u32| Pair { a: (q, first), b: (k, tile), work };
     let mut pipe = Pipe { buffers, side: 0 };
     let mut dq = [[[0.0f32; 4]; G]; 8];
-    let (mut tile, end) = (0, mask.keys_end(first));
+    // SAFETY: the block's rows and head.
+    let [mut tile, end] = unsafe { work.tiles(h, first) };
     if tile < end {
         // SAFETY: there are a query and a key.
-        unsafe { scores(0).put(buffers, scores(0).load(0)) };
+        unsafe { scores(tile).put(buffers, scores(tile).load(0)) };
     }
     while tile < end {
         let (mut s, mut dp) = ([[0.0f32; 4]; 8], [[0.0f32; 4]; 8]);
-        let weights = Pair { a: (dout, first), b: (v, tile) };
-        let keys = Rows::<T, G>(k, tile);
+        let weights = Pair { a: (dout, first), b: (v, tile), work };
+        let keys = Rows::<T, W, G>(k, tile, work);
         // SAFETY: all threads run the same loop.
         unsafe { products(&mut s, &mut pipe, scores(tile), weights) };
-        let place = Place::new();
+        // SAFETY: a tile of the block.
+        let seen = unsafe { work.seen(Place::new(), first, tile) };
         unroll!(I < 8 {
-            let i = first + place.row + I as u32;
             let mut next = max[I];
             unroll!(J < 4 {
-                let sees = mask.sees(i, tile + place.tx * 4 + J as u32);
-                s[I][J] = if sees { s[I][J] * p.scale_log2 } else { f32::NEG_INFINITY };
+                s[I][J] = if W::sees(seen, I as u32, J as u32) { s[I][J] * p.scale_log2 } else { f32::NEG_INFINITY };
                 next = next.max(s[I][J]);
             });
             // SAFETY: all lanes are here.
@@ -548,9 +671,9 @@ unsafe fn of_queries<T: Element, const G: usize>(
             products(&mut dp, &mut pipe, weights, keys);
             unroll!(I < 8 { unroll!(J < 4 { s[I][J] *= (dp[I][J] - delta[I]) * p.scale; }); });
             store_tile(tile_of_s, &s, Place::new());
-            accumulate(&mut dq, tile_of_s, &mut pipe, keys, scores(tile + ROWS));
+            accumulate(&mut dq, tile_of_s, &mut pipe, keys, scores(tile + W::STEP));
         }
-        tile += ROWS;
+        tile += W::STEP;
     }
 
     let place = Place::new();
@@ -575,9 +698,14 @@ unsafe fn of_queries<T: Element, const G: usize>(
 }
 
 /// # Safety
-/// As [`of_queries`].
+/// As [`of_queries`], with the block's tiles of queries.
 #[inline(always)]
-unsafe fn of_keys<T: Element, const G: usize>(p: Backward<T>, buffers: Shared<f32>, tile_of_s: Shared<f32>) {
+pub(super) unsafe fn of_keys<T: Element, W: Work, const G: usize>(
+    p: Backward<T>,
+    work: W,
+    buffers: Shared<f32>,
+    tile_of_s: Shared<f32>,
+) {
     // SAFETY: heads belong to groups, and there are heads; groups are divided into some parts.
     unsafe {
         not_zero(p.group);
@@ -589,11 +717,8 @@ unsafe fn of_keys<T: Element, const G: usize>(p: Backward<T>, buffers: Shared<f3
     let (first, part) = (thread::block_idx_y() * ROWS, thread::block_idx_z());
     let (batch, kv) = (kv_head / num_kv_heads, kv_head % num_kv_heads);
     let kv_heads = thread::grid_dim_x() / p.splits;
-    let mask = p.mask();
     let k = p.head(p.k, p.k_strides, batch, kv, p.kv_len);
     let v = p.head(p.v, p.v_strides, batch, kv, p.kv_len);
-    let begin = (mask.queries_begin(first) / ROWS * ROWS).max(part * p.part_len);
-    let end = p.q_len.min(part * p.part_len + p.part_len);
 
     let mut pipe = Pipe { buffers, side: 0 };
     let (mut dk, mut dv) = ([[[0.0f32; 4]; G]; 8], [[[0.0f32; 4]; G]; 8]);
@@ -603,28 +728,28 @@ unsafe fn of_keys<T: Element, const G: usize>(p: Backward<T>, buffers: Shared<f3
         let h = kv * p.group + split * members + member;
         let q = p.head(p.q, p.q_strides, batch, h, p.q_len);
         let dout = p.head(p.dout, p.dout_strides, batch, h, p.q_len);
-        let scores = |tile: u32| Pair { a: (k, first), b: (q, tile) };
-        let mut tile = begin;
+        let scores = |tile: u32| Pair { a: (k, first), b: (q, tile), work };
+        // SAFETY: the block's rows, and a head of theirs.
+        let [mut tile, end] = unsafe { work.tiles(h, first) };
         if tile < end {
             // SAFETY: there are a query and a key. Nobody reads this buffer: the last product read the other one.
             unsafe { scores(tile).put(pipe.read(), scores(tile).load(0)) };
         }
         while tile < end {
-            let weights = Pair { a: (v, first), b: (dout, tile) };
-            let (queries, gradients) = (Rows::<T, G>(q, tile), Rows::<T, G>(dout, tile));
-            // read when needed, because registers are short meanwhile
-            let stats =
-                |place: Place| p.stats_at(batch * p.num_q_heads + h, kv_heads * p.group, tile + place.tx * 4);
+            let weights = Pair { a: (v, first), b: (dout, tile), work };
+            let (queries, gradients) = (Rows::<T, W, G>(q, tile, work), Rows::<T, W, G>(dout, tile, work));
+            let heads = [batch * p.num_q_heads + h, kv_heads * p.group];
             let mut s = [[0.0f32; 4]; 8];
             // SAFETY: all threads run the same loop.
             unsafe { products(&mut s, &mut pipe, scores(tile), gradients) };
             let place = Place::new();
             // SAFETY: stats has a row for each query of the tile, also past the last one, and these start at multiples of four.
-            let l = unsafe { f32::load4(stats(place)[0]) };
+            let l = unsafe { f32::load4(p.stats_of(work, tile, heads, place)[0]) };
+            // SAFETY: a tile of the block.
+            let seen = unsafe { work.seen(place, first, tile) };
             unroll!(J < 4 {
-                let i = tile + place.tx * 4 + J as u32;
                 unroll!(I < 8 {
-                    let sees = mask.sees(i, first + place.row + I as u32);
+                    let sees = W::sees(seen, I as u32, J as u32);
                     s[I][J] = if sees { exp2(s[I][J] * p.scale_log2 - l[J]) } else { 0.0 };
                 });
             });
@@ -637,7 +762,7 @@ unsafe fn of_keys<T: Element, const G: usize>(p: Backward<T>, buffers: Shared<f3
             }
             let place = Place::new();
             // SAFETY: as for L.
-            let delta = unsafe { f32::load4(stats(place)[1]) };
+            let delta = unsafe { f32::load4(p.stats_of(work, tile, heads, place)[1]) };
             unroll!(J < 4 {
                 let at = tile_at(place, J as u32);
                 // SAFETY: this thread's own elements of the tile.
@@ -647,9 +772,9 @@ unsafe fn of_keys<T: Element, const G: usize>(p: Backward<T>, buffers: Shared<f3
             // SAFETY: as above.
             unsafe {
                 store_tile(tile_of_s, &dp, place);
-                accumulate(&mut dk, tile_of_s, &mut pipe, queries, scores(tile + ROWS));
+                accumulate(&mut dk, tile_of_s, &mut pipe, queries, scores(tile + W::STEP));
             }
-            tile += ROWS;
+            tile += W::STEP;
         }
         member += 1;
     }
@@ -711,15 +836,17 @@ macro_rules! kernels {
                 #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]), shuffles = 96)]
                 pub unsafe fn $q(p: Backward<$ty>) {
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_queries::<$ty, $g>(p, buffers, tile) }
+                    unsafe { of_queries::<$ty, _, $g>(p, Keys(p.mask()), buffers, tile) }
                 }
 
                 /// # Safety
                 /// As the kernel of queries, which has run.
                 #[kernel(block = THREADS, min_blocks = 2, shared(buffers: [f32; 2 * BUFFER], tile: [f32; TILE]))]
                 pub unsafe fn $kv(p: Backward<$ty>) {
+                    let (first, part) = (thread::block_idx_y() * ROWS, thread::block_idx_z() * p.part_len);
+                    let work = Queries::new(p.mask(), first, part, part + p.part_len);
                     // SAFETY: this kernel's contract is the body's.
-                    unsafe { of_keys::<$ty, $g>(p, buffers, tile) }
+                    unsafe { of_keys::<$ty, _, $g>(p, work, buffers, tile) }
                 }
             )*
 

@@ -2,8 +2,12 @@
 
 use super::{Differentiable, dot};
 use crate::{HostTensor, Purpose, Tolerance, data};
-use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
+use pascaline::block_mask::{BlockGrid, BlockMask};
+use pascaline::ops::{self, Path, PreparedMask};
+use pascaline::{DType, Device, Result, Shape, Tensor, TensorMut};
+use rand::Rng;
 use rayon::prelude::*;
+use std::sync::{Mutex, PoisonError};
 
 /// What the gradient is with respect to.
 #[derive(Clone, Copy, PartialEq)]
@@ -24,6 +28,92 @@ pub(super) struct Attention {
     of: Of,
     dtype: DType,
     purpose: Purpose,
+    /// Of block-sparse attention.
+    sparse: Option<Sparse>,
+}
+
+/// A mask of blocks.
+struct Sparse {
+    kind: Kind,
+    block: usize,
+    heads: usize,
+    /// For the device of the last run.
+    prepared: Mutex<Option<(Device, PreparedMask)>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Only the diagonal and what is up to so many keys before it.
+    Window(usize),
+    /// Each pair with a chance of 30 %.
+    Pairs,
+    /// Whole blocks with a chance of 40 %; row 1 has none.
+    Blocks,
+}
+
+impl Sparse {
+    fn mask(&self, q_len: usize, kv_len: usize) -> Result<BlockMask> {
+        let grid = BlockGrid::new(self.block, q_len, kv_len)?;
+        let mut rng = data::rng(&format!("{:?}", self.kind), "mask");
+        match self.kind {
+            Kind::Window(before) => BlockMask::sliding_window(grid, before, 0),
+            Kind::Pairs => {
+                let pairs: Vec<bool> =
+                    (0..self.heads * q_len * kv_len).map(|_| rng.random_range(0..10) < 3).collect();
+                BlockMask::from_matrix(grid, self.heads, &pairs)
+            }
+            Kind::Blocks => BlockMask::from_rule(grid, self.heads, |_, row| {
+                let columns = (0..grid.columns()).filter(|_| rng.random_range(0..10) < 4);
+                if row == 1 { Vec::new() } else { columns.collect() }
+            }),
+        }
+    }
+}
+
+/// Block-sparse attention.
+pub(super) fn all_sparse() -> Vec<Attention> {
+    let mut all = Vec::new();
+    let mut add = |heads, q_len, kv_len, head_dim, swapped, sparse: (Kind, usize, usize), purpose| {
+        for dtype in [DType::F32, DType::F16] {
+            for of in [Of::Q, Of::K, Of::V] {
+                if purpose == Purpose::Bench && of != Of::K {
+                    continue;
+                }
+                let (kind, block, heads_of_mask) = sparse;
+                let sparse = Some(Sparse { kind, block, heads: heads_of_mask, prepared: Mutex::default() });
+                let causal = false;
+                all.push(Attention {
+                    heads,
+                    q_len,
+                    kv_len,
+                    head_dim,
+                    causal,
+                    swapped,
+                    of,
+                    dtype,
+                    purpose,
+                    sparse,
+                });
+            }
+        }
+    };
+    for (heads, q_len, kv_len, head_dim, swapped, sparse) in [
+        ((1, 1), 1, 1, 16, false, (Kind::Window(0), 16, 1)),
+        ((2, 1), 5, 5, 16, true, (Kind::Pairs, 16, 1)),
+        ((4, 2), 70, 130, 32, true, (Kind::Pairs, 32, 4)), // a mask for each query head, and ragged ends
+        ((4, 1), 150, 90, 64, false, (Kind::Blocks, 16, 2)), // queries that see nothing
+        ((2, 2), 100, 100, 72, true, (Kind::Window(40), 64, 1)),
+        ((2, 1), 200, 200, 128, false, (Kind::Blocks, 64, 1)),
+        ((1, 1), 129, 300, 128, true, (Kind::Blocks, 128, 1)),
+        ((1, 1), 0, 3, 16, false, (Kind::Blocks, 16, 1)),
+        ((1, 1), 3, 0, 16, false, (Kind::Blocks, 16, 1)),
+    ] {
+        add(heads, q_len, kv_len, head_dim, swapped, sparse, Purpose::Test);
+    }
+    for kind in [Kind::Window(511), Kind::Blocks] {
+        add((8, 8), 2048, 2048, 128, true, (kind, 64, 1), Purpose::Bench);
+    }
+    all
 }
 
 pub(super) fn all() -> Vec<Attention> {
@@ -44,7 +134,19 @@ pub(super) fn all() -> Vec<Attention> {
                 ((1, 1), 3, 0, 16, false, false),
             ] {
                 let purpose = Purpose::Test;
-                all.push(Attention { heads, q_len, kv_len, head_dim, causal, swapped, of, dtype, purpose });
+                let sparse = None;
+                all.push(Attention {
+                    heads,
+                    q_len,
+                    kv_len,
+                    head_dim,
+                    causal,
+                    swapped,
+                    of,
+                    dtype,
+                    purpose,
+                    sparse,
+                });
             }
         }
         let (heads, len, purpose, of) = ((16, 8), 1024, Purpose::Bench, Of::K);
@@ -59,6 +161,7 @@ pub(super) fn all() -> Vec<Attention> {
                 of,
                 dtype,
                 purpose,
+                sparse: None,
             });
         }
     }
@@ -90,21 +193,43 @@ impl Attention {
     }
 
     /// The weights of query `i` of a head, of the keys that it sees.
-    fn weights(&self, q: &[f64], k: &[f64], head: usize, i: usize) -> Vec<f64> {
+    fn weights(&self, mask: Option<&BlockMask>, q: &[f64], k: &[f64], head: usize, i: usize) -> Vec<f64> {
         let (d, (num_q, num_kv)) = (self.head_dim, self.heads);
         let seen = if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len };
         let q = &q[self.at(num_q, self.q_len, head, i)..][..d];
         let key = |j: usize| &k[self.at(num_kv, self.kv_len, head / (num_q / num_kv), j)..][..d];
-        let scores: Vec<f64> = (0..seen).map(|j| dot(q, key(j)) / (d as f64).sqrt()).collect();
+        let sees = |j: usize| mask.is_none_or(|mask| mask.attends(head / (num_q / mask.heads()), i, j));
+        let score = |j: usize| if sees(j) { dot(q, key(j)) / (d as f64).sqrt() } else { f64::NEG_INFINITY };
+        let scores: Vec<f64> = (0..seen).map(score).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if max == f64::NEG_INFINITY {
+            return vec![0.0; seen]; // it sees nothing
+        }
         let sum: f64 = scores.iter().map(|x| (x - max).exp()).sum();
         scores.iter().map(|x| (x - max).exp() / sum).collect()
+    }
+
+    /// The mask on a device, made once: benches time the op alone.
+    fn prepared(&self, device: &Device) -> Result<Option<PreparedMask>> {
+        let (Some(sparse), Some(mask)) = (&self.sparse, self.mask()) else { return Ok(None) };
+        let mut prepared = sparse.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = prepared.take().filter(|(of, _)| of.same(device));
+        let (_, mask) = match known {
+            Some(known) => prepared.insert(known),
+            None => prepared.insert((device.clone(), PreparedMask::new(mask, Path::Sparse, device)?)),
+        };
+        Ok(Some(mask.clone()))
+    }
+
+    fn mask(&self) -> Option<BlockMask> {
+        let mask = |sparse: &Sparse| sparse.mask(self.q_len, self.kv_len);
+        self.sparse.as_ref().map(|sparse| mask(sparse).expect("the table's masks are valid"))
     }
 }
 
 impl Differentiable for Attention {
     fn op(&self) -> &'static str {
-        "attention_backward"
+        if self.sparse.is_some() { "sparse_attention_backward" } else { "attention_backward" }
     }
 
     fn sizes(&self) -> String {
@@ -116,7 +241,13 @@ impl Differentiable for Attention {
         let (q_heads, kv_heads) = self.heads;
         let Self { q_len, kv_len, head_dim, causal, .. } = self;
         let view = if self.swapped { ",view=swapped" } else { "" };
-        format!("of={of},heads={q_heads}/{kv_heads},q={q_len},kv={kv_len},d={head_dim},causal={causal}{view}")
+        let shape = format!("of={of},heads={q_heads}/{kv_heads},q={q_len},kv={kv_len},d={head_dim}");
+        match &self.sparse {
+            Some(Sparse { kind, block, heads, .. }) => {
+                format!("{shape},mask={kind:?},block={block},masks={heads}{view}")
+            }
+            None => format!("{shape},causal={causal}{view}"),
+        }
     }
 
     fn dtype(&self) -> DType {
@@ -153,7 +284,12 @@ impl Differentiable for Attention {
         let new = |x: &Tensor| Tensor::uninitialized(x.shape(), self.dtype, &y.device());
         let (mut dq, mut dk, mut dv, mut out) = (new(q)?, new(k)?, new(v)?, new(q)?);
         let [q, k, v] = [self.view(q)?, self.view(k)?, self.view(v)?];
-        ops::attention_into(self.view_mut(out.view_mut()?)?, &q, &k, &v, &self.options())?;
+        let mask = self.prepared(&y.device())?;
+        let result = self.view_mut(out.view_mut()?)?;
+        match &mask {
+            Some(mask) => ops::sparse_attention_into(result, &q, &k, &v, mask, None)?,
+            None => ops::attention_into(result, &q, &k, &v, &self.options())?,
+        }
         let mut outputs = [dq.view_mut()?, dk.view_mut()?, dv.view_mut()?];
         outputs[match self.of {
             Of::Q => 0,
@@ -163,13 +299,16 @@ impl Differentiable for Attention {
         let [dq, dk, dv] = outputs;
         let outputs = [self.view_mut(dq)?, self.view_mut(dk)?, self.view_mut(dv)?];
         let (dout, out) = (self.view(dy)?, self.view(&out)?);
-        ops::attention_backward_into(outputs, &dout, &q, &k, &v, &out, &self.options())
+        match &mask {
+            Some(mask) => ops::sparse_attention_backward_into(outputs, [&dout, &q, &k, &v, &out], mask, None),
+            None => ops::attention_backward_into(outputs, &dout, &q, &k, &v, &out, &self.options()),
+        }
     }
 
     fn formula(&self, dy: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
         let [q, k, v] = arguments else { return Vec::new() };
         let (d, (num_q, num_kv)) = (self.head_dim, self.heads);
-        let scale = 1.0 / (d as f64).sqrt();
+        let (scale, mask) = (1.0 / (d as f64).sqrt(), self.mask());
         // for each query head its part of the gradient: (first element, row)
         let parts = (0..num_q).into_par_iter().map(|head| {
             let key_at = |j: usize| self.at(num_kv, self.kv_len, head / (num_q / num_kv), j);
@@ -180,7 +319,7 @@ impl Differentiable for Attention {
                 _ => (0..self.kv_len).map(|j| (key_at(j), vec![0.0; d])).collect(),
             };
             for i in 0..self.q_len {
-                let weights = self.weights(q, k, head, i);
+                let weights = self.weights(mask.as_ref(), q, k, head, i);
                 let at = self.at(num_q, self.q_len, head, i);
                 let (query, dout) = (&q[at..at + d], &dy[at..at + d]);
                 let products: Vec<f64> =
@@ -220,11 +359,11 @@ impl Differentiable for Attention {
         let q = if self.of == Of::Q { point } else { &arguments[0] };
         let k = if self.of == Of::K { point } else { &arguments[1] };
         let v = if self.of == Of::V { point } else { &arguments[2] };
-        let mut out = vec![0.0; q.len()];
+        let (mask, mut out) = (self.mask(), vec![0.0; q.len()]);
         for head in 0..num_q {
             for i in 0..self.q_len {
                 let at = self.at(num_q, self.q_len, head, i);
-                for (j, weight) in self.weights(q, k, head, i).iter().enumerate() {
+                for (j, weight) in self.weights(mask.as_ref(), q, k, head, i).iter().enumerate() {
                     let v = &v[self.at(num_kv, self.kv_len, head / (num_q / num_kv), j)..][..d];
                     out[at..at + d].iter_mut().zip(v).for_each(|(sum, v)| *sum += weight * v);
                 }
@@ -250,7 +389,12 @@ impl Differentiable for Attention {
 
     /// Five products for each pair.
     fn flops(&self) -> f64 {
-        let pairs = (self.heads.0 * self.q_len * self.kv_len) as f64 * if self.causal { 0.5 } else { 1.0 };
+        let share = match self.mask() {
+            Some(mask) => mask.pairs() as f64 / (mask.heads() * self.q_len * self.kv_len).max(1) as f64,
+            None if self.causal => 0.5,
+            None => 1.0,
+        };
+        let pairs = (self.heads.0 * self.q_len * self.kv_len) as f64 * share;
         10.0 * pairs * self.head_dim as f64
     }
 }

@@ -9,10 +9,12 @@
 //! | attention_sparse_d‹D›_‹t›         | an item: 64 queries of a head, a part of their tiles   | q_len > 8  |
 //! | attention_sparse_combine_‹t›      | a row whose tiles were split: merges its parts        | long rows  |
 //! | attention_sparse_decode_d‹D›_r‹R›_‹t› | R rows that share their keys, one split of these | q_len ≤ 8  |
+//! | attention_sparse_backward_‹step›_‹t› | 64 queries or keys of a head, of the gradients        | training   |
 //! | attention_block_mean_‹t›          | a block of rows of a head: their mean                  | to choose blocks |
 //!
 //! The tiles are computed by the dense kernels' code ([`prefill`](super::prefill), [`decode`](super::decode)).
 
+pub mod backward;
 pub mod block_mean;
 pub mod decode;
 pub mod prefill;
