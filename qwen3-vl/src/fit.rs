@@ -184,17 +184,21 @@ impl Model<'_> {
                 [usual].into_iter().chain(formats.map(|matrices| matrices.apply(usual))).collect()
             }
         };
-        // The same answers with a tower that passes through, so that comes before a cache that rounds.
+        // The same answers with embedding rows from host memory, which costs next to no time, and with a tower that passes through;
+        // so these come before a cache that rounds. A tied embedding is the output projection too, and stays.
+        let has_head = !self.config.tie_word_embeddings;
         let rest = [
-            (VisionPlace::Resident, usual.cache),
-            (VisionPlace::Streamed, usual.cache),
-            (VisionPlace::Streamed, KvFormat::F16),
-            (VisionPlace::Streamed, KvFormat::Q8_0),
+            (false, VisionPlace::Resident, usual.cache),
+            (true, VisionPlace::Resident, usual.cache),
+            (true, VisionPlace::Streamed, usual.cache),
+            (true, VisionPlace::Streamed, KvFormat::F16),
+            (true, VisionPlace::Streamed, KvFormat::Q8_0),
         ];
         let mut ways = Vec::new();
         for matrices in matrices {
-            for (vision, cache) in rest {
+            for (host_embedding, vision, cache) in rest {
                 let way = LoadOptions {
+                    host_embedding: usual.host_embedding || (host_embedding && has_head),
                     vision: asked.vision.unwrap_or(vision),
                     cache: asked.cache.unwrap_or(cache),
                     ..matrices

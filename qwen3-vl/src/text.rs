@@ -74,18 +74,22 @@ pub(super) struct Images<'a> {
 
 impl TextModel {
     /// Takes the language model's tensors, onto the devices that `placement` says. Keys and values will be stored as `cache`; the
-    /// weights of layers from number `gpu_layers` on stay in host memory; `done` is called after each layer.
+    /// weights of layers from number `gpu_layers` on stay in host memory, with `host_embedding` those of the embedding too; `done` is called after each layer.
     pub(super) fn load(
         weights: &mut Weights,
         config: &Config,
         placement: &Placement,
         cache: KvFormat,
         gpu_layers: usize,
+        host_embedding: bool,
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let text = &config.text;
         let of = if placement.mode() == SplitMode::Row { placement.devices().len() } else { 1 };
-        let table = weights.weight(&[EMBEDDING])?;
+        let mut table = weights.weight(&[EMBEDDING])?;
+        if host_embedding {
+            table = table.in_host_memory()?;
+        }
         let mut lm_heads = vec![match config.tie_word_embeddings {
             true => Linear::new(table.narrow(0, rows::share(text.vocab_size, 0, of).len())?, None)?,
             false => Linear::new(weights.cut(&[LM_HEAD], Cut::Rows { index: 0, of })?, None)?,
