@@ -30,7 +30,7 @@ fn errors_name_the_fault() {
     let module = device.load_ptx(PTX).unwrap();
     let missing = module.get_function("nowhere").map(drop);
     assert!(
-        matches!(&missing, Err(Error::ModuleLoad { code: 500, log }) if log.contains("not in the PTX")),
+        matches!(&missing, Err(Error::ModuleLoad { code: 500, log }) if log.contains("the PTX has no such kernel")),
         "{missing:?}"
     );
     for code in [2, 304, 999] {

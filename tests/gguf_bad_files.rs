@@ -229,7 +229,7 @@ const CONTAINER: &[Lie] = &[
         "comes twice",
     ),
     (|parts| parts.set("general.name", vec![13, 0, 0, 0]), Some("general.name"), "no type of a value"),
-    (|parts| parts.set("general.name", vec![7, 0, 0, 0, 2]), Some("general.name"), "no truth value"),
+    (|parts| parts.set("general.name", vec![7, 0, 0, 0, 2]), Some("general.name"), "not a boolean"),
     (
         |parts| parts.set("general.name", array(13, 0, &[])),
         Some("general.name"),
@@ -337,7 +337,7 @@ const TEXT: &[Lie] = &[
     (
         |parts| parts.key("qwen3vl.block_count")[0] = 6,
         Some("qwen3vl.block_count"),
-        "a number with a fraction, expected a whole number",
+        "a floating-point number, expected a whole number",
     ),
     (
         |parts| parts.set("qwen3vl.block_count", u32_value(0)),
@@ -550,7 +550,7 @@ const VISION: &[Lie] = &[
             parts.set("clip.vision.is_deepstack_layers", array(4, 1, &[1; 4]));
         },
         Some("clip.vision.is_deepstack_layers"),
-        "expected a list of truth values",
+        "expected a list of booleans",
     ),
     (
         |parts| parts.set("clip.vision.block_count", u32_value(3)),

@@ -6,10 +6,11 @@
 #[path = "common/together.rs"]
 mod together;
 
+use pascaline::cuda::{CudaDevice, Graph};
 use pascaline::memory::Way;
 use pascaline::nn::AllReduce;
 use pascaline::quant::Format;
-use pascaline::{DType, Device, Error, Tensor, memory};
+use pascaline::{DType, Device, Error, Result, Tensor, memory, ops};
 use pascaline_virtual_gpu::{Config, GTX1060, GTX1080, MX330, configure, take_findings};
 use qwen3_vl::{Checkpoint, LoadOptions, Matrices, Options, Placement, Qwen3Vl, Visual};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,13 @@ fn devices() -> (Vec<Device>, MutexGuard<'static, ()>) {
     });
     let devices = (0..3).map(|ordinal| Device::virtual_gpu_number(ordinal).unwrap()).collect();
     (devices, turn)
+}
+
+fn cuda(device: &Device) -> CudaDevice {
+    match device {
+        Device::Cuda(device) => device.clone(),
+        Device::Cpu => unreachable!("a virtual GPU"),
+    }
 }
 
 fn fixture(name: &str) -> PathBuf {
@@ -62,11 +70,17 @@ fn logits(model: &Qwen3Vl) -> Vec<f32> {
     model.trace(&ids, &[], &[], |_, _| {}).unwrap().to_vec().unwrap()
 }
 
-/// The tokens of an answer about a picture.
-fn answer(model: &Qwen3Vl) -> Vec<u32> {
+/// The tokens of an answer about a picture, by a captured pass or launch by launch.
+fn answer_by(model: &Qwen3Vl, graph: bool) -> Vec<u32> {
     let picture = [Visual::image(&fixture("qwen3-vl/tiny/cases/square.png")).unwrap()];
-    let options = Options { max_new_tokens: 5, stop_at_eos: false, ..Options::default() };
-    model.generate(&picture, "What colour?", &options).unwrap().ids
+    let options = Options { max_new_tokens: 5, stop_at_eos: false, graph, ..Options::default() };
+    let output = model.generate(&picture, "What colour?", &options).unwrap();
+    assert_eq!(output.statistics.graph_launches.is_some(), graph);
+    output.ids
+}
+
+fn answer(model: &Qwen3Vl) -> Vec<u32> {
+    answer_by(model, true)
 }
 
 #[test]
@@ -80,11 +94,12 @@ fn parts_of_layers_give_the_same_tokens() {
         for (way, vision) in [(Way::Pinned, 0), (Way::Peer, 1)] {
             let placement = Placement::rows(&devices[..2], 3, vision).unwrap().by(way);
             let model = load("qwen3-vl/tiny", &placement, options);
-            assert_eq!(model.ways(), [way; 2]);
+            assert_eq!(model.ways(), [way]);
             // a sum in another order: a few units of the last place of its largest part, through three layers
             let error = difference(&logits(&model), &expected);
             assert!(error <= 1e-5, "{dtype}, {way:?}: {error:e}");
             assert_eq!(answer(&model), tokens, "{dtype}, {way:?}");
+            assert_eq!(answer_by(&model, false), tokens, "{dtype}, {way:?}, launched");
             no_findings(&format!("{dtype}, {way:?}"));
         }
     }
@@ -182,6 +197,59 @@ fn sums_have_the_same_bits_on_every_device() {
         AllReduce::new(&[devices[0].clone(), Device::Cpu], None).is_err()
             && AllReduce::new(&[], None).is_err()
     );
+}
+
+/// Also of three devices, whose part is in one graph.
+#[test]
+fn captured_sums_are_those_that_are_launched() {
+    let (devices, _turn) = devices();
+    let gpus: Vec<_> = devices.iter().map(cuda).collect();
+    for way in [Way::Peer, Way::Pinned] {
+        let sums = AllReduce::new(&devices, Some(way)).unwrap();
+        let mut inputs: Vec<_> =
+            devices.iter().map(|device| Tensor::zeros([2, 3], DType::F32, device).unwrap()).collect();
+        // twice as much is added again, beside what the first has alone
+        let (graph, found) = Graph::capture_over(&gpus, || {
+            let first = sums.broadcast(&inputs[0])?;
+            let once = sums.sum(inputs.clone())?;
+            let twice =
+                sums.sum(once.iter().zip(&first).map(|(a, b)| ops::add(a, b)).collect::<Result<_>>()?)?;
+            let all = sums.gather_columns(twice.clone())?;
+            Ok((twice, all))
+        })
+        .unwrap();
+        assert!(graph.nodes() >= 3 * 6, "{}", graph.nodes());
+        for round in 0..3 {
+            for (number, input) in inputs.iter_mut().enumerate() {
+                let values: Vec<f32> = (0..6).map(|at| (100 * round + 10 * number + at) as f32).collect();
+                input.view_mut().unwrap().write(&values).unwrap();
+            }
+            graph.launch().unwrap();
+            let expected: Vec<f32> = (0..6)
+                .map(|at| {
+                    let [a, b, c] = [0, 10, 20].map(|own| (100 * round + own + at) as f32);
+                    3.0 * (a + b + c + a)
+                })
+                .collect();
+            // what is queued on any of them follows the graph
+            for twice in &found.0 {
+                assert_eq!(twice.to_vec::<f32>().unwrap(), expected, "{way:?}, round {round}");
+            }
+            let rows: Vec<f32> = expected.chunks(3).flat_map(|row| row.repeat(3)).collect();
+            assert_eq!(found.1.to_vec::<f32>().unwrap(), rows, "{way:?}, round {round}");
+        }
+        no_findings(&format!("{way:?}"));
+    }
+    // a capture that fails leaves the streams as they were
+    let failed: Result<(Graph, ())> = Graph::capture_over(&gpus, || devices[1].synchronize());
+    assert!(failed.is_err());
+    let twice = [gpus[0].clone(), gpus[0].clone()];
+    assert!(matches!(Graph::capture_over(&twice, || Ok(())), Err(Error::Unsupported { .. })));
+    assert!(matches!(Graph::capture_over(&[], || Ok(())), Err(Error::Unsupported { .. })));
+    for device in &devices {
+        assert_eq!(Tensor::full(2.5, [1], device).unwrap().to_vec::<f32>().unwrap(), [2.5]);
+    }
+    no_findings("failed captures");
 }
 
 #[test]

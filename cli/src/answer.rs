@@ -1,4 +1,4 @@
-//! Answers as they come: printed piece by piece, then what there is to say of them.
+//! An answer as it is generated, printed piece by piece, and its statistics.
 
 use super::printable::printable;
 use pascaline::format_bytes as bytes;
@@ -6,13 +6,13 @@ use qwen3_vl::Statistics;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 
-/// Where the text goes.
+/// Prints an answer.
 pub(super) struct Answer {
     out: Box<dyn Write>,
     is_terminal: bool,
-    /// Whether something of the answer is there.
+    /// Whether any text was printed.
     begun: bool,
-    /// Why nothing more can be written.
+    /// The error of writing, if any.
     failed: Option<io::Error>,
 }
 
@@ -33,7 +33,7 @@ impl Answer {
         Self { out, is_terminal, begun: false, failed: None }
     }
 
-    /// Prints a piece of text; breaks off when nobody reads it any more.
+    /// Prints a piece of text; breaks if nobody reads the output any more.
     pub fn push(&mut self, piece: &str) -> ControlFlow<()> {
         if piece.is_empty() {
             return ControlFlow::Continue(());
@@ -52,23 +52,23 @@ impl Answer {
     /// Ends the answer's last line.
     ///
     /// # Errors
-    /// If some of the answer could not be written.
+    /// If a part of the answer could not be written.
     pub fn end(&mut self) -> io::Result<()> {
         if self.failed.is_none() {
-            let _ = self.push("\n"); // which keeps its error
+            let _ = self.push("\n"); // it keeps its error in `self`
         }
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Ends the line of an answer that fails, so that its error has one of its own.
+    /// Ends the line of a failed answer, so that its error starts on a new line.
     pub fn abandon(&mut self) {
         if self.begun {
-            let _ = self.end(); // the answer's own error is the one to tell
+            let _ = self.end(); // the answer's own error is the one to report
         }
     }
 }
 
-/// The statistics in a line.
+/// The statistics as one line.
 pub(super) fn summary(statistics: &Statistics) -> String {
     let Statistics { prompt_tokens, prefill_tokens, time_to_first_token, .. } = statistics;
     let cached = match prompt_tokens - prefill_tokens {

@@ -1,4 +1,4 @@
-//! `pascaline bench`: every bench case is checked, then timed, and printed as a line.
+//! `pascaline bench`: checks every bench case, times it and prints a row.
 
 use super::bench_memory;
 use super::bench_model::{self, ModelBench};
@@ -23,41 +23,41 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Checks each case against the reference, then times it: ours, the baseline kernel that users would write, and on
+/// Checks each case against the reference, then times it: our kernels, the baseline kernel that users would write, and on
 /// request cuBLAS, in turn.
 ///
-/// Times are of single runs, with the caches evicted before each; on a GPU by device events.
+/// Times are of single runs with cold caches; on a GPU by device events.
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     pub select: CaseArgs,
 
-    /// Also run the cases that are left out because they are too large for a CPU (or for the virtual GPU), or could take longer than
-    /// the watchdog of a card with a display allows.
+    /// Also run cases that are left out because they are too large for a CPU (or for the virtual GPU), or might exceed the
+    /// watchdog's limit on a card with a display.
     #[arg(long)]
     all: bool,
 
-    /// Also time a library, in turn with our kernels on the same stream. cuBLAS is looked for where the loader looks, in
+    /// Also time a library, in turn with our kernels on the same stream. cuBLAS is searched for where the loader looks, in
     /// CUDA's folders and in PyTorch's; PASCALINE_CUBLAS names its file.
     #[arg(long, value_name = "LIBRARY")]
     against: Option<Library>,
 
-    /// Measure the memory pool, copies, graphs and prefetching instead of the ops, each against its goal.
+    /// Measure the memory pool, copies, graphs and prefetching instead of the ops, each against its target.
     #[arg(long, conflicts_with_all = ["only", "all", "against"])]
     memory: bool,
 
-    /// Put a running server under load instead, such as `serve` or any other with OpenAI's interface. PASCALINE_API_KEY is sent.
+    /// Load-test a running server instead, such as `serve` or any other with OpenAI's interface. PASCALINE_API_KEY is sent.
     #[arg(long, value_name = "URL", group = "target", conflicts_with_all = ["only", "all", "against", "memory"])]
     serve: Option<String>,
 
     #[command(flatten)]
     pub of_model: ModelBench,
 
-    /// How many clients ask at a time, one load after the other.
+    /// Numbers of concurrent clients, measured one after the other.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,4,16,64", requires = "serve")]
     pub clients: Vec<usize>,
 
-    /// Tokens of each of their answers; with --model the lengths of answers, 0 for none.
+    /// Tokens of each answer; with --model the lengths of answers, 0 for none.
     #[arg(
         long,
         short = 'n',
@@ -69,16 +69,16 @@ pub(super) struct Args {
     )]
     pub tokens: Vec<usize>,
 
-    /// Also measure how a running answer fares while prompts of so many numbers arrive, of about seven tokens each.
+    /// Also measure a running answer while prompts of this many numbers arrive, of about seven tokens each.
     #[arg(long, value_name = "N", requires = "serve")]
     pub long_prompt: Option<usize>,
 
-    /// The trace of allocations to replay, as `generate --memory-trace` writes it, instead of a recorded one.
+    /// The trace of allocations to replay, as `generate --memory-trace` writes it; if not given, a recorded one.
     #[arg(long, value_name = "FILE", requires = "memory")]
     pub trace: Option<PathBuf>,
 
-    /// Before the first timing a GPU is kept busy until its temperature is steady, at most so many seconds; 0 measures what
-    /// a cold GPU does in a burst.
+    /// Before the first timing, keep a GPU busy until its temperature is steady, for at most this many seconds. 0 measures
+    /// a cold GPU's burst.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds, allow_negative_numbers = true)]
     warm_up: Duration,
 }
@@ -93,11 +93,11 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
     seconds.ok_or_else(|| "it must be a number of seconds".to_owned())
 }
 
-/// The most work per case on a device that is slower than a GPU.
+/// The largest cases to run on a device that is slower than a GPU.
 pub(super) struct Budget {
-    /// Operations where arithmetic is the limit.
+    /// Operations of compute-bound cases.
     compute_flops: f64,
-    /// Operations where memory is.
+    /// Operations of memory-bound cases.
     memory_flops: f64,
     /// Elements of the output.
     elements: usize,
@@ -109,7 +109,7 @@ pub(super) const VIRTUAL: Budget =
     Budget { compute_flops: 2e8, memory_flops: 5e6, elements: 1 << 20, who: "the virtual GPU" };
 
 impl Budget {
-    /// None for a GPU.
+    /// `None` for a GPU.
     pub fn of(device: &Device) -> Option<&'static Self> {
         match device {
             Device::Cpu => Some(&CPU),
@@ -135,9 +135,9 @@ impl Budget {
 
 #[derive(Serialize)]
 struct Json<'a> {
-    /// Cases that were still to be run when this was written: above zero in what a run that was cut short leaves.
+    /// Cases not run yet: above zero in the report of an interrupted run.
     cases_to_run: usize,
-    /// All bench cases that there are, whatever `--only` takes: shows whether several reports together are complete.
+    /// All bench cases, whatever `--only` selects: shows whether several reports together are complete.
     cases_in_table: usize,
     environment: &'a Environment,
     ceilings: &'a Ceilings,
@@ -145,22 +145,23 @@ struct Json<'a> {
     sustained: Option<Sustained>,
     cublas: Option<String>,
     cublas_geometric_mean: Option<f64>,
-    /// The rule by which cases of status `left out` without a message of their own were left out.
+    /// Why cases with status `left out` and no message were left out.
     left_out_rule: Option<String>,
     cases: &'a [Row],
 }
 
-/// Seconds at the GPU's peak rate beyond which a kernel could take longer than the 2 that Windows grants one on a card with a display.
+/// The longest estimated seconds at the GPU's peak rate. Kernels far below the peak stay under the 2 s that Windows allows
+/// on a card with a display.
 const LONG: f64 = 0.5;
 
-/// Whether a display's watchdog could end such a case, and with it all work on the GPU.
+/// Whether the watchdog of a display could stop such a case, which would lose all of the process's work on the GPU.
 fn is_too_long(case: &dyn Case, multiprocessors: u32, clock_khz: u32) -> bool {
     let rate = f64::from(multiprocessors) * 2.0 * 128.0 * f64::from(clock_khz) * 1e3;
     let rate = if case.dp4a() { 4.0 * rate } else { rate };
     case.compute_bound() && case.flops() > LONG * rate
 }
 
-/// The state that all cases share.
+/// The state shared by all cases.
 pub(super) struct Bench {
     device: Device,
     clock: Clock,
@@ -168,9 +169,9 @@ pub(super) struct Bench {
     copies: Copies,
     cublas: Option<Cublas>,
     pub pacer: Pacer,
-    /// Whether the kernels that users would write are timed, too.
+    /// Whether the baseline kernels are timed, too.
     pub baselines: bool,
-    /// Whether cases are left out that the watchdog of a card with a display could end.
+    /// Whether cases are left out that the watchdog of a display could stop.
     pub mind_the_watchdog: bool,
     cases_in_table: usize,
 }
@@ -235,7 +236,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     screen.doing("warming up");
     bench.warm_up(args.warm_up)?;
     let begun = Instant::now();
-    // On a terminal each op is a table under its name; in a pipe there is one table, with whole ids.
+    // On a terminal each op has a table under its name; in a pipe there is one table, with full ids.
     let split = screen.is_terminal;
     let has_baselines = bench.device.is_cuda();
     let mut rows: Vec<Row> = Vec::new();
@@ -321,7 +322,7 @@ impl Bench {
         })
     }
 
-    /// The report of these rows.
+    /// The report with these rows.
     fn json<'a>(
         &'a self,
         environment: &'a Environment,
@@ -378,7 +379,7 @@ impl Bench {
         };
 
         let baseline = |y: TensorMut, x: &[Tensor]| case.baseline(y, x).unwrap_or(Ok(()));
-        // The baseline is a kernel: on a CPU it would be the fallback once more.
+        // The baseline is a kernel; on a CPU it would only time the fallback again.
         let has_baseline = self.baselines
             && self.device.is_cuda()
             && match case.baseline(y.view_mut()?, &on_device) {
@@ -438,7 +439,7 @@ impl Bench {
         Ok(row)
     }
 
-    /// Keeps a GPU busy until its temperature is steady: what is timed then is what it holds, and not a burst.
+    /// Keeps a GPU busy until its temperature is steady, so that sustained rates are timed and not a burst.
     pub fn warm_up(&self, most: Duration) -> Result<()> {
         if most.is_zero() || is_virtual() || !self.device.is_cuda() {
             return Ok(());
@@ -449,12 +450,12 @@ impl Bench {
             for _ in 0..16 {
                 ops::matmul(&x, &x)?;
             }
-            x.narrow(0, 0, 1)?.to_vec::<f32>()?; // waits
+            x.narrow(0, 0, 1)?.to_vec::<f32>()?; // synchronises
         }
         Ok(())
     }
 
-    /// The error of another way to do the case's work.
+    /// The error of another implementation of the case.
     fn wrong(
         &self,
         case: &dyn Case,
@@ -474,7 +475,7 @@ fn run_cublas(peer: Option<(&Cublas, Gemm)>, y: TensorMut, inputs: &[Tensor]) ->
     }
 }
 
-/// The cases with those of one op and type together, in the order in which the first of each came.
+/// Groups the cases by op and type, in the order of each group's first case.
 fn grouped(cases: Vec<Box<dyn Case>>) -> Vec<Box<dyn Case>> {
     let mut groups: Vec<(String, Vec<Box<dyn Case>>)> = Vec::new();
     for case in cases {

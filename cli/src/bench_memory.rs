@@ -1,5 +1,5 @@
-//! `pascaline bench --memory`: what the memory pool, pinned copies, graphs and prefetching gain on a device, each against
-//! the plain way and against its goal.
+//! `pascaline bench --memory`: measures the memory pool, pinned copies, graphs and prefetching on a device, each against
+//! the plain way and against its target.
 
 use super::bench::Args;
 use super::environment::{Environment, is_virtual};
@@ -20,25 +20,25 @@ use std::fmt::Display;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// How much of everything.
+/// The sizes of all measurements.
 struct Sizes {
-    /// Each time is the median of so many runs after one to warm up.
+    /// Each time is the median of this many runs after one warm-up.
     runs: usize,
-    /// Bytes of a copy: large enough that its calls don't count, and no more than the pinned pool keeps.
+    /// Bytes of a copy: large enough that the cost of its calls is negligible, and no more than the pinned pool keeps.
     copy: usize,
-    /// Bytes of each of the layers that pass through the device.
+    /// Bytes of each streamed layer.
     layer: usize,
-    /// Rows and columns of what a piece of computation works on.
+    /// Rows and columns of the matrix in a unit of computation.
     work: [usize; 2],
     /// Columns of the small kernels.
     row: usize,
 }
 
 const CARD: Sizes = Sizes { runs: 9, copy: 32 << 20, layer: 16 << 20, work: [1024, 1024], row: 2048 };
-/// To see that all of it runs.
+/// For the virtual GPU: only checks that everything runs.
 const VIRTUAL: Sizes = Sizes { runs: 1, copy: 4 << 20, layer: 64 << 10, work: [4, 64], row: 64 };
 
-/// Small kernels in the chain that a graph replays, as a decoded token takes.
+/// Small kernels in the chain that a graph replays, about as many as a decoded token takes.
 const CHAIN: usize = 200;
 const LAYERS: usize = 8;
 
@@ -46,26 +46,26 @@ fn sizes() -> &'static Sizes {
     if is_virtual() { &VIRTUAL } else { &CARD }
 }
 
-/// One number.
+/// One result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Measured {
-    /// The quantity that was measured.
+    /// The measured quantity.
     pub what: &'static str,
-    /// How much.
+    /// The value.
     pub value: f64,
-    /// Of what.
+    /// Its unit.
     pub unit: &'static str,
-    /// The least or the most that it should be.
+    /// The target: the least or the most that it should be.
     pub goal: Option<Goal>,
 }
 
-/// The goal of a number.
+/// The target of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Goal {
-    /// This or more.
+    /// At least this.
     AtLeast(f64),
-    /// This or less.
+    /// At most this.
     AtMost(f64),
 }
 
@@ -78,7 +78,7 @@ impl Measured {
         Self { goal: Some(goal), ..self }
     }
 
-    /// Whether the goal is met; `None` without one.
+    /// Whether the target is met; `None` without one.
     fn met(&self) -> Option<bool> {
         self.goal.map(|goal| match goal {
             Goal::AtLeast(bound) => self.value >= bound,
@@ -90,10 +90,10 @@ impl Measured {
 #[derive(Serialize)]
 struct Json<'a> {
     environment: &'a Environment,
-    /// Allocations of the trace.
+    /// Allocations in the trace.
     trace_allocations: usize,
     measured: &'a [Measured],
-    /// The books of the device's pool in the end.
+    /// The final statistics of the device's pool.
     pool: Statistics,
     fragmentation: f64,
     /// The buffers that are still allocated.
@@ -170,7 +170,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         100.0 * books.fragmentation()
     );
     screen.text(&state, Style::Plain)?;
-    leaks.iter().try_for_each(|leak| screen.line(&format!("    still handed out: {leak}")))?;
+    leaks.iter().try_for_each(|leak| screen.line(&format!("    still allocated: {leak}")))?;
     if let Some(report) = report {
         let (trace_allocations, fragmentation) = (allocations(&trace), books.fragmentation());
         let (environment, measured) = (&environment, &measured[..]);
@@ -204,7 +204,7 @@ fn allocations(trace: &[Entry]) -> usize {
     trace.iter().filter(|entry| matches!(entry, Entry::Allocate { .. })).count()
 }
 
-/// The sizes that are live together when most bytes are.
+/// The sizes that are live at the peak of live bytes.
 fn live_at_peak(trace: &[Entry]) -> Vec<usize> {
     let (mut live, mut sum) = (HashMap::new(), 0);
     let (mut peak, mut most) = (Vec::new(), 0);
@@ -223,7 +223,7 @@ fn live_at_peak(trace: &[Entry]) -> Vec<usize> {
     peak
 }
 
-/// The device memory that a `cuMemAlloc` of each of these sizes takes, with the driver's rounding.
+/// The device memory that the driver takes for one `cuMemAlloc` per size, with its rounding.
 fn held_by_driver(device: &CudaDevice, sizes: &[usize]) -> Result<usize> {
     let (memory, stream) = (PlainMemory::new(device), StreamHandle::of(device));
     let (before, _) = device.memory_info()?;
@@ -234,7 +234,7 @@ fn held_by_driver(device: &CudaDevice, sizes: &[usize]) -> Result<usize> {
     Ok(before - after)
 }
 
-/// A trace the plain way, a `cuMemAlloc` and a `cuMemFree` for each tensor: the bytes of the device in use at most.
+/// Replays a trace with a `cuMemAlloc` and a `cuMemFree` for each tensor; returns the device's peak of bytes in use.
 fn peak_of_plain(device: &CudaDevice, trace: &[Entry]) -> Result<usize> {
     let (memory, stream) = (PlainMemory::new(device), StreamHandle::of(device));
     let (before, _) = device.memory_info()?;
@@ -255,7 +255,7 @@ fn peak_of_plain(device: &CudaDevice, trace: &[Entry]) -> Result<usize> {
     Ok(before - least)
 }
 
-/// Nanoseconds for an allocation with its free, over a forward's trace, and what is reserved for it.
+/// Nanoseconds per allocation and free over a forward pass's trace, and the memory that is reserved for it.
 fn allocation(device: &CudaDevice, trace: &[Entry]) -> Result<Vec<Measured>> {
     let streams = [StreamHandle::of(device)];
     let per_pair = |upstream: &dyn Upstream<StreamHandle>| -> Result<f64> {
@@ -318,7 +318,7 @@ fn allocation(device: &CudaDevice, trace: &[Entry]) -> Result<Vec<Measured>> {
     Ok(all)
 }
 
-/// Computation on a stream, in pieces.
+/// Units of computation on a stream.
 struct Work {
     x: Tensor,
     y: Tensor,
@@ -341,20 +341,20 @@ impl Work {
         median(|| self.queue(pieces).and_then(|()| self.stream.synchronize()))
     }
 
-    /// How many pieces take this long.
+    /// The number of units that take this long.
     fn pieces_for(&mut self, time: Duration) -> Result<usize> {
         let piece = self.time(32)? / 32;
         Ok((time.as_secs_f64() / piece.as_secs_f64().max(1e-9)).ceil().clamp(1.0, 1e4) as usize)
     }
 }
 
-/// The part of the shorter of two times that the longer hides, in percent.
+/// The percentage of the shorter of two times that overlaps with the longer.
 fn hidden(one: Duration, other: Duration, both: Duration) -> f64 {
     let gained = (one + other).saturating_sub(both);
     100.0 * gained.as_secs_f64() / one.min(other).as_secs_f64().max(1e-9)
 }
 
-/// Rates of copies, and how much of a copy is hidden by computation on another stream.
+/// Rates of copies, and how much of a copy overlaps with computation on another stream.
 fn copies(device: &CudaDevice) -> Result<Vec<Measured>> {
     let bytes = sizes().copy;
     let mut target = DeviceBuffer::uninitialized(device, bytes)?;
@@ -390,12 +390,12 @@ fn copies(device: &CudaDevice) -> Result<Vec<Measured>> {
         Measured::new("upload, staged through pinned chunks", rate(staged), "GB/s"),
         Measured::new("upload, pinned", rate(pinned), "GB/s"),
         Measured::new("pinned / pageable", rate(pinned) / rate(pageable), "×").goal(Goal::AtLeast(2.0)),
-        Measured::new("copy hidden behind computation, of ideal", hidden(pinned, computing, both), "%")
+        Measured::new("copy overlapped with computation, of ideal", hidden(pinned, computing, both), "%")
             .goal(Goal::AtLeast(80.0)),
     ])
 }
 
-/// Layers that come from host memory while the layer before is computed.
+/// Layers that are prefetched from host memory while the layer before is computed.
 fn layers(device: &CudaDevice) -> Result<Vec<Measured>> {
     let (count, bytes) = (LAYERS, sizes().layer);
     let mut layers = LayerStream::new(device, bytes)?;
@@ -419,7 +419,7 @@ fn layers(device: &CudaDevice) -> Result<Vec<Measured>> {
             "GB/s",
         ),
         Measured::new(
-            "weights hidden behind the layer before, of ideal",
+            "weights overlapped with the layer before, of ideal",
             hidden(copying, computing, both),
             "%",
         )
@@ -427,7 +427,7 @@ fn layers(device: &CudaDevice) -> Result<Vec<Measured>> {
     ])
 }
 
-/// A chain of small kernels, launched and replayed: until the GPU is done, and the host's part of it.
+/// A chain of small kernels, launched and replayed: the time until the GPU has finished, and the host's part of it.
 fn graph(device: &CudaDevice) -> Result<Vec<Measured>> {
     let on = Device::Cuda(device.clone());
     let x = Tensor::zeros([1, sizes().row], DType::F32, &on)?;
@@ -449,7 +449,7 @@ fn graph(device: &CudaDevice) -> Result<Vec<Measured>> {
     ])
 }
 
-/// Until the device is done, and until the calls have returned.
+/// The time until the device has finished, and until the calls have returned.
 fn timed(device: &CudaDevice, mut work: impl FnMut() -> Result<()>) -> Result<(Duration, Duration)> {
     let (mut done, mut returned) = (Vec::new(), Vec::new());
     for _ in 0..=sizes().runs {
@@ -472,7 +472,7 @@ fn median(mut work: impl FnMut() -> Result<()>) -> Result<Duration> {
     Ok(middle(times))
 }
 
-/// The median without the first, which warms up.
+/// The median without the first run, which is the warm-up.
 fn middle(mut times: Vec<Duration>) -> Duration {
     let times = &mut times[1..];
     times.sort_unstable();

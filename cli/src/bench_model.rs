@@ -1,6 +1,5 @@
-//! `pascaline bench --model`: how fast a model passes prompts, generates and encodes pictures: tokens per second of
-//! repeated runs, their mean and standard deviation. Names and tests are those of llama-bench, so that the two stand side
-//! by side.
+//! `pascaline bench --model`: prefill, decode and picture encoding in tokens per second, as mean and standard deviation of
+//! repeated runs. Tests have llama-bench's names, so that the results can be compared side by side.
 
 use super::bench::Args;
 use super::devices::DevicesArgs;
@@ -55,7 +54,7 @@ pub(super) struct ModelBench {
     #[command(flatten)]
     pub devices: DevicesArgs,
 
-    /// Lengths of prompts to pass; 0 for none.
+    /// Lengths of prompts to prefill; 0 for none.
     #[arg(
         long,
         short,
@@ -79,7 +78,7 @@ pub(super) struct ModelBench {
     )]
     depth: Vec<usize>,
 
-    /// How many answers are generated at a time.
+    /// Numbers of answers that are generated at a time.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1", requires = "model")]
     sequences: Vec<usize>,
 
@@ -87,11 +86,11 @@ pub(super) struct ModelBench {
     #[arg(long, value_name = "WIDTHxHEIGHT,…", value_delimiter = ',', value_parser = size, requires = "model")]
     picture: Vec<[usize; 2]>,
 
-    /// How often each test is run, after once to warm up.
+    /// Repetitions of each test, after one warm-up.
     #[arg(long, short, value_name = "N", default_value = "5", requires = "model", value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: u16,
 
-    /// How the results are printed.
+    /// The format of the results.
     #[arg(long, value_name = "FORMAT", default_value = "table", requires = "model")]
     format: Format,
 }
@@ -117,7 +116,7 @@ fn size(text: &str) -> Result<[usize; 2], String> {
     }
 }
 
-/// What is measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Test {
     Prompt { tokens: usize, depth: usize },
@@ -137,7 +136,7 @@ impl Test {
         }
     }
 
-    /// Tokens that the cache must hold.
+    /// Tokens that the cache must have room for.
     fn context(self) -> usize {
         match self {
             Self::Prompt { tokens, depth } => depth.saturating_add(tokens).saturating_add(1),
@@ -147,17 +146,17 @@ impl Test {
     }
 }
 
-/// What a test gave.
+/// The result of a test.
 #[derive(Debug, Serialize)]
 struct Row {
     test: String,
-    /// Tokens of a prompt that were computed, of each answer that were decoded, or of a picture.
+    /// Computed tokens of a prompt, decoded tokens of each answer, or tokens of a picture.
     tokens: usize,
-    /// Tokens in the cache before.
+    /// Tokens in the cache before the test.
     depth: usize,
-    /// Answers at a time.
+    /// Concurrent answers.
     sequences: usize,
-    /// Of all repetitions, and how far they scatter.
+    /// Tokens per second: mean and standard deviation over the repetitions.
     tokens_per_second: f64,
     deviation: f64,
     /// Seconds of each repetition.
@@ -165,7 +164,7 @@ struct Row {
 }
 
 impl Row {
-    /// `counted`: the tokens of a repetition, those of all answers.
+    /// `counted`: the tokens of one repetition, over all answers.
     fn new(test: Test, counted: usize, seconds: Vec<f64>) -> Self {
         let (depth, sequences) = match test {
             Test::Prompt { depth, .. } => (depth, 1),
@@ -184,7 +183,7 @@ impl Row {
     }
 }
 
-/// The mean, and the deviation of a sample; 0 for one value.
+/// Mean and sample standard deviation; the deviation of one value is 0.
 fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count.max(1.0);
@@ -195,21 +194,21 @@ fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
 #[derive(Serialize)]
 struct Json<'a> {
     environment: &'a Environment,
-    /// Threads that compute on the CPU.
+    /// Threads used on the CPU.
     threads: usize,
     model: &'a Model,
     tests: &'a [Row],
 }
 
-/// What is measured, as every row says it.
+/// The measured model, repeated in every row.
 #[derive(Serialize)]
 struct Model {
     /// The file or folder.
     name: String,
     parameters: usize,
-    /// Of the language model's matrices that a decoded token reads.
+    /// Bytes of the language model's matrices that a decoded token reads.
     weight_bytes: usize,
-    /// Keys and values.
+    /// The type of keys and values.
     cache: &'static str,
     device: String,
     load_seconds: f64,
@@ -268,12 +267,12 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     report.map_or(Ok(()), |report| report.write(&json))
 }
 
-/// The last part of a path that names the model.
+/// The last part of a path, as the model's name.
 fn name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// The tests that are asked for: prompts, answers, pictures.
+/// The requested tests: prompts, answers, pictures.
 fn tests(args: &Args) -> Result<Vec<Test>, Failure> {
     let own = &args.of_model;
     if own.sequences.contains(&0) {
@@ -297,7 +296,7 @@ fn tests(args: &Args) -> Result<Vec<Test>, Failure> {
     }
 }
 
-/// The most that the tests need of a GPU's memory.
+/// The largest workload of the tests.
 fn workload(tests: &[Test], config: &Config) -> Workload {
     let side = config.vision.patch_size;
     let of = |test: &Test| match *test {
@@ -307,7 +306,7 @@ fn workload(tests: &[Test], config: &Config) -> Workload {
         Test::Generation { depth, sequences, .. } => {
             Workload { context: test.context().saturating_mul(sequences), prompt: depth.max(1), patches: 0 }
         }
-        // a small picture is enlarged
+        // small pictures are enlarged
         Test::Picture { size: [width, height] } => {
             let patches = (width.div_ceil(side) * height.div_ceil(side)).max(1024);
             Workload { context: 1, prompt: 1, patches }
@@ -321,10 +320,10 @@ fn workload(tests: &[Test], config: &Config) -> Workload {
     })
 }
 
-/// A model and the tokens that its prompts are made of.
+/// A model, and the tokens that prompts consist of.
 pub(super) struct Subject<'m> {
     model: &'m Qwen3Vl,
-    /// Ordinary tokens, no two of them equal.
+    /// Ordinary tokens, all different.
     vocabulary: Vec<u32>,
 }
 
@@ -338,7 +337,8 @@ impl<'m> Subject<'m> {
         }
     }
 
-    /// `depth` tokens, the same for each number, and then `tokens` whose first differs from that of the next number.
+    /// `depth` tokens that are the same for every `number`, then `tokens` tokens whose first one differs between
+    /// consecutive numbers.
     pub fn prompt(&self, depth: usize, tokens: usize, number: usize) -> pascaline::Result<Prompt> {
         let token = |i: usize| self.vocabulary[i % self.vocabulary.len()];
         let ids: Vec<u32> =
@@ -347,7 +347,7 @@ impl<'m> Subject<'m> {
         Ok(Prompt { ids, positions, patches: Vec::new() })
     }
 
-    /// Runs a test once to warm up and then so often; `done` is called after each.
+    /// Runs a test once to warm up and then `repetitions` times; `done` is called after each.
     fn measure(&self, test: Test, repetitions: usize, done: impl Fn()) -> pascaline::Result<Row> {
         let mut counted = 0;
         let mut repeat = |run: &mut dyn FnMut(usize) -> pascaline::Result<(usize, f64)>| {
@@ -401,7 +401,7 @@ impl<'m> Subject<'m> {
         Ok(Row::new(test, counted, seconds))
     }
 
-    /// So many answers at a time: the tokens of all after the first of each, and how long they took.
+    /// Generates `sequences` answers at a time. Returns the tokens of all after the first of each, and their time.
     fn together(&self, tokens: usize, depth: usize, sequences: usize) -> pascaline::Result<(usize, f64)> {
         let each = depth.max(1) + tokens + 2;
         let room = BatchOptions::with_room(each.saturating_mul(sequences));
@@ -409,7 +409,7 @@ impl<'m> Subject<'m> {
             BatchOptions { max_sequences: sequences, pages: room.pages + sequences, ..room };
         let mut batch = Batch::new(self.model, options_of_batch)?;
         for number in 0..sequences {
-            // two that begin alike share pages, and these differ unless they are very many
+            // prompts with an equal prefix would share pages; these differ unless they are very many
             batch.add(self.prompt(0, depth.max(1), number)?, &options(tokens + 1))?;
         }
         let (mut seen, mut rest, mut time) = (0, 0, Duration::ZERO);
@@ -431,7 +431,7 @@ impl<'m> Subject<'m> {
         Ok((rest, time.as_secs_f64()))
     }
 
-    /// A picture's patches, as the model takes them.
+    /// A picture's patches, as the model's input.
     fn patches(&self, [width, height]: [usize; 2]) -> pascaline::Result<Patches> {
         let pixels = (0..width * height * 3).map(|i| (i * 7 % 251) as u8).collect();
         let picture = Picture { height, width, pixels };
@@ -445,12 +445,12 @@ impl<'m> Subject<'m> {
 
 pub(super) const GO_ON: ControlFlow<()> = ControlFlow::Continue(());
 
-/// So many tokens, whatever they are.
+/// Exactly this many tokens, whatever they are.
 pub(super) fn options(max_new_tokens: usize) -> Options {
     Options { max_new_tokens, stop_at_eos: false, ..Options::default() }
 }
 
-/// Prints rows as they come.
+/// Prints rows as they are measured.
 enum Printer<'a> {
     Table(Table, &'a Model),
     Markdown(&'a Model),

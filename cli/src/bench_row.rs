@@ -1,4 +1,4 @@
-//! A case's line in `pascaline bench`: what was found out about it, as JSON and as cells of a table.
+//! A case's row in `pascaline bench`: its results as JSON and as cells of a table.
 
 use super::ceiling::{Bound, Ceilings};
 use super::measure::Times;
@@ -8,7 +8,7 @@ use pascaline_testing::{self as testing, Case, Outcome};
 use serde::Serialize;
 use std::time::Duration;
 
-/// A case's line.
+/// A case's row.
 #[derive(Serialize)]
 pub(super) struct Row {
     pub id: String,
@@ -19,7 +19,7 @@ pub(super) struct Row {
     /// The kernels launched, in order, or `cpu`.
     pub variant: Option<String>,
     pub samples: Option<usize>,
-    /// The multiprocessors' mean clock while it was timed, where the GPU tells.
+    /// The multiprocessors' mean clock during timing, if the GPU reports it.
     pub clock_mhz: Option<u32>,
     pub median_ms: Option<f64>,
     pub min_ms: Option<f64>,
@@ -28,7 +28,7 @@ pub(super) struct Row {
     /// The name of the ceiling that `percent` is of.
     pub ceiling: Option<&'static str>,
     pub percent: Option<f64>,
-    /// The time of a device copy that reads and writes as many bytes, in percent of ours, where memory is the limit.
+    /// The time of a device copy of as many bytes, in percent of ours; for memory-bound cases.
     pub same_size_percent: Option<f64>,
     pub baseline_ms: Option<f64>,
     pub speedup: Option<f64>,
@@ -36,7 +36,7 @@ pub(super) struct Row {
     /// cuBLAS's median over ours: above 1 ours is faster.
     pub ratio: Option<f64>,
     pub max_error: Option<f64>,
-    /// The largest error as a share of what is tolerated.
+    /// The largest error as a share of the tolerance.
     pub worst_share: Option<f64>,
     pub tolerance: Option<Tolerance>,
 }
@@ -48,7 +48,7 @@ pub(super) struct Tolerance {
     pub reason: &'static str,
 }
 
-/// The kernels in the order of their first launch; none on a CPU.
+/// The kernels in the order of their first launch; `None` on a CPU.
 pub(super) fn variant(kernels: &[&str]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for name in kernels {
@@ -117,7 +117,7 @@ pub(super) fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The unit of rates that are compared with this ceiling.
+/// The unit of rates for this ceiling.
 pub(super) fn unit(ceiling: &str) -> &'static str {
     match ceiling {
         "copy" | "launch" => "GB/s",
@@ -130,7 +130,7 @@ const SAME_SIZE: &str = "of a copy";
 const CUBLAS: &str = "vs cuBLAS";
 const BASELINE: &str = "vs naive";
 
-/// Wide enough for the shapes of most ops, so that their tables are aligned alike.
+/// Wide enough for the shapes of most ops, so that their tables line up.
 const LABEL_WIDTH: usize = 27;
 
 pub(super) fn columns(cases: &[Box<dyn Case>], split: bool, baseline: bool, cublas: bool) -> Vec<Column> {
@@ -157,12 +157,12 @@ pub(super) fn columns(cases: &[Box<dyn Case>], split: bool, baseline: bool, cubl
     columns
 }
 
-/// The op and type that an id begins with.
+/// The op and type at the start of an id.
 pub(super) fn prefix(id: &str) -> &str {
     id.split_once('/').map_or(id, |(prefix, _)| prefix)
 }
 
-/// The id, without the prefix that is its table's title.
+/// The id, without the prefix if that is the table's title.
 fn label(id: &str, split: bool) -> String {
     match id.split_once('/') {
         Some((_, shape)) if split => format!("  {shape}"),

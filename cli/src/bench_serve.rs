@@ -1,4 +1,4 @@
-//! `pascaline bench --serve URL`: a server under load: throughput and time to the first token for so many clients.
+//! `pascaline bench --serve URL`: load-tests a server: throughput and time to first token per number of clients.
 
 use super::bench::Args;
 use super::failure::Failure;
@@ -13,11 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 use ureq::{Agent, AgentBuilder};
 
-/// Answers that each client asks for, one after the other.
+/// Requests of each client, one after the other.
 const REQUESTS: usize = 3;
 /// Words of a question.
 const WORDS: usize = 60;
-/// Long prompts that arrive while an answer comes.
+/// Long prompts that arrive during an answer.
 const INTRUSIONS: usize = 3;
 
 #[derive(Serialize)]
@@ -29,20 +29,20 @@ struct Json<'a> {
     long_prompt: Option<LongPrompt>,
 }
 
-/// What so many clients measured together.
+/// The results for a number of clients.
 #[derive(Clone, Debug, Serialize)]
 struct Load {
     clients: usize,
     answers: usize,
     failed: usize,
-    /// Of all answers, from the first request to the last token.
+    /// Throughput over all answers, from the first request to the last token.
     tokens_per_second: f64,
     /// In seconds.
     first_token: Spread,
     next_token: Spread,
 }
 
-/// How running answers fare while a long prompt arrives.
+/// A running answer while long prompts arrive.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct LongPrompt {
     prompt_tokens: usize,
@@ -54,7 +54,7 @@ struct LongPrompt {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Spread {
     median: f64,
-    /// Nineteen of twenty are less.
+    /// The 95th percentile.
     p95: f64,
     largest: f64,
 }
@@ -75,7 +75,7 @@ struct Answer {
     prompt_tokens: usize,
     tokens: usize,
     first: f64,
-    /// When each later piece came, and how long after the one before.
+    /// The arrival of each later chunk, and the time since the one before.
     gaps: Vec<(Instant, f64)>,
 }
 
@@ -83,7 +83,7 @@ struct Target<'a> {
     url: &'a str,
     key: Option<String>,
     agent: Agent,
-    /// Makes each question another.
+    /// Makes each question unique.
     asked: AtomicUsize,
 }
 
@@ -113,7 +113,7 @@ impl<'a> Target<'a> {
         name.map(str::to_owned).ok_or_else(|| unknown("it names no model".to_owned()))
     }
 
-    /// Asks a question of so many words that nobody has asked before; `None` if it is not answered.
+    /// Asks a unique question of this many words; `None` if it is not answered.
     fn ask(&self, model: &str, words: usize, tokens: usize) -> Option<Answer> {
         let number = self.asked.fetch_add(1, Ordering::Relaxed);
         let question: Vec<String> = (0..words).map(|word| format!("{}", number * 7919 + word * 31)).collect();
@@ -217,7 +217,7 @@ pub(super) fn run(args: &Args, url: &str, tokens: usize) -> Result<(), Failure> 
     }
 }
 
-/// All clients at once, each with one question after the other.
+/// Runs all clients at once; each asks one question after the other.
 fn measure(target: &Target, model: &str, clients: usize, tokens: usize) -> Load {
     let begin = Instant::now();
     let answers: Vec<Option<Answer>> = thread::scope(|scope| {
@@ -239,10 +239,10 @@ fn measure(target: &Target, model: &str, clients: usize, tokens: usize) -> Load 
     }
 }
 
-/// Long prompts arrive while an answer comes, which goes on until the last of them is through.
+/// Sends long prompts during an answer, which continues until the last of them is complete.
 fn intrude(target: &Target, model: &str, words: usize) -> Result<LongPrompt, Failure> {
     const TOKENS: usize = 64;
-    let unanswered = || Failure::Failed("an answer beside the long prompt broke off".to_owned());
+    let unanswered = || Failure::Failed("an answer broke off while the long prompt was computed".to_owned());
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let running = scope.spawn(|| {

@@ -10,7 +10,7 @@ pub(super) struct CaseArgs {
     #[command(flatten)]
     pub device: DeviceArg,
 
-    /// Take only the cases whose id contains this; given several times, one of these.
+    /// Only cases whose id contains this; may be given more than once.
     #[arg(long, value_name = "SUBSTRING")]
     only: Vec<String>,
 
@@ -19,7 +19,7 @@ pub(super) struct CaseArgs {
 }
 
 impl CaseArgs {
-    /// The cases whose id is asked for, of those that `suit` takes.
+    /// The selected cases, of those that `suit` accepts.
     pub fn cases(&self, suit: impl Fn(&dyn Case) -> bool) -> Result<Vec<Box<dyn Case>>, Failure> {
         let mut cases = testing::cases();
         cases.retain(|case| suit(case.as_ref()));

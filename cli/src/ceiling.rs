@@ -14,17 +14,17 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Duration;
 
-/// Bytes that a copy reads, and as many that it writes: far beyond any cache.
+/// Bytes that the copy reads, and also writes: far more than any cache holds.
 const COPY_BYTES: usize = 256 << 20;
-/// Rounds of the kernels that measure FFMA and `dp4a`: 2 ms on a Pascal card of any size.
+/// Iterations of the kernels that measure FFMA and `dp4a`: 2 ms on a Pascal card of any size.
 const PEAK_ROUNDS: u32 = 400;
-/// m, n and k of the product that measures a CPU's arithmetic.
+/// m, n and k of the matrix product that measures a CPU's arithmetic.
 const GEMM_N: usize = 1024;
 
-/// A rate that can't be beaten, or not by much.
+/// A rate that can't be exceeded, or not by much.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Ceiling {
-    /// For a column of a table.
+    /// Its name in a column of a table.
     pub name: &'static str,
     /// Its meaning, and how it was measured.
     pub what: String,
@@ -32,11 +32,10 @@ pub(super) struct Ceiling {
     pub per_second: f64,
 }
 
-/// Work that touches no more bytes than this is held to the time of an empty launch.
+/// Work on no more bytes than this is compared with an empty launch.
 const SMALL_BYTES: f64 = 65536.0;
 
-/// The ceilings for memory-bound work, for what is too small to be that, for compute-bound work, and for work by `dp4a`;
-/// each where it is needed and known.
+/// The ceilings of memory-bound, launch-bound, compute-bound and `dp4a`-bound work; each if it is needed and known.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Ceilings {
     pub memory: Option<Ceiling>,
@@ -159,7 +158,7 @@ fn cpu_gemm(clock: &mut Clock) -> Result<Ceiling> {
     Ok(Ceiling { name: "gemm", what: "the gemm crate, f32, 1024 × 1024 × 1024".into(), per_second })
 }
 
-/// The peak rate of a GPU's memory.
+/// The peak rate of a GPU's memory, measured by a device copy.
 pub(super) fn cuda_copy(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     let (free, _) = device.memory_info()?;
     let bytes = COPY_BYTES.min(free / 4);
@@ -174,14 +173,14 @@ fn copy_times(device: &CudaDevice, bytes: usize, clock: &mut Clock) -> Result<Ti
     clock.time_one(Box::new(|| to.copy_from(0, &from, 0, bytes)))
 }
 
-/// How long device copies of less than the ceiling's size take, each size measured once. They begin and end as other work
-/// does, so that a share of their time says what is left to gain.
+/// The times of device copies smaller than the ceiling's, measured once per size. They have the same start and end costs as
+/// other work of their size, so a share of their time says how much can still be gained.
 #[derive(Default)]
 pub(super) struct Copies(BTreeMap<usize, Duration>);
 
 impl Copies {
-    /// The median time of a copy that reads and writes `bytes` in all. Nothing where that is not what bounds the work: on
-    /// a CPU or the virtual GPU, and for sizes that other ceilings are for; nor where there is no room for it.
+    /// The median time of a copy that reads and writes `bytes` in all. `None` if a copy does not bound the work (on a CPU
+    /// or the virtual GPU, and for sizes with other ceilings), or if there is no room for it.
     pub fn time(&mut self, device: &Device, bytes: f64, clock: &mut Clock) -> Result<Option<Duration>> {
         let Device::Cuda(device) = device else { return Ok(None) };
         let half = (bytes / 2.0) as usize;
@@ -206,7 +205,7 @@ fn empty_launch(device: &CudaDevice, clock: &mut Clock) -> Result<Ceiling> {
     Ok(Ceiling { name: "launch", what, per_second: 1.0 / seconds })
 }
 
-/// Measured, as the clock under load is not specified; a multiply-add counts two.
+/// Measured, as the clock under load is not specified. A multiply-add counts as two operations.
 fn cuda_peak(device: &CudaDevice, instruction: Instruction, clock: &mut Clock) -> Result<Ceiling> {
     let (name, what) = match instruction {
         Instruction::Fma => {

@@ -16,11 +16,11 @@ use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// Talks. The cache keeps the conversation between turns, so nothing is computed twice.
+/// Holds a conversation. The cache is kept between turns, so nothing is computed twice.
 ///
-/// On a terminal messages are edited, with those before under the arrow keys, and what is pasted is one message; Ctrl-C
-/// ends an answer and keeps the conversation. From a pipe or file each line is a message. /help lists the commands.
-/// The exit status is 1 if a turn failed.
+/// On a terminal, messages can be edited, the arrow keys recall earlier ones, and pasted text is one message; Ctrl-C ends
+/// an answer and keeps the conversation. In a pipe or file each line is a message. /help lists the commands. The exit
+/// status is 1 if a turn failed.
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -50,7 +50,7 @@ const HELP: &str = "\
 /quit        ends the conversation, as Ctrl-D does
 A space before the / makes it a message.";
 
-/// The meaning of a message.
+/// The kinds of messages.
 #[derive(Debug, PartialEq)]
 enum Request<'a> {
     Nothing,
@@ -60,7 +60,7 @@ enum Request<'a> {
     Reset,
     Quit,
     Unknown(&'a str),
-    /// Something to be answered.
+    /// A message to answer.
     Turn(&'a str),
 }
 
@@ -85,7 +85,7 @@ impl<'a> Request<'a> {
 #[derive(Serialize)]
 struct Json<'a> {
     device: String,
-    /// With it the same tokens are drawn again; none are drawn without it.
+    /// The seed that reproduces the tokens; none if no tokens are drawn.
     seed: Option<u64>,
     turns: &'a [Turn],
 }
@@ -110,7 +110,7 @@ struct Chat<'a> {
     session: Session,
     messages: Vec<Message>,
     visuals: Vec<Visual>,
-    /// Visuals that earlier turns have; the others wait for the next.
+    /// Pictures and videos of earlier turns; those after them wait for the next turn.
     shown: usize,
     turns: Vec<Turn>,
     /// Tokens that the cache has room for from the beginning.
@@ -165,7 +165,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 }
                 result
             }
-            // a slip of the keyboard is no failure where its author sees it
+            // a typing error is no failure on a terminal, where the user sees the message
             command => chat.command(&command).or_else(|error| {
                 output.complain(&error);
                 if editor.is_terminal() { Ok(()) } else { Err(()) }
@@ -178,7 +178,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     match failed {
         0 => Ok(()),
-        _ if editor.is_terminal() => Err(Failure::Wrong), // it has been said
+        _ if editor.is_terminal() => Err(Failure::Wrong), // the errors are printed already
         1 => Err(Failure::Failed("a turn or command failed".into())),
         _ => Err(Failure::Failed(format!("{failed} turns or commands failed"))),
     }
@@ -189,7 +189,7 @@ fn beginning(args: &Args) -> Vec<Message> {
 }
 
 impl Chat<'_> {
-    /// Does what is no turn.
+    /// Runs a command.
     fn command(&mut self, request: &Request) -> Result<(), String> {
         let output = &self.args.output;
         match request {
@@ -216,7 +216,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Takes a picture for the next turn, if it can be shown.
+    /// Adds a picture to the next turn, if it can be used.
     fn image(&mut self, file: &Path) -> Result<(), String> {
         let visual = [Visual::image(file).map_err(|error| error.to_string())?];
         let prompt = self.model.processor.prepare(&[user_turn(&visual, "")], &visual);
@@ -233,7 +233,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Empties the cache, which may have grown for a turn that did not fit, so that the next turn has the room.
+    /// Frees the cache, which may have grown for a turn that did not fit, so that the next turn has the room.
     fn give_memory_back(&mut self) -> pascaline::Result<()> {
         self.session = self.model.session()?;
         if let Device::Cuda(device) = self.model.device() {
@@ -242,11 +242,11 @@ impl Chat<'_> {
         self.session.reserve(self.planned)
     }
 
-    /// Answers. A turn that fails is taken back: pictures wait for the next one, and the cache stays, but for want of
-    /// memory.
+    /// Answers a message. A failed turn is undone: its pictures wait for the next one, and the cache is kept unless memory
+    /// ran out.
     ///
     /// # Errors
-    /// Errors that end the conversation: a lost device, or that nobody reads the answers. The inner one is reported already.
+    /// Errors that end the conversation: a lost device, or closed output. The inner error is already reported.
     fn turn(&mut self, text: &str, editor: &Editor) -> Result<Result<(), ()>, Failure> {
         let output = &self.args.output;
         let images = self.visuals.len() - self.shown;

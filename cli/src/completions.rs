@@ -1,4 +1,4 @@
-//! `pascaline completions`: a script by which a shell completes this program's command lines.
+//! `pascaline completions`: prints a shell's completion script for this program.
 
 use super::failure::Failure;
 use clap_complete::Shell;
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 /// Prints the script; for bash: `pascaline completions bash > ~/.local/share/bash-completion/completions/pascaline`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// For which shell.
+    /// The shell.
     shell: Shell,
 }
 

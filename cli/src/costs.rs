@@ -9,17 +9,17 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The assumptions of the cost model, which virtual-gpu/COSTS.md explains.
+/// The assumptions of the cost model; virtual-gpu/COSTS.md explains them.
 pub(super) const MODEL: [&str; 2] = [
     "model: the slowest of compute, shared memory, L2, DRAM and latency, plus 5 µs for the launch, 1.5 µs in a graph; at boost clock",
     "with a perfect cache and DRAM at 80 % of its published bandwidth; optimistic by 5–50 % (virtual-gpu/COSTS.md)",
 ];
 
-/// One launch, or several that did the same.
+/// The costs of a launch, or of several with equal counts.
 #[derive(Serialize)]
 pub(super) struct Costs {
     pub kernel: String,
-    /// How many launches did just this.
+    /// The number of launches with these counts.
     pub launches: usize,
     grid: [u32; 3],
     block: [u32; 3],
@@ -27,13 +27,13 @@ pub(super) struct Costs {
     shared_bytes: u32,
     in_graph: bool,
     registers: u32,
-    /// Whether ptxas says how many registers; else they are estimated.
+    /// Whether the number of registers is from ptxas; otherwise it is estimated.
     registers_from_ptxas: bool,
     blocks_per_sm: u32,
-    /// Resident warps of an SM over 64.
+    /// Resident warps of an SM as a share of 64.
     occupancy: f64,
     counts: Counts,
-    /// Of one launch.
+    /// Counts of one launch.
     pub estimates: Vec<OnCard>,
     #[serde(skip)]
     counters: Counters,
@@ -119,10 +119,10 @@ impl Total {
     }
 }
 
-/// Wide enough for every card's name, indented.
+/// Fits every card's name, indented.
 const CARD_WIDTH: usize = 21;
 
-/// Seconds on a card: of the launch, and that each resource alone would take.
+/// Estimated seconds on a card: of the launch, and for each resource alone.
 #[derive(Serialize)]
 pub(super) struct OnCard {
     card: &'static str,
@@ -171,7 +171,7 @@ impl Counts {
 }
 
 impl Costs {
-    /// Of one launch on the given cards.
+    /// The costs of one launch on the given cards.
     pub fn new(report: &LaunchReport, registers: &Registers, cards: &[&'static Card]) -> Self {
         let per_thread = registers.per_thread(&report.kernel);
         let threads: u32 = report.block.iter().product();
@@ -207,7 +207,7 @@ impl Costs {
         }
     }
 
-    /// Of each launch, those that did the same together.
+    /// The costs of all launches; equal ones are merged.
     pub fn all(reports: &[LaunchReport], registers: &Registers, cards: &[&'static Card]) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for report in reports {
@@ -225,7 +225,7 @@ impl Costs {
         all
     }
 
-    /// Prints the counts in a few lines and the estimates as a table.
+    /// Prints the counts as lines and the estimates as a table.
     pub fn print(&self, screen: &mut Screen) -> Result<(), Failure> {
         let Self { grid, block, shared_bytes, registers, blocks_per_sm, counts, .. } = self;
         let times = if self.launches > 1 { format!(", {} launches", self.launches) } else { String::new() };
@@ -285,7 +285,7 @@ impl Costs {
     }
 }
 
-/// The model's assumptions and where the registers come from, in a few lines.
+/// Prints the model's assumptions and the source of the register counts.
 pub(super) fn print_assumptions(registers: &Registers, screen: &mut Screen) -> Result<(), Failure> {
     screen.say_what_is_left_out()?;
     match screen.width {

@@ -1,7 +1,7 @@
 //! cuBLAS, opened at run time if the machine has it: the comparison for matrix products.
 //!
-//! Constants and signatures are those of `cublas_api.h` (11.0 to 13.x); 10 and older take other numbers for the
-//! type of the sums.
+//! Constants and signatures are those of `cublas_api.h` (11.0 to 13.x); in version 10 and older the compute type has other
+//! values.
 
 use super::failure::{Failure, loader_error};
 use libloading::Library;
@@ -15,15 +15,15 @@ use std::{env, fs, mem, ptr};
 const SUCCESS: c_int = 0;
 const OP_N: c_int = 0;
 const OP_T: c_int = 1;
-/// Sums in the precision asked for; no TF32 in products of f32.
+/// Computes in the requested precision: no TF32 for f32 products.
 const DEFAULT_MATH: c_int = 0;
 const R_32F: c_int = 0;
 const R_16F: c_int = 2;
 const COMPUTE_32F: c_int = 68;
 const GEMM_DEFAULT: c_int = -1;
 
-/// The library's file by major version, newest first. A library that is too new for the GPU refuses the handle, and
-/// the next one is tried.
+/// The library's file names by major version, newest first. A library that is too new for the GPU refuses to create a
+/// handle; then the next one is tried.
 #[cfg(not(windows))]
 const NAMES: &[&str] = &["libcublas.so.13", "libcublas.so.12", "libcublas.so.11"];
 #[cfg(windows)]
@@ -60,13 +60,13 @@ pub(super) struct Cublas {
     gemm_ex: GemmEx,
     gemm_strided_batched_ex: GemmStridedBatchedEx,
     device: CudaDevice,
-    /// As the library tells it: 120805 for 12.8.5.
+    /// As the library reports it: 120805 for 12.8.5.
     version: c_int,
     path: PathBuf,
 }
 
 impl Cublas {
-    /// Opens the first cuBLAS that works on `device`, or says what was tried and what to do.
+    /// Opens the first cuBLAS that works on `device`; the error says what was tried and what to do.
     pub fn open(device: &CudaDevice) -> Result<Self, Failure> {
         device.bind()?;
         let mut refused = Vec::new();
@@ -76,7 +76,7 @@ impl Cublas {
                 Err(reason) => {
                     let name = path.to_string_lossy();
                     let reason = loader_error(&name, &reason);
-                    // A plain name that the loader does not find is no error: the library is not there.
+                    // The loader's error for a plain name only means that the library is not installed.
                     if path.is_absolute() || !reason.starts_with("cannot open") {
                         refused.push(format!("{name}: {reason}"));
                     }
@@ -98,7 +98,7 @@ impl Cublas {
 
     fn open_at(path: &Path, device: &CudaDevice) -> Result<Self, String> {
         let short = |error: libloading::Error| error.to_string();
-        // cuBLAS wants cublasLt of its own version, which the loader may not find in the same folder; once loaded it is
+        // cuBLAS needs cublasLt of its own version, which the loader may not find in the same folder; once loaded it is
         // found by name. It stays loaded, as cuBLAS would keep it.
         if let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) {
             let sibling = folder.join(name.replacen("cublas", "cublasLt", 1));
@@ -191,15 +191,15 @@ impl Cublas {
             return Err(refuse("the tensors are not what the case says".into()));
         }
         let size = |size: usize| c_int::try_from(size).map_err(|_| refuse("it has 32-bit sizes".into()));
-        // cuBLAS counts by columns: a row-major matrix is to it the transpose of the same numbers. So it is asked
-        // for yᵀ [n, m] = op(w)ᵀ · op(x)ᵀ, and what lies transposed to us lies plain to it.
+        // cuBLAS is column-major: it sees a row-major matrix as its transpose. So it computes yᵀ [n, m] = op(w)ᵀ · op(x)ᵀ,
+        // and our transposed operands are its plain ones.
         let (op_w, ld_w) = if transpose_w { (OP_T, size(k)?) } else { (OP_N, size(n)?) };
         let (op_x, ld_x) = if transpose_x { (OP_T, size(m)?) } else { (OP_N, size(k)?) };
         let (ld_y, m_, n_, k_) = (size(n)?, size(m)?, size(n)?, size(k)?);
         let kind = match dtype {
             DType::F32 => R_32F,
             DType::F16 => R_16F,
-            DType::U32 => return Err(refuse("it multiplies floating-point numbers".into())),
+            DType::U32 => return Err(refuse("it multiplies only floating-point numbers".into())),
         };
         let (h, one, zero) = (self.handle, &1.0f32, &0.0f32);
         let (y, x, w) = (y.address(), x.address(), w.address());
@@ -235,7 +235,7 @@ impl Drop for Cublas {
     }
 }
 
-/// The names of cublas_api.h.
+/// The status's name in cublas_api.h.
 fn status_name(status: c_int) -> String {
     let name = match status {
         1 => "not initialized",
@@ -251,8 +251,8 @@ fn status_name(status: c_int) -> String {
     format!("{name}, {status}")
 }
 
-/// Where cuBLAS may be, in order: the file that `PASCALINE_CUBLAS` names, and nothing else then; where the loader
-/// looks; CUDA's folders; among Python packages, since PyTorch brings it.
+/// Paths to try for cuBLAS, in order: only the file that `PASCALINE_CUBLAS` names, if set; where the loader looks; CUDA's
+/// folders; Python packages, since PyTorch includes it.
 fn candidates() -> Vec<PathBuf> {
     if let Some(path) = env::var_os("PASCALINE_CUBLAS").filter(|path| !path.is_empty()) {
         return vec![path.into()];

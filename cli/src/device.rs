@@ -13,12 +13,12 @@ pub(super) struct DeviceArg {
 }
 
 impl DeviceArg {
-    /// As it was given.
+    /// The option's value, if given.
     pub fn name(&self) -> Option<&str> {
         self.device.as_deref()
     }
 
-    /// The device, and why it is the one if that was not said.
+    /// The device, and if it was not named the reason for the choice.
     pub fn open(&self) -> Result<(Device, Option<String>), Failure> {
         match asked_for(self.device.as_deref()).as_deref() {
             None | Some("auto") => {
@@ -36,7 +36,7 @@ impl DeviceArg {
     }
 }
 
-/// The device that the option names, else the environment. A variable that is empty counts as unset.
+/// The device that the option or else the environment names. An empty variable counts as unset.
 pub(super) fn asked_for(option: Option<&str>) -> Option<String> {
     let variable = || env::var_os("PASCALINE_DEVICE").filter(|name| !name.is_empty());
     option.map(str::to_owned).or_else(|| variable().map(|name| name.to_string_lossy().into_owned()))

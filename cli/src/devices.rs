@@ -9,9 +9,10 @@ use qwen3_vl::{Placement, SplitMode};
 
 #[derive(clap::Args, Clone, Default)]
 pub(super) struct DevicesArgs {
-    /// The GPUs to spread the model over (with --replicas: to put a whole one on each): their numbers, as in cuda:N (0,1), or auto for all. Decoder layers are shared out by
-    /// the speed of the cards' memory, as far as each has room; hidden states are passed on. With `--device virtual` they are
-    /// virtual ones, which PASCALINE_VIRTUAL_DEVICES names.
+    /// The GPUs to spread the model over (with --replicas: to put a whole model on each): their numbers, as in cuda:N
+    /// (0,1), or auto for all. Decoder layers are split in the ratio of the speeds at which the cards read matrices, which
+    /// are measured if the cards differ, as far as each has room, and hidden states are copied from card to card. With
+    /// `--device virtual` they are virtual GPUs, which PASCALINE_VIRTUAL_DEVICES names.
     #[arg(long, value_name = "LIST", value_parser = list)]
     devices: Option<List>,
 
@@ -19,13 +20,13 @@ pub(super) struct DevicesArgs {
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     split: Option<Ratio>,
 
-    /// How these GPUs share the model: layer gives each some of the layers, which a pass goes through one after the other; row gives
-    /// each an equal part of every layer, all of which compute at once. layer if not given.
+    /// How these GPUs share the model. layer: each has some of the layers, and a pass goes through them one after the
+    /// other. row: each has an equal part of every layer, and all compute at once. If not given, layer.
     #[arg(long, value_name = "MODE")]
     split_mode: Option<Mode>,
 
-    /// How values go from GPU to GPU; if not given, as peer where the driver allows it, else pinned. With --split-mode row, by nccl
-    /// where its library is found: libnccl.so.2, or the file that PASCALINE_NCCL names.
+    /// How values are copied between GPUs; if not given, peer if the driver allows it, else pinned. With --split-mode row,
+    /// those of prompts by nccl if its library is found: libnccl.so.2, or the file that PASCALINE_NCCL names.
     #[arg(long, value_name = "WAY")]
     between: Option<Between>,
 }
@@ -33,20 +34,20 @@ pub(super) struct DevicesArgs {
 /// `--split-mode`
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Mode {
-    /// Some of the layers on each GPU.
+    /// Some of the layers on each GPU (pipeline).
     Layer,
-    /// A part of every layer on each GPU.
+    /// A part of every layer on each GPU (tensor parallelism).
     Row,
 }
 
 /// `--between`
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Between {
-    /// Straight into the other GPU's memory.
+    /// Directly into the other GPU's memory.
     Peer,
-    /// By way of pinned host memory.
+    /// Through pinned host memory.
     Pinned,
-    /// By NVIDIA's NCCL, which makes the sums of --split-mode row.
+    /// By NVIDIA's NCCL, which does the all-reduce of --split-mode row.
     Nccl,
 }
 
@@ -59,9 +60,9 @@ enum List {
 /// `--replicas`
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Replicas {
-    /// One on each GPU that the model fits.
+    /// One on each GPU that the model fits on.
     All,
-    /// So many.
+    /// This many.
     These(usize),
 }
 
@@ -98,7 +99,7 @@ fn ratio(text: &str) -> Result<Ratio, String> {
 }
 
 impl DevicesArgs {
-    /// Whether one of them was given.
+    /// Whether any of these options was given.
     pub fn are_given(&self) -> bool {
         self.devices.is_some() || self.split.is_some() || self.split_mode.is_some() || self.between.is_some()
     }
@@ -111,7 +112,7 @@ impl DevicesArgs {
         }
     }
 
-    /// Refuses options that contradict each other.
+    /// Refuses contradictory options.
     pub fn check(&self) -> Result<(), Failure> {
         match (self.mode(), &self.split) {
             (SplitMode::Row, Some(_)) => Err(Failure::Usage(
@@ -125,7 +126,7 @@ impl DevicesArgs {
         }
     }
 
-    /// These GPUs with so many layers each, and the vision tower on one of them.
+    /// Places this many layers on each of these GPUs, and the vision tower on one of them.
     pub fn place(&self, devices: &[Device], layers: &[usize], vision: usize) -> pascaline::Result<Placement> {
         let placement = match self.mode() {
             SplitMode::Layer => Placement::split(devices, layers, vision)?,
@@ -137,13 +138,13 @@ impl DevicesArgs {
         })
     }
 
-    /// The ratio of the layers, if it was given.
+    /// The ratio of the layers, if given.
     pub fn ratio(&self) -> Option<&[f64]> {
         self.split.as_ref().map(|ratio| &ratio.0[..])
     }
 
-    /// The way between GPUs, if it was given.
-    fn way(&self) -> Option<Way> {
+    /// The way of copying between GPUs, if given.
+    pub fn way(&self) -> Option<Way> {
         self.between.map(|between| match between {
             Between::Peer => Way::Peer,
             Between::Pinned => Way::Pinned,
@@ -151,7 +152,7 @@ impl DevicesArgs {
         })
     }
 
-    /// The GPUs, opened, if several were asked for; `device` is `--device`.
+    /// The GPUs, opened, if several were requested; `device` is `--device`.
     pub fn open(&self, device: &DeviceArg) -> Result<Option<Vec<Device>>, Failure> {
         match self.are_given() {
             true => self.check().and_then(|()| self.all(device)).map(Some),
@@ -159,7 +160,7 @@ impl DevicesArgs {
         }
     }
 
-    /// The GPUs for whole models, the first `count` of them if not all. `device` is `--device`.
+    /// The GPUs for replicas: the first `count`, or all. `device` is `--device`.
     pub fn replicas(&self, count: Replicas, device: &DeviceArg) -> Result<Vec<Device>, Failure> {
         if self.split.is_some() || self.between.is_some() || self.split_mode.is_some() {
             return Err(Failure::Usage(
@@ -183,13 +184,13 @@ impl DevicesArgs {
         Ok(devices)
     }
 
-    /// All GPUs that are named, opened.
+    /// Opens all GPUs that are named.
     fn all(&self, device: &DeviceArg) -> Result<Vec<Device>, Failure> {
         let kind = asked_for(device.name());
         let numbered = match kind.as_deref() {
             None | Some("auto" | "cuda") => Device::cuda,
             Some("virtual") => {
-                Device::virtual_gpu()?; // takes the driver's place before devices are counted
+                Device::virtual_gpu()?; // replaces the driver before devices are counted
                 Device::virtual_gpu_number
             }
             Some(name) => {

@@ -1,4 +1,5 @@
-//! `pascaline doctor`: the driver, the devices, and the device that `auto` takes. Reports errors, and never fails.
+//! `pascaline doctor`: reports the driver, the devices, and the device that `auto` takes. Its errors are part of the
+//! report, and it never fails.
 
 use super::doctor_memory;
 use super::environment::{Cpu, Driver, Gpu, is_virtual};
@@ -15,11 +16,10 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Looks for the driver and the devices, and says which device `auto` takes and why. Compiles nothing unless asked to.
+/// Reports the driver, the devices, and which device `auto` takes and why. Compiles nothing unless told to.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Load every module of the kernels on each device, and say how long that took: with an empty cache the driver compiles
-    /// them.
+    /// Load every module of the kernels on each device and report the time: with an empty cache the driver compiles them.
     #[arg(long)]
     modules: bool,
 
@@ -52,14 +52,14 @@ struct Kernels {
     target: String,
     count: usize,
     modules: usize,
-    /// In this program, compressed.
+    /// Bytes in this program, compressed.
     bytes: usize,
 }
 
 #[derive(Serialize)]
 struct DriverState {
     backend: &'static str,
-    /// None if it does not start.
+    /// None if the driver does not start.
     found: Option<Driver>,
     problem: Option<String>,
     looked_for: Vec<Attempt>,
@@ -77,17 +77,17 @@ struct DeviceState {
     #[serde(flatten)]
     gpu: Option<Gpu>,
     memory_free: Option<usize>,
-    /// The memory pool's source of memory and the device's temperature, a sentence each.
+    /// The memory pool's source of memory, the device's temperature, and measured powers: a sentence each.
     memory_and_heat: Vec<String>,
-    /// Where the table comes from by which matmul kernels are chosen, or why it can't be used.
+    /// The source of the table by which matmul kernels are chosen, or why it can't be used.
     matmul_choice: Option<String>,
-    /// The time of loading all modules, if the user asked for it.
+    /// The time of loading all modules, if requested.
     modules_loaded: Option<ModulesLoaded>,
-    /// None if it can be used.
+    /// None if the device can be used.
     problem: Option<String>,
 }
 
-/// All modules were loaded on a device.
+/// The result of loading all modules on a device.
 #[derive(Serialize)]
 struct ModulesLoaded {
     count: usize,
@@ -103,7 +103,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         written?;
     }
     let report = Report::new(args.modules)?;
-    // stdout holds the same as JSON then
+    // then stdout has the same report as JSON
     if !args.output.stdout_is_taken() {
         report.print(&mut args.output.screen())?;
     }
@@ -115,7 +115,7 @@ impl Report {
         let count = CudaDevice::count();
         let problem = count.as_ref().err().map(ToString::to_string);
         let devices = (0..count.unwrap_or(0)).map(|ordinal| DeviceState::of(ordinal, load_modules)).collect();
-        // The virtual GPU takes the library's place; opening the library all the same would only say so.
+        // The virtual GPU replaces the driver library; trying to open that would only report an error.
         let attempts = if is_virtual() { &[][..] } else { &driver::library().attempts };
         let looked_for =
             attempts.iter().map(|attempt| Attempt { path: attempt.path, error: attempt.error.clone() });
@@ -179,7 +179,7 @@ impl Report {
     }
 }
 
-/// A line under a heading on the left, or under none.
+/// Prints a line, with a heading on the left or without one.
 fn entry(screen: &mut Screen, heading: &str, text: &str, style: Style) -> Result<(), Failure> {
     screen.entry(&format!("{heading:<12}"), text, style)
 }

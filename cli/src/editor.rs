@@ -1,4 +1,4 @@
-//! The input of `chat`: a line editor on a terminal, lines of a pipe or file elsewhere.
+//! The input of `chat`: a line editor on a terminal, otherwise lines of a pipe or file.
 
 use super::failure::Failure;
 use super::interrupt;
@@ -8,17 +8,17 @@ use std::io::{self, BufRead, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Before each message, on a terminal.
+/// The prompt on a terminal.
 const PROMPT: &str = "> ";
 
 /// An input.
 #[derive(Debug, PartialEq)]
 pub(super) enum Input {
-    /// A message; on a terminal what was pasted is one, however many lines it has.
+    /// A message; on a terminal pasted text is one message, whatever its number of lines.
     Message(String),
-    /// Ctrl-C in the place of a message.
+    /// Ctrl-C while a message was edited.
     Interrupt,
-    /// No more comes.
+    /// End of input.
     End,
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Input {
 pub(super) enum Editor {
     Terminal {
         editor: Box<DefaultEditor>,
-        /// Set by Ctrl-C while an answer comes.
+        /// Set by Ctrl-C during an answer.
         interrupted: Arc<AtomicBool>,
     },
     Lines,
@@ -37,7 +37,7 @@ impl Editor {
         if !io::stdin().is_terminal() {
             return Ok(Self::Lines);
         }
-        // The terminal itself, so that stdout, which may be a file, holds the answers alone.
+        // Writes to the terminal itself, so that stdout, which may be a file, has only the answers.
         let config = Config::builder().behavior(Behavior::PreferTerm).auto_add_history(true).build();
         let editor = DefaultEditor::with_config(config).map_err(|error| unusable(&error))?;
         // While a line is edited, Ctrl-C is a key and no signal.
@@ -76,7 +76,7 @@ impl Editor {
         }
     }
 
-    /// Whether the answer is to end.
+    /// Whether Ctrl-C was pressed during the answer.
     pub fn is_interrupted(&self) -> bool {
         match self {
             Self::Terminal { interrupted, .. } => interrupted.load(Ordering::Relaxed),

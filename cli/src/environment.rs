@@ -1,4 +1,4 @@
-//! The environment that results depend on: device, driver, CPU. Nothing that changes from run to run.
+//! The environment that results depend on: device, driver, CPU. It has nothing that changes from run to run.
 
 use pascaline::Device;
 use pascaline::cuda::{CudaDevice, Properties, driver_version};
@@ -8,7 +8,7 @@ use pascaline_driver as driver;
 use serde::Serialize;
 use std::{env, fs, thread};
 
-/// Where a report's numbers come from.
+/// The origin of a report's numbers.
 #[derive(Serialize)]
 pub(super) struct Environment {
     pub pascaline: &'static str,
@@ -97,7 +97,7 @@ impl Cpu {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
         Self {
-            // Windows has no such file; its variable tells family and model
+            // Windows has no such file; an environment variable has family and model
             name: name
                 .map(|(_, name)| name.trim().to_owned())
                 .or_else(|| env::var("PROCESSOR_IDENTIFIER").ok()),
@@ -116,14 +116,14 @@ impl Cpu {
 }
 
 impl Driver {
-    /// The driver, if it starts. Asks it, so not for CPU mode.
+    /// The driver, if it starts. This starts the driver, so it is not called in CPU mode.
     pub fn in_use() -> Option<Self> {
         let version = driver_version().ok()?;
         let cuda = format!("{}.{}", version / 1000, version % 1000 / 10);
         Some(Self { cuda, version: if is_virtual() { None } else { kernel_module() } })
     }
 
-    /// Where only NVML tells the version, as on Windows and WSL.
+    /// Adds the version from NVML, for systems such as Windows and WSL where nothing else has it.
     fn with_version_of(self, device: &CudaDevice) -> Self {
         match self.version {
             None if !is_virtual() => {
@@ -169,12 +169,12 @@ impl Gpu {
     }
 }
 
-/// Whether the virtual GPU answers the driver API.
+/// Whether the driver is the virtual GPU.
 pub(super) fn is_virtual() -> bool {
     driver::backend() == Some(driver::Backend::Virtual)
 }
 
-/// The version that NVIDIA's kernel module tells on Linux.
+/// The version of NVIDIA's kernel module on Linux.
 fn kernel_module() -> Option<String> {
     let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     version_in(&text).map(str::to_owned)

@@ -1,4 +1,4 @@
-//! How a command ends when it does not end well.
+//! Errors of commands, and their exit status.
 
 use pascaline::Error;
 use std::io;
@@ -7,15 +7,15 @@ use std::process::ExitCode;
 /// Why a command stopped.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The command line asks for something that can't be: exit status 2.
+    /// A usage error: exit status 2.
     Usage(String),
     /// Something failed: exit status 1.
     Failed(String),
-    /// A new process may do better: exit status 75, `EX_TEMPFAIL` of sysexits.h.
+    /// A new process may succeed: exit status 75, `EX_TEMPFAIL` of sysexits.h.
     Again(String),
-    /// Results are wrong, and have been reported as such: exit status 1.
+    /// Results are wrong; the report already says so: exit status 1.
     Wrong,
-    /// Whoever read the output has seen enough: no error.
+    /// The reader of the output has closed it: no error.
     OutputClosed,
 }
 
@@ -57,7 +57,7 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::OutputClosed,
-            // as Wine says it: the pipe is not connected
+            // Wine's code for it: the pipe is not connected
             _ if cfg!(windows) && error.raw_os_error() == Some(233) => Self::OutputClosed,
             _ => Self::Failed(format!("the output can't be written: {error}")),
         }

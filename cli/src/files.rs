@@ -1,5 +1,5 @@
-//! Files that a command writes. One appears under its name when it is whole, or not at all: a signal, a full disk or a
-//! failure leaves what was there before.
+//! Output files. A file appears under its name when it is complete, or not at all: after a signal, a full disk or a failure
+//! the previous file is still there.
 
 use super::failure::Failure;
 use std::fs::{self, File};
@@ -17,17 +17,18 @@ pub(super) struct OutputFile {
 }
 
 enum Kind {
-    /// In the same folder; it is renamed to this place, which Windows is told in the form that may be longer than 260 characters.
+    /// A temporary file in the same folder, to be renamed to this path. On Windows the path is in the form that may exceed
+    /// 260 characters.
     Temporary(NamedTempFile, PathBuf),
-    /// A device or a pipe: it is written to as it is, and holds nothing that could be lost.
+    /// A device or a pipe: it is written to directly, as it has no content to lose.
     Special(File),
 }
 
 impl OutputFile {
-    /// Begins a file; `force` says whether it may replace one.
+    /// Starts a file; `force` says whether it may replace an existing one.
     ///
     /// # Errors
-    /// [`Failure::Failed`] if there is one already, or none can be made there.
+    /// [`Failure::Failed`] if there is one already, or none can be created there.
     pub fn create(to: &Path, force: bool) -> Result<Self, Failure> {
         let cannot = |error: io::Error| unwritable(to, &error);
         match fs::metadata(to) {
@@ -38,7 +39,7 @@ impl OutputFile {
             }
             Ok(_) if !force => Err(exists(to)),
             Ok(found) => {
-                // Through a link: the link stays, and what it names is replaced. Its permissions stay too.
+                // A link stays, and its target is replaced; the target's permissions stay too.
                 let place = whole(to).map_err(cannot)?;
                 let file = temporary(&place).map_err(cannot)?;
                 file.as_file().set_permissions(found.permissions()).map_err(cannot)?;
@@ -53,17 +54,17 @@ impl OutputFile {
         }
     }
 
-    /// Gives the whole file its name.
+    /// Gives the complete file its name.
     ///
     /// # Errors
-    /// [`Failure::Failed`] if it can't be written, or a file has come to be there that may not be replaced.
+    /// [`Failure::Failed`] if it can't be written, or a file that may not be replaced has appeared meanwhile.
     pub fn keep(self) -> Result<(), Failure> {
         let Self { to, force, kind } = self;
         let (file, place) = match kind {
             Kind::Temporary(file, place) => (file, place),
             Kind::Special(mut file) => return file.flush().map_err(|error| unwritable(&to, &error)),
         };
-        // Otherwise a crash of the machine could leave an empty file under the name.
+        // Without this a crash of the machine could leave an empty file under the name.
         file.as_file().sync_all().map_err(|error| unwritable(&to, &error))?;
         match persist(file, &place, force) {
             Ok(()) => Ok(()),
@@ -97,7 +98,7 @@ impl Write for OutputFile {
     }
 }
 
-/// On Windows, a file that another program has open, as indexers and virus scanners do for moments, is tried again.
+/// On Windows, renaming is retried: indexers and virus scanners open new files for moments.
 const TRIES: u32 = if cfg!(windows) { 10 } else { 1 };
 
 /// Gives a file its name.
@@ -120,7 +121,7 @@ fn is_held(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(5 | 32))
 }
 
-/// Writes a whole file.
+/// Writes a complete file.
 ///
 /// # Errors
 /// As [`OutputFile::create`] and [`OutputFile::keep`].
@@ -130,19 +131,19 @@ pub(super) fn write(to: &Path, bytes: &[u8], force: bool) -> Result<(), Failure>
     file.keep()
 }
 
-/// Refuses early what [`OutputFile::create`] would refuse when the work is done.
+/// Fails early if [`OutputFile::create`] would fail after the work.
 ///
 /// # Errors
 /// As [`OutputFile::create`].
 pub(super) fn check(to: &Path, force: bool) -> Result<(), Failure> {
     match fs::metadata(to) {
-        // Opening a pipe here would wait for its reader twice.
+        // Opening a pipe here would wait for its reader a second time.
         Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
         _ => OutputFile::create(to, force).map(drop),
     }
 }
 
-/// Refuses a target that is a source too, or another target: the one written last would replace it.
+/// Refuses a target that is also a source or another target: the one written last would replace it.
 ///
 /// # Errors
 /// [`Failure::Usage`].
@@ -162,7 +163,7 @@ pub(super) fn check_apart<'a>(
     Ok(())
 }
 
-/// Where an ordinary file is or would be; `None` for devices and pipes, which may be named more than once.
+/// The resolved path of an ordinary file, existing or not; `None` for devices and pipes, which may be named more than once.
 fn place(path: &Path) -> Option<PathBuf> {
     match whole(path) {
         Ok(whole) if whole.exists() => whole.is_file().then_some(whole),
@@ -170,10 +171,10 @@ fn place(path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The path without links and `..`; on Windows in the form that may be longer than 260 characters.
+/// The path without links and `..`; on Windows in the form that may exceed 260 characters.
 pub(super) fn whole(path: &Path) -> io::Result<PathBuf> {
     let whole = fs::canonicalize(path);
-    // Wine can't tell the name of a file whose path is long; then links stay
+    // Wine can't tell the name of a file whose path is long; then links are not resolved
     if cfg!(windows) && whole.is_err() {
         std::path::absolute(path).map(|path| verbatim(&path))
     } else {
@@ -181,7 +182,7 @@ pub(super) fn whole(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// An absolute path of Windows in the form that is not looked at: `\\?\C:\…` or `\\?\UNC\server\…`.
+/// An absolute Windows path in the form that the system does not parse: `\\?\C:\…` or `\\?\UNC\server\…`.
 fn verbatim(path: &Path) -> PathBuf {
     match path.as_os_str().to_str() {
         Some(text) if text.starts_with(r"\\?\") => path.to_owned(),
@@ -205,13 +206,13 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// In the folder of `to`, since a file can't be renamed from one file system to another.
+/// Created in the folder of `to`, since a file can't be renamed between file systems.
 fn temporary(to: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".pascaline-").suffix(".part");
     #[cfg(unix)]
     {
-        // The mode of an ordinary new file, from which the system removes the user's mask.
+        // The mode of an ordinary new file; the system removes the bits of the user's umask.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(fs::Permissions::from_mode(0o666));
     }

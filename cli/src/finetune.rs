@@ -19,7 +19,7 @@ use qwen3_vl::Processor;
 use qwen3_vl::adapter::{ADAPTER_CONFIG, ADAPTER_TENSORS};
 use qwen3_vl::checkpoint::SMALL_FILES;
 use qwen3_vl::config::Config;
-use qwen3_vl::gguf::{Mix, Plan, encode, text_plan, vision_plan};
+use qwen3_vl::gguf::{Mix, Plan, text_plan, vision_plan};
 use qwen3_vl::weights::expected;
 use serde::Serialize;
 use std::fs;
@@ -36,7 +36,7 @@ use std::time::Instant;
 /// relative to the file. Only what `gpt` says is learned.
 ///
 /// The folder gets adapter_config.json and adapter_model.safetensors, as PEFT has them, for `--adapter` of `generate`, `chat` and `serve`; or
-/// with --full a whole checkpoint. losses.csv and losses.png show how it went. Ctrl-C stores the state after the step at hand, and the
+/// with --full a whole checkpoint, or with --quantize-aware a pair of GGUF files. losses.csv and losses.png show how it went. Ctrl-C stores the state after the step at hand, and the
 /// same command with --resume goes on to the same bits.
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -77,10 +77,14 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["rank", "alpha", "targets", "dtype"])]
     full: bool,
 
-    /// With --full, compute with the weights as a GGUF file of this type will hold them, and write that pair of files: what is
-    /// trained is what generates.
-    #[arg(long, value_name = "TYPE", requires = "full")]
+    /// Compute with the weights as a GGUF file of this type will hold them, and write that pair of files: what is trained is what
+    /// generates. Without --full, those are the weights with their adapters merged.
+    #[arg(long, value_name = "TYPE")]
     quantize_aware: Option<QuantizeAwareArg>,
+
+    /// With --quantize-aware, the scales of the file's blocks: determined by the weights, or learned beside them (Esser et al. 2020).
+    #[arg(long, default_value = "fixed", requires = "quantize_aware")]
+    scales: ScalesArg,
 
     /// Train the vision tower too: with --full its weights, else adapters of those of its maps that --targets names.
     #[arg(long)]
@@ -181,6 +185,12 @@ enum QuantizeAwareArg {
     Q4_0,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
+enum ScalesArg {
+    Fixed,
+    Learned,
+}
+
 impl QuantizeAwareArg {
     fn mix(self) -> Mix {
         match self {
@@ -190,7 +200,7 @@ impl QuantizeAwareArg {
     }
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
 enum FrozenArg {
     F32,
     F16,
@@ -259,6 +269,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     match args.full {
         true => model.parameters.train(|name| args.vision || !is_of_vision(name)),
         false => model.lora = Lora::add(&mut model.parameters, &args.lora(), &device)?,
+    }
+    if args.scales == ScalesArg::Learned {
+        model.learn_scales()?;
     }
     let trained = model.parameters.iter().filter(|parameter| parameter.is_trained());
     let trained_parameters = trained.map(|parameter| parameter.value().shape().elements()).sum();
@@ -404,6 +417,10 @@ fn check(args: &Args) -> Result<(), Failure> {
         (args.alpha.is_some_and(|alpha| !positive(alpha)), "--alpha must be positive"),
         (args.sgd.is_some_and(|momentum| !(0.0..1.0).contains(&momentum)), "--sgd must be from 0 to below 1"),
         (!(0.0..1.0).contains(&args.hold_out), "--hold-out must be from 0 to below 1"),
+        (
+            args.quantize_aware.is_some() && args.dtype != FrozenArg::F32,
+            "--quantize-aware rounds weights that are in f32; leave --dtype out",
+        ),
     ];
     match wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
         Some((_, text)) => Err(Failure::Usage(text.to_owned())),
@@ -445,8 +462,16 @@ fn plan_memory(
         .map(|example| patches_of(example) * (tokens / example.ids.len().max(1)).max(1))
         .max()
         .unwrap_or(0);
-    // rounded weights lie beside those that are trained
-    let weights = if args.quantize_aware.is_some() { 2 * weights } else { weights };
+    let is_learned = args.scales == ScalesArg::Learned;
+    // rounded weights lie beside those that are trained; merged ones too, until learned scales have their gradients
+    let copies = usize::from(args.quantize_aware.is_some()) + usize::from(is_learned && !args.full);
+    let all = weights;
+    let weights = (1 + copies) * weights;
+    // a factor and a first scale for each 32 values
+    let (trained, weights) = match is_learned {
+        true => (trained + all / DType::F32.size() / 32, weights + all / 32),
+        false => (trained, weights),
+    };
     let of_steps = [trained, args.method().bytes(trained)];
     let bytes = memory(config, weights, of_steps, tokens, patches, [args.vision, args.checkpoint_layers]);
     if let Device::Cuda(cuda) = device {
@@ -467,7 +492,7 @@ fn plan_memory(
 fn results(args: &Args, exported: Option<&Export>) -> Vec<PathBuf> {
     let mut names = vec![curve::TABLE, curve::PICTURE];
     match args.full {
-        true if exported.is_some() => {}
+        _ if exported.is_some() => {}
         true => {
             names.extend(SMALL_FILES.into_iter().filter(|name| args.model.join(name).exists()));
             names.push(WEIGHTS);
@@ -501,7 +526,7 @@ fn prepare_folder(args: &Args, exported: Option<&Export>) -> Result<(), Failure>
     if let Some(found) = results.iter().find(|result| result.exists()).filter(|_| !may_replace) {
         return Err(Failure::Failed(format!("{} exists; --force replaces it", found.display())));
     }
-    if args.full && args.to.exists() {
+    if (args.full || exported.is_some()) && args.to.exists() {
         let ours = args.to.join(WEIGHTS);
         let others = files_of(&args.to).map_err(cannot)?.into_iter();
         let others = others.filter(|file| exported.is_some() || *file != ours);
@@ -545,10 +570,7 @@ impl Export {
         for (to, plan) in self.files.iter().zip(&self.plans) {
             let mut file = GgufFile::create(to, plan, may_replace)?;
             for tensor in &plan.tensors {
-                let parameters = &model.parameters;
-                let value =
-                    parameters.get(parameters.required(&tensor.published)?).value().to_vec::<f32>()?;
-                file.write(&encode(tensor.ty, &tensor.values(value), tensor.matrix(), model.device())?)?;
+                file.write(&model.encoded(tensor)?)?;
                 file.pad()?;
             }
             finished.push(file.finished());

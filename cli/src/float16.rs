@@ -10,10 +10,10 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Measures, for each tensor of a safetensors file, what 16-bit formats with 2 to 8 exponent bits would lose.
+/// Measures, for each tensor of a safetensors file, the error of 16-bit formats with 2 to 8 exponent bits.
 ///
 /// A format with E exponent bits has 15 − E mantissa bits: 5 is IEEE half precision, 8 is bfloat16. Values beyond the
-/// largest number become that number. No GPU is needed.
+/// largest number are clamped to it. No GPU is needed.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// A safetensors file.
@@ -33,7 +33,7 @@ pub(super) struct Args {
 struct Json<'a> {
     file: String,
     tensors: &'a [Surveyed],
-    /// For how many tensors each number of exponent bits loses least.
+    /// The number of tensors for which each number of exponent bits has the smallest error.
     best_for: &'a BTreeMap<u32, usize>,
 }
 
@@ -122,7 +122,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     report.map_or(Ok(()), |report| report.write(&Json { file, tensors: &tensors, best_for: &best_for }))
 }
 
-/// A tensor's line, or lines; the format that loses least.
+/// Prints a tensor's row or rows; returns the format with the smallest error.
 fn print(screen: &mut Screen, name: &str, losses: &[Loss], all: bool) -> Result<Option<Loss>, Failure> {
     let best = least(losses);
     if let Some(best) = best {

@@ -1,4 +1,4 @@
-//! `pascaline generate`: a question about images, and the answer as it comes.
+//! `pascaline generate`: answers a question about images and prints the answer as it is generated.
 
 use super::answer::{Answer, summary};
 use super::ceiling;
@@ -30,7 +30,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     image: Vec<PathBuf>,
 
-    /// A folder of pictures, in the order of their names: the frames of a video; after the images.
+    /// The frames of a video: a folder of pictures, ordered by name. Videos come after the images.
     #[arg(long, value_name = "FOLDER")]
     video: Vec<PathBuf>,
 
@@ -57,7 +57,7 @@ pub(super) struct Args {
     #[command(flatten)]
     output: Output,
 
-    /// Write what was allocated and freed on the GPU for the answer, for `bench --memory --trace`.
+    /// Write a trace of the answer's GPU allocations to this file, for `bench --memory --trace`.
     #[arg(long, value_name = "FILE")]
     memory_trace: Option<PathBuf>,
 }
@@ -73,19 +73,19 @@ struct Json<'a> {
     generated_ids: &'a [u32],
     text: &'a str,
     stop_reason: StopReason,
-    /// With it the same tokens are drawn again; none are drawn without it.
+    /// The seed that reproduces the tokens; none if no tokens are drawn.
     seed: Option<u64>,
     device: String,
     parameters: usize,
     load_seconds: f64,
-    /// Bytes of the GPU's memory that the plan allows for this answer at most, its context not counted.
+    /// The planned peak of the GPU's memory for this answer in bytes, without the context.
     planned_bytes: Option<usize>,
-    /// Each GPU's part of the model, if it is on several.
+    /// Each GPU's part of the model, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     devices: Option<Vec<DevicePart>>,
-    /// Bytes that were in use on the GPU before the model was loaded: its context, and others' work. `peak_bytes` counts them.
+    /// Bytes in use on the GPU before the model was loaded: its context, and other processes. `peak_bytes` includes them.
     context_bytes: Option<usize>,
-    /// Bytes of weights read per second of decoding, over those that a copy on this GPU reads and writes.
+    /// Bytes of weights read per second of decode, as a share of the bandwidth of a copy on this GPU.
     decode_bandwidth_share: Option<f64>,
     #[serde(flatten)]
     statistics: Statistics,
@@ -97,7 +97,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage("stdin holds one thing: the prompt or one image".into()));
     }
     args.model.check()?;
-    // pictures are small and quick to refuse, the model is neither
+    // pictures are checked first: they are small, and the model takes long to load
     let question = args.prompt.read()?;
     let mut visuals = args.image.iter().map(|file| image(file)).collect::<Result<Vec<_>, _>>()?;
     for folder in &args.video {
@@ -170,14 +170,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-/// Measures a copy for it, which takes a moment, so only on a real GPU.
+/// Measures a copy for comparison. That takes a moment and only makes sense on a real GPU.
 fn bandwidth_share(model: &Qwen3Vl, statistics: &Statistics) -> Result<Option<f64>, Failure> {
     let Device::Cuda(device) = model.device() else { return Ok(None) };
     if is_virtual() || statistics.decode_tokens == 0 || model.devices().len() > 1 {
         return Ok(None);
     }
     let copy = match ceiling::cuda_copy(device, &mut Clock::new(model.device())?) {
-        Err(Error::OutOfMemory { .. }) => return Ok(None), // the model has left no room to measure one
+        Err(Error::OutOfMemory { .. }) => return Ok(None), // no room next to the model
         copy => copy?,
     };
     // a right guess took no pass of its own

@@ -1,4 +1,4 @@
-//! GGUF files that a command writes, tensor by tensor.
+//! Writes GGUF files tensor by tensor.
 
 use super::failure::Failure;
 use super::files::{OutputFile, unwritable};
@@ -6,7 +6,7 @@ use qwen3_vl::gguf::Plan;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A file that is being written. It appears under its name when it is kept.
+/// A file in progress. It appears under its name when it is kept.
 pub(super) struct GgufFile {
     to: PathBuf,
     file: OutputFile,
@@ -14,44 +14,44 @@ pub(super) struct GgufFile {
 }
 
 impl GgufFile {
-    /// Begins a file with all that comes before the tensors.
+    /// Starts a file with everything before the tensors.
     pub fn create(to: &Path, plan: &Plan, force: bool) -> Result<Self, Failure> {
         let mut this = Self { to: to.to_owned(), file: OutputFile::create(to, force)?, bytes: 0 };
         this.write(&plan.header())?;
         Ok(this)
     }
 
-    /// The next tensor's bytes, or a part of them.
+    /// Appends the next tensor's bytes, or a part of them.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(|error| unwritable(&self.to, &error))
     }
 
-    /// Zeros up to where the next tensor begins.
+    /// Pads with zeros up to the next tensor.
     pub fn pad(&mut self) -> Result<(), Failure> {
         let end = self.bytes.next_multiple_of(Plan::ALIGNMENT as u64);
         self.write(&[0; Plan::ALIGNMENT][..(end - self.bytes) as usize])
     }
 
-    /// The bytes so far.
+    /// The bytes written so far.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The file, to give it its name.
+    /// The complete file, ready to be given its name.
     pub fn finished(self) -> OutputFile {
         self.file
     }
 }
 
-/// Where the text file and the vision file go. A folder is created if necessary, and gets both. If the path is that of a GGUF
-/// file, it becomes the text file, and the vision file goes to the same folder.
+/// The paths of the text file and the vision file. If `to` is a folder, which is created if necessary, both are in it. If
+/// `to` is the path of a GGUF file, it is the text file, and the vision file is in the same folder.
 pub(super) fn targets(to: &Path, kind: &str) -> Result<[PathBuf; 2], Failure> {
     if to.extension().is_some_and(|extension| extension == "gguf") && !to.is_dir() {
         return Ok([to.to_owned(), to.with_file_name(names(kind)[1].as_str())]);
     }
     std::fs::create_dir_all(to)
-        .map_err(|error| Failure::Failed(format!("{} can't be made: {error}", to.display())))?;
+        .map_err(|error| Failure::Failed(format!("{} can't be created: {error}", to.display())))?;
     Ok(names(kind).map(|name| to.join(name)))
 }
 

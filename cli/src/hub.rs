@@ -1,4 +1,4 @@
-//! `pascaline pull`, and models that are named as they are on the Hugging Face hub.
+//! `pascaline pull`, and `--model` with a name on the Hugging Face hub.
 
 use super::failure::Failure;
 use super::output::Output;
@@ -8,11 +8,10 @@ use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-/// Fetches a model from the Hugging Face hub into its cache, and prints where it is.
+/// Fetches a model from the Hugging Face hub into its cache, and prints its path.
 ///
-/// Only the files that loading needs are fetched, and what the cache has already is not. A download that was cut goes
-/// on where it ended. The environment is that of the hub's own tools: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT,
-/// HF_HUB_OFFLINE.
+/// Only the files that loading needs are fetched, unless the cache has them. An interrupted download is resumed. The
+/// environment variables are those of the hub's own tools: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// OWNER/NAME, with :TYPE for one type of GGUF files and @REVISION for a branch, tag or commit; for example
@@ -45,12 +44,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     report.write(&Json { model: &args.model, path: &path })
 }
 
-/// The hub's model that a `--model` names; `None` if there is such a path or it can only be one.
+/// The hub's model that a `--model` names; `None` if a file or directory of that name exists or it can only be a path.
 pub(super) fn named(model: &Path) -> Option<HubModel> {
     if model.exists() { None } else { HubModel::parse(model.to_str()?) }
 }
 
-/// The path of a `--model`, fetched if it is the hub's.
+/// The path of a `--model`; a model on the hub is fetched.
 pub(super) fn locate(model: &Path, output: &Output) -> Result<PathBuf, Failure> {
     named(model).map_or_else(|| Ok(model.to_owned()), |model| pull(&model, output))
 }

@@ -4,8 +4,7 @@ use super::failure::Failure;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// A flag that Ctrl-C sets from now on. One that finds it set ends the program, as work that does not look at it can't be
-/// ended otherwise.
+/// A flag that Ctrl-C sets from now on. A second Ctrl-C ends the program, for work that does not check the flag.
 pub(super) fn flag() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     handle(&flag).map_err(|error| Failure::Failed(format!("Ctrl-C can't be handled: {error}")))?;
@@ -15,13 +14,13 @@ pub(super) fn flag() -> Result<Arc<AtomicBool>, Failure> {
 #[cfg(not(windows))]
 fn handle(flag: &Arc<AtomicBool>) -> std::io::Result<()> {
     use signal_hook::consts::SIGINT;
-    // in this order: the first Ctrl-C must not find the flag that it sets
+    // in this order, so that the first Ctrl-C does not find the flag that it sets itself
     signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(flag))?;
     signal_hook::flag::register(SIGINT, Arc::clone(flag))?;
     Ok(())
 }
 
-/// By the console itself: the C library's signals know nothing of the console's other events, and Wine's lack a part of them.
+/// Uses the console's own events: the C library's signals do not have all of them, and Wine's lack some more.
 #[cfg(windows)]
 fn handle(flag: &Arc<AtomicBool>) -> Result<(), ctrlc::Error> {
     use std::sync::atomic::Ordering;

@@ -7,17 +7,17 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Where a report goes: a file, or stdout for `-`.
+/// The destination of a report: a file, or stdout for `-`.
 pub(super) struct Report {
-    /// None is stdout.
+    /// `None` is stdout.
     file: Option<PathBuf>,
-    /// Whether the file may be replaced: because the user said so, or because it is this report's own.
+    /// Whether the file may be replaced: because the user said so, or because this report has written it.
     replace: bool,
 }
 
 impl Report {
-    /// Refuses a file that can't be written before the work begins, so that minutes are not lost to it; one that exists
-    /// can only with `force`.
+    /// Fails before the work begins if the file can't be written, so that no minutes are lost; an existing file needs
+    /// `force`.
     pub fn open(path: &Path, force: bool) -> Result<Self, Failure> {
         if path.as_os_str() == "-" {
             return Ok(Self { file: None, replace: force });
@@ -26,8 +26,7 @@ impl Report {
         Ok(Self { file: Some(path.to_owned()), replace: force })
     }
 
-    /// Replaces the report by the results so far, so that an interrupted run leaves them. Only for ordinary files, which can be
-    /// replaced.
+    /// Writes the results so far, so that an interrupted run leaves them. Only for ordinary files, which can be replaced.
     pub fn write_partial(&mut self, report: &impl Serialize) -> Result<(), Failure> {
         match &self.file {
             Some(file) if fs::metadata(file).map_or(true, |found| found.is_file()) => {
@@ -54,7 +53,7 @@ impl Report {
 fn text(report: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let text = serde_json::to_vec_pretty(report);
     let mut text =
-        text.map_err(|error| Failure::Failed(format!("the report can't be made into JSON: {error}")))?;
+        text.map_err(|error| Failure::Failed(format!("the report can't be written as JSON: {error}")))?;
     text.push(b'\n');
     Ok(text)
 }

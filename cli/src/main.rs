@@ -46,6 +46,7 @@ mod sampling;
 mod screen;
 mod serve;
 mod source;
+mod speed;
 mod table;
 mod tune;
 mod validate;
@@ -86,7 +87,7 @@ enum Command {
     Generate(generate::Args),
     /// Talk with a model about images and anything else.
     Chat(chat::Args),
-    /// Answer requests over HTTP, as OpenAI's interface has them, with a page to talk to.
+    /// Serve a model over OpenAI's HTTP interface, with a web page for chat.
     Serve(serve::Args),
     /// Plan a model's memory: what fits a card, and how fast it would be.
     Fit(fit::Args),
@@ -98,7 +99,7 @@ enum Command {
     Quantize(quantize::Args),
     /// Write a checkpoint of a published model's size with random weights, to measure with.
     RandomModel(random_model::Args),
-    /// Measure a card once for this project: checks, times beside estimates, a model, temperatures; in one file.
+    /// Measure a card once for this project: checks, times next to estimates, a model, temperatures; in one file.
     Report(report::Args),
     /// Report the driver, the devices and the kernels, and which device `auto` takes.
     Doctor(doctor::Args),
@@ -145,7 +146,7 @@ fn main() -> ExitCode {
         Err(failure) => {
             if let Some(sentence) = failure.sentence() {
                 let is_terminal = io::stderr().is_terminal();
-                // it may quote a file
+                // it may quote a file's contents
                 let sentence = if is_terminal { printable(sentence) } else { sentence.into() };
                 let colours = Colours::for_stream(is_terminal);
                 complain(&format!("{} {sentence}", colours.paint(Style::Bad, "error:")));

@@ -1,9 +1,9 @@
-//! Timing: several ways to do the same work, in turn, so that a clock that drifts drifts for all.
+//! Timing: several implementations in turn, so that a drifting clock affects all alike.
 //!
-//! Before every sample the caches are evicted. A GPU's L2 by reading, which leaves nothing in it to be written back: after
-//! writing, work that only reads would pay for up to an L2's worth of bytes that are not its own. On a GPU samples are
-//! device-event timings of single runs, queued without waiting between them; the eviction before each keeps the queue from
-//! running dry, so the host's launch time is not measured.
+//! Before every sample the caches are evicted. A GPU's L2 is evicted by reading, which leaves no dirty lines: after
+//! writing, a kernel that only reads would pay for writing back up to an L2's worth of bytes. On a GPU, samples are
+//! device-event timings of single runs, queued without waiting between them. The eviction before each keeps the queue
+//! filled, so the host's launch time is not measured.
 
 use super::environment::is_virtual;
 use pascaline::cuda::{CudaDevice, Event};
@@ -11,23 +11,23 @@ use pascaline::{DType, Device, Result, Tensor, ops};
 use rayon::prelude::*;
 use std::time::{Duration, Instant};
 
-/// How long to go on sampling each way, at least.
+/// The least time to sample each implementation.
 const ENOUGH: Duration = Duration::from_millis(100);
-/// Samples of each way, however long they take.
+/// The fewest samples of each, however long they take.
 const MIN_SAMPLES: f64 = 5.0;
-/// Samples of each way, however short they are.
+/// The most samples of each, however short they are.
 const MAX_SAMPLES: f64 = 100.0;
-/// Bytes that are written to evict the caches of a CPU.
+/// Bytes that are written to evict a CPU's caches.
 const CPU_EVICTION_BYTES: usize = 64 << 20;
 /// The fewest bytes that are read to evict a GPU's L2: at 300 GB/s that takes 0.1 ms, longer than a launch.
 const GPU_EVICTION_BYTES: usize = 32 << 20;
-/// Elements of a row of what is read and summed up.
+/// Row length of the tensor that is read and summed for that.
 const EVICTION_COLUMNS: usize = 4096;
 
-/// A way to do the work once.
+/// Runs the work once.
 pub(super) type Way<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// The times of one way.
+/// The times of one implementation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub median: Duration,
@@ -48,7 +48,7 @@ impl Times {
     }
 }
 
-/// The clock of a device.
+/// Measures times on a device.
 pub(super) enum Clock {
     Cpu { evict: Vec<u64> },
     Cuda { device: CudaDevice, evict: Tensor, sums: Tensor },
@@ -60,7 +60,7 @@ impl Clock {
             Device::Cpu => Self::Cpu { evict: vec![0; CPU_EVICTION_BYTES / size_of::<u64>()] },
             Device::Cuda(cuda) => {
                 let bytes = match is_virtual() {
-                    true => 0, // simulated time knows nothing of what ran before
+                    true => 0, // simulated time does not depend on earlier runs
                     false => (2 * cuda.properties().l2_bytes).max(GPU_EVICTION_BYTES),
                 };
                 let rows = bytes.div_ceil(EVICTION_COLUMNS * size_of::<f32>());
@@ -71,15 +71,15 @@ impl Clock {
         })
     }
 
-    /// Warms every way up, then samples them in turn.
+    /// Warms up every implementation, then samples them in turn.
     ///
     /// # Errors
-    /// The first error of a way or of the device.
+    /// The first error of an implementation or of the device.
     pub fn time(&mut self, ways: &mut [Way]) -> Result<Vec<Times>> {
         self.time_for(ways, ENOUGH)
     }
 
-    /// [`time`](Self::time) of a single way.
+    /// [`time`](Self::time) of a single implementation.
     ///
     /// # Errors
     /// Its first error, or the device's.
@@ -87,10 +87,10 @@ impl Clock {
         Ok(self.time(&mut [way])?.pop().unwrap_or_else(|| Times::new(Vec::new())))
     }
 
-    /// [`time`](Self::time), with `enough` time for each way.
+    /// [`time`](Self::time), with at least `enough` time for each implementation.
     ///
     /// # Errors
-    /// The first error of a way or of the device.
+    /// The first error of an implementation or of the device.
     pub fn time_for(&mut self, ways: &mut [Way], enough: Duration) -> Result<Vec<Times>> {
         if is_virtual() {
             // simulated time does not vary
@@ -105,7 +105,7 @@ impl Clock {
         Ok(samples.into_iter().map(Times::new).collect())
     }
 
-    /// The samples of each way.
+    /// The samples of each implementation.
     fn rounds(&mut self, rounds: usize, ways: &mut [Way]) -> Result<Vec<Vec<Duration>>> {
         let mut samples = vec![Vec::with_capacity(rounds); ways.len()];
         match self {

@@ -1,4 +1,4 @@
-//! Which model, and how it is loaded: the arguments of the commands that load one.
+//! The arguments of commands that load a model: which one, and how.
 
 use super::device::DeviceArg;
 use super::devices::{DevicesArgs, Replicas};
@@ -6,9 +6,11 @@ use super::failure::Failure;
 use super::fit;
 use super::hub;
 use super::output::Output;
+use super::speed;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use pascaline::kv::KvFormat;
+use pascaline::nn::AllReduce;
 use pascaline::quant::{self, Format};
 use pascaline::{DType, Device, Error, memory};
 use qwen3_vl::batch::{BatchOptions, PAGE};
@@ -27,9 +29,9 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub(super) struct ModelArgs {
-    /// The model: a directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (the first of a split
-    /// model), or a directory with one; or a name on the Hugging Face hub, OWNER/NAME or OWNER/NAME:TYPE for GGUF files, which
-    /// is fetched as `pull` does unless it is in the cache.
+    /// The model. A directory with config.json, safetensors and tokenizer.json, as published; a GGUF file (the first of a
+    /// split model), or a directory with one; or a name on the Hugging Face hub, OWNER/NAME or OWNER/NAME:TYPE for GGUF
+    /// files, which is fetched as by `pull` unless it is in the cache.
     #[arg(long, value_name = "MODEL")]
     pub model: PathBuf,
 
@@ -37,8 +39,8 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
 
-    /// An adapter to merge into the weights as they are loaded: a folder with adapter_config.json, as `finetune` and PEFT write it.
-    /// Matrices of a GGUF file that it changes are quantised anew.
+    /// An adapter to merge into the weights as they are loaded: a folder with adapter_config.json, as `finetune` and PEFT
+    /// write it. Quantised matrices that it changes are quantised again.
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
 
@@ -48,10 +50,10 @@ pub(super) struct ModelArgs {
     #[command(flatten)]
     several: DevicesArgs,
 
-    /// The type of matrices; if not given, f16 on a GPU and f32 on the CPU, and matrices that are quantised in a GGUF file stay
-    /// so. f32 and f16 compute in f32. The other types are quantised while the model loads and multiplied by dp4a. Bits per
-    /// value: q8_0 8.5, q6_k 6.6, q5_k 5.5, q4_k, q4_0 and iq4_nl 4.5, iq4_xs 4.25. q4_k, iq4_nl and iq4_xs lose less than
-    /// q4_0.
+    /// The type of matrices. If not given, f16 on a GPU and f32 on the CPU, and matrices that are quantised in a GGUF file
+    /// stay quantised. f32 and f16 compute in f32. The other types are quantised while the model loads and multiplied by
+    /// dp4a. Bits per value: q8_0 8.5, q6_k 6.6, q5_k 5.5, q4_k, q4_0 and iq4_nl 4.5, iq4_xs 4.25. q4_k, iq4_nl and iq4_xs
+    /// have a smaller error than q4_0.
     #[arg(long, value_name = "TYPE")]
     dtype: Option<WeightType>,
 
@@ -61,8 +63,8 @@ pub(super) struct ModelArgs {
     cache: Option<KvFormat>,
 
     /// The number of decoder layers whose weights stay on the GPU; if not given, as many as fit. The weights of the layers
-    /// after them stay in pinned host memory, and are copied to the GPU while the layer before computes. The tokens are the
-    /// same; each takes at least the time of that copy, and its kernels are launched one by one.
+    /// after them stay in pinned host memory and are copied to the GPU while the layer before computes. The tokens are the
+    /// same. Each token takes at least the time of that copy, and its kernels are launched one by one.
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     gpu_layers: Option<usize>,
 
@@ -70,16 +72,18 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "PLACE")]
     vision_device: Option<VisionDevice>,
 
-    /// The type of the vision tower's matrices; if not given, that of the others. q8_0 encodes pictures in 8 bits.
+    /// The type of the vision tower's matrices; if not given, that of the others. q8_0 encodes pictures with 8-bit
+    /// products.
     #[arg(long, value_name = "TYPE")]
     vision_dtype: Option<WeightType>,
 
-    /// The most tokens of a prompt in one pass. Fewer bound the memory of a long prompt; more keep a GPU busy.
+    /// The most prompt tokens in one pass. A lower number bounds the memory of a long prompt; a higher one keeps a GPU
+    /// busy.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     tokens_per_pass: Option<u32>,
 
-    /// The most of the GPU's (of each GPU's) memory to use, without the driver's context, in bytes or with K, M or G; if not given, all that is
-    /// free. The options that are not given are chosen so that the model fits.
+    /// The most memory to use on the GPU (on each GPU), without the driver's context, in bytes or with K, M or G; if not
+    /// given, all that is free. Options that are not given are chosen so that the model fits.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     memory_limit: Option<usize>,
 }
@@ -89,7 +93,8 @@ pub(super) struct ModelArgs {
 enum VisionDevice {
     /// Its weights are on the GPU.
     Gpu,
-    /// Its weights are in pinned host memory and pass through the GPU while a picture is encoded; the answers are the same.
+    /// Its weights are in pinned host memory and are streamed through the GPU while a picture is encoded; the answers are
+    /// the same.
     Stream,
     /// The CPU encodes pictures.
     Cpu,
@@ -110,7 +115,7 @@ pub(super) fn cache_formats() -> impl TypedValueParser<Value = KvFormat> {
     PossibleValuesParser::new(KvFormat::ALL.map(KvFormat::name)).try_map(|name| name.parse::<KvFormat>())
 }
 
-/// `--dtype` of a model that is compared with its reference.
+/// `--dtype` for a model that is compared with its reference.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum StorageType {
     F16,
@@ -126,7 +131,7 @@ impl StorageType {
     }
 }
 
-/// `--dtype` of a model that runs.
+/// `--dtype` for a model that generates.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(super) enum WeightType {
     F16,
@@ -180,11 +185,11 @@ pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
             std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.file_name());
         names.any(|name| Path::new(&name).extension().is_some_and(|extension| extension == "gguf"))
     };
-    // loading says what is wrong inside
+    // loading reports errors inside the files
     if is_gguf() || has_gguf() { Ok(()) } else { check_directory(model) }
 }
 
-/// Refuses what can't be a checkpoint's directory, with the way to one.
+/// Refuses a path that can't be a checkpoint's directory, and says how to get one.
 pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
     let name = dir.display();
     let problem = if !dir.exists() {
@@ -196,7 +201,7 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
     } else {
         return Ok(());
     };
-    // the published model of that name, if it sounds like one
+    // suggests the published model of that name, if the name looks like one
     let last = dir.file_name().and_then(|last| last.to_str()).filter(|last| last.starts_with("Qwen3-VL-"));
     let model = last.unwrap_or("Qwen3-VL-2B-Instruct");
     Err(Failure::Failed(format!(
@@ -205,7 +210,7 @@ pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
 }
 
 impl ModelArgs {
-    /// A model at a path, with nothing asked for.
+    /// A model at a path, with default options.
     pub fn at(model: PathBuf) -> Self {
         Self {
             model,
@@ -233,7 +238,7 @@ impl ModelArgs {
         Self { dtype, vision_dtype, cache, ..self }
     }
 
-    /// With this vision file, and so many layers on the GPU.
+    /// With this vision file, and this many layers on the GPU.
     pub fn with_places(self, mmproj: Option<PathBuf>, gpu_layers: Option<usize>) -> Self {
         Self { mmproj, gpu_layers, ..self }
     }
@@ -243,15 +248,15 @@ impl ModelArgs {
         Self { device, several, ..self }
     }
 
-    /// Refuses what can't be a model, with the way to one.
+    /// Refuses a path that can't be a model, and says how to get one.
     pub fn check(&self) -> Result<(), Failure> {
         match hub::named(&self.model) {
-            Some(_) => Ok(()), // the hub knows whether it is one
+            Some(_) => Ok(()), // only the hub knows whether it exists
             None => check_model(&self.model),
         }
     }
 
-    /// The device, checked against the other options; if `auto` took it, says why.
+    /// The device, checked against the other options; if `auto` chose it, prints why.
     pub fn device(&self, output: &Output) -> Result<Device, Failure> {
         let (device, reason) = self.first_device()?;
         if let Some(reason) = reason {
@@ -260,7 +265,7 @@ impl ModelArgs {
         Ok(device)
     }
 
-    /// The device, or the first of several, checked against the other options; and why, if `auto` took it.
+    /// The device, or the first of several, checked against the other options; and why, if `auto` chose it.
     pub fn first_device(&self) -> Result<(Device, Option<String>), Failure> {
         let (device, reason) = match self.several.open(&self.device)? {
             Some(devices) => (devices[0].clone(), None),
@@ -270,7 +275,7 @@ impl ModelArgs {
         Ok((device, reason))
     }
 
-    /// Refuses options that need a GPU on another device.
+    /// Refuses options that need a GPU on the CPU.
     pub fn check_device(&self, device: &Device) -> Result<(), Failure> {
         match (self.gpu_layers, self.vision_device) {
             (Some(_), _) if self.several.are_given() => Err(Failure::Usage(
@@ -318,7 +323,7 @@ impl ModelArgs {
         }
     }
 
-    /// What is taken where nothing is asked for.
+    /// The options if none are given.
     fn usual(&self, device: &Device) -> LoadOptions {
         let usual = LoadOptions::for_device(device);
         let tokens_per_pass = self.tokens_per_pass.map_or(usual.tokens_per_pass, |tokens| tokens as usize);
@@ -336,7 +341,7 @@ impl ModelArgs {
         }
     }
 
-    /// The model's files, fetched if need be.
+    /// The model's files, fetched if necessary.
     pub fn open(&self, output: &Output) -> Result<Opened, Failure> {
         let path = hub::locate(&self.model, output)?;
         let since = Instant::now();
@@ -349,8 +354,8 @@ impl ModelArgs {
         Ok(Opened { checkpoint, config, since })
     }
 
-    /// How to load: as was asked for, and otherwise so that it fits the GPU, which is said. The tokenizer is made only if
-    /// the work has to be known exactly.
+    /// Decides the load options: those that were given, and the others so that the model fits the GPU, which is printed.
+    /// The tokenizer is only loaded if the work must be known exactly.
     fn options(
         &self,
         opened: &Opened,
@@ -406,7 +411,7 @@ impl ModelArgs {
         Err(refusal.map_or(Failure::Wrong, |error| self.too_large(error)))
     }
 
-    /// The error of a plan, with what would fit.
+    /// The error of a plan that does not fit, with a suggestion.
     fn too_large(&self, error: Error) -> Failure {
         let Error::Unsupported { op: "fit", value, reason, .. } = error else { return error.into() };
         let asked = [
@@ -425,8 +430,8 @@ impl ModelArgs {
         Failure::Failed(format!("the model does not fit {value}: {reason}; {way}"))
     }
 
-    /// How requests of up to `context` tokens share the memory that a loaded model leaves: as many as `most` at a time, fewer and with
-    /// fewer kept pictures where that does not fit.
+    /// Plans how requests of up to `context` tokens share the memory that a loaded model leaves: up to `most` at a time,
+    /// fewer and with fewer cached pictures if that does not fit.
     pub fn batch(
         &self,
         opened: &Opened,
@@ -456,7 +461,7 @@ impl ModelArgs {
         }
         let Device::Cuda(cuda) = device else {
             let all = options(most, 256 << 20);
-            // memory that is not touched takes no place
+            // untouched pages of host memory take no space
             return Ok(BatchOptions {
                 pages: all.pages.min((CPU_TOKENS.max(context)).div_ceil(PAGE)),
                 ..all
@@ -500,9 +505,9 @@ impl ModelArgs {
         self.several.replicas(count, &self.device)
     }
 
-    /// Loads the whole model onto each of these GPUs, one after another, so that its files are read from the disk once if the host's
-    /// memory holds them. All have the types that the first one has room for, and so give the same answers. With `where_it_fits` a
-    /// GPU on which that does not fit is left out, and it is said.
+    /// Loads the whole model onto each of these GPUs, one after another, so that its files are read from the disk once if
+    /// host memory can cache them. All replicas have the types that fit the first GPU, and so give the same answers. With
+    /// `where_it_fits`, a GPU that the model does not fit on is left out, and this is printed.
     pub fn load_replicas(
         &self,
         opened: &Opened,
@@ -536,7 +541,7 @@ impl ModelArgs {
             asked.cache = Some(cache);
             asked.matrices = match quantize {
                 Some(format) => Some(Matrices::Quantized(format)),
-                None if opened.checkpoint.is_quantized() => asked.matrices, // there is no other way
+                None if opened.checkpoint.is_quantized() => asked.matrices, // there is no alternative
                 None => Some(Matrices::Float(dtype)),
             };
             let loaded = self.load_as(decision, opened, &device, output)?;
@@ -579,12 +584,15 @@ impl ModelArgs {
         output: &Output,
     ) -> Result<Loaded, Failure> {
         let mut devices = self.several.open(&self.device)?.unwrap_or_default();
-        devices[0] = first.clone(); // with the stream that others know
+        devices[0] = first.clone(); // keeps the stream that others already use
         let mut targets = Vec::new();
         let mut before = 0;
         for device in &devices {
             let Device::Cuda(cuda) = device else { continue };
-            let (gpu, (free, total)) = (Gpu::of(cuda), cuda.memory_info()?);
+            let (mut gpu, (free, total)) = (Gpu::of(cuda), cuda.memory_info()?);
+            if self.several.mode() == SplitMode::Row {
+                gpu.beside_pool += AllReduce::bytes_beside(cuda, self.several.way())?;
+            }
             let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
             if self.memory_limit.is_some() {
                 memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;
@@ -593,6 +601,16 @@ impl ModelArgs {
             before += total - free;
         }
         let (usual, asked, ratio) = (self.usual(first), self.asked(), self.several.ratio());
+        if ratio.is_none() && self.several.mode() == SplitMode::Layer {
+            let gpus = devices.iter().filter_map(|device| match device {
+                Device::Cuda(cuda) => Some(cuda),
+                Device::Cpu => None,
+            });
+            let gpus: Vec<_> = gpus.collect();
+            let (speeds, note) = speed::speeds(&gpus)?;
+            targets.iter_mut().zip(speeds).for_each(|(target, speed)| target.speed = speed);
+            note.iter().for_each(|note| output.note(note));
+        }
         let processor = opened.checkpoint.processor()?;
         let mut found = Err(Failure::Wrong);
         for work in (work.exactly)(&processor)? {
@@ -657,14 +675,14 @@ fn with_bar<R>(output: &Output, load: impl FnOnce(&mut dyn FnMut(Progress)) -> R
     loaded
 }
 
-/// Tokens of keys and values of all requests together on the CPU, if one request does not need more.
+/// On the CPU: tokens of keys and values for all requests together, unless one request needs more.
 const CPU_TOKENS: usize = 32 << 10;
 
-/// How a model is loaded, and what was found out for it.
+/// Load options, and the facts found out for them.
 struct Decision {
     options: LoadOptions,
     processor: Option<Processor>,
-    /// Bytes in use before.
+    /// Bytes in use before loading.
     before: Option<usize>,
     /// The work that fits, on a GPU.
     work: Option<Workload>,
@@ -673,40 +691,40 @@ struct Decision {
 /// A model on its device.
 pub(super) struct Loaded {
     pub model: Qwen3Vl,
-    /// How long it took.
+    /// Seconds of loading.
     pub seconds: f64,
     options: LoadOptions,
-    /// Bytes that were in use on the GPU before.
+    /// Bytes in use on the GPU before loading.
     pub context_bytes: Option<usize>,
-    /// The work that it was found to have room for, on a GPU.
+    /// The work that it has room for, on a GPU.
     pub work: Option<Workload>,
-    /// Where its parts are, if it is on several GPUs.
+    /// The parts, if it is on several GPUs.
     placed: Option<Placed>,
 }
 
-/// How a model is spread.
+/// A model's split over GPUs.
 struct Placed {
     split: Split,
     targets: Vec<Target>,
     devices: Vec<Device>,
 }
 
-/// What a report says of one of several GPUs.
+/// The report on one of several GPUs.
 #[derive(serde::Serialize)]
 pub(super) struct DevicePart {
     device: String,
     layers: usize,
-    /// How many GPUs have a part of each of these layers.
+    /// The number of GPUs that share each of these layers.
     sharing_each_layer: usize,
     has_vision: bool,
-    /// Bytes that the plan allows at most, the context not counted.
+    /// The planned peak in bytes, without the context.
     planned_bytes: usize,
-    /// The most that its pool had reserved.
+    /// The peak of bytes reserved by its pool.
     pool_peak_bytes: usize,
 }
 
 impl Loaded {
-    /// What each GPU has of the model, if it is on several: planned for this work, and used so far.
+    /// Each GPU's part of the model, if there are several: planned for this work, and used so far.
     pub fn parts(&self, opened: &Opened, work: &Workload) -> Result<Option<Vec<DevicePart>>, Failure> {
         let Some(Placed { split, targets, devices }) = &self.placed else { return Ok(None) };
         let planned = opened.planned(|model| model.plan_split(split, work, targets))?;
@@ -725,7 +743,7 @@ impl Loaded {
         Ok(Some(parts))
     }
 
-    /// Bytes of the GPU's memory (of all GPUs' together) that the plan allows for this work at most, the contexts not counted.
+    /// The planned peak for this work in bytes of the GPU's memory (of all GPUs together), without contexts.
     pub fn planned_bytes(&self, opened: &Opened, work: &Workload) -> Result<Option<usize>, Failure> {
         if let Some(parts) = self.parts(opened, work)? {
             return Ok(Some(parts.iter().map(|part| part.planned_bytes).sum()));
@@ -752,7 +770,7 @@ impl Loaded {
     }
 }
 
-/// A model whose weights are still to be loaded.
+/// A model whose weights are not loaded yet.
 pub(super) struct Opened {
     pub config: Config,
     checkpoint: Checkpoint,
@@ -760,7 +778,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Asks something of the plan of its memory.
+    /// Queries the plan of its memory.
     fn planned<R>(&self, ask: impl FnOnce(fit::Plannable) -> pascaline::Result<R>) -> pascaline::Result<R> {
         let config = &self.config;
         let storage = |options: &LoadOptions, name: &str| self.checkpoint.storage(config, options, name);
@@ -770,9 +788,9 @@ impl Opened {
 
 /// The work that a model is loaded for.
 pub(super) struct Work<'a> {
-    /// An upper bound that needs no tokenizer. If that fits, no more has to be known.
+    /// An upper bound that needs no tokenizer. If it fits, nothing more exact is needed.
     pub most: Option<Workload>,
-    /// The possible work, the largest first.
+    /// The candidates, the largest first.
     pub exactly: &'a dyn Fn(&Processor) -> Result<Vec<Workload>, Failure>,
 }
 
@@ -784,15 +802,15 @@ pub(super) fn of_prompt(prompt: &Prompt, to_come: usize, config: &Config) -> Wor
     Workload { context, prompt: tokens, patches: patches.unwrap_or(0) }
 }
 
-/// An upper bound of the work of an answer to a text with images; `None` with videos. A token has at least one byte, and only
-/// small images are enlarged.
+/// An upper bound of the work of an answer to a text with images; `None` with videos. A token has at least one byte, and
+/// only small images are enlarged.
 pub(super) fn at_most(
     texts: &[&str],
     visuals: &[Visual],
     to_come: usize,
     config: &Config,
 ) -> Option<Workload> {
-    const TEMPLATE: usize = 512; // tokens that a template adds
+    const TEMPLATE: usize = 512; // the most tokens that a template adds
     const SMALL: usize = 256; // tokens of the smallest image
     let side = config.vision.patch_size * config.vision.spatial_merge_size;
     let tokens = |visual: &Visual| match visual {
@@ -828,7 +846,7 @@ pub(super) fn bytes(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "it must be a number of bytes, such as 1900M or 1.8G".to_owned())
 }
 
-/// Says which types of the file have no kernels and what became of them.
+/// Lists the types of the file that have no kernels, and what they were converted to.
 fn conversions(model: &Qwen3Vl) -> Option<String> {
     let each = model.conversions().iter().map(|Conversion { from, to, matrices }| {
         format!("{matrices} matrices from {} to {}", from.name(), quant::name(*to))

@@ -1,4 +1,4 @@
-//! `--json` and `--quiet`, the same in every subcommand, and remarks, which are no results.
+//! `--json` and `--quiet`, the same in every subcommand, and remarks on stderr.
 
 use super::failure::Failure;
 use super::json::Report;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct Output {
-    /// Write the results as JSON to FILE, or to stdout without FILE or for `-`; the text for people then goes to stderr.
+    /// Write the results as JSON to FILE, or to stdout without FILE or with `-`; the text for people then goes to stderr.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 
@@ -17,23 +17,23 @@ pub(super) struct Output {
     #[arg(long)]
     force: bool,
 
-    /// Only results and errors: no remarks, no progress, and no tables while JSON goes to stdout.
+    /// Print only results and errors: no remarks, no progress, and no tables while JSON goes to stdout.
     #[arg(long, short)]
     quiet: bool,
 }
 
 impl Output {
-    /// Of a part of a command that says nothing itself.
+    /// For a part of a command that prints nothing itself.
     pub fn silent() -> Self {
         Self { json: None, force: true, quiet: true }
     }
 
-    /// Where the JSON goes, looked at before the work begins.
+    /// The destination of the JSON, checked before the work begins.
     pub fn report(&self) -> Result<Option<Report>, Failure> {
         self.json.as_deref().map(|path| Report::open(path, self.force)).transpose()
     }
 
-    /// The file that the JSON goes to.
+    /// The file for the JSON.
     pub fn file(&self) -> Option<&Path> {
         self.json.as_deref().filter(|_| !self.stdout_is_taken())
     }
@@ -43,7 +43,7 @@ impl Output {
         self.force
     }
 
-    /// Whether JSON takes stdout.
+    /// Whether stdout is used for JSON.
     pub fn stdout_is_taken(&self) -> bool {
         self.json.as_deref().is_some_and(|path| path.as_os_str() == "-")
     }
@@ -52,35 +52,35 @@ impl Output {
         self.quiet
     }
 
-    /// Where tables go: stdout, stderr where JSON takes stdout, or nowhere where then nobody wants them.
+    /// The destination of tables: stdout; if JSON uses stdout, stderr, or nowhere with `--quiet`.
     pub fn screen(&self) -> Screen {
         Screen::new(self.stdout_is_taken(), self.quiet)
     }
 
-    /// A remark on stderr.
+    /// Prints a remark on stderr.
     pub fn note(&self, text: &str) {
         if !self.quiet {
             self.say(text);
         }
     }
 
-    /// Output that the user asked for, on stderr.
+    /// Prints output that the user asked for on stderr.
     pub fn say(&self, text: &str) {
         on_stderr(text, Style::Faint);
     }
 
-    /// An error, on stderr.
+    /// Prints an error on stderr.
     pub fn complain(&self, text: &str) {
         on_stderr(text, Style::Bad);
     }
 }
 
-/// Prints a line on stderr. Where that can't be written there is nobody left to tell; `eprintln!` would panic.
+/// Prints a line on stderr. If that can't be written it is ignored; `eprintln!` would panic.
 pub(super) fn complain(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Prints a text that may quote a file.
+/// Prints a text that may quote a file's contents.
 fn on_stderr(text: &str, style: Style) {
     let is_terminal = io::stderr().is_terminal();
     let text = if is_terminal { printable(text) } else { text.into() };

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-/// The text without control characters, by which it could move the cursor, rename the window or write to the clipboard:
-/// each becomes a visible sign. Newlines and tabs stay.
+/// The text with control characters replaced by visible ones, so that it can't move the cursor, rename the window or write
+/// to the clipboard. Newlines and tabs stay.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
     if text.chars().all(harmless) {
@@ -12,7 +12,7 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
     let sign = |c: char| match c {
         c if harmless(c) => c,
         '\x7f' => '␡',
-        // Unicode has a picture of each control character below the space, in their order.
+        // Unicode has a picture for each control character below the space, in their order.
         c => char::from_u32(0x2400 + u32::from(c)).filter(|_| c < ' ').unwrap_or(char::REPLACEMENT_CHARACTER),
     };
     Cow::Owned(text.chars().map(sign).collect())

@@ -1,4 +1,4 @@
-//! `pascaline profile`: what the kernels of a case do, counted on the virtual GPU, and their time on Pascal cards.
+//! `pascaline profile`: counts what the kernels of a case do on the virtual GPU, and estimates their time on Pascal cards.
 
 use super::bench::VIRTUAL;
 use super::costs::{Costs, MODEL, Total, print_assumptions};
@@ -17,7 +17,7 @@ use pascaline_virtual_gpu::{
 use serde::Serialize;
 use std::cell::Cell;
 
-/// More cases than this are likely a mistake, and long to read.
+/// More cases than this are probably a mistake, and long to read.
 const MOST_CASES: usize = 8;
 
 /// Runs the cases once on the virtual GPU. For each kernel: the instruction mix, the share of FFMA or dp4a, sectors per
@@ -25,15 +25,15 @@ const MOST_CASES: usize = 8;
 /// bounds it on each Pascal card.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Take the cases whose id contains this, or the one whose id it is; test cases and bench cases.
+    /// Profile the cases whose id contains this, or the one with this id; test cases and bench cases.
     #[arg(value_name = "CASE", required_unless_present = "model")]
     case: Option<String>,
 
-    /// Take as many cases as there are, also those that are too large for the virtual GPU.
+    /// Profile all matching cases, however many, and also those that are too large for the virtual GPU.
     #[arg(long)]
     all: bool,
 
-    /// Check the results too, as `validate` does; of large cases, sampled rows.
+    /// Check the results too, as `validate` does; for large cases on sampled rows.
     #[arg(long, conflicts_with = "model")]
     check: bool,
 
@@ -51,7 +51,7 @@ pub(super) struct Args {
 #[derive(Serialize)]
 struct Profiled {
     id: String,
-    /// Why it was not run or did not end well.
+    /// Why it was not run, or its error.
     message: Option<String>,
     failed: bool,
     kernels: Vec<Costs>,
@@ -63,7 +63,7 @@ struct Json<'a> {
     model: [&'static str; 2],
     registers: &'a str,
     cases: &'a [Profiled],
-    /// Of all cases.
+    /// The sum over all cases.
     total: Total,
 }
 
@@ -140,7 +140,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if profiled.iter().any(|case| case.failed) { Err(Failure::Wrong) } else { Ok(()) }
 }
 
-/// The cases that are meant.
+/// The cases that the name selects.
 fn chosen(name: &str, all: bool) -> Result<Vec<Box<dyn Case>>, Failure> {
     let mut cases = testing::cases();
     let mut ops: Vec<_> = cases.iter().map(|case| case.op()).collect();
@@ -156,7 +156,7 @@ fn chosen(name: &str, all: bool) -> Result<Vec<Box<dyn Case>>, Failure> {
             Err(Failure::Usage(format!("no case's id contains `{name}`; the ops are {ops}")))
         }
         _ if count > MOST_CASES && !all => Err(Failure::Usage(format!(
-            "{count} cases' ids contain `{name}`, {} to {}; say more of it, or `--all`",
+            "{count} cases' ids contain `{name}`, {} to {}; give a longer part of an id, or `--all`",
             cases[0].id(),
             cases[count - 1].id()
         ))),
@@ -180,7 +180,7 @@ pub(super) fn one(case: &dyn Case, device: &Device, all: bool, is_checked: bool)
         let reports = Cell::new(Vec::new());
         let run = |y: TensorMut, x: &[Tensor]| {
             device.synchronize()?;
-            take_reports(); // of whatever preparing them has launched
+            take_reports(); // drops the reports of launches that prepared the inputs
             case.run(y, x)?;
             device.synchronize()?;
             reports.set(take_reports());

@@ -1,8 +1,8 @@
-//! `pascaline profile --model`: every launch of a prompt's pass and of a decoded token, counted on the virtual GPU, and the
-//! time of both on one Pascal card.
+//! `pascaline profile --model`: counts every launch of a prompt's prefill and of a decoded token on the virtual GPU, and
+//! estimates the time of both on one Pascal card.
 //!
-//! A layer's launches are those of the layer before with other weights, so each different launch is run once and its counts
-//! stand for the others (`Config::once`). The model's results are then nonsense, and only its launches are looked at.
+//! All layers have the same launches, with other weights. So each distinct launch is run once, and its counts are used for
+//! the others (`Config::once`). The model's results are then meaningless, and only its launches are used.
 
 use super::bench_model::{GO_ON, Subject, options};
 use super::costs::{Costs, MODEL, print_assumptions};
@@ -28,12 +28,12 @@ use std::time::Duration;
 /// The options of `--model`.
 #[derive(clap::Args)]
 pub(super) struct ModelProfile {
-    /// Estimate a whole model on one card instead: the pass of a prompt, and a token after it. A directory, a GGUF file or a
-    /// name on the hub, as `generate` takes it; what of it goes where is chosen as there.
+    /// Estimate a whole model on one card instead: prefill of a prompt, and decode of one token. A directory, a GGUF file
+    /// or a name on the hub, as `generate` takes it; what is placed where is chosen as there.
     #[arg(long, value_name = "MODEL", conflicts_with_all = ["case", "all"])]
     pub model: Option<PathBuf>,
 
-    /// The card that the virtual GPU plays.
+    /// The card that the virtual GPU simulates.
     #[arg(long, value_name = "CARD", value_parser = cards(), default_value = "gtx1080", requires = "model")]
     card: &'static Card,
 
@@ -58,7 +58,7 @@ fn cards() -> impl TypedValueParser<Value = &'static Card> {
     PossibleValuesParser::new(Card::ALL.map(|card| card.id)).try_map(by_name)
 }
 
-/// Tokens of which each has a graph's launch to itself: the first is the prompt's, and the second's graph is made first.
+/// Tokens until each is a single graph launch: the first is the prefill's, and the second's pass captures the graph.
 const ANSWER: usize = 3;
 
 /// One pass.
@@ -70,7 +70,7 @@ struct Pass {
     launches: usize,
     seconds: f64,
     tokens_per_second: f64,
-    /// Seconds of the launches that each resource bounds.
+    /// Seconds of launches, by the resource that bounds them.
     bounds: BTreeMap<&'static str, f64>,
     kernels: Vec<Costs>,
 }

@@ -1,4 +1,4 @@
-//! `--arg` of `run-ptx`: a kernel's arguments, and whether they fit its parameters.
+//! `--arg` of `run-ptx`: a kernel's arguments, checked against its parameters.
 
 use pascaline_virtual_gpu::{Kernel, Param};
 use std::path::PathBuf;
@@ -9,16 +9,16 @@ use std::str::FromStr;
 pub(super) enum Argument {
     /// Device memory filled from a file, written back to one, or both.
     Buffer {
-        /// The file whose bytes it holds before the launch.
+        /// The file with its bytes before the launch.
         from: Option<PathBuf>,
-        /// Its size, where no file says it.
+        /// Its size, if no file has it.
         bytes: u64,
-        /// The file that its bytes after the launch go to.
+        /// The file for its bytes after the launch.
         to: Option<PathBuf>,
     },
     /// A number, in the low bytes.
     Scalar { bits: u64, bytes: u32 },
-    /// A parameter's own bytes, such as a structure's, in a file.
+    /// A parameter's raw bytes from a file, for example a structure's.
     Bytes(PathBuf),
 }
 
@@ -57,7 +57,7 @@ impl FromStr for Argument {
 }
 
 impl Argument {
-    /// Bytes of the parameter that it fits: buffers are passed by address. `None` if only its file says it.
+    /// The size in bytes of the matching parameter: buffers are passed by address. `None` if only the file's size tells it.
     fn parameter_bytes(&self) -> Option<u64> {
         match self {
             Self::Buffer { .. } => Some(8),
@@ -95,7 +95,7 @@ pub(super) fn fit(kernel: &Kernel, arguments: &[Argument]) -> Result<(), Misfit>
     Ok(())
 }
 
-/// Checks the sizes of the files of arguments that are given as [`bytes`](Argument::Bytes).
+/// Checks the file sizes of arguments that are given as [`bytes`](Argument::Bytes).
 pub(super) fn fit_files<'a>(
     kernel: &Kernel,
     inputs: impl Iterator<Item = (&'a Argument, usize)>,

@@ -1,4 +1,4 @@
-//! Registers per thread: from ptxas where there is one, else estimated from the PTX.
+//! Registers per thread: from ptxas if there is one, else estimated from the PTX.
 
 use super::failure::Failure;
 use pascaline_virtual_gpu::Module;
@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
-/// Where `pip install --target target/ptxas nvidia-cuda-nvcc-cu12==12.6.85` puts it.
+/// The path of the ptxas installed by `pip install --target target/ptxas nvidia-cuda-nvcc-cu12==12.6.85`.
 const BUNDLED: &str = "target/ptxas/nvidia/cuda_nvcc/bin/ptxas";
 
-/// Why a newer CUDA's ptxas counts as none.
+/// Why a newer CUDA's ptxas is not used.
 const NO_SM_61: &str = "it does not know sm_61; CUDA 12.9's is the last that does";
 
 #[derive(clap::Args)]
 pub(super) struct Choice {
-    /// The ptxas that says how many registers a kernel takes; else PTXAS names it, or target/ptxas and PATH are looked
-    /// through for one that knows sm_61, as CUDA's up to 12.9 do.
+    /// The ptxas to ask for the kernels' registers. If not given, PTXAS names it; else target/ptxas and PATH are searched
+    /// for one that knows sm_61, as CUDA's up to 12.9 do.
     #[arg(long, value_name = "PATH")]
     ptxas: Option<PathBuf>,
 }
 
 impl Choice {
-    /// The one that the user names. A variable that is empty counts as unset.
+    /// The one that the user named. An empty variable counts as unset.
     fn named(&self) -> Option<PathBuf> {
         let variable = || env::var_os("PTXAS").filter(|path| !path.is_empty());
         self.ptxas.clone().or_else(|| variable().map(PathBuf::from))
@@ -33,17 +33,17 @@ impl Choice {
 /// Registers per thread of kernels.
 pub(super) struct Registers {
     of: HashMap<String, u32>,
-    /// Whether ptxas says so.
+    /// Whether they are from ptxas.
     pub exact: bool,
-    /// Where they come from, for people.
+    /// Their source, for people.
     pub source: String,
 }
 
 impl Registers {
-    /// Those of the named kernels.
+    /// The registers of the named kernels.
     ///
     /// # Errors
-    /// If the user has named a ptxas that does not work; one that was only found is done without.
+    /// If the user named a ptxas that does not work; one that was only found is ignored then.
     pub fn of(choice: &Choice, ptx: &str, module: &Module, kernels: &[&str]) -> Result<Self, Failure> {
         let bundled = Path::new(BUNDLED);
         let named = choice.named();
@@ -65,14 +65,14 @@ impl Registers {
         Ok(Self { source, ..Self::estimated(module, kernels) })
     }
 
-    /// Those of the named kernels, from the PTX alone.
+    /// The registers of the named kernels, estimated from the PTX.
     pub fn estimated(module: &Module, kernels: &[&str]) -> Self {
         let known = kernels.iter().filter_map(|&name| module.kernel(name));
         let of = known.map(|kernel| (kernel.name.clone(), module.registers(kernel))).collect();
         Self { of, exact: false, source: "estimated from what is live in the PTX".to_owned() }
     }
 
-    /// Those of a kernel; 255 where nothing is known, the most there can be.
+    /// The registers of a kernel; 255, the maximum, if unknown.
     pub fn per_thread(&self, kernel: &str) -> u32 {
         self.of.get(kernel).copied().unwrap_or(255)
     }
@@ -96,16 +96,16 @@ fn assemble(ptxas: &Path, ptx: &str, kernels: &[&str]) -> Result<HashMap<String,
         if log.lines().any(|line| line.contains("'sm_61' is not defined")) {
             return Err(NO_SM_61.to_owned());
         }
-        return Err(log.lines().next().unwrap_or("it fails without a word").trim().to_owned());
+        return Err(log.lines().next().unwrap_or("it fails without a message").trim().to_owned());
     }
     let registers = used_registers(&log);
     match kernels.iter().find(|&&kernel| !registers.contains_key(kernel)) {
-        Some(kernel) => Err(format!("it says nothing of {kernel}")),
+        Some(kernel) => Err(format!("it does not report {kernel}")),
         None => Ok(registers),
     }
 }
 
-/// The output of `ptxas -v`: `Compiling entry function 'NAME' …` and later `Used N registers`.
+/// Parses the output of `ptxas -v`: `Compiling entry function 'NAME' …` and later `Used N registers`.
 fn used_registers(log: &str) -> HashMap<String, u32> {
     let entries = log.split("Compiling entry function '").skip(1);
     let entry = |text: &str| {

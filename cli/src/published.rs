@@ -23,7 +23,7 @@ pub(super) enum Size {
 }
 
 impl Size {
-    /// What `config.json` says of the published model.
+    /// The fields of the published model's `config.json`.
     pub fn fields(self) -> Value {
         let (hidden, layers, heads, mlp, tied) = match self {
             Self::TwoB => (2048, 28, 16, 6144, true),
@@ -56,7 +56,7 @@ impl Size {
         json!({"size": {"shortest_edge": min, "longest_edge": max}})
     }
 
-    /// Its name among the published models.
+    /// Its published name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::TwoB => "2B",

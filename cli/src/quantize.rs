@@ -1,4 +1,4 @@
-//! `pascaline quantize`: a checkpoint as a pair of GGUF files, and how much each tensor loses.
+//! `pascaline quantize`: writes a checkpoint as a pair of GGUF files, and reports the error of each tensor.
 
 use super::device::DeviceArg;
 use super::failure::Failure;
@@ -18,24 +18,24 @@ use std::path::PathBuf;
 
 /// Writes a checkpoint as a pair of GGUF files: the text model's matrices quantised, the vision tower's in f16 (mmproj).
 ///
-/// `generate --model` takes the text file, and so does llama.cpp. Both begin faster with it than with the checkpoint. No GPU
-/// is needed; one makes it faster, and the bits are the same.
+/// `generate --model` takes the text file, and so does llama.cpp. Both start faster with it than with the checkpoint. No
+/// GPU is needed. A GPU makes it faster, and the bits are the same.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The checkpoint: a directory with config.json, safetensors and tokenizer.json, as published.
     checkpoint: PathBuf,
 
     /// Where to write: a folder, which gets model-‹TYPE›.gguf and mmproj-F16.gguf, or the path of the text file; the vision
-    /// file goes to the same folder.
+    /// file is written to the same folder.
     #[arg(long, value_name = "FOLDER|FILE")]
     to: PathBuf,
 
-    /// The type of most matrices. Q4_K_M and Q5_K_M store those that matter most in more bits; all but F16 and Q8_0 have the
-    /// output matrix in Q6_K.
+    /// The type of most matrices. Q4_K_M and Q5_K_M use more bits for the matrices that matter most; all but F16 and Q8_0
+    /// have the output matrix in Q6_K.
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_K_M", ignore_case = true, value_parser = mixes())]
     mix: Mix,
 
-    /// Write the text file alone, for a folder that has the vision file already.
+    /// Write only the text file, for a folder that already has the vision file.
     #[arg(long)]
     no_mmproj: bool,
 
@@ -55,7 +55,7 @@ pub(super) fn mixes() -> impl TypedValueParser<Value = Mix> {
 
 #[derive(Serialize)]
 struct Json {
-    /// The text file, and the vision file.
+    /// The text file and the vision file.
     files: Vec<Written>,
     tensors: Vec<Report>,
 }
@@ -121,7 +121,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         finished.push(file.finished());
     }
     screen.finish();
-    // The text file last: where it is, the pair is whole.
+    // The text file is written last: if it exists, the pair is complete.
     finished.into_iter().rev().try_for_each(OutputFile::keep)?;
     for Written { file, bytes, parameters } in &written {
         let bits = *bytes as f64 * 8.0 / *parameters as f64;
@@ -131,7 +131,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     report.map_or(Ok(()), |report| report.write(&Json { files: written, tensors }))
 }
 
-/// A tensor's bytes, and what is lost by them.
+/// A tensor's bytes, and the error of quantising it.
 fn encoded(
     weights: &mut Weights,
     tensor: &PlannedTensor,

@@ -1,5 +1,5 @@
-//! `pascaline random-model`: a checkpoint of a published model's true size whose weights are random, to measure time
-//! and memory without a download.
+//! `pascaline random-model`: writes a checkpoint of a published model's size with random weights, to measure time and
+//! memory without a download.
 
 use super::failure::Failure;
 use super::files::{OutputFile, unwritable, whole};
@@ -18,19 +18,19 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Writes config.json and model.safetensors (bf16), and copies tokenizer and templates from another checkpoint; with --type a
-/// pair of GGUF files in their place.
+/// Writes config.json and model.safetensors (bf16), and copies tokenizer and templates from another checkpoint; with
+/// --type, a pair of GGUF files instead.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The checkpoint to take everything but size and weights from.
+    /// The checkpoint to copy everything from except size and weights.
     #[arg(long, value_name = "DIR")]
     from: PathBuf,
 
-    /// Where to write; made if it is not there.
+    /// Where to write; created if necessary.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
 
-    /// The published model whose size to take.
+    /// The published model whose size to use.
     #[arg(long, default_value = "2b")]
     size: Size,
 
@@ -48,7 +48,7 @@ struct Json {
     parameters: usize,
 }
 
-/// The files that are copied where they exist.
+/// The files that are copied if they exist.
 const COPIED: [&str; 5] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -89,9 +89,9 @@ pub(super) fn changed(from: &Path, changes: Value) -> Result<Vec<u8>, Failure> {
     Ok(value.to_string().into_bytes())
 }
 
-/// A directory as published; the weights' file and the parameters.
+/// A directory in the published layout; returns the weights' file and the number of parameters.
 fn write_checkpoint(args: &Args, config: &[u8]) -> Result<(PathBuf, usize), Failure> {
-    // All files get their names at the end, the weights last: a folder that has them is a whole checkpoint.
+    // All files get their names at the end, the weights last: a folder with weights is a complete checkpoint.
     let mut files = Vec::new();
     let mut write = |name: &str, bytes: &[u8]| -> Result<(), Failure> {
         let to = args.to.join(name);
@@ -118,7 +118,8 @@ fn write_checkpoint(args: &Args, config: &[u8]) -> Result<(PathBuf, usize), Fail
     Ok((to, parameters))
 }
 
-/// A pair of GGUF files; the text file and the parameters of both. `proceed` is told the bytes so far, and may end it.
+/// A pair of GGUF files; returns the text file and the number of parameters of both. `proceed` is called with the bytes so
+/// far and may stop it.
 pub(super) fn write_gguf(
     from: &Path,
     to: &Path,
@@ -158,7 +159,7 @@ fn cannot(what: &str, path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::Failed(format!("{} can't be {what}: {error}", path.display()))
 }
 
-/// Puts the fields of `changes` into `value`, objects field by field.
+/// Merges the fields of `changes` into `value`, recursively for objects.
 fn merge(value: &mut Value, changes: Value) {
     match (value, changes) {
         (Value::Object(fields), Value::Object(changes)) => {
@@ -170,7 +171,7 @@ fn merge(value: &mut Value, changes: Value) {
     }
 }
 
-/// A safetensors file in bf16; the parameters.
+/// Writes a safetensors file in bf16; returns the number of parameters.
 fn write_weights(file: &mut OutputFile, to: &Path, config: &Config) -> Result<usize, Failure> {
     let tensors = expected(config);
     let mut header = Map::new();

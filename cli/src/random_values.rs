@@ -1,4 +1,4 @@
-//! Random weights in every type, made by all cores, so that a disk is what limits writing them.
+//! Random weights in every type, generated on all cores, so that the disk limits the speed of writing them.
 
 use super::failure::Failure;
 use half::f16;
@@ -7,24 +7,24 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rayon::prelude::*;
 
-/// The standard deviation that such models are initialised with.
+/// The standard deviation with which such models are initialised.
 const DEVIATION: f32 = 0.02;
-/// Values that a thread makes at a time: whole blocks of every type.
+/// Values that a thread generates at a time: whole blocks of every type.
 const PIECE: usize = 1 << 17;
-/// Pieces that are made before they are written.
+/// Chunks that are generated before they are written.
 const BATCH: usize = 128;
 
-/// The values of a tensor.
+/// The distribution of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fill {
-    /// As a norm's weight or a bias is at the beginning.
+    /// Like a norm's weight or a bias before training.
     Constant(f32),
-    /// As a matrix is.
+    /// Like a matrix before training.
     Random,
 }
 
 impl Fill {
-    /// Of a published tensor.
+    /// For a published tensor.
     pub fn of(name: &str, shape: &[usize]) -> Self {
         match shape.len() {
             1 => Self::Constant(if name.ends_with("bias") { 0.0 } else { 1.0 }),
@@ -33,7 +33,7 @@ impl Fill {
     }
 }
 
-/// Hands on the bytes of `values` values in order, piece by piece. The same `seed` gives the same bytes.
+/// Calls a function with the bytes of `values` values in order, chunk by chunk. The same `seed` gives the same bytes.
 pub(super) fn generate(
     ty: GgmlType,
     values: usize,
@@ -55,13 +55,13 @@ pub(super) fn generate(
     Ok(())
 }
 
-/// How a type's bytes are made of random ones.
+/// How random bytes become values of a type.
 enum Pattern {
-    /// The bytes of a value, again and again.
+    /// The same bytes for every value.
     Constant(Vec<u8>),
-    /// Uniform: 256 values that a random byte chooses from.
+    /// Uniform: a random byte chooses one of 256 values.
     Values { size: usize, table: Vec<u8> },
-    /// Random quants and scales of sub-blocks under these f16 scales, each with its place.
+    /// Random quants and sub-block scales, with these f16 scales at their offsets in the block.
     Blocks { size: usize, scales: Vec<(usize, [u8; 2])> },
 }
 
@@ -87,7 +87,7 @@ impl Pattern {
         })
     }
 
-    /// With a scale of `d`, and minima that centre the values.
+    /// Blocks with scale `d`, and minima that centre the values.
     fn blocks(ty: GgmlType, d: f32) -> Self {
         let centre = match ty {
             GgmlType::Q4_K => 7.5,

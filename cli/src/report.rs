@@ -1,4 +1,4 @@
-//! `pascaline report`: everything that this project wants to know of a card that it has not run on, in one file.
+//! `pascaline report`: everything that the project wants to know about a card that it has not run on, in one file.
 
 mod compare;
 mod estimates;
@@ -33,41 +33,42 @@ use std::time::{Duration, Instant};
 use time::TimeLimit;
 use watch::{Temperatures, Thermometer};
 
-/// Where the results go if nothing else is said; the page for people has the same name and ends in .md.
+/// The default file of the results; the page for people has the same name with the ending .md.
 const FILE: &str = "pascaline-report.json";
-/// Of the whole time, when each part ends at the latest. What a part leaves is the next one's.
+/// The latest end of each part, as a share of the whole time. Time that a part leaves goes to the next one.
 const VALIDATE: f64 = 0.35;
-const BENCH: f64 = 0.65;
-const ESTIMATES: f64 = 0.75;
-const MODEL_FILES: f64 = 0.88;
-const MODEL: f64 = 0.98;
-/// The longest that a GPU is kept busy before the first timing.
+const MODEL_FILES: f64 = 0.48;
+const MODEL: f64 = 0.58;
+/// A fast card is done with the parts above early, and times the more cases.
+const BENCH: f64 = 0.86;
+const ESTIMATES: f64 = 0.98;
+/// The longest time to keep a GPU busy before the first timing.
 const WARM_UP: Duration = Duration::from_secs(10);
 
-/// Measures a card once, for this project: checks every op, times every op beside the estimate for this very card, answers
-/// with a model of random weights that fits, and watches temperature, clock and power. Asks nothing.
+/// Measures a card once, for this project: checks every op, times every op next to the estimate for this very card, answers
+/// with a model of random weights that fits, and records temperature, clock and power. It asks no questions.
 ///
-/// Writes pascaline-report.json and pascaline-report.md. Neither has names of hosts, users or folders, nor serial
-/// numbers. Ctrl-C ends the measuring early and writes what there is.
+/// Writes pascaline-report.json and pascaline-report.md. Neither has names of hosts, users or folders, nor serial numbers.
+/// Ctrl-C ends the measurements early and writes the results so far.
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     device: DeviceArg,
 
-    /// The most minutes that it may take. Ops that there is no time for are left out, large ones first.
+    /// The most minutes to take. Ops that do not fit in this time are left out, large ones first.
     #[arg(long, value_name = "MINUTES", default_value = "10", value_parser = minutes, allow_negative_numbers = true)]
     minutes: f64,
 
-    /// Measure nothing, and show how far the estimates in these reports are off.
+    /// Measure nothing; show by how much the estimates in these reports are off.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "device")]
     compare: Vec<PathBuf>,
 
-    /// With --compare: estimate again, with this program's cost model and kernels.
+    /// With --compare: compute the estimates again, with this program's cost model and kernels.
     #[arg(long, requires = "compare")]
     again: bool,
 
-    /// Read a card and ids of cases from stdin, and print an estimate for each: what a report starts to have the virtual GPU in a
-    /// process of its own.
+    /// Read a card and ids of cases from stdin, and print an estimate for each. A report starts this in a process of its
+    /// own, to have the virtual GPU there.
     #[arg(long, hide = true, conflicts_with_all = ["compare", "device"])]
     estimate: bool,
 
@@ -80,10 +81,10 @@ fn minutes(text: &str) -> Result<f64, String> {
     minutes.ok_or_else(|| "it must be a number from 0.01 to 60".to_owned())
 }
 
-/// The report. Its parts come one after another; those that are still to come are null.
+/// The report. Its parts are filled in one after another; those to come are null.
 #[derive(Serialize)]
 struct Findings {
-    /// Of this form. It changes when a field changes its meaning.
+    /// The version of this format. It changes when a field changes its meaning.
     report: u32,
     environment: Environment,
     minutes_allowed: f64,
@@ -96,7 +97,7 @@ struct Findings {
     model: Option<Modelled>,
 }
 
-/// What `validate` says.
+/// The result of `validate`.
 #[derive(Serialize)]
 struct Validated {
     passed: bool,
@@ -104,20 +105,20 @@ struct Validated {
     cases: Vec<Checked>,
 }
 
-/// What `bench` says.
+/// The result of `bench`.
 #[derive(Serialize)]
 struct Timed {
     cases_not_run: usize,
-    /// Why cases were not even begun, where they are too large for the device.
+    /// Why cases were left out, if they are too large for the device.
     left_out_rule: Option<String>,
     ceilings: Ceilings,
     sustained: Option<Sustained>,
     cases: Vec<Row>,
-    /// Why there is nothing.
+    /// Why it is empty.
     message: Option<String>,
 }
 
-/// This project's own estimates for this card.
+/// The project's own estimates for this card.
 #[derive(Serialize)]
 struct Estimated {
     card: Card,
@@ -176,14 +177,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
     findings.validate = Some(validate(&device, &time, &mut screen)?);
     keep(&mut findings, &time)?;
+    let folder = page.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    findings.model = Some(model::measure(&device, folder, &time, &mut screen));
+    keep(&mut findings, &time)?;
     let card = Card::of(cuda.properties());
     let (timed, chosen) = bench(&device, &time, &mut screen)?;
     findings.bench = Some(timed);
     keep(&mut findings, &time)?;
     findings.estimates = Some(estimate(card, &findings, &chosen, &time, &mut screen)?);
-    keep(&mut findings, &time)?;
-    let folder = page.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
-    findings.model = Some(model::measure(&device, folder, &time, &mut screen));
     keep(&mut findings, &time)?;
     screen.finish();
 
@@ -204,7 +205,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if findings.is_wrong() { Err(Failure::Wrong) } else { Ok(()) }
 }
 
-/// Where the page goes: beside the JSON; nowhere if that goes to stdout.
+/// The path of the page: next to the JSON; `None` if that goes to stdout.
 fn page_file(output: &Output) -> Option<PathBuf> {
     match output.stdout_is_taken() {
         true => None,
@@ -213,7 +214,7 @@ fn page_file(output: &Output) -> Option<PathBuf> {
 }
 
 impl Findings {
-    /// Whether something was computed wrongly.
+    /// Whether a result was wrong.
     fn is_wrong(&self) -> bool {
         let wrong = |timed: &Timed| timed.cases.iter().any(|row| row.status == "failed");
         self.validate.as_ref().is_some_and(|validated| !validated.passed)
@@ -221,14 +222,14 @@ impl Findings {
     }
 }
 
-/// Checks the test cases, one of every op and type before the second of any.
+/// Checks the test cases: the first of every op and type, then the second, and so on.
 fn validate(device: &Device, time: &TimeLimit, screen: &mut Screen) -> Result<Validated, Failure> {
     let cases = spread(testing::cases().into_iter().filter(|case| case.purpose() == Purpose::Test).collect());
     screen.start(cases.len());
     let part = time.until(VALIDATE);
     let mut checked = Vec::new();
     for case in &cases {
-        if part.is_over() || is_lost() {
+        if part.is_over_after(checked.len()) || is_lost() {
             break;
         }
         screen.doing(&case.id());
@@ -245,7 +246,7 @@ fn validate(device: &Device, time: &TimeLimit, screen: &mut Screen) -> Result<Va
     Ok(Validated { passed: failed == 0, cases_not_run: not_run, cases: checked })
 }
 
-/// Times the bench cases, one of every op and type before the second of any; and the cases themselves.
+/// Times the bench cases: the first of every op and type, then the second, and so on. Returns the cases too.
 fn bench(
     device: &Device,
     time: &TimeLimit,
@@ -264,7 +265,7 @@ fn bench(
     let bench =
         bench.and_then(|bench| bench.warm_up(WARM_UP.min(time.allowed().mul_f64(0.03))).map(|()| bench));
     let mut bench = match bench {
-        // the kernels that users would write take long, and answer no question of a report
+        // baseline kernels take long, and a report needs no comparison with them
         Ok(mut bench) => {
             bench.baselines = false;
             bench
@@ -286,7 +287,7 @@ fn bench(
     };
     let mut rows = Vec::new();
     for case in &chosen {
-        if part.is_over() || is_lost() {
+        if part.is_over_after(rows.len()) || is_lost() {
             break;
         }
         screen.doing(&case.id());
@@ -312,7 +313,7 @@ fn bench(
     Ok((timed, chosen))
 }
 
-/// Estimates the time of what was timed: by the virtual GPU's counts while there is time, the rest from sizes alone.
+/// Estimates the time of the timed cases: from the virtual GPU's counts while there is time, the rest from sizes only.
 fn estimate(
     card: Card,
     findings: &Findings,
@@ -327,7 +328,7 @@ fn estimate(
     let ids: Vec<_> = cases.iter().map(|case| case.id()).collect();
     screen.start(ids.len());
     let part = time.until(ESTIMATES);
-    let simulated = estimates::simulated(&card, &ids, || part.is_over(), screen);
+    let simulated = estimates::simulated(&card, &ids, |found| part.is_over_after(found), screen);
     screen.finish();
     let (mut found, message) = match simulated {
         Ok(found) => (found, None),
@@ -344,7 +345,7 @@ fn estimate(
             continue;
         }
         if let Some(row) = timed.get(id.as_str()) {
-            // as bytes and rate were computed of each other
+            // inverse of how the rate was computed from the bytes
             let bytes = row.gbps.unwrap_or(0.0) * row.median_ms.unwrap_or(0.0) * 1e6;
             found.push(Estimate::from_sizes(case.as_ref(), bytes, &card, row.variant.as_deref()));
         }
@@ -352,7 +353,7 @@ fn estimate(
     Ok(Estimated { card, cases: found, message })
 }
 
-/// The cases in an order that has the first of every op and type before the second of any.
+/// Orders the cases: the first of every op and type, then the second, and so on.
 fn spread(cases: Vec<Box<dyn Case>>) -> Vec<Box<dyn Case>> {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let mut ranked: Vec<_> = cases
@@ -363,7 +364,7 @@ fn spread(cases: Vec<Box<dyn Case>>) -> Vec<Box<dyn Case>> {
             (*count, case)
         })
         .collect();
-    // the tables of embeddings take seconds to make
+    // their embedding tables take seconds to generate
     ranked.sort_by_key(|(rank, case)| (*rank, case.op() == "embedding"));
     ranked.into_iter().map(|(_, case)| case).collect()
 }

@@ -1,4 +1,4 @@
-//! `pascaline run-ptx`: a kernel of any PTX file on the virtual GPU, checked, counted and costed, or on a real one.
+//! `pascaline run-ptx`: runs a kernel of any PTX file on the virtual GPU, checked, counted and costed, or on a real GPU.
 
 use super::costs::{Costs, MODEL, print_assumptions};
 use super::failure::Failure;
@@ -19,14 +19,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::ptr;
 
-/// Runs one launch. On the virtual GPU it prints findings, counts and the estimated time on Pascal cards; on a real
-/// one, its time.
+/// Runs one launch. On the virtual GPU it prints findings, counts and the estimated time on Pascal cards; on a real one,
+/// its time.
 ///
 /// Buffers begin at addresses that are multiples of 256. `out` buffers are undefined before the launch; bytes
 /// that the kernel does not write come back as ff.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// PTX for sm_61 or older, of any compiler.
+    /// PTX for sm_61 or older, from any compiler.
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
@@ -55,7 +55,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "DEVICE", default_value = "virtual")]
     device: On,
 
-    /// Play this card and estimate for it alone: mx330, gtx1050ti, gtx1060, gtx1080, p4 or p40.
+    /// Simulate this card and estimate only for it: mx330, gtx1050ti, gtx1060, gtx1080, p4 or p40.
     #[arg(long, value_name = "CARD", value_parser = card)]
     card: Option<&'static Card>,
 
@@ -96,13 +96,13 @@ struct Json<'a> {
     kernel: &'a str,
     device: &'a str,
     findings: Vec<Found>,
-    /// Of the virtual GPU.
+    /// On the virtual GPU.
     launch: Option<Costs>,
     model: Option<[&'static str; 2]>,
     registers: Option<&'a str>,
-    /// Measured on a real GPU, the first launch after loading.
+    /// Measured on a real GPU: the first launch after loading.
     milliseconds: Option<f64>,
-    /// What the kernel printed on the virtual GPU; a real one's driver prints it itself.
+    /// The kernel's printed output on the virtual GPU; on a real GPU the driver prints it.
     printed: Option<&'a str>,
 }
 
@@ -110,7 +110,7 @@ struct Json<'a> {
 struct Found {
     kind: String,
     kernel: String,
-    /// Of the PTX; 0 for a launch that never began.
+    /// The line in the PTX; 0 if the launch did not begin.
     line: u32,
     block: [u32; 3],
     thread: [u32; 3],
@@ -124,7 +124,7 @@ impl From<&Finding> for Found {
     }
 }
 
-/// The value of a parameter: for a buffer, its bytes before the launch.
+/// A parameter's value; for a buffer, its bytes before the launch.
 struct Input {
     argument: Argument,
     bytes: Vec<u8>,
@@ -280,8 +280,8 @@ fn on_cuda(
     let (begin, end) = (device.event()?, device.event()?);
     begin.record(device.stream())?;
     // SAFETY: `fit` has checked that there are as many arguments as parameters, each of 4 or 8 bytes, and every value has
-    // 8; `fit_files`, that the bytes of the others are as many as their parameters'. Addresses are of buffers on this stream that live until it is waited for. What a wrong kernel does to device
-    // memory can't touch the host's.
+    // 8; `fit_files` has checked that raw bytes have their parameters' sizes. Addresses are of buffers on this stream that
+    // live until it is synchronised. A wrong kernel's accesses to device memory can't reach the host's.
     unsafe { device.stream().launch(&kernel, (gx, gy, gz), (bx, by, bz), args.shared, &arguments)? };
     end.record(device.stream())?;
     device.synchronize()?;
@@ -310,7 +310,7 @@ fn on_cuda(
     Ok(())
 }
 
-/// Reads the file of an argument that has one; the bytes of an output are poison.
+/// Reads the file of an argument, if it has one; an output's bytes are filled with a pattern.
 fn read(argument: &Argument) -> Result<Input, Failure> {
     let bytes = match argument {
         Argument::Buffer { from: Some(from), .. } => fs::read(from)
@@ -332,7 +332,7 @@ fn poison(bytes: u64) -> Result<Vec<u8>, Failure> {
     Ok(poison)
 }
 
-/// Writes what a buffer holds after the launch to its file, if it has one.
+/// Writes a buffer's bytes after the launch to its file, if it has one.
 fn write(
     argument: &Argument,
     bytes: usize,
@@ -347,10 +347,10 @@ fn write(
     files::write(to, &held, force)
 }
 
-/// Only a want of memory can come of correct addresses.
+/// With correct addresses, only out of memory is possible.
 fn memory(error: MemoryError) -> Failure {
     Failure::Failed(match error {
-        MemoryError::OutOfMemory => "the card, or this machine, has not that much memory".to_owned(),
+        MemoryError::OutOfMemory => "the card or this machine does not have that much memory".to_owned(),
         MemoryError::UnknownPointer | MemoryError::OutOfBounds => {
             format!("the virtual GPU's memory: {error:?}")
         }

@@ -1,4 +1,4 @@
-//! How a model chooses tokens: the options of the commands that generate.
+//! The options for choosing tokens, of the commands that generate.
 
 use super::output::Output;
 use pascaline::Error;
@@ -6,11 +6,11 @@ use qwen3_vl::{Options, Prompt, Qwen3Vl, Sampling};
 
 #[derive(clap::Args)]
 pub(super) struct SamplingArgs {
-    /// The most tokens to generate; fewer where the model's context ends before.
+    /// The most tokens to generate. The model's context may end the answer before.
     #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one, allow_negative_numbers = true)]
     max_new_tokens: usize,
 
-    /// Always take the likeliest token. Without it and the options below, as generation_config.json says.
+    /// Always take the likeliest token. Without this and the options below, generation_config.json decides.
     #[arg(long)]
     greedy: bool,
 
@@ -24,7 +24,7 @@ pub(super) struct SamplingArgs {
     )]
     temperature: Option<f64>,
 
-    /// Only the K likeliest tokens take part; 0 for all.
+    /// Draw only from the K likeliest tokens; 0 for all.
     #[arg(
         long,
         value_name = "K",
@@ -34,7 +34,7 @@ pub(super) struct SamplingArgs {
     )]
     top_k: Option<usize>,
 
-    /// Only the likeliest tokens with this much probability together take part.
+    /// Draw only from the fewest likeliest tokens that have this probability together.
     #[arg(
         long,
         value_name = "P",
@@ -44,7 +44,7 @@ pub(super) struct SamplingArgs {
     )]
     top_p: Option<f64>,
 
-    /// Only tokens with at least this share of the likeliest one's probability take part.
+    /// Draw only from tokens with at least this share of the likeliest one's probability.
     #[arg(
         long,
         value_name = "P",
@@ -54,7 +54,7 @@ pub(super) struct SamplingArgs {
     )]
     min_p: Option<f64>,
 
-    /// Makes tokens of the prompt and the answer less likely; 1 does nothing.
+    /// Makes tokens of the prompt and the answer less likely; 1 has no effect.
     #[arg(
         long,
         value_name = "X",
@@ -72,7 +72,7 @@ pub(super) struct SamplingArgs {
     )]
     presence_penalty: Option<f64>,
 
-    /// Subtracted from the logits of the answer's tokens as often as they are in it.
+    /// Subtracted from the logits of the answer's tokens, once for each occurrence.
     #[arg(
         long,
         value_name = "X",
@@ -85,7 +85,7 @@ pub(super) struct SamplingArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
 
-    /// Ends the answer where this text would come; may be given more than once.
+    /// Ends the answer before this text; may be given more than once.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
 
@@ -93,12 +93,12 @@ pub(super) struct SamplingArgs {
     #[arg(long)]
     ignore_eos: bool,
 
-    /// On a GPU, launch every kernel of every token one by one and not by a captured graph; the tokens are the same.
+    /// On a GPU, launch every kernel of every token one by one, without a captured graph; the tokens are the same.
     #[arg(long)]
     no_graph: bool,
 }
 
-/// A number that sampling takes.
+/// Parses a number that sampling accepts.
 fn checked(sampling: fn(f64) -> Sampling) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
     move |text| {
         let value = text.parse().map_err(|_| "it must be a number".to_owned())?;
@@ -124,19 +124,19 @@ impl SamplingArgs {
         self.max_new_tokens
     }
 
-    /// The seed, if it was given.
+    /// The seed, if given.
     pub fn seed(&self) -> Option<u64> {
         self.seed
     }
 
-    /// Says which seed was taken, if it is random.
+    /// Prints the seed, if it is random.
     pub fn say_seed(&self, options: &Options, output: &Output) {
         if self.seed.is_none() && !options.sampling.is_greedy() {
             output.note(&format!("--seed {}", options.sampling.seed));
         }
     }
 
-    /// Says so if the model's context ends before the most tokens.
+    /// Prints that the model's context ends before `--max-new-tokens`.
     pub fn say_room(&self, model: &Qwen3Vl, prompt: &Prompt, output: &Output) -> pascaline::Result<()> {
         let (most, room) = (self.max_new_tokens, model.room_after(prompt)?);
         if room < most {
@@ -150,7 +150,7 @@ impl SamplingArgs {
         Ok(())
     }
 
-    /// As asked for, else as the checkpoint's authors generate.
+    /// The given options, and for the others those of the checkpoint's authors.
     pub fn options(&self, model: &Qwen3Vl) -> Options {
         let published = &model.processor.generation;
         let usual = match published.do_sample {
@@ -178,7 +178,7 @@ impl SamplingArgs {
             repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(usual.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(usual.frequency_penalty),
-            // ten digits at most, as it may have to be typed in again
+            // at most ten digits, as it may have to be typed in again
             seed: self.seed.unwrap_or_else(|| rand::random::<u32>().into()),
         };
         Options {

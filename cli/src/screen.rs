@@ -1,4 +1,4 @@
-//! Output for people: lines of text, and on a terminal a progress bar on stderr, and colours.
+//! Output for people: lines of text, and on a terminal colours and a progress bar on stderr.
 
 use super::failure::Failure;
 use super::table::{Column, Table};
@@ -8,7 +8,7 @@ use std::env;
 use std::io::{self, IsTerminal, Write};
 use terminal_size::{Width, terminal_size_of};
 
-/// How a piece of text is meant.
+/// The meaning of a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     Plain,
@@ -18,12 +18,12 @@ pub(super) enum Style {
     Bad,
 }
 
-/// Whether to colour.
+/// Whether to use colours.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Colours(bool);
 
 impl Colours {
-    /// On a terminal that can, unless `NO_COLOR` is set (no-color.org).
+    /// On a capable terminal, unless `NO_COLOR` is set (no-color.org).
     pub fn for_stream(is_terminal: bool) -> Self {
         let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -46,13 +46,13 @@ impl Colours {
     }
 }
 
-/// Whether terminals are told to understand escape sequences.
+/// Whether the terminal understands escape sequences.
 #[cfg(not(windows))]
 fn understands_escapes() -> bool {
     true
 }
 
-/// A console of Windows understands them once it is told to, and before Windows 10 not at all.
+/// A Windows console understands them once this mode is set, and before Windows 10 not at all.
 #[cfg(windows)]
 fn understands_escapes() -> bool {
     anstyle_query::windows::enable_ansi_colors().unwrap_or(false)
@@ -61,19 +61,19 @@ fn understands_escapes() -> bool {
 /// The output of a command.
 pub(super) struct Screen {
     out: Box<dyn Write>,
-    /// Whether people read it.
+    /// Whether it is a terminal.
     pub is_terminal: bool,
     pub colours: Colours,
-    /// Columns of the terminal; `None` in a pipe or a file, where lines are as long as they are.
+    /// Columns of the terminal; `None` in a pipe or a file, where lines are not wrapped.
     pub width: Option<usize>,
     bar: ProgressBar,
     quiet: bool,
-    /// Titles of the columns that the terminal had no room for.
+    /// Titles of columns that did not fit the terminal.
     left_out: BTreeSet<&'static str>,
 }
 
 impl Screen {
-    /// On stdout; where that is taken for data on stderr, or nowhere if it is to be quiet.
+    /// On stdout; if JSON uses that, on stderr, or nowhere with `--quiet`.
     pub fn new(stdout_is_taken: bool, quiet: bool) -> Self {
         let (out, is_terminal, size): (Box<dyn Write>, _, _) = match (stdout_is_taken, quiet) {
             (true, true) => (Box::new(io::sink()), false, None),
@@ -95,23 +95,23 @@ impl Screen {
         }
     }
 
-    /// A table as wide as the screen.
+    /// A table that fits the screen.
     pub fn table(&mut self, columns: Vec<Column>) -> Table {
         let table = Table::new(columns, self.width, self.colours);
         self.left_out.extend(table.left_out());
         table
     }
 
-    /// Says which columns the tables so far had no room for.
+    /// Prints which columns of the tables so far did not fit.
     pub fn say_what_is_left_out(&mut self) -> Result<(), Failure> {
         let titles: Vec<_> = std::mem::take(&mut self.left_out).into_iter().collect();
         match titles.is_empty() {
             true => Ok(()),
-            false => self.faint(&format!("left out on this narrow terminal: {}", titles.join(", "))),
+            false => self.faint(&format!("columns left out on this narrow terminal: {}", titles.join(", "))),
         }
     }
 
-    /// Shows a progress bar on stderr, if that is a terminal, until the screen is dropped.
+    /// Shows a progress bar on stderr until the screen is dropped, if that is a terminal.
     pub fn start(&mut self, steps: usize) {
         if self.quiet {
             return;
@@ -122,7 +122,7 @@ impl Screen {
         }
     }
 
-    /// Begins the next step.
+    /// Starts the next step.
     pub fn doing(&self, what: &str) {
         self.bar.set_message(what.to_owned());
         self.bar.tick();
@@ -133,7 +133,7 @@ impl Screen {
         self.bar.inc(1);
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -144,13 +144,13 @@ impl Screen {
         self.bar.suspend(|| writeln!(out, "{line}").and_then(|()| out.flush())).map_err(Failure::from)
     }
 
-    /// Prints a text in lines that fit, those after the first indented as the text is.
+    /// Prints a wrapped text; lines after the first are indented like it.
     pub fn text(&mut self, text: &str, style: Style) -> Result<(), Failure> {
         let indent = text.len() - text.trim_start().len();
         self.entry(&text[..indent], text.trim_start(), style)
     }
 
-    /// As [`text`](Self::text), for what is too long for a line in a file, too.
+    /// As [`text`](Self::text), for texts that are too long for one line even in a file.
     pub fn long_text(&mut self, text: &str) -> Result<(), Failure> {
         let width = self.width;
         self.width = width.or(Some(LINE_OF_A_FILE));
@@ -159,7 +159,7 @@ impl Screen {
         printed
     }
 
-    /// Prints a text after a heading, in lines that fit.
+    /// Prints a wrapped text after a heading.
     pub fn entry(&mut self, heading: &str, text: &str, style: Style) -> Result<(), Failure> {
         let indent = heading.chars().count();
         let room = self.width.unwrap_or(usize::MAX).saturating_sub(indent).max(LEAST_TEXT);
@@ -170,23 +170,23 @@ impl Screen {
         Ok(())
     }
 
-    /// As [`text`](Self::text), for what matters less.
+    /// As [`text`](Self::text), for less important text.
     pub fn faint(&mut self, text: &str) -> Result<(), Failure> {
         self.text(text, Style::Faint)
     }
 }
 
-/// Text is wrapped in lines of at least so many characters, however narrow the terminal.
+/// The shortest wrapped line in characters, however narrow the terminal.
 const LEAST_TEXT: usize = 20;
-/// Characters of a line of long texts in a pipe or file.
+/// The longest line in characters of long texts in a pipe or file.
 const LINE_OF_A_FILE: usize = 120;
 
-/// Lines of up to `room` characters; a longer word has a line of its own.
+/// Wraps a text to lines of up to `room` characters; a longer word gets a line of its own.
 fn wrapped(text: &str, room: usize) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in text.split(' ') {
         match words.last_mut().filter(|_| word.starts_with('%')) {
-            Some(number) => *number += &format!(" {word}"), // its sign of percent stays with it
+            Some(number) => *number += &format!(" {word}"), // its percent sign stays with it
             None => words.push(word.to_owned()),
         }
     }

@@ -1,4 +1,4 @@
-//! `pascaline serve`: the model behind OpenAI's interface, with a page to talk to.
+//! `pascaline serve`: an OpenAI-compatible HTTP server for a model, with a web page for chat.
 
 use super::devices::{Replicas, replicas};
 use super::failure::Failure;
@@ -16,60 +16,65 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 use std::{env, io};
 
-/// Answers requests as OpenAI's interface has them: POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and
-/// /metrics, POST /tokenize. At / is a page to talk to.
+/// Serves a model over OpenAI's HTTP interface: POST /v1/chat/completions and /v1/completions, GET /v1/models, /health and
+/// /metrics, POST /tokenize. / is a web page for chat.
 ///
-/// The sampling options are for requests that do not say otherwise. SIGTERM and SIGINT end the server after the answers that
-/// run; once more ends it at once.
+/// The sampling options are the defaults of requests. SIGTERM and SIGINT end the server after the running answers; a second
+/// signal ends it at once.
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// Put a whole model on each of so many GPUs, those of --devices or the first ones, and share requests out to them; auto for all GPUs
-    /// that it fits. All have the types that the first one has room for. If not given, there is one model.
+    /// Put a whole model on each of this many GPUs, those of --devices or the first ones, and balance requests over them;
+    /// auto for all GPUs that it fits on. All have the types that fit the first one. If not given, there is one model.
     #[arg(long, value_name = "N", value_parser = replicas)]
     replicas: Option<Replicas>,
 
-    /// The address to listen at. Only this machine reaches the usual one; 0.0.0.0 is reached by all, so give an --api-key.
+    /// The address to listen on. The default is reachable only from this machine; 0.0.0.0 is reachable by all, so give an
+    /// --api-key.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
 
-    /// The port to listen at; 0 for any that is free.
+    /// The port to listen on; 0 for any free one.
     #[arg(long, value_name = "N", default_value = "8080")]
     port: u16,
 
-    /// The model's name in answers; if not given, as it is named by --model.
+    /// The model's name in answers; if not given, the name in --model.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// The key that requests must have; if not given, that of PASCALINE_API_KEY, which others on this machine can't see.
+    /// The key that requests must have; if not given, that of PASCALINE_API_KEY, which other users of this machine can't
+    /// see.
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
 
-    /// An origin of web pages that may use the server, such as https://chat.example, or * for all; may be given more than once.
+    /// An origin of web pages that may use the server, such as https://chat.example, or * for all; may be given more than
+    /// once.
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
 
-    /// A host, or HOST:PORT, from which pictures are fetched by their address; may be given more than once. Addresses that are
-    /// not public are refused whatever their name.
+    /// A host, or HOST:PORT, from which pictures may be fetched; may be given more than once. Addresses that are not public
+    /// are refused, whatever the host's name.
     #[arg(long, value_name = "HOST")]
     allow_image_host: Vec<String>,
 
-    /// Control tokens that a text spells, such as <|im_end|>, are control tokens. Otherwise they are ordinary text.
+    /// Read control tokens that are spelled in texts, such as <|im_end|>, as control tokens. Otherwise they are ordinary
+    /// text.
     #[arg(long)]
     control_tokens: bool,
 
-    /// The most tokens of a prompt and its answer, at least one of each; if not given, as many of the model's context as are planned for.
+    /// The most tokens of a prompt and its answer together; if not given, as much of the model's context as was planned
+    /// for.
     #[arg(long, value_name = "N", value_parser = at_least::<2>)]
     context: Option<usize>,
 
-    /// The most requests that are answered at the same time by each replica; more wait. Each takes memory for its next token, beside the keys and
-    /// values, for which all share what is left.
+    /// The most requests that each replica answers at the same time; others wait. Each takes memory for its next token; the
+    /// keys and values of all share the rest.
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u16).range(1..))]
     max_running: u16,
 
-    /// The most requests that wait; more are answered with 429.
+    /// The most waiting requests; more are refused with 429.
     #[arg(long, value_name = "N", default_value = "256", value_parser = at_least::<1>)]
     max_queue: usize,
 
@@ -85,15 +90,15 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "16M", value_parser = bytes)]
     max_pixels: usize,
 
-    /// The most connections; more wait to be accepted.
+    /// The most open connections; more wait to be accepted.
     #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
 
-    /// The most seconds from a request's first byte to its answer's last; then it ends with 408.
+    /// The most seconds from a request's first byte to its answer's last; after that it ends with 408.
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = clap::value_parser!(u64).range(1..))]
     request_timeout: u64,
 
-    /// How many seconds answers that run may take to end after SIGTERM or SIGINT.
+    /// The seconds that running answers have to end after SIGTERM or SIGINT.
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     grace: u64,
 
@@ -109,7 +114,7 @@ fn at_least<const LEAST: usize>(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| format!("it must be a whole number from {LEAST} on"))
 }
 
-/// Where the server is, written when it takes requests.
+/// The server's address, written when it accepts requests.
 #[derive(Serialize)]
 struct Json<'a> {
     address: String,
@@ -130,7 +135,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Some("") => return Err(Failure::Usage("the API key is empty".to_owned())),
         key => key.map(str::to_owned),
     };
-    // an address that is taken is found before the model is loaded
+    // an address in use is detected before the model is loaded
     let (listener, address) = listen(&args.host, args.port)?;
     if !address.ip().is_loopback() && api_key.is_none() {
         output.note(&format!("whoever reaches {address} can use this server, as it has no --api-key"));
@@ -169,7 +174,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         .map_err(|error| Failure::Failed(format!("the model's threads can't be started: {error}")))?;
     let config = config(args, worker.model(), context, api_key);
     let address = format!("http://{address}");
-    output.note(&format!("{} at {address}, with a page to talk to", config.name));
+    output.note(&format!("{} at {address}, with a web page for chat", config.name));
     if let Some(report) = report {
         let (model, device) = (&config.name, devices.first().cloned().unwrap_or_default());
         report.write(&Json { address, model, device, replicas: &devices, context, load_seconds })?;

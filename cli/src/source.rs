@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The most bytes of a prompt: far beyond every model's context.
+/// The most bytes of a prompt: far more than any model's context.
 const MAX_TEXT: u64 = 64 << 20;
 
 /// A text: given as it is, `-` for stdin, or `@FILE`; `@@` begins a text that begins with `@`.
@@ -34,7 +34,7 @@ impl FromStr for Text {
 }
 
 impl Text {
-    /// The text; of a file or stdin without the newlines that it ends with.
+    /// The text; without trailing newlines if from a file or stdin.
     pub fn read(&self) -> Result<String, Failure> {
         let (name, bytes) = match self {
             Self::Here(text) => return Ok(text.clone()),
@@ -76,7 +76,7 @@ fn read_to_end(from: impl Read, limit: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// A path as people type it outside a shell, or as a file manager drops it on a terminal: in quotes or with escaped
+/// Parses a path as people type it outside a shell, or as a file manager drops it on a terminal: in quotes or with escaped
 /// spaces, and with `~` for the home folder.
 pub(super) fn typed_path(text: &str) -> PathBuf {
     let text = text.trim();

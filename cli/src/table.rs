@@ -1,16 +1,16 @@
-//! Aligned columns that fit the terminal, printed row by row, and numbers of a width.
+//! Aligned columns that fit the terminal, printed row by row, and numbers of a fixed width.
 
 use super::screen::{Colours, Style};
 use std::time::Duration;
 
-/// A column. Its width is fixed beforehand, because rows are printed as they come.
+/// A column. Its width is fixed, because rows are printed as they are computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     pub title: &'static str,
     pub width: usize,
-    /// Text is aligned left, numbers right.
+    /// Text is left-aligned, numbers are right-aligned.
     pub right: bool,
-    /// Where there is no room for all, columns with the largest rank go first; those of rank 0 stay.
+    /// If there is no room for all columns, those with the largest rank are dropped first; those of rank 0 always stay.
     pub rank: u8,
 }
 
@@ -23,32 +23,32 @@ impl Column {
         Self { title, width, right: true, rank: 0 }
     }
 
-    /// Goes before those of smaller rank.
+    /// Dropped before columns of smaller rank.
     pub const fn rank(self, rank: u8) -> Self {
         Self { rank, ..self }
     }
 }
 
-/// A cell's text and how it is meant.
+/// A cell's text and style.
 pub(super) type Cell = (String, Style);
 
-/// Between two columns.
+/// Blanks between two columns.
 const GAP: usize = 2;
-/// A last column of width 0 takes what is left, if it is this much.
+/// A last column of width 0 takes the remaining width, if it is at least this.
 const LEAST_OPEN: usize = 10;
 
-/// Rows of the same columns.
+/// A table; all rows have the same columns.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     columns: Vec<Column>,
     shown: Vec<bool>,
-    /// The width of a row; `None`: as wide as it wants.
+    /// The width of a row; `None`: unlimited.
     room: Option<usize>,
     colours: Colours,
 }
 
 impl Table {
-    /// With those of the columns that fit `room`.
+    /// With the columns that fit `room`.
     pub fn new(columns: Vec<Column>, room: Option<usize>, colours: Colours) -> Self {
         let mut shown = vec![true; columns.len()];
         while let Some(room) = room {
@@ -75,8 +75,8 @@ impl Table {
         self.columns.iter().zip(&self.shown).filter(|(_, shown)| !**shown).map(|(column, _)| column.title)
     }
 
-    /// A row with a cell for each column; what is longer than its column pushes the rest along, and what is too long
-    /// in the last is cut.
+    /// Formats a row with a cell for each column. A cell that is wider than its column shifts the rest; in the last column
+    /// it is truncated.
     pub fn row(&self, cells: &[Cell]) -> String {
         let (mut line, mut used) = (String::new(), 0);
         let shown = self.columns.iter().zip(cells).zip(&self.shown).filter(|(_, shown)| **shown);
@@ -94,7 +94,7 @@ impl Table {
         line
     }
 
-    /// The columns' titles, with that of the table in the place of the first.
+    /// The columns' titles, with the table's title instead of the first.
     pub fn header(&self, title: &str) -> String {
         let titles = self.columns.iter().map(|column| (column.title.to_owned(), Style::Faint));
         let mut cells: Vec<_> = titles.collect();
@@ -105,7 +105,7 @@ impl Table {
     }
 }
 
-/// At most `room` characters of a text, the last of which says that there were more.
+/// At most `room` characters of a text, ending in an ellipsis if it was longer.
 fn shortened(text: &str, room: usize) -> String {
     match text.chars().count() > room {
         true => text.chars().take(room.saturating_sub(1)).chain(['…']).collect(),
@@ -134,12 +134,12 @@ pub(super) fn time(time: Duration) -> String {
     }
 }
 
-/// An error, or a dash where none was looked at.
+/// An error, or a dash if there is none.
 pub(super) fn error(error: f64) -> String {
     if error == 0.0 { "0".to_owned() } else { format!("{error:.1e}") }
 }
 
-/// A share as a whole percentage; small ones as `<1 %`, absurd ones as a multiple.
+/// A share as a whole percentage; below that `<1 %`, very large ones as a multiple.
 pub(super) fn percent(share: f64) -> String {
     match share * 100.0 {
         p if !p.is_finite() => "–".to_owned(),

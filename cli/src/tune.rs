@@ -1,4 +1,4 @@
-//! `pascaline tune`: times every matmul kernel on a card and keeps what the choice between them should know.
+//! `pascaline tune`: times every matmul kernel on a card and stores what the choice between them needs.
 
 use super::device::asked_for;
 use super::environment::is_virtual;
@@ -24,25 +24,25 @@ use std::time::{Duration, Instant};
 
 /// How long each kernel is timed on each shape.
 const TIME: Duration = Duration::from_millis(20);
-/// How long each kernel runs until its power is read, and how long it is read: NVML's reading is a mean of up to a second.
+/// How long each kernel runs before its power is read, and how long it is read: NVML's reading is a mean of up to a second.
 const POWER: Duration = Duration::from_secs(1);
-/// Rows, columns and k of the product that power is measured on: enough tiles for every multiprocessor.
+/// m, n and k of the product that power is measured on: enough tiles for every multiprocessor.
 const POWER_SIZE: usize = 4096;
 /// Rows, and n and k of the model's linear layers; and squares.
 const ROWS: [u32; 5] = [16, 32, 64, 256, 1024];
 const LINEAR: [(u32, u32); 3] = [(2048, 2048), (6144, 2048), (2048, 6144)];
 const SQUARES: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
-/// Times every matmul kernel with every split on the shapes of the model and on squares, fits the estimate by which
-/// kernels are chosen to the times, and stores it for this card, where it is taken from then on. Where the card says what
-/// power it draws, that of each kernel is stored too, for the choice in heat.
+/// Times every matmul kernel with every split-K on the shapes of the model and on squares, fits the cost estimate that
+/// chooses kernels to these times, and stores it for this card, where it is used from then on. If the card reports its
+/// power, that of each kernel is stored too, for the choice when the card is hot.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The GPU: cuda or cuda:N. If not given, as PASCALINE_DEVICE says, else cuda.
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 
-    /// Where to store the table, if not in the user's configuration folder.
+    /// The file for the table; if not given, one in the user's configuration folder.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let table = Table { watts, ..Table::fit(&samples) };
     show(&mut screen, &table, &samples)?;
     let mut text = serde_json::to_vec_pretty(&table)
-        .map_err(|error| Failure::Failed(format!("the table can't be made into JSON: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("the table can't be written as JSON: {error}")))?;
     text.push(b'\n');
     files::write(&output, &text, args.report.may_replace())?;
     screen.line(&format!("stored in {}", output.display()))
@@ -146,7 +146,7 @@ fn measure(clock: &mut Clock, device: &Device, card: &Properties, q: Query) -> R
     Ok(samples.collect())
 }
 
-/// Watts of every kernel while it runs back to back; none if the card does not say for one of them.
+/// Watts of every kernel while it runs back to back; empty if the card does not report power.
 fn power(
     screen: &mut Screen,
     cuda: &CudaDevice,
@@ -161,7 +161,7 @@ fn power(
         let options = Matmul { variant: Variant::Tile(family.name), splits: Some(1), ..Matmul::default() };
         let drawn = drawn(cuda, monitor, || matmul_into(c.view_mut()?, &a, &b, &options))?;
         let Some((watts, seconds)) = drawn else {
-            screen.line("power is not measured: the card does not say what it draws")?;
+            screen.line("power is not measured: the card does not report its power")?;
             return Ok(BTreeMap::new());
         };
         let joules = watts * seconds;
@@ -184,7 +184,7 @@ fn drawn(
         Ok(begun.elapsed())
     };
     run(1)?;
-    // Batches long enough that the card does not rest between them, short enough for many readings.
+    // Batches are long enough that the card does not idle between them, and short enough for many readings.
     let batch = (0.05 / run(1)?.as_secs_f64().max(1e-6)).ceil() as usize;
     let warm = Instant::now();
     while warm.elapsed() < POWER {
@@ -204,7 +204,7 @@ fn drawn(
     Ok(watts.map(|watts| (watts, seconds / runs as f64)))
 }
 
-/// A line per shape: the fastest, what the table takes, and how much slower that is.
+/// A row per shape: the fastest kernel, the table's choice, and how much slower that is.
 fn show(screen: &mut Screen, table: &Table, samples: &[Sample]) -> Result<(), Failure> {
     let columns = screen.table(vec![
         Column::left("", 24),

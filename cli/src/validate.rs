@@ -1,4 +1,4 @@
-//! `pascaline validate`: every case against its reference, a line for each op.
+//! `pascaline validate`: checks every case against its reference, and prints a row for each op.
 
 use super::case_args::CaseArgs;
 use super::devices::DevicesArgs;
@@ -24,12 +24,12 @@ pub(super) struct Args {
     #[command(flatten)]
     select: CaseArgs,
 
-    /// Check a model instead: run the cases of its cases.json, or of the cases_gguf.json in a GGUF file's folder, and compare
-    /// every stage with the reference's results.
+    /// Check a model instead: run the cases of its cases.json, or of the cases_gguf.json in a GGUF file's folder, and
+    /// compare every stage with the reference's results.
     #[arg(long, value_name = "DIR|FILE")]
     model: Option<PathBuf>,
 
-    /// With --model, check training instead: the gradients, and the losses of steps with AdamW and of adapters, of the
+    /// With --model, check training instead: the gradients, and the losses of AdamW steps and of adapters, against the
     /// cases_train.json in this folder.
     #[arg(long, value_name = "DIR", requires = "model", conflicts_with_all = ["mmproj", "dtype", "vision_dtype", "cache"])]
     train: Option<PathBuf>,
@@ -42,7 +42,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TYPE", requires = "model")]
     dtype: Option<StorageType>,
 
-    /// With --model, the type of the vision tower's matrices, if another; the column `embeddings` shows what it loses.
+    /// With --model, the type of the vision tower's matrices, if different; the column `embeddings` shows its error.
     #[arg(long, value_name = "TYPE", requires = "model")]
     vision_dtype: Option<WeightType>,
 
@@ -50,7 +50,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TYPE", requires = "model", value_parser = cache_formats())]
     cache: Option<KvFormat>,
 
-    /// With --model, only these of its runs, by their names; if not given, all.
+    /// With --model, only the runs with these names; if not given, all.
     #[arg(long, value_name = "NAME,…", requires = "model", value_delimiter = ',')]
     runs: Vec<String>,
 
@@ -62,18 +62,18 @@ pub(super) struct Args {
     all: bool,
 }
 
-/// How a case came out.
+/// The result of a case.
 #[derive(Serialize)]
 pub(super) struct Checked {
     pub id: String,
     pub passed: bool,
     pub max_error: Option<f64>,
-    /// The largest error as a share of what is tolerated.
+    /// The largest error as a share of the tolerance.
     pub worst_share: Option<f64>,
     tolerance_abs: Option<f64>,
     tolerance_rel: Option<f64>,
     reason: Option<&'static str>,
-    /// The kernels that it launched; none on the CPU.
+    /// The kernels that it launched; `None` on the CPU.
     kernels: BTreeSet<&'static str>,
     /// The error, if there is one.
     pub message: Option<String>,
@@ -195,7 +195,7 @@ pub(super) fn check_one(case: &dyn Case, device: &Device) -> Checked {
     }
 }
 
-/// An op's line: the case that came closest to its tolerance speaks for all.
+/// An op's row: it shows the case that came closest to its tolerance.
 fn line(op: &str, checked: &[Checked], table: &Table) -> String {
     let share = |case: &&Checked| case.worst_share.unwrap_or(f64::INFINITY);
     let worst = checked.iter().max_by(|a, b| share(a).total_cmp(&share(b)));

@@ -1,4 +1,4 @@
-//! `pascaline validate --model DIR|FILE`: a checkpoint against the reference's results on it.
+//! `pascaline validate --model DIR|FILE`: compares a model with the reference's results on the same checkpoint.
 
 use super::device::DeviceArg;
 use super::devices::DevicesArgs;
@@ -25,7 +25,7 @@ struct Json<'a> {
     runs: &'a [RunReport],
 }
 
-/// The contents of the checkpoint, all of which are used.
+/// The checkpoint's sizes, all of which are used.
 #[derive(Serialize)]
 struct Capacity {
     text_layers: usize,
@@ -36,16 +36,17 @@ struct Capacity {
     parameters: usize,
 }
 
-/// The types in which a model computes.
+/// The types of a model's weights and cache.
 pub(super) struct Types {
     pub matrices: DType,
-    /// Of the vision tower, if another.
+    /// The vision tower's type, if different.
     pub vision: Option<Matrices>,
-    /// Of keys and values; `None`: the usual.
+    /// The type of keys and values; `None`: the default.
     pub cache: Option<KvFormat>,
 }
 
-/// Runs every case of `cases.json` and `cases_video.json`, or of `cases_gguf.json`, and prints the worst error of each stage.
+/// Runs every case of `cases.json` and `cases_video.json`, or of `cases_gguf.json`, and prints the worst error of each
+/// stage.
 pub(super) fn run(
     (path, mmproj): (&Path, Option<&Path>),
     only: &[String],

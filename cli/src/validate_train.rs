@@ -1,4 +1,4 @@
-//! `pascaline validate --model DIR --train DIR`: gradients and losses beside those of another implementation.
+//! `pascaline validate --model DIR --train DIR`: compares gradients and losses with those of another implementation.
 
 use super::device::DeviceArg;
 use super::environment::Environment;
@@ -35,7 +35,7 @@ struct JsonRun {
 #[derive(Serialize)]
 struct JsonGradient {
     parameter: String,
-    /// The error's share of the reference's norm.
+    /// The error relative to the reference's norm.
     error: f64,
     /// Whether elements were compared, and not only norms.
     elements: bool,
@@ -116,7 +116,7 @@ pub(super) fn run(model: &Path, folder: &Path, device: &DeviceArg, output: &Outp
     if passed { Ok(()) } else { Err(Failure::Wrong) }
 }
 
-/// An error with the run that it comes from.
+/// An error that names its run.
 fn explain(error: Error, run: &str) -> Failure {
     match error {
         Error::Checkpoint { .. } => error.into(),
@@ -146,7 +146,7 @@ fn show(screen: &mut Screen, name: &str, outcome: &Outcome, limits: &Limits) -> 
         screen.line(&table.row(&cells))?;
     }
     for name in &outcome.unmatched {
-        screen.text(&format!("  {name}: a gradient on one side alone"), Style::Bad)?;
+        screen.text(&format!("  {name}: only one side has this gradient"), Style::Bad)?;
     }
     let table = screen.table(vec![
         Column::left("losses", 12),
@@ -182,7 +182,9 @@ fn losses(
     }
     match losses.found.len() == losses.expected.len() {
         true => Ok(()),
-        false => screen.text(&format!("  {name}: another number of losses than the reference's"), Style::Bad),
+        false => {
+            screen.text(&format!("  {name}: the number of losses differs from the reference's"), Style::Bad)
+        }
     }
 }
 

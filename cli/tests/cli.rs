@@ -96,7 +96,7 @@ fn bench_measures_memory_against_its_goals() {
     std::fs::write(folder.join("small.trace"), "a 0\n").expect("a writable folder");
     let output = run(&["bench", "--memory", "--device", "virtual", "--trace", &trace]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("line 1 is no entry of a memory trace: a 0"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("line 1 is not an entry of a memory trace: a 0"), "{}", stderr(&output));
     let output = run(&["bench", "--memory", "--device", "cpu"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("add `--device cuda`"), "{}", stderr(&output));

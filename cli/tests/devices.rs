@@ -174,9 +174,13 @@ fn a_fault_of_one_device_ends_the_answer() {
     let model = tiny();
     let fixed =
         ["generate", "--model", &model, "--device", "virtual", "--prompt", "Hello", "--max-new-tokens", "6"];
-    for (device, call, mode) in
-        [("0", "cuGraphLaunch", "layer"), ("1", "cuGraphLaunch", "layer"), ("1", "cuLaunchKernel", "row")]
-    {
+    let faults = [
+        ("0", "cuGraphLaunch", "layer"),
+        ("1", "cuGraphLaunch", "layer"),
+        ("0", "cuGraphLaunch", "row"),
+        ("1", "cuLaunchKernel", "row"),
+    ];
+    for (device, call, mode) in faults {
         let faults = format!("{call}#{device}:3=719@sync!sticky");
         let arguments =
             [&fixed[..], &["--devices", "0,1", "--split-mode", mode, "--json", "--quiet"]].concat();

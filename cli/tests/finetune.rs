@@ -108,6 +108,13 @@ fn what_is_wrong_is_said() {
     let negative: Vec<&str> = base.iter().copied().chain(["--rate", "0"]).collect();
     let (code, error) = fails(&negative);
     assert!(code == Some(2) && error.contains("--rate"), "{error}");
+    for (options, named) in [
+        (&["--scales", "learned"][..], "--quantize-aware"),
+        (&["--quantize-aware", "q8_0", "--dtype", "q4_k"], "--dtype"),
+    ] {
+        let (code, error) = fails(&base.iter().chain(options).copied().collect::<Vec<_>>());
+        assert!(code == Some(2) && error.contains(named), "{error}");
+    }
     assert!(!to.exists(), "nothing is made where nothing is done");
 }
 
@@ -241,7 +248,8 @@ fn ctrl_c_stores_what_resume_goes_on_with() {
 #[test]
 fn quantize_aware_runs_export_what_they_have_trained() {
     use pascaline::{Device, Tensor};
-    use pascaline_train::{Example, Model, QuantizeAware, Tape, data};
+    use pascaline_train::lora::LoraOptions;
+    use pascaline_train::{Example, Lora, Model, QuantizeAware, Tape, data};
     use qwen3_vl::Processor;
     use qwen3_vl::gguf::{GgmlType, Gguf, Mix, text_plan, vision_plan};
     use qwen3_vl::safetensors::SafeTensors;
@@ -251,12 +259,20 @@ fn quantize_aware_runs_export_what_they_have_trained() {
     let processor = Processor::load(&model).unwrap();
     let examples: Vec<Example> =
         data::read(&pairs).unwrap().iter().map(|one| one.example(&processor).unwrap()).collect();
-    for (option, mix) in [("q8_0", Mix::Q8_0), ("q4_0", Mix::Q4_0)] {
-        let to = folder.path().join(option);
-        let base = ["finetune", "--model", text(&model), "--data", text(&pairs), "--to", text(&to), "--full"];
-        let options =
-            ["--epochs", "4", "--rate", "1e-3", "--optimizer", "adamw8bit", "--quantize-aware", option];
-        let shown = succeeds(&base.iter().chain(&options).copied().collect::<Vec<_>>());
+    for (option, mix, is_full, scales) in [
+        ("q8_0", Mix::Q8_0, true, "fixed"),
+        ("q4_0", Mix::Q4_0, true, "fixed"),
+        ("q4_0", Mix::Q4_0, true, "learned"),
+        ("q8_0", Mix::Q8_0, false, "fixed"),
+        ("q4_0", Mix::Q4_0, false, "learned"),
+    ] {
+        let to = folder.path().join(format!("{option}-{is_full}-{scales}"));
+        let base = ["finetune", "--model", text(&model), "--data", text(&pairs), "--to", text(&to)];
+        let how = if is_full { &["--full"][..] } else { &["--rank", "2", "--alpha", "4", "--seed", "5"] };
+        let options = ["--epochs", "4", "--rate", "1e-3", "--optimizer", "adamw8bit"];
+        let rounding = ["--quantize-aware", option, "--scales", scales];
+        let all = base.iter().chain(how).chain(&options).chain(&rounding);
+        let shown = succeeds(&all.copied().collect::<Vec<_>>());
         assert!(shown.contains("step 4/4"), "{shown}");
 
         // as training has it
@@ -266,14 +282,27 @@ fn quantize_aware_runs_export_what_they_have_trained() {
             text_plan(&model, config, mix).unwrap(),
         ];
         let mut trained = Model::load(&model, &Device::Cpu).unwrap();
+        trained.quantize_aware = QuantizeAware::of(&plans);
+        if !is_full {
+            let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+            let targets = targets.map(str::to_owned).to_vec();
+            let lora = LoraOptions { rank: 2, alpha: 4.0, targets, vision: false, seed: 5 };
+            trained.lora = Lora::add(&mut trained.parameters, &lora, &Device::Cpu).unwrap();
+        }
+        if scales == "learned" {
+            trained.learn_scales().unwrap();
+        }
         let state = SafeTensors::open(to.join("state/parameters.safetensors")).unwrap();
+        let factors = state.entries().keys().filter(|name| name.ends_with(".scale_factors")).count();
+        assert_eq!(factors > 10, scales == "learned", "{factors} matrices whose scales are learned");
         for name in state.entries().keys() {
             let number = trained.parameters.required(name).unwrap();
             let shape = trained.parameters.get(number).value().shape().clone();
+            let before = trained.parameters.get(number).value().to_vec::<f32>().unwrap();
+            assert!(before != state.read_f32(name).unwrap(), "{name} is trained");
             let value = Tensor::from_slice(&state.read_f32(name).unwrap(), shape, &Device::Cpu).unwrap();
             trained.parameters.set(number, value).unwrap();
         }
-        trained.quantize_aware = QuantizeAware::of(&plans);
         let loss = |model: &Model| {
             let all = model.loss(&mut Tape::silent(), &examples, 1.0).unwrap();
             all.each.value().to_vec::<f32>().unwrap()
@@ -313,7 +342,8 @@ fn quantize_aware_runs_export_what_they_have_trained() {
         assert!(rounded > 10, "{rounded} quantised matrices");
         for parameter in exported.parameters.iter() {
             let seen = trained.seen(parameter.name()).unwrap().to_vec::<f32>().unwrap();
-            assert!(seen == parameter.value().to_vec::<f32>().unwrap(), "{option}: {}", parameter.name());
+            let case = format!("{option}, full {is_full}, {scales} scales: {}", parameter.name());
+            assert!(seen == parameter.value().to_vec::<f32>().unwrap(), "{case}");
         }
         assert_eq!(loss(&exported), found, "{option}");
         trained.quantize_aware = QuantizeAware::default();

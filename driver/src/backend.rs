@@ -16,7 +16,7 @@ pub enum Backend {
     Virtual,
 }
 
-/// The backend asked for cannot be had: the other one is in use.
+/// The requested backend is not available, because the other one is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the {0:?} backend of the CUDA driver API is in use in this process and cannot be changed any more")]
 pub struct AlreadySelected(
@@ -26,9 +26,9 @@ pub struct AlreadySelected(
 
 static SELECTED: OnceLock<Backend> = OnceLock::new();
 
-/// Chooses the backend, for the whole process and for good. To be called before the first driver call, which
-/// otherwise decides by the environment: `PASCALINE_DEVICE=virtual`, or `virtual:N`, means [`Backend::Virtual`], all else
-/// [`Backend::Real`]. Choosing the backend in use again is no error.
+/// Selects the backend for the whole process, permanently. Call it before the first driver call, which otherwise decides by
+/// the environment: `PASCALINE_DEVICE=virtual`, or `virtual:N`, means [`Backend::Virtual`], all else [`Backend::Real`].
+/// Selecting the backend that is in use already is not an error.
 pub fn select(backend: Backend) -> Result<(), AlreadySelected> {
     match *SELECTED.get_or_init(|| backend) {
         selected if selected == backend => Ok(()),
@@ -51,7 +51,7 @@ pub struct LibraryStatus {
 /// One name or path under which the driver library was looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// A bare name is looked for where the system's loader looks.
+    /// A bare name is searched by the system's loader.
     pub path: &'static str,
     /// Why it could not be used; `None` means that it was loaded.
     pub error: Option<String>,
@@ -70,8 +70,8 @@ pub fn library() -> &'static LibraryStatus {
     &REAL.status
 }
 
-/// How many devices the installed driver sees, or the code with which it refuses to start (100 without a driver).
-/// Selects no backend, so that a program may look first and then choose.
+/// How many devices the installed driver reports, or the code with which it fails to start (100 without a driver). Selects
+/// no backend, so that a program may look first and then choose.
 pub fn real_devices() -> Result<u32, u32> {
     const NO_DEVICE: u32 = 100;
     const NOT_FOUND: u32 = 500;
@@ -95,8 +95,8 @@ pub fn real_devices() -> Result<u32, u32> {
     }
 }
 
-/// The backend's function `name`, or the code that a call to it answers: no device where there is no driver
-/// library, not supported where the backend lacks the function.
+/// The backend's function `name`, or the code that a call to it returns: no device if there is no driver library, not
+/// supported if the backend lacks the function.
 pub(crate) fn address_of(name: &str) -> Result<*mut c_void, u32> {
     const NO_DEVICE: u32 = 100;
     const NOT_SUPPORTED: u32 = 801;

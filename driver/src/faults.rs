@@ -31,17 +31,17 @@ use std::{env, mem, ptr};
 use crate::backend;
 use crate::table::{self, Function, Reach};
 
-/// A rule that cannot be read.
+/// A rule that can't be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("fault rule \"{rule}\": {reason} (a rule reads FUNCTION[#DEVICE]:CALL=CODE[@sync][!sticky])")]
 pub struct ScriptError {
     /// The rule as written.
     pub rule: String,
-    /// Why it cannot be read.
+    /// Why it can't be parsed.
     pub reason: &'static str,
 }
 
-/// Replaces the script in force and clears the faults that it raised. On an error nothing changes.
+/// Replaces the current script and clears the faults that it raised. On an error nothing changes.
 pub fn script(rules: &str) -> Result<(), ScriptError> {
     let rules = parse(rules)?;
     let mut state = lock();
@@ -52,7 +52,7 @@ pub fn script(rules: &str) -> Result<(), ScriptError> {
     Ok(())
 }
 
-/// Removes the script in force, a sticky fault included.
+/// Removes the current script, including a sticky fault.
 pub fn clear() {
     let mut state = lock();
     *state = State { counting: state.counting, ..State::default() };
@@ -86,14 +86,14 @@ pub fn counts() -> Vec<(&'static str, u64)> {
 
 #[derive(Clone, Copy)]
 struct Fault {
-    /// Whose; `None`: of all.
+    /// The device that the rule applies to; `None`: all.
     device: Option<c_int>,
     code: u32,
     sticky: bool,
 }
 
 impl Fault {
-    /// Whether a call sees it while a context of `device` is current.
+    /// Whether the rule applies to a call while a context of `device` is current.
     fn concerns(&self, device: Option<c_int>) -> bool {
         self.device.is_none() || self.device == device
     }
@@ -111,9 +111,9 @@ struct Rule {
 #[derive(Default)]
 struct State {
     rules: Vec<Rule>,
-    /// Faults that were raised and not yet reported.
+    /// Faults that were raised and are not yet reported.
     pending: Vec<Fault>,
-    /// Those that every call with a live context answers from now on.
+    /// Faults that every call with a live context returns from now on.
     sticky: Vec<Fault>,
     counting: bool,
 }
@@ -123,7 +123,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
     let mut state = State::default();
     if let Some(rules) = env::var_os("PASCALINE_FAULTS") {
         state.rules = parse(&rules.to_string_lossy()).unwrap_or_else(|error| {
-            // Ignoring the script would make the run look good, so no driver starts under it.
+            // A run that ignores the script would seem to pass, so no driver starts with an invalid one.
             // `eprintln!` panics where stderr can't be written
             let _ = writeln!(io::stderr(), "PASCALINE_FAULTS: {error}; cuInit will fail");
             parse("cuInit:1+=1").unwrap_or_default()
@@ -137,13 +137,13 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether calls have to ask [`before`].
+/// Whether calls must consult [`before`].
 #[inline(always)]
 pub(crate) fn active() -> bool {
     ACTIVE.load(Ordering::Relaxed)
 }
 
-/// The code that this call of `function` answers in place of the backend's, if any. Every function's first call
+/// The code that this call of `function` returns instead of the backend's, if any. Every function's first call
 /// asks, which is how the environment's script comes into force.
 pub(crate) fn before(function: &'static Function) -> Option<u32> {
     lock().before(function)

@@ -15,7 +15,7 @@ use cust_raw::*;
 
 use crate::{backend, codes, faults};
 
-/// How far a call depends on the device; decides which scripted faults it sees.
+/// How far a call depends on the device; determines which scripted faults apply to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// Answered by the host alone; still works after a device fault.
@@ -41,7 +41,7 @@ impl Function {
         Self { name, reach, calls: AtomicU64::new(0), address: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// The backend's function to call now, or the code to answer without calling.
+    /// The backend's function to call now, or the code to return without a call.
     #[inline(always)]
     fn enter(&'static self) -> Result<*mut c_void, u32> {
         let address = self.address.load(Ordering::Acquire);

@@ -9,7 +9,7 @@ use cust_raw::*;
 
 use crate::{Backend, Failure, backend, faults, last_failure, last_raw_code, select};
 
-/// An answer that `CUresult` has no value for.
+/// A result for which `CUresult` has no value.
 const CONTAINED: u32 = 226;
 
 thread_local! {

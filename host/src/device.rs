@@ -23,7 +23,7 @@ pub enum Device {
     Cuda(CudaDevice),
 }
 
-/// The device that `auto` takes, and the reason.
+/// The device that `auto` chose, and the reason.
 #[derive(Clone, Debug)]
 pub struct Choice {
     /// The device.
@@ -33,8 +33,8 @@ pub struct Choice {
 }
 
 impl Device {
-    /// The first CUDA device of compute capability 6.1 or newer; without one, the CPU. The virtual GPU is taken only
-    /// if `PASCALINE_DEVICE=virtual` asks for it.
+    /// The first CUDA device of compute capability 6.1 or newer; without one, the CPU. The virtual GPU only with
+    /// `PASCALINE_DEVICE=virtual`.
     pub fn auto() -> Self {
         Self::choose().device
     }
@@ -74,8 +74,8 @@ impl Device {
         CudaDevice::new(ordinal).map(Self::Cuda)
     }
 
-    /// The virtual GPU. It takes the driver's place for the whole process, so it must be asked for before any real
-    /// device is used.
+    /// The virtual GPU. It replaces the driver for the whole process, so it must be requested before any real device is
+    /// used.
     ///
     /// # Errors
     /// [`Error::NoDevice`] if the real driver is in use already, or the feature `virtual-gpu` is off.
@@ -83,11 +83,11 @@ impl Device {
         Self::virtual_gpu_number(0)
     }
 
-    /// As [`virtual_gpu`](Self::virtual_gpu), number `ordinal` of the several that `PASCALINE_VIRTUAL_DEVICES=mx330,gtx1080` asks
-    /// for.
+    /// As [`virtual_gpu`](Self::virtual_gpu), with the number of a device in a list such as
+    /// `PASCALINE_VIRTUAL_DEVICES=mx330,gtx1080`.
     ///
     /// # Errors
-    /// As there, and if there are not so many.
+    /// As there, and if the list is shorter.
     pub fn virtual_gpu_number(ordinal: u32) -> Result<Self> {
         if !driver::HAS_VIRTUAL_GPU {
             return Err(Error::NoDevice { reason: WITHOUT_VIRTUAL_GPU.into() });
@@ -97,8 +97,8 @@ impl Device {
         Self::cuda(ordinal)
     }
 
-    /// The first CUDA device, or the virtual GPU where the driver sees none: for programs that need a GPU in any case, such
-    /// as those with kernels of their own. Its name says which it is.
+    /// The first CUDA device, or the virtual GPU if the driver reports none: for programs that always need a GPU, such as
+    /// those with their own kernels. The device's name says which it is.
     ///
     /// # Errors
     /// [`Error::NoDevice`] if the device can't be used, or as for [`virtual_gpu`](Self::virtual_gpu).
@@ -125,7 +125,7 @@ impl Device {
         }
     }
 
-    /// Whether two tensors on these can meet in an op: both on the CPU, or on the same stream of one device.
+    /// Whether tensors on these can be operands of one op: both on the CPU, or on the same stream of one device.
     pub fn same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Cpu, Self::Cpu) => true,
@@ -135,8 +135,8 @@ impl Device {
     }
 }
 
-/// The same device, whichever stream is meant: both the CPU, or CUDA devices with the same number (real and virtual ones are
-/// not mixed in a process). Whether tensors can meet in an op is asked by [`same`](Device::same).
+/// The same device, regardless of the stream: both the CPU, or CUDA devices with the same number (a process has either real
+/// or virtual ones). [`same`](Device::same) tells whether tensors can be operands of one op.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {

@@ -9,7 +9,7 @@ use std::fmt;
 pub enum DType {
     /// IEEE 754 single precision.
     F32,
-    /// IEEE 754 half precision, for storage; arithmetic is in f32.
+    /// IEEE 754 half precision, for storage. Arithmetic is in f32.
     F16,
     /// Unsigned 32-bit: indices and token ids.
     U32,
@@ -54,8 +54,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type that a tensor's elements can have: f32, f16, u32. There are no others, so the trait is sealed: a size that is
-/// not its [`DTYPE`](Self::DTYPE)'s would reach beyond a tensor's memory.
+/// A Rust type that a tensor's elements can have: f32, f16, u32. The trait is sealed, because a type of another size than
+/// its [`DTYPE`](Self::DTYPE)'s would access memory outside a tensor.
 ///
 /// ```compile_fail,E0277
 /// #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -72,14 +72,14 @@ impl fmt::Display for DType {
 /// }
 /// ```
 pub trait Element: sealed::Sealed + bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq {
-    /// The same type as a value.
+    /// The type as a value.
     const DTYPE: DType;
 
-    /// The nearest element, ties to even; f16 by way of f32. For u32 the fraction is dropped, and a number outside of its range
-    /// becomes the nearest end of it (NaN: 0).
+    /// The nearest element, ties to even; f16 is rounded to f32 first. For u32 the fraction is dropped, and a number out of
+    /// range becomes the nearest one in range (NaN: 0).
     fn from_f64(value: f64) -> Self;
 
-    /// The same number; exact.
+    /// The same number, exactly.
     fn to_f64(self) -> f64;
 }
 
@@ -108,20 +108,20 @@ element!(f32, F32, |value| value as f32, f64::from);
 element!(f16, F16, |value| f16::from_f32(value as f32), f64::from);
 element!(u32, U32, |value| value as u32, f64::from);
 
-/// An element type that arithmetic is done on, in f32.
+/// An element type for arithmetic, which is done in f32.
 pub trait Float: Element {
-    /// Exact.
+    /// The same number, exactly.
     fn to_f32(self) -> f32;
-    /// Nearest, ties to even.
+    /// The nearest element, ties to even.
     fn from_f32(value: f32) -> Self;
 
-    /// [`to_f32`](Self::to_f32) of as many elements, by the processor's vector instructions.
+    /// [`to_f32`](Self::to_f32) of each element, by vector instructions. Both slices have the same length.
     fn read(from: &[Self], to: &mut [f32]);
-    /// [`from_f32`](Self::from_f32) of as many values, by the processor's vector instructions.
+    /// [`from_f32`](Self::from_f32) of each value, by vector instructions. Both slices have the same length.
     fn write(from: &[f32], to: &mut [Self]);
-    /// The elements as f32: themselves, or converted into `room`, which is as long.
+    /// The elements as f32: the slice itself, or converted into `room`, which has the same length.
     fn values<'a>(from: &'a [Self], room: &'a mut [f32]) -> &'a [f32];
-    /// Lets `f` write as many values: in place, or into `room`, which is as long, to be converted.
+    /// Calls `f` to write the elements as f32: in place, or into `room`, which has the same length and is then converted.
     fn fill(to: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32]));
 }
 

@@ -2,10 +2,10 @@
 
 use crate::{DType, Shape};
 
-/// The result of everything here that can fail.
+/// The result of a function of this library that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, with the op and the argument.
+/// An error, with the op and the argument that caused it.
 ///
 /// Errors of the first group are found before anything is launched: no tensor has changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -98,9 +98,9 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A table by which kernels are chosen can't be read or written.
+    /// A table for the choice of kernels can't be read or written.
     #[error(
-        "{file}: {reason}; `pascaline tune --force` writes a new one, and without the file the built-in one is taken"
+        "{file}: {reason}; `pascaline tune --force` writes a new one, and without the file the built-in one is used"
     )]
     Tuning {
         /// Its path.
@@ -111,41 +111,41 @@ pub enum Error {
     /// A picture that can't be used.
     #[error("image {file}: {reason}")]
     Image {
-        /// The file, or what stands for it.
+        /// The file, or another name for the source.
         file: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// A prompt that can't be made into tokens: the chat template, the tokenizer, or what they were given.
+    /// A prompt that can't be converted to tokens, because of the chat template, the tokenizer or their input.
     #[error("prompt: {reason}")]
     Prompt {
         /// What is wrong.
         reason: String,
     },
-    /// A result that must be finite and is not; no token is made from it.
+    /// A result that must be finite and is not. No token is computed from it.
     #[error("{what} holds {value} at index {index}")]
     NotFinite {
-        /// Which result.
+        /// The result's name.
         what: &'static str,
         /// NaN or an infinity.
         value: String,
-        /// Where.
+        /// Its position.
         index: usize,
     },
 
     /// A device name that is not known.
     #[error("unknown device `{name}`; use auto, cpu, cuda, cuda:N or virtual")]
     UnknownDevice {
-        /// As given.
+        /// The name that was given.
         name: String,
     },
-    /// The GPU was asked for and can't be used.
+    /// A GPU was requested and can't be used.
     #[error("no usable GPU: {reason}")]
     NoDevice {
-        /// Why, with the remedy where there is one.
+        /// The reason, and the remedy if one is known.
         reason: String,
     },
-    /// The driver refused the kernels.
+    /// The driver rejected the kernels.
     #[error("the driver does not load the kernels ({code}): {log}")]
     ModuleLoad {
         /// The driver's result code.
@@ -156,13 +156,13 @@ pub enum Error {
     /// The device has no memory left for this. Nothing was launched.
     #[error("out of memory on {device}: {} asked for, {} of {} free", format_bytes(*.requested), format_bytes(*.free), format_bytes(*.total))]
     OutOfMemory {
-        /// The device.
+        /// The device's name.
         device: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: usize,
         /// Bytes free on the device.
         free: usize,
-        /// Bytes of the device.
+        /// Bytes of device memory.
         total: usize,
     },
     /// A driver call failed; the device is still usable.
@@ -175,10 +175,10 @@ pub enum Error {
         /// The driver's text for it.
         text: String,
     },
-    /// A kernel fault or a lost device. The process can't use this GPU any more; results not yet read are gone.
+    /// A kernel fault or a lost device. The process can't use this GPU any more; results not yet read are lost.
     #[error("the GPU stopped at {call}: {text} ({code}); start the program again to use it")]
     DeviceLost {
-        /// The call that reported it; the fault itself may be older.
+        /// The call that reported it; an earlier one may have caused it.
         call: &'static str,
         /// The raw result code.
         code: u32,
@@ -187,12 +187,12 @@ pub enum Error {
     },
 }
 
-/// `item: `, or nothing.
+/// `item: `, or an empty string.
 fn at(item: &Option<String>) -> String {
     item.as_ref().map(|item| format!("{item}: ")).unwrap_or_default()
 }
 
-/// A number of bytes for reading: `1.5 GiB`.
+/// A number of bytes in the largest fitting unit: `1.5 GiB`.
 pub fn format_bytes(count: usize) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;

@@ -1,7 +1,7 @@
 //! Tensors in 16-bit floating-point formats with E exponent bits and 15 − E mantissa bits, for storage.
 //!
-//! [`Float16`] is the number itself: E = 5 is IEEE half precision, E = 8 bfloat16. [`survey`] measures which E loses
-//! least on given values; [`ops::float16_encode`](crate::ops::float16_encode) converts.
+//! [`Float16`] is a single number: E = 5 is IEEE half precision, E = 8 bfloat16. [`survey`] finds the E with the smallest
+//! error for given values; [`ops::float16_encode`](crate::ops::float16_encode) converts tensors.
 
 use crate::quant::ErrorReport;
 use crate::{Device, Result, Shape, Tensor};
@@ -12,13 +12,13 @@ use std::ops::RangeInclusive;
 /// The exponent bits of the formats.
 pub const EXPONENT_BITS: RangeInclusive<u32> = MIN_EXPONENT_BITS..=MAX_EXPONENT_BITS;
 
-/// The result of converting values beyond the largest finite number.
+/// The conversion of values beyond the largest finite number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
-    /// Infinity, as IEEE 754 has it.
+    /// Infinity, as in IEEE 754.
     #[default]
     Infinity,
-    /// The largest finite number, for infinities too.
+    /// The largest finite number, also for infinities.
     Saturate,
 }
 
@@ -26,12 +26,12 @@ pub enum Overflow {
 #[derive(Clone, Debug)]
 pub struct Float16Tensor {
     pub(crate) exponent_bits: u32,
-    /// The codes, held as f16 of the same bits: their values only with 5 exponent bits.
+    /// The codes, stored as f16 with the same bits. They have these values only with 5 exponent bits.
     pub(crate) codes: Tensor,
 }
 
 impl Float16Tensor {
-    /// The exponent bits of its format; the mantissa has the other 15.
+    /// The exponent bits of its format; the mantissa has 15 minus this.
     pub fn exponent_bits(&self) -> u32 {
         self.exponent_bits
     }
@@ -46,7 +46,7 @@ impl Float16Tensor {
         self.codes.device()
     }
 
-    /// The codes, outermost first.
+    /// The codes in row-major order.
     ///
     /// # Errors
     /// A device error.
@@ -55,7 +55,7 @@ impl Float16Tensor {
     }
 }
 
-/// Runs `$body` with `$E` bound to a number of exponent bits; the caller has refused numbers outside of [`EXPONENT_BITS`].
+/// Runs `$body` with `$E` bound to a number of exponent bits; the caller has rejected numbers outside [`EXPONENT_BITS`].
 macro_rules! with_exponent_bits {
     ($bits:expr, $E:ident => $body:expr) => {
         with_exponent_bits!(@ $bits, $E, $body; 2 3 4 5 6 7; 8)
@@ -74,11 +74,11 @@ pub(crate) use with_exponent_bits;
 pub struct Loss {
     /// Exponent bits of the format.
     pub exponent_bits: u32,
-    /// The values against their saturating conversion.
+    /// The error of the saturating conversion.
     pub error: ErrorReport,
-    /// Finite values beyond the largest number.
+    /// Number of finite values beyond the largest number of the format.
     pub overflows: usize,
-    /// Values other than zero that became zero.
+    /// Number of values other than zero that became zero.
     pub underflows: usize,
 }
 
@@ -104,8 +104,8 @@ pub fn survey(values: &[f32]) -> Vec<Loss> {
     EXPONENT_BITS.map(|bits| with_exponent_bits!(bits, E => loss::<E>(values))).collect()
 }
 
-/// The format of a [`survey`] with the smallest relative error; of equals the one with most exponent bits. `None` if
-/// no error is a number, because there are NaNs or infinities among the values.
+/// The format of a [`survey`] with the smallest relative error; of equal ones, the one with the most exponent bits. `None`
+/// if every error is NaN, because the values contain NaNs or infinities.
 pub fn least(losses: &[Loss]) -> Option<Loss> {
     let numbers = losses.iter().copied().filter(|loss| loss.error.relative_rms.is_finite());
     numbers.reduce(|best, loss| if loss.error.relative_rms <= best.error.relative_rms { loss } else { best })
@@ -131,7 +131,7 @@ mod tests {
         // between 1 and 2 more mantissa is better, down to the format whose largest number is below 2
         let narrow: Vec<f32> = (0..1000).map(|i| 1.0 + i as f32 / 1000.0).collect();
         assert_eq!(least(&survey(&narrow)).map(|loss| loss.exponent_bits), Some(2));
-        // over 60 powers of two only 7 or 8 exponent bits do, of which 7 leave one more for the mantissa
+        // a range of 60 powers of two needs 7 or 8 exponent bits; 7 leave one more for the mantissa
         let wide: Vec<f32> = (0..1000).map(|i| (1.0 + i as f32 / 1000.0) * 2f32.powi(i % 61 - 30)).collect();
         assert!(least(&survey(&wide)).is_some_and(|loss| loss.exponent_bits >= 6));
         assert!(survey(&[1e30])[3].overflows == 1 && survey(&[1e-30])[3].underflows == 1);

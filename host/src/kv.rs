@@ -8,12 +8,12 @@ use std::str::FromStr;
 /// The format in which keys and values are stored. Arithmetic on them is f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvFormat {
-    /// As they are computed, in single precision.
+    /// Single precision, as computed.
     F32,
-    /// A 16-bit float with that many exponent bits (2 to 8). Values beyond the largest number become the largest, except in IEEE
-    /// half precision, [`F16`](Self::F16), where they become infinite.
+    /// A 16-bit float with this many exponent bits (2 to 8). Values beyond the largest number become the largest, except in
+    /// IEEE half precision, [`F16`](Self::F16), where they become infinite.
     Float16(u32),
-    /// 8 bits and, for every 32 columns of a head, a scale in f16: 8.5 bits a value.
+    /// 8-bit quants with an f16 scale for every 32 columns of a head: 8.5 bits a value.
     Q8_0,
 }
 
@@ -36,8 +36,8 @@ impl KvFormat {
         Self::Q8_0,
     ];
 
-    /// The name by which [`from_str`](Self::from_str) and the command line know it: `f32`, `f16`, `bf16`, `q8_0`, or `e2` to `e7` for
-    /// the 16-bit floats that have no common name.
+    /// The name for [`from_str`](Self::from_str) and the command line: `f32`, `f16`, `bf16`, `q8_0`, or `e2` to `e7` for the
+    /// 16-bit floats without a common name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -53,7 +53,7 @@ impl KvFormat {
         }
     }
 
-    /// Refuses numbers of exponent bits that there are no formats for, in the name of an op and its argument.
+    /// Rejects numbers of exponent bits without a format; the error names an op and its argument.
     ///
     /// # Errors
     /// [`Error::Unsupported`].
@@ -78,7 +78,7 @@ impl fmt::Display for KvFormat {
 impl FromStr for KvFormat {
     type Err = Error;
 
-    /// By [`name`](Self::name).
+    /// Parses a [`name`](Self::name).
     fn from_str(name: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|format| format.name() == name).ok_or_else(|| Error::Unsupported {
             op: "KvFormat",
@@ -110,13 +110,13 @@ pub struct KvTensor {
     pub(crate) scales: Option<Tensor>,
 }
 
-/// Keys or values in the form that kernels read.
+/// Keys or values as the kernels read them.
 #[derive(Clone, Copy)]
 pub(crate) struct KvView<'a> {
     pub format: KvFormat,
-    /// f32 or f16, or the codes of another 16-bit float as f16 of the same bits, or four quants a u32.
+    /// f32 or f16; for other 16-bit floats the codes as f16 with the same bits; for Q8_0 four quants per u32.
     pub values: &'a Tensor,
-    /// The scales of quants.
+    /// The scales of Q8_0's blocks.
     pub scales: Option<&'a Tensor>,
 }
 
@@ -128,7 +128,7 @@ impl<'a> KvView<'a> {
     }
 }
 
-/// Keys or values for writing: [`KvTensor::view_mut`].
+/// Keys or values for writing; see [`KvTensor::view_mut`].
 #[derive(Debug)]
 pub struct KvMut<'a> {
     pub(crate) format: KvFormat,
@@ -137,7 +137,7 @@ pub struct KvMut<'a> {
     pub(crate) scales: Option<TensorMut<'a>>,
 }
 
-/// Columns of a row in memory, padding included.
+/// Columns of a row in memory, with padding.
 const fn width(format: KvFormat, dim: usize) -> usize {
     match format {
         KvFormat::Q8_0 => dim.next_multiple_of(BLOCK),
@@ -146,11 +146,10 @@ const fn width(format: KvFormat, dim: usize) -> usize {
 }
 
 impl KvTensor {
-    /// With undefined contents, for [`ops::rope_append_into`](crate::ops::rope_append_into) to write.
+    /// A tensor with undefined contents, for [`ops::rope_append_into`](crate::ops::rope_append_into) to write.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a number of exponent bits that no format has, [`Error::TooLarge`],
-    /// [`Error::OutOfMemory`].
+    /// [`Error::Unsupported`] for a number of exponent bits without a format, [`Error::TooLarge`], [`Error::OutOfMemory`].
     pub fn uninitialized(
         dims @ [tokens, heads, dim]: [usize; 3],
         format: KvFormat,
@@ -158,7 +157,7 @@ impl KvTensor {
     ) -> Result<Self> {
         const OP: &str = "KvTensor";
         format.check(OP, "format")?;
-        // a row's padding counts, and is less than a block
+        // the limit includes a row's padding, which is less than a block
         let (elements, limit) =
             (tokens as u128 * heads as u128 * (dim as u128 + BLOCK as u128), MAX_ELEMENTS as u128);
         let none = tokens == 0 || heads == 0;
@@ -171,7 +170,7 @@ impl KvTensor {
             KvFormat::Float16(_) => (Tensor::uninitialized(dims, DType::F16, device)?, None),
             KvFormat::Q8_0 => {
                 let shape = [tokens, heads, width / 4];
-                // padding is copied with the other columns, and so must have been written
+                // padding is copied with the other columns, so it must be initialised
                 let quants = match width == dim {
                     true => Tensor::uninitialized(shape, DType::U32, device)?,
                     false => Tensor::zeros(shape, DType::U32, device)?,
@@ -183,7 +182,7 @@ impl KvTensor {
         Ok(Self { format, dims, values, scales })
     }
 
-    /// The bytes of each allocation that keys or values of these dimensions take.
+    /// The size in bytes of each allocation for keys or values of these dimensions.
     pub fn part_bytes(format: KvFormat, [tokens, heads, dim]: [usize; 3]) -> Vec<usize> {
         let (rows, width) = (tokens * heads, width(format, dim));
         match format {
@@ -208,7 +207,7 @@ impl KvTensor {
         self.values.device()
     }
 
-    /// Bytes of memory, padding and scales included.
+    /// Bytes of memory, with padding and scales.
     pub fn bytes(&self) -> usize {
         let bytes = |x: &Tensor| x.shape().elements() * x.dtype().size();
         bytes(&self.values) + self.scales.as_ref().map_or(0, bytes)
@@ -224,8 +223,8 @@ impl KvTensor {
         Ok(KvMut { format: *format, dims: *dims, values: values.view_mut()?, scales })
     }
 
-    /// The tensors that hold it: f32 or f16 [tokens, heads, dim], where the codes of another 16-bit float are f16 of the same
-    /// bits; or, for [`KvFormat::Q8_0`], u32 words of four quants, rows filled up to whole blocks of 32, and the blocks' f16
+    /// The tensors that hold it. f32 or f16 [tokens, heads, dim]; the codes of another 16-bit float are f16 with the same
+    /// bits. For [`KvFormat::Q8_0`], u32 words of four quants, with rows padded to whole blocks of 32, and the blocks' f16
     /// scales.
     pub fn parts(&self) -> (&Tensor, Option<&Tensor>) {
         (&self.values, self.scales.as_ref())
@@ -235,7 +234,7 @@ impl KvTensor {
         KvView { format: self.format, values: &self.values, scales: self.scales.as_ref() }
     }
 
-    /// Columns of a row in memory, padding included.
+    /// Columns of a row in memory, with padding.
     pub(crate) fn width(&self) -> usize {
         width(self.format, self.dims[2])
     }
@@ -245,7 +244,7 @@ impl KvMut<'_> {
     /// `len` tokens from `start` on.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are not that many.
+    /// [`Error::Shape`] if there are fewer tokens.
     pub fn narrow(self, start: usize, len: usize) -> Result<Self> {
         let Self { format, dims: [_, heads, dim], values, scales } = self;
         let scales = scales.map(|scales| scales.narrow(0, start, len)).transpose()?;

@@ -1,6 +1,6 @@
 //! Tensors, ops and modules on NVIDIA Pascal GPUs (sm_61), with the GPU code written in Rust.
 //!
-//! [`Device`] says where, [`Tensor`] holds data, [`ops`] computes, [`Error`] says what went wrong. Every op also
+//! A [`Tensor`] holds data on a [`Device`], [`ops`] compute on tensors, and an [`Error`] says what failed. Every op also
 //! runs on the CPU.
 //!
 //! ```
@@ -35,7 +35,7 @@ mod dtype;
 mod error;
 pub mod float16;
 pub mod governor;
-#[allow(missing_docs)] // public only for `internals`
+#[allow(missing_docs)] // public for `internals` only
 mod gpu;
 #[doc(hidden)]
 pub mod internals;
@@ -59,7 +59,7 @@ pub use half::f16;
 pub use shape::Shape;
 pub use tensor::{MAX_ELEMENTS, Tensor, TensorMut};
 
-/// The README's examples are compiled.
+/// Compiles the README's examples.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;

@@ -1,7 +1,7 @@
-//! The list of everything that orders one use of memory after another, and a way to leave one of them out.
+//! The list of all waits that order one use of memory after another, and a way to leave one of them out.
 //!
-//! In the crate's own tests [`without`] runs code with one of them missing, to see that a test notices. In every other
-//! build [`left_out`] is the constant `false`. What notices which, seen on the virtual GPU and on the simulated device:
+//! In the crate's own tests [`without`] runs code without one of them, to show that a test notices. In every other build
+//! [`left_out`] is the constant `false`. The tests that notice, on the virtual GPU and on the simulated device:
 //!
 //! | left out | noticed by | as |
 //! |---|---|---|
@@ -12,49 +12,54 @@
 //! | `GraphMemory` | `memory/device_tests.rs` `memory_of_a_graph_is_waited_for` | wrong bytes |
 //! | `LayerUploaded`, `LayerReuse` | `memory/device_tests.rs` `each_wait_of_a_layer_stream_is_needed` | wrong bytes |
 //! | `SlotFilled`, `SlotEmptied` | `memory/link_tests.rs` `each_wait_of_a_link_is_needed` | a finding of the virtual GPU |
+//! | `PartThere`, `PartRead` | `nn/all_reduce.rs` `each_wait_of_a_sum_is_needed` | a finding of the virtual GPU |
 //! | `PlainFree`, `PinnedFree`, `GraphEnd` | `memory/device_tests.rs` `the_host_waits_before_memory_goes` | the missing call; the drivers at hand also wait by themselves, which is not promised by all |
 
-/// One place where memory's next use is ordered after its last.
+/// A place where memory's next use is ordered after its last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Memory of another stream counts as ready only when its event has been reached.
     ReadyQuery,
     /// The event waited for is recorded after the last use, not before it.
     FreshRecord,
-    /// A stream that takes another's memory waits for that one's event.
+    /// A stream that takes another stream's memory waits for that stream's event.
     HandOver,
     /// Memory freed on its stream also waits for the other streams that used it.
     OtherUses,
-    /// A stream that goes away leaves an event after its last work.
+    /// A stream that is destroyed leaves an event after its last work.
     RetiredStream,
-    /// Memory is given back upstream after its last use.
+    /// Memory is returned upstream after its last use.
     GiveBack,
     /// `cuMemFree` is called only when the work before it is done.
     PlainFree,
-    /// Pinned memory is used again only when its last copy is done.
+    /// Pinned memory is reused only when its last copy is done.
     PinnedReuse,
-    /// Pinned memory goes back to the system only when its last copy is done.
+    /// Pinned memory is returned to the system only when its last copy is done.
     PinnedFree,
     /// A download is read only when its copy is done.
     Download,
-    /// A staging chunk is filled again only when its last copy is done.
+    /// A staging chunk is refilled only when its last copy is done.
     ChunkReuse,
     /// A copy to another stream comes after the work that wrote its source.
     CopyAfterWriter,
     /// The next work of the source's stream comes after a copy to another stream.
     WriterAfterCopy,
-    /// Memory that a capture allocates is past its last use, since the graph waits for no event from outside.
+    /// Memory for a capture has completed its last use, since the graph waits for no event outside it.
     GraphMemory,
-    /// A graph goes only when its last replay is done.
+    /// A graph is destroyed only when its last replay is done.
     GraphEnd,
-    /// A layer's weights are used only when they are there.
+    /// A layer's weights are used only after they have been copied.
     LayerUploaded,
-    /// A layer's place is filled again only when the layer before has been used.
+    /// A layer's place is refilled only when its previous layer has been used.
     LayerReuse,
-    /// What another device sends is read only when it is there.
+    /// A value from another device is read only after it has arrived.
     SlotFilled,
-    /// A slot between devices is filled again only when it has been emptied.
+    /// A slot between devices is refilled only when it has been emptied.
     SlotEmptied,
+    /// A part of a sum over devices is read only when it is there.
+    PartThere,
+    /// A part of a sum over devices goes only when the others have read it.
+    PartRead,
 }
 
 #[cfg(test)]
@@ -62,7 +67,7 @@ thread_local! {
     static LEFT_OUT: std::cell::Cell<Option<Wait>> = const { std::cell::Cell::new(None) };
 }
 
-/// Whether a test wants to see what happens without this one.
+/// Whether a test leaves out this wait.
 #[inline]
 pub(crate) fn left_out(_wait: Wait) -> bool {
     #[cfg(test)]

@@ -27,7 +27,7 @@ impl Shape {
         self.0.len()
     }
 
-    /// The number of elements; `None` if it does not fit `usize`.
+    /// The number of elements; `None` if it exceeds `usize`.
     pub fn checked_elements(&self) -> Option<usize> {
         // with a size of 0 there are no elements, however large the others are
         if self.0.contains(&0) {
@@ -36,7 +36,7 @@ impl Shape {
         self.0.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
     }
 
-    /// The number of elements. Tensors are only made with shapes whose count fits.
+    /// The number of elements. It fits `usize` for the shape of every tensor.
     pub fn elements(&self) -> usize {
         self.checked_elements().unwrap_or(usize::MAX)
     }

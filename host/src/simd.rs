@@ -1,9 +1,9 @@
-//! Which vector instructions the processor has. Found out once by the standard library; every file that has vector code asks here.
+//! The processor's vector instructions. The standard library detects them once; every file with vector code asks here.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// A processor with AVX2, FMA and F16C. Holding the value proves that it was found to be one.
+/// A processor with AVX2, FMA and F16C. Having a value proves that they were detected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2(());
 
@@ -22,8 +22,8 @@ impl Avx2 {
     }
 }
 
-/// Runs an expression that the compiler makes once for all processors and once for those with AVX2. What is not inlined takes
-/// no part, so what it calls has to be `#[inline(always)]`.
+/// Runs an expression that is compiled twice: for all processors, and for those with AVX2. Functions that are not inlined
+/// are compiled once, for all processors, so what it calls has to be `#[inline(always)]`.
 macro_rules! vectorized {
     ($body:expr) => {
         $crate::simd::run(
@@ -34,7 +34,7 @@ macro_rules! vectorized {
 }
 pub(crate) use vectorized;
 
-/// Of [`vectorized`].
+/// The AVX2 side of [`vectorized`].
 #[inline(always)]
 pub(crate) fn run<R>(f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
@@ -51,7 +51,7 @@ pub(crate) fn run<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// The values of halves, of which there are as many. Exact.
+/// Converts f16 to f32, exactly. Both slices have the same length.
 #[inline(always)]
 pub(crate) fn widen(halves: &[f16], to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
@@ -62,7 +62,7 @@ pub(crate) fn widen(halves: &[f16], to: &mut [f32]) {
     halves.convert_to_f32_slice(to);
 }
 
-/// The halves nearest to values, of which there are as many; ties to even.
+/// Rounds f32 to f16, ties to even. Both slices have the same length.
 #[inline(always)]
 pub(crate) fn narrow(values: &[f32], to: &mut [f16]) {
     #[cfg(target_arch = "x86_64")]
@@ -117,7 +117,7 @@ mod x86 {
 mod tests {
     use super::*;
 
-    /// All halves, and values around the middles between them, in slices that do not end with a whole vector.
+    /// All f16 values, and f32 values around the midpoints between them, in slices that do not end with a whole vector.
     #[test]
     fn conversions_are_those_of_half() {
         let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();

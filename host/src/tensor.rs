@@ -10,7 +10,7 @@ use foreign::ForeignBytes;
 use std::fmt;
 use std::sync::Arc;
 
-/// The most elements a tensor that takes part in an op may have: kernels index with 32 bits.
+/// The most elements of a tensor in an op: kernels index with 32 bits.
 pub const MAX_ELEMENTS: usize = i32::MAX as usize;
 
 /// An array on a device. Clones and views share storage; a tensor that shares its storage can't be written.
@@ -33,7 +33,7 @@ pub struct Tensor {
     layout: Layout,
 }
 
-/// The shape of a view and the places of its elements in the storage.
+/// The shape of a view, and where its elements are in the storage.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Layout {
     pub dtype: DType,
@@ -59,7 +59,7 @@ pub(crate) enum CpuBuffer {
 
 impl CpuBuffer {
     fn zeros(dtype: DType, elements: usize) -> Result<Self> {
-        // The system's refusal is an error; `vec![0; elements]` would end the process.
+        // Allocation failure is an error; `vec![0; elements]` would abort the process.
         fn zeros<T: Element>(elements: usize) -> Result<Vec<T>> {
             let zeros = bytemuck::try_zeroed_slice_box(elements).map(Vec::from);
             zeros.map_err(|()| {
@@ -165,7 +165,7 @@ impl Layout {
         Ok(Self { dtype: self.dtype, shape: dims.into(), strides: self.strides.clone(), offset })
     }
 
-    /// With a dimension of one entry put in before `dim`.
+    /// With a dimension of size 1 inserted before `dim`.
     fn unsqueeze(&self, dim: usize) -> Self {
         let (mut dims, mut strides) = (self.shape.dims().to_vec(), self.strides.clone());
         dims.insert(dim, 1);
@@ -232,7 +232,7 @@ impl Tensor {
         Ok(Self { storage: Arc::new(storage), layout })
     }
 
-    /// A tensor with these elements, outermost first.
+    /// A tensor with these elements in row-major order.
     ///
     /// # Errors
     /// [`Error::Shape`] if their number is not the shape's, and as [`uninitialized`](Self::uninitialized).
@@ -251,10 +251,10 @@ impl Tensor {
         Ok(Self { storage: Arc::new(storage), layout })
     }
 
-    /// The elements, outermost first. On a GPU this waits for the work queued before, and reports its errors.
+    /// The elements in row-major order. On a GPU this waits for the work queued so far, and reports its errors.
     ///
     /// # Errors
-    /// [`Error::DType`] if the elements are not `T`s, [`Error::DeviceLost`] if a kernel faulted.
+    /// [`Error::DType`] if the elements are not of type `T`, [`Error::DeviceLost`] if a kernel faulted.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if self.layout.dtype != T::DTYPE {
             let expected = T::DTYPE.to_string();
@@ -284,7 +284,7 @@ impl Tensor {
         }
     }
 
-    /// The elements' bytes, outermost first; `target` is as long. For contiguous tensors.
+    /// Copies the elements' bytes in row-major order to `target`, which has their length. For contiguous tensors.
     pub(crate) fn read_bytes(&self, target: &mut [u8]) -> Result<()> {
         let offset = if target.is_empty() { 0 } else { self.layout.offset * self.layout.dtype.size() };
         match &*self.storage {
@@ -294,13 +294,13 @@ impl Tensor {
         Ok(())
     }
 
-    /// All of a buffer, as words.
+    /// A tensor of all of a buffer, as u32.
     pub(crate) fn of_buffer(buffer: DeviceBuffer) -> Result<Self> {
         let layout = Layout::contiguous(DType::U32, [buffer.bytes() / DType::U32.size()].into())?;
         Ok(Self { storage: Arc::new(Storage::Cuda(buffer)), layout })
     }
 
-    /// A tensor of any type in the storage of this one, `at` bytes after its first element; `None` if it does not fit there.
+    /// A tensor of any type in this tensor's storage, `at` bytes after its first element; `None` if it exceeds the storage.
     pub(crate) fn within(&self, at: usize, dtype: DType, shape: &Shape) -> Option<Self> {
         let size = self.layout.dtype.size();
         let layout = Layout::contiguous(dtype, shape.clone()).ok()?;
@@ -346,12 +346,12 @@ impl Tensor {
     /// A view of `len` entries of dimension `dim`, from `start` on.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are not that many.
+    /// [`Error::Shape`] if the range exceeds the dimension.
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
         Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.narrow(dim, start, len)? })
     }
 
-    /// A view with two dimensions exchanged; nothing is moved.
+    /// A view with two dimensions swapped; nothing is copied.
     ///
     /// # Errors
     /// [`Error::Shape`] if there are no such dimensions.
@@ -367,7 +367,7 @@ impl Tensor {
         Ok(Self { storage: Arc::clone(&self.storage), layout: self.layout.reshape(shape.into())? })
     }
 
-    /// A view with a dimension of one entry put in before `dim`, which is at most the rank.
+    /// A view with a dimension of size 1 inserted before `dim`, which is at most the rank.
     pub(crate) fn unsqueeze(&self, dim: usize) -> Self {
         Self { storage: Arc::clone(&self.storage), layout: self.layout.unsqueeze(dim) }
     }
@@ -401,7 +401,7 @@ impl Tensor {
         Ok(Self { storage: Arc::new(storage), layout })
     }
 
-    /// The tensor for writing: proves that nothing else refers to the storage.
+    /// The tensor for writing. Having it proves that nothing else refers to the storage.
     ///
     /// # Errors
     /// [`Error::SharedOutput`] if a clone or view of this tensor is alive.
@@ -429,8 +429,8 @@ impl Tensor {
 
     /// The device address of the view's first element; 0 on the CPU and for views without elements.
     ///
-    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives:
-    /// what is read through it must be queued there, and nothing may be written.
+    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives.
+    /// Reads through it must be queued there; writes are not allowed.
     pub fn address(&self) -> u64 {
         address(&self.storage, &self.layout)
     }
@@ -442,7 +442,7 @@ impl Tensor {
     /// shares its storage, lives. Kernels write through [`TensorMut::device_address`] only.
     ///
     /// # Errors
-    /// [`Error::DType`] if the elements are not `T`s, [`Error::Layout`] if the tensor is not contiguous,
+    /// [`Error::DType`] if the elements are not of type `T`, [`Error::Layout`] if the tensor is not contiguous,
     /// [`Error::Unsupported`] on the CPU.
     pub fn device_address<T: Element>(&self) -> Result<u64> {
         device_address::<T>(&self.storage, &self.layout)
@@ -485,14 +485,14 @@ impl fmt::Debug for TensorMut<'_> {
     }
 }
 
-/// A tensor, or a part of one, for writing: [`Tensor::view_mut`]. Nothing else refers to its storage meanwhile.
+/// A tensor, or a part of one, for writing: [`Tensor::view_mut`]. While it exists nothing else refers to the storage.
 pub struct TensorMut<'a> {
     storage: &'a mut Storage,
     layout: Layout,
 }
 
 impl TensorMut<'_> {
-    /// The same view for a shorter time, so that it can be used more than once.
+    /// The same view with a shorter lifetime, so that it can be used more than once.
     pub fn reborrow(&mut self) -> TensorMut<'_> {
         TensorMut { storage: self.storage, layout: self.layout.clone() }
     }
@@ -530,13 +530,13 @@ impl TensorMut<'_> {
     /// `len` entries of dimension `dim`, from `start` on.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are not that many.
+    /// [`Error::Shape`] if the range exceeds the dimension.
     pub fn narrow(self, dim: usize, start: usize, len: usize) -> Result<Self> {
         let layout = self.layout.narrow(dim, start, len)?;
         Ok(Self { storage: self.storage, layout })
     }
 
-    /// The same elements with two dimensions exchanged; nothing is moved.
+    /// The same elements with two dimensions swapped; nothing is copied.
     ///
     /// # Errors
     /// [`Error::Shape`] if there are no such dimensions.
@@ -554,12 +554,12 @@ impl TensorMut<'_> {
         Ok(Self { storage: self.storage, layout })
     }
 
-    /// Overwrites all elements, outermost first. On a GPU the copy is queued after the work so far; `values` may be
-    /// changed when this returns. A captured [`Graph`](crate::cuda::Graph) gets its inputs so.
+    /// Overwrites all elements, in row-major order. On a GPU the copy is queued after the work so far; `values` may be
+    /// changed after the return. This is how a captured [`Graph`](crate::cuda::Graph) gets its inputs.
     ///
     /// # Errors
-    /// [`Error::DType`] if the elements are not `T`s, [`Error::Shape`] for another number of values, [`Error::Layout`] if
-    /// they are not contiguous, or a driver error.
+    /// [`Error::DType`] if the elements are not of type `T`, [`Error::Shape`] for another number of values,
+    /// [`Error::Layout`] if they are not contiguous, or a driver error.
     pub fn write<T: Element>(self, values: &[T]) -> Result<()> {
         let (op, argument) = ("write", "tensor");
         if self.layout.dtype != T::DTYPE {
@@ -601,13 +601,13 @@ impl TensorMut<'_> {
 
     /// The device address of the first element; 0 on the CPU and for views without elements.
     ///
-    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives:
-    /// what is read or written through it must be queued there.
+    /// It is valid in the order of the device's [stream](crate::cuda::CudaDevice::stream) for as long as the storage lives.
+    /// Reads and writes through it must be queued there.
     pub fn address(&self) -> u64 {
         address(self.storage, &self.layout)
     }
 
-    /// As [`Tensor::device_address`], for a kernel of your own that writes the elements: nothing else refers to them.
+    /// As [`Tensor::device_address`], for a kernel of your own that writes the elements; nothing else refers to them.
     ///
     /// # Errors
     /// As there.

@@ -39,13 +39,13 @@ pub struct Activate<T> {
     /// [cols], with [`SWIGLU`] [2 · cols], disjoint from y; or null
     pub bias: *const T,
     pub cols: u32,
-    /// One of the numbers above.
+    /// The activation, one of the numbers above.
     pub activation: u32,
-    /// 1 if every row of all three, and every half of one, starts and ends at a multiple of 16 bytes, else 0.
+    /// 1 if every row of all three tensors, and every half of a row, starts and ends at a multiple of 16 bytes, else 0.
     pub vectors: u32,
 }
 
-/// The function with this number, of one value: for [`SWIGLU`], that of its first half.
+/// The activation with this number of one value; for [`SWIGLU`], of a value of the first half.
 #[inline(always)]
 pub(crate) fn activate(x: f32, activation: u32) -> f32 {
     match activation {
@@ -65,7 +65,7 @@ unsafe fn rows<T: Vector>(p: Activate<T>) {
     let columns = Columns::new::<T>(cols, thread::thread_idx_x(), BLOCK, vectors != 0);
     let gated = activation == SWIGLU;
     let x = x.wrapping_add(row * cols as usize * if gated { 2 } else { 1 });
-    // SAFETY: one block for each row and piece of it, so what is read and written lies inside the tensors.
+    // SAFETY: each block has one row and one piece of it, so it accesses only elements of the tensors.
     unsafe {
         let biased = |first: usize| {
             let values = columns.load(x.wrapping_add(first), group, 0.0);
@@ -88,7 +88,7 @@ macro_rules! kernels {
             /// grid = [rows, ceil(cols · size / [`BLOCK_BYTES`])]
             ///
             /// # Safety
-            /// [`Activate`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹
+            /// [`Activate`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹
             /// elements.
             #[kernel(block = BLOCK)]
             pub unsafe fn $name(p: Activate<$T>) {

@@ -29,13 +29,13 @@ pub struct Backward<T> {
     /// As dx, disjoint from it
     pub x: *const T,
     pub cols: u32,
-    /// One of [`activate`](crate::activate)'s numbers.
+    /// The activation, one of [`activate`](crate::activate)'s numbers.
     pub activation: u32,
-    /// 1 if every row of all three, and every half of one, starts and ends at a multiple of 16 bytes, else 0.
+    /// 1 if every row of all three tensors, and every half of a row, starts and ends at a multiple of 16 bytes, else 0.
     pub vectors: u32,
 }
 
-/// The derivative of the function with this number: for [`SWIGLU`], of that of its first half.
+/// The derivative of the activation with this number; for [`SWIGLU`], of a value of the first half.
 #[inline(always)]
 fn slope(x: f32, activation: u32) -> f32 {
     match activation {
@@ -55,7 +55,7 @@ unsafe fn rows<T: Vector>(p: Backward<T>) {
     let columns = Columns::new::<T>(cols, thread::thread_idx_x(), BLOCK, vectors != 0);
     let gated = activation == SWIGLU;
     let at = row * cols as usize * if gated { 2 } else { 1 };
-    // SAFETY: one block for each row and piece of it, so what is read and written lies inside the tensors.
+    // SAFETY: each block has one row and one piece of it, so it accesses only elements of the tensors.
     unsafe {
         let dy = columns.load(dy.add(row * cols as usize), group, 0.0);
         let gate = columns.load(x.add(at), group, 0.0);
@@ -73,7 +73,7 @@ unsafe fn rows<T: Vector>(p: Backward<T>) {
 /// grid = [rows, ceil(cols · size / [`BLOCK_BYTES`])]
 ///
 /// # Safety
-/// [`Backward`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`Backward`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = BLOCK)]
 pub unsafe fn activate_backward_f32(p: Backward<f32>) {
     // SAFETY: this kernel's contract is the body's.

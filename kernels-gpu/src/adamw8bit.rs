@@ -1,12 +1,13 @@
-//! A step of AdamW with moments in 8 bits, which takes 2 bytes of an element where f32 takes 8.   p, g: [n] of each tensor
+//! A step of AdamW with 8-bit moments: 2 bytes of state per element, where f32 needs 8.   p, g: [n] of each tensor
 //!
-//! The step is [`optimizer`](crate::optimizer)'s. A moment is an f32 scale for every 256 elements, the largest magnitude of them, and a
-//! code for each: value = scale · level(code). Levels are dense near 1 and reach down to 1e-6 or 1e-7, as half of the codes are in the
-//! decade from 0.1 to 1, a quarter in the one below, and so on. The second moment has no sign, so one bit more for the level.
+//! The step is [`optimizer`](crate::optimizer)'s. A moment is stored as an f32 scale for every 256 elements, which is their
+//! largest magnitude, and a code for each: value = scale · level(code). Levels are dense near 1 and reach down to 1e-6 or
+//! 1e-7: half of the codes are in the decade from 0.1 to 1, a quarter in the next lower decade, and so on. The second moment
+//! has no sign, so its levels have one bit more.
 //!
-//! Source: Dettmers, Lewis, Shleifer & Zettlemoyer 2021, "8-bit optimizers via block-wise quantization", sections 2 and 3 (blocks, dynamic
-//! tree quantisation). Different here: 1 is a level, so the largest element of a block is stored exactly, and a positive second moment
-//! is never stored as 0, by which a first moment would be divided.
+//! Source: Dettmers, Lewis, Shleifer & Zettlemoyer 2021, "8-bit optimizers via block-wise quantization", sections 2 and 3
+//! (blocks, dynamic tree quantisation). Two differences: 1 is a level, so the largest element of a block is exact; and a
+//! positive second moment is never stored as 0, because a first moment is divided by it.
 //!
 //! | kernel        | 256 elements are handled by |
 //! |---------------|-----------------------------|
@@ -18,14 +19,14 @@ use cuda_std::KernelInfo;
 use cuda_std::butterfly::Butterfly;
 use cuda_std::prelude::*;
 
-/// Elements with a common scale.
+/// Elements that share a scale.
 pub const BLOCK: usize = 256;
-/// The most elements of a chunk of a tensor, whole blocks.
+/// The most elements of a chunk of a tensor; a multiple of [`BLOCK`].
 pub const CHUNK: usize = 1 << 14;
 /// Threads in a block.
 const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
-/// Bits of the first moment's levels; its codes have a sign above them.
+/// Bits of the first moment's levels; its codes have a sign bit above them.
 const FIRST_BITS: u32 = 7;
 /// Bits of the second moment's levels.
 const SECOND_BITS: u32 = 8;
@@ -35,15 +36,15 @@ const SIGN: u32 = 1 << FIRST_BITS;
 const FIRST_LEVELS: u32 = 1 << FIRST_BITS;
 const LEVELS: u32 = FIRST_LEVELS + (1 << SECOND_BITS);
 
-/// The level of a code of `bits` bits, from 0 to 1: with h the place of the highest bit that is set and j the number that the bits
-/// below it are, 10^(h + 1 − bits) · (0.1 + 0.9 · (j + 1) / 2^h).
+/// The level of a code of `bits` bits, from 0 to 1. With h the position of the highest set bit and j the number in the bits
+/// below it, it is 10^(h + 1 − bits) · (0.1 + 0.9 · (j + 1) / 2^h).
 #[inline(always)]
 fn level(code: u32, bits: u32) -> f32 {
     if code == 0 {
         return 0.0;
     }
     let high = 31 - code.leading_zeros();
-    let below = (2 << high) - 1 - code; // codes of the decade that are larger
+    let below = (2 << high) - 1 - code; // larger codes of the decade
     let mut level = 1.0 - 0.9 * below as f32 / (1u32 << high) as f32;
     let mut decade = high + 1;
     while decade < bits {
@@ -53,11 +54,11 @@ fn level(code: u32, bits: u32) -> f32 {
     level
 }
 
-/// The code of the level nearest to a magnitude from 0 to 1. What is below 0.55 of the smallest positive level is 0.
+/// The code of the level nearest to a magnitude from 0 to 1. Magnitudes below 0.55 of the smallest positive level give 0.
 #[inline(always)]
 fn code<const BITS: u32>(magnitude: f32) -> u32 {
     let (mut scaled, mut high) = (magnitude, BITS - 1);
-    // into the decade above 0.1, without a branch
+    // scales it to the decade above 0.1, without a branch
     let mut decade = 1;
     while decade < BITS {
         let is_small = scaled <= 0.1;
@@ -65,44 +66,44 @@ fn code<const BITS: u32>(magnitude: f32) -> u32 {
         high -= is_small as u32;
         decade += 1;
     }
-    // the codes of a decade follow those of the decade below, whose last is at 0.1
+    // the codes of a decade follow those of the next lower decade, whose last level is 0.1
     let decade = 1 << high;
     let steps = (scaled - 0.1) * (decade as f32 / 0.9) + 0.5;
     decade - 1 + (steps as u32).min(decade)
 }
 
-/// A first moment over its block's scale as a code.
+/// The code of a first moment divided by its block's scale.
 #[inline(always)]
 pub fn first_code(share: f32) -> u32 {
     let code = code::<FIRST_BITS>(share.abs());
     if share < 0.0 { code | SIGN } else { code }
 }
 
-/// A second moment over its block's scale as a code.
+/// The code of a second moment divided by its block's scale.
 #[inline(always)]
 pub fn second_code(share: f32) -> u32 {
     let code = code::<SECOND_BITS>(share);
     if share > 0.0 { code.max(1) } else { code }
 }
 
-/// The first moment of a code over its block's scale.
+/// The first moment of a code, divided by its block's scale.
 pub fn first_share(code: u32) -> f32 {
     let magnitude = level(code & (SIGN - 1), FIRST_BITS);
     if code & SIGN != 0 { -magnitude } else { magnitude }
 }
 
-/// The second moment of a code over its block's scale.
+/// The second moment of a code, divided by its block's scale.
 pub fn second_share(code: u32) -> f32 {
     level(code, SECOND_BITS)
 }
 
-/// A block's scale, of its largest magnitude, and the factor to its shares; below the normal numbers all are 0.
+/// A block's scale for its largest magnitude, and the reciprocal; below the normal numbers both are 0.
 #[inline(always)]
 pub fn scale(largest: f32) -> (f32, f32) {
     if largest >= f32::MIN_POSITIVE { (largest, 1.0 / largest) } else { (0.0, 0.0) }
 }
 
-/// A chunk's line of the table.
+/// A line of the table: one chunk of a tensor.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Chunk {
@@ -148,12 +149,13 @@ pub const KERNELS: &[KernelInfo] = &[adamw8bit_f32.info()];
 /// grid = [chunks]
 ///
 /// # Safety
-/// [`Step`] and [`Chunk`] say what holds of the pointers, which are valid on the launching stream.
+/// [`Step`] and [`Chunk`] constrain the pointers, which are valid on the launching stream.
 #[kernel(block = THREADS, shared(levels: [f32; LEVELS]), shuffles = 10)]
 pub unsafe fn adamw8bit_f32(p: Step) {
     let tid = thread::thread_idx_x();
-    // SAFETY: `levels` has LEVELS elements, each of which one thread writes before the barrier that all threads reach. A block for each
-    // chunk, whose tensors have n elements, and moments whole blocks; a warp's block is its own, and all its lanes stay together.
+    // SAFETY: `levels` has LEVELS elements; one thread writes each, before the barrier that all threads reach. There is a
+    // block for each chunk. Its tensors have n elements, the moments whole blocks. A warp's block is its own, and all its
+    // lanes stay converged.
     unsafe {
         levels.set(FIRST_LEVELS + tid, level(tid, SECOND_BITS));
         if tid < FIRST_LEVELS {
@@ -164,7 +166,7 @@ pub unsafe fn adamw8bit_f32(p: Step) {
         let (lane, mut block) = (tid % 32, tid / 32);
         while block * (BLOCK as u32) < chunk.n {
             let scales = [*chunk.first_scales.add(block as usize), *chunk.second_scales.add(block as usize)];
-            // a lane has two words of codes, and the lanes' words lie side by side
+            // a lane has two words of codes; neighbouring lanes have neighbouring words
             let (word, other) = ((block * 64 + lane) as usize, (block * 64 + 32 + lane) as usize);
             let (m, v) = four(&p, &chunk, word, scales, levels);
             let (other_m, other_v) = four(&p, &chunk, other, scales, levels);
@@ -183,11 +185,11 @@ pub unsafe fn adamw8bit_f32(p: Step) {
     }
 }
 
-/// The step of the four elements of word `word` of the codes; gives their moments. Those that do not exist have moments of 0 and a
-/// gradient of 0, and so they stay.
+/// The step of the four elements of word `word` of the codes; returns their moments. Elements past the end have moments of 0
+/// and a gradient of 0, so they stay 0.
 ///
 /// # Safety
-/// The word exists in the chunk and is this thread's alone; `levels` is written.
+/// The word exists in the chunk, and only this thread accesses it; `levels` is written.
 #[inline(always)]
 unsafe fn four(
     p: &Step,
@@ -201,8 +203,8 @@ unsafe fn four(
     let is_whole = is_aligned && at as u32 + 4 <= chunk.n;
     let exists = |i: usize| ((at + i) as u32) < chunk.n;
     let (to, from) = (chunk.parameter.wrapping_add(at), chunk.gradient.wrapping_add(at));
-    // SAFETY: elements below n exist, and four that do begin at a multiple of 16 bytes where the tensors do. Codes are entries of the
-    // tables.
+    // SAFETY: elements below n exist, and four that exist begin at a multiple of 16 bytes, as the tensors do. Codes are
+    // indices of the tables.
     unsafe {
         let (values, gradients) = match is_whole {
             true => (load4(to), f32::load4(from)),
@@ -262,7 +264,7 @@ fn second_codes([a, b, c, d]: [f32; 4], inverse: f32) -> u32 {
         | second_code(d * inverse) << 24
 }
 
-/// Those of four elements from index `at` on that exist, of `n`; zeros for the others.
+/// Four elements from index `at` on, of `n`; zeros for those past the end.
 ///
 /// # Safety
 /// `from` is at index `at` of n elements.
@@ -273,13 +275,13 @@ unsafe fn some(from: *const f32, n: u32, at: usize) -> [f32; 4] {
     [one(0), one(1), one(2), one(3)]
 }
 
-/// Four elements that the kernel writes later, and so not through the read-only path.
+/// Loads four elements that the kernel writes later, so not through the read-only path.
 ///
 /// # Safety
 /// `from` is valid for four elements and 16-byte aligned.
 #[inline(always)]
 unsafe fn load4(from: *const f32) -> [f32; 4] {
-    /// Said of the address, so that it is one load.
+    /// Tells the compiler the alignment, so that it is one load.
     #[derive(Clone, Copy)]
     #[repr(align(16))]
     struct Four([f32; 4]);

@@ -1,4 +1,4 @@
-//! y = x in another element type, rounded to nearest, ties to even; what f16 can't hold becomes ±∞.   x, y: [n]
+//! y = x in another element type, rounded to nearest, ties to even; values beyond f16's range become ±∞.   x, y: [n]
 //!
 //! Both kernels move four elements at a time: 16 bytes of f32, 8 bytes of f16.
 
@@ -18,7 +18,7 @@ pub struct Cast<Y, X> {
     /// [n], disjoint from y
     pub x: *const X,
     pub n: u32,
-    /// Of both an element at a multiple of four elements, or n.
+    /// An index from which on both are aligned to four elements, or n.
     pub head: u32,
 }
 
@@ -33,7 +33,7 @@ unsafe fn cast<Y: Element, X: Element>(Cast { y, x, n, head }: Cast<Y, X>) {
         n,
         head,
         LEN,
-        // SAFETY: `for_each` gives indices of whole vectors below n, aligned as `head` promises; y does not overlap x.
+        // SAFETY: `for_each` gives indices of whole vectors below n, aligned because `head` is; y does not overlap x.
         |i| unsafe { X::load4(x.add(i as usize)) },
         // SAFETY: as above.
         |i, values| unsafe { Y::store4(y.add(i as usize), values) },
@@ -45,7 +45,7 @@ unsafe fn cast<Y: Element, X: Element>(Cast { y, x, n, head }: Cast<Y, X>) {
 /// f32 → f16.   grid = [[`flat::blocks`](n, head, LEN)]
 ///
 /// # Safety
-/// [`Cast`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`Cast`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = flat::BLOCK)]
 pub unsafe fn cast_f16_f32(p: Cast<F16, f32>) {
     // SAFETY: this kernel's contract is the body's.

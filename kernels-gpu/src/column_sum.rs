@@ -2,8 +2,9 @@
 //!
 //! x, z: [rows, cols]; y: [parts, cols] f32; (m, s): [rows, 2]. The second form is the gradient of a norm's weight.
 //!
-//! A thread adds a 16-byte vector of every 32nd row of a part, four rows in flight; the threads' sums are added pairwise, and parts by a
-//! second launch. The order depends on the numbers of rows and columns alone, so the result is the same each time.
+//! A thread adds a 16-byte vector of every 32nd row of a part, with four rows in flight. The threads' sums are added
+//! pairwise, the parts by a second launch. The order depends only on the numbers of rows and columns, so the result is the
+//! same each time.
 //!
 //! | kernel         | 128 bytes of a part's rows are handled by | when |
 //! |----------------|-------------------------------------------|------|
@@ -14,12 +15,12 @@ use crate::device::{Element, F16, Shared, Vector};
 use cuda_std::KernelInfo;
 use cuda_std::prelude::*;
 
-/// Threads along a row: a block handles as many 16-byte vectors of columns.
+/// Threads along a row: a block has this many 16-byte vectors of columns.
 pub const WIDTH: u32 = 8;
 /// Rows that a block adds at a time.
 const ROWS: u32 = 32;
 const BLOCK: u32 = WIDTH * ROWS;
-/// Rows of a thread whose loads are in flight together.
+/// Rows of a thread that are loaded together.
 const IN_FLIGHT: u32 = 4;
 
 /// The parameters of the kernels.
@@ -36,14 +37,14 @@ pub struct Columns<T> {
     pub stats: *const f32,
     pub rows: u32,
     pub cols: u32,
-    /// Rows of a part.
+    /// Rows per part.
     pub part_rows: u32,
     /// Whether all rows of x and z start and end at multiples of 16 bytes.
     pub vectors: u32,
 }
 
 /// # Safety
-/// As the kernels below; `sums` holds BLOCK elements for each of a vector's.
+/// As the kernels below; `sums` holds BLOCK elements for each element of a vector.
 #[inline(always)]
 unsafe fn sum<T: Vector>(p: Columns<T>, sums: Shared<f32>) {
     let tid = thread::thread_idx_x();
@@ -77,13 +78,14 @@ unsafe fn sum<T: Vector>(p: Columns<T>, sums: Shared<f32>) {
     let mut half = BLOCK / 2;
     let mut j = 0;
     sum = T::map(sum, |value| {
-        // SAFETY: this thread's own elements.
+        // SAFETY: only this thread accesses these elements.
         unsafe { sums.set(j * BLOCK + tid, value) };
         j += 1;
         value
     });
     while half >= WIDTH {
-        // SAFETY: all threads reach the barrier. After it the upper half is complete, and each thread below writes only its own.
+        // SAFETY: all threads reach the barrier. After it the upper half is complete, and each thread of the lower half
+        // writes only its own element.
         unsafe {
             thread::sync_threads();
             if tid < half {
@@ -117,7 +119,7 @@ unsafe fn sum<T: Vector>(p: Columns<T>, sums: Shared<f32>) {
 /// grid = [ceil(cols / (WIDTH · T::LEN)), ceil(rows / part_rows)]
 ///
 /// # Safety
-/// [`Columns`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`Columns`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = BLOCK, shared(sums: [f32; BLOCK * 4]))]
 pub unsafe fn column_sum_f32(p: Columns<f32>) {
     // SAFETY: this kernel's contract is the body's.

@@ -2,7 +2,7 @@
 //!
 //! | kernel         | layouts                                          |
 //! |----------------|--------------------------------------------------|
-//! | copy_flat_b‹n› | both without gaps                                |
+//! | copy_flat_b‹n› | both contiguous                                |
 //! | copy_dims_b‹n› | any strides, up to six dimensions after merging; b128 where all rows are whole 16-byte vectors |
 
 use crate::device::{Raw, flat, vector};
@@ -18,7 +18,7 @@ pub struct Flat<E> {
     /// [n], disjoint from y
     pub x: *const E,
     pub n: u32,
-    /// Of both an element at a multiple of 16 bytes, or n.
+    /// An index from which on both are aligned to 16 bytes, or n.
     pub head: u32,
 }
 
@@ -36,13 +36,13 @@ pub struct Dim {
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Dims<E> {
-    /// The dimensions with their strides in y; no element lies at two indices or in x
+    /// The dimensions with their strides in y; no two indices have the same address, and y does not overlap x
     pub y: *mut E,
     /// The dimensions with their strides in x
     pub x: *const E,
     /// d0 · d1 · d2 · d3 · d4
     pub rows: u32,
-    /// The threads of a row, as a power of two up to 256.
+    /// log₂ of the threads per row, at most 8.
     pub width_log2: u32,
     pub d0: Dim,
     pub d1: Dim,
@@ -64,8 +64,8 @@ pub const KERNELS: &[KernelInfo] = &[
 /// Threads in a block of the strided kernels.
 pub const DIMS_BLOCK: u32 = 256;
 
-/// Columns that a thread of the strided kernels copies at least, where a row has them: it shares one row's index
-/// arithmetic among them, and their loads are in flight together.
+/// The fewest columns that a thread of the strided kernels copies, if the row has them. They share the index arithmetic of a
+/// row, and their loads are in flight together.
 pub const COLUMNS_PER_THREAD: u32 = 4;
 
 /// # Safety
@@ -76,7 +76,7 @@ unsafe fn flat_copy<E: Raw>(Flat { y, x, n, head }: Flat<E>) {
         n,
         head,
         E::LEN,
-        // SAFETY: `for_each` gives indices of whole vectors below n, aligned as `head` promises.
+        // SAFETY: `for_each` gives indices of whole vectors below n, aligned because `head` is.
         |i| unsafe { vector::load_raw(x.add(i as usize)) },
         // SAFETY: as above.
         |i, words| unsafe { vector::store_raw(y.add(i as usize), words) },
@@ -88,7 +88,7 @@ unsafe fn flat_copy<E: Raw>(Flat { y, x, n, head }: Flat<E>) {
 /// grid = [[`flat::blocks`](n, head, 4)]
 ///
 /// # Safety
-/// [`Flat`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`Flat`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = flat::BLOCK)]
 pub unsafe fn copy_flat_b32(p: Flat<u32>) {
     // SAFETY: this kernel's contract is the body's.
@@ -170,7 +170,7 @@ unsafe fn dims_copy<E: Unit>(Dims { y, x, rows, width_log2, d0, d1, d2, d3, d4, 
     let (mut y_offset, mut x_offset) = (0, 0);
     for dim in [d4, d3, d2, d1, d0] {
         if dim.size != 1 {
-            let quotient = row / dim.size.max(1); // never 0; said so, no panic is compiled in
+            let quotient = row / dim.size.max(1); // never 0; stated so that no panic is compiled in
             let index = row - quotient * dim.size;
             y_offset += index * dim.y;
             x_offset += index * dim.x;
@@ -183,7 +183,7 @@ unsafe fn dims_copy<E: Unit>(Dims { y, x, rows, width_log2, d0, d1, d2, d3, d4, 
         while k < COLUMNS_PER_THREAD {
             let column = column + k * width;
             if column < inner.size {
-                // SAFETY: every index is below its dimension, and the layouts lie inside x and y.
+                // SAFETY: every index is below its dimension, and the layouts are inside x and y.
                 units[k as usize] = unsafe { E::load(x.add((x_offset + column * inner.x) as usize)) };
             }
             k += 1;
@@ -204,7 +204,7 @@ unsafe fn dims_copy<E: Unit>(Dims { y, x, rows, width_log2, d0, d1, d2, d3, d4, 
 /// grid = [ceil(rows << width_log2 / [`DIMS_BLOCK`])]
 ///
 /// # Safety
-/// [`Dims`] says what holds of the pointers, which are valid on the launching stream; offsets are below 2³¹.
+/// [`Dims`] constrains the pointers, which are valid on the launching stream; offsets are below 2³¹.
 #[kernel(block = DIMS_BLOCK)]
 pub unsafe fn copy_dims_b32(p: Dims<u32>) {
     // SAFETY: this kernel's contract is the body's.

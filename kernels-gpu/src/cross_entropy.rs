@@ -2,7 +2,7 @@
 //!
 //! loss[r] = ln Σ exp(x[r, ·]) − x[r, labels[r]];   x[r, c] ← scale · (exp(x[r, c] − max) / Σ − (c = labels[r]))
 //!
-//! A label that is no column gives 0 for both. The first pass keeps (max, sum) per thread; a larger max rescales the sum
+//! A label that is not a column gives 0 for both. The first pass keeps (max, sum) per thread; a larger max rescales the sum
 //! (Milakov & Gimelshein 2018, algorithm 3).
 //!
 //! | kernel            | a row is handled by  | when |
@@ -37,7 +37,7 @@ pub const KERNELS: &[KernelInfo] = &[cross_entropy_f32.info()];
 /// grid = [rows]
 ///
 /// # Safety
-/// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = BLOCK, shared(maxima: [f32; WARPS], sums: [f32; WARPS]), shuffles = 10)]
 pub unsafe fn cross_entropy_f32(Rows { loss, x, labels, cols, scale }: Rows) {
     let (row, tid) = (thread::block_idx_x() as usize, thread::thread_idx_x());

@@ -48,10 +48,10 @@ fn exp_sum(v: f32, rest: f32) -> f32 {
     /// log2(e) − LOG2_E
     const LOG2_E_REST: f32 = 1.925_963e-8;
     let power = v * LOG2_E;
-    // what rounding took from the exponent, in units of ln
+    // the rounding error of the exponent, in units of ln
     let lost = (fma(v, LOG2_E, -power) + v * LOG2_E_REST) * core::f32::consts::LN_2 + rest;
     let y = exp2(power);
-    // beyond the range y is 0 or ∞, and ∞ · lost may be NaN
+    // out of range y is 0 or ∞, and ∞ · lost may be NaN
     if v.abs() < 87.0 { fma(y, lost, y) } else { y }
 }
 
@@ -126,7 +126,7 @@ unsafe fn map<T: Vector>(One { y, x, n, head, .. }: One<T>, f: impl Fn(f32) -> f
         n,
         head,
         T::LEN,
-        // SAFETY: `for_each` gives indices of whole vectors below n, aligned as `head` promises; y does not overlap x.
+        // SAFETY: `for_each` gives indices of whole vectors below n, aligned because `head` is; y does not overlap x.
         |i| unsafe { T::load_vector(x.add(i as usize)) },
         // SAFETY: as above.
         |i, values| unsafe { T::store_vector(y.add(i as usize), T::map(values, &f)) },
@@ -139,14 +139,14 @@ unsafe fn map<T: Vector>(One { y, x, n, head, .. }: One<T>, f: impl Fn(f32) -> f
 /// As the kernels of two operands below.
 #[inline(always)]
 unsafe fn zip<T: Vector>(Two { z, x, y, n, head, period }: Two<T>, f: impl Fn(f32, f32) -> f32) {
-    let period = period.max(1); // never 0 where there is an element; said so, no panic is compiled in
+    let period = period.max(1); // never 0 if there is an element; stated so that no panic is compiled in
     let y_index = |i: u32| (if period == n { i } else { i % period }) as usize;
     flat::for_each(
         n,
         head,
         T::LEN,
-        // SAFETY: `for_each` gives indices of whole vectors below n, aligned as `head` promises for x and, at the
-        // index modulo the period, for y; z overlaps neither.
+        // SAFETY: `for_each` gives indices of whole vectors below n, aligned for x and, modulo the period, for y because
+        // `head` is; z overlaps neither.
         |i| unsafe { (T::load_vector(x.add(i as usize)), T::load_vector(y.add(y_index(i)))) },
         // SAFETY: as above.
         |i, (x, y)| unsafe { T::store_vector(z.add(i as usize), T::zip(x, y, &f)) },
@@ -166,7 +166,7 @@ macro_rules! kernels {
             /// grid = [[`flat::blocks`](n, head, elements in 16 bytes)]
             ///
             /// # Safety
-            /// [`Two`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+            /// [`Two`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
             #[kernel(block = flat::BLOCK)]
             pub unsafe fn $two(p: Two<$two_t>) {
                 // SAFETY: this kernel's contract is the body's.
@@ -177,7 +177,7 @@ macro_rules! kernels {
             /// grid = [[`flat::blocks`](n, head, elements in 16 bytes)]
             ///
             /// # Safety
-            /// [`One`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+            /// [`One`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
             #[kernel(block = flat::BLOCK)]
             pub unsafe fn $one($p: One<$one_t>) {
                 // SAFETY: this kernel's contract is the body's.
@@ -200,7 +200,7 @@ pub struct Two<T> {
     /// [period], disjoint from z
     pub y: *const T,
     pub n: u32,
-    /// Of all three an element at a multiple of 16 bytes, or n; if period < n, 0 or n.
+    /// An index from which on all three are aligned to 16 bytes, or n; if period < n, 0 or n.
     pub head: u32,
     /// n or a divisor of it; if it is less than n and head is 0, a multiple of the elements in 16 bytes.
     pub period: u32,
@@ -215,9 +215,9 @@ pub struct One<T> {
     /// [n], disjoint from y
     pub x: *const T,
     pub n: u32,
-    /// Of both an element at a multiple of 16 bytes, or n.
+    /// An index from which on both are aligned to 16 bytes, or n.
     pub head: u32,
-    /// Read by the scale kernels alone.
+    /// Read only by the scale kernels.
     pub factor: f32,
 }
 
@@ -251,7 +251,7 @@ pub struct Kernels<T> {
     pub gelu_erf: KernelSpec<One<T>>,
 }
 
-/// Those of f32.
+/// The kernels of f32.
 pub const OF_F32: Kernels<f32> = Kernels {
     add: add_f32,
     mul: mul_f32,
@@ -261,7 +261,7 @@ pub const OF_F32: Kernels<f32> = Kernels {
     gelu_erf: gelu_erf_f32,
 };
 
-/// Those of f16.
+/// The kernels of f16.
 pub const OF_F16: Kernels<F16> = Kernels {
     add: add_f16,
     mul: mul_f16,

@@ -24,7 +24,7 @@ pub struct Gather<T> {
     pub ids: *const u32,
     pub rows: u32,
     pub cols: u32,
-    /// 1 if y and the table start at a multiple of four elements and cols is one, else 0.
+    /// 1 if y and the table start at a multiple of four elements and cols is a multiple of four, else 0.
     pub vectors: u32,
 }
 
@@ -66,7 +66,7 @@ unsafe fn gather<T: Element>(Gather { y, table, ids, rows, cols, vectors }: Gath
 /// grid = [n]
 ///
 /// # Safety
-/// [`Gather`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`Gather`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = BLOCK)]
 pub unsafe fn embedding_f32(p: Gather<f32>) {
     // SAFETY: this kernel's contract is the body's.

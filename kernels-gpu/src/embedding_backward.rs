@@ -1,8 +1,9 @@
 //! The gradient of [`embedding`](crate::embedding): dtable[r, :] = Σ dy[i, :] over the i with ids[i] = r, or += it.
 //! dtable: [rows, cols], dy: [n, cols]
 //!
-//! A block owns [`ROWS`] rows of the table and looks through all ids, which are few and stay in a cache; they need not be sorted. Each
-//! row is written once: the sum in the order of i, or zeros. So the result is the same each time, and a gradient needs no zeroing before.
+//! A block has [`ROWS`] rows of the table and searches all ids, which are few and stay in a cache; they need not be sorted.
+//! Each row is written once: the sum in the order of i, or zeros. So the result is the same each time, and the gradient need
+//! not be zeroed before.
 //!
 //! | kernel                 | 16 rows are handled by | when |
 //! |------------------------|------------------------|------|
@@ -15,7 +16,7 @@ use cuda_std::prelude::*;
 
 const BLOCK: u32 = 256;
 const WARPS: u32 = BLOCK / 32;
-/// Rows of a block: fewer fill the device with a small table, more look through the ids less often.
+/// Rows per block: fewer fill the device even with a small table, more search the ids less often.
 pub const ROWS: u32 = 16;
 
 /// The parameters of the kernel.
@@ -31,7 +32,7 @@ pub struct Scatter {
     pub n: u32,
     pub rows: u32,
     pub cols: u32,
-    /// Whether what the table holds is added to.
+    /// Whether to accumulate in the table.
     pub add: u32,
     /// Whether all rows of dtable and dy start and end at multiples of 16 bytes.
     pub vectors: u32,
@@ -43,14 +44,14 @@ pub const KERNELS: &[KernelInfo] = &[embedding_backward_f32.info()];
 /// grid = [ceil(rows / ROWS)]
 ///
 /// # Safety
-/// [`Scatter`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`Scatter`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = BLOCK, shared(scratch: [u32; WARPS]), shuffles = 5)]
 pub unsafe fn embedding_backward_f32(Scatter { dtable, dy, ids, n, rows, cols, add, vectors }: Scatter) {
     let (tid, first) = (thread::thread_idx_x(), thread::block_idx_x() * ROWS);
     let lane = tid % 32;
     let columns = Columns::new::<f32>(cols, tid, BLOCK, vectors != 0);
-    // SAFETY: ids are read below n, rows below the table's. All threads are at the reduction's barrier, and all lanes at the ballots:
-    // their loops depend on what all of them read alike.
+    // SAFETY: ids are read below n, rows below the table's. All threads reach the reduction's barrier, and all lanes the
+    // ballots: their loops depend only on values that are the same for all of them.
     unsafe {
         let mut used = 0;
         let mut i = tid;

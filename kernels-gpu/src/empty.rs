@@ -1,4 +1,4 @@
-//! An empty kernel of one warp: the least that a launch costs. Benches compare small work with it.
+//! An empty kernel of one warp: the cost of a launch. Benches compare small work with it.
 
 use cuda_std::prelude::*;
 

@@ -24,7 +24,7 @@ use crate::device::{Columns, F16, Vector, textbook};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Words of scratch memory: three sums for each warp.
+/// Words of scratch memory: three sums per warp.
 const SCRATCH: u32 = 3 * ROW_WARPS;
 
 /// The parameters of the kernels.
@@ -44,7 +44,7 @@ pub struct Rows<T> {
     pub eps: f32,
     /// 1 if every row of all tensors starts and ends at a multiple of 16 bytes, else 0.
     pub vectors: u32,
-    /// Lanes of a warp for each row, of the warp kernels alone: a power of two up to 32, not below
+    /// Lanes per row, only for the warp kernels: a power of two up to 32, at least
     /// [`row_lanes`](crate::device::rows::row_lanes).
     pub lanes: u32,
 }
@@ -72,7 +72,7 @@ pub struct Kernels<T> {
     pub warp: KernelSpec<Rows<T>>,
     /// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
     pub block: KernelSpec<Rows<T>>,
-    /// As `block`, for few rows. Of f16 it is `block`: the instructions weigh more than the wait for the weights.
+    /// As `block`, for few rows. For f16 it is `block`: there the instructions cost more than the wait for the weights.
     pub few: KernelSpec<Rows<T>>,
     /// grid = [rows]
     pub stream: KernelSpec<Rows<T>>,
@@ -85,7 +85,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// From the sums of d and of d², and one divided by the number of columns.
+    /// From the sums of d and of d², and 1 / cols.
     #[inline(always)]
     fn new([sum, squares]: [f32; 2], per_col: f32, eps: f32) -> Self {
         let delta = sum * per_col;
@@ -122,7 +122,7 @@ unsafe fn write_group<T: Vector>(
     unsafe { columns.store(y, i, values) };
 }
 
-/// y, x: one row, N groups of whose columns fit.   EARLY: weights and biases are loaded along with x.
+/// y, x: one row of at most N groups of columns.   EARLY: weights and biases are loaded along with x.
 ///
 /// # Safety
 /// `x`, `y`, `weight` and `bias` valid for the row, y disjoint from the others; all threads of the team are here.
@@ -247,13 +247,13 @@ macro_rules! kernels {
     )*) => {
         $(
             /// # Safety
-            /// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`Kernels::warp`] says.
             #[kernel(block = WARP_BLOCK, shuffles = 15)]
             pub unsafe fn $warp(p: Rows<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = row as usize * p.cols as usize;
-                // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
+                // SAFETY: row < rows, so the row is inside x and y; all lanes of the warp are here.
                 unsafe {
                     row_in_registers::<$ty, $warp_groups, false>(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, team);
                 }
@@ -266,7 +266,7 @@ macro_rules! kernels {
             pub unsafe fn $block(p: Rows<$ty>) {
                 let (at, columns) = block_row(&p);
                 let team = Block(scratch);
-                // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+                // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                 unsafe {
                     row_in_registers::<$ty, $block_groups, false>(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, team);
                 }
@@ -291,7 +291,7 @@ macro_rules! kernels {
             #[kernel(block = ROW_BLOCK, min_blocks = 2, shared(scratch: [f32; SCRATCH]), shuffles = 15)]
             pub unsafe fn $stream(p: Rows<$ty>) {
                 let (at, columns) = block_row(&p);
-                // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+                // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                 unsafe { stream_row(p.y.add(at), p.x.add(at), p.weight, p.bias, p.cols, p.eps, columns, Block(scratch)) }
             }
 
@@ -312,7 +312,7 @@ kernels! {
     OF_F16 F16: layer_norm_warp_f16 4, layer_norm_block_f16 2, layer_norm_stream_f16, few = layer_norm_block_f16;
 }
 
-/// Where a block's row begins, and how its threads share it.
+/// The address of a block's row, and how its threads divide it.
 #[inline(always)]
 fn block_row<T: Vector>(p: &Rows<T>) -> (usize, Columns) {
     (thread::block_idx_x() as usize * p.cols as usize, block_columns::<T>(p.cols, p.vectors))
@@ -323,7 +323,7 @@ fn block_row<T: Vector>(p: &Rows<T>) -> (usize, Columns) {
 #[kernel(block = textbook::BLOCK, shared(scratch: [f32; textbook::BLOCK]))]
 pub unsafe fn layer_norm_textbook_f32(Textbook { y, x, weight, bias, cols, eps }: Textbook) {
     let at = thread::block_idx_x() as usize * cols as usize;
-    // SAFETY: one block per row, so the row lies inside x and y; all threads are here; c < cols.
+    // SAFETY: one block per row, so the row is inside x and y; all threads are here; c < cols.
     unsafe {
         let (x, y) = (x.add(at), y.add(at));
         let sum = textbook::fold(x, cols, 0.0, |sum, x| sum + x);

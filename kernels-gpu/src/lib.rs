@@ -1,7 +1,7 @@
 //! Pascaline's GPU kernels. Each op is one file with its kernels and their launch contracts ([`KernelSpec`]).
 //!
-//! On the host this crate is a library of launch contracts: kernel names, block sizes, parameter types. Compiled for
-//! `nvptx64` by `cuda_builder` it becomes the PTX modules.
+//! On the host this crate is a library of launch contracts: kernel names, block sizes, parameter types. `cuda_builder`
+//! compiles it for `nvptx64` to the PTX modules.
 
 #![allow(rustdoc::broken_intra_doc_links)] // shapes, as [rows] or [n, k], read like links
 #![allow(rustdoc::private_intra_doc_links)] // contracts are stated once, at the function that several kernels share
@@ -81,6 +81,7 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     quant::iq4::KERNELS,
     &[quant::q5_k::quant_encode_q5_k.info()],
     &[quant::q6_k::quant_encode_q6_k.info()],
+    quant::scaled::KERNELS,
     &[quant::straight_through::quant_straight_through_f32.info()],
     quant::tile::KERNELS,
     quant::vector::KERNELS[0],

@@ -3,7 +3,7 @@
 //! With d = x − m, s = 1/√(mean(d²) + eps) and g = dy · weight (m is the row's mean, and 0 for RMS norm):
 //! dx = s · (g − mean(g) − d · s² · mean(g · d)), for RMS norm without mean(g).
 //!
-//! (m, s) of each row go to `stats`, from which [`column_sum`](crate::column_sum) makes the weights' gradient.
+//! (m, s) of each row are written to `stats`, from which [`column_sum`](crate::column_sum) computes the weights' gradient.
 //!
 //! | kernel                        | a row is handled by   | when        |
 //! |-------------------------------|-----------------------|-------------|
@@ -35,7 +35,7 @@ pub struct Rows<T> {
     pub eps: f32,
     /// 1 if every row of all tensors but `stats` starts and ends at a multiple of 16 bytes, else 0.
     pub vectors: u32,
-    /// Lanes of a warp for each row, of the warp kernels alone: a power of two up to 32, not below
+    /// Lanes of a warp for each row, only for the warp kernels: a power of two up to 32, at least
     /// [`row_lanes`](crate::device::rows::row_lanes).
     pub lanes: u32,
 }
@@ -49,10 +49,10 @@ pub struct Kernels<T> {
     pub block: KernelSpec<Rows<T>>,
 }
 
-/// Values that are combined over a row's threads.
+/// Number of values that are combined over a row's threads.
 const COMBINED: u32 = 4;
 
-/// Row `r`. CENTRED: of layer norm.
+/// Computes row `r`. CENTRED: for layer norm.
 ///
 /// # Safety
 /// [`Rows`] holds of p, and r < rows; all threads of the team are here.
@@ -60,7 +60,7 @@ const COMBINED: u32 = 4;
 unsafe fn row<T: Vector, const CENTRED: bool>(p: &Rows<T>, r: u32, columns: Columns, team: impl Team) {
     let at = r as usize * p.cols as usize;
     let per_col = 1.0 / p.cols as f32;
-    // SAFETY: r < rows, so the row lies inside the tensors, and all threads of the team are here: this function's contract.
+    // SAFETY: r < rows, so the row is inside the tensors, and all threads of the team are here: this function's contract.
     unsafe {
         let (dx, dy, x) = (p.dx.add(at), p.dy.add(at), p.x.add(at));
         let mut mean = 0.0;
@@ -77,7 +77,7 @@ unsafe fn row<T: Vector, const CENTRED: bool>(p: &Rows<T>, r: u32, columns: Colu
             let [sum] = team.combine(0, [sum], Sum);
             mean = sum * per_col;
         }
-        // (g, d) of a group; what is beyond the row is zero
+        // (g, d) of a group; zero past the end of the row
         let group = |i: u32| {
             let d = columns.load(x, i, 0.0);
             let d = if CENTRED { columns.centre::<T>(i, d, mean) } else { d };
@@ -125,7 +125,7 @@ macro_rules! kernels {
     ($($name:ident $ty:ty, $centred:literal, $shuffles:literal: $warp:ident, $block:ident;)*) => {
         $(
             /// # Safety
-            /// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// launched as [`Kernels::warp`] says, with at least one row.
             #[kernel(block = WARP_BLOCK, shuffles = $shuffles)]
             pub unsafe fn $warp(p: Rows<$ty>) {

@@ -3,7 +3,7 @@
 //! adamw: m += (1 − β₁)(g − m); v = β₂v + (1 − β₂)g²; p = p·keep − rate·m / (√v·root + eps)
 //! sgd:   m = β₁m + g + decay·p; p −= rate·m
 //!
-//! Tensors are cut into chunks, and a table in device memory has the addresses of each.
+//! Tensors are divided into chunks; a table in device memory has the addresses of each.
 //!
 //! Source: Loshchilov & Hutter 2019, "Decoupled weight decay regularization", algorithm 2.
 //!
@@ -24,7 +24,7 @@ const WARPS: u32 = BLOCK / 32;
 /// The most elements of a chunk.
 pub const CHUNK: usize = 1 << 14;
 
-/// A chunk's line of the table.
+/// A line of the table: one chunk of a tensor.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Chunk {
@@ -54,7 +54,7 @@ pub struct Step {
     /// AdamW: β₁. SGD: the momentum.
     pub beta1: f32,
     pub beta2: f32,
-    /// The learning rate, of AdamW divided by 1 − β₁ᵗ.
+    /// The learning rate; for AdamW divided by 1 − β₁ᵗ.
     pub rate: f32,
     /// 1 / √(1 − β₂ᵗ)
     pub root: f32,
@@ -67,7 +67,7 @@ pub struct Step {
 pub struct Norm {
     /// [gridDim.x]
     pub sums: *mut f32,
-    /// [gridDim.x], of which only the gradient is read
+    /// [gridDim.x]; only the gradients are read
     pub chunks: *const Chunk,
 }
 
@@ -77,7 +77,7 @@ pub const KERNELS: &[KernelInfo] = &[adamw_f32.info(), sgd_f32.info(), squared_n
 /// grid = [chunks]
 ///
 /// # Safety
-/// [`Step`] and [`Chunk`] say what holds of the pointers, which are valid on the launching stream.
+/// [`Step`] and [`Chunk`] constrain the pointers, which are valid on the launching stream.
 #[kernel(block = BLOCK)]
 pub unsafe fn adamw_f32(p: Step) {
     // SAFETY: a block for each chunk, whose tensors have n elements.

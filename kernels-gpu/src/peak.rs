@@ -1,7 +1,7 @@
 //! Peak arithmetic: the rates of FFMA and `dp4a` that a multiprocessor sustains without memory access.
 //!
-//! Every thread runs chains that do not depend on each other, from registers to registers. The number of rounds is an
-//! argument, so that a launch takes long enough to time and stays short enough for a display's card.
+//! Every thread runs independent chains of instructions between registers. The number of rounds is an argument, so that a
+//! launch takes long enough to time, and not too long on a card that drives a display.
 
 use crate::device::int8::dp4a;
 use crate::device::math::fma;
@@ -27,14 +27,14 @@ pub struct Peak<S, F> {
 
 macro_rules! peak_kernel {
     ($name:ident: $Sum:ty, $Factor:ty, |$a:ident, $b:ident, $sum:ident| $step:expr) => {
-        /// grid = whatever fills the device
+        /// grid = any number of blocks that fills the device
         ///
         /// # Safety
         /// [`Peak::sums`] is valid on the launching stream.
         #[kernel(block = THREADS)]
         pub unsafe fn $name(Peak { sums, a: $a, b: $b, rounds }: Peak<$Sum, $Factor>) {
             let thread = thread::index_1d();
-            // different, or the compiler would make one chain of them
+            // different, because otherwise the compiler would make them one chain
             let mut chains = [0 as $Sum; CHAINS];
             let mut c = 0;
             while c < CHAINS {

@@ -15,8 +15,8 @@ use crate::device::{Columns, Element, F16, Shared, Vector, block_reduce, ticket}
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec, butterfly};
 
-/// Calls `f` with the thread's columns, sixteen values at a time: the number of the first group, and the groups. Columns
-/// beyond the end are `padding`.
+/// Calls `f` with the thread's columns, sixteen values at a time: the index of the first group, and the groups. Columns past
+/// the end are `padding`.
 ///
 /// # Safety
 /// As [`Columns::load`].
@@ -42,7 +42,7 @@ unsafe fn each_sixteen<T: Vector>(
     }
 }
 
-/// How many groups sixteen values are; only these of the four are used.
+/// Number of groups of sixteen values; only these of the four are used.
 #[inline(always)]
 const fn groups<T: Vector>() -> u32 {
     16 / T::LEN
@@ -61,9 +61,9 @@ fn for_each<T: Vector>(values: [T::Values; 4], mut f: impl FnMut(f32)) {
     }
 }
 
-/// A number with the order of the values: −0 equals +0, NaN is above everything. It is never zero.
+/// An integer with the order of the values: −0 equals +0, NaN is above all. It is never zero.
 ///
-/// By bits and not by branches: LLVM would copy the shuffles of the reduction that follows into their arms.
+/// By bits and not by branches: LLVM would copy the shuffles of the following reduction into the branches.
 #[inline(always)]
 fn order(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits(); // −0 + 0 = +0
@@ -72,7 +72,7 @@ fn order(x: f32) -> u32 {
     (bits ^ (negative | 1 << 31)) | nan
 }
 
-/// The thread's largest value, and where it is first.
+/// The thread's largest value and its first column.
 #[derive(Clone, Copy)]
 struct Best {
     value: f32,
@@ -80,7 +80,7 @@ struct Best {
 }
 
 impl Best {
-    /// The first of equal values stays, so columns must come in increasing order.
+    /// The first of equal values is kept, so columns must come in increasing order.
     #[inline(always)]
     fn push(&mut self, column: u32, x: f32) {
         if x > self.value || (x.is_nan() && !self.value.is_nan()) {
@@ -88,7 +88,7 @@ impl Best {
         }
     }
 
-    /// This thread's proposal; its columns are counted from `first`.
+    /// This thread's candidate; its columns are relative to `first`.
     #[inline(always)]
     fn proposal(self, first: u32) -> Proposal {
         Proposal { order: order(self.value), column: first.saturating_add(self.column) }
@@ -114,22 +114,23 @@ impl Proposal {
     }
 }
 
-/// The part of a row that a block handles, one of `parts` neighbouring blocks that share the row. R is the result of a part.
+/// The part of a row that a block handles, one of `parts` neighbouring blocks that share the row. R is the type of a part's
+/// result.
 struct Part<R> {
     row: u32,
     part: u32,
     parts: u32,
     /// The results of the row's parts.
     found: *mut R,
-    /// The row's counter: zero before the launch and after it.
+    /// The row's counter; zero before and after the launch.
     counter: *mut u32,
 }
 
-/// Where this block's part is: its first column and first element in x, and how the threads share it. The grid has a block
-/// for each part of each row.
+/// This block's part: its first column and first element in x, and how the threads divide it. The grid has a block for each
+/// part of each row.
 #[inline(always)]
 fn place_part<R, T: Vector, F>(p: &Parts<R, T, F>) -> (Part<F>, u32, usize, Columns) {
-    let parts = p.parts.max(1); // never 0; said so, no panic is compiled in
+    let parts = p.parts.max(1); // never 0; stated so that no panic is compiled in
     let (row, part) = (thread::block_idx_x() / parts, thread::block_idx_x() % parts);
     let first = part * p.part_cols;
     let columns = block_columns::<T>(p.part_cols.min(p.cols - first), p.vectors);
@@ -140,11 +141,11 @@ fn place_part<R, T: Vector, F>(p: &Parts<R, T, F>) -> (Part<F>, u32, usize, Colu
 }
 
 impl<R: Copy> Part<R> {
-    /// Calls `write` with the row's result, in one thread. `own` is each thread's result. `combine` makes the block's result of
-    /// those of its threads, with at least one barrier. `fold` adds the result of another part to a thread's.
+    /// Calls `write` with the row's result, in one thread. `own` is each thread's result. `combine` reduces the results of
+    /// the block's threads, with at least one barrier. `fold` adds another part's result to a thread's.
     ///
     /// # Safety
-    /// All threads call it together. With several parts, `found` and `counter` are this row's alone.
+    /// All threads call it together. With several parts, only blocks of this row access `found` and `counter`.
     #[inline(always)]
     unsafe fn finish(
         self,
@@ -200,8 +201,8 @@ unsafe fn own_max<T: Vector>(x: *const T, columns: Columns) -> f32 {
     max
 }
 
-/// The best of this thread. Sixteen values are searched only if one of them is better than the best so far. If no value is
-/// better than −∞, the first column is the result.
+/// The thread's best candidate. Sixteen values are searched only if one of them is better than the best so far. If no value
+/// is better than −∞, the result is the first column.
 ///
 /// # Safety
 /// As [`own_sum`].
@@ -253,7 +254,7 @@ pub struct Parts<R, T, F> {
     pub y: *mut R,
     /// [rows, parts] if parts > 1, disjoint from all else
     pub found: *mut F,
-    /// [rows] zeros if parts > 1, which they are again after the launch; disjoint from all else
+    /// [rows] zeros if parts > 1, left zero; disjoint from all else
     pub counters: *mut u32,
     /// [rows, cols]
     pub x: *const T,
@@ -282,12 +283,12 @@ macro_rules! kernels {
     $(
         $(
             /// # Safety
-            /// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// cols > 0 unless it is a sum. Launched as [`Kernels::warp`] says.
             #[kernel(block = WARP_BLOCK, shuffles = 5)]
             pub unsafe fn $warp(p: Rows<$ty, $ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
-                // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
+                // SAFETY: row < rows, so the row is inside x; all lanes of the warp are here.
                 unsafe {
                     let whole = team.reduce($own(p.x.add(row as usize * p.cols as usize), columns), $fold);
                     if team.writes_result() {
@@ -297,14 +298,14 @@ macro_rules! kernels {
             }
 
             /// # Safety
-            /// [`Parts`] says what holds of the pointers, which are valid as the warp kernel's, and of the parts. Launched as
+            /// [`Parts`] constrains the pointers, which are valid as the warp kernel's, and the parts. Launched as
             /// [`Kernels::block`] says.
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 10)]
             pub unsafe fn $block(p: Parts<$ty, $ty, f32>) {
                 let (part, _, at, columns) = place_part(&p);
                 let row = part.row as usize;
-                // SAFETY: a block per part, which lies inside x; all threads are here, and between two uses of the
-                // scratch memory they meet at barriers.
+                // SAFETY: each block has one part, which is inside x. All threads are here, and there are barriers between
+                // two uses of the scratch memory.
                 unsafe {
                     let combine = |own| block_reduce::reduce_once([own], thread::block_dim_x() / 32, scratch, $fold)[0];
                     let write = |whole| *p.y.add(row) = <$ty>::from_f32(whole);
@@ -321,7 +322,7 @@ macro_rules! kernels {
         #[kernel(block = WARP_BLOCK, shuffles = 10)]
         pub unsafe fn $argmax_warp(p: Rows<u32, $ty>) {
             let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
-            // SAFETY: row < rows, so the row lies inside x; all lanes of the warp are here.
+            // SAFETY: row < rows, so the row is inside x; all lanes of the warp are here.
             unsafe {
                 let own = own_best(p.x.add(row as usize * p.cols as usize), columns).proposal(0);
                 let (_, column) = team.argmax(own.order, own.column);
@@ -337,8 +338,8 @@ macro_rules! kernels {
         pub unsafe fn $argmax_block(p: Parts<u32, $ty, Proposal>) {
             let (part, first, at, columns) = place_part(&p);
             let row = part.row as usize;
-            // SAFETY: a block per part, which lies inside x; all threads are here, and between two uses of the scratch
-            // memory they meet at barriers.
+            // SAFETY: each block has one part, which is inside x. All threads are here, and there are barriers between two
+            // uses of the scratch memory.
             unsafe {
                 let own = own_best(p.x.add(at), columns).proposal(first);
                 let write = |best: Proposal| *p.y.add(row) = best.column;
@@ -357,10 +358,10 @@ macro_rules! kernels {
     };
 }
 
-/// The best of a block's threads; valid in all of them.
+/// The best candidate of a block's threads; valid in all of them.
 ///
 /// # Safety
-/// All threads are here; `scratch` has two words for each warp, used by nobody since a barrier.
+/// All threads are here; `scratch` has two words for each warp, which no thread has used since a barrier.
 #[inline(always)]
 unsafe fn block_best(own: Proposal, scratch: Shared<u32>) -> Proposal {
     let warps = thread::block_dim_x() / 32;

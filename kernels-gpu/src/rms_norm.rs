@@ -1,8 +1,8 @@
 //! y[r, c] = x[r, c] / √(mean(x[r, ·]²) + eps) · weight[c].   x, y: [rows, cols], weight: [cols]
 //!
-//! Idea: rows that fit stay in registers and are read once; longer rows are read twice. With few rows, the weights are
-//! loaded along with x, because nothing else would hide their latency. With many rows, another block has brought the
-//! weights into a cache, and more resident threads are a better use of the registers.
+//! Idea: rows up to a length stay in registers and are read once; longer rows are read twice. With few rows, the weights are
+//! loaded along with x, because nothing else would hide their latency. With many rows, another block has already brought the
+//! weights into a cache, and registers are better used for more resident threads.
 //! Source: Zhang & Sennrich 2019, "Root mean square layer normalization", equation 4.
 //!
 //! | kernel                | a row is handled by               | when          |
@@ -37,7 +37,7 @@ pub struct Rows<T> {
     pub eps: f32,
     /// 1 if every row of all tensors starts and ends at a multiple of 16 bytes, else 0.
     pub vectors: u32,
-    /// Lanes of a warp for each row, of the warp kernels alone: a power of two up to 32, not below
+    /// Lanes of a warp for each row, only for the warp kernels: a power of two up to 32, at least
     /// [`row_lanes`](crate::device::rows::row_lanes).
     pub lanes: u32,
 }
@@ -63,13 +63,13 @@ pub struct Kernels<T> {
     pub warp: KernelSpec<Rows<T>>,
     /// grid = [rows], or with the fewer threads of [`row_threads`](crate::device::rows::row_threads)
     pub block: KernelSpec<Rows<T>>,
-    /// As `block`, for few rows. Of f16 it is `block`: the instructions weigh more than the wait for the weights.
+    /// As `block`, for few rows. For f16 it is `block`: there the instructions cost more than the wait for the weights.
     pub few: KernelSpec<Rows<T>>,
     /// grid = [rows]
     pub stream: KernelSpec<Rows<T>>,
 }
 
-/// y, x: one row, N groups of whose columns fit.   EARLY: the weights are loaded along with x.
+/// y, x: one row of at most N groups of columns.   EARLY: the weights are loaded along with x.
 ///
 /// # Safety
 /// `x`, `y` and `weight` valid for the row, y disjoint from both; all threads of the team are here.
@@ -155,13 +155,13 @@ macro_rules! kernels {
     )*) => {
         $(
             /// # Safety
-            /// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// 0 < cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`Kernels::warp`] says.
             #[kernel(block = WARP_BLOCK, shuffles = 5)]
             pub unsafe fn $warp(p: Rows<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = row as usize * p.cols as usize;
-                // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
+                // SAFETY: row < rows, so the row is inside x and y; all lanes of the warp are here.
                 unsafe {
                     row_in_registers::<$ty, $warp_groups, false>(p.y.add(at), p.x.add(at), p.weight, p.cols, p.eps, columns, team);
                 }
@@ -174,7 +174,7 @@ macro_rules! kernels {
             pub unsafe fn $block(p: Rows<$ty>) {
                 let (at, columns) = block_row(&p);
                 let team = Block(scratch);
-                // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+                // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                 unsafe {
                     row_in_registers::<$ty, $block_groups, false>(p.y.add(at), p.x.add(at), p.weight, p.cols, p.eps, columns, team);
                 }
@@ -199,7 +199,7 @@ macro_rules! kernels {
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; ROW_WARPS]), shuffles = 5)]
             pub unsafe fn $stream(p: Rows<$ty>) {
                 let (at, columns) = block_row(&p);
-                // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+                // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                 unsafe { stream_row(p.y.add(at), p.x.add(at), p.weight, p.cols, p.eps, columns, Block(scratch)) }
             }
 
@@ -220,7 +220,7 @@ kernels! {
     OF_F16 F16: rms_norm_warp_f16 4, rms_norm_block_f16 2, rms_norm_stream_f16, few = rms_norm_block_f16;
 }
 
-/// Where a block's row begins, and how its threads share it.
+/// The address of a block's row, and how its threads divide it.
 #[inline(always)]
 fn block_row<T: Vector>(p: &Rows<T>) -> (usize, Columns) {
     (thread::block_idx_x() as usize * p.cols as usize, block_columns::<T>(p.cols, p.vectors))
@@ -231,7 +231,7 @@ fn block_row<T: Vector>(p: &Rows<T>) -> (usize, Columns) {
 #[kernel(block = textbook::BLOCK, shared(scratch: [f32; textbook::BLOCK]))]
 pub unsafe fn rms_norm_textbook_f32(Textbook { y, x, weight, cols, eps }: Textbook) {
     let at = thread::block_idx_x() as usize * cols as usize;
-    // SAFETY: one block per row, so the row lies inside x and y; all threads are here; c < cols.
+    // SAFETY: one block per row, so the row is inside x and y; all threads are here; c < cols.
     unsafe {
         let (x, y) = (x.add(at), y.add(at));
         let squares = textbook::fold(x, cols, 0.0, |sum, x| sum + x * x);

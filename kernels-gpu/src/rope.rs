@@ -17,7 +17,7 @@ use cuda_std::prelude::*;
 
 /// Threads in a block.
 pub const BLOCK: u32 = 128;
-/// Pairs of a thread, with `vectors`.
+/// Pairs per thread, with `vectors`.
 pub const PAIRS: u32 = 4;
 
 /// The parameters of the kernels.
@@ -56,9 +56,9 @@ unsafe fn rotate_rows<T: Element>(p: Rope<T>) {
     if pair >= heads * half {
         return;
     }
-    let half = half.max(1); // pair < heads · half, so it is; said so, no panic is compiled in
+    let half = half.max(1); // pair < heads · half, so it is not 0; stated so that no panic is compiled in
     let (head, i) = (pair / half, pair % half);
-    // SAFETY: s < seq, head < heads and i < half, so every element lies inside its tensor.
+    // SAFETY: s < seq, head < heads and i < half, so every element is inside its tensor.
     unsafe {
         let angle = s as usize * half as usize + i as usize;
         let (cos, sin) = (cos.add(angle), sin.add(angle));
@@ -86,7 +86,7 @@ unsafe fn rotate_rows<T: Element>(p: Rope<T>) {
 /// grid = [seq, ceil(heads · half / BLOCK)], with `vectors` [seq, ceil(heads · half / PAIRS / BLOCK)]
 ///
 /// # Safety
-/// [`Rope`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`Rope`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = BLOCK)]
 pub unsafe fn rope_f32(p: Rope<f32>) {
     // SAFETY: this kernel's contract is the body's.

@@ -1,13 +1,13 @@
-//! Takes a fused qkv projection apart: each head of q and k is normalised and rotated, and keys and values are appended to
-//! the cache.
+//! Splits a fused qkv projection: each head of q and k is normalised and rotated, and keys and values are appended to the
+//! cache.
 //!
 //! ```text
 //! qkv [rows, heads + 2·kv_heads, dim] → q, k: x / √(mean(x²) + eps) · weight → rotated as in rope.rs
 //!                                     → q [rows, heads, dim]; k, v [capacity, kv_heads, dim] from row past on
 //! ```
 //!
-//! cos, sin: [angles, dim/2] f32, of which row `first` is the first row's; at: [2] = (past, first) in device memory, so that a
-//! captured launch serves every token. Rows of several sequences have a row of the cache and an angle each: at [2, rows].
+//! cos, sin: [angles, dim/2] f32, where row `first` is the first row's angle. at: [2] = (past, first) in device memory, so
+//! that a captured launch serves every token. Rows of several sequences have a cache row and an angle each: at [2, rows].
 //!
 //! | kernel               | a head of a row is handled by | when               |
 //! |----------------------|-------------------------------|--------------------|
@@ -27,13 +27,13 @@ use cuda_std::prelude::*;
 /// Heads that a block handles, each by a warp.
 pub const HEADS_PER_BLOCK: u32 = 4;
 const BLOCK: u32 = HEADS_PER_BLOCK * 32;
-/// Pairs that a lane holds.
+/// Pairs that a lane has.
 const PAIRS: usize = 4;
 /// The largest dim.
 pub const MAX_DIM: u32 = 2 * 32 * PAIRS as u32;
 
 /// The parameters of the kernels. T is the type of the projection, KV that of the cache's values and S that of its scales,
-/// which only blocks have.
+/// which only Q8_0 has.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Append<T, KV, S> {
@@ -57,18 +57,19 @@ pub struct Append<T, KV, S> {
     pub q_weight: *const T,
     /// [dim] or null
     pub k_weight: *const T,
-    /// [2]: how many rows are in the cache, and the first row's angle; or [2, rows]: each row's place in the cache, and its angle
+    /// [2]: number of rows in the cache, and the first row's angle; or [2, rows]: each row's index in the cache, and its
+    /// angle
     pub at: *const u32,
     pub heads: u32,
     pub kv_heads: u32,
     /// dim / 2, at most [`MAX_DIM`] / 2.
     pub half: u32,
-    /// Rows of the cache. Those beyond are not written.
+    /// Rows of the cache. Rows past the end are not written.
     pub capacity: u32,
-    /// More than zero. Angles beyond the last are the last.
+    /// At least 1. Angles past the end are the last one.
     pub angles: u32,
     pub eps: f32,
-    /// Of a cache in a 16-bit format, else unused.
+    /// Exponent bits of a cache in a 16-bit format, else unused.
     pub exponent_bits: u32,
 }
 
@@ -86,9 +87,9 @@ macro_rules! each_pair {
     })*};
 }
 
-/// Where a cache's keys or values go, in its format.
+/// A cache's keys or values for writing, in its format.
 trait Cache: Copy {
-    /// Writes row `row` of 2·half columns: the lane's pairs of it.
+    /// Writes row `row` of 2·half columns; the lane has some pairs of it.
     ///
     /// # Safety
     /// The row is inside the cache; all 32 lanes call it together.
@@ -136,7 +137,7 @@ struct Blocks {
 }
 
 impl Cache for Blocks {
-    /// Block by block: its columns may be in either half, or in both.
+    /// Block by block: a block's columns may be in either half, or in both.
     #[inline(always)]
     unsafe fn store(self, row: u32, half: u32, low: [f32; PAIRS], high: [f32; PAIRS]) {
         const WIDTH: u32 = QUANTS as u32;
@@ -235,7 +236,7 @@ macro_rules! kernels {
             /// grid = [rows, ceil((heads + 2 · kv_heads) / [`HEADS_PER_BLOCK`])]
             ///
             /// # Safety
-            /// [`Append`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// [`Append`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// the outputs are disjoint from everything.
             #[kernel(block = BLOCK, shuffles = $shuffles, module = stringify!($name))]
             pub unsafe fn $name($p: Append<$T, $KV, $S>) {
@@ -246,7 +247,7 @@ macro_rules! kernels {
             /// grid = [rows, ceil((heads + 2 · kv_heads) / [`HEADS_PER_BLOCK`])], `at` [2, rows]
             ///
             /// # Safety
-            /// As the kernels of one sequence; no two rows have one place in the cache.
+            /// As the kernels of one sequence; no two rows have the same index in the cache.
             #[kernel(block = BLOCK, shuffles = $shuffles, module = stringify!($each))]
             pub unsafe fn $each($p: Append<$T, $KV, $S>) {
                 // SAFETY: this kernel's contract is the body's.

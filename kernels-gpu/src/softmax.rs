@@ -1,7 +1,7 @@
 //! Row softmax: y[r, c] = exp(x[r, c] − maxᵣ) / Σ exp(x[r, ·] − maxᵣ).   x, y: [rows, cols], disjoint
 //!
-//! Idea: rows that fit stay in registers and are read once. Longer rows are read twice: the online normaliser keeps
-//! (max, sum), a larger max rescales the sum; the second pass writes.
+//! Idea: rows up to a length stay in registers and are read once. Longer rows are read twice: the online normaliser keeps
+//! (max, sum), and a larger max rescales the sum; the second pass writes.
 //! Source: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3.
 //!
 //! | kernel               | a row is handled by                  | when          |
@@ -41,7 +41,7 @@ pub struct Rows<T> {
     pub cols: u32,
     /// 1 if every row of both starts and ends at a multiple of 16 bytes, else 0.
     pub vectors: u32,
-    /// Lanes of a warp for each row, of the warp kernels alone: a power of two up to 32, not below
+    /// Lanes of a warp for each row, only for the warp kernels: a power of two up to 32, at least
     /// [`row_lanes`](crate::device::rows::row_lanes).
     pub lanes: u32,
 }
@@ -108,7 +108,7 @@ pub struct Kernels<T> {
     pub merge: KernelSpec<Merge<T>>,
 }
 
-/// y, x: one row, N groups of whose columns fit.
+/// y, x: one row of at most N groups of columns.
 ///
 /// # Safety
 /// `x` and `y` valid for the row, disjoint; all threads of the team are here.
@@ -133,7 +133,7 @@ unsafe fn row_in_registers<T: Vector, const N: usize>(
     // SAFETY: all threads of the team are here: this function's contract.
     let [max] = unsafe { team.combine(0, [own_max], Max) };
 
-    // Padding is −∞ and adds nothing. A row of −∞ alone gives −∞ − −∞ = NaN, as the definition does.
+    // Padding is −∞ and adds nothing. A row of only −∞ gives −∞ − −∞ = NaN, as by definition.
     let mut own_sum = 0.0;
     each_group!(columns, i < N, {
         values[i] = T::map(values[i], |x| {
@@ -161,8 +161,8 @@ struct Normalizer {
 impl Normalizer {
     const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// The base of the exponents. While there are only −∞ (and NaN) this is zero, so that each −∞ adds
-    /// e^−∞ = 0 and a NaN is carried on.
+    /// The base of the exponents. It is zero while all values are −∞ (or NaN), so that each −∞ adds e^−∞ = 0 and a NaN is
+    /// propagated.
     #[inline(always)]
     fn base(self) -> f32 {
         if self.max == f32::NEG_INFINITY { 0.0 } else { self.max }
@@ -193,7 +193,7 @@ impl Normalizer {
 }
 
 impl Normalizer {
-    /// Of a thread's part of a row.
+    /// The normaliser of a thread's part of a row.
     ///
     /// # Safety
     /// `x` valid for the row.
@@ -211,10 +211,10 @@ impl Normalizer {
         own
     }
 
-    /// Of all threads of the team together.
+    /// The normaliser of all threads of the team.
     ///
     /// # Safety
-    /// They are all here.
+    /// All threads of the team are here.
     #[inline(always)]
     unsafe fn together(self, team: impl Team) -> Self {
         // SAFETY: all threads of the team are here: this function's contract.
@@ -245,12 +245,12 @@ impl Normalizer {
     }
 }
 
-/// The part of a row that a block of the part and merge kernels handles: its number, its first element in x, and how
-/// the threads share it.
+/// The part of a row that a block of the part and merge kernels handles: its index, its first element in x, and how the
+/// threads divide it.
 #[inline(always)]
 fn place_part<T: Vector>(cols: u32, part_cols: u32, parts: u32, vectors: u32) -> (u32, usize, Columns) {
     let part = thread::block_idx_x();
-    let parts = parts.max(1); // never 0; said so, no panic is compiled in
+    let parts = parts.max(1); // never 0; stated so that no panic is compiled in
     let (row, first) = (part / parts, part % parts * part_cols);
     let columns = block_columns::<T>(part_cols.min(cols - first), vectors);
     (part, row as usize * cols as usize + first as usize, columns)
@@ -264,13 +264,13 @@ macro_rules! kernels {
     )*) => {
         $(
             /// # Safety
-            /// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// cols ≤ [`MAX_WARP_COLS`](crate::device::rows::MAX_WARP_COLS); launched as [`Kernels::warp`] says.
             #[kernel(block = WARP_BLOCK, shuffles = 10)]
             pub unsafe fn $warp(p: Rows<$ty>) {
                 let (row, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = row as usize * p.cols as usize;
-                // SAFETY: row < rows, so the row lies inside x and y; all lanes of the warp are here.
+                // SAFETY: row < rows, so the row is inside x and y; all lanes of the warp are here.
                 unsafe { row_in_registers::<$ty, $warp_groups>(p.y.add(at), p.x.add(at), columns, team) }
             }
 
@@ -281,7 +281,7 @@ macro_rules! kernels {
             pub unsafe fn $block(p: Rows<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
-                // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+                // SAFETY: one block per row, so the row is inside x and y; all threads are here.
                 unsafe { row_in_registers::<$ty, $block_groups>(p.y.add(at), p.x.add(at), columns, Block(scratch)) }
             }
 
@@ -309,11 +309,11 @@ macro_rules! kernels {
             }
 
             /// # Safety
-            /// [`Part`] says what holds of the pointers, which are valid as the warp kernel's, and of part_cols.
+            /// [`Part`] constrains the pointers, which are valid as the warp kernel's, and part_cols.
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
             pub unsafe fn $part(p: Part<$ty>) {
                 let (part, at, columns) = place_part::<$ty>(p.cols, p.part_cols, p.parts, p.vectors);
-                // SAFETY: a block per part, so it lies inside x and its normalizer inside theirs; all threads are here.
+                // SAFETY: a block per part, so it is inside x and its normalizer inside theirs; all threads are here.
                 unsafe {
                     let own = Normalizer::of(p.x.add(at), columns).together(Block(scratch));
                     if thread::thread_idx_x() == 0 {
@@ -324,11 +324,11 @@ macro_rules! kernels {
             }
 
             /// # Safety
-            /// [`Merge`] says what holds of the pointers, which are valid as the warp kernel's, and of part_cols.
+            /// [`Merge`] constrains the pointers, which are valid as the warp kernel's, and part_cols.
             #[kernel(block = ROW_BLOCK, shared(scratch: [f32; COMBINED * ROW_WARPS]), shuffles = 10)]
             pub unsafe fn $merge(p: Merge<$ty>) {
                 let (part, at, columns) = place_part::<$ty>(p.cols, p.part_cols, p.parts, p.vectors);
-                // SAFETY: a block per part, so it lies inside x and y, and so do its row's normalizers; all threads are here.
+                // SAFETY: a block per part, so it is inside x and y, and so do its row's normalizers; all threads are here.
                 unsafe {
                     let mut own = Normalizer::EMPTY;
                     let (mut index, row) = (thread::thread_idx_x(), part - part % p.parts.max(1));
@@ -366,11 +366,11 @@ kernels! {
 }
 
 /// # Safety
-/// [`Textbook`] says what holds of the pointers, which are valid on the launching stream; a block for each row.
+/// [`Textbook`] constrains the pointers, which are valid on the launching stream; a block for each row.
 #[kernel(block = textbook::BLOCK, shared(scratch: [f32; textbook::BLOCK]))]
 pub unsafe fn softmax_textbook_f32(Textbook { y, x, cols }: Textbook) {
     let at = thread::block_idx_x() as usize * cols as usize;
-    // SAFETY: one block per row, so the row lies inside x and y; all threads are here.
+    // SAFETY: one block per row, so the row is inside x and y; all threads are here.
     unsafe {
         let (x, y) = (x.add(at), y.add(at));
         let max = textbook::fold(x, cols, f32::NEG_INFINITY, f32::max);

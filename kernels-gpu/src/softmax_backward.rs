@@ -24,7 +24,7 @@ pub struct Rows<T> {
     pub cols: u32,
     /// 1 if every row of all tensors starts and ends at a multiple of 16 bytes, else 0.
     pub vectors: u32,
-    /// Lanes of a warp for each row, of the warp kernels alone: a power of two up to 32, not below
+    /// Lanes of a warp for each row, only for the warp kernels: a power of two up to 32, at least
     /// [`row_lanes`](crate::device::rows::row_lanes).
     pub lanes: u32,
 }
@@ -71,13 +71,13 @@ macro_rules! kernels {
     ($($name:ident $ty:ty: $warp:ident, $block:ident;)*) => {
         $(
             /// # Safety
-            /// [`Rows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
+            /// [`Rows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements;
             /// launched as [`Kernels::warp`] says, with at least one row.
             #[kernel(block = WARP_BLOCK, shuffles = 5)]
             pub unsafe fn $warp(p: Rows<$ty>) {
                 let (r, team, columns) = warp_row::<$ty>(p.rows, p.cols, p.vectors, p.lanes);
                 let at = r as usize * p.cols as usize;
-                // SAFETY: r < rows, so the row lies inside the tensors; all lanes of the warp are here.
+                // SAFETY: r < rows, so the row is inside the tensors; all lanes of the warp are here.
                 unsafe { row(p.dx.add(at), p.dy.add(at), p.y.add(at), columns, team) }
             }
 
@@ -87,7 +87,7 @@ macro_rules! kernels {
             pub unsafe fn $block(p: Rows<$ty>) {
                 let at = thread::block_idx_x() as usize * p.cols as usize;
                 let columns = block_columns::<$ty>(p.cols, p.vectors);
-                // SAFETY: one block per row, so the row lies inside the tensors; all threads are here.
+                // SAFETY: one block per row, so the row is inside the tensors; all threads are here.
                 unsafe { row(p.dx.add(at), p.dy.add(at), p.y.add(at), columns, Block(scratch)) }
             }
 

@@ -1,4 +1,4 @@
-//! y[b, c, r] = x[b, r, c].   x: [batch, rows, cols], y: [batch, cols, rows], both without gaps, 2 or 4 bytes.
+//! y[b, c, r] = x[b, r, c].   x: [batch, rows, cols], y: [batch, cols, rows], both contiguous, 2 or 4 bytes.
 //!
 //! Idea: a tile of 64 × 64 goes through shared memory, so that global memory is read and written along rows. Where rows
 //! are whole vectors of 4-byte elements, or pairs of 2-byte ones, these are moved as such, and their places within the
@@ -67,7 +67,7 @@ pub const fn sector_tiles(rows: u32, size: u32) -> u32 {
 /// The block's tile: its matrix's first element, and its first row and column; `down` tiles along the rows.
 #[inline(always)]
 fn place_tile(rows: u32, cols: u32, down: u32) -> (usize, u32, u32) {
-    // never 0 where a block is launched; said so, no panic is compiled in
+    // never 0 where a block is launched; stated so that no panic is compiled in
     let (across, down) = (cols.div_ceil(TILE).max(1), down.max(1));
     let index = thread::block_idx_x();
     let (rest, col0) = (index / across, index % across * TILE);
@@ -136,7 +136,7 @@ unsafe fn tile_transpose<E: Raw, const STEPS: usize>(
 /// grid = [batch · [`sector_tiles`] · ceil(cols / TILE)]
 ///
 /// # Safety
-/// [`Transpose`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
+/// [`Transpose`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ elements.
 #[kernel(block = [WIDTH, STEP], shared(tile: [u32; STEPS_B32 as u32 * STEP * PITCH]))]
 pub unsafe fn transpose_tile_b32(p: Transpose<u32>) {
     // SAFETY: this kernel's contract is the body's.

@@ -10,14 +10,14 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The file of the tensors.
+/// The file with the tensors.
 pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
-/// The file of rank and factor.
+/// The file with rank and alpha.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
-/// What comes before a module's name in the file.
+/// The prefix of every tensor's name in the file.
 pub const ADAPTER_PREFIX: &str = "base_model.model.";
 
-/// An adapter of linear maps.
+/// A low-rank adapter: changes to some of the model's matrices.
 #[derive(Debug)]
 pub struct Adapter {
     rank: usize,
@@ -26,7 +26,7 @@ pub struct Adapter {
     maps: BTreeMap<String, LowRank>,
 }
 
-/// The change of one matrix, without the factor.
+/// The change of one matrix, without the factor alpha / rank.
 #[derive(Clone, Debug)]
 pub struct LowRank {
     /// A: [rank, in]
@@ -41,7 +41,7 @@ impl Adapter {
     /// Reads a folder that PEFT or `pascaline finetune` has written.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong or not supported in it.
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what in it is wrong or not supported.
     pub fn load(dir: &Path) -> Result<Self> {
         let file = dir.join(ADAPTER_CONFIG);
         let map = json::read_object(&file, MAX_CONFIG)?;
@@ -78,8 +78,7 @@ impl Adapter {
                 }
             };
             let other = name.replace(".lora_A.weight", ".lora_B.weight");
-            let b =
-                tensors.entries().get(&other).ok_or_else(|| wrong(format!("has no {other} beside it")))?;
+            let b = tensors.entries().get(&other).ok_or_else(|| wrong(format!("has no matching {other}")))?;
             let (&[own_rank, k], &[n, other_rank]) = (&entry.shape[..], &b.shape[..]) else {
                 return Err(wrong("is no matrix, or its B is none".into()));
             };
@@ -102,7 +101,7 @@ impl Adapter {
         Ok(Self { rank, alpha, maps })
     }
 
-    /// The rank of all of them.
+    /// The rank, the same for all matrices.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -112,17 +111,17 @@ impl Adapter {
         self.alpha
     }
 
-    /// The changes, by the names of modules.
+    /// The changes, by module name.
     pub fn maps(&self) -> &BTreeMap<String, LowRank> {
         &self.maps
     }
 
-    /// Whether it changes the tensor of this published name.
+    /// Whether the adapter changes the tensor of this published name.
     pub(crate) fn changes(&self, name: &str) -> bool {
         name.strip_suffix(".weight").is_some_and(|module| self.maps.contains_key(module))
     }
 
-    /// Adds the change to a matrix [out, in] of this published name, if it has one.
+    /// Adds the change to the matrix [out, in] of this published name, if the adapter has one for it.
     pub(crate) fn add_to(&self, name: &str, values: &mut [f32]) {
         let Some(LowRank { a, b, shape: [_, k] }) =
             name.strip_suffix(".weight").and_then(|m| self.maps.get(m))

@@ -1,8 +1,8 @@
-//! The results of a reference implementation on a checkpoint: `cases.json` and `cases/‹run›.safetensors`. `cases_video.json` has
-//! runs with a video each: a folder of pictures and their number a second.
+//! The results of a reference implementation on a checkpoint: `cases.json` and `cases/‹run›.safetensors`.
+//! `cases_video.json` has runs with a video each: a folder of pictures and their number a second.
 //!
-//! In a folder of GGUF files, `cases_gguf.json` names the runs of each. Pictures and prepared inputs are in `source/`, the logits that
-//! the weights of a file give in `reference/‹file›.safetensors`.
+//! In a folder of GGUF files, `cases_gguf.json` names the runs of each. Pictures and prepared inputs are in `source/`, the
+//! logits for the weights of a file in `reference/‹file›.safetensors`.
 
 use super::checkpoint::is_gguf;
 use super::json::{self, Fields, MAX_CONFIG, bad};
@@ -19,19 +19,19 @@ pub struct Run {
     pub name: String,
     /// The picture files, in order.
     pub images: Vec<PathBuf>,
-    /// The folder of a video's frames, and how many of them are a second.
+    /// The folder of a video's frames, and the frames per second.
     pub video: Option<(PathBuf, f64)>,
     /// The user's text.
     pub question: String,
     /// The rendered prompt with one placeholder per image.
     pub prompt: String,
-    /// The tokens that greedy decoding gives.
+    /// The tokens of greedy decoding.
     pub generated_ids: Vec<u32>,
-    /// Their text, where the reference gives it.
+    /// Their text, if the reference has it.
     pub generated_text: Option<String>,
     /// The model's inputs, and the reference's results.
     pub tensors: SafeTensors,
-    /// The reference's results, where they are in a file of their own, named `‹run›.‹stage›`.
+    /// The reference's results, if they are in a file of their own, named `‹run›.‹stage›`.
     results: Option<Arc<SafeTensors>>,
 }
 
@@ -141,7 +141,7 @@ fn load_gguf(model: &Path) -> Result<Option<Vec<Run>>> {
 }
 
 impl Run {
-    /// Whether the run's file has this tensor; large ones are left out of some.
+    /// Whether the run's file has this tensor; some files leave out large ones.
     pub fn has(&self, tensor: &str) -> bool {
         self.tensors.entries().contains_key(tensor)
     }

@@ -34,7 +34,7 @@ pub enum Part {
 }
 
 impl Message {
-    /// A turn of text.
+    /// A turn with text only.
     pub fn text(role: &str, text: impl Into<String>) -> Self {
         Self { role: role.to_owned(), content: vec![Part::Text { text: text.into() }] }
     }
@@ -47,7 +47,8 @@ impl Message {
     }
 }
 
-/// As templates see a turn. One piece of text is a string, anything else a list: what they distinguish.
+/// The form in which templates see a turn: a single text is a string, anything else a list, as templates distinguish the
+/// two.
 impl From<&Message> for template::Value {
     fn from(message: &Message) -> Self {
         let part = |part: &Part| match part {
@@ -96,7 +97,7 @@ impl ChatTemplate {
         Self::parse(file, &source)
     }
 
-    /// A template that was read from `file`.
+    /// Parses a template that was read from `file`.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] if it is malformed.
@@ -151,11 +152,11 @@ pub(crate) fn source(dir: &Path) -> Result<(PathBuf, String)> {
     Err(bad(&plain, None, "missing, and no other file has a chat_template"))
 }
 
-/// Replaces each placeholder by as many pad tokens as its image or video has; a video's groups of frames each follow
-/// their time.
+/// Replaces each placeholder by the pad tokens of its image or video. Each group of a video's frames follows its time
+/// stamp.
 ///
 /// # Errors
-/// [`Error::Prompt`] if there are not as many placeholders as images and videos, or in another order.
+/// [`Error::Prompt`] if the placeholders do not match the images and videos in number and order.
 pub fn expand(prompt: &str, media: &[Media], tokenizer: &Tokenizer) -> Result<String> {
     let Tokenizer { image_pad, video_pad, vision_start, vision_end, .. } = tokenizer;
     let video = format!("{vision_start}{video_pad}{vision_end}");
@@ -225,8 +226,8 @@ mod tests {
         template?.render(messages)
     }
 
-    /// The features that published templates use: names that are not given, `in` on a part, namespaces, Python's string methods,
-    /// blocks that leave no empty line.
+    /// The features that published templates use: names that are not given, `in` on a part, namespaces, Python's string
+    /// methods, blocks that leave no empty line.
     #[test]
     fn published_constructs_are_understood() {
         let template = "{%- if tools %}tools{%- endif %}

@@ -16,7 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The files of a safetensors checkpoint other than its weights, of which it has some.
+/// The files, other than weights, of a safetensors checkpoint. A checkpoint has at least some of them.
 pub const SMALL_FILES: [&str; 8] = [
     "config.json",
     "generation_config.json",
@@ -28,7 +28,7 @@ pub const SMALL_FILES: [&str; 8] = [
     "chat_template.json",
 ];
 
-/// Where a model is, opened as far as its size can be told.
+/// A model's files, opened far enough to know its sizes.
 ///
 /// ```no_run
 /// use pascaline::Device;
@@ -41,7 +41,7 @@ pub const SMALL_FILES: [&str; 8] = [
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Files,
-    /// With its folder.
+    /// The adapter and its folder.
     adapter: Option<(Arc<Adapter>, PathBuf)>,
 }
 
@@ -52,12 +52,12 @@ enum Files {
 }
 
 impl Checkpoint {
-    /// A directory as published, a GGUF file (the text model's, of a split one the first), or a directory with one such file. Its
-    /// vision file (mmproj) is `mmproj`, or if not given the one in the same folder that fits.
+    /// A directory as published, a GGUF file (the text model's, of a split one the first), or a directory with one such
+    /// file. Its vision file (mmproj) is `mmproj`, or if not given the one in the same folder that fits.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong in it; for a directory with
-    /// `mmproj` too, as that has a vision tower of its own.
+    /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong in it; also if `path` is a
+    /// checkpoint's directory and `mmproj` is given, as that has a vision tower of its own.
     pub fn open(path: impl AsRef<Path>, mmproj: Option<&Path>) -> Result<Self> {
         let path = path.as_ref();
         let path = match path.is_dir() && !path.join("config.json").exists() {
@@ -83,8 +83,8 @@ impl Checkpoint {
         Ok(Self { files: Files::Gguf { text: Arc::new(text), vision: Arc::new(vision) }, adapter: None })
     }
 
-    /// With an adapter in PEFT's files, a folder with `adapter_config.json`, merged into the matrices as they are loaded. Those of a GGUF
-    /// file that it changes are quantised anew, in their format.
+    /// Merges an adapter in PEFT's files (a folder with `adapter_config.json`) into the matrices while they are loaded.
+    /// Quantised matrices that it changes are quantised again, in their format.
     ///
     /// # Errors
     /// As [`Adapter::load`].
@@ -119,7 +119,7 @@ impl Checkpoint {
         }
     }
 
-    /// All that needs no weights.
+    /// Everything that needs no weights.
     ///
     /// # Errors
     /// As [`config`](Self::config).
@@ -156,7 +156,7 @@ impl Checkpoint {
         }
     }
 
-    /// How matrices will be on the device.
+    /// The formats that matrices will have on the device.
     pub(crate) fn stored(&self, options: &LoadOptions) -> BTreeSet<Stored> {
         let of = |format: Option<Format>, encoded| Stored { format: format.map(quant::name), encoded };
         let mut all = BTreeSet::new();
@@ -196,7 +196,7 @@ impl Checkpoint {
     }
 }
 
-/// Whether a path names a GGUF file, there or not, and no directory.
+/// Whether a path names a GGUF file, existing or not, and no directory.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.is_file() || (!path.is_dir() && path.extension().is_some_and(|extension| extension == "gguf"))
 }

@@ -7,7 +7,7 @@ use super::json::{self, Fields, MAX_CONFIG};
 use pascaline::{Error, Result};
 use std::path::Path;
 
-/// The most that any dimension or count may be; products of two stay far from overflow.
+/// The largest dimension or count; products of two stay far from overflow.
 pub(crate) const MAX_DIMENSION: u64 = 1 << 24;
 
 /// The contents of `config.json`.
@@ -52,7 +52,7 @@ pub struct TextConfig {
     pub rope_theta: f64,
     /// How many frequencies belong to time, height and width.
     pub mrope_section: [usize; 3],
-    /// The longest sequence the model was made for.
+    /// The longest sequence that the model supports.
     pub max_position_embeddings: usize,
     /// The end of a turn, where `generation_config.json` does not say.
     pub eos_token_id: Option<u32>,
@@ -433,8 +433,9 @@ impl PreprocessorConfig {
         Self::read(&dir.join("preprocessor_config.json"), vision)
     }
 
-    /// The settings for a file that does not hold them, in its folder or, where a conversion keeps what it was made from,
-    /// in the folder `source` there; `name` is `preprocessor_config.json` or that of videos. `None` if there are none.
+    /// The settings for a GGUF file, which does not hold them: from the file's folder, or from its subfolder `source`,
+    /// where a conversion keeps its source files. `name` is `preprocessor_config.json` or the file for videos. `None` if
+    /// there are none.
     ///
     /// # Errors
     /// As [`load`](Self::load).

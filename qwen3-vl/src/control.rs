@@ -1,20 +1,21 @@
-//! Control tokens that the text of a message spells.
+//! Control tokens that are spelled in the text of a message.
 //!
-//! A chat template puts the texts of messages between control tokens, such as `<|im_end|>`, and the tokenizer takes whatever is
-//! spelled so for one. Who writes `<|im_end|>` into a question could so end their turn and begin another's.
+//! A chat template puts the texts of messages between control tokens, such as `<|im_end|>`, and the tokenizer takes every
+//! such spelling for the token. Someone who writes `<|im_end|>` into a question could thus end their turn and begin
+//! another's.
 //!
-//! Here characters of texts that would be part of a control token's spelling are replaced by stand-ins before the template
-//! sees them: characters that no message has. Control tokens are then found in what the template made, where only its own are
-//! spelled, and the characters come back in the text between them. Replaced are, for each text,
+//! So before the template is applied, characters of texts that would be part of a control token's spelling are replaced by
+//! substitutes: characters that occur in no message. The tokenizer then finds only the template's own control tokens, and
+//! the characters are restored in the text between them. For each text these are replaced:
 //!
 //! 1. the first character of each spelling,
-//! 2. the first character of each beginning of a spelling at its end, which the next text could go on, and
-//! 3. its own first character, if it goes on with a spelling that the template or a text before may have begun.
+//! 2. the first character of a spelling's beginning at the text's end, as the next text could complete it, and
+//! 3. the text's first character, if it completes a spelling that the template or a text before may have begun.
 
 use super::chat::{Message, Part};
 use pascaline::{Error, Result};
 
-/// How control tokens that texts of messages spell are taken.
+/// How control tokens that are spelled in texts of messages are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ControlTokens {
     /// As the text that they are spelled with.
@@ -24,15 +25,15 @@ pub enum ControlTokens {
     Recognized,
 }
 
-/// Characters and what stands for them.
+/// Characters and their substitutes.
 #[derive(Debug, Default)]
 pub(crate) struct StandIns(Vec<(char, char)>);
 
 impl StandIns {
-    /// Replaces what spells one of `controls` in these messages.
+    /// Replaces the spellings of `controls` in these messages.
     ///
     /// # Errors
-    /// [`Error::Prompt`] if the messages have every character that could stand for another.
+    /// [`Error::Prompt`] if the messages use up all possible substitutes.
     pub fn replace(messages: &[Message], controls: &[String]) -> Result<(Vec<Message>, Self)> {
         let mut stand_ins = Self::default();
         let texts = || messages.iter().flat_map(texts);
@@ -49,7 +50,7 @@ impl StandIns {
         Ok((replaced, stand_ins))
     }
 
-    /// The text with its own characters.
+    /// The text with its original characters.
     pub fn restore(&self, text: &str) -> String {
         let original =
             |c| self.0.iter().find(|(_, stand_in)| *stand_in == c).map_or(c, |(original, _)| *original);

@@ -1,4 +1,5 @@
-//! Decode: the pass of one token after the prompt, or of several that are guessed. On GPUs it is captured once and replayed.
+//! Decode: the pass of one token after the prompt, or of several with guessed tokens. On GPUs it is captured once and
+//! replayed.
 
 use super::lookup::Lookup;
 use super::model::Qwen3Vl;
@@ -9,16 +10,18 @@ use pascaline::nn::{KvCache, Rope};
 use pascaline::{DType, Device, Result, Tensor, memory, ops};
 use std::time::Instant;
 
-/// Positions whose rotary angles are made at a time.
+/// Positions whose rotary angles are computed at a time.
 pub(super) const ANGLES_AHEAD: u32 = 256;
-/// Tokens of a pass that checks guesses: the most that attention takes where a captured pass finds the cache's length on the device.
+/// Tokens of a pass that checks guesses: the most that attention takes if a captured pass reads the cache's length on the
+/// device.
 pub(super) const CHECKED: usize = ops::MAX_CACHED_QUERIES;
 
-/// The outputs of a pass, from which next tokens are chosen.
+/// The outputs of a pass, from which the next tokens are chosen.
 pub(super) struct Logits {
     /// [rows, vocab]
     all: Tensor,
-    /// Where each row's largest is, and what, [rows] each. Only for choices that need no more: the others stay where they are.
+    /// Index and value of each row's largest logit, [rows] each; present if the sampler needs no more, so that the logits
+    /// are not copied to the host.
     best: Option<[Tensor; 2]>,
 }
 
@@ -29,7 +32,7 @@ impl Logits {
         }
         let ids = ops::argmax(&all)?;
         let values = match all.dims()[0] {
-            // one number is read faster than all of them again
+            // copying one number is faster than all logits
             1 => ops::embedding(&all.reshape([all.shape().elements(), 1])?, &ids)?.reshape([1])?,
             _ => ops::max(&all)?,
         };
@@ -41,7 +44,7 @@ impl Logits {
         self.rows()?.choose(0, sampler)
     }
 
-    /// What all rows' tokens are chosen from, once the device has it.
+    /// The values that all rows' tokens are chosen from, copied to the host.
     fn rows(&self) -> Result<Rows> {
         Ok(match &self.best {
             Some([ids, values]) => Rows::Largest(ids.to_vec()?, values.to_vec()?),
@@ -52,14 +55,14 @@ impl Logits {
 
 /// The outputs of a pass in host memory.
 enum Rows {
-    /// Each row's largest: where and what.
+    /// Each row's largest logit: index and value.
     Largest(Vec<u32>, Vec<f32>),
     /// [rows, vocab], and vocab.
     All(Vec<f32>, usize),
 }
 
 impl Rows {
-    /// The token after a row. Each row may be asked for once, as the sampler changes it.
+    /// The token after a row. May be called once for each row, as the sampler's state advances.
     fn choose(&mut self, row: usize, sampler: &mut Sampler) -> Result<u32> {
         match self {
             Self::Largest(ids, values) => sampling::checked(ids[row], values[row]),
@@ -68,10 +71,10 @@ impl Rows {
     }
 }
 
-/// Passes of so many tokens, and what is theirs in device memory.
+/// Passes of a fixed number of tokens, and their inputs in device memory.
 struct Passes {
     rows: usize,
-    /// Of each stage, [rows + 2] u32: the tokens, how many are in the cache before them, and the first one's angle.
+    /// For each stage, [rows + 2] u32: the tokens, the cache's length before them, and the index of the first one's angle.
     steps: Vec<Tensor>,
     captured: Option<Relay<Logits>>,
 }
@@ -87,27 +90,27 @@ impl Passes {
 /// A pass whose tokens after the first were guessed.
 struct Checked {
     guess: Vec<u32>,
-    /// Guesses that were right so far.
+    /// Guesses known to be right so far.
     right: usize,
     /// Tokens in the cache before the pass.
     past: usize,
     rows: Rows,
 }
 
-/// How guesses went.
+/// Counts of guesses.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Guesses {
     pub checked: usize,
     pub right: usize,
 }
 
-/// Passes one token after another, or with a [`Lookup`] several at once where they are likely to come.
+/// Computes one token after another, or with a [`Lookup`] several at once where the next tokens can be guessed.
 pub(super) struct Decoder<'a> {
     text: &'a TextModel,
-    /// The next token's position, the same on all axes, and that of the first angle.
+    /// The next token's position, the same on all axes, and the position of the first angle.
     next: u32,
     first: u32,
-    /// Of each stage, [ANGLES_AHEAD, head_dim / 2]: cosines and sines.
+    /// For each stage, [ANGLES_AHEAD, head_dim / 2]: cosines and sines.
     angles: Vec<[Tensor; 2]>,
     one: Passes,
     several: Option<(Passes, Lookup)>,
@@ -117,19 +120,19 @@ pub(super) struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    /// For tokens from position `next` on, all of which fit 32 bits with [`ANGLES_AHEAD`] more; with `capture`, by graphs, if no layer's weights have to be copied meanwhile.
+    /// For tokens from position `next` on; all positions and [`ANGLES_AHEAD`] more must fit 32 bits. With `capture`, passes
+    /// are graphs, unless layers' weights are streamed.
     pub fn new(model: &'a Qwen3Vl, next: u32, capture: bool, lookup: Option<Lookup>) -> Result<Self> {
         let text = &model.text;
         let angles = text.angles(&positions(next))?;
         let one = Passes::of(1, text)?;
         let several = lookup.map(|lookup| Ok((Passes::of(CHECKED, text)?, lookup))).transpose()?;
-        // sums over devices are no part of a graph
-        let capture = capture && text.device().is_cuda() && text.streamed_layers() == 0 && text.parts() == 1;
+        let capture = capture && text.device().is_cuda() && text.streamed_layers() == 0;
         let (checked, guesses) = (None, Guesses::default());
         Ok(Self { text, next, first: next, angles, one, several, checked, guesses, capture })
     }
 
-    /// Appends a token to the cache and chooses the next. With a lookup the cache may hold tokens after it that are no part of the answer.
+    /// Appends a token to the cache and chooses the next. With a lookup, the cache may hold wrong guesses after it.
     pub fn next(&mut self, cache: &mut KvCache, id: u32, sampler: &mut Sampler) -> Result<u32> {
         if let Some((_, lookup)) = &mut self.several {
             lookup.push(id);
@@ -150,7 +153,7 @@ impl<'a> Decoder<'a> {
         let guess = self.several.as_ref().filter(|_| room).and_then(|(_, lookup)| lookup.guess(CHECKED - 1));
         let begin = Instant::now();
         let ids = [&[id], guess.as_deref().unwrap_or_default()].concat();
-        self.turn(ids.len())?;
+        self.extend_angles(ids.len())?;
         let passes = match (&mut self.several, &guess) {
             (Some((several, _)), Some(_)) => several,
             _ => &mut self.one,
@@ -175,18 +178,18 @@ impl<'a> Decoder<'a> {
         next
     }
 
-    /// How many launches the captured pass of one token has; `None` if there is none.
+    /// Kernel launches in the captured pass of one token; `None` if there is none.
     pub fn launches(&self) -> Option<usize> {
         self.one.captured.as_ref().map(Relay::nodes)
     }
 
-    /// Guesses so far.
+    /// Counts of guesses so far.
     pub fn guesses(&self) -> Guesses {
         self.guesses
     }
 
-    /// Makes the angles of the next tokens, if those that there are end before.
-    fn turn(&mut self, tokens: usize) -> Result<()> {
+    /// Computes the angles of the next `tokens` tokens, unless the table has them.
+    fn extend_angles(&mut self, tokens: usize) -> Result<()> {
         if (self.next - self.first) as usize + tokens > ANGLES_AHEAD as usize {
             self.first = self.next;
             let angles = self.text.angles(&positions(self.next))?;
@@ -198,12 +201,20 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// A token's positions on the three axes, and those of the tokens after it.
+/// The positions on the three axes for [`ANGLES_AHEAD`] tokens from `first` on.
 fn positions(first: u32) -> Vec<[u32; 3]> {
     (0..ANGLES_AHEAD).map(|ahead| [first + ahead; 3]).collect()
 }
 
-/// Passes the tokens of `passes`: by its graphs, which are made first if there are none, or launch by launch.
+/// Waits until the pools know what is free, so that how much memory a graph takes does not depend on the devices' speed.
+fn settle_pools(text: &TextModel) -> Result<()> {
+    text.stages().iter().try_for_each(|stage| match &stage.device {
+        Device::Cuda(device) => memory::settle(device),
+        Device::Cpu => Ok(()),
+    })
+}
+
+/// Runs a pass: by its graphs, which are captured first if there are none, or launch by launch.
 fn pass(
     text: &TextModel,
     angles: &[[Tensor; 2]],
@@ -218,10 +229,13 @@ fn pass(
         let [cos, sin] = angles[stage].clone();
         Ok(Rope { cos, sin, at: steps[stage].narrow(0, *rows, 2)? })
     };
-    if !capture {
+    let whole = |cache: &mut KvCache| {
         let ropes = (0..steps.len()).map(rope).collect::<Result<Vec<_>>>()?;
         let hidden = text.forward(&ids, &ropes, Images::default(), cache.caches(), &mut |_, _| {})?;
-        let logits = Logits::of(text.logits(&hidden)?, sampler)?;
+        Logits::of(text.logits(&hidden)?, sampler)
+    };
+    if !capture {
+        let logits = whole(cache)?;
         text.settle()?;
         return logits.rows();
     }
@@ -230,13 +244,13 @@ fn pass(
             cache.advance(*rows)?;
             captured
         }
+        // launches only, whose arguments are the same for every pass of so many tokens
+        none if text.in_turn() == 1 => {
+            settle_pools(text)?;
+            none.insert(Relay::capture_at_once(text, || whole(cache))?)
+        }
         none => {
-            for stage in text.stages() {
-                if let Device::Cuda(device) = &stage.device {
-                    memory::settle(device)?; // so that how much memory the graph takes does not depend on the device's speed
-                }
-            }
-            // launches only, whose arguments are the same for every pass of so many tokens
+            settle_pools(text)?;
             let stage = |stage: usize, input: Option<&Tensor>| {
                 let hidden = match input {
                     Some(hidden) => hidden.clone(),

@@ -33,20 +33,20 @@ pub struct Estimate {
     pub tokens_per_second: f64,
 }
 
-/// Of the peak of memory, while weights are read.
+/// Reached share of peak memory bandwidth while weights are read.
 const MEMORY_SHARE: f64 = 0.75;
-/// Of the peak of multiply-adds, in products of floats.
+/// Reached share of peak multiply-adds in floating-point products.
 const FLOAT_SHARE: f64 = 0.7;
-/// Of the peak of dp4a, which does four multiply-adds in the place of one, in products of quants.
+/// Reached share of peak dp4a rate (four multiply-adds each) in quantised products.
 const QUANT_SHARE: f64 = 0.5;
-/// Of the peak of multiply-adds, in attention.
+/// Reached share of peak multiply-adds in attention.
 const ATTENTION_SHARE: f64 = 0.6;
-/// A kernel in a graph that is replayed.
+/// Seconds per kernel in a replayed graph.
 const SECONDS_PER_KERNEL: f64 = 2.5e-6;
 /// Kernels of a decoder layer for one token.
 const KERNELS_PER_LAYER: f64 = 9.0;
 
-/// The estimate for a way to load; `storage` as for [`footprint`](super::footprint::footprint).
+/// The estimate for given load options; `storage` as for [`footprint`](super::footprint::footprint).
 ///
 /// # Errors
 /// As [`footprint`](super::footprint::footprint).
@@ -70,7 +70,7 @@ pub fn estimate(
         let [rows, rest @ ..] = &shape[..] else { continue };
         let width: usize = rest.iter().product();
         if rest.is_empty() || name.contains("pos_embed") {
-            continue; // vectors, and a table of the host's
+            continue; // vectors, and a table in host memory
         }
         let (of, elements) = (storage(&name), (rows * width) as f64);
         let bytes = match of {
@@ -80,7 +80,7 @@ pub fn estimate(
             }
         };
         if name.starts_with("model.visual.") {
-            // mergers take the patches four by four
+            // mergers read four patches per row
             let rows =
                 if name.contains("merger") { work.patches / vision.merge_len().max(1) } else { work.patches };
             picture += seconds(of, elements, rows);

@@ -1,7 +1,8 @@
-//! How to load a model so that it fits a GPU: the first of a list of ways whose planned memory is within a limit.
+//! Finds load options with which a model fits a GPU: the first of a list of candidates whose planned memory is within a
+//! limit.
 //!
-//! The ways are in the order of their cost to the user. Ways that leave the answer as it is come before ways that round more,
-//! and fast ones before slow ones.
+//! The candidates are in the order of their cost to the user: those that keep the answer bit for bit before those that
+//! round more, and fast ones before slow ones.
 
 use super::batch::{BatchOptions, PAGE};
 use super::config::Config;
@@ -12,7 +13,7 @@ use pascaline::kv::KvFormat;
 use pascaline::quant::Format;
 use pascaline::{Error, Result};
 
-/// The options that were given; `None` is open.
+/// The options that the user gave; `None` is open.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked {
     /// The type of matrices: in floating point or quantised.
@@ -28,7 +29,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// `usual` with what has been asked for.
+    /// `usual` with the options that were given.
     pub fn apply(&self, usual: LoadOptions) -> LoadOptions {
         let options = self.matrices.map_or(usual, |matrices| matrices.apply(usual));
         LoadOptions {
@@ -41,7 +42,7 @@ impl Asked {
     }
 }
 
-/// A way to load that fits.
+/// Load options that fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice {
     /// How to load.
@@ -51,7 +52,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The most of the GPU's memory that is in use at a time, the context not counted.
+    /// Peak use of the GPU's memory in bytes, without the context.
     pub fn peak(&self) -> usize {
         self.footprint.peak
     }
@@ -62,14 +63,14 @@ impl Choice {
 pub struct Model<'a> {
     /// Its sizes.
     pub config: &'a Config,
-    /// Whether its matrices are quantised in its files, and stay so if nothing is asked for.
+    /// Whether its matrices are quantised in its files, and stay so if no type is given.
     pub is_quantized: bool,
     /// The storage of the matrix with a published name.
     pub storage: &'a dyn Fn(&LoadOptions, &str) -> Storage,
 }
 
 impl Model<'_> {
-    /// The memory of one way to load.
+    /// The planned memory for given load options.
     ///
     /// # Errors
     /// As [`footprint`].
@@ -78,8 +79,8 @@ impl Model<'_> {
         Ok(Choice { options, footprint: footprint(self.config, &storage, &options, work, gpu)? })
     }
 
-    /// As many pages as there is room for within `limit` bytes of the GPU's memory, at most those of `batch`, and the memory that is
-    /// taken then; `options` is how the model is loaded.
+    /// Plans as many pages as fit within `limit` bytes of the GPU's memory, at most those of `batch`. Returns the number
+    /// and the memory in use then; `options` is how the model is loaded.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there is no room for the pages of one request of `work.context` tokens.
@@ -121,11 +122,11 @@ impl Model<'_> {
         Ok(fits)
     }
 
-    /// The first way to load that takes no more than `limit` bytes of the GPU's memory; `usual` is what is taken where nothing
-    /// is asked for and everything fits.
+    /// The first candidate that takes no more than `limit` bytes of the GPU's memory; `usual` is what is loaded if no
+    /// option is given and everything fits.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] that says how much the least takes, if nothing fits.
+    /// [`Error::Unsupported`] if nothing fits; it says how much the smallest candidate takes.
     pub fn fit(
         &self,
         usual: LoadOptions,
@@ -145,7 +146,7 @@ impl Model<'_> {
                 return Ok(choice);
             }
         }
-        // The layers that there is room for, of the way that takes least.
+        // For the candidate that takes least: as many resident layers as there is room for.
         let smallest = ways.last().copied().unwrap_or(usual);
         let (mut fits, mut from) = (None, 0);
         let mut to = if asked.gpu_layers.is_some() { 0 } else { self.config.text.num_hidden_layers };
@@ -172,7 +173,7 @@ impl Model<'_> {
         })
     }
 
-    /// All that may be tried with every layer on the GPU, the best first.
+    /// All candidates with every layer resident on the GPU, the best first.
     pub(super) fn ways(&self, usual: LoadOptions, asked: &Asked) -> Vec<LoadOptions> {
         let Asked { gpu_layers, vision_matrices, .. } = *asked;
         let usual = LoadOptions { gpu_layers, vision_matrices, ..usual };
@@ -184,8 +185,8 @@ impl Model<'_> {
                 [usual].into_iter().chain(formats.map(|matrices| matrices.apply(usual))).collect()
             }
         };
-        // The same answers with embedding rows from host memory, which costs next to no time, and with a tower that passes through;
-        // so these come before a cache that rounds. A tied embedding is the output projection too, and stays.
+        // Embedding rows from host memory and a streamed vision tower give the same answers, so they come before a cache that
+        // rounds. A tied embedding is the output projection too, and stays on the GPU.
         let has_head = !self.config.tie_word_embeddings;
         let rest = [
             (false, VisionPlace::Resident, usual.cache),

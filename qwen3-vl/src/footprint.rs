@@ -170,6 +170,7 @@ pub fn part_footprint(
 ) -> Result<Footprint> {
     // the most rows that come from another device at a time: the last one sends those alone whose next token is wanted
     let arriving = match (part.stages, part.is_first) {
+        _ if part.share[1] > 1 => 0, // parts are read where they are
         (0 | 1, _) => 0,
         (_, true) => batch.map_or(1, |batch| batch.max_sequences),
         (stages, false) => {
@@ -178,18 +179,7 @@ pub fn part_footprint(
         }
     };
     let hidden = config.text.hidden_size;
-    let values = match part.share {
-        [_, 1] => arriving * hidden,
-        // a part of each sum from each other device, and the first one gets their logits
-        [_, of] => {
-            let wanted = batch.map_or(1, |batch| batch.max_sequences);
-            let rows =
-                work.prompt.min(options.tokens_per_pass) + batch.map_or(0, |batch| batch.max_sequences);
-            let logits = if part.is_first { wanted * config.text.vocab_size.div_ceil(of) } else { 0 };
-            (of - 1) * (rows * hidden).max(logits)
-        }
-    };
-    let slots = Link::slot_bytes(values * size_of::<f32>());
+    let slots = Link::slot_bytes(arriving * hidden * size_of::<f32>());
     let beside = gpu.beside_pool + slots;
     let pool = Rehearsal::within(gpu.memory.saturating_sub(beside));
     let table = Table::built_in(gpu.capability)?;
@@ -569,6 +559,8 @@ impl Walk<'_> {
     ) -> Result<Rehearsed> {
         let hidden = out.out;
         let own = kv.is_some();
+        // the last sum's part, which others may still read
+        let _read = if !own && self.part.share[1] > 1 { Some(self.floats(rows * hidden)?) } else { None };
         let layer_normed = || if own { self.floats(rows * hidden).map(Some) } else { Ok(None) };
         let normed = layer_normed()?;
         let keys =
@@ -595,7 +587,6 @@ impl Walk<'_> {
         if of == 1 {
             return Ok(part);
         }
-        let _arrived = (1..of).map(|_| self.floats(count)).collect::<Result<Vec<_>>>()?;
         let first = self.floats(count)?;
         (2..of).try_fold(first, |_sum, _| self.floats(count))
     }
@@ -609,10 +600,10 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether decoding is captured: sums over devices and copies of layers are no part of a graph.
+    /// Whether decoding is captured: copies of layers are no part of a graph.
     fn is_captured(&self) -> bool {
         let layers = self.config.text.num_hidden_layers;
-        self.part.share[1] == 1 && self.options.gpu_layers.is_none_or(|resident| resident >= layers)
+        self.options.gpu_layers.is_none_or(|resident| resident >= layers)
     }
 
     /// A picture's embeddings.
@@ -745,10 +736,7 @@ impl Walk<'_> {
         let own = self.floats(rows * self.part.vocabulary(self.config))?;
         let all = self.config.text.vocab_size;
         match self.part.share {
-            [0, of] if of > 1 => {
-                let _others = self.floats(rows * (all - self.part.vocabulary(self.config)))?;
-                self.floats(rows * all)
-            }
+            [0, of] if of > 1 => self.floats(rows * all),
             _ => Ok(own),
         }
     }

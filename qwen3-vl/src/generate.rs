@@ -13,23 +13,24 @@ use serde::Serialize;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// How long and by what rule to generate.
+/// Limits and options of generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// The most tokens. Fewer come where the model's context ends before.
+    /// The most tokens to generate. The model's context may end the answer before.
     pub max_new_tokens: usize,
-    /// How each is chosen.
+    /// How tokens are chosen.
     pub sampling: Sampling,
     /// Text that ends the answer and is not part of it.
     pub stop: Vec<String>,
     /// Whether the checkpoint's stop tokens end the answer.
     pub stop_at_eos: bool,
-    /// Whether, on a GPU, the pass of a token is captured into a graph and replayed, which spares the host its launches. The
-    /// tokens are the same either way. A model whose layers pass through the GPU always launches kernel by kernel.
+    /// Whether, on a GPU, the decode pass is captured into a graph and replayed, which saves the host the launches. The
+    /// tokens are the same either way. A model with streamed layers always launches kernel by kernel.
     pub graph: bool,
-    /// Whether tokens are guessed from what followed the last ones where these occurred before, and checked several at a time.
-    /// Faster where an answer repeats parts of its prompt or of itself. A checked token's logits differ from those of its own
-    /// pass by rounding alone. A [`Batch`](super::batch::Batch) does not guess.
+    /// Whether to guess tokens (prompt lookup): where the last tokens occurred before, the tokens that followed them are
+    /// guessed, and several are checked in one pass. This is faster where an answer repeats parts of its prompt or of
+    /// itself. The logits of a checked token differ from those of its own pass by rounding only. A
+    /// [`Batch`](super::batch::Batch) does not guess.
     pub prompt_lookup: bool,
 }
 
@@ -53,11 +54,11 @@ pub enum StopReason {
     MaxNewTokens,
     /// The model's context is full.
     ContextFull,
-    /// The receiver of the text wanted no more.
+    /// The receiver of the text ended it.
     Cancelled,
 }
 
-/// How long it took.
+/// Counts and times of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Statistics {
     /// Tokens of the prompt.
@@ -70,7 +71,7 @@ pub struct Statistics {
     pub prefill_tokens_per_second: f64,
     /// Tokens after the first.
     pub decode_tokens: usize,
-    /// Of these, per second.
+    /// Of these, tokens per second.
     pub decode_tokens_per_second: f64,
     /// Tokens that were guessed and checked; see [`Options::prompt_lookup`].
     pub guessed_tokens: usize,
@@ -82,11 +83,11 @@ pub struct Statistics {
     pub streamed_layers: usize,
     /// Bytes of weights that a decoded token reads.
     pub weight_bytes_per_token: usize,
-    /// Bytes of keys and values that there is room for.
+    /// Bytes of the KV cache's capacity.
     pub cache_bytes: usize,
-    /// The most bytes in use that were seen: of all its devices on GPUs, of the process on the CPU.
+    /// Peak bytes in use, as sampled: of all devices on GPUs, of the process on the CPU.
     pub peak_bytes: Option<usize>,
-    /// Seconds that tokens were held back because the GPU was near its thermal limit.
+    /// Seconds of waiting because the GPU was near its thermal limit.
     pub paused_seconds: f64,
 }
 
@@ -103,12 +104,12 @@ pub struct Output {
     pub statistics: Statistics,
 }
 
-/// A moment of an answer at which its receiver is asked whether to go on.
+/// A point of generation at which the receiver is asked whether to go on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step<'a> {
-    /// The token that came; `None` before an image or a pass of the prompt, and for the text that was held back to the end.
+    /// The new token; `None` before an image or a pass of the prompt, and for text that was held back to the end.
     pub id: Option<u32>,
-    /// The text that is certain now.
+    /// The text that is final now.
     pub text: &'a str,
     /// The token's probability, if the sampler reports it.
     pub logprobs: Option<Logprobs>,
@@ -125,13 +126,13 @@ impl Qwen3Vl {
         self.generate_from(&mut self.session()?, &prompt, options, |_| ControlFlow::Continue(()))
     }
 
-    /// Answers a prepared prompt. The beginning of the prompt that the session's cache holds is not computed again.
+    /// Answers a prepared prompt. A prefix of the prompt that the session's cache holds is not computed again.
     ///
-    /// `receive` is given the text as it comes, never a part of a character, and may end the answer. It is called once
-    /// for each token, and also before each image and each pass of the prompt: often enough to end what takes long.
-    /// The text is empty where there is none yet.
+    /// `receive` is given the text as it is generated, never a part of a character, and may end the answer. It is called
+    /// once for each token, and also before each image and each pass of the prompt, so that long work can be ended. The
+    /// text is empty where there is none yet.
     ///
-    /// The session stays usable after an error and after the end that `receive` asked for: it holds what was computed.
+    /// The session stays usable after an error or an end by `receive`: it holds what was computed.
     ///
     /// # Errors
     /// As [`generate`](Self::generate).
@@ -146,8 +147,8 @@ impl Qwen3Vl {
         self.generate_with(session, prompt, options, sampler, |step| receive(step.text))
     }
 
-    /// As [`generate_from`](Self::generate_from), with tokens of a sampler in place of `options.sampling`, and with the
-    /// tokens themselves.
+    /// As [`generate_from`](Self::generate_from), with a sampler of the caller's; `options.sampling` is ignored. `receive`
+    /// is given the tokens too.
     ///
     /// # Errors
     /// As [`generate`](Self::generate).
@@ -217,7 +218,7 @@ impl Qwen3Vl {
                 session.ids.push(id);
             }
         }
-        session.cache.truncate(session.ids.len()); // of guesses that were wrong
+        session.cache.truncate(session.ids.len()); // drops wrong guesses
         let elapsed = begin.elapsed();
         let rest = stream.finish();
         if !rest.is_empty() {
@@ -241,7 +242,7 @@ impl Qwen3Vl {
         Ok(output)
     }
 
-    /// Bytes in use now on its GPUs; the most so far of the process on the CPU, where the system says.
+    /// Bytes in use now on the model's GPUs; on the CPU the peak of the process, where the system reports it.
     fn bytes_in_use(&self) -> Option<usize> {
         match self.device() {
             pascaline::Device::Cuda(_) => self
@@ -262,7 +263,7 @@ impl Qwen3Vl {
     }
 }
 
-/// The position of the first token after a prompt, if so many tokens have one.
+/// The position of the first token after a prompt; an error if `tokens` more do not fit 32 bits.
 pub(super) fn first_position(prompt: &Prompt, tokens: usize) -> Result<u32> {
     let Positions { axes, rope_delta } = &prompt.positions;
     let first = i64::try_from(axes.len()).ok().and_then(|len| len.checked_add(*rope_delta));

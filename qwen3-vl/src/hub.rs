@@ -1,4 +1,4 @@
-//! Checkpoints from the Hugging Face hub, in the cache that the hub's other tools share.
+//! Checkpoints from the Hugging Face hub, in the cache that the hub's own tools use.
 //!
 //! A model is written `OWNER/NAME`, with `:TYPE` for one type of a repository of GGUF files and `@REVISION` for a
 //! branch, tag or commit. Only the files that loading needs are fetched. An interrupted download resumes where it
@@ -26,10 +26,10 @@ const ENDPOINT: &str = "https://huggingface.co";
 const SILENCE: Duration = Duration::from_secs(60);
 /// How often a file's download is tried.
 const ATTEMPTS: u32 = 5;
-/// The error if the partial file is as long as the whole, or longer.
+/// The error if the partial file is at least as long as the whole.
 const TOO_MUCH: &str =
-    "an earlier download left more than there is to go on with; delete its .part file in the cache";
-/// The types to choose from if none is given: the first one in the repository.
+    "the partial file of an earlier download is too long; delete the .part file in the cache";
+/// The types to choose from if none is given: the first one that the repository has.
 const USUAL_TYPES: [&str; 3] = ["Q4_K_M", "Q8_0", "Q4_0"];
 /// The types of a vision file in the order in which they are preferred.
 const VISION_TYPES: [&str; 4] = ["F16", "BF16", "Q8_0", "F32"];
@@ -77,11 +77,11 @@ impl HubModel {
 /// The events of a download.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// So many bytes of a file are here.
+    /// Bytes of a file were downloaded.
     Progress {
         /// Its path in the repository.
         file: &'a str,
-        /// Bytes that are here, those of an earlier download included.
+        /// Bytes so far, those of an earlier download included.
         loaded: u64,
         /// Its size in bytes.
         size: u64,
@@ -114,8 +114,8 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// As the hub's own tools are told by the environment: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, and
-    /// `HF_HUB_OFFLINE`, with which nothing is asked of the network.
+    /// Configured by the environment as the hub's own tools: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, and
+    /// `HF_HUB_OFFLINE`, with which the network is not used.
     pub fn from_env() -> Self {
         let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
         let cache = variable("HF_HUB_CACHE").map_or_else(Cache::from_env, |path| Cache::new(path.into()));
@@ -126,12 +126,12 @@ impl Hub {
         Self { cache, endpoint: endpoint.trim_end_matches('/').to_owned(), token, offline }
     }
 
-    /// Fetches what the cache lacks of a model and gives its path: a directory with `config.json` and safetensors, or a
-    /// GGUF file with the vision tower's file in the same folder.
+    /// Fetches the files of a model that the cache lacks and returns its path: a directory with `config.json` and
+    /// safetensors, or a GGUF file with the vision file in the same folder.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] with the model and the file if there is no such model, type or file, if it is not to be had
-    /// without a token or a network, or if what arrives is not what the hub states.
+    /// [`Error::Checkpoint`] with the model and the file if there is no such model, type or file, if a token or network is
+    /// needed and missing, or if a download is not what the hub states.
     pub fn pull(&self, model: &HubModel, on: &mut dyn FnMut(Event)) -> Result<PathBuf> {
         let api = ApiBuilder::from_cache(self.cache.clone())
             .with_endpoint(self.endpoint.clone())
@@ -197,7 +197,7 @@ struct Stated {
     sha256: Option<String>,
 }
 
-/// The files of a commit; `None` where they are known by the cache alone.
+/// The files of a commit; sizes are `None` if only the cache is known.
 struct Listing {
     commit: String,
     files: BTreeMap<String, Option<Stated>>,
@@ -287,7 +287,7 @@ fn listing(api: &Api, model: &HubModel) -> std::result::Result<Listing, Refusal>
     Ok(Listing { commit: info.sha, files })
 }
 
-/// The hub's refusal in words.
+/// The error for a refusal of the hub.
 fn denied(model: &HubModel, status: Option<u16>) -> Error {
     model.error(
         None,
@@ -308,7 +308,7 @@ enum Told<T> {
 
 struct Limited<T>(mpsc::Receiver<Told<T>>);
 
-/// Runs `work` on a thread. `hf-hub` has no time limits, so a connection on which nothing comes is left to that thread.
+/// Runs `work` on a thread. `hf-hub` has no timeouts, so a stalled connection is abandoned with its thread.
 fn with_limit<T: Send + 'static>(
     work: impl FnOnce(mpsc::Sender<Told<T>>) -> T + Send + 'static,
 ) -> Limited<T> {
@@ -348,7 +348,7 @@ impl hf_hub::api::Progress for Bytes {
     fn finish(&mut self) {}
 }
 
-/// Downloads one file into the cache; each attempt resumes where the one before ended.
+/// Downloads one file into the cache; each attempt resumes the one before.
 fn fetch(
     api: &Api,
     model: &HubModel,
@@ -383,8 +383,7 @@ fn fetch(
             Err(reason) => reason,
         };
         if attempt == ATTEMPTS {
-            let reason =
-                format!("can't be downloaded: {reason}; the same command goes on where this one ended");
+            let reason = format!("can't be downloaded: {reason}; the same command resumes it");
             return Err(model.error(Some(file), reason));
         }
         on(Event::Retry { file, reason: &reason });
@@ -393,7 +392,7 @@ fn fetch(
     }
 }
 
-/// Compares a downloaded file with what the hub states; one that differs is deleted.
+/// Checks a downloaded file's size and hash; one that differs is deleted.
 fn verify(model: &HubModel, file: &str, path: &Path, stated: &Stated) -> Result<()> {
     let unreadable = |error: io::Error| model.error(Some(file), error.to_string());
     let mut open = File::open(path).map_err(unreadable)?;
@@ -420,7 +419,7 @@ fn verify(model: &HubModel, file: &str, path: &Path, stated: &Stated) -> Result<
     for path in [fs::canonicalize(path).ok(), Some(path.to_owned())].into_iter().flatten() {
         let _ = fs::remove_file(path); // the error below is the one that counts
     }
-    let reason = "what arrived is not what the hub states (size or SHA-256); it was deleted, the same command tries anew";
+    let reason = "the download is not what the hub states (size or SHA-256); it was deleted, the same command tries again";
     Err(model.error(Some(file), reason))
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn bad(file: &Path, item: Option<&str>, reason: impl Into<String>) ->
 /// The most bytes of a picture file.
 pub(crate) const MAX_PICTURE: u64 = 256 << 20;
 
-/// Opens an ordinary file. A pipe would keep the program waiting for whoever writes to it.
+/// Opens an ordinary file. Opening a pipe would block until someone writes to it.
 pub(crate) fn open_file(file: &Path) -> io::Result<File> {
     let kind = fs::metadata(file)?;
     match (kind.is_file(), kind.is_dir()) {
@@ -47,7 +47,7 @@ pub(crate) fn read_bytes(file: &Path, limit: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A clone without Git LFS has a small text in the place of each large file.
+/// Refuses a Git LFS pointer: a clone without Git LFS has such a small text file for each large file.
 pub(crate) fn refuse_lfs_pointer(file: &Path, beginning: &[u8]) -> Result<()> {
     match beginning.starts_with(b"version https://git-lfs.") {
         true => {
@@ -67,7 +67,7 @@ pub(crate) fn read_object(file: &Path, limit: u64) -> Result<Map<String, Value>>
     parse_object(file, &read_bytes(file, limit)?)
 }
 
-/// A JSON document whose outermost value is an object. (serde_json limits the depth to 128.)
+/// Parses a JSON document whose outermost value is an object. (serde_json limits the depth to 128.)
 pub(crate) fn parse_object(file: &Path, bytes: &[u8]) -> Result<Map<String, Value>> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
@@ -148,7 +148,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// A value that must be there.
+    /// The value, or an error if it is missing.
     pub fn required<T>(&self, name: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| self.bad(name, "missing"))
     }

@@ -8,7 +8,7 @@ use pascaline::{DType, Result};
 use std::collections::BTreeSet;
 use std::thread::{self, ScopedJoinHandle};
 
-/// How matrices are on the device.
+/// How matrices are stored on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Stored {
     /// The format's name; `None` for floating point.
@@ -17,9 +17,9 @@ pub(super) struct Stored {
     pub encoded: bool,
 }
 
-/// Begins to load the modules of a model, on a thread of the scope. The driver compiles one module at a time, whichever thread
-/// asks for it (measured with driver 580 on an H200: 23.5 s by 16 threads, 26.2 s by one, for all of them), so one thread is
-/// enough, and what it gains is the time in which the weights are read.
+/// Starts loading a model's modules on a thread of the scope. The driver compiles one module at a time, whichever thread
+/// asks for it (all modules with driver 580 on an H200: 23.5 s with 16 threads, 26.2 s with one). So one thread is enough;
+/// the gain is that it overlaps with reading the weights.
 pub(super) fn load_ahead<'scope>(
     scope: &'scope thread::Scope<'scope, '_>,
     device: &CudaDevice,
@@ -39,12 +39,12 @@ fn of_cache(cache: KvFormat, head_dim: usize) -> (&'static str, usize) {
         KvFormat::Float16(_) => "f32_coded",
         KvFormat::Q8_0 => "f32_q8_0",
     };
-    // formats other than floats have kernels for the larger head alone
+    // formats other than floats have kernels for the larger head only
     let narrow = matches!(cache, KvFormat::F32 | KvFormat::F16) && head_dim <= 64;
     (types, if narrow { 64 } else { 128 })
 }
 
-/// The modules that answering many requests at once takes besides those of [`load_ahead`].
+/// The modules that batching takes in addition to those of [`load_ahead`].
 pub(super) fn of_pages(cache: KvFormat, head_dim: usize) -> Vec<&'static str> {
     let (types, width) = of_cache(cache, head_dim);
     let attention = |kernel| format!("attention_paged_{kernel}_d{width}_{types}");
@@ -52,8 +52,8 @@ pub(super) fn of_pages(cache: KvFormat, head_dim: usize) -> Vec<&'static str> {
     names.iter().filter_map(|name| ptx_modules().find(|module| module == name)).collect()
 }
 
-/// The modules that loading and answering take, in the order of their first use; `stored` is how matrices are on the device. One that is missing here is loaded when its
-/// first kernel is launched: that costs time and no more.
+/// The modules that loading and answering take, in the order of their first use; `stored` is how matrices are stored on the
+/// device. A module that is missing here is loaded at the first launch of its kernels, which costs only time.
 fn modules(config: &Config, options: &LoadOptions, stored: &BTreeSet<Stored>) -> Vec<&'static str> {
     let plain = if options.dtype == DType::F16 { "mixed" } else { "f32" };
     let (cache, text_dim) = of_cache(options.cache, config.text.head_dim);
@@ -72,7 +72,7 @@ fn modules(config: &Config, options: &LoadOptions, stored: &BTreeSet<Stored>) ->
                 add(&["matmul_reduce"]);
             }
             Some(format) => {
-                // of some formats the kernels are modules of their own, of the others one module
+                // some formats have modules of their own, the others share one
                 let of = |op: &str| {
                     let own = format!("quant_{op}_{format}");
                     if ptx_modules().any(|module| module == own) { own } else { format!("quant::{op}") }

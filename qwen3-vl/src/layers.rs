@@ -1,4 +1,4 @@
-//! A stack of transformer blocks, of which the first stay on the device and the others pass through it.
+//! A stack of transformer blocks: the first ones resident on the device, the others streamed from host memory.
 
 use pascaline::cuda::CudaDevice;
 use pascaline::nn::{Cache, Rope, StreamedBlocks, TransformerBlock};
@@ -13,12 +13,13 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Appends a block that stays where it is.
+    /// Appends a resident block.
     pub fn push(&mut self, block: TransformerBlock) {
         self.resident.push(block);
     }
 
-    /// Appends a block whose weights move to host memory, and pass through `device`. All blocks after it must, too.
+    /// Appends a streamed block: its weights move to host memory and are copied to `device` for each pass. All blocks after
+    /// it must be streamed, too.
     pub fn push_streamed(&mut self, block: &TransformerBlock, device: &CudaDevice) -> Result<()> {
         let streamed = match &mut self.streamed {
             Some(streamed) => streamed,
@@ -27,22 +28,22 @@ impl Layers {
         streamed.push(block)
     }
 
-    /// How many there are.
+    /// The number of blocks.
     pub fn len(&self) -> usize {
         self.resident.len() + self.streamed()
     }
 
-    /// How many pass through the device.
+    /// The number of streamed blocks.
     pub fn streamed(&self) -> usize {
         self.streamed.as_ref().map_or(0, StreamedBlocks::len)
     }
 
-    /// Block `index`, if it stays on the device.
+    /// Block `index`, if it is resident.
     pub fn resident(&self, index: usize) -> Option<&TransformerBlock> {
         self.resident.get(index)
     }
 
-    /// Block `index`, one of [`len`](Self::len), of `x`.
+    /// Applies block `index`, which is below [`len`](Self::len), to `x`.
     pub fn forward(&self, index: usize, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         match (self.resident.get(index), &self.streamed) {
             (Some(block), _) => block.forward(x, rope, cache),

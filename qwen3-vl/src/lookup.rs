@@ -1,31 +1,31 @@
-//! Prompt lookup: the next tokens are guessed to be those that followed the last ones where these occurred before, in the
-//! prompt or the answer. One pass then checks all of them.
+//! Prompt lookup: where the last tokens occurred before, in the prompt or the answer, the tokens that followed them are the
+//! guess for the next ones. One pass then checks all of them.
 //!
 //! Source: Saxena 2023, "Prompt Lookup Decoding"; the check by one pass is Leviathan et al. 2023, "Fast Inference from
 //! Transformers via Speculative Decoding".
 
 use std::collections::HashMap;
 
-/// Tokens that have to occur again. With fewer more guesses are wrong.
+/// Length of the sequence that has to occur again. With fewer tokens more guesses are wrong.
 const MATCHED: usize = 3;
-/// The weight of the newest guess in the share of right ones.
+/// The weight of the newest guess in the moving share of right guesses.
 const NEWEST: f64 = 0.1;
-/// A pass that checks guesses is estimated to take so many times as long as that of one token, until it is measured.
+/// The initial estimate of the time of a pass that checks guesses, in passes of one token.
 const CHECK_COST: f64 = 1.7;
 
-/// The tokens so far, what they make one expect, and whether that is worth checking.
+/// The tokens so far, the guesses that follow from them, and whether checking these is worth its time.
 pub(super) struct Lookup {
     ids: Vec<u32>,
-    /// The place of the token that followed each sequence of tokens last.
+    /// For each sequence of tokens, the index of the token after its last occurrence.
     followed: HashMap<[u32; MATCHED], usize>,
-    /// How many of the guesses were right lately, from 0 to 1. All guesses of one token ahead are counted, checked or not.
+    /// The share of right guesses, as a moving mean. It counts every guess of the next token, checked or not.
     right: f64,
     /// Seconds of a pass of one token, and of one that checks guesses.
     seconds: [Option<f64>; 2],
 }
 
 impl Lookup {
-    /// After these tokens.
+    /// Starts with these tokens.
     pub fn new(prompt: &[u32]) -> Self {
         let ids = Vec::with_capacity(2 * prompt.len());
         let mut lookup = Self { ids, followed: HashMap::new(), right: 0.5, seconds: [None; 2] };
@@ -33,7 +33,7 @@ impl Lookup {
         lookup
     }
 
-    /// Takes the next token of the answer.
+    /// Appends the next token of the answer.
     pub fn push(&mut self, id: u32) {
         if let Some(place) = self.place() {
             let hit = f64::from(u8::from(self.ids[place] == id));
@@ -49,7 +49,7 @@ impl Lookup {
         self.ids.push(id);
     }
 
-    /// Where the last tokens occurred before: the place of the token after them.
+    /// The index of the token after the previous occurrence of the last tokens.
     fn place(&self) -> Option<usize> {
         self.followed.get(self.ids.last_chunk::<MATCHED>()?).copied()
     }
@@ -61,7 +61,7 @@ impl Lookup {
         if tokens <= self.check_cost() {
             return None;
         }
-        // what followed may reach up to the last token, and is guessed to be repeated then
+        // the guess may run up to the last token; it is then continued periodically
         Some(self.ids[place..].iter().copied().cycle().take(count).collect())
     }
 
@@ -73,7 +73,7 @@ impl Lookup {
         }
     }
 
-    /// Learns how long a pass took.
+    /// Records the time of a pass.
     pub fn took(&mut self, checked: bool, seconds: f64) {
         let mean = &mut self.seconds[usize::from(checked)];
         *mean = Some(mean.map_or(seconds, |mean| mean + 0.2 * (seconds - mean)));

@@ -1,4 +1,4 @@
-//! The whole model: loading, and passing prompts through it.
+//! The whole model: loading and prefill.
 
 use super::checkpoint::Checkpoint;
 use super::config::{Config, TextConfig};
@@ -26,17 +26,18 @@ use std::thread::{self, ScopedJoinHandle};
 pub struct LoadOptions {
     /// The type of matrices on the device: f32 or f16. All arithmetic is f32.
     pub dtype: DType,
-    /// The cache's format: f32, or a format that rounds keys and values and takes a half or a quarter of the memory.
+    /// The cache's format: f32, or one that rounds keys and values and takes a half or a quarter of the memory.
     pub cache: KvFormat,
-    /// The format that the matrices of linear maps and embeddings are quantised to on the device, in place of `dtype`.
+    /// The format that the matrices of linear maps and embeddings are quantised to on the device; it overrides `dtype`.
     pub quantize: Option<Format>,
-    /// Whether matrices that are quantised in a GGUF file stay so on the device, in place of `dtype` and if `quantize` does not
-    /// say otherwise. Types without kernels become the nearest format that has ([`Qwen3Vl::conversions`] says which).
+    /// Whether matrices that are quantised in a GGUF file stay quantised on the device. This overrides `dtype`; `quantize`
+    /// overrides it. Types without kernels are converted to the nearest format with kernels ([`Qwen3Vl::conversions`] lists
+    /// them).
     pub keep_quantized: bool,
-    /// The number of decoder layers whose weights stay on the GPU; `None`: all. The weights of the layers after them stay in
-    /// pinned host memory. They are streamed through two buffers on the device, each while the layer before computes. This is
-    /// for cards that can't hold the model. The results are the same. A decoded token takes at least the time of copying these
-    /// weights, and uses no graph.
+    /// The number of decoder layers whose weights stay on the GPU; `None`: all. The weights of the layers after them stay
+    /// in pinned host memory. They are streamed through two buffers on the device, each while the layer before computes.
+    /// This is for cards that can't hold the model. The results are the same. A decoded token takes at least the time of
+    /// copying these weights, and uses no graph.
     pub gpu_layers: Option<usize>,
     /// Whether the embedding stays in pinned host memory, where the kernel that looks up rows reads them. For models whose output
     /// projection has weights of its own: the others' embedding is read whole for each token.
@@ -45,13 +46,14 @@ pub struct LoadOptions {
     pub vision: VisionPlace,
     /// The type of the vision tower's matrices, if not that of the others.
     pub vision_matrices: Option<Matrices>,
-    /// Prompt tokens of one pass. Fewer bound the memory of a long prompt's activations, more keep a GPU busy.
+    /// Prompt tokens of one pass. A lower number bounds the memory of a long prompt's activations, a higher one keeps a GPU
+    /// busy.
     pub tokens_per_pass: usize,
 }
 
 impl LoadOptions {
-    /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; those that are quantised in
-    /// a GGUF file as they are. The cache in f32.
+    /// Matrices in f32 on the CPU, where conversion costs more than it saves, and in f16 on a GPU; those that are quantised
+    /// in a GGUF file as they are. The cache in f32.
     pub fn for_device(device: &Device) -> Self {
         let dtype = if device.is_cuda() { DType::F16 } else { DType::F32 };
         Self {
@@ -99,7 +101,7 @@ pub struct Qwen3Vl {
     id: ModelId,
 }
 
-/// Tells one model's sessions from those of another, whatever their shapes; never given twice.
+/// Identifies a model, so that its sessions are not used with another. Unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ModelId(u64);
 
@@ -110,9 +112,9 @@ impl ModelId {
     }
 }
 
-/// The tokens in the cache of a conversation. The equal beginning of the next prompt is kept.
+/// A conversation: the KV cache and its tokens. The prefix that the next prompt shares with it is not computed again.
 pub struct Session {
-    /// Whose weights made the keys and values.
+    /// The model that computed the keys and values.
     model: ModelId,
     pub(super) cache: KvCache,
     /// The tokens in the cache.
@@ -167,7 +169,7 @@ impl Qwen3Vl {
         Self::load_placed(checkpoint, None, &on_one(checkpoint, device)?, options, progress)
     }
 
-    /// As [`load_checkpoint`](Self::load_checkpoint), with what [`Checkpoint::processor`] has read already.
+    /// As [`load_checkpoint`](Self::load_checkpoint), with the result of [`Checkpoint::processor`].
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -181,14 +183,16 @@ impl Qwen3Vl {
         Self::load_placed(checkpoint, Some(processor), &on_one(checkpoint, device)?, options, progress)
     }
 
-    /// As [`load_prepared`](Self::load_prepared), with the layers and the vision tower on several devices. Hidden states are passed from
-    /// device to device; a prompt passes in so many parts that all devices are busy with one. The answers are the same: those of
-    /// one device with the same tokens in a pass to the bit. With [`SplitMode::Row`] each device has a part of every layer, and the
-    /// answers are those of one device within f32's rounding.
+    /// As [`load_prepared`](Self::load_prepared), with the layers and the vision tower on several devices. With layers
+    /// split (pipeline), hidden states are copied from device to device, and a prompt is split into as many micro-batches
+    /// as keep all devices busy. The answers equal those of one device bit for bit, given the same tokens in a pass. With
+    /// [`SplitMode::Row`] each device has a part of every layer, and the answers are those of one device within f32's
+    /// rounding.
     ///
     /// # Errors
-    /// As [`load`](Self::load); [`Error::Unsupported`] if the placement is of another number of layers, with layers or a vision
-    /// tower that pass through a device, or if the model's sizes do not divide by the devices that share each layer.
+    /// As [`load`](Self::load); [`Error::Unsupported`] if the placement is of another number of layers, if layers or the
+    /// vision tower are to be streamed, or if the model's sizes do not divide by the number of devices that share each
+    /// layer.
     pub fn load_placed(
         checkpoint: &Checkpoint,
         prepared: Option<Processor>,
@@ -284,7 +288,7 @@ impl Qwen3Vl {
         &self.processor.config
     }
 
-    /// Where it is: the first device, if it is on several.
+    /// The first device.
     pub fn device(&self) -> &Device {
         self.text.device()
     }
@@ -294,36 +298,36 @@ impl Qwen3Vl {
         self.text.stages().iter().map(|stage| &stage.device)
     }
 
-    /// The ways that values take: from each device to the next, and from the last to the first, or of a row split from each to the
-    /// others.
+    /// How values are copied between devices: with layers split, from each device to the next and from the last to the
+    /// first; with a row split, from each to the others.
     pub fn ways(&self) -> Vec<Way> {
         self.text.ways()
     }
 
-    /// The elements of all its tensors; every one has been loaded.
+    /// The number of parameters.
     pub fn parameters(&self) -> usize {
         self.parameters
     }
 
-    /// The types of matrices in its file that have no kernels, and what they were converted to.
+    /// The types of matrices in its file that have no kernels, and the formats that they were converted to.
     pub fn conversions(&self) -> &[Conversion] {
         &self.conversions
     }
 
-    /// The most pages of a [`Batch`](super::batch::Batch): a layer's keys are one tensor.
+    /// The most pages of a [`Batch`](super::batch::Batch): all keys of a layer are one tensor.
     pub fn most_pages(&self) -> usize {
         let text = &self.config().text;
-        let width = text.head_dim.next_multiple_of(32) + 32; // with what formats add to a row
+        let width = text.head_dim.next_multiple_of(32) + 32; // with the most that a format adds to a row
         MAX_ELEMENTS / (PAGE * text.num_key_value_heads * width).max(1)
     }
 
-    /// Prompt tokens of one pass.
+    /// Prompt tokens of one pass on one device.
     pub(super) fn tokens_per_pass(&self) -> usize {
         self.tokens_per_pass
     }
 
-    /// Tokens of a pass of a prompt of so many. With several devices they are fewer, so that all are busy: of n parts, s devices
-    /// spend n of n + s - 1 steps computing.
+    /// Prompt tokens of one pass. With several devices it is a micro-batch, so that all are busy: with n micro-batches,
+    /// each of s devices computes in n of n + s - 1 steps.
     pub(super) fn tokens_of_pass(&self, prompt: usize) -> usize {
         micro_batch(prompt, self.text.in_turn()).min(self.tokens_per_pass)
     }
@@ -355,7 +359,7 @@ impl Qwen3Vl {
         self.vision.forward(patches)?.to_device(self.device())
     }
 
-    /// As [`see`](Self::see), through the next `blocks` blocks of the tower; the embeddings after the last one.
+    /// As [`see`](Self::see), through the next `blocks` blocks of the tower; returns the embeddings after the last block.
     pub(super) fn see_on(
         &self,
         patches: &Patches,
@@ -366,9 +370,10 @@ impl Qwen3Vl {
         output.map(|output| output.to_device(self.device())).transpose()
     }
 
-    /// Every layer's hidden states and the logits of a whole prompt, for comparison with a reference. `trace` sees
-    /// the embeddings as number 0, each layer's output (before deepstack features are added to it), and in the last
-    /// one's place the normalised hidden states. `outputs` are the images' embeddings, as [`see`](Self::see) gives them.
+    /// Computes the logits of a whole prompt and reports every layer's hidden states, for comparison with a reference.
+    /// `trace` is called with the embeddings as number 0, then with each layer's output (before deepstack features are
+    /// added to it); the last one is replaced by the normalised hidden states. `outputs` are the images' embeddings, as
+    /// [`see`](Self::see) returns them.
     ///
     /// # Errors
     /// [`Error::Prompt`] if tokens and images do not fit each other, or a device error.
@@ -411,13 +416,13 @@ impl Qwen3Vl {
         })
     }
 
-    /// The tokens that the cache must hold for a prompt and `spare` more.
+    /// The number of tokens that the cache must hold for a prompt and `spare` more.
     pub(super) fn capacity(&self, prompt: &Prompt, spare: usize) -> Result<usize> {
         if prompt.ids.is_empty() {
             return Err(Error::Prompt { reason: "it has no tokens".into() });
         }
         if prompt.positions.axes.len() != prompt.ids.len() {
-            return Err(Error::Prompt { reason: "it has not one position for each token".into() });
+            return Err(Error::Prompt { reason: "it does not have one position for each token".into() });
         }
         let TextConfig { max_position_embeddings: limit, vocab_size, .. } = self.config().text;
         if let Some(id) = prompt.ids.iter().find(|&&id| id as usize >= vocab_size) {
@@ -430,9 +435,9 @@ impl Qwen3Vl {
         })
     }
 
-    /// Passes what the session does not hold yet of a prompt and gives the logits after its last token. At least one
-    /// token passes. The cache gets room for `spare` more tokens. `go_on` is asked before each image and each pass;
-    /// `None`: it wanted no more. Then, and after an error, the session holds what has passed.
+    /// Computes the tokens of a prompt that are not in the session's cache, at least one, and returns the logits after its
+    /// last token. The cache gets room for `spare` more tokens. `go_on` is called before each image and each pass; if it
+    /// returns false, the result is `None`. Then, and after an error, the session holds what was computed.
     pub(super) fn prefill(
         &self,
         session: &mut Session,
@@ -449,17 +454,17 @@ impl Qwen3Vl {
         let capacity = self.capacity(prompt, spare)?;
         let spans = self.spans(prompt)?;
         let mut start = shared_prefix(session, prompt, &spans).min(prompt.ids.len() - 1);
-        // an image's or video's embeddings are needed whole
+        // the embeddings of an image or video are needed from its first token on
         if let Some(cut) = spans.iter().find(|span| span.start < start && start < span.end) {
             start = cut.start;
         }
         session.cache.truncate(start);
         session.ids.truncate(start);
-        // those whose tokens have not passed yet are never compared: `ids` ends before them
+        // images whose tokens are not computed yet are never compared: `ids` ends before them
         session.patches.clone_from(&prompt.patches);
         session.cache.reserve(capacity)?;
 
-        // images before `start` are in the cache; the others are seen now
+        // images before `start` are in the cache; the others are encoded now
         let first_new = spans.iter().filter(|span| span.end <= start).count();
         let new = &prompt.patches[first_new..];
         let mut outputs = Vec::with_capacity(new.len());
@@ -526,7 +531,7 @@ impl Qwen3Vl {
         self.whole_runs(&prompt.ids, 0, &counts)
     }
 
-    /// The runs of image tokens in `ids`, which are all of those that images with these numbers of tokens have.
+    /// The runs of image tokens in `ids`, which must be all tokens of images with these numbers of tokens.
     fn whole_runs(&self, ids: &[u32], at: usize, counts: &[usize]) -> Result<Vec<ImageRun>> {
         let runs = self.runs_of(ids, counts)?;
         let used: usize = runs.iter().map(|run| run.len).sum();
@@ -564,12 +569,12 @@ fn on_one(checkpoint: &Checkpoint, device: &Device) -> Result<Placement> {
     Ok(Placement::one(device, checkpoint.config()?.text.num_hidden_layers))
 }
 
-/// The fewest tokens of a part of a prompt: the products of fewer take as long.
+/// The fewest tokens of a micro-batch: the matrix products of fewer take as long.
 const LEAST_PART: usize = 128;
-/// Parts of a prompt for each device, at least: with 4, two devices spend 8 of 9 steps computing.
+/// Micro-batches per device, at least: with 4, two devices compute in 8 of 9 steps.
 const PARTS: usize = 4;
 
-/// Tokens of a part of a prompt that passes through so many devices in turn: a multiple of the largest tile's rows.
+/// Tokens of a micro-batch for a pipeline of `devices` devices: a multiple of the largest tile's rows.
 pub(super) fn micro_batch(prompt: usize, devices: usize) -> usize {
     match devices {
         0 | 1 => usize::MAX,
@@ -582,11 +587,11 @@ fn joined<T>(thread: ScopedJoinHandle<Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The result of passing a prompt.
+/// The result of prefill.
 pub(super) struct Prefill {
     /// [1, vocab]
     pub logits: Tensor,
-    /// Tokens that were not in the cache.
+    /// Tokens that were computed.
     pub passed: usize,
 }
 
@@ -597,7 +602,7 @@ fn shared_prefix(session: &Session, prompt: &Prompt, spans: &[Range<usize>]) -> 
     equal.min(spans.get(same_images).map_or(equal, |other| other.start))
 }
 
-/// The parts of the runs in `from..from + len`, counted from `from`.
+/// The parts of the runs that are in `from..from + len`, counted from `from`.
 pub(super) fn clip(runs: &[ImageRun], from: usize, len: usize) -> Vec<ImageRun> {
     let inside = |run: &ImageRun| {
         let start = run.start.max(from);

@@ -1,6 +1,6 @@
 //! Picture files → 8-bit RGB, as Pillow's `convert("RGB")` makes it.
 //!
-//! A file that is cut short is refused, as Pillow does: decoders fill up what is missing, and the answer would be about a
+//! A truncated file is refused, as Pillow does: decoders would fill in the missing part, and the answer would be about a
 //! picture that nobody sent.
 
 use super::json::{self, MAX_PICTURE};
@@ -118,7 +118,7 @@ fn other(bytes: &[u8], format: ImageFormat, most: u64) -> Result<DynamicImage, S
     Ok(image)
 }
 
-/// Budgets what decoding is about to allocate.
+/// Checks the memory that decoding is about to allocate.
 fn check_size(
     width: u32,
     height: u32,
@@ -139,15 +139,15 @@ fn check_size(
     }
 }
 
-/// Whether the end marker comes. Markers are `ff` and a byte that is neither `00` nor `ff`; what is between them is skipped
-/// by its length, or, after a start of scan, is data in which an `ff` is followed by `00`.
+/// Whether the end marker is there. A marker is `ff` and a byte that is neither `00` nor `ff`; its segment is skipped by
+/// its length. After a start of scan follows entropy-coded data, in which `00` follows each `ff`.
 fn jpeg_ends(bytes: &[u8]) -> bool {
     let mut at = 2; // after the start of image
     while let Some(&[first, second]) = bytes.get(at..at + 2).and_then(|pair| pair.as_array()) {
         match (first, second) {
             (0xff, 0xd9) => return true,
             (0xff, 0xff) => at += 1,
-            // stuffed, without a length: restarts, start of image, temporary
+            // markers without a length: stuffing, restarts, start of image, temporary
             (0xff, 0x00 | 0x01 | 0xd0..=0xd8) => at += 2,
             (0xff, _) => match bytes.get(at + 2..at + 4) {
                 Some(&[high, low]) => at += 2 + usize::from(u16::from_be_bytes([high, low])),
@@ -159,7 +159,7 @@ fn jpeg_ends(bytes: &[u8]) -> bool {
     false
 }
 
-/// Whether all that the container and its chunks announce is there.
+/// Whether everything is there that the container and its chunks announce.
 fn webp_ends(bytes: &[u8]) -> bool {
     let length = |at: usize| {
         let field = bytes.get(at..at + 4)?.as_array()?;
@@ -170,7 +170,7 @@ fn webp_ends(bytes: &[u8]) -> bool {
     while at + 8 <= end.min(bytes.len()) {
         let Some(length) = length(at + 4) else { return false };
         at += 8 + length.next_multiple_of(2);
-        // The last chunk's fill byte may be left out.
+        // Some files omit the last chunk's padding byte.
         if at > end.next_multiple_of(2) {
             return false;
         }
@@ -178,8 +178,8 @@ fn webp_ends(bytes: &[u8]) -> bool {
     end <= bytes.len()
 }
 
-/// Alpha is dropped and grey repeated. Of 16 bits the upper 8 are kept, but 16-bit grey alone is clipped to 255: Pillow
-/// takes it for integers, not for a brightness.
+/// Alpha is dropped and grey is repeated. 16-bit values keep their upper 8 bits, except that 16-bit grey is clipped to 255:
+/// Pillow reads it as integers, not as a brightness.
 fn to_rgb(image: DynamicImage, file: &[u8]) -> Vec<u8> {
     let high = |value: u16| (value >> 8) as u8;
     let clipped = |value: u16| value.min(255) as u8;

@@ -4,8 +4,7 @@ use pascaline::memory::Way;
 use pascaline::{Device, Error, Result};
 use std::ops::Range;
 
-/// The devices that a model is on, in the order in which a pass goes through them. The first has the embedding and the output
-/// projection too.
+/// The devices that a model is on, in the order of a pass. The first also has the embedding and the output projection.
 #[derive(Clone, Debug)]
 pub struct Placement {
     stages: Vec<(Device, usize)>,
@@ -25,17 +24,17 @@ pub enum SplitMode {
 }
 
 impl Placement {
-    /// All on one device.
+    /// All layers on one device.
     pub fn one(device: &Device, layers: usize) -> Self {
         Self { stages: vec![(device.clone(), layers)], vision: 0, way: None, mode: SplitMode::Layer }
     }
 
-    /// So many consecutive decoder layers on each device, and the vision tower on device number `vision` of these. Devices
-    /// without layers and without the tower are left out, the first excepted.
+    /// As many consecutive decoder layers on each device as `layers` says, and the vision tower on device number `vision`.
+    /// Devices without layers and without the tower are left out, except the first.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if a device is the CPU or comes twice, the numbers of layers are not one for each device or all 0, or there
-    /// is no device number `vision`.
+    /// [`Error::Unsupported`] if a device is the CPU or comes twice, the numbers of layers are not one for each device or
+    /// all 0, or there is no device number `vision`.
     pub fn split(devices: &[Device], layers: &[usize], vision: usize) -> Result<Self> {
         let wrong = |argument, value: String, reason: &str| {
             Err(Error::Unsupported { op: "split", argument, value, reason: reason.to_owned() })
@@ -52,7 +51,7 @@ impl Placement {
         }
         for (index, device) in devices.iter().enumerate() {
             if !device.is_cuda() && devices.len() > 1 {
-                return wrong("devices", device.to_string(), "layers are spread over GPUs alone");
+                return wrong("devices", device.to_string(), "only GPUs can share a model");
             }
             if devices[..index].contains(device) {
                 return wrong("devices", device.to_string(), "it comes twice");
@@ -66,17 +65,18 @@ impl Placement {
         Ok(Self { stages, vision, way: None, mode: SplitMode::Layer })
     }
 
-    /// An equal part of each of so many decoder layers on each device, and the vision tower on device number `vision` of these.
+    /// An equal part of each of `layers` decoder layers on each device, and the vision tower on device number `vision`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if a device is the CPU or comes twice, there are no layers, or there is no device number `vision`.
+    /// [`Error::Unsupported`] if a device is the CPU or comes twice, there are no layers, or there is no device number
+    /// `vision`.
     pub fn rows(devices: &[Device], layers: usize, vision: usize) -> Result<Self> {
         let all = Self::split(devices, &vec![layers; devices.len()], vision)?;
         let mode = if devices.len() > 1 { SplitMode::Row } else { SplitMode::Layer };
         Ok(Self { mode, ..all })
     }
 
-    /// With values passed on in this way, and not in the best there is.
+    /// With values copied between devices in this way; if not called, in the fastest that the devices support.
     #[must_use]
     pub fn by(self, way: Way) -> Self {
         Self { way: Some(way), ..self }
@@ -110,12 +110,12 @@ impl Placement {
         self.vision
     }
 
-    /// The device that the prompt comes to and logits come from.
+    /// The device that tokens are copied to and logits come from.
     pub fn first(&self) -> &Device {
         &self.stages[0].0 // both constructors put one in
     }
 
-    /// Whether a model of so many layers is placed by this.
+    /// Checks that this is a placement of a model of `layers` layers.
     pub(super) fn check(&self, layers: usize) -> Result<()> {
         let placed = self.layers().last().map_or(0, |last| last.end);
         if placed == layers {
@@ -126,13 +126,13 @@ impl Placement {
         Err(Error::Unsupported { op: "split", argument, value, reason })
     }
 
-    /// The way that was asked for.
+    /// The way that was requested.
     pub(super) fn way(&self) -> Option<Way> {
         self.way
     }
 }
 
-/// So many layers in the ratio of these shares, by largest remainders.
+/// Splits `layers` layers in the ratio of these shares, by largest remainders.
 ///
 /// ```
 /// assert_eq!(qwen3_vl::placement::in_ratio(28, &[3.0, 1.0]), [21, 7]);

@@ -1,4 +1,4 @@
-//! Where tokens and patches are: positions on three axes, rotary angles, interpolated position embeddings.
+//! Positions of tokens and patches: on three axes, as rotary angles, and as interpolated position embeddings.
 
 use super::config::{TextConfig, VisionConfig};
 use pascaline::{Error, Result};
@@ -95,8 +95,8 @@ fn frequencies(theta: f64, dim: usize) -> Vec<f64> {
     (0..dim / 2).map(|i| theta.powf(-((2 * i) as f64) / dim as f64)).collect()
 }
 
-/// The decoder's rotary angles at these positions: of the frequencies, those at 1, 4, 7, … < 3·section\[1\] turn with
-/// the height, those at 2, 5, 8, … < 3·section\[2\] with the width, the others with the time.
+/// The decoder's rotary angles at these positions. Of the frequencies, those at 1, 4, 7, … < 3·section\[1\] rotate with the
+/// height, those at 2, 5, 8, … < 3·section\[2\] with the width, the others with the time.
 pub fn text_rope(config: &TextConfig, axes: &[[u32; 3]]) -> RopeTables {
     let frequencies = frequencies(config.rope_theta, config.head_dim);
     let axis_of = |i: usize| match i % 3 {
@@ -120,7 +120,7 @@ fn block_order(rows: usize, cols: usize, merge: usize) -> impl Iterator<Item = (
     })
 }
 
-/// The vision tower's rotary angles: the row turns the first half of the frequencies, the column the second.
+/// The vision tower's rotary angles: the row rotates by the first half of the frequencies, the column by the second.
 pub fn vision_rope(config: &VisionConfig, grids: &[[usize; 3]]) -> RopeTables {
     let frequencies = frequencies(config.rope_theta, config.head_dim() / 2);
     let patches: usize = grids.iter().map(|grid| grid.iter().product::<usize>()).sum();
@@ -137,8 +137,8 @@ pub fn vision_rope(config: &VisionConfig, grids: &[[usize; 3]]) -> RopeTables {
     tables
 }
 
-/// The grid line before position `i` of `count` spread evenly over `side` lines, ends on ends, and the share of the
-/// next one.
+/// The index of the grid line before position `i` of `count` positions spread evenly over `side` lines, from the first to
+/// the last, and the weight of the next line.
 fn between(i: usize, count: usize, side: usize) -> (usize, f32) {
     if count < 2 {
         return (0, 0.0);

@@ -42,7 +42,7 @@ pub fn smart_resize(name: &str, (height, width): (usize, usize), bounds: Bounds)
     }
     let Bounds { factor, min_pixels, max_pixels, frames, group } = bounds;
     let (h, w, f) = (height as f64, width as f64, factor as f64);
-    // Sides and frames beyond all memory stay at the largest number, which is more than any limit.
+    // Sides and frames that overflow saturate, which is above any limit.
     let sides = |factors: f64| (factors as usize).saturating_mul(factor);
     let rounded = |side: f64| sides((side / f).round_ties_even());
     let (new_height, new_width) = (rounded(h), rounded(w));
@@ -61,26 +61,25 @@ pub fn smart_resize(name: &str, (height, width): (usize, usize), bounds: Bounds)
     })
 }
 
-/// A picture, or a piece of a video, as patches.
+/// A picture or video as patches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patches {
     /// Groups of frames, rows and columns of patches.
     pub grid: [usize; 3],
-    /// [t · gh · gw, channels · frames · side²], in the order of merge blocks: the patches that become one token are
-    /// neighbours.
+    /// [t · gh · gw, channels · frames · side²], in merge-block order: the patches that become one token are adjacent.
     pub values: Vec<f32>,
 }
 
 impl Patches {
-    /// The tokens that they become in a vision tower.
+    /// The number of tokens that they become in a vision tower.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the grid is not that of the values, or not made of the tower's blocks.
+    /// [`Error::Shape`] if the grid does not match the number of values, or is not a multiple of the tower's merge blocks.
     pub fn tokens(&self, config: &VisionConfig) -> Result<usize> {
         let [groups, rows, cols] = self.grid;
         let (len, merge) = (config.patch_len(), config.spatial_merge_size);
         let whole = groups > 0 && [rows, cols].iter().all(|&side| side > 0 && side.is_multiple_of(merge));
-        let count = self.grid.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
+        let count = self.grid.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
         match count {
             Some(count) if whole && count.checked_mul(len) == Some(self.values.len()) => {
                 Ok(count / config.merge_len())

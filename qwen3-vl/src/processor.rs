@@ -1,4 +1,4 @@
-//! Messages, pictures and videos → what the model takes.
+//! Messages, pictures and videos → the model's inputs.
 
 use super::chat::{ChatTemplate, Media, Message, Part, expand};
 use super::checkpoint::Checkpoint;
@@ -25,7 +25,7 @@ pub struct Processor {
     pub(crate) template: ChatTemplate,
 }
 
-/// Something to look at.
+/// An image or a video.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Visual {
     /// A still image.
@@ -93,10 +93,10 @@ fn is_picture(file: &Path) -> bool {
     matches!(extension.as_deref(), Some("png" | "jpg" | "jpeg" | "webp"))
 }
 
-/// A prompt as the model takes it.
+/// A prepared prompt: the model's inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prompt {
-    /// The tokens, with as many pad tokens as images and videos have.
+    /// The tokens, with the pad tokens of images and videos.
     pub ids: Vec<u32>,
     /// The tokens' positions.
     pub positions: Positions,
@@ -136,7 +136,7 @@ impl Processor {
     }
 
     /// Prepares a conversation. `visuals` are the pictures of its [`Part::Image`]s and [`Part::Video`]s, in order. Control
-    /// tokens that texts spell are control tokens.
+    /// tokens that are spelled in texts are read as control tokens.
     ///
     /// # Errors
     /// [`Error::Prompt`] if messages and visuals do not fit each other, [`Error::Image`], [`Error::Checkpoint`].
@@ -144,7 +144,7 @@ impl Processor {
         self.prepare_with(messages, visuals, ControlTokens::Recognized)
     }
 
-    /// As [`prepare`](Self::prepare), for texts of people who may or may not spell control tokens.
+    /// As [`prepare`](Self::prepare), with a choice for control tokens that are spelled in texts.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -171,18 +171,18 @@ impl Processor {
         Ok(Prompt { ids, positions, patches })
     }
 
-    /// The positions of tokens among which these grids' pads are.
+    /// The positions of tokens that include the pads of these grids.
     ///
     /// # Errors
     /// As [`positions`].
     pub fn positions(&self, ids: &[u32], grids: impl Iterator<Item = [usize; 3]>) -> Result<Positions> {
-        // Each group of a video's frames is separate, after its time. A group has at least one token.
+        // Each group of a video's frames is a run of its own, after its time stamp. A group has at least one token.
         let groups = grids.flat_map(|[frames, rows, cols]| std::iter::repeat_n([1, rows, cols], frames));
         let groups: Vec<_> = groups.take(ids.len() + 1).collect();
         positions(ids, |id| self.is_pad(id), &groups, self.config.vision.spatial_merge_size)
     }
 
-    /// Whether an image's or video's embedding takes this token's place.
+    /// Whether an image's or video's embedding replaces this token's.
     pub fn is_pad(&self, id: u32) -> bool {
         id == self.config.image_token_id || id == self.config.video_token_id
     }

@@ -1,4 +1,4 @@
-//! Reads at a place of a file that several threads may make at once.
+//! Positioned reads, which several threads may make at once on one file.
 
 use std::fs::File;
 use std::io;

@@ -1,10 +1,11 @@
-//! A captured pass over all devices of a model: a graph for each, and the hidden states that are passed on between them.
+//! A captured pass over all devices of a model: one graph if they compute at the same time, else a graph for each device and
+//! copies of the hidden states between them.
 
 use super::text::TextModel;
 use pascaline::cuda::Graph;
 use pascaline::{DType, Device, Result, Tensor};
 
-/// The graphs, in the order of the pass, and what comes out of the last.
+/// The graphs, in the order of the pass, and the output of the last.
 pub(super) struct Relay<T> {
     legs: Vec<Leg>,
     result: T,
@@ -12,15 +13,27 @@ pub(super) struct Relay<T> {
 
 struct Leg {
     graph: Graph,
-    /// The hidden states that it begins with; none for the first.
+    /// The copied hidden states that it reads; none for the first.
     input: Option<Tensor>,
-    /// Those that it ends with; none for the last.
+    /// The hidden states that it produces; none for the last.
     output: Option<Tensor>,
 }
 
 impl<T> Relay<T> {
-    /// Captures a pass of `rows` rows: `stage` is the part on one device, from what the one before gave, and `end` what follows on the
-    /// first device again.
+    /// Captures a pass whose devices compute at the same time, or of one device.
+    pub fn capture_at_once(text: &TextModel, pass: impl FnOnce() -> Result<T>) -> Result<Self> {
+        let devices = text.stages().iter().map(|stage| match &stage.device {
+            Device::Cuda(device) => device.clone(),
+            Device::Cpu => unreachable!("only GPUs capture"),
+        });
+        let devices: Vec<_> = devices.collect();
+        text.settle()?; // what is queued uses memory that is given back meanwhile
+        let (graph, result) = Graph::capture_over(&devices, pass)?;
+        Ok(Self { legs: vec![Leg { graph, input: None, output: None }], result })
+    }
+
+    /// Captures a pass of `rows` rows over devices in turn: `stage` is the part on one device, from the output of the one
+    /// before, and `end` is what follows on the first device.
     pub fn capture(
         text: &TextModel,
         rows: usize,
@@ -33,11 +46,6 @@ impl<T> Relay<T> {
             Device::Cpu => unreachable!("only GPUs capture"),
         };
         let room = |device: &Device| Tensor::zeros([rows, text.width()], DType::F32, device);
-        if let [only] = stages {
-            let Device::Cuda(device) = &only.device else { unreachable!("only GPUs capture") };
-            let (graph, result) = Graph::capture(device, || end(&stage(0, None)?))?;
-            return Ok(Self { legs: vec![Leg { graph, input: None, output: None }], result });
-        }
         let mut legs = Vec::with_capacity(stages.len() + 1);
         for (index, own) in stages.iter().enumerate() {
             let input = if index == 0 { None } else { Some(room(&own.device)?) };
@@ -51,8 +59,8 @@ impl<T> Relay<T> {
         Ok(Self { legs, result })
     }
 
-    /// Queues the pass once more. What it gives must be read before the next time: reading is what tells the host that nothing
-    /// is under way between the devices any more.
+    /// Queues the pass once more. The caller must read its output before the next call: only then does the host know that
+    /// no copy between devices is still in flight.
     pub fn launch(&mut self, text: &TextModel) -> Result<&T> {
         for index in 0..self.legs.len() {
             let (before, rest) = self.legs.split_at_mut(index);
@@ -67,7 +75,7 @@ impl<T> Relay<T> {
         Ok(&self.result)
     }
 
-    /// Launches of all graphs.
+    /// Kernel launches of all graphs.
     pub fn nodes(&self) -> usize {
         self.legs.iter().map(|leg| leg.graph.nodes()).sum()
     }

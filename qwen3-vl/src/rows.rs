@@ -52,10 +52,20 @@ impl Cut {
     }
 }
 
-/// These rows and columns of row-major values, whose rows have so many.
-pub(super) fn take<T: Copy>(values: &[T], columns: usize, [rows, of_row]: &[Range<usize>; 2]) -> Vec<T> {
-    let row = |row: usize| &values[row * columns..][of_row.clone()];
-    rows.clone().flat_map(|index| row(index).iter().copied()).collect()
+/// Appends these rows and columns of row-major values, whose rows have so many.
+pub(super) fn take<T: Copy>(
+    taken: &mut Vec<T>,
+    values: &[T],
+    columns: usize,
+    [rows, of_row]: &[Range<usize>; 2],
+) {
+    if of_row.len() == columns {
+        return taken.extend_from_slice(&values[rows.start * columns..rows.end * columns]);
+    }
+    taken.reserve(rows.len() * of_row.len());
+    for row in rows.clone() {
+        taken.extend_from_slice(&values[row * columns..][of_row.clone()]);
+    }
 }
 
 /// Refuses a model whose layers do not divide over so many devices; `storage` is that of the matrix with a published name.
@@ -108,11 +118,16 @@ mod tests {
     #[test]
     fn parts_make_the_whole() {
         let values: Vec<u32> = (0..24).collect(); // [4, 6]
+        let take = |ranges: &[Range<usize>; 2]| {
+            let mut taken = Vec::new();
+            take(&mut taken, &values, 6, ranges);
+            taken
+        };
         for of in 1..4 {
             let mut rows = Vec::new();
             let mut columns = vec![Vec::new(); 4];
             for index in 0..of {
-                let part = |cut: Cut| take(&values, 6, &cut.ranges([4, 6]));
+                let part = |cut: Cut| take(&cut.ranges([4, 6]));
                 rows.extend(part(Cut::Rows { index, of }));
                 let width = share(6, index, of).len();
                 for (whole, own) in columns.iter_mut().zip(part(Cut::Columns { index, of }).chunks(width)) {
@@ -121,8 +136,8 @@ mod tests {
             }
             assert_eq!((rows, columns.concat()), (values.clone(), values.clone()), "{of}");
         }
-        assert_eq!(take(&values, 6, &Cut::Whole.ranges([4, 6])), values);
-        assert_eq!(take(&values, 6, &[1..3, 4..6]), [10, 11, 16, 17]);
+        assert_eq!(take(&Cut::Whole.ranges([4, 6])), values);
+        assert_eq!(take(&[1..3, 4..6]), [10, 11, 16, 17]);
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! Format: <https://huggingface.co/docs/safetensors> — eight bytes of header length, little-endian; a JSON object
 //! `name → {dtype, shape, data_offsets}`; the data. Checked when a file is opened: the header's length, that
-//! no name comes twice, that every size is type × shape, and that the ranges cover the data without hole or overlap.
-//! Data is read with positioned reads instead of a memory map, so that a file cut short while it is in use gives an
-//! error and no signal.
+//! When a file is opened these are checked: the header's length, that names are unique, that every size is type × shape,
+//! and that the ranges cover the data without gap or overlap. Data is read with positioned reads, not memory-mapped: a file
+//! that is truncated while in use gives an error and not a signal.
 
 use super::json::{bad, open_file, refuse_lfs_pointer};
 use half::{bf16, f16};
@@ -203,7 +203,7 @@ impl SafeTensors {
         bad(&self.path, Some(name), reason)
     }
 
-    /// Hands a tensor's bytes on, piece by piece; a piece ends between elements.
+    /// Calls a function with a tensor's bytes, chunk by chunk; a chunk ends between elements.
     fn read_chunks(
         &self,
         name: &str,
@@ -225,12 +225,12 @@ impl SafeTensors {
     }
 }
 
-/// The bytes in groups of `N`.
+/// The bytes as arrays of `N`.
 fn words<const N: usize>(bytes: &[u8]) -> impl IndexedParallelIterator<Item = [u8; N]> + '_ {
     bytes.as_chunks().0.par_iter().copied()
 }
 
-/// As the header spells an entry; unknown and repeated fields are refused.
+/// An entry as the header spells it; unknown and repeated fields are refused.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawEntry {
@@ -254,9 +254,9 @@ fn parse_header(path: &Path, header: &[u8], data: u64, file_len: u64) -> Result<
         let Some(dtype) = FileType::parse(&dtype) else {
             return Err(wrong(format!("type {dtype} is not supported, only F32, F16, BF16 and I64")));
         };
-        let shape = shape.iter().map(|&extent| usize::try_from(extent).ok()).collect::<Option<Vec<_>>>();
+        let shape = shape.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<Vec<_>>>();
         let bytes = shape.as_ref().and_then(|shape| {
-            shape.iter().try_fold(dtype.size(), |product, &extent| product.checked_mul(extent))
+            shape.iter().try_fold(dtype.size(), |product, &size| product.checked_mul(size))
         });
         let (Some(shape), Some(bytes)) = (shape, bytes) else {
             return Err(wrong("its size overflows".into()));
@@ -291,7 +291,7 @@ fn parse_header(path: &Path, header: &[u8], data: u64, file_len: u64) -> Result<
     }
 }
 
-/// The header's entries in its order, and the name last seen, for errors.
+/// The header's entries in order, and the last name read, for errors.
 #[derive(Default)]
 struct Header {
     entries: HashMap<String, RawEntry>,

@@ -10,19 +10,19 @@ use std::collections::{BTreeMap, BTreeSet};
 /// a [`Constraint`] if there is one, temperature, top-k, top-p, min-p, then a draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 takes the largest logit (greedy) and makes the fields from `top_k` to `min_p` idle.
+    /// Divides the logits; 0 takes the largest logit (greedy), and the fields from `top_k` to `min_p` have no effect.
     pub temperature: f64,
-    /// How many of the likeliest tokens take part; 0 for all.
+    /// The number of likeliest tokens to draw from; 0 for all.
     pub top_k: usize,
-    /// The fewest of the likeliest tokens whose probabilities reach this sum take part; 1 for all.
+    /// Draws from the fewest likeliest tokens whose probabilities sum up to this; 1 for all.
     pub top_p: f64,
-    /// Tokens less likely than this share of the likeliest do not take part; 0 for all.
+    /// Excludes tokens whose probability is less than this share of the likeliest token's; 0 for none.
     pub min_p: f64,
     /// Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 for none.
     pub repetition_penalty: f64,
     /// Subtracted from logits of tokens in the output; 0 for none.
     pub presence_penalty: f64,
-    /// Subtracted from logits of tokens in the output as often as they are there; 0 for none.
+    /// Subtracted from logits of tokens in the output, once for each occurrence; 0 for none.
     pub frequency_penalty: f64,
     /// Seeds the generator (ChaCha with 8 rounds): the same seed and logits give the same tokens, in every version
     /// and on every machine.
@@ -30,7 +30,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Always the largest logit.
+    /// Greedy: always the largest logit.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_k: 0,
@@ -46,7 +46,7 @@ impl Sampling {
     pub const INSTRUCT: Self =
         Self { temperature: 0.7, top_k: 20, top_p: 0.8, presence_penalty: 1.5, ..Self::GREEDY };
 
-    /// Whether it draws no random numbers.
+    /// Whether no random numbers are drawn.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
@@ -54,7 +54,7 @@ impl Sampling {
     /// Whether every option is in its range.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with the first that is not.
+    /// [`Error::Unsupported`] with the first option that is out of range.
     pub fn check(&self) -> Result<()> {
         let refuse = |argument: &'static str, value: f64, reason: &str| {
             let (value, reason) = (value.to_string(), reason.to_owned());
@@ -82,7 +82,7 @@ impl Sampling {
     }
 }
 
-/// The largest logit and its place as a token.
+/// Checks the largest logit and returns its index as the token.
 ///
 /// # Errors
 /// As [`Sampler::next`].
@@ -95,31 +95,31 @@ pub(super) fn checked(id: u32, largest: f32) -> Result<u32> {
     }
 }
 
-/// A rule about which tokens may come next, a grammar for instance.
+/// A rule for which tokens may come next, for instance a grammar.
 pub trait Constraint: Send {
-    /// Makes the logits of tokens that may not come next −∞. At least one must be left.
+    /// Sets the logits of tokens that may not come next to −∞. At least one token must be left.
     ///
     /// # Errors
-    /// An error of the rule, which ends the answer.
+    /// An error of the rule; it ends the answer.
     fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
 
-    /// Takes the token that was chosen.
+    /// Advances the rule by the chosen token.
     ///
     /// # Errors
     /// As [`mask`](Self::mask).
     fn accept(&mut self, token: u32) -> Result<()>;
 }
 
-/// Natural logarithms of the model's own probabilities, before penalties, constraint and temperature.
+/// Natural logarithms of the model's own probabilities: without penalties, constraint and temperature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
-    /// Of the token that was chosen.
+    /// Of the chosen token.
     pub chosen: f32,
     /// The likeliest tokens, the likeliest first, the lower id first among equals.
     pub top: Vec<(u32, f32)>,
 }
 
-/// The probabilities of a token, before one is chosen.
+/// The probabilities of a token before sampling.
 struct Distribution {
     logits: Vec<f32>,
     /// The logarithm of the sum of all tokens' exponentials.
@@ -150,15 +150,15 @@ impl Distribution {
     }
 }
 
-/// The number of tokens that are sorted before it is known whether more are needed.
+/// The number of tokens that are sorted at first; more are sorted if needed.
 const FIRST_SORTED: usize = 256;
 
-/// Likeliest first, the lower id first among equals.
+/// Orders by probability, the likeliest first, and the lower id first among equals.
 fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Chooses token after token of one output.
+/// Chooses the tokens of one output, one after another.
 pub struct Sampler {
     options: Sampling,
     rng: ChaCha8Rng,
@@ -181,25 +181,24 @@ impl Sampler {
         Ok(Self { options, rng, prompt, output, constraint: None, report: None, logprobs: None })
     }
 
-    /// Only tokens that `constraint` allows.
+    /// Restricts the tokens to those that `constraint` allows.
     pub fn constrained(mut self, constraint: Option<Box<dyn Constraint>>) -> Self {
         self.constraint = constraint;
         self
     }
 
-    /// Reports the probabilities of each choice, and of so many of the likeliest tokens; `None`: reports nothing.
+    /// Reports the probabilities of each choice, and of the `top` likeliest tokens; `None`: reports nothing.
     pub fn reporting(mut self, top: Option<usize>) -> Self {
         self.report = top;
         self
     }
 
-    /// The report of the last choice, once.
+    /// The report of the last choice; the second call returns `None`.
     pub fn take_logprobs(&mut self) -> Option<Logprobs> {
         self.logprobs.take()
     }
 
-    /// Whether the largest logit, the first of equals, is the token whatever came before, and nothing else is asked about
-    /// the others.
+    /// Whether the token is always the first of the largest logits, and no other logit is needed.
     pub fn takes_the_largest(&self) -> bool {
         let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.options;
         let unchanged = (repetition_penalty, presence_penalty, frequency_penalty) == (1.0, 0.0, 0.0);
@@ -209,8 +208,7 @@ impl Sampler {
     /// The next token. `logits` has one value per token of the vocabulary and is changed.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] if a logit is NaN or +∞, or all are −∞: no token is made from a broken result. An error of the
-    /// constraint.
+    /// [`Error::NotFinite`] if a logit is NaN or +∞, or all are −∞; or an error of the constraint.
     pub fn next(&mut self, logits: &mut [f32]) -> Result<u32> {
         if let Some(index) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             let value = logits[index].to_string();
@@ -222,7 +220,7 @@ impl Sampler {
             constraint.mask(logits)?;
         }
         let best = logits.iter().enumerate().fold(None, |best: Option<(usize, f32)>, (index, &logit)| {
-            // the first of equals
+            // on ties, the first
             if best.is_none_or(|(_, largest)| logit > largest) { Some((index, logit)) } else { best }
         });
         let (best, max) = best.unwrap_or((0, f32::NEG_INFINITY));
@@ -269,7 +267,7 @@ impl Sampler {
         let all: f64 = candidates.iter().map(|&(_, logit)| weight(logit)).sum();
         let enough = if top_p < 1.0 { top_p * all } else { f64::INFINITY };
         let mut least = 0.0;
-        // Likeliest first, and no further than needed: sorting all of a vocabulary takes ten times as long.
+        // Sorted only as far as needed: sorting the whole vocabulary takes ten times as long.
         let (mut weights, mut sum) = (Vec::new(), 0.0);
         'kept: while weights.len() < candidates.len() {
             let (from, to) = (weights.len(), (8 * weights.len()).max(FIRST_SORTED).min(candidates.len()));
@@ -289,7 +287,7 @@ impl Sampler {
                 sum += weight;
             }
             if min_p == 0.0 && top_p >= 1.0 && sum > uniform * all {
-                sum = all; // none is left out, and the one drawn is among these
+                sum = all; // all tokens count, and the drawn one is among the sorted ones
                 break;
             }
         }
@@ -406,7 +404,7 @@ mod tests {
         assert_eq!(chosen, [0, 0, 1, 2, 0, 0]);
     }
 
-    /// Each step as its definition says, in double precision and over all tokens.
+    /// Reference: each step by its definition, in double precision and over all tokens.
     mod naive {
         use super::Sampling;
 

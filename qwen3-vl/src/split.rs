@@ -1,7 +1,8 @@
-//! How to spread a model over several GPUs so that each part fits its own.
+//! Plans how to spread a model over several GPUs so that each part fits its GPU.
 //!
-//! By rows each GPU gets an equal part of every layer. Otherwise layers are shared out in the ratio of the cards' speeds, by which the time of a token is bound; a card that would be
-//! too full gives layers to the one with the most room left.
+//! With a row split each GPU gets an equal part of every layer. Otherwise the layers are split in the ratio of the cards'
+//! memory bandwidths, which bound the time of a token; a GPU that would be too full gives layers to the one with the most
+//! room left.
 
 use super::batch::{BatchOptions, PAGE};
 use super::fit::{Asked, Model};
@@ -14,20 +15,20 @@ use pascaline::{Error, Result};
 /// One of the GPUs that a model is spread over.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// What decides which kernels run.
+    /// The properties that decide which kernels run.
     pub gpu: Gpu,
-    /// Bytes to do with, the driver's context not counted.
+    /// Bytes available, without the driver's context.
     pub limit: usize,
-    /// Bytes of its memory per second; only the ratio counts.
+    /// Memory bandwidth in bytes per second; only the ratio matters.
     pub speed: f64,
 }
 
-/// A way to spread a model that fits.
+/// A split that fits.
 #[derive(Clone, Debug)]
 pub struct Split {
     /// How to load.
     pub options: LoadOptions,
-    /// Whether the GPUs share the layers out or each layer.
+    /// Whether layers are split between GPUs or within each layer.
     pub mode: SplitMode,
     /// The decoder layers of each GPU, whole or in part.
     pub layers: Vec<usize>,
@@ -37,10 +38,10 @@ pub struct Split {
     pub footprints: Vec<Footprint>,
 }
 
-/// Which layers are where, and the number of the GPU with the vision tower.
+/// The layers of each GPU, and the number of the GPU with the vision tower.
 type Places<'a> = (SplitMode, &'a [usize], usize);
 
-/// The parts of a model with so many layers on each device; those that a pass goes through count as stages.
+/// The parts of a model for these devices; devices that are used one after the other are the stages of a pipeline.
 fn parts((mode, layers, vision): Places) -> Vec<Part> {
     let stages = layers.iter().enumerate().filter(|&(index, layers)| index == 0 || *layers > 0).count();
     let mut first = 0;
@@ -56,7 +57,7 @@ fn parts((mode, layers, vision): Places) -> Vec<Part> {
 }
 
 impl Model<'_> {
-    /// The memory of each part, whether it fits or not.
+    /// The memory of each part, whether or not it fits.
     fn footprints(
         &self,
         options: &LoadOptions,
@@ -70,7 +71,7 @@ impl Model<'_> {
         let of = |(part, target): (&Part, &Target)| {
             let gpu = Gpu { memory: usize::MAX, ..target.gpu };
             match part.layers.is_empty() && !part.is_first && !part.has_vision {
-                true => Ok(Footprint::default()), // it is not used
+                true => Ok(Footprint::default()), // this GPU is not used
                 false => part_footprint(self.config, &storage, options, work, batch, (part, &gpu)),
             }
         };
@@ -85,11 +86,11 @@ impl Model<'_> {
         self.footprints(&split.options, split.places(), work, None, targets)
     }
 
-    /// The first way to load and to spread the layers, in the given ratio or by the GPUs' speeds, in which each part takes no more
-    /// than its GPU's limit.
+    /// The first candidate of load options and split whose parts all fit their GPUs' limits. The layers are split in the
+    /// given ratio, or by the GPUs' bandwidths if `None`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] that says what is needed, if nothing fits.
+    /// [`Error::Unsupported`] if nothing fits; it says how much is needed.
     pub fn fit_split(
         &self,
         usual: LoadOptions,
@@ -123,10 +124,10 @@ impl Model<'_> {
         Err(too_large(&last, work, targets))
     }
 
-    /// The first way to load with an equal part of every layer on each GPU, in which each takes no more than its GPU's limit.
+    /// The first candidate with an equal part of every layer on each GPU whose parts all fit their GPUs' limits.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] that names the sizes that do not divide, or that says what is needed, if nothing fits.
+    /// [`Error::Unsupported`] if sizes do not divide (it names them) or nothing fits (it says how much is needed).
     pub fn fit_rows(
         &self,
         usual: LoadOptions,
@@ -139,7 +140,7 @@ impl Model<'_> {
         for options in self.ways(usual, asked) {
             let storage = |name: &str| (self.storage)(&options, name);
             if let Err(error) = rows::check(self.config, targets.len(), &storage) {
-                refusal.get_or_insert(error); // in another type a row may divide
+                refusal.get_or_insert(error); // another type may divide
                 continue;
             }
             let mut last = Vec::new();
@@ -159,7 +160,7 @@ impl Model<'_> {
     /// As [`fit_pages`](Self::fit_pages), for a model over several GPUs.
     ///
     /// # Errors
-    /// As there.
+    /// As [`fit_pages`](Self::fit_pages).
     pub fn fit_split_pages(
         &self,
         split: &Split,
@@ -200,7 +201,7 @@ impl Split {
     }
 }
 
-/// The GPUs in the order in which they are tried for the vision tower: the first, then the emptiest.
+/// The GPUs in the order in which they are tried for the vision tower: the first, then by free memory.
 fn towers(targets: &[Target]) -> Vec<usize> {
     let mut towers: Vec<usize> = (1..targets.len()).collect();
     towers.sort_by_key(|&index| std::cmp::Reverse(targets[index].limit));
@@ -212,7 +213,7 @@ fn fits(parts: &[Footprint], targets: &[Target]) -> bool {
     parts.iter().zip(targets).all(|(part, target)| part.peak <= target.limit)
 }
 
-/// The error of parts that do not fit.
+/// The error for parts that do not fit.
 fn too_large(parts: &[Footprint], work: &Workload, targets: &[Target]) -> Error {
     let mib = |bytes: usize| format!("{} MiB", bytes.div_ceil(1 << 20));
     let each = |all: Vec<usize>| all.into_iter().map(mib).collect::<Vec<_>>().join(" + ");
@@ -228,7 +229,8 @@ fn too_large(parts: &[Footprint], work: &Workload, targets: &[Target]) -> Error 
     }
 }
 
-/// Moves a layer from the fullest GPU, which has too little memory, to the one with the most room for it. Whether there was one.
+/// Moves a layer from the fullest GPU, which has too little memory, to the one with the most room for it. Returns whether
+/// there was one.
 fn shift(layers: &mut [usize], found: &[Footprint], targets: &[Target]) -> bool {
     let room = |index: usize| targets[index].limit as i64 - found[index].peak as i64;
     let over = (0..layers.len()).filter(|&index| room(index) < 0 && layers[index] > 0);
@@ -236,7 +238,7 @@ fn shift(layers: &mut [usize], found: &[Footprint], targets: &[Target]) -> bool 
     let Some(to) = (0..layers.len()).filter(|&index| index != from).max_by_key(|&index| room(index)) else {
         return false;
     };
-    // what a layer takes at least, so that it does not go back and forth
+    // the least that a layer takes, so that it does not move back and forth
     let layer = (found[from].weights + found[from].cache) / (layers[from] + 1);
     if room(to) < layer as i64 {
         return false;

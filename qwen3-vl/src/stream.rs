@@ -1,13 +1,12 @@
-//! Tokens → text as they come, never splitting a character, up to a stop string.
+//! Streaming detokeniser: tokens → text, never splitting a character, up to a stop string.
 
 use super::tokenizer::Tokenizer;
 
-/// Decodes a stream of tokens. The pieces together are what [`Tokenizer::decode`] makes of all of them, up to the
-/// first stop string.
+/// Decodes a stream of tokens. Its pieces joined equal [`Tokenizer::decode`] of all tokens, up to the first stop string.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     stops: Vec<String>,
-    /// Bytes that are no whole character yet.
+    /// Bytes that do not form a whole character yet.
     bytes: Vec<u8>,
     /// Text that may be the beginning of a stop string.
     held: String,
@@ -21,7 +20,7 @@ impl<'a> TextStream<'a> {
         Self { tokenizer, stops, bytes: Vec::new(), held: String::new(), stopped: false }
     }
 
-    /// Takes a token and gives the text that is certain now.
+    /// Appends a token and returns the text that is final now.
     pub fn push(&mut self, id: u32) -> String {
         if self.stopped {
             return String::new();
@@ -31,12 +30,12 @@ impl<'a> TextStream<'a> {
         self.release(&text)
     }
 
-    /// Whether a stop string has come.
+    /// Whether a stop string was found.
     pub fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// The text that was held back, when no more tokens come.
+    /// Returns the text that was held back; call it after the last token.
     pub fn finish(&mut self) -> String {
         if self.stopped {
             return String::new();
@@ -61,7 +60,7 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// Takes the whole characters, and U+FFFD for what can't become one; leaves the beginning of a character.
+/// Removes the whole characters, and U+FFFD for bytes that can't become one; leaves the beginning of a character.
 fn take_characters(bytes: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut taken = 0;

@@ -1,4 +1,5 @@
-//! The language model: embeddings → hidden states → logits, on one device, on several in turn, or on several at once.
+//! The language model: embeddings → hidden states → logits, on one device, as a pipeline over several, or with layers split
+//! over several.
 
 use super::config::Config;
 use super::layers::Layers;
@@ -25,27 +26,27 @@ pub struct TextModel {
     cache: KvFormat,
     /// On the first device.
     embed_tokens: Embedding,
-    /// One at least.
+    /// At least one.
     stages: Vec<Stage>,
     between: Between,
-    /// On the last device; of a row split on each.
+    /// On the last device; with a row split, on each.
     norms: Vec<RmsNorm>,
-    /// On the first device; of a row split a part of its rows on each.
+    /// On the first device; with a row split, part of the rows on each.
     lm_heads: Vec<Linear>,
 }
 
-/// How values go from device to device.
+/// How values are exchanged between devices.
 enum Between {
     /// From each stage to the next, and from the last to the first; none for one stage.
     Stages(Vec<Link>),
-    /// Each device has a part of every layer, and their sums are added.
+    /// Each device has a part of every layer, and the partial sums are added (all-reduce).
     Rows(AllReduce),
 }
 
-/// The part of the decoder on one device.
+/// The part of the decoder that is on one device.
 pub(super) struct Stage {
     pub device: Device,
-    /// The numbers in the model of its layers, or of those that it has a part of.
+    /// The numbers in the model of its layers, whole or in part.
     pub range: Range<usize>,
     layers: Layers,
 }
@@ -53,17 +54,17 @@ pub(super) struct Stage {
 /// Consecutive image tokens of a sequence, and where their features are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ImageRun {
-    /// The first one's place in the sequence.
+    /// Index of the first one in the sequence.
     pub start: usize,
     /// Their number.
     pub len: usize,
-    /// Which of the outputs of the vision tower.
+    /// Index of the image's vision output.
     pub output: usize,
     /// The first one's row in that output.
     pub row: usize,
 }
 
-/// The inputs of a pass in addition to its tokens.
+/// A pass's inputs in addition to its tokens.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Images<'a> {
     /// The vision tower's output for each image and video.
@@ -73,8 +74,9 @@ pub(super) struct Images<'a> {
 }
 
 impl TextModel {
-    /// Takes the language model's tensors, onto the devices that `placement` says. Keys and values will be stored as `cache`; the
-    /// weights of layers from number `gpu_layers` on stay in host memory, with `host_embedding` those of the embedding too; `done` is called after each layer.
+    /// Loads the language model's tensors onto the devices of `placement`. Keys and values will be stored as `cache`; the
+    /// weights of layers from number `gpu_layers` on stay in host memory, with `host_embedding` the embedding's too; `done` is
+    /// called after each layer.
     pub(super) fn load(
         weights: &mut Weights,
         config: &Config,
@@ -86,7 +88,17 @@ impl TextModel {
     ) -> Result<Self> {
         let text = &config.text;
         let of = if placement.mode() == SplitMode::Row { placement.devices().len() } else { 1 };
-        let mut table = weights.weight(&[EMBEDDING])?;
+        let sums = match placement.mode() {
+            SplitMode::Row => {
+                let devices: Vec<_> = placement.devices().cloned().collect();
+                Some(AllReduce::new(&devices, placement.way())?)
+            }
+            SplitMode::Layer => None,
+        };
+        let mut table = match config.tie_word_embeddings && of > 1 {
+            true => weights.cut(&[EMBEDDING], Cut::Rows { index: 0, of: 1 })?, // the others take rows of it
+            false => weights.weight(&[EMBEDDING])?,
+        };
         if host_embedding {
             table = table.in_host_memory()?;
         }
@@ -101,20 +113,30 @@ impl TextModel {
             let name = if config.tie_word_embeddings { EMBEDDING } else { LM_HEAD };
             lm_heads.push(Linear::new(weights.cut(&[name], Cut::Rows { index, of })?, None)?);
         }
+        weights.let_go();
         let mut stages = Vec::new();
         for (device, range) in placement.devices().zip(placement.layers()) {
-            // a device that has the vision tower alone takes no part in the decoder
+            // a device that has only the vision tower takes no part in the decoder
             if stages.is_empty() || !range.is_empty() {
                 stages.push(Stage { device: device.clone(), range, layers: Layers::default() });
             }
         }
         let mut norms = Vec::new();
+        if of > 1 {
+            for layer in 0..text.num_hidden_layers {
+                for (index, stage) in stages.iter_mut().enumerate() {
+                    weights.load_onto(&stage.device);
+                    stage.layers.push(block(weights, config, layer, (index, of))?);
+                }
+                weights.let_go();
+                done(weights);
+            }
+        }
         let stages_of_norms = if of > 1 { 0..of } else { stages.len() - 1..stages.len() };
         for (stage, Stage { device, range, layers }) in stages.iter_mut().enumerate() {
             weights.load_onto(device);
-            let index = if of > 1 { stage } else { 0 };
-            for layer in range.clone() {
-                let block = block(weights, config, layer, (index, of))?;
+            for layer in range.clone().filter(|_| of == 1) {
+                let block = block(weights, config, layer, (0, 1))?;
                 match device {
                     Device::Cuda(device) if layer >= gpu_layers => layers.push_streamed(&block, device)?,
                     _ => layers.push(block),
@@ -127,14 +149,14 @@ impl TextModel {
             }
         }
         let devices: Vec<_> = stages.iter().map(|stage| stage.device.clone()).collect();
-        let between = match placement.mode() {
-            SplitMode::Row => Between::Rows(AllReduce::new(&devices, placement.way())?),
-            SplitMode::Layer => Between::Stages(ring(&devices, placement.way())?),
+        let between = match sums {
+            Some(sums) => Between::Rows(sums),
+            None => Between::Stages(ring(&devices, placement.way())?),
         };
         Ok(Self { config: text.clone(), cache, embed_tokens, stages, between, norms, lm_heads })
     }
 
-    /// How many layers' weights are in host memory and pass through the device.
+    /// The number of layers that are streamed from host memory.
     pub(super) fn streamed_layers(&self) -> usize {
         self.stages.iter().map(|stage| stage.layers.streamed()).sum()
     }
@@ -144,17 +166,17 @@ impl TextModel {
         &self.stages
     }
 
-    /// The device that tokens come to and logits come from.
+    /// The device that tokens are copied to and logits come from.
     pub(super) fn device(&self) -> &Device {
         &self.stages[0].device // `load` makes one at least
     }
 
-    /// Values of a hidden state.
+    /// Elements of a token's hidden state.
     pub(super) fn width(&self) -> usize {
         self.config.hidden_size
     }
 
-    /// The ways that values take from device to device.
+    /// How values are copied between devices.
     pub(super) fn ways(&self) -> Vec<Way> {
         match &self.between {
             Between::Stages(links) => links.iter().map(Link::way).collect(),
@@ -162,12 +184,12 @@ impl TextModel {
         }
     }
 
-    /// How many devices a pass goes through one after the other.
+    /// The number of devices that a pass goes through one after the other.
     pub(super) fn in_turn(&self) -> usize {
         self.stages.len() / self.parts()
     }
 
-    /// How many devices each layer is on.
+    /// The number of devices that share each layer.
     pub(super) fn parts(&self) -> usize {
         if let Between::Rows(_) = self.between { self.stages.len() } else { 1 }
     }
@@ -177,8 +199,8 @@ impl TextModel {
         self.stages.iter().flat_map(|stage| std::iter::repeat_n(&stage.device, stage.range.len()))
     }
 
-    /// Waits for the devices after the first, and reports their errors: what comes from them is to be used only then. The first
-    /// one's are reported when its results are read.
+    /// Waits for the devices after the first and reports their errors; their results may only be used then. The first
+    /// device's errors are reported when its results are read.
     pub(super) fn settle(&self) -> Result<()> {
         match &self.between {
             Between::Stages(_) => self.stages.iter().skip(1).try_for_each(|stage| stage.device.synchronize()),
@@ -186,7 +208,7 @@ impl TextModel {
         }
     }
 
-    /// The most tokens that there is memory for in half of what is left on each device.
+    /// The most tokens whose keys and values fit in half of each device's free memory.
     pub(super) fn room_for_tokens(&self) -> Result<usize> {
         let per_layer = self.token_bytes() / self.config.num_hidden_layers.max(1) / self.parts();
         let mut least = usize::MAX;
@@ -198,7 +220,7 @@ impl TextModel {
         Ok(least)
     }
 
-    /// An empty cache for this model: of all layers of the first device, then of those of the next.
+    /// An empty cache for this model: all layers of the first device, then those of the next.
     ///
     /// # Errors
     /// A device error.
@@ -207,7 +229,7 @@ impl TextModel {
         KvCache::across(self.layer_devices(), heads, d, self.cache)
     }
 
-    /// So many pages of keys and values for this model.
+    /// A pool of `pages` pages of keys and values for this model.
     ///
     /// # Errors
     /// A device error.
@@ -241,10 +263,10 @@ impl TextModel {
         self.stages.iter().map(on).collect()
     }
 
-    /// Passes tokens (`ids`: [tokens] u32) through all layers: their keys and values go to the layers' caches, in the order of
-    /// [`cache`](Self::cache). Gives the normalised hidden states [tokens, hidden], on the last device; of a row split the same on each
-    /// device. `ropes` has the angles for each. `trace` sees the embeddings as number 0 and then each layer's output, before the
-    /// deepstack features are added.
+    /// Runs tokens (`ids`: [tokens] u32) through all layers and appends their keys and values to the layers' caches, which
+    /// are in the order of [`cache`](Self::cache). Returns the normalised hidden states [tokens, hidden] on the last
+    /// device; with a row split, the same on each device. `ropes` has the angles for each device. `trace` is called with
+    /// the embeddings as number 0 and then with each layer's output, before deepstack features are added.
     pub(super) fn forward<'a>(
         &self,
         ids: &Tensor,
@@ -267,7 +289,7 @@ impl TextModel {
         Ok(vec![h])
     }
 
-    /// The layers, of which each device has a part.
+    /// The pass of a row split: each device computes its part of every layer.
     fn forward_in_parts<'a>(
         &self,
         sums: &AllReduce,
@@ -281,7 +303,7 @@ impl TextModel {
         let mut caches: Vec<_> = self.stages.iter().map(own).collect();
         let mut h = sums.broadcast(&h)?;
         for index in 0..self.config.num_hidden_layers {
-            // one of the parts adds the residual stream
+            // exactly one part adds the residual
             let blocks = || self.stages.iter().filter_map(|stage| stage.layers.resident(index)).enumerate();
             let attend = |((part, block), cache): ((usize, &TransformerBlock), &mut IntoIter<Cache<'a>>)| {
                 block.attend(&h[part], part == 0, &ropes[part], cache.next())
@@ -304,7 +326,7 @@ impl TextModel {
         h.iter().zip(&self.norms).map(|(h, norm)| norm.forward(h)).collect()
     }
 
-    /// The embeddings of tokens, and in the places of image tokens the images': what the first stage begins with.
+    /// The tokens' embeddings, with those of image tokens replaced by the images': the first stage's input.
     pub(super) fn embed(&self, ids: &Tensor, images: Images) -> Result<Tensor> {
         let mut h = self.embed_tokens.forward(ids)?;
         for run in images.runs {
@@ -314,7 +336,7 @@ impl TextModel {
         Ok(h)
     }
 
-    /// The layers of one stage, whose caches are next; after the last one's, the norm.
+    /// The layers of one stage, with the next caches of the iterator; after the last stage, the final norm.
     pub(super) fn run<'a>(
         &self,
         stage: usize,
@@ -339,7 +361,7 @@ impl TextModel {
         }
     }
 
-    /// Queues a copy of hidden states to the device of the next stage, or from the last one to the first.
+    /// Queues a copy of hidden states to the next stage's device, or from the last one to the first.
     pub(super) fn send(&self, stage: usize, hidden: &Tensor, target: &mut Tensor) -> Result<()> {
         match &self.between {
             Between::Stages(links) if stage < links.len() => hidden.contiguous()?.send(&links[stage], target),
@@ -351,7 +373,7 @@ impl TextModel {
         }
     }
 
-    /// As [`send`](Self::send), to a new tensor.
+    /// As [`send`](Self::send), into a new tensor.
     pub(super) fn pass_on(&self, stage: usize, hidden: &Tensor) -> Result<Tensor> {
         let next = &self.stages[(stage + 1) % self.stages.len()].device;
         let mut there = Tensor::uninitialized(hidden.shape().clone(), DType::F32, next)?;
@@ -359,8 +381,8 @@ impl TextModel {
         Ok(there)
     }
 
-    /// The deepstack features of a layer at the image tokens, zero elsewhere: [tokens, hidden]. None if the layer or the pass has
-    /// none.
+    /// The deepstack features of a layer at image tokens, zero elsewhere: [tokens, hidden]. `None` if the layer or the pass
+    /// has none.
     fn deepstack(
         &self,
         layer: usize,
@@ -395,7 +417,7 @@ impl TextModel {
         }
     }
 
-    /// As [`logits`](Self::logits), of hidden states that are on the first device already, and not of a row split.
+    /// As [`logits`](Self::logits), for hidden states that are already on the first device; not for a row split.
     pub(super) fn logits_at_home(&self, hidden: &Tensor) -> Result<Tensor> {
         self.lm_heads[0].forward(hidden) // `load` makes one at least
     }
@@ -407,7 +429,7 @@ impl TextModel {
     }
 }
 
-/// A decoder layer, or part `index` of `of`, on the device that tensors go to.
+/// A decoder layer, or part `index` of `of`, on the device of `weights`.
 fn block(
     weights: &mut Weights,
     config: &Config,
@@ -439,7 +461,7 @@ fn block(
     })
 }
 
-/// From each device to the next, and from the last to the first; none for one device.
+/// Links from each device to the next, and from the last to the first; none for one device.
 fn ring(devices: &[Device], way: Option<Way>) -> Result<Vec<Link>> {
     let next = |index: usize| &devices[(index + 1) % devices.len()];
     let pairs = devices.iter().enumerate().map(|(index, from)| (from, next(index)));

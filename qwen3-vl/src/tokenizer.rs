@@ -10,17 +10,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use tokenizers::{AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer};
 
-/// The most bytes of a `tokenizer.json`; the published one has 11 MB.
+/// The most bytes of a `tokenizer.json`; the published one is 11 MB.
 pub(crate) const MAX_TOKENIZER: u64 = 32 << 20;
 
 /// A byte-level BPE tokenizer with the model's special tokens.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// The added tokens, of which special ones are not found in text.
+    /// The added tokens; special ones among them are not matched in text.
     ordinary: AddedVocabulary,
     /// How special tokens are spelled.
     controls: Vec<String>,
-    /// Tokens that are not part of the text.
+    /// Tokens that are left out of decoded text.
     special: HashSet<u32>,
     /// The byte that each character of a token's spelling encodes.
     bytes: HashMap<char, u8>,
@@ -34,8 +34,8 @@ impl Tokenizer {
     /// Reads `tokenizer.json` in `dir` and checks it against the configuration.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if it is no byte-level tokenizer, has parts that the models' own has not or ids beyond the
-    /// vocabulary, or lacks one of the special tokens.
+    /// [`Error::Checkpoint`] if it is no byte-level tokenizer, has parts that the published tokenizers lack or ids beyond
+    /// the vocabulary, or lacks one of the special tokens.
     pub fn load(dir: &Path, config: &Config) -> Result<Self> {
         let file = dir.join("tokenizer.json");
         let bytes = read_bytes(&file, MAX_TOKENIZER)?;
@@ -78,7 +78,7 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of a text in which special tokens are spelled out.
+    /// Encodes a text; spellings of special tokens become special tokens.
     ///
     /// # Errors
     /// [`Error::Prompt`].
@@ -87,7 +87,7 @@ impl Tokenizer {
         encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|reason| Error::Prompt { reason })
     }
 
-    /// The tokens of a text in which nothing is a special token, whatever is spelled.
+    /// Encodes a text; spellings of special tokens are ordinary text.
     ///
     /// # Errors
     /// [`Error::Prompt`].
@@ -103,7 +103,8 @@ impl Tokenizer {
         encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|reason| Error::Prompt { reason })
     }
 
-    /// The tokens of a rendered template: special ones where they are spelled without stand-ins.
+    /// Encodes a rendered template: special tokens are recognised where their spelling has no substitutes, which are
+    /// restored after that.
     pub(crate) fn encode_with(&self, text: &str, stand_ins: &StandIns) -> Result<Vec<u32>> {
         let found = caught(|| {
             let added = self.inner.get_added_vocabulary();
@@ -120,36 +121,36 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// How special tokens are spelled.
+    /// The spellings of all special tokens.
     pub(crate) fn controls(&self) -> &[String] {
         &self.controls
     }
 
-    /// How a special token is spelled; `None` for all others.
+    /// The spelling of a special token; `None` for all others.
     pub fn control(&self, id: u32) -> Option<String> {
         self.special.contains(&id).then(|| self.inner.id_to_token(id)).flatten()
     }
 
-    /// The text of tokens, without special ones; what is no UTF-8 becomes U+FFFD.
+    /// The text of tokens, without special ones; invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes of a token: none for special tokens and for ids that no token has.
+    /// The bytes of a token; empty for special tokens and ids without a token.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         if self.special.contains(&id) {
             return Vec::new();
         }
         let Some(token) = self.inner.id_to_token(id) else { return Vec::new() };
-        // An added token that is not spelled in byte characters is its own text.
+        // An added token whose spelling is not in byte characters is its own text.
         let bytes: Option<Vec<u8>> = token.chars().map(|c| self.bytes.get(&c).copied()).collect();
         bytes.unwrap_or_else(|| token.into_bytes())
     }
 }
 
-/// The result of `work` in the tokenizers crate, or why there is none: it panics on some files and texts. What was being made is
-/// thrown away then, and nothing is changed in place.
+/// Calls the tokenizers crate, which panics on some files and texts, and turns a panic into an error. A value under
+/// construction is dropped then, and nothing is mutated in place, so no broken state remains.
 pub(crate) fn caught<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|error| error.to_string()),

@@ -1,21 +1,21 @@
-//! The parts that a `tokenizer.json` may have: those of the models' own tokenizer.
+//! Checks the parts of a `tokenizer.json`: only those of the models' own tokenizer are accepted.
 //!
-//! The format describes tokenizers of every kind, and the crate that reads it panics on some that make no sense, hangs on
-//! others, and cuts or fills up texts where it is told to. Whatever these models do not have is refused by its name before
-//! the crate sees it.
+//! The format describes tokenizers of every kind. The crate that reads it panics on some inconsistent files, hangs on
+//! others, and truncates or pads texts if the file says so. Parts that the published tokenizers do not have are refused by
+//! name before the crate reads the file.
 
 use super::json::{Fields, bad};
 use pascaline::Result;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// The pattern of words, before they are cut into tokens. Another pattern could take endless time on a text.
+/// The pre-tokenizer's pattern. Another pattern could take exponential time on a text.
 pub(crate) const PATTERN: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\
     \\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-/// The most bytes of an added token, and of all together; the published ones have up to 20, and 400.
+/// The most bytes of an added token, and of all together; the published ones have up to 20 and 400.
 pub(crate) const MAX_ADDED: [usize; 2] = [256, 16 << 10];
 
-/// Refuses all but a byte-level BPE tokenizer as the models have it.
+/// Refuses everything but a byte-level BPE tokenizer as the models have it.
 ///
 /// # Errors
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the part.
@@ -88,7 +88,7 @@ fn byte_level(part: Part) -> Result<()> {
     flags.iter().try_for_each(|flag| part.fields.bool(flag).map(drop))
 }
 
-/// A field that must have this value, where it is there.
+/// If the field is there, it must have one of these values.
 fn must_be(fields: Fields, name: &str, values: &[Value]) -> Result<()> {
     match fields.get(name) {
         Some(found) if !values.contains(found) => Err(fields.bad(name, format!("{found} is not supported"))),
@@ -96,7 +96,7 @@ fn must_be(fields: Fields, name: &str, values: &[Value]) -> Result<()> {
     }
 }
 
-/// Words by the pattern, then bytes.
+/// Splits into words by the pattern, then into bytes.
 fn check_words(file: &Path, sequence: Part) -> Result<()> {
     is_a(sequence, &["Sequence"])?;
     no_others(sequence.fields, sequence.map, &["type", "pretokenizers"])?;
@@ -114,7 +114,7 @@ fn check_words(file: &Path, sequence: Part) -> Result<()> {
     if pattern.is_none_or(|pattern| pattern.get("Regex").and_then(Value::as_str) != Some(PATTERN)) {
         return Err(split
             .fields
-            .bad("pattern", "is not the one of the published models, which alone is supported"));
+            .bad("pattern", "is not that of the published models, the only one supported"));
     }
     must_be(split.fields, "behavior", &["Isolated".into()])?;
     must_be(split.fields, "invert", &[false.into()])?;
@@ -178,7 +178,7 @@ fn check_model(model: Part, vocab_size: usize) -> Result<()> {
     }
     let merges = fields.get("merges").and_then(Value::as_array);
     let merges = fields.required("merges", merges)?;
-    // each gives a token of its own
+    // each adds a token
     if merges.len() > vocab.len() {
         let reason = format!("{} of a vocabulary of {}", merges.len(), vocab.len());
         return Err(fields.bad("merges", reason));

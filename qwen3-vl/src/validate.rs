@@ -1,4 +1,4 @@
-//! A model against what the reference computed on the same checkpoint.
+//! Compares a model with a reference's results on the same checkpoint.
 
 use super::cases::Run;
 use super::generate::{Options, user_turn};
@@ -11,22 +11,22 @@ use pascaline::{DType, Result, Tensor};
 use serde::Serialize;
 use std::ops::ControlFlow;
 
-/// How far a model is from the reference in one run.
+/// The deviation of a model from the reference in one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunReport {
     /// The run.
     pub name: String,
-    /// Whether question and pictures give the reference's tokens.
+    /// Whether the prompt has the reference's tokens.
     pub prompt_ids_equal: bool,
-    /// Whether they have the reference's positions; `None` where it has none to compare.
+    /// Whether it has the reference's positions; `None` if the reference has none.
     pub positions_equal: Option<bool>,
-    /// The pixel values; `None` where the reference has none to compare.
+    /// The pixel values; `None` if the reference has none.
     pub pixels: Option<Pixels>,
     /// ‖found − reference‖ / ‖reference‖ of each stage, in the order of computation.
     pub stages: Vec<Stage>,
     /// Whether greedy decoding from the picture files gives the reference's tokens.
     pub generated_equal: bool,
-    /// The tokens that it gives.
+    /// The tokens of greedy decoding.
     pub generated_ids: Vec<u32>,
 }
 
@@ -35,7 +35,7 @@ pub struct RunReport {
 pub struct Pixels {
     /// The share that is equal.
     pub equal: f64,
-    /// The largest difference in steps of an 8-bit value.
+    /// The largest difference, in steps of an 8-bit value.
     pub most_steps: f64,
 }
 
@@ -55,26 +55,26 @@ pub struct Limits {
     pub pixels_equal: f64,
     /// The most steps between pixel values.
     pub pixel_steps: f64,
-    /// The largest error of a stage.
+    /// The largest relative error of a stage.
     pub stage: f64,
 }
 
 impl Limits {
-    /// With matrices in f32: tight enough to see tanh instead of erf GELU in the mergers, which moves the embeddings
-    /// by 2e-4, and loose enough for another order of summation.
+    /// For matrices in f32: tight enough to detect tanh instead of erf GELU in the mergers, which changes the embeddings by
+    /// 2e-4, and loose enough for another order of summation.
     pub const F32: Self = Self { pixels_equal: 0.995, pixel_steps: 1.0, stage: 2e-5 };
     /// As [`F32`](Self::F32) on a GPU, whose exponentials and reciprocals are approximations of 1e-7 each.
     pub const F32_GPU: Self = Self { stage: 1e-4, ..Self::F32 };
-    /// With matrices rounded to f16: 2⁻¹¹ in each weight, amplified by the layers.
+    /// For matrices rounded to f16: 2⁻¹¹ in each weight, amplified by the layers.
     pub const F16: Self = Self { stage: 2e-2, ..Self::F32 };
 }
 
 impl Limits {
-    /// With keys and values in `format` in a model of `layers` layers.
+    /// Adds the tolerance for keys and values in `format` in a model of `layers` layers.
     ///
-    /// Half a unit of the last place of a 16-bit float, or what blocks of 8 bits lose of normal values, is the relative error
-    /// of a key or value. Attention hands on no more of it, and what the layers add up like independent errors. Twice that
-    /// is tolerated, as norms and softmax may amplify.
+    /// The relative error of a key or value is half a unit in the last place of a 16-bit float, or the error of 8-bit
+    /// blocks on normal values. Attention does not increase it, and the layers' errors add up like independent ones. Twice
+    /// that is tolerated, as norms and softmax may amplify it.
     pub fn with_cache(self, format: KvFormat, layers: usize) -> Self {
         let lost = match format {
             KvFormat::F32 => 0.0,
@@ -84,10 +84,10 @@ impl Limits {
         Self { stage: self.stage + 2.0 * lost * (2.0 * layers as f64).sqrt(), ..self }
     }
 
-    /// With the vision tower's matrices in a type of their own, in a tower of `depth` blocks.
+    /// Adds the tolerance for the vision tower's matrices in a type of their own, in a tower of `depth` blocks.
     ///
-    /// The four products of a block each lose what the type loses of normal values (its relative root mean square error) and,
-    /// where it is quantised, what 8 bits lose of the activations. The rest is as in [`with_cache`](Self::with_cache).
+    /// Each of a block's four products has the type's error on normal values (relative root mean square) and, if quantised,
+    /// that of 8-bit activations. The rest is as in [`with_cache`](Self::with_cache).
     pub fn with_vision(self, matrices: Matrices, depth: usize) -> Self {
         let lost = match matrices {
             Matrices::Float(DType::F16) => 0.5f64.powi(11),
@@ -109,8 +109,8 @@ impl Limits {
 }
 
 impl RunReport {
-    /// Whether everything is as it should be. Other tokens than the reference's are tolerated only where weights were
-    /// rounded (`exact_ids` false), since nearly equal logits may change places.
+    /// Whether everything is within the limits. Other tokens than the reference's are tolerated only if weights were
+    /// rounded (`exact_ids` false), since nearly equal logits may swap.
     pub fn passed(&self, limits: &Limits, exact_ids: bool) -> bool {
         let pixels = self.pixels.is_none_or(|pixels| {
             pixels.equal >= limits.pixels_equal && pixels.most_steps <= limits.pixel_steps * 1.001
@@ -122,14 +122,14 @@ impl RunReport {
             && (self.generated_equal || !exact_ids)
     }
 
-    /// The largest error of the stages whose names begin so.
+    /// The largest error of the stages whose names begin with `stage`.
     pub fn worst(&self, stage: &str) -> Option<f64> {
         self.stages.iter().filter(|s| s.name.starts_with(stage)).map(|s| s.error).reduce(f64::max)
     }
 }
 
-/// Runs everything that the reference has a result for. The stages are computed from the reference's pixel values where
-/// it has them, the tokens from the picture files.
+/// Compares everything that the reference has a result for. The stages are computed from the reference's pixel values if it
+/// has them, the tokens from the picture files.
 ///
 /// # Errors
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) for a damaged case, [`Error::Image`](pascaline::Error::Image), or a
@@ -173,7 +173,7 @@ pub fn check_run(model: &Qwen3Vl, run: &Run) -> Result<RunReport> {
     hidden?;
     let mut logits = logits.to_vec::<f32>()?;
     if let Some(want) = run.result("logits")? {
-        logits.drain(..logits.len().saturating_sub(want.len())); // some keep the last token's only
+        logits.drain(..logits.len().saturating_sub(want.len())); // some files have only the last token's
     }
     compare("logits".into(), &logits)?;
 
@@ -195,7 +195,7 @@ pub fn check_run(model: &Qwen3Vl, run: &Run) -> Result<RunReport> {
     })
 }
 
-/// The outputs of the tower for pixel values of several images, one after the other.
+/// The vision tower's outputs for pixel values of several images, one after the other.
 fn see(model: &Qwen3Vl, grids: &[[usize; 3]], pixels: &[f32]) -> Result<Vec<VisionOutput>> {
     let mut rest = pixels;
     let mut outputs = Vec::new();

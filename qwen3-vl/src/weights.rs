@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint: which there must be, where they are, and onto the device.
+//! The tensors of a checkpoint: which ones a model needs, where they are, and loading them.
 
 use super::adapter::Adapter;
 use super::config::{Config, VisionConfig};
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The names and shapes that a model of this configuration has in its files.
+/// The names and shapes of the tensors that a model of this configuration has in its files.
 pub fn expected(config: &Config) -> BTreeMap<String, Vec<usize>> {
     let mut tensors = BTreeMap::new();
     let text = &config.text;
@@ -57,7 +57,7 @@ fn expected_vision(vision: &VisionConfig, tensors: &mut BTreeMap<String, Vec<usi
     add("patch_embed.proj.weight".into(), &[hidden, vision.in_channels, frames, side, side]);
     add("patch_embed.proj.bias".into(), &[hidden]);
     add("pos_embed.weight".into(), &[vision.num_position_embeddings, hidden]);
-    // A weight and a bias as long as the weight's first dimension.
+    // A linear map or norm: a weight, and a bias as long as the weight's first dimension.
     let mut pair = |name: String, weight: &[usize]| {
         add(format!("{name}.weight"), weight);
         add(format!("{name}.bias"), &weight[..1]);
@@ -81,7 +81,7 @@ fn expected_vision(vision: &VisionConfig, tensors: &mut BTreeMap<String, Vec<usi
     }
 }
 
-/// How many tensors [`expected`] has, without making them.
+/// The number of tensors of [`expected`], without building the map.
 fn expected_count(config: &Config) -> usize {
     let Config { text, vision, tie_word_embeddings, .. } = config;
     let (decoder, patches, merger) = (2 + usize::from(!tie_word_embeddings), 3, 6);
@@ -92,10 +92,10 @@ fn expected_count(config: &Config) -> usize {
         + merger * (1 + vision.deepstack_visual_indexes.len())
 }
 
-/// The most tensors that a configuration may have more than the files: what is missing is listed up to there.
+/// If the configuration has this many tensors more than the files, the missing ones are not listed.
 const MANY: usize = 10_000;
 
-/// The number of tensors of a configuration that has so many more than the files hold that they are not to be listed.
+/// The configuration's number of tensors, if it is too far above the `held` tensors of the files to list the missing ones.
 pub(crate) fn far_more_than(config: &Config, held: usize) -> Option<usize> {
     Some(expected_count(config)).filter(|&count| count > MANY.saturating_add(held))
 }
@@ -105,7 +105,7 @@ pub const EMBEDDING: &str = "model.language_model.embed_tokens.weight";
 /// The output projection's name, where it is not the embedding.
 pub const LM_HEAD: &str = "lm_head.weight";
 
-/// A checkpoint's tensors: all there, none too many, all of the right shape.
+/// A checkpoint's tensors, checked: none missing, none unknown, all of the right shape.
 pub struct Weights {
     source: Source,
     /// name → taken
@@ -113,16 +113,18 @@ pub struct Weights {
     device: Device,
     dtype: DType,
     format: Option<Format>,
-    /// Whether quantised tensors of a file stay as they are.
+    /// Whether quantised tensors of a file stay quantised.
     keep: bool,
-    /// A buffer for blocks read from a file, kept so that it is allocated once.
+    /// A buffer for blocks that are read from a file; reused.
     blocks: Vec<u8>,
+    /// Matrices of which devices take parts, each read once.
+    held: Held,
     conversions: BTreeMap<GgmlType, Conversion>,
-    /// Added to the matrices as they are read.
+    /// Merged into the matrices while they are read.
     adapter: Option<Arc<Adapter>>,
 }
 
-/// Matrices whose type has no kernels, and the format that they were given.
+/// Matrices whose type has no kernels, and the format that they were converted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conversion {
     /// In the file.
@@ -133,13 +135,59 @@ pub struct Conversion {
     pub matrices: usize,
 }
 
-/// How far loading is.
+/// The progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Tensors loaded so far.
     pub loaded: usize,
     /// Tensors of the model.
     pub total: usize,
+}
+
+/// Whole matrices in host memory, by name.
+#[derive(Default)]
+struct Held {
+    f32s: BTreeMap<String, Vec<f32>>,
+    f16s: BTreeMap<String, Vec<f16>>,
+    /// Blocks as the file has them.
+    blocks: BTreeMap<String, Vec<u8>>,
+    /// How often one was read.
+    reads: usize,
+}
+
+/// An element of what is held.
+trait Element: Copy {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>>;
+}
+
+impl Element for f32 {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+        &mut held.f32s
+    }
+}
+
+impl Element for f16 {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+        &mut held.f16s
+    }
+}
+
+impl Element for u8 {
+    fn held(held: &mut Held) -> &mut BTreeMap<String, Vec<Self>> {
+        &mut held.blocks
+    }
+}
+
+impl Held {
+    /// A matrix, which `read` reads if it is not held.
+    fn get<T: Element>(&mut self, name: &str, read: impl FnOnce() -> Result<Vec<T>>) -> Result<&[T]> {
+        if !T::held(self).contains_key(name) {
+            let values = read()?;
+            self.reads += 1;
+            T::held(self).insert(name.to_owned(), values);
+        }
+        Ok(T::held(self).get(name).map_or(&[], Vec::as_slice)) // it has just been seen there
+    }
 }
 
 impl Weights {
@@ -194,7 +242,7 @@ impl Weights {
         }
     }
 
-    /// Tensors that are taken from now on go to this device.
+    /// Loads all further tensors onto this device.
     pub(super) fn load_onto(&mut self, device: &Device) {
         self.device = device.clone();
     }
@@ -209,13 +257,14 @@ impl Weights {
         let index = source.names().map(|name| (name.clone(), false)).collect();
         let (blocks, conversions) = (Vec::new(), BTreeMap::new());
         let (device, adapter) = (device.clone(), None);
-        Self { source, index, device, dtype, format: None, keep: false, blocks, conversions, adapter }
+        let (format, keep, held) = (None, false, Held::default());
+        Self { source, index, device, dtype, format, keep, blocks, held, conversions, adapter }
     }
 
-    /// With an adapter's changes added to the matrices as they are read.
+    /// Merges an adapter into the matrices while they are read.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if it changes what is no matrix of the model, or one of another shape.
+    /// [`Error::Checkpoint`] if the adapter changes a tensor that is no matrix of the model, or has another shape.
     pub(crate) fn adapted(self, adapter: Arc<Adapter>, file: &Path) -> Result<Self> {
         for (module, low) in adapter.maps() {
             let shape = self.source.shape(&format!("{module}.weight"));
@@ -231,8 +280,8 @@ impl Weights {
         Ok(Self { adapter: Some(adapter), ..self })
     }
 
-    /// With quantised tensors of GGUF files as they are, or where there are no kernels for their type in the nearest format
-    /// that has.
+    /// Keeps quantised tensors of GGUF files quantised. Types without kernels are converted to the nearest format with
+    /// kernels.
     pub fn kept(self) -> Self {
         Self { keep: true, ..self }
     }
@@ -242,7 +291,7 @@ impl Weights {
         self.conversions.values().copied().collect()
     }
 
-    /// Matrices that are taken from now on are stored in this type.
+    /// Stores all further matrices in this type.
     pub(super) fn store_as(&mut self, matrices: Matrices) {
         self.keep = false;
         (self.dtype, self.format) = match matrices {
@@ -251,12 +300,12 @@ impl Weights {
         };
     }
 
-    /// With the matrices of linear maps and embeddings quantised on the device as they are loaded.
+    /// Quantises the matrices of linear maps and embeddings on the device while they are loaded.
     pub fn quantized(self, format: Format) -> Self {
         Self { format: Some(format), ..self }
     }
 
-    /// The matrix of a linear map or embedding, of one tensor or of several of equal width, each below the one before.
+    /// The matrix of a linear map or embedding; of several tensors of equal width, their rows concatenated.
     ///
     /// # Errors
     /// As [`matrix`](Self::matrix).
@@ -264,10 +313,11 @@ impl Weights {
         self.cut(names, Cut::Whole)
     }
 
-    /// As [`weight`](Self::weight), of each tensor the part that one of several devices takes.
+    /// As [`weight`](Self::weight), with the part of each tensor that one of several devices takes. Whole tensors are held in
+    /// host memory for the other devices until [`let_go`](Self::let_go).
     ///
     /// # Errors
-    /// As there.
+    /// As [`weight`](Self::weight).
     pub fn cut(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<Matrix> {
         if let Some(format) = self.format {
             return self.requantized(names, cut, format);
@@ -299,6 +349,11 @@ impl Weights {
         Matrix::stacked(parts)
     }
 
+    /// Frees the matrices of which all devices have taken their parts.
+    pub fn let_go(&mut self) {
+        self.held = Held { reads: self.held.reads, ..Held::default() };
+    }
+
     fn requantized(&mut self, names: &[impl AsRef<str>], cut: Cut, format: Format) -> Result<Matrix> {
         let (values, shape) = self.read_adapted(names, cut)?;
         Ok(QuantTensor::from_f32(&values, shape, format, &self.device)?.into())
@@ -316,6 +371,18 @@ impl Weights {
             sizes.push(source.bytes(name)?);
             cuts.push((row, [rows, in_row]));
         }
+        if cut != Cut::Whole {
+            let mut taken = Vec::new();
+            for ((name, size), (row, ranges)) in names.iter().map(AsRef::as_ref).zip(&sizes).zip(&cuts) {
+                let blocks = self.held.get(name, || {
+                    let mut blocks = vec![0; *size];
+                    self.source.read_blocks(name, &mut blocks)?;
+                    Ok(blocks)
+                })?;
+                rows::take(&mut taken, blocks, *row, ranges);
+            }
+            return Ok(QuantTensor::from_gguf_bytes(format, shape, &taken, &self.device)?.into());
+        }
         let size = sizes.iter().sum();
         if self.blocks.len() < size {
             self.blocks = vec![0; size];
@@ -327,18 +394,10 @@ impl Weights {
             self.source.read_blocks(name.as_ref(), own)?;
             rest = others;
         }
-        if cut == Cut::Whole {
-            return Ok(QuantTensor::from_gguf_bytes(format, shape, blocks, &self.device)?.into());
-        }
-        let (mut taken, mut at) = (Vec::new(), 0);
-        for (size, (row, ranges)) in sizes.into_iter().zip(cuts) {
-            taken.append(&mut rows::take(&blocks[at..at + size], row, &ranges));
-            at += size;
-        }
-        Ok(QuantTensor::from_gguf_bytes(format, shape, &taken, &self.device)?.into())
+        Ok(QuantTensor::from_gguf_bytes(format, shape, blocks, &self.device)?.into())
     }
 
-    /// A matrix, in the storage type chosen.
+    /// A matrix in the chosen storage type.
     ///
     /// # Errors
     /// [`Error::Checkpoint`], or a device error.
@@ -346,7 +405,7 @@ impl Weights {
         self.stacked(&[name])
     }
 
-    /// Matrices of equal width as one, each below the one before.
+    /// Matrices of equal width as one, their rows concatenated.
     ///
     /// # Errors
     /// As [`matrix`](Self::matrix).
@@ -372,7 +431,7 @@ impl Weights {
         self.adapter.as_ref().is_some_and(|adapter| adapter.changes(name))
     }
 
-    /// Matrices of equal width as one, in f32, with the adapter's changes.
+    /// Matrices of equal width as one, their rows concatenated, in f32, with the adapter merged.
     fn read_adapted(&mut self, names: &[impl AsRef<str>], cut: Cut) -> Result<(Vec<f32>, [usize; 2])> {
         let adapter = self.adapter.clone();
         self.read(names, cut, |source, name| {
@@ -384,7 +443,7 @@ impl Weights {
         })
     }
 
-    fn read<T: Copy>(
+    fn read<T: Element>(
         &mut self,
         names: &[impl AsRef<str>],
         cut: Cut,
@@ -392,13 +451,17 @@ impl Weights {
     ) -> Result<(Vec<T>, [usize; 2])> {
         let (mut values, mut shape) = (Vec::new(), [0; 2]);
         for name in names.iter().map(AsRef::as_ref) {
-            let (source, own) = self.take(name)?;
-            // A convolution's kernel is a matrix whose rows are the output channels.
+            let (_, own) = self.take(name)?;
+            // A convolution's kernel becomes a matrix with one row per output channel.
             let own = [own[0], own[1..].iter().product()];
             let ranges = cut.ranges(own);
             shape = [shape[0] + ranges[0].len(), ranges[1].len()];
-            let read = read(source, name)?;
-            let mut read = if cut == Cut::Whole { read } else { rows::take(&read, own[1], &ranges) };
+            if cut != Cut::Whole {
+                let whole = self.held.get(name, || read(&self.source, name))?;
+                rows::take(&mut values, whole, own[1], &ranges);
+                continue;
+            }
+            let mut read = read(&self.source, name)?;
             match values.is_empty() {
                 true => values = read,
                 false => values.append(&mut read),
@@ -425,7 +488,7 @@ impl Weights {
         self.take(name)?.0.read_f32(name)
     }
 
-    /// How many tensors have been taken, of how many.
+    /// The number of tensors taken so far, and of all.
     pub fn progress(&self) -> Progress {
         let loaded = self.index.values().filter(|taken| **taken).count();
         Progress { loaded, total: self.index.len() }
@@ -437,7 +500,7 @@ impl Weights {
         shapes.map(|shape| shape.iter().product::<usize>()).sum()
     }
 
-    /// The tensors that the model has not asked for: none, when it has been built.
+    /// The tensors that the model has not taken: none after it has been built.
     pub fn unused(&self) -> Vec<&str> {
         self.index.iter().filter(|(_, taken)| !**taken).map(|(name, _)| name.as_str()).collect()
     }
@@ -457,7 +520,7 @@ fn check_dtype(dtype: DType) -> Result<()> {
     }
 }
 
-/// The files that tensors are read from, all checked, by the names of a published checkpoint.
+/// The files that tensors are read from, checked, by published names.
 enum Source {
     /// With the file of each name.
     SafeTensors(Vec<SafeTensors>, BTreeMap<String, usize>),
@@ -494,7 +557,7 @@ impl Source {
         }
     }
 
-    /// The bytes of a tensor of a GGUF file; safetensors have no blocks.
+    /// The bytes of a GGUF file's tensor; safetensors have no blocks.
     fn bytes(&self, name: &str) -> Result<usize> {
         match self {
             Self::SafeTensors(..) => Ok(0),
@@ -502,7 +565,7 @@ impl Source {
         }
     }
 
-    /// The bytes of so many values of a tensor of a GGUF file, which are whole blocks.
+    /// The bytes of `values` values of a GGUF file's tensor; whole blocks only.
     fn bytes_of(&self, name: &str, values: usize) -> Result<usize> {
         match self {
             Self::SafeTensors(..) => Ok(0),
@@ -510,7 +573,7 @@ impl Source {
         }
     }
 
-    /// A tensor's blocks, of as many [`bytes`](Self::bytes).
+    /// Reads a tensor's blocks; `bytes` must have [`bytes`](Self::bytes) elements.
     fn read_blocks(&self, name: &str, bytes: &mut [u8]) -> Result<()> {
         match self {
             Self::SafeTensors(..) => Ok(()),
@@ -577,6 +640,42 @@ fn open_files(dir: &Path) -> Result<Vec<SafeTensors>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_for_several_devices_are_read_once() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let config = Config::load(&tiny).unwrap();
+        let names =
+            ["q_proj", "k_proj"].map(|part| format!("model.language_model.layers.0.self_attn.{part}.weight"));
+        for dtype in [DType::F32, DType::F16] {
+            let mut weights = Weights::open(&tiny, &config, dtype, &Device::Cpu).unwrap();
+            let read = |matrix: Matrix| match matrix {
+                Matrix::Plain(tensor) => tensor,
+                _ => panic!("it is a float matrix"),
+            };
+            let whole = read(weights.weight(&names).unwrap());
+            assert_eq!(weights.held.reads, 0);
+            for of in [2, 4] {
+                let columns = whole.dims()[1] / of;
+                for index in 0..of {
+                    let part = read(weights.cut(&names, Cut::Columns { index, of }).unwrap());
+                    let expected = whole.narrow(1, index * columns, columns).unwrap().contiguous().unwrap();
+                    assert_eq!(bits(&part), bits(&expected));
+                }
+            }
+            assert_eq!(weights.held.reads, 2, "one for each matrix");
+            weights.let_go();
+            weights.cut(&names, Cut::Rows { index: 0, of: 2 }).unwrap();
+            assert_eq!(weights.held.reads, 4);
+        }
+    }
+
+    fn bits(tensor: &Tensor) -> Vec<u32> {
+        match tensor.dtype() {
+            DType::F16 => tensor.to_vec::<f16>().unwrap().into_iter().map(|x| x.to_bits().into()).collect(),
+            _ => tensor.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect(),
+        }
+    }
 
     #[test]
     fn the_count_is_that_of_the_list() {

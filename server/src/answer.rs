@@ -1,4 +1,4 @@
-//! The events of one request's answers, as they come or all together.
+//! The events of one request's answers, streamed or collected.
 
 use super::error::ApiError;
 use super::worker::{Event, Usage};
@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// The answers that are still to come. Dropping it ends them.
+/// The answers that are not complete yet. Dropping it cancels them.
 pub(crate) struct Answers {
     /// `None`: the answer is complete.
     receivers: Vec<Option<UnboundedReceiver<Event>>>,
@@ -31,7 +31,7 @@ impl Answers {
         self.receivers.len()
     }
 
-    /// The next part of any of them and which it is of; `None` after the last one's end. No other comes after an error.
+    /// The next part of any answer, and the answer's index; `None` after the last one's end. No part follows an error.
     pub async fn next(&mut self) -> Option<Result<(usize, Part), ApiError>> {
         let (at, event) = poll_fn(|context| {
             let mut waits = false;
@@ -57,7 +57,7 @@ impl Answers {
         Some(Ok((at, part)))
     }
 
-    /// Ends the other answers too.
+    /// Ends with this error, and cancels the other answers.
     fn fail<T>(&mut self, error: ApiError) -> Option<Result<T, ApiError>> {
         self.receivers.iter_mut().for_each(|receiver| *receiver = None);
         Some(Err(error))
@@ -68,7 +68,7 @@ impl Answers {
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub text: String,
-    /// Each token and what is reported of it, if something is.
+    /// Each token and its reported probability, if requested.
     pub tokens: Vec<(u32, Logprobs)>,
     pub reason: Option<StopReason>,
     pub usage: Usage,

@@ -1,4 +1,4 @@
-//! Addresses, and who may use them.
+//! Routes, and who may use them.
 
 use super::error::{ApiError, json_response};
 use super::grammar::Grammars;
@@ -27,21 +27,21 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// The most bytes beyond the limit that are read and thrown away.
+/// The most bytes beyond the limit that are read and discarded.
 const DISCARDED: usize = 64 << 20;
 
-/// How a server behaves.
+/// A server's configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The model's name in answers and in `/v1/models`.
     pub name: String,
-    /// What holds where a request says nothing, but for the seed.
+    /// Defaults for fields that a request does not set, except the seed.
     pub defaults: Options,
     /// The seed of requests that give none; `None`: a random one for each.
     pub seed: Option<u64>,
-    /// What a request may ask for.
+    /// The limits of requests.
     pub limits: Limits,
-    /// How control tokens that texts spell are taken.
+    /// How control tokens that are spelled in texts are read.
     pub control_tokens: ControlTokens,
     /// The key that requests must have; `None`: none.
     pub api_key: Option<String>,
@@ -51,11 +51,11 @@ pub struct Config {
     pub grace: Duration,
 }
 
-/// What all handlers share.
+/// The state that all handlers share.
 pub(crate) struct App {
     pub worker: Arc<Worker>,
     pub config: Config,
-    /// How many requests are prepared at a time: it takes a core, and memory for pictures.
+    /// Permits for preparing requests: each takes a core, and memory for pictures.
     pub preparing: Semaphore,
     grammars: OnceLock<std::result::Result<Grammars, String>>,
     /// When the server was started, in Unix time.
@@ -69,7 +69,7 @@ impl App {
         let processor = &worker.model().processor;
         let ids = 0..processor.config.text.vocab_size as u32;
         let longest_token = ids.map(|id| processor.tokenizer.token_bytes(id).len()).max().unwrap_or(1);
-        // composed characters of NFC have at most a third of the bytes
+        // normalisation to NFC shrinks text to no less than a third of its bytes
         let longest_text = config.limits.context.saturating_mul(3 * longest_token);
         let preparing = Semaphore::new(thread::available_parallelism().map_or(2, usize::from));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -77,13 +77,13 @@ impl App {
         Self { worker, config, preparing, grammars, created, longest_text }
     }
 
-    /// Made at the first use, which takes a moment.
+    /// Built at the first use, which takes a moment.
     pub fn grammars(&self) -> Result<&Grammars> {
         let grammars = self.grammars.get_or_init(|| Grammars::new(&self.worker.model().processor));
         grammars.as_ref().map_err(|reason| ApiError::unsupported("response_format", reason))
     }
 
-    /// When an answer to a request that begins now must be complete.
+    /// When the answer to a request that starts now must be complete.
     fn deadline(&self) -> Instant {
         Instant::now() + self.config.limits.time
     }
@@ -93,7 +93,7 @@ impl App {
     }
 }
 
-/// All addresses.
+/// All routes.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let open = Router::new().route("/health", get(health)).merge(page::routes());
     let guarded = Router::new()
@@ -116,7 +116,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     all.with_state(app)
 }
 
-/// Which web pages may read answers; without it browsers keep them from all but the server's own.
+/// Which web pages may read answers. Without it browsers let only the server's own page read them.
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     if origins.is_empty() {
         return None;
@@ -134,7 +134,7 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     )
 }
 
-/// Requests without the key go no further.
+/// Refuses requests without the key.
 async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response> {
     if let Some(key) = &app.config.api_key {
         let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -148,7 +148,7 @@ async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) ->
     Ok(next.run(request).await)
 }
 
-/// Takes as long wherever the difference is.
+/// Compares in constant time, so that the time does not tell where the first difference is.
 fn is_equal(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b)) == 0
 }
@@ -161,7 +161,7 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     response
 }
 
-/// The JSON of a body within the limits.
+/// The body as JSON, within the limits.
 async fn body(app: &App, request: Request, deadline: Instant) -> Result<Vec<u8>> {
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
@@ -181,8 +181,8 @@ async fn body(app: &App, request: Request, deadline: Instant) -> Result<Vec<u8>>
     }
 }
 
-/// A body; `None` if it has more bytes than the limit. Some of those are read all the same: a client that is still sending when
-/// the connection closes does not see the answer.
+/// A body; `None` if it has more bytes than the limit. Part of the rest is read all the same: a client that is still
+/// sending when the connection closes would not see the answer.
 async fn read(mut body: Body, limit: usize) -> std::result::Result<Option<Vec<u8>>, axum::Error> {
     let (mut bytes, mut length) = (Vec::new(), 0);
     while let Some(frame) = body.frame().await {
@@ -197,7 +197,7 @@ async fn read(mut body: Body, limit: usize) -> std::result::Result<Option<Vec<u8
     Ok((length <= limit).then_some(bytes))
 }
 
-/// Reads a body with `read`, away from the threads that serve connections.
+/// Parses a body with `read`, off the threads that serve connections.
 async fn parsed<T: Send + 'static>(
     app: &Arc<App>,
     request: Request,
@@ -209,7 +209,7 @@ async fn parsed<T: Send + 'static>(
     blocking(move || read(&request::parse(&body)?, &app.config)).await
 }
 
-/// Work that keeps a thread busy.
+/// Runs work that keeps a thread busy.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -249,7 +249,7 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Respo
     Ok(json_response(StatusCode::OK, &value))
 }
 
-/// What `/v1/models` says of the one model.
+/// The description of the one model in `/v1/models`.
 fn description(app: &App) -> Value {
     let Config { name, defaults, limits, .. } = &app.config;
     let sampling = &defaults.sampling;

@@ -1,10 +1,10 @@
-//! Which replica a request waits for.
+//! Chooses the replica for a request.
 //!
-//! A beginning that a replica holds need not be computed again, and a replica that is busy takes longer for each token. What both
-//! are worth depends on the card and the requests to come, so the rule knows no times: the longest beginning decides between
-//! replicas that are about equally busy.
+//! A prefix that a replica's cache holds need not be computed again, but a busy replica takes longer for each token. What
+//! either costs depends on the card and on requests to come, so the rule uses no times: among replicas that are about
+//! equally busy, the longest cached prefix decides.
 
-/// So many requests more than the least busy replica has are no reason to compute a beginning again.
+/// The load difference up to which a cached prefix decides.
 const SLACK: usize = 4;
 
 /// A replica that can be chosen.
@@ -13,9 +13,9 @@ pub(crate) struct Candidate {
     pub index: usize,
     /// Requests that it computes or that wait for it.
     pub jobs: usize,
-    /// The most that it computes at a time.
+    /// The most requests that it computes at a time.
     pub most: usize,
-    /// Tokens of the request's beginning that it holds.
+    /// Tokens of the request's prefix in its cache.
     pub held: usize,
 }
 
@@ -25,14 +25,14 @@ impl Candidate {
     }
 }
 
-/// The index of the one to choose; none of none. A replica is much busier than the least busy one if it has more than [`SLACK`]
-/// requests more, or has to let the request wait where the other has room.
+/// The index of the best candidate; `None` if there are none. A replica is too busy if it has more than [`SLACK`] requests
+/// more than the least busy one, or would let the request wait where the other has room.
 pub(crate) fn choose(candidates: &[Candidate]) -> Option<usize> {
     let least = candidates.iter().min_by_key(|one| (!one.has_room(), one.jobs))?;
     let is_much_busier =
         |one: &Candidate| one.jobs > least.jobs + SLACK || (least.has_room() && !one.has_room());
     let near = candidates.iter().filter(|one| !is_much_busier(one));
-    // of equal beginnings the least busy, and of equally busy ones the first
+    // of equal prefixes the least busy, and of equally busy ones the first
     let best = near.max_by_key(|one| (one.held, std::cmp::Reverse((one.jobs, one.index))));
     best.map(|best| best.index)
 }
@@ -41,7 +41,7 @@ pub(crate) fn choose(candidates: &[Candidate]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Of replicas with (requests, tokens held), each of which computes up to eight.
+    /// Of replicas given as (requests, cached tokens), each of which computes up to eight.
     fn chosen(replicas: &[(usize, usize)]) -> Option<usize> {
         let all = replicas.iter().enumerate();
         let all: Vec<_> =

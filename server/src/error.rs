@@ -1,4 +1,4 @@
-//! Errors in the shape of OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
+//! Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`.
 
 use super::worker::{Failure, Refused};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use pascaline::Error;
 use serde_json::{Value, json};
 
-/// Why a request is not answered, in a sentence, and what a program makes of it.
+/// Why a request is not answered: a sentence, and a code for programs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ApiError {
     pub status: StatusCode,
@@ -14,7 +14,7 @@ pub(crate) struct ApiError {
     /// The field at fault.
     pub param: Option<String>,
     pub code: Option<&'static str>,
-    /// Seconds after which it is worth to try again.
+    /// Seconds after which a retry makes sense.
     pub retry_after: Option<u32>,
 }
 
@@ -23,18 +23,18 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code, retry_after: None }
     }
 
-    /// 400: a field is not what it must be.
+    /// 400: a field is invalid.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         let param = Some(param.into());
         Self { param, ..Self::new(StatusCode::BAD_REQUEST, Some("invalid_value"), message) }
     }
 
-    /// 400: something that other servers have and this one has not.
+    /// 400: a feature of other servers that this one lacks.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { code: Some("unsupported"), ..Self::invalid(param, message) }
     }
 
-    /// 400: the request as a whole.
+    /// 400: the request as a whole is invalid.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, Some("invalid_request"), message)
     }
@@ -58,7 +58,7 @@ impl ApiError {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, Some("method_not_allowed"), message)
     }
 
-    /// Requests with other types can come from any web page without being asked for.
+    /// Browsers send other types from any web page without a preflight request.
     pub fn wrong_type() -> Self {
         let message = "the body must be JSON and the header `Content-Type: application/json`";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message)
@@ -81,7 +81,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, Some("internal"), message)
     }
 
-    /// What OpenAI calls the kind of error.
+    /// The `type` field of OpenAI's errors.
     fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",

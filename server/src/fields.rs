@@ -1,11 +1,11 @@
-//! Fields of a JSON object from a stranger: what is not of the expected type is named by its path.
+//! Fields of a JSON object from an untrusted client. A field of the wrong type is named by its path.
 
 use super::error::ApiError;
 use serde_json::{Map, Value};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// An object and where it is in the request.
+/// An object and its path in the request.
 pub(crate) struct Fields<'a> {
     path: String,
     map: &'a Map<String, Value>,
@@ -37,7 +37,7 @@ impl<'a> Fields<'a> {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
-    /// A field that is there and not null.
+    /// A field that is present and not null.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
     }
@@ -92,19 +92,19 @@ impl<'a> Fields<'a> {
         self.get(name).map(|value| Fields::at(self.path(name), value)).transpose()
     }
 
-    /// A value that must be there.
+    /// The value, or an error if it is missing.
     pub fn required<T>(&self, name: &str, value: Option<T>) -> Result<T> {
         let path = || self.path(name);
         value.ok_or_else(|| ApiError::invalid(path(), format!("{} is missing", path())))
     }
 }
 
-/// A value is of the wrong type.
+/// The error for a value of the wrong type.
 pub(crate) fn wrong(path: &str, what: &str, found: &Value) -> ApiError {
     ApiError::invalid(path, format!("{path} must be {what}, and is {}", kind(found)))
 }
 
-/// A value in words; numbers as they are.
+/// A value's kind in words; numbers as they are.
 fn kind(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),

@@ -1,4 +1,4 @@
-//! Answers that must be JSON of a schema: which tokens may come, by llguidance.
+//! Answers that must be JSON of a schema: llguidance computes which tokens may come next.
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// A model's tokens, as grammars see them.
+/// A model's vocabulary, in the form that llguidance needs.
 pub(crate) struct Grammars(ParserFactory);
 
 impl Grammars {
     /// # Errors
-    /// A sentence, if the tokenizer's tokens are none that grammars can be made of.
+    /// A sentence, if no grammar can be built on the tokenizer's vocabulary.
     pub fn new(processor: &Processor) -> std::result::Result<Self, String> {
         let vocabulary = processor.config.text.vocab_size as u32;
         let tokenizer = &processor.tokenizer;
@@ -34,7 +34,7 @@ impl Grammars {
             factory.limits_mut().verbose_errors = false;
             Ok(factory)
         };
-        // it asserts what it wants of a vocabulary
+        // it panics on a vocabulary that it does not accept
         match catch_unwind(AssertUnwindSafe(make)) {
             Ok(Ok(factory)) => Ok(Self(factory)),
             Ok(Err(error)) => Err(error),
@@ -42,7 +42,7 @@ impl Grammars {
         }
     }
 
-    /// The rule of answers that are JSON of this schema, without spaces that say nothing.
+    /// The grammar for JSON of this schema, without optional whitespace.
     ///
     /// # Errors
     /// A sentence about the schema.
@@ -63,7 +63,7 @@ impl Grammars {
     }
 }
 
-/// What llguidance says of a schema, for people. Its panics, which it catches, and its internal names say nothing to them.
+/// llguidance's error in a sentence. Its caught panics and its internal names would mean nothing to a client.
 fn sentence(error: &str) -> String {
     let line = error.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     match line.contains(' ') && !line.starts_with("panic:") {
@@ -72,7 +72,7 @@ fn sentence(error: &str) -> String {
     }
 }
 
-/// A grammar and how far an answer has come in it.
+/// A grammar, and the state of an answer in it.
 pub(crate) struct Grammar(pub Matcher);
 
 impl Constraint for Grammar {

@@ -1,8 +1,8 @@
-//! Pictures of a request: in the request itself, or elsewhere.
+//! The pictures of a request: inline, or fetched from an address.
 //!
-//! A server that fetches what strangers name can be made to fetch from its own network. So nothing is fetched unless its host was
-//! allowed by name, and the name must not lead to an address that is not public: the name is resolved once, all its addresses
-//! are looked at, and the connection goes to these very addresses. A redirection is a new address to which all this applies again.
+//! A server that fetches addresses given by strangers can be made to fetch from its own network (SSRF). So a host must be
+//! allowed by name, and none of its addresses may be private: the name is resolved once, all its addresses are checked, and
+//! the connection goes to exactly these. A redirection is a new address with the same checks.
 
 use super::error::ApiError;
 use super::limits::Limits;
@@ -17,20 +17,20 @@ use url::{Host, Url};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// The most redirections that are followed.
+/// The most redirections.
 const MAX_REDIRECTS: usize = 3;
-/// The longest that a picture may take to come.
+/// The longest time for fetching a picture.
 const MAX_TIME: Duration = Duration::from_secs(20);
 
-/// The pictures of a request, in order, each with the field that it comes from.
+/// The pictures of a request, in order, each with the path of its field.
 pub(crate) type Pictures = Vec<(String, Source)>;
 
-/// Where a picture is.
+/// The source of a picture.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Source {
     /// The file.
     Here(Vec<u8>),
-    /// At an address whose host is allowed.
+    /// An address whose host is allowed.
     Elsewhere(Url),
 }
 
@@ -45,15 +45,16 @@ impl Source {
             }
             let data = data.trim();
             let engine: &GeneralPurpose = if data.ends_with('=') { &STANDARD } else { &STANDARD_NO_PAD };
-            let file = engine.decode(data).map_err(|error| refuse(&format!("is no base64: {error}")))?;
+            let file =
+                engine.decode(data).map_err(|error| refuse(&format!("is not valid base64: {error}")))?;
             return Ok(Self::Here(file));
         }
-        let url = Url::parse(url).map_err(|error| refuse(&format!("is no address: {error}")))?;
+        let url = Url::parse(url).map_err(|error| refuse(&format!("is not a valid address: {error}")))?;
         check(&url, limits).map_err(|reason| refuse(&reason))?;
         Ok(Self::Elsewhere(url))
     }
 
-    /// The picture's file. May take as long as [`MAX_TIME`].
+    /// The file's bytes. Takes up to [`MAX_TIME`].
     pub fn fetch(self, param: &str, limits: &Limits) -> Result<Vec<u8>> {
         match self {
             Self::Here(file) => Ok(file),
@@ -63,7 +64,7 @@ impl Source {
     }
 }
 
-/// A picture file's picture.
+/// Decodes a picture file.
 pub(crate) fn decode(param: &str, file: &[u8], limits: &Limits) -> Result<Visual> {
     let picture = Picture::from_bytes_up_to(param, file, limits.pixels)?;
     Ok(Visual::Image { name: param.to_owned(), picture })
@@ -74,7 +75,7 @@ fn strip_prefix_ignoring_case<'a>(text: &'a str, prefix: &str) -> Option<&'a str
     start.eq_ignore_ascii_case(prefix).then_some(rest)
 }
 
-/// Whether the address may be fetched from, as far as its text says.
+/// Checks an address by its text alone.
 fn check(url: &Url, limits: &Limits) -> std::result::Result<(), String> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err(format!("is an address with {}:; it may have data:, http: or https:", url.scheme()));
@@ -93,7 +94,7 @@ fn check(url: &Url, limits: &Limits) -> std::result::Result<(), String> {
     }
 }
 
-/// Gets a file. `is_allowed` decides about addresses.
+/// Fetches a file. `is_allowed` decides about IP addresses.
 fn fetch(
     mut url: Url,
     limits: &Limits,
@@ -116,8 +117,10 @@ fn fetch(
             Err(ureq::Error::Transport(error)) => return Err(error.kind().to_string()),
         };
         if (300..400).contains(&answer.status()) {
-            let location = answer.header("location").ok_or("it is redirected to nowhere")?;
-            url = url.join(location).map_err(|error| format!("it is redirected to no address: {error}"))?;
+            let location = answer.header("location").ok_or("its redirection has no Location header")?;
+            url = url
+                .join(location)
+                .map_err(|error| format!("its redirection has no valid address: {error}"))?;
             continue;
         }
         let mut file = Vec::new();
@@ -131,7 +134,7 @@ fn fetch(
     Err(format!("it is redirected more than {MAX_REDIRECTS} times"))
 }
 
-/// The addresses of a host, all of which must be allowed.
+/// The IP addresses of a host, all of which must be allowed.
 fn resolve(url: &Url, is_allowed: fn(IpAddr) -> bool) -> std::result::Result<Vec<SocketAddr>, String> {
     let port = url.port_or_known_default().ok_or("it has no port")?;
     let addresses: Vec<SocketAddr> = match url.host() {
@@ -152,7 +155,7 @@ fn resolve(url: &Url, is_allowed: fn(IpAddr) -> bool) -> std::result::Result<Vec
     }
 }
 
-/// Whether an address is on the internet, and not on this machine, its network, or reserved.
+/// Whether an address is public, and not of this machine or its network, or reserved.
 ///
 /// Source: IANA's registries of special-purpose addresses for IPv4 and IPv6.
 fn is_public(address: IpAddr) -> bool {
@@ -185,7 +188,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match [a, b, c, d, e, f] {
-        // IPv4 in IPv6, and its translation
+        // IPv4-mapped and translated addresses
         [0, 0, 0, 0, 0, 0xffff] | [0x64, 0xff9b, 0, 0, 0, 0] => v4(g, h),
         [0x2002, ..] => v4(b, c),
         // global unicast, without Teredo, ORCHID and other protocols' addresses, and documentation

@@ -1,8 +1,8 @@
-//! Qwen3-VL behind an OpenAI-compatible HTTP interface, with a page to talk to.
+//! An OpenAI-compatible HTTP server for Qwen3-VL, with a web page for chat.
 //!
-//! A request passes through these files: `listen` accepts it, `app` finds its handler, `request` reads its body, `images` gets its
-//! pictures, `prepare` makes a prompt of it, [`worker`] queues it for the replica that `balance` chooses, `replica` computes,
-//! `answer` collects events, `reply` gives them OpenAI's shape and `stream` sends them as they come.
+//! The files in the order in which a request goes through them: `listen` accepts it, `app` routes it, `request` parses its
+//! body, `images` gets its pictures, `prepare` makes its prompt, [`worker`] queues it for the replica that `balance`
+//! chooses, `replica` computes, `answer` collects events, `reply` formats them as OpenAI does and `stream` sends them.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -29,7 +29,7 @@ pub use app::Config;
 pub use limits::Limits;
 pub use listen::{End, Stop, run};
 
-/// Reads bodies without a server: for tests.
+/// Parses request bodies without a server: for tests.
 pub struct Reader {
     config: Config,
     grammars: grammar::Grammars,
@@ -39,12 +39,12 @@ impl Reader {
     /// For a model's tokenizer.
     ///
     /// # Errors
-    /// A sentence, if no grammars can be made for it.
+    /// A sentence, if no grammar can be built on the tokenizer's vocabulary.
     pub fn new(config: Config, processor: &qwen3_vl::Processor) -> Result<Self, String> {
         Ok(Self { config, grammars: grammar::Grammars::new(processor)? })
     }
 
-    /// Whether one of the addresses would take this body. Nothing is fetched, no picture decoded and no token computed.
+    /// Whether one of the routes would accept this body. Nothing is fetched, decoded or computed.
     pub fn takes(&self, body: &[u8]) -> bool {
         let Ok(body) = request::parse(body) else { return false };
         let has_rule = |chat: request::Chat| match chat.wish.schema {

@@ -1,8 +1,8 @@
-//! What one request may ask for.
+//! The limits of a request.
 
 use std::time::Duration;
 
-/// The most of everything that a request may have. Beyond them it is answered with a 4xx and a sentence.
+/// The limits of a request. One that exceeds them is answered with a 4xx and a sentence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// Bytes of a body.
@@ -13,16 +13,16 @@ pub struct Limits {
     pub pixels: u64,
     /// Tokens of a prompt and its answer together.
     pub context: usize,
-    /// From the request's first byte to the answer's last one.
+    /// Time from the request's first byte to the answer's last one.
     pub time: Duration,
-    /// Connections that are open at the same time; others wait to be accepted.
+    /// Open connections; more wait to be accepted.
     pub connections: usize,
     /// Hosts from which pictures are fetched.
     pub image_hosts: Vec<String>,
 }
 
 impl Limits {
-    /// Usual limits for a context of so many tokens.
+    /// The default limits for a context of `context` tokens.
     pub fn for_context(context: usize) -> Self {
         Self {
             body: 32 << 20,

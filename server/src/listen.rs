@@ -1,4 +1,4 @@
-//! Connections, and how the server ends.
+//! Accepts connections and shuts the server down.
 
 use super::app::{self, App, Config};
 use super::worker::{Health, Worker};
@@ -15,18 +15,18 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout};
 
-/// How long the head of a request may take to come.
+/// Timeout for a request's headers.
 const HEAD: Duration = Duration::from_secs(30);
-/// How long a lost device's end is put off, so that errors arrive and `/health` is seen.
+/// Time between a device's loss and the server's end, so that errors arrive and `/health` shows the reason.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// How long the step that is being computed may take to end.
+/// Timeout at shutdown for the step in progress.
 const LAST_STEP: Duration = Duration::from_secs(5);
 
-/// Who ends a server.
+/// The signal that stops a server.
 pub enum Stop {
     /// SIGINT or SIGTERM; on Windows, Ctrl-C.
     Signals,
-    /// Whoever sends something.
+    /// A message on this channel.
     Messages(UnboundedReceiver<()>),
 }
 
@@ -36,7 +36,7 @@ impl Stop {
             Self::Signals => signal().await,
             Self::Messages(receiver) => match receiver.recv().await {
                 Some(()) => Ok(()),
-                None => std::future::pending().await, // nobody can send any more
+                None => std::future::pending().await, // the sender is gone: nothing stops it
             },
         }
     }
@@ -62,16 +62,17 @@ async fn signal() -> io::Result<()> {
 pub enum End {
     /// It was stopped.
     Stopped {
-        /// Answers that were cut off, as they took longer than the grace time.
+        /// Answers that were cut off because they took longer than the grace time.
         cut_off: usize,
     },
-    /// The devices of all replicas are lost: only a new process can use them.
+    /// The devices of all replicas are lost. Only a new process can use them.
     DeviceLost(String),
 }
 
 /// Serves until it is stopped or the devices of all replicas are lost.
 ///
-/// After the first stop no new requests are taken, and running answers have `config.grace` to end; a second stop ends them.
+/// After the first stop no new requests are accepted, and running answers have `config.grace` to end; a second stop cuts
+/// them off.
 ///
 /// # Errors
 /// If the system has no threads, sockets or signals left.
@@ -85,8 +86,8 @@ pub fn run(
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let app = Arc::new(App::new(worker.into(), config));
     let end = runtime.block_on(serve(listener, Arc::clone(&app), stop));
-    // Connections are dropped, and with them the receivers of answers that were cut off. A process that ends while another thread is
-    // inside the driver may crash.
+    // Drops connections, and with them the receivers of answers that were cut off, and waits for the computing threads: a
+    // process that exits while another thread is inside the driver may crash.
     runtime.shutdown_timeout(LAST_STEP);
     let begin = Instant::now();
     while begin.elapsed() < LAST_STEP && app.worker.gauges().running() > 0 {
@@ -106,14 +107,14 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // that one is gone, or there are no descriptors for the moment
+                    // the connection is gone, or the process is out of file descriptors for the moment
                     if !is_of_one_connection(&error) {
                         sleep(Duration::from_millis(100)).await;
                     }
                     continue;
                 }
             };
-            let _ = stream.set_nodelay(true); // tokens are small and wait for nothing
+            let _ = stream.set_nodelay(true); // tokens are small, and Nagle's algorithm would delay them
             let service = TowerToHyperService::new(router.clone());
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -121,7 +122,7 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
                 .serve_connection(TokioIo::new(stream), service);
             let connection = graceful.watch(connection);
             tokio::spawn(async move {
-                let _ = connection.await; // a connection that breaks concerns its client alone
+                let _ = connection.await; // a broken connection concerns only its client
                 drop(permit);
             });
         }
@@ -136,7 +137,7 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
     tokio::select! {
         () = accept => {}
         reason = lost => {
-            // requests are still taken, and refused
+            // new requests still arrive, and are refused
             return Ok(last_words(&listener, &router, reason).await);
         }
         stopped = stop.next() => stopped?,
@@ -155,7 +156,7 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> io::Resu
     })
 }
 
-/// Goes on answering for a moment, so that whoever looks sees why the server ends.
+/// Keeps answering for a moment, so that clients see why the server ends.
 async fn last_words(listener: &tokio::net::TcpListener, router: &axum::Router, reason: String) -> End {
     let accept = async {
         while let Ok((stream, _)) = listener.accept().await {

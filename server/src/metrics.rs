@@ -1,6 +1,6 @@
-//! What is counted, and how Prometheus reads it.
+//! Counters, and their text for Prometheus.
 //!
-//! Source: the text format of exposition, version 0.0.4.
+//! Source: Prometheus text exposition format, version 0.0.4.
 
 use qwen3_vl::batch;
 use std::fmt::Write;
@@ -9,10 +9,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds of the buckets of times, in seconds.
+/// Upper bounds of the time buckets, in seconds.
 const BOUNDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
 
-/// A number that only grows.
+/// A monotonic counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -28,13 +28,13 @@ impl Counter {
     }
 }
 
-/// How often a time was at most each of a few bounds.
+/// A histogram of times: how many were at most each bound.
 #[derive(Debug, Default)]
 pub struct Histogram(Mutex<Times>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
-    /// The last is for times beyond all bounds.
+    /// The last bucket is for times above all bounds.
     counts: [u64; BOUNDS.len() + 1],
     seconds: f64,
 }
@@ -49,43 +49,43 @@ impl Histogram {
     }
 }
 
-/// All counters. Those of the worker are counted by it alone.
+/// All counters. Those of the worker are updated only by it.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Answers that came to their end.
+    /// Complete answers.
     pub finished: Counter,
     /// Answers that ended with an error.
     pub failed: Counter,
-    /// Answers whose client left before their end.
+    /// Answers whose client disconnected before their end.
     pub left: Counter,
-    /// Requests that found the queue full.
+    /// Requests that were refused because the queue was full.
     pub refused: Counter,
-    /// Requests that were answered with a 4xx otherwise.
+    /// Requests with any other 4xx answer.
     pub malformed: Counter,
-    /// Tokens of prompts.
+    /// Prompt tokens.
     pub prompt_tokens: Counter,
-    /// Of these, those whose keys and values were there already.
+    /// Of these, the ones whose keys and values were cached.
     pub cached_tokens: Counter,
-    /// Tokens of answers.
+    /// Generated tokens.
     pub generated_tokens: Counter,
-    /// From the queue to the first token.
+    /// From the end of the queue to the first token.
     pub first_token: Histogram,
-    /// In the queue.
+    /// Time in the queue.
     pub queued: Histogram,
-    /// From token to token.
+    /// Time between tokens.
     pub next_token: Histogram,
 }
 
-/// Numbers of a moment.
+/// Current values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
-    /// Whether new requests are taken.
+    /// Whether new requests are accepted.
     pub up: bool,
     /// Of each replica.
     pub replicas: Vec<ReplicaGauges>,
 }
 
-/// Numbers of a replica at a moment.
+/// Current values of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaGauges {
     /// Its device.
@@ -94,9 +94,9 @@ pub struct ReplicaGauges {
     pub running: usize,
     /// Answers that wait for it.
     pub waiting: usize,
-    /// Why it is of no more use, if it is not.
+    /// Why its device can't be used, if so.
     pub lost: Option<String>,
-    /// How those that run share the pages.
+    /// The batch's pages and counters.
     pub batch: batch::Metrics,
 }
 
@@ -111,14 +111,14 @@ impl Gauges {
         self.replicas.iter().map(|replica| replica.waiting).sum()
     }
 
-    /// Of the batches of all replicas together.
+    /// The sum over the batches of all replicas.
     fn sum<N: Sum>(&self, of: impl Fn(&batch::Metrics) -> N) -> N {
         self.replicas.iter().map(|replica| of(&replica.batch)).sum()
     }
 }
 
 impl Metrics {
-    /// As Prometheus reads them.
+    /// The text for Prometheus.
     pub fn text(&self, now: &Gauges) -> String {
         let mut text = String::new();
         let mut one = |name: &str, kind: &str, help: &str, values: &[(&str, u64)]| {
@@ -130,7 +130,7 @@ impl Metrics {
         one(
             "requests_total",
             "counter",
-            "Requests by their outcome.",
+            "Requests by outcome.",
             &[
                 ("{outcome=\"finished\"}", self.finished.get()),
                 ("{outcome=\"failed\"}", self.failed.get()),
@@ -139,14 +139,14 @@ impl Metrics {
                 ("{outcome=\"malformed\"}", self.malformed.get()),
             ],
         );
-        one("prompt_tokens_total", "counter", "Tokens of prompts.", &[("", self.prompt_tokens.get())]);
+        one("prompt_tokens_total", "counter", "Prompt tokens.", &[("", self.prompt_tokens.get())]);
         one(
             "prompt_tokens_cached_total",
             "counter",
-            "Tokens of prompts that were not computed again.",
+            "Prompt tokens whose keys and values were cached.",
             &[("", self.cached_tokens.get())],
         );
-        one("generated_tokens_total", "counter", "Tokens of answers.", &[("", self.generated_tokens.get())]);
+        one("generated_tokens_total", "counter", "Generated tokens.", &[("", self.generated_tokens.get())]);
         one("requests_running", "gauge", "Answers that are being computed.", &[("", now.running() as u64)]);
         one("requests_waiting", "gauge", "Requests in the queue.", &[("", now.waiting() as u64)]);
         let (used, free) = (now.sum(|batch| batch.pages_used), now.sum(|batch| batch.pages_free));
@@ -156,24 +156,24 @@ impl Metrics {
             "Pages of keys and values.",
             &[("{state=\"used\"}", used as u64), ("{state=\"free\"}", free as u64)],
         );
-        let help = "Tokens of prompts that were in the pages already when their requests were admitted.";
+        let help = "Prompt tokens that were found in the pages at admission.";
         one("prefix_hit_tokens_total", "counter", help, &[("", now.sum(|batch| batch.prefix_hits))]);
-        let help = "Requests that gave their pages back for others, to be computed again.";
+        let help = "Preempted requests: they gave their pages back and are computed again.";
         one("preemptions_total", "counter", help, &[("", now.sum(|batch| batch.preemptions))]);
-        let help = "Embeddings of pictures that are kept for requests to come.";
+        let help = "Picture embeddings that are cached for later requests.";
         one("picture_cache_bytes", "gauge", help, &[("", now.sum(|batch| batch.image_bytes) as u64)]);
         one("up", "gauge", "Whether new requests are taken.", &[("", now.up.into())]);
         now.replicas_text(&mut text);
         histogram(&mut text, "queue_seconds", "Time in the queue.", &self.queued);
-        let help = "Time from the queue's end to the first token.";
+        let help = "Time from the end of queueing to the first token.";
         histogram(&mut text, "time_to_first_token_seconds", help, &self.first_token);
-        histogram(&mut text, "time_per_token_seconds", "Time from token to token.", &self.next_token);
+        histogram(&mut text, "time_per_token_seconds", "Time between tokens.", &self.next_token);
         text
     }
 }
 
 impl Gauges {
-    /// The series that tell replicas apart.
+    /// The series per replica.
     fn replicas_text(&self, text: &mut String) {
         let mut each = |name: &str, help: &str, value: &dyn Fn(&ReplicaGauges) -> u64| {
             let _ = writeln!(
@@ -196,7 +196,7 @@ impl Gauges {
         each("requests_waiting", help, &|replica| replica.waiting as u64);
         let help = "Pages of the replica that requests use.";
         each("pages_used", help, &|replica| replica.batch.pages_used as u64);
-        let help = "Tokens of prompts that the replica's pages held already.";
+        let help = "Prompt tokens that were found in the replica's pages.";
         each("prefix_hit_tokens", help, &|replica| replica.batch.prefix_hits);
     }
 }

@@ -1,4 +1,4 @@
-//! The page: files in the program, which need nothing from elsewhere.
+//! The web page: files embedded in the program. It loads nothing from elsewhere.
 
 use super::app::App;
 use axum::Router;
@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use std::sync::Arc;
 
-/// Nothing but the page's own files is loaded, and nothing of a text becomes a script.
+/// Content security policy: only the page's own files are loaded, and no text can become a script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

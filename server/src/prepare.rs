@@ -1,4 +1,4 @@
-//! A request that was read → prompts, and jobs for the worker.
+//! Parsed requests → prompts, and jobs for the worker.
 
 use super::answer::Answers;
 use super::app::{App, blocking};
@@ -18,7 +18,7 @@ use tokio::sync::mpsc::unbounded_channel;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// The prompt of a conversation, and the rule of each answer if it must be JSON.
+/// The prompt of a conversation, and for each answer the grammar if it must be JSON.
 pub(crate) async fn chat(
     app: &Arc<App>,
     messages: Vec<Message>,
@@ -114,7 +114,7 @@ pub(crate) async fn tokens(app: &Arc<App>, wish: Tokenize) -> Result<Vec<u32>> {
     }
 }
 
-/// Work on a core of its own, of which there are only so many.
+/// Runs work on a core of its own; permits bound how many run at a time.
 async fn prepared<T: Send + 'static>(
     app: &Arc<App>,
     work: impl FnOnce(&App) -> Result<T> + Send + 'static,
@@ -124,7 +124,8 @@ async fn prepared<T: Send + 'static>(
     blocking(move || work(&app)).await
 }
 
-/// Leaves room for an answer of one token at least. The keys are made here, where no answer waits for them.
+/// Checks that there is room for at least one token of an answer, and computes the prefix keys: here, where they delay no
+/// answer.
 fn fits(app: &App, param: &str, prompt: Prompt) -> Result<KeyedPrompt> {
     match prompt.ids.len() < app.config.limits.context {
         true => Ok(KeyedPrompt::new(app.worker.model(), prompt)?),
@@ -138,7 +139,7 @@ fn too_long(app: &App, param: &str, found: &str) -> ApiError {
     ApiError::too_long(param, message)
 }
 
-/// Queues the answers: `choices` to each prompt.
+/// Queues `choices` answers to each prompt.
 pub(crate) fn submit(
     app: &App,
     prompts: Vec<KeyedPrompt>,

@@ -1,7 +1,8 @@
-//! A replica's thread: takes jobs from the queue, computes them together in a [`Batch`], and tells each what came of it.
+//! A replica's thread: takes jobs from the queue, computes them together in a [`Batch`], and sends each its events.
 //!
-//! A bug in the computation, which is a panic, ends the answers that run with an error. The thread goes on with a new batch; if there
-//! can be none, its replica is taken out, as after the loss of its device. So no answer waits for a thread that is gone.
+//! A bug in the computation (a panic) ends the running answers with an error, and the thread goes on with a new batch. If
+//! no batch can be created, the replica is taken out of service, as after the loss of its device. So no answer waits for a
+//! dead thread.
 
 use super::worker::{Event, Failure, Job, Shared, Usage, Waiting};
 use pascaline::{Device, Error, memory};
@@ -15,7 +16,7 @@ use std::thread;
 use std::time::Instant;
 use tokio::sync::mpsc::UnboundedSender;
 
-/// Computes what replica `index` takes from the queue, until none comes any more. `started` hears first whether it could begin.
+/// Computes jobs for replica `index` until the queue is closed. `started` is sent the error of the start, or `None`.
 pub(crate) fn run(
     index: usize,
     model: &Qwen3Vl,
@@ -27,14 +28,14 @@ pub(crate) fn run(
     if let Ok(batch) = &batch {
         shared.begin(index, batch.prefixes());
     }
-    let _ = started.send(batch.as_ref().err().cloned()); // whoever starts it waits
+    let _ = started.send(batch.as_ref().err().cloned()); // the starter waits for it
     if let Ok(batch) = batch {
         let _end = End { index, shared };
         Thread { index, batch: Some(batch), options, model, shared, running: BTreeMap::new() }.run();
     }
 }
 
-/// Takes the replica out if its thread ends by a panic.
+/// Takes the replica out of service if its thread panics.
 struct End<'a> {
     index: usize,
     shared: &'a Shared,
@@ -51,7 +52,7 @@ impl Drop for End<'_> {
 /// The thread's state.
 struct Thread<'a> {
     index: usize,
-    /// There is one, but for the moment in which a new one takes its place.
+    /// `None` only while a new one replaces it.
     batch: Option<Batch<'a>>,
     options: BatchOptions,
     model: &'a Qwen3Vl,
@@ -62,7 +63,7 @@ struct Thread<'a> {
 /// A job that the thread has taken.
 struct Running {
     events: UnboundedSender<Event>,
-    /// When it was taken, and then its last token.
+    /// When it was taken; later, when its last token was sent.
     since: Instant,
     first: bool,
 }
@@ -74,7 +75,7 @@ impl Thread<'_> {
                 self.shared.metrics.queued.record(since.elapsed());
                 self.take(job);
             }
-            // A bug in the computation of some answers is no reason to take those to come away.
+            // A bug in the computation of these answers is no reason to fail later ones.
             let metrics =
                 catch_unwind(AssertUnwindSafe(|| self.step())).unwrap_or_else(|_| self.begin_anew());
             self.shared.report(self.index, self.running.len(), metrics);
@@ -99,10 +100,10 @@ impl Thread<'_> {
             Ok(Err(error)) => error.into(),
         };
         self.shared.metrics.failed.add(1);
-        let _ = events.send(Event::Failed(failure)); // a client that left needs no end
+        let _ = events.send(Event::Failed(failure)); // the client may have disconnected
     }
 
-    /// Lets go of those whose client left, and takes a step of all others.
+    /// Removes jobs whose client has disconnected, and computes a step of all others.
     fn step(&mut self) -> batch::Metrics {
         let Some(batch) = &mut self.batch else { return batch::Metrics::default() };
         let left: Vec<_> =
@@ -121,10 +122,10 @@ impl Thread<'_> {
         metrics
     }
 
-    /// After a panic: ends all answers, and begins with a new batch.
+    /// After a panic: fails all answers, and starts a new batch.
     fn begin_anew(&mut self) -> batch::Metrics {
         let (old, model, options) = (self.batch.take(), self.model, self.options);
-        // the old one's memory is free before the new one takes its own
+        // the old batch's memory is freed before the new one allocates
         let new = catch_unwind(AssertUnwindSafe(|| {
             drop(old);
             model.devices().try_for_each(Device::synchronize)?;
@@ -143,7 +144,7 @@ impl Thread<'_> {
         batch::Metrics::default()
     }
 
-    /// Sends an event to whom it concerns, and counts it.
+    /// Sends an event to its job, and counts it.
     fn tell(&mut self, event: batch::Event) {
         let metrics = &self.shared.metrics;
         match event {
@@ -153,7 +154,7 @@ impl Thread<'_> {
                 times.record(job.since.elapsed());
                 (job.since, job.first) = (Instant::now(), false);
                 metrics.generated_tokens.add(1);
-                let _ = job.events.send(Event::Token { id: token, text, logprobs }); // noticed before the next step
+                let _ = job.events.send(Event::Token { id: token, text, logprobs }); // the next step notices a lost client
             }
             batch::Event::Finished { id, rest, output } => {
                 let Some(job) = self.running.remove(&id) else { return };
@@ -179,11 +180,11 @@ impl Thread<'_> {
         }
     }
 
-    /// Gives memory that the pools hold and nobody uses back to the drivers.
+    /// Returns unused memory of the pools to the drivers.
     fn trim(&self) {
         for device in self.model.devices() {
             if let Device::Cuda(device) = device {
-                let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault shows in the next step
+                let _ = memory::pool(device).and_then(|pool| pool.trim()); // a fault is reported by the next step
             }
         }
     }
@@ -195,7 +196,7 @@ impl Thread<'_> {
         }
     }
 
-    /// Takes the replica out, before anybody hears of an answer's end.
+    /// Takes the replica out of service, before any client sees an answer's end.
     fn lose(&mut self, failure: &Failure) {
         self.shared.lose(self.index, failure);
         self.fail_all(failure);

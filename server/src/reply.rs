@@ -1,4 +1,4 @@
-//! Answers in the shapes of OpenAI's chat completions and completions.
+//! Answers in the format of OpenAI's chat completions and completions.
 
 use super::answer::Answer;
 use super::app::App;
@@ -15,7 +15,7 @@ pub(crate) enum Kind {
     Text,
 }
 
-/// What the parts of one request's answer have in common.
+/// The fields that all parts of a request's answer share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub kind: Kind,
@@ -24,15 +24,15 @@ pub(crate) struct Shape {
     model: String,
 }
 
-/// A piece of an answer that is sent as it comes.
+/// A chunk of a streamed answer.
 #[derive(Debug, Default)]
 pub(crate) struct Piece {
     pub index: usize,
-    /// The first of its answer.
+    /// Whether it is the answer's first.
     pub is_first: bool,
     pub text: String,
     pub token: Option<(u32, Logprobs)>,
-    /// Bytes of text before it.
+    /// Bytes of the answer's text before it.
     pub offset: usize,
     pub reason: Option<StopReason>,
 }
@@ -56,7 +56,7 @@ impl Shape {
         })
     }
 
-    /// All answers at once. `answers` are `choices` answers to each prompt.
+    /// The complete response. `answers` has `choices` answers to each prompt.
     pub fn complete(&self, answers: &[Answer], choices: usize, tokenizer: &Tokenizer) -> Value {
         let choice = |(index, answer): (usize, &Answer)| {
             let reason = answer.reason.map(finish_reason);
@@ -86,7 +86,7 @@ impl Shape {
         value
     }
 
-    /// A piece, and `usage: null` where the usage comes at the end.
+    /// A streamed chunk, with `usage: null` if the usage follows at the end.
     pub fn piece(&self, piece: &Piece, with_usage: bool, tokenizer: &Tokenizer) -> Value {
         let Piece { index, is_first, text, token, offset, reason } = piece;
         let reason = reason.map(finish_reason);
@@ -124,7 +124,7 @@ impl Shape {
         value
     }
 
-    /// The last part, if usage was asked for.
+    /// The last chunk, if usage was requested.
     pub fn usage(&self, usages: &[Usage], choices: usize) -> Value {
         let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
         let mut value = self.object(object, Vec::new());
@@ -140,7 +140,7 @@ fn finish_reason(reason: StopReason) -> &'static str {
     }
 }
 
-/// A prompt counts once, whatever the number of its answers.
+/// A prompt counts once, however many answers it has.
 fn usage(usages: impl Iterator<Item = Usage>, choices: usize) -> Value {
     let (mut prompt, mut cached, mut completion) = (0, 0, 0);
     for (at, usage) in usages.enumerate() {
@@ -158,12 +158,12 @@ fn usage(usages: impl Iterator<Item = Usage>, choices: usize) -> Value {
     })
 }
 
-/// A token's bytes; of a special one, those that it is spelled with.
+/// A token's bytes; for a special token those of its spelling.
 fn bytes(id: u32, tokenizer: &Tokenizer) -> Vec<u8> {
     tokenizer.control(id).map_or_else(|| tokenizer.token_bytes(id), String::into_bytes)
 }
 
-/// JSON has no infinities; OpenAI writes this for what can't be.
+/// JSON has no infinities; OpenAI writes this value for −∞.
 fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }

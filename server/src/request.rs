@@ -1,7 +1,6 @@
-//! The bodies of requests: checked field by field before anything is computed.
+//! Request bodies, checked field by field before anything is computed.
 //!
-//! Fields that are not known are ignored, as OpenAI does. Fields that are known and would change the answer, but are not
-//! supported, are refused.
+//! Unknown fields are ignored, as OpenAI does. Known but unsupported fields that would change the answer are refused.
 
 use super::app::Config;
 use super::error::ApiError;
@@ -16,22 +15,22 @@ type Result<T> = std::result::Result<T, ApiError>;
 
 /// The most answers to one prompt.
 const MAX_CHOICES: usize = 16;
-/// The most prompts of one request for completions.
+/// The most prompts of a completion request.
 const MAX_PROMPTS: usize = 16;
-/// The most stop strings, and bytes of one.
+/// The most stop strings, and the most bytes of one.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
-/// The most of the likeliest tokens that are reported.
+/// The most alternatives per token that are reported (`top_logprobs`).
 const MAX_LOGPROBS: usize = 20;
 
-/// How the answers are made and sent.
+/// Options of an answer that chat and completions share.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Wish {
-    /// `max_new_tokens` is not known before the prompt is.
+    /// `max_new_tokens` is not final before the prompt is known.
     pub options: Options,
-    /// As asked for.
+    /// `max_tokens` as requested.
     pub max_tokens: Option<usize>,
-    /// Answers to each prompt; each has the seed after the one before.
+    /// Answers to each prompt; each has the seed of the one before plus 1.
     pub choices: usize,
     pub logprobs: Option<usize>,
     /// The schema of the JSON that the answer must be.
@@ -69,7 +68,7 @@ pub(crate) enum Tokenize {
     Chat { messages: Vec<Message>, pictures: Pictures },
 }
 
-/// The JSON of a body.
+/// Parses a body as JSON.
 pub(crate) fn parse(body: &[u8]) -> Result<Value> {
     serde_json::from_slice(body)
         .map_err(|error| ApiError::malformed(format!("the body is not JSON: {error}")))
@@ -98,7 +97,7 @@ impl Chat {
         wish.logprobs = report.then(|| top.unwrap_or(0));
         wish.schema = schema(&fields)?;
         if wish.schema.is_some() {
-            wish.options.stop_at_eos = true; // nothing else can follow
+            wish.options.stop_at_eos = true; // nothing can follow the JSON
         }
         Ok(Self { messages, pictures, wish })
     }
@@ -133,10 +132,10 @@ impl Tokenize {
     }
 }
 
-/// What chat and completions share.
+/// Parses the fields that chat and completions share.
 fn wish(fields: &Fields, config: &Config) -> Result<Wish> {
     let defaults = &config.defaults;
-    fields.str("model")?; // there is one, whatever it is called
+    fields.str("model")?; // there is only one model, so any name is accepted
     if let Some(bias) = fields.object("logit_bias")?
         && !bias.is_empty()
     {
@@ -261,7 +260,7 @@ fn tokens(list: &[Value]) -> Option<Vec<u32>> {
 fn messages(fields: &Fields, limits: &Limits) -> Result<(Vec<Message>, Pictures)> {
     let list = fields.required("messages", fields.list("messages")?)?;
     if list.is_empty() {
-        return Err(ApiError::invalid("messages", "messages has no message"));
+        return Err(ApiError::invalid("messages", "messages is empty"));
     }
     let mut pictures = Vec::new();
     let mut messages = Vec::with_capacity(list.len());
@@ -294,7 +293,7 @@ fn content(fields: &Fields, pictures: &mut Pictures, limits: &Limits) -> Result<
         other => return Err(wrong(&path, "a string or a list of parts", other)),
     };
     if parts.is_empty() {
-        return Err(ApiError::invalid(path.clone(), format!("{path} has no part")));
+        return Err(ApiError::invalid(path.clone(), format!("{path} is empty")));
     }
     let one = |(at, part): (usize, &Value)| {
         let part = Fields::at(format!("{path}[{at}]"), part)?;

@@ -1,4 +1,4 @@
-//! The response: all at once, or as server-sent events while tokens come.
+//! The response: complete JSON, or server-sent events while tokens are generated.
 
 use super::answer::{Answer, Answers, Part};
 use super::app::App;
@@ -21,11 +21,11 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// How long the first part is waited for before the response begins. An error until then has a status of its own.
+/// How long the response waits for the first part. An error until then has an HTTP status of its own.
 const FIRST: Duration = Duration::from_secs(5);
-/// How long a connection may be silent; those between would take it for dead.
+/// The longest silence on a connection: proxies close idle ones.
 const SILENCE: Duration = Duration::from_secs(15);
-/// Events that wait for a client that reads slowly.
+/// Events buffered for a client that reads slowly.
 const AHEAD: usize = 32;
 
 /// Answers a request.
@@ -53,7 +53,7 @@ pub(crate) async fn reply(
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        // nginx would collect the events otherwise
+        // otherwise nginx would buffer the events
         (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
     Ok((headers, Body::from_stream(Events(receiver))).into_response())
@@ -78,17 +78,17 @@ impl Stream for Events {
     }
 }
 
-/// The client has left.
+/// The client has disconnected.
 struct Gone;
 
-/// A response that is being sent.
+/// A response in progress.
 struct Outgoing {
     app: Arc<App>,
     shape: Shape,
     wish: Wish,
     sender: Sender<String>,
     usages: Vec<Usage>,
-    /// Bytes of text of each answer so far; `None` before its first piece.
+    /// Bytes of text sent of each answer; `None` before its first chunk.
     offsets: Vec<Option<usize>>,
 }
 
@@ -121,7 +121,7 @@ impl Outgoing {
             }
             self.raw("data: [DONE]\n\n".into()).await
         };
-        let _: std::result::Result<(), Gone> = result.await; // nobody is left to be told
+        let _: std::result::Result<(), Gone> = result.await; // the client has disconnected
     }
 
     async fn part(&mut self, index: usize, part: Part) -> std::result::Result<(), Gone> {
@@ -130,7 +130,7 @@ impl Outgoing {
         let mut piece = Piece { index, is_first, offset, ..Piece::default() };
         match part {
             Part::Token { id, text, logprobs } => {
-                // the beginning of a character, of which there is nothing to say yet
+                // no text yet: the token begins a character
                 if text.is_empty() && logprobs.is_none() && !is_first {
                     return Ok(());
                 }

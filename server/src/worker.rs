@@ -1,8 +1,8 @@
-//! The replicas of the model: a queue of jobs in, events of each answer out.
+//! The model's replicas: jobs are queued, and each answer's events come out.
 //!
-//! All that concerns who is computed when and where stays in here: each replica has a thread, in which jobs run together in a batch.
-//! Whoever submits a job sees only its events. A client that has left has dropped its receiver; its job ends, and its pages are
-//! free, before the next step.
+//! Each replica has a thread that computes jobs together in a batch. The scheduling stays in here; whoever submits a job
+//! sees only its events. A client that disconnects drops its receiver; its job then ends, and its pages are free, before
+//! the next step.
 
 use super::balance::{self, Candidate};
 use super::metrics::{Gauges, Metrics, ReplicaGauges};
@@ -18,42 +18,42 @@ use std::{io, thread};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 
-/// An answer that is asked for.
+/// A requested answer.
 pub struct Job {
-    /// What is answered.
+    /// The prompt.
     pub prompt: KeyedPrompt,
-    /// How long, and by what rule tokens are chosen.
+    /// Length, sampling and stop options.
     pub options: Options,
-    /// Reports each token's probability, and so many of the likeliest ones.
+    /// Reports each token's probability, and this many of the likeliest tokens.
     pub logprobs: Option<usize>,
-    /// Which tokens may come.
+    /// Restricts which tokens may come.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// Where its events go. It never blocks: the most tokens of an answer bound what waits in it.
+    /// The channel of its events. Sending never blocks; the answer's most tokens bound the channel's length.
     pub events: UnboundedSender<Event>,
 }
 
-/// Something that happened to an answer.
+/// An event of an answer.
 #[derive(Debug)]
 pub enum Event {
-    /// A token came.
+    /// A token was generated.
     Token {
         /// Which.
         id: u32,
-        /// The text that is certain now; none where a character or a stop string has only begun.
+        /// The text that is final now; empty while a character or a stop string is incomplete.
         text: String,
-        /// Its probability, if the job asks for it.
+        /// Its probability, if the job requests it.
         logprobs: Option<Logprobs>,
     },
-    /// The answer is complete; nothing follows.
+    /// The answer is complete; no event follows.
     Done {
-        /// The text that was held back to the end.
+        /// The text that had been held back.
         rest: String,
         /// Why it ended.
         reason: StopReason,
-        /// What was counted.
+        /// Token counts.
         usage: Usage,
     },
-    /// The answer failed; nothing follows.
+    /// The answer failed; no event follows.
     Failed(Failure),
 }
 
@@ -63,38 +63,38 @@ pub enum Failure {
     /// The model's own error.
     #[error(transparent)]
     Model(#[from] Error),
-    /// The computation ended in a panic. The answers that ran are lost; others are computed.
+    /// The computation panicked. The running answers are lost; later ones are computed.
     #[error("a bug ended this answer; the server's standard error says where")]
     Panicked,
 }
 
-/// Tokens of an answer.
+/// Token counts of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Of its prompt.
+    /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, the ones that were not computed again.
+    /// Of these, tokens that were not computed again.
     pub cached_tokens: usize,
-    /// Of the answer, a stop token included.
+    /// Tokens of the answer, a stop token included.
     pub completion_tokens: usize,
 }
 
-/// Whether answers are to be had.
+/// Whether the server computes answers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Health {
-    /// They are.
+    /// It accepts jobs.
     Up,
-    /// Those that wait or run are finished; no others are taken.
+    /// It finishes waiting and running jobs and accepts no others.
     Draining,
-    /// The devices of all replicas are lost, and with them all answers: only a new process can use them.
+    /// The devices of all replicas are lost, and all answers with them. Only a new process can use them.
     Lost(String),
 }
 
-/// Why jobs are not taken.
+/// Why a job is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refused {
     /// Too many wait already.
-    #[error("{0} requests wait already, and no more may; try again later")]
+    #[error("{0} requests are waiting, the most allowed; try again later")]
     QueueFull(usize),
     /// The server is about to end.
     #[error("the server is shutting down")]
@@ -104,17 +104,17 @@ pub enum Refused {
     Lost(String),
 }
 
-/// Access to the replicas. When the last one is dropped, their threads end after what they compute.
+/// A handle to the replicas. When the last one is dropped, their threads end after the current step.
 pub struct Worker {
     models: Vec<Arc<Qwen3Vl>>,
     shared: Arc<Shared>,
 }
 
-/// What the threads and those who submit share.
+/// State shared by the threads and those who submit.
 pub(crate) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// The most jobs that wait.
+    /// The most jobs in the queue.
     limit: usize,
     health: watch::Sender<Health>,
     pub metrics: Metrics,
@@ -130,11 +130,11 @@ struct State {
 pub(crate) struct Waiting {
     pub job: Job,
     pub since: Instant,
-    /// The replica that it waits for.
+    /// The replica that it is queued for.
     replica: usize,
 }
 
-/// What is known of a replica outside of its thread.
+/// A replica's state as seen from other threads.
 struct Replica {
     device: String,
     /// Jobs that its thread has taken, and the most that it takes.
@@ -142,7 +142,7 @@ struct Replica {
     most: usize,
     batch: batch::Metrics,
     prefixes: Prefixes,
-    /// Why its device is of no more use, if it is not.
+    /// Why its device can't be used, if so.
     lost: Option<String>,
 }
 
@@ -161,9 +161,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The jobs that replica `index` takes now, of which it has `taken` already; waits for one if it has none. They are those that
-    /// wait for it, and those that wait for one that is full or lost. None comes any more after the replica's loss and once the
-    /// [`Worker`] is dropped.
+    /// The jobs that replica `index`, which has taken `taken` already, is to compute now; blocks until there is one if
+    /// `taken` is 0. These are jobs queued for it, and jobs queued for a replica that is full or lost. `None` after the
+    /// replica's loss, and once the [`Worker`] is dropped.
     pub fn next(&self, index: usize, taken: usize) -> Option<Vec<Waiting>> {
         let mut state = self.state();
         loop {
@@ -185,7 +185,7 @@ impl Shared {
                 }
             }
             if replicas[index].is_full() && !waiting.is_empty() {
-                self.changed.notify_all(); // others may take what waits for this one
+                self.changed.notify_all(); // others may take jobs queued for this one
             }
             if taken > 0 || !jobs.is_empty() {
                 return Some(jobs);
@@ -197,19 +197,19 @@ impl Shared {
         }
     }
 
-    /// Notes how replica `index` stands.
+    /// Records the state of replica `index`.
     pub fn report(&self, index: usize, taken: usize, batch: batch::Metrics) {
         let replica = &mut self.state().replicas[index];
         (replica.taken, replica.batch) = (taken, batch);
     }
 
-    /// Replica `index` has a new batch, whose pages hold these beginnings.
+    /// Records that replica `index` has a new batch, with these cached prefixes.
     pub fn begin(&self, index: usize, prefixes: Prefixes) {
         self.state().replicas[index].prefixes = prefixes;
     }
 
-    /// Takes replica `index` out, before anybody hears of an answer's end. What waits for it goes to another; if there is none left,
-    /// no answers are to be had any more.
+    /// Takes replica `index` out of service, before any client sees an answer's end. Jobs queued for it go to other
+    /// replicas; if none is left, they fail and the server reports [`Health::Lost`].
     pub fn lose(&self, index: usize, failure: &Failure) {
         let mut state = self.state();
         let replica = &mut state.replicas[index];
@@ -219,7 +219,7 @@ impl Shared {
             self.health.send_replace(Health::Lost(failure.to_string()));
             for Waiting { job, .. } in state.waiting.drain(..) {
                 self.metrics.failed.add(1);
-                let _ = job.events.send(Event::Failed(failure.clone())); // a client that left needs no end
+                let _ = job.events.send(Event::Failed(failure.clone())); // the client may have disconnected
             }
         }
         self.changed.notify_all();
@@ -227,7 +227,7 @@ impl Shared {
 }
 
 impl Worker {
-    /// Starts the thread of one replica. At most `limit` jobs wait; those that run share what [`BatchOptions::for_model`] takes.
+    /// Starts one replica. At most `limit` jobs are queued; running ones share the pages of [`BatchOptions::for_model`].
     ///
     /// # Errors
     /// As [`start_replicas`](Self::start_replicas).
@@ -236,7 +236,7 @@ impl Worker {
         Self::start_with(model, limit, options)
     }
 
-    /// Starts the thread of one replica. At most `limit` jobs wait; those that run share what `options` says.
+    /// Starts one replica. At most `limit` jobs are queued; running ones share what `options` says.
     ///
     /// # Errors
     /// As [`start_replicas`](Self::start_replicas).
@@ -244,11 +244,11 @@ impl Worker {
         Self::start_replicas(vec![(model, options)], limit)
     }
 
-    /// Starts a thread for each of these replicas of one model. At most `limit` jobs wait for all of them together; those that run in
-    /// one share what its options say.
+    /// Starts a thread for each of these replicas of one model. At most `limit` jobs are queued for all of them together;
+    /// running jobs of a replica share what its options say.
     ///
     /// # Errors
-    /// If there is no replica, the system has no thread left, or a device too little memory for the pages.
+    /// If there is no replica, a thread can't be started, or a device has too little memory for the pages.
     pub fn start_replicas(replicas: Vec<(Qwen3Vl, BatchOptions)>, limit: usize) -> io::Result<Self> {
         if replicas.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "there is no replica of the model"));
@@ -269,7 +269,7 @@ impl Worker {
             health: watch::Sender::new(Health::Up),
             metrics: Metrics::default(),
         });
-        let mut worker = Self { models: Vec::new(), shared }; // dropped with an error, it ends those that were started
+        let mut worker = Self { models: Vec::new(), shared }; // dropping it on an error ends the started threads
         for (index, (model, options)) in replicas.into_iter().enumerate() {
             let model = Arc::new(model);
             worker.models.push(Arc::clone(&model));
@@ -286,13 +286,13 @@ impl Worker {
         Ok(worker)
     }
 
-    /// The model, for what needs no thread of its own: its configuration and its processor.
+    /// The model, for uses that need no computing thread: its configuration and its processor.
     pub fn model(&self) -> &Qwen3Vl {
         &self.models[0] // there is one at least
     }
 
-    /// Queues jobs: all of them, or none if they do not all find room. Each waits for the replica that
-    /// holds the longest beginning of its prompt, unless that one is much busier than another, and else for the least busy one.
+    /// Queues jobs: all of them, or none if there is no room for all. Each is queued for the replica with the longest
+    /// cached prefix of its prompt, unless that one is much busier than another; otherwise for the least busy one.
     ///
     /// # Errors
     /// [`Refused`].
@@ -331,9 +331,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes no jobs any more; those that wait or run are finished.
+    /// Accepts no jobs any more; waiting and running ones are finished.
     pub fn drain(&self) {
-        let _state = self.shared.state(); // no job slips in between
+        let _state = self.shared.state(); // so that no job is queued meanwhile
         self.shared.health.send_if_modified(|health| {
             let was_up = *health == Health::Up;
             if was_up {
@@ -343,7 +343,7 @@ impl Worker {
         });
     }
 
-    /// Whether answers are to be had, and when that changes.
+    /// The state of the server, and a notification when it changes.
     pub fn health(&self) -> watch::Receiver<Health> {
         self.shared.health.subscribe()
     }
@@ -353,11 +353,11 @@ impl Worker {
         &self.shared.metrics
     }
 
-    /// The numbers of this moment.
+    /// The current values.
     pub fn gauges(&self) -> Gauges {
         let state = self.shared.state();
         let each = state.replicas.iter().enumerate().map(|(index, replica)| {
-            // those that have no pages yet, or had to give them back, wait
+            // jobs that have no pages yet, or were preempted, count as waiting
             let running = replica.batch.running.min(replica.taken);
             let queued = state.waiting.iter().filter(|at| at.replica == index).count();
             ReplicaGauges {

@@ -21,7 +21,7 @@ struct Sdpa {
     purpose: Purpose,
 }
 
-/// How the tensors lie in memory.
+/// The layout of the tensors in memory.
 #[derive(Clone, Copy, PartialEq)]
 enum View {
     Contiguous,
@@ -194,7 +194,7 @@ impl Sdpa {
         if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
     }
 
-    /// The dimensions as they lie in memory, of a tensor with `len` rows a head.
+    /// The dimensions in memory order, of a tensor with `len` rows a head.
     fn stored(&self, heads: usize, len: usize) -> [usize; 4] {
         match self.view {
             View::Swapped => [self.batch, len, heads, self.head_dim],

@@ -4,6 +4,7 @@ mod activate;
 mod attention;
 mod cross_entropy;
 mod embedding;
+mod fake_quantize;
 mod norm;
 mod rope;
 mod softmax;
@@ -132,6 +133,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         boxed(rope::all()),
         boxed(embedding::all()),
         boxed(cross_entropy::all()),
+        boxed(fake_quantize::all()),
     ];
     ops.into_iter().flatten().collect()
 }
@@ -184,5 +186,6 @@ mod tests {
         compare_small(rope::all());
         compare_small(embedding::all());
         compare_small(cross_entropy::all());
+        compare_small(fake_quantize::all());
     }
 }

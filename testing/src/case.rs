@@ -86,9 +86,9 @@ impl HostTensor {
 /// row-major, nothing added and nothing scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gemm {
-    /// Whether `x` lies as [k, m] and not as [m, k].
+    /// Whether `x` is stored as [k, m] and not as [m, k].
     pub transpose_x: bool,
-    /// Whether `w` lies as [n, k] and not as [k, n].
+    /// Whether `w` is stored as [n, k] and not as [k, n].
     pub transpose_w: bool,
     /// How many independent products; 1 for a plain one.
     pub batch: usize,

@@ -20,7 +20,7 @@ pub struct Outcome {
     pub max_error: f64,
     /// The largest error as a share of what its element may have; at most 1 in a passing case.
     pub worst_share: f64,
-    /// The tolerance it was held to.
+    /// The tolerance of the comparison.
     pub tolerance: Tolerance,
     /// Pass, or the first thing wrong.
     pub verdict: Verdict,

@@ -27,7 +27,7 @@ struct Paged {
     held: Mutex<Option<[KvTensor; 2]>>,
 }
 
-/// The table's entries that no key needs: no such page is there, and nobody reads it.
+/// The table's entries that no key needs: there is no such page, and it is never read.
 const NO_PAGE: u32 = 1 << 20;
 
 impl Paged {
@@ -221,7 +221,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             add(heads, &[len], Some(q_len), 1, false, format, Purpose::Test);
         }
     }
-    // edges: nobody there, no keys at all, and no table
+    // edges: no sequences, no keys at all, and no table
     for lens in [&[][..], &[0, 0]] {
         for spare in [0, 2] {
             add((2, 1, 64), lens, None, spare, false, KvFormat::F16, Purpose::Test);

@@ -72,6 +72,82 @@ impl Case for Quantize {
     }
 }
 
+/// Quantising with given scales and reading back.
+struct Scaled {
+    rows: usize,
+    cols: usize,
+    format: Format,
+    purpose: Purpose,
+}
+
+impl Scaled {
+    fn range(&self) -> [f32; 2] {
+        if self.format == Format::Q4_0 { [-8.0, 7.0] } else { [-127.0, 127.0] }
+    }
+}
+
+impl Case for Scaled {
+    fn op(&self) -> &'static str {
+        "quantize"
+    }
+
+    fn id(&self) -> String {
+        format!("fake_quantize_scaled_{}/rows={},cols={}", name(self.format), self.rows, self.cols)
+    }
+
+    fn purpose(&self) -> Purpose {
+        self.purpose
+    }
+
+    /// Outliers are clipped, far beyond the range; some scales are negative, and one in 16 is 0.
+    fn inputs(&self) -> Vec<HostTensor> {
+        let shape = [self.rows, self.cols.div_ceil(32)];
+        let scales = data::normal(&self.id(), "scales", shape, DType::F32);
+        let scale = |(i, s): (usize, &f32)| if i % 16 == 15 { 0.0 } else { s * 2.5 / self.range()[1] };
+        let scales = scales.values.iter().enumerate().map(scale).collect();
+        let x = data::outliers(&self.id(), "x", [self.rows, self.cols], DType::F32);
+        vec![x, HostTensor::new(shape, DType::F32, scales)]
+    }
+
+    fn output(&self) -> (Shape, DType) {
+        ([self.rows, self.cols].into(), DType::F32)
+    }
+
+    fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()> {
+        ops::dequantize_into(y, &ops::quantize_scaled(&inputs[0], &inputs[1], self.format)?)
+    }
+
+    fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64> {
+        let [low, high] = self.range();
+        let value = |x: f32, scale: f32| {
+            if scale == 0.0 {
+                return 0.0;
+            }
+            let steps = x * (1.0 / scale); // which of two quants is nearer is decided in f32
+            let quant =
+                if self.format == Format::Q4_0 { (steps + 0.5).floor() } else { steps.round_ties_even() };
+            f64::from(half::f16::from_f32(scale).to_f32()) * f64::from(quant.clamp(low, high))
+        };
+        let of_row = |&r: &usize| {
+            let scales = inputs[1].row(r);
+            inputs[0].row(r).iter().enumerate().map(|(c, &x)| value(x, scales[c / 32])).collect::<Vec<_>>()
+        };
+        rows.iter().flat_map(of_row).collect()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance::EXACT // a scale of 11 bits times a quant of 8
+    }
+
+    fn flops(&self) -> f64 {
+        (self.rows * self.cols) as f64
+    }
+
+    fn bytes(&self) -> f64 {
+        (self.rows * self.cols) as f64 * (8.0 + 2.0 * bits(self.format) as f64 / 8.0)
+    }
+}
+
 pub fn cases() -> Vec<Box<dyn Case>> {
     let mut cases = Vec::new();
     for format in FORMATS {
@@ -86,6 +162,12 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         }
         add(8192, 4096, DType::F32, Purpose::Bench, None);
         add(8192, 4096, DType::F32, Purpose::Bench, Some(Weights::default()));
+    }
+    for format in [Format::Q8_0, Format::Q4_0] {
+        let sizes = [(0, 32), (1, 1), (2, 31), (3, 64), (33, 96), (5, 300), (9, 1025)];
+        let tests = sizes.map(|(rows, cols)| Scaled { rows, cols, format, purpose: Purpose::Test });
+        let bench = Scaled { rows: 8192, cols: 4096, format, purpose: Purpose::Bench };
+        cases.extend(tests.into_iter().chain([bench]).map(|case| Box::new(case) as Box<dyn Case>));
     }
     cases
 }

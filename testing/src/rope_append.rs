@@ -88,7 +88,7 @@ impl Append {
         self.heads + 2 * self.kv_heads
     }
 
-    /// The row that stands where row `row` would if all followed each other.
+    /// The index of row `row` in the order of the cache.
     fn order(&self, row: usize) -> usize {
         if self.each { self.rows - 1 - row } else { row }
     }

@@ -215,7 +215,7 @@ impl FineTune<'_> {
             "trained": trained, "optimizer": self.optimizer.describe(),
         });
         if !self.model.quantize_aware.is_empty() {
-            run["quantize_aware"] = json!(format!("{:?}", self.model.quantize_aware));
+            run["quantize_aware"] = json!(self.model.quantize_aware.describe());
         }
         run
     }

@@ -2,10 +2,10 @@
 //!
 //! `dy` is the gradient with respect to the result, `dx` that with respect to an input.
 
-use crate::quantize_aware::rounded;
+use crate::quantize_aware::{Learned, rounded};
 use crate::tape::{Tape, Var};
 use pascaline::ops::{self, Activation, Attention, Epilogue};
-use pascaline::quant::QuantTensor;
+use pascaline::quant::{self, Format, QuantTensor};
 use pascaline::{Result, Shape, Tensor};
 use qwen3_vl::gguf::GgmlType;
 use std::ops::Range;
@@ -55,6 +55,47 @@ pub fn fake_quantize(tape: &mut Tape, w: &Var, ty: GgmlType) -> Result<Var> {
     let y = rounded(w.value(), ty)?;
     let own = w.place();
     Ok(tape.record(y, &[w], move |dy, gradients| gradients.add(own, || Ok(dy))))
+}
+
+/// A weight as [`fake_quantize`] has it, by learned scales (Esser et al. 2020, "Learned step size quantization"): those of `learned`
+/// times the factors. The factors' gradient is multiplied by the paper's 1/√(N·Q), for N values of a scale and a largest quant Q.
+///
+/// # Errors
+/// As [`ops::fake_quantize_scaled`].
+pub(crate) fn fake_quantize_learned(
+    tape: &mut Tape,
+    w: &Var,
+    factors: &Var,
+    learned: &Learned,
+) -> Result<Var> {
+    let (scales, format, first) = (learned.scales(factors.value())?, learned.format, learned.first.clone());
+    let y = ops::fake_quantize_scaled(w.value(), &scales, format)?;
+    let largest = if format == Format::Q4_0 { 7.0 } else { 127.0 };
+    let share = (quant::block_len(format) as f32 * largest).sqrt().recip();
+    let (own_w, own_factors) = (w.clone(), factors.clone());
+    Ok(tape.record(y, &[w, factors], move |dy, gradients| {
+        let dy = dy.contiguous()?;
+        let [dw, dscales] = ops::fake_quantize_scaled_backward(&dy, own_w.value(), &scales, format)?;
+        gradients.add(&own_w, || Ok(dw))?;
+        gradients.add(&own_factors, || {
+            ops::scale(&ops::mul(&dscales, &first)?, share)?.reshape(own_factors.value().shape())
+        })
+    }))
+}
+
+/// A weight with its adapter merged: w + factor · b·a.   w: [n, k], a: [rank, k], b: [n, rank]
+///
+/// # Errors
+/// As [`ops::matmul`].
+pub fn adapted(tape: &mut Tape, w: &Var, [a, b]: [&Var; 2], factor: f32) -> Result<Var> {
+    let change = ops::scale(&ops::matmul(b.value(), a.value())?, factor)?;
+    let y = ops::add(w.value(), &change)?;
+    let (own_w, own_a, own_b) = (w.place(), a.clone(), b.clone());
+    Ok(tape.record(y, &[w, a, b], move |dy, gradients| {
+        gradients.add(&own_a, || ops::scale(&ops::matmul(&own_b.value().swap_dims(0, 1)?, &dy)?, factor))?;
+        gradients.add(&own_b, || ops::scale(&ops::matmul(&dy, &own_a.value().swap_dims(0, 1)?)?, factor))?;
+        gradients.add(own_w, || Ok(dy))
+    }))
 }
 
 /// x + y, of one shape.

@@ -5,12 +5,12 @@
 
 use crate::files;
 use crate::functions::{
-    add, add_rows, attention, cross_entropy, embedding, fake_quantize, linear, quantized_linear,
-    replace_rows, reshape, rms_norm, rope, scale, silu_mul,
+    adapted, add, add_rows, attention, cross_entropy, embedding, fake_quantize, fake_quantize_learned,
+    linear, quantized_linear, replace_rows, reshape, rms_norm, rope, scale, silu_mul,
 };
-use crate::lora::Lora;
+use crate::lora::{Adapter, Lora};
 use crate::parameters::Parameters;
-use crate::quantize_aware::QuantizeAware;
+use crate::quantize_aware::{Learned, QuantizeAware};
 use crate::tape::{Tape, Var};
 use crate::vision;
 use pascaline::nn::Matrix;
@@ -18,6 +18,7 @@ use pascaline::ops::{self, Attention};
 use pascaline::quant::{Format, QuantTensor};
 use pascaline::{DType, Device, Error, Result, Tensor};
 use qwen3_vl::config::Config;
+use qwen3_vl::gguf::{PlannedTensor, encode};
 use qwen3_vl::positions::{positions, text_rope};
 use qwen3_vl::preprocess::Patches;
 use qwen3_vl::weights::{EMBEDDING, LM_HEAD, Weights, expected};
@@ -327,13 +328,66 @@ impl Model {
         Ok(self.parameter(&mut Tape::silent(), name)?.value().clone())
     }
 
+    /// A tensor's bytes in a file of the plan that the model is trained for: the values that [`seen`](Self::seen) gives, bit for bit.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if there is none of this name or for values beyond f16's range, or a device error.
+    pub fn encoded(&self, tensor: &PlannedTensor) -> Result<Vec<u8>> {
+        let whole = self.whole(&mut Tape::silent(), &tensor.published)?;
+        if let Some(learned) = self.quantize_aware.learned(&tensor.published) {
+            let scales = learned.scales(self.parameters.get(learned.factors).value())?;
+            return ops::quantize_scaled(whole.value(), &scales, learned.format)?.to_gguf_bytes();
+        }
+        encode(tensor.ty, &tensor.values(whole.value().to_vec()?), tensor.matrix(), &self.device)
+    }
+
+    /// Learns the scales of the blocks of all weights that are rounded to quants and are trained or carry adapters, beside these.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn learn_scales(&mut self) -> Result<()> {
+        for (name, format) in self.quantize_aware.scaled() {
+            let is_trained = self.parameters.get(self.parameters.required(&name)?).is_trained();
+            if !is_trained && self.adapter_of(&name).is_none() {
+                continue;
+            }
+            let first = Learned::first(self.whole(&mut Tape::silent(), &name)?.value(), format)?;
+            // of one dimension, as all that does not decay
+            let factors = Tensor::ones([first.shape().elements()], DType::F32, &self.device)?;
+            let factors = self.parameters.add(format!("{name}.scale_factors"), factors, true)?;
+            self.quantize_aware.learn(name, Learned { format, first, factors });
+        }
+        Ok(())
+    }
+
     /// A parameter by its name, as the forward pass has it.
     pub(crate) fn parameter(&self, tape: &mut Tape, name: &str) -> Result<Var> {
-        let whole = tape.parameter(&self.parameters, self.parameters.required(name)?);
-        match self.quantize_aware.ty(name) {
-            Some(ty) => fake_quantize(tape, &whole, ty),
-            None => Ok(whole),
+        let whole = self.whole(tape, name)?;
+        match (self.quantize_aware.learned(name), self.quantize_aware.ty(name)) {
+            (Some(learned), _) => {
+                let factors = tape.parameter(&self.parameters, learned.factors);
+                fake_quantize_learned(tape, &whole, &factors, learned)
+            }
+            (None, Some(ty)) => fake_quantize(tape, &whole, ty),
+            (None, None) => Ok(whole),
         }
+    }
+
+    /// A parameter before it is rounded. Where weights are rounded, adapters are merged with theirs, as in the files.
+    fn whole(&self, tape: &mut Tape, name: &str) -> Result<Var> {
+        let weight = tape.parameter(&self.parameters, self.parameters.required(name)?);
+        match self.adapter_of(name) {
+            Some(adapter) if !self.quantize_aware.is_empty() => {
+                let [a, b] = [adapter.a, adapter.b].map(|number| tape.parameter(&self.parameters, number));
+                adapted(tape, &weight, [&a, &b], self.lora.scale())
+            }
+            _ => Ok(weight),
+        }
+    }
+
+    /// The adapter of a linear map's weight.
+    fn adapter_of(&self, name: &str) -> Option<Adapter> {
+        self.lora.of(name.strip_suffix(".weight")?)
     }
 
     /// A linear map, with its adapter if it has one. `name` is the module's.
@@ -346,7 +400,8 @@ impl Model {
             true => Some(self.parameter(tape, &format!("{name}.bias"))?),
             false => None,
         };
-        let adapter = self.lora.of(name).map(|adapter| {
+        let beside = self.lora.of(name).filter(|_| self.quantize_aware.is_empty());
+        let adapter = beside.map(|adapter| {
             let [a, b] = [adapter.a, adapter.b].map(|number| tape.parameter(&self.parameters, number));
             (a, b, self.lora.scale())
         });

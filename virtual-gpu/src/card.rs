@@ -1,4 +1,4 @@
-//! The Pascal cards that the device can play.
+//! The Pascal cards that the virtual device can simulate.
 
 /// A card's figures: published ones, at boost clock.
 #[derive(Debug, PartialEq)]

@@ -1,4 +1,4 @@
-//! Which cards the devices play, and which checks run on them.
+//! Which cards the devices simulate, and which checks run on them.
 
 use crate::card::Card;
 use crate::memory::MAX_DEVICES;

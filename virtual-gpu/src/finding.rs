@@ -23,7 +23,7 @@ pub enum FindingKind {
     BarrierDivergence,
     /// A shuffle, vote or warp barrier whose named lanes do not execute it together.
     NotConverged,
-    /// A shuffle that reads a lane which does not take part.
+    /// A shuffle that reads a lane which does not execute it.
     ShuffleInactive,
     /// A pointer into the memory of another device, without peer access to it.
     WrongDevice,
@@ -102,7 +102,7 @@ impl std::error::Error for Finding {}
 
 static FINDINGS: Mutex<Vec<Finding>> = Mutex::new(Vec::new());
 
-/// Prints a line for people. Where stderr can't be written there is nobody to tell; `eprintln!` would panic.
+/// Prints a line for users. If stderr can't be written, the line is lost; `eprintln!` would panic.
 pub(crate) fn say(what: &impl fmt::Display) {
     let _ = writeln!(io::stderr(), "virtual GPU: {what}");
 }

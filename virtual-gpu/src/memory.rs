@@ -133,7 +133,7 @@ impl Allocation {
     }
 
     fn poison(&self) {
-        // SAFETY: the buffer has `size` bytes and no launch runs while an allocation is made or freed.
+        // SAFETY: the buffer has `size` bytes and no launch runs during an allocation or a free.
         unsafe { self.data.as_ptr().write_bytes(POISON, self.size as usize) };
     }
 }
@@ -360,7 +360,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether a bad address lies in memory that is not live, and a description of what it is near.
+    /// Whether a bad address is in memory that is not live, and a description of what it is near.
     pub(crate) fn describe(&self, address: u64) -> (bool, String) {
         let inner = self.lock();
         if let Some((base, size)) = inner.freed.range(..=address).next_back()

@@ -35,7 +35,7 @@ pub fn keep_reports() {
 }
 
 /// Takes the reports of all launches that have ended since [`keep_reports`] or the last call, in the order in which
-/// they ran; none without [`keep_reports`]. Launches after it are counted anew, also under
+/// they ran; none without [`keep_reports`]. Launches after it are counted from zero, also under
 /// [`Config::once`](crate::Config::once).
 pub fn take_reports() -> Vec<LaunchReport> {
     lock().as_mut().map(std::mem::take).unwrap_or_default().reports

@@ -6,7 +6,7 @@ const HEAD: &str = ".version 6.4\n.target sm_61\n.address_size 64\n.visible .ent
     .reg .b64 %rd<8>; .reg .b32 %r<8>; .reg .b16 %h<4>; .reg .pred %p<4>; .shared .align 16 .b8 s[256]; .local .align 8 .b8 l[16];\n\
     ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2; shl.b32 %r2, %r1, 2; mov.u32 %r3, s; add.u32 %r3, %r3, %r2;\n";
 
-/// Runs `code` (which begins on line 7) with a buffer of 64 written words, then 64 more that nobody wrote.
+/// Runs `code` (which begins on line 7) with a buffer of 64 written words, then 64 unwritten ones.
 fn run_with(config: Config, grid: u32, threads: u32, code: &str) -> Result<LaunchReport, Finding> {
     let mut gpu = Gpu::new(config);
     let module = gpu.load(Module::parse(&format!("{HEAD}{code}\nret;\n}}")).unwrap()).unwrap();
@@ -293,4 +293,138 @@ fn counters() {
     assert_eq!(c.sectors_per_request(), 4.0);
     // 11 instructions by all threads, the branch by the 16 that take it, the addition by the others, ret by all.
     assert_eq!(c.thread_total(), 64 * 11 + 16 + 48 + 64);
+}
+
+/// Thread 35 alone is at fault, which is lane 3 of the second warp.
+#[test]
+fn a_fault_names_its_thread() {
+    let alone = |setup: &str, fault: &str, kind: FindingKind| {
+        let code = format!("setp.eq.u32 %p1, %r1, 35; {setup}\n@%p1 {fault}");
+        let f = run(64, &code).expect_err(fault);
+        assert_eq!((f.kind, f.line, f.thread), (kind, 8, [35, 0, 0]), "{f}");
+    };
+    alone("", "ld.global.u32 %r4, [%rd1+2];", FindingKind::Misaligned);
+    alone("", "ld.global.u32 %r4, [%rd1+256];", FindingKind::Uninitialized);
+    alone("", "red.global.add.u32 [%rd1+256], 1;", FindingKind::Uninitialized);
+    alone("", "ld.global.u32 %r4, [%rd1+512];", FindingKind::OutOfBounds);
+    alone("", "st.shared.u32 [s+256], %r1;", FindingKind::OutOfBounds);
+    alone("", "st.local.u32 [l+16], %r1;", FindingKind::OutOfBounds);
+    alone("", "ld.local.u32 %r4, [l];", FindingKind::Uninitialized);
+    let generic = "mov.u64 %rd4, l; cvta.local.u64 %rd4, %rd4;";
+    alone(generic, "red.add.u32 [%rd4], 1;", FindingKind::OutOfBounds);
+    // The later of two lanes that store different values to one place.
+    let code = "setp.lt.u32 %p1, %r1, 33;\n@%p1 bra E;\nst.shared.u32 [s], %r1;\nE:";
+    caught(64, code, FindingKind::SharedRace, 9, 34);
+    let gone = "setp.ge.u32 %p1, %r1, 48;\n@%p1 ret;\nshfl.sync.down.b32 %r4, %r1, 1, 31, -1;";
+    caught(64, gone, FindingKind::ShuffleInactive, 9, 47);
+    let lanes = |mask: &str| {
+        let code = format!(
+            "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra E;\nshfl.sync.bfly.b32 %r4, %r1, 1, 31, {mask};\nE:"
+        );
+        caught(64, &code, FindingKind::NotConverged, 9, 32).message
+    };
+    assert!(lanes("0xfffffffe").contains("does not name the executing lane 0"));
+    assert!(lanes("0x0000ffff").contains("leaves out lane 16"));
+    // Part of the second warp does not come to a barrier.
+    let f = run(64, "setp.eq.u32 %p1, %r1, 35;\n@%p1 bra E;\nbar.sync 0;\nE:").unwrap_err();
+    assert_eq!((f.kind, f.line), (FindingKind::BarrierDivergence, 9), "{f}");
+    assert!(f.message.contains("(35,0,0)"), "{f}");
+    // The first of the threads that still run.
+    let config = Config { instruction_limit: 1 << 20, ..Config::default() };
+    let f = run_with(config, 1, 64, "setp.lt.u32 %p1, %r1, 40;\n@%p1 ret;\nL: bra L;").unwrap_err();
+    assert_eq!((f.kind, f.line, f.thread), (FindingKind::Timeout, 9, [40, 0, 0]), "{f}");
+}
+
+#[test]
+fn faults_in_blocks_of_three_dimensions() {
+    let text = ".version 6.4 .target sm_61 .address_size 64 .visible .entry k() { .reg .b32 %r<3>; .reg .pred %p;
+mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ctaid.y; mad.lo.u32 %r1, %r2, 10, %r1; mov.u32 %r2, %ctaid.z; mad.lo.u32 %r1, %r2, 100, %r1;
+mov.u32 %r2, %tid.x; mad.lo.u32 %r1, %r2, 1000, %r1; mov.u32 %r2, %tid.y; mad.lo.u32 %r1, %r2, 10000, %r1;
+mov.u32 %r2, %tid.z; mad.lo.u32 %r1, %r2, 100000, %r1; setp.eq.u32 %p, %r1, 213321; @%p trap; ret; }";
+    let mut gpu = Gpu::new(Config::default());
+    let module = gpu.load(Module::parse(text).unwrap()).unwrap();
+    let launch = Launch { grid: [2, 3, 4], block: [4, 3, 5], dynamic_shared: 0, params: &[] };
+    let f = gpu.launch(&module, "k", launch).unwrap_err();
+    assert_eq!((f.kind, f.block, f.thread), (FindingKind::Trap, [1, 2, 3], [3, 1, 2]), "{f}");
+}
+
+#[test]
+fn the_limit_of_a_block_counts_thread_instructions() {
+    let code = "mov.u32 %r4, 0;\nL: add.u32 %r4, %r4, 1;\nsetp.lt.u32 %p1, %r4, 40000;\n@%p1 bra L;";
+    let limited =
+        |instruction_limit| run_with(Config { instruction_limit, ..Config::default() }, 1, 32, code);
+    limited(32 * (3 * 40000 + 100)).unwrap();
+    assert_eq!(limited(32 * 2 * 40000).unwrap_err().kind, FindingKind::Timeout);
+}
+
+/// The second warp comes long after the first, which must not pass before.
+#[test]
+fn barriers_wait_for_slow_warps() {
+    let slow = "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra B;\nmov.u32 %r4, 0;\nL: add.u32 %r4, %r4, 1;\nsetp.lt.u32 %p2, %r4, 50000;\n\
+        @%p2 bra L;\nst.shared.u32 [%r3], %r1;\nB:\n";
+    let read = "\nsetp.lt.u32 %p1, %r1, 32;\n@%p1 ld.shared.u32 %r6, [%r3+128];";
+    for barrier in ["bar.sync 0;", "bar.sync 1, 64;", "bar.sync 15, 64;"] {
+        clean(64, &format!("{slow}{barrier}{read}"));
+    }
+    // One warp only arrives, and goes on: the other waits for what it does then.
+    let arrive = "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\nbar.arrive 3, 64;\nst.volatile.global.u32 [%rd1], 7;\nbra E;\n\
+        A: ld.volatile.global.u32 %r4, [%rd1];\nsetp.ne.u32 %p2, %r4, 7;\n@%p2 bra A;\nbar.sync 3, 64;\nE:";
+    clean(64, arrive);
+    // What it writes after its arrival races with the other's reads, what it wrote before does not.
+    let write = |before: &str, after: &str| {
+        format!(
+            "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\n{before}\nbar.arrive 3, 64;\n{after}\nbra E;\nA:\nbar.sync 3, 64;\nld.shared.u32 %r6, [s];\nE:"
+        )
+    };
+    let store = "st.shared.u32 [s], 7;";
+    clean(64, &write(store, ""));
+    let f = run(64, &write(store, store)).unwrap_err();
+    assert_eq!(f.kind, FindingKind::SharedRace, "{f}");
+}
+
+#[test]
+fn a_barrier_that_never_opens_says_why() {
+    let message = |threads, code: &str| {
+        let f = run(threads, code).unwrap_err();
+        assert_eq!(f.kind, FindingKind::BarrierDivergence, "{f}");
+        f.message
+    };
+    assert_eq!(message(64, "bar.sync 1, 96;"), "warp 0 waits at barrier 1 for more threads than there are");
+    let ended = "setp.ge.u32 %p1, %r1, 32;\n@%p1 ret;\nbar.sync 1, 64;";
+    assert_eq!(message(96, ended), "warp 0 waits at barrier 1, warp 1 has ended");
+    // Where a warp would go on is the line after its barrier.
+    let two = "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\nbar.sync 1, 64;\nbra E;\nA:\nbar.sync 2, 64;\nE:";
+    assert_eq!(message(64, two), "warp 0 waits at barrier 2, warp 1 is at line 10");
+    let lines = "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\nbar.sync 2, 96;\nbra E;\nA:\nbar.sync 2, 96;\nE:";
+    assert_eq!(message(64, lines), "warp 0 waits at barrier 2, warp 1 is at line 10");
+    assert_eq!(message(64, "bar.sync 16;"), "barrier 16: there are 16");
+    assert!(message(64, "bar.sync 1, 33;").contains("a barrier of 33 threads"));
+    assert!(message(64, "bar.sync 1, 0;").contains("a barrier of 0 threads"));
+    message(64, "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\nbar.sync 2, 64;\nbra E;\nA:\nbar.sync 2, 96;\nE:");
+}
+
+#[test]
+fn traffic_is_counted_by_space() {
+    let twice = |line: &str| {
+        let report = run(64, &format!("{line}\n{line}")).unwrap();
+        report.counters
+    };
+    let of = |t: pascaline_virtual_gpu::Traffic| (t.requests, t.units, t.bytes);
+    assert_eq!(of(twice("red.global.add.u32 [%rd3], 1;").atomics), (4, 16, 512));
+    assert_eq!(of(twice("st.global.u32 [%rd3], 1;").global_stores), (4, 16, 512));
+    assert_eq!(of(twice("st.local.u32 [l], 1;").local), (4, 16, 512));
+    let c = twice("st.shared.u32 [%r3], %r1;");
+    assert_eq!((of(c.shared_stores), c.bank_conflicts), ((4, 4, 512), 0));
+    // A warp's words lie two apart: two wavefronts, of which one is a conflict.
+    let c = run(32, "add.u32 %r4, %r3, %r2;\nst.shared.u32 [%r4], %r1;\nst.shared.u32 [%r4], %r1;")
+        .unwrap()
+        .counters;
+    assert_eq!((of(c.shared_stores), c.bank_conflicts), ((2, 4, 256), 2));
+    // Generic addresses count where they lead, and what no lane asks for is no request.
+    let generic = "mov.u64 %rd4, s; cvta.shared.u64 %rd4, %rd4; st.u32 [%rd4], 7;";
+    let c = run(32, generic).unwrap().counters;
+    assert_eq!((c.global_stores.requests, c.shared_stores.requests), (0, 1));
+    let c = run(32, "st.shared.u32 [s], 7;\nred.shared.add.u32 [s], 1;").unwrap().counters;
+    assert_eq!(c.atomics.requests, 0);
+    run(32, "atom.global.exch.b32 %r4, [%rd3+256], 1;").unwrap();
 }

@@ -555,7 +555,7 @@ fn page_locked_memory_outlives_a_restart() {
     let guard = device(Config::default());
     let mut at: *mut c_void = std::ptr::null_mut();
     call!("cuMemHostAlloc", (*mut *mut c_void, usize, c_uint), &mut at, BYTES, 0);
-    // SAFETY: as long as was asked for, and nobody else's.
+    // SAFETY: the buffer has the requested length and belongs to this test.
     let held = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), BYTES) };
     held.fill(7);
     restart(Config::default());

@@ -122,6 +122,9 @@ fn integer_arithmetic() {
         ("mad.hi.sat.s32 %r0, %r1, %r2, %r3;", [0x7fff_ffff, 0x7fff_ffff, 0x7fff_ffff], R(0x7fff_ffff)),
         ("mad.wide.u32 %rd0, %r1, %r2, %rd3;", [m1, m1, 1], D(m1 * m1 + 1)),
         ("mad.wide.s16 %r0, %h1, %h2, %r3;", [0xffff, 2, 1], R(u32::MAX)),
+        ("mad.wide.u16 %r0, %h1, %h2, %r3;", [0xffff, 0xffff, 1], R(0xfffe_0002)),
+        ("mad.wide.s32 %rd0, %r1, %r2, %rd3;", [m1, 3, 5], D(2)),
+        ("mad.hi.sat.s32 %r0, %r1, %r2, %r3;", [0x4000_0000, 0x10, 5], R(9)),
         ("mad.lo.u64 %rd0, %rd1, %rd2, %rd3;", [1 << 40, 1 << 24, 9], D(9)),
         ("mad24.lo.s32 %r0, %r1, %r2, %r3;", [0xff_ffff, 2, 5], R(3)),
         ("div.u32 %r0, %r1, %r2;", [100, 7, 0], R(14)),
@@ -132,6 +135,7 @@ fn integer_arithmetic() {
         ("neg.s32 %r0, %r1;", [5, 0, 0], R(-5i32 as u32)),
         ("neg.s16 %h0, %h1;", [1, 0, 0], H(0xffff)),
         ("abs.s32 %r0, %r1;", [-5i32 as u32 as u64, 0, 0], R(5)),
+        ("abs.s16 %h0, %h1;", [0xfffb, 0, 0], H(5)),
         ("abs.s64 %rd0, %rd1;", [-5i64 as u64, 0, 0], D(5)),
         ("min.s32 %r0, %r1, %r2;", [m1, 1, 0], R(u32::MAX)),
         ("min.u32 %r0, %r1, %r2;", [m1, 1, 0], R(1)),
@@ -155,6 +159,20 @@ fn carry_chains() {
         ("add.cc.u64 %rd4, %rd1, %rd2; addc.u64 %rd0, %rd3, 0;", [u64::MAX, 1, 7], D(8)),
         ("mad.lo.cc.u32 %r4, %r1, %r2, %r3; madc.hi.u32 %r0, %r1, %r2, 0;", [m1, m1, m1], R(0xffff_ffff)),
         ("mad.hi.cc.u32 %r4, %r1, %r2, %r3; addc.u32 %r0, 0, 0;", [m1, m1, m1], R(1)),
+        ("mad.hi.cc.s32 %r0, %r1, %r2, %r3;", [m1, 5, 7], R(6)),
+        ("mad.hi.cc.s64 %rd0, %rd1, %rd2, %rd3;", [u64::MAX, 5, 7], D(6)),
+        ("add.cc.u32 %r4, %r1, 1; madc.lo.u32 %r0, %r2, %r3, 5;", [m1, 3, 4], R(18)),
+        // lanes that do not take part keep their carry
+        (
+            "mov.u32 %r4, %laneid; setp.eq.u32 %p1, %r4, 3; add.cc.u32 %r4, %r1, 1; @!%p1 add.cc.u32 %r4, %r2, 0; addc.u32 %r0, 0, 0;",
+            [m1, 0, 0],
+            R(1),
+        ),
+        (
+            "mov.u32 %r4, %laneid; setp.eq.u32 %p1, %r4, 3; add.cc.u32 %r4, %r2, 0; @!%p1 add.cc.u32 %r4, %r1, 1; addc.u32 %r0, 0, 0;",
+            [m1, 0, 0],
+            R(0),
+        ),
     ]);
 }
 
@@ -186,6 +204,11 @@ fn bits_and_shifts() {
         ("bfe.u32 %r0, %r1, 0, 0;", [0xabcd, 0, 0], R(0)),
         ("bfe.u64 %rd0, %rd1, 60, 200;", [u64::MAX, 0, 0], D(0xf)),
         ("bfe.s64 %rd0, %rd1, 70, 2;", [u64::MAX, 0, 0], D(u64::MAX)),
+        ("bfe.s32 %r0, %r1, 4, 8;", [0x0765, 0, 0], R(0x76)),
+        ("bfe.s32 %r0, %r1, 4, 8;", [0x0b30, 0, 0], R(0xffff_ffb3)),
+        ("bfe.u64 %rd0, %rd1, 64, 8;", [u64::MAX, 0, 0], D(0)),
+        ("bfi.b32 %r0, %r1, %r2, 40, 4;", [0xf, 5, 0], R(5)),
+        ("bfi.b64 %rd0, %rd1, %rd2, 4, 200;", [1, 0xf, 0], D(0x1f)),
         ("bfi.b32 %r0, %r1, %r2, 8, 4;", [0xa, u32::MAX as u64, 0], R(0xffff_faff)),
         ("bfi.b32 %r0, %r1, %r2, 30, 8;", [3, 0, 0], R(0xc000_0000)),
         ("bfi.b64 %rd0, %rd1, %rd2, 32, 32;", [7, 5, 0], D((7 << 32) + 5)),
@@ -195,11 +218,14 @@ fn bits_and_shifts() {
         ("bfind.s32 %r0, %r1;", [0xffff_fff0, 0, 0], R(3)),
         ("bfind.shiftamt.u32 %r0, %r1;", [0x10, 0, 0], R(27)),
         ("bfind.u64 %r0, %rd1;", [1 << 40, 0, 0], R(40)),
+        ("bfind.s64 %r0, %rd1;", [1 << 40, 0, 0], R(40)),
+        ("bfind.s64 %r0, %rd1;", [-16i64 as u64, 0, 0], R(3)),
         ("brev.b32 %r0, %r1;", [1, 0, 0], R(1 << 31)),
         ("brev.b64 %rd0, %rd1;", [1, 0, 0], D(1 << 63)),
         ("clz.b32 %r0, %r1;", [0, 0, 0], R(32)),
         ("clz.b64 %r0, %rd1;", [1, 0, 0], R(63)),
         ("popc.b32 %r0, %r1;", [0xf0f0, 0, 0], R(8)),
+        ("popc.b32 %r0, %r1;", [0xf0f0, u64::MAX, u64::MAX], R(8)),
         ("popc.b64 %r0, %rd1;", [u64::MAX, 0, 0], R(64)),
         ("prmt.b32 %r0, %r1, %r2, 0x5410;", [0x3322_1100, 0x7766_5544, 0], R(0x5544_1100)),
         ("prmt.b32 %r0, %r1, %r2, 0x000f;", [0, 0x8000_0000, 0], R(0xff)),
@@ -209,6 +235,7 @@ fn bits_and_shifts() {
         ("prmt.b32.ecl %r0, %r1, %r2, 2;", [0x0302_0100, 0, 0], R(0x0302_0202)),
         ("prmt.b32.ecr %r0, %r1, %r2, 1;", [0x0302_0100, 0, 0], R(0x0101_0100)),
         ("prmt.b32.rc16 %r0, %r1, %r2, 1;", [0x0302_0100, 0, 0], R(0x0302_0302)),
+        ("prmt.b32.rc16 %r0, %r1, %r2, 2;", [0x0302_0100, 0, 0], R(0x0100_0100)),
         ("lop3.b32 %r0, %r1, %r2, %r3, 0x96;", [0xff00, 0x0ff0, 0x00ff], R(0xff00 ^ 0x0ff0 ^ 0x00ff)),
         ("lop3.b32 %r0, %r1, %r2, %r3, 0xea;", [0xff00, 0x0ff0, 0x00ff], R((0xff00 & 0x0ff0) | 0xff)),
         ("lop3.b32 %r0, %r1, %r2, %r3, 0xf0;", [0xff00, 0x0ff0, 0x00ff], R(0xff00)),
@@ -224,6 +251,10 @@ fn dot_products() {
         ("dp4a.s32.u32 %r0, %r1, %r2, %r3;", [0xff00_0000, 0xff00_0000, 0], R(-255i32 as u32)),
         ("dp2a.lo.s32.s32 %r0, %r1, %r2, %r3;", [0xffff_0002, 0x0909_0305, 1], R((-3i32 + 10 + 1) as u32)),
         ("dp2a.hi.u32.u32 %r0, %r1, %r2, %r3;", [0xffff_0002, 0x0305_0909, 1], R(65535 * 3 + 2 * 5 + 1)),
+        ("dp2a.lo.s32.s32 %r0, %r1, %r2, %r3;", [0xffff_0002, 0xfeff, 1], R(1)),
+        ("dp2a.lo.s32.u32 %r0, %r1, %r2, %r3;", [0xffff_0002, 0xfeff, 1], R(2 * 255 - 254 + 1)),
+        ("dp2a.lo.u32.s32 %r0, %r1, %r2, %r3;", [0xffff_0002, 0xfeff, 1], R((-2i32 - 65535 * 2 + 1) as u32)),
+        ("dp2a.lo.u32.u32 %r0, %r1, %r2, %r3;", [0xffff_0002, 0xfeff, 1], R(2 * 255 + 65535 * 254 + 1)),
     ]);
 }
 
@@ -233,6 +264,8 @@ fn moves_selections_and_predicates() {
         ("mov.u32 %r0, 0x1234;", [0; 3], R(0x1234)),
         ("mov.b64 %rd0, {%r1, %r2};", [1, 2, 0], D((2 << 32) + 1)),
         ("mov.b64 {%r4, %r0}, %rd1;", [7 << 32, 0, 0], R(7)),
+        ("mov.b64 %rd0, {%r1, %r2};", [0x8765_4321, 0x1234_5678, 0], D(0x1234_5678_8765_4321)),
+        ("mov.b64 {%r0, %r4}, %rd1;", [0x1234_5678_8765_4321, 0, 0], R(0x8765_4321)),
         ("mov.b32 %r0, {%h1, %h2};", [0x1111, 0x2222, 0], R(0x2222_1111)),
         ("mov.b32 {_, %h0}, %r1;", [0xabcd_0000, 0, 0], H(0xabcd)),
         ("mov.b64 %rd0, {%h1, %h2, %h3, %h1};", [1, 2, 3], D(0x0001_0003_0002_0001)),
@@ -266,6 +299,7 @@ fn moves_selections_and_predicates() {
         ("setp.gt.f32 %p0, %r1, %r2;", [SUB, 0, 0], P(true)),
         ("setp.lt.f16 %p0, %h1, %h2;", [0x3c00, 0x4000, 0], P(true)),
         ("set.lt.u32.s32 %r0, %r1, %r2;", [1, 2, 0], R(u32::MAX)),
+        ("set.lt.u32.s32 %r0, %r1, %r2;", [2, 1, 0], R(0)),
         ("set.gt.f32.s32 %r0, %r1, %r2;", [3, 2, 0], rf(1.0)),
         ("slct.b32.s32 %r0, %r1, %r2, %r3;", [1, 2, u32::MAX as u64], R(2)),
         ("slct.f32.f32 %r0, %r1, %r2, %r3;", [f(1.0), f(2.0), NAN], rf(2.0)),
@@ -289,6 +323,14 @@ fn f32_arithmetic() {
         ("add.f32 %r0, %r1, %r2;", [SUB, SUB, 0], R(0x2000)),
         ("add.sat.f32 %r0, %r1, %r2;", [f(1.0), f(1.0), 0], rf(1.0)),
         ("add.sat.f32 %r0, %r1, %r2;", [NAN, f(1.0), 0], R(0)),
+        ("add.sat.f32 %r0, %r1, %r2;", [f(0.25), f(0.25), 0], rf(0.5)),
+        ("add.sat.f32 %r0, %r1, %r2;", [f(-0.0), f(-0.0), 0], R(0)),
+        ("sub.sat.f32 %r0, %r1, %r2;", [f(1.0), f(0.25), 0], rf(0.75)),
+        ("sub.rz.f32 %r0, %r1, %r2;", [f(1.0), f(1e-20), 0], rf(1f32.next_down())),
+        ("add.rp.f32 %r0, %r1, %r2;", [INF, f(1.0), 0], R(INF as u32)),
+        ("add.rp.f32 %r0, %r1, %r2;", [f(1.0), f(-1.0), 0], R(0)),
+        ("add.rm.f32 %r0, %r1, %r2;", [f(1.0), f(-1.0), 0], rf(-0.0)),
+        ("add.rz.f32 %r0, %r1, %r2;", [f(f32::MAX), f(f32::MAX), 0], rf(f32::MAX)),
         ("sub.f32 %r0, %r1, %r2;", [f(1.0), f(3.0), 0], rf(-2.0)),
         ("mul.f32 %r0, %r1, %r2;", [f(3.0), f(-2.0), 0], rf(-6.0)),
         (
@@ -301,21 +343,50 @@ fn f32_arithmetic() {
         ("fma.rp.f32 %r0, %r1, %r2, %r3;", [f(1.0), f(1.0), f(1e-20)], rf(1f32.next_up())),
         ("fma.rz.f32 %r0, %r1, %r2, %r3;", [f(1.0), f(1.0), f(-1e-20)], rf(1f32.next_down())),
         ("fma.rn.ftz.sat.f32 %r0, %r1, %r2, %r3;", [f(2.0), f(2.0), f(2.0)], rf(1.0)),
+        ("fma.rn.ftz.f32 %r0, %r1, %r2, %r3;", [SUB, f(1.0), SUB], R(0)),
+        ("fma.rn.sat.f32 %r0, %r1, %r2, %r3;", [f(2.0), f(2.0), f(2.0)], rf(1.0)),
         ("mad.rn.f32 %r0, %r1, %r2, %r3;", [f(2.0), f(3.0), f(4.0)], rf(10.0)),
         ("div.rn.f32 %r0, %r1, %r2;", [f(1.0), f(3.0), 0], rf(third)),
         ("div.rz.f32 %r0, %r1, %r2;", [f(1.0), f(3.0), 0], rf(third.next_down())),
         ("div.approx.f32 %r0, %r1, %r2;", [f(1.0), 0x7f00_0000, 0], R(0)),
         ("div.full.f32 %r0, %r1, %r2;", [f(6.0), f(2.0), 0], rf(3.0)),
+        ("div.approx.f32 %r0, %r1, %r2;", [f(6.0), f(2.0), 0], rf(3.0)),
+        ("div.approx.f32 %r0, %r1, %r2;", [f(2.0), 0x7e80_0000, 0], R(0x0100_0000)),
+        ("div.approx.f32 %r0, %r1, %r2;", [f(-1.0), 0x7f00_0000, 0], rf(-0.0)),
+        ("div.approx.f32 %r0, %r1, %r2;", [f(-1.0), 0xff00_0000, 0], R(0)),
+        ("div.approx.f32 %r0, %r1, %r2;", [INF, 0x7f00_0000, 0], NAN_OUT),
+        ("div.approx.f32 %r0, %r1, %r2;", [INF, f(2.0), 0], R(INF as u32)),
+        ("div.approx.f32 %r0, %r1, %r2;", [NAN, 0x7f00_0000, 0], NAN_OUT),
+        ("div.approx.f32 %r0, %r1, %r2;", [INF, INF, 0], NAN_OUT),
+        ("div.rp.f32 %r0, %r1, %r2;", [f(1.0), INF, 0], R(0)),
+        ("div.rp.f32 %r0, %r1, %r2;", [0, f(3.0), 0], R(0)),
+        ("div.rz.f32 %r0, %r1, %r2;", [f(1.0), 0, 0], R(INF as u32)),
         ("div.rn.f32 %r0, %r1, %r2;", [f(1.0), 0, 0], R(INF as u32)),
         ("neg.f32 %r0, %r1;", [f(1.0), 0, 0], rf(-1.0)),
         ("neg.ftz.f32 %r0, %r1;", [SUB, 0, 0], R(1 << 31)),
         ("abs.f32 %r0, %r1;", [f(-1.0), 0, 0], rf(1.0)),
         ("min.f32 %r0, %r1, %r2;", [NAN, f(2.0), 0], rf(2.0)),
+        ("min.f32 %r0, %r1, %r2;", [f(2.0), NAN, 0], rf(2.0)),
+        ("min.f32 %r0, %r1, %r2;", [f(1.0), f(2.0), 0], rf(1.0)),
+        ("min.f32 %r0, %r1, %r2;", [f(2.0), f(1.0), 0], rf(1.0)),
+        ("min.f32 %r0, %r1, %r2;", [f(-2.0), f(-3.0), 0], rf(-3.0)),
+        ("min.f32 %r0, %r1, %r2;", [f(-0.0), f(0.0), 0], rf(-0.0)),
+        ("max.f32 %r0, %r1, %r2;", [f(2.0), NAN, 0], rf(2.0)),
+        ("max.f32 %r0, %r1, %r2;", [NAN, f(2.0), 0], rf(2.0)),
+        ("max.f32 %r0, %r1, %r2;", [f(1.0), f(2.0), 0], rf(2.0)),
+        ("max.f32 %r0, %r1, %r2;", [f(2.0), f(1.0), 0], rf(2.0)),
+        ("max.f32 %r0, %r1, %r2;", [f(-3.0), f(-2.0), 0], rf(-2.0)),
+        ("max.f32 %r0, %r1, %r2;", [f(-2.0), f(-3.0), 0], rf(-2.0)),
+        ("max.f32 %r0, %r1, %r2;", [f(0.0), f(-0.0), 0], rf(0.0)),
         ("max.f32 %r0, %r1, %r2;", [f(-0.0), f(0.0), 0], rf(0.0)),
         ("min.f32 %r0, %r1, %r2;", [f(0.0), f(-0.0), 0], rf(-0.0)),
         ("max.f32 %r0, %r1, %r2;", [NAN, NAN, 0], NAN_OUT),
         ("sqrt.rn.f32 %r0, %r1;", [f(2.0), 0, 0], rf(2f32.sqrt())),
         ("sqrt.rn.f32 %r0, %r1;", [f(-1.0), 0, 0], NAN_OUT),
+        ("sqrt.rp.f32 %r0, %r1;", [f(-1.0), 0, 0], NAN_OUT),
+        ("sqrt.rp.f32 %r0, %r1;", [NAN, 0, 0], NAN_OUT),
+        ("sqrt.rp.f32 %r0, %r1;", [f(-0.0), 0, 0], rf(-0.0)),
+        ("sqrt.rp.f32 %r0, %r1;", [INF, 0, 0], R(INF as u32)),
         ("rcp.rn.f32 %r0, %r1;", [f(3.0), 0, 0], rf(third)),
         ("rcp.rp.f32 %r0, %r1;", [f(3.0), 0, 0], rf(third)),
         ("rcp.approx.ftz.f32 %r0, %r1;", [SUB, 0, 0], R(INF as u32)),
@@ -332,10 +403,103 @@ fn f32_arithmetic() {
         ("sin.approx.f32 %r0, %r1;", [INF, 0, 0], NAN_OUT),
         ("testp.finite.f32 %p0, %r1;", [INF, 0, 0], P(false)),
         ("testp.subnormal.f32 %p0, %r1;", [SUB, 0, 0], P(true)),
+        ("testp.subnormal.f32 %p0, %r1;", [0, 0, 0], P(false)),
+        ("testp.subnormal.f32 %p0, %r1;", [f(1.0), 0, 0], P(false)),
+        ("testp.subnormal.f32 %p0, %r1;", [f(f32::MIN_POSITIVE), 0, 0], P(false)),
+        ("testp.subnormal.f64 %p0, %rd1;", [d(1e-40), 0, 0], P(false)),
+        ("testp.normal.f32 %p0, %r1;", [f(f32::MIN_POSITIVE), 0, 0], P(true)),
+        ("testp.normal.f32 %p0, %r1;", [SUB, 0, 0], P(false)),
+        ("testp.normal.f32 %p0, %r1;", [INF, 0, 0], P(false)),
+        ("testp.infinite.f32 %p0, %r1;", [INF, 0, 0], P(true)),
+        ("testp.infinite.f32 %p0, %r1;", [f(1.0), 0, 0], P(false)),
+        ("testp.number.f32 %p0, %r1;", [NAN, 0, 0], P(false)),
+        ("testp.number.f32 %p0, %r1;", [f(1.0), 0, 0], P(true)),
         ("testp.notanumber.f64 %p0, %rd1;", [d(f64::NAN), 0, 0], P(true)),
         ("copysign.f32 %r0, %r1, %r2;", [f(-1.0), f(3.0), 0], rf(-3.0)),
         ("copysign.f64 %rd0, %rd1, %rd2;", [d(1.0), d(-3.0), 0], df(3.0)),
+        ("copysign.f32 %r0, %r1, %r2;", [f(1.0), f(-3.0), 0], rf(3.0)),
+        ("copysign.f64 %rd0, %rd1, %rd2;", [d(-1.0), d(3.0), 0], df(-3.0)),
     ]);
+}
+
+/// Sums, products, quotients and roots of whole numbers, against the exact value in integers: each direction gives
+/// the neighbour on its side, the nearest one no farther than the others.
+#[test]
+fn every_direction_of_rounding_is_exact() {
+    // An exact value as a ratio of integers, which is compared with result · scale.
+    struct Exact {
+        op: &'static str,
+        value: fn([i128; 3]) -> i128,
+        result: fn(i128, [i128; 3]) -> i128,
+        scale: f64,
+    }
+    let exact = |op, value, result, scale| Exact { op, value, result, scale };
+    let narrow = [
+        exact("add", |[a, b, _]| a + b, |r, _| r, 1.0),
+        exact("mul", |[a, b, _]| a * b, |r, _| r, 1.0),
+        exact("fma", |[a, b, c]| a * b + c, |r, _| r, 1.0),
+        exact("div", |[a, ..]| a << 40, |r, [_, b, _]| r * b, (1u64 << 40) as f64),
+        exact("sqrt", |[a, ..]| a << 40, |r, _| r * r, (1u64 << 20) as f64),
+    ];
+    let wide = [
+        exact("div", |[a, ..]| a << 60, |r, [_, b, _]| r * b, (1u64 << 60) as f64),
+        exact("sqrt", |[a, ..]| a << 56, |r, _| r * r, (1u64 << 28) as f64),
+    ];
+    let mut state = 1u64;
+    let mut draw = |bits: u32| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let value = (state >> (64 - bits)) as i128 | 1 << (bits - 1) | 1;
+        if state & 1 << 7 != 0 { -value } else { value }
+    };
+    for round in 0..6 {
+        for is_wide in [false, true] {
+            for case in &narrow {
+                let bits = if is_wide { 53 } else { 24 };
+                let case = wide.iter().find(|w| is_wide && w.op == case.op).unwrap_or(case);
+                let mut x = [draw(bits), draw(bits - 11 - round), draw(bits - 3)];
+                if case.op == "sqrt" {
+                    x[0] = x[0].abs();
+                }
+                let operands = if case.op == "sqrt" { 1 } else { 2 + (case.op == "fma") as usize };
+                check_directions(case.op, is_wide, x, operands, |got| {
+                    let scaled = got * case.scale;
+                    assert_eq!(scaled, scaled.trunc(), "the scale is large enough");
+                    // A quotient's sign is on the divisor too.
+                    let (result, value) = ((case.result)(scaled as i128, x), (case.value)(x));
+                    if case.op == "div" && x[1] < 0 { value - result } else { result - value }
+                });
+            }
+        }
+    }
+}
+
+/// `off` tells by how much a result is above the exact value, in any unit.
+fn check_directions(op: &str, wide: bool, x: [i128; 3], operands: usize, off: impl Fn(f64) -> i128) {
+    let register = if wide { "%rd" } else { "%r" };
+    let ty = if wide { "f64" } else { "f32" };
+    let list: String = (1..=operands).map(|n| format!(", {register}{n}")).collect();
+    let inputs = x.map(|x| if wide { d(x as f64) } else { f(x as f32) });
+    for mode in ["rn", "rz", "rm", "rp"] {
+        let code = format!("{op}.{mode}.{ty} {register}0{list};");
+        let (got, below, above) = match run(&code, inputs, 32, if wide { D(0) } else { R(0) }) {
+            D(bits) => {
+                (f64::from_bits(bits), f64::from_bits(bits).next_down(), f64::from_bits(bits).next_up())
+            }
+            R(bits) => {
+                let x = f32::from_bits(bits);
+                (x as f64, x.next_down() as f64, x.next_up() as f64)
+            }
+            _ => unreachable!(),
+        };
+        let (got_off, up_ok, down_ok) = (off(got), off(below) < 0, off(above) > 0);
+        let down = mode == "rm" || mode == "rz" && got > 0.0;
+        let right = match mode {
+            "rn" => got_off.abs() <= off(below).abs() && got_off.abs() <= off(above).abs(),
+            _ if down => got_off <= 0 && down_ok,
+            _ => got_off >= 0 && up_ok,
+        };
+        assert!(right, "{code} {x:?}: {got}, off by {got_off}");
+    }
 }
 
 /// The approximations against f64, over many arguments: the ISA allows 2 ulp and more.
@@ -373,6 +537,29 @@ fn f64_and_f16_arithmetic() {
         ("rcp.rn.f64 %rd0, %rd1;", [d(4.0), 0, 0], df(0.25)),
         ("rsqrt.approx.f64 %rd0, %rd1;", [d(4.0), 0, 0], df(0.5)),
         ("min.f64 %rd0, %rd1, %rd2;", [d(f64::NAN), d(1.0), 0], df(1.0)),
+        ("min.f64 %rd0, %rd1, %rd2;", [d(2.0), d(f64::NAN), 0], df(2.0)),
+        ("min.f64 %rd0, %rd1, %rd2;", [d(2.0), d(3.0), 0], df(2.0)),
+        ("min.f64 %rd0, %rd1, %rd2;", [d(3.0), d(2.0), 0], df(2.0)),
+        ("min.f64 %rd0, %rd1, %rd2;", [d(-3.0), d(-2.0), 0], df(-3.0)),
+        ("min.f64 %rd0, %rd1, %rd2;", [d(0.0), d(-0.0), 0], df(-0.0)),
+        ("min.f64 %rd0, %rd1, %rd2;", [d(-0.0), d(0.0), 0], df(-0.0)),
+        ("max.f64 %rd0, %rd1, %rd2;", [d(f64::NAN), d(2.0), 0], df(2.0)),
+        ("max.f64 %rd0, %rd1, %rd2;", [d(2.0), d(f64::NAN), 0], df(2.0)),
+        ("max.f64 %rd0, %rd1, %rd2;", [d(2.0), d(3.0), 0], df(3.0)),
+        ("max.f64 %rd0, %rd1, %rd2;", [d(3.0), d(2.0), 0], df(3.0)),
+        ("max.f64 %rd0, %rd1, %rd2;", [d(0.0), d(-0.0), 0], df(0.0)),
+        ("max.f64 %rd0, %rd1, %rd2;", [d(-0.0), d(0.0), 0], df(0.0)),
+        ("add.rz.f64 %rd0, %rd1, %rd2;", [d(f64::INFINITY), d(1.0), 0], df(f64::INFINITY)),
+        ("add.rz.f64 %rd0, %rd1, %rd2;", [d(f64::MAX), d(f64::MAX), 0], df(f64::MAX)),
+        ("add.rm.f64 %rd0, %rd1, %rd2;", [d(1.0), d(-1.0), 0], df(-0.0)),
+        ("mul.rz.f64 %rd0, %rd1, %rd2;", [d(f64::INFINITY), d(2.0), 0], df(f64::INFINITY)),
+        ("fma.rz.f64 %rd0, %rd1, %rd2, %rd3;", [d(f64::INFINITY), d(2.0), d(1.0)], df(f64::INFINITY)),
+        ("fma.rz.f64 %rd0, %rd1, %rd2, %rd3;", [d(2.0), d(2.0), d(f64::INFINITY)], df(f64::INFINITY)),
+        ("fma.rz.f64 %rd0, %rd1, %rd2, %rd3;", [d(f64::MAX), d(2.0), d(1.0)], df(f64::MAX)),
+        ("div.rp.f64 %rd0, %rd1, %rd2;", [d(1.0), d(f64::INFINITY), 0], df(0.0)),
+        ("div.rz.f64 %rd0, %rd1, %rd2;", [d(1.0), d(0.0), 0], df(f64::INFINITY)),
+        ("sqrt.rp.f64 %rd0, %rd1;", [d(0.0), 0, 0], df(0.0)),
+        ("sqrt.rp.f64 %rd0, %rd1;", [d(f64::INFINITY), 0, 0], df(f64::INFINITY)),
         ("neg.f64 %rd0, %rd1;", [d(1.0), 0, 0], df(-1.0)),
         ("abs.f64 %rd0, %rd1;", [d(-1.0), 0, 0], df(1.0)),
         ("add.f16 %h0, %h1, %h2;", [0x3c00, 0x4000, 0], H(0x4200)),
@@ -381,6 +568,17 @@ fn f64_and_f16_arithmetic() {
         ("add.f16x2 %r0, %r1, %r2;", [0x3c00_4000, 0x3c00_3c00, 0], R(0x4000_4200)),
         ("fma.rn.f16x2 %r0, %r1, %r2, %r3;", [0x3c00_4000, 0x4000_4000, 0], R(0x4000_4400)),
         ("neg.f16 %h0, %h1;", [0x3c00, 0, 0], H(0xbc00)),
+        ("neg.f16 %h0, %h1;", [0xbc00, 0, 0], H(0x3c00)),
+        ("neg.f16x2 %r0, %r1;", [0xbc00_3c00, 0, 0], R(0x3c00_bc00)),
+        ("fma.rn.f16x2 %r0, %r1, %r2, %r3;", [0x3c00_4000, 0x4000_4000, 0x3c00_4000], R(0x4200_4600)),
+        // halves are flushed with .ftz alone, and keep their sign
+        ("add.f16 %h0, %h1, %h2;", [0x0001, 0x0001, 0], H(0x0002)),
+        ("add.ftz.f16 %h0, %h1, %h2;", [0x0001, 0x0001, 0], H(0x0000)),
+        ("add.ftz.f16 %h0, %h1, %h2;", [0x8001, 0x8001, 0], H(0x8000)),
+        ("add.ftz.f16 %h0, %h1, %h2;", [0x3c00, 0x4000, 0], H(0x4200)),
+        // halfway between two halves; beyond the largest
+        ("fma.rn.f16 %h0, %h1, %h2, %h3;", [0x3c01, 0x3c00, 0x1000], H(0x3c02)),
+        ("fma.rn.f16 %h0, %h1, %h2, %h3;", [0x6801, 0x6801, 0x0001], H(0x7c00)),
         ("sub.sat.f16 %h0, %h1, %h2;", [0x3c00, 0x4000, 0], H(0)),
     ]);
 }
@@ -513,6 +711,42 @@ fn memory_spaces_and_widths() {
         (&format!("{local} st.local.u16 [buf], %h1; ld.local.s8 %r0, [buf];"), [0x1ff, 0, 0], R(u32::MAX)),
         (&format!("{local} st.local.u16 [buf], %h1; ld.local.u8 %r0, [buf+1];"), [0x1ff, 0, 0], R(1)),
         (&format!("{local} st.local.s16 [buf], %h1; ld.local.s16 %rd0, [buf];"), [0xfffe, 0, 0], D(-2i64 as u64)),
+        (&format!("{local} st.local.s16 [buf], %h1; ld.local.s16 %rd0, [buf];"), [0xfe00, 0, 0], D(-512i64 as u64)),
+        (
+            &format!("{local} st.local.u32 [buf], %r1; ld.local.s32 %rd0, [buf];"),
+            [0x8000_0000, 0, 0],
+            D(0xffff_ffff_8000_0000),
+        ),
+        (
+            &format!("{local} st.local.u32 [buf+8], %r1; st.local.u32 [buf+12], %r2; ld.local.v2.u32 {{%r4, %r0}}, [buf+8];"),
+            [1, 2, 0],
+            R(2),
+        ),
+        ("st.global.v2.u32 [%out+8], {%r1, %r2}; ld.global.u32 %r0, [%out+12];", [1, 2, 0], R(2)),
+        (
+            "st.global.u32 [%out+8], %r1; st.global.u32 [%out+12], %r2; ld.global.v2.u32 {%r4, %r0}, [%out+8];",
+            [1, 2, 0],
+            R(2),
+        ),
+        (
+            "{ .shared .align 8 .b8 t[16]; st.shared.u32 [t+8], %r1; st.shared.u32 [t+12], %r2; ld.shared.v2.u32 {%r4, %r0}, [t+8]; }",
+            [1, 2, 0],
+            R(2),
+        ),
+        (
+            "{ .shared .align 8 .b8 t[16]; st.shared.u32 [t+4], 0; st.shared.u8 [t+5], %r1; st.shared.u16 [t+6], %h2; ld.shared.u32 %r0, [t+4]; }",
+            [0x1ff, 0x1234, 0],
+            R(0x1234_ff00),
+        ),
+        // addresses of three spaces in one instruction
+        (
+            "{ .shared .align 8 .b8 t[8]; .local .align 8 .b8 l[8]; .reg .b64 %g<4>; .reg .pred %q<2>; .reg .b32 %n;
+               mov.u32 %n, %laneid; mov.u64 %g1, t; cvta.shared.u64 %g1, %g1; mov.u64 %g2, l; cvta.local.u64 %g2, %g2;
+               setp.eq.u32 %q0, %n, 3; setp.eq.u32 %q1, %n, 2; selp.b64 %g3, %g1, %out, %q0; selp.b64 %g3, %g2, %g3, %q1;
+               @%q0 st.shared.u32 [t], 5; st.u32 [%g3], 77; ld.u32 %r0, [%g3]; ld.shared.u32 %r4, [t]; add.u32 %r0, %r0, %r4; }",
+            [0; 3],
+            R(154),
+        ),
         (
             &format!("{local} mov.u64 %rd4, buf; cvta.local.u64 %g, %rd4; isspacep.local %p0, %g;"),
             [0; 3],
@@ -566,6 +800,10 @@ fn atomics() {
         (&on("@%q red.shared.xor.b64 [t], %rd2;"), [6, 3, 0], D(5)),
         (&on("@%q red.shared.inc.u32 [t], %r2;"), [6, 6, 0], D(0)),
         (&on("@%q red.shared.dec.u32 [t], %r2;"), [0, 6, 0], D(6)),
+        (&on("@%q red.shared.inc.u32 [t], %r2;"), [2, 6, 0], D(3)),
+        (&on("@%q red.shared.dec.u32 [t], %r2;"), [5, 3, 0], D(3)),
+        (&on("@%q red.shared.dec.u32 [t], %r2;"), [3, 5, 0], D(2)),
+        (&on("@%q red.shared.dec.u32 [t], %r2;"), [5, 5, 0], D(4)),
         (&on("@%q atom.shared.exch.b32 %r5, [t], %r2;"), [6, 9, 0], D(9)),
         (&on("@%q atom.shared.cas.b32 %r5, [t], %r2, %r3;"), [6, 6, 11], D(11)),
         (&on("@%q atom.shared.cas.b32 %r5, [t], %r2, %r3;"), [6, 7, 11], D(6)),
@@ -608,12 +846,22 @@ fn warp_exchange() {
     // Segments of four lanes: c = 0x1c03.
     full(&format!("{lane} shfl.sync.down.b32 %r0|%p0, %r5, 1, 0x1c03, -1;"), P(false));
     full(&format!("{lane} shfl.sync.idx.b32 %r0, %r5, 1, 0x1c03, -1;"), R(10));
+    full(&format!("{lane} shfl.sync.down.b32 %r0|%p0, %r5, 1, 31, -1;"), P(true));
+    full(&format!("{lane} shfl.sync.bfly.b32 %r0, %r5, 1, 2, -1;"), R(20));
+    full(&format!("{lane} shfl.sync.bfly.b32 %r0, %r5, 4, 3, -1;"), R(30));
+    // What the first and the third lane of the second segment get.
+    let of = |n: u32| format!("shfl.sync.idx.b32 %r0, %r6, {n}, 31, -1;");
+    full(&format!("{lane} shfl.sync.up.b32 %r6, %r5, 1, 0x1c00, -1; {}", of(4)), R(40));
+    full(&format!("{lane} shfl.sync.idx.b32 %r6, %r5, 1, 0x1c03, -1; {}", of(6)), R(50));
+    full(&format!("{lane} shfl.sync.idx.b32 %r6, %r5, 3, 0x1c01, -1; {}", of(6)), R(60));
     full(&format!("{lane} shfl.bfly.b32 %r0, %r5, 1, 31;"), R(20));
     let odd = "and.b32 %r6, %r4, 1; setp.eq.u32 %p1, %r6, 1; ";
     full(&format!("{lane}{odd} vote.sync.ballot.b32 %r0, %p1, -1;"), R(0xaaaa_aaaa));
     full(&format!("{lane}{odd} vote.sync.any.pred %p0, %p1, -1;"), P(true));
     full(&format!("{lane}{odd} vote.sync.all.pred %p0, %p1, -1;"), P(false));
     full(&format!("{lane}{odd} vote.sync.uni.pred %p0, !%p1, -1;"), P(false));
+    full("setp.eq.u32 %p1, 0, 0; vote.sync.uni.pred %p0, %p1, -1;", P(true));
+    full("setp.eq.u32 %p1, 0, 1; vote.sync.uni.pred %p0, %p1, -1;", P(true));
     full(&format!("{lane}{odd} vote.ballot.b32 %r0, !%p1;"), R(0x5555_5555));
     full(&format!("{lane}{odd} @%p1 activemask.b32 %r0;"), R(0xaaaa_aaaa));
     full(&format!("{lane}{odd} bar.warp.sync -1; mov.u32 %r0, %r4;"), R(3));

@@ -362,3 +362,111 @@ fn pointers_streams_and_kernels_of_the_wrong_device_are_findings() {
     assert_eq!(b.words(), vec![5; N]);
     assert_eq!(kinds(), []);
 }
+
+/// A graph of both devices: a += 1, b = a + 1, a += 1, each after the one before but for the wait that is left out.
+fn graph_over(pair: &Pair, left_out: Option<usize>) -> *mut c_void {
+    let [a, b] = &pair.sides;
+    for (side, peer) in [(a, b), (b, a)] {
+        side.enter();
+        code!("cuCtxEnablePeerAccess", (*mut c_void, c_uint), peer.context, 0);
+    }
+    let order = |number: usize, from: &Side, to: &Side| {
+        let event = from.event();
+        from.record(event);
+        if left_out != Some(number) {
+            to.wait_for(event);
+        }
+    };
+    a.enter();
+    call!("cuStreamBeginCapture_v2", (*mut c_void, c_int), a.stream, 2);
+    order(9, a, b);
+    a.enter();
+    assert_eq!(a.launch(a.buffer, a.buffer), 0);
+    order(0, a, b);
+    b.enter();
+    assert_eq!(b.launch(b.buffer, a.buffer), 0);
+    order(1, b, a);
+    a.enter();
+    assert_eq!(a.launch(a.buffer, a.buffer), 0);
+    order(9, b, a);
+    let (mut graph, mut exec) = (null_mut(), null_mut());
+    a.enter();
+    call!("cuStreamEndCapture", (*mut c_void, *mut *mut c_void), a.stream, &mut graph);
+    call!("cuGraphInstantiateWithFlags", (*mut *mut c_void, *mut c_void, u64), &mut exec, graph, 0);
+    exec
+}
+
+#[test]
+fn a_graph_spans_devices() {
+    for seed in 1..10 {
+        let pair = Pair::new(Config { seed, ..Config::default() });
+        let [a, b] = &pair.sides;
+        let exec = graph_over(&pair, None);
+        assert_eq!(a.words(), vec![5; N], "capturing runs nothing");
+        for _ in 0..2 {
+            a.enter();
+            call!("cuGraphLaunch", (*mut c_void, *mut c_void), exec, a.stream);
+        }
+        // what follows the graph follows all of it
+        let done = a.event();
+        a.record(done);
+        b.wait_for(done);
+        assert_eq!(b.launch(b.buffer, b.buffer), 0);
+        b.synchronize();
+        assert_eq!((a.words(), b.words(), kinds()), (vec![9; N], vec![10; N], vec![]), "seed {seed}");
+        call!("cuGraphExecDestroy", (*mut c_void), exec);
+        drop(pair);
+        for missing in 0..2 {
+            let pair = Pair::new(Config { seed, ..Config::default() });
+            let [a, b] = &pair.sides;
+            let exec = graph_over(&pair, Some(missing));
+            a.enter();
+            call!("cuGraphLaunch", (*mut c_void, *mut c_void), exec, a.stream);
+            let codes = [a.wait(), b.wait()];
+            assert!(codes.contains(&719), "seed {seed}, wait {missing}: {codes:?}");
+            assert_eq!(kinds(), [FindingKind::MissingWait], "seed {seed}, wait {missing}");
+        }
+    }
+}
+
+#[test]
+fn a_fault_in_a_graph_ends_what_follows_it() {
+    for seed in 1..10 {
+        let pair = Pair::new(Config { seed, ..Config::default() });
+        let [a, b] = &pair.sides;
+        let exec = graph_over(&pair, None);
+        b.enter();
+        call!("cuMemFree_v2", (u64), b.buffer);
+        a.enter();
+        call!("cuGraphLaunch", (*mut c_void, *mut c_void), exec, a.stream);
+        assert_eq!((a.wait(), b.wait()), (0, 700));
+        assert_eq!(kinds(), [FindingKind::UseAfterFree]);
+        assert_eq!(a.words(), vec![6; N], "the last node follows the one that failed");
+    }
+}
+
+#[test]
+fn memory_of_a_pool_is_reached_with_its_leave() {
+    for leave in [false, true] {
+        let pair = Pair::new(Config::default());
+        let [a, b] = &pair.sides;
+        a.enter();
+        call!("cuCtxEnablePeerAccess", (*mut c_void, c_uint), b.context, 0);
+        b.enter();
+        let (mut pool, mut at) = (null_mut(), 0u64);
+        call!("cuDeviceGetDefaultMemPool", (*mut *mut c_void, c_int), &mut pool, 1);
+        let access: [c_int; 3] = [1, 0, if leave { 3 } else { 0 }];
+        call!("cuMemPoolSetAccess", (*mut c_void, *const c_int, usize), pool, access.as_ptr(), 1);
+        call!("cuMemAllocAsync", (*mut u64, usize, *mut c_void), &mut at, 4 * N, b.stream);
+        call!("cuMemsetD32Async", (u64, c_uint, usize, *mut c_void), at, 8, N, b.stream);
+        b.synchronize();
+        a.enter();
+        assert_eq!(a.launch(a.buffer, at), 0);
+        if leave {
+            a.synchronize();
+            assert_eq!((a.words(), kinds()), (vec![9; N], vec![]));
+        } else {
+            assert_eq!((a.wait(), kinds()), (700, vec![FindingKind::WrongDevice]));
+        }
+    }
+}

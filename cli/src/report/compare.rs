@@ -1,4 +1,4 @@
-//! `pascaline report --compare`: the estimates in reports beside what was measured there.
+//! `pascaline report --compare`: compares the estimates in reports with the measurements there.
 
 use super::estimates::{Card, Estimate, simulated};
 use super::ratio::{Ratio, Summary};
@@ -11,12 +11,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Cases that are named, of those whose estimates are off most.
+/// The number of worst cases to list.
 const NAMED: usize = 10;
-/// The largest report that is read.
+/// The largest report to read.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// What is read of a report.
+/// The fields that are read from a report.
 #[derive(Deserialize)]
 struct Report {
     report: u32,
@@ -75,16 +75,16 @@ struct Measured {
     decode_tokens_per_second: f64,
 }
 
-/// What came of one report.
+/// The comparison for one report.
 #[derive(Serialize)]
 struct Compared {
     card: String,
-    /// Of all cases that were estimated from counts of the kernels that were timed.
+    /// Over all cases that were estimated from counts of the timed kernels.
     cost_model: Option<Summary>,
     groups: Vec<Summary>,
     /// Seconds to the first token, measured over estimated.
     first_token: Option<f64>,
-    /// Seconds per token after it, likewise.
+    /// Seconds per token after it, measured over estimated.
     per_token: Option<f64>,
     cases: Vec<Ratio>,
 }
@@ -92,7 +92,7 @@ struct Compared {
 #[derive(Serialize)]
 struct Json<'a> {
     reports: &'a [Compared],
-    /// Of all reports together.
+    /// Over all reports.
     cost_model: Option<Summary>,
 }
 
@@ -130,7 +130,7 @@ fn read(file: &Path) -> Result<Report, Failure> {
     }
 }
 
-/// Cases whose very kernels were counted: what the cost model answers for.
+/// Cases whose own kernels were counted: the ones that test the cost model.
 fn counted(ratios: &[Ratio]) -> impl Iterator<Item = &Ratio> {
     ratios.iter().filter(|ratio| ratio.by == super::estimates::By::Counts && !ratio.other_kernels)
 }
@@ -151,7 +151,7 @@ fn compare(report: Report, again: bool, screen: &mut Screen) -> Result<Compared,
     if again {
         let ids: Vec<_> = cases.iter().map(|case| case.id.clone()).collect();
         screen.start(ids.len());
-        let found = simulated(&card, &ids, || false, screen)?;
+        let found = simulated(&card, &ids, |_| false, screen)?;
         screen.finish();
         for estimate in found {
             if let Some(old) = cases.iter_mut().find(|old| old.id == estimate.id) {

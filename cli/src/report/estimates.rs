@@ -1,9 +1,10 @@
-//! Estimates of cases' times on the card of a report.
+//! Estimates of cases' times on a report's card.
 //!
-//! The virtual GPU plays that card and counts what the cases' kernels do, as `profile` does; the cost model makes times of the
-//! counts. A process has one driver, so this runs in a process of its own, this program with `report --estimate`. Cases come
-//! in the order of their work, until there is no more time. Those that are left are estimated from sizes: the time of their
-//! operations at the card's peak or of their bytes at the share of its bandwidth that COSTS.md names, and 5 µs per kernel.
+//! The virtual GPU simulates that card and counts what the cases' kernels do, as `profile` does; the cost model turns the
+//! counts into times. A process has one driver, so this runs in a process of its own: this program with `report
+//! --estimate`. Cases run in the order of their work until the time is up. The others are estimated from sizes: the time of
+//! their operations at the card's peak, or of their bytes at the share of its bandwidth that COSTS.md names, and 5 µs per
+//! kernel.
 
 use crate::costs::Costs;
 use crate::failure::Failure;
@@ -24,12 +25,12 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Of the published bandwidth, as in COSTS.md.
+/// Share of the published bandwidth, as in COSTS.md.
 const DRAM_EFFICIENCY: f64 = 0.8;
-/// How often the time is looked at while an estimate is waited for.
+/// How often the time is checked while waiting for an estimate.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The figures of a card that estimates depend on, as its driver tells them.
+/// The properties of a card that estimates depend on, as its driver reports them.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(super) struct Card {
     pub name: String,
@@ -49,13 +50,13 @@ pub(super) struct Estimate {
     pub id: String,
     pub seconds: f64,
     pub by: By,
-    /// The resource that limits most of that time.
+    /// The resource that bounds most of that time.
     pub bound: String,
-    /// The kernels that were counted, as in a case's `variant`.
+    /// The counted kernels, as in a case's `variant`.
     pub kernels: Option<String>,
 }
 
-/// How an estimate was made.
+/// The way of an estimate.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum By {
@@ -91,7 +92,7 @@ impl Card {
         }
     }
 
-    /// For the virtual GPU to play. A process plays one card, so that a little memory may stay taken.
+    /// The card as the virtual GPU's. It is leaked: a process simulates only one card.
     fn play(&self) -> &'static virtual_gpu::Card {
         let figures = virtual_gpu::Card {
             name: self.name.clone().leak(),
@@ -109,7 +110,8 @@ impl Card {
 }
 
 impl Estimate {
-    /// From a case's operations and bytes, which are known where its inputs were made. `variant` names its kernels.
+    /// From a case's operations and bytes. The bytes are known after its inputs were generated. `variant` names its
+    /// kernels.
     pub fn from_sizes(case: &dyn Case, bytes: f64, card: &Card, variant: Option<&str>) -> Self {
         let rate =
             f64::from(card.multiprocessors.max(1)) * 2.0 * 128.0 * f64::from(card.clock_mhz.max(1)) * 1e6;
@@ -145,29 +147,30 @@ impl Estimate {
     }
 }
 
-/// What is asked of the other process.
+/// The other process's input.
 #[derive(Deserialize, Serialize)]
 struct Question {
     card: Card,
     ids: Vec<String>,
 }
 
-/// Ends the other process.
+/// Kills the other process when dropped.
 struct Counting(Child);
 
 impl Drop for Counting {
     fn drop(&mut self) {
-        // it may have ended by itself
+        // it may have ended already
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The estimates of the cases with these ids that there is time for. Asks often whether the time is up.
+/// Estimates the cases with these ids in the other process, as many as fit in the time. Asks often whether the time is up
+/// after so many estimates.
 pub(super) fn simulated(
     card: &Card,
     ids: &[String],
-    is_up: impl Fn() -> bool,
+    is_up: impl Fn(usize) -> bool,
     screen: &Screen,
 ) -> Result<Vec<Estimate>, Failure> {
     let failed = |what: &str, error: &dyn std::fmt::Display| {
@@ -190,7 +193,7 @@ pub(super) fn simulated(
         BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
     });
     let mut found = Vec::new();
-    while !is_up() {
+    while !is_up(found.len()) {
         match lines.recv_timeout(LOOK) {
             Ok(line) => {
                 let estimate: Estimate =
@@ -206,7 +209,7 @@ pub(super) fn simulated(
     Ok(found)
 }
 
-/// The other process: reads a question from stdin, and prints an estimate per line.
+/// The other process: reads a question from stdin and prints one estimate per line.
 pub(super) fn serve() -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("the question on stdin: {error}"));
     let mut text = Vec::new();
@@ -227,7 +230,7 @@ pub(super) fn serve() -> Result<(), Failure> {
         let Ok(reports) = profile::one(case.as_ref(), &device, true, false) else {
             match is_lost() {
                 true => break,
-                false => continue, // one that this card refuses, as for want of memory, is estimated from sizes
+                false => continue, // one that this card refuses, for instance out of memory, is estimated from sizes
             }
         };
         let kernels: Vec<_> = reports.iter().map(|report| report.kernel.as_str()).collect();
@@ -243,7 +246,8 @@ pub(super) fn serve() -> Result<(), Failure> {
     Ok(())
 }
 
-/// How long a case takes here, in a unit of its own: operations and outputs. An embedding's are few, but its table has to be made.
+/// The relative time of simulating a case: operations and outputs. An embedding has few of either, but its table must be
+/// generated.
 fn work(case: &dyn Case) -> f64 {
     let table = if case.op() == "embedding" { 1e12 } else { 0.0 };
     case.flops() + case.output().0.elements() as f64 + table

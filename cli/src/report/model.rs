@@ -1,5 +1,5 @@
-//! The part of a report that is about a model: one of random weights, of the published 2B model's size, in the best type in which
-//! all of it fits the card. Its files are written for it and deleted.
+//! The model part of a report: a model with random weights and the published 2B model's size, in the best type in which it
+//! fits the card whole. Its files are written for the report and deleted.
 
 use super::time::{Part, TimeLimit};
 use super::{MODEL, MODEL_FILES};
@@ -26,7 +26,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
-/// All but size and weights: of a small checkpoint.
+/// Everything except size and weights, from a small checkpoint.
 const FILES: [(&str, &str); 4] = [
     ("config.json", include_str!("../../../tests/fixtures/qwen3-vl/tiny/config.json")),
     (
@@ -36,24 +36,24 @@ const FILES: [(&str, &str); 4] = [
     ("tokenizer.json", include_str!("../../../tests/fixtures/qwen3-vl/tiny/tokenizer.json")),
     ("tokenizer_config.json", include_str!("../../../tests/fixtures/qwen3-vl/tiny/tokenizer_config.json")),
 ];
-/// The types to choose from, the best first; the last is taken where none fits whole.
+/// The types to choose from, the best first; the last is used if none fits whole.
 const MIXES: [Mix; 2] = [Mix::Q8_0, Mix::Q4_K_M];
-/// Tokens that are generated at most.
+/// The most tokens to generate.
 const TOKENS: usize = 64;
 
-/// What came of it.
+/// The results.
 #[derive(Default, Serialize)]
 pub(super) struct Modelled {
-    /// Why it ended early, or at all.
+    /// Why it ended early, or why there are no results.
     message: Option<String>,
     pub size: Option<&'static str>,
     pub matrices: Option<&'static str>,
     parameters: Option<usize>,
     write_seconds: Option<f64>,
     load_seconds: Option<f64>,
-    /// Bytes of the GPU's memory that were planned at most, the context not counted.
+    /// The planned peak of the GPU's memory in bytes, without the context.
     planned_bytes: Option<usize>,
-    /// Bytes that were in use before, which `peak_bytes` counts.
+    /// Bytes in use before; `peak_bytes` includes them.
     context_bytes: Option<usize>,
     pub estimate: Option<Estimate>,
     stop_reason: Option<StopReason>,
@@ -84,7 +84,7 @@ impl Modelled {
     }
 }
 
-/// Writes, loads and runs the model; `folder` gets its files for that time. Never fails: what went wrong is said.
+/// Writes, loads and runs the model; its files are in `folder` meanwhile. Never fails: errors become messages.
 pub(super) fn measure(
     device: &Device,
     folder: Option<&Path>,
@@ -165,7 +165,7 @@ fn all(
     found.load_seconds = Some(loaded.seconds);
     found.context_bytes = loaded.context_bytes;
     found.planned_bytes = loaded.planned_bytes(&opened, &work)?;
-    // its times are the simulation's, which no estimate is of
+    // these are the simulation's times, which have no estimate
     found.estimate = if is_virtual() { None } else { loaded.estimate(&opened, &work, &target.peaks)? };
     screen.done();
 
@@ -199,13 +199,13 @@ fn answer(
     })
 }
 
-/// Colours that differ from pixel to pixel.
+/// Every pixel has another colour than its neighbours.
 fn picture(side: usize) -> Visual {
     let pixels = (0..side * side * 3).map(|i| ((i * 7919) >> 3) as u8).collect();
     Visual::Image { name: "report".into(), picture: Picture { height: side, width: side, pixels } }
 }
 
-/// Some hundred tokens.
+/// A question of some hundred tokens.
 fn question() -> String {
     "Say what is in this picture, where it is, and what it is made of. ".repeat(if is_virtual() {
         1

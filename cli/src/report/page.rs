@@ -1,4 +1,4 @@
-//! A report as a page of markdown, for people.
+//! A report as a markdown page, for people.
 
 use super::ratio::{Ratio, Summary};
 use super::{Findings, Timed, Validated};
@@ -7,7 +7,7 @@ use crate::table::{error, percent, time};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Lines of the table of temperatures.
+/// Rows of the temperature table.
 const MOMENTS: usize = 20;
 
 /// The page.
@@ -58,7 +58,7 @@ fn checks(page: &mut String, validated: &Validated) {
     let verdict = if *passed { "all right" } else { "WRONG RESULTS" };
     *page += &format!("\n## Checks: {} cases, {verdict}", cases.len());
     if *cases_not_run > 0 {
-        *page += &format!("; {cases_not_run} not run for want of time");
+        *page += &format!("; {cases_not_run} not run for lack of time");
     }
     page.push_str("\n\n| op | cases | failed | worst error | of tolerance |\n|---|---|---|---|---|\n");
     let mut ops: BTreeMap<&str, Vec<_>> = BTreeMap::new();
@@ -115,7 +115,7 @@ fn times(page: &mut String, timed: &Timed, findings: &Findings) {
         Ratio::new(estimate, row.median_ms?, row.variant.as_deref())
     };
     let ratios: Vec<_> = timed.cases.iter().filter_map(of_row).collect();
-    *page += &format!("\n## Times of {} cases, beside estimates for this card\n\n", timed.cases.len());
+    *page += &format!("\n## Times of {} cases, next to estimates for this card\n\n", timed.cases.len());
     let ceilings = &timed.ceilings;
     for ceiling in
         [&ceilings.launch, &ceilings.memory, &ceilings.compute, &ceilings.dp4a].into_iter().flatten()
@@ -130,7 +130,7 @@ fn times(page: &mut String, timed: &Timed, findings: &Findings) {
         *page += &format!("* sustained: {sustained}\n");
     }
     if timed.cases_not_run > 0 {
-        *page += &format!("* {} not run for want of time\n", timed.cases_not_run);
+        *page += &format!("* {} not run for lack of time\n", timed.cases_not_run);
     }
     for message in [&timed.left_out_rule, &timed.message].into_iter().flatten() {
         *page += &format!("* {message}\n");

@@ -1,12 +1,12 @@
-//! What a report must not tell: names of hosts, users and folders. None is put in; but messages of errors quote paths, and a
-//! home folder names its user.
+//! Removes what a report must not contain: names of hosts, users and folders. None is written on purpose, but error
+//! messages quote paths, and a home folder names its user.
 
 use crate::failure::Failure;
 use serde::Serialize;
 use serde_json::Value;
 use std::env;
 
-/// Names that stand for others.
+/// Names and their replacements.
 fn names() -> Vec<(String, &'static str)> {
     let home = env::home_dir();
     let program = env::current_exe().ok().and_then(|file| file.parent().map(ToOwned::to_owned));
@@ -25,17 +25,17 @@ fn names() -> Vec<(String, &'static str)> {
     names
 }
 
-/// A report without them.
+/// The report without these names.
 pub(super) fn redacted(report: &impl Serialize) -> Result<Value, Failure> {
     let value = serde_json::to_value(report);
     let mut value =
-        value.map_err(|error| Failure::Failed(format!("the report can't be made into JSON: {error}")))?;
+        value.map_err(|error| Failure::Failed(format!("the report can't be written as JSON: {error}")))?;
     let names = names();
     walk(&mut value, &names);
     Ok(value)
 }
 
-/// A text without them.
+/// The text without these names.
 pub(super) fn redacted_text(text: &str) -> String {
     without(text, &names())
 }

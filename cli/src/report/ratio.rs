@@ -1,4 +1,4 @@
-//! Measured times over estimated ones: above 1 the card is slower than estimated.
+//! Measured over estimated times: above 1 the card is slower than estimated.
 
 use super::estimates::{By, Estimate};
 use serde::Serialize;
@@ -13,12 +13,12 @@ pub(super) struct Ratio {
     pub ratio: f64,
     pub by: By,
     pub bound: String,
-    /// Whether other kernels were timed than counted: cards of other architectures choose others.
+    /// Whether the timed kernels differ from the counted ones: cards of other architectures choose other kernels.
     pub other_kernels: bool,
 }
 
 impl Ratio {
-    /// Of a case's median and the kernels that it launched; `None` without a time.
+    /// From a case's median and the kernels that it launched; `None` without a time.
     pub fn new(estimate: &Estimate, median_ms: f64, variant: Option<&str>) -> Option<Self> {
         let measured_seconds = median_ms / 1e3;
         let ratio = measured_seconds / estimate.seconds;
@@ -38,13 +38,13 @@ impl Ratio {
         self.ratio.max(1.0 / self.ratio)
     }
 
-    /// What it is summed up with: the way of the estimate, and the resource.
+    /// The group that it is summarised in: the way of the estimate, and the resource.
     pub fn group(&self) -> (By, bool, &str) {
         (self.by, self.other_kernels, &self.bound)
     }
 }
 
-/// How far several estimates are off.
+/// By how much several estimates are off.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Summary {
     pub by: Option<By>,
@@ -59,7 +59,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Of all; `None` if there are none.
+    /// Summarises these; `None` if there are none.
     pub fn of<'a>(ratios: impl IntoIterator<Item = &'a Ratio>) -> Option<Self> {
         let ratios: Vec<_> = ratios.into_iter().collect();
         let worst = ratios.iter().max_by(|a, b| a.factor_off().total_cmp(&b.factor_off()))?;
@@ -75,7 +75,7 @@ impl Summary {
         })
     }
 
-    /// Of each way to estimate and each resource.
+    /// One summary for each way of estimating and each resource.
     pub fn by_group(ratios: &[Ratio]) -> Vec<Self> {
         let mut groups: BTreeMap<_, Vec<&Ratio>> = BTreeMap::new();
         for ratio in ratios {
@@ -87,7 +87,7 @@ impl Summary {
         summaries.collect()
     }
 
-    /// How the estimates were made and what limits, for people.
+    /// The way of the estimates and the bounding resource, for people.
     pub fn title(&self) -> String {
         let Some(by) = self.by else { return "all".to_owned() };
         let others = if self.other_kernels { " of other kernels" } else { "" };

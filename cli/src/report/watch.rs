@@ -1,4 +1,4 @@
-//! Temperature, clock and power of a GPU over the time of a report.
+//! Records temperature, clock and power of a GPU during a report.
 
 use crate::environment::is_virtual;
 use pascaline::cuda::CudaDevice;
@@ -9,34 +9,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two samples: 300 in ten minutes.
+/// Time between two samples: 300 samples in ten minutes.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// What was seen.
+/// The samples, and limits of the device.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Temperatures {
     /// Why there are no samples.
     pub message: Option<String>,
-    /// The most that the device may draw, in W.
+    /// The device's power limit in W.
     pub power_limit: Option<f32>,
-    /// Where it slows itself down, in °C.
+    /// The temperature in °C at which it throttles itself.
     pub slowdown: Option<f32>,
     pub samples: Vec<Sample>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Sample {
-    /// Since the start.
+    /// Seconds since the start.
     pub seconds: f64,
     pub celsius: f32,
     pub watts: f32,
     pub clock_mhz: u32,
-    /// Whether the device slowed itself down because of heat, or because of power.
+    /// Whether the device throttled itself because of heat, or because of power.
     pub slowed_by_heat: bool,
     pub slowed_by_power: bool,
 }
 
-/// Watches a device until it is dropped.
+/// Samples a device until it is dropped.
 pub(super) struct Thermometer {
     seen: Arc<Mutex<Temperatures>>,
     ended: Arc<AtomicBool>,

@@ -36,7 +36,7 @@ impl BlockMask {
         })
     }
 
-    /// A window, and `global` first tokens that see everything and are seen by all.
+    /// A sliding window, and `global` first tokens that attend to every key and that every query attends to.
     ///
     /// Source: Beltagy et al. 2020, "Longformer", section 3.1. Causal with [`and_causal`](Self::and_causal).
     ///
@@ -51,8 +51,8 @@ impl BlockMask {
 
     /// A query attends to the `stride` blocks up to its own, and before them each `stride`-th block; causal.
     ///
-    /// Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.3, on blocks in the
-    /// place of tokens, as their own kernels have it; both heads of the factorisation in one mask.
+    /// Source: Child et al. 2019, "Generating long sequences with sparse transformers", section 4.3. It is applied to
+    /// blocks, not tokens, as in the authors' own kernels. One mask holds both heads of the factorisation.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a stride of 0, and as [`dense`](Self::dense).
@@ -65,8 +65,8 @@ impl BlockMask {
         Self::by_distance(grid, seen)?.and_causal()
     }
 
-    /// Blocks come in segments of `stride`; a query attends to its own segment, and of each segment before it the last
-    /// `summary` blocks; causal. Source: as [`strided`](Self::strided).
+    /// Blocks form segments of `stride`. A query attends to its own segment, and to the last `summary` blocks of each
+    /// segment before it; causal. Source: as [`strided`](Self::strided).
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a stride of 0, and as [`dense`](Self::dense).
@@ -80,8 +80,8 @@ impl BlockMask {
         Self::by_distance(grid, seen)?.and_causal()
     }
 
-    /// A window of `window` blocks to both sides of a query's own, `global` first blocks that attend to all and are attended to
-    /// by all, and `random` blocks more in each row, drawn anew for each of `heads` heads.
+    /// A window of `window` blocks to both sides of a query's own block, `global` first blocks that attend to all and are
+    /// attended to by all, and `random` further blocks in each row. Each of `heads` heads has its own random blocks.
     ///
     /// Source: Zaheer et al. 2020, "Big Bird", section 2 (the variant ITC). Causal with [`and_causal`](Self::and_causal),
     /// which removes about half of the random blocks. Equal seeds give equal masks on all machines.
@@ -148,7 +148,7 @@ impl BlockMask {
     /// Each of `heads` heads attends to all of the blocks that `columns(head, row)` lists, in any order.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a column that there is not, and as [`dense`](Self::dense).
+    /// [`Error::Unsupported`] for a column that does not exist, and as [`dense`](Self::dense).
     pub fn from_rule(
         grid: BlockGrid,
         heads: usize,
@@ -174,8 +174,8 @@ impl BlockMask {
     /// From compressed rows, as [`row_starts`](Self::row_starts) and [`columns`](Self::columns) give them.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if `row_starts` is not heads · rows + 1 ascending numbers from 0 to the number of
-    /// columns, or the columns of a row are not ascending and inside.
+    /// [`Error::Unsupported`] if `row_starts` is not heads · rows + 1 ascending numbers from 0 to the number of columns, or
+    /// if a row's columns do not ascend or do not exist.
     pub fn from_compressed(
         grid: BlockGrid,
         heads: usize,
@@ -201,7 +201,7 @@ impl BlockMask {
     /// From a matrix of booleans [heads, q_len, kv_len], row-major: true where a query attends to a key.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it has not as many entries, and as [`dense`](Self::dense).
+    /// [`Error::Unsupported`] if it does not have heads · q_len · kv_len entries, and as [`dense`](Self::dense).
     pub fn from_matrix(grid: BlockGrid, heads: usize, matrix: &[bool]) -> Result<Self> {
         let entries = heads.checked_mul(grid.q_len).and_then(|rows| rows.checked_mul(grid.kv_len));
         if entries != Some(matrix.len()) {
@@ -228,7 +228,7 @@ impl BlockMask {
         Ok(mask.mask)
     }
 
-    /// The blocks before and in a query's own for which `seen(own blocks, column)`.
+    /// All blocks up to a query's own for which `seen(own blocks, column)` is true.
     fn by_distance(grid: BlockGrid, seen: impl Fn(&Range<usize>, usize) -> bool) -> Result<Self> {
         Self::from_rule(grid, 1, |_, row| {
             let own = own_blocks(grid, row).unwrap_or(0..0);
@@ -242,15 +242,15 @@ fn clamp(grid: BlockGrid, position: i64) -> usize {
     position.clamp(0, grid.kv_len as i64) as usize
 }
 
-/// The block columns that the positions of a block row are in: two, where kv_len − q_len is no multiple of the block.
-/// `None` if all of them are before the first key.
+/// The block columns that contain the positions of a block row. Two, where kv_len − q_len is no multiple of the block;
+/// `None` if all positions are before the first key.
 pub(super) fn own_blocks(grid: BlockGrid, row: usize) -> Option<Range<usize>> {
     let last = grid.position(grid.q_len.min((row + 1) * grid.block) - 1);
     let first = grid.position(row * grid.block).max(0);
     (last >= 0).then(|| first as usize / grid.block..last as usize / grid.block + 1)
 }
 
-/// How many blocks `column` is away from the nearest of `own`.
+/// Distance in blocks from `column` to the nearest of `own`.
 fn distance(own: &Range<usize>, column: usize) -> usize {
     own.start.saturating_sub(column).max((column + 1).saturating_sub(own.end))
 }

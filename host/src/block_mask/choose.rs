@@ -4,19 +4,19 @@ use super::builders::own_blocks;
 use super::{BlockGrid, BlockMask, OP};
 use crate::{Error, Result};
 
-/// Which blocks of a row are worth computing, by the softmax of its blocks' scores.
+/// Which blocks of a row to keep, by the softmax of the row's block scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Choose {
-    /// This many with the highest scores.
+    /// The blocks with the highest scores, this many.
     TopK(usize),
-    /// The fewest whose shares of the softmax add up to this, above 0 and at most 1.
+    /// The fewest blocks whose shares of the softmax sum to at least this, above 0 and at most 1.
     Mass(f32),
 }
 
 impl BlockMask {
-    /// Each head's blocks chosen by `scores` [heads, rows, columns], which a softmax is taken of: the blocks of a row's
-    /// own position always, and the best of the others. Causal: only blocks up to a row's own compete, and within them
-    /// each query attends to no key after its position.
+    /// A mask from block scores: `scores` [heads, rows, columns], before the softmax. Each row keeps the blocks at its own
+    /// position, and the best of the others. Causal: only blocks up to a row's own compete, and within them each query
+    /// attends to no key after its position.
     ///
     /// A NaN among the scores counts as the lowest.
     ///

@@ -5,9 +5,9 @@ use crate::{Error, Result};
 use image::{ImageFormat, Rgb, RgbImage};
 use std::io::Cursor;
 
-/// Color of a block that is attended to in full; others are white, and parts are between.
+/// Color of a block that is attended to in full. A block without pairs is white; partial blocks are between.
 const SEEN: [f64; 3] = [24.0, 72.0, 148.0];
-/// Pixels of a picture's side, at most.
+/// The most pixels along a side of a picture.
 const MAX_SIDE: usize = 16384;
 
 impl BlockMask {
@@ -29,12 +29,12 @@ impl BlockMask {
         text
     }
 
-    /// One head's mask as a PNG file, `pixels` × `pixels` for a block (a power of two, at most a block): the more of a
-    /// pixel's pairs the mask has, the darker it is.
+    /// One head's mask as a PNG file, with `pixels` × `pixels` for a block (a power of two, at most the block). A pixel is
+    /// the darker, the more of its pairs are in the mask.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a head that does not exist, other numbers of pixels, or a picture of more than 16384
-    /// pixels to a side; [`Error::Image`] if it can't be encoded.
+    /// [`Error::Unsupported`] for a head that does not exist, any other `pixels`, or a picture of more than 16384 pixels to
+    /// a side; [`Error::Image`] if it can't be encoded.
     pub fn png(&self, head: usize, pixels: usize) -> Result<Vec<u8>> {
         let BlockGrid { block, q_len, kv_len } = self.grid;
         let unsupported = |argument, value: usize, reason: &str| Error::Unsupported {
@@ -49,7 +49,7 @@ impl BlockMask {
         if !pixels.is_power_of_two() || pixels > block {
             return Err(unsupported("pixels", pixels, "it must be a power of two, at most the block"));
         }
-        let pairs = block / pixels; // to a pixel's side
+        let pairs = block / pixels; // pairs along a pixel's side
         let (width, height) = (kv_len.div_ceil(pairs), q_len.div_ceil(pairs));
         if width.max(height) > MAX_SIDE {
             return Err(unsupported(

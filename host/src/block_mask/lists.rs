@@ -1,45 +1,46 @@
 //! Masks as the GPU's kernels read them: keys in groups of 16, and patterns of 16 × 16 pairs.
 //!
-//! A group that lists many queries' keys is cheap where the queries agree, whatever the block: so all four sizes are
-//! brought into this one form here, and the ends of the sequences too.
+//! A group of keys is cheap where its queries attend to the same keys, whatever the block size. So all four block sizes, and
+//! the ragged ends of the sequences, become this one form.
 
 use super::{BlockMask, Cell, low_bits};
 use kernels_gpu::attention::sparse::{GROUP, Item, NO_SLOT, QUERIES, Split, TILE_WORDS, Tile};
 use std::collections::HashMap;
 
-/// Tiles of an item, at least, before a row of blocks is split: a partial result costs about as much as half a tile.
+/// The fewest tiles of an item for a row of blocks to be split: a partial result costs about as much as half a tile.
 const MIN_SPLIT_TILES: usize = 16;
-/// How many times as long as the average an item may be. Long items come first, so that only those far above the
-/// average outlast the others.
+/// An item longer than this multiple of the average is split. Long items are launched first, so that only those far above
+/// the average outlast the others.
 const SPLIT_FROM: usize = 2;
 
-/// 16 × 16 pairs: a byte for each eight queries and each key, [2, 16].
+/// 16 × 16 pairs, [2, 16]: a byte holds eight queries of one key.
 type Small = [u8; 32];
 
-/// The kinds of patterns that have fixed numbers: nothing is seen, all is seen.
+/// The patterns with fixed numbers: no pair, all pairs.
 const NONE: u32 = 0;
 const ALL: u32 = 1;
 
-/// The lists of [`attention_sparse_d64_f32`](kernels_gpu::attention::sparse) and its like.
+/// The lists that [`attention_sparse_d64_f32`](kernels_gpu::attention::sparse) and the other prefill kernels read.
 #[derive(Debug, Default)]
 pub(crate) struct PrefillLists {
-    /// Of each item its words, the longest first.
+    /// The items, the longest first.
     pub items: Vec<Item>,
-    /// [`TILE_WORDS`] words each, and one tile more than there are, which may be read but is not used.
+    /// [`TILE_WORDS`] words for each tile, and one tile after the last: the kernels read it and do not use it.
     pub tiles: Vec<u32>,
-    /// 8 words each.
+    /// 8 words for each pattern.
     pub patterns: Vec<u32>,
-    /// The queries whose keys are shared out among several items.
+    /// The queries whose keys are split over several items.
     pub splits: Vec<Split>,
-    /// Partial results of them all, for one batch entry and query head of each mask head.
+    /// Number of partial results of all splits, for one batch entry and one query head of each mask head.
     pub slots: u32,
 }
 
-/// Patterns of 16 × 16, each once.
+/// Patterns of 16 × 16, each stored once.
 struct Patterns {
     all: Vec<Small>,
     ids: HashMap<Small, u32>,
-    /// Of a part of a block: its cell, the part's row and column, and how many keys there are.
+    /// The pattern of a part of a block, by the block's cell, the part's row and column, and its numbers of queries and
+    /// keys.
     parts: HashMap<(u32, usize, usize, usize, usize), u32>,
 }
 
@@ -50,7 +51,7 @@ impl Patterns {
         Self { all, ids, parts: HashMap::new() }
     }
 
-    /// Of the 16 × 16 pairs from query `i` and key `j` of a block on, of which there are `queries` × `keys`.
+    /// The pattern of the 16 × 16 pairs that begin at query `i` and key `j` of a block, of which `queries` × `keys` exist.
     fn id(&mut self, id: u32, cell: Cell, [i, j]: [usize; 2], [queries, keys]: [usize; 2]) -> u32 {
         if cell == Cell::Full && keys == GROUP {
             return ALL;
@@ -132,8 +133,8 @@ impl PrefillLists {
     }
 }
 
-/// The groups of 16 keys that 64 queries from `first` on see anything of: the first key, and each warp's pattern.
-/// Those that the same warps see come together, so that the others can skip whole tiles.
+/// The groups of 16 keys that any of 64 queries from `first` on attends to: the first key, and each warp's pattern. Groups
+/// that the same warps need are neighbours, so that the other warps skip whole tiles.
 fn groups(
     mask: &BlockMask,
     head: usize,
@@ -176,7 +177,7 @@ fn groups(
         .collect()
 }
 
-/// The lists of the decode kernels: queries are at most 8, and so of one row of blocks.
+/// The lists of the decode kernels. There are at most 8 queries, so one row of blocks.
 #[derive(Debug, Default)]
 pub(crate) struct DecodeLists {
     /// The index of each mask head's first group, and after the last head the number of groups: [heads + 1].
@@ -185,7 +186,7 @@ pub(crate) struct DecodeLists {
     pub keys: Vec<u32>,
     /// The keys of a group that each query attends to, as bits: [groups, q_len].
     pub seen: Vec<u32>,
-    /// Groups of the head that has the most.
+    /// The most groups of any head.
     pub longest: usize,
 }
 

@@ -1,8 +1,8 @@
 //! Block-sparse attention masks: which blocks of keys each block of queries attends to, and which pairs within them.
 //!
-//! Queries stand at the end of the keys, as in causal attention: query i is at position i + kv_len − q_len. A block is
-//! seen by a head in full or in part; a part is a pattern of block × block bits, and equal patterns are kept once, so
-//! that the diagonal of a causal mask costs one pattern.
+//! The queries are the last positions of the sequence, as in causal attention: query i is at position i + kv_len − q_len. A
+//! head attends to a block in full or in part. A part is a pattern of block × block bits. Equal patterns are stored once, so
+//! the diagonal of a causal mask costs one pattern.
 //!
 //! ```
 //! use pascaline::block_mask::{BlockGrid, BlockMask};
@@ -30,7 +30,7 @@ use std::fmt;
 
 const OP: &str = "block_mask";
 
-/// How queries and keys are cut into blocks.
+/// How queries and keys are divided into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockGrid {
     block: usize,
@@ -42,7 +42,7 @@ impl BlockGrid {
     /// Blocks of `block` queries by `block` keys: 16, 32, 64 or 128. The last ones may be cut short.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for another block, [`Error::TooLarge`] for lengths that no tensor has.
+    /// [`Error::Unsupported`] for any other block, [`Error::TooLarge`] for lengths that no tensor has.
     pub fn new(block: usize, q_len: usize, kv_len: usize) -> Result<Self> {
         if ![16, 32, 64, 128].contains(&block) {
             let reason = "a block is 16, 32, 64 or 128 wide".into();
@@ -57,37 +57,37 @@ impl BlockGrid {
         Ok(Self { block, q_len, kv_len })
     }
 
-    /// Queries, and keys, of a block.
+    /// Queries, and also keys, of a block.
     pub fn block(self) -> usize {
         self.block
     }
 
-    /// Queries.
+    /// Number of queries.
     pub fn q_len(self) -> usize {
         self.q_len
     }
 
-    /// Keys.
+    /// Number of keys.
     pub fn kv_len(self) -> usize {
         self.kv_len
     }
 
-    /// Blocks of queries.
+    /// Number of blocks of queries.
     pub fn rows(self) -> usize {
         self.q_len.div_ceil(self.block)
     }
 
-    /// Blocks of keys.
+    /// Number of blocks of keys.
     pub fn columns(self) -> usize {
         self.kv_len.div_ceil(self.block)
     }
 
-    /// The key at the position of query `i`; below 0 if there are more queries than keys.
+    /// The key at the position of query `i`; negative if there are more queries than keys.
     fn position(self, i: usize) -> i64 {
         i as i64 + self.kv_len as i64 - self.q_len as i64
     }
 
-    /// Queries of block row `row`, and keys of block column `column`.
+    /// Number of queries in block row `row`, and of keys in block column `column`.
     fn sizes(self, row: usize, column: usize) -> (usize, usize) {
         let size = |index: usize, len: usize| self.block.min(len - index * self.block);
         (size(row, self.q_len), size(column, self.kv_len))
@@ -99,10 +99,10 @@ fn low_bits(count: usize) -> u128 {
     if count >= 128 { u128::MAX } else { (1 << count) - 1 }
 }
 
-/// The pairs of a block that the mask has: a word per query, a bit per key.
+/// Which pairs of a block are in the mask: a word per query, a bit per key.
 type Pattern = Box<[u128]>;
 
-/// The part of a listed block that the mask has.
+/// Which part of a listed block is in the mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cell<'a> {
     Full,
@@ -119,7 +119,7 @@ impl Cell<'_> {
     }
 }
 
-/// Which keys each query may see, per head or the same for all heads.
+/// Which keys each query attends to, per head or the same for all heads.
 ///
 /// Blocks are listed row by row (compressed rows): those of block row r of head h are `row_starts[h · rows + r]` …
 #[derive(Clone, Debug, PartialEq)]
@@ -127,15 +127,15 @@ pub struct BlockMask {
     grid: BlockGrid,
     heads: usize,
     row_starts: Vec<u32>,
-    /// Ascending in each row.
+    /// The blocks' columns, ascending in each row.
     columns: Vec<u32>,
-    /// Of each listed block: 0 if it is seen in full, else 1 + its pattern.
+    /// For each listed block: 0 if it is full, else 1 + the index of its pattern.
     cells: Vec<u32>,
-    /// Each once, in the order of first use. Never all or nothing of a block; bits past the ends are 0.
+    /// Each pattern once, in the order of first use. A pattern is never empty or full; bits past the ends are 0.
     patterns: Vec<Pattern>,
 }
 
-/// Makes a mask block by block, in order.
+/// Builds a mask block by block, in order.
 struct Assembler {
     mask: BlockMask,
     ids: HashMap<Pattern, u32>,
@@ -147,7 +147,7 @@ impl Assembler {
         Self { mask: BlockMask { grid, heads, row_starts, columns, cells, patterns }, ids: HashMap::new() }
     }
 
-    /// The next block of the row that is being made, if anything of it is seen.
+    /// Appends a block to the current row, unless it is empty.
     fn push(&mut self, column: usize, cell: Cell) {
         let row = (self.mask.row_starts.len() - 1) % self.mask.grid.rows();
         let (queries, keys) = self.mask.grid.sizes(row, column);
@@ -186,12 +186,12 @@ impl Assembler {
 }
 
 impl BlockMask {
-    /// The sizes.
+    /// The sizes of sequences and blocks.
     pub fn grid(&self) -> BlockGrid {
         self.grid
     }
 
-    /// Heads with a list of their own; 1 if one serves all.
+    /// Number of heads that have their own list; 1 if all share one.
     pub fn heads(&self) -> usize {
         self.heads
     }
@@ -206,12 +206,12 @@ impl BlockMask {
         &self.columns
     }
 
-    /// How many blocks are listed, over all heads.
+    /// Number of listed blocks over all heads.
     pub fn blocks(&self) -> usize {
         self.columns.len()
     }
 
-    /// How many of them are seen in part.
+    /// Number of listed blocks that are partial.
     pub fn partial_blocks(&self) -> usize {
         self.cells.iter().filter(|&&cell| cell != 0).count()
     }
@@ -238,7 +238,7 @@ impl BlockMask {
         columns.binary_search(&(column as u32)).ok().map(|i| self.cell(start + i))
     }
 
-    /// Whether query `i` of head `head` attends to key `j`; false outside of the lengths.
+    /// Whether query `i` of head `head` attends to key `j`; false outside the lengths.
     pub fn attends(&self, head: usize, i: usize, j: usize) -> bool {
         let BlockGrid { block, q_len, kv_len } = self.grid;
         if head >= self.heads || i >= q_len || j >= kv_len {
@@ -248,8 +248,7 @@ impl BlockMask {
         cell.is_some_and(|cell| cell.row(i % block) >> (j % block) & 1 == 1)
     }
 
-    /// The columns of the listed blocks of the row of blocks that query `i` is in, and the keys of each that it attends to,
-    /// as bits.
+    /// The listed blocks that contain query `i`: each block's column, and the keys that the query attends to, as bits.
     pub(crate) fn seen_by(&self, head: usize, i: usize) -> impl Iterator<Item = (usize, u128)> {
         let block = self.grid.block;
         self.row(head, i / block).map(move |(column, cell)| (column, cell.row(i % block)))
@@ -278,7 +277,7 @@ impl BlockMask {
         pairs
     }
 
-    /// The share of all blocks that is listed, which is what time goes with; 0 where there is no block.
+    /// The share of all blocks that is listed, to which the time is proportional; 0 if there is no block.
     pub fn density(&self) -> f64 {
         share(self.blocks() as f64, (self.heads * self.grid.rows() * self.grid.columns()) as f64)
     }
@@ -297,7 +296,7 @@ impl BlockMask {
         }
     }
 
-    /// Whether the mask is one that plain attention has: `Some(false)` if all is seen, `Some(true)` if it is causal.
+    /// Whether plain attention computes the same: `Some(false)` if all pairs are in the mask, `Some(true)` if it is causal.
     pub(crate) fn plain(&self) -> Option<bool> {
         let heads = self.heads as u64;
         let pairs = self.pairs();
@@ -313,11 +312,11 @@ impl BlockMask {
 /// The work and memory of attention with a mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// Operations over the listed blocks, two for a multiply-add.
+    /// Operations of the listed blocks; a multiply-add is two.
     pub flops: f64,
     /// Operations if all blocks were listed.
     pub dense_flops: f64,
-    /// Memory of the lists and patterns.
+    /// Bytes of the lists and patterns.
     pub bytes: usize,
 }
 

@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use std::cmp::Ordering;
 
 impl BlockMask {
-    /// Every pair that either mask has. A mask for all heads is combined with each head of the other.
+    /// The pairs in either mask. A mask for all heads is combined with each head of the other.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if grids or numbers of heads differ.
@@ -13,7 +13,7 @@ impl BlockMask {
         self.merge(other, true, |a, b| a | b)
     }
 
-    /// Every pair that both masks have; else as [`union`](Self::union).
+    /// The pairs in both masks; otherwise as [`union`](Self::union).
     ///
     /// # Errors
     /// As [`union`](Self::union).
@@ -24,7 +24,7 @@ impl BlockMask {
     /// This mask without the keys after each query's position.
     ///
     /// # Errors
-    /// None that this mask has not passed.
+    /// Never fails for a valid mask.
     pub fn and_causal(&self) -> Result<Self> {
         self.intersection(&Self::causal(self.grid)?)
     }

@@ -8,7 +8,7 @@ use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
-/// The function of one value; for SwiGLU, that of its first half.
+/// The activation of one value; for SwiGLU, of a value of the first half.
 pub(super) fn value(x: f32, activation: Activation) -> f32 {
     match activation {
         Activation::Identity => x,
@@ -43,7 +43,7 @@ pub(crate) fn activate(
     Ok(())
 }
 
-/// y = f(x + bias), or, where x is twice as wide, that of its first half times the second.
+/// y = f(x + bias). Where x is twice as wide as y, f of the first half times the second half.
 fn each_row<T: Float>(
     y: &mut [T],
     x: &[T],

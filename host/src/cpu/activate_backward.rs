@@ -11,7 +11,7 @@ use rayon::prelude::*;
 /// 1/√(2π)
 const NORMAL_SCALE: f32 = 0.398_942_3;
 
-/// The derivative of the function of one value; for SwiGLU, of that of its first half.
+/// The derivative of the activation of one value; for SwiGLU, of a value of the first half.
 fn slope(x: f32, activation: Activation) -> f32 {
     match activation {
         Activation::Identity => 1.0,

@@ -48,7 +48,7 @@ pub(crate) fn step(tensors: &mut [AdamW8bitTensor], options: &AdamW) -> Result<(
     Ok(())
 }
 
-/// Copies elements into a tensor that nothing else refers to.
+/// Copies elements into a tensor whose storage is not shared.
 fn write<T: crate::Element>(to: &mut Tensor, from: &[T]) -> Result<()> {
     let mut to = to.view_mut()?;
     let elements = to.cpu::<T>().ok_or_else(|| internal::<T>(DType::F32))?;

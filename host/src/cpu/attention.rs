@@ -13,21 +13,21 @@ use kernels_gpu::float16::Decoder;
 use kernels_gpu::quant::blocks::BLOCK;
 use rayon::prelude::*;
 
-/// Queries of a task, which read each tile of keys once.
+/// Queries of a task. They share each tile of keys that is read.
 pub(super) const QUERIES: usize = 16;
-/// Keys of a tile: with 128 columns of f32, K and V of a tile fit a core's first cache together.
+/// Keys of a tile: with 128 columns of f32, the tile's keys and values fit a core's L1 cache together.
 pub(super) const KEYS: usize = 32;
 
-/// The keys of a tile that a query attends to: a bit for each, from the tile's first on.
+/// The keys of a tile that a query attends to, one bit each, the tile's first key lowest.
 pub(super) type Seen = u32;
 
-/// The keys that are visited, and the queries that attend to them.
+/// Which keys are read, and which queries attend to them.
 pub(super) trait Keys: Sync {
-    /// The first keys, and the numbers of keys, of the tiles that up to [`QUERIES`] queries of query head `head`
-    /// (counted over all batches) from `first` on see anything of; a tile is at most [`KEYS`] keys.
+    /// The tiles that any of up to [`QUERIES`] queries from `first` on attends to: first key and number of keys, at most
+    /// [`KEYS`]. `head` is a query head, counted over all batches.
     fn tiles(&self, head: usize, first: usize) -> impl Iterator<Item = (usize, usize)>;
 
-    /// The row of keys and values that is key `key` of query head `head`.
+    /// The row of keys and values that holds key `key` of query head `head`.
     fn row(&self, _head: usize, key: usize) -> usize {
         key
     }
@@ -36,7 +36,7 @@ pub(super) trait Keys: Sync {
     fn seen(&self, head: usize, i: usize, tile: usize) -> Seen;
 }
 
-/// All keys, or those up to each query's position.
+/// All keys, or for causal attention those up to each query's position.
 impl Keys for Problem {
     fn tiles(&self, _: usize, first: usize) -> impl Iterator<Item = (usize, usize)> {
         let last = (first + QUERIES).min(self.q_len) - 1;
@@ -49,9 +49,9 @@ impl Keys for Problem {
     }
 }
 
-/// Keys or values as they are stored.
+/// Keys or values in the format that they are stored in.
 trait Rows: Sync {
-    /// The elements from number `start` on, of one row.
+    /// Reads the elements from number `start` on, all of one row.
     fn read(&self, to: &mut [f32], start: usize);
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn attention(out: TensorMut, q: &Tensor, [k, v]: [KvView; 2], problem
     attention_over(out, q, [k, v], problem, problem)
 }
 
-/// Attention over the keys that `keys` names.
+/// Attention over the keys that `keys` lists.
 pub(super) fn attention_over(
     mut out: TensorMut,
     q: &Tensor,
@@ -159,7 +159,7 @@ pub(super) fn attention_over(
     Ok(())
 }
 
-/// The first element of query head `head` (counted over all batches), or of the kv head that `group` of them share.
+/// The first element of query head `head` (counted over all batches), or of the kv head that `group` query heads share.
 pub(super) fn start(strides: HeadStrides, problem: &Problem, head: usize, group: usize) -> usize {
     head / problem.num_q_heads * strides.batch + head % problem.num_q_heads / group * strides.head
 }
@@ -205,7 +205,7 @@ fn block<TQ: Float, R: Rows>(
                 scores[j] = dot(query, &k_tile[j * d..(j + 1) * d]);
                 new_max = new_max.max(scores[j]);
             }
-            // nothing but −∞ so far: weights of 0, not NaN
+            // only −∞ so far: weights of 0, not NaN
             let base = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max };
             let rescale = (max[i] - base).exp();
             max[i] = new_max;
@@ -227,7 +227,7 @@ fn block<TQ: Float, R: Rows>(
     acc
 }
 
-/// Rows of `d` elements, `stride` apart, to f32 without gaps.
+/// Converts rows of `d` elements, `stride` apart, to contiguous f32.
 fn convert(to: &mut [f32], from: &impl Rows, start: usize, stride: usize, d: usize) {
     for (i, row) in to.chunks_exact_mut(d).enumerate() {
         from.read(row, start + i * stride);

@@ -1,4 +1,4 @@
-//! The gradients of attention: kv heads in parallel, the queries of each one after the other.
+//! The gradients of attention: one task per kv head, its queries one after the other.
 
 use super::attention::start;
 use super::matmul::dot;
@@ -9,9 +9,9 @@ use crate::problem::attention_backward::Problem;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
-/// The gradients of one kv head and its queries: rows of head_dim without gaps.
+/// The gradients of one kv head and its query heads, as contiguous rows of head_dim.
 struct Gradients {
-    /// For each query head of the group.
+    /// One entry per query head of the group.
     dq: Vec<Vec<f32>>,
     dk: Vec<f32>,
     dv: Vec<f32>,
@@ -45,7 +45,7 @@ pub(crate) fn attention_backward(
     Ok(())
 }
 
-/// Rows without gaps to rows of a tensor.
+/// Writes contiguous rows to the rows of a tensor.
 fn write_as<T: Float>(
     to: &mut TensorMut,
     rows: &[f32],
@@ -92,7 +92,7 @@ fn gradients<T: Float>([dout, q, k, v, out]: [&[T]; 5], problem: &Problem, kv_he
                 *weight = forward.scale * dot(q, k);
             }
             let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            // nothing but −∞: weights of 0, not NaN
+            // only −∞: weights of 0, not NaN
             let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
             weights.iter_mut().for_each(|weight| *weight = (*weight - base).exp());
             let sum: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();

@@ -26,7 +26,7 @@ fn copy_elements<T: Element>(mut y: TensorMut, x: &Tensor) -> Result<()> {
         return Ok(());
     };
     if y_contiguous {
-        // rows of y are neighbours, so tasks can share them out
+        // the rows of y are contiguous, so tasks can divide them
         let min_rows = ELEMENTS_PER_TASK.div_ceil(inner.extent);
         let rows = y[..n].par_chunks_exact_mut(inner.extent).enumerate();
         rows.with_min_len(min_rows).for_each(|(row, y)| copy_row(y, &x[offsets(outer, row).1..], inner));

@@ -36,12 +36,12 @@ pub(crate) fn unary(op: Unary, mut y: TensorMut, x: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// y repeats along x.
+/// z = f(x, y), with y repeated along x.
 fn zip<T: Float>(z: &mut [T], x: &[T], y: &[T], f: impl Fn(f32, f32) -> f32 + Sync) {
     if x.is_empty() || y.is_empty() {
         return;
     }
-    // a task's elements begin where y does, or meet a part of y of their own
+    // a task begins at the first element of y, or gets the part of y that belongs to it
     let repeats = y.len() < x.len();
     let len = if repeats { y.len() * ELEMENTS_PER_TASK.div_ceil(y.len()) } else { ELEMENTS_PER_TASK };
     in_tasks(z, x, len, |start, z, x| {
@@ -58,7 +58,7 @@ fn map<T: Float>(y: &mut [T], x: &[T], f: impl Fn(f32) -> f32 + Sync) {
     in_tasks(y, x, ELEMENTS_PER_TASK, |_, y, x| vectorized!(pieces::map(y, [x], |[x]| f(x))));
 }
 
-/// Calls `f` for each `len` elements, with the number of the first; in parallel, if they are more.
+/// Calls `f` with pieces of `len` elements and the number of the first; in parallel, if there are several.
 pub(super) fn in_tasks<Y: Float, X: Float>(
     y: &mut [Y],
     x: &[X],
@@ -77,7 +77,7 @@ pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// 0.5x(1 + tanh u), written so that nothing cancels for negative x.
+/// 0.5x(1 + tanh u), without cancellation for negative x.
 #[inline(always)]
 pub(super) fn gelu_tanh(x: f32) -> f32 {
     let u = GELU_TANH_SCALE * (GELU_TANH_CUBIC * x * x * x + x);
@@ -96,7 +96,7 @@ pub(super) fn gelu_erf_parts(x: f32) -> (f32, f32) {
     let a = x.abs().min(GELU_ERF_LIMIT);
     let t = 1.0 / (1.0 + 0.5 * FRAC_1_SQRT_2 * a);
     let q = ERFC.iter().rev().fold(0.0, |q, coefficient| q * t + coefficient);
-    // the exponent in f64, since what rounding takes from it grows with a²
+    // the exponent in f64: its rounding error grows with a²
     let exp = (-0.5 * f64::from(a) * f64::from(a)).exp() as f32;
     (0.5 * t * q * exp, exp)
 }

@@ -1,9 +1,9 @@
-//! The gradient of an embedding: rows are added where they came from.
+//! The gradient of an embedding: each row of dy is added to the table row that it was read from.
 
 use super::{slice, slice_mut};
 use crate::{Result, Tensor, TensorMut};
 
-/// Writes the gradient to `dtable`, or adds it.
+/// Writes the gradient to `dtable`, or accumulates.
 pub(crate) fn embedding_backward(mut dtable: TensorMut, dy: &Tensor, ids: &Tensor, add: bool) -> Result<()> {
     let (rows, cols) = dtable.shape().rows_cols();
     let n = ids.shape().elements();

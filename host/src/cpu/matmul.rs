@@ -1,5 +1,5 @@
-//! Matrix products: the `gemm` crate, which takes any strides. Half precision is converted by panels and computed in
-//! f32. A product of few rows with a matrix whose columns lie along memory reads that once, column by column.
+//! Matrix products by the `gemm` crate, which takes any strides. f16 is converted panel by panel and multiplied in f32. A
+//! product of few rows with a matrix whose columns are contiguous reads that matrix once, column by column.
 
 use super::{slice, slice_mut};
 use crate::dtype::Float;
@@ -13,9 +13,9 @@ use rayon::prelude::*;
 
 /// Columns of b that are converted at a time: a panel of 2048 rows is 1 MiB, which stays in a core's L2.
 const PANEL: usize = 128;
-/// The most rows that are few: with more, the panels' conversion is worth its writes.
+/// The most rows for which columns are read directly; from more rows on, converting panels costs less than it saves.
 const FEW: usize = 8;
-/// Elements of a column that are converted at a time, and then meet all rows.
+/// Elements of a column that are converted at a time, then multiplied with all rows.
 const PIECE: usize = 512;
 /// Multiply-adds below which a product is not spread over threads.
 const PARALLEL: usize = 1 << 18;
@@ -76,8 +76,8 @@ fn product(
     assert!(reach(m, k, a_strides) <= a.len() && reach(k, n, b_strides) <= b.len());
     assert!(reach(m, n, MatrixStrides { row: ldc, column: 1 }) <= c.len());
     let parallelism = if m * n * k < PARALLEL { Parallelism::None } else { Parallelism::Rayon(0) };
-    // SAFETY: all elements that the sizes and strides reach are inside the slices (asserted above), and c is
-    // borrowed mutably, so it overlaps neither input. gemm's names for the factors are the other way round.
+    // SAFETY: all elements that the sizes and strides reach are inside the slices (asserted above), and c is borrowed
+    // mutably, so it overlaps neither input. gemm swaps the names of alpha and beta.
     unsafe {
         gemm::gemm(
             m,
@@ -139,7 +139,7 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
         sums.par_chunks_mut(m * PANEL).enumerate().for_each(|(index, sums)| {
             let first = index * PANEL;
             let cols = PANEL.min(n - first);
-            // the panel is transposed, [cols, k], where b is: both copies then run along memory
+            // the panel is stored transposed, [cols, k], if b is, so that reads and writes are both contiguous
             let transposed = p.b.row < p.b.column;
             let (lines, along) = if transposed { (cols, k) } else { (k, cols) };
             let (line, step) = if transposed { (p.b.column, p.b.row) } else { (p.b.row, p.b.column) };
@@ -172,7 +172,7 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
     }
 }
 
-/// Elements that are `step` apart, in f32.
+/// Reads elements that are `step` apart, as f32.
 fn read_line<T: Float>(to: &mut [f32], from: &[T], step: usize) {
     if step == 1 {
         return T::read(&from[..to.len()], to);
@@ -182,7 +182,7 @@ fn read_line<T: Float>(to: &mut [f32], from: &[T], step: usize) {
     }
 }
 
-/// c [m, n] = alpha·a·b + beta·c for a [m, k] without gaps and few rows, and b whose columns lie along memory.
+/// c [m, n] = alpha·a·b + beta·c for a contiguous a [m, k] of few rows, and b with contiguous columns.
 fn columns<B: Float, C: Float>(c: &mut [C], a: &[f32], b: &[B], p: &Problem, options: &Matmul) {
     let (m, k) = (p.m, p.k);
     let mut sums = vec![0f32; m * p.n]; // [n, m]
@@ -201,7 +201,7 @@ fn columns<B: Float, C: Float>(c: &mut [C], a: &[f32], b: &[B], p: &Problem, opt
     }
 }
 
-/// A column's products with all rows of a.
+/// The products of one column with all rows of a.
 #[inline(always)]
 fn column_sums<B: Float>(sums: &mut [f32], a: &[f32], b: &[B]) {
     let mut room = [0.0; PIECE];
@@ -213,7 +213,7 @@ fn column_sums<B: Float>(sums: &mut [f32], a: &[f32], b: &[B]) {
     }
 }
 
-/// In 32 partial sums: four registers of eight.
+/// A dot product in 32 partial sums: four registers of eight.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0f32; 32];

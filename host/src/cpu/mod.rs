@@ -1,4 +1,4 @@
-//! One file per op, with the names of `gpu/`: the fallback, right and not slow. Arguments have been checked by `ops`.
+//! The fallback: one file per op, with the file names of `gpu/`. Correct first, then fast. `ops` has checked the arguments.
 
 pub(crate) mod activate;
 pub(crate) mod activate_backward;
@@ -20,6 +20,7 @@ pub(crate) mod optimizer;
 pub(crate) mod paged_attention;
 mod pieces;
 pub(crate) mod quant;
+pub(crate) mod quantize_scaled;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;

@@ -5,7 +5,7 @@ use crate::dtype::Float;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
-/// The gradient of layer norm, or else of RMS norm, which is the same with a mean of 0.
+/// The gradient of layer norm; or of RMS norm, which is the same formula with a mean of 0.
 pub(crate) fn backward(
     is_layer_norm: bool,
     mut dx: TensorMut,
@@ -50,7 +50,7 @@ pub(crate) fn backward(
     Ok(())
 }
 
-/// Writes a row's gradient; gives the row's mean and its factor.
+/// Writes a row's gradient; returns the row's mean and its factor.
 fn row<T: Float>(dx: &mut [T], dy: &[T], x: &[T], weight: &[T], eps: f32, is_layer_norm: bool) -> [f64; 2] {
     let value = |x: &T| f64::from(x.to_f32());
     let n = x.len() as f64;

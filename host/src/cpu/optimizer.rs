@@ -65,7 +65,7 @@ pub(super) fn read(x: &Tensor) -> Result<&[f32]> {
     Ok(&x.cpu::<f32>().ok_or_else(|| internal::<f32>(DType::F32))?[..n])
 }
 
-/// Gives `work` the elements of a tensor that nothing else refers to.
+/// Calls `work` with the elements of a tensor whose storage is not shared.
 pub(super) fn with_mut<R>(x: &mut Tensor, n: usize, work: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
     let mut x = x.view_mut()?;
     let elements = x.cpu::<f32>().ok_or_else(|| internal::<f32>(DType::F32))?;

@@ -1,4 +1,4 @@
-//! Attention over keys and values in pages: that of [`attention`](super::attention), whose keys a table finds.
+//! Attention over keys and values in pages: as [`attention`](super::attention), with keys found through a page table.
 
 use super::attention::{KEYS, Keys, QUERIES, Seen, attention_over};
 use super::slice;
@@ -13,12 +13,12 @@ struct Paged<'a> {
     /// [sequences, width]
     tables: &'a [u32],
     width: usize,
-    /// How many keys each sequence has.
+    /// Number of keys of each sequence.
     lens: &'a [u32],
 }
 
 impl Paged<'_> {
-    /// What a sequence alone would be, of query head `head` over all sequences.
+    /// The problem of one sequence, that of query head `head` counted over all sequences.
     fn alone(&self, head: usize) -> Problem {
         let len = self.lens[head / self.problem.num_q_heads] as usize;
         Problem { kv_len: len.min(self.width * PAGE as usize), ..*self.problem }
@@ -35,7 +35,7 @@ impl Keys for Paged<'_> {
     fn row(&self, head: usize, key: usize) -> usize {
         let table = &self.tables[head / self.problem.num_q_heads * self.width..];
         let (page, rows) = (table[key / PAGE as usize] as usize, PAGE as usize);
-        page * rows + key % rows // in the pool: the pages were checked
+        page * rows + key % rows // in the pool: the page numbers were checked
     }
 
     fn seen(&self, head: usize, i: usize, tile: usize) -> Seen {
@@ -43,10 +43,10 @@ impl Keys for Paged<'_> {
     }
 }
 
-/// Of problem.batch sequences, each with a row of `tables`, which `argument` names, and one of `lens`.
+/// Attention of problem.batch sequences, each with a row of `tables` and an entry of `lens`. Errors name `argument`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a page that a sequence's keys are in and the pool does not have.
+/// [`Error::Unsupported`] if a page of a sequence is not in the pool.
 pub(crate) fn paged_attention(
     out: TensorMut,
     q: &Tensor,

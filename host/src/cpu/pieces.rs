@@ -1,11 +1,11 @@
-//! Loops over elements of any float type. f16 is converted by the processor's vector instructions, a piece at a time, through
-//! buffers that stay in its first cache; f32 is used where it is.
+//! Loops over elements of any float type. f16 is converted by vector instructions, a piece at a time, in buffers that stay
+//! in the L1 cache. f32 is read in place.
 //!
-//! These functions are inlined, so that they are compiled for the processor inside of [`vectorized`](crate::simd::vectorized).
+//! These functions are inlined, so that [`vectorized`](crate::simd::vectorized) compiles them for the processor's features.
 
 use crate::dtype::Float;
 
-/// Elements of a piece: few, as the buffers are cleared for each row, and rows may be short.
+/// Elements of a piece. Few, because the buffers are cleared for each row and rows may be short.
 const PIECE: usize = 64;
 
 /// y[i] = f(x[0][i], x[1][i], …), for as many elements as y has.
@@ -30,7 +30,7 @@ pub(super) fn map<Y: Float, X: Float, const N: usize>(
     }
 }
 
-/// Calls `f` with x in f32, a piece after the other.
+/// Calls `f` with x in f32, piece by piece.
 #[inline(always)]
 pub(super) fn each<X: Float>(x: &[X], mut f: impl FnMut(&[f32])) {
     let mut room = [0.0; PIECE];
@@ -39,7 +39,7 @@ pub(super) fn each<X: Float>(x: &[X], mut f: impl FnMut(&[f32])) {
     }
 }
 
-/// Σ f(x[i]), in eight partial sums, so that it is vector code.
+/// Σ f(x[i]), in eight partial sums, so that it vectorises.
 #[inline(always)]
 pub(super) fn sum<X: Float>(x: &[X], f: impl Fn(f32) -> f64) -> f64 {
     let mut sums = [0.0; 8];

@@ -1,4 +1,4 @@
-//! Quantising, and reading back. The arithmetic of a block is the kernels' own code.
+//! Quantising and dequantising. The arithmetic of a block is shared with the kernels.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -13,9 +13,10 @@ use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::quant::blocks::{
-    BLOCK, BLOCKS_PER_SUPER, Half, SUPER_BLOCK, ScalesQ4K, abs_max, inverse, pack_i8, pack_q4_0, quant_i8,
-    quant_q4_0, scale_i8, scale_q4_0, stored_scale,
+    BLOCK, BLOCKS_PER_SUPER, Half, RANGE_I8, RANGE_Q4_0, SUPER_BLOCK, ScalesQ4K, abs_max, inverse, pack_i8,
+    pack_q4_0, quant_i8, quant_q4_0, scale_i8, scale_q4_0, steps, stored_scale,
 };
+use kernels_gpu::quant::scaled::scale_of;
 use kernels_gpu::quant::{iq4, q4_k, q5_k, q6_k, search};
 use rayon::prelude::*;
 
@@ -28,9 +29,14 @@ fn block(values: &[f32]) -> [f32; BLOCK] {
 pub(crate) fn reconstruct(format: Format, x: f32, scale: f32) -> f32 {
     let stored = if format == Format::I8 { scale } else { Half::from_f32(scale).to_f32() };
     match format {
-        Format::Q4_0 => stored * (quant_q4_0(x, inverse(scale)) as i32 - 8) as f32,
-        _ => stored * quant_i8(x, inverse(scale)) as f32,
+        Format::Q4_0 => stored * (quant_q4_0(steps(x, inverse(scale), RANGE_Q4_0), 1.0) as i32 - 8) as f32,
+        _ => stored * quant_i8(steps(x, inverse(scale), RANGE_I8), 1.0) as f32,
     }
+}
+
+/// A scale and 1/scale.
+fn with_inverse(scale: f32) -> (f32, f32) {
+    (scale, inverse(scale))
 }
 
 /// The scales of a row as the format stores them.
@@ -40,28 +46,39 @@ enum RowScales {
     Words(Vec<u32>),
 }
 
-/// A row of `k` values (padded) to words and scales; with `scales`, those are taken as they are.
+/// Encodes a row of `k` values (padded) as words and scales. If `scales` is given, it is used unchanged.
 fn encode(format: Format, row: &[f32], scales: Option<&[f32]>) -> (Vec<u32>, RowScales) {
     let eights = |values: &[f32], inverse: f32| -> Vec<u32> {
         values.chunks_exact(4).map(|four| pack_i8([four[0], four[1], four[2], four[3]], inverse)).collect()
     };
+    let range = if format == Format::Q4_0 { RANGE_Q4_0 } else { RANGE_I8 };
     match format {
-        Format::I8 => {
-            let scale = scales.map_or_else(|| scale_i8(abs_max(row)), |scales| scales[0]);
-            (eights(row, inverse(scale)), RowScales::I8(scale))
-        }
+        Format::I8 => match scales {
+            None => {
+                let scale = scale_i8(abs_max(row));
+                (eights(row, inverse(scale)), RowScales::I8(scale))
+            }
+            Some(scales) => {
+                let row: Vec<f32> = row.iter().map(|&x| steps(x, inverse(scales[0]), range)).collect();
+                (eights(&row, 1.0), RowScales::I8(scales[0]))
+            }
+        },
         Format::Q8_0 | Format::Q4_0 => {
             let (mut words, mut halves) = (Vec::new(), Vec::new());
             for (b, values) in row.chunks_exact(BLOCK).enumerate() {
-                let values = block(values);
-                let scale = match (scales, format) {
-                    (Some(scales), _) => scales[b],
-                    (None, Format::Q4_0) => scale_q4_0(&values),
-                    (None, _) => scale_i8(abs_max(&values)),
+                let mut values = block(values);
+                let (scale, inverse) = match (scales, format) {
+                    (Some(scales), _) => {
+                        let scale = scale_of(&values, scales[b]);
+                        values = values.map(|x| steps(x, inverse(scale), range));
+                        (scale, 1.0)
+                    }
+                    (None, Format::Q4_0) => with_inverse(scale_q4_0(&values)),
+                    (None, _) => with_inverse(scale_i8(abs_max(&values))),
                 };
                 match format {
-                    Format::Q4_0 => words.extend(pack_q4_0(&values, inverse(scale))),
-                    _ => words.extend(eights(&values, inverse(scale))),
+                    Format::Q4_0 => words.extend(pack_q4_0(&values, inverse)),
+                    _ => words.extend(eights(&values, inverse)),
                 }
                 halves.push(f16::from_bits(stored_scale(scale).0));
             }
@@ -93,12 +110,15 @@ fn encode(format: Format, row: &[f32], scales: Option<&[f32]>) -> (Vec<u32>, Row
 }
 
 /// The blocks of a super-block.
-type Blocks = [[f32; BLOCK]; BLOCKS_PER_SUPER];
+type SuperBlock = [[f32; BLOCK]; BLOCKS_PER_SUPER];
 /// A block's quants, a byte each.
 type Quants = [u32; BLOCK / 4];
 
-/// A super-block's quants, of at most MAX; its scales become words.
-fn with_minima<const MAX: i32>(blocks: &Blocks, scale_words: &mut Vec<u32>) -> [Quants; BLOCKS_PER_SUPER] {
+/// A super-block's quants, each at most MAX. Appends its scales to `scale_words`.
+fn with_minima<const MAX: i32>(
+    blocks: &SuperBlock,
+    scale_words: &mut Vec<u32>,
+) -> [Quants; BLOCKS_PER_SUPER] {
     let scales = q4_k::scales(&blocks.map(|block| q4_k::fit::<MAX>(&block)));
     scale_words.push(u32::from(scales.d.0) | u32::from(scales.d_min.0) << 16);
     scale_words.extend(scales.packed);
@@ -110,7 +130,7 @@ fn with_minima<const MAX: i32>(blocks: &Blocks, scale_words: &mut Vec<u32>) -> [
     })
 }
 
-/// The low nibbles of a super-block's quants: two blocks share bytes.
+/// Packs the low nibbles of a super-block's quants: two blocks share each byte.
 fn pair_nibbles(quants: &[Quants; BLOCKS_PER_SUPER]) -> impl Iterator<Item = u32> {
     let low = |word: u32| word & 0x0f0f_0f0f;
     quants
@@ -118,11 +138,11 @@ fn pair_nibbles(quants: &[Quants; BLOCKS_PER_SUPER]) -> impl Iterator<Item = u32
         .flat_map(move |pair| (0..BLOCK / 4).map(move |i| low(pair[0][i]) | low(pair[1][i]) << 4))
 }
 
-fn encode_q4_k(blocks: &Blocks, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
+fn encode_q4_k(blocks: &SuperBlock, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
     words.extend(pair_nibbles(&with_minima::<15>(blocks, scales)));
 }
 
-fn encode_q5_k(blocks: &Blocks, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
+fn encode_q5_k(blocks: &SuperBlock, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
     let quants = with_minima::<31>(blocks, scales);
     words.extend(pair_nibbles(&quants));
     for pair in quants.chunks_exact(2) {
@@ -131,7 +151,7 @@ fn encode_q5_k(blocks: &Blocks, words: &mut Vec<u32>, scales: &mut Vec<u32>) {
     }
 }
 
-fn encode_q6_k(blocks: &Blocks, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
+fn encode_q6_k(blocks: &SuperBlock, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
     let fits = blocks.map(|block| q6_k::fit(&block));
     let (largest, positive) = search::largest(fits.as_flattened());
     let d = q6_k::super_scale(largest, positive);
@@ -152,7 +172,7 @@ fn encode_q6_k(blocks: &Blocks, words: &mut Vec<u32>, scale_words: &mut Vec<u32>
     scale_words.push(u32::from(d.0));
 }
 
-fn encode_iq4_xs(blocks: &Blocks, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
+fn encode_iq4_xs(blocks: &SuperBlock, words: &mut Vec<u32>, scale_words: &mut Vec<u32>) {
     let fits = blocks.map(|block| iq4::fit(&block));
     let (largest, positive) = search::largest(&fits);
     let d = iq4::super_scale(largest, positive);
@@ -224,7 +244,7 @@ pub(crate) fn quantize_rows(rows: &mut QuantRows, x: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// The quants of a row, with zeros after its end, and each block's scale and sum.
+/// The quants of a row, padded with zeros, and each block's scale and sum.
 #[inline(always)]
 fn quantize_row<T: Float>(quants: &mut [i8], scales: &mut [u32], x: &[T]) {
     let targets = quants.chunks_exact_mut(BLOCK).zip(scales.chunks_exact_mut(2));
@@ -243,13 +263,13 @@ fn quantize_row<T: Float>(quants: &mut [i8], scales: &mut [u32], x: &[T]) {
     }
 }
 
-/// A row's quants less their offset, or what they stand for, and the factors of every block.
+/// A row's quants less their offset (for table formats, the values they index), and the factors of every block.
 pub(crate) struct Row {
     pub quants: Vec<i8>,
     pub steps: Vec<Step>,
 }
 
-/// The factors of a block.
+/// The factors that turn a block's quants into values.
 #[derive(Clone, Copy)]
 pub(crate) enum Step {
     /// A step and a minimum.
@@ -259,7 +279,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// The step and the minimum of value `i` of the block.
+    /// The step and the minimum for value `i` of the block.
     fn of(self, i: usize) -> (f32, f32) {
         match self {
             Self::Whole(step, min) => (step, min),
@@ -297,7 +317,7 @@ pub(crate) fn read_row(w: &QuantTensor, r: usize) -> Result<Row> {
         }
     }
     let blocks = k / BLOCK;
-    // of each super-block, `words` words
+    // `words` words for each super-block
     let of_super = |words: usize, steps: fn(&[u32], usize) -> Step| -> Result<Vec<Step>> {
         let count = blocks / BLOCKS_PER_SUPER * words;
         let scales = slice::<u32>(&w.scales)?[r * count..][..count].chunks_exact(words);
@@ -332,7 +352,7 @@ fn signed(word: u32) -> [i8; 4] {
     word.to_le_bytes().map(|byte| byte as i8)
 }
 
-/// Super-blocks of low nibbles and upper bits, by what makes bytes of a chunk of nibbles and its upper bits.
+/// Unpacks super-blocks of low nibbles and upper bits. `widen` combines a chunk of nibbles with its upper bits to bytes.
 fn read_sections(quants: &mut [i8], words: &[u32], widen: impl Fn([u32; 4], &[u32]) -> [[u32; 4]; 2]) {
     let super_words = words.len() / (quants.len() / SUPER_BLOCK).max(1);
     for (quants, words) in quants.chunks_exact_mut(SUPER_BLOCK).zip(words.chunks_exact(super_words)) {
@@ -348,12 +368,12 @@ fn read_sections(quants: &mut [i8], words: &[u32], widen: impl Fn([u32; 4], &[u3
     }
 }
 
-/// A half in the low bits of a word.
+/// The f16 in the low half of a word.
 fn low_half(word: u32) -> f32 {
     f16::from_bits(word as u16).to_f32()
 }
 
-/// Runs of `run` bytes: their low halves first, then their high halves.
+/// For each `run` bytes: the low nibbles first, then the high nibbles.
 fn split_nibbles(quants: &mut [i8], bytes: &[u8], run: usize, offset: i8) {
     for (quants, bytes) in quants.chunks_exact_mut(2 * run).zip(bytes.chunks_exact(run)) {
         let (low, high) = quants.split_at_mut(run);

@@ -31,12 +31,12 @@ fn sum<T: Float>(x: &[T]) -> T {
     T::from_f32(pieces::sum(x, f64::from) as f32)
 }
 
-/// The first NaN, else the first of the largest. The row is not empty.
+/// The first NaN, else the first of the largest values. The row is not empty.
 #[inline(always)]
 fn argmax<T: Float>(x: &[T]) -> u32 {
     let (mut best, mut index, mut at) = (f32::NEG_INFINITY, 0, 0);
     pieces::each(x, |x| {
-        // most pieces hold nothing larger, which is seen without branches
+        // most pieces hold no larger value, which a loop without branches finds
         let larger = |x: &f32| x.is_nan() || *x > best;
         if !best.is_nan() && x.iter().fold(false, |any, x| any | larger(x)) {
             for (c, &x) in x.iter().enumerate() {

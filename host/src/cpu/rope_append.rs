@@ -1,4 +1,4 @@
-//! A fused projection, taken apart.
+//! Splits a fused projection: q is normalised and rotated, k and v also appended to the cache.
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
@@ -26,7 +26,7 @@ pub(crate) fn rope_append(
     let heads = all_heads - 2 * kv_heads;
     let (cos, sin) = (slice::<f32>(cos)?, slice::<f32>(sin)?);
     let (each, at) = (at.dims().len() == 2, slice::<u32>(at)?);
-    // each row's place and angle
+    // each row's cache row and position
     let place = |row: usize| match each {
         true => (at[row] as usize, at[rows + row] as usize),
         false => (at[0] as usize + row, at[1] as usize + row),
@@ -35,7 +35,7 @@ pub(crate) fn rope_append(
         let qkv = slice::<T>(qkv)?;
         let weights = norms.map(|norms| Ok([slice::<T>(norms.q)?, slice::<T>(norms.k)?])).transpose()?;
         let eps = norms.map_or(0.0, |norms| norms.eps);
-        // a head of q or k, or of v as it is
+        // a head of q or k; v is copied unchanged
         let read = |x: &mut [f32], row: usize, head: usize| {
             T::read(&qkv[(row * all_heads + head) * dim..][..dim], x);
             if head < heads + kv_heads {
@@ -69,7 +69,7 @@ pub(crate) fn rope_append(
     Ok(())
 }
 
-/// Normalises a head and turns its pairs.
+/// Normalises a head and rotates its pairs.
 #[inline(always)]
 fn turn<T: Float>(x: &mut [f32], weight: Option<&[T]>, eps: f32, cos: &[f32], sin: &[f32]) {
     if let Some(weight) = weight {
@@ -83,7 +83,7 @@ fn turn<T: Float>(x: &mut [f32], weight: Option<&[T]>, eps: f32, cos: &[f32], si
     }
 }
 
-/// Row `row` of a cache.
+/// Writes row `row` of a cache.
 fn write(cache: &mut KvMut, row: usize, x: &[f32]) -> Result<()> {
     match cache.format {
         KvFormat::F32 => store(&mut slice_mut::<f32>(&mut cache.values)?[row * x.len()..], x),

@@ -1,4 +1,4 @@
-//! Block-sparse attention: the dense fallback's blocks of queries, over the listed blocks of keys only; and means of
+//! Block-sparse attention: the dense fallback's blocks of queries, over the listed blocks of keys only. Also the means of
 //! blocks of rows.
 
 use super::attention::{KEYS, Keys, Seen, attention_over};
@@ -10,7 +10,7 @@ use crate::problem::attention::{HeadStrides, Problem};
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
-/// A mask, and how many query heads share each of its heads.
+/// A mask, and the number of query heads that share each of its heads.
 struct Listed<'a> {
     mask: &'a BlockMask,
     num_q_heads: usize,
@@ -50,7 +50,7 @@ pub(crate) fn attention(
     attention_over(out, q, kv, problem, &Listed { mask, num_q_heads: problem.num_q_heads })
 }
 
-/// Means of `block` rows each of x [heads, rows, head_dim], with the strides of its heads (over all batches) and rows.
+/// Means of every `block` rows of x [heads, rows, head_dim]; heads counts all batches. The strides are of heads and rows.
 pub(crate) fn block_mean(
     mut y: TensorMut,
     x: &Tensor,
@@ -59,7 +59,7 @@ pub(crate) fn block_mean(
     block: usize,
 ) -> Result<()> {
     let elements = y.shape().elements();
-    let y = &mut slice_mut::<f32>(&mut y)?[..elements]; // the storage may go on after it
+    let y = &mut slice_mut::<f32>(&mut y)?[..elements]; // the storage may be longer
     let per_batch = heads;
     with_float!(x.dtype(), T => {
         let x = slice::<T>(x)?;

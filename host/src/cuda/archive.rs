@@ -1,12 +1,11 @@
-//! The kernels' PTX in this program: one complete text for each module, compressed by zstd.
+//! The kernels' PTX in this program: one complete text per module, compressed by zstd.
 
 use crate::{Error, Result};
 
-/// Name and compressed PTX of each module, as `build.rs` made them.
+/// Name and compressed PTX of each module, from `build.rs`.
 static MODULES: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// Whether the kernels were `built from source` with this program, and by which other toolchain, or are the `prebuilt` ones
-/// of the repository.
+/// Where the kernels come from: `built from source` with this program (and by which toolchain, if another), or `prebuilt`.
 pub const PTX_ORIGIN: &str = env!("CUDA_BUILDER_ORIGIN");
 
 /// The names of the modules.
@@ -14,7 +13,7 @@ pub fn ptx_modules() -> impl ExactSizeIterator<Item = &'static str> {
     MODULES.iter().map(|(name, _)| *name)
 }
 
-/// The bytes that the modules take in the program.
+/// Total size of the compressed modules, in bytes.
 pub fn ptx_compressed_bytes() -> usize {
     MODULES.iter().map(|(_, compressed)| compressed.len()).sum()
 }
@@ -28,7 +27,7 @@ pub fn ptx_of(module: &str) -> Result<String> {
     let (_, compressed) = MODULES
         .iter()
         .find(|(name, _)| *name == module)
-        .ok_or_else(|| broken("it is not in this program".into()))?;
+        .ok_or_else(|| broken("this program has no such module".into()))?;
     let text = zstd::decode_all(*compressed).map_err(|error| broken(error.to_string()))?;
     String::from_utf8(text).map_err(|error| broken(error.to_string()))
 }
@@ -41,7 +40,7 @@ pub fn ptx() -> Result<String> {
     let mut all = String::new();
     for (index, name) in ptx_modules().enumerate() {
         let text = ptx_of(name)?;
-        // each module begins with the same directives, which a file has once
+        // each module begins with the same directives, which a file may have only once
         let is_header =
             |line: &str| [".version", ".target", ".address_size"].iter().any(|word| line.starts_with(word));
         for line in text.lines().filter(|line| index == 0 || !is_header(line)) {

@@ -1,11 +1,11 @@
-//! Reports, once, that the driver is compiling: with an empty cache the first start waits for that.
+//! Reports, once, that the driver is compiling: with an empty cache the first start takes longer.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the driver may compile, all modules together, before anything is said.
+/// How long the driver may compile, all modules together, before the notice.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 static NOTICE: OnceLock<fn()> = OnceLock::new();
@@ -20,15 +20,15 @@ struct State {
     said: bool,
 }
 
-/// Sets what is called, once in the life of the process, when the driver has compiled the kernels for more than a second. It is
-/// called from a thread of its own. Later calls of this function change nothing.
+/// Sets the function that is called once per process, when the driver has compiled kernels for more than a second. It is
+/// called on another thread. Later calls of this function have no effect.
 pub fn on_slow_compilation(notice: fn()) {
     let _ = NOTICE.set(notice);
 }
 
-/// A module is being compiled.
+/// Exists while a module is being compiled.
 pub(super) struct Compiling {
-    /// Ends the watch by being dropped.
+    /// Dropping it ends the watch.
     _done: Option<Sender<()>>,
 }
 
@@ -49,7 +49,7 @@ impl Compiling {
                 say();
             }
         };
-        // Without the watch nothing is said, and nothing else is lost.
+        // Without the thread only the notice is lost.
         let started = thread::Builder::new().name("compile notice".into()).spawn(watch);
         Self { _done: started.is_ok().then_some(done) }
     }

@@ -5,20 +5,21 @@ use super::device::{bind_ordinal, current};
 use crate::Result;
 use cust::sys;
 
-/// Words of device memory that are zero whenever a kernel of their stream begins. A kernel that counts in them resets them,
+/// Words of device memory that are zero whenever a kernel on their stream begins. A kernel that uses a counter resets it,
 /// and the kernels of one stream run one after another, captured ones included.
 #[derive(Debug)]
 pub(super) struct Counters {
     address: sys::CUdeviceptr,
-    /// Its device.
+    /// The device's ordinal.
     ordinal: Option<u32>,
 }
 
 impl Counters {
-    /// How many there are: what splits work over blocks to fill a device makes fewer groups than it has room for blocks.
+    /// Number of counters. Code that splits work over blocks to fill a device makes fewer groups than the device has block
+    /// slots.
     pub const LEN: usize = 1024;
 
-    /// Zeros, from the next work on this stream of the current context on.
+    /// Allocates counters in the current context; they are zero for work that is queued on `stream` from now on.
     pub fn new(stream: sys::CUstream) -> Result<Self> {
         let mut address = 0;
         // SAFETY: the caller has made a context current; `address` is written before it is used.
@@ -30,7 +31,7 @@ impl Counters {
         Ok(counters)
     }
 
-    /// Of the first.
+    /// The device address of the first counter.
     pub fn address(&self) -> u64 {
         self.address
     }

@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// The oldest driver that loads the kernels' PTX 6.4: CUDA 10.1's.
 const MIN_DRIVER: i32 = 10010;
-/// Attributes that are newer than cust's enum: `CU_DEVICE_ATTRIBUTE_…`.
+/// Attributes that are newer than cust's enum, by their number in `CUdevice_attribute`.
 const MAX_BLOCKS_PER_MULTIPROCESSOR: u32 = 106;
 const RESERVED_SHARED_MEMORY_PER_BLOCK: u32 = 111;
 const MEMORY_POOLS_SUPPORTED: u32 = 115;
 
-/// A device, and the stream that work on it goes to. Having one proves that the driver is new enough and the context is
-/// alive. The kernels' modules are loaded when they are first used. Cheap to clone.
+/// A device, and the stream that its work is queued on. A value of this type proves that the driver is new enough and the
+/// context is alive. A kernel's module is loaded at its first use. Cheap to clone.
 #[derive(Clone)]
 pub struct CudaDevice {
     inner: Arc<Inner>,
@@ -40,7 +40,7 @@ struct Inner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Properties {
-    /// The driver's number for it.
+    /// The driver's number of the device.
     pub ordinal: u32,
     /// Its name.
     pub name: String,
@@ -48,7 +48,7 @@ pub struct Properties {
     pub capability: (i32, i32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// The resources of each.
+    /// Registers, shared memory and resident threads of each.
     pub multiprocessor: Multiprocessor,
     /// Boost clock in kHz.
     pub clock_khz: u32,
@@ -71,13 +71,13 @@ thread_local! {
     static CURRENT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// One context and module per device for the life of the process.
+/// One context and its modules per device for the life of the process.
 static OPENED: Mutex<Vec<Option<Arc<Inner>>>> = Mutex::new(Vec::new());
 
-/// Initialises the driver once and gives its version (12040 for 12.4), or why there is none.
+/// Initialises the driver once and returns its version (12040 for 12.4).
 ///
 /// # Errors
-/// [`Error::NoDevice`] without a driver that starts and is new enough.
+/// [`Error::NoDevice`] with the reason, if there is no driver that starts and is new enough.
 pub fn driver_version() -> Result<i32> {
     static VERSION: OnceLock<Result<i32>> = OnceLock::new();
     VERSION.get_or_init(init_driver).clone()
@@ -103,7 +103,7 @@ fn init_driver() -> Result<i32> {
     Ok(version)
 }
 
-/// Why there is no virtual GPU in this program.
+/// Why this program has no virtual GPU.
 pub(crate) const WITHOUT_VIRTUAL_GPU: &str = "this program was built without the feature `virtual-gpu`";
 
 fn why_not_initialised() -> String {
@@ -172,7 +172,8 @@ impl CudaDevice {
         Ok(Self { inner: Arc::clone(&self.inner), stream: Arc::new(Stream::new()?) })
     }
 
-    /// The same device with a stream of another library: work on this handle is queued there. 0 is the device's default stream.
+    /// The same device with a stream of another library: work of this handle is queued on it. 0 is the device's default
+    /// stream.
     ///
     /// # Errors
     /// A driver error.
@@ -182,7 +183,7 @@ impl CudaDevice {
     pub unsafe fn with_foreign_stream(&self, stream: u64) -> Result<Self> {
         forget_current();
         self.bind()?;
-        // SAFETY: the caller's promise; the primary context is bound.
+        // SAFETY: `stream` fulfils this function's contract, and the primary context is bound.
         let stream = unsafe { Stream::foreign(stream as sys::CUstream) }?;
         Ok(Self { inner: Arc::clone(&self.inner), stream: Arc::new(stream) })
     }
@@ -197,7 +198,7 @@ impl CudaDevice {
         &self.stream
     }
 
-    /// Where it sits on the PCI bus, `0000:01:00.0`, which is its name in NVML too.
+    /// Its address on the PCI bus, such as `0000:01:00.0`; NVML uses the same name.
     ///
     /// # Errors
     /// A driver error.
@@ -205,7 +206,7 @@ impl CudaDevice {
         alive_on(Some(self.inner.properties.ordinal), "cuDeviceGetPCIBusId")?;
         let mut text = [0u8; 32];
         let ordinal = self.inner.properties.ordinal as i32;
-        // SAFETY: the buffer is as long as is said; ordinals and device handles are the same numbers.
+        // SAFETY: the buffer is as long as the call says; ordinals and device handles are the same numbers.
         let result =
             unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, ordinal) };
         check("cuDeviceGetPCIBusId", result)?;
@@ -213,19 +214,19 @@ impl CudaDevice {
         Ok(String::from_utf8_lossy(&text[..end]).into_owned())
     }
 
-    /// Whether kernels that need less energy should be taken from now on, even if they are a little slower: where their
-    /// power has been measured. For all handles of the device; what a graph has captured stays as it is. The thermal
-    /// governor sets this while a [`Pacer`](crate::governor::Pacer) watches the device.
+    /// Whether to prefer kernels that need less energy, even if they are a little slower. It matters only for kernels whose
+    /// power has been measured. It applies to all handles of the device; captured graphs do not change. The thermal governor
+    /// sets it while a [`Pacer`](crate::governor::Pacer) watches the device.
     pub fn prefer_low_power(&self, low: bool) {
         self.inner.low_power.store(low, Ordering::Relaxed);
     }
 
-    /// The last setting of [`prefer_low_power`](Self::prefer_low_power).
+    /// The current setting of [`prefer_low_power`](Self::prefer_low_power).
     pub fn prefers_low_power(&self) -> bool {
         self.inner.low_power.load(Ordering::Relaxed)
     }
 
-    /// Its stream, to be kept.
+    /// Its stream, shared.
     pub(crate) fn stream_handle(&self) -> &Arc<Stream> {
         &self.stream
     }
@@ -239,23 +240,23 @@ impl CudaDevice {
         Event::new()
     }
 
-    /// Waits for everything queued on this handle's stream and reports errors of it; first for the end of a capture that
-    /// another thread has begun on it.
+    /// Waits for all work queued on this handle's stream and reports its errors. If another thread is capturing the stream,
+    /// waits for the end of the capture first.
     ///
     /// # Errors
-    /// [`Error::DeviceLost`] if a kernel faulted; a driver error inside a capture, where there is nothing to wait for.
+    /// [`Error::DeviceLost`] if a kernel faulted; a driver error during a capture on this thread.
     pub fn synchronize(&self) -> Result<()> {
         let _turn = self.stream.turn();
         self.bind()?;
         self.stream.synchronize()
     }
 
-    /// Whether the virtual GPU is in the driver's place.
+    /// Whether this is a virtual GPU.
     pub fn is_virtual(&self) -> bool {
         driver::backend() == Some(driver::Backend::Virtual)
     }
 
-    /// Free and total bytes of device memory now.
+    /// Free and total bytes of device memory at this moment.
     ///
     /// # Errors
     /// A driver error.
@@ -272,12 +273,12 @@ impl CudaDevice {
         alive_on(Some(self.inner.properties.ordinal), "is_lost").is_err()
     }
 
-    /// Its primary context, for calls that name two.
+    /// Its primary context, for calls that take two contexts.
     pub(crate) fn context(&self) -> sys::CUcontext {
         self.inner.context.as_raw()
     }
 
-    /// Whether two handles mean the same device and the same stream.
+    /// Whether two handles are of the same device and the same stream.
     pub fn same_stream(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.stream, &other.stream)
     }
@@ -286,7 +287,7 @@ impl CudaDevice {
         &self.inner.modules
     }
 
-    /// Makes this device's context current on the calling thread, as libraries that work in the current context need it.
+    /// Makes this device's context current on the calling thread, for libraries that use the current context.
     ///
     /// # Errors
     /// [`Error::DeviceLost`] if the GPU has faulted in this process.
@@ -295,18 +296,18 @@ impl CudaDevice {
     }
 }
 
-/// To be called where another library may have made another device current on this thread: the next use of a device binds it
-/// anew.
+/// Call this after another library may have made another device current on this thread: the next use of a device then binds
+/// its context again.
 pub fn forget_current() {
     CURRENT.set(None);
 }
 
-/// The ordinal of the device that is current on this thread, as far as is known.
+/// The ordinal of the device whose context was last made current on this thread.
 pub(super) fn current() -> Option<u32> {
     CURRENT.get()
 }
 
-/// Makes the device of this ordinal current, which has been opened; for what is destroyed on whatever thread.
+/// Makes the context of an opened device current; for destructors, which run on any thread.
 pub(super) fn bind_ordinal(ordinal: Option<u32>) -> Result<()> {
     let Some(index) = ordinal else { return Ok(()) };
     let opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -368,7 +369,7 @@ fn read_properties(ordinal: u32) -> Result<(cust::device::Device, Properties)> {
     );
     let multiprocessor = Multiprocessor {
         warps: attribute(DeviceAttribute::MaxThreadsPerMultiprocessor)? as u32 / 32,
-        // The drivers before 11.0 don't say: those of Pascal hold 32.
+        // Drivers before 11.0 do not report it; Pascal has 32.
         blocks: match raw_attribute(MAX_BLOCKS_PER_MULTIPROCESSOR)? {
             0 => Multiprocessor::SM_61.blocks,
             blocks => blocks as u32,
@@ -397,17 +398,17 @@ fn read_properties(ordinal: u32) -> Result<(cust::device::Device, Properties)> {
     Ok((device, properties))
 }
 
-/// An attribute by its number, also one that cust's enum lacks; zero where the driver does not know it either.
+/// An attribute by its number, which cust's enum may lack; zero if the driver does not know it.
 fn raw_attribute(device: &cust::device::Device, attribute: u32) -> Result<i32> {
     const NOT_KNOWN: u32 = 1;
-    // The seam exports this symbol with an `int` attribute, so any number may be asked for.
+    // The seam exports this symbol with an `int` attribute, so any number is valid.
     #[allow(clashing_extern_declarations)]
     unsafe extern "C" {
         fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, device: i32) -> u32;
     }
     let mut value = 0;
-    // SAFETY: `value` is written before it is used; an unknown attribute is answered with an error code, which is
-    // returned as a plain integer here.
+    // SAFETY: `value` is written before it is used. The driver answers an unknown attribute with an error code, which is
+    // returned here as a plain integer.
     let code = unsafe { cuDeviceGetAttribute(&mut value, attribute, device.as_raw()) };
     match code {
         0 => Ok(value),

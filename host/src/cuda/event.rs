@@ -1,4 +1,4 @@
-//! Events: points in a stream to wait for and to measure time between.
+//! Events: points in a stream, to wait for and to measure time between.
 
 use super::device::{bind_ordinal, current};
 use super::{Stream, alive_on, check, check_on, ensure_alive};
@@ -11,11 +11,11 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Event {
     raw: sys::CUevent,
-    /// Its device.
+    /// The device's ordinal.
     ordinal: Option<u32>,
 }
 
-// SAFETY: the driver API lets any thread use an event; the handle is only a name for it.
+// SAFETY: the driver API lets any thread use an event, and the handle owns no memory of this process.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
@@ -26,7 +26,7 @@ impl Event {
         Self::with_flags(sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32)
     }
 
-    /// A new event that only orders, which is cheaper, in the current context.
+    /// A new event without timing, which is cheaper, in the current context.
     pub(crate) fn untimed() -> Result<Self> {
         Self::with_flags(sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32)
     }
@@ -39,12 +39,12 @@ impl Event {
         Ok(Self { raw, ordinal: current() })
     }
 
-    /// A wait reports faults of the device that is current, which so must be the event's own.
+    /// A wait reports faults of the current device, so the event's device must be current.
     fn bind_to_wait(&self) -> Result<()> {
         bind_ordinal(self.ordinal)
     }
 
-    /// Fails if its device has faulted.
+    /// Fails if the event's device has faulted.
     pub(super) fn ensure_alive(&self, call: &'static str) -> Result<()> {
         alive_on(self.ordinal, call)
     }
@@ -60,7 +60,7 @@ impl Event {
     /// A driver error.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         alive_on(self.ordinal, "cuEventRecord")?;
-        // SAFETY: both handles live.
+        // SAFETY: both handles are alive, because both are borrowed.
         check_on(self.ordinal, "cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
     }
 
@@ -94,7 +94,7 @@ impl Event {
     pub fn since(&self, earlier: &Event) -> Result<Duration> {
         self.bind_to_wait()?;
         let mut milliseconds = 0.0f32;
-        // SAFETY: both handles live; `milliseconds` is written before it is used.
+        // SAFETY: both handles are alive, because both are borrowed; `milliseconds` is written before it is used.
         let result = unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.raw, self.raw) };
         check_on(self.ordinal, "cuEventElapsedTime", result)?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))

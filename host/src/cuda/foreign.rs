@@ -1,4 +1,4 @@
-//! Kernels of someone's own PTX, launched through cust's `launch!`.
+//! Kernels of a user's own PTX, launched through cust's `launch!`.
 
 use super::module::load_ptx;
 use super::{CudaDevice, Stream, check};
@@ -66,7 +66,7 @@ const NOT_FOUND: u32 = 500;
 pub struct PtxModule {
     device: CudaDevice,
     module: sys::CUmodule,
-    /// How many parameters each kernel has.
+    /// The number of parameters of each kernel.
     parameters: HashMap<String, usize>,
 }
 
@@ -90,7 +90,7 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl CudaDevice {
-    /// Loads PTX of your own, which the driver compiles for this device.
+    /// Loads PTX of your own; the driver compiles it for this device.
     ///
     /// # Errors
     /// [`Error::ModuleLoad`] with the log of the driver's compiler.
@@ -115,7 +115,7 @@ impl PtxModule {
         // SAFETY: `module` was loaded into the bound context and is never unloaded; the name is a C string.
         let result = unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
         check("cuModuleGetFunction", result).map_err(|error| match error {
-            Error::Driver { code: NOT_FOUND, .. } => missing("it is not in the PTX".into()),
+            Error::Driver { code: NOT_FOUND, .. } => missing("the PTX has no such kernel".into()),
             other => other,
         })?;
         let parameters = self.parameters.get(name).copied().unwrap_or(0);
@@ -124,21 +124,23 @@ impl PtxModule {
 }
 
 impl Stream {
-    /// Queues a kernel of your own; the method that cust's `launch!` calls. A grid with a zero dimension launches nothing.
+    /// Queues a kernel of your own. This is the method that cust's `launch!` calls. A grid with a zero dimension launches
+    /// nothing.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for another number of arguments than the kernel has parameters, and a driver error. A fault of
-    /// the kernel is reported by the next synchronisation, after which the GPU can't be used in this process.
+    /// [`Error::Unsupported`] if the number of arguments differs from the number of the kernel's parameters, and driver
+    /// errors. The next synchronisation reports a fault of the kernel; after it the GPU can't be used in this process.
     ///
     /// # Safety
-    /// * Each argument points to a value of the type that the kernel declares at this place. A slice is two: a device
-    ///   address and a length (`usize`). `launch!` takes these pointers itself; write literals with their suffix (`0u32`).
-    /// * A device address is valid for all that the kernel reads and writes there. One from
-    ///   [`Tensor::device_address`](crate::Tensor::device_address) is so for work that is queued, while the tensor lives, on
-    ///   the stream of the tensor's device; the memory is not given to others before that work is done. For another stream
-    ///   of the device the caller ensures order and lifetime.
-    /// * What the kernel writes comes from [`TensorMut::device_address`](crate::TensorMut::device_address) or is otherwise
-    ///   the caller's alone.
+    /// * Each argument points to a value of the type that the kernel declares for this parameter. A slice is two parameters:
+    ///   a device address and a length (`usize`). `launch!` takes the pointers itself; write literals with a suffix
+    ///   (`0u32`).
+    /// * A device address is valid for all that the kernel reads and writes there. An address from
+    ///   [`Tensor::device_address`](crate::Tensor::device_address) is valid while the tensor lives, for work queued on the
+    ///   stream of the tensor's device: the memory is not reused before that work is done. For another stream of the device
+    ///   the caller ensures order and lifetime.
+    /// * Memory that the kernel writes comes from [`TensorMut::device_address`](crate::TensorMut::device_address), or only
+    ///   the caller uses it.
     /// * Grid, block and shared memory fulfil the kernel's own safety section.
     pub unsafe fn launch<G: Into<GridSize>, B: Into<BlockSize>>(
         &self,
@@ -186,7 +188,7 @@ impl Stream {
     }
 }
 
-/// The number of parameters of each `.entry NAME(.param …, .param …)`. The driver says it only since CUDA 12.4.
+/// The number of parameters of each `.entry NAME(.param …, .param …)`. The driver reports it only since CUDA 12.4.
 fn parameter_counts(ptx: &str) -> HashMap<String, usize> {
     let code: Vec<&str> = ptx.lines().map(|line| line.split("//").next().unwrap_or(line)).collect();
     let code = code.join("\n");

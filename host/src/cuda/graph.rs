@@ -1,15 +1,25 @@
 //! Graphs: a sequence of launches, captured from ordinary op calls and replayed with one call.
+//!
+//! A graph may span several devices. The capture begins on the first one's stream; the others' join it by waiting for an event of it,
+//! and it waits for one of each of them at its end. What is captured on a stream runs on that stream's device:
+//!
+//! ```text
+//! first   begin · record fork ·              launches …                 · wait for the joins · end
+//! other                         wait for fork · launches … · record join
+//! ```
+//!
+//! A replay is one call on the first stream. It follows what the others have queued, and they follow it.
 
 use super::stream::{Kept, Stream};
-use super::{CudaDevice, check, ensure_alive};
+use super::{CudaDevice, Event, check, ensure_alive};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use cust::sys;
-use std::ptr;
 use std::sync::RwLockWriteGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{mem, ptr, slice};
 
-/// The work that a capture recorded on a stream, ready to be launched again as a whole.
+/// The work that a capture recorded on a stream, or on one of each of several devices, ready to be launched again as a whole.
 ///
 /// A graph repeats its launches with the addresses they had. It therefore keeps all memory that the capture used:
 /// inputs, outputs and temporaries stay where they are, and are nobody else's, until the graph is dropped, whatever
@@ -19,7 +29,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// capture what is freed within it.
 #[derive(Debug)]
 pub struct Graph {
-    device: CudaDevice,
+    /// It is launched on the first.
+    devices: Vec<CudaDevice>,
+    /// Of each: what the others wait for before and after a replay. None for one device.
+    fences: Vec<Event>,
     exec: sys::CUgraphExec,
     nodes: usize,
     /// Whether a replay may still be running.
@@ -36,50 +49,90 @@ unsafe impl Sync for Graph {}
 
 /// A capture in progress. Ends it if the work panics.
 struct Capture<'a> {
-    device: &'a CudaDevice,
-    /// The capture of this thread outside of this one.
-    outer: *const Stream,
-    /// No other thread queues anything on the stream meanwhile.
-    _turn: RwLockWriteGuard<'a, ()>,
+    devices: &'a [CudaDevice],
+    /// How many streams are in it.
+    joined: usize,
+    /// What this thread captured outside of this one.
+    outer: Vec<*const Stream>,
+    is_over: bool,
+    /// No other thread queues anything on the streams meanwhile.
+    _turns: Vec<RwLockWriteGuard<'a, ()>>,
 }
 
 impl Capture<'_> {
-    fn begin(device: &CudaDevice) -> Result<Capture<'_>> {
-        device.bind()?;
+    fn begin(devices: &[CudaDevice]) -> Result<Capture<'_>> {
+        let refused = |value: &str, reason: &str| Error::Unsupported {
+            op: "Graph::capture",
+            argument: "stream",
+            value: value.into(),
+            reason: reason.into(),
+        };
+        let Some(first) = devices.first() else {
+            return Err(refused("none", "there is no device to launch it"));
+        };
+        // in one order in all threads, so that none waits for another that waits for it
+        let mut streams: Vec<&Stream> = devices.iter().map(CudaDevice::stream).collect();
+        streams.sort_by_key(|stream| ptr::from_ref(*stream));
+        if streams.windows(2).any(|pair| ptr::eq(pair[0], pair[1])) {
+            return Err(refused("twice in a list", "each stream is captured once"));
+        }
+        let turns: Option<Vec<_>> = streams.into_iter().map(Stream::turn_to_capture).collect();
+        let Some(turns) = turns else {
+            let reason = "a capture is in progress on it; use a handle with a stream of its own";
+            return Err(refused("being captured", reason));
+        };
+        first.bind()?;
         // Relaxed: the pool may have to ask the driver for memory in between.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let Some(turn) = device.stream().turn_to_capture() else {
-            return Err(Error::Unsupported {
-                op: "Graph::capture",
-                argument: "stream",
-                value: "being captured".into(),
-                reason: "a capture is in progress on it; use a handle with a stream of its own".into(),
-            });
-        };
-        let outer = device.stream().begin_capture(|| {
+        first.stream().begin_capture(|| {
             // SAFETY: the stream lives and its context is current.
-            check("cuStreamBeginCapture", unsafe {
-                sys::cuStreamBeginCapture_v2(device.stream().raw(), mode)
-            })
+            check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(first.stream().raw(), mode) })
         })?;
-        Ok(Capture { device, outer, _turn: turn })
+        let outer = Stream::captured(devices.iter().map(|device| ptr::from_ref(device.stream())).collect());
+        let mut capture = Capture { devices, joined: 1, outer, is_over: false, _turns: turns };
+        for device in &devices[1..] {
+            first.bind()?;
+            let fork = Event::untimed()?;
+            fork.record(first.stream())?;
+            device.bind()?;
+            device.stream().begin_capture(|| device.stream().wait(&fork))?;
+            capture.joined += 1;
+        }
+        Ok(capture)
     }
 
-    fn end(&self) -> (Result<sys::CUgraph>, Vec<Kept>) {
+    fn end(&mut self) -> (Result<sys::CUgraph>, Vec<Kept>) {
+        self.is_over = true;
+        let (first, mut all) = (&self.devices[0], Vec::new());
+        let mut result = Ok(());
+        for device in &self.devices[1..self.joined] {
+            let join = || {
+                device.bind()?;
+                let join = Event::untimed()?;
+                join.record(device.stream())?;
+                first.bind()?;
+                first.stream().wait(&join)
+            };
+            let (joined, kept) = device.stream().end_capture(join);
+            result = result.and(joined);
+            all.extend(kept);
+        }
         let mut graph = ptr::null_mut();
-        let (result, kept) = self.device.stream().end_capture(self.outer, || {
-            self.device.bind()?;
-            let stream = self.device.stream().raw();
+        let (ended, kept) = first.stream().end_capture(|| {
+            first.bind()?;
+            let stream = first.stream().raw();
             // SAFETY: the stream lives; `graph` is written before it is used.
             check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream, &mut graph) })
         });
-        (result.map(|()| graph), kept)
+        Stream::captured(mem::take(&mut self.outer));
+        all.extend(kept);
+        (result.and(ended).map(|()| graph), all)
     }
 }
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        if self.device.stream().is_capturing()
+        if !self.is_over
             && let (Ok(graph), _) = self.end()
         {
             destroy(graph);
@@ -105,7 +158,16 @@ impl Graph {
     /// # Errors
     /// The error of `work`; [`Error::Unsupported`] if a capture is in progress on the stream; a driver error.
     pub fn capture<R>(device: &CudaDevice, work: impl FnOnce() -> Result<R>) -> Result<(Self, R)> {
-        let capture = Capture::begin(device)?;
+        Self::capture_over(slice::from_ref(device), work)
+    }
+
+    /// As [`capture`](Self::capture), of what `work` queues on these handles' streams, in which it may let one wait for
+    /// [events](Event) of another. It is launched on the first one's stream.
+    ///
+    /// # Errors
+    /// As there; also for no handles, and for two of one stream.
+    pub fn capture_over<R>(devices: &[CudaDevice], work: impl FnOnce() -> Result<R>) -> Result<(Self, R)> {
+        let mut capture = Capture::begin(devices)?;
         let output = work();
         let (graph, kept) = capture.end();
         let output = match (output, &graph) {
@@ -120,30 +182,54 @@ impl Graph {
         let result = instantiate(graph);
         destroy(graph);
         let (exec, nodes) = result?;
-        Ok((Self { device: device.clone(), exec, nodes, running: AtomicBool::new(false), kept }, output))
+        let (devices, running) = (devices.to_vec(), AtomicBool::new(false));
+        let mut graph = Self { devices, fences: Vec::new(), exec, nodes, running, kept };
+        if graph.devices.len() > 1 {
+            for device in &graph.devices {
+                device.bind()?;
+                graph.fences.push(Event::untimed()?);
+            }
+        }
+        Ok((graph, output))
     }
 
-    /// Queues everything once more on the stream that it was captured on.
+    /// Queues everything once more on the stream that it was captured on. Of several devices' streams none runs anything beside it.
     ///
     /// # Errors
-    /// A driver error; [`Error::Unsupported`] while that stream is being captured.
+    /// A driver error; [`Error::Unsupported`] while a stream of it is being captured.
     pub fn launch(&self) -> Result<()> {
-        self.device.bind()?;
-        self.running.store(true, Ordering::Relaxed);
-        let stream = self.device.stream();
-        let Some(_turn) = stream.turn() else {
-            return Err(Error::Unsupported {
-                op: "Graph::launch",
-                argument: "stream",
-                value: "being captured".into(),
-                reason: "a graph is not captured into another".into(),
-            });
+        let captured = || Error::Unsupported {
+            op: "Graph::launch",
+            argument: "stream",
+            value: "being captured".into(),
+            reason: "a graph is not captured into another".into(),
         };
-        let launched = stream.outside_capture(|| {
+        let turns: Option<Vec<_>> = self.devices.iter().map(|device| device.stream().turn()).collect();
+        let Some(_turns) = turns else { return Err(captured()) };
+        let first = self.devices[0].stream(); // a capture has one at least
+        for (device, fence) in self.devices.iter().zip(&self.fences).skip(1) {
+            device.bind()?;
+            fence.record(device.stream())?;
+            first.wait(fence)?;
+        }
+        self.devices[0].bind()?;
+        self.running.store(true, Ordering::Relaxed);
+        let launched = first.outside_capture(|| {
             // SAFETY: graph and stream live and belong to the current context; the memory that the graph uses is kept.
-            check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, stream.raw()) })
+            let result = unsafe { sys::cuGraphLaunch(self.exec, first.raw()) };
+            // a fault of another device is that one's, which its own streams tell
+            if result != sys::CUresult::CUDA_SUCCESS && self.devices.len() > 1 {
+                self.devices[1..].iter().try_for_each(|device| device.stream().synchronize())?;
+                self.devices[0].bind()?;
+                first.synchronize()?;
+            }
+            check("cuGraphLaunch", result)
         })?;
         debug_assert!(launched.is_some(), "no capture is in progress while a turn is held");
+        if let Some(fence) = self.fences.first() {
+            fence.record(first)?;
+            self.devices[1..].iter().try_for_each(|device| device.stream().wait(fence))?;
+        }
         Ok(())
     }
 
@@ -172,12 +258,13 @@ fn instantiate(graph: sys::CUgraph) -> Result<(sys::CUgraphExec, usize)> {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.device.bind().is_err() {
-            return;
-        }
+        let first = &self.devices[0];
         let running = self.running.load(Ordering::Relaxed) && !left_out(Wait::GraphEnd);
-        if running && self.device.stream().synchronize().is_err() {
-            return; // what may still run is not taken from under it
+        if first.bind().is_err() || running && first.stream().synchronize().is_err() {
+            if self.devices.len() > 1 {
+                mem::forget(mem::take(&mut self.kept)); // what may still run on another device keeps its memory
+            }
+            return;
         }
         // SAFETY: made by `instantiate`, destroyed once, and no replay runs any more. An error can't be reported here.
         let _ = check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(self.exec) });

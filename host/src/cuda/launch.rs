@@ -12,7 +12,7 @@ thread_local! {
     static TRACE: RefCell<Option<Vec<&'static str>>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`. Gives its result, and the names of the kernels that this thread launched meanwhile.
+/// Runs `work`. Returns its result and the names of the kernels that this thread launched in it.
 pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<&'static str>) {
     TRACE.with(|trace| *trace.borrow_mut() = Some(Vec::new()));
     let result = work();
@@ -72,7 +72,7 @@ impl CudaDevice {
     }
 
     /// # Safety
-    /// As [`launch`](Self::launch); `values` points to as many parameters as the kernel has, of its sizes.
+    /// As [`launch`](Self::launch); `values` points to one value for each of the kernel's parameters, of its size.
     unsafe fn launch_raw(&self, spec: &KernelInfo, grid: [u32; 3], values: &mut [*mut c_void]) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());

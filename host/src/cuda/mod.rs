@@ -1,8 +1,8 @@
 //! The CUDA driver through cust: device, stream, event, module, launch. Knows no op.
 //!
-//! Only this folder and `memory` use cust. cust's own wrappers serve initialisation, devices and the primary context.
-//! Streams, events, modules and memory are types of our own over `cust::sys`, because cust strips `NON_BLOCKING` from
-//! streams, has no JIT error log, and frees memory synchronously on drop.
+//! Only this folder and `memory` use cust. cust's own wrappers are used for initialisation, devices and the primary context.
+//! Streams, events, modules and memory have types of our own over `cust::sys`, because cust removes `NON_BLOCKING` from
+//! streams, returns no JIT error log, and frees memory synchronously on drop.
 
 mod archive;
 mod compiling;
@@ -35,8 +35,8 @@ use cust::sys::CUresult;
 use pascaline_driver as driver;
 use std::sync::OnceLock;
 
-/// Each device's first fault: the call that reported it, and its code. No call for that device follows it; a host with more
-/// devices than these counts the others as the last.
+/// The first fault of each device: the call that reported it, and its code. No further call is made for that device. All
+/// devices past the last entry share it.
 static FAULTS: [OnceLock<(&'static str, u32)>; 64] = [const { OnceLock::new() }; 64];
 
 /// Whether a GPU has faulted in this process.
@@ -44,7 +44,7 @@ pub fn is_lost() -> bool {
     FAULTS.iter().any(|fault| fault.get().is_some())
 }
 
-/// The faults of a device, by its ordinal; of all where it isn't known whose a call was.
+/// The fault of a device, by its ordinal; the faults of all devices if the ordinal is not known.
 fn faults_of(ordinal: Option<u32>) -> &'static [OnceLock<(&'static str, u32)>] {
     let last = FAULTS.len() - 1;
     match ordinal.map(|ordinal| (ordinal as usize).min(last)) {
@@ -58,12 +58,12 @@ fn is_sticky(code: u32) -> bool {
     matches!(code, 4 | 46 | 214 | 219 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
 }
 
-/// Converts the result of a call for the device that is current on this thread, with the raw code that cust's enum may lack.
+/// Converts the result of a call for the current device, with the raw code, which cust's enum may lack.
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<()> {
     check_on(device::current(), call, result)
 }
 
-/// As [`check`], of a call for the device of this ordinal.
+/// As [`check`], for the device of this ordinal.
 pub(crate) fn check_on(ordinal: Option<u32>, call: &'static str, result: CUresult) -> Result<()> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -75,7 +75,7 @@ pub(crate) fn check_on(ordinal: Option<u32>, call: &'static str, result: CUresul
     Err(failure_on(ordinal, call, code))
 }
 
-/// The error of a call for the current device that has answered this code. A fault of the device is remembered.
+/// The error of a call for the current device that returned this code. A fault of the device is recorded.
 pub(crate) fn failure(call: &'static str, code: u32) -> Error {
     failure_on(device::current(), call, code)
 }
@@ -91,12 +91,12 @@ fn failure_on(ordinal: Option<u32>, call: &'static str, code: u32) -> Error {
     Error::Driver { call, code, text }
 }
 
-/// Fails with the first fault if the device that is current on this thread has faulted, so that no further call reaches it.
+/// Fails with the first fault if the current device has faulted, so that no further call reaches it.
 pub(crate) fn ensure_alive(call: &'static str) -> Result<()> {
     alive_on(device::current(), call)
 }
 
-/// As [`ensure_alive`], of the device of this ordinal.
+/// As [`ensure_alive`], for the device of this ordinal.
 pub(crate) fn alive_on(ordinal: Option<u32>, call: &'static str) -> Result<()> {
     let Some(&(first, code)) = faults_of(ordinal).iter().find_map(OnceLock::get) else { return Ok(()) };
     let text = format!("{}; {call} was not tried after it", driver::code_text(code));

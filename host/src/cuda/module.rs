@@ -1,4 +1,4 @@
-//! The kernels' modules, loaded into a context when the first of their kernels is used.
+//! The kernels' modules. A module is loaded into a context when one of its kernels is first used.
 
 use super::archive::{ptx_modules, ptx_of};
 use super::compiling::Compiling;
@@ -18,11 +18,11 @@ use std::thread;
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub(super) function: sys::CUfunction,
-    /// The resources that it takes of a multiprocessor, once queried.
+    /// The resources that it takes on a multiprocessor; set by the first query.
     pub(super) resources: OnceLock<Resources>,
 }
 
-/// A kernel and whether its module has been loaded.
+/// A kernel, and its function once the module is loaded.
 #[derive(Debug)]
 struct Slot {
     info: KernelInfo,
@@ -33,17 +33,18 @@ struct Slot {
 #[derive(Debug)]
 pub(crate) struct Modules {
     kernels: HashMap<&'static str, Slot>,
-    /// Held while a module is loaded: others that need it wait, and those that need another do not.
+    /// Locked while a module is loaded: other threads wait for the same module, not for other modules.
     loading: HashMap<&'static str, Mutex<()>>,
 }
 
-// SAFETY: function handles name code of the context, which outlives this; the driver lets any thread launch them.
+// SAFETY: function handles name code of the context, which lives as long as the process; the driver lets any thread launch
+// them.
 unsafe impl Send for Modules {}
 // SAFETY: as above.
 unsafe impl Sync for Modules {}
 
 impl Modules {
-    /// Of a context into which nothing has been loaded.
+    /// The kernels of a context into which nothing has been loaded.
     pub(crate) fn new() -> Self {
         let slot = |info: &KernelInfo| (info.name, Slot { info: *info, kernel: OnceLock::new() });
         Self {
@@ -52,16 +53,16 @@ impl Modules {
         }
     }
 
-    /// The kernel, whose module is loaded first if it was not before. The context is current.
+    /// The kernel; loads its module at the first use. The context is current.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the program has no such kernel, [`Error::ModuleLoad`] if the driver refuses its module.
+    /// [`Error::Unsupported`] if the program has no such kernel, [`Error::ModuleLoad`] if the driver rejects its module.
     pub(crate) fn kernel(&self, name: &str) -> Result<&Kernel> {
         let slot = self.kernels.get(name).ok_or_else(|| Error::Unsupported {
             op: "launch",
             argument: "kernel",
             value: name.to_owned(),
-            reason: "it is not in this program".into(),
+            reason: "this program has no such kernel".into(),
         })?;
         if slot.kernel.get().is_none() {
             self.load(slot.info.module)?;
@@ -72,7 +73,7 @@ impl Modules {
         })
     }
 
-    /// Whether the module has been loaded. One without kernels never is.
+    /// Whether the module has been loaded; false for a module without kernels.
     fn is_loaded(&self, module: &str) -> bool {
         self.of(module).any(|slot| slot.kernel.get().is_some())
     }
@@ -81,9 +82,9 @@ impl Modules {
         self.kernels.values().filter(move |slot| slot.info.module == module)
     }
 
-    /// Loads a module into the current context and looks up its kernels, unless that has been done.
+    /// Loads a module into the current context and looks up its kernels, unless this was done before.
     ///
-    /// Modules are never unloaded: they live as long as the primary context, which lives as long as the process.
+    /// Modules are never unloaded: they live as long as the primary context, which is until the process ends.
     fn load(&self, name: &str) -> Result<()> {
         let _lock = self.loading.get(name).map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         if self.is_loaded(name) {
@@ -104,7 +105,7 @@ impl Modules {
             functions.push((slot, function));
         }
         for (slot, function) in functions {
-            // unset so far, and nobody else sets it while the lock is held
+            // not set yet, and only the holder of the lock sets it
             let _ = slot.kernel.set(Kernel { function, resources: OnceLock::new() });
         }
         Ok(())
@@ -114,20 +115,20 @@ impl Modules {
 /// The result of [`CudaDevice::load_modules`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Modules that were loaded.
+    /// Number of modules that were loaded.
     pub modules: usize,
-    /// Modules that had been loaded before.
+    /// Number of modules that had been loaded before.
     pub before: usize,
 }
 
 impl CudaDevice {
-    /// Loads modules ahead of their first launch, by several threads at once: with an empty driver cache the driver compiles
-    /// each, which takes up to a second.
+    /// Loads modules before their first launch, on several threads: with an empty cache the driver compiles each module,
+    /// which takes up to a second.
     ///
     /// `modules` are names of [`ptx_modules`]; names that this program does not have are errors.
     ///
     /// # Errors
-    /// The first error of a module: [`Error::ModuleLoad`] or a driver error. The others are loaded all the same.
+    /// The first error of a module: [`Error::ModuleLoad`] or a driver error. The other modules are loaded nevertheless.
     pub fn load_modules(&self, modules: &[&str]) -> Result<Loaded> {
         self.bind()?;
         let before = modules.iter().filter(|name| self.modules().is_loaded(name)).count();
@@ -163,7 +164,7 @@ impl CudaDevice {
     }
 }
 
-/// Loads PTX text with the driver's compiler, whose log comes back in the error.
+/// Loads PTX text by the driver's compiler. An error contains the compiler's log.
 pub(super) fn load_ptx(ptx: &str) -> Result<sys::CUmodule> {
     ensure_alive("cuModuleLoadDataEx")?;
     let malformed = |log: &str| Error::ModuleLoad { code: 218, log: log.to_owned() };

@@ -119,6 +119,14 @@ impl Nccl {
         Api::open()?.map(|api| Self::with(api, devices)).transpose()
     }
 
+    /// Whether the library is there.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn is_there() -> Result<bool> {
+        Ok(Api::open()?.is_some())
+    }
+
     fn with(api: Api, devices: &[CudaDevice]) -> Result<Self> {
         let ordinals: Vec<_> = devices.iter().map(|device| device.properties().ordinal as c_int).collect();
         let mut comms = vec![ptr::null_mut(); devices.len()];

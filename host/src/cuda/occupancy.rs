@@ -1,7 +1,7 @@
-//! How many blocks of a kernel fit on a multiprocessor at a time, and the block size that follows from it.
+//! The number of blocks of a kernel that are resident on a multiprocessor, and the block size that follows from it.
 //!
-//! The calculation is the one that the virtual GPU answers with ([`Multiprocessor`]), with the limits of the device at hand; a test on a real
-//! device holds it against the driver's answer for every kernel.
+//! The virtual GPU uses the same calculation ([`Multiprocessor`]), here with the limits of the actual device. A test on a
+//! real device compares it with the driver's answer for every kernel.
 
 use super::module::Kernel;
 use super::{CudaDevice, Properties, check};
@@ -13,18 +13,18 @@ use std::ffi::c_int;
 
 const WARP: u32 = 32;
 
-/// The resources that a kernel takes of a multiprocessor, as the driver compiled it.
+/// The resources that a kernel takes on a multiprocessor, as the driver compiled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resources {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of static shared memory of a block.
+    /// Bytes of static shared memory per block.
     pub shared_bytes: u32,
 }
 
-/// The block size for a kernel whose `warps` warps work each by itself, so that any number of them may form a block: of
-/// those that keep as many warps resident as any, the one that spreads them over the multiprocessors most evenly; of
-/// equals the largest, since blocks cost to start.
+/// The block size for a kernel of `warps` independent warps, which may form blocks of any size. Of the sizes with the most
+/// resident warps, it is the one that spreads the warps over the multiprocessors most evenly. Of equal ones it is the
+/// largest, because starting a block costs time.
 pub fn warps_block(
     device: Multiprocessor,
     multiprocessors: u32,
@@ -36,7 +36,7 @@ pub fn warps_block(
     let resident = |threads: u32| {
         device.resident_blocks(threads, kernel.registers, kernel.shared_bytes) * (threads / WARP)
     };
-    // Warps of the multiprocessor that has the most, were all blocks of one length.
+    // Warps of the busiest multiprocessor, if all blocks take equally long.
     let busiest = |threads: u32| {
         let per_block = threads / WARP;
         warps.div_ceil(per_block).div_ceil(multiprocessors.max(1)) * per_block
@@ -45,22 +45,22 @@ pub fn warps_block(
     if full == 0 {
         return most;
     }
-    // Sparse work fills no more of them.
+    // Less work than this does not fill the multiprocessors.
     let enough = || sizes().filter(|&threads| resident(threads) >= full.min(busiest(threads)));
     let least = enough().map(busiest).min().unwrap_or(0);
-    // A sixteenth more work on one of them is not worth smaller blocks.
+    // An imbalance below a sixteenth does not justify smaller blocks.
     enough().find(|&threads| busiest(threads) <= least + least / 16).unwrap_or(most)
 }
 
 impl CudaDevice {
-    /// The threads of a block that suit a kernel of `warps` warps which work each on its own.
+    /// The threads per block for a kernel of `warps` independent warps.
     pub(crate) fn warps_block(&self, kernel: &KernelInfo, warps: u32) -> Result<u32> {
         let &Properties { multiprocessor, multiprocessors, .. } = self.properties();
         let resources = self.kernel_resources(kernel.name)?;
         Ok(warps_block(multiprocessor, multiprocessors, kernel.threads(), resources, warps))
     }
 
-    /// The driver's own answer for one of our kernels, with `threads` per block.
+    /// The driver's answer for one of our kernels, with `threads` per block.
     ///
     /// # Errors
     /// A driver error; [`Error::Unsupported`](crate::Error::Unsupported) if there is no such kernel.
@@ -106,7 +106,7 @@ impl CudaDevice {
 mod tests {
     use super::*;
 
-    /// Of a GTX 1080: 20 multiprocessors.
+    /// On a GTX 1080, which has 20 multiprocessors.
     fn block(registers: u32, warps: u32) -> u32 {
         warps_block(Multiprocessor::SM_61, 20, 256, Resources { registers, shared_bytes: 0 }, warps)
     }

@@ -6,39 +6,39 @@ use super::{Event, alive_on, check, check_on, ensure_alive};
 use crate::Result;
 use cust::sys;
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// How many counters a stream has for its kernels.
+/// Number of counters that a stream has for its kernels.
 pub(crate) const COUNTERS: usize = Counters::LEN;
 
 /// A queue of GPU work. Non-blocking: it does not wait for the legacy default stream.
 #[derive(Debug)]
 pub struct Stream {
     raw: sys::CUstream,
-    /// Its device.
+    /// The device's ordinal.
     ordinal: Option<u32>,
     /// The objects that the capture in progress keeps alive, by address.
     capture: Mutex<Option<HashMap<usize, Kept>>>,
-    /// Held for reading by who queues work, for writing by a capture: what other threads queue meanwhile waits for its end
-    /// and does not become a part of the graph.
+    /// Read-locked by threads that queue work, write-locked by a capture. Work of other threads waits until the capture
+    /// ends, and does not become part of the graph.
     turns: RwLock<()>,
     counters: Counters,
-    /// Whether another library made it and destroys it.
+    /// Whether another library created it and will destroy it.
     is_foreign: bool,
 }
 
 thread_local! {
-    /// The stream that this thread captures.
-    static CAPTURED: Cell<*const Stream> = const { Cell::new(ptr::null()) };
+    /// The streams that this thread is capturing.
+    static CAPTURED: RefCell<Vec<*const Stream>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Something that lives as long as a graph that uses it.
+/// An object that lives as long as a graph that uses it.
 pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
-// SAFETY: the driver API lets any thread use a stream; the handle is only a name for it.
+// SAFETY: the driver API lets any thread use a stream, and the handle owns no memory of this process.
 unsafe impl Send for Stream {}
 // SAFETY: as above; the driver serialises calls on one stream.
 unsafe impl Sync for Stream {}
@@ -54,7 +54,7 @@ impl Stream {
         let counters = match Counters::new(raw) {
             Ok(counters) => counters,
             Err(error) => {
-                // SAFETY: created above, and nothing else names it. The first error is the one to report.
+                // SAFETY: created above, and no other handle of it exists. The first error is the one to report.
                 let _ = check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(raw) });
                 return Err(error);
             }
@@ -82,7 +82,8 @@ impl Stream {
         self.raw
     }
 
-    /// Words of device memory that are zero when a kernel on this stream begins and that it leaves so; [`COUNTERS`] of them.
+    /// [`COUNTERS`] words of device memory that are zero when a kernel on this stream begins, and that the kernel resets to
+    /// zero.
     pub(crate) fn counters(&self) -> u64 {
         self.counters.address()
     }
@@ -92,20 +93,20 @@ impl Stream {
     /// # Errors
     /// [`Error::DeviceLost`](crate::Error::DeviceLost) if a kernel faulted.
     pub fn synchronize(&self) -> Result<()> {
-        // a wait reports faults of the device that is current, which so must be the stream's own
+        // a wait reports faults of the current device, so the stream's device must be current
         bind_ordinal(self.ordinal)?;
         // SAFETY: the stream lives as long as `self`.
         check_on(self.ordinal, "cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 
-    /// Lets work queued from now on wait for `event`, which may be of another device.
+    /// Work queued from now on waits for `event`, which may be of another device.
     ///
     /// # Errors
     /// A driver error.
     pub fn wait(&self, event: &Event) -> Result<()> {
         alive_on(self.ordinal, "cuStreamWaitEvent")?;
         event.ensure_alive("cuStreamWaitEvent")?;
-        // SAFETY: both handles live; the driver keeps what it needs of the event.
+        // SAFETY: both handles are alive, because both are borrowed; the driver copies what it needs of the event.
         check_on(self.ordinal, "cuStreamWaitEvent", unsafe {
             sys::cuStreamWaitEvent(self.raw, event.raw(), 0)
         })
@@ -114,25 +115,25 @@ impl Stream {
 
 /// Capture into a graph: the state that the driver does not keep.
 impl Stream {
-    /// Whether what this thread queues on it is being captured into a graph rather than run.
+    /// Whether work that this thread queues is captured into a graph and not run.
     pub fn is_capturing(&self) -> bool {
-        ptr::eq(CAPTURED.get(), self)
+        CAPTURED.with_borrow(|captured| captured.iter().any(|&one| ptr::eq(one, self)))
     }
 
-    /// Leave to queue work: while it is held no capture begins, and one on another thread is waited for. `None` on the
-    /// thread that captures. Not to be asked for again by its holder.
+    /// The lock for queueing work. While it is held no capture begins; a capture on another thread is waited for. `None` on
+    /// the thread that captures. The holder must not take it again.
     pub(crate) fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
         (!self.is_capturing()).then(|| self.turns.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Does `work` with a [`turn`](Self::turn). An event recorded while another thread captures the stream would belong to the
-    /// capture, and what waits for it would fail.
+    /// Runs `work` with the lock of [`turn`](Self::turn). Otherwise an event recorded while another thread captures the
+    /// stream would become part of the capture, and a wait for it would fail.
     pub(crate) fn in_turn<R>(&self, work: impl FnOnce(&Self) -> R) -> R {
         let _turn = self.turn();
         work(self)
     }
 
-    /// Leave to capture, as [`turn`](Self::turn).
+    /// The lock for capturing; see [`turn`](Self::turn).
     pub(super) fn turn_to_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         (!self.is_capturing()).then(|| self.turns.write().unwrap_or_else(PoisonError::into_inner))
     }
@@ -141,41 +142,41 @@ impl Stream {
         self.capture.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` if the stream is not being captured, and lets no capture begin meanwhile.
+    /// Runs `work` if the stream is not being captured, and prevents captures until it returns.
     pub(crate) fn outside_capture<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<Option<R>> {
         let kept = self.kept();
         if kept.is_some() { Ok(None) } else { work().map(Some) }
     }
 
-    /// Begins a capture on this thread by `begin`, with [`turn_to_capture`](Self::turn_to_capture) held; gives the stream
-    /// that the thread captured before.
-    pub(super) fn begin_capture(&self, begin: impl FnOnce() -> Result<()>) -> Result<*const Self> {
+    /// Begins a capture by `begin`, with [`turn_to_capture`](Self::turn_to_capture) held. [`captured`](Self::captured) then makes
+    /// it this thread's.
+    pub(super) fn begin_capture(&self, begin: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut kept = self.kept();
         begin()?;
         *kept = Some(HashMap::new());
-        Ok(CAPTURED.replace(self))
+        Ok(())
     }
 
-    /// Ends the capture by `end`; gives what it kept alive. The thread goes on with `outer`.
-    pub(super) fn end_capture(
-        &self,
-        outer: *const Self,
-        end: impl FnOnce() -> Result<()>,
-    ) -> (Result<()>, Vec<Kept>) {
+    /// From now on this thread captures these streams, which live until it captures others. Returns the streams before.
+    pub(super) fn captured(streams: Vec<*const Self>) -> Vec<*const Self> {
+        CAPTURED.replace(streams)
+    }
+
+    /// Ends the capture by `end`. Returns the objects that it kept alive.
+    pub(super) fn end_capture(&self, end: impl FnOnce() -> Result<()>) -> (Result<()>, Vec<Kept>) {
         let mut kept = self.kept();
         let result = end();
-        CAPTURED.set(outer);
         (result, kept.take().unwrap_or_default().into_values().collect())
     }
 
-    /// Lets the graph that is being captured keep something alive. Without a capture nothing happens.
+    /// Keeps an object alive with the graph that is being captured. Without a capture it does nothing.
     pub(crate) fn keep(&self, thing: &Kept) {
         if let Some(kept) = &mut *self.kept() {
             kept.entry(Arc::as_ptr(thing).addr()).or_insert_with(|| Arc::clone(thing));
         }
     }
 
-    /// The objects of this type that the capture in progress keeps.
+    /// The objects of this type that the current capture keeps alive.
     pub(crate) fn kept_of<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         let kept = self.kept();
         let thing = kept.as_ref()?.values().find(|thing| thing.is::<T>())?;
@@ -186,8 +187,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if !self.is_foreign && alive_on(self.ordinal, "cuStreamDestroy").is_ok() {
-            // SAFETY: created by `new` and destroyed once; the driver finishes queued work first. An error can't be
-            // reported from a drop; a fault of the device is remembered by `check_on`.
+            // SAFETY: created by `new` and destroyed once; the driver finishes queued work first. An error can't be reported
+            // from a drop; `check_on` records a fault of the device.
             let _ = check_on(self.ordinal, "cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) });
         }
     }

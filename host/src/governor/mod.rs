@@ -1,9 +1,9 @@
-//! Heat: holds a clock that lasts instead of swinging between full speed and the brakes.
+//! Thermal governor: keeps the GPU at a clock that it can sustain, so that the hardware does not throttle.
 //!
-//! A GPU that gets too hot halves its clock until it is cool, then heats up again; a laptop's does so for as long as it
-//! works. [`Governor`] looks at temperature, power and throttle reasons, and near the limit lets work run only a part
-//! of the time (its duty), adjusted step by step with hysteresis, and asks for variants that need less power. It is a
-//! pure state machine over [`Sample`]s; [`nvml`] reads them from a device, [`Pacer`] makes both work for a program.
+//! A GPU that gets too hot halves its clock until it has cooled, then heats up again; a laptop's repeats this as long as it
+//! works. [`Governor`] observes temperature, power and throttle reasons. Near the limit it lets work run only a share of the
+//! time (the duty), adjusts that in steps with hysteresis, and prefers kernels that need less power. It is a pure state
+//! machine over [`Sample`]s: [`nvml`] reads them from a device, and a program uses [`Pacer`], which does both.
 
 #[cfg_attr(not(feature = "nvml"), path = "no_nvml.rs")]
 pub mod nvml;
@@ -13,55 +13,55 @@ use std::fmt;
 use std::time::Duration;
 pub use watch::{Pacer, Sustained};
 
-/// Pacing begins this far below the temperature at which the hardware slows down...
+/// Pacing begins this many °C below the temperature at which the hardware slows down...
 const MARGIN_HOT: f32 = 3.0;
-/// ...and ends this far below it. Between the two nothing changes: a GPU cools by some degrees within a second.
+/// ...and ends this many below it. Between the two nothing changes: a GPU cools by some degrees within a second.
 const MARGIN_COOL: f32 = 6.0;
-/// The duty is taken down to this part of itself when too hot. Large enough to be felt within a heatsink's seconds...
+/// The duty is multiplied by this when too hot. Large enough to have an effect within a heatsink's seconds...
 const STEP_DOWN: f32 = 0.9;
-/// ...and goes up by this when cool: slowly, so that it settles below the limit.
+/// ...and increased by this when cool: slowly, so that it settles below the limit.
 const STEP_UP: f32 = 0.02;
-/// The least part of the time that work may run.
+/// The smallest duty.
 const MIN_DUTY: f32 = 0.3;
-/// Steps come no closer than this, so that each has shown its effect.
+/// The least time between steps, so that the effect of each can be observed.
 const STEP_EVERY: Duration = Duration::from_secs(2);
-/// A pause is no longer than this, so that a stop or an answer is not held up.
+/// The longest pause, so that a stop or an answer is not delayed.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 
 /// A device's state at one time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Since the start.
+    /// Time since the start.
     pub at: Duration,
-    /// Of the chip, in °C.
+    /// Temperature of the chip in °C.
     pub temperature: f32,
-    /// Where the hardware slows itself down, in °C.
+    /// Temperature at which the hardware slows down, in °C.
     pub slowdown: f32,
-    /// Drawn now, in W; 0 if the device does not say.
+    /// Power in W; 0 if the device does not report it.
     pub power: f32,
     /// The multiprocessors' clock in MHz.
     pub clock: u32,
-    /// Whether it slows itself down now because of heat.
+    /// Whether the hardware is slowing down because of heat.
     pub thermal: bool,
-    /// Whether it slows itself down now because of power.
+    /// Whether the hardware is slowing down because of power.
     pub power_capped: bool,
 }
 
-/// A change of the state.
+/// A change of the governor's state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// Too hot: work is paced after this.
+    /// Too hot: work is paced from now on.
     PacingBegan {
         /// The temperature in °C.
         temperature: f32,
     },
-    /// Work may run this part of the time.
+    /// The new share of the time that work may run.
     Duty(f32),
-    /// Cool again: work runs freely.
+    /// Cool again: work is not paced.
     PacingEnded,
 }
 
-/// Decides how much of the time work may run.
+/// Decides which share of the time work may run.
 #[derive(Clone, Debug)]
 pub struct Governor {
     duty: f32,
@@ -77,7 +77,7 @@ impl Default for Governor {
 }
 
 impl Governor {
-    /// Takes a sample in; says what changed.
+    /// Processes a sample; returns the change, if any.
     pub fn observe(&mut self, sample: Sample) -> Option<Event> {
         self.last = Some(sample);
         let hot = sample.thermal || sample.temperature >= sample.slowdown - MARGIN_HOT;
@@ -102,12 +102,12 @@ impl Governor {
         (self.duty != before).then_some(Event::Duty(self.duty))
     }
 
-    /// The part of the time that work may run, 0.3 to 1.
+    /// The share of the time that work may run, 0.3 to 1.
     pub fn duty(&self) -> f32 {
         self.duty
     }
 
-    /// Whether kernels that need less energy should be taken, even if they are a little slower.
+    /// Whether to prefer kernels that need less energy, even if they are a little slower.
     pub fn prefers_low_power(&self) -> bool {
         self.pacing || self.last.is_some_and(|sample| sample.power_capped)
     }
@@ -118,7 +118,7 @@ impl Governor {
     }
 }
 
-/// How long to wait before submitting more, after work that kept the GPU busy for `busy`, so that work runs the part
+/// How long to wait before more work is submitted, after work that kept the GPU busy for `busy`, so that work runs the share
 /// `duty` of the time.
 pub fn pause_after(duty: f32, busy: Duration) -> Duration {
     busy.mul_f32(1.0 / duty - 1.0).min(MAX_PAUSE)
@@ -134,21 +134,21 @@ impl fmt::Display for Event {
     }
 }
 
-/// A line of a trace that is no sample.
+/// A line of a trace that is not a sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} is no sample of a thermal trace: {text}")]
+#[error("line {line} is not a sample of a thermal trace: {text}")]
 pub struct TraceError {
-    /// From 1.
+    /// The line's number, from 1.
     pub line: usize,
-    /// The text there.
+    /// The line's text.
     pub text: String,
 }
 
-/// Reads a trace: a line `seconds,temperature,slowdown,power,clock,thermal,power_capped` for each sample, the last two
-/// 0 or 1; `#` begins a comment.
+/// Reads a trace: for each sample a line `seconds,temperature,slowdown,power,clock,thermal,power_capped`, the last two 0 or
+/// 1. `#` begins a comment.
 ///
 /// # Errors
-/// The first line that can't be read.
+/// The first line that can't be parsed.
 pub fn parse_trace(text: &str) -> Result<Vec<Sample>, TraceError> {
     let mut samples = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -212,7 +212,7 @@ mod tests {
         }
         assert_eq!(governor.duty(), MIN_DUTY);
         let pause = pause_after(governor.duty(), Duration::from_millis(30));
-        let rounding = Duration::from_micros(1); // of f32 arithmetic
+        let rounding = Duration::from_micros(1); // f32 rounding
         assert!(pause.abs_diff(Duration::from_millis(70)) < rounding, "{pause:?}");
         assert_eq!(pause_after(governor.duty(), Duration::from_secs(30)), MAX_PAUSE);
         let (mut events, begin) = (0, second);
@@ -225,8 +225,9 @@ mod tests {
         assert_eq!(pause_after(governor.duty(), Duration::from_secs(1)), Duration::ZERO);
     }
 
-    /// A chip on a heatsink of one time constant, whose hardware brakes at 90 °C until it is below 84 °C, for 20
-    /// minutes. Gives the brakings, the work done (clock · duty), and that of the worst 5 s once it is warm.
+    /// Simulates 20 minutes of a chip on a heatsink with one time constant. Its hardware throttles at 90 °C until it is
+    /// below 84 °C. Returns the number of throttlings, the work done (clock · duty), and the work of the worst 5 s once it
+    /// is warm.
     fn laptop(mut governor: Option<Governor>) -> (usize, f32, f32) {
         let (mut temperature, mut braking, mut brakings, mut work) = (45.0f32, false, 0, Vec::new());
         for tick in 0..2400 {

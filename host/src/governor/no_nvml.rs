@@ -1,26 +1,26 @@
-//! In place of NVML where the feature `nvml` is off: no device is watched, so nothing is paced.
+//! Replaces `nvml.rs` where the feature `nvml` is off: no device is watched, so nothing is paced.
 
 use super::Sample;
 use crate::cuda::CudaDevice;
 
-/// Reads samples of a device; there is none without NVML.
+/// Reads samples of a device; cannot exist without NVML.
 pub enum Monitor {}
 
 impl Monitor {
-    /// Opens NVML for a device; or says why it can't.
+    /// Always fails.
     ///
     /// # Errors
-    /// That the feature is off.
+    /// The message that the feature is off.
     pub fn new(_: &CudaDevice) -> Result<Self, String> {
         Err("this program was built without the feature `nvml`".into())
     }
 
-    /// Joules since the driver was loaded.
+    /// Energy in joules since the driver was loaded.
     pub fn joules(&self) -> Option<f64> {
         match *self {}
     }
 
-    /// The most W that the device may draw.
+    /// The device's power limit in W.
     pub fn power_limit(&self) -> Option<f32> {
         match *self {}
     }
@@ -30,7 +30,7 @@ impl Monitor {
         match *self {}
     }
 
-    /// Reads a sample now.
+    /// Reads a sample.
     pub fn sample(&self) -> Option<Sample> {
         match *self {}
     }

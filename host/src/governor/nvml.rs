@@ -1,5 +1,5 @@
-//! Samples from a device by NVML, the driver's management library, which is opened when asked for. Without it nothing
-//! is paced; that is said once, by who asked.
+//! Samples of a device by NVML, the driver's management library, which is opened on demand. Without it nothing is paced; the
+//! caller reports that once.
 
 use super::Sample;
 use crate::cuda::CudaDevice;
@@ -8,7 +8,7 @@ use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor, TemperatureThreshold};
 use std::time::Instant;
 
-/// Where a device slows down that does not say where.
+/// The slowdown temperature in °C for a device that does not report one.
 const USUAL_SLOWDOWN: f32 = 90.0;
 
 /// Reads samples of a device.
@@ -20,13 +20,13 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Opens NVML for a device; or says why it can't.
+    /// Opens NVML for a device.
     ///
     /// # Errors
-    /// A sentence for people.
+    /// The reason as a sentence for users.
     pub fn new(device: &CudaDevice) -> Result<Self, String> {
         let bus_id = device.pci_bus_id().map_err(|error| error.to_string())?;
-        let nvml = Nvml::init().map_err(|error| format!("NVML is not to be had: {error}"))?;
+        let nvml = Nvml::init().map_err(|error| format!("NVML is not available: {error}"))?;
         let slowdown = {
             let found = nvml.device_by_pci_bus_id(bus_id.as_str());
             let found =
@@ -37,13 +37,13 @@ impl Monitor {
         Ok(Self { nvml, bus_id, slowdown, start: Instant::now() })
     }
 
-    /// Joules since the driver was loaded, where the device counts them: Volta and newer.
+    /// Energy in joules since the driver was loaded; `None` before Volta, which does not count it.
     pub fn joules(&self) -> Option<f64> {
         let device = self.nvml.device_by_pci_bus_id(self.bus_id.as_str()).ok()?;
         device.total_energy_consumption().ok().map(|millijoules| millijoules as f64 / 1e3)
     }
 
-    /// The most W that the device may draw; `None` where it does not say.
+    /// The device's power limit in W; `None` if it is not reported.
     pub fn power_limit(&self) -> Option<f32> {
         let device = self.nvml.device_by_pci_bus_id(self.bus_id.as_str()).ok()?;
         device.enforced_power_limit().ok().map(|milliwatts| milliwatts as f32 / 1e3)
@@ -54,7 +54,7 @@ impl Monitor {
         self.nvml.sys_driver_version().ok()
     }
 
-    /// Reads a sample now. What the device does not report is 0; `None` if it reports no temperature.
+    /// Reads a sample. Values that the device does not report are 0; `None` if it reports no temperature.
     pub fn sample(&self) -> Option<Sample> {
         let device = self.nvml.device_by_pci_bus_id(self.bus_id.as_str()).ok()?;
         let reasons = device.current_throttle_reasons().unwrap_or(ThrottleReasons::empty());

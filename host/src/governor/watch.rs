@@ -1,7 +1,7 @@
-//! A device watched by a thread in the background: its heat paces whoever submits work, and its clock is written down.
+//! Watches a device on a background thread, to pace the threads that submit work and to record the clocks.
 //!
-//! Reading a sample takes NVML milliseconds, so no token and no timing waits for one. One thread per device; it ends with
-//! the last [`Pacer`].
+//! NVML takes milliseconds for a sample, so no token and no timing waits for one. There is one thread per device; it ends
+//! with the last [`Pacer`].
 
 use super::nvml::Monitor;
 use super::{Event, Governor, Sample, pause_after};
@@ -14,23 +14,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two samples.
+/// Time between two samples.
 const EVERY: Duration = Duration::from_millis(200);
-/// Samples that are kept: an hour's.
+/// Number of samples that are kept: one hour.
 const KEPT: usize = 18_000;
 /// A device is steady when this long...
 const STEADY: Duration = Duration::from_secs(5);
-/// ...its temperature has stayed within so many °C.
+/// ...its temperature has stayed within this many °C.
 const STEADY_DEGREES: f32 = 1.5;
 
-/// Paces work by the heat of its device. Without a GPU or without NVML nothing is paced; `doctor` says which.
+/// Paces work by the temperature of its device. Without a GPU or without NVML nothing is paced; `doctor` says which.
 #[derive(Debug)]
 pub struct Pacer {
     watch: Option<Arc<Watch>>,
     /// When the last pause ended.
     resumed: Instant,
     paused: Duration,
-    /// Events of the watch that were asked for already.
+    /// Number of the watch's events that were returned already.
     seen: usize,
 }
 
@@ -38,7 +38,7 @@ pub struct Pacer {
 struct Watch {
     /// The device watched; `None` in tests without one.
     device: Option<CudaDevice>,
-    /// Bits of an f32.
+    /// The bits of an f32.
     duty: AtomicU32,
     log: Mutex<Log>,
 }
@@ -46,16 +46,16 @@ struct Watch {
 #[derive(Debug, Default)]
 struct Log {
     samples: VecDeque<(Instant, Sample)>,
-    /// The last time that kernels which need less energy were asked for.
+    /// The last time that kernels with less energy were preferred.
     low_power: Option<Instant>,
     events: Vec<Event>,
 }
 
-/// The state that a device sustained over some time.
+/// The state that a device sustained over a period.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Sustained {
-    /// The multiprocessors' clock in MHz: the mean, the least and the most.
+    /// The multiprocessors' clock in MHz: mean, minimum and maximum.
     pub clock_mhz: [u32; 3],
     /// The highest temperature in °C.
     pub temperature: f32,
@@ -63,14 +63,14 @@ pub struct Sustained {
     pub power: f32,
     /// Whether the device slowed itself down, for heat or for power.
     pub slowed_down: [bool; 2],
-    /// Whether kernels that need less energy were asked for.
+    /// Whether kernels with less energy were preferred.
     pub low_power: bool,
-    /// How many samples this is from.
+    /// Number of samples in the period.
     pub samples: usize,
 }
 
 impl Pacer {
-    /// Begins to watch a device.
+    /// Starts watching a device.
     pub fn new(device: &Device) -> Self {
         let real = pascaline_driver::backend() == Some(pascaline_driver::Backend::Real);
         let watch = match device {
@@ -84,7 +84,7 @@ impl Pacer {
         Self { watch, resumed: Instant::now(), paused: Duration::ZERO, seen: 0 }
     }
 
-    /// To be called between pieces of work: waits as long as the governor asks for after what ran since the last call.
+    /// Call this between pieces of work: waits as long as the governor requires after the work since the last call.
     pub fn pace(&mut self) {
         let Some(watch) = &self.watch else { return };
         let pause = pause_after(watch.duty(), self.resumed.elapsed());
@@ -95,7 +95,7 @@ impl Pacer {
         self.resumed = Instant::now();
     }
 
-    /// How long it has waited in all.
+    /// Total time that it has waited.
     pub fn paused(&self) -> Duration {
         self.paused
     }
@@ -108,14 +108,14 @@ impl Pacer {
         events
     }
 
-    /// The state that the device sustained since `begin`; `None` without a sample.
+    /// The state that the device sustained since `begin`; `None` if there is no sample.
     pub fn since(&self, begin: Instant) -> Option<Sustained> {
         let log = self.watch.as_ref()?.log();
         let samples = log.samples.iter().filter(|(at, _)| *at >= begin).map(|(_, sample)| sample);
         sustained(samples, log.low_power.is_some_and(|at| at >= begin))
     }
 
-    /// Whether the temperature has stopped to change.
+    /// Whether the temperature is steady.
     pub fn is_steady(&self) -> bool {
         let Some(watch) = &self.watch else { return true };
         let log = watch.log();
@@ -187,7 +187,7 @@ impl Watch {
 }
 
 impl Drop for Watch {
-    /// Nobody watches any more. If somebody does again, the first sample says what is preferred.
+    /// No watch is left. A later one sets the preference again with its first sample.
     fn drop(&mut self) {
         if let Some(device) = &self.device {
             device.prefer_low_power(false);
@@ -195,7 +195,7 @@ impl Drop for Watch {
     }
 }
 
-/// The device's watch, with its thread.
+/// The device's watch; starts its thread if there is none.
 fn watch(device: &CudaDevice) -> Arc<Watch> {
     static WATCHES: Mutex<Vec<(u32, Weak<Watch>)>> = Mutex::new(Vec::new());
     let ordinal = device.properties().ordinal;
@@ -275,7 +275,7 @@ mod tests {
         assert!(pacer.is_steady(), "five seconds within a degree");
     }
 
-    /// From the samples of a thermal run to the kernel: what the governor wishes reaches the choice, and ends with it.
+    /// From the samples of a thermal run to the choice of kernels: the governor's preference takes effect, and ends with it.
     #[test]
     fn a_hot_run_takes_kernels_that_need_less_energy() {
         let _turn = turn();

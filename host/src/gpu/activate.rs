@@ -1,4 +1,4 @@
-//! Which activation kernel, and its grid.
+//! Activation: kernel and grid.
 
 use super::{DeviceElement, vectors};
 use crate::cuda::CudaDevice;
@@ -7,7 +7,7 @@ use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::activate::*;
 
-/// The kernels' number for a function.
+/// The kernels' number of an activation.
 pub(super) fn number(activation: Activation) -> u32 {
     match activation {
         Activation::Identity => IDENTITY,

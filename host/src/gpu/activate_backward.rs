@@ -1,4 +1,4 @@
-//! Which kernel of activations' gradient, and its grid.
+//! Gradient of activations: kernel and grid.
 
 use super::activate::number;
 use super::{DeviceElement, vectors};

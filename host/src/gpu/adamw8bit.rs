@@ -7,7 +7,7 @@ use crate::{Device, Result, Tensor};
 use kernels_gpu::adamw8bit::{BLOCK, CHUNK, Chunk, Step, adamw8bit_f32};
 
 pub(crate) fn step(device: &CudaDevice, tensors: &mut [AdamW8bitTensor], options: &AdamW) -> Result<()> {
-    // the lines as the words of `Chunk`
+    // the lines as words of `Chunk`
     let mut table = Vec::<u32>::new();
     for AdamW8bitTensor { parameter, gradient, moments, weight_decay } in tensors {
         let n = gradient.shape().elements();
@@ -40,8 +40,8 @@ pub(crate) fn step(device: &CudaDevice, tensors: &mut [AdamW8bitTensor], options
         root,
         eps: options.eps,
     };
-    // SAFETY: `ops::adamw8bit_step` has checked that parameter and gradient of each line are f32, contiguous, of one size and on this
-    // stream, and that nothing else refers to what is written; the moments' fields are made together, for that many elements. Chunks
-    // are whole blocks. The table has a line for each chunk and is freed after the launch.
+    // SAFETY: `ops::adamw8bit_step` has checked that parameter and gradient of each line are f32, contiguous, of one size
+    // and on this stream, and that nothing else refers to the written ones. The moments' fields are created together, for
+    // that number of elements. Chunks are whole blocks. The table has a line for each chunk and is freed after the launch.
     unsafe { device.launch(&adamw8bit_f32, [chunks, 1, 1], &step) }
 }

@@ -1,4 +1,4 @@
-//! Which attention kernels, their grids, and the scratch memory of partial results.
+//! Attention: kernels, grids and the scratch memory for partial results.
 
 use super::DeviceElement;
 use crate::cuda::{COUNTERS, CudaDevice};
@@ -13,21 +13,21 @@ use kernels_gpu::attention::textbook::{self, Scores, Softmax, TEXTBOOK_TILE, Val
 use kernels_gpu::attention::{self, Kernels};
 use std::ptr;
 
-/// The most queries that the decode kernels take: from here on the prefill kernels' 64 rows a tile waste less than
-/// reading K and V once for every four rows costs.
+/// The most queries for the decode kernels. With more, the prefill kernels waste less on unused rows of their 64-row tiles
+/// than reading K and V again for every four rows costs.
 pub(crate) const MAX_DECODE_QUERIES: usize = 8;
-/// Decode blocks that one multiprocessor of sm_61 holds: fewer leave it idle, more only add partial results.
+/// Decode blocks that are resident on a multiprocessor of sm_61: with fewer it idles, more only add partial results.
 const DECODE_BLOCKS_PER_SM: usize = 4;
-/// The fewest keys of a split: below it merging costs as much as it saves. A multiple of the keys that a block has
+/// The fewest keys of a split: with fewer, merging costs as much as the split saves. A multiple of the keys that a block has
 /// in flight.
 const MIN_SPLIT_KEYS: usize = 64;
 
-/// Codes of a 16-bit float, which lie in an f16 tensor of the same bits.
+/// Codes of a 16-bit float; they are stored in an f16 tensor with the same bits.
 impl DeviceElement for u16 {
     const DTYPE: DType = DType::F16;
 }
 
-/// Quants, four of which are an element of a u32 tensor.
+/// Quants; an element of a u32 tensor holds four.
 impl DeviceElement for u8 {
     const DTYPE: DType = DType::U32;
 }
@@ -37,7 +37,7 @@ pub(super) fn by_width(head_dim: usize) -> usize {
     usize::from(head_dim > 64)
 }
 
-/// The index of the instance for so many rows of a kv head, among those for 1, 2 and 4.
+/// The index of the instance for this many rows of a kv head, among those for 1, 2 and 4.
 fn by_rows(rows: usize) -> usize {
     match rows {
         ..=1 => 0,
@@ -46,13 +46,13 @@ fn by_rows(rows: usize) -> usize {
     }
 }
 
-/// The instance for so many rows of a kv head.
+/// The instance for this many rows of a kv head.
 pub(super) fn instance<P>(instances: &Instances<P>, head_dim: usize, rows: usize) -> &Instance<P> {
     &instances[by_width(head_dim)][by_rows(rows)]
 }
 
-/// Into how many splits the keys go, and how long they are, where one split makes `blocks` blocks; each of those has a
-/// counter if there are more splits.
+/// The number of splits and their length in keys, for a grid of `blocks` blocks per split. With several splits each of these
+/// blocks has a counter.
 pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usize, usize) {
     let room = if blocks > COUNTERS { 1 } else { DECODE_BLOCKS_PER_SM * multiprocessors as usize };
     let wanted = room.div_ceil(blocks.max(1));
@@ -60,15 +60,15 @@ pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usiz
     (kv_len.div_ceil(keys).max(1), keys)
 }
 
-/// How many rows of a prefill grid [heads, rows] come longest first. Usually all, so that short blocks fill the gaps at the
-/// end. If all blocks are resident at once, there are no gaps to fill: then each multiprocessor's first block comes longest
-/// first and its second shortest first, so that every pair takes equally long.
+/// How many rows of a prefill grid [heads, rows] are launched longest first. Usually all, so that short blocks fill the gaps
+/// at the end. If all blocks are resident at once, there are no gaps: then each multiprocessor's first blocks are launched
+/// longest first and its second blocks shortest first, so that all pairs take equally long.
 pub(super) fn longest_first(heads: u32, rows: u32, per_multiprocessor: u32, multiprocessors: u32) -> u32 {
     let held = u64::from(per_multiprocessor) * u64::from(multiprocessors);
     if u64::from(heads) * u64::from(rows) <= held { rows.min(multiprocessors / heads) } else { rows }
 }
 
-/// The factor of scores whose exponents are base 2.
+/// The scale of scores for exponents to base 2.
 pub(super) fn scale_log2(problem: &Problem) -> f32 {
     problem.scale * std::f32::consts::LOG2_E
 }
@@ -147,7 +147,7 @@ fn of<Q: DeviceElement, Kv: DeviceElement>(
             v_scales,
         };
         // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides, spans below
-        // 2³¹ and that all lie on this stream; a TensorMut overlaps nothing. Tensors in Q8_0 have scales.
+        // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Tensors in Q8_0 have scales.
         return unsafe { device.launch(spec, [heads, rows, 1], &parameters) };
     }
 
@@ -185,11 +185,11 @@ fn of<Q: DeviceElement, Kv: DeviceElement>(
     };
     let grid = [splits as u32, kv_heads as u32, groups as u32];
     // SAFETY: as above. `past` is one number. `partial` has a record for each row and split and is freed after the launch.
-    // `split` makes no more groups of blocks than the stream has counters.
+    // `split` gives no more groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 
-/// The three-pass attention that benches compare with; f32 and contiguous.
+/// The three-pass attention that benches compare with, for contiguous f32.
 pub(crate) fn textbook(
     device: &CudaDevice,
     out: TensorMut,
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn blocks_that_are_all_held_at_once_are_paired_long_with_short() {
         assert_eq!(longest_first(16, 16, 2, 132), 8); // the ninth row is the second block of its multiprocessors
-        assert_eq!(longest_first(32, 16, 2, 132), 16); // more than are held
+        assert_eq!(longest_first(32, 16, 2, 132), 16); // more than are resident
         assert_eq!(longest_first(16, 4, 2, 132), 4); // one for each multiprocessor at most
         assert_eq!(longest_first(8, 5, 2, 20), 2);
         assert_eq!(longest_first(30, 1, 2, 20), 0); // one row: the same in either order
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(split(16, 8192, 20), (5, 1664)); // 80 blocks on 20 multiprocessors
         assert_eq!(split(16, 100, 20), (2, 64)); // never shorter than the least
         assert_eq!(split(1000, 8192, 20), (1, 8192)); // enough blocks without
-        assert_eq!(split(1, 0, 20), (1, 64)); // no keys: one block still writes zeros
+        assert_eq!(split(1, 0, 20), (1, 64)); // no keys: one block writes zeros
         for kv_len in [1, 63, 64, 65, 1000, 32768] {
             for blocks in [1, 3, 8, 100] {
                 let (splits, keys) = split(blocks, kv_len, 6);

@@ -1,4 +1,4 @@
-//! The kernels of attention's gradients, one after the other.
+//! The gradients of attention: their kernels, one after the other.
 
 use super::DeviceElement;
 use super::attention::{by_width, scale_log2, strides};
@@ -8,9 +8,9 @@ use crate::problem::attention_backward::Problem;
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::attention::backward::{self, Backward, Kernels, ROWS, SUMMED, Sums};
 
-/// Blocks wanted for each multiprocessor: two are resident, and with a causal mask their work differs.
+/// Blocks wanted per multiprocessor: two are resident, and with a causal mask their work differs.
 const BLOCKS_PER_SM: usize = 4;
-/// The fewest tiles of queries of a part: fewer cost more to add up than they gain.
+/// The fewest tiles of queries in a part: with fewer, adding the parts costs more than it saves.
 const MIN_PART_TILES: usize = 4;
 
 pub(crate) fn attention_backward(
@@ -92,9 +92,9 @@ fn of<T: DeviceElement>(
     let width = by_width(forward.head_dim);
     let of_queries = [heads as u32, q_tiles as u32, 1];
     let of_keys = [(kv_heads * splits) as u32, kv_tiles as u32, parts as u32];
-    // SAFETY: `ops::attention_backward_into` has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and
-    // that all lie on this stream; a TensorMut overlaps nothing. `stats` has two numbers for each query of each head's tiles, `partial`
-    // the gradients of each part, and both are freed after the launches.
+    // SAFETY: `ops::attention_backward_into` has checked types, shapes, the alignment of first elements and strides, spans
+    // below 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. `stats` has two numbers for each
+    // query of each head's tiles, `partial` the gradients of each part. Both are freed after the launches.
     unsafe {
         device.launch(&kernels.q[width], of_queries, &of_parts)?;
         device.launch(&kernels.kv[width], of_keys, &of_parts)?;
@@ -106,8 +106,8 @@ fn of<T: DeviceElement>(
     Ok(())
 }
 
-/// How the queries that see a tile of keys are divided: a group's query heads into `splits`, and the tiles of queries into `parts` of
-/// `part_tiles`. `blocks`: of keys, without division.
+/// Divides the queries that attend to a tile of keys: the group's query heads into `splits`, and the tiles of queries into
+/// `parts` of `part_tiles`. `blocks` is the number of blocks over keys without this division.
 fn divide(blocks: usize, group: usize, q_tiles: usize, multiprocessors: usize) -> [usize; 3] {
     let wanted = BLOCKS_PER_SM * multiprocessors;
     if blocks >= wanted {

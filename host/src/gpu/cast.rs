@@ -26,7 +26,7 @@ fn of<Y: DeviceElement, X: DeviceElement>(
     }
     let (y, x) = (y.ptr::<Y>(), x.ptr::<X>());
     let head = vectors::head(n, LEN, &[(y as u64, size_of::<Y>()), (x as u64, size_of::<X>())]);
-    // SAFETY: `ops::cast_into` has checked that both are contiguous [n] of the kernel's types on this stream, of less
-    // than 2³¹ elements, and a TensorMut overlaps nothing; `head` is where both are aligned.
+    // SAFETY: `ops::cast_into` has checked that both are contiguous [n] of the kernel's types on this stream, of less than
+    // 2³¹ elements, and a TensorMut overlaps nothing; from `head` on both are aligned.
     unsafe { device.launch(spec, [flat::blocks(n, head, LEN), 1, 1], &Cast { y, x, n, head }) }
 }

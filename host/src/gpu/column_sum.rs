@@ -1,4 +1,4 @@
-//! How rows are cut into parts for the sums over them.
+//! Sums over rows: kernels, and the division of the rows into parts.
 
 use super::{DeviceElement, vectors};
 use crate::cuda::CudaDevice;
@@ -8,9 +8,9 @@ use cuda_std::KernelSpec;
 use kernels_gpu::column_sum::{Columns, WIDTH, column_sum_f16, column_sum_f32};
 use std::ptr;
 
-/// The fewest rows of a part: below it the second launch costs more than it saves.
+/// The fewest rows of a part: with fewer, the second launch costs more than it saves.
 const MIN_PART_ROWS: u32 = 128;
-/// Blocks wanted for each multiprocessor: as many as it holds.
+/// Blocks wanted per multiprocessor: as many as are resident.
 const BLOCKS_PER_SM: u32 = 8;
 
 /// The sums of x's columns.
@@ -57,9 +57,9 @@ fn of<T: DeviceElement>(
     let x = x.ptr::<T>();
     let aligned = u32::from(vectors::rows_aligned(cols, size_of::<T>(), &[x as u64, z as u64]));
     let parameters = Columns { y: first, x, z, stats, rows, cols, part_rows, vectors: aligned };
-    // SAFETY: the callers have checked that x and z are contiguous [rows, cols] of the kernel's type and y is [cols] f32, all on this
-    // stream and of less than 2³¹ elements; a TensorMut overlaps nothing. `partial` has a row for each part and is freed after the
-    // launches, and `stats` two numbers for each row.
+    // SAFETY: the callers have checked that x and z are contiguous [rows, cols] of the kernel's type and y is [cols] f32,
+    // all on this stream and of less than 2³¹ elements; a TensorMut overlaps nothing. `partial` has a row for each part,
+    // `stats` two numbers for each row. `partial` is freed after the launches.
     unsafe {
         device.launch(spec, [blocks, parts, 1], &parameters)?;
         if parts > 1 {
@@ -75,7 +75,7 @@ fn of<T: DeviceElement>(
     Ok(())
 }
 
-/// Rows of a part, so that the parts fill the device.
+/// Rows per part, so that the parts fill the device.
 fn part_rows(rows: u32, blocks: u32, multiprocessors: u32) -> u32 {
     let wanted = (BLOCKS_PER_SM * multiprocessors / blocks.max(1)).max(1);
     rows.div_ceil(wanted).max(MIN_PART_ROWS)
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn parts_fill_the_device_and_are_not_too_short() {
-        assert_eq!(part_rows(10_000, 128, 20), 10_000); // 128 blocks of columns are nearly enough
+        assert_eq!(part_rows(10_000, 128, 20), 10_000); // 128 blocks of columns nearly fill it
         assert_eq!(part_rows(10_000, 4, 20), 250);
         assert_eq!(part_rows(100, 1, 20), MIN_PART_ROWS);
     }

@@ -1,4 +1,4 @@
-//! Which copy kernel, and its grid.
+//! Copy: kernel and grid.
 
 use super::{transpose, vectors};
 use crate::cuda::CudaDevice;
@@ -11,8 +11,8 @@ use kernels_gpu::copy::{
 };
 use kernels_gpu::device::flat;
 
-/// Neighbouring threads that share a row of this many columns, as a power of two: eight elements of f32 are the least
-/// that fills a memory sector.
+/// The number of neighbouring threads that share a row of this many columns, as a power of two; at least eight, since eight
+/// f32 fill a memory sector.
 fn width_log2(columns: u32) -> u32 {
     let width = columns.div_ceil(COLUMNS_PER_THREAD).next_power_of_two().clamp(8, DIMS_BLOCK);
     width.ilog2().min(columns.ilog2())
@@ -56,10 +56,10 @@ pub(crate) fn copy(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result<()> 
     }
 }
 
-/// Copies `dims`, at most six, whose last is the columns.
+/// Copies `dims`, at most six; the last one is the columns.
 ///
 /// # Safety
-/// As [`CudaDevice::launch`], but for the grid and the number of dimensions.
+/// As [`CudaDevice::launch`]; this function ensures the grid and the number of dimensions.
 unsafe fn strided<E: Copy>(
     device: &CudaDevice,
     spec: &KernelSpec<Dims<E>>,
@@ -84,8 +84,8 @@ unsafe fn strided<E: Copy>(
     unsafe { device.launch(spec, grid, &Dims { y, x, rows, width_log2, d0, d1, d2, d3, d4, d5 }) }
 }
 
-/// Counts in vectors of 16 bytes instead of elements of `size` bytes, if the last dimension is contiguous in both and its
-/// size, the strides and the addresses are whole vectors. Gives whether they are.
+/// Counts in vectors of 16 bytes, not elements of `size` bytes, if the last dimension is contiguous in both and its size,
+/// the strides and the addresses are whole vectors. Returns whether they are.
 fn vectorized(dims: &mut [Dim], addresses: &[u64], size: usize) -> bool {
     let len = vectors::len(size) as usize;
     let Some((Dim { extent, y: 1, x: 1 }, outer)) = dims.split_last_mut() else { return false };
@@ -101,14 +101,14 @@ fn vectorized(dims: &mut [Dim], addresses: &[u64], size: usize) -> bool {
     whole
 }
 
-/// Copies `n` > 0 elements of `size` bytes without gaps. The caller has found both on this device's stream, disjoint, and
-/// below 2³¹ elements.
+/// Copies `n` > 0 contiguous elements of `size` bytes. The caller has checked that both are on this device's stream,
+/// disjoint, and below 2³¹ elements.
 pub(super) fn contiguous(device: &CudaDevice, y: u64, x: u64, n: u32, size: usize) -> Result<()> {
     let len = vectors::len(size);
     let head = vectors::head(n, len, &[(y, size), (x, size)]);
     let grid = [flat::blocks(n, head, len), 1, 1];
-    // SAFETY: the caller has checked stream, overlap and size, as this function says. Addresses of elements are multiples of
-    // their size, and `head` is where both are aligned.
+    // SAFETY: the caller has checked stream, overlap and size (this function's contract). Addresses of elements are
+    // multiples of their size, and from `head` on both are aligned.
     unsafe {
         match size {
             2 => device.launch(&copy_flat_b16, grid, &Flat { y: y as *mut u16, x: x as *const u16, n, head }),

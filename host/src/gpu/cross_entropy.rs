@@ -1,4 +1,4 @@
-//! The grid of cross-entropy.
+//! Cross-entropy: the grid.
 
 use crate::cuda::CudaDevice;
 use crate::{Result, Tensor, TensorMut};

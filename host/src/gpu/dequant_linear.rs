@@ -1,4 +1,4 @@
-//! Which kernels dequantise in their tiles, and their grids.
+//! Products whose kernels dequantise weights into their tiles: kernels and grids.
 
 use crate::cuda::CudaDevice;
 use crate::quant::{Format, QuantTensor};
@@ -7,7 +7,7 @@ use cuda_std::KernelSpec;
 use kernels_gpu::matmul::dequant_linear::{BM, BN, DequantLinear, FORWARD, GRADIENT};
 use std::ptr;
 
-/// y = x·wᵀ + bias; `false`, and nothing done, if there is no kernel for the format or the dimensions.
+/// y = x·wᵀ + bias. Returns `false` and launches nothing if no kernel supports the format or the dimensions.
 pub(crate) fn forward(
     device: &CudaDevice,
     y: TensorMut,
@@ -18,7 +18,7 @@ pub(crate) fn forward(
     launch(device, &FORWARD, y, x, w, [w.rows(), w.cols()], bias)
 }
 
-/// dx = dy·w; `false`, and nothing done, as above.
+/// dx = dy·w. Returns `false` and launches nothing, as above.
 pub(crate) fn gradient(device: &CudaDevice, dx: TensorMut, dy: &Tensor, w: &QuantTensor) -> Result<bool> {
     launch(device, &GRADIENT, dx, dy, w, [w.cols(), w.rows()], None)
 }
@@ -56,8 +56,9 @@ fn launch(
         w_cols: w.k as u32,
     };
     let grid = [m.div_ceil(BM) * n.div_ceil(BN), 1, 1];
-    // SAFETY: `ops::dequant_linear` has checked that a is contiguous f32 [m, k] and aligned, that c is [m, n], new and so aligned and of
-    // nobody else, and the bias [n]; all are on this stream and of less than 2³¹ elements. w is [n, k] or [k, n] as the kernel reads it.
+    // SAFETY: `ops::dequant_linear` has checked that a is contiguous f32 [m, k] and aligned, and the bias [n]. c is [m, n],
+    // newly allocated, so it is aligned and unshared. All are on this stream and of less than 2³¹ elements. w is [n, k] or
+    // [k, n] as the kernel reads it.
     unsafe { device.launch(spec, grid, &parameters)? };
     Ok(true)
 }

@@ -42,8 +42,8 @@ fn binary_of<T: DeviceElement>(
     } else {
         n
     };
-    // SAFETY: `ops` has checked that z and x are contiguous [n] and y [period] of the kernel's type on this stream, of
-    // less than 2³¹ elements, and a TensorMut overlaps nothing; `head` is where all are aligned.
+    // SAFETY: `ops` has checked that z and x are contiguous [n] and y [period] of the kernel's type on this stream, of less
+    // than 2³¹ elements, and a TensorMut overlaps nothing; from `head` on all are aligned.
     unsafe { device.launch(&spec, [flat::blocks(n, head, len), 1, 1], &Two { z, x, y, n, head, period }) }
 }
 
@@ -73,7 +73,7 @@ fn unary_of<T: DeviceElement>(
     let (y, x) = (y.ptr::<T>(), x.ptr::<T>());
     let len = vectors::len(size_of::<T>());
     let head = vectors::head(n, len, &[(y as u64, size_of::<T>()), (x as u64, size_of::<T>())]);
-    // SAFETY: `ops` has checked that both are contiguous [n] of the kernel's type on this stream, of less than 2³¹
-    // elements, and a TensorMut overlaps nothing; `head` is where both are aligned.
+    // SAFETY: `ops` has checked that both are contiguous [n] of the kernel's type on this stream, of less than 2³¹ elements,
+    // and a TensorMut overlaps nothing; from `head` on both are aligned.
     unsafe { device.launch(&spec, [flat::blocks(n, head, len), 1, 1], &One { y, x, n, head, factor }) }
 }

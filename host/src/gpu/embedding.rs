@@ -1,4 +1,4 @@
-//! Which embedding kernel, and its grid.
+//! Embedding: kernel and grid.
 
 use super::DeviceElement;
 use crate::cuda::CudaDevice;

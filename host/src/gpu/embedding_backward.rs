@@ -1,11 +1,11 @@
-//! The grid of an embedding's gradient.
+//! Gradient of an embedding: the grid.
 
 use super::vectors;
 use crate::cuda::CudaDevice;
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::embedding_backward::{ROWS, Scatter, embedding_backward_f32};
 
-/// Writes the gradient to `dtable`, or adds it.
+/// Writes the gradient to `dtable`, or accumulates.
 pub(crate) fn embedding_backward(
     device: &CudaDevice,
     dtable: TensorMut,

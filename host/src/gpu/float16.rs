@@ -1,4 +1,4 @@
-//! Which conversion kernel, and its grid.
+//! Conversion to and from 16-bit formats: kernel and grid.
 
 use crate::cuda::CudaDevice;
 use crate::float16::{Float16Tensor, MIN_EXPONENT_BITS, Overflow};
@@ -24,8 +24,8 @@ pub(crate) fn encode(
     };
     let count = x.shape().elements() as u32;
     let codes = y.codes.view_mut()?.address() as *mut u16;
-    // SAFETY: `ops::float16_encode` has checked x, a 16-byte aligned f32 tensor without gaps of less than 2³¹ elements
-    // on this stream, and made codes for as many.
+    // SAFETY: `ops::float16_encode` has checked x, a 16-byte aligned contiguous f32 tensor of less than 2³¹ elements on this
+    // stream, and allocated as many codes.
     unsafe { device.launch(&spec, grid(count), &Encode { codes, values: x.ptr(), count }) }
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn decode(device: &CudaDevice, y: TensorMut, x: &Float16Tensor) -> Re
     let spec = DECODE[(x.exponent_bits - MIN_EXPONENT_BITS) as usize];
     let count = x.shape().elements() as u32;
     let codes = x.codes.address() as *const u16;
-    // SAFETY: `ops::float16_decode_into` has checked y: contiguous f32, aligned, as many values as there are codes, on
-    // their stream; codes are an allocation of their own, of fewer than 2³¹.
+    // SAFETY: `ops::float16_decode_into` has checked y: contiguous f32, aligned, with as many values as there are codes, on
+    // their stream. The codes are a separate allocation of fewer than 2³¹.
     unsafe { device.launch(&spec, grid(count), &Decode { values: y.ptr(), codes, count }) }
 }

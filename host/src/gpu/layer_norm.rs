@@ -1,4 +1,4 @@
-//! Which layer norm kernel, and its grid.
+//! Layer norm: kernel and grid.
 
 use super::rows::Kernels;
 use super::{DeviceElement, vectors};

@@ -1,4 +1,4 @@
-//! Launches of matmul: the kernels' operands, the grid, and split-K. `select` chooses the kernel.
+//! Launches of matmul: operands, grid and split-K. `select` chooses the kernel.
 
 use super::DeviceElement;
 use crate::cuda::CudaDevice;
@@ -25,12 +25,12 @@ const MAX_BATCH: usize = 65535;
 /// The most rows of the kernels that read b once, and so of [`linear`].
 pub(crate) const MAX_VECTOR_ROWS: usize = vector::MAX_M as usize;
 
-/// Codes of a 16-bit float, which lie in an f16 tensor of the same bits.
+/// Codes of a 16-bit float; they are stored in an f16 tensor with the same bits.
 impl<const E: u32> DeviceElement for Float16<E> {
     const DTYPE: DType = DType::F16;
 }
 
-/// A matrix, or several `batch` elements apart, as the kernels see it.
+/// A matrix, or several that are `batch` elements apart, in the kernels' terms.
 #[derive(Clone, Copy)]
 struct Operand<P> {
     pointer: P,
@@ -39,7 +39,7 @@ struct Operand<P> {
 }
 
 impl<T> Operand<*const T> {
-    /// Whether vectors of `elements` begin at multiples of their size, whichever of the lines `ld` apart they are in.
+    /// Whether vectors of `elements` elements are aligned in every line; lines are `ld` apart.
     fn is_aligned(&self, ld: usize, elements: usize) -> bool {
         (self.pointer as usize).is_multiple_of(elements * size_of::<T>())
             && ld.is_multiple_of(elements)
@@ -53,7 +53,7 @@ impl<T> Operand<*mut T> {
     }
 }
 
-/// The operands of one launch; batch, m, n and k.
+/// The operands of one launch, and batch, m, n and k.
 #[derive(Clone, Copy)]
 struct Operands<A, B, C> {
     c: Operand<*mut C>,
@@ -62,16 +62,16 @@ struct Operands<A, B, C> {
     dims: [u32; 4],
 }
 
-/// The prologue and the epilogue of a product as the kernels see them.
+/// The prologue and the epilogue of a product in the kernels' terms.
 #[derive(Clone, Copy)]
 struct Fused<A, C> {
     alpha: f32,
     beta: f32,
-    /// Null for none.
+    /// Null if there is no bias.
     bias: *const C,
     /// The matrix that beta scales, if it is not c.
     residual: Option<*const C>,
-    /// Null for none.
+    /// Null if there is no norm.
     norm: *const A,
     eps: f32,
     activation: u32,
@@ -101,10 +101,10 @@ pub(crate) fn matmul<'a>(
     options: &Matmul,
     fusion: &Fusion,
 ) -> Result<()> {
-    // a bias belongs to columns and a norm to rows of a, which the transposed product exchanges
+    // a bias applies to columns and a norm to rows of a; the transposed product exchanges rows and columns
     let plain = fusion.epilogue.bias.is_none() && fusion.norm.is_none();
     if p.n == 1 && p.m > 1 && p.ldc == 1 && a.dtype() == b.dtype() && plain {
-        // a·x for a column x is xᵀ·aᵀ, for which there are few-row kernels
+        // a·x for a column x is xᵀ·aᵀ, which the few-row kernels compute
         std::mem::swap(&mut p.m, &mut p.n);
         (p.a, p.b) = (transposed(p.b), transposed(p.a));
         (a, b) = (b, a);
@@ -127,7 +127,7 @@ fn product<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     fusion: &Fusion,
 ) -> Result<()> {
     if p.m == 1 {
-        (p.a.row, p.ldc) = (0, 0); // a row has no next one, whose alignment could matter
+        (p.a.row, p.ldc) = (0, 0); // a single row has no next row whose alignment matters
     }
     let (c, a, b) = (c.ptr::<C>(), a.ptr::<A>(), b.ptr::<B>());
     let fused = Fused::new(options, fusion);
@@ -151,8 +151,8 @@ fn product<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     Ok(())
 }
 
-/// c = x·wᵀ for the codes `w` [n, k] of a format with `exponent_bits`; `false`, and nothing done, if no kernel reads that
-/// format or these alignments. Of the formats with kernels, 4 exponent bits lose least on weights, and 8 are bfloat16.
+/// c = x·wᵀ for the codes `w` [n, k] of a format with `exponent_bits`. Returns `false` if no kernel supports the format or
+/// the alignment. There are kernels for 4 exponent bits, the format with the smallest error on weights, and for 8, bfloat16.
 pub(crate) fn coded(
     device: &CudaDevice,
     y: TensorMut,
@@ -176,7 +176,7 @@ pub(crate) fn coded(
     Ok(true)
 }
 
-/// y = act(norm(x)·wᵀ + bias) + residual in one launch, for up to [`MAX_VECTOR_ROWS`] rows; all are matrices, and k > 0.
+/// y = act(norm(x)·wᵀ + bias) + residual in one launch, for up to [`MAX_VECTOR_ROWS`] rows. All are matrices, and k > 0.
 pub(crate) fn linear(
     device: &CudaDevice,
     y: TensorMut,
@@ -186,12 +186,12 @@ pub(crate) fn linear(
 ) -> Result<()> {
     let w = w.swap_dims(0, 1)?;
     let mut p = Problem::new(y.layout(), x.layout(), w.layout());
-    p.n = w.dims()[1]; // of which y may have half
+    p.n = w.dims()[1]; // y has half as many, if gated
     if p.is_empty() {
         return Ok(());
     }
     let whole = fusion.norm.is_some() || fusion.epilogue.activation != Activation::Identity;
-    // a block sees all of k where something is done with the whole sum
+    // an activation or a gate needs the whole sum, so a block multiplies all of k
     let options = Matmul { variant: Variant::Vector, splits: whole.then_some(1), ..Matmul::default() };
     matmul(device, y, x, &w, p, &options, fusion)
 }
@@ -233,8 +233,8 @@ fn query<A: DeviceElement, B: DeviceElement, C>(device: &CudaDevice, x: &Operand
     Query { batch, m, n, k, tile_layouts, vector_layouts, types, multiprocessors, low_power }
 }
 
-/// The tile for a large product on the device as it is now, of any number of multiprocessors, by a table in which one tile needs
-/// less energy.
+/// The tile for a large product on the device in its current state, with any number of multiprocessors, by a table in which
+/// one tile needs less energy.
 #[cfg(test)]
 pub(crate) fn large_product_with_a_sparing_tile(device: &CudaDevice) -> &'static str {
     let strides = MatrixStrides { row: 4096, column: 1 };
@@ -285,7 +285,7 @@ fn launch<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     }
 }
 
-/// Launches the kernel of a plan; `None`, and nothing launched, if there is none of these types.
+/// Launches the kernel of a plan. `None`, and nothing launched, if there is no kernel for these types.
 fn run<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     device: &CudaDevice,
     kernels: &Kernels<A, B, C>,
@@ -306,8 +306,8 @@ fn run<A: DeviceElement, B: DeviceElement, C: DeviceElement>(
     // SAFETY: `ops::matmul_into` has checked types, shapes and streams, and that every dimension times its stride stays
     // inside tensors of less than 2³¹ elements. A TensorMut overlaps nothing. `ops::linear_into` has checked the prologue
     // and the epilogue: a residual has c's layout. `select` gives a kernel for the layouts and the alignment that `query`
-    // found, and splits that cover k, none of them empty. The scratch memory holds all partial sums and is freed after the
-    // launches.
+    // found, and splits that cover k, none of them empty. The scratch memory has room for all partial sums and is freed
+    // after the launches.
     unsafe {
         match plan.kernel {
             Kernel::Textbook => {
@@ -459,7 +459,7 @@ fn add_parts<A, B, C: DeviceElement>(
     let (ldc, stride_c) = (to.strides.row as u32, to.batch as u32);
     let parameters = Reduce { c, partial, m, n, ldc, stride_c, splits, alpha, beta, bias, addend };
     let blocks = (m as usize * n as usize).div_ceil(reduce::THREADS as usize) as u32;
-    // SAFETY: as in `run`. The launch before, on the same stream, has written the partial sums. With no splits none are
+    // SAFETY: as in `run`. The previous launch on the same stream has written the partial sums. With no splits none are
     // read.
     unsafe { device.launch(spec, [blocks, 1, batch], &parameters) }
 }

@@ -21,6 +21,7 @@ pub(crate) mod optimizer;
 pub(crate) mod paged_attention;
 pub(crate) mod peak;
 pub(crate) mod quant;
+pub(crate) mod quantize_scaled;
 pub(crate) mod reduce;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
@@ -37,7 +38,7 @@ use crate::memory::DeviceBuffer;
 use crate::{DType, Tensor, TensorMut};
 use kernels_gpu::device::F16;
 
-/// The type of a tensor's elements in kernels.
+/// An element type of tensors in kernels.
 pub(crate) trait DeviceElement: Copy + 'static {
     /// The tensor's type.
     const DTYPE: DType;
@@ -64,7 +65,7 @@ impl Tensor {
 }
 
 impl TensorMut<'_> {
-    /// As [`Tensor::ptr`], to write to.
+    /// As [`Tensor::ptr`], for writing.
     pub(crate) fn ptr<T: DeviceElement>(&self) -> *mut T {
         assert_eq!(self.dtype(), T::DTYPE, "the launch was chosen by the tensor's type");
         self.address() as *mut T

@@ -1,4 +1,4 @@
-//! Which kernels of the norms' gradients, and their grids.
+//! Gradients of the norms: kernels and grids.
 
 use super::rows::Kernels;
 use super::{DeviceElement, column_sum, vectors};
@@ -7,7 +7,7 @@ use crate::memory::DeviceBuffer;
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::norm_backward::{self as kernels, Rows};
 
-/// The gradient of layer norm, or else of RMS norm.
+/// The gradient of layer norm, or of RMS norm.
 pub(crate) fn backward(
     device: &CudaDevice,
     is_layer_norm: bool,

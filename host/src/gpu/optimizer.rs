@@ -1,4 +1,4 @@
-//! The table of chunks of an optimiser's step.
+//! Optimiser steps: the kernels' table of chunks.
 
 use crate::cuda::CudaDevice;
 use crate::memory::DeviceBuffer;
@@ -14,7 +14,7 @@ const LINE: usize = size_of::<Chunk>() / size_of::<u32>();
 struct Table(Vec<u32>);
 
 impl Table {
-    /// Cuts tensors of `n` elements at these addresses, 0 where there is none.
+    /// Divides tensors of `n` elements at these addresses into chunks; an address is 0 if there is no such tensor.
     fn add(&mut self, addresses: [u64; 4], n: usize, decay: f32) {
         for first in (0..n).step_by(CHUNK) {
             let shift = (first * size_of::<f32>()) as u64;
@@ -26,7 +26,7 @@ impl Table {
         }
     }
 
-    /// On the device, with the number of chunks.
+    /// The table on the device, and the number of chunks.
     fn upload(&self, device: &CudaDevice) -> Result<(Tensor, u32)> {
         let table = Tensor::from_slice(&self.0, [self.0.len()], &Device::Cuda(device.clone()))?;
         Ok((table, (self.0.len() / LINE) as u32))
@@ -77,7 +77,7 @@ pub(crate) fn sgd(device: &CudaDevice, tensors: &mut [SgdTensor], options: &Sgd)
     unsafe { device.launch(&sgd_f32, [chunks, 1, 1], &step) }
 }
 
-/// The sums of the chunks' squares are added on the host, in f64.
+/// The sum of squares; the chunks' sums are added on the host, in f64.
 pub(crate) fn squared_norm(device: &CudaDevice, tensors: &[&Tensor]) -> Result<f64> {
     let mut table = Table::default();
     for tensor in tensors {

@@ -1,4 +1,4 @@
-//! Which kernels of attention over pages, their grids, and the scratch memory of partial results.
+//! Attention over pages: kernels, grids and the scratch memory for partial results.
 
 use super::DeviceElement;
 use super::attention::{by_width, instance, longest_first, scale_log2, strides};
@@ -12,9 +12,9 @@ use kernels_gpu::attention::paged::{self, Kernels, MIN_SPLIT_KEYS, PAGE, PagedDe
 use kernels_gpu::attention::prefill::QUERIES_PER_BLOCK;
 use std::ptr;
 
-/// Decode blocks that one multiprocessor of sm_61 holds.
+/// Decode blocks that are resident on a multiprocessor of sm_61.
 const BLOCKS_PER_SM: u32 = 4;
-/// The most splits of a sequence: with more, merging takes longer than reading keys and values does.
+/// The most splits of a sequence: with more, merging takes longer than reading keys and values.
 const MAX_SPLITS: u32 = 64;
 /// The largest grid along y.
 const MAX_GRID_Y: usize = 65535;
@@ -47,13 +47,13 @@ fn exponent_bits(format: KvFormat) -> u32 {
     if let KvFormat::Float16(bits) = format { bits } else { 0 }
 }
 
-/// The most splits of a sequence on this device: as many as fill it with one sequence. It does not depend on how many
-/// sequences a launch has, so that each gives the same bits in all of them.
+/// The most splits of a sequence on this device: as many as fill it with one sequence. It does not depend on the number of
+/// sequences of a launch, so that a sequence gives the same bits in every launch.
 fn most_splits(blocks_of_a_split: u32, multiprocessors: u32) -> u32 {
     (BLOCKS_PER_SM * multiprocessors).div_ceil(blocks_of_a_split.max(1)).clamp(1, MAX_SPLITS)
 }
 
-/// A query for each of problem.batch sequences.
+/// One query for each of problem.batch sequences.
 pub(crate) fn each(
     device: &CudaDevice,
     mut out: TensorMut,
@@ -129,14 +129,14 @@ fn launch_each<Kv: DeviceElement>(
     };
     let grid = [in_grid, problem.batch as u32 * num_kv_heads, groups];
     // SAFETY: `ops::paged_attention_each_into` has checked types, shapes, the alignment of first elements and strides, spans
-    // below 2³¹, that the pool has a row and that all lie on this stream; a TensorMut overlaps nothing. Tensors in Q8_0 have
-    // scales. `partial` has a record for each row and split of the grid and is freed after the launch. A sequence has no more
-    // splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or more. `each` launches no more
-    // groups of blocks than the stream has counters.
+    // below 2³¹, that the pool has a row and that all tensors are on this stream; a TensorMut overlaps nothing. Tensors in
+    // Q8_0 have scales. `partial` has a record for each row and split of the grid and is freed after the launch. A sequence
+    // has no more splits than the grid: at most `splits`, and each but the last has MIN_SPLIT_KEYS keys or more. `each`
+    // launches no more groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 
-/// Many queries of one sequence of problem.kv_len keys.
+/// Several queries of one sequence of problem.kv_len keys.
 pub(crate) fn one(
     device: &CudaDevice,
     out: TensorMut,
@@ -185,9 +185,9 @@ fn launch_one<Kv: DeviceElement>(
         k_scales,
         v_scales,
     };
-    // SAFETY: `ops::paged_attention_into` has checked types, shapes, the alignment of first elements and strides, spans below
-    // 2³¹, that the table has a page for each key, that the pool has a row and that all lie on this stream; a TensorMut
-    // overlaps nothing. Tensors in Q8_0 have scales.
+    // SAFETY: `ops::paged_attention_into` has checked types, shapes, the alignment of first elements and strides, spans
+    // below 2³¹, that the table has a page for each key, that the pool has a row and that all tensors are on this stream; a
+    // TensorMut overlaps nothing. Tensors in Q8_0 have scales.
     unsafe { device.launch(spec, [heads, rows, 1], &parameters) }
 }
 
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use kernels_gpu::attention::paged::keys_per_split;
 
-    /// The grid has a block for each split of the longest sequence, and none is cut short by the number of splits.
+    /// The grid has a block for each split of the longest sequence, and no sequence is truncated by the number of splits.
     #[test]
     fn splits_cover_the_keys_and_fit_the_grid() {
         for multiprocessors in [3, 20, 132] {
@@ -204,7 +204,7 @@ mod tests {
             for width in [1u32, 4, 5, 100, 2048] {
                 let in_grid = splits.min((width * PAGE).div_ceil(MIN_SPLIT_KEYS)).max(1);
                 for len in [0, 1, 63, 64, 65, width * PAGE / 2, width * PAGE] {
-                    let len = len.min(width * PAGE); // as the kernel takes it
+                    let len = len.min(width * PAGE); // as the kernel clips it
                     let keys = keys_per_split(len, splits);
                     assert!(len.div_ceil(keys) <= in_grid, "{multiprocessors} {width} {len}");
                     assert!(keys >= MIN_SPLIT_KEYS);

@@ -6,7 +6,7 @@ use crate::memory::DeviceBuffer;
 use kernels_gpu::empty::empty;
 use kernels_gpu::peak::{self, CHAINS, STEPS, THREADS, peak_dp4a, peak_fma};
 
-/// Blocks for each multiprocessor: all that it holds of 256 threads, twice.
+/// Blocks per multiprocessor: twice as many as are resident with 256 threads.
 const BLOCKS_PER_SM: u32 = 16;
 
 /// The instruction that is measured.
@@ -27,7 +27,7 @@ impl Instruction {
     }
 }
 
-/// The measuring of an instruction's rate.
+/// A measurement of an instruction's rate.
 pub struct Peak {
     instruction: Instruction,
     blocks: u32,
@@ -35,14 +35,14 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Of an instruction on a device.
+    /// Prepares the measurement of an instruction on a device.
     pub fn new(device: &CudaDevice, instruction: Instruction) -> Result<Self> {
         let blocks = BLOCKS_PER_SM * device.properties().multiprocessors;
         let bytes = (blocks * THREADS) as usize * size_of::<i32>();
         Ok(Self { instruction, blocks, sums: DeviceBuffer::uninitialized(device, bytes)? })
     }
 
-    /// Multiply-adds of a run.
+    /// Number of multiply-adds of a run.
     pub fn multiply_adds(&self, rounds: u32) -> f64 {
         let threads = f64::from(self.blocks * THREADS);
         threads * (CHAINS * STEPS) as f64 * f64::from(rounds) * self.instruction.multiply_adds()
@@ -51,10 +51,10 @@ impl Peak {
     /// Queues a run.
     pub fn run(&self, device: &CudaDevice, rounds: u32) -> Result<()> {
         let (grid, sums) = ([self.blocks, 1, 1], &self.sums);
-        // SAFETY: `new` has made a word for each thread of the grid, on this device's stream.
+        // SAFETY: `new` has allocated a word for each thread of the grid, on this device's stream.
         unsafe {
             match self.instruction {
-                // towards 1, about which size the chains keep
+                // converges to 1, so the chains neither overflow nor vanish
                 Instruction::Fma => {
                     device.launch(&peak_fma, grid, &peak::Peak { sums: sums.ptr(), a: 0.5, b: 0.5, rounds })
                 }

@@ -1,4 +1,4 @@
-//! Which kernels quantise, read back and multiply, and their grids.
+//! Quantised weights: the kernels that quantise, dequantise and multiply, and their grids.
 
 use super::DeviceElement;
 use crate::cuda::occupancy::Resources;
@@ -22,9 +22,9 @@ use kernels_gpu::quant::tile::{BN, SLICES64, TILE32, TILE64, TILE128};
 use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1, Vector1};
 use std::ptr;
 
-/// The most rows for which tiles of 32 rows are taken: with 64, half of a tile or more would be empty.
+/// The most rows for tiles of 32 rows: in tiles of 64, half or more would be empty.
 const MAX_TILE32_M: u32 = 32;
-/// The most rows for which tiles of 64 rows are taken.
+/// The most rows for tiles of 64 rows.
 const MAX_TILE64_M: u32 = 64;
 /// Blocks of tiles of 128 rows that are resident on a multiprocessor: fewer do not hide the latency.
 const TILE_BLOCKS_PER_SM: u32 = 2;
@@ -56,8 +56,8 @@ fn encode<Q: Copy, S: Copy>(
     let (quants, scales) =
         (w.quants.view_mut()?.address() as *mut Q, w.scales.view_mut()?.address() as *mut S);
     let parameters = Encode { quants, scales, x: x.ptr(), rows, cols, k };
-    // SAFETY: `ops::quantize` has checked that x is contiguous [rows, cols] f32 and made quants and scales for the format
-    // and these dimensions; all are on this stream, of less than 2³¹ values, and nothing else refers to the new ones.
+    // SAFETY: `ops::quantize` has checked that x is contiguous [rows, cols] f32 and allocated quants and scales for the
+    // format and these dimensions. All are on this stream, of less than 2³¹ values, and nothing else refers to the new ones.
     unsafe { device.launch(spec, [blocks, 1, 1], &parameters) }
 }
 
@@ -80,8 +80,8 @@ fn encode_rows<T: DeviceElement>(
     let grid = [(m * (k / 4)).div_ceil(encode::THREADS), 1, 1];
     let (quants, scales) = (quants as *mut u32, scales as *mut _);
     let parameters = EncodeRows { quants, scales, x: x.ptr::<T>(), rows: m, cols, k };
-    // SAFETY: `ops::quantize_rows` has checked that x is contiguous [m, cols] of the kernel's type and made quants and
-    // scales for k, a multiple of 256; all are on this stream and small enough.
+    // SAFETY: `ops::quantize_rows` has checked that x is contiguous [m, cols] of the kernel's type and allocated quants and
+    // scales for k, a multiple of 256. All are on this stream, of less than 2³¹ values.
     unsafe { device.launch(spec, grid, &parameters) }
 }
 
@@ -116,7 +116,7 @@ fn decode<T: DeviceElement>(
     unsafe { device.launch(spec, grid, &parameters) }
 }
 
-/// A matrix's quants and scales, whose layout the format gives.
+/// The addresses of a matrix's quants and scales; the format gives their layout.
 fn addresses(w: &QuantTensor) -> (*const u8, *const u8) {
     (w.quants.address() as *const u8, w.scales.address() as *const u8)
 }
@@ -130,7 +130,7 @@ pub(crate) fn vector(
     epilogue: &Epilogue,
 ) -> Result<()> {
     let (spec, n) = (VECTOR1[w.format() as usize], w.rows() as u32);
-    // One wave: each block quantises the row once, for all columns that it makes.
+    // One wave: each block quantises the row once, for all columns that it computes.
     let &Properties { multiprocessor, multiprocessors, .. } = device.properties();
     let Resources { registers, shared_bytes } = device.kernel_resources(spec.name)?;
     let resident = multiprocessor.resident_blocks(spec.threads(), registers, shared_bytes);
@@ -139,19 +139,19 @@ pub(crate) fn vector(
     let (bias, residual, activation) = arguments(epilogue);
     let (w, w_scales) = addresses(w);
     let parameters = Vector1 { y: y.ptr(), x: x.ptr(), w, w_scales, bias, residual, n, k, cols, activation };
-    // SAFETY: `ops::quant_matmul_into` has checked that x is contiguous f32 with w's columns, aligned, and that y and
-    // residual are as wide as w has rows, and bias; all f32 and on this stream. A TensorMut overlaps nothing.
+    // SAFETY: `ops::quant_matmul_into` has checked that x is contiguous f32 with w's columns and aligned, and that y,
+    // residual and bias have as many columns as w has rows. All are f32 and on this stream. A TensorMut overlaps nothing.
     unsafe { device.launch(&spec, grid, &parameters) }
 }
 
-/// Bias and residual, and the activation's number.
+/// Bias, residual, and the activation's number.
 fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
     let pointer = |tensor: Option<&Tensor>| tensor.map_or(ptr::null(), Tensor::ptr);
     (pointer(epilogue.bias), pointer(epilogue.residual), super::activate::number(epilogue.activation))
 }
 
 /// The kernel for a product, and its grid.
-fn select(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec<Product>, [u32; 3]) {
+fn kernel_for(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec<Product>, [u32; 3]) {
     let format = format as usize;
     if m <= vector::MAX_M {
         let (variant, columns) = vector::select(m);
@@ -182,7 +182,7 @@ pub(crate) fn matmul(
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let (spec, grid) = select(w.format(), m, n, device.properties().multiprocessors);
+    let (spec, grid) = kernel_for(w.format(), m, n, device.properties().multiprocessors);
     let (bias, residual, activation) = arguments(epilogue);
     let (k, x_k) = (w.k as u32, x.k as u32);
     let (w, w_scales) = addresses(w);
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn kernels_by_shape() {
-        let of = |m, n, sms| select(Format::Q4_0, m, n, sms).0.name;
+        let of = |m, n, sms| kernel_for(Format::Q4_0, m, n, sms).0.name;
         assert_eq!(of(1, 4096, 20), "quant_vector2_q4_0");
         assert_eq!(of(3, 4096, 20), "quant_vector4_q4_0");
         assert_eq!(of(8, 4096, 20), "quant_vector8_q4_0");

@@ -1,4 +1,4 @@
-//! Which reduction kernel, and its grid.
+//! Reductions: kernel and grid.
 
 use super::rows::{launch_warps, parts};
 use super::{DeviceElement, vectors};
@@ -45,7 +45,7 @@ fn of<R: DeviceElement, T: DeviceElement, F: Copy>(
     let counters = device.stream().counters() as *mut u32;
     let parameters = Parts { y, found: found.ptr(), counters, x, cols, part_cols, parts, vectors };
     let block = kernels.block.of_threads(row_threads(part_cols));
-    // SAFETY: as above; `found` has room for each part and is freed after the launch, the stream a counter for each row that
-    // is cut up, and parts begin at whole vectors.
+    // SAFETY: as above. `found` has room for each part and is freed after the launch. The stream has a counter for each row
+    // that is split, and parts begin at whole vectors.
     unsafe { device.launch(&block, [rows * parts, 1, 1], &parameters) }
 }

@@ -1,4 +1,4 @@
-//! Which RMS norm kernel, and its grid.
+//! RMS norm: kernel and grid.
 
 use super::rows::Kernels;
 use super::{DeviceElement, vectors};

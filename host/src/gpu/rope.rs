@@ -1,4 +1,4 @@
-//! Which rotary kernel, and its grid.
+//! Rotary position embedding: kernel and grid.
 
 use super::DeviceElement;
 use crate::cuda::CudaDevice;

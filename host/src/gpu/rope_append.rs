@@ -1,4 +1,4 @@
-//! Which kernel takes a fused projection apart, and its grid.
+//! Splitting a fused projection, rotation and append: kernel and grid.
 
 use super::DeviceElement;
 use crate::cuda::CudaDevice;
@@ -22,7 +22,7 @@ pub(crate) fn rope_append(
     at: &Tensor,
 ) -> Result<()> {
     let k = &outputs.k;
-    // the kernel for rows of one sequence, or for rows that each have a place
+    // the kernel for rows of one sequence, or for rows with a cache position each
     macro_rules! run {
         ($one:expr, $each:expr, $exponent_bits:expr) => {{
             let spec = if at.dims().len() == 1 { &$one } else { &$each };

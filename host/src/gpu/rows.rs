@@ -1,4 +1,4 @@
-//! The kernels of the row ops by the length of rows, their grids, and how long rows are split.
+//! Row ops: the kernels by the length of rows, their grids, and how long rows are split.
 
 use super::vectors;
 use crate::Result;
@@ -6,21 +6,21 @@ use crate::cuda::CudaDevice;
 use cuda_std::{KernelParams, KernelSpec};
 use kernels_gpu::device::rows::{MAX_BLOCK_COLS, MAX_WARP_COLS, row_lanes, row_threads};
 
-/// Rows per multiprocessor that count as few: all of them are resident at once.
+/// The number of rows per multiprocessor that counts as few: all of them are resident at once.
 const FEW_PER_SM: u32 = 8;
 
-/// An op's kernels for short, middling and long rows, of one element type. All take the same parameters.
+/// An op's kernels for short, medium and long rows of one element type. All have the same parameters.
 pub(super) struct Kernels<P> {
     pub warp: KernelSpec<P>,
     pub block: KernelSpec<P>,
-    /// As `block`, for so few rows that no other block has brought the weights into a cache.
+    /// As `block`, for so few rows that the weights are not yet in a cache.
     pub few: KernelSpec<P>,
     pub stream: KernelSpec<P>,
 }
 
 impl<P: KernelParams> Kernels<P> {
-    /// The kernel for so many rows of this length.
-    fn select(&self, (rows, cols): (u32, u32), multiprocessors: u32) -> KernelSpec<P> {
+    /// The kernel for this number of rows of this length.
+    fn for_rows(&self, (rows, cols): (u32, u32), multiprocessors: u32) -> KernelSpec<P> {
         if cols <= MAX_WARP_COLS {
             self.warp
         } else if cols <= MAX_BLOCK_COLS {
@@ -31,7 +31,7 @@ impl<P: KernelParams> Kernels<P> {
         }
     }
 
-    /// Launches it. `parameters` takes the lanes of a warp for each row, which only the warp kernels read.
+    /// Launches it. `parameters` is called with the number of lanes per row, which only the warp kernels read.
     ///
     /// # Safety
     /// As [`CudaDevice::launch`], except that this function ensures the length of rows and the grid.
@@ -41,7 +41,7 @@ impl<P: KernelParams> Kernels<P> {
         (rows, cols): (u32, u32),
         parameters: impl Fn(u32) -> P,
     ) -> Result<()> {
-        let spec = self.select((rows, cols), device.properties().multiprocessors);
+        let spec = self.for_rows((rows, cols), device.properties().multiprocessors);
         // SAFETY: the pointers hold by this function's contract. The kernel was chosen for this length of rows, and the grid
         // has a block for each row.
         unsafe {
@@ -53,11 +53,11 @@ impl<P: KernelParams> Kernels<P> {
     }
 }
 
-/// Threads of a multiprocessor that get work before a row gets fewer threads.
+/// Threads per multiprocessor that must have work before a row gets fewer threads.
 const THREADS_PER_SM: u32 = 1024;
 
-/// Lanes of a warp that share a row: as few as can hold it, so that each latency is shared by many columns; all of them if
-/// the rows are too few to fill the device that way.
+/// Lanes of a warp that share a row. As few as the row allows, so that each thread has many loads in flight; all 32 if the
+/// rows are too few to fill the device that way.
 fn lanes(rows: u32, cols: u32, multiprocessors: u32) -> u32 {
     let wanted = multiprocessors * THREADS_PER_SM / rows.max(1);
     match wanted.checked_ilog2() {
@@ -66,10 +66,10 @@ fn lanes(rows: u32, cols: u32, multiprocessors: u32) -> u32 {
     }
 }
 
-/// Launches a kernel with some lanes of a warp for each row, which `parameters` takes.
+/// Launches a kernel with a number of lanes per row, with which `parameters` is called.
 ///
 /// # Safety
-/// As [`CudaDevice::launch`], but for the grid and the lanes.
+/// As [`CudaDevice::launch`]; this function ensures the grid and the lanes.
 pub(super) unsafe fn launch_warps<P: KernelParams>(
     device: &CudaDevice,
     spec: &KernelSpec<P>,
@@ -82,17 +82,17 @@ pub(super) unsafe fn launch_warps<P: KernelParams>(
     let rows_per_block = threads / 32 * rows_per_warp;
     let grid = [rows.div_ceil(rows_per_block), 1, 1];
     // SAFETY: the pointers hold by this function's contract. `lanes` is a power of two, from `row_lanes` to 32, and the grid
-    // covers the rows; a grid of no blocks is not launched.
+    // covers the rows. A grid of no blocks is not launched.
     unsafe { device.launch(&spec.of_threads(threads), grid, &parameters(lanes)) }
 }
 
-/// The fewest columns of a part: as many as a block reads at once, and enough to be worth a second launch.
+/// The fewest columns of a part: as many as a block reads at once, and enough to justify a second launch.
 const MIN_PART_COLS: u32 = 4096;
-/// Blocks wanted for each multiprocessor where rows are cut up.
+/// Blocks wanted per multiprocessor where rows are split.
 const BLOCKS_PER_SM: u32 = 2;
 
-/// Into how many parts rows are cut so that they fill the device, and how long these are; one part where the rows do by
-/// themselves. Parts begin at a multiple of every vector's length.
+/// The number of parts that rows are split into to fill the device, and their length; one part if there are enough rows. A
+/// part begins at a multiple of every vector's length.
 pub(super) fn parts(rows: u32, cols: u32, multiprocessors: u32) -> (u32, u32) {
     let wanted = (BLOCKS_PER_SM * multiprocessors / rows.max(1)).max(1);
     let part_cols = cols.div_ceil(wanted).max(MIN_PART_COLS).next_multiple_of(vectors::len(size_of::<u16>()));
@@ -117,15 +117,15 @@ mod tests {
 
     #[test]
     fn the_kernel_follows_the_length_of_rows_and_their_number() {
-        let select = |rows, cols| KERNELS.select((rows, cols), 20);
-        assert_eq!(select(1, 1), KERNELS.warp);
-        assert_eq!(select(999, MAX_WARP_COLS), KERNELS.warp);
-        assert_eq!(select(999, MAX_WARP_COLS + 1), KERNELS.block.of_threads(128));
-        assert_eq!(select(161, 2048), KERNELS.block.of_threads(128));
-        assert_eq!(select(160, 2048), KERNELS.few.of_threads(128));
-        assert_eq!(select(1, 2049), KERNELS.few.of_threads(256));
-        assert_eq!(select(999, MAX_BLOCK_COLS), KERNELS.block.of_threads(512));
-        assert_eq!(select(1, MAX_BLOCK_COLS + 1), KERNELS.stream);
+        let kernel = |rows, cols| KERNELS.for_rows((rows, cols), 20);
+        assert_eq!(kernel(1, 1), KERNELS.warp);
+        assert_eq!(kernel(999, MAX_WARP_COLS), KERNELS.warp);
+        assert_eq!(kernel(999, MAX_WARP_COLS + 1), KERNELS.block.of_threads(128));
+        assert_eq!(kernel(161, 2048), KERNELS.block.of_threads(128));
+        assert_eq!(kernel(160, 2048), KERNELS.few.of_threads(128));
+        assert_eq!(kernel(1, 2049), KERNELS.few.of_threads(256));
+        assert_eq!(kernel(999, MAX_BLOCK_COLS), KERNELS.block.of_threads(512));
+        assert_eq!(kernel(1, MAX_BLOCK_COLS + 1), KERNELS.stream);
     }
 
     #[test]

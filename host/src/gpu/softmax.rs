@@ -1,4 +1,4 @@
-//! Which softmax kernel, and its grid.
+//! Softmax: kernel and grid.
 
 use super::rows::{Kernels, parts};
 use super::{DeviceElement, vectors};

@@ -1,4 +1,4 @@
-//! Which kernel of softmax's gradient, and its grid.
+//! Gradient of softmax: kernel and grid.
 
 use super::rows::Kernels;
 use super::{DeviceElement, vectors};

@@ -1,4 +1,4 @@
-//! Which kernels of block-sparse attention, their lists and grids, and the scratch memory of partial results.
+//! Block-sparse attention: kernels, lists, grids and the scratch memory for partial results.
 
 use super::DeviceElement;
 use super::attention::{MAX_DECODE_QUERIES, by_width, instance, scale_log2, split, strides};
@@ -16,10 +16,10 @@ use kernels_gpu::attention::sparse::decode::SparseDecode;
 use kernels_gpu::attention::sparse::prefill::{Combine, SparsePrefill};
 use kernels_gpu::attention::sparse::{self, GROUP, Kernels, QUERIES, SPLIT_WORDS};
 
-/// Operations that one launch may take for each multiprocessor: at 256 a cycle, 1.5 GHz and half of the peak that is
-/// about 60 ms, so that a card that also drives a display is never held up for long.
+/// The most operations of a launch, per multiprocessor. At 256 per clock, 1.5 GHz and half of the peak that is about 60 ms,
+/// so that a card that also drives a display stays responsive.
 const MAX_LAUNCH_FLOPS: f64 = 12e9;
-/// Blocks of a grid along y, at most.
+/// The most blocks of a grid along y.
 const MAX_ITEMS: usize = 65535;
 
 /// A mask's lists in device memory.
@@ -62,7 +62,7 @@ impl Lists {
         Ok(Self { heads: mask.heads(), kind })
     }
 
-    /// Device memory.
+    /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
         let bytes =
             |lists: &[&Tensor]| lists.iter().map(|list| list.shape().elements() * size_of::<u32>()).sum();
@@ -73,7 +73,8 @@ impl Lists {
     }
 }
 
-/// The ends of the launches that items of so many tiles go into, each tile `flops`: none above the most, or of one item.
+/// The ends of the launches for items of these numbers of tiles, with `flops` per tile. A launch has at most `most`
+/// operations, or one item.
 fn launches(work: &[u32], flops: f64, most: f64) -> Vec<usize> {
     let (mut ends, mut begun, mut sum) = (Vec::new(), 0, 0.0);
     for (i, &tiles) in work.iter().enumerate() {
@@ -143,7 +144,7 @@ fn prefill<Q: Copy, Kv: Copy>(
     let width = by_width(problem.head_dim);
     let (spec, d) = (&kernels.prefill[width], [64, 128][width]);
     let sharing = problem.num_q_heads / lists.heads;
-    let columns = problem.batch * sharing; // blocks of one item
+    let columns = problem.batch * sharing; // blocks per item
     let record = QUERIES * partial_elements(d) as usize;
     let partial = DeviceBuffer::uninitialized(device, columns * *slots as usize * record * size_of::<f32>())?;
     let parameters = SparsePrefill {
@@ -175,10 +176,10 @@ fn prefill<Q: Copy, Kv: Copy>(
     for end in launches(work, flops, most) {
         let parameters = SparsePrefill { first_item: first as u32, ..parameters };
         let grid = [sharing as u32, (end - first) as u32, problem.batch as u32];
-        // SAFETY: `ops::sparse_attention_into` has checked types, shapes, the alignment of first elements and strides,
-        // spans below 2³¹, that lengths and heads are the mask's and that all lie on this stream; a TensorMut overlaps
-        // nothing. `PrefillLists` made the lists for these lengths; `partial` has a record for each slot and column, and
-        // is freed after the launches.
+        // SAFETY: `ops::sparse_attention_into` has checked types, shapes, the alignment of first elements and strides, spans
+        // below 2³¹, that lengths and heads are the mask's and that all tensors are on this stream; a TensorMut overlaps
+        // nothing. `PrefillLists` made the lists for these lengths. `partial` has a record for each slot and column, and is
+        // freed after the launches.
         unsafe { device.launch(spec, grid, &parameters)? };
         first = end;
     }
@@ -190,7 +191,7 @@ fn prefill<Q: Copy, Kv: Copy>(
     let (partial, splits) = (partial.ptr(), splits.ptr());
     let parameters = Combine { out, partial, splits, out_strides, slots, sharing, q_len, head_dim, d };
     let grid = [QUERIES as u32 * num_splits, columns as u32, 1];
-    // SAFETY: as above; the launches before have written all records.
+    // SAFETY: as above; the previous launches on this stream have written all records.
     unsafe { device.launch(&kernels.combine, grid, &parameters) }
 }
 
@@ -236,8 +237,8 @@ fn decode<Q: Copy, Kv: Copy>(
         scale_log2: scale_log2(problem),
     };
     let grid = [splits as u32, (problem.batch * units) as u32, groups as u32];
-    // SAFETY: as in `prefill`, with `DecodeLists`; the units are a multiple of both kinds of heads, as has been checked;
-    // `split` makes no more groups of blocks than the stream has counters.
+    // SAFETY: as in `prefill`, with `DecodeLists`. The units are a multiple of both kinds of heads, which was checked.
+    // `split` gives no more groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }
 
@@ -286,7 +287,7 @@ mod tests {
     fn launches_are_cut_by_work_and_by_number() {
         assert_eq!(launches(&[4, 3, 2, 1], 1.0, 100.0), [4]);
         assert_eq!(launches(&[4, 3, 2, 1], 1.0, 5.0), [1, 3, 4]);
-        assert_eq!(launches(&[9, 9], 1.0, 5.0), [1, 2]); // an item is the least
+        assert_eq!(launches(&[9, 9], 1.0, 5.0), [1, 2]); // a launch has at least one item
         assert_eq!(launches(&[], 1.0, 5.0), [0]);
         let many = vec![0; MAX_ITEMS + 1];
         assert_eq!(launches(&many, 1.0, 5.0), [MAX_ITEMS, MAX_ITEMS + 1]);

@@ -1,4 +1,4 @@
-//! Transpose: the grid of its tiles.
+//! Transpose: the kernels and the grid of tiles.
 
 use super::copy::contiguous;
 use crate::cuda::CudaDevice;
@@ -19,8 +19,8 @@ pub(crate) fn transpose(device: &CudaDevice, y: TensorMut, x: &Tensor) -> Result
     tiles(device, y, x, batch as u32, rows as u32, cols as u32, size)
 }
 
-/// y: [batch, cols, rows], x: [batch, rows, cols], both without gaps, of elements of `size` bytes; the caller has
-/// found them so on this device's stream, disjoint, and below 2³¹ elements.
+/// y: [batch, cols, rows], x: [batch, rows, cols], both contiguous, of elements of `size` bytes. The caller has checked that
+/// they are on this device's stream, disjoint, and below 2³¹ elements.
 pub(super) fn tiles(
     device: &CudaDevice,
     y: u64,
@@ -40,7 +40,7 @@ pub(super) fn tiles(
 }
 
 /// # Safety
-/// As [`CudaDevice::launch`], but for the grid.
+/// As [`CudaDevice::launch`]; this function ensures the grid.
 unsafe fn launch<E: Copy>(
     device: &CudaDevice,
     spec: &KernelSpec<Transpose<E>>,
@@ -52,15 +52,15 @@ unsafe fn launch<E: Copy>(
 ) -> Result<()> {
     let writes_sectors = [transpose_tile_b32.name, transpose_tile_b16.name].contains(&spec.name);
     let down = if writes_sectors { sector_tiles(rows, size_of::<E>() as u32) } else { rows.div_ceil(TILE) };
-    // at most as many tiles as elements
+    // there are at most as many tiles as elements
     let grid = [batch * down * cols.div_ceil(TILE), 1, 1];
     let parameters = Transpose { y: y as *mut E, x: x as *const E, rows, cols };
     // SAFETY: the pointers hold by this function's contract. The grid has a block for each tile.
     unsafe { device.launch(spec, grid, &parameters) }
 }
 
-/// The kernel for elements of 2 bytes at these addresses, of y and x. Where rows of y do not begin with whole vectors,
-/// those that write whole sectors are ahead of those that read pairs.
+/// The kernel for elements of 2 bytes at these addresses, of y and x. Where rows of y do not begin at whole vectors, the
+/// kernel that writes whole sectors is faster than the one that reads pairs.
 fn of_2_bytes([y, x]: [u64; 2], rows: u32, cols: u32) -> KernelSpec<Transpose<u16>> {
     let whole = rows.is_multiple_of(8) && y.is_multiple_of(16);
     let pairs = cols.is_multiple_of(2) && x.is_multiple_of(4);

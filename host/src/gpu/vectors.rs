@@ -1,10 +1,10 @@
-//! Whether operands lie so that kernels may use vector loads and stores. Views start at any element.
+//! Whether the alignment of operands allows vector loads and stores. Views start at any element.
 
 /// Bytes of the widest load and store.
 const VECTOR: usize = 16;
 
-/// The first element of `n` from which on all operands, given as (address, element size), are aligned to vectors of
-/// `len` elements; `n` if there is none, so that all are handled singly.
+/// The first of `n` elements from which on all operands, given as (address, element size), are aligned to vectors of `len`
+/// elements. `n` if there is none, so that all elements are handled singly.
 pub(crate) fn head(n: u32, len: u32, operands: &[(u64, usize)]) -> u32 {
     let mut heads = operands.iter().map(|&(address, size)| {
         let phase = (address / size as u64) % u64::from(len);
@@ -20,7 +20,7 @@ pub(crate) fn rows_aligned(cols: u32, size: usize, addresses: &[u64]) -> bool {
         && addresses.iter().all(|address| address.is_multiple_of(VECTOR as u64))
 }
 
-/// Elements of `size` bytes in a vector.
+/// Number of elements of `size` bytes in a vector.
 pub(crate) fn len(size: usize) -> u32 {
     (VECTOR / size) as u32
 }

@@ -10,31 +10,33 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, RwLockReadGuard};
 
-/// Device memory that belongs to one stream: it may be used by work queued on it from the allocation on, and is
-/// free for work queued after the drop. Zero bytes have no memory and address 0.
+/// Device memory that belongs to one stream: work queued on it may use the memory from the allocation on, and reuse it after
+/// the drop. Zero bytes have no memory and address 0.
 ///
-/// It comes from the device's [pool](super::pool()) and goes back there: other streams get the memory only after the
-/// work that this one had queued at the drop, and after that of every stream noted by [`used_on`](Self::used_on).
+/// It comes from the device's [pool](super::pool()) and returns there. Other streams get the memory only after the work that
+/// this stream had queued at the drop, and after that of every stream recorded by [`used_on`](Self::used_on).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     device: CudaDevice,
     memory: Arc<Allocation>,
 }
 
-/// The memory itself. A graph that uses it keeps it too.
+/// The memory itself. A graph that uses it also keeps it alive.
 struct Allocation {
     source: Source,
     address: u64,
     bytes: usize,
 }
 
-/// Where the memory comes from and goes back to.
+/// Where the memory is allocated and freed.
 enum Source {
     Pool {
         pool: Arc<DevicePool>,
         stream: StreamHandle,
     },
-    /// It is valid until this is dropped.
+    /// Memory of another device's buffer, which a kernel of this one reads.
+    Peer(DeviceBuffer),
+    /// The memory is valid until this is dropped.
     Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
 }
 
@@ -43,7 +45,7 @@ thread_local! {
     static TRACE: RefCell<Option<Recorder<StreamHandle>>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` and gives, beside its result, what this thread allocated and freed in it, for
+/// Runs `work`. Returns its result and a trace of what this thread allocated and freed in it, for
 /// [replay](super::adaptor::replay).
 pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<Entry>) {
     TRACE.with(|trace| *trace.borrow_mut() = Some(Recorder::new()));
@@ -52,8 +54,8 @@ pub fn trace<R>(work: impl FnOnce() -> R) -> (R, Vec<Entry>) {
     (result, recorder.map(|recorder| recorder.entries).unwrap_or_default())
 }
 
-/// Runs `work` and refuses this thread's allocation number `which` in it, from 1 on, as a device without memory does. Gives
-/// also how many were asked for. For tests of what is still right afterwards.
+/// Runs `work` and fails this thread's allocation number `which` in it, from 1 on, as if the device were out of memory.
+/// Returns also the number of allocations. For tests that everything is still correct after a failed allocation.
 pub fn refusing<R>(which: u64, work: impl FnOnce() -> R) -> (R, u64) {
     REFUSE.set(Some((0, which)));
     let result = work();
@@ -61,7 +63,7 @@ pub fn refusing<R>(which: u64, work: impl FnOnce() -> R) -> (R, u64) {
     (result, asked)
 }
 
-/// The error of an allocation that [`refusing`] refuses.
+/// The error of an allocation that [`refusing`] fails.
 pub(super) fn refused(bytes: usize) -> Result<()> {
     let Some((asked, which)) = REFUSE.get() else { return Ok(()) };
     REFUSE.set(Some((asked + 1, which)));
@@ -72,7 +74,7 @@ pub(super) fn refused(bytes: usize) -> Result<()> {
 }
 
 fn traced(note: impl FnOnce(&mut Recorder<StreamHandle>)) {
-    // A thread that is ending has no trace any more.
+    // The trace of a thread that is ending is already destroyed.
     let _ = TRACE.try_with(|trace| trace.borrow_mut().as_mut().map(note));
 }
 
@@ -80,7 +82,7 @@ impl DeviceBuffer {
     /// Memory with undefined contents, 256-byte aligned.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] after all that the [pool](super::MemoryPool) can do about it, or another driver error.
+    /// [`Error::OutOfMemory`] if every step of the [pool](super::MemoryPool) has failed, or another driver error.
     #[track_caller]
     pub fn uninitialized(device: &CudaDevice, bytes: usize) -> Result<Self> {
         device.bind()?;
@@ -97,12 +99,12 @@ impl DeviceBuffer {
         Ok(Self { device: device.clone(), memory: Arc::new(Allocation { source, address, bytes }) })
     }
 
-    /// Memory of another library. It is valid in the order of the device's stream until `owner` is dropped, which happens with
-    /// the last buffer or graph that uses it; work that was queued before may still be running then.
+    /// Memory of another library. In the order of the device's stream it is valid until `owner` is dropped. That happens
+    /// with the last buffer or graph that uses it; work that was queued before may still be running then.
     ///
     /// # Safety
-    /// `bytes` bytes from `address` on are memory of this device, valid so; nobody else writes them while work here reads them,
-    /// or uses them at all while work here writes them.
+    /// `bytes` bytes from `address` on are memory of this device, valid as stated above. Nobody else writes them while work
+    /// here reads them, or accesses them while work here writes them.
     pub(crate) unsafe fn foreign(
         device: &CudaDevice,
         address: u64,
@@ -113,8 +115,20 @@ impl DeviceBuffer {
         Self { device: device.clone(), memory: Arc::new(memory) }
     }
 
-    /// Notes that work queued so far on another stream of the device uses the memory, so that it is not reused before
-    /// that work is done.
+    /// The same memory as kernels of another device address it.
+    ///
+    /// # Safety
+    /// [`reach`](super::link::reach) was true for them. What reads it there follows the work that wrote it, and the work that
+    /// writes or frees it follows what reads it there.
+    pub(crate) unsafe fn seen_from(&self, device: &CudaDevice) -> Self {
+        let (address, bytes) = (self.memory.address, self.memory.bytes);
+        let of = Self { device: self.device.clone(), memory: Arc::clone(&self.memory) };
+        let memory = Allocation { source: Source::Peer(of), address, bytes };
+        Self { device: device.clone(), memory: Arc::new(memory) }
+    }
+
+    /// Records that work queued so far on another stream of the device uses the memory, so that it is not reused before that
+    /// work is done.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
@@ -122,8 +136,8 @@ impl DeviceBuffer {
         match &self.memory.source {
             _ if self.memory.bytes == 0 => Ok(()),
             Source::Pool { pool, .. } => pool.record_use(self.memory.address, &StreamHandle::of(device)),
-            // The owner knows the buffer's stream alone, so that one waits for the other.
-            Source::Foreign(_) => {
+            // The owner is freed in the order of the buffer's stream only, so that stream waits for the other one.
+            Source::Foreign(_) | Source::Peer(_) => {
                 let used = device.event()?;
                 used.record(device.stream())?;
                 self.device.stream().wait(&used)
@@ -131,8 +145,8 @@ impl DeviceBuffer {
         }
     }
 
-    /// The same memory for work on another stream of the device; it is free after the work of both. The caller orders one's
-    /// writes against the other's reads.
+    /// The same memory for work on another stream of the device; it is free after the work of both. The caller orders writes
+    /// on one stream and reads on the other.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
@@ -148,15 +162,18 @@ impl DeviceBuffer {
 
     /// The device address of its first byte.
     ///
-    /// While the stream is being captured, asking means that the graph uses the memory: it keeps it.
+    /// While the stream is being captured, this call adds the memory to the objects that the graph keeps alive.
     pub fn address(&self) -> u64 {
         let stream = self.device.stream();
+        if let Source::Peer(of) = &self.memory.source {
+            return of.address(); // a graph over both devices keeps what it keeps of the other's
+        }
         if stream.is_capturing() {
-            // memory that the capture itself allocated stays with the graph anyhow, and may be reused within it.
+            // memory that the capture itself allocated stays with the graph in any case, and may be reused within it
             let own = stream.kept_of::<DevicePool>();
             let is_own = |own| match &self.memory.source {
                 Source::Pool { pool, .. } => Arc::ptr_eq(&own, pool),
-                Source::Foreign(_) => false,
+                Source::Foreign(_) | Source::Peer(_) => false,
             };
             if !own.is_some_and(is_own) {
                 let memory: Kept = self.memory.clone();
@@ -166,16 +183,16 @@ impl DeviceBuffer {
         self.memory.address
     }
 
-    /// Its size.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.memory.bytes
     }
 
-    /// Copies host bytes to `offset` through pinned memory. When it returns the source may be changed; the last chunks may
+    /// Copies host bytes to `offset` through pinned memory. The source may be changed after the return; the last chunks may
     /// still be in flight on the stream.
     ///
     /// # Errors
-    /// A driver error, or [`Error::Unsupported`] if the range is outside.
+    /// A driver error, or [`Error::Unsupported`] if the range exceeds the buffer.
     pub fn upload(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         drop(self.outside_capture("upload")?);
         self.range("upload", offset, source.len())?;
@@ -188,8 +205,8 @@ impl DeviceBuffer {
     /// Waits for all work queued on the stream, then copies from `offset` to host memory.
     ///
     /// # Errors
-    /// [`Error::DeviceLost`] if a kernel on the stream faulted, another driver error, or [`Error::Unsupported`] if
-    /// the range is outside.
+    /// [`Error::DeviceLost`] if a kernel on the stream faulted, another driver error, or [`Error::Unsupported`] if the range
+    /// exceeds the buffer.
     pub fn download(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         drop(self.outside_capture("download")?);
         self.range("download", offset, target.len())?;
@@ -197,14 +214,15 @@ impl DeviceBuffer {
             return self.device.synchronize();
         }
         self.download_staged(offset, target)?;
-        self.device.synchronize() // bytes are handed out only after a checked wait for their stream
+        self.device.synchronize() // the bytes are valid only after a checked wait for the stream
     }
 
     /// Queues a copy of `bytes` bytes of another buffer of this device on this buffer's stream. If the source is on another
-    /// stream, the copy waits for what that one has queued, and that one, with all reuse of its memory, for the copy.
+    /// stream, the copy waits for the work queued there; later work of that stream, and any reuse of the source's memory,
+    /// wait for the copy.
     ///
     /// # Errors
-    /// A driver error, or [`Error::Unsupported`] if a range is outside or the source on another device.
+    /// A driver error, or [`Error::Unsupported`] if a range exceeds its buffer or the source is on another device.
     pub fn copy_from(&mut self, offset: usize, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<()> {
         let (from, to) = (source.device(), self.device.clone());
         if from.properties().ordinal != to.properties().ordinal {
@@ -227,12 +245,12 @@ impl DeviceBuffer {
         let recorded = to.stream().in_turn(|to| copied.record(to));
         let ordered = recorded.and_then(|()| from.stream().in_turn(|from| from.wait(&copied)));
         if ordered.is_err() {
-            to.stream().synchronize()?; // the source may be freed as soon as this returns
+            to.stream().synchronize()?; // the source may be freed after the return
         }
         ordered
     }
 
-    /// Queues the copy and nothing that orders it after or before work of another stream.
+    /// Queues only the copy, without ordering it against work of other streams.
     fn queue_copy(&mut self, offset: usize, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<()> {
         let to = self.range("copy", offset, bytes)?;
         let from = source.range("copy", at, bytes)?;
@@ -241,17 +259,17 @@ impl DeviceBuffer {
         }
         self.device.bind()?;
         let _turn = self.device.stream().turn();
-        // SAFETY: both ranges are inside their buffers (checked above); the buffers are different allocations. Freeing
-        // this one is ordered after the copy on its stream, and so is freeing the source: the caller sees to it.
+        // SAFETY: both ranges are inside their buffers (checked above), and the buffers are different allocations. This
+        // buffer is freed after the copy in its stream's order; the caller orders the source's free after it too.
         let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.device.stream().raw()) };
         check("cuMemcpyDtoDAsync", result)
     }
 
-    /// Copies the start of this buffer from another one, of any stream or device, with the order of
-    /// [`copy_from`](Self::copy_from). From another device it goes by way of host memory, and is waited for.
+    /// Copies the start of this buffer from another one of any stream or device, ordered as by
+    /// [`copy_from`](Self::copy_from). From another device it goes through host memory and is waited for.
     ///
     /// # Errors
-    /// A driver error, or [`Error::Unsupported`] if a range is outside.
+    /// A driver error, or [`Error::Unsupported`] if a range exceeds its buffer.
     pub fn copy_across(&mut self, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<()> {
         if source.device().properties().ordinal == self.device.properties().ordinal {
             return self.copy_from(0, source, at, bytes);
@@ -261,18 +279,18 @@ impl DeviceBuffer {
         self.upload(0, &staged)
     }
 
-    /// Queues setting every byte.
+    /// Queues a fill of every byte.
     ///
     /// # Errors
     /// A driver error.
     pub fn fill(&mut self, byte: u8) -> Result<()> {
         self.queue_fill("cuMemsetD8Async", |address, bytes, stream| {
-            // SAFETY: `queue_fill` hands over the whole buffer and a live stream of its device.
+            // SAFETY: `queue_fill` passes the whole buffer and a live stream of its device.
             unsafe { sys::cuMemsetD8Async(address, byte, bytes, stream) }
         })
     }
 
-    /// Queues setting every element; the buffer holds a whole number of them.
+    /// Queues a fill of every element. The buffer's size is a multiple of the element's.
     ///
     /// # Errors
     /// A driver error.
@@ -290,7 +308,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Runs `fill` with the buffer's address, bytes and stream, unless it is empty.
+    /// Calls `fill` with the buffer's address, bytes and stream, unless it is empty.
     fn queue_fill(
         &mut self,
         call: &'static str,
@@ -316,7 +334,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// The turn to queue a copy to or from the host, which waits for the stream; a captured stream can't be waited for.
+    /// The lock for queueing a copy to or from the host, which waits for the stream. A captured stream can't be waited for.
     pub(super) fn outside_capture(&self, op: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
         if let Some(turn) = self.device.stream().turn() {
             return Ok(turn);
@@ -331,7 +349,7 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         let Source::Pool { pool, stream } = &self.source else { return };
         traced(|trace| trace.freed(self.address, stream));
-        // The block is live and ours, so the pool can't refuse it; it asks nothing of the driver, also after a fault.
+        // The block is live and belongs to this pool, so the free succeeds. It makes no driver call, also after a fault.
         let _ = pool.free(self.address, self.bytes);
     }
 }

@@ -1,4 +1,4 @@
-//! The pool of a CUDA device: its upstream and timeline there, and the one instance per device.
+//! The pool of a CUDA device: its upstream and timeline, and the one instance per device.
 
 use super::adaptor::Limit;
 use super::pinned::PinnedPool;
@@ -11,7 +11,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A stream of a CUDA device, by identity.
+/// A stream of a CUDA device, compared by identity.
 #[derive(Clone, Debug)]
 pub struct StreamHandle(Arc<Stream>);
 
@@ -33,7 +33,7 @@ impl PartialEq for StreamHandle {
 pub struct CudaTimeline(CudaDevice);
 
 impl CudaTimeline {
-    /// Those of this device.
+    /// The streams and events of this device.
     pub fn new(device: &CudaDevice) -> Self {
         Self(device.clone())
     }
@@ -77,7 +77,7 @@ impl Timeline for CudaTimeline {
 pub struct PlainMemory(CudaDevice);
 
 impl PlainMemory {
-    /// That of this device.
+    /// The memory of this device.
     pub fn new(device: &CudaDevice) -> Self {
         Self(device.clone())
     }
@@ -95,23 +95,23 @@ impl Upstream<StreamHandle> for PlainMemory {
     fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
         self.0.bind()?;
         if !left_out(Wait::PlainFree) {
-            stream.0.synchronize()?; // the call below frees at once, whatever still runs
+            stream.0.synchronize()?; // the call below frees at once, even while work is running
         }
-        // SAFETY: allocated by `allocate` (the caller's promise) and used by nothing any more: all uses were ordered before
-        // the stream just waited for. An unknown address is answered with an error.
+        // SAFETY: allocated by `allocate` (the caller's contract) and not used any more: all uses were ordered before the
+        // stream that was just waited for. An unknown address is answered with an error.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
     }
 }
 
-/// A memory pool of the driver, with a release threshold above all memory, so that it gives memory back when trimmed
-/// and not at every synchronisation.
+/// A memory pool of the driver. Its release threshold is above all memory, so that it returns memory when trimmed and not at
+/// every synchronisation.
 #[derive(Debug)]
 pub struct DriverPool {
     device: CudaDevice,
     pool: sys::CUmemoryPool,
 }
 
-// SAFETY: the driver API lets any thread use a pool; the handle is only a name for it.
+// SAFETY: the driver API lets any thread use a pool, and the handle owns no memory of this process.
 unsafe impl Send for DriverPool {}
 // SAFETY: as above; the driver serialises calls on one pool.
 unsafe impl Sync for DriverPool {}
@@ -156,17 +156,36 @@ impl DriverPool {
     }
 }
 
+impl DriverPool {
+    /// Lets kernels of another device reach the pool's memory; false if the driver refuses.
+    fn let_reach(&self, reader: &CudaDevice) -> Result<bool> {
+        self.device.bind()?;
+        let location = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: reader.properties().ordinal as i32,
+        };
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = sys::CUmemAccessDesc { location, flags };
+        // SAFETY: the pool lives; one description is there, as is said.
+        match check("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(self.pool, &access, 1) }) {
+            Ok(()) => Ok(true),
+            Err(lost @ Error::DeviceLost { .. }) => Err(lost),
+            Err(_) => Ok(false),
+        }
+    }
+}
+
 impl Upstream<StreamHandle> for DriverPool {
     fn allocate(&self, bytes: usize, stream: &StreamHandle) -> Result<u64> {
         self.device.bind()?;
         let mut address = 0;
         let result = stream.0.outside_capture(|| {
-            // SAFETY: pool and stream live; `address` is written before it is used.
+            // SAFETY: pool and stream are alive; `address` is written before it is used.
             let result =
                 unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, self.pool, stream.0.raw()) };
             check("cuMemAllocFromPoolAsync", result)
         });
-        // In a capture the call would become a part of the graph and give no memory now.
+        // In a capture the call would become part of the graph and allocate nothing now.
         let result = result.and_then(|done| {
             done.ok_or_else(|| Error::Unsupported {
                 op: "allocate",
@@ -180,14 +199,14 @@ impl Upstream<StreamHandle> for DriverPool {
 
     fn free(&self, address: u64, _bytes: usize, stream: &StreamHandle) -> Result<()> {
         self.device.bind()?;
-        // SAFETY: allocated by `allocate` (the caller's promise); the free is after all its uses, which are ordered before
-        // it on the stream. An unknown address is answered with an error.
+        // SAFETY: allocated by `allocate` (the caller's contract); all its uses are ordered before the free on the stream.
+        // An unknown address is answered with an error.
         check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, stream.0.raw()) })
     }
 
     fn trim(&self) -> Result<()> {
         self.device.bind()?;
-        // SAFETY: the pool lives.
+        // SAFETY: the pool is alive until `self` is dropped.
         check("cuMemPoolTrimTo", unsafe { sys::cuMemPoolTrimTo(self.pool, 0) })
     }
 }
@@ -195,14 +214,14 @@ impl Upstream<StreamHandle> for DriverPool {
 impl Drop for DriverPool {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: created by `new` and destroyed once. The driver keeps what is still in use. An error can't be
+            // SAFETY: created by `new` and destroyed once. The driver keeps memory that is still in use. An error can't be
             // reported from a drop.
             let _ = check("cuMemPoolDestroy", unsafe { sys::cuMemPoolDestroy(self.pool) });
         }
     }
 }
 
-/// Tells a refusal from other errors.
+/// Distinguishes out of memory from other errors.
 pub(super) fn out_of_memory(device: &CudaDevice, requested: usize, result: Result<()>) -> Result<()> {
     match result {
         Err(Error::Driver { code: 2, .. }) => {
@@ -213,7 +232,7 @@ pub(super) fn out_of_memory(device: &CudaDevice, requested: usize, result: Resul
     }
 }
 
-/// Memory of the device's pool for a graph: it may be used without an event, because the host has waited for it.
+/// Memory of the device's pool for a graph. It may be used without an event, because the host has waited for its last use.
 struct Settled {
     pool: Arc<DevicePool>,
     service: CudaDevice,
@@ -223,7 +242,7 @@ impl Upstream<StreamHandle> for Settled {
     fn allocate(&self, bytes: usize, _stream: &StreamHandle) -> Result<u64> {
         let service = StreamHandle::of(&self.service);
         let address = MemoryPool::allocate(&self.pool, bytes, &service)?;
-        // A captured stream can't wait for an event from outside, so the memory's last uses are waited for here.
+        // A captured stream can't wait for an event outside the graph, so the host waits for the memory's last uses here.
         if !left_out(Wait::GraphMemory)
             && let Err(error) = self.service.synchronize()
         {
@@ -244,13 +263,14 @@ pub type DevicePool = MemoryPool<CudaTimeline, Box<dyn Upstream<StreamHandle>>>;
 struct Entry {
     pool: Arc<DevicePool>,
     limit: Arc<Limit<Box<dyn Upstream<StreamHandle>>>>,
-    /// A stream for work that no other work should wait for.
+    /// A stream for work that no other work waits for.
     service: CudaDevice,
-    kind: &'static str,
+    /// Where the pool's segments come from, unless from `cuMemAlloc`.
+    driver_pool: Option<Arc<DriverPool>>,
     pinned: Arc<PinnedPool>,
 }
 
-/// By ordinal. Never dropped, so nothing is asked of the driver when the process ends.
+/// By ordinal. Never dropped, so that no driver call is made when the process ends.
 static POOLS: Mutex<Vec<Option<Arc<Entry>>>> = Mutex::new(Vec::new());
 
 fn entry(device: &CudaDevice) -> Result<Arc<Entry>> {
@@ -259,17 +279,21 @@ fn entry(device: &CudaDevice) -> Result<Arc<Entry>> {
     if let Some(Some(entry)) = pools.get(index) {
         return Ok(Arc::clone(entry));
     }
-    let (upstream, kind): (Box<dyn Upstream<StreamHandle>>, _) = match DriverPool::new(device) {
-        Ok(pool) => (Box::new(pool), "the driver's memory pool"),
+    let driver_pool = match DriverPool::new(device) {
+        Ok(pool) => Some(Arc::new(pool)),
         Err(error @ Error::DeviceLost { .. }) => return Err(error),
-        Err(_) => (Box::new(PlainMemory::new(device)), "cuMemAlloc"),
+        Err(_) => None,
+    };
+    let upstream: Box<dyn Upstream<StreamHandle>> = match &driver_pool {
+        Some(pool) => Box::new(Arc::clone(pool)),
+        None => Box::new(PlainMemory::new(device)),
     };
     let service = device.with_new_stream()?;
     let limit = Arc::new(Limit::new(upstream, usize::MAX));
     let stream = StreamHandle::of(&service);
     let pool = MemoryPool::new(CudaTimeline::new(&service), Box::new(Arc::clone(&limit)) as Box<_>, stream);
     let pinned = Arc::new(PinnedPool::new(&service));
-    let entry = Arc::new(Entry { pool: Arc::new(pool), limit, service, kind, pinned });
+    let entry = Arc::new(Entry { pool: Arc::new(pool), limit, service, driver_pool, pinned });
     if pools.len() <= index {
         pools.resize(index + 1, None);
     }
@@ -277,10 +301,10 @@ fn entry(device: &CudaDevice) -> Result<Arc<Entry>> {
     Ok(entry)
 }
 
-/// The pool that all memory of this device comes from; one for all its handles and streams.
+/// The pool of all memory of this device, shared by all its handles and streams.
 ///
 /// # Errors
-/// A driver error when it is made.
+/// A driver error when the pool is created.
 pub fn pool(device: &CudaDevice) -> Result<Arc<DevicePool>> {
     entry(device).map(|entry| Arc::clone(&entry.pool))
 }
@@ -290,12 +314,22 @@ pub(super) fn pinned(device: &CudaDevice) -> Result<Arc<PinnedPool>> {
     entry(device).map(|entry| Arc::clone(&entry.pinned))
 }
 
-/// The name of the source that the device's pool takes its segments from.
+/// The name of the source of the pool's segments.
 ///
 /// # Errors
 /// As [`pool`].
 pub fn source(device: &CudaDevice) -> Result<&'static str> {
-    entry(device).map(|entry| entry.kind)
+    let name = |entry: Arc<Entry>| match entry.driver_pool {
+        Some(_) => "the driver's memory pool",
+        None => "cuMemAlloc",
+    };
+    entry(device).map(name)
+}
+
+/// Lets kernels of `reader`, which has peer access to the device, reach what its pool gives out; false if the driver refuses.
+pub(super) fn let_reach(device: &CudaDevice, reader: &CudaDevice) -> Result<bool> {
+    let entry = entry(device)?;
+    entry.driver_pool.as_ref().map_or(Ok(true), |pool| pool.let_reach(reader))
 }
 
 /// Waits for the work queued on the handle's stream. What it has freed is then free for all streams, so that a graph that is
@@ -308,7 +342,7 @@ pub fn settle(device: &CudaDevice) -> Result<()> {
     pool(device)?.settle()
 }
 
-/// Lets the device's pool reserve at most `bytes` from now on.
+/// Limits the bytes that the device's pool reserves from now on.
 ///
 /// # Errors
 /// As [`pool`].
@@ -316,8 +350,8 @@ pub fn set_limit(device: &CudaDevice, bytes: usize) -> Result<()> {
     entry(device).map(|entry| entry.limit.set_limit(bytes))
 }
 
-/// Bytes that can still be allocated, apart from losses by their cutting: what the pool may take from the device, and what it
-/// has and nobody uses.
+/// Bytes that can still be allocated, not counting fragmentation: what the pool may still take from the device, and its
+/// unused memory.
 ///
 /// # Errors
 /// As [`pool`], and a driver error.
@@ -328,8 +362,8 @@ pub fn available(device: &CudaDevice) -> Result<usize> {
     Ok(more + books.reserved.saturating_sub(books.live))
 }
 
-/// The pool that serves the handle's stream now: the device's, or, while the stream is being captured into a graph, one
-/// of the graph's own, whose memory nobody else gets before the graph and all tensors from it are gone.
+/// The pool that serves the handle's stream now: the device's. While the stream is being captured, it is a pool of the
+/// graph; its memory is not reused until the graph and all tensors in it are dropped.
 pub(super) fn pool_for(device: &CudaDevice) -> Result<Arc<DevicePool>> {
     let entry = entry(device)?;
     if !device.stream().is_capturing() {

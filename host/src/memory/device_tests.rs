@@ -1,5 +1,5 @@
-//! Each wait is needed on a device too: with one left out, a writer that runs late shows wrong bytes. On the real GPU, else
-//! the virtual one, whose streams run late by themselves.
+//! Each wait is also needed on a device: without it, a writer that runs late leaves wrong bytes. Runs on the real GPU, or
+//! else on the virtual one, whose streams run late on their own.
 //!
 //! `PASCALINE_HAND_OVERS=100000` sets the number of hand-overs, which is the default on a real GPU.
 
@@ -16,10 +16,10 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const SEGMENT: usize = 2 << 20;
-/// How often a wait is left out before it counts as not noticed.
+/// How many attempts with a wait left out must all succeed before it counts as not noticed.
 const ROUNDS: u8 = 30;
 
-/// Two streams of a device, and a buffer on each to be busy with.
+/// Two streams of a device, and a buffer on each to keep it busy.
 struct Rig {
     streams: [CudaDevice; 2],
     busy: [DeviceBuffer; 2],
@@ -33,14 +33,14 @@ fn is_virtual() -> bool {
     driver::backend() == Some(driver::Backend::Virtual)
 }
 
-/// The turn to use a device: calls are counted for the whole process, and whoever waits for one stream of the virtual GPU
-/// lets others' work run early.
+/// The lock for using a device: calls are counted per process, and waiting for one stream of the virtual GPU lets work of
+/// others run early.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The CUDA device of all tests in this process, which can use only one driver: the first real one, else the virtual GPU.
+/// The CUDA device of all tests in this process, which can use only one driver: the first real one, or else the virtual GPU.
 pub(crate) fn cuda_device() -> CudaDevice {
     let real = driver::real_devices().is_ok_and(|count| count > 0);
     let required = env::var_os("REQUIRE_GPU").is_some_and(|value| value == "1");
@@ -65,13 +65,13 @@ impl Rig {
         (0..16).for_each(|byte| self.busy[stream].fill(byte).unwrap());
     }
 
-    /// Reads on the stream, late enough for what other streams still have in hand.
+    /// Reads on the stream, after work that other streams still have queued has run.
     fn read_late(&mut self, stream: usize, address: u64, bytes: usize) -> Vec<u8> {
         self.late(stream);
         self.late(stream);
         let mut found = vec![0u8; bytes];
         let raw = self.streams[stream].stream().raw();
-        // SAFETY: the caller's range of device memory; the stream is waited for before the vector is looked at.
+        // SAFETY: the range is the caller's device memory; the stream is waited for before the vector is read.
         let result = unsafe { sys::cuMemcpyDtoHAsync_v2(found.as_mut_ptr().cast(), address, bytes, raw) };
         check("cuMemcpyDtoHAsync", result).unwrap();
         self.streams[stream].synchronize().unwrap();
@@ -93,7 +93,7 @@ fn set(device: &CudaDevice, address: u64, bytes: usize, word: u32) {
     check("cuMemsetD32Async", result).unwrap();
 }
 
-/// How many rounds of a course of events end in wrong bytes, without a wait if one is named.
+/// Number of rounds of `right` that end in wrong bytes; with the wait left out if one is named.
 fn wrong(removed: Option<Wait>, rig: &mut Rig, right: &mut dyn FnMut(&mut Rig, u8) -> bool) -> usize {
     let rounds = (1..=ROUNDS).filter(|&round| {
         let right = without(removed, || right(rig, round));
@@ -103,7 +103,8 @@ fn wrong(removed: Option<Wait>, rig: &mut Rig, right: &mut dyn FnMut(&mut Rig, u
     rounds.count()
 }
 
-/// Runs a course of events that leads to the right bytes, then with the wait left out, which must show at least once.
+/// Runs a sequence that leads to the right bytes, then again with the wait left out, which must lead to wrong bytes at least
+/// once.
 fn notices(wait: Wait, rig: &mut Rig, mut right: impl FnMut(&mut Rig, u8) -> bool) {
     assert_eq!(wrong(None, rig, &mut right), 0, "{wait:?} in place");
     let noticed = wrong(Some(wait), rig, &mut right);
@@ -146,7 +147,7 @@ fn each_wait_of_the_pool_is_needed_on_a_device() {
     }
 }
 
-/// One block goes to and fro between two streams, each time written late and read once the other has it.
+/// One block alternates between two streams; each time it is written late and read once the other stream has it.
 #[test]
 fn hand_overs_keep_every_blocks_pattern() {
     const BLOCK: usize = 20 << 10;
@@ -214,7 +215,7 @@ fn each_wait_of_a_copy_is_needed() {
         rig.read_late(A, buffer.address(), BYTES).iter().all(|&byte| byte == round)
     });
     notices(Wait::Download, &mut rig, |rig, round| {
-        drop(filled(&device, BYTES, !round)); // what the copy's target holds before
+        drop(filled(&device, BYTES, !round)); // the initial contents of the copy's target
         rig.late(A);
         buffer.fill(round).unwrap();
         let found = buffer.download_async(0, BYTES).unwrap().wait().unwrap();
@@ -252,7 +253,7 @@ fn each_wait_between_tensors_is_needed() {
     });
 }
 
-/// Memory that a copy on another stream reads is not used again before the copy, though its owner is gone.
+/// Memory that a copy on another stream reads is not reused before the copy, although its owner has been dropped.
 #[test]
 fn a_source_that_is_dropped_is_read_first() {
     const BYTES: usize = 1 << 20;
@@ -285,7 +286,7 @@ fn memory_of_a_graph_is_waited_for() {
         rig.late(B);
         block.fill(!round).unwrap();
         drop(block);
-        super::set_limit(&a, pool.statistics().reserved).unwrap(); // nothing else is to be had
+        super::set_limit(&a, pool.statistics().reserved).unwrap(); // no other memory is available
         let captured = Graph::capture(&a, || {
             let mut memory = DeviceBuffer::uninitialized(&a, BYTES)?;
             memory.fill(round)?;
@@ -301,7 +302,7 @@ fn memory_of_a_graph_is_waited_for() {
         return;
     }
     assert_eq!(wrong(None, &mut rig, &mut right), 0, "the wait in place");
-    // Without it memory is written after it was given back: that shows as wrong bytes, or as a fault that ends a process.
+    // Without it memory is written after it was freed: that shows as wrong bytes, or as a fault that ends a process.
     let output = Command::new(env::current_exe().unwrap())
         .args(["--exact", "memory::device_tests::memory_of_a_graph_is_waited_for", "--nocapture"])
         .env(LEFT_OUT, "1")
@@ -361,7 +362,7 @@ fn the_host_waits_before_memory_goes() {
     let (plain, [a, _]) = (PlainMemory::new(device), rig.handles());
     let free = || plain.allocate(SEGMENT, &a).and_then(|block| plain.free(block, SEGMENT, &a));
     assert_eq!(calls("cuStreamSynchronize", Wait::PlainFree, free), [1, 0]);
-    let drop_large = || PinnedBuffer::new(device, 65 << 20).map(drop); // more than is kept
+    let drop_large = || PinnedBuffer::new(device, 65 << 20).map(drop); // more than the pool keeps
     assert_eq!(calls("cuEventSynchronize", Wait::PinnedFree, drop_large), [1, 0]);
     let mut buffer = DeviceBuffer::uninitialized(device, 4096).unwrap();
     let drop_graph = || {

@@ -1,18 +1,19 @@
-//! Large blocks: segments from upstream, cut best-fit and merged with their free neighbours.
+//! Large blocks: segments from upstream, split best-fit and merged with their free neighbours.
 //!
-//! Free blocks are in lists by when they may be used: at once, after one stream, or (pending) after several
-//! streams or one that is gone. Neighbours in the same list merge, so a stream's memory becomes whole again as it is
+//! Free blocks are in lists by when they may be used: at once, after one stream, or (pending) after several streams or after
+//! a stream that is gone. Neighbours in the same list merge, so a stream's memory becomes contiguous again as it is freed.
+//! Pure bookkeeping: nothing here calls a driver.
 //! freed. Pure bookkeeping: nothing here calls a driver.
 
 use super::order::{Dependency, StreamId, When};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Large blocks are multiples of this; also the alignment of what upstream gives.
+/// Sizes of large blocks are multiples of this, and upstream's memory is aligned to it.
 pub(super) const UNIT: usize = 256;
 
 #[derive(Default)]
 pub(super) struct FreeLists {
-    /// Every block of every segment by address: together they tile the segments.
+    /// Every block of every segment by address; together they cover the segments.
     blocks: BTreeMap<u64, Block>,
     segments: BTreeMap<u64, Segment>,
     ready: BySize,
@@ -24,24 +25,24 @@ pub(super) struct FreeLists {
     pending: usize,
 }
 
-/// (bytes, address): the first at or above (n, 0) is the best fit for n, lowest address first.
+/// (bytes, address). The first entry at or above (n, 0) is the best fit for n, with the lowest address.
 type BySize = BTreeSet<(usize, u64)>;
 
 struct Block {
     bytes: usize,
     segment: u64,
-    /// `None`: handed out.
+    /// `None` if it is allocated.
     free: Option<When>,
 }
 
 struct Segment {
     bytes: usize,
-    /// Of it handed out.
+    /// Bytes of it that are allocated.
     used: usize,
 }
 
 impl FreeLists {
-    /// Bytes free for some stream at once.
+    /// Bytes that some stream can use at once.
     pub fn free(&self) -> usize {
         self.free
     }
@@ -57,20 +58,20 @@ impl FreeLists {
         lists.filter_map(|list| list.last()).map(|&(bytes, _)| bytes).max().unwrap_or(0)
     }
 
-    /// Takes in a segment as one free block.
+    /// Adds a segment as one free block.
     pub fn add_segment(&mut self, base: u64, bytes: usize, when: When) {
         self.segments.insert(base, Segment { bytes, used: 0 });
         self.blocks.insert(base, Block { bytes, segment: base, free: None });
         self.enlist(base, when);
     }
 
-    /// Whether an address range touches a segment: upstream gave out memory twice.
+    /// Whether an address range overlaps a segment, which means that upstream returned memory twice.
     pub fn overlaps(&self, base: u64, bytes: usize) -> bool {
         let before = self.segments.range(..base.saturating_add(bytes as u64)).next_back();
         before.is_some_and(|(&start, segment)| start + segment.bytes as u64 > base)
     }
 
-    /// Segments of which nothing is handed out, with everything that their memory waits for.
+    /// Segments without allocated blocks, with all dependencies of their memory.
     pub fn unused_segments(&self) -> Vec<(u64, usize, Vec<Dependency>)> {
         let unused = self.segments.iter().filter(|(_, segment)| segment.used == 0);
         let dependencies = |base: u64, bytes: usize| {
@@ -80,7 +81,7 @@ impl FreeLists {
         unused.map(|(&base, segment)| (base, segment.bytes, dependencies(base, segment.bytes))).collect()
     }
 
-    /// Forgets an unused segment.
+    /// Removes an unused segment.
     pub fn remove_segment(&mut self, base: u64) {
         let Some(segment) = self.segments.remove(&base) else { return };
         let blocks: Vec<_> =
@@ -97,7 +98,7 @@ impl FreeLists {
         Some(self.take(address, bytes))
     }
 
-    /// The best fit that anyone may use.
+    /// The best fit that any stream may use.
     pub fn take_ready(&mut self, bytes: usize) -> Option<u64> {
         let &(_, address) = self.ready.range((bytes, 0)..).next()?;
         Some(self.take(address, bytes))
@@ -111,7 +112,7 @@ impl FreeLists {
         if rest > 0 {
             let at = address + bytes as u64;
             self.blocks.insert(at, Block { bytes: rest, segment, free: None });
-            self.enlist(at, when); // its next neighbour is used: free neighbours have merged
+            self.enlist(at, when); // its next neighbour is allocated: free neighbours have merged
         }
         if let Some(segment) = self.segments.get_mut(&segment) {
             segment.used += bytes;
@@ -119,7 +120,7 @@ impl FreeLists {
         address
     }
 
-    /// Takes a block back.
+    /// Frees a block.
     pub fn give(&mut self, address: u64, when: When) {
         let Some(block) = self.blocks.get(&address) else { return };
         if let Some(segment) = self.segments.get_mut(&block.segment) {
@@ -128,7 +129,7 @@ impl FreeLists {
         self.enlist(address, when);
     }
 
-    /// The best fit among the blocks that other streams have or that wait for them, with what it waits for.
+    /// The best fit among the blocks that belong to other streams or are pending, with its dependencies.
     pub fn best_elsewhere(&self, bytes: usize, stream: StreamId) -> Option<(u64, Vec<Dependency>)> {
         let others = self.after.iter().filter(|&(&id, _)| id != stream).map(|(_, list)| list);
         let fits = others.chain([&self.after_all]).filter_map(|list| list.range((bytes, 0)..).next());
@@ -137,18 +138,18 @@ impl FreeLists {
         Some((address, when.dependencies().collect()))
     }
 
-    /// Whether streams other than this one have free blocks of their own.
+    /// Whether other streams have free blocks.
     pub fn waits_for_others(&self, stream: StreamId) -> bool {
         self.after.keys().any(|&id| id != stream)
     }
 
-    /// Every free block that waits for something.
+    /// Every free block with dependencies.
     pub fn waiting(&self) -> Vec<u64> {
         let lists = self.after.values().chain([&self.after_all]);
         lists.flatten().map(|&(_, address)| address).collect()
     }
 
-    /// The epochs that a free block waits for; `None` if there is no such block (any more: it may have merged).
+    /// The epochs that a free block waits for; `None` if there is no such block, because it has merged.
     pub fn dependencies(&self, address: u64) -> Option<Vec<Dependency>> {
         self.blocks.get(&address)?.free.as_ref().map(|when| when.dependencies().collect())
     }
@@ -162,7 +163,7 @@ impl FreeLists {
         }
     }
 
-    /// Takes a free block out of its list.
+    /// Removes a free block from its list.
     fn delist(&mut self, address: u64) -> When {
         let Some(block) = self.blocks.get_mut(&address) else { return When::Ready };
         let Some(when) = block.free.take() else { return When::Ready };
@@ -187,7 +188,7 @@ impl FreeLists {
         when
     }
 
-    /// Puts a block that is in no list into the right one, merged with its neighbours there.
+    /// Inserts a block that is in no list into the right one, merged with its neighbours there.
     fn enlist(&mut self, mut address: u64, mut when: When) {
         let Some(block) = self.blocks.get(&address) else { return };
         let (segment, mut bytes) = (block.segment, block.bytes);
@@ -217,7 +218,7 @@ impl FreeLists {
         self.blocks.insert(address, Block { bytes, segment, free: Some(when) });
     }
 
-    /// Walks everything and says what does not fit together.
+    /// Checks all bookkeeping; an error describes the first inconsistency.
     pub fn audit(&self) -> Result<(), String> {
         let (mut free, mut pending) = (0, 0);
         for (&base, segment) in &self.segments {
@@ -274,7 +275,7 @@ impl Block {
 }
 
 impl When {
-    /// The epochs that memory waits for, if there are any.
+    /// The epochs that the memory waits for.
     pub fn dependencies(&self) -> impl Iterator<Item = Dependency> + '_ {
         let (one, many) = match self {
             Self::Ready => (None, [].as_slice()),
@@ -284,8 +285,8 @@ impl When {
         one.into_iter().chain(many.iter().copied())
     }
 
-    /// When two neighbours may be used together, if they are of one list. Pending blocks stay apart: merged, the
-    /// younger would hold up the older.
+    /// When two neighbours in one list may be used as one block. Pending blocks stay apart: a merged block would have to
+    /// wait for the younger dependency.
     fn merge(&self, other: &Self) -> Option<Self> {
         match (self, other) {
             (Self::Ready, Self::Ready) => Some(Self::Ready),

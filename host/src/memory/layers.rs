@@ -1,7 +1,7 @@
-//! Weights that stay in pinned host memory and are copied to the device layer by layer, for cards that can't hold them.
+//! Weights in pinned host memory that are copied to the device layer by layer, for cards without room for them.
 //!
-//! Two places on the device are used in turn: while the kernels of one layer run, the next layer's weights are in flight
-//! on a stream of their own.
+//! Two places on the device are used in turn: while the kernels of one layer run, the next layer's weights are in flight on
+//! a second stream.
 //!
 //! ```text
 //! compute stream    layer 0 │ layer 1 │ layer 2 │ …
@@ -13,20 +13,20 @@ use crate::cuda::{CudaDevice, Event};
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 
-/// Layers in host memory, two of them at a time on the device.
+/// Layers in host memory, of which two at a time are on the device.
 #[derive(Debug)]
 pub struct LayerStream {
     device: CudaDevice,
     /// The stream of the copies.
     copies: CudaDevice,
-    /// `None` only while being handed to a copy, or after one that failed.
+    /// `None` only during a copy, or after one that failed.
     layers: Vec<Option<PinnedBuffer>>,
     places: [Place; 2],
 }
 
 #[derive(Debug)]
 struct Place {
-    /// Belongs to the handle's stream, as the other tensors of a model do: so their memory is one, and is freed in one order.
+    /// Memory of the handle's stream, as the model's other tensors, so that all of it is freed in one order.
     buffer: DeviceBuffer,
     layer: Option<usize>,
     uploaded: Event,
@@ -34,10 +34,10 @@ struct Place {
 }
 
 impl LayerStream {
-    /// Two places for layers of up to `bytes` bytes. Kernels that use them go to this handle's stream.
+    /// Two places for layers of up to `bytes` bytes. Kernels that use them are queued on this handle's stream.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if twice that does not fit the device, or a driver error.
+    /// [`Error::OutOfMemory`] if twice `bytes` exceeds the free memory, or a driver error.
     pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
         let (copies, places) = (device.with_new_stream()?, Self::new_places(device, bytes)?);
         Ok(Self { device: device.clone(), copies, layers: Vec::new(), places })
@@ -51,8 +51,8 @@ impl LayerStream {
         Ok([place()?, place()?])
     }
 
-    /// Makes room for layers of up to `bytes` bytes: if the places are smaller they are replaced by others that hold no layer
-    /// yet. Whether they were.
+    /// Makes room for layers of up to `bytes` bytes. Places that are smaller are replaced by new ones, which hold no layer.
+    /// Returns whether they were replaced.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -67,15 +67,15 @@ impl LayerStream {
     /// Appends the bytes of a layer.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if they are more than a place has.
+    /// [`Error::Unsupported`] if the layer is larger than a place.
     pub fn push(&mut self, layer: PinnedBuffer) -> Result<()> {
         self.places[0].buffer.range("LayerStream", 0, layer.len())?;
         self.layers.push(Some(layer));
         Ok(())
     }
 
-    /// The two places, for kernels on the handle's stream to read; who has them must not write. [`layer`](Self::layer) says
-    /// which layer is in which.
+    /// The two places, for kernels on the handle's stream to read; the caller must not write them. [`layer`](Self::layer)
+    /// tells which place holds which layer.
     ///
     /// ```compile_fail,E0624
     /// # fn two_writers(layers: &pascaline::memory::LayerStream) -> pascaline::Result<()> {
@@ -91,15 +91,15 @@ impl LayerStream {
         Ok([a.buffer.on(&self.device)?, b.buffer.on(&self.device)?])
     }
 
-    /// The place that holds a layer's bytes, for work queued on the handle's stream before the next call. The copy of the next
-    /// layer begins (after the last one the first's), so that layers asked for in order are there in time.
+    /// The place that holds a layer, for work queued on the handle's stream before the next call. Also begins to copy the
+    /// next layer (after the last, the first), so that layers requested in order are already on the device.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there is no such layer or the stream is being captured into a graph, or a driver error.
     pub fn layer(&mut self, index: usize) -> Result<usize> {
         let device = self.device.clone();
         device.bind()?;
-        let turn = device.stream().turn(); // until the wait is queued: events recorded in a capture would belong to it
+        let turn = device.stream().turn(); // held until the wait is queued, so that no capture begins before
         if turn.is_none() {
             let (argument, value) = ("stream", "being captured into a graph".to_owned());
             let reason = "a graph would replay kernels without the copies that they wait for".into();
@@ -123,7 +123,7 @@ impl LayerStream {
         Ok(place)
     }
 
-    /// Queues the copy of a layer to a place, after the work that has been queued for the layer that it held.
+    /// Queues the copy of a layer to a place, after the queued work that uses the place's previous layer.
     fn load(&mut self, index: usize, place: usize) -> Result<()> {
         let layers = self.layers.len();
         let missing = || Error::Unsupported {

@@ -1,4 +1,4 @@
-//! Passing values from one device to another while both go on computing.
+//! Passing values from one device to another while both continue to compute.
 //!
 //! Two slots are used in turn, so that the sender may be up to two values ahead of the receiver:
 //!
@@ -17,18 +17,18 @@ use crate::{Error, Result};
 use cust::sys;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The way that values take from device to device.
+/// How values get from device to device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Straight into the other device's memory.
+    /// Directly into the other device's memory.
     Peer,
-    /// By way of pinned host memory.
+    /// Through pinned host memory.
     Pinned,
-    /// As NCCL chooses. It makes sums over devices and is no way for a [`Link`].
+    /// As NCCL chooses. Only for sums over devices, not for a [`Link`].
     Nccl,
 }
 
-/// From one device's stream to another's; values arrive in the order in which they were sent.
+/// A connection from one device's stream to another's. Values arrive in the order in which they were sent.
 #[derive(Debug)]
 pub struct Link {
     from: CudaDevice,
@@ -40,29 +40,29 @@ pub struct Link {
 #[derive(Debug, Default)]
 struct Slots {
     pair: Option<[Slot; 2]>,
-    /// The one that is used next.
+    /// The slot that is used next.
     next: usize,
 }
 
-/// A place on the way.
+/// Memory for a value in transit.
 #[derive(Debug)]
 struct Slot {
     place: Place,
     bytes: usize,
-    /// On the sender's stream: the value is in it.
+    /// Recorded on the sender's stream: the slot holds the value.
     filled: Event,
-    /// On the receiver's: it is in the target.
+    /// Recorded on the receiver's stream: the value is in the target.
     emptied: Event,
 }
 
 #[derive(Debug)]
 enum Place {
-    /// Not of the device's pool, as peers don't reach the memory of the driver's pools.
+    /// Allocated outside the device's pool, because peers can't access the memory of the driver's pools.
     Peer(PeerMemory),
     Pinned(PinnedBuffer),
 }
 
-/// Memory of a device that its peers reach.
+/// Memory of a device that its peers can access.
 #[derive(Debug)]
 struct PeerMemory {
     device: CudaDevice,
@@ -84,8 +84,8 @@ impl PeerMemory {
 impl Drop for PeerMemory {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: allocated by `new` and freed once; `Slot::drop` has waited for the copies that use it. An error can't be
-            // reported from here.
+            // SAFETY: allocated by `new` and freed once; `Slot::drop` has waited for the copies that use it. An error can't
+            // be reported from a drop.
             let _ = check("cuMemFree", unsafe { sys::cuMemFree_v2(self.address) });
         }
     }
@@ -116,11 +116,12 @@ impl Slot {
 }
 
 impl Link {
-    /// From the stream of one device to that of another: straight where the driver lets the first reach the second's memory, else
-    /// by pinned memory; `way` asks for one of them.
+    /// From the stream of one device to that of another. Directly, if the driver lets the first device access the second's
+    /// memory, otherwise through pinned memory; `way` requests one of the two.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if both are the same device, or [`Way::Peer`] is asked for and the driver refuses; a driver error.
+    /// [`Error::Unsupported`] if both are the same device, or if [`Way::Peer`] is requested and not possible; a driver
+    /// error.
     pub fn new(from: &CudaDevice, to: &CudaDevice, way: Option<Way>) -> Result<Self> {
         let refused = |reason: &str| Error::Unsupported {
             op: "Link",
@@ -132,7 +133,7 @@ impl Link {
             return Err(refused("values are passed between two devices, and this is the sender itself"));
         }
         let way = match way {
-            Some(Way::Nccl) => return Err(refused("NCCL makes sums over devices alone")),
+            Some(Way::Nccl) => return Err(refused("NCCL is only for sums over devices")),
             Some(Way::Pinned) => Way::Pinned,
             asked => match (enable_peer_access(from, to)?, asked) {
                 (true, _) => Way::Peer,
@@ -145,21 +146,22 @@ impl Link {
         Ok(Self { from: from.clone(), to: to.clone(), way, slots: Mutex::default() })
     }
 
-    /// The way that values take.
+    /// How values get from device to device.
     pub fn way(&self) -> Way {
         self.way
     }
 
-    /// Bytes on the receiver's device that the slots take for values of up to `bytes` bytes.
+    /// Bytes that the slots take on the receiver's device for values of up to `bytes` bytes.
     pub fn slot_bytes(bytes: usize) -> usize {
         2 * bytes
     }
 
     /// Queues a copy of `bytes` bytes of a buffer on the sender's stream to the start of one on the receiver's. Work queued
-    /// there from now on sees them, and the source may be written by what is queued on its stream from now on.
+    /// there from now on reads the new bytes. Work queued on the source's stream from now on may overwrite the source.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if a buffer is of another stream or shorter, or a stream is being captured; a driver error.
+    /// [`Error::Unsupported`] if a buffer belongs to another stream or is shorter, or if a stream is being captured; a
+    /// driver error.
     pub fn send(
         &self,
         source: &DeviceBuffer,
@@ -170,8 +172,8 @@ impl Link {
         self.leave(source, at, bytes)?.arrive(target)
     }
 
-    /// The first half of [`send`](Self::send), on the sender's stream. Between two devices that send to each other, the ways out
-    /// are to be queued before those in, so that neither waits for the other before it has sent.
+    /// The first half of [`send`](Self::send), on the sender's stream. If two devices send to each other, queue both first
+    /// halves before the second halves, so that neither waits for the other before it has sent.
     ///
     /// # Errors
     /// As there.
@@ -184,7 +186,7 @@ impl Link {
             return Ok(InFlight { link: self, slots, slot: 0, bytes });
         }
         if slots.pair.as_ref().is_none_or(|[slot, _]| slot.bytes < bytes) {
-            slots.pair = None; // waits for what is under way
+            slots.pair = None; // waits for copies in flight
             slots.pair = Some([Slot::new(self, bytes)?, Slot::new(self, bytes)?]);
         }
         let number = slots.next;
@@ -199,8 +201,9 @@ impl Link {
             let result = match &slot.place {
                 Place::Peer(memory) => {
                     let (there, here) = (self.to.context(), self.from.context());
-                    // SAFETY: the range is inside the source (checked above), the slot is as long, stream and contexts live. The slot
-                    // is freed only after both of its events; freeing the source is ordered after the copy on its own stream.
+                    // SAFETY: the range is inside the source (checked above), the slot is as long, and stream and contexts
+                    // are alive. The slot is freed only after both of its events; the source is freed after the copy in its
+                    // own stream's order.
                     unsafe { sys::cuMemcpyPeerAsync(memory.address, there, from, here, bytes, out.raw()) }
                 }
                 Place::Pinned(host) => {
@@ -225,7 +228,7 @@ impl Link {
     }
 }
 
-/// A value in a slot of a link, which nobody else uses meanwhile.
+/// A value in a slot of a link; the slot is locked.
 pub(crate) struct InFlight<'l> {
     link: &'l Link,
     slots: MutexGuard<'l, Slots>,
@@ -253,7 +256,7 @@ impl InFlight<'_> {
         }
         let result = match &slot.place {
             Place::Peer(memory) => {
-                // SAFETY: as for the way out, with the target in the source's place.
+                // SAFETY: as for the copy to the slot, with the target instead of the source.
                 unsafe { sys::cuMemcpyDtoDAsync_v2(to, memory.address, bytes, into.raw()) }
             }
             Place::Pinned(host) => {
@@ -267,7 +270,13 @@ impl InFlight<'_> {
     }
 }
 
-/// Whether kernels and copies of `from` reach the memory of `to`, which is seen to.
+/// Enables kernels of `from` to access the memory that `to`'s pool allocates. Returns whether they can.
+pub(crate) fn reach(from: &CudaDevice, to: &CudaDevice) -> Result<bool> {
+    Ok(enable_peer_access(from, to)? && super::device::let_reach(to, from)?)
+}
+
+/// Enables kernels and copies of `from` to access the memory of `to`, except that of the driver's pools. Returns whether they
+/// can.
 fn enable_peer_access(from: &CudaDevice, to: &CudaDevice) -> Result<bool> {
     const ALREADY_ENABLED: u32 = 704;
     let mut can = 0;
@@ -282,6 +291,6 @@ fn enable_peer_access(from: &CudaDevice, to: &CudaDevice) -> Result<bool> {
     match check("cuCtxEnablePeerAccess", unsafe { sys::cuCtxEnablePeerAccess(to.context(), 0) }) {
         Ok(()) | Err(Error::Driver { code: ALREADY_ENABLED, .. }) => Ok(true),
         Err(lost @ Error::DeviceLost { .. }) => Err(lost),
-        Err(_) => Ok(false), // such as no room for another mapping: pinned memory always works
+        Err(_) => Ok(false), // for example, no room for another mapping: pinned memory always works
     }
 }

@@ -1,5 +1,5 @@
-//! Links between two virtual devices. A process has one set of devices, and a finding is for good, so each case runs in one of
-//! its own.
+//! Links between two virtual devices. A process has one set of devices, and a finding can't be cleared, so each case runs in
+//! its own process.
 
 use super::{DeviceBuffer, Link, Way};
 use crate::cuda::CudaDevice;
@@ -9,7 +9,7 @@ use std::env;
 use std::process::Command;
 
 const BYTES: usize = 4096;
-/// Names the case to the process that runs it.
+/// Passes the case's name to the process that runs it.
 const CASE: &str = "PASCALINE_LINK_CASE";
 
 fn device(ordinal: u32) -> CudaDevice {
@@ -19,7 +19,7 @@ fn device(ordinal: u32) -> CudaDevice {
     }
 }
 
-/// Sends six values, of which the host waits for none, and gives those that arrived.
+/// Sends six values without waiting for any of them, and returns those that arrived.
 fn six(way: Way) -> Result<Vec<u8>> {
     let [from, to] = [device(0), device(1)];
     let link = Link::new(&from, &to, Some(way))?;

@@ -1,7 +1,7 @@
-//! Memory in stream order: the pool, the sources that it allocates from, and the buffers of device memory that come from it.
+//! Memory in stream order: the pool, the sources that it allocates from, and the device buffers that it serves.
 //!
-//! Tensors hold [`DeviceBuffer`]s. All buffers of a device come from its [`pool`]; [`MemoryPool`] is its logic,
-//! over any [`Upstream`] and [`Timeline`].
+//! Tensors hold [`DeviceBuffer`]s. All buffers of a device come from its [`pool`]. [`MemoryPool`] is the pool's logic, for
+//! any [`Upstream`] and [`Timeline`].
 
 pub mod adaptor;
 mod buffer;
@@ -23,7 +23,7 @@ mod slab;
 mod tests;
 mod upstream;
 
-/// Bytes of this machine's memory that are free and that there are; zeros where the system does not say.
+/// Free and total bytes of host memory; zeros where the system does not report them.
 pub(crate) fn of_the_host() -> (usize, usize) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = |name: &str| {
@@ -39,8 +39,9 @@ pub use device::{
     source,
 };
 pub use layers::LayerStream;
-pub(crate) use link::InFlight;
+pub(crate) use link::{InFlight, reach};
 pub use link::{Link, Way};
+pub(crate) use pinned::Posted;
 pub use pinned::{CHUNK, Download, PinnedBuffer};
 pub use pool::{Found, Leak, MemoryPool, Statistics};
 pub use rehearsal::{Rehearsal, Rehearsed};

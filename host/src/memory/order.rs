@@ -1,18 +1,18 @@
-//! Which work is ordered before which: the pool's knowledge of streams, by epochs and events.
+//! Which work is ordered before which: the pool's record of streams, by epochs and events.
 //!
-//! Work on a stream falls into epochs; recording the stream's event ends one. A block that is freed on stream X in
-//! epoch e may be used by X at once, by stream Y once Y waits for an event of X recorded in e or later, and by anyone
-//! once such an event is known to be reached. Events are recorded only when another stream asks for memory: a program
-//! with one stream records none. One event object per stream is enough, since a stream's events are reached in order.
+//! The work of a stream is divided into epochs; recording the stream's event ends one. A block that is freed on stream X in
+//! epoch e may be used by X at once; by stream Y once Y waits for an event of X recorded in e or later; by any stream once
+//! such an event is known to be reached. Events are recorded only when another stream needs memory: a program with one
+//! stream records none. One event object per stream is enough, since a stream's events are reached in order.
 
 use super::Timeline;
 use crate::mutation::{Wait, left_out};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
-/// The pool's name for a stream; never given twice.
+/// The pool's number of a stream; never reused.
 pub(super) type StreamId = u64;
-/// Counts the records of one stream's event.
+/// Number of records of a stream's event.
 pub(super) type Epoch = u64;
 /// "After the work queued on this stream in this epoch."
 pub(super) type Dependency = (StreamId, Epoch);
@@ -20,11 +20,11 @@ pub(super) type Dependency = (StreamId, Epoch);
 /// When free memory may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// By anyone, at once.
+    /// By any stream, at once.
     Ready,
-    /// By the stream at once, by others after the epoch.
+    /// By this stream at once, by others after the epoch.
     After(StreamId, Epoch),
-    /// After all of these.
+    /// By any stream after all of these.
     AfterAll(Vec<Dependency>),
 }
 
@@ -35,16 +35,16 @@ pub(super) struct Order<T: Timeline> {
 }
 
 struct Known<T: Timeline> {
-    /// `None`: the stream is gone; its last epoch ended with a record.
+    /// `None` if the stream is gone; its last epoch ended with a record.
     stream: Option<T::Stream>,
     event: Option<T::Event>,
-    /// The epoch that work queued now falls into; all before ended with a record of the event.
+    /// The epoch of work that is queued now; all earlier ones ended with a record of the event.
     epoch: Epoch,
     /// Whether memory waits for the current epoch.
     dirty: bool,
-    /// This epoch and all before are known to be reached.
+    /// The last epoch that is known to be reached, as are all before it.
     reached: Option<Epoch>,
-    /// The epochs of other streams that this one's work is already ordered after.
+    /// The epochs of other streams that this stream's work is already ordered after.
     ordered_after: BTreeMap<StreamId, Epoch>,
 }
 
@@ -57,7 +57,7 @@ impl<T: Timeline> Order<T> {
         &self.timeline
     }
 
-    /// The stream's name, if it has one.
+    /// The stream's number, if it has one.
     pub fn find(&self, stream: &T::Stream) -> Option<StreamId> {
         self.streams.iter().find(|(_, known)| known.stream.as_ref() == Some(stream)).map(|(&id, _)| id)
     }
@@ -81,13 +81,14 @@ impl<T: Timeline> Order<T> {
         self.streams.get(&id)?.stream.as_ref()
     }
 
-    /// The streams that nobody else holds any more.
+    /// The streams of which only the pool still has a handle.
     pub fn abandoned(&self) -> Vec<StreamId> {
         let gone = |known: &Known<T>| known.stream.as_ref().is_some_and(|s| self.timeline.is_abandoned(s));
         self.streams.iter().filter(|(_, known)| gone(known)).map(|(&id, _)| id).collect()
     }
 
-    /// The epoch that memory freed now, last used on `id`, must wait for; `None` if the stream is gone and done.
+    /// The epoch that memory must wait for if it is freed now and was last used on `id`; `None` if the stream is gone and
+    /// done.
     pub fn now(&mut self, id: StreamId) -> Option<Epoch> {
         let known = self.streams.get_mut(&id)?;
         if known.stream.is_none() {
@@ -103,10 +104,10 @@ impl<T: Timeline> Order<T> {
         self.simplify(uses)
     }
 
-    /// Leaves out what has been reached.
+    /// Removes the dependencies that have been reached.
     pub fn simplify(&self, mut dependencies: Vec<Dependency>) -> When {
         dependencies.retain(|&dependency| !self.is_reached(dependency));
-        // The youngest epoch of a stream stands for its older ones.
+        // The latest epoch of a stream includes its earlier ones.
         dependencies.sort_unstable_by(|a, b| b.cmp(a));
         dependencies.dedup_by_key(|&mut (id, _)| id);
         match dependencies[..] {
@@ -120,7 +121,7 @@ impl<T: Timeline> Order<T> {
         self.streams.get(&id).is_none_or(|known| known.reached.is_some_and(|reached| reached >= epoch))
     }
 
-    /// Asks how far each stream has come, which takes an event of each on which memory waits. True if any has moved.
+    /// Queries each stream's progress, which needs an event of each on which memory waits. True if any has progressed.
     pub fn poll(&mut self) -> Result<bool> {
         let ids: Vec<_> = self.streams.keys().copied().collect();
         let mut moved = false;
@@ -133,14 +134,14 @@ impl<T: Timeline> Order<T> {
     fn poll_one(&mut self, id: StreamId) -> Result<bool> {
         let mut moved = self.query(id)?;
         let Some(known) = self.streams.get(&id) else { return Ok(moved) };
-        // A younger event than an unreached one is not reached either.
+        // An event that was recorded after an unreached one is not reached either.
         if known.dirty && known.outstanding().is_none() && self.record(id)? {
             moved |= self.query(id)?;
         }
         Ok(moved)
     }
 
-    /// Whether the outstanding event has been reached since the last question.
+    /// Whether the outstanding event has been reached since the last query.
     fn query(&mut self, id: StreamId) -> Result<bool> {
         let Some(known) = self.streams.get_mut(&id) else { return Ok(false) };
         let (Some(epoch), Some(event)) = (known.outstanding(), &known.event) else { return Ok(false) };
@@ -157,7 +158,7 @@ impl<T: Timeline> Order<T> {
         Ok(true)
     }
 
-    /// Ends the stream's epoch. False if it can't be now.
+    /// Ends the stream's epoch. False if that is not possible now.
     fn record(&mut self, id: StreamId) -> Result<bool> {
         let Some(known) = self.streams.get_mut(&id) else { return Ok(false) };
         let Some(stream) = &known.stream else { return Ok(false) };
@@ -165,7 +166,7 @@ impl<T: Timeline> Order<T> {
             known.event = Some(self.timeline.event()?);
         }
         let Some(event) = &known.event else { return Ok(false) };
-        // Nothing recorded yet: the stale event would be one that was never recorded, which counts as reached.
+        // Nothing recorded yet: the current record of the event would be none at all, which counts as reached.
         if !left_out(Wait::FreshRecord) && !self.timeline.record(event, stream)? {
             return Ok(false);
         }
@@ -174,7 +175,7 @@ impl<T: Timeline> Order<T> {
         Ok(true)
     }
 
-    /// Orders all further work of `later` after `dependency`. False if that can't be done now.
+    /// Orders all further work of `later` after `dependency`. False if that is not possible now.
     pub fn edge(&mut self, dependency: Dependency, later: StreamId) -> Result<bool> {
         let (earlier, epoch) = dependency;
         if earlier == later || self.is_reached(dependency) {
@@ -200,7 +201,7 @@ impl<T: Timeline> Order<T> {
         Ok(true)
     }
 
-    /// As [`edge`](Self::edge) for several; errors other than a lost device count as "not now".
+    /// As [`edge`](Self::edge) for several; errors other than a lost device count as "not possible now".
     pub fn edges(&mut self, dependencies: &[Dependency], later: StreamId) -> Result<bool> {
         for &dependency in dependencies {
             if tolerate(self.edge(dependency, later))? != Some(true) {
@@ -210,7 +211,7 @@ impl<T: Timeline> Order<T> {
         Ok(true)
     }
 
-    /// Lets go of a stream: an event after all its work represents it from now on.
+    /// Releases a stream: from now on an event after all its work represents it.
     pub fn retire(&mut self, id: StreamId) -> Result<bool> {
         if !left_out(Wait::RetiredStream) && !self.record(id)? {
             return Ok(false);
@@ -241,7 +242,7 @@ impl<T: Timeline> Known<T> {
     }
 }
 
-/// An event that the driver refuses only means "not now"; a lost device ends everything.
+/// An event that the driver rejects means only "not possible now"; a lost device is an error.
 pub(super) fn tolerate<R>(result: Result<R>) -> Result<Option<R>> {
     match result {
         Ok(value) => Ok(Some(value)),

@@ -1,13 +1,13 @@
 //! Pinned host memory, and copies through it that overlap with other work.
 //!
-//! The GPU copies straight from and to page-locked memory, so a copy does not hold up the host. Copies from ordinary
-//! memory go through two chunks in turn: while the GPU copies one, the host fills or empties the other. A chunk is
-//! used again only after the event of its last copy.
+//! The GPU copies directly from and to page-locked memory, so the host need not wait for a copy. Copies from ordinary memory
+//! use two chunks in turn: while the GPU copies one, the host fills or empties the other. A chunk is reused only after the
+//! event of its last copy.
 
 use super::{DeviceBuffer, buffer, device};
-use crate::Result;
-use crate::cuda::{CudaDevice, Event, check};
+use crate::cuda::{CudaDevice, Event, Kept, check};
 use crate::mutation::{Wait, left_out};
+use crate::{Error, Result};
 use cust::sys;
 use rayon::prelude::*;
 use std::ffi::c_void;
@@ -16,17 +16,19 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a staging chunk. Larger ones hide the cost of a call better, smaller ones start the GPU earlier; at
-/// PCIe's 12 GB/s this is 170 µs, against about 10 µs for the calls.
+/// Bytes of a staging chunk. A larger chunk hides the cost of the calls better, a smaller one starts the GPU earlier. At
+/// PCIe's 12 GB/s this one takes 170 µs, and the calls about 10 µs.
 pub const CHUNK: usize = 2 << 20;
-/// Bytes of a chunk that one thread fills: one alone copies slower than a fast bus, and less is not worth waking another.
+/// Bytes of a chunk that one thread fills. A single thread copies slower than a fast bus; smaller pieces do not justify
+/// waking another thread.
 const PIECE: usize = 512 << 10;
-/// The smallest block: small copies share one size, so that a block is always at hand.
+/// The size of the smallest block: small copies share one size, so that a free block usually exists.
 const SMALLEST: usize = 64 << 10;
-/// The most that the pool keeps for later; more goes back to the system. Pinned memory is taken from everyone on the machine.
+/// The most bytes that the pool keeps; more is returned to the system, since pinned memory is unavailable to all other
+/// processes.
 const KEEP: usize = 64 << 20;
 
-/// Pinned memory that is used again.
+/// Pinned memory for reuse.
 #[derive(Debug)]
 pub(super) struct PinnedPool {
     device: CudaDevice,
@@ -43,19 +45,19 @@ struct Block {
 
 // SAFETY: a block owns its memory, which the driver allows any thread to use.
 unsafe impl Send for Block {}
-// SAFETY: shared references give no access to the memory.
+// SAFETY: shared references do not access the memory.
 unsafe impl Sync for Block {}
 
-/// Pinned host memory: copies from and to it overlap with other work.
+/// Pinned host memory. Copies from and to it overlap with other work.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     pool: Arc<PinnedPool>,
-    /// `None` only while being dropped or handed to a copy.
+    /// `None` only while it is dropped or used by a copy.
     block: Option<Block>,
     bytes: usize,
 }
 
-/// A copy to the host that may not be done yet.
+/// A copy to the host that may still be in flight.
 #[derive(Debug)]
 pub struct Download(PinnedBuffer);
 
@@ -68,7 +70,7 @@ impl PinnedPool {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block that no copy uses any more.
+    /// A block that no copy uses.
     fn take(&self, bytes: usize) -> Result<Block> {
         let bytes = match bytes > CHUNK {
             true => bytes.checked_next_multiple_of(CHUNK).unwrap_or(bytes),
@@ -88,7 +90,7 @@ impl PinnedPool {
         // SAFETY: a context is current; `at` is written before it is used.
         let result = unsafe { sys::cuMemHostAlloc(&mut at, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
         check("cuMemHostAlloc", result)?;
-        // SAFETY: just allocated, `bytes` long, ours alone. Zeroed so that it may be read as bytes.
+        // SAFETY: just allocated, `bytes` long and not shared. Zeroed so that it may be read as bytes.
         unsafe { ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
         match NonNull::new(at.cast()) {
             Some(at) => Ok(Block { at, bytes, copied }),
@@ -97,7 +99,7 @@ impl PinnedPool {
         }
     }
 
-    /// Takes a block back; a copy may still use it.
+    /// Returns a block to the pool; a copy may still use it.
     fn give(&self, block: Block) {
         let mut free = self.lock();
         let kept: usize = free.iter().map(|block| block.bytes).sum();
@@ -109,8 +111,8 @@ impl PinnedPool {
             drop(free);
             let bound = self.device.bind().is_ok();
             if bound && (left_out(Wait::PinnedFree) || block.copied.synchronize().is_ok()) {
-                // SAFETY: allocated by `take`, freed once, and no copy uses it: its last one has just been waited for.
-                // An error can't be reported from here.
+                // SAFETY: allocated by `take`, freed once, and no copy uses it: its last one has just been waited for. An
+                // error can't be reported from a drop.
                 let _ = check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(block.at.as_ptr().cast()) });
             }
         }
@@ -118,7 +120,7 @@ impl PinnedPool {
 }
 
 impl PinnedBuffer {
-    /// Memory for `bytes` bytes; what it holds is undefined but initialised.
+    /// Memory for `bytes` bytes; the contents are undefined but initialised.
     ///
     /// # Errors
     /// A driver error.
@@ -133,7 +135,7 @@ impl PinnedBuffer {
         self.block.as_ref().map_or(NonNull::dangling(), |block| block.at).as_ptr()
     }
 
-    /// Lets the memory stay for ever: a copy may use it whose end nobody can tell.
+    /// Never frees the memory: a copy may use it for an unknown time.
     pub(super) fn leak(&mut self) {
         std::mem::forget(self.block.take());
     }
@@ -147,9 +149,53 @@ impl PinnedBuffer {
         Ok(self)
     }
 
-    /// Marks the block as in use up to here of the stream.
+    /// Marks the block as in use by the work queued on the stream so far.
     fn copied_on(&self, device: &CudaDevice) -> Result<()> {
         self.block.as_ref().map_or(Ok(()), |block| block.copied.record(device.stream()))
+    }
+}
+
+/// Pinned memory that one device fills and kernels of all devices read. Who drops the last handle has waited for them.
+#[derive(Debug)]
+pub(crate) struct Posted(PinnedBuffer);
+
+impl Posted {
+    /// Room for `bytes` bytes of this device.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
+        PinnedBuffer::new(device, bytes).map(Self)
+    }
+
+    /// How much it holds.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// Queues a copy of `bytes` bytes of a buffer on its stream, also into a graph, which keeps the memory then. Gives the
+    /// address at which kernels read them.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if there is no room for them, a driver error.
+    pub fn fill(self: &Arc<Self>, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<u64> {
+        let from = source.range("post", at, bytes)?;
+        let (device, to) = (source.device(), self.0.address());
+        let _turn = device.stream().turn();
+        device.stream().keep(&(Arc::clone(self) as Kept));
+        if bytes > self.bytes() {
+            let (argument, value) = ("bytes", bytes.to_string());
+            let reason = format!("there is room for {}", self.bytes());
+            return Err(Error::Unsupported { op: "post", argument, value, reason });
+        }
+        if bytes > 0 {
+            device.bind()?;
+            // SAFETY: both ranges are `bytes` long (checked above). This memory goes only after the work that uses it: the caller
+            // that drops the last handle has waited, or the graph that has one.
+            let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, device.stream().raw()) };
+            check("cuMemcpyDtoHAsync", result)?;
+        }
+        Ok(to as u64)
     }
 }
 
@@ -158,8 +204,8 @@ impl Deref for PinnedBuffer {
 
     fn deref(&self) -> &[u8] {
         let bytes = if self.block.is_some() { self.bytes } else { 0 };
-        // SAFETY: the block is at least `bytes` long, initialised, and no copy writes to it: one that did was waited
-        // for when the block was taken, or by `Download::wait`.
+        // SAFETY: the block is at least `bytes` long and initialised, and no copy writes to it: the last one that did was
+        // waited for when the block was taken, or by `Download::wait`.
         unsafe { slice::from_raw_parts(self.address(), bytes) }
     }
 }
@@ -167,7 +213,7 @@ impl Deref for PinnedBuffer {
 impl DerefMut for PinnedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         let bytes = if self.block.is_some() { self.bytes } else { 0 };
-        // SAFETY: as above; and copies that read it own the buffer, so none is under way.
+        // SAFETY: as above; copies that read it own the buffer, so none is in flight.
         unsafe { slice::from_raw_parts_mut(self.address(), bytes) }
     }
 }
@@ -217,14 +263,14 @@ impl DeviceBuffer {
     /// Queues a copy of pinned memory to `offset` on the buffer's stream and returns at once.
     ///
     /// # Errors
-    /// A driver error, or [`Error::Unsupported`](crate::Error::Unsupported) if the range is outside or the stream is
+    /// A driver error, or [`Error::Unsupported`](crate::Error::Unsupported) if the range exceeds the buffer or the stream is
     /// being captured.
     pub fn upload_async(&mut self, offset: usize, source: PinnedBuffer) -> Result<()> {
         let bytes = source.len();
         self.queue_upload(offset, source, bytes).map(drop)
     }
 
-    /// Gives the source back, in use by the copy up to its event.
+    /// Returns the source, which the copy uses until its event.
     pub(super) fn queue_upload(
         &mut self,
         offset: usize,
@@ -240,7 +286,7 @@ impl DeviceBuffer {
         self.device().bind()?;
         let from = source.address().cast_const().cast::<c_void>();
         // SAFETY: both ranges are at least `bytes` long (checked above). The source is pinned, and nobody writes to it
-        // before the event recorded next: it goes back to its pool after it, or `upload_staged` waits for it.
+        // before the event recorded next: it returns to its pool after it, or `upload_staged` waits for it.
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, bytes, self.device().stream().raw()) };
         let queued = check("cuMemcpyHtoDAsync", result);
         settle(self.device(), source, queued)
@@ -258,15 +304,15 @@ impl DeviceBuffer {
             return Ok(Download(target));
         }
         let to = target.address().cast::<c_void>();
-        // SAFETY: both ranges are `bytes` long; the target is owned by the `Download` until the copy has been waited
-        // for, or goes back to its pool after the event recorded next.
+        // SAFETY: both ranges are `bytes` long. The `Download` owns the target until the copy has been waited for, or it
+        // returns to its pool after the event recorded next.
         let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to, address, bytes, self.device().stream().raw()) };
         let queued = check("cuMemcpyDtoHAsync", result);
         settle(self.device(), target, queued).map(Download)
     }
 
-    /// Copies host bytes to `offset`; when it returns the source may be changed, and the last chunks may still be
-    /// in flight on the buffer's stream.
+    /// Copies host bytes to `offset`. The source may be changed after the return; the last chunks may still be in flight on
+    /// the buffer's stream.
     pub(super) fn upload_staged(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         let mut chunks: [Option<PinnedBuffer>; 2] = [None, None];
         for (index, part) in source.chunks(CHUNK).enumerate() {
@@ -281,7 +327,7 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Copies from `offset` to host memory and waits; the GPU fills one chunk while the host empties the other.
+    /// Copies from `offset` to host memory and waits. The GPU fills one chunk while the host empties the other.
     pub(super) fn download_staged(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let mut last: Option<(Download, &mut [u8])> = None;
         for (index, part) in target.chunks_mut(CHUNK).enumerate() {
@@ -297,23 +343,23 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Copies host bytes to `offset` without staging: what the driver does with ordinary memory. For comparison.
+    /// Copies host bytes to `offset` without staging, as the driver does from ordinary memory. For comparison.
     ///
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
     pub fn upload_pageable(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         let _turn = self.outside_capture("upload")?;
         let address = self.range("upload", offset, source.len())?;
-        self.device().stream().synchronize()?; // the copy below is on no stream of ours
+        self.device().stream().synchronize()?; // the copy below is not queued on this stream
         // SAFETY: the range is inside this buffer (checked above); the call returns when the copy is done.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(address, source.as_ptr().cast(), source.len()) })
     }
 }
 
-/// Lets pinned memory that a copy uses wait for the copy's event.
+/// Makes pinned memory that a copy uses wait for the copy's event.
 fn settle(device: &CudaDevice, buffer: PinnedBuffer, queued: Result<()>) -> Result<PinnedBuffer> {
     if let Err(error) = queued.and_then(|()| buffer.copied_on(device)) {
-        // The copy may be under way without an event that says when it ends.
+        // The copy may be in flight without an event that tells its end.
         if device.stream().synchronize().is_err() {
             std::mem::forget(buffer);
         }

@@ -1,18 +1,18 @@
 //! The pool: memory in stream order, reused across streams by events alone.
 //!
-//! A block that is freed belongs to its stream's list and can be handed out to that stream again at once, since work
-//! queued later runs later. Another stream gets it only after an event. An allocation tries, until one succeeds:
+//! A freed block is in its stream's list. That stream can reuse it at once, since work queued later runs later; another
+//! stream only after an event. An allocation tries these in order:
 //!
-//! 1. what the stream itself has freed;
-//! 2. what anyone may use because its events are known to have been reached;
-//! 3. a new segment from upstream, a large one if the block is small, else just as large;
-//! 4. if upstream refuses: the best fit among other streams' blocks, after an event on the GPU; then all their free
+//! 1. memory that the stream itself has freed;
+//! 2. memory that any stream may use, because its events are known to have been reached;
+//! 3. a new segment from upstream: of a shared size if the block is small, else of the block's size;
+//! 4. if upstream fails: the best fit among other streams' blocks, after an event on the GPU; then all their free
 //!    memory, which merges;
-//! 5. unused segments go back, and upstream is asked once more;
+//! 5. returning unused segments, and asking upstream once more;
 //! 6. out of memory.
 //!
-//! Blocks up to 16 KiB are slots of size classes ([`super::slab`]), larger ones are cut from segments
-//! ([`super::free_list`]). A refused allocation leaves every block handed out as it was.
+//! Blocks up to 16 KiB are slots of size classes ([`super::slab`]); larger ones are split from segments
+//! ([`super::free_list`]). A failed allocation does not change any allocated block.
 
 use super::free_list::{FreeLists, UNIT};
 use super::order::{Dependency, Order, StreamId, When, tolerate};
@@ -26,10 +26,10 @@ use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::PoisonError;
 
-/// Segments are multiples of this: the granularity in which drivers map memory.
+/// Sizes of segments are multiples of this: the granularity in which drivers map memory.
 const SEGMENT: usize = 2 << 20;
-/// A pool grows by at least this part of what it has, so that few segments are cut into many blocks: with a segment for each
-/// need, a forward pass leaves a quarter of what is reserved in pieces too small for the next...
+/// A pool grows by at least this fraction of its size, so that few segments are split into many blocks: with one segment per
+/// request, a forward pass leaves a quarter of the reserved memory in pieces too small for the next request...
 const GROWTH: usize = 4;
 /// ...but by no more than this, unless more is needed.
 const SHARED_SEGMENT: usize = 64 << 20;
@@ -37,7 +37,7 @@ const SHARED_SEGMENT: usize = 64 << 20;
 /// Memory in stream order over an upstream, for any number of threads and streams.
 pub struct MemoryPool<T: Timeline, U: Upstream<T::Stream>> {
     upstream: U,
-    /// Memory goes back upstream in the order of this stream.
+    /// Segments are returned upstream in the order of this stream.
     service: T::Stream,
     state: Mutex<State<T>>,
 }
@@ -50,7 +50,7 @@ struct State<T: Timeline> {
     statistics: Statistics,
 }
 
-/// A block that is handed out.
+/// An allocated block.
 struct Live {
     requested: usize,
     bytes: usize,
@@ -61,19 +61,19 @@ struct Live {
     site: Option<&'static Location<'static>>,
 }
 
-/// A pool's books. All sizes are bytes; `live + free + pending = reserved`, always and exactly.
+/// A pool's statistics. All sizes are bytes; `live + free + pending = reserved` always holds exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Handed out, with what rounding adds.
+    /// Allocated, after rounding up.
     pub live: usize,
-    /// Of it asked for.
+    /// Allocated, as requested.
     pub requested: usize,
     /// Free for at least one stream at once.
     pub free: usize,
     /// Freed, and waiting for events of several streams or of one that is gone.
     pub pending: usize,
-    /// Held from upstream.
+    /// Allocated from upstream.
     pub reserved: usize,
     /// The most that was ever live.
     pub peak_live: usize,
@@ -83,38 +83,38 @@ pub struct Statistics {
     pub largest_free: usize,
     /// Allocations that succeeded; those of zero bytes don't count.
     pub allocations: u64,
-    /// Blocks taken back.
+    /// Blocks freed.
     pub frees: u64,
-    /// Allocations that ended out of memory.
+    /// Allocations that failed for lack of memory.
     pub refused: u64,
-    /// Frees of what was not live, or of another size.
+    /// Frees of an address that was not live, or with another size.
     pub invalid_frees: u64,
     /// Allocations by where the memory was found.
     pub found: Found,
-    /// Segments asked of upstream, with those refused.
+    /// Segments requested from upstream, including failed requests.
     pub segments_asked: u64,
-    /// Segments given back.
+    /// Segments returned upstream.
     pub segments_returned: u64,
 }
 
-/// Allocations by the place that served them.
+/// Allocations by where the memory was found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Found {
-    /// From memory that the stream itself had freed.
+    /// In memory that the stream itself had freed.
     pub same_stream: u64,
-    /// From memory of which all events had been reached.
+    /// In memory of which all events had been reached.
     pub ready: u64,
-    /// A new segment.
+    /// In a new segment.
     pub upstream: u64,
-    /// Other streams' memory, after an event.
+    /// In other streams' memory, after an event.
     pub waited: u64,
-    /// A new segment after unused ones were given back.
+    /// In a new segment after unused ones were returned.
     pub trimmed: u64,
 }
 
 impl Statistics {
-    /// The part of the free and pending memory that is not in one piece: 0 if all is.
+    /// The part of the free and pending memory that is outside the largest block: 0 if it is one block.
     pub fn fragmentation(&self) -> f64 {
         match self.free + self.pending {
             0 => 0.0,
@@ -123,21 +123,21 @@ impl Statistics {
     }
 }
 
-/// A block that is still handed out.
+/// A block that is still allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
     /// Its address.
     pub address: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: usize,
-    /// Where it was allocated; known in debug builds.
+    /// The line that allocated it; known in debug builds.
     pub site: Option<&'static Location<'static>>,
 }
 
 impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
-    /// An empty pool. `service` is a stream that no other work is queued on: what memory goes back upstream goes back
-    /// in its order, so that giving back holds up nobody.
+    /// An empty pool. `service` is a stream without other work: segments are returned upstream in its order, so that no work
+    /// has to wait for that.
     pub fn new(timeline: T, upstream: U, service: T::Stream) -> Self {
         let state = State {
             order: Order::new(timeline),
@@ -149,7 +149,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Self { upstream, service, state: Mutex::new(state) }
     }
 
-    /// Its source of memory.
+    /// Its source of segments.
     pub fn upstream(&self) -> &U {
         &self.upstream
     }
@@ -158,11 +158,10 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Memory for work queued on `stream` from now on, 256-byte aligned. Zero bytes have address 0 and need not be
-    /// freed.
+    /// Memory for work queued on `stream` from now on, 256-byte aligned. Zero bytes have address 0 and need not be freed.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if all ways to find memory have failed; [`Error::TooLarge`] for a size that overflows;
+    /// [`Error::OutOfMemory`] if every step has failed; [`Error::TooLarge`] for a size that overflows;
     /// [`Error::DeviceLost`]; another error of upstream.
     #[track_caller]
     pub fn allocate(&self, bytes: usize, stream: &T::Stream) -> Result<u64> {
@@ -198,15 +197,15 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Ok(address)
     }
 
-    /// Notes that work queued on `stream` so far uses the block, so that it is not reused before that work is done.
+    /// Records that work queued on `stream` so far uses the block, so that it is not reused before that work is done.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it is no live block.
+    /// [`Error::Unsupported`] if it is not a live block.
     pub fn record_use(&self, address: u64, stream: &T::Stream) -> Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
         if !state.live.contains_key(&address) {
-            return Err(foreign("record_use", address, "it is no live block of this pool"));
+            return Err(foreign("record_use", address, "it is not a live block of this pool"));
         }
         let user = self.stream_id(state, stream)?;
         if let Some(live) = state.live.get_mut(&address)
@@ -218,12 +217,12 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Ok(())
     }
 
-    /// Takes a block back: work that its own stream queues from now on may use it, other streams' after an event of it and
-    /// of all streams that [used](Self::record_use) it. `bytes` is the size that was asked for.
+    /// Frees a block. Work that its stream queues from now on may use the memory; work of other streams after an event of
+    /// this stream and of all streams that [used](Self::record_use) it. `bytes` is the size that was requested.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for an address that is not live (a double free among them) or another size: counted,
-    /// and nothing changes.
+    /// [`Error::Unsupported`] for an address that is not live (such as in a double free) or another size. The error is
+    /// counted; nothing else changes.
     pub fn free(&self, address: u64, bytes: usize) -> Result<()> {
         if (address, bytes) == (0, 0) {
             return Ok(());
@@ -231,7 +230,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         let mut state = self.lock();
         let state = &mut *state;
         let refused = match state.live.get(&address) {
-            None => Some("it is no live block of this pool"),
+            None => Some("it is not a live block of this pool"),
             Some(live) if live.requested != bytes => Some("the block has another size"),
             Some(_) => None,
         };
@@ -258,7 +257,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Ok(())
     }
 
-    /// Lets go of a stream that is about to be destroyed: an event after all its work represents it from now on.
+    /// Releases a stream that will be destroyed: from now on an event after all its work represents it.
     ///
     /// # Errors
     /// A driver error; the stream must then not be destroyed yet.
@@ -274,11 +273,11 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         }
     }
 
-    /// Gives back all segments of which nothing is live, after their last use, and lets upstream do the same. Returns
-    /// the bytes given back.
+    /// Returns all segments without live blocks upstream, after their last use, and trims upstream. Returns the bytes
+    /// returned.
     ///
     /// # Errors
-    /// A driver error; what could not go back now stays.
+    /// A driver error; segments that could not be returned stay.
     pub fn trim(&self) -> Result<usize> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -289,7 +288,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Ok(returned)
     }
 
-    /// Finds out which streams' work has ended. What they have freed is then free for all.
+    /// Asks which streams' work has ended. The memory that they have freed is then free for all streams.
     ///
     /// # Errors
     /// A driver error.
@@ -302,12 +301,12 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Ok(())
     }
 
-    /// The books now.
+    /// The current statistics.
     pub fn statistics(&self) -> Statistics {
         self.lock().books()
     }
 
-    /// Every block that is handed out, the largest first.
+    /// Every allocated block, the largest first.
     pub fn leaks(&self) -> Vec<Leak> {
         let state = self.lock();
         let leak = |(&address, live): (&u64, &Live)| Leak { address, bytes: live.requested, site: live.site };
@@ -316,10 +315,10 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         leaks
     }
 
-    /// Walks all bookkeeping and says what does not fit together. For tests.
+    /// Checks all bookkeeping. For tests.
     ///
     /// # Errors
-    /// A sentence about the first contradiction.
+    /// A description of the first inconsistency.
     pub fn audit(&self) -> Result<(), String> {
         let state = self.lock();
         let books = state.books(); // under the same lock as what it is compared with
@@ -344,19 +343,19 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         Ok(state.order.add(stream))
     }
 
-    /// Lets go of streams that nobody else holds.
+    /// Releases streams of which only the pool still has a handle.
     fn sweep(&self, state: &mut State<T>) -> Result<()> {
         let abandoned = state.order.abandoned();
         for &id in &abandoned {
             tolerate(state.retire(id))?; // if it can't be now, the stream is kept until it can
         }
         if !abandoned.is_empty() && state.order.poll()? {
-            state.settle(); // so that those gone and done are forgotten
+            state.settle(); // so that streams that are gone and done are removed
         }
         Ok(())
     }
 
-    /// The address, and its slab if it is a slot.
+    /// The address, and the block's slab if it is a slot.
     fn search(
         &self,
         state: &mut State<T>,
@@ -424,13 +423,13 @@ impl<T: Timeline, U: Upstream<T::Stream>> MemoryPool<T, U> {
         }
         books.reserved += bytes;
         books.peak_reserved = books.peak_reserved.max(books.reserved);
-        // It is the stream's: upstream may have ordered it after work on this stream alone.
+        // It belongs to the stream: upstream may have ordered it after work on this stream only.
         let when = state.order.after(&[home]);
         state.lists.add_segment(base, bytes, when);
         Ok(())
     }
 
-    /// Returns unused segments upstream, after everything that used them.
+    /// Returns unused segments upstream, after all their uses.
     fn give_back(&self, state: &mut State<T>) -> Result<usize> {
         state.dissolve_unused();
         let service = match state.order.find(&self.service) {
@@ -464,7 +463,7 @@ impl<T: Timeline> State<T> {
         }
     }
 
-    /// From the stream's own memory, or (true) from what anyone may use.
+    /// From the stream's own memory, or (true) from memory that any stream may use.
     fn take(&mut self, need: usize, home: StreamId) -> Option<((u64, Option<u64>), bool)> {
         let Some(class) = slab::class(need) else {
             if let Some(address) = self.lists.take_after(need, home) {
@@ -489,7 +488,7 @@ impl<T: Timeline> State<T> {
             || self.slabs.owners().iter().any(|&owner| owner != home)
     }
 
-    /// Moves memory that waits for nothing more to where it can be used.
+    /// Moves memory without dependencies to the lists where it can be used.
     fn settle(&mut self) {
         self.relist();
         let order = &self.order;
@@ -506,10 +505,10 @@ impl<T: Timeline> State<T> {
         }
     }
 
-    /// Puts every free block into the list that its dependencies call for now.
+    /// Moves every free block to the list for its current dependencies.
     fn relist(&mut self) {
         for address in self.lists.waiting() {
-            // Asked for anew each time: neighbours merge, and the older epoch of one must not stand for both.
+            // Read again for each block: neighbours merge, and the older epoch of one must not be used for both.
             if let Some(dependencies) = self.lists.dependencies(address) {
                 let when = self.order.simplify(dependencies);
                 self.lists.move_to(address, when);
@@ -517,8 +516,8 @@ impl<T: Timeline> State<T> {
         }
     }
 
-    /// Orders the stream after other streams' work, so that it may use their memory: just enough for one block, or
-    /// (widely) all there is.
+    /// Orders the stream after other streams' work, so that it may use their memory: just enough for one block, or (widely)
+    /// all of it.
     fn wait(&mut self, need: usize, home: StreamId, widely: bool) -> Result<()> {
         if !widely {
             let bytes = if slab::class(need).is_some() { slab::SLAB } else { need };
@@ -547,7 +546,7 @@ impl<T: Timeline> State<T> {
         Ok(())
     }
 
-    /// Slabs of which no slot is in use become free blocks, after the events that their slots wait for.
+    /// Slabs without used slots become free blocks, after the events that their slots wait for.
     fn dissolve_unused(&mut self) {
         for ((base, home), mut dependencies) in self.slabs.take_unused() {
             if let Some(home) = home {
@@ -558,7 +557,7 @@ impl<T: Timeline> State<T> {
         }
     }
 
-    /// A slab that is empty becomes a free block.
+    /// An empty slab becomes a free block.
     fn dissolve(&mut self, empty: Option<slab::Empty>) {
         if let Some((base, home)) = empty {
             let when = home.map_or(When::Ready, |home| self.order.after(&[home]));
@@ -570,7 +569,7 @@ impl<T: Timeline> State<T> {
         if !self.order.retire(id)? {
             return Ok(false);
         }
-        self.relist(); // what only this stream could use at once is pending from now on
+        self.relist(); // memory that only this stream could use at once is now pending
         Ok(true)
     }
 }
@@ -584,7 +583,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> Upstream<T::Stream> for MemoryPool<T, 
     fn free(&self, address: u64, bytes: usize, stream: &T::Stream) -> Result<()> {
         match self.record_use(address, stream) {
             Err(error @ Error::DeviceLost { .. }) => Err(error),
-            _ => MemoryPool::free(self, address, bytes), // which says what is wrong with the address
+            _ => MemoryPool::free(self, address, bytes), // which returns the error for the address
         }
     }
 
@@ -594,7 +593,7 @@ impl<T: Timeline, U: Upstream<T::Stream>> Upstream<T::Stream> for MemoryPool<T, 
 }
 
 impl<T: Timeline, U: Upstream<T::Stream>> Drop for MemoryPool<T, U> {
-    /// Gives back what is not live. An error can't be reported from a drop.
+    /// Returns memory that is not live. An error can't be reported from a drop.
     fn drop(&mut self) {
         let _ = self.trim();
     }
@@ -607,7 +606,7 @@ fn rounded(bytes: usize) -> Option<usize> {
     (block <= room).then_some(block)
 }
 
-/// The size of the segment that is asked for when a block of this size is not to be found.
+/// The size of the new segment when no block of this size is free.
 fn segment_for(need: usize) -> usize {
     need.max(slab::SLAB).next_multiple_of(SEGMENT)
 }

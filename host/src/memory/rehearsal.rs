@@ -1,8 +1,8 @@
-//! A pool over no memory: what a sequence of allocations would reserve.
+//! A pool without memory: computes what a sequence of allocations would reserve.
 //!
-//! It is [`MemoryPool`] itself, with the segments and the fragmentation that a device's pool would have after the same
-//! allocations. Work of one stream is taken not to have ended when another asks for memory: that is the worst case, and no
-//! plan falls short because a GPU was slow.
+//! It is [`MemoryPool`] itself, so segments and fragmentation are those that a device's pool would have after the same
+//! allocations. It assumes that work of one stream has not ended when another requests memory. That is the worst case, so a
+//! plan holds however slow the GPU is.
 
 use super::adaptor::Limit;
 use super::{MemoryPool, Statistics, Timeline, Upstream};
@@ -10,7 +10,7 @@ use crate::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Addresses are this far apart at least.
+/// The least distance between addresses.
 const GAP: u64 = 2 << 20;
 
 /// Allocations that take no memory.
@@ -40,13 +40,13 @@ pub struct Rehearsed {
 }
 
 impl Rehearsal {
-    /// With nothing reserved.
-    #[allow(clippy::new_without_default)] // there is one way to make it
+    /// A pool with nothing reserved.
+    #[allow(clippy::new_without_default)] // there is only one way to create it
     pub fn new() -> Self {
         Self::within(usize::MAX)
     }
 
-    /// Of a device with so many bytes, where the pool does with less before it refuses.
+    /// A pool of a device with this many bytes. Near the limit the pool uses less before it fails.
     pub fn within(bytes: usize) -> Self {
         Self::over(Limit::new(Endless(AtomicU64::new(GAP)), bytes))
     }
@@ -93,12 +93,12 @@ impl Rehearsal {
     /// Gives back segments of which nothing is live.
     ///
     /// # Errors
-    /// None happens here; see [`MemoryPool::trim`].
+    /// Never fails here; see [`MemoryPool::trim`].
     pub fn trim(&self) -> Result<usize> {
         MemoryPool::trim(&self.pool)
     }
 
-    /// The pool's books.
+    /// The pool's statistics.
     pub fn statistics(&self) -> Statistics {
         self.pool.statistics()
     }
@@ -111,7 +111,7 @@ impl Drop for Rehearsed {
     }
 }
 
-/// A device whose work ends only when it is said to, though whoever waits for it goes on.
+/// A device whose work ends only when told, although waiting for it returns.
 #[derive(Default)]
 struct Work {
     has_ended: AtomicBool,
@@ -142,12 +142,12 @@ impl Timeline for Arc<Work> {
     }
 }
 
-/// Gives addresses, each once. Its field is the next.
+/// Returns each address once. The field is the next one.
 struct Endless(AtomicU64);
 
 impl Upstream<u32> for Endless {
     fn allocate(&self, bytes: usize, _stream: &u32) -> Result<u64> {
-        // an address never touches another segment, so that none merge
+        // an address never touches another segment, so none merge
         Ok(self.0.fetch_add((bytes as u64).next_multiple_of(GAP) + GAP, Ordering::Relaxed))
     }
 

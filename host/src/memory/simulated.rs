@@ -1,10 +1,9 @@
-//! A device without a driver, for tests of allocators: streams that run late, and a judge of every use of memory.
+//! A device without a driver, for tests of allocators: its streams run late, and it checks every use of memory.
 //!
-//! Work is queued and runs when a seeded scheduler lets it, in the order that streams and events ask for and no other.
-//! Vector clocks know exactly which use of memory is ordered before which; a use that is not after every earlier use
-//! of the same bytes under another tag is a violation, whether or not the schedule happens to show it. With
-//! [`with_contents`](Simulated::with_contents) the bytes are there too, so that a wrong order also shows as a wrong
-//! pattern.
+//! Work is queued and runs when a seeded scheduler chooses it, in any order that streams and events allow. Vector clocks
+//! record which use of memory is ordered before which. A use that is not ordered after every earlier use of the same bytes
+//! under another tag is a violation, whether or not the schedule exposes it. With
+//! [`with_contents`](Simulated::with_contents) the memory has contents, so that a wrong order also shows as a wrong pattern.
 
 use super::{Timeline, Upstream};
 use crate::sync::{Mutex, MutexGuard};
@@ -12,12 +11,12 @@ use crate::{Error, Result};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError};
 
-/// The bytes that one word of [contents](Simulated::with_contents) stands for.
+/// Bytes per word of [contents](Simulated::with_contents).
 const GRANULE: usize = 256;
-/// Where its addresses begin.
+/// The lowest address.
 const BASE: u64 = 1 << 32;
 
-/// A simulated device. Clones mean the same one.
+/// A simulated device. Clones refer to the same one.
 #[derive(Clone)]
 pub struct Simulated {
     state: Arc<Mutex<State>>,
@@ -33,7 +32,7 @@ pub struct SimulatedEvent {
     recorded: Mutex<Option<(usize, u64, Clock)>>,
 }
 
-/// The calls made to it, in order.
+/// The calls to the device, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names of the calls")]
@@ -46,20 +45,20 @@ pub enum Call {
     Wait,
 }
 
-/// How far each stream has come.
+/// The position that each stream has reached.
 type Clock = Vec<u64>;
 
 #[derive(Default)]
 struct State {
     streams: Vec<Stream>,
-    /// The work that the host knows to be done.
+    /// The work that the host knows to be complete.
     host: Clock,
     capacity: usize,
     /// Free address ranges.
     gaps: BTreeMap<u64, usize>,
     allocated: BTreeMap<u64, usize>,
     allocated_bytes: usize,
-    /// Address → its range's end, tag and last uses by stream.
+    /// By address: the range's end, its tag, and its last use by each stream.
     uses: BTreeMap<u64, Uses>,
     contents: Vec<u32>,
     violations: Vec<String>,
@@ -83,7 +82,7 @@ struct Stream {
     done: u64,
     clock: Clock,
     destroyed: bool,
-    /// How many streams had this place before.
+    /// How many earlier streams had this index.
     generation: u32,
     captured: bool,
 }
@@ -96,7 +95,7 @@ enum Work {
 }
 
 impl Simulated {
-    /// A device with this much memory, of which only the addresses exist.
+    /// A device with `capacity` bytes of memory, without contents.
     pub fn new(capacity: usize, seed: u64) -> Self {
         let mut state = State { capacity, random: seed, ..State::default() };
         state.gaps.insert(BASE, capacity);
@@ -117,7 +116,7 @@ impl Simulated {
     /// A new stream.
     pub fn stream(&self) -> SimulatedStream {
         let mut state = self.lock();
-        // A place can be had again once the host knows that nothing is left of its last stream.
+        // An index can be reused once the host knows that its last stream has completed.
         let done = |place: usize, stream: &Stream| {
             stream.destroyed && state.host.get(place).copied().unwrap_or(0) >= stream.issued
         };
@@ -132,12 +131,12 @@ impl Simulated {
         SimulatedStream(state.streams.len() - 1, 0)
     }
 
-    /// Destroys a stream: its work still runs, no call may name it any more.
+    /// Destroys a stream. Its queued work still runs, and any further call with it is a violation.
     pub fn destroy(&self, stream: SimulatedStream) {
         self.lock().streams[stream.0].destroyed = true;
     }
 
-    /// Begins or ends a capture, in which the stream takes no events.
+    /// Begins or ends a capture, during which the stream takes no events.
     pub fn capture(&self, stream: SimulatedStream, on: bool) {
         self.lock().streams[stream.0].captured = on;
     }
@@ -152,8 +151,8 @@ impl Simulated {
         self.lock().touch(stream.0, at, bytes, tag, Work::Check { at, bytes, tag });
     }
 
-    /// Lets up to 16 pieces of work of one stream run, `turns` times, all picked by chance. Streams that wait for others
-    /// are passed over: where they were not, the more of them there were the less would run.
+    /// Runs up to 16 pieces of work of one stream, `turns` times, all chosen at random. Streams that wait for others are
+    /// skipped; otherwise less would run the more of them there are.
     pub fn run(&self, turns: usize) {
         let mut state = self.lock();
         for _ in 0..turns {
@@ -166,13 +165,13 @@ impl Simulated {
         }
     }
 
-    /// Runs what one stream can run.
+    /// Runs the work of one stream, as far as possible.
     pub fn run_stream(&self, stream: SimulatedStream) {
         let mut state = self.lock();
         while state.step(stream.0) {}
     }
 
-    /// Runs all work and lets the host know.
+    /// Runs all work, and records that the host has waited for it.
     pub fn finish(&self) {
         let mut state = self.lock();
         while (0..state.streams.len()).any(|stream| state.step(stream)) {}
@@ -182,34 +181,34 @@ impl Simulated {
         }
     }
 
-    /// Refuses this many of a hundred allocations, by chance.
+    /// Fails this percentage of allocations, at random.
     pub fn refuse(&self, percent: u64) {
         self.lock().refuse_percent = percent;
     }
 
-    /// Faults: from now on every call is a violation.
+    /// Simulates a fault: from now on every call is a violation.
     pub fn lose(&self) {
         self.lock().lost = true;
     }
 
-    /// Bytes that it has given out.
+    /// Bytes that are allocated.
     pub fn allocated(&self) -> usize {
         self.lock().allocated_bytes
     }
 
-    /// Everything that must not have happened.
+    /// All violations so far.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
 
-    /// The calls since the last question. Kept from the first on.
+    /// The calls since the last query. They are recorded from the first query on.
     pub fn calls(&self) -> Vec<Call> {
         self.lock().calls.replace(Vec::new()).unwrap_or_default()
     }
 }
 
 impl State {
-    /// SplitMix64 (Steele, Lea, Flood 2014), below `limit`.
+    /// A random number below `limit`, by SplitMix64 (Steele, Lea, Flood 2014).
     fn chance(&mut self, limit: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
@@ -230,7 +229,7 @@ impl State {
         }
     }
 
-    /// Queues work; gives its position.
+    /// Queues work; returns its position.
     fn issue(&mut self, stream: usize, work: Work) -> u64 {
         let this = &mut self.streams[stream];
         this.issued += 1;
@@ -239,7 +238,7 @@ impl State {
         this.issued
     }
 
-    /// Whether a use is ordered before what is queued on `stream` next.
+    /// Whether a use is ordered before work that is queued on `stream` next.
     fn is_ordered_after(&self, stream: usize, (user, position): (usize, u64)) -> bool {
         let known = |clock: &Clock| clock.get(user).is_some_and(|&at| at >= position);
         known(&self.streams[stream].clock) || known(&self.host)
@@ -269,7 +268,7 @@ impl State {
         self.uses.insert(at, Uses { end, tag, last: vec![(stream, position)] });
     }
 
-    /// Takes the uses of a range out.
+    /// Removes and returns the uses of a range.
     fn cut(&mut self, at: u64, end: u64) -> Vec<(usize, u64)> {
         let before = self.uses.range(..at).next_back().filter(|(_, uses)| uses.end > at).map(|(&a, _)| a);
         let inside: Vec<_> = before.into_iter().chain(self.uses.range(at..end).map(|(&a, _)| a)).collect();
@@ -287,7 +286,7 @@ impl State {
         found
     }
 
-    /// Runs the next piece of work of a stream, if it can run.
+    /// Runs the next piece of work of a stream, if possible.
     fn step(&mut self, stream: usize) -> bool {
         let Some(this) = self.streams.get(stream) else { return false };
         let granules = |at: u64, bytes: usize| {
@@ -408,7 +407,7 @@ impl Upstream<SimulatedStream> for Simulated {
         }
         state.allocated.insert(at, size);
         state.allocated_bytes += size;
-        // As a driver does: the memory waits for what was queued where it was freed.
+        // As in a driver: the memory waits for work that was queued on the stream where it was freed.
         for (user, position) in state.cut(at, at + size as u64) {
             state.issue(stream.0, Work::Wait(user, position));
             let known = entry(&mut state.streams[stream.0].clock, user);

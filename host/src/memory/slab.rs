@@ -1,21 +1,21 @@
-//! Small blocks: slabs cut into slots of one size class.
+//! Small blocks: slabs of slots of one size class.
 //!
-//! A slab belongs to one stream; a slot freed on it can be handed out to it again at once. A slot that other streams
-//! used waits until they are done. A slab that is empty goes back to the large blocks, except the last of its class.
-//! Pure bookkeeping, as in [`super::free_list`].
+//! A slab belongs to one stream. A slot freed on that stream can be reused on it at once. A slot that other streams used is
+//! pending until they are done. An empty slab becomes a large block again, except the last one of its class. Pure
+//! bookkeeping, as in [`super::free_list`].
 
 use super::order::{Dependency, StreamId, When};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Bytes of a slab.
 pub(super) const SLAB: usize = 64 << 10;
-/// The largest slot. Larger blocks are cut from segments directly.
+/// The largest slot. Larger blocks are split from segments.
 const LARGEST: usize = SLAB / 4;
-/// The home of slabs that any stream may take over.
+/// The owner of slabs that any stream may take.
 const NOBODY: StreamId = StreamId::MAX;
 
-/// The slot for a small size: 256 · {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, …}, so at most a fifth is wasted above
-/// 1 KiB. `None` if it is not small.
+/// The size of the slot for a small block: 256 · {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, …}, so at most a fifth is
+/// wasted above 1 KiB. `None` if the block is not small.
 pub(super) fn class(bytes: usize) -> Option<usize> {
     if bytes > LARGEST {
         return None;
@@ -29,13 +29,13 @@ pub(super) struct Slabs {
     slabs: HashMap<u64, Slab>,
     /// Slabs with a free slot.
     open: BTreeMap<(StreamId, usize), BTreeSet<u64>>,
-    /// Slots that wait: (slot, slab, dependencies).
+    /// Pending slots: (slot, slab, dependencies).
     waiting: Vec<(u64, u64, Vec<Dependency>)>,
     /// Bytes of all slabs.
     total: usize,
-    /// Bytes of slots handed out.
+    /// Bytes of allocated slots.
     used: usize,
-    /// Bytes of slots that wait.
+    /// Bytes of pending slots.
     pending: usize,
 }
 
@@ -44,15 +44,15 @@ struct Slab {
     home: StreamId,
     /// Free slots below `fresh`.
     free: Vec<u64>,
-    /// The first slot that was never handed out.
+    /// The first slot that was never allocated.
     fresh: u64,
-    /// Slots handed out or waiting.
+    /// Number of slots that are allocated or pending.
     busy: usize,
-    /// Of them waiting.
+    /// Number of slots that are pending.
     waiting: usize,
 }
 
-/// A slab that is a plain block again, and the stream that may use it; `None`: any.
+/// A slab that is a large block again, and the stream that may use it; `None`: any stream.
 pub(super) type Empty = (u64, Option<StreamId>);
 
 fn owner(home: StreamId) -> Option<StreamId> {
@@ -66,7 +66,7 @@ impl Slab {
 }
 
 impl Slabs {
-    /// Bytes of slabs that are not handed out and not waiting.
+    /// Bytes of slots that are neither allocated nor pending.
     pub fn free(&self) -> usize {
         self.total - self.used - self.pending
     }
@@ -76,7 +76,7 @@ impl Slabs {
         self.pending
     }
 
-    /// Takes in a block of [`SLAB`] bytes that the stream may use.
+    /// Adds a block of [`SLAB`] bytes that the stream may use.
     pub fn add(&mut self, base: u64, stream: StreamId, class: usize) {
         self.slabs
             .insert(base, Slab { class, home: stream, free: Vec::new(), fresh: base, busy: 0, waiting: 0 });
@@ -107,7 +107,7 @@ impl Slabs {
         Some((slot, base))
     }
 
-    /// Takes a slot back. An empty slab comes out, with its stream, if it is not the last one of its class.
+    /// Frees a slot. Returns the slab and its stream if it is now empty and not the last one of its class.
     pub fn give(&mut self, slot: u64, base: u64, when: When) -> Option<Empty> {
         let slab = self.slabs.get_mut(&base)?;
         self.used -= slab.class;
@@ -125,7 +125,7 @@ impl Slabs {
         None
     }
 
-    /// A slot becomes free.
+    /// Marks a slot as free.
     fn put(&mut self, slot: u64, base: u64) -> Option<Empty> {
         let slab = self.slabs.get_mut(&base)?;
         slab.free.push(slot);
@@ -147,7 +147,7 @@ impl Slabs {
         }
     }
 
-    /// All slabs without a slot in use, which then are no slabs any more, and what each waits for besides its stream.
+    /// Removes all slabs without a used slot. Returns each with its dependencies besides its stream.
     pub fn take_unused(&mut self) -> Vec<(Empty, Vec<Dependency>)> {
         let unused = self.slabs.iter().filter(|(_, slab)| slab.busy == slab.waiting);
         let mut unused: BTreeMap<_, _> =
@@ -164,7 +164,7 @@ impl Slabs {
         unused.into_values().collect()
     }
 
-    /// Frees the slots that wait for nothing more: `left` gives what is left of the dependencies.
+    /// Frees the slots without dependencies; `left` returns the dependencies that have not been reached.
     pub fn settle(&mut self, left: impl Fn(Vec<Dependency>) -> Vec<Dependency>) -> Vec<Empty> {
         let mut empty = Vec::new();
         for (slot, base, dependencies) in std::mem::take(&mut self.waiting) {
@@ -181,14 +181,14 @@ impl Slabs {
         empty
     }
 
-    /// Lets another stream have all slabs of a stream whose work it is ordered after; `None`: any stream.
+    /// Gives all slabs of a stream to another stream whose work is ordered after it; `None`: to any stream.
     pub fn move_all(&mut self, from: StreamId, to: Option<StreamId>) {
         let bases = self.slabs.iter().filter(|(_, slab)| slab.home == from).map(|(&base, _)| base);
         let bases: Vec<_> = bases.collect();
         bases.into_iter().for_each(|base| self.rehome(base, to.unwrap_or(NOBODY)));
     }
 
-    /// Takes a slab off the list of those with a free slot.
+    /// Removes a slab from the list of slabs with a free slot.
     fn close(&mut self, key: (StreamId, usize), base: u64) {
         if let Some(open) = self.open.get_mut(&key) {
             open.remove(&base);
@@ -210,12 +210,12 @@ impl Slabs {
         }
     }
 
-    /// The streams that slabs belong to.
+    /// The streams that own slabs.
     pub fn owners(&self) -> BTreeSet<StreamId> {
         self.slabs.values().filter_map(|slab| owner(slab.home)).collect()
     }
 
-    /// Walks everything and says what does not fit together.
+    /// Checks all bookkeeping; an error describes the first inconsistency.
     pub fn audit(&self) -> Result<(), String> {
         let mut busy = 0;
         for (&base, slab) in &self.slabs {

@@ -1,4 +1,4 @@
-//! Each wait of the pool is needed: with one left out, a writer that runs late shows wrong bytes or a wrong order.
+//! Each wait of the pool is needed: without it, a writer that runs late causes wrong bytes or a wrong order.
 
 use super::adaptor::{parse, replay};
 use super::simulated::{Simulated, SimulatedStream};
@@ -6,7 +6,7 @@ use super::{MemoryPool, Statistics};
 use crate::Error;
 use crate::mutation::{Wait, without};
 
-/// Those of the pool, which the simulated device judges.
+/// The waits of the pool, which the simulated device checks.
 const WAITS: [Wait; 6] = [
     Wait::ReadyQuery,
     Wait::FreshRecord,
@@ -57,10 +57,10 @@ impl World {
     }
 }
 
-/// The device's judgement of a course of events in which memory's safety hangs on `wait` alone.
+/// The device's violations in a sequence of events where only `wait` keeps memory safe.
 fn violations(wait: Wait, removed: bool) -> Vec<String> {
     without(removed.then_some(wait), || {
-        // One segment for most: then no new memory can stand in for a wait.
+        // Most cases have one segment: then new memory can't replace a wait.
         let world = World::new(if wait == Wait::ReadyQuery { 2 * SEGMENT } else { SEGMENT });
         let block = world.written_on_a();
         match wait {
@@ -69,7 +69,7 @@ fn violations(wait: Wait, removed: bool) -> Vec<String> {
                 world.taken_at_once(world.b);
             }
             Wait::OtherUses => {
-                // Both halves of the segment are in use, the next allocation on `a` needs this block.
+                // Both halves of the segment are in use, so the next allocation on `a` needs this block.
                 let rest = world.pool.allocate(BLOCK, &world.a).unwrap();
                 world.device.run_stream(world.a);
                 world.device.check(world.b, block, BLOCK, 1);
@@ -108,7 +108,7 @@ fn no_wait_can_be_left_out() {
 
 #[test]
 fn late_writers_show_as_wrong_bytes() {
-    // A block used on `a` comes to `b` without an event; `b` writes first, then the late writer of `a`.
+    // A block used on `a` is reused on `b` without an event; `b` writes first, then the late writer of `a`.
     let found = violations(Wait::HandOver, true);
     assert!(found.iter().any(|violation| violation.ends_with("hold 1, not 2")), "{found:?}");
     let found = violations(Wait::RetiredStream, true);
@@ -156,7 +156,7 @@ fn after_a_fault_nothing_is_asked_of_the_device() {
     world.pool.free(block, BLOCK).unwrap();
     world.pool.free(other, BLOCK).unwrap();
     let device = world.device.clone();
-    drop(world); // the pool's drop included
+    drop(world); // including the pool's drop
     assert_eq!(device.violations(), [""; 0]);
 }
 

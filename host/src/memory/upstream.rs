@@ -1,28 +1,28 @@
 //! The interfaces under the pool: a source of memory, and streams with events to order its use by.
 //!
-//! Both are traits, so that the pool's logic runs on a driver, on the virtual GPU and, in tests, on the
-//! [simulated device](super::simulated) alike. [`pool`](super::pool()) puts one on a CUDA device.
+//! Both are traits, so that the pool's logic runs on a driver, on the virtual GPU and, in tests, on the [simulated
+//! device](super::simulated). [`pool`](super::pool()) is the one of a CUDA device.
 
 use crate::Result;
 use std::sync::Arc;
 
-/// A source of memory in stream order: the driver, a pool, or an adaptor around either.
+/// A source of memory in stream order: the driver, a pool, or an adaptor that wraps either.
 ///
-/// Zero bytes are never asked for.
+/// Zero bytes are never requested.
 pub trait Upstream<S>: Send + Sync {
     /// Memory of at least `bytes` bytes, 256-byte aligned, for work queued on `stream` from now on.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) means that it is refused and nothing has changed.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is not enough memory; nothing has changed then.
     fn allocate(&self, bytes: usize, stream: &S) -> Result<u64>;
 
-    /// Takes memory back. Every use of it is ordered before what is queued on `stream` from now on.
+    /// Frees memory. Every use of it is ordered before work that is queued on `stream` from now on.
     ///
     /// # Errors
-    /// The memory is then still the caller's.
+    /// An error of the source; the memory then stays allocated.
     fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()>;
 
-    /// Gives what is held in reserve back to where it came from.
+    /// Returns memory that is kept in reserve to where it came from.
     ///
     /// # Errors
     /// A driver error.
@@ -51,9 +51,9 @@ macro_rules! forward {
 
 forward!(Arc, Box);
 
-/// Streams and events, as far as the pool orders memory by them.
+/// Streams and events, as the pool needs them to order uses of memory.
 pub trait Timeline: Send + Sync {
-    /// A handle of a stream. While the pool holds one, the stream exists.
+    /// A handle of a stream. The stream exists as long as the pool has one.
     type Stream: Clone + PartialEq + Send + Sync;
     /// A point in a stream.
     type Event: Send + Sync;
@@ -70,8 +70,8 @@ pub trait Timeline: Send + Sync {
     /// A driver error.
     fn event(&self) -> Result<Self::Event>;
 
-    /// Records the event after all work queued on the stream so far. `false`: the stream is being captured into a graph
-    /// and can't take it now.
+    /// Records the event after all work queued on the stream so far. Returns `false` if the stream is being captured into a
+    /// graph, where that is not possible.
     ///
     /// # Errors
     /// A driver error.
@@ -83,14 +83,14 @@ pub trait Timeline: Send + Sync {
     /// A driver error.
     fn is_done(&self, event: &Self::Event) -> Result<bool>;
 
-    /// Lets work queued on the stream from now on wait for the event's last record. `false` as for
+    /// Makes work queued on the stream from now on wait for the event's last record. `false` as for
     /// [`record`](Self::record).
     ///
     /// # Errors
     /// A driver error.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<bool>;
 
-    /// Whether nobody but the pool holds this stream, so that no more work will come on it.
+    /// Whether only the pool has a handle of this stream, so that no more work will be queued on it.
     fn is_abandoned(&self, _stream: &Self::Stream) -> bool {
         false
     }

@@ -1,16 +1,30 @@
 //! Sums over devices, of which each has a part.
+//!
+//! An exchange is a few calls for each device, all of which may be captured into one graph over the devices:
+//!
+//! ```text
+//! each device   its part · record that it is there · wait for all others' · read the parts that it needs
+//! ```
+//!
+//! Kernels read the others' parts in place, by peer access. Where the driver gives none, each device first copies its part to pinned
+//! memory, which all kernels reach. A part stays until the next exchange has been queued: by then its device waits for the others, which
+//! have read it before. So does each of the two places in pinned memory that are used in turn.
 
 use super::misfit;
 use crate::cuda::nccl::Nccl;
-use crate::memory::{Link, Way};
+use crate::cuda::{CudaDevice, Event};
+use crate::memory::{Posted, Way, reach};
+use crate::mutation::{Wait, left_out};
 use crate::{DType, Device, Error, Result, Tensor, ops};
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What devices exchange that compute a part of each layer: Megatron's tensor parallelism (Shoeybi et al. 2019, section 3). Every
 /// device holds the whole residual stream. The first half of a pair of matrices is divided by rows and the second by columns, so that
 /// each device has a partial sum of the pair's result, and the sums are added here.
 ///
-/// NCCL adds where its library is found. Otherwise each device sends its part to all others, and adds them in the order of the devices
-/// with the kernel of [`ops::add`]. All devices have the same bits either way.
+/// Each device reads the others' parts and adds them in the order of the devices with the kernel of [`ops::add`]. NCCL adds where its
+/// library is found, apart from what is captured into a [graph](crate::cuda::Graph::capture_over). All devices have the same bits either way.
 ///
 /// ```
 /// use pascaline::nn::AllReduce;
@@ -24,18 +38,35 @@ use crate::{DType, Device, Error, Result, Tensor, ops};
 #[derive(Debug)]
 pub struct AllReduce {
     devices: Vec<Device>,
-    /// `links[from][to]`; none from a device to itself.
-    links: Vec<Vec<Option<Link>>>,
+    /// The same, where they are GPUs.
+    gpus: Vec<CudaDevice>,
+    /// Of all devices to all others.
+    way: Way,
+    /// On each device's stream: its part is there.
+    there: Vec<Event>,
+    books: Mutex<Books>,
     nccl: Option<Nccl>,
+}
+
+/// What work that is queued still uses.
+#[derive(Debug, Default)]
+struct Books {
+    /// The parts of the last exchange.
+    parts: Vec<Option<Tensor>>,
+    /// Of each device two places in pinned memory, and which is next.
+    places: Vec<[Option<Arc<Posted>>; 2]>,
+    next: usize,
+    /// Places that were too small.
+    small: Vec<Arc<Posted>>,
 }
 
 impl AllReduce {
     /// Between these devices; values go as `way` says, or by NCCL where its library is found (`libnccl.so.2`, or the file that
-    /// `PASCALINE_NCCL` names), or straight where the driver lets them.
+    /// `PASCALINE_NCCL` names), or straight where the driver lets all of them.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for none, for several that are not different GPUs, for [`Way::Nccl`] without the library, for one that
-    /// can't be used, and as [`Link::new`].
+    /// [`Error::Unsupported`] for none, for several that are not different GPUs, for [`Way::Peer`] where the driver refuses, for
+    /// [`Way::Nccl`] without the library, and for one that can't be used; a driver error.
     pub fn new(devices: &[Device], way: Option<Way>) -> Result<Self> {
         let refused = |value: String, reason: &str| Error::Unsupported {
             op: "AllReduce",
@@ -43,26 +74,36 @@ impl AllReduce {
             value,
             reason: reason.into(),
         };
+        let cuda = |device: &Device| match device {
+            Device::Cuda(device) => Some(device.clone()),
+            Device::Cpu => None,
+        };
+        let gpus: Vec<_> = devices.iter().filter_map(cuda).collect();
         if devices.is_empty() {
             return Err(refused("none".into(), "there is nothing to add"));
         }
-        // embeddings and logits are copied in any case
-        let copies = way.filter(|way| *way != Way::Nccl);
-        let link = |from: &Device, to: &Device| match (from, to) {
-            _ if from == to => Ok(None),
-            (Device::Cuda(from), Device::Cuda(to)) => Link::new(from, to, copies).map(Some),
-            _ => Err(refused(format!("{from} and {to}"), "sums are made over GPUs alone")),
-        };
-        let from = |from: &Device| devices.iter().map(|to| link(from, to)).collect::<Result<Vec<_>>>();
-        let links = devices.iter().map(from).collect::<Result<Vec<_>>>()?;
-        if links.iter().flatten().filter(|link| link.is_none()).count() > devices.len() {
+        if devices.len() > 1 && gpus.len() < devices.len() {
+            return Err(refused(format!("{devices:?}"), "sums are made over GPUs alone"));
+        }
+        let ordinal = |gpu: &CudaDevice| gpu.properties().ordinal;
+        if (1..gpus.len()).any(|at| gpus[..at].iter().any(|one| ordinal(one) == ordinal(&gpus[at]))) {
             return Err(refused(format!("{devices:?}"), "one comes twice"));
         }
-        let gpus = devices.iter().filter_map(|device| match device {
-            Device::Cuda(device) => Some(device.clone()),
-            Device::Cpu => None,
-        });
-        let gpus: Vec<_> = gpus.collect();
+        let mut all = true;
+        for (from, to) in gpus.iter().flat_map(|from| gpus.iter().map(move |to| (from, to))) {
+            all = all && way != Some(Way::Pinned) && (ordinal(from) == ordinal(to) || reach(from, to)?);
+        }
+        if way == Some(Way::Peer) && !all {
+            return Err(refused(
+                format!("{devices:?}"),
+                "the driver gives them no peer access to each other",
+            ));
+        }
+        let mut there = Vec::with_capacity(gpus.len());
+        for gpu in &gpus {
+            gpu.bind()?;
+            there.push(Event::untimed()?);
+        }
         let nccl = match way {
             None | Some(Way::Nccl) if gpus.len() > 1 => Nccl::open(&gpus)?,
             _ => None,
@@ -73,15 +114,29 @@ impl AllReduce {
                 "there is no NCCL for them: libnccl.so.2 was looked for",
             ));
         }
-        Ok(Self { devices: devices.to_vec(), links, nccl })
+        let way = if all { Way::Peer } else { Way::Pinned };
+        let books = Books { places: vec![[None, None]; gpus.len()], ..Books::default() };
+        Ok(Self { devices: devices.to_vec(), gpus, way, there, books: Mutex::new(books), nccl })
     }
 
-    /// The ways that values take, of each device to the others.
+    /// Bytes that sums by `way` take of a device beside its pool: NCCL's buffers, where it is there. An estimate, as they depend on the
+    /// version and on what connects the devices: 4 MiB, NCCL_BUFFSIZE's default, to send and to receive in each of 32 channels.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for an NCCL that is named and can't be used.
+    pub fn bytes_beside(device: &CudaDevice, way: Option<Way>) -> Result<usize> {
+        const NCCL: usize = 2 * 32 * (4 << 20);
+        let asked = matches!(way, None | Some(Way::Nccl)) && !device.is_virtual();
+        Ok(if asked && Nccl::is_there()? { NCCL } else { 0 })
+    }
+
+    /// The ways that values take: NCCL's, if it is there, and that of what it does not add.
     pub fn ways(&self) -> Vec<Way> {
-        if self.nccl.is_some() {
-            return vec![Way::Nccl];
+        match (&self.nccl, self.gpus.len()) {
+            (_, 0 | 1) => Vec::new(),
+            (Some(_), _) => vec![Way::Nccl, self.way],
+            (None, _) => vec![self.way],
         }
-        self.links.iter().flatten().flatten().map(Link::way).collect()
     }
 
     /// The sum of one tensor of each device, on each of them. All are f32 and of one shape.
@@ -93,33 +148,17 @@ impl AllReduce {
         if parts.len() == 1 {
             return Ok(parts);
         }
-        if let Some(nccl) = &self.nccl {
+        let captured = self.gpus.iter().any(|gpu| gpu.stream().is_capturing());
+        if let Some(nccl) = self.nccl.as_ref().filter(|_| !captured) {
             return sum_by(nccl, &parts);
         }
-        // no device waits for what comes in before its own part has gone out
-        let mut ways = Vec::with_capacity(parts.len() * parts.len());
-        for (part, links) in parts.iter().zip(&self.links) {
-            let part = part.contiguous()?;
-            for link in links {
-                ways.push(link.as_ref().map(|link| part.leave(link)).transpose()?);
-            }
-        }
-        // [from][to]; none where it is the device's own
-        let mut arrived = Vec::with_capacity(ways.len());
-        for (at, way) in ways.into_iter().enumerate() {
-            let to = &self.devices[at % parts.len()];
-            let mut there = |way| -> Result<Tensor> {
-                let mut there = Tensor::uninitialized(parts[0].shape().clone(), DType::F32, to)?;
-                there.arrive(way)?;
-                Ok(there)
+        self.exchange(parts.into_iter().map(Some).collect(), |part| {
+            let sum = |to: usize| {
+                let first = ops::add(&part(0, to)?, &part(1, to)?)?;
+                (2..self.gpus.len()).try_fold(first, |sum, from| ops::add(&sum, &part(from, to)?))
             };
-            arrived.push(way.map(&mut there).transpose()?);
-        }
-        let sum = |to: usize| {
-            let part = |from: usize| arrived[from * parts.len() + to].as_ref().unwrap_or(&parts[to]);
-            (2..parts.len()).try_fold(ops::add(part(0), part(1))?, |sum, from| ops::add(&sum, part(from)))
-        };
-        (0..parts.len()).map(sum).collect()
+            (0..self.gpus.len()).map(sum).collect()
+        })
     }
 
     /// A tensor of the first device on each of them.
@@ -127,30 +166,121 @@ impl AllReduce {
     /// # Errors
     /// A device error.
     pub fn broadcast(&self, x: &Tensor) -> Result<Vec<Tensor>> {
-        let copy = |to: usize| Ok(self.sent(x, 0, to)?.unwrap_or_else(|| x.clone()));
-        (0..self.devices.len()).map(copy).collect()
+        if self.devices.len() == 1 {
+            return Ok(vec![x.clone()]);
+        }
+        let mut parts = vec![None; self.gpus.len()];
+        parts[0] = Some(x.clone());
+        self.exchange(parts, |part| {
+            let copy = |to: usize| {
+                if to == 0 {
+                    return Ok(x.clone());
+                }
+                let mut copy = Tensor::uninitialized(x.shape().clone(), x.dtype(), &self.devices[to])?;
+                ops::copy_into(copy.view_mut()?, &part(0, to)?)?;
+                Ok(copy)
+            };
+            (0..self.gpus.len()).map(copy).collect()
+        })
     }
 
     /// The columns of one matrix [rows, n] of each device, side by side, on the first.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there is not one for each device, [`Error::Shape`] if they differ in rows, or a device error.
-    pub fn gather_columns(&self, parts: Vec<Tensor>) -> Result<Tensor> {
+    pub fn gather_columns(&self, mut parts: Vec<Tensor>) -> Result<Tensor> {
         self.one_of_each("gather_columns", parts.len())?;
-        let here = |(from, part): (usize, Tensor)| Ok(self.sent(&part, from, 0)?.unwrap_or(part));
-        let mut parts = parts.into_iter().enumerate().map(here).collect::<Result<Vec<_>>>()?;
-        if parts.len() == 1 { Ok(parts.remove(0)) } else { ops::cat(&parts, 1) }
+        if parts.len() == 1 {
+            return Ok(parts.remove(0));
+        }
+        self.exchange(parts.into_iter().map(Some).collect(), |part| {
+            let parts = (0..self.gpus.len()).map(|from| part(from, 0)).collect::<Result<Vec<_>>>()?;
+            ops::cat(&parts, 1)
+        })
     }
 
-    /// Waits for all devices, and reports their errors: what comes from them is to be used only then.
+    /// Shows each device's part, if it has one, to the others: `read` gets part `from` as device `to` reads it.
+    fn exchange<R>(
+        &self,
+        mut parts: Vec<Option<Tensor>>,
+        read: impl FnOnce(&dyn Fn(usize, usize) -> Result<Tensor>) -> Result<R>,
+    ) -> Result<R> {
+        let mut books = self.books();
+        let mut posted = vec![None; parts.len()];
+        for (from, part) in parts.iter_mut().enumerate() {
+            let Some(part) = part else { continue };
+            *part = part.contiguous()?;
+            if self.way == Way::Pinned {
+                let place = self.place(&mut books, from, part.shape().elements() * part.dtype().size())?;
+                posted[from] = Some((part.post(&place)?, place));
+            }
+        }
+        books.next = 1 - books.next;
+        for (gpu, there) in self.gpus.iter().zip(&self.there) {
+            gpu.bind()?;
+            gpu.stream().in_turn(|stream| there.record(stream))?;
+        }
+        for (to, gpu) in self.gpus.iter().enumerate().filter(|_| !left_out(Wait::PartThere)) {
+            let others = self.there.iter().enumerate().filter(|(from, _)| *from != to);
+            others
+                .map(|(_, there)| there)
+                .try_for_each(|there| gpu.stream().in_turn(|stream| stream.wait(there)))?;
+        }
+        let part = |from: usize, to: usize| -> Result<Tensor> {
+            let reason = || "it has no part".to_owned();
+            let (op, argument, value) = ("AllReduce", "device", from.to_string());
+            let Some(part) = &parts[from] else {
+                return Err(Error::Unsupported { op, argument, value, reason: reason() });
+            };
+            match &posted[from] {
+                _ if from == to => Ok(part.clone()),
+                // SAFETY: `new` has seen that all reach each other. The reader waits above for what wrote the part, which stays in
+                // the books until its device waits for the reader.
+                None => unsafe { part.seen_from(&self.gpus[to]) },
+                Some((address, place)) => {
+                    let (shape, owner) = (part.shape().clone(), Box::new(Arc::clone(place)));
+                    let (strides, dtype) = (part.strides(), part.dtype());
+                    // SAFETY: pinned memory, which kernels of all devices reach, with a copy of the contiguous part. It is filled
+                    // again two exchanges later, when its device waits for the reader.
+                    unsafe { Tensor::from_foreign(*address, shape, strides, dtype, &self.devices[to], owner) }
+                }
+            }
+        };
+        let result = read(&part);
+        if !left_out(Wait::PartRead) {
+            books.parts = parts; // those before have been read: all devices wait for each other since
+        }
+        result
+    }
+
+    /// The place for the next part of a device.
+    fn place(&self, books: &mut Books, from: usize, bytes: usize) -> Result<Arc<Posted>> {
+        let place = &mut books.places[from][books.next];
+        if let Some(place) = place.as_ref().filter(|place| place.bytes() >= bytes) {
+            return Ok(Arc::clone(place));
+        }
+        let larger = Arc::new(Posted::new(&self.gpus[from], bytes)?);
+        books.small.extend(place.replace(Arc::clone(&larger)));
+        Ok(larger)
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for all devices, and reports their errors: what comes from them is to be used only then. Nothing may be captured on them.
     ///
     /// # Errors
     /// [`Error::DeviceLost`](crate::Error::DeviceLost).
     pub fn wait(&self) -> Result<()> {
+        let mut books = self.books();
         match &self.nccl {
-            Some(nccl) => nccl.wait(),
-            None => self.devices.iter().try_for_each(Device::synchronize),
+            Some(nccl) => nccl.wait()?,
+            None => self.devices.iter().try_for_each(Device::synchronize)?,
         }
+        books.parts.clear();
+        books.small.clear();
+        Ok(())
     }
 
     fn check(&self, op: &'static str, parts: &[Tensor]) -> Result<()> {
@@ -171,13 +301,14 @@ impl AllReduce {
             false => Err(Error::Unsupported { op, argument: "parts", value: parts.to_string(), reason }),
         }
     }
+}
 
-    /// A copy of a tensor of one device on another; none if that is the same one.
-    fn sent(&self, x: &Tensor, from: usize, to: usize) -> Result<Option<Tensor>> {
-        let Some(link) = &self.links[from][to] else { return Ok(None) };
-        let mut there = Tensor::uninitialized(x.shape().clone(), x.dtype(), &self.devices[to])?;
-        x.contiguous()?.send(link, &mut there)?;
-        Ok(Some(there))
+impl Drop for AllReduce {
+    fn drop(&mut self) {
+        if self.devices.iter().any(|device| device.synchronize().is_err()) {
+            // a device may still read or fill them
+            mem::forget(mem::take(&mut *self.books()));
+        }
     }
 }
 
@@ -197,7 +328,9 @@ fn sum_by(nccl: &Nccl, parts: &[Tensor]) -> Result<Vec<Tensor>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::Graph;
     use crate::cuda::nccl::stand_in::{FAILS, LOG};
+    use crate::mutation::without;
     use std::env;
     use std::process::Command;
 
@@ -211,7 +344,9 @@ mod tests {
             Device::Cpu => None,
         });
         let nccl = Some(Nccl::stand_in(&gpus.collect::<Vec<_>>())?);
-        Ok(AllReduce { nccl, ..AllReduce::new(&devices, None)? })
+        let mut sums = AllReduce::new(&devices, None)?;
+        sums.nccl = nccl;
+        Ok(sums)
     }
 
     fn parts(sums: &AllReduce) -> Result<Vec<Tensor>> {
@@ -221,7 +356,7 @@ mod tests {
 
     fn sums_are_nccls() -> Result<()> {
         let sums = stood_in()?;
-        assert_eq!(sums.ways(), [Way::Nccl]);
+        assert_eq!(sums.ways(), [Way::Nccl, Way::Peer]);
         for sum in sums.sum(parts(&sums)?)? {
             assert_eq!(sum.to_vec::<f32>()?, [4.0; 15]);
         }
@@ -245,23 +380,88 @@ mod tests {
         assert!(stood_in().unwrap_err().to_string().contains("an error without a text"));
         // the library knows no virtual devices
         let devices = [Device::virtual_gpu_number(0)?, Device::virtual_gpu_number(1)?];
-        assert_eq!(AllReduce::new(&devices, None)?.ways().len(), 2);
+        assert_eq!(AllReduce::new(&devices, None)?.ways(), [Way::Peer]);
         let error = AllReduce::new(&devices, Some(Way::Nccl)).unwrap_err();
         assert!(error.to_string().contains("there is no NCCL"), "{error}");
         Ok(())
     }
 
-    /// In a process of its own, as one has one set of devices.
+    /// Runs a test in a process of its own, as one has one set of devices; gives what it printed.
+    fn in_a_process(name: &str, case: &str) -> String {
+        let name = format!("nn::all_reduce::tests::{name}");
+        let mut test = Command::new(env::current_exe().unwrap());
+        test.args(["--exact", &name, "--nocapture"]).env(CASE, case);
+        let output = test.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1060").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{case}: {text}");
+        text.into_owned()
+    }
+
     #[test]
     fn sums_are_nccls_where_it_is_there() {
         if env::var_os(CASE).is_some() {
             return sums_are_nccls().unwrap();
         }
-        let name = "nn::all_reduce::tests::sums_are_nccls_where_it_is_there";
-        let mut test = Command::new(env::current_exe().unwrap());
-        test.args(["--exact", name, "--nocapture"]).env(CASE, "1");
-        let output = test.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1060").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        in_a_process("sums_are_nccls_where_it_is_there", "1");
+    }
+
+    /// Four sums, launched or by a graph that is replayed, of which the host waits for none.
+    fn four(way: Way, captured: bool) -> Result<Vec<Vec<f32>>> {
+        let devices = [Device::virtual_gpu_number(0)?, Device::virtual_gpu_number(1)?];
+        let sums = AllReduce::new(&devices, Some(way))?;
+        let input = |(number, device): (usize, &Device)| {
+            let number = number as f32 + 1.0;
+            Tensor::from_slice(&[number, 10.0 * number], [1, 2], device)
+        };
+        let inputs = devices.iter().enumerate().map(input).collect::<Result<Vec<_>>>()?;
+        let work = || -> Result<Vec<Tensor>> {
+            let mut found = Vec::new();
+            for factor in 1..=4 {
+                let part = |input| ops::scale(input, factor as f32);
+                found.extend(sums.sum(inputs.iter().map(part).collect::<Result<_>>()?)?);
+            }
+            Ok(found)
+        };
+        let found = match captured {
+            false => work()?,
+            true => {
+                let (graph, found) = Graph::capture_over(&sums.gpus, work)?;
+                graph.launch()?;
+                graph.launch()?;
+                sums.wait()?;
+                return found.iter().map(Tensor::to_vec).collect();
+            }
+        };
+        sums.wait()?;
+        found.iter().map(Tensor::to_vec).collect()
+    }
+
+    #[test]
+    fn each_wait_of_a_sum_is_needed() {
+        if let Ok(case) = env::var(CASE) {
+            let wait = match case.split_once(' ').unwrap().1 {
+                "there" => Some(Wait::PartThere),
+                "read" => Some(Wait::PartRead),
+                _ => None,
+            };
+            let way = if case.starts_with("pinned") { Way::Pinned } else { Way::Peer };
+            let found = without(wait, || four(way, case.contains("captured")));
+            match wait {
+                None => {
+                    let sum = |at: usize| vec![3.0 * (at / 2 + 1) as f32, 30.0 * (at / 2 + 1) as f32];
+                    assert_eq!(found, Ok((0..8).map(sum).collect()));
+                }
+                Some(_) => assert!(matches!(found, Err(Error::DeviceLost { .. })), "{found:?}"),
+            }
+            return;
+        }
+        // where parts are copied to pinned memory nobody else reads them
+        for way in ["peer", "peer-captured", "pinned", "pinned-captured"] {
+            for wait in ["none", "there", "read"].iter().take(if way.starts_with("peer") { 3 } else { 2 }) {
+                let case = format!("{way} {wait}");
+                let text = in_a_process("each_wait_of_a_sum_is_needed", &case);
+                assert_eq!(text.contains("missing wait between devices"), *wait != "none", "{case}: {text}");
+            }
+        }
     }
 }

@@ -6,9 +6,9 @@ use crate::ops::{self, Epilogue, HeadNorms};
 use crate::problem::pieces::rows_per_launch;
 use crate::{DType, Device, Error, Result, Tensor, TensorMut};
 
-/// The positions of a pass's rows: the rotary angles by position, and the index of the first row's.
+/// The positions of a pass's rows: the rotary angles by position, and the index of the first row's angle.
 ///
-/// All of it is in device memory, so that writing into it moves a captured pass to the next position.
+/// All of it is in device memory, so a captured pass moves to the next position when these tensors are overwritten.
 ///
 /// ```
 /// use pascaline::nn::Rope;
@@ -24,16 +24,16 @@ pub struct Rope {
     pub cos: Tensor,
     /// [angles, head_dim / 2] f32
     pub sin: Tensor,
-    /// \[2\] u32: the number of tokens in the cache before, and the index of the first row's angle. With [pages](super::KvPages)
-    /// [2, rows] u32: each row's place in the pool, and the index of its angle.
+    /// \[2\] u32: the number of tokens in the cache before this pass, and the index of the first row's angle. With
+    /// [pages](super::KvPages) [2, rows] u32: each row's index in the pool, and the index of its angle.
     pub at: Tensor,
 }
 
 impl Rope {
-    /// For rows after `past` tokens, the first of which has angle number `first`.
+    /// For rows that follow `past` tokens; the first row has angle number `first`.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] beyond 32 bits, or a device error.
+    /// [`Error::TooLarge`] for numbers beyond 32 bits, or a device error.
     pub fn new(cos: Tensor, sin: Tensor, past: usize, first: usize) -> Result<Self> {
         let at = Tensor::from_slice(&[number(past)?, number(first)?], [2], &cos.device())?;
         Ok(Self { cos, sin, at })
@@ -45,7 +45,7 @@ fn number(value: usize) -> Result<u32> {
     u32::try_from(value).map_err(|_| Error::TooLarge { op: "Rope", argument: "past", elements, limit })
 }
 
-/// Multi-head attention over rows of one sequence, or with pages of several, with its projections.
+/// Multi-head attention with its projections, over rows of one sequence, or over pages of several.
 ///
 /// ```
 /// use pascaline::nn::{Attention, Linear, Rope};
@@ -74,12 +74,12 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// `qkv`: [(num_heads + 2 · num_kv_heads) · head_dim, hidden], q above k above v: one launch reads x
-    /// once. `norms`: of each head of q and of k, over head_dim, before it is rotated; both have the same eps.
-    /// `out`: [hidden, num_heads · head_dim]; the scale is 1/√head_dim.
+    /// `qkv`: [(num_heads + 2 · num_kv_heads) · head_dim, hidden], the rows of q, then k, then v, so that one launch reads x
+    /// once. `norms`: applied to each head of q and of k, over head_dim, before the rotation; both have the same eps. `out`:
+    /// [hidden, num_heads · head_dim]. The scale is 1/√head_dim.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the weights do not fit each other, [`Error::Unsupported`] for norms that differ in eps.
+    /// [`Error::Shape`] if the weights do not match each other, [`Error::Unsupported`] for norms that differ in eps.
     pub fn new(
         qkv: Linear,
         norms: Option<(RmsNorm, RmsNorm)>,
@@ -108,11 +108,11 @@ impl Attention {
         Ok(Self { qkv, norms, out, num_heads, num_kv_heads, head_dim, options })
     }
 
-    /// `x`: [rows, hidden] f32 → [rows, hidden]. With a cache the rows' keys and values are appended to it, and the
-    /// rows attend to all tokens in it. Without one they attend to each other, and `rope` has 0 tokens before them.
+    /// `x`: [rows, hidden] f32 → [rows, hidden]. With a cache, the rows' keys and values are appended to it, and the rows
+    /// attend to all tokens in it. Without one they attend to each other, and `rope` has 0 tokens before them.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `x` or `rope` do not fit or the cache is full, or a device error.
+    /// [`Error::Shape`] if `x` or `rope` do not match or the cache is full, or a device error.
     pub fn forward(&self, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
         self.forward_fused(x, None, None, rope, cache)
     }
@@ -183,7 +183,7 @@ impl Attention {
         out.reshape([rows, heads * d])
     }
 
-    /// Attention of q [rows, num_heads, head_dim] over all tokens of the cache, of q's shape.
+    /// Attention of q [rows, num_heads, head_dim] over all tokens of the cache; the output has q's shape.
     fn attend_contiguous(&self, q: &Tensor, rope: &Rope, cache: &LayerCache) -> Result<Tensor> {
         let (kv, rows) = (cache.parts(), q.dims()[0]);
         if rows <= ops::MAX_CACHED_QUERIES {
@@ -202,7 +202,7 @@ impl Attention {
         Ok(out)
     }
 
-    /// Attention of q [rows, num_heads, head_dim] over pages, of q's shape.
+    /// Attention of q [rows, num_heads, head_dim] over pages; the output has q's shape.
     fn attend_pages(&self, q: &Tensor, pages: &LayerPages, reads: &PagedRows) -> Result<Tensor> {
         if q.dims()[0] != reads.len() {
             return Err(misfit("Attention", "x", format!("[{}, hidden]", reads.len()), q));
@@ -230,14 +230,15 @@ impl Attention {
         [&self.qkv, &self.out]
     }
 
-    /// Bytes of the projections' weights as they are stored.
+    /// Bytes of the projections' stored weights.
     pub fn weight_bytes(&self) -> usize {
         self.qkv.weight_bytes() + self.out.weight_bytes()
     }
 }
 
-/// Attention of q [rows, num_heads, head_dim] over `len` keys into `out`, of q's shape; at most `most` rows a launch. `attend` gets
-/// the output and the queries of a launch, both [num_heads, rows, head_dim], and the number of its keys.
+/// Attention of q [rows, num_heads, head_dim] over `len` keys into `out` of q's shape, with at most `most` rows per launch.
+/// `attend` is called with the output and the queries of a launch, both [num_heads, rows, head_dim], and the number of its
+/// keys.
 fn in_pieces(
     mut out: TensorMut,
     q: &Tensor,
@@ -249,7 +250,7 @@ fn in_pieces(
     let rows = q.dims()[0];
     for start in (0..rows).step_by(most) {
         let count = most.min(rows - start);
-        // the last row of a causal piece attends to all keys that the launch gets
+        // the last row of a causal piece attends to all keys of the launch
         let seen = if causal { len.saturating_add(start + count).saturating_sub(rows) } else { len };
         let q = q.narrow(0, start, count)?.swap_dims(0, 1)?;
         attend(out.reborrow().narrow(0, start, count)?.swap_dims(0, 1)?, &q, seen)?;
@@ -263,14 +264,14 @@ mod tests {
     use crate::Device;
     use crate::kv::KvTensor;
 
-    /// Numbers between −2 and 2 that no two places share.
+    /// Distinct numbers between −2 and 2.
     fn tensor(shape: [usize; 3]) -> Result<Tensor> {
         let number = |i: u32| i.wrapping_mul(0x9e37_79b9) as f32 / (1u32 << 30) as f32 - 2.0;
         let values: Vec<f32> = (0..shape.iter().product::<usize>() as u32).map(number).collect();
         Tensor::from_slice(&values, shape, &Device::Cpu)
     }
 
-    /// A cache with these keys and values [tokens, 2 · heads, dim], keys first: appended with nothing normed or rotated.
+    /// A cache with these keys and values [tokens, 2 · heads, dim], keys first, appended without norm or rotation.
     fn cache(kv: &Tensor, format: KvFormat) -> Result<[KvTensor; 2]> {
         let &[tokens, both, dim] = kv.dims() else { unreachable!("three dimensions") };
         let cache = || KvTensor::uninitialized([tokens, both / 2, dim], format, &Device::Cpu);

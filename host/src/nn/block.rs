@@ -25,13 +25,13 @@ use crate::{Result, Tensor};
 /// ```
 #[derive(Clone, Debug)]
 pub struct TransformerBlock {
-    /// Before the attention.
+    /// Applied before the attention.
     pub norm1: Norm,
-    /// Mixes positions.
+    /// Combines the rows of different positions.
     pub attention: Attention,
-    /// Before the MLP.
+    /// Applied before the MLP.
     pub norm2: Norm,
-    /// Works on each position alone.
+    /// Applied to each position separately.
     pub mlp: Mlp,
 }
 
@@ -45,8 +45,8 @@ impl TransformerBlock {
         self.feed_forward(&h, true)
     }
 
-    /// The first half: attention(norm1(x)), and x added to it if `residual` says so. Where devices have a part of the block each, one of
-    /// them adds it; [`AllReduce`](super::AllReduce) adds the parts.
+    /// The first half: attention(norm1(x)), plus x if `residual` is set. If several devices compute a part of the block
+    /// each, one of them adds x; [`AllReduce`](super::AllReduce) sums the parts.
     ///
     /// # Errors
     /// As [`Attention::forward`].
@@ -55,7 +55,7 @@ impl TransformerBlock {
         self.attention.forward_fused(&normed, norm, residual.then_some(x), rope, cache)
     }
 
-    /// The second half: mlp(norm2(h)), and h added to it if `residual` says so.
+    /// The second half: mlp(norm2(h)), plus h if `residual` is set.
     ///
     /// # Errors
     /// As [`Mlp::forward`].
@@ -76,7 +76,7 @@ impl TransformerBlock {
         [qkv, out, fc1, fc2]
     }
 
-    /// Bytes of the matrices as they are stored.
+    /// Bytes of the stored matrices.
     pub fn weight_bytes(&self) -> usize {
         self.attention.weight_bytes() + self.mlp.weight_bytes()
     }

@@ -48,7 +48,7 @@ impl Embedding {
     /// The output projection that shares this table (tied embeddings).
     ///
     /// # Errors
-    /// None: the table is a matrix.
+    /// Never fails: the table is a matrix.
     pub fn tied(&self) -> Result<Linear> {
         Linear::new(self.table.clone(), None)
     }

@@ -59,7 +59,7 @@ impl KvCache {
     /// An empty cache without capacity, for keys and values in `format`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a number of exponent bits that no format has, or a device error.
+    /// [`Error::Unsupported`] for a number of exponent bits without a format, or a device error.
     pub fn new(
         layers: usize,
         num_kv_heads: usize,
@@ -70,7 +70,7 @@ impl KvCache {
         Self::across(std::iter::repeat_n(device, layers), num_kv_heads, head_dim, format)
     }
 
-    /// As [`new`](Self::new), with each layer on a device of its own.
+    /// As [`new`](Self::new), with each layer on its own device.
     ///
     /// # Errors
     /// As there.
@@ -85,7 +85,7 @@ impl KvCache {
         Ok(Self { layers })
     }
 
-    /// Tokens that all layers hold. A pass that failed may have left more in the first ones.
+    /// Number of tokens that all layers hold. A pass that failed may have left more in the first layers.
     pub fn len(&self) -> usize {
         self.layers.iter().map(|layer| layer.len).min().unwrap_or(0)
     }
@@ -95,7 +95,7 @@ impl KvCache {
         self.len() == 0
     }
 
-    /// Tokens that there is memory for in every layer.
+    /// Number of tokens that every layer has memory for.
     pub fn capacity(&self) -> usize {
         self.layers.iter().map(LayerCache::capacity).min().unwrap_or(0)
     }
@@ -103,25 +103,25 @@ impl KvCache {
     /// Makes room for `capacity` tokens in total; the tokens in the cache stay.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or another device error. Capacity and contents are as before then.
+    /// [`Error::OutOfMemory`], or another device error. Capacity and contents are then unchanged.
     pub fn reserve(&mut self, capacity: usize) -> Result<()> {
         let before = self.capacity();
         if capacity <= before {
             return Ok(());
         }
-        // Layer by layer, which takes one layer more than the cache; all at once would take the cache twice.
+        // Layer by layer, which needs memory for one more layer; all at once would need twice the cache.
         let grown = self.layers.iter_mut().try_for_each(|layer| layer.resize(capacity));
         if grown.is_err() {
             for layer in &mut self.layers {
-                // The next request may need what the first layers have taken. One that can't give it back stays larger
-                // and is right: `capacity` counts the smallest.
+                // The next request may need the memory that the first layers have taken. A layer that can't be shrunk again
+                // stays larger and correct: `capacity` is that of the smallest.
                 let _ = layer.resize(before);
             }
         }
         grown
     }
 
-    /// Drops all tokens from number `len` on; the capacity stays.
+    /// Removes all tokens from number `len` on; the capacity stays.
     pub fn truncate(&mut self, len: usize) {
         for layer in &mut self.layers {
             layer.len = layer.len.min(len);
@@ -131,14 +131,14 @@ impl KvCache {
     /// Counts tokens whose keys and values a replayed graph has written.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there was no room for them, so that they were not written. Nothing is counted then.
+    /// [`Error::Shape`] if there was no room for them, so that they were not written. The length is then unchanged.
     pub fn advance(&mut self, tokens: usize) -> Result<()> {
         let lens = self.layers.iter().map(|layer| layer.room(tokens)).collect::<Result<Vec<_>>>()?;
         self.layers.iter_mut().zip(lens).for_each(|(layer, len)| layer.len = len);
         Ok(())
     }
 
-    /// The layers in order, for a pass.
+    /// The layers in order, as a pass needs them.
     pub fn caches(&mut self) -> impl Iterator<Item = Cache<'_>> {
         self.layers.iter_mut().map(Cache::from)
     }
@@ -154,7 +154,7 @@ impl KvCache {
         &mut self.layers
     }
 
-    /// Bytes of device memory, unused capacity included.
+    /// Bytes of device memory, including unused capacity.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(|layer| layer.k.bytes() + layer.v.bytes()).sum()
     }
@@ -173,7 +173,8 @@ impl LayerCache {
         Ok(Self { k: room()?, v: room()?, len: 0 })
     }
 
-    /// Appends `tokens` tokens: `write` gets the whole caches of keys and values and writes the rows of these tokens.
+    /// Appends `tokens` tokens. `write` is called with the whole caches of keys and values, and writes the rows of these
+    /// tokens.
     ///
     /// # Errors
     /// [`Error::Shape`] if the cache has no room for them, and `write`'s errors; nothing is appended then.
@@ -192,18 +193,18 @@ impl LayerCache {
         self.k.dims()[0]
     }
 
-    /// The length with so many tokens more, if there is room for them.
+    /// The length after so many more tokens, if there is room for them.
     fn room(&self, tokens: usize) -> Result<usize> {
         match self.len.checked_add(tokens) {
             Some(len) if len <= self.capacity() => Ok(len),
             _ => {
-                let expected = format!("room for {tokens} tokens behind {}", self.len);
+                let expected = format!("room for {tokens} tokens after {}", self.len);
                 Err(Error::Shape { op: "KvCache", argument: "cache", expected, found: self.k.dims().into() })
             }
         }
     }
 
-    /// Memory for `capacity` tokens, no fewer than are held; both tensors or neither.
+    /// Allocates memory for `capacity` tokens, at least as many as the cache holds; changes both tensors or neither.
     fn resize(&mut self, capacity: usize) -> Result<()> {
         if capacity == self.capacity() {
             return Ok(());
@@ -219,12 +220,12 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Tokens in it.
+    /// Number of tokens in it.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Keys and values, unused capacity included.
+    /// Keys and values, including unused capacity.
     pub(super) fn parts(&self) -> [&KvTensor; 2] {
         [&self.k, &self.v]
     }
@@ -234,7 +235,7 @@ impl LayerCache {
 mod tests {
     use super::*;
 
-    /// As after a `reserve` that ran out of memory in the second layer.
+    /// The state after a `reserve` that ran out of memory in the second layer.
     #[test]
     fn room_is_what_every_layer_has() -> Result<()> {
         let mut cache = KvCache::new(2, 1, 4, KvFormat::F32, &Device::Cpu)?;

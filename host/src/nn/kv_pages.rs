@@ -6,7 +6,7 @@ use crate::ops::PAGE;
 use crate::{Device, Result, Tensor};
 use std::ops::Range;
 
-/// Where an [`Attention`](super::Attention) appends keys and values, and which ones its rows attend to.
+/// Where an [`Attention`](super::Attention) appends keys and values, and which keys its rows attend to.
 ///
 /// ```
 /// use pascaline::Device;
@@ -20,9 +20,9 @@ use std::ops::Range;
 /// ```
 #[derive(Debug)]
 pub enum Cache<'a> {
-    /// Of one sequence, whose tokens follow each other.
+    /// Consecutive tokens of one sequence.
     Contiguous(&'a mut LayerCache),
-    /// Of many sequences, in pages; rows go to the places that [`Rope::at`](super::Rope::at) has.
+    /// Pages of many sequences. [`Rope::at`](super::Rope::at) gives each row's index in the pool.
     Pages(&'a mut LayerPages, &'a PagedRows),
 }
 
@@ -32,8 +32,8 @@ impl<'a> From<&'a mut LayerCache> for Cache<'a> {
     }
 }
 
-/// The pages that the rows of a pass attend to: first rows that are the last of a sequence each, then those of prompts. Tables and
-/// lengths are in device memory, so that writing into them moves a captured pass to other sequences.
+/// The pages that the rows of a pass attend to. First come rows that are each the last of a sequence, then the rows of
+/// prompts. Tables and lengths are in device memory, so a captured pass serves other sequences when they are overwritten.
 ///
 /// ```
 /// use pascaline::nn::{PagedRows, PromptRows};
@@ -46,10 +46,10 @@ impl<'a> From<&'a mut LayerCache> for Cache<'a> {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct PagedRows {
-    /// Of rows that are the last of their sequences: their tables [rows, width] u32, and \[rows\] u32, how many tokens each sequence
-    /// has, this row included.
+    /// For the rows that are the last of their sequences: the page tables [rows, width] u32, and the number of tokens of
+    /// each sequence, including this row, \[rows\] u32.
     pub each: Option<[Tensor; 2]>,
-    /// The rows after them.
+    /// The rows of prompts, which follow.
     pub prompts: Vec<PromptRows>,
 }
 
@@ -65,28 +65,28 @@ pub struct PagedRows {
 /// ```
 #[derive(Clone, Debug)]
 pub struct PromptRows {
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
     /// \[pages\] u32, the sequence's pages in order.
     pub table: Tensor,
-    /// Tokens of the sequence, these rows included.
+    /// Number of tokens of the sequence, including these rows.
     pub len: usize,
 }
 
 impl PagedRows {
-    /// How many rows there are.
+    /// Total number of rows.
     pub fn len(&self) -> usize {
         let each = self.each.as_ref().and_then(|[_, lens]| lens.dims().first().copied());
         self.prompts.iter().fold(each.unwrap_or(0), |rows, prompt| rows.saturating_add(prompt.rows))
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The pages of every layer. Which page belongs to whom is the caller's business.
+/// The pages of every layer. The caller decides which page belongs to which sequence.
 ///
 /// ```
 /// use pascaline::Device;
@@ -141,11 +141,12 @@ pub struct LayerPages {
 }
 
 impl KvPages {
-    /// So many pages of [`PAGE`] tokens in every layer, for keys and values in `format`; their contents are undefined.
+    /// Allocates `pages` pages of [`PAGE`] tokens in every layer, for keys and values in `format`; their contents are
+    /// undefined.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Unsupported`](crate::Error::Unsupported) for a number of exponent bits
-    /// that no format has, or another device error.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Unsupported`](crate::Error::Unsupported) for a number of
+    /// exponent bits without a format, or another device error.
     pub fn new(
         layers: usize,
         pages: usize,
@@ -157,7 +158,7 @@ impl KvPages {
         Self::across(std::iter::repeat_n(device, layers), pages, num_kv_heads, head_dim, format)
     }
 
-    /// As [`new`](Self::new), with each layer on a device of its own.
+    /// As [`new`](Self::new), with each layer on its own device.
     ///
     /// # Errors
     /// As there.
@@ -174,7 +175,7 @@ impl KvPages {
         Ok(Self { layers: devices.into_iter().map(layer).collect::<Result<_>>()?, pages })
     }
 
-    /// How many pages there are.
+    /// Number of pages.
     pub fn pages(&self) -> usize {
         self.pages
     }
@@ -189,7 +190,7 @@ impl KvPages {
         self.caches_of(0..self.layers.len(), rows)
     }
 
-    /// Some of the layers, in order, for a part of a pass; the tensors of `rows` are on their device.
+    /// Some of the layers, in order, for a part of a pass. The tensors of `rows` are on the device of these layers.
     pub fn caches_of<'a>(
         &'a mut self,
         layers: Range<usize>,
@@ -200,8 +201,8 @@ impl KvPages {
         layers.iter_mut().map(|layer| Cache::Pages(layer, rows))
     }
 
-    /// The layers in order, of which the first so many are on one device, the next ones on another, and so on; each device has the
-    /// rows' tensors of its own.
+    /// The layers in order, where the first few are on one device, the next few on another, and so on. Each device has its
+    /// own copy of the rows' tensors.
     pub fn caches_of_each<'a>(
         &'a mut self,
         devices: impl IntoIterator<Item = (usize, &'a PagedRows)>,
@@ -212,12 +213,12 @@ impl KvPages {
 }
 
 impl LayerPages {
-    /// Keys and values, to read.
+    /// Keys and values, for reading.
     pub(super) fn parts(&self) -> [&KvTensor; 2] {
         [&self.k, &self.v]
     }
 
-    /// Keys and values, to write.
+    /// Keys and values, for writing.
     pub(super) fn parts_mut(&mut self) -> Result<[KvMut<'_>; 2]> {
         Ok([self.k.view_mut()?, self.v.view_mut()?])
     }

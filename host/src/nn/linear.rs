@@ -1,11 +1,11 @@
-//! y = x·Wᵀ + b, with the steps that are fused with it.
+//! y = x·Wᵀ + b, with the operations that are fused with it.
 
 use super::{Map, Matrix, RmsNorm, expect_len};
 use crate::ops::Epilogue;
 use crate::problem::pieces::rows_per_launch;
 use crate::{DType, Error, Result, Tensor, TensorMut};
 
-/// A linear map y = x·Wᵀ + b, its weight stored as [out, in], as checkpoints have it.
+/// A linear map y = x·Wᵀ + b. The weight is stored as [out, in], as in checkpoints.
 ///
 /// ```
 /// use pascaline::nn::Linear;
@@ -30,7 +30,7 @@ impl Linear {
     /// `weight`: [out, in] f32, f16 or quantised, `bias`: `[out]` f32.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if they do not fit each other.
+    /// [`Error::Shape`](crate::Error::Shape) if they do not match each other.
     pub fn new(weight: impl Into<Matrix>, bias: Option<Tensor>) -> Result<Self> {
         let weight = weight.into();
         let &[out, _] = weight.dims() else {
@@ -43,12 +43,12 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
-    /// Columns of the result: the weight's rows.
+    /// Number of columns of the result, which are the weight's rows.
     pub fn out_features(&self) -> usize {
         self.weight.dims()[0]
     }
 
-    /// Columns of the input: the weight's columns.
+    /// Number of columns of the input, which are the weight's columns.
     pub fn in_features(&self) -> usize {
         self.weight.dims()[1]
     }
@@ -56,13 +56,13 @@ impl Linear {
     /// `x`: [rows, in] f32 → [rows, out] f32.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if `x` does not fit, or a device error.
+    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_fused(x, None, Epilogue::default())
     }
 
-    /// activation(norm(x)·Wᵀ + b) + residual: steps of the surrounding module, which cost fewer passes over memory so. The
-    /// epilogue's bias is this map's, not the argument's.
+    /// activation(norm(x)·Wᵀ + b) + residual. Fusing the surrounding module's operations saves passes over memory. The bias
+    /// is this map's, and not the one in `epilogue`.
     pub(super) fn forward_fused(
         &self,
         x: &Tensor,
@@ -87,7 +87,7 @@ impl Linear {
         Ok(y)
     }
 
-    /// As [`forward_fused`](Self::forward_fused), in one piece into `y`.
+    /// As [`forward_fused`](Self::forward_fused), into `y`.
     pub(super) fn forward_into(
         &self,
         y: TensorMut,
@@ -98,7 +98,7 @@ impl Linear {
         self.weight.linear_into(y, x, norm, &Epilogue { bias: self.bias.as_ref(), ..epilogue })
     }
 
-    /// The same module with each tensor replaced by what `f` makes of it.
+    /// The same module with `f` applied to each tensor.
     pub(super) fn map(&self, f: &mut Map) -> Result<Self> {
         Ok(Self { weight: self.weight.map(f)?, bias: self.bias.as_ref().map(f).transpose()? })
     }
@@ -108,7 +108,7 @@ impl Linear {
         &self.weight
     }
 
-    /// Bytes of the weight as it is stored; a product with few rows reads them once.
+    /// Bytes of the stored weight; a product with few rows reads them once.
     pub fn weight_bytes(&self) -> usize {
         self.weight.bytes()
     }

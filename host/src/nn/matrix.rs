@@ -5,7 +5,7 @@ use crate::ops::{self, Epilogue};
 use crate::quant::{Format, QuantTensor};
 use crate::{DType, Error, Result, Tensor, TensorMut};
 
-/// Weights [n, k]: a [`Tensor`] or a [`QuantTensor`], either of which turns into one by `into()`.
+/// Weights [n, k]: a [`Tensor`] or a [`QuantTensor`]; `into()` converts either.
 ///
 /// ```
 /// use pascaline::nn::{Linear, Matrix};
@@ -23,9 +23,9 @@ use crate::{DType, Error, Result, Tensor, TensorMut};
 pub enum Matrix {
     /// In f32 or f16.
     Plain(Tensor),
-    /// In 8 bits or less; in products with it activations are quantised to 8 bits.
+    /// In 8 bits or less. Products with it quantise the activations to 8 bits.
     Quantized(QuantTensor),
-    /// Of parts in different types: [`Matrix::stacked`].
+    /// Of several parts with different types; see [`Matrix::stacked`].
     Stacked(Stacked),
 }
 
@@ -42,10 +42,10 @@ impl From<QuantTensor> for Matrix {
 }
 
 impl Matrix {
-    /// Matrices of equal width as one, each below the one before.
+    /// Matrices of equal width as one, each below the previous one.
     ///
     /// # Errors
-    /// [`Error::Shape`] if their widths differ or there is none.
+    /// [`Error::Shape`] if their widths differ or the list is empty.
     pub fn stacked(mut parts: Vec<Self>) -> Result<Self> {
         match parts.len() {
             1 => Ok(parts.remove(0)),
@@ -53,7 +53,7 @@ impl Matrix {
         }
     }
 
-    /// The dimensions: two, unless a plain tensor is no matrix.
+    /// The dimensions: two, unless a plain tensor is not a matrix.
     pub fn dims(&self) -> &[usize] {
         match self {
             Self::Plain(weight) => weight.dims(),
@@ -62,10 +62,10 @@ impl Matrix {
         }
     }
 
-    /// Some of its rows, which share its memory.
+    /// A range of its rows, which shares its memory.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are not so many, [`Error::Unsupported`] for a matrix of several types.
+    /// [`Error::Shape`] if the range exceeds the rows, [`Error::Unsupported`] for a matrix of several types.
     pub fn narrow(&self, start: usize, rows: usize) -> Result<Self> {
         match self {
             Self::Plain(weight) => Ok(Self::Plain(weight.narrow(0, start, rows)?)),
@@ -78,7 +78,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes as it is stored; a product with few rows reads them once.
+    /// Bytes of the stored matrix; a product with few rows reads them once.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Plain(weight) => weight.shape().elements() * weight.dtype().size(),
@@ -87,7 +87,7 @@ impl Matrix {
         }
     }
 
-    /// The formats of its parts, from the top; `None` for those in floating point.
+    /// The formats of its parts, from the top; `None` for parts in floating point.
     pub fn formats(&self) -> Vec<Option<Format>> {
         match self {
             Self::Plain(_) => vec![None],
@@ -113,7 +113,7 @@ impl Matrix {
         })
     }
 
-    /// y = act(norm(x)·Wᵀ + bias) + residual, as [`ops::linear_into`] has it.
+    /// y = act(norm(x)·Wᵀ + bias) + residual, as [`ops::linear_into`].
     pub(super) fn linear_into(
         &self,
         y: TensorMut,
@@ -129,7 +129,7 @@ impl Matrix {
         }
     }
 
-    /// The rows that `ids` name, in f32.
+    /// The rows with the numbers `ids`, in f32.
     pub(super) fn rows(&self, ids: &Tensor) -> Result<Tensor> {
         match self {
             Self::Plain(table) => ops::embedding(table, ids),

@@ -5,8 +5,8 @@ use crate::ops::{Activation, Epilogue};
 use crate::problem::pieces::MLP_ROWS;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// fc2(activation(fc1(x))). With [`Activation::SwiGlu`] fc1 is gate and up in one matrix, [2 · mlp, hidden], in that order:
-/// one launch reads x once.
+/// fc2(activation(fc1(x))). With [`Activation::SwiGlu`] fc1 holds gate and up in one matrix, [2 · mlp, hidden], in that
+/// order, so that one launch reads x once.
 ///
 /// ```
 /// use pascaline::nn::{Linear, Mlp};
@@ -30,7 +30,7 @@ impl Mlp {
     /// `fc1`: [mlp, hidden], `fc2`: [out, mlp], or [out, mlp/2] for [`Activation::SwiGlu`].
     ///
     /// # Errors
-    /// [`Error::Shape`] if the weights do not fit each other.
+    /// [`Error::Shape`] if the weights do not match each other.
     pub fn new(fc1: Linear, activation: Activation, fc2: Linear) -> Result<Self> {
         let width = activation.columns(fc1.out_features());
         match width == Some(fc2.in_features()) {
@@ -47,12 +47,12 @@ impl Mlp {
     /// `x`: [rows, hidden] f32 → [rows, out] f32.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `x` does not fit, or a device error.
+    /// [`Error::Shape`] if `x` does not match, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_fused(x, None, None)
     }
 
-    /// The same with its weights on another device.
+    /// A copy with its weights on another device.
     ///
     /// # Errors
     /// As [`Tensor::to_device`].
@@ -89,7 +89,7 @@ impl Mlp {
         [&self.fc1, &self.fc2]
     }
 
-    /// Bytes of the weights.
+    /// Bytes of the stored weights.
     pub fn weight_bytes(&self) -> usize {
         self.fc1.weight_bytes() + self.fc2.weight_bytes()
     }

@@ -1,8 +1,8 @@
 //! Modules over [`ops`](crate::ops): weights together with their computation, for building models.
 //!
-//! All take and give f32 activations [rows, features]; matrices may be stored in f16 or quantised. A module's constructor
-//! checks that its tensors fit each other, so that `forward` can only fail on its input or the device. Cloning a module
-//! shares its weights.
+//! All take and return f32 activations [rows, features]; matrices may be stored in f16 or quantised. A module's constructor
+//! checks that its tensors match each other, so that `forward` can only fail because of its input or the device. Cloning a
+//! module shares its weights.
 
 mod all_reduce;
 mod attention;
@@ -32,10 +32,10 @@ pub use streamed::StreamedBlocks;
 
 use crate::{Error, Result, Tensor};
 
-/// Maps each of a module's tensors to the one that a copy of the module has in its place.
+/// A function from a module's tensors to those of a copy of the module.
 type Map<'a> = dyn FnMut(&Tensor) -> Result<Tensor> + 'a;
 
-/// The error for a weight that does not fit its module.
+/// The error for a weight that does not match its module.
 fn misfit(op: &'static str, argument: &'static str, expected: impl Into<String>, found: &Tensor) -> Error {
     Error::Shape { op, argument, expected: expected.into(), found: found.shape().clone() }
 }

@@ -23,7 +23,7 @@ impl RmsNorm {
     /// `weight`: `[cols]` f32; `eps` = ε.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if it is not a vector.
+    /// [`Error::Shape`](crate::Error::Shape) if the weight is not a vector.
     pub fn new(weight: Tensor, eps: f32) -> Result<Self> {
         match weight.shape().rank() {
             1 => Ok(Self { weight, eps }),
@@ -44,7 +44,7 @@ impl RmsNorm {
     /// `x`: [.., cols] f32 → the same shape.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if `x` does not fit, or a device error.
+    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         ops::rms_norm(x, &self.weight, self.eps)
     }
@@ -73,7 +73,7 @@ impl LayerNorm {
     /// `weight`, `bias`: `[cols]` f32; `eps` = ε.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if they do not fit each other.
+    /// [`Error::Shape`](crate::Error::Shape) if they do not match each other.
     pub fn new(weight: Tensor, bias: Tensor, eps: f32) -> Result<Self> {
         expect_len("LayerNorm", "bias", &bias, weight.shape().elements())?;
         expect_len("LayerNorm", "weight", &weight, bias.shape().elements())?;
@@ -83,12 +83,12 @@ impl LayerNorm {
     /// `x`: [.., cols] f32 → the same shape.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if `x` does not fit, or a device error.
+    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         ops::layer_norm(x, &self.weight, &self.bias, self.eps)
     }
 
-    /// The same with its weights on another device.
+    /// A copy with its weights on another device.
     ///
     /// # Errors
     /// As [`Tensor::to_device`].
@@ -124,7 +124,7 @@ impl Norm {
     /// As [`RmsNorm::forward`] or [`LayerNorm::forward`].
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if `x` does not fit, or a device error.
+    /// [`Error::Shape`](crate::Error::Shape) if `x` does not match, or a device error.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Rms(norm) => norm.forward(x),
@@ -140,7 +140,7 @@ impl Norm {
         })
     }
 
-    /// The operands of the linear map after this norm: `x` and the norm, if the map can fuse it, else the normalised `x`.
+    /// The operands of the linear map that follows: `x` and the norm, if the map can fuse it, else the normalised `x`.
     pub(super) fn before(&self, x: &Tensor) -> Result<(Tensor, Option<&RmsNorm>)> {
         match self {
             Self::Rms(norm) => Ok((x.clone(), Some(norm))),

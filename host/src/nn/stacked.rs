@@ -1,11 +1,12 @@
-//! Matrices of several types, each below the one before, as one.
+//! Matrices of several types as one, each below the previous one.
 
 use super::{Map, Matrix, RmsNorm};
 use crate::ops::{self, Activation, Epilogue};
 use crate::{DType, Error, Result, Tensor, TensorMut};
 
-/// Matrices of equal width that are stored in different types: files of mixed precision keep, say, the values' projection in
-/// more bits than those of queries and keys. Each is a product of its own; activations are normalised and quantised once.
+/// Matrices of equal width that are stored in different types. For example, files of mixed precision keep the projection of
+/// values in more bits than those of queries and keys. Each part is a separate product; activations are normalised and
+/// quantised once.
 ///
 /// ```
 /// use pascaline::nn::{Linear, Matrix};
@@ -26,7 +27,7 @@ pub struct Stacked {
 
 impl Stacked {
     /// # Errors
-    /// [`Error::Shape`] if a part is no matrix of the first one's width, or there is none.
+    /// [`Error::Shape`] if a part is not a matrix of the first one's width, or there is none.
     pub(super) fn new(parts: Vec<Matrix>) -> Result<Self> {
         let width = parts.first().and_then(|first| first.dims().get(1)).copied().unwrap_or(0);
         let wrong = |part: &&Matrix| part.dims().len() != 2 || part.dims()[1] != width;
@@ -72,10 +73,10 @@ impl Stacked {
         ops::add_into(y, &ops::activate(&product, bias, activation)?, residual)
     }
 
-    /// y [rows, n] = x·Wᵀ, each part's columns beside those of the one before.
+    /// y [rows, n] = x·Wᵀ; each part's columns follow those of the previous part.
     fn product_into(&self, mut y: TensorMut, x: &Tensor) -> Result<()> {
         let rows = x.dims()[0];
-        // The kernel for a single row quantises it on the way.
+        // The kernel for a single row quantises it itself.
         let is_quantized = |part: &Matrix| matches!(part, Matrix::Quantized(_));
         let quantized = match rows > 1 && self.parts.iter().any(is_quantized) {
             true => Some(ops::quantize_rows(x)?),
@@ -109,7 +110,7 @@ mod tests {
     use crate::nn::{Linear, Mlp};
     use crate::quant::{Format, QuantTensor};
 
-    /// Parts of three types, and the same as one matrix in f32.
+    /// Three parts of different types, and the same as one matrix in f32.
     fn both(n: usize, k: usize) -> Result<[Matrix; 2]> {
         let (mut parts, mut values) = (Vec::new(), Vec::new());
         for (seed, format) in [(1, None), (2, Some(Format::Q8_0)), (3, Some(Format::Q4_0))] {
@@ -128,7 +129,8 @@ mod tests {
         Ok([Matrix::stacked(parts)?, whole.into()])
     }
 
-    /// Activations in 8 bits lose up to half of 1/127 of the largest in a block, which adds up like independent errors.
+    /// 8-bit activations have an error of up to half of 1/127 of the largest in a block; the errors add like independent
+    /// ones.
     fn assert_close(found: &Tensor, want: &Tensor) -> Result<()> {
         let (found, want) = (found.to_vec::<f32>()?, want.to_vec::<f32>()?);
         let error = crate::quant::ErrorReport::new(&want, &found);

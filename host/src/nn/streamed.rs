@@ -1,8 +1,8 @@
-//! Blocks whose weights stay in host memory and are copied to the device one after the other.
+//! Blocks whose weights are in host memory and are copied to the device one after the other.
 //!
-//! A block's tensors are contiguous in pinned memory, and in the same order in each of the two places of a
-//! [`LayerStream`]. For each layout of tensors two sets of modules, one for each place, are made once: whichever layer a
-//! place holds, its kernels find the weights at the same addresses.
+//! A block's tensors are contiguous in pinned memory, and in the same order in each of the two places of a [`LayerStream`].
+//! For each layout of tensors there are two sets of modules, one per place. So whichever layer is in a place, its kernels
+//! find the weights at the same addresses.
 
 use super::{Cache, Rope, TransformerBlock};
 use crate::cuda::CudaDevice;
@@ -11,11 +11,11 @@ use crate::quant::Format;
 use crate::{DType, Error, Result, Shape, Tensor};
 use std::sync::{Mutex, PoisonError};
 
-/// Tensors begin at multiples of this, as allocations do.
+/// Tensors begin at multiples of this, like allocations.
 const ALIGNMENT: usize = 256;
 
-/// Blocks of equal shapes, two of them at a time on the device. Their matrices may be stored in different formats, as in files
-/// of mixed precision.
+/// Blocks of equal shapes, of which two at a time are on the device. Their matrices may be stored in different formats, as
+/// in files of mixed precision.
 ///
 /// ```
 /// # #[cfg(feature = "virtual-gpu")] {
@@ -47,9 +47,9 @@ const ALIGNMENT: usize = 256;
 #[derive(Debug)]
 pub struct StreamedBlocks {
     device: CudaDevice,
-    /// The ways in which the blocks' tensors are stored; most models have one or two.
+    /// The different layouts of the blocks' tensors; most models have one or two.
     layouts: Vec<Layout>,
-    /// Each block's.
+    /// The index of each block's layout.
     layout_of: Vec<usize>,
     stream: Mutex<LayerStream>,
 }
@@ -59,9 +59,9 @@ pub struct StreamedBlocks {
 struct Layout {
     parts: Vec<Part>,
     bytes: usize,
-    /// Of the matrices: formats differ where tensors of the same shapes do not.
+    /// The formats of the matrices, which may differ where shapes do not.
     formats: Vec<Option<Format>>,
-    /// One for each place.
+    /// One block for each place.
     blocks: [TransformerBlock; 2],
 }
 
@@ -79,7 +79,7 @@ impl Part {
     }
 }
 
-/// The parts of a block, and the bytes of all.
+/// The parts of a block, and their total bytes.
 fn parts(block: &TransformerBlock) -> Result<(Vec<Part>, usize)> {
     let (mut parts, mut bytes) = (Vec::new(), 0);
     block.map(&mut |tensor| {
@@ -91,7 +91,7 @@ fn parts(block: &TransformerBlock) -> Result<(Vec<Part>, usize)> {
     Ok((parts, bytes))
 }
 
-/// The error for a block that is not like the others.
+/// The error for a block that differs from the others.
 fn unlike(found: &Tensor) -> Error {
     let expected = "a block with the first one's types and shapes".into();
     Error::Shape { op: "StreamedBlocks", argument: "block", expected, found: found.shape().clone() }
@@ -119,7 +119,7 @@ impl StreamedBlocks {
     /// No blocks yet, with room on the device for blocks of this one's shapes. They run on this handle's stream.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if two blocks do not fit the device, or a driver error.
+    /// [`Error::OutOfMemory`] if the device has no room for two blocks, or a driver error.
     pub fn like(block: &TransformerBlock, device: &CudaDevice) -> Result<Self> {
         let stream = LayerStream::new(device, parts(block)?.1)?;
         let (layouts, layout_of) = (Vec::new(), Vec::new());
@@ -132,8 +132,8 @@ impl StreamedBlocks {
         self.stream.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the layout of a block's tensors, which is made if it is new. Places that are too small for it are
-    /// replaced, and the modules moved there.
+    /// The index of the layout of a block's tensors; adds a new layout. Places that are too small for it are replaced, and
+    /// the modules move to the new ones.
     fn layout(&mut self, block: &TransformerBlock) -> Result<usize> {
         let ((parts, bytes), formats) = (parts(block)?, formats(block));
         let known = |layout: &Layout| layout.parts == parts && layout.formats == formats;
@@ -157,8 +157,8 @@ impl StreamedBlocks {
     /// Appends a block: its weights are copied to host memory.
     ///
     /// # Errors
-    /// [`Error::Shape`] if its widths are not the first one's, [`Error::Layout`] for weights that are not contiguous, or a
-    /// driver error.
+    /// [`Error::Shape`] if its widths differ from the first one's, [`Error::Layout`] for weights that are not contiguous, or
+    /// a driver error.
     pub fn push(&mut self, block: &TransformerBlock) -> Result<()> {
         if widths(block) != widths(&self.layouts[0].blocks[0]) {
             let [out, columns] = widths(block)[0];
@@ -198,16 +198,16 @@ impl StreamedBlocks {
         self.layout_of.is_empty()
     }
 
-    /// As [`TransformerBlock::forward`] of block `index`; the copy of the next one's weights begins meanwhile.
+    /// As [`TransformerBlock::forward`] of block `index`; also begins to copy the next block's weights.
     ///
     /// # Errors
-    /// As [`TransformerBlock::forward`]; [`Error::Unsupported`] if there is no such block, or while the stream is being
-    /// captured into a graph, which holds no copies from the host.
+    /// As [`TransformerBlock::forward`]. [`Error::Unsupported`] if there is no such block, or while the stream is being
+    /// captured into a graph, which can't hold copies from the host.
     pub fn forward(&self, index: usize, x: &Tensor, rope: &Rope, cache: Option<Cache>) -> Result<Tensor> {
-        // until its kernels are queued, no other thread may have another layer copied to this one's place
+        // until its kernels are queued, no other thread may have another layer copied to this layer's place
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let place = stream.layer(index)?;
-        // it has refused an index that is none
+        // `layer` has rejected an index out of range
         self.layouts[self.layout_of[index]].blocks[place].forward(x, rope, cache)
     }
 

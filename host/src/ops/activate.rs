@@ -7,7 +7,7 @@ use crate::{Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
 const CHECK: Check = Check("activate");
 
 impl<'a> Epilogue<'a> {
-    /// Checks bias and residual for an output `y` of products with `n` columns, and gives the tensors that there are.
+    /// Checks bias and residual for an output `y` of products with `n` columns; returns the tensors that are given.
     pub(crate) fn check(
         &self,
         check: Check,

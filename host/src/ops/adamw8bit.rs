@@ -6,8 +6,8 @@ use crate::problem::adamw8bit::AdamW8bitTensor;
 use crate::problem::optimizer::AdamW;
 use crate::{Device, Error, Result, cpu, gpu};
 
-/// [`adamw_step`](super::adamw_step) with moments that are stored in 8 bits: the step is made with moments in f32, which are rounded
-/// to their codes after it.
+/// [`adamw_step`](super::adamw_step) with moments that are stored in 8 bits. They are decoded to f32 for the step, and
+/// rounded to codes after it.
 ///
 /// ```
 /// use pascaline::ops::{self, AdamW, AdamW8bitTensor, Moments8bit};

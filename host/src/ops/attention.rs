@@ -9,7 +9,7 @@ const CHECK: Check = Check("attention");
 
 /// Addresses and strides are multiples of this many elements: 16 bytes of f16.
 const ALIGNMENT: usize = 8;
-/// The sizes of a head that there are kernels for, in steps of [`ALIGNMENT`].
+/// The supported head_dim; multiples of [`ALIGNMENT`].
 const HEAD_DIMS: std::ops::RangeInclusive<usize> = 16..=128;
 
 /// The most queries of [`attention_cached_into`].
@@ -21,7 +21,7 @@ pub const MAX_CACHED_QUERIES: usize = gpu::attention::MAX_DECODE_QUERIES;
 /// all without b. f32, f16, or `q` f32 with `k` and `v` f16; arithmetic is f32. Query head h reads kv head
 /// h / (num_q_heads / num_kv_heads). head_dim is a multiple of 8 from 16 to 128.
 ///
-/// The last dimension has stride 1; the other strides are free, as a view of a cache or exchanged dimensions have them, but
+/// The last dimension has stride 1. The other strides are arbitrary, as in a view of a cache or with swapped dimensions, but
 /// offsets and strides are multiples of 8 elements. A query that attends to no key gives 0.
 ///
 /// ```
@@ -38,7 +38,7 @@ pub const MAX_CACHED_QUERIES: usize = gpu::attention::MAX_DECODE_QUERIES;
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::Unsupported`] for another
+/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::Unsupported`] for any other
 /// head_dim, [`Error::DeviceMismatch`], or a device error.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Result<Tensor> {
     let mut out = Tensor::uninitialized(q.shape(), q.dtype(), &q.device())?;
@@ -46,7 +46,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention) -> Res
     Ok(out)
 }
 
-/// [`attention`] into `out`, of `q`'s shape and type; its strides are as free as the inputs'.
+/// [`attention`] into `out`, of `q`'s shape and type, with strides under the same conditions.
 ///
 /// # Errors
 /// As [`attention`].
@@ -56,10 +56,10 @@ pub fn attention_into(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, option
     run(out, q, [k, v], None, &problem)
 }
 
-/// [`attention_into`] over the first `len` tokens of a cache, as they are stored.
+/// [`attention_into`] over the first `len` tokens of a cache, in its format.
 ///
-/// `q`, `out`: [num_q_heads, q_len, head_dim]; `k`, `v`: [capacity, num_kv_heads, head_dim], in one format: any for queries in
-/// f32, f16 for queries in f16.
+/// `q`, `out`: [num_q_heads, q_len, head_dim]; `k`, `v`: [capacity, num_kv_heads, head_dim], both in the same format: any
+/// for f32 queries, f16 for f16 queries.
 ///
 /// ```
 /// use pascaline::kv::{KvFormat, KvTensor};
@@ -81,7 +81,7 @@ pub fn attention_into(out: TensorMut, q: &Tensor, k: &Tensor, v: &Tensor, option
 /// ```
 ///
 /// # Errors
-/// As [`attention`], and [`Error::Unsupported`] for other formats or more tokens than there is room for.
+/// As [`attention`], and [`Error::Unsupported`] for other formats or a `len` above the capacity.
 pub fn attention_over_into(
     out: TensorMut,
     q: &Tensor,
@@ -97,8 +97,8 @@ pub fn attention_over_into(
     run(out, q, [k.view(), v.view()], None, &problem)
 }
 
-/// [`attention_over_into`] over the first `past[0]` + q_len tokens. Their number is read on the device, so that a captured
-/// launch serves every length; one beyond the capacity counts as the capacity.
+/// [`attention_over_into`] over the first `past[0]` + q_len tokens. The length is read on the device, so that a captured
+/// launch serves every length. A length beyond the capacity counts as the capacity.
 ///
 /// `past`: \[1\] u32; q_len is at most [`MAX_CACHED_QUERIES`].
 ///
@@ -146,7 +146,7 @@ pub fn attention_cached_into(
     run(out, q, [k.view(), v.view()], Some(past), &problem)
 }
 
-/// Runs a checked call.
+/// Runs an op whose arguments have been checked.
 fn run(
     out: TensorMut,
     q: &Tensor,
@@ -167,7 +167,7 @@ fn run(
     }
 }
 
-/// [`attention_into`] with three passes over a score matrix. `None` where there is no such kernel: on the CPU, in f16.
+/// [`attention_into`] with three passes over a score matrix. `None` where there is no such kernel: on the CPU, and for f16.
 pub fn textbook_into(
     out: TensorMut,
     q: &Tensor,
@@ -236,7 +236,7 @@ pub(super) fn check(
     })
 }
 
-/// The checks of an op on a cache, of which `kv_len` tokens count.
+/// The checks of an op on the first `kv_len` tokens of a cache.
 fn check_cache(
     out: &TensorMut,
     q: &Tensor,
@@ -288,13 +288,13 @@ fn check_cache(
     })
 }
 
-/// The error's text for a number of kv heads that does not divide the query heads; `None` if it does.
+/// The error's text for a number of kv heads that does not divide the number of query heads; `None` if it does.
 pub(super) fn uneven(num_q_heads: usize, num_kv_heads: usize) -> Option<String> {
     let divides = num_q_heads.checked_rem(num_kv_heads) == Some(0) || num_q_heads == 0;
     (!divides).then(|| format!("a number of heads that divides q's {num_q_heads}"))
 }
 
-/// The kernels' limits.
+/// Checks the kernels' limits.
 pub(super) fn check_head_dim(op: Check, head_dim: usize) -> Result<()> {
     if !HEAD_DIMS.contains(&head_dim) || !head_dim.is_multiple_of(ALIGNMENT) {
         return Err(op.unsupported("head_dim", head_dim, "it must be a multiple of 8 from 16 to 128"));
@@ -302,7 +302,7 @@ pub(super) fn check_head_dim(op: Check, head_dim: usize) -> Result<()> {
     Ok(())
 }
 
-/// The four dimensions, with a batch of 1 where there is none.
+/// The four dimensions, with a batch of 1 for a tensor of rank 3.
 pub(super) fn extents(x: &Tensor) -> Option<[usize; 4]> {
     match *x.dims() {
         [heads, rows, head_dim] => Some([1, heads, rows, head_dim]),
@@ -311,7 +311,7 @@ pub(super) fn extents(x: &Tensor) -> Option<[usize; 4]> {
     }
 }
 
-/// The strides of a tensor of rank 3 or 4, if the kernels can read it.
+/// The strides of a tensor of rank 3 or 4, if the kernels support them.
 pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> Result<HeadStrides> {
     op.size(argument, x)?;
     let layout = x.layout();

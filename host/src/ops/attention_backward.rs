@@ -8,14 +8,14 @@ use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("attention_backward");
 
-/// The gradients of [`attention`](super::attention()) with respect to q, k and v, without a score matrix in memory: scores are computed
-/// anew from q and k, tile by tile (Dao 2023, FlashAttention-2, algorithm 2).
+/// The gradients of [`attention`](super::attention()) with respect to q, k and v, without a score matrix in memory: scores
+/// are recomputed from q and k, tile by tile (Dao 2023, FlashAttention-2, algorithm 2).
 ///
-/// `dout`: the gradient with respect to the result, and `out`: the result, both as `q`; `q`, `k`, `v` and `options` as they were
-/// given to `attention`. All are of one type, f32 or f16, with sums in f32. Query heads that share a kv head are added in their order,
-/// and no sum depends on the order in which blocks run, so the same call gives the same bits.
+/// `dout`: the gradient with respect to the result, and `out`: the result, both of `q`'s shape. `q`, `k`, `v` and `options`
+/// are those of the call of `attention`. All are of one type, f32 or f16, with sums in f32. Query heads that share a kv head
+/// are added in order, and no sum depends on the order in which blocks run, so the same call gives the same bits.
 ///
-/// Sequences that are packed one after the other are views of their rows, each with a call of its own.
+/// For sequences that are packed one after the other, call it once per sequence, with views of its rows.
 ///
 /// ```
 /// use pascaline::ops::{self, Attention};
@@ -47,7 +47,8 @@ pub fn attention_backward(
     Ok([dq, dk, dv])
 }
 
-/// [`attention_backward`] into dq, dk and dv, of the shapes and the type of q, k and v; their strides are as free as the inputs'.
+/// [`attention_backward`] into dq, dk and dv, of the shapes and the type of q, k and v, with strides under the same
+/// conditions.
 ///
 /// # Errors
 /// As [`attention_backward`].

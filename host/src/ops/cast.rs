@@ -7,7 +7,7 @@ const CHECK: Check = Check("cast");
 
 /// `x` in element type `dtype`, rounded to nearest, ties to even; magnitudes beyond f16's largest become ±∞.
 ///
-/// `x`: f32 or f16, contiguous. Casting to the type it has is a copy.
+/// `x`: f32 or f16, contiguous. A cast to the same type is a copy.
 ///
 /// ```
 /// use pascaline::{DType, Device, Tensor, f16, ops};

@@ -1,4 +1,4 @@
-//! Tensors joined along a dimension: one strided copy each, into a part of the output.
+//! Concatenation along a dimension: one strided copy per tensor into a part of the output.
 
 use super::check::Check;
 use super::copy::{check_dims, copy_into};
@@ -9,7 +9,7 @@ use std::borrow::Borrow;
 const CAT: Check = Check("cat");
 const STACK: Check = Check("stack");
 
-/// The tensors one after the other along dimension `dim`, in which alone their sizes may differ (0 included).
+/// The tensors one after the other along dimension `dim`. Their sizes may differ in that dimension only (0 is allowed).
 ///
 /// `tensors`: at least one; all of the same type, on the same device, with any strides. The result is contiguous.
 ///
@@ -25,7 +25,7 @@ const STACK: Check = Check("stack");
 ///
 /// # Errors
 /// [`Error::Unsupported`] without tensors, for a `dim` that they do not have, and for strides that [`copy`](super::copy())
-/// does not take; [`Error::Shape`], [`Error::DType`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+/// does not support; [`Error::Shape`], [`Error::DType`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
 pub fn cat<T: Borrow<Tensor>>(tensors: &[T], dim: usize) -> Result<Tensor> {
     allocate_and_join(CAT, &borrowed(tensors), dim)
 }
@@ -68,12 +68,12 @@ pub fn stack_into<T: Borrow<Tensor>>(y: TensorMut, tensors: &[T], dim: usize) ->
     join(STACK, y, &entries(&borrowed(tensors), dim)?, dim)
 }
 
-/// Views, so that joining has one form.
+/// Views of all tensors, so that `cat` has one form.
 fn borrowed<T: Borrow<Tensor>>(tensors: &[T]) -> Vec<Tensor> {
     tensors.iter().map(|tensor| tensor.borrow().clone()).collect()
 }
 
-/// The tensors with a dimension of one entry, along which they are joined.
+/// The tensors with a new dimension of size 1, for concatenation.
 fn entries(tensors: &[Tensor], dim: usize) -> Result<Vec<Tensor>> {
     let Some(first) = tensors.first() else { return Err(none(STACK)) };
     if dim > first.shape().rank() {
@@ -127,7 +127,7 @@ fn join(check: Check, mut y: TensorMut, tensors: &[Tensor], dim: usize) -> Resul
     parts.iter().try_for_each(|&(start, x)| copy_into(y.reborrow().narrow(dim, start, x.dims()[dim])?, x))
 }
 
-/// The shape of all, their sizes along `dim` added up; there is at least one tensor then, and all have its type.
+/// The shape of the result, with the sizes along `dim` summed. There is at least one tensor, and all have the same type.
 fn output_shape(check: Check, tensors: &[Tensor], dim: usize) -> Result<Shape> {
     let Some(first) = tensors.first() else { return Err(none(check)) };
     if dim >= first.shape().rank() {
@@ -153,7 +153,7 @@ fn output_shape(check: Check, tensors: &[Tensor], dim: usize) -> Result<Shape> {
     let elements = dims.iter().fold(1u128, |product, &size| product.saturating_mul(size as u128));
     match elements <= MAX_ELEMENTS as u128 {
         true => Ok(dims.into()),
-        // found before the output is allocated
+        // checked before the output is allocated
         false => Err(Error::TooLarge { op: check.0, argument: "y", elements, limit: MAX_ELEMENTS as u128 }),
     }
 }

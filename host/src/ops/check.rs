@@ -1,4 +1,4 @@
-//! The checks that ops have in common.
+//! The checks that ops share.
 
 use crate::tensor::{Layout, MAX_ELEMENTS};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut};
@@ -20,12 +20,12 @@ impl Argument for TensorMut<'_> {
     }
 }
 
-/// One op's checks: the op's name, and a method per rule. Each gives the typed error that names op and argument.
+/// One op's checks, with a method per rule. Errors name the op and the argument.
 #[derive(Clone, Copy)]
 pub(crate) struct Check(pub &'static str);
 
 impl Check {
-    /// Exactly this shape; `expected` says it in the letters of the op's documentation.
+    /// Requires this shape; `expected` describes it in the letters of the op's documentation.
     pub fn shape(
         self,
         argument: &'static str,
@@ -39,13 +39,13 @@ impl Check {
         }
     }
 
-    /// The error for a shape that does not fit.
+    /// The error for an invalid shape.
     pub fn bad_shape(self, argument: &'static str, x: &impl Argument, expected: impl Into<String>) -> Error {
         let found: Shape = x.layout().shape.clone();
         Error::Shape { op: self.0, argument, expected: expected.into(), found }
     }
 
-    /// f32 or f16.
+    /// Requires f32 or f16.
     pub fn float(self, argument: &'static str, x: &impl Argument) -> Result<DType> {
         let dtype = x.layout().dtype;
         match dtype.is_float() {
@@ -54,7 +54,7 @@ impl Check {
         }
     }
 
-    /// This element type.
+    /// Requires this element type.
     pub fn dtype(self, argument: &'static str, x: &impl Argument, expected: DType) -> Result<()> {
         let found = x.layout().dtype;
         match found == expected {
@@ -63,7 +63,7 @@ impl Check {
         }
     }
 
-    /// Row-major without gaps, and small enough for 32-bit indices.
+    /// Requires a row-major contiguous layout, small enough for 32-bit indices.
     pub fn contiguous(self, argument: &'static str, x: &impl Argument) -> Result<()> {
         self.size(argument, x)?;
         match x.layout().is_contiguous() {
@@ -72,7 +72,7 @@ impl Check {
         }
     }
 
-    /// Small enough for 32-bit indices, gaps between the elements included.
+    /// Requires a size within 32-bit indices, including the gaps between elements.
     pub fn size(self, argument: &'static str, x: &impl Argument) -> Result<()> {
         let elements = x.layout().span();
         match elements <= MAX_ELEMENTS {
@@ -86,7 +86,7 @@ impl Check {
         }
     }
 
-    /// All inputs where the output is; gives the device to run on.
+    /// Requires all inputs on the output's device and stream; returns the device.
     pub fn device(self, output: &TensorMut, inputs: &[(&'static str, &Tensor)]) -> Result<Device> {
         let device = output.device();
         for (argument, input) in inputs {
@@ -121,7 +121,7 @@ fn describe(device: &Device) -> String {
     }
 }
 
-/// `x`, or a copy of it where it is a view that does not begin on a 16-byte boundary.
+/// `x`, or a copy of it if it is a view that does not begin at a 16-byte boundary.
 pub(crate) fn aligned(x: &Tensor) -> Result<Tensor> {
     if x.address().is_multiple_of(16) { Ok(x.clone()) } else { super::copy(x) }
 }

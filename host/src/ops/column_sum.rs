@@ -5,7 +5,8 @@ use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("column_sum");
 
-/// y\[c\] = Σ x[.., c] over all rows, the gradient of a bias; added up in f32, in an order that depends on the shape and the device alone.
+/// y\[c\] = Σ x[.., c] over all rows, which is the gradient of a bias. Sums are f32, in an order that depends only on the
+/// shape and the device.
 ///
 /// `x`: [.., cols] f32 or f16, contiguous; the result is \[cols\] f32.
 ///

@@ -21,7 +21,7 @@ const CHECK: Check = Check("copy");
 ///
 /// # Errors
 /// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::Unsupported`](crate::Error::Unsupported) if more than six
-/// dimensions are left after neighbours without a gap between them are merged, or a device error.
+/// dimensions remain after merging neighbours without gaps, or a device error.
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::uninitialized(x.shape(), x.dtype(), &x.device())?;
     copy_into(y.view_mut()?, x)?;
@@ -47,7 +47,7 @@ pub fn copy_into(y: TensorMut, x: &Tensor) -> Result<()> {
 }
 
 impl Tensor {
-    /// This tensor if it is contiguous, else a copy that is.
+    /// This tensor if it is contiguous, else a contiguous copy.
     ///
     /// # Errors
     /// As [`copy`].
@@ -57,7 +57,7 @@ impl Tensor {
 }
 
 impl KvMut<'_> {
-    /// Overwrites it with the first tokens of `from`, of the same format and dims.
+    /// Overwrites it with the first tokens of `from`, of the same format and dimensions.
     ///
     /// # Errors
     /// As [`copy_into`].
@@ -71,7 +71,7 @@ impl KvMut<'_> {
     }
 }
 
-/// That the kernels have enough dimensions to copy `x` to where `y` says, which has the same shape.
+/// Checks that `x` has few enough dimensions for the kernels, after merging those that are contiguous in `x` and `y`.
 pub(super) fn check_dims(check: Check, argument: &'static str, y: &Layout, x: &Tensor) -> Result<()> {
     if x.shape().elements() > 0 && merge(x.dims(), &y.strides, x.strides()).len() > MAX_DIMS {
         let reason = format!("at most {MAX_DIMS} dimensions with gaps between their entries can be copied");

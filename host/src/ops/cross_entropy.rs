@@ -6,17 +6,17 @@ use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("cross_entropy");
 
-/// The label of a row that does not count: its loss and its gradient are 0.
+/// The label of a row to ignore: its loss and its gradient are 0.
 pub const IGNORED: u32 = u32::MAX;
 
-/// Bytes of logits that [`linear_cross_entropy`] has in memory at a time; a row of them in any case.
+/// Bytes of logits that [`linear_cross_entropy`] holds at a time; at least one row.
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// The cross-entropy of rows of logits, and their gradient in the place of the logits:
+/// The cross-entropy of rows of logits. The gradient overwrites the logits:
 /// `loss[r] = ln Σ exp(x[r, ·]) − x[r, labels[r]]`, and then `x[r, c] = scale · (softmax(x[r, ·])[c] − (c = labels[r]))`.
 ///
-/// `loss`: \[rows\] f32; `x`: [rows, cols] f32; `labels`: \[rows\] u32, all contiguous. A label that is no column, such as
-/// [`IGNORED`], gives 0 for both.
+/// `loss`: \[rows\] f32; `x`: [rows, cols] f32; `labels`: \[rows\] u32, all contiguous. A label that is not a column, such
+/// as [`IGNORED`], gives 0 for both.
 ///
 /// ```
 /// use pascaline::{DType, Device, Tensor, ops};
@@ -52,19 +52,19 @@ pub fn cross_entropy_into(loss: TensorMut, x: TensorMut, labels: &Tensor, scale:
     }
 }
 
-/// What [`linear_cross_entropy`] gives.
+/// The result of [`linear_cross_entropy`].
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropy {
-    /// The loss of each row, not scaled: \[rows\] f32.
+    /// The loss of each row, without the factor `scale`: \[rows\] f32.
     pub loss: Tensor,
     /// The gradient with respect to the input: [rows, hidden] f32.
     pub dx: Tensor,
-    /// The gradient with respect to the matrix, if asked for: [vocab, hidden] f32.
+    /// The gradient with respect to the matrix, if requested: [vocab, hidden] f32.
     pub dw: Option<Tensor>,
 }
 
-/// [`cross_entropy_into`] of the logits x·wᵀ, with the gradients of x and, if `with_dw`, of w, without all the logits in memory: they are made
-/// and used a chunk of rows at a time.
+/// [`cross_entropy_into`] of the logits x·wᵀ, with the gradients of x and, if `with_dw`, of w. The logits are computed and
+/// used in chunks of rows, so that never all are in memory.
 ///
 /// `x`: [rows, hidden] f32; `w`: [vocab, hidden] f32 or f16; `labels`: \[rows\] u32; all contiguous.
 ///

@@ -1,4 +1,4 @@
-//! Products with quantised matrices whose values are those of the blocks, in f32: what training takes, whose gradients are exact.
+//! Products with quantised matrices by their dequantised values, in f32, for training: their gradients are exact.
 
 use super::check::{Check, aligned};
 use super::{Epilogue, dequantize, linear, matmul};
@@ -72,7 +72,7 @@ pub fn dequant_linear_backward(dy: &Tensor, w: &QuantTensor) -> Result<Tensor> {
     matmul(dy, &dequantize(w, DType::F32)?)
 }
 
-/// The rows of an f32 matrix with these columns.
+/// Checks an f32 matrix with this number of columns; returns its rows.
 fn rows(
     check: Check,
     argument: &'static str,

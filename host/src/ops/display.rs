@@ -5,24 +5,24 @@ use crate::{DType, Device, Result, Tensor};
 use half::f16;
 use std::fmt;
 
-/// Tensors with more elements than this are elided …
+/// Tensors with more elements than this are abbreviated …
 const MOST_ELEMENTS: usize = 1000;
-/// … to so many entries at each end of a dimension.
+/// … to this many entries at each end of a dimension.
 const EDGE: usize = 3;
-/// Rows are broken at this many columns.
+/// The most columns of a line.
 const LINE: usize = 80;
-/// Digits after the point where the format string gives none.
+/// Digits after the point if the format string gives no precision.
 const DIGITS: usize = 4;
-/// Magnitudes outside of this range (other than 0) are printed with exponents. (10⁻⁴ in f32 is a little less than that.)
+/// Magnitudes outside this range (other than 0) are printed with exponents. (10⁻⁴ in f32 is slightly smaller.)
 const PLAIN: std::ops::Range<f64> = 0.9999e-4..1e6;
 
 /// The values, nested as the dimensions are, and a last line with type, shape and device.
 ///
-/// Of more than 1000 elements only the first and last three entries of each dimension are printed, and only these leave the
-/// device. The work queued on the device's stream is waited for. All numbers have the same number of digits after the point,
-/// as few as show them to four digits, or as many as the format says (`{:.2}`). Where some magnitude is 10⁶ or more, or below
-/// 10⁻⁴, all have exponents. An error while reading is printed in place of the values. ([`Debug`] prints the last line alone
-/// and reads nothing.)
+/// Of more than 1000 elements only the first and last three entries of each dimension are printed, and only these are copied
+/// from the device. It waits for the work queued on the device's stream. All numbers have the same number of digits after
+/// the point: the fewest that show them to four digits, or those of the format string (`{:.2}`). If any magnitude is 10⁶ or
+/// more, or below 10⁻⁴, all have exponents. An error while reading is printed instead of the values. ([`Debug`] prints only
+/// the last line and reads nothing.)
 ///
 /// ```
 /// use pascaline::{Device, Tensor};
@@ -45,12 +45,12 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// How many entries of each dimension are shown, and the elements that are.
+/// The number of entries printed of each dimension, and their elements.
 fn values(x: &Tensor) -> Result<(Vec<usize>, Vec<f64>)> {
     if let Device::Cuda(device) = x.device()
         && device.stream().is_capturing()
     {
-        // before the copies that gather the values: they would become a part of the graph
+        // checked before the copies that gather the values, which would become part of the graph
         let (value, reason) = ("being captured into a graph", "there are no values yet");
         return Err(Check("Display").unsupported("stream", value, reason));
     }
@@ -63,7 +63,7 @@ fn values(x: &Tensor) -> Result<(Vec<usize>, Vec<f64>)> {
     Ok((shown.dims().to_vec(), values))
 }
 
-/// The ends of every dimension from `dim` on, side by side. Corner by corner, so that no large tensor is copied.
+/// The ends of every dimension from `dim` on, side by side. Copies corner by corner, never a large tensor.
 fn edges(x: &Tensor, dim: usize) -> Result<Tensor> {
     match x.dims().get(dim) {
         None => x.contiguous(),
@@ -88,7 +88,7 @@ fn numbers(values: &[f64], dtype: DType, precision: Option<usize>) -> Vec<String
         if precision.is_none() {
             let zeros = |text: &String| text.len() - text.trim_end_matches('0').len();
             let finite = texts.iter().zip(values).filter(|(_, value)| value.is_finite());
-            // one digit stays, so that a float is seen to be one
+            // keep one digit, which shows that it is a float
             let spare = finite.map(|(text, _)| zeros(text)).min().unwrap_or(0).min(DIGITS - 1);
             for (text, _) in texts.iter_mut().zip(values).filter(|(_, value)| value.is_finite()) {
                 text.truncate(text.len() - spare);
@@ -100,8 +100,8 @@ fn numbers(values: &[f64], dtype: DType, precision: Option<usize>) -> Vec<String
     texts.into_iter().map(|text| format!("{text:>width$}")).collect()
 }
 
-/// One bracket with the entries of the first of `dims`, (entries, how many of them are shown); the next entry of a matrix is
-/// on a line of its own, after `indent` blanks.
+/// Writes one bracket with the entries of the first of `dims`, (entries, number printed). The next entry of a matrix begins
+/// a new line after `indent` blanks.
 fn write_entries<'a>(
     f: &mut fmt::Formatter<'_>,
     numbers: &mut impl Iterator<Item = &'a str>,

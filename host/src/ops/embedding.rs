@@ -1,4 +1,4 @@
-//! Rows of a table by number.
+//! Looks up rows of a table.
 
 use super::check::Check;
 use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
@@ -7,8 +7,7 @@ const CHECK: Check = Check("embedding");
 
 /// `y[i, :] = table[ids[i], :]`, in f32.
 ///
-/// `table`: [rows, cols] f32 or f16, `ids`: `[n]` u32, both contiguous. An id that is no row of the table gives a row
-/// of NaN.
+/// `table`: [rows, cols] f32 or f16, `ids`: `[n]` u32, both contiguous. An id beyond the table gives a row of NaN.
 ///
 /// ```
 /// use pascaline::{Device, Tensor, ops};

@@ -8,7 +8,7 @@ const CHECK: Check = Check("embedding_backward");
 /// The gradient of [`embedding`](super::embedding()) with respect to a table of `rows` rows: row r is the sum of the `dy[i, :]` with
 /// `ids[i] = r`, in the order of i.
 ///
-/// `dy`: [n, cols] f32, `ids`: `[n]` u32, both contiguous. An id that is no row of the table is left out.
+/// `dy`: [n, cols] f32, `ids`: `[n]` u32, both contiguous. An id beyond the table is ignored.
 ///
 /// ```
 /// use pascaline::{Device, Tensor, ops};
@@ -36,7 +36,7 @@ pub fn embedding_backward_into(dtable: TensorMut, dy: &Tensor, ids: &Tensor) -> 
     run(dtable, dy, ids, false)
 }
 
-/// Adds [`embedding_backward`] to `dtable`, [rows, cols] f32, as gradients of several uses of a table are.
+/// Adds [`embedding_backward`] to `dtable`, [rows, cols] f32, for tables that are used several times.
 ///
 /// ```
 /// use pascaline::{DType, Device, Tensor, ops};

@@ -9,8 +9,8 @@ use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
 /// Exponent bits of IEEE half precision.
 const F16_EXPONENT_BITS: u32 = 5;
 
-/// `x` f32, contiguous, in the format with `exponent_bits` (2 to 8) exponent bits: nearest, ties to even. The codes are the
-/// same on every device.
+/// Converts `x`, contiguous f32, to the format with `exponent_bits` (2 to 8) exponent bits: nearest, ties to even. The codes
+/// are the same on every device.
 ///
 /// ```
 /// use pascaline::float16::Overflow;
@@ -24,7 +24,7 @@ const F16_EXPONENT_BITS: u32 = 5;
 /// ```
 ///
 /// # Errors
-/// [`Error::Unsupported`](crate::Error::Unsupported) for another number of bits, [`Error::DType`](crate::Error::DType),
+/// [`Error::Unsupported`](crate::Error::Unsupported) for any other number of bits, [`Error::DType`](crate::Error::DType),
 /// [`Error::Layout`](crate::Error::Layout), [`Error::TooLarge`](crate::Error::TooLarge), or a device error.
 pub fn float16_encode(x: &Tensor, exponent_bits: u32, overflow: Overflow) -> Result<Float16Tensor> {
     const CHECK: Check = Check("float16_encode");
@@ -44,8 +44,9 @@ pub fn float16_encode(x: &Tensor, exponent_bits: u32, overflow: Overflow) -> Res
 
 /// y = x·wᵀ with `w` in a 16-bit format, arithmetic in f32.
 ///
-/// `x`: [.., k] f32, contiguous, `w`: [n, k], `y`: [.., n] f32. On a GPU formats with 4, 5 and 8 exponent bits are converted as
-/// they are loaded, the others (and where k or n is no multiple of 4) before, to f32 in scratch memory.
+/// `x`: [.., k] f32, contiguous, `w`: [n, k], `y`: [.., n] f32. On a GPU, kernels convert formats with 4, 5 and 8 exponent
+/// bits as they load them. The others, and all where k or n is no multiple of 4, are first converted to f32 in scratch
+/// memory.
 ///
 /// ```
 /// use pascaline::float16::Overflow;
@@ -86,7 +87,7 @@ pub fn float16_matmul(x: &Tensor, w: &Float16Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// The values of `x` in f32; exact.
+/// The values of `x` in f32, exactly.
 ///
 /// ```
 /// use pascaline::float16::Overflow;

@@ -13,12 +13,12 @@ const CHECK: Check = Check("linear");
 
 /// y = act(norm(x)·wᵀ + bias) + residual.
 ///
-/// `x`: [.., k], `w`: [n, k] as checkpoints have it, both contiguous; f32 · f32 → f32, f16 · f16 → f16, f32 · f16 → f32, sums
-/// in f32. `norm`: the weight \[k\] (of x's type) and eps of an [`rms_norm`] of x's rows, `None` for none. `y`: [.., n], or
+/// `x`: [.., k], `w`: [n, k] as in checkpoints, both contiguous; f32 · f32 → f32, f16 · f16 → f16, f32 · f16 → f32, with
+/// sums in f32. `norm`: the weight \[k\] (of x's type) and eps of an [`rms_norm`] of x's rows, or `None`. `y`: [.., n], or
 /// [.., n/2] for [`Activation::SwiGlu`].
 ///
-/// On a GPU it is one launch for up to 8 rows. For more, norm and activation are separate passes, and bias and residual
-/// belong to the product's epilogue.
+/// On a GPU it is one launch for up to 8 rows. For more rows, norm and activation are separate passes; bias and residual are
+/// in the product's epilogue.
 ///
 /// ```
 /// use pascaline::ops::{self, Activation, Epilogue};
@@ -110,7 +110,7 @@ fn in_passes(
     add_into(y, &activated, residual)
 }
 
-/// [.., n], or half of it.
+/// [.., n], or [.., n/2] for a gate.
 fn output_shape(x: &Tensor, w: &Tensor, activation: Activation) -> Result<Shape> {
     let Some((k, outer)) = x.dims().split_last() else {
         return Err(CHECK.bad_shape("x", x, "[.., k]"));
@@ -124,7 +124,7 @@ fn output_shape(x: &Tensor, w: &Tensor, activation: Activation) -> Result<Shape>
     let elements = outer.iter().fold(n as u128, |product, &size| product.saturating_mul(size as u128));
     match elements <= MAX_ELEMENTS as u128 {
         true => Ok([outer, &[n]].concat().into()),
-        // found before the output is allocated
+        // checked before the output is allocated
         false => Err(Error::TooLarge { op: "linear", argument: "y", elements, limit: MAX_ELEMENTS as u128 }),
     }
 }

@@ -47,12 +47,13 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// ```
 ///
 /// # Errors
-/// As [`matmul`], [`Error::Layout`] for `c`, and [`Error::Unsupported`] if `options` name a kernel that does not take such operands.
+/// As [`matmul`], [`Error::Layout`] for `c`, and [`Error::Unsupported`] if `options` name a kernel that does not support the
+/// operands.
 pub fn matmul_into(c: TensorMut, a: &Tensor, b: &Tensor, options: &Matmul) -> Result<()> {
     fused_into(c, a, b, options, &Fusion::default())
 }
 
-/// [`matmul_into`] with a bias and a residual, which needs c to be contiguous.
+/// [`matmul_into`] with a bias and a residual, for a contiguous c.
 pub(crate) fn fused_into(
     c: TensorMut,
     a: &Tensor,
@@ -127,7 +128,7 @@ fn output_shape(a: &Tensor, b: &Tensor) -> Result<Shape> {
     let elements = dims.iter().fold(1u128, |product, &size| product.saturating_mul(size as u128));
     match elements <= MAX_ELEMENTS as u128 {
         true => Ok(dims.into()),
-        // found before the output is allocated
+        // checked before the output is allocated
         false => Err(Error::TooLarge { op: "matmul", argument: "c", elements, limit: MAX_ELEMENTS as u128 }),
     }
 }

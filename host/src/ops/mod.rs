@@ -1,10 +1,9 @@
-//! The public, safe ops. Each checks shapes, types, layouts and devices once, for all backends, and then runs on the
-//! device that its tensors are on: `gpu/‹op›.rs` or `cpu/‹op›.rs`.
+//! The public, safe ops. Each checks shapes, types, layouts and devices once, for all backends, and then runs on the device
+//! of its tensors: `gpu/‹op›.rs` or `cpu/‹op›.rs`.
 //!
-//! Most ops have two forms: `‹op›(inputs)` allocates its output; `‹op›_into(output, inputs)` writes into a tensor
-//! that nothing else refers to ([`Tensor::view_mut`](crate::Tensor::view_mut)), or into a part of one. GPU work is queued on
-//! the tensors' stream; only reading back waits for it. A tensor without elements is a valid argument everywhere its shape
-//! fits.
+//! Most ops have two forms. `‹op›(inputs)` allocates its output. `‹op›_into(output, inputs)` writes into a tensor whose
+//! storage is not shared ([`Tensor::view_mut`](crate::Tensor::view_mut)), or into a part of one. GPU work is queued on the
+//! tensors' stream; only reading a result waits for it. A tensor without elements is valid wherever its shape is.
 //!
 //! ```
 //! use pascaline::{DType, Device, Tensor, ops};
@@ -15,11 +14,11 @@
 //! # Ok::<(), pascaline::Error>(())
 //! ```
 //!
-//! **Why functions and not operators.** Every op allocates and can fail: with its arguments' shapes, types and devices, and for
-//! want of memory. A `+` must then either panic, which nothing here does, or give a `Result`: `((&a + &b)? * &c)?` says no
-//! more than the functions' names do and hides that each step is a launch and a pass over memory. What is fast on these GPUs
-//! is fused, and takes more than two operands ([`linear()`], [`silu_mul`], [`Epilogue`]). And `+` and `*` promise
-//! broadcasting and a `-` and `/` beside them, which there are no kernels for.
+//! **Why functions and not operators.** Every op allocates and can fail because of its arguments' shapes, types and devices,
+//! or for lack of memory. So `+` would have to panic, which nothing here does, or return a `Result`. `((&a + &b)? * &c)?` is
+//! no clearer than the functions' names, and hides that each step is a launch and a pass over memory. The fast ops on these
+//! GPUs are fused, and have more than two operands ([`linear()`], [`silu_mul`], [`Epilogue`]). Also, users of `+` and `*`
+//! expect broadcasting, and `-` and `/`, for which there are no kernels.
 
 mod activate;
 mod activate_backward;
@@ -45,6 +44,7 @@ mod norm_backward;
 mod optimizer;
 mod paged_attention;
 mod quant;
+mod quantize_scaled;
 mod quantize_with;
 mod reduce;
 mod rms_norm;
@@ -96,6 +96,9 @@ pub use quant::{
     dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
     quant_embedding_into, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,
     quant_matmul_rows_into, quantize, quantize_rows,
+};
+pub use quantize_scaled::{
+    fake_quantize_scaled, fake_quantize_scaled_backward, fake_quantize_scaled_backward_into, quantize_scaled,
 };
 pub use quantize_with::quantize_with;
 pub use reduce::{argmax, argmax_into};

@@ -28,7 +28,7 @@ pub fn rms_norm_backward(dy: &Tensor, x: &Tensor, weight: &Tensor, eps: f32) -> 
     Ok([dx, dweight])
 }
 
-/// [`rms_norm_backward`] into `dx`, of `x`'s shape and type, and if it is wanted `dweight`, \[cols\] f32.
+/// [`rms_norm_backward`] into `dx`, of `x`'s shape and type, and optionally `dweight`, \[cols\] f32.
 ///
 /// # Errors
 /// As [`rms_norm_backward`].
@@ -72,7 +72,7 @@ pub fn layer_norm_backward(dy: &Tensor, x: &Tensor, weight: &Tensor, eps: f32) -
     Ok([dx, dweight, dbias])
 }
 
-/// [`layer_norm_backward`] into `dx`, of `x`'s shape and type, and if they are wanted `dweight` and `dbias`, \[cols\] f32.
+/// [`layer_norm_backward`] into `dx`, of `x`'s shape and type, and optionally `dweight` and `dbias`, \[cols\] f32.
 ///
 /// # Errors
 /// As [`layer_norm_backward`].
@@ -89,7 +89,7 @@ pub fn layer_norm_backward_into(
     backward(check, true, dx, [dweight, dbias], dy, x, weight, eps)
 }
 
-/// The gradient of layer norm, or else of RMS norm.
+/// The gradient of layer norm, or of RMS norm.
 fn backward(
     check: Check,
     is_layer_norm: bool,

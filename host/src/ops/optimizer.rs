@@ -77,7 +77,7 @@ pub fn sgd_step(tensors: &mut [SgdTensor], options: &Sgd) -> Result<()> {
     }
 }
 
-/// The sum of the squares of all elements, of which the root is the norm that gradients are clipped by. Reading it waits for the device.
+/// The sum of the squares of all elements; its root is the norm for gradient clipping. Waits for the device.
 ///
 /// `tensors`: f32, contiguous.
 ///
@@ -103,7 +103,7 @@ pub fn squared_norm(tensors: &[&Tensor]) -> Result<f64> {
     }
 }
 
-/// All f32, contiguous, of one shape and on one device, which all calls have in common.
+/// Checks that all are f32, contiguous, of one shape and on the device that `first` is on.
 pub(super) fn alike(
     check: Check,
     tensors: &[(&'static str, &Tensor)],

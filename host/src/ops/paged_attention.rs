@@ -12,14 +12,14 @@ const CHECK: Check = Check("paged_attention");
 /// Tokens of a page of keys and values.
 pub const PAGE: usize = paged::PAGE as usize;
 
-/// Causal attention of a sequence's last queries over its `len` keys, which lie in pages of a pool.
+/// Causal attention of a sequence's last queries over its `len` keys, which are in pages of a pool.
 ///
 /// `q`, `out`: [num_q_heads, q_len, head_dim] f32; `k`, `v`: the pool [pages · [`PAGE`], num_kv_heads, head_dim] in one format;
 /// `table`: \[≥ len / PAGE\] u32, the sequence's pages in order. Key n is row table\[n / PAGE\] · PAGE + n mod PAGE of the pool. Query i
 /// attends to keys up to number i + len − q_len. `scale` is as in [`Attention`].
 ///
-/// `table` is read on the device. The CPU refuses a page that the pool does not have; on a GPU it can't be checked, and gives some row of
-/// the pool.
+/// `table` is read on the device. The CPU rejects a page that is not in the pool. On a GPU this can't be checked: such a
+/// page gives some row of the pool.
 ///
 /// ```
 /// use pascaline::kv::{KvFormat, KvTensor};
@@ -44,8 +44,9 @@ pub const PAGE: usize = paged::PAGE as usize;
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::Unsupported`] for another head_dim, for v in
-/// another format than k, for more keys than the table has pages for, and on the CPU for a page that the pool does not have, [`Error::DeviceMismatch`], or a device error.
+/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+/// [`Error::Unsupported`] for any other head_dim, if v's format is not k's, for more keys than the table has pages for, and
+/// on the CPU for a page that is not in the pool.
 pub fn paged_attention_into(
     out: TensorMut,
     q: &Tensor,
@@ -85,15 +86,15 @@ pub fn paged_attention_into(
     }
 }
 
-/// Attention of one query for each of several sequences over all of its keys, which lie in pages of a pool.
+/// Attention of one query for each of several sequences over all keys of that sequence, which are in pages of a pool.
 ///
-/// `q`, `out`: [sequences, num_q_heads, head_dim] f32; `k`, `v`: as in [`paged_attention_into`]; `tables`: [sequences, width] u32, each
-/// sequence's pages in order; `lens`: \[sequences\] u32, how many keys each has, at most width · [`PAGE`] of which count. A sequence
-/// without keys gives 0. Sequences may share pages.
+/// `q`, `out`: [sequences, num_q_heads, head_dim] f32; `k`, `v`: as in [`paged_attention_into`]; `tables`: [sequences,
+/// width] u32, each sequence's pages in order; `lens`: \[sequences\] u32, the number of keys of each, of which at most width
+/// · [`PAGE`] are used. A sequence without keys gives 0. Sequences may share pages.
 ///
-/// `tables` and `lens` are read on the device, so that a captured launch serves other sequences. The CPU refuses a page that the pool
-/// does not have; on a GPU it can't be checked, and gives some row of the pool. On one device a sequence gives the same bits whichever others there
-/// are, in whichever pages its keys lie, and for every `width`.
+/// `tables` and `lens` are read on the device, so that a captured launch serves other sequences. The CPU rejects a page that
+/// is not in the pool. On a GPU this can't be checked: such a page gives some row of the pool. On one device a sequence
+/// gives the same bits whichever other sequences there are, whichever pages its keys are in, and for every `width`.
 ///
 /// ```
 /// use pascaline::kv::{KvFormat, KvTensor};
@@ -129,7 +130,8 @@ pub fn paged_attention_each_into(
     let &[sequences, num_q_heads, head_dim] = q.dims() else {
         return Err(CHECK.bad_shape("q", q, "[sequences, num_q_heads, head_dim]"));
     };
-    // one query a head: what is a head's stride in [heads, rows, dim] is a sequence's here, and a row's is a head's
+    // one query per head: the stride of heads in [heads, rows, dim] is that of sequences here, and the stride of rows that
+    // of heads
     let alone = |x: HeadStrides| HeadStrides { batch: x.head, head: x.row, row: 0 };
     let all = [alone(strides(CHECK, "q", q)?), alone(strides(CHECK, "out", &out)?)];
     CHECK.dtype("tables", tables, DType::U32)?;
@@ -156,7 +158,7 @@ pub fn paged_attention_each_into(
     }
 }
 
-/// The checks that both have in common.
+/// The checks that both ops share.
 fn check(
     out: &TensorMut,
     q: &Tensor,
@@ -210,13 +212,13 @@ fn check(
     })
 }
 
-/// The pool's last row, unless there is nothing to do.
+/// The pool's last row; `None` if there is nothing to compute.
 fn run(problem: &Problem, k: &KvTensor) -> Option<usize> {
     let rows = problem.batch * problem.num_q_heads * problem.q_len;
     k.dims()[0].checked_sub(1).filter(|_| rows > 0)
 }
 
-/// The device that all are on.
+/// The device of all tensors.
 fn device(
     out: &TensorMut,
     q: &Tensor,

@@ -8,8 +8,8 @@ use crate::problem::pieces::QUANTIZE_PIECE;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
-/// Quantises `x` [n, k] f32 by the largest magnitude of each row or block (`I8`, `Q8_0`, `Q4_0`) or by least weighted error
-/// (the others). The bits are the same on every device. Rows are padded with zeros to whole blocks.
+/// Quantises `x` [n, k] f32. Scales are by the largest magnitude of each row or block (`I8`, `Q8_0`, `Q4_0`) or by the least
+/// weighted error (the others). The bits are the same on every device. Rows are padded with zeros to whole blocks.
 ///
 /// ```
 /// use pascaline::quant::{ErrorReport, Format};
@@ -38,8 +38,8 @@ pub fn quantize(x: &Tensor, format: Format) -> Result<QuantTensor> {
 }
 
 impl QuantTensor {
-    /// Quantises `x` [n, k], row-major, on `device`, a part of the rows at a time: the f32 values of a large matrix need
-    /// not fit beside it.
+    /// Quantises `x` [n, k], row-major, on `device`, some rows at a time, so that the f32 values of a large matrix need not
+    /// fit in its memory.
     ///
     /// # Errors
     /// As [`quantize`]; [`Error::Shape`] if `shape` is not [n, k] with as many values.
@@ -96,7 +96,7 @@ pub fn dequantize_into(y: TensorMut, w: &QuantTensor) -> Result<()> {
 
 /// y[.., :] = table[ids[..], :], in f32 or f16: embeddings from a quantised table [n, k].
 ///
-/// `ids`: u32, contiguous. An index that is no row gives a row of NaN.
+/// `ids`: u32, contiguous. An index beyond the table gives a row of NaN.
 ///
 /// ```
 /// use pascaline::quant::Format;
@@ -138,8 +138,7 @@ fn rows_into(check: Check, y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>) 
     }
 }
 
-/// Quantises activations [.., k], f32 or f16, contiguous, to 8 bits with a scale per 32 values, once for all products that
-/// they are operands of.
+/// Quantises activations [.., k], f32 or f16, contiguous, to 8 bits with a scale per 32 values, for use in several products.
 ///
 /// ```
 /// use pascaline::{DType, Device, Tensor, ops};
@@ -168,9 +167,9 @@ pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
 
 /// [`linear`](super::linear()) with a quantised matrix: y = act(norm(x)·wᵀ + bias) + residual.
 ///
-/// `x`: [.., k] f32, `w`: [n, k], `y`: [.., n] f32, or [.., n/2] for [`Activation::SwiGlu`]. `norm`: the weight \[k\] and eps of
-/// an RMS norm of x's rows. The norm, and an activation that the kernels of quantised products do not have in their
-/// epilogue, are separate passes.
+/// `x`: [.., k] f32, `w`: [n, k], `y`: [.., n] f32, or [.., n/2] for [`Activation::SwiGlu`]. `norm`: the weight \[k\] and
+/// eps of an RMS norm of x's rows. The norm is a separate pass, and so is an activation that the kernels' epilogue does not
+/// support.
 ///
 /// ```
 /// use pascaline::ops::{self, Activation, Epilogue};
@@ -225,8 +224,8 @@ pub fn quant_linear_into(
 
 /// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits first.
 ///
-/// `x`: [.., k] f32 or f16, `w`: [n, k], `y`: [.., n] f32. The products of 32 values are summed in integers, exactly, these
-/// sums in f32.
+/// `x`: [.., k] f32 or f16, `w`: [n, k], `y`: [.., n] f32. The products of 32 values are summed exactly, in integers; these
+/// sums are added in f32.
 ///
 /// ```
 /// use pascaline::ops::{self, Epilogue};
@@ -263,7 +262,7 @@ pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &E
     }
 }
 
-/// [`quant_matmul_into`] of activations that are quantised already, for several products with the same ones.
+/// [`quant_matmul_into`] of quantised activations, which several products can share.
 ///
 /// ```
 /// use pascaline::ops::{self, Epilogue};
@@ -295,7 +294,7 @@ pub fn quant_matmul_rows_into(
 
 const MATMUL: Check = Check("quant_matmul");
 
-/// Checks a product of activations of shape `x`, stored in `held`; the device of all tensors.
+/// Checks a product with activations of shape `x`, stored in `held`; returns the device of all tensors.
 fn check_product(
     y: &TensorMut,
     x: &Shape,
@@ -337,7 +336,8 @@ pub fn fake_quantize(x: &Tensor, format: Format) -> Result<Tensor> {
 }
 
 /// The straight-through estimate of the gradient of [`fake_quantize`], or of any quantisation that clips at ±`limit`: `dy`
-/// where |x| ≤ limit and 0 where `x` was clipped (or is NaN). The formats' own scales clip nothing: their limit is infinity.
+/// where |x| ≤ limit, and 0 where `x` was clipped (or is NaN). The formats' own scales do not clip, so their limit is
+/// infinity.
 ///
 /// `dy`, `x`: f32 of the same shape, contiguous.
 ///

@@ -1,4 +1,4 @@
-//! Quantisation with scales other than by the largest magnitude.
+//! Quantisation with a choice of scales.
 
 use super::quantize;
 use crate::cpu::quant::{encode_row, reconstruct};
@@ -6,8 +6,8 @@ use crate::quant::{Format, QuantTensor, ScaleChoice, name};
 use crate::{Device, Error, Result, Shape, Tensor};
 use kernels_gpu::quant::blocks::{BLOCK, inverse, quant_i8, quant_q4_0, scale_i8, scale_q4_0};
 
-/// Scales that [`ScaleChoice::LeastError`] tries, from 0.4 to 1.4 of the one by the largest magnitude: above 1, the
-/// largest of a 4-bit block becomes −7 or −6 in place of −8. Each is then fitted to the quants that it gives.
+/// Number of scales that [`ScaleChoice::LeastError`] tries, from 0.4 to 1.4 of the one by the largest magnitude. Above 1,
+/// the largest of a 4-bit block becomes −7 or −6 and not −8. Each scale is then fitted to its quants.
 const CANDIDATES: usize = 101;
 
 /// Quantises `x` [n, k], row-major, on the CPU, with scales by `choice`, and copies the result to `device`.
@@ -25,9 +25,9 @@ const CANDIDATES: usize = 101;
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`] if `shape` is not [n, k] with as many values, [`Error::Unsupported`] for a percentile outside (0, 1]
-/// and by anything but [`ScaleChoice::AbsMax`] for the formats other than `I8`, `Q8_0` and `Q4_0` (they search their scales
-/// themselves), [`Error::OutOfMemory`].
+/// [`Error::Shape`] if `shape` is not [n, k] with as many values, [`Error::OutOfMemory`]. [`Error::Unsupported`] for a
+/// percentile outside (0, 1], and for any choice but [`ScaleChoice::AbsMax`] with formats other than `I8`, `Q8_0` and
+/// `Q4_0`, which search their scales themselves.
 pub fn quantize_with(
     x: &[f32],
     shape: impl Into<Shape>,
@@ -104,7 +104,7 @@ fn choose(format: Format, values: &[f32], choice: ScaleChoice) -> f32 {
             let error = |scale: f32| -> f64 {
                 values.iter().map(|&x| f64::from(reconstruct(format, x, scale) - x).powi(2)).sum()
             };
-            // the plain scale first, so that the result is never worse
+            // begins with the scale by the largest magnitude, so that the result is never worse
             let mut best = (error(by_maximum), by_maximum);
             for candidate in 0..CANDIDATES {
                 let scale = by_maximum * (0.4 + 0.01 * candidate as f32);
@@ -120,7 +120,7 @@ fn choose(format: Format, values: &[f32], choice: ScaleChoice) -> f32 {
     }
 }
 
-/// The scale with the least squared error for the quants that `scale` gives: Σ x·q / Σ q².
+/// The scale with the least squared error for the quants of `scale`: Σ x·q / Σ q².
 fn fitted(format: Format, values: &[f32], scale: f32) -> f32 {
     let (mut xq, mut qq) = (0.0f64, 0.0f64);
     for &x in values {

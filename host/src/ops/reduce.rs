@@ -6,7 +6,7 @@ use crate::{DType, Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
 /// y[..] = Σ x[.., ·].
 ///
-/// `x`: [.., cols] f32 or f16, contiguous; the result is [..] of `x`'s type, added up in f32. No columns give 0.
+/// `x`: [.., cols] f32 or f16, contiguous; the result is [..] of `x`'s type, summed in f32. 0 for rows without columns.
 ///
 /// ```
 /// use pascaline::{Device, Tensor, ops};
@@ -32,7 +32,7 @@ pub fn sum_into(y: TensorMut, x: &Tensor) -> Result<()> {
     reduce(y, x, dtype, Reduction::Sum)
 }
 
-/// y[..] = max x[.., ·]; NaN if the row has one.
+/// y[..] = max x[.., ·]; NaN if the row contains a NaN.
 ///
 /// `x`: [.., cols] f32 or f16, contiguous, cols > 0; the result is [..] of `x`'s type.
 ///
@@ -58,7 +58,7 @@ pub fn max_into(y: TensorMut, x: &Tensor) -> Result<()> {
     reduce(y, x, dtype, Reduction::Max)
 }
 
-/// y[..] = the first index of the largest of x[.., ·]; that of the first NaN if the row has one.
+/// y[..] = the index of the first largest value of x[.., ·], or of the first NaN if the row contains a NaN.
 ///
 /// `x`: [.., cols] f32 or f16, contiguous, cols > 0; the result is [..] u32.
 ///
@@ -91,7 +91,7 @@ fn check(op: Reduction) -> Check {
     })
 }
 
-/// `x`'s dimensions but the last.
+/// All dimensions of `x` but the last.
 fn outer(x: &Tensor, op: Reduction) -> Result<Shape> {
     match x.dims() {
         [outer @ .., cols] if *cols > 0 || op == Reduction::Sum => Ok(outer.into()),

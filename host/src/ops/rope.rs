@@ -9,8 +9,8 @@ const CHECK: Check = Check("rope");
 /// `y[s, h, i] = x[s, h, i]·cos[s, i] − x[s, h, i + dim/2]·sin[s, i]`, and
 /// `y[s, h, i + dim/2] = x[s, h, i + dim/2]·cos[s, i] + x[s, h, i]·sin[s, i]`.
 ///
-/// `x`: [seq, heads, dim] f32 or f16, with stride 1 in its last dimension, so that the heads of a fused projection need no copy;
-/// `cos`, `sin`: [seq, dim/2] f32, contiguous.
+/// `x`: [seq, heads, dim] f32 or f16, with stride 1 in its last dimension, so that heads of a fused projection are not
+/// copied; `cos`, `sin`: [seq, dim/2] f32, contiguous.
 ///
 /// ```
 /// use pascaline::{Device, Tensor, ops};
@@ -60,7 +60,8 @@ pub fn rope_into(y: TensorMut, x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result
 
 /// The gradient of [`rope`] with respect to its input: the rotation by the negative angle.
 ///
-/// `dy`: the gradient with respect to the result, as `x` of [`rope`]; `cos` and `sin` as they were given there.
+/// `dy`: the gradient with respect to the result, under the conditions of `x` in [`rope`]; `cos` and `sin` are those of
+/// [`rope`].
 ///
 /// ```
 /// use pascaline::{Device, Tensor, ops};
@@ -78,7 +79,7 @@ pub fn rope_backward(dy: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> 
     rope(dy, cos, &super::scale(sin, -1.0)?)
 }
 
-/// [`rope_backward`] into `dx`, as `y` of [`rope_into`].
+/// [`rope_backward`] into `dx`, under the conditions of `y` in [`rope_into`].
 ///
 /// # Errors
 /// As [`rope`].
@@ -86,7 +87,7 @@ pub fn rope_backward_into(dx: TensorMut, dy: &Tensor, cos: &Tensor, sin: &Tensor
     rope_into(dx, dy, cos, &super::scale(sin, -1.0)?)
 }
 
-/// The elements of a head lie side by side.
+/// Checks that the elements of a head are contiguous.
 fn dense(argument: &'static str, x: &impl Argument) -> Result<()> {
     let layout = x.layout();
     match layout.strides[2] == 1 || layout.shape.dims()[2] == 0 {

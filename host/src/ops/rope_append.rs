@@ -1,4 +1,4 @@
-//! From a fused projection to rotated queries and a cache.
+//! Splits a fused projection into rotated queries and a cache's keys and values.
 
 use super::check::Check;
 use crate::kv::{KvFormat, KvMut};
@@ -8,16 +8,16 @@ use kernels_gpu::rope_append::MAX_DIM;
 
 const CHECK: Check = Check("rope_append");
 
-/// Splits a fused projection: each head of q and k is normalised (not without `norms`) and rotated as by
-/// [`rope`](super::rope()); q goes to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.
+/// Splits a fused projection. Each head of q and k is normalised (if `norms` is given) and rotated as by
+/// [`rope`](super::rope()). q is written to `q`, keys and values to rows past, past + 1, … of the caches `k` and `v`.
 ///
-/// `qkv`: [rows, heads + 2·kv_heads, dim] f32 or f16; `q`: [rows, heads, dim] of the same type; `k`, `v`: [capacity, kv_heads,
-/// dim], both in one format, of an f16 `qkv` in f16; `cos`, `sin`: [angles, dim/2] f32, with angles > 0; `at`: \[2\] u32, (past, the
-/// first row's angle). Or, for rows of several sequences, `at`: [2, rows] u32, each row's place in the caches, of which no two are
-/// equal, and its angle. All contiguous; dim is even and at most 256.
+/// `qkv`: [rows, heads + 2·kv_heads, dim] f32 or f16; `q`: [rows, heads, dim] of the same type; `k`, `v`: [capacity,
+/// kv_heads, dim], both in one format, which is f16 for an f16 `qkv`; `cos`, `sin`: [angles, dim/2] f32, with angles > 0;
+/// `at`: \[2\] u32, (past, the first row's angle). For rows of several sequences, `at`: [2, rows] u32 has each row's index
+/// in the caches, all different, and its angle. All are contiguous; dim is even and at most 256.
 ///
-/// `at` is read on the device, so that a captured launch serves every token, and so it can't be checked: rows beyond
-/// the capacity are not written, and rows beyond the angles take the last.
+/// `at` is read on the device, so that a captured launch serves every token. So it can't be checked: rows beyond the
+/// capacity are not written, and rows beyond the angles use the last angle.
 ///
 /// ```
 /// use pascaline::kv::{KvFormat, KvTensor};

@@ -7,7 +7,7 @@ const CHECK: Check = Check("softmax");
 
 /// y[.., c] = exp(x[.., c] − max) / Σ exp(x[.., ·] − max), over the last dimension.
 ///
-/// `x`: [.., cols] f32 or f16, contiguous. A row of −∞ alone, or with a NaN, gives NaN.
+/// `x`: [.., cols] f32 or f16, contiguous. A row of only −∞, or with a NaN, gives NaN.
 ///
 /// ```
 /// use pascaline::{Device, Tensor, ops};

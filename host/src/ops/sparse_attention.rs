@@ -13,14 +13,14 @@ const CHECK: Check = Check("sparse_attention");
 /// The kernels that [`sparse_attention`] runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Path {
-    /// The dense ones if the mask is dense or causal without gaps, else the sparse ones.
+    /// The dense kernels if the mask is dense or plainly causal, else the sparse kernels.
     #[default]
     Auto,
-    /// The sparse ones.
+    /// The sparse kernels.
     Sparse,
 }
 
-/// A [`BlockMask`] on a device, in the form that the kernels read; for any number of calls.
+/// A [`BlockMask`] on a device, in the kernels' form, for any number of calls.
 ///
 /// ```
 /// use pascaline::block_mask::{BlockGrid, BlockMask};
@@ -35,13 +35,13 @@ pub enum Path {
 pub struct PreparedMask {
     pub(crate) mask: BlockMask,
     device: Device,
-    /// The dense kernels take it, causal or not.
+    /// Whether the dense kernels compute the same, and if so whether causally.
     plain: Option<bool>,
     lists: Option<Lists>,
 }
 
 impl PreparedMask {
-    /// Makes the lists of blocks and copies them to `device`.
+    /// Builds the lists of blocks and copies them to `device`.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), or a driver error.
@@ -59,7 +59,7 @@ impl PreparedMask {
         &self.mask
     }
 
-    /// Whether the dense kernels do the work.
+    /// Whether the dense kernels are used.
     pub fn is_dense(&self) -> bool {
         self.plain.is_some()
     }
@@ -70,12 +70,12 @@ impl PreparedMask {
     }
 }
 
-/// out = softmax(scale · q kᵀ) v for each head, over the keys that `mask` lets each query see.
+/// out = softmax(scale · q kᵀ) v for each head, over the keys that `mask` selects for each query.
 ///
-/// Shapes, types, layouts and `scale` (`None` for 1/√head_dim) are those of [`attention`](super::attention()); the mask
-/// says whether it is causal. The number of a mask's heads divides num_q_heads; consecutive query heads share one. A
-/// query that attends to no key gives 0. Keys and values must be finite: nothing is read of blocks that are not listed, but a
-/// NaN at a key that a query does not attend to may reach it if that is within 16 keys of one that it does.
+/// Shapes, types, layouts and `scale` (`None` for 1/√head_dim) are those of [`attention`](super::attention()); the mask also
+/// determines causality. The number of the mask's heads divides num_q_heads; consecutive query heads share one. A query that
+/// attends to no key gives 0. Keys and values must be finite. Blocks that are not listed are not read; but a NaN at a key
+/// that a query does not attend to may reach it, if that key is within 16 keys of one that it attends to.
 ///
 /// ```
 /// use pascaline::block_mask::{BlockGrid, BlockMask};
@@ -94,8 +94,8 @@ impl PreparedMask {
 ///
 /// # Errors
 /// Those of [`attention`](super::attention()); [`Error::Shape`](crate::Error::Shape) if `q` or `k` do not have the mask's
-/// lengths, [`Error::Unsupported`](crate::Error::Unsupported) if the heads can't be shared evenly, and
-/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if it was prepared for another device.
+/// lengths, [`Error::Unsupported`](crate::Error::Unsupported) if the numbers of heads do not divide, and
+/// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if the mask was prepared for another device.
 pub fn sparse_attention(
     q: &Tensor,
     k: &Tensor,
@@ -108,7 +108,7 @@ pub fn sparse_attention(
     Ok(out)
 }
 
-/// [`sparse_attention`] into `out`, of `q`'s shape and type; its strides are as free as the inputs'.
+/// [`sparse_attention`] into `out`, of `q`'s shape and type, with strides under the same conditions.
 ///
 /// # Errors
 /// As [`sparse_attention`].
@@ -166,8 +166,8 @@ fn check_mask(q: &Tensor, k: &Tensor, problem: &Problem, mask: &BlockMask) -> Re
 
 /// y[h, c, :] = the mean of rows c · block … of x[h, :, :], in f32; the last block may be shorter.
 ///
-/// `x`: [b, heads, rows, head_dim] or without b, f32 or f16, laid out as [`attention`](super::attention())'s tensors may be; the
-/// result is [.., heads, ceil(rows / block), head_dim].
+/// `x`: [b, heads, rows, head_dim] or without b, f32 or f16, in a layout that [`attention`](super::attention()) supports;
+/// the result is [.., heads, ceil(rows / block), head_dim].
 ///
 /// ```
 /// use pascaline::{Device, Tensor, ops};
@@ -225,17 +225,17 @@ pub fn block_mean_into(y: TensorMut, x: &Tensor, block: usize) -> Result<()> {
     }
 }
 
-/// The share of the blocks of plain attention from which [`choose_blocks`] gives all of them.
+/// The share of blocks from which [`choose_blocks`] returns the mask of plain attention.
 ///
-/// Measured: on an NVIDIA H200 a mask with every block in its lists takes 1.11 times the dense kernels' time, and time
-/// goes with the number of blocks (blocks of 64, 16 heads of 128, lengths 4096 and 8192).
+/// Measured: on an NVIDIA H200 a mask that lists every block takes 1.11 times as long as the dense kernels, and the time is
+/// proportional to the number of blocks (blocks of 64, 16 heads of 128, lengths 4096 and 8192).
 pub const DENSE_FROM: f64 = 0.9;
 
 /// A mask for this `q` and `k`, chosen for each query head from the scores between the means of their blocks.
 ///
-/// `q`: [num_q_heads, q_len, head_dim] and `k`: [num_kv_heads, kv_len, head_dim], or with a batch of 1 before them. If
+/// `q`: [num_q_heads, q_len, head_dim] and `k`: [num_kv_heads, kv_len, head_dim], or with a leading batch dimension of 1. If
 /// the choice is [`DENSE_FROM`] of the blocks or more, the result is the mask of plain attention, which the dense kernels
-/// run. This waits for the GPU: the choice is made on the host.
+/// compute. Waits for the GPU, because the host chooses.
 ///
 /// Source of the pooled scores: Jiang et al. 2024, "MInference 1.0", section 3.2 (block-sparse heads); of the
 /// threshold on their sum: Lai et al. 2025, "FlexPrefill", section 3.2.

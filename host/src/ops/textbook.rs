@@ -1,4 +1,4 @@
-//! The textbook kernels, which benches hold the others against. `None` where there is none: on the CPU, and for all but
+//! The textbook kernels, which benches compare the others with. `None` if there is none: on the CPU, and for all types but
 //! f32.
 
 use super::check::Check;
@@ -7,10 +7,10 @@ use crate::{DType, Device, Result, Tensor, TensorMut, gpu};
 
 pub use super::attention::textbook_into as attention_into;
 
-/// An input: its name, itself, and the shape that it must have.
+/// An input: its name, the tensor, and its required shape.
 type Input<'a> = (&'static str, &'a Tensor, &'a [usize]);
 
-/// The GPU of an output of this shape and of the inputs, all of which are contiguous f32.
+/// Checks that the output and the inputs are contiguous f32 of these shapes; returns the GPU of all.
 fn device(check: Check, y: &TensorMut, shape: &[usize], inputs: &[Input]) -> Option<Result<CudaDevice>> {
     let Device::Cuda(device) = y.device() else { return None };
     if y.dtype() != DType::F32 || inputs.iter().any(|(_, x, _)| x.dtype() != DType::F32) {

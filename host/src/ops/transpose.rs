@@ -5,7 +5,7 @@ use crate::{Device, Result, Shape, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("transpose");
 
-/// y[.., c, r] = x[.., r, c], moved in memory. ([`Tensor::swap_dims`] gives a view and moves nothing.)
+/// y[.., c, r] = x[.., r, c], as a copy. ([`Tensor::swap_dims`] gives a view and copies nothing.)
 ///
 /// `x`: [.., rows, cols] of any type, contiguous. The result is [.., cols, rows], contiguous.
 ///

@@ -20,7 +20,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The columns of the result for `cols` columns; `None` where two halves are needed and there are none.
+    /// The columns of the result for `cols` columns; `None` if two halves are needed and `cols` is odd.
     pub(crate) fn columns(self, cols: usize) -> Option<usize> {
         match self {
             Self::SwiGlu => cols.is_multiple_of(2).then_some(cols / 2),
@@ -29,7 +29,7 @@ impl Activation {
     }
 }
 
-/// The part of a product's kernel after the sums: act(product + bias) + residual. The default does nothing.
+/// The operations on a product's sums before they are stored: act(product + bias) + residual. The default does nothing.
 ///
 /// ```
 /// use pascaline::ops::{self, Epilogue};

@@ -3,8 +3,8 @@
 use crate::{DType, Device, Error, Result, Tensor};
 use kernels_gpu::adamw8bit::{BLOCK, first_code, first_share, scale, second_code, second_share};
 
-/// The moments of a parameter's elements in 8 bits, with two f32 scales for every 256 elements (Dettmers et al. 2021): 2.03 bytes of an
-/// element where f32 takes 8.
+/// 8-bit moments of a parameter's elements, with two f32 scales for every 256 elements (Dettmers et al. 2021): 2.03 bytes
+/// per element, where f32 needs 8.
 #[derive(Debug)]
 pub struct Moments8bit {
     /// u32 [2, blocks, 64]: the codes of the first and of the second moment, four in a word.
@@ -14,7 +14,7 @@ pub struct Moments8bit {
     elements: usize,
 }
 
-/// Which moment.
+/// One of the two moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// The running mean of the gradient.
@@ -24,7 +24,7 @@ pub enum Moment {
 }
 
 impl Moments8bit {
-    /// Zeros, for so many elements.
+    /// Moments of zero for a number of elements.
     ///
     /// # Errors
     /// [`Error::TooLarge`], or a device error.
@@ -35,7 +35,7 @@ impl Moments8bit {
         Ok(Self { codes, scales, elements })
     }
 
-    /// Of the values of both moments. Those of [`to_vec`](Self::to_vec) give the same codes and scales.
+    /// Encodes the values of both moments. The result of [`to_vec`](Self::to_vec) gives the same codes and scales again.
     ///
     /// # Errors
     /// [`Error::Shape`] if there are not equally many, [`Error::TooLarge`], or a device error.
@@ -62,7 +62,7 @@ impl Moments8bit {
         Ok(Self { codes, scales, elements: first.len() })
     }
 
-    /// The values of a moment.
+    /// The values of one moment.
     ///
     /// # Errors
     /// A device error.
@@ -76,13 +76,13 @@ impl Moments8bit {
         Ok(values.take(self.elements).map(value).collect())
     }
 
-    /// The elements of the parameter.
+    /// Number of elements of the parameter.
     pub fn elements(&self) -> usize {
         self.elements
     }
 }
 
-/// The codes of a block's values; gives its scale.
+/// Writes the codes of a block's values; returns its scale.
 pub(crate) fn encode(values: &[f32], moment: Moment, words: &mut [u32]) -> f32 {
     let (scale, inverse) = scale(values.iter().fold(0.0, |largest: f32, value| largest.max(value.abs())));
     let code = |value: &f32| match moment {
@@ -108,7 +108,7 @@ pub(crate) fn decode(code: u8, scale: f32, moment: Moment) -> f32 {
 pub struct AdamW8bitTensor<'a> {
     /// p: f32, contiguous; read and written.
     pub parameter: &'a mut Tensor,
-    /// The gradient: as the parameter.
+    /// The gradient, of the parameter's shape and type.
     pub gradient: &'a Tensor,
     /// Both moments; zeros at first.
     pub moments: &'a mut Moments8bit,

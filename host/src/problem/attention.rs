@@ -10,7 +10,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// The factor for heads of this size.
+    /// The factor on the scores for this head_dim.
     pub(crate) fn scale_for(&self, head_dim: usize) -> f32 {
         self.scale.unwrap_or(1.0 / (head_dim as f32).sqrt())
     }
@@ -33,7 +33,7 @@ pub struct Problem {
     pub v: HeadStrides,
 }
 
-/// In elements; 0 along dimensions of one entry. The last dimension's is 1.
+/// Strides in elements; 0 along dimensions of size 1. That of the last dimension is 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadStrides {
     pub batch: usize,
@@ -42,12 +42,12 @@ pub struct HeadStrides {
 }
 
 impl Problem {
-    /// Query heads that share a kv head.
+    /// Number of query heads that share a kv head.
     pub fn group(&self) -> usize {
         self.num_q_heads / self.num_kv_heads
     }
 
-    /// The number of keys that query `i` attends to, from the first on.
+    /// The number of keys that query `i` attends to; these are the first ones.
     pub fn visible(&self, i: usize) -> usize {
         if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len }
     }

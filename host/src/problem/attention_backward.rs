@@ -5,7 +5,7 @@ use super::attention::{self, HeadStrides};
 /// The sizes and strides of a checked call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Problem {
-    /// Those of the call whose gradients are computed.
+    /// The call whose gradients are computed.
     pub forward: attention::Problem,
     pub dout: HeadStrides,
     pub dq: HeadStrides,

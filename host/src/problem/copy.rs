@@ -1,6 +1,6 @@
 //! Strided copies.
 
-/// The most dimensions that may be left after [`merge`].
+/// The most dimensions that may remain after [`merge`].
 pub const MAX_DIMS: usize = 6;
 
 /// A dimension that can't be merged with its neighbours, and the strides along it, in elements.
@@ -11,7 +11,7 @@ pub struct Dim {
     pub x: usize,
 }
 
-/// Leaves out dimensions of size 1 and merges neighbours without a gap between them in both tensors; outermost first.
+/// Removes dimensions of size 1 and merges neighbours that are contiguous in both tensors; outermost first.
 pub fn merge(extents: &[usize], y_strides: &[usize], x_strides: &[usize]) -> Vec<Dim> {
     let mut dims: Vec<Dim> = Vec::with_capacity(extents.len());
     for ((&extent, &y), &x) in extents.iter().zip(y_strides).zip(x_strides) {

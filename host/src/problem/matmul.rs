@@ -9,11 +9,11 @@ use crate::tensor::Layout;
 pub struct Matmul {
     /// The factor of the product.
     pub alpha: f32,
-    /// The factor of `c` before; with 0, `c` is not read.
+    /// The factor of the old contents of `c`; with 0, they are not read.
     pub beta: f32,
     /// The family of kernels; for measurements.
     pub variant: Variant,
-    /// The number of parts that k is split into (split-K); for measurements. `None`: by the shape.
+    /// The number of splits of k (split-K); for measurements. `None`: chosen by the shape.
     pub splits: Option<u32>,
 }
 
@@ -24,7 +24,7 @@ impl Default for Matmul {
     }
 }
 
-/// The families of GPU kernels. The CPU has one implementation and takes any of these.
+/// The families of GPU kernels. The CPU has a single implementation and ignores this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Variant {
@@ -49,7 +49,7 @@ pub struct Fusion<'a> {
     pub epilogue: Epilogue<'a>,
 }
 
-/// A checked product: sizes, strides, and as few leading dimensions as it can be written with.
+/// A checked product: sizes, strides, and the fewest leading dimensions that describe it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     pub m: usize,
@@ -57,7 +57,7 @@ pub struct Problem {
     pub k: usize,
     pub a: MatrixStrides,
     pub b: MatrixStrides,
-    /// Between the rows of c.
+    /// Distance between the rows of c.
     pub ldc: usize,
     pub c_column: usize,
     /// Outermost first.
@@ -71,7 +71,7 @@ pub struct MatrixStrides {
     pub column: usize,
 }
 
-/// A leading dimension and its strides in the three tensors; 0 where all entries use the same matrix.
+/// A leading dimension and its strides in the three tensors; a stride is 0 if all entries use the same matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
     pub extent: usize,
@@ -118,7 +118,7 @@ impl Problem {
         problem
     }
 
-    /// Entries that share b and follow each other in a and c are rows of one product.
+    /// Turns entries that share b and are contiguous in a and c into rows of one product.
     fn fold_batch_into_rows(&mut self) {
         while let Some(&inner) = self.batch.last() {
             if self.m == 1 && inner.b == 0 {
@@ -135,7 +135,7 @@ impl Problem {
         self.m == 0 || self.n == 0 || self.batch.iter().any(|batch| batch.extent == 0)
     }
 
-    /// The offsets of every entry of all leading dimensions but the last `kept` into a, b and c.
+    /// The offsets into a, b and c of every entry of all leading dimensions but the last `kept`.
     pub fn offsets(&self, kept: usize) -> Vec<[usize; 3]> {
         let mut offsets = vec![[0; 3]];
         for batch in &self.batch[..self.batch.len().saturating_sub(kept)] {

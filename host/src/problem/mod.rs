@@ -1,4 +1,4 @@
-//! The ops' problems as sizes, strides and options: `ops` makes them of checked calls, `cpu` and `gpu` solve them. `ops`
+//! The ops' problems as sizes, strides and options. `ops` creates them from checked calls, `cpu` and `gpu` solve them. `ops`
 //! re-exports those that users name.
 
 pub(crate) mod activate;

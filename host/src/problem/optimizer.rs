@@ -2,7 +2,8 @@
 
 use crate::Tensor;
 
-/// A step of AdamW (Loshchilov & Hutter 2019, algorithm 2) with a decay that is multiplied by the learning rate, as PyTorch's.
+/// A step of AdamW (Loshchilov & Hutter 2019, algorithm 2) where the decay is multiplied by the learning rate, as in
+/// PyTorch.
 ///
 /// With g the gradient times `gradient_scale`: m = β₁m + (1 − β₁)g, v = β₂v + (1 − β₂)g²,
 /// p = p(1 − lr·decay) − lr·m̂ / (√v̂ + eps), m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ).
@@ -16,7 +17,7 @@ pub struct AdamW {
     pub eps: f32,
     /// t, the number of this step: 1 for the first.
     pub step: u32,
-    /// A factor on the gradients: of clipping, and what undoes a scaled loss.
+    /// A factor on the gradients, for clipping and to undo a scaled loss.
     pub gradient_scale: f32,
 }
 
@@ -48,15 +49,15 @@ pub struct AdamWTensor<'a> {
     pub weight_decay: f32,
 }
 
-/// A step of gradient descent with momentum: with g the gradient times `gradient_scale` plus decay·p: b = momentum·b + g, p = p − lr·b, as
-/// PyTorch's.
+/// A step of gradient descent with momentum, as in PyTorch. With g the gradient times `gradient_scale` plus decay·p: b =
+/// momentum·b + g, p = p − lr·b.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
     /// The learning rate.
     pub lr: f32,
-    /// How much of the last step goes on.
+    /// The factor on the previous step.
     pub momentum: f32,
-    /// A factor on the gradients: of clipping, and what undoes a scaled loss.
+    /// A factor on the gradients, for clipping and to undo a scaled loss.
     pub gradient_scale: f32,
 }
 

@@ -1,7 +1,7 @@
-//! How work is cut, so that no launch takes long and nothing beside the result takes much memory.
+//! How work is divided, so that no launch takes long and temporary memory stays small.
 
-/// Floating-point operations that one launch may have: a twentieth of a second on the smallest Pascal card. A card that
-/// drives a display is reset when a launch takes seconds; far below that, launches cost nothing.
+/// The most floating-point operations of a launch: a twentieth of a second on the smallest Pascal card. A card that drives a
+/// display is reset when a launch takes seconds; at a twentieth of a second the overhead of a launch is negligible.
 const FLOPS_PER_LAUNCH: usize = 60_000_000_000;
 
 /// The most rows of one launch; a multiple of the kernels' tiles.

@@ -1,4 +1,4 @@
-//! From a fused projection to rotated queries and a cache.
+//! Splitting a fused projection into rotated queries and a cache's keys and values.
 
 use crate::kv::KvMut;
 use crate::{Tensor, TensorMut};

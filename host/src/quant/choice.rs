@@ -1,9 +1,9 @@
-//! Scales chosen otherwise than by the largest magnitude.
+//! The choice of scales.
 
 /// How the scale of a row (`I8`) or of a block (`Q8_0`, `Q4_0`) is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScaleChoice {
-    /// The largest magnitude is the largest quant: nothing is clipped.
+    /// By the largest magnitude, which becomes the largest quant: nothing is clipped.
     AbsMax,
     /// The scale with the smallest sum of squared errors, among about a hundred scales.
     LeastError,

@@ -1,5 +1,5 @@
-//! GGUF's blocks: quants and scales interleaved, as files hold them. Source: ggml's published block layouts, which
-//! [`kernels_gpu::quant::blocks`] restates with their sizes.
+//! GGUF's blocks, which interleave quants and scales. Source: ggml's published block layouts; [`kernels_gpu::quant::blocks`]
+//! has them with their sizes.
 
 use super::gguf_blocks::{self, file_bytes};
 use super::{Format, QuantTensor, block, name};
@@ -7,7 +7,7 @@ use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut};
 use half::f16;
 use rayon::prelude::*;
 
-/// Blocks that a thread rearranges at a time: some 100 KB.
+/// Blocks that a thread converts at a time: about 100 KB.
 const BLOCKS_PER_TASK: usize = 1024;
 
 fn unsupported(op: &'static str, argument: &'static str, value: String, reason: &str) -> Error {
@@ -46,7 +46,7 @@ impl QuantTensor {
         }
     }
 
-    /// The blocks as a GGUF file holds them.
+    /// The blocks of a GGUF file.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for `I8` and for rows that are not whole blocks, or a device error.
@@ -64,7 +64,7 @@ impl QuantTensor {
     }
 }
 
-/// How many blocks a GGUF file has of a tensor of this shape, and the bytes of each.
+/// The number of blocks of a tensor of this shape in a GGUF file, and the bytes of each.
 fn file_blocks(op: &'static str, format: Format, shape: &Shape) -> Result<(usize, usize)> {
     let Some(size) = file_bytes(format) else {
         return Err(unsupported(op, "format", name(format).into(), "a GGUF file has no such blocks"));
@@ -78,12 +78,12 @@ fn file_blocks(op: &'static str, format: Format, shape: &Shape) -> Result<(usize
     Ok((n * (k / block(format)), size))
 }
 
-/// The bytes of a task's blocks in arrays of so many bytes; not 0 where there is nothing to do.
+/// The bytes of a task's blocks, for arrays with these bytes per block; never 0.
 fn of_tasks(blocks: usize, bytes: [usize; 3]) -> [usize; 3] {
     bytes.map(|bytes| (bytes / blocks.max(1) * BLOCKS_PER_TASK).max(1))
 }
 
-/// The bytes of a contiguous tensor of words or halves on the CPU.
+/// The bytes of a contiguous CPU tensor of u32 or f16.
 fn bytes(part: &Tensor) -> &[u8] {
     let from_first = match part.dtype() {
         DType::F16 => part.cpu::<f16>().map(bytemuck::cast_slice),
@@ -92,7 +92,7 @@ fn bytes(part: &Tensor) -> &[u8] {
     &from_first.unwrap_or_default()[..part.shape().elements() * part.dtype().size()]
 }
 
-/// As [`bytes`], to write.
+/// As [`bytes`], for writing.
 fn bytes_mut<'a>(part: &'a mut TensorMut) -> &'a mut [u8] {
     let size = part.shape().elements() * part.dtype().size();
     let from_first = match part.dtype() {

@@ -1,7 +1,7 @@
-//! Blocks and super-blocks between GGUF's layout and the one in memory, as words. Both are in
-//! [`kernels_gpu::quant::blocks`]; each function here has its inverse beside it.
+//! Converts blocks and super-blocks between GGUF's layout and the one in memory, as words. Both are described in
+//! [`kernels_gpu::quant::blocks`]. Each function has its inverse beside it.
 //!
-//! Words are taken as little-endian numbers; the library has no host of the other order, as the compiler checks.
+//! Words are little-endian; a compile-time check rejects big-endian hosts.
 
 use super::Format;
 use kernels_gpu::quant::blocks::{
@@ -10,7 +10,7 @@ use kernels_gpu::quant::blocks::{
 
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// Bytes of a block of the file; `None` if the format is none of GGUF's.
+/// Bytes of a block in a file; `None` if the format does not exist in GGUF.
 pub(super) const fn file_bytes(format: Format) -> Option<usize> {
     match format {
         Format::I8 => None,
@@ -24,7 +24,7 @@ pub(super) const fn file_bytes(format: Format) -> Option<usize> {
     }
 }
 
-/// Blocks of the file, of [`file_bytes`] each, to their quants and their scales, in bytes as they lie in memory.
+/// Converts blocks of a file, of [`file_bytes`] each, to quants and scales in their memory layout.
 pub(super) fn read(format: Format, file: &[u8], quants: &mut [u8], scales: &mut [u8]) {
     match format {
         Format::I8 => {}
@@ -106,7 +106,7 @@ pub(super) fn write(format: Format, file: &mut [u8], quants: &[u8], scales: &[u8
     }
 }
 
-/// Calls `of_block` for each block of F bytes in the file, Q bytes of quants and S bytes of scales.
+/// Calls `of_block` with each block: F bytes of the file, Q bytes of quants and S bytes of scales.
 fn read_each<const F: usize, const Q: usize, const S: usize>(
     file: &[u8],
     quants: &mut [u8],
@@ -136,7 +136,7 @@ fn write_each<const F: usize, const Q: usize, const S: usize>(
         .for_each(|(file, (quants, scales))| of_block(file, quants, scales));
 }
 
-/// A block that is its scales and then its quants, as they are.
+/// A block of scales followed by quants, both unchanged.
 fn split<const F: usize, const Q: usize, const S: usize>(
     file: &[u8; F],
     quants: &mut [u8; Q],
@@ -160,7 +160,7 @@ fn word(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// The words of N · 4 bytes, wherever they begin.
+/// The N words of 4·N bytes, at any alignment.
 fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
     std::array::from_fn(|i| word(&bytes[4 * i..]))
 }
@@ -169,13 +169,13 @@ fn bytes(words: &[u32]) -> &[u8] {
     bytemuck::cast_slice(words)
 }
 
-/// Exchanges the bits of `x` under `mask` with those `shift` higher.
+/// Swaps the bits of `x` under `mask` with those `shift` higher.
 const fn exchange(x: u32, mask: u32, shift: u32) -> u32 {
     let different = (x ^ x >> shift) & mask;
     x ^ different ^ different << shift
 }
 
-/// The low nibbles of a word's bytes, in order, and then the high ones.
+/// The low nibbles of a word's bytes, in order, then the high ones.
 const fn nibbles_from_file(word: u32) -> u32 {
     exchange(exchange(word, 0x00f0_00f0, 4), 0x0000_ff00, 8)
 }
@@ -206,8 +206,8 @@ fn fifth_to_file(memory: [u32; 8]) -> [u32; 8] {
     })
 }
 
-/// Q6_K's low nibbles. In each half of 16 words of the file the first 8 are of blocks 0 and 2, the others of blocks 1 and 3;
-/// in memory the first are of blocks 0 and 1, the others of blocks 2 and 3.
+/// Q6_K's low nibbles. In each half of 16 words of the file the first 8 belong to blocks 0 and 2, the others to blocks 1 and
+/// 3. In memory the first 8 belong to blocks 0 and 1, the others to blocks 2 and 3.
 fn low_from_file(file: [u32; 32]) -> [u32; 32] {
     std::array::from_fn(|at| {
         let (a, b) = (file[at & !8], file[at | 8]);
@@ -223,7 +223,7 @@ fn low_to_file(memory: [u32; 32]) -> [u32; 32] {
     low_from_file(memory) // pairs (0, 2), (1, 3) from (0, 1), (2, 3) is the same exchange
 }
 
-/// q in two's complement from q + 32, and back: the highest of six bits.
+/// Converts q + 32 to q in two's complement and back: flips the highest of six bits.
 const SIGN: u32 = 0xaaaa_aaaa;
 
 /// Q6_K's upper bits. The file: bits 2·i and 2·i + 1 of byte l of a half are of its block i, value l. In memory words 4·p + 2·c
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(nibbles_to_file(0x7531_6420), 0x7654_3210);
     }
 
-    /// One bit at a time: each is somewhere, alone, and comes back.
+    /// One bit at a time: each moves to exactly one position, and back.
     #[test]
     fn every_bit_comes_back() {
         for format in [Format::Q5K, Format::Q6K, Format::Iq4Nl, Format::Iq4Xs] {

@@ -32,7 +32,7 @@ use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK, ScalesIq4Xs, ScalesQ4K, Sca
 pub struct QuantTensor {
     format: Format,
     shape: Shape,
-    /// Values of a row, padding included.
+    /// Values of a row in memory, with padding.
     pub(crate) k: usize,
     /// u32 words: the quants, row-major.
     pub(crate) quants: Tensor,
@@ -41,7 +41,7 @@ pub struct QuantTensor {
     pub(crate) scales: Tensor,
 }
 
-/// Values that a row must be whole multiples of in memory.
+/// The memory of a row is a multiple of this many values.
 pub(crate) const fn block(format: Format) -> usize {
     match format {
         Format::Q4K | Format::Q5K | Format::Q6K | Format::Iq4Xs => SUPER_BLOCK,
@@ -49,12 +49,12 @@ pub(crate) const fn block(format: Format) -> usize {
     }
 }
 
-/// Values of a block, which share a scale: a row is divided between blocks alone.
+/// Values of a block, which share a scale; a row may be divided only between blocks.
 pub const fn block_len(format: Format) -> usize {
     block(format)
 }
 
-/// Bits of a quant, its scales not counted.
+/// Bits of a quant, not counting scales.
 pub const fn bits(format: Format) -> usize {
     match format {
         Format::I8 | Format::Q8_0 => 8,
@@ -108,8 +108,8 @@ impl QuantTensor {
         Ok(Self { format, shape, k, quants, scales })
     }
 
-    /// Rows, and values of a row, padding included.
-    fn padded(format: Format, shape: &Shape) -> Result<(usize, usize)> {
+    /// Number of rows, and of values of a row with padding.
+    pub(crate) fn padded(format: Format, shape: &Shape) -> Result<(usize, usize)> {
         let bad = |expected: &str| Error::Shape {
             op: "quantize",
             argument: "shape",
@@ -133,10 +133,10 @@ impl QuantTensor {
         }
     }
 
-    /// Some of its rows, which share its memory.
+    /// A range of its rows, which shares its memory.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are not so many.
+    /// [`Error::Shape`] if the range exceeds the rows.
     pub fn narrow(&self, start: usize, rows: usize) -> Result<Self> {
         let shape = [rows, self.cols()].into();
         let [quants, scales] = [&self.quants, &self.scales].map(|part| part.narrow(0, start, rows));
@@ -148,17 +148,17 @@ impl QuantTensor {
         self.format
     }
 
-    /// [n, k], padding not counted.
+    /// [n, k], without padding.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.shape.dims()[0]
     }
 
-    /// Columns, padding not counted.
+    /// Number of columns, without padding.
     pub fn cols(&self) -> usize {
         self.shape.dims()[1]
     }
@@ -181,7 +181,7 @@ impl QuantTensor {
         self.map(&mut |part| part.to_device(device))
     }
 
-    /// The same tensor with quants and scales mapped by `f`, which keeps their shapes.
+    /// A copy with `f` applied to quants and scales; `f` keeps their shapes.
     pub(crate) fn map(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self { quants: f(&self.quants)?, scales: f(&self.scales)?, ..self.clone() })
     }
@@ -193,7 +193,7 @@ impl QuantTensor {
 pub struct QuantRows {
     /// The shape of the tensor that was quantised.
     pub(crate) shape: Shape,
-    /// Values of a row with its padding: a multiple of 256.
+    /// Values of a row with padding, a multiple of 256.
     pub(crate) k: usize,
     /// u32 [m, k/4]
     pub(crate) quants: Tensor,

@@ -1,4 +1,4 @@
-//! How much a tensor lost.
+//! The error of a quantised tensor.
 
 use std::fmt;
 
@@ -14,7 +14,8 @@ pub struct ErrorReport {
 }
 
 impl ErrorReport {
-    /// Compares `original` with `reconstructed`, as far as the shorter goes. A NaN on either side makes the numbers NaN.
+    /// Compares `original` with `reconstructed`, up to the length of the shorter. A NaN on either side makes the numbers
+    /// NaN.
     pub fn new(original: &[f32], reconstructed: &[f32]) -> Self {
         let (mut error, mut xx, mut yy, mut xy, mut max) = (0.0f64, 0.0f64, 0.0f64, 0.0f64, 0.0f64);
         for (&x, &y) in original.iter().zip(reconstructed) {

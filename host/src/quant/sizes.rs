@@ -1,11 +1,11 @@
-//! Sizes of quantised tensors that are not there yet, for plans of memory.
+//! Sizes of quantised tensors before they are allocated, for planning memory.
 
 use super::{Format, QuantRows, QuantTensor, bits};
 use crate::{Result, Shape};
 use kernels_gpu::quant::blocks::{BLOCK, SUPER_BLOCK, ScalesIq4Xs, ScalesQ4K, ScalesQ6K};
 
 impl QuantTensor {
-    /// The bytes of the quants and of the scales of a matrix [n, k], each one allocation.
+    /// The bytes of the quants and of the scales of a matrix [n, k]; each is one allocation.
     ///
     /// ```
     /// use pascaline::quant::{Format, QuantTensor};
@@ -14,7 +14,7 @@ impl QuantTensor {
     /// ```
     ///
     /// # Errors
-    /// As of a tensor of that shape: [`Error::Shape`](crate::Error::Shape) or [`Error::TooLarge`](crate::Error::TooLarge).
+    /// As for a tensor of that shape: [`Error::Shape`](crate::Error::Shape) or [`Error::TooLarge`](crate::Error::TooLarge).
     pub fn part_bytes(format: Format, shape: [usize; 2]) -> Result<[usize; 2]> {
         let (n, k) = Self::padded(format, &Shape::from(shape))?;
         let of_super_blocks = |bytes| n * (k / SUPER_BLOCK) * bytes;
@@ -30,7 +30,7 @@ impl QuantTensor {
 }
 
 impl QuantRows {
-    /// The bytes of the quants and of the scales of [rows, k] activations, each one allocation.
+    /// The bytes of the quants and of the scales of [rows, k] activations; each is one allocation.
     pub fn part_bytes(rows: usize, k: usize) -> [usize; 2] {
         let k = k.next_multiple_of(SUPER_BLOCK);
         [rows * k, rows * (k / BLOCK) * 8]

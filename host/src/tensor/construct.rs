@@ -1,4 +1,4 @@
-//! Tensors made from a rule: one value, a range, random numbers.
+//! Tensors from a rule: a constant, a range, random numbers.
 
 use super::{Layout, Storage, Tensor};
 use crate::{DType, Device, Element, Error, Result, Shape};
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
-/// Elements per rayon task of [`Tensor::randn`]; even, as normals come in pairs.
+/// Elements per rayon task of [`Tensor::randn`]; even, because normals are computed in pairs.
 const CHUNK: usize = 1 << 14;
 
 impl Tensor {
@@ -33,7 +33,7 @@ impl Tensor {
         }
     }
 
-    /// A tensor of zeros of this one's shape and type, where it is.
+    /// A tensor of zeros of this one's shape, type and device.
     ///
     /// ```
     /// use pascaline::{Device, Tensor};
@@ -49,7 +49,7 @@ impl Tensor {
         Self::zeros(self.shape(), self.dtype(), &self.device())
     }
 
-    /// A tensor whose elements all are `value`. On a GPU no element passes the bus.
+    /// A tensor with all elements equal to `value`. On a GPU it is filled there; no elements are copied to it.
     ///
     /// ```
     /// use pascaline::{Device, Tensor};
@@ -71,7 +71,7 @@ impl Tensor {
         Ok(Self { storage: Arc::new(storage), layout })
     }
 
-    /// \[n\]: start, start + 1, … up to but not including `end`. Without such numbers the tensor is empty.
+    /// \[n\]: start, start + 1, … up to but not including `end`. Empty if there are no such numbers.
     ///
     /// Element i is start + i, computed in f64 and rounded to the element type ([`Element::from_f64`]).
     ///
@@ -105,10 +105,10 @@ impl Tensor {
     ///
     /// The same seed gives the same numbers on every device and with any number of threads; the first n of them do not
     /// depend on the shape. The generator is ChaCha with 8 rounds,
-    /// [`ChaCha8Rng::seed_from_u64(seed)`](rand_chacha::ChaCha8Rng). Its outputs number 2i and 2i + 1, of 64 bits each, of
-    /// which the upper 53 are used, give u in (0, 1] and v in [0, 1); elements 2i and 2i + 1 are √(−2 ln u)·cos 2πv and
-    /// √(−2 ln u)·sin 2πv (Box & Muller 1958). That is computed in f64, with the platform's ln, cos and sin, and rounded to the
-    /// element type. The numbers are made on the host.
+    /// [`ChaCha8Rng::seed_from_u64(seed)`](rand_chacha::ChaCha8Rng). Its 64-bit outputs number 2i and 2i + 1, by their upper
+    /// 53 bits, give u in (0, 1] and v in [0, 1). Elements 2i and 2i + 1 are √(−2 ln u)·cos 2πv and √(−2 ln u)·sin 2πv (Box
+    /// & Muller 1958). This is computed in f64 on the host, with the platform's ln, cos and sin, and rounded to the element
+    /// type.
     ///
     /// ```
     /// use pascaline::{DType, Device, Tensor};
@@ -138,9 +138,9 @@ impl Tensor {
     }
 }
 
-/// As [`Tensor::randn`] says.
+/// The numbers of [`Tensor::randn`].
 fn normals<T: Element>(elements: usize, seed: u64) -> Vec<T> {
-    /// Words of 32 bits that an element takes of the generator.
+    /// 32-bit words of the generator per element.
     const WORDS: u128 = 2;
     let mut values = vec![T::zeroed(); elements];
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {

@@ -16,14 +16,14 @@ pub(crate) struct ForeignBytes {
     _owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: it is plain memory, and its owner may be dropped on any thread.
+// SAFETY: it is plain memory without thread affinity, and its owner is `Send`.
 unsafe impl Send for ForeignBytes {}
 // SAFETY: shared references only read.
 unsafe impl Sync for ForeignBytes {}
 
 impl ForeignBytes {
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory is valid and nobody writes it, as the caller of `Tensor::from_foreign` promised.
+        // SAFETY: the memory is valid and nobody writes it: the contract of `Tensor::from_foreign`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -34,9 +34,9 @@ impl ForeignBytes {
 }
 
 impl Tensor {
-    /// A tensor over memory of another library; nothing is copied. `address` is that of the first element, strides are in
-    /// elements. `owner` is dropped with the last tensor that shares the memory; on a GPU, work that was queued before may still
-    /// be running then.
+    /// A tensor over memory of another library; nothing is copied. `address` is that of the first element; strides are in
+    /// elements. `owner` is dropped with the last tensor that shares the memory. On a GPU, work that was queued before may
+    /// still be running then.
     ///
     /// ```
     /// use pascaline::{DType, Device, Tensor, ops};
@@ -51,8 +51,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if shape and strides reach beyond the address space; [`Error::Unsupported`] if there are not as many
-    /// strides as dimensions, or the address is 0 or not a multiple of the element's size.
+    /// [`Error::TooLarge`] if shape and strides exceed the address space; [`Error::Unsupported`] if the number of strides is
+    /// not that of dimensions, or the address is 0 or not a multiple of the element's size.
     ///
     /// # Safety
     /// * Every element that shape and strides reach is initialised memory that is valid until `owner` is dropped: host memory for
@@ -77,7 +77,7 @@ impl Tensor {
                 Storage::Cpu(CpuBuffer::Foreign(ForeignBytes { start, len: bytes, _owner: owner }))
             }
             Device::Cuda(cuda) => {
-                // SAFETY: the caller's promise, for as many bytes as the layout spans.
+                // SAFETY: this function's contract, for as many bytes as the layout spans.
                 Storage::Cuda(unsafe { DeviceBuffer::foreign(cuda, address, bytes, owner) })
             }
         };
@@ -112,8 +112,8 @@ impl Tensor {
         Ok(Self { storage: Arc::new(storage), layout: Layout::contiguous(dtype, shape)? })
     }
 
-    /// Notes that work queued so far on another stream of the device uses the tensor's memory, so that it is not reused before
-    /// that work is done. Nothing happens on the CPU.
+    /// Records that work queued so far on another stream of the device uses the tensor's memory, so that it is not reused
+    /// before that work is done. On the CPU it does nothing.
     ///
     /// # Errors
     /// A driver error.
@@ -124,8 +124,8 @@ impl Tensor {
         }
     }
 
-    /// The elements in host memory from the first on, as they lie there: element [i, j, …] is number i·strides\[0\] +
-    /// j·strides\[1\] + …. `None` on a GPU, or if the elements are not `T`s.
+    /// The elements in host memory from the first on, in storage order: element [i, j, …] is number i·strides\[0\] +
+    /// j·strides\[1\] + …. `None` on a GPU, or if the elements are not of type `T`.
     ///
     /// ```
     /// use pascaline::{Device, Tensor};
@@ -139,7 +139,7 @@ impl Tensor {
     }
 }
 
-/// The layout, if no element lies beyond the address space and kernels can load elements there.
+/// The layout, if all elements are within the address space and aligned for kernels.
 fn layout(address: u64, shape: Shape, strides: &[usize], dtype: DType) -> Result<Layout> {
     const OP: &str = "from_foreign";
     let unsupported =
@@ -163,7 +163,7 @@ fn layout(address: u64, shape: Shape, strides: &[usize], dtype: DType) -> Result
         return Err(Error::TooLarge { op: OP, argument: "strides", elements, limit });
     }
     if address == 0 || !address.is_multiple_of(dtype.size() as u64) {
-        let reason = format!("elements of {dtype} lie at multiples of {} bytes", dtype.size());
+        let reason = format!("elements of {dtype} are aligned to multiples of {} bytes", dtype.size());
         return unsupported("address", format!("{address:#x}"), reason);
     }
     layout.strides = strides.to_vec();
@@ -177,7 +177,7 @@ mod tests {
     use crate::ops;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Counts how often it is dropped.
+    /// Counts its drops.
     struct Owner(Arc<AtomicUsize>);
 
     impl Drop for Owner {
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn what_cannot_be_memory_is_refused() {
         let make = |address, shape: &[usize], strides: &[usize]| {
-            // SAFETY: nothing is read; each is refused or has no elements.
+            // SAFETY: nothing is read; each call fails or has no elements.
             unsafe { Tensor::from_foreign(address, shape, strides, DType::F32, &Device::Cpu, Box::new(())) }
         };
         assert!(matches!(make(16, &[2], &[1, 1]), Err(Error::Unsupported { argument: "strides", .. })));

@@ -1,16 +1,17 @@
-//! Tensors that are passed from device to device.
+//! Tensors that are sent from device to device.
 
 use super::{Storage, Tensor};
-use crate::memory::{InFlight, Link};
+use crate::cuda::CudaDevice;
+use crate::memory::{InFlight, Link, Posted};
 use crate::{Error, Result};
+use std::sync::Arc;
 
 impl Tensor {
-    /// Queues a copy of this tensor's values to a contiguous one of the same type and shape at the other end of a link, which
-    /// nothing else refers to. Both devices go on meanwhile.
+    /// Queues a copy of this tensor's values to a contiguous tensor of the same type and shape at the other end of a link,
+    /// whose storage is not shared. Both devices continue meanwhile.
     ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::Layout`] if the tensors do not fit each other, [`Error::SharedOutput`], or as
-    /// [`Link::send`].
+    /// [`Error::Shape`] or [`Error::Layout`] if the tensors do not match, [`Error::SharedOutput`], or as [`Link::send`].
     pub fn send(&self, link: &Link, target: &mut Tensor) -> Result<()> {
         if self.shape() != target.shape() || self.dtype() != target.dtype() {
             let expected = format!("{} {}, as the target", target.dtype(), target.shape());
@@ -48,10 +49,44 @@ impl Tensor {
         if !self.is_contiguous() || self.layout.offset > 0 {
             return Err(Error::Layout { op: "send", argument: "target", needed: "contiguous" });
         }
-        match std::sync::Arc::get_mut(&mut self.storage) {
+        match Arc::get_mut(&mut self.storage) {
             Some(Storage::Cuda(to)) => value.arrive(to),
             Some(Storage::Cpu(_)) => Err(on_the_cpu()),
             None => Err(Error::SharedOutput { op: "send" }),
+        }
+    }
+}
+
+impl Tensor {
+    /// The same memory as kernels of another device reach it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on the CPU.
+    ///
+    /// # Safety
+    /// As [`DeviceBuffer::seen_from`](crate::memory::DeviceBuffer).
+    pub(crate) unsafe fn seen_from(&self, device: &CudaDevice) -> Result<Self> {
+        match &*self.storage {
+            // SAFETY: the caller's promise.
+            Storage::Cuda(buffer) => {
+                let storage = Storage::Cuda(unsafe { buffer.seen_from(device) });
+                Ok(Self { storage: Arc::new(storage), layout: self.layout.clone() })
+            }
+            Storage::Cpu(_) => Err(on_the_cpu()),
+        }
+    }
+
+    /// Queues a copy of the elements, which are contiguous, to pinned memory; gives the tensor as a kernel of another device reads
+    /// it there.
+    ///
+    /// # Errors
+    /// As [`Posted::fill`].
+    pub(crate) fn post(&self, place: &Arc<Posted>) -> Result<u64> {
+        let (size, elements) = (self.dtype().size(), self.shape().elements());
+        let at = if elements == 0 { 0 } else { self.layout.offset * size };
+        match &*self.storage {
+            Storage::Cuda(buffer) => place.fill(buffer, at, elements * size),
+            Storage::Cpu(_) => Err(on_the_cpu()),
         }
     }
 }

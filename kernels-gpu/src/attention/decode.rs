@@ -1,5 +1,5 @@
-//! Attention of few queries over many keys (split-KV). Reading K and V bounds the time. The keys are split over blocks, and
-//! a block serves all query heads of its kv head, so that K and V are read once.
+//! Attention of few queries over many keys (split-KV). It is bound by reading K and V. The keys are split over blocks. A
+//! block serves all query heads of its kv head, so K and V are read once.
 //!
 //! Source: Dao et al. 2023, "Flash-Decoding for long-context inference"; the merging of partial results is
 //! Milakov & Gimelshein 2018, section 3.1.
@@ -12,10 +12,10 @@
 //! the last block of a kv head: out = Σ exp(mᵢ − max m) accᵢ / Σ exp(mᵢ − max m) lᵢ over its splits
 //! ```
 //!
-//! How the code departs from it:
+//! Differences between the code and this algorithm:
 //! 1. The rows of a kv head are the q_len queries of its `group` query heads: row r is query r mod q_len of head
 //!    r / q_len. A block takes R of them.
-//! 2. L lanes hold a key, 8 columns each; 128 / L keys are computed in parallel, each with its own (m, l, acc), which
+//! 2. L lanes share a key, 8 columns each; 128 / L keys are computed in parallel, each with its own (m, l, acc), which
 //!    are merged in shared memory at the end. So only the dot products need shuffles.
 //! 3. U keys are loaded before the first is used, and m is updated once for all of them. The values are loaded while the
 //!    scores are computed, and the next keys while the values are used.
@@ -42,7 +42,8 @@ pub(super) const KEY_STEP: u32 = 32;
 
 /// The parameters of the kernels. q and out are of type `Q`; k and v are stored as `Kv`, see [`KvElement`].
 ///
-/// First elements and strides of all four tensors are multiples of 8 elements, and they span less than 2³¹ elements with gaps.
+/// First elements and strides of all four tensors are multiples of 8 elements; each tensor, with its gaps, spans less than
+/// 2³¹ elements.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Decode<Q, Kv> {
@@ -51,7 +52,7 @@ pub struct Decode<Q, Kv> {
     /// With more than one split, [b · num_q_heads · q_len, splits, [`partial_elements`](super::merge::partial_elements)(d)] for
     /// the instance's head_dim d, 16-byte aligned, disjoint from all others; else not used.
     pub partial: *mut f32,
-    /// With more than one split, [gridDim.y · gridDim.z] zeros, which they are again afterwards; else not used.
+    /// With more than one split, [gridDim.y · gridDim.z] zeros; the kernel leaves them zero. Else not used.
     pub counters: *mut u32,
     /// [b, num_q_heads, q_len, head_dim]
     pub q: *const Q,
@@ -77,17 +78,17 @@ pub struct Decode<Q, Kv> {
     pub scale_log2: f32,
     /// 1 if causal, else 0.
     pub causal: u32,
-    /// Null, or [1]: there are then only past\[0\] + q_len keys, at most kv_len, which the splits share.
+    /// Null, or [1]: then there are only past\[0\] + q_len keys, at most kv_len, and the splits divide these.
     pub past: *const u32,
-    /// Of codes (`Kv` = `u16`), 2 to 8; else not used.
+    /// Exponent bits of codes (`Kv` = `u16`), 2 to 8; else not used.
     pub exponent_bits: u32,
-    /// Of k's quants (`Kv` = `u8`), one for each block; else not used.
+    /// Scales of k's quants (`Kv` = `u8`), one for each block; else not used.
     pub k_scales: *const F16,
-    /// As `k_scales`, of v's.
+    /// As `k_scales`, for v.
     pub v_scales: *const F16,
 }
 
-/// A kernel for so many rows and so wide heads.
+/// A kernel for a number of rows and a width of heads.
 #[derive(Clone, Copy)]
 pub struct Instance<P> {
     /// grid = [splits, b · num_kv_heads, ceil(q_len · group / rows)]
@@ -111,53 +112,53 @@ pub(super) const fn state_elements(head_dim: u32, rows: u32) -> u32 {
     THREADS / (head_dim / 8) * rows
 }
 
-/// A step for each halving of a key's lanes, for every row and every key in flight.
+/// The shuffles of a dot product: one for each halving of a key's lanes, for every row and every key in flight.
 pub(super) const fn shuffles(head_dim: u32, rows: u32, keys: u32) -> u32 {
     (head_dim / 8).ilog2() * rows * keys
 }
 
-/// The first columns of the two pieces of four that lane `sub` of a key's lanes holds.
+/// The first columns of the two pieces of four columns that lane `sub` of a key's lanes has.
 #[inline(always)]
 const fn pieces<S: Stored, const L: u32>(sub: u32) -> [u32; 2] {
     if S::APART { [sub * 4, (L + sub) * 4] } else { [sub * 8, sub * 8 + 4] }
 }
 
-/// Where query `row % q_len` of the kv head's query head `row / q_len` lies.
+/// The offset of query `row % q_len` of the kv head's query head `row / q_len`.
 #[inline(always)]
 fn row_offset(strides: Strides, batch: u32, first_head: u32, row: u32, q_len: u32) -> usize {
     (strides.offset(batch, first_head + row / q_len) + row % q_len * strides.row) as usize
 }
 
-/// Which keys a block reads, and which rows see them.
+/// Which keys a block reads, and which rows attend to them.
 pub(super) trait Keys: Copy {
-    /// The property of a row that decides which keys it sees.
+    /// The property of a row that decides which keys it attends to.
     type Row: Copy;
 
-    /// How many keys there are.
+    /// The number of keys.
     fn count(self) -> u32;
 
-    /// How many splits the keys make; blocks after them have none.
+    /// The number of splits that have keys; later blocks have none.
     #[inline(always)]
     fn splits(self) -> u32 {
         thread::grid_dim_x()
     }
 
-    /// The kv head of unit `unit`: query heads that share keys.
+    /// The kv head of unit `unit`; a unit is a set of query heads that share keys.
     fn kv_head(self, unit: u32) -> u32;
 
-    /// Key `n`, below the count.
+    /// The row of key `n`, which is below the count.
     ///
     /// # Safety
     /// n is below the count.
     unsafe fn key(self, n: u32) -> u32;
 
-    /// Of a row of query `i` that reads keys below `end`.
+    /// The property of a row with query `i`, for keys below `end`.
     fn row(self, i: u32, end: u32) -> Self::Row;
 
-    /// Whether the row sees key `n`.
+    /// Whether the row attends to key `n`.
     ///
     /// # Safety
-    /// As [`key`](Self::key), or n is the row's `end` or after it.
+    /// As [`key`](Self::key), or n is the row's `end` or above.
     unsafe fn sees(self, row: Self::Row, n: u32) -> bool;
 }
 
@@ -170,11 +171,11 @@ struct Dense {
 }
 
 impl Dense {
-    /// With the keys of a split. Where there is a `past`, the keys are those before it and the queries', at most `kv_len`,
-    /// and the splits share them.
+    /// The keys of a split. With `past`, the keys are those before it and the queries' own, at most `kv_len`, and the splits
+    /// divide these.
     ///
     /// # Safety
-    /// `past` is null or one number.
+    /// `past` is null or points to one number.
     #[inline(always)]
     unsafe fn new(
         q_len: u32,
@@ -184,7 +185,7 @@ impl Dense {
         mut keys_per_split: u32,
     ) -> (Self, u32) {
         if !past.is_null() {
-            // SAFETY: `past` is not null, and so it is one number.
+            // SAFETY: `past` is not null, so it points to one number.
             kv_len = kv_len.min(unsafe { *past }.saturating_add(q_len));
             keys_per_split = kv_len.div_ceil(thread::grid_dim_x().max(1)).next_multiple_of(KEY_STEP);
         }
@@ -223,8 +224,9 @@ impl Keys for Dense {
 }
 
 /// # Safety
-/// `t`: as [`Decode`] says, for kv heads in whose place there are `units` of query heads with the same keys; `scratch` belongs to
-/// the block, its `partial` and `counters` as [`Decode`] says; keys_per_split · splits ≥ the number of keys. L = D / 8 lanes.
+/// `t`: as [`Decode`] says, where kv heads are replaced by `units` of query heads that share keys; `scratch` belongs to the
+/// block, its `partial` and `counters` are as [`Decode`] says; keys_per_split · splits ≥ the number of keys. L = D / 8
+/// lanes.
 #[inline(always)]
 pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize, const U: usize, K: Keys>(
     t: Tensors<Q, S>,
@@ -237,7 +239,7 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
     let Tensors { out_strides, q_strides, k_strides, v_strides, .. } = t;
     let slots = THREADS / L;
     let d = 8 * L;
-    // SAFETY: a grid with a block in it has a unit and a query.
+    // SAFETY: the grid has a block, so there is a unit and a query.
     unsafe {
         not_zero(units);
         not_zero(q_len);
@@ -253,7 +255,7 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
     let end = (start + keys_per_split).min(work.count());
     let [low, high] = pieces::<S, L>(sub);
     let last = head_dim - 8;
-    // pieces past head_dim: the last ones in their place
+    // pieces past head_dim read the last one
     let read =
         if S::APART { [low.min(last + 4), high.min(last + 4)] } else { [low.min(last), low.min(last) + 4] };
 
@@ -272,7 +274,7 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
         });
         words
     };
-    // the first keys come while q does
+    // the first keys are loaded together with q
     let mut key = start;
     let mut keys = [[[0; 4]; 2]; U];
     if key < end {
@@ -286,7 +288,7 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
         if I < R {
             let row = (first_row + I as u32).min(rows - 1);
             sights[I] = work.row(row % q_len, end);
-            // SAFETY: the row and both pieces are inside q; a multiple of four columns on from an aligned address.
+            // SAFETY: the row and both pieces are inside q, at a multiple of four columns from an aligned address.
             let (a, b) = unsafe {
                 let q = q.add(row_offset(q_strides, batch, first_head, row, q_len));
                 (Q::load4(q.add(read[0] as usize)), Q::load4(q.add(read[1] as usize)))
@@ -321,14 +323,14 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
         let first = key;
         key += slots * U as u32;
         if key < end {
-            keys = load(k, k_head, k_strides.row, key); // come while the values are computed with
+            keys = load(k, k_head, k_strides.row, key); // in flight while the values are computed with
         }
         unroll!(I < 4 {
             if I < R {
                 unroll!(J < 4 {
                     if J < U {
-                        // SAFETY: the loop's bounds are those of the block, so all lanes are here; the row ends
-                        // where the split does.
+                        // SAFETY: the loop's bounds are the same for the whole block, so all lanes are here; the row's keys
+                        // end where the split does.
                         let seen = unsafe {
                             s[I][J] = Sum.over::<L>(s[I][J]);
                             work.sees(sights[I], first + J as u32 * slots + slot)
@@ -372,8 +374,8 @@ pub(super) unsafe fn decode<Q: Element, S: Stored, const L: u32, const R: usize,
 
     let splits = work.splits();
     let merge = Merge { scratch, first_row, rows, slot, slots, columns: [low, high], d, head_dim, splits };
-    // SAFETY: all threads are here, out has the row, and the scratch memory is this block's and large enough: this
-    // function's contract.
+    // SAFETY: all threads are here, out has the row, and the scratch memory is this block's and large enough (this
+    // function's contract).
     unsafe {
         merge.finish::<Q, R>(m, l, acc, |row| out.add(row_offset(out_strides, batch, first_head, row, q_len)))
     }
@@ -387,7 +389,7 @@ macro_rules! kernels {
     )*) => {
         $($(
             /// # Safety
-            /// [`Decode`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// [`Decode`] constrains the pointers, which are valid on the launching stream, and the numbers;
             /// launched as [`Instance::spec`] says.
             #[kernel(
                 block = THREADS, min_blocks = 4, module = $module, shuffles = shuffles($d, $rows, $keys),
@@ -398,7 +400,7 @@ macro_rules! kernels {
             pub unsafe fn $name(p: Decode<$q, $kv>) {
                 let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
                 let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
-                // SAFETY: `past` is null or one number; the rest of the parameters is as `decode` asks for, too.
+                // SAFETY: `past` is null or points to one number; the other parameters fulfil `decode`'s contract.
                 unsafe {
                     let (work, keys_per_split) = Dense::new(p.q_len, p.kv_len, p.causal != 0, p.past, p.keys_per_split);
                     decode::<_, _, { $d / 8 }, $rows, $keys, _>(

@@ -1,4 +1,4 @@
-//! Merges partial results. A block merges those of its slots; the last of the blocks that share rows (see [`ticket`]) then
+//! Merges partial results. A block merges those of its slots. The last of the blocks that share rows (see [`ticket`]) then
 //! merges those of the blocks.
 //!
 //! A partial result is (m, l, acc): the largest score, the sum of exp(score − m), and that of exp(score − m) v.
@@ -11,7 +11,7 @@ use crate::device::math::{exp2, fma, rcp};
 use crate::device::{Element, Shared, ticket};
 use cuda_std::prelude::*;
 
-/// Elements after the columns of a partial result, of which two hold m and l; the rest keeps 16-byte alignment.
+/// Elements after the columns of a partial result. Two hold m and l; the others keep 16-byte alignment.
 pub(super) const STATE: u32 = 4;
 
 /// f32 elements of one row's partial result of one split, for an instance of padded head_dim `d`.
@@ -19,18 +19,18 @@ pub const fn partial_elements(d: u32) -> u32 {
     d + STATE
 }
 
-/// max, or 0 where there was no key, so that −∞ − max is −∞ and not NaN.
+/// max, or 0 if there was no key, so that −∞ − max is −∞ and not NaN.
 #[inline(always)]
 pub(super) fn base(max: f32) -> f32 {
     if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
-/// Where partial results meet: those of the splits in global memory, those of a block's slots in its shared memory.
+/// Memory for partial results: those of the splits in global memory, those of a block's slots in shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Scratch {
     /// [rows of all y, splits, d + 4], 16-byte aligned; not used by a single split.
     pub partial: *mut f32,
-    /// [gridDim.y · gridDim.z] zeros, which they are again afterwards; not used by a single split.
+    /// [gridDim.y · gridDim.z] zeros, left zero; not used by a single split.
     pub counters: *mut u32,
     /// [slots, R, d]
     pub acc: Shared<f32>,
@@ -40,32 +40,32 @@ pub(super) struct Scratch {
     pub l: Shared<f32>,
 }
 
-/// The work of a thread in merging: blocks of `THREADS`, of which those with the same y and z share rows and x is the split.
+/// A thread's part in merging, in blocks of `THREADS` threads. Blocks with the same y and z share rows; x is the split.
 #[derive(Clone, Copy)]
 pub(super) struct Merge<const P: usize> {
     pub scratch: Scratch,
-    /// The block's first row of its y's `rows`; it may have more than are left.
+    /// The block's first row of its y's `rows`; fewer than R may be left.
     pub first_row: u32,
     pub rows: u32,
-    /// Which of the block's `slots` the thread has a part of.
+    /// The slot of the block's `slots` that this thread has a part of.
     pub slot: u32,
     pub slots: u32,
-    /// The first columns of its pieces of four, column 0 for one thread of each slot.
+    /// The first columns of its pieces of four; exactly one thread of each slot has column 0.
     pub columns: [u32; P],
     /// Columns in memory, a multiple of four.
     pub d: u32,
     /// Columns of the result.
     pub head_dim: u32,
-    /// The splits that there are, one block each; records have room for gridDim.x.
+    /// The number of splits, one block each; records have room for gridDim.x.
     pub splits: u32,
 }
 
 impl<const P: usize> Merge<P> {
-    /// Writes the result of the block's R rows, or its part of them: `out` is where a row's first column goes.
+    /// Writes the result of the block's R rows, or its part of it. `out` gives the address of a row's first column.
     ///
     /// # Safety
-    /// All threads call it together. The scratch memory is valid for the dimensions that its fields name; in global memory it
-    /// belongs to this launch alone, as does what `out` gives for rows below `rows`.
+    /// All threads call it together. The scratch memory has the sizes that its fields name. In global memory only this
+    /// launch uses it, and only this block writes what `out` gives for rows below `rows`.
     #[inline(always)]
     pub unsafe fn finish<T: Element, const R: usize>(
         self,
@@ -82,7 +82,8 @@ impl<const P: usize> Merge<P> {
             unroll!(I < 4 {
                 if I < R {
                     let row = slot * R as u32 + I as u32;
-                    // SAFETY: each thread its own elements of [slots, R, D] and, one for all of a slot's, [slots, R].
+                    // SAFETY: each thread writes its own elements of [slots, R, D]; one thread of a slot writes the slot's
+                    // of [slots, R].
                     unsafe {
                         unroll!(J < 4 { if J < P { all_acc.set4(row * d + columns[J], acc[I][J]); } });
                         if columns[0] == 0 {
@@ -94,7 +95,7 @@ impl<const P: usize> Merge<P> {
             });
             thread::sync_threads();
 
-            // thread by thread the elements of [R, D]
+            // each thread has some of the elements of [R, D]
             let mut element = thread::thread_idx_x();
             while element < R as u32 * d {
                 let (row, column) = (element / d, element % d);
@@ -139,8 +140,8 @@ impl<const P: usize> Merge<P> {
                 return;
             }
 
-            // the last block goes on with the splits, of which a slot takes every slots-th
-            // SAFETY: all threads are here; each group of blocks that differ in the split alone has its counter.
+            // the last block continues with the splits; a slot has every slots-th of them
+            // SAFETY: all threads are here; each group of blocks that differ only in the split has its own counter.
             unsafe {
                 let counter = thread::block_idx_z() * thread::grid_dim_y() + thread::block_idx_y();
                 if !ticket::is_last(counters.add(counter as usize), splits) {
@@ -157,7 +158,7 @@ impl<const P: usize> Merge<P> {
         }
     }
 
-    /// Where a row's records are, one after the other.
+    /// A row's records, which are contiguous.
     #[inline(always)]
     fn records(self, row: u32) -> *mut f32 {
         let first = (thread::block_idx_y() * self.rows + row) as usize * thread::grid_dim_x() as usize;
@@ -167,7 +168,7 @@ impl<const P: usize> Merge<P> {
     /// The thread's share of a row's records, merged.
     ///
     /// # Safety
-    /// They are written, before a fence that this thread has passed.
+    /// The records are written, before a fence that this thread has passed.
     #[inline(always)]
     unsafe fn merged(self, row: u32) -> (f32, f32, [[f32; 4]; P]) {
         /// Records in flight.
@@ -209,10 +210,10 @@ impl<const P: usize> Merge<P> {
     }
 }
 
-/// Column `column` of the result that `count` partial results make, `stride` elements apart, for padded head_dim `d`.
+/// Column `column` of the result of `count` partial results, which are `stride` elements apart, for padded head_dim `d`.
 ///
 /// # Safety
-/// `records` holds them: the column and the first two words of the state are written.
+/// In the records, the column and the first two words of the state are written.
 #[inline(always)]
 pub(super) unsafe fn merge(records: *const f32, stride: usize, count: u32, d: u32, column: u32) -> f32 {
     // SAFETY: the caller's records are below `count`, with the column and both words of the state written.

@@ -1,8 +1,8 @@
 //! Scaled dot-product attention: out = softmax(scale · q kᵀ) v per head, without the score matrix in memory.
 //!
-//! q, out: [b, num_q_heads, q_len, head_dim]; k, v: [b, num_kv_heads, kv_len, head_dim]; query head h reads kv head
-//! h / group, group = num_q_heads / num_kv_heads. Causal: query i sees the keys ≤ i + kv_len − q_len. A row that
-//! sees no key gives 0. Outer strides are free, the last dimension is contiguous, rows are 8-element aligned.
+//! q, out: [b, num_q_heads, q_len, head_dim]; k, v: [b, num_kv_heads, kv_len, head_dim]. Query head h reads kv head h /
+//! group, group = num_q_heads / num_kv_heads. Causal: query i attends to the keys ≤ i + kv_len − q_len. A row that attends
+//! to no key gives 0. Outer strides are arbitrary, the last dimension is contiguous, rows are 8-element aligned.
 //!
 //! | kernel                     | a block handles                           | when               |
 //! |----------------------------|-------------------------------------------|--------------------|
@@ -63,7 +63,7 @@ pub const OF_F32_F16: Kernels<f32, F16> =
 /// q and out f32, k and v codes of a 16-bit float with any exponent bits.
 pub const OF_F32_CODED: Kernels<f32, u16> =
     Kernels { decode: decode::OF_F32_CODED, prefill: prefill::OF_F32_CODED };
-/// q and out f32, k and v in blocks of 8 bits.
+/// q and out f32, k and v in Q8_0.
 pub const OF_F32_Q8_0: Kernels<f32, u8> =
     Kernels { decode: decode::OF_F32_Q8_0, prefill: prefill::OF_F32_Q8_0 };
 
@@ -86,7 +86,7 @@ impl Strides {
     }
 }
 
-/// The fields that the parameters of all dense and sparse kernels have in common, with k and v ready to be read.
+/// The fields that all dense and sparse kernels share, with k and v wrapped in the readers of their format.
 #[derive(Clone, Copy)]
 struct Tensors<Q, S> {
     out: *mut Q,
@@ -103,7 +103,7 @@ struct Tensors<Q, S> {
     scale_log2: f32,
 }
 
-/// The [`Tensors`] of parameters.
+/// These [`Tensors`] of a kernel's parameters.
 macro_rules! tensors {
     ($p:ident, $k:expr, $v:expr) => {
         crate::attention::Tensors {
@@ -134,7 +134,7 @@ unsafe fn not_zero(divisor: u32) {
     unsafe { core::hint::assert_unchecked(divisor != 0) }
 }
 
-/// The index one past the last key that query `i` sees; ≤ 0 if it sees none.
+/// One past the last key that query `i` attends to; ≤ 0 if there is none.
 #[inline(always)]
 fn visible(i: u32, q_len: u32, kv_len: u32, causal: bool) -> i32 {
     if causal { i as i32 + 1 + kv_len as i32 - q_len as i32 } else { kv_len as i32 }

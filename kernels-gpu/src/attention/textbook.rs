@@ -1,5 +1,5 @@
-//! Attention in three passes over a score matrix in global memory, with 16 × 16 tiles: what users would write, as
-//! the baseline that benches compare with. f32, contiguous.
+//! Attention in three passes over a score matrix in global memory, with 16 × 16 tiles: a straightforward version, as the
+//! baseline of the benches. f32, contiguous.
 //!
 //! q, out: [b · num_q_heads, q_len, head_dim]; k, v: [b · num_kv_heads, kv_len, head_dim];
 //! scores: [b · num_q_heads, q_len, kv_len].
@@ -77,7 +77,7 @@ pub struct Values {
 /// b · num_q_heads]
 ///
 /// # Safety
-/// [`Scores`] says what holds of the pointers, which are valid on the launching stream.
+/// [`Scores`] constrains the pointers, which are valid on the launching stream.
 #[kernel(
     block = [TILE, TILE], module = "attention_textbook",
     shared(q_tile: [f32; TILE_ELEMENTS], k_tile: [f32; TILE_ELEMENTS])
@@ -120,10 +120,10 @@ pub unsafe fn attention_textbook_scores_f32(p: Scores) {
     }
 }
 
-/// Softmax of each row in place; a row of −∞ alone becomes 0. grid = [b · num_q_heads · q_len]
+/// Softmax of each row in place; a row of only −∞ becomes 0. grid = [b · num_q_heads · q_len]
 ///
 /// # Safety
-/// [`Softmax`] says what holds of the pointer, which is valid on the launching stream.
+/// [`Softmax`] constrains the pointer, which is valid on the launching stream.
 #[kernel(
     block = BLOCK, module = "attention_textbook", shuffles = 2 * 5,
     shared(maxima: [f32; WARPS], sums: [f32; WARPS])
@@ -162,7 +162,7 @@ pub unsafe fn attention_textbook_softmax_f32(Softmax { scores, kv_len }: Softmax
 /// out = scores · v. grid = [ceil(head_dim / TEXTBOOK_TILE), ceil(q_len / TEXTBOOK_TILE), b · num_q_heads]
 ///
 /// # Safety
-/// [`Values`] says what holds of the pointers, which are valid on the launching stream.
+/// [`Values`] constrains the pointers, which are valid on the launching stream.
 #[kernel(
     block = [TILE, TILE], module = "attention_textbook",
     shared(s_tile: [f32; TILE_ELEMENTS], v_tile: [f32; TILE_ELEMENTS])

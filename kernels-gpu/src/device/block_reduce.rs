@@ -5,8 +5,8 @@ use cuda_std::butterfly::Butterfly;
 use cuda_std::thread::{sync_threads, thread_idx_x};
 use cuda_std::warp::{WarpShuffleValue, lane_id};
 
-/// Combines `value` over a one-dimensional block of `warps` full warps (a multiple of 4, at most 32); the result is valid
-/// in all threads. `scratch` holds `warps` elements, 16-byte aligned, and may be used again after the call.
+/// Combines `value` over a one-dimensional block of `warps` full warps (a multiple of 4, at most 32); the result is valid in
+/// all threads. `scratch` holds `warps` elements, 16-byte aligned, and may be reused after the call.
 ///
 /// # Safety
 /// All threads of the block call it together.
@@ -17,7 +17,7 @@ pub unsafe fn reduce<T: WarpShuffleValue + Word>(
     scratch: Shared<T>,
     op: impl Butterfly<T>,
 ) -> T {
-    // SAFETY: all threads of the block are here: this function's contract. After the second barrier nobody reads
+    // SAFETY: all threads of the block are here (this function's contract). After the second barrier no thread reads
     // `scratch`.
     unsafe {
         let [total] = reduce_once([value], warps, scratch, op);
@@ -30,7 +30,7 @@ pub unsafe fn reduce<T: WarpShuffleValue + Word>(
 /// reading after the call.
 ///
 /// # Safety
-/// As [`reduce`]; a barrier lies between any other access to these elements and this call.
+/// As [`reduce`]; there is a barrier between any other access to these elements and this call.
 #[inline(always)]
 pub unsafe fn reduce_once<T: WarpShuffleValue + Word, const N: usize>(
     values: [T; N],

@@ -1,5 +1,5 @@
-//! The 16-bit formats of [`float16`](crate::float16) as element types: converted by integer instructions where they are
-//! loaded. E = 5 is [`F16`], which the hardware converts.
+//! The 16-bit formats of [`float16`](crate::float16) as element types, converted by integer instructions as they are loaded.
+//! E = 5 is [`F16`], which the hardware converts.
 
 use super::vector::Vector;
 use super::{Element, F16};

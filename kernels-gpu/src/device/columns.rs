@@ -1,8 +1,8 @@
-//! How threads share the columns of a row.
+//! How threads divide the columns of a row.
 //!
-//! A row is cut into *groups* of one 16-byte vector's worth of elements per thread. Where rows are aligned, thread
-//! `lane` owns 16 consecutive bytes of a group; where they are not, every `width`-th element of it, so that loads are
-//! coalesced either way.
+//! A row is divided into *groups* of one 16-byte vector's worth of elements per thread. If rows are aligned, thread `lane`
+//! has 16 consecutive bytes of a group. If not, it has every `width`-th element of it, so that loads are coalesced either
+//! way.
 
 use super::vector::Vector;
 #[cfg(target_arch = "nvptx64")]
@@ -17,14 +17,14 @@ pub struct Columns {
     group: u32,
     /// The thread's first column.
     base: u32,
-    /// From one of the thread's columns to its next within a group.
+    /// Distance between the thread's columns within a group.
     step: u32,
     vectors: bool,
 }
 
 impl Columns {
-    /// For thread `lane` of `width`. `vectors` says that every row of every operand starts at a multiple of 16 bytes
-    /// and `cols` is a multiple of `T::LEN`; it must be the same in all threads.
+    /// The columns of thread `lane` of `width`. `vectors` says that every row of every operand starts at a multiple of 16
+    /// bytes and `cols` is a multiple of `T::LEN`; it must be the same in all threads.
     #[inline(always)]
     pub fn new<T: Vector>(cols: u32, lane: u32, width: u32, vectors: bool) -> Self {
         let (base, step) = if vectors { (lane * T::LEN, 1) } else { (lane, width) };
@@ -75,25 +75,25 @@ impl Columns {
         values
     }
 
-    /// Asks the L2 cache for the thread's vector in group `i`, if it has one. No register waits for it.
+    /// Prefetches the thread's vector of group `i` into the L2 cache, if it has one. No register waits for it.
     #[gpu_only]
     #[inline(always)]
     pub fn prefetch<T: Vector>(self, row: *const T, i: u32) {
         let start = self.column(i, 0);
         if self.vectors && start < self.cols {
             let pointer = row.wrapping_add(start as usize);
-            // SAFETY: a hint, which reads nothing.
+            // SAFETY: a hint, which reads no memory.
             unsafe {
                 asm!("prefetch.global.L2 [{}];", in(reg64) pointer, options(nostack, preserves_flags, readonly));
             }
         }
     }
 
-    /// Subtracts `x` from the thread's values in group `i`; what is beyond the row is zero and stays so.
+    /// Subtracts `x` from the thread's values of group `i`; values past the end of the row are zero and stay zero.
     #[inline(always)]
     pub fn centre<T: Vector>(self, i: u32, values: T::Values, x: f32) -> T::Values {
         if self.vectors {
-            // vectors are inside the row or beyond it as a whole
+            // a vector is entirely inside the row or entirely past its end
             let x = if self.is_valid(i, 0) { x } else { 0.0 };
             return T::map(values, |value| value - x);
         }
@@ -105,7 +105,7 @@ impl Columns {
         })
     }
 
-    /// Writes the thread's values of group `i`; those of padding are left out.
+    /// Writes the thread's values of group `i`, without padding.
     ///
     /// # Safety
     /// `row` is valid for writing `cols` elements.
@@ -130,7 +130,7 @@ impl Columns {
     }
 }
 
-/// Repeats `$body` for `$i` = 0, 1, … below the constant `$n` ≤ 8, as long as the row has a group `$i`. Written out,
+/// Repeats `$body` for `$i` = 0, 1, … below the constant `$n` ≤ 8, as long as the row has a group `$i`. Expanded by a macro,
 /// so that arrays indexed by `$i` stay in registers: LLVM does not unroll bodies of this size.
 macro_rules! each_group {
     ($columns:expr, $i:ident < $n:expr, $body:expr) => {{

@@ -5,35 +5,36 @@
 use core::arch::asm;
 use cuda_std::gpu_only;
 
-/// An IEEE 754 half-precision value as it lies in memory.
+/// An IEEE 754 half-precision value in memory.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct F16(pub u16);
 
 /// A type that tensors are stored in.
 pub trait Element: Copy + 'static {
-    /// The value in f32; exact.
+    /// The value in f32, exactly.
     fn to_f32(self) -> f32;
 
     /// The nearest value of this type, ties to even.
     fn from_f32(value: f32) -> Self;
 
-    /// One element through the read-only path.
+    /// Loads one element through the read-only path.
     ///
     /// # Safety
     /// `pointer` is in global memory and valid; nothing writes it while the kernel runs.
     unsafe fn load(pointer: *const Self) -> f32;
 
-    /// Four elements by one load through the read-only path.
+    /// Loads four elements at once through the read-only path.
     ///
     /// # Safety
     /// As [`load`](Self::load), for four elements, aligned to four elements.
     unsafe fn load4(pointer: *const Self) -> [f32; 4];
 
-    /// Four elements as they lie in memory.
+    /// Four elements in their memory format.
     type Packed4: Copy;
 
-    /// Four elements by one load through the read-only path, not yet converted, so that nothing waits for them.
+    /// Loads four elements at once through the read-only path, without converting them, so that no instruction waits for
+    /// them.
     ///
     /// # Safety
     /// As [`load4`](Self::load4).
@@ -42,31 +43,31 @@ pub trait Element: Copy + 'static {
     /// Four zeros.
     fn zero4() -> Self::Packed4;
 
-    /// The values of [`load4_packed`](Self::load4_packed).
+    /// Converts the result of [`load4_packed`](Self::load4_packed).
     fn unpack4(packed: Self::Packed4) -> [f32; 4];
 
-    /// Four elements by one load through the read-only path, as they lie in memory; two words of f16 are followed by zeros.
+    /// Loads four elements at once through the read-only path, unconverted; two words of f16 are followed by zeros.
     ///
     /// # Safety
     /// As [`load4`](Self::load4).
     unsafe fn load4_words(pointer: *const Self) -> [u32; 4];
 
-    /// The values of [`load4_words`](Self::load4_words).
+    /// Converts the result of [`load4_words`](Self::load4_words).
     fn from_words(words: [u32; 4]) -> [f32; 4];
 
-    /// Four elements by one store.
+    /// Stores four elements at once.
     ///
     /// # Safety
     /// `pointer` is valid for writing four elements and aligned to four elements.
     unsafe fn store4(pointer: *mut Self, values: [f32; 4]);
 
-    /// Eight elements by as few 16-byte loads as they take.
+    /// Loads eight elements by as few 16-byte loads as possible.
     ///
     /// # Safety
     /// As [`load`](Self::load), for eight elements, aligned to 16 bytes.
     unsafe fn load8(pointer: *const Self) -> [f32; 8];
 
-    /// Eight elements by as few 16-byte stores as they take.
+    /// Stores eight elements by as few 16-byte stores as possible.
     ///
     /// # Safety
     /// `pointer` is valid for writing eight elements and aligned to 16 bytes.
@@ -138,7 +139,7 @@ pub(crate) unsafe fn load_half(pointer: *const u16) -> u16 {
     half
 }
 
-/// Word `index`: as [`load_word`], with an address that the compiler does not keep in registers from use to use.
+/// Loads word `index` as [`load_word`] does, with an address that the compiler does not keep in registers between uses.
 #[gpu_only]
 #[inline(always)]
 pub(crate) unsafe fn load_word_at(pointer: *const u32, index: u32) -> u32 {
@@ -218,7 +219,7 @@ struct Words4([u32; 4]);
 #[repr(C, align(8))]
 struct Words2([u32; 2]);
 
-/// Four elements by one ordinary load: for what the kernel itself has written.
+/// Loads four elements by an ordinary load, for memory that the kernel itself has written.
 ///
 /// # Safety
 /// `pointer` is valid for reading four elements and aligned to 16 bytes.

@@ -1,12 +1,12 @@
-//! How a grid shares a flat array: single elements up to the first 16-byte boundary, vectors of 16 bytes, the rest.
+//! How a grid divides a flat array: single elements up to the first 16-byte boundary, vectors of 16 bytes, then the rest.
 
 use cuda_std::thread;
 
-/// Threads in a block of every kernel that is built on [`for_each`]. Blocks of 4 KiB came out ahead of larger ones, as
-/// memory is read and written nearer to its order.
+/// Threads in a block of every kernel that uses [`for_each`]. Blocks of 4 KiB were faster than larger ones, because memory
+/// is then accessed more nearly in its order.
 pub const BLOCK: u32 = 128;
 
-/// Vectors that one thread loads before it stores the first: more would cost occupancy and gain no bytes in flight.
+/// Vectors that a thread loads before it stores the first: more would cost occupancy without more bytes in flight.
 pub const UNROLL: u32 = 2;
 
 /// Blocks for `n` elements of which the first `head` are single ones, in vectors of `len`.
@@ -17,8 +17,8 @@ pub const fn blocks(n: u32, head: u32, len: u32) -> u32 {
     most.div_ceil(BLOCK * UNROLL)
 }
 
-/// Calls `load` and then `store` with the index of each vector's first element, and `single` with the index of each
-/// element outside of vectors. Every thread of a grid of [`blocks`] blocks calls it.
+/// Calls `load` and then `store` with the index of each vector's first element, and `single` with the index of each element
+/// outside the vectors. Every thread of a grid of [`blocks`] blocks calls it.
 ///
 /// `head ≤ n` is the number of elements before the first vector; `head = n` makes all elements single.
 #[inline(always)]

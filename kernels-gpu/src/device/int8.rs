@@ -21,7 +21,7 @@ pub fn dp4a(a: u32, b: u32, c: i32) -> i32 {
     d
 }
 
-/// Sixteen bytes by one load through the read-only path.
+/// Loads sixteen bytes at once through the read-only path.
 ///
 /// # Safety
 /// As [`Element::load4`] for f32.
@@ -32,7 +32,7 @@ pub unsafe fn load_words(pointer: *const u8) -> [u32; 4] {
     unsafe { f32::load4(pointer.cast()) }.map(f32::to_bits)
 }
 
-/// Eight bytes by one load through the read-only path.
+/// Loads eight bytes at once through the read-only path.
 ///
 /// # Safety
 /// As [`Element::load`], for eight bytes, aligned to 8.
@@ -52,7 +52,7 @@ pub unsafe fn load_pair(pointer: *const u8) -> [u32; 2] {
     [a, b]
 }
 
-/// Four bytes by one load through the read-only path.
+/// Loads four bytes at once through the read-only path.
 ///
 /// # Safety
 /// As [`Element::load`] for f32.
@@ -62,8 +62,8 @@ pub unsafe fn load_word(pointer: *const u8) -> u32 {
     unsafe { f32::load(pointer.cast()) }.to_bits()
 }
 
-/// Two bytes by one load through the read-only path, in a word: the compiler packs loaded 16-bit values together, and
-/// waits for them to do so.
+/// Loads two bytes at once through the read-only path into a word: the compiler would pack loaded 16-bit values together,
+/// and wait for them to do so.
 ///
 /// # Safety
 /// As [`Element::load`], for two bytes, aligned to 2.
@@ -83,8 +83,8 @@ pub unsafe fn load_half_word(pointer: *const u8) -> u32 {
     word
 }
 
-/// Four of the eight bytes of `a` (0 to 3) and `b` (4 to 7): byte i of the result is the one whose number is nibble i of
-/// `selector`, whose upper half is ignored (`prmt`). Numbers are below 8: with bit 3 the instruction spreads a sign.
+/// Four of the eight bytes of `a` (0 to 3) and `b` (4 to 7): nibble i of `selector` is the number of byte i of the result
+/// (`prmt`). The upper half of `selector` is ignored. Numbers are below 8: bit 3 would replicate a sign.
 #[gpu_only]
 #[inline(always)]
 pub fn select_bytes(a: u32, b: u32, selector: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! Elementary functions in f32: the hardware's approximations, and what is built on them.
+//! Elementary functions in f32, by the hardware's approximations.
 
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;

@@ -1,4 +1,4 @@
-//! Device code that kernels share and Rust-CUDA's `cuda_std` lacks. Everything here panics when called on the host.
+//! Device code that kernels share and Rust-CUDA's `cuda_std` lacks. Every function here panics when called on the host.
 
 pub mod block_reduce;
 pub mod coded;

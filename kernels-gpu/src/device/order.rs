@@ -4,11 +4,11 @@
 use core::arch::asm;
 use cuda_std::gpu_only;
 
-/// Loads before this call stay before it in the PTX. Otherwise LLVM moves each load to where its result is used, and the
-/// warp waits for one load before it issues the next.
+/// Loads before this call stay before it in the PTX. Otherwise LLVM moves each load to its first use, and the warp waits for
+/// one load before it issues the next.
 #[gpu_only]
 #[inline(always)]
 pub fn keep_order() {
-    // SAFETY: no instruction; to the compiler it may write memory, which loads must not pass.
+    // SAFETY: no instruction. The compiler assumes that it may write memory, so it moves no load across it.
     unsafe { asm!("", options(nostack, preserves_flags)) }
 }

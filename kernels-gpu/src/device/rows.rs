@@ -1,7 +1,6 @@
-//! How the ops over rows share a matrix among threads: some lanes of a warp take a short row, a warp or a block a longer
-//! one. A thread holds its part of such a row in registers, four 16-byte vectors where there are so many, so that a row
-//! is read once and by loads that are all in flight together. Teams are as small as that allows: what one waits for, in a
-//! reduction, others fill.
+//! How the row ops divide a matrix among threads: some lanes of a warp have a short row, a warp or a block a longer one. A
+//! thread holds its part of a row in registers, up to four 16-byte vectors, so that a row is read once and all its loads are
+//! in flight together. Teams are as small as that allows: while one waits in a reduction, others execute.
 
 use super::{Columns, Shared, Vector, block_reduce};
 use cuda_std::butterfly;
@@ -15,7 +14,7 @@ pub const MAX_WARP_COLS: u32 = 1024;
 
 /// The most threads in a block of the block kernels.
 pub const ROW_BLOCK: u32 = 512;
-/// The most warps of it.
+/// The most warps of such a block.
 pub const ROW_WARPS: u32 = ROW_BLOCK / 32;
 /// Columns that a thread of the block kernels holds: 16 registers of values.
 const COLS_PER_THREAD: u32 = 16;
@@ -24,7 +23,7 @@ pub const MAX_BLOCK_COLS: u32 = ROW_BLOCK * COLS_PER_THREAD;
 
 /// The most threads in a block of the wide kernels, whose threads hold twice as many columns.
 pub const WIDE_BLOCK: u32 = 1024;
-/// The most warps of it.
+/// The most warps of such a block.
 pub const WIDE_WARPS: u32 = WIDE_BLOCK / 32;
 /// The most columns of the wide kernels.
 pub const MAX_WIDE_COLS: u32 = WIDE_BLOCK * 2 * COLS_PER_THREAD;
@@ -56,8 +55,8 @@ const fn threads(wanted: u32, least: u32, most: u32) -> u32 {
     }
 }
 
-/// The row of this lane, the neighbours that share it, `lanes` of them (8, 16 or 32), and how they do. A row that does
-/// not exist is read as the last one, and [not written](Team::has_row).
+/// The row of this lane and the team of `lanes` neighbouring lanes (8, 16 or 32) that share it. A row past the last is read
+/// as the last one, and [not written](Team::has_row).
 #[inline(always)]
 pub fn warp_row<T: Vector>(rows: u32, cols: u32, vectors: u32, lanes: u32) -> (u32, Lanes, Columns) {
     let (thread, log) = (thread::thread_idx_x(), lanes.trailing_zeros());
@@ -67,13 +66,13 @@ pub fn warp_row<T: Vector>(rows: u32, cols: u32, vectors: u32, lanes: u32) -> (u
     (if has_row { row } else { rows - 1 }, Lanes { width: lanes, has_row }, columns)
 }
 
-/// How the threads of this block share a row.
+/// How the threads of this block divide a row.
 #[inline(always)]
 pub fn block_columns<T: Vector>(cols: u32, vectors: u32) -> Columns {
     Columns::new::<T>(cols, thread::thread_idx_x(), thread::block_dim_x(), vectors != 0)
 }
 
-/// Prefetches a row of weights if so few blocks run that no other has brought it into the cache.
+/// Prefetches a row of weights if there are so few blocks that no other has brought it into the cache.
 #[inline(always)]
 pub fn expect_weights<T: Vector>(columns: Columns, weights: *const T) {
     const FEW_BLOCKS: u32 = 32;
@@ -88,13 +87,14 @@ pub fn expect_weights<T: Vector>(columns: Columns, weights: *const T) {
 
 /// The threads that share a row.
 pub trait Team: Copy {
-    /// Combines each value over them; the results are valid in all. `before` is how many values were combined before.
+    /// Combines each value over the team; the results are valid in all its threads. `before` is the number of values
+    /// combined earlier.
     ///
     /// # Safety
-    /// All of them call it together, with all lanes of their warps.
+    /// All threads of the team call it together, with all lanes of their warps.
     unsafe fn combine<const N: usize>(self, before: u32, own: [f32; N], op: impl Butterfly<f32>) -> [f32; N];
 
-    /// Whether their result is to be written.
+    /// Whether the team's result is to be written.
     fn has_row(self) -> bool;
 }
 
@@ -116,7 +116,7 @@ impl Lanes {
         unsafe { op.over_lanes(own, self.width) }
     }
 
-    /// The largest key over the lanes, and the least index among those that have it; valid in all of them.
+    /// The largest key over the lanes, and the least of its indices; valid in all of them.
     ///
     /// # Safety
     /// As [`reduce`](Self::reduce).
@@ -151,7 +151,7 @@ impl Team for Lanes {
     }
 }
 
-/// The threads of a block; scratch memory of a word for each of its warps and each value that is combined.
+/// The threads of a block, with scratch memory of a word for each warp and each value that is combined.
 #[derive(Clone, Copy)]
 pub struct Block(pub Shared<f32>);
 

@@ -14,36 +14,36 @@ use crate::quant::blocks::BLOCK;
 
 /// The keys or values of a tensor in a storage format. Indices count elements from the first.
 pub trait Stored: Copy {
-    /// Whether [`load8_words`](Self::load8_words) reads two pieces of 16 bytes that may lie apart, and not neighbours.
+    /// Whether [`load8_words`](Self::load8_words) reads two separate pieces of 16 bytes, and not neighbouring ones.
     const APART: bool;
 
-    /// Four neighbours as they lie in memory, not yet converted, so that nothing waits for them.
+    /// Loads four neighbours in their memory format, without converting them, so that no instruction waits for them.
     ///
     /// # Safety
     /// They are inside a row, and `at` is a multiple of four.
     unsafe fn load4_words(self, at: usize) -> [u32; 4];
 
-    /// The values of [`load4_words`](Self::load4_words).
+    /// Converts the result of [`load4_words`](Self::load4_words).
     fn values4(self, words: [u32; 4]) -> [f32; 4];
 
-    /// Eight elements of the row that begins at `row`, two pieces of four columns, as they lie in memory.
+    /// Loads eight elements of the row that begins at `row`, two pieces of four columns, in their memory format.
     ///
     /// # Safety
     /// Both pieces are inside the row, their first columns multiples of four; and neighbours, the first at a multiple of
     /// eight, unless they are [`APART`](Self::APART).
     unsafe fn load8_words(self, row: usize, pieces: [u32; 2]) -> [[u32; 4]; 2];
 
-    /// The values of [`load8_words`](Self::load8_words).
+    /// Converts the result of [`load8_words`](Self::load8_words).
     fn values8(self, words: [[u32; 4]; 2]) -> [f32; 8];
 }
 
-/// The type of keys' and values' elements in memory, which says how they are read: f32, [`F16`], `u16` for codes ([`Coded`]),
-/// `u8` for quants ([`Blocks`]).
+/// The type of keys' and values' elements in memory, which determines how they are read: f32, [`F16`], `u16` for codes
+/// ([`Coded`]), `u8` for quants ([`Blocks`]).
 pub trait KvElement: Copy {
     /// The reader of this format.
     type Stored: Stored;
 
-    /// Keys and values, ready to be read. Only codes have `exponent_bits`, only quants have `scales`.
+    /// The readers of keys and values. Only codes have `exponent_bits`, only quants have `scales`.
     fn stored(kv: [*const Self; 2], exponent_bits: u32, scales: [*const F16; 2]) -> [Self::Stored; 2];
 }
 
@@ -135,7 +135,8 @@ impl Stored for Coded {
 
     #[inline(always)]
     unsafe fn load8_words(self, row: usize, [low, _]: [u32; 2]) -> [[u32; 4]; 2] {
-        // SAFETY: the caller's pieces are neighbours inside the row, the first at a multiple of eight: 16 bytes on their boundary.
+        // SAFETY: the caller's pieces are neighbours inside the row, the first at a multiple of eight, so these are 16
+        // aligned bytes.
         [unsafe { load_4_words(self.codes.add(row + low as usize).cast()) }, [0; 4]]
     }
 
@@ -146,7 +147,7 @@ impl Stored for Coded {
     }
 }
 
-/// Blocks of Q8_0, quants and scales apart. Rows are padded to whole blocks.
+/// Blocks of Q8_0, with quants and scales in separate arrays. Rows are padded to whole blocks.
 #[derive(Clone, Copy)]
 pub struct Blocks {
     quants: *const u8,
@@ -165,8 +166,8 @@ impl Stored for Blocks {
 
     #[inline(always)]
     unsafe fn load4_words(self, at: usize) -> [u32; 4] {
-        // SAFETY: the caller's four quants are inside a row at a multiple of four; rows are whole blocks, so an element's scale
-        // is that of its number.
+        // SAFETY: the caller's four quants are inside a row at a multiple of four. Rows are whole blocks, so the index of an
+        // element gives that of its scale.
         unsafe {
             let scale = load_half(self.scales.add(at / BLOCK).cast());
             [load_word(self.quants.add(at).cast()), scale as u32, 0, 0]
@@ -181,8 +182,8 @@ impl Stored for Blocks {
     #[inline(always)]
     unsafe fn load8_words(self, row: usize, [low, _]: [u32; 2]) -> [[u32; 4]; 2] {
         let at = row + low as usize;
-        // SAFETY: the caller's pieces are neighbours inside the row, the first at a multiple of eight: eight bytes on their
-        // boundary, of one block.
+        // SAFETY: the caller's pieces are neighbours inside the row, the first at a multiple of eight, so these are eight
+        // aligned bytes of one block.
         unsafe {
             let [a, b] = load_pair(self.quants.add(at));
             [[a, b, load_half(self.scales.add(at / BLOCK).cast()) as u32, 0], [0; 4]]

@@ -1,5 +1,5 @@
-//! The parts of the row ops' baseline kernels: one block per row, one element per load, a tree in shared
-//! memory. Written as a good first version is, to have something to compare with.
+//! The parts of the row ops' baseline kernels: one block per row, one element per load, a tree reduction in shared memory. A
+//! straightforward first version, for comparison.
 
 use super::shared::Shared;
 use cuda_std::thread::{sync_threads, thread_idx_x};
@@ -37,15 +37,15 @@ pub unsafe fn write(y: *mut f32, x: *const f32, cols: u32, f: impl Fn(usize, f32
 }
 
 /// Combines the values of all threads; the result is valid in all of them. `scratch` holds `BLOCK` elements and may be
-/// used again after the call.
+/// reused after the call.
 ///
 /// # Safety
 /// All threads of a block of `BLOCK` call it together.
 #[inline(always)]
 pub unsafe fn reduce(value: f32, scratch: Shared<f32>, combine: impl Fn(f32, f32) -> f32) -> f32 {
     let t = thread_idx_x();
-    // SAFETY: all threads are here and reach every barrier; between two barriers a thread writes only its own element
-    // and reads others only from the upper half, which nobody writes then.
+    // SAFETY: all threads are here and reach every barrier. Between two barriers a thread writes only its own element and
+    // reads others only from the upper half, which no thread writes then.
     unsafe {
         scratch.set(t, value);
         sync_threads();

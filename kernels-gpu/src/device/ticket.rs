@@ -1,17 +1,17 @@
-//! Finds the last of several blocks to finish. It can process what all of them have written, so no second launch is needed.
+//! Finds the last of several blocks to finish. It can process the output of all of them, so no second launch is needed.
 //!
-//! Source: CUDA C++ Programming Guide, "Memory fence functions", whose example sums up this way.
+//! Source: CUDA C++ Programming Guide, "Memory fence functions", whose example sums an array this way.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use cuda_std::thread;
 
-/// Whether this block is the last of `blocks` to call this with this counter; the same for all its threads. The last block
-/// sees all that any of them wrote to global memory before, through ordinary loads but not through the read-only path. The
-/// counter is zero again for the next launch.
+/// Whether this block is the last of `blocks` to call this with this counter; the same for all its threads. To the last
+/// block all earlier writes of these blocks to global memory are visible, through ordinary loads but not through the
+/// read-only path. The counter is zero again for the next launch.
 ///
 /// # Safety
-/// All threads of the block call it together. `counter` is valid, zero when the launch begins, and belongs to these blocks
-/// alone while they run.
+/// All threads of the block call it together. `counter` is valid, zero when the launch begins, and used only by these blocks
+/// while they run.
 #[inline(always)]
 pub unsafe fn is_last(counter: *mut u32, blocks: u32) -> bool {
     thread::device_fence();

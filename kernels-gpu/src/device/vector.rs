@@ -1,4 +1,4 @@
-//! Sixteen bytes at a time, whatever the element.
+//! Access to sixteen bytes at a time, for any element type.
 
 use super::element::{Element, F16, load_4_words, load_half, load_word, pack, unpack};
 #[cfg(target_arch = "nvptx64")]
@@ -14,39 +14,39 @@ pub trait Vector: Element {
     /// `[f32; LEN]`
     type Values: Copy + IndexMut<usize, Output = f32>;
 
-    /// Every value the same.
+    /// A vector of equal values.
     fn splat(value: f32) -> Self::Values;
 
-    /// `f` of every value. Written out and not a loop: what LLVM does not unroll ends up in local memory.
+    /// `f` of every value. Expanded and not a loop: LLVM would put a loop that it does not unroll into local memory.
     fn map(values: Self::Values, f: impl FnMut(f32) -> f32) -> Self::Values;
 
     /// `f` of every pair.
     fn zip(x: Self::Values, y: Self::Values, f: impl FnMut(f32, f32) -> f32) -> Self::Values;
 
-    /// The values in sixteen bytes, as [`load_raw`] gives them: what is not converted yet waits in half the registers.
+    /// The values in sixteen bytes that [`load_raw`] returned: unconverted values of f16 need half the registers.
     fn unpack(words: [u32; 4]) -> Self::Values;
 
-    /// As many elements of another type as this one's vectors have.
+    /// Loads `LEN` elements of another type.
     ///
     /// # Safety
     /// As [`Element::load`], for `LEN` elements, aligned to 16 bytes.
     unsafe fn load_other<T: Element>(pointer: *const T) -> Self::Values;
 
-    /// `LEN` elements by one load through the read-only path.
+    /// Loads `LEN` elements at once through the read-only path.
     ///
     /// # Safety
     /// As [`Element::load`], for `LEN` elements, aligned to 16 bytes.
     unsafe fn load_vector(pointer: *const Self) -> Self::Values;
 
-    /// `LEN` elements by one store.
+    /// Stores `LEN` elements at once.
     ///
     /// # Safety
     /// `pointer` is in global memory, valid for writing `LEN` elements and aligned to 16 bytes.
     unsafe fn store_vector(pointer: *mut Self, values: Self::Values);
 }
 
-/// `st.global.v4.b32`. A store through a pointer would do, if LLVM did not share the ends of two branches by cutting
-/// their last vector store into scalar ones.
+/// `st.global.v4.b32`. A store through a pointer would be enough, but LLVM merges the ends of two branches and splits their
+/// last vector store into scalar ones.
 #[gpu_only]
 #[inline(always)]
 unsafe fn store_4_words(pointer: *mut u32, [a, b, c, d]: [u32; 4]) {
@@ -151,12 +151,12 @@ impl Vector for F16 {
     }
 }
 
-/// Elements that are moved and not computed with: 2 or 4 bytes of any type.
+/// Elements that are moved without arithmetic: 2 or 4 bytes of any type.
 pub trait Raw: Copy {
     /// Elements in 16 bytes.
     const LEN: u32;
 
-    /// One element through the read-only path, in the low bits.
+    /// Loads one element through the read-only path, into the low bits.
     ///
     /// # Safety
     /// `pointer` is in global memory and valid; nothing writes it while the kernel runs.
@@ -196,7 +196,7 @@ impl Raw for u16 {
     }
 }
 
-/// Sixteen bytes of raw elements through the read-only path.
+/// Loads sixteen bytes of raw elements through the read-only path.
 ///
 /// # Safety
 /// As [`Raw::load`], for 16 bytes, aligned to 16 bytes.

@@ -1,6 +1,6 @@
 //! Conversion between f32 and the 16-bit formats.   codes: u16 [count], values: f32 [count].
 //!
-//! Bound by memory: a thread converts eight values by 16-byte accesses.
+//! Bound by memory bandwidth: a thread converts eight values by 16-byte accesses.
 //!
 //! | kernel                        | converts                                          |
 //! |-------------------------------|---------------------------------------------------|
@@ -53,7 +53,7 @@ unsafe fn encode(Encode { codes, values, count }: Encode, convert: impl Fn(f32) 
     if first >= count {
         return;
     }
-    // SAFETY: only values below `count` are touched; eight at once lie on 16-byte boundaries, as both arrays do.
+    // SAFETY: only values below `count` are accessed; eight at once are aligned to 16 bytes, as both arrays are.
     unsafe {
         let (codes, values) = (codes.add(first as usize), values.add(first as usize));
         if first + VALUES_PER_THREAD <= count {
@@ -101,14 +101,14 @@ macro_rules! conversions {
             /// grid = [ceil(count / ([`THREADS`] · [`VALUES_PER_THREAD`]))]
             ///
             /// # Safety
-            /// [`Encode`] says what holds of the pointers, which are valid on the launching stream; count ≤ 2³¹.
+            /// [`Encode`] constrains the pointers, which are valid on the launching stream; count ≤ 2³¹.
             #[kernel(block = THREADS, module = concat!("float16_e", $bits))]
             pub unsafe fn $encode(p: Encode) {
                 // SAFETY: this kernel's contract is the body's.
                 unsafe { encode(p, |value| Float16::<$bits>::from_f32(value).0) }
             }
 
-            /// As the encoding kernel; beyond the largest number it gives that.
+            /// As the encoding kernel, but values beyond the largest number become the largest.
             ///
             /// # Safety
             /// As the encoding kernel.
@@ -121,7 +121,7 @@ macro_rules! conversions {
             /// The same grid.
             ///
             /// # Safety
-            /// [`Decode`] says what holds of the pointers, which are valid on the launching stream; count ≤ 2³¹.
+            /// [`Decode`] constrains the pointers, which are valid on the launching stream; count ≤ 2³¹.
             #[kernel(block = THREADS, module = concat!("float16_e", $bits))]
             pub unsafe fn $decode(p: Decode) {
                 // SAFETY: this kernel's contract is the body's.
@@ -131,7 +131,7 @@ macro_rules! conversions {
 
         /// By exponent bits, from 2 on; values beyond the largest number become ∞.
         pub const ENCODE: [KernelSpec<Encode>; 7] = [$($encode),*];
-        /// By exponent bits, from 2 on; values beyond the largest number become that.
+        /// By exponent bits, from 2 on; values beyond the largest number become the largest.
         pub const ENCODE_SATURATING: [KernelSpec<Encode>; 7] = [$($saturating),*];
         /// By exponent bits, from 2 on.
         pub const DECODE: [KernelSpec<Decode>; 7] = [$($decode),*];

@@ -1,18 +1,17 @@
 //! 16-bit floating-point formats with E exponent bits and 15 − E mantissa bits.
 //!
-//! E = 5 is IEEE 754 half precision and E = 8 is bfloat16, both bit for bit. The formats between trade range for
-//! precision in steps; below 5 there is more precision and less range than half precision has. They are laid out as
-//! IEEE 754 lays out its own: sign, biased exponent, fraction; an exponent of zeros is subnormal, one of ones is
-//! infinity or NaN. The same code runs on host and device and uses integers and exact f32 operations only.
+//! E = 5 is IEEE 754 half precision and E = 8 is bfloat16, both bit for bit. Below 5 there is more precision and less range
+//! than in half precision. The layout is that of IEEE 754: sign, biased exponent, fraction. An exponent of zeros is
+//! subnormal, one of ones is infinity or NaN. The same code runs on host and device and uses only integers and exact f32
+//! operations.
 //!
-//! A format is a type's parameter or, for kernels that are too large to have an instance for each, a number:
-//! [`encode`] and [`Decoder`].
+//! A format is a type's parameter or, for kernels too large for an instance of each, a number: [`encode`] and [`Decoder`].
 
 pub mod convert;
 
 /// The smallest number of exponent bits.
 pub const MIN_EXPONENT_BITS: u32 = 2;
-/// The largest: with more, values would lie outside f32.
+/// The largest: with more, values would exceed f32's range.
 pub const MAX_EXPONENT_BITS: u32 = 8;
 
 /// A number with `E` exponent bits (2 to 8) and 15 − `E` mantissa bits, as its code.
@@ -35,12 +34,12 @@ impl<const E: u32> Float16<E> {
     /// The largest finite number.
     pub const MAX: Self = Self(Self::INFINITY.0 - 1);
 
-    /// Fraction bits that f32 has more.
+    /// Fraction bits that f32 has in addition.
     const SHIFT: u32 = 23 - Self::MANTISSA_BITS;
     /// The smallest normal number, as f32's bits.
     const MIN_NORMAL: u32 = (128 - Self::BIAS) << 23;
 
-    /// The value; exact. NaNs keep their sign and payload.
+    /// The value, exactly. NaNs keep their sign and payload.
     #[inline(always)]
     pub const fn to_f32(self) -> f32 {
         let sign = ((self.0 & 0x8000) as u32) << 16;
@@ -51,27 +50,28 @@ impl<const E: u32> Float16<E> {
         } else if magnitude >> Self::MANTISSA_BITS != 0 {
             fraction + ((127 - Self::BIAS) << 23)
         } else {
-            // with the smallest normal exponent the fraction counts in the subnormals' unit; the one before it goes
+            // with the smallest normal exponent the fraction is in the subnormals' unit; subtract the implicit one
             (f32::from_bits(Self::MIN_NORMAL | fraction) - f32::from_bits(Self::MIN_NORMAL)).to_bits()
         };
         f32::from_bits(sign | bits)
     }
 
-    /// The nearest number, ties to even; beyond the largest finite one infinity. NaNs stay NaNs, made quiet.
+    /// The nearest number, ties to even; infinity beyond the largest finite one. NaNs become quiet NaNs.
     #[inline(always)]
     pub const fn from_f32(value: f32) -> Self {
         Self(encode(value, E, false))
     }
 
-    /// As [`from_f32`](Self::from_f32), but what is too large, infinities included, becomes the largest finite number.
+    /// As [`from_f32`](Self::from_f32), but values that are too large, including infinities, become the largest finite
+    /// number.
     #[inline(always)]
     pub const fn from_f32_saturating(value: f32) -> Self {
         Self(encode(value, E, true))
     }
 }
 
-/// The code of the nearest number with `exponent_bits`, as [`Float16::from_f32`] or, if it is to `saturate`,
-/// [`Float16::from_f32_saturating`] gives it.
+/// The code of the nearest number with `exponent_bits`, as by [`Float16::from_f32`] or, if `saturate`, as by
+/// [`Float16::from_f32_saturating`].
 #[inline(always)]
 pub const fn encode(value: f32, exponent_bits: u32, saturate: bool) -> u16 {
     let (mantissa_bits, bias) = (15 - exponent_bits, (1 << (exponent_bits - 1)) - 1);
@@ -83,7 +83,7 @@ pub const fn encode(value: f32, exponent_bits: u32, saturate: bool) -> u16 {
         let payload = bits >> least_shift & ((1 << mantissa_bits) - 1);
         return (sign | infinity | 1 << (mantissa_bits - 1) | payload) as u16;
     }
-    // The bits that are kept lie above `shift`; a carry out of the fraction goes into the exponent, as it should.
+    // The bits above `shift` are kept; a carry out of the fraction goes into the exponent, as it should.
     let (significand, shift) = if bits >= min_normal || exponent_bits == MAX_EXPONENT_BITS {
         (bits.wrapping_sub((127 - bias) << 23), least_shift)
     } else {
@@ -95,14 +95,14 @@ pub const fn encode(value: f32, exponent_bits: u32, saturate: bool) -> u16 {
     (sign | if rounded >= infinity { largest } else { rounded }) as u16
 }
 
-/// Makes values of the codes of a format that is known only at run time, by a few instructions that are the same for all:
-/// the exponent is put where f32 has its own, and the difference of the biases multiplied in.
+/// Decodes a format that is known only at run time, by a few instructions that are the same for all formats: the exponent
+/// moves to its place in f32, and a multiplication applies the difference of the biases.
 #[derive(Clone, Copy)]
 pub struct Decoder {
-    /// Exponent bits that f32 has more.
+    /// Exponent bits that f32 has in addition.
     shift: u32,
     factor: f32,
-    /// The value that the code of infinity decodes to before it is corrected; NaNs decode to more.
+    /// The value of infinity's code before it is corrected; NaNs give more.
     infinity: f32,
 }
 
@@ -118,8 +118,8 @@ impl Decoder {
         }
     }
 
-    /// The value of the code in the upper half of `word`, as [`Float16::to_f32`] gives it. Exact: a product with a power of
-    /// two, of a subnormal too.
+    /// The value of the code in the upper half of `word`, as [`Float16::to_f32`]. Exact, because the product with a power of
+    /// two is exact, also for a subnormal.
     #[inline(always)]
     pub const fn upper(self, word: u32) -> f32 {
         let magnitude = (word & 0x7fff_0000) >> self.shift;

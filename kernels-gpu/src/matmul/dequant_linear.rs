@@ -1,9 +1,10 @@
-//! Products with quantised matrices whose values are those of the blocks, in f32.   a: [m, k] f32, c: [m, n] f32
+//! Products with quantised matrices by their dequantised values, in f32.   a: [m, k] f32, c: [m, n] f32
 //!
 //! y = x·wᵀ + bias for w [n, k], and its gradient dx = dy·w for w [k, n].
 //!
-//! Idea: the tiles of [`regtile`](super::regtile), with loaders that dequantise: a block's quants and scales are loaded ahead, and become
-//! f32 on their way into shared memory. No matrix in f32 exists, and each value is dequantised once for 64 rows of a.
+//! Idea: the tiles of [`regtile`](super::regtile), with loaders that dequantise. A block's quants and scales are loaded
+//! ahead, and converted to f32 as they are stored in shared memory. No matrix in f32 exists, and each value is dequantised
+//! once for 64 rows of a.
 //!
 //! | kernel                   | product | tile, slices |
 //! |--------------------------|---------|--------------|
@@ -18,9 +19,9 @@ use crate::quant::weights::{BLOCK_VALUES, Matrix, Q4_0, Q4K, Q8_0, Weights};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Rows of c that a block makes.
+/// Rows of c that a block computes.
 pub const BM: u32 = 64;
-/// Columns of c that a block makes.
+/// Columns of c that a block computes.
 pub const BN: u32 = 64;
 const SLICES: u32 = 2;
 /// Threads of a slice.
@@ -47,11 +48,11 @@ pub struct DequantLinear {
     pub m: u32,
     pub n: u32,
     pub k: u32,
-    /// Values of a row of w, padding included.
+    /// Columns of a row of w, with padding.
     pub w_cols: u32,
 }
 
-/// Four neighbours of a row of w as they lie in memory.
+/// Four neighbours of a row of w in their memory format.
 #[derive(Clone, Copy)]
 struct Four<W: Weights> {
     quants: u32,
@@ -60,7 +61,7 @@ struct Four<W: Weights> {
 }
 
 impl<W: Weights> Four<W> {
-    /// With a step and a minimum of 0.
+    /// With a step and a minimum of 0, so that the values are 0.
     fn zero() -> Self {
         Self { quants: 0, scales: W::Packed::default(), block: 0 }
     }
@@ -68,7 +69,7 @@ impl<W: Weights> Four<W> {
     /// Columns 4 · `group` to 4 · `group` + 3 of a row.
     ///
     /// # Safety
-    /// They exist in `w`.
+    /// The columns exist in `w`.
     #[inline(always)]
     unsafe fn load(w: Matrix, row: u32, group: u32) -> Self {
         let block = group / (BLOCK_VALUES / 4);
@@ -95,10 +96,10 @@ struct RowsOf<W> {
 }
 
 impl<W: Weights> RowsOf<W> {
-    /// Fours of a row of the tile.
+    /// Pieces of four in a row of the tile.
     const QUADS: u32 = BK / 4;
 
-    /// Rows from `first` on; those from `rows` on are read as the last, and not used.
+    /// The rows from `first` on. Rows past the end are read as the last one, and not used.
     #[inline(always)]
     fn new(w: Matrix, first: u32, rows: u32, tid: u32) -> Self {
         let mut of = [0; VECTORS];
@@ -175,11 +176,11 @@ struct ColumnsOf<W> {
 }
 
 impl<W: Weights> ColumnsOf<W> {
-    /// Fours of a row of the tile, and rows between two of a thread's.
+    /// Pieces of four in a row of the tile, and the distance between two rows of a thread.
     const QUADS: u32 = BN / 4;
     const STEP: u32 = SLICE_THREADS / Self::QUADS;
 
-    /// Columns from `first` on; those from `columns` on are read as the last four, and not used.
+    /// The columns from `first` on. Columns past the end are read as the last four, and not used.
     #[inline(always)]
     fn new(w: Matrix, first: u32, columns: u32, tid: u32) -> Self {
         let group = (first + tid % Self::QUADS * 4).min(columns - 4) / 4;
@@ -241,7 +242,7 @@ macro_rules! kernels {
     ($($table:ident $loader:ident { $($name:ident: $W:ident;)* })*) => {
         $($(
             /// # Safety
-            /// [`DequantLinear`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// [`DequantLinear`] constrains the pointers, which are valid on the launching stream, and the numbers;
             /// m, n and k are not 0.
             #[kernel(block = THREADS, min_blocks = 3, module = stringify!($name), shared(shared: [f32; SHARED / 4]))]
             pub unsafe fn $name(p: DequantLinear) {

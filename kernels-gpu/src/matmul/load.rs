@@ -33,11 +33,11 @@ pub(super) trait Load: Copy {
     /// Puts what was loaded into a tile.
     ///
     /// # Safety
-    /// `to` is [`place`](Self::place) in a tile of `BK` rows that are `STRIDE` apart, and nobody reads it.
+    /// `to` is [`place`](Self::place) in a tile of `BK` rows that are `STRIDE` apart, and no thread reads it.
     unsafe fn store(&self, to: Shared<f32>, stage: Self::Stage);
 }
 
-/// For an operand that is contiguous along k: a thread loads four k of one column and transposes them into a column of
+/// For an operand that is contiguous along k: a thread loads four k of one column and stores them transposed, as a column of
 /// the tile.
 #[derive(Clone, Copy)]
 pub(super) struct AlongK<T, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> {
@@ -45,7 +45,7 @@ pub(super) struct AlongK<T, const STRIDE: u32, const THREADS: u32, const VECTORS
     tid: u32,
 }
 
-/// For an operand that is contiguous along the tile's width: a thread loads four elements of one row.
+/// For an operand that is contiguous along its width: a thread loads four elements of one row.
 #[derive(Clone, Copy)]
 pub(super) struct AlongWidth<T, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> {
     from: *const T,
@@ -59,8 +59,8 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize>
     /// Four k at a time.
     const QUADS: u32 = BK / 4;
 
-    /// Columns `first..` of the operand at `base`, whose columns are `ld` apart. Columns from `columns` on are read as
-    /// its last, and not used.
+    /// The columns of the operand at `base` from `first` on; columns are `ld` apart. Columns from `columns` on are read as
+    /// the last one, and not used.
     #[inline(always)]
     pub(super) fn new(base: *const T, ld: u32, first: u32, columns: u32, tid: u32) -> Self {
         let mut from = [base; VECTORS];
@@ -144,15 +144,15 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize>
     /// Four columns at a time.
     const QUADS: u32 = (STRIDE - PAD) / 4;
 
-    /// Columns `first..` of the operand at `base`, whose rows are `ld` apart. Columns from `columns` on are read as
-    /// its last four, and not used.
+    /// The columns of the operand at `base` from `first` on; rows are `ld` apart. Columns from `columns` on are read as the
+    /// last four, and not used.
     #[inline(always)]
     pub(super) fn new(base: *const T, ld: u32, first: u32, columns: u32, tid: u32) -> Self {
         let column = (first + tid % Self::QUADS * 4).min(columns - 4);
         Self { from: base.wrapping_add((tid / Self::QUADS * ld + column) as usize), tid, row_stride: ld }
     }
 
-    /// This thread's `v`-th four.
+    /// The index of this thread's `v`-th four.
     #[inline(always)]
     fn vector(&self, v: usize) -> *const T {
         let rows = v as u32 * (THREADS / Self::QUADS);
@@ -212,20 +212,20 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const VECTORS: usize> Lo
     }
 }
 
-/// For any strides: a thread loads single elements, and neighbouring threads those that are nearest in memory.
+/// For any strides: a thread loads single elements. Neighbouring threads load those that are nearest in memory.
 #[derive(Clone, Copy)]
 pub(super) struct Strided<T, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize> {
     from: *const T,
-    /// Elements between two of this thread's.
+    /// Distance between two elements of this thread.
     step: u32,
-    /// Elements between two rows.
+    /// Distance between two rows.
     row_stride: u32,
-    /// This thread's first element in the tile, and how far apart its elements are there.
+    /// This thread's first element in the tile, and the distance between its elements there.
     row: u32,
     column: u32,
     row_step: u32,
     column_step: u32,
-    /// Columns that exist from the tile's first on.
+    /// Number of existing columns from the tile's first on.
     columns: u32,
 }
 
@@ -234,7 +234,7 @@ impl<T: Element, const STRIDE: u32, const THREADS: u32, const ELEMENTS: usize>
 {
     const WIDTH: u32 = STRIDE - PAD;
 
-    /// Columns `first..columns` of the operand at `base` with these strides between rows and columns.
+    /// The columns `first..columns` of the operand at `base`, with these strides between rows and columns.
     #[inline(always)]
     pub(super) fn new(
         base: *const T,

@@ -8,9 +8,9 @@
 //! | dequant_linear | tiles of quantised matrices, in f32   | their gradients, and QLoRA              |
 //! | textbook | 16 × 16 shared tile, one element per thread | the baseline                            |
 //!
-//! The epilogue of every kernel is c = alpha·a·b + bias + beta·d, where d is c itself or has c's layout, so a residual needs no
-//! launch of its own. With beta = 0, d is not read. Sums are f32; f16 is a storage format. Split-K leaves its partial sums in
-//! scratch memory, and `reduce` adds them in a fixed order, so results are repeatable bit for bit.
+//! The epilogue of every kernel is c = alpha·a·b + bias + beta·d, where d is c itself or has c's layout, so a residual needs
+//! no launch of its own. With beta = 0, d is not read. Sums are f32; f16 is a storage format. Split-K writes its partial
+//! sums to scratch memory, and `reduce` adds them in a fixed order, so results are reproducible bit for bit.
 
 pub mod dequant_linear;
 mod load;
@@ -29,7 +29,7 @@ use regtile::{AnyStrides, ByLayouts, Tile, strided, tile32, tile64, tile64_coded
 use textbook::Textbook;
 use vector::{Nn, Nt};
 
-/// The kernels of one combination of types, a's `A`, b's `B` and c's `C`.
+/// The kernels of one combination of types: a's `A`, b's `B` and c's `C`.
 #[derive(Clone, Copy)]
 pub struct Kernels<A, B, C> {
     /// By [`Size`](regtile::Size).
@@ -38,7 +38,7 @@ pub struct Kernels<A, B, C> {
     pub strided: Option<KernelSpec<AnyStrides<A, B, C>>>,
     /// For up to 1, 4 and 8 rows of a, and b the transpose of a row-major [n, k].
     pub vector_nt: [Option<KernelSpec<Nt<A, B, C>>>; 3],
-    /// For a row of a, and a row-major b.
+    /// For one row of a, and a row-major b.
     pub vector_nn: Option<KernelSpec<Nn<A, B, C>>>,
     /// The reduction of split-K.
     pub reduce: KernelSpec<Reduce<C>>,
@@ -104,9 +104,9 @@ pub const OF_E8: Kernels<f32, Float16<8>, f32> = Kernels {
     textbook: None,
 };
 
-/// The operands of every kernel's epilogue; the fields are as in [`Tile`].
+/// The outputs and the epilogue's operands of every kernel; the fields are as in [`Tile`].
 struct Product<C> {
-    /// This block's [m, n] of the parts, or null to write to c.
+    /// This block's partial sums [m, n], or null to write to c.
     partial: *mut f32,
     m: u32,
     n: u32,
@@ -114,12 +114,12 @@ struct Product<C> {
     alpha: f32,
     beta: f32,
     bias: *const C,
-    /// This block's batch entry.
+    /// The operands of this block's batch entry.
     addend: *const C,
 }
 
 impl<C> Product<C> {
-    /// For a grid whose y is the split and whose z is the batch entry.
+    /// For a grid in which y is the split and z the batch entry.
     #[inline(always)]
     fn new(
         partial: *mut f32,
@@ -146,7 +146,7 @@ impl<C> Product<C> {
     }
 }
 
-/// The [`Product`] of parameters.
+/// These [`Product`] fields of a kernel's parameters.
 macro_rules! product {
     ($p:ident) => {
         crate::matmul::Product::new(
@@ -160,13 +160,13 @@ macro_rules! product {
 }
 use product;
 
-/// Where this block's batch entry begins.
+/// The first elements of this block's batch entry.
 #[inline(always)]
 fn batch_offset(stride: u32) -> usize {
     (thread::block_idx_z() * stride) as usize
 }
 
-/// The first of this block's k, and how many there are.
+/// This block's first k, and its number of k.
 #[inline(always)]
 fn k_range(k: u32, k_chunk: u32) -> (u32, u32) {
     let first = thread::block_idx_y() * k_chunk;

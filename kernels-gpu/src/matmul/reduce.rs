@@ -1,6 +1,6 @@
 //! c = alpha·Σ parts + bias + beta·d: the reduction of split-K, with the epilogue.   parts: [splits, batch, m, n].
 //!
-//! With no splits c becomes bias + beta·d: the product of matrices with k = 0.
+//! With no splits c becomes bias + beta·d, which is the product of matrices with k = 0.
 
 use super::{Product, batch_offset, write};
 use crate::device::{Element, F16};
@@ -20,9 +20,9 @@ pub struct Reduce<C> {
     pub partial: *const f32,
     pub m: u32,
     pub n: u32,
-    /// Between the rows of c.
+    /// Distance between the rows of c.
     pub ldc: u32,
-    /// Between the batch entries of c.
+    /// Distance between the batch entries of c.
     pub stride_c: u32,
     /// May be 0; `partial` is not read then.
     pub splits: u32,
@@ -35,7 +35,7 @@ pub struct Reduce<C> {
 }
 
 /// # Safety
-/// [`Reduce`] says what holds of the pointers, which are valid on the launching stream; a thread for each of the m · n elements of
+/// [`Reduce`] constrains the pointers, which are valid on the launching stream; a thread for each of the m · n elements of
 /// an entry, an entry for each block along z.
 #[inline(always)]
 unsafe fn reduce<C: Element>(p: Reduce<C>) {
@@ -44,7 +44,7 @@ unsafe fn reduce<C: Element>(p: Reduce<C>) {
         return;
     }
     let batch = thread::block_idx_z();
-    let cols = p.n.max(1); // divisions have a branch to a panic otherwise
+    let cols = p.n.max(1); // otherwise divisions have a branch to a panic
     let between = (thread::grid_dim_z() * p.m * p.n) as usize;
     let (whole, dims) = (core::ptr::null_mut(), [p.m, p.n, p.ldc, p.stride_c]);
     let product = Product::new(whole, dims, [p.alpha, p.beta], p.bias, p.addend);
@@ -69,10 +69,10 @@ macro_rules! kernels {
             /// grid = [ceil(m · n / THREADS), 1, batch]
             ///
             /// # Safety
-            /// [`Reduce`] says what holds of the pointers, which are valid on the launching stream.
+            /// [`Reduce`] constrains the pointers, which are valid on the launching stream.
             #[kernel(block = THREADS, module = "matmul_reduce")]
             pub unsafe fn $name(p: Reduce<$C>) {
-                // SAFETY: the parameters and the grid are as the body asks for, too.
+                // SAFETY: the parameters and the grid fulfil the body's contract.
                 unsafe { reduce(p) }
             }
         )*

@@ -1,10 +1,10 @@
 //! c = alpha·a·b + beta·c by register tiles.   c: [m, n], a: [m, k], b: [k, n], each with a leading dimension.
 //!
-//! Idea: a block makes a BM × BN tile of c, a thread 8 × 8 of it in registers, from BK rows of a and b at a time in
-//! shared memory. Shared memory is double-buffered: the next tile is loaded into registers while this one is
-//! multiplied. 8 × 8 is the smallest register tile whose 16-byte shared loads can feed the FMA units. Where c has too
-//! few tiles for all warps that a multiprocessor can hold, slices help: two or four groups of threads share a tile, each
-//! takes every second or fourth BK rows, and in the end their sums are added through shared memory.
+//! Idea: a block computes a BM × BN tile of c, a thread 8 × 8 of it in registers, from BK rows of a and b at a time in
+//! shared memory. Shared memory is double-buffered: the next tile is loaded into registers while the current one is
+//! multiplied. 8 × 8 is the smallest register tile whose 16-byte shared loads can feed the FMA units. Slices help where c
+//! has too few tiles for the warps that can be resident: two or four groups of threads share a tile, each takes every second
+//! or fourth BK rows, and their sums are added through shared memory at the end.
 //! Source: Volkov & Demmel 2008, "Benchmarking GPUs to tune dense linear algebra"; the lanes' order within a warp is
 //! that of Gray's maxas SGEMM, where every 16-byte shared load is a broadcast without conflicts; slices as in CUTLASS's
 //! documentation ("sliced-K").
@@ -32,14 +32,14 @@ use cuda_std::{KernelInfo, KernelSpec, gpu_only};
 
 /// Rows of a and b that a slice has in shared memory at a time.
 pub const BK: u32 = 8;
-/// Tile rows whose blocks walk the tile columns together, so that resident blocks share rows and columns in L2.
+/// Tile rows whose blocks go through the tile columns together, so that resident blocks share rows and columns in L2.
 const GROUP: u32 = 8;
 
-/// The parameters of the kernels, and what those of all kernels of products have in common.
+/// The parameters of the kernels, and the fields that all kernels of products share.
 ///
-/// Every operand has fewer than 2³¹ elements. m, n and k are not 0. Of these kernels alone: c, a and b are 16-byte aligned (f16:
-/// 8-byte); n, the leading dimensions and the batch strides are multiples of 4, and so are k where an operand runs along k and m
-/// where a runs along m.
+/// Every operand has fewer than 2³¹ elements. m, n and k are not 0. Only for these kernels: c, a and b are 16-byte aligned
+/// (f16: 8-byte). n, the leading dimensions and the batch strides are multiples of 4. So are k if an operand is contiguous
+/// along k, and m if a is contiguous along m.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Tile<A, B, C> {
@@ -54,13 +54,13 @@ pub struct Tile<A, B, C> {
     pub m: u32,
     pub n: u32,
     pub k: u32,
-    /// Between the rows of a, or between its columns where it is transposed.
+    /// Distance between the rows of a, or between its columns if it is transposed.
     pub lda: u32,
-    /// Between the rows of b, or between its columns where it is transposed.
+    /// Distance between the rows of b, or between its columns if it is transposed.
     pub ldb: u32,
-    /// Between the rows of c.
+    /// Distance between the rows of c.
     pub ldc: u32,
-    /// Between the batch entries of a.
+    /// Distance between the batch entries of a.
     pub stride_a: u32,
     pub stride_b: u32,
     pub stride_c: u32,
@@ -87,9 +87,9 @@ pub struct AnyStrides<A, B, C> {
     pub m: u32,
     pub n: u32,
     pub k: u32,
-    /// Between the rows of a.
+    /// Distance between the rows of a.
     pub row_a: u32,
-    /// Between the columns of a.
+    /// Distance between the columns of a.
     pub col_a: u32,
     pub row_b: u32,
     pub col_b: u32,
@@ -115,7 +115,7 @@ pub enum Size {
 }
 
 impl Size {
-    /// The properties that its kernels share.
+    /// The properties that the kernels of this size share.
     pub fn family(self) -> &'static Family {
         &FAMILIES[self as usize]
     }
@@ -125,26 +125,26 @@ impl Size {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
     pub size: Size,
-    /// The name in its kernels' names.
+    /// The part of its kernels' names that names the size.
     pub name: &'static str,
-    /// Rows of c that a block makes.
+    /// Rows of c that a block computes.
     pub bm: u32,
-    /// Columns of c that a block makes.
+    /// Columns of c that a block computes.
     pub bn: u32,
-    /// Groups of threads that share the k of a tile.
+    /// Number of slices of k.
     pub slices: u32,
     /// Warps of a block.
     pub warps: u32,
-    /// Blocks that fit a multiprocessor of sm_61.
+    /// Resident blocks per multiprocessor of sm_61.
     pub resident: u32,
-    /// How many of nn, nt and tn there are kernels for.
+    /// How many of nn, nt and tn have kernels.
     pub layouts: usize,
 }
 
-/// The kernels of a tile size for nn, nt and tn, as far as there are any: grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
+/// The kernels of a tile size for nn, nt and tn, as far as they exist: grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
 pub type ByLayouts<P> = [Option<KernelSpec<P>>; 3];
 
-/// Bytes of both buffers of both tiles, for every slice.
+/// Bytes of the two buffers of both operands' tiles, for all slices.
 pub(super) const fn shared_bytes(bm: u32, bn: u32, slices: u32) -> u32 {
     slices * 2 * BK * (bm + PAD + bn + PAD) * 4
 }
@@ -171,8 +171,8 @@ macro_rules! each {
     }};
 }
 
-/// acc += outer product of row `K` of both tiles, whose rows are `SA` and `SB` apart. A thread's rows of c are fours
-/// that are `HM` apart, its columns two fours `HN` apart.
+/// acc += outer product of row `K` of both tiles, whose rows are `SA` and `SB` apart. A thread's rows of c are groups of
+/// four, `HM` apart. Its columns are two groups of four, `HN` apart.
 ///
 /// # Safety
 /// `a` and `b` are at this thread's first element in row 0, and a barrier has passed since the tiles were stored.
@@ -190,7 +190,7 @@ unsafe fn multiply_row<
     b: Shared<f32>,
 ) {
     let (mut reg_m, mut reg_n) = ([0.0; ROWS], [0.0; 8]);
-    // SAFETY: `a` and `b` are inside tiles that were stored before a barrier: this function's contract. All offsets are
+    // SAFETY: `a` and `b` are inside tiles that were stored before a barrier (this function's contract). All offsets are
     // multiples of four elements.
     unsafe {
         reg_m[..4].copy_from_slice(&a.get4_at::<K, SA, 0, HM>());
@@ -210,7 +210,8 @@ unsafe fn multiply_row<
 /// Adds the sums of the upper half of 2 · `HALF` slices to those of the lower, through shared memory.
 ///
 /// # Safety
-/// All threads of the block call this; `memory` holds `HALF` slices' sums, 16-byte aligned, and nobody reads it any more.
+/// All threads of the block call this; `memory` holds `HALF` slices' sums, 16-byte aligned, and no thread reads its contents
+/// any more.
 #[inline(always)]
 unsafe fn fold<const HALF: u32, const ROWS: usize>(
     acc: &mut [[f32; 8]; ROWS],
@@ -219,8 +220,8 @@ unsafe fn fold<const HALF: u32, const ROWS: usize>(
     (tid, threads): (u32, u32),
 ) {
     let own = memory.at((slice % HALF * ROWS as u32 * 2 * threads + tid) * 4);
-    // SAFETY: two fours for each of a thread's rows, those of neighbouring threads side by side; barriers lie between
-    // the writes of one slice and the reads of the other, and after these.
+    // SAFETY: each of a thread's rows has two fours, and those of neighbouring threads are neighbours. There are barriers
+    // between the writes of one slice and the reads of the other, and after these.
     unsafe {
         sync_threads();
         if slice >= HALF && slice < 2 * HALF {
@@ -242,8 +243,8 @@ unsafe fn fold<const HALF: u32, const ROWS: usize>(
     }
 }
 
-/// This thread's first row and column in its warp's part, whose lanes are HM / 4 down and as many as that leaves across, a lane for
-/// every four.
+/// This thread's first row and column in its warp's part. Lanes are arranged HM / 4 down and the others across; a lane has
+/// groups of four.
 #[inline(always)]
 fn lane_place<const HM: u32>(lane: u32) -> (u32, u32) {
     match HM / 4 {
@@ -253,35 +254,35 @@ fn lane_place<const HM: u32>(lane: u32) -> (u32, u32) {
     }
 }
 
-/// The tile of c that block `index` makes: `GROUP` tile rows at a time, their columns one after the other.
+/// The tile of c that block `index` computes: `GROUP` tile rows at a time, column by column.
 #[inline(always)]
 pub(super) fn tile_place(index: u32, tiles_m: u32, tiles_n: u32) -> (u32, u32) {
-    let per_group = (GROUP * tiles_n).max(1); // .max: divisions have a branch to a panic otherwise
+    let per_group = (GROUP * tiles_n).max(1); // .max: otherwise divisions have a branch to a panic
     let first = index / per_group * GROUP;
     let rows = GROUP.min(tiles_m - first).max(1);
     let within = index % per_group;
     (first + within % rows, within / rows)
 }
 
-/// The same value, opaque to the compiler.
+/// The same value, unknown to the optimiser.
 #[gpu_only]
 #[inline(always)]
 fn opaque(value: u32) -> u32 {
     let same;
-    // SAFETY: a comment.
+    // SAFETY: the assembly is only a comment.
     unsafe {
         core::arch::asm!("// {}", inout(reg32) value => same, options(pure, nomem, nostack, preserves_flags))
     };
     same
 }
 
-/// The tile of c at (`row`, `column`), from `k` = `k_count` rows of both operands, which `SLICES` groups of `THREADS`
-/// threads share: of every `BK · SLICES` rows, the group `slice` takes the `BK` from `BK · slice` on.
+/// Computes the tile of c at (`row`, `column`) from `k_count` rows of both operands. `SLICES` groups of `THREADS` threads
+/// share it: of every `BK · SLICES` rows, group `slice` takes the `BK` from `BK · slice` on.
 ///
 /// # Safety
-/// `c` and `p` are this block's batch batch_offset, as [`Tile`] says; the operands hold `k_count` rows, not 0, from the loaders' rows of
-/// slice 0 on, and the loaders are at the slice's first row; `shared` is `SLICES` times two buffers of a tile of each operand. With
-/// `VECTOR`, n and ldc are multiples of 4 and c is aligned to 4 elements.
+/// `c` and `p` are of this block's batch entry, as [`Tile`] says. The operands have `k_count` > 0 rows from the loaders'
+/// rows of slice 0 on, and the loaders are at the slice's first row. `shared` has two buffers of a tile of each operand for
+/// each slice. With `VECTOR`, n and ldc are multiples of 4 and c is aligned to 4 elements.
 #[inline(always)]
 pub(super) unsafe fn tile<
     LA: Load,
@@ -313,17 +314,17 @@ pub(super) unsafe fn tile<
     let tile_b = tile_a.at(2 * BK * SA);
     let mut acc = [[0.0; 8]; ROWS];
 
-    // The remainder of k comes first, so that all further tiles are full.
+    // The remainder of k comes first, so that all later tiles are full.
     let step = BK * SLICES;
     let first = if k_count.is_multiple_of(step) { step } else { k_count % step };
     let mut left = (k_count - first) / step;
     let (mut read_a, mut read_b) = (tile_a.at(thread_m), tile_b.at(thread_n));
     let (mut write_a, mut write_b) = (tile_a.at(load_a.place()), tile_b.at(load_b.place()));
-    // From the buffer in use to the other one, and back.
+    // The distance from the current buffer to the other one; its sign alternates.
     let (mut other_a, mut other_b) = (BK * SA, BK * SB);
-    // SAFETY: the caller's operands hold `k_count` rows, of which `first + left · step` are visited. The barriers are
-    // reached by all threads, as `left` is the same in all. A buffer is written only after the barrier that
-    // follows its last reads; the buffers hold the sums of half the slices, as every kernel checks.
+    // SAFETY: the operands have `k_count` rows, of which `first + left · step` are read. All threads reach the barriers,
+    // because `left` is the same in all. A buffer is written only after the barrier that follows its last reads. The buffers
+    // have room for the sums of half the slices, which every kernel asserts.
     unsafe {
         let valid = first.saturating_sub(slice * BK);
         let mut next = (load_a.load_first(valid), load_b.load_first(valid));
@@ -348,8 +349,8 @@ pub(super) unsafe fn tile<
             multiply_row::<5, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
             multiply_row::<6, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
             multiply_row::<7, ROWS, SA, SB, HM, HN>(&mut acc, read_a, read_b);
-            // `next` and this branch depend on the same number. If LLVM saw that, it would make the last round a copy of
-            // its own and sink its multiplications into the branches of the write below: hundreds of registers.
+            // `next` and this branch depend on the same number. If LLVM knew that, it would duplicate the last iteration and
+            // sink its multiplications into the branches of the write below, which takes hundreds of registers.
             left = opaque(left);
             if left == 0 {
                 break;
@@ -425,19 +426,19 @@ macro_rules! tile_kernels {
         pub mod $module {
             use super::*;
 
-            /// Rows of c that a block makes.
+            /// Rows of c that a block computes.
             pub const BM: u32 = $bm;
-            /// Columns of c that a block makes.
+            /// Columns of c that a block computes.
             pub const BN: u32 = $bn;
-            /// Rows of c that a thread makes; of columns it makes eight.
+            /// Rows of c that a thread computes, with eight columns each.
             const ROWS: usize = $rows;
-            /// Groups of threads that share the k of a tile.
+            /// Number of slices of k.
             pub const SLICES: u32 = $slices;
-            /// Threads of one of them.
+            /// Threads of one slice.
             const GROUP_THREADS: u32 = BM * BN / (ROWS as u32 * 8);
             /// Threads of a block.
             pub const THREADS: u32 = GROUP_THREADS * SLICES;
-            /// Blocks that fit a multiprocessor of sm_61.
+            /// Resident blocks per multiprocessor of sm_61.
             pub const MIN_BLOCKS: u32 = $min_blocks;
             const VECTORS_A: usize = (BM * BK / 4 / GROUP_THREADS) as usize;
             const VECTORS_B: usize = (BN * BK / 4 / GROUP_THREADS) as usize;
@@ -449,7 +450,7 @@ macro_rules! tile_kernels {
 
             $($(
                 /// # Safety
-                /// [`Tile`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+                /// [`Tile`] constrains the pointers, which are valid on the launching stream, and the numbers;
                 /// launched as [`ByLayouts`] says.
                 #[kernel(
                     block = THREADS, min_blocks = MIN_BLOCKS, module = stringify!($name), shared(shared: [f32; SHARED / 4])
@@ -510,7 +511,7 @@ macro_rules! family {
 }
 
 tile_kernels! {
-    /// 128 × 128, 8 × 8 a thread: 16 warps on a multiprocessor.
+    /// 128 × 128, 8 × 8 a thread: 16 resident warps.
     tile128: BM = 128, BN = 128, ROWS = 8, LANES_M = 8, SLICES = 1, MIN_BLOCKS = 2;
     OF_F32: f32, f32, f32 {
         matmul_tile128_nn_f32: n n;
@@ -547,7 +548,7 @@ tile_kernels! {
 }
 
 tile_kernels! {
-    /// 64 × 128, 8 × 8 a thread: 16 warps.
+    /// 64 × 128, 8 × 8 a thread: 16 resident warps.
     tile64x128: BM = 64, BN = 128, ROWS = 8, LANES_M = 8, SLICES = 1, MIN_BLOCKS = 4;
     OF_F32: f32, f32, f32 {
         matmul_tile64x128_nn_f32: n n;
@@ -564,7 +565,7 @@ tile_kernels! {
 }
 
 tile_kernels! {
-    /// 64 × 64, 8 × 8 a thread, in two slices: 12 warps.
+    /// 64 × 64, 8 × 8 a thread, in two slices: 12 resident warps.
     tile64: BM = 64, BN = 64, ROWS = 8, LANES_M = 8, SLICES = 2, MIN_BLOCKS = 3;
     OF_F32: f32, f32, f32 {
         matmul_tile64_nn_f32: n n;
@@ -584,7 +585,7 @@ tile_kernels! {
 }
 
 tile_kernels! {
-    /// 32 × 64, 4 × 8 a thread, in four slices: 16 warps.
+    /// 32 × 64, 4 × 8 a thread, in four slices: 16 resident warps.
     tile32: BM = 32, BN = 64, ROWS = 4, LANES_M = 8, SLICES = 4, MIN_BLOCKS = 2;
     OF_F32: f32, f32, f32 {
         matmul_tile32_nn_f32: n n;
@@ -604,8 +605,8 @@ tile_kernels! {
 }
 
 tile_kernels! {
-    /// 64 × 64, a f32, b in a 16-bit format of 4 or 8 exponent bits, c f32: what loads it converts it. In bytes of PTX
-    /// these are the cheapest that do products of any size.
+    /// 64 × 64, a f32, b in a 16-bit format of 4 or 8 exponent bits, c f32; the loader converts b. Of the tiles that compute
+    /// products of any size, these have the least PTX.
     tile64_coded: BM = 64, BN = 64, ROWS = 8, LANES_M = 8, SLICES = 2, MIN_BLOCKS = 3;
     OF_E4: f32, Float16<4>, f32 {
         matmul_tile64_nt_e4: n t;
@@ -636,9 +637,9 @@ const _: () = {
 pub mod strided {
     use super::*;
 
-    /// Rows of c that a block makes.
+    /// Rows of c that a block computes.
     pub const BM: u32 = 64;
-    /// Columns of c that a block makes.
+    /// Columns of c that a block computes.
     pub const BN: u32 = 64;
     const THREADS: u32 = BM * BN / 64;
     const ELEMENTS: usize = (BM * BK / THREADS) as usize;
@@ -650,7 +651,7 @@ pub mod strided {
                 /// grid = [ceil(m / BM) · ceil(n / BN), splits, batch]
                 ///
                 /// # Safety
-                /// [`AnyStrides`] says what holds of the pointers, which are valid on the launching stream, and of the numbers.
+                /// [`AnyStrides`] constrains the pointers, which are valid on the launching stream, and the numbers.
                 #[kernel(block = THREADS, module = stringify!($name), shared(shared: [f32; SHARED / 4]))]
                 pub unsafe fn $name(p: AnyStrides<$A, $B, $C>) {
                     let tid = thread::thread_idx_x();

@@ -1,6 +1,6 @@
-//! c = alpha·a·b + beta·c as introductions to GPU programming write it: the baseline of the benches.
+//! c = alpha·a·b + beta·c as in introductions to GPU programming: the baseline of the benches.
 //!
-//! Idea: a block makes a 16 × 16 tile of c, a thread one element of it, from 16 × 16 tiles of a and b in shared memory.
+//! Idea: a block computes a 16 × 16 tile of c, a thread one element of it, from 16 × 16 tiles of a and b in shared memory.
 //! Source: the shared-memory example of the CUDA C Programming Guide.
 
 use super::{Product, batch_offset, write};
@@ -14,7 +14,7 @@ use cuda_std::thread::sync_threads;
 pub const TILE: u32 = 16;
 const AREA: u32 = TILE * TILE;
 
-/// The parameters of the kernel; there is one of f32 only.
+/// The parameters of the kernel, which exists only for f32.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Textbook<A, B, C> {
@@ -27,20 +27,20 @@ pub struct Textbook<A, B, C> {
     pub m: u32,
     pub n: u32,
     pub k: u32,
-    /// Between the rows of a.
+    /// Distance between the rows of a.
     pub row_a: u32,
-    /// Between the columns of a.
+    /// Distance between the columns of a.
     pub col_a: u32,
     pub row_b: u32,
     pub col_b: u32,
-    /// Between the rows of c; its columns are neighbours.
+    /// Distance between the rows of c; its columns are neighbours.
     pub ldc: u32,
-    /// Between the batch entries of a.
+    /// Distance between the batch entries of a.
     pub stride_a: u32,
     pub stride_b: u32,
     pub stride_c: u32,
     pub alpha: f32,
-    /// The factor of what c holds; with 0, it is not read.
+    /// The factor of c's old contents; with 0, they are not read.
     pub beta: f32,
 }
 
@@ -50,13 +50,13 @@ pub const KERNELS: &[KernelInfo] = &[matmul_textbook_f32.info()];
 /// grid = [ceil(m / TILE) · ceil(n / TILE), 1, batch]
 ///
 /// # Safety
-/// [`Textbook`] says what holds of the pointers, which are valid on the launching stream.
+/// [`Textbook`] constrains the pointers, which are valid on the launching stream.
 #[kernel(block = TILE * TILE, module = "matmul_textbook", shared(tile_a: [f32; AREA], tile_b: [f32; AREA]))]
 pub unsafe fn matmul_textbook_f32(p: Textbook<f32, f32, f32>) {
     let Textbook { m, n, k, row_a, col_a, row_b, col_b, ldc, alpha, beta, .. } = p;
     // place tile
     let c = p.c.wrapping_add(batch_offset(p.stride_c));
-    let tiles_n = n.div_ceil(TILE).max(1); // .max: divisions have a branch to a panic otherwise
+    let tiles_n = n.div_ceil(TILE).max(1); // .max: otherwise divisions have a branch to a panic
     let (block, batch) = (thread::block_idx_x(), thread::block_idx_z());
     let (x, y) = (thread::thread_idx_x() % TILE, thread::thread_idx_x() / TILE);
     let (row, column) = (block / tiles_n * TILE + y, block % tiles_n * TILE + x);

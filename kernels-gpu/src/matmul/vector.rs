@@ -1,20 +1,20 @@
 //! Products with few rows: c[i, :] = a[i, :]·b + … for up to M rows i.   b is read once.
 //!
-//! The bandwidth of reading b bounds the time, so every lane keeps several 16-byte loads of b in flight.
+//! It is bound by reading b, so every lane keeps several 16-byte loads of b in flight.
 //!
-//! | kernel                     | b is                  | columns of c are made by                          |
+//! | kernel                     | b is                  | columns of c are computed by                          |
 //! |----------------------------|-----------------------|---------------------------------------------------|
 //! | matmul_vector‹M›_nt_‹t›    | row-major [n, k]      | four by one to eight warps, their lanes along k   |
 //! | matmul_vector_nn_‹t›       | row-major [k, n]      | one by one lane in each of 8 warps, warps along k |
 //!
-//! The nt kernels can also do the prologue and the epilogue of a transformer's linear map, since a block has all of k:
+//! The nt kernels can also compute the prologue and the epilogue of a transformer's linear map, since a block has all of k:
 //!
 //! ```text
 //! a [m, k] → a / √(mean(a²) + eps) · norm [k] → ·b + bias [n] → activation → + beta·d → c [m, n]
 //! ```
 //!
-//! The norm's factor is the same for all of a row, so the sum of squares is computed along with the product, and the
-//! factor is applied at the end. With [`SWIGLU`], columns j and j + n/2 make column j of c: [m, n/2].
+//! The norm's factor is the same for all of a row. So the sum of squares is computed along with the product, and the factor
+//! is applied at the end. With [`SWIGLU`], columns j and j + n/2 give column j of c: [m, n/2].
 
 use super::{batch_offset, k_range, product, write};
 use crate::activate::{IDENTITY, SWIGLU, activate};
@@ -29,18 +29,18 @@ use cuda_std::thread::sync_threads;
 /// Warps in a block.
 pub const WARPS: u32 = 8;
 const THREADS: u32 = WARPS * 32;
-/// Columns of b that a warp of the nt kernels reads together, so that each load of a serves all of them.
+/// Columns of b that a warp of the nt kernels reads together, so that each load of a is used for all of them.
 pub const NT_COLUMNS: u32 = 4;
 const R: usize = NT_COLUMNS as usize;
 /// The most rows of the nt kernels.
 pub const MAX_M: u32 = 8;
-/// Columns of c that a block of the nn kernels makes: four for every lane.
+/// Columns of c that a block of the nn kernels computes: four per lane.
 pub const NN_COLUMNS: u32 = 128;
 /// Rows of b that a warp of the nn kernels has in flight.
 const NN_ROWS: usize = 4;
-/// A split of k is a multiple of this.
+/// The length of a split in k is a multiple of this.
 pub const K_STEP: u32 = 256;
-/// Elements of a warp's sums in shared memory, of which the nt kernels use M · R; of those of squares only the first M count.
+/// Elements of a warp's sums in shared memory. The nt kernels use M · R of those of products, and M of those of squares.
 const SUMS: u32 = MAX_M * NT_COLUMNS;
 
 /// Repeats a statement for each column of a warp, or for the constants 0 to `$m` − 1 (at most 7), so that arrays indexed
@@ -82,7 +82,7 @@ pub struct Nt<A, B, C> {
     pub stride_a: u32,
     pub stride_b: u32,
     pub stride_c: u32,
-    /// A multiple of [`K_STEP`] if there are several splits; with a norm or an activation there is one.
+    /// A multiple of [`K_STEP`] if there are several splits; with a norm or an activation there is only one.
     pub k_chunk: u32,
     pub alpha: f32,
     pub beta: f32,
@@ -93,9 +93,9 @@ pub struct Nt<A, B, C> {
     /// [k], or null for no norm
     pub norm: *const A,
     pub eps: f32,
-    /// One of [`activate`](crate::activate)'s.
+    /// The activation, one of [`activate`](crate::activate)'s numbers.
     pub activation: u32,
-    /// 2 to this power of a block's warps share its columns; at most 3.
+    /// 2^log_parts warps of a block share its columns; at most 3.
     pub log_parts: u32,
 }
 
@@ -135,7 +135,7 @@ struct Sums<const M: usize> {
 }
 
 impl<const M: usize> Sums<M> {
-    /// Adds the products of one vector of each column, `words`, with the elements `at` of each row.
+    /// Adds the products of one vector of each column, `words`, with the rows' elements from `at` on.
     ///
     /// # Safety
     /// The rows of a and the norm's weights are valid from `at` on for a vector's elements, aligned to 16 bytes.
@@ -162,7 +162,7 @@ impl<const M: usize> Sums<M> {
                     });
                 }
                 each!(columns J => {
-                    // unpacked only now: eight values of each column would be too many registers
+                    // unpacked only here: eight values of each column would take too many registers
                     B::zip(x, B::unpack(words[J]), |x, y| {
                         self.products[I][J] = fma(x, y, self.products[I][J]);
                         x
@@ -172,10 +172,10 @@ impl<const M: usize> Sums<M> {
         }
     }
 
-    /// As [`add`](Self::add), for the single element `at`, which the columns begin with.
+    /// As [`add`](Self::add), for the single element `at` and the first elements of the columns.
     ///
     /// # Safety
-    /// It exists in all.
+    /// The element exists in all operands.
     #[inline(always)]
     unsafe fn add_one<A: Element, B: Element>(
         &mut self,
@@ -198,10 +198,10 @@ impl<const M: usize> Sums<M> {
     }
 }
 
-/// R columns of c by 2^`log_parts` warps, each with its part of every 32 · 2^`log_parts` vectors of k.
+/// Computes R columns of c by 2^`log_parts` warps, each with its part of every 32 · 2^`log_parts` vectors of k.
 ///
 /// # Safety
-/// [`Nt`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; the grid is that of the
+/// [`Nt`] constrains the pointers, which are valid on the launching stream, and the numbers; the grid is that of the
 /// kernels, and all threads of the block are here. `all_products` and `all_squares`: [WARPS, [`SUMS`]].
 #[inline(always)]
 unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usize>(
@@ -216,7 +216,7 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
     let b = p.b.wrapping_add(batch_offset(p.stride_b));
     let (k_first, k_count) = k_range(p.k, p.k_chunk);
 
-    // place: plain, the columns of a warp are neighbours; gated, two neighbours and their partners
+    // place: without a gate, the columns of a warp are neighbours; with one, two neighbours and their partners
     let (tid, lane) = (thread::thread_idx_x(), warp::lane_id());
     let (groups, part) = (WARPS >> log_parts, (tid / 32) % (1 << log_parts));
     let gated = activation == SWIGLU;
@@ -226,7 +226,7 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
     };
     let mut columns = [0; R];
     each!(columns J => {
-        // columns that do not exist are read as the last one, and not written
+        // columns past the end are read as the last one, and not written
         let (column, partner) = place((tid / 32) >> log_parts, J as u32);
         let column = column.min(width - 1) + partner * between;
         columns[J] = column * ldb + k_first;
@@ -316,10 +316,10 @@ unsafe fn nt<A: Element, B: Vector, C: Element, const M: usize, const STEPS: usi
     }
 }
 
-/// Four columns of c by one lane of each warp.
+/// Computes four columns of c per lane of each warp.
 ///
 /// # Safety
-/// [`Nn`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; the grid is that of the
+/// [`Nn`] constrains the pointers, which are valid on the launching stream, and the numbers; the grid is that of the
 /// kernels, and all threads of the block are here. `sums`: [WARPS, NN_COLUMNS].
 #[inline(always)]
 unsafe fn nn<A: Element, B: Element, C: Element>(p: Nn<A, B, C>, sums: Shared<f32>) {
@@ -385,7 +385,7 @@ unsafe fn nn<A: Element, B: Element, C: Element>(p: Nn<A, B, C>, sums: Shared<f3
     }
 }
 
-/// Blocks per multiprocessor that the nt kernels' registers are for.
+/// Resident blocks per multiprocessor that the registers of the nt kernels allow.
 const fn min_blocks(m: u32) -> u32 {
     match m {
         1 => 3,
@@ -403,13 +403,13 @@ macro_rules! kernels {
             /// grid = [ceil(n / (NT_COLUMNS · WARPS / 2^log_parts)), splits, batch]
             ///
             /// # Safety
-            /// [`Nt`] says what holds of the pointers, which are valid on the launching stream, and of the numbers.
+            /// [`Nt`] constrains the pointers, which are valid on the launching stream, and the numbers.
             #[kernel(
                 block = THREADS, min_blocks = min_blocks($M), module = $nt_module,
                 shuffles = 5 * $M * (NT_COLUMNS + 1), shared(products: [f32; WARPS * SUMS], squares: [f32; WARPS * SUMS])
             )]
             pub unsafe fn $nt(p: Nt<$nt_A, $nt_B, $nt_C>) {
-                // SAFETY: the parameters and the grid are as the body asks for, too, and all threads call it.
+                // SAFETY: the parameters and the grid fulfil the body's contract, and all threads call it.
                 unsafe { nt::<_, _, _, $M, $STEPS>(p, products, squares) }
             }
         )*
@@ -418,10 +418,10 @@ macro_rules! kernels {
             /// grid = [ceil(n / NN_COLUMNS), splits, batch]
             ///
             /// # Safety
-            /// [`Nn`] says what holds of the pointers, which are valid on the launching stream, and of the numbers.
+            /// [`Nn`] constrains the pointers, which are valid on the launching stream, and the numbers.
             #[kernel(block = THREADS, module = stringify!($nn), shared(sums: [f32; WARPS * NN_COLUMNS]))]
             pub unsafe fn $nn(p: Nn<$nn_A, $nn_B, $nn_C>) {
-                // SAFETY: the parameters and the grid are as the body asks for, too, and all threads call it.
+                // SAFETY: the parameters and the grid fulfil the body's contract, and all threads call it.
                 unsafe { nn(p, sums) }
             }
         )*

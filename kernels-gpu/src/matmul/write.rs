@@ -1,4 +1,4 @@
-//! The epilogue: a kernel's sums are written to c, or with split-K to the partial sums.
+//! The epilogue: writes a kernel's sums to c, or with split-K to the partial sums.
 
 use super::Product;
 use crate::device::Element;
@@ -25,7 +25,7 @@ impl<C: Element> Product<C> {
         if self.beta == 0.0 {
             return value;
         }
-        // SAFETY: d lies as c does. It may be c, so this is no load through the read-only path.
+        // SAFETY: d has c's layout. It may be c, so this is not a load through the read-only path.
         fma(self.beta, unsafe { (*self.addend.add(at as usize)).to_f32() }, value)
     }
 }
@@ -47,7 +47,7 @@ pub(super) unsafe fn one<C: Element>(c: *mut C, p: &Product<C>, row: u32, column
     }
 }
 
-/// Writes those of four neighbours in a row that exist; with `VECTOR`, by one store.
+/// Writes four neighbours in a row, as far as they exist; with `VECTOR`, by one store.
 ///
 /// # Safety
 /// As [`one`], for the columns below n. With `VECTOR`, n and ldc are multiples of 4 and c is aligned to 4 elements.

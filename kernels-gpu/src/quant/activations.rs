@@ -6,10 +6,10 @@ use super::weights::{BLOCK_VALUES, Weights};
 use crate::device::Shared;
 use crate::device::int8::{load_pair, load_words};
 
-/// The activations that are multiplied with one unit of weights.
+/// The activations for one unit of weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Inputs {
-    /// Runs of 16 values; of units of 32 values only the first two.
+    /// Runs of 16 values; for units of 32 values only the first two are used.
     pub runs: [[u32; 4]; 4],
     /// The scales and sums of the unit's blocks.
     pub blocks: [BlockInput; 2],
@@ -20,12 +20,12 @@ pub(crate) struct Inputs {
 pub(crate) struct BlockInput {
     /// Their scale.
     pub scale: f32,
-    /// [`Weights::of_sum`] of the block: each format needs the sum in another form.
+    /// [`Weights::of_sum`] of the block: each format needs the sum in a different form.
     pub sum: u32,
 }
 
 impl Inputs {
-    /// Those of unit `unit` of `x`.
+    /// The activations for unit `unit`, from `x`.
     ///
     /// # Safety
     /// The row has the unit.
@@ -46,9 +46,9 @@ impl Inputs {
     }
 }
 
-/// Where a row of quantised activations lies.
+/// A row of quantised activations in some memory.
 pub(crate) trait Activations: Copy {
-    /// The 16 values that are run `run` of those of unit `unit`.
+    /// Run `run` of unit `unit`: 16 values.
     ///
     /// # Safety
     /// The row has the unit.
@@ -83,8 +83,8 @@ impl Activations for GlobalRow {
     }
 }
 
-/// A row, or a part of one, in shared memory: the runs of 16 values in four planes, run r in plane r % 4, so that the
-/// 16-byte reads of neighbouring lanes go to different banks whether a unit is of two runs or of four.
+/// A row, or a part of one, in shared memory. The runs of 16 values are in four planes, run r in plane r % 4, so that the
+/// 16-byte reads of neighbouring lanes have no bank conflicts, whether a unit has two runs or four.
 #[derive(Clone, Copy)]
 pub(super) struct SharedRow<const VALUES: u32> {
     /// Four quants a word.
@@ -93,7 +93,7 @@ pub(super) struct SharedRow<const VALUES: u32> {
     pub blocks: Shared<u32>,
 }
 
-/// Words of a plane of a shared row of `values` values: 8 more than they take, so that planes begin in different banks.
+/// Words of a plane of a shared row of `values` values. 8 more than needed, so that planes begin in different banks.
 const fn plane(values: u32) -> u32 {
     values / 16 + 8
 }

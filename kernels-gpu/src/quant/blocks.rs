@@ -1,9 +1,9 @@
 //! The layouts that host and device share, and the arithmetic of one block. Both run the same code, so the bits are equal.
 //!
-//! A block is [`BLOCK`] = 32 neighbours of a row with a scale of their own (Q6_K: two); Q4_K, Q5_K, Q6_K and IQ4_XS group
-//! eight blocks under a second level of scales. Interchange layouts are those of the GGUF format, byte for byte (source:
-//! ggml's published `block_q8_0`, `block_q4_0`, `block_q4_K`, …). In memory the same bits lie in two planes: all quants,
-//! then all scales. A GGUF block of 34 or 18 bytes allows no access wider than 2 bytes, and kernels load 16:
+//! A block is [`BLOCK`] = 32 neighbours of a row with one scale (Q6_K: two). Q4_K, Q5_K, Q6_K and IQ4_XS group eight blocks
+//! under a second level of scales. Interchange layouts are those of the GGUF format, byte for byte (source: ggml's published
+//! `block_q8_0`, `block_q4_0`, `block_q4_K`, …). In memory the same bits are in two planes: all quants, then all scales. A
+//! GGUF block of 34 or 18 bytes allows no access wider than 2 bytes, and kernels load 16:
 //!
 //! | format | quants                            | scales                            | value                           | bits |
 //! |--------|-----------------------------------|-----------------------------------|---------------------------------|------|
@@ -17,28 +17,29 @@
 //! | IQ4_XS | as IQ4_NL                         | [`ScalesIq4Xs`] [n, k/256]        | d·(scale − 32)·level(q)         | 4.25 |
 //! | rows   | i8 [m, k]                         | [`RowScale`] [m, k/32]            | scale·q (activations)           | 10   |
 //!
-//! Quants of 5 and 6 bits lie in two sections of each super-block: first the low four bits of all, as in Q4_K, and then the
-//! upper bits ([`q5_k`](super::q5_k) and [`q6_k`](super::q6_k) say in which order). So kernels load 16 bytes of the first section and 8 or 16 of the second.
+//! Quants of 5 and 6 bits are in two sections of each super-block: first the low four bits of all, as in Q4_K, then the
+//! upper bits ([`q5_k`](super::q5_k) and [`q6_k`](super::q6_k) give their order). So kernels load 16 bytes of the first
+//! section and 8 or 16 of the second.
 //!
 //! Rows are padded with zeros to whole blocks, and rows of activations to [`SUPER_BLOCK`] values.
 //!
-//! Values that are not finite: a block with a NaN or an infinity gets a NaN or infinite scale, so that whatever is
-//! computed from it is NaN.
+//! Values that are not finite: a block with a NaN or an infinity gets a NaN or infinite scale, so that every result from it
+//! is NaN.
 
 use super::unroll::unroll;
 use crate::float16::Float16;
 
-/// Values with a scale of their own.
+/// Values that share a scale.
 pub const BLOCK: usize = 32;
 /// Values of a Q4_K super-block.
 pub const SUPER_BLOCK: usize = 256;
 /// Blocks of a Q4_K super-block.
 pub const BLOCKS_PER_SUPER: usize = SUPER_BLOCK / BLOCK;
 
-/// IEEE half precision, as scales are stored.
+/// IEEE half precision, the type of scales.
 pub type Half = Float16<5>;
 
-/// A scale as it is stored. Which NaN an operation gives differs between processors, so it is always the same one.
+/// A scale in the stored type. A NaN always has the same bits, because processors differ in which NaN an operation returns.
 #[inline(always)]
 pub fn stored_scale(scale: f32) -> Half {
     Half::from_f32(if scale.is_nan() { f32::NAN } else { scale })
@@ -204,7 +205,7 @@ pub fn inverse(d: f32) -> f32 {
 /// The nearest integer, ties to even; 0 for NaN and beyond ±2²².
 #[inline(always)]
 pub fn nearest(value: f32) -> i32 {
-    const MAGIC: f32 = 12_582_912.0; // 1.5 · 2²³: added to it, a fraction is rounded away
+    const MAGIC: f32 = 12_582_912.0; // 1.5 · 2²³: adding it rounds the fraction away
     if value.abs() <= 4_194_304.0 {
         ((value + MAGIC).to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32)
     } else {
@@ -224,7 +225,7 @@ pub fn quant_i8(value: f32, inverse: f32) -> i32 {
     nearest(value * inverse).clamp(-127, 127)
 }
 
-/// The scale of a Q4_0 block: what has the largest magnitude (the first of equals) becomes −8.
+/// The scale of a Q4_0 block: the value of the largest magnitude (the first of equal ones) becomes −8.
 #[inline(always)]
 pub fn scale_q4_0(values: &[f32; BLOCK]) -> f32 {
     let mut largest = values[0];
@@ -238,6 +239,25 @@ pub fn quant_q4_0(value: f32, inverse: f32) -> u32 {
     let steps = value * inverse;
     // NaN gives 8
     if steps.abs() <= 16.0 { ((steps + 8.5) as i32).clamp(0, 15) as u32 } else { 8 }
+}
+
+/// The least and the largest of [`quant_i8`]'s quants.
+pub const RANGE_I8: [f32; 2] = [-127.0, 127.0];
+/// The least and the largest of [`quant_q4_0`]'s quants, less 8.
+pub const RANGE_Q4_0: [f32; 2] = [-8.0, 7.0];
+
+/// `value` in steps of a scale, clipped to the quants' range; NaN stays NaN. With a scale that is not the block's own, values may lie
+/// far beyond the range, which [`quant_i8`] and [`quant_q4_0`] do not clip: they are given these steps, and 1 for the inverse.
+#[inline(always)]
+pub fn steps(value: f32, inverse: f32, [low, high]: [f32; 2]) -> f32 {
+    let steps = value * inverse;
+    if steps < low {
+        low
+    } else if steps > high {
+        high
+    } else {
+        steps
+    }
 }
 
 /// Byte j of the result: the low half is quant j, the high half quant j + 16.
@@ -265,7 +285,7 @@ impl ScalesQ4K {
         let [low, high, rest] = packed;
         let shift = 8 * (j % 4);
         let (first, second) = (low >> shift, high >> shift);
-        // both ways computed: a branch would split the warp
+        // both are computed: a branch would diverge
         let (scale, min) =
             (rest >> shift & 15 | (first >> 6 & 3) << 4, rest >> (shift + 4) & 15 | (second >> 6 & 3) << 4);
         if j < 4 { (first & 63, second & 63) } else { (scale, min) }

@@ -1,6 +1,6 @@
-//! Quantised rows to numbers: y[r, :] = w[ids[r], :], or w[r, :] without ids.   y: [rows, cols], w: [n, k] as the layouts say.
+//! Dequantises rows: y[r, :] = w[ids[r], :], or w[r, :] without ids.   y: [rows, cols], w: [n, k] in the format's layout.
 //!
-//! Bound by memory: a thread makes four values.
+//! Bound by memory bandwidth: a thread writes four values.
 
 use super::FORMATS;
 use super::blocks::BLOCK;
@@ -46,7 +46,7 @@ unsafe fn decode<W: Weights, T: Element>(
     cols: u32,
     n: u32,
 ) {
-    let groups = cols.div_ceil(4).max(1); // never 0 where there is an element; said so, no panic is compiled in
+    let groups = cols.div_ceil(4).max(1); // never 0 if there is an element; stated so that no panic is compiled in
     let index = thread::index_1d();
     let (row, group) = (index / groups, index % groups);
     if row >= rows {
@@ -93,7 +93,7 @@ macro_rules! decoders {
             /// grid = [ceil(rows · ceil(cols / 4) / [`THREADS`])]. An index that is no row gives a row of NaN.
             ///
             /// # Safety
-            /// [`Decode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+            /// [`Decode`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
             #[kernel(block = THREADS, module = $module)]
             pub unsafe fn $f32(p: Decode<f32>) {
                 let w = Matrix { quants: p.w, scales: p.w_scales, k: p.k };

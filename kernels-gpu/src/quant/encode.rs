@@ -1,9 +1,9 @@
-//! f32 to quants and scales.   x: [rows, cols], quants and scales: [rows, k] as the layouts say, k = cols in whole blocks.
+//! Quantises f32.   x: [rows, cols], quants and scales: [rows, k] in the format's layout, k = cols padded to whole blocks.
 //!
 //! The arithmetic of a block is in [`blocks`](super::blocks); the host runs it too, so the bits are the same. Only maxima and
 //! integer sums are reduced across lanes, and their order does not matter.
 //!
-//! | kernel               | a block of 32 is made by                 |
+//! | kernel               | a block of 32 is encoded by                 |
 //! |----------------------|------------------------------------------|
 //! | quant_encode_rows_‹t› | 8 lanes (activations)                    |
 //! | quant_encode_i8      | 8 lanes; one thread block per row        |
@@ -29,7 +29,7 @@ use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
 /// Threads in a block of every kernel.
 pub const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
-/// Lanes that make a block of activations together.
+/// Lanes that encode a block of activations together.
 pub(super) const LANES: u32 = BLOCK_VALUES / 4;
 
 /// The parameters of the kernels for rows of activations.
@@ -81,7 +81,7 @@ pub const KERNELS: &[KernelInfo] = &[
 #[repr(C, align(16))]
 pub(super) struct Words(pub [u32; 4]);
 
-/// Four values of a row of `cols`, zeros beyond its end.
+/// Four values of a row of `cols`, zeros past its end.
 ///
 /// # Safety
 /// `x` is a row of `cols` values; with `cols` a multiple of 4 it is aligned to four.
@@ -104,7 +104,7 @@ pub(super) unsafe fn four<T: Element>(x: *const T, column: u32, cols: u32) -> [f
     }
 }
 
-/// The 32 values of a block, zeros beyond the row's end.
+/// The 32 values of a block, zeros past the row's end.
 ///
 /// # Safety
 /// As [`four`].
@@ -117,7 +117,7 @@ pub(super) unsafe fn block(x: *const f32, column: u32, cols: u32) -> [f32; BLOCK
     values
 }
 
-/// The block that this thread makes and its values; `None` for threads past the last row.
+/// The block that this thread encodes and its values; `None` for threads past the last row.
 ///
 /// # Safety
 /// `x`, `rows`, `cols` and `k` are as [`Encode`] says.
@@ -132,8 +132,8 @@ pub(super) unsafe fn own_block(x: *const f32, rows: u32, cols: u32, k: u32) -> O
     Some((index, unsafe { block(x.add(row as usize * cols as usize), index % blocks * BLOCK_VALUES, cols) }))
 }
 
-/// The block that this thread makes, whether there is such a block, and its values. Eight neighbouring lanes make a
-/// super-block. Lanes without a block have the last row's values, so that all can take part in shuffles.
+/// The block that this thread encodes, whether it exists, and its values. Eight neighbouring lanes encode a super-block.
+/// Lanes without a block have the last row's values, so that all lanes can shuffle.
 ///
 /// # Safety
 /// As [`own_block`], with at least one row.
@@ -151,7 +151,7 @@ pub(super) unsafe fn own_of_super_block(
     (index, index / blocks < rows, values)
 }
 
-/// Four activations as quants, and their block's scale and sum; a block is eight neighbouring lanes'.
+/// Quantises four activations; also the scale and sum of their block, which is that of eight neighbouring lanes.
 ///
 /// # Safety
 /// All 32 lanes call it together.
@@ -171,14 +171,14 @@ pub(super) unsafe fn activations(values: [f32; 4]) -> (u32, RowScale) {
 /// As the kernels below.
 #[inline(always)]
 unsafe fn encode_rows<T: Element>(EncodeRows { quants, scales, x, rows, cols, k }: EncodeRows<T>) {
-    // Rows are multiples of 256 values, so a warp has whole blocks and its lanes leave together.
+    // Rows are multiples of 256 values, so a warp has whole blocks and all its lanes return together.
     let word = thread::index_1d();
-    let words = (k / 4).max(1); // never 0 where there is a row; said so, no panic is compiled in
+    let words = (k / 4).max(1); // never 0 if there is a row; stated so that no panic is compiled in
     let row = word / words;
     if row >= rows {
         return;
     }
-    // SAFETY: the word lies inside quants and its block inside scales; all lanes of the warp are at the shuffles.
+    // SAFETY: the word is inside quants and its block inside scales; all lanes of the warp are at the shuffles.
     unsafe {
         let values = four(x.add(row as usize * cols as usize), word % words * 4, cols);
         let (packed, scale) = activations(values);
@@ -192,7 +192,7 @@ unsafe fn encode_rows<T: Element>(EncodeRows { quants, scales, x, rows, cols, k 
 /// grid = [ceil(rows · k / 4 / [`THREADS`])]
 ///
 /// # Safety
-/// [`EncodeRows`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+/// [`EncodeRows`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
 #[kernel(block = THREADS, module = "quant_encode_rows", shuffles = 6)]
 pub unsafe fn quant_encode_rows_f32(p: EncodeRows<f32>) {
     // SAFETY: this kernel's contract is the body's.
@@ -212,11 +212,11 @@ pub unsafe fn quant_encode_rows_f16(p: EncodeRows<F16>) {
 /// grid = [rows]; scales: [rows]
 ///
 /// # Safety
-/// [`Encode`] says what holds of the pointers, which are valid on the launching stream.
+/// [`Encode`] constrains the pointers, which are valid on the launching stream.
 #[kernel(block = THREADS, shared(scratch: [u32; WARPS]), shuffles = 5)]
 pub unsafe fn quant_encode_i8(Encode { quants, scales, x, cols, k, .. }: Encode<u32, f32>) {
     let (row, tid) = (thread::block_idx_x() as usize, thread::thread_idx_x());
-    // SAFETY: one block per row, so the row lies inside all arrays; all threads are at the reduction.
+    // SAFETY: one block per row, so the row is inside all arrays; all threads are at the reduction.
     unsafe {
         let (x, quants) = (x.add(row * cols as usize), quants.add(row * (k / 4) as usize));
         let mut largest = 0;
@@ -244,7 +244,7 @@ pub unsafe fn quant_encode_i8(Encode { quants, scales, x, cols, k, .. }: Encode<
 /// As [`quant_encode_i8`], for fewer than 2³¹ values.
 #[kernel(block = THREADS)]
 pub unsafe fn quant_encode_q8_0(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
-    // SAFETY: x is as [`Encode`] says; the block lies inside quants and scales.
+    // SAFETY: x is as [`Encode`] says; the block is inside quants and scales.
     unsafe {
         let Some((index, values)) = own_block(x, rows, cols, k) else { return };
         let scale = scale_i8(abs_max(&values));
@@ -268,7 +268,7 @@ pub unsafe fn quant_encode_q8_0(Encode { quants, scales, x, rows, cols, k }: Enc
 /// As [`quant_encode_q8_0`].
 #[kernel(block = THREADS)]
 pub unsafe fn quant_encode_q4_0(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
-    // SAFETY: x is as [`Encode`] says; the block lies inside quants and scales.
+    // SAFETY: x is as [`Encode`] says; the block is inside quants and scales.
     unsafe {
         let Some((index, values)) = own_block(x, rows, cols, k) else { return };
         let scale = scale_q4_0(&values);
@@ -277,8 +277,8 @@ pub unsafe fn quant_encode_q4_0(Encode { quants, scales, x, rows, cols, k }: Enc
     }
 }
 
-/// The scales of a super-block with minima, whose blocks are those of eight neighbouring lanes; the step and the minimum of
-/// this lane's. `j`: the lane, modulo 8.
+/// The scales of a super-block with minima, whose blocks belong to eight neighbouring lanes; also the step and the minimum
+/// of this lane's block. `j`: the lane, modulo 8.
 ///
 /// # Safety
 /// All 32 lanes call it together.
@@ -297,9 +297,9 @@ pub(super) unsafe fn super_block<const MAX: i32>(values: &[f32; BLOCK], j: u32) 
     }
 }
 
-/// A lane's chunk of the 32 bytes that the blocks of lanes 2c and 2c + 1 share, their low halves being the first's and their
-/// high halves the second's: the first lane gets 16 of the bytes and the second the other 16. `j`: the lane, modulo 8;
-/// `words`: its block's quants, a byte each.
+/// A lane's chunk of the 32 bytes that the blocks of lanes 2c and 2c + 1 share: the first lane's quants are the low halves,
+/// the second lane's the high halves. The first lane gets 16 of the bytes and the second the other 16. `j`: the lane, modulo
+/// 8; `words`: its block's quants, a byte each.
 ///
 /// # Safety
 /// All 32 lanes call it together.
@@ -321,7 +321,7 @@ pub(super) unsafe fn pair_nibbles(words: [u32; 8], j: u32) -> [u32; 4] {
 /// As [`quant_encode_q8_0`].
 #[kernel(block = THREADS, shuffles = 23)]
 pub unsafe fn quant_encode_q4_k(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesQ4K>) {
-    // SAFETY: x is as `Encode` says; what is written lies inside quants and scales. All lanes are at the shuffles.
+    // SAFETY: x is as `Encode` says; what is written is inside quants and scales. All lanes are at the shuffles.
     unsafe {
         let (index, inside, values) = own_of_super_block(x, rows, cols, k);
         let j = index % SUPER_BLOCKS;

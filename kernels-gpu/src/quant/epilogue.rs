@@ -4,9 +4,9 @@ use crate::activate::{GELU_TANH, SILU};
 use crate::device::Element;
 use crate::device::math::{exp, fma, rcp};
 
-/// Where products go.
+/// The output and the epilogue's operands.
 ///
-/// Contract of its pointers: `y` and `residual`: [m, n]; `bias`: [n]; all valid on the launching stream; `y` overlaps
+/// Contract of the pointers: `y` and `residual`: [m, n]; `bias`: [n]; all valid on the launching stream; `y` overlaps
 /// nothing. `bias` and `residual` may be null.
 #[derive(Clone, Copy)]
 pub(super) struct Epilogue {

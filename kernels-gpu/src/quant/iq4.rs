@@ -1,10 +1,10 @@
-//! IQ4_NL and IQ4_XS: a nibble is the number of one of 16 levels, close together near zero.
+//! IQ4_NL and IQ4_XS: a nibble is the index of one of 16 levels, which are closer together near zero.
 //!
 //! IQ4_NL has an f16 scale per block, IQ4_XS 6-bit scales under one of a super-block. In memory a block's 16 bytes have the
-//! nibbles of neighbouring values together: word i has those of values 4·i to 4·i + 3 in its lower half, those of the 4
-//! values 16 further on in the upper. (In the file the former are the low, the latter the high nibbles of its bytes.) Four
-//! nibbles in a row are what `prmt` takes: it selects from 8 bytes, so that a level is one of two selected by three bits,
-//! selected by the fourth. 11 instructions look 8 levels up.
+//! nibbles of neighbouring values together: word i has those of values 4·i to 4·i + 3 in its lower half, and those of the
+//! values 16 later in the upper half. (In the file the former are the low, the latter the high nibbles of its bytes.) This
+//! suits `prmt`, which reads four consecutive nibbles as indices into 8 bytes: three bits of an index select a byte in each
+//! half of the levels, and the fourth bit selects one of the two. 11 instructions look up 8 levels.
 //! Source of the levels: ggml's `kvalues_iq4nl`.
 
 use super::activations::Inputs;
@@ -45,12 +45,12 @@ const fn level_word(i: usize) -> u32 {
     ])
 }
 
-/// The levels of a word's eight nibbles, as bytes: of the lower four, of the upper four.
+/// The levels of a word's eight nibbles, as bytes: of the lower four, then of the upper four.
 #[inline(always)]
 pub fn levels(word: u32) -> [u32; 2] {
     #[cfg(target_arch = "nvptx64")]
     {
-        // of each nibble three bits say which of eight, and the fourth which eight
+        // three bits of each nibble select one of eight levels, the fourth selects which eight
         let which = word & 0x7777_7777;
         let eight = word >> 1 & 0x4444_4444 | 0x3210_3210;
         let half = |which, eight| {
@@ -71,7 +71,7 @@ pub fn levels(word: u32) -> [u32; 2] {
     }
 }
 
-/// The number of the level nearest to `value`, of two equally near the larger; 0 for NaN.
+/// The index of the level nearest to `value`, of two equally near ones the larger; 0 for NaN.
 #[inline(always)]
 pub fn quant(value: f32) -> u32 {
     let mut number = 0;
@@ -81,7 +81,7 @@ pub fn quant(value: f32) -> u32 {
     number
 }
 
-/// A block as it lies in memory, for 1/scale.
+/// A block in its memory layout, for 1/scale.
 #[inline(always)]
 pub fn pack(values: &[f32; BLOCK], inverse: f32) -> [u32; 4] {
     let mut words = [0; 4];
@@ -95,7 +95,7 @@ pub fn fit(values: &[f32; BLOCK]) -> f32 {
     search::fit::<Iq4Nl, BLOCK>(values)
 }
 
-/// d of a super-block, from what [`search::largest`] says of its scales.
+/// d of a super-block, from [`search::largest`] of its scales.
 #[inline(always)]
 pub fn super_scale(largest: f32, positive: bool) -> Half {
     search::super_scale(largest, positive, LARGEST_SCALE)
@@ -114,7 +114,7 @@ pub fn step(d: f32, high: u32, low: u32, j: u32) -> f32 {
     d * (scale as i32 - 32) as f32
 }
 
-/// The bits of block `j`'s scale, to be or-ed with the others': the upper two, the low four.
+/// The bits of block `j`'s scale, to be or-ed with the others': the upper two, then the low four.
 #[inline(always)]
 pub fn bits(j: u32, scale: i32) -> [u32; 2] {
     let scale = (scale + 32) as u32;
@@ -144,7 +144,7 @@ pub(super) struct Iq4Nl;
 impl Levels for Iq4Nl {
     const TRIALS: u32 = 30;
 
-    /// The lowest level, give or take up to 14, and then the highest level, give or take as much.
+    /// Around the lowest level, up to 14 to either side; then around the highest level likewise.
     #[inline(always)]
     fn place(trial: u32) -> f32 {
         let first = if trial < 15 { LEVELS[0] as f32 - 14.0 } else { LEVELS[15] as f32 - 14.0 - 30.0 };
@@ -260,13 +260,14 @@ impl Weights for Iq4Xs {
 /// All kernels of this file.
 pub const KERNELS: &[KernelInfo] = &[quant_encode_iq4_nl.info(), quant_encode_iq4_xs.info()];
 
-/// A block is made by 1 lane. grid = [ceil(rows · k / 32 / [`THREADS`])]; quants: [rows, k / 32, 16], scales: [rows, k / 32]
+/// A block is encoded by 1 lane. grid = [ceil(rows · k / 32 / [`THREADS`])]; quants: [rows, k / 32, 16], scales: [rows, k /
+/// 32]
 ///
 /// # Safety
-/// [`Encode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+/// [`Encode`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
 #[kernel(block = THREADS, module = "quant_encode_iq4_nl")]
 pub unsafe fn quant_encode_iq4_nl(Encode { quants, scales, x, rows, cols, k }: Encode<u8, Half>) {
-    // SAFETY: x is as `Encode` says; the block lies inside quants and scales.
+    // SAFETY: x is as `Encode` says; the block is inside quants and scales.
     unsafe {
         let Some((index, values)) = own_block(x, rows, cols, k) else { return };
         let scale = stored_scale(fit(&values));
@@ -275,14 +276,14 @@ pub unsafe fn quant_encode_iq4_nl(Encode { quants, scales, x, rows, cols, k }: E
     }
 }
 
-/// A block is made by 1 lane, 8 of them make a super-block. grid and quants as [`quant_encode_iq4_nl`]; scales:
+/// A block is encoded by 1 lane, 8 of them make a super-block. grid and quants as [`quant_encode_iq4_nl`]; scales:
 /// [rows, k / 256]
 ///
 /// # Safety
 /// As [`quant_encode_iq4_nl`].
 #[kernel(block = THREADS, module = "quant_encode_iq4_xs", shuffles = 12)]
 pub unsafe fn quant_encode_iq4_xs(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesIq4Xs>) {
-    // SAFETY: x is as `Encode` says; what is written lies inside quants and scales. All lanes are at the shuffles.
+    // SAFETY: x is as `Encode` says; what is written is inside quants and scales. All lanes are at the shuffles.
     unsafe {
         let (index, inside, values) = own_of_super_block(x, rows, cols, k);
         let j = index % SUPER_BLOCKS;

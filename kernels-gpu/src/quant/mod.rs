@@ -15,6 +15,7 @@
 //! | vector   | x·wᵀ for m ≤ 8: every row of w is read once by a warp              |
 //! | tile     | x·wᵀ for larger m: tiles of w and x in shared memory               |
 //! | straight_through | the gradient of quantising (straight-through estimator)    |
+//! | scaled   | f32 to Q8_0 and Q4_0 with given scales, and the gradients of both  |
 //!
 //! Inside a block, products are summed exactly, in integers. The sums of a row's blocks are added in f32.
 
@@ -27,6 +28,7 @@ pub mod iq4;
 pub mod q4_k;
 pub mod q5_k;
 pub mod q6_k;
+pub mod scaled;
 pub mod search;
 pub mod straight_through;
 pub mod tile;
@@ -58,9 +60,9 @@ pub struct Product {
     pub m: u32,
     pub n: u32,
     pub k: u32,
-    /// Not less than k.
+    /// At least k.
     pub x_k: u32,
-    /// As [`activate`](crate::activate) numbers them.
+    /// The activation, one of [`activate`](crate::activate)'s numbers.
     pub activation: u32,
 }
 

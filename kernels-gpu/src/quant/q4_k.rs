@@ -1,8 +1,8 @@
 //! The scales of a Q4_K or Q5_K block: w ≈ scale·q − min with q from 0 to MAX = 15 or 31 and min ≥ 0.
 //!
-//! Idea: for each of some step widths around (max − min)/MAX, quantise, solve the weighted least-squares problem for
-//! (scale, min) with those quants, and keep what errs least. Large values weigh more. The eight (scale, min) of a
-//! super-block are then rounded to 6 bits of their common maxima, and the quants made again for the rounded ones.
+//! Idea: for each of some step widths around (max − min)/MAX, quantise, solve the weighted least-squares problem for (scale,
+//! min) with those quants, and keep the pair with the smallest error. Large values weigh more. The eight (scale, min) of a
+//! super-block are then rounded to 6 bits of their common maxima, and the quants recomputed for the rounded ones.
 //! Source: the reference quantiser of ggml's Q4_K and Q5_K (`make_qkx2_quants`), whose grids and weights these are.
 
 use super::blocks::{BLOCK, Half, ScalesQ4K, inverse, nearest, stored_scale};
@@ -11,7 +11,7 @@ use super::unroll::unroll;
 /// The largest scale or minimum of a block, relative to its super-block's.
 const MAX_SCALE: f32 = 63.0;
 
-/// Step widths that are tried: (max − min) / (first + 0.1·i); their number and the first.
+/// The step widths to try: (max − min) / (first + 0.1·i); their number, and `first`.
 const fn candidates(max: i32) -> (u32, f32) {
     if max == 15 { (21, 14.0) } else { (16, 30.5) }
 }
@@ -57,7 +57,7 @@ fn error<const MAX: i32>(
     sum
 }
 
-/// The scale and minimum that err least on one block.
+/// The scale and minimum with the smallest error on one block.
 #[inline(always)]
 pub fn fit<const MAX: i32>(values: &[f32; BLOCK]) -> Fit {
     let (mut low, mut high, mut squares) = (values[0], values[0], 0.0);
@@ -130,7 +130,7 @@ pub fn super_scales(max_scale: f32, max_min: f32) -> (Half, Half) {
     (stored_scale(max_scale / MAX_SCALE), stored_scale(max_min / MAX_SCALE))
 }
 
-/// A block's step and minimum as they are read back: exact products of `d`, `d_min` and the 6-bit factors.
+/// A block's step and minimum as they are dequantised: exact products of `d`, `d_min` and the 6-bit factors.
 #[inline(always)]
 pub fn step_min(d: f32, d_min: f32, scale: u32, min: u32) -> (f32, f32) {
     (d * scale as f32, d_min * min as f32)

@@ -1,8 +1,8 @@
 //! Q5_K: Q4_K with a fifth bit.
 //!
-//! In memory a super-block's 128 bytes of low nibbles, as in Q4_K, are followed by its fifth bits: a word for each chunk of 16
-//! of those bytes, that is for 16 values of a block and 16 of the next. Bit i of the word's byte b belongs to value 4·i + b of
-//! the first 16, bit 4 + i to that of the others. A word of the chunk thus meets one shift of that word.
+//! In memory a super-block's 128 bytes of low nibbles, as in Q4_K, are followed by its fifth bits: one word for each chunk
+//! of 16 of those bytes, that is for 16 values of a block and 16 of the next. Bit i of the word's byte b belongs to value
+//! 4·i + b of the first 16, bit 4 + i to that of the others. So a word of the chunk needs a single shift of that word.
 
 use super::activations::Inputs;
 use super::blocks::{RowScale, ScalesQ4K, inverse};
@@ -16,7 +16,7 @@ use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
 
 /// Bytes of a super-block's quants.
 const SUPER_BYTES: u32 = 160;
-/// Those of the low nibbles.
+/// Bytes of the low nibbles.
 const LOW_BYTES: u32 = 128;
 
 /// A chunk's quants as bytes, 0 to 31: the 16 of its low nibbles, those of its high ones.
@@ -30,8 +30,8 @@ pub fn widen(chunk: [u32; 4], fifth: u32) -> [[u32; 4]; 2] {
     bytes
 }
 
-/// The fifth bits of a block's quants (32 bytes of 0 to 31), as they go into its two chunks, if it is the first of the
-/// two blocks that share bytes; if it is the second, this belongs four bits higher.
+/// The fifth bits of a block's quants (32 bytes of 0 to 31) for its two chunks, if it is the first of the two blocks that
+/// share bytes; for the second, shift them up by four.
 #[inline(always)]
 pub fn fifth_bits(quants: [u32; 8]) -> [u32; 2] {
     let mut words = [0; 2];
@@ -133,14 +133,14 @@ impl Weights for Q5K {
     }
 }
 
-/// A block of 32 is made by 1 lane, 8 of them make a super-block. grid = [ceil(rows · k / 32 / [`THREADS`])]; quants:
+/// A block of 32 is encoded by 1 lane, 8 of them make a super-block. grid = [ceil(rows · k / 32 / [`THREADS`])]; quants:
 /// [rows, k / 256, 160], scales: [rows, k / 256]
 ///
 /// # Safety
-/// [`Encode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+/// [`Encode`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
 #[kernel(block = THREADS, module = "quant_encode_q5_k", shuffles = 25)]
 pub unsafe fn quant_encode_q5_k(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesQ4K>) {
-    // SAFETY: x is as `Encode` says; what is written lies inside quants and scales. All lanes are at the shuffles.
+    // SAFETY: x is as `Encode` says; what is written is inside quants and scales. All lanes are at the shuffles.
     unsafe {
         let (index, inside, values) = own_of_super_block(x, rows, cols, k);
         let j = index % SUPER_BLOCKS;
@@ -159,7 +159,7 @@ pub unsafe fn quant_encode_q5_k(Encode { quants, scales, x, rows, cols, k }: Enc
         if inside {
             let quants = quants.add((index / 8 * SUPER_BYTES) as usize);
             quants.cast::<Words>().add(j as usize).write(Words(own));
-            // each lane a word: that of its own chunk of the pair's two
+            // each lane stores the word of its own chunk of the pair's two
             let fifth = if j.is_multiple_of(2) { fifth[0] } else { fifth[1] };
             quants.add(LOW_BYTES as usize).cast::<u32>().add(j as usize).write(fifth);
             if j == 0 {

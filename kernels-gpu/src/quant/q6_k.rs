@@ -22,17 +22,17 @@ use cuda_std::warp::{FULL_MASK, warp_shuffle_xor};
 
 /// Bytes of a super-block's quants.
 const SUPER_BYTES: u32 = 192;
-/// Those of the low nibbles.
+/// Bytes of the low nibbles.
 const LOW_BYTES: u32 = 128;
 /// Bytes of a super-block's scales.
 const SCALE_BYTES: u32 = size_of::<ScalesQ6K>() as u32;
-/// The scale whose magnitude is largest is this, with its sign.
+/// The scale with the largest magnitude becomes this, sign included.
 const LARGEST_SCALE: f32 = 128.0;
 
 impl Levels for Q6K {
     const TRIALS: u32 = 19;
 
-    /// −32, give or take up to 4.5.
+    /// Around −32, up to 4.5 to either side.
     #[inline(always)]
     fn place(trial: u32) -> f32 {
         0.5 * trial as f32 - (32.0 + 4.5)
@@ -70,7 +70,7 @@ pub fn fit(values: &[f32; BLOCK]) -> [f32; 2] {
     [search::fit::<Q6K, 16>(&first), search::fit::<Q6K, 16>(&second)]
 }
 
-/// d of a super-block, from what [`search::largest`] says of its scales.
+/// d of a super-block, from [`search::largest`] of its scales.
 #[inline(always)]
 pub fn super_scale(largest: f32, positive: bool) -> super::blocks::Half {
     search::super_scale(largest, positive, LARGEST_SCALE)
@@ -82,15 +82,15 @@ pub fn relative(scale: f32, d: f32) -> i8 {
     nearest(scale * inverse(d)).clamp(-128, 127) as i8
 }
 
-/// Four quants as bytes, for 1/(d·scale): the lower six bits of each are q.
+/// Four quants as bytes, for 1/(d·scale); the lower six bits of each are q.
 #[inline(always)]
 pub fn quants(values: [f32; 4], inverse: f32) -> u32 {
     let [a, b, c, d] = values.map(|value| nearest(value * inverse).clamp(-32, 31) as u32 & 0x3f);
     a | b << 8 | c << 16 | d << 24
 }
 
-/// The upper bits of a block's quants (32 bytes of six bits), as they go into its two chunks, if it is the first of the
-/// two blocks that share bytes; if it is the second, this belongs four bits higher.
+/// The upper bits of a block's quants (32 bytes of six bits) for its two chunks, if it is the first of the two blocks that
+/// share bytes; for the second, shift them up by four.
 #[inline(always)]
 pub fn upper_bits(quants: [u32; 8]) -> [u32; 4] {
     let mut words = [0; 4];
@@ -215,14 +215,14 @@ impl Weights for Q6K {
     }
 }
 
-/// A block of 32 is made by 1 lane, 8 of them make a super-block. grid = [ceil(rows · k / 32 / [`THREADS`])]; quants:
+/// A block of 32 is encoded by 1 lane, 8 of them make a super-block. grid = [ceil(rows · k / 32 / [`THREADS`])]; quants:
 /// [rows, k / 256, 192], scales: [rows, k / 256]
 ///
 /// # Safety
-/// [`Encode`] says what holds of the pointers, which are valid on the launching stream for fewer than 2³¹ values.
+/// [`Encode`] constrains the pointers, which are valid on the launching stream for fewer than 2³¹ values.
 #[kernel(block = THREADS, module = "quant_encode_q6_k", shuffles = 18)]
 pub unsafe fn quant_encode_q6_k(Encode { quants, scales, x, rows, cols, k }: Encode<u8, ScalesQ6K>) {
-    // SAFETY: x is as `Encode` says; what is written lies inside quants and scales. All lanes are at the shuffles.
+    // SAFETY: x is as `Encode` says; what is written is inside quants and scales. All lanes are at the shuffles.
     unsafe {
         let (index, inside, values) = own_of_super_block(x, rows, cols, k);
         let j = index % SUPER_BLOCKS;
@@ -247,7 +247,7 @@ pub unsafe fn quant_encode_q6_k(Encode { quants, scales, x, rows, cols, k }: Enc
             let (quants, scales) =
                 (quants.add((index / 8 * SUPER_BYTES) as usize), scales.add((index / 8) as usize));
             quants.cast::<Words>().add(j as usize).write(Words(own));
-            // each lane two words: those of its own chunk of the pair's two
+            // each lane stores two words: those of its own chunk of the pair's two
             let to = quants.add(LOW_BYTES as usize).cast::<u32>().add(j as usize * 2);
             to.write(if j.is_multiple_of(2) { upper[0] } else { upper[2] });
             to.add(1).write(if j.is_multiple_of(2) { upper[1] } else { upper[3] });

@@ -1,29 +1,30 @@
-//! The scale of values without a minimum: w ≈ scale·level, the levels being those of a format.
+//! The scale of values without a minimum: w ≈ scale·level, with the levels of a format.
 //!
-//! Idea: each trial puts the largest magnitude on an outermost level or a little to either side of it, quantises, and solves
-//! the weighted least-squares problem for the scale with those quants. The trial with the least error is kept. The error
+//! Idea: each trial maps the largest magnitude to an outermost level or slightly to either side of it, quantises, and solves
+//! the weighted least-squares problem for the scale with those quants. The trial with the smallest error is kept. The error
 //! Σ w²·(w − scale·q)² is Σ w⁴ − (Σ w²·w·q)²/(Σ w²·q²), so that is the trial with the largest quotient. Values are first
 //! divided by the largest, so that no sum overflows.
-//! Source: the reference quantisers of ggml's Q6_K (`make_qx_quants`) and IQ4_NL (`quantize_row_iq4_nl_impl`), whose weights
-//! these are. Their trials are as many around the lowest level, five times and twice as close together. These here reach
-//! further, and IQ4's are around the highest level, too: a sixth and a ninth less weighted error on normal values.
+//! Source: the reference quantisers of ggml's Q6_K (`make_qx_quants`) and IQ4_NL (`quantize_row_iq4_nl_impl`), with their
+//! weights. They make as many trials around the lowest level, five and two times as close together. The trials here span a
+//! wider range, and those of IQ4 are also around the highest level: the weighted error on normal values is a sixth and a
+//! ninth smaller.
 
 use super::blocks::{Half, abs_bits, inverse, stored_scale};
 use super::unroll::unroll;
 
 /// The values that the quants of a format represent.
 pub trait Levels {
-    /// How many trials are made.
+    /// Number of trials.
     const TRIALS: u32;
 
-    /// Where trial `trial` puts the largest value.
+    /// The value that trial `trial` maps the largest magnitude to.
     fn place(trial: u32) -> f32;
 
-    /// The level nearest to `value`; some level for NaN.
+    /// The level nearest to `value`; any level for NaN.
     fn nearest(value: f32) -> f32;
 }
 
-/// The scale with the least error on up to 32 values; it may be negative. NaN if one of the values is not finite.
+/// The scale with the smallest error on up to 32 values; it may be negative. NaN if one of the values is not finite.
 #[inline(always)]
 pub fn fit<L: Levels, const N: usize>(values: &[f32; N]) -> f32 {
     let mut largest = values[0];
@@ -47,7 +48,7 @@ pub fn fit<L: Levels, const N: usize>(values: &[f32; N]) -> f32 {
             squares += weighted * level;
         });
         let gain = products * products / squares;
-        // false without any square
+        // false if all squares are zero
         if gain > best {
             best = gain;
             scale = products / squares;
@@ -57,15 +58,15 @@ pub fn fit<L: Levels, const N: usize>(values: &[f32; N]) -> f32 {
     largest * scale
 }
 
-/// The scale of a super-block's scales: it puts the one of the largest magnitude on −`steps`. `positive` says whether any of
-/// those of that magnitude is positive.
+/// The scale of a super-block's scales: it maps the one of the largest magnitude to −`steps`. `positive` tells whether any
+/// of that magnitude is positive.
 #[inline(always)]
 pub fn super_scale(largest: f32, positive: bool, steps: f32) -> Half {
     let signed = if positive { largest } else { -largest };
     stored_scale(signed / -steps)
 }
 
-/// The largest magnitude of a super-block's scales, and whether any that have it are positive.
+/// The largest magnitude of a super-block's scales, and whether any of that magnitude is positive.
 pub fn largest(scales: &[f32]) -> (f32, bool) {
     let largest = super::blocks::abs_max(scales);
     (largest, scales.contains(&largest))

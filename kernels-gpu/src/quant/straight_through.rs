@@ -1,6 +1,6 @@
 //! The gradient through a rounding that was clipped: dx = dy where |x| ≤ limit, else 0.   dx, dy, x: [count] f32.
 //!
-//! Idea: rounding has no useful derivative, so it is taken for the identity within the range of the quants.
+//! Idea: rounding has no useful derivative, so it is treated as the identity within the range of the quants.
 //! Source: Bengio, Léonard & Courville 2013, "Estimating or propagating gradients through stochastic neurons".
 
 use crate::device::Element;
@@ -26,7 +26,7 @@ pub struct StraightThrough {
 /// grid = [ceil(count / [`THREADS`])]
 ///
 /// # Safety
-/// [`StraightThrough`] says what holds of the pointers, which are valid on the launching stream.
+/// [`StraightThrough`] constrains the pointers, which are valid on the launching stream.
 #[kernel(block = THREADS)]
 pub unsafe fn quant_straight_through_f32(StraightThrough { dx, dy, x, count, limit }: StraightThrough) {
     let i = thread::index_1d();

@@ -1,9 +1,9 @@
 //! y = act(x·wᵀ + bias) + residual by register tiles.   y: [m, n] f32, x: [m, k] row layout, w: [n, k].
 //!
-//! Idea: a block makes a BM × BN tile of y, a thread TM × 4 of it, from BK = 64 columns of x and w at a time in shared
-//! memory, all as signed bytes; narrower quants are widened on the way. Both operands lie in planes of 16 bytes of k,
-//! so that neighbouring rows are read from neighbouring addresses. Shared memory is double-buffered: the next tile is loaded
-//! into registers while this one is multiplied.
+//! Idea: a block computes a BM × BN tile of y, a thread TM × 4 of it, from BK = 64 columns of x and w at a time in shared
+//! memory, all as signed bytes; narrower quants are widened as they are stored. Both operands are in planes of 16 bytes of
+//! k, so that neighbouring rows are read from neighbouring addresses. Shared memory is double-buffered: the next tile is
+//! loaded into registers while the current one is multiplied.
 //!
 //! For 32 columns an element of y takes 8 `dp4a` and two FMAs, and no conversion. The integer sum starts at the bits of
 //! 1.5 · 2²³, so it ends as the bits of the float 1.5 · 2²³ + sum. fma(that, step, −1.5 · 2²³ · step) is then step · sum,
@@ -34,17 +34,17 @@ use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Threads that make a tile of y from their part of k.
+/// Threads that compute a tile of y from their part of k.
 const THREADS: u32 = 256;
 /// Columns of y in a tile.
 pub const BN: u32 = 64;
-/// Columns of y that a thread makes, 16 apart.
+/// Columns of y that a thread computes, 16 apart.
 const TN: usize = 4;
 /// Runs of 16 values along k in a tile: two blocks.
 const RUNS: u32 = 4;
 /// Blocks in a tile.
 const BLOCKS: u32 = 2;
-/// Rows between planes beyond a tile's: with 2, the eight 16-byte stores that go together are conflict-free.
+/// Rows of padding between planes. With 2, the eight 16-byte stores of a wavefront have no bank conflicts.
 const PAD: u32 = 2;
 
 /// The layout of one block of 32 columns of a buffer of `BM` rows of x, in words.
@@ -57,13 +57,13 @@ impl<const BM: u32> Place<BM> {
     const W: u32 = 2 * (BM + PAD) * 4;
     /// [BM] scales of x.
     const X_SCALE: u32 = Self::W + 2 * (BN + PAD) * 4;
-    /// [BM] from Σ x: the start of the integer sum, or the factor of the minimum.
+    /// [BM] from Σ x: the initial integer sum, or the factor of the minimum.
     const X_SUM: u32 = Self::X_SCALE + BM;
     /// [BN] steps of w.
     const STEP: u32 = Self::X_SUM + BM;
-    /// [BN] minima of w, negative; or the steps of the second halves of blocks, STEP being those of the first.
+    /// [BN] minima of w, negative; or the steps of the second halves of blocks, where STEP has those of the first.
     const MIN: u32 = Self::STEP + BN;
-    /// The last 16 words are unused, so that the blocks' planes begin 16 banks apart.
+    /// The last 16 words are unused, so that the planes of successive blocks begin 16 banks apart.
     const BLOCK: u32 = Self::MIN + BN + 16;
     const WORDS: u32 = BLOCKS * Self::BLOCK;
 
@@ -111,16 +111,16 @@ impl<W: Weights, const X: usize> Stage<W, X> {
     }
 }
 
-/// Whether scales and upper bits are loaded along with the rest. Tiles of 128 rows have no registers left for them in
+/// Whether scales and upper bits are loaded together with the quants. Tiles of 128 rows have no registers left for them in
 /// formats with minima.
 const fn scales_early<W: Weights, const BM: u32>() -> bool {
     !W::MINIMUM || BM < 128
 }
 
-/// Loads the share of thread `tid` of a slice: of columns 64·`index` to 64·`index` + 63 of x and w.
+/// Loads thread `tid`'s part of a slice: of columns 64·`index` to 64·`index` + 63 of x and w.
 ///
 /// # Safety
-/// As the kernels below; all columns exist in x. Blocks that do not exist in w are zeros.
+/// As the kernels below; all columns exist in x. Blocks past the end of w are zeros.
 #[inline(always)]
 unsafe fn load<W: Weights, const BM: u32, const X: usize>(
     tid: u32,
@@ -168,7 +168,7 @@ unsafe fn load<W: Weights, const BM: u32, const X: usize>(
     stage
 }
 
-/// The scale that thread `tid` of a slice puts into tile `index`, if there is one.
+/// The scale that thread `tid` of a slice stores for tile `index`, if any.
 ///
 /// # Safety
 /// As [`load`].
@@ -182,10 +182,10 @@ unsafe fn rows_scale<const BM: u32>(tid: u32, x: Rows, index: u32) -> RowScale {
     unsafe { row_scale(x.scales.add(row * (x.k / 4) as usize), index * BLOCKS + tid % BLOCKS) }
 }
 
-/// Stores what was loaded for tile `index` in a buffer.
+/// Stores the loaded values of tile `index` in a buffer.
 ///
 /// # Safety
-/// `buffer` has the words of a [`Place`], and nobody reads it.
+/// `buffer` has the words of a [`Place`], and no thread reads it.
 #[inline(always)]
 unsafe fn store<W: Weights, const BM: u32, const X: usize>(
     buffer: Shared<u32>,
@@ -257,7 +257,7 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
 /// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + 16, …, its columns `column`, `column` + 16, ….
 ///
 /// # Safety
-/// The block is filled, and a barrier lies between.
+/// The block is filled, and a barrier has passed since.
 #[inline(always)]
 unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
     acc: &mut [[f32; TN]; TM],
@@ -295,7 +295,7 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
     }
 }
 
-/// As [`multiply`], for formats whose half blocks have steps of their own: one half after the other.
+/// As [`multiply`], for formats whose half blocks have different steps: one half after the other.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -361,7 +361,7 @@ unsafe fn subtract_minima<const BM: u32, const TM: usize>(
 /// acc += x · wᵀ for a tile.
 ///
 /// # Safety
-/// The buffer is filled, and a barrier lies between.
+/// The buffer is filled, and a barrier has passed since.
 #[inline(always)]
 unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
     acc: &mut [[f32; TN]; TM],
@@ -382,7 +382,7 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
             }
             block += 1;
         }
-        // a loop of its own, as its registers come on top of w's otherwise
+        // a separate loop, because otherwise its registers are live together with w's
         let mut block = 0;
         while W::MINIMUM && block < BLOCKS {
             subtract_minima::<BM, TM>(acc, buffer.at(block * Place::<BM>::BLOCK), row, column);
@@ -393,7 +393,7 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
 
 /// The 32 columns of row `row`, in planes of `rows` rows.
 ///
-/// # Safety
+/// They are inside the planes and filled, and a barrier has passed since.
 /// They are inside the planes, filled, and a barrier lies between.
 #[inline(always)]
 unsafe fn runs(planes: Shared<u32>, rows: u32, row: u32) -> [[u32; 4]; 2] {
@@ -408,24 +408,24 @@ fn joined(low: [u32; 4], high: [u32; 4]) -> [u32; 8] {
     [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
 }
 
-/// The words of a run of w as they lie in shared memory. A 16-byte load fills four registers in a row, which lie in the four
-/// banks of the register file in their order. If both operands began with word 0, each dp4a would read two registers of one
-/// bank, which takes two issue slots; so w begins with word 1.
+/// The words of a run of w as they are stored in shared memory. A 16-byte load fills four consecutive registers, which are
+/// in the four banks of the register file in order. If both operands began with word 0, each dp4a would read two registers
+/// of one bank, which takes two issue slots; so w begins with word 1.
 #[inline(always)]
 fn rotated([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     [b, c, d, a]
 }
 
-/// Takes [`rotated`] back.
+/// The inverse of [`rotated`].
 #[inline(always)]
 fn in_order([b, c, d, a]: [u32; 4]) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// acc += the other slice's, for the threads of the first slice.
+/// acc += the other slice's sums, in the threads of the first slice.
 ///
 /// # Safety
-/// All threads of both slices call it together; nobody reads or writes `scratch`, which has THREADS words per sum.
+/// All threads of both slices call it together; no thread accesses `scratch`, which has THREADS words per sum.
 #[inline(always)]
 unsafe fn add_slices<const TM: usize>(acc: &mut [[f32; TN]; TM], scratch: Shared<u32>) {
     let tid = thread::thread_idx_x();
@@ -442,7 +442,7 @@ unsafe fn add_slices<const TM: usize>(acc: &mut [[f32; TN]; TM], scratch: Shared
     }
 }
 
-/// By `S` slices of the block's threads: slice s takes tiles s, s + S, … of k.
+/// Computes a tile by `S` slices of the block's threads: slice s takes tiles s, s + S, … of k.
 ///
 /// # Safety
 /// As the kernels below; `buffers` has the words of two [`Place`]s for each slice.
@@ -464,9 +464,8 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize, const
     let own = buffers.at(slice * shared_words::<BM>());
     let mut acc = [[0.0f32; TN]; TM];
     let tiles = w.k.div_ceil(RUNS * 16);
-    // SAFETY: all threads reach every barrier. Between two of them one buffer is read and the other is written; the
-    // barrier before made sure that nobody still reads the latter. A tile beyond the last, which a slice may be given, is
-    // not loaded, and is zeros.
+    // SAFETY: all threads reach every barrier. Between two of them one buffer is read and the other is written. After the
+    // previous barrier no thread reads the latter. A tile past the last, which a slice may get, is not loaded and is zeros.
     unsafe {
         let load = |index: u32| match S == 1 || index < tiles {
             true => load::<W, BM, X>(tid, x, w, n, index),
@@ -539,7 +538,7 @@ macro_rules! tiles {
     };
     (@ $name:ident $weights:ident $bm:literal $tm:literal $x:literal $s:literal $blocks:literal) => {
         /// # Safety
-        /// [`Product`] says what holds of the pointers, which are valid on the launching stream; m, n, k > 0 and x_k is a
+        /// [`Product`] constrains the pointers, which are valid on the launching stream; m, n, k > 0 and x_k is a
         /// multiple of 64.
         #[kernel(
             block = $s * THREADS, min_blocks = $blocks, shared(buffers: [u32; $s * shared_words::<$bm>()]),

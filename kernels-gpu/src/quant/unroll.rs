@@ -1,5 +1,5 @@
-//! Loops whose counter is a constant in every round, so that arrays indexed by it are registers and its offsets part
-//! of the instructions. LLVM unrolls by a limit of size, and an array in a loop it leaves is local memory, which is DRAM.
+//! Loops whose counter is a constant in every iteration, so that arrays indexed by it are in registers and offsets are
+//! immediates. LLVM unrolls only up to a size limit, and an array in a loop that it does not unroll is in local memory.
 
 /// `unroll!(I < 8 => statement)`: the statement for I = 0 to 7; for 2, 4, 8, 16 and 32.
 macro_rules! unroll {

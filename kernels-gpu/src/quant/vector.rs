@@ -1,17 +1,18 @@
 //! y = act(x·wᵀ + bias) + residual for up to 16 rows of x.   y: [m, n] f32, w: [n, k].
 //!
-//! Idea: the bandwidth of reading w bounds the time. A warp reads R rows of w at a time, and each lane U units of each row. A
-//! unit is a block of 32 values; in formats with super-blocks it is two blocks, which mostly share bytes. All loads are in
-//! flight before the first unit is multiplied with all rows of x. The lanes' sums are added at the end, several at a time: at
-//! each step a lane gives half of its sums away and adds its partner's to the other half (see [`Spread`]).
+//! Idea: it is bound by reading w. A warp reads R rows of w at a time, and each lane U units of each row. A unit is a block
+//! of 32 values; in formats with super-blocks it is two blocks, which mostly share bytes. All loads are in flight before the
+//! first unit is multiplied with all rows of x. The lanes' sums are added at the end, several at a time: in each step a lane
+//! passes half of its sums to its partner and adds the partner's to the other half (see [`Spread`]).
 //!
-//! A single row of x comes as f32. Each block quantises it into its shared memory, which saves a launch. The first values of
-//! x are loaded before those of w, after which they would queue, and are quantised while w is in flight. Blocks are large
-//! and all resident at once, so the row is quantised as few times as possible. Several rows of x come quantised, and are
-//! read from cache.
+//! A single row of x is f32. Each block quantises it into its shared memory, which saves a launch. The first values of x are
+//! loaded before those of w, since they would otherwise queue after them, and are quantised while w is in flight. Blocks are
+//! large and all resident at once, so the row is quantised as few times as possible. Several rows of x are already
+//! quantised, and are read through the cache.
 //!
-//! For each unit and row, an integer sum is multiplied by one scale. The sum starts from the bits of a float, so that it ends
-//! as one (see [`tile`]). A lane past the last unit of a row reads the last unit again, and multiplies it with zeros of x.
+//! For each unit and row, an integer sum is multiplied by one scale. The sum starts from the bits of a float, so that it
+//! ends as a float (see [`tile`]). A lane past the last unit of a row reads the last unit again, and multiplies it by zeros
+//! of x.
 //!
 //! [`tile`]: super::tile
 //!
@@ -23,8 +24,8 @@
 //! | quant_vector8_‹f›     | 5 to 8, quantised | 2 · 1                                        |
 //! | quant_vector16_‹f›    | 9 to 16, quantised | 2 · 1                                       |
 //!
-//! The sum of an element is added in the same order by all of them, so a row of y has the same bits whatever the other rows
-//! of x are and however many, up to 16.
+//! All of them add the sum of an element in the same order. So a row of y has the same bits whatever the other rows of x are
+//! and however many, up to 16.
 
 use super::activations::{Activations, GlobalRow, Inputs, SharedRow, block_words, quant_words};
 use super::encode::{LANES, activations, four};
@@ -47,7 +48,7 @@ const THREADS: u32 = WARPS * 32;
 /// Warps of a block that quantises x. With more warps fewer blocks quantise it, but each barrier waits for more warps.
 const WARPS1: u32 = 16;
 const THREADS1: u32 = WARPS1 * 32;
-/// Values of x that a block holds quantised at a time.
+/// Quantised values of x that a block holds at a time.
 const TILE: u32 = 8192;
 /// Rows of w per warp of [`VECTOR1`].
 const ROWS1: u32 = 2;
@@ -73,24 +74,24 @@ pub struct Vector1 {
     pub residual: *const f32,
     pub n: u32,
     pub k: u32,
-    /// Not more than k.
+    /// At most k.
     pub cols: u32,
-    /// As [`activate`](crate::activate) numbers them.
+    /// The activation, one of [`activate`](crate::activate)'s numbers.
     pub activation: u32,
 }
 
-/// Blocks of [`VECTOR1`] that make every column of y at once.
+/// Number of blocks of [`VECTOR1`] that cover all columns of y.
 pub fn blocks1(n: u32) -> u32 {
     n.div_ceil(WARPS1 * ROWS1)
 }
 
-/// The variant of [`VECTOR`] for `m` rows of x (at most [`MAX_M`]), and how many columns of y its blocks make.
+/// The index in [`VECTOR`] of the variant for `m` rows of x (at most [`MAX_M`]), and the columns of y per block.
 pub fn select(m: u32) -> (usize, u32) {
     let variant = VARIANTS.iter().position(|(rows, _)| m <= *rows).unwrap_or(VARIANTS.len() - 1);
     (variant, WARPS * VARIANTS[variant].1)
 }
 
-/// Where R rows of w begin, in bytes; of formats with [`sections`] in units, as there are no registers left for both.
+/// The offsets of R rows of w in bytes; for formats with [`sections`] in units, because registers do not suffice for both.
 #[derive(Clone, Copy)]
 struct Rows<const R: usize> {
     quants: [u32; R],
@@ -102,13 +103,13 @@ const fn chunks<W: Weights>() -> u32 {
     W::UNIT / W::CHUNK
 }
 
-/// Whether a row's quants lie in sections.
+/// Whether a row's quants are in sections.
 const fn sections<W: Weights>() -> bool {
     W::BITS != 8 && W::BITS != 4
 }
 
 impl<const R: usize> Rows<R> {
-    /// Rows from `first` on, those beyond the last being the last, from unit `unit` on.
+    /// R rows from `first` on and from unit `unit` on; rows past the end are the last one.
     #[inline(always)]
     fn new<W: Weights>(w: Matrix, first: u32, n: u32, unit: u32) -> Self {
         let units = w.k / W::UNIT;
@@ -126,7 +127,7 @@ impl<const R: usize> Rows<R> {
         rows
     }
 
-    /// Where unit `unit` of row `j` has its chunks, their upper bits and its scales, in bytes.
+    /// The offsets in bytes of unit `unit` of row `j`: its chunks, their upper bits and its scales.
     #[inline(always)]
     fn at<W: Weights>(&self, j: usize, unit: u32) -> [u32; 3] {
         if sections::<W>() {
@@ -147,8 +148,8 @@ struct Stage<W: Weights, const R: usize, const U: usize> {
 }
 
 impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
-    /// Loads units `unit`, `unit` + 32, … of each row; for those beyond the row's `units` the last, to which the
-    /// activations have zeros.
+    /// Loads units `unit`, `unit` + 32, … of each row. Units past the row's `units` are the last one, for which the
+    /// activations are zeros.
     ///
     /// # Safety
     /// From where `rows` point, the rows of `w` have `units` > 0 units.
@@ -176,11 +177,11 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
                 }
             });
         });
-        keep_order(); // the compiler would move each load to where it is used
+        keep_order(); // the compiler would move each load to its first use
         stage
     }
 
-    /// acc += w · x for unit `V` of the stage, which is unit `unit` + 32 · `V` of `x`, that is `lane` modulo 32.
+    /// acc += w · x for unit `V` of the stage, which is unit `unit` + 32 · `V` of `x`; `lane` is that modulo 32.
     ///
     /// # Safety
     /// `x` has the unit.
@@ -201,7 +202,7 @@ impl<W: Weights, const R: usize, const U: usize> Stage<W, R, U> {
     }
 }
 
-/// The tile of x that begins at value `from`, and how it is quantised into shared memory.
+/// The tile of x that begins at value `from`, and its quantisation into shared memory.
 #[derive(Clone, Copy)]
 struct Tile {
     x: *const f32,
@@ -210,7 +211,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// This thread's first X times four values; zeros beyond the row's end.
+    /// This thread's first X times four values; zeros past the row's end.
     ///
     /// # Safety
     /// x has `cols` values, aligned to 16 bytes.
@@ -226,7 +227,7 @@ impl Tile {
         values
     }
 
-    /// Quantises `count` values, of which those of [`early`](Self::early) are given.
+    /// Quantises `count` values; the result of [`early`](Self::early) is passed in.
     ///
     /// # Safety
     /// As there; all threads of the block call it together, and nobody reads `into`, which has room for `count` values
@@ -283,7 +284,7 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
     let mut base = thread::block_idx_x() * WARPS1 * ROWS1;
     let mut quantized = false;
     while base < n {
-        // place: this warp's rows of w; those beyond the last are the last, read again and not written
+        // place: this warp's rows of w; those past the end are the last one, read again and not written
         let first = base + warp * ROWS1;
         let mut acc = [0.0f32; R];
         let mut from = 0;
@@ -340,11 +341,11 @@ unsafe fn vector1<W: Weights, const U: usize, const X: usize>(
 struct Spread<const K: usize>;
 
 impl<const K: usize> Spread<K> {
-    /// Shuffles that it takes.
+    /// Number of shuffles.
     const SHUFFLES: u32 = K as u32 - 1 + 5 - K.ilog2();
 
-    /// The sum of the values whose number is [`number`](Self::number) of the lane. Each is added as
-    /// [`Sum`] adds it: lanes 16 apart first, neighbours last.
+    /// The sum of the values with this lane's [`number`](Self::number). The order of additions is [`Sum`]'s: lanes 16 apart
+    /// first, neighbours last.
     ///
     /// # Safety
     /// All 32 lanes call it together.
@@ -369,7 +370,7 @@ impl<const K: usize> Spread<K> {
         values[0]
     }
 
-    /// Which of the values this lane has the sum of; the first of the lanes that have the same one.
+    /// The index of the value whose sum this lane has; `None` if a lower lane has the same one.
     #[inline(always)]
     fn number() -> Option<u32> {
         let (lane, sharers) = (warp::lane_id(), 32 / K as u32);
@@ -388,7 +389,7 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize, const MR: usize>(
     m: u32,
     x_k: u32,
 ) {
-    // place: this warp's rows of w; those beyond the last are the last, read again and not written
+    // place: this warp's rows of w; those past the end are the last one, read again and not written
     let n = epilogue.n;
     let first = (thread::block_idx_x() * WARPS + thread::thread_idx_x() / 32) * R as u32;
     if first >= n {
@@ -405,7 +406,7 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize, const MR: usize>(
         while at < units {
             // load
             let stage = Stage::<W, R, 1>::load(w, &rows, at, units);
-            // compute: at most 8 rows of x at a time, as there are no registers for more in flight
+            // compute: at most 8 rows of x at a time, because registers do not suffice for more in flight
             let mut base = 0;
             loop {
                 unroll!(I < 8 => if I < M {
@@ -416,7 +417,7 @@ unsafe fn vector<W: Weights, const M: usize, const R: usize, const MR: usize>(
                 if M <= 8 {
                     break;
                 }
-                // the first eight rows' sums change places with the others', twice
+                // swap the first eight rows' sums with the others', twice
                 unroll!(I < 8 => acc.swap(I % M, (I + 8) % M));
                 base += 8;
                 if base >= m {
@@ -447,10 +448,10 @@ macro_rules! vectors1 {
             /// One row of x, in f32. grid = any number of blocks, see [`blocks1`].
             ///
             /// # Safety
-            /// [`Vector1`] says what holds of the pointers, which are valid on the launching stream; n, k > 0.
+            /// [`Vector1`] constrains the pointers, which are valid on the launching stream; n, k > 0.
             #[kernel(
                 block = THREADS1, min_blocks = 2, shared_bytes = 4 * (quant_words(TILE) + block_words(TILE)),
-                // 3 and 3 wherever x is quantised, 5 for each sum
+                // shuffle steps: 3 and 3 where x is quantised, 5 for each sum
                 shuffles = 6 * ($early + 1) + 5 * ROWS1, module = stringify!($name)
             )]
             pub unsafe fn $name(p: Vector1) {
@@ -507,7 +508,7 @@ macro_rules! vectors {
     };
     (@ $name:ident $weights:ident $module:literal $m:literal $r:literal $blocks:literal) => {
         /// # Safety
-        /// [`Product`] says what holds of the pointers, which are valid on the launching stream; 1 ≤ m ≤ the variant's rows,
+        /// [`Product`] constrains the pointers, which are valid on the launching stream; 1 ≤ m ≤ the variant's rows,
         /// and 9 ≤ m for that of 16.
         #[kernel(block = THREADS, min_blocks = $blocks, shuffles = Spread::<{ $m * $r }>::SHUFFLES, module = $module)]
         pub unsafe fn $name(p: Product) {
@@ -520,7 +521,7 @@ macro_rules! vectors {
     };
 }
 
-// left to itself, ptxas takes too few registers for eight rows of x and spills
+// ptxas by default chooses too few registers for eight rows of x, and spills
 vectors! {
     2, 4, MIN_BLOCKS = 0:
     quant_vector2_i8 quant_vector2_q8_0 quant_vector2_q4_0 quant_vector2_q4_k

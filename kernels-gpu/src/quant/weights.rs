@@ -1,5 +1,5 @@
-//! How kernels read a format. Tiles read a row's quants by chunks of 16 bytes; products with a vector read units of one or two
-//! blocks.
+//! How kernels read a format. Tiles read a row's quants in chunks of 16 bytes; products with a vector read units of one or
+//! two blocks.
 
 use super::activations::Inputs;
 use super::blocks::{BLOCK, BLOCKS_PER_SUPER, RowScale, SUPER_BLOCK, ScalesQ4K};
@@ -26,13 +26,13 @@ pub(crate) struct Matrix {
 pub(crate) trait Weights: Copy {
     /// Bits of a quant.
     const BITS: u32;
-    /// Values of a chunk: 16 bytes, which are whole quants of 8 bits or the low four bits of quants.
+    /// Values of a chunk, which is 16 bytes of whole 8-bit quants or of the low four bits of quants.
     const CHUNK: u32 = if Self::BITS == 8 { 16 } else { 32 };
     /// The integer that a quant represents is quant − OFFSET.
     const OFFSET: i32;
     /// Whether blocks have a minimum.
     const MINIMUM: bool;
-    /// Whether the halves of a block have steps of their own.
+    /// Whether the two halves of a block have different steps.
     const HALVES: bool = false;
     /// Whether rows are multiples of 64 values.
     const WHOLE: bool;
@@ -43,19 +43,19 @@ pub(crate) trait Weights: Copy {
     const UNIT: u32 = BLOCK_VALUES;
     /// The scales of a unit.
     type Scale: Copy;
-    /// The loaded bits of a scale, not yet converted, so that nothing waits for the load.
+    /// The loaded bits of a scale, unconverted, so that no instruction waits for the load.
     type Raw: Copy + Default;
 
     /// The bits of a chunk's quants beyond four.
     type Upper: Copy + Default;
 
-    /// Where chunk `chunk` begins in a row's quants.
+    /// The offset of chunk `chunk` in a row's quants.
     #[inline(always)]
     fn chunk_at(chunk: u32) -> u32 {
         chunk * 16
     }
 
-    /// Where its upper bits begin.
+    /// The offset of its upper bits.
     #[inline(always)]
     fn upper_at(_chunk: u32) -> u32 {
         0
@@ -79,7 +79,7 @@ pub(crate) trait Weights: Copy {
         [Self::Upper::default(); 2]
     }
 
-    /// A chunk's quants as bytes to multiply: the run of its low nibbles, and the run of its high nibbles.
+    /// A chunk's quants as bytes for products: the run of its low nibbles, and the run of its high nibbles.
     #[inline(always)]
     fn widen(chunk: [u32; 4], _upper: Self::Upper) -> [[u32; 4]; 2] {
         [chunk.map(|word| nibbles(word).0), chunk.map(|word| nibbles(word).1)]
@@ -103,7 +103,7 @@ pub(crate) trait Weights: Copy {
         }
     }
 
-    /// Where unit `unit`'s scales begin in a row's.
+    /// The offset of unit `unit`'s scales in a row's.
     fn scales_at(unit: u32) -> u32;
 
     /// The scales of unit `unit`.
@@ -112,19 +112,20 @@ pub(crate) trait Weights: Copy {
     /// They lie at `scales`.
     unsafe fn raw(scales: *const u8, unit: u32) -> Self::Raw;
 
-    /// From what [`raw`](Self::raw) has loaded for a unit; `lane` is the unit modulo 32.
+    /// Converts the result of [`raw`](Self::raw) for a unit; `lane` is the unit modulo 32.
     fn scale(raw: Self::Raw, lane: u32) -> Self::Scale;
 
-    /// The form in which the format needs a block's sum, [`BlockInput::sum`](super::activations::BlockInput::sum); 0 if it does not.
+    /// The block's sum in the form that the format needs for [`BlockInput::sum`](super::activations::BlockInput::sum); 0 if
+    /// it needs none.
     #[inline(always)]
     fn of_sum(_row: RowScale) -> u32 {
         0
     }
 
-    /// acc + unit · inputs, the unit's quants being one or two chunks.
+    /// acc + unit · inputs; the unit's quants are one or two chunks.
     fn dot(quants: [[u32; 4]; 2], upper: [Self::Upper; 2], scale: Self::Scale, x: &Inputs, acc: f32) -> f32;
 
-    /// The scale of a whole row; 1 where blocks have theirs.
+    /// The scale of a whole row; 1 if blocks have scales.
     ///
     /// # Safety
     /// `row` exists in `w`.
@@ -133,7 +134,7 @@ pub(crate) trait Weights: Copy {
         1.0
     }
 
-    /// The loaded bits of a block's step and minimum, not yet converted, so that nothing waits for the load.
+    /// The loaded bits of a block's step and minimum, unconverted, so that no instruction waits for the load.
     type Packed: Copy + Default;
 
     /// # Safety
@@ -145,7 +146,7 @@ pub(crate) trait Weights: Copy {
     fn step_min(packed: Self::Packed, block: u32) -> (f32, f32);
 }
 
-/// The word of a row's quants that holds columns 4·`group` to 4·`group` + 3, and whether in its high halves.
+/// The word of a row's quants that holds columns 4·`group` to 4·`group` + 3, and whether they are in its high halves.
 #[inline(always)]
 pub(super) const fn place(bits: u32, high: u32, group: u32) -> (u32, bool) {
     if bits == 8 {
@@ -216,7 +217,7 @@ pub(super) fn dot32(a: [[u32; 4]; 2], b: [[u32; 4]; 2], mut sum: i32) -> i32 {
     sum
 }
 
-/// What [`Weights`] has of scales, for a format with one f16 scale per block and no minimum.
+/// The parts of [`Weights`] about scales, for a format with one f16 scale per block and no minimum.
 macro_rules! half_scales {
     () => {
         type Scale = f32;
@@ -332,7 +333,7 @@ impl Weights for Q4_0 {
     type Upper = ();
     half_scales!();
 
-    /// Where the integer sum starts.
+    /// The initial value of the integer sum.
     #[inline(always)]
     fn of_sum(row: RowScale) -> u32 {
         (MAGIC.to_bits() as i32 - Self::OFFSET * row.sum) as u32
@@ -348,7 +349,7 @@ impl Weights for Q4_0 {
 #[derive(Clone, Copy)]
 pub(crate) struct Q4K;
 
-/// acc + unit · inputs of a unit of two blocks that have minima.
+/// acc + unit · inputs, for a unit of two blocks with minima.
 #[inline(always)]
 pub(super) fn dot_minima<W: Weights>(
     quants: [[u32; 4]; 2],
@@ -370,7 +371,7 @@ pub(super) fn dot_minima<W: Weights>(
     acc + sum
 }
 
-/// Where a super-block's scales lie, `bytes` bytes each.
+/// The offset of a super-block's scales, `bytes` bytes each.
 ///
 /// # Safety
 /// It exists in `w`.
@@ -396,7 +397,7 @@ impl Weights for Q4K {
     const HIGH: u32 = 2;
     const UNIT: u32 = 2 * BLOCK_VALUES;
     type Upper = ();
-    /// Step and minimum of the two blocks that the low and the high halves are.
+    /// Step and minimum of the two blocks in the low and the high halves.
     type Scale = [(f32, f32); 2];
     type Raw = [u32; 4];
 
@@ -413,7 +414,8 @@ impl Weights for Q4K {
 
     #[inline(always)]
     fn scale([d, a, b, c]: [u32; 4], lane: u32) -> [(f32, f32); 2] {
-        // The bits of two neighbouring blocks at a time. What depends on the lane alone is computed once for all units.
+        // The bits of two neighbouring blocks at a time. Expressions that depend only on the lane are computed once for all
+        // units.
         let (second, shift) = (lane % 4 >= 2, lane % 2 * 16);
         let (from_c, upper, mask) = if second { (0x0f0f, 2, 0x3030) } else { (0, 0, 0x3f3f) };
         let scales = c >> shift & from_c | a >> (shift + upper) & mask;
@@ -425,7 +427,7 @@ impl Weights for Q4K {
         ]
     }
 
-    /// The sum of the activations themselves.
+    /// The sum of the activations, in f32.
     #[inline(always)]
     fn of_sum(row: RowScale) -> u32 {
         (row.sum as f32 * row.scale).to_bits()
@@ -439,7 +441,7 @@ impl Weights for Q4K {
 
     #[inline(always)]
     unsafe fn packed(w: Matrix, row: u32, block: u32) -> [u32; 4] {
-        // Four tiles in a row read the same super-block's scales, so they mostly come from L1.
+        // Four consecutive tiles read the same super-block's scales, so these are mostly in L1.
         // SAFETY: `row` and `block` exist in `w`: this function's contract.
         unsafe { load_words(super_scales(w, row, block / SUPER_BLOCKS, size_of::<ScalesQ4K>())) }
     }

@@ -1,81 +1,85 @@
-//! How many tokens of prompts pass in a step beside running answers: as many as keep a step within a multiple of one without prompts.
+//! How many prompt tokens a step computes while answers run: as many as keep the step within a multiple of a step without
+//! prompts.
 //!
-//! How long a token takes differs by a factor of a hundred between cards and models, and a step without prompts by as much, so the
-//! number follows from measured times: it is raised after steps that were shorter than wanted, and lowered after longer ones.
+//! The time of a token differs by a factor of a hundred between cards and models, and so does that of a step without
+//! prompts. The number therefore follows measured times: it grows after steps that were shorter than the target and shrinks
+//! after longer ones.
 //!
-//! Few tokens pass row by row beside the answers, in a captured pass of a power of two of rows: they fill it.
+//! A few prompt tokens run as extra rows of the decode pass, which is captured for powers of two of rows: they fill it up.
 
 use super::pass::MOST_BY_ROWS;
 use std::time::Duration;
 
-/// The length of a step with prompts, in steps without. Running answers should take no more than three times as long.
+/// The target length of a step with prompts, in steps without. Running answers should take no more than three times as
+/// long.
 const STRETCH: f64 = 2.5;
-/// Lengths within this share of the wanted one change nothing.
+/// Steps within this share of the target change nothing.
 const SLACK: f64 = 0.1;
-/// By what the number is raised and lowered.
+/// The factor by which the number grows or shrinks.
 const CHANGE: f64 = 1.25;
-/// The weight of the last time in the mean of steps without prompts.
+/// The weight of the last time in the moving mean of steps without prompts.
 const WEIGHT: f64 = 0.3;
-/// The fewest tokens: with fewer the products of a step cost as much.
+/// The fewest tokens: the matrix products of a step with fewer cost as much.
 const LEAST: f64 = 8.0;
-/// The number before anything has been measured.
+/// The number before the first measurement.
 const FIRST: f64 = 12.0;
-/// Steps with prompts after the number was lowered in which it is not raised, so that most steps are not longer than wanted.
+/// After the number shrank, it does not grow for this many steps with prompts: so most steps are not longer than the
+/// target.
 const REST: u32 = 50;
 
-/// The number and what is known of times.
+/// The current numbers, and the measurements that they follow.
 pub(super) struct Budget {
     tokens: f64,
     most: f64,
-    /// Patches times blocks of the vision tower.
+    /// Vision work per step, in patches times blocks of the vision tower.
     patches: usize,
-    /// Seconds of a step without prompts.
+    /// Mean seconds of a step without prompts.
     quiet: Option<f64>,
-    /// Steps with prompts until the number may be raised.
+    /// Steps with prompts until the number may grow again.
     rest: u32,
 }
 
 impl Budget {
-    /// At most so many tokens.
+    /// A budget of at most `most` tokens.
     pub fn new(most: usize) -> Self {
         let most = most as f64;
         Self { tokens: FIRST.min(most), most, patches: 0, quiet: None, rest: 0 }
     }
 
-    /// Tokens of prompts for the next step, beside so many answers.
+    /// Prompt tokens for the next step, while `answers` answers run.
     pub fn tokens(&self, answers: usize) -> usize {
         let tokens = self.tokens as usize;
         let rows = (answers + tokens).next_power_of_two();
         if rows <= MOST_BY_ROWS { (rows - answers).min(self.most as usize) } else { tokens }
     }
 
-    /// Patches times blocks of the vision tower for the next step. A picture passes one block at least.
+    /// Vision work for the next step, in patches times blocks. At least one block of a picture runs in any case.
     pub fn patches(&self) -> usize {
         self.patches
     }
 
-    /// A step of answers, and of so many patches times blocks, took so long. A picture has few steps, so the number doubles while a step of
-    /// twice as many would be short enough, and is cut to what the time says at once.
-    pub fn was_seeing(&mut self, patches: usize, time: Duration) {
+    /// Records a step of answers and `patches` patches times blocks. A picture takes few steps, so the number doubles while
+    /// a step of twice as many would be short enough, and shrinks at once to what the time allows.
+    pub fn record_vision(&mut self, patches: usize, time: Duration) {
         let Some(quiet) = self.quiet.filter(|quiet| *quiet > 0.0) else { return };
         let stretch = time.as_secs_f64() / quiet;
         if stretch > STRETCH {
             self.patches = (patches as f64 * (STRETCH - 1.0) / (stretch - 1.0)) as usize;
         } else {
-            // the last blocks of a picture may be fewer than there was time for
+            // the last step of a picture may have fewer blocks than fit
             let twice = 1.0 + 2.0 * (stretch - 1.0) <= STRETCH;
             self.patches = self.patches.max(if twice { patches.saturating_mul(2) } else { patches });
         }
     }
 
-    /// A step of answers alone took so long.
-    pub fn was_quiet(&mut self, time: Duration) {
+    /// Records a step of answers alone.
+    pub fn record_decode(&mut self, time: Duration) {
         let time = time.as_secs_f64();
         self.quiet = Some(self.quiet.map_or(time, |quiet| quiet + WEIGHT * (time - quiet)));
     }
 
-    /// A step of answers and so many tokens of prompts took so long.
-    pub fn was_shared(&mut self, tokens: usize, time: Duration) {
+    /// Records a step of answers and `tokens` prompt tokens.
+    pub fn record_shared(&mut self, tokens: usize, time: Duration) {
         let Some(quiet) = self.quiet.filter(|quiet| *quiet > 0.0) else { return };
         let stretch = time.as_secs_f64() / quiet;
         let least = LEAST.min(self.most);
@@ -93,16 +97,16 @@ impl Budget {
 mod tests {
     use super::*;
 
-    /// Steps beside one answer on a device of so many seconds for a step and for a token of a prompt: the tokens of each, and its
-    /// stretch.
+    /// Simulates steps with one answer on a device that needs `step` seconds for a step and `token` for a prompt token.
+    /// Returns the tokens of each step, and its length in steps without prompts.
     fn steps(step: f64, token: f64, most: usize) -> Vec<(usize, f64)> {
         let mut budget = Budget::new(most);
         let time = |tokens: usize| Duration::from_secs_f64(step + token * tokens as f64);
         (0..400)
             .map(|_| {
                 let tokens = budget.tokens(1);
-                budget.was_quiet(time(0));
-                budget.was_shared(tokens, time(tokens));
+                budget.record_decode(time(0));
+                budget.record_shared(tokens, time(tokens));
                 (tokens, time(tokens).as_secs_f64() / step)
             })
             .collect()
@@ -126,11 +130,11 @@ mod tests {
     fn a_picture_passes_as_many_blocks_as_the_answers_can_wait_for() {
         let mut budget = Budget::new(512);
         assert_eq!(budget.patches(), 0);
-        budget.was_seeing(100, Duration::from_millis(1));
+        budget.record_vision(100, Duration::from_millis(1));
         assert_eq!(budget.patches(), 0, "nothing is known of steps without");
-        budget.was_quiet(Duration::from_millis(10));
+        budget.record_decode(Duration::from_millis(10));
         let patches = |budget: &mut Budget, passed: usize| {
-            budget.was_seeing(passed, Duration::from_millis(10 + passed as u64 / 10));
+            budget.record_vision(passed, Duration::from_millis(10 + passed as u64 / 10));
             budget.patches()
         };
         assert_eq!([10, 20, 40].map(|passed| patches(&mut budget, passed)), [20, 40, 80]);
@@ -143,8 +147,8 @@ mod tests {
     fn a_short_prompt_says_nothing_about_longer_ones() {
         let mut budget = Budget::new(512);
         let before = budget.tokens(1);
-        budget.was_quiet(Duration::from_millis(10));
-        (0..20).for_each(|_| budget.was_shared(3, Duration::from_millis(11)));
+        budget.record_decode(Duration::from_millis(10));
+        (0..20).for_each(|_| budget.record_shared(3, Duration::from_millis(11)));
         assert_eq!(budget.tokens(1), before);
     }
 

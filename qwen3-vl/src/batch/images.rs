@@ -1,10 +1,10 @@
-//! Embeddings of pictures, kept within a limit of bytes, the one that was used last the longest.
+//! An LRU cache of picture embeddings, limited in bytes.
 
 use super::prefix::Key;
 use crate::vision::VisionOutput;
 use std::collections::HashMap;
 
-/// The cache. A picture is found by its contents.
+/// The cache. The key is a hash of the picture's contents.
 pub(super) struct Images {
     limit: usize,
     bytes: usize,
@@ -25,17 +25,17 @@ fn bytes_of(output: &VisionOutput) -> usize {
 }
 
 impl Images {
-    /// With nothing in it; at most `limit` bytes.
+    /// An empty cache of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self { limit, bytes: 0, clock: 0, held: HashMap::new() }
     }
 
-    /// Bytes of device memory.
+    /// Bytes of device memory in use.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The embeddings of a picture, if they are held.
+    /// The embeddings of a picture, if the cache has them.
     pub fn get(&mut self, key: Key) -> Option<VisionOutput> {
         self.clock += 1;
         let held = self.held.get_mut(&key)?;
@@ -43,7 +43,7 @@ impl Images {
         Some(held.output.clone())
     }
 
-    /// Keeps a picture's embeddings, if they fit at all; others leave for them.
+    /// Stores a picture's embeddings, if they fit at all, and evicts others for them.
     pub fn put(&mut self, key: Key, output: &VisionOutput) {
         let bytes = bytes_of(output);
         if bytes > self.limit || self.held.contains_key(&key) {
@@ -55,7 +55,7 @@ impl Images {
         self.held.insert(key, Held { output: output.clone(), bytes, used: self.clock });
     }
 
-    /// Drops embeddings until at most `bytes` are left.
+    /// Evicts embeddings until at most `bytes` are in use.
     pub fn shrink(&mut self, bytes: usize) {
         while self.bytes > bytes {
             let Some(key) = self.held.iter().min_by_key(|(_, held)| held.used).map(|(key, _)| *key) else {

@@ -1,22 +1,22 @@
-//! Many requests at once. Their keys and values share a pool of pages; a step passes the last token of every running request and
-//! parts of the prompts of new ones in one go.
+//! Continuous batching: many requests share a pool of KV cache pages. A step computes the last token of every running
+//! request and parts of the prompts of new ones in one pass through the model.
 //!
 //! Sources: Yu et al. 2022, "Orca" (scheduling by iteration); Kwon et al. 2023, "Efficient memory management for large
-//! language model serving with PagedAttention"; Agrawal et al. 2023, "Sarathi" (prompts in parts, beside running answers).
+//! language model serving with PagedAttention"; Agrawal et al. 2023, "Sarathi" (chunked prefill beside decode).
 //!
-//! 1. Requests wait in the order of their coming. The first is admitted when there are pages for all its tokens, which it takes at
-//!    once. Pages that hold its beginning already, of whatever request, are shared and not computed again.
-//! 2. A step has rows for prompts up to a limit, which is lower while answers run, so that these go on coming. Few rows beside
-//!    answers pass as if each were an answer's, in the captured pass of so many answers.
-//!    A picture passes so many blocks of the vision tower in a step, too: at least one.
-//! 3. An answer takes a page when it needs one. If there is none, the youngest request gives its pages back and waits again, before
-//!    all others. Its tokens are passed anew later; what has come of it stays.
-//! 4. An error that concerns one request ends that one. Out of memory is such an error: of a pass with prompts it is the youngest
-//!    prompt's, else the youngest answer's; the others' rows are passed again in the next step.
+//! 1. Requests wait in order of arrival. The first is admitted when there are pages for its whole prompt, which it takes at
+//!    once. Full pages that already hold a prefix of the prompt, of any request, are shared and not computed again.
+//! 2. A step computes prompt tokens up to a limit. The limit is lower while answers run, so that these are not held up. A
+//!    few prompt tokens run as extra rows of the captured decode pass. A picture runs some blocks of the vision tower in
+//!    each step, at least one.
+//! 3. An answer takes a page when it needs one. If there is none, the youngest request is preempted: it gives its pages
+//!    back and waits again, before all others. Its tokens are computed again later; the text that it has produced stays.
+//! 4. An error that concerns one request ends that one. Out of memory is such an error. It ends the youngest prompt of the
+//!    pass, or the youngest answer if there is no prompt; the other rows are computed again in the next step.
 //!
-//! An answer's attention gives the same bits whichever others there are. Matrix products do not, as the kernels for one row, for
-//! few and for many add in different orders, and neither does the attention of prompts, whose tokens pass row by row or in tiles;
-//! so a near tie between two tokens may be decided differently.
+//! An answer's attention gives the same bits whichever other requests run. Matrix products do not, as the kernels for one
+//! row, for few and for many rows add in different orders. Neither does the attention of prompts, whose tokens run row by
+//! row or in tiles. So a near tie between two tokens may be decided differently.
 
 mod budget;
 mod images;
@@ -38,7 +38,7 @@ use pascaline::nn::KvPages;
 use pascaline::{Device, Error, Result};
 use pass::{Last, Logits, Part, Passes, Row, Work};
 use rayon::prelude::*;
-use sequence::{Sequence, Sight};
+use sequence::{Sequence, VisionWork};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -48,23 +48,23 @@ pub use prefix::{KeyedPrompt, Prefixes};
 /// How a [`Batch`] uses memory and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchOptions {
-    /// Pages of keys and values, each of [`PAGE`] tokens, which all requests share.
+    /// Pages of the KV cache, each of [`PAGE`] tokens, which all requests share.
     pub pages: usize,
-    /// The most requests that run at once; more wait.
+    /// The most requests that run at once; others wait.
     pub max_sequences: usize,
-    /// The most tokens of prompts that pass in a step while answers run: as many as keep the step within three times one without
-    /// prompts, but no more than these; these while more requests wait for their first token than have it. Without running
-    /// answers it is the model's [`tokens_per_pass`](crate::LoadOptions::tokens_per_pass).
+    /// The most prompt tokens in a step while answers run. A step takes fewer if it would otherwise be longer than
+    /// three steps without prompts. While more requests wait for their first token than have it, this rule is off. Without
+    /// running answers the limit is the model's [`tokens_per_pass`](crate::LoadOptions::tokens_per_pass).
     pub prompt_tokens: usize,
-    /// The most bytes of pictures' embeddings that are kept for requests to come.
+    /// The most bytes of picture embeddings that are kept for later requests.
     pub image_bytes: usize,
-    /// Whether, on a GPU, passes of running answers are captured into graphs and replayed.
+    /// Whether, on a GPU, decode passes are captured into graphs and replayed.
     pub graph: bool,
 }
 
 impl BatchOptions {
-    /// Room for `tokens` tokens of all requests together, 64 requests, up to 512 tokens of prompts beside running answers, and 256 MiB of
-    /// pictures.
+    /// Room for `tokens` tokens of all requests together, 64 requests, up to 512 prompt tokens in a step while answers run,
+    /// and 256 MiB of picture embeddings.
     pub fn with_room(tokens: usize) -> Self {
         let pages = pages_of(tokens).max(1);
         Self { pages, max_sequences: 64, prompt_tokens: 512, image_bytes: 256 << 20, graph: true }
@@ -75,8 +75,9 @@ impl BatchOptions {
         (2 * self.max_sequences.next_power_of_two()).max(32)
     }
 
-    /// As [`with_room`](Self::with_room), for as many tokens as half of the memory that is free on the model's GPU holds; the
-    /// other half is for activations and pictures ([`fit::Model::fit_pages`](crate::fit::Model::fit_pages) plans what they take); on the CPU for 16384 tokens. No more than 16 contexts of the model.
+    /// As [`with_room`](Self::with_room), with pages in half of the GPU's free memory; the other half is for activations
+    /// and pictures ([`fit::Model::fit_pages`](crate::fit::Model::fit_pages) plans what they take). On the CPU it is room
+    /// for 16384 tokens. It is never more than 16 times the model's context.
     ///
     /// # Errors
     /// A device error.
@@ -91,68 +92,68 @@ impl BatchOptions {
     }
 }
 
-/// Names a request of a [`Batch`]; never given twice by one.
+/// The id of a request of a [`Batch`], unique within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
 
-/// What came of a request in a step.
+/// A result of a step, of one request.
 #[derive(Debug)]
 pub enum Event {
-    /// A token of the answer; one of the checkpoint's stop tokens is none.
+    /// A token of the answer. The checkpoint's stop tokens give no such event.
     Token {
-        /// Whose.
+        /// The request.
         id: RequestId,
         /// The token.
         token: u32,
-        /// The text that is certain now, perhaps empty.
+        /// The text that is final now, perhaps empty.
         text: String,
         /// Its probability, if the request's sampler reports it.
         logprobs: Option<Logprobs>,
     },
-    /// The answer is whole; nothing more comes of this request.
+    /// The answer is complete. No more events of this request follow.
     Finished {
-        /// Whose.
+        /// The request.
         id: RequestId,
-        /// The end of the text, after that of the tokens.
+        /// The rest of the text, after that of the tokens.
         rest: String,
-        /// All of it.
+        /// The whole answer.
         output: Box<Output>,
     },
-    /// Nothing more comes of this request.
+    /// The request failed. No more events of it follow.
     Failed {
-        /// Whose.
+        /// The request.
         id: RequestId,
         /// Why.
         error: Error,
     },
 }
 
-/// How things stand, and what has been counted since the [`Batch`] was made.
+/// The state of a [`Batch`], and counts since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Metrics {
     /// Requests that have pages.
     pub running: usize,
-    /// Requests that wait.
+    /// Requests that wait for admission.
     pub waiting: usize,
     /// Pages that requests use.
     pub pages_used: usize,
-    /// Pages that no request uses, contents or not.
+    /// Pages that no request uses, with or without reusable contents.
     pub pages_free: usize,
-    /// Tokens of running requests that the pages in use are for; those in shared pages count for each.
+    /// Tokens of running requests that have pages; tokens in shared pages count once for each request.
     pub tokens_held: usize,
-    /// Bytes of pictures' embeddings that are kept.
+    /// Bytes of picture embeddings that are kept.
     pub image_bytes: usize,
-    /// Steps that passed rows.
+    /// Steps that computed rows.
     pub steps: u64,
-    /// Tokens of prompts, of all requests when they were admitted.
+    /// Prompt tokens of all requests, counted at admission.
     pub prompt_tokens: u64,
-    /// Of these, the ones that the pages held already.
+    /// Of these, the tokens whose keys and values were found in the pool.
     pub prefix_hits: u64,
-    /// Tokens of prompts that passed row by row beside answers.
+    /// Prompt tokens that were computed as rows of a decode pass.
     pub tokens_by_rows: u64,
     /// Tokens of answers.
     pub answer_tokens: u64,
-    /// How often a request gave its pages back for others.
+    /// How often a request was preempted.
     pub preemptions: u64,
 }
 
@@ -185,7 +186,7 @@ pub struct Batch<'m> {
     passes: Passes<'m>,
     budget: Budget,
     waiting: VecDeque<Sequence<'m>>,
-    /// In the order of their coming.
+    /// In order of arrival.
     running: Vec<Sequence<'m>>,
     next: u64,
     lost: Option<Error>,
@@ -194,7 +195,7 @@ pub struct Batch<'m> {
 }
 
 impl<'m> Batch<'m> {
-    /// With no requests; the pages are allocated.
+    /// An empty batch; allocates the pages.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if there is no memory for the pages, [`Error::TooLarge`], or another device error.
@@ -229,28 +230,30 @@ impl<'m> Batch<'m> {
         })
     }
 
-    /// Takes a request in, which begins in one of the next steps. The answer has at most as many tokens as the pages have room for.
+    /// Adds a request, which starts in one of the next steps. The answer has at most as many tokens as the pages have room
+    /// for.
     ///
     /// # Errors
-    /// [`Error::Prompt`] for a prompt that is none, or that the pages have no room for, [`Error::Unsupported`] for sampling options
-    /// out of range, or the device's error after it was lost.
+    /// [`Error::Prompt`] for an empty or malformed prompt or one that the pages have no room for, [`Error::Unsupported`]
+    /// for sampling options out of range, or the device's error after it was lost.
     pub fn add(&mut self, prompt: Prompt, options: &Options) -> Result<RequestId> {
         let sampler = Sampler::new(options.sampling.clone(), &prompt.ids)?;
         self.add_with(prompt, options, sampler)
     }
 
-    /// As [`add`](Self::add), with tokens of a sampler in place of `options.sampling`.
+    /// As [`add`](Self::add), with a sampler of the caller's; `options.sampling` is ignored.
     ///
     /// # Errors
-    /// As there.
+    /// As [`add`](Self::add).
     pub fn add_with(&mut self, prompt: Prompt, options: &Options, sampler: Sampler) -> Result<RequestId> {
         self.add_keyed(KeyedPrompt::new(self.model, prompt)?, options, sampler)
     }
 
-    /// As [`add_with`](Self::add_with), of a prompt whose keys were made elsewhere: with pictures that takes a while.
+    /// As [`add_with`](Self::add_with), of a prompt whose prefix keys were computed by the caller: with pictures that takes
+    /// a while.
     ///
     /// # Errors
-    /// As there.
+    /// As [`add_with`](Self::add_with).
     pub fn add_keyed(
         &mut self,
         prompt: KeyedPrompt,
@@ -267,7 +270,7 @@ impl<'m> Batch<'m> {
         Ok(id)
     }
 
-    /// Lets a request go, whose pages are free at once. Whether there was one.
+    /// Cancels a request and frees its pages at once. Returns whether there was one.
     pub fn remove(&mut self, id: RequestId) -> bool {
         if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
             let mut sequence = self.running.remove(at);
@@ -284,12 +287,12 @@ impl<'m> Batch<'m> {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// The error after which the device can't be used, if there was one.
+    /// The error that made the device unusable, if there was one.
     pub fn fault(&self) -> Option<&Error> {
         self.lost.as_ref()
     }
 
-    /// The beginnings of prompts that the pages hold, now and later.
+    /// The prompt prefixes that the pages hold; it stays current.
     pub fn prefixes(&self) -> Prefixes {
         self.pages.prefixes().clone()
     }
@@ -299,7 +302,7 @@ impl<'m> Batch<'m> {
         self.pool.bytes()
     }
 
-    /// How things stand.
+    /// The state and the counts.
     pub fn metrics(&self) -> Metrics {
         Metrics {
             running: self.running.len(),
@@ -312,7 +315,8 @@ impl<'m> Batch<'m> {
         }
     }
 
-    /// One pass for all running requests, and the admission of new ones. Errors are events, of the requests that they end.
+    /// Admits new requests and computes one pass for all running ones. Errors are returned as events of the requests that
+    /// they end.
     pub fn step(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         if self.lost.is_none() {
@@ -328,7 +332,7 @@ impl<'m> Batch<'m> {
                     Ok(tokens) => {
                         match seen {
                             Some(patches) if !last.is_empty() => {
-                                self.budget.was_seeing(patches, looked + begin.elapsed());
+                                self.budget.record_vision(patches, looked + begin.elapsed());
                             }
                             _ => self.measure(&last, &parts, begin.elapsed()),
                         }
@@ -347,18 +351,18 @@ impl<'m> Batch<'m> {
         events
     }
 
-    /// Takes the time of a pass into account.
+    /// Gives the time of a pass to the budget.
     fn measure(&mut self, last: &[usize], parts: &[(usize, usize)], time: Duration) {
         match (last.is_empty() || self.passes.is_first, parts.is_empty()) {
-            (false, true) => self.budget.was_quiet(time),
+            (false, true) => self.budget.record_decode(time),
             (false, false) => {
-                self.budget.was_shared(parts.iter().map(|&(_, count)| count).sum(), time);
+                self.budget.record_shared(parts.iter().map(|&(_, count)| count).sum(), time);
             }
             (true, _) => {}
         }
     }
 
-    /// A page for every answer that needs one; the youngest requests make room.
+    /// Takes a page for every answer that needs one; preempts the youngest requests if there are too few.
     fn make_room(&mut self) {
         let mut i = 0;
         while i < self.running.len() {
@@ -372,8 +376,8 @@ impl<'m> Batch<'m> {
         }
     }
 
-    /// Chooses the parts of prompts that pass in this step, and admits requests for that: (which of the running, how many tokens). Gives
-    /// also what has passed through the vision tower, if something has.
+    /// Chooses the prompt parts of this step, and admits requests for it. Returns (index of the running request, number of
+    /// tokens) for each, and how many patches times blocks went through the vision tower, if any.
     fn take_prompts(&mut self, events: &mut Vec<Event>) -> (Vec<(usize, usize)>, Option<usize>) {
         let answers = self.running.iter().filter(|sequence| sequence.decodes()).count();
         let without_answer = self.running.len() - answers + self.waiting.len();
@@ -383,7 +387,7 @@ impl<'m> Batch<'m> {
             _ => self.budget.tokens(answers),
         };
         let most = if answers > 0 { self.budget.patches() } else { usize::MAX };
-        let mut sight = Sight { most, passed: None };
+        let mut vision = VisionWork { most, passed: None };
         let (mut parts, mut i) = (Vec::new(), 0);
         while room > 0 && self.lost.is_none() {
             if i == self.running.len() && !self.admit(events) {
@@ -394,7 +398,7 @@ impl<'m> Batch<'m> {
                 continue;
             };
             let count = room.min(sequence.left());
-            match sequence.see(self.model, &mut self.images, count, &mut sight) {
+            match sequence.see(self.model, &mut self.images, count, &mut vision) {
                 Ok(0) => i += 1,
                 Ok(count) => {
                     parts.push((i, count));
@@ -404,10 +408,10 @@ impl<'m> Batch<'m> {
                 Err(error) => self.fail(i, error, events),
             }
         }
-        (parts, sight.passed)
+        (parts, vision.passed)
     }
 
-    /// Lets the first of the waiting requests run, if there are pages for it.
+    /// Admits the first waiting request, if there are pages for it.
     fn admit(&mut self, events: &mut Vec<Event>) -> bool {
         if self.running.len() >= self.options.max_sequences {
             return false;
@@ -418,7 +422,7 @@ impl<'m> Batch<'m> {
             }
         }
         let Some(mut sequence) = self.waiting.pop_front() else { return false };
-        // a page for each that runs, or else it would soon have to leave again
+        // a spare page for each running request, or else this one would soon be preempted
         match sequence.admit(&mut self.pages, self.running.len()) {
             Some(shared) => {
                 self.counted.prompt_tokens += sequence.ids.len() as u64;
@@ -433,7 +437,8 @@ impl<'m> Batch<'m> {
         }
     }
 
-    /// Passes the last token of some of the running, and parts of others. Gives the next token of each that has one.
+    /// Computes the last token of some running requests and prompt parts of others. Returns the next token of each that has
+    /// one.
     fn pass(&mut self, last: &[usize], parts: &[(usize, usize)]) -> Result<Vec<Result<u32>>> {
         let mut work = Work::default();
         let row = |sequence: &Sequence, i: usize| Row {
@@ -449,7 +454,7 @@ impl<'m> Batch<'m> {
         let tokens = parts.iter().map(|&(_, count)| count).sum();
         let by_rows = self.passes.by_rows(last.len(), tokens)
             && parts.iter().all(|&(i, count)| !self.running[i].has_images(count));
-        // of the pass's logits
+        // indices into the pass's logits
         let mut wanted: Vec<usize> = (0..last.len()).collect();
         let mut at = last.len();
         for &(i, count) in parts {
@@ -474,19 +479,20 @@ impl<'m> Batch<'m> {
         self.counted.tokens_by_rows += if by_rows { tokens as u64 } else { 0 };
         let logits = self.passes.run(&mut self.pool, &work)?;
         drop(work);
-        self.choose(&logits, &wanted, &self.wanting(last, parts))
+        self.choose(&logits, &wanted, &self.sequences_to_sample(last, parts))
     }
 
-    /// The sequences whose next token is chosen, in the order of the logits.
-    fn wanting(&self, last: &[usize], parts: &[(usize, usize)]) -> Vec<usize> {
+    /// The sequences whose next token is chosen, in the order of the logits' rows.
+    fn sequences_to_sample(&self, last: &[usize], parts: &[(usize, usize)]) -> Vec<usize> {
         let whole = parts.iter().filter(|&&(i, count)| self.running[i].left() == count).map(|&(i, _)| i);
         last.iter().copied().chain(whole).collect()
     }
 
-    /// The next tokens, of these rows of the logits. A sequence whose logits are broken has an error of its own.
+    /// Chooses the next tokens from these rows of the logits. A sequence whose logits are not finite gets an error of its
+    /// own.
     fn choose(&mut self, logits: &Logits, rows: &[usize], sequences: &[usize]) -> Result<Vec<Result<u32>>> {
         if sequences.is_empty() {
-            self.model.device().synchronize()?; // the others were waited for; so that steps do not run ahead of the device
+            self.model.device().synchronize()?; // as the other branches do, so that steps do not run ahead
             return Ok(Vec::new());
         }
         let [best, largest] = &logits.best;
@@ -494,14 +500,14 @@ impl<'m> Batch<'m> {
         let mut samplers: Vec<_> =
             self.running.iter_mut().map(|sequence| Some(&mut sequence.sampler)).collect();
         let samplers: Vec<&mut Sampler> = sequences.iter().filter_map(|&i| samplers[i].take()).collect();
-        // whoever takes the largest needs no others on the host
+        // greedy sampling needs no other logits on the host
         let row = |(&row, sampler): (&usize, &&mut Sampler)| match sampler.takes_the_largest() {
             true => Ok(None),
             false => logits.all.narrow(0, row, 1)?.to_vec::<f32>().map(Some),
         };
         let copied: Vec<_> = rows.iter().zip(&samplers).map(row).collect::<Result<_>>()?;
         if copied.iter().all(Option::is_none) {
-            return Ok(rows.iter().map(|&row| checked(best[row], largest[row])).collect()); // threads take longer to wake
+            return Ok(rows.iter().map(|&row| checked(best[row], largest[row])).collect()); // waking threads takes longer
         }
         let choose = |((sampler, logits), &row): ((&mut Sampler, Option<Vec<f32>>), &usize)| match logits {
             Some(mut logits) => sampler.next(&mut logits),
@@ -510,7 +516,7 @@ impl<'m> Batch<'m> {
         Ok(samplers.into_par_iter().zip(copied).zip(rows).map(choose).collect())
     }
 
-    /// After a pass: counts what has passed, and gives each sequence its token.
+    /// After a pass: counts what was computed, and gives each sequence its token.
     fn take_tokens(
         &mut self,
         last: &[usize],
@@ -519,7 +525,7 @@ impl<'m> Batch<'m> {
         events: &mut Vec<Event>,
     ) {
         self.counted.steps += 1;
-        let wanting = self.wanting(last, parts);
+        let wanting = self.sequences_to_sample(last, parts);
         for (i, count) in last.iter().map(|&i| (i, 1)).chain(parts.iter().copied()) {
             self.running[i].advance(count, &mut self.pages);
         }
@@ -556,7 +562,7 @@ impl<'m> Batch<'m> {
         events.push(Event::Finished { id, rest, output: Box::new(output) });
     }
 
-    /// Ends one of the running with an error, or all if the device is lost.
+    /// Ends a running request with an error, or all of them if the device is lost.
     fn fail(&mut self, i: usize, error: Error, events: &mut Vec<Event>) {
         if matches!(error, Error::DeviceLost { .. }) {
             self.lost = Some(error);
@@ -567,8 +573,8 @@ impl<'m> Batch<'m> {
         events.push(Event::Failed { id: sequence.id, error });
     }
 
-    /// After a pass that failed, such as for want of memory: the youngest prompt, or else the youngest answer, ends with the error. What is kept
-    /// for later goes before.
+    /// After a pass that failed, for instance out of memory: drops captured passes and cached embeddings, and ends the
+    /// youngest prompt, or else the youngest answer, with the error.
     fn refuse(&mut self, last: &[usize], parts: &[(usize, usize)], error: Error, events: &mut Vec<Event>) {
         self.passes.forget();
         self.images.shrink(0);

@@ -1,5 +1,5 @@
-//! Which page belongs to whom: a free list, counts of the sequences that share a page, and the contents of full pages, by which
-//! equal beginnings are found.
+//! The page allocator: a free list, reference counts of pages that sequences share, and the contents of full pages, by
+//! which equal prefixes are found.
 //!
 //! Source: Kwon et al. 2023, "Efficient memory management for large language model serving with PagedAttention".
 
@@ -7,30 +7,30 @@ use super::prefix::{Key, Prefixes};
 use pascaline::ops::PAGE;
 use std::collections::BTreeMap;
 
-/// Pages that `tokens` tokens take.
+/// Pages for `tokens` tokens.
 pub(super) fn pages_of(tokens: usize) -> usize {
     tokens.div_ceil(PAGE)
 }
 
-/// The pool's books. Pages without a user whose contents are known stay as they are until they are needed, the one that was
-/// left first before the others.
+/// The allocator's state. A page without users whose contents are known stays findable until it is needed; the one released
+/// first is reused first.
 pub(super) struct Pages {
-    /// How many sequences use each page.
+    /// Reference count of each page.
     users: Vec<u32>,
-    /// What is known of each page's contents.
+    /// The contents of each page, if known.
     keys: Vec<Option<Key>>,
-    /// When each page was left.
+    /// When each page was released.
     left: Vec<u64>,
     by_key: Prefixes,
     /// Pages without contents.
     free: Vec<u32>,
-    /// Pages with contents and without users, by when they were left.
+    /// Pages with contents and without users, by the time of their release.
     idle: BTreeMap<u64, u32>,
     clock: u64,
 }
 
 impl Pages {
-    /// All pages free.
+    /// A pool of `pages` pages, all free.
     pub fn new(pages: usize) -> Self {
         let count = u32::try_from(pages).unwrap_or(u32::MAX);
         Self {
@@ -44,7 +44,7 @@ impl Pages {
         }
     }
 
-    /// How many there are.
+    /// The number of pages.
     pub fn len(&self) -> usize {
         self.users.len()
     }
@@ -54,7 +54,7 @@ impl Pages {
         self.free.len() + self.idle.len()
     }
 
-    /// A page of undefined contents for one user.
+    /// Allocates a page of undefined contents, with one user.
     pub fn take(&mut self) -> Option<u32> {
         let page = match self.free.pop() {
             Some(page) => page,
@@ -70,7 +70,7 @@ impl Pages {
         Some(page)
     }
 
-    /// The page with these contents, for one user more.
+    /// The page with these contents; adds a user to it.
     pub fn find(&mut self, key: Key) -> Option<u32> {
         let page = self.by_key.get(key)?;
         let at = page as usize;
@@ -81,7 +81,7 @@ impl Pages {
         Some(page)
     }
 
-    /// Whether a page has these contents, and nobody uses it.
+    /// Whether a page has these contents and no user.
     pub fn is_idle(&self, key: Key) -> bool {
         self.by_key.get(key).is_some_and(|page| self.users[page as usize] == 0)
     }
@@ -91,20 +91,20 @@ impl Pages {
         self.by_key.get(key).is_some()
     }
 
-    /// Which contents there are, for others to look up.
+    /// The index of contents, for others to look up.
     pub fn prefixes(&self) -> &Prefixes {
         &self.by_key
     }
 
-    /// Says what a page holds, so that it can be found. If another holds the same, that one goes on being found.
-    pub fn name(&mut self, page: u32, key: Key) {
+    /// Records a page's contents, so that it can be found. If another page holds the same, that one stays in the index.
+    pub fn set_key(&mut self, page: u32, key: Key) {
         if self.keys[page as usize].is_none() && !self.has(key) {
             self.keys[page as usize] = Some(key);
             self.by_key.insert(key, page);
         }
     }
 
-    /// Takes a user's pages back, given in order: the last is needed again last, and so is the first to be given to another.
+    /// Releases a user's pages, given in order. The last one is least likely to be needed again, so it is reused first.
     pub fn release(&mut self, pages: &[u32]) {
         for &page in pages.iter().rev() {
             let at = page as usize;
@@ -131,8 +131,8 @@ mod tests {
     fn a_page_is_found_until_it_is_needed() {
         let mut pages = Pages::new(3);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        pages.name(a, 1);
-        pages.name(b, 2);
+        pages.set_key(a, 1);
+        pages.set_key(b, 2);
         assert_eq!((pages.find(1), pages.find(3)), (Some(a), None));
         pages.release(&[a, b]);
         assert_eq!(pages.available(), 2, "a has a user left");
@@ -151,7 +151,7 @@ mod tests {
     fn the_end_of_a_sequence_goes_before_its_beginning() {
         let mut pages = Pages::new(3);
         let all: Vec<_> = (0..3).map(|key| (pages.take().unwrap(), key)).collect();
-        all.iter().for_each(|&(page, key)| pages.name(page, key));
+        all.iter().for_each(|&(page, key)| pages.set_key(page, key));
         let order: Vec<_> = all.iter().map(|&(page, _)| page).collect();
         pages.release(&order);
         let taken: Vec<_> = (0..3).map(|_| pages.take().unwrap()).collect();
@@ -162,8 +162,8 @@ mod tests {
     fn equal_contents_have_one_page() {
         let mut pages = Pages::new(2);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        pages.name(a, 7);
-        pages.name(b, 7);
+        pages.set_key(a, 7);
+        pages.set_key(b, 7);
         pages.release(&[a]);
         pages.release(&[b]);
         assert_eq!(pages.find(7), Some(a));

@@ -1,5 +1,5 @@
-//! One pass of rows of several sequences through the model. On a GPU passes whose rows each have a table of their own are captured
-//! and replayed: those of last tokens, and of few tokens of prompts beside them.
+//! One forward pass over rows of several sequences. On a GPU, passes in which every row has a page table of its own are
+//! captured and replayed: decode, and a few prompt tokens beside it.
 
 use super::pages::pages_of;
 use crate::model::{Qwen3Vl, clip};
@@ -10,44 +10,45 @@ use crate::vision::VisionOutput;
 use pascaline::nn::{KvPages, PagedRows, PromptRows, Rope};
 use pascaline::{DType, Device, Result, Tensor, ops};
 
-/// The most rows of a pass in which prompts pass row by row. Each row reads the keys of all tokens before it, which few do
-/// faster than the tiles of a prompt's attention, as those do not fill a GPU.
+/// The most rows of a pass in which prompt tokens run row by row. Each row reads the keys of all tokens before it. For a
+/// few rows that is faster than the tiles of prefill attention, which do not fill a GPU then.
 pub(super) const MOST_BY_ROWS: usize = 64;
-/// A place beyond any pool: what goes there is not written.
+/// A row beyond any pool: keys and values for it are not written.
 const NOWHERE: u32 = u32::MAX;
-/// The fewest pages of a captured pass's tables. The number is a power of two, so that few passes are captured.
+/// The fewest pages per table of a captured pass. The number is rounded up to a power of two, so that few passes are
+/// captured.
 const LEAST_WIDTH: usize = 16;
 
 /// A token of a pass.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
     pub id: u32,
-    /// The pool's row that its keys and values go to.
+    /// The row of the pool that its keys and values are written to.
     pub place: u32,
     pub position: [u32; 3],
 }
 
-/// A token that reads its keys and values by a table of its own: the last one of a sequence, or one of few of a prompt.
+/// A row with a page table of its own: the last token of a sequence, or one of a few prompt tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Last<'s> {
     pub row: Row,
     pub pages: &'s [u32],
-    /// Tokens of the sequence up to this one, which is included.
+    /// Tokens of the sequence up to and including this one.
     pub len: usize,
 }
 
-/// Tokens of a prompt that follow each other.
+/// Consecutive tokens of a prompt.
 #[derive(Clone)]
 pub(super) struct Part<'s> {
     pub rows: Vec<Row>,
     pub pages: &'s [u32],
-    /// Tokens of the sequence up to these, and these.
+    /// Tokens of the sequence up to and including these.
     pub len: usize,
-    /// Whether the token after them is wanted.
+    /// Whether the token after them is to be chosen.
     pub wanted: bool,
 }
 
-/// What passes: the last token of some sequences, then parts of prompts, with the image tokens among all rows.
+/// The rows of a pass: the last tokens of some sequences, then parts of prompts, with the image tokens among all rows.
 #[derive(Default)]
 pub(super) struct Work<'s> {
     pub last: Vec<Last<'s>>,
@@ -56,73 +57,71 @@ pub(super) struct Work<'s> {
     pub runs: Vec<ImageRun>,
 }
 
-/// What came out, a row for each sequence whose next token is wanted, in the order of the work.
+/// The result of a pass: a row for each sequence whose next token is chosen, in the order of the work.
 #[derive(Clone)]
 pub(super) struct Logits {
     /// [rows, vocab]
     pub all: Tensor,
-    /// Where the largest is, and what: [rows] each.
+    /// Index and value of each row's largest logit: [rows] each.
     pub best: [Tensor; 2],
 }
 
-/// The sizes of a pass: what its tensors' shapes depend on.
+/// The sizes that determine the shapes of a pass's tensors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Shape {
-    /// Sequences with their last token.
+    /// Sequences of which the last token is computed.
     last: usize,
-    /// Pages of their tables.
+    /// Pages in each of their tables.
     width: usize,
 }
 
 /// A captured pass.
 struct Captured {
     shape: Shape,
-    /// Of each stage.
+    /// One for each stage.
     inputs: Vec<Inputs>,
     relay: Relay<Logits>,
     used: u64,
 }
 
-/// What differs from pass to pass of one shape, in device memory.
+/// The inputs that differ between passes of one shape, in device memory.
 struct Inputs {
-    /// u32: ids, places and angles of all rows; lengths and tables of sequences with their last token; tables of prompts;
-    /// the rows whose logits are wanted.
+    /// u32: ids, cache rows and angle indices of all rows; lengths and page tables of decoding sequences; page tables of
+    /// prompts; the rows whose logits are needed.
     numbers: Tensor,
     /// [2, rows, head_dim / 2]: cosines and sines.
     angles: Tensor,
 }
 
-/// Passes through a model.
+/// Runs and captures passes through a model.
 pub(super) struct Passes<'m> {
     model: &'m Qwen3Vl,
-    /// Of text: row p is position p's on all axes.
+    /// Angles of text: row p is for position p on all axes.
     known: RopeTables,
-    /// Each has the memory of its activations.
+    /// Each owns the memory of its activations.
     graphs: Vec<Captured>,
     /// The most rows of all captured passes together.
     captured_rows: usize,
     capture: bool,
     clock: u64,
-    /// Whether the last pass was captured before it ran.
+    /// Whether the last pass was captured just now.
     pub is_first: bool,
 }
 
 impl<'m> Passes<'m> {
-    /// With `capture`, by graphs where that is possible, of at most so many rows together.
+    /// Captures passes where possible if `capture`, of at most `captured_rows` rows together.
     pub fn new(model: &'m Qwen3Vl, capture: bool, captured_rows: usize) -> Self {
-        // sums over devices are no part of a graph
-        let captures = model.device().is_cuda() && model.streamed_layers() == 0 && model.text.parts() == 1;
-        let capture = capture && captures;
+        let capture = capture && model.device().is_cuda() && model.streamed_layers() == 0;
         let known = RopeTables { cos: Vec::new(), sin: Vec::new() };
         Self { model, known, graphs: Vec::new(), captured_rows, capture, clock: 0, is_first: false }
     }
 
-    /// Whether so few tokens of prompts and last tokens together pass faster row by row, by a captured pass.
+    /// Whether this many prompt tokens run faster as rows of a captured pass of `last` decoding sequences.
     pub fn by_rows(&self, last: usize, tokens: usize) -> bool {
         self.capture && last > 0 && last + tokens <= MOST_BY_ROWS.min(self.captured_rows)
     }
 
-    /// Passes the work's rows: their keys and values are in the pool then.
+    /// Computes the work's rows and stores their keys and values in the pool.
     pub fn run(&mut self, pool: &mut KvPages, work: &Work) -> Result<Logits> {
         self.is_first = false;
         let logits = self.queue(pool, work)?;
@@ -130,7 +129,7 @@ impl<'m> Passes<'m> {
         Ok(logits)
     }
 
-    /// Queues the pass: of prompts, in parts that keep all devices busy.
+    /// Queues the pass. Prompts are split into micro-batches that keep all devices busy.
     fn queue(&mut self, pool: &mut KvPages, work: &Work) -> Result<Logits> {
         let rows: usize = work.parts.iter().map(|part| part.rows.len()).sum();
         let most = self.model.tokens_of_pass(rows);
@@ -191,22 +190,26 @@ impl<'m> Passes<'m> {
         let inputs = self.inputs(work, shape)?;
         let none = Work::default();
         let text = &self.model.text;
-        let stage = |stage: usize, input: Option<&Tensor>| {
-            stage_of(self.model, pool, &view(&inputs[stage], shape, &none)?, stage, input.cloned(), &none)
+        let mut relay = if text.in_turn() == 1 {
+            Relay::capture_at_once(text, || forward(self.model, pool, &inputs, shape, &none))?
+        } else {
+            let stage = |stage: usize, input: Option<&Tensor>| {
+                stage_of(self.model, pool, &view(&inputs[stage], shape, &none)?, stage, input.cloned(), &none)
+            };
+            let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?);
+            Relay::capture(text, shape.last, stage, end)?
         };
-        let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?);
-        let mut relay = Relay::capture(text, shape.last, stage, end)?;
         let logits = relay.launch(text)?.clone();
         self.graphs.push(Captured { shape, inputs, relay, used: clock });
         Ok(logits)
     }
 
-    /// Forgets captured passes, and with them their memory.
+    /// Drops captured passes and their memory.
     pub fn forget(&mut self) {
         self.graphs.clear();
     }
 
-    /// For each stage.
+    /// The inputs for each stage.
     fn inputs(&mut self, work: &Work, shape: Shape) -> Result<Vec<Inputs>> {
         let (numbers, angles) = (self.numbers(work, shape), self.angles(work, shape));
         let half = self.model.config().text.head_dim / 2;
@@ -219,7 +222,7 @@ impl<'m> Passes<'m> {
         self.model.devices().map(on).collect()
     }
 
-    /// The contents of [`Inputs::numbers`]. Sequences that the shape has and the work does not are empty ones.
+    /// The contents of [`Inputs::numbers`]. Sequences of the shape beyond those of the work are empty.
     fn numbers(&self, work: &Work, shape: Shape) -> Vec<u32> {
         let padding = shape.last - work.last.len();
         let filled = |of: fn(&Row) -> u32, other: u32| {
@@ -256,7 +259,7 @@ impl<'m> Passes<'m> {
         let most = all.iter().filter(|axes| text_only(**axes)).map(|axes| axes[0] as usize).max();
         let held = self.known.cos.len() / half.max(1);
         if let Some(most) = most.filter(|most| *most >= held) {
-            // ahead, so that it is not every token that makes one more
+            // in advance, so that not every token extends the table
             let more: Vec<_> = (held as u32..=(most as u32).saturating_add(255)).map(|p| [p; 3]).collect();
             let more = text_rope(text, &more);
             self.known.cos.extend(more.cos);
@@ -280,7 +283,7 @@ impl<'m> Passes<'m> {
     }
 }
 
-/// The rows whose logits are wanted; none if these are the first ones.
+/// The rows whose logits are needed; empty if these are the first ones.
 fn picks(work: &Work, shape: Shape) -> Vec<u32> {
     if work.parts.is_empty() {
         return Vec::new();
@@ -296,7 +299,7 @@ fn picks(work: &Work, shape: Shape) -> Vec<u32> {
     picks
 }
 
-/// The work in parts of at most `most` rows of prompts, in order; the last tokens are in the first.
+/// Splits the work into parts of at most `most` prompt rows, in order; the decode rows are in the first.
 fn in_parts<'s>(work: &Work<'s>, most: usize) -> Vec<Work<'s>> {
     let mut all = vec![Work { last: work.last.to_vec(), ..Work::default() }];
     let (mut room, mut from, mut len) = (most, 0, work.last.len());
@@ -336,12 +339,12 @@ fn in_parts<'s>(work: &Work<'s>, most: usize) -> Vec<Work<'s>> {
     all
 }
 
-/// What a stage reads of its inputs.
+/// Views of a stage's inputs.
 struct View {
     ids: Tensor,
     rope: Rope,
     reads: PagedRows,
-    /// The rows whose logits are wanted.
+    /// The rows whose logits are needed.
     picked: Tensor,
 }
 
@@ -368,8 +371,8 @@ fn view(Inputs { numbers, angles }: &Inputs, shape: Shape, work: &Work) -> Resul
     Ok(View { ids, rope, reads: PagedRows { each, prompts }, picked })
 }
 
-/// The part of a pass on one device: launches only, whose arguments are the same for all work of one shape. Of `work` the parts
-/// and pictures count.
+/// The part of a pass on one device: only launches, whose arguments are the same for all work of one shape. Of `work`, only
+/// the parts and images are used.
 fn stage_of(
     model: &Qwen3Vl,
     pool: &mut KvPages,
@@ -387,7 +390,7 @@ fn stage_of(
     text.run(stage, hidden, &view.rope, images, &mut caches, &mut |_, _| {})
 }
 
-/// The whole pass.
+/// The whole pass, launched kernel by kernel.
 fn forward(
     model: &Qwen3Vl,
     pool: &mut KvPages,
@@ -405,7 +408,7 @@ fn forward(
         if views[0].picked.dims()[0] == 0 {
             return none(model.device());
         }
-        // of a row split each device has them, else the last one alone
+        // with a row split each device has them, else only the last one
         let views = &views[views.len() - hidden.len()..];
         let picked = hidden.iter().zip(views).map(|(hidden, view)| ops::embedding(hidden, &view.picked));
         hidden = picked.collect::<Result<_>>()?;
@@ -413,7 +416,7 @@ fn forward(
     Logits::of(text.logits(&hidden)?)
 }
 
-/// No logits, of a pass after which no token is wanted.
+/// No logits, for a pass after which no token is chosen.
 fn none(device: &Device) -> Result<Logits> {
     let none = Tensor::zeros([0, 0], DType::F32, device)?;
     let (ids, values) = (Tensor::zeros([0], DType::U32, device)?, none.reshape([0])?);

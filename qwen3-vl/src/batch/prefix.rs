@@ -1,4 +1,4 @@
-//! Beginnings of prompts: the keys that stand for them, and which of them a batch's pages hold.
+//! Prefix caching: keys of prompt prefixes, and which of them a batch's pages hold.
 
 use super::pages::pages_of;
 use crate::model::{Qwen3Vl, clip};
@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-/// Stands for the tokens of a page and all before it. 128 bits by keys that are drawn anew for each process: that two
-/// beginnings share one is out of the question, and nobody can look for such a pair.
+/// Identifies the tokens of a page and of all pages before it: 128 bits of SipHash, keyed anew in each process. A collision
+/// is practically impossible, and a client can't search for one.
 pub(super) type Key = u128;
 
-/// The key of what `write` writes.
+/// The hash of what `write` writes.
 fn key_of(write: impl Fn(&mut dyn Hasher)) -> Key {
     static STATES: LazyLock<[RandomState; 2]> = LazyLock::new(Default::default);
     let half = |state: &RandomState| {
@@ -26,7 +26,7 @@ fn key_of(write: impl Fn(&mut dyn Hasher)) -> Key {
     half(&STATES[0]) << 64 | half(&STATES[1])
 }
 
-/// The key of an image's contents.
+/// The hash of an image's contents.
 fn digest(patches: &Patches) -> Key {
     let bytes: &[u8] = bytemuck::cast_slice(&patches.values);
     key_of(|mut hasher| {
@@ -35,12 +35,12 @@ fn digest(patches: &Patches) -> Key {
     })
 }
 
-/// The key of the full page of `ids` after those that have `keys`. `runs` are the image tokens among the ids, and `digests` the
-/// images' keys.
+/// The key of the full page of `ids` after those that have `keys`. `runs` are the image tokens among the ids, and `digests`
+/// the images' keys.
 pub(super) fn page_key(keys: &[Key], ids: &[u32], runs: &[ImageRun], digests: &[Key]) -> Key {
     let (start, before) = (keys.len() * PAGE, keys.last().copied());
     let tokens = &ids[start..start + PAGE];
-    // an image's tokens are all alike: its contents and the row in it tell them apart
+    // image tokens all have the same id: the image's hash and the row in it distinguish them
     let images: Vec<(Key, usize, usize, usize)> = clip(runs, start, PAGE)
         .into_iter()
         .map(|run| (digests[run.output], run.start, run.len, run.row))
@@ -49,7 +49,7 @@ pub(super) fn page_key(keys: &[Key], ids: &[u32], runs: &[ImageRun], digests: &[
     key_of(|mut hasher| page.hash(&mut hasher))
 }
 
-/// A prompt with the keys of its beginnings. All batches of a process have the same keys for the same beginning.
+/// A prompt with the keys of its prefixes. All batches of a process have the same key for the same prefix.
 #[derive(Clone, Debug)]
 pub struct KeyedPrompt {
     pub(super) prompt: Prompt,
@@ -57,12 +57,12 @@ pub struct KeyedPrompt {
     pub(super) runs: Vec<ImageRun>,
     /// Of the images.
     pub(super) digests: Vec<Key>,
-    /// Of the full pages before the last token, which passes in any case.
+    /// Of the full pages before the last token, which is computed in any case.
     pub(super) keys: Vec<Key>,
 }
 
 impl KeyedPrompt {
-    /// Makes the keys, for batches of this model or of others with the same weights.
+    /// Computes the keys, for batches of this model or of others with the same weights.
     ///
     /// # Errors
     /// [`Error::Prompt`](pascaline::Error::Prompt) if the image tokens are not those of the images.
@@ -83,13 +83,13 @@ impl KeyedPrompt {
     }
 }
 
-/// Which page of a batch holds which beginning. Clones are of the same batch, so that other threads can ask
-/// where a prompt is computed with the least work.
+/// Which page of a batch holds which prefix. Clones refer to the same batch, so that other threads can ask where a prompt
+/// takes the least work.
 #[derive(Clone, Debug, Default)]
 pub struct Prefixes(Arc<RwLock<HashMap<Key, u32>>>);
 
 impl Prefixes {
-    /// How many of the prompt's first tokens need not be computed again, at this moment.
+    /// How many tokens at the prompt's start need not be computed again, at this moment.
     pub fn tokens_held(&self, prompt: &KeyedPrompt) -> usize {
         let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
         prompt.keys.iter().take_while(|key| held.contains_key(key)).count() * PAGE

@@ -1,4 +1,4 @@
-//! A request on its way: its tokens, how many of them have passed, and where their keys and values are.
+//! One request in a batch: its tokens, how many of them are computed, and its pages.
 
 use super::RequestId;
 use super::images::Images;
@@ -15,27 +15,27 @@ use pascaline::ops::PAGE;
 use pascaline::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// A request. All that has come of it so far is in `ids`, so it can be computed again from there.
+/// A request. `ids` holds its prompt and its answer so far, so it can be computed again after preemption.
 pub(super) struct Sequence<'m> {
     pub id: RequestId,
     /// The prompt's tokens and the answer's.
     pub ids: Vec<u32>,
-    /// How many of them have passed: their keys and values are in `pages`.
+    /// How many of them are computed: their keys and values are in `pages`.
     pub computed: usize,
     pub pages: Vec<u32>,
-    /// Keys of the full pages of `ids`, as many as were asked for.
+    /// Keys of the full pages of `ids`, as far as computed.
     keys: Vec<Key>,
     prompt_len: usize,
-    /// The positions of the prompt's tokens, and that of the first one after them.
+    /// The positions of the prompt's tokens, and that of the first token after them.
     axes: Vec<[u32; 3]>,
     first: u32,
     /// The runs of image tokens, counted from the start of the prompt.
     runs: Vec<ImageRun>,
     patches: Vec<Patches>,
     digests: Vec<Key>,
-    /// The embeddings of images that will be needed.
+    /// Embeddings of images that are still needed.
     outputs: Vec<Option<VisionOutput>>,
-    /// The image that is on its way through the vision tower, and its number.
+    /// The image that is in the vision tower, and its index.
     seeing: Option<(usize, Seeing)>,
     pub sampler: Sampler,
     stream: TextStream<'m>,
@@ -49,16 +49,16 @@ pub(super) struct Sequence<'m> {
     prefilled: usize,
 }
 
-/// What passes through the vision tower in a step.
-pub(super) struct Sight {
-    /// The most patches times blocks, if that is a block at least.
+/// The vision tower's work in a step.
+pub(super) struct VisionWork {
+    /// The most patches times blocks; at least one block runs.
     pub most: usize,
-    /// Those that have passed; no others do then.
+    /// How much has run, if any; one image at most per step.
     pub passed: Option<usize>,
 }
 
 impl<'m> Sequence<'m> {
-    /// Checks a request; `capacity` is how many tokens the pool holds.
+    /// Checks a request; `capacity` is the pool's size in tokens.
     pub fn new(
         model: &'m Qwen3Vl,
         id: RequestId,
@@ -113,17 +113,17 @@ impl<'m> Sequence<'m> {
         })
     }
 
-    /// Tokens that have yet to pass.
+    /// Tokens that are not computed yet.
     pub fn left(&self) -> usize {
         self.ids.len() - self.computed
     }
 
-    /// Tokens that its pages are for.
+    /// Tokens that have a place in its pages.
     pub fn tokens_held(&self) -> usize {
         self.ids.len().min(self.pages.len() * PAGE)
     }
 
-    /// Whether its next row is the last token alone, and that no image's.
+    /// Whether its next row is the last token alone, and that one no image token.
     pub fn decodes(&self) -> bool {
         self.left() == 1 && self.runs.last().is_none_or(|run| run.start + run.len <= self.computed)
     }
@@ -139,12 +139,12 @@ impl<'m> Sequence<'m> {
         self.axes.get(i).copied().unwrap_or_else(after)
     }
 
-    /// The row of the pool where token `i`'s keys and values are. It has a page.
+    /// The row of the pool for token `i`'s keys and values. The page must be allocated.
     pub fn place(&self, i: usize) -> u32 {
         self.pages[i / PAGE] * PAGE as u32 + (i % PAGE) as u32
     }
 
-    /// The key of full page `page` of its tokens.
+    /// The key of the full page number `page`.
     fn key(&mut self, page: usize) -> Key {
         while self.keys.len() <= page {
             self.keys.push(page_key(&self.keys, &self.ids, &self.runs, &self.digests));
@@ -152,8 +152,8 @@ impl<'m> Sequence<'m> {
         self.keys[page]
     }
 
-    /// Takes pages for all its tokens, shared ones for a beginning that the pool has, and leaves `spare` pages free. Gives the
-    /// number of tokens in shared ones, or nothing if there are too few pages.
+    /// Allocates pages for all its tokens, sharing those of a prefix that the pool holds, and leaves `spare` pages free.
+    /// Returns the number of tokens in shared pages, or `None` if there are too few pages.
     pub fn admit(&mut self, pages: &mut Pages, spare: usize) -> Option<usize> {
         let full = self.ids.len().saturating_sub(1) / PAGE; // the last token passes in any case
         let (mut shared, mut idle) = (0, 0);
@@ -173,7 +173,7 @@ impl<'m> Sequence<'m> {
             let key = self.key(page);
             self.pages.extend(pages.find(key));
         }
-        // a page that was found can't be evicted, so all that were counted are still there
+        // found pages have a user now and can't be evicted, so as many as counted are left
         while self.pages.len() < pages_of(self.ids.len()) {
             let Some(page) = pages.take() else {
                 self.release(pages);
@@ -185,7 +185,7 @@ impl<'m> Sequence<'m> {
         Some(self.computed)
     }
 
-    /// Takes a page if the next token needs one; whether it has room then.
+    /// Allocates a page if the next token needs one. Returns whether the token has room.
     pub fn grow(&mut self, pages: &mut Pages) -> bool {
         if self.pages.len() < pages_of(self.ids.len()) {
             self.pages.extend(pages.take());
@@ -193,7 +193,7 @@ impl<'m> Sequence<'m> {
         self.pages.len() >= pages_of(self.ids.len())
     }
 
-    /// Gives its pages back; all its tokens have to pass again.
+    /// Releases its pages; all its tokens have to be computed again.
     pub fn release(&mut self, pages: &mut Pages) {
         pages.release(&self.pages);
         self.pages.clear();
@@ -201,13 +201,13 @@ impl<'m> Sequence<'m> {
         self.seeing = None;
     }
 
-    /// Counts tokens that have passed, and tells the pool which pages they filled.
+    /// Counts computed tokens, and records the contents of the pages that they filled.
     pub fn advance(&mut self, tokens: usize, pages: &mut Pages) {
         let before = self.computed / PAGE;
         self.computed += tokens;
         for page in before..self.computed / PAGE {
             let key = self.key(page);
-            pages.name(self.pages[page], key);
+            pages.set_key(self.pages[page], key);
         }
         if self.first_token.is_none() {
             self.prefilled += tokens;
@@ -217,14 +217,14 @@ impl<'m> Sequence<'m> {
         }
     }
 
-    /// How many of the next `count` tokens can pass now: those before the first image that is not seen yet. At most one image is
-    /// seen in a step, perhaps by a part of the vision tower's blocks.
+    /// How many of the next `count` tokens can be computed now: those before the first image without embeddings. At most
+    /// one image runs through the vision tower in a step, perhaps only some of the blocks.
     pub fn see(
         &mut self,
         model: &Qwen3Vl,
         images: &mut Images,
         count: usize,
-        sight: &mut Sight,
+        vision: &mut VisionWork,
     ) -> Result<usize> {
         for run in clip(&self.runs, self.computed, count) {
             let key = self.digests[run.output];
@@ -232,18 +232,18 @@ impl<'m> Sequence<'m> {
                 self.outputs[run.output] = images.get(key);
             }
             if self.outputs[run.output].is_none() {
-                if sight.passed.is_some() {
+                if vision.passed.is_some() {
                     return Ok(run.start);
                 }
                 let patches = &self.patches[run.output];
                 let of_block = patches.grid[1..].iter().product::<usize>().max(1);
-                let blocks = (sight.most / of_block).max(1);
+                let blocks = (vision.most / of_block).max(1);
                 let begun = self.seeing.take().filter(|(image, _)| *image == run.output);
                 let mut seeing = begun.map_or_else(Seeing::default, |(_, seeing)| seeing);
                 let before = seeing.passed;
-                sight.passed = Some(0);
+                vision.passed = Some(0);
                 let output = model.see_on(patches, &mut seeing, blocks)?;
-                sight.passed = Some((seeing.passed - before).saturating_mul(of_block));
+                vision.passed = Some((seeing.passed - before).saturating_mul(of_block));
                 let Some(output) = output else {
                     self.seeing = Some((run.output, seeing));
                     return Ok(run.start);
@@ -260,7 +260,7 @@ impl<'m> Sequence<'m> {
         !clip(&self.runs, self.computed, count).is_empty()
     }
 
-    /// The image tokens among the next `count`, counted from `at`, and the embeddings for them, which follow `outputs`.
+    /// The image tokens among the next `count`, counted from `at`. Appends their embeddings to `outputs`.
     pub fn images(&self, count: usize, at: usize, outputs: &mut Vec<VisionOutput>, runs: &mut Vec<ImageRun>) {
         for run in clip(&self.runs, self.computed, count) {
             if let Some(output) = &self.outputs[run.output] {
@@ -270,7 +270,8 @@ impl<'m> Sequence<'m> {
         }
     }
 
-    /// Takes the next token of the answer: its text, if it has a place in it, and why the answer ends, if it does.
+    /// Appends the next token of the answer. Returns its text, unless it is no part of the answer, and why the answer ends,
+    /// if it does.
     pub fn accept(&mut self, token: u32) -> (Option<String>, Option<StopReason>) {
         self.first_token.get_or_insert_with(|| self.begin.elapsed());
         self.ids.push(token);
@@ -287,7 +288,7 @@ impl<'m> Sequence<'m> {
         (Some(piece), end)
     }
 
-    /// The answer, and the text that had been held back.
+    /// The complete answer, and the text that had been held back.
     pub fn finish(
         mut self,
         model: &Qwen3Vl,

@@ -57,13 +57,13 @@ pub(super) fn check_vision(vision: &Gguf) -> Result<()> {
     only(metadata, if metadata.get(newer).is_some() { newer } else { "clip.projector_type" }, PROJECTOR)
 }
 
-/// The place of a special token in the vocabulary.
+/// The index of a special token in the vocabulary.
 fn token(metadata: &Metadata, spelling: &str) -> Result<Option<u32>> {
     let tokens = metadata.strings(super::vocabulary::TOKENS)?.unwrap_or_default();
     Ok(tokens.iter().position(|token| token == spelling).and_then(|id| id.try_into().ok()))
 }
 
-/// The configuration of the model that both files make.
+/// The configuration of the model in both files.
 pub(crate) fn config(text: &Gguf, vision: &Gguf) -> Result<Config> {
     check_text(text)?;
     check_vision(vision)?;
@@ -287,7 +287,8 @@ pub(crate) fn preprocessor(vision: &Gguf, config: &VisionConfig) -> Result<Prepr
     })
 }
 
-/// How videos are prepared: with the limits of a `video_preprocessor_config.json` in the file's folder, else the published ones.
+/// How videos are prepared: with the limits of a `video_preprocessor_config.json` in the file's folder, else the published
+/// ones.
 pub(crate) fn video_preprocessor(
     vision: &Gguf,
     config: &VisionConfig,

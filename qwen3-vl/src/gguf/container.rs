@@ -1,5 +1,6 @@
-//! One file's header. Counts and lengths are compared with what is left of the file before anything is allocated for them,
-//! products and sums are checked, and tensors must lie one after the other, aligned, inside the file.
+//! The header of one file. Counts and lengths are compared with the remaining bytes of the file before anything is
+//! allocated for them. Products and sums are checked for overflow. Tensors must lie one after the other, aligned, inside
+//! the file.
 
 use super::GgmlType;
 use super::metadata::{Array, Metadata, Value};
@@ -18,15 +19,15 @@ const MAX_NAME: u64 = 1024;
 const MAX_ENTRIES: u64 = 1 << 16;
 /// The most values of all lists together; published files have 460 thousand.
 const MAX_LISTED: u64 = 1 << 23;
-/// The deepest list in lists; published files have none.
+/// The deepest nesting of lists; published files have none.
 const MAX_DEPTH: usize = 3;
 /// The most dimensions of a tensor; ggml's.
 const MAX_DIMS: u32 = 4;
 /// Tensors begin at multiples of this, unless `general.alignment` says otherwise.
 const ALIGNMENT: u64 = 32;
-/// The key of another alignment.
+/// The key of a different alignment.
 const ALIGNMENT_KEY: &str = "general.alignment";
-/// Bytes that are read at a time.
+/// Bytes per read.
 const WINDOW: usize = 1 << 20;
 
 /// A tensor in a file.
@@ -34,7 +35,7 @@ const WINDOW: usize = 1 << 20;
 pub struct TensorInfo {
     /// How its values are stored.
     pub ty: GgmlType,
-    /// Its dimensions, outermost first, as tensors have them; files list them the other way round.
+    /// Its dimensions, outermost first; files list them in the opposite order.
     pub shape: Vec<usize>,
     /// Its first byte, counted from the start of the file.
     pub(super) begin: u64,
@@ -43,7 +44,7 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// Its values.
+    /// The number of its values.
     pub fn values(&self) -> usize {
         self.shape.iter().product()
     }
@@ -102,7 +103,7 @@ impl Container {
     }
 }
 
-/// A header as it is read, from front to back.
+/// A header being parsed, from front to back.
 struct Header<'a> {
     path: &'a Path,
     file: &'a File,
@@ -110,7 +111,7 @@ struct Header<'a> {
     len: u64,
     /// The next byte.
     at: u64,
-    /// A piece of the file, and where it begins.
+    /// A chunk of the file, and its offset.
     window: Vec<u8>,
     begin: u64,
     /// The key or tensor that is being read, for errors.
@@ -169,7 +170,7 @@ impl Header<'_> {
         }
     }
 
-    /// The next bytes, which are in the file.
+    /// The next bytes, if the file has that many.
     fn take(&mut self, bytes: u64) -> Result<&[u8]> {
         if bytes > self.len - self.at {
             let left = self.len - self.at;
@@ -257,7 +258,7 @@ impl Header<'_> {
         match self.word::<1>()? {
             [0] => Ok(false),
             [1] => Ok(true),
-            [other] => Err(self.bad(format!("{other} is no truth value"))),
+            [other] => Err(self.bad(format!("{other} is not a boolean"))),
         }
     }
 
@@ -302,7 +303,7 @@ impl Header<'_> {
         })
     }
 
-    /// So many values, which the file has room for.
+    /// Reads `count` values; the caller has checked that the file is long enough.
     fn list<T>(&mut self, count: usize, mut read: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         let mut values = Vec::with_capacity(count);
         for _ in 0..count {
@@ -326,7 +327,7 @@ impl Header<'_> {
         Ok(tensors)
     }
 
-    /// A tensor's entry; its place is counted from the first tensor's.
+    /// A tensor's entry; its offset is relative to the first tensor.
     fn tensor(&mut self, alignment: u64) -> Result<TensorInfo> {
         let rank = self.u32()?;
         if !(1..=MAX_DIMS).contains(&rank) {
@@ -356,12 +357,13 @@ impl Header<'_> {
         if !begin.is_multiple_of(alignment) {
             return Err(self.bad(format!("its offset {begin} is no multiple of the alignment {alignment}")));
         }
-        // Each fits, as their product fits into the file.
+        // Each dimension fits, as their product fits into the file.
         let shape = dims.iter().rev().map(|&dim| dim as usize).collect();
         Ok(TensorInfo { ty, shape, begin, bytes: bytes as usize })
     }
 
-    /// Checks that the tensors lie one after the other up to the file's end, and counts their places from its start.
+    /// Checks that the tensors lie one after the other up to the file's end, and makes their offsets relative to the file's
+    /// start.
     fn place(&self, tensors: &mut BTreeMap<String, TensorInfo>, alignment: u64) -> Result<()> {
         let aligned = |at: u64| at.checked_next_multiple_of(alignment);
         let Some(data) = aligned(self.at).filter(|&data| data <= self.len || tensors.is_empty()) else {
@@ -383,7 +385,7 @@ impl Header<'_> {
                     format!("truncated: {} bytes at {} of the {left} of all tensors", info.bytes, info.begin);
                 return Err(wrong(reason));
             };
-            // A file may end without the last one's padding.
+            // The last tensor's padding may be missing.
             next = aligned(end).unwrap_or(end);
             info.begin += data;
         }

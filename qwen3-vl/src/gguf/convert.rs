@@ -1,4 +1,4 @@
-//! Which keys and tensors the GGUF files of a published checkpoint have: those that llama.cpp's converter writes.
+//! The keys and tensors in the GGUF files of a published checkpoint: those that llama.cpp's converter writes.
 
 use super::config::{ARCHITECTURE, PROJECTOR};
 use super::names::{gguf_name, is_vision};
@@ -112,7 +112,7 @@ pub fn vision_plan(file: &Path, config: &Config, images: &PreprocessorConfig) ->
 fn tensors(config: &Config, vision: bool, ty: impl Fn(&str, &[usize]) -> GgmlType) -> Vec<PlannedTensor> {
     let mut planned = Vec::new();
     for (published, shape) in expected(config).into_iter().filter(|(name, _)| is_vision(name) == vision) {
-        // `expected` has only names that have one in a GGUF file too.
+        // `expected` has only names with a counterpart in GGUF files.
         let Some(name) = gguf_name(&published, config) else { continue };
         let ty = ty(&published, &shape);
         match shape[..] {
@@ -131,7 +131,7 @@ fn tensors(config: &Config, vision: bool, ty: impl Fn(&str, &[usize]) -> GgmlTyp
     planned
 }
 
-/// The number of parameters with two digits, as in `general.size_label`.
+/// The number of parameters to two significant digits, as in `general.size_label`.
 fn size_label(parameters: usize) -> String {
     let (scaled, suffix) = match parameters as f64 {
         count if count >= 1e12 => (count / 1e12, "T"),
@@ -144,7 +144,7 @@ fn size_label(parameters: usize) -> String {
 
 /// The keys of `tokenizer.json`, `tokenizer_config.json` and the chat template.
 fn tokenizer(dir: &Path, config: &Config) -> Result<Vec<(String, Field)>> {
-    // checks all that is taken for granted below
+    // checks everything that the code below relies on
     Tokenizer::load(dir, config)?;
     let file = dir.join("tokenizer.json");
     let root = json::read_object(&file, MAX_TOKENIZER)?;

@@ -1,4 +1,5 @@
-//! Blocks → f32: d·q, or d·q − m, rounded after each operation, in the order of ggml's reference code, so that the bits are the same.
+//! Blocks → f32: d·q, or d·q − m, rounded after each operation in the order of ggml's reference code, so that the results
+//! are bit-identical.
 //!
 //! Source of the layouts: ggml's published `ggml-common.h` (block structures) and `ggml-quants.c`. A block of 256 values has
 //! 8 or 16 sub-blocks with integer scales of their own under the f16 scale `d` (and `dmin` of the minima).
@@ -9,7 +10,7 @@ use half::{bf16, f16};
 /// The 16 values that the 4-bit quants of IQ4_NL and IQ4_XS index.
 const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// The values of whole blocks: as many of `values` as `bytes` has blocks for.
+/// Dequantises whole blocks; `bytes` must have as many blocks as `values` needs.
 pub fn dequantize(ty: GgmlType, bytes: &[u8], values: &mut [f32]) {
     let blocks = bytes.chunks_exact(ty.block_bytes()).zip(values.chunks_exact_mut(ty.block()));
     let decode: fn(&[u8], &mut [f32]) = match ty {
@@ -42,7 +43,7 @@ fn word_at(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
-/// The low halves of bytes, then their high halves.
+/// The low nibbles of the bytes, then the high ones.
 fn nibbles<const N: usize>(bytes: &[u8]) -> [u8; N] {
     std::array::from_fn(|i| if i < N / 2 { bytes[i] & 15 } else { bytes[i - N / 2] >> 4 })
 }
@@ -68,7 +69,7 @@ fn q4_1(block: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Quants of five bits: the fifth of quant i is bit i of the word at `at`, and the low four follow it.
+/// Five-bit quants: bit 4 of quant i is bit i of the word at `at`; the low four bits follow that word.
 fn fives(block: &[u8], at: usize) -> impl Iterator<Item = u8> {
     let high = word_at(block, at);
     let low = nibbles::<32>(&block[at + 4..]);
@@ -89,7 +90,7 @@ fn q5_1(block: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Quants of two bits: of each 32 bytes the lowest two bits of all, then the next two.
+/// Two-bit quants of 32 bytes: the lowest two bits of all bytes, then the next two.
 fn twos(bytes: &[u8], i: usize) -> u8 {
     bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
 }
@@ -106,7 +107,8 @@ fn q2_k(block: &[u8], values: &mut [f32]) {
 fn q3_k(block: &[u8], values: &mut [f32]) {
     let (high, low, scales, d) = (&block[..32], &block[32..96], &block[96..108], half_at(block, 108));
     for (i, value) in values.iter_mut().enumerate() {
-        // Sixteen scales of six bits: low halves, then high halves of eight bytes; the upper two bits in the last four.
+        // Sixteen six-bit scales: the low nibbles of eight bytes, then the high nibbles; the upper two bits are in the last
+        // four bytes.
         let j = i / 16;
         let scale = (scales[j % 8] >> (j / 8 * 4) & 15) | (scales[8 + j % 4] >> (j / 4 * 2) & 3) << 4;
         let q = twos(low, i) as i8 - if high[i % 32] >> (i / 32) & 1 == 0 { 4 } else { 0 };
@@ -114,8 +116,9 @@ fn q3_k(block: &[u8], values: &mut [f32]) {
     }
 }
 
-/// The steps and minima of the eight sub-blocks of Q4_K and Q5_K: six bits each, of the first four whole in bytes of their
-/// own, of the others the lower four bits in one byte and the upper two above the first four's.
+/// The scales and minima of the eight sub-blocks of Q4_K and Q5_K, six bits each. Those of the first four sub-blocks are in
+/// bytes of their own; of the others the lower four bits are in one byte, and the upper two in the top bits of the first
+/// four's.
 fn steps(block: &[u8]) -> [(f32, f32); 8] {
     let (d, d_min, packed) = (half_at(block, 0), half_at(block, 2), &block[4..16]);
     std::array::from_fn(|j| {

@@ -1,11 +1,11 @@
-//! f32 → blocks, as files hold them.
+//! f32 → blocks, in the layout of files.
 
 use super::GgmlType;
 use half::{bf16, f16};
 use pascaline::quant::{Format, QuantTensor};
 use pascaline::{Device, Error, Result};
 
-/// The format that encodes a type; `None` for types that are numbers of their own, or that nothing here writes.
+/// The format that encodes a type; `None` for types without blocks, or without an encoder here.
 fn format(ty: GgmlType) -> Option<Format> {
     match super::Kept::of(ty) {
         super::Kept::AsIs(format) => Some(format),
@@ -13,7 +13,7 @@ fn format(ty: GgmlType) -> Option<Format> {
     }
 }
 
-/// The bytes of `values` [n, k], row-major, in a type; the work is done on `device`, and the bits are the same on every one.
+/// Encodes `values` [n, k], row-major, in a type. The work runs on `device`; the bits are the same on every device.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for types that have no kernels and for values beyond f16's range, or a device error.

@@ -41,7 +41,7 @@ impl GgmlType {
         Self::IQ4_XS,
     ];
 
-    /// Its number in files, its name, the values of a block and their bytes.
+    /// Its number in files, its name, the values per block and the bytes per block.
     const fn row(self) -> (u32, &'static str, usize, usize) {
         match self {
             Self::F32 => (0, "F32", 1, 4),
@@ -92,17 +92,17 @@ impl GgmlType {
         self.row().3
     }
 
-    /// Whether values are stored in blocks with scales, and not as numbers of their own.
+    /// Whether values are stored in blocks with scales, and not one by one.
     pub const fn is_quantized(self) -> bool {
         self.block() > 1
     }
 
-    /// The bytes of so many values, which are whole blocks.
+    /// The bytes of `values` values, which must be whole blocks.
     pub const fn bytes(self, values: usize) -> usize {
         values / self.block() * self.block_bytes()
     }
 
-    /// The places of the f16 scales in a block.
+    /// The offsets of the f16 scales in a block.
     pub const fn scales(self) -> &'static [usize] {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => &[],

@@ -1,23 +1,23 @@
-//! In which format a tensor of a file is on the device.
+//! The format on the device of each tensor type in files.
 
 use super::GgmlType;
 use pascaline::quant::Format;
 
-/// How the matrices of a type are stored on the device.
+/// How matrices of a type are stored on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// As numbers of their own, in the type chosen for these.
+    /// As floating-point numbers, in the type chosen for those.
     Plain,
-    /// Bit for bit.
+    /// In the same format, bit for bit.
     AsIs(Format),
-    /// Quantised anew, as there are no kernels for the type. The format is the nearest in size that loses clearly less than the
-    /// type itself has lost (root mean square of normal values, type and conversion: Q4_1 7.9 % and 1.7 %, Q5_0 4.6 % and
+    /// Converted, as there are no kernels for the type. The target is the nearest format in size whose error is clearly
+    /// below the type's own (root mean square on normal values, type and conversion: Q4_1 7.9 % and 1.7 %, Q5_0 4.6 % and
     /// 1.6 %, Q5_1 3.8 % and 1.8 %, Q3_K 21 % and 3 %).
     Converted(Format),
 }
 
 impl Kept {
-    /// Of a type.
+    /// The storage of a type.
     pub const fn of(ty: GgmlType) -> Self {
         match ty {
             GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 => Self::Plain,
@@ -33,7 +33,7 @@ impl Kept {
         }
     }
 
-    /// The format, unless it is none.
+    /// The quantised format, if there is one.
     pub const fn format(self) -> Option<Format> {
         match self {
             Self::Plain => None,

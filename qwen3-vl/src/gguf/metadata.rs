@@ -14,7 +14,7 @@ pub enum Value {
     Signed(i64),
     /// Of 32 or 64 bits.
     Float(f64),
-    /// True or false.
+    /// A boolean.
     Bool(bool),
     /// Text.
     String(String),
@@ -22,16 +22,16 @@ pub enum Value {
     Array(Array),
 }
 
-/// A list; it takes about as much memory as it does in the file.
+/// A list; in memory it is about as large as in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Array {
     /// Unsigned numbers.
     Unsigned(Vec<u64>),
     /// Signed numbers.
     Signed(Vec<i64>),
-    /// Numbers with a fraction.
+    /// Floating-point numbers.
     Float(Vec<f64>),
-    /// Truth values.
+    /// Booleans.
     Bool(Vec<bool>),
     /// Texts.
     String(Vec<String>),
@@ -44,13 +44,13 @@ impl Value {
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Unsigned(_) | Self::Signed(_) => "a whole number",
-            Self::Float(_) => "a number with a fraction",
-            Self::Bool(_) => "a truth value",
+            Self::Float(_) => "a floating-point number",
+            Self::Bool(_) => "a boolean",
             Self::String(_) => "a string",
             Self::Array(array) => match array {
                 Array::Unsigned(_) | Array::Signed(_) => "a list of whole numbers",
-                Array::Float(_) => "a list of numbers with a fraction",
-                Array::Bool(_) => "a list of truth values",
+                Array::Float(_) => "a list of floating-point numbers",
+                Array::Bool(_) => "a list of booleans",
                 Array::String(_) => "a list of strings",
                 Array::Array(_) => "a list of lists",
             },
@@ -58,7 +58,7 @@ impl Value {
     }
 }
 
-/// A file's keys, each read as the type that it must have.
+/// A file's keys, with typed access.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     file: PathBuf,
@@ -80,7 +80,7 @@ impl Metadata {
         self.values.keys().map(String::as_str)
     }
 
-    /// A key's value, of whatever type.
+    /// A key's value, of any type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key)
     }
@@ -90,7 +90,7 @@ impl Metadata {
         bad(&self.file, Some(key), reason)
     }
 
-    /// A value that must be there.
+    /// The value, or an error if it is missing.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] if it is not.
@@ -130,23 +130,23 @@ impl Metadata {
         self.unsigned(key)?.map(id).transpose()
     }
 
-    /// A number with a fraction.
+    /// A floating-point number.
     ///
     /// # Errors
     /// As [`unsigned`](Self::unsigned).
     pub fn float(&self, key: &str) -> Result<Option<f64>> {
-        self.read(key, "a number with a fraction", |value| match *value {
+        self.read(key, "a floating-point number", |value| match *value {
             Value::Float(number) => Some(number),
             _ => None,
         })
     }
 
-    /// A truth value.
+    /// A boolean.
     ///
     /// # Errors
     /// As [`unsigned`](Self::unsigned).
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
-        self.read(key, "a truth value", |value| match *value {
+        self.read(key, "a boolean", |value| match *value {
             Value::Bool(truth) => Some(truth),
             _ => None,
         })
@@ -188,23 +188,23 @@ impl Metadata {
         })
     }
 
-    /// A list of numbers with a fraction.
+    /// A list of floating-point numbers.
     ///
     /// # Errors
     /// As [`unsigned`](Self::unsigned).
     pub fn floats(&self, key: &str) -> Result<Option<&[f64]>> {
-        self.read(key, "a list of numbers with a fraction", |value| match value {
+        self.read(key, "a list of floating-point numbers", |value| match value {
             Value::Array(Array::Float(numbers)) => Some(numbers.as_slice()),
             _ => None,
         })
     }
 
-    /// A list of truth values.
+    /// A list of booleans.
     ///
     /// # Errors
     /// As [`unsigned`](Self::unsigned).
     pub fn bools(&self, key: &str) -> Result<Option<&[bool]>> {
-        self.read(key, "a list of truth values", |value| match value {
+        self.read(key, "a list of booleans", |value| match value {
             Value::Array(Array::Bool(truths)) => Some(truths.as_slice()),
             _ => None,
         })

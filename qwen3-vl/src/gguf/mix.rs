@@ -1,5 +1,5 @@
-//! Mixes of types: which tensor of a text model is stored how. The rules and their numbers are those of llama.cpp's
-//! `llama-quantize` (source: its published `llama-quant.cpp`), so that files here are as large and as good as files there.
+//! Mixes of types: how each tensor of a text model is stored. The rules and their numbers are those of llama.cpp's
+//! `llama-quantize` (source: its published `llama-quant.cpp`), so that files have the same size and quality.
 
 use super::{GgmlType, Kept};
 use crate::config::Config;
@@ -8,7 +8,7 @@ use crate::weights::expected;
 use pascaline::DType;
 use std::collections::BTreeMap;
 
-/// A mix, by the name that files of it have.
+/// A mix, by the name that GGUF files use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, non_camel_case_types)] // the names say all there is
 pub enum Mix {
@@ -58,13 +58,13 @@ impl Mix {
         self.row().1
     }
 
-    /// The type of a matrix of a text model, by its published name; norms are in f32 in every mix.
+    /// The type of a text model's matrix, by its published name; norms are in f32 in every mix.
     pub(super) fn of(self, published: &str, shape: &[usize], config: &Config) -> GgmlType {
         let &[_, columns] = shape else { return GgmlType::F32 };
         fitting(self.wanted(published, config), columns)
     }
 
-    /// How the tensors of a model are stored on a device from files of this mix, by their published names; the vision file
+    /// How the tensors of a model, by their published names, are stored on a device from files of this mix; the vision file
     /// is in F16.
     pub fn storage(self, config: &Config) -> BTreeMap<String, Storage> {
         let float = Storage::Float(DType::F16);
@@ -102,7 +102,7 @@ impl Mix {
     }
 }
 
-/// The type, or where rows are not whole blocks of it one with smaller blocks.
+/// The type, or one with smaller blocks if rows are not whole blocks of it.
 fn fitting(ty: GgmlType, columns: usize) -> GgmlType {
     let smaller = match ty {
         GgmlType::IQ4_XS | GgmlType::Q4_K => GgmlType::IQ4_NL,

@@ -1,4 +1,4 @@
-//! Reads and writes GGUF files: quantised weights and all else that a model needs. Files are not trusted.
+//! Reads and writes GGUF files: quantised weights and everything else that a model needs. Files are not trusted.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md> (versions 2 and 3, little-endian): magic, version,
 //! counts of tensors and of keys; the keys with typed values; each tensor's name, dimensions (innermost first), type and
@@ -21,7 +21,8 @@
 //! | plan       | the layout of a file to be written, before any value is known           |
 //! | convert    | the keys and tensors that the files of a published checkpoint have      |
 //!
-//! Data is read with positioned reads, not mapped: a file that is truncated while in use gives an error and not a signal.
+//! Data is read with positioned reads, not memory-mapped: a file that is truncated while in use gives an error and not a
+//! signal.
 
 mod config;
 mod container;

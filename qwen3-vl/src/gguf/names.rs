@@ -32,8 +32,8 @@ const BLOCK: [(&str, &str); 6] = [
     ("mlp.linear_fc2", "ffn_down"),
 ];
 
-/// The tensor's name in a GGUF file, for the name in a published checkpoint; `None` for names that no checkpoint has. The
-/// patch embedding's weight is the first of its frames'.
+/// The GGUF name of a published tensor; `None` for names that no checkpoint has. The patch embedding's weight has one
+/// tensor per frame; this is the first.
 pub(crate) fn gguf_name(published: &str, config: &Config) -> Option<String> {
     let layer = |rest: &str, prefix: &str, parts: &[(&str, &str)]| {
         let (index, rest) = rest.split_once('.')?;
@@ -76,7 +76,7 @@ pub(super) fn is_vision(published: &str) -> bool {
     published.starts_with("model.visual.")
 }
 
-/// The published name of the weight that is a tensor for each frame.
+/// The published name of the weight that is split into a tensor per frame.
 const PATCHES: &str = "model.visual.patch_embed.proj.weight";
 
 /// The tensors of both files by their published names.
@@ -92,7 +92,7 @@ struct Held {
     in_vision: bool,
     name: String,
     shape: Vec<usize>,
-    /// How many tensors it is in the file, each a frame of it: `name`, `name.1`, …
+    /// The number of tensors in the file, one per frame: `name`, `name.1`, …
     frames: usize,
 }
 
@@ -177,7 +177,7 @@ impl Tensors {
         if held.frames == 1 {
             return read(file, &held.name);
         }
-        // Of each frame [rows, channels, height, width]; together [rows, channels, frames, height, width].
+        // Each frame is [rows, channels, height, width]; the result is [rows, channels, frames, height, width].
         let names = (0..held.frames).map(|frame| frame_name(&held.name, frame));
         let frames = names.map(|name| read(file, &name)).collect::<Result<Vec<_>>>()?;
         let patch = held.shape[3..].iter().product::<usize>();
@@ -186,7 +186,7 @@ impl Tensors {
     }
 }
 
-/// The name of one frame of a tensor that is one for each.
+/// The name of one frame of a tensor that is split by frames.
 pub(super) fn frame_name(name: &str, frame: usize) -> String {
     if frame == 0 { name.to_owned() } else { format!("{name}.{frame}") }
 }

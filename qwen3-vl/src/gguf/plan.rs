@@ -9,15 +9,15 @@ pub enum Field {
     U32(u32),
     /// Of 32 bits.
     F32(f32),
-    /// True or false.
+    /// A boolean.
     Bool(bool),
     /// Text.
     Text(String),
     /// Signed numbers of 32 bits.
     I32s(Vec<i32>),
-    /// Numbers with a fraction, of 32 bits.
+    /// Floating-point numbers of 32 bits.
     F32s(Vec<f32>),
-    /// Truth values.
+    /// Booleans.
     Bools(Vec<bool>),
     /// Texts.
     Texts(Vec<String>),
@@ -29,7 +29,7 @@ fn text(bytes: &mut Vec<u8>, text: &str) {
 }
 
 impl Field {
-    /// The number of its type, of a list's values after that, and the value.
+    /// Appends the type's number, for lists also the element type's, and the value.
     fn write(&self, bytes: &mut Vec<u8>) {
         let list = |bytes: &mut Vec<u8>, kind: u32, count: usize| {
             bytes.extend(9u32.to_le_bytes().into_iter().chain(kind.to_le_bytes()));
@@ -74,7 +74,7 @@ pub struct PlannedTensor {
     pub shape: Vec<usize>,
     /// The published tensor whose values it has.
     pub published: String,
-    /// Which frame of a patch embedding's weight [rows, channels, frames, height, width] it is, of how many.
+    /// For a patch embedding's weight [rows, channels, frames, height, width]: which frame it is, and of how many.
     pub frame: Option<(usize, usize)>,
 }
 
@@ -89,7 +89,7 @@ impl PlannedTensor {
         [self.shape[..self.shape.len() - 1].iter().product(), self.shape[self.shape.len() - 1]]
     }
 
-    /// Its values, of those of the published tensor.
+    /// Extracts its values from those of the published tensor.
     pub fn values(&self, published: Vec<f32>) -> Vec<f32> {
         let Some((frame, frames)) = self.frame else { return published };
         let patch = self.shape[2..].iter().product();
@@ -110,7 +110,8 @@ impl Plan {
     /// Tensors and their padding end at multiples of this.
     pub const ALIGNMENT: usize = 32;
 
-    /// All that comes before the tensors, padding included. Each tensor follows, padded with zeros to [`ALIGNMENT`](Self::ALIGNMENT).
+    /// Everything before the tensors, with padding. Each tensor follows, padded with zeros to
+    /// [`ALIGNMENT`](Self::ALIGNMENT).
     pub fn header(&self) -> Vec<u8> {
         let mut bytes = [&b"GGUF"[..], &3u32.to_le_bytes()].concat();
         for count in [self.tensors.len(), self.keys.len()] {

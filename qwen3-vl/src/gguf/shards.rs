@@ -1,4 +1,4 @@
-//! A model's file, or the files that it was split into, as one; and reading tensors.
+//! A model's file, or the files that it was split into, as one; and reading its tensors.
 //!
 //! A split model's files are named `NAME-00001-of-00003.gguf` and so on. The first has the metadata; each states its own
 //! number (`split.no`, from 0), how many there are (`split.count`) and the tensors of all (`split.tensors.count`).
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// Values that a thread reads and converts at a time: a multiple of every type's block.
 const PIECE: usize = 1 << 17;
 
-/// An open, checked model: one file, or several that belong together.
+/// An open, checked model: one file, or several.
 #[derive(Debug)]
 pub struct Gguf {
     files: Vec<Container>,
@@ -110,7 +110,7 @@ impl Gguf {
         Ok(Self { files, index })
     }
 
-    /// The file, of a split model the first.
+    /// The file's path; of a split model, the first's.
     pub fn path(&self) -> &Path {
         self.files[0].path()
     }
@@ -135,7 +135,7 @@ impl Gguf {
         self.files[*self.index.get(name)?].tensors().get(name)
     }
 
-    /// The file that a tensor is in; of none the first.
+    /// The file that a tensor is in; the first file if there is no such tensor.
     pub fn file_of(&self, name: &str) -> &Path {
         self.files[self.index.get(name).copied().unwrap_or(0)].path()
     }
@@ -153,7 +153,7 @@ impl Gguf {
         found.ok_or_else(|| self.bad(name, "missing"))
     }
 
-    /// A tensor's values in f32, exact for types that are no blocks and otherwise as ggml dequantises them.
+    /// A tensor's values in f32: exact for unquantised types, otherwise as ggml dequantises them.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] if there is no such tensor, a value is not finite, or the file can't be read any more.
@@ -192,7 +192,7 @@ impl Gguf {
         })
     }
 
-    /// Pieces of a tensor, read and converted side by side. `convert` gives the first of its values that is wrong.
+    /// Reads and converts chunks of a tensor in parallel. `convert` returns the index of the first invalid value, if any.
     fn read<T: Zeroable + Send>(
         &self,
         name: &str,
@@ -200,7 +200,7 @@ impl Gguf {
         convert: impl Fn(GgmlType, &[u8], &mut [T]) -> Option<usize> + Sync,
     ) -> Result<Vec<T>> {
         let (file, info) = self.held(name)?;
-        // not written before the threads do
+        // the threads write all of it
         let mut values = zeroed_vec::<T>(info.values());
         values.par_chunks_mut(PIECE).enumerate().try_for_each(|(piece, values)| {
             let mut bytes = vec![0; info.ty.bytes(values.len())];
@@ -214,10 +214,10 @@ impl Gguf {
         Ok(values)
     }
 
-    /// A tensor's bytes as they are in the file, into `bytes`, which has as many.
+    /// Reads a tensor's bytes as they are in the file; `bytes` must have that length.
     ///
     /// # Errors
-    /// As [`read_f32`](Self::read_f32); of blocks the scales are checked.
+    /// As [`read_f32`](Self::read_f32); of quantised tensors only the scales are checked.
     pub fn read_bytes(&self, name: &str, bytes: &mut [u8]) -> Result<()> {
         let (file, info) = self.held(name)?;
         if bytes.len() != info.bytes {
@@ -227,7 +227,7 @@ impl Gguf {
         let piece = info.ty.bytes(PIECE);
         bytes.par_chunks_mut(piece).enumerate().try_for_each(|(number, bytes)| {
             self.fill(name, file, bytes, info.begin + (number * piece) as u64)?;
-            // An f16 that is not finite has all bits of its exponent set.
+            // All exponent bits set: the f16 is not finite.
             let is_finite = |block: &[u8]| scales.iter().all(|&at| block[at + 1] & 0x7c != 0x7c);
             match bytes.chunks_exact(block).position(|block| !is_finite(block)) {
                 None => Ok(()),

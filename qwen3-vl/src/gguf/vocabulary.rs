@@ -1,6 +1,6 @@
 //! The tokenizer from metadata: byte-level BPE with the pre-tokenizer that `tokenizer.ggml.pre` names.
 //!
-//! The published tokenizer puts texts into Unicode's normal form C first, which the metadata does not say.
+//! The published tokenizer normalises texts to Unicode's form C first, which the metadata does not state.
 
 use super::Gguf;
 use super::metadata::Metadata;
@@ -24,7 +24,7 @@ const MERGES: &str = "tokenizer.ggml.merges";
 const NORMAL: u64 = 1;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
-/// A row of the embedding that no text becomes.
+/// A row of the embedding without a text.
 const UNUSED: u64 = 5;
 
 fn only(metadata: &Metadata, key: &str, supported: &str) -> Result<()> {
@@ -84,7 +84,7 @@ pub(crate) fn tokenizer(text: &Gguf, config: &Config) -> Result<Tokenizer> {
         }
         vocabulary.push((token.clone(), id as u32));
     }
-    // Each gives a token of its own.
+    // Each adds a token.
     if merges.len() > vocabulary.len() {
         return Err(metadata.bad(MERGES, format!("{} of a vocabulary of {}", merges.len(), vocabulary.len())));
     }

@@ -134,7 +134,7 @@ pub(super) fn method(run: &mut Run, value: &Value, name: &str, given: Given) -> 
     }
 }
 
-/// The names, the values or both of a dictionary.
+/// A dictionary's keys, values or pairs.
 fn pairs(run: &mut Run, value: &Value, which: &str) -> Result<Value> {
     let Value::Map(map) = value else { return Err(format!("{} has no `{which}`", value.kind())) };
     let mut entries = Vec::new();
@@ -217,7 +217,7 @@ fn method_of_text(run: &mut Run, text: &str, name: &str, given: Given) -> Result
         "count" => {
             let [part] = given.all(name)?;
             let part = Given::text(part, name)?;
-            // Python counts the gaps around the characters.
+            // Python counts the gaps between characters, and both ends.
             let count = if part.is_empty() { text.chars().count() + 1 } else { text.matches(&*part).count() };
             Ok(Value::Int(count as i64))
         }
@@ -247,7 +247,7 @@ fn replace(run: &mut Run, text: &str, from: &str, to: &str, most: Option<i64>) -
 }
 
 fn in_case(run: &mut Run, text: &str, case: &str) -> Result<Value> {
-    run.pay(text.len().saturating_mul(4))?; // a character may become three
+    run.pay(text.len().saturating_mul(4))?; // a character may become up to three
     let mut begins = true;
     let cased: String = match case {
         "upper" => text.to_uppercase(),
@@ -290,7 +290,7 @@ pub(super) fn filter(run: &mut Run, value: Value, name: &str, mut given: Given) 
             let ascii = given.take("ensure_ascii").is_some_and(|ascii| ascii.is_true());
             let [] = given.all(name)?;
             if ascii || indent.is_some_and(|indent| !matches!(indent, Value::None)) {
-                return Err("`tojson` with an indent or of ASCII alone is not supported".into());
+                return Err("`tojson` with an indent or with only ASCII is not supported".into());
             }
             let mut text = String::new();
             to_json(run, &value, &mut text)?;
@@ -381,7 +381,7 @@ pub(super) fn filter(run: &mut Run, value: Value, name: &str, mut given: Given) 
     }
 }
 
-/// The entries whose attribute is true, or passes a test; or the others.
+/// The entries whose attribute is true or passes a test; or the others.
 fn select(run: &mut Run, value: &Value, keep: bool, given: Given) -> Result<Value> {
     let mut plain = given.plain.into_iter();
     let (attribute, name) = (plain.next(), plain.next());
@@ -402,7 +402,7 @@ fn select(run: &mut Run, value: &Value, keep: bool, given: Given) -> Result<Valu
     run.list(kept)
 }
 
-/// As transformers gives it: Python's separators, and no character escaped that need not be.
+/// As in transformers: Python's separators, and no escapes that JSON does not need.
 fn to_json(run: &mut Run, value: &Value, out: &mut String) -> Result<()> {
     debug_assert!(value.depth() <= MAX_DEPTH, "recursion ends with the value");
     run.pay(STEP)?;
@@ -433,7 +433,7 @@ fn to_json(run: &mut Run, value: &Value, out: &mut String) -> Result<()> {
             }
             out.push('}');
         }
-        other => return Err(format!("{} can't be made into JSON", other.kind())),
+        other => return Err(format!("{} can't be written as JSON", other.kind())),
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Statements and expressions → text, each step charged to the budget before it runs.
+//! Evaluates statements and expressions to text. Each step is charged to the budget before it runs.
 
 use super::builtins::{self, Given};
 use super::parser::{Arguments, Comparison, Expr, Node, Postfix, Statement, Target};
@@ -8,21 +8,21 @@ use std::cmp::Ordering;
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// The reason of an error; the statement at fault adds its line.
+/// An error's reason; the statement at fault adds its line.
 pub(super) type Result<T> = std::result::Result<T, String>;
 
 type Scope = Vec<(Arc<str>, Value)>;
 
 pub(super) struct Run<'t> {
     budget: u64,
-    /// The template's variables, and those of the blocks and macros around what runs.
+    /// The template's variables, and those of enclosing blocks and macros.
     scopes: Vec<Scope>,
-    /// The first scope that a macro's body sees in addition to the outermost.
+    /// The first scope that a macro's body can see, apart from the outermost.
     visible: usize,
     namespaces: Vec<Scope>,
     macros: Vec<&'t Statement>,
     calls: usize,
-    /// The line of the statement that runs.
+    /// The line of the current statement.
     line: usize,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn render(
 }
 
 impl<'t> Run<'t> {
-    /// Charges the budget for a step on so many bytes or entries, before the step.
+    /// Charges the budget for a step over this many bytes or entries, before the step.
     pub fn pay(&mut self, cost: usize) -> Result<()> {
         match self.budget.checked_sub(cost as u64) {
             Some(left) => {
@@ -184,7 +184,7 @@ impl<'t> Run<'t> {
         Ok(Flow::On)
     }
 
-    /// A value for each name.
+    /// Pairs each name with a value.
     fn unpack<'n>(&mut self, names: &'n [Arc<str>], value: Value) -> Result<Vec<(&'n Arc<str>, Value)>> {
         if let [name] = names {
             return Ok(vec![(name, value)]);
@@ -267,7 +267,7 @@ impl<'t> Run<'t> {
             }
             Expr::Postfix(base, steps) => {
                 let mut value = match (&**base, steps.first()) {
-                    // a function's name, unless the template has made it its own
+                    // a function's name, unless the template assigns to it
                     (Expr::Name(name), Some(Postfix::Call(arguments))) => {
                         let value = self.lookup(name)?;
                         let arguments = self.given(arguments)?;
@@ -381,7 +381,7 @@ impl<'t> Run<'t> {
         self.calls += 1;
         let mut text = String::new();
         let flow = self.block(body, &mut text);
-        flow?; // an error ends the rendering, so nothing need be put back
+        flow?; // an error ends the rendering, so the state needs no restoring
         self.calls -= 1;
         self.scopes.pop();
         (self.visible, self.line) = (visible, line);
@@ -497,7 +497,7 @@ impl<'t> Run<'t> {
         if step == 0 {
             return Err("a slice's step is 0".into());
         }
-        // Before the first and after the last, as far as the direction allows.
+        // Clamped to the ends, as the direction requires.
         let (least, most) = if step > 0 { (0, len) } else { (-1, len - 1) };
         let bound = |bound: Option<i64>, usual: i64| match bound {
             None => usual,
@@ -615,7 +615,7 @@ impl<'t> Run<'t> {
         })
     }
 
-    /// Recursion ends as values are not deeper than [`MAX_DEPTH`].
+    /// Recursion is bounded, as values are not deeper than [`MAX_DEPTH`].
     pub fn equal(&mut self, left: &Value, right: &Value) -> Result<bool> {
         self.pay(STEP)?;
         Ok(match (left, right) {
@@ -671,7 +671,7 @@ impl<'t> Run<'t> {
         }
     }
 
-    /// Appends what Python's `str` gives.
+    /// Appends the result of Python's `str`.
     pub fn print(&mut self, value: &Value, out: &mut String) -> Result<()> {
         match value {
             Value::Text(text) => {
@@ -684,7 +684,7 @@ impl<'t> Run<'t> {
         }
     }
 
-    /// Appends what Python's `repr` gives. Recursion ends as values are not deeper than [`MAX_DEPTH`].
+    /// Appends the result of Python's `repr`. Recursion is bounded, as values are not deeper than [`MAX_DEPTH`].
     fn literal(&mut self, value: &Value, out: &mut String) -> Result<()> {
         self.pay(STEP)?;
         match value {

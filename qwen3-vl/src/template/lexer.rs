@@ -103,7 +103,7 @@ fn push_text(pieces: &mut Vec<Piece>, line: usize, text: &str) {
     }
 }
 
-/// The text before a block or a comment, without the blanks between the beginning of its line and the tag.
+/// The text before a block or a comment, without the indentation of its line.
 fn without_indentation<'a>(before: &str, text: &'a str) -> &'a str {
     let line = text.rfind('\n').map_or(0, |at| at + 1);
     let begins_line = line > 0 || before.is_empty() || before.ends_with('\n');
@@ -143,14 +143,14 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The tokens up to the end of the tag, and past it.
+    /// The tokens up to the end of the tag, which is consumed.
     fn tag(&mut self, end: &str) -> Result<(Vec<Token>, Trim), TemplateError> {
         let (mut tokens, mut open) = (Vec::new(), 0usize);
         let usual = if end == "%}" { Trim::Newline } else { Trim::Nothing };
         loop {
             self.skip_whitespace();
             let rest = self.rest();
-            // A brace that closes a dictionary is not the end of the tag.
+            // A brace that closes a dictionary does not end the tag.
             if open == 0 {
                 for (sign, trim) in [("-", Trim::All), ("+", Trim::Nothing), ("", usual)] {
                     if rest.strip_prefix(sign).is_some_and(|rest| rest.starts_with(end)) {
@@ -216,7 +216,7 @@ impl<'a> Lexer<'a> {
                     chars.by_ref().take(len).for_each(drop);
                     ""
                 }
-                // Python keeps the backslash of what is no escape.
+                // Python keeps the backslash of an unknown escape.
                 Some((_, c)) => {
                     text.push('\\');
                     text.push(c);

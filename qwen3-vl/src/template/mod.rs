@@ -1,9 +1,9 @@
 //! The part of Jinja that chat templates use, for templates that are not trusted.
 //!
-//! A template comes with a checkpoint, and it is a program. Existing interpreters bound the number of its steps. They bound
-//! neither the memory of one step (`s ~ s` doubles a string) nor its time (`[0] * 10 ** 9`), and some recurse as deep as a
-//! template demands. Here one budget is charged before each step. A step costs [`STEP`]; every byte of text and every entry
-//! of a list that is made, read or printed costs one or more. The parser bounds the nesting of expressions, and the
+//! A template comes with a checkpoint, and it is a program. Existing interpreters bound the number of its steps. They do
+//! not bound the memory of one step (`s ~ s` doubles a string) or its time (`[0] * 10 ** 9`), and some recurse as deep as a
+//! template demands. Here one budget is charged before each step. A step costs [`STEP`]; every byte of text and every list
+//! entry that is created, read or printed costs at least one. The parser bounds the nesting of expressions, and the
 //! constructors of values bound their depth, so recursion is bounded.
 //!
 //! The features of published templates give Jinja2's results: loops, conditions, assignments, namespaces, macros,
@@ -28,10 +28,10 @@ const MAX_DEPTH: usize = 32;
 const MAX_CALLS: usize = 8;
 /// The budget of one rendering: at most about 3 s and 0.5 GB. A prompt of a million bytes costs some tens of millions.
 const BUDGET: u64 = 1 << 28;
-/// The cost of a step, which takes about as long as so many bytes.
+/// The cost of a step: it takes about as long as this many bytes.
 const STEP: usize = 32;
 
-/// Why a template can't be read or rendered.
+/// Why a template can't be parsed or rendered.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("line {line}: {reason}")]
 pub struct TemplateError {
@@ -57,10 +57,10 @@ impl Template {
         parser::parse(lexer::pieces(source)?).map(Self)
     }
 
-    /// Fills in these variables.
+    /// Renders the template with these variables.
     ///
     /// # Errors
-    /// [`TemplateError`] if the template raises one, asks for what is not supported, or costs too much.
+    /// [`TemplateError`] if the template raises one, uses an unsupported feature, or costs too much.
     pub fn render(&self, variables: Vec<(&str, Value)>) -> Result<String, TemplateError> {
         eval::render(&self.0, variables, BUDGET)
     }

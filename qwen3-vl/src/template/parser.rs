@@ -1,6 +1,6 @@
 //! Tags → statements and expressions.
 //!
-//! A chain becomes one node (`a + b - c` is one node with two steps, and so is `x.y.z`). So a tree is only as deep as its
+//! A chain becomes one node: `a + b - c` is one node with two steps, and so is `x.y.z`. So a tree is only as deep as its
 //! source is nested, and that is bounded.
 
 use super::lexer::{Kind, Piece, Token};
@@ -48,7 +48,7 @@ pub(super) enum Statement {
     },
     Break,
     Continue,
-    /// A block that only marks what is inside.
+    /// A block without an effect of its own.
     Inside(Vec<Node>),
 }
 
@@ -68,7 +68,7 @@ pub(super) enum Expr {
     Negative(Box<Expr>),
     All(Vec<Expr>),
     Any(Vec<Expr>),
-    /// Each with the one before.
+    /// Comparisons of neighbours, as in `a < b < c`.
     Compare(Box<Expr>, Vec<(Comparison, Expr)>),
     /// From left to right.
     Chain(Box<Expr>, Vec<(&'static str, Expr)>),
@@ -138,7 +138,7 @@ impl Tag {
 }
 
 impl Parser {
-    /// The statements up to one of these tags, which is given too; `None` at the end of the template.
+    /// The statements up to one of these tags, and that tag; `None` at the end of the template.
     fn until(&mut self, ends: &[&str]) -> Result<(Vec<Node>, Option<Tag>)> {
         let mut nodes = Vec::new();
         while let Some(Piece { line, kind }) = self.pieces.next() {
@@ -175,7 +175,7 @@ impl Parser {
         Ok((nodes, None))
     }
 
-    /// As [`until`](Self::until), where the template must not end.
+    /// As [`until`](Self::until); an error at the end of the template.
     fn body(&mut self, of: &str, ends: &[&str]) -> Result<(Vec<Node>, Tag)> {
         match self.until(ends)? {
             (nodes, Some(tag)) => Ok((nodes, tag)),
@@ -189,7 +189,7 @@ impl Parser {
             "for" => {
                 let targets = tokens.names()?;
                 tokens.expect_word("in")?;
-                let over = tokens.binary(OR)?; // an `if` after it is the loop's
+                let over = tokens.binary(OR)?; // an `if` after it is the loop's filter
                 let only = if tokens.word("if") { Some(tokens.expression()?) } else { None };
                 tokens.end()?;
                 let (body, end) = self.body("for", &["else", "endfor"])?;
@@ -250,7 +250,7 @@ impl Parser {
                 let body = self.body("macro", &["endmacro"])?.0;
                 Statement::Macro { name, parameters, body }
             }
-            // what transformers marks the assistant's words with
+            // transformers marks the assistant's text with it
             "generation" => {
                 tokens.end()?;
                 Statement::Inside(self.body("generation", &["endgeneration"])?.0)
@@ -272,7 +272,7 @@ struct Tokens {
     nesting: usize,
 }
 
-/// Binary operators that bind equally, from those that bind least.
+/// Binary operators by precedence, the weakest first.
 const LEVELS: [&[&str]; 7] =
     [&["or"], &["and"], &["compare"], &["+", "-"], &["~"], &["*", "/", "//", "%"], &["**"]];
 const OR: usize = 0;
@@ -345,7 +345,7 @@ impl Tokens {
         Ok(names)
     }
 
-    /// A comma, or what ends the list, which stays.
+    /// A comma, or the end of the list, which is not consumed.
     fn comma_or(&mut self, end: &str) -> Result<()> {
         match self.operator(",") || matches!(self.peek(), Some(Token::Op(found)) if *found == end) {
             true => Ok(()),
@@ -390,7 +390,7 @@ impl Tokens {
         })
     }
 
-    /// Operands joined by the operators of a level and those that bind more.
+    /// Operands joined by operators of a precedence level or higher.
     fn binary(&mut self, level: usize) -> Result<Expr> {
         let operand = |this: &mut Self| match level + 1 {
             COMPARE => this.negations(),
@@ -572,7 +572,7 @@ impl Tokens {
             Token::Int(value) => Expr::Value(Value::Int(value)),
             Token::Float(value) => Expr::Value(Value::Float(value)),
             Token::Text(first) => match self.peek() {
-                // strings side by side are one
+                // adjacent strings are joined
                 Some(Token::Text(_)) => {
                     let mut text = first.to_string();
                     while let Some(Token::Text(more)) = self.peek() {

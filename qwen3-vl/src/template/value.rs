@@ -1,4 +1,4 @@
-//! The values of a template. They are shared and never changed, so copying one costs nothing.
+//! The values of a template. They are shared and immutable, so a clone is cheap.
 
 use std::sync::Arc;
 
@@ -90,12 +90,12 @@ impl Value {
         }
     }
 
-    /// As errors call it.
+    /// The kind's name in errors.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Undefined => "undefined",
             Self::None => "none",
-            Self::Bool(_) => "a truth value",
+            Self::Bool(_) => "a boolean",
             Self::Int(_) => "a whole number",
             Self::Float(_) => "a number",
             Self::Text(_) => "a string",
@@ -107,7 +107,7 @@ impl Value {
         }
     }
 
-    /// As a number, which truth values are too.
+    /// As a number; booleans are 0 and 1.
     pub(super) fn number(&self) -> Option<f64> {
         match self {
             Self::Float(value) => Some(*value),

@@ -48,7 +48,7 @@ pub unsafe fn reverse(x: *mut i32, cycles: *mut u64, total: &AtomicF32) {
     let tile: *mut i32 = shared_array![i32; 64];
     let extra: *mut u32 = shared::dynamic_shared_mem::<u32>();
     let i = thread::thread_idx_x() as usize;
-    // SAFETY: i < 64 by the launch, and the barrier lies between the writes and the reads.
+    // SAFETY: i < 64 by the launch, and the barrier is between the writes and the reads.
     unsafe {
         *tile.add(i) = *x.add(i);
         if i < 32 && warp::lane_id() == 0 {

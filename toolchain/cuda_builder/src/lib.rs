@@ -376,7 +376,7 @@ fn archive(messages: &str) -> Option<PathBuf> {
 }
 
 /// The PTX file that rustc wrote beside a static library. Cargo links the library, under a name with a hash, to the place it
-/// reports; versions of the crate that were built with other flags or dependencies lie in the same folder.
+/// reports; versions of the crate that were built with other flags or dependencies are in the same folder.
 fn assembly_of(archive: &Path, release: &Path) -> Result<PathBuf, CudaBuilderError> {
     let wanted = fs::read(archive).map_err(|source| CudaBuilderError::Io { path: archive.into(), source })?;
     let mut folders = vec![release.to_path_buf()];

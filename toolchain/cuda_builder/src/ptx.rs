@@ -235,7 +235,7 @@ pub fn modules(text: &str) -> Result<Vec<(String, String)>, PtxError> {
     Ok(modules)
 }
 
-/// A kernel whose labels have number `kernel` in place of the one in the whole text, so that a module's text stays as it is when
+/// A kernel whose labels have number `kernel` and not the one in the whole text, so that a module's text stays as it is when
 /// kernels are added elsewhere.
 fn numbered_labels(kernel: &str, number: usize) -> String {
     const LABEL: &str = "$L__BB";

@@ -260,7 +260,7 @@ fn stdout(command: &mut Command) -> Result<String, String> {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
     let text = String::from_utf8_lossy(&output.stderr);
-    Err(text.lines().find(|line| !line.trim().is_empty()).unwrap_or("it failed and said nothing").to_owned())
+    Err(text.lines().find(|line| !line.trim().is_empty()).unwrap_or("it failed without a message").to_owned())
 }
 
 #[cfg(all(test, unix))]

@@ -17,7 +17,7 @@ pub const MAX_PARAMS: usize = 32;
 /// A kernel's parameters. Derive it: `#[derive(Clone, Copy, KernelParams)] #[repr(C)] pub struct Rows<T> { .. }`.
 ///
 /// Fields are numbers, raw pointers, and `#[repr(C)]` structs of 4-byte numbers. On the host a pointer field holds a
-/// device address, which nobody may read or write there.
+/// device address, which the host must not access.
 ///
 /// # Safety
 /// `pointers` gives [`SIZES`](Self::SIZES)`.len()` addresses, each of a field of that many bytes; a kernel's entry takes

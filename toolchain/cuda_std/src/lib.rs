@@ -10,7 +10,7 @@
 //!
 //! On sm_61 all lanes that a shuffle, vote or barrier names must execute the *same* instruction together. A compiler that
 //! copies one into both arms of a divergent branch breaks that. LLVM keeps such instructions where they are if they are
-//! marked `convergent`, and rustc marks neither functions nor `asm!` so. Three things stand in for the mark:
+//! marked `convergent`, and rustc marks neither functions nor `asm!` so. Three things replace the mark:
 //!
 //! * A single exchange between lanes is a direct call of an LLVM intrinsic, which carries the mark by definition, in a
 //!   function that is always inlined.

@@ -65,7 +65,7 @@ impl Word for u32 {
 }
 
 impl<T: Word> Shared<T> {
-    /// The pointer `index` elements further on.
+    /// The pointer `index` elements later.
     #[inline(always)]
     pub fn at(self, index: u32) -> Self {
         Self { address: self.address.wrapping_add(index.wrapping_mul(4)), element: PhantomData }
@@ -74,7 +74,7 @@ impl<T: Word> Shared<T> {
     /// Reads element `index`.
     ///
     /// # Safety
-    /// Inside the array, written before, and a barrier lies between another thread's write and this.
+    /// Inside the array, written before, and there is a barrier between another thread's write and this.
     #[gpu_only]
     #[inline(always)]
     pub unsafe fn get(self, index: u32) -> T {
@@ -177,7 +177,7 @@ impl<T: Word> Shared<T> {
     /// Writes element `index`.
     ///
     /// # Safety
-    /// Inside the array, and a barrier lies between other threads' accesses to this element and this.
+    /// Inside the array, and there is a barrier between other threads' accesses to this element and this.
     #[gpu_only]
     #[inline(always)]
     pub unsafe fn set(self, index: u32, value: T) {

@@ -1,4 +1,4 @@
-//! Where a thread stands in its block and grid, barriers and fences.
+//! The thread's indices in its block and grid, barriers and fences.
 
 use crate::gpu_only;
 #[cfg(target_arch = "nvptx64")]

@@ -12,13 +12,13 @@ use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use super::codes::*;
-use super::graph::{Capture, Graph, Node};
+use super::graph::{Capture, Exec, Graph};
 use super::order::{Clock, Order, join};
 use crate::config::Config;
 use crate::cost;
-use crate::exec::{Gpu, Launch, LaunchReport, LoadedModule, Surroundings};
+use crate::exec::{FarReads, Gpu, Launch, LaunchReport, LoadedModule, Surroundings};
 use crate::finding::{self, Finding, FindingKind};
-use crate::memory::{Allocation, Kind, MAX_DEVICES, Memory, MemoryError, device_of};
+use crate::memory::{Allocation, Kind, MAX_DEVICES, Memory, MemoryError, WRITTEN, device_of};
 use crate::reports::{self, LaunchKey};
 
 pub(super) type StreamId = u64;
@@ -78,7 +78,7 @@ pub(super) enum Work {
         stream: StreamId,
         data: usize,
     },
-    Graph(Arc<Vec<Node>>),
+    Graph(Arc<Exec>),
 }
 
 pub(super) struct KernelLaunch {
@@ -150,7 +150,7 @@ pub(super) struct Stream {
     /// Nodes that the next captured work follows.
     pub capture_tail: Vec<usize>,
     /// Model time at which its last work ended, in seconds.
-    time: f64,
+    pub time: f64,
     /// Work of other streams that the next work must follow.
     pending_waits: Vec<Mark>,
     /// What its last work followed, itself included.
@@ -181,11 +181,15 @@ pub(super) struct Pool {
     pub reserved: u64,
     pub reserved_high: u64,
     pub reuse: [i32; 3],
+    /// Other devices whose kernels reach its memory.
+    pub access: BTreeSet<usize>,
 }
 
 impl Pool {
     pub fn new(device: usize) -> Self {
-        Self { device, threshold: 0, used: 0, used_high: 0, reserved: 0, reserved_high: 0, reuse: [1; 3] }
+        let (used, reserved) = (0, 0);
+        let access = BTreeSet::new();
+        Self { device, threshold: 0, used, used_high: 0, reserved, reserved_high: 0, reuse: [1; 3], access }
     }
 
     pub fn trim(&mut self, keep: u64) {
@@ -241,7 +245,7 @@ pub(super) struct Driver {
     pub modules: HashMap<u64, OnDevice>,
     pub functions: HashMap<u64, Function>,
     pub graphs: HashMap<u64, Graph>,
-    pub execs: HashMap<u64, Arc<Vec<Node>>>,
+    pub execs: HashMap<u64, Arc<Exec>>,
     pub captures: HashMap<u64, Capture>,
     pub pools: BTreeMap<u64, Pool>,
     /// Stream-ordered allocations: pool of each.
@@ -466,7 +470,16 @@ impl Driver {
     }
 
     pub(super) fn fault(&mut self, device: usize, finding: Finding) {
-        self.devices[device].sticky.get_or_insert(finding.kind.code());
+        if self.devices[device].sticky.is_none() {
+            self.devices[device].sticky = Some(finding.kind.code());
+            // what others read of it, that it will never write, is no fault of theirs
+            self.devices[device]
+                .gpu
+                .memory
+                .of_device_alone()
+                .iter()
+                .for_each(|a| a.mark(a.base, a.size, WRITTEN));
+        }
         finding::report(finding);
     }
 
@@ -484,7 +497,7 @@ impl Driver {
     }
 
     /// Runs work other than host calls.
-    fn execute(&mut self, id: StreamId, work: &Work) {
+    pub(super) fn execute(&mut self, id: StreamId, work: &Work) {
         let device = self.device_of_stream(id);
         if self.devices[device].sticky.is_some() && !matches!(work, Work::Record(_)) {
             return;
@@ -497,10 +510,11 @@ impl Driver {
             Work::Launch(l) => {
                 let launch =
                     Launch { grid: l.grid, block: l.block, dynamic_shared: l.shared, params: &l.params };
-                let peers = self.devices[device].peers.iter();
-                let peers = peers.flat_map(|&peer| self.devices[peer].gpu.memory.of_device_alone()).collect();
+                let peers = self.reached_from(device);
+                let far =
+                    self.ordered().then(|| Arc::new(FarReads::of(&peers, &self.devices[device].gpu.memory)));
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
-                let surroundings = Surroundings { peers, writer, unordered };
+                let surroundings = Surroundings { peers, writer, unordered, far: far.clone() };
                 let gpu = &mut self.devices[device].gpu;
                 let key = gpu.config().once.then(|| l.without_addresses(&gpu.memory));
                 let counted = key.as_ref().and_then(reports::counted).map(Ok);
@@ -513,6 +527,7 @@ impl Driver {
                         seconds = cost::estimate(&report, card, l.registers).time;
                         reports::keep(key, report);
                         self.check_writes(mark, writer, &l.kernel);
+                        far.iter().for_each(|far| self.note_far_reads(mark, far));
                     }
                     Err(f) => self.fault(device, f),
                 }
@@ -570,7 +585,13 @@ impl Driver {
                 }
                 self.note_record(mark);
             }
-            Work::Graph(nodes) => {
+            Work::Graph(exec) if !exec.lanes.is_empty() => {
+                self.in_graph = true;
+                self.execute_lanes(id, exec);
+                self.in_graph = false;
+            }
+            Work::Graph(exec) => {
+                let nodes = &exec.nodes;
                 // Any order that the edges allow.
                 let mut done = vec![false; nodes.len()];
                 self.in_graph = true;
@@ -595,6 +616,20 @@ impl Driver {
                 self.devices[device].time = s.time;
             }
         }
+    }
+
+    /// Memory of other devices that a device's kernels reach: of pools where these let it, else with peer access.
+    fn reached_from(&self, device: usize) -> Vec<Arc<Allocation>> {
+        let others = (0..self.devices.len()).filter(|&other| other != device);
+        let reached = others.flat_map(|other| {
+            let peer = self.devices[device].peers.contains(&other);
+            let may = move |a: &Arc<Allocation>| match self.pool_of.get(&a.base) {
+                Some(pool) => self.pools.get(pool).is_some_and(|pool| pool.access.contains(&device)),
+                None => peer,
+            };
+            self.devices[other].gpu.memory.of_device_alone().into_iter().filter(may)
+        });
+        reached.collect()
     }
 
     /// Host pointer to a place's bytes, checked as live.

@@ -1,22 +1,36 @@
 //! Stream capture and graphs.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 use std::sync::Arc;
 
 use cust_raw::*;
 
 use super::codes::*;
-use super::engine::{Driver, StreamId, Work, after_enqueue, is_null};
+use super::engine::{Driver, Stream, StreamId, Work, after_enqueue, is_null};
+use super::order::{Clock, join};
 use super::{Answer, api, enter, give, inside};
 
-/// Captured work and the nodes it follows.
+/// Captured work, the nodes it follows, and the stream that it was captured on.
+#[derive(Clone)]
 pub(super) struct Node {
     pub work: Work,
     pub after: Vec<usize>,
+    stream: StreamId,
+    device: usize,
 }
 
 pub(super) struct Graph {
     nodes: Vec<Node>,
+}
+
+/// A graph that can be launched.
+pub(super) struct Exec {
+    id: u64,
+    pub nodes: Vec<Node>,
+    /// Of a graph over several devices: for each captured stream one that its nodes run on, with a clock of its own, as the
+    /// nodes of one do not follow those of the others without an edge. Empty for a graph of one device.
+    pub lanes: BTreeMap<StreamId, StreamId>,
 }
 
 /// A capture in progress.
@@ -31,23 +45,20 @@ pub(super) struct Capture {
 impl Driver {
     pub(super) fn capture_work(&mut self, id: StreamId, work: Work) -> Answer {
         let s = self.stream(id)?;
+        let device = s.device;
         let Some(capture) = s.capture else { return Err(STREAM_CAPTURE_UNMATCHED) };
         let after = std::mem::take(&mut s.capture_tail);
         let Some(c) = self.captures.get_mut(&capture) else { return Err(STREAM_CAPTURE_INVALIDATED) };
-        c.nodes.push(Node { work, after });
+        c.nodes.push(Node { work, after, stream: id, device });
         let node = c.nodes.len() - 1;
         self.stream(id)?.capture_tail = vec![node];
         Ok(())
     }
 
-    /// Adds a stream that waits for a captured event to the capture.
+    /// Adds a stream that waits for a captured event to the capture; it may be of another device.
     pub(super) fn join_capture(&mut self, id: StreamId, capture: u64, after: Vec<usize>) -> Answer {
-        let device = self.stream(id)?.device;
+        self.stream(id)?;
         let Some(c) = self.captures.get_mut(&capture) else { return Err(INVALID_VALUE) };
-        // This driver's graphs are of one device.
-        if self.streams.get(&c.origin).is_some_and(|origin| origin.device != device) {
-            return Err(NOT_SUPPORTED);
-        }
         if !c.joined.contains(&id) {
             c.joined.push(id);
         }
@@ -88,15 +99,73 @@ impl Driver {
         // A forked stream has work that the origin never waited for.
         if reached.contains(&false) { Err(STREAM_CAPTURE_UNJOINED) } else { Ok(Graph { nodes: c.nodes }) }
     }
+
+    /// Runs a graph over several devices that was launched on a stream: each node on its own device, in any order that the edges
+    /// allow. After a fault what follows it does not run, also on other devices.
+    pub(super) fn execute_lanes(&mut self, id: StreamId, exec: &Exec) {
+        let (start, begin) = self.streams.get(&id).map(|s| (s.clock.clone(), s.time)).unwrap_or_default();
+        /// After a node: what its lane follows, the model time, and whether it ran.
+        type End = (Clock, f64, bool);
+        let mut ends: Vec<Option<End>> = vec![None; exec.nodes.len()];
+        for _ in 0..exec.nodes.len() {
+            let is_ready =
+                |&n: &usize| ends[n].is_none() && exec.nodes[n].after.iter().all(|&a| ends[a].is_some());
+            let ready: Vec<usize> = (0..exec.nodes.len()).filter(is_ready).collect();
+            let n = ready[self.pick(ready.len() as u64) as usize];
+            let node = &exec.nodes[n];
+            let Some(&lane) = exec.lanes.get(&node.stream) else { continue };
+            let (mut clock, mut time, mut ran) = (start.clone(), begin, true);
+            for (before, ended, did) in node.after.iter().filter_map(|&a| ends[a].as_ref()) {
+                join(&mut clock, before);
+                (time, ran) = (time.max(*ended), ran && *did);
+            }
+            if let Some(s) = self.streams.get_mut(&lane) {
+                s.queued += 1;
+                clock.insert(lane, s.queued);
+                (s.clock, s.time) = (clock, time);
+            }
+            if ran {
+                self.execute(lane, &node.work);
+            }
+            let ran = ran && self.fault_of(node.device).is_ok();
+            if let Some(s) = self.streams.get_mut(&lane) {
+                s.finished += 1;
+                ends[n] = Some((s.clock.clone(), s.time, ran));
+            }
+        }
+        if let Some(s) = self.streams.get_mut(&id) {
+            for (clock, time, _) in ends.iter().flatten() {
+                join(&mut s.clock, clock);
+                s.time = s.time.max(*time);
+            }
+        }
+        if !self.execs.contains_key(&exec.id) {
+            self.remove_lanes(exec); // it was destroyed before it ran
+        }
+    }
+
+    fn remove_lanes(&mut self, exec: &Exec) {
+        exec.lanes.values().for_each(|lane| drop(self.streams.remove(lane)));
+    }
 }
 
 fn instantiate(exec: *mut CUgraphExec, graph: CUgraph) -> Answer {
     let mut guard = enter()?;
     let d = inside(&mut guard)?;
     let g = d.graphs.get(&(graph as u64)).ok_or(INVALID_VALUE)?;
-    let nodes = g.nodes.iter().map(|n| Node { work: n.work.clone(), after: n.after.clone() }).collect();
+    let nodes = g.nodes.clone();
+    let mut lanes = BTreeMap::new();
+    if nodes.iter().any(|node| node.device != nodes[0].device) {
+        for node in &nodes {
+            if !lanes.contains_key(&node.stream) {
+                let lane = d.handle();
+                d.streams.insert(lane, Stream::new(node.device, 1, 0));
+                lanes.insert(node.stream, lane);
+            }
+        }
+    }
     let id = d.handle();
-    d.execs.insert(id, Arc::new(nodes));
+    d.execs.insert(id, Arc::new(Exec { id, nodes, lanes }));
     // SAFETY: the caller's out-pointer.
     unsafe { give(exec, id as CUgraphExec) }
 }
@@ -218,18 +287,23 @@ api! {
     fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) {
         let mut guard = enter()?;
         let d = inside(&mut guard)?;
-        let nodes = d.execs.get(&(exec as u64)).ok_or(INVALID_VALUE)?.clone();
+        let exec = Arc::clone(d.execs.get(&(exec as u64)).ok_or(INVALID_VALUE)?);
         let stream = d.id(stream);
         if d.stream(stream)?.capture.is_some() {
             // This device has no child graphs.
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        d.enqueue(stream, Work::Graph(nodes))?;
+        d.enqueue(stream, Work::Graph(exec))?;
         after_enqueue(guard)
     }
 
     fn cuGraphExecDestroy(exec: CUgraphExec) {
         let mut guard = enter()?;
-        inside(&mut guard)?.execs.remove(&(exec as u64)).map(|_| ()).ok_or(INVALID_VALUE)
+        let d = inside(&mut guard)?;
+        let exec = d.execs.remove(&(exec as u64)).ok_or(INVALID_VALUE)?;
+        if Arc::strong_count(&exec) == 1 {
+            d.remove_lanes(&exec); // else when it has run
+        }
+        Ok(())
     }
 }

@@ -24,7 +24,7 @@ fn no_capture(d: &Driver) -> Answer {
     if d.captures.values().any(|c| !c.relaxed) { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// Checks a device range named in a call: it must lie in one allocation, live or queued.
+/// Checks a device range named in a call: it must be in one allocation, live or queued.
 fn device_range(d: &Driver, at: u64, bytes: u64) -> Answer {
     d.holder(at).memory.locate(at, bytes).map(|_| ()).map_err(memory_code)
 }

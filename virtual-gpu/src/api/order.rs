@@ -8,13 +8,13 @@
 //!
 //! Sources: Mattern 1989, "Virtual time and global states of distributed systems"; Flanagan & Freund 2009, "FastTrack".
 //!
-//! Not looked at: kernels that read a peer's memory directly, and what the host itself reads or writes. Within one device a
-//! forgotten wait is met by the seeded order alone.
+//! Not looked at: what the host itself reads or writes. Within one device a forgotten wait is met by the seeded order alone.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::engine::{Driver, Mark, StreamId};
+use crate::exec::FarReads;
 use crate::finding::{Finding, FindingKind};
 use crate::memory::{Allocation, Kind, WRITTEN};
 
@@ -41,7 +41,7 @@ fn follows(clock: &Clock, (stream, n): Mark) -> bool {
     clock.get(&stream).is_some_and(|&own| own >= n)
 }
 
-/// Bytes that were read across devices.
+/// Bytes that were read across devices, by copies and by kernels that read a peer's memory.
 struct Read {
     allocation: Arc<Allocation>,
     at: u64,
@@ -187,17 +187,28 @@ impl Driver {
             self.missing_wait(device, "memcpy", message);
         }
         if let (true, Some((a, at))) = (crosses, src) {
-            let reads = &mut self.order.reads;
-            let host = &self.order.host;
-            reads.retain(|read| !follows(host, read.by));
-            if reads.len() >= MOST_READS {
-                reads.pop_front();
-            }
-            reads.push_back(Read { allocation: Arc::clone(a), at, bytes, by: mark });
+            self.note_read(Read { allocation: Arc::clone(a), at, bytes, by: mark });
         }
     }
 
-    /// A piece of work has written what remembers `unit`: it must follow the copies that read the same bytes.
+    /// A launch has read these bytes of other devices and of host memory.
+    pub(super) fn note_far_reads(&mut self, mark: Mark, far: &FarReads) {
+        for (allocation, range) in far.read() {
+            let (allocation, at, bytes) = (Arc::clone(allocation), range.start, range.end - range.start);
+            self.note_read(Read { allocation, at, bytes, by: mark });
+        }
+    }
+
+    fn note_read(&mut self, read: Read) {
+        let Order { reads, host, .. } = &mut self.order;
+        reads.retain(|read| !follows(host, read.by));
+        if reads.len() >= MOST_READS {
+            reads.pop_front();
+        }
+        reads.push_back(read);
+    }
+
+    /// A piece of work has written what remembers `unit`: it must follow those that read the same bytes across devices.
     pub(super) fn check_writes(&mut self, mark: Mark, unit: u8, what: &str) {
         let Some(stream) = self.streams.get(&mark.0).filter(|_| self.ordered()) else { return };
         let (device, clock) = (stream.device, &stream.clock);
@@ -209,7 +220,7 @@ impl Driver {
         });
         if let Some(Read { at, bytes, .. }) = overwritten {
             let message = format!(
-                "it writes among {bytes} bytes at 0x{at:x} that a copy reads, without waiting for that"
+                "it writes among {bytes} bytes at 0x{at:x} that other work reads, without waiting for that"
             );
             self.missing_wait(device, what, message);
         }

@@ -183,6 +183,30 @@ api! {
         Ok(())
     }
 
+    /// Lets kernels of other devices reach the pool's memory, or no longer.
+    fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) {
+        let mut guard = enter()?;
+        let d = inside(&mut guard)?;
+        if map.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let (devices, peers, own) = (d.devices.len(), d.gpu().config().peers, d.pool(pool as u64)?.device);
+        for i in 0..count {
+            // Type of place, device, flags: as numbers, since the caller's may be none of the enums'.
+            // SAFETY: as above; there are `count` entries of three 32-bit fields.
+            let [place, device, flags] = unsafe { map.add(i).cast::<[c_int; 3]>().read() };
+            let device = usize::try_from(device).ok().filter(|&device| place == 1 && device < devices);
+            let device = device.ok_or(INVALID_VALUE)?;
+            match flags {
+                0 if device != own => d.pool(pool as u64)?.access.remove(&device),
+                3 if device != own && peers => d.pool(pool as u64)?.access.insert(device),
+                3 if device == own => true,
+                _ => return Err(INVALID_VALUE),
+            };
+        }
+        Ok(())
+    }
+
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
         let mut guard = enter()?;
         inside(&mut guard)?.pool(pool as u64)?.trim(keep as u64);

@@ -1,4 +1,4 @@
-//! Loads and stores: which space each lane's address lies in, and global memory with every check on it.
+//! Loads and stores: the space of each lane's address, and global memory with all its checks.
 //!
 //! Global memory is shared by blocks that run on several CPU threads. All accesses to it are relaxed atomics of
 //! the access's own width, so that a race of the kernel is a race of values and never undefined behaviour here.
@@ -64,7 +64,7 @@ pub(super) fn addresses(w: &Warp, inst: &Inst, wide: bool) -> [u64; LANES] {
     }
 }
 
-/// Calls `f(space, addresses, lanes)` for each space that the lanes' addresses lie in, relative to its base.
+/// Calls `f(space, addresses, lanes)` for each space that contains addresses of lanes, relative to the space's base.
 pub(super) fn by_space(
     space: Space,
     at: &mut [u64; LANES],
@@ -343,8 +343,13 @@ pub(super) fn load(
                         return Err(unordered(b, w, what, l, at[l]));
                     }
                 }
+                if let Some(far) = &b.job.far
+                    && (b.job.memory.foreign(at[l]).is_some() || crate::memory::device_of(at[l]).is_none())
+                {
+                    far.note(at[l], bytes.into());
+                }
                 for (k, &row) in rows.iter().enumerate() {
-                    // SAFETY: as above; element k lies inside the checked access.
+                    // SAFETY: as above; element k is inside the checked access.
                     let v = unsafe { get(p.add(k * a.size as usize), a.size) };
                     set(w, a.wide, row, l, extend(v, a));
                 }
@@ -376,7 +381,7 @@ pub(super) fn store(
             for l in lanes(mask) {
                 let (p, shadow) = global(b, w, what, l, at[l])?;
                 for (k, &row) in rows.iter().enumerate() {
-                    // SAFETY: `global` checked bounds and alignment; element k lies inside the access.
+                    // SAFETY: `global` checked bounds and alignment; element k is inside the access.
                     unsafe { put(p.add(k * a.size as usize), a.size, value(w, a.wide, row, l)) };
                 }
                 if let Some(s) = shadow {

@@ -221,9 +221,12 @@ impl<'j> Block<'j> {
                     if came & alive != alive {
                         continue;
                     }
-                    // Hardware lets the others pass once a warp has ended; PTX does not promise it.
+                    // Hardware lets the others pass once a warp has ended; PTX does not promise it, unless the warp
+                    // has arrived before.
+                    let arrived = self.barriers[id].arrivals;
                     if self.job.config.checks.convergence
-                        && let Some(gone) = warps.iter().find(|w| w.live != w.exist)
+                        && let Some(gone) =
+                            warps.iter().find(|w| w.live != w.exist && arrived >> w.id & 1 == 0)
                     {
                         let lane = (gone.exist & !gone.live).trailing_zeros();
                         let [x, y, z] = self.thread(gone.id * 32 + lane);

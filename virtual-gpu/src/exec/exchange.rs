@@ -8,7 +8,7 @@ use crate::ptx::inst::*;
 
 /// Checks that the lanes of each executing lane's mask execute this instruction together.
 ///
-/// On sm_61 the hardware ignores the mask. A lane that is elsewhere does not take part, and the result is silently
+/// On sm_61 the hardware ignores the mask. A diverged lane does not execute it, and the result is silently
 /// wrong.
 pub(super) fn converged(b: &Block<'_>, w: &Warp, inst: &Inst, mask: u32) -> Check {
     if mask == 0 || !b.job.config.checks.convergence {

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::finding::{Fault, Finding, FindingKind};
-use crate::memory::{Allocation, Memory, MemoryError, Snapshot, WRITTEN};
+use crate::memory::{Allocation, Kind, Memory, MemoryError, Snapshot, WRITTEN};
 use crate::ptx::inst::Function;
 use crate::ptx::{Kernel, Module, VarSpace};
 use alu::Fast;
@@ -57,12 +57,50 @@ pub(crate) struct Surroundings {
     pub writer: u8,
     /// Writers for whom the launch has not waited though it should; none with one device.
     pub unordered: Option<Box<[bool; 256]>>,
+    /// Where the launch notes what it reads of memory that other devices write; none with one device.
+    pub far: Option<Arc<FarReads>>,
+}
+
+/// The bytes that a launch reads of other devices' memory and of page-locked host memory: from the first to the last of each
+/// allocation.
+pub(crate) struct FarReads {
+    /// By address, with the first byte and the end of those read.
+    ranges: Vec<(Arc<Allocation>, AtomicU64, AtomicU64)>,
+}
+
+impl FarReads {
+    /// None yet, of this memory of other devices and of the host memory that `own` knows.
+    pub fn of(peers: &[Arc<Allocation>], own: &Memory) -> Self {
+        let host = own.snapshot().live.into_iter().filter(|a| a.kind != Kind::Device);
+        let all = peers.iter().cloned().chain(host);
+        let mut ranges: Vec<_> = all.map(|a| (a, AtomicU64::new(u64::MAX), AtomicU64::new(0))).collect();
+        ranges.sort_by_key(|(a, ..)| a.base);
+        Self { ranges }
+    }
+
+    pub(crate) fn note(&self, at: u64, bytes: u64) {
+        let after = self.ranges.partition_point(|(a, ..)| a.base <= at);
+        if let Some((a, first, end)) = after.checked_sub(1).map(|i| &self.ranges[i])
+            && a.contains(at, bytes)
+        {
+            first.fetch_min(at, Ordering::Relaxed);
+            end.fetch_max(at + bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Those that were read.
+    pub fn read(&self) -> impl Iterator<Item = (&Arc<Allocation>, std::ops::Range<u64>)> {
+        self.ranges.iter().filter_map(|(allocation, first, end)| {
+            let range = first.load(Ordering::Relaxed)..end.load(Ordering::Relaxed);
+            (!range.is_empty()).then_some((allocation, range))
+        })
+    }
 }
 
 impl Surroundings {
     /// Of a device that is alone.
     pub const fn alone() -> Self {
-        Self { peers: Vec::new(), writer: WRITTEN, unordered: None }
+        Self { peers: Vec::new(), writer: WRITTEN, unordered: None, far: None }
     }
 }
 
@@ -271,6 +309,7 @@ pub(crate) struct Job<'a> {
     launch_id: u64,
     writer: u8,
     unordered: Option<Box<[bool; 256]>>,
+    far: Option<Arc<FarReads>>,
     next: AtomicU64,
     stop: AtomicBool,
     /// Thread instructions of all blocks so far, and what their starts cost.
@@ -297,7 +336,7 @@ impl<'a> Job<'a> {
         for &(v, at) in &kernel.shared_layout {
             shared_offsets[v as usize] = at;
         }
-        let Surroundings { peers, writer, unordered } = surroundings;
+        let Surroundings { peers, writer, unordered, far } = surroundings;
         let mut snapshot = gpu.memory.snapshot();
         if !peers.is_empty() {
             snapshot.live.extend(peers);
@@ -320,6 +359,7 @@ impl<'a> Job<'a> {
             launch_id: gpu.launches,
             writer,
             unordered,
+            far,
             next: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             spent: AtomicU64::new(0),

@@ -178,7 +178,7 @@ fn formatted(format: &[u8], mut arguments: u64, memory: &mut impl Read) -> Check
                 text.truncate(c.precision.unwrap_or(usize::MAX));
                 c.pad(&mut out, b"", &text, false);
             }
-            other => out.extend([b'%', other]), // no conversion: printed as it stands
+            other => out.extend([b'%', other]), // no conversion: printed unchanged
         }
     }
     Ok((out, taken))

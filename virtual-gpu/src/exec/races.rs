@@ -5,7 +5,7 @@
 //! except lanes of one instruction. Source: Flanagan and Freund 2009, "FastTrack", per warp instead of per
 //! thread and with the readers of one epoch as a bit mask.
 
-/// `clock[w]`: the latest step of warp w that is known to lie before.
+/// `clock[w]`: the latest step of warp w that is known to happen before.
 pub(super) type VectorClock = [u32; 32];
 
 #[derive(Clone, Copy, Default)]

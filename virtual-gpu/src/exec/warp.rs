@@ -438,7 +438,7 @@ impl Warp {
         self.waiting = Some(Wait {
             barrier: barrier as usize,
             // A count of all threads is the same as none given.
-            threads: threads.filter(|&n| n < b.threads.next_multiple_of(32)),
+            threads: threads.filter(|&n| n != b.threads.next_multiple_of(32)),
             red,
             arrive,
             predicate: if inst.c == NONE { 0 } else { self.regs.pred(inst.c) },

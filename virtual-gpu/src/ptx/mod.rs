@@ -86,7 +86,7 @@ pub struct Param {
     pub name: String,
     pub bytes: u32,
     pub align: u32,
-    /// Where it lies in the parameter block.
+    /// Its offset in the parameter block.
     pub offset: u32,
 }
 

@@ -240,7 +240,7 @@ impl<'a, 'm> Body<'a, 'm> {
         }
     }
 
-    /// Row of a source register of at least `bits`, and whether it lies in the 64-bit file.
+    /// Row of a source register of at least `bits`, and whether it is in the 64-bit file.
     /// Loads, stores and conversions may name wider registers than their type.
     pub fn src_any(&mut self, arg: &Arg<'a>, bits: u32, float: bool) -> Result<(Row, bool), PtxError> {
         if let Arg::Word(w) = *arg

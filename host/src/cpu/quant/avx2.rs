@@ -1,16 +1,16 @@
 //! The tiles of a quantised product by AVX2.
 //!
 //! Idea: a register's eight lanes are eight columns of y. A block of 32 values of eight rows of w is unpacked to bytes and
-//! transposed by words of four values, once for up to [`ROWS`] rows of x; each word of x is then broadcast, multiplied and
-//! added. So a block's sums need no horizontal additions, and their factors are those of eight columns at once.
+//! transposed by words of four values, once for up to [`ROWS`] rows of x. Each word of x is then broadcast, multiplied and
+//! added. So a block needs no horizontal additions, and its factors apply to eight columns at once.
 //!
-//! A tile's rows are eight short streams, which the processor does not foresee. While a tile is computed, the next one, which
-//! lies right after it, is asked for.
+//! The rows of a tile are eight short streams, which the hardware prefetcher does not follow. While a tile is computed, the
+//! next tile, which follows it in memory, is prefetched.
 //!
-//! A closure that is given to a function of the standard library is not inlined, as that has not these features; so there are
-//! loops where elsewhere there are maps.
+//! A closure passed to a function of the standard library is not inlined, because that function is compiled without these
+//! target features. So there are loops here where other files have iterators.
 //!
-//! One row of x alone meets the blocks as they are; see [`tile_of_one`]. Its sums are the same integers.
+//! A single row of x uses the blocks untransposed; see [`tile_of_one`]. Its sums are the same integers.
 //!
 //! flow: w [8 rows, 32] → bytes → transposed [8 words][8 columns] · x word → i32 [8 columns] → f32 · factors → acc [8 columns]
 //!
@@ -77,7 +77,7 @@ const fn offset(format: Format) -> i32 {
     }
 }
 
-/// How many products of two pairs, each up to 2 · 127 · the largest quant, 16 bits hold the sum of.
+/// How many products of two pairs, each up to 2 · 127 · the largest quant, can be summed in 16 bits.
 const fn in_16_bits(format: Format) -> usize {
     match format {
         Format::Q6K => 2,
@@ -109,13 +109,13 @@ impl<'a> Parts<'a> {
         Ok(Self { format: w.format(), rows, blocks, quants: bytes::<u32>(&w.quants)?, scales })
     }
 
-    /// Where the quants of the tile after this begin, if there is one.
+    /// The first quants of the tile after this one; null if there is none.
     fn after(&self, tile: usize) -> *const u8 {
         let row = self.blocks * BLOCK / 8 * bits(self.format);
         self.quants.as_ptr().wrapping_add((tile + 1) * TILE * row)
     }
 
-    /// Quants and scales of the rows of a tile; beyond the last row, that one again.
+    /// Quants and scales of the rows of a tile. Past the last row, the last row is repeated.
     fn tile(&self, tile: usize) -> [(&'a [u8], &'a [u8]); TILE] {
         let quants = self.blocks * BLOCK / 8 * bits(self.format);
         let scales = match self.format {
@@ -132,32 +132,33 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Up to [`ROWS`] rows of x, their blocks together.
+/// Up to [`ROWS`] rows of x, grouped by block.
 pub(super) struct Panel {
     rows: usize,
-    /// [blocks, rows, words]: 8 words of four bytes, or 16 of two 16-bit numbers: the even ones of four, the odd ones.
+    /// [blocks, rows, words]: 8 words of four bytes, or 16 words of two 16-bit numbers (the even ones of four, then the odd
+    /// ones).
     words: Vec<u32>,
     /// [blocks, rows]
     factors: Vec<Factors>,
 }
 
-/// Of a block of a row of x.
+/// The factors of one block of a row of x.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Factors {
     scale: f32,
-    /// The sums of its halves' quants.
+    /// The sum of the quants of each half.
     sums: [i32; 2],
 }
 
-/// The rows of x as weights meet them.
+/// The rows of x in the form that a tile multiplies.
 pub(super) enum Rows<'a> {
-    /// One, as it is: quants in the values' order, and the blocks' factors.
+    /// A single row: its quants in order, and the blocks' factors.
     One(&'a [i8], Vec<Factors>),
     Panels(Vec<Panel>),
 }
 
 impl<'a> Rows<'a> {
-    /// For weights of this format.
+    /// Prepares rows for weights of this format.
     pub fn new(x: Activations<'a>, format: Format) -> Self {
         if x.rows() > 1 {
             return Self::Panels(panels(x, format));
@@ -169,7 +170,7 @@ impl<'a> Rows<'a> {
 }
 
 impl Factors {
-    /// Of the quants, and of the scale's bits and the sum of all quants.
+    /// From a block's quants, its scale's bits and the sum of its quants.
     fn new(quants: &[i8], scales: &[u32]) -> Self {
         let first_half = quants[..BLOCK / 2].iter().map(|&x| i32::from(x)).sum();
         Self { scale: f32::from_bits(scales[0]), sums: [first_half, scales[1] as i32 - first_half] }
@@ -209,7 +210,7 @@ fn panels(x: Activations, format: Format) -> Vec<Panel> {
     }
 }
 
-/// The columns of the tiles from number `first` on, of all rows.
+/// Computes the tiles from number `first` on, for all rows.
 pub(super) fn tiles(_: Avx2, y: &mut [&mut [f32]], x: &Rows, w: &Parts, first: usize) {
     // SAFETY: the processor has these features: the first argument proves it.
     unsafe { tiles_of_any(y, x, w, first) }
@@ -245,7 +246,7 @@ fn tiles_of<K: Kind, const G: usize>(y: &mut [&mut [f32]], x: &Rows, w: &Parts, 
     }
 }
 
-/// As many columns as there are.
+/// Stores the columns that exist.
 fn store(y: &mut [f32], acc: &[f32; TILE]) {
     let len = y.len().min(TILE);
     y[..len].copy_from_slice(&acc[..len]);
@@ -255,15 +256,15 @@ fn store(y: &mut [f32], acc: &[f32; TILE]) {
 struct Tile<'a, const G: usize> {
     quants: [&'a [[u8; G]]; TILE],
     scales: [&'a [u8]; TILE],
-    /// The quants of a last group that has fewer blocks, and then zeros, whose steps are zero.
+    /// The quants of a last group of fewer than eight blocks, padded with zeros; the steps there are zero too.
     rest: &'a [[u8; G]; TILE],
     groups: usize,
-    /// Where the quants of the next tile begin, if there is one.
+    /// The first quants of the next tile; null if there is none.
     next: *const u8,
 }
 
 impl<'a, const G: usize> Tile<'a, G> {
-    /// `rest` is zero, or from another tile of the same weights.
+    /// `rest` is zero, or comes from another tile of the same weights.
     #[inline]
     fn new(w: &Parts<'a>, tile: usize, rest: &'a mut [[u8; G]; TILE]) -> Self {
         let (rows, groups) = (w.tile(tile), w.blocks.div_ceil(BLOCKS_PER_SUPER));
@@ -276,7 +277,7 @@ impl<'a, const G: usize> Tile<'a, G> {
         Self { quants, scales, rest, groups, next: w.after(tile) }
     }
 
-    /// Eight blocks of each row. Asks for as much of the next tile.
+    /// The quants of eight blocks of each row. Prefetches as much of the next tile.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn group(&self, group: usize) -> [&'a [u8; G]; TILE] {
@@ -290,7 +291,7 @@ impl<'a, const G: usize> Tile<'a, G> {
         rows
     }
 
-    /// The steps of eight blocks of each row, by blocks, and their minima or second steps.
+    /// The steps of eight blocks of each row, grouped by block, and their minima or second steps.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn steps<K: Kind>(&self, group: usize, to: &mut [[__m256; BLOCKS_PER_SUPER]; 2]) {
@@ -349,8 +350,8 @@ fn tile<K: Kind, const G: usize>(acc: &mut [[f32; TILE]], panel: &Panel, w: &Til
     }
 }
 
-/// acc = x·wᵀ of one row and eight rows of w. To transpose a block for one row of x alone would be more work than to add its
-/// products up: a tree of additions of neighbours, whose last level has the eight columns side by side.
+/// acc = x·wᵀ of one row and eight rows of w. For one row of x, transposing a block would cost more than summing its
+/// products: a tree of additions of neighbours, whose last level has the eight columns side by side.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tile_of_one<K: Kind, const G: usize>(to: &mut [f32; TILE], x: &[i8], factors: &[Factors], w: &Tile<G>) {
     let mut acc = _mm256_setzero_ps();
@@ -374,7 +375,7 @@ fn tile_of_one<K: Kind, const G: usize>(to: &mut [f32; TILE], x: &[i8], factors:
     store_f32(to, acc);
 }
 
-/// The sums of two blocks of eight rows of w with those of x, each of its halves, or of all in the first.
+/// The sums of two blocks of eight rows of w with those of x: per half, or the whole block's in the first.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn sums_of_pair<K: Kind, const G: usize>(
@@ -396,7 +397,7 @@ fn sums_of_pair<K: Kind, const G: usize>(
     }
     let x = match K::FORMAT {
         Format::Q4K | Format::Q5K => blocks,
-        // both blocks' values of the low nibbles, and of the high ones
+        // both blocks' values from the low nibbles, and from the high nibbles
         Format::Q4_0 => of_halves(blocks[0], blocks[1]),
         _ => of_halves(nibble_order(blocks[0]), nibble_order(blocks[1])),
     };
@@ -407,14 +408,14 @@ fn sums_of_pair<K: Kind, const G: usize>(
     [[a, none], [b, none]]
 }
 
-/// The first halves of two registers, and the second halves.
+/// The lower halves of two registers, and the upper halves.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn of_halves(a: __m256i, b: __m256i) -> [__m256i; 2] {
     [_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)]
 }
 
-/// A block of x: the values that meet the low nibbles of IQ4's bytes, in their order, and then those of the high ones.
+/// Reorders a block of x for IQ4: the values that pair with the low nibbles first, then those of the high nibbles.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn nibble_order(x: __m256i) -> __m256i {
@@ -424,8 +425,8 @@ fn nibble_order(x: __m256i) -> __m256i {
     _mm256_permute4x64_epi64(bytes, 0b11_01_10_00)
 }
 
-/// The sums of two neighbouring products of quants and x. Of signed quants the magnitude, up to 128, is the unsigned operand, and
-/// the sign goes to x.
+/// The sums of two neighbouring products of quants and x. For signed quants the magnitude, up to 128, is the unsigned
+/// operand, and the sign moves to x.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn product(signed: bool, quants: __m256i, x: __m256i) -> __m256i {
@@ -435,8 +436,8 @@ fn product(signed: bool, quants: __m256i, x: __m256i) -> __m256i {
     }
 }
 
-/// The products of a pair of blocks of a row: the first's in the lower half, the second's in the upper; of IQ4 in 32 bits, else in
-/// 16 bits with four products in each.
+/// The products of a pair of blocks of a row: the first block's in the lower half, the second's in the upper. For IQ4 in 32
+/// bits, otherwise in 16 bits with four products in each.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn products_of_pair<K: Kind, const G: usize>(row: &[u8; G], pair: usize, x: [__m256i; 2]) -> __m256i {
@@ -472,7 +473,7 @@ fn products_of_pair<K: Kind, const G: usize>(row: &[u8; G], pair: usize, x: [__m
     }
 }
 
-/// Each register's lower half and upper half added up, as lanes.
+/// Adds each register's lower half and upper half; one lane per register.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn lanes<K: Kind>(x: [__m256i; TILE]) -> [__m256i; 2] {
@@ -483,7 +484,7 @@ fn lanes<K: Kind>(x: [__m256i; TILE]) -> [__m256i; 2] {
             let two = |i: usize| _mm256_hadd_epi32(x[i], x[i + 1]);
             [_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6))]
         }
-        // eight products of five bits fit 16 bits, sixteen of four
+        // 16 bits hold the sum of eight products of five bits, or sixteen of four
         Format::Q5K => {
             let two = |i: usize| _mm256_madd_epi16(short(i), ones);
             [_mm256_hadd_epi32(two(0), two(2)), _mm256_hadd_epi32(two(4), two(6))]
@@ -496,7 +497,7 @@ fn lanes<K: Kind>(x: [__m256i; TILE]) -> [__m256i; 2] {
     of_halves(a, b)
 }
 
-/// The sums of each register's 16 products as lanes: of their halves, or of all in the first.
+/// The sums of each register's 16 products, one lane per register: per half, or all in the first.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn sums_of_each<K: Kind>(x: [__m256i; TILE]) -> [__m256i; 2] {
@@ -517,7 +518,7 @@ fn add(acc: __m256, factors: &Factors, product: __m256) -> __m256 {
     _mm256_fmadd_ps(_mm256_set1_ps(factors.scale), product, acc)
 }
 
-/// The values of a block of x and the columns, from the sums of its halves, or from that of both in the first.
+/// acc for one block of x and eight columns, from the sums of the halves, or the whole block's sum in the first.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn scaled<K: Kind>(sums: [__m256i; 2], of_x: [i32; 2], steps: [__m256; 2]) -> __m256 {
@@ -540,7 +541,7 @@ fn scaled<K: Kind>(sums: [__m256i; 2], of_x: [i32; 2], steps: [__m256; 2]) -> __
     }
 }
 
-/// Σ q·x of each column, for unsigned quants: of the block's halves, or of all of it in the first.
+/// Σ q·x of each column, for unsigned quants: per half of the block, or the whole block's in the first.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn unsigned_sums<K: Kind>(quants: &[__m256i; WORDS], words: &[u32; WORDS]) -> [__m256i; 2] {
@@ -572,22 +573,22 @@ fn signed_sum(quants: &[[__m256i; 2]; WORDS], words: &[u32; 2 * WORDS]) -> __m25
     _mm256_add_epi32(sums[0], sums[1])
 }
 
-/// The even bytes as 16 bits, and the odd ones.
+/// The even bytes widened to 16 bits, and the odd ones.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn widened(bytes: __m256i) -> [__m256i; 2] {
     [_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)]
 }
 
-/// Block `j` of a row's eight: 32 bytes in the values' order, with the format's offset added.
+/// Block `j` of a row's eight: 32 bytes in the order of the values, with the format's offset added.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn block<K: Kind, const G: usize>(row: &[u8; G], j: usize) -> __m256i {
     let nibbles = |bytes| _mm256_and_si256(bytes, _mm256_set1_epi8(15));
-    // of two blocks that share bytes, the low nibbles are the first's
+    // two blocks share bytes; the low nibbles are the first's
     let low =
         |bytes: &[u8]| nibbles(_mm256_srl_epi16(load(bytes, j / 2), _mm_cvtsi32_si128(j as i32 % 2 * 4)));
-    // the bits of `upper` from each word's own position on, moved up by four
+    // for each word the bits of `upper` from its position on, moved up by four
     let upper = |words, from: __m256i, bits| {
         let from = _mm256_add_epi32(from, _mm256_set1_epi32(j as i32 % 2 * 4));
         _mm256_slli_epi16(_mm256_and_si256(_mm256_srlv_epi32(words, from), _mm256_set1_epi8(bits)), 4)
@@ -601,7 +602,7 @@ fn block<K: Kind, const G: usize>(row: &[u8; G], j: usize) -> __m256i {
         Format::Q4K => low(row),
         Format::Q5K => {
             let fifth = _mm256_castsi128_si256(load_half(&row[128..], j / 4));
-            // a word for each 16 bytes of nibbles: those of the block's pair
+            // for each 16 bytes of nibbles a word: those of the pair of blocks
             let pair = j as i32 / 2 % 2 * 2;
             let order = _mm256_setr_epi32(pair, pair, pair, pair, pair + 1, pair + 1, pair + 1, pair + 1);
             let fifth = _mm256_permutevar8x32_epi32(fifth, order);
@@ -611,14 +612,14 @@ fn block<K: Kind, const G: usize>(row: &[u8; G], j: usize) -> __m256i {
             let words = _mm256_castsi128_si256(load_half(&row[128..], j / 2));
             let words = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3));
             let upper = upper(words, _mm256_setr_epi32(0, 0, 2, 2, 0, 0, 2, 2), 3);
-            // of two's complement, q + 32 is q with its highest bit turned
+            // in two's complement, q + 32 is q with its highest bit flipped
             _mm256_xor_si256(_mm256_or_si256(low(row), upper), _mm256_set1_epi8(32))
         }
         Format::Iq4Nl | Format::Iq4Xs => {
             let bytes = load_half(row, j);
             let low = _mm_and_si128(bytes, _mm_set1_epi8(15));
             let high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
-            // the words of the block's first half, each followed by that 16 values further on
+            // interleaves: a word of the block's first half, then the word 16 values later
             let quants = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
             let levels = _mm256_broadcastsi128_si256(load_half(bytemuck::cast_slice(&LEVELS), 0));
             let values = _mm256_shuffle_epi8(levels, quants);
@@ -627,8 +628,8 @@ fn block<K: Kind, const G: usize>(row: &[u8; G], j: usize) -> __m256i {
     }
 }
 
-/// The steps of a row's eight blocks from number 8 · `group` on, and their minima or, of Q6_K, the steps of their second
-/// halves. Blocks that do not exist have steps of zero.
+/// The steps of a row's eight blocks from number 8 · `group` on, and their minima; for Q6_K, the steps of their second
+/// halves. Blocks past the end have steps of zero.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn steps<K: Kind>(scales: &[u8], group: usize) -> [__m256; 2] {
@@ -685,7 +686,7 @@ fn steps<K: Kind>(scales: &[u8], group: usize) -> [__m256; 2] {
     }
 }
 
-/// Eight registers of eight words, rows and columns exchanged.
+/// Transposes eight registers of eight words.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
@@ -709,18 +710,18 @@ fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn store_f32(to: &mut [f32; TILE], x: __m256) {
-    // SAFETY: `to` is eight f32.
+    // SAFETY: `to` holds eight f32 by its type, and the store needs no alignment.
     unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) };
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn load_f32(x: &[f32; TILE]) -> __m256 {
-    // SAFETY: `x` is eight f32.
+    // SAFETY: `x` holds eight f32 by its type, and the load needs no alignment.
     unsafe { _mm256_loadu_ps(x.as_ptr()) }
 }
 
-/// The 32 bytes number `i`.
+/// Bytes 32·i to 32·i + 31.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn load(bytes: &[u8], i: usize) -> __m256i {
@@ -729,7 +730,7 @@ fn load(bytes: &[u8], i: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
 }
 
-/// The 16 bytes number `i`.
+/// Bytes 16·i to 16·i + 15.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn load_half(bytes: &[u8], i: usize) -> __m128i {

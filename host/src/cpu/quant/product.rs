@@ -1,8 +1,9 @@
-//! y = x·wᵀ for activations in 8 bits and quantised w. The integer sums of each block of 32 are exact; a value of y is their
-//! sum with the blocks' factors, in f32 and in the blocks' order, so a row is the same alone and among others.
+//! y = x·wᵀ for 8-bit activations and quantised w. The integer sums of each block of 32 are exact. A value of y is the sum
+//! of these times the blocks' factors, in f32 and in the order of the blocks, so a row's result does not depend on the other
+//! rows.
 //!
-//! Columns of y are computed in tiles of [`TILE`], rows of w that lie together in memory. A task takes some tiles and goes
-//! through x by pieces of [`ROWS`] rows, which stay in the core's cache while all of the task's tiles meet them.
+//! Columns of y are computed in tiles of [`TILE`], which are rows of w that are contiguous in memory. A task has several
+//! tiles. It reads x in pieces of [`ROWS`] rows, which stay in the core's cache while all of the task's tiles use them.
 //!
 //! | what computes a tile | when                   |
 //! |----------------------|------------------------|
@@ -22,14 +23,14 @@ use rayon::prelude::*;
 
 /// Columns of a tile: the f32 values of an AVX2 register.
 pub(super) const TILE: usize = 8;
-/// Rows of x of a piece: 96 KiB of 2048 columns, which leaves room for weights in a second cache of 256 KiB.
+/// Rows of x in a piece: 96 KiB for 2048 columns, which leaves room for weights in an L2 cache of 256 KiB.
 pub(super) const ROWS: usize = 32;
 /// The most tiles of a task: more would push x out of the cache, fewer read it more often.
 const TILES: usize = 8;
-/// Multiply-adds below which a task costs more than it saves.
+/// Multiply-adds below which parallel tasks cost more than they save.
 const PARALLEL: usize = 1 << 18;
 
-/// Activations as they are read: rows of `k` quants, and of each block its scale's bits and the sum of its quants.
+/// Quantised activations: rows of `k` quants, and for each block the bits of its scale and the sum of its quants.
 #[derive(Clone, Copy)]
 pub(super) struct Activations<'a> {
     pub quants: &'a [i8],
@@ -42,7 +43,7 @@ impl<'a> Activations<'a> {
         self.quants.len() / self.k
     }
 
-    /// The quants of a row, and scales and sums of its blocks.
+    /// The quants of a row, and the scales and sums of its blocks.
     pub fn row(&self, row: usize) -> (&'a [i8], &'a [u32]) {
         let blocks = self.k / BLOCK * 2;
         (&self.quants[row * self.k..][..self.k], &self.scales[row * blocks..][..blocks])
@@ -68,7 +69,7 @@ pub(crate) fn matmul(mut y: TensorMut, x: &QuantRows, w: &QuantTensor, epilogue:
     })
 }
 
-/// y [m, n] = x·wᵀ. `finish` gets some columns of all rows, when they are there, and the number of the first.
+/// y [m, n] = x·wᵀ. `finish` is called with some columns of all rows when they are complete, and the number of the first.
 fn product(
     avx2: Option<Avx2>,
     y: &mut [f32],
@@ -96,7 +97,7 @@ fn product(
     })
 }
 
-/// Calls `f` in parallel with the columns of some tiles, of all rows, and the number of the first tile.
+/// Calls `f` in parallel with all rows of the columns of some tiles, and the number of the first tile.
 fn in_tasks(
     y: &mut [f32],
     x: Activations,
@@ -106,7 +107,7 @@ fn in_tasks(
     let (m, n) = (x.rows(), w.rows());
     let tiles = n.div_ceil(TILE);
     let most = if m > ROWS { TILES } else { tiles };
-    // a few tasks for each thread, so that one that is held up does not hold up all
+    // a few tasks per thread, so that a slow one does not delay all
     let each = match m * n * w.k <= PARALLEL {
         true => tiles,
         false => tiles.div_ceil(8 * rayon::current_num_threads()).clamp(1, most),
@@ -123,7 +124,7 @@ fn in_tasks(
     }
 }
 
-/// Columns of y from number `first` on, in scalar code.
+/// Columns of y from number `first` on, without vector instructions.
 fn portable(y: &mut [&mut [f32]], x: Activations, w: &QuantTensor, first: usize) -> Result<()> {
     for column in 0..y.first().map_or(0, |y| y.len()) {
         let w = read_row(w, first + column)?;
@@ -135,7 +136,7 @@ fn portable(y: &mut [&mut [f32]], x: Activations, w: &QuantTensor, first: usize)
     Ok(())
 }
 
-/// Σ products of a row of x and a row of w: integer sums within blocks, f32 over them.
+/// The dot product of a row of x and a row of w: integer sums within blocks, f32 over blocks.
 fn dot(x: &[i8], scales: &[u32], w: &Row) -> f32 {
     let blocks = x.chunks_exact(BLOCK).zip(scales.chunks_exact(2));
     blocks.zip(w.quants.chunks_exact(BLOCK).zip(&w.steps)).fold(0.0, |acc, ((x, scale), (w, step))| {
@@ -159,7 +160,7 @@ mod tests {
     use crate::quant::{FORMATS, name};
     use crate::{DType, Device, Tensor, ops};
 
-    /// x·wᵀ in f64 of what is stored.
+    /// x·wᵀ in f64 of the stored values.
     fn reference(x: &QuantRows, w: &QuantTensor) -> Result<Vec<f64>> {
         let weights = ops::dequantize(w, DType::F32)?.to_vec::<f32>()?;
         let (quants, scales) = x.to_vecs()?;
@@ -174,7 +175,7 @@ mod tests {
             .collect())
     }
 
-    /// y [m, n] by the instructions of this processor, or by none.
+    /// y [m, n], with AVX2 or without.
     fn product(avx2: Option<Avx2>, x: &QuantRows, w: &QuantTensor) -> Result<Vec<f32>> {
         let activations = Activations {
             quants: bytemuck::cast_slice(slice::<u32>(&x.quants)?),
@@ -215,7 +216,7 @@ mod tests {
         Ok(())
     }
 
-    /// Quants that no quantiser makes but a file can hold, such as −128, and the largest sums that there are.
+    /// Quants that no quantiser writes but a file can hold, such as −128, and the largest sums possible.
     #[test]
     fn all_quants_and_the_largest_sums() -> Result<()> {
         let (n, k) = (9, 512);
@@ -236,7 +237,7 @@ mod tests {
         Ok(())
     }
 
-    /// Of more than one piece and more than one task, a row is the same as alone.
+    /// With more than one piece and more than one task, a row gives the same result as alone.
     #[test]
     fn a_row_is_the_same_alone() -> Result<()> {
         let (m, n, k) = (ROWS + 2, 8 * TILE * TILES + 3, 1024);

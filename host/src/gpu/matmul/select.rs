@@ -8,15 +8,15 @@ use kernels_gpu::matmul::{textbook, vector};
 use serde::Serialize;
 use std::fmt;
 
-/// Warps that a multiprocessor should have resident in the few-row kernels: each has 4 KiB of b in flight.
+/// Warps wanted per multiprocessor in the few-row kernels: each has 4 KiB of b in flight.
 const VECTOR_WARPS: u32 = 12;
-/// How much longer than the fastest a kernel may take that needs less energy, when that is asked for. As much as the
-/// governor's next step would cost, which takes a tenth of the time away: a kernel that spares it is no loss.
+/// How much longer than the fastest kernel a kernel with less energy may take, when those are preferred. The governor's next
+/// step would reduce the duty by a tenth, so a kernel that avoids this step loses nothing.
 pub const LOW_POWER_SLOWER: f64 = 1.1;
-/// The most parts that k is split into: more cost more to add than they gain.
+/// The most splits of k: more cost more to add than they save.
 const MAX_SPLITS: u32 = 32;
 
-/// Element types, as the kernels' tables are ordered.
+/// Element types, in the order of the kernels' tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Types {
     F32,
@@ -25,7 +25,7 @@ pub enum Types {
     Mixed,
 }
 
-/// Which of a and b are transposed, as the kernels' tables are ordered.
+/// Which of a and b are transposed, in the order of the kernels' tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Layouts {
     Nn,
@@ -33,20 +33,21 @@ pub enum Layouts {
     Tn,
 }
 
-/// All that the choice depends on.
+/// Everything that the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Query {
     pub batch: u32,
     pub m: u32,
     pub n: u32,
     pub k: u32,
-    /// For the kernels that load 16 bytes (f16: 8) at a time: `None` if strides or alignment do not allow it.
+    /// Layouts for the kernels that load 16 bytes (f16: 8) at a time; `None` if strides or alignment do not allow it.
     pub tile_layouts: Option<Layouts>,
-    /// For the few-row kernels: `None` if a does not run along k, or neither dimension of b is contiguous.
+    /// Layouts for the few-row kernels; `None` if a is not contiguous along k, or b is not contiguous along either
+    /// dimension.
     pub vector_layouts: Option<Layouts>,
     pub types: Types,
     pub multiprocessors: u32,
-    /// Whether less energy is worth a little time.
+    /// Whether to prefer less energy to a little time.
     pub low_power: bool,
 }
 
@@ -78,7 +79,7 @@ impl fmt::Display for Query {
     }
 }
 
-/// A kernel of any types.
+/// A kernel, without its types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
     Textbook,
@@ -90,7 +91,7 @@ pub(super) enum Kernel {
     VectorNn,
 }
 
-/// Up to how many rows a kernel handles, as the kernels' tables are ordered.
+/// The most rows that a kernel handles, in the order of the kernels' tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rows {
     One,
@@ -102,12 +103,12 @@ pub(super) enum Rows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub kernel: Kernel,
-    /// Blocks along x.
+    /// Number of blocks along x.
     pub blocks: u32,
     pub splits: u32,
-    /// k of each part but the last.
+    /// The length in k of each split but the last.
     pub k_chunk: u32,
-    /// 2 to this power of a block's warps share the columns, for `Vector` with a transposed b.
+    /// For `VectorNt`: 2^log_parts warps of a block share a column.
     pub log_parts: u32,
 }
 
@@ -121,23 +122,23 @@ fn layouts(family: &Family, q: &Query) -> Option<Layouts> {
     q.tile_layouts.filter(|&layouts| (layouts as usize) < family.layouts)
 }
 
-/// Blocks that cover c.
+/// Number of blocks that cover c.
 fn blocks(family: &Family, q: &Query) -> u32 {
     q.m.div_ceil(family.bm) * q.n.div_ceil(family.bn)
 }
 
-/// A split of k is a multiple of this.
+/// The length of a split in k is a multiple of this.
 fn step(family: &Family) -> u32 {
     regtile::BK * family.slices
 }
 
-/// `k` in `splits` parts of a multiple of `step`: the chunk, and how many parts that really makes.
+/// Divides `k` into about `splits` splits of a multiple of `step`: their length, and their actual number.
 fn split(k: u32, splits: u32, step: u32) -> (u32, u32) {
     let chunk = k.div_ceil(splits.max(1)).next_multiple_of(step);
     (chunk, k.div_ceil(chunk))
 }
 
-/// The numbers of parts worth trying.
+/// The numbers of splits to consider.
 fn split_candidates(q: &Query, step: u32) -> impl Iterator<Item = u32> {
     let outputs = q.batch as u64 * q.m as u64 * q.n as u64;
     let by_memory = (MAX_ELEMENTS as u64 / outputs.max(1)).clamp(1, MAX_SPLITS.into()) as u32;
@@ -145,7 +146,7 @@ fn split_candidates(q: &Query, step: u32) -> impl Iterator<Item = u32> {
     (0..=MAX_SPLITS.ilog2()).map(|power| 1 << power).take_while(move |&splits| splits <= most)
 }
 
-/// Bytes of partial sums that the product needs in addition to its operands.
+/// Bytes of partial sums that the product needs besides its operands.
 pub fn scratch_bytes(table: &Table, q: &Query) -> usize {
     match select(table, q, Variant::Auto, None) {
         Some(Plan { splits: splits @ 2.., .. }) => {
@@ -156,7 +157,7 @@ pub fn scratch_bytes(table: &Table, q: &Query) -> usize {
     }
 }
 
-/// The plan for this product; `None` if `variant` can't do it.
+/// The plan for this product; `None` if `variant` does not support it.
 pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<u32>) -> Option<Plan> {
     let plan = |kernel, blocks, splits, step| {
         let (k_chunk, splits) = split(q.k, splits, step);
@@ -204,12 +205,12 @@ pub(super) fn select(table: &Table, q: &Query, variant: Variant, splits: Option<
     }
 }
 
-/// Warps that read b if each reads whole columns.
+/// Number of warps that read b if each reads whole columns.
 fn vector_warps(q: &Query) -> u32 {
     q.n.div_ceil(vector::NT_COLUMNS).saturating_mul(q.batch).max(1)
 }
 
-/// The least power of two of warps for each column that keeps the memory busy, if k gives all their lanes something.
+/// The smallest power of two of warps per column that keeps the memory busy, as long as k is enough for all their lanes.
 fn choose_parts(q: &Query) -> u32 {
     let wanted = VECTOR_WARPS * q.multiprocessors;
     let useful = |parts: u32| q.k >> parts >= vector::K_STEP;
@@ -217,14 +218,14 @@ fn choose_parts(q: &Query) -> u32 {
     (0..most).find(|&parts| vector_warps(q) << parts >= wanted || !useful(parts + 1)).unwrap_or(most)
 }
 
-/// The splits of k that make up for what a block's own warps can't do.
+/// The splits of k that are needed besides a block's own warps.
 fn vector_splits(q: &Query, blocks: u32) -> u32 {
     let warps = blocks.saturating_mul(q.batch).max(1).saturating_mul(vector::WARPS);
     let wanted = VECTOR_WARPS * q.multiprocessors / warps;
     split_candidates(q, vector::K_STEP).take_while(|&splits| splits <= wanted.max(1)).last().unwrap_or(1)
 }
 
-/// The families and numbers of parts that are worth timing: tiles are not twice as tall as c where smaller ones are.
+/// The families and numbers of splits worth timing: no tiles twice as tall as c where there are smaller ones.
 pub fn candidates(q: &Query) -> Vec<(&'static str, u32)> {
     let families =
         FAMILIES.iter().filter(|family| layouts(family, q).is_some() && family.bm / 2 < q.m.max(32));
@@ -238,7 +239,7 @@ pub fn candidates(q: &Query) -> Vec<(&'static str, u32)> {
         .collect()
 }
 
-/// The kernels for this product, and for tiles the parts of k.
+/// The kernel for this product, and for tiles the number of splits.
 fn choose(table: &Table, q: &Query) -> (Variant, Option<u32>) {
     match q.vector_layouts {
         Some(Layouts::Nt) if q.m <= 8 => return (Variant::Vector, None),
@@ -261,7 +262,7 @@ fn choose(table: &Table, q: &Query) -> (Variant, Option<u32>) {
     (Variant::Tile(family.name), Some(*splits))
 }
 
-/// The number of parts with the lowest estimate, and the estimate.
+/// The number of splits with the lowest estimate, and the estimate.
 fn best_splits(table: &Table, q: &Query, family: &Family) -> (u32, f64) {
     split_candidates(q, step(family))
         .map(|splits| (splits, table.clocks(q, family, splits)))
@@ -297,13 +298,13 @@ pub(crate) mod tests {
         }
     }
 
-    /// `wide128` draws half the power of the others.
+    /// A table in which `wide128` needs half the power of the others.
     pub(crate) fn sparing() -> Table {
         let watts = FAMILIES.iter().map(|family| (family.name.to_owned(), 20.0));
         Table { watts: watts.chain([("wide128".to_owned(), 10.0)]).collect(), ..sm_61() }
     }
 
-    /// The tile size, and the parts of k.
+    /// The tile size, and the number of splits.
     fn tile(table: &Table, q: &Query, low_power: bool) -> (Size, u32) {
         let plan = select(table, &Query { low_power, ..*q }, Variant::Auto, None).unwrap();
         let Kernel::Tile(size, Layouts::Nt) = plan.kernel else { unreachable!("tiles fit") };
@@ -320,7 +321,7 @@ pub(crate) mod tests {
         assert_eq!(size(&sparing(), &large, false), Size::Tile128);
         assert_eq!(size(&sparing(), &large, true), Size::Wide128);
         assert_eq!(size(&sm_61(), &large, true), Size::Tile128, "nothing is measured");
-        // Half a table compares nothing: what is not measured is neither left nor taken.
+        // A table with power for only some families compares nothing: families without a figure are neither left nor chosen.
         for missing in ["tile128", "wide128"] {
             let mut table = sparing();
             table.watts.remove(missing);
@@ -330,10 +331,10 @@ pub(crate) mod tests {
 
     #[test]
     fn less_energy_costs_a_tenth_of_the_time_at_most() {
-        // 16 rows: a tile of 128 would be idle for seven eighths, which half the power does not make good.
+        // 16 rows leave seven eighths of a tile of 128 idle, which half the power does not compensate.
         let few = nt(16, 2048, 2048, P4);
         assert_eq!(size(&sparing(), &few, true), Size::Tile32);
-        // However little a kernel draws, it is not taken beyond that.
+        // However little power a kernel needs, it is not chosen beyond that limit.
         let mut table = sparing();
         table.watts.insert("wide128".into(), 0.001);
         assert_eq!(size(&table, &few, true), Size::Tile32);

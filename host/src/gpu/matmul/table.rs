@@ -1,6 +1,6 @@
-//! The cost model by which a matmul kernel is chosen for a card: a rate for every tile size, and four numbers.
+//! The cost model for the choice of a matmul kernel on a card: a rate for every tile size, and four numbers.
 //!
-//! `pascaline tune` makes a table for the card at hand; the user's goes before the built-in one of the architecture.
+//! `pascaline tune` makes a table for the present card. A user's table overrides the built-in one of the architecture.
 
 use super::select::Query;
 use crate::cuda::Properties;
@@ -12,33 +12,33 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs, io};
 
-/// Multiply-adds of a multiprocessor per clock, on every GPU in question.
+/// Multiply-adds per clock and multiprocessor, on all supported GPUs.
 const FMA_PER_CLOCK: f64 = 128.0;
-/// The weight of a squared error of an estimate's logarithm, relative to the logarithm of a lost factor: enough to lead the fit
-/// where no choice changes, and to keep the table sensible for other shapes.
+/// The weight of the squared logarithmic error of an estimate, relative to the logarithm of a lost factor. Enough to guide
+/// the fit where no choice changes, and to keep the table plausible for other shapes.
 const ESTIMATE_WEIGHT: f64 = 0.1;
-/// The tables that come with Pascaline, by compute capability; other cards take the first.
+/// The built-in tables, by compute capability; other cards use the first.
 const BUILT_IN: [((i32, i32), &str); 2] =
     [((6, 1), include_str!("sm_61.json")), ((9, 0), include_str!("sm_90.json"))];
 
-/// The numbers from which a product's time is estimated, for one card or architecture.
+/// The parameters from which a product's time is estimated, for one card or architecture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// Where the numbers come from, for people.
+    /// The origin of the numbers, in words.
     pub evidence: String,
-    /// For each tile family, the share of the multiply-add rate that it would get from any number of warps. A family that
-    /// is not named is not taken.
+    /// For each tile family, the share of the multiply-add rate that it reaches with unlimited warps. A family that is not
+    /// listed is not used.
     pub rates: BTreeMap<String, f64>,
     /// Warps with which a multiprocessor reaches half its rate.
     pub half_rate_warps: f64,
-    /// Clocks before a block's first multiply-add and after its last.
+    /// Clocks of a block before its first and after its last multiply-add.
     pub block_clocks: f64,
     /// Clocks that a second launch costs.
     pub launch_clocks: f64,
-    /// Bytes per clock and multiprocessor that memory gives.
+    /// Memory bandwidth in bytes per clock and multiprocessor.
     pub bytes_per_clock: f64,
-    /// Watts that the card draws while each family runs back to back on a large product. Empty where it was not measured.
+    /// Power in W while each family runs back to back on a large product. Empty if it was not measured.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub watts: BTreeMap<String, f64>,
 }
@@ -55,15 +55,15 @@ pub struct Sample {
 /// The choice of a table for a shape.
 pub struct Outcome<'a> {
     pub q: Query,
-    /// Family and splits.
+    /// The fastest family and its splits.
     pub fastest: (&'a str, u32),
     pub chosen: (&'a str, u32),
-    /// The time of the chosen over that of the fastest.
+    /// The time of the chosen kernel divided by that of the fastest.
     pub ratio: f64,
 }
 
 impl Table {
-    /// Estimated clocks for the tiles of `family` with k split `splits` times; infinite for a family without a rate.
+    /// Estimated clocks of `family` with k in `splits` splits; infinite for a family without a rate.
     pub fn clocks(&self, q: &Query, family: &Family, splits: u32) -> f64 {
         let Some(rate) = self.rates.get(family.name) else { return f64::INFINITY };
         let (tiles_m, tiles_n) = (f64::from(q.m.div_ceil(family.bm)), f64::from(q.n.div_ceil(family.bn)));
@@ -87,7 +87,7 @@ impl Table {
         clocks
     }
 
-    /// Clocks times watts, to compare kernels by; `None` if the family's power was not measured.
+    /// Clocks times watts, for comparing kernels; `None` if the family's power was not measured.
     pub fn energy(&self, family: &Family, clocks: f64) -> Option<f64> {
         self.watts.get(family.name).map(|watts| watts * clocks)
     }
@@ -97,7 +97,7 @@ impl Table {
         family.map_or(f64::INFINITY, |family| self.clocks(&sample.q, family, sample.splits))
     }
 
-    /// For each shape of the samples, which follow each other: the fastest, and what the estimate takes.
+    /// For each shape of the samples, which are grouped by shape: the fastest kernel, and the one that the estimate chooses.
     pub fn outcomes<'a>(&self, samples: &'a [Sample]) -> Vec<Outcome<'a>> {
         let outcome = |group: &'a [Sample]| {
             let fastest = group.iter().min_by(|x, y| x.clocks.total_cmp(&y.clocks))?;
@@ -109,7 +109,8 @@ impl Table {
         samples.chunk_by(|x, y| x.q == y.q).filter_map(outcome).collect()
     }
 
-    /// How bad this table is for the samples: the mean loss by its choices, and how far its estimates are off.
+    /// The loss of this table on the samples: the mean logarithm of the time lost by its choices, and the error of its
+    /// estimates.
     fn loss(&self, samples: &[Sample]) -> f64 {
         let outcomes = self.outcomes(samples);
         let lost: f64 = outcomes.iter().map(|outcome| outcome.ratio.ln()).sum();
@@ -117,7 +118,7 @@ impl Table {
         lost / outcomes.len().max(1) as f64 + ESTIMATE_WEIGHT * off.sum::<f64>() / samples.len().max(1) as f64
     }
 
-    /// The table that loses least on these samples, by coordinate descent in the numbers' logarithms.
+    /// The table with the smallest loss on these samples, by coordinate descent in the numbers' logarithms.
     pub fn fit(samples: &[Sample]) -> Self {
         let rates = FAMILIES.iter().map(|family| (family.name.to_owned(), 0.8));
         let mut best = Self {
@@ -150,7 +151,7 @@ impl Table {
         best
     }
 
-    /// Multiplies one of the numbers.
+    /// Multiplies one of the parameters by a factor.
     fn scale(&mut self, number: usize, factor: f64) {
         let others = [
             &mut self.half_rate_warps,
@@ -178,7 +179,7 @@ impl Table {
         }
     }
 
-    /// The table for a card: the user's, or the built-in one.
+    /// The table for a card: the user's if there is one, else the built-in one.
     fn load(card: &Properties) -> Result<Self> {
         if let Some(path) = user_file(&card.name) {
             let failed = |reason: String| Error::Tuning { file: path.display().to_string(), reason };
@@ -191,7 +192,7 @@ impl Table {
         Self::built_in(card.capability)
     }
 
-    /// The one that comes with Pascaline.
+    /// The built-in table of an architecture.
     pub fn built_in(capability: (i32, i32)) -> Result<Self> {
         let [(_, first), ..] = BUILT_IN;
         let text = BUILT_IN.iter().find(|(of, _)| *of == capability).map_or(first, |(_, text)| text);
@@ -199,7 +200,7 @@ impl Table {
     }
 }
 
-/// Where the user's table for a card is looked for: `$XDG_CONFIG_HOME` or `~/.config`, then `pascaline/tune/‹card›.json`.
+/// The path of the user's table for a card: `$XDG_CONFIG_HOME` or `~/.config`, then `pascaline/tune/‹card›.json`.
 pub fn user_file(card: &str) -> Option<PathBuf> {
     let folder = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let config = folder("XDG_CONFIG_HOME").or_else(|| folder("HOME").map(|home| home.join(".config")))?;
@@ -211,7 +212,7 @@ pub fn user_file(card: &str) -> Option<PathBuf> {
 /// The table for a card, read at its first use.
 ///
 /// # Errors
-/// [`Error::Tuning`] if the user's file can't be read or makes no sense.
+/// [`Error::Tuning`] if the user's file can't be read or holds invalid numbers.
 pub fn of(card: &Properties) -> Result<&'static Table> {
     static TABLES: Mutex<Option<HashMap<String, &'static Table>>> = Mutex::new(None);
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -239,7 +240,7 @@ mod tests {
         }
     }
 
-    /// As `tune` stores it where the card says its power.
+    /// A table as `tune` writes it for a card that reports its power.
     const WITH_POWER: &str = r#"{ "evidence": "", "rates": { "tile64": 0.9 }, "half_rate_warps": 2.0, "block_clocks": 1.0,
         "launch_clocks": 1.0, "bytes_per_clock": 1.0, "watts": { "tile64": 15.5 } }"#;
 

@@ -1,10 +1,10 @@
-//! No more than so many bytes at a time.
+//! An adaptor that limits the bytes allocated at a time.
 
 use crate::memory::Upstream;
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Refuses what would go beyond a limit, without asking the upstream inside.
+/// Rejects allocations beyond a limit, without calling the upstream inside.
 #[derive(Debug)]
 pub struct Limit<U> {
     inner: U,
@@ -13,7 +13,7 @@ pub struct Limit<U> {
 }
 
 impl<U> Limit<U> {
-    /// At most `limit` bytes of `inner`.
+    /// Limits `inner` to `limit` bytes.
     pub fn new(inner: U, limit: usize) -> Self {
         Self { inner, limit: AtomicUsize::new(limit), used: AtomicUsize::new(0) }
     }
@@ -23,12 +23,12 @@ impl<U> Limit<U> {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Changes the limit. What is out already stays out.
+    /// Changes the limit. Blocks that are allocated already stay allocated.
     pub fn set_limit(&self, bytes: usize) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that are out.
+    /// Bytes that are allocated.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -43,7 +43,7 @@ impl<S, U: Upstream<S>> Upstream<S> for Limit<U> {
     fn allocate(&self, bytes: usize, stream: &S) -> Result<u64> {
         let limit = self.limit();
         let fits = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= limit);
-        // Taken before asking, so that threads can't pass the limit together.
+        // Counted before the allocation, so that several threads can't exceed the limit together.
         if let Err(used) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             let device = "the memory limit".to_owned();
             let free = limit.saturating_sub(used);

@@ -1,4 +1,4 @@
-//! Adaptors: an upstream around an upstream.
+//! Adaptors: upstreams that wrap an upstream.
 
 mod limit;
 mod statistics;

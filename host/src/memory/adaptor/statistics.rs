@@ -1,4 +1,4 @@
-//! Counts what goes through.
+//! An adaptor that counts.
 
 use crate::memory::Upstream;
 use crate::{Error, Result};
@@ -11,31 +11,31 @@ pub struct Counted<U> {
     traffic: Mutex<Traffic>,
 }
 
-/// The allocations and frees of the upstream. Sizes are as asked for.
+/// The allocations and frees of the upstream, with the sizes requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Traffic {
-    /// Bytes out now.
+    /// Bytes allocated now.
     pub bytes: usize,
-    /// The most bytes out at a time.
+    /// The most bytes allocated at a time.
     pub peak_bytes: usize,
     /// Allocations that succeeded.
     pub allocations: u64,
-    /// Blocks taken back.
+    /// Blocks freed.
     pub frees: u64,
-    /// Allocations that ended out of memory.
+    /// Allocations that failed for lack of memory.
     pub refused: u64,
     /// Other errors of allocations and frees.
     pub errors: u64,
 }
 
 impl<U> Counted<U> {
-    /// Counts from zero.
+    /// Counts calls of `inner`, from zero.
     pub fn new(inner: U) -> Self {
         Self { inner, traffic: Mutex::default() }
     }
 
-    /// The counts now.
+    /// The current counts.
     pub fn traffic(&self) -> Traffic {
         *self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,5 @@
-//! Writes down what goes through, so that it can be done again: on another upstream, for a test or a benchmark.
+//! An adaptor that records allocations and frees, so that they can be replayed on another upstream, for tests and
+//! benchmarks.
 
 use crate::Result;
 use crate::memory::Upstream;
@@ -10,20 +11,20 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Entry {
-    /// Succeeded; refused allocations are not written down.
+    /// A successful allocation; failed ones are not recorded.
     Allocate { block: u32, bytes: usize, stream: u32 },
-    /// After the stream's work.
+    /// A free in the stream's order.
     Free { block: u32, stream: u32 },
 }
 
-/// Writes down the allocations and frees of the upstream inside.
+/// Records the allocations and frees of the upstream inside.
 #[derive(Debug)]
 pub struct Trace<U, S> {
     inner: U,
     log: Mutex<Recorder<S>>,
 }
 
-/// Numbers blocks and streams as they come.
+/// Numbers blocks and streams in the order of their first use.
 #[derive(Debug)]
 pub(in crate::memory) struct Recorder<S> {
     pub entries: Vec<Entry>,
@@ -33,7 +34,7 @@ pub(in crate::memory) struct Recorder<S> {
 }
 
 impl<U, S> Trace<U, S> {
-    /// An empty trace around `inner`.
+    /// Wraps `inner`, with an empty trace.
     pub fn new(inner: U) -> Self {
         Self { inner, log: Mutex::new(Recorder::new()) }
     }
@@ -87,7 +88,7 @@ impl<S: Clone + PartialEq + Send + Sync, U: Upstream<S>> Upstream<S> for Trace<U
     }
 
     fn free(&self, address: u64, bytes: usize, stream: &S) -> Result<()> {
-        // Held over the free: the address may be given out again before it is written down.
+        // Locked during the free: the address may be allocated again before the free is recorded.
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         self.inner.free(address, bytes, stream)?;
         log.freed(address, stream);
@@ -99,7 +100,7 @@ impl<S: Clone + PartialEq + Send + Sync, U: Upstream<S>> Upstream<S> for Trace<U
     }
 }
 
-/// A trace as text: a line `a BLOCK BYTES STREAM` or `f BLOCK STREAM` for each entry; `#` begins a comment.
+/// A trace as text, one line per entry: `a BLOCK BYTES STREAM` or `f BLOCK STREAM`. `#` begins a comment.
 pub fn to_text(entries: &[Entry]) -> String {
     let mut text = String::new();
     for entry in entries {
@@ -111,20 +112,20 @@ pub fn to_text(entries: &[Entry]) -> String {
     text
 }
 
-/// A line that is no entry.
+/// A line that is not a valid entry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} is no entry of a memory trace: {text}")]
+#[error("line {line} is not an entry of a memory trace: {text}")]
 pub struct TraceError {
-    /// From 1.
+    /// The line's number, from 1.
     pub line: usize,
     /// The line's text.
     pub text: String,
 }
 
-/// Reads what [`to_text`] writes.
+/// Parses the text of [`to_text`].
 ///
 /// # Errors
-/// The first line that can't be read, or frees what is not live, or allocates a block twice.
+/// The first line that can't be parsed, frees a block that is not live, or allocates a block twice.
 pub fn parse(text: &str) -> Result<Vec<Entry>, TraceError> {
     let mut entries = Vec::new();
     let mut live = std::collections::HashSet::new();
@@ -147,7 +148,7 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, TraceError> {
     Ok(entries)
 }
 
-/// Does it again. Stream n of the trace is `streams[n % streams.len()]`. What the trace leaves live is freed.
+/// Replays a trace. Stream n of the trace is `streams[n % streams.len()]`. Blocks that the trace leaves live are freed.
 ///
 /// # Errors
 /// The first error of the upstream.

@@ -1,4 +1,4 @@
-//! One query for each of many sequences: [`decode`](crate::attention::decode) over each one's pages.
+//! One query for each of many sequences: [`decode`](crate::attention::decode) over the pages of each.
 //!
 //! 1. A unit is a kv head of a sequence; the grid's y counts them over all sequences.
 //! 2. How many keys there are is read from device memory. The length of a split follows from it ([`keys_per_split`]), and blocks of
@@ -28,7 +28,7 @@ pub struct PagedDecode<Q, Kv> {
     pub counters: *mut u32,
     /// The pages of each sequence: [sequences, width]
     pub tables: *const u32,
-    /// How many keys each sequence has; those beyond `capacity` do not count: [sequences]
+    /// The number of keys of each sequence; those beyond `capacity` are ignored: [sequences]
     pub lens: *const u32,
     /// [sequences, num_q_heads, head_dim]
     pub q: *const Q,
@@ -43,9 +43,9 @@ pub struct PagedDecode<Q, Kv> {
     pub num_kv_heads: u32,
     pub group: u32,
     pub head_dim: u32,
-    /// Pages of a table.
+    /// Entries of a table.
     pub width: u32,
-    /// The most keys of a sequence, at most width · PAGE, and so few that they make at most gridDim.x splits.
+    /// The most keys of a sequence: at most width · PAGE, and so few that they make at most gridDim.x splits.
     pub capacity: u32,
     /// The pool's last row.
     pub last_row: u32,
@@ -110,7 +110,7 @@ macro_rules! kernels {
     )*) => {
         $($(
             /// # Safety
-            /// [`PagedDecode`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// [`PagedDecode`] constrains the pointers, which are valid on the launching stream, and the numbers;
             /// launched as [`Kernels::decode`](super::Kernels::decode) says.
             #[kernel(
                 block = THREADS, min_blocks = 4, module = $module, shuffles = shuffles($d, $rows, $keys),
@@ -121,15 +121,15 @@ macro_rules! kernels {
             pub unsafe fn $name(p: PagedDecode<f32, $kv>) {
                 let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
                 let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
-                // SAFETY: the block's sequence has a length and a table, with pages for its keys; the rest of the parameters is as
-                // `decode` asks for, too.
+                // SAFETY: the block's sequence has a length and a table, with pages for its keys; the other parameters
+                // fulfil `decode`'s contract.
                 unsafe {
                     let sequence = thread::block_idx_y() / p.num_kv_heads.max(1);
                     let len = load_word(p.lens.add(sequence as usize)).min(p.capacity);
                     let keys = keys_per_split(len, p.splits);
                     let splits = len.div_ceil(keys).max(1);
                     if thread::block_idx_x() >= splits {
-                        return; // the whole block, which no other waits for
+                        return; // the whole block; no other block waits for it
                     }
                     let pages = p.tables.add((sequence * p.width) as usize);
                     let table = Table { pages, last_row: p.last_row };

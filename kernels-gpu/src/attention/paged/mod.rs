@@ -1,4 +1,4 @@
-//! Attention over keys and values in pages: those of many sequences lie in one pool, and each sequence has a table of its pages.
+//! Attention over keys and values in pages. The pages of many sequences are in one pool; each sequence has a page table.
 //!
 //! k, v: [rows of the pool, num_kv_heads, head_dim], a page is [`PAGE`] rows; key n of a sequence is row
 //! table\[n / PAGE\] · PAGE + n mod PAGE.
@@ -8,8 +8,9 @@
 //! | attention_paged_decode_d‹D›_r‹R›_‹t› | R rows of a kv head of a sequence, one split of its keys | a query for each |
 //! | attention_paged_prefill_d‹D›_‹t›     | 64 queries of a head of one sequence                     | a prompt's part  |
 //!
-//! The tiles' computation is the dense kernels' own ([`prefill`](super::prefill), [`decode`](super::decode)). Lengths and tables
-//! are in device memory, so that a captured launch serves others. A table's entry beyond the pool reads the pool's last row.
+//! The tiles are computed by the dense kernels' code ([`prefill`](super::prefill), [`decode`](super::decode)). Lengths and
+//! tables are in device memory, so that a captured launch serves other sequences. A page number beyond the pool reads the
+//! pool's last row.
 //!
 //! Source: Kwon et al. 2023, "Efficient memory management for large language model serving with PagedAttention".
 
@@ -24,15 +25,16 @@ use cuda_std::KernelSpec;
 pub use decode::PagedDecode;
 pub use prefill::PagedPrefill;
 
-/// Tokens of a page. A sequence leaves half a page empty on average: 8 tokens, below 5 % from 160 tokens on. A page of a kv head
-/// of 128 columns in 16 bits is 4 KB, many times what a transfer needs to be efficient, so larger pages would gain nothing.
+/// Tokens of a page. A sequence leaves half a page empty on average: 8 tokens, which is below 5 % from 160 tokens on. A page
+/// of a kv head with 128 columns in 16 bits is 4 KB, many times the size of an efficient transfer, so larger pages would
+/// gain nothing.
 pub const PAGE: u32 = 16;
 
-/// The fewest keys of a split: below it merging costs as much as it saves.
+/// The fewest keys of a split: with fewer, merging costs as much as the split saves.
 pub const MIN_SPLIT_KEYS: u32 = 64;
 
-/// Keys of each split of a sequence of `len` keys, which makes `splits` at most. It depends on the sequence alone, so a sequence
-/// gives the same bits whichever others are in the launch.
+/// The length of the splits of a sequence of `len` keys, of which there are at most `splits`. It depends only on the
+/// sequence, so a sequence gives the same bits whichever others are in the launch.
 #[inline(always)]
 pub const fn keys_per_split(len: u32, splits: u32) -> u32 {
     let splits = if splits == 0 { 1 } else { splits };
@@ -56,20 +58,20 @@ pub const OF_F32_F16: Kernels<F16> = Kernels { decode: decode::OF_F32_F16, prefi
 /// k and v codes of a 16-bit float with any exponent bits.
 pub const OF_F32_CODED: Kernels<u16> =
     Kernels { decode: decode::OF_F32_CODED, prefill: prefill::OF_F32_CODED };
-/// k and v in blocks of 8 bits.
+/// k and v in Q8_0.
 pub const OF_F32_Q8_0: Kernels<u8> = Kernels { decode: decode::OF_F32_Q8_0, prefill: prefill::OF_F32_Q8_0 };
 
 /// A sequence's pages.
 #[derive(Clone, Copy)]
 struct Table {
-    /// The number of each page.
+    /// The numbers of its pages.
     pages: *const u32,
     /// The pool's last row.
     last_row: u32,
 }
 
 impl Table {
-    /// The pool's row that is key `n`.
+    /// The pool's row of key `n`.
     ///
     /// # Safety
     /// The table has an entry for the key.

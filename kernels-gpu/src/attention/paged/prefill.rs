@@ -1,6 +1,6 @@
 //! Many queries of one sequence: [`prefill`](crate::attention::prefill) over its pages, causally.
 //!
-//! The work is the dense kernels' but for where a key lies.
+//! As the dense kernels, except for the addresses of keys.
 
 use super::Table;
 use crate::attention::prefill::dense::{Dense, KEYS};
@@ -34,7 +34,7 @@ pub struct PagedPrefill<Q, Kv> {
     pub num_q_heads: u32,
     pub group: u32,
     pub q_len: u32,
-    /// Of the sequence, these queries included.
+    /// Keys of the sequence, including these queries' own.
     pub kv_len: u32,
     pub head_dim: u32,
     /// The pool's last row.
@@ -75,10 +75,10 @@ impl Work<KEYS> for Paged {
         self.dense.keys(tile)
     }
 
-    /// The row of the pool; after the last key, that of the last.
+    /// The row of the pool; past the last key, the last key's.
     #[inline(always)]
     unsafe fn key(self, tile: u32, row: u32) -> u32 {
-        // SAFETY: the block has a tile, so there is a key; the table has a page for each.
+        // SAFETY: the block has a tile, so there is a key; the table has a page for each key.
         unsafe {
             let n = self.dense.key(tile, row).min(self.dense.kv_len - 1);
             self.table.row(n)
@@ -106,7 +106,7 @@ macro_rules! kernels {
     ($($name:ident: $kv:ty, $groups:literal;)*) => {
         $(
             /// # Safety
-            /// [`PagedPrefill`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// [`PagedPrefill`] constrains the pointers, which are valid on the launching stream, and the numbers;
             /// launched as [`Kernels::prefill`](super::Kernels::prefill) says.
             #[kernel(
                 block = THREADS, min_blocks = 2, module = stringify!($name), shuffles = SHUFFLES,
@@ -118,7 +118,7 @@ macro_rules! kernels {
             pub unsafe fn $name(p: PagedPrefill<f32, $kv>) {
                 let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
                 let scratch = Scratch { chunks, probabilities, maxima, sums };
-                // SAFETY: a grid with a block in it has a head; the parameters are as `prefill` asks for, too.
+                // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
                 unsafe {
                     not_zero(p.num_q_heads);
                     let dense = Dense {

@@ -1,7 +1,8 @@
 //! Many queries of a head with all keys, or causally with those up to each query's position.
 //!
-//! On sm_61 two blocks of either width fit a multiprocessor: eight keys a thread make 85 % of the loops' instructions
-//! multiply-adds. With four a third block fits; on an H200 that took 3 to 7 % longer (head_dim 64), 7 to 38 % (128).
+//! On sm_61 two blocks of either width are resident on a multiprocessor. With eight keys a thread, 85 % of the loops'
+//! instructions are multiply-adds. With four, a third block is resident; on an H200 that took 3 to 7 % longer (head_dim 64),
+//! 7 to 38 % (128).
 
 use super::{
     BM, PAD, Place, SHUFFLES, SUMS, Scratch, THREADS, Work, bn, chunk_elements, half_elements, key_of,
@@ -13,12 +14,13 @@ use crate::device::stored::KvElement;
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Columns of a tile's scores that a thread owns: tiles of 128 keys.
+/// Columns of a tile's scores that a thread computes: tiles of 128 keys.
 pub(in crate::attention) const KEYS: usize = 8;
 
 /// The parameters of the kernels. q and out are of type `Q`; k and v are stored as `Kv`, see [`KvElement`].
 ///
-/// First elements and strides of all four tensors are multiples of 8 elements, and they span less than 2³¹ elements with gaps.
+/// First elements and strides of all four tensors are multiples of 8 elements; each tensor, with its gaps, spans less than
+/// 2³¹ elements.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct Prefill<Q, Kv> {
@@ -46,13 +48,13 @@ pub struct Prefill<Q, Kv> {
     pub scale_log2: f32,
     /// 1 if causal, else 0.
     pub causal: u32,
-    /// So many of the grid's rows come longest first, the others shortest first.
+    /// The first so many rows of the grid are launched longest first, the others shortest first.
     pub longest_first: u32,
-    /// Of codes (`Kv` = `u16`), 2 to 8; else not used.
+    /// Exponent bits of codes (`Kv` = `u16`), 2 to 8; else not used.
     pub exponent_bits: u32,
-    /// Of k's quants (`Kv` = `u8`), one for each block; else not used.
+    /// Scales of k's quants (`Kv` = `u8`), one for each block; else not used.
     pub k_scales: *const F16,
-    /// As `k_scales`, of v's.
+    /// As `k_scales`, for v.
     pub v_scales: *const F16,
 }
 
@@ -62,9 +64,9 @@ pub(in crate::attention) struct Dense {
     pub num_q_heads: u32,
     pub q_len: u32,
     pub kv_len: u32,
-    /// All ones if causal, else 0: a mask and no condition, so that the compiler makes no branches of it.
+    /// All ones if causal, else 0. A mask and not a condition, so that the compiler creates no branches.
     pub causal: u32,
-    /// Rows of blocks that come longest first.
+    /// Rows of blocks that are launched longest first.
     pub longest_first: u32,
 }
 
@@ -82,7 +84,7 @@ impl Dense {
         BM * if longest_first { thread::grid_dim_y() - 1 - y } else { y - self.longest_first }
     }
 
-    /// Keys that the block's last query and so any sees.
+    /// Number of keys that the block's last query, and so any of its queries, attends to.
     #[inline(always)]
     fn seen(self) -> u32 {
         let [_, _, y] = read_indices();
@@ -94,8 +96,9 @@ impl Dense {
 impl Work<KEYS> for Dense {
     const STEP: u32 = 1;
 
-    /// The blocks with the most keys come first, so that short ones fill the gaps at the end. Those after
-    /// `longest_first` come shortest first: where all are resident at once, each joins one that is as much longer.
+    /// The blocks with the most keys are launched first, so that short ones fill the gaps at the end. Blocks after
+    /// `longest_first` are launched shortest first: where all are resident at once, each shares a multiprocessor with one
+    /// that is longer by as much as it is shorter.
     #[inline(always)]
     fn place(self) -> Place {
         let [tid, x, y] = read_indices();
@@ -127,7 +130,7 @@ impl Work<KEYS> for Dense {
         true
     }
 
-    /// Rows past q_len see what they like: they are not written.
+    /// Rows past q_len may attend to any key: they are not written.
     #[inline(always)]
     unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
         if ((tile + 1) * bn(KEYS)) as i32 > self.visible(place.first) {
@@ -155,7 +158,7 @@ macro_rules! kernels {
     ($($name:ident: $q:ty, $kv:ty, $groups:literal;)*) => {
         $(
             /// # Safety
-            /// [`Prefill`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// [`Prefill`] constrains the pointers, which are valid on the launching stream, and the numbers;
             /// launched as [`Kernels::prefill`](crate::attention::Kernels::prefill) says.
             #[kernel(
                 block = THREADS, min_blocks = 2, module = stringify!($name), shuffles = SHUFFLES,
@@ -167,7 +170,7 @@ macro_rules! kernels {
             pub unsafe fn $name(p: Prefill<$q, $kv>) {
                 let [k, v] = KvElement::stored([p.k, p.v], p.exponent_bits, [p.k_scales, p.v_scales]);
                 let scratch = Scratch { chunks, probabilities, maxima, sums };
-                // SAFETY: a grid with a block in it has a head; the parameters are as `prefill` asks for, too.
+                // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
                 unsafe {
                     not_zero(p.num_q_heads);
                     let work = Dense {

@@ -1,15 +1,15 @@
-//! Loads Q, K and V into shared memory, a chunk at a time.
+//! Loads Q, K and V into shared memory, chunk by chunk.
 
 use super::{BK, BM, PAD, Work, bn, key_of};
 use crate::attention::unroll;
 use crate::device::stored::Stored;
 use crate::device::{Element, Shared};
 
-/// Vectors of a chunk in flight from global to shared memory, not yet converted: two of Q and KEYS / 2 of K, or V. Converting
-/// them here would wait for the loads before the current chunk is computed.
+/// Vectors of a chunk in flight from global to shared memory, not yet converted: two of Q and KEYS / 2 of K, or V.
+/// Converting them here would make the warp wait for the loads before it computes the current chunk.
 pub(super) type Staged = [[u32; 4]; 6];
 
-/// One head's operands, and what this thread loads of them.
+/// One head's operands, and the part of them that this thread loads.
 pub(super) struct Loader<Q, S> {
     pub q: *const Q,
     pub k: S,
@@ -31,7 +31,7 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
     /// t / 4 + 32, …, so that eight threads read two whole sectors.
     ///
     /// # Safety
-    /// q_len, kv_len and head_dim are not 0; at most one tile after the last.
+    /// q_len, kv_len and head_dim are not 0; the tile is at most one past the last.
     #[inline(always)]
     pub unsafe fn qk<const KEYS: usize, W: Work<KEYS>>(
         &self,
@@ -43,8 +43,8 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         let row = tid / 4;
         let column = (column + tid % 4 * 4).min(self.head_dim - 4);
         let mut staged = [[0; 4]; 6];
-        // SAFETY: the lengths are not 0, so rows are below them, and four columns from a multiple of four on are below
-        // head_dim, a multiple of eight.
+        // SAFETY: the lengths are not 0, so the clamped rows are below them. Four columns from a multiple of four on are
+        // below head_dim, a multiple of eight.
         unsafe {
             unroll!(I < 2 { staged[I] = Q::load4_words(self.q.add((self.q_at[I] + column) as usize)); });
             unroll!(I < 4 {
@@ -85,11 +85,11 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         staged
     }
 
-    /// Writes what [`qk`](Self::qk) gave for the same `column`, Q zero past head_dim. In columns from the eighth on, rows are
-    /// exchanged eight by eight, so that the 32 threads that write at a time meet in no bank.
+    /// Writes the result of [`qk`](Self::qk) for the same `column`, with zeros for Q past head_dim. In columns from the
+    /// eighth on, rows are exchanged eight by eight, so that the 32 threads that write together have no bank conflicts.
     ///
     /// # Safety
-    /// Nobody reads the chunk.
+    /// No thread reads the chunk.
     #[inline(always)]
     pub unsafe fn put_qk<const KEYS: usize>(
         &self,
@@ -104,7 +104,7 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
             staged[1] = [0; 4];
         }
         let row = row ^ (part / 2 * 8);
-        // SAFETY: rows and columns of Qᵀ [16, 64 + PAD] and Kᵀ [16, BN + PAD] after it; each thread its own elements.
+        // SAFETY: rows and columns of Qᵀ [16, 64 + PAD] and Kᵀ [16, BN + PAD] after it; each thread writes its own elements.
         unsafe {
             let q = chunk.at(part * (4 * (BM + PAD)) + row);
             let k = chunk.at(BK * (BM + PAD) + part * (4 * (bn(KEYS) + PAD)) + row);
@@ -121,14 +121,14 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         }
     }
 
-    /// Writes what [`v`](Self::v) gave: [G, BK, 64].
+    /// Writes the result of [`v`](Self::v): [G, BK, 64].
     ///
     /// # Safety
-    /// Nobody reads the chunk.
+    /// No thread reads the chunk.
     #[inline(always)]
     pub unsafe fn put_v<const G: usize>(&self, tid: u32, chunk: Shared<f32>, staged: Staged) {
         let at = chunk.at(tid / 8 * 64 + tid % 8 * 4);
-        // SAFETY: keys below 16 and columns below 64 G of [G, 16, 64]; each thread its own elements.
+        // SAFETY: keys below 16 and columns below 64 G of [G, 16, 64]; each thread writes its own elements.
         unsafe {
             unroll!(I < 4 {
                 if I < 2 * G {

@@ -6,14 +6,14 @@
 //! ```text
 //! for each block of BM queries Q [BM, d] of a head:             (one thread block)
 //!     O [BM, d] = 0; m [BM] = −∞; l [BM] = 0
-//!     for each tile of BN keys that a query of the block sees:
+//!     for each tile of BN keys that a query of the block attends to:
 //!         S [BM, BN] = Q Kᵀ · scale, −∞ where masked
 //!         m' = max(m, rowmax S); P = exp(S − m'); l = exp(m − m') l + rowsum P
 //!         O = exp(m − m') O + P V; m = m'
 //!     out = O / l
 //! ```
 //!
-//! How the code departs from it:
+//! Differences between the code and this algorithm:
 //! 1. Exponents are base 2, the factor log2 e is in `scale`.
 //! 2. Q does not stay in shared memory. Q and K are loaded in chunks of BK = 16 columns, V in chunks of 16 keys, and P is stored
 //!    half a tile at a time. So 48 KB of shared memory suffice for any head_dim.
@@ -64,7 +64,7 @@ pub(super) const fn bn(keys: usize) -> u32 {
     16 * keys as u32
 }
 
-/// Elements after each column of Q's and K's chunk, so that threads that write to it meet in no bank.
+/// Elements of padding after each column of Q's and K's chunk, so that threads that write to it have no bank conflicts.
 pub(super) const PAD: u32 = 4;
 
 /// Elements of a chunk buffer: Qᵀ [BK, BM + PAD] and Kᵀ [BK, BN + PAD], or V [D / 64, BK, 64].
@@ -80,7 +80,7 @@ pub(super) const fn half_elements(keys: usize) -> u32 {
 /// Elements of l, a part per thread: [2, THREADS, 4].
 pub(super) const SUMS: u32 = 8 * THREADS;
 
-/// Four steps for each of eight rows, of m in a tile and of l at the end.
+/// Shuffle steps: four for each of eight rows, for m in a tile and for l at the end.
 pub(super) const SHUFFLES: u32 = 2 * 4 * 8;
 
 /// The kernels' shared memory.
@@ -96,7 +96,7 @@ pub(super) struct Scratch {
     pub sums: Shared<f32>,
 }
 
-/// Which thread, head and queries this is.
+/// The indices of this thread, and its head and queries.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub tid: u32,
@@ -112,7 +112,7 @@ pub(super) struct Place {
     pub first: u32,
 }
 
-/// The thread's index and the block's along x and y, read anew at each call.
+/// The thread's index and the block's along x and y, read from the special registers at each call.
 #[gpu_only]
 #[inline(always)]
 pub(super) fn read_indices() -> [u32; 3] {
@@ -129,7 +129,7 @@ pub(super) fn read_indices() -> [u32; 3] {
 }
 
 impl Place {
-    /// Of thread `tid` of a block with these queries.
+    /// The indices of thread `tid` of a block with these queries.
     #[inline(always)]
     pub fn new(tid: u32, batch: u32, head: u32, first: u32) -> Self {
         let (tx, ty) = (tid % 16, tid / 16 % 2);
@@ -137,13 +137,13 @@ impl Place {
     }
 }
 
-/// The work of a block: a block of queries, tiles of keys, and the mask between them.
+/// The work of a block: its queries, its tiles of keys, and the mask between them.
 pub(super) trait Work<const KEYS: usize>: Copy {
-    /// Reads the special registers at each call anew, so that what follows from them need not stay in registers
+    /// Implementations read the special registers at each call, so that values derived from them need not stay in registers
     /// between the phases.
     fn place(self) -> Place;
 
-    /// From one tile to the next.
+    /// Distance from one tile to the next.
     const STEP: u32;
 
     /// The first of the block's tiles.
@@ -152,46 +152,46 @@ pub(super) trait Work<const KEYS: usize>: Copy {
     /// One past the last.
     fn end(self) -> u32;
 
-    /// A bound of the keys of one of the block's tiles that any query sees, a multiple of 64.
+    /// An upper bound of the keys of one of the block's tiles that any query attends to, a multiple of 64.
     fn keys(self, tile: u32) -> u32;
 
-    /// The key that is row `row` of a tile, or after the last one. Rows of one sixteen follow each other.
+    /// The key in row `row` of a tile, or one past the last. The rows of a group of 16 are consecutive.
     ///
     /// # Safety
-    /// At most one tile after the last.
+    /// The tile is at most one past the last.
     unsafe fn key(self, tile: u32, row: u32) -> u32;
 
-    /// Whether a row of the thread's warp sees a key of the tile; the same for all lanes.
+    /// Whether a row of the thread's warp attends to a key of the tile; the same for all lanes.
     ///
     /// # Safety
     /// The block has this tile.
     unsafe fn sees(self, place: Place, tile: u32) -> bool;
 
-    /// −∞ where a row does not see a key: rows row + i, keys 4 tx + j mod 4 + 64 (j / 4).
+    /// Sets −∞ where a row does not attend to a key: rows row + i, keys 4 tx + j mod 4 + 64 (j / 4).
     ///
     /// # Safety
     /// As [`sees`](Self::sees).
     unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32);
 
-    /// Where a partial result [BM, D + 4] of these queries goes, if theirs is not the whole.
+    /// The address of the partial result [BM, D + 4] of these queries, if theirs is not the whole result.
     ///
     /// # Safety
     /// The block has an item.
     unsafe fn partial(self) -> Option<*mut f32>;
 }
 
-/// The thread's key `j`, from its first one on.
+/// The thread's key `j`, relative to its first one.
 const fn key_of(j: usize) -> u32 {
     (j % 4 + j / 4 * 64) as u32
 }
 
-/// Two fours, of which the second lies `APART` elements further.
+/// Two pieces of four, the second `APART` elements after the first.
 ///
 /// # Safety
 /// As [`Shared::get4`].
 #[inline(always)]
 unsafe fn load_8<const APART: u32>(at: Shared<f32>) -> [f32; 8] {
-    // SAFETY: the caller's pointer is at written elements, at multiples of four of its array.
+    // SAFETY: the pointer is at written elements, at multiples of four of its array (this function's contract).
     let ([a, b, c, d], [e, f, g, h]) = unsafe { (at.get4(0), at.get4(APART)) };
     [a, b, c, d, e, f, g, h]
 }
@@ -202,7 +202,8 @@ unsafe fn load_8<const APART: u32>(at: Shared<f32>) -> [f32; 8] {
 /// As [`Shared::set4`].
 #[inline(always)]
 unsafe fn store_8<const APART: u32>(at: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
-    // SAFETY: the caller's pointer is at elements that it alone accesses, at multiples of four of its array.
+    // SAFETY: the pointer is at elements that only this thread accesses, at multiples of four of its array (this function's
+    // contract).
     unsafe {
         at.set4(0, [a, b, c, d]);
         at.set4(APART, [e, f, g, h]);
@@ -210,9 +211,9 @@ unsafe fn store_8<const APART: u32>(at: Shared<f32>, [a, b, c, d, e, f, g, h]: [
 }
 
 /// # Safety
-/// `t`: as [`Prefill`] says; `work` gives queries of it and keys up to `last_key`, v's last row. All threads of the block are here,
-/// and `scratch` is its own: chunks [2, [`chunk_elements`]], probabilities [[`half_elements`]], maxima [BM], sums [[`SUMS`]].
-/// G = D / 64, BN = 16 KEYS, STRIDE = BN + PAD.
+/// `t`: as [`Prefill`] says; `work` gives queries of it and keys up to `last_key`, v's last row. All threads of the block
+/// call it together, and `scratch` belongs to the block: chunks [2, [`chunk_elements`]], probabilities [[`half_elements`]],
+/// maxima [BM], sums [[`SUMS`]]. G = D / 64, BN = 16 KEYS, STRIDE = BN + PAD.
 #[inline(always)]
 pub(super) unsafe fn prefill<
     Q: Element,
@@ -231,7 +232,7 @@ pub(super) unsafe fn prefill<
     let Tensors { out_strides, q_strides, k_strides, v_strides, .. } = t;
     let Scratch { chunks, probabilities, maxima, sums } = scratch;
 
-    // SAFETY: a head belongs to a group.
+    // SAFETY: the grid has a head, so the group is not 0.
     unsafe { not_zero(group) };
 
     // place tile
@@ -257,12 +258,12 @@ pub(super) unsafe fn prefill<
     let (q_first, k_first) = (|row: u32| row, |tx: u32| BK * (BM + PAD) + tx * 4);
 
     let mut o = [[[0.0f32; 4]; G]; 8];
-    // SAFETY: this thread's own elements.
+    // SAFETY: only this thread accesses these elements.
     unsafe {
         store_8::<4>(maxima.at(row), [f32::NEG_INFINITY; 8]);
         store_8::<{ 4 * THREADS }>(sums.at(tid * 4), [0.0; 8]);
     }
-    // where in the two chunk buffers the one is that is read next; the other is written meanwhile
+    // the offset of the chunk buffer that is read next; the other one is written meanwhile
     let mut side = 0;
     let other = |side: u32| chunk_elements(KEYS) - side;
     if tile < work.end() {
@@ -278,8 +279,8 @@ pub(super) unsafe fn prefill<
         let mut s = [[0.0f32; KEYS]; 8];
         let mut column = 0;
         while column < head_dim {
-            // SAFETY: all threads run the same loops. After the barrier the chunk is complete, and nobody reads the
-            // other one any more.
+            // SAFETY: all threads run the same loops. After the barrier the chunk is complete, and no thread reads the other
+            // one.
             unsafe {
                 thread::sync_threads();
                 column += BK;
@@ -289,12 +290,12 @@ pub(super) unsafe fn prefill<
                     load.v::<G, KEYS, W>(work, read_indices()[0], tile, 0)
                 };
                 if sees {
-                    let both = |at: u32| [chunks.at(side + at), chunks.at((side + at) ^ 8)]; // as `put_qk` exchanges rows
+                    let both = |at: u32| [chunks.at(side + at), chunks.at((side + at) ^ 8)]; // rows exchanged as in `put_qk`
                     if KEYS == 4 || keys > 64 {
                         scores::<KEYS, KEYS, STRIDE>(&mut s, both(q_first(row)), both(k_first(tx)));
                     } else {
-                        // read anew, or else the compiler computes what both have in common before it branches, and
-                        // waits for its operands
+                        // read again, because otherwise the compiler computes common subexpressions before the branch and
+                        // waits for their operands
                         let Place { tx, row, .. } = work.place();
                         scores::<KEYS, 4, STRIDE>(&mut s, both(q_first(row)), both(k_first(tx)));
                     }
@@ -322,7 +323,7 @@ pub(super) unsafe fn prefill<
         unsafe { work.mask(&mut s, place, tile) };
 
         // m' = max(m, rowmax S)
-        // SAFETY: this thread's own elements.
+        // SAFETY: only this thread accesses these elements.
         let (m, mut l) = unsafe { (load_8::<4>(m_state), load_8::<{ 4 * THREADS }>(l_state)) };
         let mut next = m;
         unroll!(I < 8 {
@@ -347,7 +348,7 @@ pub(super) unsafe fn prefill<
             }
         });
 
-        // SAFETY: this thread's own elements.
+        // SAFETY: only this thread accesses these elements.
         unsafe {
             if tx == 0 {
                 store_8::<4>(m_state, next);
@@ -359,7 +360,7 @@ pub(super) unsafe fn prefill<
         let mut j = 0;
         while j < keys / BK {
             // P to shared memory: a warp reads only its own rows
-            // SAFETY: all lanes are here, and have read the half before.
+            // SAFETY: all lanes are here, and have read the previous half.
             unsafe { warp::sync_warp(warp::FULL_MASK) };
             unroll!(J < 4 {
                 if 2 * J < KEYS {
@@ -381,7 +382,7 @@ pub(super) unsafe fn prefill<
                     let staged = if j < keys / BK {
                         load.v::<G, KEYS, W>(work, tid, tile, j)
                     } else {
-                        load.qk(work, read_indices()[0], tile + W::STEP, 0) // after the last tile for nothing
+                        load.qk(work, read_indices()[0], tile + W::STEP, 0) // after the last tile unused
                     };
                     if sees {
                         let p = [0, 1, 2, 3].map(|x| probabilities.at(p ^ (x * 4)));
@@ -402,17 +403,17 @@ pub(super) unsafe fn prefill<
     // write O / l, or O, m and l
     let Place { tid, tx, row, batch, head, first, .. } = work.place();
     let head = out_strides.offset(batch, head);
-    // SAFETY: this thread's own elements.
+    // SAFETY: only this thread accesses these elements.
     let mut l = unsafe { load_8::<{ 4 * THREADS }>(sums.at(tid * 4)) };
     // SAFETY: all lanes are here.
     unroll!(I < 8 { l[I] = unsafe { Sum.over::<16>(l[I]) }; });
     // SAFETY: the block's own item.
     if let Some(partial) = unsafe { work.partial() } {
         let width = 64 * G as u32 + STATE_ELEMENTS;
-        // SAFETY: this thread's own elements.
+        // SAFETY: only this thread accesses these elements.
         let m = unsafe { load_8::<4>(maxima.at(row)) };
         unroll!(I < 8 {
-            // SAFETY: row below BM of [BM, D + 4]; each thread its own columns, one lane for all of a row's m and l.
+            // SAFETY: the row is below BM of [BM, D + 4]; each thread writes its own columns, one lane a row's m and l.
             unsafe {
                 let record = partial.add(((row + I as u32) * width) as usize);
                 let mut g = 0;

@@ -5,8 +5,8 @@ use crate::attention::unroll;
 use crate::device::Shared;
 use crate::device::math::fma;
 
-/// s += Q Kᵀ over one chunk, for the first SEEN of a thread's keys. `q`: this thread's first row in Qᵀ, `k`: its
-/// first key in Kᵀ, of STRIDE, each in the columns below eight and in the others.
+/// s += Q Kᵀ over one chunk, for the first SEEN of a thread's keys. `q`: this thread's first row in Qᵀ; `k`: its first key
+/// in Kᵀ, whose rows are STRIDE apart. Each has two pointers: for columns below eight, and for the others.
 ///
 /// # Safety
 /// The chunk is written and a barrier has passed.
@@ -30,8 +30,8 @@ pub(super) unsafe fn scores<const KEYS: usize, const SEEN: usize, const STRIDE: 
     });
 }
 
-/// o += P V over one chunk of keys. `p[x]`: this thread's first four rows at the chunk's first key with the number of four
-/// exchanged by x, `v` its first column.
+/// o += P V over one chunk of keys. `p[x]`: this thread's first four rows at the chunk's first key, with the number of the
+/// four exchanged by x. `v`: its first column.
 ///
 /// # Safety
 /// The chunk and P are written and a barrier has passed.

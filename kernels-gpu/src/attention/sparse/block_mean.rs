@@ -1,6 +1,6 @@
-//! y[h, c, :] = mean of rows c · block … of x[h, :, :], the last block of as many rows as there are.
+//! y[h, c, :] = mean of rows c · block … of x[h, :, :]. The last block has the rows that are left.
 //!
-//! x: [b, heads, rows, head_dim] with free outer strides; y: [b · heads, ceil(rows / block), head_dim] f32.
+//! x: [b, heads, rows, head_dim] with any outer strides; y: [b · heads, ceil(rows / block), head_dim] f32.
 
 use crate::attention::{Strides, not_zero};
 use crate::device::{Element, F16};
@@ -31,7 +31,7 @@ pub struct BlockMean<T> {
 }
 
 /// # Safety
-/// [`BlockMean`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; a thread for
+/// [`BlockMean`] constrains the pointers, which are valid on the launching stream, and the numbers; a thread for
 /// each column, a block for each of ceil(rows / block) along x and of b · heads along y.
 #[inline(always)]
 unsafe fn block_mean<T: Element>(p: BlockMean<T>) {
@@ -40,8 +40,8 @@ unsafe fn block_mean<T: Element>(p: BlockMean<T>) {
     if column >= head_dim {
         return; // no barrier follows
     }
-    // SAFETY: the grid has only heads and blocks that there are, so neither divisor is 0 and the rows and the column lie inside
-    // x, and their mean inside y.
+    // SAFETY: the grid has only heads and blocks that exist, so neither divisor is 0, the rows and the column are inside x,
+    // and their mean is inside y.
     unsafe {
         not_zero(heads);
         let x = x.add((x_strides.offset(h / heads, h % heads) + column) as usize);
@@ -62,10 +62,10 @@ macro_rules! kernels {
             /// grid = [ceil(rows / block), b · heads]
             ///
             /// # Safety
-            /// [`BlockMean`] says what holds of the pointers, which are valid on the launching stream, and of the numbers.
+            /// [`BlockMean`] constrains the pointers, which are valid on the launching stream, and the numbers.
             #[kernel(block = THREADS, module = "attention_block_mean")]
             pub unsafe fn $name(p: BlockMean<$t>) {
-                // SAFETY: the parameters and the grid are as the body asks for, too.
+                // SAFETY: the parameters and the grid fulfil the body's contract.
                 unsafe { block_mean(p) }
             }
         )*

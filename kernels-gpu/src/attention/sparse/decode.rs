@@ -1,7 +1,7 @@
-//! Few queries: [`decode`](crate::attention::decode) over the groups of keys that a list names.
+//! Few queries: [`decode`](crate::attention::decode) over the groups of keys in a list.
 //!
-//! A unit is what shares both keys and mask: the query heads of a kv head or, where those have masks of their own, of a
-//! mask head. The list's groups count as one row of keys, and are split as the dense kernels split theirs.
+//! A unit is a set of query heads that share both keys and mask: those of a kv head or, if these have different masks, of a
+//! mask head. The list's groups count as one row of keys, and are split like the keys of the dense kernels.
 
 use super::GROUP;
 use crate::attention::decode::{
@@ -16,15 +16,15 @@ use cuda_std::prelude::*;
 
 const G: u32 = GROUP as u32;
 
-/// The parameters of the kernels: fields without a comment are as [`Decode`](crate::attention::Decode) has them, with units in the
-/// place of kv heads.
+/// The parameters of the kernels: fields without a comment are as [`Decode`](crate::attention::Decode) has them, with units
+/// instead of kv heads.
 #[derive(Clone, Copy, KernelParams)]
 #[repr(C)]
 pub struct SparseDecode<Q, Kv> {
     pub out: *mut Q,
     pub partial: *mut f32,
     pub counters: *mut u32,
-    /// [mask heads + 1], where each one's groups begin
+    /// [mask heads + 1], the first group of each mask head
     pub starts: *const u32,
     /// The first key of each group, below kv_len: [groups]
     pub keys: *const u32,
@@ -40,9 +40,9 @@ pub struct SparseDecode<Q, Kv> {
     /// A multiple of num_kv_heads and of the mask's heads.
     pub units: u32,
     pub units_per_kv_head: u32,
-    /// Units of a mask head.
+    /// Number of units of a mask head.
     pub units_per_mask: u32,
-    /// Query heads of a unit.
+    /// Number of query heads of a unit.
     pub group: u32,
     pub q_len: u32,
     pub kv_len: u32,
@@ -52,7 +52,7 @@ pub struct SparseDecode<Q, Kv> {
     pub scale_log2: f32,
 }
 
-/// The groups that a list names for one unit.
+/// The groups of one unit.
 #[derive(Clone, Copy)]
 struct Listed {
     /// The first key of each: [groups].
@@ -94,12 +94,12 @@ impl Keys for Listed {
     #[inline(always)]
     unsafe fn sees(self, (i, end): (u32, u32), n: u32) -> bool {
         let at = n.min(end - 1) / G * self.q_len + i;
-        // SAFETY: a group below the split's end, and so of the list.
+        // SAFETY: the group is below the split's end, so it is in the list.
         n < end && unsafe { load_word(self.seen.add(at as usize)) } >> (n % G) & 1 == 1
     }
 }
 
-/// The blocks that fit a multiprocessor: of several rows three, since what each row sees takes registers.
+/// Resident blocks per multiprocessor: three with several rows, since each row's bits take a register.
 const fn min_blocks(rows: u32) -> u32 {
     if rows == 1 { 4 } else { 3 }
 }
@@ -112,7 +112,7 @@ macro_rules! kernels {
     )*) => {
         $($(
             /// # Safety
-            /// [`SparseDecode`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// [`SparseDecode`] constrains the pointers, which are valid on the launching stream, and the numbers;
             /// launched as [`Instance::spec`] says.
             #[kernel(
                 block = THREADS, min_blocks = min_blocks($rows), module = $module, shuffles = shuffles($d, $rows, $keys),
@@ -122,8 +122,8 @@ macro_rules! kernels {
             )]
             pub unsafe fn $name(p: SparseDecode<$q, $kv>) {
                 let scratch = Scratch { partial: p.partial, counters: p.counters, acc, m, l };
-                // SAFETY: the unit's mask head has a start and an end among `starts`, and these are groups of `keys` and `seen`;
-                // the rest of the parameters is as `decode` asks for, too.
+                // SAFETY: the unit's mask head has a start and an end in `starts`, and these are groups of `keys` and
+                // `seen`; the other parameters fulfil `decode`'s contract.
                 unsafe {
                     let unit = thread::block_idx_y() % p.units.max(1);
                     let (head, kv_head) = (unit / p.units_per_mask.max(1), unit / p.units_per_kv_head.max(1));

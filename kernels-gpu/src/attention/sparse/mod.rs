@@ -1,8 +1,8 @@
 //! Block-sparse attention: out = softmax(scale · q kᵀ, −∞ where masked) v, over listed blocks of keys only.
 //!
-//! Tensors are as in [`attention`](super). A mask head is a mask that one or several query heads share. Whatever
-//! the size of the mask's blocks, keys come in groups of 16, which a list names in any order. The mask of 16 queries by 16
-//! keys is one of a table of patterns, so causality and the ends of the sequences are patterns like any other.
+//! Tensors are as in [`attention`](super). A mask head is a mask that one or several query heads share. For every block size
+//! of the mask, keys are listed in groups of 16, in any order. The mask of 16 queries by 16 keys is an index into a table of
+//! patterns, which also expresses causality and the ends of the sequences.
 //!
 //! | kernel                            | a block handles                                       | when       |
 //! |-----------------------------------|-------------------------------------------------------|------------|
@@ -11,7 +11,7 @@
 //! | attention_sparse_decode_d‹D›_r‹R›_‹t› | R rows that share their keys, one split of these | q_len ≤ 8  |
 //! | attention_block_mean_‹t›          | a block of rows of a head: their mean                  | to choose blocks |
 //!
-//! The tiles' computation is the dense kernels' own ([`prefill`](super::prefill), [`decode`](super::decode)).
+//! The tiles are computed by the dense kernels' code ([`prefill`](super::prefill), [`decode`](super::decode)).
 
 pub mod block_mean;
 pub mod decode;
@@ -52,13 +52,13 @@ pub const OF_F32_F16: Kernels<f32, F16> = Kernels {
 pub const GROUP: usize = 16;
 /// Queries of an item.
 pub const QUERIES: usize = BM as usize;
-/// [`Item::slot`] of an item whose queries have no other.
+/// [`Item::slot`] of the only item of its queries.
 pub const NO_SLOT: u32 = u32::MAX;
-/// 32-bit words of an item as it lies in memory, 16-byte aligned.
+/// 32-bit words of an item in memory, 16-byte aligned.
 pub const ITEM_WORDS: u32 = 8;
-/// 32-bit words of a tile as it lies in memory, 16-byte aligned.
+/// 32-bit words of a tile in memory, 16-byte aligned.
 pub const TILE_WORDS: u32 = 20;
-/// 32-bit words of a split as it lies in memory, 16-byte aligned.
+/// 32-bit words of a split in memory, 16-byte aligned.
 pub const SPLIT_WORDS: u32 = 4;
 
 const _: () = assert!(bn(prefill::KEYS) as usize == 4 * GROUP && BM as usize == 4 * GROUP);
@@ -72,30 +72,30 @@ pub struct Item {
     pub first: u32,
     /// The first tile.
     pub start: u32,
-    /// How many.
+    /// Number of tiles.
     pub tiles: u32,
-    /// Where the partial result goes, or [`NO_SLOT`].
+    /// The slot of the partial result, or [`NO_SLOT`].
     pub slot: u32,
 }
 
 impl Item {
-    /// As it lies in memory.
+    /// The words in memory.
     pub fn words(self) -> [u32; ITEM_WORDS as usize] {
         [self.head, self.first, self.start, self.tiles, self.slot, 0, 0, 0]
     }
 }
 
-/// Four groups of keys, and what the four warps see of them.
+/// Four groups of keys, and which of them the four warps attend to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// The first key of each group.
     pub keys: [u32; 4],
-    /// The pattern of each warp's 16 queries and each group's 16 keys; pattern 0 is nothing, 1 is all.
+    /// The pattern of each warp's 16 queries and each group's 16 keys; pattern 0 is no pair, 1 is all.
     pub seen: [[u32; 4]; 4],
 }
 
 impl Tile {
-    /// As it lies in memory.
+    /// The words in memory.
     pub fn words(self) -> [u32; TILE_WORDS as usize] {
         let mut words = [0; TILE_WORDS as usize];
         words[..4].copy_from_slice(&self.keys);
@@ -104,21 +104,21 @@ impl Tile {
     }
 }
 
-/// 64 queries whose tiles were shared out among items.
+/// 64 queries whose tiles are split over several items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     /// The mask head.
     pub head: u32,
     /// The first query.
     pub first: u32,
-    /// The items' first slot; the others follow.
+    /// The first item's slot; those of the others follow.
     pub slot: u32,
-    /// How many.
+    /// Number of items.
     pub slots: u32,
 }
 
 impl Split {
-    /// As it lies in memory.
+    /// The words in memory.
     pub fn words(self) -> [u32; SPLIT_WORDS as usize] {
         [self.head, self.first, self.slot, self.slots]
     }

@@ -18,7 +18,7 @@ use crate::device::{Element, F16};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Columns of a tile's scores that a thread owns: tiles of 64 keys, as the list has them.
+/// Columns of a tile's scores that a thread computes: tiles of 64 keys, as in the list.
 pub(super) const KEYS: usize = 4;
 
 /// The parameters of the kernels: fields without a comment are as [`Prefill`](crate::attention::Prefill) has them.
@@ -30,9 +30,9 @@ pub struct SparsePrefill<Q, Kv> {
     pub partial: *mut f32,
     /// [`ITEM_WORDS`] words for each block from `first_item` on, with first queries below q_len; 16-byte aligned
     pub items: *const u32,
-    /// [`TILE_WORDS`] words for each tile that the items name and one more, with keys up to last_key; 16-byte aligned
+    /// [`TILE_WORDS`] words for each tile of the items and one more, with keys up to last_key; 16-byte aligned
     pub tiles: *const u32,
-    /// 8 words for each pattern that the tiles name; 16-byte aligned
+    /// 8 words for each pattern of the tiles; 16-byte aligned
     pub patterns: *const u32,
     pub q: *const Q,
     pub k: *const Kv,
@@ -42,9 +42,9 @@ pub struct SparsePrefill<Q, Kv> {
     pub k_strides: Strides,
     pub v_strides: Strides,
     pub first_item: u32,
-    /// Of all items' partial results.
+    /// Number of partial results of all items.
     pub slots: u32,
-    /// Query heads of a mask head.
+    /// Number of query heads of a mask head.
     pub sharing: u32,
     pub group: u32,
     pub q_len: u32,
@@ -60,7 +60,7 @@ pub struct SparsePrefill<Q, Kv> {
 pub struct Combine<T> {
     /// [b, num_q_heads, q_len, head_dim]
     pub out: *mut T,
-    /// As the kernels before have written it.
+    /// As the previous kernels have written it.
     pub partial: *const f32,
     /// [`SPLIT_WORDS`] words for each split, 16-byte aligned
     pub splits: *const u32,
@@ -69,11 +69,11 @@ pub struct Combine<T> {
     pub sharing: u32,
     pub q_len: u32,
     pub head_dim: u32,
-    /// The head_dim D of the kernels before.
+    /// The head_dim D of the previous kernels.
     pub d: u32,
 }
 
-/// An item of a list. Fields that the loops do not need are loaded again where they are used: registers are for the tiles.
+/// An item of a list. Fields that the loops do not need are reloaded where they are used, to save registers for the tiles.
 #[derive(Clone, Copy)]
 struct Listed {
     items: *const u32,
@@ -82,7 +82,7 @@ struct Listed {
     partial: *mut f32,
     first_item: u32,
     slots: u32,
-    /// Query heads of a mask head.
+    /// Number of query heads of a mask head.
     sharing: u32,
     /// Padded head_dim.
     d: u32,
@@ -95,24 +95,24 @@ impl Listed {
         self.items.wrapping_add(((self.first_item + y) * ITEM_WORDS) as usize)
     }
 
-    /// The words of a tile from the `word`th on.
+    /// The words of a tile from word `word` on.
     #[inline(always)]
     fn words(self, tile: u32, word: u32) -> *const u32 {
         self.tiles.wrapping_add((tile + word) as usize)
     }
 
-    /// The four patterns that the thread's warp sees of a tile.
+    /// The four patterns of a tile for the thread's warp.
     ///
     /// # Safety
     /// As [`Work::sees`].
     #[inline(always)]
     unsafe fn seen(self, place: Place, tile: u32) -> [u32; 4] {
-        // SAFETY: a list holds all of an item's tiles, each on a 16-byte boundary.
+        // SAFETY: the list has all tiles of the item, each on a 16-byte boundary.
         unsafe { load_4_words(self.words(tile, 4 + place.tid / 32 * 4)) }
     }
 }
 
-/// A tile is where its words begin: numbers would be multiplied anew for each access.
+/// A tile is identified by the index of its first word: tile numbers would have to be multiplied for each access.
 impl Work<KEYS> for Listed {
     const STEP: u32 = TILE_WORDS;
 
@@ -145,7 +145,7 @@ impl Work<KEYS> for Listed {
 
     #[inline(always)]
     unsafe fn key(self, tile: u32, row: u32) -> u32 {
-        // SAFETY: the list has a tile after the last; rows are below 16 KEYS.
+        // SAFETY: the list has one tile after the last; rows are below 16 KEYS.
         unsafe { load_word_at(self.tiles, tile + row / 16 % KEYS as u32) + row % 16 }
     }
 
@@ -162,7 +162,7 @@ impl Work<KEYS> for Listed {
         unsafe {
             let seen = self.seen(place, tile);
             if seen == [1; 4] {
-                return; // all of it
+                return; // the whole block
             }
             let [a, b, c, d] = seen;
             let pattern = match place.tx / 4 {
@@ -197,7 +197,7 @@ macro_rules! kernels {
     ($($name:ident: $q:ty, $kv:ty, $groups:literal, $blocks:literal;)*) => {
         $(
             /// # Safety
-            /// [`SparsePrefill`] says what holds of the pointers, which are valid on the launching stream, and of the numbers;
+            /// [`SparsePrefill`] constrains the pointers, which are valid on the launching stream, and the numbers;
             /// launched as [`Kernels::prefill`](super::Kernels::prefill) says.
             #[kernel(
                 block = THREADS, min_blocks = $blocks, module = stringify!($name), shuffles = SHUFFLES,
@@ -218,7 +218,7 @@ macro_rules! kernels {
                     d: 64 * $groups,
                 };
                 let scratch = Scratch { chunks, probabilities, maxima, sums };
-                // SAFETY: the parameters are as `prefill` asks for, too: the items' queries are below q_len, their keys up to
+                // SAFETY: the parameters fulfil `prefill`'s contract: the items' queries are below q_len, their keys up to
                 // last_key.
                 unsafe {
                     prefill::<_, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(tensors!(p, p.k, p.v), p.last_key, work, scratch)
@@ -228,7 +228,7 @@ macro_rules! kernels {
     };
 }
 
-// Of wide heads two blocks to a multiprocessor: with registers for three, two of them are spilled.
+// For wide heads two blocks per multiprocessor: with registers for three, two registers are spilled.
 kernels! {
     attention_sparse_d64_f32: f32, f32, 1, 3;
     attention_sparse_d64_f16: F16, F16, 1, 3;
@@ -247,13 +247,13 @@ pub(super) const OF_F32_F16: [KernelSpec<SparsePrefill<f32, F16>>; 2] =
     [attention_sparse_d64_f32_f16, attention_sparse_d128_f32_f16];
 
 /// # Safety
-/// [`Combine`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; a block for each
+/// [`Combine`] constrains the pointers, which are valid on the launching stream, and the numbers; a block for each
 /// query of a split along x, and for each of b · num_q_heads / mask heads along y.
 #[inline(always)]
 unsafe fn combine<T: Element>(p: Combine<T>) {
     let Combine { out, partial, splits, out_strides, slots, sharing, q_len, head_dim, d } = p;
-    // SAFETY: the block's split is one of the list, and its slots below `slots` hold records of QUERIES rows; the row and the
-    // column are inside out; a grid with a block in it has query heads.
+    // SAFETY: the block's split is in the list, and its slots below `slots` hold records of QUERIES rows. The row and the
+    // column are inside out. The grid has a block, so there are query heads.
     unsafe {
         not_zero(sharing);
         let (x, column) = (thread::block_idx_y(), thread::thread_idx_x());
@@ -275,11 +275,11 @@ unsafe fn combine<T: Element>(p: Combine<T>) {
 macro_rules! combine_kernels {
     ($($name:ident: $t:ty;)*) => {$(
         /// # Safety
-        /// [`Combine`] says what holds of the pointers, which are valid on the launching stream, and of the numbers; launched as
+        /// [`Combine`] constrains the pointers, which are valid on the launching stream, and the numbers; launched as
         /// [`Kernels::combine`](super::Kernels::combine) says.
         #[kernel(block = THREADS, module = "attention_sparse_combine")]
         pub unsafe fn $name(p: Combine<$t>) {
-            // SAFETY: the parameters and the grid are as the body asks for, too.
+            // SAFETY: the parameters and the grid fulfil the body's contract.
             unsafe { combine(p) }
         }
     )*};

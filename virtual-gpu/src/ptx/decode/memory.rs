@@ -76,7 +76,7 @@ impl<'a> Body<'a, '_> {
                 let (data, addr) = if load { (&args[0], &args[1]) } else { (&args[1], &args[0]) };
                 let (row, addr_wide, imm, name) = self.address(addr)?;
                 let space = match (space.unwrap_or(Space::Generic), name) {
-                    // `.param` variables of functions and call sites lie in local memory.
+                    // `.param` variables of functions and call sites are in local memory.
                     (Space::Param, Some(Name::Local(_))) => Space::Local,
                     (Space::Param, Some(Name::KernelParam(_))) if load => Space::Param,
                     (Space::Param, None) if !self.entry => Space::Local,
@@ -251,7 +251,7 @@ impl<'a> Body<'a, '_> {
     pub(super) fn space(&self, m: &mut Mods<'a>) -> Result<Option<Space>, PtxError> {
         Ok(m.first(|s| {
             Some(match s {
-                // Constant variables lie in global memory here.
+                // Constant variables are in global memory here.
                 "global" | "const" => Space::Global,
                 "shared" | "shared::cta" => Space::Shared,
                 "local" => Space::Local,
