@@ -6,6 +6,7 @@
 
 use pascaline::{Device, memory};
 use pascaline_virtual_gpu::{Checks, Config as VirtualGpu, configure, take_peak_memory};
+use qwen3_vl::chat::Message;
 use qwen3_vl::config::{Config, PreprocessorConfig};
 use qwen3_vl::fit::{Asked, Model};
 use qwen3_vl::footprint::{Gpu, Workload};
@@ -74,8 +75,8 @@ fn sizes(layers: usize, tied: bool) -> Value {
     })
 }
 
-/// The bytes that are planned within `limit`, those that were used at most, and how the model was loaded.
-fn plan_and_answer(path: &Path, device: &Device, limit: usize) -> (usize, usize, LoadOptions) {
+/// The bytes that are planned within `limit`, those that were used at most, and how the model was loaded. A second turn follows up on the first.
+fn plan_and_answer(path: &Path, device: &Device, limit: usize, turns: usize) -> (usize, usize, LoadOptions) {
     let Device::Cuda(cuda) = device else { unreachable!("the virtual GPU") };
     let side = 512;
     let picture = Picture { width: side, height: side, pixels: vec![7; 3 * side * side] };
@@ -83,10 +84,15 @@ fn plan_and_answer(path: &Path, device: &Device, limit: usize) -> (usize, usize,
     let checkpoint = Checkpoint::open(path, None).unwrap();
     let config = checkpoint.config().unwrap();
     let processor = checkpoint.processor().unwrap();
-    let prompt = processor.prepare(&[user_turn(&visuals, "What is it?")], &visuals).unwrap();
+    let question = || user_turn(&visuals, "What is it?");
+    let conversation = [question(), Message::text("assistant", "A picture."), user_turn(&[], "Of what?")];
+    let prompts =
+        [&[question()][..], &conversation].map(|messages| processor.prepare(messages, &visuals).unwrap());
+    let prompt = &prompts[0];
     let max_new_tokens = 4;
     let patches = prompt.patches[0].grid.iter().product();
-    let work = Workload { context: prompt.ids.len() + max_new_tokens, prompt: prompt.ids.len(), patches };
+    let context = prompts[turns - 1].ids.len() + max_new_tokens;
+    let work = Workload { context, prompt: prompt.ids.len(), patches };
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
     let plan = Model { config: &config, is_quantized: checkpoint.is_quantized(), storage: &storage };
     let (usual, gpu) = (LoadOptions::for_device(device), Gpu::of(cuda));
@@ -96,7 +102,12 @@ fn plan_and_answer(path: &Path, device: &Device, limit: usize) -> (usize, usize,
     let model = Qwen3Vl::load_prepared(&checkpoint, processor, device, choice.options, |_| {}).unwrap();
     let options = Options { max_new_tokens, stop_at_eos: false, ..Options::default() };
     let mut session = model.session().unwrap();
-    model.generate_from(&mut session, &prompt, &options, |_| ControlFlow::Continue(())).unwrap();
+    if turns > 1 {
+        session.reserve(work.context).unwrap(); // as a chat does
+    }
+    for prompt in &prompts[..turns] {
+        model.generate_from(&mut session, prompt, &options, |_| ControlFlow::Continue(())).unwrap();
+    }
     drop((session, model));
     memory::pool(cuda).unwrap().trim().unwrap();
     (choice.peak(), take_peak_memory(0) as usize, choice.options)
@@ -114,7 +125,7 @@ fn compare(path: &Path, device: &Device, parts: &[f64]) -> Vec<LoadOptions> {
     let mut found = Vec::new();
     for &part in parts {
         let limit = if all == usize::MAX { all } else { (all as f64 * part) as usize };
-        let (planned, used, options) = plan_and_answer(path, device, limit);
+        let (planned, used, options) = plan_and_answer(path, device, limit, 1);
         all = all.min(planned);
         let ratio = planned as f64 / used as f64;
         println!("limit {limit}: {planned} planned, {used} used, {ratio:.4}; {options:?}");
@@ -142,8 +153,15 @@ fn plans_are_what_the_device_uses_at_its_peak() {
         found.extend(compare(&path, &device, &[1.0, 0.9, 0.75, least]));
     }
     let is_any = |is: &dyn Fn(&LoadOptions) -> bool| assert!(found.iter().any(is), "{found:?}");
+    // a cache that has the planned context from the beginning is never copied to a larger one
+    let (planned, used, options) = plan_and_answer(&folder.path().join("model.gguf"), &device, usize::MAX, 2);
+    assert!(
+        (1.0..=1.05).contains(&(planned as f64 / used as f64)),
+        "{planned} planned, {used} used: {options:?}"
+    );
     is_any(&|options| options.vision == VisionPlace::Resident);
     is_any(&|options| options.vision == VisionPlace::Streamed);
+    is_any(&|options| options.host_embedding);
     is_any(&|options| options.gpu_layers.is_some());
     is_any(&|options| options.quantize.is_some());
 }
@@ -162,7 +180,7 @@ fn plans_do_not_depend_on_the_devices_speed() {
     let folder = tempfile::tempdir().unwrap();
     let path = model(folder.path(), &sizes(12, true), Mix::Q4_K_M);
     let limit = 130 << 20;
-    let (planned, used, options) = plan_and_answer(&path, &device, limit);
+    let (planned, used, options) = plan_and_answer(&path, &device, limit, 1);
     assert!(options.gpu_layers.is_some(), "{options:?}");
     assert!((1.0..=1.05).contains(&(planned as f64 / used as f64)), "{planned} planned, {used} used");
 }

@@ -148,6 +148,65 @@ fn a_vision_tower_in_host_memory_sees_the_same() {
     }
 }
 
+/// The tiny model with an output projection of its own: the embedding's rows, seven further.
+fn untied(folder: &Path) {
+    let read = |name: &str| std::fs::read(tiny().join(name)).unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.join(name), bytes).unwrap();
+    for file in std::fs::read_dir(tiny()).unwrap().map(|file| file.unwrap().path()) {
+        if file.is_file() {
+            std::fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
+        }
+    }
+    let config = String::from_utf8(read("config.json")).unwrap();
+    let untied = config.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+    assert_ne!(config, untied);
+    write("config.json", untied.as_bytes());
+    let file = read("model.safetensors");
+    let (length, rest) = file.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+    let (header, data) = rest.split_at(length);
+    let mut header: serde_json::Value = serde_json::from_slice(header).unwrap();
+    let mut head = header["model.language_model.embed_tokens.weight"].clone();
+    let [begin, end] = [0, 1].map(|index| head["data_offsets"][index].as_u64().unwrap() as usize);
+    let mut values = data[begin..end].to_vec();
+    let row = values.len() / head["shape"][0].as_u64().unwrap() as usize;
+    values.rotate_left(7 * row);
+    head["data_offsets"] = serde_json::json!([data.len(), data.len() + values.len()]);
+    header["lm_head.weight"] = head;
+    let header = header.to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    write("model.safetensors", &[&length, header.as_bytes(), data, &values].concat());
+}
+
+#[test]
+fn embedding_rows_from_host_memory_are_the_same() {
+    let _turn = turn();
+    let device = common::cuda_device();
+    let folder = tempfile::tempdir().unwrap();
+    untied(folder.path());
+    let load = |options| Qwen3Vl::load_with(folder.path(), &device, options, |_| {}).unwrap();
+    let usual = LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(&device) };
+    let quantize = |format| LoadOptions { quantize: Some(format), ..usual };
+    for options in
+        [usual, LoadOptions { dtype: DType::F16, ..usual }, quantize(Format::Q8_0), quantize(Format::Q4K)]
+    {
+        let (resident, all) = taken(&device, || load(options));
+        let text = &resident.config().text;
+        let bits = if options.quantize.is_some() { 4 } else { 8 * options.dtype.size() };
+        let least = text.vocab_size * text.hidden_size * bits / 8;
+        let generation = Options { max_new_tokens: 6, stop_at_eos: false, ..Options::default() };
+        let expected = (logits(&resident), resident.generate(&[], "What colour?", &generation).unwrap());
+        let (model, some) = taken(&device, || load(LoadOptions { host_embedding: true, ..options }));
+        assert!(all - some >= least, "{options:?}: {all} and {some} bytes");
+        assert_eq!(logits(&model), expected.0, "{options:?}");
+        let found = model.generate(&[], "What colour?", &generation).unwrap();
+        assert_eq!(found.ids, expected.1.ids, "{options:?}");
+        assert!(found.statistics.graph_launches.is_some(), "rows are read in a captured pass");
+    }
+    let tied = Qwen3Vl::load_with(tiny(), &device, LoadOptions { host_embedding: true, ..usual }, |_| {});
+    assert!(matches!(tied, Err(Error::Unsupported { argument: "host_embedding", .. })));
+}
+
 /// A block of a hidden width of `n`, all ones.
 fn block(n: usize, device: &Device) -> TransformerBlock {
     let tensor = |shape: &[usize]| {

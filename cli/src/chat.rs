@@ -113,6 +113,8 @@ struct Chat<'a> {
     /// Pictures and videos of earlier turns; those after them wait for the next turn.
     shown: usize,
     turns: Vec<Turn>,
+    /// Tokens that the cache has room for from the beginning.
+    planned: usize,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -123,13 +125,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let opened = args.model.open(output)?;
     let works = fit::conversations(&opened.config);
     let work = Work { most: works.first().copied(), exactly: &|_| Ok(works.clone()) };
-    let model = args.model.load(&opened, &device, &work, output)?.model;
+    let loaded = args.model.load(&opened, &device, &work, output)?;
+    let model = loaded.model;
+    let planned = loaded.work.map_or(0, |work| work.context);
     let options = Options { prompt_lookup: args.prompt_lookup, ..args.sampling.options(&model) };
     args.sampling.say_seed(&options, output);
     let seed = (!options.sampling.is_greedy()).then_some(options.sampling.seed);
-    let session = model.session().map_err(|error| args.model.failure(error))?;
+    let mut session = model.session().map_err(|error| args.model.failure(error))?;
+    // the context that was planned, at once: a cache that grows would have both sizes of a layer for a moment, and leave gaps
+    session.reserve(planned).map_err(|error| args.model.failure(error))?;
     let (messages, visuals, turns) = (beginning(args), Vec::new(), Vec::new());
-    let mut chat = Chat { args, model, options, session, messages, visuals, shown: 0, turns };
+    let mut chat = Chat { args, model, options, session, messages, visuals, shown: 0, turns, planned };
 
     let mut editor = Editor::new()?;
     if editor.is_terminal() {
@@ -227,13 +233,13 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Frees the cache that grew for a turn that did not fit, so that the next turn has the room.
+    /// Frees the cache, which may have grown for a turn that did not fit, so that the next turn has the room.
     fn give_memory_back(&mut self) -> pascaline::Result<()> {
         self.session = self.model.session()?;
-        match self.model.device() {
-            Device::Cuda(device) => memory::pool(device)?.trim().map(drop),
-            Device::Cpu => Ok(()),
+        if let Device::Cuda(device) = self.model.device() {
+            memory::pool(device)?.trim()?;
         }
+        self.session.reserve(self.planned)
     }
 
     /// Answers a message. A failed turn is undone: its pictures wait for the next one, and the cache is kept unless memory

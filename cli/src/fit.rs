@@ -169,8 +169,9 @@ fn place(options: &LoadOptions) -> Vec<String> {
         VisionPlace::Streamed => Some("vision tower streamed".to_owned()),
         VisionPlace::Cpu => Some("vision tower on the CPU".to_owned()),
     };
+    let embedding = options.host_embedding.then(|| "embedding rows from host memory".to_owned());
     let layers = options.gpu_layers.map(|layers| format!("{layers} layers on the GPU"));
-    vision.into_iter().chain(layers).collect()
+    embedding.into_iter().chain(vision).chain(layers).collect()
 }
 
 /// A card to plan for.
@@ -219,6 +220,8 @@ struct Row {
     reason: Option<String>,
     cache: Option<String>,
     vision: Option<&'static str>,
+    /// Where embedding rows are looked up.
+    embedding: Option<&'static str>,
     /// Of all layers.
     gpu_layers: Option<usize>,
     layers: usize,
@@ -261,6 +264,7 @@ impl Candidate<'_> {
             reason: None,
             cache: None,
             vision: None,
+            embedding: None,
             gpu_layers: None,
             layers,
             peak: None,
@@ -276,6 +280,7 @@ impl Candidate<'_> {
             fits: true,
             cache: Some(choice.options.cache.to_string()),
             vision: Some(vision_place(&choice.options)),
+            embedding: Some(if choice.options.host_embedding { "host" } else { "gpu" }),
             gpu_layers: Some(choice.options.gpu_layers.unwrap_or(layers).min(layers)),
             peak: Some(choice.peak()),
             footprint: Some(choice.footprint),
@@ -555,8 +560,8 @@ fn markdown() -> Result<String, Failure> {
         "# What fits which card\n\nPrinted by `pascaline fit --table`; a test compares. Every number is **planned or estimated**: \
          nothing here was run on a Pascal card.\n\n\
          The question has a picture of 1024 × 1024 (1024 tokens) and text; the context is what prompt and answer have together. \
-         A cell says what `generate` would choose and what it would take: the type of the cache if it is not f32, `v` if the \
-         vision tower's weights pass through from host memory, the layers on the GPU if not all; the memory besides the driver's \
+         A cell says what `generate` would choose and what it would take: the type of the cache if it is not f32, `e` if \
+         embedding rows are read from host memory, `v` if the vision tower's weights pass through from host memory, the layers on the GPU if not all; the memory besides the driver's \
          context, for which 128 MiB are left; and estimates of the seconds to the first token and of tokens per second, from \
          data-sheet rates.\n",
     );
@@ -590,6 +595,7 @@ fn cell(row: &Row) -> String {
     };
     let mut how = Vec::new();
     how.extend(row.cache.clone().filter(|cache| cache != "f32"));
+    how.extend((row.embedding == Some("host")).then(|| "e".to_owned()));
     how.extend((row.vision == Some("stream")).then(|| "v".to_owned()));
     how.extend((on_gpu < row.layers).then(|| format!("{on_gpu}/{}", row.layers)));
     let how = if how.is_empty() { String::new() } else { format!("{}: ", how.join(" ")) };
@@ -632,6 +638,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Column::left("matrices", 17),
         Column::left("cache", 5),
         Column::left("vision", 6),
+        Column::left("embedding", 9),
         Column::right("layers", 7),
         Column::right("memory", 9),
         Column::right("first token", 11),
@@ -648,6 +655,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             row.matrices.clone(),
             row.cache.clone().unwrap_or_default(),
             row.vision.unwrap_or_default().to_owned(),
+            row.embedding.unwrap_or_default().to_owned(),
             row.gpu_layers.map_or_else(|| "no room".to_owned(), |on_gpu| format!("{on_gpu}/{}", row.layers)),
             row.peak.map_or_else(String::new, |bytes| format!("{} MiB", bytes.div_ceil(1 << 20))),
             number(row.estimate.map(|estimate| estimate.first_token), " s"),

@@ -194,17 +194,21 @@ impl Model<'_> {
                 [usual].into_iter().chain(formats.map(|matrices| matrices.apply(usual))).collect()
             }
         };
-        // A streamed vision tower gives the same answers, so it comes before a cache that rounds.
+        // Embedding rows from host memory and a streamed vision tower give the same answers, so they come before a cache that
+        // rounds. A tied embedding is the output projection too, and stays on the GPU.
+        let has_head = !self.config.tie_word_embeddings;
         let rest = [
-            (VisionPlace::Resident, usual.cache),
-            (VisionPlace::Streamed, usual.cache),
-            (VisionPlace::Streamed, KvFormat::F16),
-            (VisionPlace::Streamed, KvFormat::Q8_0),
+            (false, VisionPlace::Resident, usual.cache),
+            (true, VisionPlace::Resident, usual.cache),
+            (true, VisionPlace::Streamed, usual.cache),
+            (true, VisionPlace::Streamed, KvFormat::F16),
+            (true, VisionPlace::Streamed, KvFormat::Q8_0),
         ];
         let mut ways = Vec::new();
         for matrices in matrices {
-            for (vision, cache) in rest {
+            for (host_embedding, vision, cache) in rest {
                 let way = LoadOptions {
+                    host_embedding: usual.host_embedding || (host_embedding && has_head),
                     vision: asked.vision.unwrap_or(vision),
                     cache: asked.cache.unwrap_or(cache),
                     ..matrices

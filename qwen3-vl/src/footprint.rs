@@ -197,7 +197,7 @@ pub fn part_footprint(
     };
     walk.load_text()?;
     walk.load_vision()?;
-    let passes_through = !walk.stacks.is_empty();
+    let passes_through = !walk.stacks.is_empty() || options.host_embedding;
     if passes_through {
         walk.pool.trim()?;
     }
@@ -331,7 +331,13 @@ impl Walk<'_> {
         let (hidden, vocab, head) = (config.text.hidden_size, config.text.vocab_size, config.text.head_dim);
         let mut weights = Vec::new();
         if self.part.is_first {
-            self.matrix(&self.linear(&[(EMBEDDING.into(), vocab)], hidden), &mut weights)?;
+            let linear = self.linear(&[(EMBEDDING.into(), vocab)], hidden);
+            let mut table = Vec::new();
+            self.matrix(&linear, &mut table)?;
+            match self.options.host_embedding {
+                true => self.host += linear.tensors()?.iter().sum::<usize>(),
+                false => weights.append(&mut table),
+            }
         }
         let own = self.part.vocabulary(config);
         match config.tie_word_embeddings {

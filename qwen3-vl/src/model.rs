@@ -39,6 +39,9 @@ pub struct LoadOptions {
     /// This is for cards that can't hold the model. The results are the same. A decoded token takes at least the time of
     /// copying these weights, and uses no graph.
     pub gpu_layers: Option<usize>,
+    /// Whether the embedding stays in pinned host memory, where the kernel that looks up rows reads them. For models whose output
+    /// projection has weights of its own: the others' embedding is read whole for each token.
+    pub host_embedding: bool,
     /// Where the vision tower is, for cards that can't hold both it and the text model.
     pub vision: VisionPlace,
     /// The type of the vision tower's matrices, if not that of the others.
@@ -59,6 +62,7 @@ impl LoadOptions {
             keep_quantized: true,
             cache: KvFormat::F32,
             gpu_layers: None,
+            host_embedding: false,
             vision: VisionPlace::Resident,
             vision_matrices: None,
             tokens_per_pass: 1024,
@@ -117,6 +121,16 @@ pub struct Session {
     pub(super) ids: Vec<u32>,
     /// The images and videos among them.
     pub(super) patches: Vec<Patches>,
+}
+
+impl Session {
+    /// Makes room for so many tokens in all. A conversation that keeps within them never has its keys and values moved.
+    ///
+    /// # Errors
+    /// As [`KvCache::reserve`].
+    pub fn reserve(&mut self, tokens: usize) -> Result<()> {
+        self.cache.reserve(tokens)
+    }
 }
 
 impl Qwen3Vl {
@@ -208,6 +222,14 @@ impl Qwen3Vl {
             let reason = "on the CPU all weights are in host memory already".into();
             return Err(Error::Unsupported { op: "load", argument, value, reason });
         }
+        if options.host_embedding && (config.tie_word_embeddings || !device.is_cuda()) {
+            let reason = match config.tie_word_embeddings {
+                true => "the output projection reads the same weights whole for each token",
+                false => "on the CPU all weights are in host memory already",
+            };
+            let (argument, value, reason) = ("host_embedding", "true".to_owned(), reason.to_owned());
+            return Err(Error::Unsupported { op: "load", argument, value, reason });
+        }
         let stored = checkpoint.stored(&options);
         let (weights, text, vision, processor) = thread::scope(|scope| -> Result<_> {
             // A vocabulary of 152 thousand tokens takes about as long as a small model's weights.
@@ -224,8 +246,9 @@ impl Qwen3Vl {
                 weights = weights.kept();
             }
             let mut done = |weights: &Weights| progress(weights.progress());
+            let (cache, in_host) = (options.cache, options.host_embedding);
             let text =
-                TextModel::load(&mut weights, config, placement, options.cache, gpu_layers, &mut done)?;
+                TextModel::load(&mut weights, config, placement, cache, gpu_layers, in_host, &mut done)?;
             let with_tower = placement.devices().nth(placement.vision()).unwrap_or(device);
             let (place, streamed) = match options.vision {
                 VisionPlace::Resident => (with_tower, false),
@@ -247,7 +270,8 @@ impl Qwen3Vl {
             ahead.into_iter().try_for_each(joined)?;
             Ok((weights, text, vision, joined(processor)?))
         })?;
-        let passes_through = text.streamed_layers() > 0 || options.vision == VisionPlace::Streamed;
+        let passes_through =
+            text.streamed_layers() > 0 || options.vision == VisionPlace::Streamed || options.host_embedding;
         for device in placement.devices() {
             if let (Device::Cuda(device), true) = (device, passes_through) {
                 memory::pool(device)?.trim()?; // memory that the layers took while they were copied to host memory

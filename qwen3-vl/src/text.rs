@@ -75,13 +75,15 @@ pub(super) struct Images<'a> {
 
 impl TextModel {
     /// Loads the language model's tensors onto the devices of `placement`. Keys and values will be stored as `cache`; the
-    /// weights of layers from number `gpu_layers` on stay in host memory; `done` is called after each layer.
+    /// weights of layers from number `gpu_layers` on stay in host memory, with `host_embedding` the embedding's too; `done` is
+    /// called after each layer.
     pub(super) fn load(
         weights: &mut Weights,
         config: &Config,
         placement: &Placement,
         cache: KvFormat,
         gpu_layers: usize,
+        host_embedding: bool,
         done: &mut dyn FnMut(&Weights),
     ) -> Result<Self> {
         let text = &config.text;
@@ -93,10 +95,13 @@ impl TextModel {
             }
             SplitMode::Layer => None,
         };
-        let table = match config.tie_word_embeddings && of > 1 {
+        let mut table = match config.tie_word_embeddings && of > 1 {
             true => weights.cut(&[EMBEDDING], Cut::Rows { index: 0, of: 1 })?, // the others take rows of it
             false => weights.weight(&[EMBEDDING])?,
         };
+        if host_embedding {
+            table = table.in_host_memory()?;
+        }
         let mut lm_heads = vec![match config.tie_word_embeddings {
             true => Linear::new(table.narrow(0, rows::share(text.vocab_size, 0, of).len())?, None)?,
             false => Linear::new(weights.cut(&[LM_HEAD], Cut::Rows { index: 0, of })?, None)?,

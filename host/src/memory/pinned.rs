@@ -236,7 +236,30 @@ impl Download {
     }
 }
 
+/// Pinned memory that kernels read where it is.
+struct Mapped {
+    device: CudaDevice,
+    host: PinnedBuffer,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if self.device.synchronize().is_err() {
+            self.host.leak(); // kernels may still read it
+        }
+    }
+}
+
 impl DeviceBuffer {
+    /// Pinned memory, for kernels on the handle's stream to read over the bus. It takes no memory of the device.
+    pub(crate) fn in_host_memory(device: &CudaDevice, host: PinnedBuffer) -> Self {
+        let (address, bytes) = (host.address() as u64, host.len());
+        let owner = Box::new(Mapped { device: device.clone(), host });
+        // SAFETY: drivers of 64-bit systems have unified addressing, under which pinned memory has one address for the host and
+        // the devices. `Mapped` keeps it for itself until the work that was queued on the stream before its drop is done.
+        unsafe { Self::foreign(device, address, bytes, owner) }
+    }
+
     /// Queues a copy of pinned memory to `offset` on the buffer's stream and returns at once.
     ///
     /// # Errors

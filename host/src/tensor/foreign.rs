@@ -2,7 +2,7 @@
 
 use super::{CpuBuffer, Layout, Storage, Tensor};
 use crate::cuda::CudaDevice;
-use crate::memory::DeviceBuffer;
+use crate::memory::{DeviceBuffer, PinnedBuffer};
 use crate::{DType, Device, Element, Error, Result, Shape};
 use std::any::Any;
 use std::ptr::NonNull;
@@ -82,6 +82,34 @@ impl Tensor {
             }
         };
         Ok(Self { storage: Arc::new(storage), layout })
+    }
+
+    /// The same values in pinned host memory, where the kernels of its GPU read them over the bus: for tables of which few rows
+    /// are read at a time. They take no memory of the GPU. On the CPU the tensor itself.
+    ///
+    /// ```
+    /// # #[cfg(feature = "virtual-gpu")] {
+    /// use pascaline::{Device, Tensor, ops};
+    /// let gpu = Device::virtual_gpu()?;
+    /// let table = Tensor::from_slice(&[0.0f32, 1.0, 10.0, 11.0], [2, 2], &gpu)?.in_host_memory()?;
+    /// let ids = Tensor::from_slice(&[1u32], [1], &gpu)?;
+    /// assert_eq!(ops::embedding(&table, &ids)?.to_vec::<f32>()?, [10.0, 11.0]);
+    /// # }
+    /// # Ok::<(), pascaline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Layout`] if it is not contiguous, or a driver error.
+    pub fn in_host_memory(&self) -> Result<Self> {
+        let Storage::Cuda(buffer) = &*self.storage else { return Ok(self.clone()) };
+        if !self.is_contiguous() {
+            return Err(Error::Layout { op: "in_host_memory", argument: "x", needed: "contiguous" });
+        }
+        let (shape, dtype) = (self.shape().clone(), self.dtype());
+        let mut host = PinnedBuffer::new(buffer.device(), shape.elements() * dtype.size())?;
+        self.read_bytes(&mut host)?;
+        let storage = Storage::Cuda(DeviceBuffer::in_host_memory(buffer.device(), host));
+        Ok(Self { storage: Arc::new(storage), layout: Layout::contiguous(dtype, shape)? })
     }
 
     /// Records that work queued so far on another stream of the device uses the tensor's memory, so that it is not reused
