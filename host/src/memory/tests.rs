@@ -97,6 +97,14 @@ fn violations(wait: Wait, removed: bool) -> Vec<String> {
 }
 
 #[test]
+fn fragmentation_is_the_share_of_idle_memory_outside_the_largest_piece() {
+    let of = |free, pending, largest_free| {
+        Statistics { free, pending, largest_free, ..Statistics::default() }.fragmentation()
+    };
+    assert_eq!((of(0, 0, 0), of(100, 0, 100), of(60, 40, 25)), (0.0, 0.0, 0.75));
+}
+
+#[test]
 fn no_wait_can_be_left_out() {
     for wait in WAITS {
         assert_eq!(violations(wait, false), [""; 0], "{wait:?} in place");
