@@ -122,6 +122,25 @@ mod tests {
     }
 
     #[test]
+    fn the_newest_guess_and_pass_weigh_as_they_should() {
+        let near =
+            |found: f64, expected: f64| assert!((found - expected).abs() < 1e-12, "{found} {expected}");
+        let mut lookup = Lookup::new(&[7; 4]);
+        lookup.push(7);
+        near(lookup.right, 0.55);
+        lookup.push(8);
+        near(lookup.right, 0.495);
+        near(lookup.check_cost(), CHECK_COST);
+        lookup.took(false, 0.0);
+        lookup.took(true, 1.0);
+        near(lookup.check_cost(), CHECK_COST);
+        lookup.took(false, 10.0);
+        near(lookup.check_cost(), 0.5);
+        lookup.took(true, 6.0);
+        near(lookup.check_cost(), 1.0);
+    }
+
+    #[test]
     fn a_check_that_takes_too_long_is_left_out() {
         let mut lookup = Lookup::new(&[5; 10]);
         assert!(lookup.guess(7).is_some());

@@ -323,6 +323,47 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_is_enough_where_nothing_else_is_asked() {
+        assert!(Sampling::GREEDY.is_greedy() && !RANDOM.is_greedy());
+        assert!(sampler(Sampling::GREEDY).takes_the_largest());
+        for options in [
+            RANDOM,
+            Sampling { repetition_penalty: 1.1, ..Sampling::GREEDY },
+            Sampling { presence_penalty: 0.5, ..Sampling::GREEDY },
+            Sampling { frequency_penalty: 0.5, ..Sampling::GREEDY },
+        ] {
+            assert!(!sampler(options.clone()).takes_the_largest(), "{options:?}");
+        }
+        assert!(!sampler(Sampling::GREEDY).reporting(Some(0)).takes_the_largest());
+    }
+
+    #[test]
+    fn draws_depend_on_differences_alone() {
+        let logits = [0.0, 2.0, 1.0, 1.75, -3.0];
+        let (mut near, mut far) = (sampler(RANDOM), sampler(RANDOM));
+        for _ in 0..100 {
+            let drawn = near.next(&mut logits.to_vec());
+            assert_eq!(far.next(&mut logits.map(|logit| logit + 4096.0)), drawn);
+        }
+    }
+
+    #[test]
+    fn equals_are_kept_together_and_none_may_be_left_out() {
+        assert_eq!(drawn(&Sampling { min_p: 1.0, ..RANDOM }, &[1.0, 2.0, 2.0]), BTreeSet::from([1, 2]));
+        let all = drawn(&Sampling { min_p: 1e-9, ..RANDOM }, &[0.0, 0.5, 1.0]);
+        assert_eq!(all, BTreeSet::from([0, 1, 2]));
+        // one more than are sorted at first
+        let flat = drawn(&RANDOM, &[0.0; FIRST_SORTED + 1]);
+        assert!(flat.len() > 100 && flat.iter().all(|&id| id as usize <= FIRST_SORTED));
+    }
+
+    #[test]
+    fn minus_infinity_everywhere_is_said() {
+        let found = sampler(Sampling::GREEDY).next(&mut [f32::NEG_INFINITY; 3]).unwrap_err();
+        assert!(matches!(found, Error::NotFinite { ref value, .. } if value == "−∞ everywhere"), "{found}");
+    }
+
+    #[test]
     fn a_broken_result_is_no_token() {
         for options in [Sampling::GREEDY, RANDOM] {
             for (logits, index) in

@@ -268,6 +268,30 @@ fn launch_limits() {
     assert_eq!(launch([1; 3], [1, 1, 65], 0), Err(FindingKind::InvalidLaunch));
     assert_eq!(launch([0, 1, 1], [1; 3], 0), Err(FindingKind::InvalidLaunch));
     assert_eq!(launch([1, 65536, 1], [1; 3], 0), Err(FindingKind::InvalidLaunch));
+    let text = ".version 6.4 .target sm_61 .address_size 64
+.visible .entry any(.param .u32 p) { ret; } .visible .entry exact(.param .u32 p) .reqntid 8, 8, 1 { ret; }";
+    let module = gpu.load(Module::parse(text).unwrap()).unwrap();
+    let mut launch = |kernel, grid, block, params: &[u8]| {
+        gpu.launch(&module, kernel, Launch { grid, block, dynamic_shared: 0, params })
+            .map(|_| ())
+            .map_err(|f| f.kind)
+    };
+    let invalid = Err(FindingKind::InvalidLaunch);
+    for block in [[1024, 1, 1], [1, 1024, 1], [1, 16, 64], [32, 32, 1]] {
+        assert_eq!(launch("any", [1; 3], block, &[0; 4]), Ok(()), "{block:?}");
+    }
+    for block in [[1025, 1, 1], [1, 1025, 1], [1, 1, 65], [33, 32, 1], [0, 1, 1]] {
+        assert_eq!(launch("any", [1; 3], block, &[0; 4]), invalid, "{block:?}");
+    }
+    assert_eq!(launch("any", [1, 65535, 1], [1; 3], &[0; 4]), Ok(()));
+    assert_eq!(launch("any", [1, 1, 65535], [1; 3], &[0; 4]), Ok(()));
+    for grid in [[1, 1, 65536], [0x8000_0000, 1, 1], [1, 0, 1], [1, 1, 0]] {
+        assert_eq!(launch("any", grid, [1; 3], &[0; 4]), invalid, "{grid:?}");
+    }
+    assert_eq!(launch("any", [1; 3], [1; 3], &[0; 3]), invalid);
+    assert_eq!(launch("any", [1; 3], [1; 3], &[0; 8]), Ok(()));
+    assert_eq!(launch("exact", [1; 3], [8, 8, 1], &[0; 4]), Ok(()));
+    assert!(launch("exact", [1; 3], [64, 1, 1], &[0; 4]).is_err());
 }
 
 #[test]
@@ -411,7 +435,10 @@ fn traffic_is_counted_by_space() {
     };
     let of = |t: pascaline_virtual_gpu::Traffic| (t.requests, t.units, t.bytes);
     assert_eq!(of(twice("red.global.add.u32 [%rd3], 1;").atomics), (4, 16, 512));
-    assert_eq!(of(twice("st.global.u32 [%rd3], 1;").global_stores), (4, 16, 512));
+    let c = twice("st.global.u32 [%rd3], 1;");
+    assert_eq!((of(c.global_stores), c.distinct_sectors), ((4, 16, 512), 8));
+    let c = run_with(Config::default(), 3, 64, "st.global.u32 [%rd3], 1;").unwrap().counters;
+    assert_eq!((of(c.global_stores), c.distinct_sectors), ((6, 24, 768), 8));
     assert_eq!(of(twice("st.local.u32 [l], 1;").local), (4, 16, 512));
     let c = twice("st.shared.u32 [%r3], %r1;");
     assert_eq!((of(c.shared_stores), c.bank_conflicts), ((4, 4, 512), 0));

@@ -2,7 +2,7 @@
 
 use super::adaptor::{parse, replay};
 use super::simulated::{Simulated, SimulatedStream};
-use super::{MemoryPool, Statistics};
+use super::{MemoryPool, Statistics, Upstream};
 use crate::Error;
 use crate::mutation::{Wait, without};
 
@@ -94,6 +94,40 @@ fn violations(wait: Wait, removed: bool) -> Vec<String> {
         world.pool.audit().unwrap();
         world.device.violations()
     })
+}
+
+#[test]
+fn what_is_idle_goes_back_when_asked_and_with_the_pool() {
+    let World { device, pool, a, .. } = World::new(4 * SEGMENT);
+    let used = || {
+        let block = pool.allocate(BLOCK, &a).unwrap();
+        pool.free(block, BLOCK).unwrap();
+        device.finish();
+    };
+    for _ in 0..2 {
+        used();
+        Upstream::trim(&pool).unwrap();
+        assert_eq!(device.allocated(), 0);
+    }
+    let books = pool.statistics();
+    assert_eq!((books.segments_asked, books.segments_returned), (2, 2));
+    used();
+    used();
+    used();
+    let books = pool.statistics();
+    assert_eq!((books.found.same_stream, books.segments_asked), (2, 3));
+    assert_eq!(books.largest_free, SEGMENT);
+    assert!(device.allocated() > 0);
+    drop(pool);
+    assert_eq!(device.allocated(), 0);
+}
+
+#[test]
+fn fragmentation_is_the_share_of_idle_memory_outside_the_largest_piece() {
+    let of = |free, pending, largest_free| {
+        Statistics { free, pending, largest_free, ..Statistics::default() }.fragmentation()
+    };
+    assert_eq!((of(0, 0, 0), of(100, 0, 100), of(60, 40, 25)), (0.0, 0.0, 0.75));
 }
 
 #[test]

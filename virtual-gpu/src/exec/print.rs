@@ -396,6 +396,15 @@ mod tests {
             ("%a %a %.1a", vec![F(3.0), F(0.0), F(1.53)], "0x1.8p+1 0x0p+0 0x1.8p+0"),
             ("%f %5.1f %F", vec![F(f64::NAN), F(f64::NEG_INFINITY), F(f64::INFINITY)], "nan  -inf INF"),
             ("%*d|%.*f|%*d", vec![I(4), I(1), I(1), F(0.25), I(-3), I(5)], "   1|0.2|5  "),
+            ("%.0d %e %.3g", vec![I(5), F(1.5), F(999.6)], "5 1.500000e+00 1e+03"),
+            ("%e %g %a", vec![F(f64::INFINITY), F(f64::INFINITY), F(f64::INFINITY)], "inf inf inf"),
+            // rounded from above one half, from one half to the even digit, and from below it
+            (
+                "%.1a %.1a %.1a %.1a",
+                vec![F(1.03125 + 1e-6), F(1.03125), F(1.09375), F(1.02)],
+                "0x1.1p+0 0x1.0p+0 0x1.2p+0 0x1.0p+0",
+            ),
+            ("%a", vec![F(5e-324)], "0x0.0000000000001p-1022"),
             ("%y", vec![], "%y"),
             ("end %", vec![], "end "),
         ] {

@@ -113,6 +113,7 @@ mod tests {
         assert_eq!(sectors(&lanes(|l| 128 * l), u32::MAX, 4), 32);
         assert_eq!(sectors(&lanes(|l| 4 * (31 - l)), u32::MAX, 4), 4);
         assert_eq!(sectors(&lanes(|_| 64), 0xff, 4), 1);
+        assert_eq!(sectors(&lanes(|l| 128 * (31 - l)), 0xffff, 4), 16);
     }
 
     #[test]
@@ -124,5 +125,6 @@ mod tests {
         assert_eq!(wavefronts(&lanes(|l| 8 * l), u32::MAX, 8), (2, 0));
         assert_eq!(wavefronts(&lanes(|l| 16 * l), u32::MAX, 16), (4, 0));
         assert_eq!(wavefronts(&lanes(|l| 16 * (l % 8)), u32::MAX, 16), (2, 0));
+        assert_eq!(wavefronts(&lanes(|l| 128 * l), 0b11, 1), (2, 1));
     }
 }
