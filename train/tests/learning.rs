@@ -330,8 +330,8 @@ fn learned_scales_lower_the_loss() {
         }
         let loss = |model: &Model| model.loss(&mut Tape::silent(), &examples, 1.0).unwrap().sum().unwrap();
         let before = loss(&model);
-        let plan = Plan { epochs: 6, batch: 4, tokens: 512, held_out: 0.0, seed: 1 };
-        let optimizer = Optimizer::new(Method::default(), Schedule::constant(2e-2), 0.01);
+        let plan = Plan { epochs: 30, batch: 4, tokens: 512, held_out: 0.0, seed: 1 };
+        let optimizer = Optimizer::new(Method::default(), Schedule::constant(5e-3), 0.01);
         if is_learned {
             let mut run = FineTune { model: &mut model, optimizer, plan };
             run.run(&examples, |_, _| Ok(ControlFlow::Continue(()))).unwrap();
