@@ -94,7 +94,12 @@ fn plan_and_answer(path: &Path, device: &Device, limit: usize, turns: usize) -> 
     let context = prompts[turns - 1].ids.len() + max_new_tokens;
     let work = Workload { context, prompt: prompt.ids.len(), patches };
     let storage = |options: &LoadOptions, name: &str| checkpoint.storage(&config, options, name);
-    let plan = Model { config: &config, is_quantized: checkpoint.is_quantized(), storage: &storage };
+    let plan = Model {
+        config: &config,
+        is_quantized: checkpoint.is_quantized(),
+        storage: &storage,
+        adapter: &|_| 0,
+    };
     let (usual, gpu) = (LoadOptions::for_device(device), Gpu::of(cuda));
     let choice = plan.fit(usual, &Asked::default(), &work, &gpu, limit).unwrap();
     memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool)).unwrap();
