@@ -25,8 +25,9 @@ pub(super) struct DevicesArgs {
     #[arg(long, value_name = "MODE")]
     split_mode: Option<Mode>,
 
-    /// How values are copied between GPUs; if not given, peer if the driver allows it, else pinned. With --split-mode row,
-    /// those of prompts by nccl if its library is found: libnccl.so.2, or the file that PASCALINE_NCCL names.
+    /// How values are copied between GPUs; if not given, peer if the driver allows it, else pinned. With --split-mode row over
+    /// more than two GPUs, or without peer access, those of prompts by nccl if its library is found: libnccl.so.2, or the
+    /// file that PASCALINE_NCCL names.
     #[arg(long, value_name = "WAY")]
     between: Option<Between>,
 }

@@ -587,12 +587,14 @@ impl ModelArgs {
         devices[0] = first.clone(); // keeps the stream that others already use
         let mut targets = Vec::new();
         let mut before = 0;
+        let beside = match self.several.mode() {
+            SplitMode::Row => AllReduce::bytes_beside(&devices, self.several.way())?,
+            SplitMode::Layer => 0,
+        };
         for device in &devices {
             let Device::Cuda(cuda) = device else { continue };
             let (mut gpu, (free, total)) = (Gpu::of(cuda), cuda.memory_info()?);
-            if self.several.mode() == SplitMode::Row {
-                gpu.beside_pool += AllReduce::bytes_beside(cuda, self.several.way())?;
-            }
+            gpu.beside_pool += beside;
             let limit = self.memory_limit.map_or(free, |limit| limit.min(free));
             if self.memory_limit.is_some() {
                 memory::set_limit(cuda, limit.saturating_sub(gpu.beside_pool))?;

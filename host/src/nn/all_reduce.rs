@@ -61,8 +61,9 @@ struct Books {
 }
 
 impl AllReduce {
-    /// Between these devices; values go as `way` says, or by NCCL where its library is found (`libnccl.so.2`, or the file that
-    /// `PASCALINE_NCCL` names), or straight where the driver lets all of them.
+    /// Between these devices, by `way`. If that is `None`, two devices with peer access read each other's parts. More than two, or
+    /// devices without peer access, take NCCL where its library is found (`libnccl.so.2`, or the file that `PASCALINE_NCCL`
+    /// names), else what there is.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for none, for several that are not different GPUs, for [`Way::Peer`] where the driver refuses, for
@@ -89,10 +90,7 @@ impl AllReduce {
         if (1..gpus.len()).any(|at| gpus[..at].iter().any(|one| ordinal(one) == ordinal(&gpus[at]))) {
             return Err(refused(format!("{devices:?}"), "one comes twice"));
         }
-        let mut all = true;
-        for (from, to) in gpus.iter().flat_map(|from| gpus.iter().map(move |to| (from, to))) {
-            all = all && way != Some(Way::Pinned) && (ordinal(from) == ordinal(to) || reach(from, to)?);
-        }
+        let all = way != Some(Way::Pinned) && all_reach(&gpus)?;
         if way == Some(Way::Peer) && !all {
             return Err(refused(
                 format!("{devices:?}"),
@@ -104,10 +102,7 @@ impl AllReduce {
             gpu.bind()?;
             there.push(Event::untimed()?);
         }
-        let nccl = match way {
-            None | Some(Way::Nccl) if gpus.len() > 1 => Nccl::open(&gpus)?,
-            _ => None,
-        };
+        let nccl = if takes_nccl(way, gpus.len(), all) { Nccl::open(&gpus)? } else { None };
         if way == Some(Way::Nccl) && nccl.is_none() {
             return Err(refused(
                 format!("{devices:?}"),
@@ -119,14 +114,19 @@ impl AllReduce {
         Ok(Self { devices: devices.to_vec(), gpus, way, there, books: Mutex::new(books), nccl })
     }
 
-    /// Bytes that sums by `way` take of a device beside its pool: NCCL's buffers, where it is there. An estimate, as they depend on the
-    /// version and on what connects the devices: 4 MiB, NCCL_BUFFSIZE's default, to send and to receive in each of 32 channels.
+    /// Bytes that sums by `way` take of each device beside its pool: NCCL's buffers, if it makes them. An estimate, as they depend on
+    /// the version and on what connects the devices: 4 MiB, NCCL_BUFFSIZE's default, to send and to receive in each of 32 channels.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for an NCCL that is named and can't be used.
-    pub fn bytes_beside(device: &CudaDevice, way: Option<Way>) -> Result<usize> {
+    /// [`Error::Unsupported`] for an NCCL that is named and can't be used; a driver error.
+    pub fn bytes_beside(devices: &[Device], way: Option<Way>) -> Result<usize> {
         const NCCL: usize = 2 * 32 * (4 << 20);
-        let asked = matches!(way, None | Some(Way::Nccl)) && !device.is_virtual();
+        let cuda = |device: &Device| match device {
+            Device::Cuda(device) if !device.is_virtual() => Some(device.clone()),
+            _ => None,
+        };
+        let gpus: Vec<_> = devices.iter().filter_map(cuda).collect();
+        let asked = takes_nccl(way, gpus.len(), all_reach(&gpus)?);
         Ok(if asked && Nccl::is_there()? { NCCL } else { 0 })
     }
 
@@ -310,6 +310,22 @@ impl Drop for AllReduce {
             mem::forget(mem::take(&mut *self.books()));
         }
     }
+}
+
+/// Whether the driver lets each device read the memory of every other, which is enabled.
+fn all_reach(gpus: &[CudaDevice]) -> Result<bool> {
+    for (from, to) in gpus.iter().flat_map(|from| gpus.iter().map(move |to| (from, to))) {
+        if from.properties().ordinal != to.properties().ordinal && !reach(from, to)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether NCCL is looked for. Two H200s add the parts of a prompt faster by reading them; with n devices each reads n − 1 parts,
+/// where NCCL's ring passes on two at most.
+fn takes_nccl(way: Option<Way>, devices: usize, all_reach: bool) -> bool {
+    devices > 1 && way.map_or(devices > 2 || !all_reach, |way| way == Way::Nccl)
 }
 
 fn sum_by(nccl: &Nccl, parts: &[Tensor]) -> Result<Vec<Tensor>> {
