@@ -184,10 +184,17 @@ fn plans_do_not_depend_on_the_devices_speed() {
     let device = virtual_gpu(true);
     let folder = tempfile::tempdir().unwrap();
     let path = model(folder.path(), &sizes(12, true), Mix::Q4_K_M);
-    let limit = 130 << 20;
-    let (planned, used, options) = plan_and_answer(&path, &device, limit, 1);
-    assert!(options.gpu_layers.is_some(), "{options:?}");
-    assert!((1.0..=1.05).contains(&(planned as f64 / used as f64)), "{planned} planned, {used} used");
+    let mut streamed = 0;
+    // at some of these limits the pool returns segments to make room for others
+    for limit in (124..=230).step_by(8).map(|mib| mib << 20) {
+        let (planned, used, options) = plan_and_answer(&path, &device, limit, 1);
+        streamed += usize::from(options.gpu_layers.is_some());
+        assert!(
+            (1.0..=1.05).contains(&(planned as f64 / used as f64)),
+            "{planned} planned, {used} used: {options:?}"
+        );
+    }
+    assert!(streamed > 0, "no limit lets layers pass through");
 }
 
 /// Set in the process whose virtual GPU works only when it is waited for.

@@ -109,6 +109,8 @@ impl Upstream<StreamHandle> for PlainMemory {
 pub struct DriverPool {
     device: CudaDevice,
     pool: sys::CUmemoryPool,
+    /// Where memory was last freed: the driver keeps it until the stream gets there.
+    freed_on: Mutex<Option<StreamHandle>>,
 }
 
 // SAFETY: the driver API lets any thread use a pool, and the handle owns no memory of this process.
@@ -145,7 +147,7 @@ impl DriverPool {
         let mut pool = ptr::null_mut();
         // SAFETY: the properties outlive the call; `pool` is written before it is used.
         check("cuMemPoolCreate", unsafe { sys::cuMemPoolCreate(&mut pool, &properties) })?;
-        let this = Self { device: device.clone(), pool };
+        let this = Self { device: device.clone(), pool, freed_on: Mutex::new(None) };
         let mut threshold = u64::MAX;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let value = ptr::from_mut(&mut threshold).cast::<c_void>();
@@ -201,11 +203,18 @@ impl Upstream<StreamHandle> for DriverPool {
         self.device.bind()?;
         // SAFETY: allocated by `allocate` (the caller's contract); all its uses are ordered before the free on the stream.
         // An unknown address is answered with an error.
-        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, stream.0.raw()) })
+        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, stream.0.raw()) })?;
+        *self.freed_on.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.clone());
+        Ok(())
     }
 
     fn trim(&self) -> Result<()> {
         self.device.bind()?;
+        let freed_on = self.freed_on.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(stream) = freed_on {
+            // otherwise what is freed stays taken beside what is allocated next, beyond a limit
+            stream.0.outside_capture(|| stream.0.synchronize())?;
+        }
         // SAFETY: the pool is alive until `self` is dropped.
         check("cuMemPoolTrimTo", unsafe { sys::cuMemPoolTrimTo(self.pool, 0) })
     }
