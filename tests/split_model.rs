@@ -134,7 +134,7 @@ fn what_is_no_split_is_refused() {
     assert!(error(&devices, &[1, 2], 0).contains("2 numbers for 3 devices"));
     assert!(error(&devices, &[0, 0, 0], 0).contains("no device gets any"));
     assert!(error(&[devices[0].clone(), devices[0].clone()], &[1, 2], 0).contains("it comes twice"));
-    assert!(error(&[devices[0].clone(), Device::Cpu], &[1, 2], 0).contains("GPUs alone"));
+    assert!(error(&[devices[0].clone(), Device::Cpu], &[1, 2], 0).contains("only GPUs can share a model"));
     assert!(error(&devices, &[1, 1, 1], 3).contains("no device of this number"));
     let checkpoint = Checkpoint::open(fixture("tiny"), None).unwrap();
     let load = |layers: &[usize], options: LoadOptions| {

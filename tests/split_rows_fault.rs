@@ -40,8 +40,8 @@ fn the_loss_of_a_part_ends_the_answer() {
     drop(shared);
     assert_eq!(answer(&captured), Ok(expected.clone()), "with another one");
 
-    // its stream is waited for after the prompt, before the capture and after each of the five replays
-    faults::script("cuStreamSynchronize#2:5=700!sticky").unwrap();
+    // its stream is waited for after the prompt, three times before the capture and after each of the five replays
+    faults::script("cuStreamSynchronize#2:7=700!sticky").unwrap();
     faults::count_calls(true);
     assert!(lost(answer(&captured)), "between two replays");
     assert!((2..5).contains(&faults::calls("cuGraphLaunch")), "{}", faults::calls("cuGraphLaunch"));

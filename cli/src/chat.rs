@@ -239,7 +239,10 @@ impl Chat<'_> {
         if let Device::Cuda(device) = self.model.device() {
             memory::pool(device)?.trim()?;
         }
-        self.session.reserve(self.planned)
+        match self.session.reserve(self.planned) {
+            Err(Error::OutOfMemory { .. }) => Ok(()), // it grows with the turns, as far as it can
+            other => other,
+        }
     }
 
     /// Answers a message. A failed turn is undone: its pictures wait for the next one, and the cache is kept unless memory
