@@ -1,6 +1,6 @@
 //! A model's files: a directory as published, or a GGUF file with the vision file that belongs to it.
 
-use super::adapter::{ADAPTER_TENSORS, Adapter, LowRank};
+use super::adapter::{ADAPTER_TENSORS, Adapter};
 use super::config::Config;
 use super::footprint::Storage;
 use super::gguf::{self, Gguf, Kept, Tensors};
@@ -156,22 +156,25 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes of the adapter's tensors that are beside quantised matrices. Of matrices that are stacked, B has a column for each one's rank.
+    /// Bytes that an adapter beside quantised matrices takes: its tensors, and the inputs and outputs of the widest changed matrix
+    /// for a pass of a prompt. B of stacked matrices has a column for each one's rank.
     pub fn adapter_bytes(&self, config: &Config, options: &LoadOptions) -> usize {
         let Some((adapter, _)) = &self.adapter else { return 0 };
-        let of = |(module, low): (&String, &LowRank)| {
+        let (mut tensors, mut widest) = (0, 0);
+        for (module, low) in adapter.maps() {
             let stacked = match module.rsplit('.').next() {
                 Some("q_proj" | "k_proj" | "v_proj") => 3,
                 Some("gate_proj" | "up_proj") => 2,
                 _ => 1,
             };
             let [n, k] = low.shape;
-            match self.storage(config, options, &format!("{module}.weight")) {
-                Storage::Float(_) => 0,
-                _ => adapter.rank() * (k + n * stacked) * DType::F32.size(),
+            if !matches!(self.storage(config, options, &format!("{module}.weight")), Storage::Float(_)) {
+                tensors += adapter.rank() * (k + n * stacked);
+                // the normed input, the change and the product before the activation
+                widest = widest.max(k + 2 * n * stacked);
             }
-        };
-        adapter.maps().iter().map(of).sum()
+        }
+        (tensors + options.tokens_per_pass * widest) * DType::F32.size()
     }
 
     /// The formats that matrices will have on the device.
