@@ -19,7 +19,7 @@ use pascaline::kv::KvTensor;
 use pascaline::memory::{Link, Rehearsal, Rehearsed};
 use pascaline::ops::Activation;
 use pascaline::quant::{Format, QuantRows, QuantTensor};
-use pascaline::{DType, Result};
+use pascaline::{DType, Error, Result};
 use std::ops::Range;
 
 /// The storage of a matrix.
@@ -214,6 +214,11 @@ pub fn part_footprint(
         }
     };
     let books = walk.pool.statistics();
+    if books.found.trimmed > 0 {
+        // It fits only if the driver takes back every segment that the pool returns meanwhile. A driver's pool keeps parts.
+        let (device, requested) = ("the memory limit".to_owned(), books.peak_live);
+        return Err(Error::OutOfMemory { device, requested, free: 0, total: gpu.memory });
+    }
     drop(cache);
     Ok(Footprint { weights, cache: cache_bytes, live, peak: books.peak_reserved + beside, host: walk.host })
 }
