@@ -139,8 +139,7 @@ impl Part {
 /// The footprint of a model whose matrix of a published name is stored as `storage` says.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`](pascaline::Error::OutOfMemory) if `gpu.memory` is too little, [`Error::TooLarge`](pascaline::Error::TooLarge)
-/// for sizes that overflow.
+/// [`Error::OutOfMemory`] if `gpu.memory` is too little, [`Error::TooLarge`] for sizes that overflow.
 pub fn footprint(
     config: &Config,
     storage: &dyn Fn(&str) -> Storage,
