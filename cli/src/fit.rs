@@ -184,12 +184,7 @@ pub(super) struct Target {
 
 impl Target {
     fn of_card(card: &Card) -> Self {
-        let gpu = Gpu {
-            capability: (6, 1),
-            multiprocessors: card.sms,
-            beside_pool: Gpu::BESIDE_POOL,
-            memory: usize::MAX,
-        };
+        let gpu = Gpu::pascal(card.sms);
         let flops = 2.0 * 128.0 * f64::from(card.sms) * f64::from(card.boost_mhz) * 1e6;
         // the MX330 has four lanes of PCIe 3, the others sixteen
         let host = if card.sms < 4 { 3e9 } else { 12e9 };

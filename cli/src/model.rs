@@ -604,11 +604,7 @@ impl ModelArgs {
         }
         let (usual, asked, ratio) = (self.usual(first), self.asked(), self.several.ratio());
         if ratio.is_none() && self.several.mode() == SplitMode::Layer {
-            let gpus = devices.iter().filter_map(|device| match device {
-                Device::Cuda(cuda) => Some(cuda),
-                Device::Cpu => None,
-            });
-            let gpus: Vec<_> = gpus.collect();
+            let gpus: Vec<_> = devices.iter().filter_map(Device::as_cuda).collect();
             let (speeds, note) = speed::speeds(&gpus)?;
             targets.iter_mut().zip(speeds).for_each(|(target, speed)| target.speed = speed);
             note.iter().for_each(|note| output.note(note));

@@ -114,6 +114,14 @@ impl Device {
         matches!(self, Self::Cuda(_))
     }
 
+    /// The CUDA device; `None` on the CPU.
+    pub fn as_cuda(&self) -> Option<&CudaDevice> {
+        match self {
+            Self::Cuda(device) => Some(device),
+            Self::Cpu => None,
+        }
+    }
+
     /// Waits for all work queued on the device's stream and reports its errors.
     ///
     /// # Errors

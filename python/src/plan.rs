@@ -34,12 +34,7 @@ impl Target {
             let names = Card::ALL.map(|card| card.id).join(", ");
             unsupported("fit", "card", id, format!("use one of {names}"))
         })?;
-        let gpu = Gpu {
-            capability: (6, 1),
-            multiprocessors: card.sms,
-            beside_pool: Gpu::BESIDE_POOL,
-            memory: usize::MAX,
-        };
+        let gpu = Gpu::pascal(card.sms);
         // a multiply-add in each of a multiprocessor's 128 lanes
         let flops = 2.0 * 128.0 * f64::from(card.sms) * f64::from(card.boost_mhz) * 1e6;
         let host = if card.sms < 4 { FOUR_LANES } else { SIXTEEN_LANES };

@@ -244,23 +244,24 @@ fn pass(
             cache.advance(*rows)?;
             captured
         }
-        // launches only, whose arguments are the same for every pass of so many tokens
-        none if text.in_turn() == 1 => {
-            settle_pools(text)?;
-            none.insert(Relay::capture_at_once(text, || whole(cache))?)
-        }
         none => {
             settle_pools(text)?;
-            let stage = |stage: usize, input: Option<&Tensor>| {
-                let hidden = match input {
-                    Some(hidden) => hidden.clone(),
-                    None => text.embed(&ids, Images::default())?,
+            // launches only, whose arguments are the same for every pass of so many tokens
+            let relay = if text.in_turn() == 1 {
+                Relay::capture_at_once(text, || whole(cache))?
+            } else {
+                let stage = |stage: usize, input: Option<&Tensor>| {
+                    let hidden = match input {
+                        Some(hidden) => hidden.clone(),
+                        None => text.embed(&ids, Images::default())?,
+                    };
+                    let mut caches = cache.caches_of(text.stages()[stage].range.clone());
+                    text.run(stage, hidden, &rope(stage)?, Images::default(), &mut caches, &mut |_, _| {})
                 };
-                let mut caches = cache.caches_of(text.stages()[stage].range.clone());
-                text.run(stage, hidden, &rope(stage)?, Images::default(), &mut caches, &mut |_, _| {})
+                let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?, sampler);
+                Relay::capture(text, *rows, stage, end)?
             };
-            let end = |hidden: &Tensor| Logits::of(text.logits_at_home(hidden)?, sampler);
-            none.insert(Relay::capture(text, *rows, stage, end)?)
+            none.insert(relay)
         }
     };
     let logits = captured.launch(text)?;

@@ -53,6 +53,8 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// Bytes that the driver takes outside the pool.
     pub beside_pool: usize,
+    /// Bytes that it takes besides with layers that pass through.
+    pub beside_streaming: usize,
     /// Bytes to do with, the driver's context not counted; `usize::MAX` to learn what is taken where there is enough.
     pub memory: usize,
 }
@@ -60,32 +62,30 @@ pub struct Gpu {
 impl Gpu {
     /// Memory of the driver outside the pool: the code of the kernels, and graphs. Measured with driver 580.159 on an H200:
     /// 20 to 24 MiB.
-    pub const BESIDE_POOL: usize = 24 << 20;
+    const BESIDE_POOL: usize = 24 << 20;
 
     /// The counters of streams, which kernels share.
     const COUNTERS: usize = 64 << 10;
 
     /// What a real driver took more with layers that pass through, by the 8B size on an H200: 26 MiB at most, 2 by the 2B size. Where
     /// it goes is not known.
-    const STREAMED_LAYERS: usize = 24 << 20;
+    const BESIDE_STREAMING: usize = 24 << 20;
 
-    /// Bytes beside the pool. The virtual GPU's driver takes nothing more for layers that pass through.
-    fn beside(&self, layers_pass: bool) -> usize {
-        let more =
-            if layers_pass && self.beside_pool >= Self::BESIDE_POOL { Self::STREAMED_LAYERS } else { 0 };
-        self.beside_pool + more
-    }
-
-    /// A device; the virtual GPU keeps no code in its memory.
+    /// A device; the virtual GPU keeps no code in its memory, and nothing for layers that pass through.
     pub fn of(device: &CudaDevice) -> Self {
         let properties = device.properties();
-        let beside_pool = if device.is_virtual() { Self::COUNTERS } else { Self::BESIDE_POOL };
-        Self {
-            capability: properties.capability,
-            multiprocessors: properties.multiprocessors,
-            beside_pool,
-            memory: usize::MAX,
-        }
+        let (beside_pool, beside_streaming) = match device.is_virtual() {
+            true => (Self::COUNTERS, 0),
+            false => (Self::BESIDE_POOL, Self::BESIDE_STREAMING),
+        };
+        let (capability, multiprocessors) = (properties.capability, properties.multiprocessors);
+        Self { capability, multiprocessors, beside_pool, beside_streaming, memory: usize::MAX }
+    }
+
+    /// A Pascal card that is not there.
+    pub fn pascal(multiprocessors: u32) -> Self {
+        let (beside_pool, beside_streaming) = (Self::BESIDE_POOL, Self::BESIDE_STREAMING);
+        Self { capability: (6, 1), multiprocessors, beside_pool, beside_streaming, memory: usize::MAX }
     }
 }
 
@@ -190,8 +190,8 @@ pub fn part_footprint(
     };
     let hidden = config.text.hidden_size;
     let slots = Link::slot_bytes(arriving * hidden * size_of::<f32>());
-    let layers_pass = options.gpu_layers.is_some_and(|resident| resident < config.text.num_hidden_layers);
-    let beside = gpu.beside(layers_pass) + slots;
+    let streaming = if layers_pass(config, options) { gpu.beside_streaming } else { 0 };
+    let beside = gpu.beside_pool + streaming + slots;
     let pool = Rehearsal::within(gpu.memory.saturating_sub(beside));
     let table = Table::built_in(gpu.capability)?;
     let mut walk = Walk {
@@ -232,6 +232,11 @@ pub fn part_footprint(
     }
     drop(cache);
     Ok(Footprint { weights, cache: cache_bytes, live, peak: books.peak_reserved + beside, host: walk.host })
+}
+
+/// Whether some layers pass through the GPU from host memory.
+fn layers_pass(config: &Config, options: &LoadOptions) -> bool {
+    options.gpu_layers.is_some_and(|resident| resident < config.text.num_hidden_layers)
 }
 
 struct Walk<'a> {
@@ -618,8 +623,7 @@ impl Walk<'_> {
 
     /// Whether decoding is captured: copies of layers are no part of a graph.
     fn is_captured(&self) -> bool {
-        let layers = self.config.text.num_hidden_layers;
-        self.options.gpu_layers.is_none_or(|resident| resident >= layers)
+        !layers_pass(self.config, self.options)
     }
 
     /// A picture's embeddings.

@@ -97,8 +97,7 @@ impl Adapted {
         let mut product = Tensor::uninitialized(change.shape(), DType::F32, &x.device())?;
         let epilogue = Epilogue { bias, residual: Some(&change), ..Epilogue::default() };
         self.base.linear_into(product.view_mut()?, x, None, &epilogue)?;
-        let Some(residual) = residual else { return ops::activate_into(y, &product, None, activation) };
-        ops::add_into(y, &ops::activate(&product, None, activation)?, residual)
+        Matrix::finish_into(y, &product, &Epilogue { activation, residual, ..Epilogue::default() })
     }
 }
 

@@ -75,11 +75,7 @@ impl AllReduce {
             value,
             reason: reason.into(),
         };
-        let cuda = |device: &Device| match device {
-            Device::Cuda(device) => Some(device.clone()),
-            Device::Cpu => None,
-        };
-        let gpus: Vec<_> = devices.iter().filter_map(cuda).collect();
+        let gpus: Vec<_> = devices.iter().filter_map(Device::as_cuda).cloned().collect();
         if devices.is_empty() {
             return Err(refused("none".into(), "there is nothing to add"));
         }
@@ -121,11 +117,8 @@ impl AllReduce {
     /// [`Error::Unsupported`] for an NCCL that is named and can't be used; a driver error.
     pub fn bytes_beside(devices: &[Device], way: Option<Way>) -> Result<usize> {
         const NCCL: usize = 2 * 32 * (4 << 20);
-        let cuda = |device: &Device| match device {
-            Device::Cuda(device) if !device.is_virtual() => Some(device.clone()),
-            _ => None,
-        };
-        let gpus: Vec<_> = devices.iter().filter_map(cuda).collect();
+        let gpus = devices.iter().filter_map(Device::as_cuda).filter(|gpu| !gpu.is_virtual());
+        let gpus: Vec<_> = gpus.cloned().collect();
         let asked = takes_nccl(way, gpus.len(), all_reach(&gpus)?);
         Ok(if asked && Nccl::is_there()? { NCCL } else { 0 })
     }
@@ -355,11 +348,8 @@ mod tests {
 
     fn stood_in() -> Result<AllReduce> {
         let devices = [Device::virtual_gpu_number(0)?, Device::virtual_gpu_number(1)?];
-        let gpus = devices.iter().filter_map(|device| match device {
-            Device::Cuda(device) => Some(device.clone()),
-            Device::Cpu => None,
-        });
-        let nccl = Some(Nccl::stand_in(&gpus.collect::<Vec<_>>())?);
+        let gpus: Vec<_> = devices.iter().filter_map(Device::as_cuda).cloned().collect();
+        let nccl = Some(Nccl::stand_in(&gpus)?);
         let mut sums = AllReduce::new(&devices, None)?;
         sums.nccl = nccl;
         Ok(sums)

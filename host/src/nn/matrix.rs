@@ -145,6 +145,13 @@ impl Matrix {
         }
     }
 
+    /// y = act(product + bias) + residual, where the product could not do that itself.
+    pub(super) fn finish_into(y: TensorMut, product: &Tensor, epilogue: &Epilogue) -> Result<()> {
+        let Epilogue { bias, activation, residual } = *epilogue;
+        let Some(residual) = residual else { return ops::activate_into(y, product, bias, activation) };
+        ops::add_into(y, &ops::activate(product, bias, activation)?, residual)
+    }
+
     /// The rows with the numbers `ids`, in f32.
     pub(super) fn rows(&self, ids: &Tensor) -> Result<Tensor> {
         match self {

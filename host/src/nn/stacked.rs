@@ -69,8 +69,7 @@ impl Stacked {
         }
         let mut product = Tensor::uninitialized([x.dims()[0], self.dims[0]], DType::F32, &x.device())?;
         self.product_into(product.view_mut()?, x)?;
-        let Some(residual) = residual else { return ops::activate_into(y, &product, bias, activation) };
-        ops::add_into(y, &ops::activate(&product, bias, activation)?, residual)
+        Matrix::finish_into(y, &product, epilogue)
     }
 
     /// y [rows, n] = x·Wᵀ; each part's columns follow those of the previous part.
