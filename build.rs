@@ -1,16 +1,19 @@
 //! Compiles `kernels-gpu`, cuts the PTX into its modules, and writes `$OUT_DIR/modules.rs`, by which
 //! `host/src/cuda/archive.rs` embeds them, compressed.
 //!
-//! The modules are also committed, one compressed file each in `kernels-gpu/prebuilt/`. Machines that cannot compile them
-//! take these, with one warning. With `PASCALINE_UPDATE_PREBUILT=1` in the environment those that changed are written
-//! there; a test fails while a committed module differs from its sources.
+//! The modules are also committed, one compressed file for each family in `kernels-gpu/prebuilt/`. Machines that cannot compile
+//! them take these, with one warning. With `PASCALINE_UPDATE_PREBUILT=1` in the environment the files of families that changed are
+//! written; a test fails while a committed module differs from its sources.
 
 use cuda_builder::{CudaBuilder, CudaBuilderError, NvvmArch, ptx};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
+
+#[path = "host/src/cuda/packed.rs"]
+mod packed;
 
 const PREBUILT: &str = "kernels-gpu/prebuilt";
 const SUFFIX: &str = ".ptx.zst";
@@ -20,6 +23,7 @@ const LEVEL_FAST: i32 = 3;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=host/src/cuda/packed.rs");
     println!("cargo:rerun-if-changed={PREBUILT}");
     println!("cargo:rerun-if-env-changed=PASCALINE_UPDATE_PREBUILT");
     if let Err(error) = embed() {
@@ -45,29 +49,38 @@ fn embed() -> Result<(), Box<dyn Error>> {
         Err(error) => return Err(error.into()),
     };
     let update = env::var_os("PASCALINE_UPDATE_PREBUILT").is_some_and(|value| value != "0");
-    let mut list = String::from("[\n");
-    let mut names = BTreeSet::new();
-    for (name, text) in &modules {
-        let file = Path::new(PREBUILT).join(file_name(name));
-        names.insert(file_name(name));
-        let embedded = if read(&file).is_ok_and(|committed| committed == *text) {
-            env::current_dir()?.join(file)
-        } else if update {
-            fs::write(&file, zstd::encode_all(text.as_bytes(), LEVEL_COMMITTED)?)?;
-            env::current_dir()?.join(file)
+    let mut families = BTreeMap::<_, String>::new();
+    for (name, ptx) in &modules {
+        let packed = packed::pack(name, ptx);
+        if packed::modules(&packed).any(|(_, packed)| packed::unpack(packed) != *ptx) {
+            return Err(format!("{name} is not the same PTX after packing").into());
+        }
+        families.entry(packed::family(name) + SUFFIX).or_default().push_str(&packed);
+    }
+    let mut list = String::from("static FAMILIES: &[&[u8]] = &[\n");
+    for (name, text) in &families {
+        let committed = env::current_dir()?.join(PREBUILT).join(name);
+        let file = if read(&committed).is_ok_and(|committed| committed == *text) {
+            committed
         } else {
-            let file = out.join(file_name(name));
-            fs::write(&file, zstd::encode_all(text.as_bytes(), LEVEL_FAST)?)?;
+            let (file, level) =
+                if update { (committed, LEVEL_COMMITTED) } else { (out.join(name), LEVEL_FAST) };
+            fs::write(&file, zstd::encode_all(text.as_bytes(), level)?)?;
             file
         };
-        writeln!(list, "    ({name:?}, include_bytes!({embedded:?})),")?;
+        writeln!(list, "    include_bytes!({file:?}),")?;
     }
-    list.push(']');
+    list.push_str("];\nstatic MODULES: &[(&str, usize)] = &[\n");
+    for (name, _) in &modules {
+        let family = packed::family(name) + SUFFIX;
+        writeln!(list, "    ({name:?}, {}),", families.keys().take_while(|other| **other != family).count())?;
+    }
+    list.push_str("];\n");
     fs::write(out.join("modules.rs"), list)?;
     if update {
         for entry in fs::read_dir(PREBUILT)? {
             let entry = entry?;
-            if !names.contains(&*entry.file_name().to_string_lossy()) {
+            if !families.contains_key(&*entry.file_name().to_string_lossy()) {
                 fs::remove_file(entry.path())?;
             }
         }
@@ -79,17 +92,15 @@ fn embed() -> Result<(), Box<dyn Error>> {
 fn committed() -> Result<Vec<(String, String)>, Box<dyn Error>> {
     let mut modules = Vec::new();
     for entry in fs::read_dir(PREBUILT)? {
-        let entry = entry?;
-        if let Some(name) = entry.file_name().to_string_lossy().strip_suffix(SUFFIX) {
-            modules.push((name.replace('.', "::"), read(&entry.path())?));
+        let file = entry?.path();
+        if file.to_string_lossy().ends_with(SUFFIX) {
+            let family = read(&file)?;
+            modules
+                .extend(packed::modules(&family).map(|(name, ptx)| (name.to_owned(), packed::unpack(ptx))));
         }
     }
     modules.sort();
     Ok(modules)
-}
-
-fn file_name(module: &str) -> String {
-    format!("{}{SUFFIX}", module.replace("::", "."))
 }
 
 fn read(file: &Path) -> Result<String, Box<dyn Error>> {

@@ -6,6 +6,9 @@ use pascaline::cuda::{ptx_modules, ptx_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
+#[path = "../host/src/cuda/packed.rs"]
+mod packed;
+
 /// What a block may use on sm_61.
 const MAX_SHARED_BYTES: u32 = 48 << 10;
 
@@ -116,14 +119,17 @@ fn the_committed_modules_are_what_the_sources_give() {
         let size = path.metadata().expect("readable").len();
         assert!(size <= MAX_FILE_BYTES, "{}: {size} bytes", path.display());
         let file = path.file_name().expect("a file").to_string_lossy().into_owned();
-        let name = file.strip_suffix(".ptx.zst").expect("only modules are here").replace('.', "::");
+        let family = file.strip_suffix(".ptx.zst").expect("only modules are here");
         let text = zstd::decode_all(std::fs::File::open(&path).expect("readable")).expect("compressed");
-        if MODULES.get(&*name).is_none_or(|module| module.as_bytes() != text) {
-            stale.push(name.clone());
+        for (name, packed) in packed::modules(str::from_utf8(&text).expect("PTX")) {
+            assert_eq!(packed::family(name), family);
+            if MODULES.get(name).is_none_or(|module| *module != packed::unpack(packed)) {
+                stale.push(name.to_owned());
+            }
+            committed.insert(name.to_owned());
         }
-        committed.insert(name);
     }
-    stale.extend(MODULES.keys().filter(|name| !committed.contains(**name)).map(|name| (*name).to_owned()));
+    stale.extend(MODULES.keys().filter(|name| !committed.contains(**name)).map(|&name| name.to_owned()));
     assert!(
         stale.is_empty(),
         "{stale:?}: run `PASCALINE_UPDATE_PREBUILT=1 cargo build` and commit kernels-gpu/prebuilt"

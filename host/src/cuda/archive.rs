@@ -1,9 +1,10 @@
-//! The kernels' PTX in this program: one complete text per module, compressed by zstd.
+//! The kernels' PTX in this program: modules in families, which are compressed by zstd.
 
+use super::packed;
 use crate::{Error, Result};
 
-/// Name and compressed PTX of each module, from `build.rs`.
-static MODULES: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+// FAMILIES: the compressed text of each family. MODULES: each module's name, and where its family is.
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
 /// Where the kernels come from: `built from source` with this program (and by which toolchain, if another), or `prebuilt`.
 pub const PTX_ORIGIN: &str = env!("CUDA_BUILDER_ORIGIN");
@@ -15,7 +16,7 @@ pub fn ptx_modules() -> impl ExactSizeIterator<Item = &'static str> {
 
 /// Total size of the compressed modules, in bytes.
 pub fn ptx_compressed_bytes() -> usize {
-    MODULES.iter().map(|(_, compressed)| compressed.len()).sum()
+    FAMILIES.iter().map(|compressed| compressed.len()).sum()
 }
 
 /// The PTX of a module.
@@ -24,12 +25,12 @@ pub fn ptx_compressed_bytes() -> usize {
 /// [`Error::ModuleLoad`] if there is no such module in this program.
 pub fn ptx_of(module: &str) -> Result<String> {
     let broken = |log: String| Error::ModuleLoad { code: 500, log: format!("PTX module {module}: {log}") };
-    let (_, compressed) = MODULES
-        .iter()
-        .find(|(name, _)| *name == module)
-        .ok_or_else(|| broken("this program has no such module".into()))?;
-    let text = zstd::decode_all(*compressed).map_err(|error| broken(error.to_string()))?;
-    String::from_utf8(text).map_err(|error| broken(error.to_string()))
+    let missing = || broken("this program has no such module".into());
+    let (_, family) = MODULES.iter().find(|(name, _)| *name == module).ok_or_else(missing)?;
+    let family = zstd::decode_all(FAMILIES[*family]).map_err(|error| broken(error.to_string()))?;
+    let family = str::from_utf8(&family).map_err(|error| broken(error.to_string()))?;
+    let (_, ptx) = packed::modules(family).find(|(name, _)| *name == module).ok_or_else(missing)?;
+    Ok(packed::unpack(ptx))
 }
 
 /// The PTX of all modules as one text, for tools that read or assemble it.

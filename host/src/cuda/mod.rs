@@ -15,6 +15,7 @@ mod launch;
 mod module;
 pub(crate) mod nccl;
 pub mod occupancy;
+mod packed;
 mod stream;
 
 pub use archive::{PTX_ORIGIN, ptx, ptx_compressed_bytes, ptx_modules, ptx_of};
