@@ -11,15 +11,15 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// What a run with so many sequences measured.
+/// The measurements of a run with so many sequences.
 #[derive(serde::Serialize)]
 struct Run {
     sequences: usize,
-    /// Tokens of answers per second, from the requests' coming to the last token.
+    /// Tokens of answers per second, from the arrival of the requests to the last token.
     tokens_per_second: f64,
-    /// The same while all answer.
+    /// The same while all sequences generate.
     together: f64,
-    /// Seconds from the requests' coming to their first tokens.
+    /// Seconds from the arrival of the requests to their first tokens.
     first_token_mean: f64,
     first_token_most: f64,
     /// Milliseconds between the steps of running answers.
@@ -48,7 +48,7 @@ struct Report {
     arrivals: Vec<Arrival>,
 }
 
-/// A prompt of about so many tokens, unlike all before from its beginning on, so that no pages hold it already.
+/// A prompt of about so many tokens that differs from all before in its first tokens, so that no page of it is cached.
 fn prompt(model: &Qwen3Vl, tokens: usize) -> Result<Prompt> {
     static NEXT: AtomicUsize = AtomicUsize::new(1000);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -131,7 +131,7 @@ fn run(batch: &mut Batch, model: &Qwen3Vl, sequences: usize, length: usize, toke
     })
 }
 
-/// `sequences` answers run, and a prompt of `length` tokens comes.
+/// While `sequences` answers run, a prompt of `length` tokens arrives.
 fn arrival(batch: &mut Batch, model: &Qwen3Vl, sequences: usize, length: usize) -> Result<Arrival> {
     let options = Options { max_new_tokens: 400, stop_at_eos: false, ..Options::default() };
     let mut ids = Vec::new();
@@ -212,7 +212,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         runs: Vec::new(),
         arrivals: Vec::new(),
     };
-    println!("sequences  tokens/s  while all answer  first token mean, most [s]  step median, p99 [ms]");
+    println!("sequences  tokens/s  while all run     first token mean, most [s]  step median, p99 [ms]");
     for sequences in counts {
         run(&mut batch, &model, sequences, length, tokens.min(8))?; // loads kernels, captures passes
         let found = run(&mut batch, &model, sequences, length, tokens)?;
@@ -234,7 +234,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         arrival(&mut batch, &model, sequences, late)?;
         let found = arrival(&mut batch, &model, sequences, late)?;
         println!(
-            "{sequences} answers while a prompt of {late} tokens comes: quiet {:.2} ms, then {:.2} ms (most {:.2} ms); \
+            "{sequences} answers while a prompt of {late} tokens arrives: quiet {:.2} ms, then {:.2} ms (most {:.2} ms); \
              its first token after {:.3} s",
             found.quiet_median_ms, found.median_ms, found.most_ms, found.first_token
         );

@@ -1,5 +1,5 @@
-//! Thousands of generations in one process, of which many are cancelled or run out of memory: the answers stay those of a fresh
-//! process, and the memory stays what it was.
+//! Thousands of generations in one process, of which many are cancelled or run out of memory: the answers must be those of a
+//! fresh process, and the memory must not grow.
 //!
 //!     cargo run --example soak -- 10000 [SEED]
 //!
@@ -24,7 +24,7 @@ use std::{env, fs};
 
 /// Different requests; a generation picks one of them.
 const REQUESTS: u64 = 64;
-/// Bytes by which the process may grow in its second half: what allocators keep at hand.
+/// Bytes by which the process may grow in its second half: what allocators keep.
 const SLACK: usize = 32 << 20;
 
 type Anything<T> = Result<T, Box<dyn AnyError>>;
@@ -63,7 +63,7 @@ fn request(model: &Qwen3Vl, seed: u64, index: u64) -> Anything<Request> {
     Ok(Request { prompt, options })
 }
 
-/// Every request in one process, which has answered nothing before its own.
+/// The answer to each request, by a process that has answered no other.
 fn fresh_answers(folder: &Path, seed: u64) -> Anything<Vec<Vec<u32>>> {
     (0..REQUESTS)
         .map(|index| {
@@ -80,7 +80,7 @@ fn fresh_answers(folder: &Path, seed: u64) -> Anything<Vec<Vec<u32>>> {
         .collect()
 }
 
-/// Bytes of this process in memory, where the system says.
+/// Resident bytes of this process, where the system reports them.
 fn resident() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0 kB");
@@ -141,7 +141,7 @@ fn soak(count: u64, seed: u64) -> Anything<()> {
         "device: {weights} bytes live before and after; process: {early} bytes after a half, {peak} at most"
     );
     match peak > early + SLACK {
-        true => Err("the process grows".into()),
+        true => Err("the process's memory grows".into()),
         false => Ok(()),
     }
 }

@@ -22,7 +22,7 @@ fn write(dir: &Path, module: &str, [n, k]: [usize; 2], alpha: f32) {
     fs::write(dir.join("adapter_config.json"), config.to_string()).unwrap();
 }
 
-/// The logits of a few tokens, with a GGUF file's matrices as they are.
+/// The logits of a few tokens, with a GGUF file's matrices kept quantised.
 fn logits(checkpoint: &Checkpoint) -> Result<Vec<f32>> {
     let options = LoadOptions::for_device(&Device::Cpu);
     let model = Qwen3Vl::load_checkpoint(checkpoint, &Device::Cpu, options, |_| {})?;

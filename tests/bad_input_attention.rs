@@ -1,4 +1,4 @@
-//! What attention refuses: a typed error that names the argument, before anything is launched.
+//! Arguments that attention refuses: a typed error that names the argument, before anything is launched.
 
 use half::f16;
 use pascaline::ops::{self, Attention};
@@ -83,7 +83,7 @@ fn types() {
 #[test]
 fn layouts() {
     let x = f32s(&[2, 64, 64]);
-    let transposed = x.swap_dims(1, 2).expect("two extents");
+    let transposed = x.swap_dims(1, 2).expect("two dimensions");
     assert!(matches!(run(&transposed, &x, &x), Err(Error::Layout { argument: "q", .. })));
     let odd_start = f32s(&[2, 64, 72]).narrow(2, 4, 64).expect("inside");
     assert!(matches!(run(&x, &odd_start, &x), Err(Error::Layout { argument: "k", .. })));

@@ -1,4 +1,4 @@
-//! What the fused ops refuse: a typed error that names the argument, before anything is launched.
+//! Arguments that the fused ops refuse: a typed error that names the argument, before anything is launched.
 
 #[path = "common/refused.rs"]
 mod refused;

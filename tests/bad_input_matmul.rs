@@ -1,4 +1,4 @@
-//! What matmul refuses, and that it then changes nothing.
+//! Arguments that matmul refuses. A refused call changes nothing.
 
 use pascaline::ops::{self, Matmul, Variant};
 use pascaline::{DType, Device, Error, Tensor};

@@ -28,7 +28,7 @@ fn copy() {
     assert_eq!(named(ops::copy_into(zeros(&[3, 2]).view_mut().unwrap(), &x)), ("copy", "y", "shape"));
     let mut y = typed(&[2, 3], DType::F16);
     assert_eq!(named(ops::copy_into(y.view_mut().unwrap(), &x)), ("copy", "y", "dtype"));
-    // seven extents of which no two lie without a gap
+    // seven dimensions, no two of which can be merged
     let mut x = zeros(&[3; 7]);
     for dim in 0..7 {
         x = x.narrow(dim, 0, 2).unwrap();
@@ -51,7 +51,7 @@ fn cat() {
     let into = |mut y: Tensor, dim| named(ops::cat_into(y.view_mut().unwrap(), &[&x, &columns], dim));
     assert_eq!(into(zeros(&[2, 7]), 1), ("cat", "y", "shape"));
     assert_eq!(into(typed(&[2, 8], DType::U32), 1), ("cat", "y", "dtype"));
-    // seven dimensions with gaps, of which the second tensor has too many: nothing is written
+    // the second tensor has seven dimensions that can't be merged, which is too many: nothing is written
     let mut gaps = zeros(&[3; 7]);
     for dim in 0..7 {
         gaps = gaps.narrow(dim, 0, 2).unwrap();

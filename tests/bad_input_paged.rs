@@ -1,4 +1,4 @@
-//! What attention over pages refuses: a typed error that names the argument, before anything is launched. Tables and lengths are in
+//! Arguments that attention over pages refuses: a typed error that names the argument, before anything is launched. Tables and lengths are in
 //! device memory, where a GPU's kernels alone read them: whatever they hold, nothing outside of the pool is read.
 
 #[path = "common/refused.rs"]
@@ -26,7 +26,7 @@ fn pool(dims: [usize; 3], format: KvFormat) -> KvTensor {
     KvTensor::uninitialized(dims, format, &Device::Cpu).unwrap()
 }
 
-/// The arguments of both ops that work: 4 query heads over 2 of keys and values, of 16 elements, in a pool of 3 pages.
+/// Valid arguments of both ops: 4 query heads over 2 of keys and values, of 16 elements, in a pool of 3 pages.
 struct Call {
     out: Tensor,
     q: Tensor,
@@ -202,7 +202,7 @@ fn modules() {
     assert!(endless == ("unsupported", "len") || endless == ("too large", "len"), "{endless:?}");
 }
 
-/// A pool of one page of ones: of whatever keys the result is one.
+/// A pool of one page of ones, so that the result is one whatever keys are read.
 #[cfg(feature = "virtual-gpu")]
 #[test]
 fn nothing_outside_of_the_pool_is_read() {

@@ -1,4 +1,4 @@
-//! What block-sparse attention refuses, and rows that see nothing.
+//! Arguments that block-sparse attention refuses, and rows that attend to no key.
 
 use pascaline::block_mask::{BlockGrid, BlockMask, Choose};
 use pascaline::ops::{self, Attention, Path, PreparedMask};

@@ -1,4 +1,4 @@
-//! Many requests at once: each one's answer is what it would be alone, whoever comes and goes meanwhile.
+//! Many requests at once: each answer is the same as alone, whatever requests start and end meanwhile.
 
 mod common;
 
@@ -48,7 +48,7 @@ fn assert_empty(batch: &Batch, pages: usize) {
     assert_eq!((metrics.running, metrics.waiting, metrics.tokens_held), (0, 0, 0), "{metrics:?}");
 }
 
-/// Outcomes of requests, and what has come of those that still run.
+/// Outcomes of requests, and the output so far of those that still run.
 #[derive(Default)]
 struct Outcomes {
     tokens: HashMap<RequestId, (Vec<u32>, String)>,
@@ -87,7 +87,7 @@ impl Outcomes {
     }
 }
 
-/// The steps after which requests come; `answers` are those of `generate`.
+/// The steps after which requests are added; `answers` are those of `generate`.
 fn run_together(
     batch: &mut Batch,
     requests: &[(Prompt, Options)],
@@ -146,7 +146,7 @@ fn answers_together_are_those_alone_on_a_cuda_device() {
     check_together(&model, 3, 4, 100, &[&small, &[]]);
 }
 
-/// Beside an answer a prompt passes in parts of a few rows, in the captured pass of so many answers.
+/// While another request generates, a prompt is computed a few rows at a time, in the captured pass for as many answers.
 #[test]
 fn prompts_pass_row_by_row_beside_answers() {
     let model = load(&common::cuda_device(), |_| {});
@@ -196,7 +196,7 @@ fn answers_go_on_while_a_picture_is_encoded() {
     }
 }
 
-/// With pages for two or three requests at a time, the youngest give theirs back and are computed again.
+/// With pages for two or three requests at a time, the youngest free theirs and are computed again.
 #[test]
 fn few_pages_are_enough() {
     let model = load(&Device::Cpu, |_| {});
@@ -206,7 +206,7 @@ fn few_pages_are_enough() {
     assert!(check_together(&gpu, 3, 24, 5, &[&[]]) > 0);
 }
 
-/// What every cache format and layers that pass through give alone, they give together.
+/// With every cache format and with streamed layers, answers together are those alone.
 #[test]
 fn formats_and_streamed_layers() {
     for cache in [KvFormat::F16, KvFormat::BF16, KvFormat::Q8_0] {
@@ -238,9 +238,9 @@ fn draws_are_those_of_a_request_alone() {
     }
 }
 
-/// A long beginning and a picture that an earlier request had are not computed again, and the answers are the same.
+/// A long prefix and a picture that an earlier request had are not computed again, and the answers are the same.
 #[test]
-fn beginnings_are_shared() {
+fn prefixes_are_shared() {
     let model = load(&Device::Cpu, |_| {});
     let system =
         Message::text("system", "You answer in rhymes, as briefly as you can, and never twice the same.");
@@ -265,7 +265,7 @@ fn beginnings_are_shared() {
     assert!(hits[3] > hits[2] && hits[3] + PAGE > pads + hits[2], "{hits:?}, {pads} image tokens");
     assert!(held > 0 && batch.metrics().image_bytes == held, "one picture, seen once");
 
-    // the same text with another picture of the same size is another beginning
+    // the same text with another picture of the same size is another prefix
     let other = Visual::Image {
         name: "other".into(),
         picture: match &square[0] {
@@ -311,7 +311,7 @@ fn a_conversation_goes_on_in_its_pages() {
 }
 
 #[test]
-fn who_leaves_frees_the_pages_at_once() {
+fn a_removed_request_frees_its_pages_at_once() {
     let model = load(&Device::Cpu, |_| {});
     let mut batch = Batch::new(&model, BatchOptions { pages: 64, ..BatchOptions::with_room(0) }).unwrap();
     let stays = (prompt(&model, &[], "Who stays?"), options(30));
@@ -356,7 +356,7 @@ fn what_can_not_be_answered_is_refused() {
     assert_empty(&batch, 3);
 }
 
-/// A half-filled page at the end of each is all that is not used.
+/// Only the last page of each request is partly unused.
 #[test]
 fn pages_waste_little() {
     let model = load(&Device::Cpu, |_| {});
@@ -415,6 +415,6 @@ fn out_of_memory_ends_one_request() {
             assert!(which > 100 && outcomes.failed.is_empty(), "{which} of {allocations}");
             return;
         }
-        which += 1 + which / 3; // all of them take minutes on a GPU in software
+        which += 1 + which / 3; // all of them take minutes on the virtual GPU
     }
 }

@@ -1,5 +1,5 @@
-//! A device fault ends all requests with the error, and no new ones are taken. In a process of its own, because a fault is for
-//! good.
+//! A device fault ends all requests with the error, and no new ones are taken. In a process of its own, because a fault is
+//! permanent.
 
 use pascaline::{Device, Error};
 use pascaline_driver::faults;

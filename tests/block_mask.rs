@@ -5,7 +5,7 @@ use pascaline::block_mask::{BlockGrid, BlockMask, Choose};
 use proptest::prelude::*;
 
 fn grid(block: usize, q_len: usize, kv_len: usize) -> BlockGrid {
-    BlockGrid::new(block, q_len, kv_len).expect("a block that there is")
+    BlockGrid::new(block, q_len, kv_len).expect("a valid block size")
 }
 
 const SIZES: [(usize, usize, usize); 7] =

@@ -1,7 +1,7 @@
 //! Every driver function that the library calls × every kind of fault × first, middle and last call × when it shows, in
-//! everything that the library does: each cell with the outcome that `fault_matrix/expected.txt` says.
+//! everything that the library does. Each cell must have the outcome that `fault_matrix/expected.txt` lists.
 //!
-//! Cells run in processes of their own (`worker.rs`), because a fault of the device is for good. A summary is printed past the
+//! Cells run in processes of their own (`worker.rs`), because a fault of the device is permanent. A summary is printed past the
 //! harness. `FAULT_MATRIX_OUTCOMES=FILE` writes what was found, a line for each cell.
 
 #[path = "fault_matrix/expected.rs"]
@@ -36,10 +36,10 @@ const KINDS: [(&str, u32); 7] = [
     ("unknown code", 12345),
 ];
 
-/// When a fault shows, and how a rule says it.
+/// When a fault shows, and its spelling in a rule.
 const WHEN: [(&str, &str); 3] = [("now", ""), ("sync", "@sync"), ("sticky", "!sticky")];
 
-/// No cell takes longer; a fault that makes the library wait for ever is found by it.
+/// The longest that a cell may take, so that a fault that makes the library wait for ever is detected.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One fault in one place.
@@ -212,7 +212,7 @@ impl Drop for Worker {
     }
 }
 
-/// The answer of a worker, of a new one if there is none or the one at hand has met its end.
+/// The answer of the worker, or of a new one if there is none or it has ended.
 fn ask(worker: &mut Option<Worker>, model: &Path, line: &str) -> String {
     if line.starts_with("start") {
         *worker = None; // nothing may have been opened before

@@ -1,5 +1,5 @@
-//! What errors say of faults of the driver: the call that failed and its code, and no guess. In a process of its own, as
-//! the last fault is for good.
+//! Errors after faults of the driver: they name the call that failed and its code, and do not guess. In a process of its own,
+//! as the last fault is permanent.
 
 use pascaline::cuda::CudaDevice;
 use pascaline::memory::DeviceBuffer;

@@ -151,7 +151,7 @@ fn the_gpu_gives_the_same_codes() -> pascaline::Result<()> {
 }
 
 /// A format holds small whole numbers exactly, so a product with them is exact: for every format, one row, several, many,
-/// and extents that no vector load divides.
+/// and dimensions that are no multiple of a vector load.
 #[test]
 fn products_with_weights_in_every_format() -> pascaline::Result<()> {
     for device in [Device::Cpu, common::cuda_device()] {

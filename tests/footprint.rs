@@ -1,4 +1,4 @@
-//! What a plan of memory says against what loading and answering really allocate, to the byte.
+//! Planned memory, compared with what loading and answering allocate.
 
 mod common;
 
@@ -18,8 +18,8 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-/// What a recorded sequence has live and reserved at most.
-fn books(entries: &[Entry]) -> (usize, usize) {
+/// The most bytes that are live in a recorded sequence.
+fn peak_live(entries: &[Entry]) -> usize {
     let pool = Rehearsal::new();
     let mut live = HashMap::new();
     for entry in entries {
@@ -30,10 +30,10 @@ fn books(entries: &[Entry]) -> (usize, usize) {
             Entry::Free { block, .. } => drop(live.remove(&block)),
         }
     }
-    (pool.statistics().peak_live, pool.statistics().peak_reserved)
+    pool.statistics().peak_live
 }
 
-/// The most that is live while the model in `path` is loaded and answers, and what it was given.
+/// The most bytes that are live while the model in `path` is loaded and answers, and its workload.
 fn measured(path: &Path, device: &Device, options: LoadOptions, picture: &[Visual]) -> (usize, Workload) {
     let tokens = 3;
     let question = "What is it?".repeat(if picture.is_empty() { 12 } else { 1 });
@@ -47,7 +47,7 @@ fn measured(path: &Path, device: &Device, options: LoadOptions, picture: &[Visua
         let patches = prompt.patches.iter().map(|patches| patches.grid.iter().product()).max().unwrap_or(0);
         Workload { context: prompt.ids.len() + tokens, prompt: prompt.ids.len(), patches }
     });
-    (books(&entries).0, work)
+    (peak_live(&entries), work)
 }
 
 fn planned(path: &Path, options: &LoadOptions, work: &Workload, gpu: &Gpu) -> Footprint {
@@ -56,7 +56,7 @@ fn planned(path: &Path, options: &LoadOptions, work: &Workload, gpu: &Gpu) -> Fo
     footprint(&config, &|name| checkpoint.storage(&config, options, name), options, work, gpu).unwrap()
 }
 
-/// The most that is live while the model answers many requests at once.
+/// The most bytes that are live while the model answers many requests at once.
 #[test]
 fn plans_of_many_requests_are_what_is_allocated() {
     let device = common::cuda_device();
@@ -86,7 +86,7 @@ fn plans_of_many_requests_are_what_is_allocated() {
                 prompt.patches.iter().map(|patches| patches.grid.iter().product()).max().unwrap_or(0);
             Workload { context: 0, prompt: prompt.ids.len(), patches }
         });
-        let (measured, _) = books(&entries);
+        let measured = peak_live(&entries);
         let checkpoint = Checkpoint::open(&path, None).unwrap();
         let config = checkpoint.config().unwrap();
         let storage = |name: &str| checkpoint.storage(&config, &options, name);

@@ -1,4 +1,4 @@
-//! Every lie that a GGUF file can tell gives one error that names the file and the key or tensor.
+//! Every fault of a GGUF file gives one error that names the file and the key or tensor.
 
 use pascaline::{DType, Device, Error};
 use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
@@ -9,13 +9,13 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl-gguf")
 }
 
-/// A file taken apart. Values and entries of tensors are the bytes after their names.
+/// The parts of a file. Values and entries of tensors are the bytes after their names.
 #[derive(Clone)]
 struct Parts {
     keys: Vec<(Vec<u8>, Vec<u8>)>,
     tensors: Vec<(Vec<u8>, Vec<u8>)>,
     data: Vec<u8>,
-    /// In place of all that.
+    /// The whole file instead of the parts, if it is set.
     raw: Option<Vec<u8>>,
 }
 
@@ -165,11 +165,11 @@ fn strings(texts: &[&str]) -> Vec<u8> {
     array(8, texts.len() as u64, &texts.iter().flat_map(one).collect::<Vec<_>>())
 }
 
-/// What a file becomes, and what is said of it: the key or tensor, and a part of the reason.
-type Lie = (fn(&mut Parts), Option<&'static str>, &'static str);
+/// A change to a file, and its error: the key or tensor, and a part of the reason.
+type Fault = (fn(&mut Parts), Option<&'static str>, &'static str);
 
-/// The container's: all of these are told of a text file, and hold for every file.
-const CONTAINER: &[Lie] = &[
+/// Faults of the container, which is the same for every file; they are tried on a text file.
+const CONTAINER: &[Fault] = &[
     (|parts| parts.raw = Some(Vec::new()), None, "truncated"),
     (|parts| parts.raw = Some(parts.file()[..23].to_vec()), None, "truncated"),
     (|parts| parts.raw = Some([b"GGML", &parts.file()[4..]].concat()), None, "does not begin with GGUF"),
@@ -326,8 +326,8 @@ const CONTAINER: &[Lie] = &[
     ),
 ];
 
-/// A text file's own.
-const TEXT: &[Lie] = &[
+/// Faults of a text file.
+const TEXT: &[Fault] = &[
     (|parts| parts.remove("general.architecture"), Some("general.architecture"), "missing"),
     (
         |parts| parts.set("general.architecture", string_value(b"llama")),
@@ -520,8 +520,8 @@ const TEXT: &[Lie] = &[
     ),
 ];
 
-/// A vision file's own.
-const VISION: &[Lie] = &[
+/// Faults of a vision file.
+const VISION: &[Fault] = &[
     (
         |parts| parts.set("general.architecture", string_value(b"qwen3vl")),
         Some("general.architecture"),
@@ -629,22 +629,22 @@ fn load(text: &Path, vision: &Path) -> Result<(), Error> {
     Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).map(drop)
 }
 
-fn check(lies: &[Lie], source: &str, load: impl Fn(&Path) -> Result<(), Error>) {
+fn check(faults: &[Fault], source: &str, load: impl Fn(&Path) -> Result<(), Error>) {
     let folder = tempfile::tempdir().unwrap();
     let whole = Parts::of(source);
-    for (number, (lie, item, reason)) in lies.iter().enumerate() {
+    for (number, (fault, item, reason)) in faults.iter().enumerate() {
         let mut parts = whole.clone();
-        lie(&mut parts);
+        fault(&mut parts);
         let bytes = parts.raw.take().unwrap_or_else(|| parts.file());
-        let path = folder.path().join("lie.gguf");
+        let path = folder.path().join("fault.gguf");
         fs::write(&path, bytes).unwrap();
         let said = match load(&path) {
             Err(Error::Checkpoint { file, item, reason }) => (file, item, reason),
-            other => panic!("lie {number} ({item:?}, {reason}): {other:?}"),
+            other => panic!("fault {number} ({item:?}, {reason}): {other:?}"),
         };
-        assert_eq!(said.0, path.display().to_string(), "lie {number}: {said:?}");
-        assert_eq!(said.1.as_deref(), *item, "lie {number} ({reason}): {said:?}");
-        assert!(said.2.contains(reason), "lie {number}: {reason} is not in {said:?}");
+        assert_eq!(said.0, path.display().to_string(), "fault {number}: {said:?}");
+        assert_eq!(said.1.as_deref(), *item, "fault {number} ({reason}): {said:?}");
+        assert!(said.2.contains(reason), "fault {number}: {reason} is not in {said:?}");
     }
 }
 
@@ -657,7 +657,7 @@ fn a_whole_file_is_taken_apart_and_put_together() {
 
 /// Version 2 has the same layout, and a file may end without the last tensor's padding.
 #[test]
-fn what_is_no_lie_is_believed() {
+fn valid_variants_are_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let mut parts = Parts::of("model-Q4_K_M.gguf");
@@ -676,21 +676,21 @@ fn what_is_no_lie_is_believed() {
 }
 
 #[test]
-fn lies_of_the_container_are_told() {
+fn faults_of_the_container_are_named() {
     check(CONTAINER, "model-Q4_K_M.gguf", |text| load(text, &fixtures().join("mmproj-F16.gguf")));
 }
 
 #[test]
-fn lies_of_a_text_file_are_told() {
+fn faults_of_a_text_file_are_named() {
     check(TEXT, "model-Q4_K_M.gguf", |text| load(text, &fixtures().join("mmproj-F16.gguf")));
 }
 
 #[test]
-fn lies_of_a_vision_file_are_told() {
+fn faults_of_a_vision_file_are_named() {
     check(VISION, "mmproj-F16.gguf", |vision| load(&fixtures().join("model-Q4_K_M.gguf"), vision));
 }
 
-/// The beginning of every length is refused, and none of them is waited for or panics.
+/// A file cut at any length is refused, without a wait or a panic.
 #[test]
 fn a_file_cut_anywhere_is_refused() {
     let (whole, folder) = (Parts::of("model-Q4_K_M.gguf").file(), tempfile::tempdir().unwrap());
@@ -702,7 +702,7 @@ fn a_file_cut_anywhere_is_refused() {
     }
 }
 
-/// One that shrinks between the check of its header and the reading of its tensors.
+/// A file that shrinks between the check of its header and the reading of its tensors.
 #[test]
 fn a_file_that_shrinks_while_it_is_open_gives_an_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -756,7 +756,7 @@ fn split(folder: &Path, file_of: impl Fn(usize) -> usize, change: impl Fn(usize,
 }
 
 #[test]
-fn a_split_model_is_the_model_and_its_lies_are_told() {
+fn a_split_model_is_the_model_and_its_faults_are_named() {
     let vision = fixtures().join("mmproj-F16.gguf");
     let folder = tempfile::tempdir().unwrap();
     for file_of in [|place: usize| place % 3, |place| 1 + place % 2] {
@@ -861,7 +861,7 @@ fn the_vision_file_is_found_beside_the_model() {
     assert!(said().contains("no vision file") && said().contains("--mmproj"), "{}", said());
     copy("Some-MMPROJ-f16.gguf");
     open().unwrap().processor().unwrap();
-    // another model's is passed over, a second of the same kind is not
+    // another model's file is skipped, a second one for this model is not
     let mut other = Parts::of("mmproj-F16.gguf");
     other.set("clip.vision.projection_dim", u32_value(512));
     fs::write(folder.path().join("mmproj-other.gguf"), other.file()).unwrap();

@@ -1,4 +1,4 @@
-//! Models in GGUF files against the reference with the very weights of each file.
+//! Models in GGUF files, compared with the reference on the same weights.
 
 mod common;
 
@@ -75,7 +75,7 @@ fn dequantized_models_are_the_references() {
     models().iter().for_each(|file| check(file, &Device::Cpu, &Limits::F32, |_| true));
 }
 
-/// A GPU in software takes long for pictures, so there one run of one file stands for the rest.
+/// Pictures take long on the virtual GPU, so there one run of one file is checked.
 #[test]
 fn dequantized_models_are_the_references_on_a_cuda_device() {
     let device = common::cuda_device();
@@ -87,7 +87,7 @@ fn dequantized_models_are_the_references_on_a_cuda_device() {
     }
 }
 
-/// What metadata gives is what the source's own files say, as far as both say it.
+/// The metadata says the same as the source's own files, as far as both say it.
 #[test]
 fn metadata_says_what_the_source_says() {
     let mut found = Checkpoint::open(fixtures().join("model-Q8_0.gguf"), None).unwrap().processor().unwrap();

@@ -27,7 +27,7 @@ fn load(file: &str, device: &Device, options: LoadOptions) -> Qwen3Vl {
     Qwen3Vl::load_with(&file, device, options, |_| {}).unwrap()
 }
 
-/// Floating-point matrices in f32, so that what is measured is the quantised ones'.
+/// Floating-point matrices in f32, so that only the quantised ones have an error.
 fn kept(device: &Device) -> LoadOptions {
     LoadOptions { dtype: DType::F32, ..LoadOptions::for_device(device) }
 }
@@ -40,7 +40,7 @@ fn options(max_new_tokens: usize) -> Options {
     Options { max_new_tokens, stop_at_eos: false, ..Options::default() }
 }
 
-/// What [`logits_lose_what_activations_lose`].
+/// The limit of [`logits_lose_what_activations_lose`].
 const LIMIT: f64 = 0.034;
 
 /// Weights are the file's, bit for bit, so what is lost is the activations' 8 bits: half a step of 1/127 of the largest of 32
@@ -89,7 +89,7 @@ fn devices_agree_on_the_logits() {
     }
 }
 
-/// What a decoded token reads is what its matrices take in the file.
+/// A decoded token reads as many bytes as its matrices take in the file.
 #[test]
 fn matrices_take_the_files_bytes() {
     for file in MODELS {
@@ -107,7 +107,7 @@ fn matrices_take_the_files_bytes() {
     }
 }
 
-/// Layers of a mixed file are stored in different formats; they pass through the same two places.
+/// Layers of a mixed file are stored in different formats; they are streamed through the same two buffers.
 #[test]
 fn mixed_layers_from_host_memory_give_the_same_bits() {
     let _turn = turn();

@@ -1,4 +1,4 @@
-//! GGUF files that are written here: what llama.cpp's converter writes, and what reading them gives.
+//! GGUF files that Pascaline writes: they are those of llama.cpp's converter, and they can be read back.
 
 mod common;
 
@@ -75,7 +75,7 @@ fn normal(count: usize, seed: u64) -> Vec<f32> {
     random.to_vec::<f32>().unwrap().into_iter().map(|value| 0.05 * value).collect()
 }
 
-/// Blocks of a type that nothing writes, by the plainest choice of scales. `values` are whole blocks.
+/// Blocks of a type that Pascaline does not write, with the simplest scales. `values` are whole blocks.
 fn plain_blocks(ty: GgmlType, values: &[f32]) -> Vec<u8> {
     let half = |value: f32| f16::from_f32(value).to_le_bytes();
     let mut bytes = Vec::new();

@@ -109,7 +109,7 @@ fn jpeg_of(name: &str, width: u16, height: u16) -> Vec<u8> {
     bytes
 }
 
-/// What a file of a few bytes may ask for is bounded before it is allocated: also what its kind takes to become RGB.
+/// The memory that a file of a few bytes can claim is bounded before it is allocated, the conversion to RGB included.
 #[test]
 fn pixels_are_budgeted_before_they_are_decoded() {
     for (depth, colour) in [(1, 0), (8, 0), (8, 2), (8, 6), (16, 6)] {

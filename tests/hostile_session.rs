@@ -45,7 +45,7 @@ fn changed(file: &str, field: &str, value: Value) -> TempDir {
     folder
 }
 
-/// The same shapes and other weights: the cache of one says nothing to the other.
+/// The same shapes and other weights: the cache of one is useless to the other.
 #[test]
 fn a_session_is_refused_by_another_model() {
     let other = Qwen3Vl::load(tiny(), &Device::Cpu).unwrap();

@@ -59,7 +59,7 @@ fn first_names(rest: &str) -> Vec<String> {
     names
 }
 
-/// What code at `depth` modules below the crate's root names of the root, by `crate::` or by as many `super::`.
+/// The names of the crate's root that code `depth` modules below it uses, by `crate::` or by as many `super::`.
 fn names_of_the_root(code: &str, depth: usize) -> Vec<String> {
     let supers = "super::".repeat(depth);
     let after = |path: &str| -> Vec<String> {
@@ -74,7 +74,7 @@ fn names_of_the_root(code: &str, depth: usize) -> Vec<String> {
     names
 }
 
-/// The module in which the crate's root finds each name that it gives on.
+/// The module from which the crate's root re-exports each name.
 fn exports(root: &str) -> BTreeMap<String, String> {
     let lines = root.lines().filter_map(|line| line.strip_prefix("pub use "));
     lines

@@ -4,7 +4,7 @@
 //! long run: sixteen pools side by side, each with 16 threads, 8 streams and a seed of its own. It takes minutes.
 //! `PASCALINE_MEMORY_SEED=N` is the first of the seeds.
 //!
-//! What a run does depends on its seed and on the order in which its threads come to their turns. A run that fails writes
+//! A run depends on its seed and on the order in which its threads take their turns. A run that fails writes
 //! that order down and prints the command that repeats it, operation for operation, on one thread.
 
 mod common;
@@ -43,14 +43,14 @@ impl Random {
     }
 }
 
-/// What the threads share: the pool, and a second set of books that the pool's are held against.
+/// The threads' shared state: the pool, and a shadow accounting that the pool's is compared with.
 struct World {
     device: Simulated,
     pool: Pool,
-    state: Mutex<Books>,
+    state: Mutex<Shadow>,
 }
 
-struct Books {
+struct Shadow {
     streams: Vec<SimulatedStream>,
     /// Address → requested and rounded bytes.
     live: BTreeMap<u64, (usize, usize)>,
@@ -61,7 +61,7 @@ struct Books {
     refused: u64,
     peak: usize,
     tag: u32,
-    /// Whose turns there were.
+    /// The threads in the order of their turns.
     turns: Vec<u8>,
 }
 
@@ -77,7 +77,7 @@ impl World {
         let device = Simulated::new(CAPACITY, seed);
         let streams = (0..STREAMS).map(|_| device.stream()).collect();
         let pool = MemoryPool::new(device.clone(), device.clone(), device.stream());
-        let books = Books {
+        let shadow = Shadow {
             streams,
             live: BTreeMap::new(),
             live_bytes: 0,
@@ -89,12 +89,12 @@ impl World {
             tag: 0,
             turns: Vec::new(),
         };
-        Self { device, pool, state: Mutex::new(books) }
+        Self { device, pool, state: Mutex::new(shadow) }
     }
 
-    fn allocate(&self, books: &mut Books, random: &mut Random) -> Option<Block> {
+    fn allocate(&self, shadow: &mut Shadow, random: &mut Random) -> Option<Block> {
         let bytes = random.size();
-        let stream = books.streams[random.below(STREAMS)];
+        let stream = shadow.streams[random.below(STREAMS)];
         let before = self.pool.statistics();
         self.device.calls();
         let result = self.pool.allocate(bytes, &stream);
@@ -102,28 +102,28 @@ impl World {
         match result {
             Ok(0) => {
                 assert_eq!(bytes, 0);
-                books.zero_sized += 1;
+                shadow.zero_sized += 1;
                 None
             }
             Ok(address) => {
                 let rounded = self.pool.statistics().live - before.live;
                 assert!(rounded >= bytes && rounded.is_multiple_of(256), "{bytes}: {rounded}");
                 assert!(address.is_multiple_of(256), "P2: {address:#x}");
-                let below = books.live.range(..address + rounded as u64).next_back();
+                let below = shadow.live.range(..address + rounded as u64).next_back();
                 assert!(
                     below.is_none_or(|(&base, &(_, size))| base + size as u64 <= address),
                     "P1: {address:#x}, {rounded} bytes, overlaps {below:x?}"
                 );
-                books.live.insert(address, (bytes, rounded));
-                books.live_bytes += rounded;
-                books.requested += bytes;
-                books.tag += 1;
-                let block = Block { address, bytes, tag: books.tag };
-                self.device.write(stream, address, rounded, block.tag); // P3: the device judges it
+                shadow.live.insert(address, (bytes, rounded));
+                shadow.live_bytes += rounded;
+                shadow.requested += bytes;
+                shadow.tag += 1;
+                let block = Block { address, bytes, tag: shadow.tag };
+                self.device.write(stream, address, rounded, block.tag); // P3: the device checks it
                 Some(block)
             }
             Err(Error::OutOfMemory { .. }) => {
-                books.refused += 1;
+                shadow.refused += 1;
                 let after = self.pool.statistics();
                 assert_eq!((after.live, after.requested), (before.live, before.requested), "P7");
                 assert_eq!(after.allocations, before.allocations, "P7");
@@ -134,28 +134,28 @@ impl World {
         }
     }
 
-    fn free(&self, books: &mut Books, random: &mut Random, block: &Block) {
-        let rounded = books.live[&block.address].1;
+    fn free(&self, shadow: &mut Shadow, random: &mut Random, block: &Block) {
+        let rounded = shadow.live[&block.address].1;
         while random.below(4) == 0 {
-            let other = books.streams[random.below(STREAMS)];
+            let other = shadow.streams[random.below(STREAMS)];
             self.device.check(other, block.address, rounded, block.tag);
             self.pool.record_use(block.address, &other).unwrap();
         }
         self.pool.free(block.address, block.bytes).unwrap();
-        books.live.remove(&block.address);
-        books.live_bytes -= rounded;
-        books.requested -= block.bytes;
+        shadow.live.remove(&block.address);
+        shadow.live_bytes -= rounded;
+        shadow.requested -= block.bytes;
     }
 
     /// P9: what is not live, or of another size, is refused and counted.
-    fn free_wrongly(&self, books: &mut Books, random: &mut Random, block: Option<&Block>) {
+    fn free_wrongly(&self, shadow: &mut Shadow, random: &mut Random, block: Option<&Block>) {
         let (address, bytes) = match (block, random.below(3)) {
             (Some(block), 0) => (block.address, block.bytes + 1),
             (Some(block), 1) => (block.address + 256, block.bytes),
             _ => (random.size() as u64 | 1 << 60, 256),
         };
-        if books.live.get(&address).is_none_or(|&(requested, _)| requested != bytes) {
-            books.invalid += 1;
+        if shadow.live.get(&address).is_none_or(|&(requested, _)| requested != bytes) {
+            shadow.invalid += 1;
             assert!(
                 matches!(self.pool.free(address, bytes), Err(Error::Unsupported { op: "free", .. })),
                 "P9"
@@ -163,24 +163,24 @@ impl World {
         }
     }
 
-    fn replace_stream(&self, books: &mut Books, random: &mut Random) {
+    fn replace_stream(&self, shadow: &mut Shadow, random: &mut Random) {
         let index = random.below(STREAMS);
-        self.pool.retire(&books.streams[index]).unwrap();
-        self.device.destroy(books.streams[index]);
-        books.streams[index] = self.device.stream();
+        self.pool.retire(&shadow.streams[index]).unwrap();
+        self.device.destroy(shadow.streams[index]);
+        shadow.streams[index] = self.device.stream();
     }
 
-    /// P4, P5 and P9, against books of our own and against upstream's.
-    fn check(&self, books: &mut Books) {
+    /// P4, P5 and P9, against the shadow accounting and against upstream's.
+    fn check(&self, shadow: &mut Shadow) {
         let now: Statistics = self.pool.statistics();
         assert_eq!(now.live + now.free + now.pending, now.reserved, "P4: {now:?}");
-        assert_eq!((now.live, now.requested), (books.live_bytes, books.requested), "P4: {now:?}");
+        assert_eq!((now.live, now.requested), (shadow.live_bytes, shadow.requested), "P4: {now:?}");
         assert_eq!(now.reserved, self.device.allocated(), "P4: {now:?}");
         assert!(now.peak_live >= now.live && now.peak_reserved >= now.reserved, "P5: {now:?}");
-        books.peak = books.peak.max(now.live);
-        assert_eq!(now.peak_live, books.peak, "P5: {now:?}");
-        assert_eq!((now.invalid_frees, now.refused), (books.invalid, books.refused), "P9: {now:?}");
-        assert_eq!(now.allocations - now.frees, books.live.len() as u64);
+        shadow.peak = shadow.peak.max(now.live);
+        assert_eq!(now.peak_live, shadow.peak, "P5: {now:?}");
+        assert_eq!((now.invalid_frees, now.refused), (shadow.invalid, shadow.refused), "P9: {now:?}");
+        assert_eq!(now.allocations - now.frees, shadow.live.len() as u64);
     }
 
     fn finish(&self) -> Statistics {
@@ -220,18 +220,18 @@ fn check_order(calls: &[Call]) {
         if matches!(call, Call::Allocate { .. }) {
             next = if at <= 1 { 1 } else { 4 };
         }
-        // Giving back waits too, for the stream that it goes in the order of.
+        // Returning a segment waits too, for the stream in whose order it is returned.
         let giving_back = at == 3 && next == 2;
         assert!(next >= at || giving_back, "P8: {calls:?}");
         assert!(next < 2 || at >= 1, "P8: upstream was not asked first: {calls:?}");
-        assert!(!(last_was_upstream && at == 4), "P8: upstream was asked again and again: {calls:?}");
+        assert!(!(last_was_upstream && at == 4), "P8: a call after the last request to upstream: {calls:?}");
         at = at.max(next);
         last_was_upstream = matches!(call, Call::Allocate { .. }) && at == 4;
         given = matches!(call, Call::Allocate { refused: false, .. });
     }
 }
 
-/// What one of the threads holds, and how far it is.
+/// The blocks that one of the threads holds, and its progress.
 struct Actor {
     random: Random,
     blocks: Vec<Block>,
@@ -245,33 +245,33 @@ impl Actor {
         Self { random, blocks: Vec::new(), operation: 0, operations: operations / THREADS as u64 }
     }
 
-    /// The next operation; behind the last, a block goes back. False when none is left.
-    fn turn(&mut self, world: &World, books: &mut Books) -> bool {
+    /// The next operation; after the last, one block is freed. False when none is left.
+    fn turn(&mut self, world: &World, shadow: &mut Shadow) -> bool {
         let (random, blocks) = (&mut self.random, &mut self.blocks);
         if self.operation == self.operations {
             let Some(block) = blocks.pop() else { return false };
-            world.free(books, random, &block);
-            world.check(books);
+            world.free(shadow, random, &block);
+            world.check(shadow);
             return true;
         }
         match random.below(400) {
-            0..4 => world.replace_stream(books, random),
+            0..4 => world.replace_stream(shadow, random),
             4..12 => {
                 let index = random.below(blocks.len().max(1));
-                world.free_wrongly(books, random, blocks.get(index))
+                world.free_wrongly(shadow, random, blocks.get(index))
             }
             12 => drop(world.pool.trim().unwrap()),
-            roll if roll % 2 == 0 && blocks.len() < 24 => blocks.extend(world.allocate(books, random)),
+            roll if roll % 2 == 0 && blocks.len() < 24 => blocks.extend(world.allocate(shadow, random)),
             _ if !blocks.is_empty() => {
                 let block = blocks.swap_remove(random.below(blocks.len()));
-                world.free(books, random, &block);
+                world.free(shadow, random, &block);
             }
             _ => {}
         }
         // Now the GPU keeps up, now it falls behind.
         let slow = self.operation % 256 < 16;
         world.device.run(if slow { random.below(8) / 7 } else { random.below(3) });
-        world.check(books);
+        world.check(shadow);
         if self.operation.is_multiple_of(4096) {
             world.pool.audit().unwrap();
         }
@@ -287,13 +287,13 @@ fn on_threads(world: &World, actors: &mut [Actor]) {
         for (thread, actor) in actors.iter_mut().enumerate() {
             let progress = &progress;
             scope.spawn(move || {
-                // Nothing that comes behind a failure would say more about it.
-                while let Ok(mut books) = world.state.lock() {
-                    books.turns.push(thread as u8);
-                    if !actor.turn(world, &mut books) {
+                // Operations after a failure would tell no more about it.
+                while let Ok(mut shadow) = world.state.lock() {
+                    shadow.turns.push(thread as u8);
+                    if !actor.turn(world, &mut shadow) {
                         break;
                     }
-                    drop(books);
+                    drop(shadow);
                     if actor.operation % 256 == 1 {
                         keep_together(&world.state, progress, thread, actor.operation);
                     }
@@ -305,7 +305,7 @@ fn on_threads(world: &World, actors: &mut [Actor]) {
 }
 
 /// Waits for threads that are far behind: run one after the other, they would never be short of memory together.
-fn keep_together(state: &Mutex<Books>, progress: &[AtomicU64], thread: usize, operation: u64) {
+fn keep_together(state: &Mutex<Shadow>, progress: &[AtomicU64], thread: usize, operation: u64) {
     progress[thread].store(operation, Ordering::Relaxed);
     let behind = |other: &AtomicU64| other.load(Ordering::Relaxed) < operation.saturating_sub(1024);
     while !state.is_poisoned() && progress.iter().any(behind) {
@@ -313,17 +313,17 @@ fn keep_together(state: &Mutex<Books>, progress: &[AtomicU64], thread: usize, op
     }
 }
 
-/// Runs the actors in this order, and what is left of them in turn.
+/// Runs the actors in this order, and then the rest of each in turn.
 fn in_order(world: &World, actors: &mut [Actor], turns: &[u8]) {
-    let mut books = world.state.lock().unwrap();
+    let mut shadow = world.state.lock().unwrap();
     for &thread in turns {
-        books.turns.push(thread);
-        actors[usize::from(thread)].turn(world, &mut books);
+        shadow.turns.push(thread);
+        actors[usize::from(thread)].turn(world, &mut shadow);
     }
-    while actors.iter_mut().map(|actor| actor.turn(world, &mut books)).filter(|&more| more).count() > 0 {}
+    while actors.iter_mut().map(|actor| actor.turn(world, &mut shadow)).filter(|&more| more).count() > 0 {}
 }
 
-/// One world from its beginning to its end; gives its books and its turns. `turns`: those of a run before.
+/// Runs one world from its beginning to its end. Returns its statistics and its turns. `turns`: those of an earlier run.
 fn run(seed: u64, operations: u64, turns: Option<&[u8]>) -> (Statistics, Vec<u8>) {
     let world = World::new(seed);
     world.device.refuse(1);
@@ -374,14 +374,14 @@ fn random_operations_keep_every_invariant() {
                     ("trimmed", found.trimmed),
                     ("refused", last.refused),
                 ] {
-                    assert!(count > 0, "the run with seed {seed} never came to: {way}");
+                    assert!(count > 0, "the run with seed {seed} never reached: {way}");
                 }
             });
         }
     });
 }
 
-/// So that a failure is never lost: the turns of a run on threads lead one thread through all of it again.
+/// A failure can be repeated: with the turns of a run on threads, one thread makes the same operations.
 #[test]
 fn a_run_is_repeated_by_its_turns() {
     let (on_threads, turns) = run(11, 40_000, None);
@@ -390,9 +390,9 @@ fn a_run_is_repeated_by_its_turns() {
 }
 
 mod conformance {
-    //! What every source of memory must do: one suite, run on each upstream and adaptor.
+    //! The conformance suite of all sources of memory, run on each upstream and adaptor.
 
-    use super::{Books, Random, World};
+    use super::{Random, Shadow, World};
     use pascaline::memory::adaptor::{Counted, Entry, Limit, Trace, parse, replay, to_text};
     use pascaline::memory::simulated::{Simulated, SimulatedStream};
     use pascaline::memory::{CudaTimeline, DriverPool, MemoryPool, PlainMemory, StreamHandle, Upstream};
@@ -421,7 +421,7 @@ mod conformance {
         for &(address, bytes, stream) in blocks.iter().rev() {
             memory.free(address, bytes, stream).unwrap();
         }
-        // What is not out can't come back, and what comes back can go out again.
+        // Only live memory can be freed, and freed memory can be allocated again.
         let (address, bytes, stream) = blocks[10];
         assert!(memory.free(address, bytes, stream).is_err(), "{name}: freed twice");
         for _ in 0..100 {
@@ -529,10 +529,10 @@ mod conformance {
     }
 
     #[test]
-    fn a_trace_replays_to_the_same_books() {
+    fn a_trace_replays_to_the_same_statistics() {
         let world = World::new(3);
         let mut random = Random(3);
-        let streams: Vec<SimulatedStream> = world.state.lock().map(|books| books.streams.clone()).unwrap();
+        let streams: Vec<SimulatedStream> = world.state.lock().map(|shadow| shadow.streams.clone()).unwrap();
         let trace =
             Trace::new(MemoryPool::new(world.device.clone(), world.device.clone(), world.device.stream()));
         let mut live = Vec::new();
@@ -579,15 +579,15 @@ mod conformance {
         }
     }
 
-    /// The random run's own judge can fail: a block freed too early is seen.
+    /// The random run's own check can fail: it detects a block that is freed too early.
     #[test]
-    fn the_judge_sees_a_use_that_is_not_noted() {
+    fn a_use_that_is_not_recorded_is_detected() {
         let world = World::new(5);
-        let books: &mut Books = &mut world.state.lock().unwrap();
-        let (a, b) = (books.streams[0], books.streams[1]);
+        let shadow: &mut Shadow = &mut world.state.lock().unwrap();
+        let (a, b) = (shadow.streams[0], shadow.streams[1]);
         let block = world.pool.allocate(1 << 20, &a).unwrap();
         world.device.write(a, block, 1 << 20, 1);
-        world.device.check(b, block, 1 << 20, 1); // not noted by record_use
+        world.device.check(b, block, 1 << 20, 1); // not recorded by record_use
         world.pool.free(block, 1 << 20).unwrap();
         let again = world.pool.allocate(1 << 20, &a).unwrap();
         world.device.write(a, again, 1 << 20, 2);

@@ -9,7 +9,7 @@ use pascaline::{DType, Device, Error, Tensor, ops};
 use pascaline_driver::faults;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A device, and the turn to use it: scripted faults and the pool's books are the process's.
+/// A device, and the turn to use it: scripted faults and the pool's statistics belong to the process.
 fn cuda() -> (CudaDevice, MutexGuard<'static, ()>) {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -19,7 +19,7 @@ fn cuda() -> (CudaDevice, MutexGuard<'static, ()>) {
     }
 }
 
-fn books(device: &CudaDevice) -> Statistics {
+fn statistics(device: &CudaDevice) -> Statistics {
     memory::pool(device).unwrap().statistics()
 }
 
@@ -31,20 +31,20 @@ fn ramp(count: usize) -> Vec<f32> {
 fn buffers_come_from_the_pool_and_go_back() {
     let (device, _turn) = cuda();
     memory::pool(&device).unwrap().trim().unwrap(); // holes that other tests left may fit better than the one made here
-    let before = books(&device);
+    let before = statistics(&device);
     let ((), entries) = memory::trace(|| {
         let x = DeviceBuffer::uninitialized(&device, 1 << 20).unwrap();
         let nothing = DeviceBuffer::uninitialized(&device, 0).unwrap();
         assert_eq!((nothing.address(), nothing.bytes()), (0, 0));
         assert!(x.address().is_multiple_of(256));
-        assert_eq!(books(&device).live, before.live + (1 << 20));
+        assert_eq!(statistics(&device).live, before.live + (1 << 20));
         let address = x.address();
         drop(x);
         let again = DeviceBuffer::uninitialized(&device, 1 << 20).unwrap();
         assert_eq!(again.address(), address, "the same stream gets it again at once");
     });
     assert_eq!(entries.len(), 4);
-    assert_eq!(books(&device).live, before.live);
+    assert_eq!(statistics(&device).live, before.live);
     memory::pool(&device).unwrap().audit().unwrap();
 }
 
@@ -70,17 +70,17 @@ fn copies_keep_their_bytes() {
 fn hand_overs_between_streams_keep_their_bytes() {
     let (device, _turn) = cuda();
     let other = device.with_new_stream().unwrap();
-    let before = books(&device);
+    let before = statistics(&device);
     for round in 0..200u32 {
         let values = vec![round; 3000];
         let x = Tensor::from_slice(&values, [3000], &Device::Cuda(device.clone())).unwrap();
         let y = x.to_device(&Device::Cuda(other.clone())).unwrap();
-        drop(x); // its memory is free for `device` only behind the copy
+        drop(x); // its memory is free for `device` only after the copy
         let scratch = Tensor::from_slice(&vec![!round; 3000], [3000], &Device::Cuda(device.clone())).unwrap();
         assert_eq!(y.to_vec::<u32>().unwrap(), values);
         assert_eq!(scratch.to_vec::<u32>().unwrap()[2999], !round);
     }
-    assert_eq!(books(&device).live, before.live);
+    assert_eq!(statistics(&device).live, before.live);
     memory::pool(&device).unwrap().audit().unwrap();
 }
 
@@ -119,7 +119,7 @@ fn leaks_say_where_their_tensors_were_made() {
 fn a_limit_on_the_device_is_kept() {
     let (device, _turn) = cuda();
     memory::pool(&device).unwrap().trim().unwrap();
-    memory::set_limit(&device, books(&device).reserved + (8 << 20)).unwrap();
+    memory::set_limit(&device, statistics(&device).reserved + (8 << 20)).unwrap();
     let refused = DeviceBuffer::uninitialized(&device, 16 << 20);
     let fits = DeviceBuffer::uninitialized(&device, 4 << 20);
     memory::set_limit(&device, usize::MAX).unwrap();
@@ -131,7 +131,7 @@ fn a_limit_on_the_device_is_kept() {
 fn a_graph_replays_what_was_captured() {
     let (device, _turn) = cuda();
     let on = Device::Cuda(device.clone());
-    let before = books(&device).live;
+    let before = statistics(&device).live;
     let values = ramp(2048);
     let mut x = Tensor::from_slice(&values, [2, 1024], &on).unwrap();
     let direct = |x: &Tensor| {
@@ -166,10 +166,10 @@ fn a_graph_replays_what_was_captured() {
         assert!(stranger.to_vec::<f32>().unwrap().iter().all(|&value| value == 0.0));
     }
     drop((graph, y, strangers, other));
-    assert_eq!(books(&device).live, before, "all of it goes back");
+    assert_eq!(statistics(&device).live, before, "all of it goes back");
 }
 
-/// What another thread queues while this one captures waits for the end, runs, and is no part of the graph.
+/// Work that another thread queues during a capture waits for its end, runs, and is not part of the graph.
 #[test]
 fn other_threads_stay_out_of_a_capture() {
     let (device, _turn) = cuda();
@@ -186,7 +186,7 @@ fn other_threads_stay_out_of_a_capture() {
                 softmax(&Tensor::from_slice(&ramp(2048), [2, 1024], &on).unwrap())
             }));
             start.recv().unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(20)); // for the other to come in between, if it could
+            std::thread::sleep(std::time::Duration::from_millis(20)); // time for the other thread to interfere, if it could
             ops::softmax(&x)
         })
         .unwrap();
@@ -229,7 +229,7 @@ fn events_of_other_threads_stay_out_of_a_capture() {
                     work()
                 }));
                 start.recv().unwrap();
-                std::thread::sleep(std::time::Duration::from_millis(20)); // for the other to come in between, if it could
+                std::thread::sleep(std::time::Duration::from_millis(20)); // time for the other thread to interfere, if it could
                 let mut memory = DeviceBuffer::uninitialized(&device, 64)?;
                 memory.fill(1).map(|()| memory)
             })

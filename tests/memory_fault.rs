@@ -1,5 +1,5 @@
 //! After a device fault nothing is asked of the driver any more, by the pool least of all. In a process of its own,
-//! because a fault is for good.
+//! because a fault is permanent.
 
 use pascaline::memory::{self, DeviceBuffer, PinnedBuffer};
 use pascaline::{Device, Error};

@@ -1,5 +1,5 @@
-//! Out of memory, wherever it comes in a conversation: the request fails with its error, the cache is as it was, and the
-//! next request is answered as if nothing had been.
+//! Out of memory at any point of a conversation: the request fails with its error, the cache is as it was, and the
+//! next request is answered as if nothing had happened.
 
 mod common;
 
@@ -77,7 +77,7 @@ fn a_conversation_survives_out_of_memory_at_every_allocation() {
     let model = Qwen3Vl::load(&tiny, &common::cuda_device()).unwrap();
     let picture = [Visual::image(&tiny.join("cases/small.png")).unwrap()];
     conversation(&model, &[], true, 1);
-    // an allocation of every kind; all of them take minutes on a GPU in software
+    // an allocation of every kind; all of them take minutes on the virtual GPU
     conversation(&model, &[], false, 7);
     conversation(&model, &picture, true, 29);
 }

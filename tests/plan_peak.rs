@@ -1,5 +1,5 @@
-//! What a plan of memory says against what the virtual GPU's memory has in use at its peak, from loading to an answer, with the
-//! loss by segments that are cut into blocks.
+//! Planned memory, compared with the virtual GPU's peak use of memory from loading to an answer, which includes what is lost to
+//! segments that are cut into blocks.
 //!
 //! Launches are not run, and files have holes in place of weights, so the models may be large: large enough that a segment of the
 //! pool is a small part of what they take.
@@ -75,7 +75,7 @@ fn sizes(layers: usize, tied: bool) -> Value {
     })
 }
 
-/// The bytes that are planned within `limit`, those that were used at most, and how the model was loaded. A second turn follows up on the first.
+/// The bytes that are planned within `limit`, the most that were used, and how the model was loaded. A second turn continues the first.
 fn plan_and_answer(path: &Path, device: &Device, limit: usize, turns: usize) -> (usize, usize, LoadOptions) {
     let Device::Cuda(cuda) = device else { unreachable!("the virtual GPU") };
     let side = 512;
@@ -124,7 +124,7 @@ fn virtual_gpu(late: bool) -> Device {
     Device::virtual_gpu().unwrap()
 }
 
-/// Plans what fits each of these parts of what the model takes where there is enough, and compares. How models were loaded comes out.
+/// Plans for each of these fractions of what the model takes without a limit, and compares. Returns how models were loaded.
 fn compare(path: &Path, device: &Device, parts: &[f64]) -> Vec<LoadOptions> {
     let mut all = usize::MAX;
     let mut found = Vec::new();

@@ -109,7 +109,7 @@ fn nothing_lives_in_local_memory() {
     }
 }
 
-/// Machines that cannot compile the kernels use the committed modules, so these must be what the sources give.
+/// Machines that cannot compile the kernels use the committed modules, so these must be what the sources compile to.
 #[test]
 fn the_committed_modules_are_what_the_sources_give() {
     let mut committed = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What quantising promises beside the case table: the published errors, the same bits on CPU and GPU, GGUF's bytes, and
+//! Properties of quantising that the case table does not check: the published errors, the same bits on CPU and GPU, GGUF's bytes, and
 //! typed errors for what can't be quantised.
 
 mod common;
@@ -51,7 +51,7 @@ fn dot_products_are_within_ggmls_limit() -> Result<()> {
     Ok(())
 }
 
-/// Rows of every kind of trouble: normal, outliers, tiny (subnormal scales), huge, zeros, NaN, infinity.
+/// Rows that are hard to quantise: normal, outliers, tiny (subnormal scales), huge, zeros, NaN, infinity.
 fn hard_rows(n: usize, cols: usize) -> Vec<f32> {
     let mut values = data::outliers("hard", "x", [n, cols], DType::F32).values;
     for (r, row) in values.chunks_mut(cols).enumerate() {
@@ -107,7 +107,7 @@ fn on_half(x: &Tensor) -> Result<Tensor> {
 }
 
 #[test]
-fn a_value_that_is_no_number_stays_none() -> Result<()> {
+fn nan_stays_nan() -> Result<()> {
     let mut values = vec![1.0f32; 2 * 256];
     values[256 + 7] = f32::NAN;
     for format in FORMATS {
@@ -223,9 +223,9 @@ fn squared_error(x: &[f32], y: &[f32]) -> f64 {
     x.iter().zip(y).map(|(x, y)| f64::from(x - y).powi(2)).sum()
 }
 
-/// Of `LeastError` is promised: in no block more than the plain scale loses, and about what the best scale there is
-/// loses. The best is searched for in steps a tenth as fine, over a range that is wider below; that can find less, and
-/// how much less is the price of `CANDIDATES` steps: in sum at most 2 %.
+/// `LeastError` has in no block a larger error than the plain scale, and about the error of the best possible scale. The test
+/// searches for the best in steps a tenth as large, over a range that extends lower. The difference is due to the number of
+/// `CANDIDATES`: in sum at most 2 %.
 #[test]
 fn the_scale_of_least_error_is_the_best_there_is() -> Result<()> {
     let (n, k) = (16, 256);
@@ -259,7 +259,7 @@ fn weighted_error(x: &[f32], y: &[f32]) -> f64 {
     x.iter().zip(y).map(|(&x, &y)| f64::from(x).powi(2) * f64::from(x - y).powi(2)).sum()
 }
 
-/// The formats whose scales are searched for lose about what the best scale there is loses. Those of Q6_K and IQ4_XS are whole
+/// The formats whose scales are searched for lose about as much as with the best possible scales. Those of Q6_K and IQ4_XS are whole
 /// multiples of their super-block's d, of which all are tried; those of IQ4_NL are not, and 1400 are.
 #[test]
 fn searched_scales_are_about_the_best_there_are() -> Result<()> {

@@ -1,4 +1,4 @@
-//! Qwen3-VL against what the reference computed: two small random-weight checkpoints in the published layout, `tiny`
+//! Qwen3-VL, compared with the reference's results: two small random-weight checkpoints in the published layout, `tiny`
 //! in the repository and `wide` (32 layers, 32 heads) beside it where it is there (`QWEN3_VL_WIDE` names another place).
 
 use pascaline::{Error, Result};
@@ -132,7 +132,7 @@ fn a_video_is_announced_by_its_times() -> Result<()> {
     assert_eq!(prompt.ids.iter().filter(|&&id| id == pads).count(), groups * rows * cols / 4);
     let text = processor.tokenizer.decode(&prompt.ids);
     assert!(text.contains("<0.2 seconds>") && text.contains("<1.0 seconds>"), "{text}");
-    // the second group starts anew behind the text between them
+    // the second group starts anew after the text between them
     let first: Vec<_> =
         prompt.ids.iter().enumerate().filter(|(_, id)| **id == pads).map(|(at, _)| at).collect();
     let second = first[rows * cols / 4];

@@ -1,4 +1,4 @@
-//! Where other implementations of Qwen3-VL go wrong: one test for each, which fails when it is done so here.
+//! Mistakes of other implementations of Qwen3-VL: one test for each, which fails if the mistake is made here.
 
 use pascaline::{DType, Device};
 use qwen3_vl::config::Config;
@@ -28,7 +28,7 @@ fn within_limits(report: &RunReport, stage: &str) {
     assert!(worst <= Limits::F32.stage, "{stage}: {worst:e}");
 }
 
-/// 1. No causal mask while the prompt passes.
+/// 1. No causal mask in the prompt's pass.
 #[test]
 fn later_tokens_do_not_change_earlier_ones() {
     let model = model();
@@ -43,7 +43,7 @@ fn later_tokens_do_not_change_earlier_ones() {
     assert!(long[3 * 400..4 * 400].iter().zip(&other[3 * 400..]).any(|(a, b)| (a - b).abs() > 1e-3));
 }
 
-/// 2. The axes' frequencies one behind the other and not interleaved.
+/// 2. The axes' frequencies concatenated and not interleaved.
 #[test]
 fn the_axes_frequencies_are_interleaved() {
     let mut config = Config::load(&tiny()).unwrap().text;
@@ -134,9 +134,9 @@ fn images_are_resized_once_by_antialiased_bicubic() {
     }
 }
 
-/// 9. Deepstack features left out, or added behind the wrong layer.
+/// 9. Deepstack features left out, or added after the wrong layer.
 #[test]
-fn deepstack_features_are_added_behind_the_first_layers() {
+fn deepstack_features_are_added_after_the_first_layers() {
     let report = report("one_image");
     for stage in ["deepstack", "hidden.1", "hidden.2", "hidden.3", "logits"] {
         within_limits(&report, stage);

@@ -86,7 +86,7 @@ fn two() -> Vec<u8> {
 }
 
 #[test]
-fn what_is_right_is_read() {
+fn valid_files_are_read() {
     let folder = Folder::new();
     let file = SafeTensors::open(folder.write("m.safetensors", two())).unwrap();
     assert_eq!(file.read_f32("a").unwrap(), [1.5, -2.0]);

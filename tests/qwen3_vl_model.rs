@@ -1,4 +1,4 @@
-//! The model against the reference, stage by stage, and what generation promises beyond it.
+//! The model compared with the reference, stage by stage, and the properties of generation that the reference does not cover.
 
 mod common;
 
@@ -64,7 +64,7 @@ fn wide_on_the_cpu() {
     }
 }
 
-/// A GPU in software takes minutes for all of it, so there the smallest runs stand for the rest.
+/// All runs take minutes on the virtual GPU, so there only the smallest are checked.
 #[test]
 fn on_a_cuda_device() {
     let device = common::cuda_device();
@@ -113,7 +113,7 @@ fn quantized_matrices_change_logits_as_much_as_their_formats_lose() {
     }
 }
 
-/// What a decoded token reads is what the format takes, so a model fits where its bytes do.
+/// A decoded token reads as many bytes as the format takes, so a model fits where its bytes do.
 #[test]
 fn a_quantized_model_takes_as_little_as_its_format() {
     let bytes = |quantize| {
@@ -282,7 +282,7 @@ fn guesses_change_no_token() {
     }
 }
 
-/// What the cache holds is not computed again, and the answer is as without a cache: for a longer conversation, the
+/// Tokens in the cache are not computed again, and the answer is as without a cache: for a longer conversation, the
 /// same one, another picture, another text, a shorter one.
 #[test]
 fn a_conversation_continues_in_its_cache() {

@@ -13,7 +13,7 @@ use qwen3_vl::{LoadOptions, Options, Qwen3Vl, VisionPlace, Visual};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The turn to use the device: the pool's books are the process's.
+/// The turn to use the device: the pool's statistics belong to the process.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -42,7 +42,7 @@ fn taken<R>(device: &Device, work: impl FnOnce() -> R) -> (R, usize) {
     (result, live() - before)
 }
 
-/// What a layer's matrices take at least, by their share of the weights; that is off by the 4-bit formats' padding to 256
+/// The least bytes that a layer's matrices take, by their share of the weights; that is off by the 4-bit formats' padding to 256
 /// columns, for which a tenth is given.
 fn least_bytes_of_a_layer(model: &Qwen3Vl) -> usize {
     let text = &model.config().text;
@@ -87,7 +87,7 @@ fn layers_from_host_memory_give_the_same_bits_in_less_device_memory() {
             assert_eq!(model.streamed_layers(), streamed);
             assert_eq!(model.weight_bytes(), resident.weight_bytes());
             assert_eq!(logits(&model), expected, "{options:?}");
-            // Two places stand for all the layers; the small tensors' own rounding goes too.
+            // Two buffers replace all the layers; the rounding of the small tensors is saved too.
             let saved = all.saturating_sub(bytes);
             let least = streamed.saturating_sub(2) * least_bytes_of_a_layer(&model);
             assert!(
@@ -239,9 +239,9 @@ fn quantized_block(format: Format, seed: u64, device: &Device) -> TransformerBlo
     }
 }
 
-/// Q4_0 and IQ4_NL have tensors of the same types and shapes; Q8_0's are larger than the places that were made for the first.
+/// Q4_0 and IQ4_NL have tensors of the same types and shapes; Q8_0's are larger than the buffers that were made for the first.
 #[test]
-fn blocks_in_different_formats_pass_through_the_same_places() {
+fn blocks_in_different_formats_are_streamed_through_the_same_buffers() {
     let _turn = turn();
     let device = common::cuda_device();
     let Device::Cuda(cuda) = &device else { unreachable!("a CUDA device was asked for") };

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use together::together;
 
-/// Three devices, for one test at a time: findings and pools are the process's.
+/// Three devices, for one test at a time: findings and pools belong to the process.
 fn devices() -> (Vec<Device>, MutexGuard<'static, ()>) {
     static TURN: Mutex<()> = Mutex::new(());
     static CONFIGURED: OnceLock<()> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! Tensors made from a rule, printed, and the devices that they are on.
+//! Tensors that are generated and printed, and the devices that they are on.
 
 mod common;
 
@@ -53,7 +53,7 @@ fn ranges() -> Result<()> {
     Ok(())
 }
 
-/// The numbers are part of the interface: they were computed apart from the crates, by a ChaCha8 in another language.
+/// The numbers are part of the interface: the expected ones were computed by another implementation of ChaCha8.
 #[test]
 fn random_numbers_stay_the_same() -> Result<()> {
     let seed_7 = [0.946_982_3f32, 1.672_162_5, -0.121_935_44, -0.828_433_04, -0.639_855_15];

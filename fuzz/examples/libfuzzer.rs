@@ -7,10 +7,10 @@ use std::{env, panic};
 
 static TARGET: LazyLock<Run> = LazyLock::new(|| {
     // libfuzzer-sys ends the process in its panic hook, also at panics of the tokenizers crate that are caught and made
-    // errors. A panic that nobody catches ends it without the hook too.
+    // errors. An uncaught panic ends it without the hook too.
     drop(panic::take_hook());
     let name = env::var("PASCALINE_FUZZ_TARGET").unwrap_or_default();
-    target(&name).unwrap_or_else(|| panic!("PASCALINE_FUZZ_TARGET={name} is no target"))
+    target(&name).unwrap_or_else(|| panic!("PASCALINE_FUZZ_TARGET={name} is not a target"))
 });
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

@@ -1,4 +1,4 @@
-//! A checkpoint's files: each stands alone in a folder in memory, beside good ones of the tiny fixture where it needs them.
+//! A checkpoint's files: each alone in a folder in memory, with the configuration of the tiny fixture where it needs one.
 
 use pascaline::{DType, Device};
 use qwen3_vl::Checkpoint;
@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Layers of which the tensors' names are listed; a configuration may say more.
+/// The most layers whose tensors are listed: a configuration may claim more.
 const LAYERS: usize = 64;
 
 pub fn tiny() -> PathBuf {
@@ -26,7 +26,7 @@ thread_local! {
     static CONFIG: Config = Config::load(&tiny()).expect("the fixture's configuration");
 }
 
-/// Runs `work` in a folder that holds nothing but `file`, if memory for it is to be had.
+/// Runs `work` in a folder that holds only this file, in memory where the system has `/dev/shm`.
 fn with_file<R>(name: &str, content: &[u8], work: impl FnOnce(&Path) -> R) -> R {
     FOLDER.with_borrow_mut(|folder| {
         let folder = folder.get_or_insert_with(|| {
@@ -52,7 +52,7 @@ pub fn safetensors(input: &[u8]) {
     });
 }
 
-/// A GGUF file: its header, every tensor that it accepts, and all that a model is told by it, as text file and vision file.
+/// A GGUF file: its header, every tensor that it accepts, and the configuration and tokenizer that it describes, as text file and vision file.
 pub fn gguf(input: &[u8]) {
     with_file("model.gguf", input, |folder| {
         let path = folder.join("model.gguf");
@@ -67,7 +67,7 @@ pub fn gguf(input: &[u8]) {
     });
 }
 
-/// `model.safetensors.index.json`, whose shards are not there.
+/// `model.safetensors.index.json`, whose shards are missing.
 pub fn index(input: &[u8]) {
     with_file("model.safetensors.index.json", input, |folder| {
         CONFIG.with(|config| {
@@ -76,7 +76,7 @@ pub fn index(input: &[u8]) {
     });
 }
 
-/// `config.json`, and what a model of it would hold.
+/// `config.json`, and the tensors that a model of it would have.
 pub fn config(input: &[u8]) {
     if let Ok(config) = Config::parse(Path::new("config.json"), input)
         && config.text.num_hidden_layers.max(config.vision.depth) <= LAYERS
@@ -85,7 +85,7 @@ pub fn config(input: &[u8]) {
     }
 }
 
-/// `tokenizer.json`, and a text through it.
+/// `tokenizer.json`, and a text encoded and decoded by it.
 pub fn tokenizer(input: &[u8]) {
     with_file("tokenizer.json", input, |folder| {
         CONFIG.with(|config| {

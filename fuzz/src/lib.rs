@@ -1,5 +1,5 @@
-//! Fuzz targets: everything that reads what strangers wrote. A target takes any bytes and must come back: with an answer or with
-//! a typed error, within [`SECONDS`] and [`MEMORY`].
+//! Fuzz targets for all parsers of untrusted input. A target takes any bytes and must return, with a result or with a typed error,
+//! within [`SECONDS`] and [`MEMORY`].
 //!
 //! `scripts/fuzz` searches for inputs that break this. `corpus/TARGET/` keeps seeds and every input that once did, and
 //! `cargo test -p pascaline-fuzz` replays them.
@@ -15,10 +15,10 @@ pub const SECONDS: u64 = 10;
 /// The most bytes of memory that the process may have.
 pub const MEMORY: u64 = 1500 << 20;
 
-/// What a target does with an input.
+/// A target: parses an input.
 pub type Run = fn(&[u8]);
 
-/// All targets by name, which is also that of the folder in `corpus/`. Other readers get their line here and their seeds there.
+/// All targets by name, which is also that of the folder in `corpus/`. A new parser gets a line here and seeds there.
 pub const TARGETS: [(&str, Run); 12] = [
     ("safetensors", checkpoint::safetensors),
     ("index", checkpoint::index),
@@ -39,7 +39,7 @@ pub fn target(name: &str) -> Option<Run> {
     TARGETS.iter().find(|(known, _)| *known == name).map(|(_, run)| *run)
 }
 
-/// PNG, JPEG and WebP.
+/// A picture in PNG, JPEG or WebP.
 fn picture(input: &[u8]) {
     let _ = Picture::from_bytes("input", input);
 }

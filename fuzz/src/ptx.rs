@@ -4,7 +4,7 @@ use arbitrary::{Result, Unstructured};
 use pascaline_virtual_gpu::{Config, Gpu, Launch, Module};
 use std::fmt::Write;
 
-/// Text that may be no PTX.
+/// Any text, parsed as PTX.
 pub fn parse(input: &[u8]) {
     if let Ok(text) = std::str::from_utf8(input) {
         let _ = Module::parse(text);
@@ -18,7 +18,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// A kernel made of random instructions: what mutation of text hardly ever gives.
+/// A kernel made of random instructions: which mutation of text rarely produces.
 pub fn program(input: &[u8]) {
     if let Ok(text) = kernel(&mut Unstructured::new(input)) {
         launch_all(&text);
@@ -47,7 +47,7 @@ fn launch_all(text: &str) {
     }
 }
 
-/// Instructions with places for registers: `R` 32 bits, `D` 64 bits, `H` 16 bits, `F` f32, `E` f64, `P` predicate, `I` a number,
+/// Instructions with placeholders: `R` 32 bits, `D` 64 bits, `H` 16 bits, `F` f32, `E` f64, `P` predicate, `I` a number,
 /// `L` a label.
 const INSTRUCTIONS: [&str; 88] = [
     "add.s32 R, R, R",

@@ -1,4 +1,4 @@
-//! Bodies of requests to the server, and the schemas in them.
+//! Bodies of requests to the server, with the JSON schemas in them.
 
 use super::checkpoint::tiny;
 use pascaline_server::{Config, Limits, Reader};

@@ -1,4 +1,4 @@
-//! Every input of the corpus comes back from its target, in time and in little memory.
+//! Each target returns for every input of its corpus, within the limits on time and memory.
 
 use pascaline_fuzz::{MEMORY, SECONDS, TARGETS};
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 #[test]
-fn the_corpus_comes_back() {
+fn every_input_returns_within_the_limits() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     for (name, run) in TARGETS {
         let files = fs::read_dir(corpus.join(name)).unwrap_or_else(|error| panic!("corpus/{name}: {error}"));
@@ -20,7 +20,7 @@ fn the_corpus_comes_back() {
         }
         assert!(inputs > 0, "corpus/{name} has no seeds");
     }
-    // The most that the process ever had; other systems do not say.
+    // The process's peak memory, which only Linux reports here.
     if let Ok(status) = fs::read_to_string("/proc/self/status") {
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
@@ -28,7 +28,7 @@ fn the_corpus_comes_back() {
     }
 }
 
-/// The corpus is small, so that everyone can have it.
+/// The corpus is small enough to be committed.
 #[test]
 fn no_input_is_large() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");

@@ -131,12 +131,12 @@ impl Cache for Coded {
 }
 
 #[derive(Clone, Copy)]
-struct Blocks {
+struct Q8Blocks {
     quants: *mut u8,
     scales: *mut Half,
 }
 
-impl Cache for Blocks {
+impl Cache for Q8Blocks {
     /// Block by block: a block's columns may be in either half, or in both.
     #[inline(always)]
     unsafe fn store(self, row: u32, half: u32, low: [f32; PAIRS], high: [f32; PAIRS]) {
@@ -267,5 +267,5 @@ kernels! {
     rope_append_f32_coded, rope_append_each_f32_coded: f32, u16, (), shuffles = 5,
         |p| [p.k, p.v].map(|codes| Coded { codes, exponent_bits: p.exponent_bits });
     rope_append_f32_q8_0, rope_append_each_f32_q8_0: f32, u8, Half, shuffles = 2 * 5,
-        |p| [Blocks { quants: p.k, scales: p.k_scales }, Blocks { quants: p.v, scales: p.v_scales }];
+        |p| [Q8Blocks { quants: p.k, scales: p.k_scales }, Q8Blocks { quants: p.v, scales: p.v_scales }];
 }

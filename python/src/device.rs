@@ -14,7 +14,7 @@ static OPENED: Mutex<Vec<Option<CudaDevice>>> = Mutex::new(Vec::new());
 /// Handles on streams of other libraries, by device and stream. Never dropped.
 static FOREIGN: Mutex<Option<HashMap<(u32, u64), CudaDevice>>> = Mutex::new(None);
 
-/// Runs work on a device without the interpreter's lock. Another library may have made another device current before.
+/// Runs work on a device with the GIL released. Another library may have made another device current before.
 pub fn detached<T: Send>(py: Python, work: impl FnOnce() -> pascaline::Result<T> + Send) -> Result<T> {
     py.detach(|| {
         cuda::forget_current();
@@ -23,7 +23,8 @@ pub fn detached<T: Send>(py: Python, work: impl FnOnce() -> pascaline::Result<T>
     .map_err(Failure::from)
 }
 
-/// Why the installed driver has no device, if that is so and nothing has been chosen yet: then the virtual GPU may still be.
+/// Why the installed driver has no device, if it has none. `None` also once a backend is in use: until then the virtual GPU may
+/// still be chosen.
 pub fn no_real_device() -> Option<String> {
     if driver::backend().is_some()
         || std::env::var_os("PASCALINE_DEVICE").is_some_and(|name| name == "virtual")
@@ -41,7 +42,7 @@ pub fn no_real_device() -> Option<String> {
     }
 }
 
-/// The device of this name: `auto`, `cpu`, `cuda`, `cuda:N` or `virtual`. The same name gives the same stream each time.
+/// The device of this name: `auto`, `cpu`, `cuda`, `cuda:N` or `virtual`. The same name returns the same stream each time.
 pub fn open(name: &str) -> pascaline::Result<Device> {
     let unknown = || Error::UnknownDevice { name: name.to_owned() };
     match name {
@@ -89,7 +90,7 @@ fn opened(ordinal: u32) -> Option<CudaDevice> {
     opened.get(ordinal as usize).cloned().flatten()
 }
 
-/// The handle that is kept of this device: this one, if it is the first.
+/// The handle that the process uses for this device: this one, if it is the first.
 fn keep(device: CudaDevice) -> CudaDevice {
     let index = device.properties().ordinal as usize;
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,7 +112,7 @@ pub unsafe fn with_stream(device: &CudaDevice, stream: u64) -> pascaline::Result
     if let Some(device) = foreign.get(&key) {
         return Ok(device.clone());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `stream` is a default stream, or lives until the process ends: this function's contract.
     let handle = unsafe { device.with_foreign_stream(stream) }?;
     foreign.insert(key, handle.clone());
     Ok(handle)
@@ -132,7 +133,7 @@ pub fn given(device: Option<&Bound<'_, PyAny>>, default: &str) -> Result<Device>
     Ok(device.py().detach(|| open(&name))?)
 }
 
-/// The name by which [`open`] gives the device.
+/// The name by which [`open`] returns the device.
 pub fn name(device: &Device) -> String {
     match device {
         Device::Cpu => "cpu".into(),
@@ -153,7 +154,7 @@ pub struct PyDevice {
 }
 
 impl PyDevice {
-    /// The CUDA device, for what only those have.
+    /// The CUDA device, for methods that the CPU does not have.
     fn cuda(&self, op: &'static str) -> Result<&CudaDevice> {
         match &self.inner {
             Device::Cuda(device) => Ok(device),
@@ -250,7 +251,7 @@ impl PyDevice {
         detached(py, || memory::set_limit(device, limit.unwrap_or(usize::MAX)))
     }
 
-    /// Gives memory of the pool that nothing uses back to the driver.
+    /// Returns unused memory of the pool to the driver.
     fn trim_memory(&self, py: Python) -> Result<()> {
         let device = self.cuda("trim_memory")?;
         detached(py, || memory::pool(device)?.trim().map(|_| ()))
@@ -272,7 +273,7 @@ impl PyDevice {
         }
     }
 
-    /// As of the name, to which it is equal.
+    /// The hash of the name, since a device is equal to its name.
     fn __hash__(&self, py: Python) -> PyResult<isize> {
         PyString::new(py, &self.name()).hash()
     }

@@ -1,7 +1,7 @@
 //! DLPack: tensors over other libraries' memory, and theirs over ours.
 //!
-//! The structures and the protocol are those of DLPack 1.0 and of the Python specification beside it
-//! (<https://dmlc.github.io/dlpack/latest/>); both the versioned and the older unversioned capsules are spoken.
+//! The structures and the protocol are those of DLPack 1.0 and of the Python specification
+//! (<https://dmlc.github.io/dlpack/latest/>); both versioned and older unversioned capsules are supported.
 
 use crate::device::{self, detached};
 use crate::error::{Failure, Result, unsupported};
@@ -19,7 +19,7 @@ const CPU: i32 = 1;
 const CUDA: i32 = 2;
 /// Pinned host memory.
 const CUDA_HOST: i32 = 3;
-/// A device that both sides have agreed on: here the virtual GPU, whose memory no other library reaches.
+/// DLPack's type for devices that producer and consumer know: here the virtual GPU, whose memory no other library can access.
 const EXTENSION: i32 = 12;
 const CUDA_MANAGED: i32 = 13;
 
@@ -75,10 +75,10 @@ struct Versioned {
     tensor: DlTensor,
 }
 
-/// The part of [`Versioned::flags`] that says that the memory was copied for the consumer.
+/// The bit of [`Versioned::flags`] for memory that was copied for the consumer.
 const IS_COPIED: u64 = 2;
 
-/// What an exported tensor's consumer keeps alive.
+/// The tensor that a consumer keeps alive, and its description.
 struct Export {
     tensor: Tensor,
     /// The stream that the consumer works on, if that is another than the tensor's.
@@ -97,7 +97,7 @@ impl Drop for Export {
     }
 }
 
-/// The structure that describes an export; its pointers are into it.
+/// The DLPack description of an export, into which its pointers point.
 fn described(export: &mut Export) -> DlTensor {
     let (device_type, device_id) = device_of(&export.tensor);
     let (code, bits) = match export.tensor.dtype() {
@@ -136,7 +136,7 @@ unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
     }
 }
 
-/// Frees what a capsule holds that no consumer has taken.
+/// Frees the contents of a capsule that no consumer has taken.
 unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
     // SAFETY: called by the interpreter with the capsule that is being freed. The name tells whether its pointer was taken.
     unsafe {
@@ -159,7 +159,7 @@ pub fn device_of(x: &Tensor) -> (i32, i32) {
     }
 }
 
-/// Whether an object speaks DLPack and its memory is not the host's.
+/// Whether an object supports DLPack and its memory is not the host's.
 pub fn is_on_a_device(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     if !object.hasattr("__dlpack_device__")? {
         return Ok(false);
@@ -221,9 +221,9 @@ pub fn export<'py>(
     }
 }
 
-/// Lets the consumer's stream wait for the tensor's; gives the consumer's if it is another.
+/// Makes the consumer's stream wait for the tensor's. Returns the consumer's if it is another.
 fn ordered(py: Python, device: &CudaDevice, stream: Option<i64>) -> Result<Option<CudaDevice>> {
-    /// The consumer asks for no order.
+    /// The consumer asks for no synchronisation.
     const NOTHING: i64 = -1;
     let raw = match stream {
         Some(NOTHING) => return Ok(None),
@@ -231,14 +231,20 @@ fn ordered(py: Python, device: &CudaDevice, stream: Option<i64>) -> Result<Optio
         None => 1,                                      // the legacy default stream
         Some(raw @ 1..) => raw as u64,
         Some(other) => {
-            return Err(unsupported("__dlpack__", "stream", other, "it is no stream of CUDA in DLPack"));
+            return Err(unsupported(
+                "__dlpack__",
+                "stream",
+                other,
+                "DLPack has no CUDA stream of this number",
+            ));
         }
     };
     if raw == device.stream().raw() as u64 {
         return Ok(None);
     }
     let ordered = detached(py, || {
-        // SAFETY: DLPack's consumer gives a stream of the tensor's device. That it outlives the tensor is documented.
+        // SAFETY: by the protocol the consumer passes a stream of the tensor's device. The documentation asks that it outlives
+        // the tensor.
         let consumer = unsafe { device::with_stream(device, raw) }?;
         let written = device.event()?;
         written.record(device.stream())?;
@@ -248,7 +254,7 @@ fn ordered(py: Python, device: &CudaDevice, stream: Option<i64>) -> Result<Optio
     Ok(Some(ordered))
 }
 
-/// Memory of another library, which gets it back when this is dropped.
+/// Memory of another library, which is returned to it when this is dropped.
 struct Import {
     managed: Managed,
     /// The device whose stream uses it.
@@ -267,7 +273,7 @@ unsafe impl Sync for Import {}
 
 impl Drop for Import {
     fn drop(&mut self) {
-        // Another library does not know our stream. A device that is lost runs nothing any more.
+        // The other library does not know our stream, so our work must have ended. A lost device runs nothing any more.
         pascaline::cuda::forget_current();
         let _ = self.device.synchronize();
         // SAFETY: the capsule handed the structure over, and its deleter is called once.
@@ -288,7 +294,7 @@ impl Drop for Import {
     }
 }
 
-/// A tensor over the memory of an object that speaks DLPack.
+/// A tensor over the memory of an object that supports DLPack.
 pub fn import(object: &Bound<'_, PyAny>) -> Result<Tensor> {
     let py = object.py();
     if !object.hasattr("__dlpack__")? || !object.hasattr("__dlpack_device__")? {
@@ -329,12 +335,12 @@ pub fn import(object: &Bound<'_, PyAny>) -> Result<Tensor> {
     of_capsule(&capsule, device)
 }
 
-/// Takes a capsule over.
+/// Consumes a capsule.
 fn of_capsule(capsule: &Bound<'_, PyAny>, device: Device) -> Result<Tensor> {
     let pointer = |name: &CStr, used: &CStr| {
         let raw = capsule.as_ptr();
-        // SAFETY: the pointer is read only of a capsule with this name, which says what it points to. Renaming it takes the
-        // structure over, as the protocol has it.
+        // SAFETY: the pointer is read only of a capsule with this name, which says what it points to. By the protocol,
+        // renaming it takes ownership of the structure.
         unsafe {
             if ffi::PyCapsule_IsValid(raw, name.as_ptr()) == 0 {
                 return ptr::null_mut();
@@ -349,13 +355,13 @@ fn of_capsule(capsule: &Bound<'_, PyAny>, device: Device) -> Result<Tensor> {
     let versioned = pointer(VERSIONED, VERSIONED_USED).cast::<Versioned>();
     let plain = pointer(PLAIN, PLAIN_USED).cast::<Plain>();
     let (managed, tensor) = if !versioned.is_null() {
-        // SAFETY: the producer made it for the capsule's name; the version stands before all that may differ.
+        // SAFETY: the producer made it for the capsule's name; the version comes before all fields that may differ.
         unsafe {
             let managed = Managed::Versioned(versioned);
             if (*versioned).major != 1 {
                 let (major, minor) = ((*versioned).major, (*versioned).minor);
                 drop(Import { managed, device });
-                let reason = "versions 0 and 1 are understood";
+                let reason = "versions 0 and 1 are supported";
                 return Err(unsupported("from_dlpack", "version", format!("{major}.{minor}"), reason));
             }
             (managed, &raw const (*versioned).tensor)
@@ -364,15 +370,15 @@ fn of_capsule(capsule: &Bound<'_, PyAny>, device: Device) -> Result<Tensor> {
         // SAFETY: as above.
         unsafe { (Managed::Plain(plain), &raw const (*plain).tensor) }
     } else {
-        let message = "__dlpack__ gave no capsule that can be taken over";
+        let message = "__dlpack__ returned no capsule that can be consumed";
         return Err(PyTypeError::new_err(message).into());
     };
     let import = Import { managed, device: device.clone() };
     // SAFETY: the structure is valid until `import` is dropped.
     let described = unsafe { read(&*tensor) };
     let (address, shape, strides, dtype) = described?;
-    // SAFETY: the producer vouches for the elements, and for the order with our stream; the owner gives the memory back after
-    // its work. That nobody writes it meanwhile is asked of the user.
+    // SAFETY: by the protocol the producer guarantees the elements and the order with our stream; the owner returns the memory
+    // after its work. The documentation asks the user not to write it meanwhile.
     let tensor = unsafe { Tensor::from_foreign(address, shape, &strides, dtype, &device, Box::new(import)) };
     tensor.map_err(Failure::from)
 }
@@ -382,7 +388,7 @@ type Described = (u64, Vec<usize>, Vec<usize>, DType);
 /// The address, sizes, strides and type of a structure.
 ///
 /// # Safety
-/// It is one that a producer has made and not freed.
+/// A producer has made the structure and has not freed it.
 unsafe fn read(tensor: &DlTensor) -> Result<Described> {
     let DlDataType { code, bits, lanes } = tensor.dtype;
     let dtype = match (code, bits, lanes) {

@@ -5,13 +5,13 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// What a function of this module fails with.
+/// The error of a function of this module.
 pub enum Failure {
     Library(Error),
     Python(PyErr),
 }
 
-/// The result of what can fail in the library or in Python.
+/// The result of a function that can fail in the library or in Python.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl From<Error> for Failure {

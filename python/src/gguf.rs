@@ -39,9 +39,9 @@ impl From<Unwritten> for Failure {
 
 /// Writes a checkpoint as a pair of GGUF files into a folder: the text model's matrices quantised, the vision tower's in float16.
 ///
-/// checkpoint: a directory as published. type: "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "F16" or another mix of GGUF files. Gives
-/// the paths of the text file, which ``Qwen3VL.load`` takes, and of the vision file. Files appear when they are whole, and none is
-/// replaced. Raises CheckpointError, UnsupportedError, FileExistsError, OSError.
+/// checkpoint: a directory as published. type: "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "F16" or another mix of GGUF files. Returns
+/// the paths of the text file, which ``Qwen3VL.load`` takes, and of the vision file. Files appear when they are complete, and none
+/// is replaced. Raises CheckpointError, UnsupportedError, FileExistsError, OSError.
 #[pyfunction]
 #[pyo3(signature = (checkpoint, folder, r#type = "Q4_K_M"))]
 fn quantize_checkpoint(
@@ -77,14 +77,14 @@ fn write(checkpoint: &Path, folder: &Path, mix: Mix) -> Result<(PathBuf, PathBuf
     for (to, plan) in &plans {
         finished.push((*to, file(folder, to, plan, &mut weights)?));
     }
-    // The text file last: where it is, the pair is whole.
+    // The text file last: where it exists, the pair is complete.
     for (to, file) in finished.into_iter().rev() {
         file.persist_noclobber(to).map_err(|error| Unwritten::File(to.clone(), error.error))?;
     }
     Ok((text, vision))
 }
 
-/// A file under a name of its own.
+/// The contents of a file, under a temporary name.
 fn file(
     folder: &Path,
     to: &Path,

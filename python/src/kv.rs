@@ -16,7 +16,7 @@ pub struct PyKvTensor {
 }
 
 impl PyKvTensor {
-    /// For one op at a time. Not to be waited for with the interpreter's lock.
+    /// For one op at a time. Do not wait for it while holding the GIL.
     pub fn locked(&self) -> MutexGuard<'_, KvTensor> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

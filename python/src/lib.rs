@@ -1,6 +1,6 @@
 //! `pascaline._native`: the library and the model for Python. The package's other files are Python, in `package/`.
 //!
-//! Work runs without the interpreter's lock. Memory is shared with numpy, and by DLPack with others, where it can be.
+//! Work runs with the GIL released. Memory is shared with numpy, and by DLPack with others, where it can be.
 
 mod device;
 mod dlpack;

@@ -13,12 +13,12 @@ type Any<'a, 'py> = &'a Bound<'py, PyAny>;
 
 /// Which blocks of keys each block of queries attends to, and which pairs within them.
 ///
-/// Made by ``BlockMask.causal(block, q_len, kv_len)`` and its siblings; block is 16, 32, 64 or 128. Queries stand at the end of the
+/// Made by ``BlockMask.causal(block, q_len, kv_len)`` and its siblings; block is 16, 32, 64 or 128. Queries are aligned with the end of the
 /// keys: query i is at position i + kv_len − q_len.
 #[pyclass(frozen, name = "BlockMask", module = "pascaline")]
 pub struct PyBlockMask {
     pub inner: BlockMask,
-    /// As the kernels of a device read it.
+    /// The mask as the kernels of each device read it.
     prepared: Mutex<Vec<(Device, PreparedMask)>>,
 }
 
@@ -89,7 +89,7 @@ impl PyBlockMask {
         Ok(BlockMask::strided(BlockGrid::new(block, q_len, kv_len)?, stride)?.into())
     }
 
-    /// The pairs that a matrix of bools [q_len, kv_len] or [heads, q_len, kv_len] has.
+    /// The pairs for which a matrix of bools [q_len, kv_len] or [heads, q_len, kv_len] is true.
     #[staticmethod]
     fn from_matrix(matrix: Any, block: usize) -> Result<Self> {
         let array = matrix.py().import("numpy")?.call_method1("asarray", (matrix, "bool"))?;
@@ -112,13 +112,13 @@ impl PyBlockMask {
         self.inner.attends(head, i, j)
     }
 
-    /// The share of all blocks that is listed, which is what time goes with.
+    /// The share of all blocks that is listed. The run time is about proportional to it.
     #[getter]
     fn density(&self) -> f64 {
         self.inner.density()
     }
 
-    /// Heads with a list of their own; 1 if one serves all.
+    /// Heads with a list of their own; 1 if all share one.
     #[getter]
     fn heads(&self) -> usize {
         self.inner.heads()

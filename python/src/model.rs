@@ -24,12 +24,12 @@ use std::time::Duration;
 
 type Any<'a, 'py> = &'a Bound<'py, PyAny>;
 
-/// How often a wait looks for Ctrl-C.
+/// How often a wait checks for Ctrl-C.
 const SIGNALS: Duration = Duration::from_millis(50);
-/// Pieces of text that a stream is ahead of its reader.
+/// The most pieces of text that a stream is ahead of its reader.
 const AHEAD: usize = 64;
 
-/// How long an answer took. ``as_dict()`` gives all fields.
+/// The times and sizes of an answer. ``as_dict()`` returns all fields.
 #[pyclass(frozen, get_all, name = "Statistics", module = "pascaline")]
 pub struct PyStatistics {
     /// Tokens of the prompt.
@@ -46,9 +46,9 @@ pub struct PyStatistics {
     decode_tokens_per_second: f64,
     /// Bytes of weights that a decoded token reads.
     weight_bytes_per_token: usize,
-    /// Bytes of keys and values that there is room for.
+    /// Bytes of the cache of keys and values.
     cache_bytes: usize,
-    /// The most bytes in use that were seen: of the device on a GPU, of the process on the CPU.
+    /// The most bytes in use that were measured: of the device on a GPU, of the process on the CPU.
     peak_bytes: Option<usize>,
     /// Seconds that tokens were held back because the GPU was near its thermal limit.
     paused_seconds: f64,
@@ -104,7 +104,7 @@ impl PyOutput {
         }
     }
 
-    /// How long it took.
+    /// Its times and sizes.
     #[getter]
     fn statistics(&self) -> PyStatistics {
         let of = &self.inner.statistics;
@@ -261,7 +261,7 @@ impl PyQwen3Vl {
     }
 }
 
-/// The way to load that was asked for.
+/// The load options that were asked for.
 pub fn load_options(
     device: &pascaline::Device,
     dtype: Option<&str>,
@@ -311,7 +311,7 @@ impl PyQwen3Vl {
     /// (mmproj) in the same folder.
     ///
     /// device: a name or a Device. dtype: the type of matrices, "f32", "f16", or a quantised format such as "q8_0" or "q4_k"; if not
-    /// given, f32 on the CPU, f16 on a GPU, and what is quantised in a GGUF file as it is. cache: "f32", "f16", "bf16" or "q8_0".
+    /// given, f32 on the CPU, f16 on a GPU, and the quantised matrices of a GGUF file as they are. cache: "f32", "f16", "bf16" or "q8_0".
     /// gpu_layers: the decoder layers whose weights stay on the GPU; the others are streamed. vision: "gpu", "stream" or "cpu".
     /// ``pascaline.fit`` chooses these. progress: called with (tensors loaded, all tensors) after each layer.
     ///
@@ -359,7 +359,7 @@ impl PyQwen3Vl {
     /// greedy: True takes the likeliest token each time, and is the default unless a sampling option is given; False samples with
     /// the published settings, which temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty and seed
     /// override.
-    /// stop: strings that end the answer. on_text: called with each piece of text; what it raises ends the answer and is raised
+    /// stop: strings that end the answer. on_text: called with each piece of text; an exception that it raises ends the answer and is raised
     /// here. Ctrl-C raises KeyboardInterrupt within a token.
     ///
     /// Raises PromptError, ImageError, UnsupportedError, NotFiniteError, OutOfMemoryError.
@@ -427,9 +427,9 @@ impl PyQwen3Vl {
         }
     }
 
-    /// As ``generate``, but gives the text as it comes: an iterator of str. Its ``output`` is the whole answer at the end.
+    /// As ``generate``, but returns an iterator over the text as it is generated. Its ``output`` is the whole answer at the end.
     ///
-    /// The answer is made on a thread of its own, which ends when the iterator is closed or dropped.
+    /// The answer is generated on a thread of its own, which ends when the iterator is closed or dropped.
     #[pyo3(signature = (prompt, images = None, *, videos = None, max_new_tokens = 512, greedy = None, temperature = None,
         top_k = None, top_p = None, min_p = None, repetition_penalty = None, presence_penalty = None, frequency_penalty = None, seed = None, stop = None,
         stop_at_eos = true))]
@@ -471,7 +471,7 @@ impl PyQwen3Vl {
         PyTextStream::start(Arc::clone(&self.inner), prompt, options)
     }
 
-    /// The tokens of a prompt, with as many pad tokens as its images and videos have.
+    /// The tokens of a prompt, pad tokens of its images and videos included.
     #[pyo3(signature = (prompt, images = None, *, videos = None))]
     fn tokenize(
         &self,
@@ -488,7 +488,7 @@ impl PyQwen3Vl {
         self.inner.processor.tokenizer.decode(&ids)
     }
 
-    /// What the model computes of a prompt, as a dict: ``ids`` and ``positions`` (time, height, width) of its tokens, ``grids``
+    /// The intermediate results of a prompt, as a dict: ``ids`` and ``positions`` (time, height, width) of its tokens, ``grids``
     /// (frames, rows, columns of patches) of its images, ``embeddings`` [tokens, hidden] and ``deepstack`` (a list of the same) of each
     /// image, ``hidden``: the embeddings, each layer's output before deepstack features are added, and in the last one's place the
     /// normalised hidden states, each [tokens, hidden], and ``logits`` [tokens, vocab].
@@ -577,16 +577,16 @@ impl PyQwen3Vl {
     }
 }
 
-/// What a stream's thread sends.
+/// A message of a stream's thread.
 enum Sent {
     Piece(String),
     Done(Box<pascaline::Result<Output>>),
 }
 
-/// The text of an answer as it comes: ``Qwen3VL.stream``.
+/// The text of an answer as it is generated: ``Qwen3VL.stream``.
 #[pyclass(frozen, name = "TextStream", module = "pascaline")]
 pub struct PyTextStream {
-    /// None when it has ended or was closed.
+    /// `None` when it has ended or was closed.
     receiver: Mutex<Option<Receiver<Sent>>>,
     output: Mutex<Option<Py<PyOutput>>>,
 }
@@ -602,7 +602,7 @@ impl PyTextStream {
             let session = model.session();
             let output =
                 session.and_then(|mut session| model.generate_from(&mut session, &prompt, &options, receive));
-            drop(model); // so that it is gone when the reader has seen the end
+            drop(model); // so that its memory is free when the reader has seen the end
             let _ = sender.send(Sent::Done(Box::new(output)));
         };
         let thread = std::thread::Builder::new().name("pascaline-stream".into()).spawn(work);
@@ -610,7 +610,7 @@ impl PyTextStream {
         Ok(Self { receiver: Mutex::new(Some(receiver)), output: Mutex::new(None) })
     }
 
-    /// The next thing sent, or None after a while without one; an error if the thread is gone.
+    /// The next message, `Ok(None)` if none came within `wait`, or an error if the thread has ended; `None` after the end.
     fn next(&self, wait: Duration) -> Option<std::result::Result<Option<Sent>, ()>> {
         let receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner);
         Some(match receiver.as_ref()?.recv_timeout(wait) {

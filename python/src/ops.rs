@@ -1,4 +1,4 @@
-//! The ops: each takes tensors, or arrays that go to the first argument's device, and gives a new tensor.
+//! The ops: each takes tensors, or arrays that go to the first argument's device, and returns a new tensor.
 
 use crate::device::detached;
 use crate::error::{Result, unsupported};
@@ -139,7 +139,7 @@ fn transpose(x: Any) -> Result<PyTensor> {
     unary(x, ops::transpose)
 }
 
-/// table[ids, :]. table: [n, k] float32 or float16; ids: [m] uint32. An index that is no row gives a row of NaN.
+/// table[ids, :]. table: [n, k] float32 or float16; ids: [m] uint32. An index out of range gives a row of NaN.
 ///
 /// Raises ShapeError, DTypeError, LayoutError.
 #[pyfunction]
@@ -271,7 +271,7 @@ fn attention(q: Any, k: Any, v: Any, causal: bool, scale: Option<f32>) -> Result
     Ok(detached(py, move || ops::attention(&q, &k, &v, &options))?.into())
 }
 
-/// From a fused projection to rotated queries and a cache: gives q, and writes keys and values into the caches.
+/// From a fused projection to rotated queries and a cache: returns q, and writes keys and values into the caches.
 ///
 /// qkv: [rows, q_heads + 2·kv_heads, dim] float32; cos, sin: [angles, dim/2]; k, v: KvTensors [capacity, kv_heads, dim]; at: the
 /// tokens already in the cache. q_norm, k_norm: weights [dim] of an RMS norm of each head before it is rotated.
@@ -351,7 +351,7 @@ fn attention_over(
     Ok(made.into())
 }
 
-/// As ``attention_over`` of the first `past` tokens and as many more as there are queries, of which there are few; their number is
+/// As ``attention_over``, over the first `past` tokens and as many more as there are queries, of which there are few. `past` is
 /// read on the device.
 #[pyfunction]
 #[pyo3(signature = (q, k, v, past, *, causal = false, scale = None))]

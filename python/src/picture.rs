@@ -30,7 +30,7 @@ pub fn picture(object: &Bound<'_, PyAny>, name: &str) -> Result<Picture> {
 /// The images of a prompt.
 pub fn images(given: Option<&Bound<'_, PyAny>>) -> Result<Vec<Visual>> {
     let Some(given) = given.filter(|given| !given.is_none()) else { return Ok(Vec::new()) };
-    // One picture may be given without a list around it.
+    // A single picture may be given without a list.
     let is_one = path(given).is_some()
         || given.cast::<PyBytes>().is_ok()
         || given.hasattr("convert")?

@@ -1,4 +1,4 @@
-//! What fits a card, what the machine has, and GGUF files from checkpoints.
+//! Plans of how to load a model on a card, and the report of `doctor`.
 
 use crate::device::{self, detached};
 use crate::error::{Result, unsupported};
@@ -62,10 +62,10 @@ impl Target {
 /// How to load a model so that it fits a GPU: planned from sizes, before anything is loaded.
 ///
 /// path: as for ``Qwen3VL.load``. device: a GPU of this machine; or card: "mx330", "gtx1050ti", "gtx1060", "gtx1080", "p4" or "p40",
-/// which need not be there. context: the tokens of prompt, pictures and answer together. image: (width, height) of the largest
-/// picture, None for none. dtype, cache, gpu_layers, vision: as for ``load``; what is not given is chosen. memory_limit: bytes.
+/// which need not be present. context: the tokens of prompt, pictures and answer together. image: (width, height) of the largest
+/// picture, None for none. dtype, cache, gpu_layers, vision: as for ``load``; options that are not given are chosen. memory_limit: bytes.
 ///
-/// Gives a dict: ``load``, the arguments for ``Qwen3VL.load``, ``peak`` (bytes planned), ``limit``, ``weights``, ``cache``, ``layers``, and
+/// Returns a dict: ``load``, the arguments for ``Qwen3VL.load``, ``peak`` (bytes planned), ``limit``, ``weights``, ``cache``, ``layers``, and
 /// estimates of ``first_token`` (seconds) and ``tokens_per_second``. Raises UnsupportedError if nothing fits, CheckpointError.
 #[pyfunction]
 #[pyo3(signature = (path, device = None, *, card = None, context = 4096, image = Some((1024, 1024)), dtype = None, cache = None,
@@ -146,7 +146,7 @@ fn plan(
     target: &Target,
     limit: usize,
 ) -> pascaline::Result<Planned> {
-    /// Tokens of text beside the picture.
+    /// Tokens of text besides the picture.
     const TEXT: usize = 256;
     let config = checkpoint.config()?;
     let side = config.vision.patch_size * config.vision.spatial_merge_size;

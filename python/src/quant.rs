@@ -27,7 +27,7 @@ pub fn format(name: &str) -> Result<Format> {
 #[pyclass(frozen, name = "QuantTensor", module = "pascaline")]
 pub struct PyQuantTensor {
     pub inner: QuantTensor,
-    /// The same on other streams of its device.
+    /// Copies for other streams of its device.
     copies: Mutex<Vec<QuantTensor>>,
 }
 
@@ -92,7 +92,7 @@ impl PyQuantTensor {
     }
 }
 
-/// Activations [.., k] in 8 bits, from ``quantize_rows``, for several products.
+/// Activations [.., k] quantised to 8 bits by ``quantize_rows``, for several products.
 #[pyclass(frozen, name = "QuantRows", module = "pascaline")]
 pub struct PyQuantRows {
     inner: QuantRows,
@@ -173,7 +173,7 @@ fn dequantize(py: Python, w: &Bound<'_, PyQuantTensor>, dtype: Option<Any>) -> R
     Ok(detached(py, || ops::dequantize(&w.inner, dtype))?.into())
 }
 
-/// table[ids[..], :] of a quantised table. ids: uint32. An index that is no row gives a row of NaN.
+/// table[ids[..], :] of a quantised table. ids: uint32. An index out of range gives a row of NaN.
 #[pyfunction]
 #[pyo3(signature = (table, ids, dtype = None))]
 fn quant_embedding(table: &Bound<'_, PyQuantTensor>, ids: Any, dtype: Option<Any>) -> Result<PyTensor> {
@@ -229,7 +229,7 @@ fn quant_matmul(x: Any, w: &Bound<'_, PyQuantTensor>, bias: Option<Any>) -> Resu
     Ok(made.into())
 }
 
-/// As ``quant_matmul``, of activations that are quantised already, for several products with the same ones.
+/// As ``quant_matmul``, with activations that are already quantised, for several products with the same ones.
 #[pyfunction]
 #[pyo3(signature = (x, w, bias = None))]
 fn quant_matmul_rows(

@@ -12,10 +12,10 @@ use pyo3::types::{PyDict, PyTuple};
 /// An array on a device, of float32, float16 or uint32 elements.
 ///
 /// ``Tensor(array, device=None, dtype=None, copy=None)`` takes numpy arrays, numbers and sequences of them, other tensors, and
-/// whatever speaks DLPack, such as torch's tensors.
+/// objects that support DLPack, such as torch's tensors.
 ///
-/// Memory is shared where it can be: an array in host memory stays where it is, unless its elements have to be converted or
-/// ``copy=True``. Do not change it then while an op reads it. ``copy=False`` raises where a copy is needed. ``device`` is a name
+/// Memory is shared where it can be: an array in host memory is not copied, unless its elements have to be converted or
+/// ``copy=True``. Do not change it while an op reads it. ``copy=False`` raises where a copy is needed. ``device`` is a name
 /// or a Device; if not given, the CPU, or the device that a DLPack object is on. ``dtype`` converts; without it only arrays of
 /// the three types are taken, and plain Python numbers become float32 or uint32.
 ///
@@ -70,8 +70,8 @@ fn of_array(array: &Bound<'_, PyAny>, dtype: Option<DType>, copy: Option<bool>) 
         _ => DType::U32,
     };
     let owner = Box::new(array.unbind());
-    // SAFETY: `prepared` gives an array of this type whose elements numpy vouches for; the array lives as long as the owner.
-    // That nobody writes it meanwhile is asked of the user.
+    // SAFETY: `prepared` returns an array of this type whose elements numpy guarantees; the array lives as long as the owner.
+    // The documentation asks the user not to write it meanwhile.
     Ok(unsafe { Tensor::from_foreign(address, shape, &strides, dtype, &Device::Cpu, owner) }?)
 }
 
@@ -84,7 +84,7 @@ pub fn argument(given: &Bound<'_, PyAny>, device: &Device) -> Result<Tensor> {
     detached(given.py(), move || tensor.to_device(device))
 }
 
-/// As [`argument`], without a device of its own.
+/// As [`argument`], with the CPU for arrays.
 pub fn tensor(given: &Bound<'_, PyAny>) -> Result<Tensor> {
     argument(given, &Device::Cpu)
 }
@@ -146,7 +146,7 @@ impl PyTensor {
         let source = match array.cast::<Self>() {
             Ok(tensor) => tensor.get().inner.clone(),
             Err(_) if foreign => dlpack::import(array)?,
-            // A copy that is needed anyhow is not made twice.
+            // If another device needs a copy anyway, none is made here.
             Err(_) => {
                 let stays = device.is_none_or(|device| device.is_none())
                     || device::given(device, "cpu")? == Device::Cpu;
@@ -202,7 +202,7 @@ impl PyTensor {
         self.size() * self.inner.dtype().size()
     }
 
-    /// The type of the elements, as numpy has it.
+    /// The type of the elements, as a numpy dtype.
     #[getter]
     fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         py.import("numpy")?.call_method1("dtype", (numpy_name(self.inner.dtype()),))
@@ -242,7 +242,7 @@ impl PyTensor {
         Ok(array)
     }
 
-    /// numpy's protocol for memory; for tensors in host memory.
+    /// numpy's array interface; for tensors in host memory.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.inner.device().is_cuda() {
@@ -308,7 +308,7 @@ impl PyTensor {
         Ok(detached(slf.py(), move || converted(source, &device, dtype))?.into())
     }
 
-    /// The same elements under another shape; no copy. Raises LayoutError if the tensor is not contiguous.
+    /// The same elements in another shape; no copy. Raises LayoutError if the tensor is not contiguous.
     #[pyo3(signature = (*shape))]
     fn reshape(&self, shape: &Bound<'_, PyTuple>) -> Result<Self> {
         Ok(self.inner.reshape(sizes(shape)?)?.into())
@@ -372,12 +372,12 @@ fn interface<'py>(py: Python<'py>, x: &Tensor, read_only: bool) -> PyResult<Boun
     dict.set_item("shape", PyTuple::new(py, x.dims())?)?;
     let strides = x.strides().iter().map(|stride| stride.saturating_mul(size));
     dict.set_item("strides", PyTuple::new(py, strides.collect::<Vec<_>>())?)?;
-    // of an array without elements too, older numpy wants an address
+    // older numpy needs an address for an array without elements too
     dict.set_item("data", (address(x).max(size as u64), read_only))?;
     Ok(dict)
 }
 
-/// Host memory that belongs to one numpy array alone, which may therefore be written.
+/// Host memory that only one numpy array uses, which may therefore be written.
 #[pyclass(frozen)]
 struct Own(Tensor);
 
@@ -389,7 +389,7 @@ impl Own {
     }
 }
 
-/// A tensor over the memory of an object that speaks DLPack; nothing is copied.
+/// A tensor over the memory of an object that supports DLPack; nothing is copied.
 ///
 /// The tensor is on the object's device. The object's work queued so far comes before work on the tensor. Do not write the
 /// object while an op reads the tensor. Raises DTypeError for element types other than float32, float16 and uint32.
@@ -399,7 +399,7 @@ pub fn from_dlpack(obj: &Bound<'_, PyAny>) -> Result<PyTensor> {
     Ok(dlpack::import(obj)?.into())
 }
 
-/// The type and the device of a tensor that is to be made.
+/// The type and the device of a new tensor.
 fn place(dtype: Option<&Bound<'_, PyAny>>, device: Option<&Bound<'_, PyAny>>) -> Result<(DType, Device)> {
     let dtype = dtype.filter(|dtype| !dtype.is_none()).map_or(Ok(DType::F32), self::dtype)?;
     Ok((dtype, device::given(device, "cpu")?))
@@ -436,7 +436,7 @@ pub fn ones(
     Ok(detached(py, || Tensor::ones(shape, dtype, &device))?.into())
 }
 
-/// A tensor whose elements all are `value`.
+/// A tensor whose elements are all `value`.
 #[pyfunction]
 #[pyo3(signature = (shape, value, dtype = None, device = None))]
 pub fn full(

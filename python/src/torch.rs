@@ -1,5 +1,5 @@
 //! The ops on torch's memory: arguments are torch's tensors, results are written into one. `pascaline/torch.py` checks types and
-//! devices before.
+//! devices first.
 
 use crate::device::{self, detached};
 use crate::error::Result;
@@ -28,7 +28,7 @@ impl Place {
     }
 }
 
-/// Where a tensor of torch lies.
+/// The memory of a torch tensor.
 struct Memory {
     address: u64,
     shape: Vec<usize>,
@@ -56,7 +56,7 @@ impl Memory {
     /// until the call's work is queued; torch's allocator reuses its memory in the order of that stream.
     unsafe fn on(&self, device: &Device) -> pascaline::Result<Tensor> {
         let Self { address, shape, strides, dtype } = self;
-        // SAFETY: torch vouches for its elements; the rest is the caller's promise.
+        // SAFETY: torch guarantees the elements; device, stream and lifetime are this function's contract.
         unsafe { Tensor::from_foreign(*address, &shape[..], strides, *dtype, device, Box::new(())) }
     }
 }
@@ -68,7 +68,7 @@ macro_rules! on_torch {
         $(let $name = memory($name)?;)*
         detached(py, move || {
             let $device = place.device()?;
-            // SAFETY: torch.py gives tensors of these types on the place's device, whose current stream the place has. The
+            // SAFETY: torch.py passes tensors of these types on the place's device, whose current stream the place has. The
             // caller's references keep them alive, and `out` is new: nobody else uses it.
             $(let mut $name = unsafe { $name.on(&$device) }?;)*
             $(let _ = &mut $name;)*

@@ -1,4 +1,4 @@
-"""What the tests share: devices, the small checkpoint and its reference runs."""
+"""Shared by the tests: devices, the small checkpoint and its reference runs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a GPU shows: run on a machine with torch and the wheel, ``python python/tests/gpu.py``. Needs no pytest.
+"""Checks and measurements on a GPU: run on a machine with torch and the wheel, ``python python/tests/gpu.py``. Needs no pytest.
 
 DLPack without a copy, a patched model's tokens, each op's time against torch's eager float32, and the overhead of a call. Prints a
 line for each and a summary as JSON; ends with 1 if a check fails.

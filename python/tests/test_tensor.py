@@ -72,7 +72,7 @@ def test_memory_lives_as_long_as_someone_uses_it():
     assert view.tolist() == [1.0, 2.0, 3.0]
     del view
     gc.collect()
-    pascaline.zeros(1)  # what was dropped without the interpreter's lock is let go with the next call
+    pascaline.zeros(1)  # objects dropped without the GIL are released with the next call
     assert sys.getrefcount(x) == references
     made = pascaline.softmax(np.zeros((2, 4), np.float32)).numpy()
     gc.collect()
@@ -166,7 +166,7 @@ def test_capsules_that_nobody_takes_are_freed():
 
 
 class _Capsule:
-    """Gives one capsule, again and again."""
+    """Returns the same capsule each time."""
 
     def __init__(self, capsule, twice=False):
         self.capsule = capsule

@@ -19,7 +19,7 @@ pub(super) fn name(activation: Activation) -> &'static str {
     }
 }
 
-/// The function of one value as it is defined; for SwiGLU, that of its first half.
+/// The function of one value by its definition; for SwiGLU, of a value of the first half.
 pub(super) fn reference(x: f64, activation: Activation) -> f64 {
     match activation {
         Activation::Identity => x,

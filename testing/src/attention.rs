@@ -14,7 +14,7 @@ struct Sdpa {
     kv_len: usize,
     head_dim: usize,
     causal: bool,
-    /// Of q and out, and of k and v.
+    /// The types of q and out, and of k and v.
     dtypes: (DType, DType),
     view: View,
     data: Data,
@@ -112,7 +112,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             cases.push(Sdpa::new((2, 2), q_len, kv_len, 64, causal));
         }
     }
-    // so many blocks that GPUs of about 20 multiprocessors take some longest first, the others shortest first
+    // enough blocks that GPUs of about 20 multiprocessors run some longest first, the others shortest first
     cases.push(Sdpa::new((8, 2), 260, 270, 24, true));
     // head_dim, each with another grouping and type
     for (head_dim, heads, dtypes) in [
@@ -219,7 +219,7 @@ impl Sdpa {
     }
 }
 
-/// One query over keys and their values, as the definition says; zeros if there are none.
+/// One query over keys and their values, by the definition; zeros if there are none.
 pub(super) fn naive<'a>(q: &[f32], keys: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> Vec<f64> {
     let scale = 1.0 / (q.len() as f64).sqrt();
     let dot = |k: &[f32]| -> f64 { q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum() };
@@ -351,12 +351,12 @@ impl Case for Sdpa {
         };
         match self.dtypes.0 {
             DType::F32 => Tolerance::new(abs, 0.0, "rounding of the scores times the largest value"),
-            // 2⁻¹¹, a little more since the rounding starts from a result that is off already
+            // 2⁻¹¹, and a little more since the rounded result has an error already
             _ => Tolerance::new(abs, 5e-4, "rounding of the scores, and one rounding to f16"),
         }
     }
 
-    /// Two products of [q_len, kv_len, head_dim]; a causal square counts half, as its masked half is no work.
+    /// Two products of [q_len, kv_len, head_dim]; a causal square counts half, as its masked half is not computed.
     fn flops(&self) -> f64 {
         let keys: usize = match self.causal {
             true if self.q_len == self.kv_len => self.q_len * self.kv_len / 2,

@@ -15,10 +15,10 @@ struct Cached {
     kv_len: usize,
     head_dim: usize,
     causal: bool,
-    /// Of q and out.
+    /// The type of q and out.
     dtype: DType,
     format: KvFormat,
-    /// Who knows the length: the device, or the host.
+    /// Whether the length is in device memory and not known to the host.
     on_device: bool,
     purpose: Purpose,
     /// Filled when the case first runs on a device.
@@ -84,7 +84,7 @@ impl Case for Cached {
         let [q, kv, past] = inputs else { unreachable!("three inputs") };
         let mut held = self.held.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if held.as_ref().is_none_or(|held| !held[0].device().same(&q.device())) {
-            *held = None; // first, as its memory may be needed
+            *held = None; // freed first, as its memory may be needed
             *held = Some(fill(kv, self.format)?);
         }
         let Some([k, v]) = held.as_ref() else { return Ok(()) };
@@ -163,7 +163,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     let types =
         KvFormat::ALL.map(|format| (DType::F32, format)).into_iter().chain([(DType::F16, KvFormat::F16)]);
     for (dtype, format) in types {
-        // lengths on the device: splits by the capacity, most of them with nothing to do
+        // lengths in device memory: the splits follow the capacity, so most are empty
         for (heads, shape, causal) in [
             ((4, 2), [1, 1, 128], true),
             ((4, 2), [1, 33, 128], true),

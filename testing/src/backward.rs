@@ -1,4 +1,5 @@
-//! The gradients of ops: each is the f64 formula's, which a test compares with central differences of the forward pass in f64.
+//! The gradients of ops. The reference is a formula in f64, which a test compares with central differences of the forward pass
+//! in f64.
 
 mod activate;
 mod attention;
@@ -34,7 +35,7 @@ trait Differentiable: Send + Sync {
         self.dtype()
     }
 
-    /// What the op takes beside dy.
+    /// What the op takes besides dy.
     fn arguments(&self) -> Vec<HostTensor>;
 
     /// The shape and type of the gradient.
@@ -46,19 +47,19 @@ trait Differentiable: Send + Sync {
     /// The gradient by its formula.
     fn formula(&self, dy: &[f64], arguments: &[Vec<f64>]) -> Vec<f64>;
 
-    /// These rows of the gradient. Where a row costs much and does not need the others, an op computes them alone.
+    /// These rows of the gradient. Ops whose rows are costly and independent compute only these.
     fn formula_rows(&self, dy: &[f64], arguments: &[Vec<f64>], rows: &[usize]) -> Vec<f64> {
         let all = self.formula(dy, arguments);
         let (_, cols) = self.gradient().0.rows_cols();
         rows.iter().flat_map(|r| all[r * cols..(r + 1) * cols].iter().copied()).collect()
     }
 
-    /// The point at which the gradient is taken: the value of what it is the gradient with respect to.
-    #[cfg_attr(not(test), allow(dead_code))] // only differences need it
+    /// The value of the argument with respect to which the gradient is taken.
+    #[cfg_attr(not(test), allow(dead_code))] // only central differences need it
     fn point(&self, arguments: &[Vec<f64>]) -> Vec<f64>;
 
     /// The forward result at a point.
-    #[cfg_attr(not(test), allow(dead_code))] // only differences need it
+    #[cfg_attr(not(test), allow(dead_code))] // only central differences need it
     fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64>;
 
     fn tolerance(&self) -> Tolerance;
@@ -172,7 +173,7 @@ mod tests {
         }
     }
 
-    /// Those that are small enough for differences.
+    /// Those that are small enough for central differences.
     fn compare_small<D: Differentiable>(all: Vec<D>) {
         let small = all.iter().filter(|of| of.purpose() == Purpose::Test && of.dtype() == DType::F32);
         small.filter(|of| of.forward_shape().elements() < 20_000).for_each(compare);

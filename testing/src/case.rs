@@ -20,12 +20,12 @@ pub struct Tolerance {
     pub abs: f64,
     /// The relative part.
     pub rel: f64,
-    /// Why these numbers.
+    /// The reason for these numbers.
     pub reason: &'static str,
 }
 
 impl Tolerance {
-    /// Bit for bit.
+    /// The result equals the reference.
     pub const EXACT: Self = Self { abs: 0.0, rel: 0.0, reason: "only exact operations" };
 
     /// An absolute and a relative part, and why.
@@ -81,16 +81,16 @@ impl HostTensor {
     }
 }
 
-/// The matrix product that a case computes, in words that any BLAS understands:
+/// The matrix product that a case computes, in BLAS's terms:
 /// `y[b] = op(x[b]) · op(w[b])` for every `b < batch`, with `x` the first input, `w` the second, all contiguous and
-/// row-major, nothing added and nothing scaled.
+/// row-major, alpha = 1 and beta = 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gemm {
     /// Whether `x` is stored as [k, m] and not as [m, k].
     pub transpose_x: bool,
     /// Whether `w` is stored as [n, k] and not as [k, n].
     pub transpose_w: bool,
-    /// How many independent products; 1 for a plain one.
+    /// The number of independent products.
     pub batch: usize,
     /// Rows of `y`.
     pub m: usize,
@@ -130,12 +130,12 @@ pub trait Case: Send + Sync {
     /// The op's.
     fn run(&self, y: TensorMut, inputs: &[Tensor]) -> Result<()>;
 
-    /// Runs the same work by the kernel that users would write, to compare speeds; `None` if there is none.
+    /// Runs the same work with the kernel that users would write, to compare speeds; `None` if there is none.
     fn baseline(&self, _y: TensorMut, _inputs: &[Tensor]) -> Option<Result<()>> {
         None
     }
 
-    /// The given rows of the output (a matrix whose columns are its last dimension) in f64, computed as the definition says.
+    /// The given rows of the output (a matrix whose columns are its last dimension) in f64, computed by the definition.
     fn reference(&self, inputs: &[HostTensor], rows: &[usize]) -> Vec<f64>;
 
     /// How close the result must be.
@@ -152,12 +152,12 @@ pub trait Case: Send + Sync {
         (output + inputs) as f64
     }
 
-    /// The plain matrix product that this case is, so that a BLAS can be timed on it; `None` if it is none.
+    /// The plain matrix product that this case is, so that a BLAS can be timed on it; `None` if it is not one.
     fn gemm(&self) -> Option<Gemm> {
         None
     }
 
-    /// Whether arithmetic (and not memory) is the natural ceiling, so that benches print GFLOP/s.
+    /// Whether the op is bound by arithmetic and not by memory, so that benches print GFLOP/s.
     fn compute_bound(&self) -> bool {
         false
     }

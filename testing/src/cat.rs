@@ -1,4 +1,4 @@
-//! Joining along a dimension that there is, or along a new one.
+//! Joining along an existing dimension, or along a new one.
 
 use super::{Case, HostTensor, Purpose, Tolerance, misaligned};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
@@ -12,7 +12,7 @@ enum Op {
 #[derive(Clone)]
 struct Join {
     op: Op,
-    /// Of the tensors that are joined.
+    /// The shapes of the tensors that are joined.
     shapes: Vec<Vec<usize>>,
     dim: usize,
     /// Whether these are views of tensors in memory, with the last two dimensions exchanged.

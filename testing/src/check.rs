@@ -13,20 +13,20 @@ const GUARD: usize = 256;
 /// Rows of a bench case that are compared.
 const SAMPLED_ROWS: usize = 8;
 
-/// How a case came out.
+/// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The largest |result − reference| among the elements compared.
     pub max_error: f64,
-    /// The largest error as a share of what its element may have; at most 1 in a passing case.
+    /// The largest error as a share of its element's tolerance; at most 1 in a passing case.
     pub worst_share: f64,
     /// The tolerance of the comparison.
     pub tolerance: Tolerance,
-    /// Pass, or the first thing wrong.
+    /// Whether it passed, or the first fault.
     pub verdict: Verdict,
 }
 
-/// Pass, or the first thing wrong.
+/// Pass, or the first fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// All compared elements are within the tolerance.
@@ -52,16 +52,16 @@ pub enum Verdict {
     },
 }
 
-/// Something that does a case's work.
+/// A function that computes a case's output.
 pub type Run<'a> = dyn Fn(TensorMut, &[Tensor]) -> Result<()> + 'a;
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pass => f.write_str("right"),
-            Self::Wrong { index, got, want } => write!(f, "y[{index}] is {got:e}, should be {want:e}"),
+            Self::Wrong { index, got, want } => write!(f, "y[{index}] is {got:e}, expected {want:e}"),
             Self::GuardOverwritten { index } => write!(f, "it wrote outside its output, at element {index}"),
-            Self::NotRepeatable { index } => write!(f, "y[{index}] was different when it ran again"),
+            Self::NotRepeatable { index } => write!(f, "y[{index}] differed between two runs"),
         }
     }
 }
@@ -84,8 +84,8 @@ pub fn check(case: &dyn Case, device: &Device) -> Result<Outcome> {
     check_with(case, device, &inputs, &on_device, &|y, x| case.run(y, x))
 }
 
-/// As [`check()`], with `inputs` that were made and copied to the device before, and with `run` in the place of the
-/// case's own: its baseline, or a library's function for the same work.
+/// As [`check()`], with `inputs` that were made and copied to the device before, and with `run` instead of the case's
+/// own: its baseline, or a library's function for the same work.
 ///
 /// # Errors
 /// As [`check()`].

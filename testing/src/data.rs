@@ -7,10 +7,10 @@ use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Values that one generator draws, so that large tensors are filled by all threads.
+/// Values drawn by one generator: large tensors are filled by several, in parallel.
 const CHUNK: usize = 1 << 16;
 
-/// A generator whose seed is the case's id and the argument's name.
+/// A generator seeded by the case's id and the argument's name.
 pub fn rng(id: &str, argument: &str) -> StdRng {
     StdRng::seed_from_u64(seed(id, argument))
 }

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 struct Product {
     rows: usize,
-    /// Of w: [n, k]
+    /// The shape of w: [n, k]
     n: usize,
     k: usize,
     format: Format,
@@ -32,7 +32,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
                 stored: Mutex::new(None),
             };
             let k = if super_blocks(format) { 512 } else { 96 };
-            // whole tiles, parts of tiles, one row, rows that are not whole fours, and padding
+            // whole tiles, parts of tiles, one row, row counts that are no multiple of four, and padding
             for (rows, n, k) in
                 [(64, 64, k), (1, 32, k), (65, 100, k), (7, 33, k), (130, 68, k + 4), (0, 4, k)]
             {
@@ -123,7 +123,7 @@ impl Case for Product {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // as for `matmul`, which says why
+        // as in `matmul`, which gives the reason
         let sums = f64::from(f32::EPSILON) * (6.0 + 2.0 * self.columns()[0] as f64);
         Tolerance::new(sums, 1e-6, "f32 sums in any order, of values of two roundings")
     }

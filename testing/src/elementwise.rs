@@ -183,7 +183,7 @@ impl Case for Elementwise {
             }
         }
         if self.dtype == DType::F16 {
-            // what f16 can't hold is infinite, as the definition of the type says
+            // beyond the range of f16 the result is infinite, by the definition of the type
             z.iter_mut().filter(|z| z.abs() >= 65520.0).for_each(|z| *z = f64::INFINITY.copysign(*z));
         }
         z

@@ -1,4 +1,4 @@
-//! Rows by number.
+//! Embedding lookup.
 
 use super::{Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
@@ -10,7 +10,7 @@ struct Embedding {
     n: usize,
     dtype: DType,
     purpose: Purpose,
-    /// Whether some ids are no rows.
+    /// Whether some ids are out of range.
     outside: bool,
 }
 

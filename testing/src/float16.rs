@@ -10,7 +10,7 @@ struct Conversion {
     exponent_bits: u32,
     overflow: Overflow,
     purpose: Purpose,
-    /// Where the codes are, if only reading them is the case.
+    /// The codes, if the case is decoding alone.
     held: Option<Mutex<Option<Float16Tensor>>>,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn nearest(x: f64, exponent_bits: u32, overflow: Overflow) -> f64 {
         return x;
     }
     let (bias, mantissa_bits) = ((1 << (exponent_bits - 1)) - 1, 15 - exponent_bits as i32);
-    // of two powers of two around x the lower; the logarithm may be rounded up to the upper
+    // the largest power of two not above x: the logarithm may have been rounded up
     let exponent = x.abs().log2().floor();
     let exponent = if exponent.exp2() > x.abs() { exponent - 1.0 } else { exponent };
     let unit = (exponent.max(f64::from(1 - bias)) - f64::from(mantissa_bits)).exp2();

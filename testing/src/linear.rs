@@ -21,7 +21,7 @@ struct Linear {
     /// Rows of w.
     n: usize,
     k: usize,
-    /// Of x and y, and of w.
+    /// The types of x and y, and of w.
     dtypes: (DType, DType),
     with: With,
     purpose: Purpose,
@@ -30,7 +30,7 @@ struct Linear {
 const TYPES: [(DType, DType); 3] =
     [(DType::F32, DType::F32), (DType::F16, DType::F16), (DType::F32, DType::F16)];
 
-/// The maps of a transformer's block.
+/// The linear maps of a transformer block.
 const NORM: With = With { norm: true, bias: false, activation: Activation::Identity, residual: false };
 const GATE: With = With { activation: Activation::SwiGlu, ..NORM };
 const RESIDUAL: With = With { norm: false, residual: true, ..NORM };
@@ -43,7 +43,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         let mut add = |[m, n, k]: [usize; 3], with| {
             cases.push(Linear { m, n, k, dtypes, with, purpose: Purpose::Test });
         };
-        // everything at once, and each alone, for every number of rows that has kernels of its own
+        // all options at once, and each alone, for every number of rows that has kernels of its own
         for m in [1, 3, 8, 9] {
             for activation in activate::ACTIVATIONS {
                 add([m, 38, 264], With { norm: true, bias: true, activation, residual: true });
@@ -123,7 +123,7 @@ impl Case for Linear {
     fn inputs(&self) -> Vec<HostTensor> {
         let (id, (dtype, dtype_w)) = (self.id(), self.dtypes);
         let mut w = data::normal(&id, "w", [self.n, self.k], dtype_w);
-        // as trained weights are: sums stay near 1, where activations bend
+        // scaled like trained weights: sums stay near 1, where activations are not linear
         w.values.iter_mut().for_each(|w| *w /= (self.k as f32).sqrt());
         vec![
             data::normal(&id, "x", [self.m, self.k], dtype),

@@ -124,7 +124,7 @@ fn element(x: &HostTensor, margin: usize, transposed: bool, entry: usize, (row, 
     x.values[(entry * rows + row) * cols + margin + col].into()
 }
 
-/// The batch entry of an operand with batch dimensions `own` that entry `index` of the output's, `all`, uses.
+/// The batch entry of an operand, with batch dimensions `own`, that entry `index` of the output, with `all`, is computed from.
 fn entry(mut index: usize, all: &[usize], own: &[usize]) -> usize {
     let (mut at, mut stride) = (0, 1);
     for (d, &size) in all.iter().enumerate().rev() {
@@ -212,14 +212,14 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             cases.push(case.options(alpha, beta, Variant::Auto, None));
         }
     }
-    // every kernel, whole and in parts
+    // every kernel, without and with split-K
     for splits in [None, Some(3)] {
         let forced = |case: Product, variant| case.options(1.5, 1.0, variant, splits);
         for types in TYPES {
             for layouts in [Layouts::Nn, Layouts::Nt, Layouts::Tn] {
                 let case = |dims| Product::new(layouts, types, dims);
                 cases.push(forced(case([33, 31, 37]), Variant::Strided));
-                // a row and a column of tiles and four more, k beyond all slices
+                // one tile and four rows and columns of the next; k larger than all slices
                 for family in FAMILIES.iter().filter(|family| family.layouts > layouts as usize) {
                     let dims = [family.bm as usize + 4, family.bn as usize + 4, 76];
                     cases.push(forced(case(dims), Variant::Tile(family.name)));
@@ -234,7 +234,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         cases.push(case.options(1.0, 0.5, Variant::Textbook, None));
     }
 
-    // worth timing
+    // benches
     let bench =
         |layouts, types, dims| Product { purpose: Purpose::Bench, ..Product::new(layouts, types, dims) };
     let square = [256, 512, 1024, 2048, 4096, 8192].map(|n| [n, n, n]);

@@ -1,5 +1,5 @@
-//! Any case once more with operands that start in the middle of an allocation, as views do: the vector paths of
-//! kernels must notice.
+//! Any case again with operands that start in the middle of an allocation, as views do: kernels with vector accesses
+//! must handle them.
 
 use super::{Case, HostTensor, Purpose, Tolerance};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
@@ -10,9 +10,9 @@ const BEFORE: f32 = 77.0;
 /// How far the operands are shifted.
 #[derive(Clone, Copy, PartialEq)]
 enum Shift {
-    /// All by one element: they can be aligned together after a few elements.
+    /// All by one element: they become aligned after the same few elements.
     Alike,
-    /// The output by one, the first input by two, the next by three, and so on: they never are.
+    /// The output by one, the first input by two, the next by three, and so on: they are never aligned together.
     Apart,
 }
 

@@ -27,7 +27,7 @@ struct Paged {
     held: Mutex<Option<[KvTensor; 2]>>,
 }
 
-/// The table's entries that no key needs: there is no such page, and it is never read.
+/// Entries of the table that no key needs: no page has this number, and kernels must not read it.
 const NO_PAGE: u32 = 1 << 20;
 
 impl Paged {
@@ -40,7 +40,7 @@ impl Paged {
         self.lens.iter().map(|len| len.div_ceil(PAGE)).sum::<usize>() + 1
     }
 
-    /// Each sequence's pages, dealt backwards and by turns, so that none follow each other.
+    /// Each sequence's pages, in descending order and to each sequence in turn, so that no page is followed by its successor.
     fn tables(&self) -> Vec<Vec<u32>> {
         let mut next = self.pages() as u32 - 1;
         let mut tables = vec![Vec::new(); self.lens.len()];
@@ -68,7 +68,7 @@ impl Paged {
         tables[sequence][key / PAGE] as usize * PAGE + key % PAGE
     }
 
-    /// Rows of the output: which sequence, which head, how many keys are seen.
+    /// For a row of the output: its sequence, its head, and the number of keys it sees.
     fn row(&self, r: usize) -> (usize, usize, usize) {
         match self.q_len {
             None => (r / self.num_q_heads, r % self.num_q_heads, self.lens[r / self.num_q_heads]),
@@ -109,7 +109,7 @@ impl Case for Paged {
             (0..*len).for_each(|key| used[self.place(&tables, sequence, key)] = true);
         }
         for (values, _) in kv.values.chunks_mut(row.max(1)).zip(&used).filter(|(_, used)| !**used) {
-            values.fill(f32::NAN); // what no sequence has must not be read
+            values.fill(f32::NAN); // rows of no sequence must not be read
         }
         let shape = match self.q_len {
             None => [self.lens.len(), self.num_q_heads, self.head_dim],
@@ -134,7 +134,7 @@ impl Case for Paged {
         let [q, kv, tables, lens] = inputs else { unreachable!("four inputs") };
         let mut held = self.held.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if held.as_ref().is_none_or(|held| !held[0].device().same(&q.device())) {
-            *held = None; // first, as its memory may be needed
+            *held = None; // freed first, as its memory may be needed
             *held = Some(super::kv::fill(kv, self.format)?);
         }
         let Some([k, v]) = held.as_ref() else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! Quantised products, and reading quantised rows back.
 //!
-//! The reference reads the weights from their GGUF bytes by a reader of its own and sums in f64, so it is exact about
-//! what was quantised; what quantising itself loses is tested elsewhere.
+//! The reference decodes the quantised weights from their GGUF bytes with its own reader and sums in f64. So the error of
+//! quantising is not part of the comparison; it is tested elsewhere.
 
 use super::{Case, HostTensor, Purpose, Tolerance, activate, data};
 use half::f16;
@@ -11,7 +11,7 @@ use pascaline::{DType, Device, Result, Shape, Tensor, TensorMut, ops};
 use rayon::prelude::*;
 use std::sync::Mutex;
 
-/// Rows of weights as numbers: [n, k]. Each thread some of the rows, as a bench's are many.
+/// Rows of weights as numbers: [n, k]. In parallel, as a bench has many.
 pub(super) fn reference_weights(w: &HostTensor, format: Format) -> Vec<f64> {
     const ROWS: usize = 64;
     let (_, cols) = w.shape.rows_cols();
@@ -145,7 +145,7 @@ pub fn read_gguf(bytes: &[u8], format: Format) -> Vec<f64> {
     values
 }
 
-/// A row of activations in 8 bits, as numbers.
+/// A row of activations quantised to 8 bits, as numbers.
 fn reference_row(x: &[f32]) -> Vec<f64> {
     let blocks = x.chunks(32).flat_map(|block| {
         let max = block.iter().fold(0f32, |max, x| max.max(x.abs()));
@@ -335,7 +335,7 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         ] {
             test(shape, DType::F32, Data::Normal, none, false);
         }
-        // two slices of k, the second with nothing or less to do, on a GPU of 20 or 30 multiprocessors and on one of 132
+        // two slices of k, of which the second is empty or shorter, on a GPU of 20 or 30 multiprocessors and on one of 132
         for shape in [(100, 600, 64), (100, 600, 160), (200, 1200, 96)] {
             test(shape, DType::F32, Data::Normal, none, false);
         }
@@ -348,7 +348,7 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         test((30, 40, 512), DType::F32, Data::Outliers, none, false);
         test((5, 70, 96), DType::F32, Data::Normal, Activation::Silu, true);
         test((40, 70, 96), DType::F32, Data::Normal, Activation::GeluTanh, true);
-        // of the others no scale is 1: they are searched for
+        // the other formats search for their scales, so none is exactly 1
         if matches!(format, Format::I8 | Format::Q8_0 | Format::Q4_0) {
             test((7, 50, 1024), DType::F32, Data::Integers, none, false);
             test((40, 50, 1024), DType::F32, Data::Integers, none, true);
@@ -395,7 +395,7 @@ impl Case for Embedding {
 
     fn inputs(&self) -> Vec<HostTensor> {
         let table = data::normal(&self.id(), "table", [self.n, self.k], DType::F32);
-        // spread over the table; the last is no row
+        // spread over the table; the last is out of range
         let mut ids: Vec<f32> = (0..self.rows).map(|i| ((i * 7919) % self.n) as f32).collect();
         if self.purpose == Purpose::Test
             && let Some(last) = ids.last_mut()

@@ -11,7 +11,7 @@ struct Quantize {
     format: Format,
     dtype: DType,
     purpose: Purpose,
-    /// Where the quantised tensor is, if only reading it back is the case.
+    /// The quantised tensor, if the case is reading back alone.
     held: Option<Weights>,
 }
 

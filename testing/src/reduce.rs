@@ -15,7 +15,7 @@ enum Data {
     Normal,
     /// Small whole numbers: exact sums, and maxima that many columns share.
     Integers,
-    /// A row with two NaN, one of −∞ alone, one that holds −0 before +0, one of NaN alone, one with ∞.
+    /// A row with two NaN, one of −∞ alone, one that holds −0 before +0, one of NaN alone, one with ∞, one of −∞ and a NaN.
     Special,
 }
 
@@ -130,7 +130,7 @@ impl Case for Reduce {
         }
     }
 
-    /// The output has rank 1, so that its one row is everything.
+    /// The output has rank 1, so its one row is all of it.
     fn reference(&self, inputs: &[HostTensor], _rows: &[usize]) -> Vec<f64> {
         let one = |r: usize| {
             let x = inputs[0].row(r);

@@ -10,7 +10,7 @@ struct Rope {
     dim: usize,
     dtype: DType,
     purpose: Purpose,
-    /// Heads of the projection that x is the last part of; `heads` if it is no part of one.
+    /// Heads of the projection whose last part x is; `heads` if x is not part of one.
     fused: usize,
 }
 

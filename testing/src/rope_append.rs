@@ -1,4 +1,4 @@
-//! Fused projections, taken apart into queries and a cache.
+//! Fused projections, split into queries and a cache.
 
 use super::float16::nearest;
 use super::kv::{bits, fill, read};
@@ -20,17 +20,17 @@ struct Append {
     kv_heads: usize,
     dim: usize,
     norms: bool,
-    /// Of qkv and q.
+    /// The type of qkv and q.
     dtype: DType,
-    /// Of the caches.
+    /// The format of the caches.
     format: KvFormat,
-    /// Rows of the caches, and how many are taken before.
+    /// Rows of the caches, and how many are in use before the op.
     capacity: usize,
     past: usize,
-    /// Angles that there are, and the first row's.
+    /// Rows of the tables of angles, and the one that the first row uses.
     angles: usize,
     first: usize,
-    /// Whether each row has a place and an angle of its own, those of the rows in reverse; the rows' number is below the angles'.
+    /// Whether each row is given its own slot and angle; they are those of the rows in reverse.
     each: bool,
     purpose: Purpose,
 }
@@ -69,7 +69,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             cases.push(Append { each: true, ..case(rows, heads, dim, true) });
         }
         cases.push(Append { each: true, past: 6, angles: 2, ..case(4, (2, 1), 32, false) });
-        // more rows than room and angles: what has no place is left out
+        // more rows than slots and angles: a row without a slot is dropped
         cases.push(Append { past: 6, angles: 2, ..case(4, (2, 1), 32, true) });
         cases.push(Append { past: u32::MAX as usize >> 8, first: 9, ..case(2, (2, 2), 32, true) });
         let bench = |rows, past| Append {
@@ -93,13 +93,13 @@ impl Append {
         if self.each { self.rows - 1 - row } else { row }
     }
 
-    /// Rows of the output that are heads of q, and of each cache. Timed is the op alone; checked is q alone.
+    /// Rows of the output for q and for each cache. A bench has q alone, so that only the op is timed.
     fn parts(&self) -> [usize; 3] {
         let cache = if self.purpose == Purpose::Bench { 0 } else { (self.capacity + SPARE) * self.kv_heads };
         [self.rows * self.heads, cache, cache]
     }
 
-    /// Head `head` of row `row` as the definition says.
+    /// Head `head` of row `row` by the definition.
     fn head(&self, inputs: &[HostTensor], row: usize, head: usize) -> Vec<f64> {
         let x = inputs[0].row(row * self.all_heads() + head);
         let mut x: Vec<f64> = x.iter().copied().map(f64::from).collect();
@@ -226,12 +226,12 @@ impl Case for Append {
         match self.format {
             KvFormat::F32 => Tolerance::new(8e-6, 1.2e-6, "two products of normed values below 20, rsqrt"),
             KvFormat::Float16(bits) => {
-                // half a unit of the last place, of which subnormals have one size
+                // half a unit in the last place; subnormals have the same unit
                 let (bits, bias) = (bits as i32, (1 << (bits - 1)) - 1);
                 let (abs, rel) = (2f64.powi(1 - bias - (15 - bits) - 1), 2f64.powi(-(15 - bits) - 1));
                 Tolerance::new(8e-6 + abs, 1.01 * rel, "one rounding to 16 bits")
             }
-            // attention over caches sees every quant
+            // the cases of attention over caches compare every quant
             KvFormat::Q8_0 => Tolerance::new(0.08, 5e-4, "half a step of 1/127 of 20, a scale in f16"),
         }
     }

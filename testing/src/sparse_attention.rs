@@ -23,11 +23,11 @@ enum Kind {
     Fixed(usize, usize),
     /// Window, global and random blocks.
     BigBird(usize, usize, usize),
-    /// This share of the blocks in each row, in percent; the rest of the rows have none.
+    /// Each block with this probability, in percent.
     Blocks(u32),
-    /// This share of the pairs, in percent.
+    /// Each pair with this probability, in percent.
     Pairs(u32),
-    /// Each row of blocks sees another number of keys, from none to all.
+    /// Rows of blocks see none, half and all of the keys, in turn.
     Uneven,
 }
 
@@ -44,7 +44,7 @@ struct Sparse {
     path: Path,
     purpose: Purpose,
     mask: OnceLock<BlockMask>,
-    /// For the device of the last run.
+    /// The device of the last run, and the mask on it.
     prepared: Mutex<Option<(pascaline::Device, PreparedMask)>>,
 }
 
@@ -157,13 +157,13 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         cases.push(Sparse::new(Kind::GlobalWindow(4, 60, 0), 64, q_len, kv_len).head_dim(72, F16));
         cases.push(Sparse::new(Kind::Pairs(30), 32, q_len, kv_len).heads(8, 2, 8).head_dim(64, MIXED));
     }
-    // a row of tiles that is shared out, and its merging
+    // a row of tiles that is split among blocks, and the merge of its parts
     for dtypes in [F32, F16] {
         cases.push(
             Sparse::new(Kind::GlobalWindow(3, 20, 20), 16, 330, 2100).heads(1, 1, 1).head_dim(72, dtypes),
         );
     }
-    // what the dense kernels take
+    // masks that the dense kernels handle
     for kind in [Kind::Dense, Kind::Causal] {
         for q_len in [2, 70] {
             cases.push(Sparse { path: Path::Auto, ..Sparse::new(kind, 64, q_len, 90) });
@@ -186,7 +186,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     cases
 }
 
-/// 16 heads of 128; densities from 5 to 50 %, and what the sparse kernels do where the dense ones could.
+/// 16 heads of 128; densities from 5 to 50 %, and the sparse kernels on masks that the dense ones could handle.
 fn bench(cases: &mut Vec<Sparse>) {
     let case = |kind, block, len, dtypes| {
         let case = Sparse::new(kind, block, len, len).heads(16, 16, 1).head_dim(128, dtypes);
@@ -290,7 +290,7 @@ impl Case for Sparse {
         ops::sparse_attention_into(y, q, k, v, mask, None)
     }
 
-    /// The dense kernels, where the mask is theirs.
+    /// The dense kernels, where they handle the mask.
     fn baseline(&self, y: TensorMut, inputs: &[Tensor]) -> Option<Result<()>> {
         let [q, k, v] = inputs else { unreachable!("three inputs") };
         let causal = match self.kind {
@@ -320,8 +320,8 @@ impl Case for Sparse {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // As attention's on normal data: the same arithmetic over fewer keys. Of few keys each weighs more, which the
-        // bound of 7 times a score's error there covers.
+        // As attention's on normal data: the same arithmetic over fewer keys. With few keys each weighs more, which that
+        // bound of 7 times a score's error covers.
         match self.dtypes.0 {
             DType::F32 => Tolerance::new(4e-6, 0.0, "rounding of the scores times the largest value"),
             _ => Tolerance::new(4e-6, 5e-4, "rounding of the scores, and one rounding to f16"),

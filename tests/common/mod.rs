@@ -1,4 +1,4 @@
-//! What the test files share: which CUDA device to run on.
+//! Shared by the test files: the CUDA device to run on.
 
 use pascaline::Device;
 use std::env;
@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 
 /// The CUDA device of this process: the first real one, or else the virtual GPU, and says which.
 ///
-/// `REQUIRE_GPU=1` in the environment makes it a failure that there is no real one; `PASCALINE_DEVICE=virtual` asks for the
-/// virtual GPU where there is.
+/// With `REQUIRE_GPU=1` in the environment a missing real one is a failure; `PASCALINE_DEVICE=virtual` asks for the
+/// virtual GPU where there is one.
 pub fn cuda_device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     DEVICE.get_or_init(choose).clone()

@@ -1,8 +1,8 @@
-//! What an op refuses.
+//! Tells which argument an op has refused.
 
 use pascaline::{Error, Result};
 
-/// Which argument an error is about, and of what kind it is.
+/// The argument that an error is about, and the error's kind.
 #[track_caller]
 pub fn refused<T>(result: Result<T>) -> (&'static str, &'static str) {
     match result {
@@ -13,6 +13,6 @@ pub fn refused<T>(result: Result<T>) -> (&'static str, &'static str) {
         Err(Error::TooLarge { argument, .. }) => ("too large", argument),
         Err(Error::DeviceMismatch { argument, .. }) => ("device", argument),
         Err(other) => panic!("{other:?}"),
-        Ok(_) => panic!("it was done"),
+        Ok(_) => panic!("it is accepted"),
     }
 }

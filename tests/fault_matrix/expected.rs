@@ -1,4 +1,4 @@
-//! `expected.txt`, read.
+//! Reads `expected.txt`.
 
 use super::Cell;
 use std::cell::Cell as Flag;
@@ -21,7 +21,7 @@ impl Expected {
         Self(lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(Rule::parse).collect())
     }
 
-    /// Whether the first rule that fits has this outcome.
+    /// Whether the first rule that matches has this outcome.
     pub fn allows(&self, cell: &Cell, outcome: &str) -> bool {
         let rule = self.0.iter().find(|rule| rule.fits(cell)).expect("the last rule fits all");
         rule.used.set(true);

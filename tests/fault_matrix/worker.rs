@@ -1,6 +1,6 @@
-//! The process in which cells run: it reads a cell a line and answers what became of it.
+//! The process in which cells run: it reads one cell a line and answers with its outcome.
 //!
-//! A fault of the device is for good in a process. A worker that has met one ends, and another takes its place.
+//! A fault of the device is permanent in a process. A worker that has had one ends, and another replaces it.
 
 use pascaline::cuda::{self, CudaDevice};
 use pascaline::memory::adaptor::Limit;
@@ -13,7 +13,7 @@ use std::io::{self, BufRead, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-/// What the library does when the fault comes.
+/// The library's work during which the fault occurs.
 pub const PHASES: [&str; 9] =
     ["start", "load", "load_streamed", "prefill", "decode", "replay", "streamed", "pool", "plain"];
 
@@ -125,7 +125,7 @@ fn after_error(
     (suffix, format!("bytes in use {before:?}, then {after:?}"))
 }
 
-/// Everything fails with the first fault, nothing is asked of the driver, and what is dropped is: "-lost" if so.
+/// Checks that everything fails with the first fault, that no driver call is made, and that memory is released: "-lost" if so.
 fn after_loss(phase: &str, code: u32, scene: &mut Option<Scene>) -> (&'static str, String) {
     faults::count_calls(true);
     let again = run(phase, scene, || ());
@@ -153,7 +153,7 @@ struct Scene {
     /// Loaded when its phase is first run.
     streamed: Option<Qwen3Vl>,
     prompt: Prompt,
-    /// What the phases that have run give without a fault.
+    /// The results of the phases that have run, without a fault.
     expected: HashMap<String, Vec<u32>>,
 }
 
@@ -207,7 +207,7 @@ impl Scene {
         Ok(Self { device, folder, resident, streamed: None, prompt, expected })
     }
 
-    /// What the device holds once all that is unused has been given back.
+    /// Bytes in use on the device when all unused memory has been returned.
     fn bytes(&self) -> usize {
         let pool = memory::pool(&self.device).expect("it was made before");
         // memory goes back in the order of a stream, and that of a stream that has just gone only when its work is done
@@ -299,7 +299,7 @@ impl Scene {
         let third = take(&other)?;
         drop((second, third));
         pool.trim()?;
-        pool.audit().expect("books that are right");
+        pool.audit().expect("consistent accounting");
         Ok(Vec::new())
     }
 }

@@ -27,7 +27,7 @@ pub struct Point {
     pub rate: f32,
     /// Tokens a second.
     pub tokens_per_second: f64,
-    /// After an evaluation: the loss and the share of right answers of what is held out.
+    /// After an evaluation: the loss and the share of right answers of the held-out examples.
     pub evaluation: Option<[f64; 2]>,
 }
 

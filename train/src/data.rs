@@ -5,7 +5,7 @@
 //!   {"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "a red circle"}]}
 //! ```
 //!
-//! `image` is a path or a list of them, relative to the file's folder, and each `<image>` stands for the next. There may be several turns, and
+//! `image` is a path or a list of them, relative to the file's folder, and each `<image>` is the placeholder of the next. There may be several turns, and
 //! a first one from `system`. Only what `gpt` says is learned, with the token that ends it.
 
 use crate::files::bad;
@@ -17,7 +17,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What stands for an image.
+/// The placeholder of an image.
 const IMAGE: &str = "<image>";
 /// How a turn ends in the chat format of all Qwen models.
 const END: &str = "<|im_end|>\n";
@@ -33,12 +33,12 @@ pub struct Conversation {
     pub messages: Vec<Message>,
     /// Which turns are learned.
     is_answer: Vec<bool>,
-    /// Where it comes from, for errors.
+    /// The line that it comes from, for errors.
     file: PathBuf,
     line: usize,
 }
 
-/// Reads the conversations of a file. Lines without anything are passed over.
+/// Reads the conversations of a file. Empty lines are skipped.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] with the file, the line and what is wrong in it.
@@ -90,7 +90,7 @@ fn parse(file: &Path, line: usize, text: &str) -> Result<Conversation> {
         };
         let answers = role == "assistant";
         if answers && messages.last().is_none_or(|last: &Message| last.role != "user") {
-            return Err(wrong("gpt answers what no human said"));
+            return Err(wrong("a turn of gpt follows no human turn"));
         }
         let content = if answers { vec![Part::Text { text: value.to_owned() }] } else { parts(value) };
         placeholders += content.iter().filter(|part| **part == Part::Image).count();
@@ -98,10 +98,10 @@ fn parse(file: &Path, line: usize, text: &str) -> Result<Conversation> {
         is_answer.push(answers);
     }
     if placeholders != images.len() {
-        return Err(wrong(&format!("has {placeholders} times {IMAGE} and {} images", images.len())));
+        return Err(wrong(&format!("has {IMAGE} {placeholders} times and {} images", images.len())));
     }
     if !is_answer.contains(&true) {
-        return Err(wrong("gpt says nothing that could be learned"));
+        return Err(wrong("gpt says nothing, so nothing can be learned"));
     }
     Ok(Conversation { images, messages, is_answer, file: file.to_owned(), line })
 }
@@ -149,7 +149,7 @@ impl Conversation {
                 return Err(wrong(
                     &self.file,
                     self.line,
-                    "the chat template changes earlier turns, so that there is no one sequence",
+                    "the chat template changes earlier turns, so the turns do not form one sequence",
                 ));
             }
             example.ids = prompt.ids;

@@ -1,4 +1,4 @@
-//! Files that appear under their names when they are whole, or not at all.
+//! Files that are replaced atomically: they appear under their names when they are complete, or not at all.
 
 use pascaline::{Error, Result, Tensor};
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ pub(crate) fn bad(file: &Path, reason: impl ToString) -> Error {
     Error::Checkpoint { file: file.display().to_string(), item: None, reason: reason.to_string() }
 }
 
-/// Writes a file in place of any before it.
+/// Writes a file, in place of an existing one.
 pub(crate) fn write(file: &Path, bytes: &[u8]) -> Result<()> {
     write_with(file, |to| to.write_all(bytes))
 }
@@ -69,14 +69,14 @@ fn write_with(file: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>)
     whole().map_err(|error| bad(file, error))
 }
 
-/// In the folder of the file that it becomes, with the permissions of an ordinary new file.
+/// A temporary file in the folder of its final name, with the permissions of an ordinary new file.
 fn temporary(folder: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".pascaline-").suffix(".part");
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o666)); // less the user's mask
+        builder.permissions(std::fs::Permissions::from_mode(0o666)); // minus the umask
     }
     builder.tempfile_in(folder)
 }

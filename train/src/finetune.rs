@@ -1,4 +1,4 @@
-//! A fine-tune: passes over examples in a seeded order, steps, evaluations, and a state from which it goes on bit for bit.
+//! A fine-tune: passes over examples in a seeded order, steps, evaluations, and a stored state from which a run continues bit for bit.
 
 use crate::files::{self, bad};
 use crate::model::{Example, Model};
@@ -29,17 +29,17 @@ pub struct Plan {
     pub tokens: usize,
     /// The share of the examples that is kept for evaluation.
     pub held_out: f64,
-    /// For the order, and for what is held out.
+    /// Seeds the order of the examples, and the choice of those held out.
     pub seed: u64,
 }
 
 impl Plan {
-    /// Steps of so many examples to learn from.
+    /// The number of steps for so many training examples.
     pub fn steps(&self, examples: usize) -> u32 {
         (examples.div_ceil(self.batch.max(1)) as u32).saturating_mul(self.epochs)
     }
 
-    /// Which of so many examples are learned, and which are held out.
+    /// The indices of the training examples and of those held out, of so many.
     pub fn split(&self, examples: usize) -> (Vec<usize>, Vec<usize>) {
         let mut order = shuffled(examples, self.seed);
         let held_out = (examples as f64 * self.held_out.clamp(0.0, 1.0)).round() as usize;
@@ -48,7 +48,7 @@ impl Plan {
     }
 }
 
-/// What happened in a step, or after a pass.
+/// The result of a step, or of an evaluation after a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
     /// A step was made.
@@ -88,19 +88,19 @@ pub struct FineTune<'a> {
     pub model: &'a mut Model,
     /// Its optimiser.
     pub optimizer: Optimizer,
-    /// How to go on.
+    /// The plan that it follows.
     pub plan: Plan,
 }
 
 impl FineTune<'_> {
-    /// Goes on from the step that the optimiser has reached, until all passes are done or `told` breaks.
+    /// Continues from the step that the optimiser has reached, until all passes are done or `on_event` breaks.
     ///
     /// # Errors
     /// As [`Model::loss`] and [`Optimizer::step`].
     pub fn run(
         &mut self,
         examples: &[Example],
-        mut told: impl FnMut(&mut Self, Event) -> Result<ControlFlow<()>>,
+        mut on_event: impl FnMut(&mut Self, Event) -> Result<ControlFlow<()>>,
     ) -> Result<End> {
         let (learned, held_out) = self.plan.split(examples.len());
         let per_epoch = self.plan.steps(learned.len()) / self.plan.epochs.max(1);
@@ -112,10 +112,10 @@ impl FineTune<'_> {
             let (loss, tokens) = self.accumulate(&chosen.collect::<Vec<_>>())?;
             let step = self.optimizer.step(&mut self.model.parameters)?;
             let number = self.optimizer.steps();
-            let mut flow = told(self, Event::Step { number, loss, tokens, step })?;
+            let mut flow = on_event(self, Event::Step { number, loss, tokens, step })?;
             if number.is_multiple_of(per_epoch) && !held_out.is_empty() {
                 let (loss, right) = self.evaluate(held_out.iter().map(|&i| &examples[i]))?;
-                let stopped = told(self, Event::Evaluation { number, loss, right })?;
+                let stopped = on_event(self, Event::Evaluation { number, loss, right })?;
                 flow = if stopped.is_break() { stopped } else { flow };
             }
             if flow.is_break() {
@@ -125,7 +125,7 @@ impl FineTune<'_> {
         Ok(End::Done)
     }
 
-    /// Leaves the gradients of the mean loss of these examples' tokens; gives the loss and all tokens.
+    /// Accumulates the gradients of the mean loss of these examples' targets. Returns the loss and the number of all tokens.
     fn accumulate(&mut self, examples: &[&Example]) -> Result<(f64, usize)> {
         let targets: usize = examples.iter().map(|example| example.targets()).sum();
         let (mut sum, mut tokens) = (0.0, 0);
@@ -151,7 +151,7 @@ impl FineTune<'_> {
         Ok((sum / f64::from(targets.max(1) as u32), right as f64 / f64::from(count.max(1) as u32)))
     }
 
-    /// Stores what is trained, the moments and the number of steps in a folder that is there.
+    /// Stores the trained parameters, the moments and the number of steps in an existing folder.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file, or a device error.
@@ -164,12 +164,12 @@ impl FineTune<'_> {
         let moments = self.optimizer.moments(&self.model.parameters)?;
         let moments: Vec<_> = moments.iter().map(|(name, moment)| (name.clone(), moment)).collect();
         files::write_tensors(&dir.join(MOMENTS), &moments, shape)?;
-        // last: it says that the others are there
+        // written last: it marks the others as complete
         let state = json!({"steps": self.optimizer.steps(), "run": self.run_id()});
         files::write(&dir.join(STATE), format!("{state:#}\n").as_bytes())
     }
 
-    /// Goes on from what [`save`](Self::save) has stored.
+    /// Continues from the state that [`save`](Self::save) has stored.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong, such as that it belongs to a run with other options.
@@ -182,7 +182,7 @@ impl FineTune<'_> {
         if state.get("run") != Some(&self.run_id()) {
             return Err(bad(
                 &file,
-                "is of a run with other options; go on with the same, or begin in another folder",
+                "belongs to a run with other options; use the same options, or start in another folder",
             ));
         }
         let parameters = SafeTensors::open(dir.join(PARAMETERS))?;
@@ -206,7 +206,7 @@ impl FineTune<'_> {
         })
     }
 
-    /// What must be the same for a run to go on.
+    /// The options that must be the same for a run to be resumed.
     fn run_id(&self) -> Value {
         let Plan { epochs, batch, tokens, held_out, seed } = self.plan;
         let trained = self.model.parameters.iter().filter(|parameter| parameter.is_trained()).count();
@@ -250,10 +250,11 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Bytes that a fine-tune takes at most on its device, estimated from sizes before anything is loaded: `weights` bytes of weights, of the
-/// parameters that are trained the gradient twice (before and after it is added) and `moments` bytes, what the tape keeps of the longest pass,
-/// the largest matrix in f32, and the logits of a chunk of rows. `vision`: whether anything of the vision tower is trained, without which
-/// nothing of it is kept.
+/// An upper bound of the bytes that a fine-tune takes on its device, estimated from sizes before anything is loaded.
+///
+/// It counts `weights` bytes of weights, two gradients of the trained parameters (before and after one is added), `moments` bytes, what the
+/// tape keeps of the longest pass, the largest matrix in f32, and the logits of a chunk of rows. `vision`: whether any of the vision tower
+/// is trained; if not, the tape keeps nothing of it.
 pub fn memory(
     config: &Config,
     weights: usize,
@@ -264,7 +265,7 @@ pub fn memory(
 ) -> usize {
     const F32: usize = 4;
     let (text, tower) = (&config.text, &config.vision);
-    // of the cross-entropy: logits of a chunk, and the products with them
+    // the cross-entropy: logits of a chunk, and the products with them
     let logits = 3 * (64 << 20).min(F32 * tokens * text.vocab_size);
     let heads = (text.num_attention_heads + 2 * text.num_key_value_heads) * text.head_dim;
     // x, two norms, the attended rows, two sums; projections, normed and rotated; gate, up and their product
@@ -276,7 +277,7 @@ pub fn memory(
     };
     let tape = tokens * kept(text.num_hidden_layers, text_row, 2 * text.hidden_size)
         + if vision { patches * kept(tower.depth, vision_row, 2 * tower.hidden_size) } else { 0 };
-    // a layer's gradients come beside what is kept
+    // a layer's gradients are needed in addition to what is kept
     let gradients = tokens * text_row + patches * vision_row;
     let matrix = text.hidden_size * text.intermediate_size.max(text.num_attention_heads * text.head_dim);
     weights + moments + F32 * (2 * trained + tape + gradients + matrix) + logits

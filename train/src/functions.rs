@@ -1,4 +1,4 @@
-//! The ops on a tape: each computes its result and says how its gradient goes on.
+//! The ops on a tape: each computes its result and records how its gradient is passed to its inputs.
 //!
 //! `dy` is the gradient with respect to the result, `dx` that with respect to an input.
 
@@ -46,8 +46,8 @@ pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<
     }))
 }
 
-/// A weight as a file of this type will hold it: rounded in the forward pass, its gradient passed on as it is, as that of rounding is 0
-/// nearly everywhere (the straight-through estimator of Bengio, Léonard & Courville 2013). The types' scales clip nothing.
+/// A weight as a file of this type will hold it: rounded in the forward pass, with its gradient passed through unchanged, as that of rounding
+/// is 0 almost everywhere (the straight-through estimator of Bengio, Léonard & Courville 2013). The types' scales clip nothing.
 ///
 /// # Errors
 /// As [`rounded`].
@@ -134,7 +134,7 @@ pub fn scale(tape: &mut Tape, x: &Var, factor: f32) -> Result<Var> {
     Ok(tape.record(y, &[x], move |dy, gradients| gradients.add(own, || ops::scale(&dy, factor))))
 }
 
-/// The same elements under another shape.
+/// The same elements in another shape.
 ///
 /// # Errors
 /// As [`Tensor::reshape`].
@@ -349,7 +349,7 @@ pub fn matrix_times(tape: &mut Tape, m: &Tensor, x: &Var) -> Result<Var> {
 }
 
 /// The cross-entropy of the logits x·wᵀ for each row: \[rows\]. Its gradient is multiplied by `factor`, and it is the last function of
-/// a tape: the gradients are made along with the values, for a `dy` of 1.   x: [rows, hidden], w: [vocab, hidden], labels: \[rows\]
+/// a tape: the gradients are computed along with the values, for a `dy` of 1.   x: [rows, hidden], w: [vocab, hidden], labels: \[rows\]
 ///
 /// # Errors
 /// As [`ops::linear_cross_entropy`].

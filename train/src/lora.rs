@@ -13,7 +13,7 @@ use std::path::Path;
 pub struct Lora {
     rank: usize,
     alpha: f32,
-    /// By the name of the linear map.
+    /// By the names of the linear maps.
     adapters: BTreeMap<String, Adapter>,
 }
 
@@ -37,7 +37,7 @@ pub struct LoraOptions {
     pub targets: Vec<String>,
     /// Whether the vision tower's maps of these names get adapters too.
     pub vision: bool,
-    /// For the random numbers that A begins with.
+    /// Seeds the initial values of A.
     pub seed: u64,
 }
 
@@ -57,8 +57,8 @@ pub fn is_of_vision(name: &str) -> bool {
 }
 
 impl Lora {
-    /// Adds adapters to `parameters`, and freezes all that were there. A begins with the uniform numbers of ±1/√in, as PEFT's, and B
-    /// with zeros, so that the model is at first what it was.
+    /// Adds adapters to `parameters`, and freezes the existing ones. A starts with uniform numbers of ±1/√in, as in PEFT, and B
+    /// with zeros, so that the model is unchanged at first.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if no linear map has such a name or the rank is 0, or a device error.
@@ -93,7 +93,7 @@ impl Lora {
         Ok(Self { rank: *rank, alpha: *alpha, adapters })
     }
 
-    /// Adds the adapters of a folder that PEFT or [`save`](Self::save) has written, and freezes all parameters that were there.
+    /// Adds the adapters of a folder that PEFT or [`save`](Self::save) has written, and freezes the existing parameters.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] with the file and what is wrong in it, or a device error.
@@ -138,7 +138,7 @@ impl Lora {
             })
             .collect();
         files::write_tensors(&dir.join(ADAPTER_TENSORS), &parts, |_, tensor| tensor.dims().to_vec())?;
-        // whole names: a last part alone would name the vision tower's modules too
+        // whole names: a last part alone would match the vision tower's modules too
         let targets: BTreeSet<&String> = self.adapters.keys().collect();
         let config = json!({
             "peft_type": "LORA",
@@ -175,7 +175,7 @@ impl Lora {
 
 /// Uniform numbers of (−bound, bound), from the normal ones of a seed.
 fn uniform(shape: [usize; 2], bound: f32, seed: u64, device: &Device) -> Result<Tensor> {
-    // of two independent normals the angle is uniform
+    // the angle of two independent normals is uniform
     let normals =
         Tensor::randn([shape[0] * shape[1] * 2], DType::F32, seed, &Device::Cpu)?.to_vec::<f32>()?;
     let pairs = normals.as_chunks::<2>().0;

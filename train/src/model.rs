@@ -1,7 +1,7 @@
 //! Qwen3-VL's loss over a tape, in f32, with the parameters of a checkpoint under their published names.
 //!
-//! It computes what the `qwen3_vl` crate's modules do, which are made for inference: there, projections are stacked, keys and values go
-//! to a cache, and nothing is kept of what a gradient needs.
+//! It computes what the `qwen3_vl` crate's modules compute. Those are made for inference: projections are stacked, keys and values go
+//! to a cache, and what a gradient needs is not kept.
 
 use crate::files;
 use crate::functions::{
@@ -30,14 +30,14 @@ use std::path::Path;
 pub struct Example {
     /// The tokens, with a pad for each token of an image.
     pub ids: Vec<u32>,
-    /// For each token whether it is to be learned, as the next one of those before it.
+    /// For each token, whether it is a target: to be predicted from those before it.
     pub is_answer: Vec<bool>,
     /// The images and videos, in order.
     pub visuals: Vec<Patches>,
 }
 
 impl Example {
-    /// How many tokens are to be learned. The first of a sequence is the next one of none.
+    /// The number of targets. The first token of a sequence is none, as no token is before it.
     pub fn targets(&self) -> usize {
         self.is_answer.iter().skip(1).filter(|is_answer| **is_answer).count()
     }
@@ -45,7 +45,7 @@ impl Example {
 
 /// A loss on a tape.
 pub struct Loss {
-    /// The loss of each token that is to be learned.
+    /// The loss of each target.
     pub each: Var,
 }
 
@@ -116,8 +116,8 @@ impl Model {
         Self::load_frozen(dir, Frozen::Float(DType::F32), device)
     }
 
-    /// Reads a directory of safetensors whose weights are stored so. Parameters in f32 are marked to be trained; what is smaller can only
-    /// carry adapters.
+    /// Reads a directory of safetensors and stores its weights by `storage`. Parameters in f32 are marked to be trained; smaller types can
+    /// only carry adapters.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -158,7 +158,7 @@ impl Model {
         Ok(Self::new(config, device, parameters))
     }
 
-    /// A model of these parameters, which have the published names; convolutions are matrices whose rows are output channels.
+    /// A model with these parameters, which have the published names; convolutions are matrices whose rows are output channels.
     pub fn new(config: Config, device: &Device, parameters: Parameters) -> Self {
         let (device, lora) = (device.clone(), Lora::default());
         let quantize_aware = QuantizeAware::default();
@@ -177,9 +177,8 @@ impl Model {
         files::write_tensors(&dir.join("model.safetensors"), &tensors, |name, _| shapes[name].clone())
     }
 
-    /// Gives all parameters random values, as for training from the beginning: linear maps normal ones with a deviation of 1/√(inputs), so
-    /// that their outputs are as large as their inputs, and embeddings normal ones with a deviation of 0.02. Biases become 0, and norms'
-    /// weights 1.
+    /// Gives all parameters random values, for training from scratch. Linear maps get normal ones with a deviation of 1/√(inputs), so that
+    /// their outputs are as large as their inputs, and embeddings normal ones with a deviation of 0.02. Biases become 0, and norms' weights 1.
     ///
     /// # Errors
     /// A device error.
@@ -219,7 +218,7 @@ impl Model {
     /// `factor`, usually 1 / the number of targets of all examples of a step.
     ///
     /// # Errors
-    /// [`Error::Prompt`] if tokens and images do not fit each other, [`Error::Unsupported`] if nothing is to be learned, or a device
+    /// [`Error::Prompt`] if tokens and images do not match, [`Error::Unsupported`] if there is no target, or a device
     /// error.
     pub fn loss(&self, tape: &mut Tape, examples: &[Example], factor: f32) -> Result<Loss> {
         let (learned, head, labels) = self.learned(tape, examples)?;
@@ -227,7 +226,7 @@ impl Model {
         Ok(Loss { each: cross_entropy(tape, &learned, &head, &labels, factor)? })
     }
 
-    /// The normalised rows from which tokens are to be learned, the output matrix, and these tokens.
+    /// The normalised rows from which targets are predicted, the output matrix, and the targets.
     fn learned(&self, tape: &mut Tape, examples: &[Example]) -> Result<(Var, Var, Vec<u32>)> {
         let ids: Vec<u32> = examples.iter().flat_map(|example| example.ids.iter().copied()).collect();
         let targets = targets(examples)?;
@@ -265,8 +264,8 @@ impl Model {
         Ok((learned, head, labels))
     }
 
-    /// For each token that is to be learned whether it is the likeliest after those before it. If all of an answer's are, greedy generation gives
-    /// that answer.
+    /// For each target, whether it is the likeliest token after those before it. If all of an answer's are, greedy generation gives that
+    /// answer.
     ///
     /// # Errors
     /// As [`loss`](Self::loss).
@@ -341,7 +340,7 @@ impl Model {
         encode(tensor.ty, &tensor.values(whole.value().to_vec()?), tensor.matrix(), &self.device)
     }
 
-    /// Learns the scales of the blocks of all weights that are rounded to quants and are trained or carry adapters, beside these.
+    /// Adds trained parameters for the block scales of the weights that are rounded to quants and are trained or carry adapters.
     ///
     /// # Errors
     /// A device error.
@@ -352,7 +351,7 @@ impl Model {
                 continue;
             }
             let first = Learned::first(self.whole(&mut Tape::silent(), &name)?.value(), format)?;
-            // of one dimension, as all that does not decay
+            // of one dimension, so that they do not decay
             let factors = Tensor::ones([first.shape().elements()], DType::F32, &self.device)?;
             let factors = self.parameters.add(format!("{name}.scale_factors"), factors, true)?;
             self.quantize_aware.learn(name, Learned { format, first, factors });
@@ -425,7 +424,7 @@ fn grids(visuals: &[Patches]) -> Vec<[usize; 3]> {
     visuals.iter().flat_map(each).collect()
 }
 
-/// The places of the tokens that are to be learned, in the packed sequence.
+/// The indices of the targets in the packed sequence.
 fn targets(examples: &[Example]) -> Result<Vec<usize>> {
     let (mut targets, mut start) = (Vec::new(), 0);
     for Example { ids, is_answer, .. } in examples {
@@ -439,7 +438,7 @@ fn targets(examples: &[Example]) -> Result<Vec<usize>> {
     match targets.is_empty() {
         false => Ok(targets),
         true => {
-            let reason = "no token of them is to be learned".into();
+            let reason = "none of their tokens is to be learned".into();
             Err(Error::Unsupported {
                 op: "loss",
                 argument: "examples",

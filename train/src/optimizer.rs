@@ -7,23 +7,23 @@ use pascaline::{Device, Error, Result, Tensor};
 /// Which optimiser.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Method {
-    /// With two moments for each parameter.
+    /// AdamW, with two moments for each parameter.
     AdamW {
         /// β₁ and β₂.
         betas: [f32; 2],
         /// Added to the root of the second moment.
         eps: f32,
     },
-    /// With both stored in 8 bits (Dettmers et al. 2021).
+    /// AdamW with both moments stored in 8 bits (Dettmers et al. 2021).
     AdamW8bit {
         /// β₁ and β₂.
         betas: [f32; 2],
         /// Added to the root of the second moment.
         eps: f32,
     },
-    /// With one.
+    /// Gradient descent, with one moment for each parameter.
     Sgd {
-        /// How much of the last step goes on.
+        /// The factor of the last step's momentum.
         momentum: f32,
     },
 }
@@ -57,10 +57,10 @@ enum Moments {
     One(Tensor),
 }
 
-/// How the learning rate goes on after the warm-up.
+/// How the learning rate changes after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decay {
-    /// It stays.
+    /// It stays the same.
     #[default]
     Constant,
     /// Linearly to 0.
@@ -76,9 +76,9 @@ pub struct Schedule {
     pub peak: f32,
     /// Steps in which it grows linearly from 0.
     pub warmup: u32,
-    /// All steps.
+    /// The number of all steps.
     pub total: u32,
-    /// What follows the warm-up.
+    /// The decay after the warm-up.
     pub decay: Decay,
 }
 
@@ -107,37 +107,37 @@ impl Schedule {
 pub struct Optimizer {
     method: Method,
     schedule: Schedule,
-    /// Of matrices; vectors do not decay.
+    /// For matrices; vectors do not decay.
     weight_decay: f32,
-    /// The largest norm of all gradients together.
+    /// The largest norm of all gradients together, to which they are clipped.
     max_norm: Option<f32>,
     step: u32,
     /// For each parameter, by number, if it is trained.
     moments: Vec<Option<Moments>>,
 }
 
-/// What a step was.
+/// The learning rate and the gradients' norm of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The learning rate.
     pub rate: f32,
-    /// The norm of the gradients before clipping, where it was asked for.
+    /// The norm of the gradients before clipping, if they are clipped.
     pub norm: Option<f64>,
 }
 
 impl Optimizer {
-    /// Without clipping.
+    /// An optimiser without clipping.
     pub fn new(method: Method, schedule: Schedule, weight_decay: f32) -> Self {
         Self { method, schedule, weight_decay, max_norm: None, step: 0, moments: Vec::new() }
     }
 
-    /// With gradients scaled down together to this norm where theirs is larger.
+    /// Clips gradients: scales them down together to this norm if theirs is larger.
     pub fn clip(self, max_norm: f32) -> Self {
         Self { max_norm: Some(max_norm), ..self }
     }
 
-    /// The moments in f32 by the names of parameters, to be stored: `‹parameter›.first` and `‹parameter›.second`. Those in 8 bits come
-    /// back to the same bits.
+    /// The moments in f32 by the names of parameters, to be stored: `‹parameter›.first` and `‹parameter›.second`. Those in 8 bits are
+    /// restored to the same bits.
     pub(crate) fn moments(&self, parameters: &Parameters) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::new();
         for (parameter, moments) in parameters.iter().zip(&self.moments) {
@@ -159,7 +159,7 @@ impl Optimizer {
         Ok(all)
     }
 
-    /// Goes on after `step` steps, with stored moments: `read` gives those that there are, by name.
+    /// Continues after `step` steps, with stored moments: `read` returns those that exist, by name.
     pub(crate) fn resume(
         &mut self,
         step: u32,
@@ -184,7 +184,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// The options, so that a stored state is not mistaken for another's.
+    /// The options, by which a stored state is told from that of another run.
     pub(crate) fn describe(&self) -> String {
         format!("{:?} {:?} {} {:?}", self.method, self.schedule, self.weight_decay, self.max_norm)
     }
@@ -194,7 +194,7 @@ impl Optimizer {
         self.step
     }
 
-    /// Changes the parameters by their gradients, and forgets these. Parameters without a gradient stay.
+    /// Updates the parameters by their gradients, and drops these. Parameters without a gradient are not changed.
     ///
     /// # Errors
     /// [`Error::NotFinite`] if the norm is not finite, before anything is changed; or a device error.
@@ -258,7 +258,7 @@ impl Optimizer {
         Ok(Step { rate, norm })
     }
 
-    /// Makes the moments that are missing.
+    /// Allocates the moments that are missing.
     fn prepare(&mut self, parameters: &Parameters) -> Result<()> {
         self.moments.resize_with(parameters.iter().count(), || None);
         for (parameter, moments) in parameters.iter().zip(&mut self.moments) {

@@ -1,4 +1,4 @@
-//! What is trained, and what is not: tensors with names and gradients.
+//! The tensors of a model: their names, values and gradients, and which of them are trained.
 
 use pascaline::quant::QuantTensor;
 use pascaline::{Error, Result, Shape, Tensor, ops};
@@ -59,7 +59,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Adds a tensor (contiguous, f32 if it is trained), and gives its number.
+    /// Adds a tensor (contiguous, f32 if it is trained), and returns its number.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there is one of that name.
@@ -92,7 +92,7 @@ impl Parameters {
         plain.filter(|(_, shape)| shape.rank() == 2).chain(quantized).collect()
     }
 
-    /// The parameter of this number, as [`add`](Self::add) gave it.
+    /// The parameter of this number, as [`add`](Self::add) returned it.
     pub fn get(&self, number: usize) -> &Parameter {
         &self.all[number]
     }
@@ -115,7 +115,7 @@ impl Parameters {
         })
     }
 
-    /// All of them, in the order in which they were added.
+    /// All parameters, in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
         self.all.iter()
     }
@@ -127,7 +127,7 @@ impl Parameters {
     /// Replaces a parameter's elements.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are others.
+    /// [`Error::Shape`] if the shape differs.
     pub fn set(&mut self, number: usize, value: Tensor) -> Result<()> {
         let parameter = &mut self.all[number];
         if value.shape() != parameter.value.shape() {
@@ -139,7 +139,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Chooses which are trained, by name.
+    /// Chooses which are trained, by name, and drops all gradients.
     pub fn train(&mut self, is_trained: impl Fn(&str) -> bool) {
         for parameter in &mut self.all {
             parameter.is_trained = is_trained(&parameter.name);
@@ -147,7 +147,7 @@ impl Parameters {
         }
     }
 
-    /// Forgets all gradients.
+    /// Drops all gradients.
     pub fn zero_gradients(&mut self) {
         self.all.iter_mut().for_each(|parameter| parameter.gradient = None);
     }

@@ -6,18 +6,18 @@ use pascaline::{DType, Error, Result, Tensor, ops};
 use qwen3_vl::gguf::{GgmlType, Kept, Plan};
 use std::collections::BTreeMap;
 
-/// The types that tensors will be stored in, by their published names; none if they are stored as they are.
+/// The types that tensors will be stored in, by their published names; tensors that are not rounded have none.
 #[derive(Clone, Debug, Default)]
 pub struct QuantizeAware {
     types: BTreeMap<String, GgmlType>,
-    /// Of those tensors whose blocks' scales are learned.
+    /// For tensors whose blocks' scales are learned.
     learned: BTreeMap<String, Learned>,
 }
 
-/// The learned scales of a tensor: first ones, and a factor of each.
+/// The learned scales of a tensor: initial ones, and a factor for each.
 ///
-/// A step of AdamW changes every parameter by about the learning rate, however large it is. Scales are a thousand times smaller than weights,
-/// so the factors are trained, which are 1 at first.
+/// A step of AdamW changes every parameter by about the learning rate, however small the parameter is. Scales are much smaller than
+/// weights, so factors of them, which are 1 at first, are trained instead.
 #[derive(Clone, Debug)]
 pub(crate) struct Learned {
     pub format: Format,
@@ -28,8 +28,8 @@ pub(crate) struct Learned {
 }
 
 impl Learned {
-    /// With the scales by which `w` would be stored if they were not learned. A block of zeros, which any scale suits, has the mean
-    /// of the others', since it could never leave 0 otherwise.
+    /// The initial scales: those by which `w` would be stored if they were not learned. A block of zeros gets the mean of the
+    /// others', since a scale of 0 could not be learned.
     ///
     /// # Errors
     /// A device error.
@@ -56,7 +56,7 @@ impl Learned {
 }
 
 impl QuantizeAware {
-    /// For the files of these plans, the text model's and the vision tower's.
+    /// The rounding of the files of these plans, the text model's and the vision tower's.
     pub fn of(plans: &[Plan]) -> Self {
         let tensors = plans.iter().flat_map(|plan| &plan.tensors);
         let rounded = tensors.filter(|tensor| tensor.ty != GgmlType::F32);
@@ -92,17 +92,17 @@ impl QuantizeAware {
         self.learned.insert(name, scales);
     }
 
-    /// What is rounded and how, so that a stored state is not mistaken for another's.
+    /// What is rounded and how, by which a stored state is told from that of another run.
     pub(crate) fn describe(&self) -> String {
         let scales = if self.learned.is_empty() { "fixed" } else { "learned" };
         format!("{:?}, {scales} scales", self.types)
     }
 }
 
-/// The values that a file has of a matrix stored in this type, bit for bit.
+/// The values of a matrix as a file stores them in this type, bit for bit.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for types that nothing here writes, or a device error.
+/// [`Error::Unsupported`] for types without an encoder, or a device error.
 pub fn rounded(w: &Tensor, ty: GgmlType) -> Result<Tensor> {
     match (ty, Kept::of(ty)) {
         (GgmlType::F32, _) => Ok(w.clone()),
@@ -112,7 +112,7 @@ pub fn rounded(w: &Tensor, ty: GgmlType) -> Result<Tensor> {
             op: "fake_quantize",
             argument: "type",
             value: ty.name().into(),
-            reason: "nothing here writes it".into(),
+            reason: "there is no encoder for it".into(),
         }),
     }
 }

@@ -1,6 +1,6 @@
 //! The results of another implementation: gradients and losses, in a folder with `cases_train.json` and `‹run›.safetensors`.
 //!
-//! A run has tokens, labels (−100 where nothing is to be learned), pixel values and grids of images, the loss, the gradients of some parameters
+//! A run has tokens, labels (−100 where there is no target), pixel values and grids of images, the loss, the gradients of some parameters
 //! (`grad.‹parameter›`), rows of that of the embedding (`grad.embed`, `grad.embed_rows`), the norms of all of them
 //! (`grad_norm.‹parameter›`), and the A of adapters (`lora.‹module›.lora_A.weight`). `cases_train.json` has the losses before each of
 //! eight steps of AdamW and after the last one, of all parameters but the vision tower's and of adapters.
@@ -50,7 +50,7 @@ pub struct Run {
     lora_losses: Vec<f64>,
 }
 
-/// A gradient beside the reference's.
+/// A gradient, compared with the reference's.
 #[derive(Clone, Debug)]
 pub struct Gradient {
     /// The parameter.
@@ -61,7 +61,7 @@ pub struct Gradient {
     pub elements: bool,
 }
 
-/// Losses beside the reference's.
+/// Losses, compared with the reference's.
 #[derive(Clone, Debug, Default)]
 pub struct Losses {
     /// Ours, before each step and after the last.
@@ -89,14 +89,14 @@ impl Losses {
     }
 }
 
-/// How a run came out.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The loss, and the reference's in double precision.
     pub loss: Losses,
     /// The gradient of every parameter.
     pub gradients: Vec<Gradient>,
-    /// Parameters of the model for which the reference has nothing, and the other way round.
+    /// Parameters of the model that the reference does not have, and the other way round.
     pub unmatched: Vec<String>,
     /// Steps of AdamW over all parameters but the vision tower's.
     pub adamw: Losses,
@@ -131,11 +131,12 @@ pub fn load(dir: &Path) -> Result<Vec<Run>> {
     let load = |run: &Value| {
         let name = run.get("name").and_then(Value::as_str);
         let name = name.filter(|name| name.chars().all(|c| c.is_alphanumeric() || "_-".contains(c)));
-        let name = name.ok_or_else(|| bad("a run has no `name`, or no plain one".into()))?.to_owned();
+        let name =
+            name.ok_or_else(|| bad("a run has no `name` of letters, digits, `_` and `-`".into()))?.to_owned();
         let losses = |key: &str| -> Result<Vec<f64>> {
             let numbers = run.get(key).and_then(Value::as_array);
             let numbers = numbers.and_then(|list| list.iter().map(Value::as_f64).collect());
-            numbers.ok_or_else(|| bad(format!("run {name}: `{key}` is missing or no list of numbers")))
+            numbers.ok_or_else(|| bad(format!("run {name}: `{key}` is missing or not a list of numbers")))
         };
         let (adamw_losses, lora_losses) = (losses("adamw_losses")?, losses("lora_losses")?);
         let tensors = SafeTensors::open(dir.join(format!("{name}.safetensors")))?;
@@ -145,7 +146,7 @@ pub fn load(dir: &Path) -> Result<Vec<Run>> {
 }
 
 impl Run {
-    /// The sequence that is learned.
+    /// The sequence to learn from.
     ///
     /// # Errors
     /// [`Error::Checkpoint`].
@@ -170,7 +171,7 @@ impl Run {
         Ok(Example { ids, is_answer, visuals })
     }
 
-    /// Computes all of it with the model in `model`, and compares.
+    /// Computes the run with the model in the directory `model`, and compares.
     ///
     /// # Errors
     /// [`Error::Checkpoint`], or a device error.
@@ -201,7 +202,7 @@ impl Run {
         Ok(Outcome { loss, gradients, unmatched, adamw, lora })
     }
 
-    /// The loss and the gradients of a model, beside the reference's, and names for which one of the two has none.
+    /// The loss and the gradients of a model, compared with the reference's, and names for which only one of the two has a gradient.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -212,13 +213,13 @@ impl Run {
         Ok((Losses { found, expected }, gradients, unmatched))
     }
 
-    /// Each gradient beside the reference's.
+    /// Compares each gradient with the reference's.
     fn compare(&self, model: &Model) -> Result<(Vec<Gradient>, Vec<String>)> {
         let (mut found, mut unmatched) = (Vec::new(), Vec::new());
         for parameter in model.parameters.iter() {
             let name = parameter.name();
             let Some(norm) = self.optional(&format!("grad_norm.{name}"))? else {
-                // of a run without images, the vision tower has no gradients
+                // in a run without images, the vision tower has no gradients
                 if parameter.found().is_some() {
                     unmatched.push(name.to_owned());
                 }

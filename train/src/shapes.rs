@@ -1,4 +1,4 @@
-//! Pictures of coloured shapes and their captions: data to see a fine-tune work on.
+//! Pictures of coloured shapes and their captions: data for trying a fine-tune.
 
 use crate::files::{self, bad};
 use image::{ImageFormat, Rgb, RgbImage};
@@ -9,17 +9,17 @@ use serde_json::json;
 use std::io::Cursor;
 use std::path::Path;
 
-/// Their names and colours.
+/// The names and values of the colours.
 pub const COLOURS: [(&str, [u8; 3]); 4] =
     [("red", [220, 40, 40]), ("green", [40, 180, 60]), ("blue", [50, 80, 220]), ("yellow", [230, 210, 50])];
-/// Their names.
+/// The names of the shapes.
 pub const SHAPES: [&str; 3] = ["circle", "bar", "frame"];
-/// What is asked.
+/// The question of every conversation.
 pub const QUESTION: &str = "What is it?";
 /// The sides of the pictures, in pixels.
 const SIDE: u32 = 64;
 
-/// Writes `count` pictures and `pairs.jsonl`, which [`data::read`](crate::data::read) takes, into a folder that is there. Place, size and
+/// Writes `count` pictures and `pairs.jsonl`, which [`data::read`](crate::data::read) reads, into an existing folder. Place, size and
 /// background of the shapes are random; colours and shapes come equally often.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! What was computed, so that it can be run backwards.
+//! A record of a computation, which is run in reverse for the gradients.
 //!
 //! A [`Var`] is a tensor and, if a gradient is wanted with respect to it, a number. Each function of [`functions`](crate::functions)
 //! computes its result and records a `Step`: the result's number, and a closure that is given the result's gradient and adds
@@ -10,7 +10,7 @@ use pascaline::{DType, Result, Tensor, ops};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers are never used twice, so that variables of one tape can be used on another, as in [`Tape::checkpoint`].
+/// Each number is used once, so that variables of one tape can be used on another, as in [`Tape::checkpoint`].
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// A tensor on a tape.
@@ -50,7 +50,7 @@ impl From<&Var> for Place {
 
 type Backward = Box<dyn FnOnce(Tensor, &mut Gradients) -> Result<()>>;
 
-/// A result and how its gradient goes on to its inputs.
+/// A result, and how its gradient is passed to its inputs.
 struct Step {
     output: u64,
     backward: Backward,
@@ -75,7 +75,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// Has `change` add to the gradient of `to` in place, if that is wanted; the gradient is contiguous and zero at first.
+    /// Calls `change` to add to the gradient of `to` in place, if that is wanted; the gradient is contiguous and zero at first.
     ///
     /// # Errors
     /// A device error.
@@ -115,7 +115,7 @@ impl Tape {
         Self { is_silent: true, ..Self::default() }
     }
 
-    /// A tensor that no gradient is wanted of.
+    /// A tensor without a gradient.
     pub fn constant(&self, value: Tensor) -> Var {
         Var { value, number: None }
     }
@@ -145,8 +145,8 @@ impl Tape {
         Var { value, number: Some(output) }
     }
 
-    /// The result of `compute`, which is run again when its gradient is needed, so that nothing of it is kept meanwhile.
-    /// `compute` must give the same result each time.
+    /// The result of `compute`, which is run again when its gradient is needed, so that its intermediate results are
+    /// not kept. `compute` must return the same result each time.
     ///
     /// # Errors
     /// Those of `compute`.

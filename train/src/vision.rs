@@ -11,14 +11,14 @@ use qwen3_vl::config::VisionConfig;
 use qwen3_vl::positions::{position_embeddings, vision_rope};
 use qwen3_vl::preprocess::Patches;
 
-/// In the reference a constant and not part of the configuration.
+/// A constant in the reference implementation, not part of the configuration.
 const LAYER_NORM_EPS: f32 = 1e-6;
 
 /// The learned grid of position embeddings.
 pub(crate) const POSITIONS: &str = "model.visual.pos_embed.weight";
 
 /// The tower's output for an image.
-pub(crate) struct Seen {
+pub(crate) struct VisionOutput {
     /// [tokens, text hidden]
     pub embeddings: Var,
     /// For each of the first decoder layers: [tokens, text hidden].
@@ -26,7 +26,12 @@ pub(crate) struct Seen {
 }
 
 /// One image, or one group of a video's frames.
-pub(crate) fn forward(model: &Model, tape: &mut Tape, patches: &Patches, group: usize) -> Result<Seen> {
+pub(crate) fn forward(
+    model: &Model,
+    tape: &mut Tape,
+    patches: &Patches,
+    group: usize,
+) -> Result<VisionOutput> {
     let config = &model.config().vision;
     patches.tokens(config)?;
     let [_, rows, cols] = patches.grid;
@@ -62,7 +67,7 @@ pub(crate) fn forward(model: &Model, tape: &mut Tape, patches: &Patches, group: 
             deepstack.push(merge(model, tape, &h, &format!("model.visual.deepstack_merger_list.{i}"), true)?);
         }
     }
-    Ok(Seen { embeddings: merge(model, tape, &h, "model.visual.merger", false)?, deepstack })
+    Ok(VisionOutput { embeddings: merge(model, tape, &h, "model.visual.merger", false)?, deepstack })
 }
 
 /// The position embeddings of an image as a linear map of the learned grid: [patches, side²].

@@ -39,12 +39,12 @@ fn gradients_on_a_gpu_are_the_references() {
     let mut model = Model::load(&tiny(), &device).unwrap();
     let (loss, gradients, unmatched) = run.check_gradients(&mut model).unwrap();
     assert!(loss.worst() <= Limits::GPU.loss && unmatched.is_empty(), "{loss:?} {unmatched:?}");
-    // what is not a number counts as infinite
+    // NaN counts as infinite
     let wrong: Vec<_> = gradients.iter().filter(|gradient| gradient.error > Limits::GPU.gradient).collect();
     assert!(gradients.len() > 100 && wrong.is_empty(), "{wrong:?}");
 }
 
-/// Layers that are computed again have the same gradients, bit for bit, and so has a sequence that is packed with another.
+/// Layers that are computed again have the same gradients, bit for bit. So does a sequence that is packed with another.
 #[test]
 fn checkpoints_and_packs_change_nothing() {
     let example = reference::load(&fixture("qwen3-vl-train/tiny")).unwrap()[1].example().unwrap();
@@ -215,7 +215,7 @@ fn adapters_train_over_quantized_weights() {
     }
 }
 
-/// Moments in 8 bits: the run learns as one with moments in f32 does, and goes on from its state with the same bits.
+/// Moments in 8 bits: the run learns as one with moments in f32 does, and continues from its state with the same bits.
 #[test]
 fn moments_in_8_bits_are_stored_and_learn() {
     let dir = tempfile::tempdir().unwrap();
@@ -223,7 +223,7 @@ fn moments_in_8_bits_are_stored_and_learn() {
     let plan = Plan { epochs: 6, batch: 3, tokens: 128, held_out: 0.0, seed: 9 };
     let targets = vec!["q_proj".to_owned(), "down_proj".to_owned()];
     let options = LoraOptions { rank: 2, alpha: 4.0, targets, vision: false, seed: 3 };
-    // the losses of a run that is stopped after some steps and goes on from its state, and what it has trained
+    // the losses of a run that is stopped after some steps and resumed, and what it has trained
     let run = |method: Method, stop: Option<u32>| {
         let (mut losses, mut go_on) = (Vec::new(), true);
         let mut resumed = false;

@@ -1,4 +1,4 @@
-//! What a fine-tune's plan of memory says against what its steps really allocate.
+//! The planned memory of a fine-tune, compared with what its steps allocate.
 
 use pascaline::memory::{self, adaptor::Entry};
 use pascaline::quant::Format;
@@ -102,5 +102,5 @@ fn plans_are_bounds_of_what_steps_allocate() {
         println!("{case}: {peak} bytes, {planned} planned");
         wrong |= !(peak <= planned && planned <= 2 * peak);
     }
-    assert!(!wrong, "a plan is below what is allocated, or above twice of it");
+    assert!(!wrong, "a plan is below what is allocated, or more than twice as much");
 }

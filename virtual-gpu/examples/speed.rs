@@ -3,7 +3,7 @@
 //! `cargo run --release -p pascaline-virtual-gpu --example speed`
 //!
 //! The kernel is a textbook matrix product: 16 × 16 tiles in shared memory; per step two loads, two barriers and 16
-//! FFMAs with two shared loads each. About half its instructions touch memory, so the case does not flatter.
+//! FFMAs with two shared loads each. About half its instructions access memory, so it is not a favourable case.
 
 use std::error::Error;
 use std::sync::LazyLock;

@@ -1,6 +1,6 @@
 //! The Pascal cards that the virtual device can simulate.
 
-/// A card's figures: published ones, at boost clock.
+/// A card's published figures, at boost clock.
 #[derive(Debug, PartialEq)]
 pub struct Card {
     pub name: &'static str,

@@ -26,11 +26,11 @@ impl Checks {
 /// | variable | values | default |
 /// |---|---|---|
 /// | `PASCALINE_VIRTUAL_CARD` | `mx330`, `gtx1050ti`, `gtx1060`, `gtx1080`, `p4`, `p40` | `gtx1080` |
-/// | `PASCALINE_VIRTUAL_DEVICES` | one or several of these names, separated by commas: so many devices | one, of `CARD` |
+/// | `PASCALINE_VIRTUAL_DEVICES` | names of cards, separated by commas: one device for each | one, of `CARD` |
 /// | `PASCALINE_VIRTUAL_PEERS` | `1` or `0`: devices may reach each other's memory | `1` |
 /// | `PASCALINE_VIRTUAL_CHECKS` | `all`, `none`, or some of `uninitialized,races,convergence` | `all` |
 /// | `PASCALINE_VIRTUAL_SEED` | integer: order of streams and warps | `1` |
-/// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory: of each, or one number for each, separated by commas | the card's |
+/// | `PASCALINE_VIRTUAL_MEMORY` | bytes of device memory: one number for all devices, or one for each, separated by commas | the card's |
 /// | `PASCALINE_VIRTUAL_POOLS` | `1` or `0`: stream-ordered memory pools | `1` |
 /// | `PASCALINE_VIRTUAL_LATE` | `1`: a stream runs only when something waits for it; `0`: at once | `1` |
 /// | `PASCALINE_VIRTUAL_TRAFFIC` | `1` or `0`: count sectors and bank conflicts | `1` |
@@ -40,7 +40,7 @@ impl Checks {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub card: &'static Card,
-    /// Further devices of the driver API beside the first: their cards and bytes of memory (`None`: the card's).
+    /// The driver API's devices after the first: their cards and bytes of memory (`None`: the card's).
     pub others: Vec<(&'static Card, Option<u64>)>,
     /// Whether devices may reach each other's memory.
     pub peers: bool,
@@ -56,10 +56,11 @@ pub struct Config {
     /// Count 32-byte sectors and bank conflicts, which costs time.
     pub traffic: bool,
     /// A launch through the driver API that differs from an earlier one only in the addresses of its memory is not run:
-    /// it leaves that one's counts, and no results. For estimates of work that repeats itself, such as a model's layers.
+    /// its report has that one's counts, and its results are missing. For estimates of work that repeats itself, such as a
+    /// model's layers.
     pub once: bool,
-    /// Launches through the driver API are checked and not run: they leave no results and no reports. Memory that nothing
-    /// has written is zero without [`Checks::uninitialized`]. For the memory that a program takes, which may then be of any size.
+    /// Launches through the driver API are checked and not run: they leave no results and no reports. For measuring how
+    /// much memory a program needs: without [`Checks::uninitialized`], device memory that nothing writes takes none of the host's.
     pub skip: bool,
     /// CPU threads that run blocks.
     pub threads: usize,
@@ -95,7 +96,7 @@ impl Config {
     /// The cost of starting a block, in thread instructions.
     pub const BLOCK_COST: u64 = 1 << 14;
 
-    /// The default, changed by the environment. An unreadable value is an error that names it.
+    /// The default, changed by the environment. An invalid value is an error that names it.
     pub fn from_env() -> Result<Self, String> {
         Self::from_variables(|name| std::env::var(name).ok())
     }
@@ -103,7 +104,7 @@ impl Config {
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let mut c = Self::default();
         let var = |name: &str| get(&format!("PASCALINE_VIRTUAL_{name}"));
-        let bad = |name: &str, v: &str| format!("PASCALINE_VIRTUAL_{name}={v} is not understood");
+        let bad = |name: &str, v: &str| format!("PASCALINE_VIRTUAL_{name}={v} is not a valid value");
         let int = |name: &str| match var(name) {
             None => Ok(None),
             Some(v) => v.parse::<u64>().map(Some).map_err(|_| bad(name, &v)),
@@ -123,7 +124,7 @@ impl Config {
                 Some(v.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| bad("MEMORY", &v))?)
             }
         };
-        // one number is for all
+        // a single number applies to all devices
         let memory = |device: usize| {
             numbers.as_ref().and_then(|all| all.get(if all.len() == 1 { 0 } else { device })).copied()
         };
@@ -181,7 +182,7 @@ impl Config {
         1 + self.others.len()
     }
 
-    /// That of one device alone.
+    /// The configuration of one device alone.
     pub(crate) fn of_device(&self, device: usize) -> Self {
         let (card, memory_limit) = match device.checked_sub(1) {
             None => (self.card, self.memory_limit),

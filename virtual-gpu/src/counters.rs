@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-/// Instruction classes, as far as an SM's scheduler treats them differently.
+/// Instruction classes that an SM's scheduler treats differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Class {

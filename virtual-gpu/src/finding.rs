@@ -25,7 +25,7 @@ pub enum FindingKind {
     NotConverged,
     /// A shuffle that reads a lane which does not execute it.
     ShuffleInactive,
-    /// A pointer into the memory of another device, without peer access to it.
+    /// A pointer to memory of another device, without peer access to it.
     WrongDevice,
     /// Work that reads what another device writes, or overwrites what it reads, without waiting for it.
     MissingWait,
@@ -61,7 +61,7 @@ impl FindingKind {
             Self::SharedRace => "shared-memory race",
             Self::BarrierDivergence => "barrier not reached by all",
             Self::NotConverged => "lanes not converged",
-            Self::ShuffleInactive => "shuffle from a lane that does not take part",
+            Self::ShuffleInactive => "shuffle from an inactive lane",
             Self::WrongDevice => "memory of another device",
             Self::MissingWait => "missing wait between devices",
             Self::Trap => "trap",

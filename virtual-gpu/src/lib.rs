@@ -1,11 +1,11 @@
 //! An sm_61 GPU in software, under the CUDA driver API.
 //!
 //! It runs the PTX that ships, checks it more strictly than the hardware does, and estimates its time on a Pascal
-//! card. Kernels and the host code above them can so be tested on machines without one.
+//! card, so kernels and the host code above them can be tested on machines without a GPU.
 //!
 //! * [`Module::parse`] reads PTX; anything that sm_61 lacks is an error with its line.
 //! * [`Gpu`] runs kernels without the driver API: memory, modules, launches, [`Finding`]s and [`Counters`].
-//! * [`symbol`] gives the driver API over one such device, whose streams run late and in a seeded order.
+//! * [`symbol`] gives the driver API over such devices, whose streams run late and in a seeded order.
 //!   [`configure`] or the environment ([`Config`]) sets it up; [`take_findings`] returns the faults it found and
 //!   [`take_reports`] the counts of its launches.
 //! * [`estimate`] turns counts into a time on a [`Card`]: the model and its error are in `COSTS.md`.
@@ -14,7 +14,7 @@
 //!
 //! Not supported: textures, surfaces, indirect and recursive calls, `malloc`, video instructions,
 //! cooperative launches, memory nodes and child graphs, managed memory. Each is refused, never answered wrongly.
-//! Races in global memory are not looked for. Blocks start in order and each runs to its end, so a block may wait
+//! Races in global memory are not detected. Blocks start in order and each runs to its end, so a block may wait
 //! for an earlier one; waiting for a later one ends as a time-out.
 
 mod api;

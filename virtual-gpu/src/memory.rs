@@ -23,16 +23,16 @@ const GUARD: u64 = 4096;
 const ALIGN: u64 = 512;
 /// Fills fresh and freed memory where checks are on: NaN as f32, f16 and f64, and a bad index.
 pub const POISON: u8 = 0xff;
-/// The writer of bytes about whom nothing more is known.
+/// The shadow of bytes that were written, by work that is not told apart.
 pub(crate) const WRITTEN: u8 = 1;
 
-/// The device whose memory an address would be; `None` for host addresses and the windows.
+/// The device in whose range an address lies; `None` for host addresses and the windows.
 pub(crate) fn device_of(address: u64) -> Option<usize> {
     let device = (address.checked_sub(FIRST)? / SPAN) as usize;
     (device < MAX_DEVICES).then_some(device)
 }
 
-/// Why memory cannot be given or reached.
+/// Why memory cannot be allocated or accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryError {
     /// Beyond the card's or the configured limit, or the host's memory.
@@ -47,8 +47,9 @@ pub enum MemoryError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Device,
-    /// Page-locked host memory, made by us or registered; its address is the host's.
+    /// Page-locked host memory that the driver API allocated; its address is the host's.
     Pinned,
+    /// The caller's own memory, page-locked by the driver API.
     Registered,
 }
 
@@ -122,7 +123,7 @@ impl Allocation {
         }
     }
 
-    /// Forgets which of these units of work wrote bytes; that they are written stays known.
+    /// Replaces these units of work in the shadow by [`WRITTEN`].
     pub fn forget_writers(&self, units: std::ops::RangeInclusive<u8>) {
         let Some(s) = self.shadow else { return };
         // SAFETY: the shadow has `size` bytes, and no kernel runs while the driver changes it.
@@ -182,13 +183,13 @@ impl Snapshot {
 }
 
 impl Memory {
-    /// That of device number `device`.
+    /// The memory of device number `device`.
     pub fn new(device: usize, limit: u64, track: bool) -> Self {
         let first = FIRST + SPAN * device as u64;
         Self { inner: Mutex::new(Inner { next: first, ..Inner::default() }), first, limit, track }
     }
 
-    /// The other device whose memory an address would be.
+    /// The other device in whose range an address lies, if there is one.
     pub(crate) fn foreign(&self, address: u64) -> Option<usize> {
         device_of(address).filter(|_| !(self.first..self.first + SPAN).contains(&address))
     }
@@ -202,7 +203,7 @@ impl Memory {
         self.insert(bytes, true).map(|a| a.base)
     }
 
-    /// As [`Self::alloc`], but dead until the allocating stream reaches it.
+    /// As [`Self::alloc`]. Without `live` it cannot be accessed until the allocating stream reaches it.
     pub(crate) fn insert(&self, bytes: u64, live: bool) -> Result<Arc<Allocation>, MemoryError> {
         let mut inner = self.lock();
         if bytes == 0 || bytes > self.limit - inner.used.min(self.limit) {
@@ -234,7 +235,7 @@ impl Memory {
         Ok(a)
     }
 
-    /// Lets all page-locked memory stay for ever: the host may hold references into it, which nothing here knows of.
+    /// Leaks all page-locked memory: the host may still hold references into it.
     pub(crate) fn leave_pinned(&self) {
         for allocation in
             self.lock().live.values().filter(|allocation| matches!(allocation.kind, Kind::Pinned))
@@ -243,7 +244,7 @@ impl Memory {
         }
     }
 
-    /// Page-locked host memory, reachable from kernels under its host address; `track`: who wrote it is remembered.
+    /// Page-locked host memory, which kernels reach under its host address; with `track` its shadow holds who wrote it.
     pub(crate) fn insert_pinned(&self, bytes: u64, track: bool) -> Result<Arc<Allocation>, MemoryError> {
         let (data, layout) = zeroed(bytes).ok_or(MemoryError::OutOfMemory)?;
         let base = data.as_ptr() as u64;
@@ -266,12 +267,12 @@ impl Memory {
         Ok(a)
     }
 
-    /// Makes host memory that another device knows reachable here too.
+    /// Makes host memory that was allocated through another device accessible to this one.
     pub(crate) fn share(&self, allocation: &Arc<Allocation>) {
         self.lock().live.insert(allocation.base, Arc::clone(allocation));
     }
 
-    /// As [`Allocation::forget_writers`], of all that lives.
+    /// As [`Allocation::forget_writers`], for all live allocations.
     pub(crate) fn forget_writers(&self, units: std::ops::RangeInclusive<u8>) {
         self.lock().live.values().for_each(|a| a.forget_writers(units.clone()));
     }
@@ -376,7 +377,7 @@ impl Memory {
                     (
                         true,
                         format!(
-                            "{} bytes into an allocation that its stream has not made or has freed",
+                            "{} bytes into an allocation that its stream has not reached or has freed",
                             address - base
                         ),
                     )
@@ -396,7 +397,7 @@ impl Memory {
     }
 
     /// The live allocations of the device's own memory.
-    pub(crate) fn of_device_alone(&self) -> Vec<Arc<Allocation>> {
+    pub(crate) fn device_allocations(&self) -> Vec<Arc<Allocation>> {
         self.lock().live.values().filter(|a| a.kind == Kind::Device).cloned().collect()
     }
 

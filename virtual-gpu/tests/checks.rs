@@ -195,7 +195,7 @@ fn shuffles_without_convergence() {
 }
 
 #[test]
-fn shuffle_from_a_lane_that_is_not_there() {
+fn shuffle_from_an_inactive_lane() {
     let f =
         run(32, "setp.ge.u32 %p1, %r1, 16;\n@%p1 ret;\nshfl.sync.down.b32 %r4, %r1, 1, 31, -1;").unwrap_err();
     assert_eq!((f.kind, f.line, f.thread), (FindingKind::ShuffleInactive, 9, [15, 0, 0]), "{f}");
@@ -407,7 +407,7 @@ fn barriers_wait_for_slow_warps() {
 }
 
 #[test]
-fn a_barrier_that_never_opens_says_why() {
+fn a_barrier_that_never_completes_says_why() {
     let message = |threads, code: &str| {
         let f = run(threads, code).unwrap_err();
         assert_eq!(f.kind, FindingKind::BarrierDivergence, "{f}");

@@ -1,6 +1,6 @@
 //! The driver API through its symbols, as the seam calls it.
 //!
-//! One process has one device, so the tests take turns.
+//! The driver's state is that of the process, so the tests take turns.
 
 mod common;
 
@@ -243,7 +243,7 @@ fn module_log_globals_and_function_attributes() {
 }
 
 #[test]
-fn a_device_fault_is_sticky_and_told() {
+fn a_device_fault_is_sticky_and_reported() {
     let _turn = device(Config::default());
     let f = function(load(PTX), "scale");
     let x = alloc(40);

@@ -1,4 +1,4 @@
-//! PTX that another compiler made: clang's, in `tests/ptx/` beside its source.
+//! PTX of another compiler: clang's, in `tests/ptx/` beside its source.
 
 use pascaline_virtual_gpu::{Config, Gpu, Launch, LoadedModule, Module};
 

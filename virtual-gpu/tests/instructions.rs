@@ -162,7 +162,7 @@ fn carry_chains() {
         ("mad.hi.cc.s32 %r0, %r1, %r2, %r3;", [m1, 5, 7], R(6)),
         ("mad.hi.cc.s64 %rd0, %rd1, %rd2, %rd3;", [u64::MAX, 5, 7], D(6)),
         ("add.cc.u32 %r4, %r1, 1; madc.lo.u32 %r0, %r2, %r3, 5;", [m1, 3, 4], R(18)),
-        // lanes that do not take part keep their carry
+        // inactive lanes keep their carry
         (
             "mov.u32 %r4, %laneid; setp.eq.u32 %p1, %r4, 3; add.cc.u32 %r4, %r1, 1; @!%p1 add.cc.u32 %r4, %r2, 0; addc.u32 %r0, 0, 0;",
             [m1, 0, 0],
@@ -953,7 +953,7 @@ fn other_targets_and_broken_files_are_refused() {
         ("", ".version"),
         (".version 6.4 .target sm_70 .address_size 64", "sm_70"),
         (".version 6.4 .target sm_61 .address_size 32", "64-bit"),
-        (".version 6.4 .target sm_61 .address_size 64 .visible .entry k() {", "too early"),
+        (".version 6.4 .target sm_61 .address_size 64 .visible .entry k() {", "unexpected end"),
         (
             ".version 6.4 .target sm_61 .address_size 64 .visible .entry k() { .shared .b8 t[50000]; mov.u32 %r, t; }",
             "not a register",

@@ -1,4 +1,4 @@
-//! What nvcc writes and other compilers do not: `vprintf`, `%envreg`, structures by value.
+//! PTX as only nvcc writes it: `vprintf`, `%envreg`, structures by value.
 
 use pascaline_virtual_gpu::{Config, FindingKind, Gpu, Launch, Module};
 
@@ -13,7 +13,7 @@ const PTX: &str = r#".version 7.8
 ;
 .global .align 1 .b8 $str[18] = {98, 108, 111, 99, 107, 32, 37, 100, 58, 32, 37, 115, 32, 37, 102, 10, 0, 0};
 .global .align 1 .b8 $name[4] = {111, 110, 101, 0};
-// out[0]: what vprintf gives; prints from lanes 0 and 1, and traps in the second half of the grid
+// out[0]: vprintf's result; prints from lanes 0 and 1, and traps in the second half of the grid
 .entry speak(.param .u64 out, .param .u32 trap_from)
 {
 .local .align 8 .b8 __local_depot0[24];
@@ -119,7 +119,7 @@ fn a_launch_prints_a_mebibyte_at_most_and_says_what_is_missing() {
     let text = gpu.take_printed();
     assert!(text.len() <= (1 << 20) + 100, "{}", text.len());
     let all: usize = (0..30_000).map(|block| 2 * format!("block {block}: one 1.500000\n").len()).sum();
-    let said = format!("[{} bytes more than a launch's 1048576 were printed]\n", all - (1 << 20));
+    let said = format!("[{} bytes beyond a launch's limit of 1048576 are missing]\n", all - (1 << 20));
     assert!(text.ends_with(&said), "{}", &text[text.len() - 100..]);
 }
 

@@ -11,7 +11,7 @@ use pascaline_virtual_gpu::{Config, FindingKind, GTX1080, MX330, restart, take_f
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Adds 1 to each of n words; the first loop makes it take a while.
+/// x = y + 1, for each of n words.
 const PTX: &str = ".version 6.4
 .target sm_61
 .address_size 64
@@ -305,7 +305,7 @@ fn host_memory_between_devices_must_be_waited_for_too() {
 }
 
 #[test]
-fn a_kernel_reaches_a_peer_only_with_leave() {
+fn a_kernel_needs_peer_access_to_a_peer() {
     let pair = Pair::new(Config::default());
     let [a, b] = &pair.sides;
     let mut can = 0;
@@ -318,7 +318,7 @@ fn a_kernel_reaches_a_peer_only_with_leave() {
     a.synchronize();
     assert_eq!((a.words(), kinds()), (vec![6; N], vec![]));
     b.enter();
-    assert_eq!(b.launch(b.buffer, a.buffer), 0, "there is no leave in this direction");
+    assert_eq!(b.launch(b.buffer, a.buffer), 0, "there is no peer access in this direction");
     assert_eq!((b.wait(), kinds()), (700, vec![FindingKind::WrongDevice]));
     assert_eq!(a.wait(), 0, "a fault of one device is its own");
     a.enter();
@@ -356,7 +356,7 @@ fn pointers_streams_and_kernels_of_the_wrong_device_are_findings() {
     let event = b.event();
     a.enter();
     assert_eq!(code!("cuEventRecord", (*mut c_void, *mut c_void), event, a.stream), 400);
-    // by name a copy needs no peer access: the driver goes by host memory
+    // by name a copy needs no peer access: the driver copies through host memory
     assert_eq!(copy(a, b, a), 0);
     a.synchronize();
     assert_eq!(b.words(), vec![5; N]);
@@ -446,8 +446,8 @@ fn a_fault_in_a_graph_ends_what_follows_it() {
 }
 
 #[test]
-fn memory_of_a_pool_is_reached_with_its_leave() {
-    for leave in [false, true] {
+fn memory_of_a_pool_is_reached_by_its_access_list() {
+    for granted in [false, true] {
         let pair = Pair::new(Config::default());
         let [a, b] = &pair.sides;
         a.enter();
@@ -455,14 +455,14 @@ fn memory_of_a_pool_is_reached_with_its_leave() {
         b.enter();
         let (mut pool, mut at) = (null_mut(), 0u64);
         call!("cuDeviceGetDefaultMemPool", (*mut *mut c_void, c_int), &mut pool, 1);
-        let access: [c_int; 3] = [1, 0, if leave { 3 } else { 0 }];
+        let access: [c_int; 3] = [1, 0, if granted { 3 } else { 0 }];
         call!("cuMemPoolSetAccess", (*mut c_void, *const c_int, usize), pool, access.as_ptr(), 1);
         call!("cuMemAllocAsync", (*mut u64, usize, *mut c_void), &mut at, 4 * N, b.stream);
         call!("cuMemsetD32Async", (u64, c_uint, usize, *mut c_void), at, 8, N, b.stream);
         b.synchronize();
         a.enter();
         assert_eq!(a.launch(a.buffer, at), 0);
-        if leave {
+        if granted {
             a.synchronize();
             assert_eq!((a.words(), kinds()), (vec![9; N], vec![]));
         } else {

@@ -41,7 +41,7 @@ pub(crate) fn rope_append(
             if head < heads + kv_heads {
                 let angle = place(row).1.min(angles - 1) * dim / 2;
                 let weight = weights.map(|[q, k]| if head < heads { q } else { k });
-                vectorized!(turn(x, weight, eps, &cos[angle..], &sin[angle..]));
+                vectorized!(rotate(x, weight, eps, &cos[angle..], &sin[angle..]));
             }
         };
         if heads > 0 {
@@ -71,7 +71,7 @@ pub(crate) fn rope_append(
 
 /// Normalises a head and rotates its pairs.
 #[inline(always)]
-fn turn<T: Float>(x: &mut [f32], weight: Option<&[T]>, eps: f32, cos: &[f32], sin: &[f32]) {
+fn rotate<T: Float>(x: &mut [f32], weight: Option<&[T]>, eps: f32, cos: &[f32], sin: &[f32]) {
     if let Some(weight) = weight {
         let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
         let scale = (squares / x.len() as f64 + f64::from(eps)).sqrt().recip() as f32;

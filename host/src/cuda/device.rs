@@ -246,7 +246,7 @@ impl CudaDevice {
     /// # Errors
     /// [`Error::DeviceLost`] if a kernel faulted; a driver error during a capture on this thread.
     pub fn synchronize(&self) -> Result<()> {
-        let _turn = self.stream.turn();
+        let _lock = self.stream.lock_to_enqueue();
         self.bind()?;
         self.stream.synchronize()
     }

@@ -166,7 +166,7 @@ impl Stream {
             return Ok(());
         }
         function.device.bind()?;
-        let _turn = self.turn();
+        let _lock = self.lock_to_enqueue();
         // SAFETY: the function belongs to the bound context. `arguments` points to one value for each parameter: the
         // number was checked above, the types are this function's contract. The driver copies the values before it returns.
         let result = unsafe {

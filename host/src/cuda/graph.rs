@@ -56,7 +56,7 @@ struct Capture<'a> {
     outer: Vec<*const Stream>,
     is_over: bool,
     /// No other thread queues anything on the streams meanwhile.
-    _turns: Vec<RwLockWriteGuard<'a, ()>>,
+    _locks: Vec<RwLockWriteGuard<'a, ()>>,
 }
 
 impl Capture<'_> {
@@ -76,8 +76,8 @@ impl Capture<'_> {
         if streams.windows(2).any(|pair| ptr::eq(pair[0], pair[1])) {
             return Err(refused("twice in a list", "each stream is captured once"));
         }
-        let turns: Option<Vec<_>> = streams.into_iter().map(Stream::turn_to_capture).collect();
-        let Some(turns) = turns else {
+        let locks: Option<Vec<_>> = streams.into_iter().map(Stream::lock_to_capture).collect();
+        let Some(locks) = locks else {
             let reason = "a capture is in progress on it; use a handle with a stream of its own";
             return Err(refused("being captured", reason));
         };
@@ -89,7 +89,7 @@ impl Capture<'_> {
             check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(first.stream().raw(), mode) })
         })?;
         let outer = Stream::captured(devices.iter().map(|device| ptr::from_ref(device.stream())).collect());
-        let mut capture = Capture { devices, joined: 1, outer, is_over: false, _turns: turns };
+        let mut capture = Capture { devices, joined: 1, outer, is_over: false, _locks: locks };
         for device in &devices[1..] {
             first.bind()?;
             let fork = Event::untimed()?;
@@ -204,8 +204,8 @@ impl Graph {
             value: "being captured".into(),
             reason: "a graph is not captured into another".into(),
         };
-        let turns: Option<Vec<_>> = self.devices.iter().map(|device| device.stream().turn()).collect();
-        let Some(_turns) = turns else { return Err(captured()) };
+        let locks: Option<Vec<_>> = self.devices.iter().map(|device| device.stream().lock_to_enqueue()).collect();
+        let Some(_locks) = locks else { return Err(captured()) };
         let first = self.devices[0].stream(); // a capture has one at least
         for (device, fence) in self.devices.iter().zip(&self.fences).skip(1) {
             device.bind()?;
@@ -225,7 +225,7 @@ impl Graph {
             }
             check("cuGraphLaunch", result)
         })?;
-        debug_assert!(launched.is_some(), "no capture is in progress while a turn is held");
+        debug_assert!(launched.is_some(), "no capture is in progress while the lock is held");
         if let Some(fence) = self.fences.first() {
             fence.record(first)?;
             self.devices[1..].iter().try_for_each(|device| device.stream().wait(fence))?;

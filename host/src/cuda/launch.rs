@@ -91,7 +91,7 @@ impl CudaDevice {
         self.bind()?;
         let function = self.modules().kernel(spec.name)?.function;
         let [x, y, z] = spec.block;
-        let _turn = self.stream().turn();
+        let _lock = self.stream().lock_to_enqueue();
         // SAFETY: the function belongs to the bound context. `values` points to the kernel's parameters: this function's
         // contract. The driver copies them before it returns.
         let result = unsafe {

@@ -24,7 +24,7 @@ pub struct Stream {
     capture: Mutex<Option<HashMap<usize, Kept>>>,
     /// Read-locked by threads that queue work, write-locked by a capture. Work of other threads waits until the capture
     /// ends, and does not become part of the graph.
-    turns: RwLock<()>,
+    enqueue_lock: RwLock<()>,
     counters: Counters,
     /// Whether another library created it and will destroy it.
     is_foreign: bool,
@@ -73,8 +73,8 @@ impl Stream {
     }
 
     fn of(raw: sys::CUstream, counters: Counters, is_foreign: bool) -> Self {
-        let (capture, turns) = (Mutex::new(None), RwLock::new(()));
-        Self { raw, ordinal: current(), capture, turns, counters, is_foreign }
+        let (capture, enqueue_lock) = (Mutex::new(None), RwLock::new(()));
+        Self { raw, ordinal: current(), capture, enqueue_lock, counters, is_foreign }
     }
 
     /// The driver's handle.
@@ -122,20 +122,20 @@ impl Stream {
 
     /// The lock for queueing work. While it is held no capture begins; a capture on another thread is waited for. `None` on
     /// the thread that captures. The holder must not take it again.
-    pub(crate) fn turn(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        (!self.is_capturing()).then(|| self.turns.read().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn lock_to_enqueue(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        (!self.is_capturing()).then(|| self.enqueue_lock.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs `work` with the lock of [`turn`](Self::turn). Otherwise an event recorded while another thread captures the
-    /// stream would become part of the capture, and a wait for it would fail.
-    pub(crate) fn in_turn<R>(&self, work: impl FnOnce(&Self) -> R) -> R {
-        let _turn = self.turn();
+    /// Runs `work` with [`lock_to_enqueue`](Self::lock_to_enqueue) held. Otherwise an event recorded while another thread captures
+    /// the stream would become part of the capture, and a wait for it would fail.
+    pub(crate) fn locked<R>(&self, work: impl FnOnce(&Self) -> R) -> R {
+        let _lock = self.lock_to_enqueue();
         work(self)
     }
 
-    /// The lock for capturing; see [`turn`](Self::turn).
-    pub(super) fn turn_to_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        (!self.is_capturing()).then(|| self.turns.write().unwrap_or_else(PoisonError::into_inner))
+    /// The lock for capturing; see [`lock_to_enqueue`](Self::lock_to_enqueue).
+    pub(super) fn lock_to_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        (!self.is_capturing()).then(|| self.enqueue_lock.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn kept(&self) -> MutexGuard<'_, Option<HashMap<usize, Kept>>> {
@@ -148,7 +148,7 @@ impl Stream {
         if kept.is_some() { Ok(None) } else { work().map(Some) }
     }
 
-    /// Begins a capture by `begin`, with [`turn_to_capture`](Self::turn_to_capture) held. [`captured`](Self::captured) then makes
+    /// Begins a capture by `begin`, with [`lock_to_capture`](Self::lock_to_capture) held. [`captured`](Self::captured) then makes
     /// it this thread's.
     pub(super) fn begin_capture(&self, begin: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut kept = self.kept();

@@ -154,7 +154,7 @@ fn arguments(epilogue: &Epilogue) -> (*const f32, *const f32, u32) {
 fn kernel_for(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSpec<Product>, [u32; 3]) {
     let format = format as usize;
     if m <= vector::MAX_M {
-        let (variant, columns) = vector::select(m);
+        let (variant, columns) = vector::variant_for(m);
         return (VECTOR[variant][format], [n.div_ceil(columns), 1, 1]);
     }
     let columns = n.div_ceil(BN);

@@ -86,7 +86,7 @@ impl DeviceBuffer {
     #[track_caller]
     pub fn uninitialized(device: &CudaDevice, bytes: usize) -> Result<Self> {
         device.bind()?;
-        let _turn = device.stream().turn();
+        let _lock = device.stream().lock_to_enqueue();
         let (pool, stream) = (pool_for(device)?, StreamHandle::of(device));
         if bytes > 0 {
             refused(bytes)?;
@@ -234,16 +234,16 @@ impl DeviceBuffer {
             return self.queue_copy(offset, source, at, bytes);
         }
         let (written, copied) = (from.event()?, to.event()?);
-        from.stream().in_turn(|from| written.record(from))?;
+        from.stream().locked(|from| written.record(from))?;
         if !left_out(Wait::CopyAfterWriter) {
-            to.stream().in_turn(|to| to.wait(&written))?;
+            to.stream().locked(|to| to.wait(&written))?;
         }
         self.queue_copy(offset, source, at, bytes)?;
         if left_out(Wait::WriterAfterCopy) {
             return Ok(());
         }
-        let recorded = to.stream().in_turn(|to| copied.record(to));
-        let ordered = recorded.and_then(|()| from.stream().in_turn(|from| from.wait(&copied)));
+        let recorded = to.stream().locked(|to| copied.record(to));
+        let ordered = recorded.and_then(|()| from.stream().locked(|from| from.wait(&copied)));
         if ordered.is_err() {
             to.stream().synchronize()?; // the source may be freed after the return
         }
@@ -258,7 +258,7 @@ impl DeviceBuffer {
             return Ok(());
         }
         self.device.bind()?;
-        let _turn = self.device.stream().turn();
+        let _lock = self.device.stream().lock_to_enqueue();
         // SAFETY: both ranges are inside their buffers (checked above), and the buffers are different allocations. This
         // buffer is freed after the copy in its stream's order; the caller orders the source's free after it too.
         let result = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.device.stream().raw()) };
@@ -318,7 +318,7 @@ impl DeviceBuffer {
             return Ok(());
         }
         self.device.bind()?;
-        let _turn = self.device.stream().turn();
+        let _lock = self.device.stream().lock_to_enqueue();
         check(call, fill(self.address(), self.memory.bytes, self.device.stream().raw()))
     }
 
@@ -336,8 +336,8 @@ impl DeviceBuffer {
 
     /// The lock for queueing a copy to or from the host, which waits for the stream. A captured stream can't be waited for.
     pub(super) fn outside_capture(&self, op: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
-        if let Some(turn) = self.device.stream().turn() {
-            return Ok(turn);
+        if let Some(lock) = self.device.stream().lock_to_enqueue() {
+            return Ok(lock);
         }
         let (argument, value) = ("stream", "being captured into a graph".to_owned());
         let reason = "a graph holds no copies to or from the host; do them before or after".into();

@@ -99,8 +99,8 @@ impl LayerStream {
     pub fn layer(&mut self, index: usize) -> Result<usize> {
         let device = self.device.clone();
         device.bind()?;
-        let turn = device.stream().turn(); // held until the wait is queued, so that no capture begins before
-        if turn.is_none() {
+        let lock = device.stream().lock_to_enqueue(); // held until the wait is queued, so that no capture begins before
+        if lock.is_none() {
             let (argument, value) = ("stream", "being captured into a graph".to_owned());
             let reason = "a graph would replay kernels without the copies that they wait for".into();
             return Err(Error::Unsupported { op: "LayerStream", argument, value, reason });

@@ -181,7 +181,7 @@ impl Posted {
     pub fn fill(self: &Arc<Self>, source: &DeviceBuffer, at: usize, bytes: usize) -> Result<u64> {
         let from = source.range("post", at, bytes)?;
         let (device, to) = (source.device(), self.0.address());
-        let _turn = device.stream().turn();
+        let _lock = device.stream().lock_to_enqueue();
         device.stream().keep(&(Arc::clone(self) as Kept));
         if bytes > self.bytes() {
             let (argument, value) = ("bytes", bytes.to_string());
@@ -277,7 +277,7 @@ impl DeviceBuffer {
         source: PinnedBuffer,
         bytes: usize,
     ) -> Result<PinnedBuffer> {
-        let _turn = self.outside_capture("upload")?;
+        let _lock = self.outside_capture("upload")?;
         let bytes = bytes.min(source.len());
         let address = self.range("upload", offset, bytes)?;
         if bytes == 0 {
@@ -297,7 +297,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
     pub fn download_async(&self, offset: usize, bytes: usize) -> Result<Download> {
-        let _turn = self.outside_capture("download")?;
+        let _lock = self.outside_capture("download")?;
         let address = self.range("download", offset, bytes)?;
         let target = PinnedBuffer::new(self.device(), bytes)?;
         if bytes == 0 {
@@ -348,7 +348,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`upload_async`](Self::upload_async).
     pub fn upload_pageable(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        let _turn = self.outside_capture("upload")?;
+        let _lock = self.outside_capture("upload")?;
         let address = self.range("upload", offset, source.len())?;
         self.device().stream().synchronize()?; // the copy below is not queued on this stream
         // SAFETY: the range is inside this buffer (checked above); the call returns when the copy is done.

@@ -211,13 +211,13 @@ impl AllReduce {
         books.next = 1 - books.next;
         for (gpu, there) in self.gpus.iter().zip(&self.there) {
             gpu.bind()?;
-            gpu.stream().in_turn(|stream| there.record(stream))?;
+            gpu.stream().locked(|stream| there.record(stream))?;
         }
         for (to, gpu) in self.gpus.iter().enumerate().filter(|_| !left_out(Wait::PartThere)) {
             let others = self.there.iter().enumerate().filter(|(from, _)| *from != to);
             others
                 .map(|(_, there)| there)
-                .try_for_each(|there| gpu.stream().in_turn(|stream| stream.wait(there)))?;
+                .try_for_each(|there| gpu.stream().locked(|stream| stream.wait(there)))?;
         }
         let part = |from: usize, to: usize| -> Result<Tensor> {
             let reason = || "it has no part".to_owned();

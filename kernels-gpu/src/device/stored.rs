@@ -4,7 +4,7 @@
 //! |-------------------------|----------------------------------------------------|------------------|
 //! | pointers to elements    | d elements                                         | the element      |
 //! | [`Coded`]               | d codes of a 16-bit float with any exponent bits   | the code's       |
-//! | [`Blocks`] (Q8_0)       | quants i8 \[w\], scales f16 \[w/32\], w = d padded to 32 | scale · quant    |
+//! | [`Q8Blocks`] (Q8_0)     | quants i8 \[w\], scales f16 \[w/32\], w = d padded to 32 | scale · quant    |
 
 use super::element::{load_4_words, load_half, load_word};
 use super::int8::load_pair;
@@ -38,7 +38,7 @@ pub trait Stored: Copy {
 }
 
 /// The type of keys' and values' elements in memory, which determines how they are read: f32, [`F16`], `u16` for codes
-/// ([`Coded`]), `u8` for quants ([`Blocks`]).
+/// ([`Coded`]), `u8` for quants ([`Q8Blocks`]).
 pub trait KvElement: Copy {
     /// The reader of this format.
     type Stored: Stored;
@@ -67,11 +67,11 @@ impl KvElement for u16 {
 }
 
 impl KvElement for u8 {
-    type Stored = Blocks;
+    type Stored = Q8Blocks;
 
     #[inline(always)]
-    fn stored([k, v]: [*const u8; 2], _: u32, [k_scales, v_scales]: [*const F16; 2]) -> [Blocks; 2] {
-        [Blocks { quants: k, scales: k_scales }, Blocks { quants: v, scales: v_scales }]
+    fn stored([k, v]: [*const u8; 2], _: u32, [k_scales, v_scales]: [*const F16; 2]) -> [Q8Blocks; 2] {
+        [Q8Blocks { quants: k, scales: k_scales }, Q8Blocks { quants: v, scales: v_scales }]
     }
 }
 
@@ -149,7 +149,7 @@ impl Stored for Coded {
 
 /// Blocks of Q8_0, with quants and scales in separate arrays. Rows are padded to whole blocks.
 #[derive(Clone, Copy)]
-pub struct Blocks {
+pub struct Q8Blocks {
     quants: *const u8,
     scales: *const F16,
 }
@@ -161,7 +161,7 @@ fn scaled(word: u32, scale: f32) -> [f32; 4] {
     [quant(0), quant(1), quant(2), quant(3)]
 }
 
-impl Stored for Blocks {
+impl Stored for Q8Blocks {
     const APART: bool = false;
 
     #[inline(always)]

@@ -86,7 +86,7 @@ pub fn blocks1(n: u32) -> u32 {
 }
 
 /// The index in [`VECTOR`] of the variant for `m` rows of x (at most [`MAX_M`]), and the columns of y per block.
-pub fn select(m: u32) -> (usize, u32) {
+pub fn variant_for(m: u32) -> (usize, u32) {
     let variant = VARIANTS.iter().position(|(rows, _)| m <= *rows).unwrap_or(VARIANTS.len() - 1);
     (variant, WARPS * VARIANTS[variant].1)
 }

@@ -1,4 +1,4 @@
-"""From whatever numpy understands to arrays that a Tensor can be made of."""
+"""Converts objects that numpy accepts to arrays that a Tensor can share memory with."""
 
 from typing import Any, Optional, Tuple
 
@@ -60,7 +60,7 @@ def _of_python_numbers(array: np.ndarray) -> Optional[str]:
 
 
 def _check_indices(array: np.ndarray) -> None:
-    """Refuses what uint32 can't hold."""
+    """Refuses values that uint32 can't hold."""
     if array.size == 0:
         return
     if array.dtype.kind not in "iufb" or array.min() < 0 or array.max() > 0xFFFFFFFF or np.any(array != np.trunc(array)):

@@ -1,4 +1,4 @@
-"""Attention weights of a text layer, for looking at: computed in numpy from the model's hidden states and the checkpoint's weights.
+"""Attention weights of a text layer, for inspection: computed in numpy from the model's hidden states and the checkpoint's weights.
 
 The kernels never have these weights in memory. What is computed here is the same layer's arithmetic in float32.
 """
@@ -49,7 +49,7 @@ def _rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _angles(config: Dict[str, Any], positions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """cos and sin [tokens, head_dim/2] of interleaved M-RoPE: frequencies 1, 4, 7, … turn by the row, 2, 5, 8, … by the column."""
+    """cos and sin [tokens, head_dim/2] of interleaved M-RoPE: frequencies 1, 4, 7, … rotate by the row, 2, 5, 8, … by the column."""
     half = config["head_dim"] // 2
     frequencies = config["rope_theta"] ** (-np.arange(half, dtype=np.float64) / half)
     axis = np.zeros(half, dtype=int)
@@ -73,7 +73,7 @@ def _weights(model: Qwen3VL, trace: Dict[str, Any], layer: int) -> np.ndarray:
         raise ValueError(f"layer {layer}: the model has {layers}, counted from 0")
     hidden = trace["hidden"][layer].numpy(copy=True)
     ids = np.array(trace["ids"])
-    # After each of the first layers a feature of the picture is added, which the trace does not have in its outputs.
+    # After each of the first layers a picture's features are added, which the trace's layer outputs do not include.
     if layer > 0 and trace["deepstack"] and layer <= len(trace["deepstack"][0]):
         added = np.concatenate([image[layer - 1].numpy() for image in trace["deepstack"]])
         hidden[ids == config["image_token_id"]] += added
@@ -97,7 +97,7 @@ def attention_weights(model: Qwen3VL, prompt: Any, images: Any = None, *, layer:
     """How much each token of a prompt attends to each other in a text layer: [heads, tokens, tokens] float32, each row's sum is 1.
 
     For models loaded from a directory of safetensors. ``layer`` counts from 0, or from the end if negative. Raises ValueError for a
-    layer that there is not, and the errors of ``Qwen3VL.generate``.
+    layer that does not exist, and the errors of ``Qwen3VL.generate``.
     """
     layers = model.config["num_hidden_layers"]
     return _weights(model, model.trace(prompt, images), layer + layers if layer < 0 else layer)
@@ -106,8 +106,8 @@ def attention_weights(model: Qwen3VL, prompt: Any, images: Any = None, *, layer:
 def attention_map(
     model: Qwen3VL, prompt: Any, images: Any, *, layer: int = -1, token: int = -1, head: Optional[int] = None
 ) -> List[np.ndarray]:
-    """How much a token of a prompt attends to each place of each image: a list of [rows, columns], a place being what one image token
-    stands for. ``token`` is the last if not given; ``head`` is one head, or None for the mean of all.
+    """How much a token of a prompt attends to each place of each image: a list of [rows, columns], a place being the patches of one
+    image token. ``token`` is the last if not given; ``head`` is one head, or None for the mean of all.
     """
     layers = model.config["num_hidden_layers"]
     trace = model.trace(prompt, images)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Literal, Optional, Seque
 
 import numpy as np
 
-# Whatever numpy understands, or a Tensor.
+# An object that numpy accepts, or a Tensor.
 _ArrayLike = Any
 _PathLike = Union[str, PathLike[str]]
 _DeviceLike = Union[str, Device]

@@ -9,7 +9,7 @@ __all__ = ["ImageTextToText", "pipeline"]
 
 
 class ImageTextToText:
-    """Pictures and text in, text out: what ``pipeline`` gives."""
+    """Pictures and text in, text out: the result of ``pipeline``."""
 
     def __init__(self, model: Qwen3VL) -> None:
         self.model = model

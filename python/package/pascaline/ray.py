@@ -23,8 +23,8 @@ _PICTURES = {".png", ".jpg", ".jpeg", ".webp"}
 
 
 class Answerer:
-    """An actor of Ray Data: rows with a ``path`` get the ``text`` of an answer, its number of ``tokens``, or the ``error`` that a picture
-    has; the others go on."""
+    """An actor of Ray Data: rows with a ``path`` get the ``text`` of an answer, its number of ``tokens``, or the ``error`` of a
+    picture; other rows are not affected."""
 
     def __init__(self, model: str, prompt: str, device: str, dtype: Optional[str], options: Dict[str, Any]) -> None:
         self.model = Qwen3VL.load(model, device=device, dtype=dtype)

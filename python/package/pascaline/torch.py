@@ -1,11 +1,11 @@
 """The ops for torch: registered with ``torch.library``, on torch's own memory and current stream.
 
-Each function has the kernels where they fit and torch's own implementation elsewhere. ``report()`` says how often each was taken,
+Each function uses the kernels where they fit and torch's own implementation elsewhere. ``report()`` says how often each was used,
 and why. The kernels take float32 and float16 (linear maps also float32 with float16 weights) on the CPU and on CUDA devices of
-compute capability 6.1 or newer. The gradients of softmax, norms, attention and RoPE are the kernels' too; a gradient of a
+compute capability 6.1 or newer. The gradients of softmax, norms, attention and RoPE use kernels too; a gradient of a
 gradient, and those of the other ops, are torch's.
 
-The ops are ``torch.ops.pascaline.*`` too; they have fake implementations and gradients, so ``torch.compile`` goes through them.
+The ops are ``torch.ops.pascaline.*`` too; they have fake implementations and gradients, so ``torch.compile`` works with them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _is_plain(*tensors: Optional[Tensor]) -> bool:
-    """Whether a call needs neither a gradient nor tracing: then it does not have to go by way of torch's dispatcher."""
+    """Whether a call needs neither a gradient nor tracing, so that it can bypass torch's dispatcher."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -135,7 +135,7 @@ def _backward_by_torch(name: str) -> None:
 
 
 def _backward_by_kernels(name: str, *tensors: Tensor, problem: Optional[str] = None) -> bool:
-    """Whether the kernels take these tensors of one type for a gradient. They give no gradient of the gradient."""
+    """Whether the kernels take these tensors of one type for a gradient. They have no gradient of the gradient."""
     if not _is_plain(*tensors):
         problem = "a gradient of the gradient, or tracing"
     problem = problem or _problem(*tensors) or _same_type(*tensors)
@@ -391,7 +391,7 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
 
 # quantised linear maps
 
-# An op's arguments are tensors and numbers, so quantised matrices are known by number.
+# An op's arguments can only be tensors and numbers, so quantised matrices are passed by number.
 _quantized: Dict[int, Any] = {}
 _quantized_lock = threading.Lock()
 
@@ -456,7 +456,7 @@ _quant_linear_op = _define(
 
 
 class _Quantized:
-    """A quantised matrix, and for torch's implementation its values."""
+    """A quantised matrix, and its values for torch's implementation."""
 
     def __init__(self, weight: QuantTensor) -> None:
         self.weight = weight

@@ -19,7 +19,7 @@ from . import torch as _ops
 
 __all__ = ["KINDS", "is_patched", "patch", "unpatch"]
 
-#: What ``patch`` replaces.
+#: The kinds of modules that ``patch`` replaces.
 KINDS = ("linear", "rms_norm", "layer_norm", "swiglu", "attention")
 
 _NAME = "pascaline"
@@ -27,7 +27,7 @@ _STATE = "_pascaline_patch"
 
 
 class _Patch:
-    """What was changed, to be restored."""
+    """The changes to a model, for restoring it."""
 
     def __init__(self) -> None:
         self.forwards: List[nn.Module] = []
@@ -56,7 +56,7 @@ def _eps(module: nn.Module) -> float:
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
-    """By its parts, and by what it computes: some models' norms scale by 1 + weight."""
+    """Judged by its parts and by a test input: some models' norms scale by 1 + weight."""
     weight = getattr(module, "weight", None)
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or weight.dim() != 1:
         return False
@@ -74,7 +74,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 def _is_gated_mlp(module: nn.Module) -> bool:
-    """down(silu(gate(x)) · up(x)), with a forward of that and nothing else."""
+    """Whether its forward computes down(silu(gate(x)) · up(x)) and nothing else."""
     parts = {name for name, _ in module.named_children()}
     if not {"gate_proj", "up_proj", "down_proj", "act_fn"} == parts:
         return False
@@ -108,7 +108,7 @@ def _attention(
     is_causal: Optional[bool] = None,
     **options: Any,
 ) -> Tuple[Tensor, None]:
-    """transformers' interface of attention. query, key, value: [b, heads, tokens, dim]; gives [b, tokens, heads, dim]."""
+    """transformers' interface of attention. query, key, value: [b, heads, tokens, dim]; returns [b, tokens, heads, dim]."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
     if options.get("position_bias") is not None:
@@ -124,8 +124,8 @@ def _attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-class _InPlaceOfTorchs(TorchFunctionMode):
-    """Calls of torch's scaled_dot_product_attention, for models that do not have transformers' interface."""
+class _ReplacedSdpa(TorchFunctionMode):
+    """Replaces calls of torch's scaled_dot_product_attention, for models that do not have transformers' interface."""
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.scaled_dot_product_attention:
@@ -162,7 +162,7 @@ def _patch_attention(model: nn.Module, state: _Patch) -> None:
 
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with _InPlaceOfTorchs():
+        with _ReplacedSdpa():
             return original(*args, **kwargs)
 
     _replace_forward(model, forward, state)
@@ -170,7 +170,7 @@ def _patch_attention(model: nn.Module, state: _Patch) -> None:
 
 
 def patch(model: nn.Module, kinds: Iterable[str] = KINDS) -> Dict[str, int]:
-    """Lets a model compute with the kernels; gives how many modules of each kind were replaced.
+    """Makes a model compute with the kernels; returns how many modules of each kind were replaced.
 
     ``kinds`` chooses among KINDS. The model is changed in place and stays an ordinary module: it can be moved, trained and saved.
     Raises ValueError for an unknown kind and if the model is patched already.
@@ -181,7 +181,7 @@ def patch(model: nn.Module, kinds: Iterable[str] = KINDS) -> Dict[str, int]:
     if is_patched(model):
         raise ValueError("the model is patched already")
     state = _Patch()
-    # Found before any is replaced: a norm is tried out.
+    # Found before any is replaced, since recognising a norm runs it.
     found = [(module, _replacement(module, chosen)) for module in list(model.modules())]
     try:
         for module, replacement in found:

@@ -3,7 +3,7 @@
 //!     RUSTFLAGS="--cfg shuttle" cargo test --package pascaline-interleavings --target-dir target/shuttle
 //!
 //! Under `cfg(shuttle)` the pool and the simulated device take their locks from shuttle (`host/src/sync.rs`). The simulated device
-//! judges each use of memory, and the pool's books must be right at every point at which another thread can run.
+//! checks each use of memory, and the pool's accounting must be consistent wherever another thread can run.
 #![cfg(shuttle)]
 
 use pascaline::Error;
@@ -16,7 +16,7 @@ use shuttle::{Config, Runner, thread};
 type Pool = MemoryPool<Simulated, Simulated>;
 
 const BLOCK: usize = 1 << 20;
-/// Too little for all that the threads ask for, so that memory is handed over, trimmed and refused.
+/// Too little for all that the threads ask for, so that memory is handed to other streams, trimmed and refused.
 const CAPACITY: usize = 6 << 20;
 const ITERATIONS: usize = 5000;
 
@@ -27,7 +27,7 @@ fn check(threads: impl Fn() + Send + Sync + Copy + 'static) {
     Runner::new(PctScheduler::new_from_seed(2, 3, ITERATIONS), config).run(threads);
 }
 
-fn world() -> (Simulated, Arc<Pool>) {
+fn device_and_pool() -> (Simulated, Arc<Pool>) {
     let device = Simulated::with_contents(CAPACITY, 1);
     let pool = MemoryPool::new(device.clone(), device.clone(), device.stream());
     (device, Arc::new(pool))
@@ -42,20 +42,20 @@ fn take(pool: &Pool, bytes: usize, stream: SimulatedStream) -> Option<u64> {
 }
 
 fn finish(device: &Simulated, pool: Arc<Pool>) {
-    pool.audit().expect("books that are right");
+    pool.audit().expect("consistent accounting");
     assert_eq!(pool.statistics().live, 0);
     device.finish();
-    pool.trim().expect("a device that is there");
+    pool.trim().expect("a live device");
     device.finish();
     assert_eq!(pool.statistics().reserved, device.allocated());
     assert!(device.violations().is_empty(), "{:?}", device.violations());
 }
 
-/// Each thread has a stream; they take, use and free memory, and one trims meanwhile.
+/// Two threads with a stream each allocate, use and free memory; a third trims.
 #[test]
 fn threads_share_the_pool() {
     check(|| {
-        let (device, pool) = world();
+        let (device, pool) = device_and_pool();
         let streams = [device.stream(), device.stream()];
         let users = streams.map(|stream| {
             let (device, pool) = (device.clone(), Arc::clone(&pool));
@@ -64,7 +64,7 @@ fn threads_share_the_pool() {
                     let Some(address) = take(&pool, bytes, stream) else { continue };
                     device.write(stream, address, bytes, turn as u32 + 1);
                     device.check(stream, address, bytes, turn as u32 + 1);
-                    pool.audit().expect("books that are right");
+                    pool.audit().expect("consistent accounting");
                     pool.free(address, bytes).expect("it is live");
                 }
             })
@@ -73,7 +73,7 @@ fn threads_share_the_pool() {
             let pool = Arc::clone(&pool);
             thread::spawn(move || {
                 for _ in 0..3 {
-                    pool.trim().expect("a device that is there");
+                    pool.trim().expect("a live device");
                 }
             })
         };
@@ -82,14 +82,14 @@ fn threads_share_the_pool() {
     });
 }
 
-/// A block that one thread frees while another notes a use of it: the note counts, or is refused, and nothing else.
+/// One thread frees a block while another records a use of it: the use counts or is refused.
 #[test]
-fn a_use_is_noted_or_refused() {
+fn a_use_is_recorded_or_refused() {
     check(|| {
-        let (device, pool) = world();
+        let (device, pool) = device_and_pool();
         let (owner, reader) = (device.stream(), device.stream());
         let address = take(&pool, BLOCK, owner).expect("an empty device");
-        let noting = {
+        let recording = {
             let pool = Arc::clone(&pool);
             thread::spawn(move || pool.record_use(address, &reader).is_ok())
         };
@@ -101,7 +101,7 @@ fn a_use_is_noted_or_refused() {
             let pool = Arc::clone(&pool);
             thread::spawn(move || pool.free(address, BLOCK + 1).is_ok())
         };
-        let _ = noting.join().expect("no panic");
+        let _ = recording.join().expect("no panic");
         freeing.join().expect("no panic");
         assert!(!twice.join().expect("no panic"), "a free of another size is refused");
         finish(&device, pool);

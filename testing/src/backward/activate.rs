@@ -7,7 +7,7 @@ use pascaline::{DType, Result, Shape, Tensor, TensorMut};
 
 pub(super) struct Activate {
     rows: usize,
-    /// Of dy.
+    /// Columns of dy.
     cols: usize,
     activation: Activation,
     dtype: DType,

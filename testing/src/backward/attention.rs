@@ -28,7 +28,7 @@ pub(super) struct Attention {
     of: Of,
     dtype: DType,
     purpose: Purpose,
-    /// Of block-sparse attention.
+    /// The mask of block-sparse attention.
     sparse: Option<Sparse>,
 }
 
@@ -37,17 +37,17 @@ struct Sparse {
     kind: Kind,
     block: usize,
     heads: usize,
-    /// For the device of the last run.
+    /// The device of the last run, and the mask on it.
     prepared: Mutex<Option<(Device, PreparedMask)>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Only the diagonal and what is up to so many keys before it.
+    /// The diagonal and up to so many keys before it.
     Window(usize),
-    /// Each pair with a chance of 30 %.
+    /// Each pair with a probability of 30 %.
     Pairs,
-    /// Whole blocks with a chance of 40 %; row 1 has none.
+    /// Each block with a probability of 40 %; row 1 has none.
     Blocks,
 }
 
@@ -192,7 +192,7 @@ impl Attention {
         self.head_dim * if self.swapped { i * heads + head } else { head * len + i }
     }
 
-    /// The weights of query `i` of a head, of the keys that it sees.
+    /// The weights of query `i` of a head over the keys that it sees.
     fn weights(&self, mask: Option<&BlockMask>, q: &[f64], k: &[f64], head: usize, i: usize) -> Vec<f64> {
         let (d, (num_q, num_kv)) = (self.head_dim, self.heads);
         let seen = if self.causal { (i + 1 + self.kv_len).saturating_sub(self.q_len) } else { self.kv_len };

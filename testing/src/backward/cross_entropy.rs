@@ -1,4 +1,4 @@
-//! Cross-entropy of a matrix's logits.
+//! Cross-entropy of logits, and of the logits x · wᵀ.
 
 use super::Differentiable;
 use crate::{HostTensor, Purpose, Tolerance, data};
@@ -62,7 +62,7 @@ impl CrossEntropy {
         }
     }
 
-    /// The gradient with respect to the logits; a label that is no column gives none.
+    /// The gradient with respect to the logits; a label out of range gives zeros.
     fn of_logits(&self, logits: &[f64], labels: &[f64]) -> Vec<f64> {
         let rows = logits.chunks_exact(self.vocab).zip(labels);
         rows.flat_map(|(x, &label)| {

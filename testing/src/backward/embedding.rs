@@ -1,4 +1,4 @@
-//! Rows by number, and sums over all rows.
+//! Embedding lookup, and sums over all rows.
 
 use super::Differentiable;
 use crate::{HostTensor, Purpose, Tolerance, data};
@@ -9,9 +9,9 @@ pub(super) struct Embedding {
     rows: usize,
     cols: usize,
     n: usize,
-    /// Whether it is a bias: one row, which is added to all of them.
+    /// Whether it is a bias: one row, which is added to all rows.
     is_bias: bool,
-    /// Whether it is added to zeros.
+    /// Whether the gradient is added to an output, here of zeros.
     add: bool,
     dtype: DType,
     purpose: Purpose,
@@ -80,7 +80,7 @@ impl Differentiable for Embedding {
         [self.n, self.cols].into()
     }
 
-    /// The ids; some are no rows of the table.
+    /// The ids; some are out of range.
     fn arguments(&self) -> Vec<HostTensor> {
         let mut rng = data::rng(&self.sizes(), "ids");
         let most = if self.is_bias { 1 } else { self.rows + 2 };
@@ -121,7 +121,7 @@ impl Differentiable for Embedding {
         vec![0.0; self.rows * self.cols]
     }
 
-    /// An id that is no row gives zeros here, and nothing for a gradient.
+    /// An id out of range gives zeros here, and no gradient.
     fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
         let row = |id: &f64| match (*id as usize) < self.rows {
             true => point[*id as usize * self.cols..][..self.cols].to_vec(),

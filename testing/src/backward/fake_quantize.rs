@@ -51,8 +51,8 @@ impl FakeQuantize {
         scales[i / self.cols * self.blocks() + i % self.cols / BLOCK]
     }
 
-    /// Of a value its quant, and by how much rounding has moved it; `None` if it was clipped. Rounding is decided by the op's own
-    /// arithmetic: f64 decides otherwise where a value is half-way.
+    /// A value's quant, and by how many steps rounding has moved it; `None` if it was clipped. The rounding follows the op's own
+    /// arithmetic in f32: f64 would round some values near half-way differently.
     fn rounded(&self, x: f64, scale: f64) -> (f64, Option<f64>) {
         let [low, high] = self.range();
         let steps = x as f32 * (1.0 / scale as f32);
@@ -128,7 +128,7 @@ impl Differentiable for FakeQuantize {
         arguments[usize::from(self.of == Of::Scales)].clone()
     }
 
-    /// s · (x / s + what rounding has moved it by, which is held), or s · q of a clipped value: what the gradient is exact for.
+    /// s · (x / s + r) with the rounding r held constant, or s · q for a clipped value: the gradient is exact for this function.
     fn forward(&self, point: &[f64], arguments: &[Vec<f64>]) -> Vec<f64> {
         let (x, scales) =
             if self.of == Of::X { (point, &arguments[1][..]) } else { (&arguments[0][..], point) };

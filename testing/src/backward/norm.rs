@@ -100,7 +100,7 @@ impl Differentiable for Norm {
             (other(weight.shape(), DType::F32)?, other(weight.shape(), DType::F32)?);
         let (mut dweight, mut dbias) = (dweight.view_mut()?, dbias.view_mut()?);
         match (self.of, self.centred) {
-            // frozen weights: without theirs
+            // without the weights' gradients, as for frozen weights
             (Of::X, true) => return ops::layer_norm_backward_into(y, None, dy, x, weight, EPS),
             (Of::X, false) => return ops::rms_norm_backward_into(y, None, dy, x, weight, EPS),
             (Of::Weight, _) => dweight = y,

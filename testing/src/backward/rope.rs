@@ -81,7 +81,7 @@ impl Differentiable for Rope {
         self.rotate(dy, [&arguments[0], &arguments[1]], -1.0)
     }
 
-    /// The rotation is linear, so any point will do.
+    /// The rotation is linear, so its gradient is the same at any point.
     fn point(&self, _: &[Vec<f64>]) -> Vec<f64> {
         vec![0.0; self.forward_shape().elements()]
     }

@@ -73,7 +73,7 @@ impl Differentiable for Softmax {
         .collect()
     }
 
-    /// Of y = softmax(x), x is ln y but for a constant, which does not matter.
+    /// x = ln y, up to a constant, which softmax ignores.
     fn point(&self, arguments: &[Vec<f64>]) -> Vec<f64> {
         arguments[0].iter().map(|y| y.ln()).collect()
     }

@@ -1,5 +1,5 @@
 //! One file of kernels, compiled against our `cuda_std` and against the published 0.2.2: every name that both have,
-//! with the types it takes and gives. That it compiles is the first test: a kernel that keeps to these names moves to
+//! with its parameters' and results' types. That it compiles is the first test: a kernel that keeps to these names moves to
 //! Rust-CUDA by a changed dependency line. The second is in `tests/launch.rs`: the same file, compiled for the GPU, is
 //! launched by cust as a host program of Rust-CUDA would.
 //!
@@ -12,7 +12,7 @@ pub mod against_ours {
     include!("kernels.rs");
 }
 
-/// Against the release, whose attribute makes kernels `extern "C"`: how they take slices is its own compiler's affair.
+/// Against the release, whose attribute makes kernels `extern "C"`: its own compiler decides how they take slices.
 #[allow(improper_ctypes_definitions)]
 pub mod against_published {
     use published as cuda_std;

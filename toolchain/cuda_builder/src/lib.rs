@@ -37,7 +37,7 @@
 //!
 //! The host embeds the PTX by `include_str!("../kernels.ptx")` and loads it with cust's `Module::from_ptx` or
 //! Pascaline's `CudaDevice::load_ptx`. Without [`copy_to`](CudaBuilder::copy_to) the file is in `OUT_DIR`, where
-//! [`build`](CudaBuilder::build) says. Relative paths are relative to the package of the build script.
+//! [`build`](CudaBuilder::build) returns. Relative paths are relative to the package of the build script.
 //!
 //! # How
 //!
@@ -81,7 +81,7 @@ const HOST_ONLY: &[&str] = &[
     "CLIPPY_ARGS",
 ];
 
-/// Why no PTX came of it. `Debug`, by which `unwrap` and `main` print an error, gives the same text as `Display`.
+/// Why no PTX was built. `Debug`, by which `unwrap` and `main` print an error, gives the same text as `Display`.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaBuilderError {
@@ -91,7 +91,7 @@ pub enum CudaBuilderError {
     /// The GPU crate did not compile; rustc's diagnostics are in the text.
     #[error("the GPU crate does not compile:\n{0}")]
     BuildFailed(String),
-    /// No compiler of this machine builds for the GPU, and no prebuilt PTX was named.
+    /// No compiler on this machine builds for the GPU, and no prebuilt PTX was named.
     #[error("no compiler for the GPU: {0}")]
     NoToolchain(#[from] NoToolchain),
     /// Cargo could not begin to compile the GPU crate, and no prebuilt PTX was named; cargo's own text.
@@ -100,7 +100,7 @@ pub enum CudaBuilderError {
     /// `CUDA_BUILDER_PREBUILT` asks for the prebuilt PTX, and none was named.
     #[error("CUDA_BUILDER_PREBUILT is set, so nothing is compiled")]
     NoPrebuilt,
-    /// The PTX was made and is not what was asked for.
+    /// The PTX was built, or is prebuilt, and did not pass its checks.
     #[error("{}: {source}", .path.display())]
     BadPtx {
         /// The file.
@@ -191,7 +191,7 @@ impl CudaBuilder {
         self
     }
 
-    /// Also copies the PTX to this path. A file that is the same already is left alone.
+    /// Also copies the PTX to this path. A file with the same contents is not written again.
     pub fn copy_to(mut self, path: impl AsRef<Path>) -> Self {
         self.copy_to = Some(path.as_ref().to_path_buf());
         self
@@ -204,11 +204,11 @@ impl CudaBuilder {
         self
     }
 
-    /// Builds and gives the path of the PTX file, which is in `OUT_DIR`.
+    /// Builds the PTX file and returns its path, which is in `OUT_DIR`.
     ///
     /// In a build script this prints the `cargo:rerun-if-changed` lines for everything the PTX depends on, and sets
-    /// `CUDA_BUILDER_ORIGIN` for the crate's `env!`: `built from source`, that with the toolchain where it is not
-    /// this build's own, or `prebuilt`.
+    /// `CUDA_BUILDER_ORIGIN` for the crate's `env!`: `built from source`, the same with the toolchain's name where it
+    /// is not this build's own, or `prebuilt`.
     ///
     /// # Errors
     /// [`CudaBuilderError`]. A crate that does not compile is always an error; only a machine that can't build for
@@ -277,7 +277,7 @@ impl CudaBuilder {
         format!("{}-{}.ptx", folder.to_string_lossy(), self.arch.sm())
     }
 
-    /// Runs cargo for the crate and gives the PTX as LLVM wrote it, and who compiled it.
+    /// Runs cargo for the crate. Returns the PTX as LLVM wrote it, and the toolchain.
     fn compile(&self, manifest: &Path, out_dir: &Path) -> Result<(String, Toolchain), CudaBuilderError> {
         let search = Programs::of_this_build().find(self.arch.sm());
         for path in &search.watch {
@@ -291,7 +291,7 @@ impl CudaBuilder {
         let output = self
             .cargo(&toolchain, manifest, &target_dir)
             .output()
-            .map_err(|error| CudaBuilderError::Unavailable(format!("cargo does not start: {error}")))?;
+            .map_err(|error| CudaBuilderError::Unavailable(format!("cargo can't be started: {error}")))?;
         if !output.status.success() {
             let log = String::from_utf8_lossy(&output.stderr).into_owned();
             // Anything but a compile error (no network for what -Zbuild-std resolves, say) is the machine's state.
@@ -302,18 +302,17 @@ impl CudaBuilder {
                 CudaBuilderError::Unavailable(lines.collect::<Vec<_>>().join("\n"))
             });
         }
-        let archive = archive(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
-            CudaBuilderError::Unavailable("cargo names no library that it has built".into())
-        })?;
+        let archive = archive(&String::from_utf8_lossy(&output.stdout))
+            .ok_or_else(|| CudaBuilderError::Unavailable("cargo's messages name no library".into()))?;
         rerun_if_dependencies_change(&archive.with_extension("d"));
         let asm = assembly_of(&archive, &target_dir.join(TARGET).join("release"))?;
         Ok((read(&asm)?, toolchain))
     }
 
-    /// The inner cargo.
+    /// The command that compiles the GPU crate.
     fn cargo(&self, toolchain: &Toolchain, manifest: &Path, target_dir: &Path) -> Command {
         let mut cargo = Command::new(&toolchain.cargo);
-        // A static library is put together by rustc itself. Fat LTO, which comes before that, leaves the whole
+        // A static library is archived by rustc itself. Fat LTO, which runs before that, leaves the whole
         // program as one PTX file, so that no linker is needed.
         cargo
             .args(["rustc", "--release", "--lib", "--crate-type=staticlib", "--target", TARGET])
@@ -338,14 +337,14 @@ impl CudaBuilder {
             format!("-Ctarget-cpu={}", self.arch.sm()),
             format!("-Ctarget-feature=+ptx{major}{minor}"),
             // Jump threading copies a call into the arms of a branch where that decides a later branch. rustc's does not
-            // know convergent functions. LLVM's first one sees them, but not those in functions not yet inlined.
+            // know convergent functions. LLVM's first such pass does, but does not see those in functions that are not inlined yet.
             "-Zmir-enable-passes=-JumpThreading".to_owned(),
             "-Cllvm-args=-simplifycfg-max-small-block-size=0".to_owned(),
         ];
         cargo
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             .env("RUSTC", &toolchain.rustc)
-            .env("RUSTC_WRAPPER", "") // empty, so that none of a configuration file is taken either
+            .env("RUSTC_WRAPPER", "") // empty, so that a wrapper from a configuration file is not used either
             .env("RUSTC_WORKSPACE_WRAPPER", "")
             .env("RUSTC_BOOTSTRAP", "1") // build-std, the kernel ABI and PTX asm! are not stable
             .env("CARGO_BUILD_BUILD_DIR", target_dir)
@@ -363,7 +362,7 @@ impl CudaBuilder {
     }
 }
 
-/// Asks for the prebuilt PTX.
+/// The variable that asks for the prebuilt PTX.
 const FORCE_PREBUILT: &str = "CUDA_BUILDER_PREBUILT";
 
 /// The static library in cargo's messages, one JSON object a line.
@@ -417,14 +416,14 @@ fn rerun_if_dependencies_change(dep_info: &Path) {
     }
 }
 
-/// Cargo takes a path that is not there for one that has always just changed.
+/// Cargo treats a missing path as always changed, so only existing paths are named.
 fn rerun_if_changed(path: &Path) {
     if path.exists() {
         println!("cargo:rerun-if-changed={}", path.display());
     }
 }
 
-/// One warning of cargo's is one line.
+/// Prints a warning of cargo's, which is one line.
 fn warn(text: &str) {
     println!("cargo:warning={}", text.split_whitespace().collect::<Vec<_>>().join(" "));
 }
@@ -435,7 +434,7 @@ fn read(path: &Path) -> Result<String, CudaBuilderError> {
 
 fn write(path: &Path, text: &str) -> Result<(), CudaBuilderError> {
     if fs::read(path).is_ok_and(|bytes| bytes == text.as_bytes()) {
-        return Ok(()); // a new date would have cargo compile what embeds it again
+        return Ok(()); // a new modification time would make cargo rebuild what embeds it
     }
     let parent = path.parent().map_or(Ok(()), fs::create_dir_all);
     parent

@@ -41,7 +41,7 @@ pub enum PtxError {
     /// A function that is called and not defined.
     #[error("unresolved function {0}")]
     Unresolved(String),
-    /// A line that can't be what LLVM writes.
+    /// A line that LLVM does not write.
     #[error("line {line}: {reason}")]
     Malformed {
         /// Counted from one.
@@ -173,8 +173,8 @@ fn parse_marker(line: &str, marker: &str) -> Option<(String, Vec<u8>)> {
 }
 
 /// A finished text cut into one complete PTX text for each module, with its name, in the order in which the modules begin.
-/// Declarations and functions outside of entries go to every module that names them. Entries without a module are one of
-/// their own, whose name is empty.
+/// Declarations and functions outside of entries go to every module that names them. Entries without a module form one
+/// whose name is empty.
 ///
 /// # Errors
 /// [`PtxError::Malformed`] for an entry or function without an end.
@@ -217,7 +217,7 @@ pub fn modules(text: &str) -> Result<Vec<(String, String)>, PtxError> {
     }
     for (_, body) in &mut modules {
         let mut needed = vec![false; shared.len()];
-        // a function may name what only it needs: until nothing is added
+        // repeated until nothing is added, as a function may name further items
         loop {
             let next = (0..shared.len()).find(|&i| {
                 let named = |text: &str| text.contains(&shared[i].0);
@@ -347,7 +347,7 @@ pub fn entries(text: &str) -> Result<Vec<Entry>, PtxError> {
             at += 1;
         }
         at += 1;
-        // LLVM indents bodies and sets braces of inline PTX either in one line or with a partner, so count depth.
+        // Inline PTX may have braces of its own, so count their depth.
         let mut depth = 1usize;
         while depth > 0 {
             let line = *lines.get(at).ok_or(malformed.clone())?;

@@ -1,4 +1,4 @@
-//! Which compiler builds the GPU crate: this build's own, or another one that rustup has.
+//! Which compiler builds the GPU crate: this build's own, or another of rustup's toolchains.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::{env, fs};
 /// The target that rustc compiles for.
 pub(crate) const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// The advice where no compiler will do: the one that Pascaline's own kernels are compiled by.
+/// The command to suggest where no compiler will do: it installs the one that compiles Pascaline's own kernels.
 const INSTALL: &str = "rustup toolchain install 1.95.0 --profile minimal --component rust-src";
 
 /// The first rustc that compiles `cuda_std`, which has the same `rust-version` as this crate.
@@ -18,7 +18,7 @@ const OLDEST: (u32, u32) = (1, 95);
 /// The sources of `core` below a sysroot.
 const CORE_SOURCES: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
 
-/// A compiler that makes code for the GPU, and its cargo.
+/// A compiler that generates code for the GPU, and its cargo.
 #[derive(Clone, Debug)]
 pub(crate) struct Toolchain {
     /// rustup's name for it; `None` for this build's own.
@@ -53,7 +53,7 @@ pub enum Unusable {
     /// It has no NVPTX back end, or one that has dropped the architecture.
     #[error("does not compile for {0}")]
     NoArchitecture(String),
-    /// It would do, but has no `core` to compile for the GPU.
+    /// It knows the architecture, but has no `core` to compile for the GPU.
     #[error("lacks the sources of `core`")]
     NoCore,
 }
@@ -61,7 +61,7 @@ pub enum Unusable {
 /// No compiler of this machine can build the GPU crate; [`Display`](fmt::Display) says what to install.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoToolchain {
-    /// Each compiler that was looked at, this build's own first, and why it is of no use.
+    /// Each compiler that was tried, this build's own first, and why it can't be used.
     pub tried: Vec<(String, Unusable)>,
     /// The command that installs what is missing.
     pub remedy: String,
@@ -78,7 +78,7 @@ impl fmt::Display for NoToolchain {
 
 impl std::error::Error for NoToolchain {}
 
-/// The programs that are asked.
+/// The programs to run.
 pub(crate) struct Programs {
     pub cargo: OsString,
     pub rustc: OsString,
@@ -86,7 +86,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Those of the build that runs this.
+    /// The programs of the build that runs this script.
     pub fn of_this_build() -> Self {
         let program = |variable, name: &str| env::var_os(variable).unwrap_or_else(|| name.into());
         Self { cargo: program("CARGO", "cargo"), rustc: program("RUSTC", "rustc"), rustup: "rustup".into() }
@@ -160,12 +160,12 @@ impl Programs {
     }
 }
 
-/// What a search for a compiler came to.
+/// The result of a search for a compiler.
 pub(crate) struct Search {
     found: Option<Toolchain>,
     tried: Vec<(String, Unusable)>,
     remedy: String,
-    /// Where a change would make the answer another one; these exist.
+    /// Existing paths that change when the result may change.
     pub watch: Vec<PathBuf>,
 }
 
@@ -190,7 +190,7 @@ impl Search {
     }
 }
 
-/// A compiler that is of no use.
+/// A compiler that can't be used.
 struct Failure {
     description: String,
     sysroot: Option<PathBuf>,
@@ -232,7 +232,7 @@ fn probe(name: Option<&str>, cargo: OsString, rustc: OsString, arch: &str) -> Re
 }
 
 fn find_core(sysroot: &Path) -> Option<Core> {
-    // The standard library's manifest names `core`; without its sources beside it cargo fails late and oddly.
+    // The standard library's manifest names `core`; without its sources cargo fails late, with an unrelated error.
     if sysroot.join(CORE_SOURCES).is_file() {
         return Some(Core::Sources);
     }
@@ -241,14 +241,14 @@ fn find_core(sysroot: &Path) -> Option<Core> {
     compiled.is_ok_and(|entries| entries.flatten().any(is_core)).then_some(Core::Compiled)
 }
 
-/// `1.96.0-nightly` → (1, 96); zeros if it is not like that.
+/// `1.96.0-nightly` → (1, 96); zeros if it has another form.
 fn number(version: &str) -> (u32, u32) {
     let mut parts = version.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
     (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
 }
 
-/// The path itself, or the folder above it that exists: cargo takes a path that is not there for always changed, and
-/// a folder for changed when something appears in it.
+/// The path itself, or the nearest folder above it that exists: cargo treats a missing path as always changed, and a
+/// folder as changed when something appears in it.
 fn nearest_existing(path: &Path) -> PathBuf {
     path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/")).to_path_buf()
 }
@@ -269,13 +269,13 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    /// One test at a time: a program can't be started while a process that another thread is starting has it open.
+    /// One test at a time: a script can't be started while another thread's child process still has it open for writing.
     static TURN: Mutex<()> = Mutex::new(());
 
     const SM_61: &str = "sm_60\n    sm_61  - This is the default\n    sm_70";
     const SM_70: &str = "    sm_70\n    sm_75";
 
-    /// A machine of made-up compilers: each a folder that is its sysroot, with a `bin/rustc` that answers as a real one.
+    /// A simulated machine. Each compiler is a sysroot with a `bin/rustc`, a script that answers as a real one does.
     struct Machine {
         root: PathBuf,
         _turn: MutexGuard<'static, ()>,

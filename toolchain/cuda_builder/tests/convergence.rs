@@ -1,6 +1,6 @@
-//! The convergence trap, provoked: shuffles between two divergent branches must come out as often as they are written.
+//! The convergence trap, provoked: shuffles between two divergent branches must appear in the PTX as often as in the source.
 //!
-//! If the builder does not switch off rustc's jump threading, the single shuffle and the butterflies come out twice; if it does
+//! If the builder does not switch off rustc's jump threading, the single shuffle and the butterflies appear twice; if it does
 //! not switch off LLVM's, the butterflies do.
 //!
 //! A program of its own and not a `#[test]`, because it sets a variable of its environment, as cargo does for build scripts.

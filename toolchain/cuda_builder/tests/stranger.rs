@@ -1,4 +1,4 @@
-//! A project as someone else would write it by the crate's documentation, whose files it has: built by cargo from a folder
+//! A project as someone else would write it by the crate's documentation, which includes its files: built by cargo from a folder
 //! with spaces in its path, with compilers old and new.
 
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ fn the_documented_project_builds_and_runs() {
 }
 
 #[test]
-fn names_and_places_in_the_manifest_are_cargos_affair() {
+fn the_manifest_may_rename_and_move_the_library() {
     if no_sources() {
         return;
     }
@@ -158,8 +158,8 @@ mod newer {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// A rustc that is the tests' own but for what two variables of the environment say: `FORGET`, a pattern of CPUs that it
-    /// does not list, and `SYSROOT`. The same file for all tests, or cargo would compile everything again for each.
+    /// The tests' own rustc, changed by two environment variables: `FORGET`, a pattern of CPUs that it does not list, and
+    /// `SYSROOT`. All tests share the file, or cargo would compile everything again for each.
     fn rustc() -> PathBuf {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("strangers/rustc");
         let real = sysroot().join("bin/rustc");

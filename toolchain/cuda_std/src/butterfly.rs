@@ -1,4 +1,4 @@
-//! Warp reductions: a butterfly of shuffles, with what combines them, as one block of inline PTX.
+//! Warp reductions: a butterfly of shuffles and the instructions that combine their values, as one block of inline PTX.
 //!
 //! Lane l combines its value with that of lane l ^ 16, then of l ^ 8, and so on down to l ^ 1. In the end every lane has the
 //! same result, combined in the same order.
@@ -16,8 +16,7 @@
 //!
 //! rustc does not mark `asm!` as convergent, so LLVM copies it into both arms of a divergent branch. LLVM copies whole basic
 //! blocks, and none that holds a convergent call. So each block of PTX has one in front of it, its anchor: a vote whose
-//! result nobody uses. (LLVM does not see it before this function is inlined; `cuda_builder` switches off the copying until
-//! then.) By the disassembly for sm_61, over the 131 kernels that reduce:
+//! result nobody uses. (LLVM sees it only once this function is inlined; `cuda_builder` switches off the copying until then.) By the disassembly for sm_61, over the 131 kernels that reduce:
 //!
 //! | anchor                       | costs                                                                 |
 //! |------------------------------|-----------------------------------------------------------------------|
@@ -227,7 +226,7 @@ butterfly!(
 /// The largest key over segments of `width` lanes, and the least index among those that have it. Both are valid in all lanes.
 ///
 /// Two butterflies in one block: the maximum of the keys, then the minimum of the indices that have it. As one butterfly of
-/// pairs it takes half as many shuffles after one another, but 10 instructions more on sm_61.
+/// pairs it takes half as many dependent shuffles, but 10 instructions more on sm_61.
 ///
 /// # Safety
 /// All 32 lanes call it together, with the same `width`: 8, 16 or 32.

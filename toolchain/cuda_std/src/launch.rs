@@ -1,4 +1,4 @@
-//! What a launch must look like, known to the kernel and to the host that launches it.
+//! Launch contracts, shared by the kernel and the host that launches it.
 //!
 //! A kernel takes one parameter type that derives [`KernelParams`]. `#[kernel(block = ..)]` makes the PTX entry and a
 //! [`KernelSpec`] of that type from one definition, so that the host fills in named, typed fields and a launch that
@@ -20,7 +20,7 @@ pub const MAX_PARAMS: usize = 32;
 /// device address, which the host must not access.
 ///
 /// # Safety
-/// `pointers` gives [`SIZES`](Self::SIZES)`.len()` addresses, each of a field of that many bytes; a kernel's entry takes
+/// `pointers` returns [`SIZES`](Self::SIZES)`.len()` addresses, each of a field of that many bytes; a kernel's entry takes
 /// `F0`, `F1`, … in that order. The derive establishes both.
 pub unsafe trait KernelParams: Copy {
     #[doc(hidden)]
@@ -90,7 +90,7 @@ pub unsafe trait KernelParams: Copy {
     /// Bytes of each field, in the order of their declaration.
     const SIZES: &'static [usize];
 
-    /// Puts the entry's parameters together again.
+    /// The struct of the entry's parameters.
     #[doc(hidden)]
     #[allow(clippy::too_many_arguments)]
     fn from_fields(
@@ -128,7 +128,7 @@ pub unsafe trait KernelParams: Copy {
         f31: Self::F31,
     ) -> Self;
 
-    /// Where the fields are, for `cuLaunchKernel`; null beyond the last.
+    /// The addresses of the fields, for `cuLaunchKernel`; null after the last.
     #[doc(hidden)]
     fn pointers(&self) -> [*const (); MAX_PARAMS];
 }
@@ -210,7 +210,7 @@ unsafe impl KernelParams for () {
     }
 }
 
-/// What is known of a kernel apart from its parameters' type.
+/// A kernel's launch contract without the type of its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelInfo {
     /// The symbol in the PTX.

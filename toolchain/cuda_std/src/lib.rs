@@ -1,5 +1,5 @@
-//! What GPU kernels are written with: the interface of [Rust-CUDA]'s `cuda_std`, as far as Pascaline's kernels need
-//! it, implemented over rustc's own NVPTX back end.
+//! The device side of GPU kernels: threads, shared memory, warps. The interface is that of [Rust-CUDA]'s `cuda_std`, as far
+//! as Pascaline's kernels need it, implemented over rustc's own NVPTX back end.
 //!
 //! Names and signatures are those of `cuda_std` 0.2.2 (threads, barriers, fences, shared memory, clock, atomics)
 //! and of its successor in the Rust-CUDA repository (warp shuffles and votes), so that kernels move there by a
@@ -41,7 +41,7 @@ pub mod warp;
 pub use cuda_std_macros::{KernelParams, gpu_only, kernel};
 pub use launch::{KernelInfo, KernelParams, KernelSpec};
 
-/// What a kernel file usually needs.
+/// What most kernel files need.
 pub mod prelude {
     pub use crate::butterfly::{Butterfly, Max, MaxOrNan, Min, Or, Sum};
     pub use crate::{KernelParams, kernel, thread, warp};

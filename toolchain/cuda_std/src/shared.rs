@@ -4,7 +4,7 @@ use crate::gpu_only;
 
 pub use crate::shared_pointer::{Shared, Word, declare};
 
-/// Declares an array in static shared memory and gives a generic `*mut T` to its first element:
+/// Declares an array in static shared memory and returns a generic `*mut T` to its first element:
 /// `shared_array![f32; 256]`.
 ///
 /// The contents are undefined at first. Each place in the source (and each instance of a generic function) is an
@@ -46,7 +46,7 @@ pub fn __static_shared<const BYTES: usize>() -> *mut u8 {
 #[cfg(target_arch = "nvptx64")]
 core::arch::global_asm!(".extern .shared .align 16 .b8 cuda_std_dynamic_shared[];");
 
-/// The dynamic shared memory that the launch asked for, as a generic pointer, 16-byte aligned. Every call gives the
+/// The dynamic shared memory that the launch asked for, as a generic pointer, 16-byte aligned. Every call returns the
 /// same pointer.
 #[gpu_only]
 #[inline(always)]

@@ -79,7 +79,7 @@ impl<T: Word> Shared<T> {
     #[inline(always)]
     pub unsafe fn get(self, index: u32) -> T {
         let bits;
-        // SAFETY: as the caller promises.
+        // SAFETY: the element is in the array and was written before a barrier, as the caller promises.
         unsafe {
             asm!(
                 "ld.shared.b32 {bits}, [{address}];",
@@ -99,7 +99,7 @@ impl<T: Word> Shared<T> {
     #[inline(always)]
     pub unsafe fn get2(self, index: u32) -> [T; 2] {
         let (a, b);
-        // SAFETY: as the caller promises.
+        // SAFETY: the elements are in the array, were written before a barrier and are aligned, as the caller promises.
         unsafe {
             asm!(
                 "ld.shared.v2.b32 {{{a}, {b}}}, [{address}];",
@@ -119,7 +119,7 @@ impl<T: Word> Shared<T> {
     #[inline(always)]
     pub unsafe fn get4(self, index: u32) -> [T; 4] {
         let (a, b, c, d);
-        // SAFETY: as the caller promises.
+        // SAFETY: the elements are in the array, were written before a barrier and are aligned, as the caller promises.
         unsafe {
             asm!(
                 "ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
@@ -142,7 +142,7 @@ impl<T: Word> Shared<T> {
         self,
     ) -> [T; 4] {
         let (a, b, c, d);
-        // SAFETY: as the caller promises.
+        // SAFETY: as in `get4`.
         unsafe {
             asm!(
                 "ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}+{offset}];",
@@ -162,7 +162,7 @@ impl<T: Word> Shared<T> {
     #[gpu_only]
     #[inline(always)]
     pub unsafe fn set_at<const ROW: u32, const STRIDE: u32>(self, value: T) {
-        // SAFETY: as the caller promises.
+        // SAFETY: as in `set`.
         unsafe {
             asm!(
                 "st.shared.b32 [{address}+{offset}], {bits};",
@@ -181,7 +181,7 @@ impl<T: Word> Shared<T> {
     #[gpu_only]
     #[inline(always)]
     pub unsafe fn set(self, index: u32, value: T) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the element is in the array and no other thread accesses it before a barrier, as the caller promises.
         unsafe {
             asm!(
                 "st.shared.b32 [{address}], {bits};",
@@ -199,7 +199,7 @@ impl<T: Word> Shared<T> {
     #[gpu_only]
     #[inline(always)]
     pub unsafe fn set4(self, index: u32, [a, b, c, d]: [T; 4]) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the elements are in the array and aligned, and no other thread accesses them before a barrier, as the caller promises.
         unsafe {
             asm!(
                 "st.shared.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};",

@@ -75,21 +75,21 @@ pub fn sync_threads() {
     unsafe { nvptx::_syncthreads() }
 }
 
-/// [`sync_threads`], and in how many threads `predicate` was not zero.
+/// As [`sync_threads`]. Returns the number of threads whose `predicate` is not zero.
 #[gpu_only]
 #[inline(always)]
 pub fn sync_threads_count(predicate: u32) -> u32 {
     barrier_popc(predicate)
 }
 
-/// [`sync_threads`], and not zero if `predicate` was not zero in all threads.
+/// As [`sync_threads`]. Returns non-zero if `predicate` is non-zero in all threads.
 #[gpu_only]
 #[inline(always)]
 pub fn sync_threads_and(predicate: u32) -> u32 {
     barrier_and(predicate)
 }
 
-/// [`sync_threads`], and not zero if `predicate` was not zero in any thread.
+/// As [`sync_threads`]. Returns non-zero if `predicate` is non-zero in any thread.
 #[gpu_only]
 #[inline(always)]
 pub fn sync_threads_or(predicate: u32) -> u32 {

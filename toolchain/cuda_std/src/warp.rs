@@ -41,12 +41,11 @@ pub fn lane_id() -> u32 {
 
 /// The lanes of this warp that execute this call together.
 ///
-/// On sm_61 this is an observation, no promise: the compiler may have split the warp further up.
+/// On sm_61 this is what holds at this call, not a guarantee: the compiler may have split the warp earlier.
 #[gpu_only]
 #[inline(always)]
 pub fn activemask() -> u32 {
-    // A vote among the active lanes: PTX spells it `activemask` only from version 6.2 and sm_30 on, and LLVM keeps
-    // the convergent form of it in place.
+    // An intrinsic and not inline PTX: it is convergent, so LLVM keeps it in place.
     #[cfg(target_arch = "nvptx64")]
     unsafe extern "C" {
         #[link_name = "llvm.nvvm.activemask"]
@@ -66,7 +65,7 @@ pub unsafe fn sync_warp(mask: u32) {
     unsafe { bar_warp_sync(mask) }
 }
 
-/// A 32-bit value that can travel between lanes.
+/// A 32-bit value that lanes can exchange.
 pub trait WarpShuffleValue: Copy {
     /// The value's bits.
     fn to_word(self) -> u32;

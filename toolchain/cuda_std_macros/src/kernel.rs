@@ -23,7 +23,7 @@ impl Parse for Array {
     }
 }
 
-/// What the parentheses of the attribute hold.
+/// The attribute's options.
 #[derive(Default)]
 pub struct Options {
     launch_bounds: Option<(Expr, Option<Expr>)>,
@@ -88,7 +88,7 @@ impl Parse for Options {
 pub fn expand(options: Options, function: ItemFn) -> syn::Result<TokenStream> {
     let signature = &function.sig;
     if signature.unsafety.is_none() {
-        let reason = "a kernel must be an `unsafe fn`: it is launched by contract";
+        let reason = "a kernel must be an `unsafe fn`: whoever launches it must keep its safety contract";
         return Err(Error::new_spanned(signature, reason));
     }
     if let ReturnType::Type(..) = signature.output {
@@ -114,7 +114,10 @@ pub fn expand(options: Options, function: ItemFn) -> syn::Result<TokenStream> {
 fn typed(options: &Options, block: &Expr, mut function: ItemFn) -> syn::Result<TokenStream> {
     let name = &function.sig.ident;
     if options.launch_bounds.is_some() {
-        return Err(Error::new_spanned(name, "`block` says it already; leave launch_bounds out"));
+        return Err(Error::new_spanned(
+            name,
+            "`block` already gives the launch bounds; remove launch_bounds",
+        ));
     }
     let parameters: Type = match function.sig.inputs.len() {
         0 => parse_quote!(()),
@@ -132,8 +135,8 @@ fn typed(options: &Options, block: &Expr, mut function: ItemFn) -> syn::Result<T
         Expr::Array(array) => return Err(Error::new_spanned(array, "a block has one to three dimensions")),
         other => vec![other.clone()],
     };
-    let mut extents = block.iter().map(|extent| quote!((#extent) as u32)).collect::<Vec<_>>();
-    extents.resize(3, quote!(1));
+    let mut dims = block.iter().map(|dim| quote!((#dim) as u32)).collect::<Vec<_>>();
+    dims.resize(3, quote!(1));
 
     let declared: TokenStream = options
         .shared
@@ -162,7 +165,7 @@ fn typed(options: &Options, block: &Expr, mut function: ItemFn) -> syn::Result<T
     let (name, inputs, symbol) = (&sig.ident, &sig.inputs, sig.ident.to_string());
     let fields: Vec<_> = (0..crate::params::MAX).map(|i| format_ident!("f{i}")).collect();
     let types = (0..crate::params::MAX).map(|i| format_ident!("F{i}"));
-    let threads = extents.iter().map(|extent| quote!(* #extent)).collect::<TokenStream>();
+    let threads = dims.iter().map(|dim| quote!(* #dim)).collect::<TokenStream>();
     let markers = markers(&symbol, &quote!(1 #threads), &min_blocks, &module);
     let call = if sig.inputs.is_empty() {
         quote!(body())
@@ -176,7 +179,7 @@ fn typed(options: &Options, block: &Expr, mut function: ItemFn) -> syn::Result<T
             ::cuda_std::KernelSpec::new(::cuda_std::KernelInfo {
                 name: #symbol,
                 module: #module,
-                block: [#(#extents),*],
+                block: [#(#dims),*],
                 min_blocks: #min_blocks,
                 shared_bytes: #more_bytes #bytes,
                 shuffles: #shuffles,
@@ -191,7 +194,7 @@ fn typed(options: &Options, block: &Expr, mut function: ItemFn) -> syn::Result<T
             unsafe extern "ptx-kernel" fn entry(
                 #(#fields: <#parameters as ::cuda_std::KernelParams>::#types),*
             ) {
-                // SAFETY: the launch keeps the kernel's contract.
+                // SAFETY: whoever launches the kernel keeps its contract.
                 unsafe { #call }
             }
 
@@ -264,7 +267,7 @@ fn listed(options: &Options, mut function: ItemFn) -> syn::Result<TokenStream> {
         #vis unsafe extern "ptx-kernel" fn #name(#(#lowered),*) {
             #[inline(always)]
             unsafe fn body(#inputs) #body
-            // SAFETY: the launch keeps the kernel's contract; a slice is a pointer and the number of its elements.
+            // SAFETY: whoever launches the kernel keeps its contract; a slice is a pointer and the number of its elements.
             unsafe { body(#(#arguments),*) }
         }
 

@@ -1,4 +1,4 @@
-//! The `CUresult` values that the functions answer.
+//! The `CUresult` values that the functions return.
 
 pub(super) const INVALID_VALUE: u32 = 1;
 pub(super) const OUT_OF_MEMORY: u32 = 2;

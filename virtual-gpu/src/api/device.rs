@@ -8,7 +8,7 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{Context, Driver, Guard, lock, run_until};
-use super::{Answer, api, enter, enter_faulted, give, inside};
+use super::{Answer, api, driver, enter, enter_faulted, write_out};
 use crate::config::Config;
 
 static INITIALISED: AtomicBool = AtomicBool::new(false);
@@ -92,7 +92,7 @@ fn attribute(d: &Driver, device: usize, n: c_int) -> Result<c_int, u32> {
 ///
 /// # Safety
 /// `out` is null or valid for writes of `len` bytes.
-unsafe fn give_text(out: *mut c_char, len: c_int, text: &str) -> Answer {
+unsafe fn write_text(out: *mut c_char, len: c_int, text: &str) -> Answer {
     if out.is_null() || len < 1 {
         return Err(INVALID_VALUE);
     }
@@ -136,41 +136,41 @@ api! {
     fn cuDriverGetVersion(version: *mut c_int) {
         // CUDA 11.4, the version of the bindings.
         // SAFETY: as above.
-        unsafe { give(version, 11040) }
+        unsafe { write_out(version, 11040) }
     }
 
     fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
         drop(with_device(ordinal)?);
         // SAFETY: as above.
-        unsafe { give(device, ordinal) }
+        unsafe { write_out(device, ordinal) }
     }
 
     fn cuDeviceGetCount(count: *mut c_int) {
         let mut guard = guard()?;
-        let devices = inside(&mut guard)?.devices.len();
+        let devices = driver(&mut guard)?.devices.len();
         // SAFETY: as above.
-        unsafe { give(count, devices as c_int) }
+        unsafe { write_out(count, devices as c_int) }
     }
 
     fn cuDeviceGetAttribute(value: *mut c_int, attr: CUdevice_attribute => c_int, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let v = attribute(inside(&mut guard)?, device, attr)?;
+        let v = attribute(driver(&mut guard)?, device, attr)?;
         // SAFETY: as above.
-        unsafe { give(value, v) }
+        unsafe { write_out(value, v) }
     }
 
     fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let text = format!("Virtual {}", inside(&mut guard)?.devices[device].gpu.config().card.name);
+        let text = format!("Virtual {}", driver(&mut guard)?.devices[device].gpu.config().card.name);
         // SAFETY: as above.
-        unsafe { give_text(name, len, &text) }
+        unsafe { write_text(name, len, &text) }
     }
 
     fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, dev: CUdevice) {
         let (guard, device) = with_device(dev)?;
         drop(guard);
         // SAFETY: as above.
-        unsafe { give_text(id, len, &pci_id(device)) }
+        unsafe { write_text(id, len, &pci_id(device)) }
     }
 
     fn cuDeviceGetUuid(uuid: *mut CUuuid, dev: CUdevice) {
@@ -179,19 +179,19 @@ api! {
         let mut bytes = b"virtual-sm61-gpu".map(|b| b as c_char);
         bytes[15] += device as c_char;
         // SAFETY: as above.
-        unsafe { give(uuid, CUuuid { bytes }) }
+        unsafe { write_out(uuid, CUuuid { bytes }) }
     }
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let n = inside(&mut guard)?.devices[device].gpu.memory.limit() as usize;
+        let n = driver(&mut guard)?.devices[device].gpu.memory.limit() as usize;
         // SAFETY: as above.
-        unsafe { give(bytes, n) }
+        unsafe { write_out(bytes, n) }
     }
 
     fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         if d.devices[device].primary == 0 {
             let primary = d.handle();
             d.devices[device].primary = primary;
@@ -200,12 +200,12 @@ api! {
         let of = &mut d.devices[device];
         of.primary_count += 1;
         // SAFETY: as above.
-        unsafe { give(context, of.primary as CUcontext) }
+        unsafe { write_out(context, of.primary as CUcontext) }
     }
 
     fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let of = &mut d.devices[device];
         if of.primary_count == 0 {
             return Err(INVALID_CONTEXT);
@@ -219,7 +219,7 @@ api! {
 
     fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) {
         let (mut guard, _) = with_device(dev)?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         if d.devices.len() > 1 {
             return Err(NOT_SUPPORTED); // the others would have to stay as they are
         }
@@ -231,34 +231,34 @@ api! {
 
     fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) {
         let (mut guard, device) = with_device(dev)?;
-        inside(&mut guard)?.devices[device].primary_flags = flags;
+        driver(&mut guard)?.devices[device].primary_flags = flags;
         Ok(())
     }
 
     fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
         let (mut guard, device) = with_device(dev)?;
-        let d = &inside(&mut guard)?.devices[device];
+        let d = &driver(&mut guard)?.devices[device];
         // SAFETY: as above.
         unsafe {
-            give(flags, d.primary_flags)?;
-            give(active, (d.primary_count > 0) as c_int)
+            write_out(flags, d.primary_flags)?;
+            write_out(active, (d.primary_count > 0) as c_int)
         }
     }
 
     fn cuCtxCreate_v2(context: *mut CUcontext, flags: c_uint, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let id = d.handle();
         d.contexts.insert(id, Context { device, flags });
         CONTEXTS.with_borrow_mut(|c| c.push(id));
         // SAFETY: as above.
-        unsafe { give(context, id as CUcontext) }
+        unsafe { write_out(context, id as CUcontext) }
     }
 
     fn cuCtxDestroy_v2(context: CUcontext) {
         let mut guard = guard()?;
         let id = context as u64;
-        if inside(&mut guard)?.contexts.remove(&id).is_none() {
+        if driver(&mut guard)?.contexts.remove(&id).is_none() {
             return Err(INVALID_CONTEXT);
         }
         if current() == id {
@@ -270,7 +270,7 @@ api! {
     fn cuCtxSetCurrent(context: CUcontext) {
         let mut guard = guard()?;
         let id = context as u64;
-        if id != 0 && !inside(&mut guard)?.contexts.contains_key(&id) {
+        if id != 0 && !driver(&mut guard)?.contexts.contains_key(&id) {
             return Err(INVALID_CONTEXT);
         }
         make_current(id);
@@ -280,12 +280,12 @@ api! {
     fn cuCtxGetCurrent(context: *mut CUcontext) {
         drop(guard()?);
         // SAFETY: as above.
-        unsafe { give(context, current() as CUcontext) }
+        unsafe { write_out(context, current() as CUcontext) }
     }
 
     fn cuCtxPushCurrent_v2(context: CUcontext) {
         let mut guard = guard()?;
-        if !inside(&mut guard)?.contexts.contains_key(&(context as u64)) {
+        if !driver(&mut guard)?.contexts.contains_key(&(context as u64)) {
             return Err(INVALID_CONTEXT);
         }
         CONTEXTS.with_borrow_mut(|c| c.push(context as u64));
@@ -299,27 +299,27 @@ api! {
             return Ok(());
         }
         // SAFETY: as above.
-        unsafe { give(context, id as CUcontext) }
+        unsafe { write_out(context, id as CUcontext) }
     }
 
     fn cuCtxGetDevice(device: *mut CUdevice) {
         let mut guard = enter_faulted()?;
-        let current = inside(&mut guard)?.current;
+        let current = driver(&mut guard)?.current;
         // SAFETY: as above.
-        unsafe { give(device, current as CUdevice) }
+        unsafe { write_out(device, current as CUdevice) }
     }
 
     fn cuCtxGetFlags(flags: *mut c_uint) {
         let mut guard = enter_faulted()?;
-        let f = inside(&mut guard)?.contexts.get(&current()).map_or(0, |context| context.flags);
+        let f = driver(&mut guard)?.contexts.get(&current()).map_or(0, |context| context.flags);
         // SAFETY: as above.
-        unsafe { give(flags, f) }
+        unsafe { write_out(flags, f) }
     }
 
     fn cuCtxGetApiVersion(_context: CUcontext, version: *mut c_uint) {
         drop(guard()?);
         // SAFETY: as above.
-        unsafe { give(version, 3020) }
+        unsafe { write_out(version, 3020) }
     }
 
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
@@ -327,10 +327,10 @@ api! {
         // SAFETY: as above; both may be null.
         unsafe {
             if !least.is_null() {
-                give(least, 0)?;
+                write_out(least, 0)?;
             }
             if !greatest.is_null() {
-                give(greatest, -1)?;
+                write_out(greatest, -1)?;
             }
         }
         Ok(())
@@ -339,7 +339,7 @@ api! {
     fn cuCtxGetCacheConfig(config: *mut CUfunc_cache) {
         drop(enter()?);
         // SAFETY: as above.
-        unsafe { give(config, CUfunc_cache::CU_FUNC_CACHE_PREFER_NONE) }
+        unsafe { write_out(config, CUfunc_cache::CU_FUNC_CACHE_PREFER_NONE) }
     }
 
     /// A hint that this chip ignores.
@@ -350,7 +350,7 @@ api! {
     fn cuCtxGetSharedMemConfig(config: *mut CUsharedconfig) {
         drop(enter()?);
         // SAFETY: as above.
-        unsafe { give(config, CUsharedconfig::CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE) }
+        unsafe { write_out(config, CUsharedconfig::CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE) }
     }
 
     /// A hint that this chip ignores.
@@ -360,12 +360,12 @@ api! {
 
     fn cuCtxSynchronize() {
         let mut guard = enter()?;
-        if !inside(&mut guard)?.captures.is_empty() {
+        if !driver(&mut guard)?.captures.is_empty() {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
-        let device = inside(&mut guard)?.current;
+        let device = driver(&mut guard)?.current;
         let mut guard = run_until(guard, |d| d.is_idle(device))?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         d.observe_device(device);
         d.fault_of(device)
     }

@@ -1,10 +1,10 @@
 //! The devices under the driver API: handles, streams as queues, and the seeded order in which work runs.
 //!
 //! Work is queued with its dependencies. It runs when something waits for it, together with other work that may
-//! run, in an order that the seed decides. Code that forgets an edge between streams so meets an order in which the
-//! edge was needed.
+//! run, in an order that the seed decides. So code that lacks an edge between streams will run in an order that needs it
+//! under some seeds.
 //!
-//! Long because the queue, the kinds of work and the state they change are one machine.
+//! Long because the queue, the kinds of work and the state that they change belong together.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
@@ -16,7 +16,7 @@ use super::graph::{Capture, Exec, Graph};
 use super::order::{Clock, Order, join};
 use crate::config::Config;
 use crate::cost;
-use crate::exec::{FarReads, Gpu, Launch, LaunchReport, LoadedModule, Surroundings};
+use crate::exec::{Gpu, Launch, LaunchContext, LaunchReport, LoadedModule, RemoteReads};
 use crate::finding::{self, Finding, FindingKind};
 use crate::memory::{Allocation, Kind, MAX_DEVICES, Memory, MemoryError, WRITTEN, device_of};
 use crate::reports::{self, LaunchKey};
@@ -92,7 +92,7 @@ pub(super) struct KernelLaunch {
 }
 
 impl KernelLaunch {
-    /// What decides a launch's counts besides the contents of memory: all but where its memory lies.
+    /// All that a launch's counts depend on, except the contents and the addresses of its memory.
     fn without_addresses(&self, memory: &Memory) -> LaunchKey {
         let mut params = self.params.clone();
         let kernel = self.module.module.kernel(&self.kernel);
@@ -115,7 +115,7 @@ impl KernelLaunch {
     }
 }
 
-/// Prints what a kernel has printed, as the driver does.
+/// Writes a kernel's `printf` output to stdout, as the driver does.
 fn print(text: &str) {
     if !text.is_empty() {
         let mut out = std::io::stdout().lock();
@@ -181,7 +181,7 @@ pub(super) struct Pool {
     pub reserved: u64,
     pub reserved_high: u64,
     pub reuse: [i32; 3],
-    /// Other devices whose kernels reach its memory.
+    /// Other devices that may access its memory.
     pub access: BTreeSet<usize>,
 }
 
@@ -210,16 +210,16 @@ pub(super) struct Function {
     pub max_dynamic_shared: u32,
 }
 
-/// What belongs to one device alone.
+/// The state of one device.
 pub(super) struct Device {
     pub gpu: Gpu,
     pub current_pool: u64,
     pub primary: u64,
     pub primary_count: u32,
     pub primary_flags: u32,
-    /// The most bytes that were in use, since it was asked for last.
+    /// The most bytes in use since it was last taken.
     pub peak: u64,
-    /// Devices whose memory its kernels reach.
+    /// Devices to whose memory it has peer access.
     pub peers: BTreeSet<usize>,
     /// The fault that every later call on the device returns.
     pub sticky: Option<u32>,
@@ -255,7 +255,7 @@ pub(super) struct Driver {
     pub contexts: HashMap<u64, Context>,
     next_handle: u64,
     random: u64,
-    /// The work that runs is a graph's.
+    /// Whether the running work is part of a graph.
     in_graph: bool,
 }
 
@@ -309,7 +309,7 @@ impl Driver {
         &mut self.devices[self.current]
     }
 
-    /// As [`here`](Self::here), to read.
+    /// The GPU of that device.
     pub fn gpu(&self) -> &Gpu {
         &self.devices[self.current].gpu
     }
@@ -328,13 +328,13 @@ impl Driver {
         self.streams.get(&id).map_or(self.current, |s| s.device)
     }
 
-    /// The device that knows what is at an address: whose it is, or, for host memory, any.
+    /// The GPU whose memory has an address: its owner, or for host memory the first, as all devices have it.
     pub fn holder(&self, address: u64) -> &Gpu {
         let device = device_of(address).filter(|&device| device < self.devices.len());
         &self.devices[device.unwrap_or(0)].gpu
     }
 
-    /// The fault of a device as an answer.
+    /// The fault of a device as an error.
     pub fn fault_of(&self, device: usize) -> Result<(), u32> {
         self.devices.get(device).and_then(|d| d.sticky).map_or(Ok(()), Err)
     }
@@ -349,7 +349,7 @@ impl Driver {
         self.pick(one_in) == 0
     }
 
-    /// Source: Marsaglia 2003, xorshift64.
+    /// A pseudo-random number below `n`. Source: Marsaglia 2003, xorshift64.
     pub fn pick(&mut self, n: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -472,11 +472,11 @@ impl Driver {
     pub(super) fn fault(&mut self, device: usize, finding: Finding) {
         if self.devices[device].sticky.is_none() {
             self.devices[device].sticky = Some(finding.kind.code());
-            // what others read of it, that it will never write, is no fault of theirs
+            // others may read what this device will now never write: that is no missing wait of theirs
             self.devices[device]
                 .gpu
                 .memory
-                .of_device_alone()
+                .device_allocations()
                 .iter()
                 .for_each(|a| a.mark(a.base, a.size, WRITTEN));
         }
@@ -511,14 +511,15 @@ impl Driver {
                 let launch =
                     Launch { grid: l.grid, block: l.block, dynamic_shared: l.shared, params: &l.params };
                 let peers = self.reached_from(device);
-                let far =
-                    self.ordered().then(|| Arc::new(FarReads::of(&peers, &self.devices[device].gpu.memory)));
+                let remote = self
+                    .ordered()
+                    .then(|| Arc::new(RemoteReads::of(&peers, &self.devices[device].gpu.memory)));
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
-                let surroundings = Surroundings { peers, writer, unordered, far: far.clone() };
+                let context = LaunchContext { peers, writer, unordered, remote: remote.clone() };
                 let gpu = &mut self.devices[device].gpu;
                 let key = gpu.config().once.then(|| l.without_addresses(&gpu.memory));
                 let counted = key.as_ref().and_then(reports::counted).map(Ok);
-                let run = || gpu.launch_among(&l.module, &l.kernel, launch, surroundings);
+                let run = || gpu.launch_in(&l.module, &l.kernel, launch, context);
                 let result = counted.unwrap_or_else(run);
                 print(&gpu.take_printed());
                 match result {
@@ -527,7 +528,7 @@ impl Driver {
                         seconds = cost::estimate(&report, card, l.registers).time;
                         reports::keep(key, report);
                         self.check_writes(mark, writer, &l.kernel);
-                        far.iter().for_each(|far| self.note_far_reads(mark, far));
+                        remote.iter().for_each(|remote| self.note_remote_reads(mark, remote));
                     }
                     Err(f) => self.fault(device, f),
                 }
@@ -618,7 +619,8 @@ impl Driver {
         }
     }
 
-    /// Memory of other devices that a device's kernels reach: of pools where these let it, else with peer access.
+    /// Memory of other devices that a device's kernels may access: a pool's by the pool's access list, other memory with peer
+    /// access.
     fn reached_from(&self, device: usize) -> Vec<Arc<Allocation>> {
         let others = (0..self.devices.len()).filter(|&other| other != device);
         let reached = others.flat_map(|other| {
@@ -627,7 +629,7 @@ impl Driver {
                 Some(pool) => self.pools.get(pool).is_some_and(|pool| pool.access.contains(&device)),
                 None => peer,
             };
-            self.devices[other].gpu.memory.of_device_alone().into_iter().filter(may)
+            self.devices[other].gpu.memory.device_allocations().into_iter().filter(may)
         });
         reached.collect()
     }

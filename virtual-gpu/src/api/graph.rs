@@ -9,7 +9,7 @@ use cust_raw::*;
 use super::codes::*;
 use super::engine::{Driver, Stream, StreamId, Work, after_enqueue, is_null};
 use super::order::{Clock, join};
-use super::{Answer, api, enter, give, inside};
+use super::{Answer, api, driver, enter, write_out};
 
 /// Captured work, the nodes it follows, and the stream that it was captured on.
 #[derive(Clone)]
@@ -28,8 +28,8 @@ pub(super) struct Graph {
 pub(super) struct Exec {
     id: u64,
     pub nodes: Vec<Node>,
-    /// Of a graph over several devices: for each captured stream one that its nodes run on, with a clock of its own, as the
-    /// nodes of one do not follow those of the others without an edge. Empty for a graph of one device.
+    /// For a graph over several devices: for each captured stream, the stream that its nodes run on. Each has a clock of its
+    /// own, as nodes of different streams are ordered by edges alone. Empty for a graph of one device.
     pub lanes: BTreeMap<StreamId, StreamId>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Exec {
 pub(super) struct Capture {
     origin: StreamId,
     nodes: Vec<Node>,
-    /// `CU_STREAM_CAPTURE_MODE_RELAXED`: other unsafe calls are allowed meanwhile.
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED`: potentially unsafe API calls are allowed during the capture.
     pub relaxed: bool,
     joined: Vec<StreamId>,
 }
@@ -101,7 +101,7 @@ impl Driver {
     }
 
     /// Runs a graph over several devices that was launched on a stream: each node on its own device, in any order that the edges
-    /// allow. After a fault what follows it does not run, also on other devices.
+    /// allow. Nodes that follow a faulty one do not run, on any device.
     pub(super) fn execute_lanes(&mut self, id: StreamId, exec: &Exec) {
         let (start, begin) = self.streams.get(&id).map(|s| (s.clock.clone(), s.time)).unwrap_or_default();
         /// After a node: what its lane follows, the model time, and whether it ran.
@@ -151,7 +151,7 @@ impl Driver {
 
 fn instantiate(exec: *mut CUgraphExec, graph: CUgraph) -> Answer {
     let mut guard = enter()?;
-    let d = inside(&mut guard)?;
+    let d = driver(&mut guard)?;
     let g = d.graphs.get(&(graph as u64)).ok_or(INVALID_VALUE)?;
     let nodes = g.nodes.clone();
     let mut lanes = BTreeMap::new();
@@ -167,7 +167,7 @@ fn instantiate(exec: *mut CUgraphExec, graph: CUgraph) -> Answer {
     let id = d.handle();
     d.execs.insert(id, Arc::new(Exec { id, nodes, lanes }));
     // SAFETY: the caller's out-pointer.
-    unsafe { give(exec, id as CUgraphExec) }
+    unsafe { write_out(exec, id as CUgraphExec) }
 }
 
 // SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
@@ -175,7 +175,7 @@ fn instantiate(exec: *mut CUgraphExec, graph: CUgraph) -> Answer {
 api! {
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode => c_int) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let id = d.id(stream);
         if is_null(id) {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
@@ -196,18 +196,18 @@ api! {
 
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let stream = d.id(stream);
         let g = d.end_capture(stream)?;
         let id = d.handle();
         d.graphs.insert(id, g);
         // SAFETY: as above.
-        unsafe { give(graph, id as CUgraph) }
+        unsafe { write_out(graph, id as CUgraph) }
     }
 
     fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let capturing = d.stream(d.id(stream))?.capture.is_some();
         let value = if capturing {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -215,12 +215,12 @@ api! {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
         };
         // SAFETY: as above.
-        unsafe { give(status, value) }
+        unsafe { write_out(status, value) }
     }
 
     fn cuStreamGetCaptureInfo(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut cuuint64_t) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let capture = d.stream(d.id(stream))?.capture;
         let value = match capture {
             Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
@@ -228,9 +228,9 @@ api! {
         };
         // SAFETY: as above.
         unsafe {
-            give(status, value)?;
+            write_out(status, value)?;
             match (capture, id.is_null()) {
-                (Some(c), false) => give(id, c),
+                (Some(c), false) => write_out(id, c),
                 _ => Ok(()),
             }
         }
@@ -241,27 +241,27 @@ api! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let id = d.handle();
         d.graphs.insert(id, Graph { nodes: Vec::new() });
         // SAFETY: as above.
-        unsafe { give(graph, id as CUgraph) }
+        unsafe { write_out(graph, id as CUgraph) }
     }
 
     fn cuGraphDestroy(graph: CUgraph) {
         let mut guard = enter()?;
-        inside(&mut guard)?.graphs.remove(&(graph as u64)).map(|_| ()).ok_or(INVALID_VALUE)
+        driver(&mut guard)?.graphs.remove(&(graph as u64)).map(|_| ()).ok_or(INVALID_VALUE)
     }
 
     /// Gives the number of nodes; this device has no node handles.
     fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
         let mut guard = enter()?;
-        let n = inside(&mut guard)?.graphs.get(&(graph as u64)).ok_or(INVALID_VALUE)?.nodes.len();
+        let n = driver(&mut guard)?.graphs.get(&(graph as u64)).ok_or(INVALID_VALUE)?.nodes.len();
         if !nodes.is_null() {
             return Err(NOT_SUPPORTED);
         }
         // SAFETY: as above.
-        unsafe { give(count, n) }
+        unsafe { write_out(count, n) }
     }
 
     fn cuGraphInstantiate_v2(
@@ -279,14 +279,14 @@ api! {
 
     fn cuGraphUpload(exec: CUgraphExec, stream: CUstream) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         d.stream(d.id(stream))?;
         if d.execs.contains_key(&(exec as u64)) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
     fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let exec = Arc::clone(d.execs.get(&(exec as u64)).ok_or(INVALID_VALUE)?);
         let stream = d.id(stream);
         if d.stream(stream)?.capture.is_some() {
@@ -299,10 +299,10 @@ api! {
 
     fn cuGraphExecDestroy(exec: CUgraphExec) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let exec = d.execs.remove(&(exec as u64)).ok_or(INVALID_VALUE)?;
         if Arc::strong_count(&exec) == 1 {
-            d.remove_lanes(&exec); // else when it has run
+            d.remove_lanes(&exec); // otherwise they are removed when it has run
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{Driver, Function, KernelLaunch, OnDevice, Work, after_enqueue, memory_code};
-use super::{Answer, api, enter, give, inside};
+use super::{Answer, api, driver, enter, write_out};
 use crate::exec::{Launch, check_launch};
 use crate::finding::{self, Finding, FindingKind};
 use crate::ptx::{Kernel, Module};
@@ -81,7 +81,7 @@ impl Logs {
 
 fn load(image: &[u8], logs: Option<&Logs>, out: *mut CUmodule) -> Answer {
     let mut guard = enter()?;
-    let d = inside(&mut guard)?;
+    let d = driver(&mut guard)?;
     let text = match std::str::from_utf8(image) {
         Ok(t) => Module::parse(t).map_err(|e| format!("ptxas application ptx input, {e}")),
         Err(_) => Err("the image is not text".to_owned()),
@@ -113,7 +113,7 @@ fn load(image: &[u8], logs: Option<&Logs>, out: *mut CUmodule) -> Answer {
     let id = d.handle();
     d.modules.insert(id, OnDevice { device, loaded: Arc::new(loaded) });
     // SAFETY: the caller's out-pointer.
-    unsafe { give(out, id as CUmodule) }
+    unsafe { write_out(out, id as CUmodule) }
 }
 
 /// The text of a PTX image, or the code that says why it is not one.
@@ -127,7 +127,7 @@ unsafe fn image_text<'a>(image: *const c_void) -> Result<&'a [u8], u32> {
     // SAFETY: a text or four bytes: this function's contract. A text shorter than four bytes ends the comparison at its NUL.
     let starts =
         |magic: &[u8]| magic.iter().enumerate().all(|(i, m)| unsafe { *image.cast::<u8>().add(i) } == *m);
-    // ELF (cubin), or a fat binary: machine code of no use here.
+    // ELF (cubin), or a fat binary: machine code, which this device cannot run.
     if starts(b"\x7fELF") || starts(&0xba55_ed50u32.to_le_bytes()) || starts(&0x466243b1u32.to_le_bytes()) {
         return Err(NO_BINARY_FOR_GPU);
     }
@@ -178,7 +178,7 @@ fn potential_block_size(
     limit: c_int,
 ) -> Answer {
     let mut guard = enter()?;
-    let d = inside(&mut guard)?;
+    let d = driver(&mut guard)?;
     let (function, k) = self::function(d, f)?;
     let most = max_threads(function, k) as c_int;
     let most = if limit > 0 { most.min(limit) } else { most };
@@ -195,8 +195,8 @@ fn potential_block_size(
     let sms = d.gpu().config().card.sms;
     // SAFETY: the caller's out-pointers.
     unsafe {
-        give(min_grid, (best.2 * sms) as c_int)?;
-        give(block, best.1)
+        write_out(min_grid, (best.2 * sms) as c_int)?;
+        write_out(block, best.1)
     }
 }
 
@@ -229,16 +229,16 @@ api! {
     /// Waits for the whole device first, as the driver does.
     fn cuModuleUnload(module: CUmodule) {
         let mut guard = enter()?;
-        let device = inside(&mut guard)?.current;
+        let device = driver(&mut guard)?.current;
         let mut guard = super::engine::run_until(guard, |d| d.is_idle(device))?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let m = d.modules.remove(&(module as u64)).ok_or(INVALID_HANDLE)?;
         d.devices[m.device].gpu.unload(&m.loaded).map_err(memory_code)
     }
 
     fn cuModuleGetFunction(out: *mut CUfunction, module: CUmodule, name: *const c_char) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let name = name_of(name)?;
         let m = Arc::clone(&d.module(module as u64)?.loaded);
         let k = m.module.kernel(name).ok_or(NOT_FOUND)?;
@@ -248,20 +248,20 @@ api! {
         let f = Function { module: module as u64, kernel: name.to_owned(), registers, max_dynamic_shared };
         d.functions.insert(id, f);
         // SAFETY: as above.
-        unsafe { give(out, id as CUfunction) }
+        unsafe { write_out(out, id as CUfunction) }
     }
 
     fn cuModuleGetGlobal_v2(ptr: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let (at, size) = d.module(module as u64)?.loaded.global(name_of(name)?).ok_or(NOT_FOUND)?;
         // SAFETY: as above; both may be null.
         unsafe {
             if !ptr.is_null() {
-                give(ptr, at)?;
+                write_out(ptr, at)?;
             }
             if !bytes.is_null() {
-                give(bytes, size as usize)?;
+                write_out(bytes, size as usize)?;
             }
         }
         Ok(())
@@ -269,7 +269,7 @@ api! {
 
     fn cuFuncGetAttribute(value: *mut c_int, attr: CUfunction_attribute => c_int, f: CUfunction) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let (function, k) = self::function(d, f)?;
         let (major, minor) = d.module(function.module)?.loaded.module.version();
         let v = match attr {
@@ -286,12 +286,12 @@ api! {
             _ => return Err(INVALID_VALUE),
         };
         // SAFETY: as above.
-        unsafe { give(value, v as c_int) }
+        unsafe { write_out(value, v as c_int) }
     }
 
     fn cuFuncSetAttribute(f: CUfunction, attr: CUfunction_attribute => c_int, value: c_int) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let (_, k) = function(d, f)?;
         let most = (48 << 10) - k.dynamic_start;
         match attr {
@@ -310,13 +310,13 @@ api! {
     /// A hint that this chip ignores.
     fn cuFuncSetCacheConfig(f: CUfunction, _config: CUfunc_cache => c_int) {
         let mut guard = enter()?;
-        function(inside(&mut guard)?, f).map(|_| ())
+        function(driver(&mut guard)?, f).map(|_| ())
     }
 
     /// A hint that this chip ignores.
     fn cuFuncSetSharedMemConfig(f: CUfunction, _config: CUsharedconfig => c_int) {
         let mut guard = enter()?;
-        function(inside(&mut guard)?, f).map(|_| ())
+        function(driver(&mut guard)?, f).map(|_| ())
     }
 
     fn cuLaunchKernel(
@@ -324,7 +324,7 @@ api! {
         stream: CUstream, params: *mut *mut c_void, extra: *mut *mut c_void,
     ) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let (function, k) = self::function(d, f)?;
         let mut block = vec![0u8; k.param_bytes as usize];
         if !extra.is_null() {
@@ -383,32 +383,32 @@ api! {
         blocks: *mut c_int, f: CUfunction, threads: c_int, shared: usize,
     ) {
         let mut guard = enter()?;
-        let n = resident_blocks(inside(&mut guard)?, f, threads, shared)?;
+        let n = resident_blocks(driver(&mut guard)?, f, threads, shared)?;
         // SAFETY: as above.
-        unsafe { give(blocks, n as c_int) }
+        unsafe { write_out(blocks, n as c_int) }
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         blocks: *mut c_int, f: CUfunction, threads: c_int, shared: usize, _flags: c_uint,
     ) {
         let mut guard = enter()?;
-        let n = resident_blocks(inside(&mut guard)?, f, threads, shared)?;
+        let n = resident_blocks(driver(&mut guard)?, f, threads, shared)?;
         // SAFETY: as above.
-        unsafe { give(blocks, n as c_int) }
+        unsafe { write_out(blocks, n as c_int) }
     }
 
     fn cuOccupancyAvailableDynamicSMemPerBlock(
         shared: *mut usize, f: CUfunction, blocks: c_int, threads: c_int,
     ) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let (_, k) = function(d, f)?;
         if blocks < 1 || resident_blocks(d, f, threads, 0)? < blocks as u32 {
             return Err(INVALID_VALUE);
         }
         let each = ((96 << 10) / blocks as u32) & !255;
         // SAFETY: as above.
-        unsafe { give(shared, each.min(48 << 10).saturating_sub(k.dynamic_start) as usize) }
+        unsafe { write_out(shared, each.min(48 << 10).saturating_sub(k.dynamic_start) as usize) }
     }
 
     fn cuOccupancyMaxPotentialBlockSize(

@@ -8,14 +8,14 @@ use cust_raw::*;
 
 use super::codes::*;
 use super::engine::{Driver, Guard, Mark, Place, Work, after_enqueue, memory_code, run_until};
-use super::{Answer, api, enter, give, inside};
+use super::{Answer, api, driver, enter, write_out};
 use crate::finding::{self, Finding, FindingKind};
 use crate::memory::{Allocation, Kind, device_of};
 
 /// Waits for a mark and returns its device's fault, if there is one.
 pub(super) fn wait(guard: Guard, mark: Mark) -> Answer {
     let mut guard = run_until(guard, |d| d.done(mark))?;
-    let d = inside(&mut guard)?;
+    let d = driver(&mut guard)?;
     d.observe(mark);
     d.fault_of(d.device_of_stream(mark.0))
 }
@@ -42,7 +42,7 @@ fn reachable(d: &Driver, device: usize, at: u64, what: &str) -> Answer {
     Err(INVALID_VALUE)
 }
 
-/// Reports a pointer that a call may not name.
+/// Reports a pointer to memory of the wrong device.
 pub(super) fn wrong_device(what: &str, message: String) {
     let (kind, kernel) = (FindingKind::WrongDevice, what.to_owned());
     finding::report(Finding { kind, kernel, line: 0, block: [0; 3], thread: [0; 3], message });
@@ -75,7 +75,7 @@ pub(super) struct Copy {
     rows: u64,
     dst_pitch: u64,
     src_pitch: u64,
-    /// Between devices by name, which needs no peer access: the driver goes by host memory where there is none.
+    /// `cuMemcpyPeer`, which names both devices and needs no peer access: without it the driver copies through host memory.
     between: bool,
 }
 
@@ -97,7 +97,7 @@ impl Copy {
 
 /// Queues a copy, and waits for it if `synchronous`.
 pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: bool) -> Answer {
-    let d = inside(&mut guard)?;
+    let d = driver(&mut guard)?;
     let stream = d.id(stream);
     let device = d.device_of_stream(stream);
     if c.width == 0 || c.rows == 0 {
@@ -137,7 +137,7 @@ pub(super) fn copy(mut guard: Guard, stream: CUstream, c: Copy, synchronous: boo
 }
 
 fn set(mut guard: Guard, stream: CUstream, at: u64, value: u32, size: u8, count: usize) -> Answer {
-    let d = inside(&mut guard)?;
+    let d = driver(&mut guard)?;
     let stream = d.id(stream);
     let Some(bytes) = (count as u64).checked_mul(size as u64) else { return Err(INVALID_VALUE) };
     if !at.is_multiple_of(size as u64) {
@@ -195,12 +195,12 @@ fn alloc_pinned(out: *mut *mut c_void, bytes: usize) -> Answer {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let d = inside(&mut guard)?;
+    let d = driver(&mut guard)?;
     let track = d.ordered() && d.gpu().config().checks.uninitialized;
     let a = d.gpu().memory.insert_pinned(bytes as u64, track).map_err(memory_code)?;
     share(d, &a);
     // SAFETY: the caller's out-pointer.
-    unsafe { give(out, a.base as *mut c_void) }
+    unsafe { write_out(out, a.base as *mut c_void) }
 }
 
 // SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
@@ -208,7 +208,7 @@ fn alloc_pinned(out: *mut *mut c_void, bytes: usize) -> Answer {
 api! {
     fn cuMemAlloc_v2(ptr: *mut CUdeviceptr, bytes: usize) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         no_capture(d)?;
         if bytes == 0 {
             return Err(INVALID_VALUE);
@@ -216,7 +216,7 @@ api! {
         let at = d.gpu().memory.alloc(bytes as u64).map_err(memory_code)?;
         d.note_peak(d.current);
         // SAFETY: as above.
-        unsafe { give(ptr, at) }
+        unsafe { write_out(ptr, at) }
     }
 
     /// Waits for the whole device first, as the driver does.
@@ -225,13 +225,13 @@ api! {
         if ptr == 0 {
             return Ok(());
         }
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         no_capture(d)?;
         let device = d.current;
         let mut guard = run_until(guard, |d| d.is_idle(device))?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         d.observe_device(device);
-        // of the current device alone: another's is an unknown pointer
+        // only the current device's memory: a pointer of another is unknown to it
         let memory = &d.devices[device].gpu.memory;
         let bytes = memory.locate(ptr, 1).map_or(0, |a| a.size);
         memory.free(ptr).map_err(memory_code)?;
@@ -241,25 +241,25 @@ api! {
 
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let (f, t) = (d.free_memory() as usize, d.gpu().memory.limit() as usize);
         // SAFETY: as above.
         unsafe {
-            give(free, f)?;
-            give(total, t)
+            write_out(free, f)?;
+            write_out(total, t)
         }
     }
 
     fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) {
         let mut guard = enter()?;
-        let a = inside(&mut guard)?.holder(ptr).memory.locate(ptr, 1).map_err(|_| NOT_FOUND)?;
+        let a = driver(&mut guard)?.holder(ptr).memory.locate(ptr, 1).map_err(|_| NOT_FOUND)?;
         // SAFETY: as above; both may be null.
         unsafe {
             if !base.is_null() {
-                give(base, a.base)?;
+                write_out(base, a.base)?;
             }
             if !size.is_null() {
-                give(size, a.size as usize)?;
+                write_out(size, a.size as usize)?;
             }
         }
         Ok(())
@@ -277,11 +277,11 @@ api! {
         alloc_pinned(ptr, bytes)
     }
 
-    /// Waits for the whole device first, as the driver does.
+    /// Waits for all devices first: any of them may use the memory.
     fn cuMemFreeHost(ptr: *mut c_void) {
         let guard = enter()?;
         let mut guard = run_until(guard, Driver::idle)?;
-        withdraw(inside(&mut guard)?, ptr as u64, Kind::Pinned)
+        withdraw(driver(&mut guard)?, ptr as u64, Kind::Pinned)
     }
 
     fn cuMemHostRegister_v2(ptr: *mut c_void, bytes: usize, flags: c_uint) {
@@ -290,7 +290,7 @@ api! {
         if bytes == 0 || flags > 15 {
             return Err(INVALID_VALUE);
         }
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         // SAFETY: the caller promised the driver API that the range stays valid until it is unregistered.
         let a = unsafe { d.gpu().memory.register(p, bytes as u64) };
         share(d, &a.map_err(|_| HOST_MEMORY_ALREADY_REGISTERED)?);
@@ -300,31 +300,31 @@ api! {
     fn cuMemHostUnregister(ptr: *mut c_void) {
         let guard = enter()?;
         let mut guard = run_until(guard, Driver::idle)?;
-        withdraw(inside(&mut guard)?, ptr as u64, Kind::Registered).map_err(|_| HOST_MEMORY_NOT_REGISTERED)
+        withdraw(driver(&mut guard)?, ptr as u64, Kind::Registered).map_err(|_| HOST_MEMORY_NOT_REGISTERED)
     }
 
     fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr, ptr: *mut c_void, flags: c_uint) {
         let mut guard = enter()?;
-        if flags != 0 || !inside(&mut guard)?.pinned(ptr as u64, 1) {
+        if flags != 0 || !driver(&mut guard)?.pinned(ptr as u64, 1) {
             return Err(INVALID_VALUE);
         }
         // SAFETY: as above.
-        unsafe { give(out, ptr as u64) }
+        unsafe { write_out(out, ptr as u64) }
     }
 
     fn cuMemHostGetFlags(flags: *mut c_uint, ptr: *mut c_void) {
         let mut guard = enter()?;
-        if !inside(&mut guard)?.pinned(ptr as u64, 1) {
+        if !driver(&mut guard)?.pinned(ptr as u64, 1) {
             return Err(INVALID_VALUE);
         }
         // Portable and mapped.
         // SAFETY: as above.
-        unsafe { give(flags, 3) }
+        unsafe { write_out(flags, 3) }
     }
 
     fn cuPointerGetAttribute(data: *mut c_void, attr: CUpointer_attribute => c_int, ptr: CUdeviceptr) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let a = d.holder(ptr).memory.locate(ptr, 1).map_err(memory_code)?;
         let device = a.kind == Kind::Device;
         let owner = device_of(ptr).unwrap_or(d.current);
@@ -335,17 +335,17 @@ api! {
         // SAFETY: as above; the type of each attribute is the one its documentation gives.
         unsafe {
             match attr {
-                1 => give(data.cast::<u64>(), context),
-                2 => give(data.cast::<c_uint>(), if device { 2 } else { 1 }),
-                3 => give(data.cast::<u64>(), ptr),
-                4 if !device => give(data.cast::<u64>(), ptr),
-                7 => give(data.cast::<u64>(), a.base),
-                8 => give(data.cast::<c_uint>(), 0),
-                9 => give(data.cast::<c_int>(), owner as c_int),
-                11 => give(data.cast::<u64>(), a.base),
-                12 => give(data.cast::<usize>(), a.size as usize),
-                13 => give(data.cast::<c_uint>(), 1),
-                17 => give(data.cast::<u64>(), d.pool_of.get(&a.base).copied().unwrap_or(0)),
+                1 => write_out(data.cast::<u64>(), context),
+                2 => write_out(data.cast::<c_uint>(), if device { 2 } else { 1 }),
+                3 => write_out(data.cast::<u64>(), ptr),
+                4 if !device => write_out(data.cast::<u64>(), ptr),
+                7 => write_out(data.cast::<u64>(), a.base),
+                8 => write_out(data.cast::<c_uint>(), 0),
+                9 => write_out(data.cast::<c_int>(), owner as c_int),
+                11 => write_out(data.cast::<u64>(), a.base),
+                12 => write_out(data.cast::<usize>(), a.size as usize),
+                13 => write_out(data.cast::<c_uint>(), 1),
+                17 => write_out(data.cast::<u64>(), d.pool_of.get(&a.base).copied().unwrap_or(0)),
                 4 => Err(INVALID_VALUE),
                 _ => Err(NOT_SUPPORTED),
             }
@@ -369,7 +369,7 @@ api! {
 
     fn cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let c = Copy::plain(place(d, dst), place(d, src), bytes as u64);
         copy(guard, std::ptr::null_mut(), c, true)
     }
@@ -390,7 +390,7 @@ api! {
 
     fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let c = Copy::plain(place(d, dst), place(d, src), bytes as u64);
         copy(guard, stream, c, false)
     }

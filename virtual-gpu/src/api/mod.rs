@@ -56,7 +56,7 @@ pub struct InUse;
 
 impl std::fmt::Display for InUse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the virtual GPU is in use already and cannot be configured any more")
+        f.write_str("the virtual GPU is already in use and can no longer be configured")
     }
 }
 
@@ -74,7 +74,7 @@ pub fn configure(config: Config) -> Result<(), InUse> {
 }
 
 /// Discards the device's whole state and initialises a fresh one, as a new process would. All handles and device
-/// pointers become invalid; page-locked memory stays for ever, as the host may still hold references into it. For
+/// pointers become invalid; page-locked memory is leaked, as the host may still hold references into it. For
 /// tests that need several configurations in one process.
 pub fn restart(config: Config) {
     device::forget_contexts();
@@ -87,7 +87,7 @@ pub fn restart(config: Config) {
     device::initialised();
 }
 
-/// The most bytes of a device of the driver API that were in use at a time since the last call, or since the driver began. It
+/// The most bytes of a device of the driver API that were in use at any one time since the last call, or since the driver began. It
 /// counts what the device reports as used: allocations, and what its pools retain.
 pub fn take_peak_memory(device: usize) -> u64 {
     engine::lock().as_mut().map_or(0, |driver| driver.take_peak(device))
@@ -117,14 +117,14 @@ fn enter_faulted() -> Result<Guard, u32> {
         return Err(INVALID_CONTEXT);
     }
     if let Some(d) = guard.as_mut() {
-        // a context that is gone is found by the calls that need one
+        // calls that need a context report one that was destroyed
         d.current = d.contexts.get(&context).map_or(0, |context| context.device);
     }
     Ok(guard)
 }
 
-/// The driver inside a guard that `enter` gave.
-fn inside(guard: &mut Guard) -> Result<&mut Driver, u32> {
+/// The driver in a guard that `enter` returned.
+fn driver(guard: &mut Guard) -> Result<&mut Driver, u32> {
     guard.as_mut().ok_or(NOT_INITIALIZED)
 }
 
@@ -132,7 +132,7 @@ fn inside(guard: &mut Guard) -> Result<&mut Driver, u32> {
 ///
 /// # Safety
 /// `out` is null or valid for a write, as the driver API asks of its callers.
-unsafe fn give<T>(out: *mut T, value: T) -> Answer {
+unsafe fn write_out<T>(out: *mut T, value: T) -> Answer {
     if out.is_null() {
         return Err(INVALID_VALUE);
     }

@@ -1,35 +1,37 @@
-//! What has happened before what, among several devices, and which accesses forgot to wait.
+//! The happens-before order of work on several devices, and the accesses that lack a wait.
 //!
-//! Each stream has a vector clock: of every stream, up to which work its own next work follows. Edges are the order of a
-//! stream, waits for events, and what the host has waited for before it queued something. Bytes remember which unit of work
-//! wrote them last (one byte of shadow each). An access that crosses devices, or goes by page-locked host memory, must follow
-//! the last writer of its bytes, and a writer must follow the accesses that cross: otherwise it is a finding in every order
-//! in which the work happens to run.
+//! Each stream has a vector clock: for every stream, the last work that its own next work follows. Edges are the order of a
+//! stream, waits for events, and what the host has waited for before it queued something. The shadow of each byte holds the
+//! unit of work that wrote it last. An access that crosses devices, or goes through page-locked host memory, must follow the
+//! last writer of its bytes, and a writer must follow such accesses to them. Otherwise it is a finding, in whatever order the
+//! work has run.
 //!
 //! Sources: Mattern 1989, "Virtual time and global states of distributed systems"; Flanagan & Freund 2009, "FastTrack".
 //!
-//! Not looked at: what the host itself reads or writes. Within one device a forgotten wait is met by the seeded order alone.
+//! Not checked: what the host itself reads or writes. A missing wait within one device is not found here; the seeded order
+//! makes it show in the results.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::engine::{Driver, Mark, StreamId};
-use crate::exec::FarReads;
+use crate::exec::RemoteReads;
 use crate::finding::{Finding, FindingKind};
 use crate::memory::{Allocation, Kind, WRITTEN};
 
-/// Of each stream, the number of its work that is followed.
+/// For each stream, the number of its last work that is followed.
 pub(super) type Clock = BTreeMap<StreamId, u64>;
 
-/// Units of work that bytes can remember; when they are used up, the older half is forgotten.
+/// Numbers of units of work in the shadow. They are used in turn; the units of a half are forgotten when its first number is
+/// used again.
 const FIRST_UNIT: u8 = WRITTEN + 1;
 const HALF: u8 = 128;
-/// Accesses that cross which are remembered.
+/// Reads across devices that are remembered.
 const MOST_READS: usize = 256;
 /// Clocks of recorded events that are remembered.
 const MOST_RECORDED: usize = 16 << 10;
 
-/// Raises `clock` to what `other` follows.
+/// Adds to `clock` what `other` follows.
 pub(super) fn join(clock: &mut Clock, other: &Clock) {
     for (&stream, &n) in other {
         let own = clock.entry(stream).or_default();
@@ -49,11 +51,11 @@ struct Read {
     by: Mark,
 }
 
-/// The books.
+/// What the order of work is checked by.
 pub(super) struct Order {
     /// What the host has waited for.
     host: Arc<Clock>,
-    /// Of work that records an event: its stream's clock then.
+    /// For work that recorded an event: its stream's clock at that point.
     recorded: HashMap<Mark, Clock>,
     units: Box<[Option<Mark>; 256]>,
     unit: u8,
@@ -73,7 +75,7 @@ impl Order {
 }
 
 impl Driver {
-    /// Whether there is an order to look at: with several devices.
+    /// Whether the order is checked: with several devices.
     pub(super) fn ordered(&self) -> bool {
         self.devices.len() > 1
     }
@@ -117,7 +119,7 @@ impl Driver {
         self.order.recorded.insert(mark, clock);
     }
 
-    /// The writer that bytes remember of this piece of work.
+    /// A unit of work's number, for the shadow of the bytes that it writes.
     pub(super) fn new_unit(&mut self, mark: Mark) -> u8 {
         if !self.ordered() {
             return WRITTEN;
@@ -138,7 +140,7 @@ impl Driver {
         unit
     }
 
-    /// For a launch: the writers on other devices that it has not waited for.
+    /// The writers on other devices that a launch on `stream` has not waited for.
     pub(super) fn unordered_writers(&self, stream: StreamId) -> Option<Box<[bool; 256]>> {
         let s = self.streams.get(&stream).filter(|_| self.ordered())?;
         let mut not_yet = Box::new([false; 256]);
@@ -150,7 +152,8 @@ impl Driver {
         not_yet.contains(&true).then_some(not_yet)
     }
 
-    /// A copy reads and overwrites these ranges. Gives whether it crosses devices, or goes by host memory.
+    /// Checks a copy against the writers of the ranges that it reads and overwrites. Records its read if it crosses devices
+    /// or goes through host memory.
     pub(super) fn check_copy(
         &mut self,
         mark: Mark,
@@ -160,10 +163,10 @@ impl Driver {
     ) {
         let Some(stream) = self.streams.get(&mark.0).filter(|_| self.ordered()) else { return };
         let (device, clock) = (stream.device, stream.clock.clone());
-        let is_far = |&(a, at): &(&Arc<Allocation>, u64)| {
+        let is_remote = |&(a, at): &(&Arc<Allocation>, u64)| {
             a.kind != Kind::Device || crate::memory::device_of(at) != Some(device)
         };
-        let crosses = src.iter().chain(&dst).any(is_far);
+        let crosses = src.iter().chain(&dst).any(is_remote);
         let writer_of_other = |unit: u8| {
             let writer = self.order.units[unit as usize].filter(|&writer| !follows(&clock, writer))?;
             let other = self.streams.get(&writer.0).is_some_and(|s| s.device != device);
@@ -181,9 +184,8 @@ impl Driver {
             }
         }
         if let Some((verb, at)) = missing {
-            let message = format!(
-                "it {verb} {bytes} bytes at 0x{at:x} that other work writes, without waiting for that"
-            );
+            let message =
+                format!("it {verb} {bytes} bytes at 0x{at:x} without waiting for the work that writes them");
             self.missing_wait(device, "memcpy", message);
         }
         if let (true, Some((a, at))) = (crosses, src) {
@@ -191,9 +193,9 @@ impl Driver {
         }
     }
 
-    /// A launch has read these bytes of other devices and of host memory.
-    pub(super) fn note_far_reads(&mut self, mark: Mark, far: &FarReads) {
-        for (allocation, range) in far.read() {
+    /// Records the bytes of other devices' and of host memory that a launch has read.
+    pub(super) fn note_remote_reads(&mut self, mark: Mark, remote: &RemoteReads) {
+        for (allocation, range) in remote.read() {
             let (allocation, at, bytes) = (Arc::clone(allocation), range.start, range.end - range.start);
             self.note_read(Read { allocation, at, bytes, by: mark });
         }
@@ -208,7 +210,7 @@ impl Driver {
         reads.push_back(read);
     }
 
-    /// A piece of work has written what remembers `unit`: it must follow those that read the same bytes across devices.
+    /// Checks work that has written the bytes of `unit`: it must follow those that read them across devices.
     pub(super) fn check_writes(&mut self, mark: Mark, unit: u8, what: &str) {
         let Some(stream) = self.streams.get(&mark.0).filter(|_| self.ordered()) else { return };
         let (device, clock) = (stream.device, &stream.clock);
@@ -220,7 +222,7 @@ impl Driver {
         });
         if let Some(Read { at, bytes, .. }) = overwritten {
             let message = format!(
-                "it writes among {bytes} bytes at 0x{at:x} that other work reads, without waiting for that"
+                "it overwrites some of {bytes} bytes at 0x{at:x} without waiting for the work that reads them"
             );
             self.missing_wait(device, what, message);
         }

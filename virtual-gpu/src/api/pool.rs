@@ -7,7 +7,7 @@ use cust_raw::*;
 use super::codes::*;
 use super::device::with_device;
 use super::engine::{Driver, Pool, Work, after_enqueue, default_pool, memory_code};
-use super::{Answer, api, enter, give, inside};
+use super::{Answer, api, driver, enter, write_out};
 
 impl Driver {
     /// Bytes reported as free. Those that a pool retains count as used, though it releases them on demand.
@@ -28,13 +28,13 @@ impl Driver {
         *peak = used.max(*peak);
     }
 
-    /// The most bytes of a device in use since the last call, and begins anew with what is in use now.
+    /// Returns the most bytes of a device in use since the last call, and restarts from what is in use now.
     pub(super) fn take_peak(&mut self, device: usize) -> u64 {
         let used = self.used_memory(device);
         self.devices.get_mut(device).map_or(0, |device| std::mem::replace(&mut device.peak, used))
     }
 
-    /// Takes a freed allocation off its pool's counts.
+    /// Subtracts a freed allocation from its pool's counts.
     pub(super) fn forget_pooled(&mut self, base: u64, bytes: u64) {
         if let Some(p) = self.pool_of.remove(&base).and_then(|p| self.pools.get_mut(&p)) {
             p.used -= bytes.min(p.used);
@@ -86,26 +86,26 @@ impl Driver {
 api! {
     fn cuMemAllocAsync(ptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let pool = d.here().current_pool;
         let at = d.alloc_async(bytes as u64, pool, stream)?;
         // SAFETY: as above.
-        unsafe { give(ptr, at)? };
+        unsafe { write_out(ptr, at)? };
         after_enqueue(guard)
     }
 
     fn cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) {
         let mut guard = enter()?;
-        let at = inside(&mut guard)?.alloc_async(bytes as u64, pool as u64, stream)?;
+        let at = driver(&mut guard)?.alloc_async(bytes as u64, pool as u64, stream)?;
         // SAFETY: as above.
-        unsafe { give(ptr, at)? };
+        unsafe { write_out(ptr, at)? };
         after_enqueue(guard)
     }
 
     /// Frees any allocation, whether it came from a pool or not.
     fn cuMemFreeAsync(ptr: CUdeviceptr, stream: CUstream) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         d.pools_exist()?;
         let stream = d.id(stream);
         let device = d.stream(stream)?.device;
@@ -126,23 +126,23 @@ api! {
 
     fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        inside(&mut guard)?.pools_exist()?;
+        driver(&mut guard)?.pools_exist()?;
         // SAFETY: as above.
-        unsafe { give(pool, default_pool(device) as CUmemoryPool) }
+        unsafe { write_out(pool, default_pool(device) as CUmemoryPool) }
     }
 
     fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         d.pools_exist()?;
         // SAFETY: as above.
-        unsafe { give(pool, d.devices[device].current_pool as CUmemoryPool) }
+        unsafe { write_out(pool, d.devices[device].current_pool as CUmemoryPool) }
     }
 
     fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
         drop(enter()?);
         let (mut guard, device) = with_device(dev)?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         if d.pool(pool as u64)?.device != device {
             return Err(INVALID_VALUE);
         }
@@ -152,7 +152,7 @@ api! {
 
     fn cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         d.pools_exist()?;
         if props.is_null() {
             return Err(INVALID_VALUE);
@@ -164,12 +164,12 @@ api! {
         let id = d.handle();
         d.pools.insert(id, Pool::new(device));
         // SAFETY: as above.
-        unsafe { give(pool, id as CUmemoryPool) }
+        unsafe { write_out(pool, id as CUmemoryPool) }
     }
 
     fn cuMemPoolDestroy(pool: CUmemoryPool) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         let id = pool as u64;
         let device = d.pool(id)?.device;
         if id == default_pool(device) {
@@ -183,16 +183,16 @@ api! {
         Ok(())
     }
 
-    /// Lets kernels of other devices reach the pool's memory, or no longer.
+    /// Grants or revokes other devices' access to the pool's memory.
     fn cuMemPoolSetAccess(pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) {
         let mut guard = enter()?;
-        let d = inside(&mut guard)?;
+        let d = driver(&mut guard)?;
         if map.is_null() {
             return Err(INVALID_VALUE);
         }
         let (devices, peers, own) = (d.devices.len(), d.gpu().config().peers, d.pool(pool as u64)?.device);
         for i in 0..count {
-            // Type of place, device, flags: as numbers, since the caller's may be none of the enums'.
+            // Type of place, device, flags: as numbers, since the caller may pass values that the enums lack.
             // SAFETY: as above; there are `count` entries of three 32-bit fields.
             let [place, device, flags] = unsafe { map.add(i).cast::<[c_int; 3]>().read() };
             let device = usize::try_from(device).ok().filter(|&device| place == 1 && device < devices);
@@ -209,16 +209,16 @@ api! {
 
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
         let mut guard = enter()?;
-        inside(&mut guard)?.pool(pool as u64)?.trim(keep as u64);
+        driver(&mut guard)?.pool(pool as u64)?.trim(keep as u64);
         Ok(())
     }
 
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute => c_int, value: *mut c_void) {
         let mut guard = enter()?;
-        let p = inside(&mut guard)?.pool(pool as u64)?;
+        let p = driver(&mut guard)?.pool(pool as u64)?;
         let bytes = match attr {
             // SAFETY: as above.
-            1..=3 => return unsafe { give(value.cast::<c_int>(), p.reuse[attr as usize - 1]) },
+            1..=3 => return unsafe { write_out(value.cast::<c_int>(), p.reuse[attr as usize - 1]) },
             4 => p.threshold,
             5 => p.reserved,
             6 => p.reserved_high,
@@ -227,12 +227,12 @@ api! {
             _ => return Err(INVALID_VALUE),
         };
         // SAFETY: as above.
-        unsafe { give(value.cast::<u64>(), bytes) }
+        unsafe { write_out(value.cast::<u64>(), bytes) }
     }
 
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute => c_int, value: *mut c_void) {
         let mut guard = enter()?;
-        let p = inside(&mut guard)?.pool(pool as u64)?;
+        let p = driver(&mut guard)?.pool(pool as u64)?;
         if value.is_null() {
             return Err(INVALID_VALUE);
         }

@@ -132,11 +132,11 @@ fn outside(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Box<cra
     b.finding(kind, what.line, thread, message)
 }
 
-/// The finding for a load of bytes that another device writes, without a wait for it.
+/// A load of bytes that another device writes, without a wait for that work.
 #[cold]
 fn unordered(b: &Block<'_>, w: &Warp, what: What, lane: usize, at: u64) -> Box<crate::Finding> {
     let message = format!(
-        "{}-byte {} at 0x{at:x} of what work on another device writes, without waiting for it",
+        "{}-byte {} at 0x{at:x} without waiting for the work on another device that writes it",
         what.bytes, what.verb
     );
     b.finding(FindingKind::MissingWait, what.line, w.id * 32 + lane as u32, message)
@@ -263,7 +263,7 @@ pub(super) fn value(w: &Warp, wide: bool, row: Row, lane: usize) -> u64 {
     if wide { w.regs.row64(row)[lane] } else { w.regs.row32(row)[lane] as u64 }
 }
 
-pub(super) fn unread(
+pub(super) fn uninitialized(
     b: &Block<'_>,
     w: &Warp,
     what: What,
@@ -334,7 +334,7 @@ pub(super) fn load(
                 // SAFETY: `global` checked bounds and alignment; the shadow is aligned as the data.
                 let known = shadow.is_none_or(|s| unsafe { written(s, bytes) });
                 if !known {
-                    return Err(unread(b, w, what, l, "global", at[l]));
+                    return Err(uninitialized(b, w, what, l, "global", at[l]));
                 }
                 if let (Some(not_yet), Some(s)) = (&b.job.unordered, shadow) {
                     // SAFETY: as above; one byte after the other.
@@ -343,10 +343,10 @@ pub(super) fn load(
                         return Err(unordered(b, w, what, l, at[l]));
                     }
                 }
-                if let Some(far) = &b.job.far
+                if let Some(remote) = &b.job.remote
                     && (b.job.memory.foreign(at[l]).is_some() || crate::memory::device_of(at[l]).is_none())
                 {
-                    far.note(at[l], bytes.into());
+                    remote.note(at[l], bytes.into());
                 }
                 for (k, &row) in rows.iter().enumerate() {
                     // SAFETY: as above; element k is inside the checked access.

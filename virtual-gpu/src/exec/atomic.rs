@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::access::{What, addresses, by_space, footprint, global, mark, race, set, unread, value, written};
+use super::access::{
+    What, addresses, by_space, footprint, global, mark, race, set, uninitialized, value, written,
+};
 use super::block::{Block, Check};
 use super::float::{canonical, flush};
 use super::scratch::{bytes_at, party, set_bytes, shared};
@@ -39,9 +41,9 @@ pub(super) fn atomic(
             } else {
                 let (p, shadow) = global(b, w, what, l, at[l])?;
                 if let Some(s) = shadow {
-                    // SAFETY: `global` checked bounds and alignment; the shadow is as the data.
+                    // SAFETY: `global` checked bounds and alignment; the shadow is aligned as the data.
                     if !unsafe { written(s, size as u32) } && op != Atom::Exch {
-                        return Err(unread(b, w, what, l, "global", at[l]));
+                        return Err(uninitialized(b, w, what, l, "global", at[l]));
                     }
                     // SAFETY: as above.
                     unsafe { mark(s, size as u32, b.job.writer) };
@@ -76,7 +78,7 @@ fn shared_atomic(
     let n = what.bytes as usize;
     let o = shared(b, w, what, lane, at)?;
     if checks.uninitialized && b.shared_written[o..o + n].contains(&0) {
-        return Err(unread(b, w, what, lane, "shared", at));
+        return Err(uninitialized(b, w, what, lane, "shared", at));
     }
     if checks.races
         && let Some(c) = b.races.write(o, n, party(w, what, lane), true, true)
@@ -106,7 +108,7 @@ unsafe fn update(p: *mut u8, size: u8, f: impl Fn(u64) -> u64) -> u64 {
     }
 }
 
-/// The value that an atomic leaves: `x` its operand, `y` the new value of `cas`.
+/// The value that an atomic stores: `x` is its operand, for `cas` the value compared with and `y` the new one.
 fn combine(op: Atom, ty: Num, global: bool, old: u64, x: u64, y: u64) -> u64 {
     match (op, ty) {
         (Atom::And, _) => old & x,

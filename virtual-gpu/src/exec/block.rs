@@ -13,7 +13,7 @@ use crate::finding::{Finding, FindingKind};
 use crate::memory::POISON;
 use crate::ptx::inst::{BarRed, Init, Special};
 
-/// Findings are rare and large.
+/// The result of a check, boxed because findings are rare and large.
 pub(super) type Check<T = ()> = Result<T, Box<Finding>>;
 
 /// A block being run, and reused for the next one.
@@ -43,7 +43,7 @@ struct Barrier {
     clock: [u32; 32],
 }
 
-/// Instructions that one warp runs before the next is scheduled, so that warps may wait for each other.
+/// Instructions that one warp runs before the next is scheduled, so that a warp may spin until another has run.
 const QUANTUM: u32 = 1 << 16;
 
 impl<'j> Block<'j> {
@@ -66,10 +66,10 @@ impl<'j> Block<'j> {
         }
     }
 
-    /// Adds to what the block has printed, as long as the launch may.
+    /// Appends to the block's printed text, up to the launch's limit.
     pub fn print(&mut self, text: &[u8]) {
         let before = self.job.printed_bytes.fetch_add(text.len(), Ordering::Relaxed);
-        if before + text.len() <= print::MOST {
+        if before + text.len() <= print::LIMIT {
             self.printed.extend_from_slice(text);
         }
     }
@@ -170,7 +170,7 @@ impl<'j> Block<'j> {
                     return Err(self.finding(FindingKind::Timeout, w.line(self), w.first_thread(), message));
                 }
             }
-            if self.job.stop.load(std::sync::atomic::Ordering::Relaxed) {
+            if self.job.stop.load(Ordering::Relaxed) {
                 // Another block faulted: the launch has failed, and this block might wait for that one for ever.
                 return Ok(());
             }

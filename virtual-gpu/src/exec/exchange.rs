@@ -24,7 +24,7 @@ pub(super) fn converged(b: &Block<'_>, w: &Warp, inst: &Inst, mask: u32) -> Chec
         let missing = named[lane] & w.live & !mask;
         if missing != 0 {
             let message = format!(
-                "the mask 0x{:08x} names lane {} which is elsewhere; together here are 0x{mask:08x}",
+                "the mask 0x{:08x} names lane {}, which is not here: the lanes 0x{mask:08x} execute this together",
                 named[lane],
                 missing.trailing_zeros()
             );
@@ -32,7 +32,7 @@ pub(super) fn converged(b: &Block<'_>, w: &Warp, inst: &Inst, mask: u32) -> Chec
         }
         if mask & !named[lane] != 0 {
             let message = format!(
-                "the mask 0x{:08x} leaves out lane {} which executes this too",
+                "the mask 0x{:08x} leaves out lane {}, which executes this too",
                 named[lane],
                 (mask & !named[lane]).trailing_zeros()
             );
@@ -66,7 +66,7 @@ pub(super) fn shuffle(b: &Block<'_>, w: &mut Warp, inst: &Inst, mode: Shfl, sync
         let source = if ok { source } else { l } as usize % LANES;
         inside |= (ok as u32) << lane;
         if mask >> source & 1 == 0 && b.job.config.checks.convergence {
-            let message = format!("lane {lane} reads lane {source}, which does not take part");
+            let message = format!("lane {lane} reads lane {source}, which is not active");
             return Err(b.finding(FindingKind::ShuffleInactive, inst.line, w.id * 32 + l, message));
         }
         out[lane] = value[source];

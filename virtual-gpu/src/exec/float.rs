@@ -12,7 +12,7 @@ pub(crate) fn flush(x: f32) -> f32 {
     if x.to_bits() & 0x7f80_0000 == 0 { f32::from_bits(x.to_bits() & 0x8000_0000) } else { x }
 }
 
-/// On the bits: the optimiser may treat all NaNs as equal and drop a selection between floats.
+/// Works on the bits: the optimiser may treat all NaNs as equal and drop a selection between floats.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
     let b = x.to_bits();
@@ -96,20 +96,12 @@ fn directed(near: f32, error: f64, exact: f64, round: Round) -> f32 {
         Round::Zero => exact < 0.0,
     };
     if up && error > 0.0 {
-        next_up(near)
+        near.next_up()
     } else if !up && error < 0.0 {
-        next_down(near)
+        near.next_down()
     } else {
         near
     }
-}
-
-fn next_up(x: f32) -> f32 {
-    x.next_up()
-}
-
-fn next_down(x: f32) -> f32 {
-    x.next_down()
 }
 
 /// An exact zero sum is -0 when rounding down, unless both terms are +0.

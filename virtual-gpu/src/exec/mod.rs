@@ -49,27 +49,27 @@ pub struct Launch<'a> {
     pub params: &'a [u8],
 }
 
-/// What a launch through the driver API knows besides its geometry.
-pub(crate) struct Surroundings {
-    /// Live memory of devices whose memory this one may reach.
+/// What a launch through the driver API has besides its geometry: other devices' memory, and what it must follow.
+pub(crate) struct LaunchContext {
+    /// Live memory of other devices that this one may access.
     pub peers: Vec<Arc<Allocation>>,
-    /// What stores leave in the shadow of what they write.
+    /// What stores write into the shadow of their bytes.
     pub writer: u8,
-    /// Writers for whom the launch has not waited though it should; none with one device.
+    /// Writers on other devices that the launch has not waited for; `None` with one device.
     pub unordered: Option<Box<[bool; 256]>>,
-    /// Where the launch notes what it reads of memory that other devices write; none with one device.
-    pub far: Option<Arc<FarReads>>,
+    /// Records what the launch reads of memory that other devices may write; `None` with one device.
+    pub remote: Option<Arc<RemoteReads>>,
 }
 
 /// The bytes that a launch reads of other devices' memory and of page-locked host memory: from the first to the last of each
 /// allocation.
-pub(crate) struct FarReads {
-    /// By address, with the first byte and the end of those read.
+pub(crate) struct RemoteReads {
+    /// Sorted by address: each allocation, the first byte read, and the end of the last.
     ranges: Vec<(Arc<Allocation>, AtomicU64, AtomicU64)>,
 }
 
-impl FarReads {
-    /// None yet, of this memory of other devices and of the host memory that `own` knows.
+impl RemoteReads {
+    /// No reads yet, of the memory of `peers` and of the host memory in `own`.
     pub fn of(peers: &[Arc<Allocation>], own: &Memory) -> Self {
         let host = own.snapshot().live.into_iter().filter(|a| a.kind != Kind::Device);
         let all = peers.iter().cloned().chain(host);
@@ -88,7 +88,7 @@ impl FarReads {
         }
     }
 
-    /// Those that were read.
+    /// The ranges that were read.
     pub fn read(&self) -> impl Iterator<Item = (&Arc<Allocation>, std::ops::Range<u64>)> {
         self.ranges.iter().filter_map(|(allocation, first, end)| {
             let range = first.load(Ordering::Relaxed)..end.load(Ordering::Relaxed);
@@ -97,14 +97,14 @@ impl FarReads {
     }
 }
 
-impl Surroundings {
-    /// Of a device that is alone.
-    pub const fn alone() -> Self {
-        Self { peers: Vec::new(), writer: WRITTEN, unordered: None, far: None }
+impl LaunchContext {
+    /// For a process with one device.
+    pub const fn single_device() -> Self {
+        Self { peers: Vec::new(), writer: WRITTEN, unordered: None, remote: None }
     }
 }
 
-/// A module whose variables have their places in a device's memory.
+/// A module whose variables are allocated in a device's memory.
 #[derive(Debug)]
 pub struct LoadedModule {
     pub module: Arc<Module>,
@@ -189,7 +189,7 @@ impl Gpu {
         self.memory.used()
     }
 
-    /// Places a module's variables in memory.
+    /// Allocates a module's variables and writes their initial values.
     pub fn load(&mut self, module: Module) -> Result<LoadedModule, MemoryError> {
         let mut addresses = Vec::new();
         for v in &module.variables {
@@ -219,15 +219,15 @@ impl Gpu {
         kernel: &str,
         launch: Launch<'_>,
     ) -> Result<LaunchReport, Fault> {
-        self.launch_among(loaded, kernel, launch, Surroundings::alone())
+        self.launch_in(loaded, kernel, launch, LaunchContext::single_device())
     }
 
-    pub(crate) fn launch_among(
+    pub(crate) fn launch_in(
         &mut self,
         loaded: &LoadedModule,
         kernel: &str,
         launch: Launch<'_>,
-        surroundings: Surroundings,
+        context: LaunchContext,
     ) -> Result<LaunchReport, Fault> {
         let invalid = |kind, message: String| Finding {
             kind,
@@ -242,7 +242,7 @@ impl Gpu {
         };
         check_launch(k, &launch).map_err(|(kind, message)| invalid(kind, message))?;
         self.launches += 1;
-        let mut job = Job::new(self, loaded, k, &launch, surroundings);
+        let mut job = Job::new(self, loaded, k, &launch, context);
         let result = job.run();
         let printed = job.printed();
         self.printed += &printed;
@@ -255,7 +255,7 @@ impl Gpu {
     }
 }
 
-/// The limits of sm_61 and of the kernel's own directives.
+/// Checks a launch against the limits of sm_61 and the kernel's directives.
 pub(crate) fn check_launch(k: &Kernel, l: &Launch<'_>) -> Result<(), (FindingKind, String)> {
     let invalid = |m: String| Err((FindingKind::InvalidLaunch, m));
     let threads: u64 = l.block.iter().map(|&n| n as u64).product();
@@ -309,18 +309,18 @@ pub(crate) struct Job<'a> {
     launch_id: u64,
     writer: u8,
     unordered: Option<Box<[bool; 256]>>,
-    far: Option<Arc<FarReads>>,
+    remote: Option<Arc<RemoteReads>>,
     next: AtomicU64,
     stop: AtomicBool,
-    /// Thread instructions of all blocks so far, and what their starts cost.
+    /// Thread instructions of all blocks so remote, and what their starts cost.
     spent: AtomicU64,
-    /// Per allocation one bit for each 32-byte sector touched; made when first needed.
+    /// Per allocation one bit for each 32-byte sector touched; allocated at the first access.
     touched: Vec<OnceLock<Box<[AtomicU64]>>>,
     /// The fault of the lowest block that had one.
     fault: Mutex<Option<(u64, Finding)>>,
-    /// What blocks have printed.
+    /// Each block's printed text.
     printed: Mutex<Vec<(u64, Vec<u8>)>>,
-    /// Bytes of it, also those that were too many to be kept.
+    /// Bytes printed, those beyond the limit included.
     printed_bytes: AtomicUsize,
 }
 
@@ -330,13 +330,13 @@ impl<'a> Job<'a> {
         loaded: &'a LoadedModule,
         kernel: &'a Kernel,
         l: &Launch<'a>,
-        surroundings: Surroundings,
+        context: LaunchContext,
     ) -> Self {
         let mut shared_offsets = vec![0; loaded.module.variables.len()];
         for &(v, at) in &kernel.shared_layout {
             shared_offsets[v as usize] = at;
         }
-        let Surroundings { peers, writer, unordered, far } = surroundings;
+        let LaunchContext { peers, writer, unordered, remote } = context;
         let mut snapshot = gpu.memory.snapshot();
         if !peers.is_empty() {
             snapshot.live.extend(peers);
@@ -359,7 +359,7 @@ impl<'a> Job<'a> {
             launch_id: gpu.launches,
             writer,
             unordered,
-            far,
+            remote,
             next: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             spent: AtomicU64::new(0),
@@ -375,9 +375,9 @@ impl<'a> Job<'a> {
         texts.sort_by_key(|&(block, _)| block);
         let bytes: Vec<u8> = texts.into_iter().flat_map(|(_, text)| text).collect();
         let mut text = String::from_utf8_lossy(&bytes).into_owned();
-        let lost = self.printed_bytes.get_mut().saturating_sub(print::MOST);
+        let lost = self.printed_bytes.get_mut().saturating_sub(print::LIMIT);
         if lost > 0 {
-            text += &format!("[{lost} bytes more than a launch's {} were printed]\n", print::MOST);
+            text += &format!("[{lost} bytes beyond a launch's limit of {} are missing]\n", print::LIMIT);
         }
         text
     }
@@ -387,7 +387,7 @@ impl<'a> Job<'a> {
         self.kernel.dynamic_start + self.dynamic_shared
     }
 
-    /// Counts what a block costs. An error if the launch costs more than it may.
+    /// Adds what a block costs. An error if the launch exceeds its limit.
     fn spend(&self, cost: u64) -> Result<(), String> {
         let (before, limit) = (self.spent.fetch_add(cost, Ordering::Relaxed), self.config.launch_limit);
         match before.saturating_add(cost) > limit {
@@ -416,7 +416,7 @@ impl<'a> Job<'a> {
     fn run(&mut self) -> Result<LaunchReport, Fault> {
         // Own threads instead of a shared pool: a launch may come from inside a pool's job, and waiting there
         // would let that thread start another job that launches while this launch holds the device.
-        // The first block runs alone; it shows whether threads are worth their start.
+        // The first block runs alone; its cost decides how many threads are worth starting.
         let mut counters = Counters::default();
         let (blocks, limit) = (self.blocks(), self.config.launch_limit);
         if blocks.saturating_mul(Config::BLOCK_COST) > limit {
@@ -458,7 +458,7 @@ impl<'a> Job<'a> {
             return Err(f);
         }
         let (kernel, grid, block) = (self.kernel.name.clone(), self.grid, self.block);
-        let shared_bytes = self.kernel.dynamic_start + self.dynamic_shared;
+        let shared_bytes = self.shared_bytes();
         Ok(LaunchReport { kernel, grid, block, shared_bytes, in_graph: false, counters })
     }
 

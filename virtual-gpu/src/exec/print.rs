@@ -2,7 +2,7 @@
 //!
 //! Source: CUDA C++ Programming Guide, "Formatted Output"; the conversions are C's.
 
-use super::access::{What, get, global, unread};
+use super::access::{What, get, global, uninitialized};
 use super::block::{Block, Check};
 use super::scratch::{bytes_at, shared};
 use super::warp::{Warp, lanes};
@@ -10,12 +10,12 @@ use crate::finding::FindingKind;
 use crate::memory::{LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 use crate::ptx::inst::{CallSite, Inst, Value};
 
-/// Bytes of text that a launch may print, as many as CUDA's buffer has if not told otherwise.
-pub(super) const MOST: usize = 1 << 20;
-/// A format or a string without an end.
-const LONGEST: u64 = 1 << 16;
-/// The widest field: a width from a kernel is no reason for gigabytes of blanks.
-const WIDEST: usize = 1 << 12;
+/// Bytes of text that a launch may print: the default size of CUDA's buffer.
+pub(super) const LIMIT: usize = 1 << 20;
+/// Bytes of a format or string that are read at most, as it may lack its terminating zero.
+const MAX_STRING: u64 = 1 << 16;
+/// The widest field: bounds the memory that a width given by a kernel takes.
+const MAX_WIDTH: usize = 1 << 12;
 
 /// Prints for each lane of `mask`; the call's value is the number of arguments.
 pub(super) fn vprintf(b: &mut Block<'_>, w: &mut Warp, site: &CallSite, inst: &Inst, mask: u32) -> Check {
@@ -29,7 +29,7 @@ pub(super) fn vprintf(b: &mut Block<'_>, w: &mut Warp, site: &CallSite, inst: &I
         let (text, arguments) = formatted(&format, at[1], &mut source)?;
         b.print(&text);
         for &(_, place, _) in &site.rets {
-            w.give(place, lane, arguments);
+            w.set_result(place, lane, arguments);
         }
     }
     Ok(())
@@ -48,10 +48,10 @@ trait Read {
     /// The little-endian number of 1, 4 or 8 bytes at a generic address.
     fn read(&mut self, at: u64, bytes: u32) -> Check<u64>;
 
-    /// The bytes up to a zero.
+    /// The bytes before the first zero.
     fn string(&mut self, at: u64) -> Check<Vec<u8>> {
         let mut bytes = Vec::new();
-        for i in 0..LONGEST {
+        for i in 0..MAX_STRING {
             match self.read(at.wrapping_add(i), 1)? {
                 0 => break,
                 byte => bytes.push(byte as u8),
@@ -79,7 +79,7 @@ impl Read for Source<'_, '_> {
             }
             let from = lane * w.local_bytes + offset as usize;
             if !w.local_written.is_empty() && w.local_written[from..][..bytes as usize].contains(&0) {
-                return Err(unread(b, w, what, lane, "local", offset));
+                return Err(uninitialized(b, w, what, lane, "local", offset));
             }
             return Ok(bytes_at(&w.local, from, bytes as u8));
         }
@@ -137,16 +137,16 @@ fn formatted(format: &[u8], mut arguments: u64, memory: &mut impl Read) -> Check
             }
             let mut value = None;
             while let Some(digit) = rest.next_if(u8::is_ascii_digit) {
-                value = Some((value.unwrap_or(0) * 10 + i64::from(digit - b'0')).min(WIDEST as i64));
+                value = Some((value.unwrap_or(0) * 10 + i64::from(digit - b'0')).min(MAX_WIDTH as i64));
             }
             Ok(value)
         };
         let width = number(&mut rest)?.unwrap_or(0);
         c.left |= width < 0;
-        c.width = (width.unsigned_abs() as usize).min(WIDEST);
+        c.width = (width.unsigned_abs() as usize).min(MAX_WIDTH);
         if rest.next_if_eq(&b'.').is_some() {
             let precision = number(&mut rest)?.unwrap_or(0);
-            c.precision = usize::try_from(precision).ok().map(|p| p.min(WIDEST)); // a negative one counts as none
+            c.precision = usize::try_from(precision).ok().map(|p| p.min(MAX_WIDTH)); // a negative one counts as none
         }
         while let Some(size) = rest.next_if(|byte| b"hlLzjt".contains(byte)) {
             c.long |= size != b'h';
@@ -178,14 +178,14 @@ fn formatted(format: &[u8], mut arguments: u64, memory: &mut impl Read) -> Check
                 text.truncate(c.precision.unwrap_or(usize::MAX));
                 c.pad(&mut out, b"", &text, false);
             }
-            other => out.extend([b'%', other]), // no conversion: printed unchanged
+            other => out.extend([b'%', other]), // not a conversion: printed unchanged
         }
     }
     Ok((out, taken))
 }
 
 impl Conversion {
-    /// Puts `digits` after a sign or prefix into the field.
+    /// Writes `digits` after a sign or prefix, padded to the field's width.
     fn pad(&self, out: &mut Vec<u8>, prefix: &[u8], digits: &[u8], zeros: bool) {
         let fill = self.width.saturating_sub(prefix.len() + digits.len());
         if !self.left && !zeros {
@@ -298,7 +298,7 @@ fn hexadecimal(magnitude: f64, precision: Option<usize>) -> String {
 }
 
 impl Warp {
-    /// A lane's value of a call's argument.
+    /// The value of a call's argument in a lane.
     fn argument(&self, value: Value, lane: usize) -> u64 {
         match value {
             Value::Local(offset) => bytes_at(&self.local, self.local_place(offset, lane), 8),
@@ -307,8 +307,8 @@ impl Warp {
         }
     }
 
-    /// Puts a lane's 32-bit result of a call into its place.
-    fn give(&mut self, place: Value, lane: usize, result: u32) {
+    /// Stores a lane's 32-bit result of a call.
+    fn set_result(&mut self, place: Value, lane: usize, result: u32) {
         match place {
             Value::Local(offset) => {
                 let at = self.local_place(offset, lane);
@@ -419,6 +419,6 @@ mod tests {
 
     #[test]
     fn a_field_is_no_wider_than_the_widest() {
-        assert_eq!(of("%999999999d", &[I(1)]).0.len(), WIDEST);
+        assert_eq!(of("%999999999d", &[I(1)]).0.len(), MAX_WIDTH);
     }
 }

@@ -143,7 +143,7 @@ pub(crate) fn map3<A: Scalar, B: Scalar, C: Scalar, D: Scalar>(
     D::store(r, d, &out, mask);
 }
 
-/// One bit per lane of a test.
+/// A test in all lanes: bit l is lane l's result.
 #[inline(always)]
 pub(crate) fn test2<A: Scalar>(r: &Regs, a: Row, b: Row, f: impl Fn(A, A) -> bool) -> u32 {
     let (x, y) = (A::load(r, a), A::load(r, b));

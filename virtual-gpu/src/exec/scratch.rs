@@ -1,6 +1,6 @@
 //! Shared memory of a block and local memory of a thread: bounds, alignment, first writes, races.
 
-use super::access::{What, extend, misaligned, race, set, unread, value};
+use super::access::{What, extend, misaligned, race, set, uninitialized, value};
 use super::block::{Block, Check};
 use super::races::Party;
 use super::regs::LANES;
@@ -75,7 +75,7 @@ pub(super) fn load_shared(
     for l in lanes(mask) {
         let o = shared(b, w, what, l, at[l])?;
         if checks.uninitialized && b.shared_written[o..o + n].contains(&0) {
-            return Err(unread(b, w, what, l, "shared", at[l]));
+            return Err(uninitialized(b, w, what, l, "shared", at[l]));
         }
         if checks.races
             && let Some(c) = b.races.read(o, n, party(w, what, l))
@@ -160,7 +160,7 @@ pub(super) fn load_local(
     for l in lanes(mask) {
         let o = local(b, w, what, l, at[l])?;
         if !w.local_written.is_empty() && w.local_written[o..o + n].contains(&0) {
-            return Err(unread(b, w, what, l, "local", at[l]));
+            return Err(uninitialized(b, w, what, l, "local", at[l]));
         }
         for (k, &row) in rows.iter().enumerate() {
             let v = bytes_at(&w.local, o + k * a.size as usize, a.size);

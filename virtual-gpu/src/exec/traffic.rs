@@ -51,7 +51,7 @@ pub(super) fn wavefronts(offsets: &[u64; LANES], mask: u32, bytes: u32) -> (u32,
             continue;
         }
         if span(offsets, mask) + bytes as u64 <= 128 {
-            // 32 neighbouring words: no bank twice.
+            // 32 consecutive words: no bank twice.
             waves += 1;
             continue;
         }

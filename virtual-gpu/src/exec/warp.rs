@@ -39,8 +39,8 @@ pub(super) struct Wait {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     pc: u32,
-    /// Where they meet those of the entry below.
-    meet: u32,
+    /// Reconvergence PC: where they rejoin the lanes of the entry below.
+    rpc: u32,
     mask: u32,
 }
 
@@ -141,10 +141,10 @@ impl Warp {
             }
         }
         self.frames.push(Frame { function, floor: self.stack.len(), local_base, mask });
-        self.stack.push(Entry { pc: 0, meet: NOWHERE, mask });
+        self.stack.push(Entry { pc: 0, rpc: NOWHERE, mask });
     }
 
-    /// Ends the frame on top: gives its results to the caller.
+    /// Pops the top frame and copies its results to the caller.
     fn leave(&mut self, b: &Block<'_>) {
         let Some(frame) = self.frames.pop() else { return };
         let Some(caller) = self.frames.last() else { return };
@@ -172,7 +172,7 @@ impl Warp {
         }
     }
 
-    /// Where a lane has a variable of the running function in `local`.
+    /// Index in `local` of a lane's copy of the running function's variable.
     pub fn local_place(&self, offset: u32, lane: usize) -> usize {
         let base = self.frames.last().map_or(0, |frame| frame.local_base);
         lane * self.local_bytes + (base + offset) as usize
@@ -215,7 +215,7 @@ impl Warp {
         self.enter(b, site.callee, mask);
     }
 
-    /// Lanes leave the entries of the frames from `floor` up.
+    /// Removes lanes from the stack's entries from `floor` up.
     fn remove(&mut self, mask: u32, floor: usize) {
         for e in &mut self.stack[floor..] {
             e.mask &= !mask;
@@ -235,7 +235,7 @@ impl Warp {
                 }
                 self.leave(b);
             }
-            let (Some(&frame), Some(&Entry { mut pc, meet, mask: active })) =
+            let (Some(&frame), Some(&Entry { mut pc, rpc, mask: active })) =
                 (self.frames.last(), self.stack.last())
             else {
                 return Ok(Stop::Done);
@@ -247,7 +247,7 @@ impl Warp {
             let f = &job.functions[frame.function as usize];
             let top = self.stack.len() - 1;
             loop {
-                if pc == meet {
+                if pc == rpc {
                     self.stack.pop();
                     continue 'entry;
                 }
@@ -362,18 +362,18 @@ impl Warp {
         }
     }
 
-    /// Replaces the top entry by one per side; they reconverge at `meet`.
-    fn diverge(&mut self, meet: u32, sides: &[(u32, u32)]) {
+    /// Replaces the top entry by one per side; they reconverge at `rpc`.
+    fn diverge(&mut self, rpc: u32, sides: &[(u32, u32)]) {
         let Some(top) = self.stack.last_mut() else { return };
-        if top.meet == meet {
+        if top.rpc == rpc {
             // The entry below reconverges at the same place, so one of the two is enough, and loops stay shallow.
             self.stack.pop();
         } else {
-            top.pc = meet;
+            top.pc = rpc;
         }
         for &(pc, mask) in sides {
-            if pc != meet && mask != 0 {
-                self.stack.push(Entry { pc, meet, mask });
+            if pc != rpc && mask != 0 {
+                self.stack.push(Entry { pc, rpc, mask });
             }
         }
     }
@@ -437,7 +437,7 @@ impl Warp {
         }
         self.waiting = Some(Wait {
             barrier: barrier as usize,
-            // A count of all threads is the same as none given.
+            // A count of all threads means the same as no count.
             threads: threads.filter(|&n| n != b.threads.next_multiple_of(32)),
             red,
             arrive,

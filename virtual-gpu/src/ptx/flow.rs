@@ -1,4 +1,4 @@
-//! Where divergent paths meet again: the immediate post-dominator of each branch.
+//! Where divergent paths reconverge: the immediate post-dominator of each branch.
 //!
 //! Source: Cooper, Harvey and Kennedy 2001, "A Simple, Fast Dominance Algorithm", on the reversed graph.
 
@@ -43,7 +43,7 @@ pub(super) fn reconvergence(f: &Function) -> Vec<u32> {
             .map(|t| if (t as usize) < n { block_of[t as usize] } else { exit })
             .collect();
         let leaves = ends(inst.op);
-        // A trap ends the launch, so its path does not change where the others meet.
+        // A trap ends the launch, so its path does not change where the others reconverge.
         if leaves && inst.op != Op::Trap {
             out.push(exit);
         }
@@ -88,7 +88,7 @@ pub(super) fn reconvergence(f: &Function) -> Vec<u32> {
                 if ipdom[s as usize] == u32::MAX {
                     continue;
                 }
-                new = if new == u32::MAX { s } else { meet(new, s, &ipdom, &number) };
+                new = if new == u32::MAX { s } else { intersect(new, s, &ipdom, &number) };
             }
             if new != ipdom[b as usize] {
                 ipdom[b as usize] = new;
@@ -106,7 +106,8 @@ pub(super) fn reconvergence(f: &Function) -> Vec<u32> {
     out
 }
 
-fn meet(mut a: u32, mut b: u32, ipdom: &[u32], number: &[u32]) -> u32 {
+/// The nearest common post-dominator of two blocks.
+fn intersect(mut a: u32, mut b: u32, ipdom: &[u32], number: &[u32]) -> u32 {
     while a != b {
         while number[a as usize] < number[b as usize] {
             a = ipdom[a as usize];

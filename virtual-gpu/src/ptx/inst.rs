@@ -265,7 +265,7 @@ pub(crate) enum BarRed {
     Or,
 }
 
-/// Values that change during a warp's life; the others are constant rows (see [`Init`]).
+/// Special registers that change while a warp runs; the others are constant rows (see [`Init`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clock {
     Clock32,

@@ -49,7 +49,7 @@ pub(super) fn lex(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
                 i += 2;
                 loop {
                     match s.get(i) {
-                        None => return Err(PtxError::new(start, "comment without end")),
+                        None => return Err(PtxError::new(start, "unterminated comment")),
                         Some(b'*') if s.get(i + 1) == Some(&b'/') => break,
                         Some(b'\n') => line += 1,
                         _ => {}
@@ -62,7 +62,7 @@ pub(super) fn lex(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
                 let end = s[i + 1..].iter().position(|&c| c == b'"' || c == b'\n');
                 match end {
                     Some(n) if s[i + 1 + n] == b'"' => i += n + 2,
-                    _ => return Err(PtxError::new(line, "string without end")),
+                    _ => return Err(PtxError::new(line, "unterminated string")),
                 }
                 out.push(Token { tok: Tok::Str, line });
             }

@@ -217,7 +217,7 @@ impl<'a, 'm> Body<'a, 'm> {
             Arg::Word(w) => match self.lookup(w) {
                 Some(Name::Reg(row, width)) if width.bits() == bits => Ok(row),
                 Some(Name::Reg(_, width)) => self
-                    .err(format!("register `{w}` has {} bits, the instruction wants {bits}", width.bits())),
+                    .err(format!("register `{w}` has {} bits, the instruction takes {bits}", width.bits())),
                 Some(_) => match self.address_of(w, 0, bits)? {
                     Some(row) => Ok(row),
                     None => self.err(format!("`{w}` is not a value")),
@@ -262,7 +262,7 @@ impl<'a, 'm> Body<'a, 'm> {
             Arg::Word(w) => match self.lookup(w) {
                 Some(Name::Reg(row, width)) if width.bits() == bits => Ok(row),
                 Some(Name::Reg(_, width)) => self
-                    .err(format!("register `{w}` has {} bits, the instruction gives {bits}", width.bits())),
+                    .err(format!("register `{w}` has {} bits, the instruction writes {bits}", width.bits())),
                 _ => self.err(format!("`{w}` is not a register")),
             },
             _ => self.err("a destination register is expected here"),
@@ -370,7 +370,7 @@ fn special(w: &str) -> Option<Special> {
         "%lanemask_gt" => Special::LanemaskGt,
         "%dynamic_smem_size" => Special::DynamicSmem,
         "%total_smem_size" => Special::TotalSmem,
-        // The driver's, which it fills for cooperative launches; there are none here.
+        // The driver sets these for cooperative launches, which are not supported.
         _ if w.strip_prefix("%envreg").and_then(|n| n.parse().ok()).is_some_and(|n: u8| n < 32) => {
             Special::Zero
         }

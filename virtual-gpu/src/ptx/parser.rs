@@ -63,7 +63,7 @@ impl<'a> Parser<'a, '_> {
                 self.pos += 1;
                 Ok(t)
             }
-            None => self.err("the text ends too early"),
+            None => self.err("unexpected end of the text"),
         }
     }
 
@@ -112,7 +112,7 @@ impl<'a> Parser<'a, '_> {
                 let tenths = (f64::from_bits(v) * 10.0).round() as u32;
                 m.version = (tenths / 10, tenths % 10);
             }
-            _ => return self.err(".version wants a number like 6.4"),
+            _ => return self.err(".version needs a number like 6.4"),
         }
         if m.version.0 < 1 || m.version.0 > 8 {
             return self.err(format!(".version {}.{} is not known", m.version.0, m.version.1));
@@ -268,7 +268,7 @@ impl<'a> Parser<'a, '_> {
         };
         let dynamic = space == VarSpace::Shared && external;
         if external && !dynamic {
-            return self.err(format!("`{}` is defined in no file: there is no linker here", d.name));
+            return self.err(format!("`{}` is external, and there is no linker here", d.name));
         }
         let mut v = Variable {
             name: d.name.to_owned(),
@@ -399,7 +399,7 @@ impl<'a> Parser<'a, '_> {
             } else if self.eat_word(".reqntid") {
                 k.req_ntid = Some(self.block_dims(".reqntid")?);
             } else if self.eat_word(".minnctapersm") {
-                // More than are ever resident can't be asked for; ptxas ignores what is beyond.
+                // An SM has at most 32 resident blocks; ptxas ignores a larger number.
                 k.min_blocks_per_sm = Some(self.int()?.min(32) as u32);
             } else if self.eat_word(".maxnreg") {
                 k.max_registers = Some(self.int()?.min(255) as u32);
@@ -409,7 +409,7 @@ impl<'a> Parser<'a, '_> {
                 break;
             }
         }
-        // A forward declaration holds nothing that the definition lacks.
+        // A forward declaration says nothing that the definition does not.
         if self.eat(b';') {
             return Ok(());
         }
@@ -462,7 +462,10 @@ impl<'a> Parser<'a, '_> {
             Some(&Name::Function(id)) => {
                 let old = &u.m.functions[id as usize];
                 if old.formals != f.formals || old.returns != f.returns {
-                    return Err(PtxError::new(line, format!("`{name}` was declared otherwise before")));
+                    return Err(PtxError::new(
+                        line,
+                        format!("`{name}` was declared with other parameters before"),
+                    ));
                 }
                 id
             }
@@ -509,7 +512,7 @@ impl<'a> Parser<'a, '_> {
         Ok(())
     }
 
-    /// Operands up to and with the closing character.
+    /// Operands up to the closing character, which is consumed.
     pub fn args(&mut self, close: u8) -> Result<Vec<Arg<'a>>, PtxError> {
         let mut out = Vec::new();
         if self.eat(close) {

@@ -1,7 +1,7 @@
 //! The number of registers that a kernel needs, estimated from the liveness of its PTX registers.
 //!
-//! ptxas reorders and rematerialises, so the estimate is good to about a fifth on unrolled kernels. Where ptxas is
-//! available, take its number instead.
+//! ptxas reorders and rematerialises, so on unrolled kernels the estimate may be wrong by about 20 %. Where ptxas is
+//! available, use its number instead.
 
 use super::inst::*;
 use super::{Kernel, Module};

@@ -26,7 +26,7 @@ impl<'a> Body<'a, '_> {
             let n = parts.len() as u32;
             let part = bits / n.max(1);
             if part * n != bits || !matches!(part, 16 | 32) {
-                return self.err("the parts do not make up the whole");
+                return self.err("the parts do not fill the register");
             }
             i.b = self.f.lists.len() as u32;
             i.imm = n as i64;
@@ -56,7 +56,7 @@ impl<'a> Body<'a, '_> {
         };
         if let Some(c) = clock {
             if (bits == 64) != matches!(c, Clock::Clock64 | Clock::Globaltimer) {
-                return self.err("the clock has another width");
+                return self.err("the clock register has another width");
             }
             i.op = Op::Clock(c);
             return Ok(());
@@ -86,7 +86,7 @@ impl<'a> Body<'a, '_> {
         let bits = ty.bits();
         let sat = m.take("sat");
         if sat && (t != IntTy::S32 || !matches!(base, "add" | "sub" | "mad")) {
-            return self.err(".sat wants .s32");
+            return self.err(".sat needs .s32");
         }
         i.class = Class::Int;
         match base {
@@ -117,7 +117,7 @@ impl<'a> Body<'a, '_> {
                 if m.take("wide") {
                     self.count(args, n..=n)?;
                     if bits == 64 {
-                        return self.err(".wide wants 16- or 32-bit operands");
+                        return self.err(".wide needs 16- or 32-bit operands");
                     }
                     i.d = self.dst(&args[0], 2 * bits)?;
                     i.a = self.src(&args[1], bits, false)?;
@@ -143,7 +143,7 @@ impl<'a> Body<'a, '_> {
                 };
                 self.regular(args, n, bits, false, i)
             }
-            _ => self.err("this instruction wants a floating-point type"),
+            _ => self.err("this instruction needs a floating-point type"),
         }
     }
 
@@ -303,7 +303,7 @@ impl<'a> Body<'a, '_> {
         let exact = matches!(op, FUn::Sqrt | FUn::Rcp);
         let f64_approx = matches!(op, FUn::Rsqrt) || (matches!(op, FUn::Rcp) && mode.ftz);
         if (!exact && !approx) || (ty == FltTy::F64 && ((approx && !f64_approx) || (!approx && mode.ftz))) {
-            return self.err("no such form");
+            return self.err("this form does not exist");
         }
         i.class = match (approx, ty) {
             (true, _) => Class::Special,

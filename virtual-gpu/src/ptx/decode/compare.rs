@@ -33,7 +33,7 @@ impl<'a> Body<'a, '_> {
                 let (dt, ct) = (self.ty(m)?, self.ty(m)?);
                 self.count(args, 4..=4)?;
                 if !matches!(dt.bits(), 16 | 32 | 64) || !matches!(ct, Ty::S(32) | Ty::F(32)) {
-                    return self.err("no such types");
+                    return self.err("slct does not exist for these types");
                 }
                 i.class = Class::Int;
                 self.regular(&args[..3], 3, dt.bits(), dt.float(), i)?;
@@ -138,9 +138,11 @@ impl<'a> Body<'a, '_> {
         let round = m.round();
         let (ftz, sat) = (m.take("ftz"), m.take("sat"));
         let (dt, st) = (self.ty(m)?, self.ty(m)?);
-        let (Some(to), Some(from)) = (dt.num(), st.num()) else { return self.err("no such conversion") };
+        let (Some(to), Some(from)) = (dt.num(), st.num()) else {
+            return self.err("this conversion does not exist");
+        };
         if matches!(dt, Ty::B(_)) || matches!(st, Ty::B(_)) {
-            return self.err("cvt wants .u, .s or .f types");
+            return self.err("cvt needs .u, .s or .f types");
         }
         let float_narrows = to.float() && from.float() && to.bits() < from.bits();
         let needs_round = float_narrows || (to.float() && !from.float());

@@ -185,7 +185,7 @@ impl<'a> Body<'a, '_> {
         }
     }
 
-    /// `call{.uni} (ret), callee, (args)`; `callees` gives the formals of a function.
+    /// `call{.uni} (ret), callee, (args)`; `signature` gives a function's formal parameters and results.
     pub(in crate::ptx) fn call(
         &mut self,
         guard: Row,
@@ -204,11 +204,12 @@ impl<'a> Body<'a, '_> {
         }
         let mut site = CallSite { callee: id, args: Vec::new(), rets: Vec::new() };
         for (arg, &(at, bytes)) in args.iter().zip(&formals) {
-            let value = match arg {
-                Arg::Word(w) if matches!(self.lookup(w), Some(Name::Local(_))) => match self.lookup(w) {
-                    Some(Name::Local(from)) => Value::Local(from),
-                    _ => return self.err("not a parameter"),
-                },
+            let name = match arg {
+                Arg::Word(w) => self.lookup(w),
+                _ => None,
+            };
+            let value = match name {
+                Some(Name::Local(from)) => Value::Local(from),
                 _ if bytes == 8 => Value::Row64(self.src_any(arg, 64, false)?.0),
                 _ => Value::Row32(self.src_any(arg, (bytes * 8).min(32), false)?.0),
             };

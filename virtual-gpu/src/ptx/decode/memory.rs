@@ -69,7 +69,7 @@ impl<'a> Body<'a, '_> {
                 let ty = self.ty(m)?;
                 let bits = ty.bits();
                 if ty == Ty::Pred || bits * count > 128 {
-                    return self.err("no such access");
+                    return self.err("this width does not exist");
                 }
                 self.count(args, 2..=2)?;
                 let load = base != "st";
@@ -80,7 +80,7 @@ impl<'a> Body<'a, '_> {
                     (Space::Param, Some(Name::Local(_))) => Space::Local,
                     (Space::Param, Some(Name::KernelParam(_))) if load => Space::Param,
                     (Space::Param, None) if !self.entry => Space::Local,
-                    (Space::Param, _) => return self.err("not a parameter that can be accessed so"),
+                    (Space::Param, _) => return self.err("this parameter cannot be accessed this way"),
                     (_, Some(Name::KernelParam(_))) => {
                         return self.err("a kernel parameter is read with ld.param");
                     }
@@ -122,10 +122,10 @@ impl<'a> Body<'a, '_> {
                             self.src_any(data, bits, float)?
                         });
                     }
-                    _ => return self.err("the vector has another length"),
+                    _ => return self.err("the vector's length is not the instruction's"),
                 }
                 let wide = rows[0].1;
-                // A `_` in a vector takes the width of its neighbours.
+                // A `_` has the type's width, so it cannot be in a vector of wider registers.
                 if rows.iter().any(|r| r.1 != wide) {
                     return self.err("the vector's registers have different widths");
                 }
@@ -218,7 +218,7 @@ impl<'a> Body<'a, '_> {
         };
         let red = base == "red";
         if !fits || red && matches!(op, Atom::Exch | Atom::Cas) {
-            return self.err("no such atomic operation");
+            return self.err("this atomic operation does not exist");
         }
         let n = if red { 2 } else { 3 } + (op == Atom::Cas) as usize;
         self.count(args, n..=n)?;

@@ -1,5 +1,4 @@
-//! Exchanges between lanes after divergent branches, and before one that the first decides: the form in which compilers copy
-//! them.
+//! Exchanges between lanes, each after a divergent branch and before another on the same condition: where compilers copy them.
 
 #![no_std]
 #![feature(abi_ptx)]
