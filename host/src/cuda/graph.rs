@@ -204,7 +204,8 @@ impl Graph {
             value: "being captured".into(),
             reason: "a graph is not captured into another".into(),
         };
-        let locks: Option<Vec<_>> = self.devices.iter().map(|device| device.stream().lock_to_enqueue()).collect();
+        let locks: Option<Vec<_>> =
+            self.devices.iter().map(|device| device.stream().lock_to_enqueue()).collect();
         let Some(_locks) = locks else { return Err(captured()) };
         let first = self.devices[0].stream(); // a capture has one at least
         for (device, fence) in self.devices.iter().zip(&self.fences).skip(1) {

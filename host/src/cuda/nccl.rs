@@ -147,7 +147,8 @@ impl Nccl {
     pub unsafe fn sum(&self, parts: &[u64], sums: &[u64], count: usize) -> Result<()> {
         let comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
         // nothing is captured meanwhile
-        let locks: Option<Vec<_>> = self.devices.iter().map(|device| device.stream().lock_to_enqueue()).collect();
+        let locks: Option<Vec<_>> =
+            self.devices.iter().map(|device| device.stream().lock_to_enqueue()).collect();
         let Some(_locks) = locks else {
             let (argument, value) = ("stream", "being captured into a graph".to_owned());
             let reason = "sums over devices are no part of a graph".into();

@@ -44,13 +44,13 @@ pub struct AllReduce {
     way: Way,
     /// On each device's stream: its part is there.
     there: Vec<Event>,
-    books: Mutex<Books>,
+    in_flight: Mutex<InFlight>,
     nccl: Option<Nccl>,
 }
 
-/// What work that is queued still uses.
+/// What queued work still uses.
 #[derive(Debug, Default)]
-struct Books {
+struct InFlight {
     /// The parts of the last exchange.
     parts: Vec<Option<Tensor>>,
     /// Of each device two places in pinned memory, and which is next.
@@ -106,8 +106,8 @@ impl AllReduce {
             ));
         }
         let way = if all { Way::Peer } else { Way::Pinned };
-        let books = Books { places: vec![[None, None]; gpus.len()], ..Books::default() };
-        Ok(Self { devices: devices.to_vec(), gpus, way, there, books: Mutex::new(books), nccl })
+        let in_flight = InFlight { places: vec![[None, None]; gpus.len()], ..InFlight::default() };
+        Ok(Self { devices: devices.to_vec(), gpus, way, there, in_flight: Mutex::new(in_flight), nccl })
     }
 
     /// Bytes that sums by `way` take of each device beside its pool: NCCL's buffers, if it makes them. An estimate, as they depend on
@@ -198,17 +198,18 @@ impl AllReduce {
         mut parts: Vec<Option<Tensor>>,
         read: impl FnOnce(&dyn Fn(usize, usize) -> Result<Tensor>) -> Result<R>,
     ) -> Result<R> {
-        let mut books = self.books();
+        let mut in_flight = self.in_flight();
         let mut posted = vec![None; parts.len()];
         for (from, part) in parts.iter_mut().enumerate() {
             let Some(part) = part else { continue };
             *part = part.contiguous()?;
             if self.way == Way::Pinned {
-                let place = self.place(&mut books, from, part.shape().elements() * part.dtype().size())?;
+                let place =
+                    self.place(&mut in_flight, from, part.shape().elements() * part.dtype().size())?;
                 posted[from] = Some((part.post(&place)?, place));
             }
         }
-        books.next = 1 - books.next;
+        in_flight.next = 1 - in_flight.next;
         for (gpu, there) in self.gpus.iter().zip(&self.there) {
             gpu.bind()?;
             gpu.stream().locked(|stream| there.record(stream))?;
@@ -227,8 +228,8 @@ impl AllReduce {
             };
             match &posted[from] {
                 _ if from == to => Ok(part.clone()),
-                // SAFETY: `new` has seen that all reach each other. The reader waits above for what wrote the part, which stays in
-                // the books until its device waits for the reader.
+                // SAFETY: `new` has seen that all reach each other. The reader waits above for what wrote the part, which stays
+                // in `in_flight` until its device waits for the reader.
                 None => unsafe { part.seen_from(&self.gpus[to]) },
                 Some((address, place)) => {
                     let (shape, owner) = (part.shape().clone(), Box::new(Arc::clone(place)));
@@ -241,24 +242,24 @@ impl AllReduce {
         };
         let result = read(&part);
         if !left_out(Wait::PartRead) {
-            books.parts = parts; // those before have been read: all devices wait for each other since
+            in_flight.parts = parts; // those before have been read: all devices wait for each other since
         }
         result
     }
 
     /// The place for the next part of a device.
-    fn place(&self, books: &mut Books, from: usize, bytes: usize) -> Result<Arc<Posted>> {
-        let place = &mut books.places[from][books.next];
+    fn place(&self, in_flight: &mut InFlight, from: usize, bytes: usize) -> Result<Arc<Posted>> {
+        let place = &mut in_flight.places[from][in_flight.next];
         if let Some(place) = place.as_ref().filter(|place| place.bytes() >= bytes) {
             return Ok(Arc::clone(place));
         }
         let larger = Arc::new(Posted::new(&self.gpus[from], bytes)?);
-        books.small.extend(place.replace(Arc::clone(&larger)));
+        in_flight.small.extend(place.replace(Arc::clone(&larger)));
         Ok(larger)
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_flight(&self) -> MutexGuard<'_, InFlight> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for all devices, and reports their errors: what comes from them is to be used only then. Nothing may be captured on them.
@@ -266,13 +267,13 @@ impl AllReduce {
     /// # Errors
     /// [`Error::DeviceLost`](crate::Error::DeviceLost).
     pub fn wait(&self) -> Result<()> {
-        let mut books = self.books();
+        let mut in_flight = self.in_flight();
         match &self.nccl {
             Some(nccl) => nccl.wait()?,
             None => self.devices.iter().try_for_each(Device::synchronize)?,
         }
-        books.parts.clear();
-        books.small.clear();
+        in_flight.parts.clear();
+        in_flight.small.clear();
         Ok(())
     }
 
@@ -300,7 +301,7 @@ impl Drop for AllReduce {
     fn drop(&mut self) {
         if self.devices.iter().any(|device| device.synchronize().is_err()) {
             // a device may still read or fill them
-            mem::forget(mem::take(&mut *self.books()));
+            mem::forget(mem::take(&mut *self.in_flight()));
         }
     }
 }
