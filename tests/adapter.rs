@@ -1,6 +1,6 @@
 //! Adapters of PEFT's files: merged into plain matrices as they are loaded, and beside quantised ones.
 
-use pascaline::{Device, Result, Tensor};
+use pascaline::{DType, Device, Result, Tensor};
 use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
 use serde_json::json;
 use std::fs;
@@ -23,31 +23,32 @@ fn write(dir: &Path, module: &str, [n, k]: [usize; 2], alpha: f32) {
 }
 
 /// The logits of a few tokens, with a GGUF file's matrices kept quantised.
-fn logits(checkpoint: &Checkpoint) -> Result<Vec<f32>> {
-    let options = LoadOptions::for_device(&Device::Cpu);
+fn logits(checkpoint: &Checkpoint, dtype: DType) -> Result<Vec<f32>> {
+    let options = LoadOptions { dtype, ..LoadOptions::for_device(&Device::Cpu) };
     let model = Qwen3Vl::load_checkpoint(checkpoint, &Device::Cpu, options, |_| {})?;
     model.trace(&[1, 2, 3], &[], &[], |_, _: &Tensor| {})?.to_vec()
 }
 
 #[test]
 fn an_adapter_changes_plain_and_quantized_matrices() {
-    for path in ["tests/fixtures/qwen3-vl/tiny", "tests/fixtures/qwen3-vl-gguf/model-Q8_0.gguf"] {
+    let (tiny, gguf) = ("tests/fixtures/qwen3-vl/tiny", "tests/fixtures/qwen3-vl-gguf/model-Q8_0.gguf");
+    for (path, dtype) in [(tiny, DType::F32), (tiny, DType::F16), (gguf, DType::F32)] {
         let config = Checkpoint::open(path, None).unwrap().config().unwrap().text;
         let (module, shape) =
             ("model.language_model.layers.1.mlp.down_proj", [config.hidden_size, config.intermediate_size]);
         let dir = tempfile::tempdir().unwrap();
         let adapted = |alpha: f32| {
             write(dir.path(), module, shape, alpha);
-            logits(&Checkpoint::open(path, None).unwrap().with_adapter(dir.path()).unwrap()).unwrap()
+            logits(&Checkpoint::open(path, None).unwrap().with_adapter(dir.path()).unwrap(), dtype).unwrap()
         };
-        let plain = logits(&Checkpoint::open(path, None).unwrap()).unwrap();
+        let plain = logits(&Checkpoint::open(path, None).unwrap(), dtype).unwrap();
         let apart = |found: &[f32]| {
             let differences = found.iter().zip(&plain).map(|(a, b)| f64::from((a - b).abs()));
             differences.fold(0.0, f64::max)
         };
         let (nothing, something) = (apart(&adapted(0.0)), apart(&adapted(0.01)));
         // quantised matrices stay as they are
-        assert!(nothing == 0.0 && something > 1e-3, "{path}: {nothing} {something}");
+        assert!(nothing == 0.0 && something > 1e-3, "{path} in {dtype:?}: {nothing} {something}");
     }
 }
 
@@ -57,7 +58,7 @@ fn an_adapter_of_another_model_is_refused() {
     let open = || Checkpoint::open("tests/fixtures/qwen3-vl/tiny", None).unwrap().with_adapter(dir.path());
     let error = |module: &str, shape: [usize; 2]| {
         write(dir.path(), module, shape, 1.0);
-        logits(&open().unwrap()).unwrap_err().to_string()
+        logits(&open().unwrap(), DType::F32).unwrap_err().to_string()
     };
     let q_proj = "model.language_model.layers.0.self_attn.q_proj";
     assert!(error("model.language_model.layers.99.mlp.up_proj", [3, 3]).contains("no linear map"));

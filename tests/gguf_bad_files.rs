@@ -1,6 +1,8 @@
 //! Every fault of a GGUF file gives one error that names the file and the key or tensor.
 
+use half::f16;
 use pascaline::{DType, Device, Error};
+use qwen3_vl::gguf::{Array, Container, Gguf, Value};
 use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -144,12 +146,26 @@ impl Parts {
     }
 }
 
-fn u32_value(value: u32) -> Vec<u8> {
-    [4u32.to_le_bytes(), value.to_le_bytes()].concat()
+/// A file's beginning with these counts of tensors and keys, and zeros after it.
+fn beginning(counts: [u64; 2], zeros: usize) -> Vec<u8> {
+    let counts = counts.map(u64::to_le_bytes).concat();
+    [&b"GGUF"[..], &3u32.to_le_bytes(), &counts, &vec![0; zeros]].concat()
 }
 
-fn f32_value(value: f32) -> Vec<u8> {
-    [6u32.to_le_bytes(), value.to_le_bytes()].concat()
+fn one_key(value: &[u8]) -> Vec<u8> {
+    [&1u64.to_le_bytes()[..], b"k", value].concat()
+}
+
+fn value(kind: u32, bytes: &[u8]) -> Vec<u8> {
+    [&kind.to_le_bytes(), bytes].concat()
+}
+
+fn u32_value(number: u32) -> Vec<u8> {
+    value(4, &number.to_le_bytes())
+}
+
+fn f32_value(number: f32) -> Vec<u8> {
+    value(6, &number.to_le_bytes())
 }
 
 fn string_value(text: &[u8]) -> Vec<u8> {
@@ -189,6 +205,22 @@ const CONTAINER: &[Fault] = &[
     (|parts| parts.raw = Some(parts.header([0, 60_000])), None, "keys, of at most"),
     (|parts| parts.raw = Some([parts.header([1, 0]), vec![0; 2 << 20]].concat()), None, "name is empty"),
     (|parts| parts.raw = Some(parts.header([0, 0])), Some("token_embd.weight"), "truncated"),
+    // 33 bytes are the least that a tensor takes, 14 that a key takes
+    (|parts| parts.raw = Some(beginning([u64::MAX, 0], 3300 - 8)), None, "tensors, of at most 100 in"),
+    (|parts| parts.raw = Some(beginning([0, u64::MAX], 1400)), None, "keys, of at most 100 in"),
+    (|parts| parts.raw = Some(beginning([0, 0], 0)), Some("general.architecture"), "missing"),
+    (
+        |parts| {
+            parts.raw = Some([beginning([0, 1], 0), 60u64.to_le_bytes().to_vec(), vec![b'k'; 50]].concat())
+        },
+        None,
+        "truncated: 60 bytes are to follow at 32, 50 do",
+    ),
+    (
+        |parts| parts.raw = Some([beginning([0, 1], 0), one_key(&array(4, 3, &[0; 10]))].concat()),
+        Some("k"),
+        "a list of 3 values in 10 bytes",
+    ),
     // strings
     (
         |parts| {
@@ -254,6 +286,14 @@ const CONTAINER: &[Fault] = &[
     ),
     (
         |parts| {
+            let lists = (0..3).fold(array(9, 0, &[]), |list, _| array(9, 1, &list[4..]));
+            parts.set("general.name", lists);
+        },
+        Some("general.name"),
+        "lists in lists, deeper than 3",
+    ),
+    (
+        |parts| {
             parts.set("general.name", array(0, 9_000_000, &vec![0; 9_000_000]));
         },
         Some("general.name"),
@@ -261,6 +301,11 @@ const CONTAINER: &[Fault] = &[
     ),
     (|parts| parts.set("general.alignment", u32_value(0)), Some("general.alignment"), "power of two"),
     (|parts| parts.set("general.alignment", u32_value(48)), Some("general.alignment"), "power of two"),
+    (
+        |parts| parts.set("general.alignment", value(10, &(1u64 << 32).to_le_bytes())),
+        Some("general.alignment"),
+        "no power of two of 32 bits",
+    ),
     (|parts| parts.set("general.alignment", string_value(b"32")), Some("general.alignment"), "is a string"),
     (
         |parts| parts.set("general.alignment", u32_value(1 << 31)),
@@ -400,6 +445,16 @@ const TEXT: &[Fault] = &[
         "not a positive number",
     ),
     (
+        |parts| parts.set("qwen3vl.rope.freq_base", f32_value(f32::INFINITY)),
+        Some("qwen3vl.rope.freq_base"),
+        "not a positive number",
+    ),
+    (
+        |parts| parts.set("qwen3vl.rope.freq_base", f32_value(0.0)),
+        Some("qwen3vl.rope.freq_base"),
+        "not a positive number",
+    ),
+    (
         |parts| parts.set("qwen3vl.rope.scaling.type", string_value(b"yarn")),
         Some("qwen3vl.rope.scaling.type"),
         "\"yarn\" is not supported",
@@ -411,6 +466,16 @@ const TEXT: &[Fault] = &[
     ),
     (|parts| parts.set("qwen3vl.vocab_size", u32_value(500)), Some("qwen3vl.vocab_size"), "has 496 rows"),
     // the tokenizer
+    (
+        |parts| parts.set("tokenizer.ggml.merges", strings(&["a b c"])),
+        Some("tokenizer.ggml.merges"),
+        "is no pair of tokens",
+    ),
+    (
+        |parts| parts.set("tokenizer.ggml.merges", strings(&["a "])),
+        Some("tokenizer.ggml.merges"),
+        "is no pair of tokens",
+    ),
     (
         |parts| parts.set("tokenizer.ggml.model", string_value(b"llama")),
         Some("tokenizer.ggml.model"),
@@ -598,6 +663,11 @@ const VISION: &[Fault] = &[
         "one number per channel",
     ),
     (
+        |parts| parts.set("clip.vision.image_mean", array(6, 3, &f32::NAN.to_le_bytes().repeat(3))),
+        Some("clip.vision.image_mean"),
+        "one number per channel",
+    ),
+    (
         |parts| parts.set("clip.vision.image_min_pixels", u32_value(0)),
         Some("clip.vision.image_min_pixels"),
         "between 1 and",
@@ -673,6 +743,116 @@ fn valid_variants_are_accepted() {
     let checkpoint = Checkpoint::open(&path, Some(&fixtures().join("mmproj-F16.gguf"))).unwrap();
     let generation = checkpoint.processor().unwrap().generation;
     assert_eq!((generation.do_sample, generation.temperature, generation.top_k), (true, Some(0.5), Some(20)));
+
+    // what is left out, and what is exactly at a limit
+    parts.remove("qwen3vl.attention.key_length");
+    parts.set("general.sampling.temp", f32_value(0.0));
+    fs::write(&path, parts.file()).unwrap();
+    let mut vision = Parts::of("mmproj-F16.gguf");
+    vision.set("clip.vision.image_min_pixels", u32_value(65_536));
+    vision.set("clip.vision.image_max_pixels", u32_value(65_536));
+    let vision_path = folder.path().join("mmproj.gguf");
+    fs::write(&vision_path, vision.file()).unwrap();
+    let checkpoint = Checkpoint::open(&path, Some(&vision_path)).unwrap();
+    let processor = checkpoint.processor().unwrap();
+    assert_eq!((processor.config.text.head_dim, processor.generation.do_sample), (64, false));
+    let [images, videos] = [&processor.images, &processor.videos].map(|it| [it.min_pixels, it.max_pixels]);
+    assert_eq!((images, videos), ([65_536; 2], [4096, 25_165_824])); // the published limits of videos
+}
+
+/// Tensors larger than what is read at a time.
+#[test]
+fn large_tensors_are_read_in_pieces() {
+    const VALUES: usize = (1 << 18) + 64;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.gguf");
+    let file = |ty: u32, data: Vec<u8>| {
+        let entry =
+            [&1u32.to_le_bytes()[..], &(VALUES as u64).to_le_bytes(), &ty.to_le_bytes(), &[0; 8]].concat();
+        let parts = Parts { keys: Vec::new(), tensors: vec![(b"w".to_vec(), entry)], data, raw: None };
+        fs::write(&path, parts.file()).unwrap();
+        Gguf::open(&path).unwrap()
+    };
+    let values: Vec<f32> = (0..VALUES).map(|i| (i % 2039) as f32).collect();
+    let f32s = file(0, values.iter().flat_map(|value| value.to_le_bytes()).collect());
+    assert!(f32s.read_f32("w").unwrap() == values);
+    let halves: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
+    let f16s = file(1, halves.iter().flat_map(|value| value.to_le_bytes()).collect());
+    assert!(f16s.read_f16("w").unwrap() == halves && f16s.read_f32("w").unwrap() == values);
+    // blocks of 32 values: a scale and a byte for each
+    let block = |i: usize| [&f16::from_f32((i % 100) as f32).to_le_bytes()[..], &[i as u8; 32]].concat();
+    let mut blocks: Vec<u8> = (0..VALUES / 32).flat_map(block).collect();
+    let mut found = vec![0; blocks.len()];
+    file(8, blocks.clone()).read_bytes("w", &mut found).unwrap();
+    assert!(found == blocks);
+    let bad = VALUES / 32 - 1;
+    blocks[bad * 34..][..2].copy_from_slice(&f16::NAN.to_le_bytes());
+    let refused = file(8, blocks).read_bytes("w", &mut found).unwrap_err().to_string();
+    assert!(refused.contains(&format!("block at value {}", bad * 32)), "{refused}");
+}
+
+/// Each kind of value, alone and in a list.
+#[test]
+fn all_kinds_of_values_are_read() {
+    let numbers = |kind| match kind {
+        0 => (vec![200], Value::Unsigned(200), Array::Unsigned(vec![200; 2])),
+        1 => (vec![0xfe], Value::Signed(-2), Array::Signed(vec![-2; 2])),
+        2 => (60_000u16.to_le_bytes().to_vec(), Value::Unsigned(60_000), Array::Unsigned(vec![60_000; 2])),
+        3 => ((-300i16).to_le_bytes().to_vec(), Value::Signed(-300), Array::Signed(vec![-300; 2])),
+        4 => (
+            u32::MAX.to_le_bytes().to_vec(),
+            Value::Unsigned(0xffff_ffff),
+            Array::Unsigned(vec![0xffff_ffff; 2]),
+        ),
+        5 => ((-70_000i32).to_le_bytes().to_vec(), Value::Signed(-70_000), Array::Signed(vec![-70_000; 2])),
+        6 => (1.5f32.to_le_bytes().to_vec(), Value::Float(1.5), Array::Float(vec![1.5; 2])),
+        7 => (vec![1], Value::Bool(true), Array::Bool(vec![true; 2])),
+        8 => (
+            string_value(b"ab")[4..].to_vec(),
+            Value::String("ab".into()),
+            Array::String(vec!["ab".into(); 2]),
+        ),
+        10 => {
+            (u64::MAX.to_le_bytes().to_vec(), Value::Unsigned(u64::MAX), Array::Unsigned(vec![u64::MAX; 2]))
+        }
+        11 => (i64::MIN.to_le_bytes().to_vec(), Value::Signed(i64::MIN), Array::Signed(vec![i64::MIN; 2])),
+        _ => (2.5f64.to_le_bytes().to_vec(), Value::Float(2.5), Array::Float(vec![2.5; 2])),
+    };
+    let deepest = array(9, 1, &array(7, 1, &[0])[4..]);
+    let nested = array(9, 2, &[&deepest[4..], &array(9, 0, &[])[4..]].concat());
+    let mut parts = Parts { keys: Vec::new(), tensors: Vec::new(), data: Vec::new(), raw: None };
+    let kinds = (0..=12).filter(|&kind| kind != 9);
+    for kind in kinds.clone() {
+        let (bytes, ..) = numbers(kind);
+        parts.set(&format!("one.{kind}"), value(kind, &bytes));
+        parts.set(&format!("two.{kind}"), array(kind, 2, &bytes.repeat(2)));
+    }
+    parts.set("long", string_value(&[b'x'; 3 << 20])); // more than is read at a time
+    parts.set(&"k".repeat(1024), u32_value(1));
+    parts.set("nested", nested);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kinds.gguf");
+    fs::write(&path, parts.file()).unwrap();
+    let container = Container::open(&path).unwrap();
+    for kind in kinds {
+        let (_, one, two) = numbers(kind);
+        assert_eq!(container.metadata().get(&format!("one.{kind}")), Some(&one));
+        assert_eq!(container.metadata().get(&format!("two.{kind}")), Some(&Value::Array(two)));
+    }
+    assert_eq!(container.metadata().get("long"), Some(&Value::String("x".repeat(3 << 20))));
+    assert!(container.metadata().keys().any(|key| key.len() == 1024));
+    let deepest = Array::Array(vec![Array::Bool(vec![false])]);
+    let lists = vec![deepest, Array::Array(Vec::new())];
+    assert_eq!(container.metadata().get("nested"), Some(&Value::Array(Array::Array(lists))));
+    // up to the file's last byte
+    let last = array(0, 10, &[7; 10]);
+    fs::write(&path, [beginning([0, 1], 0), one_key(&last)].concat()).unwrap();
+    let found = Container::open(&path).unwrap();
+    assert_eq!(found.metadata().get("k"), Some(&Value::Array(Array::Unsigned(vec![7; 10]))));
+    fs::write(&path, [beginning([0, 1], 0), one_key(&value(7, &[1]))].concat()).unwrap();
+    assert_eq!(Container::open(&path).unwrap().metadata().get("k"), Some(&Value::Bool(true)));
+    let file = Container::open(fixtures().join("model-Q4_K_M.gguf")).unwrap();
+    assert_eq!(file.tensors()["output_norm.weight"].values(), 256);
 }
 
 #[test]

@@ -70,6 +70,25 @@ fn a_picture_with_damaged_data_is_refused() {
     }
 }
 
+/// An end marker inside a segment, such as that of a thumbnail, is not the picture's; and what a chunk announces must fit
+/// its container.
+#[test]
+fn an_end_is_looked_for_in_its_place() {
+    let whole = file("baseline.jpg");
+    let thumbnail = [0xff, 0xe1, 0, 6, 0xff, 0xd8, 0xff, 0xd9];
+    let with_thumbnail = [&whole[..2], &thumbnail, &whole[2..]].concat();
+    assert_eq!(Picture::from_bytes("p", &with_thumbnail).unwrap(), Picture::from_bytes("p", &whole).unwrap());
+    // bytes that fill up to a marker
+    let filled = [&whole[..whole.len() - 2], &[0xff, 0xff, 0xd9]].concat();
+    assert_eq!(Picture::from_bytes("p", &filled).unwrap(), Picture::from_bytes("p", &whole).unwrap());
+    let reason = refused(&with_thumbnail[..with_thumbnail.len() - 2]);
+    assert!(reason.contains("no end marker"), "{reason}");
+    let mut webp = file("lossy.webp");
+    let length = u32::from_le_bytes(webp[16..20].try_into().unwrap()) + 100;
+    webp[16..20].copy_from_slice(&length.to_le_bytes());
+    assert!(refused(&webp).contains("the WebP file is cut short"));
+}
+
 #[test]
 fn sixteen_bits_become_eight_as_in_pillow() {
     let grey = |name: &str| -> Vec<u8> {
@@ -88,6 +107,11 @@ fn sixteen_bits_become_eight_as_in_pillow() {
 
 /// A PNG file that announces an image and has no pixels.
 fn png_without_pixels(width: u32, height: u32, depth: u8, colour: u8) -> Vec<u8> {
+    png_with(width, height, depth, colour, &[])
+}
+
+/// The same, with a chunk of its own before the pixels if it is not empty.
+fn png_with(width: u32, height: u32, depth: u8, colour: u8, exif: &[u8]) -> Vec<u8> {
     let chunk = |name: &[u8], data: &[u8]| {
         let named = [name, data].concat();
         let crc = named.iter().fold(!0u32, |crc, &byte| {
@@ -96,8 +120,13 @@ fn png_without_pixels(width: u32, height: u32, depth: u8, colour: u8) -> Vec<u8>
         [&(data.len() as u32).to_be_bytes(), &named[..], &(!crc).to_be_bytes()].concat()
     };
     let size = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[depth, colour, 0, 0, 0]].concat();
-    [b"\x89PNG\r\n\x1a\n".to_vec(), chunk(b"IHDR", &size), chunk(b"IDAT", b""), chunk(b"IEND", b"")].concat()
+    let exif = if exif.is_empty() { Vec::new() } else { chunk(b"eXIf", exif) };
+    let signature = b"\x89PNG\r\n\x1a\n".to_vec();
+    [signature, chunk(b"IHDR", &size), exif, chunk(b"IDAT", b""), chunk(b"IEND", b"")].concat()
 }
+
+/// EXIF data of one entry: the picture's orientation, a quarter turn.
+const SIDEWAYS: &[u8] = b"MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0";
 
 /// A JPEG file that announces so many pixels; its data is that of a smaller one.
 fn jpeg_of(name: &str, width: u16, height: u16) -> Vec<u8> {
@@ -118,7 +147,15 @@ fn pixels_are_budgeted_before_they_are_decoded() {
     }
     // below the pixel limit, but four times 16 bits and three bytes each
     let reason = refused(&png_without_pixels(11_000, 11_000, 16, 6));
-    assert!(reason.contains("bytes decoded"), "{reason}");
+    assert!(reason.contains(&format!("{} bytes decoded", 11_000 * 11_000 * (8 + 3))), "{reason}");
+    // turning a picture upright takes a copy of it
+    let reason = refused(&png_with(8000, 8000, 16, 6, SIDEWAYS));
+    assert!(reason.contains(&format!("{} bytes decoded", 8000 * 8000 * (2 * 8 + 3))), "{reason}");
+    let png = file("grey16.png"); // of 1 × 7 pixels
+    assert!(Picture::from_bytes_up_to("p", &png, 7).is_ok());
+    assert!(
+        Picture::from_bytes_up_to("p", &png, 6).unwrap_err().to_string().contains("at most 6 are allowed")
+    );
     for name in ["baseline.jpg", "progressive.jpg"] {
         let reason = refused(&jpeg_of(name, 30_000, 30_000));
         assert!(reason.contains(&MAX_PIXELS.to_string()), "{name}: {reason}");

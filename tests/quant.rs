@@ -101,6 +101,21 @@ fn the_gpu_gives_the_same_bits() -> Result<()> {
     Ok(())
 }
 
+/// By hand: of each 32 values the largest becomes 127, and rows are padded to 256 values.
+#[test]
+fn activations_in_eight_bits() -> Result<()> {
+    let mut x = [0.0; 40];
+    x[..3].copy_from_slice(&[127.0, -3.0, 0.4]);
+    x[32..].fill(-254.0);
+    let (quants, scales) = ops::quantize_rows(&Tensor::from_slice(&x, [1, 40], &Device::Cpu)?)?.to_vecs()?;
+    assert_eq!((quants.len(), &quants[..3], &quants[32..40]), (256, &[127, -3, 0][..], &[-127; 8][..]));
+    assert!(quants[3..32].iter().chain(&quants[40..]).all(|&quant| quant == 0));
+    let sums: Vec<i32> = scales.iter().map(|(_, sum)| *sum).collect();
+    assert_eq!(sums, [124, -8 * 127, 0, 0, 0, 0, 0, 0]);
+    assert!((scales[0].0 - 1.0).abs() < 1e-6 && (scales[1].0 - 2.0).abs() < 1e-6, "{scales:?}");
+    Ok(())
+}
+
 fn on_half(x: &Tensor) -> Result<Tensor> {
     let values: Vec<half::f16> = x.to_vec::<f32>()?.into_iter().map(half::f16::from_f32).collect();
     Tensor::from_slice(&values, x.shape(), &Device::Cpu)

@@ -2,10 +2,11 @@
 //! in the repository and `wide` (32 layers, 32 heads) beside it where it is there (`QWEN3_VL_WIDE` names another place).
 
 use pascaline::{Error, Result};
+use qwen3_vl::ControlTokens;
 use qwen3_vl::cases::{self, Run};
 use qwen3_vl::chat::Message;
 use qwen3_vl::generate::user_turn;
-use qwen3_vl::preprocess::{Bounds, Picture, smart_resize};
+use qwen3_vl::preprocess::{Bounds, Patches, Picture, smart_resize};
 use qwen3_vl::processor::{Processor, Prompt, Visual};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -112,6 +113,79 @@ fn sizes_are_rounded_as_the_reference_does() -> Result<()> {
     }
     for size in [(1, 201), (201, 1), (0, 5)] {
         assert!(matches!(smart_resize("test", size, bounds), Err(Error::Image { .. })), "{size:?}");
+    }
+    let none = Bounds { frames: 0, ..bounds };
+    assert!(matches!(smart_resize("test", (512, 512), none), Err(Error::Image { .. })));
+    // what is rounded to a limit is inside it
+    assert_eq!(smart_resize("test", (520, 504), Bounds { max_pixels: 512 * 512, ..bounds })?, (512, 512));
+    assert_eq!(smart_resize("test", (250, 262), bounds)?, (256, 256));
+    Ok(())
+}
+
+#[test]
+fn patches_must_be_whole_tokens() -> Result<()> {
+    let vision = checkpoints().remove(0).0.config.vision;
+    let tokens =
+        |grid: [usize; 3], values: usize| Patches { grid, values: vec![0.0; values] }.tokens(&vision);
+    let len = vision.patch_len();
+    assert_eq!(tokens([2, 4, 6], 48 * len)?, 12);
+    for (grid, values) in [
+        ([0, 2, 2], 0),
+        ([1, 0, 2], 0),
+        ([1, 2, 0], 0),
+        ([1, 3, 2], 6 * len),
+        ([1, 2, 3], 6 * len),
+        ([1, 2, 2], 4 * len - 1),
+        ([usize::MAX, 2, 2], 4 * len),
+    ] {
+        assert!(matches!(tokens(grid, values), Err(Error::Shape { .. })), "{grid:?} of {values}");
+    }
+    Ok(())
+}
+
+/// What a text spells like a control token is text where that is asked for.
+#[test]
+fn control_tokens_in_texts_are_text() -> Result<()> {
+    let (processor, _) = checkpoints().remove(0);
+    let messages = [Message::user(0, "a<|im_end|>b")];
+    let tokenizer = &processor.tokenizer;
+    let ends = |spelled: ControlTokens| -> Result<(usize, bool)> {
+        let ids = processor.prepare_with(&messages, &[], spelled)?.ids;
+        let is_end = |id: &&u32| tokenizer.control(**id).as_deref() == Some("<|im_end|>");
+        Ok((ids.iter().filter(is_end).count(), tokenizer.decode(&ids).contains("a<|im_end|>b")))
+    };
+    assert_eq!(ends(ControlTokens::Recognized)?, (2, false));
+    assert_eq!(ends(ControlTokens::AsText)?, (1, true));
+    Ok(())
+}
+
+/// A video's groups are runs of their own, and there are as many as its grid says.
+#[test]
+fn runs_of_pads_are_counted() -> Result<()> {
+    let (processor, _) = checkpoints().remove(0);
+    let pad = processor.config.image_token_id;
+    assert_eq!(processor.positions(&[pad], [[1, 2, 2]].into_iter())?.axes, [[0; 3]]);
+    let found = processor.positions(&[pad], [[2, 2, 2]].into_iter());
+    assert!(matches!(found, Err(Error::Prompt { .. })), "{found:?}");
+    Ok(())
+}
+
+#[test]
+fn a_video_is_a_folder_of_pictures() -> Result<()> {
+    let png = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl/tiny/cases/small.png");
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |rate: f64| matches!(Visual::video(folder.path(), rate), Err(Error::Image { .. }));
+    std::fs::write(folder.path().join("notes.txt"), "no picture").unwrap();
+    assert!(refused(1.0));
+    for name in ["b.PNG", "a.png"] {
+        std::fs::copy(&png, folder.path().join(name)).unwrap();
+    }
+    match Visual::video(folder.path(), 0.5)? {
+        Visual::Video { frames, rate, .. } => assert_eq!((frames.len(), rate), (2, 0.5)),
+        other => panic!("{other:?}"),
+    }
+    for rate in [0.0, -1.0, f64::INFINITY, f64::NAN] {
+        assert!(refused(rate), "{rate}");
     }
     Ok(())
 }

@@ -4,6 +4,8 @@
 use half::f16;
 use pascaline::{DType, Device, Error, Result};
 use proptest::prelude::*;
+use qwen3_vl::Processor;
+use qwen3_vl::chat::{self, Media, Message};
 use qwen3_vl::config::{Config, GenerationConfig, PreprocessorConfig};
 use qwen3_vl::preprocess::Picture;
 use qwen3_vl::safetensors::{MAX_HEADER, SafeTensors};
@@ -154,7 +156,7 @@ fn malformed_headers_are_refused() {
         (r#"{"a":{"dtype":"F32","shape":[1]}}"#.into(), 4, "a", "malformed"),
         (r#"{"__metadata__":{"x":1}}"#.into(), 0, "__metadata__", "malformed"),
         (r#"{"__metadata__":{},"__metadata__":{}}"#.into(), 0, "__metadata__", "twice"),
-        ("[]".into(), 0, "", "malformed"),
+        ("[]".into(), 0, "", "expected an object of tensors"),
         ("".into(), 0, "", "malformed"),
         ("{} {}".into(), 0, "", "malformed"),
         (format!("{}{}", r#"{"a":"#.repeat(200), "}".repeat(200)), 0, "a", "malformed"),
@@ -167,6 +169,8 @@ fn malformed_headers_are_refused() {
     let huge = [&(MAX_HEADER + 1).to_le_bytes()[..], &[b' '; 64]].concat();
     let file = folder.write("huge.safetensors", huge);
     assert!(refused(&file, SafeTensors::open(&file)).1.contains("at most"));
+    let file = folder.write("large.safetensors", MAX_HEADER.to_le_bytes());
+    assert!(refused(&file, SafeTensors::open(&file)).1.contains("truncated"));
     let file = folder.write("endless.safetensors", u64::MAX.to_le_bytes());
     assert!(refused(&file, SafeTensors::open(&file)).1.contains("at most"));
 }
@@ -295,10 +299,15 @@ fn several_files_are_one_checkpoint() {
     let matrix = weights.matrix(name).unwrap();
     assert_eq!(matrix.dims(), [48, 1536]);
     assert_eq!(matrix.to_vec::<f32>().unwrap(), whole.read_f32(name).unwrap());
-    assert!(!weights.unused().contains(&name));
+    let (unused, bias) = (weights.unused(), "model.visual.patch_embed.proj.bias");
+    assert!(!unused.contains(&name) && unused.contains(&bias));
+    let sizes = whole.entries().values().map(|entry| entry.shape.iter().product::<usize>());
+    assert_eq!(weights.parameters(), sizes.sum::<usize>());
+    let config = Config::load(&folder.0).unwrap();
+    let integers = Weights::open(&folder.0, &config, DType::U32, &Device::Cpu);
+    assert!(matches!(integers, Err(Error::DType { .. })));
 
     let index = "model.safetensors.index.json";
-    let bias = "model.visual.patch_embed.proj.bias";
     let change = |value: Option<&str>| {
         let folder = sharded();
         folder.edit(index, |index| match value {
@@ -329,6 +338,8 @@ fn wrong_configurations_name_the_field() {
         ("config.json", "/text_config/hidden_act", json!("gelu"), "silu"),
         ("config.json", "/text_config/attention_bias", json!(true), "not supported"),
         ("config.json", "/text_config/rms_norm_eps", json!(-1.0), "positive"),
+        ("config.json", "/text_config/rms_norm_eps", json!(0.0), "positive"),
+        ("config.json", "/text_config/head_dim", json!(33), "even"),
         ("config.json", "/text_config/rope_scaling/mrope_section", json!([6, 5]), "three"),
         ("config.json", "/text_config/rope_scaling/mrope_section", json!([6, 5, 6]), "sum"),
         ("config.json", "/text_config/rope_scaling/rope_type", json!("yarn"), "yarn"),
@@ -337,6 +348,10 @@ fn wrong_configurations_name_the_field() {
         ("config.json", "/vision_config/num_position_embeddings", json!(63), "square"),
         ("config.json", "/vision_config/deepstack_visual_indexes", json!([0, 2, 4]), "below 4"),
         ("config.json", "/vision_config/deepstack_visual_indexes", json!([2, 1]), "ascending"),
+        ("config.json", "/vision_config/deepstack_visual_indexes", json!([1, 1]), "ascending"),
+        ("config.json", "/vision_config/patch_size", json!(257), "above 256"),
+        ("config.json", "/vision_config/temporal_patch_size", json!(17), "above 16"),
+        ("config.json", "/vision_config/spatial_merge_size", json!(17), "above 16"),
         ("config.json", "/vision_config/out_hidden_size", json!(32), "64"),
         ("config.json", "/vision_config/hidden_act", json!("gelu"), "gelu_pytorch_tanh"),
         ("config.json", "/image_token_id", json!(400), "vocabulary"),
@@ -368,6 +383,58 @@ fn wrong_configurations_name_the_field() {
         let file = folder.write("config.json", garbage);
         refused(&file, Config::load(&folder.0));
     }
+}
+
+/// What is exactly at a limit, and what the files may leave out.
+#[test]
+fn limits_are_inclusive_and_defaults_are_the_references() {
+    let folder = Folder::of_checkpoint();
+    folder.edit("config.json", |config| {
+        let vision = &mut config["vision_config"];
+        (vision["patch_size"], vision["temporal_patch_size"]) = (json!(256), json!(16));
+        vision["spatial_merge_size"] = json!(16);
+        let text = config["text_config"].as_object_mut().unwrap();
+        text.remove("head_dim").unwrap();
+        text["num_attention_heads"] = json!(2);
+    });
+    let config = Config::load(&folder.0).unwrap();
+    assert_eq!((config.vision.patch_size, config.vision.merge_len(), config.text.head_dim), (256, 256, 32));
+
+    let folder = Folder::of_checkpoint();
+    fs::remove_file(folder.0.join("generation_config.json")).unwrap();
+    let mut config = Config::load(&folder.0).unwrap();
+    let generation = GenerationConfig::load(&folder.0, &config).unwrap();
+    assert_eq!(generation, GenerationConfig { eos_token_ids: vec![394], ..Default::default() });
+
+    folder.edit("preprocessor_config.json", |root| root["size"]["longest_edge"] = json!(4096));
+    let images = PreprocessorConfig::load(&folder.0, &config.vision).unwrap();
+    assert_eq!((images.min_pixels, images.max_pixels), (4096, 4096));
+    // transformers' 128 and 768 tokens, of (16 · 2)² pixels
+    let videos = images.for_video();
+    assert_eq!((videos.min_pixels, videos.max_pixels), (128 * 32 * 32, 768 * 32 * 32));
+    assert_eq!(PreprocessorConfig { min_pixels: 4096, max_pixels: 4096, ..videos }, images);
+
+    config.vision.spatial_merge_size = 3;
+    assert_eq!(config.vision.merge_len(), 9);
+}
+
+/// A checkpoint may name several templates in its tokenizer's configuration.
+#[test]
+fn the_default_template_is_taken() {
+    let folder = Folder::of_checkpoint();
+    fs::remove_file(folder.0.join("chat_template.jinja")).unwrap();
+    let named = |name: &str, template: &str| json!({"name": name, "template": template});
+    folder.edit("tokenizer_config.json", |root| {
+        root["chat_template"] =
+            json!([named("tool_use", "no"), named("default", "of {{ messages[0].role }}")]);
+    });
+    let processor = Processor::load(&folder.0).unwrap();
+    assert_eq!(processor.render(&[Message::user(0, "hello")]).unwrap(), "of user");
+    // more pad tokens than any prompt has are refused before they are written
+    let pad = "<|image_pad|>";
+    let expanded = |tokens: usize| chat::expand(pad, &[Media::Image { tokens }], &processor.tokenizer);
+    assert!(matches!(expanded(usize::MAX), Err(Error::Prompt { .. })));
+    assert_eq!(expanded(2).unwrap(), pad.repeat(2));
 }
 
 #[test]

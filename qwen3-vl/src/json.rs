@@ -167,3 +167,19 @@ impl<'a> Fields<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_may_have_as_many_bytes_as_its_limit() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let file = folder.join("Cargo.toml");
+        let whole = fs::read(&file).unwrap();
+        let len = whole.len() as u64;
+        assert_eq!(read_at_most(&file, len).unwrap(), whole);
+        assert!(read_at_most(&file, len - 1).unwrap_err().to_string().contains("larger than"));
+        assert_eq!(open_file(folder).unwrap_err().kind(), io::ErrorKind::IsADirectory);
+    }
+}

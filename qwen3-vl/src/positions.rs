@@ -191,6 +191,9 @@ mod tests {
         assert_eq!(found.axes[1..7], image);
         assert_eq!(found.axes[7..], [[4; 3], [5; 3]]);
         assert_eq!(found.rope_delta, 6 - 9);
+        // at the end, and with more than one frame
+        let found = positions(&[1, PAD, PAD], |id| id == PAD, &[[2, 2, 2]], 2).unwrap();
+        assert_eq!(found.axes, [[0; 3], [1; 3], [2, 1, 1]]);
     }
 
     #[test]
@@ -200,6 +203,8 @@ mod tests {
             (&[PAD, PAD, 1][..], &[][..]),
             (&[PAD, 1, PAD], &[[1, 2, 4]]),
             (&[PAD], &[[1, 2, 4]]),
+            (&[1, PAD], &[[1, 2, 4]]),
+            (&[PAD], &[[1, 0, 2], [1, 2, 2]]),
             (&[1], &[[1, 2, 2]]),
         ] {
             let found = positions(ids, is_pad, grids, 2);
@@ -213,5 +218,12 @@ mod tests {
         assert_eq!(between(6, 7, 48), (47, 0.0));
         assert_eq!(between(1, 3, 4), (1, 0.5));
         assert_eq!(between(0, 1, 48), (0, 0.0));
+        assert_eq!(between(1, 2, 48), (47, 0.0));
+    }
+
+    #[test]
+    fn patches_of_a_block_are_adjacent() {
+        let block = |left: usize| (0..9).map(move |i| (i / 3, left + i % 3));
+        assert!(block_order(3, 6, 3).eq(block(0).chain(block(3))));
     }
 }

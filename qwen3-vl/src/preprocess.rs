@@ -187,3 +187,42 @@ pub fn patches(frames: &[&[u8]], (height, width): (usize, usize), config: &Prepr
     });
     Patches { grid: [groups, rows, cols], values }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Patches of one pixel whose values are the pixels' own, in blocks of `merge` × `merge`.
+    fn config(merge: usize) -> PreprocessorConfig {
+        PreprocessorConfig {
+            min_pixels: 1,
+            max_pixels: 1 << 40,
+            patch_size: 1,
+            temporal_patch_size: 1,
+            merge_size: merge,
+            rescale_factor: 1.0,
+            image_mean: [0.0; 3],
+            image_std: [1.0; 3],
+        }
+    }
+
+    #[test]
+    fn patches_of_a_token_are_adjacent() {
+        let frame: Vec<u8> = (0..18 * 3).collect();
+        let found = patches(&[&frame], (3, 6), &config(3));
+        assert_eq!(found.grid, [1, 3, 6]);
+        let block = |left: usize| (0..9).map(move |i| (i / 3 * 6 + left + i % 3) * 3);
+        let want = block(0).chain(block(3)).flat_map(|at| [at, at + 1, at + 2]);
+        assert!(found.values.iter().copied().eq(want.map(|value| value as f32)));
+    }
+
+    #[test]
+    fn what_takes_too_much_memory_is_refused() {
+        let picture = Picture { height: 2, width: 2, pixels: vec![7; 12] };
+        let huge = PreprocessorConfig { min_pixels: 1 << 30, ..config(1) };
+        match image_patches("p", &picture, &huge) {
+            Err(Error::Image { reason, .. }) => assert!(reason.contains("takes more than"), "{reason}"),
+            other => panic!("{:?}", other.map(|patches| patches.grid)),
+        }
+    }
+}

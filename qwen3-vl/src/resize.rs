@@ -119,6 +119,16 @@ mod tests {
         }
     }
 
+    /// By hand: what a pixel of the fifth of a row covers, and the most fraction bits whose weights fit 16 bits.
+    #[test]
+    fn windows_cover_what_is_reduced() {
+        let (fifth, _) = windows(100, 20);
+        assert_eq!((fifth[5].first, fifth[5].weights.len()), (18, 20)); // 27.5 ± 10, rounded
+        assert_eq!((fifth[0].first, fifth[0].weights.len()), (0, 13));
+        assert_eq!(windows(4, 12).1, 14); // a weight of 1 does not fit with 15
+        assert_eq!(windows(32_768, 32).1, 22); // no more than that, though 24 would fit
+    }
+
     #[test]
     fn the_same_size_changes_nothing() {
         let pixels: Vec<u8> = (0..4 * 5 * 3).map(|i| (i * 37 % 256) as u8).collect();

@@ -1,7 +1,7 @@
 //! Reads safetensors files, which are not trusted.
 //!
 //! Format: <https://huggingface.co/docs/safetensors> — eight bytes of header length, little-endian; a JSON object
-//! `name → {dtype, shape, data_offsets}`; the data. Checked when a file is opened: the header's length, that
+//! `name → {dtype, shape, data_offsets}`; the data.
 //! When a file is opened these are checked: the header's length, that names are unique, that every size is type × shape,
 //! and that the ranges cover the data without gap or overlap. Data is read with positioned reads, not memory-mapped: a file
 //! that is truncated while in use gives an error and not a signal.

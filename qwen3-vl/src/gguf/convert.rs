@@ -221,5 +221,7 @@ mod tests {
         assert_eq!(size_label(776_640), "777K");
         assert_eq!(size_label(1_720_574_976), "1.7B");
         assert_eq!(size_label(32_000_000_000), "32B");
+        assert_eq!(size_label(1_500_000_000_000), "1.5T");
+        assert_eq!(size_label(9_950_000), "10M");
     }
 }

@@ -40,3 +40,15 @@ pub fn encode(ty: GgmlType, values: &[f32], shape: [usize; 2], device: &Device) 
         _ => Err(unsupported("type", ty.name().into(), "nothing here writes it")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_f16_does_not_hold_is_refused() {
+        let encoded = |value: f32| encode(GgmlType::F16, &[value], [1, 1], &Device::Cpu);
+        assert_eq!(encoded(-65504.0).unwrap(), f16::MIN.to_le_bytes());
+        assert!(matches!(encoded(65520.0), Err(Error::Unsupported { argument: "values", .. })));
+    }
+}

@@ -123,4 +123,29 @@ mod tests {
         assert_eq!(fitting(GgmlType::Q6_K, 96), GgmlType::Q8_0);
         assert_eq!(fitting(GgmlType::Q8_0, 90), GgmlType::F16);
     }
+
+    /// Of 36 layers, with four query heads for each key head, as in the 8B model: by hand from llama.cpp's rules.
+    #[test]
+    fn layers_that_matter_get_larger_types() {
+        let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let mut config = Config::load(&tiny).unwrap();
+        config.text.num_hidden_layers = 36;
+        let mut heads = |of_keys: usize| {
+            (config.text.num_attention_heads, config.text.num_key_value_heads) = (4 * of_keys, of_keys);
+            let config = config.clone();
+            move |mix: Mix, layer: usize, name: &str| {
+                mix.of(&format!("model.language_model.layers.{layer}.{name}.weight"), &[512, 512], &config)
+            }
+        };
+        let of = heads(8);
+        let of_mix = |mix: Mix, name: &str, ty: GgmlType| -> Vec<usize> {
+            (0..36).filter(|&layer| of(mix, layer, name) == ty).collect()
+        };
+        let matter = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 31, 32, 33, 34, 35];
+        assert_eq!(of_mix(Mix::Q4_K_M, "mlp.down_proj", GgmlType::Q6_K), matter);
+        assert_eq!(of_mix(Mix::Q4_K_M, "self_attn.v_proj", GgmlType::Q6_K), matter);
+        assert!(of_mix(Mix::Q4_K_M, "mlp.up_proj", GgmlType::Q6_K).is_empty());
+        assert_eq!(of_mix(Mix::IQ4_XS, "mlp.down_proj", GgmlType::Q5_K), [0, 1, 2, 3]);
+        assert_eq!(of_mix(Mix::IQ4_XS, "self_attn.v_proj", GgmlType::Q5_K).len(), 36);
+    }
 }

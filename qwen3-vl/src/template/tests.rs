@@ -1,7 +1,7 @@
 //! The results of Jinja2 3.1.6 for the same templates, with the settings of transformers; and hostile templates.
 
 use super::value::Value;
-use super::{BUDGET, MAX_NESTING, MAX_SOURCE, Template, TemplateError};
+use super::{BUDGET, MAX_CALLS, MAX_DEPTH, MAX_NESTING, MAX_SOURCE, Template, TemplateError};
 
 fn value(json: &serde_json::Value) -> Value {
     match json {
@@ -175,6 +175,24 @@ const CASES: &[(&str, &str)] = &[
     ("x {%- if true -%} y {%- endif -%} z\r\nq\r\n", "xyz\nq"),
     ("\t{# c #}\n\t{% set a = 1 %}\n {{ a }} {% if a %} b {% endif %} \n", " 1  b  "),
     ("{{ '{{' }} { % x % } {{ {'a': {}} }} }} %}", "{{ { % x % } {'a': {}} }} %}"),
+    (
+        "{{ -f }} {{ 1.5 + 1 }} {{ 1.5 - 1 }} {{ 5.0 / 2 }} {{ 2.0 ** 0 }} {{ 7.5 % 2 }} {{ 7 // -2 }} {{ 7 % -3 }} {{ -6 // 3 }}",
+        "-2.5 2.5 0.5 2.5 1.0 1.5 -4 -2 -2",
+    ),
+    (
+        "{{ 1 != 2 }} {{ 2 <= 2 }} {{ 3 <= 2 }} {{ 2 > 2 }} {{ 2 >= 2 }} {{ missing == missing }} {{ 9007199254740993 == 9007199254740992 }} {{ [1] == [1, 2] }} {{ {'a': 1} == {'a': 1, 'b': 2} }} {{ [1, 3] == [2, 3] }} {{ {'a': 1, 'b': 2} == {'a': 2, 'b': 2} }}",
+        "True True False False True True False False False False False",
+    ),
+    ("{{ ['a\\\\b', 'a\\'b\"c', 'q\"'] }}", "['a\\\\b', 'a\\'b\"c', 'q\"']"),
+    (
+        "{{ [1][1] }}|{{ 'a'[1] }}|{% for i in [4] %}{{ loop['index'] }}{% endfor %}{% set ns = namespace(a=3) %}{{ ns['a'] }}",
+        "||13",
+    ),
+    (
+        "{{ range(1, 5, 3) | list }} {{ 2 is ne 3 }} {{ 2 is ne 2 }} {{ false is false }} {{ true is false }} {{ '\\U0001F600' }}",
+        "[1, 4] True False True False 😀",
+    ),
+    ("{{ 0.0 or 'x' }} {{ 0.5 and 'y' }} {{ {} or 'z' }} {{ {'a': 1} and 'w' }}", "x y z w"),
 ];
 
 #[test]
@@ -231,6 +249,19 @@ fn what_is_wrong_is_said_with_its_line() {
         ("{{ 'a'.split('') }}", 1, "`split` by nothing"),
         ("{{ 'a'.replace('', 'b') }}", 1, "`replace` of nothing"),
         ("{{ '\\ud800' }}", 1, "digits of a character's number"),
+        ("{{ 1.0 / 0 }}", 1, "division by zero"),
+        ("{{ missing[0] }}", 1, "undefined has no entries"),
+        ("{{ 1 | upper }}", 1, "`upper` takes a string, not a whole number"),
+        ("{{ 'a'.upper(1) }}", 1, "`upper` takes at most 0 arguments"),
+        ("{{ 'a'.strip(chars='a') }}", 1, "`strip` takes at most 1 arguments, none by name"),
+        ("{{ n | tojson(indent=2) }}", 1, "`tojson` with an indent"),
+        ("{{ n | tojson(ensure_ascii=true) }}", 1, "`tojson` with an indent or with only ASCII"),
+        ("{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", 1, "macro `m` has 1 parameters"),
+        ("{% macro m(a) %}{% endmacro %}{{ m(1, b=2) }}", 1, "macro `m` has 1 parameters"),
+        ("{% set a, b.c = 1 %}", 1, "only a name has attributes"),
+        ("{% set a, b %}x{% endset %}", 1, "a block can be set to one name only"),
+        ("{{ 1 + else }}", 1, "a value is expected before `else`"),
+        ("{{ 1 + * }}", 1, "a value is expected before `*`"),
     ] {
         let error = refused(template);
         assert!(error.line == line && error.reason.contains(part), "{template}: {error}");
@@ -321,6 +352,34 @@ fn the_deepest_template_fits_the_stack() {
     assert!(error.reason.contains("macros call each other"), "{error}");
     let list = format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
     assert!(refused(&format!("{{{{ {list} }}}}{{{{ [[[{list}]]] }}}}")).reason.contains("nested"));
+}
+
+/// What is exactly at a limit is accepted, and limits count what is open at a time.
+#[test]
+fn limits_are_inclusive() {
+    let text = |template: &str| rendered(template).unwrap();
+    let inside = |begin: &str, n: usize, middle: &str, end: &str| {
+        format!("{}{middle}{}", begin.repeat(n), end.repeat(n))
+    };
+    assert_eq!(text(&" ".repeat(MAX_SOURCE)).len(), MAX_SOURCE);
+    assert_eq!(text(&inside("{% if 1 %}", MAX_NESTING, "x", "{% endif %}")), "x");
+    assert_eq!(text(&"{% if 1 %}x{% endif %}".repeat(MAX_NESTING + 1)).len(), MAX_NESTING + 1);
+    // an expression in parentheses takes two levels, and one behind `else` one
+    assert_eq!(text(&format!("{{{{ 1 if 0 else {} }}}}", inside("(", MAX_NESTING / 2 - 1, "5", ")"))), "5");
+    refused(&format!("{{{{ 1 if 0 else 1 if 0 else {} }}}}", inside("(", MAX_NESTING / 2 - 1, "5", ")")));
+    let deep = |n: usize| {
+        format!(
+            "{{% set ns = namespace(a=1) %}}{{% for i in range({n}) %}}{{% set ns.a = [ns.a] %}}{{% endfor %}}x"
+        )
+    };
+    // the namespace is a level too
+    assert_eq!(text(&deep(MAX_DEPTH - 1)), "x");
+    assert!(refused(&deep(MAX_DEPTH)).reason.contains("nested"));
+    let entry = deep(MAX_DEPTH).replace("[ns.a]", "{'a': ns.a}");
+    assert!(refused(&entry).reason.contains("nested"));
+    let calls = "{% macro m() %}x{% endmacro %}{% for i in range(9) %}{{ m() }}{% endfor %}";
+    assert_eq!(text(calls), "x".repeat(MAX_CALLS + 1));
+    assert_eq!(text("{% generation %}x{% endgeneration %}{{ [1] | tojson(indent=none) }}"), "x[1]");
 }
 
 /// A conversation as long as any model takes costs a small part of what is allowed.
