@@ -24,6 +24,7 @@ mod cost;
 mod counters;
 mod exec;
 mod finding;
+mod hot_loops;
 mod memory;
 mod ptx;
 mod reports;

@@ -2,7 +2,7 @@
 //!
 //! Idea: a block computes a BM × BN tile of c, a thread 8 × 8 of it in registers, from BK rows of a and b at a time in
 //! shared memory. Shared memory is double-buffered: the next tile is loaded into registers while the current one is
-//! multiplied. 8 × 8 is the smallest register tile whose 16-byte shared loads can feed the FMA units. Slices help where c
+//! multiplied. 8 × 8 needs four 16-byte shared loads for 64 FMAs, smaller register tiles more for each FMA. Slices help where c
 //! has too few tiles for the warps that can be resident: two or four groups of threads share a tile, each takes every second
 //! or fourth BK rows, and their sums are added through shared memory at the end.
 //! Source: Volkov & Demmel 2008, "Benchmarking GPUs to tune dense linear algebra"; the lanes' order within a warp is
