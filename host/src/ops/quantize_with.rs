@@ -133,3 +133,20 @@ fn fitted(format: Format, values: &[f32], scale: f32) -> f32 {
     }
     if qq > 0.0 { (xq / qq) as f32 } else { scale }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Multiples of one scale up to 7 of them: no candidate is that scale, the fit to the quants of a near one is.
+    #[test]
+    fn multiples_of_a_scale_are_exact_after_the_fit() {
+        let exact = 0.1875; // also in the f16 of a block
+        let values: Vec<f32> = (0..BLOCK).map(|i| exact * (i % 15) as f32 - 7.0 * exact).collect();
+        for format in [Format::Q4_0, Format::Q8_0] {
+            let scale = choose(format, &values, ScaleChoice::LeastError).abs();
+            let multiple = exact / scale;
+            assert!((multiple - multiple.round()).abs() < 1e-5, "{format:?}: {scale}");
+        }
+    }
+}
