@@ -34,12 +34,10 @@ use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec};
 
-/// Threads that compute a tile of y from their part of k.
-const THREADS: u32 = 256;
 /// Columns of y in a tile.
 pub const BN: u32 = 64;
-/// Columns of y that a thread computes, 16 apart.
-const TN: usize = 4;
+/// The distance between a thread's rows of y.
+const ROW_STEP: u32 = 16;
 /// Runs of 16 values along k in a tile: two blocks.
 const RUNS: u32 = 4;
 /// Blocks in a tile.
@@ -88,27 +86,32 @@ struct Rows {
     k: u32,
 }
 
-/// A tile in flight, in registers.
+/// A thread's part of a tile in flight, in registers. Elements past what a thread loads are never used.
 #[derive(Clone, Copy)]
-struct Stage<W: Weights, const X: usize> {
-    x: [[u32; 4]; X],
-    x_scale: RowScale,
-    w: [u32; 4],
-    w_upper: W::Upper,
+struct Stage<W: Weights> {
+    x: [[u32; 4]; 4],
+    x_scale: [RowScale; 2],
+    w: [[u32; 4]; 2],
+    w_upper: [W::Upper; 2],
     w_scale: W::Packed,
 }
 
-impl<W: Weights, const X: usize> Stage<W, X> {
+impl<W: Weights> Stage<W> {
     #[inline(always)]
     fn zeros() -> Self {
         Self {
-            x: [[0; 4]; X],
-            x_scale: RowScale { scale: 0.0, sum: 0 },
-            w: [0; 4],
-            w_upper: W::Upper::default(),
+            x: [[0; 4]; 4],
+            x_scale: [RowScale { scale: 0.0, sum: 0 }; 2],
+            w: [[0; 4]; 2],
+            w_upper: [W::Upper::default(); 2],
             w_scale: W::Packed::default(),
         }
     }
+}
+
+/// Chunks of w in a row of a tile.
+const fn chunks<W: Weights>() -> u32 {
+    BLOCKS * 32 / W::CHUNK
 }
 
 /// Whether scales and upper bits are loaded together with the quants. Tiles of 128 rows have no registers left for them in
@@ -122,41 +125,43 @@ const fn scales_early<W: Weights, const BM: u32>() -> bool {
 /// # Safety
 /// As the kernels below; all columns exist in x. Blocks past the end of w are zeros.
 #[inline(always)]
-unsafe fn load<W: Weights, const BM: u32, const X: usize>(
+unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
     tid: u32,
     x: Rows,
     w: Matrix,
     n: u32,
     index: u32,
-) -> Stage<W, X> {
+) -> Stage<W> {
     let (row_0, column_0) = (thread::block_idx_x() * BM, thread::block_idx_y() * BN);
     let mut stage = Stage::zeros();
     // SAFETY: rows are clamped to the last one, and blocks of w past the row's end are not read.
     unsafe {
-        let mut i = 0;
-        while i < X {
-            let unit = tid + i as u32 * THREADS;
+        unroll!(I < 4 => if I as u32 * THREADS < RUNS * BM {
+            let unit = tid + I as u32 * THREADS;
             if unit < RUNS * BM {
                 let row = (row_0 + unit / RUNS).min(x.m - 1);
                 let column = (index * RUNS + unit % RUNS) * 16;
-                stage.x[i] = load_words(x.quants.add(row as usize * x.k as usize + column as usize));
+                stage.x[I] = load_words(x.quants.add(row as usize * x.k as usize + column as usize));
             }
-            i += 1;
-        }
+        });
         if scales_early::<W, BM>() {
-            stage.x_scale = rows_scale::<BM>(tid, x, index);
+            unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BM {
+                stage.x_scale[I] = rows_scale::<BM>(tid + I as u32 * THREADS, x, index);
+            });
         }
-        let chunks = BLOCKS * 32 / W::CHUNK;
-        if tid < chunks * BN {
-            let row = (column_0 + tid / chunks).min(n - 1);
-            let at = index * chunks + tid % chunks;
-            if W::WHOLE || at * W::CHUNK < w.k {
-                stage.w = chunk::<W>(w, row, at);
-                if scales_early::<W, BM>() {
-                    stage.w_upper = upper::<W>(w, row, at);
+        unroll!(I < 2 => if I as u32 * THREADS < chunks::<W>() * BN {
+            let unit = tid + I as u32 * THREADS;
+            if unit < chunks::<W>() * BN {
+                let row = (column_0 + unit / chunks::<W>()).min(n - 1);
+                let at = index * chunks::<W>() + unit % chunks::<W>();
+                if W::WHOLE || at * W::CHUNK < w.k {
+                    stage.w[I] = chunk::<W>(w, row, at);
+                    if scales_early::<W, BM>() {
+                        stage.w_upper[I] = upper::<W>(w, row, at);
+                    }
                 }
             }
-        }
+        });
         if tid < BLOCKS * BN {
             let row = (column_0 + tid / BLOCKS).min(n - 1);
             let block = index * BLOCKS + tid % BLOCKS;
@@ -168,18 +173,18 @@ unsafe fn load<W: Weights, const BM: u32, const X: usize>(
     stage
 }
 
-/// The scale that thread `tid` of a slice stores for tile `index`, if any.
+/// The scale of unit `unit` of a tile's scales of x, if there is one.
 ///
 /// # Safety
 /// As [`load`].
 #[inline(always)]
-unsafe fn rows_scale<const BM: u32>(tid: u32, x: Rows, index: u32) -> RowScale {
-    if tid >= BLOCKS * BM {
+unsafe fn rows_scale<const BM: u32>(unit: u32, x: Rows, index: u32) -> RowScale {
+    if unit >= BLOCKS * BM {
         return RowScale { scale: 0.0, sum: 0 };
     }
-    let row = (thread::block_idx_x() * BM + tid / BLOCKS).min(x.m - 1) as usize;
+    let row = (thread::block_idx_x() * BM + unit / BLOCKS).min(x.m - 1) as usize;
     // SAFETY: the row is clamped to the last one, and rows of x hold all blocks of a tile.
-    unsafe { row_scale(x.scales.add(row * (x.k / 4) as usize), index * BLOCKS + tid % BLOCKS) }
+    unsafe { row_scale(x.scales.add(row * (x.k / 4) as usize), index * BLOCKS + unit % BLOCKS) }
 }
 
 /// Stores the loaded values of tile `index` in a buffer.
@@ -187,60 +192,63 @@ unsafe fn rows_scale<const BM: u32>(tid: u32, x: Rows, index: u32) -> RowScale {
 /// # Safety
 /// `buffer` has the words of a [`Place`], and no thread reads it.
 #[inline(always)]
-unsafe fn store<W: Weights, const BM: u32, const X: usize>(
+unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
     buffer: Shared<u32>,
     tid: u32,
     x: Rows,
     w: Matrix,
     n: u32,
     index: u32,
-    stage: Stage<W, X>,
+    stage: Stage<W>,
 ) {
+    let column_0 = thread::block_idx_y() * BN;
     // SAFETY: every thread writes its own words, inside the places. Rows are clamped to the last one; formats that load
     // here have rows of whole tiles.
     unsafe {
-        let mut i = 0;
-        while i < X {
-            let unit = tid + i as u32 * THREADS;
+        unroll!(I < 4 => if I as u32 * THREADS < RUNS * BM {
+            let unit = tid + I as u32 * THREADS;
             if unit < RUNS * BM {
-                buffer.set4(Place::<BM>::run(Place::<BM>::X, BM, unit % RUNS, unit / RUNS), stage.x[i]);
+                buffer.set4(Place::<BM>::run(Place::<BM>::X, BM, unit % RUNS, unit / RUNS), stage.x[I]);
             }
-            i += 1;
-        }
-        if tid < BLOCKS * BM {
-            let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
-            let RowScale { scale, sum } =
-                if scales_early::<W, BM>() { stage.x_scale } else { rows_scale::<BM>(tid, x, index) };
-            buffer.set(Place::<BM>::X_SCALE + at, scale.to_bits());
-            if W::MINIMUM {
-                buffer.set(Place::<BM>::X_SUM + at, (sum as f32 * scale).to_bits());
-            } else if W::OFFSET != 0 {
-                buffer.set(Place::<BM>::X_SUM + at, (MAGIC.to_bits() as i32 - W::OFFSET * sum) as u32);
+        });
+        unroll!(I < 2 => if I as u32 * THREADS < BLOCKS * BM {
+            let unit = tid + I as u32 * THREADS;
+            if unit < BLOCKS * BM {
+                let at = unit % BLOCKS * Place::<BM>::BLOCK + unit / BLOCKS;
+                let RowScale { scale, sum } =
+                    if scales_early::<W, BM>() { stage.x_scale[I] } else { rows_scale::<BM>(unit, x, index) };
+                buffer.set(Place::<BM>::X_SCALE + at, scale.to_bits());
+                if W::MINIMUM {
+                    buffer.set(Place::<BM>::X_SUM + at, (sum as f32 * scale).to_bits());
+                } else if W::OFFSET != 0 {
+                    buffer.set(Place::<BM>::X_SUM + at, (MAGIC.to_bits() as i32 - W::OFFSET * sum) as u32);
+                }
             }
-        }
-        let chunks = BLOCKS * 32 / W::CHUNK;
-        if tid < chunks * BN {
-            let (row, at) = (tid / chunks, tid % chunks);
-            let plane = |run| Place::<BM>::run(Place::<BM>::W, BN, run, row);
-            if W::BITS == 8 {
-                buffer.set4(plane(at), rotated(stage.w));
-            } else {
-                // the low halves are run `low`, the high halves run `low` + HIGH
-                let low = if W::HIGH == 1 { at * 2 } else { at };
-                let of_w = (thread::block_idx_y() * BN + row).min(n - 1);
-                let bits = if scales_early::<W, BM>() {
-                    stage.w_upper
+        });
+        unroll!(I < 2 => if I as u32 * THREADS < chunks::<W>() * BN {
+            let unit = tid + I as u32 * THREADS;
+            if unit < chunks::<W>() * BN {
+                let (row, at) = (unit / chunks::<W>(), unit % chunks::<W>());
+                let plane = |run| Place::<BM>::run(Place::<BM>::W, BN, run, row);
+                if W::BITS == 8 {
+                    buffer.set4(plane(at), rotated(stage.w[I]));
                 } else {
-                    upper::<W>(w, of_w, index * chunks + at)
-                };
-                let [low_run, high_run] = W::widen(stage.w, bits);
-                buffer.set4(plane(low), rotated(low_run));
-                buffer.set4(plane(low + W::HIGH), rotated(high_run));
+                    // the low halves are run `low`, the high halves run `low` + HIGH
+                    let low = if W::HIGH == 1 { at * 2 } else { at };
+                    let bits = if scales_early::<W, BM>() {
+                        stage.w_upper[I]
+                    } else {
+                        upper::<W>(w, (column_0 + row).min(n - 1), index * chunks::<W>() + at)
+                    };
+                    let [low_run, high_run] = W::widen(stage.w[I], bits);
+                    buffer.set4(plane(low), rotated(low_run));
+                    buffer.set4(plane(low + W::HIGH), rotated(high_run));
+                }
             }
-        }
+        });
         if tid < BLOCKS * BN {
             let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
-            let row = (thread::block_idx_y() * BN + tid / BLOCKS).min(n - 1);
+            let row = (column_0 + tid / BLOCKS).min(n - 1);
             let block = index * BLOCKS + tid % BLOCKS;
             let packed = if scales_early::<W, BM>() { stage.w_scale } else { W::packed(w, row, block) };
             let (step, min) = W::step_min(packed, block);
@@ -254,12 +262,13 @@ unsafe fn store<W: Weights, const BM: u32, const X: usize>(
     }
 }
 
-/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + 16, …, its columns `column`, `column` + 16, ….
+/// acc += x · wᵀ for a block of 32 columns. The thread's rows are `row`, `row` + ROW_STEP, …, its columns
+/// `column`, `column` + BN / TN, ….
 ///
 /// # Safety
 /// The block is filled, and a barrier has passed since.
 #[inline(always)]
-unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
+unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
     acc: &mut [[f32; TN]; TM],
     block: Shared<u32>,
     row: u32,
@@ -271,10 +280,10 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
         let (x_scales, steps) = (block.at(Place::<BM>::X_SCALE + row), block.at(Place::<BM>::STEP + column));
         let mut w = [[0; 8]; TN];
         let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
-        unroll!(J < 4 => {
-            let [low, high] = runs(from_w, BN, 16 * J as u32);
+        unroll!(J < 8 => if J < TN {
+            let [low, high] = runs(from_w, BN, apart::<TN>() * J as u32);
             w[J] = joined(in_order(low), in_order(high));
-            step[J] = f32::from_bits(steps.get(16 * J as u32));
+            step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
             base[J] = -MAGIC * step[J];
         });
         unroll!(I < 8 => if I < TM {
@@ -286,8 +295,8 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
                 start = x_scales.get(BM + 16 * I as u32);
             }
             let mut sums = [start as i32; TN];
-            unroll!(WORD < 8 => unroll!(J < 4 => sums[J] = dp4a(x[WORD], w[J][WORD], sums[J])));
-            unroll!(J < 4 => {
+            unroll!(WORD < 8 => unroll!(J < 8 => if J < TN { sums[J] = dp4a(x[WORD], w[J][WORD], sums[J]) }));
+            unroll!(J < 8 => if J < TN {
                 let product = fma(f32::from_bits(sums[J] as u32), step[J], base[J]);
                 acc[I][J] = fma(product, scale, acc[I][J]);
             });
@@ -300,7 +309,7 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize>(
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn multiply_halves<const BM: u32, const TM: usize>(
+unsafe fn multiply_halves<const BM: u32, const TM: usize, const TN: usize>(
     acc: &mut [[f32; TN]; TM],
     block: Shared<u32>,
     row: u32,
@@ -316,17 +325,17 @@ unsafe fn multiply_halves<const BM: u32, const TM: usize>(
             let steps = block.at(if HALF == 0 { Place::<BM>::STEP } else { Place::<BM>::MIN } + column);
             let mut w = [[0; 4]; TN];
             let (mut step, mut base) = ([0.0; TN], [0.0; TN]);
-            unroll!(J < 4 => {
-                w[J] = in_order(from_w.get4(64 * J as u32));
-                step[J] = f32::from_bits(steps.get(16 * J as u32));
+            unroll!(J < 8 => if J < TN {
+                w[J] = in_order(from_w.get4(4 * apart::<TN>() * J as u32));
+                step[J] = f32::from_bits(steps.get(apart::<TN>() * J as u32));
                 base[J] = -MAGIC * step[J];
             });
             unroll!(I < 8 => if I < TM {
                 let x = from_x.get4(64 * I as u32);
                 let scale = f32::from_bits(x_scales.get(16 * I as u32));
                 let mut sums = [MAGIC.to_bits() as i32; TN];
-                unroll!(WORD < 4 => unroll!(J < 4 => sums[J] = dp4a(x[WORD], w[J][WORD], sums[J])));
-                unroll!(J < 4 => {
+                unroll!(WORD < 4 => unroll!(J < 8 => if J < TN { sums[J] = dp4a(x[WORD], w[J][WORD], sums[J]) }));
+                unroll!(J < 8 => if J < TN {
                     let product = fma(f32::from_bits(sums[J] as u32), step[J], base[J]);
                     acc[I][J] = fma(product, scale, acc[I][J]);
                 });
@@ -340,7 +349,7 @@ unsafe fn multiply_halves<const BM: u32, const TM: usize>(
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn subtract_minima<const BM: u32, const TM: usize>(
+unsafe fn subtract_minima<const BM: u32, const TM: usize, const TN: usize>(
     acc: &mut [[f32; TN]; TM],
     block: Shared<u32>,
     row: u32,
@@ -350,10 +359,10 @@ unsafe fn subtract_minima<const BM: u32, const TM: usize>(
     unsafe {
         let (sums, minima) = (block.at(Place::<BM>::X_SUM + row), block.at(Place::<BM>::MIN + column));
         let mut min = [0.0; TN];
-        unroll!(J < 4 => min[J] = f32::from_bits(minima.get(16 * J as u32)));
+        unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
         unroll!(I < 8 => if I < TM {
             let sum = f32::from_bits(sums.get(16 * I as u32));
-            unroll!(J < 4 => acc[I][J] = fma(min[J], sum, acc[I][J]));
+            unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
         });
     }
 }
@@ -363,7 +372,7 @@ unsafe fn subtract_minima<const BM: u32, const TM: usize>(
 /// # Safety
 /// The buffer is filled, and a barrier has passed since.
 #[inline(always)]
-unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
+unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
     acc: &mut [[f32; TN]; TM],
     buffer: Shared<u32>,
     row: u32,
@@ -376,16 +385,16 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize>(
         while block < BLOCKS {
             let at = buffer.at(block * Place::<BM>::BLOCK);
             if W::HALVES {
-                multiply_halves::<BM, TM>(acc, at, row, column);
+                multiply_halves::<BM, TM, TN>(acc, at, row, column);
             } else {
-                multiply::<W, BM, TM>(acc, at, row, column);
+                multiply::<W, BM, TM, TN>(acc, at, row, column);
             }
             block += 1;
         }
         // a separate loop, because otherwise its registers are live together with w's
         let mut block = 0;
         while W::MINIMUM && block < BLOCKS {
-            subtract_minima::<BM, TM>(acc, buffer.at(block * Place::<BM>::BLOCK), row, column);
+            subtract_minima::<BM, TM, TN>(acc, buffer.at(block * Place::<BM>::BLOCK), row, column);
             block += 1;
         }
     }
@@ -422,21 +431,34 @@ fn in_order([b, c, d, a]: [u32; 4]) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// Threads that compute a tile of y from their part of k.
+const fn threads(tn: u32) -> u32 {
+    ROW_STEP * BN / tn
+}
+
+/// The distance between the TN columns of y that a thread computes.
+const fn apart<const TN: usize>() -> u32 {
+    BN / TN as u32
+}
+
 /// acc += the other slice's sums, in the threads of the first slice.
 ///
 /// # Safety
 /// All threads of both slices call it together; no thread accesses `scratch`, which has THREADS words per sum.
 #[inline(always)]
-unsafe fn add_slices<const TM: usize>(acc: &mut [[f32; TN]; TM], scratch: Shared<u32>) {
+unsafe fn add_slices<const TM: usize, const TN: usize, const THREADS: u32>(
+    acc: &mut [[f32; TN]; TM],
+    scratch: Shared<u32>,
+) {
     let tid = thread::thread_idx_x();
     let (first, own) = (tid < THREADS, scratch.at(tid % THREADS));
     // SAFETY: each word belongs to this thread and its partner, which reads it after the barrier.
     unsafe {
-        unroll!(I < 8 => if I < TM { unroll!(J < 4 => if !first {
+        unroll!(I < 8 => if I < TM { unroll!(J < 8 => if J < TN && !first {
             own.set((I * TN + J) as u32 * THREADS, acc[I][J].to_bits());
         }) });
         sync_threads();
-        unroll!(I < 8 => if I < TM { unroll!(J < 4 => if first {
+        unroll!(I < 8 => if I < TM { unroll!(J < 8 => if J < TN && first {
             acc[I][J] += f32::from_bits(own.get((I * TN + J) as u32 * THREADS));
         }) });
     }
@@ -447,7 +469,14 @@ unsafe fn add_slices<const TM: usize>(acc: &mut [[f32; TN]; TM], scratch: Shared
 /// # Safety
 /// As the kernels below; `buffers` has the words of two [`Place`]s for each slice.
 #[inline(always)]
-unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize, const S: u32>(
+unsafe fn tile<
+    W: Weights,
+    const BM: u32,
+    const TM: usize,
+    const TN: usize,
+    const S: u32,
+    const THREADS: u32,
+>(
     epilogue: Epilogue,
     x: Rows,
     w: Matrix,
@@ -459,7 +488,8 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize, const
         _ => (thread::thread_idx_x() % THREADS, thread::thread_idx_x() / THREADS),
     };
     let (warp, lane) = (tid / 32, tid % 32);
-    let (row, column) = (warp / 2 * 4 + lane / 8, warp % 2 * 8 + lane % 8);
+    let across = apart::<TN>() / 8;
+    let (row, column) = (warp / across * 4 + lane / 8, warp % across * 8 + lane % 8);
     let n = epilogue.n;
     let own = buffers.at(slice * shared_words::<BM>());
     let mut acc = [[0.0f32; TN]; TM];
@@ -468,10 +498,10 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize, const
     // previous barrier no thread reads the latter. A tile past the last, which a slice may get, is not loaded and is zeros.
     unsafe {
         let load = |index: u32| match S == 1 || index < tiles {
-            true => load::<W, BM, X>(tid, x, w, n, index),
+            true => load::<W, BM, THREADS>(tid, x, w, n, index),
             false => Stage::zeros(),
         };
-        store::<W, BM, X>(own, tid, x, w, n, slice, load(slice));
+        store::<W, BM, THREADS>(own, tid, x, w, n, slice, load(slice));
         sync_threads();
         let mut index = slice + S;
         let mut current = 0;
@@ -479,17 +509,17 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize, const
             // load
             let stage = load(index);
             // compute
-            multiply_tile::<W, BM, TM>(&mut acc, own.at(current), row, column);
+            multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column);
             current = Place::<BM>::WORDS - current;
-            store::<W, BM, X>(own.at(current), tid, x, w, n, index, stage);
+            store::<W, BM, THREADS>(own.at(current), tid, x, w, n, index, stage);
             // sync
             sync_threads();
             index += S;
         }
-        multiply_tile::<W, BM, TM>(&mut acc, own.at(current), row, column);
+        multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column);
         if S == 2 {
             sync_threads();
-            add_slices(&mut acc, buffers);
+            add_slices::<TM, TN, THREADS>(&mut acc, buffers);
             if slice == 1 {
                 return;
             }
@@ -497,8 +527,8 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize, const
 
         // write
         let (row, column) = (thread::block_idx_x() * BM + row, thread::block_idx_y() * BN + column);
-        unroll!(J < 4 => {
-            let column = column + 16 * J as u32;
+        unroll!(J < 8 => if J < TN {
+            let column = column + apart::<TN>() * J as u32;
             if column < epilogue.n {
                 let scale = W::row_scale(w, column);
                 unroll!(I < 8 => if I < TM && row + 16 * (I as u32) < x.m {
@@ -512,18 +542,18 @@ unsafe fn tile<W: Weights, const BM: u32, const TM: usize, const X: usize, const
 macro_rules! tiles {
     ($(
         $(#[$doc:meta])*
-        $list:ident: BM = $bm:literal, TM = $tm:literal, X = $x:literal, SLICES = $s:literal, MIN_BLOCKS = $blocks:literal;
+        $list:ident: BM = $bm:literal, TM = $tm:literal, TN = $tn:literal, SLICES = $s:literal, MIN_BLOCKS = $blocks:literal;
         $i8:ident $q8_0:ident $q4_0:ident $q4_k:ident $q5_k:ident $q6_k:ident $iq4_nl:ident $iq4_xs:ident;
     )*) => {
         $(
-            tiles! { @ $i8 I8 $bm $tm $x $s $blocks }
-            tiles! { @ $q8_0 Q8_0 $bm $tm $x $s $blocks }
-            tiles! { @ $q4_0 Q4_0 $bm $tm $x $s $blocks }
-            tiles! { @ $q4_k Q4K $bm $tm $x $s $blocks }
-            tiles! { @ $q5_k Q5K $bm $tm $x $s $blocks }
-            tiles! { @ $q6_k Q6K $bm $tm $x $s $blocks }
-            tiles! { @ $iq4_nl Iq4Nl $bm $tm $x $s $blocks }
-            tiles! { @ $iq4_xs Iq4Xs $bm $tm $x $s $blocks }
+            tiles! { @ $i8 I8 $bm $tm $tn $s $blocks }
+            tiles! { @ $q8_0 Q8_0 $bm $tm $tn $s $blocks }
+            tiles! { @ $q4_0 Q4_0 $bm $tm $tn $s $blocks }
+            tiles! { @ $q4_k Q4K $bm $tm $tn $s $blocks }
+            tiles! { @ $q5_k Q5K $bm $tm $tn $s $blocks }
+            tiles! { @ $q6_k Q6K $bm $tm $tn $s $blocks }
+            tiles! { @ $iq4_nl Iq4Nl $bm $tm $tn $s $blocks }
+            tiles! { @ $iq4_xs Iq4Xs $bm $tm $tn $s $blocks }
 
             $(#[$doc])*
             pub const $list: [KernelSpec<Product>; FORMATS] =
@@ -536,12 +566,12 @@ macro_rules! tiles {
             $q5_k.info(), $q6_k.info(), $iq4_nl.info(), $iq4_xs.info(),
         )*];
     };
-    (@ $name:ident $weights:ident $bm:literal $tm:literal $x:literal $s:literal $blocks:literal) => {
+    (@ $name:ident $weights:ident $bm:literal $tm:literal $tn:literal $s:literal $blocks:literal) => {
         /// # Safety
         /// [`Product`] constrains the pointers, which are valid on the launching stream; m, n, k > 0 and x_k is a
         /// multiple of 64.
         #[kernel(
-            block = $s * THREADS, min_blocks = $blocks, shared(buffers: [u32; $s * shared_words::<$bm>()]),
+            block = $s * threads($tn), min_blocks = $blocks, shared(buffers: [u32; $s * shared_words::<$bm>()]),
             module = stringify!($name)
         )]
         pub unsafe fn $name(p: Product) {
@@ -550,26 +580,26 @@ macro_rules! tiles {
             let x = Rows { quants: p.x, scales: p.x_scales, m, k: x_k };
             let w = Matrix { quants: p.w, scales: p.w_scales, k };
             // SAFETY: this kernel's contract is the body's.
-            unsafe { tile::<$weights, $bm, $tm, $x, $s>(epilogue, x, w, buffers) }
+            unsafe { tile::<$weights, $bm, $tm, $tn, $s, { threads($tn) }>(epilogue, x, w, buffers) }
         }
     };
 }
 
 tiles! {
     /// By format. grid = [ceil(m / 128), ceil(n / BN)]
-    TILE128: BM = 128, TM = 8, X = 2, SLICES = 1, MIN_BLOCKS = 2;
+    TILE128: BM = 128, TM = 8, TN = 8, SLICES = 1, MIN_BLOCKS = 2;
     quant_tile128_i8 quant_tile128_q8_0 quant_tile128_q4_0 quant_tile128_q4_k
     quant_tile128_q5_k quant_tile128_q6_k quant_tile128_iq4_nl quant_tile128_iq4_xs;
     /// By format. grid = [ceil(m / 64), ceil(n / BN)]
-    TILE64: BM = 64, TM = 4, X = 1, SLICES = 1, MIN_BLOCKS = 2;
+    TILE64: BM = 64, TM = 4, TN = 4, SLICES = 1, MIN_BLOCKS = 2;
     quant_tile64_i8 quant_tile64_q8_0 quant_tile64_q4_0 quant_tile64_q4_k
     quant_tile64_q5_k quant_tile64_q6_k quant_tile64_iq4_nl quant_tile64_iq4_xs;
     /// By format. grid as [`TILE64`].
-    SLICES64: BM = 64, TM = 4, X = 1, SLICES = 2, MIN_BLOCKS = 1;
+    SLICES64: BM = 64, TM = 4, TN = 4, SLICES = 2, MIN_BLOCKS = 1;
     quant_slices64_i8 quant_slices64_q8_0 quant_slices64_q4_0 quant_slices64_q4_k
     quant_slices64_q5_k quant_slices64_q6_k quant_slices64_iq4_nl quant_slices64_iq4_xs;
     /// By format. grid = [ceil(m / 32), ceil(n / BN)]
-    TILE32: BM = 32, TM = 2, X = 1, SLICES = 1, MIN_BLOCKS = 2;
+    TILE32: BM = 32, TM = 2, TN = 4, SLICES = 1, MIN_BLOCKS = 2;
     quant_tile32_i8 quant_tile32_q8_0 quant_tile32_q4_0 quant_tile32_q4_k
     quant_tile32_q5_k quant_tile32_q6_k quant_tile32_iq4_nl quant_tile32_iq4_xs;
 }
