@@ -50,6 +50,16 @@ pub(super) struct ModelBench {
     #[arg(long, value_name = "N", alias = "n-gpu-layers", requires = "model")]
     gpu_layers: Option<usize>,
 
+    /// The most prompt tokens in one pass, as `generate` has it.
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "model",
+        alias = "ubatch-size",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    tokens_per_pass: Option<u32>,
+
     /// With --model, as `generate` has them.
     #[command(flatten)]
     pub devices: DevicesArgs,
@@ -220,7 +230,8 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let model_args = ModelArgs::at(path.to_owned())
         .on(args.select.device.clone(), own.devices.clone())
         .with_types(own.dtype, own.vision_dtype, own.cache)
-        .with_places(own.mmproj.clone(), own.gpu_layers);
+        .with_places(own.mmproj.clone(), own.gpu_layers)
+        .with_passes(own.tokens_per_pass);
     let (device, reason) = model_args.first_device()?;
     model_args.check()?;
     let report = output.report()?;

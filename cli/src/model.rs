@@ -243,6 +243,11 @@ impl ModelArgs {
         Self { mmproj, gpu_layers, ..self }
     }
 
+    /// With at most this many prompt tokens in one pass.
+    pub fn with_passes(self, tokens_per_pass: Option<u32>) -> Self {
+        Self { tokens_per_pass, ..self }
+    }
+
     /// On this device, or over several.
     pub fn on(self, device: DeviceArg, several: DevicesArgs) -> Self {
         Self { device, several, ..self }

@@ -1,6 +1,6 @@
 //! Element types.
 
-use crate::simd::{narrow, widen};
+use crate::simd::{dot, dot_f16, narrow, widen};
 use half::f16;
 use std::fmt;
 
@@ -119,6 +119,8 @@ pub trait Float: Element {
     fn read(from: &[Self], to: &mut [f32]);
     /// [`from_f32`](Self::from_f32) of each value, by vector instructions. Both slices have the same length.
     fn write(from: &[f32], to: &mut [Self]);
+    /// Σ a·b, by vector instructions. Both slices have the same length.
+    fn dot(a: &[f32], b: &[Self]) -> f32;
     /// The elements as f32: the slice itself, or converted into `room`, which has the same length.
     fn values<'a>(from: &'a [Self], room: &'a mut [f32]) -> &'a [f32];
     /// Calls `f` to write the elements as f32: in place, or into `room`, which has the same length and is then converted.
@@ -141,6 +143,10 @@ impl Float for f32 {
     #[inline(always)]
     fn write(from: &[f32], to: &mut [Self]) {
         to.copy_from_slice(from);
+    }
+    #[inline(always)]
+    fn dot(a: &[f32], b: &[Self]) -> f32 {
+        dot(a, b)
     }
     #[inline(always)]
     fn values<'a>(from: &'a [Self], _: &'a mut [f32]) -> &'a [f32] {
@@ -168,6 +174,10 @@ impl Float for f16 {
     #[inline(always)]
     fn write(from: &[f32], to: &mut [Self]) {
         narrow(from, to);
+    }
+    #[inline(always)]
+    fn dot(a: &[f32], b: &[Self]) -> f32 {
+        dot_f16(a, b)
     }
     #[inline(always)]
     fn values<'a>(from: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {

@@ -1,12 +1,11 @@
 //! Attention: blocks of queries in parallel, each over tiles of keys with a running maximum and sum, as the GPU does
 //! it (Dao 2023, FlashAttention-2, algorithm 1).
 
-use super::matmul::dot;
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvView};
 use crate::problem::attention::{HeadStrides, Problem};
-use crate::simd::vectorized;
+use crate::simd::{dot, vectorized};
 use crate::{Result, Tensor, TensorMut};
 use half::f16;
 use kernels_gpu::float16::Decoder;

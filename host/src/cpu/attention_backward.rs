@@ -1,11 +1,11 @@
 //! The gradients of attention: one task per kv head, its queries one after the other.
 
 use super::attention::start;
-use super::matmul::dot;
 use super::{slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::problem::attention::HeadStrides;
 use crate::problem::attention_backward::Problem;
+use crate::simd::dot;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 

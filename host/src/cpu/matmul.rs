@@ -5,7 +5,6 @@ use super::{slice, slice_mut};
 use crate::dtype::Float;
 use crate::problem::activate::Epilogue;
 use crate::problem::matmul::{Matmul, MatrixStrides, Problem};
-use crate::simd::vectorized;
 use crate::{DType, Element, Result, Tensor, TensorMut};
 use gemm::Parallelism;
 use half::f16;
@@ -15,8 +14,6 @@ use rayon::prelude::*;
 const PANEL: usize = 128;
 /// The most rows for which columns are read directly; from more rows on, converting panels costs less than it saves.
 const FEW: usize = 8;
-/// Elements of a column that are converted at a time, then multiplied with all rows.
-const PIECE: usize = 512;
 /// Multiply-adds below which a product is not spread over threads.
 const PARALLEL: usize = 1 << 18;
 
@@ -188,8 +185,10 @@ fn columns<B: Float, C: Float>(c: &mut [C], a: &[f32], b: &[B], p: &Problem, opt
     let mut sums = vec![0f32; m * p.n]; // [n, m]
     let columns = sums.par_chunks_exact_mut(m).enumerate();
     columns.with_min_len(PARALLEL.div_ceil(m * k.max(1))).for_each(|(column, sums)| {
-        let b = if k == 0 { &[][..] } else { &b[column * p.b.column..][..k] };
-        vectorized!(column_sums(sums, a, b));
+        if k > 0 {
+            let b = &b[column * p.b.column..][..k];
+            sums.iter_mut().zip(a.chunks_exact(k)).for_each(|(sum, a)| *sum = B::dot(a, b));
+        }
     });
     for r in 0..m {
         for (c, sums) in c[r * p.ldc..][..p.n].iter_mut().zip(sums.chunks_exact(m)) {
@@ -199,36 +198,4 @@ fn columns<B: Float, C: Float>(c: &mut [C], a: &[f32], b: &[B], p: &Problem, opt
             });
         }
     }
-}
-
-/// The products of one column with all rows of a.
-#[inline(always)]
-fn column_sums<B: Float>(sums: &mut [f32], a: &[f32], b: &[B]) {
-    let mut room = [0.0; PIECE];
-    for (piece, column) in b.chunks(PIECE).enumerate() {
-        let column = B::values(column, &mut room[..column.len()]);
-        for (sum, a) in sums.iter_mut().zip(a.chunks_exact(b.len())) {
-            *sum += dot(&a[piece * PIECE..][..column.len()], column);
-        }
-    }
-}
-
-/// A dot product in 32 partial sums: four registers of eight.
-#[inline(always)]
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0f32; 32];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<32>(), b.as_chunks::<32>());
-    for (a, b) in a.iter().zip(b) {
-        for i in 0..32 {
-            sums[i] += a[i] * b[i];
-        }
-    }
-    for i in 0..a_rest.len().min(b_rest.len()) {
-        sums[i] += a_rest[i] * b_rest[i];
-    }
-    let halves = |sums: &mut [f32], len: usize| (0..len).for_each(|i| sums[i] += sums[i + len]);
-    for len in [16, 8, 4, 2, 1] {
-        halves(&mut sums, len);
-    }
-    sums[0]
 }
