@@ -15,7 +15,7 @@ use kernels_gpu::attention::sparse::block_mean::{
 };
 use kernels_gpu::attention::sparse::decode::SparseDecode;
 use kernels_gpu::attention::sparse::prefill::{Combine, SparsePrefill};
-use kernels_gpu::attention::sparse::{self, GROUP, Kernels, QUERIES, SPLIT_WORDS};
+use kernels_gpu::attention::sparse::{self, GROUP, Kernels, SPLIT_WORDS, WARPS};
 
 /// The most operations of a launch, per multiprocessor. At 256 per clock, 1.5 GHz and half of the peak that is about 60 ms,
 /// so that a card that also drives a display stays responsive.
@@ -32,18 +32,33 @@ pub(crate) struct Lists {
 
 #[derive(Clone, Debug)]
 enum Kind {
-    Prefill { items: Tensor, tiles: Tensor, patterns: Tensor, splits: Tensor, slots: u32, work: Vec<u32> },
-    Decode { starts: Tensor, keys: Tensor, seen: Tensor, longest: usize },
+    Prefill {
+        warps: usize,
+        items: Tensor,
+        tiles: Tensor,
+        patterns: Tensor,
+        splits: Tensor,
+        slots: u32,
+        work: Vec<u32>,
+    },
+    Decode {
+        starts: Tensor,
+        keys: Tensor,
+        seen: Tensor,
+        longest: usize,
+    },
 }
 
 impl Lists {
-    pub fn new(mask: &BlockMask, device: &Device) -> Result<Self> {
+    /// The prefill kernels' are for blocks of `warps` warps, one of [`WARPS`], or of as many as suit the mask.
+    pub fn new(mask: &BlockMask, warps: Option<usize>, device: &Device) -> Result<Self> {
         let upload = |words: &[u32]| Tensor::from_slice(words, [words.len()], device);
         let kind = if mask.grid().q_len() > MAX_DECODE_QUERIES {
-            let lists = PrefillLists::new(mask);
+            let lists = PrefillLists::new(mask, warps);
             let items: Vec<u32> = lists.items.iter().flat_map(|item| item.words()).collect();
             let splits: Vec<u32> = lists.splits.iter().flat_map(|split| split.words()).collect();
             Kind::Prefill {
+                warps: lists.warps,
                 items: upload(&items)?,
                 tiles: upload(&lists.tiles)?,
                 patterns: upload(&lists.patterns)?,
@@ -156,12 +171,16 @@ fn prefill<Q: Copy, Kv: Copy>(
     problem: &Problem,
     lists: &Lists,
 ) -> Result<()> {
-    let Kind::Prefill { items, tiles, patterns, splits, slots, work } = &lists.kind else { return Ok(()) };
+    let Kind::Prefill { warps, items, tiles, patterns, splits, slots, work } = &lists.kind else {
+        return Ok(());
+    };
+    let Some(of_warps) = WARPS.iter().position(|known| known == warps) else { return Ok(()) };
     let width = by_width(problem.head_dim);
-    let (spec, d) = (&kernels.prefill[width], [64, 128][width]);
+    let (spec, d) = (&kernels.prefill[of_warps][width], [64, 128][width]);
     let sharing = problem.num_q_heads / lists.heads;
     let columns = problem.batch * sharing; // blocks per item
-    let record = QUERIES * partial_elements(d) as usize;
+    let queries = warps * GROUP;
+    let record = queries * partial_elements(d) as usize;
     let partial = DeviceBuffer::uninitialized(device, columns * *slots as usize * record * size_of::<f32>())?;
     let parameters = SparsePrefill {
         out,
@@ -186,7 +205,7 @@ fn prefill<Q: Copy, Kv: Copy>(
         scale_log2: scale_log2(problem),
     };
 
-    let flops = (4 * QUERIES * QUERIES * problem.head_dim * columns) as f64;
+    let flops = (4 * queries * 4 * GROUP * problem.head_dim * columns) as f64;
     let most = MAX_LAUNCH_FLOPS * f64::from(device.properties().multiprocessors);
     let mut first = 0;
     for end in launches(work, flops, most) {
@@ -206,7 +225,7 @@ fn prefill<Q: Copy, Kv: Copy>(
     let SparsePrefill { out_strides, slots, sharing, q_len, head_dim, .. } = parameters;
     let (partial, splits) = (partial.ptr(), splits.ptr());
     let parameters = Combine { out, partial, splits, out_strides, slots, sharing, q_len, head_dim, d };
-    let grid = [QUERIES as u32 * num_splits, columns as u32, 1];
+    let grid = [num_splits, columns as u32, queries as u32];
     // SAFETY: as above; the previous launches on this stream have written all records.
     unsafe { device.launch(&kernels.combine, grid, &parameters) }
 }
