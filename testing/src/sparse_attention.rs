@@ -181,7 +181,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             }
             let shared = Sparse::new(Kind::Blocks(40), 16, 70, 150).heads(8, 4, 2).head_dim(72, dtypes);
             cases.push(Sparse { batch: 2, ..shared.warps(warps) });
-            let split = Sparse::new(Kind::GlobalWindow(3, 20, 20), 16, 330, 2100).heads(2, 2, 2);
+            let split = Sparse::new(Kind::GlobalWindow(3, 20, 20), 16, 330, 2100).heads(2, 2, 1);
             cases.push(split.head_dim([64, 128, 72][n], dtypes).warps(warps));
         }
         for (q_len, kv_len) in [(9, 0), (9, 1), (15, 16), (17, 33), (33, 65), (64, 64), (65, 127)] {

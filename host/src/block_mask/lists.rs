@@ -382,3 +382,85 @@ impl DecodeLists {
         lists
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_mask::BlockGrid;
+
+    /// Each block with this probability, in percent.
+    fn random(block: usize, len: usize, percent: usize) -> BlockMask {
+        let grid = BlockGrid::new(block, len, len).expect("valid");
+        let mut state = 1u64;
+        let mut chosen = move |_: &usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % 100 < percent
+        };
+        BlockMask::from_rule(grid, 2, |_, _| (0..grid.columns()).filter(&mut chosen).collect())
+            .expect("valid")
+    }
+
+    /// The pairs that the tiles of the items list, each as often as it is listed.
+    fn listed(mask: &BlockMask, lists: &PrefillLists) -> HashMap<(u32, u32, u32), usize> {
+        let words = tile_words(lists.warps as u32) as usize;
+        let mut pairs = HashMap::new();
+        for item in &lists.items {
+            for tile in lists.tiles.chunks_exact(words).skip(item.start as usize).take(item.tiles as usize) {
+                for (n, &id) in tile[4..].iter().enumerate() {
+                    let pattern = &lists.patterns[id as usize * 8..][..8];
+                    for (query, key) in (0..16).flat_map(|query| (0..16).map(move |key| (query, key))) {
+                        let byte = query / 8 * 16 + key;
+                        let seen = pattern[byte / 4] >> (8 * (byte % 4) + query % 8) & 1 == 1;
+                        let (i, j) = (item.first as usize + n / 4 * 16 + query, tile[n % 4] as usize + key);
+                        if seen && i < mask.grid.q_len && j < mask.grid.kv_len {
+                            *pairs.entry((item.head, i as u32, j as u32)).or_insert(0) += 1;
+                        }
+                    }
+                }
+            }
+        }
+        pairs
+    }
+
+    #[test]
+    fn every_number_of_warps_lists_each_pair_once() {
+        let grid = BlockGrid::new(16, 150, 170).expect("valid");
+        let masks = [
+            random(16, 200, 20),
+            random(32, 200, 20),
+            random(128, 300, 50),
+            BlockMask::causal(grid).expect("valid"),
+            BlockMask::global_window(BlockGrid::new(32, 90, 1500).expect("valid"), 3, 20, 20).expect("valid"),
+        ];
+        for mask in &masks {
+            for warps in WARPS {
+                let lists = PrefillLists::new(mask, Some(warps));
+                let pairs = listed(mask, &lists);
+                assert!(pairs.values().all(|&times| times == 1));
+                for head in 0..mask.heads {
+                    for (i, j) in
+                        (0..mask.grid.q_len).flat_map(|i| (0..mask.grid.kv_len).map(move |j| (i, j)))
+                    {
+                        let found = pairs.contains_key(&(head as u32, i as u32, j as u32));
+                        assert_eq!(found, mask.attends(head, i, j), "{warps} warps, head {head}, {i} {j}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_warps_as_share_their_keys() {
+        let chosen = |mask: &BlockMask| PrefillLists::new(mask, None).warps;
+        for percent in [5, 25, 50] {
+            let of_block = |block| chosen(&random(block, 2048, percent));
+            assert_eq!([16, 32, 64, 128].map(of_block), [1, 2, 4, 4], "{percent} %");
+        }
+        let grid = BlockGrid::new(16, 1024, 1024).expect("valid");
+        assert_eq!(chosen(&BlockMask::dense(grid).expect("valid")), 4);
+        assert_eq!(chosen(&BlockMask::causal(grid).expect("valid")), 4);
+        assert_eq!(chosen(&BlockMask::sliding_window(grid, 255, 0).expect("valid")), 4);
+        let nothing = BlockMask::from_rule(grid, 1, |_, _| Vec::new()).expect("valid");
+        assert_eq!(chosen(&nothing), 4);
+    }
+}

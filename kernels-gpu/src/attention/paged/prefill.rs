@@ -55,6 +55,7 @@ struct Paged {
 
 impl Work<KEYS> for Paged {
     const STEP: u32 = <Dense as Work<KEYS>>::STEP;
+    const LISTED: bool = false;
 
     #[inline(always)]
     fn place(self) -> Place {

@@ -95,6 +95,7 @@ impl Dense {
 
 impl Work<KEYS> for Dense {
     const STEP: u32 = 1;
+    const LISTED: bool = false;
 
     /// The blocks with the most keys are launched first, so that short ones fill the gaps at the end. Blocks after
     /// `longest_first` are launched shortest first: where all are resident at once, each shares a multiprocessor with one

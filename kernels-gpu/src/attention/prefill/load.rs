@@ -40,7 +40,50 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
         tile: u32,
         column: u32,
     ) -> Staged {
+        // SAFETY: this function's contract.
+        unsafe { self.qk_at::<WARPS, KEYS>(tid, column, self.k_rows::<WARPS, KEYS, W>(work, tid, tile)) }
+    }
+
+    /// The first elements of the thread's rows of K's tile `tile`: t / 4, t / 4 + 8 WARPS, …
+    ///
+    /// # Safety
+    /// As [`qk`](Self::qk).
+    #[inline(always)]
+    pub unsafe fn k_rows<const WARPS: u32, const KEYS: usize, W: Work<KEYS>>(
+        &self,
+        work: W,
+        tid: u32,
+        tile: u32,
+    ) -> [u32; 8] {
         let row = tid / 4;
+        let mut rows = [0; 8];
+        unroll!(I < 8 {
+            if I as u32 * WARPS < 2 * KEYS as u32 {
+                // SAFETY: the tile is at most one past the last.
+                let key = unsafe {
+                    if WARPS == 1 {
+                        work.key_of_group(tile, I as u32 / 2, row + I as u32 % 2 * 8)
+                    } else {
+                        work.key(tile, row + 8 * WARPS * I as u32)
+                    }
+                };
+                rows[I] = self.k_head + key.min(self.last_key) * self.k_row;
+            }
+        });
+        rows
+    }
+
+    /// [`qk`](Self::qk) of these rows of K.
+    ///
+    /// # Safety
+    /// As [`qk`](Self::qk); `k_at`: as [`k_rows`](Self::k_rows) gives it.
+    #[inline(always)]
+    pub unsafe fn qk_at<const WARPS: u32, const KEYS: usize>(
+        &self,
+        tid: u32,
+        column: u32,
+        k_at: [u32; 8],
+    ) -> Staged {
         let column = (column + tid % 4 * 4).min(self.head_dim - 4);
         let mut staged = [[0; 4]; 10];
         // SAFETY: the lengths are not 0, so the clamped rows are below them. Four columns from a multiple of four on are
@@ -49,13 +92,7 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
             unroll!(I < 2 { staged[I] = Q::load4_words(self.q.add((self.q_at[I] + column) as usize)); });
             unroll!(I < 8 {
                 if I as u32 * WARPS < 2 * KEYS as u32 {
-                    let key = if WARPS == 1 {
-                        work.key_of_group(tile, I as u32 / 2, row + I as u32 % 2 * 8)
-                    } else {
-                        work.key(tile, row + 8 * WARPS * I as u32)
-                    };
-                    let at = self.k_head + key.min(self.last_key) * self.k_row;
-                    staged[2 + I] = self.k.load4_words((at + column) as usize);
+                    staged[2 + I] = self.k.load4_words((k_at[I] + column) as usize);
                 }
             });
         }

@@ -195,6 +195,9 @@ pub(super) trait Work<const KEYS: usize>: Copy {
     /// Distance from one tile to the next.
     const STEP: u32;
 
+    /// Whether keys are looked up in memory. If so, the addresses of a tile's rows of K stay in registers.
+    const LISTED: bool;
+
     /// The first of the block's tiles.
     fn begin(self) -> u32;
 
@@ -348,6 +351,8 @@ pub(super) unsafe fn prefill<
         // SAFETY: the block has this tile.
         let sees = unsafe { work.sees(place, tile) };
         let keys = work.keys(tile);
+        // SAFETY: the block has this tile.
+        let k_at = unsafe { load.k_rows::<WARPS, KEYS, W>(work, tid, tile) };
         let mut s = [[0.0f32; KEYS]; 8];
         let mut column = 0;
         while column < head_dim {
@@ -357,7 +362,11 @@ pub(super) unsafe fn prefill<
                 barrier::<WARPS>();
                 column += BK;
                 let staged = if column < head_dim {
-                    load.qk::<WARPS, KEYS, W>(work, tid, tile, column)
+                    if W::LISTED {
+                        load.qk_at::<WARPS, KEYS>(tid, column, k_at)
+                    } else {
+                        load.qk::<WARPS, KEYS, W>(work, tid, tile, column)
+                    }
                 } else {
                     load.v::<WARPS, G, KEYS, W>(work, thread_index::<WARPS>(), tile, 0)
                 };

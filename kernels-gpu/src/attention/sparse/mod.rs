@@ -32,7 +32,8 @@ use prefill::{Combine, SparsePrefill, attention_sparse_combine_f16, attention_sp
 pub struct Kernels<Q, Kv> {
     /// Few queries: grid = [splits, b · units, ceil(q_len · group / rows)]
     pub decode: Instances<SparseDecode<Q, Kv>>,
-    /// Many queries, for each of [`WARPS`], of head_dim ≤ 64 and ≤ 128: grid = [num_q_heads / mask heads, items, b]
+    /// Many queries, for each of [`WARPS`], of head_dim ≤ 64 and ≤ 128: grid = [heads, items, b · parts],
+    /// heads · parts = num_q_heads / mask heads
     pub prefill: [[KernelSpec<SparsePrefill<Q, Kv>>; 2]; WARPS.len()],
     /// grid = [splits, b · num_q_heads / mask heads, queries of a split]
     pub combine: KernelSpec<Combine<Q>>,

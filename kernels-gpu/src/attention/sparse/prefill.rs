@@ -30,7 +30,7 @@ pub(super) const KEYS: usize = 4;
 #[repr(C)]
 pub struct SparsePrefill<Q, Kv> {
     pub out: *mut Q,
-    /// [b · gridDim.x, slots, 16 · warps of a block, partial_elements(D)], disjoint from all others
+    /// [b · sharing, slots, 16 · warps of a block, partial_elements(D)], disjoint from all others
     pub partial: *mut f32,
     /// [`ITEM_WORDS`] words for each block from `first_item` on, with first queries below q_len; 16-byte aligned
     pub items: *const u32,
@@ -46,6 +46,8 @@ pub struct SparsePrefill<Q, Kv> {
     pub k_strides: Strides,
     pub v_strides: Strides,
     pub first_item: u32,
+    /// Number of those query heads of a mask head that are along the grid's z.
+    pub parts: u32,
     /// Number of partial results of all items.
     pub slots: u32,
     /// Number of query heads of a mask head.
@@ -86,6 +88,7 @@ struct Listed<const WARPS: u32> {
     partial: *mut f32,
     first_item: u32,
     slots: u32,
+    parts: u32,
     /// Number of query heads of a mask head.
     sharing: u32,
     /// Padded head_dim.
@@ -97,6 +100,15 @@ impl<const WARPS: u32> Listed<WARPS> {
     #[inline(always)]
     fn item(self, y: u32) -> *const u32 {
         self.items.wrapping_add(((self.first_item + y) * ITEM_WORDS) as usize)
+    }
+
+    /// The batch entry, and the query head among those of the mask head, of block `x` along the grid's x.
+    #[inline(always)]
+    fn batch_and_head(self, x: u32) -> [u32; 2] {
+        let z = thread::block_idx_z();
+        // SAFETY: the grid has a block, so there are query heads of a mask head.
+        unsafe { not_zero(self.parts) };
+        [z / self.parts, z % self.parts * thread::grid_dim_x() + x]
     }
 
     /// The words of a tile from word `word` on.
@@ -119,6 +131,7 @@ impl<const WARPS: u32> Listed<WARPS> {
 /// A tile is identified by the index of its first word: tile numbers would have to be multiplied for each access.
 impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
     const STEP: u32 = tile_words(WARPS);
+    const LISTED: bool = true;
 
     #[inline(always)]
     fn place(self) -> Place {
@@ -126,7 +139,8 @@ impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
         let tid = thread_index::<WARPS>();
         // SAFETY: the block's own item.
         let [head, first, ..] = unsafe { load_4_words(self.item(y)) };
-        Place::new(tid, thread::block_idx_z(), head * self.sharing + x, first)
+        let [batch, of_mask] = self.batch_and_head(x);
+        Place::new(tid, batch, head * self.sharing + of_mask, first)
     }
 
     #[inline(always)]
@@ -201,8 +215,9 @@ impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
         let [_, x, y] = read_indices();
         // SAFETY: the block's own item.
         let slot = unsafe { load_word(self.item(y).add(4)) };
-        let x = thread::block_idx_z() * self.sharing + x;
-        let record = (x * self.slots + slot) as usize * (bm(WARPS) * partial_elements(self.d)) as usize;
+        let [batch, of_mask] = self.batch_and_head(x);
+        let column = batch * self.sharing + of_mask;
+        let record = (column * self.slots + slot) as usize * (bm(WARPS) * partial_elements(self.d)) as usize;
         (slot != NO_SLOT).then(|| self.partial.wrapping_add(record))
     }
 }
@@ -229,6 +244,7 @@ macro_rules! kernels {
                     partial: p.partial,
                     first_item: p.first_item,
                     slots: p.slots,
+                    parts: p.parts,
                     sharing: p.sharing,
                     d: 64 * $groups,
                 };
