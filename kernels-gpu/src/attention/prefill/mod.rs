@@ -29,7 +29,9 @@
 //! 7. Transposed tiles are padded or swizzled (XOR with the column's number), so that neither reads nor writes of shared
 //!    memory have bank conflicts.
 //! 8. A row that has seen no key has m = −∞. 0 is subtracted instead of m, which gives P = 0 and not NaN.
-//! 9. Rows and keys past the end are read from the last valid one and masked, not zeroed.
+//! 9. A block has four warps, BM = 64. Block-sparse attention also has blocks of two and one, which load V in chunks of 8
+//!    keys; one warp has a single chunk buffer, and synchronises itself instead of the block.
+//! 10. Rows and keys past the end are read from the last valid one and masked, not zeroed.
 
 pub(super) mod dense;
 mod load;
@@ -142,6 +144,18 @@ unsafe fn barrier<const WARPS: u32>() {
         unsafe { warp::sync_warp(warp::FULL_MASK) }
     } else {
         thread::sync_threads();
+    }
+}
+
+/// Waits until all threads have read a chunk, where the next one is written to the same buffer.
+///
+/// # Safety
+/// All threads of the block are here.
+#[inline(always)]
+unsafe fn after_reading<const WARPS: u32>() {
+    if WARPS == 1 {
+        // SAFETY: this function's contract.
+        unsafe { barrier::<WARPS>() }
     }
 }
 
@@ -334,13 +348,6 @@ pub(super) unsafe fn prefill<
     // the offset of the chunk buffer that is read next; the other one is written meanwhile
     let mut side = 0;
     let other = |side: u32| if WARPS == 1 { side } else { chunk_elements(WARPS, KEYS) - side };
-    // where there is only one
-    // SAFETY: the warp is the block: all lanes are here.
-    let read = || {
-        if WARPS == 1 {
-            unsafe { warp::sync_warp(warp::FULL_MASK) }
-        }
-    };
     if tile < work.end() {
         // SAFETY: there is a key, and the grid has no block without a query.
         unsafe { load.put_qk::<WARPS, KEYS>(tid, chunks, load.qk::<WARPS, KEYS, W>(work, tid, tile, 0), 0) };
@@ -385,7 +392,7 @@ pub(super) unsafe fn prefill<
                         scores::<KEYS, 4, Q_STRIDE, K_STRIDE>(&mut s, both(q_first(row)), both(k_first(tx)));
                     }
                 }
-                read();
+                after_reading::<WARPS>();
                 side = other(side);
                 if column < head_dim {
                     load.put_qk::<WARPS, KEYS>(tid, chunks.at(side), staged, column);
@@ -475,7 +482,7 @@ pub(super) unsafe fn prefill<
                         let p = [0, 1, 2, 3].map(|x| probabilities.at(p ^ (x * 4)));
                         weighted_values::<WARPS, G>(&mut o, p, chunks.at(side + tx * 4));
                     }
-                    read();
+                    after_reading::<WARPS>();
                     side = other(side);
                     if j < chunks_of_v(keys) {
                         load.put_v::<WARPS, G>(tid, chunks.at(side), staged);
