@@ -22,6 +22,23 @@ pub mod peak {
     pub use crate::gpu::peak::{Instruction, Peak, launch_nothing};
 }
 
+/// The choice of block-sparse attention's kernels.
+#[cfg(feature = "sparse")]
+pub mod sparse {
+    use crate::block_mask::BlockMask;
+    use crate::ops::{Path, PreparedMask};
+    use crate::{Device, Result};
+    pub use kernels_gpu::attention::sparse::WARPS;
+
+    /// A mask for kernels whose blocks have so many warps, one of [`WARPS`].
+    ///
+    /// # Errors
+    /// As [`PreparedMask::new`].
+    pub fn prepared(mask: BlockMask, warps: usize, device: &Device) -> Result<PreparedMask> {
+        PreparedMask::of_warps(mask, Path::Sparse, Some(warps), device)
+    }
+}
+
 /// The kernels that benches compare the others with.
 pub mod textbook {
     pub use crate::ops::textbook::{

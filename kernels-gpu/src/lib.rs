@@ -51,6 +51,7 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     attention::sparse::backward::KERNELS,
     attention::sparse::block_mean::KERNELS,
     attention::sparse::decode::KERNELS,
+    attention::sparse::prefill::COMBINE,
     attention::sparse::prefill::KERNELS,
     attention::textbook::KERNELS,
     cast::KERNELS,

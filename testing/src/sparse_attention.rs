@@ -3,6 +3,7 @@
 use super::attention::naive;
 use super::{Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::block_mask::{BlockGrid, BlockMask};
+use pascaline::internals::sparse;
 use pascaline::ops::{self, Attention, Path, PreparedMask};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
 use rand::Rng;
@@ -42,6 +43,8 @@ struct Sparse {
     dtypes: (DType, DType),
     kind: Kind,
     path: Path,
+    /// Warps of the prefill kernels' blocks, if not the library's choice.
+    warps: Option<usize>,
     purpose: Purpose,
     mask: OnceLock<BlockMask>,
     /// The device of the last run, and the mask on it.
@@ -65,6 +68,7 @@ impl Sparse {
             dtypes: F32,
             kind,
             path: Path::Sparse,
+            warps: None,
             purpose: Purpose::Test,
             mask: OnceLock::new(),
             prepared: Mutex::new(None),
@@ -77,6 +81,10 @@ impl Sparse {
 
     fn head_dim(self, head_dim: usize, dtypes: (DType, DType)) -> Self {
         Self { head_dim, dtypes, ..self }
+    }
+
+    fn warps(self, warps: usize) -> Self {
+        Self { warps: Some(warps), ..self }
     }
 
     fn mask(&self) -> &BlockMask {
@@ -163,6 +171,25 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             Sparse::new(Kind::GlobalWindow(3, 20, 20), 16, 330, 2100).heads(1, 1, 1).head_dim(72, dtypes),
         );
     }
+    // each number of warps of a block, whatever the library's choice
+    for warps in sparse::WARPS {
+        for (n, dtypes) in [F32, F16, MIXED].into_iter().enumerate() {
+            for head_dim in [64, 72, 128] {
+                let kind = [Kind::Causal, Kind::Pairs(20), Kind::Blocks(30)][n];
+                let (block, q_len) = [(16, 79), (32, 113), (64, 47)][n];
+                cases.push(Sparse::new(kind, block, q_len, 131).head_dim(head_dim, dtypes).warps(warps));
+            }
+            let shared = Sparse::new(Kind::Blocks(40), 16, 70, 150).heads(8, 4, 2).head_dim(72, dtypes);
+            cases.push(Sparse { batch: 2, ..shared.warps(warps) });
+            let split = Sparse::new(Kind::GlobalWindow(3, 20, 20), 16, 330, 2100).heads(2, 2, 1);
+            cases.push(split.head_dim([64, 128, 72][n], dtypes).warps(warps));
+        }
+        for (q_len, kv_len) in [(9, 0), (9, 1), (15, 16), (17, 33), (33, 65), (64, 64), (65, 127)] {
+            cases.push(Sparse::new(Kind::Causal, 16, q_len, kv_len).head_dim(128, F32).warps(warps));
+        }
+        cases.push(Sparse::new(Kind::Uneven, 16, 130, 300).warps(warps));
+        cases.push(Sparse::new(Kind::Blocks(0), 64, 70, 90).head_dim(128, F16).warps(warps));
+    }
     // masks that the dense kernels handle
     for kind in [Kind::Dense, Kind::Causal] {
         for q_len in [2, 70] {
@@ -243,7 +270,7 @@ impl Case for Sparse {
             Kind::Uneven => "uneven".into(),
         };
         format!(
-            "sparse_attention_{types}/mask={kind},block={},masks={},b={},hq={},hkv={},q={},kv={},d={}{}",
+            "sparse_attention_{types}/mask={kind},block={},masks={},b={},hq={},hkv={},q={},kv={},d={}{}{}",
             self.block,
             self.mask_heads,
             self.batch,
@@ -253,6 +280,7 @@ impl Case for Sparse {
             self.kv_len,
             self.head_dim,
             if self.path == Path::Auto { ",path=auto" } else { "" },
+            self.warps.map_or(String::new(), |warps| format!(",warps={warps}")),
         )
     }
 
@@ -283,7 +311,10 @@ impl Case for Sparse {
         let (_, mask) = match known {
             Some(known) => prepared.insert(known),
             None => {
-                let mask = PreparedMask::new(self.mask().clone(), self.path, &device)?;
+                let mask = match self.warps {
+                    Some(warps) => sparse::prepared(self.mask().clone(), warps, &device)?,
+                    None => PreparedMask::new(self.mask().clone(), self.path, &device)?,
+                };
                 prepared.insert((device, mask))
             }
         };

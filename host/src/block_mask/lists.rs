@@ -4,7 +4,7 @@
 //! the ragged ends of the sequences, become this one form.
 
 use super::{BlockMask, Cell, low_bits};
-use kernels_gpu::attention::sparse::{GROUP, Item, NO_SLOT, QUERIES, Split, TILE_WORDS, Tile};
+use kernels_gpu::attention::sparse::{GROUP, Item, NO_SLOT, QUERIES, Split, Tile, WARPS, tile_words};
 use std::collections::HashMap;
 
 /// The fewest tiles of an item for a row of blocks to be split: a partial result costs about as much as half a tile.
@@ -12,6 +12,9 @@ const MIN_SPLIT_TILES: usize = 16;
 /// An item longer than this multiple of the average is split. Long items are launched first, so that only those far above
 /// the average outlast the others.
 const SPLIT_FROM: usize = 2;
+
+/// The time of a tile of a block of one, two and four warps, for each warp, relative to four. Fewer warps share what they load.
+const TILE_COST: [f64; WARPS.len()] = [1.15, 1.05, 1.0];
 
 /// 16 × 16 pairs, [2, 16]: a byte holds eight queries of one key.
 type Small = [u8; 32];
@@ -23,9 +26,11 @@ const ALL: u32 = 1;
 /// The lists that [`attention_sparse_d64_f32`](kernels_gpu::attention::sparse) and the other prefill kernels read.
 #[derive(Debug, Default)]
 pub(crate) struct PrefillLists {
+    /// Warps of a block, and so groups of queries of an item.
+    pub warps: usize,
     /// The items, the longest first.
     pub items: Vec<Item>,
-    /// [`TILE_WORDS`] words for each tile, and one tile after the last: the kernels read it and do not use it.
+    /// Words for each tile, and one tile after the last: the kernels read it and do not use it.
     pub tiles: Vec<u32>,
     /// 8 words for each pattern.
     pub patterns: Vec<u32>,
@@ -118,22 +123,32 @@ impl Patterns {
 }
 
 impl PrefillLists {
-    pub fn new(mask: &BlockMask) -> Self {
+    /// For blocks of `warps` warps, or of as many as take the least time by [`TILE_COST`].
+    pub fn new(mask: &BlockMask, warps: Option<usize>) -> Self {
         let grid = mask.grid;
         let mut patterns = Patterns::new();
-        let (mut tiles, mut rows): (Vec<Tile>, Vec<[u32; 4]>) = (Vec::new(), Vec::new());
         let mut seen = vec![[NONE; 4]; grid.kv_len.div_ceil(GROUP)];
+        let mut blocks = Vec::new();
         for head in 0..mask.heads {
             for first in (0..grid.q_len).step_by(QUERIES) {
-                let start = tiles.len() as u32;
-                let groups = groups(mask, head, first, &mut patterns, &mut seen);
-                tiles.extend(tiles_of(&groups));
-                rows.push([head as u32, first as u32, start, tiles.len() as u32 - start]);
+                blocks.push((head, first, groups(mask, head, first, &mut patterns, &mut seen)));
+            }
+        }
+        let warps = warps.unwrap_or_else(|| cheapest(blocks.iter().map(|(.., groups)| groups.as_slice())));
+
+        let (mut tiles, mut rows): (Vec<Tile>, Vec<[u32; 4]>) = (Vec::new(), Vec::new());
+        for (head, first, groups) in blocks {
+            for warp in (0..QUERIES / GROUP).step_by(warps) {
+                let (first, start) = (first + warp * GROUP, tiles.len() as u32);
+                if first < grid.q_len {
+                    tiles.extend(tiles_of(&of_warps(&groups, warp, warps)));
+                    rows.push([head as u32, first as u32, start, tiles.len() as u32 - start]);
+                }
             }
         }
 
         let longest = (SPLIT_FROM * tiles.len()).div_ceil(rows.len().max(1)).max(MIN_SPLIT_TILES) as u32;
-        let mut lists = Self::default();
+        let mut lists = Self { warps, ..Self::default() };
         for [head, first, start, tiles] in rows {
             let pieces = tiles.div_ceil(longest).max(1);
             if pieces > 1 {
@@ -148,14 +163,60 @@ impl PrefillLists {
             lists.slots += if pieces > 1 { pieces } else { 0 };
         }
         lists.items.sort_by_key(|item| std::cmp::Reverse(item.tiles));
-        lists.tiles = words_of(&tiles);
+        lists.tiles = words_of(&tiles, warps);
         lists.patterns = patterns.words();
         lists
     }
 }
 
+/// A group's first key, and each warp's pattern.
+type Group = (u32, [u32; 4]);
+
+/// The number of warps of a block that takes the least time by [`TILE_COST`], for the groups of each 64 queries. The most of
+/// those that take as long.
+fn cheapest<'a>(blocks: impl Iterator<Item = &'a [Group]> + Clone) -> usize {
+    let cost = |n: usize| {
+        let warps = WARPS[n];
+        let seen = |groups: &[Group], warp: usize| {
+            let seen = |(_, ids): &&Group| ids[warp..warp + warps].iter().any(|&id| id != NONE);
+            groups.iter().filter(seen).count().div_ceil(4)
+        };
+        let of_block = |groups: &[Group]| {
+            (0..QUERIES / GROUP).step_by(warps).map(|warp| seen(groups, warp)).sum::<usize>()
+        };
+        (blocks.clone().map(of_block).sum::<usize>() * warps) as f64 * TILE_COST[n]
+    };
+    let costs: Vec<f64> = (0..WARPS.len()).map(cost).collect();
+    let least = (0..WARPS.len()).rev().min_by(|&a, &b| costs[a].total_cmp(&costs[b]));
+    WARPS[least.unwrap_or(WARPS.len() - 1)]
+}
+
+/// The groups that `count` warps from `warp` on attend to, with their patterns in front.
+fn of_warps(groups: &[Group], warp: usize, count: usize) -> Vec<Group> {
+    if count == QUERIES / GROUP {
+        return groups.to_vec();
+    }
+    let mut own: Vec<Group> = groups.iter().map(|(key, ids)| (*key, own_of(ids, warp, count))).collect();
+    own.retain(|(_, ids)| *ids != [NONE; 4]);
+    own.sort_unstable_by_key(|(key, ids)| (class(ids), *key));
+    own
+}
+
+/// The patterns of `count` warps from `warp` on, and none for the others.
+fn own_of(ids: &[u32; 4], warp: usize, count: usize) -> [u32; 4] {
+    let mut own = [NONE; 4];
+    own[..count].copy_from_slice(&ids[warp..warp + count]);
+    own
+}
+
+/// Groups of one class are neighbours: those that the same warps need, so that the others skip whole tiles; of these,
+/// those that need no patterns.
+fn class(of_warps: &[u32; 4]) -> ([bool; 4], bool) {
+    (of_warps.map(|id| id == NONE), of_warps.iter().any(|&id| id > ALL))
+}
+
 /// Four groups to a tile.
-fn tiles_of(groups: &[(u32, [u32; 4])]) -> impl Iterator<Item = Tile> {
+fn tiles_of(groups: &[Group]) -> impl Iterator<Item = Tile> {
     groups.chunks(4).map(|groups| {
         let mut tile = Tile { keys: [groups[0].0; 4], seen: [[NONE; 4]; 4] };
         for (g, (key, of_warps)) in groups.iter().enumerate() {
@@ -166,11 +227,11 @@ fn tiles_of(groups: &[(u32, [u32; 4])]) -> impl Iterator<Item = Tile> {
     })
 }
 
-/// The words of all tiles, and of one more that may be read but is not used.
-fn words_of(tiles: &[Tile]) -> Vec<u32> {
+/// The words of all tiles for `warps` warps, and of one more tile that may be read but is not used.
+fn words_of(tiles: &[Tile], warps: usize) -> Vec<u32> {
     let unused = Tile { keys: [0; 4], seen: [[NONE; 4]; 4] };
-    let mut words = Vec::with_capacity((tiles.len() + 1) * TILE_WORDS as usize);
-    tiles.iter().chain([&unused]).for_each(|tile| words.extend(tile.words()));
+    let mut words = Vec::with_capacity((tiles.len() + 1) * tile_words(warps as u32) as usize);
+    tiles.iter().chain([&unused]).for_each(|tile| words.extend(tile.words(warps)));
     words
 }
 
@@ -179,7 +240,7 @@ fn words_of(tiles: &[Tile]) -> Vec<u32> {
 pub(crate) struct TileList {
     /// Where each block's begin, and after the last one's: [heads · blocks + 1].
     pub starts: Vec<u32>,
-    /// [`TILE_WORDS`] words each, and one tile more than there are.
+    /// [`TILE_WORDS`](kernels_gpu::attention::sparse::TILE_WORDS) words each, and one tile more than there are.
     pub tiles: Vec<u32>,
 }
 
@@ -189,7 +250,7 @@ impl TileList {
         for block in blocks {
             starts.push(starts[starts.len() - 1] + block.len() as u32);
         }
-        Self { starts, tiles: words_of(&blocks.concat()) }
+        Self { starts, tiles: words_of(&blocks.concat(), QUERIES / GROUP) }
     }
 }
 
@@ -212,7 +273,7 @@ impl BackwardLists {
         let mut seen = vec![[NONE; 4]; grid.kv_len.div_ceil(GROUP)];
         for head in 0..mask.heads {
             // of each block of keys, the groups of queries that see any of them
-            let mut seeing: Vec<Vec<(u32, [u32; 4])>> = vec![Vec::new(); grid.kv_len.div_ceil(QUERIES)];
+            let mut seeing: Vec<Vec<Group>> = vec![Vec::new(); grid.kv_len.div_ceil(QUERIES)];
             for first in (0..grid.q_len).step_by(QUERIES) {
                 let groups = groups(mask, head, first, &mut patterns, &mut seen);
                 of_queries.push(tiles_of(&groups).collect());
@@ -246,15 +307,14 @@ impl BackwardLists {
     }
 }
 
-/// The groups of 16 keys that any of 64 queries from `first` on attends to: the first key, and each warp's pattern. Groups
-/// that the same warps need are neighbours, so that the other warps skip whole tiles.
+/// The groups of 16 keys that any of 64 queries from `first` on attends to, by their class.
 fn groups(
     mask: &BlockMask,
     head: usize,
     first: usize,
     patterns: &mut Patterns,
     seen: &mut [[u32; 4]],
-) -> Vec<(u32, [u32; 4])> {
+) -> Vec<Group> {
     let (grid, block) = (mask.grid, mask.grid.block);
     let mut touched = Vec::new();
     for warp in 0..QUERIES / GROUP {
@@ -279,10 +339,6 @@ fn groups(
             }
         }
     }
-    let class = |of_warps: &[u32; 4]| {
-        let unseen = of_warps.map(|id| id == NONE);
-        (unseen, of_warps.iter().any(|&id| id > ALL))
-    };
     touched.sort_unstable_by_key(|&group| (class(&seen[group]), group));
     touched
         .iter()
@@ -324,5 +380,87 @@ impl DecodeLists {
             lists.starts.push(end as u32);
         }
         lists
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_mask::BlockGrid;
+
+    /// Each block with this probability, in percent.
+    fn random(block: usize, len: usize, percent: usize) -> BlockMask {
+        let grid = BlockGrid::new(block, len, len).expect("valid");
+        let mut state = 1u64;
+        let mut chosen = move |_: &usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % 100 < percent
+        };
+        BlockMask::from_rule(grid, 2, |_, _| (0..grid.columns()).filter(&mut chosen).collect())
+            .expect("valid")
+    }
+
+    /// The pairs that the tiles of the items list, each as often as it is listed.
+    fn listed(mask: &BlockMask, lists: &PrefillLists) -> HashMap<(u32, u32, u32), usize> {
+        let words = tile_words(lists.warps as u32) as usize;
+        let mut pairs = HashMap::new();
+        for item in &lists.items {
+            for tile in lists.tiles.chunks_exact(words).skip(item.start as usize).take(item.tiles as usize) {
+                for (n, &id) in tile[4..].iter().enumerate() {
+                    let pattern = &lists.patterns[id as usize * 8..][..8];
+                    for (query, key) in (0..16).flat_map(|query| (0..16).map(move |key| (query, key))) {
+                        let byte = query / 8 * 16 + key;
+                        let seen = pattern[byte / 4] >> (8 * (byte % 4) + query % 8) & 1 == 1;
+                        let (i, j) = (item.first as usize + n / 4 * 16 + query, tile[n % 4] as usize + key);
+                        if seen && i < mask.grid.q_len && j < mask.grid.kv_len {
+                            *pairs.entry((item.head, i as u32, j as u32)).or_insert(0) += 1;
+                        }
+                    }
+                }
+            }
+        }
+        pairs
+    }
+
+    #[test]
+    fn every_number_of_warps_lists_each_pair_once() {
+        let grid = BlockGrid::new(16, 150, 170).expect("valid");
+        let masks = [
+            random(16, 200, 20),
+            random(32, 200, 20),
+            random(128, 300, 50),
+            BlockMask::causal(grid).expect("valid"),
+            BlockMask::global_window(BlockGrid::new(32, 90, 1500).expect("valid"), 3, 20, 20).expect("valid"),
+        ];
+        for mask in &masks {
+            for warps in WARPS {
+                let lists = PrefillLists::new(mask, Some(warps));
+                let pairs = listed(mask, &lists);
+                assert!(pairs.values().all(|&times| times == 1));
+                for head in 0..mask.heads {
+                    for (i, j) in
+                        (0..mask.grid.q_len).flat_map(|i| (0..mask.grid.kv_len).map(move |j| (i, j)))
+                    {
+                        let found = pairs.contains_key(&(head as u32, i as u32, j as u32));
+                        assert_eq!(found, mask.attends(head, i, j), "{warps} warps, head {head}, {i} {j}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_warps_as_share_their_keys() {
+        let chosen = |mask: &BlockMask| PrefillLists::new(mask, None).warps;
+        for percent in [5, 25, 50] {
+            let of_block = |block| chosen(&random(block, 2048, percent));
+            assert_eq!([16, 32, 64, 128].map(of_block), [1, 2, 4, 4], "{percent} %");
+        }
+        let grid = BlockGrid::new(16, 1024, 1024).expect("valid");
+        assert_eq!(chosen(&BlockMask::dense(grid).expect("valid")), 4);
+        assert_eq!(chosen(&BlockMask::causal(grid).expect("valid")), 4);
+        assert_eq!(chosen(&BlockMask::sliding_window(grid, 255, 0).expect("valid")), 4);
+        let nothing = BlockMask::from_rule(grid, 1, |_, _| Vec::new()).expect("valid");
+        assert_eq!(chosen(&nothing), 4);
     }
 }

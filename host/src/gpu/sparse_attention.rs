@@ -15,13 +15,13 @@ use kernels_gpu::attention::sparse::block_mean::{
 };
 use kernels_gpu::attention::sparse::decode::SparseDecode;
 use kernels_gpu::attention::sparse::prefill::{Combine, SparsePrefill};
-use kernels_gpu::attention::sparse::{self, GROUP, Kernels, QUERIES, SPLIT_WORDS};
+use kernels_gpu::attention::sparse::{self, GROUP, Kernels, SPLIT_WORDS, WARPS};
 
 /// The most operations of a launch, per multiprocessor. At 256 per clock, 1.5 GHz and half of the peak that is about 60 ms,
 /// so that a card that also drives a display stays responsive.
 const MAX_LAUNCH_FLOPS: f64 = 12e9;
-/// The most blocks of a grid along y.
-const MAX_ITEMS: usize = 65535;
+/// The most blocks of a grid along y and along z.
+const MAX_BLOCKS: usize = 65535;
 
 /// A mask's lists in device memory.
 #[derive(Clone, Debug)]
@@ -32,18 +32,33 @@ pub(crate) struct Lists {
 
 #[derive(Clone, Debug)]
 enum Kind {
-    Prefill { items: Tensor, tiles: Tensor, patterns: Tensor, splits: Tensor, slots: u32, work: Vec<u32> },
-    Decode { starts: Tensor, keys: Tensor, seen: Tensor, longest: usize },
+    Prefill {
+        warps: usize,
+        items: Tensor,
+        tiles: Tensor,
+        patterns: Tensor,
+        splits: Tensor,
+        slots: u32,
+        work: Vec<u32>,
+    },
+    Decode {
+        starts: Tensor,
+        keys: Tensor,
+        seen: Tensor,
+        longest: usize,
+    },
 }
 
 impl Lists {
-    pub fn new(mask: &BlockMask, device: &Device) -> Result<Self> {
+    /// The prefill kernels' are for blocks of `warps` warps, one of [`WARPS`], or of as many as suit the mask.
+    pub fn new(mask: &BlockMask, warps: Option<usize>, device: &Device) -> Result<Self> {
         let upload = |words: &[u32]| Tensor::from_slice(words, [words.len()], device);
         let kind = if mask.grid().q_len() > MAX_DECODE_QUERIES {
-            let lists = PrefillLists::new(mask);
+            let lists = PrefillLists::new(mask, warps);
             let items: Vec<u32> = lists.items.iter().flat_map(|item| item.words()).collect();
             let splits: Vec<u32> = lists.splits.iter().flat_map(|split| split.words()).collect();
             Kind::Prefill {
+                warps: lists.warps,
                 items: upload(&items)?,
                 tiles: upload(&lists.tiles)?,
                 patterns: upload(&lists.patterns)?,
@@ -89,13 +104,18 @@ pub(crate) fn listed_bytes(Listed { queries, keys, patterns, .. }: &Listed) -> u
     all.map(|list| list.shape().elements() * size_of::<u32>()).sum()
 }
 
+/// The greatest number that divides both.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 /// The ends of the launches for items of these numbers of tiles, with `flops` per tile. A launch has at most `most`
 /// operations, or one item.
 fn launches(work: &[u32], flops: f64, most: f64) -> Vec<usize> {
     let (mut ends, mut begun, mut sum) = (Vec::new(), 0, 0.0);
     for (i, &tiles) in work.iter().enumerate() {
         let own = f64::from(tiles) * flops;
-        if i > begun && (sum + own > most || i - begun == MAX_ITEMS) {
+        if i > begun && (sum + own > most || i - begun == MAX_BLOCKS) {
             ends.push(i);
             (begun, sum) = (i, 0.0);
         }
@@ -156,12 +176,22 @@ fn prefill<Q: Copy, Kv: Copy>(
     problem: &Problem,
     lists: &Lists,
 ) -> Result<()> {
-    let Kind::Prefill { items, tiles, patterns, splits, slots, work } = &lists.kind else { return Ok(()) };
+    let Kind::Prefill { warps, items, tiles, patterns, splits, slots, work } = &lists.kind else {
+        return Ok(());
+    };
+    let Some(of_warps) = WARPS.iter().position(|known| known == warps) else { return Ok(()) };
     let width = by_width(problem.head_dim);
-    let (spec, d) = (&kernels.prefill[width], [64, 128][width]);
+    let (spec, d) = (&kernels.prefill[of_warps][width], [64, 128][width]);
     let sharing = problem.num_q_heads / lists.heads;
     let columns = problem.batch * sharing; // blocks per item
-    let record = QUERIES * partial_elements(d) as usize;
+    // The heads that read the same keys are neighbours in the grid. Of the others only a few run at a time, so that their keys
+    // stay in the L2.
+    let together = match gcd(sharing, problem.group()) {
+        together if columns / together <= MAX_BLOCKS => together,
+        _ => sharing,
+    };
+    let queries = warps * GROUP;
+    let record = queries * partial_elements(d) as usize;
     let partial = DeviceBuffer::uninitialized(device, columns * *slots as usize * record * size_of::<f32>())?;
     let parameters = SparsePrefill {
         out,
@@ -177,6 +207,7 @@ fn prefill<Q: Copy, Kv: Copy>(
         k_strides: strides(problem.k),
         v_strides: strides(problem.v),
         first_item: 0,
+        parts: (sharing / together) as u32,
         slots: *slots,
         sharing: sharing as u32,
         group: problem.group() as u32,
@@ -186,12 +217,12 @@ fn prefill<Q: Copy, Kv: Copy>(
         scale_log2: scale_log2(problem),
     };
 
-    let flops = (4 * QUERIES * QUERIES * problem.head_dim * columns) as f64;
+    let flops = (4 * queries * 4 * GROUP * problem.head_dim * columns) as f64;
     let most = MAX_LAUNCH_FLOPS * f64::from(device.properties().multiprocessors);
     let mut first = 0;
     for end in launches(work, flops, most) {
         let parameters = SparsePrefill { first_item: first as u32, ..parameters };
-        let grid = [sharing as u32, (end - first) as u32, problem.batch as u32];
+        let grid = [together as u32, (end - first) as u32, (columns / together) as u32];
         // SAFETY: `ops::sparse_attention_into` has checked types, shapes, the alignment of first elements and strides, spans
         // below 2³¹, that lengths and heads are the mask's and that all tensors are on this stream; a TensorMut overlaps
         // nothing. `PrefillLists` made the lists for these lengths. `partial` has a record for each slot and column, and is
@@ -206,7 +237,7 @@ fn prefill<Q: Copy, Kv: Copy>(
     let SparsePrefill { out_strides, slots, sharing, q_len, head_dim, .. } = parameters;
     let (partial, splits) = (partial.ptr(), splits.ptr());
     let parameters = Combine { out, partial, splits, out_strides, slots, sharing, q_len, head_dim, d };
-    let grid = [QUERIES as u32 * num_splits, columns as u32, 1];
+    let grid = [num_splits, columns as u32, queries as u32];
     // SAFETY: as above; the previous launches on this stream have written all records.
     unsafe { device.launch(&kernels.combine, grid, &parameters) }
 }
@@ -305,7 +336,7 @@ mod tests {
         assert_eq!(launches(&[4, 3, 2, 1], 1.0, 5.0), [1, 3, 4]);
         assert_eq!(launches(&[9, 9], 1.0, 5.0), [1, 2]); // a launch has at least one item
         assert_eq!(launches(&[], 1.0, 5.0), [0]);
-        let many = vec![0; MAX_ITEMS + 1];
-        assert_eq!(launches(&many, 1.0, 5.0), [MAX_ITEMS, MAX_ITEMS + 1]);
+        let many = vec![0; MAX_BLOCKS + 1];
+        assert_eq!(launches(&many, 1.0, 5.0), [MAX_BLOCKS, MAX_BLOCKS + 1]);
     }
 }

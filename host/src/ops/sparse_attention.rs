@@ -50,9 +50,19 @@ impl PreparedMask {
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), or a driver error.
     pub fn new(mask: BlockMask, path: Path, device: &Device) -> Result<Self> {
+        Self::of_warps(mask, path, None, device)
+    }
+
+    /// [`new`](Self::new) with the number of warps of the prefill kernels' blocks: 1, 2 or 4.
+    pub(crate) fn of_warps(
+        mask: BlockMask,
+        path: Path,
+        warps: Option<usize>,
+        device: &Device,
+    ) -> Result<Self> {
         let plain = if path == Path::Auto { mask.plain() } else { None };
         let lists = match (device, plain) {
-            (Device::Cuda(_), None) => Some(Lists::new(&mask, device)?),
+            (Device::Cuda(_), None) => Some(Lists::new(&mask, warps, device)?),
             _ => None,
         };
         Ok(Self { mask, device: device.clone(), plain, lists, backward: Arc::default() })

@@ -5,7 +5,8 @@
 use super::Table;
 use crate::attention::prefill::dense::{Dense, KEYS};
 use crate::attention::prefill::{
-    BM, PAD, Place, SHUFFLES, SUMS, Scratch, THREADS, Work, bn, chunk_elements, half_elements, prefill,
+    BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, bn, chunks_elements, half_elements, prefill,
+    sums_elements,
 };
 use crate::attention::{Strides, not_zero, tensors};
 use crate::device::F16;
@@ -54,6 +55,7 @@ struct Paged {
 
 impl Work<KEYS> for Paged {
     const STEP: u32 = <Dense as Work<KEYS>>::STEP;
+    const LISTED: bool = false;
 
     #[inline(always)]
     fn place(self) -> Place {
@@ -111,8 +113,8 @@ macro_rules! kernels {
             #[kernel(
                 block = THREADS, min_blocks = 2, module = stringify!($name), shuffles = SHUFFLES,
                 shared(
-                    chunks: [f32; 2 * chunk_elements(KEYS)], probabilities: [f32; half_elements(KEYS)],
-                    maxima: [f32; BM], sums: [f32; SUMS]
+                    chunks: [f32; chunks_elements(WARPS, KEYS)], probabilities: [f32; half_elements(WARPS, KEYS)],
+                    maxima: [f32; BM], sums: [f32; sums_elements(WARPS)]
                 )
             )]
             pub unsafe fn $name(p: PagedPrefill<f32, $kv>) {
@@ -129,7 +131,7 @@ macro_rules! kernels {
                         longest_first: p.longest_first,
                     };
                     let work = Paged { dense, table: Table { pages: p.table, last_row: p.last_row } };
-                    prefill::<_, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(tensors!(p, k, v), p.last_row, work, scratch)
+                    prefill::<_, _, WARPS, $groups, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(tensors!(p, k, v), p.last_row, work, scratch)
                 }
             }
         )*

@@ -5,8 +5,8 @@
 //! 7 to 38 % (128).
 
 use super::{
-    BM, PAD, Place, SHUFFLES, SUMS, Scratch, THREADS, Work, bn, chunk_elements, half_elements, key_of,
-    prefill, read_indices,
+    BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, bn, chunks_elements, half_elements, key_of,
+    prefill, read_indices, sums_elements,
 };
 use crate::attention::{Strides, not_zero, tensors, unroll};
 use crate::device::F16;
@@ -95,6 +95,7 @@ impl Dense {
 
 impl Work<KEYS> for Dense {
     const STEP: u32 = 1;
+    const LISTED: bool = false;
 
     /// The blocks with the most keys are launched first, so that short ones fill the gaps at the end. Blocks after
     /// `longest_first` are launched shortest first: where all are resident at once, each shares a multiprocessor with one
@@ -163,8 +164,8 @@ macro_rules! kernels {
             #[kernel(
                 block = THREADS, min_blocks = 2, module = stringify!($name), shuffles = SHUFFLES,
                 shared(
-                    chunks: [f32; 2 * chunk_elements(KEYS)], probabilities: [f32; half_elements(KEYS)],
-                    maxima: [f32; BM], sums: [f32; SUMS]
+                    chunks: [f32; chunks_elements(WARPS, KEYS)], probabilities: [f32; half_elements(WARPS, KEYS)],
+                    maxima: [f32; BM], sums: [f32; sums_elements(WARPS)]
                 )
             )]
             pub unsafe fn $name(p: Prefill<$q, $kv>) {
@@ -180,7 +181,7 @@ macro_rules! kernels {
                         causal: 0u32.wrapping_sub(p.causal),
                         longest_first: p.longest_first,
                     };
-                    prefill::<_, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(
+                    prefill::<_, _, WARPS, $groups, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
                         tensors!(p, k, v), p.kv_len.wrapping_sub(1), work, scratch,
                     )
                 }

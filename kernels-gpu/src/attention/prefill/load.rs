@@ -1,13 +1,13 @@
 //! Loads Q, K and V into shared memory, chunk by chunk.
 
-use super::{BK, BM, PAD, Work, bn, key_of};
+use super::{BK, PAD, Work, bm, bn, key_of, v_keys};
 use crate::attention::unroll;
 use crate::device::stored::Stored;
 use crate::device::{Element, Shared};
 
-/// Vectors of a chunk in flight from global to shared memory, not yet converted: two of Q and KEYS / 2 of K, or V.
+/// Vectors of a chunk in flight from global to shared memory, not yet converted: two of Q and 2 KEYS / WARPS of K, or V.
 /// Converting them here would make the warp wait for the loads before it computes the current chunk.
-pub(super) type Staged = [[u32; 4]; 6];
+pub(super) type Staged = [[u32; 4]; 10];
 
 /// One head's operands, and the part of them that this thread loads.
 pub(super) struct Loader<Q, S> {
@@ -28,57 +28,106 @@ pub(super) struct Loader<Q, S> {
 
 impl<Q: Element, S: Stored> Loader<Q, S> {
     /// Columns `column` … of Q's block and of K's tile `tile`: thread t takes column 4 · (t mod 4) of rows t / 4,
-    /// t / 4 + 32, …, so that eight threads read two whole sectors.
+    /// t / 4 + 8 WARPS, …, so that eight threads read two whole sectors.
     ///
     /// # Safety
     /// q_len, kv_len and head_dim are not 0; the tile is at most one past the last.
     #[inline(always)]
-    pub unsafe fn qk<const KEYS: usize, W: Work<KEYS>>(
+    pub unsafe fn qk<const WARPS: u32, const KEYS: usize, W: Work<KEYS>>(
         &self,
         work: W,
         tid: u32,
         tile: u32,
         column: u32,
     ) -> Staged {
+        // SAFETY: this function's contract.
+        unsafe { self.qk_at::<WARPS, KEYS>(tid, column, self.k_rows::<WARPS, KEYS, W>(work, tid, tile)) }
+    }
+
+    /// The first elements of the thread's rows of K's tile `tile`: t / 4, t / 4 + 8 WARPS, …
+    ///
+    /// # Safety
+    /// As [`qk`](Self::qk).
+    #[inline(always)]
+    pub unsafe fn k_rows<const WARPS: u32, const KEYS: usize, W: Work<KEYS>>(
+        &self,
+        work: W,
+        tid: u32,
+        tile: u32,
+    ) -> [u32; 8] {
         let row = tid / 4;
+        let mut rows = [0; 8];
+        unroll!(I < 8 {
+            if I as u32 * WARPS < 2 * KEYS as u32 {
+                // SAFETY: the tile is at most one past the last.
+                let key = unsafe {
+                    if WARPS == 1 {
+                        work.key_of_group(tile, I as u32 / 2, row + I as u32 % 2 * 8)
+                    } else {
+                        work.key(tile, row + 8 * WARPS * I as u32)
+                    }
+                };
+                rows[I] = self.k_head + key.min(self.last_key) * self.k_row;
+            }
+        });
+        rows
+    }
+
+    /// [`qk`](Self::qk) of these rows of K.
+    ///
+    /// # Safety
+    /// As [`qk`](Self::qk); `k_at`: as [`k_rows`](Self::k_rows) gives it.
+    #[inline(always)]
+    pub unsafe fn qk_at<const WARPS: u32, const KEYS: usize>(
+        &self,
+        tid: u32,
+        column: u32,
+        k_at: [u32; 8],
+    ) -> Staged {
         let column = (column + tid % 4 * 4).min(self.head_dim - 4);
-        let mut staged = [[0; 4]; 6];
+        let mut staged = [[0; 4]; 10];
         // SAFETY: the lengths are not 0, so the clamped rows are below them. Four columns from a multiple of four on are
         // below head_dim, a multiple of eight.
         unsafe {
             unroll!(I < 2 { staged[I] = Q::load4_words(self.q.add((self.q_at[I] + column) as usize)); });
-            unroll!(I < 4 {
-                if 2 * I < KEYS {
-                    let at = self.k_head + work.key(tile, row + 32 * I as u32).min(self.last_key) * self.k_row;
-                    staged[2 + I] = self.k.load4_words((at + column) as usize);
+            unroll!(I < 8 {
+                if I as u32 * WARPS < 2 * KEYS as u32 {
+                    staged[2 + I] = self.k.load4_words((k_at[I] + column) as usize);
                 }
             });
         }
         staged
     }
 
-    /// Chunk `j` of V, keys 4 i + [`key_of`]\(j): thread t takes columns 4 · (t mod 8) + 32 … of i = t / 8.
+    /// Chunk `n` of V, the c-th of those with keys 4 i + [`key_of`]\(j), i from c · v_keys on: thread t takes columns
+    /// 4 · (t mod 8) + 32 … of i = c · v_keys + t / 8 and, in a block of one warp, of i + 4.
     ///
     /// # Safety
     /// As [`qk`](Self::qk).
     #[inline(always)]
-    pub unsafe fn v<const G: usize, const KEYS: usize, W: Work<KEYS>>(
+    pub unsafe fn v<const WARPS: u32, const G: usize, const KEYS: usize, W: Work<KEYS>>(
         &self,
         work: W,
         tid: u32,
         tile: u32,
-        j: u32,
+        n: u32,
     ) -> Staged {
+        let parts = 16 / v_keys(WARPS);
+        let (j, c) = (n / parts, n % parts);
         let column = tid % 8 * 4;
-        let mut staged = [[0; 4]; 6];
+        let mut staged = [[0; 4]; 10];
         // SAFETY: as in `qk`.
         unsafe {
-            let key = work.key(tile, tid / 8 * 4 + key_of(j as usize)).min(self.last_key);
-            let at = self.v_head + key * self.v_row;
-            unroll!(I < 4 {
-                if I < 2 * G {
-                    let column = (column + 32 * I as u32).min(self.head_dim - 4);
-                    staged[I] = self.v.load4_words((at + column) as usize);
+            unroll!(N < 2 {
+                if N as u32 * 4 * WARPS < v_keys(WARPS) {
+                    let row = (c * v_keys(WARPS) + tid / 8) * 4 + key_of(j as usize) + N as u32 * 16;
+                    let at = self.v_head + work.key(tile, row).min(self.last_key) * self.v_row;
+                    unroll!(I < 4 {
+                        if I < 2 * G {
+                            let column = (column + 32 * I as u32).min(self.head_dim - 4);
+                            staged[N * 2 * G + I] = self.v.load4_words((at + column) as usize);
+                        }
+                    });
                 }
             });
         }
@@ -91,7 +140,7 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
     /// # Safety
     /// No thread reads the chunk.
     #[inline(always)]
-    pub unsafe fn put_qk<const KEYS: usize>(
+    pub unsafe fn put_qk<const WARPS: u32, const KEYS: usize>(
         &self,
         tid: u32,
         chunk: Shared<f32>,
@@ -103,36 +152,53 @@ impl<Q: Element, S: Stored> Loader<Q, S> {
             staged[0] = [0; 4]; // 0.0 in either type
             staged[1] = [0; 4];
         }
+        let (q_stride, k_stride) = (bm(WARPS) + PAD, bn(KEYS) + PAD);
         let row = row ^ (part / 2 * 8);
-        // SAFETY: rows and columns of Qᵀ [16, 64 + PAD] and Kᵀ [16, BN + PAD] after it; each thread writes its own elements.
+        // SAFETY: rows and columns of Qᵀ [16, BM + PAD] and Kᵀ [16, BN + PAD] after it; each thread writes its own elements.
         unsafe {
-            let q = chunk.at(part * (4 * (BM + PAD)) + row);
-            let k = chunk.at(BK * (BM + PAD) + part * (4 * (bn(KEYS) + PAD)) + row);
+            let q = chunk.at(part * (4 * q_stride) + row);
+            let k = chunk.at(BK * q_stride + part * (4 * k_stride) + row);
+            // the thread's row I: with one warp, rows 8 apart are exchanged too
+            let [q_odd, k_odd] = [(q, row), (k, row)].map(|(at, row)| at.at((row ^ 8).wrapping_sub(row)));
+            let more = |i: usize| if WARPS == 1 { i as u32 / 2 * 16 } else { i as u32 * 8 * WARPS };
             unroll!(I < 2 {
                 let values = Q::from_words(staged[I]);
-                unroll!(E < 4 { q.set(E as u32 * (BM + PAD) + I as u32 * 32, values[E]); });
+                let q = if WARPS == 1 && I % 2 == 1 { q_odd } else { q };
+                unroll!(E < 4 { q.set(E as u32 * q_stride + more(I), values[E]); });
             });
-            unroll!(I < 4 {
-                if 2 * I < KEYS {
+            unroll!(I < 8 {
+                if I as u32 * WARPS < 2 * KEYS as u32 {
                     let values = self.k.values4(staged[2 + I]);
-                    unroll!(E < 4 { k.set(E as u32 * (bn(KEYS) + PAD) + I as u32 * 32, values[E]); });
+                    let k = if WARPS == 1 && I % 2 == 1 { k_odd } else { k };
+                    unroll!(E < 4 { k.set(E as u32 * k_stride + more(I), values[E]); });
                 }
             });
         }
     }
 
-    /// Writes the result of [`v`](Self::v): [G, BK, 64].
+    /// Writes the result of [`v`](Self::v): [G, v_keys, 64].
     ///
     /// # Safety
     /// No thread reads the chunk.
     #[inline(always)]
-    pub unsafe fn put_v<const G: usize>(&self, tid: u32, chunk: Shared<f32>, staged: Staged) {
+    pub unsafe fn put_v<const WARPS: u32, const G: usize>(
+        &self,
+        tid: u32,
+        chunk: Shared<f32>,
+        staged: Staged,
+    ) {
         let at = chunk.at(tid / 8 * 64 + tid % 8 * 4);
-        // SAFETY: keys below 16 and columns below 64 G of [G, 16, 64]; each thread writes its own elements.
+        // SAFETY: keys below v_keys and columns below 64 G of [G, v_keys, 64]; each thread writes its own elements.
         unsafe {
-            unroll!(I < 4 {
-                if I < 2 * G {
-                    at.set4(I as u32 / 2 * (BK * 64) + I as u32 % 2 * 32, self.v.values4(staged[I]));
+            unroll!(N < 2 {
+                if N as u32 * 4 * WARPS < v_keys(WARPS) {
+                    let at = at.at(N as u32 * 4 * 64);
+                    unroll!(I < 4 {
+                        if I < 2 * G {
+                            let group = I as u32 / 2 * (v_keys(WARPS) * 64);
+                            at.set4(group + I as u32 % 2 * 32, self.v.values4(staged[N * 2 * G + I]));
+                        }
+                    });
                 }
             });
         }

@@ -29,7 +29,9 @@
 //! 7. Transposed tiles are padded or swizzled (XOR with the column's number), so that neither reads nor writes of shared
 //!    memory have bank conflicts.
 //! 8. A row that has seen no key has m = −∞. 0 is subtracted instead of m, which gives P = 0 and not NaN.
-//! 9. Rows and keys past the end are read from the last valid one and masked, not zeroed.
+//! 9. A block has four warps, BM = 64. Block-sparse attention also has blocks of two and one, which load V in chunks of 8
+//!    keys; one warp has a single chunk buffer, and synchronises itself instead of the block.
+//! 10. Rows and keys past the end are read from the last valid one and masked, not zeroed.
 
 pub(super) mod dense;
 mod load;
@@ -49,15 +51,32 @@ use cuda_std::prelude::*;
 use load::Loader;
 use products::{scores, weighted_values};
 
-/// Queries of a block.
-pub(super) const BM: u32 = 64;
-/// Columns of Q and K, and keys of V, in a chunk.
+/// Warps of a block; those of the block-sparse kernels may be fewer.
+pub(super) const WARPS: u32 = 4;
+/// Queries of such a block.
+pub(super) const BM: u32 = bm(WARPS);
+/// Its threads; each owns 8 × KEYS scores and 8 × D/16 outputs.
+pub(super) const THREADS: u32 = threads(WARPS);
+/// Columns of Q and K in a chunk.
 const BK: u32 = 16;
-/// Four warps; each thread owns 8 × KEYS scores and 8 × D/16 outputs.
-pub(super) const THREADS: u32 = 128;
 
 /// Queries that a block handles.
 pub const QUERIES_PER_BLOCK: u32 = BM;
+
+/// Queries of a block of so many warps.
+pub(super) const fn bm(warps: u32) -> u32 {
+    16 * warps
+}
+
+/// Threads of a block of so many warps.
+pub(super) const fn threads(warps: u32) -> u32 {
+    32 * warps
+}
+
+/// Keys of V in a chunk. A thread loads one key's columns, or two keys' where the block has one warp.
+const fn v_keys(warps: u32) -> u32 {
+    if warps == 4 { 16 } else { 8 }
+}
 
 /// Keys of a tile of which a thread owns `keys`.
 pub(super) const fn bn(keys: usize) -> u32 {
@@ -67,18 +86,25 @@ pub(super) const fn bn(keys: usize) -> u32 {
 /// Elements of padding after each column of Q's and K's chunk, so that threads that write to it have no bank conflicts.
 pub(super) const PAD: u32 = 4;
 
-/// Elements of a chunk buffer: Qᵀ [BK, BM + PAD] and Kᵀ [BK, BN + PAD], or V [D / 64, BK, 64].
-pub(super) const fn chunk_elements(keys: usize) -> u32 {
-    BK * (BM + PAD + bn(keys) + PAD)
+/// Elements of a chunk buffer: Qᵀ [BK, BM + PAD] and Kᵀ [BK, BN + PAD], or V [D / 64, v_keys, 64].
+const fn chunk_elements(warps: u32, keys: usize) -> u32 {
+    BK * (bm(warps) + PAD + bn(keys) + PAD)
+}
+
+/// Elements of all chunk buffers: two, or one where the block has one warp.
+pub(super) const fn chunks_elements(warps: u32, keys: usize) -> u32 {
+    chunk_elements(warps, keys) * if warps == 1 { 1 } else { 2 }
 }
 
 /// Elements of half of Pᵀ: [BM / 16, BN / 2, 16].
-pub(super) const fn half_elements(keys: usize) -> u32 {
-    BM * bn(keys) / 2
+pub(super) const fn half_elements(warps: u32, keys: usize) -> u32 {
+    bm(warps) * bn(keys) / 2
 }
 
-/// Elements of l, a part per thread: [2, THREADS, 4].
-pub(super) const SUMS: u32 = 8 * THREADS;
+/// Elements of l, a part per thread: [2, threads, 4].
+pub(super) const fn sums_elements(warps: u32) -> u32 {
+    8 * threads(warps)
+}
 
 /// Shuffle steps: four for each of eight rows, for m in a tile and for l at the end.
 pub(super) const SHUFFLES: u32 = 2 * 4 * 8;
@@ -86,7 +112,7 @@ pub(super) const SHUFFLES: u32 = 2 * 4 * 8;
 /// The kernels' shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Scratch {
-    /// Two chunk buffers.
+    /// The chunk buffers.
     pub chunks: Shared<f32>,
     /// Half of a tile's Pᵀ.
     pub probabilities: Shared<f32>,
@@ -94,6 +120,43 @@ pub(super) struct Scratch {
     pub maxima: Shared<f32>,
     /// l, a part per thread.
     pub sums: Shared<f32>,
+}
+
+/// The thread's index in a block of so many warps, as [`read_indices`] reads it.
+#[inline(always)]
+pub(super) fn thread_index<const WARPS: u32>() -> u32 {
+    let [tid, ..] = read_indices();
+    if WARPS < 4 {
+        // SAFETY: the block has so many warps. With this the compiler drops the warp's number where there is one.
+        unsafe { core::hint::assert_unchecked(tid < threads(WARPS)) };
+    }
+    tid
+}
+
+/// Waits for all threads of a block of so many warps, and makes their writes to shared memory visible.
+///
+/// # Safety
+/// All threads of the block are here.
+#[inline(always)]
+unsafe fn barrier<const WARPS: u32>() {
+    if WARPS == 1 {
+        // SAFETY: the warp is the block: all lanes are here.
+        unsafe { warp::sync_warp(warp::FULL_MASK) }
+    } else {
+        thread::sync_threads();
+    }
+}
+
+/// Waits until all threads have read a chunk, where the next one is written to the same buffer.
+///
+/// # Safety
+/// All threads of the block are here.
+#[inline(always)]
+unsafe fn after_reading<const WARPS: u32>() {
+    if WARPS == 1 {
+        // SAFETY: this function's contract.
+        unsafe { barrier::<WARPS>() }
+    }
 }
 
 /// The indices of this thread, and its head and queries.
@@ -146,6 +209,9 @@ pub(super) trait Work<const KEYS: usize>: Copy {
     /// Distance from one tile to the next.
     const STEP: u32;
 
+    /// Whether keys are looked up in memory. If so, the addresses of a tile's rows of K stay in registers.
+    const LISTED: bool;
+
     /// The first of the block's tiles.
     fn begin(self) -> u32;
 
@@ -160,6 +226,16 @@ pub(super) trait Work<const KEYS: usize>: Copy {
     /// # Safety
     /// The tile is at most one past the last.
     unsafe fn key(self, tile: u32, row: u32) -> u32;
+
+    /// The key in row `row` of group `group`; a constant group may be cheaper than [`key`](Self::key).
+    ///
+    /// # Safety
+    /// As [`key`](Self::key); `row` is below 16.
+    #[inline(always)]
+    unsafe fn key_of_group(self, tile: u32, group: u32, row: u32) -> u32 {
+        // SAFETY: this function's contract.
+        unsafe { self.key(tile, 16 * group + row) }
+    }
 
     /// Whether a row of the thread's warp attends to a key of the tile; the same for all lanes.
     ///
@@ -185,14 +261,14 @@ const fn key_of(j: usize) -> u32 {
     (j % 4 + j / 4 * 64) as u32
 }
 
-/// Two pieces of four, the second `APART` elements after the first.
+/// Two pieces of four, the second `apart` elements after the first.
 ///
 /// # Safety
 /// As [`Shared::get4`].
 #[inline(always)]
-unsafe fn load_8<const APART: u32>(at: Shared<f32>) -> [f32; 8] {
+unsafe fn load_8(at: Shared<f32>, apart: u32) -> [f32; 8] {
     // SAFETY: the pointer is at written elements, at multiples of four of its array (this function's contract).
-    let ([a, b, c, d], [e, f, g, h]) = unsafe { (at.get4(0), at.get4(APART)) };
+    let ([a, b, c, d], [e, f, g, h]) = unsafe { (at.get4(0), at.get4(apart)) };
     [a, b, c, d, e, f, g, h]
 }
 
@@ -201,26 +277,29 @@ unsafe fn load_8<const APART: u32>(at: Shared<f32>) -> [f32; 8] {
 /// # Safety
 /// As [`Shared::set4`].
 #[inline(always)]
-unsafe fn store_8<const APART: u32>(at: Shared<f32>, [a, b, c, d, e, f, g, h]: [f32; 8]) {
+unsafe fn store_8(at: Shared<f32>, apart: u32, [a, b, c, d, e, f, g, h]: [f32; 8]) {
     // SAFETY: the pointer is at elements that only this thread accesses, at multiples of four of its array (this function's
     // contract).
     unsafe {
         at.set4(0, [a, b, c, d]);
-        at.set4(APART, [e, f, g, h]);
+        at.set4(apart, [e, f, g, h]);
     }
 }
 
 /// # Safety
 /// `t`: as [`Prefill`] says; `work` gives queries of it and keys up to `last_key`, v's last row. All threads of the block
-/// call it together, and `scratch` belongs to the block: chunks [2, [`chunk_elements`]], probabilities [[`half_elements`]],
-/// maxima [BM], sums [[`SUMS`]]. G = D / 64, BN = 16 KEYS, STRIDE = BN + PAD.
+/// call it together, and `scratch` belongs to the block: chunks [[`chunks_elements`]], probabilities [[`half_elements`]],
+/// maxima [BM], sums [[`sums_elements`]]. WARPS is 1, 2 or 4, BM = 16 WARPS, Q_STRIDE = BM + PAD; G = D / 64; BN = 16 KEYS,
+/// K_STRIDE = BN + PAD.
 #[inline(always)]
 pub(super) unsafe fn prefill<
     Q: Element,
     S: Stored,
+    const WARPS: u32,
     const G: usize,
     const KEYS: usize,
-    const STRIDE: u32,
+    const Q_STRIDE: u32,
+    const K_STRIDE: u32,
     W: Work<KEYS>,
 >(
     t: Tensors<Q, S>,
@@ -242,7 +321,7 @@ pub(super) unsafe fn prefill<
         q,
         k,
         v,
-        q_at: [0, 32].map(|row| {
+        q_at: [0, 8 * WARPS].map(|row| {
             q_strides.offset(batch, head) + (first + tid / 4 + row).min(q_len - 1) * q_strides.row
         }),
         k_head: k_strides.offset(batch, head / group),
@@ -255,20 +334,23 @@ pub(super) unsafe fn prefill<
     let mut tile = work.begin();
 
     // in a chunk: this thread's first row of Q, first key of K
-    let (q_first, k_first) = (|row: u32| row, |tx: u32| BK * (BM + PAD) + tx * 4);
+    let (q_first, k_first) = (|row: u32| row, |tx: u32| BK * Q_STRIDE + tx * 4);
+    let chunks_of_v = |keys: u32| keys / v_keys(WARPS);
+    // of l's two parts
+    let apart = 4 * threads(WARPS);
 
     let mut o = [[[0.0f32; 4]; G]; 8];
     // SAFETY: only this thread accesses these elements.
     unsafe {
-        store_8::<4>(maxima.at(row), [f32::NEG_INFINITY; 8]);
-        store_8::<{ 4 * THREADS }>(sums.at(tid * 4), [0.0; 8]);
+        store_8(maxima.at(row), 4, [f32::NEG_INFINITY; 8]);
+        store_8(sums.at(tid * 4), apart, [0.0; 8]);
     }
     // the offset of the chunk buffer that is read next; the other one is written meanwhile
     let mut side = 0;
-    let other = |side: u32| chunk_elements(KEYS) - side;
+    let other = |side: u32| if WARPS == 1 { side } else { chunk_elements(WARPS, KEYS) - side };
     if tile < work.end() {
         // SAFETY: there is a key, and the grid has no block without a query.
-        unsafe { load.put_qk::<KEYS>(tid, chunks, load.qk(work, tid, tile, 0), 0) };
+        unsafe { load.put_qk::<WARPS, KEYS>(tid, chunks, load.qk::<WARPS, KEYS, W>(work, tid, tile, 0), 0) };
     }
 
     while tile < work.end() {
@@ -276,35 +358,46 @@ pub(super) unsafe fn prefill<
         // SAFETY: the block has this tile.
         let sees = unsafe { work.sees(place, tile) };
         let keys = work.keys(tile);
+        // SAFETY: the block has this tile.
+        let k_at = unsafe { load.k_rows::<WARPS, KEYS, W>(work, tid, tile) };
         let mut s = [[0.0f32; KEYS]; 8];
         let mut column = 0;
         while column < head_dim {
             // SAFETY: all threads run the same loops. After the barrier the chunk is complete, and no thread reads the other
             // one.
             unsafe {
-                thread::sync_threads();
+                barrier::<WARPS>();
                 column += BK;
                 let staged = if column < head_dim {
-                    load.qk(work, tid, tile, column)
+                    if W::LISTED {
+                        load.qk_at::<WARPS, KEYS>(tid, column, k_at)
+                    } else {
+                        load.qk::<WARPS, KEYS, W>(work, tid, tile, column)
+                    }
                 } else {
-                    load.v::<G, KEYS, W>(work, read_indices()[0], tile, 0)
+                    load.v::<WARPS, G, KEYS, W>(work, thread_index::<WARPS>(), tile, 0)
                 };
                 if sees {
                     let both = |at: u32| [chunks.at(side + at), chunks.at((side + at) ^ 8)]; // rows exchanged as in `put_qk`
                     if KEYS == 4 || keys > 64 {
-                        scores::<KEYS, KEYS, STRIDE>(&mut s, both(q_first(row)), both(k_first(tx)));
+                        scores::<KEYS, KEYS, Q_STRIDE, K_STRIDE>(
+                            &mut s,
+                            both(q_first(row)),
+                            both(k_first(tx)),
+                        );
                     } else {
                         // read again, because otherwise the compiler computes common subexpressions before the branch and
                         // waits for their operands
                         let Place { tx, row, .. } = work.place();
-                        scores::<KEYS, 4, STRIDE>(&mut s, both(q_first(row)), both(k_first(tx)));
+                        scores::<KEYS, 4, Q_STRIDE, K_STRIDE>(&mut s, both(q_first(row)), both(k_first(tx)));
                     }
                 }
+                after_reading::<WARPS>();
                 side = other(side);
                 if column < head_dim {
-                    load.put_qk::<KEYS>(tid, chunks.at(side), staged, column);
+                    load.put_qk::<WARPS, KEYS>(tid, chunks.at(side), staged, column);
                 } else {
-                    load.put_v::<G>(tid, chunks.at(side), staged);
+                    load.put_v::<WARPS, G>(tid, chunks.at(side), staged);
                 }
             }
         }
@@ -324,7 +417,7 @@ pub(super) unsafe fn prefill<
 
         // m' = max(m, rowmax S)
         // SAFETY: only this thread accesses these elements.
-        let (m, mut l) = unsafe { (load_8::<4>(m_state), load_8::<{ 4 * THREADS }>(l_state)) };
+        let (m, mut l) = unsafe { (load_8(m_state, 4), load_8(l_state, apart)) };
         let mut next = m;
         unroll!(I < 8 {
             unroll!(J < KEYS { next[I] = next[I].max(s[I][J]); });
@@ -351,14 +444,15 @@ pub(super) unsafe fn prefill<
         // SAFETY: only this thread accesses these elements.
         unsafe {
             if tx == 0 {
-                store_8::<4>(m_state, next);
+                store_8(m_state, 4, next);
             }
-            store_8::<{ 4 * THREADS }>(l_state, l);
+            store_8(l_state, apart, l);
         }
 
         // O += P V, by halves of the keys
         let mut j = 0;
-        while j < keys / BK {
+        let half = chunks_of_v(8 * KEYS as u32);
+        while j < chunks_of_v(keys) {
             // P to shared memory: a warp reads only its own rows
             // SAFETY: all lanes are here, and have read the previous half.
             unsafe { warp::sync_warp(warp::FULL_MASK) };
@@ -372,27 +466,28 @@ pub(super) unsafe fn prefill<
                     unroll!(I < 8 { s[I][J] = s[I][J + KEYS / 2]; });
                 }
             });
-            let end = (j + KEYS as u32 / 2).min(keys / BK);
+            let end = (j + half).min(chunks_of_v(keys));
             while j < end {
                 // SAFETY: as for the scores; the first barrier also completes P.
                 unsafe {
-                    thread::sync_threads();
-                    let p = p_first + j % (KEYS as u32 / 2) * 256;
+                    barrier::<WARPS>();
+                    let p = p_first + j % half * (16 * v_keys(WARPS));
                     j += 1;
-                    let staged = if j < keys / BK {
-                        load.v::<G, KEYS, W>(work, tid, tile, j)
+                    let staged = if j < chunks_of_v(keys) {
+                        load.v::<WARPS, G, KEYS, W>(work, tid, tile, j)
                     } else {
-                        load.qk(work, read_indices()[0], tile + W::STEP, 0) // after the last tile unused
+                        load.qk::<WARPS, KEYS, W>(work, thread_index::<WARPS>(), tile + W::STEP, 0) // after the last tile unused
                     };
                     if sees {
                         let p = [0, 1, 2, 3].map(|x| probabilities.at(p ^ (x * 4)));
-                        weighted_values(&mut o, p, chunks.at(side + tx * 4));
+                        weighted_values::<WARPS, G>(&mut o, p, chunks.at(side + tx * 4));
                     }
+                    after_reading::<WARPS>();
                     side = other(side);
-                    if j < keys / BK {
-                        load.put_v::<G>(tid, chunks.at(side), staged);
+                    if j < chunks_of_v(keys) {
+                        load.put_v::<WARPS, G>(tid, chunks.at(side), staged);
                     } else {
-                        load.put_qk::<KEYS>(read_indices()[0], chunks.at(side), staged, 0);
+                        load.put_qk::<WARPS, KEYS>(thread_index::<WARPS>(), chunks.at(side), staged, 0);
                     }
                 }
             }
@@ -404,14 +499,14 @@ pub(super) unsafe fn prefill<
     let Place { tid, tx, row, batch, head, first, .. } = work.place();
     let head = out_strides.offset(batch, head);
     // SAFETY: only this thread accesses these elements.
-    let mut l = unsafe { load_8::<{ 4 * THREADS }>(sums.at(tid * 4)) };
+    let mut l = unsafe { load_8(sums.at(tid * 4), apart) };
     // SAFETY: all lanes are here.
     unroll!(I < 8 { l[I] = unsafe { Sum.over::<16>(l[I]) }; });
     // SAFETY: the block's own item.
     if let Some(partial) = unsafe { work.partial() } {
         let width = 64 * G as u32 + STATE_ELEMENTS;
         // SAFETY: only this thread accesses these elements.
-        let m = unsafe { load_8::<4>(maxima.at(row)) };
+        let m = unsafe { load_8(maxima.at(row), 4) };
         unroll!(I < 8 {
             // SAFETY: the row is below BM of [BM, D + 4]; each thread writes its own columns, one lane a row's m and l.
             unsafe {

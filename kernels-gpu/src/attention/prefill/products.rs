@@ -1,17 +1,22 @@
 //! The two products of a tile, each over one chunk in shared memory, as outer products of registers.
 
-use super::{BK, BM, PAD};
+use super::v_keys;
 use crate::attention::unroll;
 use crate::device::Shared;
 use crate::device::math::fma;
 
 /// s += Q Kᵀ over one chunk, for the first SEEN of a thread's keys. `q`: this thread's first row in Qᵀ; `k`: its first key
-/// in Kᵀ, whose rows are STRIDE apart. Each has two pointers: for columns below eight, and for the others.
+/// in Kᵀ, whose rows are Q_STRIDE and K_STRIDE apart. Each has two pointers: for columns below eight, and for the others.
 ///
 /// # Safety
 /// The chunk is written and a barrier has passed.
 #[inline(always)]
-pub(super) unsafe fn scores<const KEYS: usize, const SEEN: usize, const STRIDE: u32>(
+pub(super) unsafe fn scores<
+    const KEYS: usize,
+    const SEEN: usize,
+    const Q_STRIDE: u32,
+    const K_STRIDE: u32,
+>(
     s: &mut [[f32; KEYS]; 8],
     q: [Shared<f32>; 2],
     k: [Shared<f32>; 2],
@@ -20,9 +25,9 @@ pub(super) unsafe fn scores<const KEYS: usize, const SEEN: usize, const STRIDE: 
         // SAFETY: eight rows from 16 warp + 8 ty on, below 64, and keys 4 tx + 0 … 3 and 64 further, below BN.
         let (rows, keys) = unsafe {
             let (q, k) = (q[C / 8], k[C / 8]);
-            let (a, b) = (q.get4_at::<{ C as u32 }, { BM + PAD }, 0, 0>(), q.get4_at::<{ C as u32 }, { BM + PAD }, 1, 4>());
-            let c = k.get4_at::<{ C as u32 }, STRIDE, 0, 0>();
-            ([a, b], [c, if SEEN == 8 { k.get4_at::<{ C as u32 }, STRIDE, 1, 64>() } else { c }])
+            let (a, b) = (q.get4_at::<{ C as u32 }, Q_STRIDE, 0, 0>(), q.get4_at::<{ C as u32 }, Q_STRIDE, 1, 4>());
+            let c = k.get4_at::<{ C as u32 }, K_STRIDE, 0, 0>();
+            ([a, b], [c, if SEEN == 8 { k.get4_at::<{ C as u32 }, K_STRIDE, 1, 64>() } else { c }])
         };
         unroll!(I < 8 {
             unroll!(J < SEEN { s[I][J] = fma(rows[I / 4][I % 4], keys[J / 4][J % 4], s[I][J]); });
@@ -36,13 +41,13 @@ pub(super) unsafe fn scores<const KEYS: usize, const SEEN: usize, const STRIDE: 
 /// # Safety
 /// The chunk and P are written and a barrier has passed.
 #[inline(always)]
-pub(super) unsafe fn weighted_values<const G: usize>(
+pub(super) unsafe fn weighted_values<const WARPS: u32, const G: usize>(
     o: &mut [[[f32; 4]; G]; 8],
     p: [Shared<f32>; 4],
     v: Shared<f32>,
 ) {
-    unroll!(K < 16 {
-        // SAFETY: eight rows from 16 warp + 8 ty on, below 64, at one of the chunk's keys, below 16.
+    unroll!(K < 16 { if (K as u32) < v_keys(WARPS) {
+        // SAFETY: eight rows from 16 warp + 8 ty on, below 64, at one of the chunk's keys.
         let weights = unsafe { [
             p[K / 2 % 4].get4_at::<{ K as u32 }, 16, 0, 0>(),
             p[(K / 2 % 4) ^ 1].get4_at::<{ K as u32 }, 16, 0, 0>(),
@@ -50,8 +55,8 @@ pub(super) unsafe fn weighted_values<const G: usize>(
         let mut values = [[0.0; 4]; G];
         let mut g = 0;
         while g < G {
-            // SAFETY: of group g's [16, 64].
-            values[g] = unsafe { v.at(g as u32 * BK * 64).get4_at::<{ K as u32 }, 64, 0, 0>() };
+            // SAFETY: of group g's [v_keys, 64].
+            values[g] = unsafe { v.at(g as u32 * v_keys(WARPS) * 64).get4_at::<{ K as u32 }, 64, 0, 0>() };
             g += 1;
         }
         unroll!(I < 8 {
@@ -61,5 +66,5 @@ pub(super) unsafe fn weighted_values<const G: usize>(
                 g += 1;
             }
         });
-    });
+    } });
 }

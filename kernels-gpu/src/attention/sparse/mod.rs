@@ -7,6 +7,7 @@
 //! | kernel                            | a block handles                                       | when       |
 //! |-----------------------------------|-------------------------------------------------------|------------|
 //! | attention_sparse_d‹D›_‹t›         | an item: 64 queries of a head, a part of their tiles   | q_len > 8  |
+//! | attention_sparse_rows‹R›_d‹D›_‹t› | an item: R = 16 or 32 queries of a head                | q_len > 8, where 64 attend to few keys together |
 //! | attention_sparse_combine_‹t›      | a row whose tiles were split: merges its parts        | long rows  |
 //! | attention_sparse_decode_d‹D›_r‹R›_‹t› | R rows that share their keys, one split of these | q_len ≤ 8  |
 //! | attention_sparse_backward_‹step›_‹t› | 64 queries or keys of a head, of the gradients        | training   |
@@ -31,9 +32,10 @@ use prefill::{Combine, SparsePrefill, attention_sparse_combine_f16, attention_sp
 pub struct Kernels<Q, Kv> {
     /// Few queries: grid = [splits, b · units, ceil(q_len · group / rows)]
     pub decode: Instances<SparseDecode<Q, Kv>>,
-    /// Many queries, of head_dim ≤ 64 and ≤ 128: grid = [num_q_heads / mask heads, items, b]
-    pub prefill: [KernelSpec<SparsePrefill<Q, Kv>>; 2],
-    /// grid = [splits · QUERIES, b · num_q_heads / mask heads]
+    /// Many queries, for each of [`WARPS`], of head_dim ≤ 64 and ≤ 128: grid = [heads, items, b · parts],
+    /// heads · parts = num_q_heads / mask heads
+    pub prefill: [[KernelSpec<SparsePrefill<Q, Kv>>; 2]; WARPS.len()],
+    /// grid = [splits, b · num_q_heads / mask heads, queries of a split]
     pub combine: KernelSpec<Combine<Q>>,
 }
 
@@ -52,25 +54,32 @@ pub const OF_F32_F16: Kernels<f32, F16> = Kernels {
 
 /// Keys of a group, and queries of a warp.
 pub const GROUP: usize = 16;
-/// Queries of an item.
+/// Warps of a block, and so groups of queries of an item, for the kernels of many queries.
+pub const WARPS: [usize; 3] = [1, 2, 4];
+/// The most queries of an item.
 pub const QUERIES: usize = BM as usize;
 /// [`Item::slot`] of the only item of its queries.
 pub const NO_SLOT: u32 = u32::MAX;
 /// 32-bit words of an item in memory, 16-byte aligned.
 pub const ITEM_WORDS: u32 = 8;
-/// 32-bit words of a tile in memory, 16-byte aligned.
-pub const TILE_WORDS: u32 = 20;
+/// 32-bit words of a tile for so many warps in memory, 16-byte aligned.
+pub const fn tile_words(warps: u32) -> u32 {
+    4 + 4 * warps
+}
+
+/// 32-bit words of a tile for four warps.
+pub const TILE_WORDS: u32 = tile_words(4);
 /// 32-bit words of a split in memory, 16-byte aligned.
 pub const SPLIT_WORDS: u32 = 4;
 
 const _: () = assert!(bn(prefill::KEYS) as usize == 4 * GROUP && BM as usize == 4 * GROUP);
 
-/// The work of a block: tiles `start` … `start + tiles` for the 64 queries from `first` on.
+/// The work of a block: tiles `start` … `start + tiles` for 16 queries for each of its warps, from `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     /// The mask head.
     pub head: u32,
-    /// The first query, a multiple of [`QUERIES`].
+    /// The first query, a multiple of their number.
     pub first: u32,
     /// The first tile.
     pub start: u32,
@@ -87,7 +96,7 @@ impl Item {
     }
 }
 
-/// Four groups of keys, and which of them the four warps attend to.
+/// Four groups of keys, and which of them up to four warps attend to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// The first key of each group.
@@ -97,16 +106,13 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// The words in memory.
-    pub fn words(self) -> [u32; TILE_WORDS as usize] {
-        let mut words = [0; TILE_WORDS as usize];
-        words[..4].copy_from_slice(&self.keys);
-        words[4..].copy_from_slice(self.seen.as_flattened());
-        words
+    /// The words in memory of a tile for `warps` warps.
+    pub fn words(&self, warps: usize) -> impl Iterator<Item = u32> {
+        self.keys.iter().chain(self.seen[..warps].as_flattened()).copied()
     }
 }
 
-/// 64 queries whose tiles are split over several items.
+/// The queries of an item, whose tiles are split over several items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     /// The mask head.

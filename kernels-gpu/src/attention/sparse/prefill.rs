@@ -2,15 +2,19 @@
 //!
 //! Differences from the dense kernel:
 //! 1. A tile's four groups of keys may be anywhere in the sequence, and its masks come from a table of patterns.
-//! 2. A warp whose queries attend to no key of a tile helps to load it, and computes no scores and no values.
-//! 3. Items come longest first. The items of a row of tiles that was split leave partial results, which a second kernel
+//! 2. A block has four, two or one warps of 16 queries, and as many rows in its item's tiles. Fewer warps list fewer groups
+//!    that some of them do not attend to, but read more of K and V for each multiply-add.
+//! 3. A warp whose queries attend to no key of a tile helps to load it, and computes no scores and no values.
+//! 4. A block of one warp has one chunk buffer and synchronises the warp only. So its shared memory is small enough for
+//!    eight such blocks of a multiprocessor, and loads have as many registers as they need.
+//! 5. Items come longest first. The items of a row of tiles that was split leave partial results, which a second kernel
 //!    merges (Milakov & Gimelshein 2018, section 3.1).
 
-use super::{ITEM_WORDS, NO_SLOT, QUERIES, SPLIT_WORDS, TILE_WORDS};
+use super::{ITEM_WORDS, NO_SLOT, SPLIT_WORDS, tile_words};
 use crate::attention::merge::{merge, partial_elements};
 use crate::attention::prefill::{
-    BM, PAD, Place, SHUFFLES, SUMS, Scratch, THREADS, Work, bn, chunk_elements, half_elements, prefill,
-    read_indices,
+    PAD, Place, SHUFFLES, Scratch, THREADS, Work, bm, bn, chunks_elements, half_elements, prefill,
+    read_indices, sums_elements, thread_index, threads,
 };
 use crate::attention::{Strides, not_zero, tensors, unroll};
 use crate::device::element::{load_4_words, load_word, load_word_at};
@@ -26,11 +30,11 @@ pub(super) const KEYS: usize = 4;
 #[repr(C)]
 pub struct SparsePrefill<Q, Kv> {
     pub out: *mut Q,
-    /// [b · gridDim.x, slots, QUERIES, partial_elements(D)], disjoint from all others
+    /// [b · sharing, slots, 16 · warps of a block, partial_elements(D)], disjoint from all others
     pub partial: *mut f32,
     /// [`ITEM_WORDS`] words for each block from `first_item` on, with first queries below q_len; 16-byte aligned
     pub items: *const u32,
-    /// [`TILE_WORDS`] words for each tile of the items and one more, with keys up to last_key; 16-byte aligned
+    /// [`tile_words`] for each tile of the items and one more, with keys up to last_key; 16-byte aligned
     pub tiles: *const u32,
     /// 8 words for each pattern of the tiles; 16-byte aligned
     pub patterns: *const u32,
@@ -42,6 +46,8 @@ pub struct SparsePrefill<Q, Kv> {
     pub k_strides: Strides,
     pub v_strides: Strides,
     pub first_item: u32,
+    /// Number of those query heads of a mask head that are along the grid's z.
+    pub parts: u32,
     /// Number of partial results of all items.
     pub slots: u32,
     /// Number of query heads of a mask head.
@@ -73,26 +79,36 @@ pub struct Combine<T> {
     pub d: u32,
 }
 
-/// An item of a list. Fields that the loops do not need are reloaded where they are used, to save registers for the tiles.
+/// An item of a list for blocks of so many warps. Fields that the loops do not need are reloaded where they are used, to save registers for the tiles.
 #[derive(Clone, Copy)]
-struct Listed {
+struct Listed<const WARPS: u32> {
     items: *const u32,
     tiles: *const u32,
     patterns: *const u32,
     partial: *mut f32,
     first_item: u32,
     slots: u32,
+    parts: u32,
     /// Number of query heads of a mask head.
     sharing: u32,
     /// Padded head_dim.
     d: u32,
 }
 
-impl Listed {
+impl<const WARPS: u32> Listed<WARPS> {
     /// The words of the item of block `y`.
     #[inline(always)]
     fn item(self, y: u32) -> *const u32 {
         self.items.wrapping_add(((self.first_item + y) * ITEM_WORDS) as usize)
+    }
+
+    /// The batch entry, and the query head among those of the mask head, of block `x` along the grid's x.
+    #[inline(always)]
+    fn batch_and_head(self, x: u32) -> [u32; 2] {
+        let z = thread::block_idx_z();
+        // SAFETY: the grid has a block, so there are query heads of a mask head.
+        unsafe { not_zero(self.parts) };
+        [z / self.parts, z % self.parts * thread::grid_dim_x() + x]
     }
 
     /// The words of a tile from word `word` on.
@@ -113,21 +129,24 @@ impl Listed {
 }
 
 /// A tile is identified by the index of its first word: tile numbers would have to be multiplied for each access.
-impl Work<KEYS> for Listed {
-    const STEP: u32 = TILE_WORDS;
+impl<const WARPS: u32> Work<KEYS> for Listed<WARPS> {
+    const STEP: u32 = tile_words(WARPS);
+    const LISTED: bool = true;
 
     #[inline(always)]
     fn place(self) -> Place {
-        let [tid, x, y] = read_indices();
+        let [_, x, y] = read_indices();
+        let tid = thread_index::<WARPS>();
         // SAFETY: the block's own item.
         let [head, first, ..] = unsafe { load_4_words(self.item(y)) };
-        Place::new(tid, thread::block_idx_z(), head * self.sharing + x, first)
+        let [batch, of_mask] = self.batch_and_head(x);
+        Place::new(tid, batch, head * self.sharing + of_mask, first)
     }
 
     #[inline(always)]
     fn begin(self) -> u32 {
         // SAFETY: the block's own item.
-        unsafe { load_word(self.item(thread::block_idx_y()).add(2)) * TILE_WORDS }
+        unsafe { load_word(self.item(thread::block_idx_y()).add(2)) * Self::STEP }
     }
 
     #[inline(always)]
@@ -135,7 +154,7 @@ impl Work<KEYS> for Listed {
         let [_, _, y] = read_indices();
         // SAFETY: the block's own item.
         let [_, _, start, tiles] = unsafe { load_4_words(self.item(y)) };
-        (start + tiles) * TILE_WORDS
+        (start + tiles) * Self::STEP
     }
 
     #[inline(always)]
@@ -150,7 +169,16 @@ impl Work<KEYS> for Listed {
     }
 
     #[inline(always)]
+    unsafe fn key_of_group(self, tile: u32, group: u32, row: u32) -> u32 {
+        // SAFETY: the list has one tile after the last, each on a 16-byte boundary; a tile has four groups.
+        unsafe { load_4_words(self.words(tile, 0))[group as usize % 4] + row }
+    }
+
+    #[inline(always)]
     unsafe fn sees(self, place: Place, tile: u32) -> bool {
+        if WARPS == 1 {
+            return true; // it is the warp's own list
+        }
         // SAFETY: the block has this tile.
         let [a, b, c, d] = unsafe { self.seen(place, tile) };
         a | b | c | d != 0
@@ -187,33 +215,36 @@ impl Work<KEYS> for Listed {
         let [_, x, y] = read_indices();
         // SAFETY: the block's own item.
         let slot = unsafe { load_word(self.item(y).add(4)) };
-        let x = thread::block_idx_z() * self.sharing + x;
-        let record = (x * self.slots + slot) as usize * QUERIES * partial_elements(self.d) as usize;
+        let [batch, of_mask] = self.batch_and_head(x);
+        let column = batch * self.sharing + of_mask;
+        let record = (column * self.slots + slot) as usize * (bm(WARPS) * partial_elements(self.d)) as usize;
         (slot != NO_SLOT).then(|| self.partial.wrapping_add(record))
     }
 }
 
 macro_rules! kernels {
-    ($($name:ident: $q:ty, $kv:ty, $groups:literal, $blocks:literal;)*) => {
+    ($($name:ident: $q:ty, $kv:ty, $warps:literal, $groups:literal;)*) => {
         $(
             /// # Safety
             /// [`SparsePrefill`] constrains the pointers, which are valid on the launching stream, and the numbers;
             /// launched as [`Kernels::prefill`](super::Kernels::prefill) says.
             #[kernel(
-                block = THREADS, min_blocks = $blocks, module = stringify!($name), shuffles = SHUFFLES,
+                block = threads($warps), min_blocks = min_blocks($warps, $groups), module = stringify!($name),
+                shuffles = SHUFFLES,
                 shared(
-                    chunks: [f32; 2 * chunk_elements(KEYS)], probabilities: [f32; half_elements(KEYS)],
-                    maxima: [f32; BM], sums: [f32; SUMS]
+                    chunks: [f32; chunks_elements($warps, KEYS)], probabilities: [f32; half_elements($warps, KEYS)],
+                    maxima: [f32; bm($warps)], sums: [f32; sums_elements($warps)]
                 )
             )]
             pub unsafe fn $name(p: SparsePrefill<$q, $kv>) {
-                let work = Listed {
+                let work = Listed::<$warps> {
                     items: p.items,
                     tiles: p.tiles,
                     patterns: p.patterns,
                     partial: p.partial,
                     first_item: p.first_item,
                     slots: p.slots,
+                    parts: p.parts,
                     sharing: p.sharing,
                     d: 64 * $groups,
                 };
@@ -221,51 +252,82 @@ macro_rules! kernels {
                 // SAFETY: the parameters fulfil `prefill`'s contract: the items' queries are below q_len, their keys up to
                 // last_key.
                 unsafe {
-                    prefill::<_, _, $groups, KEYS, { bn(KEYS) + PAD }, _>(tensors!(p, p.k, p.v), p.last_key, work, scratch)
+                    prefill::<_, _, $warps, $groups, KEYS, { bm($warps) + PAD }, { bn(KEYS) + PAD }, _>(
+                        tensors!(p, p.k, p.v), p.last_key, work, scratch,
+                    )
                 }
             }
         )*
+
+        /// The kernels over tiles.
+        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
     };
 }
 
-// For wide heads two blocks per multiprocessor: with registers for three, two registers are spilled.
-kernels! {
-    attention_sparse_d64_f32: f32, f32, 1, 3;
-    attention_sparse_d64_f16: F16, F16, 1, 3;
-    attention_sparse_d64_f32_f16: f32, F16, 1, 3;
-    attention_sparse_d128_f32: f32, f32, 2, 2;
-    attention_sparse_d128_f16: F16, F16, 2, 2;
-    attention_sparse_d128_f32_f16: f32, F16, 2, 2;
+/// Blocks that a multiprocessor has registers for: twelve warps, or eight for wide heads. With registers for twelve, two
+/// registers of those are spilled.
+const fn min_blocks(warps: u32, groups: u32) -> u32 {
+    if groups == 1 { 12 / warps } else { 8 / warps }
 }
 
-/// For head_dim ≤ 64 and ≤ 128, as the others.
-pub(super) const OF_F32: [KernelSpec<SparsePrefill<f32, f32>>; 2] =
-    [attention_sparse_d64_f32, attention_sparse_d128_f32];
-pub(super) const OF_F16: [KernelSpec<SparsePrefill<F16, F16>>; 2] =
-    [attention_sparse_d64_f16, attention_sparse_d128_f16];
-pub(super) const OF_F32_F16: [KernelSpec<SparsePrefill<f32, F16>>; 2] =
-    [attention_sparse_d64_f32_f16, attention_sparse_d128_f32_f16];
+kernels! {
+    attention_sparse_d64_f32: f32, f32, 4, 1;
+    attention_sparse_d64_f16: F16, F16, 4, 1;
+    attention_sparse_d64_f32_f16: f32, F16, 4, 1;
+    attention_sparse_d128_f32: f32, f32, 4, 2;
+    attention_sparse_d128_f16: F16, F16, 4, 2;
+    attention_sparse_d128_f32_f16: f32, F16, 4, 2;
+    attention_sparse_rows32_d64_f32: f32, f32, 2, 1;
+    attention_sparse_rows32_d64_f16: F16, F16, 2, 1;
+    attention_sparse_rows32_d64_f32_f16: f32, F16, 2, 1;
+    attention_sparse_rows32_d128_f32: f32, f32, 2, 2;
+    attention_sparse_rows32_d128_f16: F16, F16, 2, 2;
+    attention_sparse_rows32_d128_f32_f16: f32, F16, 2, 2;
+    attention_sparse_rows16_d64_f32: f32, f32, 1, 1;
+    attention_sparse_rows16_d64_f16: F16, F16, 1, 1;
+    attention_sparse_rows16_d64_f32_f16: f32, F16, 1, 1;
+    attention_sparse_rows16_d128_f32: f32, f32, 1, 2;
+    attention_sparse_rows16_d128_f16: F16, F16, 1, 2;
+    attention_sparse_rows16_d128_f32_f16: f32, F16, 1, 2;
+}
+
+/// For each number of warps in [`WARPS`](super::WARPS), and head_dim ≤ 64 and ≤ 128; as the others.
+pub(super) const OF_F32: [[KernelSpec<SparsePrefill<f32, f32>>; 2]; 3] = [
+    [attention_sparse_rows16_d64_f32, attention_sparse_rows16_d128_f32],
+    [attention_sparse_rows32_d64_f32, attention_sparse_rows32_d128_f32],
+    [attention_sparse_d64_f32, attention_sparse_d128_f32],
+];
+pub(super) const OF_F16: [[KernelSpec<SparsePrefill<F16, F16>>; 2]; 3] = [
+    [attention_sparse_rows16_d64_f16, attention_sparse_rows16_d128_f16],
+    [attention_sparse_rows32_d64_f16, attention_sparse_rows32_d128_f16],
+    [attention_sparse_d64_f16, attention_sparse_d128_f16],
+];
+pub(super) const OF_F32_F16: [[KernelSpec<SparsePrefill<f32, F16>>; 2]; 3] = [
+    [attention_sparse_rows16_d64_f32_f16, attention_sparse_rows16_d128_f32_f16],
+    [attention_sparse_rows32_d64_f32_f16, attention_sparse_rows32_d128_f32_f16],
+    [attention_sparse_d64_f32_f16, attention_sparse_d128_f32_f16],
+];
 
 /// # Safety
 /// [`Combine`] constrains the pointers, which are valid on the launching stream, and the numbers; a block for each
-/// query of a split along x, and for each of b · num_q_heads / mask heads along y.
+/// split along x, for each of b · num_q_heads / mask heads along y, and for each query of a split along z.
 #[inline(always)]
 unsafe fn combine<T: Element>(p: Combine<T>) {
     let Combine { out, partial, splits, out_strides, slots, sharing, q_len, head_dim, d } = p;
-    // SAFETY: the block's split is in the list, and its slots below `slots` hold records of QUERIES rows. The row and the
+    // SAFETY: the block's split is in the list, and its slots below `slots` hold records of so many rows. The row and the
     // column are inside out. The grid has a block, so there are query heads.
     unsafe {
         not_zero(sharing);
         let (x, column) = (thread::block_idx_y(), thread::thread_idx_x());
-        let (row, split) = (thread::block_idx_x() % QUERIES as u32, thread::block_idx_x() / QUERIES as u32);
+        let (split, row, rows) = (thread::block_idx_x(), thread::block_idx_z(), thread::grid_dim_z());
         let [head, first, slot, parts] = load_4_words(splits.add((split * SPLIT_WORDS) as usize));
         let i = first + row;
         if i >= q_len || column >= head_dim {
             return; // no barrier follows
         }
-        let width = partial_elements(d) as usize;
-        let records = partial.add(((x * slots + slot) as usize * QUERIES + row as usize) * width);
-        let value = merge(records, QUERIES * width, parts, d, column);
+        let (rows, width) = (rows as usize, partial_elements(d) as usize);
+        let records = partial.add(((x * slots + slot) as usize * rows + row as usize) * width);
+        let value = merge(records, rows * width, parts, d, column);
         let head = head * sharing + x % sharing;
         *out.add((out_strides.offset(x / sharing, head) + i * out_strides.row + column) as usize) =
             T::from_f32(value);
@@ -290,14 +352,6 @@ combine_kernels! {
     attention_sparse_combine_f16: F16;
 }
 
-/// All kernels of this file.
-pub const KERNELS: &[KernelInfo] = &[
-    attention_sparse_d64_f32.info(),
-    attention_sparse_d64_f16.info(),
-    attention_sparse_d64_f32_f16.info(),
-    attention_sparse_d128_f32.info(),
-    attention_sparse_d128_f16.info(),
-    attention_sparse_d128_f32_f16.info(),
-    attention_sparse_combine_f32.info(),
-    attention_sparse_combine_f16.info(),
-];
+/// The kernels that merge partial results.
+pub const COMBINE: &[KernelInfo] =
+    &[attention_sparse_combine_f32.info(), attention_sparse_combine_f16.info()];
