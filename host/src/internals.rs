@@ -22,6 +22,11 @@ pub mod peak {
     pub use crate::gpu::peak::{Instruction, Peak, launch_nothing};
 }
 
+/// Kernels that ask a device what the cost model assumes.
+pub mod probe {
+    pub use crate::gpu::probe::{COUNTED, Finding, run};
+}
+
 /// The kernels that benches compare the others with.
 pub mod textbook {
     pub use crate::ops::textbook::{

@@ -172,12 +172,12 @@ fn starts() -> [u32; CHAINS] {
 
 /// STEPS steps of every chain, one chain after the other.
 #[inline(always)]
-fn steps<T: Copy, const STEPS: usize>(mut chains: [T; CHAINS], step: impl Fn(T, usize) -> T) -> [T; CHAINS] {
+fn steps<T: Copy, const STEPS: usize>(mut chains: [T; CHAINS], step: impl Fn(T) -> T) -> [T; CHAINS] {
     let mut n = 0;
     while n < STEPS {
         let mut c = 0;
         while c < CHAINS {
-            chains[c] = step(chains[c], c);
+            chains[c] = step(chains[c]);
             c += 1;
         }
         n += 1;
@@ -196,52 +196,68 @@ fn joined<const N: usize>(words: [u32; N]) -> u32 {
     all
 }
 
+#[inline(always)]
+fn joined_f32<const N: usize>(values: [f32; N]) -> u32 {
+    joined(values.map(f32::to_bits))
+}
+
+/// The sum, of values that are the same on all devices but for their last bits.
+#[inline(always)]
+fn sum(values: [f32; CHAINS]) -> u32 {
+    let (mut all, mut i) = (0.0, 0);
+    while i < CHAINS {
+        all += values[i];
+        i += 1;
+    }
+    all.to_bits()
+}
+
 macro_rules! rate {
-    ($(#[$doc:meta])* $name:ident: $Type:ty, $steps:expr, $from:expr, $bits:expr, |$x:ident| $step:expr) => {
-        rate!($(#[$doc])* $name [shuffles = 0]: $Type, $steps, $from, $bits, |$x| $step);
+    ($(#[$doc:meta])* $name:ident: $Type:ty, $steps:expr, $from:expr, $value:expr, |$x:ident| $step:expr) => {
+        rate!($(#[$doc])* $name [shuffles = 0]: $Type, $steps, $from, $value, |$x| $step);
     };
-    ($(#[$doc:meta])* $name:ident [shuffles = $shuffles:expr]: $Type:ty, $steps:expr, $from:expr, $bits:expr, |$x:ident| $step:expr) => {
+    ($(#[$doc:meta])* $name:ident [shuffles = $shuffles:expr]: $Type:ty, $steps:expr, $from:expr, $value:expr, |$x:ident| $step:expr) => {
         $(#[$doc])*
         ///
         /// # Safety
         /// [`Probe`]'s pointers are valid on the launching stream. grid = [1]
         #[kernel(block = THREADS, shuffles = $shuffles)]
         pub unsafe fn $name(p: Probe) {
-            let round = |chains| steps::<$Type, { $steps }>(chains, |$x, _| $step);
+            let round = |chains| steps::<$Type, { $steps }>(chains, |$x| $step);
             // SAFETY: the launch has THREADS threads, and so many has this kernel's contract.
-            unsafe { measure(p, starts().map($from), round, |chains| joined(chains.map($bits))) };
+            unsafe { measure(p, starts().map($from), round, $value) };
         }
     };
 }
 
 rate!(
     /// FADD.
-    probe_fadd: f32, STEPS, |start| start as f32, f32::to_bits, |x| x + 1.0
+    probe_fadd: f32, STEPS, |start| start as f32, joined_f32, |x| x + 1.0
 );
 rate!(
     /// IADD and LOP in turn, which no instruction does together.
-    probe_integer: u32, STEPS / 2, |start| start, |x| x, |x| x.wrapping_add(0x3333) ^ 0x5555
+    probe_integer: u32, STEPS / 2, |start| start, joined, |x| x.wrapping_add(0x3333) ^ 0x5555
 );
 rate!(
     /// I2F.
-    probe_i2f: u32, SLOW_STEPS, |start| start, |x| x, |x| (x as i32 as f32).to_bits()
+    probe_i2f: u32, SLOW_STEPS, |start| start, joined, |x| (x as i32 as f32).to_bits()
 );
 rate!(
     /// MUFU.EX2, which needs an RRO before it and here also a change of sign.
-    probe_ex2: f32, SLOW_STEPS, |start| start as f32, f32::to_bits, |x| exp2(-x)
+    probe_ex2: f32, SLOW_STEPS, |start| start as f32, sum, |x| exp2(-x)
 );
 rate!(
     /// MUFU.RSQ.
-    probe_rsqrt: f32, SLOW_STEPS, |start| start as f32 + 0.5, f32::to_bits, |x| rsqrt(x)
+    probe_rsqrt: f32, SLOW_STEPS, |start| start as f32 + 0.5, sum, |x| rsqrt(x)
 );
 rate!(
     /// Conversions to f16 and back.
-    probe_f16: f32, SLOW_STEPS, |start| start as f32 / 3.0, f32::to_bits, |x| through_f16(x)
+    probe_f16: f32, SLOW_STEPS, |start| start as f32 / 3.0, joined_f32, |x| through_f16(x)
 );
 rate!(
     /// SHFL.
     // SAFETY: every lane of the warp is here.
-    probe_shfl [shuffles = (SLOW_STEPS * CHAINS) as u32]: u32, SLOW_STEPS, |start| start, |x| x,
+    probe_shfl [shuffles = (SLOW_STEPS * CHAINS) as u32]: u32, SLOW_STEPS, |start| start, joined,
     |x| unsafe { warp::warp_shuffle_idx(u32::MAX, x, thread::thread_idx_x() + 1, 32).0 }
 );
 
@@ -396,7 +412,7 @@ pub unsafe fn probe_ffma_lds(p: Probe) {
             }
             sums
         };
-        measure(p, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], round, |sums| joined(sums.map(f32::to_bits)));
+        measure(p, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], round, joined_f32);
     }
 }
 
