@@ -107,6 +107,10 @@ fn compared_probes_are_measured_beside_assumed() {
     assert_eq!(words("free"), ["free", "2.00", "0.50", "0.25", "0.50×"], "{found}");
     assert_eq!(words("unknown"), ["unknown", "2.00", "0.50"], "{found}");
     assert!(found.contains("ptxas 12.6"), "{found}");
+    assert!(found.contains("all values are right"), "{found}");
+    text["probes"]["probes"][1]["right"] = false.into();
+    let wrong = compare(&text);
+    assert!(wrong.contains("WRONG") && !wrong.contains("all values are right"), "{wrong}");
     // a report of an earlier version has none
     text.as_object_mut().expect("an object").remove("probes");
     assert!(!compare(&text).contains("ptxas"));
@@ -118,6 +122,7 @@ fn probes_alone_write_no_files_and_the_cpu_has_none() {
     let output = report(folder.path(), &["--probes"]);
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
     assert!(stdout(&output).contains("FFMA, two sources in one bank"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("all values are right"), "{}", stdout(&output));
     assert_eq!(names(folder.path()), [""; 0]);
     let output = run(&["report", "--probes", "--device", "cpu"]);
     assert_eq!(output.status.code(), Some(2));

@@ -138,6 +138,10 @@ impl Probes {
             let cells = [format!("  {}", probe.what), slots, assumed, measured, ratio];
             screen.line(&table.row(&cells.map(|cell| (cell, style))))?;
         }
+        match self.is_wrong() {
+            true => screen.text("VALUES ARE WRONG, so these clocks are of something else", Style::Bad)?,
+            false => screen.text("all values are right", Style::Good)?,
+        }
         screen.faint(&self.legend())
     }
 }
