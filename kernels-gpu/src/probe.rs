@@ -80,7 +80,7 @@ unsafe fn measure<S>(p: Probe, mut state: S, round: impl Fn(S) -> S, value: impl
     // SAFETY: the thread's own word, and its warp's own two.
     unsafe {
         *p.values.add(thread as usize) = value(state);
-        if thread % 32 == 0 {
+        if thread.is_multiple_of(32) {
             let own = p.clocks.add((thread / 32 * 2) as usize);
             *own = begin;
             *own.add(1) = end;
@@ -256,9 +256,11 @@ rate!(
 );
 rate!(
     /// SHFL.
-    // SAFETY: every lane of the warp is here.
     probe_shfl [shuffles = (SLOW_STEPS * CHAINS) as u32]: u32, SLOW_STEPS, |start| start, joined,
-    |x| unsafe { warp::warp_shuffle_idx(u32::MAX, x, thread::thread_idx_x() + 1, 32).0 }
+    |x| {
+        // SAFETY: every lane of the warp is here.
+        unsafe { warp::warp_shuffle_idx(u32::MAX, x, thread::thread_idx_x() + 1, 32).0 }
+    }
 );
 
 macro_rules! banks {

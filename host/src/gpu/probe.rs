@@ -226,10 +226,14 @@ mod tests {
                     _ => (1, LOADS),
                 };
                 let end = (probe.offset)(lane) as usize + (loads - 1) * LOAD_STEP as usize + 4 * words;
-                assert!(end <= 4 * WORDS && (probe.offset)(lane) as usize % (4 * words) == 0, "{}", probe.id);
+                assert!(
+                    end <= 4 * WORDS && (probe.offset)(lane).is_multiple_of(4 * words as u32),
+                    "{}",
+                    probe.id
+                );
             }
         }
-        assert!((0..WORDS).all(|at| next(at) % 4 == 0 && next(at) < 4 * WORDS as u32));
+        assert!((0..WORDS).all(|at| next(at).is_multiple_of(4) && next(at) < 4 * WORDS as u32));
     }
 
     #[test]
