@@ -5,6 +5,7 @@ mod estimates;
 mod model;
 mod page;
 mod privacy;
+mod probes;
 mod ratio;
 mod time;
 mod watch;
@@ -23,9 +24,10 @@ use super::validate::{Checked, check_one};
 use estimates::{Card, Estimate};
 use model::Modelled;
 use pascaline::Device;
-use pascaline::cuda::is_lost;
+use pascaline::cuda::{CudaDevice, is_lost};
 use pascaline::governor::Sustained;
 use pascaline_testing::{self as testing, Case, Purpose};
+use probes::Probes;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -59,6 +61,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "MINUTES", default_value = "10", value_parser = minutes, allow_negative_numbers = true)]
     minutes: f64,
 
+    /// Only probe the GPU's multiprocessor: a few milliseconds, and no files unless --json names one.
+    #[arg(long, conflicts_with_all = ["compare", "minutes"])]
+    probes: bool,
+
     /// Measure nothing; show by how much the estimates in these reports are off.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "device")]
     compare: Vec<PathBuf>,
@@ -69,7 +75,7 @@ pub(super) struct Args {
 
     /// Read a card and ids of cases from stdin, and print an estimate for each. A report starts this in a process of its
     /// own, to have the virtual GPU there.
-    #[arg(long, hide = true, conflicts_with_all = ["compare", "device"])]
+    #[arg(long, hide = true, conflicts_with_all = ["compare", "device", "probes"])]
     estimate: bool,
 
     #[command(flatten)]
@@ -92,6 +98,7 @@ struct Findings {
     interrupted: bool,
     temperatures: Option<Temperatures>,
     validate: Option<Validated>,
+    probes: Option<Probes>,
     bench: Option<Timed>,
     estimates: Option<Estimated>,
     model: Option<Modelled>,
@@ -137,11 +144,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (device, reason) = args.device.open()?;
     let Device::Cuda(cuda) = &device else {
         let why = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+        let nothing =
+            if args.probes { "on the CPU there is nothing to probe" } else { "a report is of a GPU" };
         return Err(Failure::Usage(format!(
-            "a report is of a GPU{why}; `--device virtual` makes one of the virtual GPU"
+            "{nothing}{why}; `--device virtual` makes one of the virtual GPU"
         )));
     };
     let output = &args.output;
+    if args.probes {
+        return only_probes(&device, cuda, output);
+    }
     let mut report = match output.report()? {
         Some(report) => report,
         None => Report::open(Path::new(FILE), output.may_replace())?,
@@ -159,6 +171,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         interrupted: false,
         temperatures: None,
         validate: None,
+        probes: None,
         bench: None,
         estimates: None,
         model: None,
@@ -176,6 +189,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
 
     findings.validate = Some(validate(&device, &time, &mut screen)?);
+    keep(&mut findings, &time)?;
+    let probes = Probes::measure(cuda);
+    screen.text(
+        &format!("probed: {} loops of known instructions{}", probes.probes.len(), probes.remark()),
+        if probes.is_wrong() { Style::Bad } else { Style::Plain },
+    )?;
+    findings.probes = Some(probes);
     keep(&mut findings, &time)?;
     let folder = page.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
     findings.model = Some(model::measure(&device, folder, &time, &mut screen));
@@ -205,6 +225,23 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if findings.is_wrong() { Err(Failure::Wrong) } else { Ok(()) }
 }
 
+/// What `--probes` writes.
+#[derive(Serialize)]
+struct OnlyProbes {
+    environment: Environment,
+    probes: Probes,
+}
+
+fn only_probes(device: &Device, cuda: &CudaDevice, output: &Output) -> Result<(), Failure> {
+    let to = output.report()?;
+    let mut screen = output.screen();
+    let found = OnlyProbes { environment: Environment::of(device), probes: Probes::measure(cuda) };
+    screen.text(&found.environment.line(), Style::Heading)?;
+    found.probes.print(&mut screen)?;
+    to.map_or(Ok(()), |to| to.write(&privacy::redacted(&found)?))?;
+    if found.probes.is_wrong() { Err(Failure::Wrong) } else { Ok(()) }
+}
+
 /// The path of the page: next to the JSON; `None` if that goes to stdout.
 fn page_file(output: &Output) -> Option<PathBuf> {
     match output.stdout_is_taken() {
@@ -218,6 +255,7 @@ impl Findings {
     fn is_wrong(&self) -> bool {
         let wrong = |timed: &Timed| timed.cases.iter().any(|row| row.status == "failed");
         self.validate.as_ref().is_some_and(|validated| !validated.passed)
+            || self.probes.as_ref().is_some_and(Probes::is_wrong)
             || self.bench.as_ref().is_some_and(wrong)
     }
 }

@@ -49,12 +49,21 @@ fn a_report_has_every_part_and_says_nothing_of_its_place() {
     assert_eq!(count(&found, "/estimates/cases"), count(&found, "/bench/cases"));
     let counted = found["estimates"]["cases"].as_array().into_iter().flatten();
     assert!(counted.filter(|estimate| estimate["by"] == "counts").count() >= 1, "{}", found["estimates"]);
+    let probes = found["probes"]["probes"].as_array().expect("probes");
+    assert!(probes.len() > 20, "{}", found["probes"]);
+    for probe in probes {
+        assert_eq!(probe["right"], true, "{probe}");
+        assert!(probe["assumed_clocks"].as_f64() > Some(0.2), "{probe}");
+        assert_eq!(probe["measured_clocks"], Value::Null, "the virtual GPU has no clock: {probe}");
+    }
     assert_eq!(found["model"]["message"], Value::Null);
     assert!(found["model"]["measured"]["decode_tokens"].as_u64() > Some(10), "{}", found["model"]);
     assert!(found["seconds_taken"].as_f64() > Some(0.0), "{}", found["seconds_taken"]);
 
     let page = fs::read_to_string(folder.path().join("pascaline-report.md")).expect("the page");
-    for part in ["# Report of Virtual Tesla P40", "## Checks", "## Model", "## Temperature", "## Times"] {
+    for part in
+        ["# Report of Virtual Tesla P40", "## Checks", "## Model", "## Probes", "## Temperature", "## Times"]
+    {
         assert!(page.contains(part), "{part} is missing in:\n{page}");
     }
     let text = fs::read_to_string(&file).expect("text") + &page;
@@ -70,6 +79,54 @@ fn a_report_has_every_part_and_says_nothing_of_its_place() {
     assert_eq!(count(&compared, "/reports"), 2);
     let mean = compared["cost_model"]["geometric_mean"].as_f64().expect("a mean");
     assert!((mean - 1.0).abs() < 0.02, "the virtual GPU is {mean} of itself: {}", compared["cost_model"]);
+}
+
+/// As a card would send it: two sources in one bank cost nothing there.
+#[test]
+fn compared_probes_are_measured_beside_assumed() {
+    let probe = |id: &str, measured: Option<f64>| serde_json::json!({"id": id, "what": id, "slots": 2.0, "assumed_clocks": 0.5, "measured_clocks": measured, "right": true});
+    let card = serde_json::json!({"name": "GTX", "multiprocessors": 5, "clock_mhz": 1400, "memory_clock_mhz": 3500,
+        "memory_bus_bits": 128, "bandwidth": 112.0, "memory_bytes": 1u64 << 31, "l2_bytes": 1 << 20});
+    let mut text = serde_json::json!({
+        "report": 1, "environment": {"pascaline": "0"}, "estimates": {"card": card, "cases": []},
+        "probes": {"slots_of": "ptxas 12.6", "probes": [probe("free", Some(0.25)), probe("unknown", None)], "message": null},
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("card.json");
+    let compare = |text: &Value| {
+        fs::write(&file, text.to_string()).expect("written");
+        let output = run(&["report", "--compare", file.to_str().expect("UTF-8")]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let found = compare(&text);
+    let row = |name: &str| {
+        found.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_default().to_owned()
+    };
+    let words = |name: &str| row(name).split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words("free"), ["free", "2.00", "0.50", "0.25", "0.50×"], "{found}");
+    assert_eq!(words("unknown"), ["unknown", "2.00", "0.50"], "{found}");
+    assert!(found.contains("ptxas 12.6"), "{found}");
+    assert!(found.contains("all values are right"), "{found}");
+    text["probes"]["probes"][1]["right"] = false.into();
+    let wrong = compare(&text);
+    assert!(wrong.contains("WRONG") && !wrong.contains("all values are right"), "{wrong}");
+    // a report of an earlier version has none
+    text.as_object_mut().expect("an object").remove("probes");
+    assert!(!compare(&text).contains("ptxas"));
+}
+
+#[test]
+fn probes_alone_write_no_files_and_the_cpu_has_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = report(folder.path(), &["--probes"]);
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert!(stdout(&output).contains("FFMA, two sources in one bank"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("all values are right"), "{}", stdout(&output));
+    assert_eq!(names(folder.path()), [""; 0]);
+    let output = run(&["report", "--probes", "--device", "cpu"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("nothing to probe"), "{}", stderr(&output));
 }
 
 /// The folders, the user and the host.

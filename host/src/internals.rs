@@ -39,6 +39,11 @@ pub mod sparse {
     }
 }
 
+/// Kernels that ask a device what the cost model assumes.
+pub mod probe {
+    pub use crate::gpu::probe::{COUNTED, Finding, run};
+}
+
 /// The kernels that benches compare the others with.
 pub mod textbook {
     pub use crate::ops::textbook::{

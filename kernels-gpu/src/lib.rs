@@ -27,6 +27,7 @@ pub mod matmul;
 pub mod norm_backward;
 pub mod optimizer;
 pub mod peak;
+pub mod probe;
 pub mod quant;
 pub mod reduce;
 pub mod rms_norm;
@@ -78,6 +79,7 @@ pub const KERNELS: &[&[KernelInfo]] = &[
     norm_backward::KERNELS,
     optimizer::KERNELS,
     &[peak::peak_fma.info(), peak::peak_dp4a.info()],
+    probe::KERNELS,
     quant::decode::KERNELS,
     quant::encode::KERNELS,
     quant::iq4::KERNELS,

@@ -1,6 +1,7 @@
 //! `pascaline report --compare`: compares the estimates in reports with the measurements there.
 
 use super::estimates::{Card, Estimate, simulated};
+use super::probes::Probes;
 use super::ratio::{Ratio, Summary};
 use crate::failure::Failure;
 use crate::output::Output;
@@ -21,6 +22,8 @@ const MOST_BYTES: u64 = 64 << 20;
 struct Report {
     report: u32,
     environment: Environment,
+    /// None in reports of earlier versions.
+    probes: Option<Probes>,
     bench: Option<Bench>,
     estimates: Option<Estimates>,
     model: Option<Model>,
@@ -86,6 +89,7 @@ struct Compared {
     first_token: Option<f64>,
     /// Seconds per token after it, measured over estimated.
     per_token: Option<f64>,
+    probes: Option<Probes>,
     cases: Vec<Ratio>,
 }
 
@@ -143,7 +147,7 @@ fn sentence(summary: &Summary) -> String {
 }
 
 fn compare(report: Report, again: bool, screen: &mut Screen) -> Result<Compared, Failure> {
-    let Report { environment, bench, estimates, model, .. } = report;
+    let Report { environment, probes, bench, estimates, model, .. } = report;
     let rows = bench.map_or_else(Vec::new, |bench| bench.cases);
     let Some(Estimates { card, mut cases }) = estimates else {
         return Err(Failure::Failed("a report was interrupted before its estimates".to_owned()));
@@ -174,6 +178,7 @@ fn compare(report: Report, again: bool, screen: &mut Screen) -> Result<Compared,
             .filter(|(_, found)| found.decode_tokens_per_second > 0.0)
             .map(|(estimate, found)| estimate.tokens_per_second / found.decode_tokens_per_second),
         card: card.name.clone(),
+        probes,
         cases,
     };
     let driver = environment.driver.map_or_else(String::new, |driver| {
@@ -216,6 +221,9 @@ fn print(compared: &Compared, screen: &mut Screen) -> Result<(), Failure> {
     if let (Some(first), Some(each)) = (compared.first_token, compared.per_token) {
         screen
             .line(&format!("model: first token {first:.2}×, each after it {each:.2}× the estimated time"))?;
+    }
+    if let Some(probes) = &compared.probes {
+        probes.print(screen)?;
     }
     let mut worst: Vec<_> = counted(&compared.cases).collect();
     worst.sort_by(|a, b| b.ratio.ln().abs().total_cmp(&a.ratio.ln().abs()));

@@ -20,6 +20,9 @@ pub(super) fn markdown(findings: &Findings) -> String {
     if let Some(modelled) = &findings.model {
         page += &format!("\n## Model\n\n{}\n", modelled.line());
     }
+    if let Some(probes) = &findings.probes {
+        page += &probes.markdown();
+    }
     heat(&mut page, findings);
     if let Some(timed) = &findings.bench {
         times(&mut page, timed, findings);

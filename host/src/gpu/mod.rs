@@ -20,6 +20,7 @@ pub(crate) mod norm_backward;
 pub(crate) mod optimizer;
 pub(crate) mod paged_attention;
 pub(crate) mod peak;
+pub(crate) mod probe;
 pub(crate) mod quant;
 pub(crate) mod quantize_scaled;
 pub(crate) mod reduce;

@@ -65,6 +65,12 @@ impl Word for u32 {
 }
 
 impl<T: Word> Shared<T> {
+    /// The address in the shared state space, for inline PTX.
+    #[inline(always)]
+    pub fn address(self) -> u32 {
+        self.address
+    }
+
     /// The pointer `index` elements later.
     #[inline(always)]
     pub fn at(self, index: u32) -> Self {
