@@ -218,3 +218,24 @@ fn a_model_of_all_types_is_read() {
         assert!(report.relative_rms < 0.15 && report.relative_rms > 1e-4, "{device}: {report}");
     }
 }
+
+#[test]
+fn matrices_in_f16_stay_so_on_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("source");
+    let config = Config::load(&source).unwrap();
+    let mut plan = text_plan(&source, &config, Mix::Q8_0).unwrap();
+    plan.tensors.iter_mut().find(|tensor| tensor.shape.len() == 2).unwrap().ty = GgmlType::BF16;
+    let wider = folder.path().join("model.gguf");
+    write(&wider, &plan, |tensor| {
+        let values = vec![1.0; tensor.shape.iter().product()];
+        encode(tensor.ty, &values, tensor.matrix(), &Device::Cpu).unwrap()
+    });
+    let vision = fixtures().join("mmproj-F16.gguf");
+    let of = |path: &Path, vision: Option<&Path>| {
+        Checkpoint::open(path, vision).unwrap().usual_options(&Device::Cpu).dtype
+    };
+    assert_eq!(of(&fixtures().join("model-Q8_0.gguf"), Some(&vision)), DType::F16);
+    assert_eq!(of(&wider, Some(&vision)), DType::F32); // BF16 has values that f16 lacks
+    assert_eq!(of(&source, None), DType::F32);
+}

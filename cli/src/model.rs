@@ -329,8 +329,8 @@ impl ModelArgs {
     }
 
     /// The options if none are given.
-    fn usual(&self, device: &Device) -> LoadOptions {
-        let usual = LoadOptions::for_device(device);
+    fn usual(&self, opened: &Opened, device: &Device) -> LoadOptions {
+        let usual = opened.checkpoint.usual_options(device);
         let tokens_per_pass = self.tokens_per_pass.map_or(usual.tokens_per_pass, |tokens| tokens as usize);
         LoadOptions { tokens_per_pass, ..usual }
     }
@@ -369,7 +369,7 @@ impl ModelArgs {
         asked: &Asked,
         output: &Output,
     ) -> Result<Decision, Failure> {
-        let usual = self.usual(device);
+        let usual = self.usual(opened, device);
         let Device::Cuda(cuda) = device else {
             return match self.memory_limit {
                 None => {
@@ -607,7 +607,7 @@ impl ModelArgs {
             targets.push(Target { gpu, limit, speed: fit::memory_speed(cuda.properties()) });
             before += total - free;
         }
-        let (usual, asked, ratio) = (self.usual(first), self.asked(), self.several.ratio());
+        let (usual, asked, ratio) = (self.usual(opened, first), self.asked(), self.several.ratio());
         if ratio.is_none() && self.several.mode() == SplitMode::Layer {
             let gpus: Vec<_> = devices.iter().filter_map(Device::as_cuda).collect();
             let (speeds, note) = speed::speeds(&gpus)?;
