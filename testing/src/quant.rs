@@ -348,6 +348,7 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         test((30, 40, 512), DType::F32, Data::Outliers, none, false);
         test((5, 70, 96), DType::F32, Data::Normal, Activation::Silu, true);
         test((40, 70, 96), DType::F32, Data::Normal, Activation::GeluTanh, true);
+        test((6, 70, 96), DType::F32, Data::Normal, Activation::Silu, false);
         // the other formats search for their scales, so none is exactly 1
         if matches!(format, Format::I8 | Format::Q8_0 | Format::Q4_0) {
             test((7, 50, 1024), DType::F32, Data::Integers, none, false);
