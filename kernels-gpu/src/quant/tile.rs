@@ -1,6 +1,6 @@
 //! y = act(x·wᵀ + bias) + residual by register tiles.   y: [m, n] f32, x: [m, k] row layout, w: [n, k].
 //!
-//! Idea: a block computes a BM × BN tile of y, a thread TM × 4 of it, from BK = 64 columns of x and w at a time in shared
+//! Idea: a block computes a BM × BN tile of y, a thread TM × TN of it, from BK = 64 columns of x and w at a time in shared
 //! memory, all as signed bytes; narrower quants are widened as they are stored. Both operands are in planes of 16 bytes of
 //! k, so that neighbouring rows are read from neighbouring addresses. Shared memory is double-buffered: the next tile is
 //! loaded into registers while the current one is multiplied.
@@ -11,9 +11,12 @@
 //! bits). Where quants have an offset, the sum also starts with −offset · Σ x. Minima (Q4_K, Q5_K) take a third FMA. Steps for
 //! 16 columns (Q6_K, at most 19 significant bits) take a third and a fourth.
 //!
+//! Tiles of 128 rows have few threads with 8 × 8 elements each, which take a third fewer shared loads than 8 × 4 and leave
+//! registers for operands in different banks.
+//!
 //! | kernel              | tile     | threads | when                                   |
 //! |---------------------|----------|---------|----------------------------------------|
-//! | quant_tile128_‹f›   | 128 × 64 | 256     | every multiprocessor gets two blocks   |
+//! | quant_tile128_‹f›   | 128 × 64 | 128     | every multiprocessor gets two blocks   |
 //! | quant_tile64_‹f›    | 64 × 64  | 256     | a multiprocessor gets more than one    |
 //! | quant_slices64_‹f›  | 64 × 64  | 512     | a multiprocessor gets at most one: each half of the threads takes every second tile of k |
 //! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
@@ -287,12 +290,12 @@ unsafe fn multiply<W: Weights, const BM: u32, const TM: usize, const TN: usize>(
             base[J] = -MAGIC * step[J];
         });
         unroll!(I < 8 => if I < TM {
-            let [low, high] = runs(from_x, BM, 16 * I as u32);
+            let [low, high] = runs(from_x, BM, ROW_STEP * I as u32);
             let x = joined(low, high);
-            let scale = f32::from_bits(x_scales.get(16 * I as u32));
+            let scale = f32::from_bits(x_scales.get(ROW_STEP * I as u32));
             let mut start = MAGIC.to_bits();
             if W::OFFSET != 0 {
-                start = x_scales.get(BM + 16 * I as u32);
+                start = x_scales.get(BM + ROW_STEP * I as u32);
             }
             let mut sums = [start as i32; TN];
             unroll!(WORD < 8 => unroll!(J < 8 => if J < TN { sums[J] = dp4a(x[WORD], w[J][WORD], sums[J]) }));
@@ -331,8 +334,8 @@ unsafe fn multiply_halves<const BM: u32, const TM: usize, const TN: usize>(
                 base[J] = -MAGIC * step[J];
             });
             unroll!(I < 8 => if I < TM {
-                let x = from_x.get4(64 * I as u32);
-                let scale = f32::from_bits(x_scales.get(16 * I as u32));
+                let x = from_x.get4(4 * ROW_STEP * I as u32);
+                let scale = f32::from_bits(x_scales.get(ROW_STEP * I as u32));
                 let mut sums = [MAGIC.to_bits() as i32; TN];
                 unroll!(WORD < 4 => unroll!(J < 8 => if J < TN { sums[J] = dp4a(x[WORD], w[J][WORD], sums[J]) }));
                 unroll!(J < 8 => if J < TN {
@@ -361,7 +364,7 @@ unsafe fn subtract_minima<const BM: u32, const TM: usize, const TN: usize>(
         let mut min = [0.0; TN];
         unroll!(J < 8 => if J < TN { min[J] = f32::from_bits(minima.get(apart::<TN>() * J as u32)) });
         unroll!(I < 8 => if I < TM {
-            let sum = f32::from_bits(sums.get(16 * I as u32));
+            let sum = f32::from_bits(sums.get(ROW_STEP * I as u32));
             unroll!(J < 8 => if J < TN { acc[I][J] = fma(min[J], sum, acc[I][J]) });
         });
     }
@@ -402,8 +405,8 @@ unsafe fn multiply_tile<W: Weights, const BM: u32, const TM: usize, const TN: us
 
 /// The 32 columns of row `row`, in planes of `rows` rows.
 ///
+/// # Safety
 /// They are inside the planes and filled, and a barrier has passed since.
-/// They are inside the planes, filled, and a barrier lies between.
 #[inline(always)]
 unsafe fn runs(planes: Shared<u32>, rows: u32, row: u32) -> [[u32; 4]; 2] {
     // SAFETY: the rows are inside the planes and were filled before a barrier: this function's contract. A row of a
@@ -531,8 +534,8 @@ unsafe fn tile<
             let column = column + apart::<TN>() * J as u32;
             if column < epilogue.n {
                 let scale = W::row_scale(w, column);
-                unroll!(I < 8 => if I < TM && row + 16 * (I as u32) < x.m {
-                    epilogue.write(row + 16 * I as u32, column, acc[I][J] * scale);
+                unroll!(I < 8 => if I < TM && row + ROW_STEP * (I as u32) < x.m {
+                    epilogue.write(row + ROW_STEP * I as u32, column, acc[I][J] * scale);
                 });
             }
         });
