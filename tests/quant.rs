@@ -3,8 +3,9 @@
 
 mod common;
 
-use pascaline::quant::{ErrorReport, FORMATS, Format, QuantTensor, ScaleChoice, name};
-use pascaline::{DType, Device, Error, Result, Tensor, ops};
+use pascaline::ops::{Activation, Epilogue};
+use pascaline::quant::{ErrorReport, FORMATS, Format, QuantRows, QuantTensor, ScaleChoice, name};
+use pascaline::{DType, Device, Error, Result, Tensor, cuda, ops};
 use pascaline_testing::data;
 use pascaline_testing::quant::{read_gguf, super_blocks};
 
@@ -90,13 +91,44 @@ fn the_gpu_gives_the_same_bits() -> Result<()> {
         }
         for rows in [x.clone(), on_half(&x)?] {
             let (want, got) = (ops::quantize_rows(&rows)?, ops::quantize_rows(&rows.to_device(&device)?)?);
-            let ((want_q, want_s), (got_q, got_s)) = (want.to_vecs()?, got.to_vecs()?);
-            assert_eq!(want_q, got_q, "rows [{n}, {cols}]");
-            let same = |(a, b): (&(f32, i32), &(f32, i32))| {
-                a.1 == b.1 && (a.0.to_bits() == b.0.to_bits() || a.0.is_nan() && b.0.is_nan())
-            };
-            assert!(want_s.iter().zip(&got_s).all(same), "rows [{n}, {cols}]: scales differ");
+            same_rows(&want, &got, &format!("rows [{n}, {cols}]"))?;
         }
+    }
+    Ok(())
+}
+
+fn same_rows(want: &QuantRows, got: &QuantRows, id: &str) -> Result<()> {
+    let ((want_q, want_s), (got_q, got_s)) = (want.to_vecs()?, got.to_vecs()?);
+    assert_eq!(want_q, got_q, "{id}");
+    let same = |(a, b): (&(f32, i32), &(f32, i32))| {
+        a.1 == b.1 && (a.0.to_bits() == b.0.to_bits() || a.0.is_nan() && b.0.is_nan())
+    };
+    assert!(want_s.len() == got_s.len() && want_s.iter().zip(&got_s).all(same), "{id}: scales differ");
+    Ok(())
+}
+
+/// One pass gives the bits that two do: both sum in the same order.
+#[test]
+fn fused_rows_are_those_of_separate_passes() -> Result<()> {
+    let device = common::cuda_device();
+    for (m, cols) in [(2, 1028), (3, 2048), (1, 5120), (2, 8192)] {
+        let x = Tensor::from_slice(&hard_rows(m, cols), [m, cols], &device)?;
+        let weight = Tensor::randn([cols], DType::F32, 3, &device)?;
+        let want = ops::quantize_rows(&ops::rms_norm(&x, &weight, 1e-6)?)?;
+        same_rows(&want, &ops::rms_norm_rows(&x, &weight, 1e-6)?, &format!("norm [{m}, {cols}]"))?;
+    }
+    // enough for tiles of 128 rows on any GPU; ragged in every direction
+    let (m, cols, k) = (257, 3100, 96);
+    let x = ops::quantize_rows(&Tensor::randn([m, k], DType::F32, 4, &device)?)?;
+    let w = Tensor::randn([2 * cols, k], DType::F32, 5, &device)?;
+    for format in FORMATS {
+        let w = ops::quantize(&w, format)?;
+        let mut product = Tensor::uninitialized([m, 2 * cols], DType::F32, &device)?;
+        ops::quant_matmul_rows_into(product.view_mut()?, &x, &w, &Epilogue::default())?;
+        let want = ops::quantize_rows(&ops::activate(&product, None, Activation::SwiGlu)?)?;
+        let (got, launched) = cuda::trace(|| ops::quant_gated_rows(&x, &w));
+        same_rows(&want, &got?, name(format))?;
+        assert_eq!(launched, [format!("quant_gated128_{}", name(format))]);
     }
     Ok(())
 }

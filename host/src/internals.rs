@@ -9,7 +9,8 @@ pub mod select {
 
 /// How the modules divide their work, for planning memory.
 pub mod pieces {
-    pub use crate::problem::pieces::{MLP_ROWS, QUANTIZE_PIECE, rows_per_launch};
+    pub use crate::gpu::quant::unfused_gate_rows;
+    pub use crate::problem::pieces::{MLP_ROWS, QUANTIZE_PIECE, even_pieces, rows_per_launch};
 }
 
 /// The tables for that choice.

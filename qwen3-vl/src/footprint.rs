@@ -12,7 +12,9 @@ use super::rows;
 use super::vision::VisionPlace;
 use super::weights::{EMBEDDING, LM_HEAD};
 use pascaline::cuda::CudaDevice;
-use pascaline::internals::pieces::{MLP_ROWS, QUANTIZE_PIECE, rows_per_launch};
+use pascaline::internals::pieces::{
+    MLP_ROWS, QUANTIZE_PIECE, even_pieces, rows_per_launch, unfused_gate_rows,
+};
 use pascaline::internals::select::{Layouts, Query, Types, scratch_bytes};
 use pascaline::internals::table::Table;
 use pascaline::kv::KvTensor;
@@ -522,9 +524,10 @@ impl Walk<'_> {
     fn product(&self, rows: usize, linear: &Linear, normed: bool, activation: Activation) -> Result<()> {
         let most = rows_per_launch(2 * linear.out * linear.width);
         let rows = rows.min(most);
-        let _normed = if normed { Some(self.floats(rows * linear.width)?) } else { None };
-        let is_float = |part: &&(usize, Storage)| matches!(part.1, Storage::Float(_));
-        let plain = linear.parts.iter().all(|part| is_float(&part));
+        let is_float = |part: &(usize, Storage)| matches!(part.1, Storage::Float(_));
+        let plain = linear.parts.iter().all(is_float);
+        let unquantized = rows == 1 || linear.parts.iter().any(is_float);
+        let _normed = if normed && unquantized { Some(self.floats(rows * linear.width)?) } else { None };
         let fused = match activation {
             Activation::Identity => true,
             Activation::GeluErf | Activation::SwiGlu => false,
@@ -533,10 +536,7 @@ impl Walk<'_> {
         let _sums = if fused { None } else { Some(self.floats(rows * linear.out)?) };
         let _rows = match plain {
             true => None,
-            false => {
-                let [quants, scales] = QuantRows::part_bytes(rows, linear.width);
-                Some([self.pool.take(quants)?, self.pool.take(scales)?])
-            }
+            false => Some(self.quant_rows(rows, linear.width)?),
         };
         for part in &linear.parts {
             // the columns of one part among others' are copied to their place
@@ -552,6 +552,26 @@ impl Walk<'_> {
         Ok(())
     }
 
+    fn quant_rows(&self, rows: usize, width: usize) -> Result<[Rehearsed; 2]> {
+        let [quants, scales] = QuantRows::part_bytes(rows, width);
+        Ok([self.pool.take(quants)?, self.pool.take(scales)?])
+    }
+
+    /// The temporaries of fc2(silu(gate)·up) where both matrices are quantised: 8-bit rows, and for few rows the product.
+    fn gated(&self, rows: usize, [fc1, fc2]: [&Linear; 2]) -> Result<()> {
+        let piece = even_pieces(rows, rows_per_launch(2 * fc1.out * fc1.width).min(MLP_ROWS));
+        let rows = rows.min(piece);
+        let few = rows.min(unfused_gate_rows(fc1.out, self.gpu.multiprocessors));
+        let apart = [
+            self.quant_rows(few, fc1.width)?,
+            [self.floats(few * fc1.out)?, self.floats(few * fc2.width)?],
+            self.quant_rows(few, fc2.width)?,
+        ];
+        drop(apart);
+        let _rows = [self.quant_rows(rows, fc1.width)?, self.quant_rows(rows, fc2.width)?];
+        Ok(())
+    }
+
     /// y = fc2(act(fc1(x)))
     fn mlp(
         &self,
@@ -561,6 +581,12 @@ impl Walk<'_> {
         activation: Activation,
     ) -> Result<Rehearsed> {
         let y = self.floats(rows * fc2.out)?;
+        let quantized =
+            |linear: &Linear| matches!(linear.parts[..], [(_, Storage::Stored(_) | Storage::Quantized(_))]);
+        if rows > 1 && activation == Activation::SwiGlu && quantized(fc1) && quantized(fc2) {
+            self.gated(rows, [fc1, fc2])?;
+            return Ok(y);
+        }
         let rows = rows.min(MLP_ROWS);
         let inner = self.floats(rows * fc2.width)?;
         self.product(rows, fc1, normed, activation)?;

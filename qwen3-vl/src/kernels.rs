@@ -81,7 +81,7 @@ fn modules(config: &Config, options: &LoadOptions, stored: &BTreeSet<Stored>) ->
                     add(&[&of("encode")]);
                 }
                 add(&["copy", "elementwise", "layer_norm", "quant_encode_rows"]);
-                let kernels = ["tile32", "tile64", "slices64", "tile128", "vector1", "vector"];
+                let kernels = ["tile32", "tile64", "slices64", "tile128", "gated128", "vector1", "vector"];
                 let kernels = each(&kernels, &|kernel| format!("quant_{kernel}_{format}"));
                 add(&kernels.iter().map(String::as_str).collect::<Vec<_>>());
                 add(&[&of("decode")]);

@@ -26,6 +26,7 @@ mod misaligned;
 mod optimizer;
 mod paged_attention;
 pub mod quant;
+mod quant_rows;
 mod quantize;
 mod reduce;
 mod rms_norm;
@@ -49,6 +50,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
         matmul::cases,
         linear::cases,
         quant::cases,
+        quant_rows::cases,
         quantize::cases,
         softmax::cases,
         rms_norm::cases,

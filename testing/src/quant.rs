@@ -146,7 +146,7 @@ pub fn read_gguf(bytes: &[u8], format: Format) -> Vec<f64> {
 }
 
 /// A row of activations quantised to 8 bits, as numbers.
-fn reference_row(x: &[f32]) -> Vec<f64> {
+pub(super) fn reference_row(x: &[f32]) -> Vec<f64> {
     let blocks = x.chunks(32).flat_map(|block| {
         let max = block.iter().fold(0f32, |max, x| max.max(x.abs()));
         let scale = max / 127.0;

@@ -7,7 +7,7 @@ use crate::problem::activate::Epilogue;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
-use kernels_gpu::quant::Product;
+use kernels_gpu::device::rows::{MAX_BLOCK_COLS, row_threads};
 use kernels_gpu::quant::blocks::BLOCK;
 use kernels_gpu::quant::decode::{self, Decode, TO_F16, TO_F32};
 use kernels_gpu::quant::encode::{
@@ -15,11 +15,13 @@ use kernels_gpu::quant::encode::{
     quant_encode_rows_f16, quant_encode_rows_f32,
 };
 use kernels_gpu::quant::iq4::{quant_encode_iq4_nl, quant_encode_iq4_xs};
+use kernels_gpu::quant::norm::{Norm, quant_rms_norm_f32};
 use kernels_gpu::quant::q5_k::quant_encode_q5_k;
 use kernels_gpu::quant::q6_k::quant_encode_q6_k;
 use kernels_gpu::quant::straight_through::{self, StraightThrough, quant_straight_through_f32};
-use kernels_gpu::quant::tile::{BN, SLICES64, TILE32, TILE64, TILE128};
+use kernels_gpu::quant::tile::{BN, GATED128, SLICES64, TILE32, TILE64, TILE128};
 use kernels_gpu::quant::vector::{self, VECTOR, VECTOR1, Vector1};
+use kernels_gpu::quant::{Gated, Product};
 use std::ptr;
 
 /// The most rows for tiles of 32 rows: in tiles of 64, half or more would be empty.
@@ -28,6 +30,11 @@ const MAX_TILE32_M: u32 = 32;
 const MAX_TILE64_M: u32 = 64;
 /// Blocks of tiles of 128 rows that are resident on a multiprocessor: fewer do not hide the latency.
 const TILE_BLOCKS_PER_SM: u32 = 2;
+
+/// Whether tiles of 128 rows fill the device: seven in eight of the places for their blocks have one.
+fn fills(m: u32, n: u32, multiprocessors: u32) -> bool {
+    8 * m.div_ceil(128) * n.div_ceil(BN) >= 7 * TILE_BLOCKS_PER_SM * multiprocessors
+}
 
 pub(crate) fn quantize(device: &CudaDevice, w: &mut QuantTensor, x: &Tensor) -> Result<()> {
     match w.format() {
@@ -83,6 +90,30 @@ fn encode_rows<T: DeviceElement>(
     // SAFETY: `ops::quantize_rows` has checked that x is contiguous [m, cols] of the kernel's type and allocated quants and
     // scales for k, a multiple of 256. All are on this stream, of less than 2³¹ values.
     unsafe { device.launch(spec, grid, &parameters) }
+}
+
+/// Whether [`rms_norm_rows`] can do rows of this length.
+pub(crate) fn norm_is_fused(cols: usize) -> bool {
+    cols > 0 && cols.is_multiple_of(4) && cols <= MAX_BLOCK_COLS as usize
+}
+
+/// rms_norm(x), quantised, for lengths of rows of which [`norm_is_fused`] says so.
+pub(crate) fn rms_norm_rows(
+    device: &CudaDevice,
+    rows: &mut QuantRows,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<()> {
+    let (m, cols) = x.shape().rows_cols();
+    let (m, cols, k) = (m as u32, cols as u32, rows.k as u32);
+    let (quants, scales) = (rows.quants.view_mut()?.address(), rows.scales.view_mut()?.address());
+    let (quants, scales) = (quants as *mut u32, scales as *mut _);
+    let parameters = Norm { quants, scales, x: x.ptr(), weight: weight.ptr(), cols, k, eps };
+    // SAFETY: `ops::rms_norm_rows` has checked that x is contiguous [m, cols] f32 and the weight [cols] f32, both aligned, with
+    // a length of rows as `norm_is_fused` asks for, and allocated quants and scales for k, cols rounded up to a multiple of
+    // 256. All are on this stream, of less than 2³¹ values.
+    unsafe { device.launch(&quant_rms_norm_f32.of_threads(row_threads(k)), [m, 1, 1], &parameters) }
 }
 
 pub(crate) fn dequantize(
@@ -160,7 +191,7 @@ fn kernel_for(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSp
     let columns = n.div_ceil(BN);
     let blocks = |rows| m.div_ceil(rows) * columns;
     let grid = |rows| [m.div_ceil(rows), columns, 1];
-    if m > MAX_TILE64_M && blocks(128) >= TILE_BLOCKS_PER_SM * multiprocessors {
+    if m > MAX_TILE64_M && fills(m, n, multiprocessors) {
         (TILE128[format], grid(128))
     } else if m <= MAX_TILE32_M || blocks(32) <= multiprocessors {
         (TILE32[format], grid(32))
@@ -193,6 +224,39 @@ pub(crate) fn matmul(
     // bias [n], all f32 and on this stream. Rows of x are padded to multiples of 256, and so no shorter than those of w,
     // which have at least one block. A TensorMut overlaps nothing.
     unsafe { device.launch(&spec, grid, &parameters) }
+}
+
+/// The most rows whose gated product with `n` rows of w has no kernel of its own on a device.
+pub fn unfused_gate_rows(n: usize, multiprocessors: u32) -> usize {
+    let (places, columns) = (7 * TILE_BLOCKS_PER_SM * multiprocessors, 8 * (n as u32).div_ceil(BN).max(1));
+    (places.div_ceil(columns).saturating_sub(1) * 128).max(MAX_TILE64_M) as usize
+}
+
+/// Whether the gated product of `m` rows with `n` rows of w has a kernel of its own on the device.
+pub(crate) fn gate_is_fused(device: &CudaDevice, m: usize, n: usize) -> bool {
+    let (m, n) = (m as u32, n as u32);
+    m > MAX_TILE64_M && fills(m, n, device.properties().multiprocessors)
+}
+
+/// The rows silu(gate)·up of x·wᵀ, quantised, for sizes of which [`gate_is_fused`] says so.
+pub(crate) fn gated_rows(
+    device: &CudaDevice,
+    rows: &mut QuantRows,
+    x: &QuantRows,
+    w: &QuantTensor,
+) -> Result<()> {
+    let (m, n) = (x.shape.rows_cols().0 as u32, w.rows() as u32);
+    let (k, x_k, y_k) = (w.k as u32, x.k as u32, rows.k as u32);
+    let (quants, scales) = (rows.quants.view_mut()?.address(), rows.scales.view_mut()?.address());
+    let (quants, scales) = (quants as *mut u32, scales as *mut _);
+    let (w_quants, w_scales) = addresses(w);
+    let (x, x_scales) = (x.quants.address() as *const u8, x.scales.address() as *const u8);
+    let parameters = Gated { quants, scales, x, x_scales, w: w_quants, w_scales, m, n, k, x_k, y_k };
+    let grid = [m.div_ceil(128), y_k / BLOCK as u32, 1];
+    // SAFETY: `ops::quant_gated_rows` has checked that x has w's columns and that w has an even number of rows, and allocated
+    // quants and scales for m rows of y_k ≥ n / 2 values, a multiple of 256. All are on this stream, and nothing else refers to
+    // the new ones. Rows of x are padded to multiples of 256, and so no shorter than those of w; m and n are not 0.
+    unsafe { device.launch(&GATED128[w.format() as usize], grid, &parameters) }
 }
 
 pub(crate) fn straight_through(
@@ -229,6 +293,17 @@ mod tests {
         assert_eq!(of(128, 1024, 20), "quant_tile64_q4_0");
         assert_eq!(of(128, 4096, 20), "quant_tile128_q4_0");
         assert_eq!(of(64, 8192, 20), "quant_tile64_q4_0"); // 128 rows would be half empty
+        assert_eq!(of(1024, 2048, 132), "quant_tile128_q4_0"); // 256 of 264 places
+        assert_eq!(of(896, 2048, 132), "quant_tile64_q4_0"); // 224
+    }
+
+    #[test]
+    fn the_most_rows_without_a_kernel_for_gates() {
+        for (n, sms) in [(12288, 132), (12288, 20), (6144, 132), (64, 3), (512, 30), (1, 1)] {
+            let most = unfused_gate_rows(n, sms) as u32;
+            assert!(most == MAX_TILE64_M || !fills(most, n as u32, sms), "{n} {sms}");
+            assert!(most + 1 > MAX_TILE64_M && fills(most + 1, n as u32, sms), "{n} {sms}");
+        }
     }
 
     #[test]
@@ -241,6 +316,7 @@ mod tests {
             assert!(
                 VECTOR1[format as usize].name.ends_with(name)
                     && TILE128[format as usize].name.ends_with(name)
+                    && GATED128[format as usize].name.ends_with(name)
             );
             assert!(VECTOR.iter().all(|kernels| kernels[format as usize].name.ends_with(name)));
             assert!([TILE32, TILE64, SLICES64].iter().all(|tile| tile[format as usize].name.ends_with(name)));

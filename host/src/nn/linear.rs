@@ -3,6 +3,7 @@
 use super::{Map, Matrix, RmsNorm, expect_len};
 use crate::ops::Epilogue;
 use crate::problem::pieces::rows_per_launch;
+use crate::quant::QuantTensor;
 use crate::{DType, Error, Result, Tensor, TensorMut};
 
 /// A linear map y = x·Wᵀ + b. The weight is stored as [out, in], as in checkpoints.
@@ -96,6 +97,14 @@ impl Linear {
         epilogue: Epilogue,
     ) -> Result<()> {
         self.weight.linear_into(y, x, norm, &Epilogue { bias: self.bias.as_ref(), ..epilogue })
+    }
+
+    /// The weight and the bias, if the weight is one quantised matrix.
+    pub(super) fn quantized(&self) -> Option<(&QuantTensor, Option<&Tensor>)> {
+        match &self.weight {
+            Matrix::Quantized(weight) => Some((weight, self.bias.as_ref())),
+            _ => None,
+        }
     }
 
     /// The same module with `f` applied to each tensor.

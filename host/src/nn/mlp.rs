@@ -1,8 +1,9 @@
 //! The position-wise part of a transformer block.
 
 use super::{Linear, Map, RmsNorm, misfit};
-use crate::ops::{Activation, Epilogue};
-use crate::problem::pieces::MLP_ROWS;
+use crate::ops::{self, Activation, Epilogue};
+use crate::problem::pieces::{MLP_ROWS, even_pieces, rows_per_launch};
+use crate::quant::QuantTensor;
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// fc2(activation(fc1(x))). With [`Activation::SwiGlu`] fc1 holds gate and up in one matrix, [2 · mlp, hidden], in that
@@ -69,15 +70,37 @@ impl Mlp {
     ) -> Result<Tensor> {
         let &[rows, _] = x.dims() else { return Err(misfit("Mlp", "x", "[rows, hidden]", x)) };
         let mut y = Tensor::uninitialized([rows, self.fc2.out_features()], DType::F32, &x.device())?;
-        for start in (0..rows).step_by(MLP_ROWS) {
-            let len = MLP_ROWS.min(rows - start);
-            let activate = Epilogue { activation: self.activation, ..Epilogue::default() };
-            let inner = self.fc1.forward_fused(&x.narrow(0, start, len)?, norm, activate)?;
+        let quantized = self.quantized().filter(|_| rows > 1); // one row stays f32: its kernels quantise it themselves
+        let piece = match quantized {
+            Some([(fc1, _), _]) => {
+                even_pieces(rows, rows_per_launch(2 * fc1.rows() * fc1.cols()).min(MLP_ROWS))
+            }
+            None => MLP_ROWS,
+        };
+        for start in (0..rows).step_by(piece) {
+            let len = piece.min(rows - start);
+            let (x, y) = (x.narrow(0, start, len)?, y.view_mut()?.narrow(0, start, len)?);
             let residual = residual.map(|residual| residual.narrow(0, start, len)).transpose()?;
             let add = Epilogue { residual: residual.as_ref(), ..Epilogue::default() };
-            self.fc2.forward_into(y.view_mut()?.narrow(0, start, len)?, &inner, None, add)?;
+            if let Some([(fc1, _), (fc2, bias)]) = quantized {
+                let x = norm.map_or_else(|| ops::quantize_rows(&x), |norm| norm.forward_rows(&x))?;
+                let inner = ops::quant_gated_rows(&x, fc1)?;
+                ops::quant_matmul_rows_into(y, &inner, fc2, &Epilogue { bias, ..add })?;
+            } else {
+                let activate = Epilogue { activation: self.activation, ..Epilogue::default() };
+                let inner = self.fc1.forward_fused(&x, norm, activate)?;
+                self.fc2.forward_into(y, &inner, None, add)?;
+            }
         }
         Ok(y)
+    }
+
+    /// Both maps, if what is between them can stay quantised.
+    fn quantized(&self) -> Option<[(&QuantTensor, Option<&Tensor>); 2]> {
+        match (self.fc1.quantized()?, self.fc2.quantized()?) {
+            (fc1 @ (_, None), fc2) if self.activation == Activation::SwiGlu => Some([fc1, fc2]),
+            _ => None,
+        }
     }
 
     /// As [`Linear::map`].

@@ -1,6 +1,7 @@
 //! Normalisation over the last dimension.
 
 use super::{Map, expect_len, misfit};
+use crate::quant::QuantRows;
 use crate::{Device, Result, Tensor, ops};
 
 /// y = x / √(mean x² + ε) · w, with the mean over the last dimension.
@@ -39,6 +40,11 @@ impl RmsNorm {
     /// The weight `[cols]` and ε.
     pub(super) fn parts(&self) -> (&Tensor, f32) {
         (&self.weight, self.eps)
+    }
+
+    /// [`forward`](Self::forward)'s result, quantised.
+    pub(super) fn forward_rows(&self, x: &Tensor) -> Result<QuantRows> {
+        ops::rms_norm_rows(x, &self.weight, self.eps)
     }
 
     /// `x`: [.., cols] f32 → the same shape.

@@ -61,26 +61,30 @@ impl Stacked {
         norm: Option<&RmsNorm>,
         epilogue: &Epilogue,
     ) -> Result<()> {
-        let normed = norm.map(|norm| norm.forward(x)).transpose()?;
-        let x = normed.as_ref().unwrap_or(x);
         let Epilogue { bias, activation, residual } = *epilogue;
         if bias.is_none() && residual.is_none() && activation == Activation::Identity {
-            return self.product_into(y, x);
+            return self.product_into(y, x, norm);
         }
         let mut product = Tensor::uninitialized([x.dims()[0], self.dims[0]], DType::F32, &x.device())?;
-        self.product_into(product.view_mut()?, x)?;
+        self.product_into(product.view_mut()?, x, norm)?;
         Matrix::finish_into(y, &product, epilogue)
     }
 
-    /// y [rows, n] = x·Wᵀ; each part's columns follow those of the previous part.
-    fn product_into(&self, mut y: TensorMut, x: &Tensor) -> Result<()> {
+    /// y [rows, n] = norm(x)·Wᵀ; each part's columns follow those of the previous part.
+    fn product_into(&self, mut y: TensorMut, x: &Tensor, norm: Option<&RmsNorm>) -> Result<()> {
         let rows = x.dims()[0];
-        // The kernel for a single row quantises it itself.
-        let is_quantized = |part: &Matrix| matches!(part, Matrix::Quantized(_));
-        let quantized = match rows > 1 && self.parts.iter().any(is_quantized) {
-            true => Some(ops::quantize_rows(x)?),
-            false => None,
+        let quantized = self.parts.iter().filter(|part| matches!(part, Matrix::Quantized(_))).count();
+        let normed = match norm {
+            // the kernel for a single row quantises it itself
+            Some(norm) if rows == 1 || quantized < self.parts.len() => Some(norm.forward(x)?),
+            _ => None,
         };
+        let quantized = match (&normed, norm) {
+            _ if rows == 1 || quantized == 0 => None,
+            (None, Some(norm)) => Some(norm.forward_rows(x)?),
+            (normed, _) => Some(ops::quantize_rows(normed.as_ref().unwrap_or(x))?),
+        };
+        let x = normed.as_ref().unwrap_or(x);
         let product = |part: &Matrix, y: TensorMut| match (part, &quantized) {
             (Matrix::Quantized(w), Some(x)) => ops::quant_matmul_rows_into(y, x, w, &Epilogue::default()),
             _ => part.linear_into(y, x, None, &Epilogue::default()),

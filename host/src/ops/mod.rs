@@ -96,8 +96,8 @@ pub use optimizer::{adamw_step, sgd_step, squared_norm};
 pub use paged_attention::{PAGE, paged_attention_each_into, paged_attention_into};
 pub use quant::{
     dequantize, dequantize_into, fake_quantize, fake_quantize_gradient, quant_embedding,
-    quant_embedding_into, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,
-    quant_matmul_rows_into, quantize, quantize_rows,
+    quant_embedding_into, quant_gated_rows, quant_linear, quant_linear_into, quant_matmul, quant_matmul_into,
+    quant_matmul_rows_into, quantize, quantize_rows, rms_norm_rows,
 };
 pub use quantize_scaled::{
     fake_quantize_scaled, fake_quantize_scaled_backward, fake_quantize_scaled_backward_into, quantize_scaled,

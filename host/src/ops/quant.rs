@@ -2,7 +2,8 @@
 
 use super::activate::{activate, activate_into};
 use super::check::{Check, aligned};
-use super::{add_into, copy_into, rms_norm};
+use super::rms_norm::{self, rms_norm};
+use super::{add_into, copy_into};
 use crate::problem::activate::{Activation, Epilogue};
 use crate::problem::pieces::QUANTIZE_PIECE;
 use crate::quant::{Format, QuantRows, QuantTensor};
@@ -165,6 +166,83 @@ pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
     Ok(rows)
 }
 
+/// [`quantize_rows`] of [`rms_norm`](super::rms_norm())(x, weight, eps), on GPUs in one pass.
+///
+/// `x`: [.., k] f32, `weight`: \[k\] f32, both contiguous.
+///
+/// ```
+/// use pascaline::{DType, Device, Tensor, ops};
+/// let x = Tensor::full(5.0f32, [1, 32], &Device::Cpu)?;
+/// let weight = Tensor::full(2.0f32, [32], &Device::Cpu)?;
+/// let (quants, scales) = ops::rms_norm_rows(&x, &weight, 0.0)?.to_vecs()?;
+/// assert_eq!((quants[0], scales[0].0), (127, 2.0 / 127.0)); // 5 / √25 · 2
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`rms_norm`](super::rms_norm()) and [`quantize_rows`].
+pub fn rms_norm_rows(x: &Tensor, weight: &Tensor, eps: f32) -> Result<QuantRows> {
+    const CHECK: Check = Check("rms_norm_rows");
+    let (_, cols) = x.shape().rows_cols();
+    let device = match x.device() {
+        Device::Cuda(device) if x.dtype() == DType::F32 && gpu::quant::norm_is_fused(cols) => device,
+        _ => return quantize_rows(&rms_norm(x, weight, eps)?),
+    };
+    rms_norm::check_inputs(CHECK, x, weight, eps)?;
+    if !weight.device().same(&x.device()) {
+        return Err(CHECK.elsewhere("weight", &weight.device(), &x.device()));
+    }
+    let mut rows = QuantRows::uninitialized(x.shape().clone(), &x.device())?;
+    CHECK.size("x", &rows.quants)?;
+    gpu::quant::rms_norm_rows(&device, &mut rows, &aligned(x)?, &aligned(weight)?, eps)?;
+    Ok(rows)
+}
+
+/// [`quantize_rows`] of silu(gate)·up, where a row of x·wᵀ is gate, then up ([`Activation::SwiGlu`]): [.., n/2]. On GPUs large
+/// products do it in one pass, and the product itself is never stored.
+///
+/// `x`: [.., k], `w`: [n, k] with n even.
+///
+/// ```
+/// use pascaline::quant::Format;
+/// use pascaline::{Device, Tensor, ops};
+/// let x = ops::quantize_rows(&Tensor::from_slice(&[1.0f32, 0.0], [1, 2], &Device::Cpu)?)?;
+/// let w = Tensor::from_slice(&[100.0f32, 0.0, 3.0, 0.0], [2, 2], &Device::Cpu)?; // gate and up, a row each
+/// let y = ops::quant_gated_rows(&x, &ops::quantize(&w, Format::I8)?)?;
+/// assert_eq!(y.shape().dims(), [1, 1]);
+/// let (quants, scales) = y.to_vecs()?;
+/// assert!((f32::from(quants[0]) * scales[0].0 - 300.0).abs() < 0.01);
+/// # Ok::<(), pascaline::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`quant_matmul_rows_into`]; [`Error::Unsupported`] if `w` has an odd number of rows.
+pub fn quant_gated_rows(x: &QuantRows, w: &QuantTensor) -> Result<QuantRows> {
+    const CHECK: Check = Check("quant_gated_rows");
+    let Some(columns) = Activation::SwiGlu.columns(w.rows()) else {
+        return Err(CHECK.unsupported("w", w.shape(), "gate and up need an even number of rows"));
+    };
+    check_columns(CHECK, &x.shape, w)?;
+    let device = x.quants.device();
+    if !w.device().same(&device) {
+        return Err(CHECK.elsewhere("w", &w.device(), &device));
+    }
+    let m = x.shape.rows_cols().0;
+    let fused = match &device {
+        Device::Cuda(device) if gpu::quant::gate_is_fused(device, m, w.rows()) => device,
+        _ => {
+            let shape = with_last_replaced(&x.shape, w.rows());
+            let mut product = Tensor::uninitialized(shape, DType::F32, &device)?;
+            quant_matmul_rows_into(product.view_mut()?, x, w, &Epilogue::default())?;
+            return quantize_rows(&activate(&product, None, Activation::SwiGlu)?);
+        }
+    };
+    let mut rows = QuantRows::uninitialized(with_last_replaced(&x.shape, columns), &device)?;
+    CHECK.size("y", &rows.quants)?;
+    gpu::quant::gated_rows(fused, &mut rows, x, w)?;
+    Ok(rows)
+}
+
 /// [`linear`](super::linear()) with a quantised matrix: y = act(norm(x)·wᵀ + bias) + residual.
 ///
 /// `x`: [.., k] f32, `w`: [n, k], `y`: [.., n] f32, or [.., n/2] for [`Activation::SwiGlu`]. `norm`: the weight \[k\] and
@@ -211,15 +289,21 @@ pub fn quant_linear_into(
     norm: Option<(&Tensor, f32)>,
     epilogue: &Epilogue,
 ) -> Result<()> {
-    let normed = norm.map(|(weight, eps)| rms_norm(x, weight, eps)).transpose()?;
-    let x = normed.as_ref().unwrap_or(x);
     let Epilogue { bias, activation, residual } = *epilogue;
+    let product = |y: TensorMut, epilogue: &Epilogue| match norm {
+        Some((weight, eps)) if !has_one_row(x) => {
+            quant_matmul_rows_into(y, &rms_norm_rows(x, weight, eps)?, w, epilogue)
+        }
+        Some((weight, eps)) => quant_matmul_into(y, &rms_norm(x, weight, eps)?, w, epilogue),
+        None => quant_matmul_into(y, x, w, epilogue),
+    };
     if !matches!(activation, Activation::GeluErf | Activation::SwiGlu) {
-        return quant_matmul_into(y, x, w, epilogue);
+        return product(y, epilogue);
     }
-    let product = quant_matmul(x, w, &Epilogue::default())?;
-    let Some(residual) = residual else { return activate_into(y, &product, bias, activation) };
-    add_into(y, &activate(&product, bias, activation)?, residual)
+    let mut sums = Tensor::uninitialized(with_last_replaced(x.shape(), w.rows()), DType::F32, &x.device())?;
+    product(sums.view_mut()?, &Epilogue::default())?;
+    let Some(residual) = residual else { return activate_into(y, &sums, bias, activation) };
+    add_into(y, &activate(&sums, bias, activation)?, residual)
 }
 
 /// y = act(x·wᵀ + bias) + residual, with `x` quantised to 8 bits first.
@@ -251,8 +335,7 @@ pub fn quant_matmul(x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<
 /// # Errors
 /// As [`quant_matmul`].
 pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
-    let one_row = x.shape().rank() > 0 && x.shape().rows_cols().0 == 1 && x.dtype() == DType::F32;
-    if !one_row || !x.device().is_cuda() || w.rows() == 0 {
+    if !(has_one_row(x) && x.dtype() == DType::F32) || !x.device().is_cuda() || w.rows() == 0 {
         return quant_matmul_rows_into(y, &quantize_rows(x)?, w, epilogue);
     }
     MATMUL.contiguous("x", x)?;
@@ -260,6 +343,11 @@ pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &E
         Device::Cuda(device) => gpu::quant::vector(&device, y, &aligned(x)?, w, epilogue),
         Device::Cpu => cpu::quant::matmul(y, &quantize_rows(x)?, w, epilogue),
     }
+}
+
+/// Whether a product with `x` is one with a vector, whose kernel quantises it itself.
+fn has_one_row(x: &Tensor) -> bool {
+    x.shape().rank() > 0 && x.shape().rows_cols().0 == 1
 }
 
 /// [`quant_matmul_into`] of quantised activations, which several products can share.
@@ -294,6 +382,15 @@ pub fn quant_matmul_rows_into(
 
 const MATMUL: Check = Check("quant_matmul");
 
+/// Requires as many columns of activations of shape `x` as w has.
+fn check_columns(check: Check, x: &Shape, w: &QuantTensor) -> Result<()> {
+    if x.rows_cols().1 == w.cols() {
+        return Ok(());
+    }
+    let expected = format!("[.., {}], w's columns", w.cols());
+    Err(Error::Shape { op: check.0, argument: "x", expected, found: x.clone() })
+}
+
 /// Checks a product with activations of shape `x`, stored in `held`; returns the device of all tensors.
 fn check_product(
     y: &TensorMut,
@@ -302,11 +399,7 @@ fn check_product(
     w: &QuantTensor,
     epilogue: &Epilogue,
 ) -> Result<Device> {
-    let (_, cols) = x.rows_cols();
-    if cols != w.cols() {
-        let expected = format!("[.., {}], w's columns", w.cols());
-        return Err(Error::Shape { op: "quant_matmul", argument: "x", expected, found: x.clone() });
-    }
+    check_columns(MATMUL, x, w)?;
     MATMUL.dtype("y", y, DType::F32)?;
     MATMUL.contiguous("y", y)?;
     MATMUL.shape("y", y, with_last_replaced(x, w.rows()).dims(), "[x.., n]")?;

@@ -1,7 +1,7 @@
 //! Root mean square norm over the last dimension.
 
 use super::check::Check;
-use crate::{Device, Result, Tensor, TensorMut, cpu, gpu};
+use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 const CHECK: Check = Check("rms_norm");
 
@@ -33,20 +33,26 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
 /// # Errors
 /// As [`rms_norm`].
 pub fn rms_norm_into(y: TensorMut, x: &Tensor, weight: &Tensor, eps: f32) -> Result<()> {
-    let dtype = CHECK.float("x", x)?;
-    CHECK.dtype("weight", weight, dtype)?;
+    let dtype = check_inputs(CHECK, x, weight, eps)?;
     CHECK.dtype("y", &y, dtype)?;
-    CHECK.contiguous("x", x)?;
-    CHECK.contiguous("weight", weight)?;
     CHECK.contiguous("y", &y)?;
     CHECK.shape("y", &y, x.dims(), "x's shape")?;
-    let (_, cols) = x.shape().rows_cols();
-    CHECK.shape("weight", weight, &[cols], "[cols], the last dimension of x")?;
-    if !(eps.is_finite() && eps >= 0.0) {
-        return Err(CHECK.unsupported("eps", eps, "it must be finite and not negative"));
-    }
     match CHECK.device(&y, &[("x", x), ("weight", weight)])? {
         Device::Cpu => cpu::rms_norm::rms_norm(y, x, weight, eps),
         Device::Cuda(device) => gpu::rms_norm::rms_norm(&device, y, x, weight, eps),
+    }
+}
+
+/// Checks all but the devices of a norm's inputs; returns their type.
+pub(super) fn check_inputs(check: Check, x: &Tensor, weight: &Tensor, eps: f32) -> Result<DType> {
+    let dtype = check.float("x", x)?;
+    check.dtype("weight", weight, dtype)?;
+    check.contiguous("x", x)?;
+    check.contiguous("weight", weight)?;
+    let (_, cols) = x.shape().rows_cols();
+    check.shape("weight", weight, &[cols], "[cols], the last dimension of x")?;
+    match eps.is_finite() && eps >= 0.0 {
+        true => Ok(dtype),
+        false => Err(check.unsupported("eps", eps, "it must be finite and not negative")),
     }
 }

@@ -9,6 +9,12 @@ pub fn rows_per_launch(flops_per_row: usize) -> usize {
     (FLOPS_PER_LAUNCH / flops_per_row.max(1) / 128 * 128).max(128)
 }
 
+/// The rows of a piece where `rows` are divided into as few pieces as possible of at most `most`, a multiple of 128: all but
+/// the last are equal, and whole tiles.
+pub fn even_pieces(rows: usize, most: usize) -> usize {
+    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(128).clamp(1, most)
+}
+
 /// Rows of an MLP that are computed at a time. This bounds the memory of the wide intermediate; more rows would not make
 /// the products faster.
 pub const MLP_ROWS: usize = 4096;

@@ -9,6 +9,7 @@
 //! | search   | the choice of scales of formats without minima                     |
 //! | q5_k, q6_k, iq4 | the layouts of these formats, and f32 to them                  |
 //! | encode   | f32 to the other formats                                           |
+//! | norm     | an RMS norm's result to 8-bit rows                                 |
 //! | decode   | every format to f32 and f16, all rows or those at given indices    |
 //! | weights  | how a kernel reads a format                                        |
 //! | activations | how products with a vector read the activations                |
@@ -25,6 +26,7 @@ pub mod decode;
 pub mod encode;
 pub mod epilogue;
 pub mod iq4;
+pub mod norm;
 pub mod q4_k;
 pub mod q5_k;
 pub mod q6_k;
@@ -64,6 +66,32 @@ pub struct Product {
     pub x_k: u32,
     /// The activation, one of [`activate`](crate::activate)'s numbers.
     pub activation: u32,
+}
+
+/// The parameters of gated products: y = the rows silu(gate)·up of x·wᵀ, quantised. A row of x·wᵀ is n/2 gates, then n/2 ups.
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct Gated {
+    /// [m, y_k / 4] words of four quants, disjoint from all else
+    pub quants: *mut u32,
+    /// [m, y_k / 32], disjoint from all else
+    pub scales: *mut blocks::RowScale,
+    /// [m, x_k] quants
+    pub x: *const u8,
+    /// Of x.
+    pub x_scales: *const u8,
+    /// [n, k] quants
+    pub w: *const u8,
+    /// Of w.
+    pub w_scales: *const u8,
+    pub m: u32,
+    /// Even.
+    pub n: u32,
+    pub k: u32,
+    /// At least k.
+    pub x_k: u32,
+    /// At least n / 2, a multiple of 32. Columns from n / 2 are zeros.
+    pub y_k: u32,
 }
 
 /// The number of [formats](Format).

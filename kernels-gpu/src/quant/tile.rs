@@ -20,19 +20,22 @@
 //! | quant_tile64_‹f›    | 64 × 64  | 256     | a multiprocessor gets more than one    |
 //! | quant_slices64_‹f›  | 64 × 64  | 512     | a multiprocessor gets at most one: each half of the threads takes every second tile of k |
 //! | quant_tile32_‹f›    | 32 × 64  | 256     | fewer rows                             |
+//! | quant_gated128_‹f›  | 128 × 64 | 128     | [`Gated`], where the product would be quant_tile128 |
 
 use super::activations::row_scale;
 use super::blocks::RowScale;
+use super::encode::activations;
 use super::epilogue::Epilogue;
 use super::iq4::{Iq4Nl, Iq4Xs};
 use super::q5_k::Q5K;
 use super::q6_k::Q6K;
 use super::unroll::unroll;
-use super::weights::{I8, MAGIC, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk, upper};
-use super::{FORMATS, Product};
+use super::weights::{BLOCK_VALUES, I8, MAGIC, Matrix, Q4_0, Q4K, Q8_0, Weights, chunk, upper};
+use super::{FORMATS, Gated, Product};
 use crate::device::Shared;
 use crate::device::int8::{dp4a, load_words};
 use crate::device::math::fma;
+use crate::elementwise::silu;
 use cuda_std::prelude::*;
 use cuda_std::thread::sync_threads;
 use cuda_std::{KernelInfo, KernelSpec};
@@ -89,6 +92,121 @@ struct Rows {
     k: u32,
 }
 
+/// What a block computes from its tile's sums.
+trait Output: Copy {
+    /// The row of w in place `place` of the block's tile. Past the last row it is that one.
+    fn row(self, place: u32) -> u32;
+
+    /// Writes the results of a thread's sums, of rows `row`, `row` + ROW_STEP, … of x and places `place`, `place` + BN / TN, … of w.
+    ///
+    /// # Safety
+    /// All threads of the warp call it together, each for its own sums; w and m are the product's.
+    unsafe fn finish<W: Weights, const TM: usize, const TN: usize>(
+        self,
+        acc: [[f32; TN]; TM],
+        row: u32,
+        place: u32,
+        w: Matrix,
+        m: u32,
+    );
+}
+
+impl Output for Epilogue {
+    #[inline(always)]
+    fn row(self, place: u32) -> u32 {
+        (thread::block_idx_y() * BN + place).min(self.n - 1)
+    }
+
+    #[inline(always)]
+    unsafe fn finish<W: Weights, const TM: usize, const TN: usize>(
+        self,
+        acc: [[f32; TN]; TM],
+        row: u32,
+        place: u32,
+        w: Matrix,
+        m: u32,
+    ) {
+        let column = thread::block_idx_y() * BN + place;
+        unroll!(J < 8 => if J < TN {
+            let column = column + apart::<TN>() * J as u32;
+            if column < self.n {
+                // SAFETY: the column is a row of w.
+                let scale = unsafe { W::row_scale(w, column) };
+                unroll!(I < 8 => if I < TM && row + ROW_STEP * (I as u32) < m {
+                    // SAFETY: row and column are y's, and the sum is this thread's: this function's contract.
+                    unsafe { self.write(row + ROW_STEP * I as u32, column, acc[I][J] * scale) };
+                });
+            }
+        });
+    }
+}
+
+/// silu(gate)·up, quantised. Half of a tile's places are gates, the other half their ups, so that a tile gives one block of
+/// 32 values of a row. A thread's gates are neighbours in the result, and eight lanes have the block.
+#[derive(Clone, Copy)]
+struct GatedRows {
+    quants: *mut u32,
+    scales: *mut RowScale,
+    /// Of x·wᵀ.
+    n: u32,
+    /// Of the result's rows in memory.
+    k: u32,
+}
+
+impl GatedRows {
+    /// The column of the result that place `place` of the gates or of the ups contributes to.
+    #[inline(always)]
+    fn column(place: u32) -> u32 {
+        thread::block_idx_y() * BLOCK_VALUES + place % 8 * 4 + place / 8
+    }
+}
+
+impl Output for GatedRows {
+    #[inline(always)]
+    fn row(self, place: u32) -> u32 {
+        let half = self.n / 2;
+        Self::column(place % BLOCK_VALUES).min(half - 1) + place / BLOCK_VALUES * half
+    }
+
+    #[inline(always)]
+    unsafe fn finish<W: Weights, const TM: usize, const TN: usize>(
+        self,
+        acc: [[f32; TN]; TM],
+        row: u32,
+        place: u32,
+        w: Matrix,
+        m: u32,
+    ) {
+        const { assert!(TN == 8, "a thread has four gates and their ups") };
+        let (half, first) = (self.n / 2, Self::column(place));
+        unroll!(I < 8 => if I < TM {
+            let mut values = [0.0; 4];
+            unroll!(J < 4 => {
+                let column = first + J as u32;
+                if column < half {
+                    // SAFETY: the column and the one `half` further are rows of w.
+                    let scales = unsafe { [W::row_scale(w, column), W::row_scale(w, half + column)] };
+                    values[J] = silu(acc[I][J] * scales[0]) * (acc[I][J + 4] * scales[1]);
+                }
+            });
+            // SAFETY: all lanes of the warp are here: this function's contract. The eight lanes of a row have its 32 values.
+            let (packed, scale) = unsafe { activations(values) };
+            let row = row + ROW_STEP * I as u32;
+            if row < m {
+                let word = row as usize * (self.k / 4) as usize + (first / 4) as usize;
+                // SAFETY: the grid covers k columns, so the word is inside the row, and it is this thread's; the block's scale
+                // is that of its first lane.
+                unsafe {
+                    *self.quants.add(word) = packed;
+                    if place == 0 {
+                        *self.scales.add(word / 8) = scale;
+                    }
+                }
+            }
+        });
+    }
+}
+
 /// A thread's part of a tile in flight, in registers. Elements past what a thread loads are never used.
 #[derive(Clone, Copy)]
 struct Stage<W: Weights> {
@@ -132,10 +250,10 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
     tid: u32,
     x: Rows,
     w: Matrix,
-    n: u32,
+    output: impl Output,
     index: u32,
 ) -> Stage<W> {
-    let (row_0, column_0) = (thread::block_idx_x() * BM, thread::block_idx_y() * BN);
+    let row_0 = thread::block_idx_x() * BM;
     let mut stage = Stage::zeros();
     // SAFETY: rows are clamped to the last one, and blocks of w past the row's end are not read.
     unsafe {
@@ -155,7 +273,7 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
         unroll!(I < 2 => if I as u32 * THREADS < chunks::<W>() * BN {
             let unit = tid + I as u32 * THREADS;
             if unit < chunks::<W>() * BN {
-                let row = (column_0 + unit / chunks::<W>()).min(n - 1);
+                let row = output.row(unit / chunks::<W>());
                 let at = index * chunks::<W>() + unit % chunks::<W>();
                 if W::WHOLE || at * W::CHUNK < w.k {
                     stage.w[I] = chunk::<W>(w, row, at);
@@ -166,7 +284,7 @@ unsafe fn load<W: Weights, const BM: u32, const THREADS: u32>(
             }
         });
         if tid < BLOCKS * BN {
-            let row = (column_0 + tid / BLOCKS).min(n - 1);
+            let row = output.row(tid / BLOCKS);
             let block = index * BLOCKS + tid % BLOCKS;
             if scales_early::<W, BM>() && (W::WHOLE || block * 32 < w.k) {
                 stage.w_scale = W::packed(w, row, block);
@@ -200,11 +318,10 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
     tid: u32,
     x: Rows,
     w: Matrix,
-    n: u32,
+    output: impl Output,
     index: u32,
     stage: Stage<W>,
 ) {
-    let column_0 = thread::block_idx_y() * BN;
     // SAFETY: every thread writes its own words, inside the places. Rows are clamped to the last one; formats that load
     // here have rows of whole tiles.
     unsafe {
@@ -241,7 +358,7 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
                     let bits = if scales_early::<W, BM>() {
                         stage.w_upper[I]
                     } else {
-                        upper::<W>(w, (column_0 + row).min(n - 1), index * chunks::<W>() + at)
+                        upper::<W>(w, output.row(row), index * chunks::<W>() + at)
                     };
                     let [low_run, high_run] = W::widen(stage.w[I], bits);
                     buffer.set4(plane(low), rotated(low_run));
@@ -251,7 +368,7 @@ unsafe fn store<W: Weights, const BM: u32, const THREADS: u32>(
         });
         if tid < BLOCKS * BN {
             let at = tid % BLOCKS * Place::<BM>::BLOCK + tid / BLOCKS;
-            let row = (column_0 + tid / BLOCKS).min(n - 1);
+            let row = output.row(tid / BLOCKS);
             let block = index * BLOCKS + tid % BLOCKS;
             let packed = if scales_early::<W, BM>() { stage.w_scale } else { W::packed(w, row, block) };
             let (step, min) = W::step_min(packed, block);
@@ -480,7 +597,7 @@ unsafe fn tile<
     const S: u32,
     const THREADS: u32,
 >(
-    epilogue: Epilogue,
+    output: impl Output,
     x: Rows,
     w: Matrix,
     buffers: Shared<u32>,
@@ -493,7 +610,6 @@ unsafe fn tile<
     let (warp, lane) = (tid / 32, tid % 32);
     let across = apart::<TN>() / 8;
     let (row, column) = (warp / across * 4 + lane / 8, warp % across * 8 + lane % 8);
-    let n = epilogue.n;
     let own = buffers.at(slice * shared_words::<BM>());
     let mut acc = [[0.0f32; TN]; TM];
     let tiles = w.k.div_ceil(RUNS * 16);
@@ -501,10 +617,10 @@ unsafe fn tile<
     // previous barrier no thread reads the latter. A tile past the last, which a slice may get, is not loaded and is zeros.
     unsafe {
         let load = |index: u32| match S == 1 || index < tiles {
-            true => load::<W, BM, THREADS>(tid, x, w, n, index),
+            true => load::<W, BM, THREADS>(tid, x, w, output, index),
             false => Stage::zeros(),
         };
-        store::<W, BM, THREADS>(own, tid, x, w, n, slice, load(slice));
+        store::<W, BM, THREADS>(own, tid, x, w, output, slice, load(slice));
         sync_threads();
         let mut index = slice + S;
         let mut current = 0;
@@ -514,7 +630,7 @@ unsafe fn tile<
             // compute
             multiply_tile::<W, BM, TM, TN>(&mut acc, own.at(current), row, column);
             current = Place::<BM>::WORDS - current;
-            store::<W, BM, THREADS>(own.at(current), tid, x, w, n, index, stage);
+            store::<W, BM, THREADS>(own.at(current), tid, x, w, output, index, stage);
             // sync
             sync_threads();
             index += S;
@@ -529,16 +645,7 @@ unsafe fn tile<
         }
 
         // write
-        let (row, column) = (thread::block_idx_x() * BM + row, thread::block_idx_y() * BN + column);
-        unroll!(J < 8 => if J < TN {
-            let column = column + apart::<TN>() * J as u32;
-            if column < epilogue.n {
-                let scale = W::row_scale(w, column);
-                unroll!(I < 8 => if I < TM && row + ROW_STEP * (I as u32) < x.m {
-                    epilogue.write(row + ROW_STEP * I as u32, column, acc[I][J] * scale);
-                });
-            }
-        });
+        output.finish::<W, TM, TN>(acc, thread::block_idx_x() * BM + row, column, w, x.m);
     }
 }
 
@@ -563,7 +670,7 @@ macro_rules! tiles {
                 [$i8, $q8_0, $q4_0, $q4_k, $q5_k, $q6_k, $iq4_nl, $iq4_xs];
         )*
 
-        /// All kernels of this file.
+        /// The kernels of products.
         pub const KERNELS: &[KernelInfo] = &[$(
             $i8.info(), $q8_0.info(), $q4_0.info(), $q4_k.info(),
             $q5_k.info(), $q6_k.info(), $iq4_nl.info(), $iq4_xs.info(),
@@ -605,4 +712,43 @@ tiles! {
     TILE32: BM = 32, TM = 2, TN = 4, SLICES = 1, MIN_BLOCKS = 2;
     quant_tile32_i8 quant_tile32_q8_0 quant_tile32_q4_0 quant_tile32_q4_k
     quant_tile32_q5_k quant_tile32_q6_k quant_tile32_iq4_nl quant_tile32_iq4_xs;
+}
+
+macro_rules! gated {
+    ($($name:ident $weights:ident)*) => {
+        $(
+            /// # Safety
+            /// [`Gated`] constrains the pointers, which are valid on the launching stream; m, n, k > 0, and x_k is a multiple
+            /// of 64.
+            #[kernel(
+                block = threads(8), min_blocks = 2, shared(buffers: [u32; shared_words::<128>()]),
+                module = stringify!($name), shuffles = 48
+            )]
+            pub unsafe fn $name(p: Gated) {
+                let Gated { quants, scales, m, n, k, x_k, y_k, .. } = p;
+                let x = Rows { quants: p.x, scales: p.x_scales, m, k: x_k };
+                let w = Matrix { quants: p.w, scales: p.w_scales, k };
+                let output = GatedRows { quants, scales, n, k: y_k };
+                // SAFETY: this kernel's contract is the body's.
+                unsafe { tile::<$weights, 128, 8, 8, 1, { threads(8) }>(output, x, w, buffers) }
+            }
+        )*
+
+        /// By format. grid = [ceil(m / 128), y_k / 32]
+        pub const GATED128: [KernelSpec<Gated>; FORMATS] = [$($name),*];
+
+        /// The kernels of gated products.
+        pub const GATED_KERNELS: &[KernelInfo] = &[$($name.info()),*];
+    };
+}
+
+gated! {
+    quant_gated128_i8 I8
+    quant_gated128_q8_0 Q8_0
+    quant_gated128_q4_0 Q4_0
+    quant_gated128_q4_k Q4K
+    quant_gated128_q5_k Q5K
+    quant_gated128_q6_k Q6K
+    quant_gated128_iq4_nl Iq4Nl
+    quant_gated128_iq4_xs Iq4Xs
 }
