@@ -13,7 +13,7 @@ use super::vision::VisionPlace;
 use super::weights::{EMBEDDING, LM_HEAD};
 use pascaline::cuda::CudaDevice;
 use pascaline::internals::pieces::{
-    MLP_ROWS, QUANTIZE_PIECE, even_pieces, rows_per_launch, unfused_gate_rows,
+    MLP_ROWS, QUANTIZE_PIECE, even_pieces, prefill_partial_bytes, rows_per_launch, unfused_gate_rows,
 };
 use pascaline::internals::select::{Layouts, Query, Types, scratch_bytes};
 use pascaline::internals::table::Table;
@@ -595,13 +595,15 @@ impl Walk<'_> {
         Ok(y)
     }
 
-    /// A transformer block of `x`; `own`: with keys and values of its own, and LayerNorms.
+    /// A transformer block of `x`, which attends to `kv_len` keys in one piece. With `kv`, the width of keys and values of its own,
+    /// its norms are LayerNorms.
     fn transformer(
         &self,
         rows: usize,
         x: Rehearsed,
         [qkv, out, fc1, fc2]: &[Linear; 4],
         kv: Option<usize>,
+        kv_len: usize,
         activation: Activation,
     ) -> Result<Rehearsed> {
         let hidden = out.out;
@@ -617,6 +619,9 @@ impl Walk<'_> {
         let queries = self.floats(rows * out.width)?;
         drop(projected);
         let attended = self.floats(rows * out.width)?;
+        let head_dim = if own { self.config.vision.head_dim() } else { self.config.text.head_dim };
+        let (heads, sms) = (out.width / head_dim.max(1), self.gpu.multiprocessors);
+        drop(self.pool.take(prefill_partial_bytes(heads, rows, kv_len, head_dim, sms))?);
         drop(queries);
         let h = self.floats(rows * hidden)?;
         self.product(rows, out, false, Activation::Identity)?;
@@ -674,7 +679,14 @@ impl Walk<'_> {
         let names = Self::mergers(vision);
         for block in 0..vision.depth {
             let linears = self.vision_linears(block);
-            h = self.transformer(patches, h, &linears, Some(vision.hidden_size), Activation::GeluTanh)?;
+            h = self.transformer(
+                patches,
+                h,
+                &linears,
+                Some(vision.hidden_size),
+                patches,
+                Activation::GeluTanh,
+            )?;
             if let Some(i) = vision.deepstack_visual_indexes.iter().position(|&at| at == block) {
                 found.push(self.merge(tokens, &names[i])?);
             }
@@ -760,7 +772,7 @@ impl Walk<'_> {
             // partial results of attention, which is over before the products that follow
             let heads = text.num_attention_heads / self.part.share[1];
             drop(self.floats(wanted * heads * MOST_PARTIAL * (text.head_dim + 4))?);
-            h = self.transformer(rows, h, &self.text_linears(layer), None, Activation::SwiGlu)?;
+            h = self.transformer(rows, h, &self.text_linears(layer), None, 0, Activation::SwiGlu)?;
             if layer < deepstack {
                 let features = self.floats(rows * hidden)?;
                 let sum = self.floats(rows * hidden)?;
@@ -802,7 +814,14 @@ impl Walk<'_> {
             let _at = self.floats(2)?;
             let mut h = self.floats(rows * hidden)?;
             for layer in self.part.layers.clone() {
-                h = self.transformer(rows, h, &self.text_linears(layer), None, Activation::SwiGlu)?;
+                h = self.transformer(
+                    rows,
+                    h,
+                    &self.text_linears(layer),
+                    None,
+                    start + rows,
+                    Activation::SwiGlu,
+                )?;
                 if layer < deepstack {
                     let features = self.floats(rows * hidden)?;
                     let sum = self.floats(rows * hidden)?;

@@ -94,7 +94,7 @@ fn modules(config: &Config, options: &LoadOptions, stored: &BTreeSet<Stored>) ->
         .map(|kernel| format!("attention_{kernel}_d{text_dim}_{cache}"))
         .each_ref()
         .map(String::as_str));
-    add(&["reduce"]);
+    add(&["attention_prefill_merge", "reduce"]);
     let mut seen = BTreeSet::new();
     names.retain(|name| seen.insert(name.clone()));
     names.iter().filter_map(|name| ptx_modules().find(|module| module == name)).collect()

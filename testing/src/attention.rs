@@ -114,6 +114,21 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     }
     // enough blocks that GPUs of about 20 multiprocessors run some longest first, the others shortest first
     cases.push(Sdpa::new((8, 2), 260, 270, 24, true));
+    // so few blocks that the keys are in 2, 4 or 8 parts, of which some are empty for the first queries
+    for (heads, q_len, kv_len, head_dim, dtypes) in [
+        ((2, 1), 33, 600, 128, F32),
+        ((2, 2), 100, 1100, 64, F32),
+        ((4, 2), 130, 2100, 128, F32),
+        ((1, 1), 600, 600, 64, F32),
+        ((2, 2), 700, 520, 72, F32),
+        ((2, 1), 65, 1025, 128, F16),
+        ((2, 2), 64, 900, 64, MIXED),
+        ((3, 1), 70, 1030, 80, MIXED),
+    ] {
+        for causal in [false, true] {
+            cases.push(Sdpa::new(heads, q_len, kv_len, head_dim, causal).dtypes(dtypes));
+        }
+    }
     // head_dim, each with another grouping and type
     for (head_dim, heads, dtypes) in [
         (16, (2, 1), F32),
@@ -155,7 +170,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
     cases.push(Sdpa::new((8, 1), 3, 200, 72, true).dtypes(MIXED));
     // views
     for view in [View::Cache, View::Swapped] {
-        for (q_len, kv_len) in [(1, 300), (4, 33), (40, 70)] {
+        for (q_len, kv_len) in [(1, 300), (4, 33), (40, 70), (40, 570)] {
             cases.push(Sdpa::new((4, 2), q_len, kv_len, 128, true).batch(2).view(view));
             cases.push(Sdpa::new((4, 4), q_len, kv_len, 72, false).batch(2).view(view).dtypes(F16));
         }

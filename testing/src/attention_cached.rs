@@ -186,6 +186,7 @@ pub fn cases() -> Vec<Box<dyn Case>> {
             ((4, 2), [33, 65, 128], true),
             ((2, 2), [70, 40, 64], false),
             ((2, 1), [64, 129, 80], true),
+            ((2, 1), [70, 1100, 128], true),
         ] {
             add(heads, shape, causal, dtype, format, false, Purpose::Test);
         }

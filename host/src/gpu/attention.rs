@@ -8,7 +8,7 @@ use crate::problem::attention::{HeadStrides, Problem};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::attention::decode::{Decode, Instance, Instances};
 use kernels_gpu::attention::merge::partial_elements;
-use kernels_gpu::attention::prefill::{Prefill, QUERIES_PER_BLOCK};
+use kernels_gpu::attention::prefill::{KEYS_PER_TILE, Prefill, PrefillMerge, QUERIES_PER_BLOCK};
 use kernels_gpu::attention::textbook::{self, Scores, Softmax, TEXTBOOK_TILE, Values};
 use kernels_gpu::attention::{self, Kernels};
 use std::ptr;
@@ -58,6 +58,46 @@ pub(super) fn split(blocks: usize, kv_len: usize, multiprocessors: u32) -> (usiz
     let wanted = room.div_ceil(blocks.max(1));
     let keys = kv_len.div_ceil(wanted.max(1)).next_multiple_of(MIN_SPLIT_KEYS).max(MIN_SPLIT_KEYS);
     (kv_len.div_ceil(keys).max(1), keys)
+}
+
+/// The most parts that the keys of 64 queries are in, as a power of two.
+const MAX_PARTS_LOG2: u32 = 3;
+
+/// The parts that the keys are in, as a power of two, for a prefill grid of `blocks` blocks for each part: as many as it takes
+/// to occupy seven in eight of the device's places for blocks, of two tiles of keys at least.
+fn parts_log2(blocks: u32, kv_len: u32, places: u32) -> u32 {
+    let tiles = kv_len.div_ceil(KEYS_PER_TILE);
+    (0..MAX_PARTS_LOG2)
+        .find(|log| 8 * (blocks << log) >= 7 * places || tiles >> log < 4)
+        .unwrap_or(MAX_PARTS_LOG2)
+}
+
+/// Bytes of the partial results of prefill attention of each of `heads` heads, for planning memory.
+pub fn prefill_partial_bytes(
+    heads: usize,
+    q_len: usize,
+    kv_len: usize,
+    head_dim: usize,
+    multiprocessors: u32,
+) -> usize {
+    let places = attention::OF_F32.prefill[by_width(head_dim)].min_blocks * multiprocessors;
+    let blocks = (heads * q_len.div_ceil(QUERIES_PER_BLOCK as usize)) as u32;
+    match q_len {
+        ..=MAX_DECODE_QUERIES => 0,
+        _ => partial_bytes(blocks, parts_log2(blocks, kv_len as u32, places), head_dim),
+    }
+}
+
+/// Bytes of the partial results of `blocks` blocks for each part; a single part has none.
+fn partial_bytes(blocks: u32, parts_log2: u32, head_dim: usize) -> usize {
+    let row = partial_elements(padded(head_dim)) as usize * size_of::<f32>();
+    let records = if parts_log2 == 0 { 0 } else { (blocks << parts_log2) as usize };
+    records * QUERIES_PER_BLOCK as usize * row
+}
+
+/// The kernels' head_dim.
+fn padded(head_dim: usize) -> u32 {
+    [64, 128][by_width(head_dim)]
 }
 
 /// How many rows of a prefill grid [heads, rows] are launched longest first. Usually all, so that short blocks fill the gaps
@@ -125,6 +165,9 @@ fn of<Q: DeviceElement, Kv: DeviceElement>(
     if problem.q_len > MAX_DECODE_QUERIES {
         let spec = &kernels.prefill[by_width(problem.head_dim)];
         let (heads, rows) = (heads as u32, q_len.div_ceil(QUERIES_PER_BLOCK));
+        let parts_log2 = parts_log2(heads * rows, kv_len, spec.min_blocks * multiprocessors);
+        let bytes = partial_bytes(heads * rows, parts_log2, problem.head_dim);
+        let partial = DeviceBuffer::uninitialized(device, bytes)?;
         let parameters = Prefill {
             out,
             q,
@@ -141,14 +184,37 @@ fn of<Q: DeviceElement, Kv: DeviceElement>(
             head_dim,
             scale_log2,
             causal,
-            longest_first: longest_first(heads, rows, spec.min_blocks, multiprocessors),
+            longest_first: match parts_log2 {
+                0 => longest_first(heads, rows, spec.min_blocks, multiprocessors),
+                _ => rows,
+            },
+            parts_log2,
+            partial: partial.ptr(),
             exponent_bits,
             k_scales,
             v_scales,
         };
+        let merge = PrefillMerge {
+            out,
+            partial: partial.ptr(),
+            out_strides,
+            num_q_heads,
+            tiles: rows,
+            parts_log2,
+            head_dim,
+            d: padded(problem.head_dim),
+        };
         // SAFETY: `ops::attention_into` has checked types, shapes, the alignment of first elements and strides, spans below
-        // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Tensors in Q8_0 have scales.
-        return unsafe { device.launch(spec, [heads, rows, 1], &parameters) };
+        // 2³¹ and that all tensors are on this stream; a TensorMut overlaps nothing. Tensors in Q8_0 have scales. `partial` has a
+        // record for each block of more than one part, which the first launch writes; it is freed after the launches.
+        unsafe {
+            device.launch(spec, [heads, rows, 1 << parts_log2], &parameters)?;
+            return if parts_log2 > 0 {
+                device.launch(&kernels.merge, [heads, q_len, 1], &merge)
+            } else {
+                Ok(())
+            };
+        }
     }
 
     let rows = problem.group() * problem.q_len;
@@ -242,6 +308,21 @@ mod tests {
         result.unwrap();
         device.synchronize().unwrap();
         names[0]
+    }
+
+    #[test]
+    fn few_queries_have_their_keys_in_parts() {
+        let of = |blocks: u32, kv_len: u32, sms: u32| 1 << parts_log2(blocks, kv_len, 2 * sms);
+        assert_eq!(of(16, 8192, 30), 4); // 64 of 60 places
+        assert_eq!(of(64, 8192, 30), 1);
+        assert_eq!(of(53, 8192, 30), 1, "seven in eight");
+        assert_eq!(of(52, 8192, 30), 2);
+        assert_eq!(of(1, 8192, 132), 8, "no more than that");
+        assert_eq!([of(1, 384, 132), of(1, 385, 132), of(1, 1023, 132)], [1, 2, 4], "two tiles each");
+        assert_eq!([of(1, 0, 132), of(0, 8192, 132)], [1, 8]);
+        assert_eq!(prefill_partial_bytes(16, 8, 8192, 128, 30), 0, "decode kernels");
+        assert_eq!(prefill_partial_bytes(16, 9, 8192, 72, 30), 16 * 4 * 64 * 132 * 4);
+        assert_eq!(prefill_partial_bytes(16, 256, 8192, 64, 30), 0);
     }
 
     #[test]

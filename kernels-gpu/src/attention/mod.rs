@@ -7,6 +7,7 @@
 //! | kernel                     | a block handles                           | when               |
 //! |----------------------------|-------------------------------------------|--------------------|
 //! | attention_prefill_d‹D›_‹t› | 64 queries of a head                      | q_len > 8          |
+//! | attention_prefill_merge_‹t› | a row whose keys were in parts           | few queries        |
 //! | attention_decode_d‹D›_r‹R›_‹t› | R rows of a kv head, one split of the keys | q_len ≤ 8      |
 //! | attention_paged_‹kernel›_… | as these, through tables of pages        | many sequences     |
 //! | attention_backward_‹step›_‹t› | 64 queries or keys of a head, of the gradients | training |
@@ -25,7 +26,7 @@ pub mod sparse;
 pub mod textbook;
 
 pub use decode::Decode;
-pub use prefill::Prefill;
+pub use prefill::{Prefill, PrefillMerge};
 
 use crate::device::F16;
 use cuda_std::KernelSpec;
@@ -49,23 +50,36 @@ use unroll;
 pub struct Kernels<Q, Kv> {
     /// Few queries.
     pub decode: decode::Instances<Decode<Q, Kv>>,
-    /// Many queries, of head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK)]
+    /// Many queries, of head_dim ≤ 64 and ≤ 128: grid = [b · num_q_heads, ceil(q_len / QUERIES_PER_BLOCK), parts of the keys]
     pub prefill: [KernelSpec<Prefill<Q, Kv>>; 2],
+    /// Merges the parts.
+    pub merge: KernelSpec<PrefillMerge<Q>>,
 }
 
 /// All f32.
-pub const OF_F32: Kernels<f32, f32> = Kernels { decode: decode::OF_F32, prefill: prefill::OF_F32 };
+pub const OF_F32: Kernels<f32, f32> =
+    Kernels { decode: decode::OF_F32, prefill: prefill::OF_F32, merge: prefill::attention_prefill_merge_f32 };
 /// All f16.
-pub const OF_F16: Kernels<F16, F16> = Kernels { decode: decode::OF_F16, prefill: prefill::OF_F16 };
+pub const OF_F16: Kernels<F16, F16> =
+    Kernels { decode: decode::OF_F16, prefill: prefill::OF_F16, merge: prefill::attention_prefill_merge_f16 };
 /// q and out f32, k and v f16.
-pub const OF_F32_F16: Kernels<f32, F16> =
-    Kernels { decode: decode::OF_F32_F16, prefill: prefill::OF_F32_F16 };
+pub const OF_F32_F16: Kernels<f32, F16> = Kernels {
+    decode: decode::OF_F32_F16,
+    prefill: prefill::OF_F32_F16,
+    merge: prefill::attention_prefill_merge_f32,
+};
 /// q and out f32, k and v codes of a 16-bit float with any exponent bits.
-pub const OF_F32_CODED: Kernels<f32, u16> =
-    Kernels { decode: decode::OF_F32_CODED, prefill: prefill::OF_F32_CODED };
+pub const OF_F32_CODED: Kernels<f32, u16> = Kernels {
+    decode: decode::OF_F32_CODED,
+    prefill: prefill::OF_F32_CODED,
+    merge: prefill::attention_prefill_merge_f32,
+};
 /// q and out f32, k and v in Q8_0.
-pub const OF_F32_Q8_0: Kernels<f32, u8> =
-    Kernels { decode: decode::OF_F32_Q8_0, prefill: prefill::OF_F32_Q8_0 };
+pub const OF_F32_Q8_0: Kernels<f32, u8> = Kernels {
+    decode: decode::OF_F32_Q8_0,
+    prefill: prefill::OF_F32_Q8_0,
+    merge: prefill::attention_prefill_merge_f32,
+};
 
 /// Strides of a tensor [b, heads, rows, head_dim] in elements; the last is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,13 @@
 //! Many queries of a head with all keys, or causally with those up to each query's position.
 //!
+//! Where queries are too few to fill the device, several blocks have the same queries and a part of the keys each. A second
+//! kernel merges their partial results (Milakov & Gimelshein 2018, section 3.1).
+//!
+//! | kernel                       | a block handles                                   |
+//! |------------------------------|---------------------------------------------------|
+//! | attention_prefill_d‹D›_‹t›   | 64 queries of a head, all keys or a part of them  |
+//! | attention_prefill_merge_‹t›  | a row of a head                                   |
+//!
 //! On sm_61 two blocks of either width are resident on a multiprocessor. With eight keys a thread, 85 % of the loops'
 //! instructions are multiply-adds. With four, a third block is resident; on an H200 that took 3 to 7 % longer (head_dim 64),
 //! 7 to 38 % (128).
@@ -8,9 +16,10 @@ use super::{
     BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, bn, chunks_elements, half_elements, key_of,
     prefill, read_indices, sums_elements,
 };
+use crate::attention::merge::{merge, partial_elements};
 use crate::attention::{Strides, not_zero, tensors, unroll};
-use crate::device::F16;
 use crate::device::stored::KvElement;
+use crate::device::{Element, F16};
 use cuda_std::prelude::*;
 use cuda_std::{KernelInfo, KernelSpec};
 
@@ -48,8 +57,14 @@ pub struct Prefill<Q, Kv> {
     pub scale_log2: f32,
     /// 1 if causal, else 0.
     pub causal: u32,
-    /// The first so many rows of the grid are launched longest first, the others shortest first.
+    /// The first so many rows of the grid are launched longest first, the others shortest first. In every second part all are
+    /// launched shortest first.
     pub longest_first: u32,
+    /// The keys are in 2 to this power parts, of as many tiles as possible each.
+    pub parts_log2: u32,
+    /// With more than one part, [gridDim.x, gridDim.y, parts, BM, [`partial_elements`](super::super::merge::partial_elements)(D)],
+    /// 16-byte aligned, else not used. The second index is that of the queries.
+    pub partial: *mut f32,
     /// Exponent bits of codes (`Kv` = `u16`), 2 to 8; else not used.
     pub exponent_bits: u32,
     /// Scales of k's quants (`Kv` = `u8`), one for each block; else not used.
@@ -155,6 +170,78 @@ impl Work<KEYS> for Dense {
     }
 }
 
+/// The blocks along the grid's z have a part of the tiles each.
+#[derive(Clone, Copy)]
+struct Part {
+    dense: Dense,
+    parts_log2: u32,
+    partial: *mut f32,
+    /// Elements of a partial result.
+    elements: u32,
+}
+
+impl Part {
+    /// The first tile of part `part`.
+    #[inline(always)]
+    fn tile(self, part: u32) -> u32 {
+        self.dense.end() * part >> self.parts_log2
+    }
+}
+
+impl Work<KEYS> for Part {
+    const STEP: u32 = <Dense as Work<KEYS>>::STEP;
+    const LISTED: bool = <Dense as Work<KEYS>>::LISTED;
+
+    #[inline(always)]
+    fn place(self) -> Place {
+        self.dense.place()
+    }
+
+    #[inline(always)]
+    fn begin(self) -> u32 {
+        self.tile(thread::block_idx_z())
+    }
+
+    #[inline(always)]
+    fn end(self) -> u32 {
+        self.tile(thread::block_idx_z() + 1)
+    }
+
+    #[inline(always)]
+    fn keys(self, tile: u32) -> u32 {
+        self.dense.keys(tile)
+    }
+
+    #[inline(always)]
+    unsafe fn key(self, tile: u32, row: u32) -> u32 {
+        // SAFETY: this function's contract.
+        unsafe { self.dense.key(tile, row) }
+    }
+
+    #[inline(always)]
+    unsafe fn sees(self, place: Place, tile: u32) -> bool {
+        // SAFETY: this function's contract.
+        unsafe { self.dense.sees(place, tile) }
+    }
+
+    #[inline(always)]
+    unsafe fn mask(self, s: &mut [[f32; KEYS]; 8], place: Place, tile: u32) {
+        // SAFETY: this function's contract.
+        unsafe { self.dense.mask(s, place, tile) }
+    }
+
+    #[inline(always)]
+    unsafe fn partial(self) -> Option<*mut f32> {
+        if self.parts_log2 == 0 {
+            return None;
+        }
+        let [_, x, y] = read_indices();
+        let queries = self.dense.first(y) / BM;
+        let part = ((x * thread::grid_dim_y() + queries) << self.parts_log2) + thread::block_idx_z();
+        Some(self.partial.wrapping_add(part as usize * self.elements as usize))
+    }
+}
+
 macro_rules! kernels {
     ($($name:ident: $q:ty, $kv:ty, $groups:literal;)*) => {
         $(
@@ -174,13 +261,15 @@ macro_rules! kernels {
                 // SAFETY: the grid has a block, so there is a head; the parameters fulfil `prefill`'s contract.
                 unsafe {
                     not_zero(p.num_q_heads);
-                    let work = Dense {
+                    let dense = Dense {
                         num_q_heads: p.num_q_heads,
                         q_len: p.q_len,
                         kv_len: p.kv_len,
                         causal: 0u32.wrapping_sub(p.causal),
-                        longest_first: p.longest_first,
+                        longest_first: if thread::block_idx_z().is_multiple_of(2) { p.longest_first } else { 0 },
                     };
+                    let elements = BM * partial_elements(64 * $groups);
+                    let work = Part { dense, parts_log2: p.parts_log2, partial: p.partial, elements };
                     prefill::<_, _, WARPS, $groups, KEYS, { BM + PAD }, { bn(KEYS) + PAD }, _>(
                         tensors!(p, k, v), p.kv_len.wrapping_sub(1), work, scratch,
                     )
@@ -189,7 +278,9 @@ macro_rules! kernels {
         )*
 
         /// All kernels of this file.
-        pub const KERNELS: &[KernelInfo] = &[$($name.info()),*];
+        pub const KERNELS: &[KernelInfo] = &[
+            $($name.info(),)* attention_prefill_merge_f32.info(), attention_prefill_merge_f16.info(),
+        ];
     };
 }
 
@@ -215,3 +306,60 @@ pub(in crate::attention) const OF_F32_CODED: [KernelSpec<Prefill<f32, u16>>; 2] 
     [attention_prefill_d128_f32_coded; 2];
 pub(in crate::attention) const OF_F32_Q8_0: [KernelSpec<Prefill<f32, u8>>; 2] =
     [attention_prefill_d128_f32_q8_0; 2];
+
+/// The parameters of the kernels that merge the parts of [`Prefill`].
+#[derive(Clone, Copy, KernelParams)]
+#[repr(C)]
+pub struct PrefillMerge<T> {
+    /// [b, num_q_heads, q_len, head_dim], disjoint from the partial results
+    pub out: *mut T,
+    /// As the previous kernel has written it, with as many heads as gridDim.x and queries of `tiles` blocks.
+    pub partial: *const f32,
+    pub out_strides: Strides,
+    pub num_q_heads: u32,
+    pub tiles: u32,
+    pub parts_log2: u32,
+    pub head_dim: u32,
+    /// The head_dim D of the previous kernel.
+    pub d: u32,
+}
+
+/// # Safety
+/// As the kernels below.
+#[inline(always)]
+unsafe fn merge_parts<T: Element>(p: PrefillMerge<T>) {
+    let PrefillMerge { out, partial, out_strides, num_q_heads, tiles, parts_log2, head_dim, d } = p;
+    let (x, i, column) = (thread::block_idx_x(), thread::block_idx_y(), thread::thread_idx_x());
+    if column >= head_dim {
+        return; // no barrier follows
+    }
+    // SAFETY: the grid has a block, so there is a head. Query i is in row i % BM of the records of tile i / BM; the row and the
+    // column are inside out.
+    unsafe {
+        not_zero(num_q_heads);
+        let (width, record) = (partial_elements(d) as usize, (x * tiles + i / BM) << parts_log2);
+        let records = partial.add((record * BM + i % BM) as usize * width);
+        let value = merge(records, BM as usize * width, 1 << parts_log2, d, column);
+        let at = out_strides.offset(x / num_q_heads, x % num_q_heads) + i * out_strides.row + column;
+        *out.add(at as usize) = T::from_f32(value);
+    }
+}
+
+macro_rules! merge_kernels {
+    ($($name:ident: $t:ty;)*) => {$(
+        /// grid = [b · num_q_heads, q_len]
+        ///
+        /// # Safety
+        /// [`PrefillMerge`] constrains the pointers, which are valid on the launching stream, and the numbers.
+        #[kernel(block = THREADS, module = "attention_prefill_merge")]
+        pub unsafe fn $name(p: PrefillMerge<$t>) {
+            // SAFETY: this kernel's contract is the body's.
+            unsafe { merge_parts(p) }
+        }
+    )*};
+}
+
+merge_kernels! {
+    attention_prefill_merge_f32: f32;
+    attention_prefill_merge_f16: F16;
+}

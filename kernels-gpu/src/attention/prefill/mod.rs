@@ -63,6 +63,9 @@ const BK: u32 = 16;
 /// Queries that a block handles.
 pub const QUERIES_PER_BLOCK: u32 = BM;
 
+/// Keys of a tile of the dense kernels.
+pub const KEYS_PER_TILE: u32 = bn(dense::KEYS);
+
 /// Queries of a block of so many warps.
 pub(super) const fn bm(warps: u32) -> u32 {
     16 * warps
