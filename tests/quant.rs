@@ -117,18 +117,23 @@ fn fused_rows_are_those_of_separate_passes() -> Result<()> {
         let want = ops::quantize_rows(&ops::rms_norm(&x, &weight, 1e-6)?)?;
         same_rows(&want, &ops::rms_norm_rows(&x, &weight, 1e-6)?, &format!("norm [{m}, {cols}]"))?;
     }
-    // enough for tiles of 128 rows on any GPU; ragged in every direction
-    let (m, cols, k) = (257, 3100, 96);
-    let x = ops::quantize_rows(&Tensor::randn([m, k], DType::F32, 4, &device)?)?;
-    let w = Tensor::randn([2 * cols, k], DType::F32, 5, &device)?;
-    for format in FORMATS {
-        let w = ops::quantize(&w, format)?;
-        let mut product = Tensor::uninitialized([m, 2 * cols], DType::F32, &device)?;
-        ops::quant_matmul_rows_into(product.view_mut()?, &x, &w, &Epilogue::default())?;
-        let want = ops::quantize_rows(&ops::activate(&product, None, Activation::SwiGlu)?)?;
-        let (got, launched) = cuda::trace(|| ops::quant_gated_rows(&x, &w));
-        same_rows(&want, &got?, name(format))?;
-        assert_eq!(launched, [format!("quant_gated128_{}", name(format))]);
+    // enough for tiles of 128 rows on any GPU; ragged in every direction; with 44 rows after the last whole tile
+    for (m, launches) in [(230, 1), (300, 4)] {
+        let (cols, k) = (4001, 96);
+        let x = ops::quantize_rows(&Tensor::randn([m, k], DType::F32, 4, &device)?)?;
+        let w = Tensor::randn([2 * cols, k], DType::F32, 5, &device)?;
+        for format in FORMATS {
+            let w = ops::quantize(&w, format)?;
+            let mut product = Tensor::uninitialized([m, 2 * cols], DType::F32, &device)?;
+            ops::quant_matmul_rows_into(product.view_mut()?, &x, &w, &Epilogue::default())?;
+            let want = ops::quantize_rows(&ops::activate(&product, None, Activation::SwiGlu)?)?;
+            let (got, launched) = cuda::trace(|| ops::quant_gated_rows(&x, &w));
+            same_rows(&want, &got?, &format!("{} {m}", name(format)))?;
+            assert_eq!(
+                (launched[0], launched.len()),
+                (&*format!("quant_gated128_{}", name(format)), launches)
+            );
+        }
     }
     Ok(())
 }
@@ -255,6 +260,31 @@ fn what_does_not_fit_is_a_typed_error() {
     let plain = ops::Epilogue::default();
     assert!(matches!(ops::quant_matmul(&x, &w, &plain), Err(Error::Shape { argument: "x", .. })));
     let x = Tensor::zeros([2, 64], DType::F32, &Device::Cpu).unwrap();
+    let rows = ops::quantize_rows(&x).unwrap();
+    let odd =
+        ops::quantize(&Tensor::zeros([3, 64], DType::F32, &Device::Cpu).unwrap(), Format::Q4_0).unwrap();
+    assert!(matches!(ops::quant_gated_rows(&rows, &odd), Err(Error::Unsupported { argument: "w", .. })));
+    let narrow =
+        ops::quantize(&Tensor::zeros([4, 32], DType::F32, &Device::Cpu).unwrap(), Format::Q4_0).unwrap();
+    assert!(matches!(ops::quant_gated_rows(&rows, &narrow), Err(Error::Shape { argument: "x", .. })));
+    for device in [Device::Cpu, common::cuda_device()] {
+        let of = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &device).unwrap();
+        let (x, weight) = (of(&[2, 64], DType::F32), of(&[64], DType::F32));
+        assert!(matches!(ops::rms_norm_rows(&x, &of(&[63], DType::F32), 0.0), Err(Error::Shape { .. })));
+        assert!(matches!(ops::rms_norm_rows(&x, &of(&[64], DType::F16), 0.0), Err(Error::DType { .. })));
+        assert!(matches!(
+            ops::rms_norm_rows(&x, &weight, -1.0),
+            Err(Error::Unsupported { argument: "eps", .. })
+        ));
+        let gaps = of(&[2, 65], DType::F32).narrow(1, 0, 64).unwrap();
+        assert!(matches!(ops::rms_norm_rows(&gaps, &weight, 0.0), Err(Error::Layout { .. })));
+    }
+    let gpu = common::cuda_device();
+    let (x_gpu, weight) =
+        (x.to_device(&gpu).unwrap(), Tensor::zeros([64], DType::F32, &Device::Cpu).unwrap());
+    assert!(matches!(ops::rms_norm_rows(&x_gpu, &weight, 0.0), Err(Error::DeviceMismatch { .. })));
+    let rows = ops::quantize_rows(&x_gpu).unwrap();
+    assert!(matches!(ops::quant_gated_rows(&rows, &w), Err(Error::DeviceMismatch { argument: "w", .. })));
     let bias = ops::Epilogue { bias: Some(&x), ..plain };
     assert!(matches!(ops::quant_matmul(&x, &w, &bias), Err(Error::Shape { argument: "bias", .. })));
     assert!(ops::quantize(&x.narrow(1, 0, 32).unwrap(), Format::Q8_0).is_err(), "a view with gaps");

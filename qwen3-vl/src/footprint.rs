@@ -560,7 +560,7 @@ impl Walk<'_> {
     /// The temporaries of fc2(silu(gate)·up) where both matrices are quantised: 8-bit rows, and for few rows the product.
     fn gated(&self, rows: usize, [fc1, fc2]: [&Linear; 2]) -> Result<()> {
         let piece = even_pieces(rows, rows_per_launch(2 * fc1.out * fc1.width).min(MLP_ROWS));
-        let rows = rows.min(piece);
+        let (rows, rest) = (rows.min(piece), rows % 128);
         let few = rows.min(unfused_gate_rows(fc1.out, self.gpu.multiprocessors));
         let apart = [
             self.quant_rows(few, fc1.width)?,
@@ -569,6 +569,10 @@ impl Walk<'_> {
         ];
         drop(apart);
         let _rows = [self.quant_rows(rows, fc1.width)?, self.quant_rows(rows, fc2.width)?];
+        // the rows after the last whole tile, if they are few
+        if rows > few && (1..=64).contains(&rest) {
+            let _apart = [self.floats(rest * fc1.out)?, self.floats(rest * fc2.width)?];
+        }
         Ok(())
     }
 

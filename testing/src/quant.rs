@@ -335,6 +335,8 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         ] {
             test(shape, DType::F32, Data::Normal, none, false);
         }
+        // few rows after the last whole tile, on a GPU of up to 22 multiprocessors
+        test((129, 2500, 64), DType::F32, Data::Normal, none, true);
         // two slices of k, of which the second is empty or shorter, on a GPU of 20 or 30 multiprocessors and on one of 132
         for shape in [(100, 600, 64), (100, 600, 160), (200, 1200, 96)] {
             test(shape, DType::F32, Data::Normal, none, false);
@@ -353,6 +355,7 @@ fn products(cases: &mut Vec<Box<dyn Case>>) {
         if matches!(format, Format::I8 | Format::Q8_0 | Format::Q4_0) {
             test((7, 50, 1024), DType::F32, Data::Integers, none, false);
             test((40, 50, 1024), DType::F32, Data::Integers, none, true);
+            test((290, 7500, 64), DType::F32, Data::Integers, none, true); // few last rows on up to 134 multiprocessors
         }
         let mut bench = |shape| {
             add(shape, format, DType::F32, Purpose::Bench, Data::Normal, none, false);

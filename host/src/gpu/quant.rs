@@ -3,12 +3,12 @@
 use super::DeviceElement;
 use crate::cuda::occupancy::Resources;
 use crate::cuda::{CudaDevice, Properties};
-use crate::problem::activate::Epilogue;
+use crate::problem::activate::{Activation, Epilogue};
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::{DType, Result, Tensor, TensorMut};
 use cuda_std::KernelSpec;
 use kernels_gpu::device::rows::{MAX_BLOCK_COLS, row_threads};
-use kernels_gpu::quant::blocks::BLOCK;
+use kernels_gpu::quant::blocks::{BLOCK, RowScale};
 use kernels_gpu::quant::decode::{self, Decode, TO_F16, TO_F32};
 use kernels_gpu::quant::encode::{
     self, Encode, EncodeRows, quant_encode_i8, quant_encode_q4_0, quant_encode_q4_k, quant_encode_q8_0,
@@ -68,6 +68,7 @@ fn encode<Q: Copy, S: Copy>(
     unsafe { device.launch(spec, [blocks, 1, 1], &parameters) }
 }
 
+/// Quantises `x` to the last of `rows`, as many as x has: usually all.
 pub(crate) fn quantize_rows(device: &CudaDevice, rows: &mut QuantRows, x: &Tensor) -> Result<()> {
     match x.dtype() {
         DType::F16 => encode_rows(device, &quant_encode_rows_f16, rows, x),
@@ -82,13 +83,16 @@ fn encode_rows<T: DeviceElement>(
     x: &Tensor,
 ) -> Result<()> {
     let (m, cols) = x.shape().rows_cols();
+    let first = rows.shape.rows_cols().0 - m;
     let (m, cols, k) = (m as u32, cols as u32, rows.k as u32);
     let (quants, scales) = (rows.quants.view_mut()?.address(), rows.scales.view_mut()?.address());
     let grid = [(m * (k / 4)).div_ceil(encode::THREADS), 1, 1];
-    let (quants, scales) = (quants as *mut u32, scales as *mut _);
+    let quants = (quants as *mut u32).wrapping_add(first * rows.k / 4);
+    let scales = (scales as *mut RowScale).wrapping_add(first * rows.k / BLOCK);
     let parameters = EncodeRows { quants, scales, x: x.ptr::<T>(), rows: m, cols, k };
     // SAFETY: `ops::quantize_rows` has checked that x is contiguous [m, cols] of the kernel's type and allocated quants and
-    // scales for k, a multiple of 256. All are on this stream, of less than 2³¹ values.
+    // scales for k, a multiple of 256, and for m rows; `ops::quant_gated_rows` for at least m rows. All are on this stream, of
+    // less than 2³¹ values.
     unsafe { device.launch(spec, grid, &parameters) }
 }
 
@@ -202,6 +206,15 @@ fn kernel_for(format: Format, m: u32, n: u32, multiprocessors: u32) -> (KernelSp
     }
 }
 
+/// The pieces of m rows, each the first row and their number. A tile of 128 rows takes as long for half as many, so a last one
+/// of so few is a product of its own.
+fn pieces(m: u32, n: u32, multiprocessors: u32) -> impl Iterator<Item = (u32, u32)> {
+    let (whole, rest) = (m / 128 * 128, m % 128);
+    let apart = (1..=MAX_TILE64_M).contains(&rest) && fills(whole, n, multiprocessors);
+    let pieces = if apart { [(0, whole), (whole, rest)] } else { [(0, m), (m, 0)] };
+    pieces.into_iter().filter(|&(_, len)| len > 0)
+}
+
 pub(crate) fn matmul(
     device: &CudaDevice,
     y: TensorMut,
@@ -213,16 +226,39 @@ pub(crate) fn matmul(
     if m == 0 || n == 0 {
         return Ok(());
     }
+    for (first, m) in pieces(m, n, device.properties().multiprocessors) {
+        let at = first as usize * n as usize;
+        let piece = |pointer: *const f32| if pointer.is_null() { pointer } else { pointer.wrapping_add(at) };
+        let (bias, residual, activation) = arguments(epilogue);
+        let outputs = (y.ptr::<f32>().wrapping_add(at), bias, piece(residual), activation);
+        // SAFETY: `ops::quant_matmul_rows_into` has checked that x has w's columns, that y and residual are contiguous [m, n] and
+        // bias [n], all f32 and on this stream; the pieces' rows are among theirs. A TensorMut overlaps nothing.
+        unsafe { multiply(device, outputs, x, (first, m), w)? }
+    }
+    Ok(())
+}
+
+/// y = act(x·wᵀ + bias) + residual for `m` rows of x from `first`, with y, bias, residual and the activation's number in `outputs`.
+///
+/// # Safety
+/// y and residual are [m, n], bias [n], f32 and on the stream; y overlaps nothing. x has these rows and w's columns; both are on
+/// the stream.
+unsafe fn multiply(
+    device: &CudaDevice,
+    outputs: (*mut f32, *const f32, *const f32, u32),
+    x: &QuantRows,
+    (first, m): (u32, u32),
+    w: &QuantTensor,
+) -> Result<()> {
+    let (y, bias, residual, activation) = outputs;
+    let (n, k, x_k) = (w.rows() as u32, w.k as u32, x.k as u32);
     let (spec, grid) = kernel_for(w.format(), m, n, device.properties().multiprocessors);
-    let (bias, residual, activation) = arguments(epilogue);
-    let (k, x_k) = (w.k as u32, x.k as u32);
     let (w, w_scales) = addresses(w);
-    let (x, x_scales) = (x.quants.address() as *const u8, x.scales.address() as *const u8);
-    let parameters =
-        Product { y: y.ptr(), x, x_scales, w, w_scales, bias, residual, m, n, k, x_k, activation };
-    // SAFETY: `ops::quant_matmul_rows_into` has checked that x has w's columns, that y and residual are contiguous [m, n] and
-    // bias [n], all f32 and on this stream. Rows of x are padded to multiples of 256, and so no shorter than those of w,
-    // which have at least one block. A TensorMut overlaps nothing.
+    let [x, x_scales] = [(x.quants.address(), 1), (x.scales.address(), BLOCK / size_of::<RowScale>())]
+        .map(|(start, values)| (start as *const u8).wrapping_add(first as usize * x_k as usize / values));
+    let parameters = Product { y, x, x_scales, w, w_scales, bias, residual, m, n, k, x_k, activation };
+    // SAFETY: this function's contract. Rows of x are padded to multiples of 256, and so no shorter than those of w, which have
+    // at least one block.
     unsafe { device.launch(&spec, grid, &parameters) }
 }
 
@@ -238,14 +274,24 @@ pub(crate) fn gate_is_fused(device: &CudaDevice, m: usize, n: usize) -> bool {
     m > MAX_TILE64_M && fills(m, n, device.properties().multiprocessors)
 }
 
-/// The rows silu(gate)·up of x·wᵀ, quantised, for sizes of which [`gate_is_fused`] says so.
+/// The last rows of x as [`pieces`] has them apart, by the product's sums: y = x·wᵀ, as many rows as y has.
+pub(crate) fn matmul_last(device: &CudaDevice, y: TensorMut, x: &QuantRows, w: &QuantTensor) -> Result<()> {
+    let (m, rest) = (x.shape.rows_cols().0 as u32, y.shape().rows_cols().0 as u32);
+    let outputs = (y.ptr(), ptr::null(), ptr::null(), super::activate::number(Activation::Identity));
+    // SAFETY: `ops::quant_gated_rows` has made y for these rows and checked that x has w's columns; all are on this stream.
+    unsafe { multiply(device, outputs, x, (m - rest, rest), w) }
+}
+
+/// The rows silu(gate)·up of x·wᵀ, quantised, for sizes of which [`gate_is_fused`] says so. Gives the number of last rows that
+/// it leaves, because a tile for them would be at most half full.
 pub(crate) fn gated_rows(
     device: &CudaDevice,
     rows: &mut QuantRows,
     x: &QuantRows,
     w: &QuantTensor,
-) -> Result<()> {
-    let (m, n) = (x.shape.rows_cols().0 as u32, w.rows() as u32);
+) -> Result<usize> {
+    let (all, n) = (x.shape.rows_cols().0 as u32, w.rows() as u32);
+    let m = pieces(all, n, device.properties().multiprocessors).next().map_or(all, |(_, len)| len);
     let (k, x_k, y_k) = (w.k as u32, x.k as u32, rows.k as u32);
     let (quants, scales) = (rows.quants.view_mut()?.address(), rows.scales.view_mut()?.address());
     let (quants, scales) = (quants as *mut u32, scales as *mut _);
@@ -256,7 +302,8 @@ pub(crate) fn gated_rows(
     // SAFETY: `ops::quant_gated_rows` has checked that x has w's columns and that w has an even number of rows, and allocated
     // quants and scales for m rows of y_k ≥ n / 2 values, a multiple of 256. All are on this stream, and nothing else refers to
     // the new ones. Rows of x are padded to multiples of 256, and so no shorter than those of w; m and n are not 0.
-    unsafe { device.launch(&GATED128[w.format() as usize], grid, &parameters) }
+    unsafe { device.launch(&GATED128[w.format() as usize], grid, &parameters)? }
+    Ok((all - m) as usize)
 }
 
 pub(crate) fn straight_through(
@@ -295,6 +342,16 @@ mod tests {
         assert_eq!(of(64, 8192, 20), "quant_tile64_q4_0"); // 128 rows would be half empty
         assert_eq!(of(1024, 2048, 132), "quant_tile128_q4_0"); // 256 of 264 places
         assert_eq!(of(896, 2048, 132), "quant_tile64_q4_0"); // 224
+    }
+
+    #[test]
+    fn few_rows_after_the_last_whole_tile_are_apart() {
+        let of = |m, n, sms| pieces(m, n, sms).collect::<Vec<_>>();
+        assert_eq!(of(800, 2048, 20), [(0, 768), (768, 32)]);
+        assert_eq!(of(192, 2048, 20), [(0, 192)], "the whole tiles do not fill the device");
+        assert_eq!(of(192, 4096, 20), [(0, 128), (128, 64)]);
+        assert_eq!(of(193, 4096, 20), [(0, 193)]);
+        assert_eq!([of(128, 4096, 20), of(64, 4096, 20), of(1, 4096, 20)], [[(0, 128)], [(0, 64)], [(0, 1)]]);
     }
 
     #[test]

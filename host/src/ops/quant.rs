@@ -239,7 +239,12 @@ pub fn quant_gated_rows(x: &QuantRows, w: &QuantTensor) -> Result<QuantRows> {
     };
     let mut rows = QuantRows::uninitialized(with_last_replaced(&x.shape, columns), &device)?;
     CHECK.size("y", &rows.quants)?;
-    gpu::quant::gated_rows(fused, &mut rows, x, w)?;
+    let rest = gpu::quant::gated_rows(fused, &mut rows, x, w)?;
+    if rest > 0 {
+        let mut product = Tensor::uninitialized([rest, w.rows()], DType::F32, &device)?;
+        gpu::quant::matmul_last(fused, product.view_mut()?, x, w)?;
+        gpu::quant::quantize_rows(fused, &mut rows, &activate(&product, None, Activation::SwiGlu)?)?;
+    }
     Ok(rows)
 }
 
