@@ -8,7 +8,7 @@ use crate::problem::attention::{HeadStrides, Problem};
 use crate::{DType, Result, Tensor, TensorMut};
 use kernels_gpu::attention::decode::{Decode, Instance, Instances};
 use kernels_gpu::attention::merge::partial_elements;
-use kernels_gpu::attention::prefill::{KEYS_PER_TILE, Prefill, PrefillMerge, QUERIES_PER_BLOCK};
+use kernels_gpu::attention::prefill::{KEYS_PER_TILE, Prefill, PrefillMerge, QUERIES_PER_BLOCK, rows_merged};
 use kernels_gpu::attention::textbook::{self, Scores, Softmax, TEXTBOOK_TILE, Values};
 use kernels_gpu::attention::{self, Kernels};
 use std::ptr;
@@ -199,6 +199,7 @@ fn of<Q: DeviceElement, Kv: DeviceElement>(
             partial: partial.ptr(),
             out_strides,
             num_q_heads,
+            q_len,
             tiles: rows,
             parts_log2,
             head_dim,
@@ -210,7 +211,7 @@ fn of<Q: DeviceElement, Kv: DeviceElement>(
         unsafe {
             device.launch(spec, [heads, rows, 1 << parts_log2], &parameters)?;
             return if parts_log2 > 0 {
-                device.launch(&kernels.merge, [heads, q_len, 1], &merge)
+                device.launch(&kernels.merge, [heads, q_len.div_ceil(rows_merged(merge.d)), 1], &merge)
             } else {
                 Ok(())
             };

@@ -7,7 +7,7 @@
 //! | kernel                     | a block handles                           | when               |
 //! |----------------------------|-------------------------------------------|--------------------|
 //! | attention_prefill_d‹D›_‹t› | 64 queries of a head                      | q_len > 8          |
-//! | attention_prefill_merge_‹t› | a row whose keys were in parts           | few queries        |
+//! | attention_prefill_merge_‹t› | rows whose keys were in parts             | few queries        |
 //! | attention_decode_d‹D›_r‹R›_‹t› | R rows of a kv head, one split of the keys | q_len ≤ 8      |
 //! | attention_paged_‹kernel›_… | as these, through tables of pages        | many sequences     |
 //! | attention_backward_‹step›_‹t› | 64 queries or keys of a head, of the gradients | training |

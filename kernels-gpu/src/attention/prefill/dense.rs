@@ -6,7 +6,7 @@
 //! | kernel                       | a block handles                                   |
 //! |------------------------------|---------------------------------------------------|
 //! | attention_prefill_d‹D›_‹t›   | 64 queries of a head, all keys or a part of them  |
-//! | attention_prefill_merge_‹t›  | a row of a head                                   |
+//! | attention_prefill_merge_‹t›  | 4 or 8 rows of a head                             |
 //!
 //! On sm_61 two blocks of either width are resident on a multiprocessor. With eight keys a thread, 85 % of the loops'
 //! instructions are multiply-adds. With four, a third block is resident; on an H200 that took 3 to 7 % longer (head_dim 64),
@@ -16,8 +16,9 @@ use super::{
     BM, PAD, Place, SHUFFLES, Scratch, THREADS, WARPS, Work, bn, chunks_elements, half_elements, key_of,
     prefill, read_indices, sums_elements,
 };
-use crate::attention::merge::{merge, partial_elements};
+use crate::attention::merge::{base, partial_elements};
 use crate::attention::{Strides, not_zero, tensors, unroll};
+use crate::device::math::{exp2, fma, rcp};
 use crate::device::stored::KvElement;
 use crate::device::{Element, F16};
 use cuda_std::prelude::*;
@@ -317,37 +318,62 @@ pub struct PrefillMerge<T> {
     pub partial: *const f32,
     pub out_strides: Strides,
     pub num_q_heads: u32,
+    pub q_len: u32,
     pub tiles: u32,
     pub parts_log2: u32,
     pub head_dim: u32,
-    /// The head_dim D of the previous kernel.
+    /// The head_dim D of the previous kernel, 64 or 128.
     pub d: u32,
+}
+
+/// The rows that a block merges: a thread has four columns of one.
+pub const fn rows_merged(d: u32) -> u32 {
+    THREADS / (d / 4)
 }
 
 /// # Safety
 /// As the kernels below.
 #[inline(always)]
 unsafe fn merge_parts<T: Element>(p: PrefillMerge<T>) {
-    let PrefillMerge { out, partial, out_strides, num_q_heads, tiles, parts_log2, head_dim, d } = p;
-    let (x, i, column) = (thread::block_idx_x(), thread::block_idx_y(), thread::thread_idx_x());
-    if column >= head_dim {
+    let PrefillMerge { out, partial, out_strides, num_q_heads, q_len, tiles, parts_log2, head_dim, d } = p;
+    let (x, tid) = (thread::block_idx_x(), thread::thread_idx_x());
+    let lanes = if d == 64 { 16 } else { 32 };
+    let (i, column) = (thread::block_idx_y() * (THREADS / lanes) + tid / lanes, tid % lanes * 4);
+    if i >= q_len || column >= head_dim {
         return; // no barrier follows
     }
-    // SAFETY: the grid has a block, so there is a head. Query i is in row i % BM of the records of tile i / BM; the row and the
-    // column are inside out.
+    // SAFETY: the grid has a block, so there is a head. Query i is in row i % BM of the records of tile i / BM, whose columns and
+    // first two words of the state are written; head_dim is a multiple of 8, and row and columns are inside out.
     unsafe {
         not_zero(num_q_heads);
-        let (width, record) = (partial_elements(d) as usize, (x * tiles + i / BM) << parts_log2);
-        let records = partial.add((record * BM + i % BM) as usize * width);
-        let value = merge(records, BM as usize * width, 1 << parts_log2, d, column);
+        let (width, parts) = (partial_elements(d) as usize, 1 << parts_log2);
+        let first = ((x * tiles + i / BM) << parts_log2) * BM + i % BM;
+        let record = |part: u32| partial.add((first + part * BM) as usize * width);
+        let mut max = f32::NEG_INFINITY;
+        let mut part = 0;
+        while part < parts {
+            max = max.max(f32::load(record(part).add(d as usize)));
+            part += 1;
+        }
+        let (mut total, mut sum) = ([0.0; 4], 0.0);
+        part = 0;
+        while part < parts {
+            let state = record(part).add(d as usize);
+            let weight = exp2(f32::load(state) - base(max));
+            sum = fma(weight, f32::load(state.add(1)), sum);
+            let values = f32::load4(record(part).add(column as usize));
+            unroll!(J < 4 { total[J] = fma(weight, values[J], total[J]); });
+            part += 1;
+        }
+        let factor = if sum == 0.0 { 0.0 } else { rcp(sum) };
         let at = out_strides.offset(x / num_q_heads, x % num_q_heads) + i * out_strides.row + column;
-        *out.add(at as usize) = T::from_f32(value);
+        T::store4(out.add(at as usize), total.map(|total| total * factor));
     }
 }
 
 macro_rules! merge_kernels {
     ($($name:ident: $t:ty;)*) => {$(
-        /// grid = [b · num_q_heads, q_len]
+        /// grid = [b · num_q_heads, ceil(q_len / [`rows_merged`])]
         ///
         /// # Safety
         /// [`PrefillMerge`] constrains the pointers, which are valid on the launching stream, and the numbers.
