@@ -468,7 +468,11 @@ mod tests {
             (waiting - 1, false, "1 bytes before an allocation of 700 bytes"),
             (freed + 599, true, "599 bytes into a freed allocation of 600 bytes"),
             (freed + 600, false, "4520 bytes before an allocation of 700 bytes"),
-            (waiting + 699, true, "699 bytes into an allocation that its stream has not reached or has freed"),
+            (
+                waiting + 699,
+                true,
+                "699 bytes into an allocation that its stream has not reached or has freed",
+            ),
             (waiting + 700, false, "0 bytes past the end of an allocation of 700 bytes"),
             (live + 799, false, "which crosses the end of an allocation of 800 bytes"),
             (live + 800, false, "0 bytes past the end of an allocation of 800 bytes"),

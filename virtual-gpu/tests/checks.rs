@@ -220,8 +220,18 @@ fn races_in_every_order() {
         };
         let f = got.unwrap_or_else(|| panic!("{parts:?} is a race"));
         let thread = |part: usize| 32 * parts[part].0 + 3;
-        assert_eq!((f.kind, f.line, f.thread), (FindingKind::SharedRace, 8 + 3 * second as u32, [thread(second), 0, 0]));
-        let (verb, line) = (match parts[second].1 { W => "store", R => "load", _ => "atomic" }, 8 + 3 * first);
+        assert_eq!(
+            (f.kind, f.line, f.thread),
+            (FindingKind::SharedRace, 8 + 3 * second as u32, [thread(second), 0, 0])
+        );
+        let (verb, line) = (
+            match parts[second].1 {
+                W => "store",
+                R => "load",
+                _ => "atomic",
+            },
+            8 + 3 * first,
+        );
         let other = format!(
             "4-byte {verb} at shared address 0x40, which thread ({},0,0) {did} at line {line} with no barrier between",
             thread(first)
@@ -232,7 +242,8 @@ fn races_in_every_order() {
     for (first, last) in [(1, 0), (0, 1)] {
         let f = run_with(config.clone(), 1, 64, &in_turn(&[(first, R), (last, R), (last, W)])).unwrap_err();
         assert_eq!((f.kind, f.line, f.thread), (FindingKind::SharedRace, 14, [32 * last + 3, 0, 0]), "{f}");
-        let other = format!("4-byte store at shared address 0x40, which warp {first} read with no barrier between");
+        let other =
+            format!("4-byte store at shared address 0x40, which warp {first} read with no barrier between");
         assert_eq!(f.message, other);
     }
 }
@@ -283,7 +294,9 @@ fn shuffles_without_convergence() {
 #[test]
 fn convergence_is_not_checked_unless_asked_for() {
     let off = Config { checks: Checks { convergence: false, ..Checks::ALL }, ..Config::default() };
-    for code in ["@%p1 bar.warp.sync -1;", "@%p1 bar.sync 0;", "@%p1 shfl.sync.bfly.b32 %r4, %r1, 31, 31, -1;"] {
+    for code in
+        ["@%p1 bar.warp.sync -1;", "@%p1 bar.sync 0;", "@%p1 shfl.sync.bfly.b32 %r4, %r1, 31, 31, -1;"]
+    {
         let code = format!("setp.lt.u32 %p1, %r1, 16;\n{code}");
         assert!(run(32, &code).is_err(), "{code}");
         run_with(off.clone(), 1, 32, &code).unwrap();
@@ -469,7 +482,13 @@ fn a_fault_names_its_thread() {
     let f = run(64, "setp.eq.u32 %p1, %r1, 35;\n@%p1 ret;\nbar.sync 0;").unwrap_err();
     assert_eq!((f.kind, f.line), (FindingKind::BarrierDivergence, 9), "{f}");
     assert_eq!(f.message, "thread (35,0,0) has exited and never reaches this barrier");
-    caught(64, "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra E;\nbar.sync 16;\nE:", FindingKind::BarrierDivergence, 9, 32);
+    caught(
+        64,
+        "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra E;\nbar.sync 16;\nE:",
+        FindingKind::BarrierDivergence,
+        9,
+        32,
+    );
     // The first of the threads that still run.
     let config = Config { instruction_limit: 1 << 20, ..Config::default() };
     let f = run_with(config, 1, 64, "setp.lt.u32 %p1, %r1, 40;\n@%p1 ret;\nL: bra L;").unwrap_err();

@@ -19,7 +19,8 @@ fn launch(config: Config, functions: &str, code: &str) -> Result<(Vec<u32>, Coun
     gpu.write(out, &NOTHING.to_le_bytes().repeat(64)).unwrap();
     let params = out.to_le_bytes();
     let block = [THREADS as u32, 1, 1];
-    let report = gpu.launch(&module, "k", Launch { grid: [1; 3], block, dynamic_shared: 0, params: &params })?;
+    let report =
+        gpu.launch(&module, "k", Launch { grid: [1; 3], block, dynamic_shared: 0, params: &params })?;
     let mut bytes = [0; 64 * 4];
     gpu.read(out, &mut bytes).unwrap();
     let words: Vec<u32> = bytes.chunks(4).map(|w| u32::from_le_bytes(w.try_into().unwrap())).collect();
@@ -75,9 +76,11 @@ st.local.u32 [own+16], 5; ld.param.u32 %r1, [x]; st.param.b32 [c], %r1; st.param
 call (a, b), divide, (c, d);
 ld.param.b64 %rd1, [a]; cvt.u32.u64 %r1, %rd1; ld.param.b32 %r2, [b]; mad.lo.u32 %r1, %r1, 1000, %r2;
 ld.local.u32 %r2, [own+16]; mad.lo.u32 %r1, %r2, 100000, %r1; st.param.b32 [r], %r1; ret; }";
-    gives(functions, ".local .align 4 .b8 own[4]; st.local.u32 [own], %r1; call (%r0), outer, (%r1); ld.local.u32 %r2, [own]; add.u32 %r0, %r0, %r2;", |t| {
-        500000 + t / 7 * 1000 + t % 7 + t
-    });
+    gives(
+        functions,
+        ".local .align 4 .b8 own[4]; st.local.u32 [own], %r1; call (%r0), outer, (%r1); ld.local.u32 %r2, [own]; add.u32 %r0, %r0, %r2;",
+        |t| 500000 + t / 7 * 1000 + t % 7 + t,
+    );
 }
 
 #[test]

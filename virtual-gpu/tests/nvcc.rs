@@ -166,7 +166,10 @@ fn each_thread_prints_its_own_local_memory() {
         assert_eq!(beyond.message, "8-byte read by vprintf at local address 0x30, the thread has 48 bytes");
     }
     let unwritten = print(Checks::ALL, "%d", "setp.eq.u32 %p1, %r1, 35;", "").unwrap_err();
-    assert_eq!((unwritten.kind, unwritten.line, unwritten.thread), (FindingKind::Uninitialized, 9, [35, 0, 0]));
+    assert_eq!(
+        (unwritten.kind, unwritten.line, unwritten.thread),
+        (FindingKind::Uninitialized, 9, [35, 0, 0])
+    );
     assert_eq!(unwritten.message, "4-byte read by vprintf at local address 0x0");
     // The result that one thread gets is not another's.
     let after = "setp.ne.u32 %p2, %r1, 0; @%p2 ld.local.u32 %r2, [%SPL];";

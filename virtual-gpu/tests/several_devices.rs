@@ -286,8 +286,9 @@ fn a_missing_wait_of_a_kernel_names_its_thread() {
         for finding in take_findings().iter().filter(|finding| finding.line > 0) {
             assert_eq!((finding.kernel.as_str(), finding.line, finding.thread), ("add_one", 12, [35, 0, 0]));
             let at = b.buffer + 4 * 35;
-            let message =
-                format!("4-byte load at 0x{at:x} without waiting for the work on another device that writes it");
+            let message = format!(
+                "4-byte load at 0x{at:x} without waiting for the work on another device that writes it"
+            );
             assert_eq!(finding.message, message);
             named += 1;
         }

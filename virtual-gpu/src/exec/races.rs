@@ -25,10 +25,18 @@ struct Cell {
 
 /// The other party of a race.
 pub(super) enum Conflict {
-    Wrote { thread: u16, line: u32 },
-    Read { thread: u16, line: u32 },
+    Wrote {
+        thread: u16,
+        line: u32,
+    },
+    Read {
+        thread: u16,
+        line: u32,
+    },
     /// A read of the same memory by another warp came after it, so the thread and its line are not known.
-    ReadBy { warp: usize },
+    ReadBy {
+        warp: usize,
+    },
 }
 
 /// The access being checked.
