@@ -17,8 +17,9 @@ fn run_with(config: Config, grid: u32, threads: u32, code: &str) -> Result<Launc
     gpu.launch(&module, "faulty", launch)
 }
 
+/// With a limit that ends warps which wait for ever.
 fn run(threads: u32, code: &str) -> Result<LaunchReport, Finding> {
-    run_with(Config::default(), 1, threads, code)
+    run_with(Config { instruction_limit: 1 << 26, ..Config::default() }, 1, threads, code)
 }
 
 #[track_caller]
@@ -190,7 +191,8 @@ fn races_in_every_order() {
     const A: &str = "@%p3 red.shared.add.u32 [s+64], 5;";
     const BOTH: &str = "bar.sync 3, 64;";
     const ARRIVE: &str = "bar.arrive 3, 64;";
-    let config = Config { checks: Checks { uninitialized: false, ..Checks::ALL }, ..Config::default() };
+    let checks = Checks { uninitialized: false, ..Checks::ALL };
+    let config = Config { checks, instruction_limit: 1 << 26, ..Config::default() };
     // The parts, and of a race the parts it is between and what the first of the two did.
     type Race = Option<(usize, &'static str, usize)>;
     let cases: &[(&[(u32, &str)], Race)] = &[
