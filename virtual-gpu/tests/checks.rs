@@ -17,8 +17,9 @@ fn run_with(config: Config, grid: u32, threads: u32, code: &str) -> Result<Launc
     gpu.launch(&module, "faulty", launch)
 }
 
+/// With a limit that ends warps which wait for ever.
 fn run(threads: u32, code: &str) -> Result<LaunchReport, Finding> {
-    run_with(Config::default(), 1, threads, code)
+    run_with(Config { instruction_limit: 1 << 26, ..Config::default() }, 1, threads, code)
 }
 
 #[track_caller]
@@ -51,6 +52,21 @@ fn global_out_of_bounds() {
     );
     caught(1, "mov.u64 %rd4, 0; ld.u32 %r4, [%rd4];", FindingKind::OutOfBounds, 7, 0);
     clean(64, "st.global.u32 [%rd3+256], %r1;");
+}
+
+#[test]
+fn an_access_that_begins_in_an_allocation_and_ends_outside() {
+    let mut gpu = Gpu::new(Config::default());
+    let text = format!("{HEAD}ld.global.u32 %r4, [%rd1+4];\nret;\n}}");
+    let module = gpu.load(Module::parse(&text).unwrap()).unwrap();
+    let p = gpu.alloc(6).unwrap();
+    gpu.write(p, &[0; 6]).unwrap();
+    let params = p.to_le_bytes();
+    let launch = Launch { grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0, params: &params };
+    let f = gpu.launch(&module, "faulty", launch).unwrap_err();
+    assert_eq!((f.kind, f.line), (FindingKind::OutOfBounds, 7), "{f}");
+    let message = format!("4-byte load at 0x{:x}, which crosses the end of an allocation of 6 bytes", p + 4);
+    assert_eq!(f.message, message);
 }
 
 #[test]
@@ -151,6 +167,89 @@ fn races_know_named_barriers_and_atomics() {
     assert_eq!(f.kind, FindingKind::SharedRace, "{f}");
 }
 
+/// Code whose parts run one after the other, each by the warp of that number, in which %p3 holds for lane 3 alone.
+/// Part n is on line 8 + 3 n.
+fn in_turn(parts: &[(u32, &str)]) -> String {
+    let mut code = "and.b32 %r4, %r1, 31; setp.eq.u32 %p3, %r4, 3; shr.u32 %r4, %r1, 5;".to_owned();
+    for (n, (warp, part)) in parts.iter().enumerate() {
+        let (turn, next) = (0x0101_0101 + n, 0x0101_0102 + n);
+        code += &format!(
+            " setp.ne.u32 %p1, %r4, {warp}; @%p1 bra E{n};\n\
+            L{n}: ld.volatile.global.u32 %r7, [%rd1]; setp.ne.u32 %p2, %r7, {turn}; @%p2 bra L{n};\n{part}\n\
+            bar.warp.sync -1; st.volatile.global.u32 [%rd1], {next}; E{n}:"
+        );
+    }
+    // the first part comes two lines after the code's first
+    code.replacen('\n', " ", 1)
+}
+
+/// Which accesses of lanes 3 race, and what is said about the other one.
+#[test]
+fn races_in_every_order() {
+    const W: &str = "@%p3 st.shared.u32 [s+64], 5;";
+    const R: &str = "@%p3 ld.shared.u32 %r6, [s+64];";
+    const A: &str = "@%p3 red.shared.add.u32 [s+64], 5;";
+    const BOTH: &str = "bar.sync 3, 64;";
+    const ARRIVE: &str = "bar.arrive 3, 64;";
+    let checks = Checks { uninitialized: false, ..Checks::ALL };
+    let config = Config { checks, instruction_limit: 1 << 26, ..Config::default() };
+    // The parts, and of a race the parts it is between and what the first of the two did.
+    type Race = Option<(usize, &'static str, usize)>;
+    let cases: &[(&[(u32, &str)], Race)] = &[
+        (&[(0, W), (1, R)], Some((0, "wrote", 1))),
+        (&[(1, W), (0, R)], Some((0, "wrote", 1))),
+        (&[(1, W), (0, W)], Some((0, "wrote", 1))),
+        (&[(1, R), (0, W)], Some((0, "read", 1))),
+        (&[(0, R), (1, W)], Some((0, "read", 1))),
+        (&[(0, R), (1, R)], None),
+        (&[(1, R), (1, W), (1, R), (1, W)], None),
+        (&[(0, A), (1, A)], None),
+        (&[(0, A), (1, W)], Some((0, "wrote", 1))),
+        (&[(1, W), (0, A)], Some((0, "wrote", 1))),
+        (&[(1, A), (0, R)], Some((0, "wrote", 1))),
+        (&[(0, R), (1, R), (0, W)], Some((1, "read", 2))),
+        // What comes before an arrival is ordered, what comes after it is not.
+        (&[(1, W), (1, ARRIVE), (0, BOTH), (0, R)], None),
+        (&[(1, ARRIVE), (1, W), (0, BOTH), (0, R)], Some((1, "wrote", 3))),
+        (&[(1, R), (1, ARRIVE), (0, BOTH), (0, W)], None),
+        (&[(1, ARRIVE), (1, R), (0, BOTH), (0, W)], Some((1, "read", 3))),
+    ];
+    for (parts, race) in cases {
+        let got = run_with(config.clone(), 1, 64, &in_turn(parts)).err();
+        let Some((first, did, second)) = *race else {
+            assert_eq!(got, None, "{parts:?}");
+            continue;
+        };
+        let f = got.unwrap_or_else(|| panic!("{parts:?} is a race"));
+        let thread = |part: usize| 32 * parts[part].0 + 3;
+        assert_eq!(
+            (f.kind, f.line, f.thread),
+            (FindingKind::SharedRace, 8 + 3 * second as u32, [thread(second), 0, 0])
+        );
+        let (verb, line) = (
+            match parts[second].1 {
+                W => "store",
+                R => "load",
+                _ => "atomic",
+            },
+            8 + 3 * first,
+        );
+        let other = format!(
+            "4-byte {verb} at shared address 0x40, which thread ({},0,0) {did} at line {line} with no barrier between",
+            thread(first)
+        );
+        assert_eq!(f.message, other, "{parts:?}");
+    }
+    // Where a later read of the same memory does not race, the warp of the one that does is known.
+    for (first, last) in [(1, 0), (0, 1)] {
+        let f = run_with(config.clone(), 1, 64, &in_turn(&[(first, R), (last, R), (last, W)])).unwrap_err();
+        assert_eq!((f.kind, f.line, f.thread), (FindingKind::SharedRace, 14, [32 * last + 3, 0, 0]), "{f}");
+        let other =
+            format!("4-byte store at shared address 0x40, which warp {first} read with no barrier between");
+        assert_eq!(f.message, other);
+    }
+}
+
 #[test]
 fn lanes_of_one_instruction_that_store_different_values() {
     caught(32, "st.shared.u32 [s], %r1;", FindingKind::SharedRace, 7, 1);
@@ -192,6 +291,20 @@ fn shuffles_without_convergence() {
     caught(32, "shfl.sync.bfly.b32 %r4, %r1, 1, 31, 0xffff;", FindingKind::NotConverged, 7, 0);
     // Lanes that have exited need not arrive.
     clean(32, "setp.ge.u32 %p1, %r1, 16;\n@%p1 ret;\nshfl.sync.bfly.b32 %r4, %r1, 1, 31, -1;");
+}
+
+#[test]
+fn convergence_is_not_checked_unless_asked_for() {
+    let off = Config { checks: Checks { convergence: false, ..Checks::ALL }, ..Config::default() };
+    for code in
+        ["@%p1 bar.warp.sync -1;", "@%p1 bar.sync 0;", "@%p1 shfl.sync.bfly.b32 %r4, %r1, 31, 31, -1;"]
+    {
+        let code = format!("setp.lt.u32 %p1, %r1, 16;\n{code}");
+        assert!(run(32, &code).is_err(), "{code}");
+        run_with(off.clone(), 1, 32, &code).unwrap();
+    }
+    // No lane executes it.
+    clean(32, "setp.lt.u32 %p1, %r1, 0;\n@%p1 bar.warp.sync 0;");
 }
 
 #[test]
@@ -305,6 +418,19 @@ fn the_block_of_a_fault_is_named() {
     }
 }
 
+/// The second block is at fault long before the first, which is the one that is named.
+#[test]
+fn the_lowest_block_at_fault_is_named() {
+    let code = "mov.u32 %r4, %ctaid.x; setp.eq.u32 %p1, %r4, 2; @%p1 trap;\n\
+        mov.u32 %r5, 0; L: add.u32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 20000; @%p1 bra L;\n\
+        and.b32 %r6, %r1, 31; setp.ne.u32 %p1, %r6, 0; @%p1 ret; mul.wide.u32 %rd4, %r4, 4; add.s64 %rd4, %rd1, %rd4;\n\
+        atom.global.add.u32 %r7, [%rd4], 1; setp.eq.u32 %p1, %r7, 0x01010108; setp.eq.and.u32 %p2, %r4, 1, %p1;\n@%p2 trap;";
+    for threads in [1, 2] {
+        let f = run_with(Config { threads, ..Config::default() }, 3, 256, code).unwrap_err();
+        assert_eq!((f.kind, f.line, f.block), (FindingKind::Trap, 11, [1, 0, 0]), "{f}");
+    }
+}
+
 #[test]
 fn counters() {
     let code = "ld.global.u32 %r4, [%rd3];\nst.shared.u32 [%r3], %r4;\nbar.sync 0;\nsetp.lt.u32 %p1, %r1, 16;\n@%p1 bra A;\nadd.u32 %r4, %r4, 1;\nA:";
@@ -317,6 +443,7 @@ fn counters() {
     assert_eq!(c.sectors_per_request(), 4.0);
     // 11 instructions by all threads, the branch by the 16 that take it, the addition by the others, ret by all.
     assert_eq!(c.thread_total(), 64 * 11 + 16 + 48 + 64);
+    assert_eq!(c.warp_total(), 2 * 14);
 }
 
 /// Thread 35 alone is at fault, which is lane 3 of the second warp.
@@ -334,6 +461,7 @@ fn a_fault_names_its_thread() {
     alone("", "st.shared.u32 [s+256], %r1;", FindingKind::OutOfBounds);
     alone("", "st.local.u32 [l+16], %r1;", FindingKind::OutOfBounds);
     alone("", "ld.local.u32 %r4, [l];", FindingKind::Uninitialized);
+    alone("", "ld.param.u32 %r4, [p+8];", FindingKind::OutOfBounds);
     let generic = "mov.u64 %rd4, l; cvta.local.u64 %rd4, %rd4;";
     alone(generic, "red.add.u32 [%rd4], 1;", FindingKind::OutOfBounds);
     // The later of two lanes that store different values to one place.
@@ -353,6 +481,16 @@ fn a_fault_names_its_thread() {
     let f = run(64, "setp.eq.u32 %p1, %r1, 35;\n@%p1 bra E;\nbar.sync 0;\nE:").unwrap_err();
     assert_eq!((f.kind, f.line), (FindingKind::BarrierDivergence, 9), "{f}");
     assert!(f.message.contains("(35,0,0)"), "{f}");
+    let f = run(64, "setp.eq.u32 %p1, %r1, 35;\n@%p1 ret;\nbar.sync 0;").unwrap_err();
+    assert_eq!((f.kind, f.line), (FindingKind::BarrierDivergence, 9), "{f}");
+    assert_eq!(f.message, "thread (35,0,0) has exited and never reaches this barrier");
+    caught(
+        64,
+        "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra E;\nbar.sync 16;\nE:",
+        FindingKind::BarrierDivergence,
+        9,
+        32,
+    );
     // The first of the threads that still run.
     let config = Config { instruction_limit: 1 << 20, ..Config::default() };
     let f = run_with(config, 1, 64, "setp.lt.u32 %p1, %r1, 40;\n@%p1 ret;\nL: bra L;").unwrap_err();

@@ -533,6 +533,8 @@ fn f64_and_f16_arithmetic() {
         ("mul.rz.f64 %rd0, %rd1, %rd2;", [d(f64::MAX), d(2.0), 0], df(f64::MAX)),
         ("fma.rn.f64 %rd0, %rd1, %rd2, %rd3;", [d(0.1), d(10.0), d(-1.0)], df(0.1f64.mul_add(10.0, -1.0))),
         ("fma.rm.f64 %rd0, %rd1, %rd2, %rd3;", [d(1.0), d(1.0), d(-1e-30)], df(1f64.next_down())),
+        ("fma.rp.f64 %rd0, %rd1, %rd2, %rd3;", [d(1e-30), d(1.0), d(1.0)], df(1f64.next_up())),
+        ("fma.rm.f64 %rd0, %rd1, %rd2, %rd3;", [d(1e-30), d(1.0), d(1.0)], df(1.0)),
         ("div.rn.f64 %rd0, %rd1, %rd2;", [d(1.0), d(3.0), 0], df(1.0 / 3.0)),
         ("sqrt.rn.f64 %rd0, %rd1;", [d(2.0), 0, 0], df(2f64.sqrt())),
         ("rcp.rn.f64 %rd0, %rd1;", [d(4.0), 0, 0], df(0.25)),
@@ -739,6 +741,13 @@ fn memory_spaces_and_widths() {
             [0x1ff, 0x1234, 0],
             R(0x1234_ff00),
         ),
+        // narrow ones beside others
+        (&format!("{local} st.local.u32 [buf], %r1; st.local.u8 [buf+1], 5; ld.local.u32 %r0, [buf];"), [0x0a0b_0c0d, 0, 0], R(0x0a0b_050d)),
+        (&format!("{local} st.local.u32 [buf], %r1; st.local.u16 [buf], %h2; ld.local.u32 %r0, [buf];"), [0x0a0b_0c0d, 0x1ff, 0], R(0x0a0b_01ff)),
+        (&format!("{local} st.local.u32 [buf+28], %r1; ld.local.u16 %r0, [buf+30];"), [0xfa0b_0c0d, 0, 0], R(0xfa0b)),
+        (&format!("{local} st.local.u32 [buf+28], %r1; ld.local.s16 %r0, [buf+28];"), [0x0a0b_fc0d, 0, 0], R(0xffff_fc0d)),
+        ("{ .shared .align 4 .b8 t[4]; st.shared.u32 [t], %r1; ld.shared.u16 %r0, [t+2]; }", [0xfa0b_0c0d, 0, 0], R(0xfa0b)),
+        ("{ .shared .align 4 .b8 t[4]; st.shared.u32 [t], %r1; ld.shared.u16 %r0, [t]; }", [0x0a0b_fc0d, 0, 0], R(0xfc0d)),
         // addresses of three spaces in one instruction
         (
             "{ .shared .align 8 .b8 t[8]; .local .align 8 .b8 l[8]; .reg .b64 %g<4>; .reg .pred %q<2>; .reg .b32 %n;
@@ -748,6 +757,13 @@ fn memory_spaces_and_widths() {
             [0; 3],
             R(154),
         ),
+        // the first and the last address of a window, and the one after it
+        ("isspacep.shared %p0, %rd1;", [0x1_f000_0000_0000, 0, 0], P(true)),
+        ("isspacep.shared %p0, %rd1;", [0x1_f000_00ff_ffff, 0, 0], P(true)),
+        ("isspacep.shared %p0, %rd1;", [0x1_f000_0100_0000, 0, 0], P(false)),
+        ("isspacep.local %p0, %rd1;", [0x1_f100_00ff_ffff, 0, 0], P(true)),
+        ("isspacep.local %p0, %rd1;", [0x1_f100_0100_0000, 0, 0], P(false)),
+        ("isspacep.global %p0, %rd1;", [0x1_f100_0100_0000, 0, 0], P(true)),
         (
             &format!("{local} mov.u64 %rd4, buf; cvta.local.u64 %g, %rd4; isspacep.local %p0, %g;"),
             [0; 3],
@@ -786,6 +802,12 @@ fn atomics() {
         )
     };
     let old = |op: &str| on(op).replace("ld.shared.u64 %rd0, [t];", "cvt.u64.u32 %rd0, %r5;");
+    let global = |ty: &str| {
+        format!(
+            "mov.u32 %r4, %laneid; setp.eq.u32 %p1, %r4, 3; st.global.u32 [%out+8], %r1;
+             @%p1 red.global.add.{ty} [%out+8], %r2; ld.global.u32 %r0, [%out+8];"
+        )
+    };
     check(&[
         (&on("@%q atom.shared.add.u32 %r5, [t], %r2;"), [5, 7, 0], D(12)),
         (&old("@%q atom.shared.add.u32 %r5, [t], %r2;"), [5, 7, 0], D(5)),
@@ -809,6 +831,10 @@ fn atomics() {
         (&on("@%q atom.shared.cas.b32 %r5, [t], %r2, %r3;"), [6, 6, 11], D(11)),
         (&on("@%q atom.shared.cas.b32 %r5, [t], %r2, %r3;"), [6, 7, 11], D(6)),
         (&on("@%q atom.shared.cas.b64 %rd5, [t], %rd2, %rd3;"), [1 << 40, 1 << 40, 11], D(11)),
+        // global sums of f32 are flushed, unlike shared ones
+        (&global("f32"), [f(1.5), f(2.5), 0], rf(4.0)),
+        (&global("f32"), [SUB, SUB, 0], R(0)),
+        (&global("u32"), [SUB, SUB, 0], R(0x2000)),
     ]);
 }
 
@@ -870,6 +896,25 @@ fn warp_exchange() {
     full(&format!("{lane}{odd} bar.red.and.pred %p0, 0, %p1;"), P(false));
     full(&format!("{lane}{odd} bar.red.or.pred %p0, 0, %p1;"), P(true));
     full("membar.cta; membar.gl; membar.sys; mov.u32 %r0, 1;", R(1));
+    // Reductions of a barrier count what holds, of all threads there are.
+    let few = format!("{lane} setp.lt.u32 %p1, %r4, 4; setp.lt.u32 %p2, %r4, 99;");
+    check(&[
+        (&format!("{few} bar.red.popc.u32 %r0, 0, %p1;"), [0; 3], R(4)),
+        (&format!("{few} bar.red.popc.u32 %r0, 0, !%p2;"), [0; 3], R(0)),
+        (&format!("{few} bar.red.and.pred %p0, 0, %p2;"), [0; 3], P(true)),
+        (&format!("{few} bar.red.or.pred %p0, 0, !%p2;"), [0; 3], P(false)),
+    ]);
+}
+
+/// The clock is the number of warp instructions that the block has executed.
+#[test]
+fn clocks_and_hints() {
+    check(&[
+        ("mov.u32 %r4, %clock; mov.u32 %r5, %clock; sub.u32 %r0, %r5, %r4;", [0; 3], R(1)),
+        ("mov.u64 %rd4, %clock64; mov.u64 %rd5, %globaltimer; sub.u64 %rd0, %rd5, %rd4;", [0; 3], D(1)),
+        ("mov.u32 %r0, 7; mov.u32 %r0, %clock_hi;", [0; 3], R(0)),
+        ("pmevent 1; mov.u32 %r0, %r1;", [5, 0, 0], R(5)),
+    ]);
 }
 
 #[test]

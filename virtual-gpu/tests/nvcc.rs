@@ -1,6 +1,6 @@
 //! PTX as only nvcc writes it: `vprintf`, `%envreg`, structures by value.
 
-use pascaline_virtual_gpu::{Config, FindingKind, Gpu, Launch, Module};
+use pascaline_virtual_gpu::{Checks, Config, Finding, FindingKind, Gpu, Launch, Module};
 
 const PTX: &str = r#".version 7.8
 .target sm_61
@@ -121,6 +121,60 @@ fn a_launch_prints_a_mebibyte_at_most_and_says_what_is_missing() {
     let all: usize = (0..30_000).map(|block| 2 * format!("block {block}: one 1.500000\n").len()).sum();
     let said = format!("[{} bytes beyond a launch's limit of 1048576 are missing]\n", all - (1 << 20));
     assert!(text.ends_with(&said), "{}", &text[text.len() - 100..]);
+    let longest = "block 29999: one 1.500000\n".len();
+    assert!(text.len() - said.len() > (1 << 20) - longest, "{}", text.len());
+}
+
+/// Prints from local memory at %SP, of which a thread has 48 bytes, where %p1 holds.
+fn print(checks: Checks, format: &str, before: &str, after: &str) -> Result<String, Finding> {
+    let mut bytes: Vec<String> = format.bytes().map(|byte| byte.to_string()).collect();
+    bytes.push("0".to_owned());
+    let text = format!(
+        ".version 7.8 .target sm_61 .address_size 64
+.extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);
+.global .align 1 .b8 $f[{}] = {{{}}};
+.entry k() {{
+.local .align 8 .b8 depot[24]; .reg .b64 %SP; .reg .b64 %SPL; .reg .b32 %r<4>; .reg .b64 %rd<4>; .reg .pred %p<3>;
+mov.u64 %SPL, depot; cvta.local.u64 %SP, %SPL; mov.u32 %r1, %tid.x; mov.u64 %rd1, $f;
+{before}
+{{ .param .b32 r; .param .b64 a; .param .b64 b; st.param.b64 [a], %rd1; st.param.b64 [b], %SP;
+@%p1 call (r), vprintf, (a, b);
+}}
+{after}
+ret; }}",
+        bytes.len(),
+        bytes.join(", ")
+    );
+    let mut gpu = Gpu::new(Config { checks, ..Config::default() });
+    let module = gpu.load(Module::parse(&text).unwrap()).unwrap();
+    let launch = Launch { grid: [1; 3], block: [40, 1, 1], dynamic_shared: 0, params: &[] };
+    gpu.launch(&module, "k", launch)?;
+    Ok(gpu.take_printed())
+}
+
+#[test]
+fn each_thread_prints_its_own_local_memory() {
+    for checks in [Checks::ALL, Checks::NONE] {
+        let own = "st.local.u32 [%SPL], %r1; setp.lt.u32 %p1, %r1, 34;";
+        let numbers: String = (0..34).map(|thread| format!("{thread}\n")).collect();
+        assert_eq!(print(checks, "%d\n", own, ""), Ok(numbers));
+        // The last eight bytes hold their own address, which is printed from there.
+        let last = "add.u64 %SP, %SP, 40; setp.eq.u32 %p1, %r1, 35;";
+        assert_eq!(print(checks, "%p", last, ""), Ok("0x1f10000000028".to_owned()));
+        let beyond = print(checks, "%p", "add.u64 %SP, %SP, 44; setp.eq.u32 %p1, %r1, 35;", "").unwrap_err();
+        assert_eq!((beyond.kind, beyond.line, beyond.thread), (FindingKind::OutOfBounds, 9, [35, 0, 0]));
+        assert_eq!(beyond.message, "8-byte read by vprintf at local address 0x30, the thread has 48 bytes");
+    }
+    let unwritten = print(Checks::ALL, "%d", "setp.eq.u32 %p1, %r1, 35;", "").unwrap_err();
+    assert_eq!(
+        (unwritten.kind, unwritten.line, unwritten.thread),
+        (FindingKind::Uninitialized, 9, [35, 0, 0])
+    );
+    assert_eq!(unwritten.message, "4-byte read by vprintf at local address 0x0");
+    // The result that one thread gets is not another's.
+    let after = "setp.ne.u32 %p2, %r1, 0; @%p2 ld.local.u32 %r2, [%SPL];";
+    let other = print(Checks::ALL, "-", "setp.eq.u32 %p1, %r1, 0;", after).unwrap_err();
+    assert_eq!((other.kind, other.line, other.thread), (FindingKind::Uninitialized, 11, [1, 0, 0]));
 }
 
 #[test]

@@ -262,6 +262,65 @@ fn a_missing_wait_is_a_finding_in_every_order() {
     }
 }
 
+/// The last 29 words come from the other device: the first thread that reads one of them is named.
+#[test]
+fn a_missing_wait_of_a_kernel_names_its_thread() {
+    let mut named = 0;
+    for seed in 1..20 {
+        let pair = Pair::new(Config { seed, ..Config::default() });
+        let [a, b] = &pair.sides;
+        a.enter();
+        call!(
+            "cuMemcpyPeerAsync",
+            (u64, *mut c_void, u64, *mut c_void, usize, *mut c_void),
+            b.buffer + 4 * 35,
+            b.context,
+            a.buffer,
+            a.context,
+            4 * (N - 35),
+            a.stream
+        );
+        b.enter();
+        assert_eq!(b.launch(b.buffer, b.buffer), 0);
+        assert!([a.wait(), b.wait()].contains(&719), "seed {seed}");
+        for finding in take_findings().iter().filter(|finding| finding.line > 0) {
+            assert_eq!((finding.kernel.as_str(), finding.line, finding.thread), ("add_one", 12, [35, 0, 0]));
+            let at = b.buffer + 4 * 35;
+            let message = format!(
+                "4-byte load at 0x{at:x} without waiting for the work on another device that writes it"
+            );
+            assert_eq!(finding.message, message);
+            named += 1;
+        }
+    }
+    assert!(named > 0, "in some orders the kernel comes after the copy");
+}
+
+/// Work is numbered in the shadow of memory by a byte, so numbers are used again.
+#[test]
+fn work_that_was_waited_for_is_not_taken_for_later_work() {
+    let pair = Pair::new(Config { late: false, ..Config::default() });
+    let [a, b] = &pair.sides;
+    let mut other = 0;
+    b.enter();
+    call!("cuCtxEnablePeerAccess", (*mut c_void, c_uint), a.context, 0);
+    a.enter();
+    call!("cuMemAlloc_v2", (*mut u64, usize), &mut other, 4 * N);
+    call!("cuMemsetD32Async", (u64, c_uint, usize, *mut c_void), other, 1, N, a.stream);
+    assert_eq!(a.launch(a.buffer, a.buffer), 0);
+    a.synchronize();
+    // The numbers of all that device 0 does now, which device 1 does not follow, come round to that of the launch before.
+    for _ in 0..300 {
+        assert_eq!(a.launch(other, other), 0);
+    }
+    b.enter();
+    assert_eq!(b.launch(b.buffer, a.buffer), 0);
+    b.synchronize();
+    assert_eq!((b.words(), kinds()), (vec![7; N], vec![]));
+    assert_eq!(b.launch(b.buffer, other), 0);
+    assert_eq!((b.wait(), kinds()), (719, vec![FindingKind::MissingWait]));
+}
+
 #[test]
 fn host_memory_between_devices_must_be_waited_for_too() {
     for (seed, waits) in (1..10).flat_map(|seed| [(seed, true), (seed, false)]) {

@@ -283,11 +283,18 @@ pub(super) fn race(
     at: u64,
     c: Conflict,
 ) -> Box<crate::Finding> {
-    let [x, y, z] = b.thread(c.thread as u32);
-    let did = if c.wrote { "wrote" } else { "read" };
+    let by = |thread: u16, did, line| {
+        let [x, y, z] = b.thread(thread as u32);
+        format!("thread ({x},{y},{z}) {did} at line {line}")
+    };
+    let other = match c {
+        Conflict::Wrote { thread, line } => by(thread, "wrote", line),
+        Conflict::Read { thread, line } => by(thread, "read", line),
+        Conflict::ReadBy { warp } => format!("warp {warp} read"),
+    };
     let message = format!(
-        "{}-byte {} at shared address 0x{at:x}, which thread ({x},{y},{z}) {did} at line {} with no barrier between",
-        what.bytes, what.verb, c.line
+        "{}-byte {} at shared address 0x{at:x}, which {other} with no barrier between",
+        what.bytes, what.verb
     );
     b.finding(FindingKind::SharedRace, what.line, w.id * 32 + lane as u32, message)
 }

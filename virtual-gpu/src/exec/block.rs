@@ -143,8 +143,7 @@ impl<'j> Block<'j> {
         // The first warp is seeded, so that a result that depends on the order of warps varies with the seed.
         let n = warps.len();
         let start = (self.job.config.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.linear) >> 7)
-            as usize
-            % n;
+            as usize;
         loop {
             let mut ran = false;
             for k in 0..n {
@@ -166,8 +165,9 @@ impl<'j> Block<'j> {
                 if self.steps * 32 > self.job.config.instruction_limit {
                     let limit = self.job.config.instruction_limit;
                     let w = &warps[(start + k) % n];
+                    let line = if w.done() { self.job.kernel.line } else { w.line(self) };
                     let message = format!("the block has executed {limit} thread instructions");
-                    return Err(self.finding(FindingKind::Timeout, w.line(self), w.first_thread(), message));
+                    return Err(self.finding(FindingKind::Timeout, line, w.first_thread(), message));
                 }
             }
             if self.job.stop.load(Ordering::Relaxed) {

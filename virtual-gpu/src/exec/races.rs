@@ -24,10 +24,19 @@ struct Cell {
 }
 
 /// The other party of a race.
-pub(super) struct Conflict {
-    pub wrote: bool,
-    pub thread: u16,
-    pub line: u32,
+pub(super) enum Conflict {
+    Wrote {
+        thread: u16,
+        line: u32,
+    },
+    Read {
+        thread: u16,
+        line: u32,
+    },
+    /// A read of the same memory by another warp came after it, so the thread and its line are not known.
+    ReadBy {
+        warp: usize,
+    },
 }
 
 /// The access being checked.
@@ -61,7 +70,7 @@ impl Races {
         for n in self.range(at, bytes) {
             let c = &mut self.cells[n];
             if c.write_clock > p.clock[c.write_warp as usize] && c.write_warp as usize != p.warp {
-                return Some(Conflict { wrote: true, thread: c.write_thread, line: c.write_line });
+                return Some(Conflict::Wrote { thread: c.write_thread, line: c.write_line });
             }
             let now = p.clock[p.warp];
             if now > c.read_clock {
@@ -94,14 +103,17 @@ impl Races {
             let unordered =
                 other && c.write_clock > p.clock[c.write_warp as usize] && !(atomic && c.write_atomic);
             if same_instruction || unordered {
-                return Some(Conflict { wrote: true, thread: c.write_thread, line: c.write_line });
+                return Some(Conflict::Wrote { thread: c.write_thread, line: c.write_line });
             }
-            let mut readers = c.read_warps & !(1 << p.warp);
+            let mut readers = c.read_warps; // the own warp's reads are in its clock
             while readers != 0 {
                 let w = readers.trailing_zeros() as usize;
                 readers &= readers - 1;
                 if c.read_clock > p.clock[w] {
-                    return Some(Conflict { wrote: false, thread: c.read_thread, line: c.read_line });
+                    return Some(match c.read_thread as usize / 32 == w {
+                        true => Conflict::Read { thread: c.read_thread, line: c.read_line },
+                        false => Conflict::ReadBy { warp: w },
+                    });
                 }
             }
             *c = Cell {

@@ -362,7 +362,7 @@ impl Warp {
         }
     }
 
-    /// Replaces the top entry by one per side; they reconverge at `rpc`.
+    /// Replaces the top entry by one per side, each with some lanes; they reconverge at `rpc`.
     fn diverge(&mut self, rpc: u32, sides: &[(u32, u32)]) {
         let Some(top) = self.stack.last_mut() else { return };
         if top.rpc == rpc {
@@ -372,7 +372,7 @@ impl Warp {
             top.pc = rpc;
         }
         for &(pc, mask) in sides {
-            if pc != rpc && mask != 0 {
+            if pc != rpc {
                 self.stack.push(Entry { pc, rpc, mask });
             }
         }
