@@ -707,4 +707,14 @@ mod tests {
             assert_eq!(expected_count(&config), expected(&config).len());
         }
     }
+
+    #[test]
+    fn missing_tensors_are_listed_up_to_a_number() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let mut config = Config::load(&tiny).unwrap();
+        config.text.num_hidden_layers = MANY;
+        let count = expected_count(&config);
+        assert_eq!(far_more_than(&config, count - MANY), None);
+        assert_eq!(far_more_than(&config, count - MANY - 1), Some(count));
+    }
 }
