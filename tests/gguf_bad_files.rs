@@ -1115,10 +1115,10 @@ fn the_vision_file_is_found_beside_the_model() {
     // of files in several types, the one in f16 is taken
     let mut bf16 = Parts::of("mmproj-F16.gguf");
     bf16.set_type("mm.0.weight", 30);
-    bf16.set("clip.vision.image_min_pixels", u32_value(65_536));
+    bf16.set("clip.vision.image_min_pixels", u32_value(70_000));
     for name in ["mmproj-a.gguf", "mmproj-z.gguf"] {
         fs::write(folder.path().join(name), bf16.file()).unwrap();
-        assert_ne!(open().unwrap().processor().unwrap().images.min_pixels, 65_536);
+        assert_ne!(open().unwrap().processor().unwrap().images.min_pixels, 70_000);
         fs::remove_file(folder.path().join(name)).unwrap();
     }
     fs::remove_file(folder.path().join("Some-MMPROJ-f16.gguf")).unwrap();

@@ -164,7 +164,8 @@ fn limits_are_inclusive() {
         for id in 0.. {
             let len = left.min(256);
             let content = format!("{id:03}{}", "x".repeat(len - 3));
-            tokens.push(json!({"id": id, "content": content, "special": false}));
+            tokens.push(json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": false}));
             left -= len;
             if left == 0 {
                 break;
