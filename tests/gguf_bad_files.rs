@@ -785,7 +785,11 @@ fn limits_are_inclusive() {
         parts.data = vec![0; 2 * count as usize];
         open(&parts).unwrap_err()
     };
-    assert!(rows(1 << 24).contains("qwen3vl.vocab_size: token_embd.weight has 16777216 rows"), "{}", rows(1 << 24));
+    assert!(
+        rows(1 << 24).contains("qwen3vl.vocab_size: token_embd.weight has 16777216 rows"),
+        "{}",
+        rows(1 << 24)
+    );
     assert!(rows((1 << 24) + 1).contains("has 16777217 rows, of at most 16777216"));
 
     // the 256 tokens of bytes, added ones of these lengths, and the control tokens at the end, of 105 bytes

@@ -159,18 +159,28 @@ fn parts_that_the_models_do_not_have_are_refused_by_name() {
 #[test]
 fn limits_are_inclusive() {
     let added = |root: &mut Value, all: usize| {
+        root["model"]["merges"] = json!([]);
+        let Value::Object(root) = root else { unreachable!("a file with parts") };
+        let mut vocab = root["model"]["vocab"].take();
+        let bytes = vocab.as_object_mut().unwrap();
+        bytes.retain(|_, id| id.as_u64().unwrap() < 256);
         let tokens = root["added_tokens"].as_array_mut().unwrap();
-        let mut left = all - tokens.iter().map(|token| token["content"].as_str().unwrap().len()).sum::<usize>();
-        for id in 0.. {
+        let mut left =
+            all - tokens.iter().map(|token| token["content"].as_str().unwrap().len()).sum::<usize>();
+        for id in 256.. {
             let len = left.min(256);
-            let content = format!("{id:03}{}", "x".repeat(len - 3));
-            tokens.push(json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": false}));
+            let content = format!("{id}{}", "x".repeat(len - 3));
+            bytes.insert(content.clone(), json!(id));
+            tokens.push(
+                json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": false}),
+            );
             left -= len;
             if left == 0 {
                 break;
             }
         }
+        root["model"]["vocab"] = vocab;
     };
     changed(|root| added(root, 16 << 10)).unwrap();
     assert!(refused(|root| added(root, (16 << 10) + 1)).1.contains("all together up to 16384"));

@@ -114,7 +114,8 @@ fn activations_in_eight_bits() -> Result<()> {
     assert_eq!(sums, [124, -8 * 127, 0, 0, 0, 0, 0, 0]);
     assert!((scales[0].0 - 1.0).abs() < 1e-6 && (scales[1].0 - 2.0).abs() < 1e-6, "{scales:?}");
     for (shape, values) in [([0, 40], 0), ([2, 0], 0)] {
-        let (quants, scales) = ops::quantize_rows(&Tensor::zeros(shape, DType::F32, &Device::Cpu)?)?.to_vecs()?;
+        let (quants, scales) =
+            ops::quantize_rows(&Tensor::zeros(shape, DType::F32, &Device::Cpu)?)?.to_vecs()?;
         assert_eq!((quants.len(), scales.len()), (values, values));
     }
     Ok(())

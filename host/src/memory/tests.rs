@@ -337,7 +337,8 @@ fn sizes_that_overflow_are_errors_and_zero_bytes_are_nothing() {
     let world = World::new(64 << 20);
     // the largest block leaves room for its segment to be rounded up
     let most = (isize::MAX as usize - 2 * SEGMENT) / 256 * 256;
-    for bytes in [usize::MAX, usize::MAX - 255, isize::MAX as usize, isize::MAX as usize - SEGMENT, most + 1] {
+    for bytes in [usize::MAX, usize::MAX - 255, isize::MAX as usize, isize::MAX as usize - SEGMENT, most + 1]
+    {
         assert!(matches!(world.pool.allocate(bytes, &world.a), Err(Error::TooLarge { .. })), "{bytes}");
     }
     assert!(matches!(world.pool.allocate(most, &world.a), Err(Error::OutOfMemory { .. })));
