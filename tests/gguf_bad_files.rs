@@ -919,6 +919,16 @@ fn all_kinds_of_values_are_read() {
     let longest = array(0, 1 << 23, &vec![0; 1 << 23]);
     fs::write(&path, [beginning([0, 1], 0), one_key(&longest)].concat()).unwrap();
     Container::open(&path).unwrap();
+    // and as many bytes as a header may have
+    let header = |bytes: u64| {
+        let begin = [beginning([0, 1], 0), one_key(&value(8, &(bytes - 45).to_le_bytes()))].concat();
+        assert_eq!(begin.len(), 45);
+        fs::write(&path, begin).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+        Container::open(&path).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(header(100_000_000), Ok(()));
+    assert!(header(100_000_001).unwrap_err().contains("longer than 100000000 bytes"));
 }
 
 #[test]
