@@ -795,7 +795,7 @@ fn limits_are_inclusive() {
     // the 256 tokens of bytes, added ones of these lengths, and the control tokens at the end, of 105 bytes
     let tokens = |added: &[usize], merges: usize| {
         let Some(Value::Array(Array::String(mut tokens))) =
-            Container::open(&fixtures().join("model-Q4_K_M.gguf")).unwrap().metadata().get(TOKENS).cloned()
+            Container::open(fixtures().join("model-Q4_K_M.gguf")).unwrap().metadata().get(TOKENS).cloned()
         else {
             panic!("the file has tokens")
         };
