@@ -7,6 +7,8 @@ use qwen3_vl::{Checkpoint, LoadOptions, Qwen3Vl};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3-vl-gguf")
 }
@@ -392,7 +394,7 @@ const TEXT: &[Fault] = &[
     (
         |parts| parts.set("qwen3vl.block_count", u32_value(16_000_000)),
         Some("qwen3vl.block_count"),
-        "the files only",
+        "the files only 122", // 46 and 76
     ),
     (
         |parts| parts.set("qwen3vl.block_count", u32_value(5)),
@@ -760,6 +762,66 @@ fn valid_variants_are_accepted() {
     assert_eq!((images, videos), ([65_536; 2], [4096, 25_165_824])); // the published limits of videos
 }
 
+/// As many rows of the embedding, added tokens and merges as there may be.
+#[test]
+fn limits_are_inclusive() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let open = |parts: &Parts| -> Result<(), String> {
+        fs::write(&path, parts.file()).unwrap();
+        let checkpoint = Checkpoint::open(&path, Some(&fixtures().join("mmproj-F16.gguf")));
+        let opened = checkpoint.and_then(|checkpoint| checkpoint.processor());
+        opened.map(drop).map_err(|error| error.to_string())
+    };
+    let whole = Parts::of("model-Q4_K_M.gguf");
+
+    let rows = |count: u64| {
+        let mut parts = whole.clone();
+        parts.tensors.retain(|(name, _)| name == b"token_embd.weight");
+        parts.set_dims("token_embd.weight", &[1, count]);
+        parts.set_type("token_embd.weight", 1);
+        parts.set_offset("token_embd.weight", 0);
+        parts.set("qwen3vl.vocab_size", u32_value(5));
+        parts.data = vec![0; 2 * count as usize];
+        open(&parts).unwrap_err()
+    };
+    assert!(
+        rows(1 << 24).contains("qwen3vl.vocab_size: token_embd.weight has 16777216 rows"),
+        "{}",
+        rows(1 << 24)
+    );
+    assert!(rows((1 << 24) + 1).contains("has 16777217 rows, of at most 16777216"));
+
+    // the 256 tokens of bytes, added ones of these lengths, and the control tokens at the end, of 105 bytes
+    let tokens = |added: &[usize], merges: usize| {
+        let Some(Value::Array(Array::String(mut tokens))) =
+            Container::open(fixtures().join("model-Q4_K_M.gguf")).unwrap().metadata().get(TOKENS).cloned()
+        else {
+            panic!("the file has tokens")
+        };
+        let mut kinds = vec![1u32; tokens.len()];
+        kinds[488..].fill(3);
+        for (i, &len) in added.iter().enumerate() {
+            tokens[256 + i] = format!("{i:03}{}", "x".repeat(len - 3));
+            kinds[256 + i] = 4;
+        }
+        let mut parts = whole.clone();
+        parts.set(TOKENS, strings(&tokens.iter().map(String::as_str).collect::<Vec<_>>()));
+        let kinds: Vec<u8> = kinds.into_iter().flat_map(u32::to_le_bytes).collect();
+        parts.set("tokenizer.ggml.token_type", array(4, 496, &kinds));
+        parts.set("tokenizer.ggml.merges", strings(&vec!["r e"; merges]));
+        open(&parts)
+    };
+    let mut added = vec![256; 64];
+    added[63] = (16 << 10) - 63 * 256 - 105;
+    assert_eq!(tokens(&added, 0), Ok(()));
+    added[63] += 1;
+    assert!(tokens(&added, 0).unwrap_err().contains("all together up to 16384"));
+    assert!(tokens(&[257], 0).unwrap_err().contains("has 257 bytes"));
+    assert_eq!(tokens(&[], 496), Ok(()));
+    assert!(tokens(&[], 497).unwrap_err().contains("497 of a vocabulary of 496"));
+}
+
 /// Tensors larger than what is read at a time.
 #[test]
 fn large_tensors_are_read_in_pieces() {
@@ -853,6 +915,20 @@ fn all_kinds_of_values_are_read() {
     assert_eq!(Container::open(&path).unwrap().metadata().get("k"), Some(&Value::Bool(true)));
     let file = Container::open(fixtures().join("model-Q4_K_M.gguf")).unwrap();
     assert_eq!(file.tensors()["output_norm.weight"].values(), 256);
+    // as many values as lists may have
+    let longest = array(0, 1 << 23, &vec![0; 1 << 23]);
+    fs::write(&path, [beginning([0, 1], 0), one_key(&longest)].concat()).unwrap();
+    Container::open(&path).unwrap();
+    // and as many bytes as a header may have
+    let header = |bytes: u64| {
+        let begin = [beginning([0, 1], 0), one_key(&value(8, &(bytes - 45).to_le_bytes()))].concat();
+        assert_eq!(begin.len(), 45);
+        fs::write(&path, begin).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+        Container::open(&path).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(header(100_000_000), Ok(()));
+    assert!(header(100_000_001).unwrap_err().contains("longer than 100000000 bytes"));
 }
 
 #[test]
@@ -946,6 +1022,7 @@ fn a_split_model_is_the_model_and_its_faults_are_named() {
             qwen3_vl::gguf::Gguf::open(&first).unwrap(),
         );
         assert!(whole.names().eq(split.names()));
+        Checkpoint::open(folder.path(), Some(&vision)).unwrap(); // its one model
         for name in whole.names() {
             assert_eq!(whole.read_f32(name).unwrap(), split.read_f32(name).unwrap(), "{name}");
         }
@@ -1049,6 +1126,15 @@ fn the_vision_file_is_found_beside_the_model() {
     copy("mmproj-b.gguf");
     assert!(said().contains("mmproj-b.gguf") && said().contains("Some-MMPROJ-f16.gguf"), "{}", said());
     fs::remove_file(folder.path().join("mmproj-b.gguf")).unwrap();
+    // of files in several types, the one in f16 is taken
+    let mut bf16 = Parts::of("mmproj-F16.gguf");
+    bf16.set_type("mm.0.weight", 30);
+    bf16.set("clip.vision.image_min_pixels", u32_value(70_000));
+    for name in ["mmproj-a.gguf", "mmproj-z.gguf"] {
+        fs::write(folder.path().join(name), bf16.file()).unwrap();
+        assert_ne!(open().unwrap().processor().unwrap().images.min_pixels, 70_000);
+        fs::remove_file(folder.path().join(name)).unwrap();
+    }
     fs::remove_file(folder.path().join("Some-MMPROJ-f16.gguf")).unwrap();
     assert!(said().contains("mmproj-other.gguf") && said().contains("projection_dim"), "{}", said());
     copy("mmproj.gguf");

@@ -10,6 +10,7 @@ use qwen3_vl::gguf::{
     GgmlType, Gguf, Kept, Mix, Plan, PlannedTensor, dequantize, encode, text_plan, vision_plan,
 };
 use qwen3_vl::{Checkpoint, LoadOptions, Processor, Qwen3Vl};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -204,14 +205,23 @@ fn a_model_of_all_types_is_read() {
         let checkpoint = Checkpoint::open(&path, Some(&fixtures().join("mmproj-F16.gguf"))).unwrap();
         let options = LoadOptions { dtype: DType::F32, keep_quantized, ..LoadOptions::for_device(device) };
         let model = Qwen3Vl::load_checkpoint(&checkpoint, device, options, |_| {}).unwrap();
-        let converted: Vec<_> = model.conversions().iter().map(|conversion| conversion.from.name()).collect();
+        let converted = model.conversions().iter();
+        let converted: Vec<_> =
+            converted.map(|conversion| (conversion.from.name(), conversion.matrices)).collect();
         (model.trace(&ids, &[], &[], |_, _| {}).unwrap().to_vec::<f32>().unwrap(), converted)
     };
     let (want, none) = logits(&Device::Cpu, false);
     assert!(none.is_empty());
     for device in [Device::Cpu, common::cuda_device()] {
         let (found, converted) = logits(&device, true);
-        assert_eq!(converted, ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K"]);
+        let expected =
+            [GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q2_K, GgmlType::Q3_K].map(|ty| {
+                (
+                    ty.name(),
+                    plan.tensors.iter().filter(|tensor| tensor.shape.len() == 2 && tensor.ty == ty).count(),
+                )
+            });
+        assert_eq!(converted, expected);
         let report = ErrorReport::new(&want, &found);
         common::say(&format!("all types on {device}: {report}"));
         // a wrong scale or a swapped part gives 100 %
@@ -238,4 +248,49 @@ fn matrices_in_f16_stay_so_on_the_cpu() {
     assert_eq!(of(&fixtures().join("model-Q8_0.gguf"), Some(&vision)), DType::F16);
     assert_eq!(of(&wider, Some(&vision)), DType::F32); // BF16 has values that f16 lacks
     assert_eq!(of(&source, None), DType::F32);
+
+    let checkpoint = Checkpoint::open(fixtures().join("model-Q8_0.gguf"), Some(&vision)).unwrap();
+    let logits = |dtype| {
+        let options = LoadOptions { dtype, keep_quantized: false, ..LoadOptions::for_device(&Device::Cpu) };
+        let model = Qwen3Vl::load_checkpoint(&checkpoint, &Device::Cpu, options, |_| {}).unwrap();
+        let logits = model.trace(&[1, 2, 3], &[], &[], |_, _| {}).unwrap();
+        ops::cast(&logits, DType::F32).unwrap().to_vec::<f32>().unwrap()
+    };
+    let report = ErrorReport::new(&logits(DType::F32), &logits(DType::F16));
+    assert!(report.relative_rms < 0.01, "{report}");
+}
+
+/// Merges may be spelled as one text, and an identifier outside the vocabulary is left out.
+#[test]
+fn the_tokenizer_is_written_however_it_is_spelled() {
+    let (source, folder) = (fixtures().join("source"), tempfile::tempdir().unwrap());
+    let config = Config::load(&source).unwrap();
+    let changed = |name: &str, change: &dyn Fn(&mut Value)| {
+        let mut value = serde_json::from_slice(&fs::read(source.join(name)).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(folder.path().join(name), value.to_string()).unwrap();
+    };
+    for file in fs::read_dir(&source).unwrap().map(|file| file.unwrap().path()).filter(|file| file.is_file())
+    {
+        fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let key = |key: &str| {
+        let plan = text_plan(folder.path(), &config, Mix::Q8_0).unwrap();
+        plan.keys.into_iter().find(|(name, _)| name == key).map(|(_, value)| format!("{value:?}"))
+    };
+    let merges = key("tokenizer.ggml.merges");
+    changed("tokenizer.json", &|root| {
+        for merge in root["model"]["merges"].as_array_mut().unwrap() {
+            *merge = format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into();
+        }
+    });
+    assert!(merges.is_some() && key("tokenizer.ggml.merges") == merges);
+
+    changed("tokenizer_config.json", &|settings| settings["pad_token"] = Value::Null);
+    let padding = |id: usize| {
+        changed("config.json", &|top| top["text_config"]["pad_token_id"] = id.into());
+        key("tokenizer.ggml.padding_token_id")
+    };
+    let size = config.text.vocab_size;
+    assert!(padding(size - 1).is_some() && padding(size).is_none());
 }

@@ -87,6 +87,9 @@ fn an_end_is_looked_for_in_its_place() {
     let length = u32::from_le_bytes(webp[16..20].try_into().unwrap()) + 100;
     webp[16..20].copy_from_slice(&length.to_le_bytes());
     assert!(refused(&webp).contains("the WebP file is cut short"));
+    // a container of 30 bytes whose only chunk has 100
+    let small = [b"RIFF", &30u32.to_le_bytes()[..], b"WEBPVP8L", &100u32.to_le_bytes(), &[0; 18]].concat();
+    assert!(refused(&small).contains("the WebP file is cut short"));
 }
 
 #[test]

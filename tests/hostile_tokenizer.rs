@@ -155,6 +155,44 @@ fn parts_that_the_models_do_not_have_are_refused_by_name() {
     assert!(refused(many).1.contains("all together"));
 }
 
+/// As many added tokens, and as many merges, as there may be.
+#[test]
+fn limits_are_inclusive() {
+    let added = |root: &mut Value, all: usize| {
+        root["model"]["merges"] = json!([]);
+        let Value::Object(root) = root else { unreachable!("a file with parts") };
+        let mut vocab = root["model"]["vocab"].take();
+        let ordinary = vocab.as_object_mut().unwrap();
+        ordinary.retain(|_, id| !(256..320).contains(&id.as_u64().unwrap()));
+        let tokens = root["added_tokens"].as_array_mut().unwrap();
+        let mut left =
+            all - tokens.iter().map(|token| token["content"].as_str().unwrap().len()).sum::<usize>();
+        for id in 256.. {
+            let len = left.min(256);
+            let content = format!("{id}{}", "x".repeat(len - 3));
+            ordinary.insert(content.clone(), json!(id));
+            tokens.push(
+                json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": false}),
+            );
+            left -= len;
+            if left == 0 {
+                break;
+            }
+        }
+        root["model"]["vocab"] = vocab;
+    };
+    changed(|root| added(root, 16 << 10)).unwrap();
+    assert!(refused(|root| added(root, (16 << 10) + 1)).1.contains("all together up to 16384"));
+    let merges = |root: &mut Value, more: usize| {
+        let count = root["model"]["vocab"].as_object().unwrap().len() + more;
+        let merges = root["model"]["merges"].as_array_mut().unwrap();
+        merges.resize(count, merges[0].clone());
+    };
+    changed(|root| merges(root, 0)).unwrap();
+    assert_eq!(refused(|root| merges(root, 1)).0, "model.merges");
+}
+
 /// Long words and texts take time in proportion to their length.
 #[test]
 fn long_texts_are_encoded_in_time() {

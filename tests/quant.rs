@@ -150,6 +150,11 @@ fn activations_in_eight_bits() -> Result<()> {
     let sums: Vec<i32> = scales.iter().map(|(_, sum)| *sum).collect();
     assert_eq!(sums, [124, -8 * 127, 0, 0, 0, 0, 0, 0]);
     assert!((scales[0].0 - 1.0).abs() < 1e-6 && (scales[1].0 - 2.0).abs() < 1e-6, "{scales:?}");
+    for (shape, values) in [([0, 40], 0), ([2, 0], 0)] {
+        let (quants, scales) =
+            ops::quantize_rows(&Tensor::zeros(shape, DType::F32, &Device::Cpu)?)?.to_vecs()?;
+        assert_eq!((quants.len(), scales.len()), (values, values));
+    }
     Ok(())
 }
 
@@ -251,7 +256,9 @@ fn what_does_not_fit_is_a_typed_error() {
     assert!(of(Format::Q6K, [2, 256], 420).is_ok() && of(Format::Q6K, [0, 256], 0).is_ok());
     assert!(matches!(of(Format::Q6K, [2, 256], 421), Err(Error::Unsupported { argument: "bytes", .. })));
     assert!(matches!(of(Format::I8, [2, 64], 136), Err(Error::Unsupported { argument: "format", .. })));
-    assert!(matches!(of(Format::Q4_0, [usize::MAX, 32], 0), Err(Error::TooLarge { .. })));
+    let values = usize::MAX as u128 * 32;
+    let found = of(Format::Q4_0, [usize::MAX, 32], 0);
+    assert!(matches!(found, Err(Error::TooLarge { elements, .. }) if elements == values), "{found:?}");
     assert!(matches!(of(Format::Q4_0, [1, usize::MAX], 0), Err(Error::TooLarge { .. })));
     assert!(matches!(of(Format::Q4_0, [1, 0], 0), Err(Error::Shape { .. })));
 
@@ -412,6 +419,14 @@ fn chosen_scales() -> Result<()> {
         assert!(cut.max > plain.max, "{}: nothing was cut off", name(format));
         assert_eq!(error(ScaleChoice::Percentile(1.0))?.max, plain.max);
     }
+    // scales of I8 are stored in f32, so that a choice among them is the same for values far below f16's range
+    let read_back = |x: &[f32]| -> Result<Vec<f32>> {
+        let w = ops::quantize_with(x, [n, k], Format::I8, ScaleChoice::LeastError, &Device::Cpu)?;
+        ops::dequantize(&w, DType::F32)?.to_vec()
+    };
+    let by = |factor: f32, x: &[f32]| x.iter().map(|x| x * factor).collect::<Vec<_>>();
+    let far = 2f32.powi(-40);
+    assert!(by(far, &read_back(&x)?) == read_back(&by(far, &x))?);
     let of = |format, choice| ops::quantize_with(&x, [n, k], format, choice, &Device::Cpu);
     for format in [Format::Q4K, Format::Q5K, Format::Q6K, Format::Iq4Nl, Format::Iq4Xs] {
         assert!(of(format, ScaleChoice::LeastError).is_err() && of(format, ScaleChoice::AbsMax).is_ok());

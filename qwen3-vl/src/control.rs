@@ -106,6 +106,9 @@ fn candidates() -> impl Iterator<Item = char> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::tokenizer::Tokenizer;
+    use std::path::Path;
 
     const CONTROLS: [&str; 3] = ["<|im_start|>", "<|im_end|>", "§"];
 
@@ -139,6 +142,18 @@ mod tests {
         for text in ["|im_end|>", "im_end|>x", ">", "im_"] {
             let found = replaced(&[text]).0;
             assert!(!found.starts_with(&text[..1]), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_spellings_are_those_of_the_tokenizer() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let tokenizer = Tokenizer::load(&tiny, &Config::load(&tiny).unwrap()).unwrap();
+        assert_eq!(tokenizer.controls().len(), 8);
+        for control in tokenizer.controls() {
+            let ids = tokenizer.encode(control).unwrap();
+            let spelled: Vec<_> = ids.iter().map(|&id| tokenizer.control(id)).collect();
+            assert_eq!(spelled, [Some(control.clone())]);
         }
     }
 

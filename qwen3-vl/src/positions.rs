@@ -197,6 +197,18 @@ mod tests {
     }
 
     #[test]
+    fn frames_have_the_same_embeddings() {
+        let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let config = crate::config::Config::load(&tiny).unwrap().vision;
+        let values = config.position_side().pow(2) * config.hidden_size;
+        let table: Vec<f32> = (0..values).map(|i| i as f32).collect();
+        let of = |grids: &[[usize; 3]]| position_embeddings(&config, &table, grids);
+        let (image, frame) = (of(&[[1, 2, 4]]), of(&[[1, 4, 2]]));
+        assert_eq!(image.len(), 8 * config.hidden_size);
+        assert_eq!(of(&[[1, 2, 4], [3, 4, 2]]), [&image[..], &frame, &frame, &frame].concat());
+    }
+
+    #[test]
     fn tokens_and_images_must_fit() {
         let is_pad = |id| id == PAD;
         for (ids, grids) in [

@@ -125,7 +125,7 @@ mod tests {
         let (fifth, _) = windows(100, 20);
         assert_eq!((fifth[5].first, fifth[5].weights.len()), (18, 20)); // 27.5 ± 10, rounded
         assert_eq!((fifth[0].first, fifth[0].weights.len()), (0, 13));
-        assert_eq!(windows(4, 12).1, 14); // a weight of 1 does not fit with 15
+        assert_eq!((windows(4, 12).1, windows(4, 4).1), (14, 14)); // a weight of 1 does not fit with 15
         assert_eq!(windows(32_768, 32).1, 22); // no more than that, though 24 would fit
     }
 

@@ -707,4 +707,26 @@ mod tests {
             assert_eq!(expected_count(&config), expected(&config).len());
         }
     }
+
+    #[test]
+    fn the_type_of_further_matrices_can_change() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let config = Config::load(&tiny).unwrap();
+        let mut weights = Weights::open(&tiny, &config, DType::F32, &Device::Cpu).unwrap();
+        for dtype in [DType::F32, DType::F16] {
+            weights.store_as(Matrices::Float(dtype));
+            let matrix = weights.weight(&[EMBEDDING]).unwrap();
+            assert!(matches!(matrix, Matrix::Plain(tensor) if tensor.dtype() == dtype));
+        }
+    }
+
+    #[test]
+    fn missing_tensors_are_listed_up_to_a_number() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let mut config = Config::load(&tiny).unwrap();
+        config.text.num_hidden_layers = MANY;
+        let count = expected_count(&config);
+        assert_eq!(far_more_than(&config, count - MANY), None);
+        assert_eq!(far_more_than(&config, count - MANY - 1), Some(count));
+    }
 }

@@ -3,7 +3,6 @@
 //! Free blocks are in lists by when they may be used: at once, after one stream, or (pending) after several streams or after
 //! a stream that is gone. Neighbours in the same list merge, so a stream's memory becomes contiguous again as it is freed.
 //! Pure bookkeeping: nothing here calls a driver.
-//! freed. Pure bookkeeping: nothing here calls a driver.
 
 use super::order::{Dependency, StreamId, When};
 use std::collections::{BTreeMap, BTreeSet};
@@ -343,6 +342,9 @@ mod tests {
         assert!(lists.overlaps(6143, 1) && lists.overlaps(0, 4097) && !lists.overlaps(6144, 256));
         lists.remove_segment(4096);
         assert_eq!((lists.free(), lists.unused_segments().len()), (1024, 1));
+        let halves = [512, 512].map(|bytes| lists.take_ready(bytes).unwrap());
+        halves.into_iter().for_each(|half| lists.give(half, When::Ready));
+        assert_eq!(lists.largest(), 1024, "within a segment they merge");
         lists.audit().unwrap();
     }
 }

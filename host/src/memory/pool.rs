@@ -581,10 +581,9 @@ impl<T: Timeline, U: Upstream<T::Stream>> Upstream<T::Stream> for MemoryPool<T, 
     }
 
     fn free(&self, address: u64, bytes: usize, stream: &T::Stream) -> Result<()> {
-        match self.record_use(address, stream) {
-            Err(error @ Error::DeviceLost { .. }) => Err(error),
-            _ => MemoryPool::free(self, address, bytes), // which returns the error for the address
-        }
+        // `free` returns the error for the address; if the device is lost, the pool gives out no memory any more
+        let _ = self.record_use(address, stream);
+        MemoryPool::free(self, address, bytes)
     }
 
     fn trim(&self) -> Result<()> {

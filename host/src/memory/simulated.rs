@@ -82,6 +82,7 @@ struct Stream {
     done: u64,
     clock: Clock,
     destroyed: bool,
+    abandoned: bool,
     /// How many earlier streams had this index.
     generation: u32,
     captured: bool,
@@ -123,7 +124,7 @@ impl Simulated {
         let old = state.streams.iter().enumerate().position(|(place, stream)| done(place, stream));
         if let Some(place) = old {
             let stream = &mut state.streams[place];
-            (stream.destroyed, stream.captured) = (false, false);
+            (stream.destroyed, stream.abandoned, stream.captured) = (false, false, false);
             stream.generation += 1;
             return SimulatedStream(place, stream.generation);
         }
@@ -134,6 +135,11 @@ impl Simulated {
     /// Destroys a stream. Its queued work still runs, and any further call with it is a violation.
     pub fn destroy(&self, stream: SimulatedStream) {
         self.lock().streams[stream.0].destroyed = true;
+    }
+
+    /// Says that only an allocator still has this stream, so that no more work is queued on it.
+    pub fn abandon(&self, stream: SimulatedStream) {
+        self.lock().streams[stream.0].abandoned = true;
     }
 
     /// Begins or ends a capture, during which the stream takes no events.
@@ -385,6 +391,10 @@ impl Timeline for Simulated {
             join(&mut state.streams[stream.0].clock, clock);
         }
         Ok(true)
+    }
+
+    fn is_abandoned(&self, stream: &SimulatedStream) -> bool {
+        self.lock().streams[stream.0].abandoned
     }
 }
 

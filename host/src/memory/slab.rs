@@ -282,4 +282,18 @@ mod tests {
         assert_eq!((slabs.free(), slabs.pending()), (16384, 0));
         slabs.audit().unwrap();
     }
+
+    #[test]
+    fn an_empty_slab_is_a_block_again_unless_it_is_the_last() {
+        let mut slabs = Slabs::default();
+        let bases = [0, SLAB as u64];
+        bases.into_iter().for_each(|base| slabs.add(base, 1, LARGEST));
+        let slots: Vec<_> = (0..8).map(|_| slabs.take(1, LARGEST).unwrap()).collect();
+        let empty: Vec<_> =
+            slots.iter().map(|&(slot, base)| slabs.give(slot, base, When::After(1, 0))).collect();
+        let (kept, last) = empty.split_at(7);
+        assert!(kept.iter().all(Option::is_none), "{kept:?}");
+        assert_eq!((last, slabs.free()), (&[Some((bases[1], Some(1)))][..], SLAB));
+        slabs.audit().unwrap();
+    }
 }

@@ -1,10 +1,11 @@
 //! Each wait of the pool is needed: without it, a writer that runs late causes wrong bytes or a wrong order.
 
 use super::adaptor::{parse, replay};
-use super::simulated::{Simulated, SimulatedStream};
+use super::simulated::{Call, Simulated, SimulatedStream};
 use super::{MemoryPool, Statistics, Upstream};
-use crate::Error;
 use crate::mutation::{Wait, without};
+use crate::{Error, Result};
+use std::sync::Mutex;
 
 /// The waits of the pool, which the simulated device checks.
 const WAITS: [Wait; 6] = [
@@ -160,6 +161,143 @@ fn one_stream_asks_for_no_events() {
         assert!(round == 0 || world.device.calls().is_empty(), "the driver is asked in a steady state");
         world.device.calls();
     }
+    world.pool.allocate(8 * SEGMENT, &world.a).unwrap();
+    let grown = Call::Allocate { bytes: 8 * SEGMENT, refused: false };
+    assert_eq!(world.device.calls(), [grown], "all idle memory is the stream's own");
+}
+
+/// By a quarter of what is reserved, if upstream has that much, else by just enough. No size is asked for twice in a row.
+#[test]
+fn the_pool_grows_by_a_quarter() {
+    const MIB: usize = 1 << 20;
+    let World { device, pool, a, .. } = World::new(24 * MIB);
+    let calls = |bytes| {
+        device.calls();
+        let _ = pool.allocate(bytes, &a);
+        device.calls()
+    };
+    let (given, refused) = (
+        |mib| Call::Allocate { bytes: mib * MIB, refused: false },
+        |mib| Call::Allocate { bytes: mib * MIB, refused: true },
+    );
+    assert_eq!(calls(16 * MIB), [given(16)]);
+    assert_eq!(calls(MIB), [given(4)]);
+    assert_eq!(calls(4 * MIB), [refused(6), given(4)]);
+    for mib in [6, 8] {
+        assert_eq!(calls(mib * MIB), [refused(mib), Call::Trim, refused(mib)]);
+    }
+    let books = pool.statistics();
+    assert_eq!((books.found.upstream, books.found.trimmed, books.refused), (3, 0, 2));
+    assert_eq!((books.reserved, books.free), (24 * MIB, 3 * MIB));
+}
+
+/// Memory whose last use is done is found before new memory is asked for, also when all of it waits for several streams.
+#[test]
+fn pending_memory_is_asked_about_first() {
+    let World { device, pool, a, b } = World::new(4 * SEGMENT);
+    let block = pool.allocate(SEGMENT, &a).unwrap();
+    pool.record_use(block, &b).unwrap();
+    pool.free(block, SEGMENT).unwrap();
+    assert_eq!(pool.statistics().pending, SEGMENT);
+    // the first question queues the events, which are reached as soon as they run
+    pool.settle().unwrap();
+    device.finish();
+    assert_eq!(pool.allocate(SEGMENT, &a), Ok(block));
+    assert_eq!((pool.statistics().found.ready, pool.statistics().segments_asked), (1, 1));
+}
+
+/// A wait takes one block from another stream, not all that it has.
+#[test]
+fn a_wait_is_for_one_block() {
+    let World { device, pool, a, b } = World::new(2 * SEGMENT);
+    let blocks = [(); 2].map(|()| pool.allocate(SEGMENT, &a).unwrap());
+    for block in blocks {
+        device.write(a, block, SEGMENT, 1);
+        pool.free(block, SEGMENT).unwrap();
+    }
+    pool.allocate(SEGMENT, &b).unwrap();
+    pool.allocate(SEGMENT, &a).unwrap();
+    let found = pool.statistics().found;
+    assert_eq!((found.waited, found.same_stream), (1, 1));
+}
+
+#[test]
+fn events_are_recorded_and_queried_once_per_epoch() {
+    let World { device, pool, a, .. } = World::new(4 * SEGMENT);
+    let settled = || {
+        device.calls();
+        pool.settle().unwrap();
+        device.calls()
+    };
+    for _ in 0..2 {
+        let block = pool.allocate(BLOCK, &a).unwrap();
+        pool.free(block, BLOCK).unwrap();
+        assert_eq!(settled(), [Call::Record, Call::Query { done: false }]);
+        assert_eq!(settled(), [Call::Query { done: false }]);
+        device.run_stream(a);
+        assert_eq!(settled(), [Call::Query { done: true }]);
+        assert_eq!(settled(), []);
+    }
+}
+
+/// A stream of which only the pool has a handle is released when another one comes, and its memory is free when it is done.
+#[test]
+fn abandoned_streams_are_released() {
+    let World { device, pool, a, b } = World::new(8 * SEGMENT);
+    let kept = pool.allocate(BLOCK, &a).unwrap();
+    let block = pool.allocate(SEGMENT, &b).unwrap();
+    pool.free(block, SEGMENT).unwrap();
+    let idle = || (pool.statistics().free, pool.statistics().pending);
+    assert_eq!(idle(), (BLOCK + SEGMENT, 0));
+    device.abandon(b);
+    let [c, d] = [(); 2].map(|()| device.stream());
+    pool.record_use(kept, &c).unwrap();
+    assert_eq!(idle(), (BLOCK, SEGMENT), "no stream can use it now");
+    device.finish();
+    device.abandon(c);
+    pool.record_use(kept, &d).unwrap();
+    assert_eq!(idle(), (BLOCK + SEGMENT, 0));
+    device.calls();
+    pool.record_use(kept, &device.stream()).unwrap();
+    assert_eq!(device.calls(), [], "nothing is asked where none is abandoned");
+    pool.audit().unwrap();
+}
+
+#[test]
+fn slots_of_a_stream_that_is_gone_go_to_others() {
+    let World { device, pool, a, b } = World::new(8 * SEGMENT);
+    pool.allocate(256, &a).unwrap();
+    let [slot, _used] = [(); 2].map(|()| pool.allocate(256, &b).unwrap());
+    pool.free(slot, 256).unwrap();
+    pool.retire(&b).unwrap();
+    device.finish();
+    assert_eq!(pool.allocate(256, &device.stream()), Ok(slot));
+    pool.audit().unwrap();
+}
+
+/// What upstream gives must be aligned, at an address, and not in memory that it gave before.
+#[test]
+fn memory_that_cannot_be_is_refused() {
+    struct Given(Mutex<Vec<u64>>);
+    impl Upstream<SimulatedStream> for Given {
+        fn allocate(&self, _: usize, _: &SimulatedStream) -> Result<u64> {
+            Ok(self.0.lock().unwrap().pop().unwrap())
+        }
+
+        fn free(&self, _: u64, _: usize, _: &SimulatedStream) -> Result<()> {
+            Ok(())
+        }
+    }
+    let device = Simulated::new(0, 1);
+    let stream = device.stream();
+    let given = vec![(1 << 32) + SEGMENT as u64 - 256, 0, (1 << 33) + 128, 1 << 32];
+    let pool = MemoryPool::new(device.clone(), Given(Mutex::new(given)), device.stream());
+    assert_eq!(pool.allocate(SEGMENT, &stream), Ok(1 << 32));
+    for _ in 0..3 {
+        let refused = pool.allocate(SEGMENT, &stream);
+        assert!(matches!(refused, Err(Error::Unsupported { argument: "address", .. })), "{refused:?}");
+    }
+    assert_eq!(pool.statistics().reserved, SEGMENT);
 }
 
 #[test]
@@ -197,10 +335,13 @@ fn after_a_fault_nothing_is_asked_of_the_device() {
 #[test]
 fn sizes_that_overflow_are_errors_and_zero_bytes_are_nothing() {
     let world = World::new(64 << 20);
-    for bytes in [usize::MAX, usize::MAX - 255, isize::MAX as usize, isize::MAX as usize - SEGMENT] {
+    // the largest block leaves room for its segment to be rounded up
+    let most = (isize::MAX as usize - 2 * SEGMENT) / 256 * 256;
+    for bytes in [usize::MAX, usize::MAX - 255, isize::MAX as usize, isize::MAX as usize - SEGMENT, most + 1]
+    {
         assert!(matches!(world.pool.allocate(bytes, &world.a), Err(Error::TooLarge { .. })), "{bytes}");
     }
-    assert!(matches!(world.pool.allocate(1 << 50, &world.a), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(world.pool.allocate(most, &world.a), Err(Error::OutOfMemory { .. })));
     assert_eq!(world.pool.allocate(0, &world.a), Ok(0));
     assert_eq!(world.pool.free(0, 0), Ok(()));
     assert_eq!((world.books().live, world.books().refused, world.books().invalid_frees), (0, 1, 0));

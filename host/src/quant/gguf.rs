@@ -40,10 +40,7 @@ impl QuantTensor {
         targets.zip(bytes.par_chunks(of_file)).for_each(|((quants, scales), file)| {
             gguf_blocks::read(format, file, quants, scales);
         });
-        match device {
-            Device::Cpu => Ok(tensor),
-            _ => tensor.to_device(device),
-        }
+        tensor.to_device(device)
     }
 
     /// The blocks of a GGUF file.

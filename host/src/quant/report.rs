@@ -54,5 +54,7 @@ mod tests {
         assert!((report.cosine - (9.0 + 18.0) / (25.0f64 * 29.25).sqrt()).abs() < 1e-12);
         assert_eq!(ErrorReport::new(&[0.0], &[0.0]).cosine, 1.0);
         assert!(ErrorReport::new(&[1.0, 1.0], &[f32::NAN, 1.0]).max.is_nan());
+        let report = ErrorReport { relative_rms: 0.0125, max: 4.0, cosine: 0.5 };
+        assert_eq!(report.to_string(), "relative RMS 1.250e-2, max 4.000e0, cosine 0.5000000");
     }
 }

@@ -148,4 +148,21 @@ mod tests {
         assert_eq!(of_mix(Mix::IQ4_XS, "mlp.down_proj", GgmlType::Q5_K), [0, 1, 2, 3]);
         assert_eq!(of_mix(Mix::IQ4_XS, "self_attn.v_proj", GgmlType::Q5_K).len(), 36);
     }
+
+    #[test]
+    fn the_vision_tower_is_in_f16_and_the_output_in_more_bits() {
+        let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let mut config = Config::load(&tiny).unwrap();
+        config.tie_word_embeddings = false;
+        let of = |name: &str| Mix::Q4_0.of(name, &[512, 512], &config);
+        assert_eq!(
+            [of(crate::weights::LM_HEAD), of(crate::weights::EMBEDDING)],
+            [GgmlType::Q6_K, GgmlType::Q4_0]
+        );
+        let storage = Mix::Q8_0.storage(&config);
+        let vision = |name: &str| name.starts_with("model.visual.");
+        assert!(storage.iter().all(|(name, kept)| !vision(name) || *kept == Storage::Float(DType::F16)));
+        let text = storage["model.language_model.layers.0.mlp.up_proj.weight"];
+        assert_eq!(text, Storage::Stored(pascaline::quant::Format::Q8_0));
+    }
 }

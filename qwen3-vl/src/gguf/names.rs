@@ -190,3 +190,16 @@ impl Tensors {
 pub(super) fn frame_name(name: &str, frame: usize) -> String {
     if frame == 0 { name.to_owned() } else { format!("{name}.{frame}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_output_of_its_own_has_a_name() {
+        let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny");
+        let config = Config::load(&tiny).unwrap();
+        assert_eq!(gguf_name("lm_head.weight", &config).as_deref(), Some("output.weight"));
+        assert_eq!(gguf_name("lm_head.bias", &config), None);
+    }
+}

@@ -139,3 +139,21 @@ impl Plan {
         self.tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>()).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A weight [rows, channels, frames, height, width] of 2 × 1 × 2 × 1 × 3 values.
+    #[test]
+    fn a_frame_has_the_values_of_its_place() {
+        let of = |frame| {
+            let (name, published) = (String::new(), String::new());
+            let tensor = PlannedTensor { name, ty: GgmlType::F32, shape: vec![2, 1, 1, 3], published, frame };
+            tensor.values((0..12u8).map(f32::from).collect())
+        };
+        assert_eq!(of(None).len(), 12);
+        assert_eq!(of(Some((0, 2))), [0.0, 1.0, 2.0, 6.0, 7.0, 8.0]);
+        assert_eq!(of(Some((1, 2))), [3.0, 4.0, 5.0, 9.0, 10.0, 11.0]);
+    }
+}

@@ -159,6 +159,7 @@ mod tests {
     use super::*;
     use crate::quant::{FORMATS, name};
     use crate::{DType, Device, Tensor, ops};
+    use std::sync::Mutex;
 
     /// x·wᵀ in f64 of the stored values.
     fn reference(x: &QuantRows, w: &QuantTensor) -> Result<Vec<f64>> {
@@ -183,7 +184,12 @@ mod tests {
             k: x.k,
         };
         let mut y = vec![f32::NAN; x.shape.rows_cols().0 * w.rows()];
-        super::product(avx2, &mut y, activations, w, |_, _| {})?;
+        let finished = Mutex::new(vec![0; w.rows()]);
+        super::product(avx2, &mut y, activations, w, |first, y| {
+            let columns = first..first + y[0].len();
+            finished.lock().unwrap()[columns].iter_mut().for_each(|times| *times += 1);
+        })?;
+        assert!(y.is_empty() || finished.lock().unwrap().iter().all(|&times| times == 1), "{finished:?}");
         Ok(y)
     }
 
@@ -242,10 +248,11 @@ mod tests {
     fn a_row_is_the_same_alone() -> Result<()> {
         let (m, n, k) = (ROWS + 2, 8 * TILE * TILES + 3, 1024);
         let x = randn([m, k], 5)?;
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(16).build().unwrap();
         for format in FORMATS {
             let w = ops::quantize(&randn([n, k], 6)?, format)?;
             for avx2 in [None, Avx2::detect()] {
-                let all = product(avx2, &ops::quantize_rows(&x)?, &w)?;
+                let all = threads.install(|| product(avx2, &ops::quantize_rows(&x)?, &w))?;
                 for row in [0, ROWS - 1, ROWS + 1] {
                     let alone = product(avx2, &ops::quantize_rows(&x.narrow(0, row, 1)?)?, &w)?;
                     assert!(alone == all[row * n..][..n], "{} row {row} {avx2:?}", name(format));
