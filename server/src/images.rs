@@ -13,7 +13,7 @@ use qwen3_vl::preprocess::Picture;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
-use url::{Host, Url};
+use url::{Host, ParseError, Url};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -49,7 +49,12 @@ impl Source {
                 engine.decode(data).map_err(|error| refuse(&format!("is not valid base64: {error}")))?;
             return Ok(Self::Here(file));
         }
-        let url = Url::parse(url).map_err(|error| refuse(&format!("is not a valid address: {error}")))?;
+        let url = Url::parse(url).map_err(|error| match error {
+            ParseError::IdnaError if !url.is_ascii() => {
+                refuse("is an address whose host is not ASCII; write the host in Punycode (xn--…)")
+            }
+            error => refuse(&format!("is not a valid address: {error}")),
+        })?;
         check(&url, limits).map_err(|reason| refuse(&reason))?;
         Ok(Self::Elsewhere(url))
     }
@@ -292,6 +297,9 @@ mod tests {
         ] {
             assert!(read(url, hosts).is_err(), "{url}");
         }
+        assert!(read("http://xn--bcher-kva.example/ü.png", &["xn--bcher-kva.example"]).is_ok());
+        let not_ascii = read("http://bücher.example/x.png", &["xn--bcher-kva.example"]).unwrap_err();
+        assert!(not_ascii.contains("Punycode"), "{not_ascii}");
         assert_eq!(read("DATA:image/png;BASE64,aGk=", &[]), Ok(Source::Here(b"hi".into())));
         assert_eq!(read("data:;base64,aGk", &[]), Ok(Source::Here(b"hi".into())));
         assert_eq!(read("data:;base64, aGk=\n", &[]), Ok(Source::Here(b"hi".into())));
