@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The modules, lowest first. Those of one line do not name each other.
 const LAYERS: &[&[&str]] = &[
-    &["simd"],
+    &["simd", "parallel"],
     &["mutation", "shape", "sync", "dtype"],
     &["error"],
     &["cuda"],

@@ -44,6 +44,7 @@ pub mod memory;
 mod mutation;
 pub mod nn;
 pub mod ops;
+mod parallel;
 mod problem;
 pub mod quant;
 mod shape;

@@ -3,6 +3,7 @@
 use super::elementwise::{gelu_erf, gelu_tanh, silu};
 use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::problem::activate::Activation;
 use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
@@ -64,5 +65,5 @@ fn each_row<T: Float>(
         }
     };
     let rows = y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(width));
-    rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(cols)).for_each(|(y, x)| vectorized!(row(y, x)));
+    rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(cols)).in_tasks(|(y, x)| vectorized!(row(y, x)));
 }

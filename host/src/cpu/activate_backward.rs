@@ -3,6 +3,7 @@
 use super::elementwise::{gelu_erf_parts, silu};
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::problem::activate::Activation;
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::elementwise::{GELU_TANH_CUBIC, GELU_TANH_SCALE};
@@ -48,7 +49,7 @@ pub(crate) fn activate_backward(
         let dx = &mut slice_mut::<T>(&mut dx)?[..rows * width];
         let (dy, x) = (slice::<T>(dy)?, slice::<T>(x)?);
         let rows = dx.par_chunks_exact_mut(width).zip(dy.par_chunks_exact(cols)).zip(x.par_chunks_exact(width));
-        rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(width)).for_each(|((dx, dy), x)| {
+        rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(width)).in_tasks(|((dx, dy), x)| {
             for (c, dy) in dy.iter().enumerate() {
                 let (dy, gate) = (dy.to_f32(), x[c].to_f32());
                 let through = dy * slope(gate, activation);

@@ -2,6 +2,7 @@
 
 use super::optimizer::{read, with_mut};
 use super::{internal, slice};
+use crate::parallel::InTasks;
 use crate::problem::adamw8bit::{AdamW8bitTensor, Moment, decode, encode};
 use crate::problem::optimizer::AdamW;
 use crate::{DType, Result, Tensor};
@@ -24,7 +25,7 @@ pub(crate) fn step(tensors: &mut [AdamW8bitTensor], options: &AdamW) -> Result<(
             let values = parameter.par_chunks_mut(BLOCK).zip(gradient.par_chunks(BLOCK));
             let of_m = m_codes.par_chunks_mut(BLOCK / 4).zip(m_scales);
             let of_v = v_codes.par_chunks_mut(BLOCK / 4).zip(v_scales);
-            values.zip(of_m).zip(of_v).for_each(
+            values.zip(of_m).zip(of_v).in_tasks(
                 |(((parameter, gradient), (m_codes, m_scale)), (v_codes, v_scale))| {
                     let (mut first, mut second) = ([0.0; BLOCK], [0.0; BLOCK]);
                     for (i, (p, g)) in parameter.iter_mut().zip(gradient).enumerate() {

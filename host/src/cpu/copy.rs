@@ -1,6 +1,7 @@
 //! Strided copy.
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut};
+use crate::parallel::InTasks;
 use crate::problem::copy::{Dim, merge};
 use crate::{DType, Element, Result, Tensor, TensorMut};
 use rayon::prelude::*;
@@ -29,7 +30,7 @@ fn copy_elements<T: Element>(mut y: TensorMut, x: &Tensor) -> Result<()> {
         // the rows of y are contiguous, so tasks can divide them
         let min_rows = ELEMENTS_PER_TASK.div_ceil(inner.extent);
         let rows = y[..n].par_chunks_exact_mut(inner.extent).enumerate();
-        rows.with_min_len(min_rows).for_each(|(row, y)| copy_row(y, &x[offsets(outer, row).1..], inner));
+        rows.with_min_len(min_rows).in_tasks(|(row, y)| copy_row(y, &x[offsets(outer, row).1..], inner));
     } else {
         for row in 0..n / inner.extent {
             let (y_offset, x_offset) = offsets(outer, row);

@@ -1,6 +1,7 @@
 //! Cross-entropy and its gradient, row by row.
 
 use super::{slice, slice_mut};
+use crate::parallel::InTasks;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
@@ -18,7 +19,7 @@ pub(crate) fn cross_entropy(
     }
     let x = &mut slice_mut::<f32>(&mut x)?[..rows * cols];
     let labels = &slice::<u32>(labels)?[..rows];
-    loss.par_iter_mut().zip(x.par_chunks_exact_mut(cols)).zip(labels).for_each(|((loss, x), &label)| {
+    loss.par_iter_mut().zip(x.par_chunks_exact_mut(cols)).zip(labels).in_tasks(|((loss, x), &label)| {
         if label as usize >= cols {
             *loss = 0.0;
             x.fill(0.0);

@@ -2,6 +2,7 @@
 
 use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::problem::elementwise::{Binary, Unary};
 use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
@@ -69,7 +70,7 @@ pub(super) fn in_tasks<Y: Float, X: Float>(
         return f(0, y, x);
     }
     let tasks = y.par_chunks_mut(len).zip(x.par_chunks(len)).enumerate();
-    tasks.for_each(|(task, (y, x))| f(task * len, y, x));
+    tasks.in_tasks(|(task, (y, x))| f(task * len, y, x));
 }
 
 #[inline(always)]

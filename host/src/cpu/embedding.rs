@@ -2,6 +2,7 @@
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
 
@@ -16,7 +17,7 @@ pub(crate) fn embedding(mut y: TensorMut, table: &Tensor, ids: &Tensor) -> Resul
     with_float!(table.dtype(), T => {
         let table = &slice::<T>(table)?[..rows * cols];
         let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
-        y.par_chunks_exact_mut(cols).zip(ids).with_min_len(min_rows).for_each(|(y, &id)| {
+        y.par_chunks_exact_mut(cols).zip(ids).with_min_len(min_rows).in_tasks(|(y, &id)| {
             match table.chunks_exact(cols).nth(id as usize) {
                 Some(row) => T::read(row, y),
                 None => y.fill(f32::NAN),

@@ -2,6 +2,7 @@
 
 use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
@@ -22,7 +23,7 @@ pub(crate) fn layer_norm(
         let (x, weight, bias) = (slice::<T>(x)?, &slice::<T>(weight)?[..cols], &slice::<T>(bias)?[..cols]);
         let rows = y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(cols));
         let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
-        rows.with_min_len(min_rows).for_each(|(y, x)| vectorized!(row(y, x, weight, bias, eps)));
+        rows.with_min_len(min_rows).in_tasks(|(y, x)| vectorized!(row(y, x, weight, bias, eps)));
     });
     Ok(())
 }

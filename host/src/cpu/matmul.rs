@@ -3,6 +3,7 @@
 
 use super::{slice, slice_mut};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::problem::activate::Epilogue;
 use crate::problem::matmul::{Matmul, MatrixStrides, Problem};
 use crate::{DType, Element, Result, Tensor, TensorMut};
@@ -44,7 +45,7 @@ fn add<C: Float + Element>(c: &mut TensorMut, p: &Problem, epilogue: &Epilogue) 
     let bias = epilogue.bias.map(slice::<C>).transpose()?;
     let residual = epilogue.residual.map(slice::<C>).transpose()?;
     let rows = slice_mut::<C>(c)?[..p.m * p.n].par_chunks_exact_mut(p.n).enumerate();
-    rows.with_min_len(super::ELEMENTS_PER_TASK.div_ceil(p.n)).for_each(|(row, c)| {
+    rows.with_min_len(super::ELEMENTS_PER_TASK.div_ceil(p.n)).in_tasks(|(row, c)| {
         for (column, c) in c.iter_mut().enumerate() {
             let bias = bias.map_or(0.0, |bias| bias[column].to_f32());
             let residual = residual.map_or(0.0, |residual| residual[row * p.n + column].to_f32());
@@ -123,7 +124,7 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
         let mut rows = vec![0f32; m * k];
         if k > 0 {
             let lines = rows.par_chunks_exact_mut(k).enumerate();
-            lines.with_min_len(super::ELEMENTS_PER_TASK.div_ceil(k)).for_each(|(r, row)| {
+            lines.with_min_len(super::ELEMENTS_PER_TASK.div_ceil(k)).in_tasks(|(r, row)| {
                 read_line(row, &a[r * p.a.row..], p.a.column);
             });
         }
@@ -133,7 +134,7 @@ fn panels<A: Float, C: Float>(c: &mut [C], a: &[A], b: &[f16], p: &Problem, opti
             continue;
         }
         let mut sums = vec![0f32; m * n.next_multiple_of(PANEL)];
-        sums.par_chunks_mut(m * PANEL).enumerate().for_each(|(index, sums)| {
+        sums.par_chunks_mut(m * PANEL).enumerate().in_tasks(|(index, sums)| {
             let first = index * PANEL;
             let cols = PANEL.min(n - first);
             // the panel is stored transposed, [cols, k], if b is, so that reads and writes are both contiguous
@@ -184,7 +185,7 @@ fn columns<B: Float, C: Float>(c: &mut [C], a: &[f32], b: &[B], p: &Problem, opt
     let (m, k) = (p.m, p.k);
     let mut sums = vec![0f32; m * p.n]; // [n, m]
     let columns = sums.par_chunks_exact_mut(m).enumerate();
-    columns.with_min_len(PARALLEL.div_ceil(m * k.max(1))).for_each(|(column, sums)| {
+    columns.with_min_len(PARALLEL.div_ceil(m * k.max(1))).in_tasks(|(column, sums)| {
         if k > 0 {
             let b = &b[column * p.b.column..][..k];
             sums.iter_mut().zip(a.chunks_exact(k)).for_each(|(sum, a)| *sum = B::dot(a, b));

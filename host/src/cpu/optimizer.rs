@@ -1,6 +1,7 @@
 //! Steps of optimisers.
 
 use super::{ELEMENTS_PER_TASK, internal};
+use crate::parallel::InTasks;
 use crate::problem::optimizer::{AdamW, AdamWTensor, Sgd, SgdTensor};
 use crate::{DType, Result, Tensor};
 use rayon::prelude::*;
@@ -20,7 +21,7 @@ pub(crate) fn adamw(tensors: &mut [AdamWTensor], options: &AdamW) -> Result<()> 
                         .zip(gradient.par_chunks(ELEMENTS_PER_TASK));
                     let moments =
                         first.par_chunks_mut(ELEMENTS_PER_TASK).zip(second.par_chunks_mut(ELEMENTS_PER_TASK));
-                    chunks.zip(moments).for_each(|((parameter, gradient), (first, second))| {
+                    chunks.zip(moments).in_tasks(|((parameter, gradient), (first, second))| {
                         for (((p, g), m), v) in parameter.iter_mut().zip(gradient).zip(first).zip(second) {
                             let g = g * gradient_scale;
                             *m += (1.0 - beta1) * (g - *m);

@@ -8,6 +8,7 @@ pub(crate) use product::matmul;
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::quant::{Format, QuantRows, QuantTensor};
 use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
@@ -237,7 +238,7 @@ pub(crate) fn quantize_rows(rows: &mut QuantRows, x: &Tensor) -> Result<()> {
         let x = &slice::<T>(x)?[..m * cols];
         let rows = quants.par_chunks_exact_mut(k / 4).zip(scales.par_chunks_exact_mut(k / BLOCK * 2));
         let rows = rows.zip(x.par_chunks_exact(cols));
-        rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(k)).for_each(|((quants, scales), x)| {
+        rows.with_min_len(ELEMENTS_PER_TASK.div_ceil(k)).in_tasks(|((quants, scales), x)| {
             vectorized!(quantize_row(bytemuck::cast_slice_mut(quants), scales, x));
         });
     });

@@ -2,6 +2,7 @@
 
 use super::quant::encode_row;
 use super::{slice, slice_mut};
+use crate::parallel::InTasks;
 use crate::quant::{Format, QuantTensor};
 use crate::{Result, Tensor, TensorMut};
 use kernels_gpu::quant::blocks::{BLOCK, inverse};
@@ -37,7 +38,7 @@ pub(crate) fn backward(
     let dscales = slice_mut::<f32>(&mut dscales)?[..rows * blocks].par_chunks_exact_mut(blocks);
     let inputs = slice::<f32>(dy)?.par_chunks_exact(cols).zip(slice::<f32>(x)?.par_chunks_exact(cols));
     let scales = slice::<f32>(scales)?.par_chunks_exact(blocks);
-    dx.zip(dscales).zip(inputs).zip(scales).for_each(|(((dx, dscales), (dy, x)), scales)| {
+    dx.zip(dscales).zip(inputs).zip(scales).in_tasks(|(((dx, dscales), (dy, x)), scales)| {
         let values = dx.chunks_mut(BLOCK).zip(dy.chunks(BLOCK)).zip(x.chunks(BLOCK));
         for (((dx, dy), x), (dscale, &scale)) in values.zip(dscales.iter_mut().zip(scales)) {
             let (inverse, mut sum) = (inverse(scale), 0.0);

@@ -2,6 +2,7 @@
 
 use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::problem::reduce::Reduction;
 use crate::simd::vectorized;
 use crate::{Element, Result, Tensor, TensorMut};
@@ -23,7 +24,7 @@ pub(crate) fn reduce(op: Reduction, mut y: TensorMut, x: &Tensor) -> Result<()> 
 fn each_row<Y: Element, T: Element>(y: &mut [Y], x: &[T], cols: usize, f: impl Fn(&[T]) -> Y + Sync) {
     let min_rows = ELEMENTS_PER_TASK.div_ceil(cols.max(1));
     let rows = y.par_iter_mut().enumerate().with_min_len(min_rows);
-    rows.for_each(|(r, y)| *y = vectorized!(f(&x[r * cols..(r + 1) * cols])));
+    rows.in_tasks(|(r, y)| *y = vectorized!(f(&x[r * cols..(r + 1) * cols])));
 }
 
 #[inline(always)]

@@ -2,6 +2,7 @@
 
 use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
@@ -16,7 +17,7 @@ pub(crate) fn rms_norm(mut y: TensorMut, x: &Tensor, weight: &Tensor, eps: f32) 
         let (x, weight) = (slice::<T>(x)?, &slice::<T>(weight)?[..cols]);
         let rows = y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(cols));
         let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
-        rows.with_min_len(min_rows).for_each(|(y, x)| vectorized!(row(y, x, weight, eps)));
+        rows.with_min_len(min_rows).in_tasks(|(y, x)| vectorized!(row(y, x, weight, eps)));
     });
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::{ELEMENTS_PER_TASK, slice, slice_mut, with_float};
 use crate::dtype::Float;
 use crate::kv::{KvFormat, KvMut};
+use crate::parallel::InTasks;
 use crate::problem::rope_append::{HeadNorms, Outputs};
 use crate::simd::vectorized;
 use crate::{Result, Tensor};
@@ -47,7 +48,7 @@ pub(crate) fn rope_append(
         if heads > 0 {
             let q = slice_mut::<T>(&mut q)?[..rows * heads * dim].par_chunks_exact_mut(heads * dim);
             let rows = q.enumerate().with_min_len(ELEMENTS_PER_TASK.div_ceil(heads * dim));
-            rows.for_each(|(row, q)| {
+            rows.in_tasks(|(row, q)| {
                 let mut x = vec![0.0; dim];
                 for (head, q) in q.chunks_exact_mut(dim).enumerate() {
                     read(&mut x, row, head);

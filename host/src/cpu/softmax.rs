@@ -2,6 +2,7 @@
 
 use super::{ELEMENTS_PER_TASK, pieces, slice, slice_mut, with_float};
 use crate::dtype::Float;
+use crate::parallel::InTasks;
 use crate::simd::vectorized;
 use crate::{Result, Tensor, TensorMut};
 use rayon::prelude::*;
@@ -15,7 +16,7 @@ pub(crate) fn softmax(mut y: TensorMut, x: &Tensor) -> Result<()> {
         let (y, x) = (slice_mut::<T>(&mut y)?, slice::<T>(x)?);
         let y = &mut y[..rows * cols];
         let min_rows = ELEMENTS_PER_TASK.div_ceil(cols);
-        y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(cols)).with_min_len(min_rows).for_each(|(y, x)| vectorized!(row(y, x)));
+        y.par_chunks_exact_mut(cols).zip(x.par_chunks_exact(cols)).with_min_len(min_rows).in_tasks(|(y, x)| vectorized!(row(y, x)));
     });
     Ok(())
 }

@@ -7,6 +7,7 @@ use super::{slice, slice_mut, with_float};
 use crate::block_mask::BlockMask;
 use crate::dtype::Float;
 use crate::kv::KvView;
+use crate::parallel::InTasks;
 use crate::problem::attention::{HeadStrides, Problem};
 use crate::problem::attention_backward;
 use crate::{Result, Tensor, TensorMut};
@@ -83,7 +84,7 @@ pub(crate) fn block_mean(
     with_float!(x.dtype(), T => {
         let x = slice::<T>(x)?;
         let blocks = rows.div_ceil(block);
-        y.par_chunks_mut(head_dim).enumerate().for_each(|(at, y)| {
+        y.par_chunks_mut(head_dim).enumerate().in_tasks(|(at, y)| {
             let (head, first) = (at / blocks, at % blocks * block);
             let start = head / per_batch * strides.batch + head % per_batch * strides.head;
             let end = rows.min(first + block);

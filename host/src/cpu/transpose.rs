@@ -1,6 +1,7 @@
 //! Transpose, in blocks that stay in the L1 cache.
 
 use super::{ELEMENTS_PER_TASK, slice, slice_mut};
+use crate::parallel::InTasks;
 use crate::problem::transpose::matrices;
 use crate::{DType, Element, Result, Tensor, TensorMut};
 use rayon::prelude::*;
@@ -22,7 +23,7 @@ fn transpose_elements<T: Element>(mut y: TensorMut, x: &Tensor) -> Result<()> {
     for (y, x) in y[..batch * rows * cols].chunks_exact_mut(rows * cols).zip(x.chunks_exact(rows * cols)) {
         // BLOCK rows of y, which are BLOCK columns of x
         let stripes = y.par_chunks_mut(BLOCK * rows).enumerate();
-        stripes.with_min_len(ELEMENTS_PER_TASK.div_ceil(BLOCK * rows)).for_each(|(stripe, y)| {
+        stripes.with_min_len(ELEMENTS_PER_TASK.div_ceil(BLOCK * rows)).in_tasks(|(stripe, y)| {
             let col0 = stripe * BLOCK;
             for row0 in (0..rows).step_by(BLOCK) {
                 for (c, y) in y.chunks_exact_mut(rows).enumerate() {

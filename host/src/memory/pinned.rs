@@ -7,6 +7,7 @@
 use super::{DeviceBuffer, buffer, device};
 use crate::cuda::{CudaDevice, Event, Kept, check};
 use crate::mutation::{Wait, left_out};
+use crate::parallel::InTasks;
 use crate::{Error, Result};
 use cust::sys;
 use rayon::prelude::*;
@@ -321,7 +322,7 @@ impl DeviceBuffer {
                 None => PinnedBuffer::new(self.device(), part.len())?,
             };
             let pieces = chunk[..part.len()].par_chunks_mut(PIECE).zip(part.par_chunks(PIECE));
-            pieces.for_each(|(to, from)| to.copy_from_slice(from));
+            pieces.in_tasks(|(to, from)| to.copy_from_slice(from));
             chunks[index % 2] = Some(self.queue_upload(offset + index * CHUNK, chunk, part.len())?);
         }
         Ok(())

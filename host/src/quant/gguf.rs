@@ -3,6 +3,7 @@
 
 use super::gguf_blocks::{self, file_bytes};
 use super::{Format, QuantTensor, block, name};
+use crate::parallel::InTasks;
 use crate::{DType, Device, Error, Result, Shape, Tensor, TensorMut};
 use half::f16;
 use rayon::prelude::*;
@@ -37,7 +38,7 @@ impl QuantTensor {
         let (quants, scales) = (bytes_mut(&mut quants), bytes_mut(&mut scales));
         let [of_quants, of_scales, of_file] = of_tasks(blocks, [quants.len(), scales.len(), bytes.len()]);
         let targets = quants.par_chunks_mut(of_quants).zip(scales.par_chunks_mut(of_scales));
-        targets.zip(bytes.par_chunks(of_file)).for_each(|((quants, scales), file)| {
+        targets.zip(bytes.par_chunks(of_file)).in_tasks(|((quants, scales), file)| {
             gguf_blocks::read(format, file, quants, scales);
         });
         tensor.to_device(device)
@@ -54,7 +55,7 @@ impl QuantTensor {
         let mut file = vec![0; blocks * size];
         let [of_quants, of_scales, of_file] = of_tasks(blocks, [quants.len(), scales.len(), file.len()]);
         let sources = quants.par_chunks(of_quants).zip(scales.par_chunks(of_scales));
-        file.par_chunks_mut(of_file).zip(sources).for_each(|(file, (quants, scales))| {
+        file.par_chunks_mut(of_file).zip(sources).in_tasks(|(file, (quants, scales))| {
             gguf_blocks::write(self.format(), file, quants, scales);
         });
         Ok(file)

@@ -1,6 +1,7 @@
 //! Tensors from a rule: a constant, a range, random numbers.
 
 use super::{Layout, Storage, Tensor};
+use crate::parallel::InTasks;
 use crate::{DType, Device, Element, Error, Result, Shape};
 use half::f16;
 use rand_chacha::ChaCha8Rng;
@@ -143,7 +144,7 @@ fn normals<T: Element>(elements: usize, seed: u64) -> Vec<T> {
     /// 32-bit words of the generator per element.
     const WORDS: u128 = 2;
     let mut values = vec![T::zeroed(); elements];
-    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+    values.par_chunks_mut(CHUNK).enumerate().in_tasks(|(chunk, values)| {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_word_pos((chunk * CHUNK) as u128 * WORDS);
         let mut bits = || (rng.next_u64() >> 11) as f64;
