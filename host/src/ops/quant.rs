@@ -340,7 +340,8 @@ pub fn quant_matmul(x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<
 /// # Errors
 /// As [`quant_matmul`].
 pub fn quant_matmul_into(y: TensorMut, x: &Tensor, w: &QuantTensor, epilogue: &Epilogue) -> Result<()> {
-    if !(has_one_row(x) && x.dtype() == DType::F32) || !x.device().is_cuda() || w.rows() == 0 {
+    let is_vector = has_one_row(x) && x.dtype() == DType::F32 && x.device().is_cuda();
+    if !is_vector || w.rows() == 0 {
         return quant_matmul_rows_into(y, &quantize_rows(x)?, w, epilogue);
     }
     MATMUL.contiguous("x", x)?;

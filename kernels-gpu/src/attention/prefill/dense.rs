@@ -185,7 +185,7 @@ impl Part {
     /// The first tile of part `part`.
     #[inline(always)]
     fn tile(self, part: u32) -> u32 {
-        self.dense.end() * part >> self.parts_log2
+        (self.dense.end() * part) >> self.parts_log2
     }
 }
 
