@@ -122,10 +122,14 @@ fn blocks_of_files_are_divided() {
     let rows = Placement::rows(&devices[..2], 4, 0).unwrap();
     for file in ["model-Q8_0.gguf", "model-Q4_0.gguf"] {
         let name = format!("qwen3-vl-gguf/{file}");
-        let expected = logits(&load(&name, &Placement::one(&devices[0], 4), usual));
+        let one = Placement::one(&devices[0], 4);
+        let expected = logits(&load(&name, &one, usual));
         let error = difference(&logits(&load(&name, &rows, usual)), &expected);
-        // both round activations to 8 bits after sums whose last bits differ
-        assert!(error <= 5e-3, "{file}: {error:e}");
+        // Both round activations to 8 bits after sums whose last bits differ. Where one becomes another quant, all that follow
+        // may, so the results differ by as much as either does from that of activations in f32.
+        let unrounded = logits(&load(&name, &one, LoadOptions { keep_quantized: false, ..usual }));
+        let rounding = difference(&expected, &unrounded);
+        assert!(error <= rounding && rounding <= 0.03, "{file}: {error:e}, {rounding:e}");
         no_findings(file);
     }
     // half of a row of the attention's output is 128 values
