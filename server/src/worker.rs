@@ -4,6 +4,7 @@
 //! sees only its events. A client that disconnects drops its receiver; its job then ends, and its pages are free, before
 //! the next step.
 
+use super::account::Charge;
 use super::balance::{self, Candidate};
 use super::metrics::{Gauges, Metrics, ReplicaGauges};
 use super::replica;
@@ -30,6 +31,8 @@ pub struct Job {
     pub constraint: Option<Box<dyn Constraint>>,
     /// The channel of its events. Sending never blocks; the answer's most tokens bound the channel's length.
     pub events: UnboundedSender<Event>,
+    /// The memory of its prompt, given back when the last job that shares it has ended.
+    pub charge: Option<Arc<Charge>>,
 }
 
 /// An event of an answer.
@@ -104,7 +107,7 @@ pub enum Refused {
     Lost(String),
 }
 
-/// A handle to the replicas. When the last one is dropped, their threads end after the current step.
+/// A handle to the replicas. When it is dropped, each of their threads ends as soon as no job runs on it.
 pub struct Worker {
     models: Vec<Arc<Qwen3Vl>>,
     shared: Arc<Shared>,
@@ -195,6 +198,12 @@ impl Shared {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    fn forget_left(&self, waiting: &mut VecDeque<Waiting>) {
+        let before = waiting.len();
+        waiting.retain(|at| !at.job.events.is_closed());
+        self.metrics.left.add(before - waiting.len());
     }
 
     /// Records the state of replica `index`.
@@ -305,9 +314,7 @@ impl Worker {
         }
         let State { waiting, replicas, .. } = &mut *state;
         if waiting.len() + jobs.len() > self.shared.limit {
-            let before = waiting.len();
-            waiting.retain(|at| !at.job.events.is_closed());
-            self.shared.metrics.left.add(before - waiting.len());
+            self.shared.forget_left(waiting);
         }
         if waiting.len() + jobs.len() > self.shared.limit {
             self.shared.metrics.refused.add(1);
@@ -329,6 +336,11 @@ impl Worker {
         }
         self.shared.changed.notify_all();
         Ok(())
+    }
+
+    /// Drops waiting jobs whose client has left: their memory and their places are free at once.
+    pub fn forget_left(&self) {
+        self.shared.forget_left(&mut self.shared.state().waiting);
     }
 
     /// Accepts no jobs any more; waiting and running ones are finished.

@@ -49,10 +49,11 @@ pub(super) fn page_key(keys: &[Key], ids: &[u32], runs: &[ImageRun], digests: &[
     key_of(|mut hasher| page.hash(&mut hasher))
 }
 
-/// A prompt with the keys of its prefixes. All batches of a process have the same key for the same prefix.
+/// A prompt with the keys of its prefixes. All batches of a process have the same key for the same prefix. Clones share the
+/// prompt and its patches.
 #[derive(Clone, Debug)]
 pub struct KeyedPrompt {
-    pub(super) prompt: Prompt,
+    pub(super) prompt: Arc<Prompt>,
     /// The runs of image tokens.
     pub(super) runs: Vec<ImageRun>,
     /// Of the images.
@@ -74,7 +75,7 @@ impl KeyedPrompt {
         while keys.len() < full {
             keys.push(page_key(&keys, &prompt.ids, &runs, &digests));
         }
-        Ok(Self { prompt, runs, digests, keys })
+        Ok(Self { prompt: Arc::new(prompt), runs, digests, keys })
     }
 
     /// The prompt.
@@ -137,7 +138,7 @@ mod tests {
             patches: Vec::new(),
         };
         let keys = vec![1, 2, 3];
-        let prompt = KeyedPrompt { prompt, runs: Vec::new(), digests: Vec::new(), keys };
+        let prompt = KeyedPrompt { prompt: Arc::new(prompt), runs: Vec::new(), digests: Vec::new(), keys };
         let prefixes = Prefixes::default();
         let other_thread = prefixes.clone();
         assert_eq!(other_thread.tokens_held(&prompt), 0);
