@@ -3,7 +3,6 @@
 
 use super::account::{Charge, Full};
 use super::error::ApiError;
-use serde::Deserializer as _;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use std::fmt;
