@@ -5,7 +5,7 @@
 //! dead thread.
 
 use super::account::Charge;
-use super::worker::{Event, Failure, Job, Shared, Usage, Waiting};
+use super::worker::{Event, Failure, Job, Shared, Usage, Waiting, Weight};
 use pascaline::{Device, Error, memory};
 use qwen3_vl::Qwen3Vl;
 use qwen3_vl::batch::{self, Batch, BatchOptions, RequestId};
@@ -67,13 +67,14 @@ struct Running {
     /// When it was taken; later, when its last token was sent.
     since: Instant,
     first: bool,
+    weight: Weight,
     /// Dropped after the batch has dropped the prompt.
     _charge: Option<Arc<Charge>>,
 }
 
 impl Thread<'_> {
     fn run(mut self) {
-        while let Some(jobs) = self.shared.next(self.index, self.running.len()) {
+        while let Some(jobs) = self.next() {
             for Waiting { job, since, .. } in jobs {
                 self.shared.metrics.queued.record(since.elapsed());
                 self.take(job);
@@ -85,7 +86,14 @@ impl Thread<'_> {
         }
     }
 
-    fn take(&mut self, Job { prompt, options, logprobs, constraint, events, charge }: Job) {
+    fn next(&self) -> Option<Vec<Waiting>> {
+        let heavy = self.running.values().map(|job| job.weight).sum();
+        self.shared.next(self.index, self.running.len(), heavy)
+    }
+
+    fn take(&mut self, job: Job) {
+        let weight = job.weight();
+        let Job { prompt, options, logprobs, constraint, events, charge } = job;
         if events.is_closed() {
             return self.shared.metrics.left.add(1);
         }
@@ -97,7 +105,7 @@ impl Thread<'_> {
         let failure = match added {
             Ok(Ok(Some(id))) => {
                 let since = Instant::now();
-                self.running.insert(id, Running { events, since, first: true, _charge: charge });
+                self.running.insert(id, Running { events, since, first: true, weight, _charge: charge });
                 return;
             }
             Ok(Ok(None)) => Failure::Panicked,

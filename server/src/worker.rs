@@ -9,10 +9,11 @@ use super::balance::{self, Candidate};
 use super::metrics::{Gauges, Metrics, ReplicaGauges};
 use super::replica;
 use pascaline::Error;
-use qwen3_vl::batch::{self, BatchOptions, KeyedPrompt, Prefixes};
+use qwen3_vl::batch::{self, BatchOptions, KeyedPrompt, PAGE, Prefixes};
 use qwen3_vl::sampling::{Constraint, Logprobs};
 use qwen3_vl::{Options, Qwen3Vl, StopReason};
 use std::collections::VecDeque;
+use std::iter::Sum;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Instant;
 use std::{io, thread};
@@ -137,12 +138,48 @@ pub(crate) struct Waiting {
     replica: usize,
 }
 
+impl Job {
+    /// What it is as a heavy one: one job, and its prompt's tokens. Nothing if it is light.
+    pub(crate) fn weight(&self) -> Weight {
+        match self.charge.as_ref().is_some_and(|charge| !charge.is_light()) {
+            true => Weight { jobs: 1, tokens: self.prompt.prompt().ids.len() },
+            false => Weight::default(),
+        }
+    }
+}
+
+/// Heavy jobs together. They take at most three quarters of the queue, and of a replica's places and pages: a short
+/// question does not wait for large pictures.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Weight {
+    pub jobs: usize,
+    pub tokens: usize,
+}
+
+impl Weight {
+    /// Whether one more fits into three quarters of `most`. The first always does.
+    fn has_room(self, more: Self, most: Self) -> bool {
+        let fits = |used: usize, more: usize, most: usize| used + more <= most / 4 * 3;
+        more.jobs == 0
+            || self.jobs == 0
+            || fits(self.jobs, more.jobs, most.jobs) && fits(self.tokens, more.tokens, most.tokens)
+    }
+}
+
+impl Sum for Weight {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |a, b| Self { jobs: a.jobs + b.jobs, tokens: a.tokens + b.tokens })
+    }
+}
+
 /// A replica's state as seen from other threads.
 struct Replica {
     device: String,
     /// Jobs that its thread has taken, and the most that it takes.
     taken: usize,
     most: usize,
+    /// Tokens that its pages have room for.
+    room: usize,
     batch: batch::Metrics,
     prefixes: Prefixes,
     /// Why its device can't be used, if so.
@@ -164,10 +201,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The jobs that replica `index`, which has taken `taken` already, is to compute now; blocks until there is one if
-    /// `taken` is 0. These are jobs queued for it, and jobs queued for a replica that is full or lost. `None` after the
+    /// The jobs that replica `index`, which has taken `taken` already, the heavy ones together `heavy`, is to compute now;
+    /// blocks until there is one if `taken` is 0. These are jobs queued for it, and jobs queued for a replica that is full or lost. `None` after the
     /// replica's loss, and once the [`Worker`] is dropped.
-    pub fn next(&self, index: usize, taken: usize) -> Option<Vec<Waiting>> {
+    pub fn next(&self, index: usize, taken: usize, mut heavy: Weight) -> Option<Vec<Waiting>> {
         let mut state = self.state();
         loop {
             let State { waiting, replicas, closed } = &mut *state;
@@ -179,9 +216,12 @@ impl Shared {
             for at in std::mem::take(waiting) {
                 let other = &replicas[at.replica];
                 let is_for_it = at.replica == index || other.is_full() || other.is_lost();
-                match is_for_it && !replicas[index].is_full() {
+                let Replica { most, room, .. } = replicas[index];
+                let (weight, most) = (at.job.weight(), Weight { jobs: most, tokens: room });
+                match is_for_it && !replicas[index].is_full() && heavy.has_room(weight, most) {
                     true => {
                         replicas[index].taken += 1;
+                        heavy = [heavy, weight].into_iter().sum();
                         jobs.push(at);
                     }
                     false => waiting.push_back(at),
@@ -266,6 +306,7 @@ impl Worker {
             device: model.devices().map(ToString::to_string).collect::<Vec<_>>().join("+"),
             taken: 0,
             most: options.max_sequences.max(1),
+            room: options.pages * PAGE,
             batch: batch::Metrics::default(),
             prefixes: Prefixes::default(),
             lost: None,
@@ -313,10 +354,17 @@ impl Worker {
             Health::Lost(reason) => return Err(Refused::Lost(reason.clone())),
         }
         let State { waiting, replicas, .. } = &mut *state;
-        if waiting.len() + jobs.len() > self.shared.limit {
+        let limit = self.shared.limit;
+        let is_full = |waiting: &VecDeque<Waiting>| {
+            let [queued, more]: [Weight; 2] =
+                [waiting.iter().map(|at| at.job.weight()).sum(), jobs.iter().map(Job::weight).sum()];
+            let most = Weight { jobs: limit, tokens: usize::MAX };
+            waiting.len() + jobs.len() > limit || !queued.has_room(more, most)
+        };
+        if is_full(waiting) {
             self.shared.forget_left(waiting);
         }
-        if waiting.len() + jobs.len() > self.shared.limit {
+        if is_full(waiting) {
             self.shared.metrics.refused.add(1);
             return Err(Refused::QueueFull(waiting.len()));
         }
