@@ -101,7 +101,7 @@ pub(super) struct Args {
     memory_budget: Option<usize>,
 
     /// The most open connections; on more, only /health is answered.
-    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value = "512", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
 
     /// The most seconds from a request's first byte to its answer's last; after that it ends with 408.

@@ -34,7 +34,7 @@ impl Limits {
             pixels: 1 << 24,
             context,
             time: Duration::from_secs(600),
-            connections: 256,
+            connections: 512,
             memory: default_memory(),
             image_hosts: Vec::new(),
         }

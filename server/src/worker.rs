@@ -202,7 +202,8 @@ impl Shared {
     }
 
     /// The jobs that replica `index`, which has taken `taken` already, the heavy ones together `heavy`, is to compute now;
-    /// blocks until there is one if `taken` is 0. These are jobs queued for it, and jobs queued for a replica that is full or lost. `None` after the
+    /// blocks until there is one if `taken` is 0. These are jobs queued for it, and jobs queued for a replica that is full
+    /// or lost. `None` after the
     /// replica's loss, and once the [`Worker`] is dropped.
     pub fn next(&self, index: usize, taken: usize, mut heavy: Weight) -> Option<Vec<Waiting>> {
         let mut state = self.state();

@@ -405,7 +405,7 @@ fn an_honest_client_is_answered_and_memory_stays_within_the_account() {
     let before = server.memory("VmRSS:");
     let alone: &[&[Hostile]] =
         &[&KINDS[..1], &KINDS[1..2], &KINDS[2..3], &KINDS[3..4], &KINDS[4..5], &KINDS[5..]];
-    let rounds = if all { [alone, &[&KINDS]].concat() } else { vec![&KINDS[..]] };
+    let rounds = if all { [alone, &[&KINDS[..]]].concat() } else { vec![&KINDS[..]] };
     for kinds in rounds {
         let times = attack(&server, kinds, clients, time);
         let (count, slowest, median) = (times.len(), times.iter().max().copied(), median(times));
