@@ -79,8 +79,7 @@ pub(crate) async fn chat(
             wanted.check()?;
             prompt.patches.push(image_patches(&param, &picture, &model.processor.images)?);
         }
-        wanted.check()?;
-        Ok(KeyedPrompt::new(model, prompt)?)
+        Ok(KeyedPrompt::new_while(model, prompt, &|| wanted.is_so())?)
     });
     let (prompt, mut charge) = work.await?;
     charge.shrink_to(kept);
