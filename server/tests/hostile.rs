@@ -114,8 +114,8 @@ fn choices_share_a_prompt_and_its_pictures() {
 
 #[test]
 fn work_whose_client_leaves_stops() {
-    let server = with_limits(Limits { memory: 2 << 30, ..Limits::for_context(16_000) });
-    let body = shown(&vec![LARGE.clone(); 16]).to_string();
+    let server = with_limits(Limits { memory: 2 << 30, pictures: 64, ..Limits::for_context(20_000) });
+    let body = shown(&vec![LARGE.clone(); 64]).to_string();
     let connection = server.raw(CHAT, &body);
     let begin = Instant::now();
     while server.metric(USED) < 50 << 20 {
@@ -124,8 +124,8 @@ fn work_whose_client_leaves_stops() {
     drop(connection);
     let begin = Instant::now();
     server.wait_for(USED, 0);
-    // it takes 0.3 s at most, and all sixteen would take far longer than this
-    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    // it takes 0.3 s where nothing else runs, and all the pictures would take far longer than this
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn unknown_json_is_skipped_and_known_json_is_charged() {
 
 #[test]
 fn clients_that_stand_still_hold_no_connection() {
-    let limits = Limits { connections: 4, time: Duration::from_secs(3), ..config().limits };
+    let limits = Limits { connections: 4, time: Duration::from_secs(2), ..config().limits };
     let server = Server::start(Config { limits, ..config() });
     let begun = Instant::now();
     // these read nothing of much, and those send a part of a request
@@ -168,12 +168,16 @@ fn clients_that_stand_still_hold_no_connection() {
     let health = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
     assert!(server.send(health).starts_with("HTTP/1.1 200"), "while all connections are taken");
     let models = server.send("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    assert!(begun.elapsed() > Duration::from_secs(3) || models.starts_with("HTTP/1.1 503"), "{models}");
+    assert!(begun.elapsed() > Duration::from_secs(2) || models.starts_with("HTTP/1.1 503"), "{models}");
     assert!(begun.elapsed() < Duration::from_secs(20), "/health has to be answered at once");
     // their time passes, and they are cut off
+    thread::sleep(Duration::from_secs(3));
+    let page = server.get("/page.js").1.len();
     for mut stream in held {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let _ = stream.read_to_end(&mut Vec::new()); // it may end in a reset, but it ends
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer); // it may end in a reset
+        assert!(answer.len() < 2000 * page, "all was written, at the client's leisure");
     }
     assert_eq!(server.post(CHAT, &question("Hi")).0, 200);
 }
