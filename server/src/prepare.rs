@@ -24,6 +24,8 @@ type Result<T> = std::result::Result<T, ApiError>;
 const TOKENIZING: usize = 128;
 /// Bytes that a message takes in the template's form, besides its text.
 const MESSAGE: usize = 1024;
+/// Bytes that a picture's token takes while the text around it is tokenised.
+const PAD: usize = 256;
 /// Bytes of a prompt's token, and of its copy in each choice.
 const TOKEN: usize = 64;
 /// Bytes of a grammar, and of its copy in each choice.
@@ -129,7 +131,7 @@ async fn outlined<T: Send + 'static>(
     let tokenizing = text * TOKENIZING + messages.len() * MESSAGE;
     charge.grow(tokenizing)?;
     let same = Arc::clone(app);
-    let work = lanes::run(&app.lanes, charge, move |wanted, _| {
+    let work = lanes::run(&app.lanes, charge, move |wanted, charge| {
         let (app, limits) = (&*same, &same.config.limits);
         let processor = &app.worker.model().processor;
         let plan = |(file, param): &(Vec<u8>, String)| {
@@ -147,8 +149,10 @@ async fn outlined<T: Send + 'static>(
             Part::Image | Part::Video => None,
         });
         fit(app, "messages", texts, wanted)?;
+        charge.grow(PAD * tokens)?;
         let prompt = processor.outline(&messages, &plans, app.config.control_tokens)?;
         fits(app, "messages", &prompt)?;
+        charge.give_back(PAD * tokens);
         wanted.check()?;
         let more = then(app, &prompt)?;
         Ok((prompt, plans, files, more))
@@ -160,9 +164,17 @@ async fn outlined<T: Send + 'static>(
 
 /// Refuses texts that have more than twice as many tokens as fit, before they are tokenised as a whole, which takes long and
 /// can't be ended. Cut texts have other tokens at the cuts, but not twice as many.
-fn fit<'a>(app: &App, param: &str, texts: impl Iterator<Item = &'a str>, wanted: &Wanted) -> Result<()> {
+fn fit<'a>(
+    app: &App,
+    param: &str,
+    texts: impl Iterator<Item = &'a str> + Clone,
+    wanted: &Wanted,
+) -> Result<()> {
+    if texts.clone().map(str::len).sum::<usize>() <= PIECE {
+        return Ok(());
+    }
     let mut left = 2 * app.config.limits.context;
-    for mut text in texts.filter(|text| text.len() > PIECE) {
+    for mut text in texts {
         while !text.is_empty() {
             wanted.check()?;
             let (piece, rest) = text.split_at(text.ceil_char_boundary(PIECE));
