@@ -168,7 +168,7 @@ impl Thread<'_> {
                 let Some(job) = self.running.get_mut(&id) else { return };
                 let times = if job.first { &metrics.first_token } else { &metrics.next_token };
                 times.record(job.since.elapsed());
-                (job.since, job.first) = (Instant::now(), false);
+                (job.since, job.first, job.weight.unanswered) = (Instant::now(), false, 0);
                 metrics.generated_tokens.add(1);
                 let _ = job.events.send(Event::Token { id: token, text, logprobs }); // the next step notices a lost client
             }

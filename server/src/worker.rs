@@ -142,7 +142,7 @@ impl Job {
     /// What it is as a heavy one: one job, and its prompt's tokens. Nothing if it is light.
     pub(crate) fn weight(&self) -> Weight {
         match self.charge.as_ref().is_some_and(|charge| !charge.is_light()) {
-            true => Weight { jobs: 1, tokens: self.prompt.prompt().ids.len() },
+            true => Weight { jobs: 1, tokens: self.prompt.prompt().ids.len(), unanswered: 1 },
             false => Weight::default(),
         }
     }
@@ -154,21 +154,33 @@ impl Job {
 pub(crate) struct Weight {
     pub jobs: usize,
     pub tokens: usize,
+    /// Those that have no token of their answer yet. While light jobs are there, a replica computes one such prompt at a
+    /// time: a batch computes larger parts of prompts, and thus slower steps, while more wait for a token than have one.
+    pub unanswered: usize,
 }
+
+/// The most heavy prompts that a replica computes at a time without light jobs.
+const MAX_UNANSWERED: usize = 4;
 
 impl Weight {
     /// Whether one more fits into three quarters of `most`. The first always does.
     fn has_room(self, more: Self, most: Self) -> bool {
         let fits = |used: usize, more: usize, most: usize| used + more <= most / 4 * 3;
+        let is_first = self.jobs == 0;
         more.jobs == 0
-            || self.jobs == 0
-            || fits(self.jobs, more.jobs, most.jobs) && fits(self.tokens, more.tokens, most.tokens)
+            || self.unanswered < most.unanswered
+                && (is_first
+                    || fits(self.jobs, more.jobs, most.jobs) && fits(self.tokens, more.tokens, most.tokens))
     }
 }
 
 impl Sum for Weight {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Self::default(), |a, b| Self { jobs: a.jobs + b.jobs, tokens: a.tokens + b.tokens })
+        all.fold(Self::default(), |a, b| Self {
+            jobs: a.jobs + b.jobs,
+            tokens: a.tokens + b.tokens,
+            unanswered: a.unanswered + b.unanswered,
+        })
     }
 }
 
@@ -214,11 +226,13 @@ impl Shared {
             }
             replicas[index].taken = taken;
             let mut jobs = Vec::new();
+            let has_light = taken > heavy.jobs || waiting.iter().any(|at| at.job.weight().jobs == 0);
+            let unanswered = if has_light { 1 } else { MAX_UNANSWERED };
             for at in std::mem::take(waiting) {
                 let other = &replicas[at.replica];
                 let is_for_it = at.replica == index || other.is_full() || other.is_lost();
                 let Replica { most, room, .. } = replicas[index];
-                let (weight, most) = (at.job.weight(), Weight { jobs: most, tokens: room });
+                let (weight, most) = (at.job.weight(), Weight { jobs: most, tokens: room, unanswered });
                 match is_for_it && !replicas[index].is_full() && heavy.has_room(weight, most) {
                     true => {
                         replicas[index].taken += 1;
@@ -359,7 +373,7 @@ impl Worker {
         let is_full = |waiting: &VecDeque<Waiting>| {
             let [queued, more]: [Weight; 2] =
                 [waiting.iter().map(|at| at.job.weight()).sum(), jobs.iter().map(Job::weight).sum()];
-            let most = Weight { jobs: limit, tokens: usize::MAX };
+            let most = Weight { jobs: limit, tokens: usize::MAX, unanswered: usize::MAX };
             waiting.len() + jobs.len() > limit || !queued.has_room(more, most)
         };
         if is_full(waiting) {
