@@ -51,7 +51,7 @@ struct Faults {
     cuts: usize,
     /// One byte of each large file is another than its SHA-256 is of.
     corrupt: bool,
-    /// What everything is answered with.
+    /// The status of every answer.
     status: Option<u16>,
     lie: Option<Lie>,
 }
