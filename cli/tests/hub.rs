@@ -360,7 +360,7 @@ fn downloads_that_are_cut_go_on_where_they_ended() {
 }
 
 #[test]
-fn what_differs_from_the_listing_is_refused_and_deleted() {
+fn files_that_differ_from_the_listing_are_refused_and_deleted() {
     let hub = TestHub::of(Path::new(TINY), Faults { corrupt: true, ..Faults::default() });
     let output = hub.pull();
     assert_eq!((output.status.code(), stdout(&output)), (Some(1), String::new()));
@@ -624,4 +624,17 @@ fn two_processes_do_not_write_one_file() {
     assert!(!hub.blobs().iter().any(|name| name.starts_with("model.safetensors")), "{:?}", hub.blobs());
     drop(lock);
     assert!(child.wait().expect("an end").success());
+}
+
+#[test]
+fn a_model_of_another_family_is_refused_before_its_weights() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("config.json"), r#"{"model_type": "llama"}"#).expect("a file");
+    fs::write(folder.path().join("model.safetensors"), vec![0; 200_000]).expect("a file");
+    let hub = TestHub::of(folder.path(), Faults::default());
+    let output = hub.pull();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("llama is not \"qwen3_vl\""), "{}", stderr(&output));
+    let asked = hub.requests();
+    assert!(asked.iter().all(|(path, _)| !path.contains("safetensors")), "{asked:?}");
 }

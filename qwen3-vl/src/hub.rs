@@ -12,6 +12,7 @@ mod download;
 mod files;
 mod http;
 
+use crate::config::Config;
 use cache::{Repo, is_commit, is_path, is_sha256};
 use download::{Download, Stated};
 use files::{choose, is_gguf, is_small};
@@ -189,7 +190,8 @@ impl Hub {
             },
         };
         let names: Vec<&str> = listing.files.keys().map(String::as_str).collect();
-        let files = choose(&names, model.kind.as_deref()).map_err(|reason| model.error(None, reason))?;
+        let mut files = choose(&names, model.kind.as_deref()).map_err(|reason| model.error(None, reason))?;
+        files.sort_by_key(|file| !is_small(file)); // a model that can't be loaded is refused before its weights come
         let folder = repo.snapshot(&listing.commit);
         let download = Download { client: &self.client, repo: &repo, id: &model.id, commit: &listing.commit };
         for &file in &files {
@@ -197,6 +199,9 @@ impl Hub {
                 (None, _) => {} // the cache's own list
                 (Some(stated), Ok(found)) if found.is_file() && found.len() == stated.size => {}
                 (Some(stated), _) => {
+                    if !is_small(file) && !is_gguf(file) {
+                        Config::load(&folder)?;
+                    }
                     download.fetch(file, stated, on).map_err(|failure| match failure {
                         Failure::Denied(status) => denied(model, status),
                         Failure::Interrupted(reason) | Failure::Final(reason) => {
