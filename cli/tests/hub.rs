@@ -336,6 +336,12 @@ fn a_model_is_fetched_once_and_answers() {
     let path = PathBuf::from(stdout(&offline).trim());
     assert_eq!(fs::read(path.join("config.json")).ok(), fs::read(Path::new(TINY).join("config.json")).ok());
 
+    let to = hub.cache.path().join("to");
+    let quantized =
+        hub.with(&["quantize", "someone/model", "--to", to.to_str().expect("UTF-8"), "--device", "cpu"], &[]);
+    assert_eq!((quantized.status.code(), hub.requests().len()), (Some(0), 1), "{}", stderr(&quantized));
+    assert_eq!(names(&to).len(), 2);
+
     let gone = hub.with(&["pull", "someone/model"], &[("HF_ENDPOINT", "http://127.0.0.1:9")]);
     assert_eq!((stdout(&gone), gone.status.code()), (stdout(&offline), Some(0)));
     assert!(

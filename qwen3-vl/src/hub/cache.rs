@@ -162,8 +162,8 @@ pub(super) fn is_name(etag: &str) -> bool {
 /// Whether a path of a repository stays in the folder that it is joined to and can be shown on a terminal.
 pub(super) fn is_path(path: &str) -> bool {
     let plain = |part: &str| !matches!(part, "" | "." | "..") && part.len() <= 255;
-    let allowed = |c: char| !c.is_control() && !is_bidi(c) && c != '\\' && !(cfg!(windows) && c == ':');
-    path.len() <= 1024 && path.split('/').all(plain) && path.chars().all(allowed)
+    let refused = |c: char| c.is_control() || is_bidi(c) || c == '\\' || (cfg!(windows) && c == ':');
+    path.len() <= 1024 && path.split('/').all(plain) && !path.chars().any(refused)
 }
 
 /// The characters that reorder the text after them on a terminal.

@@ -107,7 +107,9 @@ impl Client {
         // Neither looking up a name nor slow headers have a time limit in ureq, so a stalled request is abandoned with
         // its thread.
         let (sender, receiver) = mpsc::channel();
-        thread::spawn(move || sender.send(request.call().map_err(Box::new)));
+        thread::spawn(move || {
+            let _ = sender.send(request.call().map_err(Box::new)); // nobody may wait any more
+        });
         let answer = receiver.recv_timeout(self.timeout).map_err(|_| self.stalled())?;
         answer.map_err(|error| match *error {
             ureq::Error::Status(status @ (401 | 403 | 404), _) if own => Failure::Denied(status),
