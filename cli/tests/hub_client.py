@@ -170,7 +170,8 @@ blob.unlink()
 blob.with_name(blob.name + ".incomplete").write_bytes(content[: len(content) // 2])
 with WeakFileLock(folder / "ours/.locks/models--someone--model" / f"{etag(content)}.lock"):
     environment = os.environ | {"HF_HUB_CACHE": str(folder / "ours")}
-    waiting = subprocess.Popen([program, "pull", "someone/model"], env=environment, stderr=subprocess.PIPE, text=True)
+    pipes = {"text": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    waiting = subprocess.Popen([program, "pull", "someone/model"], env=environment, **pipes)
     assert "another process" in waiting.stderr.readline()
     assert not blob.exists()
 assert waiting.wait(300) == 0
