@@ -128,7 +128,10 @@ fn report(found: &BTreeMap<&Cell, String>, extent: Extent, elapsed: Duration) {
     assert!(wrong.is_empty(), "{} of {} cells:\n{}", wrong.len(), found.len(), wrong.join("\n"));
     assert!(unreached * 100 <= found.len(), "{unreached} cells were not reached");
     let unused = expected.unused();
-    assert!(extent == Extent::Each || unused.is_empty(), "lines of expected.txt that no cell needs: {unused:#?}");
+    assert!(
+        extent == Extent::Each || unused.is_empty(),
+        "lines of expected.txt that no cell needs: {unused:#?}"
+    );
 }
 
 /// Prints past the test harness, which shows nothing of tests that pass.

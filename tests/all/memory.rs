@@ -1,14 +1,12 @@
 //! The memory pool on the simulated device: its invariants on every operation of a random run.
 //!
-//! `PASCALINE_MEMORY_OPERATIONS=100000000 PASCALINE_MEMORY_WORLDS=16 cargo test --release --test memory random` makes the
+//! `PASCALINE_MEMORY_OPERATIONS=100000000 PASCALINE_MEMORY_WORLDS=16 cargo test --release --test all memory::random` makes the
 //! long run: sixteen pools side by side, each with 16 threads, 8 streams and a seed of its own. It takes minutes.
 //! `PASCALINE_MEMORY_SEED=N` is the first of the seeds.
 //!
 //! A run depends on its seed and on the order in which its threads take their turns. A run that fails writes
 //! that order down and prints the command that repeats it, operation for operation, on one thread.
 
-use crate::common;
-use crate::common::process::in_own_process;
 use pascaline::Error;
 use pascaline::memory::simulated::{Call, Simulated, SimulatedStream};
 use pascaline::memory::{MemoryPool, Statistics};
@@ -343,7 +341,7 @@ fn run(seed: u64, operations: u64, turns: Option<&[u8]>) -> (Statistics, Vec<u8>
             let written = fs::write(&file, &turns).map_or_else(|error| error.to_string(), |()| file);
             eprintln!(
                 "seed {seed} failed in turn {}; PASCALINE_MEMORY_OPERATIONS={operations} \
-                 PASCALINE_MEMORY_SEED={seed} PASCALINE_MEMORY_TURNS={written} cargo test --test memory random \
+                 PASCALINE_MEMORY_SEED={seed} PASCALINE_MEMORY_TURNS={written} cargo test --test all memory::random \
                  repeats it",
                 turns.len()
             );
@@ -393,6 +391,7 @@ mod conformance {
     //! The conformance suite of all sources of memory, run on each upstream and adaptor.
 
     use super::{Random, Shadow, World};
+    use crate::common::process::in_own_process;
     use pascaline::memory::adaptor::{Counted, Entry, Limit, Trace, parse, replay, to_text};
     use pascaline::memory::simulated::{Simulated, SimulatedStream};
     use pascaline::memory::{CudaTimeline, DriverPool, MemoryPool, PlainMemory, StreamHandle, Upstream};

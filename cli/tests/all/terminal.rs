@@ -1,7 +1,7 @@
 //! The command line on a terminal: what is typed, what fits, what is never sent there.
 #![cfg(unix)]
 
-use crate::common::program::pascaline;
+use crate::common::program::{pascaline, run, stdout};
 use crate::common::terminal::{Terminal, plain};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -132,7 +132,7 @@ fn control_characters_of_the_model_do_not_reach_the_terminal() {
     let arguments = ["generate", "--model", &model, "--device", "cpu", "--image", &image];
     let rest = ["--prompt", "What colour is the circle?", "--max-new-tokens", "24", "--greedy", "--quiet"];
     let arguments = [&arguments[..], &rest].concat();
-    let raw = program::stdout(&program::run(&arguments));
+    let raw = stdout(&run(&arguments));
     assert!(raw.contains('\x11') && raw.contains('\x12'), "a pipe gets what the model says: {raw:?}");
     let (status, printed) = Terminal::start(pascaline(&arguments), 80).end();
     assert_eq!(status.code(), Some(0), "{printed}");

@@ -2,7 +2,7 @@
 
 use crate::common::{call, code, driver};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::sync::MutexGuard;
+use std::sync::{Mutex, MutexGuard};
 
 use pascaline_virtual_gpu::{
     Config, FindingKind, GRAPH_LAUNCH_SECONDS, GTX1080, LAUNCH_SECONDS, LaunchReport, estimate, keep_reports,
