@@ -77,7 +77,7 @@ struct TestHub {
 }
 
 impl TestHub {
-    fn of(folder: &Path, faults: Faults) -> Self {
+    fn new(folder: &Path, faults: Faults) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = format!("http://{}", listener.local_addr().expect("an address"));
         let state = State { folder: folder.to_owned(), faults, requests: Vec::new(), tokens: Vec::new() };
@@ -314,7 +314,7 @@ fn listing(folder: &Path) -> String {
 
 #[test]
 fn a_model_is_fetched_once_and_answers() {
-    let hub = TestHub::of(Path::new(TINY), Faults::default());
+    let hub = TestHub::new(Path::new(TINY), Faults::default());
     let arguments = ["--prompt", "What is it?", "--device", "cpu", "--greedy", "--max-new-tokens", "3"];
     let run = |model: &str| hub.with(&[&["generate", "--model", model], &arguments[..]].concat(), &[]);
     let expected = stdout(&run(TINY));
@@ -351,7 +351,7 @@ fn a_model_is_fetched_once_and_answers() {
 #[test]
 fn downloads_that_are_cut_go_on_where_they_ended() {
     let faults = Faults { cut_after: Some(100_000), cuts: 2, ..Faults::default() };
-    let hub = TestHub::of(Path::new(TINY), faults);
+    let hub = TestHub::new(Path::new(TINY), faults);
     let output = hub.pull();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stderr(&output).matches("trying again").count(), 2, "{}", stderr(&output));
@@ -364,7 +364,7 @@ fn downloads_that_are_cut_go_on_where_they_ended() {
 
 #[test]
 fn files_that_differ_from_the_listing_are_refused_and_deleted() {
-    let hub = TestHub::of(Path::new(TINY), Faults { corrupt: true, ..Faults::default() });
+    let hub = TestHub::new(Path::new(TINY), Faults { corrupt: true, ..Faults::default() });
     let output = hub.pull();
     assert_eq!((output.status.code(), stdout(&output)), (Some(1), String::new()));
     assert!(stderr(&output).contains("SHA-256"), "{}", stderr(&output));
@@ -377,7 +377,7 @@ fn refusals_say_what_helps() {
     for (status, part) in
         [(401, "HF_TOKEN"), (403, "HF_TOKEN"), (404, "no such model"), (503, "can't be reached")]
     {
-        let hub = TestHub::of(Path::new(TINY), Faults { status: Some(status), ..Faults::default() });
+        let hub = TestHub::new(Path::new(TINY), Faults { status: Some(status), ..Faults::default() });
         let output = hub.with(&["pull", "someone/model"], &[("HF_TOKEN", "hf_secret")]);
         assert_eq!(output.status.code(), Some(1));
         let text = stderr(&output);
@@ -387,7 +387,7 @@ fn refusals_say_what_helps() {
         );
         assert!(hub.tokens().iter().all(|(_, token)| token.as_deref() == Some("Bearer hf_secret")));
     }
-    let hub = TestHub::of(Path::new(TINY), Faults::default());
+    let hub = TestHub::new(Path::new(TINY), Faults::default());
     let absent = hub.with(&["pull", "someone/model"], &[("HF_HUB_OFFLINE", "1")]);
     assert!(stderr(&absent).contains("has no copy of it"), "{}", stderr(&absent));
     assert_eq!(hub.with(&["pull", "no-model"], &[]).status.code(), Some(2));
@@ -421,7 +421,7 @@ impl<'a> Beside<'a> {
 
 #[test]
 fn etags_and_commits_that_are_no_plain_names_are_refused() {
-    let hub = TestHub::of(Path::new(TINY), Faults::default());
+    let hub = TestHub::new(Path::new(TINY), Faults::default());
     let beside = Beside::new(&hub);
     let path = beside.file.to_str().expect("a path in UTF-8").to_owned();
     let long = "a".repeat(300);
@@ -458,7 +458,7 @@ fn etags_and_commits_that_are_no_plain_names_are_refused() {
 
 #[test]
 fn listings_with_names_and_sizes_that_can_not_be_are_refused() {
-    let hub = TestHub::of(Path::new(TINY), Faults::default());
+    let hub = TestHub::new(Path::new(TINY), Faults::default());
     let beside = Beside::new(&hub);
     let mut texts = Vec::new();
     for name in
@@ -491,7 +491,7 @@ fn listings_with_names_and_sizes_that_can_not_be_are_refused() {
 #[test]
 fn links_in_the_cache_are_not_written_through() {
     use std::os::unix::fs::symlink;
-    let hub = TestHub::of(Path::new(TINY), Faults::default());
+    let hub = TestHub::new(Path::new(TINY), Faults::default());
     let beside = Beside::new(&hub);
     let outside = tempfile::tempdir().expect("a folder");
     for folder in ["refs", "blobs", "snapshots"] {
@@ -516,10 +516,10 @@ fn links_in_the_cache_are_not_written_through() {
 
 #[test]
 fn the_token_goes_to_the_endpoint_alone() {
-    let other = TestHub::of(Path::new(TINY), Faults::default());
+    let other = TestHub::new(Path::new(TINY), Faults::default());
     let token = [("HF_TOKEN", "hf_secret")];
     for other_host in [false, true] {
-        let hub = TestHub::of(Path::new(TINY), Faults::default());
+        let hub = TestHub::new(Path::new(TINY), Faults::default());
         hub.lie(Lie::Elsewhere(match other_host {
             true => hub.address.replace("127.0.0.1", "localhost"),
             false => other.address.clone(), // another port
@@ -533,7 +533,7 @@ fn the_token_goes_to_the_endpoint_alone() {
         assert!(!at_home.is_empty() && at_home.iter().all(has_token), "{at_home:?}");
         assert!(!away.is_empty() && away.iter().all(|(_, token)| token.is_none()), "{away:?}");
     }
-    let hub = TestHub::of(Path::new(TINY), Faults::default());
+    let hub = TestHub::new(Path::new(TINY), Faults::default());
     let output = hub.with(&["pull", "someone/model"], &[("HF_TOKEN", "hf_se\r\nX: cret")]);
     assert_eq!((output.status.code(), hub.requests().len()), (Some(1), 0));
     assert!(stderr(&output).contains("HF_TOKEN") && !stderr(&output).contains("cret"), "{}", stderr(&output));
@@ -541,11 +541,11 @@ fn the_token_goes_to_the_endpoint_alone() {
 
 #[test]
 fn redirects_end() {
-    let hub = TestHub::of(Path::new(TINY), Lie::Hops(9).into());
+    let hub = TestHub::new(Path::new(TINY), Lie::Hops(9).into());
     assert_eq!(hub.pull().status.code(), Some(0));
     hub.requests();
     for hops in [10, usize::MAX] {
-        let hub = TestHub::of(Path::new(TINY), Lie::Hops(hops).into());
+        let hub = TestHub::new(Path::new(TINY), Lie::Hops(hops).into());
         let output = hub.pull();
         assert_eq!(output.status.code(), Some(1));
         assert!(stderr(&output).contains("more than 10 redirects"), "{}", stderr(&output));
@@ -556,7 +556,7 @@ fn redirects_end() {
 #[test]
 fn bodies_end_at_the_size_of_the_listing() {
     for lie in [Lie::Longer(64 << 20), Lie::States(1), Lie::States(1 << 40)] {
-        let hub = TestHub::of(Path::new(TINY), lie.into());
+        let hub = TestHub::new(Path::new(TINY), lie.into());
         let output = hub.pull();
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         assert!(stderr(&output).contains("longer than 487 bytes"), "{}", stderr(&output));
@@ -574,7 +574,7 @@ fn hubs_that_stall_are_given_up() {
         (Lie::EndlessHeaders, "nothing came for 1 seconds"),
         (Lie::SlowBodies, "slower than"),
     ] {
-        let hub = TestHub::of(Path::new(TINY), lie.into());
+        let hub = TestHub::new(Path::new(TINY), lie.into());
         let output = hub.with(&["pull", "someone/model"], &[("HF_HUB_DOWNLOAD_TIMEOUT", "1")]);
         assert_eq!(output.status.code(), Some(1));
         assert!(stderr(&output).contains(reason), "{}", stderr(&output));
@@ -583,7 +583,8 @@ fn hubs_that_stall_are_given_up() {
 
 #[test]
 fn a_killed_download_is_resumed_and_leaves_nothing() {
-    let hub = TestHub::of(Path::new(TINY), Faults { cut_after: Some(200_000), cuts: 9, ..Faults::default() });
+    let hub =
+        TestHub::new(Path::new(TINY), Faults { cut_after: Some(200_000), cuts: 9, ..Faults::default() });
     let mut command = hub.command(&["pull", "someone/model"]);
     let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
     let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
@@ -615,7 +616,7 @@ fn a_killed_download_is_resumed_and_leaves_nothing() {
 
 #[test]
 fn two_processes_do_not_write_one_file() {
-    let hub = TestHub::of(Path::new(TINY), Faults::default());
+    let hub = TestHub::new(Path::new(TINY), Faults::default());
     let locks = hub.home().join("hub/.locks/models--someone--model");
     fs::create_dir_all(&locks).expect("a folder");
     let lock = File::create(locks.join("model.safetensors-etag.lock")).expect("a file");
@@ -634,7 +635,7 @@ fn a_model_of_another_family_is_refused_before_its_weights() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("config.json"), r#"{"model_type": "llama"}"#).expect("a file");
     fs::write(folder.path().join("model.safetensors"), vec![0; 200_000]).expect("a file");
-    let hub = TestHub::of(folder.path(), Faults::default());
+    let hub = TestHub::new(folder.path(), Faults::default());
     let output = hub.pull();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("llama is not \"qwen3_vl\""), "{}", stderr(&output));
