@@ -1,7 +1,9 @@
 //! Clients that want the server's memory, its time or its connections: each kind alone with its limits, and many at once
 //! beside an honest one.
 
-use crate::common::{PATIENCE, Server, config, picture, plain_picture, question, read_until, shown, tiny};
+use crate::common::{
+    PATIENCE, Server, config, extent, picture, plain_picture, question, read_until, shown, tiny,
+};
 use pascaline::Device;
 use pascaline_server::worker::Worker;
 use pascaline_server::{Config, Limits};
@@ -33,7 +35,7 @@ fn code(answer: &Value) -> &str {
 #[test]
 fn a_picture_that_takes_more_than_there_is_is_refused_by_its_header() {
     let server = with_limits(Limits { memory: 32 << 20, ..Limits::for_context(4096) });
-    let (status, answer) = server.post(CHAT, &shown(&[LARGE.clone()]));
+    let (status, answer) = server.post(CHAT, &shown(std::slice::from_ref(&LARGE)));
     assert_eq!((status, code(&answer)), (413, "memory_limit"), "{answer}");
     assert_eq!(server.post(CHAT, &shown(&[picture(64, 64, 1)])).0, 200);
     server.wait_for(USED, 0);
@@ -82,7 +84,7 @@ fn a_prompt_that_is_too_long_is_refused_before_its_pictures_are_decoded() {
     // 256 tokens each
     let (status, answer) = server.post(CHAT, &shown(&vec![damaged.clone(); 4]));
     assert_eq!((status, code(&answer)), (400, "context_length_exceeded"), "{answer}");
-    let mut asked = shown(&[damaged.clone()]);
+    let mut asked = shown(std::slice::from_ref(&damaged));
     asked["max_tokens"] = json!(900);
     assert_eq!(code(&server.post(CHAT, &asked).1), "context_length_exceeded");
     let (status, answer) = server.post(CHAT, &shown(&[damaged]));
@@ -315,7 +317,7 @@ impl Hostile {
     fn body(self) -> String {
         match self {
             Self::Pictures | Self::Leaves => {
-                let mut body = shown(&[LARGE.clone()]);
+                let mut body = shown(std::slice::from_ref(&LARGE));
                 (body["n"], body["max_tokens"]) = (json!(16), json!(1));
                 body.to_string()
             }
@@ -406,10 +408,10 @@ fn an_honest_client_is_answered_and_memory_stays_within_the_account() {
     if env::var_os(ROLE).is_some() {
         return serve_the_attacked();
     }
-    let all = env::var("PASCALINE_TESTS").is_ok_and(|tests| tests == "all");
+    let all = extent::all();
     let (clients, time) = if all { (64, Duration::from_secs(10)) } else { (8, Duration::from_millis(500)) };
     if !all {
-        println!("{clients} clients of each kind; PASCALINE_TESTS=all takes 64");
+        extent::left_out("56 of 64 hostile clients of each kind, and each kind alone");
     }
     let test = concat!(module_path!(), "::an_honest_client_is_answered_and_memory_stays_within_the_account");
     let server = Attacked::start(test.split_once("::").expect("the crate's name").1);

@@ -113,8 +113,8 @@ fn answers_that_run_end_and_others_come() {
         assert_eq!(server.chat(&small)["choices"], expected, "after it, on {device}");
 
         // also where no token is computed
-        let (job, mut events) = job(&worker, Bug::AtItsEnd);
-        worker.submit(vec![job]).unwrap();
+        let (ending, mut events) = job(&worker, Bug::AtItsEnd);
+        worker.submit(vec![ending]).unwrap();
         assert!(matches!(events.blocking_recv(), Some(Event::Token { .. })));
         drop(events);
         server.wait_for("pascaline_requests_total{outcome=\"failed\"}", 4);

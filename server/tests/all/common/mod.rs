@@ -1,6 +1,8 @@
 //! A server in this process, and requests to it.
 #![allow(dead_code)] // not all tests need all of it
 
+#[path = "../../../../tests/all/common/extent.rs"]
+pub mod extent;
 #[path = "../../../../tests/all/common/process.rs"]
 pub mod process;
 
