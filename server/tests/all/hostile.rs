@@ -219,7 +219,8 @@ const ROLE: &str = "PASCALINE_HOSTILE_SERVER";
 fn model_of_large_pictures() -> Qwen3Vl {
     let folder = env::temp_dir().join(format!("pascaline-hostile-{}", process::id()));
     fs::create_dir_all(&folder).unwrap();
-    for file in fs::read_dir(tiny()).unwrap().map(Result::unwrap) {
+    let files = fs::read_dir(tiny()).unwrap().map(Result::unwrap);
+    for file in files.filter(|file| file.path().is_file()) {
         fs::copy(file.path(), folder.join(file.file_name())).unwrap();
     }
     let file = folder.join("preprocessor_config.json");
