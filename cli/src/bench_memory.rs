@@ -4,6 +4,7 @@
 use super::bench::Args;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
+use super::files::read_input_text;
 use super::screen::Style;
 use super::table::{Column, digits};
 use pascaline::cuda::{CudaDevice, Graph};
@@ -17,7 +18,6 @@ use pascaline::{DType, Device, Result, Tensor, ops};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Display;
-use std::fs;
 use std::time::{Duration, Instant};
 
 /// The sizes of all measurements.
@@ -39,6 +39,8 @@ const CARD: Sizes = Sizes { runs: 9, copy: 32 << 20, layer: 16 << 20, work: [102
 const VIRTUAL: Sizes = Sizes { runs: 1, copy: 4 << 20, layer: 64 << 10, work: [4, 64], row: 64 };
 
 /// Small kernels in the chain that a graph replays, about as many as a decoded token takes.
+/// The most bytes of a trace.
+const MAX_TRACE: u64 = 1 << 30;
 const CHAIN: usize = 200;
 const LAYERS: usize = 8;
 
@@ -105,7 +107,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         None => recorded_trace().map_err(|error| Failure::Failed(error.to_string()))?,
         Some(file) => {
             let unreadable = |error: &dyn Display| Failure::Failed(format!("{}: {error}", file.display()));
-            let text = fs::read_to_string(file).map_err(|error| unreadable(&error))?;
+            let text = read_input_text(file, MAX_TRACE).map_err(|error| unreadable(&error))?;
             parse(&text).map_err(|error| unreadable(&error))?
         }
     };

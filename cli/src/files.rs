@@ -2,12 +2,63 @@
 //! the previous file is still there.
 
 use super::failure::Failure;
+use qwen3_vl::files::{Identity, identity, part_in, read_at_most, sync_folder};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 use tempfile::{NamedTempFile, PersistError};
+
+/// The files that this process reads: no output may replace one.
+static INPUTS: Mutex<Option<HashSet<Identity>>> = Mutex::new(None);
+
+/// Notes a file, or those of a folder, as read by this command. Beside a GGUF file its shards and its vision file are too.
+pub(super) fn note_input(path: &Path) {
+    let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension == "gguf");
+    let inside = |folder: &Path| -> Vec<PathBuf> {
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    let mut files = vec![path.to_owned()];
+    if path.is_dir() {
+        files = inside(path);
+    } else if is_gguf(path) {
+        files.extend(inside(folder_of(path)).into_iter().filter(|file| is_gguf(file)));
+    }
+    let mut inputs = INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
+    inputs.get_or_insert_default().extend(files.iter().filter_map(|file| identity(file)));
+}
+
+/// Reads a regular file of at most `limit` bytes, which no output of this command may then replace.
+///
+/// # Errors
+/// As [`read_at_most`].
+pub(super) fn read_input(file: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    note_input(file);
+    read_at_most(file, limit)
+}
+
+/// As [`read_input`], UTF-8.
+///
+/// # Errors
+/// As [`read_input`], and [`io::ErrorKind::InvalidData`].
+pub(super) fn read_input_text(file: &Path, limit: u64) -> io::Result<String> {
+    String::from_utf8(read_input(file, limit)?)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8"))
+}
+
+/// Refuses an output that is one of the inputs, whatever its name.
+fn refuse_input(to: &Path) -> Result<(), Failure> {
+    let inputs = INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_input = inputs.as_ref().zip(identity(to)).is_some_and(|(inputs, to)| inputs.contains(&to));
+    if is_input { Err(twice(to)) } else { Ok(()) }
+}
+
+fn twice(to: &Path) -> Failure {
+    Failure::Usage(format!("{} is read or written twice; name another file", to.display()))
+}
 
 /// A file that is being written.
 pub(super) struct OutputFile {
@@ -31,6 +82,7 @@ impl OutputFile {
     /// [`Failure::Failed`] if there is one already, or none can be created there.
     pub fn create(to: &Path, force: bool) -> Result<Self, Failure> {
         let cannot = |error: io::Error| unwritable(to, &error);
+        refuse_input(to)?;
         match fs::metadata(to) {
             Ok(found) if found.is_dir() => Err(cannot(io::ErrorKind::IsADirectory.into())),
             Ok(found) if !found.is_file() => {
@@ -41,14 +93,14 @@ impl OutputFile {
             Ok(found) => {
                 // A link stays, and its target is replaced; the target's permissions stay too.
                 let place = whole(to).map_err(cannot)?;
-                let file = temporary(&place).map_err(cannot)?;
+                let file = part_in(folder_of(&place)).map_err(cannot)?;
                 file.as_file().set_permissions(found.permissions()).map_err(cannot)?;
                 Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file, place) })
             }
             Err(_) => {
                 let name = to.file_name().ok_or_else(|| cannot(io::ErrorKind::InvalidFilename.into()))?;
                 let place = whole(folder_of(to)).map_err(cannot)?.join(name);
-                let file = temporary(&place).map_err(cannot)?;
+                let file = part_in(folder_of(&place)).map_err(cannot)?;
                 Ok(Self { to: to.to_owned(), force, kind: Kind::Temporary(file, place) })
             }
         }
@@ -64,13 +116,14 @@ impl OutputFile {
             Kind::Temporary(file, place) => (file, place),
             Kind::Special(mut file) => return file.flush().map_err(|error| unwritable(&to, &error)),
         };
+        refuse_input(&to)?; // it may have been read meanwhile
         // Without this a crash of the machine could leave an empty file under the name.
         file.as_file().sync_all().map_err(|error| unwritable(&to, &error))?;
         match persist(file, &place, force) {
-            Ok(()) => Ok(()),
+            Ok(()) => sync_folder(folder_of(&place)).map_err(|error| unwritable(&to, &error)),
             Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Err(exists(&to)),
-            Err(PersistError { error, file }) => Err(match file.keep() {
-                Ok((_, kept)) => {
+            Err(PersistError { error, file }) => Err(match keep_beside(file, &place) {
+                Ok(kept) => {
                     let (to, kept) = (to.display(), kept.display());
                     Failure::Failed(format!(
                         "{to} can't be written: {error}; what would be in it is in {kept}"
@@ -96,6 +149,34 @@ impl Write for OutputFile {
             Kind::Special(file) => file.flush(),
         }
     }
+}
+
+/// Gives complete files their names, of which the last marks the others as complete. An old file of its name is removed before,
+/// so that at no moment it stands beside new ones.
+///
+/// # Errors
+/// As [`OutputFile::keep`].
+pub(super) fn keep_all(files: Vec<OutputFile>) -> Result<(), Failure> {
+    for OutputFile { to, kind, .. } in &files {
+        refuse_input(to)?;
+        if let Kind::Temporary(file, _) = kind {
+            file.as_file().sync_all().map_err(|error| unwritable(to, &error))?;
+        }
+    }
+    if let [_, .., OutputFile { to, force: true, kind: Kind::Temporary(_, place) }] = &files[..]
+        && place.exists()
+    {
+        fs::remove_file(place).map_err(|error| unwritable(to, &error))?;
+    }
+    files.into_iter().try_for_each(OutputFile::keep)
+}
+
+/// Keeps results that did not get their name under one that is not cleaned up.
+fn keep_beside(file: NamedTempFile, place: &Path) -> Result<PathBuf, PersistError> {
+    let kept = file.path().with_extension("kept");
+    let kept =
+        place.with_file_name(kept.file_name().unwrap_or_default().to_string_lossy().trim_start_matches('.'));
+    file.persist_noclobber(&kept).map(|_| kept)
 }
 
 /// On Windows, renaming is retried: indexers and virus scanners open new files for moments.
@@ -151,24 +232,14 @@ pub(super) fn check_apart<'a>(
     sources: impl Iterator<Item = &'a Path>,
     targets: impl Iterator<Item = &'a Path>,
 ) -> Result<(), Failure> {
-    let mut taken: Vec<PathBuf> = sources.filter_map(place).collect();
+    let mut taken: HashSet<Identity> = sources.filter_map(identity).collect();
     for target in targets {
-        let Some(place) = place(target) else { continue };
-        if taken.contains(&place) {
-            let target = target.display();
-            return Err(Failure::Usage(format!("{target} is read or written twice; name another file")));
+        // `None` for pipes and devices, which may be named more than once
+        if identity(target).is_some_and(|target| !taken.insert(target)) {
+            return Err(twice(target));
         }
-        taken.push(place);
     }
     Ok(())
-}
-
-/// The resolved path of an ordinary file, existing or not; `None` for devices and pipes, which may be named more than once.
-fn place(path: &Path) -> Option<PathBuf> {
-    match whole(path) {
-        Ok(whole) if whole.exists() => whole.is_file().then_some(whole),
-        _ => Some(whole(folder_of(path)).ok()?.join(path.file_name()?)),
-    }
 }
 
 /// The path without links and `..`; on Windows in the form that may exceed 260 characters.
@@ -204,19 +275,6 @@ fn exists(to: &Path) -> Failure {
 
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Created in the folder of `to`, since a file can't be renamed between file systems.
-fn temporary(to: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".pascaline-").suffix(".part");
-    #[cfg(unix)]
-    {
-        // The mode of an ordinary new file; the system removes the bits of the user's umask.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(folder_of(to))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::device::DeviceArg;
 use super::failure::Failure;
-use super::files::{OutputFile, check_apart, unwritable, whole};
+use super::files::{OutputFile, check_apart, keep_all, note_input, read_input, unwritable, whole};
 use super::gguf_file::{GgufFile, names};
 use super::hub;
 use super::interrupt;
@@ -15,7 +15,9 @@ use pascaline_train::finetune::{self, End, Event, FineTune, memory};
 use pascaline_train::lora::{LoraOptions, is_of_vision};
 use pascaline_train::model::Frozen;
 use pascaline_train::optimizer::{Decay, Method, Schedule};
-use pascaline_train::{Example, Lora, Model, Optimizer, QuantizeAware, data};
+use pascaline_train::{
+    Example, Lora, Model, Optimizer, QuantizeAware, StateFolder, data, fingerprint, state,
+};
 use qwen3_vl::Processor;
 use qwen3_vl::adapter::{ADAPTER_CONFIG, ADAPTER_TENSORS};
 use qwen3_vl::checkpoint::SMALL_FILES;
@@ -23,6 +25,7 @@ use qwen3_vl::config::Config;
 use qwen3_vl::gguf::{Mix, Plan, text_plan, vision_plan};
 use qwen3_vl::weights::expected;
 use serde::Serialize;
+use serde_json::json;
 use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -241,12 +244,15 @@ struct Json {
 const STATE: &str = "state";
 /// The weights of a whole checkpoint.
 const WEIGHTS: &str = "model.safetensors";
+/// The most bytes of a checkpoint's file that is copied.
+const MAX_SMALL: u64 = 64 << 20;
 
 pub(super) fn run(mut args: Args) -> Result<(), Failure> {
     args.model = hub::locate(&args.model, &args.output)?;
     let args = &args;
     check_directory(&args.model)?;
     check(args)?;
+    note_input(&args.data);
     let report = args.output.report()?;
     let processor = Processor::load(&args.model)?;
     let conversations = data::read(&args.data)?;
@@ -261,7 +267,14 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
     let planned_bytes = plan_memory(args, &processor.config, &examples, &device)?;
 
     let exported = args.quantize_aware.map(|ty| Export::new(args, ty.mix(), &processor)).transpose()?;
-    prepare_folder(args, exported.as_ref())?;
+    let pictures = conversations.iter().flat_map(|conversation| conversation.images.clone());
+    prepare_folder(args, exported.as_ref(), pictures)?;
+    let state = StateFolder::open(&args.to.join(STATE))?.with_inputs(json!({
+        "model": fingerprint::model(&args.model)?,
+        "examples": fingerprint::examples(&examples),
+        "dtype": format!("{:?}", args.dtype),
+        "from_random": args.from_random,
+    }));
     let mut model = Model::load_frozen(&args.model, args.dtype.storage(), &device)?;
     model.checkpoint_layers = args.checkpoint_layers;
     if let Some(exported) = &exported {
@@ -297,9 +310,12 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
     let schedule = Schedule { peak: args.rate, warmup: args.warmup, total, decay };
     let optimizer = Optimizer::new(method, schedule, args.weight_decay).clip(args.clip);
     let mut run = FineTune { model: &mut model, optimizer, plan };
-    let state = args.to.join(STATE);
+    let mut points: Vec<Point> = Vec::new();
     if args.resume {
-        run.resume(&state)?;
+        match run.resume(&state)? {
+            Some(stored) => points = stored,
+            None => args.output.note("no state was completed there; it begins with the first step"),
+        }
     }
     args.output.note(&format!(
         "{trained_parameters} parameters on {device}; {} conversations to learn, {} held out, {total} steps, of which {} are done; \
@@ -311,7 +327,6 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
     ));
 
     let interrupted = interrupt::flag()?;
-    let mut points: Vec<Point> = Vec::new();
     let mut since = Instant::now();
     let mut screen = args.output.screen();
     let mut unwritable = None;
@@ -338,13 +353,13 @@ pub(super) fn run(mut args: Args) -> Result<(), Failure> {
         }
         let number = run.optimizer.steps();
         if is_step && args.save_every.is_some_and(|every| number.is_multiple_of(every.max(1))) {
-            run.save(&state)?;
+            run.save(&state, &points)?;
         }
         since = Instant::now();
         Ok(if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })
     .map_err(|error| explain(error, args))?;
-    run.save(&state)?;
+    run.save(&state, &points)?;
     curve::write(&args.to, &points)?;
     if let Some(failure) = unwritable {
         return Err(failure);
@@ -508,7 +523,11 @@ fn results(args: &Args, exported: Option<&Export>) -> Vec<PathBuf> {
 }
 
 /// Makes the folder, which holds no other results unless they may be replaced or gone on with.
-fn prepare_folder(args: &Args, exported: Option<&Export>) -> Result<(), Failure> {
+fn prepare_folder(
+    args: &Args,
+    exported: Option<&Export>,
+    pictures: impl Iterator<Item = PathBuf>,
+) -> Result<(), Failure> {
     let to = args.to.display();
     let cannot = |error: std::io::Error| Failure::Failed(format!("{to}: {error}"));
     let state = args.to.join(STATE);
@@ -517,9 +536,17 @@ fn prepare_folder(args: &Args, exported: Option<&Export>) -> Result<(), Failure>
         return Err(Failure::Usage("--to is --model; name another folder".to_owned()));
     }
     let results = results(args, exported);
-    let read = files_of(&args.model).map_err(cannot)?.into_iter().chain([args.data.clone()]);
-    check_apart(read.collect::<Vec<_>>().iter().map(PathBuf::as_path), results.iter().map(PathBuf::as_path))?;
-    let has_run = state.join("state.json").exists();
+    let read: Vec<_> = files_of(&args.model)
+        .map_err(cannot)?
+        .into_iter()
+        .chain([args.data.clone()])
+        .chain(pictures)
+        .collect();
+    check_apart(
+        read.iter().map(PathBuf::as_path),
+        results.iter().map(PathBuf::as_path).chain(args.output.file()),
+    )?;
+    let has_run = state.join(state::MANIFEST).exists();
     if has_run && !args.resume && !args.output.may_replace() {
         return Err(Failure::Failed(format!(
             "{to} has a run; --resume goes on with it, --force replaces it"
@@ -539,7 +566,7 @@ fn prepare_folder(args: &Args, exported: Option<&Export>) -> Result<(), Failure>
             return Err(Failure::Failed(format!("{other} is of another checkpoint; name another folder")));
         }
     }
-    fs::create_dir_all(&state).map_err(cannot)
+    fs::create_dir_all(&args.to).map_err(cannot)
 }
 
 fn files_of(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
@@ -580,7 +607,7 @@ impl Export {
             finished.push(file.finished());
         }
         // the text file last: where it is, the pair is whole
-        finished.into_iter().try_for_each(OutputFile::keep)
+        keep_all(finished)
     }
 }
 
@@ -594,7 +621,7 @@ fn write_model(args: &Args, model: &Model) -> Result<(), Failure> {
     for name in SMALL_FILES {
         let (from, to) = (args.model.join(name), args.to.join(name));
         if from.exists() {
-            let bytes = fs::read(&from);
+            let bytes = read_input(&from, MAX_SMALL);
             let bytes = bytes.map_err(|error| Failure::Failed(format!("{}: {error}", from.display())))?;
             let mut file = OutputFile::create(&to, may_replace)?;
             file.write_all(&bytes).map_err(|error| unwritable(&to, &error))?;

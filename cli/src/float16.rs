@@ -1,6 +1,7 @@
 //! `pascaline float16`: which 16-bit floating-point format loses least on the tensors of a file.
 
 use super::failure::Failure;
+use super::files::note_input;
 use super::output::Output;
 use super::printable::printable;
 use super::screen::{Screen, Style};
@@ -73,6 +74,7 @@ impl From<&Loss> for Format {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    note_input(&args.file);
     let file = SafeTensors::open(&args.file).map_err(|error| Failure::Failed(error.to_string()))?;
     let names: Vec<&String> = file.entries().keys().filter(|name| name.contains(&args.tensor)).collect();
     if names.is_empty() {

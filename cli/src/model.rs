@@ -3,6 +3,7 @@
 use super::device::DeviceArg;
 use super::devices::{DevicesArgs, Replicas};
 use super::failure::Failure;
+use super::files::note_input;
 use super::fit;
 use super::hub;
 use super::output::Output;
@@ -16,6 +17,7 @@ use pascaline::{DType, Device, Error, memory};
 use qwen3_vl::batch::{BatchOptions, PAGE};
 use qwen3_vl::config::Config;
 use qwen3_vl::estimate::{Estimate, Peaks, estimate};
+use qwen3_vl::files::open_regular;
 use qwen3_vl::fit::{Asked, Choice};
 use qwen3_vl::footprint::{Gpu, Workload};
 use qwen3_vl::split::{Split, Target};
@@ -170,10 +172,11 @@ impl WeightType {
 
 /// As [`ModelArgs::check`].
 pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
+    note_input(model);
     let is_gguf = || {
         let begins_so = || {
             let mut beginning = [0; 4];
-            let mut file = std::fs::File::open(model).ok()?;
+            let mut file = open_regular(model).ok()?;
             file.read_exact(&mut beginning).ok()?;
             (beginning == *b"GGUF").then_some(())
         };
@@ -191,6 +194,7 @@ pub(super) fn check_model(model: &Path) -> Result<(), Failure> {
 
 /// Refuses a path that can't be a checkpoint's directory, and says how to get one.
 pub(super) fn check_directory(dir: &Path) -> Result<(), Failure> {
+    note_input(dir);
     let name = dir.display();
     let problem = if !dir.exists() {
         "there is no such directory or file"
@@ -255,6 +259,7 @@ impl ModelArgs {
 
     /// Refuses a path that can't be a model, and says how to get one.
     pub fn check(&self) -> Result<(), Failure> {
+        self.mmproj.iter().chain(&self.adapter).for_each(|input| note_input(input));
         match hub::named(&self.model) {
             Some(_) => Ok(()), // only the hub knows whether it exists
             None => check_model(&self.model),
@@ -349,6 +354,7 @@ impl ModelArgs {
     /// The model's files, fetched if necessary.
     pub fn open(&self, output: &Output) -> Result<Opened, Failure> {
         let path = hub::locate(&self.model, output)?;
+        note_input(&path);
         let since = Instant::now();
         let checkpoint = Checkpoint::open(&path, self.mmproj.as_deref())?;
         let checkpoint = match &self.adapter {

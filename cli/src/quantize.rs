@@ -15,6 +15,7 @@ use qwen3_vl::Processor;
 use qwen3_vl::gguf::{GgmlType, Mix, PlannedTensor, dequantize, encode, text_plan, vision_plan};
 use qwen3_vl::weights::Weights;
 use serde::Serialize;
+use std::iter;
 use std::path::PathBuf;
 
 /// Writes a checkpoint as a pair of GGUF files: the text model's matrices quantised, the vision tower's in f16 (mmproj).
@@ -95,6 +96,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if !args.no_mmproj {
         plans.push((vision, vision_plan(&dir.join("config.json"), config, &processor.images)?));
     }
+    files::check_apart(iter::empty(), plans.iter().map(|(to, _)| to.as_path()).chain(output.file()))?;
     for (to, _) in &plans {
         files::check(to, output.may_replace())?;
     }
@@ -125,7 +127,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     screen.finish();
     // The text file is written last: if it exists, the pair is complete.
-    finished.into_iter().rev().try_for_each(OutputFile::keep)?;
+    finished.reverse();
+    files::keep_all(finished)?;
     for Written { file, bytes, parameters } in &written {
         let bits = *bytes as f64 * 8.0 / *parameters as f64;
         let size = format_bytes(*bytes as usize);

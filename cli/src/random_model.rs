@@ -2,7 +2,7 @@
 //! memory without a download.
 
 use super::failure::Failure;
-use super::files::{OutputFile, unwritable, whole};
+use super::files::{OutputFile, keep_all, read_input, unwritable, whole};
 use super::gguf_file::{GgufFile, targets};
 use super::model::check_directory;
 use super::output::Output;
@@ -48,6 +48,9 @@ struct Json {
     parameters: usize,
 }
 
+/// The most bytes of a file that is copied or changed.
+const MAX_SMALL: u64 = 64 << 20;
+
 /// The files that are copied if they exist.
 const COPIED: [&str; 5] = [
     "tokenizer.json",
@@ -83,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 /// A JSON file with some of its fields changed.
 pub(super) fn changed(from: &Path, changes: Value) -> Result<Vec<u8>, Failure> {
-    let bytes = fs::read(from).map_err(|error| cannot("read", from, &error))?;
+    let bytes = read_input(from, MAX_SMALL).map_err(|error| cannot("read", from, &error))?;
     let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| cannot("read", from, &error))?;
     merge(&mut value, changes);
     Ok(value.to_string().into_bytes())
@@ -103,7 +106,7 @@ fn write_checkpoint(args: &Args, config: &[u8]) -> Result<(PathBuf, usize), Fail
     for name in COPIED {
         let from = args.from.join(name);
         if from.exists() {
-            write(name, &fs::read(&from).map_err(|error| cannot("read", &from, &error))?)?;
+            write(name, &read_input(&from, MAX_SMALL).map_err(|error| cannot("read", &from, &error))?)?;
         }
     }
     write("config.json", config)?;
@@ -114,7 +117,7 @@ fn write_checkpoint(args: &Args, config: &[u8]) -> Result<(PathBuf, usize), Fail
     let mut file = OutputFile::create(&to, args.output.may_replace())?;
     let parameters = write_weights(&mut file, &to, &config)?;
     files.push(file);
-    files.into_iter().try_for_each(OutputFile::keep)?;
+    keep_all(files)?;
     Ok((to, parameters))
 }
 
@@ -150,7 +153,7 @@ pub(super) fn write_gguf(
         before += file.bytes();
         files.push(file.finished());
     }
-    files.into_iter().try_for_each(OutputFile::keep)?;
+    keep_all(files)?;
     let parameters = plans.iter().map(|(_, plan)| plan.parameters()).sum();
     Ok((text, parameters))
 }

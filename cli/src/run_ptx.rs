@@ -2,9 +2,9 @@
 
 use super::costs::{Costs, MODEL, print_assumptions};
 use super::failure::Failure;
-use super::files;
+use super::files::{self, read_input, read_input_text};
 use super::json::Report;
-use super::output::Output;
+use super::output::{Output, complain};
 use super::printable::printable;
 use super::ptx_argument::{Argument, dimensions, fit, fit_files};
 use super::ptxas::{self, Registers};
@@ -15,9 +15,16 @@ use pascaline::memory::DeviceBuffer;
 use pascaline_virtual_gpu::{Card, Config, Finding, Gpu, Kernel, Launch, MemoryError, Module, POISON};
 use serde::Serialize;
 use std::ffi::c_void;
-use std::fs;
 use std::path::PathBuf;
+use std::process::exit;
 use std::ptr;
+use std::thread;
+use std::time::Duration;
+
+/// The most bytes of a PTX file.
+const MAX_PTX: u64 = 256 << 20;
+/// The most bytes of an argument: no card of these has more memory.
+const MAX_BUFFER: u64 = 24 << 30;
 
 /// Runs one launch. On the virtual GPU it prints findings, counts and the estimated time on Pascal cards; on a real one,
 /// its time.
@@ -58,6 +65,10 @@ pub(super) struct Args {
     /// Simulate this card and estimate only for it: mx330, gtx1050ti, gtx1060, gtx1080, p4 or p40.
     #[arg(long, value_name = "CARD", value_parser = card)]
     card: Option<&'static Card>,
+
+    /// End with an error after so many seconds, whatever the kernel does.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    time_limit: u64,
 
     #[command(flatten)]
     ptxas: ptxas::Choice,
@@ -134,8 +145,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.card.is_some() && args.device != On::Virtual {
         return Err(Failure::Usage("--card is for `--device virtual`".into()));
     }
+    end_after(args.time_limit);
     let file = args.file.display();
-    let ptx = fs::read_to_string(&args.file)
+    let ptx = read_input_text(&args.file, MAX_PTX)
         .map_err(|error| Failure::Failed(format!("{file} can't be read: {error}")))?;
     let module = Module::parse(&ptx).map_err(|error| Failure::Failed(format!("{file}: {error}")))?;
     let kernel = module.kernel(&args.kernel).cloned().ok_or_else(|| {
@@ -162,6 +174,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         On::Virtual => on_virtual(args, &ptx, module, &kernel, &inputs, &mut screen, report),
         On::Cuda(ordinal) => on_cuda(args, ordinal, &ptx, &inputs, &mut screen, report),
     }
+}
+
+/// Ends the process after some seconds. Outputs that were not complete then do not appear.
+fn end_after(seconds: u64) {
+    thread::spawn(move || {
+        thread::sleep(Duration::from_secs(seconds));
+        complain(&format!(
+            "error: stopped after {seconds} s, before the kernel was done: an endless loop, or much work for a simulated GPU; \
+             --time-limit SECONDS allows more"
+        ));
+        exit(1);
+    });
 }
 
 fn on_virtual(
@@ -313,10 +337,10 @@ fn on_cuda(
 /// Reads the file of an argument, if it has one; an output's bytes are filled with a pattern.
 fn read(argument: &Argument) -> Result<Input, Failure> {
     let bytes = match argument {
-        Argument::Buffer { from: Some(from), .. } => fs::read(from)
+        Argument::Buffer { from: Some(from), .. } => read_input(from, MAX_BUFFER)
             .map_err(|error| Failure::Failed(format!("{} can't be read: {error}", from.display())))?,
         Argument::Buffer { from: None, bytes, .. } => poison(*bytes)?,
-        Argument::Bytes(from) => fs::read(from)
+        Argument::Bytes(from) => read_input(from, MAX_BUFFER)
             .map_err(|error| Failure::Failed(format!("{} can't be read: {error}", from.display())))?,
         Argument::Scalar { .. } => Vec::new(),
     };

@@ -1,6 +1,7 @@
 //! Output for people: lines of text, and on a terminal colours and a progress bar on stderr.
 
 use super::failure::Failure;
+use super::printable::{printable, printable_line};
 use super::table::{Column, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::BTreeSet;
@@ -124,7 +125,7 @@ impl Screen {
 
     /// Starts the next step.
     pub fn doing(&self, what: &str) {
-        self.bar.set_message(what.to_owned());
+        self.bar.set_message(printable(what).into_owned());
         self.bar.tick();
     }
 
@@ -141,6 +142,8 @@ impl Screen {
     /// Prints a line.
     pub fn line(&mut self, line: &str) -> Result<(), Failure> {
         let out = &mut self.out;
+        // it may quote names of files, and what is in them
+        let line = if self.is_terminal { printable_line(line) } else { line.into() };
         self.bar.suspend(|| writeln!(out, "{line}").and_then(|()| out.flush())).map_err(Failure::from)
     }
 

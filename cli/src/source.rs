@@ -1,6 +1,7 @@
 //! Where a prompt and its pictures come from: the command line, a file or stdin.
 
 use super::failure::Failure;
+use super::files::note_input;
 use qwen3_vl::Visual;
 use qwen3_vl::preprocess::{MAX_DECODED, Picture};
 use std::convert::Infallible;
@@ -40,6 +41,7 @@ impl Text {
             Self::Here(text) => return Ok(text.clone()),
             Self::Stdin => ("stdin".to_owned(), read_to_end(io::stdin().lock(), MAX_TEXT)),
             Self::File(file) => {
+                note_input(file);
                 let bytes = File::open(file).and_then(|file| read_to_end(file, MAX_TEXT));
                 (file.display().to_string(), bytes)
             }
@@ -59,6 +61,7 @@ pub(super) fn is_stdin(file: &Path) -> bool {
 /// A picture file, or the picture on stdin for `-`.
 pub(super) fn image(file: &Path) -> Result<Visual, Failure> {
     if !is_stdin(file) {
+        note_input(file);
         return Ok(Visual::image(file)?);
     }
     let bytes = read_to_end(io::stdin().lock(), MAX_DECODED)

@@ -1,7 +1,6 @@
 //! A checkpoint's files: each alone in a folder in memory, with the configuration of the tiny fixture where it needs one.
 
 use pascaline::{DType, Device};
-use qwen3_vl::Checkpoint;
 use qwen3_vl::chat::{ChatTemplate, Message, Part};
 use qwen3_vl::config::{Config, GenerationConfig, PreprocessorConfig};
 use qwen3_vl::gguf::Gguf;
@@ -9,13 +8,20 @@ use qwen3_vl::preprocess::{Picture, image_patches};
 use qwen3_vl::safetensors::SafeTensors;
 use qwen3_vl::tokenizer::Tokenizer;
 use qwen3_vl::weights::{Weights, expected};
+use qwen3_vl::{Checkpoint, Processor};
 use std::cell::RefCell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use tempfile::TempDir;
 
 /// The most layers whose tensors are listed: a configuration may claim more.
 const LAYERS: usize = 64;
+
+/// The context for which templates are rendered, in tokens.
+const CONTEXT: usize = 4096;
+
+static TINY: LazyLock<Processor> = LazyLock::new(|| Processor::load(&tiny()).expect("the fixture"));
 
 pub fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3-vl/tiny")
@@ -97,12 +103,25 @@ pub fn tokenizer(input: &[u8]) {
     });
 }
 
-/// `chat_template.jinja`, rendered.
+/// `chat_template.jinja`, rendered and tokenised.
 pub fn template(input: &[u8]) {
     with_file("chat_template.jinja", input, |folder| {
         let Ok(template) = ChatTemplate::load(folder) else { return };
         let pictures = Message { role: "user".into(), content: vec![Part::Image, Part::Video] };
-        let _ = template.render(&[Message::text("system", "Be brief."), Message::user(1, "What?"), pictures]);
+        let messages = [Message::text("system", "Be brief."), Message::user(1, "What?"), pictures];
+        if let Ok(text) = template.render(&messages, CONTEXT) {
+            let _ = TINY.tokenizer.encode(&text);
+        }
+    });
+}
+
+/// Lines of training data, and the sequences that they become.
+pub fn training(input: &[u8]) {
+    with_file("data.jsonl", input, |folder| {
+        let Ok(all) = pascaline_train::data::read(&folder.join("data.jsonl")) else { return };
+        for conversation in all.iter().take(4) {
+            let _ = conversation.example(&TINY);
+        }
     });
 }
 

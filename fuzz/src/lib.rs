@@ -19,13 +19,14 @@ pub const MEMORY: u64 = 1500 << 20;
 pub type Run = fn(&[u8]);
 
 /// All targets by name, which is also that of the folder in `corpus/`. A new parser gets a line here and seeds there.
-pub const TARGETS: [(&str, Run); 12] = [
+pub const TARGETS: [(&str, Run); 13] = [
     ("safetensors", checkpoint::safetensors),
     ("index", checkpoint::index),
     ("gguf", checkpoint::gguf),
     ("config", checkpoint::config),
     ("tokenizer", checkpoint::tokenizer),
     ("template", checkpoint::template),
+    ("training", checkpoint::training),
     ("preprocessor", checkpoint::preprocessor),
     ("picture", picture),
     ("ptx_parse", ptx::parse),

@@ -92,7 +92,7 @@ fn file(
     weights: &mut Weights,
 ) -> Result<tempfile::NamedTempFile, Unwritten> {
     let failed = |error| Unwritten::File(to.to_owned(), error);
-    let file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    let file = qwen3_vl::files::part_in(folder).map_err(failed)?;
     let mut out = io::BufWriter::new(file);
     let mut bytes = 0usize;
     let mut put = |data: &[u8]| {

@@ -17,6 +17,8 @@ pub const ADAPTER_TENSORS: &str = "adapter_model.safetensors";
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// The prefix of every tensor's name in the file.
 pub const ADAPTER_PREFIX: &str = "base_model.model.";
+/// The largest `lora_alpha`; ranks are at most 2¹⁶, and alphas are about as large.
+const MAX_ALPHA: f64 = (1u32 << 24) as f64;
 
 /// A low-rank adapter: changes to some of the model's matrices.
 #[derive(Debug)]
@@ -66,7 +68,11 @@ impl Adapter {
         let rank = fields.required("r", fields.u64("r")?)?;
         let rank = usize::try_from(rank).ok().filter(|rank| (1..=1 << 16).contains(rank));
         let rank = fields.required("r", rank)?;
-        let alpha = fields.required("lora_alpha", fields.f64("lora_alpha")?)? as f32;
+        let alpha = fields.required("lora_alpha", fields.f64("lora_alpha")?)?;
+        if alpha.abs() > MAX_ALPHA {
+            return Err(fields.bad("lora_alpha", format!("{alpha} is larger than {MAX_ALPHA}")));
+        }
+        let alpha = alpha as f32;
         let tensors = SafeTensors::open(dir.join(ADAPTER_TENSORS))?;
         let mut maps = BTreeMap::new();
         for (name, entry) in tensors.entries() {

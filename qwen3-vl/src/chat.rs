@@ -7,6 +7,17 @@ use pascaline::{Error, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
+/// The most bytes of text for each token of the context. Published tokenizers take some 4 for prose and 3 for code; their pads have 13.
+const BYTES_PER_TOKEN: usize = 16;
+/// The most bytes of a prompt for any context, and those that any context allows.
+const PROMPT_BYTES: [usize; 2] = [1 << 20, 16 << 20];
+
+/// The most bytes of a prompt for a context of so many tokens. The tokenizer takes some hundred times as much memory.
+pub fn most_bytes(context: usize) -> usize {
+    let [least, most] = PROMPT_BYTES;
+    context.saturating_mul(BYTES_PER_TOKEN).clamp(least, most)
+}
+
 /// The most tokens of all images and videos of a prompt; no model has as many positions.
 const MAX_PADS: usize = 1 << 24;
 
@@ -108,15 +119,31 @@ impl ChatTemplate {
         }
     }
 
-    /// The prompt up to where the assistant speaks, with one placeholder per image and video.
+    /// The prompt up to where the assistant speaks, with one placeholder per image and video, for a context of so many tokens.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if the template refuses the messages, asks for what is not supported, or costs too much time
-    /// or memory.
-    pub fn render(&self, messages: &[Message]) -> Result<String> {
+    /// [`Error::Prompt`] if the messages are longer than [`most_bytes`]; [`Error::Checkpoint`] if the template makes more of them,
+    /// refuses them, asks for what is not supported, or costs too much time or memory.
+    pub fn render(&self, messages: &[Message], context: usize) -> Result<String> {
+        let most = most_bytes(context);
+        let parts = messages.iter().flat_map(|message| &message.content);
+        let bytes = parts.map(|part| if let Part::Text { text } = part { text.len() } else { 0 }).sum();
+        check_length(bytes, most)?;
         let messages = template::Value::list(messages.iter().map(template::Value::from).collect());
         let variables = vec![("messages", messages), ("add_generation_prompt", true.into())];
-        self.template.render(variables).map_err(|error| refused(&self.file, &error))
+        self.template.render(variables, most).map_err(|error| refused(&self.file, &error))
+    }
+}
+
+/// Refuses a text that is longer than any prompt for the context.
+pub(crate) fn check_length(bytes: usize, most: usize) -> Result<()> {
+    match bytes > most {
+        true => Err(Error::Prompt {
+            reason: format!(
+                "its text has {bytes} bytes, and the model's context holds at most {most}; shorten it"
+            ),
+        }),
+        false => Ok(()),
     }
 }
 
@@ -223,7 +250,7 @@ mod tests {
         std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
         let template = ChatTemplate::load(&folder);
         std::fs::remove_dir_all(&folder).unwrap();
-        template?.render(messages)
+        template?.render(messages, 4096)
     }
 
     /// The features that published templates use: names that are not given, `in` on a part, namespaces, Python's string

@@ -1,9 +1,8 @@
 //! Reading files of a checkpoint, JSON among them: size limits, and errors that name file and field.
 
+use super::files::read_at_most;
 use pascaline::{Error, Result};
 use serde_json::{Map, Value};
-use std::fs::{self, File};
-use std::io::{self, Read};
 use std::path::Path;
 
 /// The most bytes of a configuration file.
@@ -20,27 +19,7 @@ pub(crate) fn bad(file: &Path, item: Option<&str>, reason: impl Into<String>) ->
 /// The most bytes of a picture file.
 pub(crate) const MAX_PICTURE: u64 = 256 << 20;
 
-/// Opens an ordinary file. Opening a pipe would block until someone writes to it.
-pub(crate) fn open_file(file: &Path) -> io::Result<File> {
-    let kind = fs::metadata(file)?;
-    match (kind.is_file(), kind.is_dir()) {
-        (true, _) => File::open(file),
-        (_, true) => Err(io::ErrorKind::IsADirectory.into()),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "not an ordinary file")),
-    }
-}
-
-/// The whole file, if it has no more than `limit` bytes.
-pub(crate) fn read_at_most(file: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open_file(file)?.take(limit + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > limit {
-        true => Err(io::Error::other(format!("larger than {}", pascaline::format_bytes(limit as usize)))),
-        false => Ok(bytes),
-    }
-}
-
-/// As [`read_at_most`].
+/// As [`read_at_most`]; a Git LFS pointer is refused.
 pub(crate) fn read_bytes(file: &Path, limit: u64) -> Result<Vec<u8>> {
     let bytes = read_at_most(file, limit).map_err(|error| bad(file, None, error.to_string()))?;
     refuse_lfs_pointer(file, &bytes)?;
@@ -165,21 +144,5 @@ impl<'a> Fields<'a> {
                 read(value).map(Some).ok_or_else(|| self.bad(name, format!("{value} is not {expected}")))
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_may_have_as_many_bytes_as_its_limit() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let file = folder.join("Cargo.toml");
-        let whole = fs::read(&file).unwrap();
-        let len = whole.len() as u64;
-        assert_eq!(read_at_most(&file, len).unwrap(), whole);
-        assert!(read_at_most(&file, len - 1).unwrap_err().to_string().contains("larger than"));
-        assert_eq!(open_file(folder).unwrap_err().kind(), io::ErrorKind::IsADirectory);
     }
 }

@@ -16,6 +16,7 @@ pub mod config;
 mod control;
 mod decode;
 pub mod estimate;
+pub mod files;
 pub mod fit;
 pub mod footprint;
 pub mod generate;

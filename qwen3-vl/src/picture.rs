@@ -3,7 +3,8 @@
 //! A truncated file is refused, as Pillow does: decoders would fill in the missing part, and the answer would be about a
 //! picture that nobody sent.
 
-use super::json::{self, MAX_PICTURE};
+use super::files::read_at_most;
+use super::json::MAX_PICTURE;
 use image::metadata::Orientation;
 use image::{DynamicImage, GrayImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
 use pascaline::{Error, Result};
@@ -41,7 +42,7 @@ impl Picture {
     pub fn open(file: &Path) -> Result<Self> {
         let name = file.display().to_string();
         let wrong = |reason: String| Error::Image { file: name.clone(), reason };
-        let bytes = json::read_at_most(file, MAX_PICTURE).map_err(|error| wrong(error.to_string()))?;
+        let bytes = read_at_most(file, MAX_PICTURE).map_err(|error| wrong(error.to_string()))?;
         Self::from_bytes(&name, &bytes)
     }
 

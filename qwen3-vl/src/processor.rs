@@ -132,7 +132,7 @@ impl Processor {
     /// # Errors
     /// As [`ChatTemplate::render`].
     pub fn render(&self, messages: &[Message]) -> Result<String> {
-        self.template.render(messages)
+        self.template.render(messages, self.config.text.max_position_embeddings)
     }
 
     /// Prepares a conversation. `visuals` are the pictures of its [`Part::Image`]s and [`Part::Video`]s, in order. Control

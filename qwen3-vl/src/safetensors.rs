@@ -6,7 +6,8 @@
 //! and that the ranges cover the data without gap or overlap. Data is read with positioned reads, not memory-mapped: a file
 //! that is truncated while in use gives an error and not a signal.
 
-use super::json::{bad, open_file, refuse_lfs_pointer};
+use super::files::open_regular;
+use super::json::{bad, refuse_lfs_pointer};
 use half::{bf16, f16};
 use pascaline::{Error, Result};
 use rayon::prelude::*;
@@ -87,7 +88,7 @@ impl SafeTensors {
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let io = |error: std::io::Error| bad(&path, None, error.to_string());
-        let mut file = open_file(&path).map_err(io)?;
+        let mut file = open_regular(&path).map_err(io)?;
         let file_len = file.metadata().map_err(io)?.len();
         if file_len < 8 {
             return Err(bad(&path, None, format!("truncated: {file_len} bytes are no safetensors file")));

@@ -1,5 +1,6 @@
 //! Text ↔ tokens, by the checkpoint's `tokenizer.json`.
 
+use super::chat::{check_length, most_bytes};
 use super::config::Config;
 use super::control::StandIns;
 use super::json::{bad, parse_object, read_bytes};
@@ -16,6 +17,8 @@ pub(crate) const MAX_TOKENIZER: u64 = 32 << 20;
 /// A byte-level BPE tokenizer with the model's special tokens.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// The most bytes of a text.
+    most: usize,
     /// The added tokens; special ones among them are not matched in text.
     ordinary: AddedVocabulary,
     /// How special tokens are spelled.
@@ -66,6 +69,7 @@ impl Tokenizer {
         ordinary.set_encode_special_tokens(true);
         let special = added.values().filter(|token| token.special);
         Ok(Self {
+            most: most_bytes(config.text.max_position_embeddings),
             ordinary,
             controls: special.map(|token| token.content.clone()).collect(),
             special: added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect(),
@@ -81,8 +85,9 @@ impl Tokenizer {
     /// Encodes a text; spellings of special tokens become special tokens.
     ///
     /// # Errors
-    /// [`Error::Prompt`].
+    /// [`Error::Prompt`], also for more bytes than [`most_bytes`] of the model's context.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        check_length(text.len(), self.most)?;
         let encoding = caught(|| self.inner.encode_fast(text, true));
         encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|reason| Error::Prompt { reason })
     }
@@ -90,8 +95,9 @@ impl Tokenizer {
     /// Encodes a text; spellings of special tokens are ordinary text.
     ///
     /// # Errors
-    /// [`Error::Prompt`].
+    /// [`Error::Prompt`], also for more bytes than [`most_bytes`] of the model's context.
     pub fn encode_ordinary(&self, text: &str) -> Result<Vec<u32>> {
+        check_length(text.len(), self.most)?;
         let encoding = caught(|| {
             let mut words = self.ordinary.extract_and_normalize(self.inner.get_normalizer(), text);
             if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
@@ -106,6 +112,7 @@ impl Tokenizer {
     /// Encodes a rendered template: special tokens are recognised where their spelling has no substitutes, which are
     /// restored after that.
     pub(crate) fn encode_with(&self, text: &str, stand_ins: &StandIns) -> Result<Vec<u32>> {
+        check_length(text.len(), self.most)?;
         let found = caught(|| {
             let added = self.inner.get_added_vocabulary();
             Ok(added.extract_and_normalize(self.inner.get_normalizer(), text))

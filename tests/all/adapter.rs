@@ -73,6 +73,8 @@ fn an_adapter_of_another_model_is_refused() {
         (r#"{"r": 2, "lora_alpha": 1}"#, "rank"),
         (r#"{"lora_alpha": 1}"#, "r:"),
         (r#"{"r": 1, "lora_alpha": 1, "use_dora": true}"#, "use_dora"),
+        (r#"{"r": 1, "lora_alpha": 1e39}"#, "lora_alpha"),
+        (r#"{"r": 1, "lora_alpha": -16777217}"#, "lora_alpha"),
     ] {
         config(text);
         let error = open().unwrap_err().to_string();

@@ -208,3 +208,28 @@ fn long_texts_are_encoded_in_time() {
         assert!(begun.elapsed() < Duration::from_secs(10), "{piece:?} takes {:?}", begun.elapsed());
     }
 }
+
+/// What is tokenised is bounded by the context, wherever it comes from.
+#[test]
+fn texts_longer_than_any_prompt_are_refused() {
+    let tokenizer = Tokenizer::load(&tiny(), &Config::load(&tiny()).unwrap()).unwrap();
+    let most = qwen3_vl::chat::most_bytes(4096);
+    assert_eq!(
+        (most, qwen3_vl::chat::most_bytes(262_144), qwen3_vl::chat::most_bytes(1 << 24)),
+        (1 << 20, 4 << 20, 16 << 20)
+    );
+    let text = "a ".repeat(most / 2);
+    assert!(!tokenizer.encode(&text).unwrap().is_empty());
+    for refused in [tokenizer.encode(&format!("{text}a")), tokenizer.encode_ordinary(&format!("{text}a"))] {
+        match refused {
+            Err(Error::Prompt { reason }) => assert!(reason.contains("at most 1048576"), "{reason}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let processor = qwen3_vl::Processor::load(&tiny()).unwrap();
+    let long = [qwen3_vl::chat::Message::user(0, "a ".repeat(most))];
+    match processor.prepare(&long, &[]) {
+        Err(Error::Prompt { reason }) => assert!(reason.contains("2097152 bytes"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}

@@ -3,6 +3,7 @@
 use crate::files::{self, bad};
 use image::{ImageFormat, Rgb, RgbImage};
 use pascaline::Result;
+use qwen3_vl::files::read_at_most;
 use std::io::Cursor;
 use std::path::Path;
 
@@ -10,6 +11,11 @@ use std::path::Path;
 pub const TABLE: &str = "losses.csv";
 /// The file of the picture.
 pub const PICTURE: &str = "losses.png";
+
+/// Its first line.
+const HEADING: &str = "step,loss,rate,tokens_per_second,held_out_loss,held_out_right";
+/// The most bytes of it that are read.
+const MAX_TABLE: u64 = 1 << 30;
 
 /// Sizes in pixels.
 const WIDTH: u32 = 800;
@@ -36,7 +42,15 @@ pub struct Point {
 /// # Errors
 /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file that can't be written.
 pub fn write(dir: &Path, points: &[Point]) -> Result<()> {
-    let mut csv = String::from("step,loss,rate,tokens_per_second,held_out_loss,held_out_right\n");
+    files::write(&dir.join(TABLE), table(points).as_bytes())?;
+    let (file, mut bytes) = (dir.join(PICTURE), Cursor::new(Vec::new()));
+    draw(points).write_to(&mut bytes, ImageFormat::Png).map_err(|error| bad(&file, error))?;
+    files::write(&file, bytes.get_ref())
+}
+
+/// The lines of the CSV.
+pub(crate) fn table(points: &[Point]) -> String {
+    let mut csv = format!("{HEADING}\n");
     for Point { step, loss, rate, tokens_per_second, evaluation } in points {
         let [held_out, right] = match evaluation {
             Some(found) => found.map(|x| x.to_string()),
@@ -44,10 +58,28 @@ pub fn write(dir: &Path, points: &[Point]) -> Result<()> {
         };
         csv += &format!("{step},{loss},{rate},{tokens_per_second:.1},{held_out},{right}\n");
     }
-    files::write(&dir.join(TABLE), csv.as_bytes())?;
-    let (file, mut bytes) = (dir.join(PICTURE), Cursor::new(Vec::new()));
-    draw(points).write_to(&mut bytes, ImageFormat::Png).map_err(|error| bad(&file, error))?;
-    files::write(&file, bytes.get_ref())
+    csv
+}
+
+/// Reads the lines of a CSV that [`table`] has made.
+pub(crate) fn read(file: &Path) -> Result<Vec<Point>> {
+    let bytes = read_at_most(file, MAX_TABLE).map_err(|error| bad(file, error))?;
+    let text = String::from_utf8(bytes).map_err(|error| bad(file, error))?;
+    let mut lines = text.lines();
+    let is_table = lines.next() == Some(HEADING);
+    let points: Option<_> = lines.map(point).collect();
+    points.filter(|_| is_table).ok_or_else(|| bad(file, "is no table of losses"))
+}
+
+fn point(line: &str) -> Option<Point> {
+    let fields: Vec<&str> = line.split(',').collect();
+    let &[step, loss, rate, tokens_per_second, held_out, right] = &fields[..] else { return None };
+    let evaluation = match (held_out, right) {
+        ("", "") => None,
+        _ => Some([held_out.parse().ok()?, right.parse().ok()?]),
+    };
+    let (step, loss, rate) = (step.parse().ok()?, loss.parse().ok()?, rate.parse().ok()?);
+    Some(Point { step, loss, rate, tokens_per_second: tokens_per_second.parse().ok()?, evaluation })
 }
 
 fn draw(points: &[Point]) -> RgbImage {
@@ -82,5 +114,27 @@ fn line(picture: &mut RgbImage, from: [f64; 2], to: [f64; 2], colour: [u8; 3]) {
         if x < WIDTH && y < HEIGHT {
             picture.put_pixel(x, y, Rgb(colour));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_read_as_it_was_written() {
+        let at = |step, evaluation| Point {
+            step,
+            loss: 1.0 / 3.0 + f64::from(step),
+            rate: 1e-7,
+            tokens_per_second: 12.5,
+            evaluation,
+        };
+        let points = [at(1, None), at(2, Some([0.1 + 0.2, 1.0]))];
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &points).unwrap();
+        assert_eq!(read(&folder.path().join(TABLE)).unwrap(), points);
+        std::fs::write(folder.path().join(TABLE), "step\n1\n").unwrap();
+        assert!(read(&folder.path().join(TABLE)).unwrap_err().to_string().contains("no table"));
     }
 }

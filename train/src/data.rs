@@ -12,9 +12,9 @@ use crate::files::bad;
 use crate::model::Example;
 use pascaline::{Error, Result};
 use qwen3_vl::chat::{Message, Part};
+use qwen3_vl::files::read_at_most;
 use qwen3_vl::{Processor, Visual};
 use serde_json::Value;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The placeholder of an image.
@@ -23,6 +23,12 @@ const IMAGE: &str = "<image>";
 const END: &str = "<|im_end|>\n";
 /// The most bytes of a file.
 const MAX_FILE: u64 = 1 << 32;
+/// The most bytes of a line.
+const MAX_LINE: usize = 64 << 20;
+/// The most pictures and turns of a line, and the most bytes that its pictures have decoded.
+const MAX_IMAGES: usize = 256;
+const MAX_TURNS: usize = 512;
+const MAX_DECODED: usize = 1 << 30;
 
 /// A line of the file.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,11 +49,8 @@ pub struct Conversation {
 /// # Errors
 /// [`Error::Checkpoint`] with the file, the line and what is wrong in it.
 pub fn read(file: &Path) -> Result<Vec<Conversation>> {
-    let size = fs::metadata(file).map_err(|error| bad(file, error))?.len();
-    if size > MAX_FILE {
-        return Err(bad(file, format!("has {size} bytes, at most {MAX_FILE} are read")));
-    }
-    let text = fs::read_to_string(file).map_err(|error| bad(file, error))?;
+    let bytes = read_at_most(file, MAX_FILE).map_err(|error| bad(file, error))?;
+    let text = String::from_utf8(bytes).map_err(|error| bad(file, error))?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let all: Vec<_> = lines.map(|(line, text)| parse(file, line + 1, text)).collect::<Result<_>>()?;
     match all.is_empty() {
@@ -58,6 +61,11 @@ pub fn read(file: &Path) -> Result<Vec<Conversation>> {
 
 fn parse(file: &Path, line: usize, text: &str) -> Result<Conversation> {
     let wrong = |reason: &str| wrong(file, line, reason);
+    let at_most = |count: usize, most: usize, of: &str| match count > most {
+        true => Err(wrong(&format!("has {count} {of}, at most {most} are allowed"))),
+        false => Ok(()),
+    };
+    at_most(text.len(), MAX_LINE, "bytes")?;
     let value: Value = serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
     if value.get("video").is_some() {
         return Err(wrong("videos are not supported"));
@@ -72,6 +80,8 @@ fn parse(file: &Path, line: usize, text: &str) -> Result<Conversation> {
     let images = images.ok_or_else(|| wrong("`image` is neither a path nor a list of them"))?;
     let turns = value.get("conversations").and_then(Value::as_array);
     let turns = turns.ok_or_else(|| wrong("has no list `conversations`"))?;
+    at_most(images.len(), MAX_IMAGES, "images")?;
+    at_most(turns.len(), MAX_TURNS, "turns")?;
     let (mut messages, mut is_answer, mut placeholders) = (Vec::new(), Vec::new(), 0);
     for turn in turns {
         let text = |name: &str| turn.get(name).and_then(Value::as_str);
@@ -132,36 +142,75 @@ impl Conversation {
     /// Its tokens and pictures as the model takes them. An answer's tokens are those that follow the prompt in generation.
     ///
     /// # Errors
-    /// [`Error::Image`] if a picture can't be used, [`Error::Prompt`], or [`Error::Checkpoint`] with the line if the chat template does not
-    /// repeat earlier turns as they were.
+    /// [`Error::Image`] if a picture can't be used; [`Error::Checkpoint`] with the line if it has more text, tokens or pixels than there may
+    /// be, or if the chat template does not repeat earlier turns as they were.
     pub fn example(&self, processor: &Processor) -> Result<Example> {
-        let visuals = self.images.iter().map(|file| Visual::image(file)).collect::<Result<Vec<_>>>()?;
-        let mut example = Example::default();
-        for (turn, _) in self.is_answer.iter().enumerate().filter(|(_, is_answer)| **is_answer) {
-            let before = &self.messages[..turn];
-            let images = before
-                .iter()
-                .flat_map(|message| &message.content)
-                .filter(|part| **part == Part::Image)
-                .count();
-            let prompt = processor.prepare(before, &visuals[..images])?;
-            if !prompt.ids.starts_with(&example.ids) {
-                return Err(wrong(
-                    &self.file,
-                    self.line,
-                    "the chat template changes earlier turns, so the turns do not form one sequence",
-                ));
-            }
-            example.ids = prompt.ids;
-            example.is_answer.resize(example.ids.len(), false);
-            example.visuals = prompt.patches;
-            let Some(Part::Text { text }) = self.messages[turn].content.first() else { continue };
-            example.ids.extend(processor.tokenizer.encode(&format!("{text}{END}"))?);
-            example.is_answer.resize(example.ids.len(), true);
+        let wrong = |reason: &str| wrong(&self.file, self.line, reason);
+        let named = |error: Error| match error {
+            Error::Prompt { reason } => wrong(&reason),
+            other => other,
+        };
+        let Some(last) = self.is_answer.iter().rposition(|is_answer| *is_answer) else {
+            return Err(wrong("gpt says nothing, so nothing can be learned"));
+        };
+        // the prompt of the last answer has all others in it; it is tokenised as a whole, and its pictures are prepared once
+        let is_image = |part: &&Part| **part == Part::Image;
+        let images =
+            self.messages[..last].iter().flat_map(|message| &message.content).filter(is_image).count();
+        let visuals = self.visuals(images)?;
+        let prompt = processor.prepare(&self.messages[..last], &visuals).map_err(named)?;
+        drop(visuals);
+        let mut tokens = Vec::new();
+        for patches in &prompt.patches {
+            tokens.push(patches.tokens(&processor.config.vision)?);
         }
-        Ok(example)
+        // what each turn adds to the text is tokenised alone, to see which tokens are the answers'
+        let mut example = Example { ids: Vec::new(), is_answer: Vec::new(), visuals: prompt.patches };
+        let (mut text, mut tokens) = (String::new(), tokens.into_iter());
+        for (turn, _) in self.is_answer.iter().enumerate().filter(|(_, is_answer)| **is_answer) {
+            let rendered = processor.render(&self.messages[..turn]).map_err(named)?;
+            let Some(added) = rendered.strip_prefix(&text) else { return Err(wrong(CHANGED)) };
+            for id in processor.tokenizer.encode(added).map_err(named)? {
+                let count = if processor.is_pad(id) { tokens.next().unwrap_or(1) } else { 1 };
+                example.ids.resize(example.ids.len() + count, id);
+            }
+            if turn == last && example.ids != prompt.ids {
+                return Err(wrong(CHANGED));
+            }
+            example.is_answer.resize(example.ids.len(), false);
+            let Some(Part::Text { text: answer }) = self.messages[turn].content.first() else { continue };
+            let answer = format!("{answer}{END}");
+            example.ids.extend(processor.tokenizer.encode(&answer).map_err(named)?);
+            example.is_answer.resize(example.ids.len(), true);
+            text = rendered + &answer;
+        }
+        let (found, most) = (example.ids.len(), processor.config.text.max_position_embeddings);
+        match found > most {
+            true => Err(wrong(&format!("has {found} tokens, and the model's context holds {most}"))),
+            false => Ok(example),
+        }
+    }
+
+    /// The first pictures, decoded.
+    fn visuals(&self, count: usize) -> Result<Vec<Visual>> {
+        let (mut visuals, mut decoded) = (Vec::new(), 0);
+        for file in &self.images[..count] {
+            let visual = Visual::image(file)?;
+            if let Visual::Image { picture, .. } = &visual {
+                decoded += picture.pixels.len();
+            }
+            if decoded > MAX_DECODED {
+                let reason = format!("its pictures have more than {MAX_DECODED} bytes decoded");
+                return Err(wrong(&self.file, self.line, &reason));
+            }
+            visuals.push(visual);
+        }
+        Ok(visuals)
     }
 }
+
+/// The error where a later prompt does not begin with an earlier one.
+const CHANGED: &str = "the chat template changes earlier turns, so the turns do not form one sequence";
 
 #[cfg(test)]
 mod tests {
@@ -185,6 +234,26 @@ mod tests {
         assert_eq!(two, [text("first "), Part::Image, text(" then "), Part::Image]);
     }
 
+    fn repeated_picture(times: usize) -> String {
+        let (paths, pads) = (r#""a.png","#.repeat(times - 1), IMAGE.repeat(times));
+        format!(
+            r#"{{"image": [{paths}"a.png"], "conversations": [{{"from": "human", "value": "{pads}"}}, {{"from": "gpt", "value": "x"}}]}}"#
+        )
+    }
+
+    fn turns(pairs: usize) -> String {
+        let pair = r#"{"from": "human", "value": "and?"}, {"from": "gpt", "value": "so"},"#;
+        format!(r#"{{"conversations": [{}]}}"#, pair.repeat(pairs).trim_end_matches(','))
+    }
+
+    #[test]
+    fn as_many_pictures_and_turns_as_are_allowed_are_read() {
+        assert_eq!(parsed(&repeated_picture(MAX_IMAGES)).unwrap().images.len(), MAX_IMAGES);
+        assert_eq!(parsed(&turns(MAX_TURNS / 2)).unwrap().messages.len(), MAX_TURNS);
+        let long = format!(r#"{{"conversations": []{}}}"#, " ".repeat(MAX_LINE));
+        assert!(parsed(&long).unwrap_err().to_string().contains("at most 67108864"));
+    }
+
     #[test]
     fn what_is_wrong_is_named_with_its_line() {
         for (line, part) in [
@@ -198,6 +267,9 @@ mod tests {
             ),
             (r#"{"video": "a", "conversations": []}"#, "videos"),
             (r#"{"image": 3, "conversations": []}"#, "path"),
+            (&*repeated_picture(257), "257 images, at most 256"),
+            (&*repeated_picture(100_000), "100000 images, at most 256"),
+            (&*turns(257), "514 turns, at most 512"),
         ] {
             let error = parsed(line).unwrap_err().to_string();
             assert!(error.contains("line 7") && error.contains(part), "{line}: {error}");

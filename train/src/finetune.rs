@@ -1,8 +1,10 @@
 //! A fine-tune: passes over examples in a seeded order, steps, evaluations, and a stored state from which a run continues bit for bit.
 
-use crate::files::{self, bad};
+use crate::curve::{self, Point};
+use crate::files::{bad, put_tensors};
 use crate::model::{Example, Model};
 use crate::optimizer::{Optimizer, Step};
+use crate::state::StateFolder;
 use crate::tape::Tape;
 use pascaline::{Result, Tensor};
 use qwen3_vl::config::Config;
@@ -11,12 +13,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
-use std::path::Path;
 
 /// The files of a state.
 const PARAMETERS: &str = "parameters.safetensors";
 const MOMENTS: &str = "moments.safetensors";
-const STATE: &str = "state.json";
 
 /// How to go through the examples.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -151,41 +151,44 @@ impl FineTune<'_> {
         Ok((sum / f64::from(targets.max(1) as u32), right as f64 / f64::from(count.max(1) as u32)))
     }
 
-    /// Stores the trained parameters, the moments and the number of steps in an existing folder.
+    /// Stores the trained parameters, the moments, the number of steps and the losses so far.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file, or a device error.
-    pub fn save(&self, dir: &Path) -> Result<()> {
+    pub fn save(&self, state: &StateFolder, points: &[Point]) -> Result<()> {
         let trained = self.model.parameters.iter().filter(|parameter| parameter.is_trained());
         let trained: Vec<_> =
             trained.map(|parameter| (parameter.name().to_owned(), parameter.value())).collect();
-        let shape = |_: &str, tensor: &Tensor| tensor.dims().to_vec();
-        files::write_tensors(&dir.join(PARAMETERS), &trained, shape)?;
         let moments = self.optimizer.moments(&self.model.parameters)?;
         let moments: Vec<_> = moments.iter().map(|(name, moment)| (name.clone(), moment)).collect();
-        files::write_tensors(&dir.join(MOMENTS), &moments, shape)?;
-        // written last: it marks the others as complete
-        let state = json!({"steps": self.optimizer.steps(), "run": self.run_id()});
-        files::write(&dir.join(STATE), format!("{state:#}\n").as_bytes())
+        let shape = |_: &str, tensor: &Tensor| tensor.dims().to_vec();
+        let table = curve::table(points);
+        state.save(
+            self.optimizer.steps(),
+            self.run_id(),
+            &[
+                (PARAMETERS, &|to| put_tensors(to, &trained, shape)),
+                (MOMENTS, &|to| put_tensors(to, &moments, shape)),
+                (curve::TABLE, &|to| to.write_all(table.as_bytes())),
+            ],
+        )
     }
 
-    /// Continues from the state that [`save`](Self::save) has stored.
+    /// Continues from the state that [`save`](Self::save) has stored, and returns the losses up to there; `None` if no state was ever
+    /// completed, so that the run is at its beginning.
     ///
     /// # Errors
     /// [`Error::Checkpoint`](pascaline::Error::Checkpoint) with the file and what is wrong, such as that it belongs to a run with other options.
-    pub fn resume(&mut self, dir: &Path) -> Result<()> {
-        let file = dir.join(STATE);
-        let bytes = std::fs::read(&file).map_err(|error| bad(&file, error))?;
-        let state: Value = serde_json::from_slice(&bytes).map_err(|error| bad(&file, error))?;
-        let steps = state.get("steps").and_then(Value::as_u64).and_then(|steps| u32::try_from(steps).ok());
-        let steps = steps.ok_or_else(|| bad(&file, "has no number `steps`"))?;
-        if state.get("run") != Some(&self.run_id()) {
+    pub fn resume(&mut self, state: &StateFolder) -> Result<Option<Vec<Point>>> {
+        let Some(stored) = state.load()? else { return Ok(None) };
+        if stored.run != self.run_id() {
             return Err(bad(
-                &file,
+                &state.manifest_file(),
                 "belongs to a run with other options; use the same options, or start in another folder",
             ));
         }
-        let parameters = SafeTensors::open(dir.join(PARAMETERS))?;
+        let parameters = SafeTensors::open(stored.folder.join(PARAMETERS))?;
+        let points = curve::read(&stored.folder.join(curve::TABLE))?;
         let device = self.model.device().clone();
         let mut numbers = Vec::new();
         for (number, parameter) in self.model.parameters.iter().enumerate() {
@@ -197,22 +200,26 @@ impl FineTune<'_> {
         for (number, value) in numbers {
             self.model.parameters.set(number, value)?;
         }
-        let moments = SafeTensors::open(dir.join(MOMENTS))?;
-        self.optimizer.resume(steps, &self.model.parameters, |name, like| {
+        let moments = SafeTensors::open(stored.folder.join(MOMENTS))?;
+        self.optimizer.resume(stored.steps, &self.model.parameters, |name, like| {
             if !moments.entries().contains_key(name) {
                 return Ok(None);
             }
             Tensor::from_slice(&moments.read_f32(name)?, like.shape(), &device).map(Some)
-        })
+        })?;
+        Ok(Some(points))
     }
 
     /// The options that must be the same for a run to be resumed.
     fn run_id(&self) -> Value {
         let Plan { epochs, batch, tokens, held_out, seed } = self.plan;
-        let trained = self.model.parameters.iter().filter(|parameter| parameter.is_trained()).count();
+        let trained = self.model.parameters.iter().filter(|parameter| parameter.is_trained());
+        let trained: Vec<_> =
+            trained.map(|parameter| json!([parameter.name(), parameter.value().dims()])).collect();
         let mut run = json!({
-            "epochs": epochs, "batch": batch, "tokens": tokens, "held_out": held_out, "seed": seed,
-            "trained": trained, "optimizer": self.optimizer.describe(),
+            // numbers with fractions as text, which JSON gives back as it was
+            "epochs": epochs, "batch": batch, "tokens": tokens, "held_out": held_out.to_string(), "seed": seed,
+            "trained": trained, "scale": self.model.lora.scale().to_string(), "optimizer": self.optimizer.describe(),
         });
         if !self.model.quantize_aware.is_empty() {
             run["quantize_aware"] = json!(self.model.quantize_aware.describe());
@@ -290,6 +297,7 @@ mod tests {
     use crate::optimizer::Method;
     use pascaline::quant::Format;
     use qwen3_vl::weights::expected;
+    use std::path::Path;
 
     /// Adapters over the published 2B model in Q4_0, with a picture of 512 × 512 pixels and 512 tokens of text.
     #[test]

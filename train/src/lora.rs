@@ -6,6 +6,7 @@ use pascaline::{DType, Device, Error, Result, Tensor};
 use qwen3_vl::adapter::{ADAPTER_CONFIG, ADAPTER_PREFIX, ADAPTER_TENSORS};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::Path;
 
 /// The adapters of a model.
@@ -137,6 +138,11 @@ impl Lora {
                 [of("lora_A", adapter.a), of("lora_B", adapter.b)]
             })
             .collect();
+        // an old configuration goes first, and the new one comes last: it never stands beside other tensors than its own
+        let old = dir.join(ADAPTER_CONFIG);
+        if old.exists() {
+            fs::remove_file(&old).map_err(|error| files::bad(&old, error))?;
+        }
         files::write_tensors(&dir.join(ADAPTER_TENSORS), &parts, |_, tensor| tensor.dims().to_vec())?;
         // whole names: a last part alone would match the vision tower's modules too
         let targets: BTreeSet<&String> = self.adapters.keys().collect();

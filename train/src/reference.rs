@@ -10,13 +10,15 @@ use crate::model::{Example, Model};
 use crate::optimizer::{Method, Optimizer, Schedule};
 use crate::tape::Tape;
 use pascaline::{Device, Error, Result, Tensor};
+use qwen3_vl::files::read_at_most;
 use qwen3_vl::preprocess::Patches;
 use qwen3_vl::safetensors::SafeTensors;
 use serde_json::Value;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The optimiser of the reference's steps.
+/// The most bytes of the list of cases.
+const MAX_CASES: u64 = 64 << 20;
 const LEARNING_RATE: f32 = 1e-3;
 const WEIGHT_DECAY: f32 = 0.01;
 /// The adapters of the reference's steps.
@@ -105,11 +107,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The gradient that is furthest from the reference's.
-    pub fn worst_gradient(&self) -> Option<&Gradient> {
-        self.gradients.iter().max_by(|a, b| a.error.total_cmp(&b.error))
-    }
-
     /// Whether everything is within the limits.
     pub fn passed(&self, limits: &Limits) -> bool {
         let gradients = self.gradients.iter().all(|gradient| gradient.error <= limits.gradient);
@@ -125,7 +122,7 @@ impl Outcome {
 pub fn load(dir: &Path) -> Result<Vec<Run>> {
     let file = dir.join("cases_train.json");
     let bad = |reason: String| Error::Checkpoint { file: file.display().to_string(), item: None, reason };
-    let text = fs::read(&file).map_err(|error| bad(error.to_string()))?;
+    let text = read_at_most(&file, MAX_CASES).map_err(|error| bad(error.to_string()))?;
     let json: Value = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
     let runs = json.get("runs").and_then(Value::as_array).ok_or_else(|| bad("has no list `runs`".into()))?;
     let load = |run: &Value| {

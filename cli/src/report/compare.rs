@@ -4,11 +4,11 @@ use super::estimates::{Card, Estimate, simulated};
 use super::probes::Probes;
 use super::ratio::{Ratio, Summary};
 use crate::failure::Failure;
+use crate::files::read_input;
 use crate::output::Output;
 use crate::screen::{Screen, Style};
 use crate::table::{Column, time};
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -123,10 +123,7 @@ pub(super) fn run(files: &[PathBuf], again: bool, output: &Output) -> Result<(),
 fn read(file: &Path) -> Result<Report, Failure> {
     let wrong =
         |why: &dyn std::fmt::Display| Failure::Failed(format!("{} is no report: {why}", file.display()));
-    if fs::metadata(file).map_err(|error| wrong(&error))?.len() > MOST_BYTES {
-        return Err(wrong(&"it is too large"));
-    }
-    let text = fs::read(file).map_err(|error| wrong(&error))?;
+    let text = read_input(file, MOST_BYTES).map_err(|error| wrong(&error))?;
     let report: Report = serde_json::from_slice(&text).map_err(|error| wrong(&error))?;
     match report.report {
         1 => Ok(report),

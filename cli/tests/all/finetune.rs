@@ -10,8 +10,12 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
 }
 
+fn program() -> PathBuf {
+    std::env::var_os("PASCALINE_BIN").map_or_else(|| env!("CARGO_BIN_EXE_pascaline").into(), PathBuf::from)
+}
+
 fn pascaline(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pascaline"));
+    let mut command = Command::new(program());
     command.args(arguments).env("PASCALINE_DEVICE", "cpu").output().expect("the program starts")
 }
 
@@ -244,6 +248,109 @@ fn ctrl_c_stores_what_resume_goes_on_with() {
     assert!(adapter(&stopped) == adapter(&whole), "after {steps} steps");
 }
 
+/// The folder of the state that counts.
+fn saved(to: &Path) -> PathBuf {
+    let manifest = fs::read(to.join("state/state.json")).unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+    to.join("state").join(manifest["folder"].as_str().unwrap())
+}
+
+/// Killed at random moments and resumed each time, a run ends with the bytes of one that was never stopped. `PASCALINE_TESTS=all` kills 200
+/// times.
+#[cfg(unix)]
+#[test]
+fn a_run_that_is_killed_at_any_moment_ends_with_the_same_bytes() {
+    use rand::Rng;
+    use std::process::Stdio;
+    use std::time::Instant;
+
+    let kills = if std::env::var("PASCALINE_TESTS").as_deref() == Ok("all") { 200 } else { 20 };
+    let folder = tempfile::tempdir().unwrap();
+    let (model, pairs) = (fixture("qwen3-vl/tiny"), conversations(folder.path(), 6));
+    let command = |to: &Path| {
+        let base =
+            ["finetune", "--model", text(&model), "--data", text(&pairs), "--to", text(to), "--rank", "2"];
+        let options =
+            ["--batch", "1", "--epochs", "3", "--targets", "q_proj", "--rate", "1e-3", "--save-every", "1"];
+        let mut command = Command::new(program());
+        command.args(base).args(options).arg("--resume").env("PASCALINE_DEVICE", "cpu");
+        command
+    };
+    let done = |to: &Path| -> [Vec<u8>; 3] {
+        let moments = fs::read(saved(to).join("moments.safetensors")).unwrap();
+        let of = |name: &str| fs::read(to.join(name)).unwrap();
+        // rates of tokens differ, losses do not
+        let losses = String::from_utf8(of("losses.csv")).unwrap();
+        let losses =
+            losses.lines().flat_map(|line| line.split(',').take(3).chain(["\n"])).collect::<String>();
+        [of("adapter_model.safetensors"), moments, losses.into_bytes()]
+    };
+    let whole = folder.path().join("whole");
+    let since = Instant::now();
+    assert!(command(&whole).output().unwrap().status.success());
+    let (mut takes, expected) = (since.elapsed(), done(&whole));
+
+    let (mut random, mut killed, mut runs, mut moments) = (rand::rng(), 0, 0, Vec::new());
+    while killed < kills {
+        let to = folder.path().join(format!("run {runs}"));
+        loop {
+            let since = Instant::now();
+            let mut child = command(&to);
+            let mut child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            if killed < kills {
+                let moment = takes.mul_f64(random.random_range(0.0..1.1));
+                moments.push(moment);
+                std::thread::sleep(moment);
+                if child.try_wait().unwrap().is_none() {
+                    child.kill().unwrap();
+                    killed += 1;
+                }
+            }
+            let output = child.wait_with_output().unwrap();
+            if output.status.success() {
+                takes = takes.min(since.elapsed()); // the machine was busy before
+                break;
+            }
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code().is_none(), "it ends by itself: {said} ({moments:?})");
+        }
+        let (found, state) = (done(&to), fs::read_dir(to.join("state")).unwrap().count());
+        assert!(found == expected, "run {runs} ends with other bytes: {moments:?}");
+        assert_eq!(state, 3, "the lock, the manifest and one state; moments {moments:?}");
+        runs += 1;
+        moments.clear();
+    }
+    println!("{killed} kills in {runs} runs");
+}
+
+/// A state is continued only with the model, the data and the options that it was made with, and by one process at a time.
+#[test]
+fn a_state_of_another_run_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, pairs) = (fixture("qwen3-vl/tiny"), conversations(folder.path(), 2));
+    let to = folder.path().join("to");
+    let base =
+        ["finetune", "--model", text(&model), "--data", text(&pairs), "--to", text(&to), "--rank", "2"];
+    // nothing was stored yet: a first save that was cut short is no obstacle
+    fs::create_dir_all(to.join("state/saved-1-0")).unwrap();
+    fs::write(to.join("state/saved-1-0/parameters.safetensors"), "cut sh").unwrap();
+    succeeds(&[&base[..], &["--resume"]].concat());
+    let (code, error) = fails(&[&base[..], &["--resume", "--alpha", "7"]].concat());
+    assert!(code == Some(1) && error.contains("state.json") && error.contains("other options"), "{error}");
+    let lines = fs::read_to_string(&pairs).unwrap();
+    let others = lines.replace(":\"a ", ":\"no ");
+    assert_ne!(lines, others);
+    fs::write(&pairs, others).unwrap();
+    let (code, error) = fails(&[&base[..], &["--resume"]].concat());
+    assert!(code == Some(1) && error.contains("other data"), "{error}");
+    fs::write(&pairs, lines).unwrap();
+    fs::write(to.join("state/state.json"), r#"{"steps": 1, "run": {}}"#).unwrap();
+    let (code, error) = fails(&[&base[..], &["--resume"]].concat());
+    assert!(code == Some(1) && error.contains("older version") && error.contains("--force"), "{error}");
+    succeeds(&[&base[..], &["--force"]].concat());
+    succeeds(&[&base[..], &["--resume"]].concat());
+}
+
 /// The files that a quantisation-aware run writes hold, bit for bit, the weights with which its forward pass has computed.
 #[test]
 fn quantize_aware_runs_export_what_they_have_trained() {
@@ -292,7 +399,7 @@ fn quantize_aware_runs_export_what_they_have_trained() {
         if scales == "learned" {
             trained.learn_scales().unwrap();
         }
-        let state = SafeTensors::open(to.join("state/parameters.safetensors")).unwrap();
+        let state = SafeTensors::open(saved(&to).join("parameters.safetensors")).unwrap();
         let factors = state.entries().keys().filter(|name| name.ends_with(".scale_factors")).count();
         assert_eq!(factors > 10, scales == "learned", "{factors} matrices whose scales are learned");
         for name in state.entries().keys() {

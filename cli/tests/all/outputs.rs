@@ -4,7 +4,7 @@ use crate::common::program::{pascaline, run, stderr, stdout};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -84,11 +84,29 @@ fn a_random_model_that_is_cut_short_leaves_nothing() {
         assert!(child.try_wait().unwrap().is_none(), "it ends before it is stopped");
         std::thread::sleep(Duration::from_millis(2));
     }
+    let parts = || {
+        let entries = fs::read_dir(to.path()).unwrap().map(Result::unwrap).map(|entry| name(&entry));
+        let (parts, named): (Vec<_>, Vec<_>) = entries.partition(|name| name.ends_with(".part"));
+        assert_eq!(named, Vec::<String>::new());
+        parts
+    };
+    // it writes no more, and lives
+    let process = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    // a report beside it does not take the part of a living process for one of a dead one
+    let with = |name: &str| run(&[&VALIDATE, &["--json", path(&to.path().join(name))][..]].concat());
+    let report = |name: &str| {
+        assert_eq!(with(name).status.code(), Some(0));
+        fs::remove_file(to.path().join(name)).unwrap();
+    };
+    let growing = parts();
+    report("first");
+    assert!(!growing.is_empty() && parts() == growing, "{growing:?}, {:?}", parts());
     child.kill().unwrap();
     child.wait().unwrap();
-    let entries = fs::read_dir(to.path()).unwrap().map(Result::unwrap);
-    let named: Vec<_> = entries.map(|entry| name(&entry)).filter(|name| !name.starts_with('.')).collect();
-    assert_eq!(named, Vec::<String>::new());
+    assert!(!parts().is_empty());
+    report("second");
+    assert_eq!(parts(), Vec::<String>::new());
 
     let to = folder();
     let output = on_a_disk_of(8 << 10, &random_model(&tiny(), to.path()));
@@ -122,6 +140,146 @@ fn a_report_that_cannot_be_written_leaves_the_old_one() {
     let arguments = [&VALIDATE, &["--json", path(&file), "--force"][..]].concat();
     refused(&on_a_disk_of(0, &pascaline(&arguments)), 1, "can't be written");
     assert_eq!(contents(folder.path()), [("report.json".into(), b"the old one".to_vec())].into());
+}
+
+/// A copy of the checkpoint of its own.
+fn checkpoint(folder: &Path) {
+    for entry in fs::read_dir(tiny()).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
+        fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+}
+
+/// Links of both kinds from the place of each command's outputs to its inputs.
+#[cfg(unix)]
+#[test]
+fn no_output_replaces_an_input_under_another_name() {
+    let (model, to) = (folder(), folder());
+    checkpoint(model.path());
+    let (from, at) = (|name: &str| model.path().join(name), |name: &str| to.path().join(name));
+    let (prompt, trace, data) = (at("prompt.txt"), at("trace.txt"), at("data.jsonl"));
+    fs::write(&prompt, "What?").unwrap();
+    fs::write(&trace, "a 1 256 0\n").unwrap();
+    fs::write(&data, "{}").unwrap();
+    let before = (contents(model.path()), contents(to.path()));
+    let weights = from("model.safetensors");
+    let weights = weights.as_path();
+    let (model, text) = (path(model.path()), format!("@{}", path(&prompt)));
+    let at_out = at("out");
+    let out = path(&at_out);
+    let json = ["--json", out, "--force"];
+    let cases: Vec<(&str, &Path, Vec<&str>)> = vec![
+        (
+            "model-Q8_0.gguf",
+            weights,
+            vec!["quantize", model, "--to", path(to.path()), "--type", "Q8_0", "--force"],
+        ),
+        (
+            "mmproj-F16.gguf",
+            weights,
+            vec!["quantize", model, "--to", path(to.path()), "--type", "Q8_0", "--force"],
+        ),
+        ("out", weights, [&["quantize", model, "--to", path(to.path())], &json[..]].concat()),
+        ("out", weights, [&["float16", path(weights)], &json[..]].concat()),
+        (
+            "out",
+            weights,
+            [&["generate", "--model", model, "--device", "cpu", "--prompt", "x"], &json[..]].concat(),
+        ),
+        (
+            "out",
+            prompt.as_path(),
+            [&["generate", "--model", model, "--device", "cpu", "--prompt", &text], &json[..]].concat(),
+        ),
+        (
+            "out",
+            weights,
+            vec![
+                "generate",
+                "--model",
+                model,
+                "--device",
+                "virtual",
+                "--prompt",
+                "x",
+                "--memory-trace",
+                out,
+                "--force",
+            ],
+        ),
+        (
+            "out",
+            trace.as_path(),
+            [&["bench", "--memory", "--device", "virtual", "--trace", path(&trace)], &json[..]].concat(),
+        ),
+        (
+            "model.safetensors",
+            weights,
+            vec!["random-model", "--from", model, "--to", path(to.path()), "--force"],
+        ),
+        ("config.json", weights, vec!["random-model", "--from", model, "--to", path(to.path()), "--force"]),
+        ("out", weights, [&["random-model", "--from", model, "--to", path(to.path())], &json[..]].concat()),
+        (
+            "out",
+            data.as_path(),
+            [&["finetune", "--model", model, "--data", path(&data), "--to", path(to.path())], &json[..]]
+                .concat(),
+        ),
+    ];
+    for (name, input, arguments) in &cases {
+        for hard in [false, true] {
+            match hard {
+                true => fs::hard_link(input, at(name)).unwrap(),
+                false => std::os::unix::fs::symlink(input, at(name)).unwrap(),
+            }
+            let output = run(arguments);
+            fs::remove_file(at(name)).unwrap();
+            let found = (contents(Path::new(model)), contents(to.path()));
+            assert!(found == before, "{arguments:?}, a hard link: {hard}: {}", stderr(&output));
+            refused(&output, 2, "name another file");
+        }
+    }
+}
+
+/// Devices and pipes are no files to read, and nothing waits for a pipe's writer.
+#[cfg(unix)]
+#[test]
+fn no_command_waits_for_a_pipe_in_the_place_of_a_file() {
+    let (folder, model) = (folder(), folder());
+    checkpoint(model.path());
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&pipe, &link).unwrap();
+    let (ptx, to) = (folder.path().join("copy.ptx"), folder.path().join("to"));
+    fs::write(&ptx, COPY).unwrap();
+    for file in [&*pipe, &link, Path::new("/dev/zero")] {
+        let file = path(file);
+        let (input, bytes) = (format!("in:{file}"), format!("bytes:{file}"));
+        let launch = ["--kernel", "copy", "--grid", "1", "--block", "1"];
+        let cases = [
+            [&["run-ptx", file], &launch[..]].concat(),
+            [&["run-ptx", path(&ptx), "--arg", &input], &launch[..]].concat(),
+            [&["run-ptx", path(&ptx), "--arg", &bytes], &launch[..]].concat(),
+            vec!["report", "--compare", file],
+            vec!["bench", "--memory", "--device", "virtual", "--trace", file],
+            vec!["float16", file],
+            vec!["finetune", "--model", path(model.path()), "--data", file, "--to", path(&to)],
+            vec!["generate", "--model", path(model.path()), "--image", file, "--prompt", "x"],
+        ];
+        for arguments in cases {
+            let mut child = pascaline(&arguments);
+            let mut child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            let since = std::time::Instant::now();
+            while child.try_wait().unwrap().is_none() {
+                if since.elapsed() > Duration::from_secs(60) {
+                    child.kill().unwrap();
+                    panic!("{arguments:?} waits");
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            refused(&child.wait_with_output().unwrap(), 1, "not an ordinary file");
+        }
+    }
 }
 
 const COPY: &str = ".version 6.4\n.target sm_61\n.address_size 64\n.visible .entry copy(.param .u64 a)\n{\n\
@@ -194,4 +352,22 @@ fn an_error_that_nobody_can_read_sets_the_exit_status() {
         assert!(unread.is_some_and(|code| code < 3), "{arguments:?} panics");
         assert!(status.is_none_or(|status| unread == Some(status)), "{arguments:?}: {unread:?}");
     }
+}
+
+/// An endless loop that two warps keep up for long.
+const LOOP: &str =
+    ".version 6.4\n.target sm_61\n.address_size 64\n.visible .entry forever()\n{\n$L: bra $L;\n}\n";
+
+#[test]
+fn a_kernel_without_end_is_stopped_by_the_clock() {
+    let folder = folder();
+    let (ptx, json) = (folder.path().join("loop.ptx"), folder.path().join("report.json"));
+    fs::write(&ptx, LOOP).unwrap();
+    let arguments =
+        ["run-ptx", path(&ptx), "--kernel", "forever", "--grid", "1", "--block", "64", "--time-limit", "1"];
+    let since = std::time::Instant::now();
+    let output = run(&[&arguments, &["--json", path(&json)][..]].concat());
+    assert!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
+    refused(&output, 1, "stopped after 1 s");
+    assert!(stderr(&output).contains("--time-limit") && !json.exists());
 }

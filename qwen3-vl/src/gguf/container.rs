@@ -4,7 +4,8 @@
 
 use super::GgmlType;
 use super::metadata::{Array, Metadata, Value};
-use crate::json::{bad, open_file, refuse_lfs_pointer};
+use crate::files::open_regular;
+use crate::json::{bad, refuse_lfs_pointer};
 use crate::read_at::read_exact_at;
 use pascaline::{Error, Result};
 use std::collections::BTreeMap;
@@ -67,7 +68,7 @@ impl Container {
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let io = |error: std::io::Error| bad(&path, None, error.to_string());
-        let file = open_file(&path).map_err(io)?;
+        let file = open_regular(&path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
         let mut header = Header {
             path: &path,

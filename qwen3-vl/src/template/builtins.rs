@@ -120,7 +120,7 @@ pub(super) fn method(run: &mut Run, value: &Value, name: &str, given: Given) -> 
             match name {
                 "get" => {
                     let [key, default] = given.all(name)?;
-                    let found = map.get(&Given::text(key, name)?).cloned();
+                    let found = run.find_in(map, &Given::text(key, name)?)?.cloned();
                     Ok(found.or(default).unwrap_or(Value::None))
                 }
                 "items" | "keys" | "values" => {
@@ -341,7 +341,10 @@ pub(super) fn filter(run: &mut Run, value: Value, name: &str, mut given: Given) 
             let [default] = given.all(name)?;
             let number = match &value {
                 Value::Float(number) => Some(*number as i64),
-                Value::Text(text) => text.trim().parse().ok(),
+                Value::Text(text) => {
+                    run.pay(text.len())?;
+                    text.trim().parse().ok()
+                }
                 other => other.int(),
             };
             Ok(number.map(Value::Int).or(default).unwrap_or(Value::Int(0)))

@@ -3,7 +3,7 @@
 use super::builtins::{self, Given};
 use super::parser::{Arguments, Comparison, Expr, Node, Postfix, Statement, Target};
 use super::value::{List, Loop, Map, Value};
-use super::{MAX_CALLS, MAX_DEPTH, STEP, TemplateError};
+use super::{MAX_CALLS, MAX_DEPTH, MAX_REASON, STEP, TemplateError};
 use std::cmp::Ordering;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -15,6 +15,8 @@ type Scope = Vec<(Arc<str>, Value)>;
 
 pub(super) struct Run<'t> {
     budget: u64,
+    /// The most bytes of the text.
+    most: usize,
     /// The template's variables, and those of enclosing blocks and macros.
     scopes: Vec<Scope>,
     /// The first scope that a macro's body can see, apart from the outermost.
@@ -38,10 +40,12 @@ pub(super) fn render(
     template: &[Node],
     variables: Vec<(&str, Value)>,
     budget: u64,
+    most: usize,
 ) -> std::result::Result<String, TemplateError> {
     let variables = variables.into_iter().map(|(name, value)| (name.into(), value)).collect();
     let mut run = Run {
         budget,
+        most,
         scopes: vec![variables],
         visible: 1,
         namespaces: Vec::new(),
@@ -52,7 +56,10 @@ pub(super) fn render(
     let mut text = String::new();
     match run.block(template, &mut text) {
         Ok(_) => Ok(text),
-        Err(reason) => Err(TemplateError { line: run.line, reason }),
+        Err(mut reason) => {
+            reason.truncate(reason.floor_char_boundary(MAX_REASON));
+            Err(TemplateError { line: run.line, reason })
+        }
     }
 }
 
@@ -71,6 +78,17 @@ impl<'t> Run<'t> {
         }
     }
 
+    /// Refuses more text than there may be.
+    fn check_room(&self, out: &str, more: usize) -> Result<()> {
+        match out.len().saturating_add(more) > self.most {
+            true => Err(format!(
+                "it makes more than {} bytes of text, which the model's context can't hold",
+                self.most
+            )),
+            false => Ok(()),
+        }
+    }
+
     fn block(&mut self, nodes: &'t [Node], out: &mut String) -> Result<Flow> {
         for node in nodes {
             self.line = node.line;
@@ -86,12 +104,17 @@ impl<'t> Run<'t> {
     fn statement(&mut self, statement: &'t Statement, out: &mut String) -> Result<Flow> {
         match statement {
             Statement::Text(text) => {
+                self.check_room(out, text.len())?;
                 self.pay(text.len())?;
                 out.push_str(text);
             }
             Statement::Print(value) => {
                 let value = self.value(value)?;
+                if let Value::Text(text) = &value {
+                    self.check_room(out, text.len())?;
+                }
                 self.print(&value, out)?;
+                self.check_room(out, 0)?;
             }
             Statement::For { targets, over, only, body, otherwise } => {
                 let over = self.value(over)?;
@@ -117,7 +140,7 @@ impl<'t> Run<'t> {
                     return Err(format!("`{name}` is no namespace, so it has no attributes to set"));
                 };
                 self.plain(&value)?;
-                let cost = self.namespaces[number].len();
+                let cost = search_cost(&self.namespaces[number], attribute);
                 self.pay(cost)?;
                 put(&mut self.namespaces[number], attribute, value);
             }
@@ -197,7 +220,7 @@ impl<'t> Run<'t> {
     }
 
     fn set(&mut self, name: &Arc<str>, value: Value) -> Result<()> {
-        let cost = self.scopes.last().map_or(0, Vec::len);
+        let cost = self.scopes.last().map_or(0, |scope| search_cost(scope, name));
         self.pay(cost)?;
         if let Some(scope) = self.scopes.last_mut() {
             put(scope, name, value);
@@ -208,7 +231,7 @@ impl<'t> Run<'t> {
     fn lookup(&mut self, name: &str) -> Result<Value> {
         let inner = self.scopes.get(self.visible..).unwrap_or_default().iter().rev();
         let scopes: Vec<&Scope> = inner.chain(self.scopes.first()).collect();
-        let cost = scopes.iter().map(|scope| scope.len()).sum();
+        let cost = scopes.iter().map(|scope| 1 + search_cost(scope, name)).sum();
         let found = scopes.into_iter().find_map(|scope| find(scope, name)).cloned();
         self.pay(cost)?;
         Ok(found.unwrap_or(Value::Undefined))
@@ -230,7 +253,7 @@ impl<'t> Run<'t> {
                     let Value::Text(name) = name else {
                         return Err(format!("a dictionary's name is {}, not a string", name.kind()));
                     };
-                    self.pay(map.len())?;
+                    self.pay(search_cost(&map, &name))?;
                     put(&mut map, &name, value);
                 }
                 self.map(map)?
@@ -362,6 +385,7 @@ impl<'t> Run<'t> {
         if self.calls == MAX_CALLS {
             return Err(format!("macros call each other more than {MAX_CALLS} deep"));
         }
+        self.pay(parameters.len().saturating_mul(STEP.saturating_add(given.named.len())))?;
         let mut scope = Scope::new();
         let mut plain = std::mem::take(&mut given.plain).into_iter();
         for (parameter, default) in parameters {
@@ -451,7 +475,7 @@ impl<'t> Run<'t> {
             Value::Undefined => Err(format!("undefined has no attribute `{name}`")),
             Value::Map(map) => self.of_map(map, name),
             Value::Namespace(number) => {
-                let cost = self.namespaces[*number].len();
+                let cost = search_cost(&self.namespaces[*number], name);
                 self.pay(cost)?;
                 Ok(find(&self.namespaces[*number], name).cloned().unwrap_or(Value::Undefined))
             }
@@ -461,8 +485,13 @@ impl<'t> Run<'t> {
     }
 
     fn of_map(&mut self, map: &Map, name: &str) -> Result<Value> {
-        self.pay(map.entries.len())?;
-        Ok(map.get(name).cloned().unwrap_or(Value::Undefined))
+        Ok(self.find_in(map, name)?.cloned().unwrap_or(Value::Undefined))
+    }
+
+    /// The entry of a dictionary.
+    pub fn find_in<'m>(&mut self, map: &'m Map, name: &str) -> Result<Option<&'m Value>> {
+        self.pay(search_cost(&map.entries, name))?;
+        Ok(map.get(name))
     }
 
     pub fn item(&mut self, value: &Value, index: &Value) -> Result<Value> {
@@ -508,6 +537,7 @@ impl<'t> Run<'t> {
         let (mut at, stop) = (bound(start, first), bound(stop, last));
         let mut taken = Vec::new();
         while (step > 0 && at < stop) || (step < 0 && at > stop) {
+            self.pay(STEP)?;
             taken.push(items[at as usize].clone());
             at = at.saturating_add(step);
         }
@@ -625,23 +655,27 @@ impl<'t> Run<'t> {
                 a == b
             }
             (Value::List(a), Value::List(b)) => {
-                let mut equal = a.items.len() == b.items.len();
-                for (a, b) in a.items.iter().zip(&b.items) {
-                    equal = equal && self.equal(a, b)?;
+                if a.items.len() != b.items.len() {
+                    return Ok(false);
                 }
-                equal
+                for (a, b) in a.items.iter().zip(&b.items) {
+                    if !self.equal(a, b)? {
+                        return Ok(false);
+                    }
+                }
+                true
             }
             (Value::Map(a), Value::Map(b)) => {
-                let mut equal = a.entries.len() == b.entries.len();
-                for (name, value) in &a.entries {
-                    self.pay(b.entries.len())?;
-                    equal = equal
-                        && match b.get(name) {
-                            Some(other) => self.equal(value, other)?,
-                            None => false,
-                        };
+                if a.entries.len() != b.entries.len() {
+                    return Ok(false);
                 }
-                equal
+                for (name, value) in &a.entries {
+                    match self.find_in(b, name)? {
+                        Some(other) if self.equal(value, other)? => {}
+                        _ => return Ok(false),
+                    }
+                }
+                true
             }
             (Value::Int(a), Value::Int(b)) => a == b,
             _ => matches!((left.number(), right.number()), (Some(a), Some(b)) if a == b),
@@ -654,10 +688,7 @@ impl<'t> Run<'t> {
                 self.pay(whole.len())?;
                 Ok(whole.contains(&**part))
             }
-            (Value::Map(map), Value::Text(name)) => {
-                self.pay(map.entries.len())?;
-                Ok(map.get(name).is_some())
-            }
+            (Value::Map(map), Value::Text(name)) => Ok(self.find_in(map, name)?.is_some()),
             (Value::List(list), part) => {
                 for item in &list.items {
                     if self.equal(item, part)? {
@@ -733,6 +764,12 @@ impl<'t> Run<'t> {
         }
         Ok(())
     }
+}
+
+/// The cost of looking for a name among others: a byte each, and all bytes of those that are as long.
+fn search_cost(entries: &[(Arc<str>, Value)], name: &str) -> usize {
+    let compared = |entry: &str| 1 + if entry.len() == name.len() { name.len() } else { 0 };
+    entries.iter().map(|(entry, _)| compared(entry)).sum()
 }
 
 fn find<'a>(scope: &'a Scope, name: &str) -> Option<&'a Value> {

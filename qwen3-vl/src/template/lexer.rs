@@ -1,6 +1,6 @@
 //! Template source → text and tags, with the whitespace rules of Jinja2 under `trim_blocks` and `lstrip_blocks`.
 
-use super::TemplateError;
+use super::{MAX_NAME, TemplateError};
 use std::sync::Arc;
 
 /// A part of a template, and the line that it begins on.
@@ -165,6 +165,9 @@ impl<'a> Lexer<'a> {
                 '0'..='9' => self.number()?,
                 c if c.is_alphabetic() || c == '_' => {
                     let len = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+                    if len > MAX_NAME {
+                        return self.error(format!("a name has {len} bytes, at most {MAX_NAME} are allowed"));
+                    }
                     self.at += len;
                     Token::Name(rest[..len].into())
                 }

@@ -3,7 +3,8 @@
 //! A template comes with a checkpoint, and it is a program. Existing interpreters bound the number of its steps. They do
 //! not bound the memory of one step (`s ~ s` doubles a string) or its time (`[0] * 10 ** 9`), and some recurse as deep as a
 //! template demands. Here one budget is charged before each step. A step costs [`STEP`]; every byte of text and every list
-//! entry that is created, read or printed costs at least one. The parser bounds the nesting of expressions, and the
+//! entry that is created, read, compared or printed costs at least one. The text has a limit of its own, since what is made of it later
+//! takes much more than itself. The parser bounds the nesting of expressions, and the
 //! constructors of values bound their depth, so recursion is bounded.
 //!
 //! The features of published templates give Jinja2's results: loops, conditions, assignments, namespaces, macros,
@@ -28,6 +29,10 @@ const MAX_DEPTH: usize = 32;
 const MAX_CALLS: usize = 8;
 /// The budget of one rendering: at most about 3 s and 0.5 GB. A prompt of a million bytes costs some tens of millions.
 const BUDGET: u64 = 1 << 28;
+/// The most bytes of a name. Names are compared at each look-up.
+const MAX_NAME: usize = 256;
+/// The most bytes of an error's reason, which may quote the template.
+const MAX_REASON: usize = 1000;
 /// The cost of a step: it takes about as long as this many bytes.
 const STEP: usize = 32;
 
@@ -57,12 +62,12 @@ impl Template {
         parser::parse(lexer::pieces(source)?).map(Self)
     }
 
-    /// Renders the template with these variables.
+    /// Renders the template with these variables to a text of at most `most` bytes.
     ///
     /// # Errors
-    /// [`TemplateError`] if the template raises one, uses an unsupported feature, or costs too much.
-    pub fn render(&self, variables: Vec<(&str, Value)>) -> Result<String, TemplateError> {
-        eval::render(&self.0, variables, BUDGET)
+    /// [`TemplateError`] if the template raises one, uses an unsupported feature, costs too much, or makes a longer text.
+    pub fn render(&self, variables: Vec<(&str, Value)>, most: usize) -> Result<String, TemplateError> {
+        eval::render(&self.0, variables, BUDGET, most)
     }
 }
 

@@ -17,10 +17,17 @@ fn value(json: &serde_json::Value) -> Value {
 }
 
 fn rendered(template: &str) -> Result<String, TemplateError> {
+    rendered_to(template, MOST)
+}
+
+fn rendered_to(template: &str, most: usize) -> Result<String, TemplateError> {
     let serde_json::Value::Object(variables) = serde_json::from_str(VARIABLES).unwrap() else { panic!() };
     let variables = variables.iter().map(|(name, item)| (&**name, value(item))).collect();
-    Template::parse(template)?.render(variables)
+    Template::parse(template)?.render(variables, most)
 }
+
+/// The most bytes of a text here.
+const MOST: usize = 4 << 20;
 
 const VARIABLES: &str = r##"{"messages": [{"role": "system", "content": "Be <brief>."}, 
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Wh'at\n is it?"}]}, 
@@ -207,9 +214,13 @@ fn texts_are_those_of_jinja() {
 
 /// The error of a template, which is read or rendered on a thread with no more stack than threads have.
 fn refused(template: &str) -> TemplateError {
+    refused_to(template, MOST)
+}
+
+fn refused_to(template: &str, most: usize) -> TemplateError {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(2 << 20);
-        let refused = thread.spawn_scoped(scope, || rendered(template)).unwrap().join().unwrap();
+        let refused = thread.spawn_scoped(scope, || rendered_to(template, most)).unwrap().join().unwrap();
         refused.map(|text| text.len()).expect_err(&template[..template.len().min(100)])
     })
 }
@@ -315,9 +326,67 @@ fn templates_made_to_do_harm_are_refused() {
         ("{".repeat(100_000), "a tag without an end"),
         (" ".repeat(MAX_SOURCE + 1), "larger than"),
     ] {
-        let error = refused(&template);
+        // by the budget alone
+        let error = refused_to(&template, usize::MAX);
         assert!(error.reason.contains(part), "{}: {error}", &template[..template.len().min(100)]);
     }
+}
+
+/// The text has its own limit, below what the budget allows.
+#[test]
+fn texts_have_a_limit() {
+    let just = format!("{{{{ 'a' * {MOST} }}}}");
+    assert_eq!(rendered(&just).unwrap().len(), MOST);
+    for template in [
+        "{{ ('a'*10000)|replace('a','b'*10000) }}",
+        &format!("{just}b"),
+        &format!("b{just}"),
+        &format!("{{% set t %}}{just}b{{% endset %}}"),
+        "{% set s = 'a' * 1000000 %}{% for i in range(9) %}{{ s }}{% endfor %}",
+        "{% set s = ['a' * 1000000] * 9 %}{{ s }}",
+    ] {
+        let error = refused(template);
+        assert!(error.reason.contains("more than 4194304 bytes of text"), "{template}: {error}");
+    }
+    let raised = refused("{{ raise_exception('ä' * 1000000) }}");
+    assert!(raised.reason.len() <= 1000, "{}", raised.reason.len());
+    let name = "n".repeat(257);
+    assert!(refused(&format!("{{{{ {name} }}}}")).reason.contains("at most 256"));
+}
+
+/// A loop over steps that each read or compare much: all of them end by the budget, after at most some seconds.
+#[test]
+fn every_step_pays_for_what_it_reads() {
+    let many = |before: &str, step: &str| {
+        format!("{before}{{% for i in range(400000) %}}{{% if {step} %}}{{% endif %}}{{% endfor %}}")
+    };
+    let long = "{% set s = ' ' * 20000000 %}";
+    let keys = "{% set m = {'x' * 20000000: 1} %}{% set k = 'x' * 19999999 ~ 'y' %}";
+    let lists = "{% set a = [1] + [2] * 500000 %}{% set b = [3] + [2] * 500000 %}";
+    for template in [
+        many(long, "s | int"),
+        many(keys, "k in m"),
+        many(keys, "m[k]"),
+        many(keys, "m.get(k)"),
+        many(keys, "m == {k: 1}"),
+        many(keys, "{'x' * 20000000: 1, k: 2}"),
+        format!(
+            "{{% macro m({}a=1) %}}{{% endmacro %}}{}",
+            (0..50_000).map(|i| format!("a{i},")).collect::<String>(),
+            many("", "m()")
+        ),
+    ] {
+        let since = std::time::Instant::now();
+        let error = refused(&template);
+        let (first, spent) = (&template[..template.len().min(150)], since.elapsed());
+        assert!(error.reason.contains("too many steps"), "{first}: {error}");
+        assert!(spent.as_secs() < 60, "{first}: {spent:?}");
+    }
+    // lists that differ at once, or in their lengths, are not gone through
+    let since = std::time::Instant::now();
+    let loops = "{% for i in range(200000) %}{% if a == b or a == [1] %}{% endif %}{% endfor %}";
+    assert_eq!(rendered(&format!("{lists}{loops}")).unwrap(), "");
+    assert!(since.elapsed().as_secs() < 60, "{:?}", since.elapsed());
 }
 
 /// Chains take no stack, however long.
@@ -392,6 +461,6 @@ fn long_conversations_are_rendered() {
     let messages =
         Value::list((0..400).map(|i| turn(if i % 2 == 0 { "user" } else { "assistant" })).collect());
     let nodes = Template::parse(template).unwrap();
-    let text = super::eval::render(&nodes.0, vec![("messages", messages)], BUDGET / 10).unwrap();
+    let text = super::eval::render(&nodes.0, vec![("messages", messages)], BUDGET / 10, MOST).unwrap();
     assert!(text.len() < 2_000_000 && text.contains("text"), "{}", text.len());
 }

@@ -7,7 +7,7 @@ use pascaline_train::lora::LoraOptions;
 use pascaline_train::model::Frozen;
 use pascaline_train::optimizer::{Decay, Method, Schedule};
 use pascaline_train::reference::{self, Limits};
-use pascaline_train::{Example, Lora, Model, Optimizer, QuantizeAware, Tape, data, shapes};
+use pascaline_train::{Example, Lora, Model, Optimizer, QuantizeAware, StateFolder, Tape, data, shapes};
 use qwen3_vl::Processor;
 use qwen3_vl::gguf::{self, GgmlType, PlannedTensor};
 use std::ops::ControlFlow;
@@ -124,12 +124,13 @@ fn a_resumed_run_is_the_same() {
     let mut run = FineTune { model: &mut whole, optimizer: optimizer(), plan };
     run.run(&examples, |_, _| Ok(ControlFlow::Continue(()))).unwrap();
 
+    let state = StateFolder::open(&dir.path().join("state")).unwrap();
     let mut first = adapted();
     let mut run = FineTune { model: &mut first, optimizer: optimizer(), plan };
     let end = run.run(&examples, |run, _| {
         let stop = run.optimizer.steps() == 2;
         if stop {
-            run.save(dir.path())?;
+            run.save(&state, &[])?;
         }
         Ok(if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     });
@@ -137,14 +138,14 @@ fn a_resumed_run_is_the_same() {
     assert_ne!(trained(&first), trained(&whole));
     let mut second = adapted();
     let mut run = FineTune { model: &mut second, optimizer: optimizer(), plan };
-    run.resume(dir.path()).unwrap();
+    assert!(run.resume(&state).unwrap().is_some());
     run.run(&examples, |_, _| Ok(ControlFlow::Continue(()))).unwrap();
     assert_eq!(trained(&second), trained(&whole));
 
     let mut other = adapted();
     let plan = Plan { seed: 10, ..plan };
     let mut run = FineTune { model: &mut other, optimizer: optimizer(), plan };
-    assert!(run.resume(dir.path()).unwrap_err().to_string().contains("other options"));
+    assert!(run.resume(&state).unwrap_err().to_string().contains("other options"));
 
     // an adapter that is stored and read is the same, in training and merged for inference
     whole.lora.save(&whole.parameters, dir.path(), "tiny").unwrap();
@@ -227,20 +228,21 @@ fn moments_in_8_bits_are_stored_and_learn() {
     let run = |method: Method, stop: Option<u32>| {
         let (mut losses, mut go_on) = (Vec::new(), true);
         let mut resumed = false;
+        let state = StateFolder::open(&dir.path().join("state")).unwrap();
         loop {
             let mut model = Model::load(&tiny(), &Device::Cpu).unwrap();
             model.lora = Lora::add(&mut model.parameters, &options, &Device::Cpu).unwrap();
             let optimizer = Optimizer::new(method, Schedule::constant(3e-3), 0.01);
             let mut run = FineTune { model: &mut model, optimizer, plan };
             if resumed {
-                run.resume(dir.path()).unwrap();
+                run.resume(&state).unwrap();
             }
             let end = run.run(&examples, |run, event| {
                 let Event::Step { loss, number, .. } = event else { return Ok(ControlFlow::Continue(())) };
                 losses.push(loss);
                 go_on = stop != Some(number);
                 if !go_on {
-                    run.save(dir.path())?;
+                    run.save(&state, &[])?;
                 }
                 Ok(if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
             });
@@ -343,4 +345,65 @@ fn learned_scales_lower_the_loss() {
     // f16 scales are divided by where the encoder divides by those before rounding, so some values go to the next quant
     assert!((before - fixed).abs() <= 0.01 * fixed, "{before} at first, {fixed} by fixed scales");
     assert!(after < 0.97 * before, "{before} → {after}");
+}
+
+fn conversation(folder: &Path, image: &str, turns: &[(&str, &str)]) -> data::Conversation {
+    let turns: Vec<_> =
+        turns.iter().map(|(from, value)| serde_json::json!({"from": from, "value": value})).collect();
+    let file = folder.join("turns.jsonl");
+    let line = serde_json::json!({"image": serde_json::from_str::<serde_json::Value>(image).unwrap(), "conversations": turns});
+    std::fs::write(&file, line.to_string()).unwrap();
+    data::read(&file).unwrap().remove(0)
+}
+
+/// The tokens of several turns are those of each answer's own prompt, which is prepared as a whole.
+#[test]
+fn turns_have_the_tokens_of_their_prompts() {
+    let dir = tempfile::tempdir().unwrap();
+    shapes::write(dir.path(), 2, 1).unwrap();
+    let processor = Processor::load(&tiny()).unwrap();
+    let found = conversation(
+        dir.path(),
+        r#"["0000.png", "0001.png"]"#,
+        &[
+            ("system", "Be brief."),
+            ("human", "<image>\nWhat?"),
+            ("gpt", "a red circle"),
+            ("human", "And <image>?"),
+            ("gpt", "it"),
+            ("human", "x"),
+        ],
+    );
+    let visuals: Vec<_> = found.images.iter().map(|file| qwen3_vl::Visual::image(file).unwrap()).collect();
+    let (mut ids, mut is_answer): (Vec<u32>, Vec<bool>) = Default::default();
+    for (turn, images, answer) in [(2, 1, "a red circle<|im_end|>\n"), (4, 2, "it<|im_end|>\n")] {
+        let prompt = processor.prepare(&found.messages[..turn], &visuals[..images]).unwrap();
+        assert!(prompt.ids.starts_with(&ids));
+        ids = prompt.ids;
+        is_answer.resize(ids.len(), false);
+        ids.extend(processor.tokenizer.encode(answer).unwrap());
+        is_answer.resize(ids.len(), true);
+    }
+    let example = found.example(&processor).unwrap();
+    assert_eq!((example.ids, example.is_answer, example.visuals.len()), (ids, is_answer, 2));
+}
+
+#[test]
+fn a_line_longer_than_the_context_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let processor = Processor::load(&tiny()).unwrap();
+    let error = |turns: &[(&str, &str)]| {
+        let error = conversation(dir.path(), "[]", turns).example(&processor).unwrap_err().to_string();
+        assert!(error.contains("turns.jsonl") && error.contains("line 1"), "{error}");
+        error
+    };
+    assert!(error(&[("human", &"a ".repeat(5000)), ("gpt", "x")]).contains("context holds 4096"));
+    assert!(error(&[("human", &"a ".repeat(1 << 20)), ("gpt", "x")]).contains("at most 1048576"));
+    // each prepares only what it adds
+    let turns: Vec<_> = [("human", "a"), ("gpt", "b")].into_iter().cycle().take(128).collect();
+    let since = std::time::Instant::now();
+    let all = conversation(dir.path(), "[]", &turns).example(&processor);
+    assert!(since.elapsed().as_secs() < 60, "{:?}", since.elapsed());
+    let learned = all.unwrap().is_answer.iter().filter(|is_answer| **is_answer).count();
+    assert!(learned >= 128, "{learned}");
 }

@@ -120,6 +120,9 @@ impl LoadedModule {
     }
 }
 
+/// Bytes of a variable that are zeroed at a time.
+const ZEROES: u64 = 1 << 20;
+
 /// A virtual GPU without the driver API: memory, modules, launches.
 ///
 /// ```
@@ -198,12 +201,16 @@ impl Gpu {
         }
         for (v, &at) in module.variables.iter().zip(&addresses).filter(|(v, _)| v.space != VarSpace::Shared) {
             let mut bytes = v.init.clone();
-            bytes.resize(v.bytes as usize, 0);
             for &(offset, n, target, addend) in &v.relocs {
                 let value = addresses[target as usize].wrapping_add(addend as u64);
                 bytes[offset..offset + n].copy_from_slice(&value.to_le_bytes()[..n]);
             }
             self.memory.write(at, &bytes)?;
+            let zeroes = vec![0; ZEROES.min(v.bytes) as usize];
+            for from in (bytes.len() as u64..v.bytes).step_by(zeroes.len().max(1)) {
+                let n = (v.bytes - from).min(zeroes.len() as u64) as usize;
+                self.memory.write(at + from, &zeroes[..n])?;
+            }
         }
         Ok(LoadedModule { module: Arc::new(module), addresses })
     }

@@ -8,6 +8,9 @@ use super::parser::{Parser, Unit};
 use super::{Module, PtxError, VarSpace, Variable};
 use crate::counters::Class;
 
+/// How deep blocks of statements may be nested. Names and labels are looked for in each.
+const MAX_SCOPES: usize = 64;
+
 impl<'a> Parser<'a, '_> {
     pub(super) fn body(
         &mut self,
@@ -16,7 +19,7 @@ impl<'a> Parser<'a, '_> {
         entry: bool,
         params: Vec<(&'a str, Name)>,
     ) -> Result<Function, PtxError> {
-        let Unit { m, names } = u;
+        let Unit { m, names, .. } = u;
         let Module { functions, variables, .. } = m;
         let mut b = Body::new(f, names, entry);
         b.line = self.line();
@@ -55,6 +58,9 @@ impl<'a> Parser<'a, '_> {
         let mut guard = NONE;
         match self.next()? {
             Tok::Punct(b'{') => {
+                if b.scopes.len() > MAX_SCOPES {
+                    return self.err(format!("blocks are nested more than {MAX_SCOPES} deep"));
+                }
                 b.scopes.push(Scope::default());
                 return Ok(());
             }

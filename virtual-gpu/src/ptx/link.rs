@@ -3,37 +3,52 @@
 use super::inst::{Init, Op};
 use super::{Module, PtxError, VarSpace};
 
+/// The most bytes of all .global variables: with what is known of each byte they take twice that.
+const MAX_GLOBAL: u64 = 1 << 30;
+/// The most bytes of local memory of a thread (compute capability 6.1).
+const MAX_LOCAL: u32 = 512 << 10;
+/// How deep functions may call each other.
+const MAX_CALLS: usize = 256;
+/// The most functions and calls that are gone through, over all kernels.
+const MAX_VISITS: usize = 1 << 24;
+
 pub(super) fn link(mut m: Module) -> Result<Module, PtxError> {
     let const_bytes: u64 = m.variables.iter().filter(|v| v.space == VarSpace::Const).map(|v| v.bytes).sum();
     if const_bytes > 64 << 10 {
         return Err(PtxError::new(1, format!("{const_bytes} bytes of constant memory, sm_61 has 65536")));
     }
     print_by_vprintf(&mut m);
+    let global_bytes: u64 = m.variables.iter().filter(|v| v.space == VarSpace::Global).map(|v| v.bytes).sum();
+    if global_bytes > MAX_GLOBAL {
+        let reason = format!("{global_bytes} bytes of .global variables, at most {MAX_GLOBAL} are supported");
+        return Err(PtxError::new(1, reason));
+    }
     let mut kernels = std::mem::take(&mut m.kernels);
+    let mut calls = Calls::new(&m);
     for k in &mut kernels {
         k.const_bytes = const_bytes as u32;
-        let mut reached = vec![false; m.functions.len()];
-        k.local_bytes = reach(&m, k.function, k.line, &mut vec![false; m.functions.len()], &mut reached)?;
-        let mut used = vec![false; m.variables.len()];
-        for f in m.functions.iter().zip(&reached).filter(|(_, r)| **r).map(|(f, _)| f) {
+        k.local_bytes = calls.measure(k.function, k.line)?.local_bytes;
+        let mut used = Vec::new();
+        for f in calls.reached(k.function, k.line)? {
+            let f = &m.functions[f as usize];
             k.granule = k.granule.min(f.granule);
-            for (_, _, init) in &f.inits {
-                if let Init::Shared(v, _) = *init {
-                    used[v as usize] = true;
-                }
-            }
+            used.extend(f.inits.iter().filter_map(|(_, _, init)| match *init {
+                Init::Shared(v, _) => Some(v),
+                _ => None,
+            }));
         }
+        used.sort_unstable();
+        used.dedup();
         let mut at = 0u64;
         let mut dynamic = Vec::new();
-        for (id, v) in
-            m.variables.iter().enumerate().filter(|(id, v)| v.space == VarSpace::Shared && used[*id])
-        {
+        for id in used {
+            let v = &m.variables[id as usize];
             if v.dynamic {
-                dynamic.push((id as u32, v.align));
+                dynamic.push((id, v.align));
                 continue;
             }
             at = at.next_multiple_of(v.align.max(1));
-            k.shared_layout.push((id as u32, at as u32));
+            k.shared_layout.push((id, at as u32));
             at += v.bytes;
         }
         if at > 48 << 10 {
@@ -70,34 +85,127 @@ fn print_by_vprintf(m: &mut Module) {
     }
 }
 
-/// Local bytes from function `f` down.
-fn reach(
-    m: &Module,
-    f: usize,
+/// Which functions call which, and what was found out about each.
+struct Calls<'m> {
+    m: &'m Module,
+    measured: Vec<Option<Measured>>,
+    /// By function, the kernel for which it was last reached.
+    stamp: Vec<u32>,
+    stamps: u32,
+    visits: usize,
+}
+
+/// A function and all that it calls.
+#[derive(Clone, Copy)]
+struct Measured {
+    local_bytes: u32,
+    /// Calls inside each other, itself included.
+    depth: u32,
+}
+
+/// A function whose calls are being followed: its number, the line of its call, its next instruction, and the most that its calls need.
+struct Open {
+    function: usize,
     line: u32,
-    path: &mut Vec<bool>,
-    reached: &mut Vec<bool>,
-) -> Result<u32, PtxError> {
-    let function = &m.functions[f];
-    if !function.defined {
-        return Err(PtxError::new(
-            line,
-            format!("function `{}` is called but defined nowhere", function.name),
-        ));
+    at: usize,
+    deepest: Measured,
+}
+
+impl<'m> Calls<'m> {
+    fn new(m: &'m Module) -> Self {
+        let functions = m.functions.len();
+        Self { m, measured: vec![None; functions], stamp: vec![0; functions], stamps: 0, visits: 0 }
     }
-    if path[f] {
-        return Err(PtxError::new(
-            line,
-            format!("function `{}` is recursive, which is not supported", function.name),
-        ));
+
+    /// The next call of a function from an instruction on: where it is, its line and its callee.
+    fn next_call(&self, function: usize, from: usize) -> Option<(usize, u32, usize)> {
+        let f = &self.m.functions[function];
+        let found = f.code[from..].iter().position(|inst| inst.op == Op::Call)?;
+        let inst = &f.code[from + found];
+        Some((from + found, inst.line, f.calls[inst.imm as usize].callee as usize))
     }
-    path[f] = true;
-    reached[f] = true;
-    let mut deepest = 0;
-    for inst in function.code.iter().filter(|i| i.op == Op::Call) {
-        let callee = function.calls[inst.imm as usize].callee;
-        deepest = deepest.max(reach(m, callee as usize, inst.line, path, reached)?);
+
+    /// Goes through each function once, without recursion.
+    fn measure(&mut self, function: usize, line: u32) -> Result<Measured, PtxError> {
+        const LEAF: Measured = Measured { local_bytes: 0, depth: 0 };
+        if let Some(found) = self.measured[function] {
+            return Ok(found);
+        }
+        let m = self.m;
+        let mut is_open = std::collections::HashSet::new();
+        let mut path = vec![Open { function, line, at: 0, deepest: LEAF }];
+        let mut returned: Option<Measured> = None;
+        while let Some(open) = path.last_mut() {
+            let f = &m.functions[open.function];
+            let wrong = |reason: &str| PtxError::new(open.line, format!("function `{}` {reason}", f.name));
+            if let Some(found) = returned.take() {
+                open.deepest.local_bytes = open.deepest.local_bytes.max(found.local_bytes);
+                open.deepest.depth = open.deepest.depth.max(found.depth);
+            } else if !f.defined {
+                return Err(wrong("is called but defined nowhere"));
+            } else if open.at == 0 && !is_open.insert(open.function) {
+                return Err(wrong("is recursive, which is not supported"));
+            } else if path.len() > MAX_CALLS {
+                let Open { line, .. } = path[path.len() - 1];
+                return Err(PtxError::new(line, format!("calls are more than {MAX_CALLS} deep")));
+            }
+            let Some(open) = path.last_mut() else { break };
+            match self.next_call(open.function, open.at) {
+                Some((at, line, callee)) => {
+                    open.at = at + 1;
+                    match self.measured[callee] {
+                        Some(found) => returned = Some(found),
+                        None => path.push(Open { function: callee, line, at: 0, deepest: LEAF }),
+                    }
+                }
+                None => {
+                    let Open { function, line, deepest, .. } = *open;
+                    let local_bytes = m.functions[function].local_bytes.next_multiple_of(16);
+                    let local_bytes =
+                        local_bytes.checked_add(deepest.local_bytes).filter(|bytes| *bytes <= MAX_LOCAL);
+                    let Some(local_bytes) = local_bytes else {
+                        let reason =
+                            format!("calls take more than {MAX_LOCAL} bytes of local memory per thread");
+                        return Err(PtxError::new(line, reason));
+                    };
+                    let depth = deepest.depth + 1;
+                    if depth as usize > MAX_CALLS {
+                        return Err(PtxError::new(line, format!("calls are more than {MAX_CALLS} deep")));
+                    }
+                    let found = Measured { local_bytes, depth };
+                    self.measured[function] = Some(found);
+                    is_open.remove(&function);
+                    path.pop();
+                    returned = Some(found);
+                }
+            }
+        }
+        self.measured[function].ok_or_else(|| PtxError::new(line, "the kernel has no body"))
     }
-    path[f] = false;
-    Ok(function.local_bytes.next_multiple_of(16) + deepest)
+
+    /// The functions that a kernel reaches, itself first.
+    fn reached(&mut self, kernel: usize, line: u32) -> Result<Vec<u32>, PtxError> {
+        self.stamps += 1;
+        let mut all = vec![kernel as u32];
+        self.stamp[kernel] = self.stamps;
+        let mut next = 0;
+        while let Some(&f) = all.get(next) {
+            next += 1;
+            let f = &self.m.functions[f as usize];
+            self.visits += 1 + f.calls.len();
+            if self.visits > MAX_VISITS {
+                return Err(PtxError::new(line, "the kernels call too many functions"));
+            }
+            for call in &f.calls {
+                // `vprintf`, which is called but not defined, is the device's own
+                if self.m.functions[call.callee as usize].defined
+                    && self.stamp[call.callee as usize] != self.stamps
+                {
+                    self.stamp[call.callee as usize] = self.stamps;
+                    all.push(call.callee);
+                }
+            }
+        }
+        Ok(all)
+    }
 }

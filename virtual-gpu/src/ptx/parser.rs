@@ -1,7 +1,7 @@
 //! Directives, declarations and operands. Bodies are parsed in `body`, single instructions in `decode`. Long because
 //! PTX has many directives, each of which is read here once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::inst::*;
 use super::lexer::{Tok, Token, lex};
@@ -14,6 +14,7 @@ pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
     let mut module = Unit {
         m: Module { functions: Vec::new(), variables: Vec::new(), kernels: Vec::new(), version: (0, 0) },
         names: HashMap::new(),
+        kernels: HashSet::new(),
     };
     p.header(&mut module.m)?;
     while p.pos < p.toks.len() {
@@ -25,6 +26,7 @@ pub(super) fn parse(text: &str) -> Result<Module, PtxError> {
 pub(super) struct Unit<'a> {
     pub m: Module,
     pub names: HashMap<&'a str, Name>,
+    kernels: HashSet<&'a str>,
 }
 
 pub(super) struct Parser<'a, 't> {
@@ -413,7 +415,7 @@ impl<'a> Parser<'a, '_> {
         if self.eat(b';') {
             return Ok(());
         }
-        if u.m.kernels.iter().any(|o| o.name == k.name) {
+        if !u.kernels.insert(name) {
             return self.err(format!("kernel `{name}` is defined twice"));
         }
         let f =
@@ -529,7 +531,20 @@ impl<'a> Parser<'a, '_> {
 
     fn arg(&mut self) -> Result<Arg<'a>, PtxError> {
         match self.next()? {
-            Tok::Punct(b'{') => Ok(Arg::Vector(self.args(b'}')?)),
+            Tok::Punct(b'{') => {
+                // of plain operands: vectors of vectors would be as deep as a file demands
+                let mut vector = Vec::new();
+                while !self.eat(b'}') {
+                    if !vector.is_empty() {
+                        self.expect(b',')?;
+                    }
+                    if self.peek() == Some(Tok::Punct(b'{')) {
+                        return self.err("a vector in a vector");
+                    }
+                    vector.push(self.arg()?);
+                }
+                Ok(Arg::Vector(vector))
+            }
             Tok::Punct(b'!') => Ok(Arg::Not(self.word()?)),
             Tok::Punct(b'[') => {
                 let base = match self.peek() {

@@ -138,3 +138,88 @@ fn limits_are_exact() {
     let message = format!("the block has executed {} thread instructions", spent - 1);
     assert_eq!(fault(start + spent, spent - 1), Some((2, message)));
 }
+
+/// The error of a text, which is read on a thread with no more stack than threads have, and in some seconds.
+fn refused(text: &str) -> String {
+    let since = std::time::Instant::now();
+    let reason = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(2 << 20);
+        thread.spawn_scoped(scope, || Module::parse(text).map(drop)).unwrap().join().unwrap()
+    });
+    assert!(since.elapsed().as_secs() < 30, "{:?}", since.elapsed());
+    reason.expect_err("it is refused").to_string()
+}
+
+/// Functions of which each calls the next, `times` times.
+fn chain(functions: usize, times: usize) -> String {
+    let calls = |i: usize| format!("call f{i};\n").repeat(times);
+    let mut text = format!("{HEAD}.func f0() {{ ret; }}\n");
+    for i in 1..functions {
+        text += &format!(".func f{i}() {{ {} ret; }}\n", calls(i - 1));
+    }
+    text + &format!(".visible .entry k() {{ {} ret; }}\n", calls(functions - 1))
+}
+
+#[test]
+fn calls_are_followed_without_recursion_to_a_limit() {
+    assert!(refused(&chain(100_000, 1)).contains("more than 256 deep"));
+    assert!(refused(&chain(256, 1)).contains("more than 256 deep"));
+    Module::parse(&chain(255, 1)).unwrap();
+    // two calls of each by each are 2^200 ways, and 200 functions
+    Module::parse(&chain(200, 2)).unwrap();
+    let own = format!(
+        "{HEAD}.func f();\n.func g() {{ call f; ret; }}\n.func f() {{ call g; ret; }}\n.visible .entry k() {{ call f; ret; }}"
+    );
+    assert!(refused(&own).contains("function `f` is recursive"), "{}", refused(&own));
+    let missing = format!("{HEAD}.func f();\n.visible .entry k() {{ call f; ret; }}");
+    assert!(refused(&missing).contains("function `f` is called but defined nowhere"));
+    let local = |i: usize| {
+        format!(
+            ".func f{i}() {{ .local .b8 l[262144]; {} ret; }}\n",
+            if i > 0 { format!("call f{};", i - 1) } else { String::new() }
+        )
+    };
+    let deep = format!("{HEAD}{}{}{}.visible .entry k() {{ call f2; ret; }}", local(0), local(1), local(2));
+    assert!(refused(&deep).contains("more than 524288 bytes of local memory"));
+    Module::parse(&deep.replace("call f2", "call f1")).unwrap();
+}
+
+#[test]
+fn many_kernels_take_linear_time() {
+    let since = std::time::Instant::now();
+    let kernels: String =
+        (0..120_000).map(|i| format!(".shared .b8 s{i}[4];\n.visible .entry k{i}() {{ ret; }}\n")).collect();
+    let module = Module::parse(&format!("{HEAD}{kernels}")).unwrap();
+    assert_eq!(module.kernels().len(), 120_000);
+    // less than a second; all kernels, functions and variables for each kernel took more than a minute
+    assert!(since.elapsed().as_secs() < 30, "{:?}", since.elapsed());
+    let again = format!("{HEAD}{kernels}.visible .entry k7() {{ ret; }}");
+    assert!(refused(&again).contains("`k7` is defined twice"));
+    let all: String = (0..5000).map(|i| format!(".func f{i}() {{ ret; }}\n")).collect();
+    let calls: String = (0..5000).map(|i| format!("call f{i};")).collect();
+    let first = format!(".func all() {{ {calls} ret; }}\n");
+    let kernels: String =
+        (0..5000).map(|i| format!(".visible .entry k{i}() {{ call all; ret; }}\n")).collect();
+    assert!(refused(&format!("{HEAD}{all}{first}{kernels}")).contains("call too many functions"));
+}
+
+#[test]
+fn what_a_text_nests_and_declares_has_limits() {
+    let inside = |body: &str| format!("{HEAD}.visible .entry k() {{ {body} ret; }}");
+    assert!(refused(&inside(&"{".repeat(100_000))).contains("nested more than 64 deep"));
+    Module::parse(&inside(&format!("{}{}", "{".repeat(64), "}".repeat(64)))).unwrap();
+    let vectors = format!(".reg .b64 %d; mov.b64 %d, {};", "{".repeat(100_000));
+    assert!(refused(&inside(&vectors)).contains("a vector in a vector"));
+    let global = |bytes: u64| format!("{HEAD}.global .b8 g[{bytes}];\n.visible .entry k() {{ ret; }}");
+    assert!(refused(&global(1 << 32)).contains("at most 1073741824"));
+    assert!(refused(&global((1 << 30) + 1)).contains("at most 1073741824"));
+    Module::parse(&global(1 << 30)).unwrap();
+    // of several MiB, zero after its initialiser
+    let mut gpu = Gpu::new(Config::default());
+    let text = format!("{HEAD}.global .b8 g[3000001] = {{7}};\n.visible .entry k() {{ ret; }}");
+    let module = gpu.load(Module::parse(&text).unwrap()).unwrap();
+    let (at, bytes) = module.global("g").unwrap();
+    let mut found = vec![1; bytes as usize];
+    gpu.read(at, &mut found).unwrap();
+    assert!(found[0] == 7 && found[1..].iter().all(|&byte| byte == 0));
+}
