@@ -379,6 +379,21 @@ unsafe extern "C" fn cuGetErrorString(error: u32, text: *mut *const c_char) -> C
     unsafe { give_text(text, codes::name_and_text(error).1.as_ptr()) }
 }
 
+/// An attribute of a device by its number in `CUdevice_attribute`, of which `cust_raw` lacks the newer ones.
+///
+/// # Errors
+/// The driver's code; 1 for a number that it does not know.
+pub fn device_attribute(device: CUdevice, number: u32) -> Result<c_int, u32> {
+    let mut value = 0;
+    // SAFETY: both have 32 bits, of which a `MaybeUninit` may hold any.
+    let attribute = unsafe { mem::transmute::<u32, MaybeUninit<CUdevice_attribute>>(number) };
+    // SAFETY: `value` outlives the call, and the attribute is an int for the driver, which answers any number.
+    match unsafe { cuDeviceGetAttribute(&mut value, attribute, device) } {
+        CUresult::CUDA_SUCCESS => Ok(value),
+        _ => Err(codes::last_raw_code()),
+    }
+}
+
 /// # Safety
 /// `out` is null or valid for a write.
 unsafe fn give_text(out: *mut *const c_char, text: *const c_char) -> CUresult {

@@ -7,6 +7,11 @@ pub mod select {
     };
 }
 
+/// The device address of a view's first element; 0 on the CPU and for views without elements.
+pub fn address(x: &crate::Tensor) -> u64 {
+    x.address()
+}
+
 /// How the modules divide their work, for planning memory.
 pub mod pieces {
     pub use crate::gpu::attention::prefill_partial_bytes;

@@ -254,11 +254,7 @@ impl Qwen3Vl {
                     pascaline::Device::Cpu => None,
                 })
                 .sum(),
-            pascaline::Device::Cpu => {
-                let status = std::fs::read_to_string("/proc/self/status").ok()?;
-                let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-                line.trim().strip_suffix(" kB")?.trim().parse::<usize>().ok().map(|kib| kib << 10)
-            }
+            pascaline::Device::Cpu => pascaline::memory::peak_of_the_process(),
         }
     }
 }

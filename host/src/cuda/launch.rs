@@ -58,7 +58,8 @@ impl CudaDevice {
     ///
     /// # Safety
     /// The caller fulfils the kernel's own safety section: pointers are device addresses, valid on this stream for the
-    /// dimensions passed, and inputs and outputs overlap only where it allows.
+    /// dimensions passed, and inputs and outputs overlap only where it allows. In a capture they are addresses of memory that the
+    /// graph keeps: tensors' and buffers' that live at this call, or memory that the caller keeps as long as the graph.
     pub unsafe fn launch<P: KernelParams>(
         &self,
         spec: &KernelSpec<P>,
@@ -66,6 +67,9 @@ impl CudaDevice {
         parameters: &P,
     ) -> Result<()> {
         let mut pointers = parameters.pointers().map(|pointer| pointer.cast_mut().cast::<c_void>());
+        let fields = pointers.iter().map(|&pointer| pointer.cast_const()).zip(P::SIZES.iter().copied());
+        // SAFETY: `KernelParams` gives for each size the address of a field of that size.
+        unsafe { self.stream().keep_exposed(fields) };
         // SAFETY: `KernelParams` gives the address of a field for each parameter of the entry, and `parameters` lives until
         // the driver has copied them. The pointers in them hold by this function's contract.
         unsafe { self.launch_raw(spec, grid, &mut pointers) }

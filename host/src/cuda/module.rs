@@ -40,7 +40,7 @@ pub(crate) struct Modules {
 // SAFETY: function handles name code of the context, which lives as long as the process; the driver lets any thread launch
 // them.
 unsafe impl Send for Modules {}
-// SAFETY: as above.
+// SAFETY: the map is not changed after `new`; each slot is a `OnceLock`, and loading has locks.
 unsafe impl Sync for Modules {}
 
 impl Modules {

@@ -251,7 +251,8 @@ fn of<Q: DeviceElement, Kv: DeviceElement>(
         v_scales,
     };
     let grid = [splits as u32, kv_heads as u32, groups as u32];
-    // SAFETY: as above. `past` is one number. `partial` has a record for each row and split and is freed after the launch.
+    // SAFETY: the caller has checked types, shapes, the alignment of first elements and strides, spans below 2³¹ and that all
+    // tensors are on this stream; a TensorMut overlaps nothing, and tensors in Q8_0 have scales. `past` is one number. `partial` has a record for each row and split and is freed after the launch.
     // `split` gives no more groups of blocks than the stream has counters.
     unsafe { device.launch(&kernel.spec, grid, &parameters) }
 }

@@ -76,6 +76,6 @@ impl TensorMut<'_> {
 impl DeviceBuffer {
     /// The device address of its first byte, as a pointer to elements.
     pub(crate) fn ptr<T>(&self) -> *mut T {
-        self.address() as *mut T
+        self.address_to_queue() as *mut T
     }
 }

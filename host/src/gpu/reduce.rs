@@ -45,7 +45,8 @@ fn of<R: DeviceElement, T: DeviceElement, F: Copy>(
     let counters = device.stream().counters() as *mut u32;
     let parameters = Parts { y, found: found.ptr(), counters, x, cols, part_cols, parts, vectors };
     let block = kernels.block.of_threads(row_threads(part_cols));
-    // SAFETY: as above. `found` has room for each part and is freed after the launch. The stream has a counter for each row
+    // SAFETY: `ops` has checked that x is contiguous [rows, cols] and y [rows] of the kernel's types on this stream, of less than
+    // 2³¹ elements, and a TensorMut overlaps nothing; cols is larger than a warp's. `found` has room for each part and is freed after the launch. The stream has a counter for each row
     // that is split, and parts begin at whole vectors.
     unsafe { device.launch(&block, [rows * parts, 1, 1], &parameters) }
 }

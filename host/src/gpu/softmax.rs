@@ -49,7 +49,8 @@ fn of<T: DeviceElement>(
     let blocks = rows * parts;
     let normalizers = DeviceBuffer::uninitialized(device, blocks as usize * 2 * size_of::<f32>())?;
     let (normalizers, grid) = (normalizers.ptr(), [blocks, 1, 1]);
-    // SAFETY: as above; `normalizers` has a pair for each part and is freed after both launches.
+    // SAFETY: `ops::softmax_into` has checked that both are contiguous [rows, cols] of the kernel's type on this stream, of less
+    // than 2³¹ elements, and a TensorMut overlaps nothing; `normalizers` has a pair for each part and is freed after both launches.
     unsafe {
         device.launch(&kernels.part, grid, &Part { normalizers, x, cols, part_cols, parts, vectors })?;
         device.launch(&kernels.merge, grid, &Merge { y, x, normalizers, cols, part_cols, parts, vectors })

@@ -30,7 +30,8 @@ pub(super) fn tiles(
     cols: u32,
     size: usize,
 ) -> Result<()> {
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller has checked that both are contiguous, of this element size and on this stream, of less than 2³¹ elements,
+    // and that they do not overlap.
     unsafe {
         match size {
             2 => launch(device, &of_2_bytes([y, x], rows, cols), y, x, batch, rows, cols),

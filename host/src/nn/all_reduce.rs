@@ -212,13 +212,11 @@ impl AllReduce {
         in_flight.next = 1 - in_flight.next;
         for (gpu, there) in self.gpus.iter().zip(&self.there) {
             gpu.bind()?;
-            gpu.stream().locked(|stream| there.record(stream))?;
+            there.record(gpu.stream())?;
         }
         for (to, gpu) in self.gpus.iter().enumerate().filter(|_| !left_out(Wait::PartThere)) {
             let others = self.there.iter().enumerate().filter(|(from, _)| *from != to);
-            others
-                .map(|(_, there)| there)
-                .try_for_each(|there| gpu.stream().locked(|stream| stream.wait(there)))?;
+            others.map(|(_, there)| there).try_for_each(|there| gpu.stream().wait(there))?;
         }
         let part = |from: usize, to: usize| -> Result<Tensor> {
             let reason = || "it has no part".to_owned();

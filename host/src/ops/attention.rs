@@ -331,6 +331,7 @@ pub(super) fn strides(op: Check, argument: &'static str, x: &impl Argument) -> R
     if !layout.offset.is_multiple_of(ALIGNMENT) || strides.iter().any(|s| !s.is_multiple_of(ALIGNMENT)) {
         return Err(Error::Layout { op: op.0, argument, needed: "aligned to 8 elements in every row" });
     }
+    op.aligned(argument, x, 16)?;
     let [batch, head, row] = strides;
     Ok(HeadStrides { batch, head, row })
 }

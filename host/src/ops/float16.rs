@@ -116,9 +116,7 @@ pub fn float16_decode_into(y: TensorMut, x: &Float16Tensor) -> Result<()> {
     CHECK.dtype("y", &y, DType::F32)?;
     CHECK.shape("y", &y, x.shape().dims(), "x's shape")?;
     CHECK.contiguous("y", &y)?;
-    if !y.address().is_multiple_of(16) {
-        return Err(Error::Layout { op: CHECK.0, argument: "y", needed: "16-byte aligned" });
-    }
+    CHECK.aligned("y", &y, 16)?;
     match CHECK.device(&y, &[("x", &x.codes)])? {
         Device::Cpu => cpu::float16::decode(y, x),
         Device::Cuda(device) => gpu::float16::decode(&device, y, x),

@@ -88,7 +88,8 @@ pub fn dequantize(w: &QuantTensor, dtype: DType) -> Result<Tensor> {
 /// [`dequantize`] into `y` [n, k], f32 or f16.
 ///
 /// # Errors
-/// As [`dequantize`], and [`Error::Shape`], [`Error::Layout`], [`Error::DeviceMismatch`].
+/// As [`dequantize`], and [`Error::Shape`], [`Error::DeviceMismatch`], and [`Error::Layout`] if `y` is not contiguous, or if k is a
+/// multiple of 4 and the view does not begin at a multiple of 4 elements.
 pub fn dequantize_into(y: TensorMut, w: &QuantTensor) -> Result<()> {
     const CHECK: Check = Check("dequantize");
     CHECK.shape("y", &y, w.shape().dims(), "w's shape")?;
@@ -120,7 +121,7 @@ pub fn quant_embedding(table: &QuantTensor, ids: &Tensor, dtype: DType) -> Resul
 /// [`quant_embedding`] into `y` [.., k].
 ///
 /// # Errors
-/// As [`quant_embedding`], and [`Error::Shape`].
+/// As [`quant_embedding`], and [`Error::Shape`]; [`Error::Layout`] also as [`dequantize_into`].
 pub fn quant_embedding_into(y: TensorMut, table: &QuantTensor, ids: &Tensor) -> Result<()> {
     const CHECK: Check = Check("quant_embedding");
     CHECK.dtype("ids", ids, DType::U32)?;
@@ -131,8 +132,11 @@ pub fn quant_embedding_into(y: TensorMut, table: &QuantTensor, ids: &Tensor) -> 
 }
 
 fn rows_into(check: Check, y: TensorMut, w: &QuantTensor, ids: Option<&Tensor>) -> Result<()> {
-    check.float("y", &y)?;
+    let dtype = check.float("y", &y)?;
     check.contiguous("y", &y)?;
+    if w.cols().is_multiple_of(4) {
+        check.aligned("y", &y, 4 * dtype.size())?; // four values are stored at once
+    }
     match check.device(&y, &[("w", &w.quants)])? {
         Device::Cpu => cpu::quant::dequantize(y, w, ids),
         Device::Cuda(device) => gpu::quant::dequantize(&device, y, w, ids),

@@ -106,6 +106,9 @@ pub fn fake_quantize_scaled_backward_into(
         CHECK.contiguous(argument, gradient)?;
         CHECK.shape(argument, gradient, of.dims(), "the shape of what it is the gradient of")?;
     }
+    if x.shape().rows_cols().1.is_multiple_of(4) {
+        CHECK.aligned("dx", &dx, 16)?; // four values are stored at once
+    }
     CHECK.device(&dx, &[("dy", dy), ("x", x), ("scales", scales)])?;
     if !dscales.device().same(&device) {
         return Err(CHECK.elsewhere("dscales", &dscales.device(), &device));

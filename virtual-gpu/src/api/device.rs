@@ -114,8 +114,6 @@ fn make_current(context: u64) {
     });
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
     fn cuInit(flags: c_uint) {
         if flags != 0 {
@@ -135,41 +133,41 @@ api! {
 
     fn cuDriverGetVersion(version: *mut c_int) {
         // CUDA 11.4, the version of the bindings.
-        // SAFETY: as above.
+        // SAFETY: `version` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(version, 11040) }
     }
 
     fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
         drop(with_device(ordinal)?);
-        // SAFETY: as above.
+        // SAFETY: `device` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(device, ordinal) }
     }
 
     fn cuDeviceGetCount(count: *mut c_int) {
         let mut guard = guard()?;
         let devices = driver(&mut guard)?.devices.len();
-        // SAFETY: as above.
+        // SAFETY: `count` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(count, devices as c_int) }
     }
 
     fn cuDeviceGetAttribute(value: *mut c_int, attr: CUdevice_attribute => c_int, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
         let v = attribute(driver(&mut guard)?, device, attr)?;
-        // SAFETY: as above.
+        // SAFETY: `value` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(value, v) }
     }
 
     fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
         let text = format!("Virtual {}", driver(&mut guard)?.devices[device].gpu.config().card.name);
-        // SAFETY: as above.
+        // SAFETY: `name` is null or holds `len` bytes, as the caller of this function of the driver promises.
         unsafe { write_text(name, len, &text) }
     }
 
     fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, dev: CUdevice) {
         let (guard, device) = with_device(dev)?;
         drop(guard);
-        // SAFETY: as above.
+        // SAFETY: `id` is null or holds `len` bytes, as the caller of this function of the driver promises.
         unsafe { write_text(id, len, &pci_id(device)) }
     }
 
@@ -178,14 +176,14 @@ api! {
         drop(guard);
         let mut bytes = b"virtual-sm61-gpu".map(|b| b as c_char);
         bytes[15] += device as c_char;
-        // SAFETY: as above.
+        // SAFETY: `uuid` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(uuid, CUuuid { bytes }) }
     }
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
         let n = driver(&mut guard)?.devices[device].gpu.memory.limit() as usize;
-        // SAFETY: as above.
+        // SAFETY: `bytes` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(bytes, n) }
     }
 
@@ -199,7 +197,7 @@ api! {
         }
         let of = &mut d.devices[device];
         of.primary_count += 1;
-        // SAFETY: as above.
+        // SAFETY: `context` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(context, of.primary as CUcontext) }
     }
 
@@ -238,7 +236,7 @@ api! {
     fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
         let (mut guard, device) = with_device(dev)?;
         let d = &driver(&mut guard)?.devices[device];
-        // SAFETY: as above.
+        // SAFETY: `flags` and `active` are null or valid for one value each, as the caller of this function of the driver promises.
         unsafe {
             write_out(flags, d.primary_flags)?;
             write_out(active, (d.primary_count > 0) as c_int)
@@ -251,7 +249,7 @@ api! {
         let id = d.handle();
         d.contexts.insert(id, Context { device, flags });
         CONTEXTS.with_borrow_mut(|c| c.push(id));
-        // SAFETY: as above.
+        // SAFETY: `context` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(context, id as CUcontext) }
     }
 
@@ -279,7 +277,7 @@ api! {
 
     fn cuCtxGetCurrent(context: *mut CUcontext) {
         drop(guard()?);
-        // SAFETY: as above.
+        // SAFETY: `context` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(context, current() as CUcontext) }
     }
 
@@ -298,33 +296,33 @@ api! {
         if context.is_null() {
             return Ok(());
         }
-        // SAFETY: as above.
+        // SAFETY: `context` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(context, id as CUcontext) }
     }
 
     fn cuCtxGetDevice(device: *mut CUdevice) {
         let mut guard = enter_faulted()?;
         let current = driver(&mut guard)?.current;
-        // SAFETY: as above.
+        // SAFETY: `device` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(device, current as CUdevice) }
     }
 
     fn cuCtxGetFlags(flags: *mut c_uint) {
         let mut guard = enter_faulted()?;
         let f = driver(&mut guard)?.contexts.get(&current()).map_or(0, |context| context.flags);
-        // SAFETY: as above.
+        // SAFETY: `flags` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(flags, f) }
     }
 
     fn cuCtxGetApiVersion(_context: CUcontext, version: *mut c_uint) {
         drop(guard()?);
-        // SAFETY: as above.
+        // SAFETY: `version` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(version, 3020) }
     }
 
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
         drop(enter()?);
-        // SAFETY: as above; both may be null.
+        // SAFETY: `least` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe {
             if !least.is_null() {
                 write_out(least, 0)?;
@@ -338,7 +336,7 @@ api! {
 
     fn cuCtxGetCacheConfig(config: *mut CUfunc_cache) {
         drop(enter()?);
-        // SAFETY: as above.
+        // SAFETY: `config` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(config, CUfunc_cache::CU_FUNC_CACHE_PREFER_NONE) }
     }
 
@@ -349,7 +347,7 @@ api! {
 
     fn cuCtxGetSharedMemConfig(config: *mut CUsharedconfig) {
         drop(enter()?);
-        // SAFETY: as above.
+        // SAFETY: `config` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(config, CUsharedconfig::CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE) }
     }
 

@@ -687,7 +687,7 @@ impl Driver {
             Some((s, d)) if to.kind == Kind::Device => {
                 // SAFETY: both shadows are as long as the ranges located. `copy` allows overlap.
                 unsafe { std::ptr::copy(s, d, bytes as usize) };
-                // SAFETY: as above; no kernel runs meanwhile.
+                // SAFETY: the shadow is as long as the range located, and no kernel runs while the driver has the engine.
                 let shadow = unsafe { std::slice::from_raw_parts_mut(d, bytes as usize) };
                 shadow.iter_mut().filter(|writer| **writer != 0).for_each(|writer| *writer = unit);
             }

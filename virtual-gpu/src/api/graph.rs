@@ -170,8 +170,6 @@ fn instantiate(exec: *mut CUgraphExec, graph: CUgraph) -> Answer {
     unsafe { write_out(exec, id as CUgraphExec) }
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode => c_int) {
         let mut guard = enter()?;
@@ -201,7 +199,7 @@ api! {
         let g = d.end_capture(stream)?;
         let id = d.handle();
         d.graphs.insert(id, g);
-        // SAFETY: as above.
+        // SAFETY: `graph` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(graph, id as CUgraph) }
     }
 
@@ -214,7 +212,7 @@ api! {
         } else {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
         };
-        // SAFETY: as above.
+        // SAFETY: `status` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(status, value) }
     }
 
@@ -226,7 +224,7 @@ api! {
             Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
             None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
         };
-        // SAFETY: as above.
+        // SAFETY: `status` and `id` are null or valid for one value each, as the caller of this function of the driver promises.
         unsafe {
             write_out(status, value)?;
             match (capture, id.is_null()) {
@@ -244,7 +242,7 @@ api! {
         let d = driver(&mut guard)?;
         let id = d.handle();
         d.graphs.insert(id, Graph { nodes: Vec::new() });
-        // SAFETY: as above.
+        // SAFETY: `graph` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(graph, id as CUgraph) }
     }
 
@@ -260,7 +258,7 @@ api! {
         if !nodes.is_null() {
             return Err(NOT_SUPPORTED);
         }
-        // SAFETY: as above.
+        // SAFETY: `count` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(count, n) }
     }
 

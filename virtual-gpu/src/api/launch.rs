@@ -36,7 +36,7 @@ impl Logs {
         for i in 0..count as usize {
             // SAFETY: both arrays hold `count` entries.
             let (option, slot) = unsafe { (options.add(i).read(), values.add(i)) };
-            // SAFETY: as above.
+            // SAFETY: the array of values holds `count` entries, and this is one of them.
             let value = unsafe { slot.read() } as usize;
             match option {
                 3 => logs.info.0 = value,
@@ -107,7 +107,7 @@ fn load(image: &[u8], logs: Option<&Logs>, out: *mut CUmodule) -> Answer {
     let device = d.current;
     let loaded = d.here().gpu.load(module).map_err(memory_code)?;
     if let Some(l) = logs {
-        // SAFETY: as above.
+        // SAFETY: the logs were read from the same call's options.
         unsafe { l.write(&info, "") };
     }
     let id = d.handle();
@@ -200,11 +200,9 @@ fn potential_block_size(
     }
 }
 
-// SAFETY of the unsafe blocks below: each pointer is the caller's, who promised the driver API that it is null
-// or valid.
 api! {
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) {
-        // SAFETY: as above.
+        // SAFETY: `image` is an image or a NUL-terminated text, as the caller of this function of the driver promises.
         load(unsafe { image_text(image)? }, None, module)
     }
 
@@ -212,9 +210,9 @@ api! {
         module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option => *mut c_int,
         values: *mut *mut c_void,
     ) {
-        // SAFETY: as above.
+        // SAFETY: `options` and `values` have `count` entries, as the caller of this function of the driver promises.
         let logs = unsafe { Logs::read(count, options, values)? };
-        // SAFETY: as above.
+        // SAFETY: `image` is an image or a NUL-terminated text, as the caller of this function of the driver promises.
         load(unsafe { image_text(image)? }, Some(&logs), module)
     }
 
@@ -247,7 +245,7 @@ api! {
         let max_dynamic_shared = (48 << 10) - k.dynamic_start;
         let f = Function { module: module as u64, kernel: name.to_owned(), registers, max_dynamic_shared };
         d.functions.insert(id, f);
-        // SAFETY: as above.
+        // SAFETY: `out` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(out, id as CUfunction) }
     }
 
@@ -255,7 +253,7 @@ api! {
         let mut guard = enter()?;
         let d = driver(&mut guard)?;
         let (at, size) = d.module(module as u64)?.loaded.global(name_of(name)?).ok_or(NOT_FOUND)?;
-        // SAFETY: as above; both may be null.
+        // SAFETY: `ptr` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe {
             if !ptr.is_null() {
                 write_out(ptr, at)?;
@@ -285,7 +283,7 @@ api! {
             9 => u32::MAX,
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: as above.
+        // SAFETY: `value` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(value, v as c_int) }
     }
 
@@ -384,7 +382,7 @@ api! {
     ) {
         let mut guard = enter()?;
         let n = resident_blocks(driver(&mut guard)?, f, threads, shared)?;
-        // SAFETY: as above.
+        // SAFETY: `blocks` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(blocks, n as c_int) }
     }
 
@@ -393,7 +391,7 @@ api! {
     ) {
         let mut guard = enter()?;
         let n = resident_blocks(driver(&mut guard)?, f, threads, shared)?;
-        // SAFETY: as above.
+        // SAFETY: `blocks` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(blocks, n as c_int) }
     }
 
@@ -407,7 +405,7 @@ api! {
             return Err(INVALID_VALUE);
         }
         let each = ((96 << 10) / blocks as u32) & !255;
-        // SAFETY: as above.
+        // SAFETY: `shared` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(shared, each.min(48 << 10).saturating_sub(k.dynamic_start) as usize) }
     }
 

@@ -203,8 +203,6 @@ fn alloc_pinned(out: *mut *mut c_void, bytes: usize) -> Answer {
     unsafe { write_out(out, a.base as *mut c_void) }
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
     fn cuMemAlloc_v2(ptr: *mut CUdeviceptr, bytes: usize) {
         let mut guard = enter()?;
@@ -215,7 +213,7 @@ api! {
         }
         let at = d.gpu().memory.alloc(bytes as u64).map_err(memory_code)?;
         d.note_peak(d.current);
-        // SAFETY: as above.
+        // SAFETY: `ptr` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(ptr, at) }
     }
 
@@ -243,7 +241,7 @@ api! {
         let mut guard = enter()?;
         let d = driver(&mut guard)?;
         let (f, t) = (d.free_memory() as usize, d.gpu().memory.limit() as usize);
-        // SAFETY: as above.
+        // SAFETY: `free` and `total` are null or valid for one value each, as the caller of this function of the driver promises.
         unsafe {
             write_out(free, f)?;
             write_out(total, t)
@@ -253,7 +251,7 @@ api! {
     fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) {
         let mut guard = enter()?;
         let a = driver(&mut guard)?.holder(ptr).memory.locate(ptr, 1).map_err(|_| NOT_FOUND)?;
-        // SAFETY: as above; both may be null.
+        // SAFETY: `base` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe {
             if !base.is_null() {
                 write_out(base, a.base)?;
@@ -308,7 +306,7 @@ api! {
         if flags != 0 || !driver(&mut guard)?.pinned(ptr as u64, 1) {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: as above.
+        // SAFETY: `out` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(out, ptr as u64) }
     }
 
@@ -318,7 +316,7 @@ api! {
             return Err(INVALID_VALUE);
         }
         // Portable and mapped.
-        // SAFETY: as above.
+        // SAFETY: `flags` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(flags, 3) }
     }
 
@@ -332,7 +330,7 @@ api! {
             0 => super::device::current(),
             primary => primary,
         };
-        // SAFETY: as above; the type of each attribute is the one its documentation gives.
+        // SAFETY: `data` is null or valid for one value, as the caller of this function of the driver promises. The type of each attribute is the one its documentation gives.
         unsafe {
             match attr {
                 1 => write_out(data.cast::<u64>(), context),

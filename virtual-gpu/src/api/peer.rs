@@ -41,12 +41,10 @@ fn check_owners(guard: &mut Guard, sides: [(CUdeviceptr, CUcontext); 2]) -> Answ
     Ok(())
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
     fn cuDeviceCanAccessPeer(can: *mut c_int, dev: CUdevice, peer: CUdevice) {
         let answer = can_access(dev, peer)?;
-        // SAFETY: as above.
+        // SAFETY: `can` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(can, answer as c_int) }
     }
 
@@ -60,7 +58,7 @@ api! {
             1 | 3 | 4 => 0,
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: as above.
+        // SAFETY: `value` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(value, answer) }
     }
 

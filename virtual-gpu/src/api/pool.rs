@@ -81,15 +81,13 @@ impl Driver {
     }
 }
 
-// SAFETY of the unsafe blocks below: each pointer is the caller's, who promised the driver API that it is null
-// or valid for the type that the documentation names.
 api! {
     fn cuMemAllocAsync(ptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
         let mut guard = enter()?;
         let d = driver(&mut guard)?;
         let pool = d.here().current_pool;
         let at = d.alloc_async(bytes as u64, pool, stream)?;
-        // SAFETY: as above.
+        // SAFETY: `ptr` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(ptr, at)? };
         after_enqueue(guard)
     }
@@ -97,7 +95,7 @@ api! {
     fn cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream) {
         let mut guard = enter()?;
         let at = driver(&mut guard)?.alloc_async(bytes as u64, pool as u64, stream)?;
-        // SAFETY: as above.
+        // SAFETY: `ptr` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(ptr, at)? };
         after_enqueue(guard)
     }
@@ -127,7 +125,7 @@ api! {
     fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
         let (mut guard, device) = with_device(dev)?;
         driver(&mut guard)?.pools_exist()?;
-        // SAFETY: as above.
+        // SAFETY: `pool` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(pool, default_pool(device) as CUmemoryPool) }
     }
 
@@ -135,7 +133,7 @@ api! {
         let (mut guard, device) = with_device(dev)?;
         let d = driver(&mut guard)?;
         d.pools_exist()?;
-        // SAFETY: as above.
+        // SAFETY: `pool` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(pool, d.devices[device].current_pool as CUmemoryPool) }
     }
 
@@ -163,7 +161,7 @@ api! {
         let device = device.ok_or(INVALID_DEVICE)?;
         let id = d.handle();
         d.pools.insert(id, Pool::new(device));
-        // SAFETY: as above.
+        // SAFETY: `pool` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(pool, id as CUmemoryPool) }
     }
 
@@ -193,7 +191,7 @@ api! {
         let (devices, peers, own) = (d.devices.len(), d.gpu().config().peers, d.pool(pool as u64)?.device);
         for i in 0..count {
             // Type of place, device, flags: as numbers, since the caller may pass values that the enums lack.
-            // SAFETY: as above; there are `count` entries of three 32-bit fields.
+            // SAFETY: `map` has `count` entries of three 32-bit fields, as the caller of this function of the driver promises.
             let [place, device, flags] = unsafe { map.add(i).cast::<[c_int; 3]>().read() };
             let device = usize::try_from(device).ok().filter(|&device| place == 1 && device < devices);
             let device = device.ok_or(INVALID_VALUE)?;
@@ -217,7 +215,7 @@ api! {
         let mut guard = enter()?;
         let p = driver(&mut guard)?.pool(pool as u64)?;
         let bytes = match attr {
-            // SAFETY: as above.
+            // SAFETY: `value` is of the attribute's type, as the caller of this function of the driver promises.
             1..=3 => return unsafe { write_out(value.cast::<c_int>(), p.reuse[attr as usize - 1]) },
             4 => p.threshold,
             5 => p.reserved,
@@ -226,7 +224,7 @@ api! {
             8 => p.used_high,
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: as above.
+        // SAFETY: `value` is of the attribute's type, as the caller of this function of the driver promises.
         unsafe { write_out(value.cast::<u64>(), bytes) }
     }
 
@@ -237,12 +235,12 @@ api! {
             return Err(INVALID_VALUE);
         }
         match attr {
-            // SAFETY: as above.
+            // SAFETY: `value` is of the attribute's type, as the caller of this function of the driver promises.
             1..=3 => p.reuse[attr as usize - 1] = unsafe { value.cast::<c_int>().read() },
-            // SAFETY: as above.
+            // SAFETY: `value` is of the attribute's type, as the caller of this function of the driver promises.
             4 => p.threshold = unsafe { value.cast::<u64>().read() },
             // The high-water marks can only be reset.
-            // SAFETY: as above.
+            // SAFETY: `value` is of the attribute's type, as the caller of this function of the driver promises.
             6 | 8 if unsafe { value.cast::<u64>().read() } != 0 => return Err(INVALID_VALUE),
             6 => p.reserved_high = p.reserved,
             8 => p.used_high = p.used,

@@ -59,8 +59,6 @@ fn not_capturing(d: &mut Driver, id: StreamId) -> Answer {
     if d.stream(id)?.capture.is_some() { Err(STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-// SAFETY of the unsafe blocks below: each out-pointer is the caller's, who promised the driver API that it is
-// null or valid.
 api! {
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) {
         create(stream, flags, 0)
@@ -132,7 +130,7 @@ api! {
         let device = d.stream(d.id(stream))?.device;
         let own = d.devices[device].primary;
         let own = if own == 0 { super::device::current() } else { own };
-        // SAFETY: as above.
+        // SAFETY: `context` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(context, own as CUcontext) }
     }
 
@@ -140,7 +138,7 @@ api! {
         let mut guard = enter()?;
         let d = driver(&mut guard)?;
         let f = d.stream(d.id(stream))?.flags;
-        // SAFETY: as above.
+        // SAFETY: `flags` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(flags, f) }
     }
 
@@ -148,7 +146,7 @@ api! {
         let mut guard = enter()?;
         let d = driver(&mut guard)?;
         let p = d.stream(d.id(stream))?.priority;
-        // SAFETY: as above.
+        // SAFETY: `priority` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(priority, p) }
     }
 
@@ -205,7 +203,7 @@ api! {
         let d = driver(&mut guard)?;
         let id = d.handle();
         d.events.insert(id, Event { device: d.current, flags, recorded: None, time: 0.0, captured: None });
-        // SAFETY: as above.
+        // SAFETY: `event` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(event, id as CUevent) }
     }
 
@@ -259,7 +257,7 @@ api! {
         if !d.done(a) || !d.done(b) {
             return Err(NOT_READY);
         }
-        // SAFETY: as above.
+        // SAFETY: `milliseconds` is null or valid for one value, as the caller of this function of the driver promises.
         unsafe { write_out(milliseconds, ((e.time - s.time) * 1e3) as f32) }
     }
 }

@@ -344,7 +344,7 @@ pub(super) fn load(
                     return Err(uninitialized(b, w, what, l, "global", at[l]));
                 }
                 if let (Some(not_yet), Some(s)) = (&b.job.unordered, shadow) {
-                    // SAFETY: as above; one byte after the other.
+                    // SAFETY: the access was located, so the shadow has `bytes` bytes from `s` on; one is read after the other.
                     let early = |i| not_yet[unsafe { get(s.add(i), 1) } as usize];
                     if (0..bytes as usize).any(early) {
                         return Err(unordered(b, w, what, l, at[l]));
@@ -356,7 +356,7 @@ pub(super) fn load(
                     remote.note(at[l], bytes.into());
                 }
                 for (k, &row) in rows.iter().enumerate() {
-                    // SAFETY: as above; element k is inside the checked access.
+                    // SAFETY: the access was located, so its bytes from `p` on are inside the allocation, and element k is one of them.
                     let v = unsafe { get(p.add(k * a.size as usize), a.size) };
                     set(w, a.wide, row, l, extend(v, a));
                 }

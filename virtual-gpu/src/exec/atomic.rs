@@ -45,10 +45,10 @@ pub(super) fn atomic(
                     if !unsafe { written(s, size as u32) } && op != Atom::Exch {
                         return Err(uninitialized(b, w, what, l, "global", at[l]));
                     }
-                    // SAFETY: as above.
+                    // SAFETY: the access was located, so the shadow has `size` bytes from `s` on.
                     unsafe { mark(s, size as u32, b.job.writer) };
                 }
-                // SAFETY: as above.
+                // SAFETY: the access was located and is aligned, so `p` points to `size` bytes of the allocation.
                 unsafe { update(p, size, |old| combine(op, ty, true, old, x, y)) }
             };
             if inst.d != NONE {
