@@ -343,7 +343,7 @@ pub(super) fn let_reach(device: &CudaDevice, reader: &CudaDevice) -> Result<bool
     entry.driver_pool.as_ref().map_or(Ok(true), |pool| pool.let_reach(reader))
 }
 
-/// Waits for the work queued on the handle's stream. What it has freed is then free for all streams, so that a graph that is
+/// Waits for the work queued on the handle's stream. Memory that it has freed is then free for all streams, so that a graph that is
 /// captured next takes no new memory for what fits there, however fast the device is.
 ///
 /// # Errors
