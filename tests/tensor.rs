@@ -274,6 +274,10 @@ fn views_without_elements_are_arguments() -> Result<()> {
         for dtype in [DType::F32, DType::F16] {
             let x = Tensor::zeros([4, 0], dtype, &device)?.narrow(0, 3, 1)?;
             assert_eq!(ops::softmax(&x)?.dims(), [1, 0]);
+            assert_eq!(ops::cast(&ops::sum(&x)?, DType::F32)?.to_vec::<f32>()?, [0.0]);
+            assert_eq!(ops::matmul(&x, &x.swap_dims(0, 1)?)?.dims(), [1, 1]);
+            assert_eq!(ops::transpose(&ops::scale(&x, 2.0)?)?.dims(), [0, 1]);
+            assert_eq!(ops::column_sum(&x)?.dims(), [0]);
             let x = Tensor::zeros([4, 6], dtype, &device)?.narrow(0, 2, 2)?.narrow(1, 6, 0)?;
             assert_eq!(ops::add(&x, &x)?.dims(), [2, 0]);
             assert_eq!(ops::cat(&[&x, &x], 0)?.dims(), [4, 0]);

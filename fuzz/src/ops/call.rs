@@ -13,6 +13,8 @@ pub struct Call<'a> {
     pub device: &'a Device,
     text: String,
     outputs: Vec<(Tensor, [f64; 2])>,
+    /// Which places operands have: aligned (0), flat (1), with strides (2), never aligned (3), any (4).
+    style: usize,
 }
 
 /// A step from a storage to a view.
@@ -47,7 +49,9 @@ impl Room {
 
 impl<'a> Call<'a> {
     pub fn new(choices: &'a [u8], device: &'a Device) -> Self {
-        Self { choices: choices.iter(), device, text: String::new(), outputs: Vec::new() }
+        let mut call = Self { choices: choices.iter(), device, text: String::new(), outputs: Vec::new(), style: 0 };
+        call.style = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 4][call.below(11)];
+        call
     }
 
     /// A choice of `0..n`, for n up to 256; 0 after the last byte.
@@ -93,12 +97,13 @@ impl<'a> Call<'a> {
     /// A storage that holds a view of these dimensions.
     fn place(&mut self, dims: &[usize]) -> Place {
         let (mut storage, mut steps) = (dims.to_vec(), Vec::new());
-        let kind = self.below(8);
+        let kinds = [[0, 1, 1, 1], [0, 1, 2, 2], [0, 1, 3, 6], [2, 4, 5, 7]][self.style.min(3)];
+        let kind = if self.style == 4 { self.below(8) } else { kinds[self.below(4)] };
         match (kind, dims.len()) {
             (1 | 2, _) => {
                 // anywhere in a flat storage
                 let elements: usize = dims.iter().product();
-                let start = if kind == 1 { [4, 8, 16][self.below(3)] } else { 1 + self.below(9) };
+                let start = if kind == 1 { [8, 16, 32][self.below(3)] } else { 1 + self.below(9) };
                 storage = vec![start + elements + self.below(5)];
                 steps = vec![Step::Narrow(0, start, elements), Step::Reshape(dims.to_vec())];
             }
@@ -138,7 +143,7 @@ impl<'a> Call<'a> {
     /// Rarely another shape, and another type.
     fn mistaken(&mut self, dims: &[usize], dtype: DType) -> (Vec<usize>, DType) {
         let mut dims = dims.to_vec();
-        match self.below(96) {
+        match self.below(256) {
             90 if !dims.is_empty() => {
                 let dim = self.below(dims.len());
                 dims[dim] += 1;

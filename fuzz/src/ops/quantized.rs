@@ -150,7 +150,7 @@ fn quantize_scaled(call: &mut Call) -> Result<()> {
     let (n, k, format) =
         (call.size(), call.size() + 1, call.pick(&[Format::Q8_0, Format::Q4_0, Format::Q4K]));
     let (x, scales) = (call.input(&[n, k], DType::F32)?, call.input(&[n, k.div_ceil(32)], DType::F32)?);
-    let y = ops::fake_quantize_scaled(&x, &scales, format)?;
+    let y = ops::dequantize(&ops::quantize_scaled(&x, &scales, format)?, DType::F32)?;
     call.result(y, EXACT);
     Ok(())
 }

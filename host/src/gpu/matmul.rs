@@ -187,6 +187,9 @@ pub(crate) fn linear(
     let w = w.swap_dims(0, 1)?;
     let mut p = Problem::new(y.layout(), x.layout(), w.layout());
     p.n = w.dims()[1]; // y has half as many, if gated
+    // both are contiguous, but a dimension of one entry may have any stride, and only one layout has kernels with an activation
+    p.a = MatrixStrides { row: p.k, column: 1 };
+    p.b = MatrixStrides { row: 1, column: p.k };
     if p.is_empty() {
         return Ok(());
     }

@@ -188,14 +188,14 @@ pub fn quantize_rows(x: &Tensor) -> Result<QuantRows> {
 pub fn rms_norm_rows(x: &Tensor, weight: &Tensor, eps: f32) -> Result<QuantRows> {
     const CHECK: Check = Check("rms_norm_rows");
     let (_, cols) = x.shape().rows_cols();
-    let device = match x.device() {
-        Device::Cuda(device) if x.dtype() == DType::F32 && gpu::quant::norm_is_fused(cols) => device,
-        _ => return quantize_rows(&rms_norm(x, weight, eps)?),
-    };
     rms_norm::check_inputs(CHECK, x, weight, eps)?;
     if !weight.device().same(&x.device()) {
         return Err(CHECK.elsewhere("weight", &weight.device(), &x.device()));
     }
+    let device = match x.device() {
+        Device::Cuda(device) if x.dtype() == DType::F32 && gpu::quant::norm_is_fused(cols) => device,
+        _ => return quantize_rows(&rms_norm(x, weight, eps)?),
+    };
     let mut rows = QuantRows::uninitialized(x.shape().clone(), &x.device())?;
     CHECK.size("x", &rows.quants)?;
     gpu::quant::rms_norm_rows(&device, &mut rows, &aligned(x)?, &aligned(weight)?, eps)?;
