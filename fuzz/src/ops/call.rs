@@ -49,7 +49,8 @@ impl Room {
 
 impl<'a> Call<'a> {
     pub fn new(choices: &'a [u8], device: &'a Device) -> Self {
-        let mut call = Self { choices: choices.iter(), device, text: String::new(), outputs: Vec::new(), style: 0 };
+        let mut call =
+            Self { choices: choices.iter(), device, text: String::new(), outputs: Vec::new(), style: 0 };
         call.style = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 4][call.below(11)];
         call
     }
