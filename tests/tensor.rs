@@ -287,3 +287,22 @@ fn views_without_elements_are_arguments() -> Result<()> {
     }
     Ok(())
 }
+
+/// A dimension of one entry may have any stride, and a matrix of one column is contiguous all the same.
+#[test]
+fn a_weight_of_one_column_has_norm_and_activation() -> Result<()> {
+    for device in devices() {
+        let w = Tensor::arange(0.0f32, 34.0, &device)?.reshape([1, 34])?.narrow(1, 1, 31)?.swap_dims(0, 1)?;
+        assert!(w.is_contiguous() && w.strides() == [1, 34]);
+        let x = Tensor::from_slice(&[-2.0f32], [1, 1], &device)?;
+        let norm = Tensor::from_slice(&[3.0f32], [1], &device)?;
+        let epilogue = ops::Epilogue { activation: ops::Activation::Silu, ..ops::Epilogue::default() };
+        let y = ops::linear(&x, &w, Some((&norm, 0.0)), &epilogue)?.to_vec::<f32>()?;
+        for (i, &y) in y.iter().enumerate() {
+            let product = -3.0 * (i + 1) as f32; // the norm of one value is its sign
+            let wanted = product / (1.0 + (-product).exp());
+            assert!((y - wanted).abs() < 1e-5, "{device} {i}: {y} {wanted}");
+        }
+    }
+    Ok(())
+}

@@ -113,7 +113,7 @@ macro_rules! functions {
             hide!($name);
 
             #[unsafe(no_mangle)]
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, clippy::too_many_arguments)]
             unsafe extern "C" fn $name($($arg: travels_as!($(#[$open])? $ty)),*) -> CUresult {
                 type Backend = unsafe extern "C" fn($(travels_as!($(#[$open])? $ty)),*) -> u32;
                 let function = &FUNCTIONS[Index::$name as usize];

@@ -161,12 +161,10 @@ fn stack(call: &mut Call) -> Result<()> {
 }
 
 fn embedding(call: &mut Call) -> Result<()> {
-    let (mut dims, dtype) = (call.shape(), call.float());
-    let (rows, cols) = (call.size(), call.size());
+    let ([rows, cols, n], dtype) = ([call.size(), call.size(), call.size()], call.float());
     let table = call.input(&[rows, cols], dtype)?;
-    let ids = call.indices(&dims, rows)?;
-    dims.push(cols);
-    let mut y = call.output(&dims, DType::F32, EXACT)?;
+    let ids = call.indices(&[n], rows)?;
+    let mut y = call.output(&[n, cols], DType::F32, EXACT)?;
     into!(call, y => ops::embedding_into(y.view()?, &table, &ids))
 }
 

@@ -13,16 +13,15 @@ pub(crate) fn backward(
     is_layer_norm: bool,
     dx: TensorMut,
     [dweight, dbias]: [Option<TensorMut>; 2],
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
+    inputs: [&Tensor; 3],
     eps: f32,
 ) -> Result<()> {
+    let [dy, x, _] = inputs;
     match (x.dtype(), is_layer_norm) {
-        (DType::F16, false) => of(device, &kernels::RMS_F16, dx, dweight, dy, x, weight, eps),
-        (_, false) => of(device, &kernels::RMS_F32, dx, dweight, dy, x, weight, eps),
-        (DType::F16, true) => of(device, &kernels::LAYER_F16, dx, dweight, dy, x, weight, eps),
-        _ => of(device, &kernels::LAYER_F32, dx, dweight, dy, x, weight, eps),
+        (DType::F16, false) => of(device, &kernels::RMS_F16, dx, dweight, inputs, eps),
+        (_, false) => of(device, &kernels::RMS_F32, dx, dweight, inputs, eps),
+        (DType::F16, true) => of(device, &kernels::LAYER_F16, dx, dweight, inputs, eps),
+        _ => of(device, &kernels::LAYER_F32, dx, dweight, inputs, eps),
     }?;
     dbias.map_or(Ok(()), |dbias| column_sum::column_sum(device, dbias, dy))
 }
@@ -32,9 +31,7 @@ fn of<T: DeviceElement>(
     &kernels::Kernels { warp, block }: &kernels::Kernels<T>,
     dx: TensorMut,
     dweight: Option<TensorMut>,
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
+    [dy, x, weight]: [&Tensor; 3],
     eps: f32,
 ) -> Result<()> {
     let (rows, cols) = x.shape().rows_cols();

@@ -153,7 +153,7 @@ pub fn paged_attention_each_into(
             cpu::paged_attention::paged_attention(out, q, kv, ("tables", tables), lens, last_row, &problem)
         }
         Device::Cuda(device) => {
-            gpu::paged_attention::each(&device, out, q, kv, tables, lens, last_row as u32, &problem)
+            gpu::paged_attention::each(&device, out, q, kv, [tables, lens], last_row as u32, &problem)
         }
     }
 }

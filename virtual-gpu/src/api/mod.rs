@@ -152,7 +152,7 @@ macro_rules! api {
         $(
             const _: unsafe extern "C" fn($($ty),*) -> cust_raw::CUresult = cust_raw::$name;
             $(#[$doc])*
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, clippy::too_many_arguments)]
             unsafe extern "C" fn $name($($arg: $crate::api::api!(@raw $ty $(, $raw)?)),*) -> u32 {
                 $crate::api::answer(|| $body)
             }

@@ -17,10 +17,8 @@ pub(super) fn atomic(
     b: &mut Block<'_>,
     w: &mut Warp,
     inst: &Inst,
-    op: Atom,
-    ty: Num,
-    space: Space,
-    addr_wide: bool,
+    (op, ty): (Atom, Num),
+    (space, addr_wide): (Space, bool),
     mask: u32,
 ) -> Check {
     let size = (ty.bits() / 8) as u8;

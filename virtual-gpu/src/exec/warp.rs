@@ -331,7 +331,7 @@ impl Warp {
                     }
                     Op::Atom { op, ty, space, addr_wide } => {
                         if mask != 0 {
-                            atomic::atomic(b, self, inst, op, ty, space, addr_wide, mask)?;
+                            atomic::atomic(b, self, inst, (op, ty), (space, addr_wide), mask)?;
                         }
                     }
                     Op::Cvta { .. } | Op::IsSpace { .. } => access::address(self, inst, mask),
