@@ -91,7 +91,12 @@ fn is_sticky(code: u32) -> bool {
             | LAUNCH_TIMEOUT
             | CONTEXT_IS_DESTROYED
             | ASSERT
-            | HARDWARE_STACK_ERROR..=LAUNCH_FAILED
+            | HARDWARE_STACK_ERROR
+            | ILLEGAL_INSTRUCTION
+            | MISALIGNED_ADDRESS
+            | INVALID_ADDRESS_SPACE
+            | INVALID_PC
+            | LAUNCH_FAILED
     )
 }
 

@@ -4,7 +4,7 @@ use super::check::{Check, aligned};
 use super::matmul::matmul_into;
 use crate::float16::{EXPONENT_BITS, Float16Tensor, Overflow};
 use crate::problem::matmul::Matmul;
-use crate::{DType, Device, Error, Result, Tensor, TensorMut, cpu, gpu};
+use crate::{DType, Device, Result, Tensor, TensorMut, cpu, gpu};
 
 /// Exponent bits of IEEE half precision.
 const F16_EXPONENT_BITS: u32 = 5;
