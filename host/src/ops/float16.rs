@@ -59,7 +59,8 @@ pub fn float16_encode(x: &Tensor, exponent_bits: u32, overflow: Overflow) -> Res
 /// ```
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::DType`], [`Error::Layout`], [`Error::TooLarge`], [`Error::DeviceMismatch`], or a device error.
+/// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType), [`Error::Layout`](crate::Error::Layout),
+/// [`Error::TooLarge`](crate::Error::TooLarge), [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), or a device error.
 pub fn float16_matmul(x: &Tensor, w: &Float16Tensor) -> Result<Tensor> {
     const CHECK: Check = Check("float16_matmul");
     let (Some((cols, outer)), &[n, k]) = (x.dims().split_last(), w.shape().dims()) else {
