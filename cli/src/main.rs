@@ -133,7 +133,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Fit(args) => fit::run(&args),
         Command::Pull(args) => hub::run(&args),
-        Command::Finetune(args) => finetune::run(&args),
+        Command::Finetune(args) => finetune::run(args),
         Command::Quantize(args) => quantize::run(&args),
         Command::RandomModel(args) => random_model::run(&args),
         Command::Report(args) => report::run(&args),
