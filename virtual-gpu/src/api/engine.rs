@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
 use std::io::Write;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 use super::codes::*;
 use super::graph::{Capture, Exec, Graph};
@@ -707,21 +707,23 @@ impl Driver {
     }
 }
 
-pub(super) static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
+pub(super) static DRIVER: OnceLock<Mutex<Driver>> = OnceLock::new();
 /// Signalled whenever a host function has returned.
 static RETURNED: Condvar = Condvar::new();
 
-pub(super) type Guard = MutexGuard<'static, Option<Driver>>;
+pub(super) type Guard = MutexGuard<'static, Driver>;
 
-pub(super) fn lock() -> Guard {
-    DRIVER.lock().unwrap_or_else(|e| e.into_inner())
+/// The driver, if it is configured.
+pub(super) fn lock() -> Result<Guard, u32> {
+    let driver = DRIVER.get().ok_or(NOT_INITIALIZED)?;
+    Ok(driver.lock().unwrap_or_else(|e| e.into_inner()))
 }
 
 /// Runs queued work, in a seeded order, until `until` holds. Returns the guard, which is released while a host
 /// function runs.
 pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Result<Guard, u32> {
     loop {
-        let Some(d) = guard.as_mut() else { return Err(NOT_INITIALIZED) };
+        let d = &mut *guard;
         if until(d) {
             return Ok(guard);
         }
@@ -753,10 +755,8 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
                         Callback::Host(_) => {}
                     }
                 }
-                guard = lock();
-                if let Some(d) = guard.as_mut() {
-                    d.finish(id);
-                }
+                guard = lock()?;
+                guard.finish(id);
                 RETURNED.notify_all();
             }
             Some((id, work)) => {
@@ -769,7 +769,7 @@ pub(super) fn run_until(mut guard: Guard, until: impl Fn(&Driver) -> bool) -> Re
 
 /// Called after work was queued: runs none, some or all of it, as the configuration and the seed say.
 pub(super) fn after_enqueue(mut guard: Guard) -> Result<(), u32> {
-    let Some(d) = guard.as_mut() else { return Err(NOT_INITIALIZED) };
+    let d = &mut *guard;
     let waiting: usize = d.streams.values().map(|s| s.queue.len()).sum();
     if !d.gpu().config().late {
         drop(run_until(guard, Driver::idle)?);
@@ -782,7 +782,7 @@ pub(super) fn after_enqueue(mut guard: Guard) -> Result<(), u32> {
 /// Runs up to `n` pieces of work.
 pub(super) fn run_some(mut guard: Guard, n: u64) -> Result<Guard, u32> {
     for _ in 0..n {
-        let Some(d) = guard.as_mut() else { return Err(NOT_INITIALIZED) };
+        let d = &*guard;
         if d.ready().is_empty() {
             break;
         }

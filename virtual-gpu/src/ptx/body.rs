@@ -29,19 +29,8 @@ impl<'a> Parser<'a, '_> {
             self.statement(&mut b, variables, functions)?;
         }
         let mut f = b.f;
-        let end = Inst {
-            op: if entry { Op::Exit } else { Op::Ret },
-            class: Class::Control,
-            guard: NONE,
-            d: NONE,
-            e: NONE,
-            a: NONE,
-            b: NONE,
-            c: NONE,
-            imm: 0,
-            line: self.toks[self.pos - 1].line,
-        };
-        f.code.push(end);
+        let op = if entry { Op::Exit } else { Op::Ret };
+        f.code.push(Inst::new(op, Class::Control, NONE, self.toks[self.pos - 1].line));
         f.reconverge = flow::reconvergence(&f);
         Ok(f)
     }

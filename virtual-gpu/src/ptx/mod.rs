@@ -132,9 +132,4 @@ impl Module {
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
-
-    /// Number of decoded instructions of a kernel, called functions not included.
-    pub fn instruction_count(&self, kernel: &Kernel) -> usize {
-        self.functions[kernel.function].code.len()
-    }
 }
