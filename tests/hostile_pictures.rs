@@ -33,7 +33,7 @@ const WITHOUT_A_WHOLE_END: [&str; 9] = [
     "alpha.webp",
 ];
 
-/// Pillow refuses each of them one byte before the end already. What follows the end is no part of the picture.
+/// Pillow refuses each of them one byte before the end already. Bytes after the end are no part of the picture.
 #[test]
 fn a_picture_is_refused_wherever_it_is_cut() {
     for name in WITHOUT_A_WHOLE_END {

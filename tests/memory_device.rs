@@ -96,7 +96,7 @@ fn after_out_of_memory_old_tensors_and_new_work_are_right() {
     assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
     assert_eq!(ops::softmax(&x).unwrap().to_vec::<f32>().unwrap(), expected);
     assert!(Tensor::uninitialized([1 << 20], DType::F32, &on).is_ok());
-    // What the driver itself refuses, and not a script.
+    // Refused by the driver itself, not by a script.
     let too_much = DeviceBuffer::uninitialized(&device, 2 * device.properties().memory_bytes);
     assert!(matches!(too_much, Err(Error::OutOfMemory { .. })), "{too_much:?}");
     assert_eq!(ops::softmax(&x).unwrap().to_vec::<f32>().unwrap(), expected);

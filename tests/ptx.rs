@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 #[path = "../host/src/cuda/packed.rs"]
 mod packed;
 
-/// What a block may use on sm_61.
+/// The shared memory that a block may use on sm_61.
 const MAX_SHARED_BYTES: u32 = 48 << 10;
 
 /// The most bytes of a file in the repository.
@@ -51,7 +51,7 @@ fn every_contract_has_its_kernel_in_its_module_and_every_kernel_its_contract() {
     assert_eq!(declared, compiled);
 }
 
-/// What the host passes is what the entry takes: as many parameters, each of the same size.
+/// The host passes as many parameters as the entry takes, each of the same size.
 #[test]
 fn parameters_are_as_declared() {
     let entries = entries();

@@ -143,7 +143,7 @@ fn patches_must_be_whole_tokens() -> Result<()> {
     Ok(())
 }
 
-/// What a text spells like a control token is text where that is asked for.
+/// A control token that a text spells is text, if that is asked for.
 #[test]
 fn control_tokens_in_texts_are_text() -> Result<()> {
     let (processor, _) = checkpoints().remove(0);

@@ -385,7 +385,7 @@ fn wrong_configurations_name_the_field() {
     }
 }
 
-/// What is exactly at a limit, and what the files may leave out.
+/// Values exactly at a limit are accepted, and optional fields may be left out.
 #[test]
 fn limits_are_inclusive_and_defaults_are_the_references() {
     let folder = Folder::of_checkpoint();

@@ -1,4 +1,4 @@
-//! `--device`.
+//! `--device`: the one device of a command. `devices.rs` has the options for several.
 
 use super::failure::Failure;
 use pascaline::{Device, Error};

@@ -552,7 +552,7 @@ const WHOLE_MODEL: &str = include_str!("model-estimates.md");
 /// docs/cards.md.
 fn markdown() -> Result<String, Failure> {
     let mut text = String::from(
-        "# What fits which card\n\nPrinted by `pascaline fit --table`; a test compares. Every number is **planned or estimated**: \
+        "# Models by card\n\nPrinted by `pascaline fit --table`; a test compares. Every number is **planned or estimated**: \
          nothing here was run on a Pascal card.\n\n\
          The question has a picture of 1024 × 1024 (1024 tokens) and text; the context is what prompt and answer have together. \
          A cell says what `generate` would choose and what it would take: the type of the cache if it is not f32, `e` if \

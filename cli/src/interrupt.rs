@@ -1,4 +1,4 @@
-//! Ctrl-C, as a flag.
+//! Ctrl-C, as a flag that commands look at.
 
 use super::failure::Failure;
 use std::sync::Arc;

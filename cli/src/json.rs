@@ -1,4 +1,4 @@
-//! `--json FILE`.
+//! The file of `--json FILE`, written whole or not at all. The option itself is in `output.rs`.
 
 use super::failure::Failure;
 use super::files;

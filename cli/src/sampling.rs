@@ -1,4 +1,4 @@
-//! The options for choosing tokens, of the commands that generate.
+//! The options for choosing tokens, of the commands that generate. `qwen3_vl::sampling` chooses them.
 
 use super::output::Output;
 use pascaline::Error;

@@ -12,7 +12,7 @@ const WIDTH: usize = 4096;
 const TIMES: usize = 5;
 
 /// Bytes per second of each GPU: measured where their kinds differ, else by their clocks, as alike ones get equal shares anyway. Those of
-/// virtual ones are by their clocks. Gives also what is to be said about it.
+/// virtual ones are by their clocks. Also returns a note for the user.
 pub(super) fn speeds(gpus: &[&CudaDevice]) -> Result<(Vec<f64>, Option<String>)> {
     let by_clocks = || gpus.iter().map(|gpu| memory_speed(gpu.properties())).collect::<Vec<_>>();
     let name = |gpu: &CudaDevice| gpu.properties().name.clone();

@@ -29,7 +29,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What a command that fails says.
+/// The message of a command that fails.
 fn refused(arguments: &[&str], status: i32) -> String {
     let output = pascaline(arguments);
     let said = String::from_utf8(output.stderr).unwrap();

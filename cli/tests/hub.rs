@@ -15,7 +15,7 @@ use std::{fs, thread};
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/qwen3-vl/tiny");
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the hub does wrong.
+/// The hub's faults.
 #[derive(Clone, Copy, Default)]
 struct Faults {
     /// The first transfers of each large file end after this many bytes.
@@ -24,7 +24,7 @@ struct Faults {
     cuts: usize,
     /// One byte of each large file is another than its SHA-256 is of.
     corrupt: bool,
-    /// What everything is answered with.
+    /// The status of every answer.
     status: Option<u16>,
 }
 

@@ -1,4 +1,4 @@
-//! What the program writes: nothing of the user's is overwritten unasked, and nothing half is left behind.
+//! Files that the program writes: nothing is overwritten unasked, and no partial files are left.
 
 #[path = "common/program.rs"]
 mod program;
@@ -115,7 +115,7 @@ fn a_report_replaces_no_file_unasked() {
     assert_eq!(with(&["--force"]).status.code(), Some(0));
 }
 
-/// What was there before stays whole, and no beginning of a report stands in its place.
+/// The old file stays whole, and no partial report replaces it.
 #[cfg(unix)]
 #[test]
 fn a_report_that_cannot_be_written_leaves_the_old_one() {

@@ -120,7 +120,7 @@ fn wrong_numbers_are_told_before_anything_is_loaded() {
     }
 }
 
-/// What it generates in three tokens, as JSON.
+/// Three generated tokens, as JSON.
 fn generated(arguments: &[&str], stdin: &[u8]) -> Value {
     let fixed = ["--max-new-tokens", "3", "--json"];
     let output = fed(&mut pascaline("generate", &tiny(), &[&fixed, arguments].concat()), stdin);
@@ -386,7 +386,7 @@ fn layers_from_host_memory_are_reported() {
     assert!(notes.contains("3 layers from host memory, launched kernel by kernel"), "{notes}");
 }
 
-/// What is measured, not how fast it is.
+/// The measured quantities, not their values.
 #[test]
 fn bench_measures_a_model() {
     let tests = ["-p", "6,12", "-n", "3", "-d", "0,5", "-r", "2", "--picture", "64x64"];

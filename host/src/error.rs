@@ -95,7 +95,7 @@ pub enum Error {
         file: String,
         /// The configuration field or the tensor.
         item: Option<String>,
-        /// What is wrong with it.
+        /// The fault in it.
         reason: String,
     },
     /// A table for the choice of kernels can't be read or written.
@@ -105,7 +105,7 @@ pub enum Error {
     Tuning {
         /// Its path.
         file: String,
-        /// What is wrong with it.
+        /// The fault in it.
         reason: String,
     },
     /// A picture that can't be used.
@@ -113,13 +113,13 @@ pub enum Error {
     Image {
         /// The file, or another name for the source.
         file: String,
-        /// What is wrong with it.
+        /// The fault in it.
         reason: String,
     },
     /// A prompt that can't be converted to tokens, because of the chat template, the tokenizer or their input.
     #[error("prompt: {reason}")]
     Prompt {
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// A result that must be finite and is not. No token is computed from it.

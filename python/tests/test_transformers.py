@@ -146,7 +146,7 @@ def test_gradients_flow_through_a_patched_model(processor):
 
 
 def test_attention_weights_are_transformers(processor):
-    """What the notebook plots."""
+    """The values that the notebook plots."""
     import pascaline
 
     run = runs()[3]

@@ -57,7 +57,7 @@ pub struct Gpu {
     pub beside_pool: usize,
     /// Bytes that it takes besides with layers that pass through.
     pub beside_streaming: usize,
-    /// Bytes to do with, the driver's context not counted; `usize::MAX` to learn what is taken where there is enough.
+    /// Available bytes without the driver's context; `usize::MAX` plans without a limit.
     pub memory: usize,
 }
 
@@ -69,8 +69,8 @@ impl Gpu {
     /// The counters of streams, which kernels share.
     const COUNTERS: usize = 64 << 10;
 
-    /// What a real driver took more with layers that pass through, by the 8B size on an H200: 26 MiB at most, 2 by the 2B size. Where
-    /// it goes is not known.
+    /// Memory that a real driver took beyond the plan with streamed layers, on an H200: at most 26 MiB with the 8B size, 2 with the
+    /// 2B size. Its use is not known.
     const BESIDE_STREAMING: usize = 24 << 20;
 
     /// A device; the virtual GPU keeps no code in its memory, and nothing for layers that pass through.

@@ -1,4 +1,4 @@
-//! Generation: prefill, then decode one token after another.
+//! Generation for one conversation: prefill, then decode one token after another. Many requests at once are `batch`'s.
 
 use super::decode::{ANGLES_AHEAD, Decoder, Logits};
 use super::lookup::Lookup;

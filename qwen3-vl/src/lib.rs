@@ -1,6 +1,11 @@
 //! Qwen3-VL: pictures and text in, text out.
 //!
 //! The computation is that of transformers' `qwen3_vl`; every number of a model comes from its own files.
+//!
+//! Read in this order: `checkpoint` and `weights` open the files (`safetensors`, `gguf`) and name their tensors, `chat`, `processor` and
+//! `preprocess` turn messages and pictures into tokens and patches, `vision` and `text` compute, `model` joins them, and `generate`
+//! answers. `batch` answers many requests at once; `fit`, `footprint` and `estimate` plan memory and time; `placement`, `split` and
+//! `rows` spread a model over devices. Kernels and ops are the library's, training is `pascaline_train`'s, HTTP is `pascaline_server`'s.
 
 pub mod adapter;
 pub mod batch;

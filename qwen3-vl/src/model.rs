@@ -1,4 +1,4 @@
-//! The whole model: loading and prefill.
+//! The whole model: loading and prefill. `generate` answers one conversation with it, `batch` many requests at once.
 
 use super::checkpoint::Checkpoint;
 use super::config::{Config, TextConfig};

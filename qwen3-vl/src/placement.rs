@@ -1,4 +1,4 @@
-//! Which of a model's layers are on which device.
+//! Which of a model's layers are on which device. `split` plans it, `text` and `rows` build the parts.
 
 use pascaline::memory::Way;
 use pascaline::{Device, Error, Result};

@@ -3,6 +3,7 @@
 //! The files in the order in which a request goes through them: `listen` accepts it, `app` routes it, `request` parses its
 //! body, `images` gets its pictures, `prepare` makes its prompt, [`worker`] queues it for the replica that `balance`
 //! chooses, `replica` computes, `answer` collects events, `reply` formats them as OpenAI does and `stream` sends them.
+//! Batching and sampling are `qwen3_vl`'s, options of the command line `cli/src/serve.rs`'.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

@@ -1,4 +1,4 @@
-//! A device that is lost while an answer is computed. In a process of its own, because a fault is for good.
+//! A device that is lost while an answer is computed. In a process of its own, because device faults are permanent.
 
 mod common;
 

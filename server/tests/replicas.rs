@@ -1,5 +1,5 @@
 //! A replica on each of two virtual devices: which one answers, and what the loss of a device ends. In a process of its own, because
-//! a fault is for good.
+//! device faults are permanent.
 
 mod common;
 

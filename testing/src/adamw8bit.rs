@@ -4,7 +4,7 @@ use super::{Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::ops::{self, AdamW, AdamW8bitTensor, Moment, Moments8bit};
 use pascaline::{DType, Device, Result, Shape, Tensor, TensorMut};
 
-/// What is compared after the step.
+/// The value that is compared after the step.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Parameter,

@@ -35,7 +35,7 @@ trait Differentiable: Send + Sync {
         self.dtype()
     }
 
-    /// What the op takes besides dy.
+    /// The op's arguments besides dy.
     fn arguments(&self) -> Vec<HostTensor>;
 
     /// The shape and type of the gradient.

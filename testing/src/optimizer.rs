@@ -4,7 +4,7 @@ use super::{Case, HostTensor, Purpose, Tolerance, data};
 use pascaline::ops::{self, AdamW, AdamWTensor, Sgd, SgdTensor};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut};
 
-/// What is compared after the step.
+/// The value that is compared after the step.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Parameter,

@@ -1,4 +1,4 @@
-//! Training of Qwen3-VL: gradients by a tape, optimisers, adapters.
+//! Training of Qwen3-VL: gradients by a tape, optimisers, adapters. It launches no kernel: gradients and steps are ops of the library.
 //!
 //! Read in this order: [`tape`] records what was computed and runs it backwards, [`functions`] are the ops on it,
 //! [`parameters`] are what is trained, [`model`] and [`vision`] are Qwen3-VL's forward pass over the tape, [`lora`] adds adapters to

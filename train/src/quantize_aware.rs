@@ -92,7 +92,7 @@ impl QuantizeAware {
         self.learned.insert(name, scales);
     }
 
-    /// What is rounded and how, by which a stored state is told from that of another run.
+    /// The tensors that are rounded, and how: a stored state of another run has another text.
     pub(crate) fn describe(&self) -> String {
         let scales = if self.learned.is_empty() { "fixed" } else { "learned" };
         format!("{:?}, {scales} scales", self.types)

@@ -1,4 +1,5 @@
-//! What ptxas made of the hot loops of the project's own kernels. `scripts/sass-report --update` writes the table.
+//! The instructions of the hot loops of the project's own kernels, as ptxas compiled them. `scripts/sass-report --update` writes the
+//! table.
 
 use crate::counters::Class;
 use std::collections::HashMap;

@@ -208,7 +208,7 @@ fn races_in_every_order() {
         (&[(1, W), (0, A)], Some((0, "wrote", 1))),
         (&[(1, A), (0, R)], Some((0, "wrote", 1))),
         (&[(0, R), (1, R), (0, W)], Some((1, "read", 2))),
-        // What comes before an arrival is ordered, what comes after it is not.
+        // Accesses before an arrival are ordered, those after it are not.
         (&[(1, W), (1, ARRIVE), (0, BOTH), (0, R)], None),
         (&[(1, ARRIVE), (1, W), (0, BOTH), (0, R)], Some((1, "wrote", 3))),
         (&[(1, R), (1, ARRIVE), (0, BOTH), (0, W)], None),
@@ -532,7 +532,7 @@ fn barriers_wait_for_slow_warps() {
     let arrive = "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\nbar.arrive 3, 64;\nst.volatile.global.u32 [%rd1], 7;\nbra E;\n\
         A: ld.volatile.global.u32 %r4, [%rd1];\nsetp.ne.u32 %p2, %r4, 7;\n@%p2 bra A;\nbar.sync 3, 64;\nE:";
     clean(64, arrive);
-    // What it writes after its arrival races with the other's reads, what it wrote before does not.
+    // A write after its arrival races with the other's reads, one before it does not.
     let write = |before: &str, after: &str| {
         format!(
             "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra A;\n{before}\nbar.arrive 3, 64;\n{after}\nbra E;\nA:\nbar.sync 3, 64;\nld.shared.u32 %r6, [s];\nE:"

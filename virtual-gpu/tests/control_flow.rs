@@ -3,7 +3,7 @@
 use pascaline_virtual_gpu::{Checks, Config, Counters, Finding, FindingKind, Gpu, Launch, Module};
 
 const THREADS: usize = 40;
-/// What a thread's word holds if the thread stores nothing.
+/// The word of a thread that stores nothing.
 const NOTHING: u32 = 0xdead;
 
 /// Each thread stores %r0, which is 0 at first, after `code`; %r1 is its number.

@@ -1,4 +1,4 @@
-//! What the device takes of the host's memory is given back. One test alone: it counts what the process allocates.
+//! The device gives back the host's memory that it takes. One test alone: it counts what the process allocates.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

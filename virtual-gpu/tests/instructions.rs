@@ -876,7 +876,7 @@ fn warp_exchange() {
     full(&format!("{lane} shfl.sync.down.b32 %r0|%p0, %r5, 1, 31, -1;"), P(true));
     full(&format!("{lane} shfl.sync.bfly.b32 %r0, %r5, 1, 2, -1;"), R(20));
     full(&format!("{lane} shfl.sync.bfly.b32 %r0, %r5, 4, 3, -1;"), R(30));
-    // What the first and the third lane of the second segment get.
+    // The values of the first and the third lane of the second segment.
     let of = |n: u32| format!("shfl.sync.idx.b32 %r0, %r6, {n}, 31, -1;");
     full(&format!("{lane} shfl.sync.up.b32 %r6, %r5, 1, 0x1c00, -1; {}", of(4)), R(40));
     full(&format!("{lane} shfl.sync.idx.b32 %r6, %r5, 1, 0x1c03, -1; {}", of(6)), R(50));

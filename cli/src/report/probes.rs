@@ -1,4 +1,4 @@
-//! What a card's clock says of the cost model's assumptions.
+//! The clocks that a card takes for probes, beside the cost model's assumptions. `host/src/gpu/probe.rs` has the probes themselves.
 
 use crate::environment::is_virtual;
 use crate::failure::Failure;
@@ -71,7 +71,7 @@ impl Probes {
         self.probes.iter().any(|probe| !probe.right)
     }
 
-    /// What to add to a line about them.
+    /// The remark that ends a line about them.
     pub fn remark(&self) -> String {
         match &self.message {
             _ if self.is_wrong() => ", WRONG VALUES".to_owned(),

@@ -23,18 +23,18 @@ pub fn pascaline(arguments: &[&str]) -> Command {
     command
 }
 
-/// What it printed and how it ended.
+/// Its output and how it ended.
 #[allow(dead_code)] // not all tests run it plainly
 pub fn run(arguments: &[&str]) -> Output {
     pascaline(arguments).output().expect("the program starts")
 }
 
-/// What it printed for pipes.
+/// Its stdout.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What it printed for people.
+/// Its stderr.
 #[allow(dead_code)] // not all tests look at it
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()

@@ -20,7 +20,7 @@ pub struct Terminal {
     child: Child,
     keyboard: File,
     pieces: Receiver<Vec<u8>>,
-    /// What it has printed since the last wait.
+    /// Its output since the last wait.
     printed: Vec<u8>,
 }
 

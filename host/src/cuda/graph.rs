@@ -1,7 +1,7 @@
 //! Graphs: a sequence of launches, captured from ordinary op calls and replayed with one call.
 //!
 //! A graph may span several devices. The capture begins on the first one's stream; the others' join it by waiting for an event of it,
-//! and it waits for one of each of them at its end. What is captured on a stream runs on that stream's device:
+//! and it waits for one of each of them at its end. Work captured on a stream runs on that stream's device:
 //!
 //! ```text
 //! first   begin · record fork ·              launches …                 · wait for the joins · end
@@ -52,7 +52,7 @@ struct Capture<'a> {
     devices: &'a [CudaDevice],
     /// How many streams are in it.
     joined: usize,
-    /// What this thread captured outside of this one.
+    /// The streams that this thread captured before this capture began.
     outer: Vec<*const Stream>,
     is_over: bool,
     /// No other thread queues anything on the streams meanwhile.

@@ -33,7 +33,7 @@ struct Api {
     group_end: unsafe extern "C" fn() -> c_int,
     all_reduce: Reduce,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    /// What the functions are in; none for those of a test.
+    /// The library that has the functions; none for a test's own.
     _library: Option<Library>,
 }
 
@@ -130,7 +130,7 @@ impl Nccl {
     fn with(api: Api, devices: &[CudaDevice]) -> Result<Self> {
         let ordinals: Vec<_> = devices.iter().map(|device| device.properties().ordinal as c_int).collect();
         let mut comms = vec![ptr::null_mut(); devices.len()];
-        // SAFETY: both arrays have as many entries as is said; the devices' contexts are primary ones, which NCCL uses too.
+        // SAFETY: both arrays have `devices.len()` entries; the devices' contexts are primary ones, which NCCL uses too.
         let code =
             unsafe { (api.comm_init_all)(comms.as_mut_ptr(), comms.len() as c_int, ordinals.as_ptr()) };
         forget_current();

@@ -118,8 +118,8 @@ impl DeviceBuffer {
     /// The same memory as kernels of another device address it.
     ///
     /// # Safety
-    /// [`reach`](super::link::reach) was true for them. What reads it there follows the work that wrote it, and the work that
-    /// writes or frees it follows what reads it there.
+    /// [`reach`](super::link::reach) was true for them. A read there follows the work that wrote it, and the work that
+    /// writes or frees it follows every read there.
     pub(crate) unsafe fn seen_from(&self, device: &CudaDevice) -> Self {
         let (address, bytes) = (self.memory.address, self.memory.bytes);
         let of = Self { device: self.device.clone(), memory: Arc::clone(&self.memory) };

@@ -168,7 +168,7 @@ impl DriverPool {
         };
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = sys::CUmemAccessDesc { location, flags };
-        // SAFETY: the pool lives; one description is there, as is said.
+        // SAFETY: the pool lives; `count` is 1 and `access` is live.
         match check("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(self.pool, &access, 1) }) {
             Ok(()) => Ok(true),
             Err(lost @ Error::DeviceLost { .. }) => Err(lost),
@@ -341,7 +341,7 @@ pub(super) fn let_reach(device: &CudaDevice, reader: &CudaDevice) -> Result<bool
     entry.driver_pool.as_ref().map_or(Ok(true), |pool| pool.let_reach(reader))
 }
 
-/// Waits for the work queued on the handle's stream. What it has freed is then free for all streams, so that a graph that is
+/// Waits for the work queued on the handle's stream. Memory that it has freed is then free for all streams, so that a graph that is
 /// captured next takes no new memory for what fits there, however fast the device is.
 ///
 /// # Errors

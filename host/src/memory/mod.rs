@@ -1,7 +1,7 @@
 //! Memory in stream order: the pool, the sources that it allocates from, and the device buffers that it serves.
 //!
 //! Tensors hold [`DeviceBuffer`]s. All buffers of a device come from its [`pool`]. [`MemoryPool`] is the pool's logic, for
-//! any [`Upstream`] and [`Timeline`].
+//! any [`Upstream`] and [`Timeline`]. Nothing here knows shapes or element types.
 
 pub mod adaptor;
 mod buffer;

@@ -156,7 +156,7 @@ impl Upstream<u32> for Endless {
     }
 }
 
-/// What a graph's pool allocates from.
+/// The upstream of a graph's pool.
 struct OfGraph {
     pool: Rehearsal,
     stream: u32,

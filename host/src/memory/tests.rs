@@ -275,7 +275,7 @@ fn slots_of_a_stream_that_is_gone_go_to_others() {
     pool.audit().unwrap();
 }
 
-/// What upstream gives must be aligned, at an address, and not in memory that it gave before.
+/// Memory from upstream must be aligned, have an address, and not overlap memory that is live.
 #[test]
 fn memory_that_cannot_be_is_refused() {
     struct Given(Mutex<Vec<u64>>);

@@ -19,7 +19,7 @@ use crate::{DType, Device, Error, Result, Tensor, ops};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What devices exchange that compute a part of each layer: Megatron's tensor parallelism (Shoeybi et al. 2019, section 3). Every
+/// All-reduce for tensor parallelism, as in Megatron (Shoeybi et al. 2019, section 3). Every
 /// device holds the whole residual stream. The first half of a pair of matrices is divided by rows and the second by columns, so that
 /// each device has a partial sum of the pair's result, and the sums are added here.
 ///
@@ -48,7 +48,7 @@ pub struct AllReduce {
     nccl: Option<Nccl>,
 }
 
-/// What queued work still uses.
+/// Tensors that queued work still uses.
 #[derive(Debug, Default)]
 struct InFlight {
     /// The parts of the last exchange.
@@ -329,7 +329,7 @@ fn sum_by(nccl: &Nccl, parts: &[Tensor]) -> Result<Vec<Tensor>> {
     let read = parts.iter().map(Tensor::device_address::<f32>).collect::<Result<Vec<_>>>()?;
     let written = sums.iter_mut().map(|sum| sum.view_mut()?.device_address::<f32>());
     let written = written.collect::<Result<Vec<_>>>()?;
-    // SAFETY: `check` has seen one part for each device, all of one shape; the sums are new. What is dropped is used again only after
+    // SAFETY: `check` has seen one part for each device, all of one shape; the sums are new. Dropped memory is used again only after
     // the work that its stream has by then.
     unsafe { nccl.sum(&read, &written, parts[0].shape().elements()) }?;
     Ok(sums)

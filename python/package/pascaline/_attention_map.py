@@ -1,6 +1,6 @@
 """Attention weights of a text layer, for inspection: computed in numpy from the model's hidden states and the checkpoint's weights.
 
-The kernels never have these weights in memory. What is computed here is the same layer's arithmetic in float32.
+The kernels never have these weights in memory. This module computes the same layer's arithmetic in float32.
 """
 
 import json

@@ -354,7 +354,7 @@ fn the_deepest_template_fits_the_stack() {
     assert!(refused(&format!("{{{{ {list} }}}}{{{{ [[[{list}]]] }}}}")).reason.contains("nested"));
 }
 
-/// What is exactly at a limit is accepted, and limits count what is open at a time.
+/// A template exactly at a limit is accepted, and limits count what is open at a time.
 #[test]
 fn limits_are_inclusive() {
     let text = |template: &str| rendered(template).unwrap();

@@ -9,7 +9,7 @@ use rand::Rng;
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
-/// What the gradient is with respect to.
+/// The input with respect to which the gradient is taken.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Q,

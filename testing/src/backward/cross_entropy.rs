@@ -5,7 +5,7 @@ use crate::{HostTensor, Purpose, Tolerance, data};
 use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 use rand::Rng;
 
-/// What is computed.
+/// The result that is compared.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Logits,

@@ -8,7 +8,7 @@ use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 /// Values that share a scale.
 const BLOCK: usize = 32;
 
-/// What the gradient is with respect to.
+/// The input with respect to which the gradient is taken.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     X,

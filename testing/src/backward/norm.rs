@@ -6,7 +6,7 @@ use pascaline::{DType, Result, Shape, Tensor, TensorMut, ops};
 
 const EPS: f32 = 1e-6;
 
-/// What the gradient is with respect to.
+/// The input with respect to which the gradient is taken.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     X,

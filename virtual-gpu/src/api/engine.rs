@@ -130,7 +130,7 @@ pub(super) type Mark = (StreamId, u64);
 struct Queued {
     work: Work,
     after: Vec<Mark>,
-    /// What the host had waited for when it queued this.
+    /// The host's clock when it queued this.
     host: Arc<Clock>,
 }
 
@@ -153,7 +153,7 @@ pub(super) struct Stream {
     pub time: f64,
     /// Work of other streams that the next work must follow.
     pending_waits: Vec<Mark>,
-    /// What its last work followed, itself included.
+    /// The clock of its last work, that work included.
     pub clock: Clock,
 }
 

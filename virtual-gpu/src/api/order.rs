@@ -51,9 +51,9 @@ struct Read {
     by: Mark,
 }
 
-/// What the order of work is checked by.
+/// The state by which the order of work is checked.
 pub(super) struct Order {
-    /// What the host has waited for.
+    /// The work that the host has waited for.
     host: Arc<Clock>,
     /// For work that recorded an event: its stream's clock at that point.
     recorded: HashMap<Mark, Clock>,
@@ -68,7 +68,7 @@ impl Order {
         Self { host, recorded, units: Box::new([None; 256]), unit: WRITTEN, reads }
     }
 
-    /// What work that is queued now follows, because the host does.
+    /// The clock that work queued now follows, because the host does.
     pub fn host(&self) -> Arc<Clock> {
         Arc::clone(&self.host)
     }

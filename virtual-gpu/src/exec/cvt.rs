@@ -106,7 +106,7 @@ fn f16_bits(x: f64, m: CvtMode) -> u16 {
     if !(up && error > 0.0 || !up && error < 0.0) {
         return near.to_bits();
     }
-    // One step up or down in the ordered bit patterns. What is nearest to a zero has its sign, and is stepped away from it.
+    // One step up or down in the ordered bit patterns. The value nearest to a zero has its sign, and is stepped away from it.
     let b = near.to_bits();
     let away = up != (b & 0x8000 != 0);
     if away { b + 1 } else { b - 1 }

@@ -49,11 +49,11 @@ pub struct Launch<'a> {
     pub params: &'a [u8],
 }
 
-/// What a launch through the driver API has besides its geometry: other devices' memory, and what it must follow.
+/// The parts of a launch through the driver API besides its geometry: other devices' memory, and the work that it must follow.
 pub(crate) struct LaunchContext {
     /// Live memory of other devices that this one may access.
     pub peers: Vec<Arc<Allocation>>,
-    /// What stores write into the shadow of their bytes.
+    /// The number that stores write into the shadow of their bytes.
     pub writer: u8,
     /// Writers on other devices that the launch has not waited for; `None` with one device.
     pub unordered: Option<Box<[bool; 256]>>,

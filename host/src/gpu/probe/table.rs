@@ -41,7 +41,7 @@ pub(super) enum Values {
     Pointers,
 }
 
-/// What is measured.
+/// The measured quantity.
 #[derive(Clone, Copy)]
 pub(super) enum Cost {
     /// The slower of the schedulers, by issue slots, and another unit, which takes these clocks.
