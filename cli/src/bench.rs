@@ -10,6 +10,7 @@ use super::cublas::Cublas;
 use super::environment::{Environment, is_virtual};
 use super::failure::Failure;
 use super::measure::{Clock, Way};
+use super::model::LoadArgs;
 use super::screen::{Screen, Style};
 use super::table;
 use pascaline::DType;
@@ -189,9 +190,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(model) = &args.of_model.model {
         return bench_model::run(args, model);
     }
-    if args.of_model.devices.are_given() {
+    if args.of_model.load != LoadArgs::default() {
         return Err(Failure::Usage(
-            "--devices, --split, --split-mode and --between go with --model".to_owned(),
+            "--devices, --dtype and the other options for loading a model go with --model".to_owned(),
         ));
     }
     let cases = args.select.cases(|case| case.purpose() == Purpose::Bench)?;
