@@ -117,7 +117,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let report = args.select.output.report()?;
     let mut screen = args.select.output.screen();
-    let environment = Environment::of(&Device::Cuda(device.clone()));
+    let environment = Environment::new(&Device::Cuda(device.clone()));
     screen.text(&environment.line(), Style::Heading)?;
     if is_virtual() {
         screen.faint("a virtual GPU's times are not judged")?;

@@ -217,7 +217,7 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
         device: devices.join(" + "),
         load_seconds: loaded.seconds,
     };
-    let environment = Environment::of(&device);
+    let environment = Environment::new(&device);
     let mut screen = output.screen();
     if own.format == Format::Table {
         screen.text(&environment.line(), Style::Heading)?;
@@ -367,7 +367,7 @@ impl<'m> Subject<'m> {
                 let patches = self.patches(size)?;
                 repeat(&mut |_| {
                     let begin = Instant::now();
-                    let seen = self.model.see(&patches)?;
+                    let seen = self.model.encode_image(&patches)?;
                     self.model.device().synchronize()?;
                     Ok((seen.embeddings.dims()[0], begin.elapsed().as_secs_f64()))
                 })?

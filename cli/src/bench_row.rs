@@ -106,7 +106,7 @@ impl Row {
         self.min_ms = Some(ms(times.min));
         self.gflops = Some(flops / seconds / 1e9);
         self.gbps = Some(bytes / seconds / 1e9);
-        if let Some((ceiling, work)) = ceilings.for_work(Bound::of(case), flops, bytes) {
+        if let Some((ceiling, work)) = ceilings.for_work(Bound::new(case), flops, bytes) {
             self.ceiling = Some(ceiling.name);
             self.percent = Some(100.0 * work / seconds / ceiling.per_second);
         }

@@ -52,7 +52,7 @@ pub(super) struct Needs {
 
 impl Ceilings {
     /// Measures what is needed. The virtual GPU has none: its times are estimates.
-    pub fn of(device: &Device, needs: Needs, clock: &mut Clock) -> Result<Self> {
+    pub fn measure(device: &Device, needs: Needs, clock: &mut Clock) -> Result<Self> {
         let Needs { memory, compute, dp4a } = needs;
         if device.is_cuda() && is_virtual() {
             return Ok(Self::default());
@@ -94,7 +94,7 @@ pub(super) enum Bound {
 }
 
 impl Bound {
-    pub fn of(case: &dyn Case) -> Self {
+    pub fn new(case: &dyn Case) -> Self {
         match (case.compute_bound(), case.dp4a()) {
             (false, _) => Self::Memory,
             (true, false) => Self::Compute,

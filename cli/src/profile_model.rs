@@ -171,7 +171,7 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Failure> {
     let mut kernels: Vec<_> = prefill.iter().chain(decode).map(|report| report.kernel.as_str()).collect();
     kernels.sort_unstable();
     kernels.dedup();
-    let registers = Registers::of(&args.ptxas, &ptx, &module, &kernels)?;
+    let registers = Registers::count(&args.ptxas, &ptx, &module, &kernels)?;
     let after = prompt_tokens + ANSWER - 2;
     let passes = [
         Pass::new(format!("pp{prompt_tokens}"), prompt_tokens, prefill, &registers, card),

@@ -109,7 +109,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (device, reason) = args.select.device.open()?;
     let report = output.report()?;
     let mut screen = output.screen();
-    let environment = Environment::of(&device);
+    let environment = Environment::new(&device);
     screen.text(&environment.line(), Style::Heading)?;
     if let Some(reason) = reason {
         screen.faint(&format!("taken because {reason}"))?;

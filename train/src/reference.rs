@@ -105,11 +105,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The gradient that is furthest from the reference's.
-    pub fn worst_gradient(&self) -> Option<&Gradient> {
-        self.gradients.iter().max_by(|a, b| a.error.total_cmp(&b.error))
-    }
-
     /// Whether everything is within the limits.
     pub fn passed(&self, limits: &Limits) -> bool {
         let gradients = self.gradients.iter().all(|gradient| gradient.error <= limits.gradient);

@@ -513,7 +513,7 @@ impl Driver {
                 let peers = self.reached_from(device);
                 let remote = self
                     .ordered()
-                    .then(|| Arc::new(RemoteReads::of(&peers, &self.devices[device].gpu.memory)));
+                    .then(|| Arc::new(RemoteReads::new(&peers, &self.devices[device].gpu.memory)));
                 let (writer, unordered) = (self.new_unit(mark), self.unordered_writers(id));
                 let context = LaunchContext { peers, writer, unordered, remote: remote.clone() };
                 let gpu = &mut self.devices[device].gpu;

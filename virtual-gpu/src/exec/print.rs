@@ -335,7 +335,7 @@ mod tests {
     }
     use A::*;
 
-    fn of(format: &str, arguments: &[A]) -> (String, u32) {
+    fn printed(format: &str, arguments: &[A]) -> (String, u32) {
         let mut bytes = Vec::new();
         for a in arguments {
             let wide: [u8; 8] = match a {
@@ -397,17 +397,17 @@ mod tests {
             ("%y", vec![], "%y"),
             ("end %", vec![], "end "),
         ] {
-            assert_eq!(of(format, &arguments).0, text, "{format}");
+            assert_eq!(printed(format, &arguments).0, text, "{format}");
         }
     }
 
     #[test]
     fn arguments_lie_at_multiples_of_their_sizes_and_are_counted() {
-        assert_eq!(of("%d %f %d %lld", &[I(1), F(0.5), I(2), L(3)]), ("1 0.500000 2 3".to_owned(), 4));
+        assert_eq!(printed("%d %f %d %lld", &[I(1), F(0.5), I(2), L(3)]), ("1 0.500000 2 3".to_owned(), 4));
     }
 
     #[test]
     fn a_field_is_no_wider_than_the_widest() {
-        assert_eq!(of("%999999999d", &[I(1)]).0.len(), MAX_WIDTH);
+        assert_eq!(printed("%999999999d", &[I(1)]).0.len(), MAX_WIDTH);
     }
 }
