@@ -76,25 +76,16 @@ impl Clock {
     }
 
     /// Warms up every implementation, then samples them in turn.
-    ///
-    /// # Errors
-    /// The first error of an implementation or of the device.
     pub fn time(&mut self, ways: &mut [Way]) -> Result<Vec<Times>> {
         self.time_for(ways, ENOUGH)
     }
 
     /// [`time`](Self::time) of a single implementation.
-    ///
-    /// # Errors
-    /// Its first error, or the device's.
     pub fn time_one(&mut self, way: Way) -> Result<Times> {
         Ok(self.time(&mut [way])?.pop().unwrap_or_else(|| Times::new(Vec::new())))
     }
 
     /// [`time`](Self::time), with at least `enough` time for each implementation.
-    ///
-    /// # Errors
-    /// The first error of an implementation or of the device.
     pub fn time_for(&mut self, ways: &mut [Way], enough: Duration) -> Result<Vec<Times>> {
         if is_virtual() {
             // simulated time does not vary

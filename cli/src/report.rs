@@ -113,7 +113,7 @@ struct Validated {
 }
 
 /// The result of `bench`.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Timed {
     cases_not_run: usize,
     /// Why cases were left out, if they are too large for the device.
@@ -311,16 +311,7 @@ fn bench(
         Err(error) => {
             screen.finish();
             let message = Some(error.to_string());
-            let (cases_not_run, ceilings) = (chosen.len(), Ceilings::default());
-            let nothing = Timed {
-                cases_not_run,
-                left_out_rule: None,
-                ceilings,
-                sustained: None,
-                cases: Vec::new(),
-                message,
-            };
-            return Ok((nothing, chosen));
+            return Ok((Timed { cases_not_run: chosen.len(), message, ..Timed::default() }, chosen));
         }
     };
     let mut rows = Vec::new();

@@ -63,7 +63,7 @@ pub(super) struct Args {
 }
 
 /// The result of a case.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(super) struct Checked {
     pub id: String,
     pub passed: bool,
@@ -181,17 +181,7 @@ pub(super) fn check_one(case: &dyn Case, device: &Device) -> Checked {
             kernels,
             message: (!outcome.passed()).then(|| outcome.verdict.to_string()),
         },
-        Err(error) => Checked {
-            id,
-            passed: false,
-            max_error: None,
-            worst_share: None,
-            tolerance_abs: None,
-            tolerance_rel: None,
-            reason: None,
-            kernels,
-            message: Some(error.to_string()),
-        },
+        Err(error) => Checked { id, kernels, message: Some(error.to_string()), ..Checked::default() },
     }
 }
 

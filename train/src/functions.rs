@@ -1,6 +1,7 @@
 //! The ops on a tape: each computes its result and records how its gradient is passed to its inputs.
 //!
-//! `dy` is the gradient with respect to the result, `dx` that with respect to an input.
+//! `dy` is the gradient with respect to the result, `dx` that with respect to an input. Errors are those of the op that a function
+//! computes.
 
 use crate::quantize_aware::{Learned, rounded};
 use crate::tape::{Tape, Var};
@@ -11,9 +12,6 @@ use qwen3_vl::gguf::GgmlType;
 use std::ops::Range;
 
 /// y = x·wᵀ + bias.   x: [rows, k], w: [n, k], bias: \[n\]
-///
-/// # Errors
-/// As [`ops::linear`].
 pub fn linear(tape: &mut Tape, x: &Var, w: &Var, bias: Option<&Var>) -> Result<Var> {
     let epilogue = Epilogue { bias: bias.map(Var::value), ..Epilogue::default() };
     let y = ops::linear(x.value(), w.value(), None, &epilogue)?;
@@ -30,9 +28,6 @@ pub fn linear(tape: &mut Tape, x: &Var, w: &Var, bias: Option<&Var>) -> Result<V
 }
 
 /// y = x·wᵀ + bias with the values of a quantised w, which is dequantised by the product here and by that of the gradient.
-///
-/// # Errors
-/// As [`ops::dequant_linear`].
 pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<&Var>) -> Result<Var> {
     let y = ops::dequant_linear(x.value(), w, bias.map(Var::value))?;
     let (own_x, own_w, own_bias) = (x.place(), w.clone(), bias.map(Var::place));
@@ -48,9 +43,6 @@ pub fn quantized_linear(tape: &mut Tape, x: &Var, w: &QuantTensor, bias: Option<
 
 /// A weight as a file of this type will hold it: rounded in the forward pass, with its gradient passed through unchanged, as that of rounding
 /// is 0 almost everywhere (the straight-through estimator of Bengio, Léonard & Courville 2013). The types' scales clip nothing.
-///
-/// # Errors
-/// As [`rounded`].
 pub fn fake_quantize(tape: &mut Tape, w: &Var, ty: GgmlType) -> Result<Var> {
     let y = rounded(w.value(), ty)?;
     let own = w.place();
@@ -59,9 +51,6 @@ pub fn fake_quantize(tape: &mut Tape, w: &Var, ty: GgmlType) -> Result<Var> {
 
 /// A weight as [`fake_quantize`] has it, by learned scales (Esser et al. 2020, "Learned step size quantization"): those of `learned`
 /// times the factors. The factors' gradient is multiplied by the paper's 1/√(N·Q), for N values of a scale and a largest quant Q.
-///
-/// # Errors
-/// As [`ops::fake_quantize_scaled`].
 pub(crate) fn fake_quantize_learned(
     tape: &mut Tape,
     w: &Var,
@@ -84,9 +73,6 @@ pub(crate) fn fake_quantize_learned(
 }
 
 /// A weight with its adapter merged: w + factor · b·a.   w: [n, k], a: [rank, k], b: [n, rank]
-///
-/// # Errors
-/// As [`ops::matmul`].
 pub fn adapted(tape: &mut Tape, w: &Var, [a, b]: [&Var; 2], factor: f32) -> Result<Var> {
     let change = ops::scale(&ops::matmul(b.value(), a.value())?, factor)?;
     let y = ops::add(w.value(), &change)?;
@@ -99,9 +85,6 @@ pub fn adapted(tape: &mut Tape, w: &Var, [a, b]: [&Var; 2], factor: f32) -> Resu
 }
 
 /// x + y, of one shape.
-///
-/// # Errors
-/// As [`ops::add`].
 pub fn add(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
     let sum = ops::add(x.value(), y.value())?;
     let (own_x, own_y) = (x.place(), y.place());
@@ -112,9 +95,6 @@ pub fn add(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
 }
 
 /// x · y, element by element, of one shape.
-///
-/// # Errors
-/// As [`ops::mul`].
 pub fn mul(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
     let product = ops::mul(x.value(), y.value())?;
     let (own_x, own_y) = (x.clone(), y.clone());
@@ -125,9 +105,6 @@ pub fn mul(tape: &mut Tape, x: &Var, y: &Var) -> Result<Var> {
 }
 
 /// x · factor.
-///
-/// # Errors
-/// As [`ops::scale`].
 pub fn scale(tape: &mut Tape, x: &Var, factor: f32) -> Result<Var> {
     let y = ops::scale(x.value(), factor)?;
     let own = x.place();
@@ -135,9 +112,6 @@ pub fn scale(tape: &mut Tape, x: &Var, factor: f32) -> Result<Var> {
 }
 
 /// The same elements in another shape.
-///
-/// # Errors
-/// As [`Tensor::reshape`].
 pub fn reshape(tape: &mut Tape, x: &Var, shape: impl Into<Shape>) -> Result<Var> {
     let y = x.value().reshape(shape)?;
     let own = x.clone();
@@ -147,9 +121,6 @@ pub fn reshape(tape: &mut Tape, x: &Var, shape: impl Into<Shape>) -> Result<Var>
 }
 
 /// Root mean square norm over the last dimension.
-///
-/// # Errors
-/// As [`ops::rms_norm`].
 pub fn rms_norm(tape: &mut Tape, x: &Var, weight: &Var, eps: f32) -> Result<Var> {
     let y = ops::rms_norm(x.value(), weight.value(), eps)?;
     let (own_x, own_weight) = (x.clone(), weight.clone());
@@ -169,9 +140,6 @@ pub fn rms_norm(tape: &mut Tape, x: &Var, weight: &Var, eps: f32) -> Result<Var>
 }
 
 /// Layer norm over the last dimension.
-///
-/// # Errors
-/// As [`ops::layer_norm`].
 pub fn layer_norm(tape: &mut Tape, x: &Var, weight: &Var, bias: &Var, eps: f32) -> Result<Var> {
     let y = ops::layer_norm(x.value(), weight.value(), bias.value(), eps)?;
     let (own_x, own_weight, own_bias) = (x.clone(), weight.clone(), bias.clone());
@@ -192,9 +160,6 @@ pub fn layer_norm(tape: &mut Tape, x: &Var, weight: &Var, bias: &Var, eps: f32) 
 }
 
 /// An activation of one value.
-///
-/// # Errors
-/// As [`ops::activate`].
 pub fn activate(tape: &mut Tape, x: &Var, activation: Activation) -> Result<Var> {
     let y = ops::activate(x.value(), None, activation)?;
     let own = x.clone();
@@ -204,9 +169,6 @@ pub fn activate(tape: &mut Tape, x: &Var, activation: Activation) -> Result<Var>
 }
 
 /// silu(gate) · up.
-///
-/// # Errors
-/// As [`ops::silu_mul`].
 pub fn silu_mul(tape: &mut Tape, gate: &Var, up: &Var) -> Result<Var> {
     let y = ops::silu_mul(gate.value(), up.value())?;
     let (own_gate, own_up) = (gate.clone(), up.clone());
@@ -220,9 +182,6 @@ pub fn silu_mul(tape: &mut Tape, gate: &Var, up: &Var) -> Result<Var> {
 }
 
 /// Rotates heads by the angles of their positions.   x: [tokens, heads, head_dim]
-///
-/// # Errors
-/// As [`ops::rope`].
 pub fn rope(tape: &mut Tape, x: &Var, [cos, sin]: &[Tensor; 2]) -> Result<Var> {
     let y = ops::rope(x.value(), cos, sin)?;
     let (own, cos, sin) = (x.clone(), cos.clone(), sin.clone());
@@ -230,9 +189,6 @@ pub fn rope(tape: &mut Tape, x: &Var, [cos, sin]: &[Tensor; 2]) -> Result<Var> {
 }
 
 /// Rows of a table.   table: [rows, cols], ids: \[n\]
-///
-/// # Errors
-/// As [`ops::embedding`].
 pub fn embedding(tape: &mut Tape, table: &Var, ids: &Tensor) -> Result<Var> {
     let y = ops::embedding(table.value(), ids)?;
     let (own, ids) = (table.clone(), ids.clone());
@@ -243,9 +199,6 @@ pub fn embedding(tape: &mut Tape, table: &Var, ids: &Tensor) -> Result<Var> {
 }
 
 /// x with the rows from `start` on replaced by those of `part`.
-///
-/// # Errors
-/// As [`Tensor::narrow`].
 pub fn replace_rows(tape: &mut Tape, x: &Var, part: &Var, start: usize) -> Result<Var> {
     let len = part.value().dims()[0];
     let mut y = ops::copy(x.value())?;
@@ -262,9 +215,6 @@ pub fn replace_rows(tape: &mut Tape, x: &Var, part: &Var, start: usize) -> Resul
 }
 
 /// x with `part` added to the rows from `start` on.
-///
-/// # Errors
-/// As [`Tensor::narrow`].
 pub fn add_rows(tape: &mut Tape, x: &Var, part: &Var, start: usize) -> Result<Var> {
     let len = part.value().dims()[0];
     let mut sparse = x.value().zeros_like()?;
@@ -278,9 +228,6 @@ pub fn add_rows(tape: &mut Tape, x: &Var, part: &Var, start: usize) -> Result<Va
 }
 
 /// Attention within each of `sequences`, which are ranges of rows.   q: [tokens, heads, head_dim], k, v: [tokens, kv heads, head_dim]
-///
-/// # Errors
-/// As [`ops::attention`].
 pub fn attention(
     tape: &mut Tape,
     [q, k, v]: [&Var; 3],
@@ -322,9 +269,6 @@ fn heads(x: &Tensor, rows: &Range<usize>) -> Result<Tensor> {
 }
 
 /// Some heads of a fused projection.   x: [tokens, heads, head_dim] → [tokens, len, head_dim]
-///
-/// # Errors
-/// As [`Tensor::narrow`].
 pub fn some_heads(tape: &mut Tape, x: &Var, start: usize, len: usize) -> Result<Var> {
     let y = ops::copy(&x.value().narrow(1, start, len)?)?;
     let own = x.clone();
@@ -338,9 +282,6 @@ pub fn some_heads(tape: &mut Tape, x: &Var, start: usize, len: usize) -> Result<
 }
 
 /// A constant matrix times a variable: m·x.   m: [rows, k], x: [k, cols]
-///
-/// # Errors
-/// As [`ops::matmul`].
 pub fn matrix_times(tape: &mut Tape, m: &Tensor, x: &Var) -> Result<Var> {
     let y = ops::matmul(m, x.value())?;
     let (m, own) = (m.clone(), x.clone());
@@ -350,9 +291,6 @@ pub fn matrix_times(tape: &mut Tape, m: &Tensor, x: &Var) -> Result<Var> {
 
 /// The cross-entropy of the logits x·wᵀ for each row: \[rows\]. Its gradient is multiplied by `factor`, and it is the last function of
 /// a tape: the gradients are computed along with the values, for a `dy` of 1.   x: [rows, hidden], w: [vocab, hidden], labels: \[rows\]
-///
-/// # Errors
-/// As [`ops::linear_cross_entropy`].
 pub fn cross_entropy(tape: &mut Tape, x: &Var, w: &Var, labels: &Tensor, factor: f32) -> Result<Var> {
     let found = ops::linear_cross_entropy(x.value(), w.value(), labels, factor, w.needs_gradient())?;
     let (own_x, own_w, dx, dw) = (x.clone(), w.clone(), found.dx, found.dw);

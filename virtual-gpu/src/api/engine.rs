@@ -235,6 +235,7 @@ pub(super) struct Context {
     pub flags: u32,
 }
 
+#[derive(Default)]
 pub(super) struct Driver {
     pub devices: Vec<Device>,
     /// The device of the context that is current in the call being answered.
@@ -281,25 +282,8 @@ impl Driver {
         };
         let numbers = 0..config.devices();
         let pools = numbers.clone().map(|number| (default_pool(number), Pool::new(number))).collect();
-        let mut d = Self {
-            devices: numbers.clone().map(device).collect(),
-            current: 0,
-            order: Order::new(),
-            streams: HashMap::new(),
-            events: HashMap::new(),
-            modules: HashMap::new(),
-            functions: HashMap::new(),
-            graphs: HashMap::new(),
-            execs: HashMap::new(),
-            captures: HashMap::new(),
-            pools,
-            pool_of: HashMap::new(),
-            freeing: HashSet::new(),
-            contexts: HashMap::new(),
-            next_handle: 0x1000,
-            random,
-            in_graph: false,
-        };
+        let devices = numbers.clone().map(device).collect();
+        let mut d = Self { devices, pools, random, next_handle: 0x1000, ..Self::default() };
         d.streams.extend(numbers.map(|number| (number as u64, Stream::new(number, 0, 0))));
         d
     }

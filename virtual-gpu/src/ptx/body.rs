@@ -153,15 +153,7 @@ impl<'a> Parser<'a, '_> {
                     return self.err("an external array has no size, any other has one");
                 }
                 let id = variables.len() as u32;
-                variables.push(Variable {
-                    name: d.name.to_owned(),
-                    space: VarSpace::Shared,
-                    bytes: d.bytes,
-                    align: d.align,
-                    init: Vec::new(),
-                    relocs: Vec::new(),
-                    dynamic,
-                });
+                variables.push(d.variable(VarSpace::Shared, dynamic));
                 b.declare(d.name, Name::Shared(id))?;
                 self.expect(b';')
             }
