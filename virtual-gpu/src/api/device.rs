@@ -152,7 +152,7 @@ api! {
     }
 
     fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
-        let (mut guard, device) = with_device(dev)?;
+        let (guard, device) = with_device(dev)?;
         let text = format!("Virtual {}", guard.devices[device].gpu.config().card.name);
         // SAFETY: the caller promised the driver API that its buffer is null or has `len` bytes.
         unsafe { write_text(name, len, &text) }
@@ -174,7 +174,7 @@ api! {
     }
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize => Out<usize>, dev: CUdevice) {
-        let (mut guard, device) = with_device(dev)?;
+        let (guard, device) = with_device(dev)?;
         let n = guard.devices[device].gpu.memory.limit() as usize;
         bytes.write(n)
     }
@@ -225,7 +225,7 @@ api! {
     }
 
     fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint => Out<c_uint>, active: *mut c_int => Out<c_int>) {
-        let (mut guard, device) = with_device(dev)?;
+        let (guard, device) = with_device(dev)?;
         let d = &guard.devices[device];
         flags.write(d.primary_flags)?;
         active.write((d.primary_count > 0) as c_int)
@@ -323,7 +323,7 @@ api! {
     }
 
     fn cuCtxSynchronize() {
-        let mut guard = enter()?;
+        let guard = enter()?;
         if !guard.captures.is_empty() {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }

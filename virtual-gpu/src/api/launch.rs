@@ -220,7 +220,7 @@ api! {
 
     /// Waits for the whole device first, as the driver does.
     fn cuModuleUnload(module: CUmodule) {
-        let mut guard = enter()?;
+        let guard = enter()?;
         let device = guard.current;
         let mut guard = super::engine::run_until(guard, |d| d.is_idle(device))?;
         let d = &mut *guard;
@@ -288,12 +288,12 @@ api! {
 
     /// A hint that this chip ignores.
     fn cuFuncSetCacheConfig(f: CUfunction, _config: CUfunc_cache => c_int) {
-        function(&mut enter()?, f).map(|_| ())
+        function(&*enter()?, f).map(|_| ())
     }
 
     /// A hint that this chip ignores.
     fn cuFuncSetSharedMemConfig(f: CUfunction, _config: CUsharedconfig => c_int) {
-        function(&mut enter()?, f).map(|_| ())
+        function(&*enter()?, f).map(|_| ())
     }
 
     fn cuLaunchKernel(
@@ -359,14 +359,14 @@ api! {
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: *mut c_int => Out<c_int>, f: CUfunction, threads: c_int, shared: usize,
     ) {
-        let n = resident_blocks(&mut enter()?, f, threads, shared)?;
+        let n = resident_blocks(&*enter()?, f, threads, shared)?;
         blocks.write(n as c_int)
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         blocks: *mut c_int => Out<c_int>, f: CUfunction, threads: c_int, shared: usize, _flags: c_uint,
     ) {
-        let n = resident_blocks(&mut enter()?, f, threads, shared)?;
+        let n = resident_blocks(&*enter()?, f, threads, shared)?;
         blocks.write(n as c_int)
     }
 

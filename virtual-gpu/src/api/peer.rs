@@ -12,7 +12,7 @@ use super::{Answer, Out, api, enter};
 use crate::memory::device_of;
 
 fn can_access(dev: CUdevice, peer: CUdevice) -> Result<bool, u32> {
-    let (mut guard, device) = with_device(dev)?;
+    let (guard, device) = with_device(dev)?;
     let peers = guard.gpu().config().peers;
     drop(guard);
     let (guard, peer) = with_device(peer)?;

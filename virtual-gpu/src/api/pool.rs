@@ -121,7 +121,7 @@ api! {
     }
 
     fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool => Out<CUmemoryPool>, dev: CUdevice) {
-        let (mut guard, device) = with_device(dev)?;
+        let (guard, device) = with_device(dev)?;
         guard.pools_exist()?;
         pool.write(default_pool(device) as CUmemoryPool)
     }
