@@ -97,7 +97,7 @@ pub(super) struct LoadArgs {
 
 /// `--vision-device`
 #[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
-enum VisionDevice {
+pub enum VisionDevice {
     /// Its weights are on the GPU.
     Gpu,
     /// Its weights are in pinned host memory and are streamed through the GPU while a picture is encoded; the answers are
