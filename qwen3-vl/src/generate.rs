@@ -189,7 +189,7 @@ impl Qwen3Vl {
             output.stop_reason = StopReason::Cancelled;
             return Ok(output);
         };
-        let mut next = Logits::of(prefill.logits, &sampler)?.choose(&mut sampler)?;
+        let mut next = Logits::new(prefill.logits, &sampler)?.choose(&mut sampler)?;
         let first_token = begin.elapsed();
         let mut peak = self.bytes_in_use();
         let lookup = options.prompt_lookup.then(|| Lookup::new(&prompt.ids));
