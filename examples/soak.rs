@@ -5,7 +5,7 @@
 //!
 //! Runs on the virtual GPU with a very small model of random weights. The exit status is 1 if an answer or the memory is wrong.
 
-#[path = "../tests/common/small_model.rs"]
+#[path = "../tests/all/common/small_model.rs"]
 mod small_model;
 
 use pascaline::{Device, Error, memory};

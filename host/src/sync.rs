@@ -1,7 +1,7 @@
-//! The locks of the memory pool and of the simulated device: the standard library's, or, in the tests of
-//! `testing/interleavings`, shuttle's, whose scheduler chooses which thread runs after each.
+//! The locks of the memory pool and of the simulated device: the standard library's, or, with the feature `shuttle` that
+//! `testing/interleavings` asks for, shuttle's, whose scheduler chooses which thread runs after each.
 
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 pub(crate) use shuttle::sync::{Mutex, MutexGuard};
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 pub(crate) use std::sync::{Mutex, MutexGuard};

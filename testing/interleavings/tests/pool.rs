@@ -1,10 +1,9 @@
 //! The pool's lock protocol: threads that share it, interleaved at every lock by shuttle's schedulers.
 //!
-//!     RUSTFLAGS="--cfg shuttle" cargo test --package pascaline-interleavings --target-dir target/shuttle
+//!     cargo test --package pascaline-interleavings --features shuttle
 //!
-//! Under `cfg(shuttle)` the pool and the simulated device take their locks from shuttle (`host/src/sync.rs`). The simulated device
+//! With the feature `shuttle` the pool and the simulated device take their locks from shuttle (`host/src/sync.rs`). The simulated device
 //! checks each use of memory, and the pool's accounting must be consistent wherever another thread can run.
-#![cfg(shuttle)]
 
 use pascaline::Error;
 use pascaline::memory::MemoryPool;

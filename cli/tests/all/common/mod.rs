@@ -1,0 +1,5 @@
+//! Shared by the tests.
+
+pub mod program;
+#[cfg(unix)]
+pub mod terminal;

@@ -1,0 +1,18 @@
+//! The program's tests: each starts it as a user does.
+
+mod common;
+
+mod cli;
+mod devices;
+mod finetune;
+mod fit;
+mod gguf_cli;
+mod hub;
+mod outputs;
+mod profile;
+mod qwen3_vl_cli;
+mod report;
+#[cfg(unix)]
+mod serve;
+#[cfg(unix)]
+mod terminal;

@@ -1,0 +1,225 @@
+//! `pascaline serve` as a supervisor meets it: where it listens, how it ends and with which status.
+#![cfg(unix)]
+
+use crate::common::program::{pascaline, run, stderr, stdout};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use ureq::Agent;
+
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/qwen3-vl/tiny");
+/// The longest that a test waits for anything.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A server of its own; one that is dropped is killed.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(device: &str, arguments: &[&str], faults: Option<&str>) -> Self {
+        Self::of(device, arguments, faults).0
+    }
+
+    /// And what it says when it takes requests.
+    fn of(device: &str, arguments: &[&str], faults: Option<&str>) -> (Self, Value) {
+        let mut command = pascaline(&["serve", "--model", TINY, "--device", device, "--port", "0", "--json"]);
+        command.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1080");
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::null());
+        if let Some(faults) = faults {
+            command.env("PASCALINE_FAULTS", faults);
+        }
+        let mut child = command.spawn().expect("the program starts");
+        let mut text = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().expect("its output"));
+        // JSON on several lines, the last of which is the brace
+        while !text.ends_with("}\n") {
+            assert!(stdout.read_line(&mut text).expect("text") > 0, "it ends early: {text}");
+        }
+        let found: Value = serde_json::from_str(&text).expect("JSON");
+        (Self { child, url: found["address"].as_str().expect("an address").to_owned() }, found)
+    }
+
+    fn ask(&self, body: &Value) -> Result<ureq::Response, Box<ureq::Error>> {
+        let agent = Agent::new();
+        let request = agent.post(&format!("{}/v1/chat/completions", self.url)).timeout(PATIENCE);
+        request.set("Content-Type", "application/json").send_string(&body.to_string()).map_err(Box::new)
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.child.id().to_string()]).status();
+        assert!(sent.expect("kill is there").success());
+    }
+
+    /// Its exit status.
+    fn wait(mut self) -> Option<i32> {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status.code();
+            }
+            assert!(begin.elapsed() < PATIENCE, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.wait();
+    }
+}
+
+fn question(tokens: usize, stream: bool) -> Value {
+    json!({
+        "messages": [{ "role": "user", "content": "Hello" }],
+        "max_tokens": tokens, "ignore_eos": true, "stream": stream,
+    })
+}
+
+#[test]
+fn an_answer_is_that_of_generate() {
+    let server = Server::start("cpu", &["--max-new-tokens", "9"], None);
+    let answer =
+        server.ask(&json!({ "messages": [{ "role": "user", "content": "Hello" }] })).expect("an answer");
+    let answer: Value = serde_json::from_str(&answer.into_string().expect("text")).expect("JSON");
+    let arguments = [
+        "generate",
+        "--model",
+        TINY,
+        "--device",
+        "cpu",
+        "--prompt",
+        "Hello",
+        "--max-new-tokens",
+        "9",
+        "--json",
+    ];
+    let generated: Value = serde_json::from_str(&stdout(&run(&arguments))).expect("JSON");
+    assert_eq!(answer["choices"][0]["message"]["content"], generated["text"]);
+    assert_eq!(answer["usage"]["prompt_tokens"], generated["prompt_tokens"]);
+    assert_eq!(answer["model"], "tiny");
+}
+
+#[test]
+fn a_signal_ends_it_after_what_runs() {
+    for signal in ["-TERM", "-INT"] {
+        let server = Server::start("cpu", &[], None);
+        let mut body = BufReader::new(server.ask(&question(300, true)).expect("a stream").into_reader());
+        let mut text = String::new();
+        body.read_line(&mut text).expect("the first event");
+        server.signal(signal);
+        body.read_to_string(&mut text).expect("the others");
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        assert_eq!(server.wait(), Some(0), "{signal}");
+    }
+}
+
+#[test]
+fn a_lost_gpu_ends_it_with_a_status_of_its_own() {
+    let server = Server::start("virtual", &[], Some("cuGraphLaunch:2=700"));
+    match server.ask(&question(8, false)).map_err(|error| *error) {
+        Err(ureq::Error::Status(503, response)) => {
+            let text = response.into_string().expect("text");
+            assert!(text.contains("device_lost"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    match ureq::get(&format!("{}/health", server.url)).call() {
+        Err(ureq::Error::Status(503, _)) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(server.wait(), Some(75));
+}
+
+#[test]
+fn replicas_outlive_one_of_their_gpus() {
+    let (server, found) =
+        Server::of("virtual", &["--replicas", "auto"], Some("cuGraphLaunch#0:2=700!sticky"));
+    let replicas = found["replicas"].as_array().expect("replicas");
+    let numbers: Vec<_> =
+        replicas.iter().filter_map(|device| device.as_str()).map(|device| &device[..6]).collect();
+    assert_eq!(numbers, ["cuda:0", "cuda:1"]);
+    match server.ask(&question(8, false)).map_err(|error| *error) {
+        Err(ureq::Error::Status(503, response)) => {
+            let text = response.into_string().expect("text");
+            assert!(text.contains("device_lost"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let answer = server.ask(&question(8, false)).expect("an answer of the other");
+    assert!(answer.into_string().expect("text").contains("\"length\""));
+    let health = ureq::get(&format!("{}/health", server.url)).call().expect("200");
+    let health: Value = serde_json::from_str(&health.into_string().expect("text")).expect("JSON");
+    assert_eq!(health["status"], "degraded");
+    server.signal("-TERM");
+    assert_eq!(server.wait(), Some(0));
+}
+
+#[test]
+fn load_is_measured() {
+    let server = Server::start("cpu", &[], None);
+    let arguments = [
+        "bench",
+        "--serve",
+        &server.url,
+        "--clients",
+        "1,4",
+        "--tokens",
+        "8",
+        "--long-prompt",
+        "100",
+        "--json",
+    ];
+    let output = run(&arguments);
+    let found: Value =
+        serde_json::from_str(&stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    let loads = found["loads"].as_array().expect("loads");
+    let clients: Vec<_> = loads.iter().map(|load| load["clients"].as_u64()).collect();
+    assert_eq!(clients, [Some(1), Some(4)]);
+    for load in loads {
+        assert_eq!(load["failed"], 0);
+        for name in ["first_token", "next_token"] {
+            assert!(load[name]["median"].as_f64() <= load[name]["p95"].as_f64());
+        }
+        assert!(load["tokens_per_second"].as_f64() > Some(0.0));
+    }
+    assert!(found["long_prompt"]["prompt_tokens"].as_u64() > Some(100));
+    assert_eq!(run(&["bench", "--serve", "http://127.0.0.1:1"]).status.code(), Some(1));
+    assert_eq!(run(&["bench", "--clients", "4"]).status.code(), Some(2));
+}
+
+#[test]
+fn what_can_not_be_served_is_refused_at_once() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("its address").port().to_string();
+    for (arguments, status, part) in [
+        (&["--port", &port][..], 1, "in use"),
+        (&["--host", "nowhere.invalid"], 1, "nowhere.invalid"),
+        (&["--api-key", " "], 2, "empty"),
+        (&["--context", "1"], 2, "--context"),
+        (&["--request-timeout", "0"], 2, "--request-timeout"),
+        (&["--replicas", "0"], 2, "--replicas"),
+        (&["--replicas", "2"], 2, "--device cpu is another place"),
+        (&["--replicas", "2", "--split", "1,1"], 2, "--split"),
+    ] {
+        let output = run(&[&["serve", "--model", TINY, "--device", "cpu"], arguments].concat());
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+    for (arguments, status, part) in [
+        (&["--replicas", "3"][..], 1, "the driver sees 2 devices"),
+        (&["--replicas", "1", "--devices", "0,1"], 2, "--devices names 2"),
+        (&["--replicas", "auto", "--memory-limit", "8M"], 1, "does not fit"),
+    ] {
+        let mut command = pascaline(&["serve", "--model", TINY, "--device", "virtual", "--port", "0"]);
+        command.env("PASCALINE_VIRTUAL_DEVICES", "mx330,gtx1080");
+        let output = command.args(arguments).output().expect("the program starts");
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+}

@@ -1,0 +1,14 @@
+//! The server's tests: it runs in their process, on the tiny model.
+//!
+//! Tests that change the state of their process run in one of their own (`tests/all/common/process.rs` of the workspace).
+
+mod common;
+
+mod api;
+mod device_lost;
+mod out_of_memory;
+mod panics;
+mod replicas;
+mod together;
+mod trouble;
+mod virtual_gpu;

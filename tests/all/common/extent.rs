@@ -1,0 +1,20 @@
+//! How much is tested: `PASCALINE_TESTS=all` runs everything. Without it the long runs are left out, each with a line that says so.
+
+use std::env;
+use std::io::{self, Write};
+
+/// Whether everything is to be tested.
+///
+/// # Panics
+/// If the variable has another value than `all`, which would otherwise leave out what was asked for.
+pub fn all() -> bool {
+    env::var_os("PASCALINE_TESTS").is_some_and(|value| {
+        assert!(value == "all", "PASCALINE_TESTS is {value:?}; it may be \"all\"");
+        true
+    })
+}
+
+/// Says what is left out, past the test harness, which shows nothing of tests that pass.
+pub fn left_out(what: &str) {
+    let _ = writeln!(io::stderr(), "LEFT OUT: {what} (PASCALINE_TESTS=all runs it)");
+}

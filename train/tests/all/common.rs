@@ -1,0 +1,4 @@
+//! Shared by the tests.
+
+#[path = "../../../tests/all/common/process.rs"]
+pub mod process;

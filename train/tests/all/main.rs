@@ -1,0 +1,5 @@
+//! Training as a whole, and its memory.
+
+mod common;
+mod learning;
+mod memory;

@@ -1,0 +1,12 @@
+//! The virtual GPU by itself.
+
+mod common;
+
+mod checks;
+mod control_flow;
+mod driver_api;
+mod foreign;
+mod gpu;
+mod instructions;
+mod nvcc;
+mod several_devices;
