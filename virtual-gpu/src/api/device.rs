@@ -146,8 +146,8 @@ api! {
     }
 
     fn cuDeviceGetAttribute(value: *mut c_int => Out<c_int>, attr: CUdevice_attribute => c_int, dev: CUdevice) {
-        let (mut guard, device) = with_device(dev)?;
-        let v = attribute(&mut guard, device, attr)?;
+        let (guard, device) = with_device(dev)?;
+        let v = attribute(&guard, device, attr)?;
         value.write(v)
     }
 

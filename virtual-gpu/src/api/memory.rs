@@ -263,8 +263,8 @@ api! {
     /// Waits for all devices first: any of them may use the memory.
     fn cuMemFreeHost(ptr: *mut c_void) {
         let guard = enter()?;
-        let mut guard = run_until(guard, Driver::idle)?;
-        withdraw(&mut guard, ptr as u64, Kind::Pinned)
+        let guard = run_until(guard, Driver::idle)?;
+        withdraw(&guard, ptr as u64, Kind::Pinned)
     }
 
     fn cuMemHostRegister_v2(ptr: *mut c_void, bytes: usize, flags: c_uint) {
@@ -282,8 +282,8 @@ api! {
 
     fn cuMemHostUnregister(ptr: *mut c_void) {
         let guard = enter()?;
-        let mut guard = run_until(guard, Driver::idle)?;
-        withdraw(&mut guard, ptr as u64, Kind::Registered).map_err(|_| HOST_MEMORY_NOT_REGISTERED)
+        let guard = run_until(guard, Driver::idle)?;
+        withdraw(&guard, ptr as u64, Kind::Registered).map_err(|_| HOST_MEMORY_NOT_REGISTERED)
     }
 
     fn cuMemHostGetDevicePointer_v2(out: *mut CUdeviceptr => Out<CUdeviceptr>, ptr: *mut c_void, flags: c_uint) {

@@ -207,8 +207,8 @@ api! {
     }
 
     fn cuEventQuery(event: CUevent) {
-        let mut guard = enter()?;
-        let e = self::event(&mut guard, event)?;
+        let guard = enter()?;
+        let e = self::event(&guard, event)?;
         if e.captured.is_some() {
             return Err(CAPTURED_EVENT);
         }
@@ -224,8 +224,8 @@ api! {
     }
 
     fn cuEventSynchronize(event: CUevent) {
-        let mut guard = enter()?;
-        let e = self::event(&mut guard, event)?;
+        let guard = enter()?;
+        let e = self::event(&guard, event)?;
         if e.captured.is_some() {
             return Err(CAPTURED_EVENT);
         }
